@@ -1,0 +1,1 @@
+"""Lossless coding of codes: the wire header, fixed-width packing."""

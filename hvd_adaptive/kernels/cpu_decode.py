@@ -1,0 +1,135 @@
+"""Numba: unpack, look up, scale and add over all ranks' payloads, block by block."""
+
+from __future__ import annotations
+
+import numba
+import numpy as np
+
+from hvd_adaptive.coding.fixed import BLOCK, LANES, QUARTERS, ROWS
+from hvd_adaptive.kernels.jit import inline, jit
+
+_QUARTER = ROWS * LANES
+
+
+@inline
+def _row(index, width, words, lane):
+    """Row ``index`` of a lane: ``width`` bits that may straddle two words."""
+    word, shift = (index * width) // 32, (index * width) % 32
+    row = np.uint32(words[word * LANES + lane] >> np.uint32(shift))
+    if shift + width > 32:
+        row |= np.uint32(words[(word + 1) * LANES + lane] << np.uint32(32 - shift))
+    return np.uint32(row & np.uint32(0xFFFFFFFF >> (32 - width)))
+
+
+@inline
+def _load_block(words, bits, rows):
+    """Cut 16 lanes of ``bits`` words into 8 rows of 4 * bits bits; all shifts are constants."""
+    width = QUARTERS * bits
+    for lane in range(LANES):
+        rows[lane] = _row(0, width, words, lane)
+        rows[LANES + lane] = _row(1, width, words, lane)
+        rows[2 * LANES + lane] = _row(2, width, words, lane)
+        rows[3 * LANES + lane] = _row(3, width, words, lane)
+        rows[4 * LANES + lane] = _row(4, width, words, lane)
+        rows[5 * LANES + lane] = _row(5, width, words, lane)
+        rows[6 * LANES + lane] = _row(6, width, words, lane)
+        rows[7 * LANES + lane] = _row(7, width, words, lane)
+
+
+@inline
+def _load_partial(words, count, bits, rows):
+    """The same for the last ``count`` <= 8 rows of a payload."""
+    for row in range(count):
+        for lane in range(LANES):
+            rows[row * LANES + lane] = _row(row, QUARTERS * bits, words, lane)
+
+
+@inline
+def _pick4(c, t0, t1, t2, t3):
+    """t[c & 3], by selections on the code's bits: faster than a gather."""
+    odd = (c & np.uint32(1)) != 0
+    low = t1 if odd else t0
+    high = t3 if odd else t2
+    return high if (c & np.uint32(2)) != 0 else low
+
+
+@inline
+def _pick8(c, t0, t1, t2, t3, t4, t5, t6, t7):
+    low, high = _pick4(c, t0, t1, t2, t3), _pick4(c, t4, t5, t6, t7)
+    return high if (c & np.uint32(4)) != 0 else low
+
+
+def make_decoder(bits: int):
+    """The decoder for one width; ``bits`` is a constant of the compiled code."""
+    mask = (1 << bits) - 1
+
+    @jit
+    def decode_add(scale_at, word_at, bucket_size, values, factor, out):
+        rows, codes = np.empty(_QUARTER, np.uint32), np.empty(BLOCK, np.uint32)
+        n = out.size
+        buckets = (n + bucket_size - 1) // bucket_size
+        for block in range((n + BLOCK - 1) // BLOCK):
+            begin = block * BLOCK
+            end = min(n, begin + BLOCK)
+            count = (end - begin + QUARTERS * LANES - 1) // (QUARTERS * LANES)
+            quarter = count * LANES
+            size = LANES * ((count * QUARTERS * bits + 31) // 32)
+            for rank in range(word_at.size):
+                scales = numba.carray(_pointer(scale_at[rank]), buckets, np.float32)
+                words = numba.carray(
+                    _pointer(word_at[rank] + 4 * block * bits * LANES), size, np.uint32
+                )
+                if count == ROWS:
+                    _load_block(words, bits, rows)
+                else:
+                    _load_partial(words, count, bits, rows)
+                for i in range(quarter):
+                    row = rows[i]
+                    codes[i] = row & np.uint32(mask)
+                    codes[i + quarter] = np.uint32(row >> np.uint32(bits)) & np.uint32(mask)
+                    codes[i + 2 * quarter] = np.uint32(row >> np.uint32(2 * bits)) & np.uint32(mask)
+                    codes[i + 3 * quarter] = np.uint32(row >> np.uint32(3 * bits)) & np.uint32(mask)
+                i = begin
+                while i < end:
+                    bucket = i // bucket_size
+                    stop = min(end, (bucket + 1) * bucket_size)
+                    scale = scales[bucket]
+                    target, part = out[i:stop], codes[i - begin : stop - begin]
+                    if bits <= 4:
+                        t0, t1 = values[0] * scale, values[1] * scale
+                        t2, t3 = values[2] * scale, values[3] * scale
+                        t4, t5 = values[4] * scale, values[5] * scale
+                        t6, t7 = values[6] * scale, values[7] * scale
+                        t8, t9 = values[8] * scale, values[9] * scale
+                        t10, t11 = values[10] * scale, values[11] * scale
+                        t12, t13 = values[12] * scale, values[13] * scale
+                        t14, t15 = values[14] * scale, values[15] * scale
+                    for j in range(target.size):
+                        c = part[j]
+                        if bits <= 2:
+                            target[j] += _pick4(c, t0, t1, t2, t3)
+                        elif bits == 3:
+                            target[j] += _pick8(c, t0, t1, t2, t3, t4, t5, t6, t7)
+                        elif bits == 4:
+                            low = _pick8(c, t0, t1, t2, t3, t4, t5, t6, t7)
+                            high = _pick8(c, t8, t9, t10, t11, t12, t13, t14, t15)
+                            target[j] += high if (c & np.uint32(8)) != 0 else low
+                        else:
+                            target[j] += values[c] * scale
+                    i = stop
+            if factor != 1:
+                for i in range(begin, end):
+                    out[i] *= factor
+
+    return decode_add
+
+
+@numba.extending.intrinsic
+def _pointer(typingctx, address):
+    """An int64 address as a void pointer, for numba.carray."""
+    signature = numba.types.voidptr(numba.types.int64)
+
+    def codegen(context, builder, signature, args):
+        return builder.inttoptr(args[0], context.get_value_type(numba.types.voidptr))
+
+    return signature, codegen

@@ -1,0 +1,223 @@
+"""Numba: norm, stochastic rounding and packing in one trip to memory."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from hvd_adaptive.coding.fixed import BLOCK, LANES, QUARTERS, ROWS
+from hvd_adaptive.kernels import random
+from hvd_adaptive.kernels.cpu_scan import norm_of
+from hvd_adaptive.kernels.jit import inline, jit
+from hvd_adaptive.kernels.reference import NORM_LANES
+from hvd_adaptive.kernels.tables import CELL_BASE, CELL_SHIFT
+
+_QUARTER = ROWS * LANES
+_GOLDEN64 = np.uint64(random.GOLDEN64)
+_MIX64_A, _MIX64_B = np.uint64(random.MIX64_A), np.uint64(random.MIX64_B)
+_COUNTER = np.uint32(random.COUNTER)
+_MIX32_A, _MIX32_B = np.uint32(random.MIX32_A), np.uint32(random.MIX32_B)
+_CELL_SHIFT, _CELL_BASE = np.int32(CELL_SHIFT), np.int32(CELL_BASE)
+_LOW = np.uint64(0xFFFFFFFF)
+
+
+@inline
+def _bucket_key(stream, bucket):
+    key = stream + np.uint64(np.uint64(bucket + 1) * _GOLDEN64)
+    key = np.uint64((key ^ (key >> np.uint64(30))) * _MIX64_A)
+    key = np.uint64((key ^ (key >> np.uint64(27))) * _MIX64_B)
+    return np.uint64(key ^ (key >> np.uint64(31)))
+
+
+@inline
+def _uniform(counter, high):
+    """An integer below 2**24 from the counter j * COUNTER + low (uint32) and the high key."""
+    h = np.uint32(np.uint32(counter ^ np.uint32(counter >> np.uint32(16))) * _MIX32_A)
+    h = np.uint32(h + high)
+    h = np.uint32(np.uint32(h ^ np.uint32(h >> np.uint32(13))) * _MIX32_B)
+    return np.float32(np.int32(np.uint32(h >> np.uint32(8))))
+
+
+@inline
+def _pick2(r, u, a0, a1, g0, g1, c0, c1, c2):
+    """The code after the last threshold that r exceeds. Selections of codes that the compiler
+    cannot know to be consecutive cost one instruction each; counting comparisons costs two."""
+    c = c1 if r > a0 + u * g0 else c0
+    return c2 if r > a1 + u * g1 else c
+
+
+@inline
+def _pick4(r, u, a0, a1, a2, a3, g0, g1, g2, g3, c0, c1, c2, c3, c4):
+    c = _pick2(r, u, a0, a1, g0, g1, c0, c1, c2)
+    c = c3 if r > a2 + u * g2 else c
+    return c4 if r > a3 + u * g3 else c
+
+
+@inline
+def _search(r, u, start, gap, lower, search, corrections, cell):
+    """The same index for many thresholds: r's interval from a table, then one comparison."""
+    cell[0] = r
+    index = np.int64(search[max((cell.view(np.int32)[0] >> _CELL_SHIFT) - _CELL_BASE, 0)])
+    for _ in range(corrections):
+        index += lower[index + 1] < r
+    return index + (r > start[index] + u * gap[index])
+
+
+@inline
+def _piece(row, shift, width):
+    """The part of a row of ``width`` bits, put at bit ``shift``, that falls into one word."""
+    if 0 <= shift < 32:
+        return np.uint32(row << np.uint32(shift))
+    if -width < shift < 0:
+        return np.uint32(row >> np.uint32(-shift))
+    return np.uint32(0)
+
+
+@inline
+def _word(index, width, r0, r1, r2, r3, r4, r5, r6, r7):
+    at = -32 * index
+    return np.uint32(
+        _piece(r0, at, width)
+        | _piece(r1, at + width, width)
+        | _piece(r2, at + 2 * width, width)
+        | _piece(r3, at + 3 * width, width)
+        | _piece(r4, at + 4 * width, width)
+        | _piece(r5, at + 5 * width, width)
+        | _piece(r6, at + 6 * width, width)
+        | _piece(r7, at + 7 * width, width)
+    )
+
+
+@inline
+def _store_block(rows, bits, words):
+    """8 rows of 4 * bits bits become ``bits`` words, 16 lanes side by side.
+
+    Written without loops over rows and words, so that all shifts are constants.
+    """
+    width = QUARTERS * bits
+    for lane in range(LANES):
+        r0, r1 = rows[lane], rows[LANES + lane]
+        r2, r3 = rows[2 * LANES + lane], rows[3 * LANES + lane]
+        r4, r5 = rows[4 * LANES + lane], rows[5 * LANES + lane]
+        r6, r7 = rows[6 * LANES + lane], rows[7 * LANES + lane]
+        words[lane] = _word(0, width, r0, r1, r2, r3, r4, r5, r6, r7)
+        if bits > 1:
+            words[LANES + lane] = _word(1, width, r0, r1, r2, r3, r4, r5, r6, r7)
+        if bits > 2:
+            words[2 * LANES + lane] = _word(2, width, r0, r1, r2, r3, r4, r5, r6, r7)
+        if bits > 3:
+            words[3 * LANES + lane] = _word(3, width, r0, r1, r2, r3, r4, r5, r6, r7)
+        if bits > 4:
+            words[4 * LANES + lane] = _word(4, width, r0, r1, r2, r3, r4, r5, r6, r7)
+        if bits > 5:
+            words[5 * LANES + lane] = _word(5, width, r0, r1, r2, r3, r4, r5, r6, r7)
+        if bits > 6:
+            words[6 * LANES + lane] = _word(6, width, r0, r1, r2, r3, r4, r5, r6, r7)
+        if bits > 7:
+            words[7 * LANES + lane] = _word(7, width, r0, r1, r2, r3, r4, r5, r6, r7)
+
+
+@inline
+def _store_partial(rows, count, bits, words):
+    """The same for the last ``count`` <= 8 rows of a payload."""
+    width = QUARTERS * bits
+    for word in range((count * width + 31) // 32):
+        for lane in range(LANES):
+            value = np.uint32(0)
+            for row in range(count):
+                value |= _piece(rows[row * LANES + lane], row * width - 32 * word, width)
+            words[word * LANES + lane] = value
+
+
+@inline
+def _merge_quarters(codes, quarter, bits, rows):
+    for i in range(quarter):
+        rows[i] = (
+            codes[i]
+            | np.uint32(codes[i + quarter] << np.uint32(bits))
+            | np.uint32(codes[i + 2 * quarter] << np.uint32(2 * bits))
+            | np.uint32(codes[i + 3 * quarter] << np.uint32(3 * bits))
+        )
+
+
+def make_encoder(bits: int):
+    """The encoder for one width; ``bits`` is a constant of the compiled code."""
+
+    @jit
+    def encode(
+        x,
+        scales,
+        words,
+        bucket_size,
+        linf,
+        stream,
+        start,
+        gap,
+        lower,
+        ladder,
+        search,
+        corrections,
+        negative,
+    ):
+        codes, rows = np.empty(BLOCK, np.uint32), np.empty(_QUARTER, np.uint32)
+        acc, cell = np.empty(NORM_LANES, np.float32), np.empty(1, np.float32)
+        steps = np.empty(BLOCK, np.uint32)  # j * COUNTER: loading it beats multiplying
+        for j in range(BLOCK):
+            steps[j] = np.uint32(j) * _COUNTER
+        for bucket in range(scales.size):
+            begin = bucket * bucket_size
+            end = min(x.size, begin + bucket_size)
+            scale = norm_of(x[begin:end], linf, acc, cell)
+            scales[bucket] = scale
+            usable, sign = scale > 0, np.uint32(negative)
+            inverse = np.float32(1) / scale if usable else np.float32(0)
+            key = _bucket_key(stream, bucket)
+            low, high = np.uint32(key & _LOW), np.uint32(key >> np.uint64(32))
+            a0, a1, g0, g1 = start[0], start[1], gap[0], gap[1]
+            c0, c1, c2 = ladder[0], ladder[1], ladder[2]
+            if bits > 2:
+                a2, a3, g2, g3 = start[2], start[3], gap[2], gap[3]
+                c3, c4 = ladder[3], ladder[4]
+            if bits == 4:
+                a4, a5, g4, g5 = start[4], start[5], gap[4], gap[5]
+                a6, a7, g6, g7 = start[6], start[7], gap[6], gap[7]
+                c5, c6, c7, c8 = ladder[5], ladder[6], ladder[7], ladder[8]
+            i = begin
+            while i < end:
+                at = i % BLOCK
+                stop = min(end, i - at + BLOCK)
+                run = x[i:stop]
+                part = codes[at : at + stop - i]
+                offset = np.uint32(np.uint32(np.uint32(i - begin) * _COUNTER) + low)
+                if usable:
+                    for j in range(run.size):
+                        v = run[j]
+                        r = np.abs(v) * inverse
+                        u = _uniform(np.uint32(steps[j] + offset), high)
+                        if bits <= 2:
+                            c = _pick2(r, u, a0, a1, g0, g1, c0, c1, c2)
+                        elif bits <= 4:
+                            c = _pick4(
+                                r, u, a0, a1, a2, a3, g0, g1, g2, g3, c0, c1, c2, c3, c4
+                            )
+                            if bits == 4:
+                                c = _pick4(
+                                    r, u, a4, a5, a6, a7, g4, g5, g6, g7, c, c5, c6, c7, c8
+                                )
+                        else:
+                            c = ladder[_search(r, u, start, gap, lower, search, corrections, cell)]
+                        part[j] = np.uint32(c ^ sign) if v < 0 else c
+                else:
+                    part[:] = np.uint32(0)
+                if stop % BLOCK == 0:
+                    _merge_quarters(codes, _QUARTER, bits, rows)
+                    block = (stop // BLOCK - 1) * bits * LANES
+                    _store_block(rows, bits, words[block : block + bits * LANES])
+                i = stop
+        rest = x.size % BLOCK
+        if rest:
+            count = (rest + QUARTERS * LANES - 1) // (QUARTERS * LANES)
+            codes[rest : QUARTERS * LANES * count] = np.uint32(0)
+            _merge_quarters(codes, LANES * count, bits, rows)
+            _store_partial(rows, count, bits, words[x.size // BLOCK * bits * LANES :])
+
+    return encode

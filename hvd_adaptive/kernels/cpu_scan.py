@@ -1,0 +1,134 @@
+"""Numba loops that only read: bucket norms, histograms, checksums."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from hvd_adaptive.kernels.jit import inline, jit
+from hvd_adaptive.kernels.reference import BINS, CHECK_A, CHECK_B, CHECK_LANES, NORM_LANES
+
+_A, _B = np.uint32(CHECK_A), np.uint32(CHECK_B)
+_UP, _DOWN = np.float32(2.0**96), np.float32(2.0**-96)
+_SMALL, _LARGE = np.float32(2.0**-80), np.float32(2.0**120)
+_SMALLEST_NORM = np.float32(2.0**-126)
+_NAN = np.float32(np.nan)
+_ONE = np.float32(1)
+
+
+@inline
+def _tree(acc):
+    half = NORM_LANES // 2
+    while half:
+        for lane in range(half):
+            acc[lane] += acc[lane + half]
+        half //= 2
+    return acc[0]
+
+
+@inline
+def _squares(x, acc):
+    """Sum of squares: lane l adds x[l], x[l + 32], ... in order, then a tree over the lanes."""
+    acc[:] = np.float32(0)
+    rows = x.size // NORM_LANES
+    quads = rows // 4
+    for quad in range(quads):
+        part = x[quad * 4 * NORM_LANES : (quad + 1) * 4 * NORM_LANES]
+        for lane in range(NORM_LANES):
+            a = part[lane]
+            b = part[lane + NORM_LANES]
+            c = part[lane + 2 * NORM_LANES]
+            d = part[lane + 3 * NORM_LANES]
+            acc[lane] = (((acc[lane] + a * a) + b * b) + c * c) + d * d
+    for i in range(quads * 4 * NORM_LANES, x.size):
+        acc[i % NORM_LANES] += x[i] * x[i]
+    return _tree(acc)
+
+
+@inline
+def _scaled_squares(x, factor, acc):
+    acc[:] = np.float32(0)
+    for i in range(x.size):
+        y = x[i] * factor
+        acc[i % NORM_LANES] += y * y
+    return _tree(acc)
+
+
+@inline
+def _largest(x):
+    """Largest absolute value; infinite or NaN bit patterns are larger than every finite one."""
+    bits = x.view(np.uint32)
+    largest = np.uint32(0)
+    for i in range(x.size):
+        largest = max(largest, np.uint32(bits[i] & np.uint32(0x7FFFFFFF)))
+    return largest
+
+
+@inline
+def norm_of(x, linf, acc, cell):
+    """Norm of one bucket: 0 below the normal range, NaN where not finite. ``cell``: float32 (1,)."""
+    if linf:
+        cell.view(np.uint32)[0] = _largest(x)
+        norm = cell[0]
+    else:
+        total = _squares(x, acc)
+        if total < _SMALL:
+            norm = np.sqrt(_scaled_squares(x, _UP, acc)) * _DOWN
+        elif total <= _LARGE:
+            norm = np.sqrt(total)
+        else:
+            norm = np.sqrt(_scaled_squares(x, _DOWN, acc)) * _UP
+    if norm < _SMALLEST_NORM:
+        return np.float32(0)
+    if not np.isfinite(norm):
+        return _NAN
+    return norm
+
+
+@jit
+def bucket_norms(x, bucket_size, linf):
+    count = (x.size + bucket_size - 1) // bucket_size
+    norms = np.empty(count, np.float32)
+    acc, cell = np.empty(NORM_LANES, np.float32), np.empty(1, np.float32)
+    for b in range(count):
+        norms[b] = norm_of(x[b * bucket_size : min(x.size, (b + 1) * bucket_size)], linf, acc, cell)
+    return norms
+
+
+@jit
+def histogram(x, scale):
+    counts = np.zeros(BINS + 2, np.int64)
+    inverse = _ONE / scale
+    r = np.abs(x) * inverse
+    bits = r.view(np.int32)
+    for i in range(x.size):
+        if r[i] == 0:
+            counts[BINS] += 1
+        elif r[i] >= _ONE:
+            counts[BINS + 1] += 1
+        else:
+            index = (bits[i] >> 19) - ((127 - 32) << 4)
+            counts[min(max(index, 0), BINS - 1)] += 1
+    return counts
+
+
+@jit
+def checksum(words, seed):
+    lanes = np.zeros(CHECK_LANES, np.uint32)
+    rows = words.size // CHECK_LANES
+    for row in range(rows):
+        part = words[row * CHECK_LANES : (row + 1) * CHECK_LANES]
+        for lane in range(CHECK_LANES):
+            s = np.uint32(lanes[lane] + np.uint32(part[lane] * _B))
+            s = np.uint32(np.uint32(s << np.uint32(13)) | np.uint32(s >> np.uint32(19)))
+            lanes[lane] = np.uint32(s * _A)
+    for i in range(rows * CHECK_LANES, words.size):
+        lane = i - rows * CHECK_LANES
+        s = np.uint32(lanes[lane] + np.uint32(words[i] * _B))
+        s = np.uint32(np.uint32(s << np.uint32(13)) | np.uint32(s >> np.uint32(19)))
+        lanes[lane] = np.uint32(s * _A)
+    total = np.uint32(seed + np.uint32(words.size))
+    for lane in range(CHECK_LANES):
+        total = np.uint32(np.uint32(total ^ lanes[lane]) * _A)
+        total = np.uint32(total ^ np.uint32(total >> np.uint32(15)))
+        total = np.uint32(total * _B)
+    return total

@@ -1,0 +1,22 @@
+"""Numba's compiler with this project's settings: no fastmath, no GIL, cached where it can be."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numba
+
+_OPTIONS = {"nogil": True, "error_model": "numpy", "fastmath": False, "boundscheck": False}
+
+
+def jit(function: Callable) -> Callable:
+    """Compile ``function`` on first use; cached on disk unless no cache folder can be written."""
+    try:
+        return numba.njit(function, cache=True, **_OPTIONS)
+    except RuntimeError:  # no folder that Numba could cache in
+        return numba.njit(function, **_OPTIONS)
+
+
+def inline(function: Callable) -> Callable:
+    """A helper that LLVM inlines into each kernel, so that constants reach its loops."""
+    return numba.njit(function, forceinline=True, **_OPTIONS)

@@ -1,0 +1,44 @@
+"""Counter-based random numbers: keys are mixed on the host, coordinates in the kernels.
+
+A stream is named by (seed, rank, step, group); inside it, bucket ``b`` owns the 64-bit key
+``bucket_key(stream, b)`` and coordinate ``j`` of the bucket the 32-bit hash of ``j`` under that key.
+Every kernel (reference, Numba, Triton) computes the same integers, so codes agree bit for bit.
+"""
+
+from __future__ import annotations
+
+MASK64 = (1 << 64) - 1
+GOLDEN64 = 0x9E3779B97F4A7C15
+MIX64_A = 0xBF58476D1CE4E5B9
+MIX64_B = 0x94D049BB133111EB
+
+# Constants of the per-coordinate hash (32-bit, three odd multipliers).
+COUNTER = 0x9E3779B1
+MIX32_A = 0x85EBCA6B
+MIX32_B = 0xC2B2AE35
+
+
+def mix64(value: int) -> int:
+    """The 64-bit finaliser of SplitMix64 (Steele, Lea and Flood 2014), a bijection."""
+    value &= MASK64
+    value = ((value ^ (value >> 30)) * MIX64_A) & MASK64
+    value = ((value ^ (value >> 27)) * MIX64_B) & MASK64
+    return value ^ (value >> 31)
+
+
+def stream_key(seed: int, rank: int = 0, step: int = 0, group: int = 0) -> int:
+    """64-bit key of the stream (seed, rank, step, group).
+
+    Each number is added and mixed in turn; ``bucket_key`` mixes once more, so that the last one
+    passes through two rounds as well.
+    """
+    key = mix64(GOLDEN64)
+    for number in (seed, rank, step, group):
+        key = mix64(key + (number & MASK64) * GOLDEN64 + 1)
+    return key
+
+
+def bucket_key(stream: int, bucket: int) -> tuple[int, int]:
+    """Low and high 32 bits of bucket ``bucket``'s key in ``stream``."""
+    key = mix64(stream + (bucket + 1) * GOLDEN64)
+    return key & 0xFFFFFFFF, key >> 32
