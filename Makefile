@@ -1,0 +1,64 @@
+# `make demo` and `make test` set everything up first, the first time. `make help` lists the rest.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+
+CONSTRAINTS := requirements/constraints.txt
+# What `make setup` installs follows from these alone; it is done again only when one changes.
+SOURCES_OF_SETUP := setup.cfg pyproject.toml $(CONSTRAINTS)
+INSTALLED := $(VENV)/.hvd-adaptive-installed
+WARMED := $(VENV)/.hvd-adaptive-warmed
+# horovodrun looks for mpirun on the path: the environment's own comes first.
+RUN := PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python
+PIP_INSTALL := $(BIN)/python -m pip install --constraint $(CONSTRAINTS)
+
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test lint bench clean distclean
+
+help: ## show this list
+	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+
+setup: $(WARMED) ## build .venv: torch, Open MPI, stock Horovod, this package
+
+demo: setup ## train LeNet on MNIST on 4 ranks: float32, fp16, ALQ
+	@$(RUN) examples/mnist.py --demo
+
+test: setup ## run the whole suite
+	@$(RUN) -m pytest
+
+lint: setup ## check style and formatting
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+
+bench: setup ## measure encode and decode against memcpy
+	@$(RUN) benchmarks/codec.py
+
+clean: ## remove caches and build products
+	rm -rf build dist *.egg-info .pytest_cache .ruff_cache .hypothesis $(WARMED)
+	find . -name __pycache__ -type d -not -path './$(VENV)/*' -prune -exec rm -rf {} +
+
+distclean: clean ## ... and .venv (built Horovod wheels stay in the user's cache)
+	rm -rf $(VENV)
+
+# pip is the last thing that venv writes: where it is missing, an earlier attempt was cut off.
+$(INSTALLED): $(SOURCES_OF_SETUP)
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || { \
+	  echo "hvd_adaptive set-up: Python 3.10 or newer is needed, '$(PYTHON)' is" \
+	    "$$($(PYTHON) --version 2>&1); name another: make setup PYTHON=python3.12" >&2; exit 1; }
+	@test -x $(BIN)/pip || $(PYTHON) -I hvd_adaptive/horovod_build/preflight.py
+	@echo "[1/4] virtual environment $(VENV)"
+	@test -x $(BIN)/pip || $(PYTHON) -m venv $(VENV)
+	@echo "[2/4] packages from PyPI"
+	@$(PIP_INSTALL) --quiet setuptools wheel
+	@$(PIP_INSTALL) --no-build-isolation --editable '.[horovod,examples,test,dev]'
+	@echo "[3/4] stock Horovod"
+	@$(BIN)/hvd-adaptive install-horovod
+	@touch $@
+
+$(WARMED): $(INSTALLED) $(wildcard hvd_adaptive/kernels/*.py)
+	@echo "[4/4] compiling the kernels into Numba's cache"
+	@$(BIN)/python -m hvd_adaptive.kernels
+	@touch $@

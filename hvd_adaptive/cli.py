@@ -1,0 +1,40 @@
+"""The `hvd-adaptive` command.
+
+Each subcommand lives beside what it does, in a module with one function `register(commands)`
+that adds its parser and sets `run`, a function from the parsed arguments to an exit status. To add
+one, name its module in `COMMANDS`. Such modules import what is slow only when they run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+from collections.abc import Sequence
+from importlib import metadata
+
+COMMANDS = ("hvd_adaptive.horovod_build.command",)
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """The parser of the command and all its subcommands."""
+    parser = argparse.ArgumentParser(
+        prog="hvd-adaptive", description="Adaptive gradient quantization for stock Horovod."
+    )
+    parser.add_argument("--version", action="version", version=f"%(prog)s {_own_version()}")
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    for module in COMMANDS:
+        importlib.import_module(module).register(commands)
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line; returns the exit status."""
+    arguments = make_parser().parse_args(argv)
+    return arguments.run(arguments)
+
+
+def _own_version() -> str:
+    try:
+        return metadata.version("hvd-adaptive")
+    except metadata.PackageNotFoundError:
+        return "(not installed)"

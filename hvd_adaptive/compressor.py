@@ -1,0 +1,271 @@
+"""GradientCompressor: what every scheme is to Horovod and to a user."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import sys
+import zlib
+from abc import abstractmethod
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from hvd_adaptive._version import __version__
+from hvd_adaptive.coding import payload as payloads
+from hvd_adaptive.coding.header import DTYPE_CODES, Header
+from hvd_adaptive.errors import PayloadError
+from hvd_adaptive.kernels.random import stream_key
+from hvd_adaptive.monitor import StepMeter
+from hvd_adaptive.settings import Settings
+
+if TYPE_CHECKING:
+    from hvd_adaptive.fusion.session import Session
+
+logger = logging.getLogger("hvd_adaptive")
+
+# Horovod's own base class where the user has already imported it; `import hvd_adaptive` never does.
+_horovod = sys.modules.get("horovod.torch.compression")
+_Base: Any = _horovod.Compressor if _horovod is not None else object
+
+# Groups of the random streams of calls outside training, which must not meet a fusion group's.
+ENCODE_STREAM = 2**63
+SAMPLE_STREAM = 2**63 + 1
+ERROR_STREAM = 2**63 + 2
+
+
+class GradientCompressor(_Base):
+    """Base of all schemes: Horovod's Compressor contract, payloads, state and report.
+
+    A scheme implements ``body_bytes``, ``encode_body`` and ``decode_bodies`` and names itself.
+    """
+
+    name: str = ""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.step = 0
+        self.meter = StepMeter()
+        self._encodes = 0
+        self._session: Session | None = None
+
+    # What a scheme says of itself ---------------------------------------------------------------
+
+    @property
+    @abstractmethod
+    def alphabet(self) -> int:
+        """Number of different codes."""
+
+    @property
+    def table_version(self) -> int:
+        """How often the table was fitted; 0 for fixed tables."""
+        return 0
+
+    @property
+    def table_fingerprint(self) -> int:
+        """32 bits that differ between tables."""
+        return 0
+
+    @abstractmethod
+    def scheme_settings(self) -> dict[str, Any]:
+        """The scheme's own settings, which all ranks must have alike."""
+
+    @abstractmethod
+    def body_bytes(self, coordinates: int) -> int:
+        """Bytes of the body of ``coordinates`` quantised coordinates."""
+
+    @abstractmethod
+    def encode_body(self, flat: torch.Tensor, body: torch.Tensor, key: int) -> None:
+        """Quantise ``flat`` (float32, 1-D) into ``body`` (uint8, body_bytes(flat.numel()))."""
+
+    @abstractmethod
+    def decode_bodies(
+        self, bodies: Sequence[torch.Tensor], keys: Sequence[int], factor: float, out: torch.Tensor
+    ) -> None:
+        """out (float32, 1-D) becomes factor * (out + the bodies' values, added in order)."""
+
+    def update_due(self, step: int) -> bool:
+        """Whether the table is refitted at ``step``; never for fixed tables."""
+        return False
+
+    def update(
+        self, step: int, samples: Callable[[int], list[torch.Tensor]], sync: Callable
+    ) -> None:
+        """Refit the table: ``samples(count)`` draws buckets, ``sync(vector, fit)`` lets the first
+        rank fit the vectors of all ranks and gives every rank the result."""
+
+    # What a user and Horovod call ---------------------------------------------------------------
+
+    def compress(self, tensor: torch.Tensor) -> tuple[torch.Tensor, Any]:
+        """Take over a gradient. Horovod reduces the small placeholder that is returned instead.
+
+        The gradient must not change until it has been decompressed. Integer and sparse tensors
+        are returned as they are, for Horovod to reduce.
+        """
+        return self._plugged().compress(tensor)
+
+    def decompress(self, output: torch.Tensor, ctx: Any) -> torch.Tensor:
+        """The reduced gradient for ``ctx``; the first call of a step finishes its exchange.
+
+        Raises RankMismatchError where the ranks' placeholders show that they disagree, and
+        PayloadError where a payload arrived corrupt.
+        """
+        return output if ctx is None else self._plugged().decompress(output, ctx)
+
+    def encode(self, flat: torch.Tensor, *, seed: int | None = None) -> torch.Tensor:
+        """Encode a 1-D floating-point tensor as a payload (uint8, 1-D, same device).
+
+        seed: names the random numbers, for repeatable payloads; a fresh stream where None.
+        """
+        if not isinstance(flat, torch.Tensor) or flat.dtype not in DTYPE_CODES:
+            kind = flat.dtype if isinstance(flat, torch.Tensor) else type(flat).__name__
+            raise ValueError(
+                f"flat: must be a float16, bfloat16, float32 or float64 tensor, not {kind}"
+            )
+        if flat.dim() != 1:
+            raise ValueError(f"flat: must have one dimension, not shape {tuple(flat.shape)}")
+        if seed is None:
+            key = stream_key(self.settings.seed, 0, self._encodes, ENCODE_STREAM)
+            self._encodes += 1
+        else:
+            key = stream_key(seed, 0, 0, ENCODE_STREAM)
+        flat = flat.detach().contiguous()
+        return self.encode_flat(flat, self.settings.quantized_part(flat.numel()), key)
+
+    def decode(self, payload: torch.Tensor) -> torch.Tensor:
+        """The tensor of a payload: same length and dtype as was encoded.
+
+        Raises PayloadError where the payload is short, foreign or corrupt, or was encoded with
+        other settings or another table version.
+        """
+        if not isinstance(payload, torch.Tensor) or payload.dtype != torch.uint8:
+            raise PayloadError("payload: must be a uint8 tensor")
+        header = payloads.read_header(payload.reshape(-1))
+        return self.decode_sum([payload.reshape(-1)], header, 1.0)
+
+    # Payloads of fusion groups ------------------------------------------------------------------
+
+    def payload_bytes(self, quantized: int, full: int, dtype: torch.dtype) -> int:
+        """Length of a payload of this many quantised and full-precision coordinates."""
+        return payloads.payload_bytes(self.body_bytes(quantized), full * dtype.itemsize)
+
+    def encode_flat(
+        self, flat: torch.Tensor, quantized: int, key: int, layout: int = 0
+    ) -> torch.Tensor:
+        """Encode the first ``quantized`` coordinates and append the others in full precision."""
+        header = Header(
+            scheme=self.name,
+            dtype=flat.dtype,
+            coding=self.settings.coding,
+            alphabet=self.alphabet,
+            coordinates=flat.numel(),
+            full=flat.numel() - quantized,
+            bucket_size=self.settings.bucket_size,
+            table_version=self.table_version,
+            table_fingerprint=self.table_fingerprint,
+            key=key,
+            layout=layout,
+            length=0,
+            settings=self.fingerprint,
+        )
+        payload = payloads.Payload.allocate(header, self.body_bytes(quantized), flat.device)
+        self.encode_body(flat[:quantized].to(torch.float32), payload.body, key)
+        payload.full.copy_(flat[quantized:])
+        return payload.seal()
+
+    def decode_sum(
+        self, encoded: Sequence[torch.Tensor], expected: Header, factor: float
+    ) -> torch.Tensor:
+        """factor * sum of payloads, added in order, in ``expected``'s dtype.
+
+        Sums are float32 (the full-precision part of float64 payloads: float64). Every payload must
+        have ``expected``'s coordinates, dtype and layout; PayloadError where one does not, or does
+        not fit this compressor.
+        """
+        opened = [self._open(payload, expected) for payload in encoded]
+        quantized, device = expected.coordinates - expected.full, encoded[0].device
+        wide = torch.float64 if expected.dtype == torch.float64 else torch.float32
+        out = torch.zeros(expected.coordinates, dtype=wide, device=device)
+        values = out[:quantized].to(torch.float32)  # a view where the sum is float32
+        self.decode_bodies([p.body for p in opened], [p.header.key for p in opened], factor, values)
+        if wide != torch.float32:
+            out[:quantized] = values
+        full = out[quantized:]
+        for payload in opened:
+            full += payload.full.to(wide)
+        full *= factor
+        return out.to(expected.dtype)
+
+    def roundtrip(self, flat: torch.Tensor, key: int) -> torch.Tensor:
+        """``flat`` (float32) as a receiver would see it."""
+        body = torch.empty(self.body_bytes(flat.numel()), dtype=torch.uint8, device=flat.device)
+        self.encode_body(flat, body, key)
+        out = torch.zeros_like(flat)
+        self.decode_bodies([body], [key], 1.0, out)
+        return out
+
+    def _open(self, payload: torch.Tensor, expected: Header) -> payloads.Payload:
+        header = payloads.read_header(payload)
+        own = {
+            "scheme": self.name,
+            "alphabet": self.alphabet,
+            "coding": self.settings.coding,
+            "bucket_size": self.settings.bucket_size,
+            "settings": self.fingerprint,
+            "table_version": self.table_version,
+            "table_fingerprint": self.table_fingerprint,
+            "coordinates": expected.coordinates,
+            "full": expected.full,
+            "dtype": expected.dtype,
+            "layout": expected.layout,
+        }
+        for field, value in own.items():
+            if getattr(header, field) != value:
+                raise PayloadError(
+                    f"payload has {field.replace('_', ' ')} {getattr(header, field)}, "
+                    f"this compressor {value}"
+                )
+        opened = payloads.sections(
+            payload, header, self.body_bytes(header.coordinates - header.full)
+        )
+        opened.verify()
+        return opened
+
+    @functools.cached_property
+    def fingerprint(self) -> int:
+        """32 bits of the scheme and all settings that ranks must have alike."""
+        agreed = sorted((self.settings.shared() | self.scheme_settings()).items())
+        return zlib.crc32(repr((__version__, self.name, agreed)).encode())
+
+    # State and report ---------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything that a resumed run needs: plain tensors and numbers."""
+        return {"scheme": self.name, "step": self.step, "encodes": self._encodes}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Inverse of ``state_dict``; ValueError where the state is another scheme's."""
+        if state.get("scheme") != self.name:
+            raise ValueError(f"state: is of scheme {state.get('scheme')!r}, not {self.name!r}")
+        self.step = int(state["step"])
+        self._encodes = int(state["encodes"])
+
+    def report(self) -> dict[str, float]:
+        """What the last step sent and how good it was (DESIGN: contracts; keys in monitor.py)."""
+        return self.meter.report() | {"table_version": self.table_version}
+
+    def close(self) -> None:
+        """Let go of the optimizer and its gradients; the compressor can be used again."""
+        self._session = None
+
+    def _plugged(self) -> Session:
+        if self._session is None:
+            from hvd_adaptive.fusion.session import Session
+
+            self._session = Session(self)
+        return self._session
+
+    def __repr__(self) -> str:
+        settings = self.scheme_settings() | self.settings.shared()
+        return f"{type(self).__name__}({', '.join(f'{k}={v!r}' for k, v in settings.items())})"

@@ -1,0 +1,72 @@
+"""Level sync: statistics to the first rank, the fitted table to all, over MPI where it is there."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from hvd_adaptive.exchange.world import World
+
+logger = logging.getLogger("hvd_adaptive")
+
+
+class LevelSync:
+    """Gathers float64 vectors of equal length, lets the first rank fit, broadcasts the result."""
+
+    def __init__(self, world: World, name: str) -> None:
+        self.world = world
+        self.name = name
+        self._comm = _communicator(world)
+        logger.debug("level sync over %s", "Horovod" if self._comm is None else "MPI")
+
+    def __call__(
+        self, own: np.ndarray, fit: Callable[[Sequence[np.ndarray]], np.ndarray]
+    ) -> np.ndarray:
+        """``fit`` of all ranks' vectors, computed by the first rank; the same bits everywhere."""
+        if self.world.size == 1:
+            return fit([own])
+        return self._over_horovod(own, fit) if self._comm is None else self._over_mpi(own, fit)
+
+    def _over_mpi(self, own: np.ndarray, fit: Callable) -> np.ndarray:
+        rows = np.empty((self.world.size, own.size)) if self.world.rank == 0 else None
+        self._comm.Gather(own, rows, root=0)
+        result = fit(list(rows)) if rows is not None else None
+        size = np.array([0 if result is None else result.size])
+        self._comm.Bcast(size, root=0)
+        result = np.empty(size[0]) if result is None else result
+        self._comm.Bcast(result, root=0)
+        return result
+
+    def _over_horovod(self, own: np.ndarray, fit: Callable) -> np.ndarray:
+        rows = self.world.gather_equal(torch.from_numpy(own)[None], f"{self.name}.statistics")
+        result = fit(list(rows[:, 0].numpy())) if self.world.rank == 0 else np.empty(0)
+        size = self.world.broadcast(np.array([result.size]), f"{self.name}.table_size")
+        result = np.empty(size[0]) if self.world.rank else result
+        return self.world.broadcast(result, f"{self.name}.table")
+
+
+def _communicator(world: World) -> Any:
+    """An MPI communicator of the process set's members, or None where Horovod does not use MPI.
+
+    Made by ``Create_group``, which only the members call.
+    """
+    hvd = world.hvd
+    if not (hvd.mpi_built() and hvd.mpi_enabled() and hvd.mpi_threads_supported()):
+        return None
+    try:
+        import mpi4py
+
+        mpi4py.rc.initialize = mpi4py.rc.finalize = False
+        from mpi4py import MPI
+    except ImportError as error:
+        logger.warning("mpi4py cannot be imported (%s): tables travel over Horovod", error)
+        return None
+    if not MPI.Is_initialized() or MPI.COMM_WORLD.Get_size() != hvd.size():
+        logger.warning("mpi4py does not share Horovod's MPI world: tables travel over Horovod")
+        return None
+    group = MPI.COMM_WORLD.Get_group().Incl(world.process_set.ranks)
+    return MPI.COMM_WORLD.Create_group(group)

@@ -1,0 +1,60 @@
+"""The ranks that exchange gradients: a Horovod process set, imported when first used."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import numpy as np
+import torch
+
+logger = logging.getLogger("hvd_adaptive")
+
+
+def horovod() -> Any:
+    """The module ``horovod.torch``; a clear error where it is missing or not initialised."""
+    try:
+        import horovod.torch as hvd
+    except ImportError as error:
+        raise RuntimeError(
+            "compress() needs Horovod, which cannot be imported here "
+            f"({error}); `hvd-adaptive install-horovod` builds it"
+        ) from error
+    if not hvd.is_initialized():
+        raise RuntimeError("compress() was called before hvd.init()")
+    return hvd
+
+
+class World:
+    """Ranks of one process set and their collectives on small host arrays."""
+
+    def __init__(self, process_set: Any = None) -> None:
+        self.hvd = horovod()
+        self.process_set = process_set or self.hvd.global_process_set
+        if not self.process_set.included():
+            raise RuntimeError(f"this rank is not a member of {self.process_set}")
+        self.size: int = self.process_set.size()
+        self.rank: int = self.process_set.rank()
+
+    def is_current(self) -> bool:
+        """Whether Horovod still runs with the same ranks."""
+        return self.hvd.is_initialized() and (self.size, self.rank) == (
+            self.process_set.size(),
+            self.process_set.rank(),
+        )
+
+    @property
+    def root(self) -> int:
+        """Global rank of the process set's first member."""
+        return self.process_set.ranks[0]
+
+    def gather_equal(self, values: torch.Tensor, name: str) -> torch.Tensor:
+        """All ranks' tensors of equal shape, stacked."""
+        gathered = self.hvd.allgather(values, name=name, process_set=self.process_set)
+        return gathered.view(self.size, *values.shape)
+
+    def broadcast(self, values: np.ndarray, name: str) -> np.ndarray:
+        """The first member's array (bytes, so that nothing is converted)."""
+        data = torch.from_numpy(values.view(np.uint8).copy())
+        result = self.hvd.broadcast(data, self.root, name=name, process_set=self.process_set)
+        return result.numpy().view(values.dtype)

@@ -1,0 +1,159 @@
+"""Fusion groups: which coordinate of which parameter travels where. Fixed by names alone."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+
+@dataclass(frozen=True)
+class Member:
+    """A tensor that takes part: its name, shape and dtype; its slot is its place in the layout."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+    @property
+    def numel(self) -> int:
+        return torch.Size(self.shape).numel()
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Coordinates ``start`` to ``stop`` of the member in ``slot``, at ``at`` in the group."""
+
+    slot: int
+    start: int
+    stop: int
+    at: int
+
+
+@dataclass
+class Group:
+    """A payload's worth of coordinates of one dtype: first the quantised, then the others."""
+
+    dtype: torch.dtype
+    quantized: int = 0
+    full: int = 0
+    pieces: list[Piece] = field(default_factory=list)
+
+    @property
+    def coordinates(self) -> int:
+        return self.quantized + self.full
+
+    @property
+    def slots(self) -> set[int]:
+        return {piece.slot for piece in self.pieces}
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Members in natural order of their names, cut into groups.
+
+    ``fingerprint`` (64 bits) covers names, shapes, dtypes and groups: equal on ranks that agree.
+    """
+
+    members: list[Member]
+    groups: list[Group]
+    fingerprint: int
+
+
+def natural_order(name: str) -> list[tuple[int, int, str]]:
+    """Sort key that puts "layer.2" before "layer.10"."""
+    parts = re.split(r"(\d+)", name)
+    return [(0, int(part), "") if part.isdigit() else (1, 0, part) for part in parts]
+
+
+def build_layout(
+    members: Iterable[Member],
+    *,
+    min_numel: int,
+    bucket_size: int,
+    tail: str,
+    most_coordinates: int,
+    in_order: bool = False,
+) -> Layout:
+    """Cut members into groups of at most ``most_coordinates`` (rounded to whole buckets).
+
+    Members of fewer than ``min_numel`` coordinates join their neighbours' group in full precision.
+    A member larger than a group is cut at bucket boundaries. ``in_order`` keeps the given order.
+    """
+    ordered = list(members)
+    if not in_order:
+        ordered.sort(key=lambda member: natural_order(member.name))
+    most = max(bucket_size, most_coordinates // bucket_size * bucket_size)
+    groups: list[Group] = []
+    open_groups: dict[torch.dtype, _Builder] = {}
+    for slot, member in enumerate(ordered):
+        if member.dtype not in open_groups:
+            open_groups[member.dtype] = _Builder(member.dtype, most, groups)
+        open_groups[member.dtype].add(slot, member.numel, member.numel >= min_numel)
+    for builder in open_groups.values():
+        builder.close()
+    if tail == "full":
+        for group in groups:
+            _move_tail(group, bucket_size)
+    described = repr(
+        [(m.name, m.shape, str(m.dtype)) for m in ordered]
+        + [(str(g.dtype), g.quantized, g.full, g.pieces) for g in groups]
+    )
+    digest = hashlib.sha256(described.encode()).digest()
+    return Layout(ordered, groups, int.from_bytes(digest[:8], "little"))
+
+
+class _Builder:
+    """Fills one dtype's groups, a member at a time."""
+
+    def __init__(self, dtype: torch.dtype, most: int, groups: list[Group]) -> None:
+        self.dtype, self.most, self.groups = dtype, most, groups
+        self.quantized: list[tuple[int, int, int]] = []
+        self.full: list[tuple[int, int, int]] = []
+        self.size = 0
+
+    def add(self, slot: int, numel: int, quantize: bool) -> None:
+        if self.size and self.size + numel > self.most:
+            self.close()
+        start = 0
+        while numel - start > self.most:  # a member larger than a group: whole groups of it
+            (self.quantized if quantize else self.full).append((slot, start, start + self.most))
+            start += self.most
+            self.close()
+        (self.quantized if quantize else self.full).append((slot, start, numel))
+        self.size += numel - start
+
+    def close(self) -> None:
+        if not self.quantized and not self.full:
+            return
+        group, at = Group(self.dtype), 0
+        for slot, start, stop in [*self.quantized, *self.full]:
+            group.pieces.append(Piece(slot, start, stop, at))
+            at += stop - start
+        group.quantized = sum(stop - start for _, start, stop in self.quantized)
+        group.full = at - group.quantized
+        self.groups.append(group)
+        self.quantized, self.full, self.size = [], [], 0
+
+
+def _move_tail(group: Group, bucket_size: int) -> None:
+    """Let a partial last bucket travel in full precision: it lies just before that section."""
+    rest = group.quantized % bucket_size
+    group.quantized -= rest
+    group.full += rest
+
+
+def gather(group: Group, tensors: Sequence[torch.Tensor | None], flat: torch.Tensor) -> None:
+    """Copy the members' tensors (by slot; None for a missing one: zeros) into ``flat``."""
+    for piece in group.pieces:
+        target = flat[piece.at : piece.at + piece.stop - piece.start]
+        tensor = tensors[piece.slot]
+        if tensor is None:
+            target.zero_()
+        elif piece.stop - piece.start == tensor.numel():
+            target.view(tensor.shape).copy_(tensor)
+        else:
+            target.copy_(tensor.reshape(-1)[piece.start : piece.stop])

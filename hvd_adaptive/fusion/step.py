@@ -1,0 +1,199 @@
+"""One step's gradients: they arrive in any order, travel in groups, and come back reduced."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from hvd_adaptive.coding.payload import read_header
+from hvd_adaptive.compressor import ERROR_STREAM, SAMPLE_STREAM
+from hvd_adaptive.fusion.layout import Group, Layout, gather
+from hvd_adaptive.kernels.random import stream_key
+
+if TYPE_CHECKING:
+    from hvd_adaptive.fusion.session import Session
+
+# Buckets of a group on which the relative error is measured in each step.
+ERROR_BUCKETS = 2
+
+
+class Step:
+    """Gradients of one step on their way.
+
+    1. ``arrive``: a member's gradient is there; groups that are complete are launched, in the
+       layout's reverse order on every rank (the order of the backward pass, roughly), as far as
+       the bound on memory allows. On update steps nothing is launched yet.
+    2. ``launch_all`` at the first decompress: by now every gradient is there.
+    3. ``result``: waits for the group of a member, and for those launched before it.
+    """
+
+    def __init__(self, session: Session, layout: Layout, number: int, hold: bool) -> None:
+        self.session = session
+        self.layout = layout
+        self.number = number
+        self.factor: float | None = None
+        self._hold = hold
+        self._tensors: list[torch.Tensor | None] = [None] * len(layout.members)
+        self._missing = [len(group.slots) for group in layout.groups]
+        self._groups_of = _groups_of(layout)
+        self._next = len(layout.groups)
+        self._flying: dict[int, Any] = {}
+        self._results: dict[int, torch.Tensor] = {}
+        self._pending = 0
+
+    def has(self, slot: int) -> bool:
+        """Whether the member's gradient has arrived."""
+        return self._tensors[slot] is not None
+
+    def arrive(self, slot: int, tensor: torch.Tensor) -> None:
+        """Take a member's gradient; launch what has become complete."""
+        self._tensors[slot] = tensor
+        self._pending += 1
+        for group in self._groups_of[slot]:
+            self._missing[group] -= 1
+        if not self._hold:
+            self._launch(lambda group: self._missing[group] == 0)
+
+    def launch_all(self) -> None:
+        """Submit every group, as far as the memory bound allows before waiting."""
+        self._hold = False
+        self._launch(lambda group: True)
+
+    def result(self, slot: int) -> torch.Tensor:
+        """The reduced gradient of a member, in its own shape and dtype."""
+        for group in self._groups_of[slot]:
+            while group not in self._results:
+                self._finish_oldest()
+        member = self.layout.members[slot]
+        pieces = [
+            self._results[group][piece.at : piece.at + piece.stop - piece.start]
+            for group in self._groups_of[slot]
+            for piece in self.layout.groups[group].pieces
+            if piece.slot == slot
+        ]
+        self._tensors[slot] = None
+        self._pending -= 1
+        return (pieces[0] if len(pieces) == 1 else torch.cat(pieces)).view(member.shape)
+
+    @property
+    def finished(self) -> bool:
+        """Whether every member that arrived has been given back."""
+        return self._pending == 0
+
+    def drain(self) -> None:
+        """Wait for groups that nobody asked for (none of their members arrived)."""
+        while self._flying:
+            self._finish_oldest()
+
+    def abandon(self) -> None:
+        """Give up a step that was never finished; its collectives must still come to an end."""
+        for handle, _ in self._flying.values():
+            self.session.exchange.finish(handle)
+        self._flying.clear()
+        self._next = 0
+
+    def samples(self, count: int) -> list[torch.Tensor]:
+        """Up to ``count`` of this rank's full buckets (float32), drawn without replacement.
+
+        A shorter bucket is drawn only where no group has a full one.
+        """
+        size = self.session.settings.bucket_size
+        whole = [group.quantized // size for group in self.layout.groups]
+        if not sum(whole):
+            return [f for f in self._quantized_flats() if f.numel()][:count]
+        key = stream_key(self.session.settings.seed, self.session.world.rank, self.number,
+                         SAMPLE_STREAM)  # fmt: skip
+        draw = np.random.Generator(np.random.Philox(key=key))
+        chosen = np.sort(draw.choice(sum(whole), min(count, sum(whole)), replace=False))
+        ends = np.cumsum(whole)
+        buckets = []
+        for index, flat in enumerate(self._quantized_flats(wanted=np.diff([0, *ends]) > 0)):
+            first = ends[index] - whole[index]
+            for bucket in chosen[(chosen >= first) & (chosen < ends[index])] - first:
+                buckets.append(flat[bucket * size : (bucket + 1) * size].clone())
+        return buckets
+
+    def _quantized_flats(self, wanted: Any = None) -> Iterator[torch.Tensor]:
+        for index, group in enumerate(self.layout.groups):
+            if wanted is not None and not wanted[index]:
+                yield torch.empty(0)
+            else:
+                yield self._flat(group)[: group.quantized].to(torch.float32)
+
+    def _flat(self, group: Group) -> torch.Tensor:
+        """The group's coordinates, valid until the next call."""
+        flat = self.session.staging(group.coordinates, group.dtype, self._device)
+        gather(group, self._tensors, flat)
+        return flat
+
+    @property
+    def _device(self) -> torch.device:
+        return next((t.device for t in self._tensors if t is not None), torch.device("cpu"))
+
+    def _launch(self, ready: Callable[[int], bool]) -> None:
+        while self._next > 0 and ready(self._next - 1) and self._fits(self._next - 1):
+            self._next -= 1
+            self._start(self._next)
+
+    def _fits(self, index: int) -> bool:
+        bytes_of = self.session.in_flight_bytes
+        flying = sum(bytes_of(self.layout.groups[i]) for i in self._flying)
+        total = flying + bytes_of(self.layout.groups[index])
+        return not self._flying or total <= self.session.settings.in_flight_bytes
+
+    def _start(self, index: int) -> None:
+        """Encode a group and submit its payload."""
+        session, group = self.session, self.layout.groups[index]
+        meter = session.compressor.meter
+        with meter.time("encode_s"):
+            flat = self._flat(group)
+            quantized = session.quantized_now(group)
+            key = stream_key(session.settings.seed, session.world.rank, self.number, index)
+            payload = session.compressor.encode_flat(
+                flat, quantized, key, self.layout.fingerprint
+            )
+            self._measure(flat[:quantized], index)
+        meter.current.coordinates += group.coordinates
+        meter.current.uncompressed_bytes += group.coordinates * group.dtype.itemsize
+        meter.current.payload_bytes += payload.numel()
+        meter.current.wire_bytes += session.exchange.wire_bytes(payload.numel())
+        self._flying[index] = (session.exchange.start(payload, session.name_of(index)), payload)
+
+    def _measure(self, flat: torch.Tensor, index: int) -> None:
+        """Add the squared error of a few buckets, encoded once more, to the step's figures."""
+        size = self.session.settings.bucket_size
+        count = min(ERROR_BUCKETS, -(-flat.numel() // size))
+        if not count:
+            return
+        first = (self.number * ERROR_BUCKETS) % max(1, flat.numel() // size - count + 1)
+        sample = flat[first * size : (first + count) * size].to(torch.float32)
+        decoded = self.session.compressor.roundtrip(sample, stream_key(index, 0, 0, ERROR_STREAM))
+        error, norm = float((decoded - sample).square().sum()), float(sample.square().sum())
+        if np.isfinite(error) and np.isfinite(norm):
+            self.session.compressor.meter.current.squared_error += error
+            self.session.compressor.meter.current.squared_norm += norm
+
+    def _finish_oldest(self) -> None:
+        """Wait for the group launched first, decode it, launch what now fits."""
+        index = next(iter(self._flying))
+        handle, payload = self._flying.pop(index)
+        session = self.session
+        meter = session.compressor.meter
+        with meter.time("exchange_s"):
+            gathered = session.exchange.finish(handle)
+        with meter.time("decode_s"):
+            self._results[index] = session.compressor.decode_sum(
+                gathered, read_header(payload), self.factor
+            )
+        self._launch(lambda group: True)
+
+
+def _groups_of(layout: Layout) -> list[list[int]]:
+    groups: list[list[int]] = [[] for _ in layout.members]
+    for index, group in enumerate(layout.groups):
+        for slot in group.slots:
+            groups[slot].append(index)
+    return groups

@@ -1,0 +1,100 @@
+"""Runs the build, writes its log, shows how far it is."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, SpinnerColumn, TaskProgressColumn, TextColumn
+from rich.progress import TimeElapsedColumn as Elapsed
+
+from .plan import Plan
+
+_PERCENT = re.compile(r"^\s*\[\s*(\d+)%\]\s*(.*)")
+_POLL_S = 0.25
+_PLAIN_EVERY_S = 15.0
+
+Show = Callable[[int, str], None]
+
+
+def run_build(plan: Plan, environ: Mapping[str, str], log: Path, console: Console) -> int:
+    """Run `plan`; all its output goes to `log`. Returns the exit status."""
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            plan.command,
+            env=plan.full_environment(environ),
+            cwd=plan.folder,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            # Its own group, so that an interrupt ends the compilers too.
+            start_new_session=True,
+        )
+        try:
+            if console.is_terminal:
+                _watch_terminal(process, log, console)
+            else:
+                _watch_plain(process, log, console)
+        except BaseException:
+            os.killpg(process.pid, signal.SIGTERM)
+            process.wait()
+            raise
+    return process.returncode
+
+
+def progress_of(lines: list[str]) -> tuple[int, str] | None:
+    """The newest percentage that make printed, and what it was building."""
+    for line in reversed(lines):
+        match = _PERCENT.match(line)
+        if match:
+            return int(match[1]), _short(match[2])
+    return None
+
+
+def _short(step: str) -> str:
+    """ "Building CXX object a/b/operations.cc.o" says enough as "operations.cc"."""
+    words = step.split()
+    if not words:
+        return ""
+    name = words[-1].rsplit("/", 1)[-1]
+    return f"compiling {name.removesuffix('.o')}" if words[0] == "Building" else step
+
+
+def _watch_terminal(process: subprocess.Popen[bytes], log: Path, console: Console) -> None:
+    columns = (SpinnerColumn(), TextColumn("{task.fields[step]:<34.34}"), BarColumn(30))
+    with Progress(
+        *columns, TaskProgressColumn(), Elapsed(), console=console, transient=True
+    ) as bar:
+        task = bar.add_task("build", total=100, step="fetching and configuring")
+        _follow(process, log, lambda done, step: bar.update(task, completed=done, step=step))
+
+
+def _watch_plain(process: subprocess.Popen[bytes], log: Path, console: Console) -> None:
+    start = printed = time.monotonic()
+
+    def show(done: int, step: str) -> None:
+        nonlocal printed
+        now = time.monotonic()
+        if now - printed >= _PLAIN_EVERY_S:
+            printed = now
+            console.print(f"  {now - start:4.0f} s  {done:3d}%  {step}", highlight=False)
+
+    _follow(process, log, show)
+
+
+def _follow(process: subprocess.Popen[bytes], log: Path, show: Show) -> None:
+    """Call `show` with the newest step, a few times a second, until `process` ends."""
+    done, step, rest = 0, "fetching and configuring", ""
+    with log.open("r", encoding="utf-8", errors="replace") as text:
+        while process.poll() is None:
+            # The last piece may be half a line: keep it for the next round.
+            *lines, rest = (rest + text.read()).split("\n")
+            done, step = progress_of(lines) or (done, step)
+            show(done, step)
+            time.sleep(_POLL_S)

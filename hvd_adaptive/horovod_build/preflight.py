@@ -1,0 +1,128 @@
+"""Is there a C++ compiler, and are there Python headers?
+
+Standard library only, and no import of this package, because `make setup` runs this file with the
+system's Python before anything is installed: better to stop there than after a long download.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+COMPILERS = ("g++", "c++", "clang++")
+INSTALL_COMPILER = (
+    "install one with your system's package manager "
+    "(Debian, Ubuntu: g++ and make; Fedora, RHEL: gcc-c++ and make), load your cluster's gcc "
+    "module, or set CXX to its path"
+)
+INSTALL_HEADERS = (
+    "install Python's development headers (Debian, Ubuntu: python3-dev; Fedora, RHEL: "
+    "python3-devel), or use a Python that carries them, such as pyenv's or conda's"
+)
+INSTALL_VENV = "install the venv module (Debian, Ubuntu: python3-venv)"
+INSTALL_MAKE = "install GNU make with your system's package manager"
+
+
+def find_compiler(environ: Mapping[str, str]) -> tuple[str, ...] | None:
+    """The C++ compiler's command: $CXX if set, else the first known one on the path."""
+    wanted = [shlex.split(environ["CXX"])] if environ.get("CXX") else [[name] for name in COMPILERS]
+    for name, *arguments in wanted:
+        found = shutil.which(name, path=environ.get("PATH"))
+        if found:
+            return (found, *arguments)
+    return None
+
+
+def compiler_problem(environ: Mapping[str, str], standard: int) -> str | None:
+    """Why there is no compiler for C++ `standard`, with what to do; None where there is one."""
+    command = find_compiler(environ)
+    if command is None:
+        named = environ.get("CXX")
+        what = f"CXX={named} does not exist" if named else f"none of {', '.join(COMPILERS)} exists"
+        return f"no C++ compiler: {what}; {INSTALL_COMPILER}"
+    complaint = try_compile(command, standard)
+    if complaint is None:
+        return None
+    return (
+        f"{shlex.join(command)} does not compile C++{standard} ({complaint}); g++ 11, clang++ 14 "
+        f"or newer does: {INSTALL_COMPILER}"
+    )
+
+
+def try_compile(command: Sequence[str], standard: int) -> str | None:
+    """Compile one line as C++ `standard`; None if that works, else the compiler's first words."""
+    with tempfile.TemporaryDirectory(prefix="hvd_adaptive-") as folder:
+        source = Path(folder, "probe.cc")
+        source.write_text("#include <string>\nint main() { return std::string().size(); }\n")
+        arguments = [f"-std=c++{standard}", "-c", str(source), "-o", str(source.with_suffix(".o"))]
+        try:
+            done = subprocess.run(
+                [*command, *arguments],
+                capture_output=True,
+                text=True,
+                errors="replace",
+                timeout=120,
+            )
+        except (OSError, subprocess.TimeoutExpired) as error:
+            return str(error)
+    if done.returncode == 0:
+        return None
+    lines = (done.stderr or done.stdout).strip().splitlines()
+    return lines[0] if lines else f"exit status {done.returncode}"
+
+
+def headers_problem() -> str | None:
+    """Why Python.h is missing, with what to do; None where it is there."""
+    folder = sysconfig.get_paths()["include"]
+    if Path(folder, "Python.h").is_file():
+        return None
+    return f"Python.h is not in {folder}: {INSTALL_HEADERS}"
+
+
+def make_problem(environ: Mapping[str, str]) -> str | None:
+    """Why Horovod's makefiles cannot be run; None where they can."""
+    if shutil.which("make", path=environ.get("PATH")):
+        return None
+    return f"there is no make: {INSTALL_MAKE}"
+
+
+def folder_problem(folder: Path) -> str | None:
+    """Why Open MPI cannot be used from `folder`; None where it can."""
+    if not any(letter.isspace() for letter in str(folder)):
+        return None
+    return f"'{folder}' has a space in it, which Open MPI's compilers cannot handle: move it"
+
+
+def venv_problem() -> str | None:
+    """Why this Python cannot make a virtual environment; None where it can."""
+    if importlib.util.find_spec("venv") and importlib.util.find_spec("ensurepip"):
+        return None
+    return f"{sys.executable} cannot make virtual environments: {INSTALL_VENV}"
+
+
+def main() -> int:
+    """Print every problem at once, so that one visit to the package manager is enough."""
+    standard = int(sys.argv[1]) if len(sys.argv) > 1 else 20
+    checks = (
+        folder_problem(Path.cwd()),
+        venv_problem(),
+        headers_problem(),
+        make_problem(os.environ),
+        compiler_problem(os.environ, standard),
+    )
+    problems = [problem for problem in checks if problem]
+    for problem in problems:
+        print(f"hvd_adaptive set-up: {problem}", file=sys.stderr)
+    return 1 if problems else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,84 @@
+"""Does the installed Horovod import, and can it do what was asked?"""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from urllib.parse import unquote, urlparse
+
+from .facts import Facts, Options
+
+_PROBE = """
+import json
+import horovod, horovod.torch as hvd
+from importlib.resources import files
+built = json.loads(files("horovod").joinpath("metadata.json").read_text())
+print(json.dumps({
+    "version": horovod.__version__,
+    "mpi": bool(hvd.mpi_built()), "gloo": bool(hvd.gloo_built()), "nccl": bool(hvd.nccl_built()),
+    "torch": built.get("pytorch"),
+}))
+"""
+
+
+@dataclass(frozen=True)
+class Installed:
+    """The Horovod in this environment; `key` is None for one installed in another way."""
+
+    version: str
+    key: str | None
+
+
+def find_installed() -> Installed | None:
+    """The installed Horovod, read from its metadata."""
+    try:
+        found = metadata.distribution("horovod")
+    except metadata.PackageNotFoundError:
+        return None
+    origin = json.loads(found.read_text("direct_url.json") or "{}")
+    # pip notes the file it installed from; our wheels lie in a folder named by their key.
+    folder = Path(unquote(urlparse(origin.get("url", "")).path)).parent.name
+    return Installed(found.version, folder if re.fullmatch(r"[0-9a-f]{16}", folder) else None)
+
+
+def problems(options: Options, facts: Facts) -> list[str]:
+    """How the installed Horovod differs from what was asked for; empty where it is good."""
+    # A folder of its own, so that no ./horovod hides the installed one.
+    with tempfile.TemporaryDirectory(prefix="hvd_adaptive-") as folder:
+        try:
+            done = subprocess.run(
+                [sys.executable, "-c", _PROBE],
+                cwd=folder,
+                capture_output=True,
+                text=True,
+                errors="replace",
+                timeout=300,
+            )
+        except subprocess.TimeoutExpired:
+            return ["importing horovod.torch did not end within 300 s"]
+    if done.returncode != 0:
+        words = done.stderr.strip().splitlines()[-3:] or [f"exit status {done.returncode}"]
+        return ["import horovod.torch fails: " + " | ".join(words)]
+    return differences(json.loads(done.stdout.splitlines()[-1]), options, facts)
+
+
+def differences(seen: dict[str, object], options: Options, facts: Facts) -> list[str]:
+    """Compare what the probe saw with what was asked for."""
+    wanted = {
+        "version": options.version,
+        "torch": facts.torch.version,
+        "mpi": facts.mpi is not None,
+        "gloo": options.gloo,
+        "nccl": facts.gpu.nccl is not None,
+    }
+    return [
+        f"{name} is {seen.get(name)}, not {value}"
+        for name, value in wanted.items()
+        if seen.get(name) != value
+    ]

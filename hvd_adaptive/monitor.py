@@ -1,0 +1,70 @@
+"""What was sent and how good it was."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+
+@dataclass
+class StepFigures:
+    """Figures of one step, on this rank.
+
+    coordinates: gradient coordinates encoded.  uncompressed_bytes: their bytes as they are.
+    payload_bytes: bytes encoded.  wire_bytes: bytes sent by this rank, computed from the exchange.
+    squared_error, squared_norm: of the sampled buckets.
+    encode_s, exchange_s, decode_s: seconds encoding, waiting for the exchange, decoding.
+    """
+
+    coordinates: int = 0
+    uncompressed_bytes: int = 0
+    payload_bytes: int = 0
+    wire_bytes: int = 0
+    squared_error: float = 0.0
+    squared_norm: float = 0.0
+    encode_s: float = 0.0
+    exchange_s: float = 0.0
+    decode_s: float = 0.0
+
+
+class StepMeter:
+    """Collects one step's figures while the last finished step's can be read."""
+
+    def __init__(self) -> None:
+        self.current = StepFigures()
+        self._last: StepFigures | None = None
+
+    @contextmanager
+    def time(self, field: str) -> Iterator[None]:
+        """Add the seconds spent inside to ``field``."""
+        begin = time.perf_counter()
+        try:
+            yield
+        finally:
+            seconds = time.perf_counter() - begin
+            setattr(self.current, field, getattr(self.current, field) + seconds)
+
+    def finish(self) -> None:
+        """The step is over."""
+        self._last, self.current = self.current, StepFigures()
+
+    def report(self) -> dict[str, float]:
+        """The last step as a dict: coordinates, payload_bytes, wire_bytes, uncompressed_bytes,
+        bits_per_coordinate, relative_error (squared, of a few sampled buckets; NaN where none
+        could be measured), encode_s, exchange_s, decode_s. Zeros before the first step."""
+        last = self._last or StepFigures()
+        bits = 8 * last.payload_bytes / last.coordinates if last.coordinates else 0.0
+        error = last.squared_error / last.squared_norm if last.squared_norm else float("nan")
+        return {
+            "coordinates": last.coordinates,
+            "payload_bytes": last.payload_bytes,
+            "wire_bytes": last.wire_bytes,
+            "uncompressed_bytes": last.uncompressed_bytes,
+            "bits_per_coordinate": bits,
+            "relative_error": error,
+            "encode_s": last.encode_s,
+            "exchange_s": last.exchange_s,
+            "decode_s": last.decode_s,
+        }

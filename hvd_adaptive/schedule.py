@@ -1,0 +1,97 @@
+"""When tables are refitted."""
+
+from __future__ import annotations
+
+import itertools
+import numbers
+from collections.abc import Callable, Collection, Iterable, Iterator
+from typing import Any
+
+
+def paper_steps() -> Iterator[int]:
+    """Steps 100, 2,000 and every 10,000 (ALQ paper, App. K), and step 0: an unfitted table at a
+    large bucket adds noise of many times the gradient's norm."""
+    yield from (0, 100, 2000)
+    yield from itertools.count(10_000, 10_000)
+
+
+class UpdateSchedule:
+    """Which steps refit the table: a collection of steps, an ascending iterable or a callable.
+
+    An update that found too few buckets is retried at the next step, then after 2, 4, 8, ... more
+    steps, until it succeeds.
+    """
+
+    def __init__(self, steps: Iterable[int] | Callable[[int], bool] | None = None) -> None:
+        if steps is None:
+            steps = paper_steps()
+        self._due: Callable[[int], bool]
+        if callable(steps):
+            self._due = steps
+        elif isinstance(steps, Iterable) and not isinstance(steps, str | bytes):
+            self._due = _Planned(steps)
+            self._due(0)  # a first step of the wrong kind is told at once
+        else:
+            raise ValueError(
+                f"update_steps={steps!r}: must be an iterable of ascending steps or a callable"
+            )
+        self._retry_at: int | None = None
+        self._wait = 1
+
+    def is_due(self, step: int) -> bool:
+        """Whether the table is refitted at ``step``."""
+        planned = bool(self._due(step))
+        return planned or step == self._retry_at
+
+    def done(self, step: int, complete: bool) -> None:
+        """Tell how the update at ``step`` went; an incomplete one is retried."""
+        if complete:
+            self._retry_at, self._wait = None, 1
+        else:
+            self._retry_at, self._wait = step + self._wait, self._wait * 2
+
+    def state_dict(self) -> dict[str, Any]:
+        """The retry in progress, as numbers (-1 for none)."""
+        return {
+            "retry_at": -1 if self._retry_at is None else self._retry_at,
+            "wait": self._wait,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Inverse of ``state_dict``; the schedule itself comes from the constructor."""
+        self._retry_at = None if state["retry_at"] < 0 else int(state["retry_at"])
+        self._wait = int(state["wait"])
+
+
+class _Planned:
+    """Membership in a collection of steps, or in an ascending, possibly endless iterable.
+
+    An iterable is read no further than needed; what was read is kept, so that going back to an
+    earlier step (a loaded checkpoint) works.
+    """
+
+    def __init__(self, steps: Iterable[int]) -> None:
+        if isinstance(steps, Collection) and not isinstance(steps, range):
+            steps = sorted(steps)
+        self._source = iter(steps)
+        self._last = -1
+        self._seen: set[int] = set()
+
+    def __call__(self, step: int) -> bool:
+        while self._last < step:
+            following = next(self._source, None)
+            if following is None:
+                break
+            self._add(following)
+        return step in self._seen
+
+    def _add(self, step: Any) -> None:
+        whole = isinstance(step, numbers.Integral) and not isinstance(step, bool)
+        if not whole or step < max(0, self._last):
+            raise ValueError(
+                f"update_steps: must give ascending steps >= 0, but {step!r} follows {self._last}"
+                if self._seen
+                else f"update_steps: must give ascending steps >= 0, not {step!r}"
+            )
+        self._last = int(step)
+        self._seen.add(self._last)

@@ -1,0 +1,85 @@
+"""ALQ, adaptive level quantization (Faghri et al. 2020)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from hvd_adaptive.levels import SOLVERS, Distribution, fit_levels
+from hvd_adaptive.schemes.adaptive import Adaptation, AdaptiveScheme
+from hvd_adaptive.schemes.level_table import LevelTable
+from hvd_adaptive.settings import Settings, check_choice, check_flag, check_integer
+
+
+class ALQ(AdaptiveScheme):
+    """Adaptive level quantization (Faghri, Tabrizian, Markov, Alistarh, Roy, Ramezani-Kebrya:
+    Adaptive Gradient Quantization for Data-Parallel SGD, 2020).
+
+    Each bucket is divided by its norm and rounded at random, without bias, to a table of 2**bits
+    levels that all ranks share (section 3, Eqs 1, 2). The levels minimise the expected variance of
+    the sampled buckets (section 3.4, Eq. 10) or, ``normalized=True`` (ALQ-N), the expected
+    normalized variance (Eq. 3), by coordinate descent (Eqs 4, 5, 31, 33) or projection-free
+    gradient descent (``solver="gradient_descent"``, ALQG; Eqs 6, 7, 36).
+
+    bits: 2 to 8, sign included.
+    norm: "l2" as in the paper, or "linf".
+    symmetric: levels +-l1 ... +-1 without zero (App. B.3), or 0 and signed magnitudes (section 3).
+    table: first levels, ascending and signed; exponential with p = 0.5 where None.
+    update_steps: steps at which the table is refitted: a collection, an ascending iterable or a
+        callable; default 0, 100, 2,000 and every 10,000.
+    samples: buckets that each rank samples for a fit.
+    statistics: "histogram", or "normal" for the paper's truncated normals.
+    shared: see settings.Settings.
+    """
+
+    name = "alq"
+
+    def __init__(
+        self,
+        *,
+        bits: int = 3,
+        norm: str = "l2",
+        normalized: bool = False,
+        solver: str = "coordinate_descent",
+        symmetric: bool = True,
+        table: Sequence[float] | torch.Tensor | None = None,
+        update_steps: Iterable[int] | Callable[[int], bool] | None = None,
+        samples: int = 20,
+        statistics: str = "histogram",
+        **shared: Any,
+    ) -> None:
+        check_integer("bits", bits, 2, 8)
+        check_choice("norm", norm, ("l2", "linf"))
+        check_flag("symmetric", symmetric)
+        self.solver = check_choice("solver", solver, SOLVERS)
+        first = (
+            LevelTable(bits, symmetric, exponential_magnitudes(bits, symmetric))
+            if table is None
+            else LevelTable.from_levels(table, bits, symmetric)
+        )
+        adaptation = Adaptation(normalized, update_steps, samples, statistics)
+        super().__init__(Settings.from_keywords("ALQ", shared), norm, first, adaptation)
+
+    def scheme_settings(self) -> dict[str, Any]:
+        return super().scheme_settings() | {"solver": self.solver}
+
+    def fit_magnitudes(self, distribution: Distribution) -> np.ndarray:
+        bits, symmetric = self._table.bits, self._table.symmetric
+        current = (self._table.magnitudes,)
+        return fit_levels(distribution, bits, symmetric, self.solver, extra_starts=current).magnitudes
+
+
+def exponential_magnitudes(bits: int, symmetric: bool, multiplier: float = 0.5) -> np.ndarray:
+    """1, p, p**2, ...: 2**(bits-1) magnitudes, the least of them 0 unless ``symmetric``.
+
+    Beyond 5 bits p is raised so that the least stays at p_0**16, within float32's reach of 1.
+    """
+    count = 1 << (bits - 1)
+    base = multiplier ** (min(1.0, 16 / count))
+    magnitudes = base ** np.arange(count - 1, -1, -1.0)
+    if not symmetric:
+        magnitudes[0] = 0.0
+    return magnitudes

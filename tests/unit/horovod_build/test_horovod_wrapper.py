@@ -1,0 +1,161 @@
+"""The compiler wrapper, and the C++ standard that it is given."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from hvd_adaptive.horovod_build import preflight
+from hvd_adaptive.horovod_build.torch_facts import Torch, find_torch, required_standard
+from hvd_adaptive.horovod_build.wrapper import wrapper_script, write_wrapper
+
+
+def executable(path: Path, text: str) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    path.chmod(0o755)
+    return path
+
+
+def file(path: Path, text: str) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    return path
+
+
+# The compiler wrapper
+
+
+def run_wrapper(folder: Path, standard: int, arguments: list[str], rpaths=()) -> list[str]:
+    """What the wrapper passes to the real compiler, here a script that prints its arguments."""
+    real = executable(folder / "a compiler", '#!/bin/sh\nprintf "%s\\n" "$@"\n')
+    write_wrapper(folder / "cxx", wrapper_script([str(real), "-first"], standard, rpaths))
+    done = subprocess.run([folder / "cxx", *arguments], capture_output=True, text=True, check=True)
+    assert done.stdout.startswith("-first\n")
+    return done.stdout.splitlines()[1:]
+
+
+@pytest.mark.parametrize("flag", ["-std=c++11", "-std=c++14", "-std=gnu++14", "-std=c++17",
+                                  "-std=c++1z", "-std=gnu++17", "--std=c++14"])  # fmt: skip
+def test_wrapper_raises_lower_standards(tmp_path, flag):
+    given = ["-O2", flag, "-DNAME=a b", "-c", "x.cc", "-o", "x y.o"]
+    expected = ["-O2", "-std=c++20", "-DNAME=a b", "-c", "x.cc", "-o", "x y.o"]
+    assert run_wrapper(tmp_path, 20, given) == expected
+
+
+@pytest.mark.parametrize("flag", ["-std=c++20", "-std=c++23", "-std=gnu++2a", "-std=c17"])
+def test_wrapper_keeps_other_standards(tmp_path, flag):
+    assert run_wrapper(tmp_path, 20, [flag, "-c", "x.cc"]) == [flag, "-c", "x.cc"]
+
+
+def test_wrapper_raises_only_to_what_is_needed(tmp_path):
+    assert run_wrapper(tmp_path, 17, ["-std=c++14", "-c", "x"]) == ["-std=c++17", "-c", "x"]
+    assert run_wrapper(tmp_path, 17, ["-std=c++17", "-c", "x"]) == ["-std=c++17", "-c", "x"]
+
+
+def test_wrapper_names_the_standard_where_none_is_named(tmp_path):
+    assert run_wrapper(tmp_path, 20, ["-c", "x.cc"]) == ["-std=c++20", "-c", "x.cc"]
+    assert run_wrapper(tmp_path, 20, ["--version"]) == ["--version"]
+
+
+@pytest.mark.parametrize("macro", ["-D__CUDA_ARCH_LIST__=800", "-D__CUDA_ARCH__=800",
+                                   "-D__CUDACC__"])  # fmt: skip
+def test_wrapper_leaves_nvcc_passes_alone(tmp_path, macro):
+    given = ["-std=c++17", macro, "-E", "x.cu"]
+    assert run_wrapper(tmp_path, 20, given) == given
+
+
+def test_wrapper_puts_the_environments_libraries_first(tmp_path):
+    given = ["-shared", "-Wl,-rpath,/built/here", "-o", "x.so"]
+    passed = run_wrapper(tmp_path, 20, given, ["$ORIGIN/../lib"])
+    assert passed == ["-Wl,-rpath,$ORIGIN/../lib", *given]
+    assert run_wrapper(tmp_path, 20, ["-o", "program"], ["$ORIGIN/../lib"]) == ["-o", "program"]
+
+
+@pytest.mark.skipif(not preflight.find_compiler(os.environ), reason="no C++ compiler")
+def test_wrapper_with_the_real_compiler(tmp_path):
+    source = file(tmp_path / "x.cc", "static_assert(__cplusplus > 201703L);\n")
+    compiler = preflight.find_compiler(os.environ)
+    write_wrapper(tmp_path / "cxx", wrapper_script(compiler, 20))
+    arguments = ["-std=c++14", "-c", str(source), "-o", str(tmp_path / "x.o")]
+    assert subprocess.run([*compiler, *arguments], capture_output=True).returncode != 0
+    assert subprocess.run([tmp_path / "cxx", *arguments]).returncode == 0
+
+
+# Which standard torch needs
+
+HEADER = (
+    "#pragma once\n\n#if !defined(_MSC_VER) && __cplusplus < {}L\n#error newer, please\n#endif\n"
+)
+
+
+def test_standard_from_header_demands(tmp_path):
+    file(tmp_path / "include/ATen/ATen.h", HEADER.format(201703))
+    assert required_standard(tmp_path, "1.0") == 17
+    file(tmp_path / "include/torch/headeronly/macros/Macros.h", HEADER.format(202002))
+    assert required_standard(tmp_path, "1.0") == 20
+
+
+def test_standard_ignores_conditions_without_an_error(tmp_path):
+    text = HEADER.format(201402) + "\n#if __cplusplus < 202302L\n#define POLYFILL\n#endif\n"
+    file(tmp_path / "include/c10/macros/Macros.h", text)
+    assert required_standard(tmp_path, "1.0") == 14
+
+
+@pytest.mark.parametrize(
+    ("where", "text", "standard"),
+    [
+        ("share/cmake/Torch/TorchConfig.cmake", "    CXX_STANDARD 20\n", 20),
+        ("share/cmake/Caffe2/Caffe2Targets.cmake", 'FEATURES "cxx_std_17"\n', 17),
+        ("utils/cpp_extension.py", "cflags = common + ['-fPIC', '-std=c++20']\n", 20),
+        ("utils/cpp_extension.py", "cpp_flag = cpp_flag_prefix + 'c++17'\n", 17),
+    ],
+)
+def test_standard_from_build_files(tmp_path, where, text, standard):
+    file(tmp_path / "include/ATen/ATen.h", HEADER.format(201402))
+    file(tmp_path / where, text)
+    assert required_standard(tmp_path, "1.0") == standard
+
+
+def test_standard_ignores_comments_and_doctests(tmp_path):
+    text = "# '-std=c++26' one day\n  ... flags=['-std=c++23']\nflags = ['-std=c++17']\n"
+    file(tmp_path / "utils/cpp_extension.py", text)
+    assert required_standard(tmp_path, "1.0") == 17
+
+
+@pytest.mark.parametrize(
+    ("version", "standard"),
+    [
+        ("1.13.1", 14),
+        ("2.0.1", 14),
+        ("2.1.0", 17),
+        ("2.12.1+cu130", 17),
+        ("2.13.0", 20),
+        ("3.0", 20),
+    ],
+)
+def test_standard_falls_back_on_the_version(tmp_path, version, standard):
+    assert required_standard(tmp_path, version) == standard
+
+
+def test_find_torch_reads_files_only(tmp_path):
+    about = "__version__ = '2.4.1+cu121'\ndebug = False\ncuda: Optional[str] = '12.1'\n"
+    file(tmp_path / "version.py", about)
+    file(tmp_path / "share/cmake/Torch/TorchConfig.cmake", '"-D_GLIBCXX_USE_CXX11_ABI=0"')
+    assert find_torch(tmp_path) == Torch("2.4.1+cu121", tmp_path, "12.1", False, 17)
+    file(tmp_path / "version.py", "__version__ = '2.13.0'\ncuda: Optional[str] = None\n")
+    assert find_torch(tmp_path).cuda is None
+
+
+def test_the_real_torch():
+    import torch
+
+    found = find_torch()
+    assert found.version == torch.__version__
+    assert found.cuda == torch.version.cuda
+    assert found.cxx11_abi == torch.compiled_with_cxx11_abi()
+    if torch.__version__.startswith("2.13"):
+        assert found.standard == 20
