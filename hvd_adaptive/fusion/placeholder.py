@@ -1,28 +1,29 @@
 """The small tensor that Horovod reduces in a gradient's stead, and what its sum tells.
 
-float64 [1, rank, slot, slot**2, step, step**2, settings, settings**2]. After the reduction the
-first entry tells Average from Sum, the ranks' entry gives other ops away, and a variance above zero
-shows that ranks disagree. All those numbers are below 2**20, so that the sums of squares over 1,000 ranks
-stay exact in float64.
+float64 [1, rank, slot, slot**2, step, step**2, low, low**2, high, high**2], where low and high are
+the halves of a 32-bit fingerprint. After the reduction the first entry tells Average from Sum, the
+ranks' entry gives other ops away, and a variance above zero shows that ranks disagree. The numbers
+are taken modulo 2**16, so that sums of squares over 1,000 ranks are exact in float64, with room
+for the rounding of a gradient_predivide_factor.
 """
 
 from __future__ import annotations
 
-import numpy as np
 import torch
 
 from hvd_adaptive.errors import RankMismatchError
 
-MODULUS = 1 << 20
+MODULUS = 1 << 16
+_SETTINGS = "settings, parameters or package version"
 # Whoever disagrees on settings may disagree on the rest too, so those are told first.
-_TOPICS = ("settings, parameters or package version", "the step", "the order of their gradients")
+_TOPICS = ((3, _SETTINGS), (2, _SETTINGS), (1, "the step"), (0, "the order of their gradients"))
 
 
 def placeholder(rank: int, slot: int, step: int, fingerprint: int) -> torch.Tensor:
-    """The tensor for one gradient; ``fingerprint`` covers settings and layout."""
+    """The tensor for one gradient; ``fingerprint`` (32 bits) covers what ranks must agree on."""
     values = [1.0, float(rank)]
-    for number in (slot, step, fingerprint):
-        values += [float(number % MODULUS), float(number % MODULUS) ** 2]
+    for number in (slot, step, fingerprint, fingerprint >> 16):
+        values += [float(number % MODULUS), float((number % MODULUS) ** 2)]
     return torch.tensor(values, dtype=torch.float64)
 
 
@@ -32,23 +33,29 @@ def check_reduced(reduced: torch.Tensor, size: int) -> float:
     Raises RankMismatchError, with the same message on every rank, where ranks disagree, and
     RuntimeError where the reduction was neither a sum nor an average.
     """
-    values = reduced.numpy()
-    ones, ranks = values[0], values[1]
-    average = np.array([1.0, (size - 1) / 2])
-    if np.allclose([ones, ranks], average, rtol=1e-9, atol=1e-9):
-        factor, means = 1.0 / size, values[2:]
-    elif np.allclose([ones, ranks], average * size, rtol=1e-9, atol=1e-9):
-        factor, means = 1.0, values[2:] / size
+    values = reduced.tolist()
+    if _close(values[:2], [1.0, (size - 1) / 2]):
+        factor, scale = 1.0 / size, size
+    elif _close(values[:2], [size, size * (size - 1) / 2]):
+        factor, scale = 1.0, 1
     else:
         raise RuntimeError(
             "gradients can be compressed under op=hvd.Average and op=hvd.Sum only; the reduction "
-            f"of this step was neither (entries {ones:g} and {ranks:g} over {size} ranks)"
+            f"of this step was neither (entries {values[0]:g} and {values[1]:g}, {size} ranks)"
         )
-    spread = size * (means[1::2] - means[0::2] ** 2)
-    for topic, deviation in zip(_TOPICS, spread[::-1], strict=True):
-        if round(deviation) != 0:
+    sums = [round(value * scale) for value in values[2:]]
+    for pair, topic in _TOPICS:
+        total, squares = sums[2 * pair], sums[2 * pair + 1]
+        if size * squares != total * total:
             raise RankMismatchError(
                 f"ranks disagree on {topic}: every rank must construct the same compressor for the "
                 "same parameters and take the same steps"
             )
     return factor
+
+
+def _close(values: list[float], expected: list[float]) -> bool:
+    return all(
+        abs(value - other) <= 1e-9 * max(1.0, other)
+        for value, other in zip(values, expected, strict=True)
+    )

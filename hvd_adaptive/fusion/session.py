@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import threading
-import weakref
+import zlib
+from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -143,7 +144,7 @@ class Session:
 
     def _take_layout(self, layout: Layout) -> None:
         self._layout = layout
-        self._name = _claim_name(self, layout.fingerprint ^ self.compressor.fingerprint)
+        self._name = _claim_name(layout.fingerprint ^ self.compressor.fingerprint)
         logger.debug(
             "%s: %d tensors in %d groups over %d ranks",
             self._name, len(layout.members), len(layout.groups), self.world.size,
@@ -239,9 +240,11 @@ class Session:
             batch.step.arrive(slot, tensor)
 
     def _placeholder(self, slot: int, step: int) -> torch.Tensor:
-        layout = 0 if self._layout is None else self._layout.fingerprint
-        mixed = (self.compressor.fingerprint ^ layout ^ (layout >> 32)) & 0xFFFFFFFF
-        return placeholder(self.world.rank, slot, step, mixed ^ (mixed >> 20))
+        """Covers all that ranks must agree on before they wait for each other: the collectives'
+        names (settings, layout, instance) and whether this is an update step."""
+        named = "" if self._layout is None else self._name
+        agreed = repr((self.compressor.fingerprint, named, self.compressor.update_due(step)))
+        return placeholder(self.world.rank, slot, step, zlib.crc32(agreed.encode()))
 
     # Steps --------------------------------------------------------------------------------------
 
@@ -306,20 +309,16 @@ def _check_op(op: Any) -> None:
         raise ValueError(f"op=hvd.{name}: gradients can be compressed under hvd.Average and hvd.Sum")
 
 
-_names: dict[str, weakref.WeakValueDictionary[int, Session]] = {}
+_taken: Counter[str] = Counter()
 
 
-def _claim_name(session: Session, fingerprint: int) -> str:
-    """A collective name that no living session of this process uses.
+def _claim_name(fingerprint: int) -> str:
+    """A collective name that no other session of this process has.
 
-    Sessions with equal layouts are numbered in the order in which optimizers took them, the lowest
-    free number first, which is the same on all ranks.
+    Sessions with equal layouts and settings are counted in the order in which optimizers took
+    their compressors, which is the program's and so the same on all ranks. (The lowest number that
+    is free would depend on when each rank collects its garbage.)
     """
     base = f"hvd_adaptive.{fingerprint:016x}"
-    taken = _names.setdefault(base, weakref.WeakValueDictionary())
-    for number, holder in list(taken.items()):
-        if holder is session:
-            return f"{base}.{number}"
-    number = next(n for n in range(len(taken) + 1) if n not in taken)
-    taken[number] = session
-    return f"{base}.{number}"
+    _taken[base] += 1
+    return f"{base}.{_taken[base] - 1}"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import torch
 from tqdm import tqdm
@@ -20,8 +22,15 @@ def warm(bits: int) -> None:
     cpu.decode_add([(scales, words)], 1000, table, 1.0, torch.zeros(1000))
 
 
+def forget() -> None:
+    """Remove cached code: Numba does not see that a helper in another file has changed."""
+    for file in (Path(__file__).parent / "__pycache__").glob("*.nb[ic]"):
+        file.unlink(missing_ok=True)
+
+
 def main() -> None:
-    """Compile what is not cached yet."""
+    """Compile everything anew."""
+    forget()
     flat = torch.linspace(-1, 1, 100)
     for bits in tqdm(range(1, 9), desc="compiling kernels", unit="width"):
         warm(bits)

@@ -79,7 +79,7 @@ def checksum(words: torch.Tensor, seed: int) -> int:
     return int(cpu_scan.checksum(words.numpy().view(np.uint32), np.uint32(seed)))
 
 
-_NO_SEARCH = np.zeros(1, np.uint8)
+_NO_SEARCH = np.zeros(1, np.uint32)
 _encoder = functools.cache(cpu_encode.make_encoder)
 _decoder = functools.cache(cpu_decode.make_decoder)
 

@@ -53,13 +53,16 @@ def _pick4(r, u, a0, a1, a2, a3, g0, g1, g2, g3, c0, c1, c2, c3, c4):
 
 
 @inline
-def _search(r, u, start, gap, lower, search, corrections, cell):
-    """The same index for many thresholds: r's interval from a table, then one comparison."""
-    cell[0] = r
-    index = np.int64(search[max((cell.view(np.int32)[0] >> _CELL_SHIFT) - _CELL_BASE, 0)])
+def _search(r, u, start, gap, lower, search, corrections):
+    """The same index for many thresholds: r's interval from a table, then one comparison.
+
+    Indices are unsigned, which spares Numba's test for negative ones.
+    """
+    cell = np.int32(np.int32(np.float32(r).view(np.int32) >> _CELL_SHIFT) - _CELL_BASE)
+    index = search[np.uint32(max(cell, np.int32(0)))]
     for _ in range(corrections):
-        index += lower[index + 1] < r
-    return index + (r > start[index] + u * gap[index])
+        index = np.uint32(index + np.uint32(lower[np.uint32(index + np.uint32(1))] < r))
+    return np.uint32(index + np.uint32(r > start[index] + u * gap[index]))
 
 
 @inline
@@ -204,7 +207,7 @@ def make_encoder(bits: int):
                                     r, u, a4, a5, a6, a7, g4, g5, g6, g7, c, c5, c6, c7, c8
                                 )
                         else:
-                            c = ladder[_search(r, u, start, gap, lower, search, corrections, cell)]
+                            c = ladder[_search(r, u, start, gap, lower, search, corrections)]
                         part[j] = np.uint32(c ^ sign) if v < 0 else c
                 else:
                     part[:] = np.uint32(0)

@@ -30,7 +30,7 @@ class KernelTable:
     lower: float32 (thresholds,), the lower ends of the intervals
     start, gap: float32 (thresholds,), gap already multiplied by 2**-24
     values: float32 (2**bits,)
-    search: uint8 (CELLS,), a lower bound of the interval of r; ``corrections`` steps mend it
+    search: uint32 (CELLS,), a lower bound of the interval of r; ``corrections`` steps mend it
     """
 
     bits: int
@@ -47,7 +47,7 @@ class KernelTable:
 
     @functools.cached_property
     def search(self) -> np.ndarray:
-        return np.searchsorted(self.lower[1:], _cell_edges()[:-1], side="left").astype(np.uint8)
+        return np.searchsorted(self.lower[1:], _cell_edges()[:-1], side="left").astype(np.uint32)
 
     @functools.cached_property
     def corrections(self) -> int:

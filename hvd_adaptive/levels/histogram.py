@@ -1,0 +1,163 @@
+"""Piecewise-uniform laws with atoms at zero and one: what fits run on."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from hvd_adaptive.levels.distributions import Array, Distribution, Moments
+
+LOG_BINS = 512
+_STEPS = np.arange(1, LOG_BINS + 1)
+# 16 bins an octave over 32 octaves; a bin's index is read off the top bits of a float32.
+LOG_EDGES: Array = np.concatenate([[0.0], np.exp2(-32.0 + _STEPS // 16) * (1 + _STEPS % 16 / 16)])
+LOG_EDGES.flags.writeable = False
+
+
+class Histogram:
+    """Uniform density within each bin, plus atoms at zero and at one.
+
+    edges: (m + 1,) ascending within [0, 1]; masses: (m,); all masses are made to sum to one.
+    Negative, infinite or NaN masses, none at all, or edges out of order: ValueError. Every method
+    is a closed form on moments cumulated up to each edge.
+    """
+
+    def __init__(
+        self, edges: ArrayLike, masses: ArrayLike, zero_mass: float = 0.0, one_mass: float = 0.0
+    ) -> None:
+        edges, masses = np.array(edges, dtype=np.float64), np.array(masses, dtype=np.float64)
+        if edges.ndim != 1 or masses.shape != (edges.size - 1,) or edges.size < 2:
+            raise ValueError(f"edges, masses: shapes {edges.shape}, {masses.shape} do not fit")
+        if not (np.all(np.diff(edges) > 0) and edges[0] >= 0 and edges[-1] <= 1):
+            raise ValueError("edges: must ascend strictly within [0, 1]")
+        everything = np.concatenate([masses, [zero_mass, one_mass]])
+        total = everything.sum()
+        if not (np.isfinite(total) and np.all(everything >= 0) and total > 0):
+            raise ValueError("masses: must be finite, not negative, and not all zero")
+        self.edges, self.masses = edges, masses / total
+        self.zero_mass, self.one_mass = float(zero_mass / total), float(one_mass / total)
+        self.density = self.masses / np.diff(edges)
+        self._cdf = self.zero_mass + _cumulate(self.masses)
+        self._mean = _cumulate(self.masses * (edges[:-1] + edges[1:]) / 2)
+        squares = (edges[:-1] ** 2 + edges[:-1] * edges[1:] + edges[1:] ** 2) / 3
+        self._second = _cumulate(self.masses * squares)
+
+    @classmethod
+    def from_counts(
+        cls, counts: ArrayLike, zeros: ArrayLike = 0.0, ones: ArrayLike = 0.0,
+        weights: ArrayLike | None = None,
+    ) -> Histogram:  # fmt: skip
+        """From counts on ``LOG_EDGES``, of one bucket or of N.
+
+        counts: (512,) or (N, 512), any non-negative numbers; zeros, ones: how many coordinates are
+        exactly 0 and 1, () or (N,). weights: (N,), gamma_n of ALQ Eq. 10: each bucket then counts
+        as a law of its own, whatever its size; without them counts are simply added.
+        """
+        table = np.atleast_2d(np.asarray(counts, dtype=np.float64))
+        if table.ndim != 2 or table.shape[1] != LOG_BINS:
+            raise ValueError(f"counts: must have {LOG_BINS} columns, not shape {table.shape}")
+        ends = [np.broadcast_to(np.asarray(end, float), table.shape[0]) for end in (zeros, ones)]
+        table = np.column_stack([table, *ends])
+        if weights is None:
+            pooled = table.sum(axis=0)
+        else:
+            sizes = table.sum(axis=1)
+            # An empty bucket says nothing.
+            shares = np.divide(weights, sizes, out=np.zeros_like(sizes), where=sizes > 0)
+            pooled = shares @ table
+        return cls(LOG_EDGES, pooled[:LOG_BINS], pooled[-2], pooled[-1])
+
+    @classmethod
+    def from_samples(
+        cls, r: ArrayLike, weights: ArrayLike | None = None, edges: ArrayLike = LOG_EDGES
+    ) -> Histogram:
+        """From samples of r in [0, 1], any shape; rounding just above 1 counts as 1.
+
+        edges: ascending from 0 to 1. NaN or samples outside: ValueError.
+        """
+        r, edges = np.asarray(r, dtype=np.float64).reshape(-1), np.asarray(edges, dtype=np.float64)
+        if not np.all((r >= 0) & (r <= 1 + 1e-6)):
+            raise ValueError("r: must lie within [0, 1]")
+        w = np.ones_like(r) if weights is None else np.asarray(weights, float).reshape(-1)
+        inside = (r > 0) & (r < 1)
+        bins = np.searchsorted(edges, r[inside], side="right") - 1
+        masses = np.bincount(bins, weights=w[inside], minlength=edges.size - 1)
+        return cls(edges, masses, w[r == 0].sum(), w[r >= 1].sum())
+
+    def moments(self, x: ArrayLike) -> Moments:
+        """(cdf, partial_mean, partial_second), from one search for the bins."""
+        x = np.asarray(x, dtype=np.float64)
+        bins = np.searchsorted(self.edges[1:-1], x, side="right")
+        low, density = self.edges[bins], self.density[bins]
+        inside = np.minimum(np.maximum(x, low), self.edges[-1])
+        mass = density * (inside - low)
+        at_one = np.where(x >= 1.0, self.one_mass, 0.0)
+        cdf = np.where(x >= 0, self._cdf[bins] + mass + at_one, 0.0)
+        mean = self._mean[bins] + mass * ((inside + low) / 2) + at_one
+        square = (inside * inside + inside * low + low * low) / 3
+        return cdf, mean, self._second[bins] + mass * square + at_one
+
+    def cdf(self, x: ArrayLike) -> Array:
+        return self.moments(x)[0]
+
+    def partial_mean(self, x: ArrayLike) -> Array:
+        return self.moments(x)[1]
+
+    def partial_second(self, x: ArrayLike) -> Array:
+        return self.moments(x)[2]
+
+    def pdf(self, x: ArrayLike) -> Array:
+        """Density to the right of x (to the left at the last edge)."""
+        x = np.asarray(x, dtype=np.float64)
+        bins = np.searchsorted(self.edges[1:-1], x, side="right")
+        return np.where((x >= self.edges[0]) & (x <= self.edges[-1]), self.density[bins], 0.0)
+
+    def ppf(self, y: ArrayLike) -> Array:
+        y = np.asarray(y, dtype=np.float64)
+        # Bins with F(low) < y <= F(high) have mass, so their density divides.
+        bins = np.clip(np.searchsorted(self._cdf, y) - 1, 0, self.masses.size - 1)
+        density = self.density[bins]
+        above = np.maximum(y - self._cdf[bins], 0.0)
+        step = np.divide(above, density, out=np.zeros(y.shape), where=density > 0)
+        x = np.minimum(self.edges[bins] + step, self.edges[bins + 1])
+        return np.where(y <= self.zero_mass, 0.0, np.where(y > self._cdf[-1], 1.0, x))
+
+    def balance_point(self, c: ArrayLike) -> Array:
+        """The b in [0, c] with 2 b F(b) = integral of (c - r) dF over (b, c]: ALQ Eq. 31 folded.
+
+        c: any shape, <= 1. F(b) here holds the atom at zero (see ``first_level``). The equation
+        is quadratic within a bin; the bin is found from its values at the edges.
+        """
+        c = np.asarray(c, dtype=np.float64)
+        mass, mean, _ = self.moments(c)
+        goal = (c * mass - mean)[..., None]
+        at_edges = 2 * self.edges * self._cdf + c[..., None] * self._cdf - self._mean
+        bins = np.maximum(np.count_nonzero(at_edges < goal, axis=-1) - 1, 0)
+        bins = np.minimum(bins, self.masses.size - 1)
+        low, density = self.edges[bins], self.density[bins]
+        # With t = b - low: 1.5 density t**2 + slope t = lack.
+        slope = 2 * self._cdf[bins] + density * (low + c)
+        lack = np.maximum(goal[..., 0] - np.take_along_axis(at_edges, bins[..., None], -1)[..., 0],
+                          0.0)  # fmt: skip
+        root = slope + np.sqrt(slope**2 + 6 * density * lack)
+        step = np.divide(2 * lack, root, out=np.zeros(c.shape), where=root > 0)
+        return np.minimum(np.minimum(low + step, self.edges[bins + 1]), c)
+
+
+def tabulated(distribution: Distribution, edges: ArrayLike = LOG_EDGES) -> Histogram:
+    """The histogram of any distribution; a histogram itself is returned as it is."""
+    if isinstance(distribution, Histogram):
+        return distribution
+    own = getattr(distribution, "tabulate", None)
+    if own is not None:
+        return own(edges)
+    edges = np.asarray(edges, dtype=np.float64)
+    cdf = np.maximum.accumulate(distribution.cdf(edges))
+    one_mass = max(0.0, float(cdf[-1] - distribution.cdf(np.nextafter(1.0, 0.0))))
+    masses = np.diff(cdf)
+    masses[-1] = max(masses[-1] - one_mass, 0.0)
+    return Histogram(edges, masses, float(cdf[0]), one_mass)
+
+
+def _cumulate(values: Array) -> Array:
+    return np.concatenate([[0.0], np.cumsum(values)])

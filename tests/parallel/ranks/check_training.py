@@ -1,0 +1,251 @@
+"""ALQ inside stock hvd.DistributedOptimizer."""
+
+from __future__ import annotations
+
+import horovod.torch as hvd
+import pytest
+import torch
+from conftest import assert_same_everywhere, batches, flat_parameters, make_model, train
+
+from hvd_adaptive import ALQ
+
+
+def distributed(model, compressor, lr=0.1, **keywords):
+    optimizer = torch.optim.SGD(model.parameters(), lr=lr)
+    return hvd.DistributedOptimizer(
+        optimizer,
+        named_parameters=model.named_parameters(),
+        compression=compressor,
+        **keywords,
+    )
+
+
+@pytest.mark.parametrize(
+    "keywords",
+    [
+        {},
+        {"bits": 2, "symmetric": False, "normalized": True},
+        {"bits": 4, "norm": "linf", "tail": "full"},
+        {"bits": 8, "bucket_size": 100, "fusion_bytes": 40_000, "solver": "gradient_descent"},
+        {"statistics": "normal", "warmup_steps": 3, "update_steps": [0, 2, 5]},
+    ],
+    ids=str,
+)
+def test_replicas_stay_equal_and_learn(keywords):
+    model = make_model()
+    compressor = ALQ(**{"bucket_size": 1024} | keywords)
+    optimizer = distributed(model, compressor, lr=0.5)
+    losses = []
+    for _ in range(4):
+        losses += train(model, optimizer, 10, seed=len(losses))
+        assert_same_everywhere(flat_parameters(model), "parameters")
+        assert_same_everywhere(compressor.levels.to(torch.float32), "levels")
+    assert sum(losses[-10:]) < 0.8 * sum(losses[:10])
+    report = compressor.report()
+    assert report["coordinates"] == sum(p.numel() for p in model.parameters())
+    assert report["wire_bytes"] == report["payload_bytes"] * (hvd.size() - 1)
+
+
+@pytest.mark.parametrize("op", ["Average", "Sum"])
+def test_average_and_sum_against_float32(op):
+    """With 8 bits and the gradient of one batch, the result is the exact one within the error
+    that the compressor itself reports."""
+    exact, compressed = make_model(), make_model()
+    compressor = ALQ(bits=8, bucket_size=256)
+    optimizers = [
+        distributed(exact, hvd.Compression.none, op=getattr(hvd, op)),
+        distributed(compressed, compressor, op=getattr(hvd, op)),
+    ]
+    x, y = batches(hvd.rank())()
+    for model, optimizer in zip((exact, compressed), optimizers, strict=True):
+        torch.nn.functional.cross_entropy(model(x), y).backward()
+        optimizer.synchronize()
+    pairs = list(zip(exact.parameters(), compressed.parameters(), strict=True))
+    error = sum((a.grad - b.grad).square().sum() for a, b in pairs)
+    norm = sum(a.grad.square().sum() for a, b in pairs)
+    assert 0 < error / norm < 0.01
+    # Biases are smaller than min_numel and travel in full precision.
+    for a, b in pairs:
+        if a.numel() < 1024:
+            torch.testing.assert_close(a.grad, b.grad, rtol=1e-5, atol=1e-7)
+    assert_same_everywhere(torch.cat([b.grad.reshape(-1) for _, b in pairs]), op)
+
+
+def test_small_tensors_are_exact_and_ranks_add_in_order():
+    model = torch.nn.Linear(10, 3)
+    optimizer = distributed(model, ALQ())
+    weight = torch.randn(3, 10, generator=torch.Generator().manual_seed(hvd.rank()))
+    model.weight.grad, model.bias.grad = None, None
+    (model(torch.zeros(1, 10)).sum() * 0 + (model.weight * weight).sum()).backward()
+    optimizer.synchronize()
+    total = torch.zeros(3, 10)
+    for rank in range(hvd.size()):
+        total += torch.randn(3, 10, generator=torch.Generator().manual_seed(rank))
+    assert torch.equal(model.weight.grad, total * (1.0 / hvd.size()))
+
+
+def test_same_seed_repeats_bit_for_bit():
+    runs = []
+    for seed in (5, 5, 6):
+        model = make_model()
+        optimizer = distributed(model, ALQ(bits=3, seed=seed, bucket_size=512))
+        train(model, optimizer, 8)
+        runs.append(flat_parameters(model))
+        del optimizer
+    assert torch.equal(runs[0], runs[1])
+    assert not torch.equal(runs[0], runs[2])
+
+
+def test_layers_in_another_order_on_each_rank():
+    """Same-shaped gradients arrive in different orders; names keep them apart."""
+    torch.manual_seed(0)
+    layers = torch.nn.ModuleList(torch.nn.Linear(64, 64, bias=False) for _ in range(6))
+    compressor = ALQ(bits=8, bucket_size=64, fusion_bytes=4 * 64 * 64 * 2)
+    optimizer = torch.optim.SGD(layers.parameters(), lr=1.0)
+    optimizer = hvd.DistributedOptimizer(
+        optimizer, named_parameters=layers.named_parameters(), compression=compressor
+    )
+    for step in range(4):
+        optimizer.zero_grad()
+        order = torch.randperm(6, generator=torch.Generator().manual_seed(10 * step + hvd.rank()))
+        # Layer i's gradient is (i + 1) times ones, whatever the order.
+        loss = 0.0
+        for i in order.tolist():
+            loss = loss * 1.0 + (i + 1) * layers[i].weight.sum()
+        loss.backward()
+        optimizer.synchronize()
+        for i, layer in enumerate(layers):
+            expected = torch.full((64, 64), float(i + 1))
+            torch.testing.assert_close(layer.weight.grad, expected, rtol=0.1, atol=0)
+        with optimizer.skip_synchronize():
+            optimizer.step()
+
+
+def test_missing_gradients_on_some_ranks():
+    """A layer that only even ranks use; the others send zeros."""
+    model = torch.nn.ModuleDict({"a": torch.nn.Linear(50, 50), "b": torch.nn.Linear(50, 50)})
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    optimizer = hvd.DistributedOptimizer(
+        optimizer,
+        named_parameters=model.named_parameters(),
+        compression=ALQ(bits=8, bucket_size=125),
+    )
+    used = len(range(0, hvd.size(), 2))
+    for _ in range(3):
+        optimizer.zero_grad()
+        loss = model["a"].weight.sum()
+        if hvd.rank() % 2 == 0:
+            loss = loss + model["b"].weight.sum()
+        loss.backward()
+        optimizer.step()
+        grad = model["b"].weight.grad
+        torch.testing.assert_close(
+            grad, torch.full_like(grad, used / hvd.size()), rtol=0.1, atol=0.0
+        )
+
+
+def test_integer_and_sparse_gradients_go_through_horovod():
+    embedding = torch.nn.Embedding(40, 16, sparse=True)
+    head = torch.nn.Linear(16, 100)
+    torch.nn.init.constant_(embedding.weight, 0.5)
+    named = [("embedding", embedding.weight), ("w", head.weight), ("b", head.bias)]
+    optimizer = torch.optim.SGD([p for _, p in named], lr=0.1)
+    optimizer = hvd.DistributedOptimizer(
+        optimizer, named_parameters=named, compression=ALQ(bucket_size=128)
+    )
+    for _ in range(2):
+        optimizer.zero_grad()
+        index = torch.tensor([hvd.rank(), 5, 7])
+        head(embedding(index)).sum().backward()
+        optimizer.step()
+    assert embedding.weight.grad.is_sparse
+    assert_same_everywhere(embedding.weight.detach(), "embedding")
+    assert_same_everywhere(head.weight.detach(), "head")
+    compressor = ALQ()
+    counts = torch.arange(4, dtype=torch.int64)
+    assert compressor.compress(counts) == (counts, None)
+
+
+def test_two_optimizers_in_flight_together():
+    """Two networks, each with its own compressor, in one process (names differ, as stock Horovod
+    wants it)."""
+    pairs = []
+    for index in (1, 2):
+        model = make_model(index)
+        optimizer = hvd.DistributedOptimizer(
+            torch.optim.SGD(model.parameters(), lr=0.1),
+            named_parameters=[(f"net{index}.{n}", p) for n, p in model.named_parameters()],
+            compression=ALQ(bucket_size=512),
+        )
+        pairs.append((model, optimizer))
+    x, y = batches(hvd.rank())()
+    for _ in range(3):
+        for model, optimizer in pairs:
+            optimizer.zero_grad()
+            torch.nn.functional.cross_entropy(model(x), y).backward()
+        for _, optimizer in pairs:
+            optimizer.step()
+    for index, (model, _) in enumerate(pairs):
+        assert_same_everywhere(flat_parameters(model), f"model{index}")
+
+
+def test_half_precision_and_double_parameters():
+    torch.manual_seed(0)
+    weights = {
+        "half": torch.nn.Parameter(torch.randn(64, 64).half()),
+        "bfloat": torch.nn.Parameter(torch.randn(64, 64).bfloat16()),
+        "double": torch.nn.Parameter(torch.randn(64, 64).double()),
+        "tiny": torch.nn.Parameter(torch.randn(7).double()),
+    }
+    optimizer = torch.optim.SGD(weights.values(), lr=0.1)
+    optimizer = hvd.DistributedOptimizer(
+        optimizer,
+        named_parameters=weights.items(),
+        compression=ALQ(bits=8, bucket_size=256),
+    )
+    for _ in range(2):
+        optimizer.zero_grad()
+        sum((w * w).sum().float() * 0.5 for w in weights.values()).backward()
+        before = {name: w.detach().clone() for name, w in weights.items()}
+        optimizer.synchronize()
+        for name, w in weights.items():
+            assert w.grad.dtype == w.dtype and w.grad.shape == w.shape
+            torch.testing.assert_close(
+                w.grad.double(), before[name].double(), rtol=0.1, atol=0.05
+            )
+        # Summed in double precision, in rank order.
+        assert torch.equal(
+            weights["tiny"].grad, sum([before["tiny"]] * hvd.size()) * (1.0 / hvd.size())
+        )
+        with optimizer.skip_synchronize():
+            optimizer.step()
+
+
+def test_not_a_number_reaches_every_rank():
+    model = make_model()
+    compressor = ALQ(bucket_size=512)
+    optimizer = distributed(model, compressor)
+    for step in range(3):
+        optimizer.zero_grad()
+        x, y = batches(hvd.rank())()
+        loss = torch.nn.functional.cross_entropy(model(x), y)
+        (loss * float("inf") if step == 0 and hvd.rank() == 1 else loss).backward()
+        optimizer.synchronize()
+        grads = torch.cat([p.grad.reshape(-1) for p in model.parameters()])
+        finite = bool(torch.isfinite(grads).all())
+        assert finite == (step > 0)
+        if finite:
+            with optimizer.skip_synchronize():
+                optimizer.step()
+    # The update of step 0 found the others' buckets only, and was repeated at step 1.
+    assert compressor.report()["table_version"] == 2
+    assert_same_everywhere(flat_parameters(model), "after overflow")
+
+
+def test_single_tensor_through_hvd_allreduce():
+    values = torch.linspace(-1, 1, 5000) * (hvd.rank() + 1)
+    compressor = ALQ(bits=8, bucket_size=500)
+    result = hvd.allreduce(values, compression=compressor, op=hvd.Average)
+    expected = torch.linspace(-1, 1, 5000) * (hvd.size() + 1) / 2
+    assert (result - expected).square().sum() < 0.01 * expected.square().sum()
+    assert_same_everywhere(result, "allreduce")

@@ -1,0 +1,86 @@
+"""Fixtures of the tests that run on every rank at once."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+
+import horovod.torch as hvd
+import pytest
+import torch
+
+torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def world():
+    """Horovod, initialised once."""
+    hvd.init()
+    yield hvd
+    hvd.shutdown()
+
+
+@pytest.fixture(autouse=True)
+def same_initial_weights():
+    """What a test initialises at random is the same on all ranks."""
+    torch.manual_seed(0)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_logreport(report):
+    """One rank's failure ends the job: the others would wait for it."""
+    if report.failed:
+        print(f"rank {hvd.rank()}: {report.nodeid}\n{report.longreprtext}", flush=True)
+        sys.stdout.flush()
+        os._exit(1)
+
+
+def make_model(seed: int = 0, width: int = 300) -> torch.nn.Module:
+    """A small network, the same on all ranks."""
+    torch.manual_seed(seed)
+    return torch.nn.Sequential(
+        torch.nn.Linear(100, width),
+        torch.nn.ReLU(),
+        torch.nn.Linear(width, 100),
+        torch.nn.ReLU(),
+        torch.nn.Linear(100, 10),
+    )
+
+
+def batches(rank: int, seed: int = 0) -> Callable[[], tuple[torch.Tensor, torch.Tensor]]:
+    """A rank's own endless data of a linear teacher."""
+    teacher = torch.randn(100, 10, generator=torch.Generator().manual_seed(99))
+    generator = torch.Generator().manual_seed(1000 * seed + rank)
+
+    def batch() -> tuple[torch.Tensor, torch.Tensor]:
+        x = torch.randn(32, 100, generator=generator)
+        return x, (x @ teacher).argmax(1)
+
+    return batch
+
+
+def train(model: torch.nn.Module, optimizer: torch.optim.Optimizer, steps: int, seed: int = 0):
+    """Plain training; returns the losses."""
+    batch, losses = batches(hvd.rank(), seed), []
+    for _ in range(steps):
+        x, y = batch()
+        optimizer.zero_grad()
+        loss = torch.nn.functional.cross_entropy(model(x), y)
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return losses
+
+
+def flat_parameters(model: torch.nn.Module) -> torch.Tensor:
+    """All parameters in one vector."""
+    return torch.cat([p.detach().reshape(-1) for p in model.parameters()])
+
+
+def assert_same_everywhere(tensor: torch.Tensor, name: str) -> None:
+    """Bitwise equality over all ranks."""
+    bits = tensor.contiguous().view(torch.int32)
+    gathered = hvd.allgather(bits[None], name=f"check.{name}")
+    for rank in range(hvd.size()):
+        assert torch.equal(gathered[rank], bits), f"rank {rank} differs"

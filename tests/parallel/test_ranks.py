@@ -1,0 +1,34 @@
+"""Run the rank tests (tests/parallel/ranks) under each launcher.
+
+A single one by hand: mpirun -np 2 python -m pytest -o python_files='check_*.py' tests/parallel/ranks
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+from launch import LAUNCHERS, ROOT, Launcher, run
+
+SECONDS = 150
+CHECKS = sorted(path.name for path in (ROOT / "tests/parallel/ranks").glob("check_*.py"))
+
+
+@pytest.mark.parallel
+@pytest.mark.timeout(SECONDS + 30)
+@pytest.mark.parametrize("launcher", LAUNCHERS, ids=str)
+def test_ranks(launcher: Launcher) -> None:
+    """Every check passes on every rank; a hang is killed and fails."""
+    command = [
+        sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider",
+        "-o", "python_files=check_*.py", "-o", "timeout=60", "tests/parallel/ranks",
+    ]  # fmt: skip
+    try:
+        done = run(launcher, command, SECONDS)
+    except subprocess.TimeoutExpired as error:
+        pytest.fail(f"{launcher} hung for {SECONDS} s:\n{error.output}")
+    assert done.returncode == 0, done.stdout
+    # Every rank must have run to its end, not only the last one to print.
+    assert done.stdout.count(" passed") == launcher.ranks, done.stdout
+    assert " failed" not in done.stdout, done.stdout

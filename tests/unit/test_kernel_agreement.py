@@ -1,0 +1,180 @@
+"""The Numba kernels against the reference, bit for bit."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+import torch
+from unit_oracles import payload_length
+
+from hvd_adaptive.kernels import cpu, reference
+from hvd_adaptive.kernels.tables import kernel_table
+
+BUCKETS = (1, 7, 100, 512, 1000, 8192)
+TABLES = list(itertools.product(range(2, 9), (True, False)))
+
+
+def table_of(bits: int, symmetric: bool, kind: str = "uneven"):
+    """uneven: random gaps; crowded: levels over 30 octaves; uniform."""
+    count = 1 << (bits - 1)
+    generator = np.random.default_rng(bits)
+    if kind == "uneven":
+        magnitudes = np.cumsum(generator.uniform(0.01, 1, count))
+        magnitudes /= magnitudes[-1]
+    elif kind == "crowded":
+        magnitudes = 2.0 ** np.linspace(-30, 0, count)
+    else:
+        magnitudes = np.linspace(1 / count, 1, count)
+    if not symmetric:
+        magnitudes[0] = 0
+    return kernel_table(magnitudes, bits, symmetric)
+
+
+def ordinary(n: int, generator: np.random.Generator) -> np.ndarray:
+    return generator.standard_normal(n)
+
+
+def heavy(n: int, generator: np.random.Generator) -> np.ndarray:
+    return generator.standard_normal(n) * np.exp(4 * generator.standard_normal(n))
+
+
+def zeros(n: int, generator: np.random.Generator) -> np.ndarray:
+    return np.zeros(n)
+
+
+def signed_zeros(n: int, generator: np.random.Generator) -> np.ndarray:
+    x = generator.standard_normal(n)
+    x[generator.random(n) < 0.5] = -0.0
+    x[: n // 3] = -0.0
+    return x
+
+
+def with_nan(n: int, generator: np.random.Generator) -> np.ndarray:
+    x = generator.standard_normal(n)
+    x[n // 2 : n // 2 + 1] = np.nan
+    return x
+
+
+def with_infinity(n: int, generator: np.random.Generator) -> np.ndarray:
+    x = generator.standard_normal(n)
+    x[-1:] = -np.inf
+    return x
+
+
+def denormal(n: int, generator: np.random.Generator) -> np.ndarray:
+    return generator.standard_normal(n) * 1e-40
+
+
+def near_denormal(n: int, generator: np.random.Generator) -> np.ndarray:
+    return generator.standard_normal(n) * 3e-38
+
+
+def enormous(n: int, generator: np.random.Generator) -> np.ndarray:
+    return np.where(generator.random(n) < 0.5, -1e38, 1e38)
+
+
+def constant(n: int, generator: np.random.Generator) -> np.ndarray:
+    return np.full(n, -0.3)
+
+
+def one_outlier(n: int, generator: np.random.Generator) -> np.ndarray:
+    x = 1e-9 * generator.standard_normal(n)
+    x[n // 3 : n // 3 + 1] = 7e8
+    return x
+
+
+KINDS = (ordinary, heavy, zeros, signed_zeros, with_nan, with_infinity, denormal, near_denormal,
+         enormous, constant, one_outlier)  # fmt: skip
+
+
+def vector(kind, n: int, seed: int = 0) -> torch.Tensor:
+    with np.errstate(over="ignore"):
+        return torch.from_numpy(kind(n, np.random.default_rng([seed, n])).astype(np.float32))
+
+
+def encoded(module, flat: torch.Tensor, bucket: int, norm: str, table, key: int):
+    count = -(-flat.numel() // bucket)
+    words = (payload_length(flat.numel(), table.bits, 1 << 40) - 96) // 4
+    words = words - words % 16  # the padded length also holds one scale
+    scales = torch.full((count,), -1.0)
+    words = torch.full((words,), 0x55555555, dtype=torch.int32)
+    module.encode(flat, scales, words, bucket, norm, table, key)
+    return scales, words
+
+
+def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """NaN equals NaN; +0 and -0 differ."""
+    x, y = a.numpy().copy(), b.numpy().copy()
+    x[np.isnan(x)], y[np.isnan(y)] = 1.5, 1.5
+    return a.dtype == b.dtype and np.array_equal(np.isnan(a), np.isnan(b)) and (
+        x.tobytes() == y.tobytes()
+    )
+
+
+def compare(flat: torch.Tensor, bucket: int, norm: str, table, key: int) -> None:
+    what = f"n={flat.numel()} bucket={bucket} norm={norm} bits={table.bits}"
+    want, got = (encoded(m, flat, bucket, norm, table, key) for m in (reference, cpu))
+    assert same_bits(want[0], got[0]), what
+    assert torch.equal(want[1], got[1]), what
+    results = []
+    for module in (reference, cpu):
+        out = torch.linspace(-1, 1, flat.numel())
+        module.decode_add([got, got, got], bucket, table, 1 / 3, out)
+        results.append(out)
+    assert same_bits(*results), what
+
+
+@pytest.mark.parametrize(("bits", "symmetric"), TABLES)
+def test_same_codes_and_sums_for_all_sizes(bits, symmetric):
+    kinds = itertools.cycle((ordinary, heavy, one_outlier))
+    table = table_of(bits, symmetric)
+    for bucket, norm in itertools.product(BUCKETS, ("l2", "linf")):
+        sizes = {0, 1, bucket - 1, bucket, bucket + 1, 63, 64, 65, 511, 512, 513}
+        for n in sorted(sizes):
+            compare(vector(next(kinds), n), bucket, norm, table, key=n * 2654435761)
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
+def test_same_codes_and_sums_for_all_kinds_of_vectors(kind):
+    for (bits, symmetric), norm in itertools.product(TABLES, ("l2", "linf")):
+        bucket = BUCKETS[(bits + symmetric) % len(BUCKETS)]
+        table = table_of(bits, symmetric, ("crowded", "uniform")[bits % 2])
+        compare(vector(kind, 3 * min(bucket, 400) + 1), bucket, norm, table, key=2**64 - bits)
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
+def test_same_norms_for_every_bucket_size(kind):
+    for bucket, norm in itertools.product((*BUCKETS, 31, 32, 33, 127, 128, 129), ("l2", "linf")):
+        flat = vector(kind, 2 * bucket + 1)
+        want, got = (m.bucket_norms(flat, bucket, norm) for m in (reference, cpu))
+        assert same_bits(want, got), (bucket, norm)
+
+
+@pytest.mark.parametrize("bits", (3, 6))
+def test_same_codes_and_sums_for_a_million_and_three(bits):
+    compare(vector(heavy, 10**6 + 3), 8192, "l2", table_of(bits, True), key=12345)
+
+
+def test_codes_do_not_depend_on_what_the_buffers_held():
+    flat, table = vector(ordinary, 700), table_of(5, True)
+    scales, words = encoded(cpu, flat, 100, "l2", table, 1)
+    dirty = torch.full_like(words, -1)
+    cpu.encode(flat, torch.full_like(scales, np.nan), dirty, 100, "l2", table, 1)
+    assert torch.equal(words, dirty)
+
+
+def test_sum_over_ranks_is_in_the_given_order():
+    """Float32 sums depend on their order: three payloads must be added first to last."""
+    table = table_of(2, True, "uniform")
+    flats = [vector(ordinary, 1000, seed) * scale for seed, scale in ((1, 1e8), (2, -1e8), (3, 1.0))]
+    payloads = [encoded(cpu, flat, 100, "l2", table, i) for i, flat in enumerate(flats)]
+    total = np.zeros(1000, np.float32)
+    for payload in payloads:
+        one = torch.zeros(1000)
+        cpu.decode_add([payload], 100, table, 1.0, one)
+        total = total + one.numpy()
+    out = torch.zeros(1000)
+    cpu.decode_add(payloads, 100, table, 1.0, out)
+    assert out.numpy().tobytes() == total.tobytes()

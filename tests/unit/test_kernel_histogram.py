@@ -1,0 +1,61 @@
+"""Histogram bins against the documented edges."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from hvd_adaptive.kernels import cpu, reference
+
+both = pytest.mark.parametrize("kernels", (cpu, reference), ids=("cpu", "reference"))
+
+# Bin k >= 1 begins at 2**(-32 + k//16) * (1 + k%16 / 16); bin 0 begins above zero; the last ends
+# below one; then come the zeros and the ones.
+EDGES = np.array([2.0 ** (-32 + k // 16) * (1 + k % 16 / 16) for k in range(512)] + [1.0])
+
+
+def counts(r: np.ndarray) -> np.ndarray:
+    """Independent counts of float32 values in [0, ...)."""
+    r = np.asarray(r, np.float32).astype(np.float64)
+    inner = EDGES.copy()
+    inner[0] = 5e-324
+    binned, _ = np.histogram(r[(r > 0) & (r < 1)], inner)
+    return np.concatenate([binned, [np.sum(r == 0)], [np.sum(r >= 1)]])
+
+
+@both
+def test_every_edge_and_its_float32_neighbours(kernels):
+    edges = EDGES.astype(np.float32)
+    assert np.array_equal(edges.astype(np.float64), EDGES), "edges are exact in float32"
+    for values in (edges, np.nextafter(edges, np.float32(0)), np.nextafter(edges, np.float32(2))):
+        for r in values:
+            got = kernels.histogram(torch.tensor([r]), 1.0)
+            assert np.array_equal(got, counts([r])), float(r)
+
+
+@both
+@pytest.mark.parametrize("scale", (1.0, 2.0**-100, 2.0**60, 2.0**-126))
+def test_random_values_under_exact_scales(kernels, scale):
+    generator = np.random.default_rng(5)
+    r = (2.0 ** generator.uniform(-40, 0.1, 5000)).astype(np.float32)
+    r[:100], r[100:200], r[200] = 0, 1, np.float32(1e-44)
+    signs = generator.choice([-1, 1], r.size).astype(np.float32)
+    v = r * signs * np.float32(scale)
+    exact = np.abs(v) / np.float32(scale) == r  # not those that the product made denormal
+    got = kernels.histogram(torch.from_numpy(v[exact]), scale)
+    assert np.array_equal(got, counts(r[exact]))
+    assert got.sum() == exact.sum() and got.dtype == np.int64 and got.shape == (514,)
+
+
+@both
+def test_empty_and_negative_zero(kernels):
+    assert kernels.histogram(torch.empty(0), 1.0).sum() == 0
+    assert kernels.histogram(torch.tensor([-0.0]), 3.0)[512] == 1
+
+
+def test_kernels_agree_under_any_scale():
+    generator = np.random.default_rng(6)
+    flat = torch.from_numpy(np.exp(5 * generator.standard_normal(4000)).astype(np.float32))
+    for scale in (1e-30, 0.3, 7.0, 123.456, 1e38):
+        assert np.array_equal(cpu.histogram(flat, scale), reference.histogram(flat, scale))

@@ -1,0 +1,95 @@
+"""Bucket norms of both kernels against float64, and the exact rules at the edges."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hvd_adaptive.kernels import cpu, reference
+
+both = pytest.mark.parametrize("kernels", (cpu, reference), ids=("cpu", "reference"))
+ORDER = {"l2": 2, "linf": np.inf}
+
+
+def norms(kernels, values, bucket: int, norm: str) -> np.ndarray:
+    return kernels.bucket_norms(torch.tensor(values, dtype=torch.float32), bucket, norm).numpy()
+
+
+@both
+@pytest.mark.parametrize("norm", ("l2", "linf"))
+@pytest.mark.parametrize("scale", (1e-37, 1e-25, 1e-12, 1.0, 1e12, 1e17, 1e19, 1e33))
+def test_norms_against_float64(kernels, norm, scale):
+    x = (np.random.default_rng(3).standard_normal(20_000) * scale).astype(np.float32)
+    for bucket in (1, 7, 100, 512, 8192, 20_000):
+        want = [
+            np.linalg.norm(x[i : i + bucket].astype(np.float64), ORDER[norm])
+            for i in range(0, x.size, bucket)
+        ]
+        got = norms(kernels, x, bucket, norm)
+        tiny = np.array(want) < 2.0**-125  # a few coordinates at 1e-37, bucket size 1
+        np.testing.assert_allclose(got[~tiny], np.array(want)[~tiny], rtol=1e-5)
+
+
+@given(
+    st.lists(st.floats(width=32, allow_nan=False, allow_infinity=False), min_size=1, max_size=80),
+    st.sampled_from(("l2", "linf")),
+)
+def test_norms_of_anything_against_float64(values, norm):
+    x = np.array(values, np.float32).astype(np.float64)
+    want = np.abs(x).max() if norm == "linf" else np.sqrt(np.sum((x / 2**60) ** 2)) * 2**60
+    for kernels in (cpu, reference):
+        got = float(norms(kernels, values, len(values), norm)[0])
+        if want < 2.0**-126 * (1 - 1e-5):
+            assert got == 0
+        elif want > float(np.finfo(np.float32).max) * (1 + 1e-5):
+            assert np.isnan(got)
+        elif 2.0**-126 * (1 + 1e-5) < want < float(np.finfo(np.float32).max) * (1 - 1e-5):
+            assert got == pytest.approx(want, rel=1e-5)
+
+
+@both
+@pytest.mark.parametrize("norm", ("l2", "linf"))
+def test_exact_rules(kernels, norm):
+    least = 2.0**-126
+    cases = [
+        ([0.0, -0.0, 0.0], 0.0),
+        ([least, 0.0], least),
+        ([np.nextafter(np.float32(least), np.float32(0))], 0.0),
+        ([1e-45], 0.0),
+        ([-3.0], 3.0),
+        ([np.nan, 1.0], np.nan),
+        ([np.inf, 1.0], np.nan),
+        ([-np.inf, np.inf], np.nan),
+        ([np.inf, np.nan], np.nan),
+        ([3.4028234663852886e38], 3.4028234663852886e38),
+    ]
+    for values, want in cases:
+        got = norms(kernels, values, len(values), norm)[0]
+        assert np.array_equal(got, np.float32(want), equal_nan=True), (values, got)
+        assert not np.signbit(got) or np.isnan(got)
+
+
+@both
+def test_finite_coordinates_whose_l2_norm_overflows_give_nan_and_linf_does_not(kernels):
+    assert np.isnan(norms(kernels, [3e38, 3e38], 2, "l2")[0])
+    assert norms(kernels, [3e38, -3e38], 2, "linf")[0] == np.float32(3e38)
+
+
+@both
+def test_denormals_count_towards_a_normal_norm(kernels):
+    """10,000 coordinates of 1e-38, each below the normal range, have norm 1e-36."""
+    assert norms(kernels, [1e-38] * 10_000, 10_000, "l2")[0] == pytest.approx(1e-36, rel=1e-5)
+
+
+@both
+def test_a_bad_bucket_leaves_its_neighbours_alone(kernels):
+    got = norms(kernels, [3.0, 4.0, np.nan, 1.0, 0.0, 0.0, 5.0], 2, "l2")
+    assert np.array_equal(got, np.float32([5.0, np.nan, 0.0, 5.0]), equal_nan=True)
+
+
+@both
+def test_no_coordinates_no_norms(kernels):
+    assert norms(kernels, [], 5, "l2").shape == (0,)
