@@ -18,6 +18,7 @@ _COUNTER = np.uint32(random.COUNTER)
 _MIX32_A, _MIX32_B = np.uint32(random.MIX32_A), np.uint32(random.MIX32_B)
 _CELL_SHIFT, _CELL_BASE = np.int32(CELL_SHIFT), np.int32(CELL_BASE)
 _LOW = np.uint64(0xFFFFFFFF)
+_ONE = np.uint32(1)
 
 
 @inline
@@ -53,16 +54,29 @@ def _pick4(r, u, a0, a1, a2, a3, g0, g1, g2, g3, c0, c1, c2, c3, c4):
 
 
 @inline
-def _search(r, u, start, gap, lower, search, corrections):
-    """The same index for many thresholds: r's interval from a table, then one comparison.
+def _quantize_by_search(
+    run, inverse, steps, offset, high, start, gap, lower, search, corrections, first, sign, rs, us,
+    part,
+):  # fmt: skip
+    """The same codes for many thresholds: r's interval from a table, then one comparison.
 
-    Indices are unsigned, which spares Numba's test for negative ones.
+    Three loops over an L1-sized run, so that each is vectorised with gathers; indices are unsigned,
+    which spares Numba's test for negative ones.
     """
-    cell = np.int32(np.int32(np.float32(r).view(np.int32) >> _CELL_SHIFT) - _CELL_BASE)
-    index = search[np.uint32(max(cell, np.int32(0)))]
+    for j in range(run.size):
+        r = np.float32(np.abs(run[j]) * inverse)
+        rs[j] = r
+        us[j] = _uniform(np.uint32(steps[j] + offset), high)
+        cell = np.int32(np.int32(r.view(np.int32) >> _CELL_SHIFT) - _CELL_BASE)
+        part[j] = search[np.uint32(max(cell, np.int32(0)))]
     for _ in range(corrections):
-        index = np.uint32(index + np.uint32(lower[np.uint32(index + np.uint32(1))] < r))
-    return np.uint32(index + np.uint32(r > start[index] + u * gap[index]))
+        for j in range(run.size):
+            part[j] = np.uint32(part[j] + np.uint32(lower[np.uint32(part[j] + _ONE)] < rs[j]))
+    for j in range(run.size):
+        i = part[j]
+        above = np.uint32(rs[j] > start[i] + us[j] * gap[i])
+        c = np.uint32(np.uint32(i + above) + first)
+        part[j] = np.uint32(c ^ sign) if run[j] < 0 else c
 
 
 @inline
@@ -163,6 +177,7 @@ def make_encoder(bits: int):
     ):
         codes, rows = np.empty(BLOCK, np.uint32), np.empty(_QUARTER, np.uint32)
         acc, cell = np.empty(NORM_LANES, np.float32), np.empty(1, np.float32)
+        rs, us = np.empty(BLOCK, np.float32), np.empty(BLOCK, np.float32)
         steps = np.empty(BLOCK, np.uint32)  # j * COUNTER: loading it beats multiplying
         for j in range(BLOCK):
             steps[j] = np.uint32(j) * _COUNTER
@@ -191,26 +206,25 @@ def make_encoder(bits: int):
                 run = x[i:stop]
                 part = codes[at : at + stop - i]
                 offset = np.uint32(np.uint32(np.uint32(i - begin) * _COUNTER) + low)
-                if usable:
+                if not usable:
+                    part[:] = np.uint32(0)
+                elif bits > 4:
+                    _quantize_by_search(
+                        run, inverse, steps, offset, high, start, gap, lower, search, corrections,
+                        ladder[0], sign, rs, us, part,
+                    )  # fmt: skip
+                else:
                     for j in range(run.size):
                         v = run[j]
                         r = np.abs(v) * inverse
                         u = _uniform(np.uint32(steps[j] + offset), high)
                         if bits <= 2:
                             c = _pick2(r, u, a0, a1, g0, g1, c0, c1, c2)
-                        elif bits <= 4:
-                            c = _pick4(
-                                r, u, a0, a1, a2, a3, g0, g1, g2, g3, c0, c1, c2, c3, c4
-                            )
-                            if bits == 4:
-                                c = _pick4(
-                                    r, u, a4, a5, a6, a7, g4, g5, g6, g7, c, c5, c6, c7, c8
-                                )
                         else:
-                            c = ladder[_search(r, u, start, gap, lower, search, corrections)]
+                            c = _pick4(r, u, a0, a1, a2, a3, g0, g1, g2, g3, c0, c1, c2, c3, c4)
+                        if bits == 4:
+                            c = _pick4(r, u, a4, a5, a6, a7, g4, g5, g6, g7, c, c5, c6, c7, c8)
                         part[j] = np.uint32(c ^ sign) if v < 0 else c
-                else:
-                    part[:] = np.uint32(0)
                 if stop % BLOCK == 0:
                     _merge_quarters(codes, _QUARTER, bits, rows)
                     block = (stop // BLOCK - 1) * bits * LANES

@@ -34,12 +34,14 @@ class Descent:
 def best_level(low: ArrayLike, high: ArrayLike, distribution: Distribution) -> Array:
     """The level between low and high that minimises Psi: beta of Eq. 4 (24, 33; 34 for normals).
 
-    F^-1(F(c) - int_(a,c] (r - a)/(c - a) dF) in folded form; where F is flat any point would do.
+    low, high: one shape, low < high. F^-1(F(c) - int_(a,c] (r - a)/(c - a) dF) in folded form.
+    Where (low, high] has no mass any point would do: the middle is returned.
     """
     low, high = np.asarray(low, float), np.asarray(high, float)
     mass, mean, _ = distribution.moments(np.stack([low, high]))
     share = ((mean[1] - mean[0]) - low * (mass[1] - mass[0])) / (high - low)
-    return distribution.ppf(np.clip(mass[1] - share, mass[0], mass[1]))
+    best = distribution.ppf(np.clip(mass[1] - share, mass[0], mass[1]))
+    return np.where(mass[1] > mass[0], best, (low + high) / 2)
 
 
 @singledispatch
@@ -79,8 +81,7 @@ def coordinate_descent(
     descent: Psi couples a level to its two neighbours only (its Hessian is tridiagonal), so with
     the even levels fixed the odd ones' optima do not depend on each other, and updating them at
     once equals updating them in turn. Each sub-problem is convex (Prop. 2 and 5), so Psi never
-    increases. A level stays where it is when its interval has no mass, and stops at ``MIN_RATIO``
-    from its neighbours. Ends when every row improves by less than ``tolerance`` relatively.
+    increases. Levels stop at ``MIN_RATIO`` from their neighbours. Ends when every row improves by less than ``tolerance`` relatively.
     """
     # Convex sub-problems: the clipped optimum is the optimum among the separated positions.
     levels = separated(check_magnitudes(magnitudes, symmetric), symmetric)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+
+import psutil
 
 BIN = Path(sys.executable).parent
 ROOT = Path(__file__).resolve().parents[2]
@@ -51,7 +52,7 @@ def environment() -> dict[str, str]:
 def run(
     launcher: Launcher, command: Sequence[str], seconds: float
 ) -> subprocess.CompletedProcess[str]:
-    """Run to the end; past ``seconds`` every process is killed and TimeoutExpired raised."""
+    """Run to the end; past ``seconds`` every process is killed and TimeoutError raised."""
     process = subprocess.Popen(
         launcher.command(command),
         stdout=subprocess.PIPE,
@@ -63,9 +64,18 @@ def run(
     )
     try:
         output, _ = process.communicate(timeout=seconds)
-    except subprocess.TimeoutExpired as error:
-        os.killpg(process.pid, signal.SIGKILL)
+    except subprocess.TimeoutExpired:
+        _kill_tree(process.pid)
         output, _ = process.communicate()
-        error.output = output
-        raise
+        raise TimeoutError(f"{launcher} hung for {seconds} s:\n{output}") from None
     return subprocess.CompletedProcess(process.args, process.returncode, output, "")
+
+
+def _kill_tree(pid: int) -> None:
+    """Launchers give their ranks process groups of their own: kill every descendant."""
+    family = [psutil.Process(pid), *psutil.Process(pid).children(recursive=True)]
+    for process in family:
+        try:
+            process.kill()
+        except psutil.NoSuchProcess:
+            continue

@@ -107,10 +107,9 @@ def encoded(module, flat: torch.Tensor, bucket: int, norm: str, table, key: int)
 def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
     """NaN equals NaN; +0 and -0 differ."""
     x, y = a.numpy().copy(), b.numpy().copy()
-    x[np.isnan(x)], y[np.isnan(y)] = 1.5, 1.5
-    return a.dtype == b.dtype and np.array_equal(np.isnan(a), np.isnan(b)) and (
-        x.tobytes() == y.tobytes()
-    )
+    nan_x, nan_y = np.isnan(x), np.isnan(y)
+    x[nan_x], y[nan_y] = 1.5, 1.5
+    return np.array_equal(nan_x, nan_y) and x.dtype == y.dtype and x.tobytes() == y.tobytes()
 
 
 def compare(flat: torch.Tensor, bucket: int, norm: str, table, key: int) -> None:

@@ -1,0 +1,59 @@
+"""The mathematics of level tables: laws of coordinates, objective, solvers, bounds."""
+
+from hvd_adaptive.levels.bounds import code_length_bound, nonzero_bound, variance_bound
+from hvd_adaptive.levels.coordinate_descent import (
+    Descent,
+    best_level,
+    coordinate_descent,
+    first_level,
+)
+from hvd_adaptive.levels.distributions import Distribution
+from hvd_adaptive.levels.fit import SOLVERS, FitError, FitResult, fit_levels
+from hvd_adaptive.levels.gradient_descent import gradient_descent
+from hvd_adaptive.levels.histogram import LOG_BINS, LOG_EDGES, Histogram, tabulated
+from hvd_adaptive.levels.magnitudes import check_magnitudes, magnitude_count, signed_levels
+from hvd_adaptive.levels.mixture import Mixture
+from hvd_adaptive.levels.objective import expected_variance, gradient, sample_variance
+from hvd_adaptive.levels.optimal import Optimum, optimal_levels
+from hvd_adaptive.levels.probabilities import (
+    entropy_bits,
+    magnitude_probabilities,
+    symbol_probabilities,
+)
+from hvd_adaptive.levels.starts import STARTS
+from hvd_adaptive.levels.truncated_normal import Folded, TruncatedNormal
+
+__all__ = [
+    "LOG_BINS",
+    "LOG_EDGES",
+    "SOLVERS",
+    "STARTS",
+    "Descent",
+    "Distribution",
+    "FitError",
+    "FitResult",
+    "Folded",
+    "Histogram",
+    "Mixture",
+    "Optimum",
+    "TruncatedNormal",
+    "best_level",
+    "check_magnitudes",
+    "code_length_bound",
+    "coordinate_descent",
+    "entropy_bits",
+    "expected_variance",
+    "first_level",
+    "fit_levels",
+    "gradient",
+    "gradient_descent",
+    "magnitude_count",
+    "magnitude_probabilities",
+    "nonzero_bound",
+    "optimal_levels",
+    "sample_variance",
+    "signed_levels",
+    "symbol_probabilities",
+    "tabulated",
+    "variance_bound",
+]

@@ -1,0 +1,168 @@
+"""The best table on a grid of candidates, by dynamic programming.
+
+As ZipML (the ALQ paper's [23]) does for all points at once, but exact only up to the grid, and not
+quadratic in it: the cost of an interval, C(a, c) = int_(a,c] (c - r)(r - a) dF, has
+d2C/da dc = -(F(c) - F(a)) <= 0, so it satisfies the quadrangle inequality, the best predecessor
+grows with the level, and each layer costs O(N log N).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from hvd_adaptive.levels.distributions import Array, Distribution, Moments
+from hvd_adaptive.levels.histogram import Histogram, tabulated
+from hvd_adaptive.levels.magnitudes import LEAST_LEVEL, separated
+from hvd_adaptive.levels.objective import sample_variance
+
+
+@dataclass(frozen=True)
+class Optimum:
+    """magnitudes (K,) and their measured variance, sum of w_i sigma^2(r_i)."""
+
+    magnitudes: Array
+    variance: float
+
+
+def optimal_levels(
+    r: ArrayLike, count: int, symmetric: bool, weights: ArrayLike | None = None, grid: int = 4096
+) -> Optimum:
+    """The empirical optimum: the table of ``count`` magnitudes with the least measured variance.
+
+    r: samples in [0, 1]; weights: the same shape. grid: candidate levels, more than ``count``. A
+    first programme runs on a grid drawn from the samples, a second on one that subdivides what the
+    first found. No positive sample, or too small a grid: ValueError.
+    """
+    r = np.asarray(r, dtype=np.float64).reshape(-1)
+    w = np.ones_like(r) if weights is None else np.asarray(weights, float).reshape(-1)
+    if not (r > 0).any():
+        raise ValueError("r: must have a positive sample")
+    histogram = Histogram.from_samples(r, w)
+    levels = _two_stages(histogram, _SampleMoments(r, w), count, symmetric, grid)
+    return Optimum(levels, sample_variance(levels, r, symmetric, w))
+
+
+def grid_optimum(distribution: Distribution, count: int, symmetric: bool, grid: int) -> Array:
+    """The best magnitudes for any distribution, found as in ``optimal_levels``."""
+    return _two_stages(tabulated(distribution), distribution.moments, count, symmetric, grid)
+
+
+def _two_stages(
+    histogram: Histogram,
+    moments: Callable[[Array], Moments],
+    count: int,
+    symmetric: bool,
+    grid: int,
+) -> Array:
+    """A programme on ``candidate_grid``, then one that subdivides the intervals it chose."""
+    candidates = candidate_grid(histogram, grid)
+    levels = best_on_grid(candidates, moments(candidates), count, symmetric)
+    knots = np.concatenate([[0.0], levels]) if symmetric else levels
+    parts = max(2, grid // (knots.size - 1))
+    steps = np.arange((knots.size - 1) * parts + 1) / parts
+    # The levels themselves stay among the candidates, whatever interp rounds.
+    fine = np.union1d(np.interp(steps, np.arange(knots.size), knots), levels)
+    return best_on_grid(fine, moments(fine), count, symmetric)
+
+
+def candidate_grid(histogram: Histogram, size: int) -> Array:
+    """About ``size`` ascending candidates, 0 and 1 among them: in equal parts spaced by the mass,
+    by the cube root of the density (where many levels belong), and geometrically over the support.
+    """
+    third = max(size // 3, 2)
+    steps = np.linspace(0.0, 1.0, third)
+    edges, masses = histogram.edges, histogram.masses
+    used = np.flatnonzero(masses)
+    if used.size == 0:
+        return np.concatenate([[0.0], np.geomspace(LEAST_LEVEL, 1.0, size - 1)])
+    roots = np.cumsum(np.cbrt(histogram.density) * np.diff(edges))
+    by_root = np.interp(steps, np.concatenate([[0.0], roots / roots[-1]]), edges)
+    inside = masses.sum()
+    by_mass = histogram.ppf(histogram.zero_mass + inside * steps)
+    # The octave below the support: the first level may lie under all samples.
+    least = max(edges[used[0]] / 2, edges[used[0] + 1] / 4, LEAST_LEVEL)
+    geometric = np.geomspace(least, 1.0, third)
+    points = np.unique(np.concatenate([[0.0], by_root, by_mass, geometric, [1.0]]))
+    points = points[(points == 0) | (points >= LEAST_LEVEL)]
+    # separated() keeps float32 neighbours apart; a distance of nothing would be no candidate.
+    return np.unique(separated(points, symmetric=False))
+
+
+def best_on_grid(candidates: ArrayLike, moments: Moments, count: int, symmetric: bool) -> Array:
+    """The ``count`` ascending candidates with the least Psi, the last of them 1.
+
+    candidates: ascending from 0 to 1; moments: (cdf, partial mean, partial second) there. The
+    first level is 0, or positive where symmetric. Fewer candidates than levels: ValueError.
+    """
+    x = np.asarray(candidates, dtype=np.float64)
+    mass, mean, second = moments
+    if symmetric:  # the first level is any positive candidate
+        x, mass, mean, second = x[1:], mass[1:], mean[1:], second[1:]
+        best = x**2 * mass - second
+    else:
+        best = np.where(np.arange(x.size) == 0, 0.0, np.inf)
+    if not 1 <= count <= x.size:
+        raise ValueError(f"count: must be from 1 to the grid's {x.size}, not {count}")
+
+    def cost(low: Array, high: Array) -> Array:
+        a, c = x[low], x[high]
+        between = (a + c) * (mean[high] - mean[low]) - (second[high] - second[low])
+        return between - a * c * (mass[high] - mass[low])
+
+    predecessors = []
+    for layer in range(1, count):
+        best, chosen = _next_layer(best, layer, cost)
+        predecessors.append(chosen)
+    path = [x.size - 1]
+    for chosen in reversed(predecessors):
+        path.append(chosen[path[-1]])
+    return x[path[::-1]]
+
+
+def _next_layer(
+    best: Array, layer: int, cost: Callable[[Array, Array], Array]
+) -> tuple[Array, Array]:
+    """min and argmin over i < j of best[i] + cost(i, j), for all j >= layer.
+
+    Rows j are solved coarse to fine, each between the argmins of its two solved neighbours.
+    """
+    rows = best.size - layer
+    chosen = np.full(best.size, layer - 1)
+    values = np.full(best.size, np.inf)
+    stride = 1 << max(rows - 1, 0).bit_length()
+    while stride:
+        # Odd multiples of the stride; row 0 of the layer comes with the first, coarsest pass.
+        j = layer + np.arange(stride, rows, 2 * stride)
+        if stride >= rows:
+            j = np.array([layer])
+        least = np.where(j - stride >= layer, chosen[np.maximum(j - stride, 0)], layer - 1)
+        beyond = np.minimum(j + stride, best.size - 1)
+        most = np.where(j + stride < best.size, np.minimum(chosen[beyond], j - 1), j - 1)
+        lengths = most - least + 1
+        starts = np.cumsum(lengths) - lengths
+        owner = np.repeat(np.arange(j.size), lengths)
+        i = np.arange(lengths.sum()) - starts[owner] + least[owner]
+        sums = best[i] + cost(i, j[owner])
+        lowest = np.minimum.reduceat(sums, starts)
+        hits = np.flatnonzero(sums == lowest[owner])[::-1]
+        chosen[j[owner[hits]]] = i[hits]  # of equals the first, written last
+        values[j] = lowest
+        stride //= 2
+    return values, chosen
+
+
+class _SampleMoments:
+    """Weighted moments of the samples up to each candidate, from prefix sums."""
+
+    def __init__(self, r: Array, weights: Array) -> None:
+        order = np.argsort(r)
+        self._sorted, w = r[order], weights[order] / weights.sum()
+        powers = np.stack([w, w * self._sorted, w * self._sorted**2])
+        self._prefix = np.concatenate([np.zeros((3, 1)), np.cumsum(powers, axis=1)], axis=1)
+
+    def __call__(self, x: Array) -> Moments:
+        return tuple(self._prefix[:, np.searchsorted(self._sorted, x, side="right")])

@@ -1,0 +1,74 @@
+"""Where the descents start: Psi is not convex (ALQ paper, Theorem 1, Fig. 8)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from hvd_adaptive.levels.distributions import Array, Distribution
+from hvd_adaptive.levels.histogram import tabulated
+from hvd_adaptive.levels.magnitudes import separated
+from hvd_adaptive.levels.optimal import grid_optimum
+
+Start = Callable[[Distribution, int, bool], Array]
+
+
+def _steps(count: int, symmetric: bool) -> Array:
+    """Equal steps of the signed table, its positive half: up to 1."""
+    if symmetric:
+        return (2 * np.arange(count) + 1) / (2 * count - 1)
+    return np.arange(count) / (count - 1)
+
+
+def uniform(distribution: Distribution, count: int, symmetric: bool) -> Array:
+    """Equal steps over [-1, 1] (QSGD; symmetric: the ALQ paper's QSGDinf)."""
+    return _steps(count, symmetric)
+
+
+def exponential(distribution: Distribution, count: int, symmetric: bool) -> Array:
+    """1, p, p**2, ... with p = 0.5 (NUQSGD); p nearer to 1 where the least would pass 2**-32."""
+    levels = np.exp2(-np.arange(count - 1, -1, -1.0) * min(1.0, 32 / (count - 1)))
+    if not symmetric:
+        levels[0] = 0.0
+    return levels
+
+
+def quantile(distribution: Distribution, count: int, symmetric: bool) -> Array:
+    """Equal steps of the mass away from zero."""
+    zeros = distribution.cdf(np.zeros(1))
+    return separated(
+        distribution.ppf(zeros + (1 - zeros) * _steps(count, symmetric)), symmetric
+    )
+
+
+def cube_root(distribution: Distribution, count: int, symmetric: bool) -> Array:
+    """Equal steps of the integral of density**(1/3): the best table as the levels grow many.
+
+    An interval of width h costs p h**3 / 6, so the spacing that minimises their sum is as
+    p**(-1/3). Coordinate descent takes many sweeps to find it from elsewhere at 7 and 8 bits.
+    """
+    histogram = tabulated(distribution)
+    roots = np.cumsum(np.cbrt(histogram.density) * np.diff(histogram.edges))
+    if roots[-1] == 0:
+        return uniform(distribution, count, symmetric)
+    share = np.concatenate([[0.0], roots / roots[-1]])
+    return separated(np.interp(_steps(count, symmetric), share, histogram.edges), symmetric)
+
+
+def dynamic_programme(distribution: Distribution, count: int, symmetric: bool) -> Array:
+    """The optimum on a grid of candidates: near the global one, whatever the shape.
+
+    Without it heavy tails and scale mixtures end in local minima: see tests/unit/levels.
+    """
+    levels = grid_optimum(distribution, count, symmetric, grid=max(256, 8 * count))
+    return separated(levels, symmetric)
+
+
+STARTS: dict[str, Start] = {
+    "uniform": uniform,
+    "exponential": exponential,
+    "quantile": quantile,
+    "cube_root": cube_root,
+    "dynamic_programme": dynamic_programme,
+}

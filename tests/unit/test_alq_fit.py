@@ -1,0 +1,151 @@
+"""ALQ.fit, levels and statistics: what is used, what is left out, what is refused."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+import torch
+import unit_oracles as oracle
+
+from hvd_adaptive import ALQ
+
+BUCKET = 256
+
+
+def gradient(n: int, seed: int = 0) -> torch.Tensor:
+    return torch.from_numpy(np.random.default_rng(seed).standard_normal(n).astype(np.float32))
+
+
+def excess(flat: torch.Tensor, levels: torch.Tensor, symmetric: bool, norm: str) -> float:
+    """Variance of Eqs 1, 2 over all full buckets, divided by their squared norms; float64."""
+    buckets = flat.double().numpy()[: flat.numel() // BUCKET * BUCKET].reshape(-1, BUCKET)
+    norms = np.linalg.norm(buckets, np.inf if norm == "linf" else 2, axis=1, keepdims=True)
+    positive = levels.numpy()[levels.numpy() > 0]
+    magnitudes = positive if symmetric else np.concatenate([[0], positive])
+    lower, upper = oracle.neighbours(np.abs(buckets) / norms, magnitudes, symmetric)
+    r = np.abs(buckets) / norms
+    return float(np.sum(norms**2 * (upper - r) * (r - lower)) / np.sum(buckets**2))
+
+
+CHOICES = list(
+    itertools.product(
+        (2, 3, 4, 6), (True, False), ("l2", "linf"), ("histogram", "normal"), (False, True),
+        ("coordinate_descent", "gradient_descent"),
+    )
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(("bits", "symmetric", "norm"), sorted({c[:3] for c in CHOICES}))
+def test_levels_after_fit(bits, symmetric, norm):
+    """Ascending float64 in [-1, 1], symmetric, of the right number; never worse than before."""
+    flat = gradient(40 * BUCKET)
+    for choice in CHOICES:
+        if choice[:3] != (bits, symmetric, norm):
+            continue
+        statistics, normalized, solver = choice[3:]
+        compressor = ALQ(
+            bits=bits, symmetric=symmetric, norm=norm, statistics=statistics,
+            normalized=normalized, solver=solver, bucket_size=BUCKET,
+        )  # fmt: skip
+        before = compressor.levels
+        compressor.fit(flat)
+        levels = compressor.levels
+        assert levels.dtype == torch.float64 and levels.dim() == 1
+        assert levels.numel() == (1 << bits) - (0 if symmetric else 1)
+        assert bool((levels.diff() > 0).all()) and levels[0] == -1 and levels[-1] == 1
+        assert torch.equal(levels, -levels.flip(0))
+        assert compressor.report()["table_version"] == 1
+        was, now = (excess(flat, table, symmetric, norm) for table in (before, levels))
+        assert now <= was * 1.02, (choice, was, now)
+
+
+def test_a_tensor_and_a_list_of_its_parts_give_the_same_table():
+    flat = gradient(10 * BUCKET + 17)
+    whole, parts, shaped, doubled = (ALQ(bits=3, bucket_size=BUCKET) for _ in range(4))
+    whole.fit(flat)
+    parts.fit([flat[:100].clone(), flat[100:1000].view(30, 30), flat[1000:]])
+    shaped.fit((flat[: 10 * BUCKET].view(BUCKET, 10),))
+    doubled.fit(flat.double())
+    for other in (parts, shaped, doubled):
+        assert torch.equal(whole.levels, other.levels)
+
+
+def test_only_full_buckets_are_used_unless_there_is_none():
+    flat = gradient(4 * BUCKET)
+    tail = torch.full((BUCKET - 1,), 1e6)
+    one, two = ALQ(bits=3, bucket_size=BUCKET), ALQ(bits=3, bucket_size=BUCKET)
+    one.fit(flat)
+    two.fit([flat, tail])
+    assert torch.equal(one.levels, two.levels)
+    short = ALQ(bits=3, bucket_size=BUCKET)
+    short.fit(flat[:50])
+    assert short.report()["table_version"] == 1
+
+
+@pytest.mark.parametrize("statistics", ("histogram", "normal"))
+@pytest.mark.parametrize("bad", (float("nan"), float("inf"), 0.0, 1e38))
+def test_non_finite_zero_and_overflowing_buckets_are_ignored(bad, statistics):
+    flat = gradient(10 * BUCKET)
+    spoiled = torch.full((BUCKET,), bad)
+    one, two = (ALQ(bits=3, bucket_size=BUCKET, statistics=statistics) for _ in range(2))
+    one.fit(flat)
+    two.fit([flat[: 5 * BUCKET], spoiled, flat[5 * BUCKET :], spoiled])
+    torch.testing.assert_close(one.levels, two.levels, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    "nothing",
+    (torch.zeros(4 * BUCKET), torch.full((BUCKET,), float("nan")), torch.empty(0), [], torch.zeros(3),
+     [torch.zeros(BUCKET), torch.full((BUCKET,), float("inf"))]),
+    ids=lambda v: str(type(v).__name__),
+)  # fmt: skip
+def test_nothing_to_fit_is_a_value_error_and_keeps_the_table(nothing):
+    compressor = ALQ(bits=3, bucket_size=BUCKET)
+    before = compressor.levels
+    with pytest.raises(ValueError, match="gradients"):
+        compressor.fit(nothing)
+    assert torch.equal(compressor.levels, before) and compressor.report()["table_version"] == 0
+
+
+def test_weights_are_the_squared_norms_unless_normalized():
+    """A bucket 1,000 times larger decides alone; with normalized=True it does not."""
+    wide, peaked = gradient(20 * BUCKET), gradient(20 * BUCKET, 1) ** 7
+    alone, mixed, normalized = (
+        ALQ(bits=3, bucket_size=BUCKET, normalized=n) for n in (False, False, True)
+    )
+    alone.fit(wide)
+    unit = peaked / peaked.norm() * wide.norm()
+    mixed.fit([wide * 1000, unit])
+    normalized.fit([wide * 1000, unit])
+    torch.testing.assert_close(mixed.levels, alone.levels, rtol=1e-2, atol=1e-4)
+    assert not torch.allclose(normalized.levels, alone.levels, rtol=1e-2, atol=1e-4)
+
+
+def test_fit_does_not_change_or_track_the_gradients():
+    flat = gradient(4 * BUCKET).requires_grad_()
+    before = flat.detach().clone()
+    compressor = ALQ(bits=3, bucket_size=BUCKET)
+    compressor.fit(flat * 1)
+    assert torch.equal(flat.detach(), before) and not compressor.levels.requires_grad
+
+
+def test_levels_cannot_be_changed_from_outside():
+    compressor = ALQ(bits=3)
+    before = compressor.levels.clone()
+    compressor.levels.zero_()
+    assert torch.equal(compressor.levels, before)
+
+
+@pytest.mark.parametrize("bits", range(2, 9))
+@pytest.mark.parametrize("symmetric", (True, False))
+def test_first_table(bits, symmetric):
+    """Exponential with p = 0.5 up to 5 bits (16 magnitudes), as the class says."""
+    levels = ALQ(bits=bits, symmetric=symmetric).levels
+    assert levels.numel() == (1 << bits) - (not symmetric)
+    assert bool((levels.diff() > 0).all())
+    if bits <= 5:
+        count = 1 << (bits - 1)
+        powers = [0.5**k for k in range(count - 1 + symmetric)][::-1]
+        assert levels[levels > 0].tolist() == powers

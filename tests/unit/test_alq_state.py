@@ -1,0 +1,142 @@
+"""State, report and representation."""
+
+from __future__ import annotations
+
+import io
+import itertools
+
+import pytest
+import torch
+
+from hvd_adaptive import ALQ
+
+REPORT = {
+    "coordinates", "payload_bytes", "wire_bytes", "uncompressed_bytes", "bits_per_coordinate",
+    "relative_error", "encode_s", "exchange_s", "decode_s", "table_version",
+}  # fmt: skip
+
+
+def through_disk(state: dict) -> dict:
+    buffer = io.BytesIO()
+    torch.save(state, buffer)
+    buffer.seek(0)
+    return torch.load(buffer, weights_only=True)
+
+
+def fitted(**keywords) -> ALQ:
+    compressor = ALQ(bits=3, bucket_size=100, **keywords)
+    compressor.fit(torch.linspace(-1, 1, 1000) ** 3)
+    return compressor
+
+
+@pytest.mark.parametrize("symmetric", (True, False))
+def test_roundtrip_through_a_file(symmetric):
+    old, new = fitted(symmetric=symmetric), ALQ(bits=3, bucket_size=100, symmetric=symmetric)
+    old.step = 41
+    flat = torch.linspace(-1, 1, 500)
+    old.encode(flat)
+    new.load_state_dict(through_disk(old.state_dict()))
+    assert torch.equal(new.levels, old.levels)
+    assert new.step == 41 and new.report()["table_version"] == 1
+    payload = new.encode(flat)
+    assert torch.equal(payload, old.encode(flat)), "the stream of fresh numbers goes on"
+    assert torch.equal(new.decode(payload), old.decode(payload))
+
+
+def test_state_holds_the_retry_in_progress():
+    old, new = ALQ(update_steps=[10]), ALQ(update_steps=[10])
+    old.schedule.done(10, complete=False)
+    old.schedule.done(11, complete=False)
+    new.load_state_dict(through_disk(old.state_dict()))
+    assert [s for s in range(11, 20) if new.schedule.is_due(s)] == [13]
+
+
+def test_state_is_a_snapshot():
+    compressor = fitted()
+    state = compressor.state_dict()
+    kept = compressor.levels.clone()
+    state["table"]["magnitudes"].zero_()
+    assert torch.equal(compressor.levels, kept)
+    again = compressor.state_dict()
+    other = ALQ(bits=3, bucket_size=100)
+    other.load_state_dict(again)
+    again["table"]["magnitudes"].zero_()
+    assert torch.equal(other.levels, kept)
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs"),
+    itertools.permutations((dict(bits=3), dict(bits=4), dict(bits=3, symmetric=False)), 2),
+    ids=str,
+)
+def test_state_of_other_bits_or_symmetry_is_refused(ours, theirs):
+    compressor = ALQ(**ours)
+    before = compressor.levels
+    with pytest.raises(ValueError, match="state"):
+        compressor.load_state_dict(ALQ(**theirs).state_dict())
+    assert torch.equal(compressor.levels, before)
+
+
+def test_state_of_another_scheme_is_refused():
+    for state in (
+        ALQ().state_dict() | {"scheme": "amq"},
+        {"scheme": "signsgd", "step": 3, "encodes": 0},
+        {},
+    ):
+        compressor = ALQ()
+        with pytest.raises(ValueError, match="state"):
+            compressor.load_state_dict(state)
+        assert compressor.step == 0
+
+
+@pytest.mark.parametrize("missing", ("step", "encodes", "schedule", "table"))
+def test_a_refused_state_changes_nothing(missing):
+    state = fitted().state_dict() | {"step": 9}
+    del state[missing]
+    compressor = ALQ(bits=3, bucket_size=100)
+    before = compressor.state_dict()
+    with pytest.raises((ValueError, KeyError)):
+        compressor.load_state_dict(state)
+    after = compressor.state_dict()
+    assert torch.equal(after["table"]["magnitudes"], before["table"]["magnitudes"])
+    assert after["step"] == before["step"] and after["table"]["version"] == 0
+
+
+def test_a_damaged_table_in_a_state_is_refused():
+    state = ALQ(bits=3).state_dict()
+    for magnitudes in ([0.1, 0.3, 0.2, 1], [0.1, 0.2, 0.3], [0.1, float("nan"), 0.5, 1], [0, 0.1, 0.2, 1]):
+        broken = state | {"table": state["table"] | {"magnitudes": torch.tensor(magnitudes)}}
+        with pytest.raises(ValueError):
+            ALQ(bits=3).load_state_dict(broken)
+
+
+def test_report_before_the_first_step():
+    report = ALQ().report()
+    assert set(report) == REPORT
+    assert report["coordinates"] == report["payload_bytes"] == report["wire_bytes"] == 0
+    assert report["table_version"] == 0
+
+
+def test_report_of_a_step():
+    compressor = ALQ()
+    current = compressor.meter.current
+    current.coordinates, current.uncompressed_bytes, current.payload_bytes = 1000, 4000, 500
+    current.squared_error, current.squared_norm, current.wire_bytes = 2.0, 8.0, 1500
+    assert compressor.report()["coordinates"] == 0, "a step that is not over is not told"
+    compressor.meter.finish()
+    report = compressor.report()
+    assert set(report) == REPORT
+    assert report["bits_per_coordinate"] == 4.0 and report["relative_error"] == 0.25
+    assert report["wire_bytes"] == 1500 and report["uncompressed_bytes"] == 4000
+
+
+def test_repr_names_what_was_chosen():
+    text = repr(ALQ(bits=5, norm="linf", bucket_size=77, normalized=True, tail="full"))
+    assert text.startswith("ALQ(") and text.endswith(")")
+    for part in ("bits=5", "norm='linf'", "bucket_size=77", "normalized=True", "tail='full'",
+                 "solver='coordinate_descent'", "statistics='histogram'", "symmetric=True"):  # fmt: skip
+        assert part in text
+    again = eval(text, {"ALQ": ALQ})
+    assert repr(again) == text and again.fingerprint == ALQ(
+        bits=5, norm="linf", bucket_size=77, normalized=True, tail="full"
+    ).fingerprint

@@ -1,0 +1,138 @@
+"""The header: every field at its documented place, every truncation and flipped bit refused."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+import unit_oracles as oracle
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from hvd_adaptive import ALQ, PayloadError
+from hvd_adaptive.kernels.random import stream_key
+
+DTYPE_CODES = {torch.float16: 1, torch.bfloat16: 2, torch.float32: 3, torch.float64: 4}
+COMPRESSOR = ALQ(bits=3, bucket_size=64, tail="full")
+
+
+def payload_of(n: int = 150, dtype: torch.dtype = torch.float32, compressor: ALQ = COMPRESSOR) -> bytes:
+    flat = torch.linspace(-1, 1, n, dtype=torch.float64).to(dtype)
+    return compressor.encode(flat, seed=5).numpy().tobytes()
+
+
+def tensor(data: bytes) -> torch.Tensor:
+    return torch.from_numpy(np.frombuffer(data, np.uint8).copy())
+
+
+@pytest.mark.parametrize("dtype", DTYPE_CODES)
+@pytest.mark.parametrize("n", (0, 1, 63, 64, 65, 150))
+def test_every_field_at_its_offset(dtype, n):
+    payload = payload_of(n, dtype)
+    field = {name: oracle.read_field(payload, name) for name in oracle.FIELDS}
+    assert field.pop("magic") == b"HVDA"
+    assert field.pop("scheme") == b"alq" + bytes(13)
+    assert field.pop("checksum") == oracle.checksum(payload)
+    field.pop("settings"), field.pop("table_fingerprint")  # any 32 bits
+    assert field == {
+        "format": 1,
+        "dtype": DTYPE_CODES[dtype],
+        "coding": 0,
+        "alphabet": 8,
+        "coordinates": n,
+        "full": n % 64,
+        "bucket_size": 64,
+        "table_version": 0,
+        "key": oracle.stream_key(5, 0, 0, 2**63),
+        "layout": 0,
+        "length": len(payload),
+        "reserved": 0,
+    }
+    assert oracle.read_field(payload, "key") == stream_key(5, 0, 0, 2**63)
+
+
+def test_fingerprints_differ_where_settings_or_tables_do():
+    base = payload_of()
+    other = payload_of(compressor=ALQ(bits=3, bucket_size=64, tail="full", norm="linf"))
+    table = [-1, -0.5, -0.25, -0.1, 0.1, 0.25, 0.5, 1]
+    tabled = payload_of(compressor=ALQ(bits=3, bucket_size=64, tail="full", table=table))
+    assert oracle.read_field(base, "settings") != oracle.read_field(other, "settings")
+    assert oracle.read_field(base, "settings") == oracle.read_field(tabled, "settings")
+    assert oracle.read_field(base, "table_fingerprint") != oracle.read_field(
+        tabled, "table_fingerprint"
+    )
+
+
+def test_every_truncation_is_refused():
+    payload = payload_of()
+    for length in range(len(payload)):
+        with pytest.raises(PayloadError):
+            COMPRESSOR.decode(tensor(payload[:length]))
+
+
+def test_truncation_says_so():
+    payload = payload_of()
+    with pytest.raises(PayloadError, match=f"{len(payload) - 1} of {len(payload)} bytes"):
+        COMPRESSOR.decode(tensor(payload[:-1]))
+    with pytest.raises(PayloadError, match="shorter than its 96-byte header"):
+        COMPRESSOR.decode(tensor(payload[:95]))
+
+
+@pytest.mark.parametrize("extra", (1, 4, 8, 1000))
+def test_bytes_that_follow_are_refused(extra):
+    with pytest.raises(PayloadError):
+        COMPRESSOR.decode(tensor(payload_of() + bytes(extra)))
+
+
+@pytest.mark.parametrize("n", (0, 1, 150))
+def test_every_single_flipped_bit_is_refused(n):
+    payload = payload_of(n)
+    for bit in range(8 * len(payload)):
+        data = bytearray(payload)
+        data[bit // 8] ^= 1 << bit % 8
+        with pytest.raises(PayloadError):
+            COMPRESSOR.decode(tensor(bytes(data)))
+
+
+def test_thousands_of_random_damages_are_refused():
+    payload, generator = payload_of(), np.random.default_rng(11)
+    for _ in range(3000):
+        data = np.frombuffer(payload, np.uint8).copy()
+        places = generator.integers(0, data.size, generator.integers(1, 20))
+        data[places] ^= generator.integers(1, 256, places.size, dtype=np.uint8)
+        if data.tobytes() != payload:
+            with pytest.raises(PayloadError):
+                COMPRESSOR.decode(torch.from_numpy(data))
+
+
+@settings(max_examples=500)
+@given(st.binary(max_size=400))
+@example(b"")
+@example(b"HVDA")
+@example(b"HVDA" + bytes(92))
+@example(b"HVDA\x01\x00" + bytes(500))
+def test_foreign_bytes_are_refused(data):
+    with pytest.raises(PayloadError):
+        COMPRESSOR.decode(tensor(data))
+
+
+def test_magic_and_format_have_their_own_messages():
+    with pytest.raises(PayloadError, match="not one of ours"):
+        COMPRESSOR.decode(tensor(oracle.forge(payload_of(), magic=b"PNG\n")))
+    with pytest.raises(PayloadError, match="format version 2"):
+        COMPRESSOR.decode(tensor(oracle.forge(payload_of(), format=2)))
+
+
+def test_corruption_says_so():
+    data = bytearray(payload_of())
+    data[-1] ^= 1
+    with pytest.raises(PayloadError, match="checksum"):
+        COMPRESSOR.decode(tensor(bytes(data)))
+
+
+@pytest.mark.parametrize(
+    "thing", (None, b"HVDA", [1, 2], np.zeros(200, np.uint8), torch.zeros(200), torch.zeros(200).int())
+)
+def test_things_that_are_no_payload(thing):
+    with pytest.raises(PayloadError, match="uint8 tensor"):
+        COMPRESSOR.decode(thing)

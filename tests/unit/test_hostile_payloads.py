@@ -1,0 +1,190 @@
+"""Payloads whose checksum is right and whose header lies: PayloadError, no reads out of bounds."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+import torch
+import unit_oracles as oracle
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hvd_adaptive import ALQ, PayloadError
+
+N, BUCKET = 150, 64
+COMPRESSOR = ALQ(bits=3, bucket_size=BUCKET)
+FULL_TAIL = ALQ(bits=3, bucket_size=BUCKET, tail="full")
+HUGE = (2**31 - 1, 2**31, 2**32, 2**40, 2**62, 2**63 - 1, 2**63, 2**64 - 1)
+
+
+def payload_of(compressor: ALQ = COMPRESSOR) -> bytes:
+    flat = torch.from_numpy(np.random.default_rng(0).standard_normal(N).astype(np.float32))
+    return compressor.encode(flat, seed=0).numpy().tobytes()
+
+
+def decode(data: bytes, compressor: ALQ = COMPRESSOR) -> torch.Tensor:
+    return compressor.decode(torch.from_numpy(np.frombuffer(data, np.uint8).copy()))
+
+
+@pytest.fixture(autouse=True)
+def no_wild_allocations(monkeypatch):
+    """Nothing larger than a few kilobytes may be asked for on behalf of these small payloads."""
+
+    def guarded(allocate):
+        def call(*size, **keywords):
+            first = size[0] if size else keywords["size"]
+            count = np.prod([int(n) for n in np.atleast_1d(np.array(first, dtype=object))])
+            assert count < 100_000, f"{count} elements"
+            return allocate(*size, **keywords)
+
+        return call
+
+    for name in ("zeros", "empty"):
+        monkeypatch.setattr(torch, name, guarded(getattr(torch, name)))
+
+
+def test_our_own_seal_is_accepted():
+    """The forger's checksum is right: an unchanged header passes."""
+    payload = payload_of()
+    assert oracle.forge(payload) == payload
+    assert torch.equal(decode(oracle.forge(payload, layout=7)), decode(payload))
+
+
+LIES = [
+    *({"coordinates": n} for n in (0, 1, 20, N + 200, *HUGE)),
+    *({"coordinates": n, "full": n} for n in (N, *HUGE)),
+    *({"full": n} for n in (1, N, N + 1, *HUGE)),
+    *({"coordinates": n, "full": n - N} for n in HUGE),
+    *({"bucket_size": n} for n in (0, 1, BUCKET - 1, BUCKET + 1, *HUGE)),
+    *({"length": n} for n in (0, 1, 95, 96, 100, *HUGE)),
+    *({"alphabet": n} for n in (0, 1, 2, 4, 16, 256, 2**32 - 1)),
+    *({"dtype": n} for n in (0, 5, 255)),
+    *({"coding": n} for n in (1, 2, 255)),
+    *({"reserved": n} for n in (1, 2**31)),
+    *({"format": n} for n in (0, 2, 65535)),
+    *({"scheme": name} for name in (b"", b"qsgd", b"alqq", b"\xff" * 16, b"alq\0\0x", b"ALQ")),
+]
+
+
+@pytest.mark.parametrize("lie", LIES, ids=str)
+def test_lies_in_the_header(lie):
+    with pytest.raises(PayloadError):
+        decode(oracle.forge(payload_of(), **lie))
+    with pytest.raises(PayloadError):
+        decode(oracle.forge(payload_of(FULL_TAIL), **lie), FULL_TAIL)
+
+
+@pytest.mark.parametrize("cut", (1, 4, 8, 16, 64))
+def test_consistent_length_but_missing_bytes(cut):
+    payload = payload_of()[:-cut]
+    with pytest.raises(PayloadError):
+        decode(oracle.forge(payload, length=len(payload)))
+
+
+@pytest.mark.parametrize("extra", (1, 4, 8, 64))
+def test_consistent_length_but_too_many_bytes(extra):
+    payload = payload_of() + bytes(extra)
+    with pytest.raises(PayloadError):
+        decode(oracle.forge(payload, length=len(payload)))
+
+
+word = st.one_of(st.integers(0, 300), st.sampled_from(HUGE), st.integers(0, 2**64 - 1))
+FUZZED = ("coordinates", "full", "bucket_size", "length", "alphabet", "dtype", "coding",
+          "table_version", "table_fingerprint", "settings", "reserved", "format")  # fmt: skip
+
+
+ITEMSIZE = {1: 2, 2: 2, 3: 4, 4: 8}
+
+
+def could_be_true(n: int, full: int, itemsize: int, length: int) -> bool:
+    """A right checksum over a header of these numbers is another payload, not a broken one."""
+    if full > n:
+        return False
+    full_bytes = -(-full * itemsize // 8) * 8
+    return oracle.payload_length(n - full, 3, BUCKET) + full_bytes == length
+
+
+@settings(max_examples=1500)
+@given(st.dictionaries(st.sampled_from(FUZZED), word, min_size=1), st.sampled_from((0, 8, 40)))
+def test_any_combination_of_lies(lies, cut):
+    """Decoding may only succeed where the header still tells of a payload of just this length."""
+    limits = {name: 256 ** {"B": 1, "H": 2, "I": 4, "Q": 8}[oracle.FIELDS[name][1]] for name in lies}
+    lies = {name: value % limits[name] for name, value in lies.items()}
+    payload = payload_of()
+    payload = payload[: len(payload) - cut]
+    free = ("dtype", "coordinates", "full")
+    same = cut == 0 and all(
+        oracle.read_field(payload, name) == value for name, value in lies.items() if name not in free
+    )
+    forged = oracle.forge(payload, **lies)
+    dtype, n, full = lies.get("dtype", 3), lies.get("coordinates", N), lies.get("full", 0)
+    if same and dtype in ITEMSIZE and could_be_true(n, full, ITEMSIZE[dtype], len(payload)):
+        assert decode(forged).numel() == n
+    else:
+        with pytest.raises(PayloadError):
+            decode(forged)
+
+
+OTHERS = {
+    "alphabet 16": ALQ(bits=4, bucket_size=BUCKET),
+    "bucket size 65": ALQ(bits=3, bucket_size=BUCKET + 1),
+    "settings": ALQ(bits=3, bucket_size=BUCKET, norm="linf"),
+    "settings ": ALQ(bits=3, bucket_size=BUCKET, symmetric=False),
+    "settings  ": ALQ(bits=3, bucket_size=BUCKET, solver="gradient_descent"),
+    "settings   ": ALQ(bits=3, bucket_size=BUCKET, normalized=True),
+    "settings    ": ALQ(bits=3, bucket_size=BUCKET, tail="full"),
+    "table fingerprint": ALQ(
+        bits=3, bucket_size=BUCKET, table=[-1, -0.9, -0.5, -0.1, 0.1, 0.5, 0.9, 1]
+    ),
+}
+
+
+@pytest.mark.parametrize("topic", OTHERS)
+def test_payloads_of_other_settings_are_refused_both_ways(topic):
+    other = OTHERS[topic]
+    with pytest.raises(PayloadError, match=topic.strip()):
+        decode(payload_of(other))
+    with pytest.raises(PayloadError, match=topic.split()[0]):
+        decode(payload_of(), other)
+
+
+def test_another_table_version_is_named():
+    ours, theirs = ALQ(bits=3, bucket_size=BUCKET), ALQ(bits=3, bucket_size=BUCKET)
+    theirs.fit(torch.from_numpy(np.random.default_rng(1).standard_normal(6400).astype(np.float32)))
+    with pytest.raises(PayloadError, match="table version 1, this compressor 0"):
+        decode(payload_of(theirs), ours)
+    with pytest.raises(PayloadError, match="table version 0, this compressor 1"):
+        decode(payload_of(ours), theirs)
+
+
+def test_each_kind_of_mismatch_has_its_own_message():
+    messages = set()
+    for compressor in OTHERS.values():
+        with pytest.raises(PayloadError) as caught:
+            decode(payload_of(compressor))
+        messages.add(str(caught.value))
+    assert len(messages) == len(OTHERS)
+
+
+@pytest.mark.parametrize("step", (2, 3))
+@pytest.mark.parametrize("offset", (0, 1, 3, 4))
+def test_views_of_larger_buffers_are_read_right(step, offset):
+    """Strided and misaligned payloads: decoded as they are, not misread."""
+    payload = torch.from_numpy(np.frombuffer(payload_of(), np.uint8).copy())
+    buffer = torch.full((payload.numel() * step + 16,), 0xAA, dtype=torch.uint8)
+    strided = buffer[offset : offset + step * payload.numel() : step]
+    strided.copy_(payload)
+    assert torch.equal(COMPRESSOR.decode(strided), COMPRESSOR.decode(payload))
+    aligned = torch.cat([torch.zeros(offset, dtype=torch.uint8), payload])[offset:]
+    assert torch.equal(COMPRESSOR.decode(aligned), COMPRESSOR.decode(payload))
+
+
+def test_hostile_scales_do_not_crash():
+    """Valid checksum, NaN, infinite and negative scales: decoded without reading elsewhere."""
+    payload = payload_of()
+    for value, at in itertools.product((np.nan, np.inf, -1.0, 1e38), range(3)):
+        data = bytearray(payload)
+        data[96 + 4 * at : 100 + 4 * at] = np.float32(value).tobytes()
+        assert decode(oracle.forge(bytes(data))).numel() == N

@@ -1,0 +1,90 @@
+"""Fixed-width packing against a bit-by-bit implementation of coding/fixed.py's docstring."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+import unit_oracles as oracle
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hvd_adaptive.coding.fixed import packed_words
+from hvd_adaptive.kernels import cpu, reference
+from hvd_adaptive.kernels.tables import kernel_table
+
+LENGTHS = (0, 1, 15, 16, 17, 63, 64, 65, 127, 128, 129, 447, 448, 449, 511, 512, 513, 575, 577,
+           1023, 1024, 1025, 1600)  # fmt: skip
+
+
+def codes_of(seed: int, n: int, bits: int) -> list[int]:
+    return np.random.default_rng(seed).integers(0, 1 << bits, n).tolist()
+
+
+def words_of(codes: list[int], bits: int) -> torch.Tensor:
+    return torch.from_numpy(np.array(oracle.pack(codes, bits), np.uint32).view(np.int32))
+
+
+def check(codes: list[int], bits: int) -> None:
+    want = words_of(codes, bits)
+    packed = reference.pack(torch.tensor(codes, dtype=torch.int64), bits)
+    assert torch.equal(packed, want)
+    assert packed_words(len(codes), bits) == want.numel()
+    assert reference.unpack(want, len(codes), bits).tolist() == codes
+
+
+@given(st.integers(1, 8), st.integers(0, 2000), st.integers(0, 2**32 - 1))
+def test_words_and_roundtrip_of_any_length(bits, n, seed):
+    check(codes_of(seed, n, bits), bits)
+
+
+@pytest.mark.parametrize("bits", range(1, 9))
+def test_words_and_roundtrip_at_block_and_row_boundaries(bits):
+    for n in LENGTHS:
+        check(codes_of(n, n, bits), bits)
+        check([(1 << bits) - 1] * n, bits)
+
+
+@settings(max_examples=40)
+@given(st.integers(1, 8), st.integers(0, 2000), st.integers(0, 2**32 - 1))
+def test_numba_reads_what_python_packed(bits, n, seed):
+    """decode_add with scale 1 looks every code up in the table."""
+    codes = codes_of(seed, n, bits)
+    count = 1 << (bits - 1)
+    table = kernel_table(np.arange(1, count + 1) / count, bits, symmetric=True)
+    ladder = np.arange(1, count + 1, dtype=np.float64) / count
+    values = np.concatenate([-ladder[::-1], ladder])
+    out = torch.zeros(n)
+    cpu.decode_add([(torch.ones(-(-n // 100)), words_of(codes, bits))], 100, table, 1.0, out)
+    assert out.tolist() == [float(np.float32(values[c])) for c in codes]
+
+
+@pytest.mark.parametrize("bits", range(1, 9))
+def test_numba_packs_what_python_packs(bits):
+    """Codes chosen by coordinates at the ends of a two-level table do not depend on chance."""
+    for n in LENGTHS[1:]:
+        signs = np.random.default_rng(n).choice([-1.0, 1.0], n).astype(np.float32)
+        count = 1 << (bits - 1)
+        table = kernel_table(np.arange(1, count + 1) / count, bits, symmetric=True)
+        words = torch.full((packed_words(n, bits),), -1, dtype=torch.int32)
+        cpu.encode(torch.from_numpy(signs), torch.empty(1), words, n, "linf", table, 5)
+        want = [2 * count - 1 if s > 0 else 0 for s in signs]
+        assert torch.equal(words, words_of(want, bits)), (bits, n)
+
+
+@given(st.integers(0, 10**12), st.integers(1, 8))
+def test_packed_words_of_whole_blocks_and_a_rest(n, bits):
+    """Blocks of 512 take exactly 16 * bits words; a rest at most one word a lane too many."""
+    blocks, rest = divmod(n, 512)
+    tail = packed_words(n, bits) - 16 * bits * blocks
+    lane_bits = -(-rest // 64) * 4 * bits
+    assert tail == 16 * -(-lane_bits // 32)
+
+
+@pytest.mark.parametrize("bits", range(2, 9))
+def test_numba_refuses_payloads_that_are_too_short(bits):
+    table = kernel_table(np.linspace(0, 1, (1 << (bits - 1)) + 1)[1:], bits, symmetric=True)
+    words = torch.zeros(packed_words(1000, bits), dtype=torch.int32)
+    for scales, codes in ((torch.ones(9), words), (torch.ones(10), words[:-1])):
+        with pytest.raises(ValueError, match="too short"):
+            cpu.decode_add([(scales, codes)], 100, table, 1.0, torch.zeros(1000))

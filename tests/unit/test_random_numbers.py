@@ -1,0 +1,169 @@
+"""The private random numbers: the documented integers, uniform, independent between streams.
+
+Every statistical test is deterministic (fixed keys). Its threshold is stated as a significance
+level; with a sound generator all of them together fail with a chance below 1e-4 on a change of keys.
+"""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+import torch
+import unit_oracles as oracle
+from hypothesis import given
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
+from scipy import stats
+
+from hvd_adaptive.kernels import cpu, random, reference
+from hvd_adaptive.kernels.tables import kernel_table
+
+N = 1 << 18
+CPU = torch.device("cpu")
+BASE = (7, 1, 100, 3)
+# Streams that differ in one of seed, rank, step, group, by little and by much; some whose
+# numbers are swapped, or have the same sum.
+STREAMS = [
+    BASE, (8, 1, 100, 3), (7, 2, 100, 3), (7, 1, 101, 3), (7, 1, 100, 4), (7 + 2**32, 1, 100, 3),
+    (7, 1, 100, 3 + 2**63), (1, 7, 100, 3), (7, 1, 3, 100), (6, 2, 100, 3), (0, 0, 0, 0), (0, 0, 0, 1),
+    (0, 0, 1, 0), (0, 1, 0, 0), (1, 0, 0, 0), (2**64 - 1, 0, 0, 0),
+]  # fmt: skip
+
+
+def uniform(key: int, n: int = N, bucket: int | None = None) -> np.ndarray:
+    u = reference.uniforms(n, bucket or n, key, CPU).numpy().astype(np.float64)
+    return (u + 0.5) / 2**24
+
+
+def standard(u: np.ndarray) -> np.ndarray:
+    return (u - 0.5) * np.sqrt(12)
+
+
+@pytest.fixture(scope="module")
+def streams() -> list[np.ndarray]:
+    return [uniform(random.stream_key(*numbers)) for numbers in STREAMS]
+
+
+numbers = st.integers(0, 2**64 - 1)
+
+
+@given(numbers, numbers, numbers, numbers, st.integers(0, 2**40))
+def test_keys_are_the_documented_integers(seed, rank, step, group, bucket):
+    stream = random.stream_key(seed, rank, step, group)
+    assert stream == oracle.stream_key(seed, rank, step, group)
+    key = oracle.mix64((stream + (bucket + 1) * oracle.GOLDEN) % 2**64)
+    assert random.bucket_key(stream, bucket) == (key % 2**32, key // 2**32)
+
+
+@hypothesis_settings(max_examples=30)
+@given(numbers, st.integers(1, 300), st.integers(1, 700))
+def test_coordinates_get_the_documented_integers(key, bucket, n):
+    want = [
+        u
+        for b in range(-(-n // bucket))
+        for u in oracle.uniform_integers(key, b, min(bucket, n - b * bucket))
+    ]
+    assert reference.uniforms(n, bucket, key, CPU).tolist() == want
+
+
+@pytest.mark.parametrize("kernels", (cpu, reference), ids=("cpu", "reference"))
+@pytest.mark.parametrize(("bits", "symmetric"), ((2, True), (3, False), (4, True), (6, True)))
+def test_codes_follow_from_the_documented_integers(kernels, bits, symmetric):
+    """Upper level if and only if (k + 1/2) / 2**24 < rho, in float64, rounding errors aside."""
+    n, bucket, key = 3000, 700, 99
+    count = 1 << (bits - 1)
+    magnitudes = np.linspace(0 if not symmetric else 1 / count, 1, count)
+    x = np.random.default_rng(0).uniform(-1, 1, n).astype(np.float32)
+    x[::bucket] = 1  # the norm of every bucket
+    scales, words = torch.empty(-(-n // bucket)), torch.tensor(oracle.pack([0] * n, bits)).int()
+    table = kernel_table(magnitudes, bits, symmetric)
+    kernels.encode(torch.from_numpy(x), scales, words, bucket, "linf", table, key)
+    out = torch.zeros(n)
+    kernels.decode_add([(scales, words)], bucket, table, 1.0, out)
+    u = np.concatenate([oracle.uniform_integers(key, b, bucket) for b in range(5)])[:n]
+    r = np.abs(x.astype(np.float64))
+    lower, upper = oracle.neighbours(r, magnitudes, symmetric)
+    margin = (r - lower) / (upper - lower) - (u + 0.5) / 2**24
+    want = np.where(margin > 0, upper, lower) * np.where(x < 0, -1, 1)
+    clear = np.abs(margin) > 1e-5
+    assert clear.mean() > 0.99
+    np.testing.assert_allclose(out.numpy()[clear], want[clear], atol=1e-6)
+
+
+def test_uniform_by_chi_square(streams):
+    """4,096 cells (top 12 bits) and 4,096 cells of the low 12 bits, 16 streams: p > 1e-7 each."""
+    for u in streams:
+        k = (u * 2**24).astype(np.int64)
+        for cells in (k >> 12, k & 4095):
+            statistic = stats.chisquare(np.bincount(cells, minlength=4096))
+            assert 1e-7 < statistic.pvalue < 1 - 1e-7
+
+
+def test_uniform_over_buckets_at_a_fixed_coordinate():
+    """One coordinate a bucket: consecutive keys must do as well as consecutive counters."""
+    n = 1 << 16
+    for bucket, key in ((1, 5), (3, 6)):
+        u = uniform(random.stream_key(key), n * bucket, bucket)[::bucket]
+        assert 1e-7 < stats.chisquare(np.histogram(u, 256, (0, 1))[0]).pvalue < 1 - 1e-7
+        z = standard(u)
+        lagged = [np.mean(z[:-lag] * z[lag:]) * np.sqrt(n - lag) for lag in range(1, 65)]
+        assert np.max(np.abs(lagged)) < 5.2  # p = 2e-7 each
+
+
+def test_streams_are_uncorrelated(streams):
+    """All 120 pairs: correlation x sqrt(n) is standard normal; beyond 5.3 with p = 1.2e-7."""
+    z = np.array([standard(u) for u in streams])
+    correlation = z @ z.T / np.sqrt(N)
+    off = correlation[np.triu_indices(len(STREAMS), 1)]
+    assert np.abs(off).max() < 5.3
+    # Together they must also look normal, not merely be small.
+    assert stats.kstest(off, "norm").pvalue > 1e-6
+
+
+def test_streams_are_uncorrelated_at_lags(streams):
+    """Cross-correlation of the base stream with the others, lags 1..64 both ways."""
+    base = standard(streams[0])
+    for u in streams[1:7]:
+        z = standard(u)
+        for lag in (*range(1, 65), 128, 512, 8192):
+            for a, b in ((base, z), (z, base)):
+                assert abs(np.mean(a[:-lag] * b[lag:])) * np.sqrt(N - lag) < 5.6  # p = 2e-8
+
+
+def test_no_autocorrelation_up_to_lag_64(streams):
+    for u in streams:
+        z = standard(u)
+        for lag in (*range(1, 65), 100, 512, 1000, 8192):
+            assert abs(np.mean(z[:-lag] * z[lag:])) * np.sqrt(N - lag) < 5.6  # p = 2e-8
+
+
+def test_pairs_fill_the_square(streams):
+    """16 x 16 cells of (u_j, u_{j+lag}), and of the same coordinate in two streams: p > 1e-7."""
+    cells = [(u * 16).astype(np.int64) for u in streams]
+    pairs = [(c[:-lag], c[lag:]) for c in cells[:4] for lag in (1, 2, 3, 16, 32, 128, 512)]
+    pairs += [(a, b) for a, b in itertools.combinations(cells[:8], 2)]
+    for a, b in pairs:
+        counts = np.bincount(16 * a + b, minlength=256)
+        assert 1e-7 < stats.chisquare(counts).pvalue < 1 - 1e-7
+
+
+def test_neighbouring_buckets_are_uncorrelated():
+    """8,192 coordinates of 64 buckets, all pairs, lag 0: beyond 5.6 with p = 2e-8 each."""
+    z = standard(uniform(random.stream_key(*BASE), 64 * 8192, 8192)).reshape(64, 8192)
+    correlation = z @ z.T / np.sqrt(8192)
+    off = correlation[np.triu_indices(64, 1)]
+    assert np.abs(off).max() < 5.6
+    assert stats.kstest(off, "norm").pvalue > 1e-6
+
+
+def test_no_two_streams_share_a_key():
+    """Small seeds, ranks, steps, groups: 100,000 streams, and the buckets of some of them."""
+    keys = {
+        random.stream_key(*n)
+        for n in itertools.product(range(5), range(20), range(50), (*range(18), 2**63, 2**63 + 1))
+    }
+    assert len(keys) == 5 * 20 * 50 * 20
+    buckets = [random.bucket_key(random.stream_key(0, r), b) for r in range(8) for b in range(5000)]
+    assert len(set(buckets)) == 40_000
