@@ -39,17 +39,52 @@ def make_compression(args: argparse.Namespace) -> Any:
         return ADAPTIVE[args.compression](seed=args.seed, **options)
     if options:
         raise ValueError(f"{args.compression!r} takes none of {', '.join(options)}")
-    return STOCK[args.compression]
+    return Counted(STOCK[args.compression])
+
+
+class Counted:
+    """One of Horovod's own compressors, with a ``report()`` as hvd_adaptive's have."""
+
+    def __init__(self, stock: Any) -> None:
+        self.stock = stock
+        self._reset()
+
+    def compress(self, tensor: torch.Tensor) -> tuple[torch.Tensor, Any]:
+        """As the stock compressor does, and count."""
+        sent, context = self.stock.compress(tensor)
+        self.payload_bytes += sent.numel() * sent.element_size()
+        # Some coordinates are enough for an estimate of the error.
+        sample = tensor.detach().reshape(-1)[:8192]
+        rounded = sent.detach().reshape(-1)[:8192].to(sample.dtype)
+        self.squared_error += float((rounded - sample).square().sum())
+        self.squared_norm += float(sample.square().sum())
+        return sent, context
+
+    def decompress(self, tensor: torch.Tensor, context: Any) -> torch.Tensor:
+        """As the stock compressor does."""
+        return self.stock.decompress(tensor, context)
+
+    def report(self) -> dict[str, float]:
+        """Of the gradients since the last report. A ring allreduce sends them 2 (N - 1) / N times."""
+        norm = self.squared_norm
+        report = {
+            "payload_bytes": self.payload_bytes,
+            "wire_bytes": 2 * (hvd.size() - 1) / hvd.size() * self.payload_bytes,
+            "relative_error": self.squared_error / norm if norm else math.nan,
+        }
+        self._reset()
+        return report
+
+    def _reset(self) -> None:
+        self.payload_bytes, self.squared_error, self.squared_norm = 0, 0.0, 0.0
 
 
 class Traffic:
     """Counts what one rank sends, and notes level tables as they change."""
 
-    def __init__(self, compression: Any, model: torch.nn.Module, ranks: int) -> None:
+    def __init__(self, compression: Any, model: torch.nn.Module) -> None:
         self.compression = compression
-        self.ranks = ranks
-        self.parameters = list(model.parameters())
-        self.coordinates = sum(p.numel() for p in self.parameters)
+        self.coordinates = sum(p.numel() for p in model.parameters())
         self.steps = 0
         self.payload_bytes = 0.0
         self.wire_bytes = 0.0
@@ -60,7 +95,7 @@ class Traffic:
     def count(self, step: int) -> None:
         """After a step."""
         self.steps += 1
-        report = getattr(self.compression, "report", self._stock_report)()
+        report = self.compression.report()
         self.payload_bytes += report["payload_bytes"]
         self.wire_bytes += report["wire_bytes"]
         if math.isfinite(report["relative_error"]):
@@ -78,25 +113,6 @@ class Traffic:
             "bits_per_coordinate": 8 * payload / self.coordinates,
             "relative_error": sum(self.errors) / len(self.errors) if self.errors else None,
             "tables": self.tables,
-        }
-
-    def _stock_report(self) -> dict[str, float]:
-        """Figures of Horovod's own methods: bytes of the gradients as they are allreduced, and
-        2 (N - 1) / N of them on the wire, as a ring sends."""
-        error = norm = payload = 0.0
-        for parameter in self.parameters:
-            gradient = parameter.grad
-            sent, context = self.compression.compress(gradient)
-            payload += sent.numel() * sent.element_size()
-            if sent is not gradient:
-                received = self.compression.decompress(sent, context)
-                error += float((received - gradient).square().sum())
-                norm += float(gradient.square().sum())
-        return {
-            "payload_bytes": payload,
-            "wire_bytes": 2 * (self.ranks - 1) / self.ranks * payload,
-            # Of the averaged gradient, which is already rounded to what can be sent: see below.
-            "relative_error": error / norm if norm else 0.0,
         }
 
     def _note_table(self, step: int | None) -> None:

@@ -170,7 +170,7 @@ def train(
 
     steps = len(loader) * args.epochs
     interval = args.test_interval or len(loader)
-    traffic = Traffic(compression, model, hvd.size())
+    traffic = Traffic(compression, model)
     progress = Progress(args, seed, steps)
     curve, losses, seconds, step = [], [], 0.0, 0
     for epoch in range(args.epochs):

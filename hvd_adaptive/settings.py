@@ -113,5 +113,3 @@ def _checked(named: Any) -> list[tuple[str, torch.nn.Parameter]]:
                 f"model.named_parameters() gives them, not {type(pair).__name__}"
             )
     return pairs
-
-

@@ -14,6 +14,11 @@ MAGIC = b"HVDA"
 FORMAT = 1
 SIZE = 96
 _FIELDS = struct.Struct("<4sHBBII16sQQQIIQQQII")
+_NAMES = (
+    "magic", "format", "dtype", "coding", "alphabet", "checksum", "scheme", "coordinates", "full",
+    "bucket_size", "table_version", "table_fingerprint", "key", "layout", "length", "settings",
+    "reserved",
+)  # fmt: skip
 
 DTYPES = {1: torch.float16, 2: torch.bfloat16, 3: torch.float32, 4: torch.float64}
 DTYPE_CODES = {dtype: code for code, dtype in DTYPES.items()}
@@ -82,22 +87,19 @@ class Header:
         payload is the caller's to compare.
         """
         if len(data) < SIZE:
-            raise PayloadError(f"payload of {available} bytes is shorter than its {SIZE}-byte header")
-        (magic, version, dtype, coding, alphabet, checksum, scheme, coordinates, full, bucket,
-         table_version, table_fingerprint, key, layout, length, settings, reserved) = _FIELDS.unpack(
-            data[:SIZE]
-        )  # fmt: skip
+            raise PayloadError(f"payload of {available} bytes is shorter than its header of {SIZE}")
+        raw = dict(zip(_NAMES, _FIELDS.unpack(data[:SIZE]), strict=True))
+        magic, version, reserved = raw.pop("magic"), raw.pop("format"), raw.pop("reserved")
         if magic != MAGIC:
             raise PayloadError(f"payload starts with {magic!r}, not {MAGIC!r}: not one of ours")
         if version != FORMAT:
             raise PayloadError(f"payload has format version {version}, this package reads {FORMAT}")
-        if dtype not in DTYPES or coding not in CODING_NAMES or reserved or full > coordinates:
+        known = raw["dtype"] in DTYPES and raw["coding"] in CODING_NAMES
+        if not known or reserved or raw["full"] > raw["coordinates"]:
             raise PayloadError("payload header is corrupt")
-        if length > available:
-            raise PayloadError(f"payload is truncated: {available} of {length} bytes")
-        name = scheme.rstrip(b"\0").decode("ascii", "replace")
-        return cls(
-            name, DTYPES[dtype], CODING_NAMES[coding], alphabet, coordinates, full, bucket,
-            table_version, table_fingerprint, key, layout, length, settings, checksum,
-        )  # fmt: skip
-
+        if raw["length"] > available:
+            raise PayloadError(f"payload is truncated: {available} of {raw['length']} bytes")
+        raw["dtype"] = DTYPES[raw["dtype"]]
+        raw["coding"] = CODING_NAMES[raw["coding"]]
+        raw["scheme"] = raw["scheme"].rstrip(b"\0").decode("ascii", "replace")
+        return cls(**raw)

@@ -12,7 +12,7 @@ from hvd_adaptive.errors import PayloadError
 
 
 def padded(size: int) -> int:
-    """``size`` bytes rounded up to a multiple of 8, so that every section can be viewed in place."""
+    """``size`` bytes rounded up to a multiple of 8: every section can be viewed in place."""
     return -(-size // 8) * 8
 
 

@@ -14,7 +14,7 @@ from hvd_adaptive.fusion.layout import Group, Layout, gather
 from hvd_adaptive.kernels.random import stream_key
 
 if TYPE_CHECKING:
-    from hvd_adaptive.fusion.session import Session
+    from hvd_adaptive.fusion.binding import Binding
 
 # Buckets of a group on which the relative error is measured in each step.
 ERROR_BUCKETS = 2
@@ -30,8 +30,8 @@ class Step:
     3. ``result``: waits for the group of a member, and for those launched before it.
     """
 
-    def __init__(self, session: Session, layout: Layout, number: int, hold: bool) -> None:
-        self.session = session
+    def __init__(self, binding: Binding, layout: Layout, number: int, hold: bool) -> None:
+        self.binding = binding
         self.layout = layout
         self.number = number
         self.factor: float | None = None
@@ -91,7 +91,7 @@ class Step:
     def abandon(self) -> None:
         """Give up a step that was never finished; its collectives must still come to an end."""
         for handle, _ in self._flying.values():
-            self.session.exchange.finish(handle)
+            self.binding.exchange.finish(handle)
         self._flying.clear()
         self._next = 0
 
@@ -100,11 +100,11 @@ class Step:
 
         A shorter bucket is drawn only where no group has a full one.
         """
-        size = self.session.settings.bucket_size
+        size = self.binding.settings.bucket_size
         whole = [group.quantized // size for group in self.layout.groups]
         if not sum(whole):
             return [f for f in self._quantized_flats() if f.numel()][:count]
-        key = stream_key(self.session.settings.seed, self.session.world.rank, self.number,
+        key = stream_key(self.binding.settings.seed, self.binding.world.rank, self.number,
                          SAMPLE_STREAM)  # fmt: skip
         draw = np.random.Generator(np.random.Philox(key=key))
         chosen = np.sort(draw.choice(sum(whole), min(count, sum(whole)), replace=False))
@@ -125,7 +125,7 @@ class Step:
 
     def _flat(self, group: Group) -> torch.Tensor:
         """The group's coordinates, valid until the next call."""
-        flat = self.session.staging(group.coordinates, group.dtype, self._device)
+        flat = self.binding.staging(group.coordinates, group.dtype, self._device)
         gather(group, self._tensors, flat)
         return flat
 
@@ -139,53 +139,51 @@ class Step:
             self._start(self._next)
 
     def _fits(self, index: int) -> bool:
-        bytes_of = self.session.in_flight_bytes
+        bytes_of = self.binding.in_flight_bytes
         flying = sum(bytes_of(self.layout.groups[i]) for i in self._flying)
         total = flying + bytes_of(self.layout.groups[index])
-        return not self._flying or total <= self.session.settings.in_flight_bytes
+        return not self._flying or total <= self.binding.settings.in_flight_bytes
 
     def _start(self, index: int) -> None:
         """Encode a group and submit its payload."""
-        session, group = self.session, self.layout.groups[index]
-        meter = session.compressor.meter
+        binding, group = self.binding, self.layout.groups[index]
+        meter = binding.compressor.meter
         with meter.time("encode_s"):
             flat = self._flat(group)
-            quantized = session.quantized_now(group)
-            key = stream_key(session.settings.seed, session.world.rank, self.number, index)
-            payload = session.compressor.encode_flat(
-                flat, quantized, key, self.layout.fingerprint
-            )
+            quantized = binding.quantized_now(group)
+            key = stream_key(binding.settings.seed, binding.world.rank, self.number, index)
+            payload = binding.compressor.encode_flat(flat, quantized, key, self.layout.fingerprint)
             self._measure(flat[:quantized], index)
         meter.current.coordinates += group.coordinates
         meter.current.uncompressed_bytes += group.coordinates * group.dtype.itemsize
         meter.current.payload_bytes += payload.numel()
-        meter.current.wire_bytes += session.exchange.wire_bytes(payload.numel())
-        self._flying[index] = (session.exchange.start(payload, session.name_of(index)), payload)
+        meter.current.wire_bytes += binding.exchange.wire_bytes(payload.numel())
+        self._flying[index] = (binding.exchange.start(payload, f"{binding.name}.{index}"), payload)
 
     def _measure(self, flat: torch.Tensor, index: int) -> None:
         """Add the squared error of a few buckets, encoded once more, to the step's figures."""
-        size = self.session.settings.bucket_size
+        size = self.binding.settings.bucket_size
         count = min(ERROR_BUCKETS, -(-flat.numel() // size))
         if not count:
             return
         first = (self.number * ERROR_BUCKETS) % max(1, flat.numel() // size - count + 1)
         sample = flat[first * size : (first + count) * size].to(torch.float32)
-        decoded = self.session.compressor.roundtrip(sample, stream_key(index, 0, 0, ERROR_STREAM))
+        decoded = self.binding.compressor.roundtrip(sample, stream_key(index, 0, 0, ERROR_STREAM))
         error, norm = float((decoded - sample).square().sum()), float(sample.square().sum())
         if np.isfinite(error) and np.isfinite(norm):
-            self.session.compressor.meter.current.squared_error += error
-            self.session.compressor.meter.current.squared_norm += norm
+            self.binding.compressor.meter.current.squared_error += error
+            self.binding.compressor.meter.current.squared_norm += norm
 
     def _finish_oldest(self) -> None:
         """Wait for the group launched first, decode it, launch what now fits."""
         index = next(iter(self._flying))
         handle, payload = self._flying.pop(index)
-        session = self.session
-        meter = session.compressor.meter
+        binding = self.binding
+        meter = binding.compressor.meter
         with meter.time("exchange_s"):
-            gathered = session.exchange.finish(handle)
+            gathered = binding.exchange.finish(handle)
         with meter.time("decode_s"):
-            self._results[index] = session.compressor.decode_sum(
+            self._results[index] = binding.compressor.decode_sum(
                 gathered, read_header(payload), self.factor
             )
         self._launch(lambda group: True)

@@ -37,9 +37,7 @@ def exponential(distribution: Distribution, count: int, symmetric: bool) -> Arra
 def quantile(distribution: Distribution, count: int, symmetric: bool) -> Array:
     """Equal steps of the mass away from zero."""
     zeros = distribution.cdf(np.zeros(1))
-    return separated(
-        distribution.ppf(zeros + (1 - zeros) * _steps(count, symmetric)), symmetric
-    )
+    return separated(distribution.ppf(zeros + (1 - zeros) * _steps(count, symmetric)), symmetric)
 
 
 def cube_root(distribution: Distribution, count: int, symmetric: bool) -> Array:

@@ -114,9 +114,12 @@ class AdaptiveScheme(TableScheme):
             )
             magnitudes = self.fit_magnitudes(distribution)
             table = LevelTable(self._table.bits, self._table.symmetric, magnitudes)
-            update[1:4] = 1.0, *(
-                expected_variance(t.magnitudes, distribution, t.symmetric)
-                for t in (self._table, table)
+            update[1:4] = (
+                1.0,
+                *(
+                    expected_variance(t.magnitudes, distribution, t.symmetric)
+                    for t in (self._table, table)
+                ),
             )
             update[4:] = magnitudes
         except (FitError, ValueError) as error:

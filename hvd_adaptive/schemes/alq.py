@@ -69,7 +69,9 @@ class ALQ(AdaptiveScheme):
     def fit_magnitudes(self, distribution: Distribution) -> np.ndarray:
         bits, symmetric = self._table.bits, self._table.symmetric
         current = (self._table.magnitudes,)
-        return fit_levels(distribution, bits, symmetric, self.solver, extra_starts=current).magnitudes
+        return fit_levels(
+            distribution, bits, symmetric, self.solver, extra_starts=current
+        ).magnitudes
 
 
 def exponential_magnitudes(bits: int, symmetric: bool, multiplier: float = 0.5) -> np.ndarray:

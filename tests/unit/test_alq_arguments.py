@@ -15,7 +15,10 @@ EIGHT = [-1, -0.5, -0.25, -0.1, 0.1, 0.25, 0.5, 1]
 
 WRONG = [
     *(("bits", v, "from 2 to 8") for v in (1, 9, 0, -3, 3.0, True, "3", None, 10**30, [3])),
-    *(("bucket_size", v, ">= 1|from 1 to") for v in (100.5, 0, -1, 8192.0, True, "8192", None, 2**64)),
+    *(
+        ("bucket_size", v, ">= 1|from 1 to")
+        for v in (100.5, 0, -1, 8192.0, True, "8192", None, 2**64)
+    ),
     *(("norm", v, "'l2', 'linf'") for v in ("l1", "L2", 2, None, True, ["l2"])),
     *(("solver", v, "'coordinate_descent'") for v in ("cd", None, 0, "")),
     *(("statistics", v, "'histogram', 'normal'") for v in ("moments", None, 1)),

@@ -22,7 +22,9 @@ def gradient(n: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> torch
     return torch.from_numpy(values).to(dtype)
 
 
-def check_neighbours(flat, decoded, compressor: ALQ, bucket: int, quantized: int, norm="l2") -> None:
+def check_neighbours(
+    flat, decoded, compressor: ALQ, bucket: int, quantized: int, norm="l2"
+) -> None:
     """Quantised values lie at one of the levels around them times the bucket's norm; float64."""
     levels = compressor.levels.numpy()
     symmetric = 0.0 not in levels
@@ -125,7 +127,9 @@ def test_non_contiguous_and_differentiable_inputs(dtype, tail):
     tracked = whole[::2].clone().requires_grad_()
     assert torch.equal(compressor.encode(tracked * 1, seed=0), want)
     assert torch.equal(compressor.encode(tracked, seed=0), want)
-    assert torch.equal(compressor.encode(whole[1:][1::2], seed=0), compressor.encode(whole[2::2], seed=0))
+    assert torch.equal(
+        compressor.encode(whole[1:][1::2], seed=0), compressor.encode(whole[2::2], seed=0)
+    )
     assert not compressor.decode(want).requires_grad
     expanded = torch.ones(1, dtype=dtype).expand(300)
     assert compressor.decode(compressor.encode(expanded, seed=0)).shape == (300,)

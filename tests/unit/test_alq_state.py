@@ -66,7 +66,7 @@ def test_state_is_a_snapshot():
 
 @pytest.mark.parametrize(
     ("ours", "theirs"),
-    itertools.permutations((dict(bits=3), dict(bits=4), dict(bits=3, symmetric=False)), 2),
+    list(itertools.permutations((dict(bits=3), dict(bits=4), dict(bits=3, symmetric=False)), 2)),
     ids=str,
 )
 def test_state_of_other_bits_or_symmetry_is_refused(ours, theirs):
@@ -104,7 +104,12 @@ def test_a_refused_state_changes_nothing(missing):
 
 def test_a_damaged_table_in_a_state_is_refused():
     state = ALQ(bits=3).state_dict()
-    for magnitudes in ([0.1, 0.3, 0.2, 1], [0.1, 0.2, 0.3], [0.1, float("nan"), 0.5, 1], [0, 0.1, 0.2, 1]):
+    for magnitudes in (
+        [0.1, 0.3, 0.2, 1],
+        [0.1, 0.2, 0.3],
+        [0.1, float("nan"), 0.5, 1],
+        [0, 0.1, 0.2, 1],
+    ):
         broken = state | {"table": state["table"] | {"magnitudes": torch.tensor(magnitudes)}}
         with pytest.raises(ValueError):
             ALQ(bits=3).load_state_dict(broken)
@@ -137,6 +142,8 @@ def test_repr_names_what_was_chosen():
                  "solver='coordinate_descent'", "statistics='histogram'", "symmetric=True"):  # fmt: skip
         assert part in text
     again = eval(text, {"ALQ": ALQ})
-    assert repr(again) == text and again.fingerprint == ALQ(
-        bits=5, norm="linf", bucket_size=77, normalized=True, tail="full"
-    ).fingerprint
+    assert (
+        repr(again) == text
+        and again.fingerprint
+        == ALQ(bits=5, norm="linf", bucket_size=77, normalized=True, tail="full").fingerprint
+    )

@@ -16,7 +16,9 @@ DTYPE_CODES = {torch.float16: 1, torch.bfloat16: 2, torch.float32: 3, torch.floa
 COMPRESSOR = ALQ(bits=3, bucket_size=64, tail="full")
 
 
-def payload_of(n: int = 150, dtype: torch.dtype = torch.float32, compressor: ALQ = COMPRESSOR) -> bytes:
+def payload_of(
+    n: int = 150, dtype: torch.dtype = torch.float32, compressor: ALQ = COMPRESSOR
+) -> bytes:
     flat = torch.linspace(-1, 1, n, dtype=torch.float64).to(dtype)
     return compressor.encode(flat, seed=5).numpy().tobytes()
 
@@ -131,7 +133,8 @@ def test_corruption_says_so():
 
 
 @pytest.mark.parametrize(
-    "thing", (None, b"HVDA", [1, 2], np.zeros(200, np.uint8), torch.zeros(200), torch.zeros(200).int())
+    "thing",
+    (None, b"HVDA", [1, 2], np.zeros(200, np.uint8), torch.zeros(200), torch.zeros(200).int()),
 )
 def test_things_that_are_no_payload(thing):
     with pytest.raises(PayloadError, match="uint8 tensor"):

@@ -167,7 +167,9 @@ def test_codes_do_not_depend_on_what_the_buffers_held():
 def test_sum_over_ranks_is_in_the_given_order():
     """Float32 sums depend on their order: three payloads must be added first to last."""
     table = table_of(2, True, "uniform")
-    flats = [vector(ordinary, 1000, seed) * scale for seed, scale in ((1, 1e8), (2, -1e8), (3, 1.0))]
+    flats = [
+        vector(ordinary, 1000, seed) * scale for seed, scale in ((1, 1e8), (2, -1e8), (3, 1.0))
+    ]
     payloads = [encoded(cpu, flat, 100, "l2", table, i) for i, flat in enumerate(flats)]
     total = np.zeros(1000, np.float32)
     for payload in payloads:

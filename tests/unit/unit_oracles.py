@@ -80,7 +80,9 @@ def pack(codes: list[int], bits: int) -> list[int]:
     return words
 
 
-def payload_length(n: int, bits: int, bucket: int, tail: str = "quantize", itemsize: int = 4) -> int:
+def payload_length(
+    n: int, bits: int, bucket: int, tail: str = "quantize", itemsize: int = 4
+) -> int:
     """96 + scales and words, rounded up to 8 + full-precision coordinates, rounded up to 8."""
     full = n % bucket if tail == "full" else 0
     quantized = n - full

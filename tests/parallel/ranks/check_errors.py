@@ -56,7 +56,10 @@ def test_adasum_is_refused():
     model = make_model()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     optimizer = hvd.DistributedOptimizer(
-        optimizer, named_parameters=model.named_parameters(), compression=ALQ(seed=next(SEEDS)), op=hvd.Adasum
+        optimizer,
+        named_parameters=model.named_parameters(),
+        compression=ALQ(seed=next(SEEDS)),
+        op=hvd.Adasum,
     )
     with pytest.raises(ValueError, match="Adasum"):
         train(model, optimizer, 1)

@@ -1,0 +1,329 @@
+"""The comparisons of mnist.py: it is started by horovodrun once for every method."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import horovod.torch as hvd
+import numpy as np
+import psutil
+from plots import draw
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+from scipy import stats
+
+SCRIPT = Path(__file__).with_name("mnist.py")
+FORWARDED = ("batch_size", "test_batch_size", "epochs", "lr", "momentum", "seed", "test_interval")
+# What --demo asks of its results.
+LEAST_ACCURACY = 0.8
+LEAST_RATIO = 9.5
+
+
+@dataclass
+class Method:
+    """A way to send gradients, and what came of it."""
+
+    label: str
+    compression: str
+    options: list[str] = field(default_factory=list)
+    runs: list[dict[str, Any]] = field(default_factory=list)
+
+
+class LaunchError(Exception):
+    """Ranks failed or hung; the message says what is known."""
+
+
+def compare(args: argparse.Namespace) -> int:
+    """--demo and --paired-seeds; the exit status."""
+    # Tables need more than the 80 columns that rich assumes where there is no terminal.
+    console = Console() if sys.stdout.isatty() else Console(width=120)
+    begin = time.monotonic()
+    status = 0
+    try:
+        launcher = Launcher(args)
+        if args.demo:
+            status |= demo(args, launcher, console)
+        if args.paired_seeds:
+            status |= paired_seeds(args, launcher, console)
+    except LaunchError as error:
+        console.print(f"[bold red]failed:[/] {error}", highlight=False, soft_wrap=True)
+        return 1
+    console.print(f"{time.monotonic() - begin:.0f} seconds in all")
+    return status
+
+
+def methods(args: argparse.Namespace) -> list[Method]:
+    """Horovod's own methods and the one that --compression names."""
+    options = []
+    for name in ("bits", "bucket_size", "tail", "update_steps"):
+        value = getattr(args, name)
+        if value is not None:
+            values = value if isinstance(value, list) else [value]
+            options += [f"--{name.replace('_', '-')}", *map(str, values)]
+    found = [Method("Horovod float32", "none"), Method("Horovod fp16", "fp16")]
+    if args.compression not in ("none", "fp16"):
+        bits = f", {args.bits} bits" if args.bits else ""
+        found.append(Method(args.compression.upper() + bits, args.compression, options))
+    return found
+
+
+def demo(args: argparse.Namespace, launcher: Launcher, console: Console) -> int:
+    """Train with every method, show what each sent and how good it is."""
+    compared = methods(args)
+    launcher.run_all(compared, console)
+    for table in (traffic_table(compared, args.ranks), *level_tables(compared)):
+        console.print(table)
+    picture = args.output_dir / "mnist_demo.png"
+    draw(compared, picture)
+    console.print(f"accuracy against bytes sent, and the level table over time: {picture}")
+    complaints = [complaint for method in compared for complaint in check(method)]
+    for complaint in complaints:
+        console.print(f"[bold red]failed:[/] {complaint}", highlight=False)
+    return bool(complaints)
+
+
+def check(method: Method) -> Iterator[str]:
+    """What is wrong with a method's results."""
+    run = method.runs[0]
+    if not run["accuracy"] >= LEAST_ACCURACY:
+        yield f"{method.label}: accuracy {run['accuracy']:.1%} is below {LEAST_ACCURACY:.0%}"
+    if not run["replicas_equal"]:
+        yield f"{method.label}: the ranks' parameters differ"
+    ratio = run["uncompressed_bytes"] / run["payload_bytes"] if run["payload_bytes"] else 0
+    promised = method.compression == "alq" and "--bits 3" in " ".join(method.options)
+    if promised and ratio < LEAST_RATIO:
+        yield f"{method.label}: payload is 1/{ratio:.2f} of float32's, not 1/{LEAST_RATIO}"
+
+
+def traffic_table(compared: list[Method], ranks: int) -> Table:
+    """What each method sent, and what came of it."""
+    table = Table(
+        title=f"LeNet, {compared[0].runs[0]['coordinates']:,} parameters, {ranks} ranks",
+        caption="bytes are those of one rank's gradients in one step; wire: sent by that rank "
+        "(ring allreduce, or allgather); relative error: ‖Q(v)-v‖²/‖v‖²",
+    )
+    table.add_column("method", no_wrap=True)
+    for heading in (
+        "test\naccuracy", "payload\nbytes", "float32 /\npayload", "wire\nbytes", "float32 /\nwire",
+        "bits per\ncoordinate", "relative\nerror", "ms per\nstep",
+    ):  # fmt: skip
+        table.add_column(heading, justify="right", no_wrap=True)
+    plain = compared[0].runs[0]
+    for method in compared:
+        run = method.runs[0]
+        table.add_row(
+            method.label,
+            f"{run['accuracy']:.1%}",
+            f"{run['payload_bytes']:,.0f}",
+            ratio_text(plain["payload_bytes"], run["payload_bytes"]),
+            f"{run['wire_bytes']:,.0f}",
+            ratio_text(plain["wire_bytes"], run["wire_bytes"]),
+            f"{run['bits_per_coordinate']:.3f}",
+            "-" if run["relative_error"] is None else f"{run['relative_error']:.2g}",
+            f"{1000 * run['seconds_per_step']:.1f}",
+        )
+    return table
+
+
+def ratio_text(whole: float, part: float) -> str:
+    """How many times smaller."""
+    return f"{whole / part:.2f}" if part else "-"
+
+
+def level_tables(compared: list[Method]) -> Iterator[Table]:
+    """Level tables before and after training, of methods that have one."""
+    for method in compared:
+        versions = method.runs[0]["tables"]
+        if not versions:
+            continue
+        table = Table(title=f"{method.label}: levels (of a bucket's norm)")
+        for heading in ("", "version", "fitted at step", "levels"):
+            table.add_column(heading, no_wrap=True)
+        for moment, version in zip(("before", "after"), (versions[0], versions[-1]), strict=True):
+            fitted = "not fitted" if version["step"] is None else str(version["step"])
+            table.add_row(moment, str(version["version"]), fitted, levels_text(version["levels"]))
+        yield table
+
+
+def levels_text(levels: list[float]) -> str:
+    """``0, ±a, ±b ...``; at most eight magnitudes, the rest counted."""
+    magnitudes = [f"±{level:.4g}" for level in levels if level > 0]
+    zero = ["0"] if 0.0 in levels else []
+    left_out = len(magnitudes) - 8
+    if left_out > 0:
+        magnitudes[4:-4] = [f"... {left_out} more ..."]
+    return "  ".join(zero + magnitudes)
+
+
+def paired_seeds(args: argparse.Namespace, launcher: Launcher, console: Console) -> int:
+    """Train float32 and the named method with the same seeds; show what the accuracies say."""
+    first, *_, last = methods(args)
+    launcher.run_all([first, last], console, repeats=args.paired_seeds)
+    accuracies = np.array([[100 * run["accuracy"] for run in m.runs] for m in (first, last)])
+    table = Table(title=f"Test accuracy in %, {args.paired_seeds} paired seeds, {args.ranks} ranks")
+    for heading in ("seed", first.label, last.label, "difference"):
+        table.add_column(heading, justify="right")
+    difference = accuracies[1] - accuracies[0]
+    for run, (plain, compressed), gap in zip(first.runs, accuracies.T, difference, strict=True):
+        table.add_row(str(run["seed"]), f"{plain:.2f}", f"{compressed:.2f}", f"{gap:+.2f}")
+    table.add_section()
+    columns = (*accuracies, difference)
+    table.add_row("mean", *(f"{column.mean():.2f}" for column in columns))
+    if args.paired_seeds > 1:
+        table.add_row("deviation", *(f"{column.std(ddof=1):.2f}" for column in columns))
+    console.print(table)
+    if args.paired_seeds > 1:
+        error = stats.sem(difference)
+        width = error * stats.t.ppf(0.975, len(difference) - 1)
+        console.print(
+            f"{last.label} minus {first.label}: {difference.mean():+.2f} percentage points, "
+            f"95% interval {difference.mean() - width:+.2f} to {difference.mean() + width:+.2f}"
+        )
+    equal = all(run["replicas_equal"] for m in (first, last) for run in m.runs)
+    if difference.mean() < -1 or not equal:
+        console.print("[bold red]failed:[/] more than 1 point lost" if equal else "ranks differ")
+        return 1
+    return 0
+
+
+class Launcher:
+    """Starts mnist.py on several ranks of this machine and watches it."""
+
+    def __init__(self, args: argparse.Namespace) -> None:
+        self.args = args
+        # The environment of this Python has its own horovodrun and mpirun.
+        path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
+        self.environment = os.environ | {
+            "PATH": path,
+            "OMP_NUM_THREADS": "1",
+            # Open MPI refuses to start as root, as one is in many containers, without both.
+            "OMPI_ALLOW_RUN_AS_ROOT": "1",
+            "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+        }
+        horovodrun = shutil.which("horovodrun", path=path)
+        if horovodrun is None:
+            raise LaunchError("there is no horovodrun; build it with: hvd-adaptive install-horovod")
+        kind = args.launcher
+        if kind == "auto":
+            # Over MPI the level tables travel by mpi4py, so it is the better one to show.
+            kind = "mpi" if hvd.mpi_built() and shutil.which("mpirun", path=path) else "gloo"
+        self.command = [horovodrun, f"--{kind}", "-np", str(args.ranks)]
+        if kind == "mpi":
+            # More ranks than cores must not spin while they wait for each other.
+            self.command.append("--mpi-args=--oversubscribe --mca mpi_yield_when_idle 1")
+
+    def run_all(self, compared: list[Method], console: Console, repeats: int = 1) -> None:
+        """Train with each method in turn, under a progress bar, and keep the results."""
+        self.args.output_dir.mkdir(parents=True, exist_ok=True)
+        columns = (
+            TextColumn("{task.description:<16}"), BarColumn(),
+            TextColumn("{task.completed:>4.0f}/{task.total:.0f} steps"),
+            TextColumn("{task.fields[accuracy]}"), TimeElapsedColumn(),
+        )  # fmt: skip
+        # A bar needs a terminal; elsewhere a line tells of each method.
+        with Progress(*columns, console=console, disable=not console.is_terminal) as bars:
+            tasks = [bars.add_task(m.label, total=1, start=False, accuracy="") for m in compared]
+            for method, task in zip(compared, tasks, strict=True):
+                begin = time.monotonic()
+                bars.start_task(task)
+
+                def show(line: dict[str, Any], task: Any = task) -> None:
+                    accuracy = line["accuracy"]
+                    bars.update(
+                        task,
+                        total=repeats * line["steps"],
+                        completed=line["run"] * line["steps"] + line["step"],
+                        accuracy="" if accuracy is None else f"accuracy {accuracy:.1%}",
+                    )
+
+                method.runs = self.run(method, repeats, show)["runs"]
+                bars.stop_task(task)
+                if bars.disable:
+                    steps = repeats * method.runs[0]["steps"]
+                    seconds = time.monotonic() - begin
+                    console.print(f"{method.label}: {steps} steps, {seconds:.0f} s with start-up")
+
+    def run(
+        self, method: Method, repeats: int, show: Callable[[dict[str, Any]], None]
+    ) -> dict[str, Any]:
+        """Train with a method; ``show`` gets its progress. LaunchError where ranks fail or hang."""
+        stem = self.args.output_dir.resolve() / f"mnist_{method.compression}"
+        results, log, progress = (stem.with_suffix(s) for s in (".json", ".log", ".progress"))
+        results.unlink(missing_ok=True)
+        progress.write_text("")
+        command = [
+            *self.command, sys.executable, str(SCRIPT), "--no-cuda", "--repeats", str(repeats),
+            "--compression", method.compression, *method.options,
+            "--json", str(results), "--progress-file", str(progress),
+        ]  # fmt: skip
+        for name in FORWARDED:
+            command += [f"--{name.replace('_', '-')}", str(getattr(self.args, name))]
+        with log.open("w") as output:
+            process = subprocess.Popen(
+                command, stdout=output, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL,
+                env=self.environment, start_new_session=True,
+            )  # fmt: skip
+            try:
+                hung = not self._watch(process, progress, show)
+            finally:
+                stop(process)
+        progress.unlink()
+        if hung:
+            reason = f"no progress for {self.args.stall_timeout:.0f} s, so its ranks were killed"
+        elif process.returncode:
+            reason = f"exit status {process.returncode}"
+        elif not results.exists():
+            reason = "no results were written"
+        else:
+            return json.loads(results.read_text())
+        tail = "\n".join(log.read_text(errors="replace").splitlines()[-30:])
+        raise LaunchError(f"{method.label}: {reason}. The end of {log}:\n{tail}")
+
+    def _watch(
+        self, process: subprocess.Popen, progress: Path, show: Callable[[dict[str, Any]], None]
+    ) -> bool:
+        """Follow the progress file until the process ends; False where nothing moves for long."""
+        moved = time.monotonic()
+        with progress.open() as file:
+            while process.poll() is None:
+                # The last line may still be in the making.
+                lines = [line for line in file.readlines() if line.endswith("\n")]
+                if lines:
+                    moved = time.monotonic()
+                    show(json.loads(lines[-1]))
+                elif time.monotonic() - moved > self.args.stall_timeout:
+                    return False
+                time.sleep(0.1)
+            for line in file.readlines()[-1:]:
+                show(json.loads(line))
+        return True
+
+
+def stop(process: subprocess.Popen) -> None:
+    """End the launcher and its ranks, which have process groups of their own."""
+    if process.poll() is not None:
+        return
+    with contextlib.suppress(psutil.NoSuchProcess):
+        family = psutil.Process(process.pid).children(recursive=True)
+        # Launchers pass SIGTERM on to ranks on other machines too.
+        process.send_signal(signal.SIGTERM)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(5)
+        for member in family:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                member.kill()
+    process.kill()
+    process.wait()

@@ -1,0 +1,36 @@
+"""Which parameter's gradient comes next."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+
+class Prediction:
+    """Which slot comes next: the previous step's order is tried before a search through all."""
+
+    def __init__(self, count: int) -> None:
+        self._order = list(range(count - 1, -1, -1))
+        self._seen: list[int] = []
+        self._next = 0
+
+    def restart(self) -> None:
+        """A new step begins; the slot found last is its first."""
+        self._seen = self._seen[-1:]
+
+    def find(self, matches: Callable[[int], bool]) -> int | None:
+        """The slot for which ``matches(slot)`` holds."""
+        count = len(self._order)
+        for offset in range(count):
+            position = (self._next + offset) % count
+            slot = self._order[position]
+            if matches(slot):
+                self._next = (position + 1) % count
+                self._seen.append(slot)
+                return slot
+        return None
+
+    def learn(self) -> None:
+        """The step is over: its order is the next one's prediction."""
+        rest = set(self._order) - set(self._seen)
+        self._order = list(dict.fromkeys(self._seen)) + [s for s in self._order if s in rest]
+        self._seen, self._next = [], 0

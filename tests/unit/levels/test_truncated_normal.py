@@ -1,0 +1,202 @@
+"""Truncated and folded normals against mpmath quadrature with 60 digits."""
+
+import mpmath
+import numpy as np
+import pytest
+from scipy import stats
+
+from hvd_adaptive.levels import Folded, Mixture, TruncatedNormal
+
+# mu, sigma: ordinary, tiny, huge, and means 1 to 1e12 sigmas outside [-1, 1].
+LAWS = [
+    (0.0, 0.3), (0.02, 0.01), (-0.3, 1.0), (0.7, 0.05),
+    (0.3, 1e-12), (0.0, 1e-12), (-0.011, 1e-9), (1.0, 1e-6),
+    (0.0, 1e3), (0.5, 1e6), (-3.0, 1e12),
+    (1.5, 0.01), (-6.0, 0.1), (51.0, 1.0), (-51.0, 1.0), (1.1, 1e-12), (-2.0, 1e-5),
+]  # fmt: skip
+
+
+def reference(mu, sigma, low, high, power, folded=False):
+    """Integral of theta**power (|theta|**power) over [low, high] of the law, by quadrature.
+
+    The range is cut where the density falls below exp(-90) of its highest point there: the rest
+    is not seen at any precision tested.
+    """
+    with mpmath.workdps(60):
+        mu, sigma = mpmath.mpf(mu), mpmath.mpf(sigma)
+        mode = min(max(mu, mpmath.mpf(-1)), mpmath.mpf(1))
+
+        def density(t):
+            return mpmath.exp(-((t - mode) * (t + mode - 2 * mu)) / (2 * sigma**2))
+
+        def integral(a, b, k):
+            a, b = mpmath.mpf(a), mpmath.mpf(b)
+            if a >= b:
+                return mpmath.mpf(0)
+            peak = min(max(mu, a), b)
+            slope = abs(peak - mu) / sigma
+            reach = sigma * 180 / (slope + mpmath.sqrt(slope**2 + 180))
+            left, right = max(a, peak - reach), min(b, peak + reach)
+            knots = sorted({left, (left + peak) / 2, peak, (peak + right) / 2, right})
+            # Nodes cluster at the ends, not where t**k turns: 0 never lies inside a piece.
+            if left < 0 < right:
+                knots = sorted({*knots, mpmath.mpf(0)})
+            return mpmath.quad(lambda t: abs(t) ** k * density(t) if folded else t**k * density(t),
+                               knots)  # fmt: skip
+
+        return float(integral(low, high, power) / integral(-1, 1, 0))
+
+
+def points(mu, sigma):
+    """Points in the bulk, in the tails, near zero, and at the ends."""
+    centre = np.clip(mu, -1, 1)
+    scale = sigma * min(1.0, sigma / max(abs(mu) - 1, 1e-300))
+    near = centre + scale * np.array([-6.0, -1.0, -0.1, 0.0, 0.5, 3.0])
+    return np.unique(np.clip(np.concatenate([near, [-1.0, -0.4, 1e-7, 0.6, 1.0]]), -1, 1))
+
+
+@pytest.mark.parametrize(("mu", "sigma"), LAWS)
+def test_truncated_normal_closed_forms(mu, sigma):
+    law = TruncatedNormal(mu, sigma)
+    x = points(mu, sigma)
+    computed = law.moments(x)
+    for power, values in enumerate(computed):
+        expected = np.array([reference(mu, sigma, -1, t, power) for t in x])
+        # A signed mean may pass through zero: 1e-8 of the integral of |theta|, too.
+        spread = np.array([reference(mu, sigma, -1, t, power, folded=True) for t in x])
+        assert np.all(np.abs(values - expected) <= 1e-8 * spread + 1e-290), (power, x)
+    np.testing.assert_array_equal(law.cdf(x), computed[0])
+    np.testing.assert_array_equal(law.partial_mean(x), computed[1])
+    np.testing.assert_array_equal(law.partial_second(x), computed[2])
+
+
+@pytest.mark.parametrize(("mu", "sigma"), LAWS)
+def test_folded_closed_forms(mu, sigma):
+    law = Folded(mu, sigma)
+    x = np.unique(np.abs(points(mu, sigma)))
+    for power, values in enumerate(law.moments(x)):
+        expected = np.array([reference(mu, sigma, -t, t, power, folded=True) for t in x])
+        np.testing.assert_allclose(values, expected, rtol=1e-8, atol=1e-290)
+
+
+@pytest.mark.parametrize(("mu", "sigma"), LAWS)
+def test_pdf_integrates_to_cdf_differences(mu, sigma):
+    law, folded = TruncatedNormal(mu, sigma), Folded(mu, sigma)
+    with mpmath.workdps(60):
+        mode = min(max(mpmath.mpf(mu), -1), 1)
+        scale = mpmath.mpf(sigma)
+        for t in points(mu, sigma)[1:-1]:
+            exponent = -(t - mode) * (t + mode - 2 * mpmath.mpf(mu)) / (2 * scale**2)
+            expected = float(mpmath.exp(exponent)) / reference_mass(mu, sigma)
+            np.testing.assert_allclose(law.pdf(t), expected, rtol=1e-8, atol=1e-290)
+            if t > 0:
+                mirrored = law.pdf(t) + law.pdf(-t)
+                np.testing.assert_allclose(folded.pdf(t), mirrored, rtol=1e-12)
+    assert law.pdf(1.0001) == law.pdf(-1.0001) == folded.pdf(-0.1) == 0
+
+
+def reference_mass(mu, sigma):
+    """Integral over [-1, 1] of the density that is 1 at its mode."""
+    with mpmath.workdps(60):
+        mu, sigma = mpmath.mpf(mu), mpmath.mpf(sigma)
+        mode = min(max(mu, -1), 1)
+        scale = 1 / (sigma * mpmath.sqrt(2))
+        total = mpmath.erf((1 - mu) * scale) - mpmath.erf((-1 - mu) * scale)
+        if abs(total) < mpmath.mpf(10) ** -30:  # the tail, by its own function
+            far = abs(mu)
+            total = mpmath.erfc((far - 1) * scale) - mpmath.erfc((far + 1) * scale)
+        return float(total * sigma * mpmath.sqrt(mpmath.pi / 2)
+                     * mpmath.exp((mode - mu) ** 2 * scale**2))  # fmt: skip
+
+
+def test_ordinary_laws_agree_with_scipy():
+    x = np.linspace(-0.99, 0.99, 23)
+    for mu, sigma in [(0.0, 0.3), (-0.3, 1.0), (0.7, 0.05), (1.5, 0.4)]:
+        law = TruncatedNormal(mu, sigma)
+        other = stats.truncnorm((-1 - mu) / sigma, (1 - mu) / sigma, mu, sigma)
+        np.testing.assert_allclose(law.pdf(x), other.pdf(x), rtol=1e-8)
+        np.testing.assert_allclose(law.cdf(x), other.cdf(x), rtol=1e-8)
+        y = np.array([1e-9, 0.01, 0.4, 0.999])
+        np.testing.assert_allclose(law.ppf(y), other.ppf(y), rtol=1e-8)
+
+
+@pytest.mark.parametrize(("mu", "sigma"), LAWS)
+def test_inverse_cdf(mu, sigma):
+    y = np.array([0.0, 1e-6, 0.1, 0.5, 0.9, 0.999, 1.0])
+    for law, low in ((TruncatedNormal(mu, sigma), -1.0), (Folded(mu, sigma), 0.0)):
+        x = law.ppf(y)
+        assert np.all((x >= low) & (x <= 1)) and np.all(np.diff(x) >= 0)
+        assert np.all(law.cdf(x) >= y - 1e-15)
+        below = np.nextafter(x, low - 1)
+        strictly = x > low
+        assert np.all(law.cdf(below)[strictly] <= y[strictly] + 1e-12)
+
+
+def test_other_bounds_and_broadcasting():
+    law = TruncatedNormal(np.array([0.1, 2.0]), np.array([0.5, 0.3]), 0.0, 3.0)
+    x = np.array([[0.2], [1.0], [2.9]])
+    assert law.cdf(x).shape == (3, 2)
+    for column, (mu, sigma) in enumerate([(0.1, 0.5), (2.0, 0.3)]):
+        other = stats.truncnorm(-mu / sigma, (3 - mu) / sigma, mu, sigma)
+        np.testing.assert_allclose(law.cdf(x)[:, column], other.cdf(x[:, 0]), rtol=1e-10)
+    np.testing.assert_allclose(law.cdf(3.0), 1.0, rtol=1e-12)
+
+
+def test_zero_deviation_is_a_point():
+    law = Folded(-0.25, 0.0)
+    np.testing.assert_array_equal(law.cdf([0.2499, 0.2501]), [0.0, 1.0])
+    np.testing.assert_allclose(law.partial_mean(1.0), 0.25, rtol=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("mu", "sigma"), [(np.nan, 1.0), (0.0, np.nan), (0.0, -1.0), (np.inf, 1.0), (0.0, np.inf)]
+)
+def test_bad_parameters(mu, sigma):
+    with pytest.raises(ValueError, match=r"mu|sigma"):
+        TruncatedNormal(mu, sigma)
+
+
+def test_bad_bounds():
+    with pytest.raises(ValueError, match="lower"):
+        TruncatedNormal(0.0, 1.0, 1.0, 1.0)
+
+
+def test_mixture_is_the_weighted_sum():
+    mu, sigma, weights = [0.0, 0.4, -2.0], [0.1, 1e-6, 0.3], [4.0, 1.0, 3.0]
+    law = Mixture(mu, sigma, weights)
+    x = np.array([[1e-5, 0.05], [0.4, 0.9]])
+    for power, values in enumerate(law.moments(x)):
+        expected = [
+            sum(
+                w / 8 * reference(m, s, -t, t, power, folded=True)
+                for m, s, w in zip(mu, sigma, weights, strict=True)
+            )
+            for t in x.ravel()
+        ]
+        np.testing.assert_allclose(values.ravel(), expected, rtol=1e-8)
+    parts = [w / 8 * Folded(m, s).pdf(x) for m, s, w in zip(mu, sigma, weights, strict=True)]
+    np.testing.assert_allclose(law.pdf(x), sum(parts), rtol=1e-12)
+
+
+def test_mixture_inverse():
+    law = Mixture([0.0, 0.3], [0.01, 0.2], [1.0, 1.0])
+    y = np.array([0.0, 1e-9, 0.3, 0.77, 1.0 - 1e-9])
+    np.testing.assert_allclose(law.cdf(law.ppf(y)), y, rtol=1e-8, atol=1e-15)
+
+
+def test_tabulated_mixture_keeps_the_masses():
+    law = Mixture([0.0, 0.05, -0.02], [0.02, 1e-9, 0.01], [2.0, 1.0, 1.0])
+    table = law.tabulate()
+    # At the edges the table is exact, whatever its bins look like inside.
+    np.testing.assert_allclose(table.cdf(table.edges), law.cdf(table.edges), atol=1e-12)
+    assert table.zero_mass == table.one_mass == 0
+
+
+@pytest.mark.parametrize(
+    ("mu", "sigma", "weights"),
+    [([], [], []), ([0.0], [1.0, 1.0], [1.0]), ([0.0], [1.0], [0.0]), ([0.0], [1.0], [-1.0]),
+     ([0.0], [1.0], [np.nan])],
+)  # fmt: skip
+def test_bad_mixtures(mu, sigma, weights):
+    with pytest.raises(ValueError, match=r"weights"):
+        Mixture(mu, sigma, weights)

@@ -1,0 +1,106 @@
+"""What importing and encoding need: no Horovod, no MPI, no folder that can be written."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import hvd_adaptive
+
+PACKAGE = Path(hvd_adaptive.__file__).parent
+
+ROUNDTRIP = """
+import torch
+from hvd_adaptive import ALQ
+compressor = ALQ(bits=3, bucket_size=100)
+flat = torch.linspace(-1, 1, 1000)
+decoded = compressor.decode(compressor.encode(flat, seed=1))
+assert decoded.shape == flat.shape and bool(decoded.isfinite().all())
+"""
+
+# A finder that refuses whole packages, installed or not.
+BLOCK = """
+import sys
+class Refuse:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in {blocked}:
+            raise ImportError("blocked: " + name)
+sys.meta_path.insert(0, Refuse())
+"""
+
+
+def run(code: str, root: Path = PACKAGE.parent, **environment: str) -> str:
+    path = os.pathsep.join([str(root), os.environ.get("PYTHONPATH", "")])
+    result = subprocess.run(
+        [sys.executable, "-c", code],
+        env=os.environ | {"PYTHONPATH": path} | environment,
+        cwd="/",
+        capture_output=True,
+        text=True,
+        timeout=200,
+    )
+    assert result.returncode == 0, result.stderr
+    return result.stdout
+
+
+def test_import_brings_neither_horovod_nor_mpi_nor_plotting():
+    code = "import sys, hvd_adaptive; print(*sorted({m.split('.')[0] for m in sys.modules}))"
+    loaded = set(run(code).split())
+    assert not loaded & {"horovod", "mpi4py", "matplotlib", "mlxtend", "sklearn", "rich"}
+
+
+def test_encode_decode_and_fit_without_horovod_and_mpi():
+    fit = "compressor.fit(flat); assert compressor.report()['table_version'] == 1\n"
+    run(BLOCK.format(blocked={"horovod", "mpi4py"}) + ROUNDTRIP + fit)
+
+
+def test_compress_without_horovod_says_what_to_do():
+    code = BLOCK.format(blocked={"horovod", "mpi4py"}) + (
+        "import torch\nfrom hvd_adaptive import ALQ\n"
+        "try:\n    ALQ().compress(torch.ones(5))\n"
+        "except RuntimeError as error:\n    print(error)\n"
+    )
+    assert "install-horovod" in run(code)
+
+
+def test_compressor_is_horovods_where_horovod_came_first():
+    pytest.importorskip("horovod.torch")
+    run(
+        "import horovod.torch as hvd\nfrom hvd_adaptive import ALQ\n"
+        "from horovod.torch.compression import Compressor\n"
+        "assert isinstance(ALQ(), Compressor) and not hvd.is_initialized()\n"
+    )
+
+
+@pytest.mark.parametrize("place", ("below a file", "missing"))
+def test_encode_where_the_named_cache_folder_cannot_be_made(tmp_path, place):
+    file = tmp_path / "file"
+    file.write_text("no folder")
+    folder = {"below a file": file / "cache", "missing": Path("/proc/nowhere/cache")}[place]
+    run(ROUNDTRIP, NUMBA_CACHE_DIR=str(folder))
+
+
+def test_encode_where_no_cache_folder_can_be_written(tmp_path):
+    """A read-only installation (its __pycache__ folders are plain files, which binds root as well),
+    a home that is no folder, a cache folder that cannot be made."""
+    copy = tmp_path / "site" / "hvd_adaptive"
+    shutil.copytree(PACKAGE, copy, ignore=shutil.ignore_patterns("__pycache__"))
+    for folder in [copy, *(p for p in copy.rglob("*") if p.is_dir())]:
+        (folder / "__pycache__").write_text("no folder")
+    nowhere = str(copy / "__pycache__" / "home")
+    where = "import hvd_adaptive; print(hvd_adaptive.__file__)\n"
+    told = run(
+        ROUNDTRIP + where,
+        root=tmp_path / "site",
+        NUMBA_CACHE_DIR=nowhere,
+        HOME=nowhere,
+        XDG_CACHE_HOME=nowhere,
+        PYTHONDONTWRITEBYTECODE="1",
+        PYTHONSAFEPATH="1",
+    )
+    assert str(copy) in told

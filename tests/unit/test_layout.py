@@ -1,0 +1,178 @@
+"""Fusion groups: every coordinate travels once, the same way whatever the order of arrival."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hvd_adaptive.fusion.layout import Layout, Member, build_layout
+
+DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
+shapes = st.one_of(
+    st.just(()),
+    st.lists(st.integers(0, 12), min_size=1, max_size=3).map(tuple),
+    st.integers(0, 3000).map(lambda n: (n,)),
+)
+# No numbers with leading zeros here: see the last tests.
+names = st.from_regex(r"[a-z]{1,3}(\.(0|[1-9][0-9]{0,2}|[a-z]{1,4})){0,3}", fullmatch=True)
+members_lists = st.lists(
+    st.builds(Member, names, shapes, st.sampled_from(DTYPES)),
+    max_size=25,
+    unique_by=lambda m: m.name,
+)
+options = st.fixed_dictionaries(
+    {
+        "min_numel": st.sampled_from((0, 1, 10, 100, 1024)),
+        "bucket_size": st.sampled_from((1, 3, 16, 100, 8192)),
+        "tail": st.sampled_from(("quantize", "full")),
+        "most_coordinates": st.sampled_from((1, 7, 64, 500, 2000, 10**6)),
+    }
+)
+
+
+def numel(shape: tuple[int, ...]) -> int:
+    return int(np.prod(shape, dtype=np.int64)) if shape else 1
+
+
+@given(members_lists, options)
+def test_every_coordinate_appears_exactly_once(members, options):
+    layout = build_layout(members, **options)
+    assert sorted(m.name for m in layout.members) == sorted(m.name for m in members)
+    seen = [np.zeros(numel(m.shape), int) for m in layout.members]
+    for group in layout.groups:
+        at = 0
+        for piece in group.pieces:
+            assert piece.at == at, "pieces lie end to end"
+            assert 0 <= piece.start <= piece.stop <= seen[piece.slot].size
+            assert layout.members[piece.slot].dtype == group.dtype
+            seen[piece.slot][piece.start : piece.stop] += 1
+            at += piece.stop - piece.start
+        assert at == group.coordinates == group.quantized + group.full
+        assert group.quantized >= 0 and group.full >= 0
+        assert group.slots == {piece.slot for piece in group.pieces}
+    assert all(np.all(count == 1) for count in seen)
+    empty = {slot for slot, member in enumerate(layout.members) if not numel(member.shape)}
+    assert empty <= set().union(*(g.slots for g in layout.groups)), "empty tensors take part too"
+
+
+@given(members_lists, options)
+def test_quantised_before_full_precision(members, options):
+    """Small members never among the quantised; large ones only as a tail shorter than a bucket."""
+    layout = build_layout(members, **options)
+    for group in layout.groups:
+        large = 0
+        for piece in group.pieces:
+            if numel(layout.members[piece.slot].shape) >= options["min_numel"]:
+                assert piece.at == large, "large members lie before all small ones"
+                large += piece.stop - piece.start
+        if options["tail"] == "full":
+            assert group.quantized == large - large % options["bucket_size"]
+        else:
+            assert group.quantized == large
+
+
+@given(members_lists, options)
+def test_groups_are_bounded_and_cut_at_buckets(members, options):
+    bucket = options["bucket_size"]
+    most = max(bucket, options["most_coordinates"] // bucket * bucket)
+    layout = build_layout(members, **options)
+    for group in layout.groups:
+        assert group.coordinates <= most
+        for piece in group.pieces:
+            whole = numel(layout.members[piece.slot].shape)
+            if piece.stop - piece.start < whole:
+                assert piece.start % bucket == 0 and (
+                    piece.stop % bucket == 0 or piece.stop == whole
+                )
+    for dtype in DTYPES:
+        sizes = [g.coordinates for g in layout.groups if g.dtype == dtype]
+        total = sum(numel(m.shape) for m in members if m.dtype == dtype)
+        assert len(sizes) <= 1 + 2 * total // most, "groups are filled"
+
+
+@given(members_lists, options, st.randoms(use_true_random=False))
+def test_order_of_the_members_does_not_matter(members, options, shuffler):
+    layout = build_layout(members, **options)
+    shuffled = list(members)
+    shuffler.shuffle(shuffled)
+    assert build_layout(shuffled, **options) == layout
+    kept = build_layout(shuffled, **options, in_order=True)
+    assert kept.members == shuffled
+
+
+@given(members_lists.filter(len), options, st.data())
+def test_fingerprint_changes_with_any_name_shape_or_dtype(members, options, data):
+    before = build_layout(members, **options).fingerprint
+    index = data.draw(st.integers(0, len(members) - 1))
+    member = members[index]
+    changes = (
+        {"name": member.name + "x"},
+        {"shape": (*member.shape, 1)},
+        {"shape": (numel(member.shape) + 1,)},
+        {"dtype": DTYPES[(DTYPES.index(member.dtype) + 1) % 4]},
+    )
+    taken = {m.name for m in members}
+    for change in changes:
+        if change.get("name") in taken:
+            continue
+        changed = list(members)
+        changed[index] = dataclasses.replace(member, **change)
+        assert build_layout(changed, **options).fingerprint != before, change
+    assert build_layout(members[:index] + members[index + 1 :], **options).fingerprint != before
+    assert 0 <= before < 2**64
+
+
+def of(*names: str, **options) -> Layout:
+    keywords = dict(min_numel=4, bucket_size=8, tail="quantize", most_coordinates=100) | options
+    return build_layout([Member(n, (5,), torch.float32) for n in names], **keywords)
+
+
+def test_natural_order():
+    names = ["layer.0.w", "layer.1.w", "layer.2.w", "layer.10.w", "layer.10.x", "layer.100.w"]
+    shuffled = list(names)
+    random.Random(1).shuffle(shuffled)
+    assert [m.name for m in of(*shuffled).members] == names
+
+
+def test_fingerprint_covers_the_cut():
+    names = [f"p{i}" for i in range(30)]
+    prints = {
+        of(*names).fingerprint,
+        of(*names, most_coordinates=64).fingerprint,
+        of(*names, min_numel=6).fingerprint,
+        of(*names, tail="full").fingerprint,
+    }
+    assert len(prints) == 4
+
+
+def test_a_worked_example():
+    """Groups of at most 16 in buckets of 8: a (5), b (2, small), c (40), d (5)."""
+    shapes = {"a": 5, "b": 2, "c": 40, "d": 5}
+    members = [Member(n, (s,), torch.float32) for n, s in shapes.items()]
+    layout = build_layout(members, min_numel=3, bucket_size=8, tail="quantize", most_coordinates=20)
+    told = [[(p.slot, p.start, p.stop, p.at) for p in g.pieces] for g in layout.groups]
+    assert told == [
+        [(0, 0, 5, 0), (1, 0, 2, 5)],
+        [(2, 0, 16, 0)],
+        [(2, 16, 32, 0)],
+        [(2, 32, 40, 0), (3, 0, 5, 8)],
+    ]
+    assert [(g.quantized, g.full) for g in layout.groups] == [(5, 2), (16, 0), (16, 0), (13, 0)]
+
+
+@pytest.mark.parametrize(
+    "names", (("a.01", "a.1"), ("w1", "w01", "w001"), ("x.1.0", "x.01.0")), ids=str
+)
+def test_names_that_differ_in_leading_zeros_only_still_have_one_order(names):
+    assert of(*names) == of(*reversed(names))
+
+
+@pytest.mark.parametrize("name", ("²", "w1²", "x.0.①", "٣", "参数.²", ""), ids=ascii)
+def test_any_name_can_be_ordered(name):
+    assert {m.name for m in of(name, "a1", "b").members} == {name, "a1", "b"}

@@ -1,0 +1,127 @@
+"""When tables are refitted."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hvd_adaptive.schedule import UpdateSchedule
+
+
+def due(schedule: UpdateSchedule, until: int) -> list[int]:
+    return [step for step in range(until) if schedule.is_due(step)]
+
+
+def test_default_is_the_papers_and_step_zero():
+    schedule = UpdateSchedule()
+    assert due(schedule, 50_001) == [0, 100, 2000, 10_000, 20_000, 30_000, 40_000, 50_000]
+
+
+@pytest.mark.parametrize(
+    "make",
+    (list, set, tuple, iter, frozenset, np.array, dict.fromkeys, lambda steps: (s for s in steps)),
+    ids=("list", "set", "tuple", "iterator", "frozenset", "array", "dict", "generator"),
+)
+def test_collections_and_iterables(make):
+    assert due(UpdateSchedule(make([3, 7, 20])), 50) == [3, 7, 20]
+
+
+def test_order_of_a_collection_does_not_matter_and_repeats_are_one():
+    assert due(UpdateSchedule([20, 3, 7, 3]), 50) == [3, 7, 20]
+
+
+def test_endless_iterables_are_read_only_as_far_as_needed():
+    taken = []
+
+    def endless():
+        for step in itertools.count(5, 10):
+            taken.append(step)
+            yield step
+
+    schedule = UpdateSchedule(endless())
+    assert due(schedule, 30) == [5, 15, 25]
+    assert taken[-1] <= 35
+    assert due(UpdateSchedule(itertools.count(0, 1000)), 2001) == [0, 1000, 2000]
+    assert due(UpdateSchedule(range(0, 10**12, 4)), 9) == [0, 4, 8]
+
+
+def test_callables():
+    assert due(UpdateSchedule(lambda step: step % 4 == 1), 10) == [1, 5, 9]
+    assert due(UpdateSchedule(lambda step: np.bool_(step == 2)), 5) == [2]
+
+
+def test_never():
+    for steps in ([], iter(()), lambda step: False):
+        assert due(UpdateSchedule(steps), 100) == []
+
+
+def test_asking_twice_and_going_back_gives_the_same_answers():
+    schedule = UpdateSchedule(iter([3, 7, 20]))
+    assert due(schedule, 50) == due(schedule, 50) == [3, 7, 20]
+    assert due(schedule, 10) == [3, 7]
+
+
+@pytest.mark.parametrize(
+    "steps", ([7, 3], [5, -1], [0, 2.5], [0, "a"], [0, True], [0, None]), ids=repr
+)
+def test_wrong_steps_of_an_iterator_are_told_when_they_are_read(steps):
+    with pytest.raises(ValueError, match="update_steps"):
+        due(UpdateSchedule(iter(steps)), 30)
+
+
+@given(st.integers(0, 10**6), st.integers(1, 12))
+def test_incomplete_updates_are_retried_after_1_2_4_8_steps(first, failures):
+    """The retries of an update at step s: s + 1, then 2, 4, 8, ... more steps."""
+    schedule = UpdateSchedule([first])
+    tried, step = [], first
+    while len(tried) < failures:
+        assert schedule.is_due(step) == (step in _expected(first, failures)), step
+        if schedule.is_due(step):
+            tried.append(step)
+            schedule.done(step, complete=False)
+        step += 1
+        if step > first + 1 + 64:
+            break
+    schedule.done(step, complete=True)
+    assert not any(schedule.is_due(later) for later in range(step, step + 10_000, 7))
+
+
+def _expected(first: int, count: int) -> list[int]:
+    return [first, *(first + 2**k - 1 for k in range(1, count + 1))]
+
+
+def test_success_resets_the_waiting():
+    schedule = UpdateSchedule([0, 100])
+    for step in (0, 1, 3):
+        assert schedule.is_due(step)
+        schedule.done(step, complete=False)
+    assert schedule.is_due(7)
+    schedule.done(7, complete=True)
+    assert due(schedule, 200) == [0, 100]
+    schedule.done(100, complete=False)
+    assert schedule.is_due(101) and not schedule.is_due(104)
+
+
+def test_planned_steps_during_a_retry_are_still_due():
+    schedule = UpdateSchedule([0, 2])
+    schedule.done(0, complete=False)
+    assert due(schedule, 10) == [0, 1, 2]
+
+
+def test_state_carries_the_retry():
+    schedule = UpdateSchedule([0])
+    schedule.done(0, complete=False)
+    schedule.done(1, complete=False)
+    state = schedule.state_dict()
+    assert all(type(value) is int for value in state.values())
+    other = UpdateSchedule([0])
+    other.load_state_dict(state)
+    assert other.is_due(3) and not other.is_due(2)
+    other.done(3, complete=False)
+    assert other.is_due(7)
+    other.load_state_dict(UpdateSchedule([0]).state_dict())
+    assert not other.is_due(7)
