@@ -1,4 +1,4 @@
-"""Keywords that every scheme shares, and the checks that name argument, value and what is allowed."""
+"""Keywords that every scheme shares, and checks that name argument, value and allowed."""
 
 from __future__ import annotations
 

@@ -82,8 +82,8 @@ class Binding:
             if most < self.settings.bucket_size:
                 raise ValueError(
                     f"in_flight_bytes={self.settings.in_flight_bytes}: an allgather over "
-                    f"{self.world.size} ranks of the smallest group takes {largest} bytes, of which "
-                    "two must fit; raise it, lower bucket_size, or use exchange='scatter_reduce' "
+                    f"{self.world.size} ranks of the smallest group takes {largest} bytes, and two "
+                    "must fit; raise it, lower bucket_size, or use exchange='scatter_reduce' "
                     "where it is available"
                 )
             most //= 2
@@ -136,9 +136,7 @@ def _check_op(op: Any) -> None:
     if op not in (hvd.Average, hvd.Sum):
         known = ("Min", "Max", "Product")
         name = next((n for n in known if getattr(hvd, n) is op), "Adasum")
-        raise ValueError(
-            f"op=hvd.{name}: gradients can be compressed under hvd.Average and hvd.Sum"
-        )
+        raise ValueError(f"op=hvd.{name}: must be hvd.Average or hvd.Sum to compress gradients")
 
 
 _taken: Counter[str] = Counter()

@@ -125,8 +125,8 @@ class Session:
         batch.unnamed.append(tensor)
         if len(batch.unnamed) > 1:
             self._warn_once(
-                "no optimizer holds this compressor: gradients are told apart by the order in which "
-                "they arrive, which must be the same on all ranks (or give named_parameters=)"
+                "no optimizer holds this compressor: gradients are told apart by the order of their "
+                "arrival, which must be the same on all ranks (or give named_parameters=)"
             )
         slot = len(batch.unnamed) - 1
         return self._placeholder(slot), Ticket(batch, slot)
@@ -139,9 +139,7 @@ class Session:
         binding.name = f"hvd_adaptive.{self.compressor.fingerprint:08x}.unnamed"
         own = torch.tensor([layout.fingerprint >> 1], dtype=torch.int64)
         if not bool((binding.world.gather_equal(own, f"{binding.name}.layout") == own).all()):
-            raise RankMismatchError(
-                "ranks disagree on the shapes of their gradients or their order"
-            )
+            raise RankMismatchError("ranks disagree on their gradients' shapes or order")
         step = self._new_step(layout)
         for slot, tensor in enumerate(tensors):
             step.arrive(slot, tensor)

@@ -65,7 +65,7 @@ def _largest(x):
 
 @inline
 def norm_of(x, linf, acc, cell):
-    """Norm of one bucket: 0 below the normal range, NaN where not finite. ``cell``: float32 (1,)."""
+    """Norm of a bucket: 0 below the normal range, NaN where not finite. cell: float32 (1,)."""
     if linf:
         cell.view(np.uint32)[0] = _largest(x)
         norm = cell[0]

@@ -1,7 +1,7 @@
 """Counter-based random numbers: keys are mixed on the host, coordinates in the kernels.
 
 A stream is named by (seed, rank, step, group); inside it, bucket ``b`` owns the 64-bit key
-``bucket_key(stream, b)`` and coordinate ``j`` of the bucket the 32-bit hash of ``j`` under that key.
+``bucket_key(stream, b)`` and coordinate ``j`` of the bucket the 32-bit hash of ``j`` under it.
 Every kernel (reference, Numba, Triton) computes the same integers, so codes agree bit for bit.
 """
 

@@ -188,7 +188,7 @@ def decode_add(
 
 
 def histogram(bucket: torch.Tensor, scale: float) -> np.ndarray:
-    """Counts of r = abs(v)/scale: 512 log-spaced bins, then the zeros, then the ones (int64, (514,)).
+    """Counts of r = abs(v)/scale, int64 (514,): 512 log-spaced bins, the zeros, the ones.
 
     Bin k >= 1 begins at 2**(-32 + k//16) * (1 + k%16 / 16); bin 0 begins above zero.
     """

@@ -52,7 +52,7 @@ class LevelTable:
     def from_levels(
         cls, levels: Sequence[float] | torch.Tensor, bits: int, symmetric: bool, version: int = 0
     ) -> LevelTable:
-        """From ascending signed levels, as ``levels`` returns them; ValueError where they are not."""
+        """From ascending signed levels, as ``levels`` gives them; ValueError where they are not."""
         values = np.asarray(torch.as_tensor(levels, dtype=torch.float64).tolist(), dtype=np.float64)
         if values.ndim != 1 or not np.all(np.isfinite(values)) or np.any(np.diff(values) <= 0):
             raise ValueError(f"table: must be a strictly increasing list of levels: {levels!r}")

@@ -1,6 +1,6 @@
 """Run the rank tests (tests/parallel/ranks) under each launcher.
 
-A single one by hand: mpirun -np 2 python -m pytest -o python_files='check_*.py' tests/parallel/ranks
+By hand: mpirun -np 2 python -m pytest -o python_files="check_*.py" tests/parallel/ranks
 """
 
 from __future__ import annotations

@@ -12,7 +12,6 @@ from conftest import make_model, train
 
 from hvd_adaptive import ALQ, RankMismatchError
 
-
 # A seed for each case: sessions of equal settings are numbered, and ranks that fail here differ.
 SEEDS = itertools.count(1000)
 
