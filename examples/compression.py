@@ -29,14 +29,14 @@ def names() -> list[str]:
     return [*STOCK, *sorted(ADAPTIVE)]
 
 
-def make_compression(args: argparse.Namespace) -> Any:
+def make_compression(args: argparse.Namespace, seed: int) -> Any:
     """What hvd.DistributedOptimizer takes as ``compression``.
 
     Raises TypeError or ValueError where the method has no such option or does not take its value.
     """
     options = {name: getattr(args, name) for name in OPTIONS if getattr(args, name) is not None}
     if args.compression not in STOCK:
-        return ADAPTIVE[args.compression](seed=args.seed, **options)
+        return ADAPTIVE[args.compression](seed=seed, **options)
     if options:
         raise ValueError(f"{args.compression!r} takes none of {', '.join(options)}")
     return Counted(STOCK[args.compression])
@@ -65,7 +65,7 @@ class Counted:
         return self.stock.decompress(tensor, context)
 
     def report(self) -> dict[str, float]:
-        """Of the gradients since the last report. A ring allreduce sends them 2 (N - 1) / N times."""
+        """Of the gradients since the last report; a ring sends them 2 (N - 1) / N times."""
         norm = self.squared_norm
         report = {
             "payload_bytes": self.payload_bytes,

@@ -14,6 +14,7 @@ from matplotlib.ticker import FuncFormatter, NullFormatter
 
 COLOURS = ("#555555", "#d1762b", "#1f6fb4")
 MARKERS = ("s", "^", "o")
+PLAIN = FuncFormatter(lambda value, _: f"{value:g}")
 
 
 def draw(methods: list[Any], path: Path) -> None:
@@ -27,15 +28,13 @@ def draw(methods: list[Any], path: Path) -> None:
 
 def accuracy(axes: Axes, methods: list[Any]) -> None:
     """Test accuracy in the course of training."""
-    best, worst = 0.0, 100.0
     for method, colour, marker in zip(methods, COLOURS, MARKERS, strict=False):
         run = method.runs[0]
         sent = [point["wire_bytes"] / 1e6 for point in run["curve"]]
         values = [100 * point["accuracy"] for point in run["curve"]]
-        best, worst = max(best, *values), min(worst, *values)
         axes.plot(sent, values, color=colour, marker=marker, markersize=4, label=method.label)
     axes.set_xscale("log")
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axes.xaxis.set_major_formatter(PLAIN)
     axes.xaxis.set_minor_formatter(NullFormatter())
     axes.set_xlabel("MB sent by each rank since the start")
     axes.set_ylabel("test accuracy, %")
@@ -62,8 +61,10 @@ def levels(axes: Axes, methods: list[Any]) -> None:
             axes.annotate(f"{value:.3g}", (places[-1], value), xytext=(7, 0),
                           textcoords="offset points", va="center", fontsize=9)  # fmt: skip
     axes.set_yscale("log")
+    axes.yaxis.set_major_formatter(PLAIN)
+    axes.yaxis.set_minor_formatter(NullFormatter())
     axes.set_ylim(top=1.5)
-    axes.set_xlim(-0.3, len(tables) - 0.4)
+    axes.set_xlim(-0.4, len(tables) - 0.3)  # room for "unfitted" and the numbers
     axes.set_xticks(places, ["unfitted" if t["step"] is None else str(t["step"]) for t in tables])
     axes.set_xlabel("table fitted at step")
     axes.set_ylabel("magnitude, of the bucket's norm")

@@ -125,7 +125,7 @@ class Session:
         batch.unnamed.append(tensor)
         if len(batch.unnamed) > 1:
             self._warn_once(
-                "no optimizer holds this compressor: gradients are told apart by the order of their "
+                "no optimizer holds this compressor: gradients are told apart by order of "
                 "arrival, which must be the same on all ranks (or give named_parameters=)"
             )
         slot = len(batch.unnamed) - 1

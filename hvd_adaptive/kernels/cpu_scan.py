@@ -5,7 +5,14 @@ from __future__ import annotations
 import numpy as np
 
 from hvd_adaptive.kernels.jit import inline, jit
-from hvd_adaptive.kernels.reference import BINS, CHECK_A, CHECK_B, CHECK_LANES, NORM_LANES
+from hvd_adaptive.kernels.reference import (
+    BINS,
+    CHECK_A,
+    CHECK_B,
+    CHECK_LANES,
+    COARSE_BINS,
+    NORM_LANES,
+)
 
 _A, _B = np.uint32(CHECK_A), np.uint32(CHECK_B)
 _UP, _DOWN = np.float32(2.0**96), np.float32(2.0**-96)
@@ -13,6 +20,7 @@ _SMALL, _LARGE = np.float32(2.0**-80), np.float32(2.0**120)
 _SMALLEST_NORM = np.float32(2.0**-126)
 _NAN = np.float32(np.nan)
 _ONE = np.float32(1)
+_FINE_FROM = np.float32(2.0**-12)
 
 
 @inline
@@ -105,9 +113,10 @@ def histogram(x, scale):
             counts[BINS] += 1
         elif r[i] >= _ONE:
             counts[BINS + 1] += 1
+        elif r[i] < _FINE_FROM:
+            counts[max((bits[i] >> 20) - ((127 - 28) << 3), 0)] += 1
         else:
-            index = (bits[i] >> 19) - ((127 - 32) << 4)
-            counts[min(max(index, 0), BINS - 1)] += 1
+            counts[COARSE_BINS + (bits[i] >> 18) - ((127 - 12) << 5)] += 1
     return counts
 
 

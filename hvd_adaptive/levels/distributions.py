@@ -44,17 +44,28 @@ class Distribution(Protocol):
 def invert_cdf(cdf: Callable[[Array], Array], y: ArrayLike, lower: float, upper: float) -> Array:
     """The least x in [lower, upper] with cdf(x) >= y, by bisection (ALQ paper, App. C.1).
 
-    cdf: non-decreasing, vectorised. The offset x - lower is bisected in the order of its bit
-    pattern, which for non-negative doubles is the order of the numbers: 62 halvings find the
-    neighbouring doubles, and tiny offsets come out as precisely as large ones.
+    cdf: non-decreasing, vectorised. Positions are halved in the order of their bit patterns, not
+    in distance: 64 halvings find neighbouring doubles, however tiny.
     """
     y = np.asarray(y, dtype=np.float64)
-    low = np.zeros(y.shape, dtype=np.int64)
-    high = np.full(y.shape, upper - lower, dtype=np.float64).view(np.int64)
+    low = _order(np.full(y.shape, lower, dtype=np.float64))
+    high = _order(np.full(y.shape, upper, dtype=np.float64))
     at_start = cdf(np.full(y.shape, lower, dtype=np.float64)) >= y
-    for _ in range(63):
-        middle = low + (high - low) // 2
-        enough = cdf(np.minimum(lower + middle.view(np.float64), upper)) >= y
+    for _ in range(64):
+        middle = (low & high) + ((low ^ high) >> 1)  # their mean, without overflow
+        enough = cdf(_position(middle)) >= y
         high = np.where(enough, middle, high)
         low = np.where(enough, low, middle)
-    return np.where(at_start, lower, np.minimum(lower + high.view(np.float64), upper))
+    return np.where(at_start, lower, _position(high))
+
+
+def _order(x: Array) -> NDArray[np.int64]:
+    """Integers in the order of the doubles."""
+    bits = x.view(np.int64)
+    return np.where(bits < 0, np.iinfo(np.int64).min - bits, bits)
+
+
+def _position(order: NDArray[np.int64]) -> Array:
+    """The doubles of ``_order``."""
+    bits = np.where(order < 0, np.iinfo(np.int64).min - order, order)
+    return bits.view(np.float64)

@@ -8,9 +8,16 @@ from numpy.typing import ArrayLike
 from hvd_adaptive.levels.distributions import Array, Distribution, Moments
 
 LOG_BINS = 512
-_STEPS = np.arange(1, LOG_BINS + 1)
-# 16 bins an octave over 32 octaves; a bin's index is read off the top bits of a float32.
-LOG_EDGES: Array = np.concatenate([[0.0], np.exp2(-32.0 + _STEPS // 16) * (1 + _STEPS % 16 / 16)])
+_COARSE, _FINE = np.arange(1, 128), np.arange(385)
+# 8 bins an octave from 2^-28 and 32 from 2^-12, where the levels of 7 and 8 bits lie close; a bin's
+# index is read off the top bits of a float32.
+LOG_EDGES: Array = np.concatenate(
+    [
+        [0.0],
+        np.exp2(-28.0 + _COARSE // 8) * (1 + _COARSE % 8 / 8),
+        np.exp2(-12.0 + _FINE // 32) * (1 + _FINE % 32 / 32),
+    ]
+)
 LOG_EDGES.flags.writeable = False
 
 

@@ -58,7 +58,8 @@ class TruncatedNormal:
         """Density, zero outside [lower, upper]: Eq. 16 without its spurious 1/sigma."""
         x = np.asarray(x, float)
         inside = (x >= self.lower) & (x <= self.upper)
-        return np.where(inside, self._height(x), 0.0) / self.mass
+        height = self._height(np.clip(x, self.lower, self.upper))
+        return np.where(inside, height, 0.0) / self.mass
 
     def cdf(self, x: ArrayLike) -> Array:
         """Eq. 17."""

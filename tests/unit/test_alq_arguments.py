@@ -63,7 +63,7 @@ def test_wrong_steps_in_a_collection_are_told_at_construction(steps):
 
 
 TABLES = {
-    "not increasing": EIGHT[:3] + [-0.05, -0.1] + EIGHT[5:],
+    "not increasing": [*EIGHT[:3], -0.05, -0.1, *EIGHT[5:]],
     "equal levels": [-1, -0.5, -0.5, -0.1, 0.1, 0.5, 0.5, 1],
     "descending": EIGHT[::-1],
     "too few": EIGHT[1:-1],
@@ -105,7 +105,7 @@ def test_good_tables_are_taken_as_they_are():
 
 
 def test_unknown_keywords_and_positional_arguments():
-    with pytest.raises(TypeError, match="bit_width.*bucket_size"):
+    with pytest.raises(TypeError, match=r"bit_width.*bucket_size"):
         ALQ(bit_width=3)
     with pytest.raises(TypeError):
         ALQ(3)
@@ -137,15 +137,16 @@ def test_wrong_seed_of_encode(seed):
         ALQ().encode(torch.ones(10), seed=seed)
 
 
+PLAIN = {"bits": 3, "bucket_size": 100, "seed": 5, "samples": 7, "min_numel": 10}
+TYPED = {name: np.int64(value) for name, value in PLAIN.items()}
+
+
 class TestNumpyIntegers:
     """Integers of other types are integers: they must mean exactly what ints mean."""
 
-    plain = dict(bits=3, bucket_size=100, seed=5, samples=7, min_numel=10)
-    typed = {name: np.int64(value) for name, value in plain.items()}
-
     def test_payloads(self):
         flat = torch.linspace(-1, 1, 1000)
-        one, two = ALQ(**self.plain), ALQ(**self.typed)
+        one, two = ALQ(**PLAIN), ALQ(**TYPED)
         payload = two.encode(flat)
         assert torch.equal(payload, one.encode(flat))
         assert torch.equal(one.decode(payload), two.decode(payload))
@@ -158,10 +159,10 @@ class TestNumpyIntegers:
         assert torch.equal(compressor.encode(flat, seed=np.uint64(5)), want)
 
     def test_agreement_of_ranks(self):
-        assert ALQ(**self.plain).fingerprint == ALQ(**self.typed).fingerprint
+        assert ALQ(**PLAIN).fingerprint == ALQ(**TYPED).fingerprint
 
     def test_state_is_plain(self):
-        state = ALQ(**self.typed).state_dict()
+        state = ALQ(**TYPED).state_dict()
         assert type(state["table"]["bits"]) is int
 
 

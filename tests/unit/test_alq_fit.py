@@ -97,10 +97,16 @@ def test_non_finite_zero_and_overflowing_buckets_are_ignored(bad, statistics):
 
 @pytest.mark.parametrize(
     "nothing",
-    (torch.zeros(4 * BUCKET), torch.full((BUCKET,), float("nan")), torch.empty(0), [], torch.zeros(3),
-     [torch.zeros(BUCKET), torch.full((BUCKET,), float("inf"))]),
+    (
+        torch.zeros(4 * BUCKET),
+        torch.full((BUCKET,), float("nan")),
+        torch.empty(0),
+        [],
+        torch.zeros(3),
+        [torch.zeros(BUCKET), torch.full((BUCKET,), float("inf"))],
+    ),
     ids=lambda v: str(type(v).__name__),
-)  # fmt: skip
+)
 def test_nothing_to_fit_is_a_value_error_and_keeps_the_table(nothing):
     compressor = ALQ(bits=3, bucket_size=BUCKET)
     before = compressor.levels

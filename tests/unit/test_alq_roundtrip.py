@@ -160,7 +160,7 @@ def test_zero_buckets_decode_to_exact_positive_zeros(symmetric):
 
 
 def test_the_full_tail_carries_anything():
-    """NaN, infinities and denormals beyond the last full bucket arrive as they were, bit for bit."""
+    """NaN, infinities and denormals beyond the last full bucket arrive as they were."""
     for dtype in PRECISION:
         compressor = ALQ(bits=3, bucket_size=BUCKET, tail="full")
         flat = gradient(BUCKET + 7, dtype)

@@ -14,7 +14,12 @@ SHAPES = [(4, 6), (), (3,), (2, 3, 4, 5), (0,), (300,), (40, 9), (1, 1)]
 
 
 def layout_of(shapes, **options):
-    keywords = dict(min_numel=10, bucket_size=16, tail="quantize", most_coordinates=64) | options
+    keywords = {
+        "min_numel": 10,
+        "bucket_size": 16,
+        "tail": "quantize",
+        "most_coordinates": 64,
+    } | options
     members = [Member(str(i), tuple(s), torch.float32) for i, s in enumerate(shapes)]
     return build_layout(members, **keywords)
 

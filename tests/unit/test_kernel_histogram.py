@@ -10,9 +10,12 @@ from hvd_adaptive.kernels import cpu, reference
 
 both = pytest.mark.parametrize("kernels", (cpu, reference), ids=("cpu", "reference"))
 
-# Bin k >= 1 begins at 2**(-32 + k//16) * (1 + k%16 / 16); bin 0 begins above zero; the last ends
-# below one; then come the zeros and the ones.
-EDGES = np.array([2.0 ** (-32 + k // 16) * (1 + k % 16 / 16) for k in range(512)] + [1.0])
+# Bins 1 to 127 begin at 2**(-28 + k//8) * (1 + k%8 / 8), bins 128 + k at 2**(-12 + k//32) *
+# (1 + k%32 / 32); bin 0 begins above zero; the last ends below one; then come zeros and ones.
+EDGES = np.array(
+    [2.0 ** (-28 + k // 8) * (1 + k % 8 / 8) for k in range(128)]
+    + [2.0 ** (-12 + k // 32) * (1 + k % 32 / 32) for k in range(385)]
+)
 
 
 def counts(r: np.ndarray) -> np.ndarray:

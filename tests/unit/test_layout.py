@@ -129,7 +129,12 @@ def test_fingerprint_changes_with_any_name_shape_or_dtype(members, options, data
 
 
 def of(*names: str, **options) -> Layout:
-    keywords = dict(min_numel=4, bucket_size=8, tail="quantize", most_coordinates=100) | options
+    keywords = {
+        "min_numel": 4,
+        "bucket_size": 8,
+        "tail": "quantize",
+        "most_coordinates": 100,
+    } | options
     return build_layout([Member(n, (5,), torch.float32) for n in names], **keywords)
 
 

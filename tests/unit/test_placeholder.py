@@ -24,7 +24,8 @@ def all_ranks(size: int, slot=0, step=0, fingerprint=0, odd: dict | None = None)
     """Placeholders of all ranks; ``odd``: {rank: {number: its own value}}."""
     rows = []
     for rank in range(size):
-        own = dict(slot=slot, step=step, fingerprint=fingerprint) | (odd or {}).get(rank, {})
+        own = {"slot": slot, "step": step, "fingerprint": fingerprint}
+        own |= (odd or {}).get(rank, {})
         rows.append(placeholder(rank, **own).numpy())
     return np.array(rows)
 
@@ -117,7 +118,7 @@ def test_the_topic_is_told_and_settings_come_first():
 @pytest.mark.parametrize("reduction", (np.min, np.max, np.prod), ids=("min", "max", "product"))
 def test_other_ops_are_refused(size, reduction):
     rows = all_ranks(size, 3, 100, 77_777)
-    with pytest.raises(RuntimeError, match="Average and op=hvd.Sum"):
+    with pytest.raises(RuntimeError, match=r"Average and op=hvd\.Sum"):
         check_reduced(torch.from_numpy(reduction(rows, axis=0)), size)
 
 

@@ -1,7 +1,7 @@
 """The private random numbers: the documented integers, uniform, independent between streams.
 
 Every statistical test is deterministic (fixed keys). Its threshold is stated as a significance
-level; with a sound generator all of them together fail with a chance below 1e-4 on a change of keys.
+level: with a sound generator, new keys would fail any of them with a chance below 1e-3 in all.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ BASE = (7, 1, 100, 3)
 # numbers are swapped, or have the same sum.
 STREAMS = [
     BASE, (8, 1, 100, 3), (7, 2, 100, 3), (7, 1, 101, 3), (7, 1, 100, 4), (7 + 2**32, 1, 100, 3),
-    (7, 1, 100, 3 + 2**63), (1, 7, 100, 3), (7, 1, 3, 100), (6, 2, 100, 3), (0, 0, 0, 0), (0, 0, 0, 1),
-    (0, 0, 1, 0), (0, 1, 0, 0), (1, 0, 0, 0), (2**64 - 1, 0, 0, 0),
+    (7, 1, 100, 3 + 2**63), (1, 7, 100, 3), (7, 1, 3, 100), (6, 2, 100, 3), (0, 0, 0, 0),
+    (0, 0, 0, 1), (0, 0, 1, 0), (0, 1, 0, 0), (1, 0, 0, 0), (2**64 - 1, 0, 0, 0),
 ]  # fmt: skip
 
 
@@ -147,6 +147,36 @@ def test_pairs_fill_the_square(streams):
     for a, b in pairs:
         counts = np.bincount(16 * a + b, minlength=256)
         assert 1e-7 < stats.chisquare(counts).pvalue < 1 - 1e-7
+
+
+def test_no_rhythm_in_numbers_or_bits(streams):
+    """Periodograms of u and of its 8 highest bits, 131,071 frequencies: the largest ordinate of
+    noise exceeds log(131,071 * 1e7) = 27.9 with a chance of 1e-7 (each ordinate is exponential)."""
+    for u in streams[:4]:
+        k = (u * 2**24).astype(np.int64)
+        bits = [2.0 * (k >> bit & 1) - 1 for bit in range(16, 24)]
+        for signal in (standard(u), *bits):
+            power = np.abs(np.fft.rfft(signal)[1:-1]) ** 2 / N
+            assert power.max() < 27.9
+            assert stats.kstest(power, "expon").pvalue > 1e-7
+
+
+def test_streams_are_uncorrelated_at_every_shift(streams):
+    """Cyclic cross-correlation, all 262,144 shifts: beyond 7.3 with p = 262,144 * 3e-13."""
+    base = np.fft.rfft(standard(streams[0]))
+    for u in streams[1:]:
+        shifts = np.fft.irfft(base * np.conj(np.fft.rfft(standard(u)))) / np.sqrt(N)
+        assert np.abs(shifts).max() < 7.3
+        assert stats.kstest(shifts, "norm").pvalue > 1e-7
+
+
+def test_triples_fill_the_cube(streams):
+    """32 x 32 x 32 cells of three numbers of one stream, 8 expected in each: p > 1e-7."""
+    for u in streams[:4]:
+        c = (u * 32).astype(np.int64)
+        for near, far in ((1, 2), (1, 16), (16, 32), (128, 256)):
+            cells = 1024 * c[:-far] + 32 * c[near : near - far] + c[far:]
+            assert 1e-7 < stats.chisquare(np.bincount(cells, minlength=32**3)).pvalue < 1 - 1e-7
 
 
 def test_neighbouring_buckets_are_uncorrelated():

@@ -1,6 +1,6 @@
 """Independent implementations that the unit tests compare with: Python integers and float64.
 
-Nothing here imports the package: every constant and layout is written out again from the docstrings.
+Nothing here imports the package: constants and layouts are written out again from its docstrings.
 """
 
 from __future__ import annotations

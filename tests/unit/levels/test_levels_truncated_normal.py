@@ -1,4 +1,4 @@
-"""Truncated and folded normals against mpmath quadrature with 60 digits."""
+"""Truncated and folded normals against mpmath quadrature with 30 digits."""
 
 import mpmath
 import numpy as np
@@ -19,15 +19,15 @@ LAWS = [
 def reference(mu, sigma, low, high, power, folded=False):
     """Integral of theta**power (|theta|**power) over [low, high] of the law, by quadrature.
 
-    The range is cut where the density falls below exp(-90) of its highest point there: the rest
+    The range is cut where the density falls below exp(-60) of its highest point there: the rest
     is not seen at any precision tested.
     """
-    with mpmath.workdps(60):
+    with mpmath.workdps(30):
         mu, sigma = mpmath.mpf(mu), mpmath.mpf(sigma)
         mode = min(max(mu, mpmath.mpf(-1)), mpmath.mpf(1))
 
-        def density(t):
-            return mpmath.exp(-((t - mode) * (t + mode - 2 * mu)) / (2 * sigma**2))
+        def exponent(t, start):
+            return -((t - start) * (t + start - 2 * mu)) / (2 * sigma**2)
 
         def integral(a, b, k):
             a, b = mpmath.mpf(a), mpmath.mpf(b)
@@ -35,14 +35,22 @@ def reference(mu, sigma, low, high, power, folded=False):
                 return mpmath.mpf(0)
             peak = min(max(mu, a), b)
             slope = abs(peak - mu) / sigma
-            reach = sigma * 180 / (slope + mpmath.sqrt(slope**2 + 180))
+            reach = sigma * 120 / (slope + mpmath.sqrt(slope**2 + 120))
             left, right = max(a, peak - reach), min(b, peak + reach)
-            knots = sorted({left, (left + peak) / 2, peak, (peak + right) / 2, right})
-            # Nodes cluster at the ends, not where t**k turns: 0 never lies inside a piece.
-            if left < 0 < right:
-                knots = sorted({*knots, mpmath.mpf(0)})
-            return mpmath.quad(lambda t: abs(t) ** k * density(t) if folded else t**k * density(t),
-                               knots)  # fmt: skip
+            # Short pieces for the quadrature; |t|**k turns at zero.
+            knots = {left + (peak - left) * n / 6 for n in range(7)}
+            knots |= {peak + (right - peak) * n / 6 for n in range(7)}
+            knots = sorted(knots | ({mpmath.mpf(0)} if left < 0 < right else set()))
+            # mpmath stops at an absolute error, so it is given values around one.
+            size, width = max(abs(left), abs(right)), right - left
+
+            def integrand(u):
+                t = peak + u * width
+                return ((abs(t) if folded else t) / size) ** k * mpmath.exp(exponent(t, peak))
+
+            scaled = [(knot - peak) / width for knot in knots]
+            total = mpmath.quad(integrand, scaled, method="gauss-legendre", maxdegree=5)
+            return total * width * size**k * mpmath.exp(exponent(peak, mode))
 
         return float(integral(low, high, power) / integral(-1, 1, 0))
 
@@ -82,7 +90,7 @@ def test_folded_closed_forms(mu, sigma):
 @pytest.mark.parametrize(("mu", "sigma"), LAWS)
 def test_pdf_integrates_to_cdf_differences(mu, sigma):
     law, folded = TruncatedNormal(mu, sigma), Folded(mu, sigma)
-    with mpmath.workdps(60):
+    with mpmath.workdps(30):
         mode = min(max(mpmath.mpf(mu), -1), 1)
         scale = mpmath.mpf(sigma)
         for t in points(mu, sigma)[1:-1]:
@@ -97,12 +105,12 @@ def test_pdf_integrates_to_cdf_differences(mu, sigma):
 
 def reference_mass(mu, sigma):
     """Integral over [-1, 1] of the density that is 1 at its mode."""
-    with mpmath.workdps(60):
+    with mpmath.workdps(30):
         mu, sigma = mpmath.mpf(mu), mpmath.mpf(sigma)
         mode = min(max(mu, -1), 1)
         scale = 1 / (sigma * mpmath.sqrt(2))
         total = mpmath.erf((1 - mu) * scale) - mpmath.erf((-1 - mu) * scale)
-        if abs(total) < mpmath.mpf(10) ** -30:  # the tail, by its own function
+        if abs(total) < mpmath.mpf(10) ** -15:  # the tail, by its own function
             far = abs(mu)
             total = mpmath.erfc((far - 1) * scale) - mpmath.erfc((far + 1) * scale)
         return float(total * sigma * mpmath.sqrt(mpmath.pi / 2)
@@ -129,7 +137,7 @@ def test_inverse_cdf(mu, sigma):
         assert np.all(law.cdf(x) >= y - 1e-15)
         below = np.nextafter(x, low - 1)
         strictly = x > low
-        assert np.all(law.cdf(below)[strictly] <= y[strictly] + 1e-12)
+        assert np.all(law.cdf(below)[strictly] < y[strictly])
 
 
 def test_other_bounds_and_broadcasting():

@@ -1,0 +1,149 @@
+"""The examples, end to end: what they print, write and return, and what they refuse."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import struct
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+pytestmark = [pytest.mark.integration, pytest.mark.parallel, pytest.mark.timeout(200)]
+
+ROOT = Path(__file__).resolve().parents[2]
+BIN = Path(sys.executable).parent
+MNIST = ROOT / "examples" / "mnist.py"
+MPIRUN = [
+    str(BIN / "mpirun"), "-np", "2", "--oversubscribe", "--mca", "mpi_yield_when_idle", "1",
+    sys.executable, str(MNIST), "--no-cuda",
+]  # fmt: skip
+COORDINATES = 431_080
+# What an untrained net gets right is about a tenth.
+TRAINED = 0.85
+
+
+def run(command: list[str], cwd: Path, seconds: float) -> subprocess.CompletedProcess[str]:
+    """Run to the end; what takes longer is killed with all its descendants, and fails."""
+    environment = os.environ | {
+        "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}",
+        "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]),
+        "OMP_NUM_THREADS": "1",
+        "OMPI_ALLOW_RUN_AS_ROOT": "1",
+        "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+    }
+    process = subprocess.Popen(
+        command, cwd=cwd, env=environment, text=True, start_new_session=True,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+    )  # fmt: skip
+    try:
+        output, _ = process.communicate(timeout=seconds)
+    except subprocess.TimeoutExpired:
+        # Launchers give ranks process groups of their own, so these are asked for by parent.
+        family = psutil.Process(process.pid).children(recursive=True)
+        os.killpg(process.pid, signal.SIGKILL)
+        for member in family:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                member.kill()
+        output, _ = process.communicate()
+        pytest.fail(f"{' '.join(command)}\nran longer than {seconds} s:\n{output}")
+    return subprocess.CompletedProcess(command, process.returncode, output)
+
+
+def read_run(path: Path) -> dict:
+    """The only run in a file that --json wrote."""
+    (only,) = json.loads(path.read_text())["runs"]
+    return only
+
+
+def png_size(path: Path) -> tuple[int, int]:
+    """Width and height from a PNG's header."""
+    head = path.read_bytes()[:24]
+    assert head[:8] == b"\x89PNG\r\n\x1a\n"
+    assert head[12:16] == b"IHDR"
+    return struct.unpack(">II", head[16:24])
+
+
+def test_training_with_alq(tmp_path: Path) -> None:
+    """Two ranks learn, stay equal, send what 3 bits promise, and write it down."""
+    flags = ["--compression", "alq", "--bits", "3", "--batch-size", "32", "--lr", "0.01",
+             "--momentum", "0.9", "--epochs", "1", "--update-steps", "0", "20", "40",
+             "--json", "results.json"]  # fmt: skip
+    done = run([*MPIRUN, *flags], tmp_path, 90)
+    assert done.returncode == 0, done.stdout
+    assert "parameters equal on 2 ranks" in done.stdout
+    assert "Train Step: 60/62" in done.stdout  # lines, as the output is no terminal
+    assert "\r" not in done.stdout
+
+    settings = json.loads((tmp_path / "results.json").read_text())["settings"]
+    assert (settings["ranks"], settings["compression"], settings["bits"]) == (2, "alq", 3)
+    result = read_run(tmp_path / "results.json")
+    assert result["accuracy"] >= TRAINED
+    assert result["replicas_equal"] is True
+    assert result["coordinates"] == COORDINATES
+    assert result["uncompressed_bytes"] / result["payload_bytes"] >= 9.5
+    assert result["wire_bytes"] == result["payload_bytes"]  # allgather over 2 ranks
+    assert result["bits_per_coordinate"] == 8 * result["payload_bytes"] / COORDINATES
+    assert 0 < result["relative_error"] < 1
+    assert result["steps"] == 62
+    assert result["curve"][-1]["wire_bytes"] == 62 * result["wire_bytes"]
+    assert [table["version"] for table in result["tables"]] == [0, 1, 2, 3]
+    assert [table["step"] for table in result["tables"]] == [None, 0, 20, 40]
+    assert all(len(table["levels"]) == 8 for table in result["tables"])
+
+
+def test_demo(tmp_path: Path) -> None:
+    """--demo trains three times, prints both tables, draws its picture and is content."""
+    command = [sys.executable, str(MNIST), "--demo", "--ranks", "2", "--epochs", "1",
+               "--lr", "0.01", "--output-dir", "out"]  # fmt: skip
+    done = run(command, tmp_path, 150)
+    assert done.returncode == 0, done.stdout
+    for text in ("Horovod float32", "Horovod fp16", "ALQ, 3 bits", "1,724,320", "862,160",
+                 "bits per", "before", "after", "±0.125"):  # fmt: skip
+        assert text in done.stdout, done.stdout
+    assert "\x1b" not in done.stdout  # neither colours nor a bar where there is no terminal
+    results = {name: read_run(tmp_path / f"out/mnist_{name}.json") for name in
+               ("none", "fp16", "alq")}  # fmt: skip
+    assert all(result["accuracy"] >= TRAINED for result in results.values())
+    assert results["none"]["payload_bytes"] == 4 * COORDINATES
+    assert results["fp16"]["payload_bytes"] == 2 * COORDINATES
+    assert results["fp16"]["wire_bytes"] == 2 * COORDINATES  # 2 (N - 1) / N of it
+    assert results["none"]["tables"] == []
+    picture = tmp_path / "out/mnist_demo.png"
+    assert min(png_size(picture)) >= 400
+    assert picture.stat().st_size > 20_000
+    assert not list((tmp_path / "out").glob("*.progress"))
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--compression", "alg"], "invalid choice: 'alg'"),
+        (["--compression", "alq", "--bits", "9"], "bits=9"),
+        (["--compression", "fp16", "--bits", "3"], "'fp16' takes none of bits"),
+    ],
+    ids=["name", "bits", "option"],
+)
+def test_refuses_bad_flags(flags: list[str], message: str, tmp_path: Path) -> None:
+    """Ranks end with a message, not with a traceback."""
+    done = run([*MPIRUN, *flags], tmp_path, 60)
+    assert done.returncode != 0
+    assert message in done.stdout, done.stdout
+    assert "Traceback" not in done.stdout
+
+
+def test_demo_kills_ranks_that_hang(tmp_path: Path) -> None:
+    """Ranks without progress are killed, the message says so, and none is left."""
+    command = [sys.executable, str(MNIST), "--demo", "--ranks", "2", "--stall-timeout", "0.5",
+               "--output-dir", str(tmp_path)]  # fmt: skip
+    done = run(command, tmp_path, 60)
+    assert done.returncode == 1, done.stdout
+    assert "Horovod float32: no progress for 0.5 s, so its ranks were killed" in done.stdout
+    processes = [p.info["cmdline"] or [] for p in psutil.process_iter(["cmdline"])]
+    left = [command for command in processes if any(str(tmp_path) in word for word in command)]
+    assert not left

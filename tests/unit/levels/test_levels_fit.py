@@ -1,0 +1,193 @@
+"""Fitted tables: near the empirical optimum, valid for every law, clear about wrong input."""
+
+import numpy as np
+import pytest
+from levels_oracles import LAWS, make_buckets
+
+from hvd_adaptive.levels import (
+    LOG_EDGES,
+    SOLVERS,
+    STARTS,
+    FitError,
+    Histogram,
+    Mixture,
+    check_magnitudes,
+    expected_variance,
+    fit_levels,
+    gradient_descent,
+    optimal_levels,
+    sample_variance,
+)
+from hvd_adaptive.levels.optimal import grid_optimum
+
+BOTH = pytest.mark.parametrize("symmetric", [True, False], ids=["symmetric", "zero-based"])
+ORDER = pytest.mark.parametrize("order", [2, np.inf], ids=["l2", "linf"])
+
+# Enough buckets of each shape that the optimum on the samples is no better than noise lets it be:
+# with few nonzero samples per level it puts levels on single samples, which no histogram knows
+# and which the next gradient does not repeat (test_tables_hold_on_fresh_buckets).
+BUCKETS = {"normal": 20, "mixture": 20, "laplace": 20}
+
+
+@BOTH
+@ORDER
+@pytest.mark.parametrize("shape", BUCKETS)
+def test_measured_variance_is_within_5_percent_of_the_optimum(shape, order, symmetric):
+    r, w = make_buckets(shape, order, BUCKETS[shape])
+    law = Histogram.from_samples(r, w)
+    for bits in range(2, 9):
+        fitted = fit_levels(law, bits, symmetric)
+        best = optimal_levels(r, 2 ** (bits - 1), symmetric, w).variance
+        assert sample_variance(fitted.magnitudes, r, symmetric, w) <= 1.05 * best, bits
+
+
+@BOTH
+@ORDER
+@pytest.mark.parametrize(("shape", "most_bits"), [("student", 6), ("sparse", 5)])
+def test_heavy_tails_and_sparse_buckets(shape, most_bits, order, symmetric):
+    """As above, up to the bits at which 80 buckets have enough samples in each interval."""
+    r, w = make_buckets(shape, order, 80)
+    law = Histogram.from_samples(r, w)
+    for bits in range(2, most_bits + 1):
+        fitted = fit_levels(law, bits, symmetric)
+        best = optimal_levels(r, 2 ** (bits - 1), symmetric, w).variance
+        assert sample_variance(fitted.magnitudes, r, symmetric, w) <= 1.05 * best, bits
+
+
+@ORDER
+@pytest.mark.parametrize("shape", ["student", "sparse"])
+def test_tables_hold_on_fresh_buckets(shape, order):
+    """At 7 and 8 bits: fitted and optimal tables of 20 buckets, both measured on 400 others."""
+    r, w = make_buckets(shape, order, 20, seed=1)
+    fresh, fresh_weights = make_buckets(shape, order, 400, seed=2)
+    law = Histogram.from_samples(r, w)
+    for bits in (7, 8):
+        fitted = fit_levels(law, bits, True).magnitudes
+        best = optimal_levels(r, 2 ** (bits - 1), True, w).magnitudes
+        assert sample_variance(fitted, fresh, True, fresh_weights) <= 1.05 * sample_variance(
+            best, fresh, True, fresh_weights
+        )
+
+
+@BOTH
+@pytest.mark.parametrize("solver", SOLVERS)
+@pytest.mark.parametrize("bits", [3, 5, 8])
+def test_model_optimum(bits, solver, symmetric):
+    """Within 1% of a much finer programme on the distribution itself, whatever its shape."""
+    laws = [
+        Histogram.from_samples(*make_buckets("sparse", 2, 20)),
+        Histogram.from_samples(*make_buckets("student", 2, 20)),
+        Mixture([0.0, 1e-3, 0.0], [1e-3, 0.01, 0.1], [1.0, 2.0, 3.0]).tabulate(),
+    ]
+    for law in laws:
+        fitted = fit_levels(law, bits, symmetric, solver)
+        best = grid_optimum(law, 2 ** (bits - 1), symmetric, 4000)
+        assert fitted.objective <= 1.01 * expected_variance(best, law, symmetric)
+        assert fitted.objective == pytest.approx(
+            expected_variance(fitted.magnitudes, law, symmetric), rel=1e-12
+        )
+
+
+@BOTH
+def test_ternary_and_two_bit_tables(symmetric):
+    r, w = make_buckets("normal", 2, 3)
+    fitted = fit_levels(Histogram.from_samples(r, w), 2, symmetric)
+    if symmetric:
+        assert fitted.magnitudes.shape == (2,)
+    else:
+        np.testing.assert_array_equal(fitted.magnitudes, [0.0, 1.0])
+
+
+@BOTH
+@pytest.mark.parametrize("solver", SOLVERS)
+@pytest.mark.parametrize("bits", [2, 3, 5, 8])
+@pytest.mark.parametrize(
+    "law",
+    [
+        Histogram([0.0, 1.0], [0.0], one_mass=1.0),
+        Histogram([0.0, 1.0], [0.0], zero_mass=0.5, one_mass=0.5),
+        Histogram([0.0, 1.0], [1.0]),
+        Histogram([0.3, 0.3 + 1e-15], [1.0]),
+        Histogram([0.3, 0.3 + 1e-15], [1.0], zero_mass=1e12),
+        Histogram([1.0 - 1e-16, 1.0], [1.0]),
+        Histogram([0.0, 1e-300], [1.0]),
+        Histogram.from_counts(np.eye(512)[0]),
+        Histogram.from_counts(np.eye(512)[511]),
+        Histogram.from_counts(np.eye(512)[200], zeros=99),
+        Mixture([0.0], [0.0], [1.0]),
+        Mixture([0.011], [0.0], [1.0]),
+        Mixture([1.0], [0.0], [1.0]),
+        Mixture([3.0], [1e-12], [1.0]),
+        Mixture([0.0], [1e12], [1.0]),
+        Mixture([0.2, -0.7], [0.0, 1e-9], [1.0, 1e-30]),
+    ],
+    ids=range(16),
+)
+def test_degenerate_laws_give_valid_tables(law, bits, solver, symmetric):
+    fitted = fit_levels(law, bits, symmetric, solver)
+    assert fitted.magnitudes.shape == (2 ** (bits - 1),)
+    check_magnitudes(fitted.magnitudes, symmetric)
+    check_magnitudes(fitted.magnitudes.astype(np.float32), symmetric)
+    assert np.isfinite(fitted.objective) and fitted.objective >= 0
+
+
+def test_a_point_mass_costs_next_to_nothing():
+    fitted = fit_levels(Histogram([0.3, 0.3 + 1e-12], [1.0]), 3, True)
+    assert fitted.objective < 1e-6
+    assert np.abs(fitted.magnitudes - 0.3).min() < 1e-5
+
+
+@pytest.mark.parametrize("symmetric", [True, False])
+def test_all_zero_is_an_error(symmetric):
+    with pytest.raises(FitError, match="zero"):
+        fit_levels(Histogram([0.0, 1.0], [0.0], zero_mass=1.0), 3, symmetric)
+    assert issubclass(FitError, ValueError)
+
+
+@BOTH
+@pytest.mark.parametrize("name", STARTS)
+@pytest.mark.parametrize("count", [2, 4, 128])
+def test_starts_are_valid(name, count, symmetric):
+    for law in (*LAWS.values(), Histogram([0.0, 1.0], [0.0], 0.5, 0.5)):
+        levels = STARTS[name](law, count, symmetric)
+        assert levels.shape == (count,)
+        check_magnitudes(np.asarray(levels).astype(np.float32), symmetric)
+
+
+def test_starts_are_what_they_say():
+    law = Histogram(np.linspace(0, 1, 1001), np.linspace(1, 0.001, 1000))
+    np.testing.assert_allclose(STARTS["uniform"](law, 4, True), np.array([1, 3, 5, 7]) / 7)
+    np.testing.assert_allclose(STARTS["uniform"](law, 3, False), [0, 0.5, 1])
+    np.testing.assert_allclose(STARTS["exponential"](law, 4, True), [0.125, 0.25, 0.5, 1])
+    np.testing.assert_allclose(STARTS["exponential"](law, 4, False), [0, 0.25, 0.5, 1])
+    quantiles = STARTS["quantile"](law, 5, False)
+    np.testing.assert_allclose(law.cdf(quantiles), [0, 0.25, 0.5, 0.75, 1])
+    # The density falls linearly to zero: the integral of its cube root up to x is 1-(1-x)^(4/3).
+    levels = STARTS["cube_root"](law, 5, False)
+    np.testing.assert_allclose(1 - (1 - levels) ** (4 / 3), np.arange(5) / 4, atol=2e-3)
+
+
+def test_extra_starts_are_used():
+    law = Histogram.from_samples(make_buckets("student", 2, 3)[0])
+    best = gradient_descent(fit_levels(law, 4, True).magnitudes, law, True, tolerance=0).magnitudes
+    with_extra = fit_levels(law, 4, True, extra_starts=[best])
+    assert with_extra.start_name == "extra_0"
+    assert with_extra.objective <= expected_variance(best, law, True)
+
+
+def test_mixtures_are_tabulated():
+    mixture = Mixture([0.0, 0.01], [0.01, 0.02], [1.0, 2.0])
+    direct, table = fit_levels(mixture, 4, True), fit_levels(mixture.tabulate(LOG_EDGES), 4, True)
+    np.testing.assert_array_equal(direct.magnitudes, table.magnitudes)
+    assert direct.sweeps > 0 and direct.start_name in STARTS
+
+
+@pytest.mark.parametrize(
+    ("arguments", "keyword"),
+    [({"bits": 1}, "bits"), ({"bits": 9}, "bits"), ({"solver": "newton"}, "solver"),
+     ({"extra_starts": [[0.5, 1.0]]}, "extra_starts"),
+     ({"extra_starts": [[0.5, 0.4, 0.6, 1.0]]}, "magnitudes")],
+)  # fmt: skip
+def test_bad_arguments(arguments, keyword):
+    with pytest.raises(ValueError, match=keyword):
+        fit_levels(**{"distribution": LAWS["histogram"], "bits": 3, "symmetric": True} | arguments)

@@ -1,0 +1,162 @@
+"""Histograms against quadrature, samples, and their own definition."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import integrate
+
+from hvd_adaptive.levels import LOG_BINS, LOG_EDGES, Distribution, Histogram, Mixture, tabulated
+from levels_oracles import LAWS
+
+X = np.array([0.0, 1e-9, 0.03, 0.1, 0.3, 0.31, 0.5, 0.77, 0.999, 1.0])
+
+
+def test_log_edges_are_the_top_bits_of_a_float32():
+    assert LOG_EDGES.shape == (LOG_BINS + 1,) and LOG_EDGES[0] == 0 and LOG_EDGES[-1] == 1
+    rng = np.random.default_rng(0)
+    r = np.exp2(rng.uniform(-31.9, 0, 10_000)).astype(np.float32)
+    # 8 bits of exponent, 4 of mantissa; 127 - 32 is the exponent of the first octave.
+    index = (r.view(np.uint32) >> 19).astype(int) - ((127 - 32) << 4)
+    np.testing.assert_array_equal(index, np.searchsorted(LOG_EDGES, r, side="right") - 1)
+
+
+@pytest.mark.parametrize("name", LAWS)
+def test_moments_integrate_the_density(name):
+    law = LAWS[name]
+    atoms = law.cdf(0.0), getattr(law, "one_mass", 0.0)
+    breaks = getattr(law, "edges", np.linspace(0, 1, 41))
+    for x in X:
+        knots = np.unique(np.concatenate([[0.0, x], breaks[breaks < x]]))
+        for power, value in enumerate(law.moments(x)):
+            expected = atoms[0] * (power == 0) + atoms[1] * (x == 1)
+            for low, high in zip(knots, knots[1:], strict=False):
+                inside = lambda r, k=power: r**k * float(law.pdf(r))  # noqa: E731
+                # Just inside the bin: quad's nodes never touch its ends.
+                expected += integrate.quad(inside, low, high, epsabs=0, epsrel=1e-10)[0]
+            np.testing.assert_allclose(value, expected, rtol=1e-8, atol=1e-300)
+
+
+@pytest.mark.parametrize("name", LAWS)
+def test_protocol(name):
+    law = LAWS[name]
+    assert isinstance(law, Distribution)
+    grid = X.reshape(2, 5)
+    together = law.moments(grid)
+    for one, all_of_them in zip(
+        (law.cdf, law.partial_mean, law.partial_second), together, strict=True
+    ):
+        np.testing.assert_array_equal(one(grid), all_of_them)
+        assert all_of_them.shape == law.pdf(grid).shape == law.ppf(grid).shape == (2, 5)
+    np.testing.assert_allclose(law.cdf(1.0), 1.0, rtol=1e-12)
+
+
+@pytest.mark.parametrize("name", LAWS)
+def test_ppf_is_the_least_point(name):
+    law = LAWS[name]
+    y = np.concatenate([np.linspace(0.0, 1.0, 41), [1e-12, 1 - 1e-9]])
+    x = law.ppf(y)
+    assert np.all((x >= 0) & (x <= 1))
+    assert np.all(law.cdf(x) >= y - 1e-12)
+    inside = x > 1e-6
+    assert np.all(law.cdf(x[inside] * (1 - 1e-9)) <= y[inside] + 1e-12)
+    np.testing.assert_array_equal(x[y <= law.cdf(0.0)], 0.0)
+
+
+def test_balance_point_solves_equation_31():
+    for name in ("histogram", "atoms", "gaps"):
+        law = LAWS[name]
+        for c in (1e-6, 0.07, 0.2, 0.33, 0.6, 1.0):
+            b = law.balance_point(c)
+            # The least of Psi over the first level, by brute force on its definition.
+            grid = np.linspace(0, c, 20_001)
+            mass, mean, second = law.moments(grid)
+            top, top_mean, top_second = law.moments(c)
+            value = grid**2 * mass - second
+            value += (grid + c) * (top_mean - mean) - (top_second - second)
+            value -= grid * c * (top - mass)
+            at = b**2 * law.cdf(b) - law.partial_second(b)
+            at += (b + c) * (top_mean - law.partial_mean(b))
+            at -= (top_second - law.partial_second(b)) + b * c * (top - law.cdf(b))
+            assert 0 <= b <= c
+            assert at <= value.min() + 1e-13
+    assert Histogram([0.2, 0.3], [1.0]).balance_point(np.array([0.1, 0.25])).shape == (2,)
+
+
+def test_from_samples_counts_every_sample():
+    r = np.array([0.0, 0.0, 1e-12, 0.25, 0.26, 0.99999, 1.0, 1.0 + 1e-9])
+    law = Histogram.from_samples(r, weights=np.arange(1.0, 9.0))
+    assert law.zero_mass == 3 / 36 and law.one_mass == 15 / 36
+    np.testing.assert_allclose(law.masses.sum(), 18 / 36)
+    assert law.masses[0] == 3 / 36
+    assert law.masses[np.searchsorted(LOG_EDGES, 0.25)] == 9 / 36
+
+
+def test_from_counts_pools_buckets_by_weight():
+    rng = np.random.default_rng(2)
+    counts, zeros, ones = rng.integers(0, 9, (3, LOG_BINS)), [5, 0, 1], [1, 2, 0]
+    pooled = Histogram.from_counts(counts.sum(0), 6, 3)
+    added = Histogram.from_counts(counts, zeros, ones)
+    np.testing.assert_allclose(pooled.cdf(X), added.cdf(X), rtol=1e-12)
+    gamma = np.array([3.0, 1.0, 0.5])
+    mixed = Histogram.from_counts(counts, zeros, ones, weights=gamma)
+    parts = [Histogram.from_counts(counts[n], zeros[n], ones[n]) for n in range(3)]
+    for x in X:
+        expected = sum(g * part.partial_mean(x) for g, part in zip(gamma, parts, strict=True)) / 4.5
+        np.testing.assert_allclose(mixed.partial_mean(x), expected, rtol=1e-12)
+
+
+def test_from_counts_ignores_empty_buckets():
+    counts = np.zeros((2, LOG_BINS))
+    counts[0, 400:420] = 3
+    both = Histogram.from_counts(counts, weights=[1.0, 9.0])
+    alone = Histogram.from_counts(counts[0])
+    np.testing.assert_allclose(both.masses, alone.masses)
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.lists(st.floats(0, 1), min_size=1, max_size=30))
+def test_samples_and_histogram_have_the_same_mass_up_to_each_edge(samples):
+    law = Histogram.from_samples(samples)
+    edges = LOG_EDGES[[0, 1, 100, 300, 480, 500, 511]]
+    # An edge belongs to the bin above it.
+    expected = [np.mean((np.array(samples) < e) | (np.array(samples) == 0)) for e in edges]
+    np.testing.assert_allclose(law.cdf(edges), expected, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("edges", "masses", "zero_mass"),
+    [([0, 1], [np.nan], 0), ([0, 1], [-1.0], 2), ([0, 1], [0.0], 0), ([0, 1], [np.inf], 0),
+     ([0, 0.5, 0.5, 1], [1, 1, 1], 0), ([0, 2], [1], 0), ([-1, 1], [1], 0), ([0, 1], [1, 2], 0),
+     ([0, 1], [1.0], -0.5)],
+)  # fmt: skip
+def test_bad_histograms(edges, masses, zero_mass):
+    with pytest.raises(ValueError, match=r"edges|masses"):
+        Histogram(edges, masses, zero_mass)
+
+
+@pytest.mark.parametrize("r", [[-0.1], [1.1], [np.nan], [np.inf]])
+def test_bad_samples(r):
+    with pytest.raises(ValueError, match="r:"):
+        Histogram.from_samples(r)
+
+
+def test_bad_counts():
+    with pytest.raises(ValueError, match="512"):
+        Histogram.from_counts(np.ones(511))
+
+
+class _Plain:
+    """A distribution with no way of its own to be tabulated."""
+
+    def __init__(self, law):
+        self.cdf = law.cdf
+
+
+def test_tabulated_finds_the_atoms():
+    law = LAWS["atoms"]
+    table = tabulated(_Plain(law))
+    np.testing.assert_allclose([table.zero_mass, table.one_mass], [law.zero_mass, law.one_mass])
+    np.testing.assert_allclose(table.cdf(LOG_EDGES), law.cdf(LOG_EDGES), atol=1e-12)
+    assert tabulated(law) is law
+    assert isinstance(tabulated(Mixture([0.0], [0.1], [1.0])), Histogram)

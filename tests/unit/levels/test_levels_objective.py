@@ -1,0 +1,176 @@
+"""Psi against its definition, its gradient against finite differences, and what is measured."""
+
+import numpy as np
+import pytest
+from levels_oracles import LAWS, random_magnitudes
+from scipy import integrate
+
+from hvd_adaptive.levels import (
+    check_magnitudes,
+    expected_variance,
+    gradient,
+    magnitude_count,
+    sample_variance,
+    signed_levels,
+)
+from hvd_adaptive.levels.magnitudes import LEAST_LEVEL, MIN_RATIO, separated
+from hvd_adaptive.levels.objective import curvature_bound
+
+BOTH = pytest.mark.parametrize("symmetric", [True, False], ids=["symmetric", "zero-based"])
+
+
+def psi_by_definition(levels, law, symmetric):
+    """Integral of E[(q(r) - r)^2] dF, with the two neighbours' probabilities written out."""
+    table = signed_levels(levels, symmetric)
+
+    def noise(r):
+        above = int(np.clip(np.searchsorted(table, r, side="right"), 1, table.size - 1))
+        low, high = table[above - 1], table[above]
+        up = (r - low) / (high - low)
+        return up * (high - r) ** 2 + (1 - up) * (r - low) ** 2
+
+    breaks = getattr(law, "edges", np.linspace(0, 1, 31))
+    knots = np.unique(np.concatenate([[0.0, 1.0], breaks, np.abs(table)]))
+    total = noise(0.0) * law.cdf(0.0)
+    for low, high in zip(knots, knots[1:], strict=False):
+        total += integrate.quad(
+            lambda r: noise(r) * float(law.pdf(r)), low, high, epsabs=0, epsrel=1e-9
+        )[0]
+    return float(total)
+
+
+@BOTH
+@pytest.mark.parametrize("name", LAWS)
+def test_expected_variance_is_its_definition(name, symmetric):
+    rng = np.random.default_rng(1)
+    for count in (2, 5):
+        levels = random_magnitudes(rng, count, symmetric)
+        expected = psi_by_definition(levels, LAWS[name], symmetric)
+        np.testing.assert_allclose(
+            expected_variance(levels, LAWS[name], symmetric), expected, rtol=1e-8
+        )
+
+
+@BOTH
+@pytest.mark.parametrize("name", LAWS)
+def test_gradient_is_the_slope_of_psi(name, symmetric):
+    rng = np.random.default_rng(2)
+    law = LAWS[name]
+    levels = np.sort(rng.uniform(0.02, 0.9, 6))
+    levels[-1] = 1.0
+    levels[0] *= symmetric
+    computed = gradient(levels, law, symmetric)
+    step = 1e-6
+    for j in range(0 if symmetric else 1, 5):
+        up, down = levels.copy(), levels.copy()
+        up[j] += step
+        down[j] -= step
+        slope = expected_variance(up, law, symmetric) - expected_variance(down, law, symmetric)
+        np.testing.assert_allclose(computed[j], slope / (2 * step), rtol=1e-5, atol=1e-9)
+    assert computed[-1] == 0 and (symmetric or computed[0] == 0)
+
+
+@BOTH
+def test_curvature_bound_exceeds_the_hessian(symmetric):
+    law = LAWS["mixture"]
+    levels = np.array([0.05 * symmetric, 0.13, 0.3, 0.55, 1.0])
+    bound = curvature_bound(levels, law, symmetric)
+    moving = list(range(0 if symmetric else 1, 4))
+    hessian = np.zeros((5, 5))
+    for j in moving:
+        up, down = levels.copy(), levels.copy()
+        up[j] += 1e-6
+        down[j] -= 1e-6
+        hessian[j] = (gradient(up, law, symmetric) - gradient(down, law, symmetric)) / 2e-6
+    rows = np.abs(hessian).sum(axis=1)
+    np.testing.assert_array_less(rows[moving] * (1 - 1e-4), bound[moving])
+    # Exact where all neighbours move: the middle levels.
+    np.testing.assert_allclose(rows[2], bound[2], rtol=1e-4)
+
+
+@BOTH
+def test_rows_are_tables(symmetric):
+    rng = np.random.default_rng(3)
+    rows = np.stack([random_magnitudes(rng, 4, symmetric) for _ in range(6)]).reshape(2, 3, 4)
+    law = LAWS["atoms"]
+    values, slopes = expected_variance(rows, law, symmetric), gradient(rows, law, symmetric)
+    assert values.shape == (2, 3) and slopes.shape == rows.shape
+    one = rows[1, 2]
+    np.testing.assert_allclose(values[1, 2], expected_variance(one, law, symmetric))
+    np.testing.assert_allclose(slopes[1, 2], gradient(one, law, symmetric))
+
+
+@BOTH
+def test_sample_variance_is_what_rounding_adds(symmetric):
+    rng = np.random.default_rng(4)
+    levels = np.array([0.1 * symmetric, 0.3, 1.0])
+    table = signed_levels(levels, symmetric)
+    r = np.concatenate([rng.random(40), [0.0, 0.3, 1.0]])
+    weights = rng.random(r.size)
+    above = np.clip(np.searchsorted(table, r, side="right"), 1, table.size - 1)
+    low, high = table[above - 1], table[above]
+    drawn = rng.random((20_000, r.size)) < (r - low) / (high - low)
+    errors = np.where(drawn, high, low) - r
+    np.testing.assert_array_less(np.abs(errors.mean(0)), 5 * errors.std(0) / 141 + 1e-12)
+    noise = (errors**2) @ weights
+    measured = sample_variance(levels, r, symmetric, weights)
+    assert abs(noise.mean() - measured) < 5 * noise.std() / np.sqrt(noise.size)
+    plain = sample_variance(levels, r, symmetric)
+    np.testing.assert_allclose(
+        plain, sum(sample_variance(levels, [x], symmetric) for x in r), rtol=1e-12
+    )
+
+
+def test_samples_on_levels_cost_nothing():
+    assert sample_variance([0.0, 0.25, 1.0], [0.0, 0.25, 1.0], False) == 0
+    assert sample_variance([0.25, 1.0], [0.25, 1.0], True) == 0
+    assert sample_variance([0.25, 1.0], [0.0], True) == 0.0625
+
+
+@pytest.mark.parametrize("r", [[-0.01], [1.01], [np.nan]])
+def test_samples_outside(r):
+    with pytest.raises(ValueError, match="r:"):
+        sample_variance([0.5, 1.0], r, True)
+
+
+@pytest.mark.parametrize(
+    ("magnitudes", "symmetric"),
+    [([0.5, 0.4, 1.0], True), ([0.5, 0.5, 1.0], True), ([0.1, 0.9], True), ([0.0, 1.0], True),
+     ([0.1, 1.0], False), ([1.0], False), ([], True), ([np.nan, 1.0], True), ([-0.1, 1.0], True),
+     (1.0, True)],
+)  # fmt: skip
+def test_bad_magnitudes(magnitudes, symmetric):
+    with pytest.raises(ValueError, match="magnitudes"):
+        check_magnitudes(magnitudes, symmetric)
+
+
+@pytest.mark.parametrize("bits", [1, 9, 0, -3, 2.5, "3", None, True])
+def test_bad_bits(bits):
+    with pytest.raises(ValueError, match="bits"):
+        magnitude_count(bits)
+
+
+def test_signed_levels():
+    np.testing.assert_array_equal(signed_levels([0.2, 1.0], True), [-1, -0.2, 0.2, 1])
+    np.testing.assert_array_equal(signed_levels([0.0, 0.2, 1.0], False), [-1, -0.2, 0, 0.2, 1])
+
+
+@BOTH
+@pytest.mark.parametrize(
+    "levels", [[0, 0, 0, 0], [1, 1, 1, 1], [0.3, 0.3, 0.3, 1], [0, 1, 1, 1], [0, 0.9999999, 1, 1]]
+)
+def test_separated(levels, symmetric):
+    table = separated(levels, symmetric)
+    check_magnitudes(table, symmetric)
+    check_magnitudes(table.astype(np.float32), symmetric)
+    positive = table[0 if symmetric else 1 :]
+    assert positive[0] >= LEAST_LEVEL
+    assert np.all(positive[1:] / positive[:-1] >= MIN_RATIO * (1 - 1e-12))
+
+
+@BOTH
+def test_separated_leaves_good_tables_alone(symmetric):
+    rng = np.random.default_rng(6)
+    for _ in range(20):
+        levels = random_magnitudes(rng, 8, symmetric)
+        np.testing.assert_array_equal(separated(levels, symmetric), levels)
