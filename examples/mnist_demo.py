@@ -234,24 +234,23 @@ class Launcher:
         self.args.output_dir.mkdir(parents=True, exist_ok=True)
         columns = (
             TextColumn("{task.description:<16}"), BarColumn(),
-            TextColumn("{task.completed:>4.0f}/{task.total:.0f} steps"),
-            TextColumn("{task.fields[accuracy]}"), TimeElapsedColumn(),
+            TimeElapsedColumn(), TextColumn("{task.fields[told]}"),
         )  # fmt: skip
         # A bar needs a terminal; elsewhere a line tells of each method.
         with Progress(*columns, console=console, disable=not console.is_terminal) as bars:
-            tasks = [bars.add_task(m.label, total=1, start=False, accuracy="") for m in compared]
+            tasks = [bars.add_task(m.label, total=1, start=False, told="") for m in compared]
             for method, task in zip(compared, tasks, strict=True):
                 begin = time.monotonic()
                 bars.start_task(task)
+                bars.update(task, told=f"starting {self.args.ranks} ranks")
 
                 def show(line: dict[str, Any], task: Any = task) -> None:
+                    total = repeats * line["steps"]
+                    done = line["run"] * line["steps"] + line["step"]
                     accuracy = line["accuracy"]
-                    bars.update(
-                        task,
-                        total=repeats * line["steps"],
-                        completed=line["run"] * line["steps"] + line["step"],
-                        accuracy="" if accuracy is None else f"accuracy {accuracy:.1%}",
-                    )
+                    tested = "" if accuracy is None else f", accuracy {accuracy:.1%}"
+                    told = f"{done}/{total} steps{tested}"
+                    bars.update(task, total=total, completed=done, told=told)
 
                 method.runs = self.run(method, repeats, show)["runs"]
                 bars.stop_task(task)

@@ -18,7 +18,7 @@ from hvd_adaptive.coding.header import DTYPE_CODES, Header
 from hvd_adaptive.errors import PayloadError
 from hvd_adaptive.kernels.random import stream_key
 from hvd_adaptive.monitor import StepMeter
-from hvd_adaptive.settings import Settings
+from hvd_adaptive.settings import Settings, check_integer
 
 if TYPE_CHECKING:
     from hvd_adaptive.fusion.session import Session
@@ -33,6 +33,21 @@ _Base: Any = _horovod.Compressor if _horovod is not None else object
 ENCODE_STREAM = 2**63
 SAMPLE_STREAM = 2**63 + 1
 ERROR_STREAM = 2**63 + 2
+
+
+def _rank() -> int:
+    """This process's Horovod rank; 0 where Horovod is not running."""
+    hvd = sys.modules.get("horovod.torch")
+    return hvd.rank() if hvd is not None and hvd.is_initialized() else 0
+
+
+def _check_fields(header: Header, **own: Any) -> None:
+    for field, value in own.items():
+        if getattr(header, field) != value:
+            raise PayloadError(
+                f"payload has {field.replace('_', ' ')} {getattr(header, field)}, "
+                f"this compressor {value}"
+            )
 
 
 class GradientCompressor(_Base):
@@ -68,8 +83,12 @@ class GradientCompressor(_Base):
         return 0
 
     @abstractmethod
+    def codec_settings(self) -> dict[str, Any]:
+        """The scheme's settings that a payload's bytes depend on."""
+
     def scheme_settings(self) -> dict[str, Any]:
-        """The scheme's own settings, which all ranks must have alike."""
+        """All of the scheme's own settings, which all ranks must have alike."""
+        return self.codec_settings()
 
     @abstractmethod
     def body_bytes(self, coordinates: int) -> int:
@@ -116,7 +135,8 @@ class GradientCompressor(_Base):
     def encode(self, flat: torch.Tensor, *, seed: int | None = None) -> torch.Tensor:
         """Encode a 1-D floating-point tensor as a payload (uint8, 1-D, same device).
 
-        seed: names the random numbers, for repeatable payloads; a fresh stream where None.
+        seed: names the random numbers, for repeatable payloads; where None a fresh stream, each
+        rank its own. Quantised values pass through float32: float64 beyond its range become NaN.
         """
         if not isinstance(flat, torch.Tensor) or flat.dtype not in DTYPE_CODES:
             kind = flat.dtype if isinstance(flat, torch.Tensor) else type(flat).__name__
@@ -125,10 +145,13 @@ class GradientCompressor(_Base):
             )
         if flat.dim() != 1:
             raise ValueError(f"flat: must have one dimension, not shape {tuple(flat.shape)}")
+        if flat.layout != torch.strided:
+            raise ValueError(f"flat: must be a dense tensor, not {flat.layout}")
         if seed is None:
-            key = stream_key(self.settings.seed, 0, self._encodes, ENCODE_STREAM)
+            key = stream_key(self.settings.seed, _rank(), self._encodes, ENCODE_STREAM)
             self._encodes += 1
         else:
+            seed = check_integer("seed", seed, 0, 2**64 - 1)
             key = stream_key(seed, 0, 0, ENCODE_STREAM)
         flat = flat.detach().contiguous()
         return self.encode_flat(flat, self.settings.quantized_part(flat.numel()), key)
@@ -167,7 +190,7 @@ class GradientCompressor(_Base):
             key=key,
             layout=layout,
             length=0,
-            settings=self.fingerprint,
+            settings=self.codec_fingerprint,
         )
         payload = payloads.Payload.allocate(header, self.body_bytes(quantized), flat.device)
         self.encode_body(flat[:quantized].to(torch.float32), payload.body, key)
@@ -206,31 +229,36 @@ class GradientCompressor(_Base):
         return out
 
     def _open(self, payload: torch.Tensor, expected: Header) -> payloads.Payload:
+        """A received payload, once everything in its header is as it must be."""
         header = payloads.read_header(payload)
-        own = {
-            "scheme": self.name,
-            "alphabet": self.alphabet,
-            "coding": self.settings.coding,
-            "bucket_size": self.settings.bucket_size,
-            "settings": self.fingerprint,
-            "table_version": self.table_version,
-            "table_fingerprint": self.table_fingerprint,
-            "coordinates": expected.coordinates,
-            "full": expected.full,
-            "dtype": expected.dtype,
-            "layout": expected.layout,
-        }
-        for field, value in own.items():
-            if getattr(header, field) != value:
-                raise PayloadError(
-                    f"payload has {field.replace('_', ' ')} {getattr(header, field)}, "
-                    f"this compressor {value}"
-                )
-        opened = payloads.sections(
-            payload, header, self.body_bytes(header.coordinates - header.full)
+        _check_fields(
+            header,
+            scheme=self.name,
+            alphabet=self.alphabet,
+            coding=self.settings.coding,
+            bucket_size=self.settings.bucket_size,
         )
+        if header.settings != self.codec_fingerprint:
+            told = ", ".join(f"{name}={value!r}" for name, value in self.codec_settings().items())
+            raise PayloadError(f"payload was encoded with other settings than {told}")
+        _check_fields(
+            header,
+            table_version=self.table_version,
+            table_fingerprint=self.table_fingerprint,
+            coordinates=expected.coordinates,
+            full=expected.full,
+            dtype=expected.dtype,
+            layout=expected.layout,
+        )
+        body_bytes = self.body_bytes(header.coordinates - header.full)
+        opened = payloads.sections(payload, header, body_bytes)
         opened.verify()
         return opened
+
+    @functools.cached_property
+    def codec_fingerprint(self) -> int:
+        """32 bits of the settings that a receiver must share."""
+        return zlib.crc32(repr((self.name, sorted(self.codec_settings().items()))).encode())
 
     @functools.cached_property
     def fingerprint(self) -> int:
@@ -245,11 +273,19 @@ class GradientCompressor(_Base):
         return {"scheme": self.name, "step": self.step, "encodes": self._encodes}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Inverse of ``state_dict``; ValueError where the state is another scheme's."""
+        """Inverse of ``state_dict``; ValueError where the state is another scheme's or incomplete,
+        and then nothing has been changed."""
+        self.check_state(state)
+        step, encodes = int(state["step"]), int(state["encodes"])
+        self.step, self._encodes = step, encodes
+
+    def check_state(self, state: dict[str, Any], more: Sequence[str] = ()) -> None:
+        """ValueError unless ``state`` is this scheme's and has all its entries."""
         if state.get("scheme") != self.name:
             raise ValueError(f"state: is of scheme {state.get('scheme')!r}, not {self.name!r}")
-        self.step = int(state["step"])
-        self._encodes = int(state["encodes"])
+        for entry in ("step", "encodes", *more):
+            if entry not in state:
+                raise ValueError(f"state: has no entry {entry!r}")
 
     def report(self) -> dict[str, float]:
         """What the last step sent and how good it was (DESIGN: contracts; keys in monitor.py)."""

@@ -59,8 +59,8 @@ class UpdateSchedule:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Inverse of ``state_dict``; the schedule itself comes from the constructor."""
-        self._retry_at = None if state["retry_at"] < 0 else int(state["retry_at"])
-        self._wait = int(state["wait"])
+        retry_at, wait = int(state["retry_at"]), int(state["wait"])
+        self._retry_at, self._wait = (None if retry_at < 0 else retry_at), wait
 
 
 class _Planned:
@@ -72,26 +72,28 @@ class _Planned:
 
     def __init__(self, steps: Iterable[int]) -> None:
         if isinstance(steps, Collection) and not isinstance(steps, range):
-            steps = sorted(steps)
+            steps = sorted(_whole(step) for step in steps)
         self._source = iter(steps)
         self._last = -1
         self._seen: set[int] = set()
 
     def __call__(self, step: int) -> bool:
         while self._last < step:
-            following = next(self._source, None)
-            if following is None:
+            try:
+                following = _whole(next(self._source))
+            except StopIteration:
                 break
-            self._add(following)
+            if following < self._last:
+                raise ValueError(
+                    "update_steps: must give ascending steps >= 0, "
+                    f"but {following} follows {self._last}"
+                )
+            self._last = following
+            self._seen.add(following)
         return step in self._seen
 
-    def _add(self, step: Any) -> None:
-        whole = isinstance(step, numbers.Integral) and not isinstance(step, bool)
-        if not whole or step < max(0, self._last):
-            raise ValueError(
-                f"update_steps: must give ascending steps >= 0, but {step!r} follows {self._last}"
-                if self._seen
-                else f"update_steps: must give ascending steps >= 0, not {step!r}"
-            )
-        self._last = int(step)
-        self._seen.add(self._last)
+
+def _whole(step: Any) -> int:
+    if not isinstance(step, numbers.Integral) or isinstance(step, bool) or step < 0:
+        raise ValueError(f"update_steps: must give ascending steps >= 0, not {step!r}")
+    return int(step)

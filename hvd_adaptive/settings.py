@@ -21,7 +21,7 @@ def check_integer(name: str, value: Any, least: int, most: int | None = None) ->
 
 def check_choice(name: str, value: Any, allowed: Collection[str]) -> str:
     """``value`` if it is one of ``allowed``; ValueError otherwise."""
-    if value not in allowed:
+    if not isinstance(value, str) or value not in allowed:
         raise ValueError(f"{name}={value!r}: must be one of {', '.join(map(repr, allowed))}")
     return value
 
@@ -65,21 +65,25 @@ class Settings:
     named_parameters: Iterable[tuple[str, torch.nn.Parameter]] | None = None
 
     def __post_init__(self) -> None:
-        check_integer("bucket_size", self.bucket_size, 1, 2**32 - 1)
-        check_integer("seed", self.seed, 0, 2**64 - 1)
-        check_integer("min_numel", self.min_numel, 0)
-        check_choice("tail", self.tail, ("quantize", "full"))
-        check_choice("coding", self.coding, ("fixed",))
-        check_choice("exchange", self.exchange, ("allgather",))
         if self.error_feedback is not None:
             raise ValueError(
                 f"error_feedback={self.error_feedback!r}: must be None in this version"
             )
-        check_integer("fusion_bytes", self.fusion_bytes, 4)
-        check_integer("in_flight_bytes", self.in_flight_bytes, 4096)
-        check_integer("warmup_steps", self.warmup_steps, 0)
+        checked = {
+            "bucket_size": check_integer("bucket_size", self.bucket_size, 1, 2**32 - 1),
+            "seed": check_integer("seed", self.seed, 0, 2**64 - 1),
+            "min_numel": check_integer("min_numel", self.min_numel, 0),
+            "tail": check_choice("tail", self.tail, ("quantize", "full")),
+            "coding": check_choice("coding", self.coding, ("fixed",)),
+            "exchange": check_choice("exchange", self.exchange, ("allgather",)),
+            "fusion_bytes": check_integer("fusion_bytes", self.fusion_bytes, 4),
+            "in_flight_bytes": check_integer("in_flight_bytes", self.in_flight_bytes, 4096),
+            "warmup_steps": check_integer("warmup_steps", self.warmup_steps, 0),
+        }
         if self.named_parameters is not None:
-            object.__setattr__(self, "named_parameters", _checked(self.named_parameters))
+            checked["named_parameters"] = _checked(self.named_parameters)
+        for name, value in checked.items():
+            object.__setattr__(self, name, value)
 
     @classmethod
     def from_keywords(cls, scheme: str, keywords: dict[str, Any]) -> Settings:

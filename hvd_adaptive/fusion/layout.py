@@ -66,7 +66,7 @@ class Layout:
 def natural_order(name: str) -> list[tuple[int, int, str]]:
     """Sort key that puts "layer.2" before "layer.10"."""
     parts = re.split(r"(\d+)", name)
-    return [(0, int(part), "") if part.isdigit() else (1, 0, part) for part in parts]
+    return [(0, int(part), "") if part.isdecimal() else (1, 0, part) for part in parts]
 
 
 def build_layout(
@@ -85,7 +85,7 @@ def build_layout(
     """
     ordered = list(members)
     if not in_order:
-        ordered.sort(key=lambda member: natural_order(member.name))
+        ordered.sort(key=lambda member: (natural_order(member.name), member.name))
     most = max(bucket_size, most_coordinates // bucket_size * bucket_size)
     groups: list[Group] = []
     open_groups: dict[torch.dtype, _Builder] = {}
@@ -153,7 +153,9 @@ def gather(group: Group, tensors: Sequence[torch.Tensor | None], flat: torch.Ten
         tensor = tensors[piece.slot]
         if tensor is None:
             target.zero_()
-        elif piece.stop - piece.start == tensor.numel():
+            continue
+        tensor = tensor.detach()  # create_graph=True: payloads carry no graph
+        if piece.stop - piece.start == tensor.numel():
             target.view(tensor.shape).copy_(tensor)
         else:
             target.copy_(tensor.reshape(-1)[piece.start : piece.stop])

@@ -1,10 +1,11 @@
 """The small tensor that Horovod reduces in a gradient's stead, and what its sum tells.
 
-float64 [1, rank, slot, slot**2, step, step**2, low, low**2, high, high**2], where low and high are
-the halves of a 32-bit fingerprint. After the reduction the first entry tells Average from Sum, the
-ranks' entry gives other ops away, and a variance above zero shows that ranks disagree. The numbers
-are taken modulo 2**16, so that sums of squares over 1,000 ranks are exact in float64, with room
-for the rounding of a gradient_predivide_factor.
+float64 [1, rank, slot, slot**2, step, step**2, low, low**2, high, high**2, +-2**40], where low and
+high are the halves of a 32-bit fingerprint. After the reduction the first entry tells Average from
+Sum, the ranks' entry gives Min, Max and Product away, and a variance above zero shows that ranks
+disagree. The last entry, negative on odd ranks, makes neighbours' vectors point in opposite ways,
+where Adasum is far from any average. The numbers are taken modulo 2**16, so that sums of squares
+over 1,000 ranks are exact in float64, with room for the rounding of a gradient_predivide_factor.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import torch
 from hvd_adaptive.errors import RankMismatchError
 
 MODULUS = 1 << 16
+OPPOSED = float(1 << 40)
 _SETTINGS = "settings, parameters or package version"
 # Whoever disagrees on settings may disagree on the rest too, so those are told first.
 _TOPICS = ((3, _SETTINGS), (2, _SETTINGS), (1, "the step"), (0, "the order of their gradients"))
@@ -24,6 +26,7 @@ def placeholder(rank: int, slot: int, step: int, fingerprint: int) -> torch.Tens
     values = [1.0, float(rank)]
     for number in (slot, step, fingerprint, fingerprint >> 16):
         values += [float(number % MODULUS), float((number % MODULUS) ** 2)]
+    values.append(-OPPOSED if rank % 2 else OPPOSED)
     return torch.tensor(values, dtype=torch.float64)
 
 
@@ -33,19 +36,21 @@ def check_reduced(reduced: torch.Tensor, size: int) -> float:
     Raises RankMismatchError, with the same message on every rank, where ranks disagree, and
     RuntimeError where the reduction was neither a sum nor an average.
     """
-    values = reduced.tolist()
-    if _close(values[:2], [1.0, (size - 1) / 2]):
+    *values, opposed = reduced.tolist()
+    sums = [size, size * (size - 1) / 2, size % 2]
+    found = [values[0], values[1], opposed / OPPOSED]
+    if _close(found, [total / size for total in sums]):
         factor, scale = 1.0 / size, size
-    elif _close(values[:2], [size, size * (size - 1) / 2]):
+    elif _close(found, sums):
         factor, scale = 1.0, 1
     else:
         raise RuntimeError(
             "gradients can be compressed under op=hvd.Average and op=hvd.Sum only; the reduction "
             f"of this step was neither (entries {values[0]:g} and {values[1]:g}, {size} ranks)"
         )
-    sums = [round(value * scale) for value in values[2:]]
+    whole = [round(value * scale) for value in values[2:]]
     for pair, topic in _TOPICS:
-        total, squares = sums[2 * pair], sums[2 * pair + 1]
+        total, squares = whole[2 * pair], whole[2 * pair + 1]
         if size * squares != total * total:
             raise RankMismatchError(
                 f"ranks disagree on {topic}: every rank must construct the same compressor for the "

@@ -54,6 +54,7 @@ class Session:
         self._batch: _Batch | None = None
         self._lock = threading.RLock()
         self._warned = False
+        self._due = (-1, False)
 
     def compress(self, tensor: torch.Tensor) -> tuple[torch.Tensor, Ticket | None]:
         """See GradientCompressor.compress."""
@@ -103,11 +104,17 @@ class Session:
 
     def _new_step(self, layout: Layout) -> Step:
         number = self.compressor.step
-        return Step(self._binding, layout, number, hold=self.compressor.update_due(number))
+        return Step(self._binding, layout, number, hold=self._update_due(number))
+
+    def _update_due(self, step: int) -> bool:
+        """Asked of the schedule once a step, whatever a user's callable does."""
+        if self._due[0] != step:
+            self._due = (step, self.compressor.update_due(step))
+        return self._due[1]
 
     def _send(self, step: Step) -> None:
         """Every gradient is there: refit the table if this is an update step, then exchange."""
-        if self.compressor.update_due(step.number):
+        if self._update_due(step.number):
             self.compressor.update(step.number, step.samples, self._binding.sync())
         step.launch_all()
 
@@ -150,7 +157,7 @@ class Session:
         names (settings, layout, instance) and whether this is an update step."""
         step, binding = self.compressor.step, self._binding
         named = "" if binding.layout is None else binding.name
-        agreed = repr((self.compressor.fingerprint, named, self.compressor.update_due(step)))
+        agreed = repr((self.compressor.fingerprint, named, self._update_due(step)))
         return placeholder(binding.world.rank, slot, step, zlib.crc32(agreed.encode()))
 
     def _warn_once(self, message: str) -> None:

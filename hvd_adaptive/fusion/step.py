@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +16,8 @@ from hvd_adaptive.kernels.random import stream_key
 
 if TYPE_CHECKING:
     from hvd_adaptive.fusion.binding import Binding
+
+logger = logging.getLogger("hvd_adaptive")
 
 # Buckets of a group on which the relative error is measured in each step.
 ERROR_BUCKETS = 2
@@ -91,7 +94,10 @@ class Step:
     def abandon(self) -> None:
         """Give up a step that was never finished; its collectives must still come to an end."""
         for handle, _ in self._flying.values():
-            self.binding.exchange.finish(handle)
+            try:
+                self.binding.world.hvd.synchronize(handle)
+            except RuntimeError as error:  # Horovod was reset meanwhile
+                logger.debug("a collective of an abandoned step: %s", error)
         self._flying.clear()
         self._next = 0
 

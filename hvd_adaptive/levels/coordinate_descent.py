@@ -81,7 +81,8 @@ def coordinate_descent(
     descent: Psi couples a level to its two neighbours only (its Hessian is tridiagonal), so with
     the even levels fixed the odd ones' optima do not depend on each other, and updating them at
     once equals updating them in turn. Each sub-problem is convex (Prop. 2 and 5), so Psi never
-    increases. Levels stop at ``MIN_RATIO`` from their neighbours. Ends when every row improves by less than ``tolerance`` relatively.
+    increases. Levels stop at ``MIN_RATIO`` from their neighbours. Ends when every row improves by
+    less than ``tolerance`` relatively, or after ``max_sweeps``.
     """
     # Convex sub-problems: the clipped optimum is the optimum among the separated positions.
     levels = separated(check_magnitudes(magnitudes, symmetric), symmetric)

@@ -61,11 +61,15 @@ def invert_cdf(cdf: Callable[[Array], Array], y: ArrayLike, lower: float, upper:
 
 def _order(x: Array) -> NDArray[np.int64]:
     """Integers in the order of the doubles."""
-    bits = x.view(np.int64)
-    return np.where(bits < 0, np.iinfo(np.int64).min - bits, bits)
+    return _reflect(x.view(np.int64))
 
 
 def _position(order: NDArray[np.int64]) -> Array:
     """The doubles of ``_order``."""
-    bits = np.where(order < 0, np.iinfo(np.int64).min - order, order)
-    return bits.view(np.float64)
+    return _reflect(order).view(np.float64)
+
+
+def _reflect(signed: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Negative integers from sign-and-magnitude to two's complement, or back."""
+    lowest = np.iinfo(np.int64).min
+    return np.where(signed < 0, lowest - np.minimum(signed, 0), signed)

@@ -146,7 +146,7 @@ class Histogram:
         slope = 2 * self._cdf[bins] + density * (low + c)
         lack = np.maximum(goal[..., 0] - np.take_along_axis(at_edges, bins[..., None], -1)[..., 0],
                           0.0)  # fmt: skip
-        root = slope + np.sqrt(slope**2 + 6 * density * lack)
+        root = slope + np.hypot(slope, np.sqrt(6 * density * lack))
         step = np.divide(2 * lack, root, out=np.zeros(c.shape), where=root > 0)
         return np.minimum(np.minimum(low + step, self.edges[bins + 1]), c)
 

@@ -63,8 +63,8 @@ def separated(levels: ArrayLike, symmetric: bool) -> Array:
     logs -= steps
     logs = np.minimum.accumulate(logs[..., ::-1], axis=-1)[..., ::-1] + steps
     # Levels that kept their distance keep their exact value too.
-    moved = np.abs(np.expm1(logs - np.log(np.maximum(positive, LEAST_LEVEL)))) > 2.0**-45
-    levels[..., first:] = np.where(moved, np.exp(logs), positive)
+    apart = np.exp(logs)
+    levels[..., first:] = np.where(np.abs(apart - positive) > 2.0**-45 * apart, apart, positive)
     levels[..., -1] = 1.0
     levels[..., :first] = 0.0
     return levels

@@ -9,8 +9,8 @@ r = |v_i|/||v||, which may have an atom at zero,
 (ALQ paper, Eq. 3 and 29). The paper's factor 2 in Eqs 29-31 and B.3 comes of F being there the law
 of the *signed* coordinate on its positive half; Eqs 29-31 and 35 hold so only for even densities,
 and their F(l1) - F(0) leaves out an atom at zero, which costs l1^2 in a symmetric table. Folded,
-everything is exact for any law. In terms of the moments of F over an interval no closed form of
-the paper's for (truncated) normals (Eqs 25, 34, 37, B.3.1 with its sigma^2 p(l1) missing) is needed.
+everything is exact for any law. The paper's closed forms for (truncated) normals (Eqs 25, 34, 37,
+B.3.1 with its +sigma^2 p(l1) missing) are these expressions in the moments of F over an interval.
 """
 
 from __future__ import annotations

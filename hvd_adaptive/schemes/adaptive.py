@@ -36,7 +36,7 @@ class Adaptation:
 
     def __post_init__(self) -> None:
         check_flag("normalized", self.normalized)
-        check_integer("samples", self.samples, 1)
+        object.__setattr__(self, "samples", check_integer("samples", self.samples, 1))
         check_choice("statistics", self.statistics, STATISTICS)
 
 
@@ -66,9 +66,12 @@ class AdaptiveScheme(TableScheme):
         and all their full buckets are used (a shorter one only where there is no other). Non-finite
         and zero buckets are left out; where nothing is left, ValueError.
         """
-        if isinstance(gradients, torch.Tensor):
-            gradients = [gradients]
-        flats = [g.detach().reshape(-1).to(torch.float32) for g in gradients]
+        tensors = [gradients] if isinstance(gradients, torch.Tensor) else gradients
+        if not isinstance(tensors, list | tuple) or not all(map(torch.is_tensor, tensors)):
+            raise ValueError(
+                f"gradients: must be a tensor or a list of tensors, not {type(gradients).__name__}"
+            )
+        flats = [g.detach().reshape(-1).to(torch.float32) for g in tensors]
         flat = torch.cat(flats) if flats else torch.empty(0)
         size = self.settings.bucket_size
         whole = flat.numel() // size * size
@@ -160,12 +163,13 @@ class AdaptiveScheme(TableScheme):
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.check_state(state, ("table", "schedule"))
         table = LevelTable.from_state_dict(state["table"])
         if (table.bits, table.symmetric) != (self._table.bits, self._table.symmetric):
             raise ValueError(
                 f"state: table of bits={table.bits}, symmetric={table.symmetric} does not fit "
                 f"bits={self._table.bits}, symmetric={self._table.symmetric}"
             )
+        self.schedule.load_state_dict(state["schedule"])
         super().load_state_dict(state)
         self._table = table
-        self.schedule.load_state_dict(state["schedule"])

@@ -51,7 +51,7 @@ class ALQ(AdaptiveScheme):
         statistics: str = "histogram",
         **shared: Any,
     ) -> None:
-        check_integer("bits", bits, 2, 8)
+        bits = check_integer("bits", bits, 2, 8)
         check_choice("norm", norm, ("l2", "linf"))
         check_flag("symmetric", symmetric)
         self.solver = check_choice("solver", solver, SOLVERS)

@@ -53,7 +53,10 @@ class LevelTable:
         cls, levels: Sequence[float] | torch.Tensor, bits: int, symmetric: bool, version: int = 0
     ) -> LevelTable:
         """From ascending signed levels, as ``levels`` gives them; ValueError where they are not."""
-        values = np.asarray(torch.as_tensor(levels, dtype=torch.float64).tolist(), dtype=np.float64)
+        try:
+            values = np.array(torch.as_tensor(levels, dtype=torch.float64).tolist())
+        except (TypeError, ValueError, RuntimeError):
+            raise ValueError(f"table: must be a list of numbers, not {levels!r}") from None
         if values.ndim != 1 or not np.all(np.isfinite(values)) or np.any(np.diff(values) <= 0):
             raise ValueError(f"table: must be a strictly increasing list of levels: {levels!r}")
         if not np.array_equal(values, -values[::-1]):

@@ -47,7 +47,7 @@ class TableScheme(GradientCompressor):
     def table_fingerprint(self) -> int:
         return self._table.fingerprint
 
-    def scheme_settings(self) -> dict[str, Any]:
+    def codec_settings(self) -> dict[str, Any]:
         return {"norm": self.norm, "bits": self._table.bits, "symmetric": self._table.symmetric}
 
     def body_bytes(self, coordinates: int) -> int:

@@ -100,7 +100,7 @@ def test_training_with_alq(tmp_path: Path) -> None:
 def test_demo(tmp_path: Path) -> None:
     """--demo trains three times, prints both tables, draws its picture and is content."""
     command = [sys.executable, str(MNIST), "--demo", "--ranks", "2", "--epochs", "1",
-               "--lr", "0.01", "--output-dir", "out"]  # fmt: skip
+               "--lr", "0.01", "--test-interval", "31", "--output-dir", "out"]  # fmt: skip
     done = run(command, tmp_path, 150)
     assert done.returncode == 0, done.stdout
     for text in ("Horovod float32", "Horovod fp16", "ALQ, 3 bits", "1,724,320", "862,160",
@@ -121,17 +121,17 @@ def test_demo(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("flags", "message"),
+    ("command", "message"),
     [
-        (["--compression", "alg"], "invalid choice: 'alg'"),
-        (["--compression", "alq", "--bits", "9"], "bits=9"),
-        (["--compression", "fp16", "--bits", "3"], "'fp16' takes none of bits"),
+        ([*MPIRUN, "--compression", "alg"], "invalid choice: 'alg'"),
+        ([*MPIRUN, "--compression", "fp16", "--bits", "3"], "'fp16' takes none of bits"),
+        ([sys.executable, str(MNIST), "--demo", "--bits", "9"], "bits=9"),
     ],
-    ids=["name", "bits", "option"],
+    ids=["name", "option", "value"],
 )
-def test_refuses_bad_flags(flags: list[str], message: str, tmp_path: Path) -> None:
-    """Ranks end with a message, not with a traceback."""
-    done = run([*MPIRUN, *flags], tmp_path, 60)
+def test_refuses_bad_flags(command: list[str], message: str, tmp_path: Path) -> None:
+    """What cannot be run ends at once, with a message and without a traceback."""
+    done = run(command, tmp_path, 60)
     assert done.returncode != 0
     assert message in done.stdout, done.stdout
     assert "Traceback" not in done.stdout

@@ -52,7 +52,7 @@ def test_shape_is_small_and_on_the_cpu():
     assert tensor.tolist()[:2] == [1, 3] and tensor.tolist()[4:6] == [5, 25]
     for number in (0, 2**16, 2**20 - 1, 2**32 - 1):
         other = placeholder(0, number, number, number)
-        assert other.shape == tensor.shape and float(other.max()) <= TOP**2
+        assert other.shape == tensor.shape and float(other[:-1].max()) <= TOP**2
 
 
 @given(st.integers(2, 1000), numbers, numbers, numbers, st.sampled_from(("chain", "tree")))

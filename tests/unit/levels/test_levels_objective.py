@@ -1,5 +1,7 @@
 """Psi against its definition, its gradient against finite differences, and what is measured."""
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 from levels_oracles import LAWS, random_magnitudes
@@ -32,7 +34,7 @@ def psi_by_definition(levels, law, symmetric):
     breaks = getattr(law, "edges", np.linspace(0, 1, 31))
     knots = np.unique(np.concatenate([[0.0, 1.0], breaks, np.abs(table)]))
     total = noise(0.0) * law.cdf(0.0)
-    for low, high in zip(knots, knots[1:], strict=False):
+    for low, high in pairwise(knots):
         total += integrate.quad(
             lambda r: noise(r) * float(law.pdf(r)), low, high, epsabs=0, epsrel=1e-9
         )[0]

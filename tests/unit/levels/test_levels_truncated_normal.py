@@ -1,4 +1,4 @@
-"""Truncated and folded normals against mpmath quadrature with 30 digits."""
+"""Truncated and folded normals against mpmath quadrature with 25 digits."""
 
 import mpmath
 import numpy as np
@@ -22,7 +22,7 @@ def reference(mu, sigma, low, high, power, folded=False):
     The range is cut where the density falls below exp(-60) of its highest point there: the rest
     is not seen at any precision tested.
     """
-    with mpmath.workdps(30):
+    with mpmath.workdps(25):
         mu, sigma = mpmath.mpf(mu), mpmath.mpf(sigma)
         mode = min(max(mu, mpmath.mpf(-1)), mpmath.mpf(1))
 
@@ -38,8 +38,8 @@ def reference(mu, sigma, low, high, power, folded=False):
             reach = sigma * 120 / (slope + mpmath.sqrt(slope**2 + 120))
             left, right = max(a, peak - reach), min(b, peak + reach)
             # Short pieces for the quadrature; |t|**k turns at zero.
-            knots = {left + (peak - left) * n / 6 for n in range(7)}
-            knots |= {peak + (right - peak) * n / 6 for n in range(7)}
+            knots = {left + (peak - left) * n / 4 for n in range(5)}
+            knots |= {peak + (right - peak) * n / 4 for n in range(5)}
             knots = sorted(knots | ({mpmath.mpf(0)} if left < 0 < right else set()))
             # mpmath stops at an absolute error, so it is given values around one.
             size, width = max(abs(left), abs(right)), right - left
@@ -49,7 +49,7 @@ def reference(mu, sigma, low, high, power, folded=False):
                 return ((abs(t) if folded else t) / size) ** k * mpmath.exp(exponent(t, peak))
 
             scaled = [(knot - peak) / width for knot in knots]
-            total = mpmath.quad(integrand, scaled, method="gauss-legendre", maxdegree=5)
+            total = mpmath.quad(integrand, scaled, method="gauss-legendre", maxdegree=4)
             return total * width * size**k * mpmath.exp(exponent(peak, mode))
 
         return float(integral(low, high, power) / integral(-1, 1, 0))
@@ -71,7 +71,9 @@ def test_truncated_normal_closed_forms(mu, sigma):
     for power, values in enumerate(computed):
         expected = np.array([reference(mu, sigma, -1, t, power) for t in x])
         # A signed mean may pass through zero: 1e-8 of the integral of |theta|, too.
-        spread = np.array([reference(mu, sigma, -1, t, power, folded=True) for t in x])
+        spread = expected
+        if power == 1:
+            spread = np.array([reference(mu, sigma, -1, t, power, folded=True) for t in x])
         assert np.all(np.abs(values - expected) <= 1e-8 * spread + 1e-290), (power, x)
     np.testing.assert_array_equal(law.cdf(x), computed[0])
     np.testing.assert_array_equal(law.partial_mean(x), computed[1])
@@ -90,7 +92,7 @@ def test_folded_closed_forms(mu, sigma):
 @pytest.mark.parametrize(("mu", "sigma"), LAWS)
 def test_pdf_integrates_to_cdf_differences(mu, sigma):
     law, folded = TruncatedNormal(mu, sigma), Folded(mu, sigma)
-    with mpmath.workdps(30):
+    with mpmath.workdps(25):
         mode = min(max(mpmath.mpf(mu), -1), 1)
         scale = mpmath.mpf(sigma)
         for t in points(mu, sigma)[1:-1]:
@@ -105,7 +107,7 @@ def test_pdf_integrates_to_cdf_differences(mu, sigma):
 
 def reference_mass(mu, sigma):
     """Integral over [-1, 1] of the density that is 1 at its mode."""
-    with mpmath.workdps(30):
+    with mpmath.workdps(25):
         mu, sigma = mpmath.mpf(mu), mpmath.mpf(sigma)
         mode = min(max(mu, -1), 1)
         scale = 1 / (sigma * mpmath.sqrt(2))
