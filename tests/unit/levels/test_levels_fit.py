@@ -43,7 +43,7 @@ def test_measured_variance_is_within_5_percent_of_the_optimum(shape, order, symm
 
 @BOTH
 @ORDER
-@pytest.mark.parametrize(("shape", "most_bits"), [("student", 6), ("sparse", 5)])
+@pytest.mark.parametrize(("shape", "most_bits"), [("student", 7), ("sparse", 6)])
 def test_heavy_tails_and_sparse_buckets(shape, most_bits, order, symmetric):
     """As above, up to the bits at which 80 buckets have enough samples in each interval."""
     r, w = make_buckets(shape, order, 80)

@@ -1,0 +1,166 @@
+"""Codec: a scheme's bodies inside payloads. Knows no Horovod."""
+
+from __future__ import annotations
+
+import functools
+import zlib
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from hvd_adaptive.coding import payload as payloads
+from hvd_adaptive.coding.header import Header
+from hvd_adaptive.errors import PayloadError
+from hvd_adaptive.settings import Settings
+
+
+class Codec(ABC):
+    """What a scheme implements, and payloads made from it.
+
+    A scheme names itself and implements ``alphabet``, ``codec_settings``, ``body_bytes``,
+    ``encode_body`` and ``decode_bodies``.
+    """
+
+    name: str = ""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+
+    @property
+    @abstractmethod
+    def alphabet(self) -> int:
+        """Number of different codes."""
+
+    @property
+    def table_version(self) -> int:
+        """How often the table was fitted; 0 for fixed tables."""
+        return 0
+
+    @property
+    def table_fingerprint(self) -> int:
+        """32 bits that differ between tables."""
+        return 0
+
+    @abstractmethod
+    def codec_settings(self) -> dict[str, Any]:
+        """The scheme's settings that a payload's bytes depend on."""
+
+    def scheme_settings(self) -> dict[str, Any]:
+        """All of the scheme's own settings, which all ranks must have alike."""
+        return self.codec_settings()
+
+    @abstractmethod
+    def body_bytes(self, coordinates: int) -> int:
+        """Bytes of the body of ``coordinates`` quantised coordinates."""
+
+    @abstractmethod
+    def encode_body(self, flat: torch.Tensor, body: torch.Tensor, key: int) -> None:
+        """Quantise ``flat`` (float32, 1-D) into ``body`` (uint8, body_bytes(flat.numel()))."""
+
+    @abstractmethod
+    def decode_bodies(
+        self, bodies: Sequence[torch.Tensor], keys: Sequence[int], factor: float, out: torch.Tensor
+    ) -> None:
+        """out (float32, 1-D) becomes factor * (out + the bodies' values, added in order)."""
+
+    def payload_bytes(self, quantized: int, full: int, dtype: torch.dtype) -> int:
+        """Length of a payload of this many quantised and full-precision coordinates."""
+        return payloads.payload_bytes(self.body_bytes(quantized), full * dtype.itemsize)
+
+    def encode_flat(
+        self, flat: torch.Tensor, quantized: int, key: int, layout: int = 0
+    ) -> torch.Tensor:
+        """Encode the first ``quantized`` coordinates and append the others in full precision."""
+        header = Header(
+            scheme=self.name,
+            dtype=flat.dtype,
+            coding=self.settings.coding,
+            alphabet=self.alphabet,
+            coordinates=flat.numel(),
+            full=flat.numel() - quantized,
+            bucket_size=self.settings.bucket_size,
+            table_version=self.table_version,
+            table_fingerprint=self.table_fingerprint,
+            key=key,
+            layout=layout,
+            length=0,
+            settings=self.codec_fingerprint,
+        )
+        payload = payloads.Payload.allocate(header, self.body_bytes(quantized), flat.device)
+        self.encode_body(flat[:quantized].to(torch.float32), payload.body, key)
+        payload.full.copy_(flat[quantized:])
+        return payload.seal()
+
+    def decode_sum(
+        self, encoded: Sequence[torch.Tensor], expected: Header, factor: float
+    ) -> torch.Tensor:
+        """factor * sum of payloads, added in order, in ``expected``'s dtype.
+
+        Sums are float32 (the full-precision part of float64 payloads: float64). Every payload must
+        have ``expected``'s coordinates, dtype and layout; PayloadError where one does not, or does
+        not fit this compressor.
+        """
+        opened = [self._open(payload, expected) for payload in encoded]
+        quantized, device = expected.coordinates - expected.full, encoded[0].device
+        wide = torch.float64 if expected.dtype == torch.float64 else torch.float32
+        out = torch.zeros(expected.coordinates, dtype=wide, device=device)
+        values = out[:quantized].to(torch.float32)  # a view where the sum is float32
+        self.decode_bodies([p.body for p in opened], [p.header.key for p in opened], factor, values)
+        if wide != torch.float32:
+            out[:quantized] = values
+        full = out[quantized:]
+        for payload in opened:
+            full += payload.full.to(wide)
+        full *= factor
+        return out.to(expected.dtype)
+
+    def roundtrip(self, flat: torch.Tensor, key: int) -> torch.Tensor:
+        """``flat`` (float32) as a receiver would see it."""
+        body = torch.empty(self.body_bytes(flat.numel()), dtype=torch.uint8, device=flat.device)
+        self.encode_body(flat, body, key)
+        out = torch.zeros_like(flat)
+        self.decode_bodies([body], [key], 1.0, out)
+        return out
+
+    def _open(self, payload: torch.Tensor, expected: Header) -> payloads.Payload:
+        """A received payload, once everything in its header is as it must be."""
+        header = payloads.read_header(payload)
+        _check_fields(
+            header,
+            scheme=self.name,
+            alphabet=self.alphabet,
+            coding=self.settings.coding,
+            bucket_size=self.settings.bucket_size,
+        )
+        if header.settings != self.codec_fingerprint:
+            told = ", ".join(f"{name}={value!r}" for name, value in self.codec_settings().items())
+            raise PayloadError(f"payload was encoded with other settings than {told}")
+        _check_fields(
+            header,
+            table_version=self.table_version,
+            table_fingerprint=self.table_fingerprint,
+            coordinates=expected.coordinates,
+            full=expected.full,
+            dtype=expected.dtype,
+            layout=expected.layout,
+        )
+        body_bytes = self.body_bytes(header.coordinates - header.full)
+        opened = payloads.sections(payload, header, body_bytes)
+        opened.verify()
+        return opened
+
+    @functools.cached_property
+    def codec_fingerprint(self) -> int:
+        """32 bits of the settings that a receiver must share."""
+        return zlib.crc32(repr((self.name, sorted(self.codec_settings().items()))).encode())
+
+
+def _check_fields(header: Header, **own: Any) -> None:
+    for field, value in own.items():
+        if getattr(header, field) != value:
+            raise PayloadError(
+                f"payload has {field.replace('_', ' ')} {getattr(header, field)}, "
+                f"this compressor {value}"
+            )
