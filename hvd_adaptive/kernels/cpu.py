@@ -14,7 +14,8 @@ from hvd_adaptive.coding.fixed import packed_words
 from hvd_adaptive.kernels import cpu_decode, cpu_encode, cpu_scan
 from hvd_adaptive.kernels.tables import KernelTable
 
-_PADDED_THRESHOLDS = {1: 2, 2: 2, 3: 4, 4: 8}
+# The loops compare with this many thresholds; 7 and 8 bits search, and want one beyond the last.
+_PADDED_THRESHOLDS = {1: 2, 2: 2, 3: 4, 4: 8, 5: 16, 6: 32, 7: 65, 8: 129}
 
 
 def encode(
@@ -39,8 +40,8 @@ def encode(
         gap,
         lower,
         codes,
-        table.search if table.bits > 4 else _NO_SEARCH,
-        table.corrections if table.bits > 4 else 0,
+        table.search if table.bits > 6 else _NO_SEARCH,
+        table.corrections if table.bits > 6 else 0,
         table.negative,
     )
 
@@ -87,7 +88,7 @@ _decoder = functools.cache(cpu_decode.make_decoder)
 @functools.lru_cache(maxsize=64)
 def _padded(table: KernelTable) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     """Thresholds padded by some that nothing exceeds, and the codes of the magnitude indices."""
-    size = _PADDED_THRESHOLDS.get(table.bits, table.thresholds + 1)
+    size = _PADDED_THRESHOLDS[table.bits]
     start, gap = np.full(size, np.inf, np.float32), np.zeros(size, np.float32)
     lower = np.full(size, np.inf, np.float32)
     start[: table.thresholds], gap[: table.thresholds] = table.start, table.gap

@@ -54,6 +54,26 @@ def _pick4(r, u, a0, a1, a2, a3, g0, g1, g2, g3, c0, c1, c2, c3, c4):
 
 
 @inline
+def _quantize_by_counting(run, inverse, steps, offset, high, start, gap, first, sign, rs, us, part):
+    """Codes for 16 or 32 thresholds: four more are compared with in each pass over the run."""
+    for j in range(run.size):
+        rs[j] = np.float32(np.abs(run[j]) * inverse)
+        us[j] = _uniform(np.uint32(steps[j] + offset), high)
+        part[j] = first
+    for t in range(0, start.size - 3, 4):
+        a0, a1, a2, a3 = start[t], start[t + 1], start[t + 2], start[t + 3]
+        g0, g1, g2, g3 = gap[t], gap[t + 1], gap[t + 2], gap[t + 3]
+        for j in range(run.size):
+            r, u = rs[j], us[j]
+            low = np.uint32(np.uint32(r > a0 + u * g0) + np.uint32(r > a1 + u * g1))
+            top = np.uint32(np.uint32(r > a2 + u * g2) + np.uint32(r > a3 + u * g3))
+            part[j] = np.uint32(part[j] + np.uint32(low + top))
+    for j in range(run.size):
+        c = part[j]
+        part[j] = np.uint32(c ^ sign) if run[j] < 0 else c
+
+
+@inline
 def _quantize_by_search(
     run, inverse, steps, offset, high, start, gap, lower, search, corrections, first, sign, rs, us,
     part,
@@ -208,7 +228,11 @@ def make_encoder(bits: int):
                 offset = np.uint32(np.uint32(np.uint32(i - begin) * _COUNTER) + low)
                 if not usable:
                     part[:] = np.uint32(0)
-                elif bits > 4:
+                elif 4 < bits < 7:
+                    _quantize_by_counting(
+                        run, inverse, steps, offset, high, start, gap, ladder[0], sign, rs, us, part
+                    )
+                elif bits > 6:
                     _quantize_by_search(
                         run, inverse, steps, offset, high, start, gap, lower, search, corrections,
                         ladder[0], sign, rs, us, part,

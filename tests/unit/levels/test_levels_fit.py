@@ -37,7 +37,7 @@ def test_measured_variance_is_within_5_percent_of_the_optimum(shape, order, symm
     law = Histogram.from_samples(r, w)
     for bits in range(2, 9):
         fitted = fit_levels(law, bits, symmetric)
-        best = optimal_levels(r, 2 ** (bits - 1), symmetric, w).variance
+        best = optimal_levels(r, 2 ** (bits - 1), symmetric, w, grid=2048).variance
         assert sample_variance(fitted.magnitudes, r, symmetric, w) <= 1.05 * best, bits
 
 
@@ -45,21 +45,21 @@ def test_measured_variance_is_within_5_percent_of_the_optimum(shape, order, symm
 @ORDER
 @pytest.mark.parametrize(("shape", "most_bits"), [("student", 7), ("sparse", 6)])
 def test_heavy_tails_and_sparse_buckets(shape, most_bits, order, symmetric):
-    """As above, up to the bits at which 80 buckets have enough samples in each interval."""
-    r, w = make_buckets(shape, order, 80)
+    """As above, up to the bits at which 60 buckets have enough samples in each interval."""
+    r, w = make_buckets(shape, order, 60)
     law = Histogram.from_samples(r, w)
     for bits in range(2, most_bits + 1):
         fitted = fit_levels(law, bits, symmetric)
-        best = optimal_levels(r, 2 ** (bits - 1), symmetric, w).variance
+        best = optimal_levels(r, 2 ** (bits - 1), symmetric, w, grid=2048).variance
         assert sample_variance(fitted.magnitudes, r, symmetric, w) <= 1.05 * best, bits
 
 
 @ORDER
 @pytest.mark.parametrize("shape", ["student", "sparse"])
 def test_tables_hold_on_fresh_buckets(shape, order):
-    """At 7 and 8 bits: fitted and optimal tables of 20 buckets, both measured on 400 others."""
+    """At 7 and 8 bits: fitted and optimal tables of 20 buckets, both measured on 200 others."""
     r, w = make_buckets(shape, order, 20, seed=1)
-    fresh, fresh_weights = make_buckets(shape, order, 400, seed=2)
+    fresh, fresh_weights = make_buckets(shape, order, 200, seed=2)
     law = Histogram.from_samples(r, w)
     for bits in (7, 8):
         fitted = fit_levels(law, bits, True).magnitudes
@@ -81,7 +81,7 @@ def test_model_optimum(bits, solver, symmetric):
     ]
     for law in laws:
         fitted = fit_levels(law, bits, symmetric, solver)
-        best = grid_optimum(law, 2 ** (bits - 1), symmetric, 3000)
+        best = grid_optimum(law, 2 ** (bits - 1), symmetric, 2000)
         assert fitted.objective <= 1.01 * expected_variance(best, law, symmetric)
         assert fitted.objective == pytest.approx(
             expected_variance(fitted.magnitudes, law, symmetric), rel=1e-12
@@ -100,7 +100,7 @@ def test_ternary_and_two_bit_tables(symmetric):
 
 @BOTH
 @pytest.mark.parametrize("solver", SOLVERS)
-@pytest.mark.parametrize("bits", [2, 3, 8])
+@pytest.mark.parametrize("bits", [2, 3, 7])
 @pytest.mark.parametrize(
     "law",
     [
