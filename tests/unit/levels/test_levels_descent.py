@@ -120,3 +120,19 @@ def test_sweeps_are_bounded(solver):
 def test_bad_starts(solver):
     with pytest.raises(ValueError, match="magnitudes"):
         solver([0.5, 0.3, 1.0], LAWS["histogram"], True)
+
+
+@BOTH
+def test_gradient_steps_stay_within_half_the_distance_to_a_neighbour(symmetric):
+    """Eq. 7: with delta / 2 as the most that a level moves, levels never cross."""
+    rng = np.random.default_rng(2)
+    closest = 0.0
+    for law in (LAWS["histogram"], LAWS["atoms"]):
+        for _ in range(50):
+            start = random_magnitudes(rng, 6, symmetric)
+            moved = gradient_descent(start, law, symmetric, max_sweeps=1).magnitudes
+            gaps = np.diff(start, prepend=-start[0] if symmetric else -1.0, append=2.0)
+            share = np.abs(moved - start) / np.minimum(gaps[:-1], gaps[1:])
+            assert share.max() < 0.5
+            closest = max(closest, share.max())
+    assert closest > 0.4  # the limit was felt
