@@ -42,7 +42,7 @@ class HistogramStatistic:
     """
 
     def collect(self, buckets: Sequence[torch.Tensor], norms: Sequence[float]) -> np.ndarray:
-        """float64 (2, 514): weighted and plain counts; bins, zeros, ones."""
+        """float64 (2, bins + 2), flattened: weighted and plain counts; bins, zeros, ones."""
         total = np.zeros((2, BINS + 2))
         for bucket, norm in zip(buckets, norms, strict=True):
             counts = kernels.for_device(bucket.device).histogram(bucket, norm)

@@ -116,7 +116,7 @@ def histogram(x, scale):
         elif r[i] < _FINE_FROM:
             counts[max((bits[i] >> 20) - ((127 - 28) << 3), 0)] += 1
         else:
-            counts[COARSE_BINS + (bits[i] >> 18) - ((127 - 12) << 5)] += 1
+            counts[COARSE_BINS + (bits[i] >> 16) - ((127 - 12) << 7)] += 1
     return counts
 
 

@@ -15,7 +15,7 @@ from hvd_adaptive.kernels.tables import KernelTable
 
 NORM_LANES = 32
 SMALLEST_NORM = 2.0**-126
-BINS, COARSE_BINS = 512, 128
+BINS, COARSE_BINS = 1664, 128
 CHECK_LANES = 64
 CHECK_A, CHECK_B = 0x9E3779B1, 0x85EBCA77
 MASK32 = 0xFFFFFFFF
@@ -188,15 +188,15 @@ def decode_add(
 
 
 def histogram(bucket: torch.Tensor, scale: float) -> np.ndarray:
-    """Counts of r = abs(v)/scale, int64 (514,): 512 log-spaced bins, the zeros, the ones.
+    """Counts of r = abs(v)/scale, int64 (1666,): log-spaced bins, the zeros, the ones.
 
-    Bins 1 to 127 begin at 2**(-28 + k//8) * (1 + k%8 / 8), bins 128 + k at 2**(-12 + k//32) *
-    (1 + k%32 / 32); bin 0 begins above zero.
+    Bins 1 to 127 begin at 2**(-28 + k//8) * (1 + k%8 / 8), bins 128 + k at 2**(-12 + k//128)
+    * (1 + k%128 / 128); bin 0 begins above zero.
     """
     r = bucket.abs() * (1.0 / torch.tensor(scale, dtype=torch.float32))
     bits = r.view(torch.int32)
     coarse = ((bits >> 20) - ((127 - 28) << 3)).clamp(min=0)
-    index = torch.where(r < 2.0**-12, coarse, (bits >> 18) - ((127 - 12) << 5) + COARSE_BINS)
+    index = torch.where(r < 2.0**-12, coarse, (bits >> 16) - ((127 - 12) << 7) + COARSE_BINS)
     index = torch.where(r == 0, BINS, torch.where(r >= 1, BINS + 1, index))
     return torch.bincount(index.to(torch.int64), minlength=BINS + 2).cpu().numpy()
 

@@ -10,11 +10,11 @@ from hvd_adaptive.kernels import cpu, reference
 
 both = pytest.mark.parametrize("kernels", (cpu, reference), ids=("cpu", "reference"))
 
-# Bins 1 to 127 begin at 2**(-28 + k//8) * (1 + k%8 / 8), bins 128 + k at 2**(-12 + k//32) *
-# (1 + k%32 / 32); bin 0 begins above zero; the last ends below one; then come zeros and ones.
+# Bins 1 to 127 begin at 2**(-28 + k//8) * (1 + k%8 / 8), bins 128 + k at 2**(-12 + k//128) *
+# (1 + k%128 / 128); bin 0 begins above zero; the last ends below one; then come zeros and ones.
 EDGES = np.array(
     [2.0 ** (-28 + k // 8) * (1 + k % 8 / 8) for k in range(128)]
-    + [2.0 ** (-12 + k // 32) * (1 + k % 32 / 32) for k in range(385)]
+    + [2.0 ** (-12 + k // 128) * (1 + k % 128 / 128) for k in range(1537)]
 )
 
 
@@ -48,13 +48,13 @@ def test_random_values_under_exact_scales(kernels, scale):
     exact = np.abs(v) / np.float32(scale) == r  # not those that the product made denormal
     got = kernels.histogram(torch.from_numpy(v[exact]), scale)
     assert np.array_equal(got, counts(r[exact]))
-    assert got.sum() == exact.sum() and got.dtype == np.int64 and got.shape == (514,)
+    assert got.sum() == exact.sum() and got.dtype == np.int64 and got.shape == (1666,)
 
 
 @both
 def test_empty_and_negative_zero(kernels):
     assert kernels.histogram(torch.empty(0), 1.0).sum() == 0
-    assert kernels.histogram(torch.tensor([-0.0]), 3.0)[512] == 1
+    assert kernels.histogram(torch.tensor([-0.0]), 3.0)[1664] == 1
 
 
 def test_kernels_agree_under_any_scale():

@@ -5,6 +5,7 @@ import pytest
 from levels_oracles import LAWS, make_buckets
 
 from hvd_adaptive.levels import (
+    LOG_BINS,
     LOG_EDGES,
     SOLVERS,
     STARTS,
@@ -111,9 +112,9 @@ def test_ternary_and_two_bit_tables(symmetric):
         Histogram([0.3, 0.3 + 1e-15], [1.0], zero_mass=1e12),
         Histogram([1.0 - 1e-16, 1.0], [1.0]),
         Histogram([0.0, 1e-300], [1.0]),
-        Histogram.from_counts(np.eye(512)[0]),
-        Histogram.from_counts(np.eye(512)[511]),
-        Histogram.from_counts(np.eye(512)[200], zeros=99),
+        Histogram.from_counts(np.eye(LOG_BINS)[0]),
+        Histogram.from_counts(np.eye(LOG_BINS)[-1]),
+        Histogram.from_counts(np.eye(LOG_BINS)[200], zeros=99),
         Mixture([0.0], [0.0], [1.0]),
         Mixture([0.011], [0.0], [1.0]),
         Mixture([1.0], [0.0], [1.0]),
