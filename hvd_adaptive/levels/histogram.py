@@ -57,9 +57,9 @@ class Histogram:
     ) -> Histogram:  # fmt: skip
         """From counts on ``LOG_EDGES``, of one bucket or of N.
 
-        counts: (LOG_BINS,) or (N, LOG_BINS), any non-negative numbers; zeros, ones: how many coordinates are
-        exactly 0 and 1, () or (N,). weights: (N,), gamma_n of ALQ Eq. 10: each bucket then counts
-        as a law of its own, whatever its size; without them counts are simply added.
+        counts: (LOG_BINS,) or (N, LOG_BINS), any non-negative numbers; zeros, ones: how many
+        coordinates are exactly 0 and 1, () or (N,). weights: (N,), gamma_n of ALQ Eq. 10: each
+        bucket then counts as a law of its own, whatever its size; without them counts are added.
         """
         table = np.atleast_2d(np.asarray(counts, dtype=np.float64))
         if table.ndim != 2 or table.shape[1] != LOG_BINS:
