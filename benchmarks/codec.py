@@ -1,6 +1,6 @@
 """Encode and decode-and-accumulate against memcpy, in one run, on one thread.
 
-    python benchmarks/codec.py [--coordinates N] [--bits 2 3 4 8] [--bucket-size 8192] [--rounds R]
+    python benchmarks/codec.py [--scheme ALQ] [--coordinates N] [--bits 2 3 4 8] [--bucket-size 8192] [--rounds R]
 
 Each round times memcpy, encode, decode-and-accumulate and the checksum one after another on fresh
 random data; the medians over the rounds are printed as GB/s of float32 and as ratios to memcpy's.
@@ -19,8 +19,10 @@ from rich.console import Console
 from rich.table import Table
 from tqdm import tqdm
 
-from hvd_adaptive import ALQ
+import hvd_adaptive
 from hvd_adaptive.kernels import cpu
+
+SCHEMES = ("ALQ", "AMQ", "NUQSGD", "QSGD")
 
 
 def seconds(function: Callable[[], object]) -> float:
@@ -32,7 +34,8 @@ def seconds(function: Callable[[], object]) -> float:
 
 def measure(bits: int, args: argparse.Namespace) -> dict[str, float]:
     """Medians over the rounds for one width."""
-    scheme = ALQ(bits=bits, bucket_size=args.bucket_size, norm=args.norm)
+    construct = getattr(hvd_adaptive, args.scheme)
+    scheme = construct(bits=bits, bucket_size=args.bucket_size, norm=args.norm)
     flat = torch.empty(args.coordinates)
     copy, total = torch.empty_like(flat), torch.zeros_like(flat)
     body = torch.empty(scheme.body_bytes(args.coordinates), dtype=torch.uint8)
@@ -44,7 +47,8 @@ def measure(bits: int, args: argparse.Namespace) -> dict[str, float]:
         "checksum": lambda: cpu.checksum(words, 0),
     }
     flat.normal_()
-    scheme.fit(flat[: 100 * args.bucket_size])
+    if hasattr(scheme, "fit"):
+        scheme.fit(flat[: 100 * args.bucket_size])
     for action in actions.values():
         action()
     times: dict[str, list[float]] = {name: [] for name in actions}
@@ -58,6 +62,7 @@ def measure(bits: int, args: argparse.Namespace) -> dict[str, float]:
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--scheme", choices=SCHEMES, default="ALQ")
     parser.add_argument("--coordinates", type=int, default=11_700_000)
     parser.add_argument("--bits", type=int, nargs="+", default=[2, 3, 4, 5, 6, 8])
     parser.add_argument("--bucket-size", type=int, default=8192)
@@ -67,7 +72,9 @@ def main() -> None:
     args = parser.parse_args()
     torch.set_num_threads(1)
     gigabytes = 4 * args.coordinates / 1e9
-    table = Table(title=f"{args.coordinates:,} coordinates, bucket {args.bucket_size}, one thread")
+    table = Table(
+        title=f"{args.scheme}, {args.coordinates:,} coordinates, bucket {args.bucket_size}, one thread"
+    )
     for column in ("bits", "memcpy GB/s", "encode GB/s", "/ memcpy", "decode+add GB/s", "/ memcpy",
                    "checksum / encode"):  # fmt: skip
         table.add_column(column, justify="right")

@@ -2,6 +2,6 @@
 
 from hvd_adaptive._version import __version__
 from hvd_adaptive.errors import PayloadError, RankMismatchError
-from hvd_adaptive.schemes import ALQ
+from hvd_adaptive.schemes import ALQ, AMQ, NUQSGD, QSGD
 
-__all__ = ["ALQ", "PayloadError", "RankMismatchError", "__version__"]
+__all__ = ["ALQ", "AMQ", "NUQSGD", "QSGD", "PayloadError", "RankMismatchError", "__version__"]

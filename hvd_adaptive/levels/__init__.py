@@ -11,8 +11,15 @@ from hvd_adaptive.levels.distributions import Distribution
 from hvd_adaptive.levels.fit import SOLVERS, FitError, FitResult, fit_levels
 from hvd_adaptive.levels.gradient_descent import gradient_descent
 from hvd_adaptive.levels.histogram import LOG_BINS, LOG_EDGES, Histogram, tabulated
-from hvd_adaptive.levels.magnitudes import check_magnitudes, magnitude_count, signed_levels
+from hvd_adaptive.levels.magnitudes import (
+    check_magnitudes,
+    exponential_magnitudes,
+    magnitude_count,
+    signed_levels,
+    uniform_magnitudes,
+)
 from hvd_adaptive.levels.mixture import Mixture
+from hvd_adaptive.levels.multiplier import MultiplierFit, fit_multiplier
 from hvd_adaptive.levels.objective import expected_variance, gradient, sample_variance
 from hvd_adaptive.levels.optimal import Optimum, optimal_levels
 from hvd_adaptive.levels.probabilities import (
@@ -35,6 +42,7 @@ __all__ = [
     "Folded",
     "Histogram",
     "Mixture",
+    "MultiplierFit",
     "Optimum",
     "TruncatedNormal",
     "best_level",
@@ -43,8 +51,10 @@ __all__ = [
     "coordinate_descent",
     "entropy_bits",
     "expected_variance",
+    "exponential_magnitudes",
     "first_level",
     "fit_levels",
+    "fit_multiplier",
     "gradient",
     "gradient_descent",
     "magnitude_count",
@@ -55,5 +65,6 @@ __all__ = [
     "signed_levels",
     "symbol_probabilities",
     "tabulated",
+    "uniform_magnitudes",
     "variance_bound",
 ]

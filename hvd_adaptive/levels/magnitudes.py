@@ -41,6 +41,21 @@ def check_magnitudes(magnitudes: ArrayLike, symmetric: bool) -> Array:
     return levels
 
 
+def uniform_magnitudes(count: int, symmetric: bool) -> Array:
+    """Equal steps of the signed table: 0, 1/s, ..., 1, or 1/(2K-1), 3/(2K-1), ..., 1."""
+    if symmetric:
+        return (2 * np.arange(count) + 1) / (2 * count - 1)
+    return np.arange(count) / (count - 1)
+
+
+def exponential_magnitudes(count: int, multiplier: float, symmetric: bool) -> Array:
+    """..., p**2, p, 1 (ALQ section 3.3), the least of them 0 unless symmetric (NUQSGD)."""
+    levels = np.power(float(multiplier), np.arange(count - 1, -1, -1.0))
+    if not symmetric:
+        levels[0] = 0.0
+    return levels
+
+
 def signed_levels(magnitudes: ArrayLike, symmetric: bool) -> Array:
     """Ascending signed levels: 2K of a symmetric table, 2K - 1 (one zero) of a zero-based one."""
     levels = check_magnitudes(magnitudes, symmetric)

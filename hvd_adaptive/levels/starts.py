@@ -8,36 +8,32 @@ import numpy as np
 
 from hvd_adaptive.levels.distributions import Array, Distribution
 from hvd_adaptive.levels.histogram import tabulated
-from hvd_adaptive.levels.magnitudes import separated
+from hvd_adaptive.levels.magnitudes import (
+    exponential_magnitudes,
+    separated,
+    uniform_magnitudes,
+)
 from hvd_adaptive.levels.optimal import grid_optimum
 
 Start = Callable[[Distribution, int, bool], Array]
 
 
-def _steps(count: int, symmetric: bool) -> Array:
-    """Equal steps of the signed table, its positive half: up to 1."""
-    if symmetric:
-        return (2 * np.arange(count) + 1) / (2 * count - 1)
-    return np.arange(count) / (count - 1)
-
-
 def uniform(distribution: Distribution, count: int, symmetric: bool) -> Array:
     """Equal steps over [-1, 1] (QSGD; symmetric: the ALQ paper's QSGDinf)."""
-    return _steps(count, symmetric)
+    return uniform_magnitudes(count, symmetric)
 
 
 def exponential(distribution: Distribution, count: int, symmetric: bool) -> Array:
     """1, p, p**2, ... with p = 0.5 (NUQSGD); p nearer to 1 where the least would pass 2**-32."""
-    levels = np.exp2(-np.arange(count - 1, -1, -1.0) * min(1.0, 32 / (count - 1)))
-    if not symmetric:
-        levels[0] = 0.0
-    return levels
+    return exponential_magnitudes(count, 0.5 ** min(1.0, 32 / (count - 1)), symmetric)
 
 
 def quantile(distribution: Distribution, count: int, symmetric: bool) -> Array:
     """Equal steps of the mass away from zero."""
     zeros = distribution.cdf(np.zeros(1))
-    return separated(distribution.ppf(zeros + (1 - zeros) * _steps(count, symmetric)), symmetric)
+    return separated(
+        distribution.ppf(zeros + (1 - zeros) * uniform_magnitudes(count, symmetric)), symmetric
+    )
 
 
 def cube_root(distribution: Distribution, count: int, symmetric: bool) -> Array:
@@ -51,7 +47,9 @@ def cube_root(distribution: Distribution, count: int, symmetric: bool) -> Array:
     if roots[-1] == 0:
         return uniform(distribution, count, symmetric)
     share = np.concatenate([[0.0], roots / roots[-1]])
-    return separated(np.interp(_steps(count, symmetric), share, histogram.edges), symmetric)
+    return separated(
+        np.interp(uniform_magnitudes(count, symmetric), share, histogram.edges), symmetric
+    )
 
 
 def dynamic_programme(distribution: Distribution, count: int, symmetric: bool) -> Array:

@@ -1,5 +1,8 @@
 """One file per published method."""
 
 from hvd_adaptive.schemes.alq import ALQ
+from hvd_adaptive.schemes.amq import AMQ
+from hvd_adaptive.schemes.nuqsgd import NUQSGD
+from hvd_adaptive.schemes.qsgd import QSGD
 
-__all__ = ["ALQ"]
+__all__ = ["ALQ", "AMQ", "NUQSGD", "QSGD"]

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from hvd_adaptive.levels import SOLVERS, Distribution, fit_levels
+from hvd_adaptive.levels import SOLVERS, STARTS, Distribution, fit_levels
 from hvd_adaptive.schemes.adaptive import Adaptation, AdaptiveScheme
 from hvd_adaptive.schemes.level_table import LevelTable
 from hvd_adaptive.settings import Settings, check_choice, check_flag, check_integer
@@ -55,11 +55,7 @@ class ALQ(AdaptiveScheme):
         check_choice("norm", norm, ("l2", "linf"))
         check_flag("symmetric", symmetric)
         self.solver = check_choice("solver", solver, SOLVERS)
-        first = (
-            LevelTable(bits, symmetric, exponential_magnitudes(bits, symmetric))
-            if table is None
-            else LevelTable.from_levels(table, bits, symmetric)
-        )
+        first = first_table(bits, symmetric, table)
         adaptation = Adaptation(normalized, update_steps, samples, statistics)
         super().__init__(Settings.from_keywords("ALQ", shared), norm, first, adaptation)
 
@@ -74,14 +70,11 @@ class ALQ(AdaptiveScheme):
         ).magnitudes
 
 
-def exponential_magnitudes(bits: int, symmetric: bool, multiplier: float = 0.5) -> np.ndarray:
-    """1, p, p**2, ...: 2**(bits-1) magnitudes, the least of them 0 unless ``symmetric``.
-
-    Beyond 5 bits p is raised so that the least stays at p_0**16, within float32's reach of 1.
-    """
-    count = 1 << (bits - 1)
-    base = multiplier ** (min(1.0, 16 / count))
-    magnitudes = base ** np.arange(count - 1, -1, -1.0)
-    if not symmetric:
-        magnitudes[0] = 0.0
-    return magnitudes
+def first_table(
+    bits: int, symmetric: bool, levels: Sequence[float] | torch.Tensor | None
+) -> LevelTable:
+    """The user's levels, or the exponential ones with p = 0.5."""
+    if levels is not None:
+        return LevelTable.from_levels(levels, bits, symmetric)
+    start = STARTS["exponential"](None, 1 << (bits - 1), symmetric)
+    return LevelTable(bits, symmetric, start)

@@ -18,7 +18,8 @@ from hvd_adaptive.kernels.tables import KernelTable, kernel_table
 class LevelTable:
     """Levels shared by all ranks.
 
-    magnitudes: float64, ascending, the last is 1. symmetric: 2**(bits-1) positive magnitudes and
+    magnitudes: float64, ascending, the last is 1; a zero-based table may leave codes unused.
+    symmetric: 2**(bits-1) positive magnitudes and
     their negatives (ALQ paper, App. B.3); otherwise the first magnitude is 0 and each code is a
     sign and a magnitude (section 3). version counts the fits.
     """
@@ -33,7 +34,7 @@ class LevelTable:
         object.__setattr__(self, "magnitudes", magnitudes)
         magnitudes.flags.writeable = False
         count = 1 << (self.bits - 1)
-        if magnitudes.shape != (count,):
+        if magnitudes.shape != (count,) and (self.symmetric or not 2 <= magnitudes.size <= count):
             raise ValueError(
                 f"table: must have {count} magnitudes for bits={self.bits}, "
                 f"not shape {tuple(magnitudes.shape)}"

@@ -7,7 +7,7 @@ import pytest
 import torch
 from conftest import assert_same_everywhere, batches, flat_parameters, make_model, train
 
-from hvd_adaptive import ALQ
+from hvd_adaptive import ALQ, AMQ, NUQSGD, QSGD
 
 
 def distributed(model, compressor, lr=0.1, **keywords):
@@ -44,6 +44,25 @@ def test_replicas_stay_equal_and_learn(keywords):
     report = compressor.report()
     assert report["coordinates"] == sum(p.numel() for p in model.parameters())
     assert report["wire_bytes"] == report["payload_bytes"] * (hvd.size() - 1)
+
+
+@pytest.mark.parametrize(
+    "construct",
+    [
+        lambda: QSGD(bits=4, bucket_size=512, norm="linf"),
+        lambda: QSGD(intervals=5, bucket_size=64),
+        lambda: NUQSGD(bits=4, bucket_size=128),
+        lambda: AMQ(bits=3, bucket_size=1024, update_steps=[0, 5]),
+        lambda: AMQ(bits=4, bucket_size=1024, norm="linf", normalized=True),
+    ],
+    ids=["qsgdinf", "qsgd-s5", "nuqsgd", "amq", "amq-n"],
+)
+def test_other_schemes_train_with_equal_replicas(construct):
+    model = make_model()
+    compressor = construct()
+    losses = train(model, distributed(model, compressor, lr=0.5), 40)
+    assert_same_everywhere(flat_parameters(model), "parameters")
+    assert sum(losses[-10:]) < 0.9 * sum(losses[:10])
 
 
 @pytest.mark.parametrize("op", ["Average", "Sum"])

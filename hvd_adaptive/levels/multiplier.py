@@ -1,0 +1,93 @@
+"""AMQ: exponentially spaced levels whose multiplier follows gradient descent."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from hvd_adaptive.levels.distributions import Array, Distribution
+from hvd_adaptive.levels.histogram import tabulated
+from hvd_adaptive.levels.magnitudes import exponential_magnitudes
+from hvd_adaptive.levels.objective import expected_variance, gradient
+
+# The least level, p**s, stays a normal float32 with room for its gap's factor of 2**-24.
+_LEAST = 2.0**-96
+_LARGEST = 1 - 2.0**-12
+# Starts lie this far apart in log(p / (1 - p)); the best few of them descend.
+_SPACING, _DESCENTS, _STEPS = 0.05, 4, 200
+
+
+@dataclass(frozen=True)
+class MultiplierFit:
+    """multiplier: p in (0, 1); magnitudes: ..., p, 1; objective: Psi(p); steps: of descent."""
+
+    multiplier: float
+    magnitudes: Array
+    objective: float
+    steps: int
+
+
+def multiplier_gradient(
+    multiplier: float, distribution: Distribution, count: int, symmetric: bool = True
+) -> float:
+    """dPsi/dp (ALQ Eqs 8, 38, App. C.3) in folded form.
+
+    By the chain rule over the levels l_j = p**j: sum_j (dPsi/dl_j) j p**(j-1), with Eq. 30's
+    dPsi/dl_j. The printed Eq. 8 is this sum written out (half of it, for an even density); C.3
+    prints half of Eq. 38's derivative.
+    """
+    powers = np.arange(count - 1, -1, -1.0)
+    slopes = powers * np.power(multiplier, np.maximum(powers - 1, 0))
+    magnitudes = exponential_magnitudes(count, multiplier, symmetric)
+    return float(gradient(magnitudes, distribution, symmetric) @ slopes)
+
+
+def fit_multiplier(
+    distribution: Distribution, count: int, symmetric: bool = True, start: float = 0.5
+) -> MultiplierFit:
+    """The multiplier with the least expected variance (section 3.3, App. B.3.3).
+
+    Psi(p) has several minima, so descent runs from the best of a ladder of starts, and from
+    ``start``, and the best end is kept. Steps go against the derivative's sign in log(p / (1 - p)),
+    which keeps p inside (0, 1); they grow while the objective falls and are halved where it would
+    rise.
+    """
+    law = tabulated(distribution)
+    least = max(_LEAST ** (1 / max(1, count - 1)), 1e-4)
+    rungs = np.arange(_logit(least), _logit(_LARGEST), _SPACING)
+    starts = np.clip(np.append(1 / (1 + np.exp(-rungs)), start), least, _LARGEST)
+    tables = np.stack([exponential_magnitudes(count, p, symmetric) for p in starts])
+    ladder = starts[np.argsort(expected_variance(tables, law, symmetric))][:_DESCENTS]
+    value, best, steps = min(_descend(float(p), law, count, symmetric, least) for p in ladder)
+    return MultiplierFit(best, exponential_magnitudes(count, best, symmetric), value, steps)
+
+
+def _descend(
+    p: float, law: Distribution, count: int, symmetric: bool, least: float
+) -> tuple[float, float, int]:
+    """Psi(p), p and the number of steps at the end of a descent from p."""
+
+    def objective(p: float) -> float:
+        return float(expected_variance(exponential_magnitudes(count, p, symmetric), law, symmetric))
+
+    value, size, steps = objective(p), _SPACING, 0
+    while steps < _STEPS and size > 1e-6:
+        steps += 1
+        slope = multiplier_gradient(p, law, count, symmetric)
+        moved = _shifted(p, -np.sign(slope) * size, least)
+        lower = objective(moved)
+        if lower < value:
+            p, value, size = moved, lower, 1.2 * size
+        else:
+            size /= 2
+    return value, p, steps
+
+
+def _logit(p: float) -> float:
+    return float(np.log(p / (1 - p)))
+
+
+def _shifted(p: float, amount: float, least: float) -> float:
+    odds = p / (1 - p) * np.exp(amount)
+    return float(np.clip(odds / (1 + odds), least, _LARGEST))

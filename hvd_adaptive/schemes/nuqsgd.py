@@ -1,0 +1,56 @@
+"""NUQSGD: exponentially spaced levels (Ramezani-Kebrya et al. 2019)."""
+
+from __future__ import annotations
+
+import math
+import numbers
+from typing import Any
+
+from hvd_adaptive.levels import exponential_magnitudes
+from hvd_adaptive.schemes.level_table import LevelTable
+from hvd_adaptive.schemes.table_scheme import TableScheme
+from hvd_adaptive.settings import Settings, check_choice, check_flag, check_integer
+
+# The least level must be a float32. Between levels below 2**-102 a gap's factor of 2**-24
+# underflows and r is rounded up instead of at random: a bias of at most 2**-102 of the norm.
+_LEAST = 2.0**-140
+
+
+class NUQSGD(TableScheme):
+    """Nonuniform quantized SGD (Ramezani-Kebrya, Faghri, Roy, 2019).
+
+    Levels 0, p**s, ..., p, 1 with a sign, p = 1/2 in the paper, L2 norm, unbiased random rounding.
+
+    bits: 2 to 8, sign included.  multiplier: p, between 0 and 1, default 0.5; the least level must
+    not be smaller than 2**-140 (at 8 bits p is at least 0.463).
+    symmetric: +-1, +-p, ..., without zero, as in the ALQ paper's experiments.
+    norm: "l2", or "linf".  shared: see settings.Settings.
+    """
+
+    name = "nuqsgd"
+
+    def __init__(
+        self,
+        *,
+        bits: int = 3,
+        multiplier: float = 0.5,
+        norm: str = "l2",
+        symmetric: bool = False,
+        **shared: Any,
+    ) -> None:
+        bits = check_integer("bits", bits, 2, 8)
+        check_choice("norm", norm, ("l2", "linf"))
+        check_flag("symmetric", symmetric)
+        powers = (1 << (bits - 1)) - (1 if symmetric else 2)
+        p = _check_multiplier(multiplier, powers)
+        magnitudes = exponential_magnitudes(1 << (bits - 1), p, symmetric)
+        table = LevelTable(bits, symmetric, magnitudes)
+        super().__init__(Settings.from_keywords("NUQSGD", shared), norm, table)
+
+
+def _check_multiplier(value: Any, powers: int) -> float:
+    real = isinstance(value, numbers.Real) and not isinstance(value, bool)
+    least = _LEAST ** (1 / max(powers, 1))
+    if not real or not math.isfinite(value) or not least <= value < 1:
+        raise ValueError(f"multiplier={value!r}: must be a number from {least:.3g} to below 1")
+    return float(value)

@@ -1,0 +1,50 @@
+"""QSGD and QSGDinf: uniform levels (Alistarh et al. 2017)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hvd_adaptive.levels import uniform_magnitudes
+from hvd_adaptive.schemes.level_table import LevelTable
+from hvd_adaptive.schemes.table_scheme import TableScheme
+from hvd_adaptive.settings import Settings, check_choice, check_flag, check_integer
+
+
+class QSGD(TableScheme):
+    """Quantized SGD (Alistarh, Grubic, Li, Tomioka, Vojnovic, 2017, Eq. 4, Lemma 3.1).
+
+    Levels 0, 1/s, ..., 1 with a sign: |v_i|/||v|| is rounded at random, without bias, to one of
+    its two neighbours; v = 0 gives 0. ``norm="l2"`` is the paper's theory, ``norm="linf"`` what it
+    trains with (QSGDinf).
+
+    bits: 2 to 8, sign included: s = 2**(bits-1) - 1 intervals (default 3 bits, s = 3).
+    intervals: s itself, 1 to 127, instead of bits; the code is as wide as it must be.
+    symmetric: the ALQ paper's QSGDinf instead, 2**bits uniform levels without zero.
+    shared: see settings.Settings.
+    """
+
+    name = "qsgd"
+
+    def __init__(
+        self,
+        *,
+        bits: int | None = None,
+        intervals: int | None = None,
+        norm: str = "l2",
+        symmetric: bool = False,
+        **shared: Any,
+    ) -> None:
+        check_choice("norm", norm, ("l2", "linf"))
+        check_flag("symmetric", symmetric)
+        if intervals is not None:
+            if bits is not None or symmetric:
+                raise ValueError(
+                    f"intervals={intervals!r}: cannot be given together with bits or symmetric=True"
+                )
+            intervals = check_integer("intervals", intervals, 1, 127)
+            bits, count = 1 + intervals.bit_length(), intervals + 1
+        else:
+            bits = check_integer("bits", 3 if bits is None else bits, 2, 8)
+            count = 1 << (bits - 1)
+        table = LevelTable(bits, symmetric, uniform_magnitudes(count, symmetric))
+        super().__init__(Settings.from_keywords("QSGD", shared), norm, table)
