@@ -1,6 +1,6 @@
 """Encode and decode-and-accumulate against memcpy, in one run, on one thread.
 
-    python benchmarks/codec.py [--scheme ALQ] [--coordinates N] [--bits 2 3 4 8] [--bucket-size 8192] [--rounds R]
+    python benchmarks/codec.py [--scheme ALQ] [--bits 2 3 4 8] [--norm l2] [--coordinates N]
 
 Each round times memcpy, encode, decode-and-accumulate and the checksum one after another on fresh
 random data; the medians over the rounds are printed as GB/s of float32 and as ratios to memcpy's.
@@ -73,7 +73,7 @@ def main() -> None:
     torch.set_num_threads(1)
     gigabytes = 4 * args.coordinates / 1e9
     table = Table(
-        title=f"{args.scheme}, {args.coordinates:,} coordinates, bucket {args.bucket_size}, one thread"
+        title=f"{args.scheme}, {args.coordinates:,} coordinates, bucket {args.bucket_size}, 1 thread"
     )
     for column in ("bits", "memcpy GB/s", "encode GB/s", "/ memcpy", "decode+add GB/s", "/ memcpy",
                    "checksum / encode"):  # fmt: skip
