@@ -73,7 +73,7 @@ def main() -> None:
     torch.set_num_threads(1)
     gigabytes = 4 * args.coordinates / 1e9
     table = Table(
-        title=f"{args.scheme}, {args.coordinates:,} coordinates, bucket {args.bucket_size}, 1 thread"
+        title=f"{args.scheme}, {args.coordinates:,} coordinates, bucket {args.bucket_size}"
     )
     for column in ("bits", "memcpy GB/s", "encode GB/s", "/ memcpy", "decode+add GB/s", "/ memcpy",
                    "checksum / encode"):  # fmt: skip
