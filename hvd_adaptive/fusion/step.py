@@ -109,7 +109,7 @@ class Step:
         size = self.binding.settings.bucket_size
         whole = [group.quantized // size for group in self.layout.groups]
         if not sum(whole):
-            return [f for f in self._quantized_flats() if f.numel()][:count]
+            return [f.clone() for f in self._quantized_flats() if f.numel()][:count]
         key = stream_key(self.binding.settings.seed, self.binding.world.rank, self.number,
                          SAMPLE_STREAM)  # fmt: skip
         draw = np.random.Generator(np.random.Philox(key=key))
