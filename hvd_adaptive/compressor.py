@@ -130,9 +130,11 @@ class GradientCompressor(Codec, _Base):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Inverse of ``state_dict``; ValueError where the state is another scheme's or incomplete,
-        and then nothing has been changed."""
+        and then nothing has been changed. A step in progress is given up."""
         self.check_state(state)
         step, encodes = int(state["step"]), int(state["encodes"])
+        if self._session is not None:
+            self._session.forget()
         self.step, self._encodes = step, encodes
 
     def check_state(self, state: dict[str, Any], more: Sequence[str] = ()) -> None:

@@ -50,6 +50,10 @@ class StepMeter:
         """The step is over."""
         self._last, self.current = self.current, StepFigures()
 
+    def restart(self) -> None:
+        """The step was given up."""
+        self.current = StepFigures()
+
     def report(self) -> dict[str, float]:
         """The last step as a dict: coordinates, payload_bytes, wire_bytes, uncompressed_bytes,
         bits_per_coordinate, relative_error (squared, of a few sampled buckets; NaN where none

@@ -15,11 +15,14 @@ def paper_steps() -> Iterator[int]:
     yield from itertools.count(10_000, 10_000)
 
 
+LONGEST_WAIT = 1024
+
+
 class UpdateSchedule:
     """Which steps refit the table: a collection of steps, an ascending iterable or a callable.
 
-    An update that found too few buckets is retried at the next step, then after 2, 4, 8, ... more
-    steps, until it succeeds.
+    An update that found too few buckets is retried at the next step, then after 2, 4, 8, ... and at
+    last 1,024 more steps, until it succeeds.
     """
 
     def __init__(self, steps: Iterable[int] | Callable[[int], bool] | None = None) -> None:
@@ -45,10 +48,12 @@ class UpdateSchedule:
 
     def done(self, step: int, complete: bool) -> None:
         """Tell how the update at ``step`` went; an incomplete one is retried."""
+        if complete or step != self._retry_at:
+            self._wait = 1  # a planned update begins a new row of retries
         if complete:
-            self._retry_at, self._wait = None, 1
+            self._retry_at = None
         else:
-            self._retry_at, self._wait = step + self._wait, self._wait * 2
+            self._retry_at, self._wait = step + self._wait, min(2 * self._wait, LONGEST_WAIT)
 
     def state_dict(self) -> dict[str, Any]:
         """The retry in progress, as numbers (-1 for none)."""

@@ -36,6 +36,7 @@ class Binding:
         self.layout: Layout | None = None
         self.name = ""
         self.prediction = Prediction(0)
+        self.given_up: list[Any] = []
         self._parameters: list[torch.nn.Parameter] = []
         self._staging: dict[torch.dtype, torch.Tensor] = {}
         self._sync: LevelSync | None = None
@@ -104,6 +105,14 @@ class Binding:
         quantized = self.quantized_now(group)
         size = self.compressor.payload_bytes(quantized, group.coordinates - quantized, group.dtype)
         return self.exchange.in_flight_bytes(size)
+
+    def sweep(self) -> None:
+        """Clear away collectives of given-up steps that have ended meanwhile; wait for none."""
+        hvd = self.world.hvd
+        for handle in list(self.given_up):
+            if hvd.poll(handle):
+                self.given_up.remove(handle)
+                hvd.synchronize(handle)
 
     def sync(self) -> LevelSync:
         """Level sync over these ranks; every rank must ask for it at the same step."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import re
 from collections.abc import Iterable, Sequence
@@ -61,6 +62,15 @@ class Layout:
     members: list[Member]
     groups: list[Group]
     fingerprint: int
+
+    @functools.cached_property
+    def pieces_of(self) -> list[list[tuple[int, Piece]]]:
+        """For each slot its (group, piece) pairs, in the order of its coordinates."""
+        pieces: list[list[tuple[int, Piece]]] = [[] for _ in self.members]
+        for index, group in enumerate(self.groups):
+            for piece in group.pieces:
+                pieces[piece.slot].append((index, piece))
+        return pieces
 
 
 def natural_order(name: str) -> list[tuple[int, int, str]]:

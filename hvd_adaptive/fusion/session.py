@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import logging
 import threading
+import weakref
 import zlib
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import torch
@@ -13,6 +14,7 @@ import torch
 from hvd_adaptive.errors import RankMismatchError
 from hvd_adaptive.fusion.binding import Binding
 from hvd_adaptive.fusion.layout import Layout, Member
+from hvd_adaptive.fusion.owner import find_owner
 from hvd_adaptive.fusion.placeholder import check_reduced, placeholder
 from hvd_adaptive.fusion.step import Step
 
@@ -24,10 +26,24 @@ logger = logging.getLogger("hvd_adaptive")
 
 @dataclass
 class _Batch:
-    """One step's gradients: a Step, or tensors without names until the first decompress."""
+    """One step's gradients: a Step, or tensors without names until the first decompress.
+
+    lost: Horovod dropped a gradient of this step without asking for it back.
+    """
 
     step: Step | None
     unnamed: list[torch.Tensor]
+    lost: bool = False
+    tickets: list[weakref.ref] = field(default_factory=list)
+
+    def ticket(self, slot: int) -> Ticket:
+        """A ticket whose loss is noticed."""
+        ticket = Ticket(self, slot)
+        self.tickets.append(weakref.ref(ticket, self._mark_lost))
+        return ticket
+
+    def _mark_lost(self, ticket: weakref.ref) -> None:
+        self.lost = True
 
 
 @dataclass(frozen=True)
@@ -55,6 +71,7 @@ class Session:
         self._lock = threading.RLock()
         self._warned = False
         self._due = (-1, False)
+        self._attempt = 0
 
     def compress(self, tensor: torch.Tensor) -> tuple[torch.Tensor, Ticket | None]:
         """See GradientCompressor.compress."""
@@ -65,6 +82,8 @@ class Session:
         with self._lock:
             if self._binding is None or not self._binding.world.is_current():
                 self._binding, self._batch = Binding(self.compressor), None
+            if self._binding.layout is None and self._batch is None:
+                self._look_for_owner()
             if self._binding.layout is None:
                 return self._compress_unnamed(tensor)
             slot = self._binding.slot_of(tensor)
@@ -73,7 +92,7 @@ class Session:
                 return tensor, None
             batch = self._batch_for(slot)
             batch.step.arrive(slot, tensor)
-            return self._placeholder(slot), Ticket(batch, slot)
+            return self._placeholder(slot), batch.ticket(slot)
 
     def decompress(self, output: torch.Tensor, ticket: Ticket) -> torch.Tensor:
         """See GradientCompressor.decompress."""
@@ -91,20 +110,39 @@ class Session:
                 self._end(step)
             return result
 
+    def _look_for_owner(self) -> None:
+        """A compressor first used without an optimizer may have one by now."""
+        if find_owner(self.compressor) is not None:
+            self._binding = Binding(self.compressor)
+
     def _batch_for(self, slot: int) -> _Batch:
         """The step in progress, or a new one where it was finished or already has this gradient."""
         batch = self._batch
-        if batch is not None and batch.step.factor is None and not batch.step.has(slot):
+        usable = batch is not None and not batch.lost and batch.step.factor is None
+        if usable and not batch.step.has(slot):
             return batch
-        if batch is not None:
-            batch.step.abandon()
+        self.forget()
         self._binding.prediction.restart()
         self._batch = _Batch(self._new_step(self._binding.layout), [])
         return self._batch
 
     def _new_step(self, layout: Layout) -> Step:
         number = self.compressor.step
-        return Step(self._binding, layout, number, hold=self._update_due(number))
+        hold = self._update_due(number)
+        return Step(self._binding, layout, number, hold, self._attempt)
+
+    def forget(self) -> None:
+        """Give up the step in progress, if there is one: backward runs again, or a state is loaded.
+
+        Payloads and placeholders of the next attempt at the step differ from this one's, so that
+        ranks that gave up different things find out.
+        """
+        self._due = (-1, False)
+        batch, self._batch = self._batch, None
+        if batch is not None and batch.step is not None:
+            self._binding.given_up += batch.step.abandon()
+            self._attempt += 1
+            self.compressor.meter.restart()
 
     def _update_due(self, step: int) -> bool:
         """Asked of the schedule once a step, whatever a user's callable does."""
@@ -120,14 +158,15 @@ class Session:
 
     def _end(self, step: Step) -> None:
         step.drain()
+        self._binding.sweep()
         self._binding.prediction.learn()
         self.compressor.step = step.number + 1
         self.compressor.meter.finish()
-        self._batch = None
+        self._batch, self._attempt = None, 0
 
     def _compress_unnamed(self, tensor: torch.Tensor) -> tuple[torch.Tensor, Ticket]:
         batch = self._batch
-        if batch is None or batch.step is not None:
+        if batch is None or batch.step is not None or batch.lost:
             batch = self._batch = _Batch(None, [])
         batch.unnamed.append(tensor)
         if len(batch.unnamed) > 1:
@@ -136,7 +175,7 @@ class Session:
                 "arrival, which must be the same on all ranks (or give named_parameters=)"
             )
         slot = len(batch.unnamed) - 1
-        return self._placeholder(slot), Ticket(batch, slot)
+        return self._placeholder(slot), batch.ticket(slot)
 
     def _name_by_arrival(self, tensors: list[torch.Tensor]) -> Step:
         """Lay out tensors without names; ranks first make sure that they have the same."""
@@ -154,10 +193,11 @@ class Session:
 
     def _placeholder(self, slot: int) -> torch.Tensor:
         """Covers all that ranks must agree on before they wait for each other: the collectives'
-        names (settings, layout, instance) and whether this is an update step."""
+        names (settings, layout, instance), the attempt, and whether this is an update step."""
         step, binding = self.compressor.step, self._binding
         named = "" if binding.layout is None else binding.name
-        agreed = repr((self.compressor.fingerprint, named, self._update_due(step)))
+        due = self._update_due(step)
+        agreed = repr((self.compressor.fingerprint, named, due, self._attempt))
         return placeholder(binding.world.rank, slot, step, zlib.crc32(agreed.encode()))
 
     def _warn_once(self, message: str) -> None:

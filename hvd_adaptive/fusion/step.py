@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -11,13 +10,12 @@ import torch
 
 from hvd_adaptive.coding.payload import read_header
 from hvd_adaptive.compressor import ERROR_STREAM, SAMPLE_STREAM
-from hvd_adaptive.fusion.layout import Group, Layout, gather
+from hvd_adaptive.errors import PayloadError
+from hvd_adaptive.fusion.layout import Group, Layout, Piece, gather
 from hvd_adaptive.kernels.random import stream_key
 
 if TYPE_CHECKING:
     from hvd_adaptive.fusion.binding import Binding
-
-logger = logging.getLogger("hvd_adaptive")
 
 # Buckets of a group on which the relative error is measured in each step.
 ERROR_BUCKETS = 2
@@ -33,18 +31,21 @@ class Step:
     3. ``result``: waits for the group of a member, and for those launched before it.
     """
 
-    def __init__(self, binding: Binding, layout: Layout, number: int, hold: bool) -> None:
+    def __init__(
+        self, binding: Binding, layout: Layout, number: int, hold: bool, attempt: int = 0
+    ) -> None:
         self.binding = binding
         self.layout = layout
         self.number = number
         self.factor: float | None = None
+        self.attempt = attempt
         self._hold = hold
+        self._all_arrived = False
         self._tensors: list[torch.Tensor | None] = [None] * len(layout.members)
         self._missing = [len(group.slots) for group in layout.groups]
-        self._groups_of = _groups_of(layout)
         self._next = len(layout.groups)
         self._flying: dict[int, Any] = {}
-        self._results: dict[int, torch.Tensor] = {}
+        self._results: dict[int, torch.Tensor | None] = {}
         self._pending = 0
 
     def has(self, slot: int) -> bool:
@@ -55,31 +56,33 @@ class Step:
         """Take a member's gradient; launch what has become complete."""
         self._tensors[slot] = tensor
         self._pending += 1
-        for group in self._groups_of[slot]:
+        for group, _ in self.layout.pieces_of[slot]:
             self._missing[group] -= 1
         if not self._hold:
             self._launch(lambda group: self._missing[group] == 0)
 
     def launch_all(self) -> None:
-        """Submit every group, as far as the memory bound allows before waiting."""
-        self._hold = False
+        """Submit every group, as far as the memory bound allows before waiting.
+
+        A group none of whose members arrived (sparse parameters, which Horovod exchanges itself)
+        is left out: every dense gradient has arrived by now, on every rank.
+        """
+        self._hold, self._all_arrived = False, True
         self._launch(lambda group: True)
 
     def result(self, slot: int) -> torch.Tensor:
         """The reduced gradient of a member, in its own shape and dtype."""
-        for group in self._groups_of[slot]:
+        pieces = self.layout.pieces_of[slot]
+        for group, _ in pieces:
             while group not in self._results:
                 self._finish_oldest()
-        member = self.layout.members[slot]
-        pieces = [
-            self._results[group][piece.at : piece.at + piece.stop - piece.start]
-            for group in self._groups_of[slot]
-            for piece in self.layout.groups[group].pieces
-            if piece.slot == slot
-        ]
-        self._tensors[slot] = None
+        tensor, self._tensors[slot] = self._tensors[slot], None
         self._pending -= 1
-        return (pieces[0] if len(pieces) == 1 else torch.cat(pieces)).view(member.shape)
+        if self._written_back(slot, tensor):
+            return tensor
+        parts = [self._results[group][_range(piece)] for group, piece in pieces]
+        whole = parts[0] if len(parts) == 1 else torch.cat(parts)
+        return whole.view(self.layout.members[slot].shape)
 
     @property
     def finished(self) -> bool:
@@ -91,15 +94,12 @@ class Step:
         while self._flying:
             self._finish_oldest()
 
-    def abandon(self) -> None:
-        """Give up a step that was never finished; its collectives must still come to an end."""
-        for handle, _ in self._flying.values():
-            try:
-                self.binding.world.hvd.synchronize(handle)
-            except RuntimeError as error:  # Horovod was reset meanwhile
-                logger.debug("a collective of an abandoned step: %s", error)
+    def abandon(self) -> list[Any]:
+        """Give up a step that was never finished; returns the handles of what is in flight."""
+        handles = [handle for handle, _ in self._flying.values()]
         self._flying.clear()
         self._next = 0
+        return handles
 
     def samples(self, count: int) -> list[torch.Tensor]:
         """Up to ``count`` of this rank's full buckets (float32), drawn without replacement.
@@ -140,9 +140,15 @@ class Step:
         return next((t.device for t in self._tensors if t is not None), torch.device("cpu"))
 
     def _launch(self, ready: Callable[[int], bool]) -> None:
-        while self._next > 0 and ready(self._next - 1) and self._fits(self._next - 1):
-            self._next -= 1
-            self._start(self._next)
+        while self._next > 0 and ready(self._next - 1):
+            index = self._next - 1
+            if self._all_arrived and self._missing[index] == len(self.layout.groups[index].slots):
+                self._next = index
+                continue
+            if not self._fits(index):
+                break
+            self._next = index
+            self._start(index)
 
     def _fits(self, index: int) -> bool:
         bytes_of = self.binding.in_flight_bytes
@@ -157,14 +163,16 @@ class Step:
         with meter.time("encode_s"):
             flat = self._flat(group)
             quantized = binding.quantized_now(group)
-            key = stream_key(binding.settings.seed, binding.world.rank, self.number, index)
+            key = self._key(binding.world.rank, index)
             payload = binding.compressor.encode_flat(flat, quantized, key, self.layout.fingerprint)
             self._measure(flat[:quantized], index)
         meter.current.coordinates += group.coordinates
         meter.current.uncompressed_bytes += group.coordinates * group.dtype.itemsize
         meter.current.payload_bytes += payload.numel()
         meter.current.wire_bytes += binding.exchange.wire_bytes(payload.numel())
-        self._flying[index] = (binding.exchange.start(payload, f"{binding.name}.{index}"), payload)
+        # Another attempt has other names: what it gave up may still be in flight, or never end.
+        name = f"{binding.name}.{index}" + (f".{self.attempt}" if self.attempt else "")
+        self._flying[index] = (binding.exchange.start(payload, name), payload)
 
     def _measure(self, flat: torch.Tensor, index: int) -> None:
         """Add the squared error of a few buckets, encoded once more, to the step's figures."""
@@ -182,22 +190,46 @@ class Step:
 
     def _finish_oldest(self) -> None:
         """Wait for the group launched first, decode it, launch what now fits."""
+        if not self._flying:
+            raise RuntimeError("this gradient's step was given up: backward has run again since")
         index = next(iter(self._flying))
         handle, payload = self._flying.pop(index)
         binding = self.binding
         meter = binding.compressor.meter
         with meter.time("exchange_s"):
             gathered = binding.exchange.finish(handle)
+        for rank, received in enumerate(gathered):
+            if read_header(received).key != self._key(rank, index):
+                raise PayloadError(f"rank {rank} sent a payload of another step or group")
         with meter.time("decode_s"):
-            self._results[index] = binding.compressor.decode_sum(
-                gathered, read_header(payload), self.factor
-            )
+            decoded = binding.compressor.decode_sum(gathered, read_header(payload), self.factor)
+            self._results[index] = self._keep(index, decoded)
         self._launch(lambda group: True)
 
+    def _key(self, rank: int, index: int) -> int:
+        """Key of a rank's random numbers for a group; receivers compare it, too."""
+        group = index + (self.attempt << 32)
+        return stream_key(self.binding.settings.seed, rank, self.number, group)
 
-def _groups_of(layout: Layout) -> list[list[int]]:
-    groups: list[list[int]] = [[] for _ in layout.members]
-    for index, group in enumerate(layout.groups):
-        for slot in group.slots:
-            groups[slot].append(index)
-    return groups
+    def _written_back(self, slot: int, tensor: torch.Tensor | None) -> bool:
+        """Whether a member's reduced pieces go into its own gradient: those cut into groups do,
+        so that no second copy of a large tensor is held."""
+        cut = len(self.layout.pieces_of[slot]) > 1
+        return cut and tensor is not None and tensor.is_contiguous()
+
+    def _keep(self, index: int, decoded: torch.Tensor) -> torch.Tensor | None:
+        """What must be kept of a decoded group; None where all of it was written back."""
+        kept = None
+        for piece in self.layout.groups[index].pieces:
+            tensor = self._tensors[piece.slot]
+            if self._written_back(piece.slot, tensor):
+                flat = tensor.detach().view(-1)
+                flat[piece.start : piece.stop] = decoded[_range(piece)]
+            else:
+                kept = decoded
+        return kept
+
+
+def _range(piece: Piece) -> slice:
+    """Where a piece lies in its group."""
+    return slice(piece.at, piece.at + piece.stop - piece.start)

@@ -125,3 +125,14 @@ def test_state_carries_the_retry():
     assert other.is_due(7)
     other.load_state_dict(UpdateSchedule([0]).state_dict())
     assert not other.is_due(7)
+
+
+def test_a_planned_update_begins_a_new_row_of_retries():
+    """However long an earlier row of failures had become."""
+    schedule = UpdateSchedule([0, 1000])
+    failed = [
+        step for step in range(1000) if schedule.is_due(step) and not schedule.done(step, False)
+    ]
+    assert failed == [0, 1, 3, 7, 15, 31, 63, 127, 255, 511]
+    schedule.done(1000, False)
+    assert [step for step in range(1001, 1010) if schedule.is_due(step)] == [1001]

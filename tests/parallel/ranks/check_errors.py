@@ -8,7 +8,7 @@ import horovod.torch as hvd
 import pytest
 import torch
 from check_training import distributed
-from conftest import make_model, train
+from conftest import assert_same_everywhere, flat_parameters, make_model, train
 
 from hvd_adaptive import ALQ, RankMismatchError
 
@@ -77,4 +77,39 @@ def test_groups_that_do_not_fit():
     model = make_model()
     optimizer = distributed(model, ALQ(bucket_size=2**20, in_flight_bytes=4096))
     with pytest.raises(ValueError, match="scatter_reduce"):
+        train(model, optimizer, 1)
+
+
+def test_training_goes_on_after_a_mismatch_was_caught():
+    """The step that failed is given up: nothing of it is waited for, or mixed with the next."""
+    model = make_model()
+    compressor = ALQ(update_steps=[], seed=next(SEEDS))
+    optimizer = distributed(model, compressor)
+    train(model, optimizer, 1)
+    if hvd.rank() == 0:
+        compressor.step += 1
+    with pytest.raises(RankMismatchError, match="disagree on the step"):
+        train(model, optimizer, 1)
+    compressor.step = 1
+    handles = [handle for handle, _ in optimizer._handles.values()]
+    optimizer.load_state_dict(optimizer.state_dict())
+    for handle in handles:
+        hvd.synchronize(handle)
+    hvd.barrier()
+    train(model, optimizer, 2)
+    assert compressor.step == 3
+    assert_same_everywhere(flat_parameters(model), "after mismatch")
+
+
+def test_a_failing_fit_fails_everywhere():
+    """The first rank's exception must not leave the others waiting for its table."""
+    model = make_model()
+    compressor = ALQ(seed=next(SEEDS), bucket_size=512)
+    optimizer = distributed(model, compressor)
+
+    def broken(collected):
+        raise FloatingPointError("made to fail")
+
+    compressor.refit = broken
+    with pytest.raises(RuntimeError, match="could not fit the level table"):
         train(model, optimizer, 1)

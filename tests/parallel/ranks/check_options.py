@@ -72,3 +72,63 @@ def test_a_step_that_is_given_up():
         optimizer.step()
     assert compressor.step == 3
     assert_same_everywhere(flat_parameters(model), "abandoned")
+
+
+def test_a_backward_that_was_lost_in_part():
+    """Horovod forgets a backward that reached two of three gradients; the next one, in another
+    order, must neither join it nor mix with it."""
+    weights = [torch.nn.Parameter(torch.zeros(3000)) for _ in range(3)]
+    optimizer = hvd.DistributedOptimizer(
+        torch.optim.SGD(weights, lr=1.0),
+        named_parameters=[(f"lost.{i}", w) for i, w in enumerate(weights)],
+        compression=ALQ(bits=8, bucket_size=100, update_steps=[], fusion_bytes=12_000),
+    )
+    (weights[0].sum() * 1000 + weights[1].sum() * 1000).backward()
+    handles = [handle for handle, _ in optimizer._handles.values()]
+    optimizer.load_state_dict(optimizer.state_dict())
+    for handle in handles:
+        hvd.synchronize(handle)
+    for weight in weights:
+        weight.grad = None
+    for i in (2, 1, 0):
+        (weights[i].sum() * (i + 1)).backward()
+    optimizer.synchronize()
+    for i, weight in enumerate(weights):
+        torch.testing.assert_close(weight.grad.mean(), torch.tensor(i + 1.0), rtol=0.02, atol=0.0)
+    assert_same_everywhere(torch.cat([w.grad for w in weights]), "lost")
+
+
+def test_a_sparse_parameter_is_not_sent_as_zeros():
+    embedding = torch.nn.Embedding(3000, 16, sparse=True)
+    head = torch.nn.Linear(16, 200)
+    named = [("sparse.embedding", embedding.weight), ("sparse.head", head.weight)]
+    compressor = ALQ(bucket_size=128, fusion_bytes=16_000)
+    head.bias.requires_grad_(False)
+    optimizer = hvd.DistributedOptimizer(
+        torch.optim.SGD([p for _, p in named], lr=0.1),
+        named_parameters=named,
+        compression=compressor,
+    )
+    for _ in range(2):
+        optimizer.zero_grad()
+        head(embedding(torch.tensor([hvd.rank(), 5]))).sum().backward()
+        optimizer.step()
+    # Only the last piece of the 48,000 zeros shares a group with the dense gradient.
+    assert head.weight.numel() <= compressor.report()["coordinates"] < 4000
+    assert_same_everywhere(embedding.weight.detach(), "sparse.embedding")
+
+
+def test_a_compressor_used_alone_first_finds_its_optimizer_later():
+    compressor = ALQ(bits=8, bucket_size=100)
+    hvd.allreduce(torch.ones(2000) * hvd.rank(), compression=compressor, name="alone")
+    model = make_model()
+    optimizer = hvd.DistributedOptimizer(
+        torch.optim.SGD(model.parameters(), lr=0.1),
+        named_parameters=[(f"later.{n}", p) for n, p in model.named_parameters()],
+        compression=compressor,
+    )
+    x, y = batches(hvd.rank())()
+    torch.nn.functional.cross_entropy(model(x), y).backward()
+    optimizer.step()
+    assert compressor._session._binding.layout is not None
+    assert_same_everywhere(flat_parameters(model), "later")
