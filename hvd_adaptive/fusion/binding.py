@@ -121,7 +121,7 @@ class Binding:
         return self._sync
 
     def _check_owner(self) -> None:
-        owner = find_owner(self.compressor)
+        owner = find_owner(self.compressor, callers_only=True)
         ours = self.owner.optimizer
         if owner is not None and (ours is None or owner.optimizer() is not ours()):
             raise RuntimeError(

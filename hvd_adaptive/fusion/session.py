@@ -112,7 +112,7 @@ class Session:
 
     def _look_for_owner(self) -> None:
         """A compressor first used without an optimizer may have one by now."""
-        if find_owner(self.compressor) is not None:
+        if find_owner(self.compressor, callers_only=True) is not None:
             self._binding = Binding(self.compressor)
 
     def _batch_for(self, slot: int) -> _Batch:
