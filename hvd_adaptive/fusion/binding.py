@@ -101,8 +101,9 @@ class Binding:
         return 0 if self.compressor.step < self.settings.warmup_steps else group.quantized
 
     def in_flight_bytes(self, group: Group) -> int:
-        """Memory that a group's exchange holds."""
-        quantized = self.quantized_now(group)
+        """Memory that a group's exchange holds, at most: in full precision if there is a warm-up
+        (a loaded state may lead back into it)."""
+        quantized = 0 if self.settings.warmup_steps else group.quantized
         size = self.compressor.payload_bytes(quantized, group.coordinates - quantized, group.dtype)
         return self.exchange.in_flight_bytes(size)
 
