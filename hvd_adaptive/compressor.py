@@ -146,7 +146,7 @@ class GradientCompressor(Codec, _Base):
                 raise ValueError(f"state: has no entry {entry!r}")
 
     def report(self) -> dict[str, float]:
-        """What the last step sent and how good it was (DESIGN: contracts; keys in monitor.py)."""
+        """What the last step sent and how good it was; the keys are told in monitor.StepMeter."""
         return self.meter.report() | {"table_version": self.table_version}
 
     def close(self) -> None:
