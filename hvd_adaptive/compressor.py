@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import logging
 import sys
 import zlib
 from collections.abc import Callable, Sequence
@@ -23,7 +22,6 @@ from hvd_adaptive.settings import Settings, check_integer
 if TYPE_CHECKING:
     from hvd_adaptive.fusion.session import Session
 
-logger = logging.getLogger("hvd_adaptive")
 
 # Horovod's own base class where the user has already imported it; `import hvd_adaptive` never does.
 _horovod = sys.modules.get("horovod.torch.compression")

@@ -6,7 +6,7 @@ buckets, so that the pool of any number of ranks stays small.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -85,7 +85,7 @@ class NormalStatistic:
         return Mixture(means, deviations, weights / weights.sum())
 
 
-STATISTICS = {
+STATISTICS: dict[str, Callable[[int], Statistic]] = {
     "histogram": lambda samples: HistogramStatistic(),
     "normal": NormalStatistic,
 }

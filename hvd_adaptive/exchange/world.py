@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import logging
 from typing import Any
 
 import numpy as np
 import torch
-
-logger = logging.getLogger("hvd_adaptive")
 
 
 def horovod() -> Any:

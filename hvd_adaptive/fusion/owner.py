@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import logging
 import sys
 import weakref
 from collections.abc import Iterator
@@ -12,8 +11,6 @@ from types import FrameType
 from typing import Any
 
 import torch
-
-logger = logging.getLogger("hvd_adaptive")
 
 FRAMES = 5
 

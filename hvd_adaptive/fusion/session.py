@@ -157,7 +157,6 @@ class Session:
         step.launch_all()
 
     def _end(self, step: Step) -> None:
-        step.drain()
         self._binding.sweep()
         self._binding.prediction.learn()
         self.compressor.step = step.number + 1

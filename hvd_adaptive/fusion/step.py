@@ -89,11 +89,6 @@ class Step:
         """Whether every member that arrived has been given back."""
         return self._pending == 0
 
-    def drain(self) -> None:
-        """Wait for groups that nobody asked for (none of their members arrived)."""
-        while self._flying:
-            self._finish_oldest()
-
     def abandon(self) -> list[Any]:
         """Give up a step that was never finished; returns the handles of what is in flight."""
         handles = [handle for handle, _ in self._flying.values()]

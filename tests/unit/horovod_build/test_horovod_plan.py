@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 
 import pytest
+from horovod_files import executable, file
 
 from hvd_adaptive.horovod_build import install
 from hvd_adaptive.horovod_build.cuda import Gpu, Nccl, find_gpu
@@ -15,20 +16,6 @@ from hvd_adaptive.horovod_build.facts import Options, cpu_features
 from hvd_adaptive.horovod_build.mpi import Mpi, find_mpi
 from hvd_adaptive.horovod_build.plan import build_key, make_plan, relative_rpaths
 from hvd_adaptive.horovod_build.torch_facts import Torch
-
-
-def executable(path: Path, text: str) -> Path:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(text)
-    path.chmod(0o755)
-    return path
-
-
-def file(path: Path, text: str) -> Path:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(text)
-    return path
-
 
 # MPI, CUDA, CPU
 

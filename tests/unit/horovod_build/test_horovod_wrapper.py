@@ -7,24 +7,11 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from horovod_files import executable, file
 
 from hvd_adaptive.horovod_build import preflight
 from hvd_adaptive.horovod_build.torch_facts import Torch, find_torch, required_standard
 from hvd_adaptive.horovod_build.wrapper import wrapper_script, write_wrapper
-
-
-def executable(path: Path, text: str) -> Path:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(text)
-    path.chmod(0o755)
-    return path
-
-
-def file(path: Path, text: str) -> Path:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(text)
-    return path
-
 
 # The compiler wrapper
 
