@@ -33,6 +33,16 @@ def check_flag(name: str, value: Any) -> bool:
     return value
 
 
+def check_clip(value: Any) -> float | None:
+    """``value`` as a positive finite float, or None; ValueError otherwise."""
+    if value is None:
+        return None
+    real = isinstance(value, numbers.Real) and not isinstance(value, bool)
+    if not real or not 0 < value < float("inf"):
+        raise ValueError(f"clip={value!r}: must be a number above 0, or None")
+    return float(value)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Settings:
     """Shared keywords of all compressors (defaults as a user sees them).
@@ -44,6 +54,8 @@ class Settings:
     coding: how codes become bits.
     exchange: how payloads travel.
     error_feedback: weight of the residual carried to the next step; None for none.
+    clip: c; coordinates beyond c deviations of their bucket are cut back to that before it is
+        quantised (ALQ paper, Eq. 49); unbiased only for the clipped gradient. None for none.
     fusion_bytes: gradient bytes (as float32) of one group at most.
     in_flight_bytes: bytes of gathered payloads that a rank holds at a time at most.
     warmup_steps: first steps whose gradients travel in full precision.
@@ -58,6 +70,7 @@ class Settings:
     coding: str = "fixed"
     exchange: str = "allgather"
     error_feedback: float | None = None
+    clip: float | None = None
     fusion_bytes: int = 16 * 2**20
     in_flight_bytes: int = 512 * 2**20
     warmup_steps: int = 0
@@ -76,6 +89,7 @@ class Settings:
             "tail": check_choice("tail", self.tail, ("quantize", "full")),
             "coding": check_choice("coding", self.coding, ("fixed",)),
             "exchange": check_choice("exchange", self.exchange, ("allgather",)),
+            "clip": check_clip(self.clip),
             "fusion_bytes": check_integer("fusion_bytes", self.fusion_bytes, 4),
             "in_flight_bytes": check_integer("in_flight_bytes", self.in_flight_bytes, 4096),
             "warmup_steps": check_integer("warmup_steps", self.warmup_steps, 0),

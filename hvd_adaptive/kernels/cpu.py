@@ -70,6 +70,11 @@ def histogram(bucket: torch.Tensor, scale: float) -> np.ndarray:
     return cpu_scan.histogram(bucket.numpy(), np.float32(scale))
 
 
+def clipped(flat: torch.Tensor, bucket_size: int, clip: float) -> torch.Tensor:
+    """See reference.clipped."""
+    return torch.from_numpy(cpu_scan.clipped(flat.numpy(), bucket_size, clip))
+
+
 def bucket_norms(flat: torch.Tensor, bucket_size: int, norm: str) -> torch.Tensor:
     """See reference.bucket_norms."""
     return torch.from_numpy(cpu_scan.bucket_norms(flat.numpy(), bucket_size, norm == "linf"))

@@ -102,6 +102,30 @@ def bucket_norms(x, bucket_size, linf):
     return norms
 
 
+@inline
+def clip_to(x, clip, acc, cell, out):
+    """out becomes x within ``clip`` root mean squares, NaN where x has no norm."""
+    norm = norm_of(x, False, acc, cell)
+    limit = np.float32(norm * np.float32(clip / np.sqrt(np.float64(x.size))))
+    if np.isnan(limit):
+        out[:] = _NAN
+        return
+    for i in range(x.size):
+        v = x[i]
+        v = -limit if v < -limit else v
+        out[i] = limit if v > limit else v
+
+
+@jit
+def clipped(x, bucket_size, clip):
+    out = np.empty_like(x)
+    acc, cell = np.empty(NORM_LANES, np.float32), np.empty(1, np.float32)
+    for begin in range(0, x.size, bucket_size):
+        end = min(x.size, begin + bucket_size)
+        clip_to(x[begin:end], clip, acc, cell, out[begin:end])
+    return out
+
+
 @jit
 def histogram(x, scale):
     counts = np.zeros(BINS + 2, np.int64)

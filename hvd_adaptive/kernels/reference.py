@@ -67,6 +67,20 @@ def bucket_norms(flat: torch.Tensor, bucket_size: int, norm: str) -> torch.Tenso
     return torch.where(torch.isfinite(norms), norms, torch.full_like(norms, torch.nan))
 
 
+def clipped(flat: torch.Tensor, bucket_size: int, clip: float) -> torch.Tensor:
+    """A copy of ``flat`` whose coordinates lie within ``clip`` deviations of their bucket.
+
+    The deviation is the root mean square: Eq. 49 of the ALQ paper clips about zero, and a deviation
+    about the mean would clip a constant bucket to nothing. A bucket without a norm becomes NaN.
+    """
+    norms = bucket_norms(flat, bucket_size, "l2")
+    sizes = torch.full_like(norms, bucket_size, dtype=torch.float64)
+    sizes[-1:] = flat.numel() - (len(norms) - 1) * bucket_size
+    limits = norms * (clip / torch.sqrt(sizes)).to(torch.float32)
+    limit = _per_coordinate(limits, flat.numel(), bucket_size)
+    return torch.where(limit.isnan(), limit, torch.minimum(torch.maximum(flat, -limit), limit))
+
+
 def _sqrt(x: torch.Tensor) -> torch.Tensor:
     """Correctly rounded; torch's own float32 square root is off by one unit on some builds."""
     return torch.sqrt(x.to(torch.float64)).to(torch.float32)

@@ -55,7 +55,10 @@ class TableScheme(GradientCompressor):
 
     def encode_body(self, flat: torch.Tensor, body: torch.Tensor, key: int) -> None:
         scales, words = self._split(body, flat.numel())
-        kernels.for_device(flat.device).encode(
+        ops, clip = kernels.for_device(flat.device), self.settings.clip
+        if clip is not None:
+            flat = ops.clipped(flat, self._bucket(flat.numel()), clip)
+        ops.encode(
             flat, scales, words, self._bucket(flat.numel()), self.norm, self._table.kernel, key
         )
 

@@ -1,0 +1,29 @@
+"""TernGrad: ternary levels and clipping (Wen et al. 2017)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hvd_adaptive.levels import uniform_magnitudes
+from hvd_adaptive.schemes.level_table import LevelTable
+from hvd_adaptive.schemes.table_scheme import TableScheme
+from hvd_adaptive.settings import Settings
+
+
+class TernGrad(TableScheme):
+    """Ternary gradients (Wen et al. 2017, as the ALQ paper, App. K.2, and the ORQ paper use it).
+
+    Each bucket is clipped to ``clip`` times its deviation (ALQ paper, Eq. 49), divided by its then
+    largest coordinate and rounded at random, without bias, to -1, 0 or 1. 20 codes travel in 32
+    bits.
+
+    clip: c, default 2.5; None leaves the gradient as it is. Clipping makes the variance much less
+    and the result a little biased: it is unbiased for the clipped gradient only.
+    shared: see settings.Settings.
+    """
+
+    name = "terngrad"
+
+    def __init__(self, *, clip: float | None = 2.5, **shared: Any) -> None:
+        settings = Settings.from_keywords("TernGrad", shared | {"clip": clip})
+        super().__init__(settings, "linf", LevelTable(2, False, uniform_magnitudes(2, False)))
