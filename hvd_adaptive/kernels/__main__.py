@@ -2,22 +2,36 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import torch
 from tqdm import tqdm
 
-from hvd_adaptive.coding.fixed import packed_words
 from hvd_adaptive.kernels import cpu
-from hvd_adaptive.kernels.tables import kernel_table
+from hvd_adaptive.kernels.tables import KernelTable, kernel_table
+from hvd_adaptive.levels import exponential_magnitudes, uniform_magnitudes
 
 
-def warm(bits: int) -> None:
-    """Run encode and decode once at this width."""
+def tables() -> Iterator[KernelTable]:
+    """One table of each shape that the schemes use: uneven, uniform, exponential."""
+    for bits, symmetric in itertools.product(range(2, 9), (True, False)):
+        count = 1 << (bits - 1)
+        uneven = np.linspace(0 if not symmetric else 1 / count, 1, count) ** 1.1
+        for magnitudes in (
+            uneven,
+            uniform_magnitudes(count, symmetric),
+            exponential_magnitudes(count, 0.9, symmetric),
+        ):
+            yield kernel_table(magnitudes, symmetric)
+
+
+def warm(table: KernelTable) -> None:
+    """Run encode and decode once with this table."""
     flat = torch.linspace(-1, 1, 1000)
-    table = kernel_table(np.linspace(0, 1, (1 << (bits - 1)) + 1)[1:], bits, symmetric=True)
-    scales, words = torch.empty(1), torch.empty(packed_words(1000, bits), dtype=torch.int32)
+    scales, words = torch.empty(1), torch.empty(table.packing.words(1000), dtype=torch.int32)
     cpu.encode(flat, scales, words, 1000, "l2", table, 0)
     cpu.decode_add([(scales, words)], 1000, table, 1.0, torch.zeros(1000))
 
@@ -32,11 +46,12 @@ def main() -> None:
     """Compile everything anew."""
     forget()
     flat = torch.linspace(-1, 1, 100)
-    for bits in tqdm(range(1, 9), desc="compiling kernels", unit="width"):
-        warm(bits)
     cpu.bucket_norms(flat, 100, "l2")
+    cpu.clipped(flat, 100, 2.5)
     cpu.histogram(flat, 10.0)
     cpu.checksum(flat.view(torch.int32), 0)
+    for table in tqdm(list(tables()), desc="compiling kernels", unit="table"):
+        warm(table)
 
 
 if __name__ == "__main__":

@@ -6,16 +6,24 @@ Same signatures and the same integers as kernels/reference.py.
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 
 import numpy as np
 import torch
 
-from hvd_adaptive.coding.fixed import packed_words
 from hvd_adaptive.kernels import cpu_decode, cpu_encode, cpu_scan
 from hvd_adaptive.kernels.tables import KernelTable
 
-# The loops compare with this many thresholds; 7 and 8 bits search, and want one beyond the last.
-_PADDED_THRESHOLDS = {1: 2, 2: 2, 3: 4, 4: 8, 5: 16, 6: 32, 7: 65, 8: 129}
+# Which rule of cpu_encode serves up to so many thresholds; the arrays are padded to the number, and
+# the search wants one beyond the last.
+_RULES = (
+    (2, cpu_encode.COUNT_TWO),
+    (4, cpu_encode.COUNT_FOUR),
+    (8, cpu_encode.COUNT_EIGHT),
+    (16, cpu_encode.COUNT_MANY),
+    (129, cpu_encode.SEARCH),
+)
+_DIRECT = {"uniform": cpu_encode.UNIFORM, "exponential": cpu_encode.EXPONENTIAL}
 
 
 def encode(
@@ -26,23 +34,19 @@ def encode(
     norm: str,
     table: KernelTable,
     key: int,
+    clip: float | None = None,
 ) -> None:
     """See reference.encode."""
-    start, gap, lower, codes = _padded(table)
-    _encoder(table.bits)(
+    encoder, arrays = _prepared(table)
+    encoder(
         flat.numpy(),
         scales.numpy(),
         words.numpy().view(np.uint32),
         bucket_size,
         norm == "linf",
+        clip or 0.0,
         np.uint64(key),
-        start,
-        gap,
-        lower,
-        codes,
-        table.search if table.bits > 6 else _NO_SEARCH,
-        table.corrections if table.bits > 6 else 0,
-        table.negative,
+        *arrays,
     )
 
 
@@ -54,15 +58,16 @@ def decode_add(
     out: torch.Tensor,
 ) -> None:
     """See reference.decode_add."""
-    count = packed_words(out.numel(), table.bits)
+    count = table.packing.words(out.numel())
     scales = np.array([s.data_ptr() for s, _ in payloads], dtype=np.int64)
     words = np.array([w.data_ptr() for _, w in payloads], dtype=np.int64)
     for s, w in payloads:
         if s.numel() * bucket_size < out.numel() or w.numel() < count:
             raise ValueError(f"payload of {s.numel()} scales and {w.numel()} words is too short")
-    values = np.zeros(max(16, len(table.values)), np.float32)
-    values[: len(table.values)] = table.values
-    _decoder(table.bits)(scales, words, bucket_size, values, np.float32(factor), out.numpy())
+    values = np.zeros(max(16, table.alphabet), np.float32)
+    values[: table.alphabet] = table.values
+    decoder = _decoder(table.rule == "uniform", *_constants(table))
+    decoder(scales, words, count, bucket_size, values, np.float32(factor), out.numpy())
 
 
 def histogram(bucket: torch.Tensor, scale: float) -> np.ndarray:
@@ -85,17 +90,30 @@ def checksum(words: torch.Tensor, seed: int) -> int:
     return int(cpu_scan.checksum(words.numpy().view(np.uint32), np.uint32(seed)))
 
 
-_NO_SEARCH = np.zeros(1, np.uint32)
+_NO_CELLS = np.zeros(1, np.uint8)
 _encoder = functools.cache(cpu_encode.make_encoder)
 _decoder = functools.cache(cpu_decode.make_decoder)
 
 
+def _constants(table: KernelTable) -> tuple[int, int, int]:
+    return table.packing.alphabet, table.packing.digits, table.packing.width
+
+
 @functools.lru_cache(maxsize=64)
-def _padded(table: KernelTable) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Thresholds padded by some that nothing exceeds, and the codes of the magnitude indices."""
-    size = _PADDED_THRESHOLDS[table.bits]
+def _prepared(table: KernelTable) -> tuple[Callable, tuple]:
+    """The encoder of a table's rule and packing, and the table's arrays as it wants them.
+
+    Thresholds are padded by some that nothing exceeds.
+    """
+    size, rule = next(choice for choice in _RULES if table.thresholds <= choice[0])
+    rule = _DIRECT.get(table.rule, rule)
     start, gap = np.full(size, np.inf, np.float32), np.zeros(size, np.float32)
     lower = np.full(size, np.inf, np.float32)
     start[: table.thresholds], gap[: table.thresholds] = table.start, table.gap
     lower[: table.thresholds] = table.lower
-    return start, gap, lower, np.arange(table.base, table.base + size + 1, dtype=np.uint32)
+    ladder = np.arange(table.base, table.base + size + 1, dtype=np.uint32)
+    cells, corrections = _NO_CELLS, 0
+    if rule == cpu_encode.SEARCH:
+        cells, corrections = table.search, table.corrections
+    arrays = (start, gap, lower, ladder, table.thresholds, table.numbers, cells, corrections)
+    return _encoder(rule, *_constants(table)), arrays

@@ -5,7 +5,10 @@ from __future__ import annotations
 import numba
 import numpy as np
 
-from hvd_adaptive.coding.fixed import BLOCK, LANES, QUARTERS, ROWS
+from hvd_adaptive.coding.fixed import LANES, QUARTERS, ROWS
+from hvd_adaptive.coding.packing import Packing
+from hvd_adaptive.kernels.cpu_encode import chunk_size
+from hvd_adaptive.kernels.cpu_radix import load_row
 from hvd_adaptive.kernels.jit import inline, jit
 
 _QUARTER = ROWS * LANES
@@ -59,63 +62,97 @@ def _pick8(c, t0, t1, t2, t3, t4, t5, t6, t7):
     return high if (c & np.uint32(4)) != 0 else low
 
 
-def make_decoder(bits: int):
-    """The decoder for one width; ``bits`` is a constant of the compiled code."""
-    mask = (1 << bits) - 1
+@inline
+def _add_uniform(part, scale, alphabet, step, target):
+    """The products that tables.kernel_table takes for values."""
+    last = np.int32(alphabet - 1)
+    for j in range(target.size):
+        k = np.int32(np.int32(np.int32(part[j]) * np.int32(2)) - last)
+        target[j] += np.float32(np.float32(k) * step) * scale
+
+
+@inline
+def _add_small(part, scale, alphabet, values, target):
+    """Up to 16 values, selected from registers."""
+    t0, t1, t2, t3 = values[0] * scale, values[1] * scale, values[2] * scale, values[3] * scale
+    t4, t5, t6, t7 = values[4] * scale, values[5] * scale, values[6] * scale, values[7] * scale
+    t8, t9 = values[8] * scale, values[9] * scale
+    t10, t11 = values[10] * scale, values[11] * scale
+    t12, t13 = values[12] * scale, values[13] * scale
+    t14, t15 = values[14] * scale, values[15] * scale
+    for j in range(target.size):
+        c = part[j]
+        if alphabet <= 4:
+            target[j] += _pick4(c, t0, t1, t2, t3)
+        elif alphabet <= 8:
+            target[j] += _pick8(c, t0, t1, t2, t3, t4, t5, t6, t7)
+        else:
+            low = _pick8(c, t0, t1, t2, t3, t4, t5, t6, t7)
+            high = _pick8(c, t8, t9, t10, t11, t12, t13, t14, t15)
+            target[j] += high if (c & np.uint32(8)) != 0 else low
+
+
+@inline
+def _add_looked_up(part, scale, values, target):
+    for j in range(target.size):
+        target[j] += values[np.uint64(part[j])] * scale
+
+
+@inline
+def _load(words, index, rest, chunk, alphabet, digits, width, rows, codes):
+    """Unpack chunk ``index``, of which ``rest`` coordinates are there."""
+    if digits > 1:
+        row = LANES * digits
+        first = index * (chunk // row)
+        for k in range((rest + row - 1) // row):
+            part = codes[k * row : (k + 1) * row]
+            load_row(words, alphabet, digits, width, first + k, rows[:LANES], part)
+        return
+    mask = np.uint32((1 << width) - 1)
+    count = (rest + QUARTERS * LANES - 1) // (QUARTERS * LANES)
+    quarter = count * LANES
+    block = words[index * width * LANES :]
+    if count == ROWS:
+        _load_block(block, width, rows)
+    else:
+        _load_partial(block, count, width, rows)
+    for i in range(quarter):
+        r = rows[i]
+        codes[i] = r & mask
+        codes[i + quarter] = np.uint32(r >> np.uint32(width)) & mask
+        codes[i + 2 * quarter] = np.uint32(r >> np.uint32(2 * width)) & mask
+        codes[i + 3 * quarter] = np.uint32(r >> np.uint32(3 * width)) & mask
+
+
+def make_decoder(uniform: bool, alphabet: int, digits: int, width: int):
+    """The decoder for one packing, which is a constant of the compiled code."""
+    chunk = chunk_size(Packing(alphabet, digits, width))
+    step = np.float32(1 / (alphabet - 1))
 
     @jit
-    def decode_add(scale_at, word_at, bucket_size, values, factor, out):
-        rows, codes = np.empty(_QUARTER, np.uint32), np.empty(BLOCK, np.uint32)
+    def decode_add(scale_at, word_at, size, bucket_size, values, factor, out):
+        rows, codes = np.empty(_QUARTER, np.uint32), np.empty(chunk, np.uint32)
         n = out.size
         buckets = (n + bucket_size - 1) // bucket_size
-        for block in range((n + BLOCK - 1) // BLOCK):
-            begin = block * BLOCK
-            end = min(n, begin + BLOCK)
-            count = (end - begin + QUARTERS * LANES - 1) // (QUARTERS * LANES)
-            quarter = count * LANES
-            size = LANES * ((count * QUARTERS * bits + 31) // 32)
+        for index in range((n + chunk - 1) // chunk):
+            begin = index * chunk
+            end = min(n, begin + chunk)
             for rank in range(word_at.size):
                 scales = numba.carray(_pointer(scale_at[rank]), buckets, np.float32)
-                words = numba.carray(
-                    _pointer(word_at[rank] + 4 * block * bits * LANES), size, np.uint32
-                )
-                if count == ROWS:
-                    _load_block(words, bits, rows)
-                else:
-                    _load_partial(words, count, bits, rows)
-                for i in range(quarter):
-                    row = rows[i]
-                    codes[i] = row & np.uint32(mask)
-                    codes[i + quarter] = np.uint32(row >> np.uint32(bits)) & np.uint32(mask)
-                    codes[i + 2 * quarter] = np.uint32(row >> np.uint32(2 * bits)) & np.uint32(mask)
-                    codes[i + 3 * quarter] = np.uint32(row >> np.uint32(3 * bits)) & np.uint32(mask)
+                words = numba.carray(_pointer(word_at[rank]), size, np.uint32)
+                _load(words, index, end - begin, chunk, alphabet, digits, width, rows, codes)
                 i = begin
                 while i < end:
                     bucket = i // bucket_size
                     stop = min(end, (bucket + 1) * bucket_size)
                     scale = scales[bucket]
                     target, part = out[i:stop], codes[i - begin : stop - begin]
-                    if bits <= 4:
-                        t0, t1 = values[0] * scale, values[1] * scale
-                        t2, t3 = values[2] * scale, values[3] * scale
-                        t4, t5 = values[4] * scale, values[5] * scale
-                        t6, t7 = values[6] * scale, values[7] * scale
-                        t8, t9 = values[8] * scale, values[9] * scale
-                        t10, t11 = values[10] * scale, values[11] * scale
-                        t12, t13 = values[12] * scale, values[13] * scale
-                        t14, t15 = values[14] * scale, values[15] * scale
-                    for j in range(target.size):
-                        c = part[j]
-                        if bits <= 2:
-                            target[j] += _pick4(c, t0, t1, t2, t3)
-                        elif bits == 3:
-                            target[j] += _pick8(c, t0, t1, t2, t3, t4, t5, t6, t7)
-                        elif bits == 4:
-                            low = _pick8(c, t0, t1, t2, t3, t4, t5, t6, t7)
-                            high = _pick8(c, t8, t9, t10, t11, t12, t13, t14, t15)
-                            target[j] += high if (c & np.uint32(8)) != 0 else low
-                        else:
-                            target[j] += values[c] * scale
+                    if uniform:
+                        _add_uniform(part, scale, alphabet, step, target)
+                    elif alphabet <= 16:
+                        _add_small(part, scale, alphabet, values, target)
+                    else:
+                        _add_looked_up(part, scale, values, target)
                     i = stop
             if factor != 1:
                 for i in range(begin, end):

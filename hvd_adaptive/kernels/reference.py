@@ -9,9 +9,15 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from hvd_adaptive.coding.fixed import BLOCK, LANES, QUARTERS, ROWS, packed_words, partial_rows
 from hvd_adaptive.kernels import random
-from hvd_adaptive.kernels.tables import KernelTable
+from hvd_adaptive.kernels.reference_pack import pack_codes, unpack_codes
+from hvd_adaptive.kernels.tables import (
+    HALF_BITS,
+    LOG2_COEFFICIENTS,
+    MANTISSA_BITS,
+    UNIFORM_SCALE,
+    KernelTable,
+)
 
 NORM_LANES = 32
 SMALLEST_NORM = 2.0**-126
@@ -29,15 +35,18 @@ def encode(
     norm: str,
     table: KernelTable,
     key: int,
+    clip: float | None = None,
 ) -> None:
-    """Quantise ``flat`` (float32, (n,)) bucket by bucket and pack the codes.
+    """Quantise ``flat`` (float32, (n,)) bucket by bucket, clipped if so asked, and pack the codes.
 
     Fills ``scales`` (float32, one per bucket: its norm, NaN for a bucket with a non-finite
     coordinate or an overflowing norm, 0 for a zero bucket) and ``words`` (int32).
     """
+    if clip is not None:
+        flat = clipped(flat, bucket_size, clip)
     scales.copy_(bucket_norms(flat, bucket_size, norm))
     codes = quantize(flat, scales, bucket_size, table, key)
-    words.copy_(pack(codes, table.bits))
+    words.copy_(pack_codes(codes, table.packing))
 
 
 def bucket_norms(flat: torch.Tensor, bucket_size: int, norm: str) -> torch.Tensor:
@@ -78,7 +87,9 @@ def clipped(flat: torch.Tensor, bucket_size: int, clip: float) -> torch.Tensor:
     sizes[-1:] = flat.numel() - (len(norms) - 1) * bucket_size
     limits = norms * (clip / torch.sqrt(sizes)).to(torch.float32)
     limit = _per_coordinate(limits, flat.numel(), bucket_size)
-    return torch.where(limit.isnan(), limit, torch.minimum(torch.maximum(flat, -limit), limit))
+    raised = torch.where(flat < -limit, -limit, flat)
+    inside = torch.where(raised > limit, limit, raised)
+    return torch.where(limit.isnan(), limit, inside)
 
 
 def _sqrt(x: torch.Tensor) -> torch.Tensor:
@@ -118,68 +129,47 @@ def quantize(
     inverse = torch.where(usable, 1.0 / scales, torch.zeros_like(scales))
     r = flat.abs() * _per_coordinate(inverse, flat.numel(), bucket_size)
     u = uniforms(flat.numel(), bucket_size, key, flat.device)
-    m = torch.zeros(flat.numel(), dtype=torch.int64, device=flat.device)
+    codes = _INDEX[table.rule](r, u, table) + table.base
+    codes = torch.where(flat < 0, table.alphabet - 1 - codes, codes)
+    return torch.where(_per_coordinate(usable, flat.numel(), bucket_size), codes, 0)
+
+
+def _count(r: torch.Tensor, u: torch.Tensor, table: KernelTable) -> torch.Tensor:
+    """Thresholds that r exceeds."""
+    m = torch.zeros(r.numel(), dtype=torch.int64, device=r.device)
     for start, gap in zip(table.start.tolist(), table.gap.tolist(), strict=True):
         m += r > u * gap + start
-    codes = (m + table.base) ^ torch.where(flat < 0, table.negative, 0)
-    return torch.where(_per_coordinate(usable, flat.numel(), bucket_size), codes, 0)
+    return m
+
+
+def _uniform(r: torch.Tensor, u: torch.Tensor, table: KernelTable) -> torch.Tensor:
+    """Index on a uniform table."""
+    slope, offset = table.numbers[:2].tolist()
+    y = r.clamp(max=1.0) * slope + offset
+    whole = y.trunc()
+    fraction = u * float(UNIFORM_SCALE) + float(UNIFORM_SCALE / 2)
+    return whole.to(torch.int64) + (y - whole > fraction)
+
+
+def _exponential(r: torch.Tensor, u: torch.Tensor, table: KernelTable) -> torch.Tensor:
+    """Index on an exponential table, by the logarithm of w."""
+    gain, first, per_octave, top = table.numbers.tolist()
+    bits = (r / (u * gain + first)).view(torch.int32) - HALF_BITS
+    t = ((bits & MANTISSA_BITS) + HALF_BITS).view(torch.float32) - 1.0
+    polynomial = torch.full_like(t, LOG2_COEFFICIENTS[-1])
+    for coefficient in LOG2_COEFFICIENTS[-2::-1]:
+        polynomial = polynomial * t + coefficient
+    log2 = (bits >> 23).to(torch.float32) + polynomial * t
+    m = (log2 * per_octave + top).to(torch.int64).clamp(1, table.thresholds)
+    least = (r > u * float(table.gap[0]) + float(table.start[0])).to(torch.int64)
+    return torch.where(r > float(table.lower[1]), m, least)
+
+
+_INDEX = {"thresholds": _count, "uniform": _uniform, "exponential": _exponential}
 
 
 def _per_coordinate(values: torch.Tensor, coordinates: int, bucket_size: int) -> torch.Tensor:
     return values.repeat_interleave(bucket_size)[:coordinates]
-
-
-def pack(codes: torch.Tensor, bits: int) -> torch.Tensor:
-    """Codes (int64, (n,)) to words (int32), laid out as coding/fixed.py says."""
-    full = codes.numel() // BLOCK * BLOCK
-    parts = [_pack_blocks(codes[:full].view(-1, QUARTERS, ROWS, LANES), bits)]
-    rest = codes.numel() - full
-    if rest:
-        rows = partial_rows(rest)
-        padded = codes.new_zeros(QUARTERS * rows * LANES)
-        padded[:rest] = codes[full:]
-        parts.append(_pack_blocks(padded.view(1, QUARTERS, rows, LANES), bits))
-    return torch.cat(parts)
-
-
-def _pack_blocks(codes: torch.Tensor, bits: int) -> torch.Tensor:
-    blocks, _, rows, _ = codes.shape
-    count = -(-rows * QUARTERS * bits // 32)
-    words = codes.new_zeros(blocks, count, LANES)
-    for row in range(rows):
-        for quarter in range(QUARTERS):
-            word, bit = divmod((QUARTERS * row + quarter) * bits, 32)
-            shifted = codes[:, quarter, row] << bit
-            words[:, word] |= shifted & MASK32
-            if bit + bits > 32:
-                words[:, word + 1] |= shifted >> 32
-    return torch.where(words >= 1 << 31, words - (1 << 32), words).to(torch.int32).reshape(-1)
-
-
-def unpack(words: torch.Tensor, coordinates: int, bits: int) -> torch.Tensor:
-    """Inverse of ``pack``: codes (int64, (coordinates,))."""
-    full = coordinates // BLOCK * BLOCK
-    split = packed_words(full, bits)
-    parts = [_unpack_blocks(words[:split].view(-1, bits, LANES), ROWS, bits)]
-    rest = coordinates - full
-    if rest:
-        rows = partial_rows(rest)
-        tail = words[split : packed_words(coordinates, bits)].view(1, -1, LANES)
-        parts.append(_unpack_blocks(tail, rows, bits)[:rest])
-    return torch.cat(parts)
-
-
-def _unpack_blocks(words: torch.Tensor, rows: int, bits: int) -> torch.Tensor:
-    wide = words.to(torch.int64) & MASK32
-    codes = wide.new_zeros(wide.shape[0], QUARTERS, rows, LANES)
-    for row in range(rows):
-        for quarter in range(QUARTERS):
-            word, bit = divmod((QUARTERS * row + quarter) * bits, 32)
-            value = wide[:, word] >> bit
-            if bit + bits > 32:
-                value = value | wide[:, word + 1] << (32 - bit)
-            codes[:, quarter, row] = value & ((1 << bits) - 1)
-    return codes.reshape(-1)
 
 
 def decode_add(
@@ -195,7 +185,7 @@ def decode_add(
     """
     values = torch.from_numpy(table.values).to(out.device)
     for scales, words in payloads:
-        codes = unpack(words, out.numel(), table.bits)
+        codes = unpack_codes(words, out.numel(), table.packing)
         out += values[codes] * _per_coordinate(scales, out.numel(), bucket_size)
     if factor != 1.0:
         out *= factor

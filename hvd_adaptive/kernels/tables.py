@@ -7,39 +7,65 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from hvd_adaptive.coding.packing import Packing, packing_of
+
 # A uniform number is an integer k below 2**24 and stands for (k + 1/2) / 2**24: the gaps carry the
 # factor 2**-24, the starts the half.
 UNIFORM_SCALE = np.float32(2.0**-24)
 LARGEST_UNIFORM = np.float32(2**24 - 1)
 
-# The search table has 32 cells an octave over 32 octaves: a cell is read off a float32's bits.
-CELL_SHIFT = 18
-CELL_BASE = (127 - 32) << 5
-CELLS = 32 * 32 + 1
+# The search table has 128 cells an octave over 32 octaves: a cell is read off a float32's bits.
+CELL_SHIFT = 16
+CELL_BASE = (127 - 32) << 7
+CELLS = 32 * 128 + 1
+
+# log2(w) = e + t P(t) for w = 2**e (1 + t) and 1 + t from sqrt(1/2) to sqrt(2), within 3.5e-7: the
+# coefficients minimise the largest error (Lawson's iteration), the first one is P(0).
+HALF_BITS, MANTISSA_BITS = 0x3F3504F3, 0x007FFFFF
+LOG2_COEFFICIENTS = (
+    1.4426997, -0.7213759, 0.48046502, -0.35896185, 0.29726261, -0.2726979, 0.17063443,
+)  # fmt: skip
+# Few thresholds are compared with one by one, which is no slower.
+_LEAST_EXPONENTIAL = 9
 
 
 @dataclass(frozen=True, eq=False)
 class KernelTable:
     """A level table as arrays.
 
-    The magnitude index of r = abs(v)/norm is ``m = sum_j [r > start[j] + k * gap[j]]`` with one
-    uniform integer k < 2**24 per coordinate (ALQ paper, section 3: h(r) is the upper level with
-    probability rho(r)); the code is ``(base + m) ^ (negative if v < 0 else 0)``; it stands for
-    ``values[code] * norm``.
+    A coordinate v of a bucket with norm N has r = abs(v)/N, one uniform integer k < 2**24, and an
+    index m from 0 to ``thresholds``: the magnitude to which r is rounded (ALQ paper, section 3:
+    h(r) is the upper level with probability rho(r)). Its code is ``c = base + m``, or
+    ``alphabet - 1 - c`` where v < 0: the place of the level among all levels in ascending order.
+    It stands for ``values[code] * N``. How m is found is told by ``rule``:
+
+    "thresholds": m = sum_j [r > start[j] + k gap[j]].
+    "uniform": with y = min(r, 1) slope + offset and i = floor(y),
+        m = i + [y - i > (k + 1/2)/2**24].
+    "exponential", ratio p: where r <= lower[1] as "thresholds" (one comparison); above it, for
+        w = r / (1 + (1/p - 1)(k + 1/2)/2**24), m = floor(log2(w) / log2(1/p) + thresholds + 1),
+        from 1 to ``thresholds``: r exceeds the threshold between p**(i+1) and p**i if and only if w
+        exceeds p**(i+1).
 
     lower: float32 (thresholds,), the lower ends of the intervals
     start, gap: float32 (thresholds,), gap already multiplied by 2**-24
-    values: float32 (2**bits,)
-    search: uint32 (CELLS,), a lower bound of the interval of r; ``corrections`` steps mend it
+    numbers: float32 (4,), the rule's own: slope, offset | gain, first, 1/log2(1/p), thresholds + 1,
+        where 1 + (1/p - 1)(k + 1/2)/2**24 = k gain + first
+    values: float32 (alphabet,)
     """
 
-    bits: int
+    packing: Packing
+    rule: str
     lower: np.ndarray
     start: np.ndarray
     gap: np.ndarray
+    numbers: np.ndarray
     base: int
-    negative: int
     values: np.ndarray
+
+    @property
+    def alphabet(self) -> int:
+        return self.packing.alphabet
 
     @property
     def thresholds(self) -> int:
@@ -47,7 +73,8 @@ class KernelTable:
 
     @functools.cached_property
     def search(self) -> np.ndarray:
-        return np.searchsorted(self.lower[1:], _cell_edges()[:-1], side="left").astype(np.uint32)
+        """uint8 (CELLS,): a lower bound of the interval of r; ``corrections`` steps mend it."""
+        return np.searchsorted(self.lower[1:], _cell_edges()[:-1], side="left").astype(np.uint8)
 
     @functools.cached_property
     def corrections(self) -> int:
@@ -55,25 +82,47 @@ class KernelTable:
         return int((above - self.search).max(initial=0))
 
 
-def kernel_table(magnitudes: np.ndarray, bits: int, symmetric: bool) -> KernelTable:
+def kernel_table(magnitudes: np.ndarray, symmetric: bool) -> KernelTable:
     """Build the arrays of a table given by its ascending magnitudes, the last of which is 1.
 
-    ``symmetric``: 2**(bits-1) positive magnitudes, codes ascend from -1 to +1 (ALQ paper, App.
-    B.3). Otherwise the first magnitude is 0 and a code is a magnitude index and a sign bit.
+    ``symmetric``: all magnitudes are positive and zero is no level (ALQ paper, App. B.3); otherwise
+    the first magnitude is 0.
     """
-    levels = np.asarray(magnitudes, dtype=np.float32)
-    half = 1 << (bits - 1)
+    magnitudes = np.asarray(magnitudes, dtype=np.float64)
+    levels = magnitudes.astype(np.float32)
     if symmetric:
         lower, upper = np.concatenate([-levels[:1], levels[:-1]]), levels
         values = np.concatenate([-levels[::-1], levels])
-        base, negative = half - 1, 2 * half - 1
     else:
         lower, upper = levels[:-1], levels[1:]
-        padded = np.concatenate([levels, np.full(half - len(levels), levels[-1], np.float32)])
-        values = np.concatenate([padded, -padded])
-        base, negative = 0, half
+        values = np.concatenate([-levels[:0:-1], levels])
     start, gap = _thresholds(lower, upper)
-    return KernelTable(bits, lower, start, gap, base, negative, values)
+    rule, numbers = "thresholds", np.zeros(4)
+    if _is_uniform(magnitudes, symmetric):
+        rule = "uniform"
+        numbers[:2] = (len(values) - 1) / 2, 0.5 if symmetric else 0.0
+        # The same products as in a decoder that computes them.
+        steps = np.arange(1 - len(values), len(values), 2, dtype=np.float32)
+        values = steps * np.float32(1 / (len(values) - 1))
+    elif len(start) >= _LEAST_EXPONENTIAL and _is_exponential(magnitudes[0 if symmetric else 1 :]):
+        rule = "exponential"
+        ratio = magnitudes[-1] / magnitudes[-2]
+        gain = (ratio - 1) * 2.0**-24
+        numbers[:] = gain, 1 + gain / 2, 1 / np.log2(ratio), len(start) + 1
+    packing = packing_of(len(values))
+    base = len(values) - 1 - len(start)
+    return KernelTable(packing, rule, lower, start, gap, numbers.astype(np.float32), base, values)
+
+
+def _is_uniform(magnitudes: np.ndarray, symmetric: bool) -> bool:
+    signed = np.concatenate([-magnitudes[:1], magnitudes]) if symmetric else magnitudes
+    gaps = np.diff(signed)
+    return bool(np.allclose(gaps, gaps[-1], rtol=1e-12, atol=0))
+
+
+def _is_exponential(positive: np.ndarray) -> bool:
+    ratios = positive[1:] / positive[:-1]
+    return bool(np.allclose(ratios, ratios[-1], rtol=1e-9, atol=0) and ratios[-1] > 1 + 2.0**-13)
 
 
 def _thresholds(lower: np.ndarray, upper: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

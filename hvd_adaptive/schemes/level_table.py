@@ -18,10 +18,11 @@ from hvd_adaptive.kernels.tables import KernelTable, kernel_table
 class LevelTable:
     """Levels shared by all ranks.
 
-    magnitudes: float64, ascending, the last is 1; a zero-based table may leave codes unused.
+    magnitudes: float64, ascending, the last is 1; a zero-based table may have fewer than its bits
+    allow.
     symmetric: 2**(bits-1) positive magnitudes and
-    their negatives (ALQ paper, App. B.3); otherwise the first magnitude is 0 and each code is a
-    sign and a magnitude (section 3). version counts the fits.
+    their negatives (ALQ paper, App. B.3); otherwise the first magnitude is 0 (section 3). version
+    counts the fits.
     """
 
     bits: int
@@ -74,7 +75,7 @@ class LevelTable:
     @functools.cached_property
     def kernel(self) -> KernelTable:
         """The table as the kernels read it."""
-        return kernel_table(self.magnitudes, self.bits, self.symmetric)
+        return kernel_table(self.magnitudes, self.symmetric)
 
     @functools.cached_property
     def fingerprint(self) -> int:

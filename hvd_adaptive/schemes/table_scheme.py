@@ -8,7 +8,6 @@ from typing import Any
 import torch
 
 from hvd_adaptive import kernels
-from hvd_adaptive.coding.fixed import packed_words
 from hvd_adaptive.compressor import GradientCompressor
 from hvd_adaptive.schemes.level_table import LevelTable
 from hvd_adaptive.settings import Settings
@@ -17,7 +16,7 @@ from hvd_adaptive.settings import Settings
 class TableScheme(GradientCompressor):
     """Quantise buckets by their norm and one table of levels.
 
-    Body: float32 scale of each bucket, then the codes' 32-bit words (coding/fixed.py).
+    Body: float32 scale of each bucket, then the codes' 32-bit words (coding/packing.py).
     """
 
     def __init__(self, settings: Settings, norm: str, table: LevelTable) -> None:
@@ -37,7 +36,7 @@ class TableScheme(GradientCompressor):
 
     @property
     def alphabet(self) -> int:
-        return 1 << self._table.bits
+        return self._table.kernel.alphabet
 
     @property
     def table_version(self) -> int:
@@ -51,16 +50,14 @@ class TableScheme(GradientCompressor):
         return {"norm": self.norm, "bits": self._table.bits, "symmetric": self._table.symmetric}
 
     def body_bytes(self, coordinates: int) -> int:
-        return 4 * (self._buckets(coordinates) + packed_words(coordinates, self._table.bits))
+        return 4 * (self._buckets(coordinates) + self._table.kernel.packing.words(coordinates))
 
     def encode_body(self, flat: torch.Tensor, body: torch.Tensor, key: int) -> None:
         scales, words = self._split(body, flat.numel())
-        ops, clip = kernels.for_device(flat.device), self.settings.clip
-        if clip is not None:
-            flat = ops.clipped(flat, self._bucket(flat.numel()), clip)
-        ops.encode(
-            flat, scales, words, self._bucket(flat.numel()), self.norm, self._table.kernel, key
-        )
+        kernels.for_device(flat.device).encode(
+            flat, scales, words, self._bucket(flat.numel()), self.norm, self._table.kernel, key,
+            self.settings.clip,
+        )  # fmt: skip
 
     def decode_bodies(
         self, bodies: Sequence[torch.Tensor], keys: Sequence[int], factor: float, out: torch.Tensor

@@ -7,7 +7,7 @@ import itertools
 import numpy as np
 import pytest
 import torch
-from unit_oracles import payload_length
+from unit_oracles import word_count
 
 from hvd_adaptive.kernels import cpu, reference
 from hvd_adaptive.kernels.tables import kernel_table
@@ -17,19 +17,23 @@ TABLES = list(itertools.product(range(2, 9), (True, False)))
 
 
 def table_of(bits: int, symmetric: bool, kind: str = "uneven"):
-    """uneven: random gaps; crowded: levels over 30 octaves; uniform."""
+    """uneven: random gaps; crowded: levels over 30 octaves; exponential; uniform."""
     count = 1 << (bits - 1)
     generator = np.random.default_rng(bits)
     if kind == "uneven":
         magnitudes = np.cumsum(generator.uniform(0.01, 1, count))
         magnitudes /= magnitudes[-1]
+    elif kind == "exponential":
+        magnitudes = 0.9 ** np.arange(count - 1.0, -1, -1)
     elif kind == "crowded":
         magnitudes = 2.0 ** np.linspace(-30, 0, count)
     else:
-        magnitudes = np.linspace(1 / count, 1, count)
-    if not symmetric:
+        magnitudes = np.linspace(1, 2 * count - 1, count) / (2 * count - 1)
+    if not symmetric and kind == "uniform":
+        magnitudes = np.linspace(0, 1, count)
+    elif not symmetric:
         magnitudes[0] = 0
-    return kernel_table(magnitudes, bits, symmetric)
+    return kernel_table(magnitudes, symmetric)
 
 
 def ordinary(n: int, generator: np.random.Generator) -> np.ndarray:
@@ -94,13 +98,11 @@ def vector(kind, n: int, seed: int = 0) -> torch.Tensor:
         return torch.from_numpy(kind(n, np.random.default_rng([seed, n])).astype(np.float32))
 
 
-def encoded(module, flat: torch.Tensor, bucket: int, norm: str, table, key: int):
-    count = -(-flat.numel() // bucket)
-    words = (payload_length(flat.numel(), table.bits, 1 << 40) - 96) // 4
-    words = words - words % 16  # the padded length also holds one scale
-    scales = torch.full((count,), -1.0)
-    words = torch.full((words,), 0x55555555, dtype=torch.int32)
-    module.encode(flat, scales, words, bucket, norm, table, key)
+def encoded(module, flat: torch.Tensor, bucket: int, norm: str, table, key: int, clip=None):
+    scales = torch.full((-(-flat.numel() // bucket),), -1.0)
+    count = word_count(flat.numel(), table.alphabet)
+    words = torch.full((count,), 0x55555555, dtype=torch.int32)
+    module.encode(flat, scales, words, bucket, norm, table, key, clip)
     return scales, words
 
 
@@ -112,9 +114,9 @@ def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
     return np.array_equal(nan_x, nan_y) and x.dtype == y.dtype and x.tobytes() == y.tobytes()
 
 
-def compare(flat: torch.Tensor, bucket: int, norm: str, table, key: int) -> None:
-    what = f"n={flat.numel()} bucket={bucket} norm={norm} bits={table.bits}"
-    want, got = (encoded(m, flat, bucket, norm, table, key) for m in (reference, cpu))
+def compare(flat: torch.Tensor, bucket: int, norm: str, table, key: int, clip=None) -> None:
+    what = f"n={flat.numel()} bucket={bucket} norm={norm} alphabet={table.alphabet}"
+    want, got = (encoded(m, flat, bucket, norm, table, key, clip) for m in (reference, cpu))
     assert same_bits(want[0], got[0]), what
     assert torch.equal(want[1], got[1]), what
     results = []
@@ -126,9 +128,10 @@ def compare(flat: torch.Tensor, bucket: int, norm: str, table, key: int) -> None
 
 
 @pytest.mark.parametrize(("bits", "symmetric"), TABLES)
-def test_same_codes_and_sums_for_all_sizes(bits, symmetric):
+@pytest.mark.parametrize("shape", ("uneven", "uniform", "exponential"))
+def test_same_codes_and_sums_for_all_sizes(bits, symmetric, shape):
     kinds = itertools.cycle((ordinary, heavy, one_outlier))
-    table = table_of(bits, symmetric)
+    table = table_of(bits, symmetric, shape)
     for bucket, norm in itertools.product(BUCKETS, ("l2", "linf")):
         sizes = {0, 1, bucket - 1, bucket, bucket + 1, 63, 64, 65, 511, 512, 513}
         for n in sorted(sizes):
@@ -139,7 +142,7 @@ def test_same_codes_and_sums_for_all_sizes(bits, symmetric):
 def test_same_codes_and_sums_for_all_kinds_of_vectors(kind):
     for (bits, symmetric), norm in itertools.product(TABLES, ("l2", "linf")):
         bucket = BUCKETS[(bits + symmetric) % len(BUCKETS)]
-        table = table_of(bits, symmetric, ("crowded", "uniform")[bits % 2])
+        table = table_of(bits, symmetric, ("crowded", "uniform", "exponential")[bits % 3])
         compare(vector(kind, 3 * min(bucket, 400) + 1), bucket, norm, table, key=2**64 - bits)
 
 
@@ -149,6 +152,24 @@ def test_same_norms_for_every_bucket_size(kind):
         flat = vector(kind, 2 * bucket + 1)
         want, got = (m.bucket_norms(flat, bucket, norm) for m in (reference, cpu))
         assert same_bits(want, got), (bucket, norm)
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize("clip", (0.5, 2.5))
+def test_same_codes_and_sums_after_clipping(kind, clip):
+    for (bits, symmetric), norm in itertools.product(TABLES[:6], ("l2", "linf")):
+        flat = vector(kind, 1300)
+        table = table_of(bits, symmetric)
+        compare(flat, 512, norm, table, key=bits, clip=clip)
+        want, got = (m.clipped(flat, 512, clip) for m in (reference, cpu))
+        assert same_bits(want, got)
+
+
+def test_alphabets_of_every_odd_size():
+    """QSGD's intervals: radix packing of 3 to 255 codes."""
+    for intervals in (1, 2, 3, 4, 5, 6, 7, 8, 16, 32, 63, 64, 127):
+        table = kernel_table(np.arange(intervals + 1) / intervals, symmetric=False)
+        compare(vector(ordinary, 2500), 1000, "linf", table, key=intervals)
 
 
 @pytest.mark.parametrize("bits", (3, 6))

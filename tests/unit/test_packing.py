@@ -1,4 +1,4 @@
-"""Fixed-width packing against a bit-by-bit implementation of coding/fixed.py's docstring."""
+"""Packing against bit-by-bit implementations of the docstrings of coding/fixed.py and radix.py."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hvd_adaptive.coding.fixed import packed_words
-from hvd_adaptive.kernels import cpu, reference
+from hvd_adaptive.coding.packing import packing_of
+from hvd_adaptive.kernels import cpu, reference_pack
 from hvd_adaptive.kernels.tables import kernel_table
 
 LENGTHS = (0, 1, 15, 16, 17, 63, 64, 65, 127, 128, 129, 447, 448, 449, 511, 512, 513, 575, 577,
@@ -27,10 +28,10 @@ def words_of(codes: list[int], bits: int) -> torch.Tensor:
 
 def check(codes: list[int], bits: int) -> None:
     want = words_of(codes, bits)
-    packed = reference.pack(torch.tensor(codes, dtype=torch.int64), bits)
+    packed = reference_pack.pack(torch.tensor(codes, dtype=torch.int64), bits)
     assert torch.equal(packed, want)
     assert packed_words(len(codes), bits) == want.numel()
-    assert reference.unpack(want, len(codes), bits).tolist() == codes
+    assert reference_pack.unpack(want, len(codes), bits).tolist() == codes
 
 
 @given(st.integers(1, 8), st.integers(0, 2000), st.integers(0, 2**32 - 1))
@@ -51,7 +52,7 @@ def test_numba_reads_what_python_packed(bits, n, seed):
     """decode_add with scale 1 looks every code up in the table."""
     codes = codes_of(seed, n, bits)
     count = 1 << (bits - 1)
-    table = kernel_table(np.arange(1, count + 1) / count, bits, symmetric=True)
+    table = kernel_table(np.arange(1, count + 1) / count, symmetric=True)
     ladder = np.arange(1, count + 1, dtype=np.float64) / count
     values = np.concatenate([-ladder[::-1], ladder])
     out = torch.zeros(n)
@@ -65,11 +66,63 @@ def test_numba_packs_what_python_packs(bits):
     for n in LENGTHS[1:]:
         signs = np.random.default_rng(n).choice([-1.0, 1.0], n).astype(np.float32)
         count = 1 << (bits - 1)
-        table = kernel_table(np.arange(1, count + 1) / count, bits, symmetric=True)
+        table = kernel_table(np.arange(1, count + 1) / count, symmetric=True)
         words = torch.full((packed_words(n, bits),), -1, dtype=torch.int32)
         cpu.encode(torch.from_numpy(signs), torch.empty(1), words, n, "linf", table, 5)
         want = [2 * count - 1 if s > 0 else 0 for s in signs]
         assert torch.equal(words, words_of(want, bits)), (bits, n)
+
+
+@pytest.mark.parametrize("alphabet", oracle.UNITS)
+def test_radix_units_are_as_documented_and_waste_little(alphabet):
+    packing = packing_of(alphabet)
+    assert (packing.digits, packing.width) == oracle.UNITS[alphabet]
+    assert alphabet**packing.digits <= 2**packing.width
+    waste = packing.bits_per_code / np.log2(alphabet) - 1
+    assert waste < (0.035 if alphabet == 129 else 0.03)
+
+
+def test_every_level_count_wastes_at_most_three_percent():
+    """Tables have an even number of levels, a power of two, or an odd one."""
+    for alphabet in [2**b for b in range(1, 9)] + list(range(3, 256, 2)):
+        packing = packing_of(alphabet)
+        room = 1.035 if alphabet in (109, 111, 129, 131, 217) else 1.03
+        assert np.log2(alphabet) <= packing.bits_per_code <= room * np.log2(alphabet)
+
+
+@given(st.sampled_from(list(oracle.UNITS)), st.integers(0, 3000), st.integers(0, 2**32 - 1))
+def test_radix_words_and_roundtrip(alphabet, n, seed):
+    codes = np.random.default_rng(seed).integers(0, alphabet, n).tolist()
+    packing = packing_of(alphabet)
+    want = torch.from_numpy(np.array(oracle.pack_radix(codes, alphabet), np.uint32).view(np.int32))
+    packed = reference_pack.pack_codes(torch.tensor(codes, dtype=torch.int64), packing)
+    assert torch.equal(packed, want) and packing.words(n) == want.numel()
+    assert reference_pack.unpack_codes(want, n, packing).tolist() == codes
+
+
+@settings(max_examples=40)
+@given(st.sampled_from([3, 5, 7, 9, 17, 129]), st.integers(1, 3000), st.integers(0, 2**32 - 1))
+def test_numba_reads_and_writes_radix_words(alphabet, n, seed):
+    """Coordinates at the levels of a table keep their level, whatever the random numbers."""
+    codes = np.random.default_rng(seed).integers(0, alphabet, n)
+    codes[0] = alphabet - 1
+    half = alphabet // 2
+    table = kernel_table(np.sqrt(np.arange(half + 1) / half), symmetric=False)
+    words = torch.from_numpy(
+        np.array(oracle.pack_radix(codes.tolist(), alphabet), np.uint32).view(np.int32)
+    )
+    out = torch.zeros(n)
+    cpu.decode_add([(torch.ones(1), words)], n, table, 1.0, out)
+    assert out.tolist() == table.values[codes].tolist()
+    got = torch.full_like(words, -1)
+    cpu.encode(out, torch.empty(1), got, n, "linf", table, seed)
+    assert torch.equal(got, words)
+
+
+@pytest.mark.parametrize("alphabet", (0, 1, 257))
+def test_alphabets_out_of_range(alphabet):
+    with pytest.raises(ValueError, match=f"alphabet={alphabet}: must be an integer from 2 to 256"):
+        packing_of(alphabet)
 
 
 @given(st.integers(0, 10**12), st.integers(1, 8))
@@ -83,7 +136,7 @@ def test_packed_words_of_whole_blocks_and_a_rest(n, bits):
 
 @pytest.mark.parametrize("bits", range(2, 9))
 def test_numba_refuses_payloads_that_are_too_short(bits):
-    table = kernel_table(np.linspace(0, 1, (1 << (bits - 1)) + 1)[1:], bits, symmetric=True)
+    table = kernel_table(np.linspace(0, 1, (1 << (bits - 1)) + 1)[1:], symmetric=True)
     words = torch.zeros(packed_words(1000, bits), dtype=torch.int32)
     for scales, codes in ((torch.ones(9), words), (torch.ones(10), words[:-1])):
         with pytest.raises(ValueError, match="too short"):

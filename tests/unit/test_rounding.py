@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 from scipy import stats
-from unit_oracles import neighbours, payload_length, signed_levels
+from unit_oracles import neighbours, signed_levels, word_count
 
 from hvd_adaptive.kernels import cpu
 from hvd_adaptive.kernels.tables import kernel_table
@@ -58,10 +58,9 @@ def experiment(bits: int, symmetric: bool, norm: str, scale: float = 3.0):
     magnitudes = TABLES[bits, symmetric]
     x = bucket(magnitudes, norm) * np.float32(scale)
     flat = torch.from_numpy(np.tile(x, REPEATS))
-    table = kernel_table(np.array(magnitudes), bits, symmetric)
+    table = kernel_table(np.array(magnitudes), symmetric)
     scales = torch.empty(REPEATS)
-    count = (payload_length(flat.numel(), bits, 2**40) - 96) // 64 * 16
-    words = torch.empty(count, dtype=torch.int32)
+    words = torch.empty(word_count(flat.numel(), table.alphabet), dtype=torch.int32)
     cpu.encode(flat, scales, words, x.size, norm, table, key=2024 * bits + symmetric)
     out = torch.zeros(flat.numel())
     cpu.decode_add([(scales, words)], x.size, table, 1.0, out)

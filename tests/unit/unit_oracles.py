@@ -80,16 +80,45 @@ def pack(codes: list[int], bits: int) -> list[int]:
     return words
 
 
+# alphabet -> (codes in a unit, bits of a unit) of those packed by radix
+UNITS = {3: (20, 32), 5: (12, 28), 7: (11, 31), 9: (10, 32), 11: (8, 28), 13: (7, 26), 17: (7, 29),
+         33: (6, 31), 65: (5, 31), 129: (4, 29)}  # fmt: skip
+
+
+def pack_radix(codes: list[int], alphabet: int) -> list[int]:
+    """As the docstring of coding/radix.py says, with Python's integers of any size."""
+    digits, width = UNITS[alphabet]
+    rows = -(-len(codes) // (16 * digits))
+    padded = codes + [0] * (rows * 16 * digits - len(codes))
+    streams = [0] * 16
+    for row in range(rows):
+        for lane in range(16):
+            unit = sum(
+                padded[(digits * row + t) * 16 + lane] * alphabet**t for t in range(digits)
+            )
+            streams[lane] |= unit << (row * width)
+    words = -(-rows * width // 32)
+    return [streams[lane] >> (32 * word) & M32 for word in range(words) for lane in range(16)]
+
+
+def word_count(n: int, alphabet: int) -> int:
+    """32-bit words of n codes."""
+    if alphabet in UNITS:
+        digits, width = UNITS[alphabet]
+        return 16 * -(-(-(-n // (16 * digits)) * width) // 32)
+    bits = (alphabet - 1).bit_length()
+    blocks, rest = divmod(n, 512)
+    lane_bits = -(-rest // 64) * 4 * bits
+    return 16 * (blocks * bits + -(-lane_bits // 32))
+
+
 def payload_length(
-    n: int, bits: int, bucket: int, tail: str = "quantize", itemsize: int = 4
+    n: int, alphabet: int, bucket: int, tail: str = "quantize", itemsize: int = 4
 ) -> int:
     """96 + scales and words, rounded up to 8 + full-precision coordinates, rounded up to 8."""
     full = n % bucket if tail == "full" else 0
     quantized = n - full
-    blocks, rest = divmod(quantized, 512)
-    lane_bits = -(-rest // 64) * 4 * bits
-    words = 16 * (blocks * bits + -(-lane_bits // 32))
-    body = 4 * (-(-quantized // bucket) + words)
+    body = 4 * (-(-quantized // bucket) + word_count(quantized, alphabet))
     return 96 + -(-body // 8) * 8 + -(-full * itemsize // 8) * 8
 
 
