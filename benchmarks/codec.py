@@ -1,9 +1,10 @@
-"""Encode and decode-and-accumulate against memcpy, in one run, on one thread.
+"""Encode and decode-and-accumulate of every scheme against memcpy, in one run, on one thread.
 
-    python benchmarks/codec.py [--scheme ALQ] [--bits 2 3 4 8] [--norm l2] [--coordinates N]
+    python benchmarks/codec.py [--schemes ALQ QSGD ...] [--bits 2 3 4 8] [--norm l2]
 
-Each round times memcpy, encode, decode-and-accumulate and the checksum one after another on fresh
-random data; the medians over the rounds are printed as GB/s of float32 and as ratios to memcpy's.
+Each round times memcpy, encode, decode-and-accumulate of one payload and the payload's checksum one
+after another on fresh random data; the medians over the rounds are printed as GB/s of float32 and
+as ratios to memcpy's. Adaptive tables are fitted to the data first.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import json
 import statistics
 import time
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from rich.console import Console
@@ -22,7 +24,21 @@ from tqdm import tqdm
 import hvd_adaptive
 from hvd_adaptive.kernels import cpu
 
-SCHEMES = ("ALQ", "AMQ", "NUQSGD", "QSGD")
+BITS = (2, 3, 4, 5, 6, 8)
+TABLE_SCHEMES = ("ALQ", "AMQ", "NUQSGD", "QSGD")
+
+
+def cases(args: argparse.Namespace) -> dict[str, Any]:
+    """Label -> scheme."""
+    shared = {"bucket_size": args.bucket_size}
+    made = {
+        f"{name}(bits={bits})": getattr(hvd_adaptive, name)(bits=bits, norm=args.norm, **shared)
+        for name in TABLE_SCHEMES
+        for bits in args.bits
+    }
+    made["TernGrad()"] = hvd_adaptive.TernGrad(**shared)
+    made["TernGrad(clip=None)"] = hvd_adaptive.TernGrad(clip=None, **shared)
+    return {k: v for k, v in made.items() if type(v).__name__ in args.schemes}
 
 
 def seconds(function: Callable[[], object]) -> float:
@@ -32,10 +48,8 @@ def seconds(function: Callable[[], object]) -> float:
     return time.perf_counter() - begin
 
 
-def measure(bits: int, args: argparse.Namespace) -> dict[str, float]:
-    """Medians over the rounds for one width."""
-    construct = getattr(hvd_adaptive, args.scheme)
-    scheme = construct(bits=bits, bucket_size=args.bucket_size, norm=args.norm)
+def measure(scheme: Any, label: str, args: argparse.Namespace) -> dict[str, float]:
+    """Medians over the rounds for one scheme."""
     flat = torch.empty(args.coordinates)
     copy, total = torch.empty_like(flat), torch.zeros_like(flat)
     body = torch.empty(scheme.body_bytes(args.coordinates), dtype=torch.uint8)
@@ -52,7 +66,7 @@ def measure(bits: int, args: argparse.Namespace) -> dict[str, float]:
     for action in actions.values():
         action()
     times: dict[str, list[float]] = {name: [] for name in actions}
-    for _ in tqdm(range(args.rounds), desc=f"{bits} bits", leave=False):
+    for _ in tqdm(range(args.rounds), desc=label, leave=False):
         flat.normal_()
         for name, action in actions.items():
             times[name].append(seconds(action))
@@ -62,9 +76,10 @@ def measure(bits: int, args: argparse.Namespace) -> dict[str, float]:
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--scheme", choices=SCHEMES, default="ALQ")
+    names = (*TABLE_SCHEMES, "TernGrad")
+    parser.add_argument("--schemes", choices=names, nargs="+", default=names)
+    parser.add_argument("--bits", type=int, nargs="+", default=BITS)
     parser.add_argument("--coordinates", type=int, default=11_700_000)
-    parser.add_argument("--bits", type=int, nargs="+", default=[2, 3, 4, 5, 6, 8])
     parser.add_argument("--bucket-size", type=int, default=8192)
     parser.add_argument("--norm", choices=("l2", "linf"), default="l2")
     parser.add_argument("--rounds", type=int, default=15)
@@ -73,16 +88,18 @@ def main() -> None:
     torch.set_num_threads(1)
     gigabytes = 4 * args.coordinates / 1e9
     table = Table(
-        title=f"{args.scheme}, {args.coordinates:,} coordinates, bucket {args.bucket_size}"
+        title=f"{args.coordinates:,} coordinates, bucket {args.bucket_size}, norm {args.norm}",
+        caption="GB/s of float32; ratios to memcpy; checksum's share of encoding",
     )
-    for column in ("bits", "memcpy GB/s", "encode GB/s", "/ memcpy", "decode+add GB/s", "/ memcpy",
-                   "checksum / encode"):  # fmt: skip
+    table.add_column("scheme", no_wrap=True)
+    for column in ("bits", "memcpy", "encode", "ratio", "decode+add", "ratio", "checksum"):
         table.add_column(column, justify="right")
     results = {}
-    for bits in args.bits:
-        t = results[bits] = measure(bits, args)
+    for label, scheme in cases(args).items():
+        t = results[label] = measure(scheme, label, args)
         table.add_row(
-            str(bits),
+            label,
+            f"{8 * scheme.body_bytes(args.coordinates) / args.coordinates:.3f}",
             f"{gigabytes / t['memcpy']:.1f}",
             f"{gigabytes / t['encode']:.2f}",
             f"{t['memcpy'] / t['encode']:.2f}",

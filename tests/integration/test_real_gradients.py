@@ -7,7 +7,7 @@ import pytest
 import torch
 from conftest import STAGES
 
-from hvd_adaptive import ALQ
+from hvd_adaptive import ALQ, AMQ, NUQSGD, QSGD
 from hvd_adaptive.levels import optimal_levels
 
 BUCKET = 8192
@@ -54,6 +54,31 @@ def test_within_five_percent_of_the_optimum(lenet_gradients, stage, bits, symmet
     )
     optimum = float((weights * variance(best.magnitudes, r, symmetric)).sum())
     assert fitted <= 1.05 * optimum
+
+
+@pytest.mark.parametrize("stage", STAGES)
+@pytest.mark.parametrize("bits", [2, 3, 4, 6, 8])
+@pytest.mark.parametrize("symmetric", [True, False], ids=["symmetric", "zero"])
+@pytest.mark.parametrize("norm", ["l2", "linf"])
+def test_no_other_table_has_less_variance(lenet_gradients, stage, bits, symmetric, norm):
+    """ALQ against QSGD, NUQSGD and AMQ of the same norm and symmetry, at most 1e-4 above them."""
+    gradient = lenet_gradients[stage]
+    r, weights = normalized(gradient, norm)
+
+    def measured(scheme) -> float:
+        if hasattr(scheme, "fit"):
+            scheme.fit(gradient)
+        return float((weights * variance(scheme.table.magnitudes, r, symmetric)).sum())
+
+    ours = measured(ALQ(bits=bits, norm=norm, symmetric=symmetric))
+    rivals = {
+        "QSGD": QSGD(bits=bits, norm=norm, symmetric=symmetric),
+        "NUQSGD": NUQSGD(bits=bits, norm=norm, symmetric=symmetric),
+    }
+    if symmetric:
+        rivals["AMQ"] = AMQ(bits=bits, norm=norm)
+    for name, rival in rivals.items():
+        assert ours <= (1 + 1e-4) * measured(rival), name
 
 
 @pytest.mark.parametrize("stage", STAGES)
