@@ -17,6 +17,7 @@ from hvd_adaptive.coding.header import DTYPE_CODES
 from hvd_adaptive.errors import PayloadError
 from hvd_adaptive.kernels.random import stream_key
 from hvd_adaptive.monitor import StepMeter
+from hvd_adaptive.parts import Parts, passed_on
 from hvd_adaptive.settings import Settings, check_integer
 
 if TYPE_CHECKING:
@@ -42,8 +43,17 @@ def _rank() -> int:
 class GradientCompressor(Codec, _Base):
     """Base of all schemes: Horovod's Compressor contract, encode and decode, state and report."""
 
+    _keywords: dict[str, Any]
+
+    def __new__(cls, *args: Any, **keywords: Any) -> GradientCompressor:
+        """Keeps the keywords from which the codecs of parts are made."""
+        self = super().__new__(cls)
+        self._keywords = passed_on(keywords)
+        return self
+
     def __init__(self, settings: Settings) -> None:
         super().__init__(settings)
+        self._parts = Parts(type(self), self._keywords, settings)
         self.step = 0
         self.meter = StepMeter()
         self._encodes = 0
@@ -56,10 +66,39 @@ class GradientCompressor(Codec, _Base):
         return False
 
     def update(
-        self, step: int, samples: Callable[[int], list[torch.Tensor]], sync: Callable
+        self,
+        step: int,
+        samples: Callable[[int, str], list[torch.Tensor]],
+        sync: Callable,
+        parts: Sequence[str] = ("",),
     ) -> None:
-        """Refit the table: ``samples(count)`` draws buckets, ``sync(vector, fit)`` lets the first
-        rank fit the vectors of all ranks and gives every rank the result."""
+        """Refit the tables of ``parts``: ``samples(count, part)`` draws buckets, ``sync(vector,
+        fit)`` lets the first rank fit the vectors of all ranks and gives every rank the result."""
+
+    # Parts: parameters that have bits or tables of their own -------------------------------------
+
+    def part(self, label: str) -> GradientCompressor:
+        """The codec of a part: this compressor for "", for the others one with its own table,
+        version, ``levels``, ``encode`` and ``fit``. ValueError where there can be no such part.
+
+        label: "bits=4" for parameters whose ``parameter_bits`` are 4; with ``scope="tensor"`` a
+        parameter's name.
+        """
+        return self if label == "" else self._parts[label]
+
+    def part_of(self, name: str) -> str | None:
+        """Label of the part of a parameter; None where its pattern says full precision."""
+        return self._parts.label_of(name)
+
+    @property
+    def parts(self) -> dict[str, GradientCompressor]:
+        """Codecs by label: the default part "" first, then all that are known; those of single
+        tensors from the first gradient on."""
+        return {"": self} | self._parts.codecs
+
+    def know_parameters(self, names: Sequence[str]) -> None:
+        """Told the parameters' names: a warning where ``parameter_bits`` fit none of them."""
+        self._parts.warn_of_idle_patterns(names)
 
     # What a user and Horovod call ---------------------------------------------------------------
 
@@ -124,28 +163,33 @@ class GradientCompressor(Codec, _Base):
 
     def state_dict(self) -> dict[str, Any]:
         """Everything that a resumed run needs: plain tensors and numbers."""
-        return {"scheme": self.name, "step": self.step, "encodes": self._encodes}
+        own = {"scheme": self.name, "step": self.step, "encodes": self._encodes}
+        return own | self._parts.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Inverse of ``state_dict``; ValueError where the state is another scheme's or incomplete,
         and then nothing has been changed. A step in progress is given up."""
         self.check_state(state)
         step, encodes = int(state["step"]), int(state["encodes"])
+        parts = self._parts.loaded(state)
         if self._session is not None:
             self._session.forget()
-        self.step, self._encodes = step, encodes
+        self.step, self._encodes, self._parts = step, encodes, parts
 
     def check_state(self, state: dict[str, Any], more: Sequence[str] = ()) -> None:
-        """ValueError unless ``state`` is this scheme's and has all its entries."""
+        """ValueError unless ``state`` is this scheme's, of the same parts, and has all entries."""
         if state.get("scheme") != self.name:
             raise ValueError(f"state: is of scheme {state.get('scheme')!r}, not {self.name!r}")
         for entry in ("step", "encodes", *more):
             if entry not in state:
                 raise ValueError(f"state: has no entry {entry!r}")
+        self._parts.loaded(state)
 
     def report(self) -> dict[str, float]:
-        """What the last step sent and how good it was; the keys are told in monitor.StepMeter."""
-        return self.meter.report() | {"table_version": self.table_version}
+        """What the last step sent and how good it was; the keys are told in monitor.StepMeter.
+        table_version is that of the part that was fitted most often."""
+        version = max(codec.table_version for codec in self.parts.values())
+        return self.meter.report() | {"table_version": version}
 
     def close(self) -> None:
         """Let go of the optimizer and its gradients; the compressor can be used again."""

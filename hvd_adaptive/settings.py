@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import numbers
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -43,6 +43,27 @@ def check_clip(value: Any) -> float | None:
     return float(value)
 
 
+def check_parameter_bits(value: Any) -> dict[str, int | None] | None:
+    """A plain copy, its order kept, so that equal mappings look alike; None for an empty one.
+    ValueError unless it is a mapping of strings to integers >= 1 and None."""
+    if value is None:
+        return None
+    if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
+        raise ValueError(
+            f"parameter_bits={value!r}: must be a mapping of name patterns to bits or None"
+        )
+    checked = {}
+    for pattern, bits in value.items():
+        whole = isinstance(bits, numbers.Integral) and not isinstance(bits, bool)
+        if bits is not None and not (whole and bits >= 1):
+            raise ValueError(
+                f"parameter_bits[{pattern!r}]={bits!r}: must be an integer >= 1, or None for full "
+                "precision"
+            )
+        checked[str(pattern)] = None if bits is None else int(bits)
+    return checked or None
+
+
 @dataclass(frozen=True, kw_only=True)
 class Settings:
     """Shared keywords of all compressors (defaults as a user sees them).
@@ -56,6 +77,12 @@ class Settings:
     error_feedback: weight of the residual carried to the next step; None for none.
     clip: c; coordinates beyond c deviations of their bucket are cut back to that before it is
         quantised (ALQ paper, Eq. 49); unbiased only for the clipped gradient. None for none.
+    scope: one level table for the whole network ("network"), or one for each tensor ("tensor":
+        layer-wise quantisation, ALQ paper, App. K.2), whose buckets then end with it.
+    parameter_bits: {name pattern: bits}, for parameters that need others than the rest (the QSGD
+        paper finds convolutions more sensitive than dense layers). The first pattern that matches
+        a parameter's whole name (fnmatch, case counts) holds; None sends it in full precision.
+        min_numel is asked as well. Parameters of the same bits share a table.
     fusion_bytes: gradient bytes (as float32) of one group at most.
     in_flight_bytes: bytes of gathered payloads that a rank holds at a time at most.
     warmup_steps: first steps whose gradients travel in full precision.
@@ -71,6 +98,8 @@ class Settings:
     exchange: str = "allgather"
     error_feedback: float | None = None
     clip: float | None = None
+    scope: str = "network"
+    parameter_bits: Mapping[str, int | None] | None = None
     fusion_bytes: int = 16 * 2**20
     in_flight_bytes: int = 512 * 2**20
     warmup_steps: int = 0
@@ -90,6 +119,8 @@ class Settings:
             "coding": check_choice("coding", self.coding, ("fixed",)),
             "exchange": check_choice("exchange", self.exchange, ("allgather",)),
             "clip": check_clip(self.clip),
+            "scope": check_choice("scope", self.scope, ("network", "tensor")),
+            "parameter_bits": check_parameter_bits(self.parameter_bits),
             "fusion_bytes": check_integer("fusion_bytes", self.fusion_bytes, 4),
             "in_flight_bytes": check_integer("in_flight_bytes", self.in_flight_bytes, 4096),
             "warmup_steps": check_integer("warmup_steps", self.warmup_steps, 0),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
@@ -42,13 +43,18 @@ class Binding:
         self._sync: LevelSync | None = None
         if self.owner is not None:
             by_name = dict(self.owner.named_parameters)
-            members = [Member(n, tuple(p.shape), p.dtype) for n, p in by_name.items()]
+            compressor.know_parameters(list(by_name))
+            members = [
+                Member(n, tuple(p.shape), p.dtype, compressor.part_of(n))
+                for n, p in by_name.items()
+            ]
             self.layout = self.build_layout(members)
             self.name = _claim_name(self.layout.fingerprint ^ compressor.fingerprint)
             self._parameters = [by_name[member.name] for member in self.layout.members]
             self.prediction = Prediction(len(self._parameters))
             logger.debug("%s: %d tensors in %d groups over %d ranks", self.name,
                          len(members), len(self.layout.groups), self.world.size)  # fmt: skip
+            _warn_of_names(len(members) + len(self.layout.groups))
 
     def slot_of(self, tensor: torch.Tensor) -> int | None:
         """The slot of the parameter whose gradient ``tensor`` is; None where there is none."""
@@ -104,7 +110,8 @@ class Binding:
         """Memory that a group's exchange holds, at most: in full precision if there is a warm-up
         (a loaded state may lead back into it)."""
         quantized = 0 if self.settings.warmup_steps else group.quantized
-        size = self.compressor.payload_bytes(quantized, group.coordinates - quantized, group.dtype)
+        codec = self.compressor.part(group.part)
+        size = codec.payload_bytes(quantized, group.coordinates - quantized, group.dtype)
         return self.exchange.in_flight_bytes(size)
 
     def sweep(self) -> None:
@@ -147,6 +154,16 @@ def _check_op(op: Any) -> None:
         known = ("Min", "Max", "Product")
         name = next((n for n in known if getattr(hvd, n) is op), "Adasum")
         raise ValueError(f"op=hvd.{name}: must be hvd.Average or hvd.Sum to compress gradients")
+
+
+def _warn_of_names(count: int) -> None:
+    """Each parameter's placeholder and each group is a collective with a name of its own."""
+    cached = os.environ.get("HOROVOD_CACHE_CAPACITY", "1024")
+    if cached.isdecimal() and 0 < int(cached) < count:
+        logger.warning(
+            "%d gradients and groups are more than the %s names of Horovod's response cache: "
+            "raise HOROVOD_CACHE_CAPACITY, or each step negotiates them anew", count, cached,
+        )  # fmt: skip
 
 
 _taken: Counter[str] = Counter()

@@ -13,11 +13,15 @@ import torch
 
 @dataclass(frozen=True)
 class Member:
-    """A tensor that takes part: its name, shape and dtype; its slot is its place in the layout."""
+    """A tensor that takes part: its name, shape and dtype; its slot is its place in the layout.
+
+    part: which of the compressor's codecs quantises it; None where it stays in full precision.
+    """
 
     name: str
     shape: tuple[int, ...]
     dtype: torch.dtype
+    part: str | None = ""
 
     @property
     def numel(self) -> int:
@@ -36,12 +40,17 @@ class Piece:
 
 @dataclass
 class Group:
-    """A payload's worth of coordinates of one dtype: first the quantised, then the others."""
+    """A payload's worth of coordinates of one dtype: first the quantised, then the others.
+
+    part: which of the compressor's codecs encodes it; "" is the compressor itself. Only its groups
+    hold members in full precision.
+    """
 
     dtype: torch.dtype
     quantized: int = 0
     full: int = 0
     pieces: list[Piece] = field(default_factory=list)
+    part: str = ""
 
     @property
     def coordinates(self) -> int:
@@ -90,37 +99,44 @@ def build_layout(
 ) -> Layout:
     """Cut members into groups of at most ``most_coordinates`` (rounded to whole buckets).
 
-    Members of fewer than ``min_numel`` coordinates join their neighbours' group in full precision.
-    A member larger than a group is cut at bucket boundaries. ``in_order`` keeps the given order.
+    A group holds members of one dtype and part. Members of fewer than ``min_numel`` coordinates and
+    those without a part join their neighbours of part "" in full precision. A member larger than a
+    group is cut at bucket boundaries. ``in_order`` keeps the given order.
     """
     ordered = list(members)
     if not in_order:
         ordered.sort(key=lambda member: (natural_order(member.name), member.name))
     most = max(bucket_size, most_coordinates // bucket_size * bucket_size)
     groups: list[Group] = []
-    open_groups: dict[torch.dtype, _Builder] = {}
+    open_groups: dict[tuple[torch.dtype, str], _Builder] = {}
     for slot, member in enumerate(ordered):
-        if member.dtype not in open_groups:
-            open_groups[member.dtype] = _Builder(member.dtype, most, groups)
-        open_groups[member.dtype].add(slot, member.numel, member.numel >= min_numel)
+        quantize = member.part is not None and member.numel >= min_numel
+        kind = (member.dtype, member.part if quantize else "")
+        if kind not in open_groups:
+            open_groups[kind] = _Builder(*kind, most, groups)
+        open_groups[kind].add(slot, member.numel, quantize)
     for builder in open_groups.values():
         builder.close()
+    if any(group.part for group in groups):
+        # Backward completes a group with its first member: that one's order is the launch's.
+        groups.sort(key=lambda group: min(group.slots))
     if tail == "full":
         for group in groups:
             _move_tail(group, bucket_size)
     described = repr(
         [(m.name, m.shape, str(m.dtype)) for m in ordered]
         + [(str(g.dtype), g.quantized, g.full, g.pieces) for g in groups]
+        + [(index, g.part) for index, g in enumerate(groups) if g.part]
     )
     digest = hashlib.sha256(described.encode()).digest()
     return Layout(ordered, groups, int.from_bytes(digest[:8], "little"))
 
 
 class _Builder:
-    """Fills one dtype's groups, a member at a time."""
+    """Fills the groups of one dtype and part, a member at a time."""
 
-    def __init__(self, dtype: torch.dtype, most: int, groups: list[Group]) -> None:
-        self.dtype, self.most, self.groups = dtype, most, groups
+    def __init__(self, dtype: torch.dtype, part: str, most: int, groups: list[Group]) -> None:
+        self.dtype, self.part, self.most, self.groups = dtype, part, most, groups
         self.quantized: list[tuple[int, int, int]] = []
         self.full: list[tuple[int, int, int]] = []
         self.size = 0
@@ -139,7 +155,7 @@ class _Builder:
     def close(self) -> None:
         if not self.quantized and not self.full:
             return
-        group, at = Group(self.dtype), 0
+        group, at = Group(self.dtype, part=self.part), 0
         for slot, start, stop in [*self.quantized, *self.full]:
             group.pieces.append(Piece(slot, start, stop, at))
             at += stop - start
@@ -154,6 +170,12 @@ def _move_tail(group: Group, bucket_size: int) -> None:
     rest = group.quantized % bucket_size
     group.quantized -= rest
     group.full += rest
+
+
+def parts_among(groups: Iterable[Group]) -> list[str]:
+    """Labels of the parts that quantise anything in ``groups``, in their order; the default's where
+    none does."""
+    return list(dict.fromkeys(group.part for group in groups if group.quantized)) or [""]
 
 
 def gather(group: Group, tensors: Sequence[torch.Tensor | None], flat: torch.Tensor) -> None:

@@ -151,9 +151,10 @@ class Session:
         return self._due[1]
 
     def _send(self, step: Step) -> None:
-        """Every gradient is there: refit the table if this is an update step, then exchange."""
+        """Every gradient is there: refit the tables if this is an update step, then exchange."""
         if self._update_due(step.number):
-            self.compressor.update(step.number, step.samples, self._binding.sync())
+            sync = self._binding.sync()
+            self.compressor.update(step.number, step.samples, sync, step.parts)
         step.launch_all()
 
     def _end(self, step: Step) -> None:
@@ -164,6 +165,11 @@ class Session:
         self._batch, self._attempt = None, 0
 
     def _compress_unnamed(self, tensor: torch.Tensor) -> tuple[torch.Tensor, Ticket]:
+        if self.compressor.settings.parameter_bits is not None:
+            raise ValueError(
+                "parameter_bits: no optimizer holds this compressor, so the parameters' names are "
+                "unknown: give named_parameters="
+            )
         batch = self._batch
         if batch is None or batch.step is not None or batch.lost:
             batch = self._batch = _Batch(None, [])
@@ -179,7 +185,10 @@ class Session:
     def _name_by_arrival(self, tensors: list[torch.Tensor]) -> Step:
         """Lay out tensors without names; ranks first make sure that they have the same."""
         binding = self._binding
-        members = [Member(str(i), tuple(t.shape), t.dtype) for i, t in enumerate(tensors)]
+        part_of = self.compressor.part_of
+        members = [
+            Member(str(i), tuple(t.shape), t.dtype, part_of(str(i))) for i, t in enumerate(tensors)
+        ]
         layout = binding.build_layout(members, in_order=True)
         binding.name = f"hvd_adaptive.{self.compressor.fingerprint:08x}.unnamed"
         own = torch.tensor([layout.fingerprint >> 1], dtype=torch.int64)

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
+from hvd_adaptive.codec import Codec
 from hvd_adaptive.coding.payload import read_header
 from hvd_adaptive.compressor import ERROR_STREAM, SAMPLE_STREAM
 from hvd_adaptive.errors import PayloadError
-from hvd_adaptive.fusion.layout import Group, Layout, Piece, gather
+from hvd_adaptive.fusion.layout import Group, Layout, Piece, gather, parts_among
+from hvd_adaptive.fusion.samples import draw_buckets
 from hvd_adaptive.kernels.random import stream_key
 
 if TYPE_CHECKING:
@@ -45,6 +47,7 @@ class Step:
         self._missing = [len(group.slots) for group in layout.groups]
         self._next = len(layout.groups)
         self._flying: dict[int, Any] = {}
+        self._held = 0
         self._results: dict[int, torch.Tensor | None] = {}
         self._pending = 0
 
@@ -93,36 +96,29 @@ class Step:
         """Give up a step that was never finished; returns the handles of what is in flight."""
         handles = [handle for handle, _ in self._flying.values()]
         self._flying.clear()
+        self._held = 0
         self._next = 0
         return handles
 
-    def samples(self, count: int) -> list[torch.Tensor]:
-        """Up to ``count`` of this rank's full buckets (float32), drawn without replacement.
+    @property
+    def parts(self) -> list[str]:
+        """Labels of the parts that are sent: see parts_among. The same on every rank, once every
+        dense gradient has arrived."""
+        groups = enumerate(self.layout.groups)
+        return parts_among(group for index, group in groups if self._any_arrived(index))
 
-        A shorter bucket is drawn only where no group has a full one.
-        """
-        size = self.binding.settings.bucket_size
-        whole = [group.quantized // size for group in self.layout.groups]
-        if not sum(whole):
-            return [f.clone() for f in self._quantized_flats() if f.numel()][:count]
-        key = stream_key(self.binding.settings.seed, self.binding.world.rank, self.number,
-                         SAMPLE_STREAM)  # fmt: skip
-        draw = np.random.Generator(np.random.Philox(key=key))
-        chosen = np.sort(draw.choice(sum(whole), min(count, sum(whole)), replace=False))
-        ends = np.cumsum(whole)
-        buckets = []
-        for index, flat in enumerate(self._quantized_flats(wanted=np.diff([0, *ends]) > 0)):
-            first = ends[index] - whole[index]
-            for bucket in chosen[(chosen >= first) & (chosen < ends[index])] - first:
-                buckets.append(flat[bucket * size : (bucket + 1) * size].clone())
-        return buckets
-
-    def _quantized_flats(self, wanted: Any = None) -> Iterator[torch.Tensor]:
-        for index, group in enumerate(self.layout.groups):
-            if wanted is not None and not wanted[index]:
-                yield torch.empty(0)
-            else:
-                yield self._flat(group)[: group.quantized].to(torch.float32)
+    def samples(self, count: int, part: str = "") -> list[torch.Tensor]:
+        """Up to ``count`` of this rank's full buckets of ``part``: see draw_buckets."""
+        settings, rank = self.binding.settings, self.binding.world.rank
+        key = stream_key(settings.seed, rank, self.number, SAMPLE_STREAM)
+        return draw_buckets(
+            self.layout.groups,
+            self._flat,
+            bucket_size=settings.bucket_size,
+            count=count,
+            key=key,
+            part=part,
+        )
 
     def _flat(self, group: Group) -> torch.Tensor:
         """The group's coordinates, valid until the next call."""
@@ -137,7 +133,7 @@ class Step:
     def _launch(self, ready: Callable[[int], bool]) -> None:
         while self._next > 0 and ready(self._next - 1):
             index = self._next - 1
-            if self._all_arrived and self._missing[index] == len(self.layout.groups[index].slots):
+            if self._all_arrived and not self._any_arrived(index):
                 self._next = index
                 continue
             if not self._fits(index):
@@ -146,9 +142,8 @@ class Step:
             self._start(index)
 
     def _fits(self, index: int) -> bool:
-        bytes_of = self.binding.in_flight_bytes
-        flying = sum(bytes_of(self.layout.groups[i]) for i in self._flying)
-        total = flying + bytes_of(self.layout.groups[index])
+        """Whether the memory bound allows a group beside those in flight."""
+        total = self._held + self.binding.in_flight_bytes(self.layout.groups[index])
         return not self._flying or total <= self.binding.settings.in_flight_bytes
 
     def _start(self, index: int) -> None:
@@ -159,7 +154,8 @@ class Step:
             flat = self._flat(group)
             quantized = binding.quantized_now(group)
             key = self._key(binding.world.rank, index)
-            payload = binding.compressor.encode_flat(flat, quantized, key, self.layout.fingerprint)
+            codec = self._codec(index)
+            payload = codec.encode_flat(flat, quantized, key, self.layout.fingerprint)
             self._measure(flat[:quantized], index)
         meter.current.coordinates += group.coordinates
         meter.current.uncompressed_bytes += group.coordinates * group.dtype.itemsize
@@ -168,6 +164,7 @@ class Step:
         # Another attempt has other names: what it gave up may still be in flight, or never end.
         name = f"{binding.name}.{index}" + (f".{self.attempt}" if self.attempt else "")
         self._flying[index] = (binding.exchange.start(payload, name), payload)
+        self._held += binding.in_flight_bytes(group)
 
     def _measure(self, flat: torch.Tensor, index: int) -> None:
         """Add the squared error of a few buckets, encoded once more, to the step's figures."""
@@ -177,7 +174,7 @@ class Step:
             return
         first = (self.number * ERROR_BUCKETS) % max(1, flat.numel() // size - count + 1)
         sample = flat[first * size : (first + count) * size].to(torch.float32)
-        decoded = self.binding.compressor.roundtrip(sample, stream_key(index, 0, 0, ERROR_STREAM))
+        decoded = self._codec(index).roundtrip(sample, stream_key(index, 0, 0, ERROR_STREAM))
         error, norm = float((decoded - sample).square().sum()), float(sample.square().sum())
         if np.isfinite(error) and np.isfinite(norm):
             self.binding.compressor.meter.current.squared_error += error
@@ -190,6 +187,7 @@ class Step:
         index = next(iter(self._flying))
         handle, payload = self._flying.pop(index)
         binding = self.binding
+        self._held -= binding.in_flight_bytes(self.layout.groups[index])
         meter = binding.compressor.meter
         with meter.time("exchange_s"):
             gathered = binding.exchange.finish(handle)
@@ -197,9 +195,17 @@ class Step:
             if read_header(received).key != self._key(rank, index):
                 raise PayloadError(f"rank {rank} sent a payload of another step or group")
         with meter.time("decode_s"):
-            decoded = binding.compressor.decode_sum(gathered, read_header(payload), self.factor)
+            codec = self._codec(index)
+            decoded = codec.decode_sum(gathered, read_header(payload), self.factor)
             self._results[index] = self._keep(index, decoded)
         self._launch(lambda group: True)
+
+    def _codec(self, index: int) -> Codec:
+        """Of the group's part."""
+        return self.binding.compressor.part(self.layout.groups[index].part)
+
+    def _any_arrived(self, index: int) -> bool:
+        return self._missing[index] < len(self.layout.groups[index].slots)
 
     def _key(self, rank: int, index: int) -> int:
         """Key of a rank's random numbers for a group; receivers compare it, too."""

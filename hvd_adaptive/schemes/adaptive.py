@@ -13,6 +13,7 @@ import torch
 
 from hvd_adaptive import kernels
 from hvd_adaptive.levels import Distribution, FitError, expected_variance
+from hvd_adaptive.parts import JointUpdate
 from hvd_adaptive.schedule import UpdateSchedule
 from hvd_adaptive.schemes.level_table import LevelTable
 from hvd_adaptive.schemes.table_scheme import TableScheme
@@ -60,7 +61,8 @@ class AdaptiveScheme(TableScheme):
         return super().scheme_settings() | {name: getattr(self.adaptation, name) for name in own}
 
     def fit(self, gradients: torch.Tensor | Sequence[torch.Tensor]) -> None:
-        """Refit the table from gradients, this process alone.
+        """Refit the table from gradients, this process alone: the default part's, if there are
+        others (``part(label).fit`` refits theirs).
 
         gradients: a tensor or a list of them, any shapes; they are laid end to end, as in training,
         and all their full buckets are used (a shorter one only where there is no other). Non-finite
@@ -89,9 +91,15 @@ class AdaptiveScheme(TableScheme):
         return self.schedule.is_due(step)
 
     def update(
-        self, step: int, samples: Callable[[int], list[torch.Tensor]], sync: Callable
+        self,
+        step: int,
+        samples: Callable[[int, str], list[torch.Tensor]],
+        sync: Callable,
+        parts: Sequence[str] = ("",),
     ) -> None:
-        self.apply_update(sync(self.collect(samples(self.adaptation.samples)), self.refit), step)
+        joint = JointUpdate({label: self.part(label) for label in parts})
+        update = sync(joint.collect(samples), joint.refit)
+        self.schedule.done(step, joint.install(update, step))
 
     def collect(self, buckets: Sequence[torch.Tensor]) -> np.ndarray:
         """Statistics of sampled buckets as float64 [usable buckets, sampled buckets, ...]."""
@@ -129,18 +137,21 @@ class AdaptiveScheme(TableScheme):
             logger.warning("the level table was kept: %s", error)
         return update
 
-    def apply_update(self, update: np.ndarray, step: int) -> None:
-        """Take the broadcast update; the same on every rank."""
+    def apply_update(self, update: np.ndarray, step: int, part: str = "") -> bool:
+        """Take the broadcast update, the same on every rank; whether all samples were found.
+
+        part: what the log calls this codec.
+        """
         complete, fitted = bool(update[0]), bool(update[1])
-        self.schedule.done(step, complete)
         if fitted:
             self.install(update[4:], self._table.version + 1)
             logger.info(
-                "step %d: level table %d, expected variance per coordinate %.3g -> %.3g, "
+                "step %d: level table %d%s, expected variance per coordinate %.3g -> %.3g, "
                 "magnitudes %s",
-                step, self._table.version, update[2], update[3],
+                step, self._table.version, part and f" of {part}", update[2], update[3],
                 " ".join(f"{m:.4g}" for m in self._table.magnitudes),
             )  # fmt: skip
+        return complete
 
     def install(self, magnitudes: np.ndarray, version: int) -> None:
         """Make ``magnitudes`` the table in use."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import random
+from collections import Counter
 
 import numpy as np
 import pytest
@@ -11,9 +12,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hvd_adaptive.fusion.layout import Layout, Member, build_layout
+from hvd_adaptive.fusion.layout import Layout, Member, build_layout, parts_among
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
+PARTS = ("", "", "bits=4", "conv.weight", None)
 shapes = st.one_of(
     st.just(()),
     st.lists(st.integers(0, 12), min_size=1, max_size=3).map(tuple),
@@ -22,7 +24,7 @@ shapes = st.one_of(
 # No numbers with leading zeros here: see the last tests.
 names = st.from_regex(r"[a-z]{1,3}(\.(0|[1-9][0-9]{0,2}|[a-z]{1,4})){0,3}", fullmatch=True)
 members_lists = st.lists(
-    st.builds(Member, names, shapes, st.sampled_from(DTYPES)),
+    st.builds(Member, names, shapes, st.sampled_from(DTYPES), st.sampled_from(PARTS)),
     max_size=25,
     unique_by=lambda m: m.name,
 )
@@ -38,6 +40,10 @@ options = st.fixed_dictionaries(
 
 def numel(shape: tuple[int, ...]) -> int:
     return int(np.prod(shape, dtype=np.int64)) if shape else 1
+
+
+def quantised(member: Member, options: dict) -> bool:
+    return member.part is not None and numel(member.shape) >= options["min_numel"]
 
 
 @given(members_lists, options)
@@ -63,13 +69,14 @@ def test_every_coordinate_appears_exactly_once(members, options):
 
 @given(members_lists, options)
 def test_quantised_before_full_precision(members, options):
-    """Small members never among the quantised; large ones only as a tail shorter than a bucket."""
+    """Small members and those without a part never among the quantised; others in the full
+    section only as a tail shorter than a bucket."""
     layout = build_layout(members, **options)
     for group in layout.groups:
         large = 0
         for piece in group.pieces:
-            if numel(layout.members[piece.slot].shape) >= options["min_numel"]:
-                assert piece.at == large, "large members lie before all small ones"
+            if quantised(layout.members[piece.slot], options):
+                assert piece.at == large, "quantised members lie before all others"
                 large += piece.stop - piece.start
         if options["tail"] == "full":
             assert group.quantized == large - large % options["bucket_size"]
@@ -90,10 +97,29 @@ def test_groups_are_bounded_and_cut_at_buckets(members, options):
                 assert piece.start % bucket == 0 and (
                     piece.stop % bucket == 0 or piece.stop == whole
                 )
-    for dtype in DTYPES:
-        sizes = [g.coordinates for g in layout.groups if g.dtype == dtype]
-        total = sum(numel(m.shape) for m in members if m.dtype == dtype)
-        assert len(sizes) <= 1 + 2 * total // most, "groups are filled"
+    totals: Counter = Counter()
+    for m in members:
+        totals[m.dtype, m.part if quantised(m, options) else ""] += numel(m.shape)
+    counts = Counter((g.dtype, g.part) for g in layout.groups)
+    assert counts.keys() == totals.keys()
+    for kind, total in totals.items():
+        assert counts[kind] <= 1 + 2 * total // most, "groups are filled"
+
+
+@given(members_lists, options)
+def test_a_group_holds_one_part(members, options):
+    """Its own quantised members; whatever travels in full precision is in the default part's."""
+    layout = build_layout(members, **options)
+    for group in layout.groups:
+        for slot in group.slots:
+            member = layout.members[slot]
+            assert group.part == (member.part if quantised(member, options) else "")
+    labels = parts_among(layout.groups)
+    used = {g.part for g in layout.groups if g.quantized}
+    assert set(labels) == (used or {""}) and len(labels) == len(set(labels))
+    if any(group.part for group in layout.groups):
+        firsts = [min(group.slots) for group in layout.groups]
+        assert firsts == sorted(firsts), "groups become complete in the launch's reverse order"
 
 
 @given(members_lists, options, st.randoms(use_true_random=False))
@@ -154,6 +180,39 @@ def test_fingerprint_covers_the_cut():
         of(*names, tail="full").fingerprint,
     }
     assert len(prints) == 4
+
+
+def test_fingerprint_covers_the_parts():
+    def labelled(part: str) -> Layout:
+        members = [Member("a", (9,), torch.float32, part), Member("b", (9,), torch.float32, "x")]
+        return build_layout(members, min_numel=1, bucket_size=8, tail="full", most_coordinates=100)
+
+    assert labelled("y").fingerprint != labelled("z").fingerprint
+
+
+def test_one_part_is_laid_out_as_in_the_first_version():
+    """Payloads carry this number: groups, their order and the hash of version 1 of the format."""
+    sizes = [(5, torch.float32), (2, torch.float32), (40, torch.float16), (9, torch.float32),
+             (30, torch.float16)]  # fmt: skip
+    members = [Member(f"layer.{i}", (n,), dtype) for i, (n, dtype) in enumerate(sizes)]
+    layout = build_layout(members, min_numel=3, bucket_size=8, tail="full", most_coordinates=20)
+    assert layout.fingerprint == 0x190B5593AFE14FCB
+
+
+def test_parts_side_by_side():
+    """Two convolutions of 4 bits, dense layers of the default, a small bias, one kept as it is."""
+    told = {"conv1": (30, "bits=4"), "conv1.b": (2, "bits=4"), "fc": (20, ""), "fine": (9, None),
+            "layer.conv": (24, "bits=4"), "out": (10, "")}  # fmt: skip
+    members = [Member(n, (size,), torch.float32, part) for n, (size, part) in told.items()]
+    layout = build_layout(members, min_numel=3, bucket_size=8, tail="quantize",
+                          most_coordinates=1000)  # fmt: skip
+    names = [[layout.members[p.slot].name for p in g.pieces] for g in layout.groups]
+    assert names == [["conv1", "layer.conv"], ["fc", "out", "conv1.b", "fine"]]
+    assert [(g.part, g.quantized, g.full) for g in layout.groups] == [
+        ("bits=4", 54, 0),
+        ("", 30, 11),
+    ]
+    assert parts_among(layout.groups) == ["bits=4", ""]
 
 
 def test_a_worked_example():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from types import SimpleNamespace
 
 import pytest
@@ -26,16 +27,27 @@ class FakeBinding:
         return self.buffers[dtype][:coordinates]
 
 
-def step_of(sizes: list[int], bucket_size: int, most: int, rank: int = 0, number: int = 0):
+def step_of(
+    sizes: list[int],
+    bucket_size: int,
+    most: int,
+    rank: int = 0,
+    number: int = 0,
+    parts: tuple[str | None, ...] = (),
+    arrived: tuple[int, ...] | None = None,
+):
     """A step whose member i is filled with distinct numbers, and all of them end to end."""
     members = [Member(f"{i:03}", (n,), torch.float32) for i, n in enumerate(sizes)]
+    for i, label in enumerate(parts):
+        members[i] = dataclasses.replace(members[i], part=label)
     layout = build_layout(
         members, min_numel=0, bucket_size=bucket_size, tail="quantize", most_coordinates=most
     )
     step = Step(FakeBinding(bucket_size, rank), layout, number, hold=True)
     values = torch.arange(1.0, sum(sizes) + 1)
     for slot, part in enumerate(values.split(sizes)):
-        step.arrive(slot, part)
+        if arrived is None or slot in arrived:
+            step.arrive(slot, part)
     return step, values
 
 
@@ -66,3 +78,30 @@ def test_shorter_buckets_where_no_group_has_a_full_one():
     step, values = step_of([30, 40, 50], 64, 64)
     buckets = step.samples(10)
     assert torch.equal(torch.cat(buckets).sort().values, values)
+
+
+def test_each_part_draws_from_its_own_groups():
+    sizes, parts = [500, 700, 300, 90, 400], ("a", "b", "a", "c", None)
+    step, values = step_of(sizes, 100, 10_000, parts=parts)
+    of_member = dict(enumerate(values.split(sizes)))
+    assert step.parts == ["a", "b", "c"]
+    drawn = {label: step.samples(1000, label) for label in step.parts}
+    assert torch.equal(torch.cat(drawn["a"]), torch.cat([of_member[0], of_member[2]]))
+    assert torch.equal(torch.cat(drawn["b"]), of_member[1])
+    assert torch.equal(torch.cat(drawn["c"]), of_member[3]), "a shorter one where no other is"
+    assert step.samples(1000) == [], "the default part has full precision only"
+
+
+def test_parts_draw_with_different_numbers():
+    step, _ = step_of([10_000, 10_000], 100, 10_000, parts=("a", "b"))
+    drawn = {p: [int(bucket[0]) % 10_000 for bucket in step.samples(10, p)] for p in ("a", "b")}
+    assert drawn["a"] != drawn["b"]
+
+
+def test_parts_of_a_step_are_those_that_arrived():
+    """The others (sparse parameters) are not sent; without any the default part is asked."""
+    assert step_of([500] * 3, 100, 1000, parts=("a", "b", "c"), arrived=(0, 2))[0].parts == [
+        "a",
+        "c",
+    ]
+    assert step_of([500] * 2, 100, 1000, parts=("a", None), arrived=(1,))[0].parts == [""]

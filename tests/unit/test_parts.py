@@ -1,0 +1,267 @@
+"""Parts: which parameter belongs to which, and that each has a codec of its own."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+
+import numpy as np
+import pytest
+import torch
+
+from hvd_adaptive import ALQ, AMQ, NUQSGD, QSGD, PayloadError, TernGrad
+from hvd_adaptive.parts import JointUpdate
+
+BITS = {"*.bias": None, "conv1*": 5, "conv*": 4}
+NAMES = ["conv1.weight", "conv2.weight", "conv1.bias", "fc.weight", "fc.bias"]
+OWN = {
+    ALQ: {"norm": "linf", "symmetric": False, "normalized": True, "statistics": "normal",
+          "samples": 7, "solver": "gradient_descent"},
+    AMQ: {"norm": "linf", "normalized": True, "statistics": "normal", "samples": 3},
+    QSGD: {"norm": "linf", "symmetric": True},
+    NUQSGD: {"norm": "linf", "multiplier": 0.6, "symmetric": True},
+    TernGrad: {"clip": 1.5},
+}  # fmt: skip
+SHARED = {"bucket_size": 100, "seed": 3, "tail": "full", "clip": 2.0}
+
+
+def heavy(seed: int, size: int = 2000) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(size, generator=generator) ** (1 + 2 * seed)
+
+
+class TestLabels:
+    def test_network(self):
+        compressor = ALQ(parameter_bits=BITS)
+        labels = [compressor.part_of(name) for name in NAMES]
+        assert labels == ["bits=5", "bits=4", None, "", None]
+        assert list(compressor.parts) == ["", "bits=5", "bits=4"]
+        assert compressor.part("") is compressor
+
+    def test_tensor(self):
+        compressor = ALQ(parameter_bits=BITS, scope="tensor")
+        labels = [compressor.part_of(name) for name in NAMES]
+        assert labels == ["conv1.weight", "conv2.weight", None, "fc.weight", None]
+        widths = [compressor.part(label).table.bits for label in labels if label]
+        assert widths == [5, 4, 3]
+        assert list(compressor.parts) == ["", "conv1.weight", "conv2.weight", "fc.weight"]
+
+    def test_neither(self):
+        compressor = ALQ()
+        assert [compressor.part_of(name) for name in NAMES] == [""] * 5
+        assert list(compressor.parts) == [""]
+
+    @pytest.mark.parametrize("patterns", [{"a*": 4, "ab*": 5}, {"ab*": 5, "a*": 4}], ids=str)
+    def test_the_first_match_holds(self, patterns):
+        compressor = QSGD(parameter_bits=patterns)
+        first = next(iter(patterns.values()))
+        assert compressor.part_of("abc") == f"bits={first}"
+        assert compressor.part_of("axe") == "bits=4"
+
+    def test_patterns_match_whole_names_and_their_case(self):
+        compressor = QSGD(parameter_bits={"conv*": 4, "Fc.weight": 5, "x[12]": 6})
+        names = ("layer.conv", "conv", "fc.weight", "Fc.weight.x", "Fc.weight", "x1", "x3")
+        labels = [compressor.part_of(name) for name in names]
+        assert labels == ["", "bits=4", "", "", "bits=5", "bits=6", ""]
+
+    def test_unknown_parts(self):
+        with pytest.raises(ValueError, match=r"'bits=4'.*must be one of '', 'bits=5'"):
+            ALQ(parameter_bits={"a": 5}).part("bits=4")
+        with pytest.raises(ValueError, match=r"'fc'.*must be one of ''"):
+            ALQ().part("fc")
+        with pytest.raises(ValueError, match=r"'fc.bias'"):
+            ALQ(scope="tensor", parameter_bits=BITS).part("fc.bias")
+
+
+class TestCodecs:
+    @pytest.mark.parametrize("scheme", OWN, ids=lambda s: s.name)
+    def test_same_keywords_but_for_bits(self, scheme):
+        """Payloads of a part are those of a compressor constructed with its bits, whatever the
+        other keywords; all that the scheme names are tried."""
+        own = SHARED | OWN[scheme]
+        named = set(inspect.signature(scheme).parameters)
+        untried = {"bits", "intervals", "table", "update_steps", "shared"}
+        assert named - untried <= own.keys()
+        flat = heavy(0, 1050)
+        bits = {} if scheme is TernGrad else {"bits": 5}
+        alone, whole = scheme(**own, **bits), scheme(**own, scope="tensor",
+            parameter_bits={"x": bits.get("bits")})  # fmt: skip
+        part = whole.part("x") if bits else whole.part("y")
+        assert torch.equal(part.encode(flat, seed=1), alone.encode(flat, seed=1))
+        assert part.fingerprint == alone.fingerprint
+        assert part.settings == alone.settings
+
+    def test_steps_and_parameters_are_not_shared(self):
+        """Iterables that can be read once go to the compressor alone."""
+        steps = iter([0, 5, 50])
+        named = ((name, torch.nn.Parameter(torch.zeros(3))) for name in ("a", "b"))
+        compressor = ALQ(scope="tensor", update_steps=steps, named_parameters=named)
+        assert compressor.part("a").settings.named_parameters is None
+        assert [s for s in range(60) if compressor.update_due(s)] == [0, 5, 50]
+        assert len(compressor.settings.named_parameters) == 2
+
+    def test_tables_are_independent(self):
+        compressor = ALQ(scope="tensor", bucket_size=100)
+        a, b = compressor.part("a"), compressor.part("b")
+        first = compressor.levels
+        a.fit(heavy(1))
+        assert (a.table_version, b.table_version, compressor.table_version) == (1, 0, 0)
+        assert torch.equal(b.levels, first) and torch.equal(compressor.levels, first)
+        assert not torch.equal(a.levels, first)
+        assert compressor.part("a") is a and compressor.report()["table_version"] == 1
+        with pytest.raises(PayloadError, match="table"):
+            b.decode(a.encode(heavy(1)))
+
+    def test_a_first_table_is_every_tensors(self):
+        table = [-1, -0.5, -0.25, -0.1, 0.1, 0.25, 0.5, 1]
+        compressor = ALQ(table=table, scope="tensor", parameter_bits={"*.bias": None})
+        assert compressor.part("a").levels.tolist() == table
+
+
+class TestArguments:
+    @pytest.mark.parametrize("value", ("layer", None, True, ["tensor"]), ids=repr)
+    def test_scope(self, value):
+        with pytest.raises(ValueError, match="'network', 'tensor'") as caught:
+            QSGD(scope=value)
+        assert f"scope={value!r}" in str(caught.value)
+
+    @pytest.mark.parametrize("value", (4, "conv*", ["conv*"], [("a", 4)], {3: 4}), ids=repr)
+    def test_parameter_bits_must_be_a_mapping(self, value):
+        with pytest.raises(ValueError, match="must be a mapping of name patterns") as caught:
+            QSGD(parameter_bits=value)
+        assert f"parameter_bits={value!r}" in str(caught.value)
+
+    @pytest.mark.parametrize("value", (0, -4, 2.5, "4", True, [4], "full"), ids=repr)
+    def test_bits_of_a_pattern(self, value):
+        with pytest.raises(ValueError, match="an integer >= 1, or None") as caught:
+            QSGD(parameter_bits={"a": 3, "conv*": value})
+        assert f"parameter_bits['conv*']={value!r}" in str(caught.value)
+
+    @pytest.mark.parametrize(
+        ("construct", "said"),
+        [
+            (lambda p: ALQ(parameter_bits=p(9)), "bits=9: must be an integer from 2 to 8"),
+            (lambda p: QSGD(parameter_bits=p(1)), "bits=1: must be an integer from 2 to 8"),
+            (lambda p: QSGD(intervals=5, parameter_bits=p(4)), "intervals=5: cannot be given"),
+            (lambda p: ALQ(table=[-1, -0.5, 0.5, 1], bits=2, parameter_bits=p(3)), "table: must"),
+            (lambda p: NUQSGD(multiplier=0.1, parameter_bits=p(8)), "multiplier=0.1"),
+            (lambda p: TernGrad(parameter_bits=p(4)), "no keyword 'bits'"),
+        ],
+        ids=["most", "least", "intervals", "table", "multiplier", "no bits"],
+    )
+    @pytest.mark.parametrize("scope", ["network", "tensor"])
+    def test_schemes_that_cannot_have_these_bits_refuse_them_at_once(self, construct, said, scope):
+        def patterns(bits: int) -> dict[str, int]:
+            return {"conv*": bits}
+
+        with pytest.raises(ValueError, match=said) as caught:
+            construct(patterns)
+        assert "parameter_bits={'conv*': " in str(caught.value)
+
+    @pytest.mark.parametrize("construct", (TernGrad, lambda **k: QSGD(intervals=5, **k)))
+    def test_full_precision_needs_no_bits(self, construct):
+        compressor = construct(parameter_bits={"*.bias": None})
+        assert compressor.part_of("fc.bias") is None and compressor.part_of("fc.weight") == ""
+
+    def test_an_empty_mapping_is_none(self):
+        assert ALQ(parameter_bits={}).fingerprint == ALQ().fingerprint
+
+    def test_the_mapping_is_copied(self):
+        patterns = {"conv*": 4}
+        compressor = ALQ(parameter_bits=patterns)
+        patterns.clear()
+        assert compressor.part_of("conv1") == "bits=4"
+
+    def test_fingerprints(self):
+        """Whatever assigns parameters otherwise: the patterns' order, too."""
+        made = [
+            ALQ(),
+            ALQ(scope="tensor"),
+            ALQ(parameter_bits={"a*": 4, "ab*": 5}),
+            ALQ(parameter_bits={"ab*": 5, "a*": 4}),
+            ALQ(parameter_bits={"a*": None, "ab*": 5}),
+            ALQ(parameter_bits={"a*": 4, "ab*": 5}, scope="tensor"),
+        ]
+        assert len({compressor.fingerprint for compressor in made}) == len(made)
+        typed = ALQ(parameter_bits={np.str_("a*"): np.int64(4), "ab*": 5})
+        assert typed.fingerprint == made[2].fingerprint
+        assert eval(repr(typed), {"ALQ": ALQ}).fingerprint == typed.fingerprint
+
+    def test_idle_patterns_are_told_once(self, caplog):
+        compressor = ALQ(parameter_bits={"conv*": 4, "conv1*": 5, "*.bias": None, "cnov*": 6})
+        with caplog.at_level(logging.WARNING, "hvd_adaptive"):
+            compressor.know_parameters(NAMES)
+            compressor.load_state_dict(compressor.state_dict())
+            compressor.know_parameters(NAMES)
+        assert len(caplog.messages) == 1
+        assert "'conv1*', 'cnov*'" in caplog.messages[0]
+
+    def test_patterns_that_all_match_are_not_told(self, caplog):
+        with caplog.at_level(logging.WARNING, "hvd_adaptive"):
+            ALQ(parameter_bits=BITS).know_parameters(NAMES)
+            ALQ(scope="tensor").know_parameters(NAMES)
+        assert not caplog.messages
+
+
+class TestUpdates:
+    """Buckets of two ranks: what one update of all parts does, each part would do alone."""
+
+    LABELS = ("a", "b", "c")
+
+    def samples(self, rank: int, empty: tuple = ()):
+        def draw(count: int, part: str) -> list[torch.Tensor]:
+            index = self.LABELS.index(part)
+            scale = 0.0 if (rank, part) in empty else 1.0
+            return list((scale * heavy(index + 3 * rank, 100 * count)).split(100))
+
+        return draw
+
+    def update(self, compressor: ALQ, step: int, empty: tuple = ()):
+        """As two ranks do; ``vectors`` are the other's statistics."""
+        joint = JointUpdate({label: ALQ(bucket_size=100) for label in self.LABELS})
+        other = joint.collect(self.samples(1, empty))
+        calls = []
+
+        def sync(own, fit):
+            calls.append(own)
+            return fit([own, other])
+
+        compressor.update(step, self.samples(0, empty), sync, self.LABELS)
+        assert len(calls) == 1, "one sync, however many parts"
+
+    def test_each_part_is_fitted_to_its_own_samples(self):
+        compressor = ALQ(bucket_size=100, scope="tensor", parameter_bits={"c": 5})
+        self.update(compressor, 0)
+        for label in self.LABELS:
+            alone = ALQ(bucket_size=100, bits=5 if label == "c" else 3)
+            vectors = [alone.collect(self.samples(rank)(20, label)) for rank in (0, 1)]
+            alone.apply_update(alone.refit(vectors), 0)
+            assert torch.equal(compressor.part(label).levels, alone.levels)
+            assert compressor.part(label).table_version == 1
+        tables = {tuple(compressor.part(label).levels.tolist()) for label in self.LABELS}
+        assert len(tables) == 3
+        assert compressor.table_version == 0, "the default part had no samples"
+
+    def test_an_update_is_complete_when_all_parts_found_their_samples(self):
+        compressor = ALQ(bucket_size=100, scope="tensor", update_steps=[0])
+        versions = []
+        for step, empty in ((0, ((0, "b"), (1, "b"))), (1, ((1, "c"),)), (3, ())):
+            assert compressor.update_due(step)
+            self.update(compressor, step, empty)
+            versions.append([compressor.part(label).table_version for label in self.LABELS])
+        assert versions == [[1, 0, 1], [2, 1, 2], [3, 2, 3]]
+        assert not any(compressor.update_due(step) for step in range(4, 2000))
+
+    def test_one_part_alone_sends_what_it_always_sent(self):
+        compressor, alone = ALQ(bucket_size=100), ALQ(bucket_size=100)
+        buckets = list(heavy(1).split(100))
+        sent = []
+
+        def sync(own, fit):
+            sent.append(own)
+            return fit([own])
+
+        compressor.update(0, lambda count, part: buckets[:count], sync)
+        assert np.array_equal(sent[0], alone.collect(buckets[:20]))
+        alone.apply_update(alone.refit(sent), 0)
+        assert torch.equal(compressor.levels, alone.levels)

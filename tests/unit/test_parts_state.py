@@ -1,0 +1,121 @@
+"""State of compressors with parts."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+import torch
+
+from hvd_adaptive import ALQ, QSGD
+
+PATTERNS = {"conv*": 4, "*.bias": None}
+CASES = {
+    "tensor": {"scope": "tensor"},
+    "bits": {"parameter_bits": PATTERNS},
+    "both": {"scope": "tensor", "parameter_bits": PATTERNS},
+}
+NAMES = ("conv1.weight", "fc.weight")
+
+
+def through_disk(state: dict) -> dict:
+    buffer = io.BytesIO()
+    torch.save(state, buffer)
+    buffer.seek(0)
+    return torch.load(buffer, weights_only=True)
+
+
+def fitted(**keywords) -> ALQ:
+    compressor = ALQ(bucket_size=100, **keywords)
+    for power, name in enumerate(NAMES, 2):
+        codec = compressor.part(compressor.part_of(name))
+        codec.fit(torch.linspace(-1, 1, 1000) ** (2 * power - 1))
+    return compressor
+
+
+def tables(compressor: ALQ) -> dict:
+    return {
+        label: (codec.levels.tolist(), codec.table_version)
+        for label, codec in compressor.parts.items()
+    }
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_roundtrip_through_a_file_before_the_parts_exist(case):
+    old, new = fitted(**CASES[case]), ALQ(bucket_size=100, **CASES[case])
+    label = old.part_of(NAMES[0])
+    flat = torch.linspace(-1, 1, 500)
+    old.part(label).encode(flat)
+    new.load_state_dict(through_disk(old.state_dict()))
+    assert tables(new) == tables(old)
+    assert len({tuple(levels) for levels, _ in tables(new).values()}) == len(tables(new))
+    assert new.report()["table_version"] == 1
+    payload = new.part(label).encode(flat)
+    assert torch.equal(payload, old.part(label).encode(flat)), "the stream of numbers goes on"
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_state_replaces_what_was_there(case):
+    fresh, used = ALQ(bucket_size=100, **CASES[case]), fitted(**CASES[case])
+    used.load_state_dict(through_disk(fresh.state_dict()))
+    assert tables(used) == tables(fresh)
+    again = used.part(used.part_of(NAMES[0]))
+    assert again.table_version == 0 and again.levels.tolist() == (
+        fresh.part(fresh.part_of(NAMES[0])).levels.tolist()
+    )
+
+
+def test_state_is_a_snapshot():
+    compressor = fitted(scope="tensor")
+    before, state = tables(compressor), compressor.state_dict()
+    for part in state["parts"].values():
+        part["table"]["magnitudes"].zero_()
+    assert tables(compressor) == before
+
+
+def test_without_parts_the_state_is_as_it_was():
+    assert set(ALQ().state_dict()) == {"scheme", "step", "encodes", "table", "schedule"}
+
+
+@pytest.mark.parametrize("ours", [*CASES, "none"])
+@pytest.mark.parametrize("theirs", [*CASES, "none", "order"])
+def test_state_of_another_partition_is_refused(ours, theirs):
+    if ours == theirs:
+        return
+    more = {"none": {}, "order": {"parameter_bits": dict(reversed(PATTERNS.items()))}}
+    compressor = fitted(**(CASES | more)[ours])
+    before = tables(compressor)
+    state = through_disk(ALQ(bucket_size=100, **(CASES | more)[theirs]).state_dict())
+    with pytest.raises(ValueError, match=r"state: is of scope=.* not of"):
+        compressor.load_state_dict(state)
+    assert tables(compressor) == before
+
+
+@pytest.mark.parametrize("harm", ["other bits", "unknown part", "damaged", "missing", "no parts"])
+def test_a_refused_state_changes_nothing(harm):
+    compressor = fitted(parameter_bits=PATTERNS)
+    state = ALQ(bucket_size=100, parameter_bits=PATTERNS).state_dict() | {"step": 9}
+    state["schedule"] = {"retry_at": 7, "wait": 4}
+    before, schedule = tables(compressor), compressor.schedule.state_dict()
+    part = state["parts"]["bits=4"]
+    if harm == "other bits":
+        part["table"] = ALQ(bits=5).state_dict()["table"]
+    elif harm == "unknown part":
+        state["parts"]["bits=7"] = part
+    elif harm == "damaged":
+        part["table"]["magnitudes"][0] = -1
+    elif harm == "missing":
+        del part["table"]
+    else:
+        del state["parts"]
+    with pytest.raises(ValueError):
+        compressor.load_state_dict(state)
+    assert tables(compressor) == before and compressor.step == 0
+    assert compressor.schedule.state_dict() == schedule
+
+
+def test_fixed_tables_too():
+    old, new = (QSGD(parameter_bits={"a": 4}) for _ in range(2))
+    old.step = 7
+    new.load_state_dict(through_disk(old.state_dict()))
+    assert new.step == 7 and list(new.parts) == ["", "bits=4"]
