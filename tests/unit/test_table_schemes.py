@@ -7,7 +7,7 @@ import pytest
 import torch
 from unit_oracles import neighbours, payload_length
 
-from hvd_adaptive import ALQ, AMQ, NUQSGD, QSGD, PayloadError
+from hvd_adaptive import ALQ, AMQ, NUQSGD, QSGD, PayloadError, TernGrad
 
 BUCKET = 500
 SCHEMES = {
@@ -16,6 +16,7 @@ SCHEMES = {
     "qsgd-symmetric": lambda: QSGD(bits=4, bucket_size=BUCKET, symmetric=True, norm="linf"),
     "qsgd-s5": lambda: QSGD(intervals=5, bucket_size=BUCKET),
     "qsgd-s1": lambda: QSGD(intervals=1, bucket_size=BUCKET, norm="linf"),
+    "terngrad": lambda: TernGrad(clip=None, bucket_size=BUCKET),
     "nuqsgd-3": lambda: NUQSGD(bits=3, bucket_size=BUCKET),
     "nuqsgd-8": lambda: NUQSGD(bits=8, bucket_size=BUCKET),
     "nuqsgd-p": lambda: NUQSGD(bits=5, bucket_size=BUCKET, multiplier=0.8, symmetric=True),
@@ -82,6 +83,42 @@ def test_lengths_and_zeros(name, n):
     assert payload.numel() == payload_length(n, len(scheme.levels), BUCKET)
     assert scheme.decode(payload).numel() == n
     assert not scheme.decode(scheme.encode(torch.zeros(n))).any()
+
+
+@pytest.mark.parametrize("construct", [TernGrad, lambda **k: ALQ(bits=3, clip=2.5, **k)])
+def test_clipping_is_equation_49_and_unbiased_for_the_clipped_gradient(construct):
+    """Mean over encodings within 5 standard errors of sign(v) min(abs(v), 2.5 sigma)."""
+    scheme, repeats = construct(bucket_size=BUCKET), 2000
+    flat = gradient(2 * BUCKET, seed=4)
+    flat[7], flat[BUCKET + 3] = 30.0, -50.0
+    parts = flat.double().numpy().reshape(2, BUCKET)
+    limit = 2.5 * np.sqrt((parts**2).mean(axis=1, keepdims=True))
+    clipped = np.clip(parts, -limit, limit).ravel()
+    assert (clipped != parts.ravel()).any()
+    decoded = np.array(
+        [scheme.decode(scheme.encode(flat, seed=s)).double().numpy() for s in range(repeats)]
+    )
+    # Sums over coordinates with random signs: a bias anywhere would show.
+    signs = np.random.default_rng(1).choice([-1.0, 1.0], (flat.numel(), 20))
+    sums = (decoded - clipped) @ signs
+    assert np.all(np.abs(sums.mean(axis=0)) < 5 * sums.std(axis=0) / np.sqrt(repeats) + 1e-3)
+    if isinstance(scheme, TernGrad):
+        assert np.unique(np.abs(decoded)).size <= 3  # 0 and the two buckets' limits
+
+
+def test_terngrad_is_ternary_and_takes_eight_fifths_of_a_bit():
+    flat = gradient(320 * BUCKET)
+    for scheme in (TernGrad(bucket_size=BUCKET), TernGrad(bucket_size=BUCKET, clip=None)):
+        assert scheme.levels.tolist() == [-1, 0, 1] and scheme.norm == "linf"
+        size = scheme.encode(flat).numel() - 96 - 4 * 320
+        assert size * 8 == 1.6 * flat.numel()
+
+
+@pytest.mark.parametrize("clip", (0, -1.0, float("nan"), float("inf"), "2", True))
+def test_wrong_clip(clip):
+    for construct in (TernGrad, ALQ, QSGD):
+        with pytest.raises(ValueError, match=r"clip=.*must be a number above 0, or None"):
+            construct(clip=clip)
 
 
 def test_zero_coordinates_stay_zero_where_zero_is_a_level():

@@ -7,7 +7,7 @@ import pytest
 import torch
 from conftest import assert_same_everywhere, batches, flat_parameters, make_model, train
 
-from hvd_adaptive import ALQ, AMQ, NUQSGD, QSGD
+from hvd_adaptive import ALQ, AMQ, NUQSGD, QSGD, TernGrad
 
 
 def distributed(model, compressor, lr=0.1, **keywords):
@@ -54,8 +54,12 @@ def test_replicas_stay_equal_and_learn(keywords):
         lambda: NUQSGD(bits=4, bucket_size=128),
         lambda: AMQ(bits=3, bucket_size=1024, update_steps=[0, 5]),
         lambda: AMQ(bits=4, bucket_size=1024, norm="linf", normalized=True),
+        lambda: AMQ(bits=8, bucket_size=1024),
+        lambda: TernGrad(bucket_size=512),
+        lambda: TernGrad(bucket_size=64, clip=None),
+        lambda: ALQ(bits=3, bucket_size=1024, clip=2.5, symmetric=False),
     ],
-    ids=["qsgdinf", "qsgd-s5", "nuqsgd", "amq", "amq-n"],
+    ids=["qsgdinf", "qsgd-s5", "nuqsgd", "amq", "amq-n", "amq-8", "terngrad", "noclip", "clip"],
 )
 def test_other_schemes_train_with_equal_replicas(construct):
     model = make_model()
