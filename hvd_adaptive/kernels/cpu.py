@@ -11,7 +11,7 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
-from hvd_adaptive.kernels import cpu_decode, cpu_encode, cpu_scan
+from hvd_adaptive.kernels import cpu_decode, cpu_encode, cpu_permute, cpu_scan
 from hvd_adaptive.kernels.tables import KernelTable
 
 # Which rule of cpu_encode serves up to so many thresholds; the arrays are padded to the number, and
@@ -23,6 +23,7 @@ _RULES = (
     (16, cpu_encode.COUNT_MANY),
     (129, cpu_encode.SEARCH),
 )
+PERMUTES = cpu_permute.AVAILABLE
 _DIRECT = {"uniform": cpu_encode.UNIFORM, "exponential": cpu_encode.EXPONENTIAL}
 
 
@@ -90,7 +91,7 @@ def checksum(words: torch.Tensor, seed: int) -> int:
     return int(cpu_scan.checksum(words.numpy().view(np.uint32), np.uint32(seed)))
 
 
-_NO_CELLS = np.zeros(1, np.uint8)
+_NO_CELLS, _NO_TREE = np.zeros(1, np.uint8), np.zeros(1, np.float32)
 _encoder = functools.cache(cpu_encode.make_encoder)
 _decoder = functools.cache(cpu_decode.make_decoder)
 
@@ -106,7 +107,12 @@ def _prepared(table: KernelTable) -> tuple[Callable, tuple]:
     Thresholds are padded by some that nothing exceeds.
     """
     size, rule = next(choice for choice in _RULES if table.thresholds <= choice[0])
-    rule = _DIRECT.get(table.rule, rule)
+    depth, tree = 0, _NO_TREE
+    if table.rule in _DIRECT:
+        rule = _DIRECT[table.rule]
+    elif PERMUTES and 4 < table.thresholds <= 128:
+        rule, depth = cpu_encode.PERMUTE, (table.thresholds - 1).bit_length()
+        tree = cpu_permute.tables(table.lower, table.start, table.gap, depth)
     start, gap = np.full(size, np.inf, np.float32), np.zeros(size, np.float32)
     lower = np.full(size, np.inf, np.float32)
     start[: table.thresholds], gap[: table.thresholds] = table.start, table.gap
@@ -115,5 +121,5 @@ def _prepared(table: KernelTable) -> tuple[Callable, tuple]:
     cells, corrections = _NO_CELLS, 0
     if rule == cpu_encode.SEARCH:
         cells, corrections = table.search, table.corrections
-    arrays = (start, gap, lower, ladder, table.thresholds, table.numbers, cells, corrections)
-    return _encoder(rule, *_constants(table)), arrays
+    arrays = (start, gap, lower, ladder, table.thresholds, table.numbers, cells, corrections, tree)
+    return _encoder(rule, depth, *_constants(table)), arrays

@@ -8,13 +8,14 @@ from hvd_adaptive.coding.fixed import BLOCK, LANES, QUARTERS, ROWS
 from hvd_adaptive.coding.packing import Packing
 from hvd_adaptive.kernels import cpu_quantize, random
 from hvd_adaptive.kernels.cpu_pack import merge_quarters, store_block, store_partial
+from hvd_adaptive.kernels.cpu_permute import permuted
 from hvd_adaptive.kernels.cpu_radix import store_row
 from hvd_adaptive.kernels.cpu_scan import clip_to, norm_of
 from hvd_adaptive.kernels.jit import inline, jit
 from hvd_adaptive.kernels.reference import NORM_LANES
 
-# How the index is found: see cpu_quantize.
-COUNT_TWO, COUNT_FOUR, COUNT_EIGHT, COUNT_MANY, SEARCH, UNIFORM, EXPONENTIAL = range(7)
+# How the index is found: see cpu_quantize, and cpu_permute for the last.
+COUNT_TWO, COUNT_FOUR, COUNT_EIGHT, COUNT_MANY, SEARCH, UNIFORM, EXPONENTIAL, PERMUTE = range(8)
 
 _QUARTER = ROWS * LANES
 _GOLDEN64 = np.uint64(random.GOLDEN64)
@@ -61,14 +62,17 @@ def _store(codes, index, rest, chunk, alphabet, digits, width, rows, words):
         store_partial(rows, count, width, words[index * width * LANES :])
 
 
-def make_encoder(rule: int, alphabet: int, digits: int, width: int):
-    """The encoder for one rule and packing, which are constants of the compiled code."""
+def make_encoder(rule: int, depth: int, alphabet: int, digits: int, width: int):
+    """The encoder for one rule and packing, which are constants of the compiled code.
+
+    depth: of the search tree where the rule is PERMUTE.
+    """
     chunk = chunk_size(Packing(alphabet, digits, width))
 
     @jit
     def encode(
         x, scales, words, bucket_size, linf, clip, stream,
-        start, gap, lower, ladder, thresholds, numbers, cells, corrections,
+        start, gap, lower, ladder, thresholds, numbers, cells, corrections, tree,
     ):  # fmt: skip
         codes, rows = np.empty(chunk, np.uint32), np.empty(_QUARTER, np.uint32)
         acc, cell = np.empty(NORM_LANES, np.float32), np.empty(1, np.float32)
@@ -120,6 +124,14 @@ def make_encoder(rule: int, alphabet: int, digits: int, width: int):
                     cpu_quantize.search(
                         run, inverse, steps, offset, high, start, gap, lower, cells, corrections,
                         ladder, total, rs, us, part,
+                    )  # fmt: skip
+                elif rule == PERMUTE:
+                    done = permuted(
+                        run, steps, part, inverse, offset, high, tree, ladder[0], total, depth
+                    )
+                    cpu_quantize.count_few(
+                        run[done:], inverse, steps[done:], offset, high, start, gap, ladder, total,
+                        part[done:],
                     )  # fmt: skip
                 elif rule == UNIFORM:
                     cpu_quantize.uniform(

@@ -96,6 +96,18 @@ def count_eight(run, inverse, steps, offset, high, start, gap, ladder, total, pa
 
 
 @inline
+def count_few(run, inverse, steps, offset, high, start, gap, ladder, total, part):
+    """Any number of thresholds for a few coordinates."""
+    for j in range(run.size):
+        r = np.float32(np.abs(run[j]) * inverse)
+        u = uniform24(np.uint32(steps[j] + offset), high)
+        code = ladder[0]
+        for t in range(start.size):
+            code = np.uint32(code + np.uint32(r > start[t] + u * gap[t]))
+        part[j] = _signed(code, run[j], total)
+
+
+@inline
 def count_many(run, inverse, steps, offset, high, start, gap, ladder, total, rs, us, part):
     """Four more thresholds are compared with in each pass over the run."""
     for j in range(run.size):
