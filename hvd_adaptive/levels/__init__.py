@@ -1,6 +1,5 @@
-"""The mathematics of level tables: laws of coordinates, objective, solvers, bounds."""
+"""The mathematics of level tables: laws of coordinates, objective, solvers."""
 
-from hvd_adaptive.levels.bounds import code_length_bound, nonzero_bound, variance_bound
 from hvd_adaptive.levels.coordinate_descent import (
     Descent,
     best_level,
@@ -47,7 +46,6 @@ __all__ = [
     "TruncatedNormal",
     "best_level",
     "check_magnitudes",
-    "code_length_bound",
     "coordinate_descent",
     "entropy_bits",
     "expected_variance",
@@ -59,12 +57,10 @@ __all__ = [
     "gradient_descent",
     "magnitude_count",
     "magnitude_probabilities",
-    "nonzero_bound",
     "optimal_levels",
     "sample_variance",
     "signed_levels",
     "symbol_probabilities",
     "tabulated",
     "uniform_magnitudes",
-    "variance_bound",
 ]

@@ -1,0 +1,102 @@
+"""Is the choice of levels a convex problem, and what does the best single level gain?
+
+ALQ Theorem 1: Psi (Eq. 3) is not convex in the levels in general, yet convex in each alone.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from hvd_adaptive.levels import Distribution, check_magnitudes, expected_variance
+from hvd_adaptive.theory.arguments import check_count, check_positive
+
+
+def objective_hessian(
+    magnitudes: ArrayLike, distribution: Distribution, symmetric: bool = False
+) -> NDArray[np.float64]:
+    """Second derivatives of Psi in the levels that move, (m, m): all but 0 and 1.
+
+    Eq. 21 for any number of levels: tridiagonal, (l_{j+1} - l_{j-1}) p(l_j) on the diagonal and
+    -(F(l_{j+1}) - F(l_j)) beside it; l1 of a symmetric table has (l1 + l2) p(l1) + 2 F(l1) (proof
+    of Prop. 5). It exists where the density is continuous at the levels.
+    """
+    levels = check_magnitudes(magnitudes, symmetric)
+    mass, density = distribution.cdf(levels), distribution.pdf(levels)
+    diagonal = np.zeros_like(levels)
+    diagonal[1:-1] = (levels[2:] - levels[:-2]) * density[1:-1]
+    if symmetric and levels.size > 1:
+        diagonal[0] = (levels[0] + levels[1]) * density[0] + 2 * mass[0]
+    beside = -np.diff(mass)
+    moving = slice(0 if symmetric else 1, levels.size - 1)
+    full = np.diag(diagonal) + np.diag(beside, 1) + np.diag(beside, -1)
+    return full[moving, moving]
+
+
+def convexity_margin(low: ArrayLike, high: ArrayLike, distribution: Distribution) -> NDArray:
+    """Determinant of the Hessian of two levels a <= b between 0 and 1: Prop. 1's condition.
+
+    b (1 - a) p(a) p(b) - (F(b) - F(a))^2 (Eq. 20), in the shape of the arguments. The diagonal is
+    never negative, so Psi of [0, a, b, 1] is convex near (a, b) where this is positive, and not
+    convex where it is negative: one such pair proves Theorem 1 for that law. Printed strictly and
+    for all 0 <= a <= b <= 1 the condition fails for every law with a bounded density, Corollary
+    1's uniform one included, since at a = b = 0 both sides are zero; >= 0 is meant, and enough.
+    """
+    a, b = np.asarray(low, dtype=np.float64), np.asarray(high, dtype=np.float64)
+    if not (np.all(a >= 0) and np.all(a <= b) and np.all(b <= 1)):
+        raise ValueError("low, high: must satisfy 0 <= low <= high <= 1")
+    between = distribution.cdf(b) - distribution.cdf(a)
+    return b * (1 - a) * distribution.pdf(a) * distribution.pdf(b) - between**2
+
+
+def least_convex_pair(
+    distribution: Distribution, points: ArrayLike | None = None
+) -> tuple[float, float, float]:
+    """(a, b, margin) of the least ``convexity_margin`` among all pairs a < b of ``points``.
+
+    points: (n,) within [0, 1]; by default 256 from 1e-6 up, equally spaced in the logarithm, and
+    256 equally spaced, none of them 0 or 1. A negative margin is proof of nonconvexity; a positive
+    one only says that none was found.
+    """
+    if points is None:
+        points = np.concatenate([np.geomspace(1e-6, 1, 257)[:-1], np.linspace(0, 1, 258)[1:-1]])
+    points = np.unique(np.asarray(points, dtype=np.float64))
+    if points.size < 2:
+        raise ValueError(f"points: must hold two different numbers at least, not {points.size}")
+    first, second = np.triu_indices(points.size, k=1)
+    margin = convexity_margin(points[first], points[second], distribution)
+    least = int(np.argmin(margin))
+    return float(points[first[least]]), float(points[second[least]]), float(margin[least])
+
+
+def best_single_level(distribution: Distribution) -> float:
+    """b* of the table [0, b, 1]: F^-1(1 - E[R]), ALQ Corollary 2 (Eq. 4 at a = 0, c = 1)."""
+    return float(distribution.ppf(1 - distribution.partial_mean(1.0)))
+
+
+def variance_gap(distribution: Distribution, dimension: int, level: float = 0.5) -> float:
+    """What the table [0, level, 1] costs more than [0, b*, 1], in units of ||v||^2: exact.
+
+    d (Psi([0, level, 1]) - Psi([0, b*, 1])); level 1/2 is best in the worst case (Prop. 7).
+    """
+    level = check_positive("level", level, below=1.0)
+    best = np.clip(best_single_level(distribution), 1e-300, np.nextafter(1.0, 0.0))
+    costs = [expected_variance([0.0, b, 1.0], distribution, False) for b in (level, best)]
+    return check_count("dimension", dimension) * float(costs[0] - costs[1])
+
+
+def variance_gap_bound(distribution: Distribution, dimension: int, level: float = 0.5) -> float:
+    """Prop. 7's lower bound of ``variance_gap``: d gamma (b* - level)^2 / 2.
+
+    gamma = min(p(b*), p(level)), the least second derivative of Psi in b on the way from one to
+    the other. So it holds for densities without a dip between the two: truncated normals, as in
+    the paper, and every unimodal one; other laws may have a smaller gap.
+
+    The paper calls the gap Omega(d). That holds for a law of r that stays as d grows, as
+    L-infinity normalisation may give. Under L2 it cannot: sum r^2 = 1, the law shrinks with d, and
+    the whole excess variance of [0, 1/2, 1] is at most sqrt(d)/2 (times ||v||^2).
+    """
+    level = check_positive("level", level, below=1.0)
+    best = best_single_level(distribution)
+    gamma = min(float(distribution.pdf(best)), float(distribution.pdf(level)))
+    return check_count("dimension", dimension) * gamma * (best - level) ** 2 / 2

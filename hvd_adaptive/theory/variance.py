@@ -1,0 +1,116 @@
+"""What quantising adds to a vector: the exact variance, and bounds that hold for every vector.
+
+A bound epsilon_Q promises E||Q(v) - v||_2^2 <= epsilon_Q ||v||_2^2 for every v of ``dimension``
+coordinates under Lq normalisation. In buckets the dimension is the bucket's, and the bound holds
+for the whole gradient (QSGD, section 4): each bucket keeps it, and squared norms add up.
+
+All of it rests on what one coordinate r = |v_i|/||v||_q costs between neighbouring levels,
+(high - r)(r - low), and on the reach l1 d^(1/min(q,2)) >= l1 ||v||_q sqrt(d)/||v||_2 of the first
+level.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from hvd_adaptive.levels import (
+    check_magnitudes,
+    exponential_magnitudes,
+    sample_variance,
+)
+from hvd_adaptive.theory.arguments import (
+    check_count,
+    check_not_negative,
+    check_order,
+    check_positive,
+)
+
+
+def exact_variance(
+    magnitudes: ArrayLike, vector: ArrayLike, norm_order: float = 2, symmetric: bool = False
+) -> float:
+    """E||Q(v) - v||_2^2 over the rounding alone (ALQ Eqs 1, 2; symmetric: Eqs 27, 28).
+
+    magnitudes: (K,), as levels.check_magnitudes; vector: finite, any shape, one bucket; in the
+    square of its unit. The zero vector is exact.
+    """
+    magnitudes = check_magnitudes(magnitudes, symmetric)
+    v = np.abs(np.asarray(vector, dtype=np.float64)).reshape(-1)
+    largest = np.max(v, initial=0.0)
+    if not np.isfinite(largest):
+        raise ValueError("vector: must be finite")
+    if largest == 0:
+        return 0.0
+    # Powers of coordinates, squared or of a large q, must neither overflow nor vanish.
+    scale = np.linalg.norm(v / largest, ord=check_order(norm_order))
+    r = np.minimum(v / largest / scale, 1.0)
+    return float((largest * scale) ** 2 * sample_variance(magnitudes, r, symmetric))
+
+
+def variance_bound(
+    magnitudes: ArrayLike, dimension: int, norm_order: float = 2, symmetric: bool = False
+) -> float:
+    """epsilon_Q of any table: ALQ Theorem 2; symmetric: Theorem 9.
+
+    magnitudes: (K,), as levels.check_magnitudes; norm_order: q >= 1, np.inf allowed. Above the
+    first positive level (high - r)(r - low) <= (ratio - 1)^2 / (4 ratio) r^2 (Eq. 40), below it
+    ``small_coordinates`` or, symmetric, l1^2 for each of the d coordinates. Nearly reached under
+    L1 and L2; under L-infinity up to twice the worst case, as the largest coordinate is exact.
+    """
+    levels = check_magnitudes(magnitudes, symmetric)
+    positive_levels = levels if symmetric else levels[1:]
+    ratio = np.max(positive_levels[1:] / positive_levels[:-1], initial=1.0)
+    between = (ratio - 1) ** 2 / (4 * ratio)
+    reach = positive_levels[0] * _spread(dimension, norm_order)
+    return float(between + (reach**2 if symmetric else small_coordinates(reach)))
+
+
+def small_coordinates(reach: float) -> float:
+    """inf over 0 < p < 1 of K_p reach**(2 - p): what lies in [0, l1] costs at most (Theorem 2).
+
+    reach: l1 d**(1/min(q, 2)). The logarithm is convex in p, its derivative is
+    -log((1 - p)/(2 - p)) - log(reach) (the other terms cancel). So where reach > 2 the infimum is
+    at (1 - p)/(2 - p) = 1/reach and equals reach - 1; otherwise at p -> 0, where K_p -> 1/4.
+    For q = 2 it is no mere bound: n equal coordinates reach it, n = d up to reach 2, then fewer.
+    """
+    reach = check_not_negative("reach", reach)
+    return reach - 1 if reach > 2 else reach**2 / 4
+
+
+def exponent_constant(exponent: float) -> float:
+    """K_p of Theorem 2 and Eq. 41: the least K with r (l1 - r) <= K l1^(2-p) r^p on [0, l1]."""
+    p = check_positive("exponent", exponent, below=1.0)
+    return float(((1 - p) / (2 - p)) ** (1 - p) / (2 - p))
+
+
+def qsgd_variance_bound(intervals: int, dimension: int, norm_order: float = 2) -> float:
+    """min(d/s^2, sqrt(d)/s) for s uniform intervals: QSGD Lemma 3.1 (ii), Theorem 3.2.
+
+    The paper proves it for the L2 norm. It holds unchanged for every q >= 2, so for its own
+    practice, L-infinity (section 4), too: with ||v||_q^2 before the sum, a coordinate costs at
+    most min(1/(4 s^2), r/s), and ||v||_q <= ||v||_2, ||v||_1 <= sqrt(d) ||v||_2. For q < 2 the
+    same steps give d^(1/q) instead of sqrt(d). The first branch is four times what they need:
+    ``variance_bound`` of the same table is often less.
+    """
+    reach = _spread(dimension, norm_order) / check_count("intervals", intervals)
+    return float(min(reach**2, reach))
+
+
+def nuqsgd_variance_bound(
+    internal_levels: int, dimension: int, multiplier: float = 0.5, norm_order: float = 2
+) -> float:
+    """epsilon_Q of the levels 0, p^s, ..., p, 1: NUQSGD Theorem 2, whose formula our text lacks.
+
+    internal_levels: s >= 1, those between 0 and 1; multiplier: p, 1/2 in the paper. It is ALQ's
+    Theorem 2 at l1 = p^s and ratio 1/p: 1/8 + inf_p K_p 2^(-s(2-p)) d^(1-p/2) for 1/2 and q = 2.
+    """
+    count = check_count("internal_levels", internal_levels) + 2
+    p = check_positive("multiplier", multiplier, below=1.0)
+    table = exponential_magnitudes(count, p, symmetric=False)
+    return variance_bound(table, dimension, norm_order, symmetric=False)
+
+
+def _spread(dimension: int, norm_order: float) -> float:
+    """The greatest ||v||_q sqrt(d) / ||v||_2 of d coordinates: d**(1/min(q, 2))."""
+    return check_count("dimension", dimension) ** (1 / min(check_order(norm_order), 2))

@@ -1,0 +1,244 @@
+"""Code lengths: Huffman and Elias codes of real symbols beside the bounds."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from theory_oracles import (
+    ORDERS,
+    TABLES,
+    Samples,
+    adversaries,
+    exponential,
+    huffman_lengths,
+    omega,
+    quantize,
+    symbol_shares,
+    uniform,
+    vectors,
+)
+
+from hvd_adaptive.levels import (
+    Histogram,
+    entropy_bits,
+    magnitude_probabilities,
+    symbol_probabilities,
+)
+from hvd_adaptive.theory import (
+    code_length_bound,
+    elias_bits,
+    exact_variance,
+    nonzero_bound,
+    nuqsgd_code_length,
+    qsgd_code_length,
+    qsgd_dense_code_length,
+    sparse_code_bits,
+)
+
+BOTH = pytest.mark.parametrize("symmetric", [True, False], ids=["symmetric", "zero-based"])
+
+
+def hard_vectors(magnitudes, symmetric, dimension, order, seed=2):
+    rng = np.random.default_rng(seed)
+    found = [*vectors(rng, dimension), *adversaries(magnitudes, symmetric, dimension, order)]
+    return [v / np.max(np.abs(v)) for _, v in found if v.any()]
+
+
+def huffman_bits(v, magnitudes, symmetric, order):
+    """Expected bits of ALQ's code of Q(v): Huffman of the symbols, signs, 32 for the norm."""
+    shares = symbol_shares(v, magnitudes, symmetric, order)
+    signs = 0.0
+    if not symmetric:
+        zero = magnitudes.size - 1
+        shares = np.concatenate([shares[zero:][:1], shares[zero + 1 :] + shares[:zero][::-1]])
+        signs = v.size * (1 - shares[0])
+    return 32 + signs + v.size * float(shares @ huffman_lengths(shares))
+
+
+@pytest.mark.parametrize("dimension", [2, 17, 300, 8192])
+@pytest.mark.parametrize("name", TABLES)
+def test_huffman_codes_never_exceed_theorems_3_and_10(name, dimension):
+    """With the vector's own law as the distribution, and without any."""
+    magnitudes, symmetric = TABLES[name]
+    for order in ORDERS:
+        loose = code_length_bound(magnitudes, dimension, order, symmetric)
+        for v in hard_vectors(magnitudes, symmetric, dimension, order):
+            r = np.clip(np.abs(v) / np.linalg.norm(v, ord=order), 0, 1)
+            tight = code_length_bound(magnitudes, dimension, order, symmetric, Samples(r))
+            measured = huffman_bits(v, magnitudes, symmetric, order)
+            assert measured <= min(tight, loose) * (1 + 1e-9), (order, measured, tight, loose)
+
+
+def test_code_length_bound_is_nearly_reached():
+    """Two magnitudes, one of them nearly sure: Huffman pays a bit for no entropy. Theorem 3."""
+    v = np.full(1000, 1.0)
+    v[0] = 1.0001
+    r = v / v.max()
+    bound = code_length_bound([0.0, 1.0], 1000, np.inf, False, Samples(r))
+    assert 0.999 * bound < huffman_bits(v, np.array([0.0, 1.0]), False, np.inf) <= bound
+
+
+@BOTH
+def test_code_length_bounds_by_hand(symmetric):
+    law = Histogram(np.linspace(0, 1, 101), np.linspace(1, 0, 101)[:-1] ** 9, zero_mass=0.5)
+    levels = np.array([0.05 * symmetric, 0.1, 0.4, 1.0])
+    loose = code_length_bound(levels, 1000, np.inf, symmetric)
+    tight = code_length_bound(levels, 1000, np.inf, symmetric, law)
+    probabilities = (symbol_probabilities if symmetric else magnitude_probabilities)(
+        levels, law, symmetric
+    )
+    signs = 0 if symmetric else 1000
+    np.testing.assert_allclose(tight, 32 + signs + 1000 * (entropy_bits(probabilities) + 1))
+    np.testing.assert_allclose(loose, 32 + signs + 1000 * (np.log2(8 if symmetric else 4) + 1))
+    assert tight < loose
+
+
+def test_nonzero_bound_enters_theorem_3():
+    levels = [0.0, 0.5, 1.0]
+    expected = 16 + (4 + 2 * 10) + 100 * (np.log2(3) + 1)
+    np.testing.assert_allclose(code_length_bound(levels, 100, 2, False, norm_bits=16), expected)
+
+
+@given(
+    seed=st.integers(0, 1000),
+    dimension=st.sampled_from([1, 20, 400]),
+    order=st.sampled_from([1, 2, 4, np.inf]),
+)
+def test_nonzero_bound_is_never_exceeded(seed, dimension, order):
+    rng = np.random.default_rng(seed)
+    levels = np.sort(10.0 ** rng.uniform(-4, 0, 4))
+    levels[0], levels[-1] = 0.0, 1.0
+    bound = nonzero_bound(levels, dimension, order)
+    assert bound <= dimension
+    for v in hard_vectors(levels, False, dimension, order, seed):
+        r = np.minimum(np.abs(v) / np.linalg.norm(v, ord=order), 1.0)
+        assert np.minimum(r / levels[1], 1.0).sum() <= bound * (1 + 1e-9)
+
+
+def test_nonzero_bound_is_the_three_papers():
+    for s, d in ((1, 10_000), (3, 10_000), (5, 90)):
+        expected = min(s * (s + np.sqrt(d)), d)
+        np.testing.assert_allclose(nonzero_bound(uniform(s), d), expected)
+    np.testing.assert_allclose(nonzero_bound(exponential(3), 10_000), 64 + 8 * 100)
+
+
+def test_elias_codes():
+    assert [omega(k) for k in (1, 2, 3, 4, 8, 16)] == [
+        "0", "100", "110", "101000", "1110000", "10100100000",
+    ]  # fmt: skip
+    numbers = [*range(1, 3000), 2**16, 2**31 - 1, 2**40 + 5]
+    np.testing.assert_array_equal(elias_bits(numbers), [len(omega(k)) for k in numbers])
+    assert elias_bits([]).shape == (0,)
+    assert elias_bits([[1, 2], [3, 4]]).tolist() == [[1, 3], [3, 6]]
+
+
+def test_sparse_code():
+    code, run = "", 0
+    numbers = [0, 0, 3, -1, 0, 0, 0, 0, 2, 0]
+    for k in numbers:
+        run += 1
+        if k:
+            code += omega(run) + ("0" if k > 0 else "1") + omega(abs(k))
+            run = 0
+    assert sparse_code_bits(numbers) == 32 + len(code)
+    assert sparse_code_bits(np.zeros(7, int), norm_bits=16) == 16
+
+
+def leading_bits(numbers):
+    """What the sparse code would take were |Elias(k)| = log2 k + 1: the theorems without o(1)."""
+    where = np.flatnonzero(numbers)
+    gaps, values = np.diff(where, prepend=-1), np.abs(numbers[where])
+    return 32 + 3 * where.size + np.log2(gaps).sum() + np.log2(values).sum()
+
+
+def level_numbers(rng, v, magnitudes):
+    return quantize(rng, v, magnitudes)[0] - (magnitudes.size - 1)
+
+
+SPARSE = {
+    "qsgd": (uniform, qsgd_code_length, [(1, 8192), (3, 8192), (7, 8192), (1, 100_000)]),
+    "nuqsgd": (exponential, nuqsgd_code_length, [(1, 8192), (2, 8192), (4, 100_000)]),
+}
+
+
+@pytest.mark.parametrize("scheme", SPARSE)
+def test_formulas_without_their_o1_bound_codes_without_it(scheme):
+    """Mean of 20 roundings + 5 deviations; and not by more than four times for the worst vector."""
+    table, formula, cases = SPARSE[scheme]
+    for s, d in cases:
+        rng, most = np.random.default_rng(s), 0.0
+        for v in hard_vectors(table(s), False, d, 2):
+            bits = [leading_bits(level_numbers(rng, v, table(s))) for _ in range(20)]
+            assert np.mean(bits) + 5 * np.std(bits) / np.sqrt(20) <= formula(s, d), (s, d)
+            most = max(most, np.mean(bits))
+        assert formula(s, d) <= 4 * most, (s, d)
+
+
+@pytest.mark.parametrize("scheme", SPARSE)
+def test_measured_lengths_beside_the_formulas(scheme):
+    """The real code of Gaussian and constant vectors: no bound without the o(1), yet near."""
+    table, formula, cases = SPARSE[scheme]
+    for s, d in cases:
+        rng = np.random.default_rng(0)
+        for v in (rng.normal(size=d), np.ones(d)):
+            measured = sparse_code_bits(level_numbers(rng, v, table(s)))
+            assert 0.6 < measured / formula(s, d) < 1.25, (s, d, measured / formula(s, d))
+
+
+def test_qsgd_formula_by_hand():
+    np.testing.assert_allclose(
+        qsgd_code_length(1, 10_000), 32 + 101 * (3 + 1.5 * np.log2(20002 / 101))
+    )
+    np.testing.assert_allclose(qsgd_code_length(100, 10_000), 9 * 10_000 + 32)
+    assert qsgd_dense_code_length(1000) == 2832
+    assert qsgd_dense_code_length(1000, norm_bits=0) == 2800
+
+
+@pytest.mark.parametrize("dimension", [1024, 16_384])
+def test_dense_code_of_corollary_3_3(dimension):
+    """Huffman over signed integers at s = sqrt(n), for every vector of the list."""
+    table = uniform(int(np.sqrt(dimension)))
+    found = []
+    for v in hard_vectors(table, False, dimension, 2):
+        shares = symbol_shares(v, table, False)
+        found.append(32 + dimension * float(shares @ huffman_lengths(shares)))
+        assert found[-1] <= qsgd_dense_code_length(dimension)
+        assert entropy_bits(shares) <= np.log2(2 * np.pi * np.e * (2 + 1 / 12)) / 2
+    assert max(found) > 0.7 * qsgd_dense_code_length(dimension)
+
+
+def test_nuqsgd_formula_step_by_step():
+    """Both moments that it rests on: 4^k sums to at most 8 (4^s + d), nonzeros to at most n."""
+    for s, d in ((1, 500), (2, 8192), (4, 100_000)):
+        table, n = exponential(s), 4**s + 2**s * np.sqrt(d)
+        for v in hard_vectors(table, False, d, 2):
+            r = v / np.linalg.norm(v)
+            squares = r @ r + exact_variance(table, r)
+            assert 4 * 4**s * squares <= 8 * (4**s + d)
+            assert d * (1 - symbol_shares(v, table, False)[s + 1]) <= n
+        expected = 32 + n * (3 + np.log2(d / n) + np.log2(0.5 * np.log2(8 * (4**s + d) / n)))
+        np.testing.assert_allclose(nuqsgd_code_length(s, d), expected)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: code_length_bound([0.5, 1], 0, 2, True), "dimension=0"),
+        (lambda: code_length_bound([0.5, 1], -1, 2, True), "dimension=-1"),
+        (lambda: code_length_bound([0.5, 1], 4, 0.5, True), "norm_order=0.5"),
+        (lambda: code_length_bound([0.5, 1], 4, np.nan, True), "norm_order=nan"),
+        (lambda: code_length_bound([0.5, 1], 4, 2, True, norm_bits=-1), "norm_bits=-1"),
+        (lambda: nonzero_bound([0.0, 0.5, 1.0], 4, 0.5), "norm_order=0.5"),
+        (lambda: nonzero_bound([0.5, 1.0], 4), "magnitudes: the first must be zero"),
+        (lambda: qsgd_code_length(0, 4), "intervals=0"),
+        (lambda: qsgd_dense_code_length(0), "dimension=0"),
+        (lambda: nuqsgd_code_length(4, 1000), "dimension=1000: must be at least .* 2071"),
+        (lambda: elias_bits([1, 0]), "integers: must all be from 1"),
+        (lambda: elias_bits(2**53 + 1), "integers: must all be from 1"),
+    ],
+)
+def test_wrong_input(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()

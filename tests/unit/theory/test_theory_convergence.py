@@ -1,0 +1,314 @@
+"""Convergence bounds: real quantized runs keep them, and they say what they say by hand."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from scipy import stats
+from theory_oracles import exponential, uniform
+from theory_runs import AbsoluteValues, Logistic, Wells, mean_and_error, train
+
+from hvd_adaptive.theory import (
+    RunAverages,
+    code_length_bound,
+    exact_variance,
+    nonsmooth_convex,
+    nuqsgd_variance_bound,
+    qsgd_variance_bound,
+    quantized_variance,
+    smooth_convex,
+    smooth_convex_to_reach,
+    smooth_nonconvex,
+    variance_bound,
+)
+
+# Plans of tables; one changes along the run.
+PLANS = {
+    "exact": [],
+    "ternary": [(uniform(1), 300)],
+    "nuqsgd": [(exponential(3), 300)],
+    "changing": [(uniform(1), 30), (exponential(2), 120), (exponential(6), 150)],
+}
+STEPS = 300
+
+
+def averages(plan, dimension):
+    run = RunAverages()
+    for table, steps in plan or [(uniform(1), STEPS)]:
+        run.add(steps, variance_bound(table, dimension) if plan else 0.0)
+    return run
+
+
+@pytest.mark.parametrize("processors", [1, 4])
+@pytest.mark.parametrize("name", PLANS)
+def test_nonsmooth_convex_holds(name, processors):
+    """Theorem 4, mended: at 5 standard errors, and within 12 of what was reached."""
+    problem, plan = AbsoluteValues(), PLANS[name]
+    promise = nonsmooth_convex(
+        iterations=STEPS,
+        radius=problem.radius,
+        second_moment=problem.second_moment,
+        epsilon=averages(plan, problem.dimension).variance_bound,
+        processors=processors,
+    )
+    path = train(
+        problem, steps=STEPS, step_size=promise.step_size, tables=plan, processors=processors
+    )
+    gap, error = mean_and_error(problem.value(path[:-1].mean(axis=0)) - problem.least)
+    assert gap + 5 * error <= promise.bound <= 12 * gap, (gap, error, promise)
+
+
+@pytest.mark.parametrize("processors", [1, 4])
+@pytest.mark.parametrize("name", PLANS)
+def test_smooth_convex_holds(name, processors):
+    """QSGD Theorem 3.4, NUQSGD Theorem 4: at 5 standard errors, and within 55 of it."""
+    problem, plan = Logistic(), PLANS[name]
+    constants = {
+        "iterations": STEPS,
+        "smoothness": problem.smoothness,
+        "radius": problem.radius,
+        "second_moment": problem.second_moment,
+        "epsilon": averages(plan, problem.dimension).variance_bound,
+        "processors": processors,
+    }
+    promise = smooth_convex(**constants)
+    path = train(
+        problem, steps=STEPS, step_size=promise.step_size, tables=plan, processors=processors
+    )
+    gap, error = mean_and_error(problem.value(path[1:].mean(axis=0)) - problem.least)
+    assert gap + 5 * error <= promise.bound <= 55 * gap, (gap, error, promise)
+    sharper = smooth_convex(**constants, step_size=promise.step_size)
+    assert gap + 5 * error <= sharper.bound
+    assert promise.bound / 2 <= sharper.bound <= promise.bound * 3 / 4
+
+
+@pytest.mark.parametrize("processors", [1, 4])
+@pytest.mark.parametrize("name", PLANS)
+def test_smooth_nonconvex_holds(name, processors):
+    """Theorem 6, mended: mean over the iterates of ||grad||^2, and within 80 of it."""
+    problem, plan = Wells(), PLANS[name]
+    for alpha in (0.2, 1.0, 1.5):
+        promise = smooth_nonconvex(
+            iterations=STEPS,
+            smoothness=problem.smoothness,
+            initial_gap=problem.value(problem.start),
+            second_moment=problem.second_moment,
+            variance=problem.variance,
+            epsilon=averages(plan, problem.dimension).variance_bound,
+            processors=processors,
+            step_size=alpha / problem.smoothness,
+        )
+        path = train(
+            problem,
+            steps=STEPS,
+            step_size=promise.step_size,
+            tables=plan,
+            processors=processors,
+            project=False,
+        )
+        squares = np.square(problem.gradient(path[:-1])).sum(axis=-1)
+        found, error = mean_and_error(squares.mean(axis=0))
+        assert found + 5 * error <= promise.bound <= 80 * found, (alpha, found, error, promise)
+
+
+@pytest.mark.parametrize("table", [uniform(1), uniform(127)], ids=["ternary", "fine"])
+def test_quantized_variance_by_simulation(table):
+    """Own variance and rounding add up, over M; QSGD and NUQSGD print the second part alone."""
+    problem, processors, runs = Logistic(), 4, 4000
+    w = train(
+        problem, steps=1, step_size=1.0, tables=[(table, 1)], processors=processors, runs=runs
+    )[1]
+    # From w0 = 0 with step 1, not far enough to be projected.
+    errors = np.square(-w - problem.gradient(problem.start)).sum(axis=1)
+    found, error = mean_and_error(errors)
+    samples = problem.x / 2
+    own = np.mean(np.sum(samples**2, axis=1)) - np.sum(problem.gradient(problem.start) ** 2)
+    exact = (own + np.mean([exact_variance(table, x) for x in samples])) / processors
+    assert abs(found - exact) < 5 * error
+    moment, epsilon = 0.25, variance_bound(table, problem.dimension)
+    assert exact <= quantized_variance(moment, epsilon, processors, own)
+    if table.size > 2:
+        assert exact > 5 * epsilon * moment / processors
+    assert quantized_variance(2.0, 0.5, 4) == 0.75
+    assert quantized_variance(2.0, 0.5, 4, variance=1.0) == 0.5
+
+
+def test_without_quantisation_the_classical_bounds():
+    r, b, steps, smooth = 2.0, 9.0, 400, 0.5
+    classical = nonsmooth_convex(iterations=steps, radius=r, second_moment=b)
+    np.testing.assert_allclose(classical.bound, r * 3 / 20)
+    np.testing.assert_allclose(classical.step_size, r / (3 * 20))
+    bubeck = smooth_convex(
+        iterations=steps, smoothness=smooth, radius=r, second_moment=b, variance=4.0
+    )
+    np.testing.assert_allclose(bubeck.bound, r * np.sqrt(2 * 4 / steps) + smooth * r**2 / steps)
+    gamma = r / 2 * np.sqrt(2 / steps)
+    np.testing.assert_allclose(bubeck.step_size, 1 / (smooth + 1 / gamma))
+    descent = smooth_nonconvex(
+        iterations=steps, smoothness=smooth, initial_gap=7.0, second_moment=b, variance=0.0
+    )
+    np.testing.assert_allclose(descent.bound, 2 * smooth * 7 / steps)
+    assert descent.step_size == 2.0
+
+
+def test_default_steps_are_the_best():
+    constants = {
+        "iterations": 100,
+        "radius": 2.0,
+        "second_moment": 3.0,
+        "epsilon": 0.7,
+        "processors": 3,
+    }
+    best = nonsmooth_convex(**constants)
+    for factor in (0.5, 0.9, 1.1, 2.0):
+        other = nonsmooth_convex(**constants, step_size=best.step_size * factor)
+        assert other.bound > best.bound
+    same = nonsmooth_convex(**constants, step_size=best.step_size)
+    np.testing.assert_allclose(same.bound, best.bound)
+
+
+@pytest.mark.parametrize("function", [nonsmooth_convex, smooth_convex, smooth_nonconvex])
+def test_monotone(function):
+    """Less variance, more processors, more iterations: never a larger bound."""
+    base = {"iterations": 100, "second_moment": 2.0, "epsilon": 1.0, "processors": 2, "bits": 10.0}
+    extra = {
+        nonsmooth_convex: {"radius": 1.5},
+        smooth_convex: {"radius": 1.5, "smoothness": 3.0},
+        smooth_nonconvex: {"initial_gap": 1.5, "smoothness": 3.0},
+    }[function]
+    start = function(**base, **extra)
+    assert start.total_bits == 1000.0 and start.iterations == 100
+    for change in ({"iterations": 400}, {"processors": 8}, {"epsilon": 0.1}):
+        assert function(**base | extra | change).bound < start.bound
+    for change in ({"second_moment": 4.0}, *({key: 2 * value} for key, value in extra.items())):
+        assert function(**base | extra | change).bound > start.bound
+    assert function(**base | extra | {"bits": None}).total_bits is None
+
+
+@pytest.mark.parametrize("target", [0.7, 0.05, 0.004])
+@pytest.mark.parametrize("processors", [1, 16])
+@pytest.mark.parametrize("noise", [0.0, 4.0])
+def test_iterations_to_reach(target, processors, noise):
+    constants = {
+        "smoothness": 2.0,
+        "radius": 1.5,
+        "second_moment": noise,
+        "epsilon": 0.4,
+        "processors": processors,
+    }
+    found = smooth_convex_to_reach(target, **constants, bits=100.0)
+    steps = found.iterations
+    assert found.bound <= target and found.total_bits == steps * 100.0
+    if steps > 1:
+        assert smooth_convex(iterations=steps - 1, **constants).bound > target
+    # The O() of Theorem 3.4 with its constants: between 1/2 and 4 times its maximum.
+    moment = quantized_variance(noise, 0.4, processors)
+    printed = 1.5**2 * max(2 * moment / target**2, 2.0 / target)
+    assert printed / 2 <= steps <= 4 * printed + 1
+
+
+def test_total_bits_of_nuqsgd_and_qsgd():
+    """NUQSGD Theorem 5 compares T N_Q; here with one code for both, that of ALQ's Theorem 3."""
+    d, constants = (
+        1_000_000,
+        {"smoothness": 1.0, "radius": 1.0, "second_moment": 1.0, "processors": 8},
+    )
+    totals = {}
+    for name, table, bound in (
+        ("qsgd", uniform(7), qsgd_variance_bound(7, d)),
+        ("nuqsgd", exponential(6), nuqsgd_variance_bound(6, d)),
+    ):
+        bits = code_length_bound(table, d)
+        totals[name] = smooth_convex_to_reach(0.1, **constants, epsilon=bound, bits=bits)
+    assert totals["nuqsgd"].iterations < totals["qsgd"].iterations / 5
+    assert totals["nuqsgd"].total_bits < totals["qsgd"].total_bits / 5
+
+
+def test_theorem_4_as_printed_fails():
+    """f = |w| on [-1, 1] from 1, exact gradients, 100 processors: they are of no use."""
+    processors, steps = 100, 16
+    printed = 1 / (processors * np.sqrt(steps))
+    mended = nonsmooth_convex(
+        iterations=steps, radius=1.0, second_moment=1.0, processors=processors
+    )
+    w, path = 1.0, []
+    for _ in range(steps):
+        path.append(w)
+        w = float(np.clip(w - mended.step_size * np.sign(w), -1, 1))
+    assert printed < abs(np.mean(path)) <= mended.bound == 1 / np.sqrt(steps)
+
+
+def test_theorem_4_as_printed_has_the_wrong_unit():
+    """Gradients ten times as large make f, and the mended bound, ten times as large."""
+    bounds = [nonsmooth_convex(iterations=9, radius=1.0, second_moment=b).bound for b in (1, 100)]
+    np.testing.assert_allclose(bounds[1] / bounds[0], 10)
+
+
+def test_theorem_6_as_printed_fails():
+    """f = w^2/2, exact gradients, 100 processors, alpha = 0.01 < 2/L: 10 steps hardly move."""
+    w = 0.99 ** np.arange(10)
+    found = np.mean(w**2)
+    printed = 0.5 / 10 + 2 * 1.0 / 100
+    mended = smooth_nonconvex(
+        iterations=10, smoothness=1.0, initial_gap=0.5, second_moment=1.0, variance=0.0,
+        processors=100, step_size=0.01,
+    )  # fmt: skip
+    assert printed < found <= mended.bound
+
+
+def test_variance_without_the_gradients_own_fails():
+    """QSGD Theorem 3.4 with B' = min(n/s^2, sqrt(n)/s) B at s = 1000: a slope under noise.
+
+    f = c w on [-1, 1], gradients c + N(0, 1), one step from 0: it ends at the wrong end as often
+    as noise beats slope, and f is L-smooth for every L > 0.
+    """
+    slope, smooth = 0.5, 1e-3
+    gap = 2 * slope * stats.norm.cdf(-slope)
+    moment = 1 + slope**2
+    epsilon = qsgd_variance_bound(1000, 1)
+    printed = np.sqrt(2 * epsilon * moment) + smooth
+    mended = smooth_convex(
+        iterations=1, smoothness=smooth, radius=1.0, second_moment=moment, epsilon=epsilon
+    )
+    assert printed < gap <= mended.bound
+
+
+BASE = {"iterations": 10, "smoothness": 1.0, "radius": 1.0, "second_moment": 1.0}
+
+
+@pytest.mark.parametrize(
+    ("function", "change", "message"),
+    [
+        (smooth_convex, {"iterations": 0}, "iterations=0: must be a whole number >= 1"),
+        (smooth_convex, {"smoothness": 0}, "smoothness=0: must be a finite number above 0"),
+        (smooth_convex, {"radius": -1}, "radius=-1"),
+        (smooth_convex, {"second_moment": -1}, "second_moment=-1"),
+        (smooth_convex, {"epsilon": -0.1}, "epsilon=-0.1"),
+        (smooth_convex, {"epsilon": "1"}, "epsilon='1'"),
+        (smooth_convex, {"processors": 0}, "processors=0"),
+        (smooth_convex, {"processors": 1.5}, "processors=1.5"),
+        (smooth_convex, {"variance": -2}, "variance=-2"),
+        (smooth_convex, {"step_size": 1.0}, "step_size=1.0: .* below 1.0"),
+        (smooth_convex, {"bits": -1}, "bits=-1"),
+        (nonsmooth_convex, {"second_moment": 0}, "second_moment=0"),
+        (nonsmooth_convex, {"step_size": 0}, "step_size=0"),
+        (smooth_nonconvex, {"initial_gap": -1}, "initial_gap=-1"),
+        (smooth_nonconvex, {"step_size": 2.0}, "step_size=2.0: .* below 2.0"),
+    ],
+)
+def test_wrong_input(function, change, message):
+    drop = {
+        smooth_convex: (),
+        nonsmooth_convex: ("smoothness",),
+        smooth_nonconvex: ("radius",),
+    }[function]
+    extra = {"initial_gap": 1.0} if function is smooth_nonconvex else {}
+    arguments = {key: value for key, value in BASE.items() if key not in drop} | extra | change
+    with pytest.raises(ValueError, match=message):
+        function(**arguments)
+
+
+def test_wrong_target():
+    arguments = {"smoothness": 1.0, "radius": 1.0, "second_moment": 1.0}
+    with pytest.raises(ValueError, match="target=0: must be a finite number above 0"):
+        smooth_convex_to_reach(0, **arguments)

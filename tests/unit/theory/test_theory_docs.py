@@ -1,0 +1,37 @@
+"""The page on theory: its examples run, its figures are right, it names every public function."""
+
+from __future__ import annotations
+
+import doctest
+import re
+from pathlib import Path
+
+import pytest
+
+from hvd_adaptive import theory
+
+PAGE = Path(__file__).parents[3] / "docs" / "theory.md"
+
+
+def test_examples_of_the_page():
+    result = doctest.testfile(str(PAGE), module_relative=False, encoding="utf-8")
+    assert result.attempted > 40
+    assert result.failed == 0
+
+
+@pytest.mark.parametrize("name", theory.__all__)
+def test_page_names_and_runs(name):
+    text = PAGE.read_text(encoding="utf-8")
+    examples = "\n".join(line for line in text.splitlines() if line.startswith((">>>", "...")))
+    assert re.search(rf"`{name}\b", text)
+    if name != "Guarantee":
+        assert re.search(rf"\btheory\.{name}\b", examples)
+
+
+def test_tests_that_the_page_names_exist():
+    text = PAGE.read_text(encoding="utf-8")
+    tests = "\n".join(file.read_text() for file in Path(__file__).parent.glob("test_*.py"))
+    named = re.findall(r"`(test_\w+)`", text)
+    assert len(named) >= 5
+    for name in named:
+        assert f"def {name}(" in tests

@@ -1,0 +1,191 @@
+"""Lemmas 3 and 4 of the QCS paper: exact recursions, Monte Carlo, and their own statements."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from scipy.optimize import minimize_scalar
+
+from hvd_adaptive.theory import (
+    best_feedback,
+    feedback_limit,
+    mmse_error,
+    qcs_variance_bound,
+    residual_bound,
+)
+
+GAMMAS = (0.05, 0.5, 1.0, 3.0, 20.0)
+KINDS = [(e, c) for e in ("unbiased", "mmse") for c in (False, True)]
+
+
+def sparsified(z: np.ndarray, gamma: float, estimator: str, rng) -> np.ndarray:
+    """Keep each coordinate with probability 1/(γ + 1). Scaled up it is unbiased and its error is
+    exactly γ ||z||²; as it is, it is the estimate at α = 1/(γ + 1)."""
+    kept = z * (rng.random(z.shape) < 1 / (gamma + 1))
+    return kept * (gamma + 1) if estimator == "unbiased" else kept
+
+
+def squared_residuals(gamma, beta, estimator, gradients, steps, runs=400, n=50) -> np.ndarray:
+    """||r_t||² of Eqs 14a-d, (steps, runs); gradients(step, rng) are (runs, n)."""
+    rng = np.random.default_rng(int(1000 * gamma) + 7)
+    r, out = np.zeros((runs, n)), []
+    for step in range(steps):
+        z = gradients(step, rng) + beta * r
+        r = (1 - beta) * r + z - sparsified(z, gamma, estimator, rng)
+        out.append((r**2).sum(1))
+    return np.array(out)
+
+
+def gaussian(step, rng) -> np.ndarray:
+    """Independent of everything else, mean zero, E||g||² = 1."""
+    return rng.standard_normal((400, 50)) / math.sqrt(50)
+
+
+def constant(step, rng) -> np.ndarray:
+    return np.full((400, 50), 1 / math.sqrt(50))
+
+
+def assert_mean(samples: np.ndarray, expected: float) -> None:
+    deviation = samples.std(ddof=1) / math.sqrt(samples.size)
+    assert abs(samples.mean() - expected) < 5 * deviation, (samples.mean(), expected, deviation)
+
+
+@pytest.mark.parametrize("estimator", ("unbiased", "mmse"))
+@pytest.mark.parametrize("gamma", (0.5, 3.0))
+def test_lemma_4_is_reached_where_gradient_and_residual_are_uncorrelated(gamma, estimator):
+    """Eq. 15 and its like for mmse are the limits of ||r||², here for an error of exactly γ."""
+    for beta in (best_feedback(gamma, estimator, correlated=False)[0], 0.1):
+        expected = residual_bound(gamma, beta, estimator, correlated=False)
+        norms = squared_residuals(gamma, beta, estimator, gaussian, 120)
+        assert_mean(norms[-1], expected)
+        deviation = norms.std(1, ddof=1) / math.sqrt(norms.shape[1])
+        assert np.all(norms.mean(1) < expected + 5 * deviation)
+
+
+@pytest.mark.parametrize(("estimator", "beta"), [("unbiased", 0.1), ("mmse", 1.0), ("mmse", 0.3)])
+def test_lemma_4_holds_for_gradients_that_never_change(estimator, beta):
+    """mmse's residual then points along g: Eq. 15's like without correlation fails."""
+    gamma = 3.0
+    norms = squared_residuals(gamma, beta, estimator, constant, 150)
+    top = (norms.mean(1) + 5 * norms.std(1, ddof=1) / 20).max()
+    assert top < residual_bound(gamma, beta, estimator)
+    if estimator == "mmse":
+        assert norms[-1].mean() > 1.5 * residual_bound(gamma, beta, estimator, correlated=False)
+
+
+def test_correlated_bounds_hold_for_a_gradient_that_feeds_the_residual():
+    """g = r/||r|| makes <g, r> as large as it can be: close to the bound, and above Eq. 15."""
+    gamma, beta = 3.0, 0.1
+    rng = np.random.default_rng(0)
+    for estimator in ("unbiased", "mmse"):
+        r, top = np.zeros((200, 2000)), 0.0
+        for _ in range(300):
+            norm = np.linalg.norm(r, axis=1, keepdims=True)
+            g = np.where(norm > 0, r / np.maximum(norm, 1e-30), 1 / math.sqrt(2000))
+            z = g + beta * r
+            r = (1 - beta) * r + z - sparsified(z, gamma, estimator, rng)
+            top = max(top, float((r**2).sum(1).mean()))
+        bound = residual_bound(gamma, beta, estimator)
+        assert 0.9 * bound < top < 1.001 * bound
+        assert top > 1.5 * residual_bound(gamma, beta, estimator, correlated=False)
+
+
+@pytest.mark.parametrize("factor", (0.95, 1.05))
+def test_the_limit_of_unbiased_feedback(factor):
+    """E||r||² = ((1 - β)² + β² γ) E||r||² + γ: a limit below 2/(1 + γ), growth above it."""
+    gamma = 3.0
+    beta = factor * feedback_limit(gamma)
+    growth, expected = (1 - beta) ** 2 + beta**2 * gamma, 0.0
+    norms = squared_residuals(gamma, beta, "unbiased", gaussian, 12)
+    for row in norms:
+        expected = growth * expected + gamma
+        assert_mean(row, expected)
+    assert (growth < 1) == (factor < 1)
+    bound = residual_bound(gamma, beta, correlated=False)
+    assert math.isinf(bound) == (factor > 1)
+    if factor < 1:
+        assert bound == pytest.approx(gamma / (1 - growth))
+
+
+def test_classical_feedback_diverges_from_gamma_1_on():
+    assert residual_bound(0.99, 1.0, correlated=False) == pytest.approx(99)
+    assert all(math.isinf(residual_bound(1.0, 1.0, correlated=c)) for c in (False, True))
+    assert math.isfinite(residual_bound(1e6, 1.0, "mmse"))
+
+
+@pytest.mark.parametrize("gamma", GAMMAS)
+def test_lemma_3(gamma):
+    rng = np.random.default_rng(3)
+    z = np.repeat(rng.standard_normal((1, 40)), 20_000, axis=0)
+    errors = ((z - sparsified(z, gamma, "mmse", rng)) ** 2).sum(1)
+    assert_mean(errors, mmse_error(gamma) * float((z[0] ** 2).sum()))
+
+
+@pytest.mark.parametrize(("estimator", "correlated"), KINDS)
+@pytest.mark.parametrize("gamma", GAMMAS)
+def test_best_feedback_is_where_the_bound_is_least(gamma, estimator, correlated):
+    weight, bound = best_feedback(gamma, estimator, correlated)
+    top = min(1.0, 0.999999 * feedback_limit(gamma, estimator))
+    found = minimize_scalar(
+        lambda beta: math.log(residual_bound(gamma, beta, estimator, correlated)),
+        bounds=(1e-9, top),
+        method="bounded",
+        options={"xatol": 1e-10},
+    )
+    assert bound == pytest.approx(math.exp(found.fun), rel=1e-5)
+    assert weight == pytest.approx(found.x, abs=1e-3)
+
+
+@pytest.mark.parametrize("gamma", GAMMAS)
+def test_equations_as_printed(gamma):
+    """Eqs 16, 17, 18; Remark 3's 4 γ (γ + 1) is the larger; Remark 2 compares two assumptions."""
+    for beta in (0.2, 0.7, 1.0):
+        printed = gamma / (math.sqrt(gamma + 1 - (1 - beta) ** 2) - math.sqrt(gamma)) ** 2
+        assert residual_bound(gamma, beta, "mmse") == pytest.approx(printed)
+    assert best_feedback(gamma, correlated=False) == (
+        pytest.approx(1 / (gamma + 1)),
+        pytest.approx(gamma * (gamma + 1)),
+    )
+    weight, bound = best_feedback(gamma, "mmse")
+    assert weight == 1
+    assert bound == pytest.approx(gamma / (math.sqrt(gamma + 1) - math.sqrt(gamma)) ** 2)
+    assert bound < 4 * gamma * (gamma + 1)
+    assert best_feedback(gamma, correlated=False)[1] < bound
+    assert best_feedback(gamma)[1] == pytest.approx(bound)
+    assert best_feedback(gamma, "mmse", correlated=False)[1] == pytest.approx(gamma)
+
+
+def test_mmse_is_the_same_as_the_contraction_bound_at_weight_1():
+    """√R' <= √ρ (√B + √R), by Minkowski: (√ρ/(1 - √ρ))² B."""
+    for gamma in GAMMAS:
+        root = math.sqrt(mmse_error(gamma))
+        assert residual_bound(gamma, 1.0, "mmse") == pytest.approx((root / (1 - root)) ** 2)
+
+
+def test_qcs_variance_bound_is_eq_10():
+    assert qcs_variance_bound(64, 16, 2) == pytest.approx(3 + 4 * math.log(16) / 15)
+
+
+def test_no_quantisation_no_residual():
+    assert residual_bound(0, 1.0) == residual_bound(0, 0.5, "mmse") == mmse_error(0) == 0
+    assert best_feedback(0) == (1.0, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: residual_bound(-1, 0.5), "gamma=-1"),
+        (lambda: residual_bound(float("nan"), 0.5), "gamma=nan"),
+        (lambda: residual_bound(1, 0), "weight=0"),
+        (lambda: residual_bound(1, 0.5, "biased"), "estimator='biased'"),
+        (lambda: residual_bound(1, 0.5, correlated=1), "correlated=1"),
+        (lambda: best_feedback(1, "biased"), "estimator='biased'"),
+        (lambda: feedback_limit(1, None), "estimator=None"),
+        (lambda: mmse_error("x"), "gamma='x'"),
+    ],
+)
+def test_wrong_arguments(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()

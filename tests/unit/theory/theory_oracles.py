@@ -1,0 +1,137 @@
+"""Vectors, tables, codes and runs that the theory tests share; written apart from the package."""
+
+from __future__ import annotations
+
+import heapq
+from itertools import count
+
+import numpy as np
+
+ORDERS = [1, 2, 3, np.inf]
+
+
+def uniform(intervals):
+    return np.arange(intervals + 1) / intervals
+
+
+def exponential(internal, multiplier=0.5):
+    return np.concatenate([[0.0], multiplier ** np.arange(internal, -1, -1.0)])
+
+
+# name: (magnitudes, symmetric). The fitted ones are of ALQ's kind: dense near zero, uneven.
+TABLES = {
+    "ternary": (uniform(1), False),
+    "qsgd-3": (uniform(3), False),
+    "qsgd-7": (uniform(7), False),
+    "qsgd-127": (uniform(127), False),
+    **{f"nuqsgd-{s}": (exponential(s), False) for s in range(1, 8)},
+    "nuqsgd-p0.1": (exponential(3, 0.1), False),
+    "nuqsgd-p0.8": (exponential(6, 0.8), False),
+    "fitted": (np.array([0, 0.0031, 0.0075, 0.0131, 0.021, 0.034, 0.091, 1.0]), False),
+    "alq-paper": (np.array([0.0048, 0.018, 0.13, 1.0]), True),
+    "amq-paper": (np.array([0.0125, 0.054, 0.232, 1.0]), True),
+    "two-symmetric": (np.array([1.0]), True),
+    "uniform-symmetric": ((2 * np.arange(4) + 1) / 7, True),
+}
+
+
+def signed(magnitudes, symmetric):
+    return np.concatenate([-magnitudes[::-1], magnitudes if symmetric else magnitudes[1:]])
+
+
+def vectors(rng, dimension):
+    """(name, vector): random, sparse, constant, heavy-tailed, spread over decades."""
+    yield "normal", rng.normal(size=dimension)
+    yield "one-hot", np.eye(1, dimension)[0]
+    yield "sparse", np.where(rng.random(dimension) < 0.05, rng.normal(size=dimension), 0.0)
+    yield "constant", np.full(dimension, -3.0)
+    yield "cauchy", rng.standard_cauchy(dimension)
+    yield "lognormal", rng.lognormal(sigma=3, size=dimension)
+    yield "decades", 10.0 ** rng.uniform(-6, 0, dimension)
+    yield "huge", rng.normal(size=dimension) * 1e100
+
+
+def adversaries(magnitudes, symmetric, dimension, order):
+    """Vectors with as many coordinates as fit at a costly place of one interval: the middle, the
+    place of Eq. 40, the optimum of Theorem 2; one coordinate fills the norm up to one."""
+    ends = np.concatenate([[0.0], magnitudes]) if symmetric else magnitudes
+    places = np.concatenate([(ends[1:] + ends[:-1]) / 2, ends[1:] * 1e-3])
+    harmonic = 2 * ends[1:] * ends[:-1] / (ends[1:] + ends[:-1])
+    if ends.size > 12:  # the lowest intervals and a few of the others
+        places, harmonic = places[::9], harmonic[[0, 1, 2, 3, -1]]
+    spread = dimension ** (-1 / min(order, 2))
+    for place in [*places, *harmonic, spread, 1.0 / dimension]:
+        if not 0 < place < 1:
+            continue
+        fit = dimension - 1 if np.isinf(order) else min(dimension - 1, int(place**-order))
+        v = np.zeros(dimension)
+        v[1 : fit + 1] = place
+        rest = 1.0 if np.isinf(order) else max(0.0, 1 - fit * place**order) ** (1 / order)
+        v[0] = rest
+        yield f"{place:.3g}", v
+
+
+def neighbours(theta, table):
+    above = np.clip(np.searchsorted(table, theta, side="right"), 1, table.size - 1)
+    return above, table[above - 1], table[above]
+
+
+def quantize(rng, v, magnitudes, symmetric=False, order=2):
+    """Level numbers of the signed table, and the values; v: (..., d), one bucket a row."""
+    table = signed(magnitudes, symmetric)
+    norm = np.linalg.norm(v, ord=order, axis=-1, keepdims=True)
+    theta = np.clip(v / np.where(norm > 0, norm, 1.0), -1, 1)
+    above, low, high = neighbours(theta, table)
+    number = above - 1 + (rng.random(v.shape) * (high - low) < theta - low)
+    return number, table[number] * norm
+
+
+def symbol_shares(v, magnitudes, symmetric, order=2):
+    """Expected share of each signed level in Q(v), exactly."""
+    table = signed(magnitudes, symmetric)
+    theta = np.clip(v / np.linalg.norm(v, ord=order), -1, 1)
+    above, low, high = neighbours(theta, table)
+    up = (theta - low) / (high - low)
+    counts = np.bincount(above, up, table.size) + np.bincount(above - 1, 1 - up, table.size)
+    return counts / v.size
+
+
+def huffman_lengths(shares):
+    """Code lengths of a Huffman code; one symbol alone takes a bit."""
+    lengths, order = np.zeros(len(shares), int), count()
+    heap = [(p, next(order), [i]) for i, p in enumerate(shares) if p > 0]
+    heapq.heapify(heap)
+    if len(heap) == 1:
+        lengths[heap[0][2]] = 1
+    while len(heap) > 1:
+        (p, _, a), (q, _, b) = heapq.heappop(heap), heapq.heappop(heap)
+        lengths[a + b] += 1
+        heapq.heappush(heap, (p + q, next(order), a + b))
+    return lengths
+
+
+def omega(k):
+    """Elias's recursive code of k >= 1, as a string of bits."""
+    code = "0"
+    while k > 1:
+        digits = f"{k:b}"
+        code, k = digits + code, len(digits) - 1
+    return code
+
+
+class Samples:
+    """The law of given samples, atoms and all: what the package's Distribution protocol asks."""
+
+    def __init__(self, r):
+        self.r = np.sort(np.asarray(r, float))
+        powers = [self.r**k for k in range(3)]
+        self.sums = [np.concatenate([[0], np.cumsum(p)]) / self.r.size for p in powers]
+
+    def moments(self, x):
+        return tuple(s[np.searchsorted(self.r, x, side="right")] for s in self.sums)
+
+    def cdf(self, x):
+        return self.moments(x)[0]
+
+    def partial_mean(self, x):
+        return self.moments(x)[1]
