@@ -1,0 +1,149 @@
+"""Hadamard matrices, and the transform by them in plain torch (the oracle of cpu_hadamard).
+
+A matrix of order n = p * m is ``S_p ⊗ B_m``: Sylvester's matrix of a power of two p (entry
+(-1)^popcount(i & j)) times a base of order m, which is 1, or 12 or 20 (Paley's first construction),
+36 (his second) or 100 (Williamson's). So the powers of two and the other partition sizes of the QCS
+paper (Abdi and Fekri 2020, section 6), 96, 100, 192, 200, 288, 320 and 384, are all covered.
+"""
+
+from __future__ import annotations
+
+import functools
+
+import numpy as np
+import torch
+
+LARGEST = 1 << 24
+_BASE_OF = {96: 12, 100: 100, 192: 12, 200: 100, 288: 36, 320: 20, 384: 12}
+ALLOWED = f"a power of two up to {LARGEST} or one of {', '.join(map(str, _BASE_OF))}"
+
+# First rows of four symmetric circulants A, B, C, D of order 25 with A² + B² + C² + D² = 100 I,
+# found by matching the power spectra of all such rows; bit j is 1 where entry j (and 25 - j) is -1.
+_WILLIAMSON_25 = (0b1111010100110, 0b1000011101100, 0b1111010100110, 0b0111100010010)
+
+
+def is_order(size: int) -> bool:
+    """Whether ``matrix(size)`` is there."""
+    return size in _BASE_OF or (0 < size <= LARGEST and size & (size - 1) == 0)
+
+
+def smallest_order(size: int) -> int:
+    """The smallest order >= ``size``, 1 <= size <= LARGEST."""
+    power = 1 << (size - 1).bit_length()
+    return min([order for order in _BASE_OF if size <= order] + [power])
+
+
+def base_order(order: int) -> int:
+    """m of an order n = p * m."""
+    return _BASE_OF.get(order, 1)
+
+
+def kept(order: int, rows: int) -> int:
+    """Length to which the transform folds where only the first ``rows`` of its outputs are wanted:
+    the shortest p' * m >= rows. The first p'*m rows of S_p ⊗ B are (1 … 1) ⊗ S_p' ⊗ B."""
+    size = base_order(order)
+    while size < rows:
+        size *= 2
+    return size
+
+
+def matrix(order: int) -> np.ndarray:
+    """The Hadamard matrix H of this order: int8 (order, order), entries ±1, H Hᵀ = order * I."""
+    return np.kron(_sylvester(order // base_order(order)), base(base_order(order)))
+
+
+@functools.cache
+def base(order: int) -> np.ndarray:
+    """B of order 1, 12, 20, 36 or 100: int8, read-only."""
+    build = {
+        1: lambda: np.ones((1, 1), np.int8),
+        12: lambda: _paley_one(11),
+        20: lambda: _paley_one(19),
+        36: lambda: _paley_two(17),
+        100: lambda: _williamson(25, _WILLIAMSON_25),
+    }[order]
+    result = build().astype(np.int8)
+    result.flags.writeable = False
+    return result
+
+
+def _sylvester(order: int) -> np.ndarray:
+    result = np.ones((1, 1), np.int8)
+    while len(result) < order:
+        result = np.kron(np.array([[1, 1], [1, -1]], np.int8), result)
+    return result
+
+
+def _jacobsthal(q: int) -> np.ndarray:
+    """Q[i, j] = χ(i - j), the quadratic character modulo an odd prime q."""
+    character = np.full(q, -1)
+    character[np.arange(1, q) ** 2 % q] = 1
+    character[0] = 0
+    return character[(np.arange(q)[:, None] - np.arange(q)) % q]
+
+
+def _paley_one(q: int) -> np.ndarray:
+    """Order q + 1 for a prime q = 3 mod 4: I plus a skew conference matrix."""
+    core = np.ones((q + 1, q + 1), np.int64)
+    core[1:, 0] = -1
+    core[1:, 1:] = _jacobsthal(q) + np.eye(q, dtype=np.int64)
+    return core
+
+
+def _paley_two(q: int) -> np.ndarray:
+    """Order 2 (q + 1) for a prime q = 1 mod 4, from the symmetric conference matrix."""
+    conference = np.ones((q + 1, q + 1), np.int64)
+    conference[0, 0] = 0
+    conference[1:, 1:] = _jacobsthal(q)
+    diagonal = np.kron(np.eye(q + 1, dtype=np.int64), np.array([[1, -1], [-1, -1]]))
+    return np.kron(conference, np.array([[1, 1], [1, -1]])) + diagonal
+
+
+def _williamson(n: int, rows: tuple[int, int, int, int]) -> np.ndarray:
+    """Order 4 n from Williamson's array of four symmetric circulants of order n."""
+    at = (np.arange(n) - np.arange(n)[:, None]) % n
+    a, b, c, d = (1 - 2 * (row >> np.minimum(at, n - at) & 1) for row in rows)
+    return np.block([[a, b, c, d], [-b, a, -d, c], [-c, d, a, -b], [-d, -c, b, a]])
+
+
+def transform(x: torch.Tensor, rows: int) -> torch.Tensor:
+    """The first ``rows`` coordinates of H x. x: float32 (..., n); result: (..., rows).
+
+    Butterflies of strides n/2, n/4, ..., m in turn, each sum its own float32 operation; sums that
+    no wanted output needs are left out. Then B, column by column.
+    """
+    order = x.shape[-1]
+    size = kept(order, rows)
+    while x.shape[-1] > size:
+        half = x.shape[-1] // 2
+        x = x[..., :half] + x[..., half:]
+    return _base(_butterflies(x, base_order(order)), base(base_order(order)))[..., :rows]
+
+
+def transpose(y: torch.Tensor, order: int) -> torch.Tensor:
+    """Hᵀ y for y that is zero beyond its first k coordinates. y: (..., k); result: (..., n)."""
+    size, m = kept(order, y.shape[-1]), base_order(order)
+    y = torch.nn.functional.pad(y, (0, size - y.shape[-1]))
+    x = _base(_butterflies(y, m), base(m).T)
+    return x.repeat(*[1] * (x.dim() - 1), order // size)
+
+
+def _butterflies(x: torch.Tensor, least: int) -> torch.Tensor:
+    shape, stride = x.shape, x.shape[-1] // 2
+    while stride >= least:
+        a, b = x.reshape(*shape[:-1], -1, 2, stride).unbind(-2)
+        x = torch.stack([a + b, a - b], dim=-2).reshape(shape)
+        stride //= 2
+    return x
+
+
+def _base(x: torch.Tensor, matrix: np.ndarray) -> torch.Tensor:
+    """Each run of m coordinates times the matrix (m, m): sums over its columns, in order."""
+    if len(matrix) == 1:
+        return x
+    columns = torch.from_numpy(matrix.T.astype(np.float32)).to(x.device)
+    runs = x.reshape(*x.shape[:-1], -1, len(matrix))
+    total = torch.zeros_like(runs)
+    for j, column in enumerate(columns):
+        total = total + runs[..., j : j + 1] * column
+    return total.reshape(x.shape)

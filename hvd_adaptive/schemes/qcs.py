@@ -1,0 +1,210 @@
+"""QCS: quantized compressive sampling (Abdi and Fekri 2020)."""
+
+from __future__ import annotations
+
+import math
+import numbers
+from collections.abc import Sequence
+from types import ModuleType
+from typing import Any
+
+import torch
+
+from hvd_adaptive import kernels
+from hvd_adaptive.coding.packing import packing_of
+from hvd_adaptive.compressor import GradientCompressor
+from hvd_adaptive.kernels import cpu_qcs, hadamard, reference_qcs
+from hvd_adaptive.kernels.reference_qcs import Run
+from hvd_adaptive.settings import Settings, check_choice, check_integer
+
+LEAST_GAIN = 4
+SCALE_BITS = 32
+# Codes of up to 8 bits; 1/2 is the paper's 1-bit quantiser.
+RANGES = (0.5, *range(1, 128))
+
+
+def variance_bound(order: int, measurements: int, quantizer_range: float) -> float:
+    """γ of Eq. 10: E‖ĝ - g‖² <= γ‖g‖² for the unbiased estimator, any g and Q (1/2 included).
+
+    The exact error is n/k - 1 (what projecting loses, whichever rows of H are taken) plus
+    n E[ς²]/(12 ‖g‖²) (the dither's noise); E‖v‖∞² <= 3 log(k)/(k - 1) ‖g‖² makes it Eq. 10. At
+    k = 1 the paper prints n - 1 and leaves the dither out: n/(12 Q²) is added, as E v² = ‖g‖².
+    """
+    n, k, q = order, measurements, quantizer_range
+    largest = 1 / 12 if k == 1 else math.log(k) / (4 * (k - 1))
+    return n / k - 1 + n / q**2 * largest
+
+
+def compression_gain(order: int, measurements: int, quantizer_range: float) -> float:
+    """Eq. 11, the scale's 32 bits counted: 32 n over the bits of a partition."""
+    return 32 * order / (measurements * math.log2(2 * quantizer_range + 1) + SCALE_BITS)
+
+
+def best_projection(order: int, gain: float) -> tuple[int, float]:
+    """(k, Q) of least γ whose compression gain is at least ``gain``.
+
+    γ falls as k grows, so for each Q only the largest k that the gain leaves is tried.
+    """
+    bits = 32 * order / gain * (1 + 1e-12) - SCALE_BITS
+    affordable = [(min(order, int(bits / math.log2(2 * q + 1))), q) for q in RANGES]
+    return min(
+        (pair for pair in affordable if pair[0] > 0),
+        key=lambda pair: variance_bound(order, *pair),
+    )
+
+
+class QCS(GradientCompressor):
+    """Quantized compressive sampling of gradients (Abdi and Fekri, AAAI 2020, Algorithm 1).
+
+    A partition g of n = ``bucket_size`` coordinates is projected to v = H (r ⊙ g)/√k: r are fresh
+    random signs, H the first k rows of a Hadamard matrix (Eq. 2). v is quantised with a
+    subtractive dither u ~ U(-1/2, 1/2), q = round(v/ς + u), ς = ‖v‖∞/Q, to the 2Q + 1 integers
+    -Q … Q (Eq. 4), or for Q = 1/2 to one bit, q = sign(v/ς + u)/2 (Eq. 5, mended: as printed its
+    mean is 2 v). Receivers make r and u again from the payload's key, v̂ = ς (q - u) (Eq. 6), and
+    estimate ĝ = α r ⊙ Hᵀ v̂/√k (Eq. 8). Scales and integers travel, nothing random does.
+
+    Any fixed rows of H will do: E[r_i r_j] = 0 for i ≠ j and the entries are ±1, so E[TᵀT] = I and
+    T Tᵀ = n/k I (Lemma 1; footnote 1). The first k make the transform cheap: with the fast
+    Walsh-Hadamard transform r ⊙ g folds to the next power of two >= k before it starts.
+
+    estimator: "unbiased" (α = 1; E‖ĝ - g‖² <= γ‖g‖², Theorem 2) or "mmse" (α = 1/(γ + 1), biased;
+    <= γ/(γ + 1) ‖g‖², Lemma 3). γ is Eq. 10's: see variance_bound.
+    gain: from 4 to 32 n/33; takes k and Q of least γ at that compression gain (Eq. 11, the scale's
+    32 bits counted). Default 10. In place of it:
+    measurements: k, 1 to n (default n). quantizer_range: Q, 1/2 or 1 to 127.
+    bucket_size: a power of two or one of the paper's 96, 100, 192, 200, 288, 320, 384.
+    shared: see settings.Settings.
+
+    A last, partial bucket of a group is filled up with zeros to the next such size m and gets
+    ⌈k m/n⌉ measurements and its own scale. A zero projection, which for k < n a gradient other
+    than zero may have, decodes to zeros. A bucket with a coordinate that is not finite, or whose
+    sums overflow float32 (from 10^38/n on), decodes to NaN.
+
+    Cost: a transform, n log2(n) additions, per bucket to encode, and one for each rank's payload to
+    decode: every rank has its own signs, so projections cannot be added before they are undone.
+    """
+
+    name = "qcs"
+
+    def __init__(
+        self,
+        *,
+        estimator: str = "unbiased",
+        gain: float | None = None,
+        measurements: int | None = None,
+        quantizer_range: float | None = None,
+        **shared: Any,
+    ) -> None:
+        self.estimator = check_choice("estimator", estimator, ("unbiased", "mmse"))
+        settings = Settings.from_keywords("QCS", shared)
+        order = settings.bucket_size
+        if not hadamard.is_order(order):
+            raise ValueError(f"bucket_size={order!r}: must be {hadamard.ALLOWED}")
+        if quantizer_range is None and measurements is None:
+            gain = _check_gain(10 if gain is None else gain, order)
+            measurements, quantizer_range = best_projection(order, gain)
+        elif gain is not None:
+            raise ValueError(
+                f"gain={gain!r}: cannot be given together with measurements or quantizer_range"
+            )
+        measurements = order if measurements is None else measurements
+        self._measurements = check_integer("measurements", measurements, 1, order)
+        self._quantizer_range = _check_range(quantizer_range)
+        super().__init__(settings)
+
+    @property
+    def measurements(self) -> int:
+        """k, measurements of a partition."""
+        return self._measurements
+
+    @property
+    def quantizer_range(self) -> float:
+        """Q: 0.5, or an integer."""
+        return self._quantizer_range
+
+    @property
+    def gamma(self) -> float:
+        """γ of Eq. 10 for a whole partition."""
+        return variance_bound(self.settings.bucket_size, self.measurements, self.quantizer_range)
+
+    @property
+    def compression_gain(self) -> float:
+        """Eq. 11 for a whole partition, the scale's 32 bits counted."""
+        return compression_gain(self.settings.bucket_size, self.measurements, self.quantizer_range)
+
+    @property
+    def alphabet(self) -> int:
+        return int(2 * self.quantizer_range + 1)
+
+    def codec_settings(self) -> dict[str, Any]:
+        return {
+            "estimator": self.estimator,
+            "measurements": self.measurements,
+            "quantizer_range": self.quantizer_range,
+        }
+
+    def body_bytes(self, coordinates: int) -> int:
+        runs = self._runs(coordinates)
+        words = packing_of(self.alphabet).words(sum(run.codes for run in runs))
+        return 4 * (sum(run.buckets for run in runs) + words)
+
+    def encode_body(self, flat: torch.Tensor, body: torch.Tensor, key: int) -> None:
+        runs, clip = self._runs(flat.numel()), self.settings.clip
+        if clip is not None:
+            bucket = max(1, min(self.settings.bucket_size, flat.numel()))
+            flat = kernels.for_device(flat.device).clipped(flat, bucket, clip)
+        _kernels(flat.device).encode(flat, *_split(body, runs), runs, self.alphabet, key)
+
+    def decode_bodies(
+        self, bodies: Sequence[torch.Tensor], keys: Sequence[int], factor: float, out: torch.Tensor
+    ) -> None:
+        runs = self._runs(out.numel())
+        pairs = [_split(body, runs) for body in bodies]
+        _kernels(out.device).decode_add(pairs, keys, runs, self.alphabet, factor, out)
+
+    def _runs(self, coordinates: int) -> list[Run]:
+        """The whole buckets, then the partial one, where there are any."""
+        n, k = self.settings.bucket_size, self.measurements
+        count, rest = divmod(coordinates, n)
+        runs = [Run(0, count * n, 0, n, k, self._weight(n, k))] if count else []
+        if rest:
+            m = hadamard.smallest_order(rest)
+            rows = -(-k * m // n)
+            runs.append(Run(count * n, coordinates, count, m, rows, self._weight(m, rows)))
+        return runs
+
+    def _weight(self, order: int, rows: int) -> float:
+        """α of Eq. 9 or Eq. 12."""
+        if self.estimator == "unbiased":
+            return 1.0
+        return 1 / (variance_bound(order, rows, self.quantizer_range) + 1)
+
+
+def _split(body: torch.Tensor, runs: Sequence[Run]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Scales and words of a body."""
+    at = 4 * sum(run.buckets for run in runs)
+    return body[:at].view(torch.float32), body[at:].view(torch.int32)
+
+
+def _kernels(device: torch.device) -> ModuleType:
+    return cpu_qcs if device.type == "cpu" else reference_qcs
+
+
+def _check_gain(gain: Any, order: int) -> float:
+    most = 32 * order / (SCALE_BITS + 1)
+    real = isinstance(gain, numbers.Real) and not isinstance(gain, bool)
+    if not real or not LEAST_GAIN <= gain <= most:
+        raise ValueError(
+            f"gain={gain!r}: must be a number from {LEAST_GAIN} to {most:.6g} (one measurement of "
+            f"one bit, and the scale) for bucket_size={order}"
+        )
+    return float(gain)
+
+
+def _check_range(value: Any) -> float:
+    real = isinstance(value, numbers.Real) and not isinstance(value, bool)
+    if not real or value not in RANGES:
+        raise ValueError(
+            f"quantizer_range={value!r}: must be 0.5 or an integer from 1 to {RANGES[-1]}"
+        )
+    return 0.5 if value == 0.5 else int(value)

@@ -1,0 +1,96 @@
+"""QCS inside stock hvd.DistributedOptimizer."""
+
+from __future__ import annotations
+
+import horovod.torch as hvd
+import pytest
+import torch
+from conftest import assert_same_everywhere, flat_parameters, make_model, train
+
+from hvd_adaptive import QCS
+from hvd_adaptive.coding.payload import read_header
+from hvd_adaptive.kernels.random import stream_key
+
+
+@pytest.mark.parametrize(
+    "keywords",
+    [
+        {},
+        {"bucket_size": 1024, "gain": 21},
+        {"bucket_size": 2048, "gain": 50, "estimator": "mmse"},
+        {"bucket_size": 100, "measurements": 60, "quantizer_range": 1, "fusion_bytes": 40_000},
+        {"bucket_size": 384, "quantizer_range": 0.5, "tail": "full"},
+        {"bucket_size": 512, "gain": 16, "warmup_steps": 3},
+    ],
+    ids=str,
+)
+def test_replicas_stay_equal_and_learn(keywords):
+    model = make_model()
+    compressor = QCS(**keywords)
+    # The MMSE estimator shortens every step to 1/(γ + 1).
+    optimizer = _optimizer(model, compressor, lr=2.0 if compressor.estimator == "mmse" else 0.3)
+    losses = []
+    for _ in range(4):
+        losses += train(model, optimizer, 15, seed=len(losses))
+        assert_same_everywhere(flat_parameters(model), "parameters")
+    assert sum(losses[-10:]) < 0.9 * sum(losses[:10])
+    report = compressor.report()
+    assert report["coordinates"] == sum(p.numel() for p in model.parameters())
+    assert report["wire_bytes"] == report["payload_bytes"] * (hvd.size() - 1)
+    assert 0 < report["relative_error"] < 3 * compressor.gamma
+
+
+@pytest.mark.parametrize("estimator", ["unbiased", "mmse"])
+def test_reduced_tensor_is_the_ranks_own_estimates(estimator):
+    """What arrives equals every rank's tensor encoded under its own key here, decoded, and added
+    in rank order."""
+    keywords = {"bucket_size": 512, "gain": 20, "estimator": estimator, "seed": 11}
+
+    def values(rank: int) -> torch.Tensor:
+        return torch.randn(5000, generator=torch.Generator().manual_seed(rank))
+
+    result = hvd.allreduce(values(hvd.rank()), compression=QCS(**keywords), op=hvd.Average)
+    codec, total = QCS(**keywords), torch.zeros(5000)
+    bodies = []
+    for rank in range(hvd.size()):
+        payload = codec.encode_flat(values(rank), 5000, stream_key(11, rank, 0, 0))
+        bodies.append(payload[96 : 96 + codec.body_bytes(5000)].clone())
+        total += codec.decode_sum([payload], read_header(payload), 1.0)
+    assert torch.equal(result, total * (1.0 / hvd.size()))
+    assert not torch.equal(bodies[0], bodies[-1])
+    assert_same_everywhere(result, "allreduce")
+
+
+def test_not_a_number_reaches_every_rank_and_nothing_else():
+    flat = torch.ones(4096)
+    if hvd.rank() == hvd.size() - 1:
+        flat[700] = float("inf")
+    result = hvd.allreduce(flat, compression=QCS(bucket_size=512, gain=10), op=hvd.Average)
+    assert result[512:1024].isnan().all()
+    assert result[:512].isfinite().all() and result[1024:].isfinite().all()
+
+
+def test_state_survives_to_the_bit():
+    """A run resumed from its state after 5 steps is the run that was not interrupted."""
+    runs = []
+    for resumed in (False, True):
+        model, compressor = make_model(), QCS(bucket_size=1024, gain=16)
+        optimizer = _optimizer(model, compressor)
+        train(model, optimizer, 5)
+        if resumed:
+            weights, state = model.state_dict(), compressor.state_dict()
+            model, compressor = make_model(), QCS(bucket_size=1024, gain=16)
+            model.load_state_dict(weights)
+            compressor.load_state_dict(state)
+            optimizer = _optimizer(model, compressor)
+        train(model, optimizer, 5, seed=1)
+        runs.append(flat_parameters(model))
+    assert torch.equal(*runs)
+
+
+def _optimizer(model: torch.nn.Module, compressor: QCS, lr: float = 0.1) -> torch.optim.Optimizer:
+    return hvd.DistributedOptimizer(
+        torch.optim.SGD(model.parameters(), lr=lr),
+        named_parameters=model.named_parameters(),
+        compression=compressor,
+    )

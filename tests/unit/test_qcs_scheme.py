@@ -1,0 +1,247 @@
+"""QCS as a compressor: choice of k and Q, lengths, zeros, NaN, dtypes, state, wrong keywords."""
+
+from __future__ import annotations
+
+import io
+import itertools
+import math
+
+import numpy as np
+import pytest
+import torch
+import unit_oracles as oracle
+
+from hvd_adaptive import QCS, QSGD, PayloadError
+from hvd_adaptive.coding.payload import read_header
+from hvd_adaptive.kernels import cpu, reference_qcs
+from hvd_adaptive.schemes import qcs
+
+SMALL = {"bucket_size": 64, "measurements": 40, "quantizer_range": 2}
+ORDERS = sorted([96, 100, 192, 200, 288, 320, 384, *(1 << p for p in range(15))])
+
+
+def gradient(n: int, seed: int = 0) -> torch.Tensor:
+    return torch.from_numpy(np.random.default_rng(seed).standard_normal(n).astype(np.float32))
+
+
+def from_bytes(data: bytes) -> torch.Tensor:
+    return torch.from_numpy(np.frombuffer(data, np.uint8).copy())
+
+
+@pytest.mark.parametrize("order", (16, 64, 96, 100, 256, 384))
+def test_gain_takes_the_least_gamma_of_all_pairs(order):
+    k, q = np.meshgrid(np.arange(1, order + 1), [0.5, *range(1, 128)], indexing="ij")
+    with np.errstate(divide="ignore", invalid="ignore"):
+        largest = np.where(k == 1, 1 / 12, np.log(k) / (4 * (k - 1)))
+    gamma = order / k - 1 + order / q**2 * largest
+    gains = 32 * order / (k * np.log2(2 * q + 1) + 32)
+    for gain in (4, 4.5, 7, 8, 10, 13.5, 15, 21, 32, 50, 80, 32 * order / 33):
+        if not 4 <= gain <= 32 * order / 33:
+            continue
+        best = np.where(gains >= gain * (1 - 1e-12), gamma, np.inf)
+        scheme = QCS(bucket_size=order, gain=gain)
+        assert scheme.gamma == pytest.approx(best.min(), rel=1e-12)
+        at = scheme.measurements - 1, [0.5, *range(1, 128)].index(scheme.quantizer_range)
+        assert best[at] == pytest.approx(best.min(), rel=1e-12)
+        assert scheme.compression_gain == pytest.approx(gains[at]) and gains[at] >= gain - 1e-9
+
+
+@pytest.mark.parametrize("gain", (4, 10, 21, 100, 1000, 32 * 8192 / 33))
+def test_the_wire_has_the_promised_gain(gain):
+    """Within the packing's 3.5 %, or 16 words at a time, header left out."""
+    scheme = QCS(gain=gain)
+    n = 8192 * 500
+    assert 32 * n / (8 * scheme.body_bytes(n)) == pytest.approx(scheme.compression_gain, rel=0.035)
+    assert scheme.compression_gain >= gain * (1 - 1e-12)
+
+
+def test_gains_of_large_partitions():
+    for order in (2048, 2**16, 2**20):
+        scheme = QCS(bucket_size=order, gain=1000)
+        assert 1000 <= scheme.compression_gain < 1050 and 1 <= scheme.measurements < order / 30
+    assert QCS().compression_gain == pytest.approx(10, rel=0.02)
+
+
+@pytest.mark.parametrize("tail", ("quantize", "full"))
+@pytest.mark.parametrize(("n", "k", "q"), [(64, 40, 2), (96, 96, 0.5), (256, 3, 127), (8, 1, 1)])
+def test_lengths(n, k, q, tail):
+    scheme = QCS(bucket_size=n, measurements=k, quantizer_range=q, tail=tail)
+    for coordinates in (0, 1, 2, n - 1, n, n + 1, n + n // 2 + 1, 10 * n, 11 * n - 3):
+        count, rest = divmod(coordinates, n)
+        codes, full = count * k, 0
+        if rest and tail == "quantize":
+            filled = min(order for order in ORDERS if order >= rest)
+            codes += -(-k * filled // n)
+        elif rest:
+            full = 4 * rest
+        scales = count + bool(rest and tail == "quantize")
+        body = 4 * (scales + oracle.word_count(codes, int(2 * q + 1)))
+        payload = scheme.encode(gradient(coordinates))
+        assert payload.numel() == 96 + -(-body // 8) * 8 + -(-full // 8) * 8
+        decoded = scheme.decode(payload)
+        assert decoded.numel() == coordinates
+        if tail == "full":
+            assert torch.equal(decoded[count * n :], gradient(coordinates)[count * n :])
+
+
+def test_zeros_and_zero_projections():
+    assert not QCS(**SMALL).decode(QCS(**SMALL).encode(torch.zeros(200))).any()
+    flat = torch.cat([torch.zeros(64), gradient(64), -torch.zeros(20)])
+    decoded = QCS(**SMALL).decode(QCS(**SMALL).encode(flat))
+    assert not decoded[:64].any() and decoded[64:128].all() and not decoded[128:].any()
+    # k = 1 of n = 2: the signs make g_0 ± g_1, which is 0 for about half the buckets.
+    scheme = QCS(bucket_size=2, measurements=1, quantizer_range=1)
+    decoded = scheme.decode(scheme.encode(torch.ones(2000), seed=1)).view(-1, 2)
+    zero = (decoded == 0).all(dim=1)
+    assert 400 < zero.sum() < 600 and decoded[~zero].all()
+
+
+@pytest.mark.parametrize("value", (np.nan, np.inf, -np.inf))
+@pytest.mark.parametrize("settings", (SMALL, {"bucket_size": 100, "gain": 30}), ids=("64", "100"))
+def test_a_bucket_that_is_not_finite_decodes_to_nan(value, settings):
+    scheme, flat = QCS(**settings), gradient(330)
+    flat[150] = value
+    bucket = 150 // scheme.settings.bucket_size
+    inside = np.arange(330) // scheme.settings.bucket_size == bucket
+    decoded = scheme.decode(scheme.encode(flat)).numpy()
+    assert np.isnan(decoded[inside]).all() and np.isfinite(decoded[~inside]).all()
+
+
+def test_overflow_becomes_nan_and_underflow_zero():
+    scheme = QCS(**SMALL)
+    flat = torch.cat([torch.full((64,), 3e38), torch.full((64,), 1e-44), torch.full((64,), 1e30)])
+    decoded = scheme.decode(scheme.encode(flat))
+    assert decoded[:64].isnan().all() and not decoded[64:128].any()
+    assert decoded[128:].isfinite().all()
+
+
+@pytest.mark.parametrize("dtype", (torch.float16, torch.bfloat16, torch.float32, torch.float64))
+@pytest.mark.parametrize("tail", ("quantize", "full"))
+def test_dtypes(dtype, tail):
+    scheme, flat = QCS(bucket_size=256, quantizer_range=127, tail=tail), gradient(1000).to(dtype)
+    decoded = scheme.decode(scheme.encode(flat))
+    assert decoded.dtype == dtype and decoded.shape == flat.shape
+    error = (decoded.double() - flat.double()).square().sum() / flat.double().square().sum()
+    assert 0 < error < 0.01
+
+
+def test_seeds_repeat_and_differ():
+    scheme, flat = QCS(**SMALL), gradient(500)
+    first, again, other = (scheme.encode(flat, seed=s) for s in (1, 1, 2))
+    assert torch.equal(first, again) and not torch.equal(scheme.decode(first), scheme.decode(other))
+    assert not torch.equal(scheme.encode(flat)[96:], scheme.encode(flat)[96:])
+
+
+def test_payloads_of_other_settings_are_refused():
+    payload = QCS(**SMALL).encode(gradient(300))
+    for change in ({"estimator": "mmse"}, {"measurements": 41}):
+        with pytest.raises(PayloadError, match="other settings"):
+            QCS(**SMALL | change).decode(payload)
+    with pytest.raises(PayloadError, match="alphabet 5"):
+        QCS(**SMALL | {"quantizer_range": 3}).decode(payload)
+    with pytest.raises(PayloadError, match="bucket size 64"):
+        QCS(**SMALL | {"bucket_size": 96}).decode(payload)
+    with pytest.raises(PayloadError, match="scheme qcs"):
+        QSGD().decode(payload)
+
+
+def test_hostile_scales_and_codes_do_not_crash():
+    scheme = QCS(bucket_size=64, measurements=40, quantizer_range=127)
+    payload = scheme.encode(gradient(150), seed=0).numpy().tobytes()
+    for value, at in itertools.product((np.nan, np.inf, -1.0, 1e38), range(3)):
+        data = bytearray(payload)
+        data[96 + 4 * at : 100 + 4 * at] = np.float32(value).tobytes()
+        data[108:] = b"\xff" * len(data[108:])
+        assert scheme.decode(from_bytes(oracle.forge(bytes(data)))).numel() == 150
+    for cut in (1, 4, 8, 64):
+        with pytest.raises(PayloadError):
+            scheme.decode(from_bytes(oracle.forge(payload[:-cut], length=len(payload) - cut)))
+
+
+def test_sum_of_ranks_is_the_sum_of_decoded():
+    scheme = QCS(**SMALL)
+    payloads = [scheme.encode(gradient(300, seed=s), seed=s) for s in range(3)]
+    header = read_header(payloads[0])
+    total = torch.zeros(300)
+    for payload in payloads:
+        total += scheme.decode(payload)
+    assert torch.equal(scheme.decode_sum(payloads, header, 0.5), total * 0.5)
+
+
+def test_clipping_comes_before_the_projection():
+    flat = gradient(330) ** 3
+    clipped = cpu.clipped(flat, 64, 1.7)
+    assert not torch.equal(flat, clipped)
+    payload = QCS(**SMALL, clip=1.7).encode(flat, seed=4)
+    assert torch.equal(payload, QCS(**SMALL).encode(clipped, seed=4))
+
+
+def test_other_devices_take_the_reference(monkeypatch):
+    """The same payload and sums from the kernels for any device."""
+    scheme, flat = QCS(**SMALL), gradient(300)
+    expected = scheme.encode(flat, seed=3)
+    decoded = scheme.decode(expected)
+    monkeypatch.setattr(qcs, "_kernels", lambda device: reference_qcs)
+    assert torch.equal(scheme.encode(flat, seed=3), expected)
+    assert torch.equal(scheme.decode(expected), decoded)
+
+
+def test_state_survives():
+    scheme, flat = QCS(gain=21), gradient(9000)
+    scheme.encode(flat)
+    file = io.BytesIO()
+    torch.save(scheme.state_dict(), file)
+    file.seek(0)
+    other = QCS(gain=21)
+    other.load_state_dict(torch.load(file, weights_only=True))
+    assert torch.equal(other.encode(flat), scheme.encode(flat))
+    with pytest.raises(ValueError, match="scheme 'qcs'"):
+        QSGD().load_state_dict(scheme.state_dict())
+
+
+def test_settings_are_told():
+    scheme = QCS(bucket_size=100, measurements=50, quantizer_range=2.0, estimator="mmse")
+    assert (scheme.measurements, scheme.quantizer_range, scheme.alphabet) == (50, 2, 5)
+    assert scheme.gamma == pytest.approx(1 + 100 / 16 * math.log(50) / 49)
+    assert scheme.compression_gain == pytest.approx(3200 / (50 * math.log2(5) + 32))
+    assert "measurements=50, quantizer_range=2" in repr(scheme)
+    assert QCS(bucket_size=100, quantizer_range=1).measurements == 100
+    assert (
+        scheme.fingerprint != QCS(bucket_size=100, measurements=50, quantizer_range=2).fingerprint
+    )
+
+
+@pytest.mark.parametrize(
+    ("keywords", "message"),
+    [
+        ({"estimator": "biased"}, "estimator='biased': must be one of 'unbiased', 'mmse'"),
+        ({"gain": 3.9}, "gain=3.9: must be a number from 4 to 7943.76"),
+        ({"gain": 7944}, "gain=7944"),
+        ({"gain": float("nan")}, "gain=nan"),
+        ({"gain": "21"}, "gain='21'"),
+        ({"gain": True}, "gain=True"),
+        ({"gain": 4, "bucket_size": 2}, "gain=4: must be a number"),
+        ({"gain": 21, "measurements": 5}, "gain=21: cannot be given together"),
+        ({"gain": 21, "quantizer_range": 1}, "gain=21: cannot be given together"),
+        ({"measurements": 0, "quantizer_range": 1}, "measurements=0: must be an integer from 1 to"),
+        ({"measurements": 8193, "quantizer_range": 1}, "measurements=8193"),
+        ({"measurements": 2.5, "quantizer_range": 1}, "measurements=2.5"),
+        ({"measurements": 100}, "quantizer_range=None: must be 0.5 or an integer from 1 to 127"),
+        ({"quantizer_range": 0}, "quantizer_range=0"),
+        ({"quantizer_range": 1.5}, "quantizer_range=1.5"),
+        ({"quantizer_range": 128}, "quantizer_range=128"),
+        ({"quantizer_range": True}, "quantizer_range=True"),
+        ({"quantizer_range": "1"}, "quantizer_range='1'"),
+        ({"bucket_size": 97}, "bucket_size=97: must be a power of two .*96, 100, 192, 200, 288"),
+        ({"bucket_size": 2**25}, "bucket_size=33554432"),
+        ({"parameter_bits": {"*": 4}}, "parameter_bits="),
+    ],
+)
+def test_wrong_keywords(keywords, message):
+    with pytest.raises(ValueError, match=message):
+        QCS(**keywords)
+
+
+def test_unknown_keywords_are_named():
+    with pytest.raises(TypeError, match="QCS\\(\\) has no keyword 'bits'"):
+        QCS(bits=3)
