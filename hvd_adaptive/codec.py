@@ -53,26 +53,49 @@ class Codec(ABC):
 
     @abstractmethod
     def body_bytes(self, coordinates: int) -> int:
-        """Bytes of the body of ``coordinates`` quantised coordinates."""
+        """Bytes of the body of ``coordinates`` quantised coordinates; where the length varies, at
+        most."""
+
+    def least_body_bytes(self, coordinates: int) -> int:
+        """The fewest bytes of such a body: fewer than ``body_bytes`` where the length varies.
+
+        They bound what a lying header can make a receiver allocate.
+        """
+        return self.body_bytes(coordinates)
 
     @abstractmethod
-    def encode_body(self, flat: torch.Tensor, body: torch.Tensor, key: int) -> None:
-        """Quantise ``flat`` (float32, 1-D) into ``body`` (uint8, body_bytes(flat.numel()))."""
+    def encode_body(self, flat: torch.Tensor, body: torch.Tensor, key: int) -> int | None:
+        """Quantise ``flat`` (float32, 1-D) into ``body`` (uint8, body_bytes(flat.numel())).
+
+        Returns how many bytes it took, where the length varies.
+        """
 
     @abstractmethod
     def decode_bodies(
         self, bodies: Sequence[torch.Tensor], keys: Sequence[int], factor: float, out: torch.Tensor
     ) -> None:
-        """out (float32, 1-D) becomes factor * (out + the bodies' values, added in order)."""
+        """out (float32, 1-D) becomes factor * (out + the bodies' values, added in order).
+
+        Bodies whose length varies are followed by up to 7 zero bytes. PayloadError where one cannot
+        be read.
+        """
 
     def payload_bytes(self, quantized: int, full: int, dtype: torch.dtype) -> int:
         """Length of a payload of this many quantised and full-precision coordinates."""
         return payloads.payload_bytes(self.body_bytes(quantized), full * dtype.itemsize)
 
     def encode_flat(
-        self, flat: torch.Tensor, quantized: int, key: int, layout: int = 0
+        self,
+        flat: torch.Tensor,
+        quantized: int,
+        key: int,
+        layout: int = 0,
+        values: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Encode the first ``quantized`` coordinates and append the others in full precision."""
+        """Encode the first ``quantized`` coordinates and append the others in full precision.
+
+        values: encoded in place of the former, where given.
+        """
         header = Header(
             scheme=self.name,
             dtype=flat.dtype,
@@ -88,8 +111,15 @@ class Codec(ABC):
             length=0,
             settings=self.codec_fingerprint,
         )
-        payload = payloads.Payload.allocate(header, self.body_bytes(quantized), flat.device)
-        self.encode_body(flat[:quantized].to(torch.float32), payload.body, key)
+        values = (flat[:quantized] if values is None else values).to(torch.float32)
+        most = self.body_bytes(quantized)
+        if self.least_body_bytes(quantized) < most:
+            body = self._body(values, key)
+            payload = payloads.Payload.allocate(header, body.numel(), flat.device)
+            payload.body.copy_(body)
+        else:
+            payload = payloads.Payload.allocate(header, most, flat.device)
+            self.encode_body(values, payload.body, key)
         payload.full.copy_(flat[quantized:])
         return payload.seal()
 
@@ -118,11 +148,29 @@ class Codec(ABC):
 
     def roundtrip(self, flat: torch.Tensor, key: int) -> torch.Tensor:
         """``flat`` (float32) as a receiver would see it."""
-        body = torch.empty(self.body_bytes(flat.numel()), dtype=torch.uint8, device=flat.device)
-        self.encode_body(flat, body, key)
         out = torch.zeros_like(flat)
-        self.decode_bodies([body], [key], 1.0, out)
+        self.decode_bodies([self._body(flat, key)], [key], 1.0, out)
         return out
+
+    def body_length(self, header: Header) -> int:
+        """Bytes of a payload's body, its padding included where the length varies; PayloadError
+        where it cannot be so long or short."""
+        quantized = header.coordinates - header.full
+        most, least = self.body_bytes(quantized), self.least_body_bytes(quantized)
+        if least == most:
+            return most
+        size = header.length - payloads.payload_bytes(0, header.full * header.dtype.itemsize)
+        if size % 8 or not payloads.padded(least) <= size <= payloads.padded(most):
+            raise PayloadError(
+                f"payload says it has {header.length} bytes; its body of {quantized} coordinates "
+                f"would take {size}, not {least} to {most}"
+            )
+        return size
+
+    def _body(self, flat: torch.Tensor, key: int) -> torch.Tensor:
+        """A body alone, as long as it must be."""
+        body = torch.empty(self.body_bytes(flat.numel()), dtype=torch.uint8, device=flat.device)
+        return body[: self.encode_body(flat, body, key)]
 
     def _open(self, payload: torch.Tensor, expected: Header) -> payloads.Payload:
         """A received payload, once everything in its header is as it must be."""
@@ -146,8 +194,7 @@ class Codec(ABC):
             dtype=expected.dtype,
             layout=expected.layout,
         )
-        body_bytes = self.body_bytes(header.coordinates - header.full)
-        opened = payloads.sections(payload, header, body_bytes)
+        opened = payloads.sections(payload, header, self.body_length(header))
         opened.verify()
         return opened
 

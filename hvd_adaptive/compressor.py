@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import logging
 import sys
 import zlib
 from collections.abc import Callable, Sequence
@@ -15,6 +16,7 @@ from hvd_adaptive.codec import Codec
 from hvd_adaptive.coding import payload as payloads
 from hvd_adaptive.coding.header import DTYPE_CODES
 from hvd_adaptive.errors import PayloadError
+from hvd_adaptive.feedback import Residuals, check_residuals
 from hvd_adaptive.kernels.random import stream_key
 from hvd_adaptive.monitor import StepMeter
 from hvd_adaptive.parts import Parts, passed_on
@@ -23,6 +25,8 @@ from hvd_adaptive.settings import Settings, check_integer
 if TYPE_CHECKING:
     from hvd_adaptive.fusion.session import Session
 
+
+logger = logging.getLogger("hvd_adaptive")
 
 # Horovod's own base class where the user has already imported it; `import hvd_adaptive` never does.
 _horovod = sys.modules.get("horovod.torch.compression")
@@ -56,6 +60,8 @@ class GradientCompressor(Codec, _Base):
         self._parts = Parts(type(self), self._keywords, settings)
         self.step = 0
         self.meter = StepMeter()
+        weight = settings.error_feedback
+        self.residuals = None if weight is None else Residuals(weight)
         self._encodes = 0
         self._session: Session | None = None
 
@@ -162,19 +168,34 @@ class GradientCompressor(Codec, _Base):
     # State and report ---------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything that a resumed run needs: plain tensors and numbers."""
+        """Everything that a resumed run needs: plain tensors and numbers.
+
+        With error feedback each rank has residuals of its own, as of the last step that ended.
+        Then every rank must save its state, and load that one:
+        ``torch.save(compressor.state_dict(), f"compressor-{hvd.rank()}.pt")``, or a list of all
+        ranks', ``hvd.allgather_object(compressor.state_dict())``, of which it loads its own.
+        """
         own = {"scheme": self.name, "step": self.step, "encodes": self._encodes}
-        return own | self._parts.state_dict()
+        residuals = {} if self.residuals is None else self.residuals.state_dict()
+        return own | self._parts.state_dict() | residuals
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Inverse of ``state_dict``; ValueError where the state is another scheme's or incomplete,
-        and then nothing has been changed. A step in progress is given up."""
+        and then nothing has been changed. A step in progress is given up.
+
+        Residuals are found by parameters' names, whatever the groups. Those of another rank or
+        number of ranks are left out with a warning at the next step, all else is kept.
+        """
         self.check_state(state)
         step, encodes = int(state["step"]), int(state["encodes"])
         parts = self._parts.loaded(state)
         if self._session is not None:
             self._session.forget()
         self.step, self._encodes, self._parts = step, encodes, parts
+        if self.residuals is not None:
+            self.residuals = self.residuals.loaded(state)
+        elif "residuals" in state:
+            logger.warning("error_feedback=None: the residuals of the loaded state are dropped")
 
     def check_state(self, state: dict[str, Any], more: Sequence[str] = ()) -> None:
         """ValueError unless ``state`` is this scheme's, of the same parts, and has all entries."""
@@ -184,6 +205,7 @@ class GradientCompressor(Codec, _Base):
             if entry not in state:
                 raise ValueError(f"state: has no entry {entry!r}")
         self._parts.loaded(state)
+        check_residuals(state)
 
     def report(self) -> dict[str, float]:
         """What the last step sent and how good it was; the keys are told in monitor.StepMeter.

@@ -43,6 +43,18 @@ def check_clip(value: Any) -> float | None:
     return float(value)
 
 
+def check_feedback(value: Any) -> float | None:
+    """``value`` as a float in (0, 1], or None; ValueError otherwise."""
+    if value is None:
+        return None
+    real = isinstance(value, numbers.Real) and not isinstance(value, bool)
+    if not real or not 0 < value <= 1:
+        raise ValueError(
+            f"error_feedback={value!r}: must be a number above 0 and at most 1, or None"
+        )
+    return float(value)
+
+
 def check_parameter_bits(value: Any) -> dict[str, int | None] | None:
     """A plain copy, its order kept, so that equal mappings look alike; None for an empty one.
     ValueError unless it is a mapping of strings to integers >= 1 and None."""
@@ -74,7 +86,10 @@ class Settings:
     tail: a group's last, partial bucket is quantised ("quantize") or sent as it is ("full").
     coding: how codes become bits.
     exchange: how payloads travel.
-    error_feedback: weight of the residual carried to the next step; None for none.
+    error_feedback: weight β of what earlier steps' quantisation lost, added to each gradient before
+        it is quantised (feedback.Residuals): above 0, at most 1, the classical one. (Above 1 no
+        bound of the QCS paper's Lemma 4 gets better.) None for none. An unbiased quantiser of
+        relative error γ needs β < 2/(1 + γ); 1/(1 + γ) keeps residuals smallest.
     clip: c; coordinates beyond c deviations of their bucket are cut back to that before it is
         quantised (ALQ paper, Eq. 49); unbiased only for the clipped gradient. None for none.
     scope: one level table for the whole network ("network"), or one for each tensor ("tensor":
@@ -107,10 +122,6 @@ class Settings:
     named_parameters: Iterable[tuple[str, torch.nn.Parameter]] | None = None
 
     def __post_init__(self) -> None:
-        if self.error_feedback is not None:
-            raise ValueError(
-                f"error_feedback={self.error_feedback!r}: must be None in this version"
-            )
         checked = {
             "bucket_size": check_integer("bucket_size", self.bucket_size, 1, 2**32 - 1),
             "seed": check_integer("seed", self.seed, 0, 2**64 - 1),
@@ -118,6 +129,7 @@ class Settings:
             "tail": check_choice("tail", self.tail, ("quantize", "full")),
             "coding": check_choice("coding", self.coding, ("fixed",)),
             "exchange": check_choice("exchange", self.exchange, ("allgather",)),
+            "error_feedback": check_feedback(self.error_feedback),
             "clip": check_clip(self.clip),
             "scope": check_choice("scope", self.scope, ("network", "tensor")),
             "parameter_bits": check_parameter_bits(self.parameter_bits),

@@ -129,7 +129,10 @@ class Session:
     def _new_step(self, layout: Layout) -> Step:
         number = self.compressor.step
         hold = self._update_due(number)
-        return Step(self._binding, layout, number, hold, self._attempt)
+        residuals = self.compressor.residuals
+        if residuals is not None:
+            residuals.lay_out(layout, self._binding.world.rank, self._binding.world.size)
+        return Step(self._binding, layout, number, hold, self._attempt, residuals)
 
     def forget(self) -> None:
         """Give up the step in progress, if there is one: backward runs again, or a state is loaded.
@@ -162,6 +165,7 @@ class Session:
         self._binding.prediction.learn()
         self.compressor.step = step.number + 1
         self.compressor.meter.finish()
+        step.commit()
         self._batch, self._attempt = None, 0
 
     def _compress_unnamed(self, tensor: torch.Tensor) -> tuple[torch.Tensor, Ticket]:

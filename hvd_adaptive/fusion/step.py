@@ -12,6 +12,7 @@ from hvd_adaptive.codec import Codec
 from hvd_adaptive.coding.payload import read_header
 from hvd_adaptive.compressor import ERROR_STREAM, SAMPLE_STREAM
 from hvd_adaptive.errors import PayloadError
+from hvd_adaptive.feedback import Residuals, all_finite
 from hvd_adaptive.fusion.layout import Group, Layout, Piece, gather, parts_among
 from hvd_adaptive.fusion.samples import draw_buckets
 from hvd_adaptive.kernels.random import stream_key
@@ -34,7 +35,13 @@ class Step:
     """
 
     def __init__(
-        self, binding: Binding, layout: Layout, number: int, hold: bool, attempt: int = 0
+        self,
+        binding: Binding,
+        layout: Layout,
+        number: int,
+        hold: bool,
+        attempt: int = 0,
+        residuals: Residuals | None = None,
     ) -> None:
         self.binding = binding
         self.layout = layout
@@ -49,6 +56,9 @@ class Step:
         self._flying: dict[int, Any] = {}
         self._held = 0
         self._results: dict[int, torch.Tensor | None] = {}
+        self._residuals = residuals
+        self._after: dict[int, torch.Tensor] = {}  # the groups' residuals once this step has ended
+        self._finite = True
         self._pending = 0
 
     def has(self, slot: int) -> bool:
@@ -96,9 +106,19 @@ class Step:
         """Give up a step that was never finished; returns the handles of what is in flight."""
         handles = [handle for handle, _ in self._flying.values()]
         self._flying.clear()
+        self._after.clear()
         self._held = 0
         self._next = 0
         return handles
+
+    def commit(self) -> None:
+        """The step has ended: its residuals hold, unless AMP must skip it."""
+        if self._residuals is None:
+            return
+        if self._finite:
+            self._residuals.commit(self._after)
+        self._after = {}
+        self._residuals.watch(self.binding.compressor.meter.report()["relative_error"])
 
     @property
     def parts(self) -> list[str]:
@@ -113,7 +133,7 @@ class Step:
         key = stream_key(settings.seed, rank, self.number, SAMPLE_STREAM)
         return draw_buckets(
             self.layout.groups,
-            self._flat,
+            self._quantized_flat,
             bucket_size=settings.bucket_size,
             count=count,
             key=key,
@@ -125,6 +145,14 @@ class Step:
         flat = self.binding.staging(group.coordinates, group.dtype, self._device)
         gather(group, self._tensors, flat)
         return flat
+
+    def _quantized_flat(self, group: Group) -> torch.Tensor:
+        """What the quantiser sees of a group, its residual included; valid until the next call."""
+        flat = self._flat(group)[: group.quantized]
+        if self._residuals is None:
+            return flat
+        index = next(i for i, other in enumerate(self.layout.groups) if other is group)
+        return self._residuals.added(index, flat)
 
     @property
     def _device(self) -> torch.device:
@@ -155,8 +183,13 @@ class Step:
             quantized = binding.quantized_now(group)
             key = self._key(binding.world.rank, index)
             codec = self._codec(index)
-            payload = codec.encode_flat(flat, quantized, key, self.layout.fingerprint)
-            self._measure(flat[:quantized], index)
+            values = flat[:quantized]
+            if self._residuals is not None and quantized:
+                values = self._residuals.added(index, values)
+            payload = codec.encode_flat(flat, quantized, key, self.layout.fingerprint, values)
+            if self._residuals is not None and quantized:
+                self._after[index] = self._residuals.after(index, values, codec, payload)
+            self._measure(values, index)
         meter.current.coordinates += group.coordinates
         meter.current.uncompressed_bytes += group.coordinates * group.dtype.itemsize
         meter.current.payload_bytes += payload.numel()
@@ -197,6 +230,8 @@ class Step:
         with meter.time("decode_s"):
             codec = self._codec(index)
             decoded = codec.decode_sum(gathered, read_header(payload), self.factor)
+            if self._residuals is not None:
+                self._finite = self._finite and all_finite([decoded])
             self._results[index] = self._keep(index, decoded)
         self._launch(lambda group: True)
 

@@ -30,7 +30,10 @@ WRONG = [
     *(("tail", v, "'quantize', 'full'") for v in ("drop", None, True)),
     *(("coding", v, "'fixed'") for v in ("zip", None)),
     *(("exchange", v, "'allgather'") for v in ("ring", None)),
-    *(("error_feedback", v, "None") for v in (1.0, "yes")),
+    *(
+        ("error_feedback", v, "above 0 and at most 1, or None")
+        for v in ("yes", 0, -0.5, 1.5, float("nan"), float("inf"), True, [1.0])
+    ),
     *(("fusion_bytes", v, ">= ") for v in (0, 1.5, None)),
     *(("in_flight_bytes", v, ">= ") for v in (0, 1.5, None)),
     *(("warmup_steps", v, ">= 0") for v in (-1, 0.5, None)),

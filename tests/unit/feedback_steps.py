@@ -1,0 +1,111 @@
+"""Steps of a lone rank without Horovod: what it sends comes back to it."""
+
+from __future__ import annotations
+
+import io
+from types import SimpleNamespace
+
+import torch
+
+from hvd_adaptive.fusion.layout import Member, build_layout
+from hvd_adaptive.fusion.step import Step
+
+
+class Echo:
+    """An exchange of one rank, which remembers the payloads."""
+
+    def __init__(self) -> None:
+        self.sent: list[torch.Tensor] = []
+
+    def start(self, payload: torch.Tensor, name: str) -> torch.Tensor:
+        self.sent.append(payload)
+        return payload
+
+    def finish(self, handle: torch.Tensor) -> list[torch.Tensor]:
+        return [handle]
+
+    def wire_bytes(self, size: int) -> int:
+        return 0
+
+    def in_flight_bytes(self, size: int) -> int:
+        return size
+
+
+class OneRank:
+    """A compressor and the gradients of members "a", "b", ... of these sizes. It stands in for
+    the binding, too.
+
+    place: rank and size that its residuals are told.
+    """
+
+    def __init__(self, compressor, sizes, dtypes=(), place=(0, 1), fusion=None) -> None:
+        self.compressor, self.settings = compressor, compressor.settings
+        self.world, self.place = SimpleNamespace(rank=0), place
+        self.exchange, self.name = Echo(), "test"
+        dtypes = dtypes or [torch.float32] * len(sizes)
+        members = [
+            Member(chr(ord("a") + i), (size,), dtype, compressor.part_of(chr(ord("a") + i)))
+            for i, (size, dtype) in enumerate(zip(sizes, dtypes, strict=True))
+        ]
+        self.layout = build_layout(
+            members,
+            min_numel=self.settings.min_numel,
+            bucket_size=self.settings.bucket_size,
+            tail=self.settings.tail,
+            most_coordinates=fusion or self.settings.fusion_bytes // 4,
+        )
+
+    def staging(self, coordinates, dtype, device):
+        return torch.full((coordinates,), 7.0, dtype=dtype)
+
+    def quantized_now(self, group):
+        return 0 if self.compressor.step < self.settings.warmup_steps else group.quantized
+
+    def in_flight_bytes(self, group):
+        return 4 * group.coordinates
+
+    def begin(self, attempt: int = 0) -> Step:
+        """As the session makes a step."""
+        residuals = self.compressor.residuals
+        if residuals is not None:
+            residuals.lay_out(self.layout, *self.place)
+        return Step(self, self.layout, self.compressor.step, False, attempt, residuals)
+
+    def send(self, step: Step, gradients) -> Step:
+        """Gradients by slot arrive (None: is missing) and all groups leave."""
+        for slot, gradient in enumerate(gradients):
+            if gradient is not None:
+                step.arrive(slot, gradient.clone())
+        step.factor = 1.0
+        step.launch_all()
+        return step
+
+    def step(self, gradients) -> list[torch.Tensor | None]:
+        """One whole step; the reduced gradients."""
+        step = self.send(self.begin(), gradients)
+        results = [None if g is None else step.result(i) for i, g in enumerate(gradients)]
+        assert step.finished
+        self.compressor.meter.finish()
+        self.compressor.step += 1
+        step.commit()
+        return results
+
+    def residuals(self) -> dict[str, torch.Tensor]:
+        """By parameter; empty where there are none."""
+        state = self.compressor.state_dict()
+        return state["residuals"]["parameters"] if "residuals" in state else {}
+
+
+def through_disk(state: dict) -> dict:
+    buffer = io.BytesIO()
+    torch.save(state, buffer)
+    buffer.seek(0)
+    return torch.load(buffer, weights_only=True)
+
+
+def gradients(sizes, step, dtypes=()):
+    """Of one step, Gaussian."""
+    generator = torch.Generator().manual_seed(step)
+    dtypes = dtypes or [torch.float32] * len(sizes)
+    values = [torch.randn(n, generator=generator) for n in sizes]
+    return [v.to(d) for v, d in zip(values, dtypes, strict=True)]

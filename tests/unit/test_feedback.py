@@ -1,0 +1,286 @@
+"""Error feedback against Eqs 14a-d of the QCS paper written out by hand, and what leaves it as it
+was."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+import torch
+from feedback_steps import OneRank, gradients
+
+import hvd_adaptive
+from hvd_adaptive import (
+    ALQ,
+    AMQ,
+    NUQSGD,
+    ORQ,
+    QCS,
+    QSGD,
+    BinGrad,
+    LinearQuantile,
+    NaturalCompression,
+    OneBitSGD,
+    SignSGD,
+    SparseSGD,
+    TernGrad,
+)
+from hvd_adaptive.coding.header import SIZE
+from hvd_adaptive.feedback import PATIENCE, Residuals, all_finite
+
+SIZES = [700, 30, 450]  # "b" travels in full precision
+SCHEMES = {
+    "qsgd": lambda **k: QSGD(bits=3, bucket_size=64, **k),
+    "alq": lambda **k: ALQ(bits=3, bucket_size=100, **k),
+    "nuqsgd": lambda **k: NUQSGD(bits=4, bucket_size=64, tail="full", **k),
+    "terngrad": lambda **k: TernGrad(bucket_size=128, clip=2.5, **k),
+    "qcs": lambda **k: QCS(bucket_size=64, measurements=24, quantizer_range=1, **k),
+    "mmse": lambda **k: QCS(bucket_size=96, estimator="mmse", gain=10, **k),
+    "sparse": lambda **k: SparseSGD(bucket_size=64, density=0.2, **k),
+    "onebit": lambda **k: OneBitSGD(bucket_size=64, **k),
+    "natural": lambda **k: NaturalCompression(bucket_size=64, **k),
+    "orq": lambda **k: ORQ(bucket_size=64, levels=5, **k),
+    "quantile": lambda **k: LinearQuantile(bucket_size=64, levels=5, **k),
+    "bingrad": lambda **k: BinGrad(bucket_size=64, variant="biased", **k),
+    "signsgd": lambda **k: SignSGD(bucket_size=64, **k),
+    "amq": lambda **k: AMQ(bucket_size=64, bits=3, **k),
+    "two_parts": lambda **k: QSGD(bits=3, bucket_size=64, parameter_bits={"c": 5}, **k),
+}
+
+
+@pytest.mark.parametrize("weight", (1.0, 0.5, 0.03))
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_equations_14_by_hand(scheme, weight):
+    rank = OneRank(SCHEMES[scheme](error_feedback=weight, min_numel=100), SIZES)
+    r = {name: torch.zeros(n, dtype=torch.float64) for name, n in zip("abc", SIZES, strict=True)}
+    received, added = dict.fromkeys(r, 0.0), dict.fromkeys(r, 0.0)
+    for step in range(6):
+        own = gradients(SIZES, step)
+        for name, gradient, result in zip(r, own, rank.step(own), strict=True):
+            z = gradient.double() + weight * r[name]  # (14a)
+            e = z - result.double()  # (14b, c): the lone rank's result is its decoded payload
+            r[name] = (1 - weight) * r[name] + e  # (14d)
+            received[name] += result.double()
+            added[name] += gradient.double()
+    residuals = rank.residuals()
+    assert "b" not in residuals and r["b"].count_nonzero() == 0
+    for name, residual in residuals.items():
+        scale = float(r[name].abs().max())
+        assert scale > 0
+        torch.testing.assert_close(residual.double(), r[name], rtol=0, atol=1e-5 * scale)
+        # Whatever the weight, nothing is lost: all sent and the residual are all gradients.
+        total = received[name] + residual.double()
+        torch.testing.assert_close(total, added[name], rtol=0, atol=1e-5 * scale)
+
+
+def test_every_scheme_is_among_these():
+    made = {type(make()) for make in SCHEMES.values()}
+    exported = {getattr(hvd_adaptive, name) for name in hvd_adaptive.__all__}
+    assert made == {each for each in exported if hasattr(each, "compress")}
+
+
+def test_the_payload_encodes_z():
+    """The second step's payload is that of g + β r under the same key."""
+    rank = OneRank(QSGD(bits=4, bucket_size=64, min_numel=0, error_feedback=0.5), [500])
+    rank.step(gradients([500], 0))
+    r, (g,) = rank.residuals()["a"], gradients([500], 1)
+    key = rank.begin()._key(0, 0)
+    rank.step([g])
+    alone = QSGD(bits=4, bucket_size=64).encode_flat(g + 0.5 * r, 500, key)
+    assert torch.equal(rank.exchange.sent[1][SIZE:], alone[SIZE:])
+
+
+def test_first_step_sends_what_it_sends_without_feedback():
+    sent = []
+    for weight in (None, 1.0):
+        rank = OneRank(QSGD(bits=4, bucket_size=64, error_feedback=weight), [5000, 10])
+        rank.step(gradients([5000, 10], 0))
+        sent.append(rank.exchange.sent[0])
+    assert torch.equal(*sent)
+
+
+def test_a_gradient_is_not_changed():
+    rank = OneRank(TernGrad(bucket_size=64, error_feedback=1.0), [2000])
+    (g,) = gradients([2000], 0)
+    kept = g.clone()
+    for _ in range(2):
+        step = rank.begin()
+        step.arrive(0, g)
+        step.factor = 1.0
+        step.launch_all()
+        step.result(0)
+        step.commit()
+    assert torch.equal(g, kept)
+
+
+@pytest.mark.parametrize("dtype", (torch.float16, torch.bfloat16, torch.float64), ids=str)
+def test_residuals_are_float32_for_every_dtype(dtype):
+    """Half precision: r holds what rounding z would lose; results differ by their own rounding."""
+    rank = OneRank(QSGD(bits=6, bucket_size=64, error_feedback=1.0), [2000], [dtype])
+    total = torch.zeros(2000, dtype=torch.float64)
+    for step in range(4):
+        own = gradients([2000], step, [dtype])
+        (result,) = rank.step(own)
+        assert result.dtype == dtype
+        total += own[0].double() - result.double()
+    residual = rank.residuals()["a"]
+    assert residual.dtype == torch.float32
+    rounding = 1e-6 if dtype == torch.float64 else 8 * torch.finfo(dtype).eps
+    torch.testing.assert_close(residual.double(), total, rtol=0, atol=4 * rounding)
+
+
+def test_warm_up_leaves_residuals_alone():
+    rank = OneRank(QSGD(bits=2, bucket_size=64, error_feedback=1.0, warmup_steps=2), [2000])
+    for step in range(2):
+        own = gradients([2000], step)
+        assert torch.equal(rank.step(own)[0], own[0])
+        assert rank.residuals() == {}
+    rank.step(gradients([2000], 2))
+    kept = rank.residuals()["a"]
+    assert kept.abs().max() > 0
+    rank.compressor.step = 0  # as a loaded state may
+    own = gradients([2000], 3)
+    assert torch.equal(rank.step(own)[0], own[0])
+    assert torch.equal(rank.residuals()["a"], kept)
+
+
+@pytest.mark.parametrize("bad", (float("nan"), float("inf"), -float("inf")))
+def test_a_step_that_is_not_finite_leaves_no_trace(bad):
+    """AMP skips it on every rank, whichever bucket, group or section holds the bad number."""
+    keywords = {"bucket_size": 64, "error_feedback": 0.5, "min_numel": 100}
+    for slot, place in ((0, 3), (1, 0), (2, 449)):
+        clean, hurt = (OneRank(QSGD(bits=3, **keywords), SIZES, fusion=500) for _ in range(2))
+        assert len(clean.layout.groups) > 1
+        for rank in (clean, hurt):
+            rank.step(gradients(SIZES, 0))
+        own = gradients(SIZES, 1)
+        own[slot][place] = bad
+        assert not all_finite(hurt.step(own))
+        hurt.compressor.step -= 1
+        for name, residual in clean.residuals().items():
+            assert torch.equal(hurt.residuals()[name], residual)
+        ends = [rank.step(gradients(SIZES, 2)) for rank in (clean, hurt)]
+        assert all(torch.equal(a, b) for a, b in zip(*ends, strict=True))
+
+
+def test_an_overflowing_residual_is_not_kept():
+    residuals = Residuals(1.0)
+    rank = OneRank(QSGD(bucket_size=4, min_numel=0, error_feedback=1.0), [4])
+    residuals.lay_out(rank.layout, 0, 1)
+    good = torch.ones(4)
+    residuals.commit({0: good})
+    residuals.commit({0: torch.tensor([0.0, float("inf"), 0.0, 0.0])})
+    residuals.commit({0: torch.tensor([0.0, float("inf"), -float("inf"), 0.0])})
+    assert torch.equal(residuals.added(0, torch.zeros(4)), good)
+
+
+def test_sums_that_overflow_are_not_taken_for_overflowing_numbers():
+    assert all_finite([torch.full((3,), 3e38), torch.full((3,), 1e308, dtype=torch.float64)])
+    assert all_finite([torch.full((3,), 60_000.0, dtype=torch.float16), torch.empty(0)])
+    for bad in (float("nan"), float("inf"), -float("inf")):
+        assert not all_finite([torch.ones(2), torch.tensor([1.0, bad])])
+
+
+def test_a_step_that_is_given_up_leaves_no_trace():
+    plain, torn = (OneRank(SCHEMES["alq"](error_feedback=1.0), [5000]) for _ in range(2))
+    for rank in (plain, torn):
+        rank.step(gradients([5000], 0))
+    before = torn.residuals()["a"]
+    given_up = torn.send(torn.begin(), gradients([5000], 1))
+    given_up.abandon()
+    given_up.commit()
+    assert torch.equal(torn.residuals()["a"], before)
+    torn.send(torn.begin(attempt=1), gradients([5000], 1))  # never ends, is never told to stop
+    ends = [rank.step(gradients([5000], 2)) for rank in (plain, torn)]
+    assert torch.equal(ends[0][0], ends[1][0])
+    assert torch.equal(plain.residuals()["a"], torn.residuals()["a"])
+
+
+def test_a_missing_gradient_is_zeros_plus_the_residual():
+    """Group mates arrive without it; a group none of whose members arrive keeps its residual."""
+    sizes = [600, 600, 600]
+    ranks = [OneRank(QSGD(bits=3, min_numel=0, bucket_size=60, error_feedback=1.0), sizes,
+                     fusion=1200) for _ in range(2)]  # fmt: skip
+    assert [group.slots for group in ranks[0].layout.groups] == [{0, 1}, {2}]
+    for rank in ranks:
+        rank.step(gradients(sizes, 0))
+    alone = ranks[0].residuals()["c"]
+    a, b, _ = gradients(sizes, 1)
+    ranks[0].step([a, None, None])
+    ranks[1].step([a, torch.zeros_like(b), torch.zeros(600)])
+    for name in "ab":
+        assert torch.equal(ranks[0].residuals()[name], ranks[1].residuals()[name])
+    assert torch.equal(ranks[0].residuals()["c"], alone)
+    assert not torch.equal(ranks[1].residuals()["c"], alone)
+
+
+def test_memory_is_two_floats_for_each_quantised_coordinate():
+    rank = OneRank(QSGD(bucket_size=64, min_numel=100, tail="full", error_feedback=0.5), SIZES)
+    residuals, buffers = rank.compressor.residuals, set()
+    for step in range(6):
+        rank.step(gradients(SIZES, step))
+        held = [*residuals._current.values(), *residuals._spare.values()]
+        buffers |= {tensor.data_ptr() for tensor in held}
+    quantized = sum(group.quantized for group in rank.layout.groups)
+    assert quantized == (700 + 450) // 64 * 64
+    assert sum(tensor.numel() for tensor in held) == 2 * quantized
+    assert len(buffers) == 2, "they change places; nothing is allocated anew"
+
+
+def test_level_statistics_are_of_what_is_quantised():
+    rank = OneRank(ALQ(bits=3, bucket_size=50, min_numel=0, error_feedback=0.5), [200])
+    rank.step(gradients([200], 0))
+    r, (g,) = rank.residuals()["a"], gradients([200], 1)
+    step = rank.begin()
+    step._hold = True
+    step.arrive(0, g)
+    torch.testing.assert_close(torch.cat(step.samples(4)), g + 0.5 * r)
+
+
+@pytest.mark.parametrize("dtype", (torch.float32, torch.float16), ids=str)
+def test_relative_error_is_measured_on_z(dtype):
+    """One group of two buckets: all is measured; β = 1 keeps exactly ||z - ẑ||."""
+    compressor = QSGD(bits=8, norm="linf", bucket_size=100, min_numel=0, error_feedback=1.0)
+    rank = OneRank(compressor, [200], [dtype])
+    rank.compressor.residuals.lay_out(rank.layout, 0, 1)
+    large = 1000 * torch.randn(200, generator=torch.Generator().manual_seed(5))
+    rank.compressor.residuals.commit({0: large})
+    rank.step([torch.full((200,), 1e-3, dtype=dtype)])
+    error = rank.residuals()["a"].square().sum() / large.square().sum()
+    assert rank.compressor.report()["relative_error"] == pytest.approx(float(error), rel=0.3)
+
+
+def warnings_of(caplog) -> list[str]:
+    return [m for m in caplog.messages if "residuals grow without bound" in m]
+
+
+def test_a_weight_too_large_for_the_error_is_told_once(caplog):
+    rank = OneRank(QSGD(bits=2, bucket_size=1000, error_feedback=1.0), [4000])
+    for step in range(3 * PATIENCE):
+        rank.step(gradients([4000], step))
+        assert len(warnings_of(caplog)) == (step + 1 >= PATIENCE)
+    message = warnings_of(caplog)[0]
+    assert "error_feedback=1:" in message and "not below 1 for 3 steps" in message
+    recommended = float(message.split("error_feedback=")[2].split(",")[0])
+    # sqrt(2 d/π) - 1 for a Gaussian bucket and levels -1, 0, 1; less as residuals grow sparse.
+    assert 0.9 / 25 < recommended < 0.2
+
+
+def test_watch_counts_steps_in_a_row(caplog):
+    caplog.set_level(logging.WARNING, "hvd_adaptive")
+    for weight, limit in ((1.0, 1.0), (0.5, 3.0), (0.1, 19.0)):
+        residuals = Residuals(weight)
+        caplog.clear()
+        nearly = [limit * 1.01] * (PATIENCE - 1)
+        for error in [*nearly, limit * 0.99, *nearly, float("nan"), *nearly]:
+            residuals.watch(error)
+        assert not warnings_of(caplog)
+        residuals.watch(limit)
+        assert len(warnings_of(caplog)) == 1
+
+
+def test_a_contraction_is_not_warned_of(caplog):
+    rank = OneRank(SCHEMES["mmse"](error_feedback=1.0), [4000])
+    for step in range(10):
+        rank.step(gradients([4000], step))
+    assert not warnings_of(caplog)

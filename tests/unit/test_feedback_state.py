@@ -1,0 +1,179 @@
+"""Residuals in a compressor's state: to the bit, by parameters' names, or it is told why not."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from feedback_steps import OneRank, gradients, through_disk
+
+from hvd_adaptive import ALQ, QSGD
+
+SIZES = [700, 30, 450]
+
+
+def make(weight: float | None = 0.5, **keywords) -> ALQ:
+    return ALQ(bits=3, bucket_size=64, min_numel=100, error_feedback=weight, **keywords)
+
+
+def trained(steps: int = 2, place=(1, 4), sizes=SIZES, **keywords) -> OneRank:
+    rank = OneRank(make(**keywords), sizes, place=place)
+    rank.compressor.fit(gradients(sizes, 99))
+    for step in range(steps):
+        rank.step(gradients(sizes, step))
+    return rank
+
+
+def resumed(old: OneRank, sizes=SIZES, place=(1, 4), fusion=None, **keywords) -> OneRank:
+    """Another process: the state is loaded before the first step."""
+    new = OneRank(make(**keywords), sizes, place=place, fusion=fusion)
+    new.compressor.load_state_dict(through_disk(old.compressor.state_dict()))
+    return new
+
+
+@pytest.mark.parametrize("keywords", ({}, {"tail": "full"}, {"scope": "tensor"}), ids=str)
+def test_a_resumed_run_goes_on_bit_for_bit(keywords):
+    old = trained(**keywords)
+    new = resumed(old, **keywords)
+    for step in range(2, 5):
+        ends = [rank.step(gradients(SIZES, step)) for rank in (old, new)]
+        assert all(torch.equal(a, b) for a, b in zip(*ends, strict=True))
+    saved = [rank.residuals() for rank in (old, new)]
+    assert list(saved[0]) == list(saved[1]) == ["a", "c"]
+    assert all(torch.equal(saved[0][name], saved[1][name]) for name in "ac")
+
+
+def test_state_goes_through_a_compressor_that_never_stepped():
+    old = trained()
+    between = make()
+    between.load_state_dict(through_disk(old.compressor.state_dict()))
+    state = through_disk(between.state_dict())["residuals"]
+    assert (state["rank"], state["size"]) == (1, 4)
+    assert all(torch.equal(state["parameters"][n], r) for n, r in old.residuals().items())
+
+
+def test_state_is_a_snapshot():
+    old = trained()
+    kept = {name: residual.clone() for name, residual in old.residuals().items()}
+    state = old.compressor.state_dict()
+    new = make()
+    new.load_state_dict(state)
+    for residual in state["residuals"]["parameters"].values():
+        residual.zero_()
+    for compressor in (old.compressor, new):
+        parameters = compressor.state_dict()["residuals"]["parameters"]
+        assert all(torch.equal(parameters[name], kept[name]) for name in kept)
+
+
+def test_a_step_in_progress_is_not_in_the_state():
+    rank = trained()
+    before = rank.residuals()
+    rank.send(rank.begin(), gradients(SIZES, 2))
+    assert all(torch.equal(before[name], r) for name, r in rank.residuals().items())
+
+
+def test_other_groups_keep_every_residual(caplog):
+    """Groups are cut smaller as ranks grow; here by fusion_bytes, some tensors within."""
+    old = trained()
+    new = resumed(old, fusion=256)
+    new.begin()
+    assert len(new.layout.groups) > len(old.layout.groups)
+    assert list(new.residuals()) == ["a", "c"]
+    assert all(torch.equal(new.residuals()[name], r) for name, r in old.residuals().items())
+    assert not caplog.messages
+
+
+def test_the_same_compressor_at_another_layout(caplog):
+    """An elastic reset: rank, size and groups may be others, the residuals are its own still."""
+    old = trained()
+    new = OneRank(old.compressor, SIZES, place=(0, 3), fusion=256)
+    kept = old.residuals()
+    new.begin()
+    assert all(torch.equal(new.residuals()[name], kept[name]) for name in "ac")
+    assert not caplog.messages
+    new.step(gradients(SIZES, 2))
+    assert new.compressor.state_dict()["residuals"]["size"] == 3
+
+
+@pytest.mark.parametrize("place", [(0, 4), (1, 3)])
+def test_another_ranks_residuals_are_left_out(place, caplog):
+    old = trained()
+    new = resumed(old, place=place)
+    results = new.step(gradients(SIZES, 2))
+    told = "saved by rank 1 of 4, and this is rank {} of {}".format(*place)
+    assert [told in message for message in caplog.messages] == [True]
+    assert torch.equal(new.compressor.levels, old.compressor.levels), "tables are kept"
+    fresh = OneRank(make(), SIZES, place=place)
+    fresh.compressor.load_state_dict(without_residuals(old))
+    assert torch.equal(fresh.step(gradients(SIZES, 2))[0], results[0])
+
+
+def without_residuals(rank: OneRank) -> dict:
+    state = rank.compressor.state_dict()
+    del state["residuals"]
+    return state
+
+
+def test_parameters_of_another_shape_start_from_zero(caplog):
+    sizes = [700, 30, 451]
+    old = trained()
+    new = resumed(old, sizes)
+    new.begin()
+    told = "starts from zero for 1 parameters that are gone, of another shape or no longer"
+    assert [told in m and m.endswith(": c") for m in caplog.messages] == [True]
+    assert torch.equal(new.residuals()["a"], old.residuals()["a"])
+    assert new.residuals()["c"].count_nonzero() == 0
+
+
+def test_parameters_that_are_gone_are_told(caplog):
+    resumed(trained(), [700]).begin()
+    assert ["for 1 parameters" in message for message in caplog.messages] == [True]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"parameters": {"a": torch.zeros(700, dtype=torch.float64)}}, "'a' must be a float32"),
+        ({"parameters": {"a": torch.zeros(7, 100)}}, "'a' must be a float32 tensor and 1-D"),
+        ({"parameters": {"a": torch.full((700,), float("nan"))}}, "must be finite"),
+        ({"parameters": {"a": [0.0]}}, "'a' must be a float32"),
+        ({"parameters": None}, "cannot be read"),
+        ({"rank": "first"}, "cannot be read"),
+    ],
+    ids=lambda v: v if isinstance(v, str) else "",
+)
+def test_a_refused_state_changes_nothing(change, message):
+    rank = trained()
+    before = rank.residuals()
+    state = rank.compressor.state_dict()
+    with pytest.raises(ValueError, match=f"state: residual.*{message}"):
+        rank.compressor.load_state_dict(
+            state | {"step": 77, "residuals": state["residuals"] | change}
+        )
+    assert rank.compressor.step == 2
+    assert all(torch.equal(before[name], r) for name, r in rank.residuals().items())
+
+
+def test_a_state_of_before_the_first_step_clears_residuals():
+    rank = trained()
+    rank.compressor.load_state_dict(make().state_dict())
+    assert rank.residuals() == {}
+
+
+def test_a_state_without_error_feedback_starts_from_zero(caplog):
+    new = make()
+    new.load_state_dict(make(None).state_dict())
+    assert new.residuals.weight == 0.5 and "residuals" not in new.state_dict()
+    assert not caplog.messages
+
+
+def test_residuals_that_nobody_uses_are_told(caplog):
+    new = make(None)
+    new.load_state_dict(trained().compressor.state_dict())
+    assert ["error_feedback=None" in message for message in caplog.messages] == [True]
+    assert "residuals" not in new.state_dict()
+
+
+def test_ranks_must_agree_on_the_weight():
+    prints = {QSGD(error_feedback=weight).fingerprint for weight in (None, 0.5, 1.0, 1)}
+    assert len(prints) == 3
+    assert "error_feedback=0.5" in repr(QSGD(error_feedback=0.5))
