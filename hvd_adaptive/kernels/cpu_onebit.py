@@ -1,0 +1,135 @@
+"""Numba: 1-bit SGD, means and signs in one trip to memory.
+
+Same signatures and the same numbers as kernels/reference_onebit.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numba
+import numpy as np
+import torch
+
+from hvd_adaptive.coding.fixed import BLOCK, LANES, ROWS
+from hvd_adaptive.kernels.cpu_decode import _load, _pointer
+from hvd_adaptive.kernels.cpu_encode import _store
+from hvd_adaptive.kernels.cpu_scan import _tree
+from hvd_adaptive.kernels.jit import inline, jit
+from hvd_adaptive.kernels.reference import NORM_LANES
+from hvd_adaptive.kernels.reference_onebit import SIDES
+
+_QUARTER = ROWS * LANES
+_ZERO = np.float64(0)
+_NAN = np.float32(np.nan)
+
+
+def encode(flat: torch.Tensor, means: torch.Tensor, words: torch.Tensor, bucket_size: int) -> None:
+    """See reference_onebit.encode."""
+    _encode(flat.numpy(), means.numpy(), words.numpy().view(np.uint32), bucket_size)
+
+
+def decode_add(
+    payloads: Sequence[tuple[torch.Tensor, torch.Tensor]],
+    bucket_size: int,
+    factor: float,
+    out: torch.Tensor,
+) -> None:
+    """See reference_onebit.decode_add."""
+    size = SIDES.words(out.numel())
+    for m, w in payloads:
+        if m.shape[0] * bucket_size < out.numel() or w.numel() < size:
+            raise ValueError(f"payload of {m.shape[0]} buckets, {w.numel()} words is too short")
+    means = np.array([m.data_ptr() for m, _ in payloads], dtype=np.int64)
+    words = np.array([w.data_ptr() for _, w in payloads], dtype=np.int64)
+    _decode_add(means, words, size, bucket_size, np.float32(factor), out.numpy())
+
+
+def warm() -> None:
+    """Compile every kernel here into Numba's cache."""
+    means, words = torch.empty(1, 2), torch.empty(16, dtype=torch.int32)
+    encode(torch.linspace(-1, 1, 100), means, words, 100)
+    decode_add([(means, words)], 100, 1.0, torch.zeros(100))
+
+
+@inline
+def _below(v):
+    return np.float64(v) if v < 0 else _ZERO
+
+
+@inline
+def _above(v):
+    return _ZERO if v < 0 else np.float64(v)
+
+
+@inline
+def _side_means(x, low, high, means):
+    """Lane l adds x[l], x[l + 32], ... in order, then a tree over the lanes."""
+    low[:], high[:] = _ZERO, _ZERO
+    negative = np.int32(0)
+    quads = x.size // (4 * NORM_LANES)
+    for quad in range(quads):
+        part = x[quad * 4 * NORM_LANES : (quad + 1) * 4 * NORM_LANES]
+        for lane in range(NORM_LANES):
+            a, b = part[lane], part[lane + NORM_LANES]
+            c, d = part[lane + 2 * NORM_LANES], part[lane + 3 * NORM_LANES]
+            low[lane] = (((low[lane] + _below(a)) + _below(b)) + _below(c)) + _below(d)
+            high[lane] = (((high[lane] + _above(a)) + _above(b)) + _above(c)) + _above(d)
+    for i in range(quads * 4 * NORM_LANES, x.size):
+        low[i % NORM_LANES] += _below(x[i])
+        high[i % NORM_LANES] += _above(x[i])
+    for i in range(x.size):
+        negative += np.int32(x[i] < 0)
+    below, above = _tree(low), _tree(high)
+    if np.isfinite(below + above):
+        means[0] = below / max(negative, np.int32(1))
+        means[1] = above / max(np.int32(x.size) - negative, np.int32(1))
+    else:
+        means[:] = _NAN
+
+
+@jit
+def _encode(x, means, words, bucket_size):
+    codes, rows = np.empty(BLOCK, np.uint32), np.empty(_QUARTER, np.uint32)
+    low, high = np.empty(NORM_LANES, np.float64), np.empty(NORM_LANES, np.float64)
+    for b in range(means.shape[0]):
+        begin = b * bucket_size
+        end = min(x.size, begin + bucket_size)
+        _side_means(x[begin:end], low, high, means[b])
+        i = begin
+        while i < end:
+            at = i % BLOCK
+            stop = min(end, i - at + BLOCK)
+            run, part = x[i:stop], codes[at : at + stop - i]
+            for j in range(run.size):
+                part[j] = np.uint32(0) if run[j] < 0 else np.uint32(1)
+            if stop % BLOCK == 0:
+                _store(codes, stop // BLOCK - 1, BLOCK, BLOCK, 2, 1, 1, rows, words)
+            i = stop
+    if x.size % BLOCK:
+        _store(codes, x.size // BLOCK, x.size % BLOCK, BLOCK, 2, 1, 1, rows, words)
+
+
+@jit
+def _decode_add(means_at, words_at, size, bucket_size, factor, out):
+    rows, codes = np.empty(_QUARTER, np.uint32), np.empty(BLOCK, np.uint32)
+    buckets = (out.size + bucket_size - 1) // bucket_size
+    for index in range((out.size + BLOCK - 1) // BLOCK):
+        begin = index * BLOCK
+        end = min(out.size, begin + BLOCK)
+        for rank in range(words_at.size):
+            means = numba.carray(_pointer(means_at[rank]), 2 * buckets, np.float32)
+            words = numba.carray(_pointer(words_at[rank]), size, np.uint32)
+            _load(words, index, end - begin, BLOCK, 2, 1, 1, rows, codes)
+            i = begin
+            while i < end:
+                bucket = i // bucket_size
+                stop = min(end, (bucket + 1) * bucket_size)
+                low, high = means[2 * bucket], means[2 * bucket + 1]
+                target, part = out[i:stop], codes[i - begin : stop - begin]
+                for j in range(target.size):
+                    target[j] += low if part[j] == 0 else high
+                i = stop
+        if factor != 1:
+            for i in range(begin, end):
+                out[i] *= factor

@@ -1,0 +1,260 @@
+"""QSVRG: variance-reduced gradient descent with quantised updates, for convex problems."""
+
+from __future__ import annotations
+
+import math
+import numbers
+import zlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from hvd_adaptive.coding.header import SIZE
+from hvd_adaptive.coding.payload import read_header
+from hvd_adaptive.errors import RankMismatchError
+from hvd_adaptive.exchange.allgather import Allgather
+from hvd_adaptive.exchange.world import World
+from hvd_adaptive.kernels.random import mix64, stream_key
+from hvd_adaptive.kernels.reference_pack import unpack_codes
+from hvd_adaptive.schemes.qsgd import QSGD
+from hvd_adaptive.settings import check_integer
+from hvd_adaptive.theory.code_length import elias_bits
+
+# Group of the random stream that picks functions: no fusion group's and none of compressor.py's.
+PICK_STREAM = 2**63 + 32
+# What QSGD's codes allow; a bucket of its square keeps the variance that s = √n has.
+MOST_INTERVALS = 127
+
+
+@dataclass(frozen=True)
+class Portion:
+    """The functions that one rank holds.
+
+    gradient(x, index): gradient (1-D, x's dtype) of function ``index``, or for None the mean
+    gradient of all ``count`` of them.
+    """
+
+    count: int
+    gradient: Callable[[torch.Tensor, int | None], torch.Tensor]
+
+
+@dataclass(frozen=True)
+class EpochBits:
+    """Bits that one rank sent in an epoch, and what the paper says.
+
+    theorem: (F + 2.8 n)(T + 1) + F n, where F is 32 for norms and the bits of y's dtype for the
+    gradient. coded: gradient and norms as they are, the level numbers by the code that the 2.8 n
+    are about, Elias's for |k| + 1 and a sign unless k is 0; its o(1) terms, which the paper leaves
+    out, may put it above. payloads: what travelled, fixed-width codes with headers and padding.
+    """
+
+    theorem: float
+    coded: int
+    payloads: int
+
+
+def theorem_parameters(
+    smoothness: float, convexity: float, relative_variance: float = 1.0
+) -> tuple[float, int]:
+    """(η, T) for which an epoch is proved to leave at most 0.9 of the error, with the least T.
+
+    Theorem 3.6 says η = O(1/L) and T = O(L/ℓ). Its constants follow from Johnson and Zhang's proof
+    (2013): with E‖Q(v)‖² <= (1 + γ)‖v‖² and a = 2 (1 + γ) an epoch leaves, in expectation,
+
+        1/(ℓ η (1 - a L η) T) + a L η/(1 - a L η)
+
+    of f(y) - f(x*). It is 0.9 with the least T at η = 0.45/(1.9 a L), T = 1.9 a/0.45² L/ℓ.
+
+    smoothness: L of every function. convexity: ℓ of their mean. relative_variance: γ, 1 at s = √n.
+    """
+    checked = {"smoothness": smoothness, "convexity": convexity}
+    for name, value in checked.items():
+        _check_positive(name, value)
+    if convexity > smoothness:
+        raise ValueError(f"convexity={convexity!r}: must be at most smoothness={smoothness!r}")
+    if not relative_variance >= 0 or math.isinf(relative_variance):
+        raise ValueError(f"relative_variance={relative_variance!r}: must be a number >= 0")
+    a = 2 * (1 + relative_variance)
+    return 0.45 / (1.9 * a * smoothness), math.ceil(1.9 * a / 0.45**2 * smoothness / convexity)
+
+
+class LocalRanks:
+    """All ranks in this process: what Horovod's would send is handed over."""
+
+    def __init__(self, size: int) -> None:
+        self.size = check_integer("size", size, 1)
+        self.own = list(range(size))
+
+    def gather(self, own: Sequence[torch.Tensor], name: str) -> list[torch.Tensor]:
+        """All ranks' tensors, in rank order."""
+        return list(own)
+
+
+class HorovodRanks:
+    """The ranks of a Horovod process set; this process is one of them."""
+
+    def __init__(self, process_set: Any = None) -> None:
+        world = World(process_set)
+        self._exchange = Allgather(world)
+        self._world = world
+        self.size, self.own = world.size, [world.rank]
+
+    def gather(self, own: Sequence[torch.Tensor], name: str) -> list[torch.Tensor]:
+        """All ranks' tensors, in rank order; payloads (uint8) may differ in length."""
+        (tensor,) = own
+        if tensor.dtype == torch.uint8:
+            return self._exchange.finish(self._exchange.start(tensor, name))
+        return list(self._world.gather_equal(tensor, name))
+
+
+class QSVRG:
+    """Quantised variance-reduced SGD (QSGD paper, section 3.3).
+
+    Minimises f = (1/m) Σ f_j of functions that K ranks hold in portions. Epoch p:
+
+    1. Every rank sends the gradient of its portion at y, in full precision: ∇f(y).
+    2. T times, from x = y: rank i picks one of its functions j at random and sends
+       Q(∇f_j(x) - ∇f_j(y) + ∇f(y)); x moves by -η times the ranks' mean.
+    3. y becomes the mean of the T points x from which step 2 began.
+
+    For ℓ-strongly convex f, L-smooth convex f_j and (η, T) of ``theorem_parameters``
+    E f(y) - f(x*) falls at least to 0.9 of what it was (Theorem 3.6). What is quantised vanishes at
+    x*, so the rate is linear, down to the precision of y.
+
+    Q is QSGD with L2 norm and s = ⌈√n⌉ intervals, so E‖Q(v) - v‖² <= ‖v‖². Codes allow s up to
+    127: beyond n = 127² vectors are cut into buckets of 127² with a norm each and s = 127, which
+    keeps that bound; ``intervals`` sets s by hand.
+
+    The paper lets a rank pick j among all m functions, though it holds m/K; the rank picks among
+    its own. With equal portions the mean over ranks is ∇f as well, and the proof's only use of j,
+    (1/K) Σ_i E‖∇f_j(x) - ∇f_j(y) + ∇f(y)‖², is the same number. Portions of m_i functions weigh
+    K m_i/m in step 2: unbiased, too.
+
+    start: y of the first epoch, 1-D float32 or float64, not changed. portions: of the ranks in this
+    process. lr: η. iterations: T. seed: of the private random numbers. ranks: HorovodRanks(), or
+    None for one rank in this process for each portion.
+    """
+
+    def __init__(
+        self,
+        start: torch.Tensor,
+        portions: Sequence[Portion],
+        *,
+        lr: float,
+        iterations: int,
+        intervals: int | None = None,
+        seed: int = 0,
+        ranks: Any = None,
+    ) -> None:
+        if (
+            start.dim() != 1
+            or not start.numel()
+            or start.dtype not in (torch.float32, torch.float64)
+        ):
+            raise ValueError(
+                "start: must be a float32 or float64 tensor of one dimension, not empty"
+            )
+        self.ranks = ranks or LocalRanks(len(portions))
+        if len(portions) != len(self.ranks.own):
+            raise ValueError(
+                f"portions: {len(portions)} given, this process has {len(self.ranks.own)} ranks"
+            )
+        self.lr, self.iterations = (
+            _check_positive("lr", lr),
+            check_integer("iterations", iterations, 1),
+        )
+        n = start.numel()
+        most = MOST_INTERVALS
+        best = min(most, math.isqrt(n - 1) + 1)
+        self.intervals = check_integer(
+            "intervals", best if intervals is None else intervals, 1, most
+        )
+        self.seed = check_integer("seed", seed, 0, 2**64 - 1)
+        self.codec = QSGD(intervals=self.intervals, bucket_size=min(n, most**2), seed=seed)
+        self.point, self.epochs = start.detach().clone(), 0
+        self.bits: EpochBits | None = None
+        self._portions = list(portions)
+        self._functions = self._agreed_functions()
+
+    def epoch(self) -> torch.Tensor:
+        """Run one epoch; returns the new y, which ``point`` holds, too."""
+        y = self.point
+        full = self._full_gradient(y)
+        x, total = y.clone(), torch.zeros_like(y)
+        coded = payload_bits = 0
+        for t in range(self.iterations):
+            total += x
+            payloads = self._updates(x, y, full, self.epochs * self.iterations + t)
+            coded += self._coded_bits(payloads[0])
+            payload_bits += 8 * payloads[0].numel()
+            received = self.ranks.gather(payloads, "qsvrg.update")
+            header = read_header(received[0])
+            x -= self.lr * self.codec.decode_sum(received, header, 1 / self.ranks.size)
+        n, width = y.numel(), 8 * y.element_size()
+        bound = (32 + 2.8 * n) * (self.iterations + 1) + width * n
+        self.bits = EpochBits(bound, width * n + coded, width * n + payload_bits)
+        self.point = total / self.iterations
+        self.epochs += 1
+        return self.point
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a resumed run needs: y and the number of epochs."""
+        return {"point": self.point.clone(), "epochs": self.epochs}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Inverse of ``state_dict``; ValueError where the point does not fit."""
+        point = state["point"]
+        if point.shape != self.point.shape or point.dtype != self.point.dtype:
+            raise ValueError(
+                f"state: point is {tuple(point.shape)} {point.dtype}, not "
+                f"{tuple(self.point.shape)} {self.point.dtype}"
+            )
+        self.point, self.epochs = point.clone(), int(state["epochs"])
+
+    def _agreed_functions(self) -> int:
+        """m, once all ranks have shown that they start alike."""
+        settings = (self.lr, self.iterations, self.intervals, self.seed, self.point.tolist())
+        own = zlib.crc32(repr(settings).encode())
+        told = [torch.tensor([portion.count, own]) for portion in self._portions]
+        gathered = self.ranks.gather(told, "qsvrg.settings")
+        for rank, (_, other) in enumerate(torch.stack(gathered).tolist()):
+            if other != own:
+                raise RankMismatchError(f"rank {rank} has another start, lr, iterations or seed")
+        return sum(int(count) for count, _ in gathered)
+
+    def _full_gradient(self, y: torch.Tensor) -> torch.Tensor:
+        shares = [
+            portion.gradient(y, None) * (portion.count / self._functions)
+            for portion in self._portions
+        ]
+        return sum(self.ranks.gather(shares, "qsvrg.gradient"), torch.zeros_like(y))
+
+    def _updates(
+        self, x: torch.Tensor, y: torch.Tensor, full: torch.Tensor, step: int
+    ) -> list[torch.Tensor]:
+        """Payloads of the ranks in this process."""
+        payloads = []
+        for rank, portion in zip(self.ranks.own, self._portions, strict=True):
+            index = mix64(stream_key(self.seed, rank, step, PICK_STREAM)) % portion.count
+            weight = self.ranks.size * portion.count / self._functions
+            change = portion.gradient(x, index) - portion.gradient(y, index)
+            key = stream_key(self.seed, rank, step, 0)
+            payloads.append(self.codec.encode_flat(weight * change + full, x.numel(), key))
+        return payloads
+
+    def _coded_bits(self, payload: torch.Tensor) -> int:
+        """Of an update, by the code of QSGD Corollary 3.3."""
+        n, buckets = self.point.numel(), -(-self.point.numel() // self.codec.settings.bucket_size)
+        words = payload[SIZE + 4 * buckets : SIZE + self.codec.body_bytes(n)].view(torch.int32)
+        codes = unpack_codes(words, n, self.codec.table.kernel.packing)
+        magnitudes = (codes - self.intervals).abs().cpu().numpy()
+        return 32 * buckets + int(elias_bits(magnitudes + 1).sum() + (magnitudes > 0).sum())
+
+
+def _check_positive(name: str, value: Any) -> float:
+    real = isinstance(value, numbers.Real) and not isinstance(value, bool)
+    if not real or not 0 < value < math.inf:
+        raise ValueError(f"{name}={value!r}: must be a number above 0")
+    return float(value)

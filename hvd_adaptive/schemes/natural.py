@@ -1,0 +1,80 @@
+"""NaturalCompression: rounding to powers of two (Horváth et al. 2019)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import ModuleType
+from typing import Any
+
+import torch
+
+from hvd_adaptive import kernels
+from hvd_adaptive.compressor import GradientCompressor
+from hvd_adaptive.kernels import cpu_natural, reference_natural
+from hvd_adaptive.settings import Settings
+
+
+class NaturalCompression(GradientCompressor):
+    """Natural compression (Horváth, Ho, Horváth, Sahu, Canini, Richtárik 2019).
+
+    Each coordinate is rounded to one of the two powers of two around it, at random and without
+    bias (their C_nat): for 2**a <= |t| <= 2**(a + 1) the upper one has probability |t|/2**a - 1,
+    which the mantissa's bits are. So E(C(t) - t)² = (|t| - 2**a)(2**(a + 1) - |t|), at most t²/8
+    (at |t| = 4/3 2**a): the variance is at most 1/8 of the squared norm (their ω). There is no norm
+    and no table: nine bits travel for a coordinate, the exponent (8) and the sign.
+
+    shared: see settings.Settings. ``bucket_size`` matters to ``clip``, to ``tail``, and to what a
+    NaN spoils: all of its bucket.
+
+    Body: a byte with the exponent field of each coordinate, filled up to a multiple of four bytes,
+    then the sign bits' 32-bit words (coding/fixed.py). Powers are float32's:
+
+    - Below 2**-126 a coordinate becomes 0 or 2**-126, without bias, but with a relative variance
+      that exceeds 1/8. Zeros stay zeros.
+    - From 2**127 on the upper neighbour would be 2**128, which float32 cannot hold: it decodes to
+      the largest float32 instead, 2**-24 less; the mean is that of the coordinate to within its
+      last bit.
+    - Gradients in float16 and bfloat16 overflow in their own format: half of their largest finite
+      value or more may be rounded up to Inf when the sum is cast back.
+    """
+
+    name = "natural"
+
+    def __init__(self, **shared: Any) -> None:
+        super().__init__(Settings.from_keywords("NaturalCompression", shared))
+
+    @property
+    def alphabet(self) -> int:
+        return 512
+
+    def codec_settings(self) -> dict[str, Any]:
+        return {}
+
+    def body_bytes(self, coordinates: int) -> int:
+        return _exponent_bytes(coordinates) + 4 * reference_natural.SIGNS.words(coordinates)
+
+    def encode_body(self, flat: torch.Tensor, body: torch.Tensor, key: int) -> None:
+        bucket = max(1, min(self.settings.bucket_size, flat.numel()))
+        if self.settings.clip is not None:
+            flat = kernels.for_device(flat.device).clipped(flat, bucket, self.settings.clip)
+        body[flat.numel() : _exponent_bytes(flat.numel())] = 0
+        _kernels(flat.device).encode(flat, *_split(body, flat.numel()), bucket, key)
+
+    def decode_bodies(
+        self, bodies: Sequence[torch.Tensor], keys: Sequence[int], factor: float, out: torch.Tensor
+    ) -> None:
+        pairs = [_split(body, out.numel()) for body in bodies]
+        _kernels(out.device).decode_add(pairs, factor, out)
+
+
+def _exponent_bytes(coordinates: int) -> int:
+    return -(-coordinates // 4) * 4
+
+
+def _split(body: torch.Tensor, coordinates: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Exponents and sign words."""
+    return body[:coordinates], body[_exponent_bytes(coordinates) :].view(torch.int32)
+
+
+def _kernels(device: torch.device) -> ModuleType:
+    return cpu_natural if device.type == "cpu" else reference_natural

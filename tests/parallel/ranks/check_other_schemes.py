@@ -1,0 +1,99 @@
+"""Natural compression, 1-bit SGD and Sparse SGD inside stock Horovod."""
+
+from __future__ import annotations
+
+import horovod.torch as hvd
+import pytest
+import torch
+from conftest import assert_same_everywhere, flat_parameters, make_model, train
+
+from hvd_adaptive import NaturalCompression, OneBitSGD, SparseSGD
+from hvd_adaptive.coding.payload import read_header
+from hvd_adaptive.kernels.random import stream_key
+
+SCHEMES = {
+    "natural": lambda **k: NaturalCompression(**k),
+    "natural_full_tail": lambda **k: NaturalCompression(bucket_size=1000, tail="full", **k),
+    "onebit": lambda **k: OneBitSGD(bucket_size=512, **k),
+    "onebit_no_feedback": lambda **k: OneBitSGD(bucket_size=128, error_feedback=None, **k),
+    "sparse": lambda **k: SparseSGD(density=0.1, bucket_size=1024, **k),
+    "sparse_feedback": lambda **k: SparseSGD(
+        density=0.3, bucket_size=1024, error_feedback=0.5, **k
+    ),
+    "sparse_small_groups": lambda **k: SparseSGD(density=0.2, fusion_bytes=40_000, **k),
+}
+
+
+def distributed(model, compressor, lr=0.5):
+    return hvd.DistributedOptimizer(
+        torch.optim.SGD(model.parameters(), lr=lr),
+        named_parameters=model.named_parameters(),
+        compression=compressor,
+    )
+
+
+@pytest.mark.parametrize("name", SCHEMES)
+def test_replicas_stay_equal_and_learn(name):
+    model, compressor = make_model(), SCHEMES[name]()
+    optimizer = distributed(model, compressor)
+    losses = []
+    for _ in range(4):
+        losses += train(model, optimizer, 12, seed=len(losses))
+        assert_same_everywhere(flat_parameters(model), "parameters")
+    assert sum(losses[-10:]) < 0.9 * sum(losses[:10])
+    report = compressor.report()
+    assert report["coordinates"] == sum(p.numel() for p in model.parameters())
+    assert report["wire_bytes"] == report["payload_bytes"] * (hvd.size() - 1)
+
+
+@pytest.mark.parametrize("name", SCHEMES)
+def test_reduced_tensor_is_the_ranks_own_payloads(name):
+    """What arrives equals every rank's tensor encoded under its own key here, decoded alone, and
+    added in rank order. Ranks send different lengths where the length is random."""
+
+    def values(rank: int) -> torch.Tensor:
+        return torch.randn(5003, generator=torch.Generator().manual_seed(rank))
+
+    result = hvd.allreduce(values(hvd.rank()), compression=SCHEMES[name](seed=11), op=hvd.Average)
+    codec, total, lengths = SCHEMES[name](seed=11), torch.zeros(5003), set()
+    quantized = codec.settings.quantized_part(5003)
+    for rank in range(hvd.size()):
+        payload = codec.encode_flat(values(rank), quantized, stream_key(11, rank, 0, 0))
+        lengths.add(payload.numel())
+        total += codec.decode_sum([payload], read_header(payload), 1.0)
+    assert torch.equal(result, total * (1.0 / hvd.size()))
+    assert (len(lengths) > 1) == name.startswith("sparse")
+    assert_same_everywhere(result, "allreduce")
+
+
+@pytest.mark.parametrize("name", SCHEMES)
+def test_not_a_number_reaches_every_rank_and_nothing_else(name):
+    compressor = SCHEMES[name](min_numel=0)
+    bucket = compressor.settings.bucket_size
+    flat = torch.ones(3 * bucket)
+    if hvd.rank() == hvd.size() - 1:
+        flat[bucket + 7] = float("inf")
+    result = hvd.allreduce(flat, compression=compressor, op=hvd.Average)
+    assert result[bucket : 2 * bucket].isnan().all()
+    assert result[:bucket].isfinite().all() and result[2 * bucket :].isfinite().all()
+
+
+@pytest.mark.parametrize("name", ["natural", "onebit", "sparse_feedback"])
+def test_state_survives_to_the_bit(name):
+    """A run resumed from its state after 5 steps is the run that was not interrupted."""
+    runs = []
+    for resumed in (False, True):
+        model, compressor = make_model(), SCHEMES[name]()
+        optimizer = distributed(model, compressor)
+        train(model, optimizer, 5)
+        if resumed:
+            state = compressor.state_dict()
+            compressor.close()
+            fresh = make_model()
+            fresh.load_state_dict(model.state_dict())
+            model, compressor = fresh, SCHEMES[name]()
+            compressor.load_state_dict(state)
+            optimizer = distributed(model, compressor)
+        train(model, optimizer, 5, seed=1)
+        runs.append(flat_parameters(model))
+    assert torch.equal(*runs)
