@@ -21,7 +21,8 @@ ADAPTIVE = {
     for name, value in vars(hvd_adaptive).items()
     if inspect.isclass(value) and issubclass(value, GradientCompressor)
 }
-OPTIONS = ("bits", "bucket_size", "tail", "update_steps")
+OPTIONS = ("bits", "levels", "density", "gain", "bucket_size", "tail", "clip", "error_feedback",
+           "update_steps")  # fmt: skip
 
 
 def names() -> list[str]:

@@ -66,8 +66,14 @@ def make_parser() -> argparse.ArgumentParser:
     method.add_argument("--fp16-allreduce", dest="compression", action="store_const", const="fp16",
                         help="the same as --compression fp16")  # fmt: skip
     method.add_argument("--bits", type=int, help="of a code, sign included")
+    method.add_argument("--levels", type=int, help="of ORQ and LinearQuantile")
+    method.add_argument("--density", type=float, help="share of coordinates that SparseSGD sends")
+    method.add_argument("--gain", type=float, help="QCS's compression gain")
     method.add_argument("--bucket-size", type=int, help="coordinates that share one scale")
     method.add_argument("--tail", choices=("quantize", "full"), help="of the last, partial bucket")
+    method.add_argument("--clip", type=float, help="to so many deviations of the bucket first")
+    method.add_argument("--error-feedback", type=float, metavar="WEIGHT",
+                        help="of what earlier steps lost, above 0 to 1")  # fmt: skip
     method.add_argument("--update-steps", type=int, nargs="+", metavar="STEP",
                         help="steps at which the level table is refitted")  # fmt: skip
 
