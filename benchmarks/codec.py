@@ -26,6 +26,19 @@ from hvd_adaptive.kernels import cpu
 
 BITS = (2, 3, 4, 5, 6, 8)
 TABLE_SCHEMES = ("ALQ", "AMQ", "NUQSGD", "QSGD")
+# Schemes without bits and norm, by their keywords.
+OTHERS: dict[str, tuple[dict[str, Any], ...]] = {
+    "TernGrad": ({}, {"clip": None}),
+    "ORQ": (
+        *({"levels": levels} for levels in (3, 5, 9, 17, 33)),
+        {"levels": 9, "level_dtype": "float16"},
+        {"levels": 9, "solver": "coordinate_descent"},
+        {"levels": 9, "clip": 2.5},
+    ),
+    "LinearQuantile": ({"levels": 9},),
+    "BinGrad": ({}, {"variant": "biased"}, {"variant": "biased", "iterate": True}),
+    "SignSGD": ({},),
+}
 
 
 def cases(args: argparse.Namespace) -> dict[str, Any]:
@@ -36,8 +49,10 @@ def cases(args: argparse.Namespace) -> dict[str, Any]:
         for name in TABLE_SCHEMES
         for bits in args.bits
     }
-    made["TernGrad()"] = hvd_adaptive.TernGrad(**shared)
-    made["TernGrad(clip=None)"] = hvd_adaptive.TernGrad(clip=None, **shared)
+    for name, choices in OTHERS.items():
+        for own in choices:
+            told = ", ".join(f"{keyword}={value!r}" for keyword, value in own.items())
+            made[f"{name}({told})"] = getattr(hvd_adaptive, name)(**own, **shared)
     return {k: v for k, v in made.items() if type(v).__name__ in args.schemes}
 
 
@@ -76,7 +91,7 @@ def measure(scheme: Any, label: str, args: argparse.Namespace) -> dict[str, floa
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    names = (*TABLE_SCHEMES, "TernGrad")
+    names = (*TABLE_SCHEMES, *OTHERS)
     parser.add_argument("--schemes", choices=names, nargs="+", default=names)
     parser.add_argument("--bits", type=int, nargs="+", default=BITS)
     parser.add_argument("--coordinates", type=int, default=11_700_000)
@@ -91,9 +106,9 @@ def main() -> None:
         title=f"{args.coordinates:,} coordinates, bucket {args.bucket_size}, norm {args.norm}",
         caption="GB/s of float32; ratios to memcpy; checksum's share of encoding",
     )
-    table.add_column("scheme", no_wrap=True)
+    table.add_column("scheme", overflow="fold")
     for column in ("bits", "memcpy", "encode", "ratio", "decode+add", "ratio", "checksum"):
-        table.add_column(column, justify="right")
+        table.add_column(column, justify="right", no_wrap=True)
     results = {}
     for label, scheme in cases(args).items():
         t = results[label] = measure(scheme, label, args)

@@ -2,15 +2,37 @@
 
 from hvd_adaptive._version import __version__
 from hvd_adaptive.errors import PayloadError, RankMismatchError
-from hvd_adaptive.schemes import ALQ, AMQ, NUQSGD, QSGD, TernGrad
+from hvd_adaptive.schemes import (
+    ALQ,
+    AMQ,
+    NUQSGD,
+    ORQ,
+    QCS,
+    QSGD,
+    BinGrad,
+    LinearQuantile,
+    NaturalCompression,
+    OneBitSGD,
+    SignSGD,
+    SparseSGD,
+    TernGrad,
+)
 
 __all__ = [
     "ALQ",
     "AMQ",
     "NUQSGD",
+    "ORQ",
+    "QCS",
     "QSGD",
+    "BinGrad",
+    "LinearQuantile",
+    "NaturalCompression",
+    "OneBitSGD",
     "PayloadError",
     "RankMismatchError",
+    "SignSGD",
+    "SparseSGD",
     "TernGrad",
     "__version__",
 ]

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
-from hvd_adaptive.kernels import cpu
+from hvd_adaptive.kernels import cpu, cpu_bucket, cpu_levels, cpu_natural, cpu_onebit, cpu_sparse
 from hvd_adaptive.kernels.tables import KernelTable, kernel_table
 from hvd_adaptive.levels import exponential_magnitudes, uniform_magnitudes
 
@@ -36,6 +36,16 @@ def warm(table: KernelTable) -> None:
     cpu.decode_add([(scales, words)], 1000, table, 1.0, torch.zeros(1000))
 
 
+def warm_schemes() -> None:
+    """Run the kernels of schemes that have their own."""
+    cpu_levels.warm()
+    for alphabet in (2, 3, 5, 9, 17, 33, 65, 129):
+        cpu_bucket.warm(alphabet)
+    cpu_natural.warm()
+    cpu_onebit.warm()
+    cpu_sparse.warm()
+
+
 def forget() -> None:
     """Remove cached code: Numba does not see that a helper in another file has changed."""
     for file in (Path(__file__).parent / "__pycache__").glob("*.nb[ic]"):
@@ -50,6 +60,7 @@ def main() -> None:
     cpu.clipped(flat, 100, 2.5)
     cpu.histogram(flat, 10.0)
     cpu.checksum(flat.view(torch.int32), 0)
+    warm_schemes()
     for table in tqdm(list(tables()), desc="compiling kernels", unit="table"):
         warm(table)
 

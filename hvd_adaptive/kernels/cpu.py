@@ -65,8 +65,8 @@ def decode_add(
     for s, w in payloads:
         if s.numel() * bucket_size < out.numel() or w.numel() < count:
             raise ValueError(f"payload of {s.numel()} scales and {w.numel()} words is too short")
-    values = np.zeros(max(16, table.alphabet), np.float32)
-    values[: table.alphabet] = table.values
+    values = np.zeros(max(16, len(table.values)), np.float32)
+    values[: len(table.values)] = table.values
     decoder = _decoder(table.rule == "uniform", *_constants(table))
     decoder(scales, words, count, bucket_size, values, np.float32(factor), out.numpy())
 

@@ -51,7 +51,7 @@ class KernelTable:
     start, gap: float32 (thresholds,), gap already multiplied by 2**-24
     numbers: float32 (4,), the rule's own: slope, offset | gain, first, 1/log2(1/p), thresholds + 1,
         where 1 + (1/p - 1)(k + 1/2)/2**24 = k gain + first
-    values: float32 (alphabet,)
+    values: float32 (alphabet,), and one more where codes of fixed width leave one over
     """
 
     packing: Packing
@@ -111,6 +111,8 @@ def kernel_table(magnitudes: np.ndarray, symmetric: bool) -> KernelTable:
         numbers[:] = gain, 1 + gain / 2, 1 / np.log2(ratio), len(start) + 1
     packing = packing_of(len(values))
     base = len(values) - 1 - len(start)
+    if packing.digits == 1:  # a forged payload may hold the code beyond the last
+        values = np.pad(values, (0, (1 << packing.width) - len(values)), mode="edge")
     return KernelTable(packing, rule, lower, start, gap, numbers.astype(np.float32), base, values)
 
 

@@ -1,0 +1,66 @@
+"""BinGrad: two levels a bucket, partially biased or biased (ORQ paper, section 3.2)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from hvd_adaptive.schemes.bucket_table_scheme import (
+    BucketTableScheme,
+    code_kernels,
+    level_kernels,
+    mirrored,
+)
+from hvd_adaptive.settings import Settings, check_choice, check_flag
+
+# Numbers that travel for each bucket.
+NUMBERS = {"partially_biased": 1, "biased": 2}
+
+
+class BinGrad(BucketTableScheme):
+    """Binary gradients with the best two levels (ORQ paper, 2019, section 3.2).
+
+    variant "partially_biased" (BinGrad-pb): levels -b_1 and b_1; a coordinate beyond them becomes
+    the nearer one, one between, b_-1 < v <= b_1 (reversed in print, Eq. 14), is rounded at random
+    without bias. b_1 solves Eq. 15, n b_1 = sum_{|v| > b_1} |v|, which assumes a law symmetric
+    about zero: of least squared error among such levels, within 1 %. One number travels.
+    variant "biased" (BinGrad-b, Eq. 16): b_1 for v >= b_0, b_-1 for the others, without randomness;
+    b_0 is the bucket's mean and b_-1, b_1 the means on its two sides (Eq. 17). Two numbers travel.
+    iterate: for "biased", repeat b_0 = (b_-1 + b_1)/2 until all of Eq. 17 holds; no repetition
+        raises the error.
+    shared: see settings.Settings. Clipped coordinates (clip=2.5) enter the levels clipped.
+    """
+
+    name = "bingrad"
+
+    def __init__(
+        self, *, variant: str = "partially_biased", iterate: bool = False, **shared: Any
+    ) -> None:
+        self.variant = check_choice("variant", variant, tuple(NUMBERS))
+        self.iterate = check_flag("iterate", iterate)
+        if self.iterate and self.variant != "biased":
+            raise ValueError(f"iterate={iterate!r}: must be False unless variant='biased'")
+        settings = Settings.from_keywords("BinGrad", shared)
+        super().__init__(settings, alphabet=2, numbers=NUMBERS[self.variant])
+
+    def codec_settings(self) -> dict[str, Any]:
+        return {"variant": self.variant}
+
+    def scheme_settings(self) -> dict[str, Any]:
+        return self.codec_settings() | {"iterate": self.iterate}
+
+    def quantize_buckets(
+        self, flat: torch.Tensor, words: torch.Tensor, bucket_size: int, key: int
+    ) -> torch.Tensor:
+        levels, codes, clip = level_kernels(flat), code_kernels(flat), self.settings.clip
+        if self.variant == "biased":
+            means = levels.conditional_means(flat, bucket_size, clip, self.iterate)
+            codes.cut_codes(flat, means[:, 2].contiguous(), words, bucket_size)
+            return means[:, :2]
+        numbers = levels.symmetric_levels(flat, bucket_size, clip)
+        codes.round_codes(flat, self.values(numbers), words, bucket_size, key)
+        return numbers
+
+    def values(self, numbers: torch.Tensor) -> torch.Tensor:
+        return numbers if self.variant == "biased" else mirrored(numbers)

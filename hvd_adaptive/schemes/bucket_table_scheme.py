@@ -1,0 +1,112 @@
+"""Schemes whose buckets have levels of their own: body of levels and codes."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from types import ModuleType
+
+import torch
+
+from hvd_adaptive.coding.bucket_levels import FORMATS
+from hvd_adaptive.coding.packing import packing_of
+from hvd_adaptive.compressor import GradientCompressor
+from hvd_adaptive.kernels import cpu_bucket, cpu_levels, reference_bucket, reference_levels
+from hvd_adaptive.settings import Settings, check_choice
+
+
+class BucketTableScheme(GradientCompressor):
+    """Quantise each bucket to levels made from its own coordinates.
+
+    Body: ``numbers`` numbers of each bucket, from which a receiver makes its ``alphabet`` levels
+    (coding/bucket_levels.py), then the codes' 32-bit words (coding/packing.py). A scheme implements
+    ``quantize_buckets`` and, where the numbers are not the levels, ``values``.
+
+    level_dtype: "float32" or "float16".
+    """
+
+    def __init__(
+        self, settings: Settings, alphabet: int, numbers: int, level_dtype: str = "float32"
+    ) -> None:
+        self.level_dtype = check_choice("level_dtype", level_dtype, tuple(FORMATS))
+        self._alphabet, self._numbers = alphabet, numbers
+        self._format = FORMATS[self.level_dtype]
+        self._packing = packing_of(alphabet)
+        super().__init__(settings)
+
+    @property
+    def alphabet(self) -> int:
+        return self._alphabet
+
+    @abstractmethod
+    def quantize_buckets(
+        self, flat: torch.Tensor, words: torch.Tensor, bucket_size: int, key: int
+    ) -> torch.Tensor:
+        """The buckets' numbers (float32, (buckets, numbers)); fills ``words`` with the codes."""
+
+    def values(self, numbers: torch.Tensor) -> torch.Tensor:
+        """The buckets' levels (float32, (buckets, alphabet)), ascending, from their numbers."""
+        return numbers
+
+    def body_bytes(self, coordinates: int) -> int:
+        return self._level_bytes(coordinates) + 4 * self._packing.words(coordinates)
+
+    def encode_body(self, flat: torch.Tensor, body: torch.Tensor, key: int) -> None:
+        at = self._level_bytes(flat.numel())
+        words = body[at:].view(torch.int32)
+        numbers = self.quantize_buckets(flat, words, self._bucket(flat.numel()), key)
+        self._format.write(numbers, body[:at])
+
+    def decode_bodies(
+        self, bodies: Sequence[torch.Tensor], keys: Sequence[int], factor: float, out: torch.Tensor
+    ) -> None:
+        at, buckets = self._level_bytes(out.numel()), self._buckets(out.numel())
+        pairs = [
+            (
+                self.values(self._format.read(body[:at], buckets, self._numbers)),
+                body[at:].view(torch.int32),
+            )
+            for body in bodies
+        ]
+        code_kernels(out).decode_add(pairs, self._bucket(out.numel()), factor, out)
+
+    def _level_bytes(self, coordinates: int) -> int:
+        return self._format.section_bytes(self._buckets(coordinates), self._numbers)
+
+    def _buckets(self, coordinates: int) -> int:
+        return -(-coordinates // self.settings.bucket_size)
+
+    def _bucket(self, coordinates: int) -> int:
+        """The bucket size, cut to the coordinates there are."""
+        return max(1, min(self.settings.bucket_size, coordinates))
+
+
+class RandomRounding(BucketTableScheme):
+    """The part of the schemes that round at random, without bias, between neighbouring levels
+    (ORQ paper, Eq. 7): they implement ``solve``."""
+
+    @abstractmethod
+    def solve(self, flat: torch.Tensor, bucket_size: int) -> torch.Tensor:
+        """The numbers of each bucket, float32 (buckets, numbers)."""
+
+    def quantize_buckets(
+        self, flat: torch.Tensor, words: torch.Tensor, bucket_size: int, key: int
+    ) -> torch.Tensor:
+        numbers = self._format.rounded(self.solve(flat, bucket_size))
+        code_kernels(flat).round_codes(flat, self.values(numbers), words, bucket_size, key)
+        return numbers
+
+
+def mirrored(numbers: torch.Tensor) -> torch.Tensor:
+    """Two levels, -b and b, from one number."""
+    return torch.cat([-numbers, numbers], dim=1)
+
+
+def code_kernels(flat: torch.Tensor) -> ModuleType:
+    """Kernels that round, pack and decode tensors on the device of ``flat``."""
+    return cpu_bucket if flat.device.type == "cpu" else reference_bucket
+
+
+def level_kernels(flat: torch.Tensor) -> ModuleType:
+    """Kernels that find the levels of buckets on the device of ``flat``."""
+    return cpu_levels if flat.device.type == "cpu" else reference_levels

@@ -1,0 +1,43 @@
+"""SignSGD, scaled: one bit a coordinate and one number a bucket (ORQ paper, Eq. 13)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from hvd_adaptive.schemes.bucket_table_scheme import (
+    BucketTableScheme,
+    code_kernels,
+    level_kernels,
+    mirrored,
+)
+from hvd_adaptive.settings import Settings
+
+
+class SignSGD(BucketTableScheme):
+    """Scaled SignSGD (ORQ paper, Eq. 13): Q(v) = sign(v) times the mean of |v| over the bucket.
+
+    Biased, without randomness. The scale is the one of least squared error for signs. One bit has
+    no room for sign(0) = 0: a zero counts as positive, but a bucket of zeros alone stays zero.
+
+    shared: see settings.Settings.
+    """
+
+    name = "signsgd"
+
+    def __init__(self, **shared: Any) -> None:
+        super().__init__(Settings.from_keywords("SignSGD", shared), alphabet=2, numbers=1)
+
+    def codec_settings(self) -> dict[str, Any]:
+        return {}
+
+    def quantize_buckets(
+        self, flat: torch.Tensor, words: torch.Tensor, bucket_size: int, key: int
+    ) -> torch.Tensor:
+        scales = level_kernels(flat).mean_magnitudes(flat, bucket_size, self.settings.clip)
+        code_kernels(flat).cut_codes(flat, torch.zeros_like(scales[:, 0]), words, bucket_size)
+        return scales
+
+    def values(self, numbers: torch.Tensor) -> torch.Tensor:
+        return mirrored(numbers)

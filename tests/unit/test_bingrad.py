@@ -1,0 +1,149 @@
+"""BinGrad's and SignSGD's levels and codes against Eqs 13 to 17 by sorting."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from bucket_oracles import best_symmetric, symmetric_error, two_sides
+from scipy import integrate, optimize, stats
+from test_orq_levels import KINDS, sample
+
+from hvd_adaptive import BinGrad, SignSGD
+from hvd_adaptive.kernels import cpu_levels, reference_levels
+
+
+def roundtrip(scheme, values: np.ndarray, seed: int = 0) -> np.ndarray:
+    return scheme.decode(scheme.encode(torch.from_numpy(values), seed=seed)).double().numpy()
+
+
+def symmetric_level(values: np.ndarray, clip: float | None = None) -> float:
+    return cpu_levels.symmetric_levels(torch.from_numpy(values), len(values), clip).item()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("n", (1, 2, 3, 10, 100, 2000))
+def test_partially_biased_level_is_within_one_percent_of_the_least_error(kind, n):
+    for seed in range(10):
+        values = sample(kind, n, seed)
+        exact = values.astype(np.float64)
+        best, found = best_symmetric(exact), symmetric_level(values)
+        least = symmetric_error(exact, best)
+        # The oracle's own condition against a minimiser that knows nothing of it.
+        for b in np.linspace(0.5 * best, 1.5 * best, 41):
+            assert least <= symmetric_error(exact, b) * (1 + 1e-12)
+        rounding = 1e-6 * np.abs(exact).max() * np.abs(exact).sum()  # b is a float32
+        assert symmetric_error(exact, found) <= 1.01 * least + rounding
+
+
+def test_level_of_a_normal_law_satisfies_equation_fifteen():
+    """b/2 = integral of v p(v) beyond b: root by quadrature."""
+    values = stats.norm.ppf((np.arange(200_000) + 0.5) / 200_000).astype(np.float32)
+
+    def condition(b: float) -> float:
+        return b / 2 - integrate.quad(lambda v: v * stats.norm.pdf(v), b, np.inf)[0]
+
+    want = optimize.brentq(condition, 0.1, 2)
+    assert abs(symmetric_level(values) / want - 1) < 0.05  # flat: 1 % of the error is 5 % of b
+
+    def error(b: float) -> float:
+        inner = integrate.quad(lambda v: (b * b - v * v) * stats.norm.pdf(v), 0, b)[0]
+        return inner + integrate.quad(lambda v: (v - b) ** 2 * stats.norm.pdf(v), b, np.inf)[0]
+
+    assert error(want) <= min(error(want * 0.98), error(want * 1.02))
+    assert error(symmetric_level(values)) <= 1.01 * error(want)
+
+
+@pytest.mark.parametrize("size", (1e-30, 1.0, 1e30))
+def test_partially_biased_is_unbiased_between_its_levels_and_clips_beyond(size):
+    """Eq. 14, its third condition the right way round; mean and error within 5 sigma."""
+    values = (sample("heavy", 1500, 4).astype(np.float64) * size).astype(np.float32)
+    scheme, repeats = BinGrad(bucket_size=1500), 500
+    decoded = np.array([roundtrip(scheme, values, s) for s in range(repeats)])
+    b = float(np.abs(decoded).max())
+    assert set(np.unique(decoded)) == {-b, b} and b == symmetric_level(values)
+    exact = values.astype(np.float64)
+    beyond = np.abs(exact) >= b
+    assert beyond.sum() > 50 and np.all(decoded[:, beyond] == b * np.sign(exact[beyond]))
+    expected = np.clip(exact, -b, b)
+    variance = b * b - expected**2
+    signs = np.random.default_rng(1).choice([-1.0, 1.0], exact.size)
+    error = ((decoded - expected) @ signs).mean()
+    assert abs(error) < 5 * np.sqrt(variance.sum() / repeats)
+    per_coordinate = np.abs(decoded.mean(axis=0) - expected) / np.sqrt(variance / repeats + 1e-99)
+    assert per_coordinate[~beyond].max() < 5.5
+    squared = np.square(decoded - exact).sum(axis=1)
+    assert abs(squared.mean() - symmetric_error(exact, b)) < 5 * squared.std() / np.sqrt(repeats)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("n", (2, 3, 10, 100, 2000))
+def test_biased_levels_are_conditional_means(kind, n):
+    values = sample(kind, n, n)
+    exact = values.astype(np.float64)
+    low, high, cut = cpu_levels.conditional_means(torch.from_numpy(values), n, None, False)[0]
+    assert cut == np.float32(exact.mean())
+    if (values < cut.numpy()).any():
+        np.testing.assert_allclose([low, high], two_sides(exact, cut.item()), rtol=1e-6)
+    decoded = roundtrip(BinGrad(variant="biased", bucket_size=n), values)
+    want = np.where(values < cut.numpy(), low.item(), high.item())
+    assert np.array_equal(decoded, want)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_iterated_levels_satisfy_all_of_equation_seventeen(kind):
+    values = sample(kind, 1000, 7)
+    exact = values.astype(np.float64)
+    low, high, cut = cpu_levels.conditional_means(torch.from_numpy(values), 1000, None, True)[0]
+    np.testing.assert_allclose([low, high], two_sides(exact, cut.item()), rtol=1e-6)
+    # Within a float32 step of the fixed point, or between the same two coordinates.
+    middle = (low.item() + high.item()) / 2
+    assert abs(middle - cut.item()) < 1e-6 * (high - low) + 1e-7 * abs(cut)
+    errors = [
+        np.square(roundtrip(BinGrad(variant="biased", iterate=i, bucket_size=1000), values) - exact)
+        for i in (False, True)
+    ]
+    assert errors[1].sum() <= errors[0].sum() * (1 + 1e-9)
+
+
+def test_iteration_reaches_the_best_two_levels_of_two_clusters():
+    """Sides of unequal weight: the mean cuts the larger cluster, the fixed point does not."""
+    rng = np.random.default_rng(0)
+    values = np.concatenate([rng.normal(0, 1, 950), rng.normal(12, 1, 50)]).astype(np.float32)
+    low, high, cut = cpu_levels.conditional_means(torch.from_numpy(values), 1000, None, True)[0]
+    assert 4 < cut < 8 and abs(low) < 0.2 and abs(high - 12) < 0.5
+    assert cpu_levels.conditional_means(torch.from_numpy(values), 1000, None, False)[0, 2] < 1
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_signs_and_their_scale(kind):
+    """Eq. 13, which leaves least squared error of all scales."""
+    values = sample(kind, 700, 2)
+    exact = values.astype(np.float64)
+    decoded = roundtrip(SignSGD(bucket_size=500), values)
+    for part in (slice(0, 500), slice(500, 700)):
+        scale = np.abs(exact[part]).mean()
+        want = np.where(exact[part] < 0, -scale, scale)
+        np.testing.assert_allclose(decoded[part], want, rtol=1e-6)
+        signs = np.where(exact[part] < 0, -1, 1)
+        least = np.square(exact[part] - scale * signs).sum()
+        for other in (0.99, 1.01):
+            assert np.square(exact[part] - other * scale * signs).sum() > least
+
+
+def test_sums_do_not_overflow():
+    values = np.where(np.arange(9000) % 3 > 0, 3e38, -3e38).astype(np.float32)
+    assert np.allclose(roundtrip(SignSGD(), values), values, rtol=1e-6)
+    assert np.allclose(roundtrip(BinGrad(variant="biased"), values), values, rtol=1e-6)
+    assert np.allclose(roundtrip(BinGrad(), values), values, rtol=1e-6)
+
+
+def test_lane_sums_in_plain_python():
+    values = torch.linspace(-1, 2, 77, dtype=torch.float64) ** 3
+    lanes = [0.0] * 32
+    for i, v in enumerate(values.tolist()):
+        lanes[i % 32] += v
+    while len(lanes) > 1:
+        half = len(lanes) // 2
+        lanes = [a + b for a, b in zip(lanes[:half], lanes[half:], strict=True)]
+    assert reference_levels.lane_sum(values) == lanes[0]
