@@ -97,22 +97,23 @@ def kernel_table(magnitudes: np.ndarray, symmetric: bool) -> KernelTable:
         lower, upper = levels[:-1], levels[1:]
         values = np.concatenate([-levels[:0:-1], levels])
     start, gap = _thresholds(lower, upper)
+    packing, alphabet = packing_of(len(values)), len(values)
+    # A forged payload may hold codes of fixed width beyond the last.
+    codes = 1 << packing.width if packing.digits == 1 else alphabet
+    values = np.pad(values, (0, codes - alphabet), mode="edge")
     rule, numbers = "thresholds", np.zeros(4)
     if _is_uniform(magnitudes, symmetric):
         rule = "uniform"
-        numbers[:2] = (len(values) - 1) / 2, 0.5 if symmetric else 0.0
+        numbers[:2] = (alphabet - 1) / 2, 0.5 if symmetric else 0.0
         # The same products as in a decoder that computes them.
-        steps = np.arange(1 - len(values), len(values), 2, dtype=np.float32)
-        values = steps * np.float32(1 / (len(values) - 1))
+        steps = np.arange(1 - alphabet, 2 * codes - alphabet, 2, dtype=np.float32)
+        values = steps * np.float32(1 / (alphabet - 1))
     elif len(start) >= _LEAST_EXPONENTIAL and _is_exponential(magnitudes[0 if symmetric else 1 :]):
         rule = "exponential"
         ratio = magnitudes[-1] / magnitudes[-2]
         gain = (ratio - 1) * 2.0**-24
         numbers[:] = gain, 1 + gain / 2, 1 / np.log2(ratio), len(start) + 1
-    packing = packing_of(len(values))
-    base = len(values) - 1 - len(start)
-    if packing.digits == 1:  # a forged payload may hold the code beyond the last
-        values = np.pad(values, (0, (1 << packing.width) - len(values)), mode="edge")
+    base = alphabet - 1 - len(start)
     return KernelTable(packing, rule, lower, start, gap, numbers.astype(np.float32), base, values)
 
 

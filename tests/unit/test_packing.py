@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from hvd_adaptive.coding.fixed import packed_words
 from hvd_adaptive.coding.packing import packing_of
-from hvd_adaptive.kernels import cpu, reference_pack
+from hvd_adaptive.kernels import cpu, reference, reference_pack
 from hvd_adaptive.kernels.tables import kernel_table
 
 LENGTHS = (0, 1, 15, 16, 17, 63, 64, 65, 127, 128, 129, 447, 448, 449, 511, 512, 513, 575, 577,
@@ -117,6 +117,20 @@ def test_numba_reads_and_writes_radix_words(alphabet, n, seed):
     got = torch.full_like(words, -1)
     cpu.encode(out, torch.empty(1), got, n, "linf", table, seed)
     assert torch.equal(got, words)
+
+
+@pytest.mark.parametrize("uniform", (True, False))
+@pytest.mark.parametrize("bits", (4, 5, 6, 8))
+def test_codes_beyond_the_last_are_read_inside_the_table(bits, uniform):
+    """Only a forger can have written them; both kernels read the same."""
+    half = (1 << (bits - 1)) - 1
+    magnitudes = np.arange(half + 1) / half
+    table = kernel_table(magnitudes if uniform else magnitudes**2, symmetric=False)
+    words = torch.full((packed_words(600, bits),), -1, dtype=torch.int32)
+    outs = [torch.zeros(600), torch.zeros(600)]
+    for module, out in zip((cpu, reference), outs, strict=True):
+        module.decode_add([(torch.ones(1), words)], 600, table, 1.0, out)
+    assert torch.equal(*outs) and outs[0].isfinite().all()
 
 
 @pytest.mark.parametrize("alphabet", (0, 1, 257))
