@@ -10,7 +10,7 @@ import sys
 import pytest
 from launch import LAUNCHERS, ROOT, Launcher, run
 
-SECONDS = 150
+SECONDS = 300
 CHECKS = sorted(path.name for path in (ROOT / "tests/parallel/ranks").glob("check_*.py"))
 
 

@@ -1,0 +1,101 @@
+"""What compression gains cost, all bits counted, and who reaches a gain with which settings."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import torch
+
+from hvd_adaptive import QCS, QSGD, SparseSGD
+from hvd_adaptive.compressor import GradientCompressor
+from hvd_adaptive.kernels.random import stream_key
+
+SCALE_BITS = 32
+HEADER_BYTES = 96
+# Group of the random streams of measurements, no fusion group's.
+MEASURE_STREAM = 2**63 + 32
+
+
+def qsgd_gain(bucket: int, intervals: int) -> float:
+    """32 bits over those of QSGD with fixed-length codes of log2(2s + 1) bits and a scale."""
+    return 32 * bucket / (bucket * math.log2(2 * intervals + 1) + SCALE_BITS)
+
+
+def ternary_entropy(bucket: int) -> float:
+    """Bits a symbol of L2 QSGD with s = 1 on Gaussian buckets: of an ideal entropy code.
+
+    A coordinate is ±1 with probability E|v_i|/‖v‖ = Γ(d/2) / (√π Γ((d + 1)/2)), the mean first
+    coordinate's magnitude on the unit sphere, each sign as often.
+    """
+    p = math.exp(math.lgamma(bucket / 2) - math.lgamma((bucket + 1) / 2)) / math.sqrt(math.pi)
+    if p >= 1:
+        return 1.0
+    return p - p * math.log2(p) - (1 - p) * math.log2(1 - p)
+
+
+def ternary_gain(bucket: int) -> float:
+    """Gain of L2 QSGD with s = 1 and an ideal entropy code, on Gaussian buckets."""
+    return 32 * bucket / (bucket * ternary_entropy(bucket) + SCALE_BITS)
+
+
+def ternary_bucket(gain: float, whole: int) -> int:
+    """Smallest divisor of ``whole``, so least variance, at which ternary_gain reaches ``gain``."""
+    sizes = [size for size in range(2, whole + 1) if whole % size == 0]
+    return next(size for size in sizes if ternary_gain(size) >= gain)
+
+
+def body_gain(codec: GradientCompressor, flat: torch.Tensor) -> float:
+    """Of a real payload, its 96-byte header left out."""
+    return 4 * flat.numel() / (codec.encode(flat).numel() - HEADER_BYTES)
+
+
+def sparse_density(gain: float, bucket: int, coordinates: int = 64_000) -> float:
+    """Largest density, to 1/1000, at which Gaussian payloads of SparseSGD reach ``gain``."""
+    flat = torch.randn(coordinates, generator=torch.Generator().manual_seed(1))
+    low, high = 1, 1000
+    while high - low > 1:
+        middle = (low + high) // 2
+        enough = body_gain(SparseSGD(density=middle / 1000, bucket_size=bucket), flat) >= gain
+        low, high = (middle, high) if enough else (low, middle)
+    return low / 1000
+
+
+def relative_error(codec: GradientCompressor, flat: torch.Tensor, draws: int = 1) -> float:
+    """Mean of ‖Q(g) - g‖²/‖g‖² over random draws of the codec."""
+    exact, total = flat.double(), 0.0
+    for draw in range(draws):
+        key = stream_key(0, 0, draw, MEASURE_STREAM)
+        total += float((codec.roundtrip(flat, key).double() - exact).square().sum())
+    return total / draws / float(exact.square().sum())
+
+
+# Of Fig. 2: settings at a gain, for partitions of n = 64 and where they are better off for one
+# bucket of the whole gradient, 3,200 coordinates.
+GAIN, FEWER, ORDER, WHOLE = 21, 35, 64, 3200
+REGRESSION: dict[str, Callable[[], GradientCompressor | None]] = {
+    "baseline": lambda: None,
+    "QSGD": lambda: QSGD(intervals=1, bucket_size=ternary_bucket(GAIN, WHOLE)),
+    "Sparse SGD": lambda: SparseSGD(density=sparse_density(GAIN, ORDER), bucket_size=ORDER),
+    "QCS": lambda: QCS(gain=GAIN, bucket_size=ORDER),
+    # The largest order that divides the gradient.
+    "QCS, n = 320": lambda: QCS(gain=GAIN, bucket_size=320),
+    "QCS, 40% fewer bits": lambda: QCS(gain=FEWER, bucket_size=ORDER),
+    "QSGD L∞, one bucket": lambda: QSGD(intervals=1, norm="linf", bucket_size=WHOLE),
+    "Sparse SGD, one bucket": lambda: SparseSGD(
+        density=sparse_density(GAIN, WHOLE), bucket_size=WHOLE
+    ),
+}
+
+
+def told_gain(name: str, codec: GradientCompressor | None) -> float:
+    """Gain of a method of Fig. 2, all bits but the message's header counted."""
+    if codec is None:
+        return 1.0
+    if isinstance(codec, QCS):
+        return codec.compression_gain
+    if isinstance(codec, SparseSGD):
+        flat = torch.randn(64_000, generator=torch.Generator().manual_seed(1))
+        return body_gain(codec, flat)
+    bucket = codec.settings.bucket_size
+    return ternary_gain(bucket) if name == "QSGD" else qsgd_gain(bucket, 1)

@@ -1,0 +1,248 @@
+"""M ranks in one process: their gradients laid out, encoded, decoded and averaged as in training.
+
+Layout, random keys, sampling, codec and order of summation are those of a Horovod run, so the
+averaged gradients are the same bits that ranks with these gradients would get.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from hvd_adaptive.codec import Codec
+from hvd_adaptive.coding.payload import read_header
+from hvd_adaptive.compressor import SAMPLE_STREAM, GradientCompressor
+from hvd_adaptive.feedback import Residuals, all_finite
+from hvd_adaptive.fusion.layout import Group, Member, build_layout, gather, parts_among
+from hvd_adaptive.fusion.samples import draw_buckets
+from hvd_adaptive.kernels.random import stream_key
+from hvd_adaptive.settings import Settings, check_integer
+from hvd_adaptive.simulate.variance import Scatter, quantization_error, scatter
+
+
+@dataclass(frozen=True)
+class Variance:
+    """Of the gradients that ranks hold at one point, per coordinate.
+
+    minibatch: of one rank's gradient, SGD's own (NaN for one rank).
+    normalized_minibatch: the same of buckets divided by their L2 norms.
+    excess: what quantising adds to one rank's gradient (ALQ Eq. 1); normalized_excess: divided by
+    the buckets' squared norms (Eq. 3). squared_bias: of the average, from clipping.
+    estimator: mean squared error of the ranks' average, (minibatch + excess) / M + squared_bias.
+    """
+
+    minibatch: float
+    normalized_minibatch: float
+    excess: float
+    normalized_excess: float
+    squared_bias: float
+    estimator: float
+
+
+class _Collected(Exception):
+    """A rank's statistics, on their way out of an update."""
+
+
+class Ranks:
+    """The gradients of ``workers`` ranks of one model, and what becomes of them.
+
+    1. ``take(rank)`` after each rank's backward pass.
+    2. ``refit(step)`` where ``due(step)``: an adaptive scheme's table is refitted.
+    3. ``average(step)`` puts the averaged decoded gradients into the parameters' ``grad``. One rank
+       without a compressor has its own, as it was.
+
+    named_parameters: as ``model.named_parameters()`` gives them; those without requires_grad are
+    left out. compressor: None for float32. Groups are never cut smaller for ``in_flight_bytes``:
+    nothing is in flight here.
+
+    flats: for each group of the layout the ranks' gradients, (workers, coordinates).
+    residuals: each rank's where the compressor has error feedback, from zero; else empty.
+    payload_bytes, relative_error: of the last average; bytes are rank 0's, the error is
+    ||average - exact||**2 / ||exact||**2.
+    """
+
+    def __init__(
+        self,
+        named_parameters: Iterable[tuple[str, torch.nn.Parameter]],
+        compressor: GradientCompressor | None,
+        workers: int,
+    ) -> None:
+        self.compressor = compressor
+        self.workers = check_integer("workers", workers, 1)
+        self.settings = Settings() if compressor is None else compressor.settings
+        by_name = {name: p for name, p in named_parameters if p.requires_grad}
+        if not by_name:
+            raise ValueError("named_parameters: no parameter requires a gradient")
+        if compressor is not None:
+            compressor.know_parameters(list(by_name))
+        part_of = compressor.part_of if compressor is not None else lambda name: ""
+        self.layout = build_layout(
+            [Member(n, tuple(p.shape), p.dtype, part_of(n)) for n, p in by_name.items()],
+            min_numel=self.settings.min_numel,
+            bucket_size=self.settings.bucket_size,
+            tail=self.settings.tail,
+            most_coordinates=self.settings.fusion_bytes // 4,
+        )
+        self.parameters = [by_name[member.name] for member in self.layout.members]
+        device = self.parameters[0].device
+        self.flats = [
+            torch.zeros(self.workers, group.coordinates, dtype=group.dtype, device=device)
+            for group in self.layout.groups
+        ]
+        weight = self.settings.error_feedback
+        count = 0 if weight is None else self.workers
+        self.residuals = [Residuals(weight) for _ in range(count)]
+        for rank, residuals in enumerate(self.residuals):
+            residuals.lay_out(self.layout, rank, self.workers)
+        self.coordinates = sum(group.coordinates for group in self.layout.groups)
+        self.payload_bytes, self.relative_error = 0, 0.0
+
+    def take(self, rank: int) -> None:
+        """Copy the parameters' gradients, as one rank's; a missing one counts as zeros."""
+        gradients = [parameter.grad for parameter in self.parameters]
+        for member, gradient in zip(self.layout.members, gradients, strict=True):
+            if gradient is not None and gradient.layout != torch.strided:
+                raise ValueError(f"{member.name}: sparse gradients cannot be simulated")
+        for group, flat in zip(self.layout.groups, self.flats, strict=True):
+            gather(group, gradients, flat[rank])
+
+    def due(self, step: int) -> bool:
+        """Whether the compressor's schedule wants a table refitted at ``step``; ask once a step."""
+        return self.compressor is not None and self.compressor.update_due(step)
+
+    def refit(self, step: int) -> None:
+        """Update the tables from all ranks' samples."""
+        others = [self._statistics(rank, step) for rank in range(1, self.workers)]
+        self._update(0, step, lambda own, fit: fit([own, *others]))
+
+    def average(self, step: int) -> None:
+        """Encode every rank's groups, decode and average them into the parameters' gradients.
+        With error feedback residuals change: once a step."""
+        if self.compressor is None:
+            self.payload_bytes = sum(f[0].numel() * f.element_size() for f in self.flats)
+            if self.workers == 1:
+                return
+        else:
+            self.payload_bytes = 0
+        error = norm = 0.0
+        results = []
+        after: list[dict[int, torch.Tensor]] = [{} for _ in self.residuals]
+        for index, flat in enumerate(self.flats):
+            exact = _mean(flat)
+            result = exact if self.compressor is None else self._exchanged(index, step, after)
+            results.append(result)
+            error += float((result - exact).square().sum())
+            norm += float(exact.square().sum())
+        self.relative_error = error / norm if norm else 0.0
+        if self.residuals and all_finite(results):
+            for residuals, of_rank in zip(self.residuals, after, strict=True):
+                residuals.commit(of_rank)
+        self._give(results)
+
+    def restore(self, rank: int) -> None:
+        """Give the parameters one rank's own gradients back."""
+        self._give([flat[rank] for flat in self.flats])
+
+    def variance(self, step: int) -> Variance:
+        """Of the gradients as they are now, with the tables as they are now; exact (Eq. 1)."""
+        sgd = self.scatter()
+        excess = normalized = bias = 0.0
+        for index, flat in enumerate(self.flats if self.compressor is not None else ()):
+            codec, quantized = self._codec(index), self._quantized(index, step)
+            errors = [quantization_error(codec, row[:quantized]) for row in flat]
+            excess += sum(error.variance for error in errors) / self.workers
+            normalized += sum(error.normalized for error in errors) / self.workers
+            biases = [error.bias for error in errors if error.bias is not None]
+            if biases:
+                bias += float((sum(biases) / self.workers).square().sum())
+        excess, normalized, bias = (x / self.coordinates for x in (excess, normalized, bias))
+        estimator = (sgd.variance + excess) / self.workers + bias
+        return Variance(sgd.variance, sgd.normalized, excess, normalized, bias, estimator)
+
+    def scatter(self) -> Scatter:
+        """Of the ranks' gradients themselves."""
+        return scatter(self.flats, self.settings.bucket_size)
+
+    def _give(self, results: Sequence[torch.Tensor]) -> None:
+        """Cut groups into the parameters' gradients."""
+        for slot, parameter in enumerate(self.parameters):
+            parts = [
+                results[group][piece.at : piece.at + piece.stop - piece.start]
+                for group, piece in self.layout.pieces_of[slot]
+            ]
+            whole = parts[0] if len(parts) == 1 else torch.cat(parts)
+            parameter.grad = whole.view(parameter.shape)
+
+    def _statistics(self, rank: int, step: int) -> np.ndarray:
+        """What a rank would send at an update: it is stopped where ranks meet."""
+
+        def meet(own: np.ndarray, fit: object) -> np.ndarray:
+            raise _Collected(own)
+
+        try:
+            self._update(rank, step, meet)
+        except _Collected as collected:
+            return collected.args[0]
+        raise RuntimeError(f"{self.compressor.name}: an update ended without its ranks meeting")
+
+    def _update(self, rank: int, step: int, sync: Callable) -> None:
+        """One rank's part in an update."""
+        parts = parts_among(self.layout.groups)
+        self.compressor.update(step, self._samples(rank, step), sync, parts)
+
+    def _samples(self, rank: int, step: int) -> Callable[[int, str], list[torch.Tensor]]:
+        key = stream_key(self.settings.seed, rank, step, SAMPLE_STREAM)
+
+        def flat_of(group: Group) -> torch.Tensor:
+            index = next(i for i, other in enumerate(self.layout.groups) if other is group)
+            return self._quantized_values(index, rank, group.quantized)
+
+        def samples(count: int, part: str) -> list[torch.Tensor]:
+            size = self.settings.bucket_size
+            groups = self.layout.groups
+            return draw_buckets(groups, flat_of, bucket_size=size, count=count, key=key, part=part)
+
+        return samples
+
+    def _quantized_values(self, index: int, rank: int, quantized: int) -> torch.Tensor:
+        """What a rank's quantiser sees of a group: its residual added, where there is one."""
+        values = self.flats[index][rank][:quantized]
+        if not self.residuals:
+            return values
+        return self.residuals[rank].added(index, values.to(torch.float32, copy=True))
+
+    def _exchanged(
+        self, index: int, step: int, after: Sequence[dict[int, torch.Tensor]]
+    ) -> torch.Tensor:
+        """A group's average, of every rank's payload. ``after`` gets the ranks' next residuals."""
+        quantized, layout = self._quantized(index, step), self.layout.fingerprint
+        codec, seed = self._codec(index), self.settings.seed
+        payloads = []
+        for rank, row in enumerate(self.flats[index]):
+            key = stream_key(seed, rank, step, index)
+            values = self._quantized_values(index, rank, quantized)
+            payloads.append(codec.encode_flat(row, quantized, key, layout, values))
+            if self.residuals and quantized:
+                next_residual = self.residuals[rank].after(index, values, codec, payloads[-1])
+                after[rank][index] = next_residual
+        self.payload_bytes += payloads[0].numel()
+        return codec.decode_sum(payloads, read_header(payloads[0]), 1.0 / self.workers)
+
+    def _codec(self, index: int) -> Codec:
+        """Of the group's part."""
+        return self.compressor.part(self.layout.groups[index].part)
+
+    def _quantized(self, index: int, step: int) -> int:
+        """Coordinates of a group that are quantised: none while warming up."""
+        return 0 if step < self.settings.warmup_steps else self.layout.groups[index].quantized
+
+
+def _mean(flat: torch.Tensor) -> torch.Tensor:
+    """Of the rows, added in order; one row itself, bit for bit."""
+    total = flat[0].clone()
+    for row in flat[1:]:
+        total += row
+    return total.mul_(1.0 / len(flat))

@@ -1,0 +1,102 @@
+"""Every scheme's variance on one and the same trajectory: the ALQ paper's Fig. 5."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Collection, Mapping
+
+import torch
+import torch.nn.functional as F
+from tqdm import tqdm
+
+from hvd_adaptive.compressor import GradientCompressor
+from hvd_adaptive.settings import check_integer
+from hvd_adaptive.simulate.data import Batches, Minibatch, make_batches
+from hvd_adaptive.simulate.ranks import Ranks
+from hvd_adaptive.simulate.records import Records, Row
+from hvd_adaptive.simulate.training import (
+    Buffers,
+    Loss,
+    MakeOptimizer,
+    MakeSchedule,
+    backward,
+    described_run,
+)
+
+
+def variance_on_trajectory(
+    model: torch.nn.Module,
+    data: Minibatch | Batches,
+    schemes: Mapping[str, GradientCompressor],
+    *,
+    optimizer: MakeOptimizer,
+    steps: Collection[int],
+    workers: int = 4,
+    batch_size: int | None = None,
+    seed: int = 0,
+    loss: Loss = F.cross_entropy,
+    schedule: MakeSchedule | None = None,
+    progress: bool | None = None,
+) -> Records:
+    """Train ``model`` by plain float32 SGD of one rank, and measure at ``steps``.
+
+    At these steps, and where a scheme's table is due, ``workers`` minibatch gradients are computed
+    at the model's parameters; the first of them is the one that SGD steps with. Each scheme refits
+    its table to them by its own schedule, and its variance is computed from the table and the
+    gradients (ALQ Eq. 1): no random draw, but for schemes without a level table.
+
+    Rows: step, method, and the columns of ranks.Variance. Two methods come first that quantise
+    nothing: "SGD" of one rank and "SuperSGD", the average of ``workers`` in float32.
+    data, batch_size, seed, loss, schedule, progress: as in training.train.
+    """
+    check_integer("workers", workers, 2)
+    wanted = {check_integer("steps", step, 0) for step in steps}
+    batches = make_batches(data, batch_size, workers, seed)
+    stepper = optimizer(model.parameters())
+    scheduler = schedule(stepper) if schedule is not None else None
+    buffers = Buffers(model, workers)
+    named = list(model.named_parameters())
+    exact = Ranks(named, None, workers)
+    ranks = {name: Ranks(named, scheme, workers) for name, scheme in schemes.items()}
+    takers = _share([exact, *ranks.values()])
+    settings = described_run(model, stepper, batches, exact, seed, batch_size) | {
+        "schemes": {name: repr(scheme) for name, scheme in schemes.items()},
+    }
+    records = Records(settings, [])
+
+    model.train()
+    bar = tqdm(range(max(wanted, default=-1) + 1), unit="step", leave=False,
+               disable=None if progress is None else not progress)  # fmt: skip
+    for step in bar:
+        due = [each for each in ranks.values() if each.due(step)]
+        measured = step in wanted
+        count = workers if due or measured else 1
+        backward(model, batches, step, loss, buffers, takers, count)
+        for each in due:
+            each.refit(step)
+        if measured:
+            records.rows += _rows(step, exact, ranks)
+        exact.restore(0)
+        stepper.step()
+        if scheduler is not None:
+            scheduler.step()
+    return records
+
+
+def _share(all_ranks: list[Ranks]) -> list[Ranks]:
+    """Let those of equal layout use the same buffers; returns those that must be filled."""
+    first: dict[int, Ranks] = {}
+    for ranks in all_ranks:
+        ranks.flats = first.setdefault(ranks.layout.fingerprint, ranks).flats
+    return list(first.values())
+
+
+def _rows(step: int, exact: Ranks, ranks: Mapping[str, Ranks]) -> list[Row]:
+    average = exact.variance(step)
+    alone = dataclasses.replace(average, estimator=average.minibatch)
+    figures = {"SGD": alone, "SuperSGD": average}
+    figures |= {name: each.variance(step) for name, each in ranks.items()}
+    return [
+        {"step": step, "method": name} | dataclasses.asdict(variance)
+        for name, variance in figures.items()
+    ]

@@ -1,0 +1,144 @@
+"""qcs_paper.py: a tiny run from end to end, and the numbers its figures rest on."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import os
+import struct
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+pytest.importorskip("mlxtend")
+pytest.importorskip("sklearn")
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(200)]
+
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+FIGURES = {"qcs_regression", "qcs_variance", "qcs_error", "qcs_workers", "qcs_convergence"}
+FLAGS = ["--output-dir", "runs", "--figures", "docs/images", "--page", "docs/qcs.md", "--seeds",
+         "1", "--steps", "2", "--workers", "1", "--repeats", "2",
+         "--regression-steps", "20"]  # fmt: skip
+
+
+@pytest.fixture(scope="module", autouse=True)
+def examples():
+    sys.path.insert(0, str(EXAMPLES))
+    yield
+    sys.path.remove(str(EXAMPLES))
+
+
+def paper(cwd: Path) -> subprocess.CompletedProcess[str]:
+    path = os.pathsep.join([str(EXAMPLES.parent), os.environ.get("PYTHONPATH", "")])
+    return subprocess.run(
+        [sys.executable, str(EXAMPLES / "qcs_paper.py"), *FLAGS],
+        cwd=cwd, env=os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"}, timeout=150,
+        text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+    )  # fmt: skip
+
+
+def test_end_to_end_and_resumed(tmp_path):
+    done = paper(tmp_path)
+    assert done.returncode == 0, done.stdout
+    images = tmp_path / "docs/images"
+    assert {path.stem for path in images.iterdir()} == FIGURES
+    page = (tmp_path / "docs/qcs.md").read_text()
+    for figure in FIGURES:
+        data = (images / f"{figure}.png").read_bytes()
+        assert min(struct.unpack(">II", data[16:24])) >= 300
+        assert 5_000 < len(data) < 120_000
+        assert f"(images/{figure}.png)" in page
+    assert page.count("**Holds**") + page.count("**Does not hold**") >= 15
+    stamps = {path: path.stat().st_mtime_ns for path in (tmp_path / "runs").rglob("*.csv")}
+    # 8 regressions, Fig. 3's, a trajectory, 3 methods of 2 models with 1 and 4 workers, and Adam.
+    assert len(stamps) == 8 + 1 + 1 + 12 + 3
+    assert paper(tmp_path).returncode == 0
+    assert stamps == {path: path.stat().st_mtime_ns for path in stamps}
+
+
+@pytest.mark.parametrize("bucket", [2, 8, 40])
+def test_ternary_entropy_is_that_of_drawn_symbols(bucket):
+    from qcs_gain import ternary_entropy
+
+    draw = torch.Generator().manual_seed(bucket)
+    v = torch.randn(200_000, bucket, generator=draw, dtype=torch.float64)
+    p = float((v.abs() / v.norm(dim=1, keepdim=True)).mean())
+    entropy = -sum(q * math.log2(q) for q in (p / 2, p / 2, 1 - p))
+    assert ternary_entropy(bucket) == pytest.approx(entropy, rel=2e-3)
+
+
+def test_ternary_bucket_by_brute_force():
+    from qcs_gain import ternary_bucket, ternary_gain
+
+    size = ternary_bucket(21, 3200)
+    assert 3200 % size == 0 and ternary_gain(size) >= 21
+    assert all(ternary_gain(d) < 21 for d in range(2, size) if 3200 % d == 0)
+
+
+def test_fixed_length_gain_counts_codes_and_scale():
+    from qcs_gain import qsgd_gain
+
+    for bucket, s in itertools.product((5, 64, 512), (1, 2, 7)):
+        words = 2 * s + 1
+        assert qsgd_gain(bucket, s) == pytest.approx(
+            32 * bucket / (32 + math.log2(words**bucket)), rel=1e-12
+        )
+    # Codes of three levels never reach 21, whatever the bucket.
+    assert qsgd_gain(10**9, 1) < 21
+
+
+def test_gain_21_of_qcs_by_brute_force():
+    from qcs_gain import GAIN, ORDER, REGRESSION
+
+    from hvd_adaptive.schemes.qcs import variance_bound
+
+    codec = REGRESSION["QCS"]()
+    pairs = [(k, q) for k in range(1, ORDER + 1) for q in (0.5, *range(1, 128))
+             if 32 + k * math.log2(2 * q + 1) <= 32 * ORDER / GAIN]  # fmt: skip
+    best = min(variance_bound(ORDER, k, q) for k, q in pairs)
+    assert codec.gamma == pytest.approx(best, rel=1e-12)
+    bits = 32 + codec.measurements * math.log2(2 * codec.quantizer_range + 1)
+    assert codec.compression_gain == pytest.approx(32 * ORDER / bits) and 32 * ORDER / bits >= GAIN
+
+
+def test_sparse_density_is_the_largest_that_reaches_the_gain():
+    from qcs_gain import body_gain, sparse_density
+
+    from hvd_adaptive import SparseSGD
+
+    density = sparse_density(21, 64)
+    flat = torch.randn(64_000, generator=torch.Generator().manual_seed(1))
+    assert body_gain(SparseSGD(density=density, bucket_size=64), flat) >= 21
+    assert body_gain(SparseSGD(density=density + 0.001, bucket_size=64), flat) < 21
+
+
+def test_baseline_regression_follows_the_exact_mean():
+    """E of E_{t+1} is E_t (I - μR): with a tiny rate the loss is the noiseless descent's."""
+    from qcs_regression import RATES, losses
+
+    *_, last = losses(None, 8, 10)
+    values = torch.linspace(1, 4, 64, dtype=torch.float64)
+    exact = float((values * (1 - RATES[0] * values) ** 20).sum() / values.sum())
+    assert float(last[0].mean()) == pytest.approx(exact, rel=0.05)
+
+
+def test_runs_of_a_regression_share_nothing():
+    """Every codec's buckets divide a run's coordinates, so a diverged run spoils no other."""
+    from qcs_gain import REGRESSION, WHOLE
+
+    for name, make in REGRESSION.items():
+        if name != "baseline":
+            assert WHOLE % make().settings.bucket_size == 0, name
+
+
+def test_widest_stops_at_the_first_rate_that_fails():
+    from qcs_regression import widest
+
+    from hvd_adaptive.simulate import Records
+
+    shares = {0.01: 1.0, 0.02: 0.5, 0.03: 0.4, 0.04: 1.0}
+    rows = [{"rate": r, "step": 9, "converged": c} for r, c in shares.items()]
+    assert widest(Records({}, rows)) == 0.02

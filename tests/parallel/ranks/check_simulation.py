@@ -1,0 +1,53 @@
+"""A simulated run against the real one: the same bits after every step, on every rank."""
+
+from __future__ import annotations
+
+import horovod.torch as hvd
+import pytest
+import torch
+from conftest import batches, flat_parameters, make_model
+
+from hvd_adaptive import ALQ, QSGD, TernGrad, simulate
+
+STEPS = 6
+
+
+@pytest.mark.parametrize(
+    "construct",
+    [
+        lambda: ALQ(bits=3, bucket_size=1024, update_steps=[0, 2], samples=7, seed=3),
+        lambda: ALQ(bits=4, bucket_size=512, scope="tensor", update_steps=[1], tail="full"),
+        lambda: QSGD(bits=4, bucket_size=500, norm="linf", parameter_bits={"0.weight": 2}),
+        lambda: ALQ(bits=2, bucket_size=256, error_feedback=0.4, update_steps=[0, 3], clip=3.0),
+        lambda: TernGrad(bucket_size=1024, fusion_bytes=40_000, warmup_steps=2),
+    ],
+    ids=["alq", "alq-tensor", "qsgd-parts", "alq-feedback", "terngrad"],
+)
+def test_simulation_equals_horovod(construct):
+    model, compressor = make_model(), construct()
+    optimizer = hvd.DistributedOptimizer(
+        torch.optim.SGD(model.parameters(), lr=0.3, momentum=0.9),
+        named_parameters=model.named_parameters(),
+        compression=compressor,
+    )
+    own = batches(hvd.rank())
+    for _ in range(STEPS):
+        x, y = own()
+        optimizer.zero_grad()
+        torch.nn.functional.cross_entropy(model(x), y).backward()
+        optimizer.step()
+
+    sources = [batches(rank) for rank in range(hvd.size())]
+    simulated, other = make_model(), construct()
+    simulate.train(
+        simulated,
+        lambda rank, step: sources[rank](),
+        optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.3, momentum=0.9),
+        compressor=other,
+        workers=hvd.size(),
+        steps=STEPS,
+        progress=False,
+    )
+    assert torch.equal(flat_parameters(simulated), flat_parameters(model))
+    for label, codec in compressor.parts.items():
+        assert torch.equal(codec.levels, other.part(label).levels), label
