@@ -122,7 +122,9 @@ def main() -> None:
             f"{t['memcpy'] / t['decode']:.2f}",
             f"{t['checksum'] / t['encode']:.3f}",
         )
-    Console().print(table)
+    # Wider than what rich assumes where there is no terminal.
+    console = Console()
+    (console if console.is_terminal else Console(width=120)).print(table)
     if args.json:
         with open(args.json, "w", encoding="utf-8") as file:
             json.dump({"arguments": vars(args), "seconds": results}, file, indent=1)

@@ -93,9 +93,7 @@ def pack_radix(codes: list[int], alphabet: int) -> list[int]:
     streams = [0] * 16
     for row in range(rows):
         for lane in range(16):
-            unit = sum(
-                padded[(digits * row + t) * 16 + lane] * alphabet**t for t in range(digits)
-            )
+            unit = sum(padded[(digits * row + t) * 16 + lane] * alphabet**t for t in range(digits))
             streams[lane] |= unit << (row * width)
     words = -(-rows * width // 32)
     return [streams[lane] >> (32 * word) & M32 for word in range(words) for lane in range(16)]
