@@ -45,6 +45,7 @@ def make_parser() -> argparse.ArgumentParser:
     length = what.add_mutually_exclusive_group()
     length.add_argument("--steps", type=_positive, help="of a run (the task's own)")
     length.add_argument("--epochs", type=_positive, help="the same in passes over the data")
+    what.add_argument("--rate", type=float, help="learning rate (the task's own)")
     what.add_argument("--sweeps", nargs="*", choices=SWEEPS, metavar="SETTING",
                       help=f"vary one of {', '.join(SWEEPS)} as well")  # fmt: skip
     what.add_argument("--sweep-seeds", type=_positive, default=6)
@@ -74,6 +75,9 @@ def main() -> int | str:
     torch.set_num_threads(1)
     # A killed comparison must not leave its processes behind: this makes `finally` clauses run.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    if args.rate:
+        for name in args.task:
+            TASKS[name] = dataclasses.replace(TASKS[name], rate=args.rate, note="")
     if args.epochs:
         for name in args.task:
             _set_epochs(name, args.epochs, args.workers)

@@ -151,6 +151,7 @@ def _main_section(task: str, scores: Scores, args: argparse.Namespace) -> list[s
         f"{chosen.weight_decay:g}; tables are refitted at steps "
         f"{', '.join(map(str, update_steps(steps)))}.\n"
     )
+    told += f"\n{chosen.note}" if chosen.note else ""
     return [f"### {chosen.title}\n", told, markdown(HEADINGS, rows_of(scores))]
 
 

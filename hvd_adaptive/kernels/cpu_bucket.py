@@ -18,10 +18,10 @@ from hvd_adaptive.kernels.cpu_decode import (
     _QUARTER,
     _add_looked_up,
     _add_small,
-    _load,
-    _pointer,
+    load_chunk,
+    pointer,
 )
-from hvd_adaptive.kernels.cpu_encode import _bucket_key, _store, chunk_size
+from hvd_adaptive.kernels.cpu_encode import bucket_key, chunk_size, store_chunk
 from hvd_adaptive.kernels.cpu_quantize import uniform24
 from hvd_adaptive.kernels.jit import inline, jit
 from hvd_adaptive.kernels.reference_bucket import padded_values
@@ -170,7 +170,7 @@ def _rounder(alphabet: int, digits: int, width: int):
             begin = b * bucket_size
             end = min(x.size, begin + bucket_size)
             factor = _scaled(levels[b], base, gap, cell)
-            key = _bucket_key(stream, b)
+            key = bucket_key(stream, b)
             low, high = np.uint32(key & _LOW), np.uint32(key >> np.uint64(32))
             i = begin
             while i < end:
@@ -188,7 +188,7 @@ def _rounder(alphabet: int, digits: int, width: int):
                 if stop % chunk == 0 or stop == x.size:
                     index = (stop - 1) // chunk
                     rest = stop - index * chunk
-                    _store(codes, index, rest, chunk, alphabet, digits, width, rows, words)
+                    store_chunk(codes, index, rest, chunk, alphabet, digits, width, rows, words)
                 i = stop
 
     return round_codes
@@ -212,7 +212,7 @@ def _cutter(alphabet: int, digits: int, width: int):
                 for j in range(run.size):
                     part[j] = np.uint32(run[j] >= cut)
                 i = stop
-            _store(codes, index, end - begin, chunk, alphabet, digits, width, rows, words)
+            store_chunk(codes, index, end - begin, chunk, alphabet, digits, width, rows, words)
 
     return cut_codes
 
@@ -230,9 +230,9 @@ def _decoder(alphabet: int, digits: int, width: int):
             begin = index * chunk
             end = min(n, begin + chunk)
             for rank in range(word_at.size):
-                tables = numba.carray(_pointer(table_at[rank]), buckets * room, np.float32)
-                words = numba.carray(_pointer(word_at[rank]), size, np.uint32)
-                _load(words, index, end - begin, chunk, alphabet, digits, width, rows, codes)
+                tables = numba.carray(pointer(table_at[rank]), buckets * room, np.float32)
+                words = numba.carray(pointer(word_at[rank]), size, np.uint32)
+                load_chunk(words, index, end - begin, chunk, alphabet, digits, width, rows, codes)
                 i = begin
                 while i < end:
                     bucket = i // bucket_size

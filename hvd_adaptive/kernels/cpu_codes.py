@@ -6,10 +6,13 @@ import functools
 
 import numpy as np
 
+from hvd_adaptive.coding.fixed import LANES, ROWS
 from hvd_adaptive.coding.packing import Packing
-from hvd_adaptive.kernels.cpu_decode import _QUARTER, _load
-from hvd_adaptive.kernels.cpu_encode import _store, chunk_size
+from hvd_adaptive.kernels.cpu_decode import load_chunk
+from hvd_adaptive.kernels.cpu_encode import chunk_size, store_chunk
 from hvd_adaptive.kernels.jit import jit
+
+_QUARTER = ROWS * LANES
 
 
 def pack(codes: np.ndarray, packing: Packing, words: np.ndarray) -> None:
@@ -35,7 +38,7 @@ def _packer(alphabet: int, digits: int, width: int):
             part = codes[index * chunk : (index + 1) * chunk]
             for i in range(part.size):
                 block[i] = np.uint32(part[i])
-            _store(block, index, part.size, chunk, alphabet, digits, width, rows, words)
+            store_chunk(block, index, part.size, chunk, alphabet, digits, width, rows, words)
 
     return pack
 
@@ -49,7 +52,7 @@ def _unpacker(alphabet: int, digits: int, width: int):
         block, rows = np.empty(chunk, np.uint32), np.empty(_QUARTER, np.uint32)
         for index in range((codes.size + chunk - 1) // chunk):
             part = codes[index * chunk : (index + 1) * chunk]
-            _load(words, index, part.size, chunk, alphabet, digits, width, rows, block)
+            load_chunk(words, index, part.size, chunk, alphabet, digits, width, rows, block)
             for i in range(part.size):
                 part[i] = np.uint8(block[i])
 

@@ -99,7 +99,7 @@ def _add_looked_up(part, scale, values, target):
 
 
 @inline
-def _load(words, index, rest, chunk, alphabet, digits, width, rows, codes):
+def load_chunk(words, index, rest, chunk, alphabet, digits, width, rows, codes):
     """Unpack chunk ``index``, of which ``rest`` coordinates are there."""
     if digits > 1:
         row = LANES * digits
@@ -138,9 +138,9 @@ def make_decoder(uniform: bool, alphabet: int, digits: int, width: int):
             begin = index * chunk
             end = min(n, begin + chunk)
             for rank in range(word_at.size):
-                scales = numba.carray(_pointer(scale_at[rank]), buckets, np.float32)
-                words = numba.carray(_pointer(word_at[rank]), size, np.uint32)
-                _load(words, index, end - begin, chunk, alphabet, digits, width, rows, codes)
+                scales = numba.carray(pointer(scale_at[rank]), buckets, np.float32)
+                words = numba.carray(pointer(word_at[rank]), size, np.uint32)
+                load_chunk(words, index, end - begin, chunk, alphabet, digits, width, rows, codes)
                 i = begin
                 while i < end:
                     bucket = i // bucket_size
@@ -162,7 +162,7 @@ def make_decoder(uniform: bool, alphabet: int, digits: int, width: int):
 
 
 @numba.extending.intrinsic
-def _pointer(typingctx, address):
+def pointer(typingctx, address):
     """An int64 address as a void pointer, for numba.carray."""
     signature = numba.types.voidptr(numba.types.int64)
 

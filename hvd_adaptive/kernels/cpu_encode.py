@@ -26,7 +26,7 @@ _TAIL_ROWS = QUARTERS * LANES
 
 
 @inline
-def _bucket_key(stream, bucket):
+def bucket_key(stream, bucket):
     key = stream + np.uint64(np.uint64(bucket + 1) * _GOLDEN64)
     key = np.uint64((key ^ (key >> np.uint64(30))) * _MIX64_A)
     key = np.uint64((key ^ (key >> np.uint64(27))) * _MIX64_B)
@@ -42,7 +42,7 @@ def chunk_size(packing: Packing) -> int:
 
 
 @inline
-def _store(codes, index, rest, chunk, alphabet, digits, width, rows, words):
+def store_chunk(codes, index, rest, chunk, alphabet, digits, width, rows, words):
     """Pack chunk ``index``, of which ``rest`` coordinates are there."""
     if digits > 1:
         row = LANES * digits
@@ -93,7 +93,7 @@ def make_encoder(rule: int, depth: int, alphabet: int, digits: int, width: int):
             scales[b] = scale
             usable = scale > 0
             inverse = np.float32(1) / scale if usable else np.float32(0)
-            key = _bucket_key(stream, b)
+            key = bucket_key(stream, b)
             low, high = np.uint32(key & _LOW), np.uint32(key >> np.uint64(32))
             i = begin
             while i < end:
@@ -143,12 +143,12 @@ def make_encoder(rule: int, depth: int, alphabet: int, digits: int, width: int):
                         ladder, total, rs, us, part,
                     )  # fmt: skip
                 if stop % chunk == 0:
-                    _store(
+                    store_chunk(
                         codes, stop // chunk - 1, chunk, chunk, alphabet, digits, width, rows, words
                     )
                 i = stop
         if x.size % chunk:
-            _store(
+            store_chunk(
                 codes, x.size // chunk, x.size % chunk, chunk, alphabet, digits, width, rows, words
             )
 

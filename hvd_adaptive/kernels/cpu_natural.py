@@ -13,10 +13,10 @@ import torch
 
 from hvd_adaptive.coding.fixed import BLOCK, LANES, ROWS
 from hvd_adaptive.kernels import random
-from hvd_adaptive.kernels.cpu_decode import _load, _pointer
-from hvd_adaptive.kernels.cpu_encode import _bucket_key, _store
+from hvd_adaptive.kernels.cpu_decode import load_chunk, pointer
+from hvd_adaptive.kernels.cpu_encode import bucket_key, store_chunk
 from hvd_adaptive.kernels.cpu_quantize import uniform24
-from hvd_adaptive.kernels.cpu_scan import _largest
+from hvd_adaptive.kernels.cpu_scan import largest_bits
 from hvd_adaptive.kernels.jit import inline, jit
 from hvd_adaptive.kernels.reference_natural import INFINITE, LARGEST, NAN, SIGNS
 
@@ -79,8 +79,8 @@ def _encode(x, exponents, words, bucket_size, stream):
     for b in range((x.size + bucket_size - 1) // bucket_size):
         begin = b * bucket_size
         end = min(x.size, begin + bucket_size)
-        finite = _largest(x[begin:end]) < _INFINITE
-        key = _bucket_key(stream, b)
+        finite = largest_bits(x[begin:end]) < _INFINITE
+        key = bucket_key(stream, b)
         low, high = np.uint32(key & _LOW), np.uint32(key >> np.uint64(32))
         i = begin
         while i < end:
@@ -94,10 +94,10 @@ def _encode(x, exponents, words, bucket_size, stream):
                 target[:] = np.uint8(0)
                 part[:] = np.uint32(1)
             if stop % BLOCK == 0:
-                _store(signs, stop // BLOCK - 1, BLOCK, BLOCK, 2, 1, 1, rows, words)
+                store_chunk(signs, stop // BLOCK - 1, BLOCK, BLOCK, 2, 1, 1, rows, words)
             i = stop
     if x.size % BLOCK:
-        _store(signs, x.size // BLOCK, x.size % BLOCK, BLOCK, 2, 1, 1, rows, words)
+        store_chunk(signs, x.size // BLOCK, x.size % BLOCK, BLOCK, 2, 1, 1, rows, words)
 
 
 @inline
@@ -119,9 +119,9 @@ def _decode_add(exponents_at, words_at, size, factor, out):
         end = min(out.size, begin + BLOCK)
         target = out[begin:end]
         for rank in range(words_at.size):
-            exponents = numba.carray(_pointer(exponents_at[rank]), out.size, np.uint8)
-            words = numba.carray(_pointer(words_at[rank]), size, np.uint32)
-            _load(words, index, end - begin, BLOCK, 2, 1, 1, rows, signs)
+            exponents = numba.carray(pointer(exponents_at[rank]), out.size, np.uint8)
+            words = numba.carray(pointer(words_at[rank]), size, np.uint32)
+            load_chunk(words, index, end - begin, BLOCK, 2, 1, 1, rows, signs)
             _add(exponents[begin:end], signs, target)
         if factor != 1:
             for j in range(target.size):

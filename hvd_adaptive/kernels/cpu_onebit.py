@@ -12,9 +12,9 @@ import numpy as np
 import torch
 
 from hvd_adaptive.coding.fixed import BLOCK, LANES, ROWS
-from hvd_adaptive.kernels.cpu_decode import _load, _pointer
-from hvd_adaptive.kernels.cpu_encode import _store
-from hvd_adaptive.kernels.cpu_scan import _tree
+from hvd_adaptive.kernels.cpu_decode import load_chunk, pointer
+from hvd_adaptive.kernels.cpu_encode import store_chunk
+from hvd_adaptive.kernels.cpu_scan import add_lanes
 from hvd_adaptive.kernels.jit import inline, jit
 from hvd_adaptive.kernels.reference import NORM_LANES
 from hvd_adaptive.kernels.reference_onebit import SIDES
@@ -80,7 +80,7 @@ def _side_means(x, low, high, means):
         high[i % NORM_LANES] += _above(x[i])
     for i in range(x.size):
         negative += np.int32(x[i] < 0)
-    below, above = _tree(low), _tree(high)
+    below, above = add_lanes(low), add_lanes(high)
     if np.isfinite(below + above):
         means[0] = below / max(negative, np.int32(1))
         means[1] = above / max(np.int32(x.size) - negative, np.int32(1))
@@ -104,10 +104,10 @@ def _encode(x, means, words, bucket_size):
             for j in range(run.size):
                 part[j] = np.uint32(0) if run[j] < 0 else np.uint32(1)
             if stop % BLOCK == 0:
-                _store(codes, stop // BLOCK - 1, BLOCK, BLOCK, 2, 1, 1, rows, words)
+                store_chunk(codes, stop // BLOCK - 1, BLOCK, BLOCK, 2, 1, 1, rows, words)
             i = stop
     if x.size % BLOCK:
-        _store(codes, x.size // BLOCK, x.size % BLOCK, BLOCK, 2, 1, 1, rows, words)
+        store_chunk(codes, x.size // BLOCK, x.size % BLOCK, BLOCK, 2, 1, 1, rows, words)
 
 
 @jit
@@ -118,9 +118,9 @@ def _decode_add(means_at, words_at, size, bucket_size, factor, out):
         begin = index * BLOCK
         end = min(out.size, begin + BLOCK)
         for rank in range(words_at.size):
-            means = numba.carray(_pointer(means_at[rank]), 2 * buckets, np.float32)
-            words = numba.carray(_pointer(words_at[rank]), size, np.uint32)
-            _load(words, index, end - begin, BLOCK, 2, 1, 1, rows, codes)
+            means = numba.carray(pointer(means_at[rank]), 2 * buckets, np.float32)
+            words = numba.carray(pointer(words_at[rank]), size, np.uint32)
+            load_chunk(words, index, end - begin, BLOCK, 2, 1, 1, rows, codes)
             i = begin
             while i < end:
                 bucket = i // bucket_size

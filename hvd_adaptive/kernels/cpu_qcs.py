@@ -13,7 +13,7 @@ import torch
 
 from hvd_adaptive.coding.packing import packing_of
 from hvd_adaptive.kernels import cpu_codes, hadamard, random
-from hvd_adaptive.kernels.cpu_encode import _bucket_key
+from hvd_adaptive.kernels.cpu_encode import bucket_key
 from hvd_adaptive.kernels.cpu_hadamard import apply, fold, padded, repeat
 from hvd_adaptive.kernels.cpu_quantize import uniform24
 from hvd_adaptive.kernels.cpu_scan import norm_of
@@ -113,7 +113,7 @@ def _folded(order: int, rows: int, transposed: bool) -> tuple[int, np.ndarray]:
 
 @inline
 def _halves(stream, bucket):
-    key = _bucket_key(stream, bucket)
+    key = bucket_key(stream, bucket)
     return np.uint32(key & _LOW), np.uint32(key >> np.uint64(32))
 
 

@@ -24,7 +24,7 @@ _FINE_FROM = np.float32(2.0**-12)
 
 
 @inline
-def _tree(acc):
+def add_lanes(acc):
     half = NORM_LANES // 2
     while half:
         for lane in range(half):
@@ -49,7 +49,7 @@ def _squares(x, acc):
             acc[lane] = (((acc[lane] + a * a) + b * b) + c * c) + d * d
     for i in range(quads * 4 * NORM_LANES, x.size):
         acc[i % NORM_LANES] += x[i] * x[i]
-    return _tree(acc)
+    return add_lanes(acc)
 
 
 @inline
@@ -58,11 +58,11 @@ def _scaled_squares(x, factor, acc):
     for i in range(x.size):
         y = x[i] * factor
         acc[i % NORM_LANES] += y * y
-    return _tree(acc)
+    return add_lanes(acc)
 
 
 @inline
-def _largest(x):
+def largest_bits(x):
     """Largest absolute value; infinite or NaN bit patterns are larger than every finite one."""
     bits = x.view(np.uint32)
     largest = np.uint32(0)
@@ -75,7 +75,7 @@ def _largest(x):
 def norm_of(x, linf, acc, cell):
     """Norm of a bucket: 0 below the normal range, NaN where not finite. cell: float32 (1,)."""
     if linf:
-        cell.view(np.uint32)[0] = _largest(x)
+        cell.view(np.uint32)[0] = largest_bits(x)
         norm = cell[0]
     else:
         total = _squares(x, acc)

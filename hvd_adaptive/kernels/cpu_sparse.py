@@ -10,9 +10,9 @@ import torch
 
 from hvd_adaptive.coding.rice import most_words
 from hvd_adaptive.kernels import random
-from hvd_adaptive.kernels.cpu_encode import _bucket_key
+from hvd_adaptive.kernels.cpu_encode import bucket_key
 from hvd_adaptive.kernels.cpu_quantize import uniform24
-from hvd_adaptive.kernels.cpu_scan import _largest, _tree
+from hvd_adaptive.kernels.cpu_scan import add_lanes, largest_bits
 from hvd_adaptive.kernels.jit import inline, jit
 from hvd_adaptive.kernels.reference import NORM_LANES, SMALLEST_NORM
 from hvd_adaptive.kernels.reference_sparse import Sections
@@ -81,7 +81,7 @@ def _sum_below(x, limit, acc):
             acc[lane] = (((acc[lane] + a) + b) + c) + d
     for i in range(quads * 4 * NORM_LANES, x.size):
         acc[i % NORM_LANES] += _below(x[i], limit)
-    return _tree(acc)
+    return add_lanes(acc)
 
 
 @inline
@@ -95,7 +95,7 @@ def _count_from(x, limit):
 @inline
 def _threshold(x, density, acc):
     wanted = density * x.size
-    if _largest(x) >= _INFINITE:
+    if largest_bits(x) >= _INFINITE:
         return _NAN
     rest, exact = _sum_below(x, _INF, acc), np.int64(0)
     if rest == 0:
@@ -152,7 +152,7 @@ def _encode(x, bucket_size, density, k, stream, lambdas, exact, words):
         lambdas[b] = limit
         if not limit > 0:
             continue
-        key = _bucket_key(stream, b)
+        key = bucket_key(stream, b)
         low, high = np.uint32(key & _LOW), np.uint32(key >> np.uint64(32))
         for i in range(begin, end, _CHUNK):
             run = x[i : min(end, i + _CHUNK)]

@@ -28,7 +28,7 @@ def encode(flat: torch.Tensor, means: torch.Tensor, words: torch.Tensor, bucket_
     lanes[:, :bucket_size] = padded.view(count, bucket_size)
     below = lanes < 0
     zero = torch.zeros_like(lanes)
-    sums = [_tree(torch.where(below, lanes, zero)), _tree(torch.where(below, zero, lanes))]
+    sums = [add_lanes(torch.where(below, lanes, zero)), add_lanes(torch.where(below, zero, lanes))]
     sizes = torch.full_like(sums[0], bucket_size)
     sizes[-1:] = flat.numel() - (count - 1) * bucket_size
     negative = below.sum(dim=1)
@@ -56,7 +56,7 @@ def decode_add(
         out *= factor
 
 
-def _tree(values: torch.Tensor) -> torch.Tensor:
+def add_lanes(values: torch.Tensor) -> torch.Tensor:
     """Sums of the rows: lane l adds values l, l + 32, ... in order, then a tree over the lanes."""
     total = values.new_zeros(values.shape[0], NORM_LANES)
     for begin in range(0, values.shape[1], NORM_LANES):

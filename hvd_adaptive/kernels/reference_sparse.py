@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from hvd_adaptive.kernels.reference import NORM_LANES, SMALLEST_NORM, uniforms
-from hvd_adaptive.kernels.reference_onebit import _tree
+from hvd_adaptive.kernels.reference_onebit import add_lanes
 from hvd_adaptive.kernels.tables import UNIFORM_SCALE
 
 # A payload's sections: thresholds (float32, one per bucket), exact values (float32), words (int32).
@@ -59,7 +59,7 @@ def threshold(bucket: torch.Tensor, density: float) -> float:
     sizes = torch.where(sizes < SMALLEST_NORM, torch.zeros_like(sizes), sizes)
     lanes = sizes.new_zeros(1, -(-sizes.numel() // NORM_LANES) * NORM_LANES, dtype=torch.float64)
     lanes[0, : sizes.numel()] = sizes
-    rest, exact = float(_tree(lanes)), 0
+    rest, exact = float(add_lanes(lanes)), 0
     if rest == 0:
         return 0.0
     while True:
@@ -67,7 +67,7 @@ def threshold(bucket: torch.Tensor, density: float) -> float:
         if not np.isfinite(limit):
             return float("nan")
         before, exact = exact, int((lanes >= limit).sum())
-        rest = float(_tree(torch.where(lanes < limit, lanes, torch.zeros_like(lanes))))
+        rest = float(add_lanes(torch.where(lanes < limit, lanes, torch.zeros_like(lanes))))
         if exact == before or rest == 0 or exact >= wanted:
             return limit
 
