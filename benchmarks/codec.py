@@ -24,7 +24,7 @@ from tqdm import tqdm
 import hvd_adaptive
 from hvd_adaptive.kernels import cpu
 
-BITS = (2, 3, 4, 5, 6, 8)
+BITS = tuple(range(2, 9))
 TABLE_SCHEMES = ("ALQ", "AMQ", "NUQSGD", "QSGD")
 # Schemes without bits and norm, by their keywords.
 OTHERS: dict[str, tuple[dict[str, Any], ...]] = {

@@ -23,8 +23,7 @@ def write_page(made: Made, page: Path, images: str) -> None:
     sections = [
         "# Quantized compressive sampling: the paper's figures\n\n"
         "Made by `python examples/qcs_paper.py`: Abdi and Fekri, AAAI 2020, on this package's "
-        "codecs. Gains count the codes and the 32-bit scales, not a message's 96-byte header. "
-        "All of it took about 7 minutes of one core.",
+        "codecs. Gains count the codes and the 32-bit scales, not a message's 96-byte header.",
         _regression(made["regression"], images),
         _variance(made["variance"][0][1].rows, images),
         _errors(made["trajectories"], images),

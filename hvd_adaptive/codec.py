@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from hvd_adaptive import kernels
 from hvd_adaptive.coding import payload as payloads
 from hvd_adaptive.coding.header import Header
 from hvd_adaptive.errors import PayloadError
@@ -166,6 +167,20 @@ class Codec(ABC):
                 f"would take {size}, not {least} to {most}"
             )
         return size
+
+    def _buckets(self, coordinates: int) -> int:
+        return -(-coordinates // self.settings.bucket_size)
+
+    def _bucket(self, coordinates: int) -> int:
+        """The bucket size, cut to the coordinates there are."""
+        return max(1, min(self.settings.bucket_size, coordinates))
+
+    def _clipped(self, flat: torch.Tensor) -> torch.Tensor:
+        """``flat`` (float32) after the clipping of ALQ Eq. 49, itself where there is none."""
+        if self.settings.clip is None:
+            return flat
+        ops = kernels.for_device(flat.device)
+        return ops.clipped(flat, self._bucket(flat.numel()), self.settings.clip)
 
     def _body(self, flat: torch.Tensor, key: int) -> torch.Tensor:
         """A body alone, as long as it must be."""

@@ -13,6 +13,8 @@ BLOCK = 512
 LANES = 16
 QUARTERS = 4
 ROWS = 8
+# Coordinates of a block's quarter.
+QUARTER = ROWS * LANES
 
 
 def partial_rows(rest: int) -> int:

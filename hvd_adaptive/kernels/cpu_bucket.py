@@ -12,12 +12,12 @@ import numba
 import numpy as np
 import torch
 
+from hvd_adaptive.coding.fixed import QUARTER
 from hvd_adaptive.coding.packing import Packing, packing_of
 from hvd_adaptive.kernels import random
 from hvd_adaptive.kernels.cpu_decode import (
-    _QUARTER,
-    _add_looked_up,
-    _add_small,
+    add_looked_up,
+    add_small,
     load_chunk,
     pointer,
 )
@@ -158,7 +158,7 @@ def _rounder(alphabet: int, digits: int, width: int):
 
     @jit
     def round_codes(x, levels, words, bucket_size, stream):
-        codes, rows = np.empty(chunk, np.uint32), np.empty(_QUARTER, np.uint32)
+        codes, rows = np.empty(chunk, np.uint32), np.empty(QUARTER, np.uint32)
         us, cell = np.empty(chunk, np.float32), np.empty(1, np.float32)
         base, gap = np.empty(room, np.float32), np.empty(room, np.float32)
         ladder, steps = np.empty(room + 1, np.uint32), np.empty(chunk, np.uint32)
@@ -200,7 +200,7 @@ def _cutter(alphabet: int, digits: int, width: int):
 
     @jit
     def cut_codes(x, cuts, words, bucket_size):
-        codes, rows = np.empty(chunk, np.uint32), np.empty(_QUARTER, np.uint32)
+        codes, rows = np.empty(chunk, np.uint32), np.empty(QUARTER, np.uint32)
         for index in range((x.size + chunk - 1) // chunk):
             begin = index * chunk
             end = min(x.size, begin + chunk)
@@ -223,7 +223,7 @@ def _decoder(alphabet: int, digits: int, width: int):
 
     @jit
     def decode_add(table_at, room, word_at, size, bucket_size, factor, out):
-        rows, codes = np.empty(_QUARTER, np.uint32), np.empty(chunk, np.uint32)
+        rows, codes = np.empty(QUARTER, np.uint32), np.empty(chunk, np.uint32)
         n = out.size
         buckets = (n + bucket_size - 1) // bucket_size
         for index in range((n + chunk - 1) // chunk):
@@ -240,9 +240,9 @@ def _decoder(alphabet: int, digits: int, width: int):
                     values = tables[bucket * room : (bucket + 1) * room]
                     target, part = out[i:stop], codes[i - begin : stop - begin]
                     if alphabet <= 16:
-                        _add_small(part, _ONE, alphabet, values, target)
+                        add_small(part, _ONE, alphabet, values, target)
                     else:
-                        _add_looked_up(part, _ONE, values, target)
+                        add_looked_up(part, _ONE, values, target)
                     i = stop
             if factor != 1:
                 for i in range(begin, end):

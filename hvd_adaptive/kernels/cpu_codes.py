@@ -6,13 +6,11 @@ import functools
 
 import numpy as np
 
-from hvd_adaptive.coding.fixed import LANES, ROWS
+from hvd_adaptive.coding.fixed import QUARTER
 from hvd_adaptive.coding.packing import Packing
 from hvd_adaptive.kernels.cpu_decode import load_chunk
 from hvd_adaptive.kernels.cpu_encode import chunk_size, store_chunk
 from hvd_adaptive.kernels.jit import jit
-
-_QUARTER = ROWS * LANES
 
 
 def pack(codes: np.ndarray, packing: Packing, words: np.ndarray) -> None:
@@ -33,7 +31,7 @@ def _packer(alphabet: int, digits: int, width: int):
 
     @jit
     def pack(codes, words):
-        block, rows = np.empty(chunk, np.uint32), np.empty(_QUARTER, np.uint32)
+        block, rows = np.empty(chunk, np.uint32), np.empty(QUARTER, np.uint32)
         for index in range((codes.size + chunk - 1) // chunk):
             part = codes[index * chunk : (index + 1) * chunk]
             for i in range(part.size):
@@ -49,7 +47,7 @@ def _unpacker(alphabet: int, digits: int, width: int):
 
     @jit
     def unpack(words, codes):
-        block, rows = np.empty(chunk, np.uint32), np.empty(_QUARTER, np.uint32)
+        block, rows = np.empty(chunk, np.uint32), np.empty(QUARTER, np.uint32)
         for index in range((codes.size + chunk - 1) // chunk):
             part = codes[index * chunk : (index + 1) * chunk]
             load_chunk(words, index, part.size, chunk, alphabet, digits, width, rows, block)

@@ -5,13 +5,11 @@ from __future__ import annotations
 import numba
 import numpy as np
 
-from hvd_adaptive.coding.fixed import LANES, QUARTERS, ROWS
+from hvd_adaptive.coding.fixed import LANES, QUARTER, QUARTERS, ROWS
 from hvd_adaptive.coding.packing import Packing
 from hvd_adaptive.kernels.cpu_encode import chunk_size
 from hvd_adaptive.kernels.cpu_radix import load_row
 from hvd_adaptive.kernels.jit import inline, jit
-
-_QUARTER = ROWS * LANES
 
 
 @inline
@@ -72,7 +70,7 @@ def _add_uniform(part, scale, alphabet, step, target):
 
 
 @inline
-def _add_small(part, scale, alphabet, values, target):
+def add_small(part, scale, alphabet, values, target):
     """Up to 16 values, selected from registers."""
     t0, t1, t2, t3 = values[0] * scale, values[1] * scale, values[2] * scale, values[3] * scale
     t4, t5, t6, t7 = values[4] * scale, values[5] * scale, values[6] * scale, values[7] * scale
@@ -93,7 +91,7 @@ def _add_small(part, scale, alphabet, values, target):
 
 
 @inline
-def _add_looked_up(part, scale, values, target):
+def add_looked_up(part, scale, values, target):
     for j in range(target.size):
         target[j] += values[np.uint64(part[j])] * scale
 
@@ -131,7 +129,7 @@ def make_decoder(uniform: bool, alphabet: int, digits: int, width: int):
 
     @jit
     def decode_add(scale_at, word_at, size, bucket_size, values, factor, out):
-        rows, codes = np.empty(_QUARTER, np.uint32), np.empty(chunk, np.uint32)
+        rows, codes = np.empty(QUARTER, np.uint32), np.empty(chunk, np.uint32)
         n = out.size
         buckets = (n + bucket_size - 1) // bucket_size
         for index in range((n + chunk - 1) // chunk):
@@ -150,9 +148,9 @@ def make_decoder(uniform: bool, alphabet: int, digits: int, width: int):
                     if uniform:
                         _add_uniform(part, scale, alphabet, step, target)
                     elif alphabet <= 16:
-                        _add_small(part, scale, alphabet, values, target)
+                        add_small(part, scale, alphabet, values, target)
                     else:
-                        _add_looked_up(part, scale, values, target)
+                        add_looked_up(part, scale, values, target)
                     i = stop
             if factor != 1:
                 for i in range(begin, end):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from hvd_adaptive.coding.fixed import BLOCK, LANES, QUARTERS, ROWS
+from hvd_adaptive.coding.fixed import BLOCK, LANES, QUARTER, QUARTERS
 from hvd_adaptive.coding.packing import Packing
 from hvd_adaptive.kernels import cpu_quantize, random
 from hvd_adaptive.kernels.cpu_pack import merge_quarters, store_block, store_partial
@@ -17,7 +17,6 @@ from hvd_adaptive.kernels.reference import NORM_LANES
 # How the index is found: see cpu_quantize, and cpu_permute for the last.
 COUNT_TWO, COUNT_FOUR, COUNT_EIGHT, COUNT_MANY, SEARCH, UNIFORM, EXPONENTIAL, PERMUTE = range(8)
 
-_QUARTER = ROWS * LANES
 _GOLDEN64 = np.uint64(random.GOLDEN64)
 _MIX64_A, _MIX64_B = np.uint64(random.MIX64_A), np.uint64(random.MIX64_B)
 _COUNTER = np.uint32(random.COUNTER)
@@ -52,7 +51,7 @@ def store_chunk(codes, index, rest, chunk, alphabet, digits, width, rows, words)
             part = codes[k * row : (k + 1) * row]
             store_row(part, alphabet, digits, width, first + k, rows[:LANES], words)
     elif rest == chunk:
-        merge_quarters(codes, _QUARTER, width, rows)
+        merge_quarters(codes, QUARTER, width, rows)
         at = index * width * LANES
         store_block(rows, width, words[at : at + width * LANES])
     else:
@@ -74,7 +73,7 @@ def make_encoder(rule: int, depth: int, alphabet: int, digits: int, width: int):
         x, scales, words, bucket_size, linf, clip, stream,
         start, gap, lower, ladder, thresholds, numbers, cells, corrections, tree,
     ):  # fmt: skip
-        codes, rows = np.empty(chunk, np.uint32), np.empty(_QUARTER, np.uint32)
+        codes, rows = np.empty(chunk, np.uint32), np.empty(QUARTER, np.uint32)
         acc, cell = np.empty(NORM_LANES, np.float32), np.empty(1, np.float32)
         rs, us = np.empty(chunk, np.float32), np.empty(chunk, np.float32)
         clipped = np.empty(bucket_size if clip > 0 else 0, np.float32)

@@ -11,7 +11,7 @@ import numba
 import numpy as np
 import torch
 
-from hvd_adaptive.coding.fixed import BLOCK, LANES, ROWS
+from hvd_adaptive.coding.fixed import BLOCK, QUARTER
 from hvd_adaptive.kernels import random
 from hvd_adaptive.kernels.cpu_decode import load_chunk, pointer
 from hvd_adaptive.kernels.cpu_encode import bucket_key, store_chunk
@@ -20,7 +20,6 @@ from hvd_adaptive.kernels.cpu_scan import largest_bits
 from hvd_adaptive.kernels.jit import inline, jit
 from hvd_adaptive.kernels.reference_natural import INFINITE, LARGEST, NAN, SIGNS
 
-_QUARTER = ROWS * LANES
 _COUNTER = np.uint32(random.COUNTER)
 _LOW = np.uint64(0xFFFFFFFF)
 _INFINITE, _LARGEST, _NAN = np.uint32(INFINITE), np.uint32(LARGEST), np.uint32(NAN)
@@ -71,7 +70,7 @@ def _round(run, steps, offset, high, exponents, signs):
 
 @jit
 def _encode(x, exponents, words, bucket_size, stream):
-    signs, rows = np.empty(BLOCK, np.uint32), np.empty(_QUARTER, np.uint32)
+    signs, rows = np.empty(BLOCK, np.uint32), np.empty(QUARTER, np.uint32)
     steps = np.empty(BLOCK, np.uint32)
     for j in range(BLOCK):
         steps[j] = np.uint32(np.uint32(j) * _COUNTER)
@@ -113,7 +112,7 @@ def _add(exponents, signs, target):
 
 @jit
 def _decode_add(exponents_at, words_at, size, factor, out):
-    rows, signs = np.empty(_QUARTER, np.uint32), np.empty(BLOCK, np.uint32)
+    rows, signs = np.empty(QUARTER, np.uint32), np.empty(BLOCK, np.uint32)
     for index in range((out.size + BLOCK - 1) // BLOCK):
         begin = index * BLOCK
         end = min(out.size, begin + BLOCK)

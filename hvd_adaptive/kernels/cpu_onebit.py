@@ -1,25 +1,19 @@
-"""Numba: 1-bit SGD, means and signs in one trip to memory.
+"""Numba: 1-bit SGD, means and signs in one trip to memory; cpu_bucket decodes.
 
-Same signatures and the same numbers as kernels/reference_onebit.py.
+Same signature and the same numbers as kernels/reference_onebit.py.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-import numba
 import numpy as np
 import torch
 
-from hvd_adaptive.coding.fixed import BLOCK, LANES, ROWS
-from hvd_adaptive.kernels.cpu_decode import load_chunk, pointer
+from hvd_adaptive.coding.fixed import BLOCK, QUARTER
 from hvd_adaptive.kernels.cpu_encode import store_chunk
 from hvd_adaptive.kernels.cpu_scan import add_lanes
 from hvd_adaptive.kernels.jit import inline, jit
 from hvd_adaptive.kernels.reference import NORM_LANES
-from hvd_adaptive.kernels.reference_onebit import SIDES
 
-_QUARTER = ROWS * LANES
 _ZERO = np.float64(0)
 _NAN = np.float32(np.nan)
 
@@ -29,27 +23,10 @@ def encode(flat: torch.Tensor, means: torch.Tensor, words: torch.Tensor, bucket_
     _encode(flat.numpy(), means.numpy(), words.numpy().view(np.uint32), bucket_size)
 
 
-def decode_add(
-    payloads: Sequence[tuple[torch.Tensor, torch.Tensor]],
-    bucket_size: int,
-    factor: float,
-    out: torch.Tensor,
-) -> None:
-    """See reference_onebit.decode_add."""
-    size = SIDES.words(out.numel())
-    for m, w in payloads:
-        if m.shape[0] * bucket_size < out.numel() or w.numel() < size:
-            raise ValueError(f"payload of {m.shape[0]} buckets, {w.numel()} words is too short")
-    means = np.array([m.data_ptr() for m, _ in payloads], dtype=np.int64)
-    words = np.array([w.data_ptr() for _, w in payloads], dtype=np.int64)
-    _decode_add(means, words, size, bucket_size, np.float32(factor), out.numpy())
-
-
 def warm() -> None:
-    """Compile every kernel here into Numba's cache."""
+    """Compile the kernel here into Numba's cache."""
     means, words = torch.empty(1, 2), torch.empty(16, dtype=torch.int32)
     encode(torch.linspace(-1, 1, 100), means, words, 100)
-    decode_add([(means, words)], 100, 1.0, torch.zeros(100))
 
 
 @inline
@@ -90,7 +67,7 @@ def _side_means(x, low, high, means):
 
 @jit
 def _encode(x, means, words, bucket_size):
-    codes, rows = np.empty(BLOCK, np.uint32), np.empty(_QUARTER, np.uint32)
+    codes, rows = np.empty(BLOCK, np.uint32), np.empty(QUARTER, np.uint32)
     low, high = np.empty(NORM_LANES, np.float64), np.empty(NORM_LANES, np.float64)
     for b in range(means.shape[0]):
         begin = b * bucket_size
@@ -108,28 +85,3 @@ def _encode(x, means, words, bucket_size):
             i = stop
     if x.size % BLOCK:
         store_chunk(codes, x.size // BLOCK, x.size % BLOCK, BLOCK, 2, 1, 1, rows, words)
-
-
-@jit
-def _decode_add(means_at, words_at, size, bucket_size, factor, out):
-    rows, codes = np.empty(_QUARTER, np.uint32), np.empty(BLOCK, np.uint32)
-    buckets = (out.size + bucket_size - 1) // bucket_size
-    for index in range((out.size + BLOCK - 1) // BLOCK):
-        begin = index * BLOCK
-        end = min(out.size, begin + BLOCK)
-        for rank in range(words_at.size):
-            means = numba.carray(pointer(means_at[rank]), 2 * buckets, np.float32)
-            words = numba.carray(pointer(words_at[rank]), size, np.uint32)
-            load_chunk(words, index, end - begin, BLOCK, 2, 1, 1, rows, codes)
-            i = begin
-            while i < end:
-                bucket = i // bucket_size
-                stop = min(end, (bucket + 1) * bucket_size)
-                low, high = means[2 * bucket], means[2 * bucket + 1]
-                target, part = out[i:stop], codes[i - begin : stop - begin]
-                for j in range(target.size):
-                    target[j] += low if part[j] == 0 else high
-                i = stop
-        if factor != 1:
-            for i in range(begin, end):
-                out[i] *= factor

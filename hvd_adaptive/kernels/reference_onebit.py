@@ -1,14 +1,12 @@
-"""1-bit SGD in plain torch: the oracle for cpu_onebit."""
+"""1-bit SGD in plain torch, the oracle for cpu_onebit; reference_bucket decodes."""
 
 from __future__ import annotations
-
-from collections.abc import Sequence
 
 import torch
 
 from hvd_adaptive.coding.packing import Packing
 from hvd_adaptive.kernels.reference import NORM_LANES
-from hvd_adaptive.kernels.reference_pack import pack_codes, unpack_codes
+from hvd_adaptive.kernels.reference_pack import pack_codes
 
 SIDES = Packing(alphabet=2, digits=1, width=1)
 
@@ -36,24 +34,6 @@ def encode(flat: torch.Tensor, means: torch.Tensor, words: torch.Tensor, bucket_
     finite = torch.isfinite(sums[0] + sums[1]).unsqueeze(1)
     means.copy_(torch.where(finite, sides, torch.nan))
     words.copy_(pack_codes((~(flat < 0)).to(torch.int64), SIDES))
-
-
-def decode_add(
-    payloads: Sequence[tuple[torch.Tensor, torch.Tensor]],
-    bucket_size: int,
-    factor: float,
-    out: torch.Tensor,
-) -> None:
-    """out (float32, (n,)) becomes factor * (out + the payloads' values, added in order).
-
-    A payload is its (means float32 (buckets, 2), words int32).
-    """
-    for means, words in payloads:
-        above = unpack_codes(words, out.numel(), SIDES) == 1
-        low, high = means.repeat_interleave(bucket_size, dim=0)[: out.numel()].unbind(1)
-        out += torch.where(above, high, low)
-    if factor != 1.0:
-        out *= factor
 
 
 def add_lanes(values: torch.Tensor) -> torch.Tensor:

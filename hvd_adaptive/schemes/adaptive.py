@@ -162,8 +162,7 @@ class AdaptiveScheme(TableScheme):
         pairs = []
         for bucket in buckets:
             ops = kernels.for_device(bucket.device)
-            if self.settings.clip is not None:
-                bucket = ops.clipped(bucket, bucket.numel(), self.settings.clip)
+            bucket = self._clipped(bucket)
             norm = float(ops.bucket_norms(bucket, bucket.numel(), self.norm)[0])
             if norm > 0:  # false for NaN
                 pairs.append((bucket, norm))

@@ -73,13 +73,6 @@ class BucketTableScheme(GradientCompressor):
     def _level_bytes(self, coordinates: int) -> int:
         return self._format.section_bytes(self._buckets(coordinates), self._numbers)
 
-    def _buckets(self, coordinates: int) -> int:
-        return -(-coordinates // self.settings.bucket_size)
-
-    def _bucket(self, coordinates: int) -> int:
-        """The bucket size, cut to the coordinates there are."""
-        return max(1, min(self.settings.bucket_size, coordinates))
-
 
 class RandomRounding(BucketTableScheme):
     """The part of the schemes that round at random, without bias, between neighbouring levels

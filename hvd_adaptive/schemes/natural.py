@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 
-from hvd_adaptive import kernels
 from hvd_adaptive.compressor import GradientCompressor
 from hvd_adaptive.kernels import cpu_natural, reference_natural
 from hvd_adaptive.settings import Settings
@@ -54,9 +53,7 @@ class NaturalCompression(GradientCompressor):
         return _exponent_bytes(coordinates) + 4 * reference_natural.SIGNS.words(coordinates)
 
     def encode_body(self, flat: torch.Tensor, body: torch.Tensor, key: int) -> None:
-        bucket = max(1, min(self.settings.bucket_size, flat.numel()))
-        if self.settings.clip is not None:
-            flat = kernels.for_device(flat.device).clipped(flat, bucket, self.settings.clip)
+        flat, bucket = self._clipped(flat), self._bucket(flat.numel())
         body[flat.numel() : _exponent_bytes(flat.numel())] = 0
         _kernels(flat.device).encode(flat, *_split(body, flat.numel()), bucket, key)
 

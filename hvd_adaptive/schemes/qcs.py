@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 
-from hvd_adaptive import kernels
 from hvd_adaptive.coding.packing import packing_of
 from hvd_adaptive.compressor import GradientCompressor
 from hvd_adaptive.kernels import cpu_qcs, hadamard, reference_qcs
@@ -149,10 +148,7 @@ class QCS(GradientCompressor):
         return 4 * (sum(run.buckets for run in runs) + words)
 
     def encode_body(self, flat: torch.Tensor, body: torch.Tensor, key: int) -> None:
-        runs, clip = self._runs(flat.numel()), self.settings.clip
-        if clip is not None:
-            bucket = max(1, min(self.settings.bucket_size, flat.numel()))
-            flat = kernels.for_device(flat.device).clipped(flat, bucket, clip)
+        flat, runs = self._clipped(flat), self._runs(flat.numel())
         _kernels(flat.device).encode(flat, *_split(body, runs), runs, self.alphabet, key)
 
     def decode_bodies(

@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 
-from hvd_adaptive import kernels
 from hvd_adaptive.coding.rice import most_words, rice_parameter
 from hvd_adaptive.compressor import GradientCompressor
 from hvd_adaptive.errors import PayloadError
@@ -69,11 +68,8 @@ class SparseSGD(GradientCompressor):
         return 8 + 4 * self._buckets(coordinates)
 
     def encode_body(self, flat: torch.Tensor, body: torch.Tensor, key: int) -> int:
-        bucket = max(1, min(self.settings.bucket_size, flat.numel()))
-        if self.settings.clip is not None:
-            flat = kernels.for_device(flat.device).clipped(flat, bucket, self.settings.clip)
-        encode = _kernels(flat.device).encode
-        lambdas, exact, words = encode(flat, bucket, self.density, self._rice, key)
+        bucket, encode = self._bucket(flat.numel()), _kernels(flat.device).encode
+        lambdas, exact, words = encode(self._clipped(flat), bucket, self.density, self._rice, key)
         body[:8].view(torch.int64)[0] = exact.numel()
         at = 8
         for section in (lambdas, exact, words):
@@ -85,7 +81,7 @@ class SparseSGD(GradientCompressor):
     def decode_bodies(
         self, bodies: Sequence[torch.Tensor], keys: Sequence[int], factor: float, out: torch.Tensor
     ) -> None:
-        bucket = max(1, min(self.settings.bucket_size, out.numel()))
+        bucket = self._bucket(out.numel())
         for body in bodies:
             sections = self._split(body, out.numel())
             if not _kernels(out.device).add(sections, bucket, self._rice, out):
@@ -106,9 +102,6 @@ class SparseSGD(GradientCompressor):
     def _most_exact(self, size: int) -> int:
         """Most coordinates of a bucket of ``size`` that can reach λ: what the density allows."""
         return min(size, math.floor(self.density * size) + 1)
-
-    def _buckets(self, coordinates: int) -> int:
-        return -(-coordinates // self.settings.bucket_size)
 
 
 def _kernels(device: torch.device) -> ModuleType:

@@ -67,13 +67,6 @@ class TableScheme(GradientCompressor):
             pairs, self._bucket(out.numel()), self._table.kernel, factor, out
         )
 
-    def _buckets(self, coordinates: int) -> int:
-        return -(-coordinates // self.settings.bucket_size)
-
-    def _bucket(self, coordinates: int) -> int:
-        """The bucket size, cut to the coordinates there are."""
-        return max(1, min(self.settings.bucket_size, coordinates))
-
     def _split(self, body: torch.Tensor, coordinates: int) -> tuple[torch.Tensor, torch.Tensor]:
         at = 4 * self._buckets(coordinates)
         return body[:at].view(torch.float32), body[at:].view(torch.int32)

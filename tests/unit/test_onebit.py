@@ -9,10 +9,11 @@ import unit_oracles as oracle
 from test_kernel_agreement import KINDS, heavy, ordinary, same_bits, vector
 
 from hvd_adaptive import OneBitSGD, PayloadError
-from hvd_adaptive.kernels import cpu_onebit, reference_onebit
+from hvd_adaptive.kernels import cpu_bucket, cpu_onebit, reference_bucket, reference_onebit
 
 BUCKET = 500
 MODULES = (reference_onebit, cpu_onebit)
+DECODERS = (reference_bucket, cpu_bucket)
 
 
 def encoded(module, flat: torch.Tensor, bucket: int):
@@ -26,7 +27,7 @@ def compare(flat: torch.Tensor, bucket: int) -> None:
     want, got = (encoded(module, flat, bucket) for module in MODULES)
     assert same_bits(want[0], got[0]) and torch.equal(want[1], got[1]), (flat.numel(), bucket)
     results = []
-    for module in MODULES:
+    for module in DECODERS:
         out = torch.linspace(-1, 1, flat.numel())
         module.decode_add([got] * 3, bucket, 1 / 3, out)
         results.append(out)
