@@ -5,6 +5,7 @@ from hvd_adaptive.errors import PayloadError, RankMismatchError
 from hvd_adaptive.schemes import (
     ALQ,
     AMQ,
+    ECDQ,
     NUQSGD,
     ORQ,
     QCS,
@@ -21,6 +22,7 @@ from hvd_adaptive.schemes import (
 __all__ = [
     "ALQ",
     "AMQ",
+    "ECDQ",
     "NUQSGD",
     "ORQ",
     "QCS",

@@ -12,6 +12,7 @@ import torch
 
 from hvd_adaptive import kernels
 from hvd_adaptive.coding import payload as payloads
+from hvd_adaptive.coding.coder import Coder
 from hvd_adaptive.coding.header import Header
 from hvd_adaptive.errors import PayloadError
 from hvd_adaptive.settings import Settings
@@ -21,13 +22,20 @@ class Codec(ABC):
     """What a scheme implements, and payloads made from it.
 
     A scheme names itself and implements ``alphabet``, ``codec_settings``, ``body_bytes``,
-    ``encode_body`` and ``decode_bodies``.
+    ``encode_body`` and ``decode_bodies``. One whose bodies a lossless coder can shorten names these
+    ``codings`` and implements ``coder``, ``coded_body``, ``fixed_body`` and ``least_coded_bytes``.
     """
 
     name: str = ""
+    codings: tuple[str, ...] = ("fixed",)
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
+        if settings.coding not in self.codings:
+            allowed = ", ".join(map(repr, self.codings))
+            raise ValueError(
+                f"coding={settings.coding!r}: {type(self).__name__} allows {allowed} alone"
+            )
 
     @property
     @abstractmethod
@@ -81,8 +89,31 @@ class Codec(ABC):
         be read.
         """
 
+    # Lossless coding of bodies --------------------------------------------------------------------
+
+    @property
+    def coder(self) -> Coder | None:
+        """What shortens bodies; None where they travel as they are."""
+        return None
+
+    def coded_body(self, body: torch.Tensor, coordinates: int) -> torch.Tensor | None:
+        """A body, coded; None where that would not make the payload shorter."""
+        return None
+
+    def fixed_body(self, coded: torch.Tensor, coordinates: int) -> torch.Tensor:
+        """Inverse of ``coded_body``; ``coded`` is followed by up to 7 zero bytes. PayloadError
+        where it cannot be read."""
+        raise NotImplementedError
+
+    def least_coded_bytes(self, coordinates: int) -> int:
+        """The fewest bytes of a coded body, as ``least_body_bytes``."""
+        raise NotImplementedError
+
+    # Payloads -------------------------------------------------------------------------------------
+
     def payload_bytes(self, quantized: int, full: int, dtype: torch.dtype) -> int:
-        """Length of a payload of this many quantised and full-precision coordinates."""
+        """Length of a payload of so many quantised and full-precision coordinates; where bodies
+        vary or are coded, at most."""
         return payloads.payload_bytes(self.body_bytes(quantized), full * dtype.itemsize)
 
     def encode_flat(
@@ -97,10 +128,16 @@ class Codec(ABC):
 
         values: encoded in place of the former, where given.
         """
+        values = (flat[:quantized] if values is None else values).to(torch.float32)
+        coding, body = "fixed", None
+        if self.coder is not None or self.least_body_bytes(quantized) < self.body_bytes(quantized):
+            body = self._body(values, key)
+            coded = self.coded_body(body, quantized)
+            coding, body = ("fixed", body) if coded is None else (self.settings.coding, coded)
         header = Header(
             scheme=self.name,
             dtype=flat.dtype,
-            coding=self.settings.coding,
+            coding=coding,
             alphabet=self.alphabet,
             coordinates=flat.numel(),
             full=flat.numel() - quantized,
@@ -112,40 +149,83 @@ class Codec(ABC):
             length=0,
             settings=self.codec_fingerprint,
         )
-        values = (flat[:quantized] if values is None else values).to(torch.float32)
-        most = self.body_bytes(quantized)
-        if self.least_body_bytes(quantized) < most:
-            body = self._body(values, key)
-            payload = payloads.Payload.allocate(header, body.numel(), flat.device)
-            payload.body.copy_(body)
-        else:
-            payload = payloads.Payload.allocate(header, most, flat.device)
+        size = self.body_bytes(quantized) if body is None else body.numel()
+        payload = payloads.Payload.allocate(header, size, flat.device)
+        if body is None:
             self.encode_body(values, payload.body, key)
+        else:
+            payload.body.copy_(body)
         payload.full.copy_(flat[quantized:])
         return payload.seal()
 
     def decode_sum(
         self, encoded: Sequence[torch.Tensor], expected: Header, factor: float
     ) -> torch.Tensor:
-        """factor * sum of payloads, added in order, in ``expected``'s dtype.
+        """``decode_wide`` in ``expected``'s dtype."""
+        return self.decode_wide(encoded, expected, factor).to(expected.dtype)
+
+    def decode_wide(
+        self, encoded: Sequence[torch.Tensor], expected: Header, factor: float
+    ) -> torch.Tensor:
+        """factor * sum of payloads, added in order, in float32; float64 where that is
+        ``expected``'s dtype.
 
         Sums are float32 (the full-precision part of float64 payloads: float64). Every payload must
         have ``expected``'s coordinates, dtype and layout; PayloadError where one does not, or does
         not fit this compressor.
         """
+        # Nothing of a size that a header tells is allocated before all of it has been checked.
         opened = [self._open(payload, expected) for payload in encoded]
-        quantized, device = expected.coordinates - expected.full, encoded[0].device
         wide = torch.float64 if expected.dtype == torch.float64 else torch.float32
-        out = torch.zeros(expected.coordinates, dtype=wide, device=device)
-        values = out[:quantized].to(torch.float32)  # a view where the sum is float32
-        self.decode_bodies([p.body for p in opened], [p.header.key for p in opened], factor, values)
-        if wide != torch.float32:
-            out[:quantized] = values
-        full = out[quantized:]
+        out = torch.zeros(expected.coordinates, dtype=wide, device=encoded[0].device)
+        quantized = expected.coordinates - expected.full
+        self._decode_sections(opened, factor, out[:quantized], out[quantized:])
+        return out
+
+    def decode_into(
+        self,
+        encoded: Sequence[torch.Tensor],
+        expected: Header,
+        factor: float,
+        values: torch.Tensor,
+        full: torch.Tensor,
+    ) -> None:
+        """The two sections of ``decode_wide``, of its dtype, into tensors of zeros."""
+        opened = [self._open(payload, expected) for payload in encoded]
+        self._decode_sections(opened, factor, values, full)
+
+    def _decode_sections(
+        self,
+        opened: Sequence[payloads.Payload],
+        factor: float,
+        values: torch.Tensor,
+        full: torch.Tensor,
+    ) -> None:
+        narrow = values.to(torch.float32)  # itself where the sum is float32
+        self.decode_opened(opened, factor, narrow)
+        if narrow is not values:
+            values.copy_(narrow)
         for payload in opened:
-            full += payload.full.to(wide)
+            full += payload.full.to(full.dtype)
         full *= factor
-        return out.to(expected.dtype)
+
+    def decode_opened(
+        self, opened: Sequence[payloads.Payload], factor: float, out: torch.Tensor
+    ) -> None:
+        """out (float32, 1-D) becomes factor * (out + the payloads' values, added in order).
+
+        Where bodies are coded one at a time is expanded, whatever the number of ranks.
+        """
+        if all(p.header.coding == "fixed" for p in opened):
+            bodies, keys = [p.body for p in opened], [p.header.key for p in opened]
+            self.decode_bodies(bodies, keys, factor, out)
+            return
+        for place, payload in enumerate(opened, 1):
+            body = payload.body
+            if payload.header.coding != "fixed":
+                body = self.fixed_body(body, out.numel())
+            last = place == len(opened)
+            self.decode_bodies([body], [payload.header.key], factor if last else 1.0, out)
 
     def roundtrip(self, flat: torch.Tensor, key: int) -> torch.Tensor:
         """``flat`` (float32) as a receiver would see it."""
@@ -157,9 +237,13 @@ class Codec(ABC):
         """Bytes of a payload's body, its padding included where the length varies; PayloadError
         where it cannot be so long or short."""
         quantized = header.coordinates - header.full
-        most, least = self.body_bytes(quantized), self.least_body_bytes(quantized)
-        if least == most:
-            return most
+        if header.coding == "fixed":
+            most, least = self.body_bytes(quantized), self.least_body_bytes(quantized)
+            if least == most:
+                return most
+        else:
+            most = payloads.padded(self.body_bytes(quantized)) - 8
+            least = self.least_coded_bytes(quantized)
         size = header.length - payloads.payload_bytes(0, header.full * header.dtype.itemsize)
         if size % 8 or not payloads.padded(least) <= size <= payloads.padded(most):
             raise PayloadError(
@@ -194,9 +278,11 @@ class Codec(ABC):
             header,
             scheme=self.name,
             alphabet=self.alphabet,
-            coding=self.settings.coding,
             bucket_size=self.settings.bucket_size,
         )
+        known = "fixed" if self.coder is None else self.settings.coding
+        if header.coding not in ("fixed", known):
+            raise PayloadError(f"payload has coding {header.coding!r}, this compressor {known!r}")
         if header.settings != self.codec_fingerprint:
             told = ", ".join(f"{name}={value!r}" for name, value in self.codec_settings().items())
             raise PayloadError(f"payload was encoded with other settings than {told}")

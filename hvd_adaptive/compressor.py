@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import logging
 import sys
@@ -16,6 +17,13 @@ from hvd_adaptive.codec import Codec
 from hvd_adaptive.coding import payload as payloads
 from hvd_adaptive.coding.header import DTYPE_CODES
 from hvd_adaptive.errors import PayloadError
+from hvd_adaptive.exchange.second_stage import (
+    LEAST_BITS,
+    MOST_BITS,
+    SecondStage,
+    default_bits,
+    make_second_stage,
+)
 from hvd_adaptive.feedback import Residuals, check_residuals
 from hvd_adaptive.kernels.random import stream_key
 from hvd_adaptive.monitor import StepMeter
@@ -64,6 +72,7 @@ class GradientCompressor(Codec, _Base):
         self.residuals = None if weight is None else Residuals(weight)
         self._encodes = 0
         self._session: Session | None = None
+        self._second: SecondStage | None = None
 
     # Level tables: adaptive schemes override these ------------------------------------------------
 
@@ -80,6 +89,37 @@ class GradientCompressor(Codec, _Base):
     ) -> None:
         """Refit the tables of ``parts``: ``samples(count, part)`` draws buckets, ``sync(vector,
         fit)`` lets the first rank fit the vectors of all ranks and gives every rank the result."""
+
+    # Second stages of exchanges that average on the way -------------------------------------------
+
+    def second_codec(self, bits: int) -> GradientCompressor:
+        """A codec for averages: one of more bits, unbiased and without clipping."""
+        from hvd_adaptive.schemes.qsgd import QSGD
+
+        own = self.settings
+        return QSGD(bits=bits, norm="linf", bucket_size=own.bucket_size, seed=own.seed)
+
+    def second_stage(self, ranks: int) -> SecondStage:
+        """How the averages of ``ranks`` ranks travel (exchange/second_stage.py)."""
+        bits = self.settings.second_stage_bits or default_bits(self, ranks)
+        if self._second is None or self._second.bits != bits:
+            self._second = make_second_stage(self, ranks, bits)
+        elif self._second.ranks != ranks:
+            self._second = dataclasses.replace(self._second, ranks=ranks)
+        return self._second
+
+    def prepare_second_stages(self, ranks: int, labels: Sequence[str], step: int) -> None:
+        """Make those of parts before ``step``, at which tables that are new are fitted."""
+        for label in labels:
+            self.part(label).second_stage(ranks)
+
+    def second_due(self, step: int) -> bool:
+        """Whether new second stages are fitted at ``step``, whatever the schedule says."""
+        return False
+
+    def fitted_to(self, flat: torch.Tensor) -> GradientCompressor:
+        """This codec or, where it adapts, a copy of it that is fitted to ``flat``."""
+        return self
 
     # Parts: parameters that have bits or tables of their own -------------------------------------
 
@@ -177,7 +217,11 @@ class GradientCompressor(Codec, _Base):
         """
         own = {"scheme": self.name, "step": self.step, "encodes": self._encodes}
         residuals = {} if self.residuals is None else self.residuals.state_dict()
-        return own | self._parts.state_dict() | residuals
+        second = {}
+        if self._second is not None and self._second.codec is not self:
+            saved = {"bits": self._second.bits, "codec": self._second.codec.state_dict()}
+            second = {"second_stage": saved}
+        return own | self._parts.state_dict() | residuals | second
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Inverse of ``state_dict``; ValueError where the state is another scheme's or incomplete,
@@ -188,10 +232,10 @@ class GradientCompressor(Codec, _Base):
         """
         self.check_state(state)
         step, encodes = int(state["step"]), int(state["encodes"])
-        parts = self._parts.loaded(state)
+        parts, second = self._parts.loaded(state), self._loaded_second(state)
         if self._session is not None:
             self._session.forget()
-        self.step, self._encodes, self._parts = step, encodes, parts
+        self.step, self._encodes, self._parts, self._second = step, encodes, parts, second
         if self.residuals is not None:
             self.residuals = self.residuals.loaded(state)
         elif "residuals" in state:
@@ -205,7 +249,18 @@ class GradientCompressor(Codec, _Base):
             if entry not in state:
                 raise ValueError(f"state: has no entry {entry!r}")
         self._parts.loaded(state)
+        self._loaded_second(state)
         check_residuals(state)
+
+    def _loaded_second(self, state: dict[str, Any]) -> SecondStage | None:
+        """The second stage of a state, kept where ranks still want its bits."""
+        if "second_stage" not in state:
+            return None
+        saved = state["second_stage"]
+        bits = check_integer("state: second_stage bits", saved["bits"], LEAST_BITS, MOST_BITS)
+        second = make_second_stage(self, 1, bits)
+        second.codec.load_state_dict(saved["codec"])
+        return second
 
     def report(self) -> dict[str, float]:
         """What the last step sent and how good it was; the keys are told in monitor.StepMeter.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -73,11 +73,10 @@ class Residuals:
         return z
 
     def after(
-        self, index: int, z: torch.Tensor, codec: Codec, payload: torch.Tensor
+        self, index: int, z: torch.Tensor, codec: Codec, payloads: Sequence[torch.Tensor]
     ) -> torch.Tensor:
-        """The group's residual once ``payload``, which encodes ``z``, has been applied."""
-        header = read_header(payload)
-        body = sections(payload, header, codec.body_length(header)).body
+        """The group's residual once ``payloads``, which encode ``z`` one part after the other, have
+        been applied."""
         out = self._spare.pop(index, None)
         if out is None or out.device != z.device:
             out = torch.empty_like(z)
@@ -85,7 +84,13 @@ class Residuals:
         residual = self._current.get(index)
         if residual is not None and self.weight != 1:
             out.add_(residual, alpha=self.weight - 1)
-        codec.decode_bodies([body], [header.key], -1.0, out)  # -(ẑ - z - (1 - β) r)
+        at = 0
+        for payload in filter(torch.numel, payloads):
+            header = read_header(payload)
+            opened = sections(payload, header, codec.body_length(header))
+            end = at + header.coordinates - header.full
+            codec.decode_opened([opened], -1.0, out[at:end])  # -(ẑ - z - (1 - β) r)
+            at = end
         return out
 
     def commit(self, after: Mapping[int, torch.Tensor]) -> None:

@@ -46,6 +46,10 @@ class StepMeter:
             seconds = time.perf_counter() - begin
             setattr(self.current, field, getattr(self.current, field) + seconds)
 
+    def add_payload(self, size: int) -> None:
+        """So many bytes were encoded."""
+        self.current.payload_bytes += size
+
     def finish(self) -> None:
         """The step is over."""
         self._last, self.current = self.current, StepFigures()

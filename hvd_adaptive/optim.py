@@ -12,9 +12,9 @@ from typing import Any
 import torch
 
 from hvd_adaptive.coding.header import SIZE
-from hvd_adaptive.coding.payload import read_header
+from hvd_adaptive.coding.payload import read_header, split
 from hvd_adaptive.errors import RankMismatchError
-from hvd_adaptive.exchange.allgather import Allgather
+from hvd_adaptive.exchange.collectives import AllGather
 from hvd_adaptive.exchange.world import World
 from hvd_adaptive.kernels.random import mix64, stream_key
 from hvd_adaptive.kernels.reference_pack import unpack_codes
@@ -97,7 +97,6 @@ class HorovodRanks:
 
     def __init__(self, process_set: Any = None) -> None:
         world = World(process_set)
-        self._exchange = Allgather(world)
         self._world = world
         self.size, self.own = world.size, [world.rank]
 
@@ -105,7 +104,9 @@ class HorovodRanks:
         """All ranks' tensors, in rank order; payloads (uint8) may differ in length."""
         (tensor,) = own
         if tensor.dtype == torch.uint8:
-            return self._exchange.finish(self._exchange.start(tensor, name))
+            request = AllGather(tensor)
+            (gathered,) = request.receive(self._world, request.submit(self._world, name))
+            return split(gathered, self.size)
         return list(self._world.gather_equal(tensor, name))
 
 

@@ -132,10 +132,19 @@ class JointUpdate:
     """One update of several parts' tables: their statistics and tables travel end to end.
 
     codecs: by label, in the same order on every rank.
+    seconds: by label of these, the codecs of averages, which are fitted to the same statistics.
+    alone: the seconds are, and the codecs are left as they are.
     """
 
-    def __init__(self, codecs: Mapping[str, AdaptiveScheme]) -> None:
+    def __init__(
+        self,
+        codecs: Mapping[str, AdaptiveScheme],
+        seconds: Mapping[str, AdaptiveScheme] | None = None,
+        alone: bool = False,
+    ) -> None:
         self.codecs = codecs
+        self._seconds = seconds or {}
+        self._firsts = {} if alone else codecs
         self._ends: list[int] = []
 
     def collect(self, samples: Callable[[int, str], Sequence[torch.Tensor]]) -> np.ndarray:
@@ -150,18 +159,24 @@ class JointUpdate:
     def refit(self, collected: Sequence[np.ndarray]) -> np.ndarray:
         """The update that the first rank broadcasts: each part's length, then each part's own."""
         of_parts = zip(*(np.split(row, self._ends[:-1]) for row in collected), strict=True)
-        updates = [
-            codec.refit(own) for codec, own in zip(self.codecs.values(), of_parts, strict=True)
+        statistics = dict(zip(self.codecs, of_parts, strict=True))
+        updates = {label: codec.refit(statistics[label]) for label, codec in self._firsts.items()}
+        seconds = [
+            second.refit_second(statistics[label], self.codecs[label], updates.get(label))
+            for label, second in self._seconds.items()
         ]
+        updates = [*updates.values(), *seconds]
         return np.concatenate([[update.size for update in updates], *updates])
 
     def install(self, update: np.ndarray, step: int) -> bool:
         """Take the broadcast update; whether every part found its samples."""
-        count = len(self.codecs)
+        seconds = {f"{label} second stage".strip(): c for label, c in self._seconds.items()}
+        fitted = [*self._firsts.items(), *seconds.items()]
+        count = len(fitted)
         ends = np.cumsum(update[:count]).astype(int)
         own = np.split(update[count:], ends[:-1])
         complete = [
-            codec.apply_update(part, step, label)
-            for (label, codec), part in zip(self.codecs.items(), own, strict=True)
+            codec.apply_update(part, step, name)
+            for (name, codec), part in zip(fitted, own, strict=True)
         ]
         return all(complete)

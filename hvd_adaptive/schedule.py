@@ -46,6 +46,10 @@ class UpdateSchedule:
         planned = bool(self._due(step))
         return planned or step == self._retry_at
 
+    def request(self, step: int) -> None:
+        """Ask for an update at ``step``, besides the planned ones."""
+        self._retry_at, self._wait = step, 1
+
     def done(self, step: int, complete: bool) -> None:
         """Tell how the update at ``step`` went; an incomplete one is retried."""
         if complete or step != self._retry_at:

@@ -9,6 +9,11 @@ from typing import Any
 
 import torch
 
+from hvd_adaptive.coding.header import CODINGS
+
+EXCHANGES = ("allgather", "scatter_reduce", "hierarchical", "auto")
+SECOND_STAGE_BITS = (*range(2, 9), 32)
+
 
 def check_integer(name: str, value: Any, least: int, most: int | None = None) -> int:
     """``value`` as an int in [least, most]; ValueError otherwise."""
@@ -55,6 +60,19 @@ def check_feedback(value: Any) -> float | None:
     return float(value)
 
 
+def check_second_stage(value: Any) -> int | None:
+    """``value`` as an int from 2 to 8, 32, or None; ValueError otherwise."""
+    if value is None:
+        return None
+    whole = isinstance(value, numbers.Integral) and not isinstance(value, bool)
+    if not whole or value not in SECOND_STAGE_BITS:
+        raise ValueError(
+            f"second_stage_bits={value!r}: must be an integer from 2 to 8, 32 for full precision, "
+            "or None"
+        )
+    return int(value)
+
+
 def check_parameter_bits(value: Any) -> dict[str, int | None] | None:
     """A plain copy, its order kept, so that equal mappings look alike; None for an empty one.
     ValueError unless it is a mapping of strings to integers >= 1 and None."""
@@ -84,8 +102,18 @@ class Settings:
     seed: of the private random numbers; equal seeds repeat a run bit for bit.
     min_numel: smaller tensors travel in full precision inside the payload.
     tail: a group's last, partial bucket is quantised ("quantize") or sent as it is ("full").
-    coding: how codes become bits.
-    exchange: how payloads travel.
+    coding: how a level table's codes become bits: packed ("fixed"), or by a lossless coder
+        ("huffman": by a book that is fitted with the table; "elias": for tables with a zero, by the
+        distances between nonzero coordinates). A payload that a coder would not make shorter is
+        packed.
+    exchange: how payloads travel: "allgather", each to every rank, for few ranks; or
+        "scatter_reduce", where each rank averages a part for all, and averages travel again;
+        "hierarchical", in full precision between ranks of a node and compressed between nodes; or
+        "auto", what is measured to be fastest for each group, float32 and bfloat16 included.
+    second_stage_bits: of averages that travel again, 2 to 8, or 32 for full precision; where None,
+        the fewest that add at most a quarter of the first stage's variance where coordinates are
+        normal or Laplacian.
+    ranks_per_node: of exchange="hierarchical", ranks that follow each other; found out where None.
     error_feedback: weight β of what earlier steps' quantisation lost, added to each gradient before
         it is quantised (feedback.Residuals): above 0, at most 1, the classical one. (Above 1 no
         bound of the QCS paper's Lemma 4 gets better.) None for none. An unbiased quantiser of
@@ -111,6 +139,8 @@ class Settings:
     tail: str = "quantize"
     coding: str = "fixed"
     exchange: str = "allgather"
+    second_stage_bits: int | None = None
+    ranks_per_node: int | None = None
     error_feedback: float | None = None
     clip: float | None = None
     scope: str = "network"
@@ -127,8 +157,12 @@ class Settings:
             "seed": check_integer("seed", self.seed, 0, 2**64 - 1),
             "min_numel": check_integer("min_numel", self.min_numel, 0),
             "tail": check_choice("tail", self.tail, ("quantize", "full")),
-            "coding": check_choice("coding", self.coding, ("fixed",)),
-            "exchange": check_choice("exchange", self.exchange, ("allgather",)),
+            "coding": check_choice("coding", self.coding, CODINGS),
+            "exchange": check_choice("exchange", self.exchange, EXCHANGES),
+            "second_stage_bits": check_second_stage(self.second_stage_bits),
+            "ranks_per_node": None
+            if self.ranks_per_node is None
+            else check_integer("ranks_per_node", self.ranks_per_node, 1),
             "error_feedback": check_feedback(self.error_feedback),
             "clip": check_clip(self.clip),
             "scope": check_choice("scope", self.scope, ("network", "tensor")),
@@ -137,6 +171,11 @@ class Settings:
             "in_flight_bytes": check_integer("in_flight_bytes", self.in_flight_bytes, 4096),
             "warmup_steps": check_integer("warmup_steps", self.warmup_steps, 0),
         }
+        if self.exchange == "hierarchical" and self.error_feedback is not None:
+            raise ValueError(
+                f"error_feedback={self.error_feedback!r}: must be None with "
+                "exchange='hierarchical', where nodes' averages are quantised, not ranks' gradients"
+            )
         if self.named_parameters is not None:
             checked["named_parameters"] = _checked(self.named_parameters)
         for name, value in checked.items():

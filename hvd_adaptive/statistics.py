@@ -33,6 +33,9 @@ class Statistic(Protocol):
         alike where ``normalized`` (Eq. 3: expected normalized variance).
         """
 
+    def of_coordinates(self, collected: Sequence[np.ndarray]) -> Distribution:
+        """Law of r of a coordinate drawn from any bucket: what codes cost, whatever the norms."""
+
 
 class HistogramStatistic:
     """Log-spaced histograms of r, summed over the buckets, with and without the weights.
@@ -55,6 +58,10 @@ class HistogramStatistic:
         counts = total[1 if normalized else 0]
         return Histogram.from_counts(counts[:BINS], counts[BINS], counts[BINS + 1])
 
+    def of_coordinates(self, collected: Sequence[np.ndarray]) -> Distribution:
+        """See Statistic.of_coordinates."""
+        return self.pool(collected, normalized=True)
+
 
 class NormalStatistic:
     """Norm, mean and deviation of each bucket's normalised coordinates: the paper's own model."""
@@ -75,14 +82,27 @@ class NormalStatistic:
 
         ``normalized``: a single one, of the averaged mean and deviation (App. K.1).
         """
-        rows = np.concatenate([part.reshape(-1, 3) for part in collected])
-        weights, means, deviations = rows[rows[:, 0] > 0].T
+        weights, means, deviations = self._components(collected)
         if normalized:
             return Mixture(means.mean(keepdims=True), deviations.mean(keepdims=True), np.ones(1))
-        if len(weights) > MOST_COMPONENTS:
-            kept = np.linspace(0, len(weights) - 1, MOST_COMPONENTS).astype(int)
-            weights, means, deviations = weights[kept], means[kept], deviations[kept]
-        return Mixture(means, deviations, weights / weights.sum())
+        return _mixture(weights, means, deviations)
+
+    def of_coordinates(self, collected: Sequence[np.ndarray]) -> Distribution:
+        """The mixture with equal weights."""
+        weights, means, deviations = self._components(collected)
+        return _mixture(np.ones_like(weights), means, deviations)
+
+    def _components(self, collected: Sequence[np.ndarray]) -> np.ndarray:
+        """Rows of weights, means and deviations, of the buckets there are."""
+        rows = np.concatenate([part.reshape(-1, 3) for part in collected])
+        return rows[rows[:, 0] > 0].T
+
+
+def _mixture(weights: np.ndarray, means: np.ndarray, deviations: np.ndarray) -> Mixture:
+    if len(weights) > MOST_COMPONENTS:
+        kept = np.linspace(0, len(weights) - 1, MOST_COMPONENTS).astype(int)
+        weights, means, deviations = weights[kept], means[kept], deviations[kept]
+    return Mixture(means, deviations, weights / weights.sum())
 
 
 STATISTICS: dict[str, Callable[[int], Statistic]] = {

@@ -1,1 +1,1 @@
-"""Lossless coding of codes: the wire header, fixed-width packing."""
+"""Lossless coding of codes: the wire header, packing, Huffman and Elias coders."""

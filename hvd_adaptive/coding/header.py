@@ -22,7 +22,7 @@ _NAMES = (
 
 DTYPES = {1: torch.float16, 2: torch.bfloat16, 3: torch.float32, 4: torch.float64}
 DTYPE_CODES = {dtype: code for code, dtype in DTYPES.items()}
-CODINGS = {"fixed": 0}
+CODINGS = {"fixed": 0, "huffman": 1, "elias": 2}
 CODING_NAMES = {code: name for name, code in CODINGS.items()}
 
 

@@ -84,3 +84,15 @@ def _sections(
     full_at = SIZE + padded(body_bytes)
     full = data[full_at : full_at + header.full * header.dtype.itemsize]
     return data[SIZE : SIZE + body_bytes], full.view(header.dtype)
+
+
+def split(data: torch.Tensor, count: int) -> list[torch.Tensor]:
+    """``count`` payloads that lie end to end; PayloadError where they are more, fewer or cut."""
+    found, at = [], 0
+    for _ in range(count):
+        length = read_header(data[at:]).length
+        found.append(data[at : at + length])
+        at += length
+    if at != data.numel():
+        raise PayloadError(f"received {data.numel()} bytes, the payloads say {at}")
+    return found

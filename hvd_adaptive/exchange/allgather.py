@@ -2,49 +2,43 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import torch
 
-from hvd_adaptive.coding.payload import read_header
+from hvd_adaptive.coding.payload import read_header, split
 from hvd_adaptive.errors import PayloadError
-from hvd_adaptive.exchange.world import World
+from hvd_adaptive.exchange.collectives import AllGather
+from hvd_adaptive.exchange.exchange import Exchange, Route, Shipment
 
-# Horovod counts the bytes of a collective's result in 32-bit signed displacements.
-LARGEST_COLLECTIVE = 2**31 - 1
+if TYPE_CHECKING:
+    from hvd_adaptive.compressor import GradientCompressor
 
 
-class Allgather:
+class Allgather(Exchange):
     """``hvd.allgather`` of payloads; each rank decodes all of them."""
 
-    def __init__(self, world: World) -> None:
-        self.world = world
+    def in_flight_bytes(
+        self, codec: GradientCompressor, quantized: int, full: int, dtype: torch.dtype
+    ) -> int:
+        return self.ranks * codec.payload_bytes(quantized, full, dtype)
 
-    def in_flight_bytes(self, payload_bytes: int) -> int:
-        """Memory of the result that one group's exchange holds on each rank."""
-        return payload_bytes * self.world.size
+    def encode(
+        self, shipment: Shipment, flat: torch.Tensor, values: torch.Tensor
+    ) -> list[torch.Tensor]:
+        s = shipment
+        payload = s.codec.encode_flat(flat, s.quantized, s.key(self.rank), s.layout, values)
+        s.count(payload.numel())
+        return [payload]
 
-    def wire_bytes(self, payload_bytes: int) -> int:
-        """Bytes that this rank sends: its payload reaches every other rank once."""
-        return payload_bytes * (self.world.size - 1)
-
-    def start(self, payload: torch.Tensor, name: str) -> Any:
-        """Submit a payload (uint8, 1-D); returns a handle for ``finish``."""
-        return self.world.hvd.allgather_async(
-            payload, name=name, process_set=self.world.process_set
-        )
-
-    def finish(self, handle: Any) -> list[torch.Tensor]:
-        """Wait; the payloads of all ranks, in rank order."""
-        gathered = self.world.hvd.synchronize(handle)
-        payloads, at = [], 0
-        for _ in range(self.world.size):
-            length = read_header(gathered[at:]).length
-            payloads.append(gathered[at : at + length])
-            at += length
-        if at != gathered.numel():
-            raise PayloadError(f"received {gathered.numel()} bytes, the payloads say {at}")
-        return payloads
-
-
-EXCHANGES = {"allgather": Allgather}
+    def route(self, shipment: Shipment, payloads: Sequence[torch.Tensor]) -> Route:
+        (payload,) = payloads
+        expected = read_header(payload)
+        (gathered,) = yield AllGather(payload)
+        received = split(gathered, self.ranks)
+        for rank, of_rank in enumerate(received):
+            if read_header(of_rank).key != shipment.key(rank):
+                raise PayloadError(f"rank {rank} sent a payload of another step or group")
+        with shipment.time("decode_s"):
+            return shipment.codec.decode_sum(received, expected, shipment.factor())

@@ -9,10 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from hvd_adaptive.exchange.allgather import EXCHANGES, LARGEST_COLLECTIVE
+from hvd_adaptive.exchange.collectives import LARGEST_COLLECTIVE
+from hvd_adaptive.exchange.exchange import Exchange, Place
+from hvd_adaptive.exchange.exchanges import EXCHANGES
 from hvd_adaptive.exchange.level_sync import LevelSync
+from hvd_adaptive.exchange.nodes import nodes_of
 from hvd_adaptive.exchange.world import World, horovod
-from hvd_adaptive.fusion.layout import Group, Layout, Member, build_layout
+from hvd_adaptive.fusion.layout import Group, Layout, Member, build_layout, parts_among
 from hvd_adaptive.fusion.owner import Owner, find_owner
 from hvd_adaptive.fusion.prediction import Prediction
 
@@ -33,8 +36,11 @@ class Binding:
         self.settings = compressor.settings
         self.owner = _owner_of(compressor)
         self.world = World(self.settings.process_set or (self.owner and self.owner.process_set))
-        self.exchange: Any = EXCHANGES[self.settings.exchange](self.world)
+        make = EXCHANGES[self.settings.exchange]
+        nodes = nodes_of(self.settings.ranks_per_node, self.world.size)
+        self.exchange: Exchange = make(Place(self.world.size, self.world.rank, nodes))
         self.layout: Layout | None = None
+        self.parts: list[str] = []
         self.name = ""
         self.prediction = Prediction(0)
         self.given_up: list[Any] = []
@@ -85,15 +91,32 @@ class Binding:
             )
             largest = max(map(self.in_flight_bytes, layout.groups), default=0)
             if largest <= bound:
+                if self.exchange.settled:
+                    self.exchange.arrange(layout.groups)
+                self.parts = parts_among(layout.groups)
                 return layout
             if most < self.settings.bucket_size:
                 raise ValueError(
-                    f"in_flight_bytes={self.settings.in_flight_bytes}: an allgather over "
-                    f"{self.world.size} ranks of the smallest group takes {largest} bytes, and two "
-                    "must fit; raise it, lower bucket_size, or use exchange='scatter_reduce' "
-                    "where it is available"
+                    f"in_flight_bytes={self.settings.in_flight_bytes}: "
+                    f"exchange={self.settings.exchange!r} of the smallest group over "
+                    f"{self.world.size} ranks takes {largest} bytes, and two must fit; raise it, "
+                    "lower bucket_size, or use exchange='scatter_reduce'"
                 )
             most //= 2
+
+    def settle(self, layout: Layout, step: int) -> None:
+        """Before the first group is sent, and once all ranks agree: what the exchange must know."""
+        if self.exchange.settled:
+            return
+        self.exchange.settle(self.world, self.compressor, self.name)
+        self.exchange.arrange(layout.groups)
+        self.parts = parts_among(layout.groups)
+        self.prepare(step)
+
+    def prepare(self, step: int) -> None:
+        """Before a step is asked for an update."""
+        if self.exchange.settled:
+            self.exchange.prepare(self.compressor, self.parts, step)
 
     def staging(self, coordinates: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
         """A buffer that is used again for every group; payloads are made from it at once."""
@@ -111,8 +134,8 @@ class Binding:
         (a loaded state may lead back into it)."""
         quantized = 0 if self.settings.warmup_steps else group.quantized
         codec = self.compressor.part(group.part)
-        size = codec.payload_bytes(quantized, group.coordinates - quantized, group.dtype)
-        return self.exchange.in_flight_bytes(size)
+        full = group.coordinates - quantized
+        return self.exchange.in_flight_bytes(codec, quantized, full, group.dtype)
 
     def sweep(self) -> None:
         """Clear away collectives of given-up steps that have ended meanwhile; wait for none."""

@@ -128,7 +128,7 @@ class Session:
 
     def _new_step(self, layout: Layout) -> Step:
         number = self.compressor.step
-        hold = self._update_due(number)
+        hold = self._update_due(number) or not self._binding.exchange.settled
         residuals = self.compressor.residuals
         if residuals is not None:
             residuals.lay_out(layout, self._binding.world.rank, self._binding.world.size)
@@ -150,12 +150,14 @@ class Session:
     def _update_due(self, step: int) -> bool:
         """Asked of the schedule once a step, whatever a user's callable does."""
         if self._due[0] != step:
+            self._binding.prepare(step)
             self._due = (step, self.compressor.update_due(step))
         return self._due[1]
 
     def _send(self, step: Step) -> None:
         """Every gradient is there: refit the tables if this is an update step, then exchange."""
-        if self._update_due(step.number):
+        self._binding.settle(step.layout, step.number)
+        if self._update_due(step.number) or self.compressor.second_due(step.number):
             sync = self._binding.sync()
             self.compressor.update(step.number, step.samples, sync, step.parts)
         step.launch_all()

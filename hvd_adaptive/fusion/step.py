@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
-from hvd_adaptive.codec import Codec
-from hvd_adaptive.coding.payload import read_header
-from hvd_adaptive.compressor import ERROR_STREAM, SAMPLE_STREAM
-from hvd_adaptive.errors import PayloadError
+from hvd_adaptive.compressor import ERROR_STREAM, SAMPLE_STREAM, GradientCompressor
+from hvd_adaptive.exchange.collectives import Collective
+from hvd_adaptive.exchange.exchange import Route, Shipment
 from hvd_adaptive.feedback import Residuals, all_finite
 from hvd_adaptive.fusion.layout import Group, Layout, Piece, gather, parts_among
 from hvd_adaptive.fusion.samples import draw_buckets
@@ -24,6 +25,17 @@ if TYPE_CHECKING:
 ERROR_BUCKETS = 2
 
 
+@dataclass
+class _Flight:
+    """A group on its way: what its exchange is waiting for."""
+
+    index: int
+    route: Route
+    request: Collective
+    stage: int = 0
+    handle: Any = None
+
+
 class Step:
     """Gradients of one step on their way.
 
@@ -31,7 +43,7 @@ class Step:
        layout's reverse order on every rank (the order of the backward pass, roughly), as far as
        the bound on memory allows. On update steps nothing is launched yet.
     2. ``launch_all`` at the first decompress: by now every gradient is there.
-    3. ``result``: waits for the group of a member, and for those launched before it.
+    3. ``result``: waits for the group of a member, and for what was submitted before it.
     """
 
     def __init__(
@@ -53,7 +65,7 @@ class Step:
         self._tensors: list[torch.Tensor | None] = [None] * len(layout.members)
         self._missing = [len(group.slots) for group in layout.groups]
         self._next = len(layout.groups)
-        self._flying: dict[int, Any] = {}
+        self._flying: deque[_Flight] = deque()
         self._held = 0
         self._results: dict[int, torch.Tensor | None] = {}
         self._residuals = residuals
@@ -88,7 +100,7 @@ class Step:
         pieces = self.layout.pieces_of[slot]
         for group, _ in pieces:
             while group not in self._results:
-                self._finish_oldest()
+                self._advance_oldest()
         tensor, self._tensors[slot] = self._tensors[slot], None
         self._pending -= 1
         if self._written_back(slot, tensor):
@@ -104,7 +116,7 @@ class Step:
 
     def abandon(self) -> list[Any]:
         """Give up a step that was never finished; returns the handles of what is in flight."""
-        handles = [handle for handle, _ in self._flying.values()]
+        handles = [flight.handle for flight in self._flying]
         self._flying.clear()
         self._after.clear()
         self._held = 0
@@ -181,23 +193,32 @@ class Step:
         with meter.time("encode_s"):
             flat = self._flat(group)
             quantized = binding.quantized_now(group)
-            key = self._key(binding.world.rank, index)
-            codec = self._codec(index)
+            shipment = self._shipment(index, quantized)
+            codec = shipment.codec
             values = flat[:quantized]
             if self._residuals is not None and quantized:
                 values = self._residuals.added(index, values)
-            payload = codec.encode_flat(flat, quantized, key, self.layout.fingerprint, values)
+            payloads = binding.exchange.encode(shipment, flat, values)
             if self._residuals is not None and quantized:
-                self._after[index] = self._residuals.after(index, values, codec, payload)
+                self._after[index] = self._residuals.after(index, values, codec, payloads)
             self._measure(values, index)
         meter.current.coordinates += group.coordinates
         meter.current.uncompressed_bytes += group.coordinates * group.dtype.itemsize
-        meter.current.payload_bytes += payload.numel()
-        meter.current.wire_bytes += binding.exchange.wire_bytes(payload.numel())
-        # Another attempt has other names: what it gave up may still be in flight, or never end.
-        name = f"{binding.name}.{index}" + (f".{self.attempt}" if self.attempt else "")
-        self._flying[index] = (binding.exchange.start(payload, name), payload)
         self._held += binding.in_flight_bytes(group)
+        route = binding.exchange.route(shipment, payloads)
+        self._submit(_Flight(index, route, next(route)))
+
+    def _submit(self, flight: _Flight) -> None:
+        """Send what a group's exchange wants done next."""
+        world = self.binding.world
+        sent = flight.request.sent_bytes(world.rank, world.size)
+        self.binding.compressor.meter.current.wire_bytes += sent
+        name = f"{self.binding.name}.{flight.index}"
+        name += f".stage{flight.stage}" if flight.stage else ""
+        # Another attempt has other names: what it gave up may still be in flight, or never end.
+        name += f".{self.attempt}" if self.attempt else ""
+        flight.handle = flight.request.submit(world, name)
+        self._flying.append(flight)
 
     def _measure(self, flat: torch.Tensor, index: int) -> None:
         """Add the squared error of a few buckets, encoded once more, to the step's figures."""
@@ -213,29 +234,51 @@ class Step:
             self.binding.compressor.meter.current.squared_error += error
             self.binding.compressor.meter.current.squared_norm += norm
 
-    def _finish_oldest(self) -> None:
-        """Wait for the group launched first, decode it, launch what now fits."""
+    def _shipment(self, index: int, quantized: int) -> Shipment:
+        group, meter = self.layout.groups[index], self.binding.compressor.meter
+        return Shipment(
+            codec=self._codec(index),
+            dtype=group.dtype,
+            quantized=quantized,
+            full=group.coordinates - quantized,
+            layout=self.layout.fingerprint,
+            key=lambda rank: self._key(rank, index),
+            factor=lambda: self.factor,
+            time=meter.time,
+            count=meter.add_payload,
+        )
+
+    def _advance_oldest(self) -> None:
+        """Wait for the collective submitted first; submit what its group's exchange wants next or,
+        where that was all, launch what now fits.
+
+        All ranks submit in the same order, so no two wait for each other, and a group's second
+        stage is under way while the next group's first one is.
+        """
         if not self._flying:
             raise RuntimeError("this gradient's step was given up: backward has run again since")
-        index = next(iter(self._flying))
-        handle, payload = self._flying.pop(index)
-        binding = self.binding
-        self._held -= binding.in_flight_bytes(self.layout.groups[index])
-        meter = binding.compressor.meter
+        flight = self._flying.popleft()
+        meter = self.binding.compressor.meter
         with meter.time("exchange_s"):
-            gathered = binding.exchange.finish(handle)
-        for rank, received in enumerate(gathered):
-            if read_header(received).key != self._key(rank, index):
-                raise PayloadError(f"rank {rank} sent a payload of another step or group")
-        with meter.time("decode_s"):
-            codec = self._codec(index)
-            decoded = codec.decode_sum(gathered, read_header(payload), self.factor)
-            if self._residuals is not None:
-                self._finite = self._finite and all_finite([decoded])
-            self._results[index] = self._keep(index, decoded)
+            received = flight.request.receive(self.binding.world, flight.handle)
+        try:
+            flight.request = flight.route.send(received)
+            flight.stage += 1
+        except StopIteration as end:
+            self._finish(flight.index, end.value)
+        else:
+            del received
+            self._submit(flight)
+
+    def _finish(self, index: int, decoded: torch.Tensor) -> None:
+        """A group has come back."""
+        self._held -= self.binding.in_flight_bytes(self.layout.groups[index])
+        if self._residuals is not None:
+            self._finite = self._finite and all_finite([decoded])
+        self._results[index] = self._keep(index, decoded)
         self._launch(lambda group: True)
 
-    def _codec(self, index: int) -> Codec:
+    def _codec(self, index: int) -> GradientCompressor:
         """Of the group's part."""
         return self.binding.compressor.part(self.layout.groups[index].part)
 

@@ -25,6 +25,13 @@ def unpack(words: np.ndarray, packing: Packing, codes: np.ndarray) -> None:
     _unpacker(packing.alphabet, packing.digits, packing.width)(words, codes)
 
 
+def warm(packing: Packing) -> None:
+    """Compile the kernels of a packing into Numba's cache."""
+    codes, words = np.zeros(100, np.uint8), np.zeros(packing.words(100), np.uint32)
+    pack(codes, packing, words)
+    unpack(words, packing, codes)
+
+
 @functools.cache
 def _packer(alphabet: int, digits: int, width: int):
     chunk = chunk_size(Packing(alphabet, digits, width))

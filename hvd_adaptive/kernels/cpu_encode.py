@@ -102,7 +102,7 @@ def make_encoder(rule: int, depth: int, alphabet: int, digits: int, width: int):
                 part = codes[at : at + stop - i]
                 offset = np.uint32(np.uint32(np.uint32(i - begin) * _COUNTER) + low)
                 if not usable:
-                    part[:] = np.uint32(0)
+                    part[:] = np.uint32(alphabet // 2)  # as good as any; coders like it best
                 elif rule == COUNT_TWO:
                     cpu_quantize.count_two(
                         run, inverse, steps, offset, high, start, gap, ladder, total, part

@@ -124,14 +124,17 @@ def uniforms(coordinates: int, bucket_size: int, key: int, device: torch.device)
 def quantize(
     flat: torch.Tensor, scales: torch.Tensor, bucket_size: int, table: KernelTable, key: int
 ) -> torch.Tensor:
-    """Codes (int64, (n,)) of ``flat`` under stochastic rounding; 0 in zero and NaN buckets."""
+    """Codes (int64, (n,)) of ``flat`` under stochastic rounding; in zero and NaN
+    buckets alphabet // 2, the level nearest zero, which coders make shortest."""
     usable = scales > 0
     inverse = torch.where(usable, 1.0 / scales, torch.zeros_like(scales))
     r = flat.abs() * _per_coordinate(inverse, flat.numel(), bucket_size)
     u = uniforms(flat.numel(), bucket_size, key, flat.device)
     codes = _INDEX[table.rule](r, u, table) + table.base
     codes = torch.where(flat < 0, table.alphabet - 1 - codes, codes)
-    return torch.where(_per_coordinate(usable, flat.numel(), bucket_size), codes, 0)
+    return torch.where(
+        _per_coordinate(usable, flat.numel(), bucket_size), codes, table.alphabet // 2
+    )
 
 
 def _count(r: torch.Tensor, u: torch.Tensor, table: KernelTable) -> torch.Tensor:

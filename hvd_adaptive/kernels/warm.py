@@ -14,9 +14,14 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
+from hvd_adaptive.coding.packing import Packing
 from hvd_adaptive.kernels import (
     cpu,
     cpu_bucket,
+    cpu_codes,
+    cpu_ecdq,
+    cpu_elias,
+    cpu_huffman,
     cpu_levels,
     cpu_natural,
     cpu_onebit,
@@ -38,6 +43,14 @@ def tables() -> Iterator[KernelTable]:
             exponential_magnitudes(count, 0.9, symmetric),
         ):
             yield kernel_table(magnitudes, symmetric)
+    # QSGD's 5 and 9 levels, with which the ORQ paper compares.
+    for count in (3, 5):
+        yield kernel_table(uniform_magnitudes(count, False), False)
+
+
+def packings() -> list[Packing]:
+    """Of those tables, each once."""
+    return list(dict.fromkeys(table.packing for table in tables()))
 
 
 def warm_encoders(place: int) -> None:
@@ -63,12 +76,16 @@ def warm_others(place: int) -> None:
         lambda: cpu.clipped(flat, 100, 2.5),
         lambda: cpu.histogram(flat, 10.0),
         lambda: cpu.checksum(flat.view(torch.int32), 0),
+        cpu_huffman.warm,
+        cpu_elias.warm,
+        cpu_ecdq.warm,
         cpu_levels.warm,
         cpu_natural.warm,
         cpu_onebit.warm,
         cpu_sparse.warm,
+        *(functools.partial(cpu_codes.warm, packing) for packing in packings()),
         *(functools.partial(cpu_bucket.warm, alphabet) for alphabet in (2, 3, 5, 9, 17)),
-        *(functools.partial(cpu_qcs.warm, alphabet) for alphabet in (2, 3, 7, 9)),
+        *(functools.partial(cpu_qcs.warm, alphabet) for alphabet in (2, 3, 5, 7, 9)),
     ]
     for action in tqdm(actions, desc="compiling the rest", unit="kernel", position=place):
         action()

@@ -1,5 +1,6 @@
 """The mathematics of level tables: laws of coordinates, objective, solvers."""
 
+from hvd_adaptive.levels.averaged import averaged_law
 from hvd_adaptive.levels.coordinate_descent import (
     Descent,
     best_level,
@@ -44,6 +45,7 @@ __all__ = [
     "MultiplierFit",
     "Optimum",
     "TruncatedNormal",
+    "averaged_law",
     "best_level",
     "check_magnitudes",
     "coordinate_descent",

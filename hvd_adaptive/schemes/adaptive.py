@@ -1,4 +1,4 @@
-"""Table schemes that refit their table to the gradients: statistics, schedule, state."""
+"""Table schemes that fit to the gradients, levels or code book: statistics, schedule, state."""
 
 from __future__ import annotations
 
@@ -7,14 +7,24 @@ from abc import abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
+from weakref import WeakSet
 
 import numpy as np
 import torch
 
 from hvd_adaptive import kernels
-from hvd_adaptive.levels import Distribution, FitError, expected_variance
+from hvd_adaptive.coding.coders import CODERS
+from hvd_adaptive.compressor import GradientCompressor
+from hvd_adaptive.levels import (
+    Distribution,
+    FitError,
+    averaged_law,
+    expected_variance,
+    symbol_probabilities,
+)
 from hvd_adaptive.parts import JointUpdate
 from hvd_adaptive.schedule import UpdateSchedule
+from hvd_adaptive.schemes.buckets import buckets_of
 from hvd_adaptive.schemes.level_table import LevelTable
 from hvd_adaptive.schemes.table_scheme import TableScheme
 from hvd_adaptive.settings import Settings, check_choice, check_flag, check_integer
@@ -25,7 +35,7 @@ logger = logging.getLogger("hvd_adaptive")
 
 @dataclass(frozen=True)
 class Adaptation:
-    """How an adaptive scheme gathers statistics and when it refits.
+    """How a scheme gathers statistics and when it refits.
 
     normalized: weigh buckets alike instead of by their squared norms.
     """
@@ -42,7 +52,11 @@ class Adaptation:
 
 
 class AdaptiveScheme(TableScheme):
-    """A table scheme with ``fit`` and updates during training (ALQ paper, Algorithm 1)."""
+    """A table scheme with ``fit`` and updates during training (ALQ paper, Algorithm 1).
+
+    Where ``coding`` wants a code book, the symbols' probabilities (Props 6, 8) are fitted with the
+    levels, from the same statistics, and are part of the table.
+    """
 
     def __init__(
         self, settings: Settings, norm: str, table: LevelTable, adaptation: Adaptation
@@ -51,44 +65,84 @@ class AdaptiveScheme(TableScheme):
         self.adaptation = adaptation
         self.schedule = UpdateSchedule(adaptation.update_steps)
         self._statistic = STATISTICS[adaptation.statistics](adaptation.samples)
+        # Second stages that are new are fitted whatever the schedule says.
+        self._second_schedule, self._seconds_alone = UpdateSchedule(()), False
+        self._asked: WeakSet[AdaptiveScheme] = WeakSet()
 
     @abstractmethod
     def fit_magnitudes(self, distribution: Distribution) -> np.ndarray:
         """Magnitudes (float64, ascending to 1) that fit the law of r = abs(v)/norm."""
+
+    @property
+    def has_book(self) -> bool:
+        """Whether the coding is made from symbol probabilities."""
+        coding = self.settings.coding
+        return coding in CODERS and CODERS[coding].fitted
+
+    @property
+    def is_fitted(self) -> bool:
+        """Whether a fit changes anything."""
+        return True
 
     def scheme_settings(self) -> dict[str, Any]:
         own = ("normalized", "samples", "statistics")
         return super().scheme_settings() | {name: getattr(self.adaptation, name) for name in own}
 
     def fit(self, gradients: torch.Tensor | Sequence[torch.Tensor]) -> None:
-        """Refit the table from gradients, this process alone: the default part's, if there are
-        others (``part(label).fit`` refits theirs).
+        """Refit table and code book from gradients, this process alone: the default part's, if
+        there are others (``part(label).fit`` refits theirs).
 
         gradients: a tensor or a list of them, any shapes; they are laid end to end, as in training,
         and all their full buckets are used (a shorter one only where there is no other). Non-finite
         and zero buckets are left out; where nothing is left, ValueError.
         """
-        tensors = [gradients] if isinstance(gradients, torch.Tensor) else gradients
-        if not isinstance(tensors, list | tuple) or not all(map(torch.is_tensor, tensors)):
-            raise ValueError(
-                f"gradients: must be a tensor or a list of tensors, not {type(gradients).__name__}"
-            )
-        flats = [g.detach().reshape(-1).to(torch.float32) for g in tensors]
-        flat = torch.cat(flats) if flats else torch.empty(0)
-        size = self.settings.bucket_size
-        whole = flat.numel() // size * size
-        buckets = flat[:whole].split(size) if whole else ([flat] if flat.numel() else [])
+        buckets = buckets_of(gradients, self.settings.bucket_size)
         statistic = STATISTICS[self.adaptation.statistics](len(buckets))
         usable, norms = self._usable(buckets)
         if not usable:
             raise ValueError("gradients: no bucket is finite and different from zero")
-        distribution = statistic.pool(
-            [statistic.collect(usable, norms)], self.adaptation.normalized
-        )
-        self.install(self.fit_magnitudes(distribution), self._table.version + 1)
+        collected = [statistic.collect(usable, norms)]
+        distribution = statistic.pool(collected, self.adaptation.normalized)
+        if self.is_fitted:
+            fitted = self._fitted(distribution, statistic.of_coordinates(collected))
+            self.install(fitted.magnitudes, self._table.version + 1, fitted.probabilities)
+
+    def second_codec(self, bits: int) -> GradientCompressor:
+        return self._again("clip", bits=bits)
+
+    def prepare_second_stages(self, ranks: int, labels: Sequence[str], step: int) -> None:
+        super().prepare_second_stages(ranks, labels, step)
+        for second in self._seconds(labels).values():
+            if second.table_version == 0 and second not in self._asked:
+                self._asked.add(second)
+                self._second_schedule.request(step)
+
+    def second_due(self, step: int) -> bool:
+        return self._second_schedule.is_due(step)
+
+    def fitted_to(self, flat: torch.Tensor) -> GradientCompressor:
+        copy = self._again()
+        copy.fit(flat)
+        return copy
+
+    def _again(self, *dropped: str, **changes: Any) -> AdaptiveScheme:
+        """A new codec of the same keywords, but for some."""
+        dropped = (*dropped, "table", "error_feedback", "exchange", "second_stage_bits")
+        kept = {name: value for name, value in self._keywords.items() if name not in dropped}
+        return type(self)(**kept | changes)
+
+    def _seconds(self, labels: Sequence[str]) -> dict[str, AdaptiveScheme]:
+        """The second stages of parts, as far as they are fitted."""
+        stages = {label: self.part(label)._second for label in labels}
+        return {
+            label: stage.codec
+            for label, stage in stages.items()
+            if stage is not None and stage.codec is not self.part(label) and stage.codec.is_fitted
+        }
 
     def update_due(self, step: int) -> bool:
-        return self.schedule.is_due(step)
+        self._seconds_alone = not (self.is_fitted and self.schedule.is_due(step))
+        return not self._seconds_alone or self.second_due(step)
 
     def update(
         self,
@@ -97,9 +151,14 @@ class AdaptiveScheme(TableScheme):
         sync: Callable,
         parts: Sequence[str] = ("",),
     ) -> None:
-        joint = JointUpdate({label: self.part(label) for label in parts})
+        firsts, seconds = {label: self.part(label) for label in parts}, self._seconds(parts)
+        joint = JointUpdate(firsts, seconds, self._seconds_alone)
         update = sync(joint.collect(samples), joint.refit)
-        self.schedule.done(step, joint.install(update, step))
+        complete = joint.install(update, step)
+        if seconds:
+            self._second_schedule.done(step, complete)
+        if not self._seconds_alone:
+            self.schedule.done(step, complete)
 
     def collect(self, buckets: Sequence[torch.Tensor]) -> np.ndarray:
         """Statistics of sampled buckets as float64 [usable buckets, sampled buckets, ...]."""
@@ -107,35 +166,47 @@ class AdaptiveScheme(TableScheme):
         counts = np.array([len(usable), len(buckets)], dtype=np.float64)
         return np.concatenate([counts, self._statistic.collect(usable, norms)])
 
-    def refit(self, collected: Sequence[np.ndarray]) -> np.ndarray:
+    def refit(
+        self,
+        collected: Sequence[np.ndarray],
+        seen: Callable[[Distribution], Distribution] = lambda law: law,
+    ) -> np.ndarray:
         """The update that rank 0 broadcasts, from all ranks' statistics: float64
-        [complete, fitted, expected variance before, after, magnitudes...].
+        [complete, fitted, expected variance before, after, magnitudes..., probabilities...], the
+        latter where there is a code book.
 
+        seen: makes of the ranks' law of coordinates the one that this codec sees.
         Hostile statistics keep the old table; nothing is raised in the middle of a step.
         """
         found, sampled = np.sum([part[:2] for part in collected], axis=0)
-        update = np.concatenate(
-            [[float(found == sampled and found > 0), 0.0, 0.0, 0.0], self._table.magnitudes]
-        )
-        if found == 0:
-            return update
-        try:
-            distribution = self._statistic.pool(
-                [part[2:] for part in collected], self.adaptation.normalized
-            )
-            magnitudes = self.fit_magnitudes(distribution)
-            table = LevelTable(self._table.bits, self._table.symmetric, magnitudes)
-            update[1:4] = (
-                1.0,
-                *(
-                    expected_variance(t.magnitudes, distribution, t.symmetric)
-                    for t in (self._table, table)
-                ),
-            )
-            update[4:] = magnitudes
-        except (FitError, ValueError) as error:
-            logger.warning("the level table was kept: %s", error)
-        return update
+        outcome, table = [float(found == sampled and found > 0), 0.0, 0.0, 0.0], self._table
+        if found > 0:
+            try:
+                statistics = [part[2:] for part in collected]
+                law = seen(self._statistic.pool(statistics, self.adaptation.normalized))
+                table = self._fitted(law, seen(self._statistic.of_coordinates(statistics)))
+                variances = [
+                    expected_variance(t.magnitudes, law, t.symmetric) for t in (self._table, table)
+                ]
+                outcome[1:] = [1.0, *variances]
+            except (FitError, ValueError) as error:
+                table = self._table
+                logger.warning("the level table was kept: %s", error)
+        return np.concatenate([outcome, *_numbers(table, self.has_book)])
+
+    def refit_second(
+        self, collected: Sequence[np.ndarray], first: AdaptiveScheme, update: np.ndarray | None
+    ) -> np.ndarray:
+        """As ``refit``, of a codec of averages, from the statistics of the first stage's codec and
+        the update that it will take."""
+        size = first.table.magnitudes.size
+        magnitudes = first.table.magnitudes if update is None else update[4 : 4 + size]
+        symmetric, ranks = first.table.symmetric, first._second.ranks
+
+        def averaged(law: Distribution) -> Distribution:
+            return averaged_law(law, magnitudes, symmetric, ranks, first.norm, self.norm)
+
+        return self.refit(collected, averaged)
 
     def apply_update(self, update: np.ndarray, step: int, part: str = "") -> bool:
         """Take the broadcast update, the same on every rank; whether all samples were found.
@@ -144,7 +215,10 @@ class AdaptiveScheme(TableScheme):
         """
         complete, fitted = bool(update[0]), bool(update[1])
         if fitted:
-            self.install(update[4:], self._table.version + 1)
+            count = self._table.magnitudes.size
+            magnitudes, probabilities = update[4 : 4 + count], update[4 + count :]
+            book = probabilities if self.has_book else None
+            self.install(magnitudes, self._table.version + 1, book)
             logger.info(
                 "step %d: level table %d%s, expected variance per coordinate %.3g -> %.3g, "
                 "magnitudes %s",
@@ -153,9 +227,22 @@ class AdaptiveScheme(TableScheme):
             )  # fmt: skip
         return complete
 
-    def install(self, magnitudes: np.ndarray, version: int) -> None:
-        """Make ``magnitudes`` the table in use."""
-        self._table = LevelTable(self._table.bits, self._table.symmetric, magnitudes, version)
+    def install(
+        self, magnitudes: np.ndarray, version: int, probabilities: np.ndarray | None = None
+    ) -> None:
+        """Make ``magnitudes`` the table in use, and ``probabilities`` those of its symbols."""
+        bits, symmetric = self._table.bits, self._table.symmetric
+        self._table = LevelTable(bits, symmetric, magnitudes, version, probabilities)
+
+    def _fitted(self, law: Distribution, of_coordinates: Distribution) -> LevelTable:
+        """A table fitted to ``law``, and its symbols' probabilities where a book wants them."""
+        bits, symmetric, magnitudes = (
+            self._table.bits, self._table.symmetric, self.fit_magnitudes(law),
+        )  # fmt: skip
+        probabilities = None
+        if self.has_book:
+            probabilities = symbol_probabilities(magnitudes, of_coordinates, symmetric)
+        return LevelTable(bits, symmetric, magnitudes, probabilities=probabilities)
 
     def _usable(self, buckets: Sequence[torch.Tensor]) -> tuple[list[torch.Tensor], list[float]]:
         """Finite, non-zero buckets and their norms."""
@@ -185,3 +272,52 @@ class AdaptiveScheme(TableScheme):
         self.schedule.load_state_dict(state["schedule"])
         super().load_state_dict(state)
         self._table = table
+
+
+class FixedLevels(AdaptiveScheme):
+    """A scheme whose levels are its own and stay; what is fitted is the code book of ``coding``,
+    where it has one."""
+
+    @property
+    def is_fitted(self) -> bool:
+        return self.has_book
+
+    def fit_magnitudes(self, distribution: Distribution) -> np.ndarray:
+        return self._table.magnitudes
+
+    def second_codec(self, bits: int) -> GradientCompressor:
+        from hvd_adaptive.schemes.qsgd import QSGD
+
+        own, adaptation = self.settings, self.adaptation
+        return QSGD(
+            bits=bits, norm="linf", bucket_size=own.bucket_size, seed=own.seed, coding=own.coding,
+            samples=adaptation.samples, statistics=adaptation.statistics,
+        )  # fmt: skip
+
+    def fitted_to(self, flat: torch.Tensor) -> GradientCompressor:
+        return self
+
+    def scheme_settings(self) -> dict[str, Any]:
+        settings = super().scheme_settings()
+        del settings["normalized"]
+        if not self.is_fitted:
+            del settings["samples"], settings["statistics"]
+        return settings
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        if "table" in state:
+            table = LevelTable.from_state_dict(state["table"])
+            if not np.array_equal(table.magnitudes, self._table.magnitudes):
+                raise ValueError(
+                    f"state: levels {table.levels.tolist()} are not {self.levels.tolist()}"
+                )
+        super().load_state_dict(state)
+
+
+def _numbers(table: LevelTable, has_book: bool) -> list[np.ndarray]:
+    """What of a table is broadcast. Zeros for probabilities that do not exist: the update says that
+    nothing was fitted then."""
+    if not has_book:
+        return [table.magnitudes]
+    none = np.zeros(2 * table.magnitudes.size - (0 if table.symmetric else 1))
+    return [table.magnitudes, none if table.probabilities is None else table.probabilities]

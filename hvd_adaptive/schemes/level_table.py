@@ -23,12 +23,15 @@ class LevelTable:
     symmetric: 2**(bits-1) positive magnitudes and
     their negatives (ALQ paper, App. B.3); otherwise the first magnitude is 0 (section 3). version
     counts the fits.
+    probabilities: float64, how often each signed level is taken, ascending, as it was fitted
+    (Props 6, 8); None where nobody asked.
     """
 
     bits: int
     symmetric: bool
     magnitudes: np.ndarray
     version: int = 0
+    probabilities: np.ndarray | None = None
 
     def __post_init__(self) -> None:
         magnitudes = np.array(self.magnitudes, dtype=np.float64)
@@ -49,6 +52,8 @@ class LevelTable:
                 f"table: the least magnitude must be {first} where symmetric={self.symmetric}: "
                 f"{magnitudes.tolist()}"
             )
+        if self.probabilities is not None:
+            self._check_probabilities()
 
     @classmethod
     def from_levels(
@@ -84,15 +89,33 @@ class LevelTable:
 
     def state_dict(self) -> dict[str, Any]:
         """Plain tensors and numbers."""
-        return {
+        state = {
             "magnitudes": torch.from_numpy(self.magnitudes.copy()),
             "bits": self.bits,
             "symmetric": self.symmetric,
             "version": self.version,
         }
+        if self.probabilities is not None:
+            state["probabilities"] = torch.from_numpy(self.probabilities.copy())
+        return state
 
     @classmethod
     def from_state_dict(cls, state: dict[str, Any]) -> LevelTable:
         """Inverse of ``state_dict``."""
         magnitudes = torch.as_tensor(state["magnitudes"], dtype=torch.float64).numpy()
-        return cls(int(state["bits"]), bool(state["symmetric"]), magnitudes, int(state["version"]))
+        probabilities = state.get("probabilities")
+        if probabilities is not None:
+            probabilities = torch.as_tensor(probabilities, dtype=torch.float64).numpy()
+        bits, symmetric = int(state["bits"]), bool(state["symmetric"])
+        return cls(bits, symmetric, magnitudes, int(state["version"]), probabilities)
+
+    def _check_probabilities(self) -> None:
+        p = np.array(self.probabilities, dtype=np.float64)
+        object.__setattr__(self, "probabilities", p)
+        p.flags.writeable = False
+        count = 2 * self.magnitudes.size - (0 if self.symmetric else 1)
+        if p.shape != (count,) or not np.all((p >= 0) & np.isfinite(p)) or not p.sum() > 0:
+            raise ValueError(
+                f"table: probabilities must be {count} numbers, not negative, finite and not all "
+                f"zero: {p.tolist()}"
+            )

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 import numbers
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from hvd_adaptive.levels import exponential_magnitudes
+from hvd_adaptive.schemes.adaptive import Adaptation, FixedLevels
 from hvd_adaptive.schemes.level_table import LevelTable
-from hvd_adaptive.schemes.table_scheme import TableScheme
 from hvd_adaptive.settings import Settings, check_choice, check_flag, check_integer
 
 # The least level must be a float32. Between levels below 2**-102 a gap's factor of 2**-24
@@ -16,7 +17,7 @@ from hvd_adaptive.settings import Settings, check_choice, check_flag, check_inte
 _LEAST = 2.0**-140
 
 
-class NUQSGD(TableScheme):
+class NUQSGD(FixedLevels):
     """Nonuniform quantized SGD (Ramezani-Kebrya, Faghri, Roy, 2019).
 
     Levels 0, p**s, ..., p, 1 with a sign, p = 1/2 in the paper, L2 norm, unbiased random rounding.
@@ -24,7 +25,9 @@ class NUQSGD(TableScheme):
     bits: 2 to 8, sign included.  multiplier: p, between 0 and 1, default 0.5; the least level must
     not be smaller than 2**-140 (at 8 bits p is at least 0.463).
     symmetric: +-1, +-p, ..., without zero, as in the ALQ paper's experiments.
-    norm: "l2", or "linf".  shared: see settings.Settings.
+    norm: "l2", or "linf".
+    update_steps, samples, statistics: as in ALQ; of the code book where ``coding`` has one.
+    shared: see settings.Settings.
     """
 
     name = "nuqsgd"
@@ -36,6 +39,9 @@ class NUQSGD(TableScheme):
         multiplier: float = 0.5,
         norm: str = "l2",
         symmetric: bool = False,
+        update_steps: Iterable[int] | Callable[[int], bool] | None = None,
+        samples: int = 20,
+        statistics: str = "histogram",
         **shared: Any,
     ) -> None:
         bits = check_integer("bits", bits, 2, 8)
@@ -45,7 +51,8 @@ class NUQSGD(TableScheme):
         p = _check_multiplier(multiplier, powers)
         magnitudes = exponential_magnitudes(1 << (bits - 1), p, symmetric)
         table = LevelTable(bits, symmetric, magnitudes)
-        super().__init__(Settings.from_keywords("NUQSGD", shared), norm, table)
+        adaptation = Adaptation(False, update_steps, samples, statistics)
+        super().__init__(Settings.from_keywords("NUQSGD", shared), norm, table, adaptation)
 
 
 def _check_multiplier(value: Any, powers: int) -> float:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from hvd_adaptive.levels import uniform_magnitudes
+from hvd_adaptive.schemes.adaptive import Adaptation, FixedLevels
 from hvd_adaptive.schemes.level_table import LevelTable
-from hvd_adaptive.schemes.table_scheme import TableScheme
 from hvd_adaptive.settings import Settings, check_choice, check_flag, check_integer
 
 
-class QSGD(TableScheme):
+class QSGD(FixedLevels):
     """Quantized SGD (Alistarh, Grubic, Li, Tomioka, Vojnovic, 2017, Eq. 4, Lemma 3.1).
 
     Levels 0, 1/s, ..., 1 with a sign: |v_i|/||v|| is rounded at random, without bias, to one of
@@ -20,6 +21,7 @@ class QSGD(TableScheme):
     bits: 2 to 8, sign included: s = 2**(bits-1) - 1 intervals (default 3 bits, s = 3).
     intervals: s itself, 1 to 127, instead of bits; the code is as wide as it must be.
     symmetric: the ALQ paper's QSGDinf instead, 2**bits uniform levels without zero.
+    update_steps, samples, statistics: as in ALQ; of the code book where ``coding`` has one.
     shared: see settings.Settings.
     """
 
@@ -32,6 +34,9 @@ class QSGD(TableScheme):
         intervals: int | None = None,
         norm: str = "l2",
         symmetric: bool = False,
+        update_steps: Iterable[int] | Callable[[int], bool] | None = None,
+        samples: int = 20,
+        statistics: str = "histogram",
         **shared: Any,
     ) -> None:
         check_choice("norm", norm, ("l2", "linf"))
@@ -47,4 +52,5 @@ class QSGD(TableScheme):
             bits = check_integer("bits", 3 if bits is None else bits, 2, 8)
             count = 1 << (bits - 1)
         table = LevelTable(bits, symmetric, uniform_magnitudes(count, symmetric))
-        super().__init__(Settings.from_keywords("QSGD", shared), norm, table)
+        adaptation = Adaptation(False, update_steps, samples, statistics)
+        super().__init__(Settings.from_keywords("QSGD", shared), norm, table, adaptation)

@@ -89,6 +89,15 @@ class SparseSGD(GradientCompressor):
         if factor != 1.0:
             out *= factor
 
+    def second_codec(self, bits: int) -> GradientCompressor:
+        """Averages of few coordinates are few, too: runs of zeros are coded as such."""
+        from hvd_adaptive.schemes.qsgd import QSGD
+
+        own = self.settings
+        return QSGD(
+            bits=bits, norm="linf", bucket_size=own.bucket_size, seed=own.seed, coding="elias"
+        )
+
     def _split(self, body: torch.Tensor, coordinates: int) -> reference_sparse.Sections:
         """λ, exact values and words of a body; PayloadError where it is too short for them."""
         start = self.least_body_bytes(coordinates)

@@ -1,13 +1,17 @@
-"""Schemes whose buckets share one level table: body of scales and fixed-width codes."""
+"""Schemes whose buckets share one level table: body of scales and codes."""
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 
 from hvd_adaptive import kernels
+from hvd_adaptive.coding.coder import Coder
+from hvd_adaptive.coding.coders import CODERS
+from hvd_adaptive.coding.payload import padded
 from hvd_adaptive.compressor import GradientCompressor
 from hvd_adaptive.schemes.level_table import LevelTable
 from hvd_adaptive.settings import Settings
@@ -16,13 +20,19 @@ from hvd_adaptive.settings import Settings
 class TableScheme(GradientCompressor):
     """Quantise buckets by their norm and one table of levels.
 
-    Body: float32 scale of each bucket, then the codes' 32-bit words (coding/packing.py).
+    Body: float32 scale of each bucket, then the codes' 32-bit words (coding/packing.py) or, where
+    ``coding`` names a coder, its stream (coding/coder.py) if that is shorter.
     """
+
+    codings = ("fixed", *CODERS)
 
     def __init__(self, settings: Settings, norm: str, table: LevelTable) -> None:
         super().__init__(settings)
         self.norm = norm
         self._table = table
+        self._coder: tuple[LevelTable | None, Coder | None] = (None, None)
+        if settings.coding in CODERS:
+            CODERS[settings.coding].check(table.symmetric)
 
     @property
     def table(self) -> LevelTable:
@@ -44,7 +54,20 @@ class TableScheme(GradientCompressor):
 
     @property
     def table_fingerprint(self) -> int:
-        return self._table.fingerprint
+        table = self._table.fingerprint
+        if self.coder is None or not self.coder.fingerprint:
+            return table
+        return zlib.crc32(self.coder.fingerprint.to_bytes(4, "little"), table)
+
+    @property
+    def coder(self) -> Coder | None:
+        """That of ``coding`` for the table in use; None where that is "fixed", or where the coder
+        waits for a first fit."""
+        if self._coder[0] is not self._table and self.settings.coding in CODERS:
+            packing, size = self._table.kernel.packing, self.settings.bucket_size
+            make = CODERS[self.settings.coding].make
+            self._coder = self._table, make(packing, size, self._table.probabilities)
+        return self._coder[1]
 
     def codec_settings(self) -> dict[str, Any]:
         return {"norm": self.norm, "bits": self._table.bits, "symmetric": self._table.symmetric}
@@ -66,6 +89,22 @@ class TableScheme(GradientCompressor):
         kernels.for_device(out.device).decode_add(
             pairs, self._bucket(out.numel()), self._table.kernel, factor, out
         )
+
+    def coded_body(self, body: torch.Tensor, coordinates: int) -> torch.Tensor | None:
+        at = 4 * self._buckets(coordinates)
+        most = padded(self.body_bytes(coordinates)) - 8 - at
+        if self.coder is None or most <= 0:
+            return None
+        stream = self.coder.encode(body[at:].view(torch.int32), coordinates, most)
+        return None if stream is None else torch.cat([body[:at], stream])
+
+    def fixed_body(self, coded: torch.Tensor, coordinates: int) -> torch.Tensor:
+        at = 4 * self._buckets(coordinates)
+        words = self.coder.decode(coded[at:], coordinates)
+        return torch.cat([coded[:at], words.view(torch.uint8)])
+
+    def least_coded_bytes(self, coordinates: int) -> int:
+        return 4 * self._buckets(coordinates) + self.coder.least_stream_bytes(coordinates)
 
     def _split(self, body: torch.Tensor, coordinates: int) -> tuple[torch.Tensor, torch.Tensor]:
         at = 4 * self._buckets(coordinates)

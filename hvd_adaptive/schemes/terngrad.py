@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from hvd_adaptive.levels import uniform_magnitudes
+from hvd_adaptive.schemes.adaptive import Adaptation, FixedLevels
 from hvd_adaptive.schemes.level_table import LevelTable
-from hvd_adaptive.schemes.table_scheme import TableScheme
 from hvd_adaptive.settings import Settings
 
 
-class TernGrad(TableScheme):
+class TernGrad(FixedLevels):
     """Ternary gradients (Wen et al. 2017, as the ALQ paper, App. K.2, and the ORQ paper use it).
 
     Each bucket is clipped to ``clip`` times its deviation (ALQ paper, Eq. 49), divided by its then
@@ -19,11 +20,22 @@ class TernGrad(TableScheme):
 
     clip: c, default 2.5; None leaves the gradient as it is. Clipping makes the variance much less
     and the result a little biased: it is unbiased for the clipped gradient only.
+    update_steps, samples, statistics: as in ALQ; of the code book where ``coding`` has one.
     shared: see settings.Settings.
     """
 
     name = "terngrad"
 
-    def __init__(self, *, clip: float | None = 2.5, **shared: Any) -> None:
+    def __init__(
+        self,
+        *,
+        clip: float | None = 2.5,
+        update_steps: Iterable[int] | Callable[[int], bool] | None = None,
+        samples: int = 20,
+        statistics: str = "histogram",
+        **shared: Any,
+    ) -> None:
         settings = Settings.from_keywords("TernGrad", shared | {"clip": clip})
-        super().__init__(settings, "linf", LevelTable(2, False, uniform_magnitudes(2, False)))
+        table = LevelTable(2, False, uniform_magnitudes(2, False))
+        adaptation = Adaptation(False, update_steps, samples, statistics)
+        super().__init__(settings, "linf", table, adaptation)

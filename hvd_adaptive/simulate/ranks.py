@@ -7,14 +7,16 @@ averaged gradients are the same bits that ranks with these gradients would get.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 
-from hvd_adaptive.codec import Codec
-from hvd_adaptive.coding.payload import read_header
 from hvd_adaptive.compressor import SAMPLE_STREAM, GradientCompressor
+from hvd_adaptive.exchange.exchange import Place, Route, Shipment
+from hvd_adaptive.exchange.exchanges import EXCHANGES
+from hvd_adaptive.exchange.nodes import nodes_of
 from hvd_adaptive.feedback import Residuals, all_finite
 from hvd_adaptive.fusion.layout import Group, Member, build_layout, gather, parts_among
 from hvd_adaptive.fusion.samples import draw_buckets
@@ -92,6 +94,14 @@ class Ranks:
             torch.zeros(self.workers, group.coordinates, dtype=group.dtype, device=device)
             for group in self.layout.groups
         ]
+        make = EXCHANGES[self.settings.exchange]
+        nodes = nodes_of(self.settings.ranks_per_node, self.workers)
+        self._exchanges = [make(Place(workers, rank, nodes)) for rank in range(workers)]
+        if not self._exchanges[0].settled:
+            raise ValueError(
+                f"exchange={self.settings.exchange!r}: simulated ranks run on no nodes and have no "
+                "network to measure; give ranks_per_node with 'hierarchical'"
+            )
         weight = self.settings.error_feedback
         count = 0 if weight is None else self.workers
         self.residuals = [Residuals(weight) for _ in range(count)]
@@ -111,7 +121,10 @@ class Ranks:
 
     def due(self, step: int) -> bool:
         """Whether the compressor's schedule wants a table refitted at ``step``; ask once a step."""
-        return self.compressor is not None and self.compressor.update_due(step)
+        if self.compressor is None:
+            return False
+        self._exchanges[0].prepare(self.compressor, parts_among(self.layout.groups), step)
+        return self.compressor.update_due(step)
 
     def refit(self, step: int) -> None:
         """Update the tables from all ranks' samples."""
@@ -217,27 +230,56 @@ class Ranks:
     def _exchanged(
         self, index: int, step: int, after: Sequence[dict[int, torch.Tensor]]
     ) -> torch.Tensor:
-        """A group's average, of every rank's payload. ``after`` gets the ranks' next residuals."""
-        quantized, layout = self._quantized(index, step), self.layout.fingerprint
-        codec, seed = self._codec(index), self.settings.seed
-        payloads = []
+        """A group's average, by the exchange. ``after`` gets the ranks' next residuals."""
+        routes = []
         for rank, row in enumerate(self.flats[index]):
-            key = stream_key(seed, rank, step, index)
-            values = self._quantized_values(index, rank, quantized)
-            payloads.append(codec.encode_flat(row, quantized, key, layout, values))
-            if self.residuals and quantized:
-                next_residual = self.residuals[rank].after(index, values, codec, payloads[-1])
-                after[rank][index] = next_residual
-        self.payload_bytes += payloads[0].numel()
-        return codec.decode_sum(payloads, read_header(payloads[0]), 1.0 / self.workers)
+            exchange, shipment = self._exchanges[rank], self._shipment(index, step, rank)
+            values = self._quantized_values(index, rank, shipment.quantized)
+            payloads = exchange.encode(shipment, row, values)
+            if self.residuals and shipment.quantized:
+                codec, residuals = shipment.codec, self.residuals[rank]
+                after[rank][index] = residuals.after(index, values, codec, payloads)
+            routes.append(exchange.route(shipment, payloads))
+        return together(routes)
 
-    def _codec(self, index: int) -> Codec:
+    def _shipment(self, index: int, step: int, of_rank: int) -> Shipment:
+        group, quantized = self.layout.groups[index], self._quantized(index, step)
+        seed = self.settings.seed
+        return Shipment(
+            codec=self._codec(index),
+            dtype=group.dtype,
+            quantized=quantized,
+            full=group.coordinates - quantized,
+            layout=self.layout.fingerprint,
+            key=lambda rank: stream_key(seed, rank, step, index),
+            factor=lambda: 1.0 / self.workers,
+            time=lambda field: nullcontext(),
+            count=self._count if of_rank == 0 else lambda size: None,
+        )
+
+    def _count(self, size: int) -> None:
+        self.payload_bytes += size
+
+    def _codec(self, index: int) -> GradientCompressor:
         """Of the group's part."""
         return self.compressor.part(self.layout.groups[index].part)
 
     def _quantized(self, index: int, step: int) -> int:
         """Coordinates of a group that are quantised: none while warming up."""
         return 0 if step < self.settings.warmup_steps else self.layout.groups[index].quantized
+
+
+def together(routes: Sequence[Route]) -> torch.Tensor:
+    """The first rank's result of an exchange: all ranks go its stages side by side."""
+    requests = [next(route) for route in routes]
+    while True:
+        received = type(requests[0]).hand_over(requests)
+        try:
+            first = routes[0].send(received[0])
+        except StopIteration as end:
+            return end.value
+        others = zip(routes[1:], received[1:], strict=True)
+        requests = [first, *(route.send(own) for route, own in others)]
 
 
 def _mean(flat: torch.Tensor) -> torch.Tensor:

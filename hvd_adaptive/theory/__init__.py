@@ -13,6 +13,7 @@ from hvd_adaptive.theory.code_length import (
     qsgd_code_length,
     qsgd_dense_code_length,
     sparse_code_bits,
+    sparse_code_length_bound,
 )
 from hvd_adaptive.theory.convergence import (
     Guarantee,
@@ -79,6 +80,7 @@ __all__ = [
     "smooth_convex_to_reach",
     "smooth_nonconvex",
     "sparse_code_bits",
+    "sparse_code_length_bound",
     "variance_bound",
     "variance_gap",
     "variance_gap_bound",

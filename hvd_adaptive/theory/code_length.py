@@ -3,8 +3,8 @@
 Two kinds of code. ALQ's (App. D) is an optimal prefix code of every coordinate's symbol: Theorems
 3 and 10 are proved bounds. QSGD's and NUQSGD's (Elias codes of the gaps between nonzero
 coordinates and of the level numbers) come with o(1) terms in n: those are LEFT OUT here, so the
-numbers are leading terms that a real code may exceed at any finite n. ``sparse_code_bits`` counts
-what that code really takes, to stand beside them.
+numbers are leading terms that a real code may exceed at any finite n. ``sparse_code_length_bound``
+bounds the same code without any o(1); ``sparse_code_bits`` counts what it really takes.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from hvd_adaptive.levels import (
     symbol_probabilities,
 )
 from hvd_adaptive.theory.arguments import check_count, check_not_negative, check_order
+from hvd_adaptive.theory.variance import variance_bound
 
 
 def code_length_bound(
@@ -113,6 +114,41 @@ def nuqsgd_code_length(internal_levels: int, dimension: int, norm_bits: float = 
     gaps = np.log2(d / nonzero)
     numbers = np.log2(np.log2(8 * (4.0**s + d) / nonzero) / 2)
     return float(check_not_negative("norm_bits", norm_bits) + nonzero * (3 + gaps + numbers))
+
+
+def sparse_code_length_bound(magnitudes: ArrayLike, dimension: int, norm_bits: float = 32) -> float:
+    """Expected bits of QSGD's and NUQSGD's sparse code at most, of any vector under L2.
+
+    The way of QSGD Theorem 3.2 and NUQSGD Theorem 3 with the real lengths of Elias's code, and
+    for any zero-based table. N nonzero coordinates have gaps that sum to d at most, and squared
+    levels that sum to S in the mean: with G and K the least concave functions above
+    1 + |Elias(k)| at k and above |Elias(k)| at the k-th level squared, both 0 at 0, the bits are at
+    most N G(d/N) + N K(S/N) (Jensen). That is concave in (N, S) and grows with both, so E[N] <=
+    ``nonzero_bound`` and E[S] <= 1 + ``variance_bound`` give a bound of its mean (Jensen again).
+    """
+    levels = check_magnitudes(magnitudes, symmetric=False)
+    d = check_count("dimension", dimension)
+    nonzero = nonzero_bound(levels, d)
+    squares = 1 + variance_bound(levels, d)
+    powers = 2 ** np.arange(d.bit_length())  # |Elias(k)| grows at powers of two alone
+    gaps = _least_concave(powers, 1 + elias_bits(powers), d / nonzero)
+    bits = elias_bits(np.arange(1, levels.size))
+    numbers = _least_concave(levels[1:] ** 2, bits, squares / nonzero)
+    return check_not_negative("norm_bits", norm_bits) + nonzero * (gaps + numbers)
+
+
+def _least_concave(x: NDArray, y: NDArray, at: float) -> float:
+    """The least concave function that is 0 at 0 and at least y at x, at ``at``; x and y ascend."""
+    hull = [(0.0, 0.0)]
+    for point in zip(x.tolist(), y.tolist(), strict=True):
+        while len(hull) > 1 and _slope(hull[-1], point) >= _slope(hull[-2], hull[-1]):
+            hull.pop()
+        hull.append(point)
+    return float(np.interp(at, *zip(*hull, strict=True)))
+
+
+def _slope(left: tuple[float, float], right: tuple[float, float]) -> float:
+    return (right[1] - left[1]) / (right[0] - left[0])
 
 
 def elias_bits(integers: ArrayLike) -> NDArray[np.int64]:

@@ -7,28 +7,24 @@ from types import SimpleNamespace
 
 import torch
 
+from hvd_adaptive.exchange.allgather import Allgather
+from hvd_adaptive.exchange.exchange import Place
 from hvd_adaptive.fusion.layout import Member, build_layout
 from hvd_adaptive.fusion.step import Step
 
 
 class Echo:
-    """An exchange of one rank, which remembers the payloads."""
+    """Horovod of one rank: an allgather gives it back what it sent, and remembers it."""
 
     def __init__(self) -> None:
         self.sent: list[torch.Tensor] = []
 
-    def start(self, payload: torch.Tensor, name: str) -> torch.Tensor:
+    def allgather_async(self, payload: torch.Tensor, name: str, process_set) -> torch.Tensor:
         self.sent.append(payload)
         return payload
 
-    def finish(self, handle: torch.Tensor) -> list[torch.Tensor]:
-        return [handle]
-
-    def wire_bytes(self, size: int) -> int:
-        return 0
-
-    def in_flight_bytes(self, size: int) -> int:
-        return size
+    def synchronize(self, handle: torch.Tensor) -> torch.Tensor:
+        return handle
 
 
 class OneRank:
@@ -40,8 +36,9 @@ class OneRank:
 
     def __init__(self, compressor, sizes, dtypes=(), place=(0, 1), fusion=None) -> None:
         self.compressor, self.settings = compressor, compressor.settings
-        self.world, self.place = SimpleNamespace(rank=0), place
-        self.exchange, self.name = Echo(), "test"
+        self.hvd, self.place = Echo(), place
+        self.world = SimpleNamespace(rank=0, size=1, process_set=None, hvd=self.hvd)
+        self.exchange, self.name = Allgather(Place(1, 0)), "test"
         dtypes = dtypes or [torch.float32] * len(sizes)
         members = [
             Member(chr(ord("a") + i), (size,), dtype, compressor.part_of(chr(ord("a") + i)))

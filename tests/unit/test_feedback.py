@@ -13,6 +13,7 @@ import hvd_adaptive
 from hvd_adaptive import (
     ALQ,
     AMQ,
+    ECDQ,
     NUQSGD,
     ORQ,
     QCS,
@@ -43,6 +44,7 @@ SCHEMES = {
     "quantile": lambda **k: LinearQuantile(bucket_size=64, levels=5, **k),
     "bingrad": lambda **k: BinGrad(bucket_size=64, variant="biased", **k),
     "signsgd": lambda **k: SignSGD(bucket_size=64, **k),
+    "ecdq": lambda **k: ECDQ(bucket_size=64, bits=3, **k),
     "amq": lambda **k: AMQ(bucket_size=64, bits=3, **k),
     "two_parts": lambda **k: QSGD(bits=3, bucket_size=64, parameter_bits={"c": 5}, **k),
 }
@@ -87,7 +89,7 @@ def test_the_payload_encodes_z():
     key = rank.begin()._key(0, 0)
     rank.step([g])
     alone = QSGD(bits=4, bucket_size=64).encode_flat(g + 0.5 * r, 500, key)
-    assert torch.equal(rank.exchange.sent[1][SIZE:], alone[SIZE:])
+    assert torch.equal(rank.hvd.sent[1][SIZE:], alone[SIZE:])
 
 
 def test_first_step_sends_what_it_sends_without_feedback():
@@ -95,7 +97,7 @@ def test_first_step_sends_what_it_sends_without_feedback():
     for weight in (None, 1.0):
         rank = OneRank(QSGD(bits=4, bucket_size=64, error_feedback=weight), [5000, 10])
         rank.step(gradients([5000, 10], 0))
-        sent.append(rank.exchange.sent[0])
+        sent.append(rank.hvd.sent[0])
     assert torch.equal(*sent)
 
 

@@ -18,9 +18,10 @@ OWN = {
     ALQ: {"norm": "linf", "symmetric": False, "normalized": True, "statistics": "normal",
           "samples": 7, "solver": "gradient_descent"},
     AMQ: {"norm": "linf", "normalized": True, "statistics": "normal", "samples": 3},
-    QSGD: {"norm": "linf", "symmetric": True},
-    NUQSGD: {"norm": "linf", "multiplier": 0.6, "symmetric": True},
-    TernGrad: {"clip": 1.5},
+    QSGD: {"norm": "linf", "symmetric": True, "samples": 4, "statistics": "normal"},
+    NUQSGD: {"norm": "linf", "multiplier": 0.6, "symmetric": True, "samples": 5,
+             "statistics": "normal"},
+    TernGrad: {"clip": 1.5, "samples": 6, "statistics": "normal"},
 }  # fmt: skip
 SHARED = {"bucket_size": 100, "seed": 3, "tail": "full", "clip": 2.0}
 

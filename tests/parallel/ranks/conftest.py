@@ -15,7 +15,8 @@ torch.set_num_threads(1)
 
 @pytest.fixture(scope="session", autouse=True)
 def world():
-    """Horovod, initialised once."""
+    """Horovod, initialised once; tests may make process sets."""
+    os.environ.setdefault("HOROVOD_DYNAMIC_PROCESS_SETS", "1")
     hvd.init()
     yield hvd
     hvd.shutdown()

@@ -35,6 +35,7 @@ from hvd_adaptive.theory import (
     qsgd_code_length,
     qsgd_dense_code_length,
     sparse_code_bits,
+    sparse_code_length_bound,
 )
 
 BOTH = pytest.mark.parametrize("symmetric", [True, False], ids=["symmetric", "zero-based"])
@@ -187,6 +188,44 @@ def test_measured_lengths_beside_the_formulas(scheme):
             assert 0.6 < measured / formula(s, d) < 1.25, (s, d, measured / formula(s, d))
 
 
+ZERO_BASED = {name: table for name, (table, symmetric) in TABLES.items() if not symmetric} | {
+    "qsgd-90": uniform(90)
+}
+
+
+@pytest.mark.parametrize("dimension", [1, 17, 300, 8192])
+@pytest.mark.parametrize("name", ZERO_BASED)
+def test_sparse_codes_never_exceed_their_bound(name, dimension):
+    """Mean of 10 roundings, less 5 deviations of it."""
+    table, most = ZERO_BASED[name], 0.0
+    rng, bound = np.random.default_rng(dimension), sparse_code_length_bound(table, dimension)
+    for v in hard_vectors(table, False, dimension, 2):
+        bits = [sparse_code_bits(level_numbers(rng, v, table)) for _ in range(10)]
+        assert np.mean(bits) - 5 * np.std(bits) / np.sqrt(10) <= bound
+        most = max(most, np.mean(bits))
+    assert bound - 32 <= 2.5 * (most - 32)
+
+
+def test_sparse_code_length_bound_by_hand():
+    """One level, 1, and d = 10,000: N = 101 at most, gaps of 10,000 / 101, between 64 and 128, and
+    S = 1 + 99, the last number from ``variance_bound``, a bit for each."""
+    assert [len(omega(64)), len(omega(128))] == [13, 14]
+    gap = 1 + 13 + (10_000 / 101 - 64) / 64
+    expected = 101 * gap + 100
+    np.testing.assert_allclose(sparse_code_length_bound([0, 1], 10_000), 32 + expected)
+    np.testing.assert_allclose(sparse_code_length_bound([0, 1], 10_000, norm_bits=0), expected)
+
+
+def test_sparse_code_at_root_n_takes_more_than_corollary_3_3_where_nothing_is_zero():
+    """2.8 n is a dense code's; the sparse one takes 3 n of a constant vector at s = sqrt(n)."""
+    n = 8100
+    numbers = level_numbers(np.random.default_rng(0), np.ones(n), uniform(90))
+    assert sparse_code_bits(numbers) == 32 + 3 * n > qsgd_dense_code_length(n)
+    numbers = level_numbers(np.random.default_rng(0), np.random.default_rng(1).normal(size=n),
+                            uniform(90))  # fmt: skip
+    np.testing.assert_allclose(sparse_code_bits(numbers), qsgd_dense_code_length(n), rtol=0.02)
+
+
 def test_qsgd_formula_by_hand():
     np.testing.assert_allclose(
         qsgd_code_length(1, 10_000), 32 + 101 * (3 + 1.5 * np.log2(20002 / 101))
@@ -235,6 +274,9 @@ def test_nuqsgd_formula_step_by_step():
         (lambda: qsgd_code_length(0, 4), "intervals=0"),
         (lambda: qsgd_dense_code_length(0), "dimension=0"),
         (lambda: nuqsgd_code_length(4, 1000), "dimension=1000: must be at least .* 2071"),
+        (lambda: sparse_code_length_bound([0.0, 1.0], 0), "dimension=0"),
+        (lambda: sparse_code_length_bound([0.5, 1.0], 4), "magnitudes: the first must be zero"),
+        (lambda: sparse_code_length_bound([0.0, 1.0], 4, -1), "norm_bits=-1"),
         (lambda: elias_bits([1, 0]), "integers: must all be from 1"),
         (lambda: elias_bits(2**53 + 1), "integers: must all be from 1"),
     ],

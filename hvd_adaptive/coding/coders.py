@@ -1,0 +1,9 @@
+"""The lossless coders by the names that ``coding=`` takes (coder.py tells what they do)."""
+
+from __future__ import annotations
+
+from hvd_adaptive.coding.coder import Coder
+from hvd_adaptive.coding.elias import EliasCoder
+from hvd_adaptive.coding.huffman import HuffmanCoder
+
+CODERS: dict[str, type[Coder]] = {coder.name: coder for coder in (HuffmanCoder, EliasCoder)}

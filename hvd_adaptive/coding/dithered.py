@@ -1,0 +1,193 @@
+"""The body of a dithered payload: steps of the buckets, then coded integers.
+
+Little-endian: u32 ``kind``; float32 steps, one for each bucket; then, where kind is CODED, two u32
+for each segment of SEGMENT coordinates, where its codes and where its escaped integers end, counted
+from the first byte behind these numbers; then the segments. A segment's codes are the symbols of
+the first class in that class's book, then those of the second, and so on, without a gap; zero bits
+fill the last byte. Coordinates of buckets without a step above 0 have no symbol.
+
+Where the codes would be longer, kind is the bytes of an integer, and all integers follow, in order.
+"""
+
+from __future__ import annotations
+
+import itertools
+from typing import Protocol
+
+import numpy as np
+import torch
+
+from hvd_adaptive.coding.coder import mapped
+from hvd_adaptive.coding.prefix_code import PrefixCode
+from hvd_adaptive.errors import PayloadError
+from hvd_adaptive.kernels import cpu_ecdq, cpu_huffman
+
+# Runs of symbols stay in the second-level cache; 64 bits for each segment do not count.
+SEGMENT = 1 << 16
+CODED = 0
+WIDTHS = {2: np.dtype("<i2"), 4: np.dtype("<i4")}
+
+
+class Code(Protocol):
+    """A step and code books: see schemes/dithered_code.py."""
+
+    delta: float
+    most: int
+    dtype: type
+    books: list[PrefixCode]
+
+
+def least_bytes(coordinates: int, bucket_size: int, width: int) -> int:
+    """The fewest bytes of a body."""
+    offsets = 8 * -(-coordinates // SEGMENT)
+    return _head(coordinates, bucket_size) + min(offsets, width * coordinates)
+
+
+def most_bytes(coordinates: int, bucket_size: int, width: int) -> int:
+    """The most bytes of a body, integers of ``width`` bytes each."""
+    return _head(coordinates, bucket_size) + width * coordinates
+
+
+def encode(
+    flat: torch.Tensor, bucket_size: int, code: Code, key: int, width: int, body: torch.Tensor
+) -> int:
+    """Quantise ``flat`` (float32, (n,)) into ``body`` (uint8, most_bytes); how many bytes it took.
+
+    width: of an integer that every one fits. bucket_size: at most n.
+    """
+    flat, filled = flat.cpu(), body.cpu()
+    out = filled.numpy()
+    steps = cpu_ecdq.bucket_steps(flat, bucket_size, code.delta)
+    at = _head(flat.numel(), bucket_size)
+    out[4:at].view("<f4")[:] = steps.numpy()
+    kind, used = CODED, _encode_segments(flat, steps, bucket_size, code, key, out[at:])
+    if used is None:
+        q = cpu_ecdq.quantize(flat, steps, bucket_size, key)
+        kind, used = width, width * flat.numel()
+        out[at : at + used].view(WIDTHS[width])[:] = q.numpy()
+    out[:4].view("<u4")[0] = kind
+    if filled is not body:
+        body[: at + used] = filled[: at + used]
+    return at + used
+
+
+def add(
+    body: torch.Tensor, bucket_size: int, code: Code, key: int, width: int, out: torch.Tensor
+) -> None:
+    """Add the values of a body to ``out`` (float32, (n,)); PayloadError where it is not one of ours
+    (and then ``out`` is of no use).
+
+    body: uint8, followed by up to 7 bytes of padding, which must be 0.
+    """
+    data, at = body.cpu().numpy(), _head(out.numel(), bucket_size)
+    if data.size < at:
+        raise PayloadError(f"payload's body of {data.size} bytes is too short")
+    kind, steps = int(data[:4].view("<u4")[0]), data[4:at].view("<f4")
+    if not np.all((steps >= 0) & (steps < np.inf) | np.isnan(steps)):
+        raise PayloadError("payload holds impossible steps")
+    steps, total = torch.from_numpy(steps), out.cpu()
+    if kind == CODED:
+        _add_segments(data[at:], steps, bucket_size, code, key, total)
+    elif kind == width:
+        _check_end(data[at:], width * out.numel())
+        q = data[at : at + width * out.numel()].view(WIDTHS[width]).astype(np.int32)
+        cpu_ecdq.add(torch.from_numpy(q), steps, bucket_size, key, total)
+    else:
+        raise PayloadError(f"payload's body is of kind {kind}, not {CODED} or {width}")
+    if total is not out:
+        out.copy_(total)
+
+
+def _head(coordinates: int, bucket_size: int) -> int:
+    """Bytes of ``kind`` and the steps."""
+    return 4 + 4 * -(-coordinates // bucket_size)
+
+
+def _encode_segments(
+    flat: torch.Tensor, steps: torch.Tensor, bucket_size: int, code: Code, key: int, out: np.ndarray
+) -> int | None:
+    """Fill ``out`` (uint8) with offsets and segments; None where they do not fit."""
+    begins, n = range(0, flat.numel(), SEGMENT), flat.numel()
+    head = 8 * len(begins)
+    if head > out.size:
+        return None
+
+    def coded(share: range) -> list[np.ndarray]:
+        """Codes and escapes of some segments, one after another."""
+        splitter = cpu_ecdq.Splitter(min(SEGMENT, n), len(code.books), code.most, code.dtype)
+        room, parts, size = np.empty(cpu_huffman.most_bytes(min(SEGMENT, n)), np.uint8), [], 0
+        for begin in share:
+            end = min(begin + SEGMENT, n)
+            runs, escaped = splitter(flat, steps, bucket_size, key, begin, end)
+            bits = 0
+            for run, book in zip(runs, code.books, strict=True):
+                bits = cpu_huffman.encode(run, book, room, bits)
+            parts += [room[: -(-bits // 8)].copy(), cpu_ecdq.put_numbers(escaped, code.most)]
+            size += parts[-2].size + parts[-1].size
+            if size > out.size:  # it will not fit: do not go on
+                break
+        return parts
+
+    shares = _shares(begins)
+    parts = list(itertools.chain.from_iterable(mapped(coded, shares, len(shares))))
+    ends = np.cumsum([part.size for part in parts], dtype=np.int64)
+    if len(parts) < 2 * len(begins) or (parts and head + ends[-1] > out.size):
+        return None
+    out[:head].view("<u4")[:] = ends
+    used = head + int(ends[-1]) if parts else head
+    np.concatenate([np.empty(0, np.uint8), *parts], out=out[head:used])
+    return used
+
+
+def _add_segments(
+    data: np.ndarray, steps: torch.Tensor, bucket_size: int, code: Code, key: int, out: torch.Tensor
+) -> None:
+    begins, n = range(0, out.numel(), SEGMENT), out.numel()
+    head = 8 * len(begins)
+    if data.size < head:
+        raise PayloadError(f"payload's body is too short for {len(begins)} segments")
+    ends = np.concatenate([[0], data[:head].view("<u4").astype(np.int64)])
+    if np.any(np.diff(ends) < 0):
+        raise PayloadError("payload's segments have impossible ends")
+    data = data[head:]
+    _check_end(data, int(ends[-1]))
+
+    def add_share(share: range) -> None:
+        runs = np.empty((len(code.books), min(SEGMENT, n)), code.dtype)
+        for begin in share:
+            index, end = begin // SEGMENT, min(begin + SEGMENT, n)
+            start, middle, stop = ends[2 * index : 2 * index + 3].tolist()
+            escaped = cpu_ecdq.numbers(data[middle:stop], code.most)
+            found = cpu_ecdq.counts(steps, bucket_size, key, begin, end, len(runs)).tolist()
+            read = escaped is not None and _read(data[start:middle], code, found, runs)
+            if not read or not cpu_ecdq.add_runs(
+                runs, escaped, steps, bucket_size, key, begin, end, code.most, out
+            ):
+                raise PayloadError(f"payload's segment {index} is corrupt")
+
+    shares = _shares(begins)
+    for _ in mapped(add_share, shares, len(shares)):
+        pass
+
+
+def _shares(begins: range) -> list[range]:
+    """Segments that are next to each other for each of torch's threads, all of them used."""
+    threads = max(1, min(torch.get_num_threads(), len(begins)))
+    cuts = [len(begins) * thread // threads for thread in range(threads + 1)]
+    return [begins[a:b] for a, b in itertools.pairwise(cuts)]
+
+
+def _read(data: np.ndarray, code: Code, counts: list[int], runs: np.ndarray) -> bool:
+    """Fill the rows of ``runs`` with so many symbols each; whether all the data were needed and the
+    bits that fill its last byte are 0."""
+    bits = 0
+    for row, count, book in zip(runs, counts, code.books, strict=True):
+        bits = cpu_huffman.decode(data, bits, book, row[:count])
+        if bits < 0:
+            return False
+    return -(-bits // 8) == data.size and (bits % 8 == 0 or data[-1] >> (bits % 8) == 0)
+
+
+def _check_end(data: np.ndarray, size: int) -> None:
+    if not 0 <= data.size - size <= 7 or np.any(data[size:]):
+        raise PayloadError(f"payload's body goes on for {data.size - size} bytes behind its end")

@@ -1,0 +1,78 @@
+"""How prefix codes are made: parse trees grown, code lengths limited."""
+
+from __future__ import annotations
+
+import heapq
+
+import numpy as np
+
+# Trees are not grown beyond so many symbols in all leaves together, nor blocks beyond so many.
+POOL = 1 << 18
+LONGEST_BLOCK = 1024
+
+
+def grown(p: np.ndarray, most: int) -> tuple[np.ndarray, np.ndarray]:
+    """Split the most probable leaf, again and again: children, and the leaves' probabilities."""
+    alphabet = p.size
+    rows, heap, pool = [], [], 0
+    # A leaf: minus its probability, then its number, so that ties have an order; its depth.
+    parents: list[tuple[int, int]] = []
+
+    def split(probability: float, depth: int) -> None:
+        first = len(parents)
+        node = len(rows)
+        rows.append(np.arange(first, first + alphabet))
+        parents.extend((node, symbol) for symbol in range(alphabet))
+        for number, weight in enumerate((p * probability).tolist(), first):
+            heapq.heappush(heap, (-weight, number, depth + 1))
+
+    split(1.0, 0)
+    pool = alphabet
+    links = []
+    while len(heap) + alphabet - 1 <= most:
+        weight, number, depth = heap[0]
+        pool += alphabet * (depth + 1) - depth
+        if depth >= LONGEST_BLOCK or pool > POOL:
+            break
+        heapq.heappop(heap)
+        links.append((*parents[number], len(rows)))
+        split(-weight, depth)
+    children = np.zeros((len(rows), alphabet), np.int32)
+    for node, symbol, child in links:
+        children[node, symbol] = child
+    ends = np.nonzero(children == 0)
+    children[ends] = -1 - np.arange(ends[0].size)
+    weights = np.empty(ends[0].size)
+    number_of = {number: -weight for weight, number, _ in heap}
+    for leaf, (node, symbol) in enumerate(zip(*ends, strict=True)):
+        weights[leaf] = number_of[int(rows[node][symbol])]
+    return children, weights
+
+
+def limited_lengths(weights: np.ndarray, longest: int) -> np.ndarray:
+    """Bits (uint8) of the optimal prefix code whose codes have at most ``longest`` bits: package-
+    merge (Larmore and Hirschberg, A fast algorithm for optimal length-limited Huffman codes, 1990).
+
+    weights: (n,), 2 <= n <= 2**longest. The code is complete: the sum of 2**-bits is 1.
+    """
+    order = np.argsort(weights, kind="stable")
+    single = weights[order]
+    n, merged, counts = single.size, single, []
+    for _ in range(longest - 1):
+        pairs = merged[: merged.size // 2 * 2].reshape(-1, 2).sum(axis=1)
+        # Where a package weighs as much as a symbol, the symbol is first.
+        both = np.concatenate([single, pairs])
+        place = np.argsort(both, kind="stable")
+        counts.append(np.cumsum(place < n))
+        merged = both[place]
+    bits = np.zeros(n, np.uint8)
+    taken = 2 * n - 2
+    for singles in reversed(counts):
+        # Of what is taken the symbols are the lightest; packages stand for twice as many below.
+        own = int(singles[taken - 1]) if taken else 0
+        bits[:own] += 1
+        taken = 2 * (taken - own)
+    bits[:taken] += 1
+    lengths = np.empty(n, np.uint8)
+    lengths[order] = bits
+    return lengths

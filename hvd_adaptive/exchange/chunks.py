@@ -1,0 +1,59 @@
+"""Cutting a group into one chunk for each owner."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Quantised coordinates ``begin`` to ``end`` of a group, and ``full_begin`` to ``full_end``,
+    of the group too, in full precision."""
+
+    begin: int
+    end: int
+    full_begin: int
+    full_end: int
+
+    @property
+    def quantized(self) -> int:
+        return self.end - self.begin
+
+    @property
+    def full(self) -> int:
+        return self.full_end - self.full_begin
+
+    @property
+    def coordinates(self) -> int:
+        return self.quantized + self.full
+
+    def of(self, flat: torch.Tensor) -> torch.Tensor:
+        """The chunk of a group's tensor, 1-D: a view where one of its sections is empty."""
+        values = flat[self.begin : self.end]
+        if not self.full:
+            return values
+        full = flat[self.full_begin : self.full_end]
+        return torch.cat([values, full]) if self.quantized else full
+
+    def frame(self, flat: torch.Tensor) -> torch.Tensor:
+        """As ``of`` where quantised coordinates are given apart: these may be anything here."""
+        if not (self.full and self.quantized):
+            return self.of(flat)
+        frame = flat.new_empty(self.coordinates)
+        frame[self.quantized :] = flat[self.full_begin : self.full_end]
+        return frame
+
+    def put(self, chunk: torch.Tensor, flat: torch.Tensor) -> None:
+        """Inverse of ``of``: into the group's tensor."""
+        flat[self.begin : self.end] = chunk[: self.quantized]
+        flat[self.full_begin : self.full_end] = chunk[self.quantized :]
+
+
+def cut(quantized: int, full: int, bucket_size: int, owners: int) -> list[Chunk]:
+    """One chunk for each owner, as even as whole buckets allow; they cover the group in order."""
+    buckets = -(-quantized // bucket_size)
+    edges = [min(quantized, buckets * o // owners * bucket_size) for o in range(owners + 1)]
+    full_edges = [quantized + full * o // owners for o in range(owners + 1)]
+    return [Chunk(edges[o], edges[o + 1], full_edges[o], full_edges[o + 1]) for o in range(owners)]

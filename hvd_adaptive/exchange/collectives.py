@@ -1,0 +1,130 @@
+"""What ranks do together: requests that an exchange makes, and two ways to carry them out.
+
+Over Horovod a rank ``submit``s a request and ``receive``s what comes of it; in a simulation all
+ranks' requests are handed over in one process. Tensors are uint8 and 1-D, of any lengths.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from hvd_adaptive.exchange.world import World
+
+# Horovod counts the bytes of a collective's result in 32-bit signed displacements.
+LARGEST_COLLECTIVE = 2**31 - 1
+
+
+class Collective(ABC):
+    """One rank's part in a collective."""
+
+    @abstractmethod
+    def submit(self, world: World, name: str) -> Any:
+        """A handle; every rank must submit under this name."""
+
+    @abstractmethod
+    def receive(self, world: World, handle: Any) -> list[torch.Tensor]:
+        """Wait; what each rank sent to this one, in rank order."""
+
+    @abstractmethod
+    def sent_bytes(self, rank: int, ranks: int) -> int:
+        """Bytes that leave this rank."""
+
+    @staticmethod
+    @abstractmethod
+    def hand_over(requests: Sequence[Any]) -> list[list[torch.Tensor]]:
+        """What each rank receives, from all ranks' requests."""
+
+
+@dataclass(frozen=True)
+class AllGather(Collective):
+    """Every rank gets what every rank sends.
+
+    The result comes as one tensor, since Horovod does not tell where a rank's bytes end: payloads
+    do (``coding.payload.split``).
+    """
+
+    data: torch.Tensor
+
+    def submit(self, world: World, name: str) -> Any:
+        return world.hvd.allgather_async(self.data, name=name, process_set=world.process_set)
+
+    def receive(self, world: World, handle: Any) -> list[torch.Tensor]:
+        return [world.hvd.synchronize(handle)]
+
+    def sent_bytes(self, rank: int, ranks: int) -> int:
+        return self.data.numel() * (ranks - 1)
+
+    @staticmethod
+    def hand_over(requests: Sequence[AllGather]) -> list[list[torch.Tensor]]:
+        gathered = torch.cat([request.data for request in requests])
+        return [[gathered] for _ in requests]
+
+
+@dataclass(frozen=True)
+class AllToAll(Collective):
+    """Rank r gets ``parts[r]``; empty ones need not travel."""
+
+    parts: Sequence[torch.Tensor]
+
+    def submit(self, world: World, name: str) -> Any:
+        splits = torch.tensor([part.numel() for part in self.parts], dtype=torch.int32)
+        return world.hvd.alltoall_async(
+            torch.cat(list(self.parts)), splits, name=name, process_set=world.process_set
+        )
+
+    def receive(self, world: World, handle: Any) -> list[torch.Tensor]:
+        data, splits = world.hvd.synchronize(handle)
+        return list(data.split(splits.tolist()))
+
+    def sent_bytes(self, rank: int, ranks: int) -> int:
+        return sum(part.numel() for r, part in enumerate(self.parts) if r != rank)
+
+    @staticmethod
+    def hand_over(requests: Sequence[AllToAll]) -> list[list[torch.Tensor]]:
+        return [[request.parts[rank] for request in requests] for rank in range(len(requests))]
+
+
+@dataclass(frozen=True)
+class Among(Collective):
+    """A request of some ranks, ``members``, numbered in their order: an alltoall of all ``ranks``.
+
+    All ranks must take part at the same time, each with members of its own.
+    local: these share a node, so that nothing leaves it.
+    """
+
+    members: Sequence[int]
+    request: AllGather | AllToAll
+    ranks: int
+    local: bool = False
+
+    def submit(self, world: World, name: str) -> Any:
+        return self._spread().submit(world, name)
+
+    def receive(self, world: World, handle: Any) -> list[torch.Tensor]:
+        return self._found(self._spread().receive(world, handle))
+
+    def sent_bytes(self, rank: int, ranks: int) -> int:
+        return 0 if self.local else self._spread().sent_bytes(rank, ranks)
+
+    @staticmethod
+    def hand_over(requests: Sequence[Among]) -> list[list[torch.Tensor]]:
+        received = AllToAll.hand_over([request._spread() for request in requests])
+        return [own._found(parts) for own, parts in zip(requests, received, strict=True)]
+
+    def _spread(self) -> AllToAll:
+        """What each of all ranks gets."""
+        to_all = isinstance(self.request, AllGather)
+        own = [self.request.data] * len(self.members) if to_all else self.request.parts
+        parts = [own[0].new_empty(0)] * self.ranks
+        for member, part in zip(self.members, own, strict=True):
+            parts[member] = part
+        return AllToAll(parts)
+
+    def _found(self, received: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        own = [received[member] for member in self.members]
+        return [torch.cat(own)] if isinstance(self.request, AllGather) else own

@@ -1,0 +1,106 @@
+"""Exchange: how the ranks' payloads of a group become everybody's average."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Generator, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+from hvd_adaptive.exchange.collectives import Collective
+
+if TYPE_CHECKING:
+    from hvd_adaptive.compressor import GradientCompressor
+    from hvd_adaptive.exchange.world import World
+    from hvd_adaptive.fusion.layout import Group
+
+# Yields what to do together, gets back what was received, returns the group's average.
+Route = Generator[Collective, list[torch.Tensor], torch.Tensor]
+
+
+@dataclass(frozen=True)
+class Shipment:
+    """A group on its way.
+
+    codec: of the group's part.  quantized, full: coordinates; the quantised ones come first.
+    layout: fingerprint that payloads carry.
+    count: told the bytes of payloads that this rank encoded from its gradients.
+    key: a rank's key of random numbers for this group, step and attempt.
+    factor: what a sum over ranks is multiplied with; asked when everything has been sent.
+    time: adds the seconds spent inside to a field of the step's figures.
+    """
+
+    codec: GradientCompressor
+    dtype: torch.dtype
+    quantized: int
+    full: int
+    layout: int
+    key: Callable[[int], int]
+    factor: Callable[[], float]
+    time: Callable[[str], AbstractContextManager]
+    count: Callable[[int], None]
+
+
+@dataclass(frozen=True)
+class Place:
+    """Rank ``rank`` of ``ranks``; nodes: of each rank, the node that it runs on, where known."""
+
+    ranks: int
+    rank: int
+    nodes: tuple[int, ...] = ()
+
+
+class Exchange(ABC):
+    """A way to exchange groups between ranks, seen from one of them.
+
+    Knows no Horovod: what it wants done together it yields, so that a simulation of all ranks runs
+    the same code.
+    """
+
+    def __init__(self, place: Place) -> None:
+        self.place, self.ranks, self.rank = place, place.ranks, place.rank
+
+    @property
+    def settled(self) -> bool:
+        """Whether it knows all it must know; if not, ``settle`` comes before the first group."""
+        return True
+
+    def settle(self, world: World, compressor: GradientCompressor, name: str) -> None:  # noqa: B027
+        """Find out, together with the other ranks, who agree on everything by now.
+
+        name: begins the names of its collectives.
+        """
+
+    def arrange(self, groups: Sequence[Group]) -> None:  # noqa: B027
+        """Change which coordinates of a layout's groups are quantised, once it is settled."""
+
+    def prepare(  # noqa: B027
+        self, compressor: GradientCompressor, labels: Sequence[str], step: int
+    ) -> None:
+        """Before ``step`` is asked for an update, once it is settled: make what the parts' codecs
+        need besides themselves."""
+
+    @abstractmethod
+    def in_flight_bytes(
+        self, codec: GradientCompressor, quantized: int, full: int, dtype: torch.dtype
+    ) -> int:
+        """Memory that a group's exchange holds at most, and no less than any of its collectives;
+        the same on every rank."""
+
+    @abstractmethod
+    def encode(
+        self, shipment: Shipment, flat: torch.Tensor, values: torch.Tensor
+    ) -> list[torch.Tensor]:
+        """What the group sends first, in the order of its coordinates; together they cover all.
+        Payloads, where there is error feedback.
+
+        flat: the group, in its dtype.  values: what is encoded in place of the quantised ones.
+        """
+
+    @abstractmethod
+    def route(self, shipment: Shipment, payloads: Sequence[torch.Tensor]) -> Route:
+        """Exchange the payloads; returns the average (or sum), in the group's dtype, the same bits
+        on every rank. PayloadError where a payload arrived corrupt."""

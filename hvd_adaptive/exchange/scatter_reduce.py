@@ -1,0 +1,164 @@
+"""Each rank averages a part of the group for all: what a rank sends does not grow with the ranks.
+
+1. A rank cuts the group into one chunk for each rank, its owner, encodes each and sends them by
+   alltoall.
+2. The owner decodes all ranks' payloads of its chunk, averages them in rank order, in float32
+   (float64 for float64), encodes the average with a codec of more bits (second_stage.py) and sends
+   it to all by allgather.
+3. All ranks, the owner included, decode the same bytes.
+
+A chunk ends at a bucket's end, so buckets are those of the whole group; the full-precision section
+is cut likewise. Where there are fewer buckets than ranks, some own nothing and send nothing.
+
+With error feedback the residual holds what the first stage lost of this rank's own payloads. The
+second stage is unbiased; what it loses is in no residual.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import torch
+
+from hvd_adaptive.coding.header import Header
+from hvd_adaptive.coding.payload import read_header
+from hvd_adaptive.errors import PayloadError
+from hvd_adaptive.exchange.chunks import Chunk, cut
+from hvd_adaptive.exchange.collectives import AllGather, AllToAll
+from hvd_adaptive.exchange.exchange import Exchange, Route, Shipment
+from hvd_adaptive.exchange.second_stage import SecondStage
+from hvd_adaptive.kernels.random import stream_key
+
+if TYPE_CHECKING:
+    from hvd_adaptive.compressor import GradientCompressor
+
+FIRST, SECOND = 0, 1
+# Sent in place of an average by an owner that could not read what it was sent.
+FAILED = torch.tensor(list(b"HVDAFAIL"), dtype=torch.uint8)
+
+
+class ScatterReduce(Exchange):
+    """``hvd.alltoall`` of chunks, then ``hvd.allgather`` of their averages."""
+
+    def prepare(self, compressor: GradientCompressor, labels: Sequence[str], step: int) -> None:
+        compressor.prepare_second_stages(self.ranks, labels, step)
+
+    def in_flight_bytes(
+        self, codec: GradientCompressor, quantized: int, full: int, dtype: torch.dtype
+    ) -> int:
+        second = self._second_stage(codec)
+        chunks = [c for c in self._chunks(codec, quantized, full) if c.coordinates]
+        own = [codec.payload_bytes(c.quantized, c.full, dtype) for c in chunks]
+        averages = [second.payload_bytes(c.quantized, c.full, dtype) for c in chunks]
+        # What is sent and received in the first stage; of the second, the owner's own and all.
+        first = sum(own) + self.ranks * max(own, default=0)
+        return max(first, max(averages, default=0) + sum(averages))
+
+    def encode(
+        self, shipment: Shipment, flat: torch.Tensor, values: torch.Tensor
+    ) -> list[torch.Tensor]:
+        codec, key = shipment.codec, shipment.key(self.rank)
+        payloads = []
+        for owner, chunk in enumerate(self._chunks_of(shipment)):
+            payloads.append(
+                codec.encode_flat(
+                    chunk.frame(flat),
+                    chunk.quantized,
+                    chunk_key(key, owner, FIRST),
+                    shipment.layout,
+                    values[chunk.begin : chunk.end],
+                )
+                if chunk.coordinates
+                else flat.new_empty(0, dtype=torch.uint8)
+            )
+        shipment.count(sum(payload.numel() for payload in payloads))
+        return payloads
+
+    def route(self, shipment: Shipment, payloads: Sequence[torch.Tensor]) -> Route:
+        own = payloads[self.rank]
+        expected = read_header(own) if own.numel() else None
+        received = yield AllToAll(payloads)
+        del payloads, own
+        failure, average = None, torch.empty(0, dtype=torch.uint8, device=received[0].device)
+        try:
+            if expected is not None:
+                average = self._average(shipment, received, expected)
+        except PayloadError as error:
+            # The others would wait for this rank for ever: they are told, and all fail together.
+            failure, average = error, FAILED.to(average.device)
+        del received
+        (gathered,) = yield AllGather(average)
+        if failure is not None:
+            raise failure
+        with shipment.time("decode_s"):
+            return self._decode(shipment, gathered)
+
+    def _average(
+        self, shipment: Shipment, received: Sequence[torch.Tensor], expected: Header
+    ) -> torch.Tensor:
+        """The average of this rank's chunk, encoded."""
+        codec = shipment.codec
+        for rank, payload in enumerate(received):
+            if read_header(payload).key != chunk_key(shipment.key(rank), self.rank, FIRST):
+                raise PayloadError(f"rank {rank} sent a payload of another step, group or chunk")
+        with shipment.time("decode_s"):
+            average = codec.decode_wide(received, expected, shipment.factor())
+        with shipment.time("encode_s"):
+            second = self._second_stage(codec)
+            quantized = second.quantized(expected.coordinates - expected.full)
+            key = chunk_key(shipment.key(self.rank), self.rank, SECOND)
+            return second.codec.encode_flat(
+                average.to(shipment.dtype), quantized, key, shipment.layout, average[:quantized]
+            )
+
+    def _decode(self, shipment: Shipment, gathered: torch.Tensor) -> torch.Tensor:
+        """The whole group, of all owners' averages."""
+        second = self._second_stage(shipment.codec)
+        wide = torch.float64 if shipment.dtype == torch.float64 else torch.float32
+        coordinates = shipment.quantized + shipment.full
+        out = torch.zeros(coordinates, dtype=wide, device=gathered.device)
+        at = 0
+        for owner, chunk in enumerate(self._chunks_of(shipment)):
+            if not chunk.coordinates:
+                continue
+            if torch.equal(gathered[at : at + FAILED.numel()].cpu(), FAILED):
+                raise PayloadError(
+                    f"rank {owner} received a corrupt payload; its own error says more"
+                )
+            header = read_header(gathered[at:])
+            payload, at = gathered[at : at + header.length], at + header.length
+            if header.key != chunk_key(shipment.key(owner), owner, SECOND):
+                raise PayloadError(f"rank {owner} sent an average of another step or group")
+            expected = dataclasses.replace(
+                header,
+                coordinates=chunk.coordinates,
+                full=chunk.coordinates - second.quantized(chunk.quantized),
+                dtype=shipment.dtype,
+                layout=shipment.layout,
+            )
+            if expected.full == chunk.full:
+                values = out[chunk.begin : chunk.end]
+                full = out[chunk.full_begin : chunk.full_end]
+                second.codec.decode_into([payload], expected, 1.0, values, full)
+            else:  # all of it as it is
+                chunk.put(second.codec.decode_wide([payload], expected, 1.0), out)
+        if at != gathered.numel():
+            raise PayloadError(f"received {gathered.numel()} bytes, the payloads say {at}")
+        return out.to(shipment.dtype)
+
+    def _second_stage(self, codec: GradientCompressor) -> SecondStage:
+        return codec.second_stage(self.ranks)
+
+    def _chunks_of(self, shipment: Shipment) -> list[Chunk]:
+        return self._chunks(shipment.codec, shipment.quantized, shipment.full)
+
+    def _chunks(self, codec: GradientCompressor, quantized: int, full: int) -> list[Chunk]:
+        return cut(quantized, full, codec.settings.bucket_size, self.ranks)
+
+
+def chunk_key(key: int, owner: int, stage: int) -> int:
+    """Key of the random numbers of a chunk: coordinates are counted from its start, so that equal
+    keys would repeat numbers."""
+    return stream_key(key, owner, stage)

@@ -1,0 +1,39 @@
+"""Numba: words of 64 bits at any byte of an array, as bit streams want them."""
+
+from __future__ import annotations
+
+import numba
+from llvmlite import ir
+
+_WORD = ir.IntType(64)
+
+
+def _address(context, builder, array_type, array, at):
+    """Where byte ``at`` of an array of bytes lies."""
+    data = context.make_array(array_type)(context, builder, array).data
+    start = builder.bitcast(data, ir.IntType(8).as_pointer())
+    return builder.bitcast(builder.gep(start, [at]), _WORD.as_pointer())
+
+
+@numba.extending.intrinsic
+def load64(typingctx, array, at):
+    """The uint64 at byte ``at`` (int64) of a contiguous uint8 array, whatever its alignment. The
+    caller has made sure that it is there."""
+
+    def codegen(context, builder, signature, args):
+        address = _address(context, builder, signature.args[0], args[0], args[1])
+        return builder.load(address, align=1)
+
+    return numba.types.uint64(array, numba.types.int64), codegen
+
+
+@numba.extending.intrinsic
+def store64(typingctx, array, at, value):
+    """Write a uint64 at byte ``at`` (int64) of a contiguous uint8 array; see ``load64``."""
+
+    def codegen(context, builder, signature, args):
+        address = _address(context, builder, signature.args[0], args[0], args[1])
+        builder.store(args[2], address, align=1)
+        return context.get_dummy_value()
+
+    return numba.types.void(array, numba.types.int64, numba.types.uint64), codegen

@@ -1,0 +1,278 @@
+"""The scheme behind ECDQ: payloads of dithered integers, fits of their code, rate control."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from hvd_adaptive import kernels
+from hvd_adaptive.coding import dithered
+from hvd_adaptive.coding import payload as payloads
+from hvd_adaptive.compressor import GradientCompressor
+from hvd_adaptive.kernels.reference import BINS
+from hvd_adaptive.levels import Histogram
+from hvd_adaptive.parts import JointUpdate
+from hvd_adaptive.schedule import UpdateSchedule
+from hvd_adaptive.schemes.adaptive import Adaptation
+from hvd_adaptive.schemes.buckets import buckets_of
+from hvd_adaptive.schemes.dithered_code import LEAST_DELTA, DitheredCode, gaussian_code
+from hvd_adaptive.schemes.rate_control import RateControl
+from hvd_adaptive.settings import Settings
+
+logger = logging.getLogger("hvd_adaptive")
+
+# The steps' own bits must leave so many for the coordinates.
+LEAST_CODED_BITS = 0.25
+# Sizes of coordinates are sampled up to so many root mean squares, or the square root of the
+# bucket's size where that is less: what lies beyond counts as if it were there.
+LARGEST_UNIT = 256.0
+
+
+class DitheredScheme(GradientCompressor):
+    """Dithered quantisation with a step of ``delta`` root mean squares, or one that rate control
+    adapts so that ``bits`` per coordinate travel; one of them is None."""
+
+    def __init__(
+        self, settings: Settings, bits: float | None, delta: float | None, adaptation: Adaptation
+    ) -> None:
+        super().__init__(settings)
+        size = settings.bucket_size
+        self.bits, self._delta = bits, delta
+        self._side = 32 / size + 80 / dithered.SEGMENT
+        if bits is not None and bits < self._side + LEAST_CODED_BITS:
+            raise ValueError(
+                f"bits={bits!r}: with bucket_size={size} the steps alone take {32 / size:.3g} bits "
+                f"per coordinate; must be at least {LEAST_CODED_BITS} more"
+            )
+        self.adaptation = adaptation
+        self.schedule = UpdateSchedule(adaptation.update_steps)
+        self._width = 2 if math.sqrt(size) / LEAST_DELTA < 2**15 - 8 else 4
+        self._unit = min(2.0 ** math.ceil(math.log2(size) / 2), LARGEST_UNIT)
+        self._fitted: DitheredCode | None = None
+        self._version = 0
+        self._modelled = 0.0  # bits that the code in use was to spend, when it was fitted
+        self._control = RateControl(bits or 0.0)
+        self._sent = np.zeros(2)  # bits and coordinates of this rank since the last update
+
+    @property
+    def code(self) -> DitheredCode:
+        """The step and code books in use."""
+        if self._fitted is not None:
+            return self._fitted
+        return gaussian_code(None if self.bits is None else self.bits - self._side, self._delta)
+
+    @property
+    def delta(self) -> float:
+        """δ, a bucket's step in its root mean squares."""
+        return self.code.delta
+
+    @property
+    def relative_variance(self) -> float:
+        """E||Q(v) - v||² / ||v||² of every bucket, δ²/12."""
+        return self.delta**2 / 12
+
+    @property
+    def alphabet(self) -> int:
+        return self.code.probabilities.shape[1]
+
+    @property
+    def table_version(self) -> int:
+        return self._version
+
+    @property
+    def table_fingerprint(self) -> int:
+        return self.code.fingerprint
+
+    def codec_settings(self) -> dict[str, Any]:
+        variance = None if self._delta is None else self._delta**2 / 12
+        return {"bits": self.bits, "relative_variance": variance}
+
+    def scheme_settings(self) -> dict[str, Any]:
+        return self.codec_settings() | {"samples": self.adaptation.samples}
+
+    # Payloads -------------------------------------------------------------------------------------
+
+    def body_bytes(self, coordinates: int) -> int:
+        return dithered.most_bytes(coordinates, self._bucket(coordinates), self._width)
+
+    def least_body_bytes(self, coordinates: int) -> int:
+        return dithered.least_bytes(coordinates, self._bucket(coordinates), self._width)
+
+    def encode_body(self, flat: torch.Tensor, body: torch.Tensor, key: int) -> int:
+        bucket, values = self._bucket(flat.numel()), self._clipped(flat)
+        return dithered.encode(values, bucket, self.code, key, self._width, body)
+
+    def decode_bodies(
+        self, bodies: Sequence[torch.Tensor], keys: Sequence[int], factor: float, out: torch.Tensor
+    ) -> None:
+        bucket = self._bucket(out.numel())
+        for body, key in zip(bodies, keys, strict=True):
+            dithered.add(body, bucket, self.code, key, self._width, out)
+        if factor != 1.0:
+            out *= factor
+
+    def encode_flat(
+        self, flat: torch.Tensor, quantized: int, key: int, layout: int = 0,
+        values: torch.Tensor | None = None,
+    ) -> torch.Tensor:  # fmt: skip
+        payload = super().encode_flat(flat, quantized, key, layout, values)
+        if layout and quantized:  # a step's, not a user's own
+            full = payloads.padded((flat.numel() - quantized) * flat.element_size())
+            self._sent += 8 * (payload.numel() - full), quantized
+        return payload
+
+    # Fits -----------------------------------------------------------------------------------------
+
+    def fit(self, gradients: torch.Tensor | Sequence[torch.Tensor]) -> None:
+        """Refit δ and the code from gradients, this process alone: the default part's, if there are
+        others (``part(label).fit`` refits theirs).
+
+        gradients: see schemes/buckets.py. Non-finite and zero buckets are left out; where nothing
+        is left, ValueError.
+        """
+        usable = self._usable(buckets_of(gradients, self.settings.bucket_size))
+        if not usable:
+            raise ValueError("gradients: no bucket is finite and different from zero")
+        law = _law(self._counts(usable))
+        self._fitted, self._modelled = self._code_for(law, self._control)
+        self._version += 1
+
+    def update_due(self, step: int) -> bool:
+        return self.schedule.is_due(step)
+
+    def update(
+        self,
+        step: int,
+        samples: Callable[[int, str], list[torch.Tensor]],
+        sync: Callable,
+        parts: Sequence[str] = ("",),
+    ) -> None:
+        joint = JointUpdate({label: self.part(label) for label in parts})
+        update = sync(joint.collect(samples), joint.refit)
+        self.schedule.done(step, joint.install(update, step))
+
+    def collect(self, buckets: Sequence[torch.Tensor]) -> np.ndarray:
+        """Statistics of sampled buckets as float64 [usable buckets, sampled buckets, bits sent,
+        coordinates sent, counts of abs(v_i)/(unit ρ)...]."""
+        usable = self._usable(buckets)
+        return np.concatenate([[len(usable), len(buckets)], self._sent, self._counts(usable)])
+
+    def refit(self, collected: Sequence[np.ndarray]) -> np.ndarray:
+        """The update that rank 0 broadcasts, from all ranks' statistics: float64 [complete, fitted,
+        modelled bits, rate control's ratio, bits, coordinates, δ, probabilities...].
+
+        Hostile statistics keep the old code; nothing is raised in the middle of a step.
+        """
+        found, sampled, bits, coordinates, *counts = np.sum(collected, axis=0)
+        outcome = [float(found == sampled and found > 0), 0.0]
+        modelled, control, code = self._modelled, self._control, self._fitted
+        if found > 0:
+            try:
+                law = _law(counts)
+                control = self._told(law, bits, coordinates)
+                code, modelled = self._code_for(law, control)
+                outcome[1] = 1.0
+            except ValueError as error:
+                logger.warning("the dithered code was kept: %s", error)
+        state = [modelled, control.ratio, control.bits, control.coordinates]
+        own = np.empty(0) if code is None else code.numbers()
+        return np.concatenate([outcome, state, own])
+
+    def apply_update(self, update: np.ndarray, step: int, part: str = "") -> bool:
+        """Take the broadcast update, the same on every rank; whether all samples were found.
+
+        part: what the log calls this codec.
+        """
+        complete, fitted = bool(update[0]), bool(update[1])
+        if fitted:
+            self._modelled, ratio, bits, coordinates = update[2:6].tolist()
+            self._control = RateControl(self.bits or 0.0, ratio, bits, coordinates)
+            self._fitted = DitheredCode.from_numbers(update[6:])
+            self._version += 1
+            self._sent = np.zeros(2)
+            logger.info(
+                "step %d: dithered code %d%s, δ %.4g, relative variance %.3g, %.4g bits per "
+                "coordinate expected; %.4g sent so far",
+                step, self._version, part and f" of {part}", self.delta, self.relative_variance,
+                self._modelled * ratio, self._control.average,
+            )  # fmt: skip
+        return complete
+
+    def _code_for(self, law: Histogram, control: RateControl) -> tuple[DitheredCode, float]:
+        """A code for a law, and the bits per coordinate that it should take."""
+        if self._delta is not None:
+            code = DitheredCode.of_law(law, self._unit, self._delta)
+        else:
+            aim = control.aim - self._side
+            if aim < LEAST_CODED_BITS / 2:
+                logger.warning(
+                    "bits=%g cannot be met: %.3g per coordinate were sent so far; headers and "
+                    "steps take too much of groups so small", self.bits, control.average,
+                )  # fmt: skip
+            code = DitheredCode.of_rate(law, self._unit, max(aim, LEAST_CODED_BITS / 2))
+        return code, code.bits(law, self._unit) + self._side
+
+    def _told(self, law: Histogram, bits: float, coordinates: float) -> RateControl:
+        """Rate control after so many bits were sent with the code in use, now that the law is
+        another."""
+        if not coordinates > 0:
+            return self._control
+        now = self.code.bits(law, self._unit) + self._side
+        return self._control.told(bits, coordinates, (now + (self._modelled or now)) / 2)
+
+    def _usable(self, buckets: Sequence[torch.Tensor]) -> list[tuple[torch.Tensor, float]]:
+        """Finite, non-zero buckets, clipped if so asked, and their root mean squares."""
+        pairs = []
+        for bucket in map(self._clipped, buckets):
+            ops = kernels.for_device(bucket.device)
+            norm = float(ops.bucket_norms(bucket, bucket.numel(), "l2")[0])
+            if norm > 0:  # false for NaN
+                pairs.append((bucket, norm / math.sqrt(bucket.numel())))
+        return pairs
+
+    def _counts(self, usable: Sequence[tuple[torch.Tensor, float]]) -> np.ndarray:
+        """Of abs(v_i)/(unit ρ) in all buckets: float64 (BINS + 2,)."""
+        total = np.zeros(BINS + 2)
+        for bucket, size in usable:
+            total += kernels.for_device(bucket.device).histogram(bucket, size * self._unit)
+        return total
+
+    # State ----------------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        code = np.empty(0) if self._fitted is None else self._fitted.numbers()
+        control = self._control
+        rate = [self._modelled, control.ratio, control.bits, control.coordinates, *self._sent]
+        return super().state_dict() | {
+            "code": torch.from_numpy(code),
+            "version": self._version,
+            "rate": torch.tensor(rate, dtype=torch.float64),
+            "schedule": self.schedule.state_dict(),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.check_state(state, ("code", "version", "rate", "schedule"))
+        code = None
+        if state["code"].numel():
+            code = DitheredCode.from_numbers(state["code"].to(torch.float64).numpy())
+        if code is not None and self._delta is not None and code.delta != self._delta:
+            raise ValueError(
+                f"state: δ={code.delta} does not fit relative_variance={self._delta**2 / 12}"
+            )
+        version, rate = int(state["version"]), state["rate"].to(torch.float64).tolist()
+        if len(rate) != 6 or not all(map(math.isfinite, rate)):
+            raise ValueError(f"state: rate must be 6 finite numbers, not {rate}")
+        self.schedule.load_state_dict(state["schedule"])
+        super().load_state_dict(state)
+        self._fitted, self._version, self._modelled = code, version, rate[0]
+        self._control = RateControl(self.bits or 0.0, *rate[1:4])
+        self._sent = np.array(rate[4:])
+
+
+def _law(counts: Sequence[float]) -> Histogram:
+    return Histogram.from_counts(counts[:BINS], counts[BINS], counts[BINS + 1])

@@ -1,0 +1,120 @@
+"""exchange="auto": what follows from what was measured, and the plain exchanges."""
+
+from __future__ import annotations
+
+import logging
+from contextlib import nullcontext
+
+import pytest
+import torch
+
+from hvd_adaptive import ALQ, QSGD, simulate
+from hvd_adaptive.exchange.auto import SIZES, Auto
+from hvd_adaptive.exchange.exchange import Place, Shipment
+from hvd_adaptive.exchange.plain import Half, Plain
+from hvd_adaptive.fusion.layout import Group
+from hvd_adaptive.kernels.random import stream_key
+from hvd_adaptive.simulate.ranks import together
+
+COMPRESSOR = QSGD(bits=4, bucket_size=512)
+
+
+def shipment(size: int, dtype: torch.dtype, ranks: int) -> Shipment:
+    return Shipment(
+        COMPRESSOR, dtype, size // 2, size - size // 2, 5, lambda rank: stream_key(rank),
+        lambda: 1 / ranks, lambda field: nullcontext(), lambda size: None,
+    )  # fmt: skip
+
+
+def chosen(place: Place, seconds: dict, nodes: tuple[int, ...] = (), compressor=COMPRESSOR) -> Auto:
+    auto = Auto(place)
+    auto.know_nodes(nodes or tuple(range(place.ranks)), compressor)
+    auto.choose_by(seconds)
+    return auto
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("size", [0, 1, 2, 1000])
+@pytest.mark.parametrize("kind", [Plain, Half])
+def test_plain_exchanges_average_in_rank_order(kind, size, dtype):
+    ranks = 3
+    generator = torch.Generator().manual_seed(size)
+    flats = [torch.randn(size, generator=generator).to(dtype) for _ in range(ranks)]
+    routes = []
+    for rank, flat in enumerate(flats):
+        exchange, of_rank = kind(Place(ranks, rank)), shipment(size, dtype, ranks)
+        routes.append(exchange.route(of_rank, exchange.encode(of_rank, flat, flat)))
+    found = together(routes)
+    sent = torch.bfloat16 if kind is Half and dtype == torch.float32 else dtype
+    wide = torch.float64 if dtype == torch.float64 else torch.float32
+    total = torch.zeros(size, dtype=wide)
+    for flat in flats:
+        total += flat.to(sent).to(wide)
+    assert found.dtype == dtype
+    assert torch.equal(found, (total * (1 / ranks)).to(sent).to(dtype))
+
+
+def test_the_fastest_for_each_size_and_the_most_exact_of_equals():
+    seconds = {
+        "float32": (0.001, 0.100),
+        "bfloat16": (0.001, 0.060),
+        "allgather": (0.0015, 0.030),
+        "scatter_reduce": (0.003, 0.0290),
+    }
+    auto = chosen(Place(4, 0), seconds)
+    assert auto.settled
+    assert auto.choice(SIZES[0]) == "float32", "as fast as bfloat16, and exact"
+    assert auto.choice(SIZES[1]) == "allgather", "within 5 %, and quantised once"
+    assert (
+        auto.choice(16 * SIZES[1]) == "scatter_reduce" or auto.choice(16 * SIZES[1]) == "allgather"
+    )
+    line = auto.forecast(SIZES[1])
+    assert line["bfloat16"] == pytest.approx(0.060)
+    assert auto.forecast(SIZES[0])["scatter_reduce"] == pytest.approx(0.003)
+
+
+def test_all_ranks_choose_alike_and_plain_groups_quantise_nothing(caplog):
+    seconds = {
+        "float32": (0.001, 0.9), "bfloat16": (0.001, 0.5), "allgather": (0.002, 0.3),
+        "scatter_reduce": (0.002, 0.1),
+    }  # fmt: skip
+    arranged = []
+    with caplog.at_level(logging.INFO, "hvd_adaptive"):
+        for rank in range(3):
+            auto = chosen(Place(3, rank), seconds)
+            groups = [Group(torch.float32, 1 << 20, 7), Group(torch.float32, 900, 100)]
+            auto.arrange(groups)
+            arranged.append([(g.quantized, g.full) for g in groups])
+    assert arranged == [[(1 << 20, 7), (0, 1000)]] * 3
+    assert "1 groups by scatter_reduce" in caplog.text and "1 groups by float32" in caplog.text
+    assert "scatter_reduce 2.00 and 100.00" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("nodes", "compressor", "found"),
+    [
+        ((0, 0, 1, 1), COMPRESSOR, True),
+        ((0, 1, 2, 3), COMPRESSOR, False),
+        ((0, 0, 0, 0), COMPRESSOR, False),
+        ((0, 0, 1, 1), QSGD(error_feedback=0.1), False),
+    ],
+    ids=["two-by-two", "one-rank-each", "one-node", "feedback"],
+)
+def test_nodes_are_asked_where_there_are_any(nodes, compressor, found):
+    labels = ["float32", "bfloat16", "allgather", "scatter_reduce", "hierarchical"]
+    seconds = dict.fromkeys(labels, (1.0, 2.0)) | {"hierarchical": (0.1, 0.2)}
+    if not found:
+        del seconds["hierarchical"]
+    auto = chosen(Place(4, 1), seconds, nodes, compressor)
+    assert (auto.choice(5) == "hierarchical") == found
+
+
+def test_many_ranks_do_not_gather():
+    seconds = {"float32": (1.0, 9.0), "bfloat16": (1.0, 8.0), "scatter_reduce": (1.0, 2.0)}
+    assert chosen(Place(100, 7), seconds).choice(SIZES[1]) == "scatter_reduce"
+
+
+def test_cannot_be_simulated():
+    weight = torch.nn.Parameter(torch.zeros(5000))
+    with pytest.raises(ValueError, match="exchange='auto'"):
+        simulate.Ranks([("w", weight)], ALQ(exchange="auto"), 2)

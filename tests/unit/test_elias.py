@@ -1,0 +1,288 @@
+"""coding="elias": streams bit by bit, kernels byte for byte, lengths, hostile streams, payloads."""
+
+from __future__ import annotations
+
+import functools
+
+import numpy as np
+import pytest
+import torch
+import unit_oracles as oracle
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from test_omega import read, text
+
+from hvd_adaptive import ALQ, AMQ, NUQSGD, QSGD, PayloadError, TernGrad
+from hvd_adaptive.coding.elias import EliasCoder
+from hvd_adaptive.coding.omega import code_length
+from hvd_adaptive.coding.packing import packing_of
+from hvd_adaptive.kernels import cpu_elias, reference_elias
+from hvd_adaptive.kernels.cpu_codes import pack
+from hvd_adaptive.theory import sparse_code_bits
+
+ALPHABETS = (3, 5, 7, 15, 31, 255)
+GUARD = 170
+
+
+def coder_of(alphabet: int, bucket_size: int = 8192) -> EliasCoder:
+    return EliasCoder.make(packing_of(alphabet), bucket_size, None)
+
+
+def some_codes(rng, count: int, alphabet: int, density: float) -> np.ndarray:
+    """Nonzero with this probability, small levels more often."""
+    zero = alphabet // 2
+    levels = np.minimum(rng.geometric(0.6, count), zero) * rng.choice([-1, 1], count)
+    levels = np.where(rng.random(count) < 0.1, rng.integers(-zero, zero + 1, count), levels)
+    return np.where(rng.random(count) < density, zero + levels, zero).astype(np.uint8)
+
+
+def stream(codes: np.ndarray, alphabet: int) -> bytes:
+    """What the docstring of coding/elias.py says."""
+    out, run = "", 0
+    for code in codes.tolist():
+        run, level = run + 1, code - alphabet // 2
+        if level:
+            out += text(run) + ("1" if level < 0 else "0") + text(abs(level))
+            run = 0
+    out += text(run + 1) if run else ""
+    out += "0" * (-len(out) % 8)
+    return bytes(int(out[i : i + 8], 2) for i in range(0, len(out), 8))
+
+
+def encode(module, codes: np.ndarray, alphabet: int) -> bytes:
+    """Nothing behind the room that the coder asks for is touched."""
+    room = coder_of(alphabet).most_bytes(codes.size)
+    out = np.full(room + 16, GUARD, np.uint8)
+    used = module.encode(codes, alphabet, out[:room])
+    assert (out[room:] == GUARD).all() and used <= room - cpu_elias.SLACK
+    return out[:used].tobytes()
+
+
+def decode(module, data: bytes, alphabet: int, count: int) -> np.ndarray | None:
+    """The codes, None where the stream is refused; nothing around them is touched."""
+    around = np.full(count + 64, GUARD, np.uint8)
+    good = module.decode(np.frombuffer(data, np.uint8), alphabet, around[32 : 32 + count])
+    assert (around[:32] == GUARD).all() and (around[32 + count :] == GUARD).all()
+    return around[32 : 32 + count] if good else None
+
+
+def check(codes: np.ndarray, alphabet: int) -> None:
+    expected = stream(codes, alphabet)
+    coder = coder_of(alphabet)
+    assert codes.size == 0 or coder.least_bytes(codes.size) <= len(expected)
+    for module in (reference_elias, cpu_elias):
+        assert encode(module, codes, alphabet) == expected
+        np.testing.assert_array_equal(decode(module, expected, alphabet, codes.size), codes)
+
+
+@pytest.mark.parametrize("alphabet", ALPHABETS)
+@pytest.mark.parametrize("density", (0.0, 0.004, 0.05, 0.4, 1.0))
+def test_streams_are_as_told(alphabet, density):
+    rng = np.random.default_rng(alphabet)
+    for count in (0, 1, 2, 3, 7, 8, 15, 16, 17, 511, 4095, 4096, 4097, 9000):
+        check(some_codes(rng, count, alphabet, density), alphabet)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.data())
+def test_any_codes(data):
+    alphabet = data.draw(st.sampled_from((3, 9, 255)))
+    code = st.one_of(st.just(alphabet // 2), st.integers(0, alphabet - 1))
+    check(np.array(data.draw(st.lists(code, max_size=60)), np.uint8), alphabet)
+
+
+@pytest.mark.parametrize("place", (0, 1, 65_534, 65_535, 131_070, 131_071))
+def test_one_nonzero_in_the_longest_segment(place):
+    for alphabet in (3, 255):
+        for code in (0, alphabet - 1):
+            codes = np.full(131_072, alphabet // 2, np.uint8)
+            codes[place] = code
+            check(codes, alphabet)
+
+
+def test_the_worst_segment_fills_its_room():
+    for alphabet in ALPHABETS:
+        codes = np.full(1000, alphabet - 1, np.uint8)
+        used = len(encode(cpu_elias, codes, alphabet))
+        assert coder_of(alphabet).most_bytes(1000) == used + cpu_elias.SLACK
+    # No distance takes more than so many records of distance 1.
+    for distance in range(1, 5000):
+        assert code_length(distance) <= distance * 3 - 2
+
+
+def test_fewest_bytes():
+    """Against the least of all streams of so many coordinates, by dynamic programming."""
+    distances = [0, *(len(text(k)) for k in range(1, 402))]
+    best = [0]  # bits up to a nonzero coordinate at place n, all of the least level
+    for n in range(1, 400):
+        best.append(min(best[m] + distances[n - m] + 2 for m in range(n)))
+    for n in range(1, 400):
+        ended = min(best[m] + distances[n + 1 - m] for m in range(n))
+        assert coder_of(3).least_bytes(n) == -(-min(best[n], ended) // 8)
+
+
+def verdicts(data: bytes, alphabet: int, count: int) -> bool:
+    """Both decoders refuse, or both give the codes whose only stream this is."""
+    want, got = (decode(m, data, alphabet, count) for m in (reference_elias, cpu_elias))
+    if want is None or got is None:
+        assert want is None and got is None
+        return False
+    np.testing.assert_array_equal(want, got)
+    assert got.max(initial=0) < alphabet and stream(got, alphabet) == data
+    return True
+
+
+@settings(max_examples=400, deadline=None)
+@given(st.binary(max_size=40), st.sampled_from((3, 7, 255)), st.integers(0, 300))
+def test_any_bytes(data, alphabet, count):
+    verdicts(data, alphabet, count)
+
+
+def test_mutated_streams():
+    """Flipped, cut, lengthened, of another number of coordinates or levels; some are streams."""
+    rng, accepted = np.random.default_rng(5), 0
+    for trial in range(3000):
+        alphabet = int(rng.choice((3, 7, 127)))
+        count = int(rng.integers(1, 120))
+        data = bytearray(stream(some_codes(rng, count, alphabet, rng.random()), alphabet))
+        if trial % 2:
+            data[rng.integers(len(data))] ^= 1 << int(rng.integers(8))
+        elif trial % 4:
+            del data[rng.integers(len(data)) :]
+        else:
+            data += rng.integers(0, 2, 1).astype(np.uint8).tobytes()
+        alphabet = int(rng.choice((alphabet, alphabet, 5)))
+        accepted += verdicts(bytes(data), alphabet, count + int(rng.integers(-1, 2)))
+    assert 50 < accepted < 1500
+
+
+HOSTILE = {
+    "empty": "",
+    "distance past the end": text(12) + "0" + text(1),
+    "a long distance past the end": text(2**20),
+    "a distance beyond 32 bits": text(2**33 + 1),
+    "an endless number": "1" * 400,
+    "level beyond the table": text(10) + "0" + text(4),
+    "level beyond 32 bits": text(10) + "1" + text(2**40),
+    "word cut off": text(9) + "0" + text(3)[:-1],
+    "no end": text(3) + "0" + text(1),
+    "padding not zero": text(10) + "0" + text(3) + "1",
+    "a byte too many": text(10) + "0" + text(3) + "0" * 8,
+}
+
+
+@pytest.mark.parametrize("case", HOSTILE)
+def test_hostile_streams(case):
+    """10 coordinates of 7 levels; beside them a stream that is right."""
+    right = text(10) + "0" + text(3)
+    for bits, good in ((HOSTILE[case], False), (right, True)):
+        bits += "0" * (-len(bits) % 8)
+        data = bytes(int(bits[i : i + 8], 2) for i in range(0, len(bits), 8))
+        if case == "word cut off" and not good:
+            data = data[:1]
+        assert verdicts(data, 7, 10) == good
+
+
+def test_random_access():
+    rng = np.random.default_rng(8)
+    coder = coder_of(7, 512)
+    count = 2 * coder.segment + 777
+    codes = some_codes(rng, count, 7, 0.1)
+    words = np.empty(coder.packing.words(count), np.uint32)
+    pack(codes, coder.packing, words)
+    encoded = coder.encode(torch.from_numpy(words.view(np.int32)), count, count)
+    assert coder.segment % 512 == 0 and coder.segment > 512
+    for first, last in ((0, 0), (0, 1), (5000, 6000), (coder.segment - 1000, count), (0, count)):
+        part = coder.decode_range(encoded, count, first, last)
+        np.testing.assert_array_equal(part.numpy(), codes[first:last])
+    broken = encoded.clone()
+    broken[12 + 3000] ^= 255  # in the first segment: the others are read all the same
+    part = coder.decode_range(broken, count, count - 1000, count)
+    np.testing.assert_array_equal(part.numpy(), codes[-1000:])
+    with pytest.raises(PayloadError, match="elias stream is corrupt in segment 0"):
+        coder.decode(broken, count)
+
+
+SCHEMES = {
+    "ternary": functools.partial(QSGD, intervals=1),
+    "qsgd": functools.partial(QSGD, bits=4),
+    "qsgd-linf": functools.partial(QSGD, bits=3, norm="linf"),
+    "nuqsgd": functools.partial(NUQSGD, bits=3),
+    "terngrad": TernGrad,
+    "alq": functools.partial(ALQ, bits=3, symmetric=False),
+}
+
+
+@pytest.mark.parametrize("name", SCHEMES)
+def test_payloads_decode_to_the_same_and_are_never_longer(name):
+    coded, fixed = (SCHEMES[name](coding=c, bucket_size=500) for c in ("elias", "fixed"))
+    rng = torch.Generator().manual_seed(0)
+    for n in (0, 1, 499, 500, 3000, 200_001):
+        flat = torch.randn(n, generator=rng)
+        sparse = torch.where(torch.rand(n, generator=rng) < 0.03, flat, torch.zeros(n))
+        for vector in (flat, sparse, torch.zeros(n), torch.full((n,), float("nan"))):
+            got, want = coded.encode(vector, seed=n), fixed.encode(vector, seed=n)
+            assert got.numel() <= want.numel()
+            assert torch.equal(
+                coded.decode(got).view(torch.int32), fixed.decode(want).view(torch.int32)
+            )
+            assert n < 3000 or vector is flat or got.numel() < want.numel()
+
+
+def test_bytes_of_a_payload_are_the_papers_bits():
+    """Header, norms, a word of 32 bits, the code of QSGD's section 3.1, the end: all that travels
+    in one segment."""
+    flat = torch.randn(8192, generator=torch.Generator().manual_seed(1))
+    for scheme in (QSGD(bits=2, coding="elias"), QSGD(bits=4, coding="elias")):
+        payload = scheme.encode(flat, seed=2)
+        values = scheme.decode(payload).double() / flat.double().norm()
+        near = (values[:, None] - scheme.levels).abs().argmin(dim=1).numpy()
+        numbers = near - len(scheme.levels) // 2
+        end = int(8192 - np.flatnonzero(numbers)[-1])
+        bits = 32 + sparse_code_bits(numbers) + (code_length(end) if end > 1 else 0)
+        assert payload.numel() == 96 + -(-bits // 64) * 8
+
+
+def test_tables_without_zero_are_refused():
+    for make in (
+        functools.partial(ALQ, bits=3),
+        functools.partial(AMQ, bits=3),
+        functools.partial(QSGD, bits=3, symmetric=True),
+        functools.partial(NUQSGD, bits=3, symmetric=True),
+    ):
+        with pytest.raises(ValueError, match=r"coding='elias': .*symmetric=False"):
+            make(coding="elias")
+
+
+def test_broken_payloads_raise():
+    scheme = QSGD(bits=4, coding="elias", bucket_size=100)
+    payload = scheme.encode(torch.randn(1000, generator=torch.Generator().manual_seed(4)))
+    for data in (payload[:-8], torch.cat([payload, torch.zeros(8, dtype=torch.uint8)])):
+        with pytest.raises(PayloadError):
+            scheme.decode(data)
+    other = QSGD(bits=4, coding="fixed", bucket_size=100)
+    with pytest.raises(PayloadError, match="coding 'elias'"):
+        other.decode(payload)
+
+
+def test_broken_bodies_with_a_right_checksum():
+    """Offsets, distances, signs, levels, norms: refused, or other numbers of the same count."""
+    scheme = QSGD(bits=4, coding="elias", bucket_size=100)
+    flat = torch.randn(1000, generator=torch.Generator().manual_seed(4))
+    payload, refused = scheme.encode(flat).numpy().tobytes(), 0
+    rng = np.random.default_rng(6)
+    for _ in range(500):
+        data = bytearray(payload)
+        for _ in range(int(rng.integers(1, 4))):
+            data[96 + int(rng.integers(len(data) - 96))] ^= 1 << int(rng.integers(8))
+        forged = torch.from_numpy(np.frombuffer(oracle.forge(bytes(data)), np.uint8).copy())
+        try:
+            assert scheme.decode(forged).numel() == 1000
+        except PayloadError:
+            refused += 1
+    assert 200 < refused < 500
+
+
+def test_reading_helper():
+    """``read``, with which test_omega checks tables, itself."""
+    assert read("101") is None and read("1010") is None and read("0") == (1, 1)

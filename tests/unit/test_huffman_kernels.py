@@ -1,0 +1,159 @@
+"""Prefix-code kernels: Numba byte for byte like the oracle, and nothing outside the arrays."""
+
+from __future__ import annotations
+
+import functools
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hvd_adaptive.coding.prefix_code import PrefixCode
+from hvd_adaptive.kernels import cpu_huffman, reference_huffman
+
+KERNELS = (cpu_huffman, reference_huffman)
+GUARD = 0xA5
+ALPHABETS = (2, 3, 5, 7, 8, 9, 16, 31, 127, 256, 300, 4096)
+
+
+@functools.cache
+def book_of(alphabet: int, concentration: float, seed: int = 0) -> tuple[PrefixCode, np.ndarray]:
+    p = np.random.default_rng(seed).dirichlet(np.full(alphabet, concentration))
+    return PrefixCode.build(p), p
+
+
+def draw(book: PrefixCode, p: np.ndarray | None, count: int, seed: int) -> np.ndarray:
+    kind = np.uint8 if book.alphabet <= 256 else np.uint16
+    return np.random.default_rng(seed).choice(book.alphabet, count, p=p).astype(kind)
+
+
+def guarded(size: int) -> np.ndarray:
+    return np.full(size + 64, GUARD, np.uint8)
+
+
+@settings(max_examples=40)
+@given(
+    alphabet=st.sampled_from(ALPHABETS[:-1]),
+    concentration=st.sampled_from((0.02, 5.0)),
+    counts=st.lists(st.integers(0, 400), min_size=1, max_size=3),
+    fitting=st.booleans(),
+    bit=st.integers(0, 20),
+    seed=st.integers(0, 1),
+)
+def test_both_kernels_agree_and_invert(alphabet, concentration, counts, fitting, bit, seed):
+    """Runs with a book each follow one another in a stream, which may begin at any bit; symbols
+    may be others than the book expects."""
+    books = [book_of(alphabet, concentration, seed + k) for k in range(len(counts))]
+    runs = [
+        draw(book, p if fitting else None, count, seed)
+        for (book, p), count in zip(books, counts, strict=True)
+    ]
+    room = 4 + sum(cpu_huffman.most_bytes(count) for count in counts)
+    streams = []
+    for kernel in KERNELS:
+        out, ends = guarded(room), [bit]
+        out[bit // 8] = 0x35
+        for run, (book, _) in zip(runs, books, strict=True):
+            ends.append(kernel.encode(run, book, out[:room], ends[-1]))
+        assert (out[room:] == GUARD).all() and (out[: bit // 8] == GUARD).all()
+        size = -(-ends[-1] // 8)
+        assert out[bit // 8] & ((1 << bit % 8) - 1) == 0x35 & ((1 << bit % 8) - 1)
+        assert ends[-1] % 8 == 0 or out[size - 1] >> ends[-1] % 8 == 0
+        streams.append((ends, out[bit // 8 : size].tobytes()))
+        data = out[:size].copy()
+        for other in KERNELS:
+            for run, (book, _), begin, end in zip(runs, books, ends, ends[1:], strict=False):
+                back = np.full(run.size + 8, GUARD, run.dtype)
+                assert other.decode(data, begin, book, back[: run.size]) == end
+                assert np.array_equal(back[: run.size], run) and (back[run.size :] == GUARD).all()
+    assert streams[0] == streams[1]
+
+
+@pytest.mark.parametrize("alphabet", ALPHABETS)
+@pytest.mark.parametrize("count", (1, 100, 66_000))
+def test_long_streams(alphabet, count):
+    """Long enough for the fast loop, and for blocks of any length."""
+    book, p = book_of(alphabet, 0.1)
+    symbols = draw(book, p, count, 1)
+    out = np.zeros(cpu_huffman.most_bytes(count), np.uint8)
+    end = cpu_huffman.encode(symbols, book, out)
+    back = np.empty_like(symbols)
+    assert cpu_huffman.decode(out[: -(-end // 8)].copy(), 0, book, back) == end
+    assert np.array_equal(back, symbols)
+    assert end / count <= 1.1 * book.bits_per_symbol(p) + 200 / count
+
+
+@pytest.mark.parametrize("alphabet", (2, 3, 8, 31, 256))
+@pytest.mark.parametrize("count", (0, 1, 2, 500, 20_000))
+def test_two_streams_at_a_time(alphabet, count):
+    """What each would be alone, guards included; one may be damaged or end too early."""
+    book, p = book_of(alphabet, 0.3)
+    rows = np.stack([draw(book, law, count, 5) for law in (p, None)])
+    room = cpu_huffman.most_bytes(count)
+    outs = np.full((2, room + 64), GUARD, np.uint8)
+    alone = np.zeros(room, np.uint8)
+    ends = cpu_huffman.encode_two(rows, book, outs[:, :room])
+    assert (outs[:, room:] == GUARD).all()
+    streams = []
+    for row, out, end in zip(rows, outs, ends, strict=True):
+        alone[0] = 0
+        assert cpu_huffman.encode(row, book, alone) == end
+        streams.append(out[: -(-end // 8)].copy())
+        assert np.array_equal(streams[-1], alone[: -(-end // 8)])
+    broken = np.random.default_rng(0).integers(0, 256, streams[0].size, np.uint8)
+    for first in (streams[0], streams[0][: -(-count // 50)], broken):
+        back = np.full((2, count + 64), GUARD, np.uint8)
+        got = cpu_huffman.decode_two(first.copy(), streams[1], book, back[:, :count])
+        want = np.empty(count, np.uint8)
+        assert got == (cpu_huffman.decode(first.copy(), 0, book, want), ends[1])
+        assert (back[:, count:] == GUARD).all() and np.array_equal(back[1, :count], rows[1])
+        assert got[0] < 0 or np.array_equal(back[0, :count], want)
+
+
+@pytest.mark.parametrize("alphabet", (2, 3, 8, 256))
+@pytest.mark.parametrize("kernel", KERNELS, ids=lambda k: k.__name__.rsplit(".", 1)[-1])
+def test_streams_that_end_too_early(kernel, alphabet):
+    book, p = book_of(alphabet, 0.5)
+    symbols = draw(book, p, 300, 2)
+    out = np.zeros(cpu_huffman.most_bytes(300), np.uint8)
+    end = kernel.encode(symbols, book, out)
+    back = np.empty_like(symbols)
+    for size in range(end // 8):
+        assert kernel.decode(out[:size].copy(), 0, book, back) == -1
+    assert kernel.decode(out[:5].copy(), 41, book, back) == -1
+    assert kernel.decode(np.empty(0, np.uint8), 0, book, back) == -1
+    assert kernel.decode(np.empty(0, np.uint8), 0, book, back[:0]) == 0
+
+
+@settings(max_examples=100)
+@given(
+    alphabet=st.sampled_from((2, 3, 8, 255, 300)),
+    concentration=st.sampled_from((0.02, 1.0)),
+    data=st.binary(max_size=200),
+    count=st.integers(0, 1000),
+)
+def test_any_bytes_are_decoded_or_refused(alphabet, concentration, data, count):
+    """The same by both, and nothing is written behind the symbols."""
+    book, _ = book_of(alphabet, concentration)
+    bytes_, results = np.frombuffer(data, np.uint8).copy(), []
+    for kernel in KERNELS:
+        back = np.full(count + 64, GUARD, np.uint8 if alphabet <= 256 else np.uint16)
+        end = kernel.decode(bytes_, 0, book, back[:count])
+        assert (back[count:] == GUARD).all() and end <= 8 * len(data)
+        results.append((end, back[:count].tobytes() if end >= 0 else b""))
+        assert end < 0 or count == 0 or back[:count].max() < alphabet
+    assert results[0] == results[1]
+
+
+@pytest.mark.parametrize("kernel", KERNELS, ids=lambda k: k.__name__.rsplit(".", 1)[-1])
+def test_symbols_outside_the_alphabet_and_too_little_room(kernel):
+    """The former count as the last symbol: no code is read from outside the table."""
+    book, _ = book_of(5, 1.0)
+    out = np.zeros(cpu_huffman.most_bytes(6), np.uint8)
+    end = kernel.encode(np.array([0, 9, 255, 4, 5, 1], np.uint8), book, out)
+    back = np.empty(6, np.uint8)
+    kernel.decode(out[: -(-end // 8)].copy(), 0, book, back)
+    assert back.tolist() == [0, 4, 4, 4, 4, 1]
+    with pytest.raises(ValueError, match="too few"):
+        kernel.encode(np.zeros(7, np.uint8), book, out[:20])

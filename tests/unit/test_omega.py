@@ -1,0 +1,159 @@
+"""Elias's omega code against the published words and a textbook recursion; its tables."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hvd_adaptive.coding import omega
+from hvd_adaptive.theory import elias_bits
+
+PUBLISHED = {
+    1: "0",
+    2: "10 0",
+    3: "11 0",
+    4: "10 100 0",
+    7: "10 111 0",
+    8: "11 1000 0",
+    15: "11 1111 0",
+    16: "10 100 10000 0",
+    100: "10 110 1100100 0",
+    1000: "11 1001 1111101000 0",
+    10_000: "11 1101 10011100010000 0",
+    100_000: "10 100 10000 11000011010100000 0",
+    1_000_000: "10 100 10011 11110100001001000000 0",
+}
+
+
+def groups(k: int) -> str:
+    """The groups of digits before the final 0, the recursion from the front."""
+    return "" if k == 1 else groups(len(f"{k:b}") - 1) + f"{k:b}"
+
+
+def text(k: int) -> str:
+    return groups(k) + "0"
+
+
+def as_text(entry: int) -> str:
+    length, word = entry >> 32, entry & 0xFFFFFFFF
+    return f"{word:0{length}b}" if length else ""
+
+
+def read(bits: str) -> tuple[int, int] | None:
+    """The number that ``bits`` begin with and the bits it takes; None where they end too soon."""
+    k, at = 1, 0
+    while at < len(bits) and bits[at] == "1":
+        k, at = int(bits[at : at + k + 1].ljust(k + 1, "x").replace("x", "0"), 2), at + k + 1
+    return (k, at + 1) if at < len(bits) else None
+
+
+def test_published_words():
+    for k, groups_of_digits in PUBLISHED.items():
+        assert text(k) == groups_of_digits.replace(" ", "")
+        word, length = omega.code_word(k)
+        assert f"{word:0{length}b}" == text(k)
+
+
+@given(st.integers(1, 2**32))
+def test_words_of_all_sizes(k):
+    word, length = omega.code_word(k)
+    assert f"{word:0{length}b}" == text(k)
+    assert omega.code_length(k) == length == elias_bits(k)
+    assert read(text(k) + "0110") == (k, length)
+
+
+def test_lengths_around_every_power_of_two():
+    for power in range(33):
+        for k in {max(1, 2**power - 1), 2**power}:
+            assert omega.code_length(k) == len(text(k))
+
+
+@pytest.mark.parametrize("k", (0, -1, 2**32 + 1))
+def test_numbers_without_a_word(k):
+    with pytest.raises(ValueError, match=f"k={k}: must be an integer from 1 to 4294967296"):
+        omega.code_word(k)
+
+
+@pytest.mark.parametrize("digits", (1, 2, 5, 12))
+def test_table_of_words(digits):
+    table = omega.code_words(digits)
+    assert len(table) == 2**digits
+    assert [as_text(int(entry)) for entry in table] == ["", *map(text, range(1, 2**digits))]
+
+
+def test_table_of_the_largest_words():
+    table = omega.code_words(omega.MOST_DIGITS)
+    rng = np.random.default_rng(0)
+    for k in (2**18 - 1, 2**18, 2**20, 2**21 - 1, *rng.integers(1, 2**21, 200).tolist()):
+        assert as_text(int(table[k])) == text(k)
+    lengths = (table[1:] >> np.uint64(32)).astype(np.int64)
+    np.testing.assert_array_equal(lengths, elias_bits(np.arange(1, 2**21)))
+    # A record is one of these, a sign and a level's number, behind 7 bits at most.
+    assert lengths.max() + 1 + omega.code_length(127) + 7 <= 64
+
+
+@pytest.mark.parametrize("digits", (0, 22))
+def test_tables_have_limits(digits):
+    with pytest.raises(ValueError, match=f"digits={digits}: must be an integer from 1 to 21"):
+        omega.code_words(digits)
+
+
+@pytest.mark.parametrize("alphabet", (3, 7, 127, 255))
+def test_signed_words(alphabet):
+    zero = alphabet // 2
+    for code, entry in enumerate(omega.signed_words(alphabet).tolist()):
+        level = code - zero
+        expected = ("1" if level < 0 else "0") + text(abs(level)) if level else ""
+        assert as_text(entry) == (expected if code < alphabet else "")
+
+
+@pytest.mark.parametrize("alphabet", (1, 2, 4, 256, 257))
+def test_alphabets_without_zero(alphabet):
+    with pytest.raises(ValueError, match=f"alphabet={alphabet}: must be an odd number from 3 to"):
+        omega.zero_code(alphabet)
+
+
+def test_lookup_reads_every_word():
+    """The word is completed by random bits behind it; the entry knows how to read it."""
+    table, rng = omega.lookup().tolist(), np.random.default_rng(1)
+    for k in (*range(1, 5000), 2**17, 2**21 - 1, *rng.integers(5000, 2**21, 300).tolist()):
+        bits = text(k) + "".join(map(str, rng.integers(0, 2, omega.LOOKUP_BITS)))
+        entry = table[int(bits[: omega.LOOKUP_BITS], 2)]
+        before, digits, base = entry & 255, entry >> 8 & 255, entry >> 16
+        assert base + int("0" + bits[before : before + digits], 2) == k
+        assert before + digits + 1 == len(text(k))
+
+
+def test_lookup_of_anything_else_gives_too_large_numbers():
+    """Words of 22 digits and more, 2**32 and beyond included, never pass for others."""
+    table = omega.lookup().tolist()
+    for k in (2**21, 2**22, 2**24 + 5, 2**31, 2**32, 2**33, 2**40 + 1, 2**63, 2**100):
+        bits = text(k).ljust(64, "0")
+        entry = table[int(bits[: omega.LOOKUP_BITS], 2)]
+        before, digits, base = entry & 255, entry >> 8 & 255, entry >> 16
+        number = base + int("0" + bits[before : before + digits], 2)
+        ended = bits[before + digits] == "0"
+        assert number >= 2**21 or not ended, k
+
+
+@pytest.mark.parametrize("alphabet", (3, 5, 15, 255))
+def test_table_of_records(alphabet):
+    zero = alphabet // 2
+    for index, entry in enumerate(omega.records(alphabet).tolist()):
+        bits, place, found = f"{index:0{omega.RECORD_BITS}b}", 0, []
+        while len(found) < omega.MOST_RECORDS:
+            distance = read(bits)
+            sign = bits[distance[1] : distance[1] + 1] if distance else ""
+            level = read(bits[distance[1] + 1 :]) if sign else None
+            if not level or not level[0] <= zero or distance[0] > 15:
+                break
+            bits = bits[distance[1] + 1 + level[1] :]
+            place += distance[0]
+            found.append((place, zero - level[0] if sign == "1" else zero + level[0]))
+        assert entry & 15 == (omega.RECORD_BITS - len(bits) if found else 0)
+        fields = [entry >> (4 + 14 * i) & 0x3FFF for i in range(omega.MOST_RECORDS)]
+        expected = found + found[-1:] * (omega.MOST_RECORDS - len(found))
+        if found:
+            assert [(field & 63, field >> 6) for field in fields] == expected

@@ -1,0 +1,195 @@
+"""Prefix codes over blocks: lengths, trees and expected bits against textbook computations."""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hvd_adaptive.coding.parse_tree import LONGEST_BLOCK, limited_lengths
+from hvd_adaptive.coding.prefix_code import FLOOR, PrefixCode
+from hvd_adaptive.kernels import cpu_huffman
+
+
+def entropy(p: np.ndarray) -> float:
+    p = p[p > 0]
+    return float(-(p * np.log2(p)).sum())
+
+
+def huffman_cost(weights: np.ndarray) -> float:
+    """Huffman's algorithm: the sum of all merged weights."""
+    heap = sorted(weights.tolist())
+    total = 0.0
+    while len(heap) > 1:
+        merged = heapq.heappop(heap) + heapq.heappop(heap)
+        total += merged
+        heapq.heappush(heap, merged)
+    return total
+
+
+def best_limited_cost(weights: np.ndarray, longest: int) -> float:
+    """The least cost over all lengths that satisfy Kraft's inequality."""
+    descending = np.sort(weights)[::-1]
+    choices = itertools.combinations_with_replacement(range(1, longest + 1), weights.size)
+    return min(
+        float(descending @ np.array(lengths))
+        for lengths in choices
+        if sum(2.0**-bits for bits in lengths) <= 1
+    )
+
+
+def ternary(zero: float) -> np.ndarray:
+    return np.array([(1 - zero) / 2, zero, (1 - zero) / 2])
+
+
+def discrete_normal(alphabet: int, step: float) -> np.ndarray:
+    x = (np.arange(alphabet) - (alphabet - 1) / 2) * step
+    return np.exp(-x * x / 2) / np.exp(-x * x / 2).sum()
+
+
+LAWS = {
+    **{f"ternary {p}": ternary(p) for p in (0.4, 0.7, 0.9, 0.99, 0.999)},
+    **{f"binary {p}": np.array([p, 1 - p]) for p in (0.5, 0.8, 0.99)},
+    **{f"normal {a} {d}": discrete_normal(a, d)
+       for a, d in ((4, 1.2), (5, 1), (7, 0.8), (8, 0.6), (8, 1.5), (15, 0.4), (31, 0.15),
+                    (127, 0.05), (255, 0.02), (256, 0.6))},
+    "one sure": np.array([0.0, 0.0, 1.0, 0.0, 0.0]),
+    "half sure": np.array([0.5, 0.5] + [0.0] * 7),
+}  # fmt: skip
+
+
+class TestLengths:
+    @settings(max_examples=60)
+    @given(st.lists(st.integers(1, 1000), min_size=2, max_size=200))
+    def test_without_a_limit_they_are_huffmans(self, weights):
+        weights = np.array(weights, np.float64)
+        lengths = limited_lengths(weights, 40)
+        assert weights @ lengths == huffman_cost(weights)
+
+    @settings(max_examples=60)
+    @given(st.lists(st.integers(0, 1000), min_size=2, max_size=7), st.integers(3, 5))
+    def test_with_a_limit_none_are_better(self, weights, longest):
+        weights = np.array(weights, np.float64)
+        lengths = limited_lengths(weights, longest)
+        assert lengths.max() <= longest
+        assert weights @ lengths == best_limited_cost(weights, longest)
+
+    @pytest.mark.parametrize("count", (2, 3, 5, 100, 1024, 4096))
+    def test_codes_are_complete(self, count):
+        weights = 0.9 ** np.arange(count)
+        lengths = limited_lengths(weights, 12).astype(float)
+        assert (2.0**-lengths).sum() == 1 and lengths.max() <= 12
+
+
+class TestCodes:
+    @pytest.mark.parametrize("law", LAWS)
+    def test_canonical_and_free_of_prefixes(self, law):
+        """Rebuilt from the lengths alone, as the docstring says."""
+        book = PrefixCode.build(LAWS[law])
+        code, last, words = 0, 0, []
+        for leaf in sorted(range(book.lengths.size), key=lambda leaf: (book.lengths[leaf], leaf)):
+            length = int(book.lengths[leaf])
+            code <<= length - last
+            words.append(format(code, f"0{length}b"))
+            written = format(int(book.codes[leaf]), "016b")[::-1][:length]
+            assert written == words[-1]
+            code, last = code + 1, length
+        assert code == 1 << last, "complete"
+        words.sort()
+        assert not any(b.startswith(a) for a, b in itertools.pairwise(words))
+        assert last <= 16
+
+    @pytest.mark.parametrize("law", LAWS)
+    def test_blocks_are_the_paths_of_the_tree(self, law):
+        book = PrefixCode.build(LAWS[law])
+        pool, starts = book.blocks
+        assert starts[-1] == pool.size and np.diff(starts).max() <= LONGEST_BLOCK + 1
+        for leaf in range(0, book.lengths.size, 7):
+            node = 0
+            block = pool[starts[leaf] : starts[leaf + 1]]
+            for place, symbol in enumerate(block):
+                node = int(book.children[node, symbol])
+                assert (node < 0) == (place == block.size - 1)
+            assert node == -1 - leaf
+
+
+class TestBits:
+    @pytest.mark.parametrize("law", [law for law in LAWS if "sure" not in law])
+    def test_close_to_the_entropy(self, law):
+        """Far below one bit a symbol, too."""
+        p = LAWS[law]
+        bits = PrefixCode.build(p).bits_per_symbol(p)
+        assert entropy(p) <= bits + 1e-12 <= (1.01 if p.size < 256 else 1.02) * entropy(p)
+
+    @pytest.mark.parametrize(
+        ("alphabet", "zero", "most"),
+        [(a, z, 1.025) for a in (15, 63, 127, 255) for z in (0.5, 0.8, 0.9, 0.95)]
+        + [(a, 0.99, 1.01) for a in (15, 16, 31, 63)]
+        + [(a, 0.995, 1.01) for a in (3, 5, 7, 9)],
+    )
+    def test_one_frequent_symbol(self, alphabet, zero, most):
+        """The docstring's figures."""
+        distance = np.abs(np.arange(alphabet) - alphabet // 2)
+        p = 0.7**distance * (distance > 0)
+        p *= (1 - zero) / p.sum()
+        p[alphabet // 2] = zero
+        assert PrefixCode.build(p).bits_per_symbol(p) <= most * entropy(p)
+
+    @pytest.mark.parametrize("law", LAWS)
+    def test_expected_bits_are_those_of_the_blocks(self, law):
+        """Bits of a block over its symbols, both expected over the leaves."""
+        book, other = PrefixCode.build(LAWS[law]), np.linspace(1, 2, LAWS[law].size)
+        for p in (LAWS[law], other / other.sum()):
+            pool, starts = book.blocks
+            of_leaf = np.array([np.prod(p[pool[a:b]]) for a, b in itertools.pairwise(starts)])
+            assert of_leaf.sum() == pytest.approx(1, abs=1e-9)
+            want = (of_leaf @ book.lengths) / (of_leaf @ np.diff(starts))
+            assert book.bits_per_symbol(p) == pytest.approx(want, rel=1e-9)
+
+    @pytest.mark.parametrize("law", ("ternary 0.9", "normal 8 0.6", "normal 255 0.02"))
+    def test_real_streams_have_the_expected_length(self, law):
+        """400 streams of 2,000 symbols; 5 standard errors, and the one block that is completed."""
+        p, rng = LAWS[law], np.random.default_rng(0)
+        book = PrefixCode.build(p)
+        symbols = rng.choice(p.size, (400, 2000), p=p).astype(np.uint8)
+        out = np.zeros(cpu_huffman.most_bytes(2000), np.uint8)
+        bits = np.array([cpu_huffman.encode(row, book, out) for row in symbols]) / 2000
+        assert abs(bits.mean() - book.bits_per_symbol(p)) < 5 * bits.std() / 20 + 16 / 2000
+
+    def test_a_symbol_code_where_it_is_as_good(self):
+        assert PrefixCode.build(np.full(256, 1 / 256)).lengths.tolist() == [8] * 256
+        assert PrefixCode.build([0.5, 0.5]).lengths.tolist() == [1, 1]
+
+    def test_impossible_symbols_have_codes_and_cost_nothing(self):
+        book = PrefixCode.build(LAWS["half sure"])
+        pool, _ = book.blocks
+        assert set(pool.tolist()) == set(range(9))
+        assert book.bits_per_symbol(LAWS["half sure"]) < 1.01
+        assert PrefixCode.build([1.0, FLOOR / 2]).fingerprint == (
+            PrefixCode.build([1.0, 0.0]).fingerprint
+        )
+
+
+def test_equal_numbers_give_equal_books():
+    p = np.random.default_rng(3).dirichlet(np.ones(9))
+    first, again = PrefixCode.build(p), PrefixCode.build(p.tolist())
+    assert first.fingerprint == again.fingerprint
+    assert np.array_equal(first.codes, again.codes)
+    assert PrefixCode.build(p[::-1]).fingerprint != first.fingerprint
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    ([], [1.0], np.ones(4097), np.ones((2, 2)), [0.5, -0.1], [0.0, 0.0], [1.0, np.nan],
+     [np.inf, 1.0]),
+    ids=lambda w: str(np.shape(w)),
+)  # fmt: skip
+def test_wrong_probabilities_are_named(wrong):
+    with pytest.raises(ValueError, match="probabilities"):
+        PrefixCode.build(wrong)
+    with pytest.raises(ValueError, match="probabilities"):
+        PrefixCode.build([0.5, 0.25, 0.25]).bits_per_symbol(wrong)
