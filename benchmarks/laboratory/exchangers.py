@@ -1,0 +1,129 @@
+"""The ranks of a launch, and methods made ready to exchange a network's gradients on them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from laboratory.backward import FakeNetwork, Still
+from laboratory.methods import Method, construct
+
+# PowerSGD starts at this step; the worker's untimed steps must go beyond it.
+POWERSGD_START = 2
+ONE_BUCKET_MB = 4096
+
+
+class Exchanger:
+    """A method on a network: ``step`` exchanges the gradients that ``fill`` has made."""
+
+    def __init__(
+        self,
+        network: FakeNetwork,
+        forward: Callable[[], torch.Tensor],
+        optimizer: torch.optim.Optimizer,
+        report: Callable[[], dict[str, float]] = dict,
+        close: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.network, self.forward, self.optimizer = network, forward, optimizer
+        self.report, self.close = report, close
+
+    def fill(self, variant: int) -> None:
+        """What is no exchange's business: let go of the last gradients, make new ones."""
+        self.optimizer.zero_grad()
+        self.network.fill(variant)
+
+    def step(self) -> None:
+        """Afterwards the parameters' ``grad`` hold the average over ranks."""
+        self.forward().backward()
+        self.optimizer.step()
+
+
+def alone(network: FakeNetwork) -> Exchanger:
+    """The backward pass without any exchange."""
+    return Exchanger(network, network, Still(network.parameters(), lr=1.0))
+
+
+class HorovodRanks:
+    """Ranks under Horovod, on MPI or Gloo as they were launched."""
+
+    def __init__(self) -> None:
+        import horovod.torch as hvd
+
+        hvd.init()
+        self.hvd, self.rank, self.size = hvd, hvd.rank(), hvd.size()
+
+    def barrier(self) -> None:
+        self.hvd.barrier()
+
+    def exchanger(self, method: Method, network: FakeNetwork) -> Exchanger:
+        """``hvd.DistributedOptimizer`` with the method's compression."""
+        stock = {"none": self.hvd.Compression.none, "fp16": self.hvd.Compression.fp16}
+        scheme = construct(method) if method.is_scheme else None
+        optimizer = self.hvd.DistributedOptimizer(
+            Still(network.parameters(), lr=1.0),
+            named_parameters=network.named(),
+            compression=scheme or stock[method.name],
+        )
+        if scheme is None:
+            return Exchanger(network, network, optimizer)
+        return Exchanger(network, network, optimizer, scheme.report, scheme.close)
+
+    def close(self) -> None:
+        self.hvd.shutdown()
+
+
+class DdpRanks:
+    """Ranks under torch.distributed's Gloo; Open MPI starts them and does nothing else."""
+
+    def __init__(self) -> None:
+        import torch.distributed as dist
+
+        rank, size = (int(os.environ[f"OMPI_COMM_WORLD_{what}"]) for what in ("RANK", "SIZE"))
+        address = os.environ["LABORATORY_FIRST_HOST"]
+        dist.init_process_group(
+            "gloo", init_method=f"tcp://{address}:29400", rank=rank, world_size=size
+        )
+        self.dist, self.rank, self.size = dist, rank, size
+
+    def barrier(self) -> None:
+        self.dist.barrier()
+
+    def exchanger(self, method: Method, network: FakeNetwork) -> Exchanger:
+        """DistributedDataParallel with its defaults and the method's hook.
+
+        PowerSGD gets one bucket: its hook starts each bucket's later collectives from the threads
+        on which the earlier ones end, so that with several buckets ranks start them in different
+        orders, and Gloo aborts ("Received data size doesn't match expected size").
+        """
+        from torch.nn.parallel import DistributedDataParallel
+
+        one = {"bucket_cap_mb": ONE_BUCKET_MB} if method.name == "powersgd" else {}
+        wrapped = DistributedDataParallel(network, init_sync=False, **one)
+        hooks = {"none": None, "fp16": self._fp16, "powersgd": self._powersgd}
+        if (register := hooks[method.name]) is not None:
+            register(wrapped, **method.keywords)
+        return Exchanger(network, wrapped, Still(network.parameters(), lr=1.0))
+
+    def close(self) -> None:
+        self.dist.destroy_process_group()
+
+    def _fp16(self, wrapped: Any) -> None:
+        from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+
+        wrapped.register_comm_hook(None, default_hooks.fp16_compress_hook)
+
+    def _powersgd(self, wrapped: Any, rank: int) -> None:
+        from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
+
+        state = powerSGD_hook.PowerSGDState(
+            process_group=None,
+            matrix_approximation_rank=rank,
+            start_powerSGD_iter=POWERSGD_START,
+        )
+        wrapped.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
+
+
+RANKS = {"mpi": HorovodRanks, "gloo": HorovodRanks, "ddp": DdpRanks}

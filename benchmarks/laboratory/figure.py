@@ -1,0 +1,50 @@
+"""Seconds per exchange as bars."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from laboratory.measure import Result
+from laboratory.tables import quartiles
+
+COLOURS = {
+    "float32": "0.55",
+    "float16": "0.75",
+    "PowerSGD": "tab:orange",
+    "hvd_adaptive": "tab:blue",
+}
+STOCK = {"none": "float32", "fp16": "float16", "powersgd": "PowerSGD"}
+
+
+def draw(results: list[Result], arguments: Mapping[str, Any], path: str) -> None:
+    """Bars of medians with quartiles, fastest first, and the bytes that each rank sends."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    shown = sorted((r for r in results if r.seconds), key=lambda r: -r.median)
+    figure, axes = pyplot.subplots(figsize=(8, 0.9 + 0.32 * len(shown)), layout="constrained")
+    for place, result in enumerate(shown):
+        low, high = quartiles(result.seconds)
+        kind = STOCK.get(result.method.name, "hvd_adaptive")
+        spread = [[result.median - low], [high - result.median]]
+        axes.barh(place, result.median, xerr=spread, color=COLOURS[kind], label=kind)
+        megabytes = result.mean("sent_bytes") / 1e6
+        axes.annotate(
+            f"{result.median:.3f} s, {megabytes:.1f} MB", (high, place), (4, 0),
+            textcoords="offset points", va="center", fontsize="x-small",
+        )  # fmt: skip
+    axes.set_yticks(range(len(shown)), [r.method.label for r in shown], fontsize="x-small")
+    axes.set_xlabel("seconds per exchange (median, quartiles); bytes that a rank sends")
+    axes.set_title(
+        f"{arguments['model']} on {arguments['hosts']} hosts at {arguments['rate']}",
+        fontsize="medium",
+    )
+    axes.margins(x=0.2)
+    handles, labels = axes.get_legend_handles_labels()
+    unique = dict(zip(labels, handles, strict=True))
+    axes.legend(unique.values(), unique.keys(), fontsize="x-small", loc="upper right")
+    figure.savefig(path, dpi=120)
+    pyplot.close(figure)

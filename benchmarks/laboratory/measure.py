@@ -1,0 +1,166 @@
+"""Every method in every round, so that what else the machine does hits all alike."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from laboratory.hosts import FOLDER, Hosts, bits_per_second
+from laboratory.launch import launch
+from laboratory.methods import Method, refusals
+from laboratory.shapes import read_shapes
+
+LAUNCH_SECONDS = 150.0  # for a launch beside its steps
+SLOWEST = 12.0  # a step may take this many times a float32 ring's time on the link
+AVERAGED = ("sent_bytes", "received_bytes", "cpu_s", "machine_cpu_s")
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What is measured: a model's gradients, so many timed steps of each method in each round.
+
+    warmup: untimed steps before them, each time; PowerSGD compresses from its third on.
+    """
+
+    model: str
+    steps: int
+    rounds: int
+    warmup: int = 3
+
+
+@dataclass
+class Result:
+    """A method's figures over all rounds; per step, means over ranks unless told otherwise.
+
+    seconds: of each exchange, from the first hook to the end of step(), of the slowest rank; the
+    ranks start together.  sent_bytes, received_bytes: counted on the interface, headers and
+    Horovod's own messages included.  cpu_s: of one rank's process.  machine_cpu_s: of the whole
+    machine, kernel included.  reports: of the compressor, a round each.  relative_error: squared,
+    of one step's averaged gradient, against the exact mean.  backward_s: the same without exchange.
+    trouble: why there are no figures, or why rounds are missing.
+    """
+
+    method: Method
+    seconds: list[float] = field(default_factory=list)
+    sent_bytes: list[float] = field(default_factory=list)
+    received_bytes: list[float] = field(default_factory=list)
+    cpu_s: list[float] = field(default_factory=list)
+    machine_cpu_s: list[float] = field(default_factory=list)
+    reports: list[dict[str, float]] = field(default_factory=list)
+    backward_s: list[float] = field(default_factory=list)
+    relative_error: float | None = None
+    replicas_equal: bool = True
+    trouble: str | None = None
+
+    @property
+    def median(self) -> float:
+        return statistics.median(self.seconds)
+
+    def mean(self, figure: str) -> float:
+        """Over rounds."""
+        return statistics.fmean(getattr(self, figure))
+
+    def reported(self, key: str) -> float | None:
+        """Mean over rounds of an entry of the compressor's report; None where there is none."""
+        values = [report[key] for report in self.reports if key in report]
+        return statistics.fmean(values) if values else None
+
+    def add(self, ranks: list[dict[str, Any]], backward_s: list[float]) -> None:
+        """A round's figures from all ranks."""
+        steps = zip(*_all(ranks, "seconds"), strict=True)
+        self.seconds += [max(times) for times in steps]
+        for figure in AVERAGED:
+            getattr(self, figure).append(statistics.fmean(_all(ranks, figure)))
+        reports = _all(ranks, "report")
+        self.reports.append({k: statistics.fmean(_all(reports, k)) for k in reports[0]})
+        self.backward_s.append(statistics.median(backward_s))
+        self.relative_error = ranks[0]["relative_error"]
+        self.replicas_equal &= len(set(_all(ranks, "crc"))) == 1
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self) | {"label": self.method.label}
+
+
+def _all(rows: list[dict[str, Any]], key: str) -> list[Any]:
+    return [row[key] for row in rows]
+
+
+def measure(
+    hosts: Hosts,
+    methods: list[Method],
+    settings: Settings,
+    starts: Callable[[str], object] = lambda text: None,
+    ended: Callable[[], object] = lambda: None,
+) -> list[Result]:
+    """Time the methods on the hosts; one Result each, in their order.
+
+    A method that the package refuses, that fails or that does not end in time is told so in its
+    Result, and left out of later rounds. ``starts`` and ``ended`` are called around each launch.
+    """
+    results = {method.label: Result(method) for method in methods}
+    for label, why in refusals(methods).items():
+        results[label].trouble = f"refused: {why}"
+    backends = list(dict.fromkeys(method.backend for method in methods))
+    for number in range(settings.rounds):
+        for backend in backends:
+            of_backend = [r for r in results.values() if r.method.backend == backend]
+            starts(f"round {number + 1} of {settings.rounds}, {backend}")
+            _run_once(hosts, of_backend, settings)
+            ended()
+    return list(results.values())
+
+
+def _run_once(hosts: Hosts, results: list[Result], settings: Settings) -> None:
+    """One round of a backend's methods: one launch, and another one after each failure."""
+    waiting = [result for result in results if result.trouble is None]
+    while waiting:
+        plan = {
+            "backend": waiting[0].method.backend,
+            "model": settings.model,
+            "steps": settings.steps,
+            "warmup": settings.warmup,
+            "methods": [result.method.to_json() for result in waiting],
+            "folder": str(FOLDER),
+        }
+        found = launch(hosts, plan, _limit(hosts, settings, len(waiting)))
+        ranks = found["ranks"] if len(found["ranks"]) == len(hosts.addresses) else []
+        waiting = [result for result in waiting if not _take(result, ranks)]
+        if "error" in found or waiting:
+            told = found.get("error", "the launch ended early")
+            waiting = _without_culprit(waiting, found["ranks"], told)
+
+
+def _take(result: Result, ranks: list[dict[str, Any]]) -> bool:
+    """Add a method's figures if every rank has them."""
+    label = result.method.label
+    rows = [rank["methods"].get(label) for rank in ranks]
+    if not rows or None in rows:
+        return False
+    result.add(rows, ranks[0]["backward_s"])
+    return True
+
+
+def _without_culprit(waiting: list[Result], ranks: list[dict[str, Any]], told: str) -> list[Result]:
+    """Mark the method in which a launch ended; all of them where it ended before the first."""
+    at_work = {rank["now"] for rank in ranks}
+    culprits = [result for result in waiting if result.method.label in at_work] or waiting
+    said = next((rank["failed"] for rank in ranks if rank.get("failed")), None)
+    for result in culprits:
+        result.trouble = f"failed: {said or told}"
+    return [result for result in waiting if result.trouble is None]
+
+
+def _limit(hosts: Hosts, settings: Settings, methods: int) -> float:
+    """Seconds after which a launch is ended."""
+    steps = (settings.steps + settings.warmup + 1) * methods
+    return LAUNCH_SECONDS + SLOWEST * steps * ring_seconds(hosts, settings.model)
+
+
+def ring_seconds(hosts: Hosts, model: str) -> float:
+    """What the links allow a float32 allreduce: each host sends 2(N-1)/N of the gradient."""
+    numbers = sum(math.prod(shape) for _, shape in read_shapes(model))
+    ranks = len(hosts.addresses)
+    return 2 * (ranks - 1) / ranks * 32 * numbers / bits_per_second(hosts.rate)

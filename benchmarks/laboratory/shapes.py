@@ -1,0 +1,37 @@
+"""Names and shapes of real networks' parameters, from the tables in shapes/."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+FOLDER = Path(__file__).parent / "shapes"
+
+# Tensors and coordinates of each table. ResNets: He et al., for ImageNet, as torchvision builds
+# them. lstm: embedding, two layers and output over 10,000 words (Penn Treebank), 472 units. tiny:
+# for tests.
+SIZES = {
+    "resnet18": (62, 11_689_512),
+    "resnet50": (161, 25_557_032),
+    "lstm": (11, 13_022_096),
+    "tiny": (6, 121_892),
+}
+
+Shapes = list[tuple[str, tuple[int, ...]]]
+
+
+def read_shapes(model: str) -> Shapes:
+    """(name, shape) of each parameter, in the order of the forward pass.
+
+    ValueError where there is no such table, or where one was cut or changed.
+    """
+    if model not in SIZES:
+        raise ValueError(f"model={model!r}: must be one of {', '.join(map(repr, SIZES))}")
+    shapes: Shapes = []
+    for line in (FOLDER / f"{model}.txt").read_text(encoding="utf-8").splitlines():
+        name, *sizes = line.split()
+        shapes.append((name, tuple(map(int, sizes))))
+    found = len(shapes), sum(math.prod(shape) for _, shape in shapes)
+    if found != SIZES[model]:
+        raise ValueError(f"{model}.txt: holds {found} tensors and numbers, not {SIZES[model]}")
+    return shapes

@@ -1,0 +1,138 @@
+"""What was measured, as tables."""
+
+from __future__ import annotations
+
+import os
+import platform
+import statistics
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console, Group
+from rich.table import Table
+
+from laboratory.hosts import BURST, LATENCY, bits_per_second
+from laboratory.measure import Result
+
+# Horovod's settings that matter here, and what they are where the environment does not say.
+HOROVOD = {
+    "HOROVOD_CYCLE_TIME": "1 ms",
+    "HOROVOD_FUSION_THRESHOLD": "128 MiB",
+    "HOROVOD_CACHE_CAPACITY": "1024",
+}
+WIDTH = 150
+NONE = "-"
+
+
+def print_tables(results: list[Result], arguments: Mapping[str, Any]) -> None:
+    """Times and bytes, then where the time goes, then what could not be measured."""
+    console = Console()
+    if not console.is_terminal or console.width < WIDTH:
+        console = Console(width=WIDTH)
+    measured = [result for result in results if result.seconds]
+    parts: list[Any] = []
+    if measured:
+        parts += [_exchange(measured, arguments), _time(measured, arguments)]
+    parts += [f"{r.method.label}: {r.trouble}" for r in results if r.trouble]
+    console.print(Group(*parts), markup=False, highlight=False)
+
+
+def _exchange(results: list[Result], arguments: Mapping[str, Any]) -> Table:
+    title = (
+        f"{arguments['model']}, {arguments['hosts']} hosts at {arguments['rate']}: "
+        f"one exchange, {arguments['steps']} steps in each of {arguments['rounds']} rounds"
+    )
+    table = Table(title=title, caption="\n".join(conditions()), caption_justify="left")
+    table.add_column("method", overflow="fold")
+    for column in (
+        "seconds", "quartiles", "/ float32", "/ fastest\nfloat32", "/ float16", "sent MB",
+        "report()\nMB", "sent /\nreport()", "CPU s\na rank", "relative\nerror", "ranks\nequal",
+    ):  # fmt: skip
+        table.add_column(column, justify="right", no_wrap=True)
+    medians = {result.method.label: result.median for result in results}
+    float32 = [m for label, m in medians.items() if label.endswith("/none")]
+    fastest = min(float32, default=None)
+    for result in results:
+        backend, told = result.method.backend, result.reported("wire_bytes")
+        sent = result.mean("sent_bytes")
+        table.add_row(
+            result.method.label,
+            f"{result.median:.4f}",
+            "{:.4f} {:.4f}".format(*quartiles(result.seconds)),
+            _ratio(result.median, medians.get(f"{backend}/none")),
+            _ratio(result.median, fastest),
+            _ratio(result.median, medians.get(f"{backend}/fp16")),
+            f"{sent / 1e6:.3f}",
+            NONE if told is None else f"{told / 1e6:.3f}",
+            _ratio(sent, told),
+            f"{result.mean('cpu_s'):.3f}",
+            f"{result.relative_error:.2g}",
+            "yes" if result.replicas_equal else "NO",
+        )
+    return table
+
+
+def _time(results: list[Result], arguments: Mapping[str, Any]) -> Table:
+    caption = (
+        "link: bytes sent at the rate; hooks: the same step without an exchange; encode, wait, "
+        "decode: as report() says, parts of\nwhich run while the link is busy; rest: the step "
+        "without these four. CPU: seconds of all cores, and their share of what\nthe cores of "
+        "this machine had to give: near 1, hosts wait for each other's turn."
+    )
+    table = Table(title="where a step's seconds go", caption=caption, caption_justify="left")
+    table.add_column("method", overflow="fold")
+    columns = ("step", "link", "hooks", "encode", "wait", "decode", "rest", "CPU", "CPU share")
+    for column in columns:
+        table.add_column(column, justify="right", no_wrap=True)
+    rate, cores = bits_per_second(arguments["rate"]), len(os.sched_getaffinity(0))
+    for result in results:
+        parts = [result.reported(key) for key in ("encode_s", "exchange_s", "decode_s")]
+        step, backward = statistics.fmean(result.seconds), result.mean("backward_s")
+        known = None not in parts
+        busy = result.mean("machine_cpu_s")
+        table.add_row(
+            result.method.label,
+            f"{step:.4f}",
+            f"{8 * result.mean('sent_bytes') / rate:.4f}",
+            f"{backward:.4f}",
+            *(NONE if part is None else f"{part:.4f}" for part in parts),
+            f"{step - backward - sum(parts):.4f}" if known else NONE,
+            f"{busy:.4f}",
+            f"{busy / (step * cores):.2f}",
+        )
+    return table
+
+
+def conditions() -> list[str]:
+    """The circumstances of the measurement, a line each."""
+    told = {name: os.environ.get(name, f"{default} (default)") for name, default in HOROVOD.items()}
+    others = {
+        name: value
+        for name, value in os.environ.items()
+        if name.startswith(("HOROVOD_", "OMPI_MCA_")) and name not in told
+    }
+    return [
+        f"links: tbf burst {BURST} latency {LATENCY}, both ends; {os.cpu_count()} cores "
+        f"({processor()}), load {os.getloadavg()[2]:.1f} over 15 minutes; a thread a rank",
+        ", ".join(f"{name}={value}" for name, value in (told | others).items()),
+    ]
+
+
+def processor() -> str:
+    """The processor's name."""
+    lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.machine()
+
+
+def quartiles(values: list[float]) -> tuple[float, float]:
+    """The first and third."""
+    if len(values) < 2:
+        return values[0], values[0]
+    first, _, third = statistics.quantiles(values, n=4, method="inclusive")
+    return first, third
+
+
+def _ratio(value: float, base: float | None) -> str:
+    return NONE if not base else f"{value / base:.3f}"

@@ -1,0 +1,148 @@
+"""What runs on each host: takes a plan, times its methods in turn, writes what it measured.
+
+``python -m laboratory.worker PLAN``; the plan is a JSON object with backend, model, methods,
+steps, warmup and folder. Rank r's figures go into folder/rank-r.json, as it goes along, so that the
+launcher knows which method a launch ended in.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import statistics
+import sys
+import time
+import traceback
+import zlib
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from laboratory.backward import FakeNetwork
+from laboratory.exchangers import RANKS, Exchanger, alone
+from laboratory.gradients import VARIANTS, exact_mean, gradients
+from laboratory.hosts import INTERFACE
+from laboratory.methods import Method
+from laboratory.shapes import Shapes, read_shapes
+
+COUNTERS = Path(f"/sys/class/net/{INTERFACE}/statistics")
+REPORTED = ("wire_bytes", "payload_bytes", "encode_s", "exchange_s", "decode_s")
+BACKWARD_STEPS = 5
+
+
+class Worker:
+    """One rank of one launch."""
+
+    def __init__(self, plan: dict[str, Any]) -> None:
+        self.plan = plan
+        self.ranks = RANKS[plan["backend"]]()
+        self.shapes: Shapes = read_shapes(plan["model"])
+        self.file = Path(plan["folder"]) / f"rank-{self.ranks.rank}.json"
+        self.found: dict[str, Any] = {"methods": {}, "now": None}
+        sizes = [shape for _, shape in self.shapes]
+        self.variants = gradients(sizes, self.ranks.rank)
+        self.memory = torch.zeros(sum(torch.Size(shape).numel() for shape in sizes))
+
+    def run(self) -> None:
+        """Time the backward pass alone, then each method."""
+        exchanger = alone(self._network())
+        self.ranks.barrier()
+        figures = [self._timed_step(exchanger, step) for step in range(BACKWARD_STEPS + 1)]
+        self.found["backward_s"] = [figure["seconds"] for figure in figures[1:]]
+        for method in (Method(**fields) for fields in self.plan["methods"]):
+            self._write(now=method.label)
+            try:
+                self.found["methods"][method.label] = self._measure(method)
+            except Exception as error:
+                traceback.print_exc()
+                self._write(failed=f"{type(error).__name__}: {error}".splitlines()[0])
+                sys.stdout.flush()
+                os._exit(1)  # the others may wait in a collective: the launcher ends them
+        self._write(now=None)
+
+    def _network(self) -> FakeNetwork:
+        return FakeNetwork(self.shapes, self.memory, self.variants)
+
+    def _measure(self, method: Method) -> dict[str, Any]:
+        network = self._network()
+        exchanger = self.ranks.exchanger(method, network)
+        for step in range(self.plan["warmup"]):
+            self._timed_step(exchanger, step)
+        self.ranks.barrier()
+        before, figures, reports = _traffic(), [], []
+        for step in range(self.plan["steps"]):
+            figures.append(self._timed_step(exchanger, step))
+            reports.append(exchanger.report())
+        self.ranks.barrier()  # what was sent has arrived
+        after = _traffic()
+        self._timed_step(exchanger, 0)
+        found = self._quality(network)
+        exchanger.optimizer.zero_grad()
+        exchanger.close()
+        found |= {key: (after[key] - before[key]) / len(figures) for key in before}
+        found |= {k: statistics.fmean(f[k] for f in figures) for k in ("cpu_s", "machine_cpu_s")}
+        told = {key: statistics.fmean(r[key] for r in reports) for key in REPORTED if reports[0]}
+        return found | {"seconds": [f["seconds"] for f in figures], "report": told}
+
+    def _timed_step(self, exchanger: Exchanger, step: int) -> dict[str, float]:
+        """Figures of one exchange, for which the ranks set out together."""
+        exchanger.fill(step % VARIANTS)
+        self.ranks.barrier()
+        before, begin = _processor(), time.perf_counter()
+        exchanger.step()
+        seconds, after = time.perf_counter() - begin, _processor()
+        return {"seconds": seconds} | {key: after[key] - before[key] for key in before}
+
+    def _quality(self, network: FakeNetwork) -> dict[str, Any]:
+        """Checksum of the averaged gradient, and on the first rank its relative squared error."""
+        crc, error, norm = 0, 0.0, 0.0
+        for slot, parameter in enumerate(network.layers):
+            crc = zlib.crc32(parameter.grad.contiguous().numpy().data, crc)
+            if self.ranks.rank == 0:
+                exact = exact_mean(slot, parameter.shape, self.ranks.size, 0)
+                error += float((parameter.grad - exact).square().sum())
+                norm += float(exact.square().sum())
+        self.ranks.barrier()
+        return {"crc": crc} | ({"relative_error": error / norm} if norm else {})
+
+    def _write(self, **news: Any) -> None:
+        self.found |= news
+        part = self.file.with_suffix(".part")
+        part.write_text(json.dumps(self.found), encoding="utf-8")
+        part.replace(self.file)
+
+
+def _traffic() -> dict[str, float]:
+    """Bytes through this host's interface so far."""
+    return {
+        "sent_bytes": float((COUNTERS / "tx_bytes").read_text()),
+        "received_bytes": float((COUNTERS / "rx_bytes").read_text()),
+    }
+
+
+def _processor() -> dict[str, float]:
+    """Seconds of processor so far: of this rank, and of everything on the machine."""
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    fields = Path("/proc/stat").read_text(encoding="utf-8").split("\n", 1)[0].split()
+    user, nice, system, _idle, _iowait, irq, softirq = map(int, fields[1:8])
+    ticks = os.sysconf("SC_CLK_TCK")
+    return {
+        "cpu_s": usage.ru_utime + usage.ru_stime,
+        "machine_cpu_s": (user + nice + system + irq + softirq) / ticks,
+    }
+
+
+def main() -> None:
+    """Run the plan that the command line names."""
+    torch.set_num_threads(1)
+    plan = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
+    worker = Worker(plan)
+    worker.run()
+    worker.ranks.barrier()
+    worker.ranks.close()
+
+
+if __name__ == "__main__":
+    main()

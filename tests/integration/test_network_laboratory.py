@@ -1,0 +1,106 @@
+"""The network laboratory, end to end on two hosts: what it measures, and that nothing is left."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
+
+from laboratory import hosts
+from laboratory.launch import missing_programs
+
+ROOT = Path(__file__).resolve().parents[2]
+pytestmark = [pytest.mark.integration, pytest.mark.parallel, pytest.mark.timeout(200)]
+
+NETWORK = [sys.executable, str(ROOT / "benchmarks" / "network.py"), "--hosts", "2", "--model",
+           "tiny", "--steps", "2", "--rounds", "1"]  # fmt: skip
+
+
+@pytest.fixture(scope="module", autouse=True)
+def laboratory():
+    """Skips where hosts cannot be built; otherwise leaves some remains of a killed run."""
+    if lacks := hosts.missing() + missing_programs({"mpi", "gloo"}):
+        pytest.skip(f"no laboratory without {'; '.join(lacks)}")
+    try:
+        with hosts.Hosts(1, "1gbit"):
+            pass
+    except hosts.LaboratoryError as error:
+        pytest.skip(str(error))
+
+
+def namespaces() -> list[str]:
+    listed = subprocess.run(["ip", "netns"], capture_output=True, text=True, check=True).stdout
+    return [line for line in listed.splitlines() if line.startswith(hosts.PREFIX)]
+
+
+def test_measures_and_removes_everything(tmp_path):
+    # What a killed run leaves: a host, with a process on it.
+    subprocess.run(["ip", "netns", "add", f"{hosts.PREFIX}left"], check=True)
+    left = subprocess.Popen(["ip", "netns", "exec", f"{hosts.PREFIX}left", "sleep", "300"])
+    command = [*NETWORK, "--json", "found.json", "--plot", "found.png", "--methods", "mpi/none",
+               "mpi/fp16", "alq:bits=3|99", "alq:bits=2,in_flight_bytes=4096"]  # fmt: skip
+    done = subprocess.run(
+        command, cwd=tmp_path, timeout=150, text=True, stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout
+    assert left.wait(1) == -signal.SIGKILL
+    assert namespaces() == [] and not hosts.FOLDER.exists()
+    assert not list(hosts.FILES.glob(f"{hosts.PREFIX}*"))
+    assert (tmp_path / "found.png").read_bytes()[:4] == b"\x89PNG"
+    results = {r["label"]: r for r in json.loads((tmp_path / "found.json").read_text())["results"]}
+    float32, float16, three = (results[f"mpi/{m}"] for m in ("none", "fp16", "alq:bits=3"))
+    for result in (float32, float16, three):
+        assert len(result["seconds"]) == 2 and result["replicas_equal"]
+    # A ring of two sends each number once. The interface counts headers, too.
+    assert 1 <= float32["sent_bytes"][0] / (4 * 121_892) < 1.05
+    assert 1 <= float16["sent_bytes"][0] / (2 * 121_892) < 1.05
+    assert 1 <= three["sent_bytes"][0] / three["reports"][0]["wire_bytes"] < 1.25
+    assert float32["relative_error"] < 1e-12 < float16["relative_error"] < 1e-5
+    assert 0.05 < three["relative_error"] < 0.6
+    assert "bits=99" in results["mpi/alq:bits=99"]["trouble"]
+    assert "in_flight_bytes=4096" in results["mpi/alq:bits=2,in_flight_bytes=4096"]["trouble"]
+
+
+def test_a_signal_removes_everything():
+    process = subprocess.Popen(NETWORK, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    try:
+        deadline = time.monotonic() + 60
+        while not _has_ranks(process) and time.monotonic() < deadline:
+            time.sleep(0.1)
+        assert len(namespaces()) == 3
+        family = psutil.Process(process.pid).children(recursive=True)
+        process.send_signal(signal.SIGTERM)
+        output, _ = process.communicate(timeout=30)
+    finally:
+        process.kill()
+    assert process.returncode == 128 + signal.SIGTERM, output
+    assert namespaces() == [] and not hosts.FOLDER.exists()
+    _, alive = psutil.wait_procs(family, timeout=5)
+    assert alive == []
+
+
+def _has_ranks(process: subprocess.Popen) -> bool:
+    """Whether a worker runs on a host."""
+    for child in psutil.Process(process.pid).children(recursive=True):
+        with contextlib.suppress(psutil.Error):  # gone meanwhile
+            if "laboratory.worker" in child.cmdline():
+                return True
+    return False
+
+
+def test_one_laboratory_at_a_time():
+    with hosts.LOCK.open("a") as other:
+        fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        with pytest.raises(hosts.LaboratoryError, match="another laboratory is open"):
+            hosts.Hosts(2, "1gbit").__enter__()

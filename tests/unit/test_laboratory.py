@@ -1,0 +1,183 @@
+"""The network laboratory's parts that need neither root nor ranks."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
+
+from laboratory import gradients, hosts, measure, shapes, tables
+from laboratory.backward import FakeNetwork
+from laboratory.methods import Method, parse, refusals
+
+# torchvision's counts: convolutions (and the fully connected layer), coordinates.
+KNOWN = {"resnet18": (20, 11_689_512), "resnet50": (53, 25_557_032)}
+
+
+@pytest.mark.parametrize("model", shapes.SIZES)
+def test_shapes(model):
+    table = shapes.read_shapes(model)
+    assert len({name for name, _ in table}) == len(table) == shapes.SIZES[model][0]
+    if model in KNOWN:
+        convolutions, coordinates = KNOWN[model]
+        assert sum(len(shape) == 4 for _, shape in table) == convolutions
+        assert sum(torch.Size(shape).numel() for _, shape in table) == coordinates
+
+
+def test_lstm_shapes_are_those_of_pytorch():
+    lstm = torch.nn.LSTM(472, 472, num_layers=2, device="meta")
+    expected = {f"lstm.{name}": tuple(p.shape) for name, p in lstm.named_parameters()}
+    found = dict(shapes.read_shapes("lstm"))
+    assert {name: found[name] for name in expected} == expected
+    assert set(found) - set(expected) == {"embedding.weight", "output.weight", "output.bias"}
+
+
+def test_wrong_shapes_are_noticed(tmp_path, monkeypatch):
+    with pytest.raises(ValueError, match="model='vgg'"):
+        shapes.read_shapes("vgg")
+    text = (shapes.FOLDER / "tiny.txt").read_text()
+    (tmp_path / "tiny.txt").write_text(text.replace("1024", "1025"))
+    monkeypatch.setattr(shapes, "FOLDER", tmp_path)
+    with pytest.raises(ValueError, match=r"tiny\.txt"):
+        shapes.read_shapes("tiny")
+
+
+def test_methods():
+    found = parse(["mpi/none", "ALQ:bits=3,update_steps=(0, 100)", "ddp/powersgd:rank=4"])
+    assert found == [
+        Method("mpi", "none"),
+        Method("mpi", "alq", {"bits": 3, "update_steps": (0, 100)}),
+        Method("ddp", "powersgd", {"rank": 4}),
+    ]
+    assert [method.is_scheme for method in found] == [False, True, False]
+
+
+def test_alternatives_are_spread_out_once():
+    found = parse(["gloo/alq:bits=2|3,coding=fixed|huffman", "gloo/alq:bits=3,coding=fixed"])
+    assert [method.label for method in found] == [
+        "gloo/alq:bits=2,coding=fixed",
+        "gloo/alq:bits=2,coding=huffman",
+        "gloo/alq:bits=3,coding=fixed",
+        "gloo/alq:bits=3,coding=huffman",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        ("nccl/none", "no backend 'nccl'"),
+        ("alq:", "must be"),
+        ("alq:bits", "'bits' must be keyword=value"),
+        ("alq:bits=", "must be keyword=value"),
+        ("mpi/fp16:bits=3", "no keywords"),
+        ("ddp/alq:bits=3", "hooks are none, fp16, powersgd"),
+        ("ddp/powersgd", "rank=R"),
+        ("ddp/powersgd:rank=0", "above 0"),
+    ],
+)
+def test_wrong_methods_are_refused(spec, message):
+    with pytest.raises(ValueError, match=message):
+        parse([spec])
+
+
+def test_what_the_package_refuses_is_told():
+    good, bad = "alq:bits=3", ["alq:bits=99", "alq:bit=3", "alq:exchange=pigeon", "algebra:bits=3"]
+    refused = refusals(parse([good, *bad, "mpi/none"]))
+    assert list(refused) == [f"mpi/{spec}" for spec in bad]
+    expected = ["bits=99", "'bit'", "exchange='pigeon'", "no scheme 'algebra'"]
+    for message, words in zip(refused.values(), expected, strict=True):
+        assert words in message
+
+
+def test_gradients_are_alike_but_not_equal():
+    shape, ranks = (256, 1152), 4
+    own = [gradients.gradient(5, shape, rank, 0).double() for rank in range(ranks)]
+    torch.testing.assert_close(gradients.exact_mean(5, shape, ranks, 0), sum(own) / ranks)
+    assert torch.equal(gradients.gradient(5, shape, 1, 0).double(), own[1])
+    energy = float(own[0].square().sum())
+    # The common part is what two ranks, or two steps of one rank, share.
+    others = [own[1], gradients.gradient(5, shape, 0, 1).double()]
+    for other in others:
+        shared = float((own[0] * other).sum()) / energy
+        assert abs(shared - gradients.COMMON) < 0.1
+    root = (energy / own[0].numel()) ** 0.5
+    assert gradients.SCALES[0] / 2 < root < gradients.SCALES[1] * 2
+    values = torch.linalg.svdvals(own[0]).square()
+    assert 0.1 < float(values[0] / values.sum()) < 0.4
+    assert float((own[0] / root).pow(4).mean()) > 4
+
+
+def test_fake_backward_fires_hooks_from_last_to_first():
+    table = shapes.read_shapes("tiny")
+    variants = gradients.gradients([shape for _, shape in table], rank=0)
+    network = FakeNetwork(table, torch.zeros(shapes.SIZES["tiny"][1]), variants)
+    fired = []
+    for name, parameter in network.named():
+        parameter.register_post_accumulate_grad_hook(lambda _, name=name: fired.append(name))
+    for variant in range(gradients.VARIANTS):
+        network.zero_grad()
+        network.fill(variant)
+        network().backward()
+        for parameter, gradient in zip(network.layers, variants[variant], strict=True):
+            assert torch.equal(parameter.grad, gradient)
+            assert parameter.grad.data_ptr() != gradient.data_ptr()
+    names = [name for name, _ in table]
+    assert fired == names[::-1] * gradients.VARIANTS
+
+
+def test_rates():
+    assert hosts.bits_per_second("1gbit") == 1e9
+    assert hosts.bits_per_second("2.5mbit") == 2.5e6
+    for wrong in ("1", "gbit", "1gbps", "0gbit", "1gbit; reboot", "-1gbit"):
+        with pytest.raises(ValueError, match="rate="):
+            hosts.bits_per_second(wrong)
+
+
+def test_what_is_missing_is_told(monkeypatch):
+    monkeypatch.setattr(hosts.os, "geteuid", lambda: 1000)
+    monkeypatch.setattr(hosts.shutil, "which", lambda name: None)
+    with pytest.raises(hosts.LaboratoryError, match=r"root.*ip .*iproute2.*tc .*iproute2"):
+        hosts.Hosts(2, "1gbit").__enter__()
+
+
+def _rows(seconds: list[float]) -> list[dict]:
+    """Two ranks' figures of a round."""
+    row = {
+        "seconds": seconds, "sent_bytes": 1100.0, "received_bytes": 1100.0, "cpu_s": 0.1,
+        "machine_cpu_s": 0.3, "crc": 7, "relative_error": 0.25,
+        "report": {"wire_bytes": 1000.0, "encode_s": 0.1, "exchange_s": 0.2, "decode_s": 0.3},
+    }  # fmt: skip
+    return [row, row | {"report": row["report"] | {"wire_bytes": 1200.0}}]
+
+
+def test_results_and_tables(capsys):
+    asked = parse(["mpi/none", "alq:bits=3", "alq:bits=99"])
+    results = [measure.Result(method) for method in asked]
+    results[0].add(_rows([2.0, 4.0, 6.0]), [0.5])
+    results[1].add(_rows([1.0, 1.0, 1.0]), [0.5])
+    results[2].trouble = "refused: bits=99"
+    assert results[0].median == 4.0 and results[0].replicas_equal
+    assert results[0].reported("wire_bytes") == 1100.0
+    told = {"model": "tiny", "hosts": 2, "rate": "1gbit", "steps": 3, "rounds": 1}
+    tables.print_tables(results, told)
+    printed = capsys.readouterr().out
+    assert "0.250" in printed and "mpi/alq:bits=99: refused: bits=99" in printed
+    assert "HOROVOD_CYCLE_TIME" in printed
+    unequal = _rows([1.0])
+    unequal[1] = unequal[1] | {"crc": 8}
+    results[1].add(unequal, [0.5])
+    assert not results[1].replicas_equal
+
+
+def test_the_method_in_which_a_launch_ended_is_blamed():
+    first, second = (measure.Result(method) for method in parse(["alq:bits=2", "alq:bits=3"]))
+    ranks = [{"now": "mpi/alq:bits=2"}, {"now": "mpi/alq:bits=2", "failed": "ValueError: x"}]
+    assert measure._without_culprit([first, second], ranks, "exit status 1") == [second]
+    assert first.trouble == "failed: ValueError: x"
+    # No rank got as far as a method: nothing would come of another launch.
+    assert measure._without_culprit([second], [], "exit status 1") == []
+    assert second.trouble == "failed: exit status 1"
