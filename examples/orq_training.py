@@ -1,0 +1,81 @@
+"""Fig. 2 and Tables 2 to 4 of the ORQ paper: training with each method, one worker."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from compare_runs import TASKS, cached_data, schedule
+from orq_methods import BUCKET, FULL, make
+
+from hvd_adaptive import simulate
+
+TASK, WORKERS = "lenet", 4
+# At the paper's bucket size the first seeds also tell the accuracy in the course of training.
+CURVE_SEEDS, CURVE_POINTS = 2, 10
+
+
+@dataclass(frozen=True)
+class Training:
+    """One run of a LeNet on MNIST; equal seeds start from equal weights and see equal batches.
+
+    bucket_size, clip: 0 and None for full precision. validation: images, of those there are.
+    """
+
+    method: str
+    bucket_size: int
+    clip: float | None
+    seed: int
+    steps: int
+    validation: int = 2000
+
+    def path(self, folder: Path) -> Path:
+        """The file of its records."""
+        clip = "" if self.clip is None else f"-{self.clip:g}c"
+        name = f"{self.method}-{self.bucket_size}d{clip}-{self.steps}t-{self.seed}.csv"
+        return folder / "training" / name
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """What its records must have been made with to be used again."""
+        task = TASKS[TASK]
+        training = {name: getattr(task, name) for name in ("rate", "momentum", "weight_decay")}
+        return asdict(self) | training | {"batch": batch_size()}
+
+    def load(self, folder: Path) -> simulate.Result | None:
+        """Its records, if they are on disk and were made with the same settings."""
+        try:
+            result = simulate.Result.read(self.path(folder))
+        except (OSError, KeyError, ValueError):
+            return None
+        return result if result.settings.get("run") == self.settings else None
+
+    def execute(self, folder: Path) -> None:
+        """Train, and write the records."""
+        train, validation = cached_data(TASK)
+        torch.manual_seed(self.seed)
+        curve = self.seed < CURVE_SEEDS and (self.method == FULL or self.bucket_size == BUCKET)
+        result = simulate.train(
+            TASKS[TASK].model(),
+            train,
+            optimizer=TASKS[TASK].optimizer,
+            schedule=functools.partial(schedule, steps=self.steps),
+            compressor=make(self.method, self.bucket_size, self.clip, self.seed),
+            workers=1,
+            steps=self.steps,
+            batch_size=batch_size(),
+            seed=self.seed,
+            validation=tuple(part[: self.validation] for part in validation),
+            evaluate_every=max(1, self.steps // CURVE_POINTS) if curve else 0,
+            progress=False,
+        )
+        result.settings |= {"run": self.settings}
+        result.write(self.path(folder))
+
+
+def batch_size() -> int:
+    """One worker takes what compare.py's four take together."""
+    return WORKERS * TASKS[TASK].batch_size

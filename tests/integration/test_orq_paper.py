@@ -1,0 +1,132 @@
+"""orq_paper.py: a tiny run from end to end, and the numbers its tables rest on."""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+import struct
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+pytest.importorskip("mlxtend")
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(150)]
+
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+FIGURES = {"orq_histograms", "orq_error", "orq_accuracy", "orq_buckets"}
+FLAGS = ["--output-dir", "runs", "--figures", "docs/images", "--page", "docs/orq.md", "--seeds",
+         "1", "--steps", "1", "--buckets", "2048", "--trajectories", "1", "--validation",
+         "20"]  # fmt: skip
+
+
+@pytest.fixture(scope="module", autouse=True)
+def examples():
+    sys.path.insert(0, str(EXAMPLES))
+    yield
+    sys.path.remove(str(EXAMPLES))
+
+
+def paper(cwd: Path) -> subprocess.CompletedProcess[str]:
+    path = os.pathsep.join([str(EXAMPLES.parent), os.environ.get("PYTHONPATH", "")])
+    return subprocess.run(
+        [sys.executable, str(EXAMPLES / "orq_paper.py"), *FLAGS],
+        cwd=cwd, env=os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"}, timeout=140,
+        text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+    )  # fmt: skip
+
+
+def test_end_to_end_and_resumed(tmp_path, monkeypatch):
+    done = paper(tmp_path)
+    assert done.returncode == 0, done.stdout
+    images, page = tmp_path / "docs/images", (tmp_path / "docs/orq.md").read_text()
+    assert {path.stem for path in images.iterdir()} == FIGURES
+    for figure in FIGURES:
+        data = (images / f"{figure}.png").read_bytes()
+        assert min(struct.unpack(">II", data[16:24])) >= 300
+        assert 5_000 < len(data) < 120_000
+        assert f"(images/{figure}.png)" in page
+    assert len(re.findall(r"^- \*\*(Holds|Does not hold|Not decided)\*\*: ", page, re.M)) == 35
+    stamps = {path: path.stat().st_mtime_ns for path in (tmp_path / "runs").rglob("*.csv")}
+    # Fig. 1's, errors and solvers of a trajectory; full precision, 12 methods at 2 bucket sizes
+    # (Table 4's is always there), and 4 methods with 3 clipping factors.
+    assert len(stamps) == 3 + 1 + 24 + 12
+    removed, foreign = (path for path in stamps if path.stem.startswith("ORQ-9-2048d") or
+                        path.stem.startswith("errors"))  # fmt: skip
+    removed.unlink()
+    foreign.write_text(foreign.read_text().replace('"rate": 0.01', '"rate": 0.02'))
+    assert {job.path(tmp_path / "runs") for job in missing(tmp_path, monkeypatch)} == {
+        removed, foreign
+    }  # fmt: skip
+
+
+def missing(cwd: Path, monkeypatch: pytest.MonkeyPatch) -> list:
+    """What the command would make now."""
+    import orq_paper
+
+    jobs = []
+    monkeypatch.chdir(cwd)
+    monkeypatch.setattr(sys, "argv", ["orq_paper.py", *FLAGS])
+    monkeypatch.setattr(orq_paper.signal, "signal", lambda *_: None)
+    monkeypatch.setattr(orq_paper.torch, "set_num_threads", lambda _: None)
+    monkeypatch.setattr(orq_paper, "execute", lambda found, *_: jobs.extend(found) or ["told"])
+    assert orq_paper.main() == "told"
+    return jobs
+
+
+@pytest.mark.parametrize("levels", [3, 9])
+def test_expected_error_is_the_mean_of_draws(levels):
+    from orq_gradients import expected_error, relative_error, roundtrip
+
+    from hvd_adaptive import ORQ
+
+    flat = torch.randn(3000, generator=torch.Generator().manual_seed(levels)) ** 3
+    codec = ORQ(levels=levels, bucket_size=512)
+    draws = torch.tensor([relative_error(roundtrip(codec, flat, step), flat)
+                          for step in range(200)])  # fmt: skip
+    error = float(draws.std()) / math.sqrt(len(draws))
+    assert expected_error(codec, flat) == pytest.approx(float(draws.mean()), abs=5 * error)
+
+
+def test_ratio_counts_every_byte():
+    """Levels of float32, codes of 20, 12 and 10 to 32, 28 and 32 bits, a header of 96 bytes."""
+    from orq_gradients import compression_ratio
+
+    from hvd_adaptive import ORQ
+
+    for levels, bits in ((3, 32 / 20), (5, 28 / 12), (9, 32 / 10)):
+        for size in (128, 8192):
+            payload = 96 + 4 * levels * math.ceil(100_000 / size) + 100_000 * bits / 8
+            ratio = compression_ratio(ORQ(levels=levels, bucket_size=size), 100_000)
+            # A chunk of codes that is not full takes some words more.
+            assert ratio == pytest.approx(400_000 / payload, rel=0.005)
+
+
+def test_methods_have_the_levels_they_are_listed_under():
+    from orq_gradients import roundtrip
+    from orq_methods import BY_LEVELS, METHODS, make
+
+    flat = torch.randn(4096, generator=torch.Generator().manual_seed(0))
+    for levels, methods in BY_LEVELS.items():
+        for method in methods:
+            coded = roundtrip(make(method, flat.numel()), flat, 0)
+            assert coded.unique().numel() == levels, method
+    assert sum(map(len, BY_LEVELS.values())) == len(METHODS)
+
+
+def test_verdicts():
+    from orq_verdicts import all_of, paired, sign
+
+    ones = [1.0, 2.0, 3.0, 4.0]
+    assert sign(paired([x + 1 + 0.1 * x for x in ones], ones)) is True
+    assert sign(paired([x - 1 - 0.1 * x for x in ones], ones)) is False
+    assert sign(paired([2.0, 1.0, 4.0, 3.0], ones)) is None
+    assert sign(paired([1.0], [0.0])) is None
+    assert [all_of([True, True]), all_of([True, None]), all_of([None, False])] == [
+        True,
+        None,
+        False,
+    ]
