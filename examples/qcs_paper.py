@@ -20,7 +20,7 @@ from compare import execute
 from qcs_gain import REGRESSION
 from qcs_regression import Regression
 from qcs_training import METHODS, Training
-from qcs_variance import Scale, Trajectory
+from qcs_variance import GAINS, INTERVALS, Scale, Trajectory
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -38,6 +38,9 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--repeats", type=_positive, default=40,
                         help="regressions of each method and step size (40)")  # fmt: skip
     parser.add_argument("--regression-steps", type=_positive, default=300)
+    parser.add_argument("--gains", type=_positive, nargs="+", default=GAINS, help="of Fig. 3's QCS")
+    parser.add_argument("--intervals", type=_positive, nargs="+", default=INTERVALS,
+                        help="of Fig. 3's QSGD")  # fmt: skip
     return parser
 
 
@@ -53,7 +56,7 @@ def jobs_of(args: argparse.Namespace) -> dict[str, list[Any]]:
     wanted = [(model, "SGD", w) for model in ("fc", "lenet") for w in sorted({*args.workers, 4})]
     return {
         "regression": [Regression(m, args.repeats, args.regression_steps) for m in REGRESSION],
-        "variance": [Scale(min(20, args.steps))],
+        "variance": [Scale(min(20, args.steps), tuple(args.gains), tuple(args.intervals))],
         "trajectories": [Trajectory(seed, args.steps) for seed in range(args.seeds)],
         "training": [
             Training(model, optimizer, method, workers, seed, args.steps)

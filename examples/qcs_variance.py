@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -38,15 +38,19 @@ class Scale:
     """
 
     steps: int
+    gains: tuple[int, ...] = GAINS
+    intervals: tuple[int, ...] = INTERVALS
 
     def path(self, folder: Path) -> Path:
         return folder / f"variance-{self.steps}t.csv"
 
     @property
     def settings(self) -> dict[str, Any]:
-        return asdict(self) | {
+        return {
+            "steps": self.steps,
             "orders": list(ORDERS),
-            "gains": list(GAINS),
+            "gains": list(self.gains),
+            "intervals": list(self.intervals),
             "densities": list(DENSITIES),
         }
 
@@ -58,7 +62,7 @@ class Scale:
         gaussian = torch.randn(65_536, generator=torch.Generator().manual_seed(3))
         *_, (_, lenet, _) = trajectory(self.steps, 0, 0)
         rows = []
-        for name, order, gain, bound, codec in scaled():
+        for name, order, gain, bound, codec in scaled(self.gains, self.intervals):
             row = {"method": name, "order": order, "bound": bound}
             for source, flat, draws in (("gaussian", gaussian, 4), ("lenet", lenet, 2)):
                 row[f"gain_{source}"] = body_gain(codec, flat) if gain is None else gain
@@ -67,16 +71,18 @@ class Scale:
         Records({"run": self.settings}, rows).write(self.path(folder))
 
 
-def scaled() -> list[tuple[str, int, float | None, float | None, GradientCompressor]]:
+def scaled(
+    gains: Sequence[int], intervals: Sequence[int]
+) -> list[tuple[str, int, float | None, float | None, GradientCompressor]]:
     """(method, bucket size, gain, bound on the variance, codec) of all points of Fig. 3."""
     points = []
     for order in ORDERS:
-        for gain in GAINS:
+        for gain in gains:
             if gain <= 32 * order / 33:
                 codec = QCS(gain=gain, bucket_size=order)
                 points.append(("QCS", order, codec.compression_gain, codec.gamma, codec))
     d = QSGD_BUCKET
-    for s in INTERVALS:
+    for s in intervals:
         bound = min(d / s**2, d**0.5 / s)  # Lemma 3.1 of Alistarh et al. 2017
         codec = QSGD(intervals=s, bucket_size=d)
         points.append(("QSGD", d, qsgd_gain(d, s), bound, codec))

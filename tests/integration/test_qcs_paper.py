@@ -19,9 +19,10 @@ pytestmark = [pytest.mark.integration, pytest.mark.timeout(200)]
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 FIGURES = {"qcs_regression", "qcs_variance", "qcs_error", "qcs_workers", "qcs_convergence"}
+# Each alphabet that the package does not compile at set-up costs seconds here: so one gain.
 FLAGS = ["--output-dir", "runs", "--figures", "docs/images", "--page", "docs/qcs.md", "--seeds",
-         "1", "--steps", "2", "--workers", "1", "--repeats", "2",
-         "--regression-steps", "20"]  # fmt: skip
+         "1", "--steps", "2", "--workers", "1", "--repeats", "2", "--regression-steps", "20",
+         "--gains", "21", "--intervals", "1"]  # fmt: skip
 
 
 @pytest.fixture(scope="module", autouse=True)
