@@ -22,7 +22,7 @@ ADAPTIVE = {
     if inspect.isclass(value) and issubclass(value, GradientCompressor)
 }
 OPTIONS = ("bits", "levels", "density", "gain", "bucket_size", "tail", "clip", "error_feedback",
-           "update_steps")  # fmt: skip
+           "update_steps", "coding", "exchange")  # fmt: skip
 
 
 def names() -> list[str]:

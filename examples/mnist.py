@@ -65,7 +65,7 @@ def make_parser() -> argparse.ArgumentParser:
                         help=f"one of {', '.join(names())}")  # fmt: skip
     method.add_argument("--fp16-allreduce", dest="compression", action="store_const", const="fp16",
                         help="the same as --compression fp16")  # fmt: skip
-    method.add_argument("--bits", type=int, help="of a code, sign included")
+    method.add_argument("--bits", type=_number, help="of a code, sign included; of ECDQ any number")
     method.add_argument("--levels", type=int, help="of ORQ and LinearQuantile")
     method.add_argument("--density", type=float, help="share of coordinates that SparseSGD sends")
     method.add_argument("--gain", type=float, help="QCS's compression gain")
@@ -76,6 +76,8 @@ def make_parser() -> argparse.ArgumentParser:
                         help="of what earlier steps lost, above 0 to 1")  # fmt: skip
     method.add_argument("--update-steps", type=int, nargs="+", metavar="STEP",
                         help="steps at which the level table is refitted")  # fmt: skip
+    method.add_argument("--coding", help="lossless coding of the codes (fixed)")
+    method.add_argument("--exchange", help="how payloads travel (allgather)")
 
     show = parser.add_argument_group("output")
     show.add_argument("--log-interval", type=int, default=10, help="steps between lines (10)")
@@ -96,6 +98,11 @@ def make_parser() -> argparse.ArgumentParser:
     demo.add_argument("--stall-timeout", type=float, default=90, metavar="SECONDS",
                       help="without any progress until ranks are killed (90)")  # fmt: skip
     return parser
+
+
+def _number(text: str) -> int | float:
+    """An integer where it is one."""
+    return int(text) if text.isdecimal() else float(text)
 
 
 def main() -> int | str:

@@ -19,7 +19,7 @@ from typing import Any
 import horovod.torch as hvd
 import numpy as np
 import psutil
-from compression import STOCK, make_compression
+from compression import OPTIONS, STOCK, make_compression
 from plots import draw
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
@@ -72,7 +72,7 @@ def compare(args: argparse.Namespace) -> int:
 def methods(args: argparse.Namespace) -> list[Method]:
     """Horovod's own methods and the one that --compression names."""
     options = []
-    for name in ("bits", "bucket_size", "tail", "update_steps"):
+    for name in OPTIONS:
         value = getattr(args, name)
         if value is not None:
             values = value if isinstance(value, list) else [value]
