@@ -22,8 +22,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from compare_runs import METHODS, TASKS, Outcome, cached_data
-from compare_studies import SWEEPS, main_runs, sweep_runs, trajectories
+from compare_budgets import BUDGETS
+from compare_methods import METHODS
+from compare_runs import Outcome
+from compare_studies import SWEEPS, budget_runs, main_runs, sweep_runs, trajectories
+from compare_tasks import TASKS, cached_data
 from rich.console import Console
 from tqdm import tqdm
 
@@ -49,6 +52,10 @@ def make_parser() -> argparse.ArgumentParser:
     what.add_argument("--sweeps", nargs="*", choices=SWEEPS, metavar="SETTING",
                       help=f"vary one of {', '.join(SWEEPS)} as well")  # fmt: skip
     what.add_argument("--sweep-seeds", type=_positive, default=6)
+    what.add_argument("--budgets", nargs="*", choices=BUDGETS, metavar="BITS",
+                      help="compare methods at equal wire bits a coordinate as well, of "
+                           f"{', '.join(BUDGETS)}")  # fmt: skip
+    what.add_argument("--budget-seeds", type=_positive, default=10)
 
     how = parser.add_argument_group("output")
     how.add_argument("--output-dir", type=Path, default=Path("runs/compare"))
@@ -71,7 +78,8 @@ def main() -> int | str:
     if args.results:
         args.sweeps = list(SWEEPS) if args.sweeps is None else args.sweeps
         args.figures = args.figures or args.results.parent / "images"
-    args.sweeps = args.sweeps or []
+        args.budgets = list(BUDGETS) if args.budgets is None else args.budgets
+    args.sweeps, args.budgets = args.sweeps or [], args.budgets or []
     torch.set_num_threads(1)
     # A killed comparison must not leave its processes behind: this makes `finally` clauses run.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
@@ -81,7 +89,7 @@ def main() -> int | str:
     if args.epochs:
         for name in args.task:
             _set_epochs(name, args.epochs, args.workers)
-    runs = main_runs(args) + sweep_runs(args)
+    runs = main_runs(args) + sweep_runs(args) + budget_runs(args)
     jobs = [run for run in dict.fromkeys(runs) if run.load(args.output_dir) is None]
     if args.figures:
         jobs += [t for t in trajectories(args).values() if t.load(args.output_dir) is None]
@@ -95,7 +103,7 @@ def main() -> int | str:
     # A table needs more than the 80 columns that rich assumes where there is no terminal.
     print_tables(args, outcomes, Console() if sys.stdout.isatty() else Console(width=120))
     if args.figures:
-        from compare_studies import draw_figures
+        from compare_draw import draw_figures
 
         draw_figures(args, outcomes)
     if args.results:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import argparse
 
 import numpy as np
-from compare_runs import ADAPTIVE, FIXED, TASKS, Outcome
+from compare_methods import ADAPTIVE, FIXED
+from compare_runs import Outcome
 from compare_scores import Interval, Scores, variance_ratios
 from compare_studies import SWEEP_TASK, swept
+from compare_tasks import TASKS
 
 # In percentage points of accuracy.
 CLOSE = 0.3
@@ -42,7 +44,8 @@ CLAIMS = """"Holds" and "does not hold" are decided by the figures of this page 
 """
 
 
-def _verdict(holds: bool | None, claim: str, evidence: str) -> str:
+def verdict(holds: bool | None, claim: str, evidence: str) -> str:
+    """A claim with its judgement; None: the runs do not decide it."""
     told = {True: "Holds", False: "Does not hold", None: "Not decided"}[holds]
     return f"**{told}**: {claim}. {evidence}"
 
@@ -61,7 +64,7 @@ def _adaptive_beat_fixed(title: str, scores: Scores) -> str:
         f"in {better}, worse in {worse} and not to be told apart in {len(gains) - better - worse}."
     )
     holds = scores.mean(worst) > scores.mean(best)
-    return _verdict(holds, f"adaptive methods beat fixed ones on {title}", evidence)
+    return verdict(holds, f"adaptive methods beat fixed ones on {title}", evidence)
 
 
 def _close_to_supersgd(title: str, scores: Scores) -> str:
@@ -72,7 +75,7 @@ def _close_to_supersgd(title: str, scores: Scores) -> str:
     told = "; ".join(f"{m}: {d.mean:+.2f}, up to {d.high:+.2f}" for m, d in deficits.items())
     holds = any(deficit.high <= CLOSE for deficit in deficits.values())
     claim = f"ALQ or ALQ-N is within {CLOSE:g} points of SuperSGD on {title} (interval's upper end)"
-    return _verdict(holds, claim, f"Deficits: {told}.")
+    return verdict(holds, claim, f"Deficits: {told}.")
 
 
 def _falls_behind(title: str, method: str, scores: Scores, size: int) -> str:
@@ -81,7 +84,7 @@ def _falls_behind(title: str, method: str, scores: Scores, size: int) -> str:
     deficit = scores.deficit(method)
     evidence = f"Deficit: {deficit.mean:+.2f} ({deficit.low:+.2f} to {deficit.high:+.2f})."
     claim = f"{method} is behind SuperSGD at bucket size {size} on {title}"
-    return _verdict(deficit.low > 0, claim, evidence)
+    return verdict(deficit.low > 0, claim, evidence)
 
 
 def _loses_with_size(method: str, by_bucket: dict[int, Scores]) -> str:
@@ -91,7 +94,7 @@ def _loses_with_size(method: str, by_bucket: dict[int, Scores]) -> str:
     drop = Interval.of(by_bucket[small].accuracy(method) - by_bucket[large].accuracy(method))
     evidence = f"It loses {drop.mean:.2f} points ({drop.low:+.2f} to {drop.high:+.2f})."
     claim = f"{method} loses accuracy from bucket size {small} to {large}"
-    return _verdict(drop.low > 0, f"{claim} ({TASKS[SWEEP_TASK].title})", evidence)
+    return verdict(drop.low > 0, f"{claim} ({TASKS[SWEEP_TASK].title})", evidence)
 
 
 def _least_sensitive(by_bucket: dict[int, Scores]) -> str:
@@ -106,7 +109,7 @@ def _least_sensitive(by_bucket: dict[int, Scores]) -> str:
     error = np.sqrt(np.median(spreads)) if spreads else float("nan")
     holds = min(ranges, key=ranges.get) in ("ALQ", "ALQ-N")
     claim = f"ALQ is the least sensitive to bucket size ({min(by_bucket)} to {max(by_bucket)})"
-    return _verdict(
+    return verdict(
         holds,
         claim,
         f"Greatest minus least mean accuracy, in points: {told}. "
@@ -130,7 +133,7 @@ def _variance_claims(args: argparse.Namespace) -> list[str]:
                 f"on SGD's trajectory adaptive methods add less variance than fixed ones "
                 f"({TASKS[task].title})"
             )
-            claims.append(_verdict(adaptive[worst] < fixed[best], claim, evidence))
+            claims.append(verdict(adaptive[worst] < fixed[best], claim, evidence))
     return claims
 
 
@@ -149,4 +152,4 @@ def _terngrad_catches_up(sweep: dict[str, dict[int, list[Outcome]]]) -> str:
     # Decided where the whole interval lies on one side of what counts as close.
     holds = True if last.high <= CLOSE else False if last.low > CLOSE else None
     claim = f"TernGrad comes within {CLOSE:g} points of SuperSGD with {many} workers"
-    return _verdict(holds, f"{claim} ({TASKS[SWEEP_TASK].title})", evidence)
+    return verdict(holds, f"{claim} ({TASKS[SWEEP_TASK].title})", evidence)

@@ -6,39 +6,19 @@ import argparse
 import os
 import shlex
 import sys
-from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
 from compare_claims import check_claims
-from compare_runs import CURVE_SEEDS, FLOAT32, TASKS, TOLD_LOSS, Outcome, update_steps
+from compare_equal import equal_section
+from compare_methods import FLOAT32, update_steps
+from compare_runs import CURVE_SEEDS, TOLD_LOSS, Outcome
 from compare_scores import Scores, scores_of, variance_ratios
 from compare_studies import SWEEP_LABELS, SWEEP_TASK, swept
+from compare_tables import HEADINGS, markdown, rows_of
+from compare_tasks import TASKS
 from rich.console import Console
 from rich.table import Table
-
-HEADINGS = ("method", "accuracy, %", "± deviation", "deficit to SuperSGD, points",
-            "95% interval", "training loss", "bits a coordinate")  # fmt: skip
-
-
-def rows_of(scores: Scores) -> list[tuple[str, ...]]:
-    """A line for each method, in the order of HEADINGS."""
-    lines = []
-    for method, outcomes in scores.outcomes.items():
-        accuracy = scores.accuracy(method)
-        spread = f"{accuracy.std(ddof=1):.2f}" if len(accuracy) > 1 else "-"
-        gap = interval = "-"
-        if method != "SuperSGD" and "SuperSGD" in scores:
-            deficit = scores.deficit(method)
-            gap = f"{deficit.mean:+.2f}"
-            interval = f"{deficit.low:+.2f} to {deficit.high:+.2f}" if len(accuracy) > 1 else "-"
-        lost = sum(outcome.diverged for outcome in outcomes)
-        loss = np.mean([o.training_loss for o in outcomes if not o.diverged] or [np.nan])
-        told = "-" if lost == len(outcomes) else f"{loss:.4f}"
-        told += f" ({lost} of {len(outcomes)} diverged)" if lost else ""
-        bits = np.mean([outcome.bits_per_coordinate for outcome in outcomes])
-        lines.append((method, f"{accuracy.mean():.2f}", spread, gap, interval, told, f"{bits:.2f}"))
-    return lines
 
 
 def print_tables(args: argparse.Namespace, outcomes: list[Outcome], console: Console) -> None:
@@ -71,6 +51,7 @@ def write_page(args: argparse.Namespace, outcomes: list[Outcome]) -> None:
         *(section for task in args.task for section in _main_section(task, scores[task], args)),
         "## The papers' claims, checked\n",
         *check_claims(args, scores, outcomes),
+        *equal_section(args, outcomes, images),
         *_sweep_section(args, outcomes, images),
         "## Variance\n",
         *_variance_section(args, images),
@@ -134,12 +115,6 @@ Fig. 8: the objective during one update of the table.
 
 ![fits]({images}/fits.png)
 """
-
-
-def markdown(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A table."""
-    lines = [headings, ["---"] + ["---:"] * (len(headings) - 1), *rows]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n"
 
 
 def _main_section(task: str, scores: Scores, args: argparse.Namespace) -> list[str]:

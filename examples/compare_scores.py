@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 from compare_runs import Outcome
-from compare_studies import main_runs, trajectories
+from compare_studies import budget_runs, main_runs, trajectories
 from scipy import stats
 
 
@@ -59,6 +59,18 @@ class Scores:
         """Of accuracy, seed by seed."""
         return Interval.of(self.accuracy(to) - self.accuracy(method))
 
+    def bits(self, method: str) -> float:
+        """A coordinate, mean of the seeds."""
+        return float(np.mean([outcome.bits_per_coordinate for outcome in self.outcomes[method]]))
+
+    def error(self, method: str) -> np.ndarray:
+        """Relative error of the averaged gradient, one for each seed."""
+        return np.array([outcome.relative_error for outcome in self.outcomes[method]])
+
+    def lost(self, method: str) -> int:
+        """How many runs diverged."""
+        return sum(outcome.diverged for outcome in self.outcomes[method])
+
     def known(self, methods: Iterable[str]) -> list[str]:
         return [method for method in methods if method in self.outcomes]
 
@@ -66,6 +78,12 @@ class Scores:
 def scores_of(args: argparse.Namespace, outcomes: list[Outcome], task: str) -> Scores:
     """Those of the main runs of a task."""
     wanted = set(main_runs(args))
+    return Scores(o for o in outcomes if o.run.task == task and o.run in wanted)
+
+
+def budget_scores(args: argparse.Namespace, outcomes: list[Outcome], task: str) -> Scores:
+    """Those of a task at equal wire bits, SuperSGD's of the same seeds among them."""
+    wanted = set(budget_runs(args))
     return Scores(o for o in outcomes if o.run.task == task and o.run in wanted)
 
 

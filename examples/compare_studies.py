@@ -1,4 +1,4 @@
-"""Which runs compare.py makes, and which figures it draws from them."""
+"""Which runs compare.py makes."""
 
 from __future__ import annotations
 
@@ -7,32 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import compare_figures as figures
-import numpy as np
 import torch
-from compare_runs import (
-    CURVE_SEEDS,
-    METHODS,
-    TASKS,
-    Outcome,
-    Run,
-    cached_data,
-    make_compressor,
-    schedule,
-)
+from compare_budgets import BUDGETS
+from compare_methods import METHODS
+from compare_runs import Outcome, Run
+from compare_tasks import TASKS, cached_data, schedule
 
 from hvd_adaptive import simulate
-from hvd_adaptive.levels import (
-    STARTS,
-    Histogram,
-    coordinate_descent,
-    expected_variance,
-    exponential_magnitudes,
-    gradient_descent,
-)
-from hvd_adaptive.levels.multiplier import multiplier_gradient
-from hvd_adaptive.settings import Settings
-from hvd_adaptive.statistics import HistogramStatistic
 
 SWEEP_TASK = "resnet8"
 SWEEPS = {
@@ -55,6 +36,25 @@ def main_runs(args: argparse.Namespace) -> list[Run]:
         for task in args.task
         for method in args.methods
     ]
+
+
+def budget_runs(args: argparse.Namespace) -> list[Run]:
+    """Every task and method of the budgets asked for, and SuperSGD; seed by seed, so that a
+    comparison broken off has whole seeds."""
+    names = ["SuperSGD"] if args.budgets else []
+    for budget in args.budgets:
+        names += [*BUDGETS[budget].methods, *beside(args, budget)]
+    return [
+        Run(task, name, seed, args.workers, args.bits, args.bucket_size, args.steps or 0)
+        for seed in range(args.budget_seeds)
+        for task in args.task
+        for name in names
+    ]
+
+
+def beside(args: argparse.Namespace, budget: str) -> list[str]:
+    """Methods of the main runs that are told beside a budget's own."""
+    return [name for name in BUDGETS[budget].beside if name in args.methods]
 
 
 def sweep_runs(args: argparse.Namespace) -> list[Run]:
@@ -135,7 +135,9 @@ class Trajectory:
             task.model(),
             cached_data(self.task)[0],
             {
-                method: make_compressor(method, self.bits, self.bucket_size, 0, self.steps)
+                method: METHODS[method].compressor(
+                    self.task, self.bits, self.bucket_size, 0, self.steps
+                )
                 for method in self.methods
                 if METHODS[method].make is not None
             },
@@ -157,103 +159,3 @@ def trajectories(args: argparse.Namespace) -> dict[str, Trajectory]:
                          args.steps or TASKS[task].steps)
         for task in args.task
     }  # fmt: skip
-
-
-def draw_figures(args: argparse.Namespace, outcomes: list[Outcome]) -> None:
-    """All figures that the runs allow, into ``args.figures``."""
-    folder, runs = args.figures, args.output_dir
-    titles = {task: TASKS[task].title for task in args.task}
-    on_path = {titles[task]: job.load(runs) for task, job in trajectories(args).items()}
-    figures.trajectory(on_path, folder / "variance_on_trajectory.png")
-
-    curves: dict[str, dict[str, list[simulate.Result]]] = {}
-    for run in main_runs(args):
-        if run.seed < CURVE_SEEDS:
-            results = curves.setdefault(titles[run.task], {}).setdefault(run.method, [])
-            results.append(run.load(runs))
-    figures.training_variance(curves, folder / "variance_in_training.png")
-    figures.loss_and_accuracy(curves, folder / "loss_and_accuracy.png")
-    exact = {title: methods["SuperSGD"] for title, methods in curves.items()
-             if "SuperSGD" in methods}  # fmt: skip
-    if exact:
-        size = Settings().bucket_size  # of float32 ranks
-        figures.normalized_variance(exact, size, folder / "normalized_variance.png")
-
-    title, methods = next(iter(curves.items()))
-    tables = {name: results[0].tables[-1]["levels"] for name, results in methods.items()
-              if results[0].tables}  # fmt: skip
-    figures.final_levels(tables, f"{title}: levels at the end", folder / "final_levels.png")
-    figures.fits(fit_histories(args.task[0], args.bits, args.bucket_size), folder / "fits.png")
-    if args.sweeps:
-        draw_sweeps(args, outcomes)
-
-
-def draw_sweeps(args: argparse.Namespace, outcomes: list[Outcome]) -> None:
-    """Accuracy against each swept setting."""
-    values = {
-        setting: {
-            method: {value: _mean_and_error(found) for value, found in row.items()}
-            for method, row in swept(args, setting, outcomes).items()
-        }
-        for setting in args.sweeps
-    }
-    best = max(mean for methods in values.values() for row in methods.values()
-               for mean, _ in row.values())  # fmt: skip
-    figures.sweep(values, SWEEP_LABELS, best - 6, args.figures / "sweeps.png")
-
-
-def _mean_and_error(outcomes: list[Outcome]) -> tuple[float, float]:
-    accuracies = np.array([outcome.accuracy for outcome in outcomes])
-    spread = accuracies.std(ddof=1) if len(accuracies) > 1 else 0.0
-    return float(accuracies.mean()), float(spread / np.sqrt(len(accuracies)))
-
-
-def fit_histories(task: str, bits: int, bucket_size: int) -> dict[str, dict[str, np.ndarray]]:
-    """The objective during one fit, on a gradient of a model in the middle of its training."""
-    torch.manual_seed(0)
-    chosen, train = TASKS[task], cached_data(task)[0]
-    model = chosen.model()
-    simulate.train(model, train, optimizer=chosen.optimizer, workers=1, steps=40,
-                   batch_size=chosen.batch_size, progress=False)  # fmt: skip
-    model.zero_grad()
-    torch.nn.functional.cross_entropy(model(train[0][:64]), train[1][:64]).backward()
-    flat = torch.cat([p.grad.reshape(-1) for p in model.parameters()])
-    buckets = flat[: len(flat) // bucket_size * bucket_size].split(bucket_size) or (flat,)
-    buckets = [bucket for bucket in buckets if bucket.any()]
-    statistic = HistogramStatistic()
-    collected = statistic.collect(buckets, [float(bucket.norm()) for bucket in buckets])
-    titles = {False: "expected variance (ALQ, ALQG, AMQ)",
-              True: "expected normalized variance (-N)"}  # fmt: skip
-    return {
-        title: _histories(statistic.pool([collected], normalized), 1 << (bits - 1))
-        for normalized, title in titles.items()
-    }
-
-
-def _histories(law: Histogram, count: int) -> dict[str, np.ndarray]:
-    starts = ("uniform", "exponential", "quantile")
-    solvers = {"coordinate descent": coordinate_descent, "gradient descent": gradient_descent}
-    histories = {
-        f"{name}, {start} start": solve(STARTS[start](law, count, True), law, True).history
-        for name, solve in solvers.items()
-        for start in starts
-    }
-    return histories | {f"AMQ, p = {p} at first": _amq(law, count, p) for p in (0.2, 0.5, 0.9)}
-
-
-def _amq(law: Histogram, count: int, p: float, steps: int = 60) -> np.ndarray:
-    """Psi along descent on the multiplier (ALQ Eq. 8), halving steps that would climb."""
-
-    def objective(p: float) -> float:
-        return float(expected_variance(exponential_magnitudes(count, p, True), law, True))
-
-    history, size = [objective(p)], 0.1
-    for _ in range(steps):
-        trial = p - size * p * (1 - p) * np.sign(multiplier_gradient(p, law, count))
-        value = objective(trial)
-        if value < history[-1]:
-            p, size = trial, 1.2 * size
-        else:
-            size /= 2
-        history.append(min(value, history[-1]))
-    return np.array(history)

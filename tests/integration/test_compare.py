@@ -21,11 +21,15 @@ COMPARE = ROOT / "examples" / "compare.py"
 METHODS = ["SGD", "SuperSGD", "QSGD", "TernGrad", "ALQ"]
 FLAGS = [
     "--task", "resnet8", "--methods", *METHODS, "--seeds", "2", "--steps", "3", "--bucket-size",
-    "2048", "--sweeps", "bits", "--sweep-seeds", "1", "--output-dir", "runs",
+    "2048", "--sweeps", "bits", "--sweep-seeds", "1", "--budgets", "1.6", "--budget-seeds", "2",
+    "--output-dir", "runs",
+]  # fmt: skip
+THREE_LEVELS = [
+    "ORQ-3", "Linear-3", "QSGDinf-3", "ORQ-3-clip", "QCS-20", "QCS-20-MMSE", "QCS-20-MMSE-EF",
 ]  # fmt: skip
 FIGURES = {
     "variance_on_trajectory", "variance_in_training", "loss_and_accuracy", "normalized_variance",
-    "final_levels", "fits", "sweeps",
+    "final_levels", "fits", "sweeps", "equal_bits",
 }  # fmt: skip
 
 
@@ -50,8 +54,9 @@ def made(tmp_path_factory) -> tuple[Path, str]:
 def test_runs_are_files_with_their_settings(made):
     folder, _ = made
     files = sorted(path.name for path in (folder / "runs/resnet8").iterdir())
-    # 5 methods x 2 seeds; ALQ and QSGD with 2, 4 and 6 bits; the trajectory.
-    assert len(files) == 10 + 6 + 1, files
+    # 5 methods x 2 seeds; ALQ and QSGD with 2, 4 and 6 bits; the trajectory; those of three levels
+    # Sparse SGD and ECDQ, 2 seeds.
+    assert len(files) == 10 + 6 + 1 + 18, files
     assert not [name for name in files if name.endswith(".part")]
     result = simulate.Result.read(folder / "runs/resnet8/ALQ-4w-3b-2048d-3t-1.csv")
     assert len(result.rows) == 3
@@ -76,6 +81,38 @@ def test_methods_are_paired(made):
     for seed in (0, 1):
         assert first["SuperSGD", seed] == first["ALQ", seed] == first["QSGD", seed]
     assert first["ALQ", 0] != first["ALQ", 1]
+
+
+def final(folder: Path, method: str, bits: int, column: str, seed: int = 0) -> float:
+    path = folder / f"runs/resnet8/{method}-4w-{bits}b-2048d-3t-{seed}.csv"
+    return simulate.Result.read(path).rows[-1][column]
+
+
+def test_methods_of_a_budget_send_as_many_bits(made):
+    folder, _ = made
+    reference = final(folder, "TernGrad", 3, "bits_per_coordinate")
+    for method in THREE_LEVELS:
+        bits = final(folder, method, 0, "bits_per_coordinate")
+        assert bits == pytest.approx(reference, rel=0.025), method
+    told = simulate.Result.read(folder / "runs/resnet8/QCS-20-4w-0b-2048d-3t-0.csv")
+    assert told.settings["run"]["keywords"] == {"gain": 20}
+
+
+def test_page_at_equal_bits(made):
+    folder, _ = made
+    page = (folder / "page/results.md").read_text().split("## At equal wire bits")[1]
+    rows = [line.split(" | ") for line in page.splitlines() if line.startswith("| ")]
+    lines = {row[1]: row for row in rows if len(row) == 8}
+    assert {*THREE_LEVELS, "SparseSGD-1.6", "*TernGrad*"} <= set(lines)
+    for method in THREE_LEVELS:
+        deficits = []
+        for seed in (0, 1):
+            own = final(folder, method, 0, "validation_accuracy", seed)
+            path = folder / f"runs/resnet8/SuperSGD-4w-32b-0d-3t-{seed}.csv"
+            exact = simulate.Result.read(path).rows[-1]["validation_accuracy"]
+            deficits.append(100 * (exact - own))
+        assert float(lines[method][4]) == pytest.approx(sum(deficits) / 2, abs=0.006), method
+    assert "ORQ-3 trains to higher accuracy than Linear-3 and QSGDinf-3" in page
 
 
 def test_figures(made):
@@ -114,7 +151,7 @@ def test_finished_runs_are_not_made_again(made):
     stamp = kept.stat().st_mtime_ns
     # Made with other settings: it must be made again.
     other.write_text(other.read_text().replace('"rate": 0.05', '"rate": 0.06'))
-    small = ["--methods", "QSGD", "SuperSGD", "--sweeps"]
+    small = ["--methods", "QSGD", "SuperSGD", "--sweeps", "--budgets"]
     done = compare(folder, *FLAGS, *small)
     assert done.returncode == 0, done.stdout
     assert kept.stat().st_mtime_ns == stamp
