@@ -41,4 +41,7 @@ class Allgather(Exchange):
             if read_header(of_rank).key != shipment.key(rank):
                 raise PayloadError(f"rank {rank} sent a payload of another step or group")
         with shipment.time("decode_s"):
-            return shipment.codec.decode_sum(received, expected, shipment.factor())
+            out = shipment.empty_result(gathered.device)
+            values, full = out[: shipment.quantized], out[shipment.quantized :]
+            shipment.codec.decode_into(received, expected, shipment.factor(), values, full)
+            return out.to(shipment.dtype)

@@ -21,6 +21,10 @@ if TYPE_CHECKING:
 Route = Generator[Collective, list[torch.Tensor], torch.Tensor]
 
 
+def _new_zeros(coordinates: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    return torch.zeros(coordinates, dtype=dtype, device=device)
+
+
 @dataclass(frozen=True)
 class Shipment:
     """A group on its way.
@@ -31,6 +35,8 @@ class Shipment:
     key: a rank's key of random numbers for this group, step and attempt.
     factor: what a sum over ranks is multiplied with; asked when everything has been sent.
     time: adds the seconds spent inside to a field of the step's figures.
+    zeros: memory for the group's result (coordinates, dtype, device); may be used again for the
+    next group's.
     """
 
     codec: GradientCompressor
@@ -42,6 +48,12 @@ class Shipment:
     factor: Callable[[], float]
     time: Callable[[str], AbstractContextManager]
     count: Callable[[int], None]
+    zeros: Callable[[int, torch.dtype, torch.device], torch.Tensor] = _new_zeros
+
+    def empty_result(self, device: torch.device) -> torch.Tensor:
+        """Zeros for the whole group: float32, float64 where that is its dtype."""
+        wide = torch.float64 if self.dtype == torch.float64 else torch.float32
+        return self.zeros(self.quantized + self.full, wide, device)
 
 
 @dataclass(frozen=True)

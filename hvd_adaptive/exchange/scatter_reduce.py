@@ -116,9 +116,7 @@ class ScatterReduce(Exchange):
     def _decode(self, shipment: Shipment, gathered: torch.Tensor) -> torch.Tensor:
         """The whole group, of all owners' averages."""
         second = self._second_stage(shipment.codec)
-        wide = torch.float64 if shipment.dtype == torch.float64 else torch.float32
-        coordinates = shipment.quantized + shipment.full
-        out = torch.zeros(coordinates, dtype=wide, device=gathered.device)
+        out = shipment.empty_result(gathered.device)
         at = 0
         for owner, chunk in enumerate(self._chunks_of(shipment)):
             if not chunk.coordinates:

@@ -45,7 +45,7 @@ class Binding:
         self.prediction = Prediction(0)
         self.given_up: list[Any] = []
         self._parameters: list[torch.nn.Parameter] = []
-        self._staging: dict[torch.dtype, torch.Tensor] = {}
+        self._staging: dict[tuple[str, torch.dtype], torch.Tensor] = {}
         self._sync: LevelSync | None = None
         if self.owner is not None:
             by_name = dict(self.owner.named_parameters)
@@ -75,6 +75,11 @@ class Binding:
             if p.grad is not None and p.grad.is_sparse and p.shape == tensor.shape
         ]
         return choices[0] if len(choices) == 1 else None
+
+    def is_gradient(self, slot: int, tensor: torch.Tensor) -> bool:
+        """Whether ``tensor`` is known to be the gradient of the parameter in ``slot``: then its
+        average may take its place."""
+        return bool(self._parameters) and self._parameters[slot].grad is tensor
 
     def build_layout(self, members: list[Member], in_order: bool = False) -> Layout:
         """A layout whose groups fit Horovod's and the user's bounds: smaller ones as ranks grow."""
@@ -120,9 +125,19 @@ class Binding:
 
     def staging(self, coordinates: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
         """A buffer that is used again for every group; payloads are made from it at once."""
-        buffer = self._staging.get(dtype)
+        return self._buffer("gradients", coordinates, dtype, device)
+
+    def zeros(self, coordinates: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+        """Another such buffer, of zeros, for a group's result, which is copied at once."""
+        return self._buffer("results", coordinates, dtype, device).zero_()
+
+    def _buffer(
+        self, use: str, coordinates: int, dtype: torch.dtype, device: torch.device
+    ) -> torch.Tensor:
+        buffer = self._staging.get((use, dtype))
         if buffer is None or buffer.numel() < coordinates or buffer.device != device:
-            buffer = self._staging[dtype] = torch.empty(coordinates, dtype=dtype, device=device)
+            buffer = torch.empty(coordinates, dtype=dtype, device=device)
+            self._staging[use, dtype] = buffer
         return buffer[:coordinates]
 
     def quantized_now(self, group: Group) -> int:

@@ -63,6 +63,7 @@ class Step:
         self._hold = hold
         self._all_arrived = False
         self._tensors: list[torch.Tensor | None] = [None] * len(layout.members)
+        self._written_back = [False] * len(layout.members)
         self._missing = [len(group.slots) for group in layout.groups]
         self._next = len(layout.groups)
         self._flying: deque[_Flight] = deque()
@@ -80,6 +81,8 @@ class Step:
     def arrive(self, slot: int, tensor: torch.Tensor) -> None:
         """Take a member's gradient; launch what has become complete."""
         self._tensors[slot] = tensor
+        # Then no second copy of the gradients is held, and no memory is new in every step.
+        self._written_back[slot] = self.binding.is_gradient(slot, tensor) and tensor.is_contiguous()
         self._pending += 1
         for group, _ in self.layout.pieces_of[slot]:
             self._missing[group] -= 1
@@ -103,7 +106,7 @@ class Step:
                 self._advance_oldest()
         tensor, self._tensors[slot] = self._tensors[slot], None
         self._pending -= 1
-        if self._written_back(slot, tensor):
+        if self._written_back[slot]:
             return tensor
         parts = [self._results[group][_range(piece)] for group, piece in pieces]
         whole = parts[0] if len(parts) == 1 else torch.cat(parts)
@@ -246,6 +249,7 @@ class Step:
             factor=lambda: self.factor,
             time=meter.time,
             count=meter.add_payload,
+            zeros=self.binding.zeros,
         )
 
     def _advance_oldest(self) -> None:
@@ -290,22 +294,17 @@ class Step:
         group = index + (self.attempt << 32)
         return stream_key(self.binding.settings.seed, rank, self.number, group)
 
-    def _written_back(self, slot: int, tensor: torch.Tensor | None) -> bool:
-        """Whether a member's reduced pieces go into its own gradient: those cut into groups do,
-        so that no second copy of a large tensor is held."""
-        cut = len(self.layout.pieces_of[slot]) > 1
-        return cut and tensor is not None and tensor.is_contiguous()
-
     def _keep(self, index: int, decoded: torch.Tensor) -> torch.Tensor | None:
-        """What must be kept of a decoded group; None where all of it was written back."""
+        """What must be kept of a decoded group; None where all of it went back into the gradients
+        that it was made from."""
         kept = None
         for piece in self.layout.groups[index].pieces:
             tensor = self._tensors[piece.slot]
-            if self._written_back(piece.slot, tensor):
+            if self._written_back[piece.slot]:
                 flat = tensor.detach().view(-1)
                 flat[piece.start : piece.stop] = decoded[_range(piece)]
-            else:
-                kept = decoded
+            elif tensor is not None and kept is None:
+                kept = decoded.clone()  # its memory is used again
         return kept
 
 

@@ -55,6 +55,12 @@ class OneRank:
     def staging(self, coordinates, dtype, device):
         return torch.full((coordinates,), 7.0, dtype=dtype)
 
+    def zeros(self, coordinates, dtype, device):
+        return torch.zeros(coordinates, dtype=dtype)
+
+    def is_gradient(self, slot, tensor):
+        return False
+
     def quantized_now(self, group):
         return 0 if self.compressor.step < self.settings.warmup_steps else group.quantized
 

@@ -243,6 +243,35 @@ def test_half_precision_and_double_parameters():
             optimizer.step()
 
 
+def test_averages_take_the_gradients_place_and_nothing_else_is_written_to():
+    """Groups of several members and members of several groups; a gradient that lies elsewhere in
+    memory than in order keeps its strides."""
+    model = make_model()
+    compressor = QSGD(bits=8, bucket_size=64, min_numel=0, fusion_bytes=20_000)
+    optimizer = distributed(model, compressor, lr=0.0)
+    parameters = list(model.parameters())
+    for step in range(2):
+        torch.manual_seed(10 * step + hvd.rank())
+        for parameter in parameters:
+            values = torch.randn_like(parameter)
+            turned = parameter is parameters[0]
+            parameter.grad = values.t().contiguous().t() if turned else values
+        own = [parameter.grad.clone() for parameter in parameters]
+        places = [parameter.grad.data_ptr() for parameter in parameters]
+        for parameter in parameters:
+            optimizer._handles[parameter] = optimizer._allreduce_grad_async(parameter)
+        assert all(torch.equal(p.grad, g) for p, g in zip(parameters, own, strict=True))
+        optimizer.synchronize()
+        assert [p.grad.data_ptr() for p in parameters[1:]] == places[1:]
+        for parameter, values in zip(parameters, own, strict=True):
+            exact = hvd.allreduce(values.contiguous())
+            assert (parameter.grad - exact).norm() < 0.05 * values.norm()
+    shared = torch.randn(3000)
+    kept = shared.clone()
+    hvd.allreduce(shared, compression=QSGD(bucket_size=64, fusion_bytes=4000), name="kept")
+    assert torch.equal(shared, kept)
+
+
 def test_not_a_number_reaches_every_rank():
     model = make_model()
     compressor = ALQ(bucket_size=512)
