@@ -26,8 +26,9 @@ setup: $(WARMED) ## build .venv: torch, Open MPI, stock Horovod, this package
 demo: setup ## train LeNet on MNIST on 4 ranks: float32, fp16, ALQ
 	@$(RUN) examples/mnist.py --demo
 
-test: setup ## run the whole suite
-	@$(RUN) -m pytest
+test: setup ## run the whole suite: what starts ranks of its own comes after the rest
+	@$(RUN) -m pytest --numprocesses logical --dist loadfile tests/unit
+	@$(RUN) -m pytest tests/parallel tests/integration
 
 lint: setup ## check style and formatting
 	@$(BIN)/ruff check .
