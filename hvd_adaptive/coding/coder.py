@@ -21,7 +21,7 @@ import math
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from typing import TypeVar
 
 import numpy as np
@@ -226,11 +226,14 @@ def mapped(
     function: Callable[[Item], Result], items: Iterable[Item], count: int
 ) -> Iterator[Result]:
     """``function`` of each of ``count`` items, in order, some of them at a time where torch uses
-    threads."""
+    threads. Even where one raises, none of them runs any more when the caller learns of it."""
     threads = min(torch.get_num_threads(), count)
     if threads <= 1:
         return map(function, items)
-    return _pool(threads, os.getpid()).map(function, items)
+    pool = _pool(threads, os.getpid())
+    futures = [pool.submit(function, item) for item in items]
+    wait(futures)
+    return (future.result() for future in futures)
 
 
 @functools.lru_cache(maxsize=4)

@@ -57,7 +57,13 @@ class Hierarchical(Exchange):
         return self._between is not None
 
     def settle(self, world: World, compressor: GradientCompressor, name: str) -> None:
-        self._know(find_nodes(world, name))
+        nodes = find_nodes(world, name)
+        if not nodes:
+            raise ValueError(
+                "exchange='hierarchical': every node must run as many of the ranks as the others; "
+                "use exchange='scatter_reduce', or say ranks_per_node="
+            )
+        self._know(nodes)
 
     def prepare(self, compressor: GradientCompressor, labels: Sequence[str], step: int) -> None:
         self._between.prepare(compressor, labels, step)

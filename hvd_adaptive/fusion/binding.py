@@ -77,9 +77,10 @@ class Binding:
         return choices[0] if len(choices) == 1 else None
 
     def is_gradient(self, slot: int, tensor: torch.Tensor) -> bool:
-        """Whether ``tensor`` is known to be the gradient of the parameter in ``slot``: then its
-        average may take its place."""
-        return bool(self._parameters) and self._parameters[slot].grad is tensor
+        """Whether ``tensor`` is the gradient of the parameter in ``slot``, and an optimizer asked
+        for its average, which may then take its place; hvd.allreduce must not change its input."""
+        optimizer = self.owner is not None and self.owner.optimizer is not None
+        return optimizer and self._parameters[slot].grad is tensor
 
     def build_layout(self, members: list[Member], in_order: bool = False) -> Layout:
         """A layout whose groups fit Horovod's and the user's bounds: smaller ones as ranks grow."""

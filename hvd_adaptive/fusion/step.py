@@ -64,6 +64,7 @@ class Step:
         self._all_arrived = False
         self._tensors: list[torch.Tensor | None] = [None] * len(layout.members)
         self._written_back = [False] * len(layout.members)
+        self._memory: dict[int, int] = {}  # the first slot whose gradient lies in a storage
         self._missing = [len(group.slots) for group in layout.groups]
         self._next = len(layout.groups)
         self._flying: deque[_Flight] = deque()
@@ -81,9 +82,13 @@ class Step:
     def arrive(self, slot: int, tensor: torch.Tensor) -> None:
         """Take a member's gradient; launch what has become complete."""
         self._tensors[slot] = tensor
-        # Then no second copy of the gradients is held, and no memory is new in every step.
-        self._written_back[slot] = self.binding.is_gradient(slot, tensor) and tensor.is_contiguous()
         self._pending += 1
+        # No second copy of the gradients is held, and no memory is new in every step. Autograd may
+        # give two parameters one gradient: neither is written to before both have been read.
+        self._written_back[slot] = self.binding.is_gradient(slot, tensor) and tensor.is_contiguous()
+        other = self._memory.setdefault(tensor.untyped_storage().data_ptr(), slot)
+        if other != slot:
+            self._written_back[slot] = self._written_back[other] = False
         for group, _ in self.layout.pieces_of[slot]:
             self._missing[group] -= 1
         if not self._hold:

@@ -94,7 +94,8 @@ class DitheredCode:
         if rest or symbols // 2 - 1 not in MOST_SYMBOLS or symbols % 2:
             raise ValueError(f"{len(flat)} probabilities are none of {classes} classes")
         probabilities = np.array(flat).reshape(classes, symbols)
-        if not (np.all(probabilities >= 0) and np.all(probabilities.sum(axis=1) > 0.5)):
+        sums = probabilities.sum(axis=1)
+        if not (np.all(probabilities >= 0) and np.all((sums > 0.5) & (sums < 1.5))):
             raise ValueError("probabilities must not be negative, and sum to one")
         return cls(delta, probabilities)
 

@@ -259,14 +259,16 @@ class DitheredScheme(GradientCompressor):
         self.check_state(state, ("code", "version", "rate", "schedule"))
         code = None
         if state["code"].numel():
-            code = DitheredCode.from_numbers(state["code"].to(torch.float64).numpy())
+            code = DitheredCode.from_numbers(state["code"].to("cpu", torch.float64).numpy())
         if code is not None and self._delta is not None and code.delta != self._delta:
             raise ValueError(
                 f"state: δ={code.delta} does not fit relative_variance={self._delta**2 / 12}"
             )
         version, rate = int(state["version"]), state["rate"].to(torch.float64).tolist()
-        if len(rate) != 6 or not all(map(math.isfinite, rate)):
-            raise ValueError(f"state: rate must be 6 finite numbers, not {rate}")
+        if len(rate) != 6 or not all(0 <= number < math.inf for number in rate) or not rate[1]:
+            raise ValueError(
+                f"state: rate must be 6 finite numbers, none below 0, the second above, not {rate}"
+            )
         self.schedule.load_state_dict(state["schedule"])
         super().load_state_dict(state)
         self._fitted, self._version, self._modelled = code, version, rate[0]

@@ -102,10 +102,10 @@ class LevelTable:
     @classmethod
     def from_state_dict(cls, state: dict[str, Any]) -> LevelTable:
         """Inverse of ``state_dict``."""
-        magnitudes = torch.as_tensor(state["magnitudes"], dtype=torch.float64).numpy()
+        magnitudes = _array(state["magnitudes"])
         probabilities = state.get("probabilities")
         if probabilities is not None:
-            probabilities = torch.as_tensor(probabilities, dtype=torch.float64).numpy()
+            probabilities = _array(probabilities)
         bits, symmetric = int(state["bits"]), bool(state["symmetric"])
         return cls(bits, symmetric, magnitudes, int(state["version"]), probabilities)
 
@@ -119,3 +119,8 @@ class LevelTable:
                 f"table: probabilities must be {count} numbers, not negative, finite and not all "
                 f"zero: {p.tolist()}"
             )
+
+
+def _array(values: Any) -> np.ndarray:
+    """float64, from any device: states are often loaded onto a GPU."""
+    return torch.as_tensor(values, dtype=torch.float64, device="cpu").numpy()

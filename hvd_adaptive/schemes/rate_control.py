@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -43,8 +44,8 @@ class RateControl:
 
     def told(self, bits: float, coordinates: float, modelled: float) -> RateControl:
         """After ``bits`` for ``coordinates`` more, where the model expected ``modelled`` each."""
-        if not coordinates > 0:
-            return self
+        if not (coordinates > 0 and bits >= 0 and math.isfinite(bits + coordinates)):
+            return self  # nothing was sent, or a rank tells nonsense
         measured = bits / coordinates / modelled
         first = self.coordinates == 0
         ratio = measured if first else (self.ratio + measured) / 2

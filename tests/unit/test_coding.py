@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import io
+import time
 
 import numpy as np
 import pytest
@@ -387,3 +388,19 @@ class TestStreams:
                 coder.decode(alone, 400_000)
         finally:
             torch.set_num_threads(1)
+
+
+def test_no_thread_runs_on_after_an_error(monkeypatch):
+    """A caller that catches it may use its memory again."""
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 4)
+    done = []
+
+    def work(item: int) -> None:
+        if item == 0:
+            raise ValueError(item)
+        time.sleep(0.05)
+        done.append(item)
+
+    with pytest.raises(ValueError):
+        list(coders.mapped(work, range(4), 4))
+    assert sorted(done) == [1, 2, 3]

@@ -366,11 +366,13 @@ def test_state_of_others_is_refused():
             scheme.load_state_dict({k: v for k, v in state.items() if k != entry})
     code = state["code"]
     broken = {"delta": code * 100, "probabilities": code[:-1], "negative": -code + 2 * code[0]}
-    broken["rate"] = None
-    for name, numbers in broken.items():
-        bad = {"rate": torch.full((6,), torch.nan)} if name == "rate" else {"code": numbers}
+    broken["infinite"] = torch.cat([code[:-1], torch.tensor([torch.inf])])
+    for numbers in broken.values():
         with pytest.raises(ValueError):
-            scheme.load_state_dict(state | bad)
+            scheme.load_state_dict(state | {"code": numbers})
+    for rate in ([torch.nan] * 6, [1.0] * 5, [1, 0, 1, 1, 1, 1], [1, 1, -1, 1, 1, 1]):
+        with pytest.raises(ValueError, match="rate"):
+            scheme.load_state_dict(state | {"rate": torch.tensor(rate)})
     assert scheme.code.fingerprint == DitheredCode.from_numbers(code.numpy()).fingerprint
     with pytest.raises(ValueError, match="relative_variance"):
         ECDQ(relative_variance=0.1).load_state_dict(state)

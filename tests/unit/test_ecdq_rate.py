@@ -46,6 +46,13 @@ def bits_of(scheme: ECDQ, flat: torch.Tensor, seed: int = 0) -> float:
     return scheme.encode(flat, seed=seed).numel() * 8 / flat.numel()
 
 
+@pytest.mark.parametrize("bits", (np.nan, np.inf, -1.0))
+def test_nonsense_about_bits_changes_nothing(bits):
+    control = RateControl(2.0)
+    assert control.told(bits, 100.0, 2.0) is control
+    assert control.told(100.0, bits, 2.0) is control
+
+
 ATOMS = Histogram([0.0, 0.1, 0.3, 0.35, 0.8, 1.0], [1.0, 2.0, 0.0, 1.0, 0.5], 3.0, 0.7)
 
 

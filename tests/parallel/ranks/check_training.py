@@ -266,10 +266,32 @@ def test_averages_take_the_gradients_place_and_nothing_else_is_written_to():
         for parameter, values in zip(parameters, own, strict=True):
             exact = hvd.allreduce(values.contiguous())
             assert (parameter.grad - exact).norm() < 0.05 * values.norm()
-    shared = torch.randn(3000)
-    kept = shared.clone()
-    hvd.allreduce(shared, compression=QSGD(bucket_size=64, fusion_bytes=4000), name="kept")
-    assert torch.equal(shared, kept)
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_allreduce_leaves_its_input_alone(named):
+    parameter = torch.nn.Parameter(torch.zeros(3000))
+    parameter.grad = torch.randn(3000)
+    kept = parameter.grad.clone()
+    names = {"named_parameters": [("w", parameter)]} if named else {}
+    compressor = QSGD(bucket_size=64, fusion_bytes=4000, **names)
+    result = hvd.allreduce(parameter.grad, compression=compressor, name="kept")
+    assert torch.equal(parameter.grad, kept)
+    assert result.data_ptr() != parameter.grad.data_ptr()
+
+
+def test_two_parameters_with_one_gradient_in_memory():
+    """As autograd leaves it after a sum; the bound makes one wait until the other has come back."""
+    model = torch.nn.ParameterDict({name: torch.ones(5000) for name in "abcz"})
+    compressor = QSGD(bits=8, norm="linf", fusion_bytes=20_000, in_flight_bytes=30_000)
+    optimizer = distributed(model, compressor, lr=0.0, op=hvd.Sum)
+    weight = float(hvd.rank() + 1)
+    ((model["a"][None] + model["z"][None]) * weight + model["b"] + model["c"]).sum().backward()
+    assert model["a"].grad.data_ptr() == model["z"].grad.data_ptr()
+    optimizer.synchronize()
+    expected = hvd.size() * (hvd.size() + 1) / 2
+    for name in "az":
+        assert torch.allclose(model[name].grad, torch.full((5000,), expected), rtol=1e-5)
 
 
 def test_not_a_number_reaches_every_rank():
