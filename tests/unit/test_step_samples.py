@@ -16,6 +16,9 @@ from hvd_adaptive.settings import Settings
 class FakeBinding:
     """What Step needs to gather groups: settings, rank, and one staging buffer for each dtype."""
 
+    def is_gradient(self, slot, tensor):
+        return False
+
     def __init__(self, bucket_size: int, rank: int = 0) -> None:
         self.settings = Settings(bucket_size=bucket_size)
         self.world = SimpleNamespace(rank=rank)
