@@ -28,7 +28,7 @@ demo: setup ## train LeNet on MNIST on 4 ranks: float32, fp16, ALQ
 
 test: setup ## run the whole suite: what starts ranks of its own comes after the rest
 	@$(RUN) -m pytest --numprocesses logical --dist loadfile tests/unit
-	@$(RUN) -m pytest tests/parallel tests/integration
+	@$(RUN) -m pytest tests/integration tests/parallel
 
 lint: setup ## check style and formatting
 	@$(BIN)/ruff check .

@@ -16,9 +16,6 @@ from hvd_adaptive.settings import Settings
 class FakeBinding:
     """What Step needs to gather groups: settings, rank, and one staging buffer for each dtype."""
 
-    def is_gradient(self, slot, tensor):
-        return False
-
     def __init__(self, bucket_size: int, rank: int = 0) -> None:
         self.settings = Settings(bucket_size=bucket_size)
         self.world = SimpleNamespace(rank=rank)
@@ -28,6 +25,9 @@ class FakeBinding:
         if dtype not in self.buffers:
             self.buffers[dtype] = torch.empty(100_000, dtype=dtype)
         return self.buffers[dtype][:coordinates]
+
+    def is_gradient(self, slot, tensor):
+        return False
 
 
 def step_of(
