@@ -263,8 +263,8 @@ def test_averages_take_the_gradients_place_and_nothing_else_is_written_to():
         assert all(torch.equal(p.grad, g) for p, g in zip(parameters, own, strict=True))
         optimizer.synchronize()
         assert [p.grad.data_ptr() for p in parameters[1:]] == places[1:]
-        for parameter, values in zip(parameters, own, strict=True):
-            exact = hvd.allreduce(values.contiguous())
+        for index, (parameter, values) in enumerate(zip(parameters, own, strict=True)):
+            exact = hvd.allreduce(values.contiguous(), name=f"exact.{step}.{index}")
             assert (parameter.grad - exact).norm() < 0.05 * values.norm()
 
 
