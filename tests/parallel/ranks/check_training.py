@@ -318,7 +318,7 @@ def test_not_a_number_reaches_every_rank():
 def test_single_tensor_through_hvd_allreduce():
     values = torch.linspace(-1, 1, 5000) * (hvd.rank() + 1)
     compressor = ALQ(bits=8, bucket_size=500)
-    result = hvd.allreduce(values, compression=compressor, op=hvd.Average)
+    result = hvd.allreduce(values, compression=compressor, op=hvd.Average, name="single")
     expected = torch.linspace(-1, 1, 5000) * (hvd.size() + 1) / 2
     assert (result - expected).square().sum() < 0.01 * expected.square().sum()
     assert_same_everywhere(result, "allreduce")
