@@ -35,8 +35,8 @@ class Shipment:
     key: a rank's key of random numbers for this group, step and attempt.
     factor: what a sum over ranks is multiplied with; asked when everything has been sent.
     time: adds the seconds spent inside to a field of the step's figures.
-    zeros: memory for the group's result (coordinates, dtype, device); may be used again for the
-    next group's.
+    zeros: memory for the group's result (coordinates, dtype, device), which may be used again for
+    the next group's, or be that of the gradient itself: asked for once its payloads are made.
     """
 
     codec: GradientCompressor

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import itertools
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -100,8 +101,9 @@ def build_layout(
     """Cut members into groups of at most ``most_coordinates`` (rounded to whole buckets).
 
     A group holds members of one dtype and part. Members of fewer than ``min_numel`` coordinates and
-    those without a part join their neighbours of part "" in full precision. A member larger than a
-    group is cut at bucket boundaries. ``in_order`` keeps the given order.
+    those without a part join their neighbours of part "" in full precision. A member of at least
+    half a group has groups of its own, which need not be gathered, cut evenly at bucket boundaries.
+    ``in_order`` keeps the given order.
     """
     ordered = list(members)
     if not in_order:
@@ -113,13 +115,12 @@ def build_layout(
         quantize = member.part is not None and member.numel >= min_numel
         kind = (member.dtype, member.part if quantize else "")
         if kind not in open_groups:
-            open_groups[kind] = _Builder(*kind, most, groups)
+            open_groups[kind] = _Builder(*kind, most, bucket_size, groups)
         open_groups[kind].add(slot, member.numel, quantize)
     for builder in open_groups.values():
         builder.close()
-    if any(group.part for group in groups):
-        # Backward completes a group with its first member: that one's order is the launch's.
-        groups.sort(key=lambda group: min(group.slots))
+    # Backward completes a group with its first member: that one's order is the launch's.
+    groups.sort(key=lambda group: (min(group.slots), group.pieces[0].start))
     if tail == "full":
         for group in groups:
             _move_tail(group, bucket_size)
@@ -135,34 +136,46 @@ def build_layout(
 class _Builder:
     """Fills the groups of one dtype and part, a member at a time."""
 
-    def __init__(self, dtype: torch.dtype, part: str, most: int, groups: list[Group]) -> None:
-        self.dtype, self.part, self.most, self.groups = dtype, part, most, groups
+    def __init__(
+        self, dtype: torch.dtype, part: str, most: int, bucket_size: int, groups: list[Group]
+    ) -> None:
+        self.dtype, self.part, self.groups = dtype, part, groups
+        self.most, self.bucket_size = most, bucket_size
         self.quantized: list[tuple[int, int, int]] = []
         self.full: list[tuple[int, int, int]] = []
         self.size = 0
 
     def add(self, slot: int, numel: int, quantize: bool) -> None:
-        if self.size and self.size + numel > self.most:
+        if 2 * numel >= self.most:
+            self._add_alone(slot, numel, quantize)
+            return
+        if self.size + numel > self.most:
             self.close()
-        start = 0
-        while numel - start > self.most:  # a member larger than a group: whole groups of it
-            (self.quantized if quantize else self.full).append((slot, start, start + self.most))
-            start += self.most
-            self.close()
-        (self.quantized if quantize else self.full).append((slot, start, numel))
-        self.size += numel - start
+        (self.quantized if quantize else self.full).append((slot, 0, numel))
+        self.size += numel
 
     def close(self) -> None:
         if not self.quantized and not self.full:
             return
+        self._put(self.quantized, self.full)
+        self.quantized, self.full, self.size = [], [], 0
+
+    def _add_alone(self, slot: int, numel: int, quantize: bool) -> None:
+        buckets, count = -(-numel // self.bucket_size), -(-numel // self.most)
+        edges = [min(numel, buckets * k // count * self.bucket_size) for k in range(count + 1)]
+        for start, stop in itertools.pairwise(edges):
+            piece = [(slot, start, stop)]
+            self._put(piece, []) if quantize else self._put([], piece)
+
+    def _put(self, quantized: list[tuple[int, int, int]], full: list[tuple[int, int, int]]) -> None:
+        """A group of these pieces."""
         group, at = Group(self.dtype, part=self.part), 0
-        for slot, start, stop in [*self.quantized, *self.full]:
+        for slot, start, stop in [*quantized, *full]:
             group.pieces.append(Piece(slot, start, stop, at))
             at += stop - start
-        group.quantized = sum(stop - start for _, start, stop in self.quantized)
+        group.quantized = sum(stop - start for _, start, stop in quantized)
         group.full = at - group.quantized
         self.groups.append(group)
-        self.quantized, self.full, self.size = [], [], 0
 
 
 def _move_tail(group: Group, bucket_size: int) -> None:

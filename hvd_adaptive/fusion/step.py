@@ -161,10 +161,24 @@ class Step:
         )
 
     def _flat(self, group: Group) -> torch.Tensor:
-        """The group's coordinates, valid until the next call."""
+        """The group's coordinates, valid until the next call, and not to be changed unless there
+        are residuals."""
+        if self._residuals is None and (flat := self._in_place(group)) is not None:
+            return flat
         flat = self.binding.staging(group.coordinates, group.dtype, self._device)
         gather(group, self._tensors, flat)
         return flat
+
+    def _in_place(self, group: Group) -> torch.Tensor | None:
+        """The group in its only member's own memory; None where it has others, or lies there in
+        another order."""
+        if len(group.pieces) != 1:
+            return None
+        (piece,) = group.pieces
+        tensor = self._tensors[piece.slot]
+        if tensor is None or not tensor.is_contiguous():
+            return None
+        return tensor.detach().view(-1)[piece.start : piece.stop]
 
     def _quantized_flat(self, group: Group) -> torch.Tensor:
         """What the quantiser sees of a group, its residual included; valid until the next call."""
@@ -254,7 +268,7 @@ class Step:
             factor=lambda: self.factor,
             time=meter.time,
             count=meter.add_payload,
-            zeros=self.binding.zeros,
+            zeros=lambda *like: self._zeros(group, *like),
         )
 
     def _advance_oldest(self) -> None:
@@ -299,6 +313,15 @@ class Step:
         group = index + (self.attempt << 32)
         return stream_key(self.binding.settings.seed, rank, self.number, group)
 
+    def _zeros(
+        self, group: Group, coordinates: int, dtype: torch.dtype, device: torch.device
+    ) -> torch.Tensor:
+        """Memory for a group's result: the gradient's own where it is the only one."""
+        own = self._in_place(group) if self._written_back[group.pieces[0].slot] else None
+        if own is None or (own.numel(), own.dtype) != (coordinates, dtype):
+            return self.binding.zeros(coordinates, dtype, device)
+        return own.zero_()
+
     def _keep(self, index: int, decoded: torch.Tensor) -> torch.Tensor | None:
         """What must be kept of a decoded group; None where all of it went back into the gradients
         that it was made from."""
@@ -306,8 +329,9 @@ class Step:
         for piece in self.layout.groups[index].pieces:
             tensor = self._tensors[piece.slot]
             if self._written_back[piece.slot]:
-                flat = tensor.detach().view(-1)
-                flat[piece.start : piece.stop] = decoded[_range(piece)]
+                flat = tensor.detach().view(-1)[piece.start : piece.stop]
+                if flat.data_ptr() != decoded.data_ptr():
+                    flat.copy_(decoded[_range(piece)])
             elif tensor is not None and kept is None:
                 kept = decoded.clone()  # its memory is used again
         return kept

