@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from hvd_adaptive.kernels import cpu_decode, cpu_encode, cpu_permute, cpu_scan
+from hvd_adaptive.kernels.lanes import WIDTH
 from hvd_adaptive.kernels.tables import KernelTable
 
 # Which rule of cpu_encode serves up to so many thresholds; the arrays are padded to the number, and
@@ -57,6 +58,7 @@ def decode_add(
     table: KernelTable,
     factor: float,
     out: torch.Tensor,
+    add: bool = True,
 ) -> None:
     """See reference.decode_add."""
     count = table.packing.words(out.numel())
@@ -65,10 +67,8 @@ def decode_add(
     for s, w in payloads:
         if s.numel() * bucket_size < out.numel() or w.numel() < count:
             raise ValueError(f"payload of {s.numel()} scales and {w.numel()} words is too short")
-    values = np.zeros(max(16, len(table.values)), np.float32)
-    values[: len(table.values)] = table.values
-    decoder = _decoder(table.rule == "uniform", *_constants(table))
-    decoder(scales, words, count, bucket_size, values, np.float32(factor), out.numpy())
+    decoder, values = _levels(table)
+    decoder(scales, words, count, bucket_size, values, np.float32(factor), add, out.numpy())
 
 
 def histogram(bucket: torch.Tensor, scale: float) -> np.ndarray:
@@ -94,6 +94,19 @@ def checksum(words: torch.Tensor, seed: int) -> int:
 _NO_CELLS, _NO_TREE = np.zeros(1, np.uint8), np.zeros(1, np.float32)
 _encoder = functools.cache(cpu_encode.make_encoder)
 _decoder = functools.cache(cpu_decode.make_decoder)
+
+
+@functools.lru_cache(maxsize=64)
+def _levels(table: KernelTable) -> tuple[Callable, np.ndarray]:
+    """The decoder of a table's packing, and the table's values as it wants them: whole registers of
+    them, a power of two, where the processor can look up in registers."""
+    uniform = table.rule == "uniform"
+    size, registers = max(WIDTH, 1 << (len(table.values) - 1).bit_length()), 0
+    if PERMUTES and size <= cpu_permute.MOST_VALUES and not uniform:
+        registers = size // WIDTH
+    values = np.zeros(size, np.float32)
+    values[: len(table.values)] = table.values
+    return _decoder(uniform, registers, *_constants(table)), values
 
 
 def _constants(table: KernelTable) -> tuple[int, int, int]:

@@ -8,6 +8,8 @@ import numpy as np
 from hvd_adaptive.coding.fixed import LANES, QUARTER, QUARTERS, ROWS
 from hvd_adaptive.coding.packing import Packing
 from hvd_adaptive.kernels.cpu_encode import chunk_size
+from hvd_adaptive.kernels.cpu_pack import load_block
+from hvd_adaptive.kernels.cpu_permute import add_permuted
 from hvd_adaptive.kernels.cpu_radix import load_row
 from hvd_adaptive.kernels.jit import inline, jit
 
@@ -23,23 +25,8 @@ def _row(index, width, words, lane):
 
 
 @inline
-def _load_block(words, bits, rows):
-    """Cut 16 lanes of ``bits`` words into 8 rows of 4 * bits bits; all shifts are constants."""
-    width = QUARTERS * bits
-    for lane in range(LANES):
-        rows[lane] = _row(0, width, words, lane)
-        rows[LANES + lane] = _row(1, width, words, lane)
-        rows[2 * LANES + lane] = _row(2, width, words, lane)
-        rows[3 * LANES + lane] = _row(3, width, words, lane)
-        rows[4 * LANES + lane] = _row(4, width, words, lane)
-        rows[5 * LANES + lane] = _row(5, width, words, lane)
-        rows[6 * LANES + lane] = _row(6, width, words, lane)
-        rows[7 * LANES + lane] = _row(7, width, words, lane)
-
-
-@inline
 def _load_partial(words, count, bits, rows):
-    """The same for the last ``count`` <= 8 rows of a payload."""
+    """Cut the last ``count`` < 8 rows of a payload into rows of 4 * bits bits."""
     for row in range(count):
         for lane in range(LANES):
             rows[row * LANES + lane] = _row(row, QUARTERS * bits, words, lane)
@@ -108,12 +95,12 @@ def load_chunk(words, index, rest, chunk, alphabet, digits, width, rows, codes):
         return
     mask = np.uint32((1 << width) - 1)
     count = (rest + QUARTERS * LANES - 1) // (QUARTERS * LANES)
-    quarter = count * LANES
     block = words[index * width * LANES :]
     if count == ROWS:
-        _load_block(block, width, rows)
-    else:
-        _load_partial(block, count, width, rows)
+        load_block(block, codes, numba.literally(width))
+        return
+    quarter = count * LANES
+    _load_partial(block, count, width, rows)
     for i in range(quarter):
         r = rows[i]
         codes[i] = r & mask
@@ -122,19 +109,24 @@ def load_chunk(words, index, rest, chunk, alphabet, digits, width, rows, codes):
         codes[i + 3 * quarter] = np.uint32(r >> np.uint32(3 * width)) & mask
 
 
-def make_decoder(uniform: bool, alphabet: int, digits: int, width: int):
-    """The decoder for one packing, which is a constant of the compiled code."""
+def make_decoder(uniform: bool, registers: int, alphabet: int, digits: int, width: int):
+    """The decoder for one packing, which is a constant of the compiled code.
+
+    registers: that hold the values, see cpu_permute; 0 for look-ups in memory.
+    """
     chunk = chunk_size(Packing(alphabet, digits, width))
     step = np.float32(1 / (alphabet - 1))
 
     @jit
-    def decode_add(scale_at, word_at, size, bucket_size, values, factor, out):
+    def decode_add(scale_at, word_at, size, bucket_size, values, factor, add, out):
         rows, codes = np.empty(QUARTER, np.uint32), np.empty(chunk, np.uint32)
         n = out.size
         buckets = (n + bucket_size - 1) // bucket_size
         for index in range((n + chunk - 1) // chunk):
             begin = index * chunk
             end = min(n, begin + chunk)
+            if not add:
+                out[begin:end] = np.float32(0)
             for rank in range(word_at.size):
                 scales = numba.carray(pointer(scale_at[rank]), buckets, np.float32)
                 words = numba.carray(pointer(word_at[rank]), size, np.uint32)
@@ -145,7 +137,10 @@ def make_decoder(uniform: bool, alphabet: int, digits: int, width: int):
                     stop = min(end, (bucket + 1) * bucket_size)
                     scale = scales[bucket]
                     target, part = out[i:stop], codes[i - begin : stop - begin]
-                    if uniform:
+                    if registers:
+                        done = add_permuted(part, scale, values, target, registers)
+                        add_looked_up(part[done:], scale, values, target[done:])
+                    elif uniform:
                         _add_uniform(part, scale, alphabet, step, target)
                     elif alphabet <= 16:
                         add_small(part, scale, alphabet, values, target)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numba
 import numpy as np
 
 from hvd_adaptive.coding.fixed import BLOCK, LANES, QUARTER, QUARTERS
@@ -51,9 +52,8 @@ def store_chunk(codes, index, rest, chunk, alphabet, digits, width, rows, words)
             part = codes[k * row : (k + 1) * row]
             store_row(part, alphabet, digits, width, first + k, rows[:LANES], words)
     elif rest == chunk:
-        merge_quarters(codes, QUARTER, width, rows)
         at = index * width * LANES
-        store_block(rows, width, words[at : at + width * LANES])
+        store_block(codes, words[at : at + width * LANES], numba.literally(width))
     else:
         count = (rest + _TAIL_ROWS - 1) // _TAIL_ROWS
         codes[rest : _TAIL_ROWS * count] = np.uint32(0)

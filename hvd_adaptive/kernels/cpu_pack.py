@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import numpy as np
+from numba.core import types
+from numba.extending import intrinsic
 
-from hvd_adaptive.coding.fixed import LANES, QUARTERS
+from hvd_adaptive.coding.fixed import LANES, QUARTER, QUARTERS, ROWS
 from hvd_adaptive.kernels.jit import inline
+from hvd_adaptive.kernels.lanes import INTS, LONG, Lanes
 
 
 @inline
@@ -18,53 +21,66 @@ def _piece(row, shift, width):
     return np.uint32(0)
 
 
-@inline
-def _word(index, width, r0, r1, r2, r3, r4, r5, r6, r7):
-    at = -32 * index
-    return np.uint32(
-        _piece(r0, at, width)
-        | _piece(r1, at + width, width)
-        | _piece(r2, at + 2 * width, width)
-        | _piece(r3, at + 3 * width, width)
-        | _piece(r4, at + 4 * width, width)
-        | _piece(r5, at + 5 * width, width)
-        | _piece(r6, at + 6 * width, width)
-        | _piece(r7, at + 7 * width, width)
-    )
+@intrinsic(prefer_literal=True)
+def store_block(typingctx, codes, words, bits):
+    """512 codes of ``bits`` bits, a constant, become ``bits`` words, 16 lanes side by side."""
+    count = bits.literal_value
+    width = QUARTERS * count
+    signature = types.void(codes, words, bits)
+
+    def codegen(context, builder, signature, args):
+        source, target = (
+            context.make_array(kind)(context, builder, array).data
+            for kind, array in zip(signature.args[:2], args[:2], strict=True)
+        )
+        lanes, packed = Lanes(builder), [None] * count
+        for row in range(ROWS):
+            value = None
+            for quarter in range(QUARTERS):
+                code = lanes.load(source, LONG(quarter * QUARTER + row * LANES), INTS)
+                code = lanes.shifted(code, quarter * count)
+                value = code if value is None else builder.or_(value, code)
+            for word in range(row * width // 32, ((row + 1) * width - 1) // 32 + 1):
+                piece = lanes.shifted(value, row * width - 32 * word)
+                packed[word] = piece if packed[word] is None else builder.or_(packed[word], piece)
+        for word, value in enumerate(packed):
+            lanes.store(value, target, LONG(word * LANES))
+        return context.get_dummy_value()
+
+    return signature, codegen
 
 
-@inline
-def store_block(rows, bits, words):
-    """8 rows of 4 * bits bits become ``bits`` words, 16 lanes side by side.
+@intrinsic(prefer_literal=True)
+def load_block(typingctx, words, codes, bits):
+    """Inverse of store_block."""
+    count = bits.literal_value
+    width = QUARTERS * count
+    signature = types.void(words, codes, bits)
 
-    Written without loops over rows and words, so that all shifts are constants.
-    """
-    width = QUARTERS * bits
-    for lane in range(LANES):
-        r0, r1 = rows[lane], rows[LANES + lane]
-        r2, r3 = rows[2 * LANES + lane], rows[3 * LANES + lane]
-        r4, r5 = rows[4 * LANES + lane], rows[5 * LANES + lane]
-        r6, r7 = rows[6 * LANES + lane], rows[7 * LANES + lane]
-        words[lane] = _word(0, width, r0, r1, r2, r3, r4, r5, r6, r7)
-        if bits > 1:
-            words[LANES + lane] = _word(1, width, r0, r1, r2, r3, r4, r5, r6, r7)
-        if bits > 2:
-            words[2 * LANES + lane] = _word(2, width, r0, r1, r2, r3, r4, r5, r6, r7)
-        if bits > 3:
-            words[3 * LANES + lane] = _word(3, width, r0, r1, r2, r3, r4, r5, r6, r7)
-        if bits > 4:
-            words[4 * LANES + lane] = _word(4, width, r0, r1, r2, r3, r4, r5, r6, r7)
-        if bits > 5:
-            words[5 * LANES + lane] = _word(5, width, r0, r1, r2, r3, r4, r5, r6, r7)
-        if bits > 6:
-            words[6 * LANES + lane] = _word(6, width, r0, r1, r2, r3, r4, r5, r6, r7)
-        if bits > 7:
-            words[7 * LANES + lane] = _word(7, width, r0, r1, r2, r3, r4, r5, r6, r7)
+    def codegen(context, builder, signature, args):
+        source, target = (
+            context.make_array(kind)(context, builder, array).data
+            for kind, array in zip(signature.args[:2], args[:2], strict=True)
+        )
+        lanes = Lanes(builder)
+        packed = [lanes.load(source, LONG(word * LANES), INTS) for word in range(count)]
+        mask = lanes.integers((1 << count) - 1)
+        for row in range(ROWS):
+            word, shift = divmod(row * width, 32)
+            value = lanes.shifted(packed[word], -shift)
+            if shift + width > 32:
+                value = builder.or_(value, lanes.shifted(packed[word + 1], 32 - shift))
+            for quarter in range(QUARTERS):
+                code = builder.and_(lanes.shifted(value, -quarter * count), mask)
+                lanes.store(code, target, LONG(quarter * QUARTER + row * LANES))
+        return context.get_dummy_value()
+
+    return signature, codegen
 
 
 @inline
 def store_partial(rows, count, bits, words):
-    """The same for the last ``count`` <= 8 rows of a payload."""
+    """The last ``count`` < 8 rows of a payload, 4 * bits bits each."""
     width = QUARTERS * bits
     for word in range((count * width + 31) // 32):
         for lane in range(LANES):

@@ -1,25 +1,32 @@
-"""Numba: the thresholds rule by look-ups in vector registers, on processors with AVX-512.
+"""Numba: the thresholds rule, and levels of codes, by look-ups in vector registers, on processors
+with AVX-512.
 
 Counting thresholds costs four instructions each, and look-ups in memory do not vectorise; but an
 AVX-512 permutation reads 16 or 32 table entries from registers at once. LLVM does not find that by
-itself, so the loop over 16 coordinates is written in its own language.
+itself, so the loops over 16 coordinates are written in its own language.
 """
 
 from __future__ import annotations
 
-import llvmlite.binding
 import numpy as np
 from llvmlite import ir
-from numba.core import cgutils, types
+from numba.core import cgutils, config, types
+from numba.core.codegen import get_host_cpu_features
 from numba.extending import intrinsic
 
 from hvd_adaptive.kernels import random
+from hvd_adaptive.kernels.lanes import FLOATS, INTS, LONG, WIDTH, Lanes
 
-WIDTH = 16
-AVAILABLE = bool(llvmlite.binding.get_host_cpu_features().get("avx512f", False))
+MOST_VALUES = 8 * WIDTH  # in registers
 
-_FLOAT, _INT, _LONG = ir.FloatType(), ir.IntType(32), ir.IntType(64)
-_FLOATS, _INTS = ir.VectorType(_FLOAT, WIDTH), ir.VectorType(_INT, WIDTH)
+
+def _compiles_avx512() -> bool:
+    """Whether Numba compiles for AVX-512: as this processor has it, unless it is told otherwise."""
+    told = config.CPU_FEATURES
+    return "+avx512f" in (get_host_cpu_features() if told is None else told).split(",")
+
+
+AVAILABLE = _compiles_avx512()
 
 
 def tables(lower: np.ndarray, start: np.ndarray, gap: np.ndarray, depth: int) -> np.ndarray:
@@ -42,44 +49,19 @@ def tables(lower: np.ndarray, start: np.ndarray, gap: np.ndarray, depth: int) ->
     return result.reshape(-1)
 
 
-class _Lanes:
-    """Operations on 16 lanes."""
-
-    def __init__(self, builder: ir.IRBuilder) -> None:
-        self.builder = builder
-
-    def spread(self, scalar: ir.Value) -> ir.Value:
-        kind = ir.VectorType(scalar.type, WIDTH)
-        one = self.builder.insert_element(ir.Constant(kind, ir.Undefined), scalar, _INT(0))
-        zeros = ir.Constant(_INTS, [0] * WIDTH)
-        return self.builder.shuffle_vector(one, ir.Constant(kind, ir.Undefined), zeros)
-
-    def integers(self, value: int) -> ir.Value:
-        return ir.Constant(_INTS, [value] * WIDTH)
-
-    def load(self, pointer: ir.Value, at: ir.Value, kind: ir.VectorType) -> ir.Value:
-        place = self.builder.gep(pointer, [at])
-        vectors = self.builder.bitcast(place, kind.as_pointer())
-        return self.builder.load(vectors, align=4)
-
-    def store(self, value: ir.Value, pointer: ir.Value, at: ir.Value) -> None:
-        place = self.builder.gep(pointer, [at])
-        self.builder.store(value, self.builder.bitcast(place, value.type.as_pointer()), align=4)
-
-    def mix(self, h: ir.Value, shift: int, factor: int) -> ir.Value:
-        b = self.builder
-        return b.mul(b.xor(h, b.lshr(h, self.integers(shift))), self.integers(factor))
+class _Lanes(Lanes):
+    """Operations on 16 lanes, with AVX-512's own."""
 
     def look_up(self, registers: list[ir.Value], index: ir.Value) -> ir.Value:
         """Entry ``index`` (its low bits) of a table in 1, 2, 4 or 8 registers."""
         b, module = self.builder, self.builder.module
         if len(registers) == 1:
-            kind = ir.FunctionType(_FLOATS, [_FLOATS, _INTS])
+            kind = ir.FunctionType(FLOATS, [FLOATS, INTS])
             name = "llvm.x86.avx512.permvar.sf.512"
             one = cgutils.get_or_insert_function(module, kind, name)
             return b.call(one, [registers[0], index])
         if len(registers) == 2:
-            kind = ir.FunctionType(_FLOATS, [_FLOATS, _INTS, _FLOATS])
+            kind = ir.FunctionType(FLOATS, [FLOATS, INTS, FLOATS])
             name = "llvm.x86.avx512.vpermi2var.ps.512"
             two = cgutils.get_or_insert_function(module, kind, name)
             return b.call(two, [registers[0], index, registers[1]])
@@ -111,23 +93,23 @@ def permuted(typingctx, run, steps, part, inverse, offset, high, table, first, t
         x, counters, codes, data = (arrays[at].data for at in (0, 1, 2, 6))
         lanes, size = _Lanes(builder), 1 << levels
         registers = [
-            lanes.load(data, _LONG(at), _FLOATS) for at in range(0, 3 * max(WIDTH, size), WIDTH)
+            lanes.load(data, LONG(at), FLOATS) for at in range(0, 3 * max(WIDTH, size), WIDTH)
         ]
         third = len(registers) // 3
         nodes, starts, gaps = (registers[i * third : (i + 1) * third] for i in range(3))
         scale, shift, key, code0, last = (lanes.spread(args[i]) for i in (3, 4, 5, 7, 8))
         length = builder.extract_value(arrays[0].shape, 0)
-        done = builder.and_(length, _LONG(-WIDTH))
+        done = builder.and_(length, LONG(-WIDTH))
         first_code = builder.sub(code0, lanes.integers(size))
-        with cgutils.for_range_slice(builder, _LONG(0), done, _LONG(WIDTH), _LONG) as (at, _):
-            v = lanes.load(x, at, _FLOATS)
-            bits = builder.bitcast(v, _INTS)
+        with cgutils.for_range_slice(builder, LONG(0), done, LONG(WIDTH), LONG) as (at, _):
+            v = lanes.load(x, at, FLOATS)
+            bits = builder.bitcast(v, INTS)
             positive = builder.and_(bits, lanes.integers(0x7FFFFFFF))
-            r = builder.fmul(builder.bitcast(positive, _FLOATS), scale)
-            h = builder.add(lanes.load(counters, at, _INTS), shift)
+            r = builder.fmul(builder.bitcast(positive, FLOATS), scale)
+            h = builder.add(lanes.load(counters, at, INTS), shift)
             h = builder.add(lanes.mix(h, 16, random.MIX32_A), key)
             h = builder.lshr(lanes.mix(h, 13, random.MIX32_B), lanes.integers(8))
-            u = builder.sitofp(h, _FLOATS)
+            u = builder.sitofp(h, FLOATS)
             node = lanes.integers(1)
             for level in range(levels):
                 # Nodes of one level lie in whole registers, or in the first one.
@@ -139,9 +121,41 @@ def permuted(typingctx, run, steps, part, inverse, offset, high, table, first, t
             above = builder.fcmp_ordered(">", r, builder.fadd(start, builder.fmul(u, gap)))
             code = builder.add(node, first_code)
             code = builder.select(above, builder.add(code, lanes.integers(1)), code)
-            negative = builder.fcmp_ordered("<", v, ir.Constant(_FLOATS, [0.0] * WIDTH))
+            negative = builder.fcmp_ordered("<", v, ir.Constant(FLOATS, [0.0] * WIDTH))
             code = builder.select(negative, builder.sub(last, code), code)
             lanes.store(code, codes, at)
+        return done
+
+    return signature, codegen
+
+
+@intrinsic(prefer_literal=True)
+def add_permuted(typingctx, part, scale, values, target, registers):
+    """Add ``values[code] * scale`` to the first ``target.size // 16 * 16`` coordinates of
+    ``target``; returns how many these were.
+
+    registers: a constant, 1, 2, 4 or 8, that ``values`` fills; part: codes below 16 * registers.
+    """
+    count = registers.literal_value
+    signature = types.int64(part, types.float32, values, target, registers)
+
+    def codegen(context, builder, signature, args):
+        arrays = {
+            at: context.make_array(signature.args[at])(context, builder, args[at])
+            for at in (0, 2, 3)
+        }
+        codes, data, sums = (arrays[at].data for at in (0, 2, 3))
+        lanes = _Lanes(builder)
+        factor = lanes.spread(args[1])
+        table = [
+            builder.fmul(lanes.load(data, LONG(at), FLOATS), factor)
+            for at in range(0, count * WIDTH, WIDTH)
+        ]
+        length = builder.extract_value(arrays[3].shape, 0)
+        done = builder.and_(length, LONG(-WIDTH))
+        with cgutils.for_range_slice(builder, LONG(0), done, LONG(WIDTH), LONG) as (at, _):
+            level = lanes.look_up(table, lanes.load(codes, at, INTS))
+            lanes.store(builder.fadd(lanes.load(sums, at, FLOATS), level), sums, at)
         return done
 
     return signature, codegen

@@ -181,11 +181,14 @@ def decode_add(
     table: KernelTable,
     factor: float,
     out: torch.Tensor,
+    add: bool = True,
 ) -> None:
     """out (float32, (n,)) becomes factor * (out + the payloads' values, added in order).
 
-    A payload is its (scales float32, words int32).
+    A payload is its (scales float32, words int32).  add: if not, ``out`` counts as zeros.
     """
+    if not add:
+        out.zero_()
     values = torch.from_numpy(table.values).to(out.device)
     for scales, words in payloads:
         codes = unpack_codes(words, out.numel(), table.packing)

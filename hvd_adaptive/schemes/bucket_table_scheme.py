@@ -58,8 +58,15 @@ class BucketTableScheme(GradientCompressor):
         self._format.write(numbers, body[:at])
 
     def decode_bodies(
-        self, bodies: Sequence[torch.Tensor], keys: Sequence[int], factor: float, out: torch.Tensor
+        self,
+        bodies: Sequence[torch.Tensor],
+        keys: Sequence[int],
+        factor: float,
+        out: torch.Tensor,
+        add: bool = True,
     ) -> None:
+        if not add:
+            out.zero_()
         at, buckets = self._level_bytes(out.numel()), self._buckets(out.numel())
         pairs = [
             (

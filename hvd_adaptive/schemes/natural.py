@@ -58,8 +58,15 @@ class NaturalCompression(GradientCompressor):
         _kernels(flat.device).encode(flat, *_split(body, flat.numel()), bucket, key)
 
     def decode_bodies(
-        self, bodies: Sequence[torch.Tensor], keys: Sequence[int], factor: float, out: torch.Tensor
+        self,
+        bodies: Sequence[torch.Tensor],
+        keys: Sequence[int],
+        factor: float,
+        out: torch.Tensor,
+        add: bool = True,
     ) -> None:
+        if not add:
+            out.zero_()
         pairs = [_split(body, out.numel()) for body in bodies]
         _kernels(out.device).decode_add(pairs, factor, out)
 

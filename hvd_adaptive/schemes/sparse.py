@@ -79,8 +79,15 @@ class SparseSGD(GradientCompressor):
         return at
 
     def decode_bodies(
-        self, bodies: Sequence[torch.Tensor], keys: Sequence[int], factor: float, out: torch.Tensor
+        self,
+        bodies: Sequence[torch.Tensor],
+        keys: Sequence[int],
+        factor: float,
+        out: torch.Tensor,
+        add: bool = True,
     ) -> None:
+        if not add:
+            out.zero_()
         bucket = self._bucket(out.numel())
         for body in bodies:
             sections = self._split(body, out.numel())
@@ -95,8 +102,9 @@ class SparseSGD(GradientCompressor):
 
         own = self.settings
         return QSGD(
-            bits=bits, norm="linf", bucket_size=own.bucket_size, seed=own.seed, coding="elias"
-        )
+            bits=bits, norm="linf", bucket_size=own.bucket_size, seed=own.seed, coding="elias",
+            checksum=own.checksum,
+        )  # fmt: skip
 
     def _split(self, body: torch.Tensor, coordinates: int) -> reference_sparse.Sections:
         """λ, exact values and words of a body; PayloadError where it is too short for them."""

@@ -83,11 +83,16 @@ class TableScheme(GradientCompressor):
         )  # fmt: skip
 
     def decode_bodies(
-        self, bodies: Sequence[torch.Tensor], keys: Sequence[int], factor: float, out: torch.Tensor
+        self,
+        bodies: Sequence[torch.Tensor],
+        keys: Sequence[int],
+        factor: float,
+        out: torch.Tensor,
+        add: bool = True,
     ) -> None:
         pairs = [self._split(body, out.numel()) for body in bodies]
         kernels.for_device(out.device).decode_add(
-            pairs, self._bucket(out.numel()), self._table.kernel, factor, out
+            pairs, self._bucket(out.numel()), self._table.kernel, factor, out, add
         )
 
     def coded_body(self, body: torch.Tensor, coordinates: int) -> torch.Tensor | None:

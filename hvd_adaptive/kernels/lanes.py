@@ -1,0 +1,46 @@
+"""LLVM written out for loops over 16 coordinates, where Numba's own loops do not vectorise."""
+
+from __future__ import annotations
+
+from llvmlite import ir
+
+WIDTH = 16
+
+FLOAT, INT, LONG = ir.FloatType(), ir.IntType(32), ir.IntType(64)
+FLOATS, INTS = ir.VectorType(FLOAT, WIDTH), ir.VectorType(INT, WIDTH)
+
+
+class Lanes:
+    """Operations on 16 lanes."""
+
+    def __init__(self, builder: ir.IRBuilder) -> None:
+        self.builder = builder
+
+    def spread(self, scalar: ir.Value) -> ir.Value:
+        kind = ir.VectorType(scalar.type, WIDTH)
+        one = self.builder.insert_element(ir.Constant(kind, ir.Undefined), scalar, INT(0))
+        zeros = ir.Constant(INTS, [0] * WIDTH)
+        return self.builder.shuffle_vector(one, ir.Constant(kind, ir.Undefined), zeros)
+
+    def integers(self, value: int) -> ir.Value:
+        return ir.Constant(INTS, [value] * WIDTH)
+
+    def load(self, pointer: ir.Value, at: ir.Value, kind: ir.VectorType) -> ir.Value:
+        place = self.builder.gep(pointer, [at])
+        vectors = self.builder.bitcast(place, kind.as_pointer())
+        return self.builder.load(vectors, align=4)
+
+    def store(self, value: ir.Value, pointer: ir.Value, at: ir.Value) -> None:
+        place = self.builder.gep(pointer, [at])
+        self.builder.store(value, self.builder.bitcast(place, value.type.as_pointer()), align=4)
+
+    def mix(self, h: ir.Value, shift: int, factor: int) -> ir.Value:
+        b = self.builder
+        return b.mul(b.xor(h, b.lshr(h, self.integers(shift))), self.integers(factor))
+
+    def shifted(self, value: ir.Value, left: int) -> ir.Value:
+        """To the left; to the right where that is negative."""
+        if left == 0:
+            return value
+        move = self.builder.shl if left > 0 else self.builder.lshr
+        return move(value, self.integers(abs(left)))
