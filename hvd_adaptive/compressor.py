@@ -6,13 +6,16 @@ import dataclasses
 import functools
 import logging
 import sys
+import threading
 import zlib
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from hvd_adaptive import elastic
 from hvd_adaptive._version import __version__
+from hvd_adaptive.changes import Changing
 from hvd_adaptive.codec import Codec
 from hvd_adaptive.coding import payload as payloads
 from hvd_adaptive.coding.header import DTYPE_CODES
@@ -27,7 +30,7 @@ from hvd_adaptive.exchange.second_stage import (
 from hvd_adaptive.feedback import Residuals, check_residuals
 from hvd_adaptive.kernels.random import stream_key
 from hvd_adaptive.monitor import StepMeter
-from hvd_adaptive.parts import Parts, passed_on
+from hvd_adaptive.parts import Parts
 from hvd_adaptive.settings import Settings, check_integer
 
 if TYPE_CHECKING:
@@ -35,6 +38,8 @@ if TYPE_CHECKING:
 
 
 logger = logging.getLogger("hvd_adaptive")
+
+_plugging = threading.Lock()
 
 # Horovod's own base class where the user has already imported it; `import hvd_adaptive` never does.
 _horovod = sys.modules.get("horovod.torch.compression")
@@ -52,24 +57,17 @@ def _rank() -> int:
     return hvd.rank() if hvd is not None and hvd.is_initialized() else 0
 
 
-class GradientCompressor(Codec, _Base):
+class GradientCompressor(Changing, Codec, _Base):
     """Base of all schemes: Horovod's Compressor contract, encode and decode, state and report."""
-
-    _keywords: dict[str, Any]
-
-    def __new__(cls, *args: Any, **keywords: Any) -> GradientCompressor:
-        """Keeps the keywords from which the codecs of parts are made."""
-        self = super().__new__(cls)
-        self._keywords = passed_on(keywords)
-        return self
 
     def __init__(self, settings: Settings) -> None:
         super().__init__(settings)
+        elastic.register()
         self._parts = Parts(type(self), self._keywords, settings)
         self.step = 0
         self.meter = StepMeter()
         weight = settings.error_feedback
-        self.residuals = None if weight is None else Residuals(weight)
+        self.residuals = None if weight is None else Residuals(weight, settings.grad_scaler)
         self._encodes = 0
         self._session: Session | None = None
         self._second: SecondStage | None = None
@@ -86,9 +84,13 @@ class GradientCompressor(Codec, _Base):
         samples: Callable[[int, str], list[torch.Tensor]],
         sync: Callable,
         parts: Sequence[str] = ("",),
+        finite: bool = True,
     ) -> None:
         """Refit the tables of ``parts``: ``samples(count, part)`` draws buckets, ``sync(vector,
-        fit)`` lets the first rank fit the vectors of all ranks and gives every rank the result."""
+        fit)`` lets the first rank fit the vectors of all ranks and gives every rank the result.
+
+        finite: whether this rank's gradients are. Where a rank's are not, nothing is fitted.
+        """
 
     # Second stages of exchanges that average on the way -------------------------------------------
 
@@ -97,7 +99,10 @@ class GradientCompressor(Codec, _Base):
         from hvd_adaptive.schemes.qsgd import QSGD
 
         own = self.settings
-        return QSGD(bits=bits, norm="linf", bucket_size=own.bucket_size, seed=own.seed)
+        return QSGD(
+            bits=bits, norm="linf", bucket_size=own.bucket_size, seed=own.seed,
+            checksum=own.checksum,
+        )  # fmt: skip
 
     def second_stage(self, ranks: int) -> SecondStage:
         """How the averages of ``ranks`` ranks travel (exchange/second_stage.py)."""
@@ -207,39 +212,66 @@ class GradientCompressor(Codec, _Base):
 
     # State and report ---------------------------------------------------------------------------
 
+    def adopt(self, old: GradientCompressor, keep: bool) -> None:
+        self.step, self._encodes, self.meter = old.step, old._encodes, old.meter
+        if self.residuals is not None and old.residuals is not None:
+            self.residuals = self.residuals.loaded(old.residuals.state_dict())
+        self._parts.adopt(old._parts, keep)
+        if keep:
+            self._second = old._second
+
     def state_dict(self) -> dict[str, Any]:
         """Everything that a resumed run needs: plain tensors and numbers.
 
-        With error feedback each rank has residuals of its own, as of the last step that ended.
-        Then every rank must save its state, and load that one:
-        ``torch.save(compressor.state_dict(), f"compressor-{hvd.rank()}.pt")``, or a list of all
-        ranks', ``hvd.allgather_object(compressor.state_dict())``, of which it loads its own.
+        With error feedback each rank has residuals of its own, as of the last step that ended (and
+        ECDQ what it has sent since the last update). Then every rank must save its state, and load
+        that one: ``torch.save(compressor.state_dict(), f"compressor-{hvd.rank()}.pt")``, or a list
+        of all ranks', ``hvd.allgather_object(compressor.state_dict())``, of which it loads its own.
         """
         own = {"scheme": self.name, "step": self.step, "encodes": self._encodes}
+        changed = {"settings": dict(self._changed)} if self._changed else {}
         residuals = {} if self.residuals is None else self.residuals.state_dict()
         second = {}
         if self._second is not None and self._second.codec is not self:
             saved = {"bits": self._second.bits, "codec": self._second.codec.state_dict()}
             second = {"second_stage": saved}
-        return own | self._parts.state_dict() | residuals | second
+        return own | changed | self._parts.state_dict() | residuals | second
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Inverse of ``state_dict``; ValueError where the state is another scheme's or incomplete,
         and then nothing has been changed. A step in progress is given up.
 
-        Residuals are found by parameters' names, whatever the groups. Those of another rank or
-        number of ranks are left out with a warning at the next step, all else is kept.
+        Settings that ``set`` or the schedule had changed are taken from the state. Residuals are
+        found by parameters' names, whatever the groups. Those of another rank or number of ranks
+        are left out with a warning at the next step, all else is kept.
         """
+        changed = state.get("settings", {})
+        if changed == self._changed:
+            self.take_state(state)
+            if self._session is not None:
+                self._session.forget()
+        else:
+            new = self._changed_as(changed)
+            new.take_state(state)
+            self._become(new)
+        self._next, self._asked_at = None, -1
+
+    def take_state(self, state: dict[str, Any]) -> None:
+        """``load_state_dict`` for a state of these settings; schemes add what is theirs."""
         self.check_state(state)
         step, encodes = int(state["step"]), int(state["encodes"])
         parts, second = self._parts.loaded(state), self._loaded_second(state)
-        if self._session is not None:
-            self._session.forget()
         self.step, self._encodes, self._parts, self._second = step, encodes, parts, second
         if self.residuals is not None:
             self.residuals = self.residuals.loaded(state)
         elif "residuals" in state:
             logger.warning("error_feedback=None: the residuals of the loaded state are dropped")
+
+    def _changed_as(self, changed: Any) -> GradientCompressor:
+        try:
+            return self._remade(changed)
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"state: settings {changed!r} do not fit: {error}") from error
 
     def check_state(self, state: dict[str, Any], more: Sequence[str] = ()) -> None:
         """ValueError unless ``state`` is this scheme's, of the same parts, and has all entries."""
@@ -273,11 +305,12 @@ class GradientCompressor(Codec, _Base):
         self._session = None
 
     def _plugged(self) -> Session:
-        if self._session is None:
-            from hvd_adaptive.fusion.session import Session
+        from hvd_adaptive.fusion.session import Session
 
-            self._session = Session(self)
-        return self._session
+        with _plugging:  # backward passes in several threads may begin at once
+            if self._session is None:
+                self._session = Session(self)
+            return self._session
 
     def __repr__(self) -> str:
         settings = self.scheme_settings() | self.settings.shared()

@@ -20,7 +20,10 @@ logger = logging.getLogger("hvd_adaptive")
 
 # They tell of parts, or of training, which the compressor sees to for all its parts; some of them
 # can be read only once.
-NOT_PASSED_ON = ("scope", "parameter_bits", "named_parameters", "process_set", "update_steps")
+NOT_PASSED_ON = (
+    "scope", "parameter_bits", "named_parameters", "process_set", "update_steps", "schedule",
+    "grad_scaler",
+)  # fmt: skip
 
 
 def passed_on(keywords: Mapping[str, Any]) -> dict[str, Any]:
@@ -112,6 +115,14 @@ class Parts:
             parts[label].load_state_dict(of_codec)
         return parts
 
+    def adopt(self, old: Parts, keep: bool) -> None:
+        """Go on with another compressor's codecs, where there still are such parts."""
+        self._warned = old._warned
+        for label, codec in old.codecs.items():
+            known = label in self.codecs
+            if known or (self._by_tensor and old._by_tensor and self.label_of(label) is not None):
+                self[label].adopt(codec, keep)
+
     def _pattern(self, name: str) -> str | None:
         """The first pattern that matches."""
         return next((p for p in self._changes if p is not None and fnmatchcase(name, p)), None)
@@ -134,6 +145,9 @@ class JointUpdate:
     codecs: by label, in the same order on every rank.
     seconds: by label of these, the codecs of averages, which are fitted to the same statistics.
     alone: the seconds are, and the codecs are left as they are.
+    finite: whether this rank's gradients are. Where a rank's are not, AMP skips the step on all,
+        and nothing is fitted to it.
+    warn: told why tables are kept.
     """
 
     def __init__(
@@ -141,15 +155,17 @@ class JointUpdate:
         codecs: Mapping[str, AdaptiveScheme],
         seconds: Mapping[str, AdaptiveScheme] | None = None,
         alone: bool = False,
+        finite: bool = True,
+        warn: Callable[..., None] = logger.warning,
     ) -> None:
-        self.codecs = codecs
+        self.codecs, self._finite, self._warn = codecs, finite, warn
         self._seconds = seconds or {}
         self._firsts = {} if alone else codecs
         self._ends: list[int] = []
 
     def collect(self, samples: Callable[[int, str], Sequence[torch.Tensor]]) -> np.ndarray:
         """This rank's statistics; ``samples(count, label)`` draws a part's buckets."""
-        vectors = [
+        vectors = [np.array([float(self._finite)])] + [
             codec.collect(samples(codec.adaptation.samples, label))
             for label, codec in self.codecs.items()
         ]
@@ -157,8 +173,12 @@ class JointUpdate:
         return np.concatenate(vectors)
 
     def refit(self, collected: Sequence[np.ndarray]) -> np.ndarray:
-        """The update that the first rank broadcasts: each part's length, then each part's own."""
-        of_parts = zip(*(np.split(row, self._ends[:-1]) for row in collected), strict=True)
+        """The update that the first rank broadcasts: each part's length, then each part's own;
+        nothing where the step is not to be fitted to."""
+        finite, *of_parts = zip(*(np.split(row, self._ends[:-1]) for row in collected), strict=True)
+        if not np.all(finite):
+            self._warn("level tables are kept, and fitted later: a rank's gradients are not finite")
+            return np.empty(0)
         statistics = dict(zip(self.codecs, of_parts, strict=True))
         updates = {label: codec.refit(statistics[label]) for label, codec in self._firsts.items()}
         seconds = [
@@ -166,10 +186,17 @@ class JointUpdate:
             for label, second in self._seconds.items()
         ]
         updates = [*updates.values(), *seconds]
+        if not all(update[1] for update in updates):
+            self._warn(
+                "some level tables are kept, and fitted later: no sampled gradient of theirs is "
+                "different from zero, or none that levels can be fitted to"
+            )
         return np.concatenate([[update.size for update in updates], *updates])
 
     def install(self, update: np.ndarray, step: int) -> bool:
         """Take the broadcast update; whether every part found its samples."""
+        if not update.size:
+            return False
         seconds = {f"{label} second stage".strip(): c for label, c in self._seconds.items()}
         fitted = [*self._firsts.items(), *seconds.items()]
         count = len(fitted)

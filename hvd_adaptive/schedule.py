@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import itertools
 import numbers
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
 
-def paper_steps() -> Iterator[int]:
+def paper_steps(step: int) -> bool:
     """Steps 100, 2,000 and every 10,000 (ALQ paper, App. K), and step 0: an unfitted table at a
     large bucket adds noise of many times the gradient's norm."""
-    yield from (0, 100, 2000)
-    yield from itertools.count(10_000, 10_000)
+    return step in (0, 100, 2000) or (step > 0 and step % 10_000 == 0)
 
 
 LONGEST_WAIT = 1024
@@ -23,17 +21,19 @@ class UpdateSchedule:
 
     An update that found too few buckets is retried at the next step, then after 2, 4, 8, ... and at
     last 1,024 more steps, until it succeeds.
+
+    planned: whether a step is one of these, whatever has become of earlier ones.
     """
 
     def __init__(self, steps: Iterable[int] | Callable[[int], bool] | None = None) -> None:
         if steps is None:
-            steps = paper_steps()
-        self._due: Callable[[int], bool]
+            steps = paper_steps
+        self.planned: Callable[[int], bool]
         if callable(steps):
-            self._due = steps
+            self.planned = steps
         elif isinstance(steps, Iterable) and not isinstance(steps, str | bytes):
-            self._due = _Planned(steps)
-            self._due(0)  # a first step of the wrong kind is told at once
+            self.planned = _Planned(steps)
+            self.planned(0)  # a first step of the wrong kind is told at once
         else:
             raise ValueError(
                 f"update_steps={steps!r}: must be an iterable of ascending steps or a callable"
@@ -43,7 +43,7 @@ class UpdateSchedule:
 
     def is_due(self, step: int) -> bool:
         """Whether the table is refitted at ``step``."""
-        planned = bool(self._due(step))
+        planned = bool(self.planned(step))
         return planned or step == self._retry_at
 
     def request(self, step: int) -> None:
@@ -76,7 +76,8 @@ class _Planned:
     """Membership in a collection of steps, or in an ascending, possibly endless iterable.
 
     An iterable is read no further than needed; what was read is kept, so that going back to an
-    earlier step (a loaded checkpoint) works.
+    earlier step (a loaded checkpoint) works. A copy reads the same iterable, and shares what was
+    read: generators cannot be copied.
     """
 
     def __init__(self, steps: Iterable[int]) -> None:
@@ -100,6 +101,9 @@ class _Planned:
             self._last = following
             self._seen.add(following)
         return step in self._seen
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> _Planned:
+        return self
 
 
 def _whole(step: Any) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import numbers
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -127,8 +127,16 @@ class Settings:
         a parameter's whole name (fnmatch, case counts) holds; None sends it in full precision.
         min_numel is asked as well. Parameters of the same bits share a table.
     fusion_bytes: gradient bytes (as float32) of one group at most.
-    in_flight_bytes: bytes of gathered payloads that a rank holds at a time at most.
+    in_flight_bytes: bytes of payloads, its own and received ones, that a rank holds at a time at
+        most.
+    checksum: payloads carry one of all their bytes, which receivers compare: a corrupt payload is
+        told, and never averaged. Where False what no decoder trips over becomes wrong numbers.
     warmup_steps: first steps whose gradients travel in full precision.
+    schedule: a function of the step that gives settings to change from that step on, as a dict of
+        keywords for ``set``, or None; asked once a step. The same on every rank.
+    grad_scaler: AMP's torch.amp.GradScaler (anything with ``get_scale()``), for error feedback:
+        residuals survive changes of its loss scale. Gradients must travel before they are unscaled:
+        ``optimizer.synchronize()`` comes before ``scaler.unscale_(optimizer)``.
     process_set: Horovod process set; found from the optimizer where None.
     named_parameters: used where no optimizer can be found.
     """
@@ -147,7 +155,10 @@ class Settings:
     parameter_bits: Mapping[str, int | None] | None = None
     fusion_bytes: int = 16 * 2**20
     in_flight_bytes: int = 512 * 2**20
+    checksum: bool = True
     warmup_steps: int = 0
+    schedule: Callable[[int], Mapping[str, Any] | None] | None = None
+    grad_scaler: Any = None
     process_set: Any = None
     named_parameters: Iterable[tuple[str, torch.nn.Parameter]] | None = None
 
@@ -169,6 +180,7 @@ class Settings:
             "parameter_bits": check_parameter_bits(self.parameter_bits),
             "fusion_bytes": check_integer("fusion_bytes", self.fusion_bytes, 4),
             "in_flight_bytes": check_integer("in_flight_bytes", self.in_flight_bytes, 4096),
+            "checksum": check_flag("checksum", self.checksum),
             "warmup_steps": check_integer("warmup_steps", self.warmup_steps, 0),
         }
         if self.exchange == "hierarchical" and self.error_feedback is not None:
@@ -176,6 +188,14 @@ class Settings:
                 f"error_feedback={self.error_feedback!r}: must be None with "
                 "exchange='hierarchical', where nodes' averages are quantised, not ranks' gradients"
             )
+        if self.grad_scaler is not None and not callable(
+            getattr(self.grad_scaler, "get_scale", None)
+        ):
+            raise ValueError(
+                f"grad_scaler={self.grad_scaler!r}: must be a torch.amp.GradScaler, or None"
+            )
+        if self.schedule is not None and not callable(self.schedule):
+            raise ValueError(f"schedule={self.schedule!r}: must be a function of the step, or None")
         if self.named_parameters is not None:
             checked["named_parameters"] = _checked(self.named_parameters)
         for name, value in checked.items():
@@ -194,7 +214,7 @@ class Settings:
 
     def shared(self) -> dict[str, Any]:
         """The settings that all ranks must have alike."""
-        local = ("process_set", "named_parameters")
+        local = ("process_set", "named_parameters", "schedule", "grad_scaler")
         return {f.name: getattr(self, f.name) for f in fields(self) if f.name not in local}
 
     def quantized_part(self, coordinates: int) -> int:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from typing import Any
-from weakref import WeakSet
 
 import numpy as np
 import torch
@@ -22,6 +21,7 @@ from hvd_adaptive.levels import (
     expected_variance,
     symbol_probabilities,
 )
+from hvd_adaptive.once import WarnOnce
 from hvd_adaptive.parts import JointUpdate
 from hvd_adaptive.schedule import UpdateSchedule
 from hvd_adaptive.schemes.buckets import buckets_of
@@ -33,7 +33,7 @@ from hvd_adaptive.statistics import STATISTICS
 logger = logging.getLogger("hvd_adaptive")
 
 
-@dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True)
 class Adaptation:
     """How a scheme gathers statistics and when it refits.
 
@@ -67,7 +67,8 @@ class AdaptiveScheme(TableScheme):
         self._statistic = STATISTICS[adaptation.statistics](adaptation.samples)
         # Second stages that are new are fitted whatever the schedule says.
         self._second_schedule, self._seconds_alone = UpdateSchedule(()), False
-        self._asked: WeakSet[AdaptiveScheme] = WeakSet()
+        self._warn_kept = WarnOnce(logger)
+        self._asked = False  # of a second stage's codec: for its first fit
 
     @abstractmethod
     def fit_magnitudes(self, distribution: Distribution) -> np.ndarray:
@@ -113,8 +114,8 @@ class AdaptiveScheme(TableScheme):
     def prepare_second_stages(self, ranks: int, labels: Sequence[str], step: int) -> None:
         super().prepare_second_stages(ranks, labels, step)
         for second in self._seconds(labels).values():
-            if second.table_version == 0 and second not in self._asked:
-                self._asked.add(second)
+            if second.table_version == 0 and not second._asked:
+                second._asked = True
                 self._second_schedule.request(step)
 
     def second_due(self, step: int) -> bool:
@@ -150,9 +151,10 @@ class AdaptiveScheme(TableScheme):
         samples: Callable[[int, str], list[torch.Tensor]],
         sync: Callable,
         parts: Sequence[str] = ("",),
+        finite: bool = True,
     ) -> None:
         firsts, seconds = {label: self.part(label) for label in parts}, self._seconds(parts)
-        joint = JointUpdate(firsts, seconds, self._seconds_alone)
+        joint = JointUpdate(firsts, seconds, self._seconds_alone, finite, self._warn_kept)
         update = sync(joint.collect(samples), joint.refit)
         complete = joint.install(update, step)
         if seconds:
@@ -191,7 +193,7 @@ class AdaptiveScheme(TableScheme):
                 outcome[1:] = [1.0, *variances]
             except (FitError, ValueError) as error:
                 table = self._table
-                logger.warning("the level table was kept: %s", error)
+                logger.info("the level table was kept: %s", error)
         return np.concatenate([outcome, *_numbers(table, self.has_book)])
 
     def refit_second(
@@ -255,13 +257,28 @@ class AdaptiveScheme(TableScheme):
                 pairs.append((bucket, norm))
         return [bucket for bucket, _ in pairs], [norm for _, norm in pairs]
 
-    def state_dict(self) -> dict[str, Any]:
-        return super().state_dict() | {
-            "table": self._table.state_dict(),
-            "schedule": self.schedule.state_dict(),
-        }
+    def adopt(self, old: AdaptiveScheme, keep: bool) -> None:
+        super().adopt(old, keep)
+        table = old._table if self.can_take(old._table) else self._table
+        self._table = dataclasses.replace(table, version=old.table_version)
+        self.schedule.load_state_dict(old.schedule.state_dict())
+        if keep:
+            self._second_schedule = old._second_schedule
+        elif self.is_fitted:
+            self.schedule.request(self.step)
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def can_take(self, table: LevelTable) -> bool:
+        """Whether such a table could come of a fit."""
+        own = self._table
+        return (table.bits, table.symmetric) == (own.bits, own.symmetric)
+
+    def state_dict(self) -> dict[str, Any]:
+        own = {"table": self._table.state_dict(), "schedule": self.schedule.state_dict()}
+        if self._seconds(list(self.parts)):
+            own |= {"second_schedule": self._second_schedule.state_dict()}
+        return super().state_dict() | own
+
+    def take_state(self, state: dict[str, Any]) -> None:
         self.check_state(state, ("table", "schedule"))
         table = LevelTable.from_state_dict(state["table"])
         if (table.bits, table.symmetric) != (self._table.bits, self._table.symmetric):
@@ -270,8 +287,13 @@ class AdaptiveScheme(TableScheme):
                 f"bits={self._table.bits}, symmetric={self._table.symmetric}"
             )
         self.schedule.load_state_dict(state["schedule"])
-        super().load_state_dict(state)
+        super().take_state(state)
         self._table = table
+        self._second_schedule = UpdateSchedule(())
+        if "second_schedule" in state:
+            self._second_schedule.load_state_dict(state["second_schedule"])
+            for second in self._seconds(list(self.parts)).values():
+                second._asked = True
 
 
 class FixedLevels(AdaptiveScheme):
@@ -291,7 +313,7 @@ class FixedLevels(AdaptiveScheme):
         own, adaptation = self.settings, self.adaptation
         return QSGD(
             bits=bits, norm="linf", bucket_size=own.bucket_size, seed=own.seed, coding=own.coding,
-            samples=adaptation.samples, statistics=adaptation.statistics,
+            samples=adaptation.samples, statistics=adaptation.statistics, checksum=own.checksum,
         )  # fmt: skip
 
     def fitted_to(self, flat: torch.Tensor) -> GradientCompressor:
@@ -304,14 +326,17 @@ class FixedLevels(AdaptiveScheme):
             del settings["samples"], settings["statistics"]
         return settings
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def can_take(self, table: LevelTable) -> bool:
+        return np.array_equal(table.magnitudes, self._table.magnitudes)
+
+    def take_state(self, state: dict[str, Any]) -> None:
         if "table" in state:
             table = LevelTable.from_state_dict(state["table"])
-            if not np.array_equal(table.magnitudes, self._table.magnitudes):
+            if not self.can_take(table):
                 raise ValueError(
                     f"state: levels {table.levels.tolist()} are not {self.levels.tolist()}"
                 )
-        super().load_state_dict(state)
+        super().take_state(state)
 
 
 def _numbers(table: LevelTable, has_book: bool) -> list[np.ndarray]:

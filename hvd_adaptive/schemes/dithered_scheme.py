@@ -16,6 +16,7 @@ from hvd_adaptive.coding import payload as payloads
 from hvd_adaptive.compressor import GradientCompressor
 from hvd_adaptive.kernels.reference import BINS
 from hvd_adaptive.levels import Histogram
+from hvd_adaptive.once import WarnOnce
 from hvd_adaptive.parts import JointUpdate
 from hvd_adaptive.schedule import UpdateSchedule
 from hvd_adaptive.schemes.adaptive import Adaptation
@@ -58,6 +59,7 @@ class DitheredScheme(GradientCompressor):
         self._modelled = 0.0  # bits that the code in use was to spend, when it was fitted
         self._control = RateControl(bits or 0.0)
         self._sent = np.zeros(2)  # bits and coordinates of this rank since the last update
+        self._warn_kept = WarnOnce(logger)
 
     @property
     def code(self) -> DitheredCode:
@@ -108,8 +110,15 @@ class DitheredScheme(GradientCompressor):
         return dithered.encode(values, bucket, self.code, key, self._width, body)
 
     def decode_bodies(
-        self, bodies: Sequence[torch.Tensor], keys: Sequence[int], factor: float, out: torch.Tensor
+        self,
+        bodies: Sequence[torch.Tensor],
+        keys: Sequence[int],
+        factor: float,
+        out: torch.Tensor,
+        add: bool = True,
     ) -> None:
+        if not add:
+            out.zero_()
         bucket = self._bucket(out.numel())
         for body, key in zip(bodies, keys, strict=True):
             dithered.add(body, bucket, self.code, key, self._width, out)
@@ -151,8 +160,10 @@ class DitheredScheme(GradientCompressor):
         samples: Callable[[int, str], list[torch.Tensor]],
         sync: Callable,
         parts: Sequence[str] = ("",),
+        finite: bool = True,
     ) -> None:
-        joint = JointUpdate({label: self.part(label) for label in parts})
+        codecs = {label: self.part(label) for label in parts}
+        joint = JointUpdate(codecs, finite=finite, warn=self._warn_kept)
         update = sync(joint.collect(samples), joint.refit)
         self.schedule.done(step, joint.install(update, step))
 
@@ -178,7 +189,7 @@ class DitheredScheme(GradientCompressor):
                 code, modelled = self._code_for(law, control)
                 outcome[1] = 1.0
             except ValueError as error:
-                logger.warning("the dithered code was kept: %s", error)
+                logger.info("the dithered code was kept: %s", error)
         state = [modelled, control.ratio, control.bits, control.coordinates]
         own = np.empty(0) if code is None else code.numbers()
         return np.concatenate([outcome, state, own])
@@ -244,19 +255,32 @@ class DitheredScheme(GradientCompressor):
 
     # State ----------------------------------------------------------------------------------------
 
+    def adopt(self, old: DitheredScheme, keep: bool) -> None:
+        super().adopt(old, keep)
+        self._version, self._sent = old._version, old._sent
+        self._fitted, self._modelled, self._control = old._fitted, old._modelled, old._control
+        if (old.bits, old._delta) != (self.bits, self._delta):
+            # Another budget: what was sent before counts no more.
+            self._fitted, self._modelled, self._sent = None, 0.0, np.zeros(2)
+            self._control = RateControl(self.bits or 0.0, old._control.ratio)
+        self.schedule.load_state_dict(old.schedule.state_dict())
+        if not keep:
+            self.schedule.request(self.step)
+
     def state_dict(self) -> dict[str, Any]:
         code = np.empty(0) if self._fitted is None else self._fitted.numbers()
         control = self._control
-        rate = [self._modelled, control.ratio, control.bits, control.coordinates, *self._sent]
+        rate = [self._modelled, control.ratio, control.bits, control.coordinates]
         return super().state_dict() | {
             "code": torch.from_numpy(code),
             "version": self._version,
             "rate": torch.tensor(rate, dtype=torch.float64),
+            "sent": torch.from_numpy(self._sent.copy()),
             "schedule": self.schedule.state_dict(),
         }
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.check_state(state, ("code", "version", "rate", "schedule"))
+    def take_state(self, state: dict[str, Any]) -> None:
+        self.check_state(state, ("code", "version", "rate", "sent", "schedule"))
         code = None
         if state["code"].numel():
             code = DitheredCode.from_numbers(state["code"].to("cpu", torch.float64).numpy())
@@ -264,16 +288,24 @@ class DitheredScheme(GradientCompressor):
             raise ValueError(
                 f"state: δ={code.delta} does not fit relative_variance={self._delta**2 / 12}"
             )
-        version, rate = int(state["version"]), state["rate"].to(torch.float64).tolist()
-        if len(rate) != 6 or not all(0 <= number < math.inf for number in rate) or not rate[1]:
-            raise ValueError(
-                f"state: rate must be 6 finite numbers, none below 0, the second above, not {rate}"
-            )
+        version, rate = int(state["version"]), _counts_of(state, "rate", 4)
+        sent = _counts_of(state, "sent", 2)
+        if not rate[1]:
+            raise ValueError(f"state: the second number of rate must be above 0, not {rate}")
         self.schedule.load_state_dict(state["schedule"])
-        super().load_state_dict(state)
+        super().take_state(state)
         self._fitted, self._version, self._modelled = code, version, rate[0]
-        self._control = RateControl(self.bits or 0.0, *rate[1:4])
-        self._sent = np.array(rate[4:])
+        self._control = RateControl(self.bits or 0.0, *rate[1:])
+        self._sent = np.array(sent)
+
+
+def _counts_of(state: dict[str, Any], entry: str, count: int) -> list[float]:
+    numbers = state[entry].to(torch.float64).tolist()
+    if len(numbers) != count or not all(0 <= number < math.inf for number in numbers):
+        raise ValueError(
+            f"state: {entry} must be {count} finite numbers, none below 0, not {numbers}"
+        )
+    return numbers
 
 
 def _law(counts: Sequence[float]) -> Histogram:

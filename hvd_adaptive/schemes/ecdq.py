@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 import numbers
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -20,12 +19,12 @@ LEAST_BITS, MOST_BITS = 0.5, 10.0
 LEAST_VARIANCE, MOST_VARIANCE = 2e-6, 20.0
 
 
-def often() -> Iterator[int]:
+def often(step: int) -> bool:
     """Steps 0, 1, 2, 4, ... 512, then every 500 from 1,000 on: the rate follows the gradients'
     law, which changes fastest at first."""
-    yield 0
-    yield from (2**k for k in range(10))
-    yield from itertools.count(1000, 500)
+    if step <= 512:
+        return step & (step - 1) == 0
+    return step >= 1000 and step % 500 == 0
 
 
 class ECDQ(DitheredScheme):
@@ -92,7 +91,7 @@ class ECDQ(DitheredScheme):
         else:
             ends = LEAST_VARIANCE, MOST_VARIANCE
             delta = math.sqrt(12 * _number("relative_variance", relative_variance, *ends))
-        steps = often() if update_steps is None else update_steps
+        steps = often if update_steps is None else update_steps
         adaptation = Adaptation(True, steps, samples, statistics)
         super().__init__(Settings.from_keywords("ECDQ", shared), bits, delta, adaptation)
 
@@ -101,7 +100,10 @@ class ECDQ(DitheredScheme):
         its variance is the same for any law, and averages are the more Gaussian the more ranks."""
         variance = gaussian_code(float(bits), None).delta ** 2 / 12
         own = self.settings
-        return ECDQ(relative_variance=variance, bucket_size=own.bucket_size, seed=own.seed)
+        return ECDQ(
+            relative_variance=variance, bucket_size=own.bucket_size, seed=own.seed,
+            checksum=own.checksum,
+        )  # fmt: skip
 
     def fitted_to(self, flat: torch.Tensor) -> GradientCompressor:
         if self.bits is None:  # the same variance for any law

@@ -53,6 +53,10 @@ class NUQSGD(FixedLevels):
         table = LevelTable(bits, symmetric, magnitudes)
         adaptation = Adaptation(False, update_steps, samples, statistics)
         super().__init__(Settings.from_keywords("NUQSGD", shared), norm, table, adaptation)
+        self.multiplier = p
+
+    def scheme_settings(self) -> dict[str, Any]:
+        return super().scheme_settings() | {"multiplier": self.multiplier}
 
 
 def _check_multiplier(value: Any, powers: int) -> float:

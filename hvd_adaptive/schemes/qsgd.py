@@ -54,3 +54,8 @@ class QSGD(FixedLevels):
         table = LevelTable(bits, symmetric, uniform_magnitudes(count, symmetric))
         adaptation = Adaptation(False, update_steps, samples, statistics)
         super().__init__(Settings.from_keywords("QSGD", shared), norm, table, adaptation)
+        self.intervals = intervals
+
+    def scheme_settings(self) -> dict[str, Any]:
+        chosen = {} if self.intervals is None else {"bits": None, "intervals": self.intervals}
+        return super().scheme_settings() | chosen

@@ -104,20 +104,37 @@ class Ranks:
             )
         weight = self.settings.error_feedback
         count = 0 if weight is None else self.workers
-        self.residuals = [Residuals(weight) for _ in range(count)]
+        self.residuals = [Residuals(weight, self.settings.grad_scaler) for _ in range(count)]
         for rank, residuals in enumerate(self.residuals):
             residuals.lay_out(self.layout, rank, self.workers)
         self.coordinates = sum(group.coordinates for group in self.layout.groups)
+        self._missing: list[set[int]] = [set() for _ in range(self.workers)]
         self.payload_bytes, self.relative_error = 0, 0.0
 
+    def renewed(self) -> Ranks:
+        """The same ranks once the compressor's settings have changed; residuals are kept by name,
+        gradients are to be taken again."""
+        names = [member.name for member in self.layout.members]
+        new = Ranks(zip(names, self.parameters, strict=True), self.compressor, self.workers)
+        if self.residuals and new.residuals:
+            kept = [residuals.state_dict() for residuals in self.residuals]
+            new.residuals = [r.loaded(k) for r, k in zip(new.residuals, kept, strict=True)]
+            for rank, residuals in enumerate(new.residuals):
+                residuals.lay_out(new.layout, rank, self.workers)
+        return new
+
     def take(self, rank: int) -> None:
-        """Copy the parameters' gradients, as one rank's; a missing one counts as zeros."""
+        """Copy the parameters' gradients, as one rank's; a missing one counts as zeros, and where
+        all ranks miss it the average is zero, too."""
         gradients = [parameter.grad for parameter in self.parameters]
+        self._missing[rank] = {slot for slot, g in enumerate(gradients) if g is None}
         for member, gradient in zip(self.layout.members, gradients, strict=True):
             if gradient is not None and gradient.layout != torch.strided:
                 raise ValueError(f"{member.name}: sparse gradients cannot be simulated")
         for group, flat in zip(self.layout.groups, self.flats, strict=True):
             gather(group, gradients, flat[rank])
+        if self.residuals:  # AMP's loss scale may be another
+            self.residuals[rank].lay_out(self.layout, rank, self.workers)
 
     def due(self, step: int) -> bool:
         """Whether the compressor's schedule wants a table refitted at ``step``; ask once a step."""
@@ -150,6 +167,13 @@ class Ranks:
             error += float((result - exact).square().sum())
             norm += float(exact.square().sum())
         self.relative_error = error / norm if norm else 0.0
+        absent = set.intersection(*self._missing)
+        for index, piece in (place for slot in absent for place in self.layout.pieces_of[slot]):
+            where = slice(piece.at, piece.at + piece.stop - piece.start)
+            results[index][where] = 0.0
+            for residuals, of_rank in zip(self.residuals, after, strict=True):
+                if index in of_rank:
+                    residuals.hold(index, where, of_rank[index])
         if self.residuals and all_finite(results):
             for residuals, of_rank in zip(self.residuals, after, strict=True):
                 residuals.commit(of_rank)
@@ -204,7 +228,8 @@ class Ranks:
     def _update(self, rank: int, step: int, sync: Callable) -> None:
         """One rank's part in an update."""
         parts = parts_among(self.layout.groups)
-        self.compressor.update(step, self._samples(rank, step), sync, parts)
+        finite = all_finite(flat[rank] for flat in self.flats)
+        self.compressor.update(step, self._samples(rank, step), sync, parts, finite)
 
     def _samples(self, rank: int, step: int) -> Callable[[int, str], list[torch.Tensor]]:
         key = stream_key(self.settings.seed, rank, step, SAMPLE_STREAM)

@@ -120,6 +120,8 @@ def train(
     with bar:
         for step in range(first, first + steps):
             row = dict.fromkeys(COLUMNS) | {"step": step}
+            if compressor is not None and compressor.begin_step():
+                ranks = ranks.renewed()
             row["learning_rate"] = stepper.param_groups[0]["lr"]
             row["loss"] = backward(model, batches, step, loss, buffers, [ranks], ranks.workers)
             if ranks.due(step):

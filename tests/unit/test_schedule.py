@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
+import pickle
 
 import numpy as np
 import pytest
@@ -52,6 +54,16 @@ def test_endless_iterables_are_read_only_as_far_as_needed():
 def test_callables():
     assert due(UpdateSchedule(lambda step: step % 4 == 1), 10) == [1, 5, 9]
     assert due(UpdateSchedule(lambda step: np.bool_(step == 2)), 5) == [2]
+
+
+def test_copies_are_asked_apart_but_read_one_iterable():
+    """Generators cannot be copied; a compressor with one can."""
+    schedule = UpdateSchedule(step for step in (3, 7, 20))
+    assert due(schedule, 5) == [3]
+    other = copy.deepcopy(schedule)
+    schedule.request(9)
+    assert due(other, 50) == [3, 7, 20] and due(schedule, 50) == [3, 7, 9, 20]
+    assert due(pickle.loads(pickle.dumps(UpdateSchedule())), 2001) == [0, 100, 2000]
 
 
 def test_never():

@@ -1,0 +1,99 @@
+"""Elastic Horovod: a compressor in ``hvd.elastic.TorchState(..., compression=compressor)``.
+
+``register`` tells Horovod how a compressor's state is handled, through the registry that it keeps
+for that. What a compressor needs when workers come and go:
+
+1. ``save`` (state.commit) keeps a copy of its state in memory.
+2. ``restore`` (a worker was lost in the middle of a step) goes back to that, as the model does.
+3. ``sync`` (before training goes on among other workers): all take the first rank's tables, step
+   and settings. Residuals, which each rank has of its own, stay where they are; newcomers have
+   none. The residuals of workers that were lost are lost with them.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+if TYPE_CHECKING:
+    from hvd_adaptive.compressor import GradientCompressor
+
+
+class CompressorStateHandler:
+    """Horovod's StateHandler for compressors."""
+
+    def __init__(self, compressor: GradientCompressor) -> None:
+        self.value = compressor
+        self.save()
+
+    def save(self) -> None:
+        """Keep the state as it is now."""
+        self._saved = self.value.state_dict()
+
+    def restore(self) -> None:
+        """Go back to the state that was kept. Collectives in flight have failed with Horovod."""
+        self.value.close()
+        self.value.load_state_dict(self._saved)
+        if self.value.residuals is not None:
+            self.value.residuals.take_over(self.value.residuals)
+
+    def sync(self) -> None:
+        """Every rank takes the first rank's state; a collective."""
+        import horovod.torch as hvd
+
+        from hvd_adaptive.fusion.binding import forget_names
+
+        compressor, residuals = self.value, self.value.residuals
+        compressor.close()
+        forget_names()
+        own = compressor.state_dict()
+        shared = hvd.broadcast_object(without_own(own), 0, name="hvd_adaptive.elastic.state")
+        compressor.load_state_dict(with_own(shared, own))
+        if residuals is not None and compressor.residuals is not None:
+            compressor.residuals.take_over(residuals)
+        self.save()
+
+    def set_value(self, compressor: GradientCompressor) -> None:
+        """Handle another compressor from now on."""
+        self.value = compressor
+        self.save()
+
+
+def register() -> None:
+    """Make Horovod handle compressors' states so, where it has been imported."""
+    from hvd_adaptive.compressor import GradientCompressor
+
+    horovod = sys.modules.get("horovod.torch.elastic.state")
+    if horovod is None:
+        return
+    registry = horovod.get_handler_registry()
+    if not any(kind is GradientCompressor for kind, _ in registry):
+        entry = (GradientCompressor, CompressorStateHandler)
+        horovod.set_handler_registry([*registry, entry])
+
+
+def without_own(state: Mapping[str, Any]) -> dict[str, Any]:
+    """A compressor's state without what each rank has of its own: residuals, and what it has sent
+    since the last update."""
+    shared = {name: value for name, value in state.items() if name != "residuals"}
+    if "sent" in state:
+        shared["sent"] = torch.zeros_like(state["sent"])
+    if "parts" in state:
+        shared["parts"] = {label: without_own(part) for label, part in state["parts"].items()}
+    return shared
+
+
+def with_own(shared: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
+    """Another rank's state with what this one has sent."""
+    state = dict(shared)
+    if "sent" in shared and "sent" in own:
+        state["sent"] = own["sent"]
+    parts = own.get("parts", {})
+    if "parts" in shared:
+        state["parts"] = {
+            n: with_own(part, parts.get(n, {})) for n, part in shared["parts"].items()
+        }
+    return state

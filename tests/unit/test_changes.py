@@ -1,0 +1,271 @@
+"""Settings that change in the middle of training, without Horovod."""
+
+from __future__ import annotations
+
+import copy
+import io
+import pickle
+
+import numpy as np
+import pytest
+import torch
+
+import hvd_adaptive
+from hvd_adaptive import ALQ, AMQ, ECDQ, NUQSGD, ORQ, QSGD, BinGrad, TernGrad
+from hvd_adaptive.compressor import GradientCompressor
+
+FLAT = torch.randn(5000, generator=torch.Generator().manual_seed(1))
+EXPORTED = [getattr(hvd_adaptive, name) for name in hvd_adaptive.__all__]
+SCHEMES = [one for one in EXPORTED if isinstance(one, type) and issubclass(one, GradientCompressor)]
+
+
+def through_disk(state: dict) -> dict:
+    buffer = io.BytesIO()
+    torch.save(state, buffer)
+    buffer.seek(0)
+    return torch.load(buffer, weights_only=True)
+
+
+def fitted(**keywords) -> ALQ:
+    compressor = ALQ(**{"bits": 3, "bucket_size": 100} | keywords)
+    compressor.fit(FLAT**3)
+    compressor.step = 7
+    compressor.schedule.done(6, complete=True)
+    return compressor
+
+
+def due(compressor, first: int, count: int = 60) -> list[int]:
+    return [step for step in range(first, first + count) if compressor.update_due(step)]
+
+
+def make(scheme, **keywords):
+    needed = {"ECDQ": {"bits": 2.0}, "QCS": {"gain": 10}, "SparseSGD": {"density": 0.1}}
+    return scheme(**needed.get(scheme.__name__, {}) | keywords)
+
+
+@pytest.mark.parametrize("scheme", SCHEMES, ids=lambda s: s.__name__)
+def test_every_scheme_changes_in_place(scheme):
+    """What a change makes is what the constructor would: payloads, settings, fingerprint."""
+    compressor = make(scheme)
+    compressor.step = 5
+    compressor.set(bucket_size=256, exchange="scatter_reduce", min_numel=np.int64(9))
+    other = make(scheme, bucket_size=256, exchange="scatter_reduce", min_numel=9)
+    assert compressor.settings == other.settings and repr(compressor) == repr(other)
+    assert compressor.fingerprint == other.fingerprint and compressor.step == 5
+    assert torch.equal(compressor.encode(FLAT, seed=3), other.encode(FLAT, seed=3))
+    state = through_disk(compressor.state_dict())
+    assert state["settings"] == {
+        "bucket_size": 256, "exchange": "scatter_reduce", "min_numel": 9,
+    }  # fmt: skip
+    new = make(scheme)
+    new.load_state_dict(state)
+    assert repr(new) == repr(other) and new.step == 5
+    new.load_state_dict(make(scheme).state_dict())
+    assert repr(new) == repr(make(scheme)), "a state without changes takes them back"
+
+
+@pytest.mark.parametrize("scheme", SCHEMES, ids=lambda s: s.__name__)
+def test_copies_go_on_like_the_original(scheme):
+    compressor = make(scheme, bucket_size=512)
+    compressor.encode(FLAT)
+    copies = [copy.deepcopy(compressor), pickle.loads(pickle.dumps(compressor))]
+    payload = compressor.encode(FLAT)
+    assert all(torch.equal(one.encode(FLAT), payload) for one in copies)
+    if hasattr(compressor, "fit"):
+        compressor.fit(FLAT)
+        assert all(one.table_version == 0 for one in copies)
+
+
+def test_copies_of_schedules_that_are_generators():
+    compressor = ALQ(update_steps=(step for step in (3, 5, 40)))
+    assert due(compressor, 0, 6) == [3, 5]
+    other = copy.deepcopy(compressor)
+    assert due(other, 0) == due(compressor, 0) == [3, 5, 40]
+    other.schedule.done(40, complete=False)
+    assert due(other, 41) == [41] and due(compressor, 41) == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "stays"),
+    [
+        ({"exchange": "scatter_reduce"}, True),
+        ({"fusion_bytes": 10_000, "warmup_steps": 9, "seed": 4}, True),
+        ({"bucket_size": 200}, False),
+        ({"error_feedback": 0.5}, False),
+        ({"norm": "linf"}, False),
+    ],
+    ids=str,
+)
+def test_tables_go_on_and_are_refitted_at_once_where_need_be(changes, stays):
+    compressor = fitted(update_steps=[20])
+    levels = compressor.levels
+    compressor.set(**changes)
+    assert torch.equal(compressor.levels, levels) and compressor.table_version == 1
+    assert due(compressor, 7) == ([20] if stays else [7, 20])
+
+
+def test_other_bits_start_from_their_own_table_and_are_fitted_at_once():
+    compressor = fitted(update_steps=iter([0, 20]))
+    compressor.set(bits=4)
+    assert torch.equal(compressor.levels, ALQ(bits=4).levels) and compressor.table_version == 1
+    assert due(compressor, 7) == [7, 20]
+    compressor.fit(FLAT)
+    assert compressor.table_version == 2
+    compressor.set(bits=3)
+    assert len(compressor.levels) == 8
+
+
+def test_a_table_that_the_user_gave_is_not_installed_again():
+    table = [-1.0, -0.5, 0.5, 1.0]
+    compressor = ALQ(bits=2, table=table)
+    compressor.set(exchange="scatter_reduce")
+    assert compressor.levels.tolist() == table
+    with pytest.raises(TypeError, match="cannot change 'table'"):
+        compressor.set(table=np.array(table))
+    compressor.set(bits=3)
+    assert len(compressor.levels) == 8
+
+
+@pytest.mark.parametrize(
+    ("scheme", "given", "changes"),
+    [
+        (QSGD, {"bits": 4}, {"bits": 2}),
+        (QSGD, {"bits": 4}, {"bits": None, "intervals": 5}),
+        (NUQSGD, {"bits": 3}, {"multiplier": 0.25}),
+        (AMQ, {"bits": 3}, {"bits": 5}),
+        (TernGrad, {}, {"clip": None}),
+        (ORQ, {"levels": 5}, {"levels": 9}),
+        (BinGrad, {}, {"variant": "biased"}),
+        (ECDQ, {"bits": 2}, {"bits": 1.5}),
+        (ECDQ, {"bits": 2}, {"bits": None, "relative_variance": 0.1}),
+    ],
+    ids=str,
+)
+def test_schemes_own_keywords(scheme, given, changes):
+    compressor, other = scheme(**given), scheme(**given | changes)
+    compressor.set(**changes)
+    assert repr(compressor) == repr(other)
+    assert torch.equal(compressor.encode(FLAT, seed=1), other.encode(FLAT, seed=1))
+
+
+def test_a_book_is_fitted_at_once():
+    compressor = QSGD(update_steps=[0])
+    compressor.set(coding="huffman")
+    assert due(compressor, 0) == [0] and compressor.coder is None
+    compressor.fit(FLAT)
+    compressor.set(exchange="scatter_reduce")
+    assert compressor.coder is not None, "the book is part of the table"
+    compressor.set(coding="fixed")
+    assert compressor.coder is None
+
+
+def test_rate_control_starts_anew_with_another_budget():
+    compressor = ECDQ(bits=2.0, bucket_size=512, update_steps=[])
+    for step in range(3):
+        compressor.apply_update(compressor.refit([compressor.collect(FLAT.split(512)[:9])]), step)
+        compressor.encode_flat(FLAT, FLAT.numel(), step, layout=1)
+    spent, ratio = compressor._control.bits, compressor._control.ratio
+    assert spent > 0 and ratio != 1
+    compressor.set(exchange="scatter_reduce")
+    assert compressor._control.bits == spent and compressor._sent[0] > 0
+    compressor.set(bits=3.0)
+    assert (compressor._control.bits, compressor._control.ratio) == (0, ratio)
+    assert compressor._control.budget == 3.0 and not compressor._sent.any()
+    compressor.step = 3
+    assert compressor.schedule.is_due(0), "as set() was called before step 0"
+
+
+def test_parts_keep_their_tables():
+    compressor = ALQ(bucket_size=100, parameter_bits={"a": 4, "b": 5})
+    for label, codec in compressor.parts.items():
+        codec.fit(FLAT ** (3 if label else 5))
+    before = {label: codec.levels for label, codec in compressor.parts.items()}
+    compressor.set(warmup_steps=3, parameter_bits={"a": 4, "c": 6})
+    assert list(compressor.parts) == ["", "bits=4", "bits=6"]
+    for label in ("", "bits=4"):
+        assert torch.equal(compressor.part(label).levels, before[label])
+    assert compressor.part("bits=6").table_version == 0
+    tensors = ALQ(bucket_size=100, scope="tensor")
+    tensors.part("w").fit(FLAT)
+    levels = tensors.part("w").levels
+    tensors.set(exchange="scatter_reduce")
+    assert torch.equal(tensors.part("w").levels, levels)
+    tensors.set(scope="network")
+    assert list(tensors.parts) == [""]
+
+
+def test_residuals_go_on_by_name():
+    state = ALQ(error_feedback=0.5).state_dict()
+    r = torch.linspace(0, 1, 40)
+    state["residuals"] = {"rank": 0, "size": 2, "parameters": {"w": r}}
+    compressor = ALQ(error_feedback=0.5)
+    compressor.load_state_dict(state)
+    compressor.set(error_feedback=1.0, bits=4)
+    assert torch.equal(compressor.state_dict()["residuals"]["parameters"]["w"], r)
+    assert compressor.residuals.weight == 1.0
+    compressor.set(error_feedback=None)
+    assert compressor.residuals is None and "residuals" not in compressor.state_dict()
+
+
+def test_what_is_so_already_changes_nothing():
+    compressor = fitted(update_steps=[20], bits=3)
+    inner = compressor.schedule
+    compressor.set(bits=3, symmetric=True, norm="l2")
+    assert compressor.schedule is inner and due(compressor, 7) == [20]
+    compressor.set()
+    assert compressor.schedule is inner
+
+
+@pytest.mark.parametrize(
+    ("keywords", "error", "message"),
+    [
+        ({"bits": 9}, ValueError, "bits=9: must be an integer from 2 to 8"),
+        ({"bits": 4, "exchange": "ring"}, ValueError, "exchange='ring': must be one of"),
+        ({"bit": 4}, TypeError, "no keyword 'bit'"),
+        ({"process_set": None}, TypeError, "cannot change 'process_set'"),
+        ({"update_steps": [1]}, TypeError, "cannot change 'update_steps'"),
+        ({"schedule": None}, TypeError, "cannot change 'schedule'"),
+        ({"exchange": "hierarchical", "error_feedback": 1.0}, ValueError, "error_feedback=1.0"),
+    ],
+    ids=str,
+)
+def test_wrong_changes_are_refused_and_change_nothing(keywords, error, message):
+    compressor = fitted()
+    before = repr(compressor)
+    with pytest.raises(error, match=message):
+        compressor.set(**keywords)
+    assert repr(compressor) == before and not compressor.begin_step()
+    with pytest.raises(ValueError, match="state: settings"):
+        compressor.load_state_dict(compressor.state_dict() | {"settings": keywords})
+    assert repr(compressor) == before
+
+
+def test_a_schedule_is_asked_once_a_step():
+    asked = []
+
+    def schedule(step):
+        asked.append(step)
+        return {0: None, 1: {"bits": 4}, 2: {"bits": 4}, 3: {"bits": 2, "norm": "linf"}}[step]
+
+    compressor, seen = ALQ(schedule=schedule), []
+    for step in range(4):
+        compressor.step = step
+        changed = [compressor.begin_step() for _ in range(2)]
+        seen.append((changed, compressor.table.bits))
+    assert asked == [0, 1, 2, 3]
+    assert seen == [
+        ([False, False], 3), ([True, False], 4), ([False, False], 4), ([True, False], 2),
+    ]  # fmt: skip
+    assert compressor.norm == "linf"
+    resumed = ALQ(schedule=schedule)
+    resumed.load_state_dict(through_disk(compressor.state_dict()))
+    assert repr(resumed) == repr(compressor) and resumed.settings.schedule is schedule
+
+
+@pytest.mark.parametrize(
+    ("schedule", "message"),
+    [(3, "schedule=3: must be a function"), (lambda step: 4, "schedule: gave 4 for step 0")],
+)
+def test_wrong_schedules(schedule, message):
+    with pytest.raises(ValueError, match=message):
+        ALQ(schedule=schedule).begin_step()
