@@ -18,6 +18,8 @@ logger = logging.getLogger("hvd_adaptive")
 
 # Steps in a row with too large an error before the user is told.
 PATIENCE = 3
+# Of AMP: smaller ones have no reciprocal in float32.
+LEAST_SCALE = 2.0**-126
 
 
 class Residuals:
@@ -33,12 +35,16 @@ class Residuals:
        not all finite (AMP skips it), is never committed and leaves no trace.
 
     Memory: 8 bytes per quantised coordinate, r and what it is to become; the two change places.
-    Full-precision coordinates, a warm-up's included, have no residual. Residuals are in the
-    gradients' unit: when AMP changes its loss scale, those of the step before count by that factor.
+    Full-precision coordinates, a warm-up's included, have no residual.
+
+    scaler: AMP's GradScaler, whose scale S multiplies the gradients. r is held divided by S, so it
+    survives a change of S: z = g + β S r, and r becomes (1 - β) r + (z - ẑ) / S. Where None, S = 1:
+    then residuals are in the gradients' unit, and count wrongly by the factor that S changes by.
     """
 
-    def __init__(self, weight: float) -> None:
-        self.weight = weight
+    def __init__(self, weight: float, scaler: Any = None) -> None:
+        self.weight, self.scaler = weight, scaler
+        self._scale = 1.0
         self._layout: Layout | None = None
         self._place: tuple[int, int] | None = None
         self._current: dict[int, torch.Tensor] = {}
@@ -49,13 +55,14 @@ class Residuals:
 
     def lay_out(self, layout: Layout, rank: int, size: int) -> None:
         """Prepare for a step of ``layout`` as rank ``rank`` of ``size``."""
-        if self._loaded and self._place != (rank, size):
+        if self._loaded and self._place not in (None, (rank, size)):
             logger.warning(
                 "error feedback starts from zero: its residuals were saved by rank %d of %d, and "
                 "this is rank %d of %d", *self._place, rank, size,
             )  # fmt: skip
             self._loaded = {}
         self._place = rank, size
+        self._scale = 1.0 if self.scaler is None else float(self.scaler.get_scale())
         if self._layout is None or self._layout.fingerprint != layout.fingerprint:
             named = self._named()
             self._current, self._spare, self._loaded = {}, {}, {}
@@ -69,7 +76,7 @@ class Residuals:
         residual = self._current.get(index)
         if residual is not None and z.numel():
             residual = self._current[index] = residual.to(z.device)
-            z.add_(residual, alpha=self.weight)
+            z.add_(residual, alpha=self.weight * self._scale)
         return z
 
     def after(
@@ -83,15 +90,28 @@ class Residuals:
         torch.neg(z, out=out)
         residual = self._current.get(index)
         if residual is not None and self.weight != 1:
-            out.add_(residual, alpha=self.weight - 1)
+            out.add_(residual, alpha=(self.weight - 1) * self._scale)
+        # At a scale of 0 gradients tell nothing: ``commit`` leaves NaN out.
+        factor = -1.0 / self._scale if self._scale >= LEAST_SCALE else float("nan")
         at = 0
         for payload in filter(torch.numel, payloads):
             header = read_header(payload)
             opened = sections(payload, header, codec.body_length(header))
             end = at + header.coordinates - header.full
-            codec.decode_opened([opened], -1.0, out[at:end])  # -(ẑ - z - (1 - β) r)
+            codec.decode_opened([opened], factor, out[at:end])  # -(ẑ - z - (1 - β) S r) / S
             at = end
         return out
+
+    def held_bytes(self, index: int) -> int:
+        """Memory of group ``index``."""
+        held = self._current.get(index), self._spare.get(index)
+        return sum(tensor.nbytes for tensor in held if tensor is not None)
+
+    def hold(self, index: int, where: slice, after: torch.Tensor) -> None:
+        """Of the group's next residual these coordinates stay as they were: they were sent, but
+        nobody applies them."""
+        residual = self._current.get(index)
+        after[where] = 0.0 if residual is None else residual[where]
 
     def commit(self, after: Mapping[int, torch.Tensor]) -> None:
         """The step has ended: these groups' residuals hold. Ones that overflowed are left out."""
@@ -120,23 +140,28 @@ class Residuals:
             self._warned = True
 
     def state_dict(self) -> dict[str, Any]:
-        """{"residuals": {rank, size, parameters: {name: float32 tensor}}}, copies on the CPU;
-        nothing where there are no residuals yet."""
+        """{"residuals": {rank, size, parameters: {name: float32 tensor}}}, copies on the CPU,
+        divided by the loss scale; nothing where there are no residuals yet."""
         named = self._named()
         if not named:
             return {}
-        rank, size = self._place
+        rank, size = self._place or (0, 0)
         return {"residuals": {"rank": rank, "size": size, "parameters": named}}
 
     def loaded(self, state: Mapping[str, Any]) -> Residuals:
         """New residuals from a compressor's state, which ``check_residuals`` has passed."""
-        new = Residuals(self.weight)
+        new = Residuals(self.weight, self.scaler)
         new._warned = self._warned
         if "residuals" in state:
             saved = state["residuals"]
             new._place = int(saved["rank"]), int(saved["size"])
             new._loaded = {name: r.clone() for name, r in saved["parameters"].items()}
         return new
+
+    def take_over(self, others: Residuals) -> None:
+        """Go on with this process's own, whatever its rank has become."""
+        self._layout, self._place, self._loaded = None, None, others._named()
+        self._current, self._spare = {}, {}
 
     def _named(self) -> dict[str, torch.Tensor]:
         """Residuals by parameter: 1-D, zeros where it travels in full precision."""

@@ -52,11 +52,8 @@ class OneRank:
             most_coordinates=fusion or self.settings.fusion_bytes // 4,
         )
 
-    def staging(self, coordinates, dtype, device):
+    def buffer(self, use, coordinates, dtype, device):
         return torch.full((coordinates,), 7.0, dtype=dtype)
-
-    def zeros(self, coordinates, dtype, device):
-        return torch.zeros(coordinates, dtype=dtype)
 
     def is_gradient(self, slot, tensor):
         return False
@@ -72,7 +69,7 @@ class OneRank:
         residuals = self.compressor.residuals
         if residuals is not None:
             residuals.lay_out(self.layout, *self.place)
-        return Step(self, self.layout, self.compressor.step, False, attempt, residuals)
+        return Step(self, self.layout, self.compressor.step, attempt, residuals)
 
     def send(self, step: Step, gradients) -> Step:
         """Gradients by slot arrive (None: is missing) and all groups leave."""

@@ -8,7 +8,7 @@ import horovod.torch as hvd
 import pytest
 import torch
 from check_training import distributed
-from conftest import assert_same_everywhere, batches, flat_parameters, make_model, train
+from conftest import assert_same_everywhere, batches, flat_parameters, learn, make_model, train
 
 from hvd_adaptive import ALQ, QCS, QSGD, OneBitSGD, SparseSGD, TernGrad, simulate
 
@@ -36,9 +36,9 @@ def averaged(tensor: torch.Tensor, name: str) -> torch.Tensor:
 @pytest.mark.parametrize("case", CASES)
 def test_replicas_stay_equal_and_learn(case):
     model, compressor = make_model(), CASES[case]()
-    losses = train(model, distributed(model, compressor, lr=0.5), 40)
+    left = learn(model, distributed(model, compressor, lr=0.5))
     assert_same_everywhere(flat_parameters(model), f"feedback.{case}")
-    assert sum(losses[-10:]) < 0.9 * sum(losses[:10])
+    assert left < 0.7
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -144,6 +144,12 @@ def test_one_ranks_state_on_all_ranks(caplog):
 
 def test_a_step_that_is_given_up_leaves_no_trace():
     """load_state_dict of the optimizer makes Horovod forget the gradients in flight."""
+
+    def answered(grad):
+        """Once all ranks are known to be there, the gradients to come launch their groups."""
+        while not all(hvd.poll(handle) for handle, _ in optimizer._handles.values()):
+            pass
+
     ends = []
     for torn in (False, True):
         model, compressor = make_model(), CASES["qsgd"]()
@@ -152,7 +158,9 @@ def test_a_step_that_is_given_up_leaves_no_trace():
         before = residuals_of(compressor)
         x, y = batches(hvd.rank(), 9)()
         optimizer.zero_grad()
-        torch.nn.functional.cross_entropy(model(x), y).backward()
+        hidden = model[0](x)
+        hidden.register_hook(answered)
+        torch.nn.functional.cross_entropy(model[1:](hidden), y).backward()
         if torn:
             assert compressor._session._batch.step._flying, "groups were encoded"
             handles = [handle for handle, _ in optimizer._handles.values()]
@@ -172,30 +180,6 @@ def test_a_step_that_is_given_up_leaves_no_trace():
         change = float((residual - before[name]).square().sum())
         assert 0 < difference < 4 * change
     assert_same_everywhere(flat_parameters(model), "torn")
-
-
-def test_a_step_that_amp_skips_leaves_no_trace():
-    model, compressor = make_model(), CASES["alq"]()
-    optimizer = distributed(model, compressor)
-    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
-    batch, before = batches(hvd.rank()), None
-    for step in range(4):
-        x, y = batch()
-        optimizer.zero_grad()
-        loss = torch.nn.functional.cross_entropy(model(x), y)
-        bad = step == 2 and hvd.rank() == hvd.size() - 1
-        scaler.scale(loss * float("inf") if bad else loss).backward()
-        optimizer.synchronize()
-        with optimizer.skip_synchronize():
-            scaler.step(optimizer)
-        scaler.update()
-        after = residuals_of(compressor)
-        if step > 0:
-            unchanged = [torch.equal(before[name], after[name]) for name in after]
-            assert all(unchanged) if step == 2 else not any(unchanged)
-        assert all(residual.isfinite().all() for residual in after.values())
-        before = after
-    assert_same_everywhere(flat_parameters(model), "amp")
 
 
 def test_gradients_missing_on_some_ranks():

@@ -1,0 +1,90 @@
+"""Gradients that are not finite, zero, denormal, huge, constant or one outlier, on one rank or all:
+the same result on every rank, for every scheme of the package."""
+
+from __future__ import annotations
+
+import sys
+
+import horovod.torch as hvd
+import pytest
+import torch
+from conftest import assert_same_everywhere
+
+sys.path.append(f"{__file__.rpartition('/parallel/')[0]}/unit")
+
+from hostile_buckets import (
+    BUCKET,
+    DENORMAL,
+    FINITE,
+    HUGE,
+    NOT_FINITE,
+    SCHEMES,
+    WIDE,
+    ZEROS,
+    make,
+    normal,
+)
+
+KINDS = NOT_FINITE | ZEROS | DENORMAL | HUGE | FINITE
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_every_kind_on_one_rank_and_on_all(scheme):
+    """Two buckets of each kind: in the first only the last rank has it."""
+    last = hvd.rank() == hvd.size() - 1
+    own = [[kind if last else normal(hvd.rank()), kind] for kind in KINDS.values()]
+    flat = torch.cat([bucket for pair in own for bucket in pair])
+    result = hvd.allreduce(flat, compression=make(scheme), name=f"hostile.{scheme}")
+    assert_same_everywhere(result, f"hostile.{scheme}")
+    for name, (one, every) in zip(KINDS, result.view(-1, 2, BUCKET), strict=True):
+        if name in NOT_FINITE or (name in HUGE and scheme not in WIDE):
+            assert one.isnan().all() and every.isnan().all(), name
+        elif name == "largest":  # the sum over ranks is beyond float32
+            assert one.isfinite().all() and every.isinf().all(), name
+        elif name == "constant_1e38":
+            assert one.isfinite().all() and not every.isnan().any(), name
+        else:
+            assert one.isfinite().all() and every.isfinite().all(), name
+        if name in ZEROS:
+            assert one.any() and not every.any(), name
+        if name in DENORMAL:
+            assert every.abs().max() < 1e-38, name
+
+
+@pytest.mark.parametrize("scheme", ["alq", "qsgd", "bingrad", "ecdq", "qsgd_linf"])
+def test_two_lossy_stages(scheme):
+    last = hvd.rank() == hvd.size() - 1
+    kinds = NOT_FINITE | ZEROS | FINITE
+    flat = torch.cat([kind if last else normal(hvd.rank()) for kind in kinds.values()])
+    flat = torch.cat([flat, torch.zeros(BUCKET)])
+    compressor = make(scheme, exchange="scatter_reduce")
+    result = hvd.allreduce(flat, compression=compressor, name=f"two_stages.{scheme}")
+    assert_same_everywhere(result, f"two_stages.{scheme}")
+    *buckets, zeros = result.view(-1, BUCKET)
+    for name, bucket in zip(kinds, buckets, strict=True):
+        assert bucket.isnan().all() if name in NOT_FINITE else bucket.isfinite().all(), name
+    assert not zeros.any()
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("-inf")])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+def test_one_coordinate_reaches_every_rank_in_every_dtype(dtype, value):
+    """And nobody else's bucket; full-precision coordinates keep it to themselves."""
+    compressor = make("alq_linf")
+    flat = torch.ones(3 * BUCKET, dtype=dtype)
+    if hvd.rank() == 0:
+        flat[BUCKET + 9] = value
+    result = hvd.allreduce(flat, compression=compressor, name=f"one.{dtype}.{value}")
+    assert result.dtype == dtype and result[BUCKET : 2 * BUCKET].isnan().all()
+    rest = torch.cat([result[:BUCKET], result[2 * BUCKET :]])
+    torch.testing.assert_close(rest, torch.ones_like(rest), rtol=0.01, atol=0)
+
+
+def test_a_number_that_is_none_in_a_small_tensor():
+    """It travels in full precision: that coordinate alone is lost, on every rank."""
+    small = torch.ones(20)
+    if hvd.rank() == hvd.size() - 1:
+        small[3] = float("inf")
+    compressor = SCHEMES["alq"](bucket_size=BUCKET, min_numel=21)
+    result = hvd.allreduce(small, compression=compressor, name="small.inf")
+    assert result[3].isinf() and (result.isinf().sum(), result.isnan().sum()) == (1, 0)

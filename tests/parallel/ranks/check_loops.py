@@ -1,0 +1,147 @@
+"""The ways in which training loops are written."""
+
+from __future__ import annotations
+
+import horovod.torch as hvd
+import pytest
+import torch
+from check_gradients import assert_average, every_scheme, make
+from check_training import distributed
+from conftest import assert_same_everywhere, batches, flat_parameters, make_model, train
+
+from hvd_adaptive import QSGD
+
+
+def loss_of(model, batch) -> torch.Tensor:
+    x, y = batch
+    return torch.nn.functional.cross_entropy(model(x), y)
+
+
+@every_scheme
+def test_adam_with_every_option_of_its_loop(scheme):
+    """Fused and for-each steps want gradients of the weights' strides."""
+    ends = []
+    for options in ({"fused": True}, {"foreach": True}):
+        model = torch.nn.Sequential(
+            torch.nn.Unflatten(1, (4, 5, 5)), torch.nn.Conv2d(4, 16, 5), torch.nn.Flatten(),
+            torch.nn.Linear(16, 10),
+        )  # fmt: skip
+        torch.manual_seed(1)
+        for parameter in model.parameters():
+            torch.nn.init.normal_(parameter, std=0.1)
+        model = model.to(memory_format=torch.channels_last)
+        optimizer = hvd.DistributedOptimizer(
+            torch.optim.AdamW(model.parameters(), lr=1e-3, **options),
+            named_parameters=model.named_parameters(),
+            compression=make(scheme, min_numel=100),
+        )
+        train(model, optimizer, 3)
+        assert model[1].weight.is_contiguous(memory_format=torch.channels_last)
+        assert model[1].weight.grad.is_contiguous(memory_format=torch.channels_last)
+        assert_same_everywhere(flat_parameters(model), f"{scheme}.adam.{options}")
+        ends.append(flat_parameters(model))
+    for end in ends[1:]:
+        torch.testing.assert_close(end, ends[0], rtol=1e-3, atol=1e-4)
+
+
+@every_scheme
+def test_accumulation_by_hand(scheme):
+    """Three backward passes a step, of which Horovod is told."""
+    weight = torch.nn.Parameter(torch.zeros(640))
+    optimizer = hvd.DistributedOptimizer(
+        torch.optim.SGD([weight], lr=1.0),
+        named_parameters=[("weight", weight)],
+        compression=make(scheme),
+        backward_passes_per_step=3,
+    )
+    for step in range(2):
+        optimizer.zero_grad()
+        for part in range(3):
+            (weight.sum() * (part + 1 + step) * (hvd.rank() + 1)).backward()
+        optimizer.synchronize()
+        assert_average(weight.grad, (6 + 3 * step) * (hvd.size() + 1) / 2)
+        with optimizer.skip_synchronize():
+            optimizer.step()
+
+
+@every_scheme
+def test_lbfgs_closures(scheme):
+    """The closure synchronises, each time that it is called; its loss is everybody's."""
+    model = make_model(width=30)
+    optimizer = hvd.DistributedOptimizer(
+        torch.optim.LBFGS(model.parameters(), lr=0.1, max_iter=3),
+        named_parameters=model.named_parameters(),
+        compression=make(scheme, min_numel=100),
+    )
+    batch, called = batches(hvd.rank())(), []
+
+    def closure() -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = loss_of(model, batch)
+        loss.backward()
+        optimizer.synchronize()
+        called.append(loss.item())
+        return hvd.allreduce(loss.detach(), name="closure.loss")
+
+    for _ in range(2):
+        with optimizer.skip_synchronize():
+            optimizer.step(closure)
+    assert len(called) > 2 and called[-1] < called[0]
+    assert_same_everywhere(flat_parameters(model), f"{scheme}.lbfgs")
+
+
+@pytest.mark.parametrize("scheme", ["alq", "feedback"])
+def test_a_compiled_model(scheme):
+    plain, compiled = make_model(width=30), make_model(width=30)
+    for model, call in ((plain, plain), (compiled, torch.compile(compiled, backend="aot_eager"))):
+        optimizer = distributed(model, make(scheme, min_numel=100))
+        batch = batches(hvd.rank())
+        for _ in range(3):
+            optimizer.zero_grad()
+            loss_of(call, batch()).backward()
+            optimizer.step()
+    assert_same_everywhere(flat_parameters(compiled), f"{scheme}.compiled")
+    torch.testing.assert_close(flat_parameters(compiled), flat_parameters(plain))
+
+
+def test_gradients_of_gradients():
+    """backward(create_graph=True): payloads carry no graph."""
+    model = make_model(width=30)
+    optimizer = distributed(model, QSGD(bits=8, bucket_size=64))
+    for _ in range(2):
+        optimizer.zero_grad()
+        loss = loss_of(model, batches(hvd.rank())())
+        slopes = torch.autograd.grad(loss, list(model.parameters()), create_graph=True)
+        (loss + sum(slope.square().sum() for slope in slopes)).backward()
+        optimizer.step()
+    assert_same_everywhere(flat_parameters(model), "double backward")
+
+
+def test_nothing_but_a_step_changes_torchs_generators():
+    model = make_model()
+    optimizer = distributed(model, make("alq", min_numel=100))
+    torch.use_deterministic_algorithms(True)
+    try:
+        x, y = batches(hvd.rank())()
+        before = torch.get_rng_state()
+        for _ in range(2):
+            optimizer.zero_grad()
+            loss_of(model, (x, y)).backward()
+            optimizer.step()
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+@pytest.mark.parametrize("scheme", ["alq", "feedback"])
+def test_unfrozen_after_construction_is_told(scheme, caplog):
+    """Horovod has no hook for what was frozen when its optimizer was made."""
+    model = make_model(width=30)
+    model[2].weight.requires_grad_(False)
+    optimizer = distributed(model, make(scheme, min_numel=100))
+    train(model, optimizer, 1)
+    assert not [m for m in caplog.messages if "2.weight" in m]
+    model[2].weight.requires_grad_(True)
+    train(model, optimizer, 2)
+    told = [m for m in caplog.messages if "2.weight" in m]
+    assert len(told) == 1 and "was frozen when hvd.DistributedOptimizer was made" in told[0]

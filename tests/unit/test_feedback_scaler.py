@@ -1,0 +1,117 @@
+"""Error feedback under AMP's loss scale, and of gradients that no rank has."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from feedback_steps import OneRank, gradients, through_disk
+from test_feedback import SCHEMES, SIZES
+
+from hvd_adaptive import QSGD, BinGrad
+
+SCALES = [2.0**16, 2.0**16, 2.0**17, 2.0**15, 0.5, 0.5]
+
+
+class Scaler:
+    """As a GradScaler, with a scale of the test's."""
+
+    def __init__(self, scale: float = 1.0) -> None:
+        self.scale = scale
+
+    def get_scale(self) -> float:
+        return self.scale
+
+
+@pytest.mark.parametrize("weight", (1.0, 0.3))
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_a_changing_scale_changes_nothing(scheme, weight):
+    """Scales are powers of two, so every bit is that of a run without a scale."""
+    scaler, keywords = Scaler(), {"error_feedback": weight, "min_numel": 100}
+    plain = OneRank(SCHEMES[scheme](**keywords), SIZES)
+    scaled = OneRank(SCHEMES[scheme](grad_scaler=scaler, **keywords), SIZES)
+    for step, scale in enumerate(SCALES):
+        own = gradients(SIZES, step)
+        expected = plain.step(own)
+        scaler.scale = scale
+        for result, exact in zip(scaled.step([scale * g for g in own]), expected, strict=True):
+            assert torch.equal(result, scale * exact)
+        for name, residual in plain.residuals().items():
+            assert residual.any()
+            assert torch.equal(scaled.residuals()[name], residual)
+
+
+def test_without_the_scaler_a_new_scale_loses_the_residual():
+    """All that was sent and what is held, in the gradients' own unit."""
+    lost = []
+    for keywords in ({}, {"grad_scaler": Scaler()}):
+        rank = OneRank(QSGD(bits=3, bucket_size=64, error_feedback=1.0, **keywords), [2000])
+        (g,), sent = gradients([2000], 0), 0.0
+        for scale in (1.0, 1024.0):
+            if keywords:
+                keywords["grad_scaler"].scale = scale
+            sent = sent + rank.step([scale * g])[0] / scale
+        held = rank.residuals()["a"] / (1 if keywords else scale)
+        lost.append(float((2 * g - sent - held).norm() / g.norm()))
+    assert lost[1] < 1e-5 and lost[0] > 0.1
+
+
+def test_a_state_holds_residuals_without_the_scale():
+    keywords = {"bits": 3, "bucket_size": 64, "error_feedback": 1.0}
+    scaler = Scaler(4096.0)
+    first = OneRank(QSGD(grad_scaler=scaler, **keywords), [2000])
+    second = OneRank(QSGD(**keywords), [2000])
+    (g,), (h,) = gradients([2000], 0), gradients([2000], 1)
+    first.step([4096 * g])
+    second.compressor.load_state_dict(through_disk(first.compressor.state_dict()))
+    scaler.scale = 8.0
+    assert torch.equal(first.step([8 * h])[0], 8 * second.step([h])[0])
+
+
+@pytest.mark.parametrize("scale", (0.0, math.inf, math.nan, 1e-45))
+def test_a_scale_that_is_none_leaves_residuals_alone(scale):
+    scaler = Scaler(2.0)
+    rank = OneRank(
+        QSGD(bits=3, bucket_size=64, error_feedback=1.0, grad_scaler=scaler), [2000]
+    )  # fmt: skip
+    rank.step(gradients([2000], 0))
+    before = rank.residuals()["a"]
+    scaler.scale = scale
+    rank.step([scale * g for g in gradients([2000], 1)])
+    assert torch.equal(rank.residuals()["a"], before)
+
+
+@pytest.mark.parametrize("wrong", (1024.0, "scaler", torch.amp.GradScaler))
+def test_what_is_no_scaler_is_refused(wrong):
+    if wrong is torch.amp.GradScaler:
+        QSGD(grad_scaler=wrong("cpu", enabled=False))
+        return
+    with pytest.raises(ValueError, match=r"grad_scaler=.*must be a torch.amp.GradScaler, or None"):
+        QSGD(grad_scaler=wrong)
+
+
+def test_a_scaler_is_this_ranks_own_business():
+    """Its object differs between ranks, their settings do not."""
+    assert QSGD(grad_scaler=Scaler()).fingerprint == QSGD().fingerprint
+    assert "grad_scaler" not in repr(QSGD(grad_scaler=Scaler()))
+
+
+@pytest.mark.parametrize("tail", ("quantize", "full"))
+@pytest.mark.parametrize("fusion", (300, 4000))
+def test_a_gradient_that_no_rank_has_is_zero_and_keeps_its_residual(fusion, tail):
+    """In one group with its neighbours, or cut into several."""
+    keywords = {"variant": "biased", "bucket_size": 64, "min_numel": 100, "error_feedback": 0.5}
+    rank = OneRank(BinGrad(tail=tail, **keywords), SIZES, fusion=fusion)
+    rank.step(gradients(SIZES, 0))
+    before = rank.residuals()
+    a, b, c = gradients(SIZES, 1)
+    step = rank.send(rank.begin(), [a, b, torch.zeros_like(c)])
+    results = [step.result(slot, absent=slot == 2) for slot in range(3)]
+    step.commit()
+    assert not results[2].any()
+    assert torch.equal(results[1], b)
+    assert torch.equal(rank.residuals()["c"], before["c"])
+    assert not torch.equal(rank.residuals()["a"], before["a"])
+    # Nothing of the others is lost.
+    torch.testing.assert_close(results[0] + rank.residuals()["a"], a + before["a"])

@@ -1,0 +1,99 @@
+"""What becomes of buckets that are not finite, zero, denormal, huge, constant, or of one outlier.
+
+For every scheme: a bucket with a NaN or Inf comes back as NaN, as a whole; zeros as zeros; all else
+finite, unless the bucket's scale overflows float32: then NaN, too. Other buckets never notice.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hostile_buckets import (
+    BUCKET,
+    DENORMAL,
+    FINITE,
+    HUGE,
+    NOT_FINITE,
+    SCHEMES,
+    WIDE,
+    ZEROS,
+    make,
+    normal,
+)
+
+import hvd_adaptive
+
+every_scheme = pytest.mark.parametrize("scheme", SCHEMES)
+
+
+def test_every_scheme_is_among_these():
+    made = {type(make(scheme)) for scheme in SCHEMES}
+    exported = {getattr(hvd_adaptive, name) for name in hvd_adaptive.__all__}
+    assert made == {each for each in exported if hasattr(each, "compress")}
+
+
+def decoded(scheme: str, bucket: torch.Tensor) -> torch.Tensor:
+    """The bucket between two ordinary ones, which must come back as they do beside another."""
+    compressor = make(scheme)
+    results = []
+    for middle in (bucket, normal(1)):
+        flat = torch.cat([normal(2), middle, normal(3)])
+        results.append(compressor.decode(compressor.encode(flat, seed=5)))
+    for neighbour in (slice(0, BUCKET), slice(2 * BUCKET, 3 * BUCKET)):
+        assert torch.equal(results[0][neighbour], results[1][neighbour])
+    return results[0][BUCKET : 2 * BUCKET]
+
+
+@every_scheme
+def test_non_finite_buckets_are_nan_as_a_whole(scheme):
+    for name, bucket in NOT_FINITE.items():
+        assert decoded(scheme, bucket).isnan().all(), name
+
+
+@every_scheme
+def test_zeros_are_zeros(scheme):
+    for name, bucket in ZEROS.items():
+        assert not decoded(scheme, bucket).any(), name
+
+
+@every_scheme
+def test_denormal_buckets_are_nearly_zero(scheme):
+    """Most schemes take them for zeros."""
+    for name, bucket in DENORMAL.items():
+        assert decoded(scheme, bucket).abs().max() <= 2 * bucket.abs().max(), name
+
+
+@every_scheme
+def test_huge_buckets_are_finite_or_nan_as_a_whole(scheme):
+    for name, bucket in HUGE.items():
+        result = decoded(scheme, bucket)
+        if scheme in WIDE:
+            assert result.isfinite().all(), name
+            assert (result.double() / bucket.double()).mean() == pytest.approx(1, rel=0.1), name
+        else:
+            assert result.isnan().all(), name
+
+
+@every_scheme
+def test_all_else_is_finite(scheme):
+    """Errors are compared with the scheme's own on an ordinary bucket, coarsely: under an L2 norm a
+    constant one is the worst there is, and 1-bit schemes lose all of an outlier but its share."""
+    usual = relative_error(scheme, normal(7))
+    for name, bucket in FINITE.items():
+        assert decoded(scheme, bucket).isfinite().all(), name
+        assert relative_error(scheme, bucket) < 4 * usual + 1.0, name
+
+
+def relative_error(scheme: str, bucket: torch.Tensor) -> float:
+    result = decoded(scheme, bucket).double()
+    return float((result - bucket).square().sum() / bucket.double().square().sum())
+
+
+@every_scheme
+def test_one_short_bucket_of_one_coordinate(scheme):
+    compressor = make(scheme)
+    for value in (0.0, 1.0, -3.0, 1e-45, 1e30):
+        result = compressor.decode(compressor.encode(torch.tensor([value]), seed=1))
+        assert result.isfinite().all() and result.abs().item() <= 4 * abs(value), value
+    for value in (float("nan"), float("inf")):
+        assert compressor.decode(compressor.encode(torch.tensor([value]), seed=1)).isnan().all()

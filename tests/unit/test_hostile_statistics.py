@@ -1,0 +1,124 @@
+"""Level fitting on statistics that say little or nothing: nothing is raised in the middle of a
+step, tables stay valid, and what cannot be fitted is told once."""
+
+from __future__ import annotations
+
+import warnings
+
+import numpy as np
+import pytest
+import torch
+from hostile_buckets import BUCKET, DENORMAL, HUGE, NOT_FINITE, ZEROS, normal, with_value
+
+from hvd_adaptive import ALQ, AMQ, ECDQ, QSGD
+from hvd_adaptive.simulate.ranks import Ranks
+
+SCHEMES = {
+    "alq": lambda **k: ALQ(bits=3, **k),
+    "alq_normalized": lambda **k: ALQ(bits=3, normalized=True, **k),
+    "alq_normal": lambda **k: ALQ(bits=3, statistics="normal", **k),
+    "alq_normal_linf": lambda **k: ALQ(bits=3, statistics="normal", norm="linf", **k),
+    "alq_normal_normalized": lambda **k: ALQ(bits=3, statistics="normal", normalized=True, **k),
+    "alq_zero_based": lambda **k: ALQ(bits=3, symmetric=False, norm="linf", **k),
+    "alq_8": lambda **k: ALQ(bits=8, statistics="normal", **k),
+    "alqg": lambda **k: ALQ(bits=3, solver="gradient_descent", **k),
+    "alq_huffman": lambda **k: ALQ(bits=3, coding="huffman", **k),
+    "amq": lambda **k: AMQ(bits=3, **k),
+    "amq_normal": lambda **k: AMQ(bits=3, statistics="normal", normalized=True, norm="linf", **k),
+    "qsgd_huffman": lambda **k: QSGD(bits=3, coding="huffman", **k),
+    "ecdq": lambda **k: ECDQ(bits=3, **k),
+    "ecdq_variance": lambda **k: ECDQ(relative_variance=0.1, **k),
+}
+every_scheme = pytest.mark.parametrize("scheme", SCHEMES)
+
+NOTHING = {**NOT_FINITE, **ZEROS, "least": DENORMAL["least"], "largest": HUGE["largest"]}
+SAMPLES = {
+    "all_equal": [torch.full((BUCKET,), 0.3)] * 4,
+    "all_equal_but_signs": [0.3 * normal().sign()] * 4,
+    "single": [normal()],
+    "of_one_coordinate": [torch.ones(1)],
+    "one_hot": [torch.eye(BUCKET)[3]] * 3,
+    "two_values": [torch.cat([torch.ones(32), torch.full((32,), -2.0)])] * 2,
+    "outlier": [with_value(1e30)] * 3,
+    "scales_apart": [normal() * 1e-35, normal() * 1e35, torch.eye(BUCKET)[0] * 3e38],
+    "nearly_all_nothing": [*NOTHING.values(), normal()],
+}
+
+
+def make(scheme: str, **keywords):
+    return SCHEMES[scheme](bucket_size=BUCKET, min_numel=0, **keywords)
+
+
+def table(compressor) -> np.ndarray:
+    return compressor.code.numbers() if isinstance(compressor, ECDQ) else compressor.levels.numpy()
+
+
+@every_scheme
+def test_samples_that_say_little_give_a_valid_table(scheme):
+    for name, buckets in SAMPLES.items():
+        compressor = make(scheme)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")  # NumPy's, of numbers that are none
+            update = compressor.refit([compressor.collect(buckets)] * 2)
+            compressor.apply_update(update, 0)
+        assert compressor.table_version == 1, name
+        assert np.isfinite(table(compressor)).all(), name
+        if not isinstance(compressor, ECDQ):
+            assert (np.diff(table(compressor)) > 0).all() and table(compressor)[-1] == 1, name
+        flat = torch.cat([normal(), with_value(20.0)])
+        assert compressor.decode(compressor.encode(flat, seed=1)).isfinite().all(), name
+
+
+@every_scheme
+def test_samples_that_say_nothing_keep_the_table(scheme):
+    for name, bucket in NOTHING.items():
+        if name == "largest" and scheme in ("alq_normal_linf", "alq_zero_based", "amq_normal"):
+            continue  # their scale does not overflow
+        compressor = make(scheme)
+        before = table(compressor)
+        complete = compressor.apply_update(compressor.refit([compressor.collect([bucket])] * 2), 0)
+        assert not complete and compressor.table_version == 0, name
+        assert np.array_equal(table(compressor), before), name
+
+
+class TwoRanks:
+    """Two ranks' gradients of one parameter, step by step."""
+
+    def __init__(self, compressor) -> None:
+        self.compressor = compressor
+        self.parameter = torch.nn.Parameter(torch.zeros(4 * BUCKET))
+        self.ranks = Ranks([("w", self.parameter)], compressor, 2)
+
+    def step(self, step: int, *gradients: torch.Tensor) -> torch.Tensor:
+        for rank, gradient in enumerate(gradients):
+            self.parameter.grad = gradient.repeat(4)
+            self.ranks.take(rank)
+        if self.ranks.due(step):
+            self.ranks.refit(step)
+        self.ranks.average(step)
+        return self.parameter.grad
+
+
+def warned(caplog) -> list[str]:
+    return [r.message for r in caplog.records if r.levelname == "WARNING"]
+
+
+@pytest.mark.parametrize("kind", ("nan", "inf", "zeros"))
+@every_scheme
+def test_an_update_is_put_off_and_told_once(scheme, kind, caplog):
+    """Where one rank's gradients are not finite nothing is fitted to the others', either: AMP skips
+    that step. Zeros everywhere cannot be fitted to."""
+    run = TwoRanks(make(scheme, update_steps=[0, 1, 2, 3, 5]))
+    before = table(run.compressor)
+    bad = {**NOT_FINITE, **ZEROS}[kind]
+    for step in range(3):
+        run.step(step, normal() if kind != "zeros" else bad, bad)
+        assert run.compressor.table_version == 0
+        assert np.array_equal(table(run.compressor), before)
+    told = warned(caplog)
+    assert len(told) == 1 and "kept, and fitted later" in told[0]
+    run.step(3, normal(), normal(1))
+    assert run.compressor.table_version == 1
+    run.step(4, normal(), bad)  # no update is due
+    run.step(5, bad, bad)
+    assert run.compressor.table_version == 1 and len(warned(caplog)) == 1
