@@ -22,12 +22,22 @@ def horovod() -> Any:
     return hvd
 
 
+def _is_known(process_set: Any) -> bool:
+    """Whether Horovod has this process set; it forgets sets that were removed, or at shutdown."""
+    try:
+        return process_set.size() is not None
+    except ValueError:
+        return False
+
+
 class World:
     """Ranks of one process set and their collectives on small host arrays."""
 
     def __init__(self, process_set: Any = None) -> None:
         self.hvd = horovod()
         self.process_set = process_set or self.hvd.global_process_set
+        if not _is_known(self.process_set):
+            raise RuntimeError(f"{self.process_set} was never added to Horovod, or was removed")
         if not self.process_set.included():
             raise RuntimeError(f"this rank is not a member of {self.process_set}")
         self.size: int = self.process_set.size()
@@ -35,10 +45,9 @@ class World:
 
     def is_current(self) -> bool:
         """Whether Horovod still runs with the same ranks."""
-        return self.hvd.is_initialized() and (self.size, self.rank) == (
-            self.process_set.size(),
-            self.process_set.rank(),
-        )
+        members = self.process_set
+        known = self.hvd.is_initialized() and _is_known(members)
+        return known and (self.size, self.rank) == (members.size(), members.rank())
 
     @property
     def root(self) -> int:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
+import zlib
 from collections import Counter
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -15,9 +18,16 @@ from hvd_adaptive.exchange.exchanges import EXCHANGES
 from hvd_adaptive.exchange.level_sync import LevelSync
 from hvd_adaptive.exchange.nodes import nodes_of
 from hvd_adaptive.exchange.world import World, horovod
+from hvd_adaptive.fusion.agreement import Description, agree, describe
 from hvd_adaptive.fusion.layout import Group, Layout, Member, build_layout, parts_among
-from hvd_adaptive.fusion.owner import Owner, find_owner
+from hvd_adaptive.fusion.owner import (
+    Owner,
+    calling_optimizer,
+    calling_parameter,
+    find_owner,
+)
 from hvd_adaptive.fusion.prediction import Prediction
+from hvd_adaptive.fusion.roll_call import RollCall
 
 if TYPE_CHECKING:
     from hvd_adaptive.compressor import GradientCompressor
@@ -31,11 +41,18 @@ class Binding:
     layout: None where no optimizer was found; then each step lays out what arrived.
     """
 
-    def __init__(self, compressor: GradientCompressor) -> None:
+    def __init__(self, compressor: GradientCompressor, known: Binding | None = None) -> None:
+        """known: the binding that this one replaces. Ranks that agreed then are not asked again:
+        perhaps only some of them have a new one."""
         self.compressor = compressor
         self.settings = compressor.settings
         self.owner = _owner_of(compressor)
         self.world = World(self.settings.process_set or (self.owner and self.owner.process_set))
+        self.met = True
+        if self.owner is not None:
+            if known is None or not known.serves(self.owner):
+                self.meet()
+            _check_op(self.owner)
         make = EXCHANGES[self.settings.exchange]
         nodes = nodes_of(self.settings.ranks_per_node, self.world.size)
         self.exchange: Exchange = make(Place(self.world.size, self.world.rank, nodes))
@@ -43,9 +60,13 @@ class Binding:
         self.parts: list[str] = []
         self.name = ""
         self.prediction = Prediction(0)
-        self.given_up: list[Any] = []
+        kept = known is not None and known.world.is_current()
+        self.given_up: list[Any] = known.given_up if kept else []
+        self._names: dict[int, str] = known._names if kept else {}
         self._parameters: list[torch.nn.Parameter] = []
-        self._staging: dict[tuple[str, torch.dtype], torch.Tensor] = {}
+        self._sparse: set[int] | None = None
+        self._buffers: dict[tuple[str, torch.dtype], torch.Tensor] = {}
+        compressor.meter.clear()
         self._sync: LevelSync | None = None
         if self.owner is not None:
             by_name = dict(self.owner.named_parameters)
@@ -55,32 +76,96 @@ class Binding:
                 for n, p in by_name.items()
             ]
             self.layout = self.build_layout(members)
-            self.name = _claim_name(self.layout.fingerprint ^ compressor.fingerprint)
+            ranks = zlib.crc32(repr(self.world.process_set.ranks).encode())
+            self.name = self._claimed(self.layout.fingerprint ^ compressor.fingerprint ^ ranks)
             self._parameters = [by_name[member.name] for member in self.layout.members]
             self.prediction = Prediction(len(self._parameters))
             logger.debug("%s: %d tensors in %d groups over %d ranks", self.name,
                          len(members), len(self.layout.groups), self.world.size)  # fmt: skip
             _warn_of_names(len(members) + len(self.layout.groups))
 
+    def serves(self, owner: Owner) -> bool:
+        """Whether this is a binding to the same optimizer among the same ranks."""
+        ours = None if self.owner is None else self.owner.optimizer
+        same = ours is not None and owner.optimizer is not None and ours() is owner.optimizer()
+        return same and self.world.is_current()
+
+    def is_current(self) -> bool:
+        """Whether ranks and optimizer are still the same. RuntimeError where a second one calls."""
+        return self.world.is_current() and (
+            self.owner is None or self._is_called_by_its_optimizer()
+        )
+
+    def meet(self) -> None:
+        """Ranks make sure that they agree; not ``met`` where some had called hvd.join()."""
+        # Parameters' names differ between optimizers, as stock Horovod wants it.
+        names = [name for name, _ in [*self.owner.named_parameters, *self.owner.frozen]]
+        self.met = agree(self.world, self.description(), min(names, default=""))
+
+    def description(self) -> Description:
+        """What ranks must have alike, as differences are told."""
+        return describe(self.compressor, self.owner)
+
+    def _claimed(self, fingerprint: int) -> str:
+        """The name of these groups. Settings that come back have the name that they had: Horovod's
+        response cache would overflow with new ones."""
+        if fingerprint not in self._names:
+            self._names[fingerprint] = _claim_name(fingerprint)
+        return self._names[fingerprint]
+
     def slot_of(self, tensor: torch.Tensor) -> int | None:
         """The slot of the parameter whose gradient ``tensor`` is; None where there is none."""
         slot = self.prediction.find(lambda i: self._parameters[i].grad is tensor)
         if slot is not None:
             return slot
-        self._check_owner()
-        # A dense copy of a sparse gradient, known by its shape where that leaves one choice.
-        choices = [
-            i
-            for i, p in enumerate(self._parameters)
-            if p.grad is not None and p.grad.is_sparse and p.shape == tensor.shape
-        ]
-        return choices[0] if len(choices) == 1 else None
+        self._is_called_by_its_optimizer()
+        # Perhaps a dense copy of a sparse gradient.
+        asked = calling_parameter(self.compressor)
+        if asked is None or asked.grad is None or not asked.grad.is_sparse:
+            return None
+        return self.prediction.find(lambda i: self._parameters[i] is asked)
+
+    def unfrozen(self) -> list[str]:
+        """Names of parameters that have gradients by now, but no hook of Horovod's."""
+        frozen = () if self.owner is None else self.owner.frozen
+        return [name for name, p in frozen if p.requires_grad and p.grad is not None]
+
+    def learn_sparse(self) -> None:
+        """After a step: which parameters have sparse gradients."""
+        if self._sparse is None:
+            gradients = enumerate(p.grad for p in self._parameters)
+            self._sparse = {slot for slot, g in gradients if g is not None and g.is_sparse}
+
+    def would_wait(self, slot: int) -> bool:
+        """Whether Horovod would wait for ever if this absent gradient were there on other ranks: it
+        would be sparse there, and dense zeros here."""
+        optimizer = None if self.owner.optimizer is None else self.owner.optimizer()
+        return slot in (self._sparse or ()) and not optimizer.sparse_as_dense
+
+    def is_absent(self, slot: int, tensor: torch.Tensor) -> bool:
+        """Whether no backward pass has reached the parameter in ``slot`` since the last step, and
+        zeros stand for its gradient: it is frozen or was not used."""
+        optimizer = None if self.owner.optimizer is None else self.owner.optimizer()
+        if optimizer is None:
+            return False
+        delay = optimizer._allreduce_delay.get(self._parameters[slot])
+        return delay == optimizer.backward_passes_per_step and not bool(tensor.any())
 
     def is_gradient(self, slot: int, tensor: torch.Tensor) -> bool:
         """Whether ``tensor`` is the gradient of the parameter in ``slot``, and an optimizer asked
         for its average, which may then take its place; hvd.allreduce must not change its input."""
         optimizer = self.owner is not None and self.owner.optimizer is not None
         return optimizer and self._parameters[slot].grad is tensor
+
+    def roll_call(self) -> RollCall | None:
+        """For one step; None where no optimizer was found."""
+        if self.owner is None or self.owner.optimizer is None:
+            return None
+        return RollCall(self.world.hvd, self.owner.optimizer, self.world.size)
+
+    def parameter(self, slot: int) -> torch.nn.Parameter:
+        """The parameter in ``slot`` of the layout."""
+        return self._parameters[slot]
 
     def build_layout(self, members: list[Member], in_order: bool = False) -> Layout:
         """A layout whose groups fit Horovod's and the user's bounds: smaller ones as ranks grow."""
@@ -124,21 +209,16 @@ class Binding:
         if self.exchange.settled:
             self.exchange.prepare(self.compressor, self.parts, step)
 
-    def staging(self, coordinates: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-        """A buffer that is used again for every group; payloads are made from it at once."""
-        return self._buffer("gradients", coordinates, dtype, device)
-
-    def zeros(self, coordinates: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-        """Another such buffer, of zeros, for a group's result, which is copied at once."""
-        return self._buffer("results", coordinates, dtype, device).zero_()
-
-    def _buffer(
+    def buffer(
         self, use: str, coordinates: int, dtype: torch.dtype, device: torch.device
     ) -> torch.Tensor:
-        buffer = self._staging.get((use, dtype))
+        """Memory that is used again for every group, holding anything: what is put there is read,
+        or copied, at once."""
+        buffer = self._buffers.get((use, dtype))
         if buffer is None or buffer.numel() < coordinates or buffer.device != device:
             buffer = torch.empty(coordinates, dtype=dtype, device=device)
-            self._staging[use, dtype] = buffer
+            self._buffers[use, dtype] = buffer
+            self.compressor.meter.hold("buffers", sum(b.nbytes for b in self._buffers.values()))
         return buffer[:coordinates]
 
     def quantized_now(self, group: Group) -> int:
@@ -154,12 +234,14 @@ class Binding:
         return self.exchange.in_flight_bytes(codec, quantized, full, group.dtype)
 
     def sweep(self) -> None:
-        """Clear away collectives of given-up steps that have ended meanwhile; wait for none."""
+        """Clear away collectives of given-up steps that have ended meanwhile, be it in an error
+        (of a Horovod that was shut down); wait for none."""
         hvd = self.world.hvd
         for handle in list(self.given_up):
             if hvd.poll(handle):
                 self.given_up.remove(handle)
-                hvd.synchronize(handle)
+                with suppress(RuntimeError):
+                    hvd.synchronize(handle)
 
     def sync(self) -> LevelSync:
         """Level sync over these ranks; every rank must ask for it at the same step."""
@@ -167,31 +249,39 @@ class Binding:
             self._sync = LevelSync(self.world, self.name)
         return self._sync
 
-    def _check_owner(self) -> None:
-        owner = find_owner(self.compressor, callers_only=True)
-        ours = self.owner.optimizer
-        if owner is not None and (ours is None or owner.optimizer() is not ours()):
+    def _is_called_by_its_optimizer(self) -> bool:
+        """False where another one calls, because its own is gone or there never was one."""
+        caller = calling_optimizer(self.compressor)
+        ours = self.owner.optimizer or _gone
+        if caller is None or caller is ours():
+            return True
+        if ours() is not None:
+            gc.collect()  # Horovod's optimizers are rings of references
+        if ours() is not None:
             raise RuntimeError(
                 "one compressor serves one optimizer at a time, but two call this one: construct a "
                 "compressor for each (or close() it before it serves another)"
             )
+        return False
+
+
+def _gone() -> None:
+    """What a weak reference to nothing gives."""
 
 
 def _owner_of(compressor: GradientCompressor) -> Owner | None:
     owner = find_owner(compressor)
     named = compressor.settings.named_parameters
-    if owner is not None:
-        _check_op(owner.op)
-    elif named is not None:
+    if owner is None and named is not None:
         owner = Owner([(n, p) for n, p in named if p.requires_grad], None, None)
     return owner
 
 
-def _check_op(op: Any) -> None:
+def _check_op(owner: Owner) -> None:
     hvd = horovod()
-    if op not in (hvd.Average, hvd.Sum):
+    if owner.optimizer is not None and owner.op not in (hvd.Average, hvd.Sum):
         known = ("Min", "Max", "Product")
-        name = next((n for n in known if getattr(hvd, n) is op), "Adasum")
+        name = next((n for n in known if getattr(hvd, n) is owner.op), "Adasum")
         raise ValueError(f"op=hvd.{name}: must be hvd.Average or hvd.Sum to compress gradients")
 
 
@@ -206,6 +296,11 @@ def _warn_of_names(count: int) -> None:
 
 
 _taken: Counter[str] = Counter()
+
+
+def forget_names() -> None:
+    """Count from zero again: Horovod starts anew, and so do ranks that join it."""
+    _taken.clear()
 
 
 def _claim_name(fingerprint: int) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import sys
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from types import FrameType
 from typing import Any
@@ -20,12 +20,14 @@ class Owner:
     """Named parameters whose gradients arrive, with the optimizer's op and process set.
 
     optimizer: a weak reference, or None where the names were given by the user.
+    frozen: the optimizer's other parameters, without gradients when it was made.
     """
 
     named_parameters: list[tuple[str, torch.nn.Parameter]]
     op: Any
     process_set: Any
     optimizer: weakref.ref | None = None
+    frozen: Sequence[tuple[str, torch.nn.Parameter]] = ()
 
 
 def find_owner(compressor: Any, callers_only: bool = False) -> Owner | None:
@@ -34,7 +36,7 @@ def find_owner(compressor: Any, callers_only: bool = False) -> Owner | None:
     Horovod tells compress no name, so the optimizer is looked up among the callers (10 us), and
     failing that, unless ``callers_only``, among all objects that refer to the compressor (slow).
     """
-    optimizer = _calling_optimizer(compressor)
+    optimizer = calling_optimizer(compressor)
     if optimizer is None and not callers_only:
         found = {id(o): o for o in _referring_optimizers(compressor)}
         if len(found) > 1:
@@ -46,12 +48,22 @@ def find_owner(compressor: Any, callers_only: bool = False) -> Owner | None:
     return None if optimizer is None else _owner(optimizer)
 
 
+def calling_parameter(compressor: Any) -> torch.Tensor | None:
+    """The parameter whose gradient the optimizer compresses, seen from inside that call."""
+    frame = _calling_frame(compressor)
+    parameter = None if frame is None else frame.f_locals.get("p")
+    return parameter if isinstance(parameter, torch.Tensor) else None
+
+
 def _owner(optimizer: torch.optim.Optimizer) -> Owner:
     names = optimizer._parameter_names
     hooked = optimizer._requires_update
     named = [(name, parameter) for parameter, name in names.items() if parameter in hooked]
     op = getattr(optimizer, "op", None)  # Horovod's Adasum optimizer has none
-    return Owner(named, op, getattr(optimizer, "process_set", None), weakref.ref(optimizer))
+    its_own = {parameter for group in optimizer.param_groups for parameter in group["params"]}
+    frozen = [(name, p) for p, name in names.items() if p in its_own and p not in hooked]
+    members = getattr(optimizer, "process_set", None)
+    return Owner(named, op, members, weakref.ref(optimizer), frozen)
 
 
 def _holds(candidate: Any, compressor: Any) -> bool:
@@ -61,16 +73,22 @@ def _holds(candidate: Any, compressor: Any) -> bool:
     )
 
 
-def _calling_optimizer(compressor: Any) -> torch.optim.Optimizer | None:
+def calling_optimizer(compressor: Any) -> torch.optim.Optimizer | None:
+    """The Horovod optimizer that holds ``compressor`` and is among the callers (10 us)."""
+    frame = _calling_frame(compressor)
+    return None if frame is None else frame.f_locals["self"]
+
+
+def _calling_frame(compressor: Any) -> FrameType | None:
+    """The nearest caller that is a method of an optimizer that holds the compressor."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and str(frame.f_globals.get("__name__")).startswith("hvd_adaptive."):
         frame = frame.f_back
     for _ in range(FRAMES):
         if frame is None:
             return None
-        candidate = frame.f_locals.get("self")
-        if _holds(candidate, compressor):
-            return candidate
+        if _holds(frame.f_locals.get("self"), compressor):
+            return frame
         frame = frame.f_back
     return None
 

@@ -1,14 +1,20 @@
 """The small tensor that Horovod reduces in a gradient's stead, and what its sum tells.
 
-float64 [1, rank, slot, slot**2, step, step**2, low, low**2, high, high**2, +-2**40], where low and
-high are the halves of a 32-bit fingerprint. After the reduction the first entry tells Average from
-Sum, the ranks' entry gives Min, Max and Product away, and a variance above zero shows that ranks
+float64 [1, rank, 1 on rank 0, slot, slot**2, step, step**2, low, low**2, high, high**2, absent,
++-2**40], where low and high are the halves of a 32-bit fingerprint, and absent is 1 where backward
+has not reached the parameter. After the reduction the first entry tells
+Average from Sum, and how many ranks took part: one that has called hvd.join() adds zeros. The next
+two give Min, Max, Product and other factors away, and a variance above zero shows that ranks
 disagree. The last entry, negative on odd ranks, makes neighbours' vectors point in opposite ways,
 where Adasum is far from any average. The numbers are taken modulo 2**16, so that sums of squares
 over 1,000 ranks are exact in float64, with room for the rounding of a gradient_predivide_factor.
 """
 
 from __future__ import annotations
+
+import math
+import zlib
+from typing import NamedTuple
 
 import torch
 
@@ -21,46 +27,106 @@ _SETTINGS = "settings, parameters or package version"
 _TOPICS = ((3, _SETTINGS), (2, _SETTINGS), (1, "the step"), (0, "the order of their gradients"))
 
 
-def placeholder(rank: int, slot: int, step: int, fingerprint: int) -> torch.Tensor:
-    """The tensor for one gradient; ``fingerprint`` (32 bits) covers what ranks must agree on."""
-    values = [1.0, float(rank)]
+class Reduction(NamedTuple):
+    """What Horovod made of a step.
+
+    factor: turns a sum over ranks into what was asked for: 1/size or 1.
+    active: ranks that took part; fewer than all where some have called hvd.join().
+    """
+
+    factor: float
+    active: int
+
+
+def placeholder(
+    rank: int, slot: int, step: int, fingerprint: int, absent: bool = False
+) -> torch.Tensor:
+    """The tensor for one gradient; ``fingerprint`` (32 bits) covers what ranks must agree on.
+
+    absent: the gradient is missing here, and zeros stand for it.
+    """
+    values = [1.0, float(rank), float(rank == 0)]
     for number in (slot, step, fingerprint, fingerprint >> 16):
         values += [float(number % MODULUS), float((number % MODULUS) ** 2)]
-    values.append(-OPPOSED if rank % 2 else OPPOSED)
+    values += [float(absent), -OPPOSED if rank % 2 else OPPOSED]
     return torch.tensor(values, dtype=torch.float64)
 
 
-def check_reduced(reduced: torch.Tensor, size: int) -> float:
-    """The factor that turns a sum over ranks into what Horovod was asked for: 1/size or 1.
+def check_reduced(reduced: torch.Tensor, size: int) -> Reduction:
+    """Read a placeholder after its reduction over ``size`` ranks.
 
     Raises RankMismatchError, with the same message on every rank, where ranks disagree, and
-    RuntimeError where the reduction was neither a sum nor an average.
+    ValueError where the reduction was neither a sum nor an average.
     """
-    *values, opposed = reduced.tolist()
-    sums = [size, size * (size - 1) / 2, size % 2]
-    found = [values[0], values[1], opposed / OPPOSED]
-    if _close(found, [total / size for total in sums]):
-        factor, scale = 1.0 / size, size
-    elif _close(found, sums):
-        factor, scale = 1.0, 1
-    else:
-        raise RuntimeError(
-            "gradients can be compressed under op=hvd.Average and op=hvd.Sum only; the reduction "
-            f"of this step was neither (entries {values[0]:g} and {values[1]:g}, {size} ranks)"
-        )
-    whole = [round(value * scale) for value in values[2:]]
+    read, whole = _read(reduced, size)
     for pair, topic in _TOPICS:
         total, squares = whole[2 * pair], whole[2 * pair + 1]
-        if size * squares != total * total:
+        if read.active * squares != total * total:
             raise RankMismatchError(
                 f"ranks disagree on {topic}: every rank must construct the same compressor for the "
                 "same parameters and take the same steps"
             )
-    return factor
+    return read
 
 
-def _close(values: list[float], expected: list[float]) -> bool:
-    return all(
-        abs(value - other) <= 1e-9 * max(1.0, other)
-        for value, other in zip(values, expected, strict=True)
+def disagreement(reduced: torch.Tensor, size: int) -> str | None:
+    """A name for what ranks disagree on, the same whichever of a step's placeholders a rank reads
+    first; None where not all ranks are there to tell (some have called hvd.join()), or where it is
+    but the order, which other placeholders may not show."""
+    read, (_, _, *sums) = _read(reduced, size)
+    pairs = zip(sums[::2], sums[1::2], strict=True)
+    if read.active < size or all(size * square == total**2 for total, square in pairs):
+        return None
+    return f"{zlib.crc32(repr(sums).encode()):08x}"
+
+
+def absent_everywhere(reduced: torch.Tensor, read: Reduction) -> bool:
+    """Whether no rank that took part has this gradient."""
+    return round(float(reduced[-2]) / read.factor) == read.active
+
+
+def _read(reduced: torch.Tensor, size: int) -> tuple[Reduction, list[int]]:
+    """What the reduction was, and the sums over ranks of the other numbers."""
+    ones, ranks, first, *pairs, _, opposed = reduced.tolist()
+    entries = [ones, ranks, first, opposed / OPPOSED]
+    finite = all(map(math.isfinite, [*entries, *pairs]))
+    for factor, scale in ((1.0 / size, size), (1.0, 1)):
+        active = finite and _active([entry * scale for entry in entries], size)
+        if active:
+            return Reduction(factor, active), [round(value * scale) for value in pairs]
+    raise ValueError(
+        f"op=hvd.{_op(entries, size)}: must be hvd.Average or hvd.Sum, without other factors, to "
+        f"compress gradients (entries {ones:g}, {ranks:g}, {first:g} of {size} ranks)"
     )
+
+
+def _active(sums: list[float], size: int) -> int:
+    """Over how many of ``size`` ranks these are sums: of 1, rank, 1 on rank 0, +1 or -1; 0 where
+    they are not."""
+    if not all(map(_is_whole, sums)):
+        return 0
+    active, total, first, balance = map(round, sums)
+    if active == size:
+        return size if (total, first, balance) == (size * (size - 1) // 2, 1, size % 2) else 0
+    others = active - first  # ranks from 1 on
+    odd, rest = divmod(active - balance, 2)
+    least, most = others * (others + 1) // 2, others * (2 * size - others - 1) // 2
+    possible = (
+        0 < active < size
+        and first in (0, 1)
+        and 0 <= odd <= others
+        and least <= total <= most
+        and rest == (total - odd) % 2 == 0
+    )
+    return active if possible else 0
+
+
+def _is_whole(value: float) -> bool:
+    return abs(value - round(value)) <= 1e-9 * max(1.0, abs(value))
+
+
+def _op(entries: list[float], size: int) -> str:
+    """What gave these entries, as far as they tell."""
+    known = {(0, 0, -1): "Min", (size - 1, 1, 1): "Max", (0, 0, 0): "Product"}
+    ranks, first, balance = entries[1:]
+    return known.get((ranks, first, balance if abs(balance) <= 1 else 0), "Adasum or another")

@@ -12,11 +12,21 @@ from typing import TYPE_CHECKING
 import torch
 
 from hvd_adaptive.errors import RankMismatchError
+from hvd_adaptive.fusion.agreement import LATER_SECONDS, Description, compare
 from hvd_adaptive.fusion.binding import Binding
+from hvd_adaptive.fusion.joined import JoinedStep
 from hvd_adaptive.fusion.layout import Layout, Member
 from hvd_adaptive.fusion.owner import find_owner
-from hvd_adaptive.fusion.placeholder import check_reduced, placeholder
+from hvd_adaptive.fusion.placeholder import (
+    Reduction,
+    absent_everywhere,
+    check_reduced,
+    disagreement,
+    placeholder,
+)
+from hvd_adaptive.fusion.roll_call import RollCall
 from hvd_adaptive.fusion.step import Step
+from hvd_adaptive.once import WarnOnce
 
 if TYPE_CHECKING:
     from hvd_adaptive.compressor import GradientCompressor
@@ -28,11 +38,13 @@ logger = logging.getLogger("hvd_adaptive")
 class _Batch:
     """One step's gradients: a Step, or tensors without names until the first decompress.
 
+    roll_call: None where nothing may be launched before the first decompress.
     lost: Horovod dropped a gradient of this step without asking for it back.
     """
 
-    step: Step | None
+    step: Step | JoinedStep | None
     unnamed: list[torch.Tensor]
+    roll_call: RollCall | None = None
     lost: bool = False
     tickets: list[weakref.ref] = field(default_factory=list)
 
@@ -70,18 +82,33 @@ class Session:
         self._batch: _Batch | None = None
         self._lock = threading.RLock()
         self._warned = False
+        self._warn_of_unfrozen = WarnOnce(logger)
+        self._warn_of_sparse = WarnOnce(logger)
         self._due = (-1, False)
         self._attempt = 0
+        self._stale = False
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no step is in progress."""
+        return self._batch is None or self._batch.lost
 
     def compress(self, tensor: torch.Tensor) -> tuple[torch.Tensor, Ticket | None]:
         """See GradientCompressor.compress."""
         if tensor is None:
-            raise ValueError("tensor: is None; Horovod gave a group with a missing gradient")
+            raise ValueError(
+                "groups=: Horovod exchanges a group in which a parameter has no gradient; every "
+                "parameter of a group must have one, or be in no group"
+            )
         if tensor.layout != torch.strided or not tensor.is_floating_point():
             return tensor, None
         with self._lock:
-            if self._binding is None or not self._binding.world.is_current():
-                self._binding, self._batch = Binding(self.compressor), None
+            if self.is_idle:
+                self.compressor.begin_step()
+                self._stale = self._stale or not self._binding or not self._binding.is_current()
+            if self._stale or not self._binding.world.is_current():
+                self._binding, self._batch = Binding(self.compressor, self._binding), None
+                self._stale = False
             if self._binding.layout is None and self._batch is None:
                 self._look_for_owner()
             if self._binding.layout is None:
@@ -92,28 +119,84 @@ class Session:
                 return tensor, None
             batch = self._batch_for(slot)
             batch.step.arrive(slot, tensor)
-            return self._placeholder(slot), batch.ticket(slot)
+            absent = self._binding.is_absent(slot, tensor)
+            if absent and self._binding.would_wait(slot):
+                self._warn_of_sparse(
+                    "%s: its gradients are sparse, and it has none now. Should another rank have "
+                    "one, Horovod waits for ever: use sparse_as_dense=True",
+                    self._binding.layout.members[slot].name,
+                )
+            small = self._placeholder(slot, absent)
+            if batch.roll_call is not None:
+                batch.roll_call.expect(self._binding.parameter(slot), small)
+                if batch.roll_call.just_answered():
+                    batch.step.release()
+            return small, batch.ticket(slot)
 
     def decompress(self, output: torch.Tensor, ticket: Ticket) -> torch.Tensor:
         """See GradientCompressor.decompress."""
         with self._lock:
-            factor = check_reduced(output, self._binding.world.size)
+            read = self._reduction(output)
             batch = ticket.batch
-            if batch.step is None:
-                batch.step = self._name_by_arrival(batch.unnamed)
+            if batch.step is None or batch.step.factor is None:
+                self._begin(batch, read)
             step = batch.step
-            if step.factor is None:
-                step.factor = factor
-                self._send(step)
-            result = step.result(ticket.slot)
+            result = step.result(ticket.slot, absent_everywhere(output, read))
             if step.finished:
                 self._end(step)
             return result
 
+    def _begin(self, batch: _Batch, read: Reduction) -> None:
+        """Every gradient is there: send them."""
+        if read.active < self._binding.world.size:
+            batch.step = self._joined_step(batch)
+        elif batch.step is None:
+            batch.step = self._name_by_arrival(batch.unnamed)
+        batch.step.factor = read.factor
+        if batch.step.counts:
+            self._refit(batch.step)
+        batch.step.launch_all()
+
+    def _joined_step(self, batch: _Batch) -> JoinedStep:
+        """The same gradients, where some ranks have called hvd.join(): see fusion/joined.py."""
+        logger.info("some ranks have called hvd.join(): this step travels uncompressed")
+        name, gradients = self._binding.name, dict(enumerate(batch.unnamed))
+        if batch.step is None:
+            name = f"hvd_adaptive.{self.compressor.fingerprint:08x}.unnamed"
+        else:
+            gradients = batch.step.arrived
+            self._binding.given_up += batch.step.abandon()
+        return JoinedStep(self._binding, gradients, name, self._attempt)
+
+    def _reduction(self, reduced: torch.Tensor) -> Reduction:
+        """See check_reduced; where ranks disagree they tell each other in what."""
+        world = self._binding.world
+        try:
+            return check_reduced(reduced, world.size)
+        except RankMismatchError:
+            name = disagreement(reduced, world.size)
+            if name is None:
+                raise
+            own = self._binding.description() | self._position()
+            told = compare(world, own, f"hvd_adaptive.disagreement.{name}", LATER_SECONDS)
+            if not told:
+                raise
+            raise RankMismatchError(told) from None
+
+    def _position(self) -> Description:
+        """Where this rank is, in the words of fusion/agreement.py."""
+        step, name = self.compressor.step, self._binding.name
+        due = "due" if self._update_due(step) else "not due"
+        here = {"its number": str(step), "a fit of tables (update_steps)": due}
+        return {
+            "the step": here | {"its attempt": str(self._attempt)},
+            "the order of optimizers": {"those before this one": name.rpartition(".")[2]},
+        }
+
     def _look_for_owner(self) -> None:
         """A compressor first used without an optimizer may have one by now."""
         if find_owner(self.compressor, callers_only=True) is not None:
-            self._binding = Binding(self.compressor)
+            self._binding = Binding(self.compressor, self._binding)
 
     def _batch_for(self, slot: int) -> _Batch:
         """The step in progress, or a new one where it was finished or already has this gradient."""
@@ -122,17 +205,20 @@ class Session:
         if usable and not batch.step.has(slot):
             return batch
         self.forget()
+        if not self._binding.met:
+            self._binding.meet()
         self._binding.prediction.restart()
-        self._batch = _Batch(self._new_step(self._binding.layout), [])
+        step = self._new_step(self._binding.layout)
+        held = self._update_due(step.number) or not self._binding.exchange.settled
+        self._batch = _Batch(step, [], None if held else self._binding.roll_call())
         return self._batch
 
     def _new_step(self, layout: Layout) -> Step:
         number = self.compressor.step
-        hold = self._update_due(number) or not self._binding.exchange.settled
         residuals = self.compressor.residuals
         if residuals is not None:
             residuals.lay_out(layout, self._binding.world.rank, self._binding.world.size)
-        return Step(self._binding, layout, number, hold, self._attempt, residuals)
+        return Step(self._binding, layout, number, self._attempt, residuals)
 
     def forget(self) -> None:
         """Give up the step in progress, if there is one: backward runs again, or a state is loaded.
@@ -147,6 +233,11 @@ class Session:
             self._attempt += 1
             self.compressor.meter.restart()
 
+    def rebind(self) -> None:
+        """Settings have changed: the next step is laid out anew."""
+        self.forget()
+        self._stale = True
+
     def _update_due(self, step: int) -> bool:
         """Asked of the schedule once a step, whatever a user's callable does."""
         if self._due[0] != step:
@@ -154,18 +245,25 @@ class Session:
             self._due = (step, self.compressor.update_due(step))
         return self._due[1]
 
-    def _send(self, step: Step) -> None:
-        """Every gradient is there: refit the tables if this is an update step, then exchange."""
+    def _refit(self, step: Step) -> None:
+        """Every gradient is there: refit the tables if this is an update step."""
         self._binding.settle(step.layout, step.number)
         if self._update_due(step.number) or self.compressor.second_due(step.number):
             sync = self._binding.sync()
-            self.compressor.update(step.number, step.samples, sync, step.parts)
-        step.launch_all()
+            self.compressor.update(step.number, step.samples, sync, step.parts, step.is_finite())
 
-    def _end(self, step: Step) -> None:
+    def _end(self, step: Step | JoinedStep) -> None:
         self._binding.sweep()
         self._binding.prediction.learn()
-        self.compressor.step = step.number + 1
+        self._binding.learn_sparse()
+        if unfrozen := self._binding.unfrozen():
+            self._warn_of_unfrozen(
+                "%s: was frozen when hvd.DistributedOptimizer was made, so Horovod leaves its "
+                "gradients as they are on each rank; make the optimizer before layers are frozen",
+                ", ".join(unfrozen),
+            )
+        if step.counts:
+            self.compressor.step = step.number + 1
         self.compressor.meter.finish()
         step.commit()
         self._batch, self._attempt = None, 0
@@ -205,14 +303,14 @@ class Session:
             step.arrive(slot, tensor)
         return step
 
-    def _placeholder(self, slot: int) -> torch.Tensor:
+    def _placeholder(self, slot: int, absent: bool = False) -> torch.Tensor:
         """Covers all that ranks must agree on before they wait for each other: the collectives'
         names (settings, layout, instance), the attempt, and whether this is an update step."""
         step, binding = self.compressor.step, self._binding
         named = "" if binding.layout is None else binding.name
         due = self._update_due(step)
         agreed = repr((self.compressor.fingerprint, named, due, self._attempt))
-        return placeholder(binding.world.rank, slot, step, zlib.crc32(agreed.encode()))
+        return placeholder(binding.world.rank, slot, step, zlib.crc32(agreed.encode()), absent)
 
     def _warn_once(self, message: str) -> None:
         if not self._warned:

@@ -39,19 +39,20 @@ class _Flight:
 class Step:
     """Gradients of one step on their way.
 
-    1. ``arrive``: a member's gradient is there; groups that are complete are launched, in the
-       layout's reverse order on every rank (the order of the backward pass, roughly), as far as
-       the bound on memory allows. On update steps nothing is launched yet.
+    1. ``arrive``: a member's gradient is there; once it is ``release``d, groups that are complete
+       are launched, in the layout's reverse order on every rank (the order of the backward pass,
+       roughly), as far as the bound on memory allows. Update steps are not released.
     2. ``launch_all`` at the first decompress: by now every gradient is there.
     3. ``result``: waits for the group of a member, and for what was submitted before it.
     """
+
+    counts = True
 
     def __init__(
         self,
         binding: Binding,
         layout: Layout,
         number: int,
-        hold: bool,
         attempt: int = 0,
         residuals: Residuals | None = None,
     ) -> None:
@@ -60,7 +61,7 @@ class Step:
         self.number = number
         self.factor: float | None = None
         self.attempt = attempt
-        self._hold = hold
+        self._hold = True
         self._all_arrived = False
         self._tensors: list[torch.Tensor | None] = [None] * len(layout.members)
         self._written_back = [False] * len(layout.members)
@@ -72,8 +73,14 @@ class Step:
         self._results: dict[int, torch.Tensor | None] = {}
         self._residuals = residuals
         self._after: dict[int, torch.Tensor] = {}  # the groups' residuals once this step has ended
+        self._absent: list[int] = []
         self._finite = True
         self._pending = 0
+
+    @property
+    def arrived(self) -> dict[int, torch.Tensor]:
+        """Gradients by slot."""
+        return {slot: tensor for slot, tensor in enumerate(self._tensors) if tensor is not None}
 
     def has(self, slot: int) -> bool:
         """Whether the member's gradient has arrived."""
@@ -94,6 +101,11 @@ class Step:
         if not self._hold:
             self._launch(lambda group: self._missing[group] == 0)
 
+    def release(self) -> None:
+        """Groups may be launched from now on."""
+        self._hold = False
+        self._launch(lambda group: self._missing[group] == 0)
+
     def launch_all(self) -> None:
         """Submit every group, as far as the memory bound allows before waiting.
 
@@ -103,19 +115,33 @@ class Step:
         self._hold, self._all_arrived = False, True
         self._launch(lambda group: True)
 
-    def result(self, slot: int) -> torch.Tensor:
-        """The reduced gradient of a member, in its own shape and dtype."""
+    def result(self, slot: int, absent: bool = False) -> torch.Tensor:
+        """The reduced gradient of a member, in its own shape and dtype.
+
+        absent: no rank has it, so it is zero, whatever its bucket mates make of zeros.
+        """
         pieces = self.layout.pieces_of[slot]
         for group, _ in pieces:
             while group not in self._results:
                 self._advance_oldest()
         tensor, self._tensors[slot] = self._tensors[slot], None
         self._pending -= 1
-        if self._written_back[slot]:
-            return tensor
-        parts = [self._results[group][_range(piece)] for group, piece in pieces]
-        whole = parts[0] if len(parts) == 1 else torch.cat(parts)
-        return whole.view(self.layout.members[slot].shape)
+        if not self._written_back[slot]:
+            parts = [self._results[group][_range(piece)] for group, piece in pieces]
+            whole = parts[0] if len(parts) == 1 else torch.cat(parts)
+            tensor = self._as(tensor, slot, whole.view(self.layout.members[slot].shape))
+        if absent:
+            self._absent.append(slot)
+            tensor.detach().zero_()
+        return tensor
+
+    def _as(self, gradient: torch.Tensor, slot: int, result: torch.Tensor) -> torch.Tensor:
+        """``result`` with the gradient's strides, which optimizers may compare with the weights',
+        unless its coordinates overlap."""
+        if result.stride() == gradient.stride() or not self.binding.is_gradient(slot, gradient):
+            return result
+        like = torch.empty_like(gradient)
+        return like.copy_(result) if like.stride() == gradient.stride() else result
 
     @property
     def finished(self) -> bool:
@@ -135,6 +161,10 @@ class Step:
         """The step has ended: its residuals hold, unless AMP must skip it."""
         if self._residuals is None:
             return
+        for slot in self._absent:
+            for index, piece in self.layout.pieces_of[slot]:
+                if index in self._after:
+                    self._residuals.hold(index, _range(piece), self._after[index])
         if self._finite:
             self._residuals.commit(self._after)
         self._after = {}
@@ -146,6 +176,10 @@ class Step:
         dense gradient has arrived."""
         groups = enumerate(self.layout.groups)
         return parts_among(group for index, group in groups if self._any_arrived(index))
+
+    def is_finite(self) -> bool:
+        """Whether this rank's gradients are, before any of them has come back."""
+        return all_finite(tensor for tensor in self._tensors if tensor is not None)
 
     def samples(self, count: int, part: str = "") -> list[torch.Tensor]:
         """Up to ``count`` of this rank's full buckets of ``part``: see draw_buckets."""
@@ -165,7 +199,7 @@ class Step:
         are residuals."""
         if self._residuals is None and (flat := self._in_place(group)) is not None:
             return flat
-        flat = self.binding.staging(group.coordinates, group.dtype, self._device)
+        flat = self.binding.buffer("gradients", group.coordinates, group.dtype, self._device)
         gather(group, self._tensors, flat)
         return flat
 
@@ -222,7 +256,10 @@ class Step:
                 values = self._residuals.added(index, values)
             payloads = binding.exchange.encode(shipment, flat, values)
             if self._residuals is not None and quantized:
-                self._after[index] = self._residuals.after(index, values, codec, payloads)
+                after = self._residuals.after(index, values, codec, payloads)
+                self._after[index] = after
+                size = self._residuals.held_bytes(index) + after.nbytes
+                meter.hold(f"residual of group {index}", size)
             self._measure(values, index)
         meter.current.coordinates += group.coordinates
         meter.current.uncompressed_bytes += group.coordinates * group.dtype.itemsize
@@ -239,8 +276,20 @@ class Step:
         name += f".stage{flight.stage}" if flight.stage else ""
         # Another attempt has other names: what it gave up may still be in flight, or never end.
         name += f".{self.attempt}" if self.attempt else ""
+        self._account("flight", flight.index, flight.request.held_bytes(world.size))
         flight.handle = flight.request.submit(world, name)
+        flight.request = flight.request.waiting()
         self._flying.append(flight)
+
+    def _working_bytes(self, index: int) -> int:
+        group = self.layout.groups[index]
+        quantized = self.binding.quantized_now(group)
+        full = group.coordinates - quantized
+        return self.binding.exchange.working_bytes(self._codec(index), quantized, full)
+
+    def _account(self, kind: str, index: int, size: int) -> None:
+        """So many bytes are held for a group from now on, until the end of the step at most."""
+        self.binding.compressor.meter.hold((kind, index), size)
 
     def _measure(self, flat: torch.Tensor, index: int) -> None:
         """Add the squared error of a few buckets, encoded once more, to the step's figures."""
@@ -268,7 +317,7 @@ class Step:
             factor=lambda: self.factor,
             time=meter.time,
             count=meter.add_payload,
-            zeros=lambda *like: self._zeros(group, *like),
+            memory=lambda *like: self._memory_for(group, *like),
         )
 
     def _advance_oldest(self) -> None:
@@ -284,6 +333,8 @@ class Step:
         meter = self.binding.compressor.meter
         with meter.time("exchange_s"):
             received = flight.request.receive(self.binding.world, flight.handle)
+        self._account("flight", flight.index, sum(part.numel() for part in received))
+        self._account("work", flight.index, self._working_bytes(flight.index))
         try:
             flight.request = flight.route.send(received)
             flight.stage += 1
@@ -291,6 +342,7 @@ class Step:
             self._finish(flight.index, end.value)
         else:
             del received
+            self._account("work", flight.index, 0)
             self._submit(flight)
 
     def _finish(self, index: int, decoded: torch.Tensor) -> None:
@@ -298,7 +350,10 @@ class Step:
         self._held -= self.binding.in_flight_bytes(self.layout.groups[index])
         if self._residuals is not None:
             self._finite = self._finite and all_finite([decoded])
-        self._results[index] = self._keep(index, decoded)
+        self._results[index] = kept = self._keep(index, decoded)
+        self._account("flight", index, 0)
+        self._account("work", index, 0)
+        self._account("result", index, 0 if kept is None else kept.nbytes)
         self._launch(lambda group: True)
 
     def _codec(self, index: int) -> GradientCompressor:
@@ -313,14 +368,15 @@ class Step:
         group = index + (self.attempt << 32)
         return stream_key(self.binding.settings.seed, rank, self.number, group)
 
-    def _zeros(
-        self, group: Group, coordinates: int, dtype: torch.dtype, device: torch.device
+    def _memory_for(
+        self, group: Group, use: str, coordinates: int, dtype: torch.dtype, device: torch.device
     ) -> torch.Tensor:
-        """Memory for a group's result: the gradient's own where it is the only one."""
-        own = self._in_place(group) if self._written_back[group.pieces[0].slot] else None
-        if own is None or (own.numel(), own.dtype) != (coordinates, dtype):
-            return self.binding.zeros(coordinates, dtype, device)
-        return own.zero_()
+        """As Shipment says: the gradient's own where it is a result and the only one."""
+        if use == "result" and self._written_back[group.pieces[0].slot]:
+            own = self._in_place(group)
+            if own is not None and (own.numel(), own.dtype) == (coordinates, dtype):
+                return own
+        return self.binding.buffer(use, coordinates, dtype, device)
 
     def _keep(self, index: int, decoded: torch.Tensor) -> torch.Tensor | None:
         """What must be kept of a decoded group; None where all of it went back into the gradients

@@ -9,7 +9,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from hvd_adaptive import RankMismatchError
-from hvd_adaptive.fusion.placeholder import check_reduced, placeholder
+from hvd_adaptive.fusion.placeholder import absent_everywhere, check_reduced, placeholder
 
 TOP = 2**16 - 1  # the largest number sent
 # How much of each number is sent: the rest may differ unseen.
@@ -49,7 +49,7 @@ def test_shape_is_small_and_on_the_cpu():
     tensor = placeholder(3, 2**70, 5, 2**63)
     assert tensor.dtype == torch.float64 and tensor.device.type == "cpu"
     assert tensor.dim() == 1 and tensor.numel() <= 16
-    assert tensor.tolist()[:2] == [1, 3] and tensor.tolist()[4:6] == [5, 25]
+    assert tensor.tolist()[:3] == [1, 3, 0] and tensor.tolist()[5:7] == [5, 25]
     for number in (0, 2**16, 2**20 - 1, 2**32 - 1):
         other = placeholder(0, number, number, number)
         assert other.shape == tensor.shape and float(other[:-1].max()) <= TOP**2
@@ -62,9 +62,9 @@ def test_shape_is_small_and_on_the_cpu():
 @example(1, 5, 6, 7, "chain")
 def test_sums_and_averages_of_ranks_that_agree_pass(size, slot, step, fingerprint, order):
     rows = all_ranks(size, slot, step, fingerprint)
-    assert check_reduced(total(rows, order=order), size) == 1
-    assert check_reduced(total(rows, after=1 / size, order=order), size) == 1 / size
-    assert check_reduced(total(rows, before=1 / size, order=order), size) == 1 / size
+    assert check_reduced(total(rows, order=order), size) == (1, size)
+    assert check_reduced(total(rows, after=1 / size, order=order), size) == (1 / size, size)
+    assert check_reduced(total(rows, before=1 / size, order=order), size) == (1 / size, size)
 
 
 @pytest.mark.parametrize("size", (1, 2, 3, 4, 7, 16, 64, 100, 333, 512, 1000))
@@ -76,7 +76,7 @@ def test_gradient_predivide_factor(size, factor):
         rows = all_ranks(size, number, number, number << 16 | number)
         for order in ("chain", "tree"):
             reduced = total(rows, 1 / factor, factor / size, order)
-            assert check_reduced(reduced, size) == 1 / size
+            assert check_reduced(reduced, size) == (1 / size, size)
 
 
 @given(
@@ -115,11 +115,39 @@ def test_the_topic_is_told_and_settings_come_first():
 
 
 @pytest.mark.parametrize("size", (2, 3, 4, 100))
-@pytest.mark.parametrize("reduction", (np.min, np.max, np.prod), ids=("min", "max", "product"))
-def test_other_ops_are_refused(size, reduction):
+@pytest.mark.parametrize("op", ("Min", "Max", "Product"))
+def test_other_ops_are_refused_by_name(size, op):
     rows = all_ranks(size, 3, 100, 77_777)
-    with pytest.raises(RuntimeError, match=r"Average and op=hvd\.Sum"):
-        check_reduced(torch.from_numpy(reduction(rows, axis=0)), size)
+    reduction = {"Min": np.min, "Max": np.max, "Product": np.prod}[op]
+    with np.errstate(over="ignore"):
+        reduced = reduction(rows, axis=0)
+    with pytest.raises(ValueError, match=rf"op=hvd\.{op}: must be hvd\.Average or hvd\.Sum"):
+        check_reduced(torch.from_numpy(reduced), size)
+
+
+@given(st.integers(1, 200), st.data(), numbers, st.booleans())
+def test_ranks_that_have_joined_are_counted(size, data, number, average):
+    """A rank in hvd.join() adds zeros."""
+    active = data.draw(st.sets(st.integers(0, size - 1), min_size=1))
+    rows = all_ranks(size, number, number, number)
+    rows[[rank for rank in range(size) if rank not in active]] = 0
+    factor = 1 / size if average else 1.0
+    assert check_reduced(total(rows, after=factor), size) == (factor, len(active))
+    rank = data.draw(st.sampled_from(sorted(active)))
+    if len(active) > 1:
+        rows[rank] = all_ranks(size, number + 1, number, number)[rank]
+        with pytest.raises(RankMismatchError, match="order"):
+            check_reduced(total(rows, after=factor), size)
+
+
+@given(st.integers(2, 1000), st.integers(-1000, 2000), st.booleans())
+def test_another_factor_is_not_taken_for_fewer_ranks(size, times, average):
+    """hvd.allreduce's prescale_factor and postscale_factor: times/size, and so on."""
+    rows = all_ranks(size, 3, 100, 77_777)
+    same = {1.0, float(size) if average else 1 / size}  # an average times size is a sum
+    for scale in {times / size, times / 8, float(times)} - same:
+        with pytest.raises(ValueError, match="without other factors"):
+            check_reduced(total(rows, after=scale * (1 / size if average else 1.0)), size)
 
 
 def adasum(a: np.ndarray, b: np.ndarray) -> np.ndarray:
@@ -128,13 +156,13 @@ def adasum(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     return (1 - dot / (2 * a @ a)) * a + (1 - dot / (2 * b @ b)) * b
 
 
-@pytest.mark.parametrize("size", (2, 4, 8))
-@pytest.mark.parametrize("number", (0, TOP))
+@pytest.mark.parametrize("size", (2, 4, 8, 16, 64))
+@pytest.mark.parametrize("number", (0, 1, TOP))
 def test_adasum_is_refused(size, number):
     rows = list(all_ranks(size, number, number, number))
     while len(rows) > 1:
         rows = [adasum(a, b) for a, b in zip(rows[::2], rows[1::2], strict=True)]
-    with pytest.raises(RuntimeError):
+    with pytest.raises(ValueError, match="Adasum"):
         check_reduced(torch.from_numpy(rows[0]), size)
 
 
@@ -143,5 +171,20 @@ def test_adasum_is_refused(size, number):
 def test_non_finite_entries_never_pass(bad, place):
     reduced = total(all_ranks(4, 1, 2, 3))
     reduced[place] = bad
-    with pytest.raises((RuntimeError, ValueError, OverflowError)):
+    with pytest.raises(ValueError, match=r"must be hvd\.Average"):
         check_reduced(reduced, 4)
+
+
+@pytest.mark.parametrize("size", (1, 2, 3, 7, 1000))
+@pytest.mark.parametrize("factor", (1.0, 3.0, 0.1))
+def test_a_gradient_that_no_rank_has(size, factor):
+    """Only where every rank that takes part says so, sums, averages and joined ranks alike."""
+    missing = np.array([placeholder(rank, 2, 3, 4, absent=True).numpy() for rank in range(size)])
+    some = missing.copy()
+    some[size // 2] = placeholder(size // 2, 2, 3, 4).numpy()
+    for rows, expected in ((missing, True), (some, False), (all_ranks(size, 2, 3, 4), False)):
+        for reduced in (total(rows), total(rows, 1 / factor, factor / size)):
+            assert absent_everywhere(reduced, check_reduced(reduced, size)) == expected
+    if size > 2:
+        some[size // 2] = 0  # the one that has it has called hvd.join()
+        assert absent_everywhere(total(some), check_reduced(total(some), size))

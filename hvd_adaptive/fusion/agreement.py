@@ -1,0 +1,200 @@
+"""What ranks must have alike: compared when they first meet, and told when they differ later.
+
+Each rank describes itself in topics ("settings", "parameters", ...) of named values. Two
+collectives compare the descriptions: digests, and where these differ the descriptions themselves,
+so that every rank can raise the same message. They are waited for with a limit: a rank that never
+comes, or had no reason to, leaves the others with what they know.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import time
+import zlib
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from hvd_adaptive._version import __version__
+from hvd_adaptive.errors import RankMismatchError
+from hvd_adaptive.fusion.placeholder import check_reduced, disagreement, placeholder
+
+if TYPE_CHECKING:
+    from hvd_adaptive.compressor import GradientCompressor
+    from hvd_adaptive.exchange.world import World
+    from hvd_adaptive.fusion.owner import Owner
+
+logger = logging.getLogger("hvd_adaptive")
+
+# Topic -> name -> value, all as they are told.
+Description = dict[str, dict[str, str]]
+
+FIRST_SECONDS, LATER_SECONDS = 30.0, 30.0
+# Differences of a topic that are told; characters of a value.
+MOST_TOLD, LONGEST = 4, 60
+ADVICE = (
+    "Every rank must construct the same compressor for the same parameters and take the same steps"
+)
+_DIGEST_BYTES = 8
+_PAUSE = 0.0005
+
+
+def describe(compressor: GradientCompressor, owner: Owner | None) -> Description:
+    """A rank's own description: package version, settings, parameters by name."""
+    parameters = [] if owner is None else sorted(owner.named_parameters, key=lambda pair: pair[0])
+    settings = compressor.settings.shared() | compressor.scheme_settings()
+    settings = {"scheme": type(compressor).__name__} | settings
+    return {
+        "the package version": {"hvd_adaptive": __version__},
+        "settings": {name: repr(value) for name, value in settings.items()},
+        "parameters": {name: _told_parameter(p) for name, p in parameters},
+    }
+
+
+def agree(world: World, own: Description, label: str) -> bool:
+    """Wait for all ranks, once, before anything of theirs is sent: RankMismatchError on all of them
+    where they differ. False where some have called hvd.join(), and are to be asked later.
+
+    Ranks with other parameters would wait for each other's gradients for ever, inside Horovod. One
+    that does not come for half a minute (it compiles, or has been here before) is not waited for.
+
+    label: tells optimizers apart, which may meet at once, each in a thread.
+    """
+    if world.size == 1:
+        return True
+    # An allreduce: in any other collective a rank that has joined may crash (fusion/roll_call.py).
+    mine = placeholder(world.rank, 0, 0, zlib.crc32(json.dumps(own).encode()))
+    name = f"hvd_adaptive.agreement.{label}"
+    reduced = _waited_for(world.hvd.allreduce_async, world, mine, name, FIRST_SECONDS, op="Sum")
+    if reduced is None:
+        logger.warning(
+            "some rank has made no gradient for %.0f s: ranks' settings are compared later",
+            FIRST_SECONDS,
+        )
+        return True
+    try:
+        return check_reduced(reduced, world.size).active == world.size
+    except RankMismatchError:
+        number = disagreement(reduced, world.size)
+        told = number and compare(world, own, f"{name}.{number}", FIRST_SECONDS)
+        if not told:
+            raise
+    raise RankMismatchError(told)
+
+
+def compare(world: World, own: Description, name: str, seconds: float) -> str | None:
+    """What ranks differ in, the same words on every rank, "" where in nothing; None where not all
+    of them answered within ``seconds``.
+
+    name: of the collectives.
+    """
+    if world.size == 1:
+        return ""
+    data = json.dumps(own).encode()
+    digest = hashlib.blake2b(data, digest_size=_DIGEST_BYTES).digest()
+    head = torch.tensor(list(digest + len(data).to_bytes(8, "little")), dtype=torch.uint8)
+    heads = _waited_for(world.hvd.allgather_async, world, head, name, seconds)
+    if heads is None:
+        return None
+    rows = [bytes(row) for row in heads.view(world.size, -1).tolist()]
+    if len(set(rows)) == 1:
+        return ""
+    body = torch.frombuffer(bytearray(data), dtype=torch.uint8)
+    name = f"{name}.descriptions"
+    bodies = _waited_for(world.hvd.allgather_async, world, body, name, seconds)
+    if bodies is None:
+        return None
+    lengths = [int.from_bytes(row[_DIGEST_BYTES:], "little") for row in rows]
+    everyone = [json.loads(bytes(part.tolist())) for part in bodies.split(lengths)]
+    return differences(everyone, world.process_set.ranks)
+
+
+def differences(everyone: Sequence[Description], ranks: Sequence[int]) -> str:
+    """One sentence for each topic in which descriptions differ.
+
+    ranks: the numbers by which the describing ranks are called.
+    """
+    topics = list(dict.fromkeys(topic for own in everyone for topic in own))
+    sentences = []
+    for topic in topics:
+        found = _differences_of([own.get(topic, {}) for own in everyone], topic, ranks)
+        if found:
+            more = len(found) - MOST_TOLD
+            told = "; ".join(found[:MOST_TOLD]) + (f"; and {more} more" if more > 0 else "")
+            sentences.append(f"ranks disagree on {topic}: {told}")
+    return ". ".join([*sentences, ADVICE]) if sentences else ""
+
+
+def _differences_of(
+    everyone: Sequence[dict[str, str]], topic: str, ranks: Sequence[int]
+) -> list[str]:
+    """A clause for each name whose values differ. Another scheme's keywords are not missed."""
+    names = list(dict.fromkeys(name for own in everyone for name in own))
+    clauses = []
+    for name in names:
+        holders: dict[str | None, list[int]] = {}
+        for rank, own in zip(ranks, everyone, strict=True):
+            holders.setdefault(own.get(name), []).append(rank)
+        if len(holders) == 1 or (topic == "settings" and None in holders):
+            continue
+        told = [f"{_short(value)} on {_told_ranks(held)}" for value, held in holders.items()]
+        clauses.append(f"{name} is {', '.join(told)}")
+    return clauses
+
+
+def _waited_for(
+    collective: Callable[..., Any],
+    world: World,
+    own: torch.Tensor,
+    name: str,
+    seconds: float,
+    op: str | None = None,
+) -> torch.Tensor | None:
+    """What a collective gives; None where some rank does not answer, or has joined."""
+    hvd = world.hvd
+    more = {} if op is None else {"op": getattr(hvd, op)}
+    try:
+        handle = collective(own, name=name, process_set=world.process_set, **more)
+    except ValueError as error:  # an earlier one that was given up has not ended
+        logger.debug("%s: %s", name, error)
+        return None
+    end = time.monotonic() + seconds
+    while not hvd.poll(handle):
+        if time.monotonic() > end:
+            return None
+        time.sleep(_PAUSE)
+    try:
+        return hvd.synchronize(handle)
+    except Exception as error:
+        if "Join" not in str(error):
+            raise
+        return None
+
+
+def _told_parameter(parameter: torch.Tensor) -> str:
+    return f"{str(parameter.dtype).removeprefix('torch.')} {list(parameter.shape)}"
+
+
+def _short(value: str | None) -> str:
+    if value is None:
+        return "missing"
+    if len(value) <= LONGEST:
+        return value
+    return (
+        f"{value[: LONGEST - 14]}... ({hashlib.blake2b(value.encode(), digest_size=4).hexdigest()})"
+    )
+
+
+def _told_ranks(ranks: Sequence[int]) -> str:
+    """ "rank 1", "ranks 0, 2-5"."""
+    runs: list[list[int]] = []
+    for rank in ranks:
+        if runs and rank == runs[-1][-1] + 1:
+            runs[-1].append(rank)
+        else:
+            runs.append([rank])
+    told = ", ".join(str(r[0]) if len(r) == 1 else f"{r[0]}-{r[-1]}" for r in runs)
+    return f"rank {told}" if len(ranks) == 1 else f"ranks {told}"

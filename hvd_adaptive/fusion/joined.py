@@ -1,0 +1,68 @@
+"""A step while some ranks are in ``hvd.join()``, out of data: the others' gradients travel by
+Horovod's own allreduce, the only collective in which a joined rank takes part, with zeros.
+
+They are summed in float32 (float64 where they are), and averages are over all ranks, as stock
+Horovod's are. Nothing is quantised, no table is fitted, residuals stay as they are. Such a step is
+not counted, so that ranks count alike when the joined ones come back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+if TYPE_CHECKING:
+    from hvd_adaptive.fusion.binding import Binding
+
+
+class JoinedStep:
+    """What Step is to the session, for gradients that all active ranks have, by slot."""
+
+    counts = False
+
+    def __init__(
+        self, binding: Binding, gradients: Mapping[int, torch.Tensor], name: str, attempt: int
+    ) -> None:
+        self.binding = binding
+        self.factor: float | None = None
+        self._gradients = dict(gradients)
+        self._name = f"{name}.joined.{attempt}"
+        self._handles: dict[int, Any] = {}
+
+    def has(self, slot: int) -> bool:
+        return slot in self._gradients
+
+    def launch_all(self) -> None:
+        """Submit every gradient."""
+        world, meter = self.binding.world, self.binding.compressor.meter
+        for slot, gradient in sorted(self._gradients.items()):
+            wide = torch.float64 if gradient.dtype == torch.float64 else torch.float32
+            data = gradient.detach().to(wide).contiguous().view(-1)
+            self._handles[slot] = world.hvd.allreduce_async(
+                data, op=world.hvd.Sum, name=f"{self._name}.{slot}", process_set=world.process_set
+            )
+            bytes_ = data.numel() * data.element_size()
+            meter.add_payload(bytes_)
+            meter.current.coordinates += data.numel()
+            meter.current.uncompressed_bytes += data.numel() * gradient.element_size()
+            meter.current.wire_bytes += 2 * bytes_ * (world.size - 1) // world.size  # of a ring
+
+    def result(self, slot: int, absent: bool = False) -> torch.Tensor:
+        """The reduced gradient, in its own shape and dtype."""
+        gradient = self._gradients.pop(slot)
+        with self.binding.compressor.meter.time("exchange_s"):
+            total = self.binding.world.hvd.synchronize(self._handles.pop(slot))
+        return total.mul_(self.factor).to(gradient.dtype).view(gradient.shape)
+
+    @property
+    def finished(self) -> bool:
+        return not self._gradients
+
+    def abandon(self) -> list[Any]:
+        """Give it up; returns the handles of what is in flight."""
+        return list(self._handles.values())
+
+    def commit(self) -> None:
+        """The step has ended, and changes nothing."""

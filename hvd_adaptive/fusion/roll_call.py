@@ -1,0 +1,52 @@
+"""Whether all ranks take part in a step, told by the first placeholder that comes back.
+
+A rank in ``hvd.join()`` adds zeros to every allreduce. Every other collective fails there or, where
+Horovod has it in its response cache, breaks the job (MPI_ERR_TRUNCATE, a segmentation fault). So
+groups are launched once all ranks are known to be there, during the backward pass still.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from hvd_adaptive.errors import RankMismatchError
+from hvd_adaptive.fusion.placeholder import check_reduced
+
+
+class RollCall:
+    """Waits, without ever blocking, for one placeholder of an optimizer's."""
+
+    def __init__(self, hvd: Any, optimizer: Any, size: int) -> None:
+        self._hvd, self._optimizer, self._size = hvd, optimizer, size
+        self._parameter: torch.nn.Parameter | None = None
+        self._placeholder: torch.Tensor | None = None
+        self._over = False
+
+    def expect(self, parameter: torch.nn.Parameter, placeholder: torch.Tensor) -> None:
+        """Horovod is about to reduce this placeholder in place; the first one is waited for."""
+        if self._placeholder is None:
+            self._parameter, self._placeholder = parameter, placeholder
+
+    def just_answered(self) -> bool:
+        """True once: all ranks are there, and agree. All else is for ``decompress`` to tell."""
+        if self._over or self._placeholder is None:
+            return False
+        handle = self._handle()
+        if handle is None or not self._hvd.poll(handle):
+            return False
+        self._over = True
+        try:
+            return check_reduced(self._placeholder, self._size).active == self._size
+        except (RankMismatchError, ValueError):
+            return False
+
+    def _handle(self) -> int | None:
+        """Of the placeholder's allreduce, which Horovod keeps by parameter or by group of them."""
+        optimizer = self._optimizer()
+        if optimizer is None:
+            return None
+        group = optimizer._p_to_group.get(self._parameter, self._parameter)
+        handle, _ = optimizer._handles.get(group, (None, None))
+        return handle

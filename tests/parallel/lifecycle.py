@@ -1,0 +1,251 @@
+"""Programs for several ranks that start or end Horovod themselves (tests/parallel/test_lifecycle.py
+launches them by name): ``mpirun -np 2 python tests/parallel/lifecycle.py shutdown_and_init``."""
+
+from __future__ import annotations
+
+import gc
+import hashlib
+import os
+import sys
+import time
+import weakref
+
+import horovod.torch as hvd
+import torch
+
+from hvd_adaptive import ALQ, ECDQ, QSGD, BinGrad
+
+SCHEMES = {
+    "alq": lambda: ALQ(bucket_size=256, update_steps=[0, 2]),
+    "qsgd": lambda: QSGD(bucket_size=256, exchange="scatter_reduce"),
+    "bingrad": lambda: BinGrad(bucket_size=256, error_feedback=1.0),
+    "ecdq": lambda: ECDQ(bits=2.5, bucket_size=256),
+}
+
+
+def make_optimizer(compressor, **options):
+    """A network of 3,000 and 50 parameters; the same on all ranks."""
+    torch.manual_seed(0)
+    net = torch.nn.Linear(60, 50)
+    optimizer = hvd.DistributedOptimizer(
+        torch.optim.SGD(net.parameters(), lr=0.1),
+        named_parameters=net.named_parameters(),
+        compression=compressor,
+        **options,
+    )
+    return net, optimizer
+
+
+def train(net, optimizer, steps: int, rank: int | None = None) -> None:
+    """On a rank's own data."""
+    rank = hvd.rank() if rank is None else rank
+    for step in range(steps):
+        optimizer.zero_grad()
+        x = torch.randn(8, 60, generator=torch.Generator().manual_seed(100 * step + rank))
+        net(x).square().mean().backward()
+        optimizer.step()
+
+
+def flat(tensors) -> torch.Tensor:
+    """One vector of a network's parameters, or of tensors."""
+    tensors = tensors.parameters() if isinstance(tensors, torch.nn.Module) else tensors
+    return torch.cat([tensor.detach().reshape(-1) for tensor in tensors])
+
+
+def check_same_everywhere(tensors, what: str = "", **where) -> None:
+    """Bit for bit, on all ranks (of a process set)."""
+    digest = torch.tensor(list(hashlib.sha256(flat(tensors).numpy().tobytes()).digest()))
+    everyone = hvd.allgather(digest[None], name="same", **where)
+    assert bool((everyone == digest).all()), f"{what}: they differ between ranks"
+
+
+def shutdown_and_init() -> None:
+    """One compressor over three lives of Horovod. Stock Horovod lives again over MPI where mpi4py
+    has started MPI (or it ends MPI, too, for good), and over Gloo in elastic jobs only."""
+    from mpi4py import MPI
+
+    assert MPI.Is_initialized()
+    for name, construct in SCHEMES.items():
+        hvd.init()
+        compressor = construct()
+        net, optimizer = make_optimizer(compressor)
+        train(net, optimizer, 2)
+        if name == "qsgd":  # a backward that is given up; its collectives end in an error
+            net(torch.ones(1, 60)).sum().backward()
+            handles = optimizer._handles
+            optimizer.load_state_dict(optimizer.state_dict())
+            handles.clear()
+        hvd.shutdown()
+        hvd.init()
+        for p in net.parameters():
+            p.grad = None
+        train(net, optimizer, 2)
+        assert compressor.step == 4
+        check_same_everywhere(net)
+        hvd.shutdown()
+        hvd.init()
+        new, optimizer = make_optimizer(compressor)
+        train(new, optimizer, 2)
+        assert compressor.step == 6
+        check_same_everywhere(new)
+        hvd.shutdown()
+
+
+def subsets() -> None:
+    """hvd.init(comm=...): first ranks in reversed order, then halves that train on their own."""
+    from mpi4py import MPI
+
+    world = MPI.COMM_WORLD
+    hvd.init(comm=world.Split(0, key=-world.Get_rank()))
+    assert hvd.rank() == world.Get_size() - 1 - world.Get_rank()
+    for construct in SCHEMES.values():
+        net, optimizer = make_optimizer(construct())
+        train(net, optimizer, 3)
+        check_same_everywhere(net)
+    hvd.shutdown()
+    half = world.Get_rank() % 2
+    hvd.init(comm=world.Split(half, key=world.Get_rank()))
+    assert hvd.size() == world.Get_size() // 2
+    for construct in SCHEMES.values():
+        net, optimizer = make_optimizer(construct())
+        train(net, optimizer, 3, rank=world.Get_rank())
+        check_same_everywhere(net)
+        digests = world.allgather(flat(net).numpy().tobytes())
+        assert len(set(digests)) == 2
+    hvd.shutdown()
+
+
+def static_process_sets() -> None:
+    """Sets given to hvd.init(), found from the optimizer or given to the compressor."""
+    first, rest = hvd.ProcessSet([0]), hvd.ProcessSet([1, 2, 3])
+    hvd.init(process_sets=[first, rest])
+    mine = first if hvd.rank() == 0 else rest
+    for construct in SCHEMES.values():
+        net, optimizer = make_optimizer(construct(), process_set=mine)
+        train(net, optimizer, 3)
+        check_same_everywhere(net, process_set=mine)
+        digest = torch.tensor(list(hashlib.sha256(flat(net).numpy().tobytes()).digest()))
+        everyone = hvd.allgather(digest[None], name="apart")
+        assert len({tuple(row) for row in everyone.tolist()}) == 2
+    compressor = QSGD(bits=8, norm="linf", bucket_size=256, process_set=rest)
+    if hvd.rank() == 0:
+        try:
+            hvd.allreduce(torch.ones(2000), compression=compressor, name="of_rest")
+        except RuntimeError as error:
+            assert "this rank is not a member of ProcessSet" in str(error)
+        else:
+            raise AssertionError("rank 0 took part")
+    else:
+        values = torch.full((2000,), float(hvd.rank()))
+        result = hvd.allreduce(values, compression=compressor, name="of_rest", process_set=rest)
+        torch.testing.assert_close(result, torch.full((2000,), 2.0))
+    hvd.barrier()
+    hvd.shutdown()
+
+
+def alone() -> None:
+    """A world of one rank: without HOROVOD_ELASTIC Horovod calls no compressor; with it, gradients
+    are quantised as if there were others."""
+    hvd.init()
+    elastic = os.environ.get("HOROVOD_ELASTIC") == "1"
+    for name, construct in SCHEMES.items():
+        compressor = construct()
+        net, optimizer = make_optimizer(compressor)
+        exact = torch.nn.Linear(60, 50)
+        exact.load_state_dict(net.state_dict())
+        start = flat(net)
+        train(net, optimizer, 3)
+        train(exact, torch.optim.SGD(exact.parameters(), lr=0.1), 3)
+        assert compressor.step == (3 if elastic else 0), name
+        moved, expected = flat(net) - start, flat(exact) - start
+        assert torch.equal(moved, expected) != elastic, name
+        assert torch.nn.functional.cosine_similarity(moved, expected, dim=0) > 0.3, name
+        result = hvd.allreduce(expected, compression=construct(), op=hvd.Sum, name=f"alone.{name}")
+        assert torch.nn.functional.cosine_similarity(result, expected, dim=0) > 0.3, name
+    hvd.join()
+    hvd.shutdown()
+
+
+def closed() -> None:
+    """close() lets go of parameters and gradients; on all ranks together, at any time between
+    steps, and the compressor goes on afterwards. A spare one, made on one rank, is nobody's."""
+    hvd.init()
+    if hvd.rank() == 1:
+        spares = [construct() for construct in SCHEMES.values()]
+        spares[0].fit(torch.randn(4096))
+        spares[0].decode(spares[0].encode(torch.randn(1000)))
+    for construct in SCHEMES.values():
+        compressor = construct()
+        net, optimizer = make_optimizer(compressor)
+        train(net, optimizer, 2)
+        tables = compressor.state_dict()
+        parameter = weakref.ref(net.weight)
+        del net, optimizer
+        compressor.close()
+        compressor.close()
+        gc.collect()
+        assert parameter() is None, "the compressor holds a parameter"
+        assert compressor.state_dict().keys() == tables.keys()
+        net, optimizer = make_optimizer(compressor)
+        train(net, optimizer, 1)
+        # In the middle of a step: its gradients are given up.
+        net(torch.ones(1, 60)).sum().backward()
+        compressor.close()
+        handles = [handle for handle, _ in optimizer._handles.values()]
+        optimizer.load_state_dict(optimizer.state_dict())
+        for handle in handles:
+            hvd.synchronize(handle)
+        train(net, optimizer, 1)
+        assert compressor.step == 4
+        check_same_everywhere(net)
+    hvd.shutdown()
+
+
+def unlike_processors() -> None:
+    """Rank 1's code is compiled and chosen for another processor (see ``main``): averages are the
+    same bits, and so are payloads of the same gradients. (Parameters are not: torch's optimizers
+    round otherwise on other processors, whatever the gradients travel by.)"""
+    hvd.init()
+    processor = os.environ.get("NUMBA_CPU_NAME"), torch.backends.cpu.get_cpu_capability()
+    assert len(set(hvd.allgather_object(processor))) == 2
+    for name in ("alq", "qsgd", "bingrad"):  # each compiles its kernels anew, the first time
+        compressor = SCHEMES[name]()
+        net, optimizer = make_optimizer(compressor)
+        for _ in range(4):
+            train(net, optimizer, 1)
+            check_same_everywhere([p.grad for p in net.parameters()], name)
+        # Not of torch.randn, which depends on the processor.
+        values = ((torch.arange(5000) * 7919 % 10007 - 5000) / 5000) ** 3
+        payload = compressor.encode(values, seed=1)
+        digest = hashlib.sha256(payload.numpy().tobytes()).hexdigest()
+        assert len(set(hvd.allgather_object(digest))) == 1, name
+    hvd.shutdown()
+
+
+PROGRAMS = (shutdown_and_init, subsets, static_process_sets, alone, closed, unlike_processors)
+
+# A processor of 2003, for everything that chooses its instructions when it starts.
+OLD_PROCESSOR = {
+    "NUMBA_CPU_NAME": "generic",
+    "NUMBA_CPU_FEATURES": "",
+    "ATEN_CPU_CAPABILITY": "default",
+    "NPY_DISABLE_CPU_FEATURES": "X86_V3 X86_V4 AVX512_ICL AVX512_SPR",
+    "GLIBC_TUNABLES": "glibc.cpu.hwcaps=-AVX2,-FMA,-FMA4,-AVX512F,-AVX2_Usable,-FMA_Usable",
+}
+
+
+def main(names: list[str]) -> None:
+    """Run programs; on rank 1 of ``unlike_processors`` under the old processor's environment."""
+    rank = os.environ.get("OMPI_COMM_WORLD_RANK", os.environ.get("HOROVOD_RANK"))
+    if names == ["unlike_processors"] and rank == "1" and "NUMBA_CPU_NAME" not in os.environ:
+        os.execve(sys.executable, [sys.executable, *sys.argv], os.environ | OLD_PROCESSOR)
+    torch.set_num_threads(1)
+    for program in PROGRAMS:
+        if program.__name__ in names:
+            begin = time.perf_counter()
+            program()
+            print(f"{program.__name__} passed in {time.perf_counter() - begin:.1f} s", flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
