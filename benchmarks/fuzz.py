@@ -1,12 +1,13 @@
 """Mutated payloads against every kind of payload: each is refused with PayloadError or decoded.
 
-    python benchmarks/fuzz.py [--mutations 1000000] [--seed 0]
+    python benchmarks/fuzz.py [--mutations 1000000] [--first 0] [--seed 0]
 
 Bits are flipped, bytes overwritten, inserted, removed and moved, offsets and header fields changed;
 mostly length and checksum are then made right, so that decoders and not the checksum meet them.
 Payloads lie right before a page that nobody may read: a read behind their end kills the process.
 Any other exception, a result of another length than the header says, or a decoding that takes
-longer than ``SLOWEST`` seconds stops it with the mutation's number and seed, which repeat it.
+longer than ``SLOWEST`` seconds stops it with the mutation's number and seed, which repeat it
+(``--first NUMBER``; so a long run can be done in pieces).
 """
 
 from __future__ import annotations
@@ -42,9 +43,28 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "QSGD elias": ("QSGD", {"bits": 3, "coding": "elias"}),
     "NUQSGD elias": ("NUQSGD", {"bits": 4, "coding": "elias"}),
     "TernGrad elias": ("TernGrad", {"coding": "elias"}),
-    "ALQ fixed": ("ALQ", {"bits": 3}),
+    "ALQ": ("ALQ", {"bits": 3}),
+    "ALQ zero 8 bits": ("ALQ", {"bits": 8, "symmetric": False, "tail": "full"}),
+    "AMQ": ("AMQ", {"bits": 4, "norm": "linf"}),
+    "NUQSGD": ("NUQSGD", {"bits": 5}),
+    "QSGD 2 bits": ("QSGD", {"bits": 2}),
+    "QSGD radix": ("QSGD", {"intervals": 5}),
+    "TernGrad": ("TernGrad", {}),
+    "ORQ": ("ORQ", {"levels": 9}),
+    "ORQ float16": ("ORQ", {"levels": 5, "level_dtype": "float16", "clip": 2.5}),
+    "LinearQuantile": ("LinearQuantile", {"levels": 3}),
+    "BinGrad": ("BinGrad", {}),
+    "BinGrad biased": ("BinGrad", {"variant": "biased"}),
+    "SignSGD": ("SignSGD", {}),
+    "OneBitSGD": ("OneBitSGD", {}),
+    "NaturalCompression": ("NaturalCompression", {}),
+    "QCS": ("QCS", {"gain": 10, "bucket_size": 512}),
+    "QCS measured": ("QCS", {"bucket_size": 512, "measurements": 200, "quantizer_range": 4}),
     "SparseSGD": ("SparseSGD", {"density": 0.05}),
+    "SparseSGD dense": ("SparseSGD", {"density": 0.6, "tail": "full"}),
     "ECDQ": ("ECDQ", {"bits": 2.0}),
+    "ECDQ low": ("ECDQ", {"bits": 0.5}),
+    "ECDQ high": ("ECDQ", {"bits": 6.0, "tail": "full"}),
 }
 # Header fields (byte offset, format) whose lies a receiver must survive.
 FIELDS = ((7, "<B"), (8, "<I"), (32, "<Q"), (40, "<Q"), (48, "<Q"), (56, "<I"), (64, "<Q"))
@@ -71,7 +91,7 @@ class GuardedPage:
         return tensor
 
 
-def subjects(seed: int) -> dict[str, tuple[Any, bytes]]:
+def subjects(seed: int, checksum: bool = True) -> dict[str, tuple[Any, bytes]]:
     """Label -> compressor and one of its payloads."""
     generator = torch.Generator().manual_seed(seed)
     flat = torch.randn(COORDINATES, generator=generator) ** 3
@@ -79,7 +99,9 @@ def subjects(seed: int) -> dict[str, tuple[Any, bytes]]:
     whole, coders.SEGMENT = coders.SEGMENT, SEGMENT
     try:
         for label, (name, keywords) in CASES.items():
-            scheme = getattr(hvd_adaptive, name)(bucket_size=BUCKET, **keywords)
+            scheme = getattr(hvd_adaptive, name)(
+                **{"bucket_size": BUCKET, "checksum": checksum} | keywords
+            )
             if hasattr(scheme, "fit"):
                 scheme.fit(flat)
             payload = scheme.encode(flat, seed=seed)
@@ -172,13 +194,14 @@ IN_PLACE = (_flip, _overwrite, _number)
 CHANGES = (_flip, _flip, _overwrite, _overwrite, _shorten, _cut, _lengthen, _move, _number, _lie)
 
 
-def fuzz(mutations: int, seed: int = 0, progress: bool = False) -> Counter[str]:
+def fuzz(mutations: int, seed: int = 0, progress: bool = False, first: int = 0) -> Counter[str]:
     """Counts of "label: refused" and "label: decoded"; AssertionError or the decoder's own error
     where a mutation is not dealt with."""
     cases = subjects(seed)
     room = GuardedPage(max(len(payload) for _, payload in cases.values()) + 512)
     labels, outcomes = list(cases), Counter()
-    for number in tqdm(range(mutations), disable=not progress, unit="payload"):
+    numbers = range(first, first + mutations)
+    for number in tqdm(numbers, disable=not progress, unit="payload"):
         label = labels[number % len(labels)]
         scheme, payload = cases[label]
         data = mutated(payload, np.random.default_rng((seed, number)))
@@ -202,11 +225,12 @@ def main() -> None:
     """Fuzz and print what became of the payloads."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--mutations", type=int, default=1_000_000)
+    parser.add_argument("--first", type=int, default=0)
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
     torch.set_num_threads(1)
     begin = time.perf_counter()
-    outcomes = fuzz(args.mutations, args.seed, progress=True)
+    outcomes = fuzz(args.mutations, args.seed, True, args.first)
     for label in CASES:
         refused, decoded = (outcomes[f"{label}: {what}"] for what in ("refused", "decoded"))
         print(f"{label:20} {refused:9,} refused {decoded:9,} decoded")

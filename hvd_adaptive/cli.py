@@ -10,7 +10,8 @@ from __future__ import annotations
 import argparse
 import importlib
 from collections.abc import Sequence
-from importlib import metadata
+
+from hvd_adaptive._version import __version__
 
 COMMANDS = ("hvd_adaptive.horovod_build.command",)
 
@@ -20,7 +21,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="hvd-adaptive", description="Adaptive gradient quantization for stock Horovod."
     )
-    parser.add_argument("--version", action="version", version=f"%(prog)s {_own_version()}")
+    parser.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     for module in COMMANDS:
         importlib.import_module(module).register(commands)
@@ -31,10 +32,3 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit status."""
     arguments = make_parser().parse_args(argv)
     return arguments.run(arguments)
-
-
-def _own_version() -> str:
-    try:
-        return metadata.version("hvd-adaptive")
-    except metadata.PackageNotFoundError:
-        return "(not installed)"

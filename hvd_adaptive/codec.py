@@ -81,9 +81,16 @@ class Codec(ABC):
 
     @abstractmethod
     def decode_bodies(
-        self, bodies: Sequence[torch.Tensor], keys: Sequence[int], factor: float, out: torch.Tensor
+        self,
+        bodies: Sequence[torch.Tensor],
+        keys: Sequence[int],
+        factor: float,
+        out: torch.Tensor,
+        add: bool = True,
     ) -> None:
         """out (float32, 1-D) becomes factor * (out + the bodies' values, added in order).
+
+        add: if not, ``out`` counts as zeros, whatever it holds.
 
         Bodies whose length varies are followed by up to 7 zero bytes. PayloadError where one cannot
         be read.
@@ -156,7 +163,7 @@ class Codec(ABC):
         else:
             payload.body.copy_(body)
         payload.full.copy_(flat[quantized:])
-        return payload.seal()
+        return payload.seal(self.settings.checksum)
 
     def decode_sum(
         self, encoded: Sequence[torch.Tensor], expected: Header, factor: float
@@ -177,7 +184,7 @@ class Codec(ABC):
         # Nothing of a size that a header tells is allocated before all of it has been checked.
         opened = [self._open(payload, expected) for payload in encoded]
         wide = torch.float64 if expected.dtype == torch.float64 else torch.float32
-        out = torch.zeros(expected.coordinates, dtype=wide, device=encoded[0].device)
+        out = torch.empty(expected.coordinates, dtype=wide, device=encoded[0].device)
         quantized = expected.coordinates - expected.full
         self._decode_sections(opened, factor, out[:quantized], out[quantized:])
         return out
@@ -190,7 +197,7 @@ class Codec(ABC):
         values: torch.Tensor,
         full: torch.Tensor,
     ) -> None:
-        """The two sections of ``decode_wide``, of its dtype, into tensors of zeros."""
+        """The two sections of ``decode_wide``, of its dtype, into given memory."""
         opened = [self._open(payload, expected) for payload in encoded]
         self._decode_sections(opened, factor, values, full)
 
@@ -201,36 +208,45 @@ class Codec(ABC):
         values: torch.Tensor,
         full: torch.Tensor,
     ) -> None:
-        narrow = values.to(torch.float32)  # itself where the sum is float32
-        self.decode_opened(opened, factor, narrow)
-        if narrow is not values:
+        wide = values.dtype != torch.float32
+        narrow = values.new_empty(values.shape, dtype=torch.float32) if wide else values
+        self.decode_opened(opened, factor, narrow, add=False)
+        if wide:
             values.copy_(narrow)
+        full.zero_()
         for payload in opened:
             full += payload.full.to(full.dtype)
         full *= factor
 
     def decode_opened(
-        self, opened: Sequence[payloads.Payload], factor: float, out: torch.Tensor
+        self,
+        opened: Sequence[payloads.Payload],
+        factor: float,
+        out: torch.Tensor,
+        add: bool = True,
     ) -> None:
         """out (float32, 1-D) becomes factor * (out + the payloads' values, added in order).
+
+        add: if not, ``out`` counts as zeros, whatever it holds.
 
         Where bodies are coded one at a time is expanded, whatever the number of ranks.
         """
         if all(p.header.coding == "fixed" for p in opened):
             bodies, keys = [p.body for p in opened], [p.header.key for p in opened]
-            self.decode_bodies(bodies, keys, factor, out)
+            self.decode_bodies(bodies, keys, factor, out, add)
             return
         for place, payload in enumerate(opened, 1):
             body = payload.body
             if payload.header.coding != "fixed":
                 body = self.fixed_body(body, out.numel())
             last = place == len(opened)
-            self.decode_bodies([body], [payload.header.key], factor if last else 1.0, out)
+            key, adding = payload.header.key, add or place > 1
+            self.decode_bodies([body], [key], factor if last else 1.0, out, adding)
 
     def roundtrip(self, flat: torch.Tensor, key: int) -> torch.Tensor:
         """``flat`` (float32) as a receiver would see it."""
-        out = torch.zeros_like(flat)
-        self.decode_bodies([self._body(flat, key)], [key], 1.0, out)
+        out = torch.empty_like(flat)
+        self.decode_bodies([self._body(flat, key)], [key], 1.0, out, add=False)
         return out
 
     def body_length(self, header: Header) -> int:
@@ -296,7 +312,8 @@ class Codec(ABC):
             layout=expected.layout,
         )
         opened = payloads.sections(payload, header, self.body_length(header))
-        opened.verify()
+        if self.settings.checksum:
+            opened.verify()
         return opened
 
     @functools.cached_property

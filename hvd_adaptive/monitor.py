@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -16,6 +16,7 @@ class StepFigures:
     payload_bytes: bytes encoded.  wire_bytes: bytes sent by this rank, computed from the exchange.
     squared_error, squared_norm: of the sampled buckets.
     encode_s, exchange_s, decode_s: seconds encoding, waiting for the exchange, decoding.
+    peak_bytes: the most memory that was held at a time: see StepMeter.hold.
     """
 
     coordinates: int = 0
@@ -27,6 +28,7 @@ class StepFigures:
     encode_s: float = 0.0
     exchange_s: float = 0.0
     decode_s: float = 0.0
+    peak_bytes: int = 0
 
 
 class StepMeter:
@@ -35,6 +37,16 @@ class StepMeter:
     def __init__(self) -> None:
         self.current = StepFigures()
         self._last: StepFigures | None = None
+        self._held: dict[Hashable, int] = {}
+
+    def hold(self, what: Hashable, size: int) -> None:
+        """From now on ``what`` takes so many bytes beyond the gradients: a group's payloads, sent
+        or received; buffers; residuals; results that are kept."""
+        if size:
+            self._held[what] = size
+            self.current.peak_bytes = max(self.current.peak_bytes, sum(self._held.values()))
+        else:
+            self._held.pop(what, None)
 
     @contextmanager
     def time(self, field: str) -> Iterator[None]:
@@ -50,18 +62,26 @@ class StepMeter:
         """So many bytes were encoded."""
         self.current.payload_bytes += size
 
+    def clear(self) -> None:
+        """Nothing is held any more."""
+        self._held.clear()
+
     def finish(self) -> None:
         """The step is over."""
-        self._last, self.current = self.current, StepFigures()
+        self._last = self.current
+        self.restart()
 
     def restart(self) -> None:
-        """The step was given up."""
-        self.current = StepFigures()
+        """The step was given up, or is over; buffers and residuals stay."""
+        self._held = {what: size for what, size in self._held.items() if isinstance(what, str)}
+        self.current = StepFigures(peak_bytes=sum(self._held.values()))
 
     def report(self) -> dict[str, float]:
         """The last step as a dict: coordinates, payload_bytes, wire_bytes, uncompressed_bytes,
         bits_per_coordinate, relative_error (squared, of a few sampled buckets; NaN where none
-        could be measured), encode_s, exchange_s, decode_s. Zeros before the first step."""
+        could be measured), encode_s, exchange_s, decode_s, peak_bytes (memory held beyond the
+        gradients: payloads in flight, buffers, residuals; not what encoding one group takes for a
+        moment, nor Horovod's own buffers). Zeros before the first step."""
         last = self._last or StepFigures()
         bits = 8 * last.payload_bytes / last.coordinates if last.coordinates else 0.0
         error = last.squared_error / last.squared_norm if last.squared_norm else float("nan")
@@ -75,4 +95,5 @@ class StepMeter:
             "encode_s": last.encode_s,
             "exchange_s": last.exchange_s,
             "decode_s": last.decode_s,
+            "peak_bytes": last.peak_bytes,
         }

@@ -39,9 +39,9 @@ class Payload:
         data[SIZE + padded(body_bytes) + full_bytes :] = 0
         return cls(replace(header, length=length), data, *_sections(data, header, body_bytes))
 
-    def seal(self) -> torch.Tensor:
-        """Write header and checksum; returns the bytes."""
-        header = replace(self.header, checksum=self._checksum())
+    def seal(self, checksum: bool = True) -> torch.Tensor:
+        """Write the header, with the checksum, or 0 in its place; returns the bytes."""
+        header = replace(self.header, checksum=self._checksum() if checksum else 0)
         self.bytes[:SIZE] = torch.frombuffer(bytearray(header.pack()), dtype=torch.uint8)
         return self.bytes
 

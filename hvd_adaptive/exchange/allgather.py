@@ -22,7 +22,8 @@ class Allgather(Exchange):
     def in_flight_bytes(
         self, codec: GradientCompressor, quantized: int, full: int, dtype: torch.dtype
     ) -> int:
-        return self.ranks * codec.payload_bytes(quantized, full, dtype)
+        # All ranks' payloads, and its own once more.
+        return (self.ranks + 1) * codec.payload_bytes(quantized, full, dtype)
 
     def encode(
         self, shipment: Shipment, flat: torch.Tensor, values: torch.Tensor

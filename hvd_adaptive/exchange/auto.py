@@ -13,6 +13,7 @@ the log says was chosen.
 
 from __future__ import annotations
 
+import copy
 import itertools
 import logging
 import time
@@ -69,6 +70,8 @@ class Auto(Exchange):
 
     def settle(self, world: World, compressor: GradientCompressor, name: str) -> None:
         self.know_nodes(self.place.nodes or find_nodes(world, name), compressor)
+        # Candidates want second stages of different bits; a loaded one must not be lost to them.
+        compressor = copy.copy(compressor)
         own = [
             [measure(exchange, world, compressor, size, f"{name}.auto.{label}") for size in SIZES]
             for label, exchange in self._candidates.items()
@@ -142,6 +145,10 @@ class Auto(Exchange):
         if self.settled:
             kinds = [self._candidates[self.choice(quantized + full)]]
         return max(kind.in_flight_bytes(codec, quantized, full, dtype) for kind in kinds)
+
+    def working_bytes(self, codec: GradientCompressor, quantized: int, full: int) -> int:
+        chosen = self._candidates[self.choice(quantized + full)]
+        return chosen.working_bytes(codec, quantized, full)
 
     def encode(
         self, shipment: Shipment, flat: torch.Tensor, values: torch.Tensor

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -29,6 +29,16 @@ class Collective(ABC):
     @abstractmethod
     def receive(self, world: World, handle: Any) -> list[torch.Tensor]:
         """Wait; what each rank sent to this one, in rank order."""
+
+    @abstractmethod
+    def waiting(self) -> Collective:
+        """What ``receive`` needs of a request once it is submitted, without what it sends: Horovod
+        keeps that for as long as it must."""
+
+    @abstractmethod
+    def held_bytes(self, ranks: int) -> int:
+        """Memory that it takes from ``submit`` to ``receive``, what is received included, where
+        others send as much as this rank."""
 
     @abstractmethod
     def sent_bytes(self, rank: int, ranks: int) -> int:
@@ -56,6 +66,12 @@ class AllGather(Collective):
     def receive(self, world: World, handle: Any) -> list[torch.Tensor]:
         return [world.hvd.synchronize(handle)]
 
+    def waiting(self) -> AllGather:
+        return AllGather(self.data[:0].clone())
+
+    def held_bytes(self, ranks: int) -> int:
+        return (1 + ranks) * self.data.numel()
+
     def sent_bytes(self, rank: int, ranks: int) -> int:
         return self.data.numel() * (ranks - 1)
 
@@ -80,6 +96,13 @@ class AllToAll(Collective):
     def receive(self, world: World, handle: Any) -> list[torch.Tensor]:
         data, splits = world.hvd.synchronize(handle)
         return list(data.split(splits.tolist()))
+
+    def waiting(self) -> AllToAll:
+        return AllToAll(())
+
+    def held_bytes(self, ranks: int) -> int:
+        # Parts and Horovod's copy of them; then this copy, and as much received.
+        return 2 * sum(part.numel() for part in self.parts)
 
     def sent_bytes(self, rank: int, ranks: int) -> int:
         return sum(part.numel() for r, part in enumerate(self.parts) if r != rank)
@@ -106,7 +129,13 @@ class Among(Collective):
         return self._spread().submit(world, name)
 
     def receive(self, world: World, handle: Any) -> list[torch.Tensor]:
-        return self._found(self._spread().receive(world, handle))
+        return self._found(AllToAll(()).receive(world, handle))
+
+    def waiting(self) -> Among:
+        return replace(self, request=self.request.waiting())
+
+    def held_bytes(self, ranks: int) -> int:
+        return self._spread().held_bytes(ranks)
 
     def sent_bytes(self, rank: int, ranks: int) -> int:
         return 0 if self.local else self._spread().sent_bytes(rank, ranks)

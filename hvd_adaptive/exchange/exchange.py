@@ -21,8 +21,10 @@ if TYPE_CHECKING:
 Route = Generator[Collective, list[torch.Tensor], torch.Tensor]
 
 
-def _new_zeros(coordinates: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    return torch.zeros(coordinates, dtype=dtype, device=device)
+def _new_memory(
+    use: str, coordinates: int, dtype: torch.dtype, device: torch.device
+) -> torch.Tensor:
+    return torch.empty(coordinates, dtype=dtype, device=device)
 
 
 @dataclass(frozen=True)
@@ -35,8 +37,9 @@ class Shipment:
     key: a rank's key of random numbers for this group, step and attempt.
     factor: what a sum over ranks is multiplied with; asked when everything has been sent.
     time: adds the seconds spent inside to a field of the step's figures.
-    zeros: memory for the group's result (coordinates, dtype, device), which may be used again for
-    the next group's, or be that of the gradient itself: asked for once its payloads are made.
+    memory: for so many coordinates of a dtype on a device, holding anything. Used again for the
+    same use by the next group; that of a "result" may be the gradient's own, so that it is asked
+    for once the group's payloads are made.
     """
 
     codec: GradientCompressor
@@ -48,12 +51,16 @@ class Shipment:
     factor: Callable[[], float]
     time: Callable[[str], AbstractContextManager]
     count: Callable[[int], None]
-    zeros: Callable[[int, torch.dtype, torch.device], torch.Tensor] = _new_zeros
+    memory: Callable[[str, int, torch.dtype, torch.device], torch.Tensor] = _new_memory
+
+    def wide(self, use: str, coordinates: int, device: torch.device) -> torch.Tensor:
+        """Memory in float32; float64 where that is the group's dtype."""
+        dtype = torch.float64 if self.dtype == torch.float64 else torch.float32
+        return self.memory(use, coordinates, dtype, device)
 
     def empty_result(self, device: torch.device) -> torch.Tensor:
-        """Zeros for the whole group: float32, float64 where that is its dtype."""
-        wide = torch.float64 if self.dtype == torch.float64 else torch.float32
-        return self.zeros(self.quantized + self.full, wide, device)
+        """For the whole group; holding anything."""
+        return self.wide("result", self.quantized + self.full, device)
 
 
 @dataclass(frozen=True)
@@ -101,6 +108,11 @@ class Exchange(ABC):
     ) -> int:
         """Memory that a group's exchange holds at most, and no less than any of its collectives;
         the same on every rank."""
+
+    def working_bytes(self, codec: GradientCompressor, quantized: int, full: int) -> int:
+        """Memory besides payloads and result that a group takes while one of its collectives'
+        results is worked on."""
+        return 0
 
     @abstractmethod
     def encode(

@@ -79,6 +79,11 @@ class Hierarchical(Exchange):
         payload = codec.payload_bytes(quantized + min(spare, quantized), full, dtype)
         return inside + 2 * payload + 2 * (quantized + spare) + HEADERS * self.ranks
 
+    def working_bytes(self, codec: GradientCompressor, quantized: int, full: int) -> int:
+        # The average of a node's slice; what is then exchanged is not larger.
+        size = codec.settings.bucket_size
+        return 8 * max(c.coordinates for c in cut(quantized, full, size, len(self._local)))
+
     def _know(self, nodes: Sequence[int]) -> None:
         names = sorted(set(nodes))
         members = [[r for r in range(self.ranks) if nodes[r] == node] for node in names]

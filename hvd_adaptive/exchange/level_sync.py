@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import zlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -14,6 +15,9 @@ from hvd_adaptive.exchange.world import World
 logger = logging.getLogger("hvd_adaptive")
 
 
+# MPI knows so many tags at least.
+LEAST_TAGS = 2**15
+
 Fit = Callable[[Sequence[np.ndarray]], np.ndarray]
 
 
@@ -23,7 +27,7 @@ class LevelSync:
     def __init__(self, world: World, name: str) -> None:
         self.world = world
         self.name = name
-        self._comm = _communicator(world)
+        self._comm = _communicator(world, f"{name}.mpi")
         logger.debug("level sync over %s", "Horovod" if self._comm is None else "MPI")
 
     def __call__(self, own: np.ndarray, fit: Fit) -> np.ndarray:
@@ -67,11 +71,31 @@ def _checked(result: np.ndarray) -> np.ndarray:
     return result
 
 
-def _communicator(world: World) -> Any:
-    """An MPI communicator of the process set's members, or None where Horovod does not use MPI.
+def _communicator(world: World, name: str) -> Any:
+    """An MPI communicator of the process set's members, in their order, or None where one of them
+    cannot use MPI: the others would wait for it for ever.
 
-    Made by ``Create_group``, which only the members call.
+    Made by ``Create_group``, which only the members call. They tell each other their numbers in
+    MPI's world: ``hvd.init(comm=...)`` gives them others.
     """
+    if world.size == 1:
+        return None
+    mpi = _mpi(world)
+    own = torch.tensor([-1 if mpi is None else mpi.COMM_WORLD.Get_rank()])
+    numbers = world.gather_equal(own, name)[:, 0].tolist()
+    if min(numbers) < 0:
+        if mpi is not None:
+            ranks = zip(world.process_set.ranks, numbers, strict=True)
+            without = [rank for rank, number in ranks if number < 0]
+            logger.warning("ranks %s cannot use mpi4py: tables travel over Horovod", without)
+        return None
+    # Several threads may make theirs at once.
+    tag = zlib.crc32(name.encode()) % LEAST_TAGS
+    return mpi.COMM_WORLD.Create_group(mpi.COMM_WORLD.Get_group().Incl(numbers), tag)
+
+
+def _mpi(world: World) -> Any:
+    """The module ``mpi4py.MPI`` where it shares Horovod's MPI; None otherwise."""
     hvd = world.hvd
     if not (hvd.mpi_built() and hvd.mpi_enabled() and hvd.mpi_threads_supported()):
         return None
@@ -83,8 +107,7 @@ def _communicator(world: World) -> Any:
     except ImportError as error:
         logger.warning("mpi4py cannot be imported (%s): tables travel over Horovod", error)
         return None
-    if not MPI.Is_initialized() or MPI.COMM_WORLD.Get_size() != hvd.size():
-        logger.warning("mpi4py does not share Horovod's MPI world: tables travel over Horovod")
+    if not MPI.Is_initialized():
+        logger.warning("mpi4py does not share Horovod's MPI: tables travel over Horovod")
         return None
-    group = MPI.COMM_WORLD.Get_group().Incl(world.process_set.ranks)
-    return MPI.COMM_WORLD.Create_group(group)
+    return MPI

@@ -56,6 +56,10 @@ class ScatterReduce(Exchange):
         first = sum(own) + self.ranks * max(own, default=0)
         return max(first, max(averages, default=0) + sum(averages))
 
+    def working_bytes(self, codec: GradientCompressor, quantized: int, full: int) -> int:
+        # The average of the largest chunk.
+        return 4 * max(c.coordinates for c in self._chunks(codec, quantized, full))
+
     def encode(
         self, shipment: Shipment, flat: torch.Tensor, values: torch.Tensor
     ) -> list[torch.Tensor]:
@@ -79,8 +83,10 @@ class ScatterReduce(Exchange):
     def route(self, shipment: Shipment, payloads: Sequence[torch.Tensor]) -> Route:
         own = payloads[self.rank]
         expected = read_header(own) if own.numel() else None
-        received = yield AllToAll(payloads)
+        # Horovod has its own copy of what is sent: no other is kept while it travels.
+        request = [AllToAll(payloads)]
         del payloads, own
+        received = yield request.pop()
         failure, average = None, torch.empty(0, dtype=torch.uint8, device=received[0].device)
         try:
             if expected is not None:
@@ -104,10 +110,13 @@ class ScatterReduce(Exchange):
             if read_header(payload).key != chunk_key(shipment.key(rank), self.rank, FIRST):
                 raise PayloadError(f"rank {rank} sent a payload of another step, group or chunk")
         with shipment.time("decode_s"):
-            average = codec.decode_wide(received, expected, shipment.factor())
+            average = shipment.wide("average", expected.coordinates, received[0].device)
+            quantized = expected.coordinates - expected.full
+            values, full = average[:quantized], average[quantized:]
+            codec.decode_into(received, expected, shipment.factor(), values, full)
         with shipment.time("encode_s"):
             second = self._second_stage(codec)
-            quantized = second.quantized(expected.coordinates - expected.full)
+            quantized = second.quantized(quantized)
             key = chunk_key(shipment.key(self.rank), self.rank, SECOND)
             return second.codec.encode_flat(
                 average.to(shipment.dtype), quantized, key, shipment.layout, average[:quantized]

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import logging
 from contextlib import nullcontext
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from hvd_adaptive import ALQ, QSGD, simulate
+from hvd_adaptive.exchange import auto as module
 from hvd_adaptive.exchange.auto import SIZES, Auto
 from hvd_adaptive.exchange.exchange import Place, Shipment
 from hvd_adaptive.exchange.plain import Half, Plain
@@ -118,3 +120,20 @@ def test_cannot_be_simulated():
     weight = torch.nn.Parameter(torch.zeros(5000))
     with pytest.raises(ValueError, match="exchange='auto'"):
         simulate.Ranks([("w", weight)], ALQ(exchange="auto"), 2)
+
+
+def test_measuring_leaves_the_second_stage_alone(monkeypatch):
+    """Candidates want such of other bits; a table that was loaded is not to be fitted once more."""
+    compressor = ALQ(exchange="auto")
+    stage, more = compressor.second_stage(2), []
+
+    def measure(exchange, world, codec, size, name):
+        more.append(codec.second_stage(64).bits)
+        return 1.0
+
+    monkeypatch.setattr(module, "measure", measure)
+    world = SimpleNamespace(
+        gather_equal=lambda own, name: own[None], broadcast=lambda values, name: values
+    )
+    Auto(Place(2, 0, (0, 1))).settle(world, compressor, "test")
+    assert set(more) != {stage.bits} and compressor.second_stage(2) is stage

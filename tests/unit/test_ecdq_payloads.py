@@ -361,7 +361,7 @@ def test_state_of_others_is_refused():
     scheme = ECDQ(bits=2.0, bucket_size=BUCKET)
     scheme.fit(vector(heavy, 5000))
     state = scheme.state_dict()
-    for entry in ("code", "version", "rate", "schedule"):
+    for entry in ("code", "version", "rate", "sent", "schedule"):
         with pytest.raises(ValueError, match=entry):
             scheme.load_state_dict({k: v for k, v in state.items() if k != entry})
     code = state["code"]
@@ -370,9 +370,12 @@ def test_state_of_others_is_refused():
     for numbers in broken.values():
         with pytest.raises(ValueError):
             scheme.load_state_dict(state | {"code": numbers})
-    for rate in ([torch.nan] * 6, [1.0] * 5, [1, 0, 1, 1, 1, 1], [1, 1, -1, 1, 1, 1]):
+    for rate in ([torch.nan] * 4, [1.0] * 5, [1, 0, 1, 1], [1, 1, -1, 1]):
         with pytest.raises(ValueError, match="rate"):
             scheme.load_state_dict(state | {"rate": torch.tensor(rate)})
+    for sent in ([torch.inf, 1], [1.0], [1, -1]):
+        with pytest.raises(ValueError, match="sent"):
+            scheme.load_state_dict(state | {"sent": torch.tensor(sent)})
     assert scheme.code.fingerprint == DitheredCode.from_numbers(code.numpy()).fingerprint
     with pytest.raises(ValueError, match="relative_variance"):
         ECDQ(relative_variance=0.1).load_state_dict(state)

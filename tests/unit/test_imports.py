@@ -68,6 +68,23 @@ def test_compress_without_horovod_says_what_to_do():
     assert "install-horovod" in run(code)
 
 
+def test_compress_before_init_says_what_to_do():
+    pytest.importorskip("horovod.torch")
+    code = (
+        "import torch, horovod.torch\nfrom hvd_adaptive import ALQ\n"
+        "try:\n    ALQ().compress(torch.ones(5))\n"
+        "except RuntimeError as error:\n    print(error)\n"
+    )
+    assert "before hvd.init()" in run(code)
+
+
+def test_the_package_is_a_command():
+    done = subprocess.run(
+        [sys.executable, "-m", "hvd_adaptive", "--version"], capture_output=True, text=True
+    )
+    assert done.stdout == f"hvd-adaptive {hvd_adaptive.__version__}\n", done.stderr
+
+
 def test_compressor_is_horovods_where_horovod_came_first():
     pytest.importorskip("horovod.torch")
     run(

@@ -21,7 +21,7 @@ class FakeBinding:
         self.world = SimpleNamespace(rank=rank)
         self.buffers: dict[torch.dtype, torch.Tensor] = {}
 
-    def staging(self, coordinates, dtype, device):
+    def buffer(self, use, coordinates, dtype, device):
         if dtype not in self.buffers:
             self.buffers[dtype] = torch.empty(100_000, dtype=dtype)
         return self.buffers[dtype][:coordinates]
@@ -46,7 +46,7 @@ def step_of(
     layout = build_layout(
         members, min_numel=0, bucket_size=bucket_size, tail="quantize", most_coordinates=most
     )
-    step = Step(FakeBinding(bucket_size, rank), layout, number, hold=True)
+    step = Step(FakeBinding(bucket_size, rank), layout, number)
     values = torch.arange(1.0, sum(sizes) + 1)
     for slot, part in enumerate(values.split(sizes)):
         if arrived is None or slot in arrived:

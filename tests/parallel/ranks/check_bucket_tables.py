@@ -6,7 +6,7 @@ import horovod.torch as hvd
 import pytest
 import torch
 from check_training import distributed
-from conftest import assert_same_everywhere, batches, flat_parameters, make_model, train
+from conftest import assert_same_everywhere, batches, flat_parameters, learn, make_model, train
 
 from hvd_adaptive import ORQ, BinGrad, LinearQuantile, RankMismatchError, SignSGD
 from hvd_adaptive.kernels.random import stream_key
@@ -28,10 +28,10 @@ CASES = {
 @pytest.mark.parametrize("case", CASES)
 def test_replicas_stay_equal_and_learn(case):
     model, compressor = make_model(), CASES[case]()
-    losses = train(model, distributed(model, compressor, lr=0.5), 40)
+    left = learn(model, distributed(model, compressor, lr=0.5))
     assert_same_everywhere(flat_parameters(model), f"{case}.parameters")
-    # Two or three levels learn more slowly in so few steps.
-    assert sum(losses[-10:]) < (0.97 if compressor.alphabet < 5 else 0.9) * sum(losses[:10])
+    # Two levels of a bucket learn more slowly.
+    assert left < (0.5 if compressor.alphabet > 2 else 0.85)
     report = compressor.report()
     assert report["payload_bytes"] < report["uncompressed_bytes"] / 4
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import horovod.torch as hvd
 import pytest
 import torch
-from conftest import assert_same_everywhere, flat_parameters, make_model, train
+from conftest import assert_same_everywhere, flat_parameters, learn, make_model, train
 
 from hvd_adaptive import NaturalCompression, OneBitSGD, SparseSGD
 from hvd_adaptive.coding.payload import read_header
@@ -36,11 +36,11 @@ def distributed(model, compressor, lr=0.5):
 def test_replicas_stay_equal_and_learn(name):
     model, compressor = make_model(), SCHEMES[name]()
     optimizer = distributed(model, compressor)
-    losses = []
-    for _ in range(4):
-        losses += train(model, optimizer, 12, seed=len(losses))
+    left = 1.0
+    for _ in range(2):
+        left *= learn(model, optimizer, 8)
         assert_same_everywhere(flat_parameters(model), "parameters")
-    assert sum(losses[-10:]) < 0.9 * sum(losses[:10])
+    assert left < 0.7
     report = compressor.report()
     assert report["coordinates"] == sum(p.numel() for p in model.parameters())
     assert report["wire_bytes"] == report["payload_bytes"] * (hvd.size() - 1)
@@ -64,18 +64,6 @@ def test_reduced_tensor_is_the_ranks_own_payloads(name):
     assert torch.equal(result, total * (1.0 / hvd.size()))
     assert (len(lengths) > 1) == name.startswith("sparse")
     assert_same_everywhere(result, "allreduce")
-
-
-@pytest.mark.parametrize("name", SCHEMES)
-def test_not_a_number_reaches_every_rank_and_nothing_else(name):
-    compressor = SCHEMES[name](min_numel=0)
-    bucket = compressor.settings.bucket_size
-    flat = torch.ones(3 * bucket)
-    if hvd.rank() == hvd.size() - 1:
-        flat[bucket + 7] = float("inf")
-    result = hvd.allreduce(flat, compression=compressor, op=hvd.Average)
-    assert result[bucket : 2 * bucket].isnan().all()
-    assert result[:bucket].isfinite().all() and result[2 * bucket :].isfinite().all()
 
 
 @pytest.mark.parametrize("name", ["natural", "onebit", "sparse_feedback"])

@@ -8,7 +8,7 @@ import horovod.torch as hvd
 import pytest
 import torch
 from check_training import distributed
-from conftest import assert_same_everywhere, batches, flat_parameters, make_model, train
+from conftest import assert_same_everywhere, batches, flat_parameters, learn, make_model, train
 
 from hvd_adaptive import ALQ, AMQ, QSGD, RankMismatchError
 from hvd_adaptive.kernels.random import stream_key
@@ -67,7 +67,7 @@ def layout_names(compressor) -> list[tuple[str, list[str], list[str]]]:
 @pytest.mark.parametrize("case", CASES)
 def test_replicas_stay_equal_and_learn(case):
     model, compressor = make_network(), CASES[case]()
-    losses = train(model, distributed(model, compressor, lr=0.5), 40)
+    left = learn(model, distributed(model, compressor, lr=0.5))
     assert_same_everywhere(flat_parameters(model), f"{case}.parameters")
     codecs = in_use(compressor)
     assert len(codecs) == {"amq_bits": 1, "alq_tensor": 5}.get(case, 2)
@@ -79,7 +79,7 @@ def test_replicas_stay_equal_and_learn(case):
     assert compressor.report()["table_version"] == max(versions)
     if "qsgd" not in case:
         assert len({tuple(codec.levels.tolist()) for codec in codecs}) == len(codecs)
-    assert sum(losses[-10:]) < 0.9 * sum(losses[:10])
+    assert left < 0.7
 
 
 def test_who_travels_with_whom():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import horovod.torch as hvd
 import pytest
 import torch
-from conftest import assert_same_everywhere, flat_parameters, make_model, train
+from conftest import assert_same_everywhere, flat_parameters, learn, make_model, train
 
 from hvd_adaptive import QCS
 from hvd_adaptive.coding.payload import read_header
@@ -28,12 +28,12 @@ def test_replicas_stay_equal_and_learn(keywords):
     model = make_model()
     compressor = QCS(**keywords)
     # The MMSE estimator shortens every step to 1/(γ + 1).
-    optimizer = _optimizer(model, compressor, lr=2.0 if compressor.estimator == "mmse" else 0.3)
-    losses = []
-    for _ in range(4):
-        losses += train(model, optimizer, 15, seed=len(losses))
+    optimizer = _optimizer(model, compressor, lr=2.0 if compressor.estimator == "mmse" else 0.5)
+    left = 1.0
+    for _ in range(2):
+        left *= learn(model, optimizer, 8)
         assert_same_everywhere(flat_parameters(model), "parameters")
-    assert sum(losses[-10:]) < 0.9 * sum(losses[:10])
+    assert left < 0.7
     report = compressor.report()
     assert report["coordinates"] == sum(p.numel() for p in model.parameters())
     assert report["wire_bytes"] == report["payload_bytes"] * (hvd.size() - 1)
@@ -59,15 +59,6 @@ def test_reduced_tensor_is_the_ranks_own_estimates(estimator):
     assert torch.equal(result, total * (1.0 / hvd.size()))
     assert not torch.equal(bodies[0], bodies[-1])
     assert_same_everywhere(result, "allreduce")
-
-
-def test_not_a_number_reaches_every_rank_and_nothing_else():
-    flat = torch.ones(4096)
-    if hvd.rank() == hvd.size() - 1:
-        flat[700] = float("inf")
-    result = hvd.allreduce(flat, compression=QCS(bucket_size=512, gain=10), op=hvd.Average)
-    assert result[512:1024].isnan().all()
-    assert result[:512].isfinite().all() and result[1024:].isfinite().all()
 
 
 def test_state_survives_to_the_bit():

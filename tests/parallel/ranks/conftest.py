@@ -74,6 +74,22 @@ def train(model: torch.nn.Module, optimizer: torch.optim.Optimizer, steps: int, 
     return losses
 
 
+def learn(model: torch.nn.Module, optimizer: torch.optim.Optimizer, steps: int = 16) -> float:
+    """Train on one batch a rank; what is left of the loss (last over first), mean of all ranks.
+
+    Sixteen steps at a rate of 0.5 in full precision leave 0.07 on two ranks and 0.32 on four.
+    """
+    x, y = batches(hvd.rank())()
+    losses = []
+    for _ in range(steps):
+        optimizer.zero_grad()
+        loss = torch.nn.functional.cross_entropy(model(x), y)
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.detach())
+    return float(hvd.allreduce(losses[-1] / losses[0], name="learn"))
+
+
 def flat_parameters(model: torch.nn.Module) -> torch.Tensor:
     """All parameters in one vector."""
     return torch.cat([p.detach().reshape(-1) for p in model.parameters()])

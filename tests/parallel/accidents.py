@@ -1,0 +1,252 @@
+"""Jobs of which one rank dies or stops, and what must become of the others.
+
+    python tests/parallel/accidents.py [--times 50] [--first 0]
+
+Kills a rank at random points, in every phase, under every way to start ranks: mpirun, horovodrun
+over Gloo, and Gloo without a launcher, where nobody ends the other ranks but themselves. Of each
+job must hold: it ends within ``SECONDS`` of the death; no process of it is left; survivors end by
+HorovodInternalError or by their launcher; every step that any rank took gave the parameters of a
+job without accident. A number repeats its case: ``--first NUMBER --times 1``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import psutil
+from launch import ROOT, Launcher, environment
+from tqdm import tqdm
+
+KINDS = ("mpirun", "gloo", "alone")
+STEPS = 20
+START_SECONDS, SECONDS, GLOO_SECONDS = 150, 30, 5
+# The last calls of each phase's function that a rank makes in so many steps, at least.
+CALLS = {"backward": STEPS, "exchange": STEPS, "waiting": STEPS, "second stage": STEPS,
+         "level fit": STEPS // 3}  # fmt: skip
+PHASES = {"alq": (*CALLS, "any"), "bingrad": ("exchange", "second stage", "any"),
+          "ecdq": ("second stage", "backward", "any")}  # fmt: skip
+
+
+@dataclass
+class Job:
+    """A job on its way, and what its ranks logged."""
+
+    folder: str
+    processes: list[subprocess.Popen]
+    close: Callable[[], None] = lambda: None
+    logs: list[list[dict[str, Any]]] = field(default_factory=list)
+
+    def read(self) -> list[list[dict[str, Any]]]:
+        """Each rank's lines; one that was being written is left out."""
+        if not os.path.isdir(self.folder):
+            return self.logs
+        paths = sorted(Path(self.folder).glob("rank*.log"))
+        lines = [path.read_text().split("\n")[:-1] for path in paths]
+        self.logs = [[json.loads(line) for line in of_rank] for of_rank in lines]
+        return self.logs
+
+    def found(self, key: str) -> list[Any]:
+        """Values of ``key`` in all logs."""
+        return [line[key] for log in self.read() for line in log if key in line]
+
+    @property
+    def ended(self) -> bool:
+        """Whether every process that was started here has."""
+        return all(process.poll() is not None for process in self.processes)
+
+    def wait(self, met: Callable[[], Any], seconds: float, what: str) -> Any:
+        """What ``met`` returns once it is true; AssertionError after so many seconds."""
+        end = time.monotonic() + seconds
+        while not (result := met()):
+            if time.monotonic() > end:
+                raise AssertionError(f"{what}: not within {seconds} s\n{self.told()}")
+            time.sleep(0.02)
+        return result
+
+    def told(self) -> str:
+        """Logs and output, for a message."""
+        output = [path.read_text()[-3000:] for path in sorted(Path(self.folder).glob("*.out"))]
+        return "\n".join([*map(str, (log[-3:] for log in self.read())), *output])
+
+    def end(self) -> None:
+        """Kill what is left."""
+        for process in self.processes:
+            family = [psutil.Process(process.pid)] if process.poll() is None else []
+            family += [child for parent in family for child in parent.children(recursive=True)]
+            for member in family:
+                member.kill()
+            process.wait()
+        for pid in self.found("pid"):
+            if psutil.pid_exists(pid):
+                os.kill(pid, signal.SIGKILL)
+        shutil.rmtree(self.folder)
+        self.close()
+
+
+def start(kind: str, ranks: int, plan: dict[str, Any]) -> Job:
+    """Begin a job of ``victim.py``."""
+    folder = tempfile.mkdtemp(prefix="accident")
+    program = str(ROOT / "tests/parallel/ranks/victim.py")
+    command = [sys.executable, program, json.dumps(plan | {"folder": folder, "steps": STEPS})]
+    if kind == "alone":
+        environments, close = alone(ranks)
+        commands = [command] * ranks
+    else:
+        commands, environments, close = [Launcher(ranks, kind).command(command)], [{}], lambda: None
+    job = Job(folder, [], close)
+    for number, (line, own) in enumerate(zip(commands, environments, strict=True)):
+        with open(Path(folder) / f"{number}.out", "w") as output:
+            job.processes.append(
+                subprocess.Popen(
+                    line,
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=subprocess.STDOUT,
+                    env=environment() | {"HOROVOD_GLOO_TIMEOUT_SECONDS": str(GLOO_SECONDS)} | own,
+                    cwd=ROOT,
+                    start_new_session=True,
+                )
+            )
+    return job
+
+
+def alone(ranks: int) -> tuple[list[dict[str, str]], Callable[[], None]]:
+    """Environments of ranks that meet over Gloo, as horovodrun sets them; and their end."""
+    from horovod.runner.common.util.hosts import get_host_assignments, parse_hosts
+    from horovod.runner.gloo_run import create_run_env_vars, create_slot_env_vars
+    from horovod.runner.http.http_server import RendezvousServer
+
+    slots = get_host_assignments(parse_hosts(f"localhost:{ranks}"), ranks)
+    server = RendezvousServer()
+    shared = create_run_env_vars("127.0.0.1", ["lo"], server.start())
+    server.init(slots)
+    own = [{k: str(v) for k, v in (shared | create_slot_env_vars(s)).items()} for s in slots]
+    return own, server.stop
+
+
+@lru_cache
+def reference(scheme: str, ranks: int) -> tuple[list[str], float]:
+    """Parameters after each step of a job without accident, and the seconds that its steps took."""
+    job = start("mpirun", ranks, {"scheme": scheme})
+    try:
+        job.wait(lambda: job.found("step"), START_SECONDS, "start")
+        begin = time.monotonic()
+        job.wait(lambda: job.ended, START_SECONDS, "end")
+        seconds = time.monotonic() - begin
+        assert len(job.found("done")) == ranks, job.told()
+        return [line["parameters"] for line in job.logs[0] if "step" in line], seconds
+    finally:
+        job.end()
+
+
+def check_steps(job: Job, scheme: str, ranks: int) -> None:
+    """Nobody went on with wrong parameters."""
+    right, _ = reference(scheme, ranks)
+    for rank, log in enumerate(job.read()):
+        taken = [line["parameters"] for line in log if "step" in line]
+        assert taken == right[: len(taken)], f"rank {rank} after {len(taken)} steps\n{job.told()}"
+
+
+def check_nobody_left(job: Job) -> None:
+    """No rank of the job runs, or is a zombie."""
+    pids = job.found("pid")
+    job.wait(lambda: not any(map(psutil.pid_exists, pids)), 5, "the end of every rank")
+
+
+def kill(kind: str, ranks: int, plan: dict[str, Any]) -> tuple[str, float]:
+    """One death. How the survivors ended ("launcher", an error's name, or "too late" where the job
+    ended first), and in how many seconds."""
+    job = start(kind, ranks, plan | {"signal": "SIGKILL"})
+    try:
+        job.wait(lambda: job.ended or job.found("struck"), START_SECONDS, "the blow")
+        if not job.found("struck"):
+            assert len(job.found("done")) == ranks, job.told()
+            return "too late", 0.0
+        job.wait(lambda: job.ended, SECONDS, "the end of the survivors")
+        seconds = time.time() - job.found("struck")[0]
+        check_nobody_left(job)
+        check_steps(job, plan["scheme"], ranks)
+        if len(job.found("done")) == ranks:
+            return "too late", seconds
+        codes = [process.returncode for process in job.processes]
+        assert any(codes) if kind != "alone" else all(codes), f"exit codes {codes}\n{job.told()}"
+        errors = job.found("error")
+        assert set(errors) <= {"HorovodInternalError"}, job.told()
+        if kind == "alone":
+            assert len(errors) == ranks - 1, job.told()
+        return next(iter(errors), "launcher"), seconds
+    finally:
+        job.end()
+
+
+def pause(kind: str, ranks: int, plan: dict[str, Any], until: Callable[[Job], bool]) -> Job:
+    """A rank stops, and continues when ``until`` holds; the job, once it has ended."""
+    job = start(kind, ranks, plan | {"signal": "SIGSTOP"})
+    try:
+        job.wait(lambda: job.found("struck"), START_SECONDS, "the blow")
+        victim = job.logs[plan["rank"]][0]["pid"]
+        job.wait(lambda: psutil.Process(victim).status() == "stopped", 5, "the stop")
+        job.wait(lambda: until(job), SECONDS, "what the pause waits for")
+        os.kill(victim, signal.SIGCONT)
+        job.wait(lambda: job.ended, SECONDS, "the end")
+        check_nobody_left(job)
+        check_steps(job, plan["scheme"], ranks)
+        return job
+    finally:
+        job.end()
+
+
+def drawn(number: int) -> tuple[str, int, dict[str, Any]]:
+    """A random case: kind, ranks, plan."""
+    rng = random.Random(number)
+    scheme = rng.choices(list(PHASES), weights=(3, 1, 1))[0]
+    phase, ranks = rng.choice(PHASES[scheme]), rng.choice((2, 2, 3))
+    plan = {"scheme": scheme, "phase": phase, "rank": rng.randrange(ranks)}
+    if phase == "any":
+        # From the start of the optimizer to the last step, or soon after it.
+        plan["seconds"] = rng.uniform(0, reference(scheme, ranks)[1])
+    else:
+        plan["count"] = rng.randrange(CALLS[phase])
+    return KINDS[number % len(KINDS)], ranks, plan
+
+
+def main() -> None:
+    """Kill, and count what became of it."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--times", type=int, default=50)
+    parser.add_argument("--first", type=int, default=0)
+    args = parser.parse_args()
+    ends: Counter[str] = Counter()
+    slowest = 0.0
+    for number in tqdm(range(args.first, args.first + args.times), unit="death"):
+        kind, ranks, plan = drawn(number)
+        try:
+            end, seconds = kill(kind, ranks, plan)
+        except AssertionError as error:
+            raise SystemExit(f"number {number}, {kind}, {ranks} ranks, {plan}: {error}") from None
+        what = f"{kind:7} {plan['phase']:13} {end}"
+        tqdm.write(f"{number:4} {ranks} ranks {plan['scheme']:8} {what} after {seconds:.1f} s")
+        ends[what] += 1
+        slowest = max(slowest, seconds)
+    for told, count in sorted(ends.items()):
+        print(f"{count:4} x {told}")
+    print(f"{args.times} deaths; the last survivor ended {slowest:.1f} s after it at most")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,78 @@
+"""Memory beyond the gradients: told, bounded, and not growing."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import horovod.torch as hvd
+import pytest
+import torch
+from check_training import distributed
+from conftest import make_model, train
+
+from hvd_adaptive import ALQ, ECDQ, QSGD
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[3] / "benchmarks"))
+import memory
+
+LARGEST_GROUP = 20_000
+BOUND = 120_000
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda **k: QSGD(bits=4, **k),
+        lambda **k: QSGD(bits=4, exchange="scatter_reduce", **k),
+        lambda **k: ALQ(bits=3, error_feedback=0.2, **k),
+        lambda **k: ECDQ(bits=2, exchange="scatter_reduce", second_stage_bits=5, **k),
+    ],
+    ids=["allgather", "scatter", "feedback", "ecdq"],
+)
+def test_peak_bytes_is_bounded(make):
+    """By in_flight_bytes, two buffers and the average of a group, and twice the residuals."""
+    model = make_model()
+    compressor = make(
+        bucket_size=128, fusion_bytes=4 * LARGEST_GROUP, in_flight_bytes=BOUND, min_numel=0
+    )
+    optimizer = distributed(model, compressor)
+    peaks = []
+    for _ in range(3):
+        train(model, optimizer, 1)
+        peaks.append(compressor.report()["peak_bytes"])
+    coordinates = sum(p.numel() for p in model.parameters())
+    residuals = 8 * coordinates if compressor.residuals is not None else 0
+    assert peaks[1] == peaks[2] or type(compressor) is ECDQ
+    assert residuals < peaks[-1] <= BOUND + 3 * 4 * LARGEST_GROUP + residuals
+    # No bound: every group is in flight at a time.
+    free = make(bucket_size=128, fusion_bytes=4 * LARGEST_GROUP, min_numel=0)
+    model = make_model()
+    train(model, distributed(model, free), 3)
+    assert free.report()["peak_bytes"] >= peaks[-1]
+
+
+def test_peak_bytes_of_one_group():
+    """Counted by hand: the buffer of its results, its payload, and all ranks'."""
+    model = torch.nn.Linear(640, 100, bias=False)
+    compressor = QSGD(bits=4, bucket_size=128)
+    optimizer = distributed(model, compressor)
+    for _ in range(2):
+        optimizer.zero_grad()
+        model(torch.randn(3, 640)).square().sum().backward()
+        optimizer.step()
+    report = compressor.report()
+    # The only gradient is encoded from its own memory and decoded into it.
+    assert report["peak_bytes"] == (1 + hvd.size()) * report["payload_bytes"]
+
+
+def test_nothing_grows():
+    """The short form of ``benchmarks/memory.py``."""
+    compressor = ALQ(
+        bits=3, bucket_size=128, exchange="scatter_reduce", error_feedback=0.2,
+        second_stage_bits=5, update_steps=lambda step: step % 20 == 0,
+    )  # fmt: skip
+    grown = memory.growth(compressor, 120, 32)
+    assert grown["threads"] == 0 and grown["files"] <= 0
+    assert grown["objects"] < 100  # one for each step would be 108 and more
+    assert grown["bytes"] < 2 << 20

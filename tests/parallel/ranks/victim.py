@@ -1,0 +1,123 @@
+"""Train, and let one rank kill or stop itself on the way (run by tests/parallel/accidents.py).
+
+Each rank logs its process, the hash of its parameters after every step, and how it ended.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import horovod.torch as hvd
+import torch
+from conftest import batches, flat_parameters, make_model
+
+from hvd_adaptive import ALQ, ECDQ, BinGrad
+from hvd_adaptive.exchange.collectives import AllGather, AllToAll
+from hvd_adaptive.exchange.level_sync import LevelSync
+
+SCHEMES: dict[str, Callable[[], Any]] = {
+    "alq": lambda: ALQ(
+        bucket_size=512, fusion_bytes=60_000, exchange="scatter_reduce",
+        update_steps=lambda step: step % 3 == 0,
+    ),
+    "ecdq": lambda: ECDQ(bits=2, bucket_size=512, fusion_bytes=60_000),
+    "bingrad": lambda: BinGrad(bucket_size=512, error_feedback=1.0, exchange="scatter_reduce"),
+}  # fmt: skip
+# What happens at which call of which function: before it, or once it has returned.
+PHASES: dict[str, tuple[type, str, bool]] = {
+    "exchange": (AllToAll, "submit", True),
+    "waiting": (AllToAll, "receive", False),
+    "second stage": (AllGather, "submit", False),
+    "level fit": (LevelSync, "__call__", False),
+}
+
+
+class Log:
+    """A rank's lines, each written at once."""
+
+    def __init__(self, folder: str) -> None:
+        self._path = Path(folder) / f"rank{hvd.rank()}.log"
+        self.write(pid=os.getpid())
+
+    def write(self, **line: Any) -> None:
+        with open(self._path, "a", encoding="utf-8") as file:
+            file.write(json.dumps(line) + "\n")
+
+
+def strike(log: Log, number: int) -> None:
+    """The end of this rank, or its pause."""
+    log.write(struck=time.time())
+    os.kill(os.getpid(), number)
+
+
+def lie_in_wait(phase: str, count: int, act: Callable[[], None]) -> None:
+    """Call ``act`` at the count-th call of the phase's function."""
+    kind, name, after = PHASES[phase]
+    original, calls = getattr(kind, name), iter(range(count + 1))
+
+    def wrapped(*arguments: Any) -> Any:
+        last = next(calls, None) == count
+        if last and not after:
+            act()
+        result = original(*arguments)
+        if last and after:
+            act()
+        return result
+
+    setattr(kind, name, wrapped)
+
+
+def main() -> None:
+    """Plan: folder, scheme, steps, rank, signal, phase, count or seconds."""
+    plan = json.loads(sys.argv[1])
+    hvd.init()
+    torch.set_num_threads(1)
+    log, model = Log(plan["folder"]), make_model()
+    victim = plan.get("rank") == hvd.rank()
+
+    def act() -> None:
+        strike(log, signal.Signals[plan["signal"]])
+
+    at = -1
+    if victim and plan["phase"] == "any":
+        timer = threading.Timer(plan["seconds"], act)
+        timer.daemon = True
+        timer.start()
+    elif victim and plan["phase"] == "backward":
+        at = plan["count"]
+    elif victim:
+        lie_in_wait(plan["phase"], plan["count"], act)
+    optimizer = hvd.DistributedOptimizer(
+        torch.optim.SGD(model.parameters(), lr=0.1),
+        named_parameters=model.named_parameters(),
+        compression=SCHEMES[plan["scheme"]](),
+    )
+    batch = batches(hvd.rank())
+    try:
+        for step in range(plan["steps"]):
+            x, y = batch()
+            optimizer.zero_grad()
+            hidden = model[:2](x)
+            if step == at:
+                hidden.register_hook(lambda gradient: act())
+            torch.nn.functional.cross_entropy(model[2:](hidden), y).backward()
+            optimizer.step()
+            flat = flat_parameters(model).numpy().tobytes()
+            log.write(step=step, parameters=hashlib.sha256(flat).hexdigest())
+    except BaseException as error:
+        log.write(error=type(error).__name__, told=str(error)[:300])
+        raise
+    log.write(done=True)
+
+
+if __name__ == "__main__":
+    main()

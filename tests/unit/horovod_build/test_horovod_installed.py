@@ -1,0 +1,55 @@
+"""The Horovod that is installed here: found, tried and compared; and what the command reports."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+
+import pytest
+
+from hvd_adaptive import cli
+from hvd_adaptive.horovod_build import command, verify
+from hvd_adaptive.horovod_build.facts import Options
+from hvd_adaptive.horovod_build.install import Outcome
+
+
+def test_the_installed_one_is_compared_with_what_was_asked_for(facts):
+    horovod = pytest.importorskip("horovod")
+    assert verify.find_installed().version == horovod.__version__
+    other = dataclasses.replace(facts, torch=dataclasses.replace(facts.torch, version="1.0"))
+    told = verify.problems(Options(version="0.0.1"), other)
+    assert f"version is {horovod.__version__}, not 0.0.1" in told
+    assert any(line.startswith("torch is ") and line.endswith(", not 1.0") for line in told)
+
+
+def test_one_that_cannot_be_imported(facts, monkeypatch):
+    monkeypatch.setattr(verify, "_PROBE", "raise ImportError('undefined symbol')")
+    (told,) = verify.problems(Options(), facts)
+    assert told.startswith("import horovod.torch fails: ")
+    assert told.endswith("ImportError: undefined symbol")
+
+
+@pytest.mark.parametrize("as_json", [True, False])
+def test_the_outcome_is_reported(facts, as_json, tmp_path, monkeypatch, capsys):
+    wheel = tmp_path / "horovod.whl"
+    monkeypatch.setattr("hvd_adaptive.horovod_build.install.gather", lambda *_: facts)
+    monkeypatch.setattr(command, "install", lambda job: Outcome("built", "0a1b", wheel, 61.04))
+    assert cli.main(["install-horovod", *["--json"] * as_json]) == 0
+    printed = capsys.readouterr()
+    if as_json:
+        assert json.loads(printed.out) == {
+            "status": "built", "version": "0.28.1", "torch": "2.13.0", "mpi": str(facts.mpi),
+            "gloo": True, "nccl": False, "key": "0a1b", "wheel": str(wheel), "seconds": 61.0,
+        }  # fmt: skip
+    else:
+        assert "Horovod 0.28.1: built, imports and works (61.0 s)" in printed.err
+
+
+def test_an_interrupted_command_says_so(facts, monkeypatch, capsys):
+    def interrupted(job):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("hvd_adaptive.horovod_build.install.gather", lambda *_: facts)
+    monkeypatch.setattr(command, "install", interrupted)
+    assert cli.main(["install-horovod"]) == command.INTERRUPTED
+    assert "nothing was installed" in capsys.readouterr().err

@@ -1,0 +1,41 @@
+"""What `make setup` compiles: every kernel, into a cache that it empties first."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+# In this process from the cache that is there: compiling anew takes minutes.
+CODE = """
+import importlib, pkgutil, sys
+from concurrent.futures import ThreadPoolExecutor
+from numba.core.dispatcher import Dispatcher
+import hvd_adaptive.kernels as kernels
+from hvd_adaptive.kernels import warm
+modules = [importlib.import_module(f"{kernels.__name__}.{found.name}")
+           for found in pkgutil.iter_modules(kernels.__path__) if found.name.startswith("cpu")]
+warm.__file__ = sys.argv[1]
+warm.ProcessPoolExecutor = lambda count, context: ThreadPoolExecutor(1)
+warm.compile_all()
+for module in modules:
+    for name, kernel in vars(module).items():
+        if isinstance(kernel, Dispatcher) and not kernel.targetoptions.get("forceinline"):
+            print(module.__name__, name, len(kernel.signatures))
+"""
+
+
+def test_every_kernel_is_compiled(tmp_path):
+    cache = tmp_path / "__pycache__"
+    cache.mkdir()
+    for name in ("cpu.encode-1.py311.nbi", "cpu.encode-1.py311.1.nbc", "cpu.cpython-311.pyc"):
+        (cache / name).touch()
+    done = subprocess.run(
+        [sys.executable, "-c", CODE, str(tmp_path / "warm.py")],
+        capture_output=True, text=True, timeout=250,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    kernels = [line.split() for line in done.stdout.splitlines()]
+    assert len(kernels) > 20
+    # Only compiled code calls this one: it is in the caches of those that do.
+    assert {name for _, name, signatures in kernels if signatures == "0"} <= {"apply"}
+    assert [path.name for path in cache.iterdir()] == ["cpu.cpython-311.pyc"]
