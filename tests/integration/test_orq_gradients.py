@@ -8,6 +8,8 @@ import torch
 
 from hvd_adaptive import ORQ, QSGD, LinearQuantile
 
+pytestmark = pytest.mark.integration
+
 
 def variance(scheme: ORQ | LinearQuantile, flat: torch.Tensor) -> float:
     """Expected squared error over the gradient's square (ORQ paper, Eq. 9)."""

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 pytest.importorskip("mlxtend")
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(150)]
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(330)]
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 FIGURES = {"orq_histograms", "orq_error", "orq_accuracy", "orq_buckets"}
@@ -34,7 +34,7 @@ def paper(cwd: Path) -> subprocess.CompletedProcess[str]:
     path = os.pathsep.join([str(EXAMPLES.parent), os.environ.get("PYTHONPATH", "")])
     return subprocess.run(
         [sys.executable, str(EXAMPLES / "orq_paper.py"), *FLAGS],
-        cwd=cwd, env=os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"}, timeout=140,
+        cwd=cwd, env=os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"}, timeout=300,
         text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
     )  # fmt: skip
 

@@ -15,7 +15,7 @@ import torch
 
 pytest.importorskip("mlxtend")
 pytest.importorskip("sklearn")
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(200)]
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(330)]
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 FIGURES = {"qcs_regression", "qcs_variance", "qcs_error", "qcs_workers", "qcs_convergence"}
@@ -36,7 +36,7 @@ def paper(cwd: Path) -> subprocess.CompletedProcess[str]:
     path = os.pathsep.join([str(EXAMPLES.parent), os.environ.get("PYTHONPATH", "")])
     return subprocess.run(
         [sys.executable, str(EXAMPLES / "qcs_paper.py"), *FLAGS],
-        cwd=cwd, env=os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"}, timeout=150,
+        cwd=cwd, env=os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"}, timeout=300,
         text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
     )  # fmt: skip
 

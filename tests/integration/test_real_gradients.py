@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from conftest import STAGES
+from lenet_training import STAGES
 
 from hvd_adaptive import ALQ, AMQ, NUQSGD, QSGD
 from hvd_adaptive.levels import optimal_levels

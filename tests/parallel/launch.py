@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
+import tempfile
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
 import psutil
 
@@ -34,7 +38,7 @@ class Launcher:
         return f"{self.kind}-{self.ranks}"
 
 
-LAUNCHERS = [Launcher(2, "mpirun"), Launcher(4, "mpirun"), Launcher(2, "gloo")]
+LAUNCHERS = [Launcher(2, "mpirun"), Launcher(2, "gloo"), Launcher(4, "mpirun")]
 
 
 def environment() -> dict[str, str]:
@@ -49,33 +53,60 @@ def environment() -> dict[str, str]:
     }
 
 
-def run(
-    launcher: Launcher, command: Sequence[str], seconds: float
-) -> subprocess.CompletedProcess[str]:
-    """Run to the end; past ``seconds`` every process is killed and TimeoutError raised."""
+@dataclass(frozen=True)
+class Launched:
+    """Ranks on their way; ``seconds`` from the start on they are killed."""
+
+    launcher: Launcher
+    process: subprocess.Popen
+    output: IO[str]
+    deadline: float
+
+    def end(self) -> subprocess.CompletedProcess[str]:
+        """Wait for the end; past the limit every process is killed and TimeoutError raised."""
+        try:
+            self.process.wait(max(0.0, self.deadline - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            self.kill()
+            raise TimeoutError(f"{self.launcher} hung:\n{self._told()}") from None
+        except BaseException:
+            self.kill()
+            raise
+        return subprocess.CompletedProcess(
+            self.process.args, self.process.returncode, self._told(), ""
+        )
+
+    def kill(self) -> None:
+        """Launchers give their ranks process groups of their own: kill every descendant."""
+        if self.process.poll() is None:
+            parent = psutil.Process(self.process.pid)
+            for process in [parent, *parent.children(recursive=True)]:
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    process.kill()
+            self.process.wait()
+
+    def _told(self) -> str:
+        self.output.seek(0)
+        return self.output.read()
+
+
+def start(launcher: Launcher, command: Sequence[str], seconds: float) -> Launched:
+    """Start and return; ``end()`` waits."""
+    output = tempfile.TemporaryFile("w+", errors="replace")  # noqa: SIM115
     process = subprocess.Popen(
         launcher.command(command),
-        stdout=subprocess.PIPE,
+        stdin=subprocess.DEVNULL,
+        stdout=output,
         stderr=subprocess.STDOUT,
-        text=True,
         env=environment(),
         cwd=ROOT,
         start_new_session=True,
     )
-    try:
-        output, _ = process.communicate(timeout=seconds)
-    except subprocess.TimeoutExpired:
-        _kill_tree(process.pid)
-        output, _ = process.communicate()
-        raise TimeoutError(f"{launcher} hung for {seconds} s:\n{output}") from None
-    return subprocess.CompletedProcess(process.args, process.returncode, output, "")
+    return Launched(launcher, process, output, time.monotonic() + seconds)
 
 
-def _kill_tree(pid: int) -> None:
-    """Launchers give their ranks process groups of their own: kill every descendant."""
-    family = [psutil.Process(pid), *psutil.Process(pid).children(recursive=True)]
-    for process in family:
-        try:
-            process.kill()
-        except psutil.NoSuchProcess:
-            continue
+def run(
+    launcher: Launcher, command: Sequence[str], seconds: float
+) -> subprocess.CompletedProcess[str]:
+    """Start and wait for the end, at most ``seconds``."""
+    return start(launcher, command, seconds).end()
