@@ -56,10 +56,6 @@ class ScatterReduce(Exchange):
         first = sum(own) + self.ranks * max(own, default=0)
         return max(first, max(averages, default=0) + sum(averages))
 
-    def working_bytes(self, codec: GradientCompressor, quantized: int, full: int) -> int:
-        # The average of the largest chunk.
-        return 4 * max(c.coordinates for c in self._chunks(codec, quantized, full))
-
     def encode(
         self, shipment: Shipment, flat: torch.Tensor, values: torch.Tensor
     ) -> list[torch.Tensor]:

@@ -69,7 +69,9 @@ def test_the_budget_is_met_and_the_error_is_the_promise():
         # Two buckets are measured: Var(U²)/E(U²)² is 4/5 for each coordinate.
         spread = (0.8 / (2 * 8192)) ** 0.5
         assert abs(report["relative_error"] / compressor.relative_variance - 1) < 6 * spread
-    average = hvd.allreduce(torch.tensor([sent / 10]), op=hvd.Average).item()
+    average = hvd.allreduce(
+        torch.tensor([sent / 10]), op=hvd.Average, name="check_ecdq.bits"
+    ).item()
     assert abs(average / 2.0 - 1) < 0.02
 
 
@@ -82,7 +84,9 @@ def test_reduced_tensor_is_the_ranks_own_payloads(name):
         return torch.randn(5003, generator=torch.Generator().manual_seed(rank)) ** 3
 
     compressor = SCHEMES[name](seed=11)
-    result = hvd.allreduce(values(hvd.rank()), compression=compressor, op=hvd.Average)
+    result = hvd.allreduce(
+        values(hvd.rank()), compression=compressor, op=hvd.Average, name="check_ecdq.values"
+    )
     assert compressor.table_version == 1
     total, lengths = torch.zeros(5003), set()
     quantized = compressor.settings.quantized_part(5003)

@@ -54,7 +54,12 @@ def test_reduced_tensor_is_the_ranks_own_payloads(name):
     def values(rank: int) -> torch.Tensor:
         return torch.randn(5003, generator=torch.Generator().manual_seed(rank))
 
-    result = hvd.allreduce(values(hvd.rank()), compression=SCHEMES[name](seed=11), op=hvd.Average)
+    result = hvd.allreduce(
+        values(hvd.rank()),
+        compression=SCHEMES[name](seed=11),
+        op=hvd.Average,
+        name="check_other_schemes",
+    )
     codec, total, lengths = SCHEMES[name](seed=11), torch.zeros(5003), set()
     quantized = codec.settings.quantized_part(5003)
     for rank in range(hvd.size()):

@@ -49,7 +49,9 @@ def test_reduced_tensor_is_the_ranks_own_estimates(estimator):
     def values(rank: int) -> torch.Tensor:
         return torch.randn(5000, generator=torch.Generator().manual_seed(rank))
 
-    result = hvd.allreduce(values(hvd.rank()), compression=QCS(**keywords), op=hvd.Average)
+    result = hvd.allreduce(
+        values(hvd.rank()), compression=QCS(**keywords), op=hvd.Average, name="check_qcs"
+    )
     codec, total = QCS(**keywords), torch.zeros(5000)
     bodies = []
     for rank in range(hvd.size()):
