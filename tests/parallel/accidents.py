@@ -194,15 +194,21 @@ def kill(kind: str, ranks: int, plan: dict[str, Any]) -> tuple[str, float]:
         job.end()
 
 
-def pause(kind: str, ranks: int, plan: dict[str, Any], until: Callable[[Job], bool]) -> Job:
-    """A rank stops, and continues when ``until`` holds; the job, once it has ended."""
+def pause(
+    kind: str, ranks: int, plan: dict[str, Any], until: Callable[[Job], bool], after: int
+) -> Job:
+    """A rank stops, and gets the signal ``after`` when ``until`` holds; the job, once it has ended.
+
+    A rank that continues after its fellows gave up may wait for ever in stock Horovod, whose
+    background thread has ended.
+    """
     job = start(kind, ranks, plan | {"signal": "SIGSTOP"})
     try:
         job.wait(lambda: job.found("struck"), START_SECONDS, "the blow")
         victim = job.logs[plan["rank"]][0]["pid"]
         job.wait(lambda: psutil.Process(victim).status() == "stopped", 5, "the stop")
         job.wait(lambda: until(job), SECONDS, "what the pause waits for")
-        os.kill(victim, signal.SIGCONT)
+        os.kill(victim, after)
         job.wait(lambda: job.ended, SECONDS, "the end")
         check_nobody_left(job)
         check_steps(job, plan["scheme"], ranks)

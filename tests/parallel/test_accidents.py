@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import time
 
 import accidents
@@ -37,13 +38,16 @@ def test_a_rank_is_killed(kind, blow, survivors):
 )
 def test_a_rank_pauses_and_continues(kind, blow):
     """Longer than any cycle of Horovod, shorter than Gloo's time-out."""
-    job = accidents.pause(kind, RANKS, blow, lambda job: time.time() > job.found("struck")[0] + 2)
+    job = accidents.pause(
+        kind, RANKS, blow, lambda job: time.time() > job.found("struck")[0] + 2, signal.SIGCONT
+    )
     assert len(job.found("done")) == RANKS
 
 
 def test_gloo_does_not_wait_for_ever():
-    """Its time-out (HOROVOD_GLOO_TIMEOUT_SECONDS) ends a rank whose fellow never continues; that
-    one, continued after all, ends as well."""
-    job = accidents.pause("alone", RANKS, plan("exchange", 9), lambda job: job.found("error"))
-    assert job.found("error") == ["HorovodInternalError"] * RANKS
+    """Its time-out (HOROVOD_GLOO_TIMEOUT_SECONDS) ends a rank whose fellow never continues."""
+    job = accidents.pause(
+        "alone", RANKS, plan("exchange", 9), lambda job: job.found("error"), signal.SIGKILL
+    )
+    assert job.found("error") == ["HorovodInternalError"]
     assert not job.found("done")

@@ -75,4 +75,4 @@ def test_nothing_grows():
     grown = memory.growth(compressor, 120, 32)
     assert grown["threads"] == 0 and grown["files"] <= 0
     assert grown["objects"] < 100  # one for each step would be 108 and more
-    assert grown["bytes"] < 2 << 20
+    assert grown["bytes"] < 8 << 20  # a gradient for each step would be some 50 MiB
