@@ -22,13 +22,12 @@ def trained(kind: str, ranks: int) -> str:
 
 
 @pytest.mark.parallel
-@pytest.mark.timeout(4 * SECONDS)
-@pytest.mark.parametrize(
-    ("ranks", "kinds"), [(3, ("mpirun", "mpirun", "gloo")), (4, ("gloo", "gloo", "mpirun"))]
-)
-def test_launches_repeat_bit_for_bit(ranks: int, kinds: tuple[str, ...]) -> None:
-    """One transport twice and the other once: sums in rank order depend on neither."""
-    assert len({trained(kind, ranks) for kind in kinds}) == 1
+@pytest.mark.timeout(3 * SECONDS)
+@pytest.mark.parametrize("ranks", (3, 4))
+def test_launches_repeat_bit_for_bit(ranks: int) -> None:
+    """Sums in rank order depend neither on the launch nor on what carries them: stock allreduce
+    differs from run to run at these numbers of ranks."""
+    assert trained("mpirun", ranks) == trained("gloo", ranks)
 
 
 @pytest.mark.parallel
