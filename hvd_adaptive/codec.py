@@ -22,8 +22,9 @@ class Codec(ABC):
     """What a scheme implements, and payloads made from it.
 
     A scheme names itself and implements ``alphabet``, ``codec_settings``, ``body_bytes``,
-    ``encode_body`` and ``decode_bodies``. One whose bodies a lossless coder can shorten names these
-    ``codings`` and implements ``coder``, ``coded_body``, ``fixed_body`` and ``least_coded_bytes``.
+    ``encode_body``, and ``add_bodies`` or ``decode_bodies``. One whose bodies a lossless coder can
+    shorten names these ``codings`` and implements ``coder``, ``coded_body``, ``fixed_body`` and
+    ``least_coded_bytes``.
     """
 
     name: str = ""
@@ -79,7 +80,6 @@ class Codec(ABC):
         Returns how many bytes it took, where the length varies.
         """
 
-    @abstractmethod
     def decode_bodies(
         self,
         bodies: Sequence[torch.Tensor],
@@ -90,11 +90,21 @@ class Codec(ABC):
     ) -> None:
         """out (float32, 1-D) becomes factor * (out + the bodies' values, added in order).
 
-        add: if not, ``out`` counts as zeros, whatever it holds.
+        add: if not, ``out`` counts as zeros, whatever it holds. Schemes whose kernels see to that
+        on the way implement this, the others ``add_bodies``.
 
         Bodies whose length varies are followed by up to 7 zero bytes. PayloadError where one cannot
         be read.
         """
+        if not add:
+            out.zero_()
+        self.add_bodies(bodies, keys, factor, out)
+
+    def add_bodies(
+        self, bodies: Sequence[torch.Tensor], keys: Sequence[int], factor: float, out: torch.Tensor
+    ) -> None:
+        """``decode_bodies`` that adds."""
+        raise NotImplementedError
 
     # Lossless coding of bodies --------------------------------------------------------------------
 

@@ -98,11 +98,12 @@ class GradientCompressor(Changing, Codec, _Base):
         """A codec for averages: one of more bits, unbiased and without clipping."""
         from hvd_adaptive.schemes.qsgd import QSGD
 
+        return QSGD(bits=bits, norm="linf", **self._for_averages())
+
+    def _for_averages(self) -> dict[str, Any]:
+        """Keywords that a codec for averages shares with this one."""
         own = self.settings
-        return QSGD(
-            bits=bits, norm="linf", bucket_size=own.bucket_size, seed=own.seed,
-            checksum=own.checksum,
-        )  # fmt: skip
+        return {"bucket_size": own.bucket_size, "seed": own.seed, "checksum": own.checksum}
 
     def second_stage(self, ranks: int) -> SecondStage:
         """How the averages of ``ranks`` ranks travel (exchange/second_stage.py)."""

@@ -38,15 +38,15 @@ class StepMeter:
         self.current = StepFigures()
         self._last: StepFigures | None = None
         self._held: dict[Hashable, int] = {}
+        self._total = 0  # of these: there are a few for each group in flight
 
     def hold(self, what: Hashable, size: int) -> None:
         """From now on ``what`` takes so many bytes beyond the gradients: a group's payloads, sent
         or received; buffers; residuals; results that are kept."""
+        self._total += size - self._held.pop(what, 0)
         if size:
             self._held[what] = size
-            self.current.peak_bytes = max(self.current.peak_bytes, sum(self._held.values()))
-        else:
-            self._held.pop(what, None)
+            self.current.peak_bytes = max(self.current.peak_bytes, self._total)
 
     @contextmanager
     def time(self, field: str) -> Iterator[None]:
@@ -65,6 +65,7 @@ class StepMeter:
     def clear(self) -> None:
         """Nothing is held any more."""
         self._held.clear()
+        self._total = 0
 
     def finish(self) -> None:
         """The step is over."""
@@ -74,7 +75,8 @@ class StepMeter:
     def restart(self) -> None:
         """The step was given up, or is over; buffers and residuals stay."""
         self._held = {what: size for what, size in self._held.items() if isinstance(what, str)}
-        self.current = StepFigures(peak_bytes=sum(self._held.values()))
+        self._total = sum(self._held.values())
+        self.current = StepFigures(peak_bytes=self._total)
 
     def report(self) -> dict[str, float]:
         """The last step as a dict: coordinates, payload_bytes, wire_bytes, uncompressed_bytes,

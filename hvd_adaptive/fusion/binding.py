@@ -139,13 +139,12 @@ class Binding:
     def would_wait(self, slot: int) -> bool:
         """Whether Horovod would wait for ever if this absent gradient were there on other ranks: it
         would be sparse there, and dense zeros here."""
-        optimizer = None if self.owner.optimizer is None else self.owner.optimizer()
-        return slot in (self._sparse or ()) and not optimizer.sparse_as_dense
+        return slot in (self._sparse or ()) and not self._optimizer().sparse_as_dense
 
     def is_absent(self, slot: int, tensor: torch.Tensor) -> bool:
         """Whether no backward pass has reached the parameter in ``slot`` since the last step, and
         zeros stand for its gradient: it is frozen or was not used."""
-        optimizer = None if self.owner.optimizer is None else self.owner.optimizer()
+        optimizer = self._optimizer()
         if optimizer is None:
             return False
         delay = optimizer._allreduce_delay.get(self._parameters[slot])
@@ -249,24 +248,23 @@ class Binding:
             self._sync = LevelSync(self.world, self.name)
         return self._sync
 
+    def _optimizer(self) -> torch.optim.Optimizer | None:
+        """Its own, as long as there is one."""
+        return None if self.owner.optimizer is None else self.owner.optimizer()
+
     def _is_called_by_its_optimizer(self) -> bool:
         """False where another one calls, because its own is gone or there never was one."""
         caller = calling_optimizer(self.compressor)
-        ours = self.owner.optimizer or _gone
-        if caller is None or caller is ours():
+        if caller is None or caller is self._optimizer():
             return True
-        if ours() is not None:
+        if self._optimizer() is not None:
             gc.collect()  # Horovod's optimizers are rings of references
-        if ours() is not None:
+        if self._optimizer() is not None:
             raise RuntimeError(
                 "one compressor serves one optimizer at a time, but two call this one: construct a "
                 "compressor for each (or close() it before it serves another)"
             )
         return False
-
-
-def _gone() -> None:
-    """What a weak reference to nothing gives."""
 
 
 def _owner_of(compressor: GradientCompressor) -> Owner | None:

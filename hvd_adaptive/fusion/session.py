@@ -81,7 +81,7 @@ class Session:
         self._binding: Binding | None = None
         self._batch: _Batch | None = None
         self._lock = threading.RLock()
-        self._warned = False
+        self._warn_of_names = WarnOnce(logger)
         self._warn_of_unfrozen = WarnOnce(logger)
         self._warn_of_sparse = WarnOnce(logger)
         self._due = (-1, False)
@@ -115,7 +115,7 @@ class Session:
                 return self._compress_unnamed(tensor)
             slot = self._binding.slot_of(tensor)
             if slot is None:
-                self._warn_once("a gradient belongs to no known parameter: Horovod reduces it")
+                self._warn_of_names("a gradient belongs to no known parameter: Horovod reduces it")
                 return tensor, None
             batch = self._batch_for(slot)
             batch.step.arrive(slot, tensor)
@@ -279,7 +279,7 @@ class Session:
             batch = self._batch = _Batch(None, [])
         batch.unnamed.append(tensor)
         if len(batch.unnamed) > 1:
-            self._warn_once(
+            self._warn_of_names(
                 "no optimizer holds this compressor: gradients are told apart by order of "
                 "arrival, which must be the same on all ranks (or give named_parameters=)"
             )
@@ -311,8 +311,3 @@ class Session:
         due = self._update_due(step)
         agreed = repr((self.compressor.fingerprint, named, due, self._attempt))
         return placeholder(binding.world.rank, slot, step, zlib.crc32(agreed.encode()), absent)
-
-    def _warn_once(self, message: str) -> None:
-        if not self._warned:
-            logger.warning(message)
-            self._warned = True

@@ -8,7 +8,7 @@ from numba.extending import intrinsic
 
 from hvd_adaptive.coding.fixed import LANES, QUARTER, QUARTERS, ROWS
 from hvd_adaptive.kernels.jit import inline
-from hvd_adaptive.kernels.lanes import INTS, LONG, Lanes
+from hvd_adaptive.kernels.lanes import INTS, LONG, Lanes, arrays_of
 
 
 @inline
@@ -29,10 +29,8 @@ def store_block(typingctx, codes, words, bits):
     signature = types.void(codes, words, bits)
 
     def codegen(context, builder, signature, args):
-        source, target = (
-            context.make_array(kind)(context, builder, array).data
-            for kind, array in zip(signature.args[:2], args[:2], strict=True)
-        )
+        arrays = arrays_of(context, builder, signature, args, 0, 1)
+        source, target = (array.data for array in arrays)
         lanes, packed = Lanes(builder), [None] * count
         for row in range(ROWS):
             value = None
@@ -58,10 +56,8 @@ def load_block(typingctx, words, codes, bits):
     signature = types.void(words, codes, bits)
 
     def codegen(context, builder, signature, args):
-        source, target = (
-            context.make_array(kind)(context, builder, array).data
-            for kind, array in zip(signature.args[:2], args[:2], strict=True)
-        )
+        arrays = arrays_of(context, builder, signature, args, 0, 1)
+        source, target = (array.data for array in arrays)
         lanes = Lanes(builder)
         packed = [lanes.load(source, LONG(word * LANES), INTS) for word in range(count)]
         mask = lanes.integers((1 << count) - 1)

@@ -15,7 +15,7 @@ from numba.core.codegen import get_host_cpu_features
 from numba.extending import intrinsic
 
 from hvd_adaptive.kernels import random
-from hvd_adaptive.kernels.lanes import FLOATS, INTS, LONG, WIDTH, Lanes
+from hvd_adaptive.kernels.lanes import FLOATS, INTS, LONG, WIDTH, Lanes, arrays_of
 
 MOST_VALUES = 8 * WIDTH  # in registers
 
@@ -86,11 +86,8 @@ def permuted(typingctx, run, steps, part, inverse, offset, high, table, first, t
     )  # fmt: skip
 
     def codegen(context, builder, signature, args):
-        arrays = {
-            at: context.make_array(signature.args[at])(context, builder, args[at])
-            for at in (0, 1, 2, 6)
-        }
-        x, counters, codes, data = (arrays[at].data for at in (0, 1, 2, 6))
+        arrays = arrays_of(context, builder, signature, args, 0, 1, 2, 6)
+        x, counters, codes, data = (array.data for array in arrays)
         lanes, size = _Lanes(builder), 1 << levels
         registers = [
             lanes.load(data, LONG(at), FLOATS) for at in range(0, 3 * max(WIDTH, size), WIDTH)
@@ -140,18 +137,15 @@ def add_permuted(typingctx, part, scale, values, target, registers):
     signature = types.int64(part, types.float32, values, target, registers)
 
     def codegen(context, builder, signature, args):
-        arrays = {
-            at: context.make_array(signature.args[at])(context, builder, args[at])
-            for at in (0, 2, 3)
-        }
-        codes, data, sums = (arrays[at].data for at in (0, 2, 3))
+        arrays = arrays_of(context, builder, signature, args, 0, 2, 3)
+        codes, data, sums = (array.data for array in arrays)
         lanes = _Lanes(builder)
         factor = lanes.spread(args[1])
         table = [
             builder.fmul(lanes.load(data, LONG(at), FLOATS), factor)
             for at in range(0, count * WIDTH, WIDTH)
         ]
-        length = builder.extract_value(arrays[3].shape, 0)
+        length = builder.extract_value(arrays[-1].shape, 0)
         done = builder.and_(length, LONG(-WIDTH))
         with cgutils.for_range_slice(builder, LONG(0), done, LONG(WIDTH), LONG) as (at, _):
             level = lanes.look_up(table, lanes.load(codes, at, INTS))

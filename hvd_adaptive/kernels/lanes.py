@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from llvmlite import ir
 
 WIDTH = 16
 
 FLOAT, INT, LONG = ir.FloatType(), ir.IntType(32), ir.IntType(64)
 FLOATS, INTS = ir.VectorType(FLOAT, WIDTH), ir.VectorType(INT, WIDTH)
+
+
+def arrays_of(
+    context: Any, builder: ir.IRBuilder, signature: Any, args: tuple[ir.Value, ...], *places: int
+) -> list[Any]:
+    """Arguments of an intrinsic, those in ``places``, as arrays with ``data`` and ``shape``."""
+    return [context.make_array(signature.args[at])(context, builder, args[at]) for at in places]
 
 
 class Lanes:

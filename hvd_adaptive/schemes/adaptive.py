@@ -310,10 +310,10 @@ class FixedLevels(AdaptiveScheme):
     def second_codec(self, bits: int) -> GradientCompressor:
         from hvd_adaptive.schemes.qsgd import QSGD
 
-        own, adaptation = self.settings, self.adaptation
+        coding, adaptation = self.settings.coding, self.adaptation
         return QSGD(
-            bits=bits, norm="linf", bucket_size=own.bucket_size, seed=own.seed, coding=own.coding,
-            samples=adaptation.samples, statistics=adaptation.statistics, checksum=own.checksum,
+            bits=bits, norm="linf", coding=coding, samples=adaptation.samples,
+            statistics=adaptation.statistics, **self._for_averages(),
         )  # fmt: skip
 
     def fitted_to(self, flat: torch.Tensor) -> GradientCompressor:

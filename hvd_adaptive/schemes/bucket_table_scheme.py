@@ -57,16 +57,9 @@ class BucketTableScheme(GradientCompressor):
         numbers = self.quantize_buckets(flat, words, self._bucket(flat.numel()), key)
         self._format.write(numbers, body[:at])
 
-    def decode_bodies(
-        self,
-        bodies: Sequence[torch.Tensor],
-        keys: Sequence[int],
-        factor: float,
-        out: torch.Tensor,
-        add: bool = True,
+    def add_bodies(
+        self, bodies: Sequence[torch.Tensor], keys: Sequence[int], factor: float, out: torch.Tensor
     ) -> None:
-        if not add:
-            out.zero_()
         at, buckets = self._level_bytes(out.numel()), self._buckets(out.numel())
         pairs = [
             (

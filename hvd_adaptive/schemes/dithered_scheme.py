@@ -109,16 +109,9 @@ class DitheredScheme(GradientCompressor):
         bucket, values = self._bucket(flat.numel()), self._clipped(flat)
         return dithered.encode(values, bucket, self.code, key, self._width, body)
 
-    def decode_bodies(
-        self,
-        bodies: Sequence[torch.Tensor],
-        keys: Sequence[int],
-        factor: float,
-        out: torch.Tensor,
-        add: bool = True,
+    def add_bodies(
+        self, bodies: Sequence[torch.Tensor], keys: Sequence[int], factor: float, out: torch.Tensor
     ) -> None:
-        if not add:
-            out.zero_()
         bucket = self._bucket(out.numel())
         for body, key in zip(bodies, keys, strict=True):
             dithered.add(body, bucket, self.code, key, self._width, out)

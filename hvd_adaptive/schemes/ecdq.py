@@ -99,11 +99,7 @@ class ECDQ(DitheredScheme):
         """A codec for averages: the step that takes ``bits`` for Gaussian buckets. It needs no fit:
         its variance is the same for any law, and averages are the more Gaussian the more ranks."""
         variance = gaussian_code(float(bits), None).delta ** 2 / 12
-        own = self.settings
-        return ECDQ(
-            relative_variance=variance, bucket_size=own.bucket_size, seed=own.seed,
-            checksum=own.checksum,
-        )  # fmt: skip
+        return ECDQ(relative_variance=variance, **self._for_averages())
 
     def fitted_to(self, flat: torch.Tensor) -> GradientCompressor:
         if self.bits is None:  # the same variance for any law

@@ -57,16 +57,9 @@ class NaturalCompression(GradientCompressor):
         body[flat.numel() : _exponent_bytes(flat.numel())] = 0
         _kernels(flat.device).encode(flat, *_split(body, flat.numel()), bucket, key)
 
-    def decode_bodies(
-        self,
-        bodies: Sequence[torch.Tensor],
-        keys: Sequence[int],
-        factor: float,
-        out: torch.Tensor,
-        add: bool = True,
+    def add_bodies(
+        self, bodies: Sequence[torch.Tensor], keys: Sequence[int], factor: float, out: torch.Tensor
     ) -> None:
-        if not add:
-            out.zero_()
         pairs = [_split(body, out.numel()) for body in bodies]
         _kernels(out.device).decode_add(pairs, factor, out)
 

@@ -151,16 +151,9 @@ class QCS(GradientCompressor):
         flat, runs = self._clipped(flat), self._runs(flat.numel())
         _kernels(flat.device).encode(flat, *_split(body, runs), runs, self.alphabet, key)
 
-    def decode_bodies(
-        self,
-        bodies: Sequence[torch.Tensor],
-        keys: Sequence[int],
-        factor: float,
-        out: torch.Tensor,
-        add: bool = True,
+    def add_bodies(
+        self, bodies: Sequence[torch.Tensor], keys: Sequence[int], factor: float, out: torch.Tensor
     ) -> None:
-        if not add:
-            out.zero_()
         runs = self._runs(out.numel())
         pairs = [_split(body, runs) for body in bodies]
         _kernels(out.device).decode_add(pairs, keys, runs, self.alphabet, factor, out)

@@ -78,16 +78,9 @@ class SparseSGD(GradientCompressor):
             at = end
         return at
 
-    def decode_bodies(
-        self,
-        bodies: Sequence[torch.Tensor],
-        keys: Sequence[int],
-        factor: float,
-        out: torch.Tensor,
-        add: bool = True,
+    def add_bodies(
+        self, bodies: Sequence[torch.Tensor], keys: Sequence[int], factor: float, out: torch.Tensor
     ) -> None:
-        if not add:
-            out.zero_()
         bucket = self._bucket(out.numel())
         for body in bodies:
             sections = self._split(body, out.numel())
@@ -100,11 +93,7 @@ class SparseSGD(GradientCompressor):
         """Averages of few coordinates are few, too: runs of zeros are coded as such."""
         from hvd_adaptive.schemes.qsgd import QSGD
 
-        own = self.settings
-        return QSGD(
-            bits=bits, norm="linf", bucket_size=own.bucket_size, seed=own.seed, coding="elias",
-            checksum=own.checksum,
-        )  # fmt: skip
+        return QSGD(bits=bits, norm="linf", coding="elias", **self._for_averages())
 
     def _split(self, body: torch.Tensor, coordinates: int) -> reference_sparse.Sections:
         """λ, exact values and words of a body; PayloadError where it is too short for them."""
