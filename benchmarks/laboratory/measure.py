@@ -14,6 +14,7 @@ from laboratory.methods import Method, refusals
 from laboratory.shapes import read_shapes
 
 LAUNCH_SECONDS = 150.0  # for a launch beside its steps
+LAUNCHES = 3
 SLOWEST = 12.0  # a step may take this many times a float32 ring's time on the link
 AVERAGED = ("sent_bytes", "received_bytes", "cpu_s", "machine_cpu_s")
 
@@ -125,12 +126,22 @@ def _run_once(hosts: Hosts, results: list[Result], settings: Settings) -> None:
             "methods": [result.method.to_json() for result in waiting],
             "folder": str(FOLDER),
         }
-        found = launch(hosts, plan, _limit(hosts, settings, len(waiting)))
+        found = _launched(hosts, plan, _limit(hosts, settings, len(waiting)))
         ranks = found["ranks"] if len(found["ranks"]) == len(hosts.addresses) else []
         waiting = [result for result in waiting if not _take(result, ranks)]
         if "error" in found or waiting:
             told = found.get("error", "the launch ended early")
             waiting = _without_culprit(waiting, found["ranks"], told)
+
+
+def _launched(hosts: Hosts, plan: dict[str, Any], seconds: float) -> dict[str, Any]:
+    """``launch``, again where it ended before any rank wrote: now and then Open MPI's daemons crash
+    while they connect the hosts, whatever the method."""
+    for _ in range(LAUNCHES):
+        found = launch(hosts, plan, seconds)
+        if found["ranks"] or "error" not in found:
+            break
+    return found
 
 
 def _take(result: Result, ranks: list[dict[str, Any]]) -> bool:

@@ -178,6 +178,22 @@ def test_the_method_in_which_a_launch_ended_is_blamed():
     ranks = [{"now": "mpi/alq:bits=2"}, {"now": "mpi/alq:bits=2", "failed": "ValueError: x"}]
     assert measure._without_culprit([first, second], ranks, "exit status 1") == [second]
     assert first.trouble == "failed: ValueError: x"
-    # No rank got as far as a method: nothing would come of another launch.
+    # No launch got as far as a method.
     assert measure._without_culprit([second], [], "exit status 1") == []
     assert second.trouble == "failed: exit status 1"
+
+
+@pytest.mark.parametrize(
+    ("endings", "last"),
+    [
+        ([{"ranks": [], "error": "139"}, {"ranks": [{"now": None}]}], 1),
+        ([{"ranks": [{"now": "x"}], "error": "1"}], 0),
+        ([{"ranks": [], "error": str(i)} for i in range(measure.LAUNCHES)], measure.LAUNCHES - 1),
+    ],
+    ids=["crashed once", "failed in a method", "never starts"],
+)
+def test_a_launch_that_no_rank_saw_is_tried_again(monkeypatch, endings, last):
+    left = iter(endings)
+    monkeypatch.setattr(measure, "launch", lambda *arguments: next(left))
+    assert measure._launched(None, {}, 1.0) is endings[last]
+    assert next(left, None) is None

@@ -16,6 +16,7 @@ SCHEMES = {
     "feedback": lambda: BinGrad(bucket_size=100, error_feedback=1.0),
     "ecdq": lambda: ECDQ(bits=3, bucket_size=100),
     "scatter_reduce": lambda: QSGD(bits=8, bucket_size=100, exchange="scatter_reduce"),
+    "grouped": lambda: QSGD(bits=8, bucket_size=100),
     "auto": lambda: QSGD(bits=8, bucket_size=100, exchange="auto"),
 }
 WEIGHTS = {"weight": (60, 50), "half": (40, 40), "bias": (10,)}
@@ -24,7 +25,7 @@ WEIGHTS = {"weight": (60, 50), "half": (40, 40), "bias": (10,)}
 class Training:
     """Gradients are a rank's own known numbers."""
 
-    def __init__(self, name: str, compressor) -> None:
+    def __init__(self, name: str, compressor, **keywords) -> None:
         self.compressor = compressor
         self.weights = {n: torch.nn.Parameter(torch.zeros(s)) for n, s in WEIGHTS.items()}
         self.weights["half"].data = self.weights["half"].data.half()
@@ -32,6 +33,7 @@ class Training:
             torch.optim.SGD(self.weights.values(), lr=1.0),
             named_parameters=[(f"{name}.{n}", w) for n, w in self.weights.items()],
             compression=compressor,
+            **keywords,
         )
 
     def step(self) -> dict[str, torch.Tensor]:
@@ -53,7 +55,8 @@ def pattern(name: str) -> torch.Tensor:
 def test_the_others_go_on(name, first):
     """Rank r stops after ``first`` + r steps. Meanwhile the others' gradients are averaged exactly,
     over all ranks, as in stock Horovod; then all go on, compressed, and at the same step."""
-    training = Training(f"join.{name}.{first}", SCHEMES[name]())
+    groups = {"groups": 2} if name == "grouped" else {}
+    training = Training(f"join.{name}.{first}", SCHEMES[name](), **groups)
     size = hvd.size()
     for done in range(first + hvd.rank()):
         grads = training.step()
