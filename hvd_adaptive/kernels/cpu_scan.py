@@ -9,6 +9,7 @@ from hvd_adaptive.kernels.reference import (
     BINS,
     CHECK_A,
     CHECK_B,
+    CHECK_BLOCK,
     CHECK_LANES,
     COARSE_BINS,
     NORM_LANES,
@@ -144,24 +145,32 @@ def histogram(x, scale):
     return counts
 
 
+@inline
+def _checked(lane, word):
+    s = np.uint32(lane + np.uint32(word * _B))
+    s = np.uint32(np.uint32(s << np.uint32(13)) | np.uint32(s >> np.uint32(19)))
+    return np.uint32(s * _A)
+
+
 @jit
 def checksum(words, seed):
-    lanes = np.zeros(CHECK_LANES, np.uint32)
-    rows = words.size // CHECK_LANES
-    for row in range(rows):
-        part = words[row * CHECK_LANES : (row + 1) * CHECK_LANES]
+    lanes, sums = np.empty(CHECK_LANES, np.uint32), np.zeros(CHECK_LANES, np.uint32)
+    for begin in range(0, words.size, CHECK_BLOCK):
+        block = words[begin : begin + CHECK_BLOCK]
+        lanes[:] = np.uint32(np.uint32(begin // CHECK_BLOCK) * _A)
+        rows = block.size // CHECK_LANES
+        for row in range(rows):
+            part = block[row * CHECK_LANES : (row + 1) * CHECK_LANES]
+            for lane in range(CHECK_LANES):
+                lanes[lane] = _checked(lanes[lane], part[lane])
+        for i in range(rows * CHECK_LANES, block.size):
+            lanes[i - rows * CHECK_LANES] = _checked(lanes[i - rows * CHECK_LANES], block[i])
         for lane in range(CHECK_LANES):
-            s = np.uint32(lanes[lane] + np.uint32(part[lane] * _B))
-            s = np.uint32(np.uint32(s << np.uint32(13)) | np.uint32(s >> np.uint32(19)))
-            lanes[lane] = np.uint32(s * _A)
-    for i in range(rows * CHECK_LANES, words.size):
-        lane = i - rows * CHECK_LANES
-        s = np.uint32(lanes[lane] + np.uint32(words[i] * _B))
-        s = np.uint32(np.uint32(s << np.uint32(13)) | np.uint32(s >> np.uint32(19)))
-        lanes[lane] = np.uint32(s * _A)
+            s = lanes[lane]
+            sums[lane] += np.uint32(np.uint32(s ^ np.uint32(s >> np.uint32(15))) * _B)
     total = np.uint32(seed + np.uint32(words.size))
     for lane in range(CHECK_LANES):
-        total = np.uint32(np.uint32(total ^ lanes[lane]) * _A)
+        total = np.uint32(np.uint32(total ^ sums[lane]) * _A)
         total = np.uint32(total ^ np.uint32(total >> np.uint32(15)))
         total = np.uint32(total * _B)
     return total

@@ -117,14 +117,14 @@ def transform(x: torch.Tensor, rows: int) -> torch.Tensor:
     while x.shape[-1] > size:
         half = x.shape[-1] // 2
         x = x[..., :half] + x[..., half:]
-    return _base(_butterflies(x, base_order(order)), base(base_order(order)))[..., :rows]
+    return _base(_butterflies(x, base_order(order)), base_order(order), False)[..., :rows]
 
 
 def transpose(y: torch.Tensor, order: int) -> torch.Tensor:
     """Hᵀ y for y that is zero beyond its first k coordinates. y: (..., k); result: (..., n)."""
     size, m = kept(order, y.shape[-1]), base_order(order)
     y = torch.nn.functional.pad(y, (0, size - y.shape[-1]))
-    x = _base(_butterflies(y, m), base(m).T)
+    x = _base(_butterflies(y, m), m, True)
     return x.repeat(*[1] * (x.dim() - 1), order // size)
 
 
@@ -137,13 +137,19 @@ def _butterflies(x: torch.Tensor, least: int) -> torch.Tensor:
     return x
 
 
-def _base(x: torch.Tensor, matrix: np.ndarray) -> torch.Tensor:
-    """Each run of m coordinates times the matrix (m, m): sums over its columns, in order."""
-    if len(matrix) == 1:
+def _base(x: torch.Tensor, order: int, transposed: bool) -> torch.Tensor:
+    """Each run of ``order`` coordinates times B, or Bᵀ: sums over its columns, in order."""
+    if order == 1:
         return x
-    columns = torch.from_numpy(matrix.T.astype(np.float32)).to(x.device)
-    runs = x.reshape(*x.shape[:-1], -1, len(matrix))
+    runs = x.reshape(*x.shape[:-1], -1, order)
     total = torch.zeros_like(runs)
-    for j, column in enumerate(columns):
+    for j, column in enumerate(_columns(order, transposed, x.device)):
         total = total + runs[..., j : j + 1] * column
     return total.reshape(x.shape)
+
+
+@functools.lru_cache(maxsize=32)
+def _columns(order: int, transposed: bool, device: torch.device) -> torch.Tensor:
+    """Those of B, or of Bᵀ, as rows, float32: copied to a device once."""
+    matrix = base(order) if transposed else base(order).T
+    return torch.from_numpy(matrix.astype(np.float32)).to(device)

@@ -22,7 +22,7 @@ from hvd_adaptive.kernels.tables import (
 NORM_LANES = 32
 SMALLEST_NORM = 2.0**-126
 BINS, COARSE_BINS = 1664, 128
-CHECK_LANES = 64
+CHECK_LANES, CHECK_BLOCK = 64, 4096
 CHECK_A, CHECK_B = 0x9E3779B1, 0x85EBCA77
 MASK32 = 0xFFFFFFFF
 
@@ -203,25 +203,41 @@ def histogram(bucket: torch.Tensor, scale: float) -> np.ndarray:
     Bins 1 to 127 begin at 2**(-28 + k//8) * (1 + k%8 / 8), bins 128 + k at 2**(-12 + k//128)
     * (1 + k%128 / 128); bin 0 begins above zero.
     """
+    return counts(bucket, scale).cpu().numpy()
+
+
+def counts(bucket: torch.Tensor, scale: float) -> torch.Tensor:
+    """``histogram`` on the bucket's device, which nothing waits for."""
     r = bucket.abs() * (1.0 / torch.tensor(scale, dtype=torch.float32))
     bits = r.view(torch.int32)
     coarse = ((bits >> 20) - ((127 - 28) << 3)).clamp(min=0)
     index = torch.where(r < 2.0**-12, coarse, (bits >> 16) - ((127 - 12) << 7) + COARSE_BINS)
     index = torch.where(r == 0, BINS, torch.where(r >= 1, BINS + 1, index))
-    return torch.bincount(index.to(torch.int64), minlength=BINS + 2).cpu().numpy()
+    index = index.to(torch.int64)
+    return index.new_zeros(BINS + 2).scatter_add_(0, index, torch.ones_like(index))
 
 
 def checksum(words: torch.Tensor, seed: int) -> int:
-    """Position-dependent 32-bit checksum of ``words`` (int32): 64 lanes, then a chain over them."""
-    wide = words.to(torch.int64) & MASK32
-    lanes = torch.zeros(CHECK_LANES, dtype=torch.int64, device=words.device)
-    for begin in range(0, wide.numel(), CHECK_LANES):
-        row = wide[begin : begin + CHECK_LANES]
-        s = (lanes[: row.numel()] + (row * CHECK_B & MASK32)) & MASK32
+    """Position-dependent 32-bit checksum of ``words`` (int32).
+
+    Word 64 r + l of a block of 4096 enters the block's lane l, which starts from the block's
+    number, so that no block waits for another. Lanes are mixed and added over the blocks; then
+    comes a chain over the 64 sums.
+    """
+    count = -(-words.numel() // CHECK_BLOCK)
+    rows = torch.zeros(count * CHECK_BLOCK, dtype=torch.int64, device=words.device)
+    rows[: words.numel()] = words.to(torch.int64) & MASK32
+    there = torch.arange(rows.numel(), device=words.device) < words.numel()
+    lanes = torch.arange(count, device=words.device).view(-1, 1).repeat(1, CHECK_LANES)
+    lanes = lanes * CHECK_A & MASK32
+    shape = (count, CHECK_BLOCK // CHECK_LANES, CHECK_LANES)
+    for row, known in zip(rows.view(shape).unbind(1), there.view(shape).unbind(1), strict=True):
+        s = (lanes + (row * CHECK_B & MASK32)) & MASK32
         s = ((s << 13) | (s >> 19)) & MASK32
-        lanes[: row.numel()] = s * CHECK_A & MASK32
-    total = (seed + wide.numel()) & MASK32
-    for lane in lanes.tolist():
+        lanes = torch.where(known, s * CHECK_A & MASK32, lanes)
+    sums = ((lanes ^ lanes >> 15) * CHECK_B & MASK32).sum(dim=0) & MASK32
+    total = (seed + words.numel()) & MASK32
+    for lane in sums.tolist():
         total = ((total ^ lane) * CHECK_A) & MASK32
         total ^= total >> 15
         total = (total * CHECK_B) & MASK32

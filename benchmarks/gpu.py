@@ -1,0 +1,234 @@
+"""Everything that there is to know of a GPU, by one command of at most 8 minutes.
+
+    python benchmarks/gpu.py --output gpu.json [--horovod FOLDER]
+
+Needs CUDA, torch and Triton, and no network; Numba is not needed. Each part's results are printed
+and written at once, and parts that are in the file already are left out: call it again to go on.
+
+facts     the card, versions
+equal     payloads of every scheme, and what they decode to, against plain torch on the CPU, bit for
+          bit (kernels/reference*.py), on sizes with partial buckets and blocks, with NaN and zeros
+suite     tests/unit/test_cuda_*.py on the GPU, where pytest is there
+large     more than 2**31 coordinates: the last buckets against plain torch
+speed     encode and decode-and-accumulate against a device-to-device copy (`bench codec`)
+latency   of one small group, header and checksum included: queueing it, and until it is done
+ranks     two ranks that share the GPU, where --horovod names a folder with Horovod's sdist and
+          what pip needs to build it; Horovod then stages their payloads through the host
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
+
+from gpu_checks import BITS, equal, large, sample  # noqa: E402
+
+import hvd_adaptive  # noqa: E402
+from hvd_adaptive.bench import codec  # noqa: E402
+from hvd_adaptive.device import wait_for  # noqa: E402
+
+
+def facts(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Of the machine."""
+    own: dict[str, Any] = {"torch": torch.__version__, "python": platform.python_version()}
+    if arguments.device.type == "cuda":
+        import triton
+
+        card = torch.cuda.get_device_properties(arguments.device)
+        own |= {"card": card.name, "memory_GiB": round(card.total_memory / 2**30, 1)}
+        own |= {"multiprocessors": card.multi_processor_count, "cuda": torch.version.cuda}
+        own |= {"triton": triton.__version__}
+    return own
+
+
+def suite(arguments: argparse.Namespace) -> dict[str, Any]:
+    """The tests of the kernels, in a process of their own."""
+    files = sorted(str(path) for path in (ROOT / "tests/unit").glob("test_cuda_*.py"))
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *files]
+    environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
+    done = subprocess.run(
+        command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=240
+    )
+    return {"status": done.returncode, "end": done.stdout.splitlines()[-15:]}
+
+
+def speed(arguments: argparse.Namespace, known: dict[str, Any], keep: Callable) -> dict[str, Any]:
+    """Label -> seconds of each action; ``keep`` is told after each case."""
+    options = codec.Options(
+        bits=BITS, codings=("fixed",), coordinates=arguments.coordinates, rounds=arguments.rounds,
+        device=arguments.device.type,
+    )  # fmt: skip
+    results = dict(known)
+    for label, scheme in codec.cases(options).items():
+        if label in results or time.monotonic() > arguments.end:
+            continue
+        results[label] = codec.measure(scheme, label, options)
+        print("  " + row(label, results[label], options.coordinates), flush=True)
+        keep(results)
+    return results
+
+
+def row(label: str, t: dict[str, float], coordinates: int) -> str:
+    """One line of the table of docs/performance.md."""
+    size = 4 * coordinates / 1e9
+    return (
+        f"| {label} | {t['bits']:.2f} | {size / t['encode']:.0f} | {t['memcpy'] / t['encode']:.2f} "
+        f"| {size / t['decode']:.0f} | {t['memcpy'] / t['decode']:.2f} "
+        f"| {1e3 * t['encode']:.3f} | {1e3 * t['checksum']:.3f} |"
+    )
+
+
+def latency(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Microseconds of one group of 100,000 coordinates: medians."""
+    device, told = arguments.device, {}
+    flat = sample(100_000, device)
+    for scheme in (hvd_adaptive.ALQ(bits=3), hvd_adaptive.QSGD(bits=4), hvd_adaptive.SignSGD()):
+        payload = scheme.encode(flat, seed=1)
+        actions: dict[str, Callable[[], object]] = {
+            "encode": lambda s=scheme: s.encode(flat, seed=1),
+            "decode": lambda s=scheme, p=payload: s.decode(p),
+        }
+        for name, action in actions.items():
+            times = [timed(action, device) for _ in range(50)][10:]
+            queued, done = (1e6 * statistics.median(column) for column in zip(*times, strict=True))
+            told[f"{scheme.name} {name}"] = {"queued_us": queued, "done_us": done}
+    return told
+
+
+def timed(action: Callable[[], object], device: torch.device) -> tuple[float, float]:
+    """Seconds until an action returns, and until the device has done it."""
+    wait_for(device)
+    begin = time.perf_counter()
+    action()
+    queued = time.perf_counter() - begin
+    wait_for(device)
+    return queued, time.perf_counter() - begin
+
+
+def ranks(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Two ranks on one GPU; NCCL refuses to serve two, so payloads go through the host."""
+    if arguments.horovod is None:
+        return {"status": "left out: no --horovod"}
+    here = {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(arguments.horovod.resolve())}
+    environment = os.environ | here | {"PYTHONPATH": str(ROOT)}
+    scripts = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    commands = {
+        "build": [sys.executable, "-m", "hvd_adaptive", "install-horovod", "--cuda", "no"],
+        "run": ["horovodrun", "-np", "2", "--gloo", sys.executable,
+                str(ROOT / "benchmarks/gpu_ranks.py"), "--device", str(arguments.device)],
+    }  # fmt: skip
+    told: dict[str, Any] = {}
+    for name, command in commands.items():
+        begin = time.monotonic()
+        done = subprocess.run(
+            command, env=environment | {"PATH": scripts}, capture_output=True, text=True,
+            timeout=max(30.0, arguments.end - begin),
+        )  # fmt: skip
+        end = (done.stdout + done.stderr).splitlines()[-12:]
+        told[name] = {"status": done.returncode, "s": time.monotonic() - begin, "end": end}
+        if done.returncode:
+            break
+    return told
+
+
+def table(results: dict[str, Any], arguments: argparse.Namespace) -> str:
+    """Markdown for docs/performance.md."""
+    known = results.get("facts", {})
+    memcpy = statistics.median([t["memcpy"] for t in results.get("speed", {}).values()] or [1.0])
+    lines = [
+        f"{known.get('card', 'CPU')}, torch {known.get('torch')}, Triton {known.get('triton')}; "
+        f"{arguments.coordinates:,} coordinates, bucket 8192; a device-to-device copy moves "
+        f"{4e-9 * arguments.coordinates / memcpy:.0f} GB/s of float32.",
+        "",
+        "| scheme | bits | encode GB/s | / copy | decode+add GB/s | / copy | encode ms "
+        "| checksum ms |",
+        "| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
+    ]
+    speeds = results.get("speed", {}).items()
+    lines += [row(label, t, arguments.coordinates) for label, t in speeds]
+    return "\n".join(lines)
+
+
+PARTS: dict[str, Callable[[argparse.Namespace], dict[str, Any]]] = {
+    "facts": facts, "equal": equal, "large": large, "latency": latency, "suite": suite,
+    "ranks": ranks,
+}  # fmt: skip
+
+
+def main(words: list[str] | None = None) -> int:
+    """Measure what is missing; 1 where something differs or failed."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--output", type=Path, default=Path("gpu.json"))
+    parser.add_argument("--parts", nargs="+", choices=(*PARTS, "speed"))
+    parser.add_argument("--horovod", type=Path, metavar="FOLDER")
+    parser.add_argument("--device", type=torch.device, default=torch.device("cuda"))
+    parser.add_argument("--coordinates", type=int, default=100_000_000)
+    parser.add_argument("--beyond", type=int, default=2**31, help="coordinates of `large`")
+    parser.add_argument("--rounds", type=int, default=10)
+    parser.add_argument("--seconds", type=float, default=450, help="begin no part after so many")
+    arguments = parser.parse_args(words)
+    if arguments.device.type == "cuda" and not torch.cuda.is_available():
+        parser.error(f"--device {arguments.device}: torch sees no GPU here")
+    arguments.end = time.monotonic() + arguments.seconds
+    results: dict[str, Any] = {}
+    if arguments.output.exists():
+        results = json.loads(arguments.output.read_text(encoding="utf-8"))
+
+    def keep(name: str, result: Any) -> None:
+        results[name] = result
+        arguments.output.write_text(json.dumps(results, indent=1), encoding="utf-8")
+
+    order = ["facts", "equal", "large", "speed", "latency", "ranks", "suite"]
+    for name in [name for name in order if name in (arguments.parts or order)]:
+        begin = time.monotonic()
+        if begin > arguments.end or (name in results and name != "speed"):
+            continue
+        print(f"{name}:", flush=True)
+        try:
+            if name == "speed":
+                known = results.get(name, {})
+                result = speed(arguments, known, lambda own: keep("speed", own))
+            else:
+                result = PARTS[name](arguments)
+                print("  " + json.dumps(result, indent=1).replace("\n", "\n  "), flush=True)
+        except Exception as error:  # the other parts are still worth their time
+            result = {"error": repr(error)}
+            print(f"  {error!r}", flush=True)
+            if name == "speed":
+                continue
+        keep(name, result)
+        print(f"  {time.monotonic() - begin:.0f} s", flush=True)
+    page = table(results, arguments)
+    arguments.output.with_suffix(".md").write_text(page + "\n", encoding="utf-8")
+    print(page)
+    return int(any(failed(result) for result in results.values()))
+
+
+def failed(result: dict[str, Any]) -> bool:
+    """Whether a part says so."""
+    stages = [part for part in result.values() if isinstance(part, dict) and part.get("status")]
+    codes = result.get("status")
+    return bool(
+        "error" in result or result.get("differ") or result.get("equal") is False or stages
+        or (isinstance(codes, int) and codes)
+    )  # fmt: skip
+
+
+if __name__ == "__main__":
+    sys.exit(main())

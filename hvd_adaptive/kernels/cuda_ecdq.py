@@ -1,0 +1,88 @@
+"""Triton: dithered quantisation, without the entropy coder, which the host has.
+
+Same functions and the same integers as kernels/reference_ecdq.py.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from hvd_adaptive.kernels.cuda_launch import kernel
+from hvd_adaptive.kernels.cuda_places import for_each, own_integer, own_place
+from hvd_adaptive.kernels.cuda_scan import bucket_norms
+from hvd_adaptive.kernels.reference import SMALLEST_NORM
+from hvd_adaptive.kernels.reference_ecdq import HALF, step_factors
+
+_HALF = tl.constexpr(HALF)
+_WHOLE = tl.constexpr(2.0**23)  # floats from here on are whole numbers
+
+
+def bucket_steps(flat: torch.Tensor, bucket_size: int, delta: float) -> torch.Tensor:
+    """See reference_ecdq.bucket_steps."""
+    steps = bucket_norms(flat, bucket_size, "l2")
+    whole, last = step_factors(flat.numel(), bucket_size, delta).tolist()
+    steps[:-1] *= whole
+    steps[-1:] *= last
+    steps = torch.where(steps < SMALLEST_NORM, torch.zeros_like(steps), steps)
+    return torch.where(steps.isfinite(), steps, torch.full_like(steps, torch.nan))
+
+
+def quantize(flat: torch.Tensor, steps: torch.Tensor, bucket_size: int, key: int) -> torch.Tensor:
+    """See reference_ecdq.quantize."""
+    q = torch.empty(flat.numel(), dtype=torch.int32, device=flat.device)
+    for_each(_quantize_kernel, flat, flat.numel(), bucket_size, key, flat, steps, q)
+    return q
+
+
+def add(
+    q: torch.Tensor, steps: torch.Tensor, bucket_size: int, key: int, out: torch.Tensor
+) -> None:
+    """See reference_ecdq.add."""
+    for_each(_add_kernel, out, out.numel(), bucket_size, key, q, steps, out)
+
+
+@triton.jit
+def _dither(stream, bucket, place):
+    """Whether it is negative, and its size (float32)."""
+    k = own_integer(stream, bucket, place)
+    negative = k >= _HALF
+    m = tl.where(negative, k - _HALF, k).to(tl.float32)
+    return negative, (m + 0.5) * 2.0**-24
+
+
+@triton.jit
+def _rounded(t):
+    """To the nearest whole number, to even at halves."""
+    up, down = (t + _WHOLE) - _WHOLE, (t - _WHOLE) + _WHOLE
+    return tl.where(tl.abs(t) < _WHOLE, tl.where(t < 0, down, up), t)
+
+
+@kernel
+def _quantize_kernel(
+    n: tl.int64, bucket_size: tl.int64, magic: tl.int64, stream: tl.int64, x, steps, q,
+    TILE: tl.constexpr, BUCKETS: tl.constexpr,
+):  # fmt: skip
+    i, there, bucket, place = own_place(n, bucket_size, magic, TILE, BUCKETS)
+    negative, size = _dither(stream, bucket, place)
+    step = tl.load(steps + bucket, mask=there, other=0.0)
+    usable = step > 0
+    inverse = tl.where(usable, tl.div_rn(tl.full((TILE,), 1.0, tl.float32), step), 0.0)
+    v = tl.load(x + i, mask=there, other=0.0)
+    rounded = _rounded(tl.where(negative, v * -1.0, v) * inverse + size)
+    tl.store(q + i, tl.where(usable, rounded, 0.0).to(tl.int32), mask=there)
+
+
+@kernel
+def _add_kernel(
+    n: tl.int64, bucket_size: tl.int64, magic: tl.int64, stream: tl.int64, q, steps, out,
+    TILE: tl.constexpr, BUCKETS: tl.constexpr,
+):  # fmt: skip
+    i, there, bucket, place = own_place(n, bucket_size, magic, TILE, BUCKETS)
+    negative, size = _dither(stream, bucket, place)
+    step = tl.load(steps + bucket, mask=there, other=0.0)
+    value = (tl.load(q + i, mask=there, other=0).to(tl.float32) - size) * step
+    value = tl.where(negative, value * -1.0, value)
+    value = tl.where(step > 0, value, tl.where(step != step, step, 0.0))
+    tl.store(out + i, tl.load(out + i, mask=there, other=0.0) + value, mask=there)

@@ -1,0 +1,132 @@
+"""Launches every Triton kernel in a process without a GPU: each is compiled for compute capability
+9.0, not run. Prints a line for each: its name, then what its PTX must not hold but does."""
+
+from __future__ import annotations
+
+import tempfile
+from typing import Any
+
+import torch
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.backends.nvidia.compiler import CUDABackend
+from triton.runtime import driver
+from triton.runtime.jit import JITFunction
+
+# Products that are added without being rounded, and functions that are not rounded correctly.
+FORBIDDEN = ("fma.rn.f32", "fma.rn.f64", "mad.f32", "div.full", "div.approx", "sqrt.approx",
+             "rcp.approx", ".ftz")  # fmt: skip
+
+
+class NoGPU:
+    """What Triton asks a driver before it compiles."""
+
+    def get_current_target(self) -> GPUTarget:
+        return GPUTarget("cuda", 90, 32)
+
+    def get_current_device(self) -> int:
+        return 0
+
+    def get_current_stream(self, device: int | None = None) -> int:
+        return 0
+
+
+def compile_only(folder: str) -> None:
+    """Launches compile from now on, and print. What they leave in Triton's cache, for which
+    ``folder`` is taken, cannot be run."""
+    triton.knobs.cache.dir = folder
+    driver.set_active(NoGPU())
+    CUDABackend.make_cubin = lambda *args: b""  # PTX tells enough, in half the time
+    run, seen = JITFunction.run, set()
+
+    def compiled(self: JITFunction, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> Any:
+        kernel = run(self, *args, grid=grid, warmup=True, **kwargs)
+        if kernel.hash not in seen:
+            seen.add(kernel.hash)
+            flaws = [word for word in FORBIDDEN if word in kernel.asm["ptx"]]
+            print(self.fn.__name__, *flaws)
+        return kernel
+
+    JITFunction.run = compiled
+
+
+def tables() -> None:
+    """In one launch and in two; each rule, way of packing and place of buckets. Codes of fixed
+    width, whose loops are unrolled, take long to compile: few have them."""
+    import numpy as np
+
+    from hvd_adaptive.kernels import cuda
+    from hvd_adaptive.kernels.tables import kernel_table
+
+    x = torch.ones(5000)
+    positive = np.linspace(0, 1, 18) ** 1.1
+    for magnitudes, symmetric, bucket, clip in (
+        (np.array([0.1, 0.2, 0.5, 1.0]), True, 2048, None),
+        (positive, False, 100, None),
+        (np.append(0, 0.9 ** np.arange(8.0, -1, -1)), False, 5000, None),
+        (np.array([0.0, 1.0]), False, 2560, 2.5),
+    ):
+        table = kernel_table(magnitudes, symmetric)
+        scales = torch.zeros(-(-5000 // bucket))
+        words = torch.zeros(table.packing.words(5000), dtype=torch.int32)
+        cuda.encode(x, scales, words, bucket, "l2", table, 3, clip)
+        if bucket in (2048, 100):
+            cuda.decode_add([(scales, words)] * 2, bucket, table, 0.5, x.clone())
+    cuda.clipped(x, 100, 2.0)
+    cuda.counts(x, 1.0)
+
+
+def buckets() -> None:
+    """The schemes whose buckets have levels of their own, and natural compression."""
+    from hvd_adaptive.kernels import cuda_bucket, cuda_natural, cuda_onebit
+
+    x, bits = torch.ones(5000), torch.zeros(160, dtype=torch.int32)
+    levels, words = torch.zeros(5, 5), torch.zeros(448, dtype=torch.int32)
+    cuda_bucket.round_codes(x, levels, words, 1024, 1)
+    cuda_bucket.decode_add([(levels, words)], 1024, 1.0, x.clone())
+    cuda_onebit.encode(x, torch.zeros(5, 2), bits, 1024)
+    exponents = torch.zeros(5000, dtype=torch.uint8)
+    cuda_natural.encode(x, exponents, bits, 1024, 1)
+    cuda_natural.decode_add([(exponents, bits)], 1.0, x.clone())
+
+
+def dithers() -> None:
+    """QCS, and ECDQ's quantiser."""
+    from hvd_adaptive.coding.packing import packing_of
+    from hvd_adaptive.kernels import cuda_codes, cuda_ecdq, cuda_qcs
+    from hvd_adaptive.kernels.reference_qcs import Run
+
+    x, runs = torch.ones(3000), [Run(0, 3000, 0, 1024, 300, 1.0)]
+    scales, words = torch.zeros(3), torch.zeros(packing_of(5).words(900), dtype=torch.int32)
+    cuda_qcs.encode(x, scales, words, runs, 5, 1)
+    cuda_qcs.decode_add([(scales, words)], [1], runs, 5, 1.0, x)
+    steps = cuda_ecdq.bucket_steps(x, 1000, 1.0)
+    cuda_ecdq.add(cuda_ecdq.quantize(x, steps, 1000, 1), steps, 1000, 1, x)
+    cuda_codes.uniforms(3000, 1024, 1, x.device)
+
+
+def levels() -> None:
+    """The solvers of levels."""
+    from hvd_adaptive.kernels import cuda_levels
+
+    x = torch.ones(3000)
+    cuda_levels.orq_levels(x, 1000, 5, None, 2)
+    cuda_levels.mean_magnitudes(x, 1000, None)
+    cuda_levels.symmetric_levels(x, 1000, None)
+    cuda_levels.conditional_means(x, 1000, None, True)
+
+
+def checksums() -> None:
+    """Sealing a payload, and reading the checksums of several."""
+    from hvd_adaptive.kernels import cuda_checksum
+
+    payload = torch.zeros(20000, dtype=torch.uint8)
+    cuda_checksum.seal(payload, bytes(96), 1)
+    cuda_checksum.checksums([payload, payload], [1, 2])
+
+
+if __name__ == "__main__":
+    with tempfile.TemporaryDirectory() as folder:
+        compile_only(folder)
+        for part in (tables, buckets, dithers, levels, checksums):
+            part()

@@ -1,0 +1,77 @@
+"""Checksums of payloads by the Triton kernels: plain Python's numbers, one launch or many."""
+
+from __future__ import annotations
+
+import struct
+
+import numpy as np
+import pytest
+import torch
+import triton_interpreter as on
+from unit_oracles import word_checksum
+
+from hvd_adaptive.kernels import cuda_checksum, reference_checksum
+
+COUNTS = (0, 2, 66, 4096, 4098)
+HEADER = bytes(range(96))
+
+
+def payload(words: int, seed: int) -> torch.Tensor:
+    values = np.random.default_rng(seed).integers(0, 2**32, 24 + words, dtype=np.uint32)
+    return torch.from_numpy(values.view(np.uint8).copy()).to(on.DEVICE)
+
+
+def wanted(data: torch.Tensor, seed: int) -> int:
+    return word_checksum(np.frombuffer(data.cpu().numpy()[96:], "<u4").tolist(), seed)
+
+
+@pytest.mark.parametrize("words", COUNTS)
+@pytest.mark.parametrize("seed", (1, 2**32 - 1))
+def test_seal(words, seed):
+    data = payload(words, words)
+    before = data.clone()
+    cuda_checksum.seal(data, HEADER, seed)
+    head = bytes(data[:96].cpu().tolist())
+    assert head[:12] + head[16:] == HEADER[:12] + HEADER[16:]
+    assert struct.unpack("<I", head[12:16])[0] == wanted(data, seed)
+    assert torch.equal(data[96:], before[96:])
+    assert cuda_checksum.checksum(data[96:].view(torch.int32), seed) == wanted(data, seed)
+
+
+def test_seal_without_a_checksum():
+    data = payload(100, 0)
+    cuda_checksum.seal(data, HEADER, None)
+    assert bytes(data[:96].cpu().tolist()) == HEADER
+
+
+@pytest.mark.parametrize("words", (2, 4200))
+@pytest.mark.parametrize("apart", ("end to end", "with gaps", "own tensors", "of any lengths"))
+def test_of_several_payloads(words, apart, monkeypatch):
+    payloads = [payload(words, rank) for rank in range(4)]
+    if apart == "of any lengths":
+        payloads = [payload(words + 2 * rank, rank) for rank in range(4)]
+    if apart in ("end to end", "of any lengths"):
+        sizes = [data.numel() for data in payloads]
+        payloads = list(torch.cat(payloads).split(sizes))
+    elif apart == "with gaps":
+        gap = torch.zeros(8, dtype=torch.uint8, device=on.DEVICE)
+        whole = torch.cat([part for data in payloads for part in (data, gap)])
+        size = payloads[0].numel()
+        payloads = [whole[k * (size + 8) :][:size] for k in range(4)]
+    seeds = [3, 2**31 + 5, 2**32 - 1, 0]
+    launches, launch = [], cuda_checksum.launch
+
+    def counted(kernel, *args, **keywords):
+        launches.append(kernel)
+        launch(kernel, *args, **keywords)
+
+    monkeypatch.setattr(cuda_checksum, "launch", counted)
+    found = cuda_checksum.checksums(payloads, seeds)
+    assert [int(value) & 0xFFFFFFFF for value in found] == [
+        wanted(data, seed) for data, seed in zip(payloads, seeds, strict=True)
+    ]
+    blocks = launches.count(cuda_checksum._add_blocks)
+    assert blocks == (1 if apart in ("end to end", "with gaps") else 4)
+    assert [int(value) & 0xFFFFFFFF for value in reference_checksum.checksums(payloads, seeds)] == [
+        int(value) & 0xFFFFFFFF for value in found
+    ]

@@ -1,0 +1,129 @@
+"""CUDA tensors through encode and decode, where there is no GPU: payloads are the CPU's byte for
+byte, nothing waits for the device on the way."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import triton_interpreter  # noqa: F401
+from fake_gpu import OnGPU, off_gpu, on_gpu, pretended, quick  # noqa: F401
+
+from hvd_adaptive import (
+    ALQ,
+    AMQ,
+    ECDQ,
+    NUQSGD,
+    ORQ,
+    QCS,
+    QSGD,
+    BinGrad,
+    LinearQuantile,
+    NaturalCompression,
+    OneBitSGD,
+    SignSGD,
+    SparseSGD,
+    TernGrad,
+)
+
+# The last bucket is not full, nor is the only block of codes.
+N, BUCKET = 300, 128
+
+SCHEMES = {
+    "qsgd": lambda **k: QSGD(bits=3, bucket_size=BUCKET, **k),
+    "qsgd, linf, clipped": lambda **k: QSGD(
+        bits=4, norm="linf", clip=2.0, symmetric=True, bucket_size=BUCKET, **k
+    ),
+    "alq": lambda **k: ALQ(bits=3, bucket_size=BUCKET, **k),
+    "amq": lambda **k: AMQ(bits=4, bucket_size=BUCKET, **k),
+    "nuqsgd": lambda **k: NUQSGD(bits=5, bucket_size=BUCKET, **k),
+    "terngrad": lambda **k: TernGrad(bucket_size=BUCKET, **k),
+    "orq": lambda **k: ORQ(levels=5, bucket_size=BUCKET, **k),
+    "orq, float16": lambda **k: ORQ(levels=3, level_dtype="float16", bucket_size=BUCKET, **k),
+    "quantile": lambda **k: LinearQuantile(levels=4, bucket_size=BUCKET, **k),
+    "bingrad": lambda **k: BinGrad(bucket_size=BUCKET, **k),
+    "bingrad-b": lambda **k: BinGrad(variant="biased", bucket_size=BUCKET, **k),
+    "signsgd": lambda **k: SignSGD(bucket_size=BUCKET, **k),
+    "onebit": lambda **k: OneBitSGD(bucket_size=BUCKET, **k),
+    "natural": lambda **k: NaturalCompression(bucket_size=BUCKET, **k),
+    "qcs": lambda **k: QCS(bucket_size=BUCKET, gain=8, **k),
+    "sparse": lambda **k: SparseSGD(density=0.1, bucket_size=BUCKET, **k),
+    "ecdq": lambda **k: ECDQ(bits=3, bucket_size=BUCKET, **k),
+}
+ON_HOST = {"sparse", "ecdq"}
+FITTED = {"alq, normal": lambda **k: ALQ(bits=3, bucket_size=BUCKET, statistics="normal", **k)}
+
+
+def flat(seed: int = 0, dtype: torch.dtype = torch.float32, n: int = N) -> torch.Tensor:
+    return torch.randn(n, generator=torch.Generator().manual_seed(seed)).to(dtype)
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_payloads_are_the_cpus(scheme, gpu):
+    compressor, values = SCHEMES[scheme](), flat()
+    wanted = compressor.encode(values, seed=5)
+    gpu.uploads_allowed, gpu.allowed = True, scheme in ON_HOST
+    payload = compressor.encode(on_gpu(values.clone()), seed=5)
+    assert isinstance(payload, OnGPU) and torch.equal(off_gpu(payload), wanted)
+    with gpu.waiting():  # for the header
+        decoded = compressor.decode(payload)
+    assert isinstance(decoded, OnGPU)
+    assert torch.equal(off_gpu(decoded), compressor.decode(wanted))
+
+
+@pytest.mark.parametrize("dtype", (torch.float16, torch.bfloat16, torch.float64))
+@pytest.mark.parametrize("n", (0, 1, BUCKET + 1))
+def test_dtypes_lengths_and_tails(dtype, n, gpu, quick_kernels):
+    compressor, values = QSGD(bits=4, bucket_size=BUCKET, tail="full"), flat(1, dtype, n)
+    wanted = compressor.encode(values, seed=5)
+    payload = compressor.encode(on_gpu(values.clone()), seed=5)
+    assert torch.equal(off_gpu(payload), wanted)
+    with gpu.waiting():
+        assert torch.equal(off_gpu(compressor.decode(payload)), compressor.decode(wanted))
+
+
+def test_a_second_payload_waits_for_nothing(gpu):
+    """Not even for tables; the host goes on while the GPU has done nothing yet."""
+    compressor = ALQ(bits=3, bucket_size=BUCKET)
+    gpu.uploads_allowed = True
+    compressor.encode(on_gpu(flat()), seed=1)
+    gpu.uploads_allowed = False
+    with gpu.never_waiting():
+        compressor.encode(on_gpu(flat()), seed=2)
+    assert not gpu.waits
+
+
+@pytest.mark.parametrize("coding", ("huffman", "elias"))
+def test_lossless_coding_is_refused(coding, gpu):
+    compressor = QSGD(bits=3, bucket_size=BUCKET, coding=coding)
+    with pytest.raises(ValueError, match=f"coding='{coding}': must be 'fixed' for tensors on cuda"):
+        compressor.encode(on_gpu(flat()))
+
+
+@pytest.mark.parametrize("scheme", sorted(ON_HOST))
+def test_what_is_encoded_on_the_host_says_so_once(scheme, gpu, caplog):
+    compressor = SCHEMES[scheme]()
+    with gpu.waiting():
+        for _ in range(2):
+            compressor.encode(on_gpu(flat()))
+    told = [r.message for r in caplog.records if r.levelname == "WARNING"]
+    assert len(told) == 1 and "copied to the host" in told[0]
+
+
+@pytest.mark.parametrize("scheme", ("alq", "alq, normal", "ecdq"))
+def test_statistics_are_the_cpus_by_two_copies(scheme, gpu, quick_kernels):
+    """Of the norms, and of what the levels are fitted to."""
+    compressor = (SCHEMES | FITTED)[scheme]()
+    buckets = list(flat(n=5 * BUCKET).split(BUCKET))
+    buckets[1] = torch.zeros(BUCKET)
+    buckets[3] = torch.full((BUCKET,), torch.nan)
+    wanted = compressor.collect(buckets)
+    found = compressor.collect([on_gpu(bucket.clone()) for bucket in buckets])
+    assert gpu.waits == ["an event's synchronize"] * 2
+    assert (found == wanted).all() and wanted[:2].tolist() == [3, 5]
+
+
+def test_a_fit_is_the_cpus(gpu, quick_kernels):
+    here, there = (SCHEMES["alq"]() for _ in range(2))
+    here.fit(flat())
+    there.fit(on_gpu(flat()))
+    assert torch.equal(here.levels, there.levels) and here.table_version == 1

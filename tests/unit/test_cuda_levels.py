@@ -1,0 +1,54 @@
+"""The Triton kernels that find buckets' own levels against the reference, bit for bit."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from test_kernel_agreement import (
+    constant,
+    heavy,
+    one_outlier,
+    ordinary,
+    same_bits,
+    vector,
+    with_nan,
+    zeros,
+)
+from triton_interpreter import moved
+
+from hvd_adaptive.kernels import cuda_levels, reference_levels
+
+SOLVERS = {
+    "orq": lambda m, x, b, clip: m.orq_levels(x, b, 5, clip, 2),
+    "orq of one split": lambda m, x, b, clip: m.orq_levels(x, b, 3, clip, 0),
+    "quantiles": lambda m, x, b, clip: m.quantile_levels(x, b, 4, clip),
+    "mean magnitudes": lambda m, x, b, clip: m.mean_magnitudes(x, b, clip),
+    "symmetric": lambda m, x, b, clip: m.symmetric_levels(x, b, clip),
+    "conditional": lambda m, x, b, clip: m.conditional_means(x, b, clip, False),
+    "conditional, iterated": lambda m, x, b, clip: m.conditional_means(x, b, clip, True),
+}
+
+
+@pytest.mark.parametrize("name", SOLVERS)
+@pytest.mark.parametrize(("bucket", "clip"), [(60, None), (200, 1.5)])
+def test_levels(name: str, bucket: int, clip: float | None):
+    """A bucket of each kind and a partial one."""
+    kinds = (ordinary, heavy, zeros, with_nan, constant, one_outlier)
+    flat = torch.cat([vector(kind, bucket) for kind in kinds] + [vector(ordinary, bucket // 3)])
+    flat[:5] = -0.0
+    with np.errstate(all="ignore"):
+        want = SOLVERS[name](reference_levels, flat, bucket, clip)
+        got = SOLVERS[name](cuda_levels, *moved(flat), bucket, clip)
+    assert same_bits(want, got.cpu())
+
+
+def test_buckets_of_one_coordinate():
+    flat = torch.tensor([1.5, -2.0, 0.0, float("inf"), 3e-39])
+    for solve in SOLVERS.values():
+        with np.errstate(all="ignore"):
+            want, got = (
+                solve(reference_levels, flat, 1, None),
+                solve(cuda_levels, *moved(flat), 1, None),
+            )
+        assert same_bits(want, got.cpu())

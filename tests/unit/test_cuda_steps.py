@@ -1,0 +1,202 @@
+"""Whole steps and exchanges of CUDA gradients, where there is no GPU: the CPU's results bit for
+bit; hooks wait for nothing, and what comes back is waited for by events alone."""
+
+from __future__ import annotations
+
+import contextlib
+from contextlib import nullcontext
+
+import pytest
+import torch
+import triton_interpreter  # noqa: F401
+from fake_gpu import OnGPU, Stream, Waited, off_gpu, on_gpu, pretended, quick  # noqa: F401
+from feedback_steps import OneRank, gradients
+
+from hvd_adaptive import QSGD, NaturalCompression
+from hvd_adaptive.device import Later, taken_over
+from hvd_adaptive.errors import PayloadError
+from hvd_adaptive.exchange.allgather import Allgather
+from hvd_adaptive.exchange.exchange import Place, Shipment
+from hvd_adaptive.exchange.hierarchical import Hierarchical
+from hvd_adaptive.exchange.plain import Half, Plain
+from hvd_adaptive.exchange.scatter_reduce import ScatterReduce
+from hvd_adaptive.fusion.binding import Binding
+from hvd_adaptive.kernels.random import stream_key
+from hvd_adaptive.simulate.ranks import together
+
+pytestmark = pytest.mark.usefixtures("quick_kernels")
+
+SIZES = [700, 30, 450]
+KEYWORDS = {"bucket_size": 128, "min_numel": 100}
+EXCHANGES = {
+    "allgather": lambda rank: Allgather(Place(4, rank)),
+    "scatter_reduce": lambda rank: ScatterReduce(Place(4, rank)),
+    "hierarchical": lambda rank: Hierarchical(Place(4, rank, (0, 0, 1, 1))),
+    "plain": lambda rank: Plain(Place(4, rank)),
+    "half": lambda rank: Half(Place(4, rank)),
+}
+
+
+class Rank(OneRank):
+    """With the binding's own buffers, and gradients that their average may replace."""
+
+    buffer = Binding.buffer
+
+    def __init__(self, *args, **keywords) -> None:
+        super().__init__(*args, **keywords)
+        self._buffers: dict = {}
+
+    def is_gradient(self, slot, tensor):
+        return True
+
+
+def run(rank: Rank, of_step, gpu=None, streams=()) -> list[torch.Tensor]:
+    """A step; on the GPU each gradient arrives on its own stream, and no hook may wait."""
+    step = rank.begin()
+    step.release()
+    for slot, gradient in enumerate(of_step):
+        own = gradient.clone() if gpu is None else on_gpu(gradient.clone())
+        with contextlib.ExitStack() as stack:
+            if gpu is not None:
+                stack.enter_context(gpu.never_waiting())
+                stack.enter_context(gpu.on(streams[slot] if streams else gpu.stream))
+            step.arrive(slot, own)
+    step.factor = 1.0
+    step.launch_all()
+    results = [step.result(slot) for slot in range(len(of_step))]
+    rank.compressor.meter.finish()
+    rank.compressor.step += 1
+    step.commit()
+    return [off_gpu(result) for result in results]
+
+
+@pytest.mark.parametrize("weight", (None, 0.5))
+@pytest.mark.parametrize("dtype", (torch.float32, torch.float16))
+def test_steps_are_the_cpus(weight, dtype, gpu):
+    dtypes = [dtype] * 3
+    here, there = (
+        Rank(QSGD(bits=3, error_feedback=weight, **KEYWORDS), SIZES, dtypes, fusion=512)
+        for _ in range(2)
+    )
+    assert len(here.layout.groups) > 1
+    for number in range(3):
+        values = gradients(SIZES, number, dtypes)
+        if number == 2 and weight:
+            values[0][3] = float("nan")  # AMP skips such a step: residuals stay
+        for a, b in zip(run(here, values), run(there, values, gpu), strict=True):
+            assert torch.equal(a, b) or torch.equal(a.isnan(), b.isnan())
+        figures = [rank.compressor.report() for rank in (here, there)]
+        assert figures[0]["relative_error"] == figures[1]["relative_error"]
+    assert set(gpu.waits[-3:]) == {"an event's synchronize"}
+    with gpu.waiting():
+        for name, residual in here.residuals().items():
+            assert torch.equal(residual, there.residuals()[name])
+
+
+def test_gradients_of_several_streams_are_waited_for(gpu):
+    rank = Rank(QSGD(bits=3, **KEYWORDS), SIZES)
+    streams = [Stream(name) for name in "abc"]
+    run(rank, gradients(SIZES, 0), gpu, streams)
+    assert len(rank.layout.groups) == 1
+    # All arrived before the last one, on whose stream the group is encoded.
+    assert set(streams[2].waits) == {streams[0], streams[1]}
+    assert not streams[0].waits and not streams[1].waits
+
+
+def test_buffers_of_streams_are_their_own(gpu):
+    rank = Rank(QSGD(bits=3, **KEYWORDS), SIZES)
+    device = torch.device("cuda", 0)
+    first = rank.buffer("gradients", 10, torch.float32, device)
+    with gpu.on(Stream("other")):
+        other = rank.buffer("gradients", 10, torch.float32, device)
+    again = rank.buffer("gradients", 8, torch.float32, device)
+    assert first.data_ptr() == again.data_ptr() != other.data_ptr()
+
+
+@pytest.mark.parametrize("exchange", EXCHANGES)
+def test_exchanges_are_the_cpus(exchange, gpu):
+    codec = (
+        NaturalCompression(bucket_size=64)
+        if exchange == "hierarchical"
+        else QSGD(bits=3, bucket_size=64)
+    )
+    flats = [torch.randn(1000, generator=torch.Generator().manual_seed(r)) for r in range(4)]
+
+    def exchanged(device):
+        routes = []
+        for rank, flat in enumerate(flats):
+            way, own = EXCHANGES[exchange](rank), device(flat.clone())
+            shipment = shipped(codec, 900, 100)
+            with gpu.never_waiting():
+                sent = way.encode(shipment, own, own[:900])
+                routes.append(way.route(shipment, sent))
+        return together(routes)
+
+    wanted = exchanged(lambda flat: flat)
+    result = exchanged(on_gpu)
+    assert isinstance(result, OnGPU) and torch.equal(off_gpu(result), wanted)
+    assert set(gpu.waits) <= {"an event's synchronize"}
+
+
+def shipped(codec, quantized: int, full: int) -> Shipment:
+    return Shipment(
+        codec=codec,
+        dtype=torch.float32,
+        quantized=quantized,
+        full=full,
+        layout=7,
+        key=lambda rank: stream_key(0, rank, 0, 0),
+        factor=lambda: 0.25,
+        time=lambda field: nullcontext(),
+        count=lambda size: None,
+    )
+
+
+@pytest.mark.parametrize("place", (3, 40, 120, 900))
+def test_corrupt_payloads_are_told(place, gpu):
+    """Before the group's result is handed out, wherever the flipped byte lies."""
+    codec = QSGD(bits=3, bucket_size=64)
+    ways = [Allgather(Place(2, rank)) for rank in range(2)]
+    flats = [on_gpu(torch.randn(2000)) for _ in ways]
+    with gpu.waiting():
+        sent = [w.encode(shipped(codec, 2000, 0), f, f) for w, f in zip(ways, flats, strict=True)]
+        off_gpu(sent[1][0].bytes)[place] ^= 1
+        routes = [w.route(shipped(codec, 2000, 0), s) for w, s in zip(ways, sent, strict=True)]
+        with pytest.raises(PayloadError):
+            together(routes)
+
+
+def test_received_tensors_are_taken_over_from_the_default_stream(gpu, monkeypatch):
+    recorded = []
+    monkeypatch.setattr(OnGPU, "record_stream", lambda self, stream: recorded.append(stream))
+    received, other = on_gpu(torch.ones(3)), Stream("other")
+    assert taken_over(received) is received and not recorded
+    with gpu.on(other):
+        taken_over(received)
+    assert other.waits == [gpu.default] and recorded == [other]
+
+
+def test_the_pretended_gpu_notices(gpu):
+    """What these tests rely on."""
+    tensor, host = on_gpu(torch.ones(3)), torch.empty(3)
+    for wait in (
+        lambda: tensor.sum().item(),
+        lambda: bool(tensor.any()),
+        lambda: float(tensor[0]),
+        lambda: tensor.tolist(),
+        lambda: tensor.cpu(),
+        lambda: tensor.to("cpu"),
+        lambda: tensor[tensor > 0],
+        lambda: torch.equal(tensor, tensor),
+        lambda: host.copy_(tensor),
+        lambda: host.copy_(tensor, non_blocking=True),
+        lambda: tensor.copy_(host, non_blocking=True),
+        lambda: host.to(tensor.device),
+        torch.cuda.synchronize,
+        lambda: torch.cuda.current_stream().synchronize(),
+    ):
+        with pytest.raises(Waited):
+            wait()
+    with pytest.raises(AssertionError, match="on the GPU and on the CPU"):
+        tensor + host
+    assert torch.equal(Later(tensor).get(), torch.ones(3)) and len(gpu.waits) == 1
