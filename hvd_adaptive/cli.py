@@ -9,11 +9,20 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import os
+import sys
 from collections.abc import Sequence
 
 from hvd_adaptive._version import __version__
 
-COMMANDS = ("hvd_adaptive.horovod_build.command",)
+COMMANDS = (
+    "hvd_adaptive.horovod_build.command",
+    "hvd_adaptive.doctor.command",
+    "hvd_adaptive.commands.schemes",
+    "hvd_adaptive.bench.command",
+    "hvd_adaptive.plan.command",
+    "hvd_adaptive.monitor.report.command",
+)
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -31,4 +40,8 @@ def make_parser() -> argparse.ArgumentParser:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit status."""
     arguments = make_parser().parse_args(argv)
-    return arguments.run(arguments)
+    try:
+        return arguments.run(arguments)
+    except BrokenPipeError:  # its reader has seen enough: `hvd-adaptive schemes | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0

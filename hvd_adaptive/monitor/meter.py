@@ -1,21 +1,28 @@
-"""What was sent and how good it was."""
+"""What a step sent and how good it was, on this rank."""
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Hashable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+import torch
+
+from hvd_adaptive.device import Later
+
 
 @dataclass
 class StepFigures:
-    """Figures of one step, on this rank.
+    """Figures of one step, or of one of its groups, on this rank.
 
     coordinates: gradient coordinates encoded.  uncompressed_bytes: their bytes as they are.
     payload_bytes: bytes encoded.  wire_bytes: bytes sent by this rank, computed from the exchange.
     squared_error, squared_norm: of the sampled buckets.
     encode_s, exchange_s, decode_s: seconds encoding, waiting for the exchange, decoding.
+    flight_s: seconds from handing collectives to Horovod until their results were taken, added up
+        over groups, which overlap; measured where there is a monitor.
     peak_bytes: the most memory that was held at a time: see StepMeter.hold.
     """
 
@@ -28,15 +35,25 @@ class StepFigures:
     encode_s: float = 0.0
     exchange_s: float = 0.0
     decode_s: float = 0.0
+    flight_s: float = 0.0
     peak_bytes: int = 0
 
 
 class StepMeter:
-    """Collects one step's figures while the last finished step's can be read."""
+    """Collects one step's figures while the last finished step's can be read.
+
+    detailed: whether it keeps each group's figures and looks for buckets that are not finite.
+    """
 
     def __init__(self) -> None:
+        self.detailed = False
         self.current = StepFigures()
-        self._last: StepFigures | None = None
+        self.last: StepFigures | None = None
+        self.last_groups: dict[int, StepFigures] = {}
+        self.last_non_finite: dict[int, torch.Tensor] = {}
+        self._groups: dict[int, StepFigures] = {}
+        self._non_finite: dict[int, torch.Tensor] = {}
+        self._squares: list[tuple[Later, int]] = []
         self._held: dict[Hashable, int] = {}
         self._total = 0  # of these: there are a few for each group in flight
 
@@ -48,19 +65,45 @@ class StepMeter:
             self._held[what] = size
             self.current.peak_bytes = max(self.current.peak_bytes, self._total)
 
+    def add(self, field: str, amount: float, group: int | None = None) -> None:
+        """So much more of a field, of one of the step's groups if there are several."""
+        own = self.current
+        setattr(own, field, getattr(own, field) + amount)
+        if self.detailed and group is not None:
+            of_group = self._groups.get(group)
+            if of_group is None:
+                of_group = self._groups[group] = StepFigures()
+            setattr(of_group, field, getattr(of_group, field) + amount)
+
     @contextmanager
-    def time(self, field: str) -> Iterator[None]:
+    def time(self, field: str, group: int | None = None) -> Iterator[None]:
         """Add the seconds spent inside to ``field``."""
         begin = time.perf_counter()
         try:
             yield
         finally:
-            seconds = time.perf_counter() - begin
-            setattr(self.current, field, getattr(self.current, field) + seconds)
+            self.add(field, time.perf_counter() - begin, group)
 
-    def add_payload(self, size: int) -> None:
-        """So many bytes were encoded."""
-        self.current.payload_bytes += size
+    def look(self, decoded: torch.Tensor, bucket_size: int, group: int) -> None:
+        """Count the buckets of a group's quantised coordinates, averaged, that are not finite.
+
+        A bucket with one such coordinate has no others: its first tells. The count stays on the
+        tensor's device until it is read.
+        """
+        if self.detailed and decoded.numel():
+            self._non_finite[group] = decoded[::bucket_size].isfinite().logical_not_().sum()
+
+    def measured(self, squares: Later, group: int) -> None:
+        """[squared error, squared norm] of a group's sampled buckets, where both are finite."""
+        self._squares.append((squares, group))
+
+    def _add_squares(self) -> None:
+        """They are there by the end of the step: they were asked for before the group was sent."""
+        for squares, group in self._squares:
+            error, norm = squares.get().tolist()
+            if math.isfinite(error) and math.isfinite(norm):
+                self.add("squared_error", error, group)
+                self.add("squared_norm", norm, group)
 
     def clear(self) -> None:
         """Nothing is held any more."""
@@ -69,7 +112,9 @@ class StepMeter:
 
     def finish(self) -> None:
         """The step is over."""
-        self._last = self.current
+        self._add_squares()
+        self.last, self.last_groups = self.current, self._groups
+        self.last_non_finite = self._non_finite
         self.restart()
 
     def restart(self) -> None:
@@ -77,6 +122,7 @@ class StepMeter:
         self._held = {what: size for what, size in self._held.items() if isinstance(what, str)}
         self._total = sum(self._held.values())
         self.current = StepFigures(peak_bytes=self._total)
+        self._groups, self._non_finite, self._squares = {}, {}, []
 
     def report(self) -> dict[str, float]:
         """The last step as a dict: coordinates, payload_bytes, wire_bytes, uncompressed_bytes,
@@ -84,7 +130,7 @@ class StepMeter:
         could be measured), encode_s, exchange_s, decode_s, peak_bytes (memory held beyond the
         gradients: payloads in flight, buffers, residuals; not what encoding one group takes for a
         moment, nor Horovod's own buffers). Zeros before the first step."""
-        last = self._last or StepFigures()
+        last = self.last or StepFigures()
         bits = 8 * last.payload_bytes / last.coordinates if last.coordinates else 0.0
         error = last.squared_error / last.squared_norm if last.squared_norm else float("nan")
         return {

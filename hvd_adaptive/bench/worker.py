@@ -1,0 +1,84 @@
+"""What runs on each rank of `bench exchange`: exchanges a model's gradients by each method in turn.
+
+``python -m hvd_adaptive.bench.worker PLAN``: a JSON object with tensors, coordinates, steps and
+methods, a list of [label, class name, keywords]; ``none`` and ``fp16`` are Horovod's own. The first
+rank tells {label: {"seconds": [...], ...}}; seconds are those of the slowest rank in each step.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+import hvd_adaptive
+from hvd_adaptive.bench.backward import FakeNetwork, Still
+from hvd_adaptive.bench.models import shapes
+from hvd_adaptive.bench.ranks import tell
+
+WARM_UP = 3
+REPORTED = ("payload_bytes", "wire_bytes", "relative_error", "encode_s", "exchange_s", "decode_s")
+
+
+def main() -> None:
+    """Run the plan that the command line holds."""
+    import horovod.torch as hvd
+
+    plan = json.loads(sys.argv[1])
+    hvd.init()
+    networks = _networks(plan["tensors"], plan["coordinates"], hvd.rank())
+    found = {}
+    for label, name, keywords in plan["methods"]:
+        stock = {"none": hvd.Compression.none, "fp16": hvd.Compression.fp16}
+        scheme = stock.get(name) or getattr(hvd_adaptive, name)(**keywords)
+        found[label] = _measured(hvd, next(networks), scheme, plan["steps"])
+    if hvd.rank() == 0:
+        tell(found | {"": {"ranks": hvd.size(), "hosts": hvd.cross_size()}})
+    hvd.shutdown()
+
+
+def _networks(tensors: int, coordinates: int, rank: int) -> Iterator[FakeNetwork]:
+    """With heavy-tailed gradients, each rank its own. A new one for each optimizer: an earlier
+    one's hooks stay on its parameters."""
+    generator = torch.Generator().manual_seed(rank)
+    named = shapes(tensors, coordinates)
+    variant = []
+    for _, shape in named:
+        scales = torch.randn(shape, generator=generator).mul_(0.5).exp_()
+        variant.append(torch.randn(shape, generator=generator).mul_(scales).mul_(1e-2))
+    memory = torch.zeros(coordinates)
+    while True:
+        yield FakeNetwork(named, memory, [variant])
+
+
+def _measured(hvd: Any, network: FakeNetwork, scheme: Any, steps: int) -> dict[str, Any]:
+    optimizer = hvd.DistributedOptimizer(
+        Still(network.parameters(), lr=1.0), named_parameters=network.named(), compression=scheme
+    )
+    seconds, reports = [], []
+    for step in range(WARM_UP + steps):
+        optimizer.zero_grad()
+        network.fill(0)
+        hvd.barrier()
+        begin = time.perf_counter()
+        network().backward()
+        optimizer.step()
+        if step >= WARM_UP:
+            seconds.append(time.perf_counter() - begin)
+            if hasattr(scheme, "report"):
+                reports.append(scheme.report())
+    own = torch.tensor(seconds, dtype=torch.float64)
+    slowest = hvd.allgather(own[None], name="bench.seconds").amax(dim=0).tolist()
+    optimizer.zero_grad()
+    if hasattr(scheme, "close"):
+        scheme.close()
+    means = {n: sum(r[n] for r in reports) / len(reports) for n in REPORTED} if reports else {}
+    return {"seconds": slowest} | means
+
+
+if __name__ == "__main__":
+    main()

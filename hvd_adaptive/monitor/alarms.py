@@ -1,0 +1,119 @@
+"""Warnings, once each, when compression hurts. Looked at every ``WINDOW`` steps, over all of them.
+
+Whether float32 would have been faster cannot be known without sending it, so it is bounded. A
+group's bytes over its time on the way (negotiation, latency and waiting for slower ranks included)
+are a rate that the link has at least. At the best such rate a ring of float32 takes at most
+
+    2 (N - 1) / N · 4 bytes · coordinates / rate,
+
+all of it waited for. Waiting for slower ranks is none of compression's doing, so the fastest step
+counts: the warning comes where even that one took longer to encode, wait for and decode payloads.
+Where it does not come float32 may still be faster; ``exchange="auto"`` measures.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from hvd_adaptive.monitor.meter import StepFigures, StepMeter
+
+WINDOW = 50
+# Steps that are not looked at: kernels are compiled, files are read for the first time.
+FIRST = 5
+# A group of fewer bytes tells more of latency than of the link.
+LEAST_BYTES = 1 << 16
+SUMMED = ("coordinates", "squared_error", "squared_norm")
+
+
+@dataclass(frozen=True)
+class Limits:
+    """error: of the relative squared error.  non_finite: of the share of buckets that are not
+    finite.  slow: whether float32 is compared with. None for no warning."""
+
+    error: float | None
+    non_finite: float | None
+    slow: bool
+
+
+class Alarms:
+    """Of one compressor.
+
+    warn: told the kind of warning and its text.  compares: with float32, if the limits say so.
+    """
+
+    def __init__(self, limits: Limits, warn: Callable[[str, str], None]) -> None:
+        self._limits, self._warn = limits, warn
+        self._told: set[str] = set()
+        self._skipped = 0
+        self.compares = True
+        self._empty()
+
+    def _empty(self) -> None:
+        self._steps, self._buckets, self._non_finite = 0, 0, 0
+        self._sum = StepFigures()
+        self._rate = 0.0
+        self._fastest = float("inf")
+
+    def see(self, step: int, ranks: int, meter: StepMeter, buckets: int, non_finite: int) -> None:
+        """A step has ended; so many of so many averaged buckets were not finite."""
+        if meter.last is None or self._skipped < FIRST:
+            self._skipped += 1
+            return
+        self._steps += 1
+        self._buckets += buckets
+        self._non_finite += non_finite
+        for name in SUMMED:
+            setattr(self._sum, name, getattr(self._sum, name) + getattr(meter.last, name))
+        spent = meter.last.encode_s + meter.last.exchange_s + meter.last.decode_s
+        self._fastest = min(self._fastest, spent)
+        for group in meter.last_groups.values():
+            if group.flight_s > 0 and group.wire_bytes >= LEAST_BYTES:
+                self._rate = max(self._rate, group.wire_bytes / group.flight_s)
+        if self._steps == WINDOW:
+            for look in (self._look_at_error, self._look_at_buckets, self._look_at_time):
+                look(step, ranks)
+            self._empty()
+
+    def _look_at_error(self, step: int, ranks: int) -> None:
+        limit, norm = self._limits.error, self._sum.squared_norm
+        if limit is None or not norm or self._sum.squared_error <= limit * norm:
+            return
+        self._tell(
+            "error",
+            f"the relative squared error of quantised gradients was "
+            f"{self._sum.squared_error / norm:.3g} over {WINDOW} steps (to step {step}), above "
+            f"error_limit={limit:g}: each rank adds more noise than its gradient has signal; more "
+            "bits, a smaller bucket_size, norm='linf' or an adaptive scheme (ALQ, ECDQ) have less",
+        )
+
+    def _look_at_buckets(self, step: int, ranks: int) -> None:
+        limit = self._limits.non_finite
+        if limit is None or not self._buckets or self._non_finite <= limit * self._buckets:
+            return
+        self._tell(
+            "non_finite",
+            f"{self._non_finite:,} of {self._buckets:,} averaged buckets were not finite over "
+            f"{WINDOW} steps (to step {step}), more than non_finite_limit={limit:g} of them: "
+            "gradients overflow, and a NaN or Inf makes its whole bucket NaN; a lower learning "
+            "rate, gradient clipping or, with AMP, its GradScaler help",
+        )
+
+    def _look_at_time(self, step: int, ranks: int) -> None:
+        if not self._limits.slow or not self.compares or not self._rate or ranks < 2:
+            return
+        ring = 2 * (ranks - 1) / ranks * 4 * self._sum.coordinates / WINDOW / self._rate
+        if self._fastest <= ring:
+            return
+        self._tell(
+            "slow",
+            f"compression costs time here: the fastest of {WINDOW} steps (to step {step}) took "
+            f"{1e3 * self._fastest:.1f} ms to encode, wait and decode; float32 over a ring would "
+            f"take {1e3 * ring:.1f} ms at most, on a link that was seen to carry "
+            f"{self._rate / 1e6:.0f} MB/s; exchange='auto' measures what is fastest",
+        )
+
+    def _tell(self, kind: str, text: str) -> None:
+        if kind not in self._told:
+            self._told.add(kind)
+            self._warn(kind, text)

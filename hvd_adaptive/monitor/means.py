@@ -1,0 +1,86 @@
+"""Means of figures over some steps: what a record tells."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from hvd_adaptive.monitor.meter import StepFigures, StepMeter
+
+# Added up over steps; of ``peak_bytes`` the largest counts.
+SUMMED = tuple(name for name in vars(StepFigures()) if name != "peak_bytes")
+SQUARES = ("squared_error", "squared_norm")
+
+
+class Means:
+    """Figures of the steps since ``begin`` (time.perf_counter); None where the first step's end is
+    the first time that is known."""
+
+    def __init__(self, begin: float | None) -> None:
+        self._begin = begin
+        self._timed = 0  # steps since then
+        self.ended = begin or 0.0
+        self.steps = 0
+        self.monitor_s = 0.0
+        self._step, self._version = 0, 0
+        self._total = StepFigures()
+        self._groups: dict[int, StepFigures] = {}
+        self._non_finite: dict[int, int] = {}
+
+    def add(
+        self, number: int, meter: StepMeter, non_finite: Mapping[int, int], version: int
+    ) -> None:
+        """A step has ended."""
+        self.ended = time.perf_counter()
+        if self._begin is None:
+            self._begin = self.ended
+        else:
+            self._timed += 1
+        self.steps += 1
+        self._step, self._version = number, version
+        _add(self._total, meter.last or StepFigures())
+        for group, figures in meter.last_groups.items():
+            _add(self._groups.setdefault(group, StepFigures()), figures)
+        for group, count in non_finite.items():
+            self._non_finite[group] = self._non_finite.get(group, 0) + count
+
+    def record(self) -> dict[str, Any]:
+        """step: the last one's number.  steps: how many.  Figures are means per step, those of
+        ``StepMeter.report`` and ratio: gradients' bytes over payloads'; flight_s: see StepFigures;
+        step_s: from one step's end to the next one's; non_finite: buckets, of all steps;
+        monitor_s: what the monitor took. Groups have those that are theirs."""
+        whole = _told(self._total, self.steps)
+        return {
+            "step": self._step,
+            "steps": self.steps,
+            **whole,
+            "peak_bytes": self._total.peak_bytes,
+            "step_s": (self.ended - self._begin) / self._timed if self._timed else None,
+            "non_finite": sum(self._non_finite.values()),
+            "table_version": self._version,
+            "monitor_s": self.monitor_s / self.steps,
+            "groups": [
+                {"group": group}
+                | _told(figures, self.steps)
+                | {"non_finite": self._non_finite.get(group, 0)}
+                for group, figures in sorted(self._groups.items())
+            ],
+        }
+
+
+def _add(total: StepFigures, one: StepFigures) -> None:
+    for name in SUMMED:
+        setattr(total, name, getattr(total, name) + getattr(one, name))
+    total.peak_bytes = max(total.peak_bytes, one.peak_bytes)
+
+
+def _told(figures: StepFigures, steps: int) -> dict[str, Any]:
+    means = {name: getattr(figures, name) / steps for name in SUMMED if name not in SQUARES}
+    coordinates, payload = figures.coordinates, figures.payload_bytes
+    norm = figures.squared_norm
+    return means | {
+        "ratio": figures.uncompressed_bytes / payload if payload else None,
+        "bits_per_coordinate": 8 * payload / coordinates if coordinates else None,
+        "relative_error": figures.squared_error / norm if norm else None,
+    }

@@ -1,0 +1,227 @@
+"""Monitor: what a user gives a compressor to see what it does."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import logging
+import os
+import threading
+import time
+import weakref
+from collections.abc import Callable, Collection, Mapping
+from pathlib import Path
+from typing import Any
+
+from hvd_adaptive.monitor.alarms import Alarms, Limits
+from hvd_adaptive.monitor.checks import (
+    checked_limit,
+    checked_name,
+    checked_ranks,
+    checked_steps,
+    checked_writer,
+)
+from hvd_adaptive.monitor.means import Means
+from hvd_adaptive.monitor.sinks import JsonLines, PythonLog, Sink, TensorBoard
+
+logger = logging.getLogger("hvd_adaptive")
+
+
+class Monitor:
+    """Records of what a compressor sends and how good it is: ``ALQ(monitor=Monitor("runs/1"))``.
+
+    Give it to the compressors of all ranks alike, or of some: it takes part in no collective. One
+    monitor may serve several compressors. Records are means over the steps since the last one.
+
+    folder: JSON lines go into a new file of this folder, or to the end of this file (".jsonl");
+        ``hvd-adaptive report FOLDER`` makes a page of them. None for none.
+    every: steps between two records.
+    log: whether records also go to the logger "hvd_adaptive", at level INFO.
+    tensorboard: a ``torch.utils.tensorboard.SummaryWriter``; closing it is the caller's business.
+    ranks: which ranks (of the compressor's process set) record anything, or "all".
+    name: begins file names and TensorBoard's tags.
+    error_limit: warn, once, where the relative squared error is above it over 50 steps; None never.
+    non_finite_limit: warn, once, where a larger share of averaged buckets is not finite over 50
+        steps; None never.
+    warn_slow: warn, once, where float32 would have been faster (monitor/alarms.py: how it is told).
+
+    Raises ValueError for values that are not allowed. A file that cannot be written, then or later,
+    is told once, and training goes on without it.
+    """
+
+    def __init__(
+        self,
+        folder: str | os.PathLike[str] | None = None,
+        *,
+        every: int = 10,
+        log: bool = False,
+        tensorboard: Any = None,
+        ranks: Collection[int] | str = (0,),
+        name: str = "gradients",
+        error_limit: float | None = 1.0,
+        non_finite_limit: float | None = 0.2,
+        warn_slow: bool = True,
+    ) -> None:
+        self._folder = None if folder is None else Path(folder)
+        self._every = checked_steps("every", every)
+        self._log = log
+        self._writer = checked_writer(tensorboard)
+        self._ranks = checked_ranks(ranks)
+        self._name = checked_name(name)
+        self._limits = Limits(
+            error=checked_limit("error_limit", error_limit),
+            non_finite=checked_limit("non_finite_limit", non_finite_limit),
+            slow=warn_slow,
+        )
+        self._sinks: list[Sink] | None = None
+        self._sources: weakref.WeakKeyDictionary[Any, _Source] = weakref.WeakKeyDictionary()
+        self._known = 0
+        self._lock = threading.RLock()  # optimizers may step in several threads
+
+    def watches(self, rank: int) -> bool:
+        """Whether this rank records anything."""
+        return self._ranks == "all" or rank in self._ranks
+
+    def flush(self) -> None:
+        """Write what is buffered."""
+        with self._lock:
+            self._to_sinks(lambda sink: sink.flush())
+
+    def close(self) -> None:
+        """Write what was not yet recorded and close the files; done at exit by itself. What is
+        recorded later opens them again."""
+        with self._lock:
+            for source in list(self._sources.values()):
+                self._record(source)
+            self._to_sinks(lambda sink: sink.close())
+
+    def __enter__(self) -> Monitor:
+        return self
+
+    def __exit__(self, *told: object) -> None:
+        self.close()
+
+    # What the session calls -----------------------------------------------------------------------
+
+    def begin(self, compressor: Any, facts: Mapping[str, Any]) -> None:
+        """From its next figures on the compressor's groups are these: see fusion/monitored.py."""
+        with self._lock:
+            source = self._source(compressor)
+            self._record(source)
+            source.facts = dict(facts)
+            source.buckets = {g["group"]: g["buckets"] for g in facts["groups"]}
+            source.means, source.versions = None, {}
+            source.alarms.compares = facts["exchange"] != "auto"  # which has measured
+            self._write(source, "start", facts)
+
+    def step(self, compressor: Any, number: int) -> None:
+        """A step has ended; its figures are the compressor's last ones."""
+        with self._lock:
+            self._step(compressor, number)
+
+    def _step(self, compressor: Any, number: int) -> None:
+        begin, source, meter = time.perf_counter(), self._source(compressor), compressor.meter
+        version = self._note_tables(source, compressor.parts, number)
+        non_finite = {group: int(count) for group, count in meter.last_non_finite.items()}
+        if source.means is None:
+            source.means = Means(None)
+        source.means.add(number, meter, non_finite, version)
+        looked_at = sum(source.buckets.get(group, 0) for group in non_finite)
+        ranks = source.facts["ranks"]
+        source.alarms.see(number, ranks, meter, looked_at, sum(non_finite.values()))
+        source.means.monitor_s += time.perf_counter() - begin
+        if source.means.steps >= self._every:
+            self._record(source)
+
+    def _note_tables(self, source: _Source, parts: Mapping[str, Any], number: int) -> int:
+        """Write the tables that are new; the version of the part that was fitted most often."""
+        newest = 0
+        for part, codec in parts.items():
+            version = codec.table_version
+            newest = max(newest, version)
+            if source.versions.get(part) == version:
+                continue
+            source.versions[part] = version
+            levels = getattr(codec, "levels", None)
+            if levels is not None:
+                table = {"step": number, "part": part, "version": version}
+                self._write(source, "table", table | {"levels": levels.tolist()})
+        return newest
+
+    def _source(self, compressor: Any) -> _Source:
+        source = self._sources.get(compressor)
+        if source is None:
+            source = self._sources[compressor] = _Source(self._known, self._limits, self._warn)
+            self._known += 1
+        return source
+
+    def _record(self, source: _Source) -> None:
+        """Write the means of the steps since the last record."""
+        means, begin = source.means, time.perf_counter()
+        if means is None or not means.steps:
+            return
+        source.means = Means(means.ended)
+        self._write(source, "step", means.record())
+        # The next record tells what this one took.
+        source.means.monitor_s += time.perf_counter() - begin
+
+    def _warn(self, source: _Source, kind: str, text: str) -> None:
+        logger.warning("%s", text)
+        self._write(source, "warning", {"about": kind, "text": text})
+
+    def _write(self, source: _Source, kind: str, record: Mapping[str, Any]) -> None:
+        told = {"kind": kind, "compressor": source.number, "time": time.time(), **record}
+        if self._sinks is None:
+            self._sinks = self._opened(source.facts.get("rank", 0))
+        self._to_sinks(lambda sink: sink.write(told))
+
+    def _to_sinks(self, call: Callable[[Sink], None]) -> None:
+        """One that fails is given up; training goes on."""
+        for sink in list(self._sinks or ()):
+            try:
+                call(sink)
+            except OSError as error:
+                self._sinks.remove(sink)
+                logger.warning("monitor: no more is written: %s", error)
+                with contextlib.suppress(OSError):
+                    sink.close()
+
+    def _opened(self, rank: int) -> list[Sink]:
+        sinks: list[Sink] = [PythonLog(logger)] if self._log else []
+        if self._writer is not None:
+            sinks.append(TensorBoard(self._writer, self._name))
+        if self._folder is not None:
+            try:
+                sinks.append(JsonLines(self._folder, self._name, rank))
+            except OSError as error:
+                logger.warning("monitor: %s: not written: %s", self._folder, error)
+        mine = weakref.ref(self)
+        atexit.register(lambda: None if (monitor := mine()) is None else monitor.close())
+        return sinks
+
+    # Pickled for another process it has the settings alone, and writes to files of its own.
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_sinks": None, "_sources": None, "_writer": None, "_lock": None}
+
+    def __setstate__(self, state: Mapping[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._sources, self._lock = weakref.WeakKeyDictionary(), threading.RLock()
+
+
+class _Source:
+    """A compressor that is watched.
+
+    number: tells several of one monitor apart.  facts: of its groups.  buckets: of each group,
+    quantised.  versions: of the tables that were written.
+    """
+
+    def __init__(
+        self, number: int, limits: Limits, warn: Callable[[_Source, str, str], None]
+    ) -> None:
+        self.number = number
+        self.facts: dict[str, Any] = {}
+        self.buckets: dict[int, int] = {}
+        self.versions: dict[str, int] = {}
+        self.means: Means | None = None
+        self.alarms = Alarms(limits, lambda kind, text: warn(self, kind, text))

@@ -1,0 +1,180 @@
+"""Where a monitor's records go. A record is a dict that JSON can hold; ``kind`` says what it is."""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import os
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import IO, Any, Protocol
+
+Record = Mapping[str, Any]
+
+# Written lines reach the file at the latest so many seconds after, or when the next one comes.
+FLUSH_SECONDS = 5.0
+SUFFIX = ".jsonl"
+
+
+class Sink(Protocol):
+    """Takes records; ``close`` may be called at any time, and more may follow."""
+
+    def write(self, record: Record) -> None: ...
+
+    def flush(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class JsonLines:
+    """A line of JSON for each record, in one file of this process.
+
+    path: a file that ends with ".jsonl", to which lines are appended, or a folder, in which each
+    process begins a file of its own: processes, restarts and elastic newcomers never share one.
+    name: begins the file's name there. OSError where it cannot be written.
+    """
+
+    def __init__(self, path: Path, name: str, rank: int) -> None:
+        self._file: IO[str] | None = None
+        self._flushed = time.monotonic()
+        self._path = path
+        if path.suffix != SUFFIX:
+            path.mkdir(parents=True, exist_ok=True)
+            begun = f"{name}-rank{rank}-{time.strftime('%Y%m%dT%H%M%S')}-{os.getpid()}"
+            self._path = _unused(path, begun)
+        else:
+            path.parent.mkdir(parents=True, exist_ok=True)
+
+    def write(self, record: Record) -> None:
+        if self._file is None:
+            self._file = self._path.open("a", encoding="utf-8")
+        self._file.write(json.dumps(_plain(record), separators=(",", ":")) + "\n")
+        now = time.monotonic()
+        if record["kind"] != "step" or now - self._flushed > FLUSH_SECONDS:
+            self._flushed = now
+            self._file.flush()
+
+    def flush(self) -> None:
+        if self._file is not None:
+            self._file.flush()
+
+    def close(self) -> None:
+        file, self._file = self._file, None
+        if file is not None:
+            file.close()
+
+
+class PythonLog:
+    """A line of the logger for each record, at level INFO."""
+
+    def __init__(self, logger: logging.Logger) -> None:
+        self._logger = logger
+
+    def write(self, record: Record) -> None:
+        tell = _TOLD.get(record["kind"])
+        if tell is not None:
+            self._logger.info("%s", tell(record))
+
+    def flush(self) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+def _told_start(record: Record) -> str:
+    groups = record["groups"]
+    return (
+        f"monitoring {record['scheme']} over {record['ranks']} ranks: "
+        f"{sum(group['coordinates'] for group in groups):,} coordinates in {len(groups)} groups"
+    )
+
+
+def _told_step(record: Record) -> str:
+    ratio, error = record["ratio"], record["relative_error"]
+    figures = [
+        f"{record['wire_bytes'] / 1e6:.3f} MB sent",
+        None if ratio is None else f"payloads {ratio:.1f} times smaller than gradients",
+        None if error is None else f"relative error {error:.3g}",
+        f"encode {1e3 * record['encode_s']:.1f}, wait {1e3 * record['exchange_s']:.1f}, "
+        f"decode {1e3 * record['decode_s']:.1f} ms",
+        f"{record['non_finite']} buckets not finite" if record["non_finite"] else None,
+    ]
+    return f"step {record['step']}: {', '.join(filter(None, figures))}"
+
+
+# Tables are told by the schemes themselves, warnings by the monitor.
+_TOLD: dict[str, Callable[[Record], str]] = {"start": _told_start, "step": _told_step}
+
+
+class TensorBoard:
+    """Scalars of a writer that the user made: ``add_scalar(tag, value, step)`` is all it needs."""
+
+    SCALARS = (
+        "wire_bytes", "payload_bytes", "ratio", "bits_per_coordinate", "relative_error", "encode_s",
+        "exchange_s", "decode_s", "step_s", "peak_bytes", "non_finite", "table_version",
+    )  # fmt: skip
+    OF_GROUPS = ("payload_bytes", "relative_error", "encode_s", "exchange_s", "decode_s")
+
+    def __init__(self, writer: Any, prefix: str) -> None:
+        self._writer, self._prefix = writer, prefix
+
+    def write(self, record: Record) -> None:
+        write = {"step": self._step, "table": self._table}.get(record["kind"])
+        if write is not None:
+            write(record)
+
+    def flush(self) -> None:
+        flush = getattr(self._writer, "flush", None)
+        if flush is not None:
+            flush()
+
+    def close(self) -> None:
+        """The writer is the user's to close."""
+        self.flush()
+
+    def _step(self, record: Record) -> None:
+        prefix = self._labelled(record)
+        for name in self.SCALARS:
+            self._add(f"{prefix}/{name}", record[name], record["step"])
+        for of_group in record["groups"]:
+            for name in self.OF_GROUPS:
+                tag = f"{prefix}/group {of_group['group']}/{name}"
+                self._add(tag, of_group[name], record["step"])
+
+    def _table(self, record: Record) -> None:
+        part = f" {record['part']}" if record["part"] else ""
+        for place, level in enumerate(record["levels"]):
+            self._add(f"{self._labelled(record)}/levels{part}/{place:03d}", level, record["step"])
+
+    def _labelled(self, record: Record) -> str:
+        return f"{self._prefix}/{record['compressor']}" if record["compressor"] else self._prefix
+
+    def _add(self, tag: str, value: float | None, step: int) -> None:
+        if value is not None and math.isfinite(value):
+            self._writer.add_scalar(tag, value, step)
+
+
+def _unused(folder: Path, begun: str) -> Path:
+    """A file that did not exist, made."""
+    for count in range(10_000):
+        path = folder / f"{begun}{f'-{count}' if count else ''}{SUFFIX}"
+        try:
+            path.touch(exist_ok=False)
+        except FileExistsError:
+            continue
+        return path
+    raise FileExistsError(f"{folder}: has ten thousand files {begun}*{SUFFIX}")
+
+
+def _plain(value: Any) -> Any:
+    """JSON has no NaN or infinity: null."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {name: _plain(of_name) for name, of_name in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(one) for one in value]
+    return value

@@ -1,0 +1,164 @@
+"""What a log comes to: means over a run, and what each parameter costs."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from hvd_adaptive.monitor.log import Log
+
+TIMES = ("encode_s", "exchange_s", "decode_s")
+
+
+@dataclass(frozen=True)
+class Summary:
+    """Means per step over the whole run, weighted by the steps of each record.
+
+    ring_bytes: that a rank would send in float32 by a ring, 2 (N - 1) / N of the gradient.
+    step_s: seconds from one step's end to the next one's; None where that is not known.
+    relative_error: None where nothing was quantised.
+    """
+
+    steps: int
+    ranks: int
+    coordinates: float
+    wire_bytes: float
+    payload_bytes: float
+    uncompressed_bytes: float
+    ring_bytes: float
+    relative_error: float | None
+    encode_s: float
+    exchange_s: float
+    decode_s: float
+    step_s: float | None
+    peak_bytes: int
+    non_finite: int
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What a parameter costs per step. A group's payload bytes and seconds are shared out among its
+    parameters: those of full-precision coordinates as they are, all else by coordinates.
+
+    error: relative, of the groups that it is in; of the largest where there are several.
+    """
+
+    name: str
+    coordinates: int
+    bits: float
+    payload_bytes: float
+    seconds: float
+    error: float | None
+    exchange: str
+
+
+def summarise(log: Log) -> Summary:
+    """Means over all steps."""
+    last = log.starts[-1]
+    ranks, coordinates = last["ranks"], mean(log.steps, "coordinates") or 0.0
+    return Summary(
+        steps=sum(record["steps"] for record in log.steps),
+        ranks=ranks,
+        coordinates=coordinates,
+        ring_bytes=2 * (ranks - 1) / ranks * 4 * coordinates,
+        relative_error=mean(log.steps, "relative_error"),
+        step_s=mean(log.steps, "step_s"),
+        peak_bytes=max(record["peak_bytes"] for record in log.steps),
+        non_finite=sum(record["non_finite"] for record in log.steps),
+        **{
+            name: mean(log.steps, name) or 0.0
+            for name in ("wire_bytes", "payload_bytes", "uncompressed_bytes", *TIMES)
+        },
+    )
+
+
+def mean(records: Sequence[dict[str, Any]], name: str) -> float | None:
+    """Over steps; records without the figure are left out, None where none has it."""
+    known = [(r[name], r.get("steps", 1)) for r in records if r.get(name) is not None]
+    steps = sum(count for _, count in known)
+    return sum(value * count for value, count in known) / steps if steps else None
+
+
+def group_means(log: Log) -> list[dict[str, Any]]:
+    """The last layout's groups: its facts, and means of its figures since it began."""
+    start = log.starts[-1]
+    records = [r for r in log.steps if r["time"] >= start["time"]] or log.steps[-1:]
+    rows = []
+    for facts in start["groups"]:
+        own = [
+            group | {"steps": record["steps"]}
+            for record in records
+            for group in record["groups"]
+            if group["group"] == facts["group"]
+        ]
+        names = ("payload_bytes", "wire_bytes", "relative_error", "flight_s", *TIMES)
+        rows.append(facts | {name: mean(own, name) for name in names})
+    return rows
+
+
+def costs(log: Log) -> list[Cost]:
+    """Of every parameter, the one that sends most first."""
+    found: dict[str, list[tuple[float, ...]]] = {}
+    kinds: dict[str, list[tuple[int, str, float | None]]] = {}
+    for group in group_means(log):
+        if group["payload_bytes"] is None:  # none of its members had a gradient
+            continue
+        size = {"float64": 8, "float32": 4}.get(group["dtype"], 2)
+        quantized, coordinates = group["quantized"], max(1, group["coordinates"])
+        full_bytes = size * (group["coordinates"] - quantized)
+        rest = max(0.0, group["payload_bytes"] - full_bytes)
+        seconds = sum(group[name] or 0.0 for name in TIMES)
+        for name, own, full in group["members"]:
+            share = (own + full) / coordinates
+            # A group none of whose coordinates is quantised may travel rounded to bfloat16.
+            sent = group["payload_bytes"] * share
+            if quantized:
+                sent = size * full + rest * own / quantized
+            found.setdefault(name, []).append((own + full, sent, seconds * share))
+            kinds.setdefault(name, []).append(
+                (own + full, group["exchange"], group["relative_error"] if own else None)
+            )
+    rows = []
+    for name, parts in found.items():
+        numbers, sent, seconds = (sum(column) for column in zip(*parts, strict=True))
+        _, exchange, error = max(kinds[name], key=lambda kind: kind[0])
+        bits = 8 * sent / numbers if numbers else 0.0
+        rows.append(Cost(name, int(numbers), bits, sent, seconds, error, exchange))
+    return sorted(rows, key=lambda row: (-row.payload_bytes, row.name))
+
+
+def describe(log: Log) -> dict[str, Any]:
+    """All of it for machines: what ``hvd-adaptive report --json`` prints."""
+    start, rows = log.starts[-1], costs(log)
+    scheme, settings = parse_scheme(start["scheme"])
+    facts = {name: start[name] for name in ("ranks", "rank", "host", "version", "torch")}
+    return {
+        "label": log.label,
+        "scheme": scheme,
+        "settings": settings,
+        **facts,
+        **asdict(summarise(log)),
+        "tables": len(log.tables),
+        "warnings": [warning["text"] for warning in log.warnings],
+        "parameters": [asdict(row) for row in rows],
+    }
+
+
+def parse_scheme(told: str) -> tuple[str, dict[str, Any]]:
+    """A scheme's name and settings from its ``repr``; what cannot be read stays in the name."""
+    try:
+        call = ast.parse(told, mode="eval").body
+    except SyntaxError:
+        return told, {}
+    if not isinstance(call, ast.Call):
+        return told, {}
+    return ast.unparse(call.func), {word.arg or "**": _value(word.value) for word in call.keywords}
+
+
+def _value(told: ast.expr) -> Any:
+    try:
+        return ast.literal_eval(told)
+    except ValueError:
+        return ast.unparse(told)

@@ -1,0 +1,184 @@
+"""`hvd-adaptive plan`."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+from hvd_adaptive.bench.models import MODELS, tensors_and_coordinates
+from hvd_adaptive.commands.output import (
+    OK,
+    PROBLEM,
+    console,
+    errors,
+    positive,
+    print_json,
+    tell_error,
+    whole,
+)
+
+DESCRIPTION = """\
+Predicts a training step in float32, in float16 and with each scheme and exchange, recommends one
+and says why; that may be not to compress. Codecs and collectives are measured on this machine (half
+a minute); the formulas are in hvd_adaptive/plan/model.py. Run it on a node of the cluster.
+
+    hvd-adaptive plan --model resnet50 --ranks 16 --bandwidth 10gbit --compute-ms 120
+    hvd-adaptive plan --params 340000000 --ranks 8 --bandwidth 100gbit --schemes "ALQ(bits=4)\""""
+EXIT_CODES = """\
+exit status: 0 predicted, 1 ranks could not be started here to measure, 2 wrong arguments"""
+UNITS = {"k": 1e3, "m": 1e6, "g": 1e9}
+
+
+def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the command to the `hvd-adaptive` parser."""
+    parser = commands.add_parser(
+        "plan",
+        help="predict what compression would save, and recommend a method",
+        description=DESCRIPTION,
+        epilog=EXIT_CODES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add = parser.add_argument
+    size = parser.add_mutually_exclusive_group(required=True)
+    size.add_argument("--model", choices=MODELS)
+    size.add_argument("--params", type=whole(1), metavar="N", help="so many parameters")
+    add("--tensors", type=whole(1), metavar="N", help="in so many tensors (default: the model's)")
+    add("--ranks", type=whole(1), required=True)
+    add("--ranks-per-host", type=whole(1), default=1, help="that share a link (1)")
+    add("--bandwidth", type=bandwidth, required=True, help="of a host's link: 10gbit, 100mbit")
+    add("--latency-us", type=positive, default=50.0, help="of a message (%(default)s)")
+    add("--compute-ms", type=positive, help="forward and backward pass of a step, without exchange")
+    add("--cores", type=positive, help="of each host, for Horovod and compression (as here)")
+    add("--schemes", nargs="+", metavar="SCHEME", help='as in Python: "ALQ(bits=3)"')
+    add("--constants", type=Path, metavar="FILE",
+        help="what was measured: read from there, or measured and kept there")  # fmt: skip
+    add("--json", action="store_true", help="print JSON")
+    parser.set_defaults(run=lambda arguments: run(arguments, parser))
+
+
+def bandwidth(text: str) -> float:
+    """Bytes per second of a rate such as "10gbit"; ArgumentTypeError where it is none."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmg])(?:bit|bps|bit/s)", text.lower())
+    if match is None or not float(match[1]):
+        raise argparse.ArgumentTypeError(f"{text!r}: must be a rate such as 10gbit or 100mbit")
+    return float(match[1]) * UNITS[match[2]] / 8
+
+
+def run(arguments: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
+    """Carry the command out; returns the exit status."""
+    from hvd_adaptive.bench.exchange import parse_method
+    from hvd_adaptive.bench.ranks import RanksError, hints
+    from hvd_adaptive.plan import measure as measuring
+    from hvd_adaptive.plan.advice import advise, told
+    from hvd_adaptive.plan.model import Cluster, Job, predict
+
+    if arguments.ranks % arguments.ranks_per_host:
+        parser.error(
+            f"--ranks-per-host {arguments.ranks_per_host}: must divide --ranks {arguments.ranks}"
+        )
+    tensors, coordinates = tensors_and_coordinates(arguments.model, arguments.params)
+    tensors = arguments.tensors or tensors
+    schemes = arguments.schemes or list(measuring.DEFAULTS)
+    try:
+        for scheme in schemes:
+            if parse_method(scheme)[0] in ("float32", "float16"):
+                raise ValueError(f"{scheme!r} is predicted in any case")
+    except ValueError as error:
+        parser.error(f"--schemes {error}")
+    try:
+        machine = _machine(arguments, schemes, tensors)
+    except RanksError as error:
+        for line in error.output.splitlines()[-10:]:
+            errors().print(f"  {line}", style="dim", markup=False)
+        tell_error(str(error))
+        for hint in (*hints(error.output), "hvd-adaptive doctor says more"):
+            errors().print(f"  what to do: {hint}", markup=False)
+        return PROBLEM
+    except ValueError as error:
+        parser.error(f"--constants {error}")
+    cores = arguments.cores or float(len(os.sched_getaffinity(0)))
+    cluster = Cluster(
+        arguments.ranks, arguments.bandwidth, arguments.ranks_per_host,
+        arguments.latency_us * 1e-6, cores,
+    )  # fmt: skip
+    job = Job(tensors, coordinates, (arguments.compute_ms or 0.0) * 1e-3)
+    predictions = sorted(predict(cluster, job, machine), key=lambda p: p.step_s)
+    advice = advise(predictions)
+    if arguments.json:
+        print_json({
+            "cluster": asdict(cluster), "job": asdict(job), "machine": asdict(machine),
+            "predictions": [asdict(p) for p in predictions],
+            "recommended": {"compression": told(advice.choice), "why": advice.why},
+        })  # fmt: skip
+        return OK
+    _print(predictions, advice, cluster, job)
+    return OK
+
+
+def _machine(arguments: argparse.Namespace, schemes: list[str], tensors: int) -> Any:
+    """Constants, kept or measured."""
+    from hvd_adaptive.plan import measure as measuring
+
+    path: Path | None = arguments.constants
+    if path is not None and path.exists():
+        machine = measuring.load(path, arguments.ranks, tensors)
+        known = {codec.label for codec in machine.codecs}
+        if missing := [scheme for scheme in schemes if scheme not in known]:
+            raise ValueError(f"{path}: has no constants of {', '.join(missing)}")
+        asked = tuple(codec for codec in machine.codecs if codec.label in schemes)
+        return replace(machine, codecs=asked)
+    with errors().status("measuring") as status:
+        machine = measuring.measure(
+            schemes, arguments.ranks, tensors, lambda what: status.update(f"measuring {what}")
+        )
+    if path is not None:
+        measuring.save(machine, arguments.ranks, tensors, path)
+    return machine
+
+
+def _print(predictions: list, advice: Any, cluster: Any, job: Any) -> None:
+    from rich.table import Table
+
+    float32 = next(p for p in predictions if p.method == "float32")
+    out = console()
+    compute = f", {1e3 * job.compute_s:.3g} ms of computing" if job.compute_s else ""
+    table = Table(
+        title=f"{job.coordinates:,} parameters over {cluster.ranks} ranks at "
+        f"{8e-9 * cluster.bandwidth:.4g} Gbit/s{compute}, ms",
+        caption="wire: bytes on a host's link, and latency; processor: all else; they overlap with "
+        "computing and each other. error: relative, squared; b: biased.",
+    )
+    table.add_column("method", overflow="fold")
+    table.add_column("exchange")
+    for column in (
+        "step",
+        "/ float32",
+        "wire",
+        "processor",
+        "encode",
+        "decode",
+        "MB sent",
+        "error",
+    ):
+        table.add_column(column, justify="right", no_wrap=True)
+    for p in predictions:
+        chosen = p is advice.choice
+        table.add_row(
+            p.method,
+            p.exchange,
+            f"{1e3 * p.step_s:.1f}",
+            f"{p.step_s / float32.step_s:.2f}" if float32.step_s else "-",
+            *(f"{1e3 * t:.1f}" for t in (p.wire_s, p.processor_s, p.encode_s, p.decode_s)),
+            f"{p.wire_bytes / 1e6:.3g}",
+            f"{p.error:.2g}{'' if p.unbiased else ' b'}",
+            style="bold green" if chosen else None,
+        )
+    out.print(table)
+    first, *more = advice.why
+    out.print(f"recommended: {first}", style="bold", markup=False, soft_wrap=True)
+    for reason in more:
+        out.print(f"  {reason}", markup=False, soft_wrap=True)

