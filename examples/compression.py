@@ -30,14 +30,18 @@ def names() -> list[str]:
     return [*STOCK, *sorted(ADAPTIVE)]
 
 
-def make_compression(args: argparse.Namespace, seed: int) -> Any:
+def make_compression(args: argparse.Namespace, seed: int, **more: Any) -> Any:
     """What hvd.DistributedOptimizer takes as ``compression``.
+
+    more: keywords of hvd_adaptive's compressors alone, beyond those of the flags.
 
     Raises TypeError or ValueError where the method has no such option or does not take its value.
     """
     options = {name: getattr(args, name) for name in OPTIONS if getattr(args, name) is not None}
+    if getattr(args, "monitor", None) is not None:
+        options["monitor"] = hvd_adaptive.Monitor(args.monitor, every=1)
     if args.compression not in STOCK:
-        return ADAPTIVE[args.compression](seed=seed, **options)
+        return ADAPTIVE[args.compression](seed=seed, **options, **more)
     if options:
         raise ValueError(f"{args.compression!r} takes none of {', '.join(options)}")
     return Counted(STOCK[args.compression])

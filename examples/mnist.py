@@ -86,6 +86,8 @@ def make_parser() -> argparse.ArgumentParser:
     show.add_argument("--progress", choices=("auto", "bar", "lines", "none"), default="auto",
                       help="auto: a bar where stderr is a terminal, else lines")  # fmt: skip
     show.add_argument("--progress-file", type=Path, help="append a JSON line now and then")
+    show.add_argument("--monitor", type=Path, metavar="FOLDER",
+                      help="keep a log for `hvd-adaptive report FOLDER` there")  # fmt: skip
     show.add_argument("--json", type=Path, help="write settings and results here")
 
     demo = parser.add_argument_group("comparisons (start horovodrun themselves, on the CPU)")

@@ -14,6 +14,9 @@ from pathlib import Path
 import psutil
 import pytest
 
+from hvd_adaptive.cli import main
+from hvd_adaptive.monitor.log import read_logs
+
 pytestmark = [pytest.mark.integration, pytest.mark.parallel, pytest.mark.timeout(200)]
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -73,7 +76,7 @@ def test_training_with_alq(tmp_path: Path) -> None:
     """Two ranks learn, stay equal, send what 3 bits promise, and write it down."""
     flags = ["--compression", "alq", "--bits", "3", "--batch-size", "32", "--lr", "0.01",
              "--momentum", "0.9", "--epochs", "1", "--update-steps", "0", "20", "40",
-             "--json", "results.json"]  # fmt: skip
+             "--json", "results.json", "--monitor", "log"]  # fmt: skip
     done = run([*MPIRUN, *flags], tmp_path, 90)
     assert done.returncode == 0, done.stdout
     assert "parameters equal on 2 ranks" in done.stdout
@@ -95,6 +98,13 @@ def test_training_with_alq(tmp_path: Path) -> None:
     assert [table["version"] for table in result["tables"]] == [0, 1, 2, 3]
     assert [table["step"] for table in result["tables"]] == [None, 0, 20, 40]
     assert all(len(table["levels"]) == 8 for table in result["tables"])
+
+    (log,) = read_logs(tmp_path / "log")
+    assert [record["step"] for record in log.steps] == list(range(62))
+    assert {record["payload_bytes"] for record in log.steps} == {result["payload_bytes"]}
+    assert [table["levels"] for table in log.tables] == [t["levels"] for t in result["tables"][1:]]
+    assert main(["report", str(tmp_path / "log")]) == 0
+    assert "fc1.weight" in (tmp_path / "log" / "report.html").read_text()
 
 
 def test_demo(tmp_path: Path) -> None:

@@ -1,0 +1,214 @@
+"""torch.distributed in Horovod's place: what exchanges ask of their world, and no more.
+
+Horovod's allgather and alltoall carry any lengths; those of torch.distributed want every receiver
+to know them. Asking first would keep a rank waiting for the slowest one in the middle of its
+backward pass, so lengths are asked for once under each name. From then on a rank sends frames: how
+long its message is, whether any message of its own is longer than its frame, and as much of the
+message as there is room for. Where some rank's are longer, which all ranks see, the rests follow
+when the frames are received, and frames are made larger. ``forget_lengths`` starts anew.
+"""
+
+from __future__ import annotations
+
+import socket
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+HEAD = 16  # bytes of a frame before its message: two int64
+# Frames that were too short once get a share more, and these bytes.
+SLACK, LEAST_SLACK = 32, 64
+
+
+@dataclass(frozen=True)
+class _Flight:
+    """A collective under way; what it reads and writes stays until it ends.
+
+    room: int64 [sender, receiver], bytes of a message that a frame holds.
+    """
+
+    name: str
+    parts: Sequence[torch.Tensor]
+    room: torch.Tensor
+    work: Any
+    sent: torch.Tensor | None
+    frames: Sequence[torch.Tensor]
+    gathers: bool
+
+
+class TorchWorld:
+    """Ranks of a process group and their collectives; also, as ``hvd``, what exchanges call of the
+    module ``horovod.torch``. ``name`` in place of names that Horovod pairs collectives by: here
+    their order counts, which is the same on every rank.
+
+    group: torch.distributed's; the default one where None.
+    """
+
+    process_set = None
+    sends_directly = False
+    orders_collectives = False
+
+    def __init__(self, group: dist.ProcessGroup | None = None) -> None:
+        self.group = dist.group.WORLD if group is None else group
+        self.size, self.rank = dist.get_world_size(self.group), dist.get_rank(self.group)
+        if self.rank < 0:
+            raise ValueError("process_group: this process is not a member of it")
+        self.hvd = self
+        self._rooms: dict[str, torch.Tensor] = {}
+        self._outgrown: set[str] = set()
+        self._nodes: list[int] | None = None
+
+    def is_current(self) -> bool:
+        """Whether the group still has the same ranks."""
+        now = dist.get_world_size(self.group), dist.get_rank(self.group)
+        return now == (self.size, self.rank)
+
+    def forget_lengths(self) -> None:
+        """Messages will have other lengths; on every rank at the same time."""
+        self._rooms.clear()
+
+    # Small host arrays ----------------------------------------------------------------------------
+
+    def gather_equal(self, values: torch.Tensor, name: str) -> torch.Tensor:
+        """All ranks' tensors of equal shape, stacked."""
+        own = values.contiguous().to(self._device)
+        everyone = [torch.empty_like(own) for _ in range(self.size)]
+        dist.all_gather(everyone, own, group=self.group)
+        return torch.stack(everyone).to(values.device)
+
+    def begin_gather(self, values: torch.Tensor) -> tuple[Any, list[torch.Tensor]]:
+        """As ``gather_equal``, without waiting; ``end_gather`` gives the result."""
+        own = values.contiguous().to(self._device)
+        everyone = [torch.empty_like(own) for _ in range(self.size)]
+        return dist.all_gather(everyone, own, group=self.group, async_op=True), everyone
+
+    @staticmethod
+    def end_gather(begun: tuple[Any, list[torch.Tensor]]) -> torch.Tensor:
+        """On the CPU."""
+        work, everyone = begun
+        work.wait()
+        return torch.stack(everyone).cpu()
+
+    def gather_objects(self, own: Any) -> list[Any]:
+        """All ranks' objects, pickled on their way."""
+        everyone: list[Any] = [None] * self.size
+        dist.all_gather_object(everyone, own, group=self.group)
+        return everyone
+
+    def broadcast(self, values: np.ndarray, name: str) -> np.ndarray:
+        """The first rank's array (bytes, so that nothing is converted)."""
+        data = torch.from_numpy(values.view(np.uint8).copy()).to(self._device)
+        dist.broadcast(data, dist.get_global_rank(self.group, 0), group=self.group)
+        return data.cpu().numpy().view(values.dtype)
+
+    @property
+    def _device(self) -> torch.device:
+        """Where the group's backend takes small arrays."""
+        if "cpu:" in str(dist.get_backend_config(self.group)):
+            return torch.device("cpu")
+        return torch.device("cuda", torch.cuda.current_device())
+
+    # As horovod.torch -----------------------------------------------------------------------------
+
+    def mpi_built(self) -> bool:
+        """Tables travel over torch.distributed, too."""
+        return False
+
+    def cross_rank(self) -> int:
+        """Of this rank's node; a collective, the first time."""
+        return self._node_numbers()[self.rank]
+
+    def local_size(self) -> int:
+        """Ranks on this rank's node; a collective, the first time."""
+        numbers = self._node_numbers()
+        return numbers.count(numbers[self.rank])
+
+    def allgather_async(self, data: torch.Tensor, name: str, process_set: None) -> _Flight:
+        """Every rank gets all ranks' bytes, end to end."""
+        return self._send(name, [data] * self.size, gathers=True)
+
+    def alltoall_async(
+        self, data: torch.Tensor, splits: torch.Tensor, name: str, process_set: None
+    ) -> _Flight:
+        """Rank r gets part r of ``data``."""
+        return self._send(name, data.split(splits.tolist()), gathers=False)
+
+    def synchronize(self, flight: _Flight) -> Any:
+        """Wait; what Horovod would give: an allgather's bytes, an alltoall's with their splits."""
+        flight.work.wait()
+        heads = torch.stack([frame[:HEAD].clone().view(torch.int64) for frame in flight.frames])
+        lengths, exceeded = heads.cpu().T
+        parts = [
+            frame[HEAD : HEAD + min(length, frame.numel() - HEAD)]
+            for frame, length in zip(flight.frames, lengths.tolist(), strict=True)
+        ]
+        if bool(exceeded.any()):
+            rests = self._exchange_rests(flight)
+            parts = [torch.cat(both) for both in zip(parts, rests, strict=True)]
+        data = torch.cat(parts)
+        return data if flight.gathers else (data, lengths.to(torch.int32))
+
+    def _node_numbers(self) -> list[int]:
+        if self._nodes is None:
+            own = torch.tensor([zlib.crc32(socket.gethostname().encode())])
+            hosts = self.gather_equal(own, "nodes")[:, 0].tolist()
+            known = list(dict.fromkeys(hosts))
+            self._nodes = [known.index(host) for host in hosts]
+        return self._nodes
+
+    def _send(self, name: str, parts: Sequence[torch.Tensor], gathers: bool) -> _Flight:
+        if name not in self._rooms:
+            self._lengths(name, parts)
+        room = self._rooms[name]
+        if gathers:  # whose frames are of one size
+            room = room.max().expand(self.size, self.size)
+        own = room[self.rank].tolist()
+        exceeded = int(any(p.numel() > size for p, size in zip(parts, own, strict=True)))
+        if gathers:
+            frame = _frame(parts[0], own[0], exceeded)
+            frames = [torch.empty_like(frame) for _ in range(self.size)]
+            work = dist.all_gather(frames, frame, group=self.group, async_op=True)
+            return _Flight(name, parts, room, work, frame, frames, gathers)
+        sent = torch.cat([_frame(p, size, exceeded) for p, size in zip(parts, own, strict=True)])
+        sizes = (HEAD + room[:, self.rank]).tolist()
+        received = sent.new_empty(sum(sizes))
+        work = dist.all_to_all_single(
+            received, sent, sizes, [HEAD + size for size in own], group=self.group, async_op=True
+        )
+        return _Flight(name, parts, room, work, sent, received.split(sizes), gathers)
+
+    def _lengths(self, name: str, parts: Sequence[torch.Tensor]) -> torch.Tensor:
+        """int64 [sender, receiver]; frames will have room for messages of such lengths, and for
+        more where there has once been too little."""
+        own = torch.tensor([part.numel() for part in parts])
+        lengths = self.gather_equal(own, name)
+        slack = (lengths // SLACK + LEAST_SLACK) * (lengths > 0) if name in self._outgrown else 0
+        self._rooms[name] = (lengths + slack + 7) // 8 * 8
+        return lengths
+
+    def _exchange_rests(self, flight: _Flight) -> list[torch.Tensor]:
+        """What of each rank's message to this one its frame had no room for."""
+        self._outgrown.add(flight.name)
+        rests = (self._lengths(flight.name, flight.parts) - flight.room).clamp(min=0)
+        own = [
+            part[room:]
+            for part, room in zip(flight.parts, flight.room[self.rank].tolist(), strict=True)
+        ]
+        data, sizes = torch.cat(own), rests[:, self.rank].tolist()
+        received = data.new_empty(sum(sizes))
+        dist.all_to_all_single(received, data, sizes, rests[self.rank].tolist(), group=self.group)
+        return list(received.split(sizes))
+
+
+def _frame(message: torch.Tensor, room: int, exceeded: int) -> torch.Tensor:
+    frame = message.new_zeros(HEAD + room)
+    head = torch.tensor([message.numel(), exceeded]).view(torch.uint8)
+    frame[:HEAD] = head.to(frame.device)
+    told = min(message.numel(), room)
+    frame[HEAD : HEAD + told] = message[:told]
+    return frame

@@ -1,0 +1,169 @@
+"""A compressor bound to the buckets of a DistributedDataParallel model."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from hvd_adaptive.coding.header import DTYPE_CODES
+from hvd_adaptive.fusion.binding import Binding
+from hvd_adaptive.fusion.layout import Layout, Member, build_layout
+
+if TYPE_CHECKING:
+    from hvd_adaptive.compressor import GradientCompressor
+    from hvd_adaptive.exchange.torch_world import TorchWorld
+    from hvd_adaptive.settings import Settings
+
+
+@dataclass(frozen=True)
+class Bucket:
+    """What remains to be known of a torch.distributed.GradBucket, which is gone after the hook.
+
+    buffer: its gradients end to end; their average takes their place.
+    gradients: of each parameter, a 1-D view; none where the bucket cannot be compressed.
+    """
+
+    buffer: torch.Tensor
+    parameters: Sequence[torch.nn.Parameter]
+    gradients: Sequence[torch.Tensor]
+    future: torch.futures.Future[torch.Tensor]
+
+    @classmethod
+    def of(cls, bucket: Any) -> Bucket:
+        """From the argument of a hook."""
+        buffer, parameters = bucket.buffer(), bucket.parameters()
+        gradients: Sequence[torch.Tensor] = ()
+        if is_compressible(buffer):
+            # In memory's order, whatever their strides; complex ones are pairs of real numbers.
+            gradients = buffer.split([p.numel() * (1 + p.is_complex()) for p in parameters])
+        else:
+            parameters = ()
+        devices = [buffer.device] if buffer.is_cuda else []
+        return cls(buffer, parameters, gradients, torch.futures.Future(devices=devices))
+
+
+def is_compressible(buffer: torch.Tensor) -> bool:
+    """Whether gradients are dense and of a dtype that payloads have."""
+    return buffer.layout == torch.strided and buffer.dtype in DTYPE_CODES
+
+
+class BucketBinding(Binding):
+    """What stays the same from step to step as long as buckets do.
+
+    layout: None until all buckets have been seen.
+    """
+
+    def __init__(self, compressor: GradientCompressor, world: TorchWorld) -> None:
+        self.compressor, self.settings, self.owner = compressor, compressor.settings, None
+        self.world: Any = world  # answers as a World does
+        self._buckets: list[tuple[int, ...]] = []
+        self._set_up()
+        self.name = "ddp"
+
+    def is_gradient(self, slot: int, tensor: torch.Tensor) -> bool:
+        """The average may take its place."""
+        return True
+
+    def knows(self, index: int, bucket: Bucket) -> bool:
+        """Whether bucket ``index`` holds the parameters that it held when it was laid out."""
+        known = self.layout is not None and index < len(self._buckets)
+        return known and self._buckets[index] == _identities(bucket)
+
+    def knows_all(self, buckets: Sequence[Bucket]) -> bool:
+        """Whether these are the buckets that were laid out, and no fewer."""
+        return len(buckets) == len(self._buckets) and all(
+            self.knows(index, bucket) for index, bucket in enumerate(buckets)
+        )
+
+    def lay_out(self, buckets: Sequence[Bucket], names: dict[int, str]) -> None:
+        """Cut buckets into groups, slots in their order; the first bucket's are launched first.
+
+        names: of parameters, by their ``id``.
+        """
+        part_of = self.compressor.part_of
+        members = [
+            [
+                Member(names[id(p)], (g.numel(),), g.dtype, part_of(names[id(p)]))
+                for p, g in zip(bucket.parameters, bucket.gradients, strict=True)
+            ]
+            for bucket in buckets
+        ]
+        self._buckets = [_identities(bucket) for bucket in buckets]
+
+        def cut(members_in_order: list[Member], in_order: bool, **bounds: Any) -> Layout:
+            return _by_bucket(members, **bounds)
+
+        self.layout = self.build_layout([m for of_one in members for m in of_one], True, cut)
+
+    def first_slot(self, index: int) -> int:
+        """Of bucket ``index``."""
+        return sum(map(len, self._buckets[:index]))
+
+
+class Names:
+    """Names of a model's parameters.
+
+    given: (name, parameter) pairs, or none: then parameters are numbered in the order of the first
+    step's buckets. numbered: (name, coordinates) in that order, of another process; taken over
+    where the sizes are the same.
+    """
+
+    def __init__(
+        self,
+        given: Sequence[tuple[str, torch.nn.Parameter]],
+        numbered: Sequence[tuple[str, int]] = (),
+    ) -> None:
+        self._are_given = bool(given)
+        self._by_id = {id(parameter): name for name, parameter in given}
+        self._alive = list(given)  # so that no other parameter gets an ``id`` of theirs
+        self.numbered = list(numbered)
+
+    def of(self, buckets: Sequence[Bucket], settings: Settings) -> dict[int, str]:
+        """By ``id``, of all parameters in ``buckets``. ValueError where one has none."""
+        parameters = [p for bucket in buckets for p in bucket.parameters]
+        missing = [p for p in parameters if id(p) not in self._by_id]
+        if missing and self._are_given:
+            shapes = ", ".join(str(tuple(p.shape)) for p in missing[:3])
+            raise ValueError(
+                f"named_parameters: lacks {len(missing)} of the model's parameters, of shapes "
+                f"{shapes}: give those of the model that the hook is registered with"
+            )
+        if missing and settings.parameter_bits is not None:
+            raise ValueError(
+                "parameter_bits: the parameters' names are unknown: give CompressionState "
+                "model.named_parameters()"
+            )
+        if missing:
+            known = [size for _, size in self.numbered] == [p.numel() for p in parameters]
+            names = [name for name, _ in self.numbered] if known else map(str, range(2**31))
+            self._by_id = dict(zip(map(id, parameters), names, strict=known))
+            self._alive = [(self._by_id[id(p)], p) for p in parameters]
+        self.numbered = self.numbered or [(self._by_id[id(p)], p.numel()) for p in parameters]
+        return self._by_id
+
+
+def _identities(bucket: Bucket) -> tuple[int, ...]:
+    return tuple(map(id, bucket.parameters))
+
+
+def _by_bucket(buckets: Sequence[Sequence[Member]], **bounds: Any) -> Layout:
+    """A layout in which no group has members of two buckets."""
+    members: list[Member] = []
+    of_buckets = []
+    for bucket in buckets:
+        layout = build_layout(bucket, in_order=True, **bounds)
+        for group in layout.groups:
+            group.pieces = [
+                dataclasses.replace(piece, slot=piece.slot + len(members)) for piece in group.pieces
+            ]
+        members += layout.members
+        of_buckets.append(layout)
+    described = repr([layout.fingerprint for layout in of_buckets]).encode()
+    fingerprint = int.from_bytes(hashlib.sha256(described).digest()[:8], "little")
+    groups = [group for layout in reversed(of_buckets) for group in layout.groups]
+    return Layout(members, groups, fingerprint)

@@ -1,0 +1,138 @@
+"""Every rank: run examples shortened, one after the other in one process, and check what they give.
+
+PYTHONPATH=examples python example_runs.py FOLDER
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import sys
+from pathlib import Path
+
+import amp_clipping
+import char_lstm
+import custom_scheme
+import elastic
+import horovod.torch as hvd
+import resume
+import synthetic_benchmark
+import torch
+
+ROOT = Path(__file__).resolve().parents[2]
+# What an untrained net gets right is about a tenth.
+TRAINED = 0.6
+QUICK = ["--no-cuda"]
+EXAMPLES = (amp_clipping, char_lstm, custom_scheme, elastic, resume, synthetic_benchmark)
+
+
+def run_synthetic_benchmark() -> None:
+    """Compressed, a rank sends 3 bits of 32; the net has torchvision's 11,689,512 parameters."""
+    small = [*QUICK, "--image-size", "32", "--batch-size", "2", "--num-iters", "1",
+             "--num-batches-per-iter", "1", "--num-warmup-batches", "0"]  # fmt: skip
+    compressed = synthetic_benchmark.main([*small, "--bits", "3"])
+    assert compressed["parameters"] == 11_689_512
+    assert compressed["images_per_second"] > 0
+    assert 9.5 < 4 * 11_689_512 / compressed["wire_bytes"] < 32 / 3
+
+
+def check_resnets() -> None:
+    """Names and shapes are those that the laboratory's tables list, torchvision's."""
+    for model in ("resnet18", "resnet50"):
+        table = ROOT / "benchmarks" / "laboratory" / "shapes" / f"{model}.txt"
+        rows = [line.split() for line in table.read_text().splitlines() if line.strip()]
+        listed = {name: tuple(map(int, shape)) for name, *shape in rows}
+        made = synthetic_benchmark.MODELS[model]().named_parameters()
+        assert {name: tuple(p.shape) for name, p in made} == listed
+
+
+def run_char_lstm() -> None:
+    """A few steps lower the bits per character of text that was not seen."""
+    told = char_lstm.main([*QUICK, "--width", "48", "--layers", "1", "--steps", "30",
+                           "--length", "32", "--lr", "0.01"])  # fmt: skip
+    assert 6 < told["before"] < 8  # about log2 of the number of characters
+    assert told["after"] < told["before"] - 1
+
+
+def run_amp_clipping() -> None:
+    """One rank's overflow makes all skip that step, and that one alone; the net learns."""
+    told = amp_clipping.main([*QUICK, "--steps", "45", "--overflow-step", "5"])
+    assert (told["skipped"], told["scale"]) == (1, 2.0**15)
+    assert told["accuracy"] > TRAINED
+
+
+def run_resume(folder: Path) -> None:
+    """Stopped and resumed, a run ends with the weights of one that was not."""
+    short = [*QUICK, "--steps", "14"]
+    whole = resume.main([*short, "--checkpoint", str(folder / "whole")])
+    first = resume.main([*short, "--checkpoint", str(folder / "two"), "--stop-after", "8"])
+    second = resume.main([*short, "--checkpoint", str(folder / "two")])
+    assert (first["step"], first["done"]) == (8, False)
+    assert (second["step"], second["done"]) == (14, True)
+    assert second["weights"] == whole["weights"] != first["weights"]
+
+
+def run_custom_scheme() -> None:
+    """It learns; means are right, a NaN spoils its bucket alone, and zeros stay zeros."""
+    told = custom_scheme.main([*QUICK, "--steps", "45", "--error-feedback", "0.5"])
+    assert told["accuracy"] > TRAINED
+    assert 8 < told["bits"] < 8.2
+    codec = custom_scheme.Bytes(bucket_size=100)
+    flat = torch.randn(1050, generator=torch.Generator().manual_seed(3))
+    decoded = torch.stack([codec.decode(codec.encode(flat, seed=i)) for i in range(400)])
+    step = flat.abs().max() / 127
+    assert float((decoded - flat).abs().max()) <= step
+    assert float((decoded.mean(dim=0) - flat).abs().max()) < 6 * step / 2 / 400**0.5
+    flat[150], flat[200:300] = torch.nan, 0.0
+    got = codec.decode(codec.encode(flat, seed=1))
+    assert bool(got[100:200].isnan().all()) and not bool(got[200:300].any())
+    assert bool(got[:100].isfinite().all()) and bool(got[300:].isfinite().all())
+
+
+def run_elastic(folder: Path) -> None:
+    """Without anybody coming or going: stopped by the file, then on to the end, each image once."""
+    stop = folder / "stop"
+    flags = [*QUICK, "--epochs", "1", "--batch-size", "64", "--checkpoint",
+             str(folder / "elastic.pt"), "--stop-file", str(stop)]  # fmt: skip
+    stop.touch()
+    hvd.barrier()
+    first = elastic.main(flags)
+    assert (first["step"], first["done"]) == (5, False)
+    hvd.barrier()
+    stop.unlink(missing_ok=True)
+    hvd.barrier()
+    second = elastic.main(flags)
+    assert (second["step"], second["done"]) == (4000 // (64 * hvd.size()), True)
+    assert second["accuracy"] > TRAINED
+
+
+def check_help() -> None:
+    """Each tells how it is started, and its flags."""
+    for example in EXAMPLES:
+        told, ended = io.StringIO(), None
+        try:
+            with contextlib.redirect_stdout(told):
+                example.main(["--help"])
+        except SystemExit as error:
+            ended = error.code
+        assert ended == 0
+        assert f"python examples/{example.__name__}.py" in told.getvalue(), example.__name__
+        assert "--compression NAME" in told.getvalue() and "--seed" in told.getvalue()
+
+
+def main(folder: Path) -> None:
+    """All of them."""
+    check_help()
+    run_synthetic_benchmark()
+    check_resnets()
+    run_char_lstm()
+    run_amp_clipping()
+    run_resume(folder)
+    run_custom_scheme()
+    run_elastic(folder)
+    hvd.barrier()
+    print(f"rank {hvd.rank()}: all examples ran", flush=True)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

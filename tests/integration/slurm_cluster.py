@@ -1,0 +1,217 @@
+"""A Slurm of one machine: daemons of Debian's packages with keys, ports and folders of their own.
+
+Four slurmd play four nodes. "n1" and "n2" have names that nothing resolves, as if they were other
+machines: Open MPI starts its own daemons on them through Slurm. "localhost" and this host's name
+are for horovodrun, which would reach others by ssh.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import socket
+import subprocess
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+# What starts daemons, and what srun --mpi=pmix loads under the name that the last one brings.
+PACKAGES = ("slurmctld", "slurmd", "slurm-client", "munge", "libpmix-dev")
+PROGRAMS = ("slurmctld", "slurmd", "sbatch", "munged")
+CONFIGURATION = """\
+ClusterName={name}
+SlurmctldHost={host}(127.0.0.1)
+SlurmctldPort={port}
+SlurmUser=root
+SlurmdUser=root
+AuthType=auth/munge
+AuthInfo=socket={folder}/munge.socket,cred_expire=5
+CredType=cred/munge
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
+MpiDefault=none
+ReturnToService=2
+KillWait=5
+SlurmdParameters=config_overrides
+SelectType=select/cons_tres
+SelectTypeParameters=CR_CPU
+StateSaveLocation={folder}/slurmctld
+SlurmdSpoolDir={folder}/%n
+SlurmctldPidFile={folder}/slurmctld.pid
+SlurmdPidFile={folder}/%n.pid
+SlurmctldLogFile={folder}/slurmctld.log
+SlurmdLogFile={folder}/%n.log
+"""
+NODE = "NodeName={node} NodeHostname={host} NodeAddr=127.0.0.1 Port={port} CPUs=2 State=UNKNOWN\n"
+# FORCE: jobs side by side on the same cores.
+PARTITION = "PartitionName={name} Nodes={nodes} Default={default} State=UP OverSubscribe=FORCE:4\n"
+
+
+class Unavailable(Exception):
+    """Why there can be no Slurm here."""
+
+
+def install() -> None:
+    """Debian's packages, where they are missing."""
+    if os.geteuid() != 0:
+        raise Unavailable("Slurm's daemons want root")
+    if not shutil.which("dpkg-query") or not shutil.which("apt-get"):
+        raise Unavailable("Slurm is installed from Debian's packages, and this is no Debian")
+    missing = [package for package in PACKAGES if not _is_installed(package)]
+    if not missing:
+        return
+    environment = os.environ | {"DEBIAN_FRONTEND": "noninteractive"}
+    options = ["-q", "-y", "-o", "DPkg::Lock::Timeout=60"]
+    for command in (["update"], ["install", "--no-install-recommends", *missing]):
+        done = subprocess.run(
+            ["apt-get", *options, *command], env=environment, text=True, timeout=240, check=False,
+            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        )  # fmt: skip
+        if done.returncode:
+            raise Unavailable(f"apt-get {command[0]}: {done.stdout[-500:]}")
+    if not all(map(shutil.which, PROGRAMS)):
+        raise Unavailable(f"not all of {', '.join(PROGRAMS)} are on the path")
+
+
+def _is_installed(package: str) -> bool:
+    asked = ["dpkg-query", "--show", "--showformat=${db:Status-Status}", package]
+    done = subprocess.run(asked, capture_output=True, text=True, check=False)
+    return done.stdout == "installed"
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """A running Slurm; ``environment`` is what its commands need."""
+
+    name: str
+    folder: Path
+    environment: dict[str, str]
+
+    def run(self, *command: str, cwd: Path | None = None) -> str:
+        """What a Slurm command prints; its error where it fails."""
+        done = subprocess.run(
+            command, env=self.environment, cwd=cwd or self.folder, text=True, timeout=60,
+            check=False, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        )  # fmt: skip
+        if done.returncode:
+            raise RuntimeError(f"{' '.join(command)}: {done.stdout}")
+        return done.stdout
+
+    def submit(self, script: Path, cwd: Path, output: Path, *words: str, options=()) -> str:
+        """The job's number. words: of the script. options: of sbatch."""
+        return self.run(
+            "sbatch", "--parsable", f"--output={output}", *options, str(script), *words, cwd=cwd
+        ).strip()
+
+    def job(self, number: str) -> dict[str, str]:
+        """What ``scontrol show job`` tells."""
+        words = self.run("scontrol", "--oneliner", "show", "job", number).split()
+        return dict(word.partition("=")[::2] for word in words)
+
+    def log(self) -> str:
+        """The daemons' last words."""
+        return "\n".join(p.read_text()[-1500:] for p in sorted(self.folder.glob("*.log")))
+
+
+@contextlib.contextmanager
+def slurm(folder: Path) -> Iterator[Cluster]:
+    """Start one; stop it, its jobs and all they have started, whatever happens inside."""
+    name = f"hvd{os.getpid()}"
+    environment = os.environ | {"SLURM_CONF": str(folder / "slurm.conf")}
+    cluster, daemons = Cluster(name, folder, environment), []
+    host = socket.gethostname().partition(".")[0]
+    # Slurm wants the one that has its host's name first.
+    nodes = {host: "local", "localhost": "local", "n1": "separate", "n2": "separate"}
+    _configure(cluster, host, nodes)
+    try:
+        munge = [f"--{word}={folder}/munge.{end}" for word, end in (
+            ("key-file", "key"), ("socket", "socket"), ("pid-file", "pid"), ("log-file", "log"),
+            ("seed-file", "seed"),
+        )]  # fmt: skip
+        commands = [["munged", "--foreground", "--force", *munge], ["slurmctld", "-D"]]
+        commands += [["slurmd", "-D", "-N", node] for node in nodes]
+        for place, command in enumerate(commands):
+            with (folder / f"{command[0]}-{place}.log").open("w") as log:
+                daemons.append(subprocess.Popen(
+                    command, env=environment, cwd=folder, start_new_session=True,
+                    stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT,
+                ))  # fmt: skip
+            if command[0] == "munged":
+                _wait_for(lambda: (folder / "munge.socket").exists(), cluster, daemons)
+        _wait_for(lambda: _idle_nodes(cluster) == len(nodes), cluster, daemons)
+        yield cluster
+    finally:
+        _stop(cluster, daemons)
+
+
+def _configure(cluster: Cluster, host: str, nodes: dict[str, str]) -> None:
+    folder = cluster.folder
+    with contextlib.ExitStack() as held:  # until all are known, so that no two are the same
+        sockets = [held.enter_context(socket.socket()) for _ in range(1 + len(nodes))]
+        for one in sockets:
+            one.bind(("127.0.0.1", 0))
+        port, *ports = (one.getsockname()[1] for one in sockets)
+    text = CONFIGURATION.format(name=cluster.name, host=host, port=port, folder=folder)
+    for node, own in zip(nodes, ports, strict=True):
+        text += NODE.format(node=node, host=host, port=own)
+        (folder / node).mkdir()
+    for name in dict.fromkeys(nodes.values()):
+        members = ",".join(node for node, partition in nodes.items() if partition == name)
+        text += PARTITION.format(
+            name=name, nodes=members, default="NO" if name == "local" else "YES"
+        )
+    (folder / "slurmctld").mkdir()
+    (folder / "slurm.conf").write_text(text)
+    (folder / "cgroup.conf").write_text("CgroupPlugin=cgroup/v1\nCgroupAutomount=no\n")
+    (folder / "munge.key").write_bytes(os.urandom(1024))
+    (folder / "munge.key").chmod(0o400)
+
+
+def _idle_nodes(cluster: Cluster) -> int:
+    with contextlib.suppress(RuntimeError):  # slurmctld does not answer yet
+        told = cluster.run("sinfo", "--noheader", "--Node", "--states=idle", "--format=%N")
+        return len(told.split())
+    return 0
+
+
+def _wait_for(ready, cluster: Cluster, daemons: list[subprocess.Popen]) -> None:
+    end = time.monotonic() + 60
+    while not ready():
+        if time.monotonic() > end or any(daemon.poll() is not None for daemon in daemons):
+            raise RuntimeError(f"a daemon did not start:\n{cluster.log()}")
+        time.sleep(0.2)
+
+
+def _stop(cluster: Cluster, daemons: list[subprocess.Popen]) -> None:
+    with contextlib.suppress(RuntimeError, subprocess.TimeoutExpired):
+        numbers = cluster.run("squeue", "--noheader", "--format=%i").split()
+        if numbers:
+            cluster.run("scancel", "--signal=KILL", "--full", *numbers)
+            cluster.run("scancel", *numbers)
+    for daemon in reversed(daemons):
+        daemon.terminate()
+    for daemon in daemons:
+        try:
+            daemon.wait(timeout=10)
+        except subprocess.TimeoutExpired:
+            daemon.kill()
+            daemon.wait()
+    for process in left_over(cluster):
+        with contextlib.suppress(psutil.Error):
+            process.kill()
+
+
+def left_over(cluster: Cluster) -> list[psutil.Process]:
+    """Processes of the cluster's jobs, and what Slurm runs them under: no other has this file in
+    its environment."""
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            told = process.environ().get("SLURM_CONF") == cluster.environment["SLURM_CONF"]
+            if told and process.pid != os.getpid():
+                found.append(process)
+    return found

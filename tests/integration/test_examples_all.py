@@ -1,0 +1,38 @@
+"""The smaller examples, shortened: what example_runs.py checks on two ranks, and torchrun's."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+from test_examples import BIN, MPIRUN, ROOT, run
+
+pytestmark = [pytest.mark.integration, pytest.mark.parallel, pytest.mark.timeout(200)]
+
+
+def test_examples_on_two_ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One start for all of them: most of an example's time is its imports."""
+    pytest.importorskip("mlxtend")
+    monkeypatch.setenv("PYTHONPATH", str(ROOT / "examples"))
+    launcher = MPIRUN[: MPIRUN.index(sys.executable)]
+    program = str(Path(__file__).parent / "example_runs.py")
+    done = run([*launcher, sys.executable, program, str(tmp_path)], tmp_path, 180)
+    assert done.returncode == 0, done.stdout
+    assert done.stdout.count("all examples ran") == 2
+
+
+def test_ddp_hook(tmp_path: Path) -> None:
+    """torchrun, two processes: it learns, they stay equal, 3 bits travel."""
+    pytest.importorskip("mlxtend")
+    command = [str(BIN / "torchrun"), "--standalone", "--nproc-per-node", "2",
+               str(ROOT / "examples" / "ddp_hook.py"), "--no-cuda", "--steps", "40",
+               "--bucket-cap-mb", "0.5"]  # fmt: skip
+    done = run(command, tmp_path, 120)
+    assert done.returncode == 0, done.stdout
+    assert "parameters equal on 2 processes" in done.stdout
+    accuracy = float(done.stdout.partition("accuracy ")[2].partition("%")[0])
+    assert accuracy > 60
+    sent, bits = done.stdout.partition(" ms a step")[2].split("\n")[1].split(" bytes sent")
+    assert 3 < float(bits.rsplit(",", 1)[1].split()[0]) < 3.3
+    assert 9.5 < 4 * 431_080 / int(sent.replace(",", "")) < 32 / 3

@@ -1,0 +1,133 @@
+"""Averages against ones that are computed without DDP, bit for bit."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+import torch.distributed as dist
+from ddp_oracles import (
+    assert_same_everywhere,
+    backward,
+    batch,
+    codec_average,
+    gathered,
+    make_net,
+    own_gradients,
+    wrap,
+)
+
+from hvd_adaptive import ALQ, ECDQ, QCS, QSGD, BinGrad, SparseSGD
+from hvd_adaptive.simulate import Ranks
+
+SCHEMES = {
+    "alq": lambda **more: ALQ(bits=3, bucket_size=1000, **more),
+    "qsgd": lambda **more: QSGD(bits=4, bucket_size=512, **more),
+    "huffman": lambda **more: ALQ(bits=3, bucket_size=1000, coding="huffman", **more),
+    "ecdq": lambda **more: ECDQ(bits=3, **more),
+    "bingrad": lambda **more: BinGrad(**more),
+    "qcs": lambda **more: QCS(gain=4, **more),
+    "sparse": lambda **more: SparseSGD(density=0.05, **more),
+}
+if dist.get_world_size() > 2:  # where ranks differ in what they own
+    SCHEMES = {name: SCHEMES[name] for name in ("huffman", "ecdq")}
+EXCHANGES = {
+    "allgather": {"exchange": "allgather"},
+    "scatter_reduce": {"exchange": "scatter_reduce"},
+    "nodes": {"exchange": "hierarchical", "ranks_per_node": 2},
+}
+
+
+@pytest.mark.parametrize("exchange", EXCHANGES)
+@pytest.mark.parametrize("scheme", SCHEMES)
+def check_first_step_is_simulates(scheme, exchange):
+    """Update of tables included. DDP's first bucket holds the parameters in the model's order;
+    numbers as names give simulate the same."""
+    make = SCHEMES[scheme]
+    if exchange == "nodes" and dist.get_world_size() == 2 and scheme != "alq":
+        return  # nothing is compressed in one node
+    seen, net = [], make_net()
+    model, _ = wrap(net, make(**EXCHANGES[exchange]), named=False, seen=seen)
+    own = own_gradients(net, 0)
+    backward(model, 0)
+    order = [name for name, _ in net.named_parameters()]
+    assert seen == [(0, order)]
+
+    compressor, mirror = make(**EXCHANGES[exchange]), copy.deepcopy(net)
+    parameters = dict(mirror.named_parameters())
+    ranks = Ranks(
+        [(str(i), parameters[name]) for i, name in enumerate(order)],
+        compressor, dist.get_world_size(),
+    )  # fmt: skip
+    everyone = {name: gathered(gradient) for name, gradient in own.items()}
+    for rank in range(dist.get_world_size()):
+        for name, gradients in everyone.items():
+            parameters[name].grad = gradients[rank]
+        ranks.take(rank)
+    if ranks.due(0):
+        ranks.refit(0)
+    ranks.average(0)
+    for name, parameter in net.named_parameters():
+        assert torch.equal(parameter.grad, parameters[name].grad), name
+    assert_same_everywhere([p.grad for p in net.parameters()])
+
+
+@pytest.mark.parametrize("view", [False, True])
+def check_later_steps_are_the_codecs(view):
+    """DDP builds its buckets anew after the first step: three of them, sent while backward runs."""
+    codec = QSGD(bits=4, bucket_size=512)
+    seen, net = [], make_net()
+    model, state = wrap(
+        net, QSGD(bits=4, bucket_size=512), seen=seen, bucket_cap_mb=0.05,
+        gradient_as_bucket_view=view,
+    )  # fmt: skip
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    layouts = set()
+    for step in range(4):
+        own = own_gradients(net, step)
+        seen.clear()
+        backward(model, step)
+        buckets = [names for _, names in seen]
+        layouts.add(repr(buckets))
+        expected = codec_average(codec, buckets, own, step)
+        for name, parameter in net.named_parameters():
+            assert torch.equal(parameter.grad, expected[name]), (step, name)
+        optimizer.step()
+        assert state.compressor.step == step + 1
+    assert len(layouts) == 2  # before and after they were built anew
+    assert_same_everywhere(list(net.parameters()))
+
+
+def check_warm_up_is_exact():
+    """Full precision, added in rank order; compressed from step 2 on."""
+    net = make_net()
+    model, state = wrap(net, QSGD(bits=4, warmup_steps=2), bucket_cap_mb=0.05)
+    for step in range(3):
+        own = own_gradients(net, step)
+        backward(model, step)
+        exact = True
+        for name, parameter in net.named_parameters():
+            total = torch.zeros_like(parameter)
+            for gradient in gathered(own[name]):
+                total += gradient
+            exact &= torch.equal(parameter.grad, total * (1 / dist.get_world_size()))
+        assert exact == (step < 2)
+    assert state.compressor.report()["bits_per_coordinate"] < 7  # headers and biases besides 4
+
+
+def check_accumulated_gradients():
+    """A backward pass without synchronisation, one with: their sum is averaged, in one step."""
+    seen, net = [], make_net()
+    model, state = wrap(net, QSGD(bits=4, bucket_size=512), seen=seen)
+    with model.no_sync():
+        backward(model, 0)
+    assert state.compressor.step == 0
+    kept, own = {n: p.grad.clone() for n, p in net.named_parameters()}, own_gradients(net, 1)
+    x, y = batch(1)
+    torch.nn.functional.cross_entropy(model(x), y).backward()
+    assert state.compressor.step == 1
+    both = {name: kept[name] + own[name] for name in own}
+    expected = codec_average(QSGD(bits=4, bucket_size=512), [seen[0][1]], both, 0)
+    for name, parameter in net.named_parameters():
+        assert torch.equal(parameter.grad, expected[name]), name

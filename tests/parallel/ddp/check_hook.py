@@ -1,0 +1,349 @@
+"""The hook in training: residuals, unused parameters, AMP, errors, saved states."""
+
+from __future__ import annotations
+
+import io
+import logging
+
+import pytest
+import torch
+import torch.distributed as dist
+from ddp_oracles import (
+    assert_same_everywhere,
+    backward,
+    gathered,
+    make_net,
+    own_gradients,
+    wrap,
+)
+from torch import nn
+
+from hvd_adaptive import ALQ, QSGD, RankMismatchError, SparseSGD
+from hvd_adaptive.ddp import CompressionState, compression_hook
+from hvd_adaptive.exchange.torch_world import TorchWorld
+from hvd_adaptive.fusion.buckets import Bucket
+
+RANKS = dist.get_world_size()
+RANK = dist.get_rank()
+
+
+class Branches(nn.Module):
+    """Parameters that not every step, nor every rank, uses."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(1)
+        self.trunk, self.head = nn.Linear(40, 60), nn.Linear(60, 10)
+        self.odd, self.first, self.never = (nn.Linear(60, 60) for _ in range(3))
+        self.step = 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = torch.relu(self.trunk(x))
+        if self.step % 2:
+            x = x + self.odd(x)
+        if RANK == 0:
+            x = x + self.first(x)
+        return self.head(x)
+
+
+def check_training_with_updates():
+    """Tables are fitted three times, the loss falls, ranks stay equal, no rank's table differs."""
+    net = make_net()
+    model, state = wrap(net, ALQ(bits=3, bucket_size=1024, update_steps=[0, 2, 5]),
+                        bucket_cap_mb=0.05)  # fmt: skip
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
+    losses = []
+    for step in range(40):
+        losses.append(backward(model, step % 2))
+        optimizer.step()
+    assert sum(losses[-4:]) < 0.7 * sum(losses[:4])
+    assert state.compressor.table_version == 3
+    assert_same_everywhere([*net.parameters(), state.compressor.levels])
+    report = state.compressor.report()
+    coordinates = sum(p.numel() for p in net.parameters())
+    assert report["coordinates"] == coordinates
+    assert 3 < report["bits_per_coordinate"] < 4.2
+    assert report["wire_bytes"] == report["payload_bytes"] * (RANKS - 1)
+
+
+def check_settings_change_while_training():
+    """A schedule's bits hold from its step on, and buckets are laid out anew."""
+    net = make_net()
+    schedule = {2: {"bits": 6}}.get
+    model, state = wrap(net, QSGD(bits=3, schedule=schedule), bucket_cap_mb=0.05)
+    bits = []
+    for step in range(4):
+        backward(model, step)
+        bits.append(round(state.compressor.report()["bits_per_coordinate"]))
+    state.compressor.set(bits=8)
+    backward(model, 4)
+    bits.append(round(state.compressor.report()["bits_per_coordinate"]))
+    assert [b - bits[0] for b in bits] == [0, 0, 3, 3, 5]
+    assert_same_everywhere([p.grad for p in net.parameters()])
+
+
+def check_nothing_is_lost_with_error_feedback():
+    """Over steps in which parameters go unused: all that DDP applied and what residuals hold are
+    all gradients."""
+    net = Branches()
+    model, state = wrap(
+        net, SparseSGD(density=0.1, error_feedback=1.0), find_unused_parameters=True,
+        bucket_cap_mb=0.01,
+    )  # fmt: skip
+    named = dict(net.named_parameters())
+    sent = {name: torch.zeros_like(p) for name, p in named.items()}
+    given = {name: torch.zeros_like(p) for name, p in named.items()}
+    for step in range(6):
+        net.step = step
+        for name, gradient in own_gradients(net, step).items():
+            given[name] += gradient
+        backward(model, step)
+        for name, parameter in named.items():
+            if parameter.grad is not None:
+                sent[name] += parameter.grad * RANKS
+        if step % 2 == 0:
+            assert net.odd.weight.grad is None  # unused everywhere: left alone
+        assert net.never.weight.grad is None
+        assert net.first.weight.grad is not None  # used on one rank
+    residuals = state.compressor.state_dict()["residuals"]["parameters"]
+    assert float(residuals["odd.weight"].abs().max()) > 0
+    for name, parameter in named.items():
+        total = sum(gathered(given[name]))
+        own = residuals.get(name, torch.zeros(parameter.numel())).view(parameter.shape)
+        held = sum(gathered(own))
+        scale = float(total.abs().max()) + 1e-12
+        assert float((sent[name] + held - total).abs().max()) < 1e-4 * scale, name
+
+
+def check_overflow_skips_the_step_everywhere():
+    """One rank's Inf becomes NaN in all ranks' gradients: GradScalers skip together."""
+    net = make_net()
+    model, state = wrap(net, ALQ(bits=3, error_feedback=0.5), bucket_cap_mb=0.05)
+    scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    scales = []
+    for step in range(3):
+        optimizer.zero_grad()
+        x = torch.randn(16, 40, generator=torch.Generator().manual_seed(step))
+        if step == 1 and RANK == 0:
+            x[0, 0] = torch.inf
+        before = [p.detach().clone() for p in net.parameters()]
+        loss = model(x).square().mean()
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        scales.append(scaler.get_scale())
+        moved = not all(torch.equal(a, b) for a, b in zip(before, net.parameters(), strict=True))
+        assert moved == (step != 1)
+    assert scales == [4.0, 2.0, 2.0]
+    residuals = state.compressor.state_dict()["residuals"]["parameters"]
+    assert all(bool(r.isfinite().all()) for r in residuals.values())
+    assert_same_everywhere(list(net.parameters()))
+
+
+class Mixed(nn.Module):
+    """Sparse, float64, complex and channels-last parameters."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(2)
+        self.table = nn.EmbeddingBag(50, 40, sparse=True, mode="sum")
+        self.wide = nn.Parameter(torch.randn(40, 40, dtype=torch.float64))
+        self.phases = nn.Parameter(torch.randn(40, dtype=torch.complex64))
+        self.image = nn.Conv2d(4, 32, 3, padding=1).to(memory_format=torch.channels_last)
+
+    def forward(self, words: torch.Tensor) -> torch.Tensor:
+        x = self.table(words).double() @ self.wide
+        x = (x * self.phases).abs().float()
+        return self.image(x.view(-1, 4, 2, 5)).square().mean()
+
+
+def check_kinds_of_gradients():
+    """Sparse ones are averaged as they are, the others, float64 and strided ones, too, compressed
+    where they are large enough."""
+    net = Mixed()
+    model, state = wrap(net, QSGD(bits=8, norm="linf", bucket_size=64))
+    copy = Mixed()
+    for step in range(2):
+        generator = torch.Generator().manual_seed(10 * step + RANK)
+        words = torch.randint(50, (6, 3), generator=generator)
+        model.zero_grad()
+        model(words).backward()
+        copy.zero_grad()
+        copy(words).backward()
+        for (name, parameter), own in zip(net.named_parameters(), copy.parameters(), strict=True):
+            dense = own.grad.to_dense() if own.grad.is_sparse else own.grad
+            dense = torch.view_as_real(dense) if dense.is_complex() else dense
+            mean = sum(gathered(dense)) / RANKS
+            got = parameter.grad.to_dense() if parameter.grad.is_sparse else parameter.grad
+            got = torch.view_as_real(got) if got.is_complex() else got
+            exact = name in ("table.weight", "phases", "image.bias")  # these are too small
+            error = float((got - mean).norm() / mean.norm())
+            assert error < 1e-6 if exact else 1e-4 < error < 0.03, (name, error)
+            assert parameter.grad.stride() == own.grad.stride()
+    assert state.compressor.report()["coordinates"] == 40 * 40 + 2 * 40 + 32 * 4 * 9 + 32
+
+
+def check_uneven_inputs_in_join():
+    """Ranks that run out of data count as zeros."""
+    net = make_net()
+    model, state = wrap(net, QSGD(bits=4, warmup_steps=100), bucket_cap_mb=0.05)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    with model.join():
+        for step in range(2 + (RANK == 0)):
+            backward(model, step)
+            optimizer.step()
+    assert state.compressor.step == 3
+
+
+@pytest.mark.parametrize("kind", ["settings", "step", "update"])
+def check_ranks_that_differ_are_told(kind):
+    """All of them, in the same words, and none waits for the others."""
+    first = RANK == 0
+    net, group = make_net(), dist.new_group()
+    other = QSGD(bits=4 if first else 5) if kind == "settings" else QSGD(bits=4)
+    if kind == "update":
+        other = ALQ(bits=3, update_steps=[0, 2] if first else [0, 3])
+    model, state = wrap(net, other, group=group, bucket_cap_mb=0.05)
+    words = {"settings": "bits is 4 on", "step": "its number is", "update": "a fit of tables"}
+    with pytest.raises(RankMismatchError, match=words[kind]):
+        for step in range(4):
+            if kind == "step" and step == 2 and first:
+                saved = state.compressor.state_dict()
+                state.compressor.load_state_dict(saved | {"step": 7})
+            backward(model, step)
+    reached = {"settings": 0, "step": 7 if first else 2, "update": 2}
+    assert state.compressor.step == reached[kind]
+
+
+def check_saved_and_loaded():
+    """A run that is pickled as DDP's hooks are, and resumed, ends with the bits of one that was
+    not. (Buckets stay the same with find_unused_parameters.)"""
+
+    def run(steps, net, state=None):
+        compressor = ALQ(bits=3, error_feedback=0.5, update_steps=[0, 4], bucket_size=1000)
+        made = state or CompressionState(compressor)
+        options = {"find_unused_parameters": True, "bucket_cap_mb": 0.05}
+        model = nn.parallel.DistributedDataParallel(net, **options)
+        model.register_comm_hook(made, compression_hook)
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+        for step in steps:
+            backward(model, step)
+            optimizer.step()
+        return made
+
+    whole, parts = make_net(), make_net()
+    run(range(6), whole)
+    state, file = run(range(3), parts), io.BytesIO()
+    torch.save({"hook": compression_hook, "state": state, "net": parts.state_dict()}, file)
+    file.seek(0)
+    loaded = torch.load(file, weights_only=False)
+    assert loaded["hook"] is compression_hook
+    resumed = make_net(seed=5)
+    resumed.load_state_dict(loaded["net"])
+    assert loaded["state"].compressor.step == 3
+    assert torch.equal(loaded["state"].compressor.levels, state.compressor.levels)
+    run(range(3, 6), resumed, loaded["state"])
+    for a, b in zip(whole.parameters(), resumed.parameters(), strict=True):
+        assert torch.equal(a, b)
+
+
+def check_a_backward_that_is_cut_off(caplog):
+    """An error in the middle of backward, on every rank: the next model goes on."""
+    net, group = make_net(), dist.new_group()
+    compressor = QSGD(bits=4, error_feedback=0.1)
+    model, state = wrap(net, compressor, named=False, group=group, bucket_cap_mb=0.05)
+    for step in range(2):
+        backward(model, step)
+
+    def fail(gradient):
+        raise KeyError("in the middle")
+
+    handle = net[0].weight.register_hook(fail)
+    with pytest.raises(KeyError):
+        backward(model, 2)
+    handle.remove()
+    other = make_net()
+    again = nn.parallel.DistributedDataParallel(other, process_group=group, bucket_cap_mb=0.05)
+    again.register_comm_hook(state, compression_hook)
+    with caplog.at_level(logging.WARNING):
+        backward(again, 3)
+    assert not caplog.records
+    assert state.compressor.step == 3
+    assert_same_everywhere([p.grad for p in other.parameters()])
+
+
+def check_buckets_that_change_in_the_middle_of_a_step():
+    """Buckets as a DDP that was made anew might bring them, given by hand: the first ones are those
+    of the step before, and on their way already, when another turns up, or one is missing."""
+    parameters = [nn.Parameter(torch.zeros(3000)) for _ in range(3)]
+    compressor = QSGD(bits=8, norm="linf", bucket_size=128, error_feedback=0.9)
+    session = CompressionState(compressor).session
+    orders = [[[0], [1], [2]]] * 2 + [[[0], [1, 2]], [[0], [1, 2]], [[0]], [[2], [1], [0]]]
+    for step, order in enumerate(orders):
+        generator = torch.Generator().manual_seed(10 * step + RANK)
+        own = torch.randn(3, 3000, generator=generator)
+        held = session.compressor.state_dict().get("residuals", {"parameters": {}})["parameters"]
+        buckets = []
+        for slots in order:
+            buffer = own[slots].reshape(-1).clone()
+            some = [parameters[slot] for slot in slots]
+            views = buffer.split(3000)
+            buckets.append(Bucket(buffer, some, views, torch.futures.Future()))
+        for index, bucket in enumerate(buckets):
+            session.take(index, bucket)
+        session.finish()
+        assert compressor.step == step + 1
+        for slots, bucket in zip(order, buckets, strict=True):
+            assert bucket.future.wait() is bucket.buffer
+            assert_same_everywhere([bucket.buffer])
+            for slot, average in zip(slots, bucket.buffer.split(3000), strict=True):
+                residual = held.get(str(slot), torch.zeros(3000))
+                mean = sum(gathered(own[slot] + 0.9 * residual)) / RANKS
+                error = float((average - mean).norm() / mean.norm())
+                assert 1e-4 < error < 0.02, (step, slot, error)
+
+
+def check_exchanges_that_look_around():
+    """Ranks of one node compress nothing; "auto" measures, and ranks choose alike."""
+    net = make_net()
+    model, _ = wrap(net, QSGD(bits=2, exchange="hierarchical"), bucket_cap_mb=0.05)
+    for step in range(2):
+        own = own_gradients(net, step)
+        backward(model, step)
+        for name, parameter in net.named_parameters():
+            mean = sum(gathered(own[name])) / RANKS
+            assert torch.allclose(parameter.grad, mean, rtol=1e-5, atol=1e-8), name
+    if RANKS > 2:  # measuring takes a while
+        return
+    net = make_net()
+    model, state = wrap(net, ALQ(bits=3, exchange="auto"))
+    for step in range(3):
+        backward(model, step)
+        assert_same_everywhere([p.grad for p in net.parameters()])
+    assert state.compressor.report()["wire_bytes"] > 0
+
+
+def check_messages_of_any_lengths():
+    """Lengths that grow, shrink, vanish and differ between ranks; every rank compares what it got
+    with what the others must have sent."""
+    world = TorchWorld()
+    for turn, factor in enumerate((1, 1, 3, 0, 50, 2)):
+
+        def message(sender, receiver, turn=turn, factor=factor):
+            size = factor * (7 + 5 * sender + 3 * receiver * (turn % 2))
+            generator = torch.Generator().manual_seed(100 * turn + 10 * sender + receiver)
+            return torch.randint(256, (size,), dtype=torch.uint8, generator=generator)
+
+        if turn == 5:
+            world.forget_lengths()
+        own = [message(RANK, other) for other in range(RANKS)]
+        splits = torch.tensor([part.numel() for part in own], dtype=torch.int32)
+        to_all = world.alltoall_async(torch.cat(own), splits, "some", None)
+        gather = world.allgather_async(message(RANK, 0), "all", None)
+        data, lengths = world.synchronize(to_all)
+        parts = data.split(lengths.tolist())
+        for sender, part in enumerate(parts):
+            assert torch.equal(part, message(sender, RANK)), (turn, sender)
+        expected = torch.cat([message(sender, 0) for sender in range(RANKS)])
+        assert torch.equal(world.synchronize(gather), expected), turn

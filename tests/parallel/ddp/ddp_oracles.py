@@ -1,0 +1,110 @@
+"""Models, data, and averages computed without DDP."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from hvd_adaptive.ddp import CompressionState, compression_hook
+from hvd_adaptive.kernels.random import stream_key
+
+
+def make_net(seed: int = 0, width: int = 120) -> nn.Module:
+    """Four tensors large enough to be quantised, and three biases."""
+    torch.manual_seed(seed)
+    return nn.Sequential(
+        nn.Linear(40, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU(),
+        nn.Linear(width, width, bias=False), nn.ReLU(), nn.Linear(width, 10),
+    )  # fmt: skip
+
+
+def wrap(net: nn.Module, compressor, named=True, group=None, seen=None, **options):
+    """A DDP model with the hook; the state, too.
+
+    seen: a list that gets, of each bucket, (its number, its parameters' names).
+    """
+    model = DistributedDataParallel(net, process_group=group, **options)
+    state = CompressionState(compressor, net.named_parameters() if named else None, group)
+    names = {id(parameter): name for name, parameter in net.named_parameters()}
+
+    def hook(state, bucket):
+        if seen is not None:
+            seen.append((bucket.index(), [names[id(p)] for p in bucket.parameters()]))
+        return compression_hook(state, bucket)
+
+    model.register_comm_hook(state, hook)
+    return model, state
+
+
+def batch(step: int, rank: int | None = None) -> tuple[torch.Tensor, torch.Tensor]:
+    """A rank's own data."""
+    rank = dist.get_rank() if rank is None else rank
+    generator = torch.Generator().manual_seed(1000 * step + rank)
+    x = torch.randn(16, 40, generator=generator)
+    return x, x[:, :10].argmax(1)
+
+
+def backward(model: nn.Module, step: int) -> float:
+    """Gradients of one batch."""
+    x, y = batch(step)
+    model.zero_grad()
+    loss = nn.functional.cross_entropy(model(x), y)
+    loss.backward()
+    return loss.item()
+
+
+def own_gradients(net: nn.Module, step: int) -> dict[str, torch.Tensor]:
+    """This rank's, before any exchange: the same weights in a model of its own."""
+    x, y = batch(step)
+    named = dict(net.named_parameters())
+    copies = {name: p.detach().clone().requires_grad_() for name, p in named.items()}
+    scores = torch.func.functional_call(net, copies, (x,))
+    nn.functional.cross_entropy(scores, y).backward()
+    return {name: p.grad for name, p in copies.items() if p.grad is not None}
+
+
+def gathered(tensor: torch.Tensor) -> list[torch.Tensor]:
+    """All ranks'."""
+    everyone = [torch.empty_like(tensor) for _ in range(dist.get_world_size())]
+    dist.all_gather(everyone, tensor.contiguous())
+    return everyone
+
+
+def assert_same_everywhere(tensors: Sequence[torch.Tensor]) -> None:
+    """Bit for bit."""
+    flat = torch.cat([t.detach().reshape(-1).view(torch.uint8) for t in tensors])
+    for rank, other in enumerate(gathered(flat)):
+        assert torch.equal(other, flat), f"rank {rank} differs"
+
+
+def codec_average(
+    codec, buckets: Sequence[Sequence[str]], own: dict[str, torch.Tensor],
+    step: int,
+) -> dict[str, torch.Tensor]:  # fmt: skip
+    """What an allgather of one payload for each bucket gives: every rank's payload encoded here,
+    by ``codec``, and decoded and added in rank order.
+
+    buckets: names, in DDP's order. Each bucket must make one group; the first one's number is the
+    highest.
+    """
+    ranks, results = dist.get_world_size(), {}
+    for place, names in enumerate(buckets):
+        large = [n for n in names if own[n].numel() >= codec.settings.min_numel]
+        order = large + [n for n in names if n not in large]
+        flat = torch.cat([own[name].reshape(-1) for name in order])
+        quantized = sum(own[name].numel() for name in large)
+        payloads = []
+        for rank, of_rank in enumerate(gathered(flat)):
+            key = stream_key(codec.settings.seed, rank, step, len(buckets) - 1 - place)
+            payloads.append(codec.encode_flat(of_rank, quantized, key))
+        total = torch.zeros_like(flat)
+        for payload in payloads:
+            total += codec.decode(payload)
+        average = total * (1 / ranks)
+        for name, part in zip(order, average.split([own[n].numel() for n in order]), strict=True):
+            results[name] = part.view(own[name].shape)
+    return results

@@ -1,0 +1,58 @@
+"""Forked ranks, which share what was imported and compiled: fork_ranks.py RANKS CHECKS...
+
+Exit status 0 where every rank passed all checks.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+import time
+
+import pytest
+import torch
+import torch.distributed as dist
+
+import hvd_adaptive
+import hvd_adaptive.ddp
+
+
+def main() -> int:
+    """Fork, and end all ranks when one fails: the others would wait for it."""
+    ranks, checks = int(sys.argv[1]), sys.argv[2:]
+    torch.set_num_threads(1)
+    for codec in (hvd_adaptive.ALQ(bits=3), hvd_adaptive.QSGD(bits=4)):  # loads their kernels
+        codec.decode(codec.encode(torch.linspace(-1, 1, 20_000)))
+    with tempfile.TemporaryDirectory() as folder:
+        running = {}
+        for rank in range(ranks):
+            child = os.fork()
+            if not child:
+                os._exit(work(rank, ranks, os.path.join(folder, "store"), checks))
+            running[child] = rank
+        while running:
+            child, status = os.wait()
+            rank = running.pop(child)
+            if status:
+                print(f"rank {rank} of {ranks} failed", flush=True)
+                time.sleep(0.5)  # the others may fail by themselves, and tell why
+                for other in running:
+                    os.kill(other, 9)
+                return 1
+    return 0
+
+
+def work(rank: int, ranks: int, store: str, checks: list[str]) -> int:
+    """One rank's checks; its exit status."""
+    dist.init_process_group("gloo", store=dist.FileStore(store, ranks), rank=rank, world_size=ranks)
+    settings = ("python_files=check_*.py", "python_functions=check_*", "timeout=60",
+                "timeout_method=thread")  # fmt: skip
+    options = [word for setting in settings for word in ("-o", setting)]
+    status = int(pytest.main(["-x", "-q", "-p", "no:cacheprovider", *options, *checks]))
+    sys.stdout.flush()
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main())

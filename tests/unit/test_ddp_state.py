@@ -1,0 +1,100 @@
+"""The hook's state without other ranks: one process, arguments, what is pickled."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import pickle
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from hvd_adaptive import ALQ, ORQ, QSGD
+from hvd_adaptive.ddp import CompressionState, compression_hook
+
+
+@pytest.fixture
+def alone():
+    """A process group of one."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+def test_one_process_keeps_its_gradients(alone):
+    net = nn.Linear(50, 40)
+    twin = copy.deepcopy(net)
+    model = nn.parallel.DistributedDataParallel(net)
+    state = CompressionState(ALQ(bits=2), net.named_parameters())
+    model.register_comm_hook(state, compression_hook)
+    x = torch.randn(8, 50)
+    model(x).square().sum().backward()
+    twin(x).square().sum().backward()
+    assert torch.equal(net.weight.grad, twin.weight.grad)
+    assert state.compressor.step == 0
+
+
+def test_ddp_takes_the_hook_for_what_it_is():
+    signature = inspect.signature(compression_hook)
+    assert signature.parameters["bucket"].annotation is dist.GradBucket
+    assert signature.return_annotation == torch.futures.Future[torch.Tensor]
+
+
+def test_what_is_no_compressor_is_refused():
+    with pytest.raises(ValueError, match=r"compressor='alq': must be a compressor"):
+        CompressionState("alq")
+    with pytest.raises(ValueError, match="process_set: is Horovod's"):
+        CompressionState(QSGD(process_set=object()))
+
+
+def test_a_compressor_serves_one_state():
+    compressor = QSGD(bits=4)
+    CompressionState(compressor)
+    with pytest.raises(ValueError, match="serves an optimizer or a model already"):
+        CompressionState(compressor)
+    with pytest.raises(RuntimeError, match="serves a DistributedDataParallel model"):
+        compressor.compress(torch.ones(2000))
+
+
+def test_a_closed_compressor_serves_again():
+    compressor = QSGD(bits=4)
+    CompressionState(compressor)
+    compressor.close()
+    assert CompressionState(compressor).compressor is compressor
+
+
+@pytest.mark.parametrize(
+    "compressor",
+    [
+        ALQ(bits=4, update_steps=iter([0, 5]), coding="huffman", error_feedback=0.5),
+        QSGD(intervals=3, named_parameters=nn.Linear(9, 9).named_parameters()),
+        ORQ(levels=5),
+    ],
+    ids=lambda compressor: compressor.name,
+)
+def test_pickled(compressor):
+    """Scheme, settings, tables, step; parameters are not in it."""
+    if compressor.name == "alq":
+        compressor.fit(torch.randn(20_000, generator=torch.Generator().manual_seed(1)))
+    compressor.step = 11
+    state = CompressionState(compressor)
+    if compressor.name == "alq":
+        with pytest.raises(TypeError):  # an iterator: as for any state that holds one
+            pickle.dumps(CompressionState(ALQ(update_steps=(n for n in range(3)))))
+    data = pickle.dumps(state)
+    loaded = pickle.loads(data).compressor
+    assert repr(loaded) == repr(compressor)
+    assert loaded.step == 11
+    assert loaded.settings.named_parameters is None
+    flat = torch.randn(5000, generator=torch.Generator().manual_seed(2))
+    assert torch.equal(loaded.encode(flat, seed=3), compressor.encode(flat, seed=3))
+
+
+def test_settings_that_changed_are_pickled():
+    state = CompressionState(QSGD(bits=3))
+    state.compressor.set(bits=6)
+    loaded = pickle.loads(pickle.dumps(state))
+    assert loaded.compressor.codec_settings()["bits"] == 6
+    assert loaded.process_group is None
