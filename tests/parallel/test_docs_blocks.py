@@ -1,0 +1,65 @@
+"""Every block of code in README.md and docs/ runs, or says why it cannot."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from launch import BIN, ROOT, Launcher, environment, run
+from page_blocks import OTHERS, PYTHON, SHELL, Block, blocks, pages, to_run
+
+ALL = [block for page in pages() for block in blocks(page)]
+# theory.md's examples are checked, figures included, by tests/unit/theory/test_theory_docs.py.
+DOCTESTS = {"theory.md"}
+# More than these must not hide behind a comment.
+MOST_NOT_RUN = 30
+
+
+@pytest.mark.parametrize("block", ALL, ids=str)
+def test_blocks_are_of_a_known_kind(block: Block) -> None:
+    assert block.language in (*PYTHON, *SHELL, *OTHERS)
+    if block.is_doctest:
+        assert block.page.name in DOCTESTS
+    if block.reason is not None:
+        assert block.language in (*PYTHON, *SHELL)
+        assert len(block.reason.split()) >= 4, "the reason is none"
+
+
+def test_few_blocks_are_not_run() -> None:
+    for page in pages():
+        text = page.read_text(encoding="utf-8")
+        assert text.count("<!-- not run:") == sum(b.reason is not None for b in blocks(page)), page
+        assert text.count("```") == 2 * len(blocks(page)), page
+    assert sum(block.reason is not None for block in ALL) <= MOST_NOT_RUN
+
+
+@pytest.mark.parallel
+@pytest.mark.timeout(200)
+def test_python_blocks(tmp_path: Path) -> None:
+    """On two ranks, all pages in one launch."""
+    program = str(Path(__file__).parent / "page_blocks.py")
+    done = run(Launcher(2, "mpirun"), [sys.executable, program, str(tmp_path)], 180)
+    assert done.returncode == 0, done.stdout[-5000:]
+    for block in (block for page in pages() for block in to_run(page)):
+        assert done.stdout.count(f"ran {block}\n") == 2, block
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize(
+    "block", [b for b in ALL if b.language in SHELL and b.reason is None], ids=str
+)
+def test_shell_blocks(block: Block, tmp_path: Path) -> None:
+    """In a folder of their own, with the repository's files in it."""
+    for name in ("examples", "benchmarks", "slurm", "docs", "tests", "hvd_adaptive"):
+        (tmp_path / name).symlink_to(ROOT / name)
+    done = subprocess.run(
+        ["bash", "-euo", "pipefail", "-c", block.code],
+        cwd=tmp_path,
+        env=environment() | {"VIRTUAL_ENV": str(BIN.parent)},
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
