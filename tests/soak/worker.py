@@ -5,9 +5,11 @@ python worker.py FOLDER SCHEME
 
 from __future__ import annotations
 
+import faulthandler
 import hashlib
 import json
 import os
+import signal
 import sys
 import time
 from pathlib import Path
@@ -37,6 +39,7 @@ def main(folder: Path, scheme: str) -> None:
     torch.set_num_threads(1)
     torch.manual_seed(0)
     host = os.environ["HOROVOD_HOSTNAME"]
+    faulthandler.register(signal.SIGUSR1)
     (folder / "workers" / host).write_text(str(os.getpid()))
     model = torch.nn.Sequential(
         torch.nn.Linear(100, 400), torch.nn.ReLU(), torch.nn.Linear(400, 400), torch.nn.ReLU(),
