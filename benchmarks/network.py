@@ -39,6 +39,10 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--methods", nargs="+", default=asked.DEFAULTS, metavar="METHOD")
     parser.add_argument("--steps", type=_whole(1), default=10, help="timed, in each round")
     parser.add_argument("--rounds", type=_whole(1), default=3, help="each runs every method")
+    parser.add_argument(
+        "--backward-ms", type=_whole(0), default=0, metavar="MS",
+        help="let the backward pass take so long, the processor idle, as where a GPU computes",
+    )  # fmt: skip
     parser.add_argument("--plot", metavar="FILE", help="draw the seconds as bars (matplotlib)")
     parser.add_argument("--json", metavar="FILE", help="write everything that was measured")
     return parser.parse_args()
@@ -75,7 +79,7 @@ def main() -> int:
         methods = asked.parse(told["methods"])
         backends = {method.backend for method in methods}
         check_programs(backends)
-        settings = Settings(args.model, args.steps, args.rounds)
+        settings = Settings(args.model, args.steps, args.rounds, backward_s=args.backward_ms / 1e3)
         with Hosts(args.hosts, args.rate) as hosts, _bar(args.rounds * len(backends)) as bar:
             results = measure(hosts, methods, settings, bar.set_description, bar.update)
     except (LaboratoryError, ValueError) as error:

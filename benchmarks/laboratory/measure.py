@@ -24,12 +24,14 @@ class Settings:
     """What is measured: a model's gradients, so many timed steps of each method in each round.
 
     warmup: untimed steps before them, each time; PowerSGD compresses from its third on.
+    backward_s: seconds of the backward pass, as where a GPU computes.
     """
 
     model: str
     steps: int
     rounds: int
     warmup: int = 3
+    backward_s: float = 0.0
 
 
 @dataclass
@@ -123,6 +125,7 @@ def _run_once(hosts: Hosts, results: list[Result], settings: Settings) -> None:
             "model": settings.model,
             "steps": settings.steps,
             "warmup": settings.warmup,
+            "backward_s": settings.backward_s,
             "methods": [result.method.to_json() for result in waiting],
             "folder": str(FOLDER),
         }
@@ -167,7 +170,8 @@ def _without_culprit(waiting: list[Result], ranks: list[dict[str, Any]], told: s
 def _limit(hosts: Hosts, settings: Settings, methods: int) -> float:
     """Seconds after which a launch is ended."""
     steps = (settings.steps + settings.warmup + 1) * methods
-    return LAUNCH_SECONDS + SLOWEST * steps * ring_seconds(hosts, settings.model)
+    ring = ring_seconds(hosts, settings.model)
+    return LAUNCH_SECONDS + steps * (SLOWEST * ring + 2 * settings.backward_s)
 
 
 def ring_seconds(hosts: Hosts, model: str) -> float:

@@ -43,6 +43,8 @@ def _exchange(results: list[Result], arguments: Mapping[str, Any]) -> Table:
         f"{arguments['model']}, {arguments['hosts']} hosts at {arguments['rate']}: "
         f"one exchange, {arguments['steps']} steps in each of {arguments['rounds']} rounds"
     )
+    if arguments.get("backward_ms"):
+        title += f", in a backward pass of {arguments['backward_ms']} ms"
     table = Table(title=title, caption="\n".join(conditions()), caption_justify="left")
     table.add_column("method", overflow="fold")
     for column in (

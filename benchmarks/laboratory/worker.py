@@ -1,8 +1,8 @@
 """What runs on each host: takes a plan, times its methods in turn, writes what it measured.
 
 ``python -m laboratory.worker PLAN``; the plan is a JSON object with backend, model, methods,
-steps, warmup and folder. Rank r's figures go into folder/rank-r.json, as it goes along, so that the
-launcher knows which method a launch ended in.
+steps, warmup, backward_s and folder. Rank r's figures go into folder/rank-r.json, as it goes along,
+so that the launcher knows which method a launch ended in.
 """
 
 from __future__ import annotations
@@ -63,7 +63,8 @@ class Worker:
         self._write(now=None)
 
     def _network(self) -> FakeNetwork:
-        return FakeNetwork(self.shapes, self.memory, self.variants)
+        seconds = self.plan["backward_s"]
+        return FakeNetwork(self.shapes, self.memory, self.variants, seconds)
 
     def _measure(self, method: Method) -> dict[str, Any]:
         network = self._network()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -127,6 +128,15 @@ def test_fake_backward_fires_hooks_from_last_to_first():
             assert parameter.grad.data_ptr() != gradient.data_ptr()
     names = [name for name, _ in table]
     assert fired == names[::-1] * gradients.VARIANTS
+
+
+def test_fake_backward_takes_as_long_as_it_should():
+    table = shapes.read_shapes("tiny")
+    variants = gradients.gradients([shape for _, shape in table], rank=0)
+    network = FakeNetwork(table, torch.zeros(shapes.SIZES["tiny"][1]), variants, seconds=0.1)
+    begin = time.perf_counter()
+    network().backward()
+    assert time.perf_counter() - begin >= 0.1
 
 
 def test_rates():
