@@ -21,10 +21,10 @@ SUITE := -m pytest --numprocesses logical --dist loadfile --no-loadscope-reorder
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test coverage lint soak bench clean distclean
+.PHONY: help setup demo test coverage lint docs package-test soak bench clean distclean
 
 help: ## show this list
-	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
 
 setup: $(WARMED) ## build .venv: torch, Open MPI, stock Horovod, this package
 
@@ -40,9 +40,16 @@ coverage: setup ## run the whole suite and print the lines of the package that i
 	@$(BIN)/coverage combine --quiet
 	@$(BIN)/coverage report --show-missing --skip-covered --fail-under 95
 
-lint: setup ## check style and formatting
+lint: setup ## check style, formatting and types
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy
+
+docs: setup ## build the documentation's pages into site/
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
+package-test: setup ## build sdist and wheel, install the wheel into an empty environment, run the unit tests there
+	@$(RUN) tests/unit/packaged.py $(ARGS)
 
 soak: setup ## half an hour of elastic training on 4 ranks, workers killed and restarted
 	@$(RUN) tests/soak/soak.py
@@ -51,7 +58,7 @@ bench: setup ## measure encode and decode against memcpy
 	@$(RUN) benchmarks/codec.py
 
 clean: ## remove caches and build products
-	rm -rf build dist *.egg-info .pytest_cache .ruff_cache .hypothesis .coverage .coverage.* $(WARMED)
+	rm -rf build dist site *.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis .coverage .coverage.* $(WARMED)
 	find . -name __pycache__ -type d -not -path './$(VENV)/*' -prune -exec rm -rf {} +
 
 distclean: clean ## ... and .venv (built Horovod wheels stay in the user's cache)
@@ -67,7 +74,7 @@ $(INSTALLED): $(SOURCES_OF_SETUP)
 	@test -x $(BIN)/pip || $(PYTHON) -m venv $(VENV)
 	@echo "[2/4] packages from PyPI"
 	@$(PIP_INSTALL) --quiet setuptools wheel
-	@$(PIP_INSTALL) --no-build-isolation --editable '.[horovod,examples,test,dev]'
+	@$(PIP_INSTALL) --no-build-isolation --editable '.[horovod,examples,test,dev,docs]'
 	@echo "[3/4] stock Horovod"
 	@$(BIN)/hvd-adaptive install-horovod
 	@touch $@

@@ -2,6 +2,7 @@
 
 from hvd_adaptive._version import __version__
 from hvd_adaptive.errors import PayloadError, RankMismatchError
+from hvd_adaptive.monitor import Monitor
 from hvd_adaptive.schemes import (
     ALQ,
     AMQ,
@@ -29,6 +30,7 @@ __all__ = [
     "QSGD",
     "BinGrad",
     "LinearQuantile",
+    "Monitor",
     "NaturalCompression",
     "OneBitSGD",
     "PayloadError",

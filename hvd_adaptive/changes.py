@@ -20,6 +20,7 @@ logger = logging.getLogger("hvd_adaptive")
 # Keywords that hold as long as the compressor does.
 FIXED = (
     "named_parameters", "process_set", "schedule", "table", "update_steps", "grad_scaler",
+    "monitor",
 )  # fmt: skip
 # Where no others change, neither does what tables are fitted to.
 TABLES_STAY = frozenset((
@@ -38,15 +39,22 @@ class Changing:
 
     settings: Settings
     step: int
+    fingerprint: Any
+    schedule: Any
     _session: Session | None
+    _constructed: dict[str, Any]
+    _changed: dict[str, Any]
+    _keywords: dict[str, Any]
+    _next: Any  # what this becomes when the step in progress has ended
+    _asked_at: int
 
     def __new__(cls, *args: Any, **keywords: Any) -> Changing:
         """Keeps the keywords, from which the codecs of parts are made, too."""
         self = super().__new__(cls)
         self._constructed = dict(keywords)
-        self._changed: dict[str, Any] = {}
+        self._changed = {}
         self._keywords = passed_on(keywords)
-        self._next: Changing | None = None  # what this becomes when the step in progress has ended
+        self._next = None
         self._asked_at = -1
         return self
 
@@ -54,9 +62,9 @@ class Changing:
         """Change settings from the next step on; on every rank alike, before the same step.
 
         Any keyword of the constructor but named_parameters, process_set, schedule, table,
-        update_steps and grad_scaler. Between two steps it holds at once, from ``backward`` to the
-        end of ``optimizer.step`` for the step that follows. Ranks that ask for different things, or
-        at different steps, end in a RankMismatchError at their next step.
+        update_steps, grad_scaler and monitor. Between two steps it holds at once, from ``backward``
+        to the end of ``optimizer.step`` for the step that follows. Ranks that ask for different
+        things, or at different steps, end in a RankMismatchError at their next step.
 
         The step, its random numbers, the schedule of updates and residuals (by parameters' names)
         go on as they were. So do level tables, where their number of levels stays; they are
@@ -131,7 +139,7 @@ class Changing:
             given["update_steps"] = self.schedule.planned
         if changed:
             given.pop("table", None)
-        new = type(self)(**given | changed)
+        new: Any = type(self)(**given | dict(changed))
         new._constructed, new._changed = self._constructed, dict(changed)
         return new
 

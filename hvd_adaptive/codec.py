@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import functools
+import logging
 import zlib
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -13,9 +14,15 @@ import torch
 from hvd_adaptive import kernels
 from hvd_adaptive.coding import payload as payloads
 from hvd_adaptive.coding.coder import Coder
-from hvd_adaptive.coding.header import Header
+from hvd_adaptive.coding.header import Frame, Header
 from hvd_adaptive.errors import PayloadError
+from hvd_adaptive.once import WarnOnce
 from hvd_adaptive.settings import Settings
+
+logger = logging.getLogger("hvd_adaptive")
+
+# A payload, with its header where that has been read.
+Received = torch.Tensor | payloads.Arrived
 
 
 class Codec(ABC):
@@ -29,9 +36,12 @@ class Codec(ABC):
 
     name: str = ""
     codings: tuple[str, ...] = ("fixed",)
+    # Its bodies are made on the CPU alone: tensors elsewhere are copied there, results back.
+    on_host: bool = False
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
+        self._warn_of_copies = WarnOnce(logger)
         if settings.coding not in self.codings:
             allowed = ", ".join(map(repr, self.codings))
             raise ValueError(
@@ -133,6 +143,23 @@ class Codec(ABC):
         vary or are coded, at most."""
         return payloads.payload_bytes(self.body_bytes(quantized), full * dtype.itemsize)
 
+    def check_device(self, device: torch.device) -> None:
+        """ValueError where tensors on ``device`` cannot be encoded with these settings; a warning
+        where they take a way that is slow."""
+        if device.type == "cpu":
+            return
+        if self.settings.coding != "fixed":
+            raise ValueError(
+                f"coding={self.settings.coding!r}: must be 'fixed' for tensors on {device.type}: "
+                "lossless coders run on the CPU alone"
+            )
+        if self.on_host:
+            self._warn_of_copies(
+                "%s: gradients on %s are copied to the host and encoded there, payloads copied "
+                "back, which takes longer than the codes save on fast networks; QSGD, ALQ and "
+                "most others are encoded on the GPU", type(self).__name__, device.type,
+            )  # fmt: skip
+
     def encode_flat(
         self,
         flat: torch.Tensor,
@@ -141,11 +168,25 @@ class Codec(ABC):
         layout: int = 0,
         values: torch.Tensor | None = None,
     ) -> torch.Tensor:
+        """The bytes of ``encode_payload``."""
+        return self.encode_payload(flat, quantized, key, layout, values).bytes
+
+    def encode_payload(
+        self,
+        flat: torch.Tensor,
+        quantized: int,
+        key: int,
+        layout: int = 0,
+        values: torch.Tensor | None = None,
+    ) -> payloads.Payload:
         """Encode the first ``quantized`` coordinates and append the others in full precision.
 
         values: encoded in place of the former, where given.
         """
         values = (flat[:quantized] if values is None else values).to(torch.float32)
+        if self.on_host and not flat.is_cpu:
+            copies = flat.cpu(), quantized, key, layout, values.cpu()
+            return Codec.encode_payload(self, *copies).to(flat.device)
         coding, body = "fixed", None
         if self.coder is not None or self.least_body_bytes(quantized) < self.body_bytes(quantized):
             body = self._body(values, key)
@@ -173,16 +214,17 @@ class Codec(ABC):
         else:
             payload.body.copy_(body)
         payload.full.copy_(flat[quantized:])
-        return payload.seal(self.settings.checksum)
+        payload.seal(self.settings.checksum)
+        return payload
 
     def decode_sum(
-        self, encoded: Sequence[torch.Tensor], expected: Header, factor: float
+        self, encoded: Sequence[Received], expected: Header | Frame, factor: float
     ) -> torch.Tensor:
         """``decode_wide`` in ``expected``'s dtype."""
         return self.decode_wide(encoded, expected, factor).to(expected.dtype)
 
     def decode_wide(
-        self, encoded: Sequence[torch.Tensor], expected: Header, factor: float
+        self, encoded: Sequence[Received], expected: Header | Frame, factor: float
     ) -> torch.Tensor:
         """factor * sum of payloads, added in order, in float32; float64 where that is
         ``expected``'s dtype.
@@ -191,25 +233,30 @@ class Codec(ABC):
         have ``expected``'s coordinates, dtype and layout; PayloadError where one does not, or does
         not fit this compressor.
         """
-        # Nothing of a size that a header tells is allocated before all of it has been checked.
         opened = [self._open(payload, expected) for payload in encoded]
+        # Nothing of a size that a header tells is allocated before all of it has been checked.
+        self._verifying(opened)()
         wide = torch.float64 if expected.dtype == torch.float64 else torch.float32
-        out = torch.empty(expected.coordinates, dtype=wide, device=encoded[0].device)
+        out = torch.empty(expected.coordinates, dtype=wide, device=opened[0].bytes.device)
         quantized = expected.coordinates - expected.full
         self._decode_sections(opened, factor, out[:quantized], out[quantized:])
         return out
 
     def decode_into(
         self,
-        encoded: Sequence[torch.Tensor],
-        expected: Header,
+        encoded: Sequence[Received],
+        expected: Header | Frame,
         factor: float,
         values: torch.Tensor,
         full: torch.Tensor,
     ) -> None:
-        """The two sections of ``decode_wide``, of its dtype, into given memory."""
+        """The two sections of ``decode_wide``, of its dtype, into given memory; it holds anything
+        where PayloadError is raised."""
         opened = [self._open(payload, expected) for payload in encoded]
+        # A device decodes while the host waits for the checksums.
+        verified = self._verifying(opened)
         self._decode_sections(opened, factor, values, full)
+        verified()
 
     def _decode_sections(
         self,
@@ -241,6 +288,12 @@ class Codec(ABC):
 
         Where bodies are coded one at a time is expanded, whatever the number of ranks.
         """
+        if self.on_host and not out.is_cpu:
+            copy = out.cpu() if add else torch.empty(out.shape, dtype=out.dtype)
+            cpu = copy.device
+            self.decode_opened([payload.to(cpu) for payload in opened], factor, copy, add)
+            out.copy_(copy)
+            return
         if all(p.header.coding == "fixed" for p in opened):
             bodies, keys = [p.body for p in opened], [p.header.key for p in opened]
             self.decode_bodies(bodies, keys, factor, out, add)
@@ -255,6 +308,8 @@ class Codec(ABC):
 
     def roundtrip(self, flat: torch.Tensor, key: int) -> torch.Tensor:
         """``flat`` (float32) as a receiver would see it."""
+        if self.on_host and not flat.is_cpu:
+            return self.roundtrip(flat.cpu(), key).to(flat.device)
         out = torch.empty_like(flat)
         self.decode_bodies([self._body(flat, key)], [key], 1.0, out, add=False)
         return out
@@ -297,9 +352,17 @@ class Codec(ABC):
         body = torch.empty(self.body_bytes(flat.numel()), dtype=torch.uint8, device=flat.device)
         return body[: self.encode_body(flat, body, key)]
 
-    def _open(self, payload: torch.Tensor, expected: Header) -> payloads.Payload:
-        """A received payload, once everything in its header is as it must be."""
-        header = payloads.read_header(payload)
+    def _verifying(self, opened: Sequence[payloads.Payload]) -> Callable[[], None]:
+        """See payloads.verifying; nothing where payloads carry no checksum."""
+        return payloads.verifying(opened if self.settings.checksum else ())
+
+    def _open(self, payload: Received, expected: Header | Frame) -> payloads.Payload:
+        """A received payload, once everything in its header is as it must be; its checksum may
+        still be wrong."""
+        if isinstance(payload, torch.Tensor):
+            header, data = payloads.read_header(payload), payload
+        else:
+            header, data = payload.header, payload.bytes
         _check_fields(
             header,
             scheme=self.name,
@@ -321,10 +384,7 @@ class Codec(ABC):
             dtype=expected.dtype,
             layout=expected.layout,
         )
-        opened = payloads.sections(payload, header, self.body_length(header))
-        if self.settings.checksum:
-            opened.verify()
-        return opened
+        return payloads.sections(data, header, self.body_length(header))
 
     @functools.cached_property
     def codec_fingerprint(self) -> int:

@@ -52,9 +52,13 @@ ERROR_STREAM = 2**63 + 2
 
 
 def _rank() -> int:
-    """This process's Horovod rank; 0 where Horovod is not running."""
+    """This process's rank, Horovod's or torch.distributed's; 0 where neither is running."""
     hvd = sys.modules.get("horovod.torch")
-    return hvd.rank() if hvd is not None and hvd.is_initialized() else 0
+    if hvd is not None and hvd.is_initialized():
+        return hvd.rank()
+    distributed = torch.distributed
+    running = distributed.is_available() and distributed.is_initialized()
+    return distributed.get_rank() if running else 0
 
 
 class GradientCompressor(Changing, Codec, _Base):
@@ -185,6 +189,7 @@ class GradientCompressor(Changing, Codec, _Base):
             raise ValueError(f"flat: must have one dimension, not shape {tuple(flat.shape)}")
         if flat.layout != torch.strided:
             raise ValueError(f"flat: must be a dense tensor, not {flat.layout}")
+        self.check_device(flat.device)
         if seed is None:
             key = stream_key(self.settings.seed, _rank(), self._encodes, ENCODE_STREAM)
             self._encodes += 1
@@ -314,5 +319,9 @@ class GradientCompressor(Changing, Codec, _Base):
             return self._session
 
     def __repr__(self) -> str:
+        return self._described
+
+    @functools.cached_property
+    def _described(self) -> str:
         settings = self.scheme_settings() | self.settings.shared()
         return f"{type(self).__name__}({', '.join(f'{k}={v!r}' for k, v in settings.items())})"

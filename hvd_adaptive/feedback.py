@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from hvd_adaptive.coding.payload import read_header, sections
+from hvd_adaptive.finite import Finite, all_finite
 
 if TYPE_CHECKING:
     from hvd_adaptive.codec import Codec
+    from hvd_adaptive.coding.payload import Payload
     from hvd_adaptive.fusion.layout import Layout
 
 logger = logging.getLogger("hvd_adaptive")
@@ -49,12 +50,15 @@ class Residuals:
         self._place: tuple[int, int] | None = None
         self._current: dict[int, torch.Tensor] = {}
         self._spare: dict[int, torch.Tensor] = {}
+        # Of the last step, and whether each holds, and any.
+        self._ended: tuple[dict[int, tuple[torch.Tensor, Finite]], Finite] = {}, Finite()
         # Loaded, and not laid out yet: by parameter.
         self._loaded: dict[str, torch.Tensor] = {}
         self._above, self._warned = 0, False
 
     def lay_out(self, layout: Layout, rank: int, size: int) -> None:
         """Prepare for a step of ``layout`` as rank ``rank`` of ``size``."""
+        self._settle()
         if self._loaded and self._place not in (None, (rank, size)):
             logger.warning(
                 "error feedback starts from zero: its residuals were saved by rank %d of %d, and "
@@ -72,6 +76,7 @@ class Residuals:
     def added(self, index: int, flat: torch.Tensor) -> torch.Tensor:
         """z (float32) of group ``index``; ``flat``, its quantised coordinates, where float32
         changes in place."""
+        self._settle()
         z = flat.to(torch.float32)
         residual = self._current.get(index)
         if residual is not None and z.numel():
@@ -80,7 +85,7 @@ class Residuals:
         return z
 
     def after(
-        self, index: int, z: torch.Tensor, codec: Codec, payloads: Sequence[torch.Tensor]
+        self, index: int, z: torch.Tensor, codec: Codec, payloads: Sequence[Payload | torch.Tensor]
     ) -> torch.Tensor:
         """The group's residual once ``payloads``, which encode ``z`` one part after the other, have
         been applied."""
@@ -94,12 +99,11 @@ class Residuals:
         # At a scale of 0 gradients tell nothing: ``commit`` leaves NaN out.
         factor = -1.0 / self._scale if self._scale >= LEAST_SCALE else float("nan")
         at = 0
-        for payload in filter(torch.numel, payloads):
-            header = read_header(payload)
-            opened = sections(payload, header, codec.body_length(header))
-            end = at + header.coordinates - header.full
-            codec.decode_opened([opened], factor, out[at:end])  # -(ẑ - z - (1 - β) S r) / S
-            at = end
+        for payload in payloads:
+            if not isinstance(payload, torch.Tensor):  # else it is empty
+                end = at + payload.header.coordinates - payload.header.full
+                codec.decode_opened([payload], factor, out[at:end])  # -(ẑ - z - (1 - β) S r) / S
+                at = end
         return out
 
     def held_bytes(self, index: int) -> int:
@@ -113,13 +117,28 @@ class Residuals:
         residual = self._current.get(index)
         after[where] = 0.0 if residual is None else residual[where]
 
-    def commit(self, after: Mapping[int, torch.Tensor]) -> None:
-        """The step has ended: these groups' residuals hold. Ones that overflowed are left out."""
-        for index, residual in after.items():
-            if all_finite([residual]):
-                if index in self._current:
-                    self._spare[index] = self._current[index]
-                self._current[index] = residual
+    def commit(self, after: Mapping[int, torch.Tensor], finite: Finite | None = None) -> None:
+        """The step has ended: these groups' residuals hold. Ones that overflowed are left out.
+
+        finite: whether the step's reduced gradients are; where they are not, nothing holds. On a
+        GPU the answers are waited for when the residuals are next needed.
+        """
+        self._settle()
+        finite = Finite() if finite is None else finite
+        own = {index: (residual, Finite([residual]).ask()) for index, residual in after.items()}
+        self._ended = own, finite
+        if finite.is_there() and all(answer.is_there() for _, answer in own.values()):
+            self._settle()
+
+    def _settle(self) -> None:
+        """The last step's residuals hold, or not."""
+        (after, finite), self._ended = self._ended, ({}, Finite())
+        if after and finite:
+            for index, (residual, own) in after.items():
+                if own:
+                    if index in self._current:
+                        self._spare[index] = self._current[index]
+                    self._current[index] = residual
 
     def watch(self, relative_error: float) -> None:
         """Warn, once, where a step's measured ||z - ẑ||² / ||z||² is too large for β.
@@ -165,6 +184,7 @@ class Residuals:
 
     def _named(self) -> dict[str, torch.Tensor]:
         """Residuals by parameter: 1-D, zeros where it travels in full precision."""
+        self._settle()
         if self._layout is None:
             return {name: residual.clone() for name, residual in self._loaded.items()}
         named: dict[str, torch.Tensor] = {}
@@ -208,16 +228,6 @@ def check_residuals(state: Mapping[str, Any]) -> None:
             raise ValueError(f"state: residual of {name!r} must be a float32 tensor and 1-D")
     if not all_finite(parameters.values()):
         raise ValueError("state: residuals must be finite")
-
-
-def all_finite(tensors: Iterable[torch.Tensor]) -> bool:
-    """Whether no tensor holds a NaN or Inf; one pass where the sums are finite, as they mostly
-    are."""
-    return all(bool(t.sum(dtype=_wide(t)).isfinite() or t.isfinite().all()) for t in tensors)
-
-
-def _wide(tensor: torch.Tensor) -> torch.dtype:
-    return torch.float64 if tensor.dtype == torch.float64 else torch.float32
 
 
 def _places(layout: Layout) -> Iterator[tuple[int, tuple[Any, slice, slice]]]:

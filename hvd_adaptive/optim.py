@@ -106,7 +106,7 @@ class HorovodRanks:
         if tensor.dtype == torch.uint8:
             request = AllGather(tensor)
             (gathered,) = request.receive(self._world, request.submit(self._world, name))
-            return split(gathered, self.size)
+            return [payload.bytes for payload in split(gathered, self.size)]
         return list(self._world.gather_equal(tensor, name))
 
 

@@ -22,7 +22,7 @@ logger = logging.getLogger("hvd_adaptive")
 # can be read only once.
 NOT_PASSED_ON = (
     "scope", "parameter_bits", "named_parameters", "process_set", "update_steps", "schedule",
-    "grad_scaler",
+    "grad_scaler", "monitor",
 )  # fmt: skip
 
 
@@ -129,7 +129,7 @@ class Parts:
 
     def _make(self, changes: Mapping[str, int]) -> GradientCompressor:
         try:
-            return self._scheme(**self._keywords | changes)
+            return self._scheme(**{**self._keywords, **changes})
         except (TypeError, ValueError) as error:
             asked = "parameter_bits" if changes else "scope"
             raise ValueError(f"{asked}={getattr(self._settings, asked)!r}: {error}") from error
@@ -185,13 +185,13 @@ class JointUpdate:
             second.refit_second(statistics[label], self.codecs[label], updates.get(label))
             for label, second in self._seconds.items()
         ]
-        updates = [*updates.values(), *seconds]
-        if not all(update[1] for update in updates):
+        all_updates = [*updates.values(), *seconds]
+        if not all(update[1] for update in all_updates):
             self._warn(
                 "some level tables are kept, and fitted later: no sampled gradient of theirs is "
                 "different from zero, or none that levels can be fitted to"
             )
-        return np.concatenate([[update.size for update in updates], *updates])
+        return np.concatenate([[update.size for update in all_updates], *all_updates])
 
     def install(self, update: np.ndarray, step: int) -> bool:
         """Take the broadcast update; whether every part found its samples."""

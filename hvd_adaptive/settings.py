@@ -137,6 +137,8 @@ class Settings:
     grad_scaler: AMP's torch.amp.GradScaler (anything with ``get_scale()``), for error feedback:
         residuals survive changes of its loss scale. Gradients must travel before they are unscaled:
         ``optimizer.synchronize()`` comes before ``scaler.unscale_(optimizer)``.
+    monitor: a hvd_adaptive.Monitor, which records what is sent and how good it is, or None; ranks
+        may differ in it.
     process_set: Horovod process set; found from the optimizer where None.
     named_parameters: used where no optimizer can be found.
     """
@@ -159,6 +161,7 @@ class Settings:
     warmup_steps: int = 0
     schedule: Callable[[int], Mapping[str, Any] | None] | None = None
     grad_scaler: Any = None
+    monitor: Any = None
     process_set: Any = None
     named_parameters: Iterable[tuple[str, torch.nn.Parameter]] | None = None
 
@@ -194,6 +197,8 @@ class Settings:
             raise ValueError(
                 f"grad_scaler={self.grad_scaler!r}: must be a torch.amp.GradScaler, or None"
             )
+        if self.monitor is not None and not callable(getattr(self.monitor, "watches", None)):
+            raise ValueError(f"monitor={self.monitor!r}: must be a hvd_adaptive.Monitor, or None")
         if self.schedule is not None and not callable(self.schedule):
             raise ValueError(f"schedule={self.schedule!r}: must be a function of the step, or None")
         if self.named_parameters is not None:
@@ -214,7 +219,7 @@ class Settings:
 
     def shared(self) -> dict[str, Any]:
         """The settings that all ranks must have alike."""
-        local = ("process_set", "named_parameters", "schedule", "grad_scaler")
+        local = ("process_set", "named_parameters", "schedule", "grad_scaler", "monitor")
         return {f.name: getattr(self, f.name) for f in fields(self) if f.name not in local}
 
     def quantized_part(self, coordinates: int) -> int:

@@ -13,6 +13,8 @@ import numpy as np
 import torch
 
 from hvd_adaptive import kernels
+from hvd_adaptive.device import Later, stacked
+from hvd_adaptive.kernels import reference
 from hvd_adaptive.kernels.reference import BINS
 from hvd_adaptive.levels import Distribution, Histogram, Mixture
 
@@ -37,6 +39,25 @@ class Statistic(Protocol):
         """Law of r of a coordinate drawn from any bucket: what codes cost, whatever the norms."""
 
 
+def norms_of(buckets: Sequence[torch.Tensor], norm: str) -> list[float]:
+    """Norms of buckets (float32, 1-D), by one copy to the host."""
+    if not buckets:
+        return []
+    ops = kernels.for_device(buckets[0].device)
+    norms = [ops.bucket_norms(bucket, bucket.numel(), norm) for bucket in buckets]
+    return Later(torch.cat(norms)).get().tolist()
+
+
+def histograms(
+    buckets: Sequence[torch.Tensor], scales: Sequence[float]
+) -> Sequence[np.ndarray] | np.ndarray:
+    """Of each bucket (kernels' ``histogram``), int64 (BINS + 2,); by one copy to the host."""
+    pairs = zip(buckets, scales, strict=True)
+    if not buckets or buckets[0].is_cpu:
+        return [kernels.for_device(bucket.device).histogram(bucket, s) for bucket, s in pairs]
+    return stacked([reference.counts(bucket, scale) for bucket, scale in pairs]).get().numpy()
+
+
 class HistogramStatistic:
     """Log-spaced histograms of r, summed over the buckets, with and without the weights.
 
@@ -47,8 +68,7 @@ class HistogramStatistic:
     def collect(self, buckets: Sequence[torch.Tensor], norms: Sequence[float]) -> np.ndarray:
         """float64 (2, bins + 2), flattened: weighted and plain counts; bins, zeros, ones."""
         total = np.zeros((2, BINS + 2))
-        for bucket, norm in zip(buckets, norms, strict=True):
-            counts = kernels.for_device(bucket.device).histogram(bucket, norm)
+        for norm, counts in zip(norms, histograms(buckets, norms), strict=True):
             total += np.array([[float(norm) ** 2], [1.0]]) * counts
         return total.reshape(-1)
 
@@ -72,9 +92,10 @@ class NormalStatistic:
     def collect(self, buckets: Sequence[torch.Tensor], norms: Sequence[float]) -> np.ndarray:
         """float64 (samples, 3) rows of norm**2, mean, deviation; rows of zeros where unused."""
         rows = np.zeros((max(self.samples, len(buckets)), 3))
-        for row, bucket, norm in zip(rows, buckets, norms, strict=False):
-            theta = bucket.to(torch.float64) / norm
-            row[:] = float(norm) ** 2, float(theta.mean()), float(theta.std(correction=0))
+        if buckets:
+            moments = [_moments(*pair) for pair in zip(buckets, norms, strict=True)]
+            rows[: len(buckets), 0] = np.square(np.asarray(norms, np.float64))
+            rows[: len(buckets), 1:] = stacked(moments).get().numpy()
         return rows.reshape(-1)
 
     def pool(self, collected: Sequence[np.ndarray], normalized: bool) -> Distribution:
@@ -96,6 +117,12 @@ class NormalStatistic:
         """Rows of weights, means and deviations, of the buckets there are."""
         rows = np.concatenate([part.reshape(-1, 3) for part in collected])
         return rows[rows[:, 0] > 0].T
+
+
+def _moments(bucket: torch.Tensor, norm: float) -> torch.Tensor:
+    """Mean and deviation of a bucket over its norm: float64 (2,)."""
+    theta = bucket.to(torch.float64) / norm
+    return torch.stack([theta.mean(), theta.std(correction=0)])
 
 
 def _mixture(weights: np.ndarray, means: np.ndarray, deviations: np.ndarray) -> Mixture:

@@ -31,9 +31,12 @@ from hvd_adaptive.coding.fixed import BLOCK
 from hvd_adaptive.coding.packing import Packing
 from hvd_adaptive.coding.radix import row_coordinates
 from hvd_adaptive.errors import PayloadError
-from hvd_adaptive.kernels.cpu_codes import pack, unpack
+from hvd_adaptive.kernels import Lazy
 
-Item, Result = TypeVar("Item"), TypeVar("Result")
+cpu_codes = Lazy("cpu_codes")
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
 
 # A segment has about so many coordinates, twice that at most: few enough for the second-level
 # cache, so many that the 32 bits of its offset do not count.
@@ -125,7 +128,8 @@ class Coder(ABC):
         ends, at = out[:head].view("<u4"), 0
         code = functools.partial(self._coded, source, coordinates)
         groups = self._groups(coordinates)
-        parts = itertools.chain.from_iterable(mapped(code, groups, len(groups)))
+        coded: Iterator[list[np.ndarray]] = mapped(code, groups, len(groups))
+        parts = itertools.chain.from_iterable(coded)
         for index, part in enumerate(parts):
             if head + at + part.size > most:
                 return None
@@ -146,7 +150,7 @@ class Coder(ABC):
         def fill(group: range) -> None:
             rows = self._decoded(data, ends, coordinates, group)
             for index, codes in zip(group, rows, strict=True):
-                pack(codes, self.packing, out[self._words(index * self.segment) :])
+                cpu_codes.pack(codes, self.packing, out[self._words(index * self.segment) :])
 
         groups = self._groups(coordinates)
         for _ in mapped(fill, groups, len(groups)):
@@ -191,7 +195,7 @@ class Coder(ABC):
         codes = np.empty((len(group), count), np.uint8)
         outs = np.empty((len(group), self.most_bytes(count)), np.uint8)
         for index, row in zip(group, codes, strict=True):
-            unpack(words[self._words(index * self.segment) :], self.packing, row)
+            cpu_codes.unpack(words[self._words(index * self.segment) :], self.packing, row)
         sizes = self.encode_segments(codes, outs)
         return [out[:size] for out, size in zip(outs, sizes, strict=True)]
 

@@ -12,7 +12,8 @@ Where the codes would be longer, kind is the bytes of an integer, and all intege
 from __future__ import annotations
 
 import itertools
-from typing import Protocol
+from collections.abc import Iterator, Sequence
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -20,21 +21,30 @@ import torch
 from hvd_adaptive.coding.coder import mapped
 from hvd_adaptive.coding.prefix_code import PrefixCode
 from hvd_adaptive.errors import PayloadError
-from hvd_adaptive.kernels import cpu_ecdq, cpu_huffman
+from hvd_adaptive.kernels import Lazy
+
+cpu_ecdq, cpu_huffman = Lazy("cpu_ecdq"), Lazy("cpu_huffman")
 
 # Runs of symbols stay in the second-level cache; 64 bits for each segment do not count.
 SEGMENT = 1 << 16
 CODED = 0
-WIDTHS = {2: np.dtype("<i2"), 4: np.dtype("<i4")}
+WIDTHS: dict[int, np.dtype[Any]] = {2: np.dtype("<i2"), 4: np.dtype("<i4")}
 
 
 class Code(Protocol):
     """A step and code books: see schemes/dithered_code.py."""
 
-    delta: float
-    most: int
-    dtype: type
-    books: list[PrefixCode]
+    @property
+    def delta(self) -> float: ...
+
+    @property
+    def most(self) -> int: ...
+
+    @property
+    def dtype(self) -> type: ...
+
+    @property
+    def books(self) -> Sequence[PrefixCode]: ...
 
 
 def least_bytes(coordinates: int, bucket_size: int, width: int) -> int:
@@ -82,10 +92,10 @@ def add(
     data, at = body.cpu().numpy(), _head(out.numel(), bucket_size)
     if data.size < at:
         raise PayloadError(f"payload's body of {data.size} bytes is too short")
-    kind, steps = int(data[:4].view("<u4")[0]), data[4:at].view("<f4")
-    if not np.all((steps >= 0) & (steps < np.inf) | np.isnan(steps)):
+    kind, sent = int(data[:4].view("<u4")[0]), data[4:at].view("<f4")
+    if not np.all((sent >= 0) & (sent < np.inf) | np.isnan(sent)):
         raise PayloadError("payload holds impossible steps")
-    steps, total = torch.from_numpy(steps), out.cpu()
+    steps, total = torch.from_numpy(sent), out.cpu()
     if kind == CODED:
         _add_segments(data[at:], steps, bucket_size, code, key, total)
     elif kind == width:
@@ -115,21 +125,25 @@ def _encode_segments(
     def coded(share: range) -> list[np.ndarray]:
         """Codes and escapes of some segments, one after another."""
         splitter = cpu_ecdq.Splitter(min(SEGMENT, n), len(code.books), code.most, code.dtype)
-        room, parts, size = np.empty(cpu_huffman.most_bytes(min(SEGMENT, n)), np.uint8), [], 0
+        room = np.empty(cpu_huffman.most_bytes(min(SEGMENT, n)), np.uint8)
+        coded_parts: list[np.ndarray] = []
+        size = 0
         for begin in share:
             end = min(begin + SEGMENT, n)
             runs, escaped = splitter(flat, steps, bucket_size, key, begin, end)
             bits = 0
             for run, book in zip(runs, code.books, strict=True):
                 bits = cpu_huffman.encode(run, book, room, bits)
-            parts += [room[: -(-bits // 8)].copy(), cpu_ecdq.put_numbers(escaped, code.most)]
-            size += parts[-2].size + parts[-1].size
+            escapes = cpu_ecdq.put_numbers(escaped, code.most)
+            coded_parts += [room[: -(-bits // 8)].copy(), escapes]
+            size += coded_parts[-2].size + escapes.size
             if size > out.size:  # it will not fit: do not go on
                 break
-        return parts
+        return coded_parts
 
     shares = _shares(begins)
-    parts = list(itertools.chain.from_iterable(mapped(coded, shares, len(shares))))
+    of_shares: Iterator[list[np.ndarray]] = mapped(coded, shares, len(shares))
+    parts = list(itertools.chain.from_iterable(of_shares))
     ends = np.cumsum([part.size for part in parts], dtype=np.int64)
     if len(parts) < 2 * len(begins) or (parts and head + ends[-1] > out.size):
         return None
@@ -153,16 +167,20 @@ def _add_segments(
     _check_end(data, int(ends[-1]))
 
     def add_share(share: range) -> None:
-        runs = np.empty((len(code.books), min(SEGMENT, n)), code.dtype)
+        runs: np.ndarray = np.empty((len(code.books), min(SEGMENT, n)), code.dtype)
         for begin in share:
             index, end = begin // SEGMENT, min(begin + SEGMENT, n)
             start, middle, stop = ends[2 * index : 2 * index + 3].tolist()
             escaped = cpu_ecdq.numbers(data[middle:stop], code.most)
             found = cpu_ecdq.counts(steps, bucket_size, key, begin, end, len(runs)).tolist()
-            read = escaped is not None and _read(data[start:middle], code, found, runs)
-            if not read or not cpu_ecdq.add_runs(
-                runs, escaped, steps, bucket_size, key, begin, end, code.most, out
-            ):
+            good = (
+                escaped is not None
+                and _read(data[start:middle], code, found, runs)
+                and cpu_ecdq.add_runs(
+                    runs, escaped, steps, bucket_size, key, begin, end, code.most, out
+                )
+            )
+            if not good:
                 raise PayloadError(f"payload's segment {index} is corrupt")
 
     shares = _shares(begins)

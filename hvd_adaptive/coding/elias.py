@@ -7,7 +7,9 @@ import numpy as np
 from hvd_adaptive.coding.coder import Coder
 from hvd_adaptive.coding.omega import code_length, zero_code
 from hvd_adaptive.coding.packing import Packing
-from hvd_adaptive.kernels import cpu_elias
+from hvd_adaptive.kernels import Lazy
+
+cpu_elias = Lazy("cpu_elias")
 
 
 class EliasCoder(Coder):

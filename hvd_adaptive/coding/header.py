@@ -27,6 +27,16 @@ CODING_NAMES = {code: name for name, code in CODINGS.items()}
 
 
 @dataclass(frozen=True)
+class Frame:
+    """What a receiver knows of a payload before it arrives; a Header tells it, too."""
+
+    coordinates: int
+    full: int
+    dtype: torch.dtype
+    layout: int
+
+
+@dataclass(frozen=True)
 class Header:
     """What a receiver must know, and must find equal to its own settings.
 

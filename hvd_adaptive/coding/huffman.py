@@ -9,7 +9,9 @@ import numpy as np
 from hvd_adaptive.coding.coder import Coder
 from hvd_adaptive.coding.packing import Packing
 from hvd_adaptive.coding.prefix_code import PrefixCode
-from hvd_adaptive.kernels import cpu_huffman
+from hvd_adaptive.kernels import Lazy
+
+cpu_huffman = Lazy("cpu_huffman")
 
 
 class HuffmanCoder(Coder):
@@ -58,7 +60,8 @@ class HuffmanCoder(Coder):
     def decode_segments(self, data: Sequence[np.ndarray], codes: np.ndarray) -> list[bool]:
         if len(codes) != 2:
             return super().decode_segments(data, codes)
-        ends = cpu_huffman.decode_two(*data, self.book, codes)
+        first, second = data
+        ends = cpu_huffman.decode_two(first, second, self.book, codes)
         return [_is_used_up(*pair) for pair in zip(data, ends, strict=True)]
 
 

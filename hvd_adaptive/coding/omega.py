@@ -134,13 +134,13 @@ def records(alphabet: int) -> np.ndarray:
                 word = (head << (tail >> 32) | tail) & _LOW
                 first[word << rest : (word + 1) << rest] = RECORD_BITS - rest, distance, code
     bits = np.arange(1 << RECORD_BITS, dtype=np.uint64)
-    used, place, code, table = (np.zeros_like(bits) for _ in range(4))
+    used, place, codes, table = (np.zeros_like(bits) for _ in range(4))
     for record in range(MOST_RECORDS):
-        size, distance, level = first[bits << used & np.uint64((1 << RECORD_BITS) - 1)].T
-        fits = (size > 0) & (used + size <= RECORD_BITS)
-        used, place = used + fits * size, place + fits * distance
-        code = np.where(fits, level, code)
-        table |= (place | code << np.uint64(6)) << np.uint64(4 + 14 * record)
+        taken, distance, level = first[bits << used & np.uint64((1 << RECORD_BITS) - 1)].T
+        fits = (taken > 0) & (used + taken <= RECORD_BITS)
+        used, place = used + fits * taken, place + fits * distance
+        codes = np.where(fits, level, codes)
+        table |= (place | codes << np.uint64(6)) << np.uint64(4 + 14 * record)
     table |= used
     table.flags.writeable = False
     return table

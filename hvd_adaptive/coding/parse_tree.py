@@ -14,7 +14,8 @@ LONGEST_BLOCK = 1024
 def grown(p: np.ndarray, most: int) -> tuple[np.ndarray, np.ndarray]:
     """Split the most probable leaf, again and again: children, and the leaves' probabilities."""
     alphabet = p.size
-    rows, heap, pool = [], [], 0
+    rows: list[np.ndarray] = []
+    heap: list[tuple[float, int, int]] = []
     # A leaf: minus its probability, then its number, so that ties have an order; its depth.
     parents: list[tuple[int, int]] = []
 

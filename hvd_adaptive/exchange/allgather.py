@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from hvd_adaptive.coding.payload import read_header, split
+from hvd_adaptive.coding.payload import Payload, split
 from hvd_adaptive.errors import PayloadError
-from hvd_adaptive.exchange.collectives import AllGather
+from hvd_adaptive.exchange.collectives import AllGather, copies_sent
 from hvd_adaptive.exchange.exchange import Exchange, Route, Shipment
 
 if TYPE_CHECKING:
@@ -22,24 +22,22 @@ class Allgather(Exchange):
     def in_flight_bytes(
         self, codec: GradientCompressor, quantized: int, full: int, dtype: torch.dtype
     ) -> int:
-        # All ranks' payloads, and its own once more.
-        return (self.ranks + 1) * codec.payload_bytes(quantized, full, dtype)
+        # All ranks' payloads, and its own once more or, sent directly, for each of them.
+        copies = self.ranks + copies_sent(self.ranks)
+        return copies * codec.payload_bytes(quantized, full, dtype)
 
-    def encode(
-        self, shipment: Shipment, flat: torch.Tensor, values: torch.Tensor
-    ) -> list[torch.Tensor]:
+    def encode(self, shipment: Shipment, flat: torch.Tensor, values: torch.Tensor) -> list[Payload]:
         s = shipment
-        payload = s.codec.encode_flat(flat, s.quantized, s.key(self.rank), s.layout, values)
-        s.count(payload.numel())
+        payload = s.codec.encode_payload(flat, s.quantized, s.key(self.rank), s.layout, values)
+        s.count(payload.header.length)
         return [payload]
 
-    def route(self, shipment: Shipment, payloads: Sequence[torch.Tensor]) -> Route:
-        (payload,) = payloads
-        expected = read_header(payload)
-        (gathered,) = yield AllGather(payload)
+    def route(self, shipment: Shipment, sent: Sequence[Payload]) -> Route:
+        (gathered,) = yield AllGather(sent[0].bytes)
+        expected = shipment.frame(shipment.quantized, shipment.full)
         received = split(gathered, self.ranks)
         for rank, of_rank in enumerate(received):
-            if read_header(of_rank).key != shipment.key(rank):
+            if of_rank.header.key != shipment.key(rank):
                 raise PayloadError(f"rank {rank} sent a payload of another step or group")
         with shipment.time("decode_s"):
             out = shipment.empty_result(gathered.device)

@@ -19,10 +19,11 @@ import logging
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
+from hvd_adaptive.device import wait_for
 from hvd_adaptive.exchange.allgather import Allgather
 from hvd_adaptive.exchange.exchange import Exchange, Place, Route, Shipment
 from hvd_adaptive.exchange.hierarchical import Hierarchical
@@ -68,12 +69,17 @@ class Auto(Exchange):
     def settled(self) -> bool:
         return bool(self._lines)
 
-    def settle(self, world: World, compressor: GradientCompressor, name: str) -> None:
+    def settle(
+        self, world: World, compressor: GradientCompressor, name: str, device: torch.device
+    ) -> None:
         self.know_nodes(self.place.nodes or find_nodes(world, name), compressor)
         # Candidates want second stages of different bits; a loaded one must not be lost to them.
         compressor = copy.copy(compressor)
         own = [
-            [measure(exchange, world, compressor, size, f"{name}.auto.{label}") for size in SIZES]
+            [
+                measure(exchange, world, compressor, size, f"{name}.auto.{label}", device)
+                for size in SIZES
+            ]
             for label, exchange in self._candidates.items()
         ]
         everyone = world.gather_equal(torch.tensor([own]), f"{name}.auto.seconds")
@@ -141,7 +147,7 @@ class Auto(Exchange):
         self, codec: GradientCompressor, quantized: int, full: int, dtype: torch.dtype
     ) -> int:
         # Groups are cut before anything is measured: no candidate may exceed the bound.
-        kinds = self._candidates.values()
+        kinds = list(self._candidates.values())
         if self.settled:
             kinds = [self._candidates[self.choice(quantized + full)]]
         return max(kind.in_flight_bytes(codec, quantized, full, dtype) for kind in kinds)
@@ -150,25 +156,34 @@ class Auto(Exchange):
         chosen = self._candidates[self.choice(quantized + full)]
         return chosen.working_bytes(codec, quantized, full)
 
-    def encode(
-        self, shipment: Shipment, flat: torch.Tensor, values: torch.Tensor
-    ) -> list[torch.Tensor]:
+    def goes_on_early(self, coordinates: int) -> bool:
+        # Beside routes of more stages ranks could come to wait for each other.
+        if "hierarchical" in self._candidates:
+            return False
+        return self._candidates[self.choice(coordinates)].goes_on_early(coordinates)
+
+    def encode(self, shipment: Shipment, flat: torch.Tensor, values: torch.Tensor) -> list[Any]:
         return self._chosen(shipment).encode(shipment, flat, values)
 
-    def route(self, shipment: Shipment, payloads: Sequence[torch.Tensor]) -> Route:
-        return self._chosen(shipment).route(shipment, payloads)
+    def route(self, shipment: Shipment, sent: Sequence[Any]) -> Route:
+        return self._chosen(shipment).route(shipment, sent)
 
     def _chosen(self, shipment: Shipment) -> Exchange:
         return self._candidates[self.choice(shipment.quantized + shipment.full)]
 
 
 def measure(
-    exchange: Exchange, world: World, compressor: GradientCompressor, size: int, name: str
+    exchange: Exchange,
+    world: World,
+    compressor: GradientCompressor,
+    size: int,
+    name: str,
+    device: torch.device,
 ) -> float:
     """Seconds of this rank for one group of ``size`` float32 coordinates: the least of several,
     after one for the compiler."""
     once = references(compressor.settings.bucket_size)[0]
-    flat = once.repeat(-(-size // once.numel()))[:size]
+    flat = once.repeat(-(-size // once.numel()))[:size].to(device)
     shipment = Shipment(
         codec=compressor,
         dtype=torch.float32,
@@ -182,9 +197,11 @@ def measure(
     )
     seconds = []
     for repeat in range(1 + REPEATS):
+        wait_for(device)
         begin = time.perf_counter()
         route = exchange.route(shipment, exchange.encode(shipment, flat, flat))
         _carry_out(route, world, f"{name}.{size}.{repeat}")
+        wait_for(device)
         seconds.append(time.perf_counter() - begin)
     return min(seconds[1:])
 

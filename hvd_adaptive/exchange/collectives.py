@@ -13,7 +13,8 @@ from typing import Any
 
 import torch
 
-from hvd_adaptive.exchange.world import World
+from hvd_adaptive.device import taken_over
+from hvd_adaptive.exchange.world import MOST_DIRECT, World
 
 # Horovod counts the bytes of a collective's result in 32-bit signed displacements.
 LARGEST_COLLECTIVE = 2**31 - 1
@@ -36,7 +37,7 @@ class Collective(ABC):
         keeps that for as long as it must."""
 
     @abstractmethod
-    def held_bytes(self, ranks: int) -> int:
+    def held_bytes(self, world: World) -> int:
         """Memory that it takes from ``submit`` to ``receive``, what is received included, where
         others send as much as this rank."""
 
@@ -55,22 +56,30 @@ class AllGather(Collective):
     """Every rank gets what every rank sends.
 
     The result comes as one tensor, since Horovod does not tell where a rank's bytes end: payloads
-    do (``coding.payload.split``).
+    do (``coding.payload.split``). A few ranks on the CPU send to each other directly: see
+    ``World.sends_directly``.
     """
 
     data: torch.Tensor
 
     def submit(self, world: World, name: str) -> Any:
+        if self._is_direct(world):
+            return AllToAll([self.data] * world.size).submit(world, name)
         return world.hvd.allgather_async(self.data, name=name, process_set=world.process_set)
 
     def receive(self, world: World, handle: Any) -> list[torch.Tensor]:
-        return [world.hvd.synchronize(handle)]
+        received = world.hvd.synchronize(handle)
+        return [taken_over(received[0] if self._is_direct(world) else received)]
+
+    def _is_direct(self, world: World) -> bool:
+        return world.sends_directly and self.data.device.type == "cpu"
 
     def waiting(self) -> AllGather:
         return AllGather(self.data[:0].clone())
 
-    def held_bytes(self, ranks: int) -> int:
-        return (1 + ranks) * self.data.numel()
+    def held_bytes(self, world: World) -> int:
+        copies = world.size if self._is_direct(world) else 1
+        return (copies + world.size) * self.data.numel()
 
     def sent_bytes(self, rank: int, ranks: int) -> int:
         return self.data.numel() * (ranks - 1)
@@ -79,6 +88,11 @@ class AllGather(Collective):
     def hand_over(requests: Sequence[AllGather]) -> list[list[torch.Tensor]]:
         gathered = torch.cat([request.data for request in requests])
         return [[gathered] for _ in requests]
+
+
+def copies_sent(ranks: int) -> int:
+    """How often an allgather holds what a rank sends, at most: see ``World.sends_directly``."""
+    return ranks if ranks <= MOST_DIRECT else 1
 
 
 @dataclass(frozen=True)
@@ -95,12 +109,12 @@ class AllToAll(Collective):
 
     def receive(self, world: World, handle: Any) -> list[torch.Tensor]:
         data, splits = world.hvd.synchronize(handle)
-        return list(data.split(splits.tolist()))
+        return list(taken_over(data).split(splits.tolist()))
 
     def waiting(self) -> AllToAll:
         return AllToAll(())
 
-    def held_bytes(self, ranks: int) -> int:
+    def held_bytes(self, world: World) -> int:
         # Parts and Horovod's copy of them; then this copy, and as much received.
         return 2 * sum(part.numel() for part in self.parts)
 
@@ -134,8 +148,8 @@ class Among(Collective):
     def waiting(self) -> Among:
         return replace(self, request=self.request.waiting())
 
-    def held_bytes(self, ranks: int) -> int:
-        return self._spread().held_bytes(ranks)
+    def held_bytes(self, world: World) -> int:
+        return self._spread().held_bytes(world)
 
     def sent_bytes(self, rank: int, ranks: int) -> int:
         return 0 if self.local else self._spread().sent_bytes(rank, ranks)
@@ -147,8 +161,10 @@ class Among(Collective):
 
     def _spread(self) -> AllToAll:
         """What each of all ranks gets."""
-        to_all = isinstance(self.request, AllGather)
-        own = [self.request.data] * len(self.members) if to_all else self.request.parts
+        if isinstance(self.request, AllGather):
+            own: Sequence[torch.Tensor] = [self.request.data] * len(self.members)
+        else:
+            own = self.request.parts
         parts = [own[0].new_empty(0)] * self.ranks
         for member, part in zip(self.members, own, strict=True):
             parts[member] = part

@@ -6,10 +6,11 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
+from hvd_adaptive.coding.header import Frame
 from hvd_adaptive.exchange.collectives import Collective
 
 if TYPE_CHECKING:
@@ -53,6 +54,10 @@ class Shipment:
     count: Callable[[int], None]
     memory: Callable[[str, int, torch.dtype, torch.device], torch.Tensor] = _new_memory
 
+    def frame(self, quantized: int, full: int) -> Frame:
+        """Of a payload of so many of its coordinates."""
+        return Frame(quantized + full, full, self.dtype, self.layout)
+
     def wide(self, use: str, coordinates: int, device: torch.device) -> torch.Tensor:
         """Memory in float32; float64 where that is the group's dtype."""
         dtype = torch.float64 if self.dtype == torch.float64 else torch.float32
@@ -87,10 +92,12 @@ class Exchange(ABC):
         """Whether it knows all it must know; if not, ``settle`` comes before the first group."""
         return True
 
-    def settle(self, world: World, compressor: GradientCompressor, name: str) -> None:  # noqa: B027
+    def settle(  # noqa: B027
+        self, world: World, compressor: GradientCompressor, name: str, device: torch.device
+    ) -> None:
         """Find out, together with the other ranks, who agree on everything by now.
 
-        name: begins the names of its collectives.
+        name: begins the names of its collectives.  device: where gradients are.
         """
 
     def arrange(self, groups: Sequence[Group]) -> None:  # noqa: B027
@@ -101,6 +108,10 @@ class Exchange(ABC):
     ) -> None:
         """Before ``step`` is asked for an update, once it is settled: make what the parts' codecs
         need besides themselves."""
+
+    def choice(self, coordinates: int) -> str | None:
+        """What a group of so many coordinates travels by, where that was found out."""
+        return None
 
     @abstractmethod
     def in_flight_bytes(
@@ -114,17 +125,20 @@ class Exchange(ABC):
         results is worked on."""
         return 0
 
+    def goes_on_early(self, coordinates: int) -> bool:
+        """Whether a group of so many coordinates has a second stage, its last, that may be sent as
+        soon as the first one is there, while other groups are not even launched."""
+        return False
+
     @abstractmethod
-    def encode(
-        self, shipment: Shipment, flat: torch.Tensor, values: torch.Tensor
-    ) -> list[torch.Tensor]:
+    def encode(self, shipment: Shipment, flat: torch.Tensor, values: torch.Tensor) -> list[Any]:
         """What the group sends first, in the order of its coordinates; together they cover all.
-        Payloads, where there is error feedback.
+        Payloads (coding.payload.Payload), or empty tensors, where there is error feedback.
 
         flat: the group, in its dtype.  values: what is encoded in place of the quantised ones.
         """
 
     @abstractmethod
-    def route(self, shipment: Shipment, payloads: Sequence[torch.Tensor]) -> Route:
-        """Exchange the payloads; returns the average (or sum), in the group's dtype, the same bits
-        on every rank. PayloadError where a payload arrived corrupt."""
+    def route(self, shipment: Shipment, sent: Sequence[Any]) -> Route:
+        """Exchange what ``encode`` made; returns the average (or sum), in the group's dtype, the
+        same bits on every rank. PayloadError where a payload arrived corrupt."""

@@ -56,7 +56,9 @@ class Hierarchical(Exchange):
     def settled(self) -> bool:
         return self._between is not None
 
-    def settle(self, world: World, compressor: GradientCompressor, name: str) -> None:
+    def settle(
+        self, world: World, compressor: GradientCompressor, name: str, device: torch.device
+    ) -> None:
         nodes = find_nodes(world, name)
         if not nodes:
             raise ValueError(
@@ -102,11 +104,11 @@ class Hierarchical(Exchange):
     ) -> list[torch.Tensor]:
         return [_bytes(c.of(flat)) for c in self._slices(shipment)]
 
-    def route(self, shipment: Shipment, payloads: Sequence[torch.Tensor]) -> Route:
+    def route(self, shipment: Shipment, sent: Sequence[torch.Tensor]) -> Route:
         slices = self._slices(shipment)
         own = slices[self._index]
-        parts = yield Among(self._local, AllToAll(payloads), self.ranks, local=True)
-        del payloads
+        parts = yield Among(self._local, AllToAll(sent), self.ranks, local=True)
+        del sent
         mean = _mean(parts, own, shipment.dtype)
         del parts
         failure, result = None, mean.new_empty(0)
@@ -143,6 +145,7 @@ class Hierarchical(Exchange):
                 request = route.send(received)
             except StopIteration as end:
                 return end.value
+            assert isinstance(request, AllGather | AllToAll)
             received = yield Among(across, request, self.ranks)
 
     def _slices(self, shipment: Shipment) -> list[Chunk]:

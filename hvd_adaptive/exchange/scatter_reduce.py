@@ -16,17 +16,16 @@ second stage is unbiased; what it loses is in no residual.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import torch
 
-from hvd_adaptive.coding.header import Header
-from hvd_adaptive.coding.payload import read_header
+from hvd_adaptive.coding.header import Frame
+from hvd_adaptive.coding.payload import Arrived, Heads, Payload, arrived
 from hvd_adaptive.errors import PayloadError
 from hvd_adaptive.exchange.chunks import Chunk, cut
-from hvd_adaptive.exchange.collectives import AllGather, AllToAll
+from hvd_adaptive.exchange.collectives import AllGather, AllToAll, copies_sent
 from hvd_adaptive.exchange.exchange import Exchange, Route, Shipment
 from hvd_adaptive.exchange.second_stage import SecondStage
 from hvd_adaptive.kernels.random import stream_key
@@ -36,7 +35,7 @@ if TYPE_CHECKING:
 
 FIRST, SECOND = 0, 1
 # Sent in place of an average by an owner that could not read what it was sent.
-FAILED = torch.tensor(list(b"HVDAFAIL"), dtype=torch.uint8)
+FAILED = b"HVDAFAIL"
 
 
 class ScatterReduce(Exchange):
@@ -54,16 +53,19 @@ class ScatterReduce(Exchange):
         averages = [second.payload_bytes(c.quantized, c.full, dtype) for c in chunks]
         # What is sent and received in the first stage; of the second, the owner's own and all.
         first = sum(own) + self.ranks * max(own, default=0)
-        return max(first, max(averages, default=0) + sum(averages))
+        return max(first, copies_sent(self.ranks) * max(averages, default=0) + sum(averages))
+
+    def goes_on_early(self, coordinates: int) -> bool:
+        return True
 
     def encode(
         self, shipment: Shipment, flat: torch.Tensor, values: torch.Tensor
-    ) -> list[torch.Tensor]:
+    ) -> list[Payload | torch.Tensor]:
         codec, key = shipment.codec, shipment.key(self.rank)
         payloads = []
         for owner, chunk in enumerate(self._chunks_of(shipment)):
             payloads.append(
-                codec.encode_flat(
+                codec.encode_payload(
                     chunk.frame(flat),
                     chunk.quantized,
                     chunk_key(key, owner, FIRST),
@@ -73,15 +75,15 @@ class ScatterReduce(Exchange):
                 if chunk.coordinates
                 else flat.new_empty(0, dtype=torch.uint8)
             )
-        shipment.count(sum(payload.numel() for payload in payloads))
+        shipment.count(sum(part.numel() for part in _parts(payloads)))
         return payloads
 
-    def route(self, shipment: Shipment, payloads: Sequence[torch.Tensor]) -> Route:
-        own = payloads[self.rank]
-        expected = read_header(own) if own.numel() else None
+    def route(self, shipment: Shipment, sent: Sequence[Payload | torch.Tensor]) -> Route:
+        own = self._chunks_of(shipment)[self.rank]
+        expected = shipment.frame(own.quantized, own.full) if own.coordinates else None
         # Horovod has its own copy of what is sent: no other is kept while it travels.
-        request = [AllToAll(payloads)]
-        del payloads, own
+        request = [AllToAll(_parts(sent))]
+        del sent
         received = yield request.pop()
         failure, average = None, torch.empty(0, dtype=torch.uint8, device=received[0].device)
         try:
@@ -89,7 +91,8 @@ class ScatterReduce(Exchange):
                 average = self._average(shipment, received, expected)
         except PayloadError as error:
             # The others would wait for this rank for ever: they are told, and all fail together.
-            failure, average = error, FAILED.to(average.device)
+            told = torch.frombuffer(bytearray(FAILED), dtype=torch.uint8)
+            failure, average = error, told.to(average.device)
         del received
         (gathered,) = yield AllGather(average)
         if failure is not None:
@@ -98,18 +101,18 @@ class ScatterReduce(Exchange):
             return self._decode(shipment, gathered)
 
     def _average(
-        self, shipment: Shipment, received: Sequence[torch.Tensor], expected: Header
+        self, shipment: Shipment, received: Sequence[torch.Tensor], expected: Frame
     ) -> torch.Tensor:
         """The average of this rank's chunk, encoded."""
-        codec = shipment.codec
-        for rank, payload in enumerate(received):
-            if read_header(payload).key != chunk_key(shipment.key(rank), self.rank, FIRST):
+        codec, payloads = shipment.codec, arrived(received)
+        for rank, payload in enumerate(payloads):
+            if payload.header.key != chunk_key(shipment.key(rank), self.rank, FIRST):
                 raise PayloadError(f"rank {rank} sent a payload of another step, group or chunk")
         with shipment.time("decode_s"):
             average = shipment.wide("average", expected.coordinates, received[0].device)
             quantized = expected.coordinates - expected.full
             values, full = average[:quantized], average[quantized:]
-            codec.decode_into(received, expected, shipment.factor(), values, full)
+            codec.decode_into(payloads, expected, shipment.factor(), values, full)
         with shipment.time("encode_s"):
             second = self._second_stage(codec)
             quantized = second.quantized(quantized)
@@ -122,25 +125,26 @@ class ScatterReduce(Exchange):
         """The whole group, of all owners' averages."""
         second = self._second_stage(shipment.codec)
         out = shipment.empty_result(gathered.device)
-        at = 0
-        for owner, chunk in enumerate(self._chunks_of(shipment)):
+        chunks = self._chunks_of(shipment)
+        sizes = [
+            second.payload_bytes(c.quantized, c.full, shipment.dtype) if c.coordinates else 0
+            for c in chunks
+        ]
+        heads, at = Heads(gathered, [sum(sizes[:owner]) for owner in range(len(sizes))]), 0
+        for owner, chunk in enumerate(chunks):
             if not chunk.coordinates:
                 continue
-            if torch.equal(gathered[at : at + FAILED.numel()].cpu(), FAILED):
+            if heads.at(at).startswith(FAILED):
                 raise PayloadError(
                     f"rank {owner} received a corrupt payload; its own error says more"
                 )
-            header = read_header(gathered[at:])
-            payload, at = gathered[at : at + header.length], at + header.length
+            header = heads.header(at)
+            payload = Arrived(header, gathered[at : at + header.length])
+            at += header.length
             if header.key != chunk_key(shipment.key(owner), owner, SECOND):
                 raise PayloadError(f"rank {owner} sent an average of another step or group")
-            expected = dataclasses.replace(
-                header,
-                coordinates=chunk.coordinates,
-                full=chunk.coordinates - second.quantized(chunk.quantized),
-                dtype=shipment.dtype,
-                layout=shipment.layout,
-            )
+            again = second.quantized(chunk.quantized)
+            expected = shipment.frame(again, chunk.coordinates - again)
             if expected.full == chunk.full:
                 values = out[chunk.begin : chunk.end]
                 full = out[chunk.full_begin : chunk.full_end]
@@ -159,6 +163,11 @@ class ScatterReduce(Exchange):
 
     def _chunks(self, codec: GradientCompressor, quantized: int, full: int) -> list[Chunk]:
         return cut(quantized, full, codec.settings.bucket_size, self.ranks)
+
+
+def _parts(sent: Sequence[Payload | torch.Tensor]) -> list[torch.Tensor]:
+    """Bytes that travel."""
+    return [part.bytes if isinstance(part, Payload) else part for part in sent]
 
 
 def chunk_key(key: int, owner: int, stage: int) -> int:

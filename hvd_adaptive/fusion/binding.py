@@ -7,11 +7,13 @@ import logging
 import os
 import zlib
 from collections import Counter
+from collections.abc import Callable, Hashable
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from hvd_adaptive.device import place
 from hvd_adaptive.exchange.collectives import LARGEST_COLLECTIVE
 from hvd_adaptive.exchange.exchange import Exchange, Place
 from hvd_adaptive.exchange.exchanges import EXCHANGES
@@ -20,6 +22,7 @@ from hvd_adaptive.exchange.nodes import nodes_of
 from hvd_adaptive.exchange.world import World, horovod
 from hvd_adaptive.fusion.agreement import Description, agree, describe
 from hvd_adaptive.fusion.layout import Group, Layout, Member, build_layout, parts_among
+from hvd_adaptive.fusion.monitored import Monitored
 from hvd_adaptive.fusion.owner import (
     Owner,
     calling_optimizer,
@@ -41,6 +44,8 @@ class Binding:
     layout: None where no optimizer was found; then each step lays out what arrived.
     """
 
+    layout: Layout | None
+
     def __init__(self, compressor: GradientCompressor, known: Binding | None = None) -> None:
         """known: the binding that this one replaces. Ranks that agreed then are not asked again:
         perhaps only some of them have a new one."""
@@ -53,21 +58,13 @@ class Binding:
             if known is None or not known.serves(self.owner):
                 self.meet()
             _check_op(self.owner)
-        make = EXCHANGES[self.settings.exchange]
-        nodes = nodes_of(self.settings.ranks_per_node, self.world.size)
-        self.exchange: Exchange = make(Place(self.world.size, self.world.rank, nodes))
-        self.layout: Layout | None = None
-        self.parts: list[str] = []
-        self.name = ""
+        self._set_up()
         self.prediction = Prediction(0)
         kept = known is not None and known.world.is_current()
         self.given_up: list[Any] = known.given_up if kept else []
         self._names: dict[int, str] = known._names if kept else {}
         self._parameters: list[torch.nn.Parameter] = []
         self._sparse: set[int] | None = None
-        self._buffers: dict[tuple[str, torch.dtype], torch.Tensor] = {}
-        compressor.meter.clear()
-        self._sync: LevelSync | None = None
         if self.owner is not None:
             by_name = dict(self.owner.named_parameters)
             compressor.know_parameters(list(by_name))
@@ -83,6 +80,20 @@ class Binding:
             logger.debug("%s: %d tensors in %d groups over %d ranks", self.name,
                          len(members), len(self.layout.groups), self.world.size)  # fmt: skip
             _warn_of_names(len(members) + len(self.layout.groups))
+
+    def _set_up(self) -> None:
+        """What any binding has besides its compressor, settings and world."""
+        make = EXCHANGES[self.settings.exchange]
+        nodes = nodes_of(self.settings.ranks_per_node, self.world.size)
+        self.exchange: Exchange = make(Place(self.world.size, self.world.rank, nodes))
+        self.layout = None
+        self.parts: list[str] = []
+        self.name = ""
+        self._buffers: dict[Hashable, torch.Tensor] = {}
+        self._in_flight: dict[Hashable, int] = {}
+        self._sync: LevelSync | None = None
+        self.compressor.meter.clear()
+        self.monitored = Monitored(self.compressor, self.world.rank)
 
     def serves(self, owner: Owner) -> bool:
         """Whether this is a binding to the same optimizer among the same ranks."""
@@ -166,12 +177,20 @@ class Binding:
         """The parameter in ``slot`` of the layout."""
         return self._parameters[slot]
 
-    def build_layout(self, members: list[Member], in_order: bool = False) -> Layout:
-        """A layout whose groups fit Horovod's and the user's bounds: smaller ones as ranks grow."""
+    def build_layout(
+        self,
+        members: list[Member],
+        in_order: bool = False,
+        cut: Callable[..., Layout] = build_layout,
+    ) -> Layout:
+        """A layout whose groups fit Horovod's and the user's bounds: smaller ones as ranks grow.
+
+        cut: makes it, as fusion.layout.build_layout does.
+        """
         bound = min(LARGEST_COLLECTIVE, self.settings.in_flight_bytes // 2)
         most = self.settings.fusion_bytes // 4
         while True:
-            layout = build_layout(
+            layout = cut(
                 members,
                 min_numel=self.settings.min_numel,
                 bucket_size=self.settings.bucket_size,
@@ -194,11 +213,11 @@ class Binding:
                 )
             most //= 2
 
-    def settle(self, layout: Layout, step: int) -> None:
+    def settle(self, layout: Layout, step: int, device: torch.device) -> None:
         """Before the first group is sent, and once all ranks agree: what the exchange must know."""
         if self.exchange.settled:
             return
-        self.exchange.settle(self.world, self.compressor, self.name)
+        self.exchange.settle(self.world, self.compressor, self.name, device)
         self.exchange.arrange(layout.groups)
         self.parts = parts_among(layout.groups)
         self.prepare(step)
@@ -213,10 +232,11 @@ class Binding:
     ) -> torch.Tensor:
         """Memory that is used again for every group, holding anything: what is put there is read,
         or copied, at once."""
-        buffer = self._buffers.get((use, dtype))
-        if buffer is None or buffer.numel() < coordinates or buffer.device != device:
+        key = (use, dtype, place(device))
+        buffer = self._buffers.get(key)
+        if buffer is None or buffer.numel() < coordinates:
             buffer = torch.empty(coordinates, dtype=dtype, device=device)
-            self._buffers[use, dtype] = buffer
+            self._buffers[key] = buffer
             self.compressor.meter.hold("buffers", sum(b.nbytes for b in self._buffers.values()))
         return buffer[:coordinates]
 
@@ -228,9 +248,12 @@ class Binding:
         """Memory that a group's exchange holds, at most: in full precision if there is a warm-up
         (a loaded state may lead back into it)."""
         quantized = 0 if self.settings.warmup_steps else group.quantized
-        codec = self.compressor.part(group.part)
-        full = group.coordinates - quantized
-        return self.exchange.in_flight_bytes(codec, quantized, full, group.dtype)
+        key = group.part, quantized, group.coordinates, group.dtype, self.exchange.settled
+        if key not in self._in_flight:
+            codec = self.compressor.part(group.part)
+            sizes = quantized, group.coordinates - quantized
+            self._in_flight[key] = self.exchange.in_flight_bytes(codec, *sizes, group.dtype)
+        return self._in_flight[key]
 
     def sweep(self) -> None:
         """Clear away collectives of given-up steps that have ended meanwhile, be it in an error
@@ -248,7 +271,7 @@ class Binding:
             self._sync = LevelSync(self.world, self.name)
         return self._sync
 
-    def _optimizer(self) -> torch.optim.Optimizer | None:
+    def _optimizer(self) -> Any:
         """Its own, as long as there is one."""
         return None if self.owner.optimizer is None else self.owner.optimizer()
 

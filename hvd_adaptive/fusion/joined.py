@@ -21,11 +21,13 @@ class JoinedStep:
     """What Step is to the session, for gradients that all active ranks have, by slot."""
 
     counts = False
+    layout = None
 
     def __init__(
         self, binding: Binding, gradients: Mapping[int, torch.Tensor], name: str, attempt: int
     ) -> None:
         self.binding = binding
+        self.number = binding.compressor.step
         self.factor: float | None = None
         self._gradients = dict(gradients)
         self._name = f"{name}.joined.{attempt}"
@@ -44,10 +46,10 @@ class JoinedStep:
                 data, op=world.hvd.Sum, name=f"{self._name}.{slot}", process_set=world.process_set
             )
             bytes_ = data.numel() * data.element_size()
-            meter.add_payload(bytes_)
-            meter.current.coordinates += data.numel()
-            meter.current.uncompressed_bytes += data.numel() * gradient.element_size()
-            meter.current.wire_bytes += 2 * bytes_ * (world.size - 1) // world.size  # of a ring
+            meter.add("payload_bytes", bytes_)
+            meter.add("coordinates", data.numel())
+            meter.add("uncompressed_bytes", data.numel() * gradient.element_size())
+            meter.add("wire_bytes", 2 * bytes_ * (world.size - 1) // world.size)  # of a ring
 
     def result(self, slot: int, absent: bool = False) -> torch.Tensor:
         """The reduced gradient, in its own shape and dtype."""

@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 
 import torch
 
+LONGEST_NAME = 48  # of a parameter in a group's label
+
 
 @dataclass(frozen=True)
 class Member:
@@ -81,6 +83,17 @@ class Layout:
             for piece in group.pieces:
                 pieces[piece.slot].append((index, piece))
         return pieces
+
+    @functools.cached_property
+    def labels(self) -> list[str]:
+        """What each group's collectives are called in Horovod's timeline: its number, and the first
+        and the last of its members."""
+        return [self._label(index, group.slots) for index, group in enumerate(self.groups)]
+
+    def _label(self, index: int, slots: set[int]) -> str:
+        ends = dict.fromkeys((min(slots), max(slots)))
+        names = [re.sub(r"[^\w.-]", "_", self.members[slot].name)[-LONGEST_NAME:] for slot in ends]
+        return f"group{index}.{'-'.join(names)}"
 
 
 def natural_order(name: str) -> list[tuple[int, int, str]]:

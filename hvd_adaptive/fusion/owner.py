@@ -55,7 +55,7 @@ def calling_parameter(compressor: Any) -> torch.Tensor | None:
     return parameter if isinstance(parameter, torch.Tensor) else None
 
 
-def _owner(optimizer: torch.optim.Optimizer) -> Owner:
+def _owner(optimizer: Any) -> Owner:
     names = optimizer._parameter_names
     hooked = optimizer._requires_update
     named = [(name, parameter) for parameter, name in names.items() if parameter in hooked]
@@ -73,7 +73,7 @@ def _holds(candidate: Any, compressor: Any) -> bool:
     )
 
 
-def calling_optimizer(compressor: Any) -> torch.optim.Optimizer | None:
+def calling_optimizer(compressor: Any) -> Any:
     """The Horovod optimizer that holds ``compressor`` and is among the callers (10 us)."""
     frame = _calling_frame(compressor)
     return None if frame is None else frame.f_locals["self"]

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from hvd_adaptive.errors import RankMismatchError
-from hvd_adaptive.fusion.placeholder import check_reduced
+from hvd_adaptive.fusion.placeholder import Reduction, check_reduced
 
 
 class RollCall:
@@ -29,18 +29,20 @@ class RollCall:
         if self._placeholder is None:
             self._parameter, self._placeholder = parameter, placeholder
 
-    def just_answered(self) -> bool:
-        """True once: all ranks are there, and agree. All else is for ``decompress`` to tell."""
+    def answer(self) -> Reduction | None:
+        """Given once, where all ranks are there and agree. All else is for ``decompress`` to
+        tell."""
         if self._over or self._placeholder is None:
-            return False
+            return None
         handle = self._handle()
         if handle is None or not self._hvd.poll(handle):
-            return False
+            return None
         self._over = True
         try:
-            return check_reduced(self._placeholder, self._size).active == self._size
+            read = check_reduced(self._placeholder, self._size)
         except (RankMismatchError, ValueError):
-            return False
+            return None
+        return read if read.active == self._size else None
 
     def _handle(self) -> int | None:
         """Of the placeholder's allreduce, which Horovod keeps by parameter or by group of them."""

@@ -7,7 +7,7 @@ import threading
 import weakref
 import zlib
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -18,9 +18,9 @@ from hvd_adaptive.fusion.joined import JoinedStep
 from hvd_adaptive.fusion.layout import Layout, Member
 from hvd_adaptive.fusion.owner import find_owner
 from hvd_adaptive.fusion.placeholder import (
+    Reader,
     Reduction,
     absent_everywhere,
-    check_reduced,
     disagreement,
     placeholder,
 )
@@ -42,10 +42,11 @@ class _Batch:
     lost: Horovod dropped a gradient of this step without asking for it back.
     """
 
-    step: Step | JoinedStep | None
+    step: Any  # a Step, a JoinedStep, or None until the first decompress
     unnamed: list[torch.Tensor]
     roll_call: RollCall | None = None
     lost: bool = False
+    reader: Reader | None = None
     tickets: list[weakref.ref] = field(default_factory=list)
 
     def ticket(self, slot: int) -> Ticket:
@@ -129,15 +130,15 @@ class Session:
             small = self._placeholder(slot, absent)
             if batch.roll_call is not None:
                 batch.roll_call.expect(self._binding.parameter(slot), small)
-                if batch.roll_call.just_answered():
-                    batch.step.release()
+                if (read := batch.roll_call.answer()) is not None:
+                    batch.step.release(read.factor)
             return small, batch.ticket(slot)
 
     def decompress(self, output: torch.Tensor, ticket: Ticket) -> torch.Tensor:
         """See GradientCompressor.decompress."""
         with self._lock:
-            read = self._reduction(output)
             batch = ticket.batch
+            read = self._reduction(output, ticket)
             if batch.step is None or batch.step.factor is None:
                 self._begin(batch, read)
             step = batch.step
@@ -168,11 +169,13 @@ class Session:
             self._binding.given_up += batch.step.abandon()
         return JoinedStep(self._binding, gradients, name, self._attempt)
 
-    def _reduction(self, reduced: torch.Tensor) -> Reduction:
+    def _reduction(self, reduced: torch.Tensor, ticket: Ticket) -> Reduction:
         """See check_reduced; where ranks disagree they tell each other in what."""
-        world = self._binding.world
+        world, batch = self._binding.world, ticket.batch
+        if batch.reader is None:
+            batch.reader = Reader(world.size)
         try:
-            return check_reduced(reduced, world.size)
+            return batch.reader.read(reduced, ticket.slot)
         except RankMismatchError:
             name = disagreement(reduced, world.size)
             if name is None:
@@ -247,12 +250,12 @@ class Session:
 
     def _refit(self, step: Step) -> None:
         """Every gradient is there: refit the tables if this is an update step."""
-        self._binding.settle(step.layout, step.number)
+        self._binding.settle(step.layout, step.number, step.device)
         if self._update_due(step.number) or self.compressor.second_due(step.number):
             sync = self._binding.sync()
             self.compressor.update(step.number, step.samples, sync, step.parts, step.is_finite())
 
-    def _end(self, step: Step | JoinedStep) -> None:
+    def _end(self, step: Any) -> None:
         self._binding.sweep()
         self._binding.prediction.learn()
         self._binding.learn_sparse()
@@ -266,6 +269,7 @@ class Session:
             self.compressor.step = step.number + 1
         self.compressor.meter.finish()
         step.commit()
+        self._binding.monitored.step_ended(self._binding, step.number, step.layout)
         self._batch, self._attempt = None, 0
 
     def _compress_unnamed(self, tensor: torch.Tensor) -> tuple[torch.Tensor, Ticket]:

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import time
 from collections import deque
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 
 from hvd_adaptive.compressor import ERROR_STREAM, SAMPLE_STREAM, GradientCompressor
+from hvd_adaptive.device import Later, Streams
 from hvd_adaptive.exchange.collectives import Collective
 from hvd_adaptive.exchange.exchange import Route, Shipment
-from hvd_adaptive.feedback import Residuals, all_finite
+from hvd_adaptive.feedback import Residuals
+from hvd_adaptive.finite import Finite
 from hvd_adaptive.fusion.layout import Group, Layout, Piece, gather, parts_among
 from hvd_adaptive.fusion.samples import draw_buckets
 from hvd_adaptive.kernels.random import stream_key
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 ERROR_BUCKETS = 2
 
 
-@dataclass
+@dataclass(eq=False)
 class _Flight:
     """A group on its way: what its exchange is waiting for."""
 
@@ -34,6 +35,7 @@ class _Flight:
     request: Collective
     stage: int = 0
     handle: Any = None
+    begun: float = 0.0
 
 
 class Step:
@@ -42,8 +44,9 @@ class Step:
     1. ``arrive``: a member's gradient is there; once it is ``release``d, groups that are complete
        are launched, in the layout's reverse order on every rank (the order of the backward pass,
        roughly), as far as the bound on memory allows. Update steps are not released.
-    2. ``launch_all`` at the first decompress: by now every gradient is there.
-    3. ``result``: waits for the group of a member, and for what was submitted before it.
+    2. Groups whose first stage has come back meanwhile go on to their second one.
+    3. ``launch_all`` at the first decompress: by now every gradient is there.
+    4. ``result``: waits for the group of a member, and for what was submitted before it.
     """
 
     counts = True
@@ -60,12 +63,14 @@ class Step:
         self.layout = layout
         self.number = number
         self.factor: float | None = None
+        self._early_factor: float | None = None
         self.attempt = attempt
         self._hold = True
         self._all_arrived = False
         self._tensors: list[torch.Tensor | None] = [None] * len(layout.members)
         self._written_back = [False] * len(layout.members)
         self._memory: dict[int, int] = {}  # the first slot whose gradient lies in a storage
+        self.disjoint = False  # gradients are known not to overlap, even in one storage
         self._missing = [len(group.slots) for group in layout.groups]
         self._next = len(layout.groups)
         self._flying: deque[_Flight] = deque()
@@ -74,7 +79,8 @@ class Step:
         self._residuals = residuals
         self._after: dict[int, torch.Tensor] = {}  # the groups' residuals once this step has ended
         self._absent: list[int] = []
-        self._finite = True
+        self._finite = Finite()
+        self._streams = Streams()
         self._pending = 0
 
     @property
@@ -88,23 +94,27 @@ class Step:
 
     def arrive(self, slot: int, tensor: torch.Tensor) -> None:
         """Take a member's gradient; launch what has become complete."""
+        self.binding.compressor.check_device(tensor.device)
         self._tensors[slot] = tensor
+        self._streams.arrived(slot, tensor)
         self._pending += 1
         # No second copy of the gradients is held, and no memory is new in every step. Autograd may
         # give two parameters one gradient: neither is written to before both have been read.
         self._written_back[slot] = self.binding.is_gradient(slot, tensor) and tensor.is_contiguous()
         other = self._memory.setdefault(tensor.untyped_storage().data_ptr(), slot)
-        if other != slot:
+        if other != slot and not self.disjoint:
             self._written_back[slot] = self._written_back[other] = False
         for group, _ in self.layout.pieces_of[slot]:
             self._missing[group] -= 1
         if not self._hold:
-            self._launch(lambda group: self._missing[group] == 0)
+            self._launch()
+            self._go_on()
 
-    def release(self) -> None:
-        """Groups may be launched from now on."""
-        self._hold = False
-        self._launch(lambda group: self._missing[group] == 0)
+    def release(self, factor: float | None = None) -> None:
+        """Groups may be launched from now on, and go on to second stages where ``factor`` (what
+        turns sums into what was asked for) is known."""
+        self._hold, self._early_factor = False, factor
+        self._launch()
 
     def launch_all(self) -> None:
         """Submit every group, as far as the memory bound allows before waiting.
@@ -112,8 +122,8 @@ class Step:
         A group none of whose members arrived (sparse parameters, which Horovod exchanges itself)
         is left out: every dense gradient has arrived by now, on every rank.
         """
-        self._hold, self._all_arrived = False, True
-        self._launch(lambda group: True)
+        self._hold, self._all_arrived, self._early_factor = False, True, self.factor
+        self._launch()
 
     def result(self, slot: int, absent: bool = False) -> torch.Tensor:
         """The reduced gradient of a member, in its own shape and dtype.
@@ -165,8 +175,7 @@ class Step:
             for index, piece in self.layout.pieces_of[slot]:
                 if index in self._after:
                     self._residuals.hold(index, _range(piece), self._after[index])
-        if self._finite:
-            self._residuals.commit(self._after)
+        self._residuals.commit(self._after, self._finite.ask())
         self._after = {}
         self._residuals.watch(self.binding.compressor.meter.report()["relative_error"])
 
@@ -179,7 +188,8 @@ class Step:
 
     def is_finite(self) -> bool:
         """Whether this rank's gradients are, before any of them has come back."""
-        return all_finite(tensor for tensor in self._tensors if tensor is not None)
+        self._streams.join(range(len(self._tensors)))
+        return bool(Finite(tensor for tensor in self._tensors if tensor is not None))
 
     def samples(self, count: int, part: str = "") -> list[torch.Tensor]:
         """Up to ``count`` of this rank's full buckets of ``part``: see draw_buckets."""
@@ -197,9 +207,10 @@ class Step:
     def _flat(self, group: Group) -> torch.Tensor:
         """The group's coordinates, valid until the next call, and not to be changed unless there
         are residuals."""
+        self._streams.join(group.slots)
         if self._residuals is None and (flat := self._in_place(group)) is not None:
             return flat
-        flat = self.binding.buffer("gradients", group.coordinates, group.dtype, self._device)
+        flat = self.binding.buffer("gradients", group.coordinates, group.dtype, self.device)
         gather(group, self._tensors, flat)
         return flat
 
@@ -223,11 +234,13 @@ class Step:
         return self._residuals.added(index, flat)
 
     @property
-    def _device(self) -> torch.device:
+    def device(self) -> torch.device:
+        """Of its gradients."""
         return next((t.device for t in self._tensors if t is not None), torch.device("cpu"))
 
-    def _launch(self, ready: Callable[[int], bool]) -> None:
-        while self._next > 0 and ready(self._next - 1):
+    def _launch(self) -> None:
+        """Launch what is ready, in order, as far as it fits."""
+        while self._next > 0 and (self._all_arrived or not self._missing[self._next - 1]):
             index = self._next - 1
             if self._all_arrived and not self._any_arrived(index):
                 self._next = index
@@ -236,6 +249,28 @@ class Step:
                 break
             self._next = index
             self._start(index)
+            self._go_on()
+
+    def _go_on(self) -> None:
+        """Submit the second stages of groups whose first one has come back, without waiting.
+
+        Ranks do so at different times, which Horovod, who puts collectives in order, allows. Nobody
+        waits for ever: first stages are taken in the order of their launch, which all ranks share,
+        so that a rank that waits for its oldest flight waits for ranks that are further behind, or
+        for an older group. Averages are not decoded here: they would overwrite gradients, in memory
+        of which autograd may have told only half.
+        """
+        world = self.binding.world
+        if self._early_factor is None or not world.orders_collectives:
+            return
+        while flight := next((f for f in self._flying if f.stage == 0), None):
+            if not (self._goes_on_early(flight.index) and world.hvd.poll(flight.handle)):
+                return
+            self._advance(flight)
+
+    def _goes_on_early(self, index: int) -> bool:
+        group, binding = self.layout.groups[index], self.binding
+        return self.device.type == "cpu" and binding.exchange.goes_on_early(group.coordinates)
 
     def _fits(self, index: int) -> bool:
         """Whether the memory bound allows a group beside those in flight."""
@@ -246,7 +281,7 @@ class Step:
         """Encode a group and submit its payload."""
         binding, group = self.binding, self.layout.groups[index]
         meter = binding.compressor.meter
-        with meter.time("encode_s"):
+        with meter.time("encode_s", index):
             flat = self._flat(group)
             quantized = binding.quantized_now(group)
             shipment = self._shipment(index, quantized)
@@ -261,8 +296,8 @@ class Step:
                 size = self._residuals.held_bytes(index) + after.nbytes
                 meter.hold(f"residual of group {index}", size)
             self._measure(values, index)
-        meter.current.coordinates += group.coordinates
-        meter.current.uncompressed_bytes += group.coordinates * group.dtype.itemsize
+        meter.add("coordinates", group.coordinates, index)
+        meter.add("uncompressed_bytes", group.coordinates * group.dtype.itemsize, index)
         self._held += binding.in_flight_bytes(group)
         route = binding.exchange.route(shipment, payloads)
         self._submit(_Flight(index, route, next(route)))
@@ -271,13 +306,13 @@ class Step:
         """Send what a group's exchange wants done next."""
         world = self.binding.world
         sent = flight.request.sent_bytes(world.rank, world.size)
-        self.binding.compressor.meter.current.wire_bytes += sent
-        name = f"{self.binding.name}.{flight.index}"
+        self.binding.compressor.meter.add("wire_bytes", sent, flight.index)
+        name = f"{self.binding.name}.{self.layout.labels[flight.index]}"
         name += f".stage{flight.stage}" if flight.stage else ""
         # Another attempt has other names: what it gave up may still be in flight, or never end.
-        name += f".{self.attempt}" if self.attempt else ""
-        self._account("flight", flight.index, flight.request.held_bytes(world.size))
-        flight.handle = flight.request.submit(world, name)
+        name += f".attempt{self.attempt}" if self.attempt else ""
+        self._account("flight", flight.index, flight.request.held_bytes(world))
+        flight.handle, flight.begun = flight.request.submit(world, name), time.perf_counter()
         flight.request = flight.request.waiting()
         self._flying.append(flight)
 
@@ -300,10 +335,8 @@ class Step:
         first = (self.number * ERROR_BUCKETS) % max(1, flat.numel() // size - count + 1)
         sample = flat[first * size : (first + count) * size].to(torch.float32)
         decoded = self._codec(index).roundtrip(sample, stream_key(index, 0, 0, ERROR_STREAM))
-        error, norm = float((decoded - sample).square().sum()), float(sample.square().sum())
-        if np.isfinite(error) and np.isfinite(norm):
-            self.binding.compressor.meter.current.squared_error += error
-            self.binding.compressor.meter.current.squared_norm += norm
+        squares = torch.stack([(decoded - sample).square().sum(), sample.square().sum()])
+        self.binding.compressor.meter.measured(Later(squares), index)
 
     def _shipment(self, index: int, quantized: int) -> Shipment:
         group, meter = self.layout.groups[index], self.binding.compressor.meter
@@ -314,25 +347,27 @@ class Step:
             full=group.coordinates - quantized,
             layout=self.layout.fingerprint,
             key=lambda rank: self._key(rank, index),
-            factor=lambda: self.factor,
-            time=meter.time,
-            count=meter.add_payload,
+            factor=lambda: self._early_factor if self.factor is None else self.factor,
+            time=lambda field: meter.time(field, index),
+            count=lambda size: meter.add("payload_bytes", size, index),
             memory=lambda *like: self._memory_for(group, *like),
         )
 
     def _advance_oldest(self) -> None:
-        """Wait for the collective submitted first; submit what its group's exchange wants next or,
-        where that was all, launch what now fits.
-
-        All ranks submit in the same order, so no two wait for each other, and a group's second
-        stage is under way while the next group's first one is.
-        """
+        """Wait for the collective submitted first. A group's second stage is under way while the
+        next group's first one is."""
         if not self._flying:
             raise RuntimeError("this gradient's step was given up: backward has run again since")
-        flight = self._flying.popleft()
+        self._advance(self._flying[0])
+
+    def _advance(self, flight: _Flight) -> None:
+        """Wait for a flight; submit what its group's exchange wants next or, where that was all,
+        launch what now fits."""
+        self._flying.remove(flight)
         meter = self.binding.compressor.meter
-        with meter.time("exchange_s"):
+        with meter.time("exchange_s", flight.index):
             received = flight.request.receive(self.binding.world, flight.handle)
+        meter.add("flight_s", time.perf_counter() - flight.begun, flight.index)
         self._account("flight", flight.index, sum(part.numel() for part in received))
         self._account("work", flight.index, self._working_bytes(flight.index))
         try:
@@ -349,12 +384,15 @@ class Step:
         """A group has come back."""
         self._held -= self.binding.in_flight_bytes(self.layout.groups[index])
         if self._residuals is not None:
-            self._finite = self._finite and all_finite([decoded])
+            self._finite.look(decoded)
+        group, binding = self.layout.groups[index], self.binding
+        quantized = decoded[: binding.quantized_now(group)]
+        binding.compressor.meter.look(quantized, binding.settings.bucket_size, index)
         self._results[index] = kept = self._keep(index, decoded)
         self._account("flight", index, 0)
         self._account("work", index, 0)
         self._account("result", index, 0 if kept is None else kept.nbytes)
-        self._launch(lambda group: True)
+        self._launch()
 
     def _codec(self, index: int) -> GradientCompressor:
         """Of the group's part."""

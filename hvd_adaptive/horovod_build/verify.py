@@ -49,6 +49,13 @@ def find_installed() -> Installed | None:
 
 def problems(options: Options, facts: Facts) -> list[str]:
     """How the installed Horovod differs from what was asked for; empty where it is good."""
+    seen, trouble = probe()
+    return [trouble] if seen is None else differences(seen, options, facts)
+
+
+def probe() -> tuple[dict[str, object] | None, str]:
+    """What the installed Horovod says of itself: version, mpi, gloo, nccl, torch (that it was built
+    for); or None and why it cannot be imported."""
     # A folder of its own, so that no ./horovod hides the installed one.
     with tempfile.TemporaryDirectory(prefix="hvd_adaptive-") as folder:
         try:
@@ -61,11 +68,11 @@ def problems(options: Options, facts: Facts) -> list[str]:
                 timeout=300,
             )
         except subprocess.TimeoutExpired:
-            return ["importing horovod.torch did not end within 300 s"]
+            return None, "importing horovod.torch did not end within 300 s"
     if done.returncode != 0:
         words = done.stderr.strip().splitlines()[-3:] or [f"exit status {done.returncode}"]
-        return ["import horovod.torch fails: " + " | ".join(words)]
-    return differences(json.loads(done.stdout.splitlines()[-1]), options, facts)
+        return None, "import horovod.torch fails: " + " | ".join(words)
+    return json.loads(done.stdout.splitlines()[-1]), ""
 
 
 def differences(seen: dict[str, object], options: Options, facts: Facts) -> list[str]:

@@ -56,7 +56,7 @@ def averaged_law(
             other = first if aligned else _signed(r[draw.permutation(_systematic(p))], draw)
             total += _rounded(other, levels, draw)
         average = np.abs(total) / count
-        scale = _scale(average, weights, p @ r**2, share, own_norm or norm)
+        scale = _scale(average, weights, float(p @ r**2), share, own_norm or norm)
         samples.append(np.minimum(average / scale, 1.0))
     return Histogram.from_samples(np.concatenate(samples), np.tile(weights, 2))
 

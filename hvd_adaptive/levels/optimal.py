@@ -124,7 +124,7 @@ def best_on_grid(candidates: ArrayLike, moments: Moments, count: int, symmetric:
 
 
 def _next_layer(
-    best: Array, layer: int, cost: Callable[[Array, Array], Array]
+    best: Array, layer: int, cost: Callable[[np.ndarray, np.ndarray], Array]
 ) -> tuple[Array, Array]:
     """min and argmin over i < j of best[i] + cost(i, j), for all j >= layer.
 

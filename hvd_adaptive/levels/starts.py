@@ -23,7 +23,7 @@ def uniform(distribution: Distribution, count: int, symmetric: bool) -> Array:
     return uniform_magnitudes(count, symmetric)
 
 
-def exponential(distribution: Distribution, count: int, symmetric: bool) -> Array:
+def exponential(distribution: Distribution | None, count: int, symmetric: bool) -> Array:
     """1, p, p**2, ... with p = 0.5 (NUQSGD); p nearer to 1 where the least would pass 2**-32."""
     return exponential_magnitudes(count, 0.5 ** min(1.0, 32 / (count - 1)), symmetric)
 

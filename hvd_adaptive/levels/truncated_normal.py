@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 from scipy.special import erfcx
 
-from hvd_adaptive.levels.distributions import Array, Moments, invert_cdf
+from hvd_adaptive.levels.distributions import Array, invert_cdf
 
 # Deviations below are taken as this one: float32 levels cannot tell such points apart.
 SIGMA_FLOOR = 1e-14
@@ -130,7 +130,7 @@ class TruncatedNormal:
         value[doubtful] = self._integrate(power, x, y, doubtful)
         return value
 
-    def _integrate(self, power: int, x: Array, y: Array, where: Array) -> Array:
+    def _integrate(self, power: int, x: Array, y: Array, where: np.ndarray) -> Array:
         """Gauss-Legendre integral of theta**power over the part of [x, y] that counts."""
         mu, sigma, mode = (
             np.broadcast_to(a, where.shape)[where] for a in (self.mu, self.sigma, self._mode)
@@ -178,7 +178,7 @@ class Folded:
         shape = np.broadcast_shapes(np.shape(y), self._mass.shape)
         return invert_cdf(self.cdf, np.broadcast_to(np.asarray(y, float), shape), 0.0, 1.0)
 
-    def moments(self, x: ArrayLike, order: int = 2, exact: bool = True) -> Moments:
+    def moments(self, x: ArrayLike, order: int = 2, exact: bool = True) -> tuple[Array, ...]:
         """Integrals of r**k dF over [0, x], k = 0..order; exact as in TruncatedNormal.interval."""
         x = np.clip(np.asarray(x, float), 0.0, 1.0)
         right, left = (side.interval(0.0, x, order, exact) for side in self._sides)

@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from hvd_adaptive import kernels
 from hvd_adaptive.coding.coders import CODERS
 from hvd_adaptive.compressor import GradientCompressor
 from hvd_adaptive.levels import (
@@ -28,7 +27,7 @@ from hvd_adaptive.schemes.buckets import buckets_of
 from hvd_adaptive.schemes.level_table import LevelTable
 from hvd_adaptive.schemes.table_scheme import TableScheme
 from hvd_adaptive.settings import Settings, check_choice, check_flag, check_integer
-from hvd_adaptive.statistics import STATISTICS
+from hvd_adaptive.statistics import STATISTICS, norms_of
 
 logger = logging.getLogger("hvd_adaptive")
 
@@ -188,7 +187,8 @@ class AdaptiveScheme(TableScheme):
                 law = seen(self._statistic.pool(statistics, self.adaptation.normalized))
                 table = self._fitted(law, seen(self._statistic.of_coordinates(statistics)))
                 variances = [
-                    expected_variance(t.magnitudes, law, t.symmetric) for t in (self._table, table)
+                    float(expected_variance(t.magnitudes, law, t.symmetric))
+                    for t in (self._table, table)
                 ]
                 outcome[1:] = [1.0, *variances]
             except (FitError, ValueError) as error:
@@ -203,6 +203,7 @@ class AdaptiveScheme(TableScheme):
         the update that it will take."""
         size = first.table.magnitudes.size
         magnitudes = first.table.magnitudes if update is None else update[4 : 4 + size]
+        assert first._second is not None  # this codec belongs to it
         symmetric, ranks = first.table.symmetric, first._second.ranks
 
         def averaged(law: Distribution) -> Distribution:
@@ -248,13 +249,9 @@ class AdaptiveScheme(TableScheme):
 
     def _usable(self, buckets: Sequence[torch.Tensor]) -> tuple[list[torch.Tensor], list[float]]:
         """Finite, non-zero buckets and their norms."""
-        pairs = []
-        for bucket in buckets:
-            ops = kernels.for_device(bucket.device)
-            bucket = self._clipped(bucket)
-            norm = float(ops.bucket_norms(bucket, bucket.numel(), self.norm)[0])
-            if norm > 0:  # false for NaN
-                pairs.append((bucket, norm))
+        clipped = [self._clipped(bucket) for bucket in buckets]
+        norms = norms_of(clipped, self.norm)
+        pairs = [pair for pair in zip(clipped, norms, strict=True) if pair[1] > 0]  # false for NaN
         return [bucket for bucket, _ in pairs], [norm for _, norm in pairs]
 
     def adopt(self, old: AdaptiveScheme, keep: bool) -> None:

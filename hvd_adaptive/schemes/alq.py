@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from hvd_adaptive.levels import SOLVERS, STARTS, Distribution, fit_levels
+from hvd_adaptive.levels import SOLVERS, Distribution, fit_levels
+from hvd_adaptive.levels.starts import exponential
 from hvd_adaptive.schemes.adaptive import Adaptation, AdaptiveScheme
 from hvd_adaptive.schemes.level_table import LevelTable
 from hvd_adaptive.settings import Settings, check_choice, check_flag, check_integer
@@ -76,5 +77,4 @@ def first_table(
     """The user's levels, or the exponential ones with p = 0.5."""
     if levels is not None:
         return LevelTable.from_levels(levels, bits, symmetric)
-    start = STARTS["exponential"](None, 1 << (bits - 1), symmetric)
-    return LevelTable(bits, symmetric, start)
+    return LevelTable(bits, symmetric, exponential(None, 1 << (bits - 1), symmetric))

@@ -8,10 +8,10 @@ from types import ModuleType
 
 import torch
 
+from hvd_adaptive import kernels
 from hvd_adaptive.coding.bucket_levels import FORMATS
 from hvd_adaptive.coding.packing import packing_of
 from hvd_adaptive.compressor import GradientCompressor
-from hvd_adaptive.kernels import cpu_bucket, cpu_levels, reference_bucket, reference_levels
 from hvd_adaptive.settings import Settings, check_choice
 
 
@@ -97,9 +97,9 @@ def mirrored(numbers: torch.Tensor) -> torch.Tensor:
 
 def code_kernels(flat: torch.Tensor) -> ModuleType:
     """Kernels that round, pack and decode tensors on the device of ``flat``."""
-    return cpu_bucket if flat.device.type == "cpu" else reference_bucket
+    return kernels.for_device(flat.device, "bucket")
 
 
 def level_kernels(flat: torch.Tensor) -> ModuleType:
     """Kernels that find the levels of buckets on the device of ``flat``."""
-    return cpu_levels if flat.device.type == "cpu" else reference_levels
+    return kernels.for_device(flat.device, "levels")

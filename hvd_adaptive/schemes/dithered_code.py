@@ -81,6 +81,7 @@ class DitheredCode:
                 break
             low, high = (delta, high) if spent > bits else (low, delta)
             redundancy = spent / _ideal_bits(law, unit, delta)
+        assert best is not None  # the first round has one
         return best
 
     @classmethod
@@ -162,10 +163,11 @@ GAUSSIAN_UNIT = 16.0
 
 @functools.lru_cache(maxsize=64)
 def gaussian_code(bits: float | None, delta: float | None) -> DitheredCode:
-    """For Gaussian buckets: of so many bits per coordinate, or of this step."""
+    """For Gaussian buckets: of so many bits per coordinate or, where None, of this step."""
     law = gaussian_law()
-    if delta is None:
+    if bits is not None:
         return DitheredCode.of_rate(law, GAUSSIAN_UNIT, bits)
+    assert delta is not None
     return DitheredCode.of_law(law, GAUSSIAN_UNIT, delta)
 
 

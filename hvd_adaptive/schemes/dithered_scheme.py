@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from hvd_adaptive import kernels
 from hvd_adaptive.coding import dithered
 from hvd_adaptive.coding import payload as payloads
 from hvd_adaptive.compressor import GradientCompressor
@@ -24,6 +23,7 @@ from hvd_adaptive.schemes.buckets import buckets_of
 from hvd_adaptive.schemes.dithered_code import LEAST_DELTA, DitheredCode, gaussian_code
 from hvd_adaptive.schemes.rate_control import RateControl
 from hvd_adaptive.settings import Settings
+from hvd_adaptive.statistics import histograms, norms_of
 
 logger = logging.getLogger("hvd_adaptive")
 
@@ -37,6 +37,8 @@ LARGEST_UNIT = 256.0
 class DitheredScheme(GradientCompressor):
     """Dithered quantisation with a step of ``delta`` root mean squares, or one that rate control
     adapts so that ``bits`` per coordinate travel; one of them is None."""
+
+    on_host = True
 
     def __init__(
         self, settings: Settings, bits: float | None, delta: float | None, adaptation: Adaptation
@@ -118,14 +120,14 @@ class DitheredScheme(GradientCompressor):
         if factor != 1.0:
             out *= factor
 
-    def encode_flat(
+    def encode_payload(
         self, flat: torch.Tensor, quantized: int, key: int, layout: int = 0,
         values: torch.Tensor | None = None,
-    ) -> torch.Tensor:  # fmt: skip
-        payload = super().encode_flat(flat, quantized, key, layout, values)
+    ) -> payloads.Payload:  # fmt: skip
+        payload = super().encode_payload(flat, quantized, key, layout, values)
         if layout and quantized:  # a step's, not a user's own
             full = payloads.padded((flat.numel() - quantized) * flat.element_size())
-            self._sent += 8 * (payload.numel() - full), quantized
+            self._sent += 8 * (payload.header.length - full), quantized
         return payload
 
     # Fits -----------------------------------------------------------------------------------------
@@ -231,19 +233,19 @@ class DitheredScheme(GradientCompressor):
 
     def _usable(self, buckets: Sequence[torch.Tensor]) -> list[tuple[torch.Tensor, float]]:
         """Finite, non-zero buckets, clipped if so asked, and their root mean squares."""
-        pairs = []
-        for bucket in map(self._clipped, buckets):
-            ops = kernels.for_device(bucket.device)
-            norm = float(ops.bucket_norms(bucket, bucket.numel(), "l2")[0])
-            if norm > 0:  # false for NaN
-                pairs.append((bucket, norm / math.sqrt(bucket.numel())))
-        return pairs
+        clipped = [self._clipped(bucket) for bucket in buckets]
+        return [
+            (bucket, norm / math.sqrt(bucket.numel()))
+            for bucket, norm in zip(clipped, norms_of(clipped, "l2"), strict=True)
+            if norm > 0  # false for NaN
+        ]
 
     def _counts(self, usable: Sequence[tuple[torch.Tensor, float]]) -> np.ndarray:
         """Of abs(v_i)/(unit ρ) in all buckets: float64 (BINS + 2,)."""
         total = np.zeros(BINS + 2)
-        for bucket, size in usable:
-            total += kernels.for_device(bucket.device).histogram(bucket, size * self._unit)
+        buckets, sizes = [bucket for bucket, _ in usable], [size for _, size in usable]
+        for counts in histograms(buckets, [size * self._unit for size in sizes]):
+            total += counts
         return total
 
     # State ----------------------------------------------------------------------------------------
@@ -301,5 +303,5 @@ def _counts_of(state: dict[str, Any], entry: str, count: int) -> list[float]:
     return numbers
 
 
-def _law(counts: Sequence[float]) -> Histogram:
+def _law(counts: np.ndarray) -> Histogram:
     return Histogram.from_counts(counts[:BINS], counts[BINS], counts[BINS + 1])

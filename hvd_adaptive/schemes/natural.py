@@ -8,8 +8,9 @@ from typing import Any
 
 import torch
 
+from hvd_adaptive import kernels
 from hvd_adaptive.compressor import GradientCompressor
-from hvd_adaptive.kernels import cpu_natural, reference_natural
+from hvd_adaptive.kernels import reference_natural
 from hvd_adaptive.settings import Settings
 
 
@@ -74,4 +75,4 @@ def _split(body: torch.Tensor, coordinates: int) -> tuple[torch.Tensor, torch.Te
 
 
 def _kernels(device: torch.device) -> ModuleType:
-    return cpu_natural if device.type == "cpu" else reference_natural
+    return kernels.for_device(device, "natural")

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from hvd_adaptive.kernels import cpu_onebit, reference_onebit
+from hvd_adaptive import kernels
 from hvd_adaptive.schemes.bucket_table_scheme import BucketTableScheme
 from hvd_adaptive.settings import Settings
 
@@ -41,7 +41,7 @@ class OneBitSGD(BucketTableScheme):
     def quantize_buckets(
         self, flat: torch.Tensor, words: torch.Tensor, bucket_size: int, key: int
     ) -> torch.Tensor:
-        ops = cpu_onebit if flat.device.type == "cpu" else reference_onebit
+        ops = kernels.for_device(flat.device, "onebit")
         means = flat.new_empty(self._buckets(flat.numel()), 2)
         ops.encode(self._clipped(flat), means, words, bucket_size)
         return means

@@ -10,9 +10,10 @@ from typing import Any
 
 import torch
 
+from hvd_adaptive import kernels
 from hvd_adaptive.coding.packing import packing_of
 from hvd_adaptive.compressor import GradientCompressor
-from hvd_adaptive.kernels import cpu_qcs, hadamard, reference_qcs
+from hvd_adaptive.kernels import hadamard
 from hvd_adaptive.kernels.reference_qcs import Run
 from hvd_adaptive.settings import Settings, check_choice, check_integer
 
@@ -183,7 +184,7 @@ def _split(body: torch.Tensor, runs: Sequence[Run]) -> tuple[torch.Tensor, torch
 
 
 def _kernels(device: torch.device) -> ModuleType:
-    return cpu_qcs if device.type == "cpu" else reference_qcs
+    return kernels.for_device(device, "qcs")
 
 
 def _check_gain(gain: Any, order: int) -> float:

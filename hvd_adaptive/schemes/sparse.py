@@ -10,10 +10,11 @@ from typing import Any
 
 import torch
 
+from hvd_adaptive import kernels
 from hvd_adaptive.coding.rice import most_words, rice_parameter
 from hvd_adaptive.compressor import GradientCompressor
 from hvd_adaptive.errors import PayloadError
-from hvd_adaptive.kernels import cpu_sparse, reference_sparse
+from hvd_adaptive.kernels import reference_sparse
 from hvd_adaptive.settings import Settings
 
 
@@ -45,6 +46,7 @@ class SparseSGD(GradientCompressor):
     """
 
     name = "sparse"
+    on_host = True
 
     def __init__(self, *, density: float, **shared: Any) -> None:
         self.density = _check_density(density)
@@ -111,7 +113,7 @@ class SparseSGD(GradientCompressor):
 
 
 def _kernels(device: torch.device) -> ModuleType:
-    return cpu_sparse if device.type == "cpu" else reference_sparse
+    return kernels.for_device(device, "sparse")
 
 
 def _check_density(value: Any) -> float:

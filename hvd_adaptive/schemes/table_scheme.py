@@ -105,11 +105,13 @@ class TableScheme(GradientCompressor):
 
     def fixed_body(self, coded: torch.Tensor, coordinates: int) -> torch.Tensor:
         at = 4 * self._buckets(coordinates)
+        assert self.coder is not None  # payloads say that they are coded; a codec reads its own
         words = self.coder.decode(coded[at:], coordinates)
         return torch.cat([coded[:at], words.view(torch.uint8)])
 
     def least_coded_bytes(self, coordinates: int) -> int:
-        return 4 * self._buckets(coordinates) + self.coder.least_stream_bytes(coordinates)
+        least = 0 if self.coder is None else self.coder.least_stream_bytes(coordinates)
+        return 4 * self._buckets(coordinates) + least
 
     def _split(self, body: torch.Tensor, coordinates: int) -> tuple[torch.Tensor, torch.Tensor]:
         at = 4 * self._buckets(coordinates)

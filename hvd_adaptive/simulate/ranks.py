@@ -194,7 +194,7 @@ class Ranks:
             normalized += sum(error.normalized for error in errors) / self.workers
             biases = [error.bias for error in errors if error.bias is not None]
             if biases:
-                bias += float((sum(biases) / self.workers).square().sum())
+                bias += float((torch.stack(biases).sum(0) / self.workers).square().sum())
         excess, normalized, bias = (x / self.coordinates for x in (excess, normalized, bias))
         estimator = (sgd.variance + excess) / self.workers + bias
         return Variance(sgd.variance, sgd.normalized, excess, normalized, bias, estimator)

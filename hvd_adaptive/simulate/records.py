@@ -47,7 +47,8 @@ class Records:
     @classmethod
     def read(cls, path: str | Path) -> Records:
         """Inverse of ``write``; numbers come back as int or float."""
-        settings, table = {}, []
+        settings: dict[str, Any] = {}
+        table: list[str] = []
         with Path(path).open(newline="", encoding="utf-8") as file:
             for line in file:
                 if line.startswith("# ") and not table:

@@ -97,6 +97,6 @@ def _rows(step: int, exact: Ranks, ranks: Mapping[str, Ranks]) -> list[Row]:
     figures = {"SGD": alone, "SuperSGD": average}
     figures |= {name: each.variance(step) for name, each in ranks.items()}
     return [
-        {"step": step, "method": name} | dataclasses.asdict(variance)
+        {"step": step, "method": name, **dataclasses.asdict(variance)}
         for name, variance in figures.items()
     ]

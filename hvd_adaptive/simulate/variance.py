@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
 from hvd_adaptive import kernels
-from hvd_adaptive.codec import Codec
 from hvd_adaptive.kernels.random import stream_key
 
 # Group of the random streams of Monte Carlo draws, no fusion group's and none of compressor.py's.
@@ -36,7 +36,7 @@ class QuantizationError:
     bias: torch.Tensor | None = None
 
 
-def quantization_error(codec: Codec, flat: torch.Tensor) -> QuantizationError:
+def quantization_error(codec: Any, flat: torch.Tensor) -> QuantizationError:
     """Exact, from Eq. 1, where ``codec`` has a level table, else the mean square of ``DRAWS`` draws
     (a bias is then counted as variance).
 

@@ -1,6 +1,9 @@
-"""Hypothesis runs the same examples each time, without deadlines or a database on disk."""
+"""Hypothesis runs the same examples each time, without deadlines or a database on disk; Triton
+kernels run in its interpreter where there is no GPU."""
 
 from __future__ import annotations
+
+import os
 
 import torch
 from hypothesis import HealthCheck, settings
@@ -14,3 +17,5 @@ settings.register_profile(
 )
 settings.load_profile("repeatable")
 torch.set_num_threads(1)
+if not torch.cuda.is_available():
+    os.environ["TRITON_INTERPRET"] = "1"  # read when Triton is first loaded

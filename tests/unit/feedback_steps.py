@@ -37,7 +37,14 @@ class OneRank:
     def __init__(self, compressor, sizes, dtypes=(), place=(0, 1), fusion=None) -> None:
         self.compressor, self.settings = compressor, compressor.settings
         self.hvd, self.place = Echo(), place
-        self.world = SimpleNamespace(rank=0, size=1, process_set=None, hvd=self.hvd)
+        self.world = SimpleNamespace(
+            rank=0,
+            size=1,
+            process_set=None,
+            hvd=self.hvd,
+            sends_directly=False,
+            orders_collectives=False,
+        )
         self.exchange, self.name = Allgather(Place(1, 0)), "test"
         dtypes = dtypes or [torch.float32] * len(sizes)
         members = [

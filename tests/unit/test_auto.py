@@ -127,7 +127,7 @@ def test_measuring_leaves_the_second_stage_alone(monkeypatch):
     compressor = ALQ(exchange="auto")
     stage, more = compressor.second_stage(2), []
 
-    def measure(exchange, world, codec, size, name):
+    def measure(exchange, world, codec, size, name, device):
         more.append(codec.second_stage(64).bits)
         return 1.0
 
@@ -135,5 +135,5 @@ def test_measuring_leaves_the_second_stage_alone(monkeypatch):
     world = SimpleNamespace(
         gather_equal=lambda own, name: own[None], broadcast=lambda values, name: values
     )
-    Auto(Place(2, 0, (0, 1))).settle(world, compressor, "test")
+    Auto(Place(2, 0, (0, 1))).settle(world, compressor, "test", torch.device("cpu"))
     assert set(more) != {stage.bits} and compressor.second_stage(2) is stage

@@ -51,7 +51,14 @@ def run(code: str, root: Path = PACKAGE.parent, **environment: str) -> str:
 def test_import_brings_neither_horovod_nor_mpi_nor_plotting():
     code = "import sys, hvd_adaptive; print(*sorted({m.split('.')[0] for m in sys.modules}))"
     loaded = set(run(code).split())
-    assert not loaded & {"horovod", "mpi4py", "matplotlib", "mlxtend", "sklearn", "rich"}
+    assert not loaded & {"horovod", "mpi4py", "triton", "matplotlib", "mlxtend", "sklearn", "rich"}
+
+
+def test_import_needs_neither_numba_nor_triton():
+    """A GPU's kernels do without the one, the CPU's without the other."""
+    modules = "import hvd_adaptive.exchange.auto, hvd_adaptive.bench.codec\n"
+    run(BLOCK.format(blocked={"numba", "llvmlite", "triton"}) + modules)
+    run(BLOCK.format(blocked={"triton"}) + ROUNDTRIP)
 
 
 def test_encode_decode_and_fit_without_horovod_and_mpi():

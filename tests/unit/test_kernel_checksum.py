@@ -27,10 +27,13 @@ def test_both_kernels_compute_what_python_computes(values, seed):
     assert 0 <= want < 2**32
 
 
-@pytest.mark.parametrize("count", (0, 1, 63, 64, 65, 127, 128, 129, 10_000))
-def test_kernels_agree_at_row_boundaries(count):
+@pytest.mark.parametrize(
+    "count", (0, 1, 63, 64, 65, 127, 128, 129, 4095, 4096, 4097, 4160, 4161, 8192, 10_000)
+)
+def test_kernels_agree_at_row_and_block_boundaries(count):
     values = np.random.default_rng(count).integers(0, 2**32, count, dtype=np.uint32)
-    assert cpu.checksum(tensor(values), 7) == reference.checksum(tensor(values), 7)
+    want = word_checksum(values.tolist(), 7)
+    assert cpu.checksum(tensor(values), 7) == reference.checksum(tensor(values), 7) == want
 
 
 @pytest.mark.parametrize("count", (1, 2, 64, 65, 150))
@@ -58,6 +61,17 @@ def test_every_swap_of_two_different_words_is_seen():
             swapped = values.copy()
             swapped[[i, j]] = swapped[[j, i]]
             assert cpu.checksum(tensor(swapped), 5) != before, (i, j)
+
+
+def test_blocks_in_each_others_place_are_seen():
+    blocks = np.random.default_rng(2).integers(0, 2**32, (6, 4096), dtype=np.uint32)
+    blocks[5] = 0
+    before = cpu.checksum(tensor(blocks.reshape(-1)), 5)
+    for i in range(6):
+        for j in range(i):
+            moved = blocks.copy()
+            moved[[i, j]] = moved[[j, i]]
+            assert cpu.checksum(tensor(moved.reshape(-1)), 5) != before, (i, j)
 
 
 def test_length_and_seed_count():

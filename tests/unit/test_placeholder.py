@@ -9,7 +9,12 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from hvd_adaptive import RankMismatchError
-from hvd_adaptive.fusion.placeholder import absent_everywhere, check_reduced, placeholder
+from hvd_adaptive.fusion.placeholder import (
+    Reader,
+    absent_everywhere,
+    check_reduced,
+    placeholder,
+)
 
 TOP = 2**16 - 1  # the largest number sent
 # How much of each number is sent: the rest may differ unseen.
@@ -188,3 +193,40 @@ def test_a_gradient_that_no_rank_has(size, factor):
     if size > 2:
         some[size // 2] = 0  # the one that has it has called hvd.join()
         assert absent_everywhere(total(some), check_reduced(total(some), size))
+
+
+def sent(size: int, slot: int, absent: bool = False) -> np.ndarray:
+    """All ranks' placeholders; ``absent`` on all but rank 0."""
+    return np.array([placeholder(r, slot, 9, 1234567, absent and r > 0) for r in range(size)])
+
+
+@pytest.mark.parametrize("average", [True, False])
+@pytest.mark.parametrize("size", [2, 3, 4, 7])
+def test_a_reader_tells_what_check_reduced_tells(size, average):
+    scale = 1 / size if average else 1.0
+    reader = Reader(size)
+    for slot in (5, 0, 70_000, 3):
+        reduced = total(sent(size, slot, absent=slot == 0), after=scale)
+        assert reader.read(reduced, slot) == check_reduced(reduced, size) == (scale, size)
+    for entry in range(len(reduced)):
+        wrong = total(sent(size, 8), after=scale)
+        wrong[entry] += 1.0
+        assert outcome(lambda w=wrong: reader.read(w, 8)) == outcome(
+            lambda w=wrong: check_reduced(w, size)
+        )
+
+
+def outcome(read) -> object:
+    """What comes of it: a Reduction, or the error's words."""
+    try:
+        return read()
+    except (RankMismatchError, ValueError) as error:
+        return str(error)
+
+
+def test_a_reader_notices_another_gradient():
+    reader = Reader(2)
+    for slot in (4, 6):
+        reader.read(total(sent(2, slot)), slot)
+    with pytest.raises(RankMismatchError, match="order"):
+        reader.read(total(np.array([sent(2, 5)[0], sent(2, 6)[1]])), 5)

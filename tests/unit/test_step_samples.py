@@ -19,6 +19,7 @@ class FakeBinding:
     def __init__(self, bucket_size: int, rank: int = 0) -> None:
         self.settings = Settings(bucket_size=bucket_size)
         self.world = SimpleNamespace(rank=rank)
+        self.compressor = SimpleNamespace(check_device=lambda device: None)
         self.buffers: dict[torch.dtype, torch.Tensor] = {}
 
     def buffer(self, use, coordinates, dtype, device):

@@ -121,20 +121,25 @@ def payload_length(
 
 
 def checksum(payload: bytes) -> int:
-    """Of a whole payload: CRC-32 of its header without checksum seeds 64 lanes and their chain."""
+    """Of a whole payload: CRC-32 of its header without checksum seeds the chain over 64 lanes."""
     seed = zlib.crc32(payload[:12] + bytes(4) + payload[16:96])
     return word_checksum(np.frombuffer(payload[96:], "<u4").tolist(), seed)
 
 
 def word_checksum(words: list[int], seed: int) -> int:
-    lanes = [0] * 64
-    for i, word in enumerate(words):
-        s = (lanes[i % 64] + word * 0x85EBCA77) % 2**32
-        s = (s << 13 | s >> 19) & M32
-        lanes[i % 64] = s * 0x9E3779B1 % 2**32
+    sums = [0] * 64
+    for block in range(-(-len(words) // 4096)):
+        own = words[4096 * block : 4096 * (block + 1)]
+        for lane in range(64):
+            s = block * 0x9E3779B1 % 2**32
+            for word in own[lane::64]:
+                s = (s + word * 0x85EBCA77) % 2**32
+                s = (s << 13 | s >> 19) & M32
+                s = s * 0x9E3779B1 % 2**32
+            sums[lane] += (s ^ s >> 15) * 0x85EBCA77
     total = (seed + len(words)) % 2**32
-    for lane in lanes:
-        total = (total ^ lane) * 0x9E3779B1 % 2**32
+    for lane in sums:
+        total = (total ^ (lane & M32)) * 0x9E3779B1 % 2**32
         total ^= total >> 15
         total = total * 0x85EBCA77 % 2**32
     return total

@@ -51,7 +51,7 @@ def test_measures_once_and_all_ranks_choose_alike(make, caplog):
 def test_each_choice_trains(label, monkeypatch):
     """As if that candidate had been measured to be the fastest."""
 
-    def pretended(exchange, world, compressor, size, name):
+    def pretended(exchange, world, compressor, size, name, device):
         return 1.0 if name.endswith(f".{label}") else 2.0
 
     monkeypatch.setattr(auto, "measure", pretended)

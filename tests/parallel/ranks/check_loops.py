@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+
 import horovod.torch as hvd
 import pytest
 import torch
@@ -90,18 +92,33 @@ def test_lbfgs_closures(scheme):
     assert_same_everywhere(flat_parameters(model), f"{scheme}.lbfgs")
 
 
-@pytest.mark.parametrize("scheme", ["alq", "feedback"])
-def test_a_compiled_model(scheme):
-    plain, compiled = make_model(width=30), make_model(width=30)
-    for model, call in ((plain, plain), (compiled, torch.compile(compiled, backend="aot_eager"))):
+def assert_compiled_alike(scheme: str, backend: str, everywhere: bool = True) -> None:
+    plain, other = make_model(width=30), make_model(width=30)
+    compiled = torch.compile(other, backend=backend) if everywhere or hvd.rank() == 0 else other
+    for model, call in ((plain, plain), (other, compiled)):
         optimizer = distributed(model, make(scheme, min_numel=100))
         batch = batches(hvd.rank())
         for _ in range(3):
             optimizer.zero_grad()
             loss_of(call, batch()).backward()
             optimizer.step()
-    assert_same_everywhere(flat_parameters(compiled), f"{scheme}.compiled")
-    torch.testing.assert_close(flat_parameters(compiled), flat_parameters(plain))
+    assert_same_everywhere(flat_parameters(other), f"{scheme}.{backend}")
+    torch.testing.assert_close(flat_parameters(other), flat_parameters(plain))
+
+
+@pytest.mark.parametrize("scheme", ["alq", "feedback"])
+def test_a_compiled_model(scheme):
+    assert_compiled_alike(scheme, "aot_eager")
+
+
+@pytest.mark.timeout(120)
+def test_a_model_compiled_by_inductor():
+    """On one rank of two, once: a C++ compiler takes seconds."""
+    if hvd.size() != 2 or not hvd.mpi_enabled():
+        pytest.skip("with 2 ranks under mpirun")
+    if shutil.which("g++") is None:
+        pytest.skip("inductor needs a C++ compiler")
+    assert_compiled_alike("alq", "inductor", everywhere=False)
 
 
 def test_gradients_of_gradients():

@@ -53,7 +53,7 @@ def test_peak_bytes_is_bounded(make):
 
 
 def test_peak_bytes_of_one_group():
-    """Counted by hand: the buffer of its results, its payload, and all ranks'."""
+    """Counted by hand: its payload, once or for each rank, and all ranks'."""
     model = torch.nn.Linear(640, 100, bias=False)
     compressor = QSGD(bits=4, bucket_size=128)
     optimizer = distributed(model, compressor)
@@ -63,7 +63,8 @@ def test_peak_bytes_of_one_group():
         optimizer.step()
     report = compressor.report()
     # The only gradient is encoded from its own memory and decoded into it.
-    assert report["peak_bytes"] == (1 + hvd.size()) * report["payload_bytes"]
+    sent = hvd.size() if hvd.mpi_enabled() else 1  # to a few ranks directly, over MPI
+    assert report["peak_bytes"] == (sent + hvd.size()) * report["payload_bytes"]
 
 
 def test_nothing_grows():
