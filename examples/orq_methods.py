@@ -1,4 +1,4 @@
-"""The methods of the ORQ paper ("Optimal Gradient Quantization Condition", 2019)."""
+"""The methods of the ORQ paper ("Optimal Gradient Quantization Condition", 2020)."""
 
 from __future__ import annotations
 

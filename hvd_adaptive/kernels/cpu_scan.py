@@ -136,12 +136,12 @@ def histogram(x, scale):
     for i in range(x.size):
         if r[i] == 0:
             counts[BINS] += 1
-        elif r[i] >= _ONE:
-            counts[BINS + 1] += 1
         elif r[i] < _FINE_FROM:
             counts[max((bits[i] >> 20) - ((127 - 28) << 3), 0)] += 1
-        else:
+        elif r[i] < _ONE:
             counts[COARSE_BINS + (bits[i] >> 16) - ((127 - 12) << 7)] += 1
+        elif r[i] >= _ONE:  # a NaN is nowhere
+            counts[BINS + 1] += 1
     return counts
 
 

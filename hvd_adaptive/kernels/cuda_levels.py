@@ -35,8 +35,8 @@ def orq_levels(
     ordered, norms = _ordered(flat, bucket_size), bucket_norms(flat, bucket_size, "linf")
     out = flat.new_empty(norms.numel(), levels)
     launch(
-        _orq_kernel, norms.numel(), flat, ordered, norms, out, flat.numel(), bucket_size, sweeps,
-        LEVELS=levels, num_warps=1,
+        _orq_kernel, norms.numel(), flat, ordered, norms, out, flat.numel(), bucket_size, levels,
+        sweeps, ROOM=max(32, triton.next_power_of_2(levels)), num_warps=1,
     )  # fmt: skip
     return out
 
@@ -242,46 +242,41 @@ def _split(ordered, low, high):
 
 
 @triton.jit
-def _between(ordered, places, LEVELS: tl.constexpr, STEP: tl.constexpr):
-    """Places whose odd multiples of STEP are split from their neighbours, in order; then the same
-    for half the step."""
-    new = ()
-    for k in tl.static_range(LEVELS):
-        if k % (2 * STEP) == STEP:
-            new = new + (_split(ordered, places[k - STEP], places[k + STEP]),)
-        else:
-            new = new + (places[k],)
-    if STEP > 1:
-        new = _between(ordered, new, LEVELS, STEP // 2)
-    return new
+def _at(places, index, k):
+    """The place of level k, k of any number."""
+    return tl.sum(tl.where(index == k, places, 0))
 
 
 @kernel
 def _orq_kernel(
-    x, norms, out, n: tl.int64, bucket_size: tl.int64, sweeps: tl.int32, LEVELS: tl.constexpr
-):
-    """See reference_levels.orq_levels; x: the buckets' coordinates in order."""
+    x, norms, out, n: tl.int64, bucket_size: tl.int64, levels: tl.int32, sweeps: tl.int32,
+    ROOM: tl.constexpr,
+):  # fmt: skip
+    """See reference_levels.orq_levels; x: the buckets' coordinates in order. ROOM: a power of two,
+    not below ``levels``; places are kept in registers."""
     bucket, begin, size = _own_bucket(n, bucket_size)
     norm = tl.load(norms + bucket)
     usable = norm > 0
-    ordered = x + begin
-    # A bucket without levels is not searched: it counts as one coordinate.
-    last = tl.where(usable, size - 1, 0)
-    places = ()
-    for _ in tl.static_range(LEVELS - 1):
-        places = places + (last * 0,)
-    places = _between(ordered, places + (last,), LEVELS, LEVELS // 2)
+    ordered, index = x + begin, tl.arange(0, ROOM)
+    last = levels - 1
+    places = tl.where(index == last, size - 1, 0)
+    # Nothing is searched for in a bucket without levels.
+    step = tl.where(usable, last // 2, 0)
+    while step > 0:
+        for k in range(step, last, 2 * step):
+            place = _split(ordered, _at(places, index, k - step), _at(places, index, k + step))
+            places = tl.where(index == k, place, places)
+        step = step // 2
     sweep, moving = 0, usable
     while moving & (sweep < sweeps):
-        new = (places[0],)
-        moves = 0
-        for k in tl.static_range(1, LEVELS - 1):
-            place = _split(ordered, new[k - 1], places[k + 1])
-            moves += (tl.load(ordered + place) != tl.load(ordered + places[k])).to(tl.int32)
-            new = new + (place,)
-        places = new + (places[LEVELS - 1],)
-        moving = moves > 0
+        before = places
+        for k in range(1, last):
+            place = _split(ordered, _at(places, index, k - 1), _at(places, index, k + 1))
+            places = tl.where(index == k, place, places)
+        there = index < levels
+        old = tl.load(ordered + before, mask=there, other=0.0)
+        moving = tl.max((tl.load(ordered + places, mask=there, other=0.0) != old).to(tl.int32)) > 0
         sweep += 1
-    for k in tl.static_range(LEVELS):
-        level = tl.load(ordered + places[k])
-        tl.store(out + bucket * LEVELS + k, tl.where(usable, level, norm))
+    found = tl.load(ordered + places, mask=index < levels, other=0.0)
+    row = out + bucket * levels + index
+    tl.store(row, tl.where(usable, found, norm), mask=index < levels)

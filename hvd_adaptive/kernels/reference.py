@@ -201,7 +201,7 @@ def histogram(bucket: torch.Tensor, scale: float) -> np.ndarray:
     """Counts of r = abs(v)/scale, int64 (1666,): log-spaced bins, the zeros, the ones.
 
     Bins 1 to 127 begin at 2**(-28 + k//8) * (1 + k%8 / 8), bins 128 + k at 2**(-12 + k//128)
-    * (1 + k%128 / 128); bin 0 begins above zero.
+    * (1 + k%128 / 128); bin 0 begins above zero. A NaN is in none.
     """
     return counts(bucket, scale).cpu().numpy()
 
@@ -213,8 +213,9 @@ def counts(bucket: torch.Tensor, scale: float) -> torch.Tensor:
     coarse = ((bits >> 20) - ((127 - 28) << 3)).clamp(min=0)
     index = torch.where(r < 2.0**-12, coarse, (bits >> 16) - ((127 - 12) << 7) + COARSE_BINS)
     index = torch.where(r == 0, BINS, torch.where(r >= 1, BINS + 1, index))
-    index = index.to(torch.int64)
-    return index.new_zeros(BINS + 2).scatter_add_(0, index, torch.ones_like(index))
+    number = ~r.isnan()
+    index = torch.where(number, index, 0).to(torch.int64)
+    return index.new_zeros(BINS + 2).scatter_add_(0, index, number.to(torch.int64))
 
 
 def checksum(words: torch.Tensor, seed: int) -> int:

@@ -1,4 +1,4 @@
-"""ORQ: optimized random quantization (2019)."""
+"""ORQ: optimized random quantization (2020)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SWEEPS = {"greedy": 0, "coordinate_descent": 30}
 
 class ORQ(RandomRounding):
     """Optimized random quantization ("Optimal Gradient Quantization Condition for
-    Communication-Efficient Distributed Training", 2019).
+    Communication-Efficient Distributed Training", 2020).
 
     Each bucket is rounded at random, without bias (Eq. 7), to levels that its own coordinates
     determine: the least and the largest (Corollary 1.1) and between two levels, by halving

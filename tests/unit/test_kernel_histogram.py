@@ -62,3 +62,10 @@ def test_kernels_agree_under_any_scale():
     flat = torch.from_numpy(np.exp(5 * generator.standard_normal(4000)).astype(np.float32))
     for scale in (1e-30, 0.3, 7.0, 123.456, 1e38):
         assert np.array_equal(cpu.histogram(flat, scale), reference.histogram(flat, scale))
+
+
+@both
+def test_a_nan_is_nowhere(kernels):
+    values = np.array([0.5, np.nan, -0.25, np.inf, 0.0, -np.nan], np.float32)
+    got = kernels.histogram(torch.from_numpy(values), 1.0)
+    assert np.array_equal(got, counts(np.abs(values[~np.isnan(values)])))
