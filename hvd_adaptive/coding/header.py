@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import struct
 import zlib
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 
@@ -87,7 +87,8 @@ class Header:
     @property
     def body_seed(self) -> int:
         """The header's own part of the checksum: CRC-32 of it with the checksum field zero."""
-        return zlib.crc32(replace(self, checksum=0).pack())
+        packed = self.pack()
+        return zlib.crc32(packed[:12] + bytes(4) + packed[16:])
 
     @classmethod
     def unpack(cls, data: bytes, available: int) -> Header:

@@ -11,10 +11,14 @@ import torch
 import triton
 import triton.language as tl
 
-from hvd_adaptive.coding.packing import packing_of
+from hvd_adaptive.coding.packing import Packing, packing_of
 from hvd_adaptive.kernels.cuda_decode import unpack_add
 from hvd_adaptive.kernels.cuda_encode import pack
 from hvd_adaptive.kernels.cuda_random import integer24
+
+# Thresholds that are laid out one after the other, 128 times in the kernel of codes of whole bits,
+# else once for each digit of a unit: so compiling takes seconds for any number of levels.
+_MOST_OF_BITS, _MOST_OF_DIGITS = 3, 8
 
 
 def round_codes(
@@ -22,9 +26,9 @@ def round_codes(
 ) -> None:
     """See reference_bucket.round_codes."""
     alphabet = levels.shape[1]
-    state = (levels.contiguous(),)
-    pack(flat, words, bucket_size, packing_of(alphabet), key, state,
-         PREPARE=_scaling, CODE=_rounded, RULE=_rounded, OPTIONS=(alphabet,))  # fmt: skip
+    packing, state = packing_of(alphabet), (levels.contiguous(), alphabet)
+    pack(flat, words, bucket_size, packing, key, state, PREPARE=_scaling, CODE=_rounded,
+         RULE=_rounded, OPTIONS=(alphabet, _turn(packing)))  # fmt: skip
 
 
 def cut_codes(
@@ -58,6 +62,13 @@ def decode_add(
                OPTIONS=(alphabet,))  # fmt: skip
 
 
+def _turn(packing: Packing) -> int:
+    """Thresholds that are compared with in one turn of ``_rounded``'s loop."""
+    thresholds = packing.alphabet - 1
+    turns = -(-thresholds // (_MOST_OF_BITS if packing.digits == 1 else _MOST_OF_DIGITS))
+    return -(-thresholds // turns)
+
+
 @triton.jit
 def _scaling(bucket, there, state, OPTIONS: tl.constexpr):
     """The power of two that brings the largest level into [2, 4), 0 where there is none, and where
@@ -76,17 +87,22 @@ def _rounded(
     v, counter, high, about, state, i, there, rule: tl.constexpr, OPTIONS: tl.constexpr
 ):  # fmt: skip
     """Gaps that the random number leaves below v."""
-    THRESHOLDS: tl.constexpr = OPTIONS[0] - 1
+    # Few thresholds are one turn; of more the kernel is told the number, or compilers unroll all.
+    TURN: tl.constexpr = OPTIONS[1]
+    alphabet = OPTIONS[0] if OPTIONS[0] - 1 == TURN else state[1]
     factor, levels = about[0], state[0] + about[1]
     u = (integer24(counter, high) | 1).to(tl.float32)
     x = v * factor
     m = tl.zeros(v.shape, tl.uint32)
     lower = tl.load(levels, mask=there, other=0.0) * factor
-    for j in tl.static_range(THRESHOLDS):
-        upper = tl.load(levels + (j + 1), mask=there, other=0.0) * factor
-        gap = (upper - lower) * 2.0**-24
-        m += (x - lower > u * gap).to(tl.uint32)
-        lower = upper
+    for first in range(1, alphabet, TURN):
+        for j in tl.static_range(TURN):
+            # Nothing exceeds what is not there.
+            known = there & (first + j < alphabet)
+            upper = tl.load(levels + (first + j), mask=known, other=float("inf")) * factor
+            gap = (upper - lower) * 2.0**-24
+            m += (x - lower > u * gap).to(tl.uint32)
+            lower = upper
     return m
 
 

@@ -13,6 +13,7 @@ import torch
 import triton
 
 WARPS = 4
+MOST_PROGRAMS = 2**31 - 1
 
 
 def kernel(function: Callable) -> Any:
@@ -34,10 +35,15 @@ def launch(
     """Queue ``programs`` programs on the current stream of the device of ``on``.
 
     Products and sums are not fused, so that every one is rounded as in the other kernels; integers
-    may wrap around.
+    may wrap around. ValueError: more programs than a GPU starts.
     """
     if programs == 0:
         return
+    if programs > MOST_PROGRAMS:
+        raise ValueError(
+            f"{programs} programs for {on.numel()} coordinates: a GPU starts {MOST_PROGRAMS} at"
+            " most; take a larger bucket_size"
+        )
     guard = torch.cuda.device(on.device) if on.is_cuda else contextlib.nullcontext()
     with guard:
         started[(programs,)](

@@ -27,7 +27,7 @@ KNOWS = {
     "feedback": set(),
     "theory": {"levels", "schemes"},
     "ddp": {"compressor", "fusion"},
-    **{helper: {"coding"} for helper in HELPERS},
+    **{helper: {"coding"} for helper in sorted(HELPERS)},
 }
 HOROVOD = {
     "exchange/world.py", "exchange/level_sync.py", "elastic.py", "bench/worker.py",

@@ -35,15 +35,19 @@ def words_of(n: int, alphabet: int, device: torch.device) -> torch.Tensor:
 
 
 @pytest.mark.parametrize(
-    ("alphabet", "n", "bucket"), [(2, 700, 60), (3, 400, 100), (5, 1000, 600), (4, 1100, 512)]
-)
+    ("alphabet", "n", "bucket"),
+    [(2, 700, 60), (3, 400, 100), (5, 1000, 600), (4, 1100, 512),
+     (8, 700, 60), (16, 600, 512), (11, 400, 60), (31, 60, 40)],
+)  # fmt: skip
 def test_rounding_and_decoding(alphabet: int, n: int, bucket: int):
     flat = vector(heavy, n)
     levels = levels_of(flat, bucket, alphabet)
+    flat[0], flat[1], flat[2] = float("inf"), -float("inf"), float("nan")
     there = moved(flat, levels)
     want, got = words_of(n, alphabet, flat.device), words_of(n, alphabet, DEVICE)
     reference_bucket.round_codes(flat, levels, want, bucket, KEY)
-    cuda_bucket.round_codes(*there, got, bucket, KEY)
+    with np.errstate(all="ignore"):
+        cuda_bucket.round_codes(*there, got, bucket, KEY)
     assert torch.equal(want, got.cpu())
 
     sums = flat.clone(), there[0].clone()

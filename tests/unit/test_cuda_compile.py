@@ -1,4 +1,5 @@
-"""The Triton kernels compile for a GPU that is not there; nothing is fused or approximate."""
+"""The Triton kernels compile for a GPU that is not there, in seconds; nothing is fused or
+approximate."""
 
 from __future__ import annotations
 

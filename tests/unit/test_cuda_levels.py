@@ -17,7 +17,7 @@ from test_kernel_agreement import (
 )
 from triton_interpreter import moved
 
-from hvd_adaptive.kernels import cuda_levels, reference_levels
+from hvd_adaptive.kernels import cuda_launch, cuda_levels, reference_levels
 
 SOLVERS = {
     "orq": lambda m, x, b, clip: m.orq_levels(x, b, 5, clip, 2),
@@ -43,6 +43,17 @@ def test_levels(name: str, bucket: int, clip: float | None):
     assert same_bits(want, got.cpu())
 
 
+@pytest.mark.parametrize(("levels", "bucket", "sweeps"), [(33, 300, 1), (17, 10, 3)])
+def test_many_levels(levels: int, bucket: int, sweeps: int):
+    """More than a warp has lanes, and more than a bucket has coordinates."""
+    kinds = (ordinary, constant) if bucket > levels else (ordinary, heavy, zeros, with_nan)
+    flat = torch.cat([vector(kind, bucket) for kind in kinds])[: -bucket // 3]
+    want = reference_levels.orq_levels(flat, bucket, levels, None, sweeps)
+    with np.errstate(all="ignore"):
+        got = cuda_levels.orq_levels(*moved(flat), bucket, levels, None, sweeps)
+    assert same_bits(want, got.cpu())
+
+
 def test_buckets_of_one_coordinate():
     flat = torch.tensor([1.5, -2.0, 0.0, float("inf"), 3e-39])
     for solve in SOLVERS.values():
@@ -52,3 +63,8 @@ def test_buckets_of_one_coordinate():
                 solve(cuda_levels, *moved(flat), 1, None),
             )
         assert same_bits(want, got.cpu())
+
+
+def test_more_buckets_than_a_gpu_starts_programs():
+    with pytest.raises(ValueError, match=r"2147483648 programs for 3 coordinates: .* bucket_size"):
+        cuda_launch.launch(cuda_levels._mean_kernel, 2**31, torch.zeros(3))
