@@ -52,9 +52,11 @@ def histograms(
 ) -> Sequence[np.ndarray] | np.ndarray:
     """Of each bucket (kernels' ``histogram``), int64 (BINS + 2,); by one copy to the host."""
     pairs = zip(buckets, scales, strict=True)
-    if not buckets or buckets[0].is_cpu:
-        return [kernels.for_device(bucket.device).histogram(bucket, s) for bucket, s in pairs]
+    if not buckets:
+        return []
     ops = kernels.for_device(buckets[0].device)
+    if buckets[0].is_cpu:
+        return [ops.histogram(bucket, scale) for bucket, scale in pairs]
     return stacked([ops.counts(bucket, scale) for bucket, scale in pairs]).get().numpy()
 
 

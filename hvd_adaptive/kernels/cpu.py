@@ -76,6 +76,11 @@ def histogram(bucket: torch.Tensor, scale: float) -> np.ndarray:
     return cpu_scan.histogram(bucket.numpy(), np.float32(scale))
 
 
+def counts(bucket: torch.Tensor, scale: float) -> torch.Tensor:
+    """See reference.counts."""
+    return torch.from_numpy(histogram(bucket, scale))
+
+
 def clipped(flat: torch.Tensor, bucket_size: int, clip: float) -> torch.Tensor:
     """See reference.clipped."""
     return torch.from_numpy(cpu_scan.clipped(flat.numpy(), bucket_size, clip))

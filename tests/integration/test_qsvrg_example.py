@@ -23,7 +23,7 @@ def test_one_process_and_two_ranks_agree_to_the_bit(tmp_path: Path) -> None:
     launcher = MPIRUN[: MPIRUN.index(sys.executable) + 1]
     points = []
     for command in ([sys.executable, SCRIPT, "--simulate", "--ranks", "2"], [*launcher, SCRIPT]):
-        done = run([*command, *FLAGS], tmp_path, 90)
+        done = run([*command, *FLAGS], tmp_path, 150)
         assert done.returncode == 0, done.stdout
         assert "QSVRG, 2 ranks, n = 31, s = 6" in done.stdout
         points.append(line(done.stdout, "point "))

@@ -30,7 +30,7 @@ def started(launcher: Launcher) -> Launched:
 def pairs(request: pytest.FixtureRequest) -> Iterator[dict[Launcher, Launched]]:
     """Launches of two ranks, those that were asked for, at once: each waits half of its time."""
     asked = [item.callspec.params["launcher"] for item in request.session.items
-             if getattr(item, "originalname", "") == "test_ranks"]  # fmt: skip
+             if item.path == request.path and item.originalname == "test_ranks"]  # fmt: skip
     launches = {launcher: started(launcher) for launcher in asked if launcher.ranks == 2}
     yield launches
     for launched in launches.values():
