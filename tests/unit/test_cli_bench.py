@@ -1,0 +1,52 @@
+"""`hvd-adaptive bench codec`, on few coordinates: how fast it is told is no test's matter."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+
+from hvd_adaptive.cli import main
+
+FEW = ["--coordinates", "20000", "--bucket-size", "512", "--rounds", "2"]
+
+
+def test_it_measures_what_was_asked_for(capsys, tmp_path):
+    asked = ["--schemes", "qsgd", "--bits", "3", "8", "--codings", "fixed", "elias"]
+    output = tmp_path / "codec.json"
+    assert main(["bench", "codec", *FEW, *asked, "--json", "--output", str(output)]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told == json.loads(output.read_text(encoding="utf-8"))
+    assert told["options"]["coordinates"] == 20000
+    labels = list(told["results"])
+    assert len(labels) == 4 and all("QSGD" in label for label in labels)
+    for figures in told["results"].values():
+        assert all(figures[action] > 0 for action in ("memcpy", "encode", "decode", "checksum"))
+    bits = [figures["bits"] for figures in told["results"].values()]
+    # Codes of 8 bits, a scale for each bucket and a header; the ones of 3 bits are shorter.
+    assert 8 < max(bits) < 8.2 and min(bits) < 3.1
+
+
+def test_it_prints_a_table(capsys):
+    assert main(["bench", "codec", *FEW, "--schemes", "SignSGD"]) == 0
+    printed = capsys.readouterr().out
+    assert "20,000 coordinates, bucket 512" in printed and "SignSGD" in printed
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["--schemes", "ALQQ"], "--schemes ALQQ: must be among ALQ"),
+        (["--bits", "1"], "--bits: "),
+        (["--device", "cuda"], "--device cuda: torch sees no GPU here"),
+    ],
+    ids=["scheme", "bits", "device"],
+)
+def test_wrong_words(capsys, words, told):
+    if "cuda" in words and torch.cuda.is_available():
+        pytest.skip("there is a GPU")
+    with pytest.raises(SystemExit) as ended:
+        main(["bench", "codec", *FEW, *words])
+    assert ended.value.code == 2
+    assert told in capsys.readouterr().err
