@@ -43,7 +43,8 @@ def test_peak_bytes_is_bounded(make):
         peaks.append(compressor.report()["peak_bytes"])
     coordinates = sum(p.numel() for p in model.parameters())
     residuals = 8 * coordinates if compressor.residuals is not None else 0
-    assert peaks[1] == peaks[2] or type(compressor) is ECDQ
+    # When second stages set out is a matter of time.
+    assert peaks[1] == peaks[2] or compressor.settings.exchange == "scatter_reduce"
     assert residuals < peaks[-1] <= BOUND + 3 * 4 * LARGEST_GROUP + residuals
     # No bound: every group is in flight at a time.
     free = make(bucket_size=128, fusion_bytes=4 * LARGEST_GROUP, min_numel=0)
