@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -111,7 +111,7 @@ class Heads:
     guesses: where payloads may begin. On CUDA these are read in one copy, any others in one each.
     """
 
-    def __init__(self, data: torch.Tensor, guesses: Sequence[int] = ()) -> None:
+    def __init__(self, data: torch.Tensor, guesses: Iterable[int] = ()) -> None:
         self._data = data
         self._known: dict[int, torch.Tensor] = {}
         if data.is_cuda:

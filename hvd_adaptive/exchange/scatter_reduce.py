@@ -17,6 +17,7 @@ second stage is unbiased; what it loses is in no residual.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import TYPE_CHECKING
 
 import torch
@@ -126,11 +127,12 @@ class ScatterReduce(Exchange):
         second = self._second_stage(shipment.codec)
         out = shipment.empty_result(gathered.device)
         chunks = self._chunks_of(shipment)
-        sizes = [
-            second.payload_bytes(c.quantized, c.full, shipment.dtype) if c.coordinates else 0
+        sizes = (
+            second.payload_bytes(c.quantized, c.full, shipment.dtype)
             for c in chunks
-        ]
-        heads, at = Heads(gathered, [sum(sizes[:owner]) for owner in range(len(sizes))]), 0
+            if c.coordinates
+        )
+        heads, at = Heads(gathered, accumulate(sizes, initial=0)), 0
         for owner, chunk in enumerate(chunks):
             if not chunk.coordinates:
                 continue

@@ -122,7 +122,7 @@ class Step:
         A group none of whose members arrived (sparse parameters, which Horovod exchanges itself)
         is left out: every dense gradient has arrived by now, on every rank.
         """
-        self._hold, self._all_arrived, self._early_factor = False, True, self.factor
+        self._hold, self._all_arrived = False, True
         self._launch()
 
     def result(self, slot: int, absent: bool = False) -> torch.Tensor:
@@ -261,12 +261,17 @@ class Step:
         of which autograd may have told only half.
         """
         world = self.binding.world
-        if self._early_factor is None or not world.orders_collectives:
+        if self._known_factor is None or not world.orders_collectives:
             return
         while flight := next((f for f in self._flying if f.stage == 0), None):
             if not (self._goes_on_early(flight.index) and world.hvd.poll(flight.handle)):
                 return
             self._advance(flight)
+
+    @property
+    def _known_factor(self) -> float | None:
+        """What turns sums into what was asked for, as far as it is known by now."""
+        return self._early_factor if self.factor is None else self.factor
 
     def _goes_on_early(self, index: int) -> bool:
         group, binding = self.layout.groups[index], self.binding
@@ -347,7 +352,7 @@ class Step:
             full=group.coordinates - quantized,
             layout=self.layout.fingerprint,
             key=lambda rank: self._key(rank, index),
-            factor=lambda: self._early_factor if self.factor is None else self.factor,
+            factor=lambda: self._known_factor,
             time=lambda field: meter.time(field, index),
             count=lambda size: meter.add("payload_bytes", size, index),
             memory=lambda *like: self._memory_for(group, *like),
