@@ -1,0 +1,118 @@
+"""What the stages of exchange="scatter_reduce" cost in accuracy and in bytes, without a network.
+
+python benchmarks/second_stage.py [--methods 'alq:bits=3,norm=l2|linf'] [--ranks 4 8]
+                                  [--model resnet18] [--json FILE]
+
+The laboratory's gradients (laboratory/gradients.py), tensors end to end, are quantised by each
+rank and averaged; the average is quantised once more with every number of bits from 3 to the
+default (*), to which tables are fitted as in training. Errors are squared, relative to the exact
+mean; added: by the second stage, as a share of the first one's, which by default is to be a
+quarter at most on two reference laws (exchange/second_stage.py). bits sent: of both stages, by a
+coordinate, without headers, times (ranks - 1)/ranks.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from laboratory.gradients import gradients
+from laboratory.methods import Method, construct, parse
+from laboratory.shapes import read_shapes
+from rich.table import Table
+from tqdm import tqdm
+
+from hvd_adaptive.commands.output import console, whole
+from hvd_adaptive.compressor import GradientCompressor
+from hvd_adaptive.exchange.second_stage import default_bits, make_second_stage
+
+FEWEST_BITS = 3
+COLUMNS = ("method", "ranks", "second stage", "first error", "added", "error", "bits sent")
+
+
+def main() -> int:
+    """Measure, print, and write what is asked for."""
+    options = _options()
+    torch.set_num_threads(1)
+    sizes = [shape for _, shape in read_shapes(options.model)]
+    flat = [_flat(sizes, rank) for rank in tqdm(range(max(options.ranks)), "gradients")]
+    rows = []
+    for ranks in options.ranks:
+        for method in tqdm(parse(options.methods), f"{ranks} ranks"):
+            rows += list(_stages(method, flat[:ranks]))
+    _print(rows)
+    if options.json:
+        options.json.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
+    return 0
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--methods", nargs="+", default=["alq:bits=3,norm=l2|linf"])
+    parser.add_argument("--ranks", nargs="+", type=whole(2), default=[4, 8])
+    parser.add_argument("--model", default="resnet18", help="resnet18, resnet50 or lstm")
+    parser.add_argument("--json", type=Path)
+    return parser.parse_args()
+
+
+def _flat(sizes: list[tuple[int, ...]], rank: int) -> torch.Tensor:
+    return torch.cat([tensor.flatten() for tensor in gradients(sizes, rank)[0]])
+
+
+def _stages(method: Method, flat: list[torch.Tensor]) -> Iterator[dict[str, Any]]:
+    """One row for the allgather, which has no second stage, and one for each of its bits."""
+    codec, ranks = construct(method), len(flat)
+    if hasattr(codec, "fit"):
+        codec.fit(flat)
+    exact = torch.stack(flat).mean(dim=0)
+    average = torch.stack([_again(codec, g, rank) for rank, g in enumerate(flat)]).mean(dim=0)
+    first = _square(average - exact)
+    own = _bits(codec, average)
+    row = {"method": method.label, "ranks": ranks, "first error": first / _square(exact)}
+    yield row | {"second stage": "none", "added": 0.0, "error": row["first error"],
+                 "bits sent": own * (ranks - 1)}  # fmt: skip
+    default = default_bits(codec, ranks)
+    for bits in range(FEWEST_BITS, default + 1):
+        second = make_second_stage(codec, ranks, bits).codec
+        if hasattr(second, "fit"):
+            second.fit(average)
+        decoded = _again(second, average, ranks)
+        yield row | {
+            "second stage": f"{bits}{' *' if bits == default else ''}",
+            "added": _square(decoded - average) / first,
+            "error": _square(decoded - exact) / _square(exact),
+            "bits sent": (own + _bits(second, average)) * (ranks - 1) / ranks,
+        }
+
+
+def _again(codec: GradientCompressor, values: torch.Tensor, seed: int) -> torch.Tensor:
+    """As a receiver sees them."""
+    return codec.decode(codec.encode(values, seed=seed))
+
+
+def _bits(codec: GradientCompressor, values: torch.Tensor) -> float:
+    return 8 * codec.body_bytes(values.numel()) / values.numel()
+
+
+def _square(values: torch.Tensor) -> float:
+    return float(values.double().square().sum())
+
+
+def _print(rows: list[dict[str, Any]]) -> None:
+    table = Table(*COLUMNS)
+    for row in rows:
+        table.add_row(
+            *(f"{v:.3f}" if isinstance(v, float) else str(v) for v in map(row.get, COLUMNS))
+        )
+    console().print(table)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
