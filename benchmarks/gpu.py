@@ -2,13 +2,14 @@
 
     python benchmarks/gpu.py --output gpu.json [--horovod FOLDER]
 
-Needs CUDA, torch and Triton, and no network; Numba is not needed. Each part's results are printed
-and written at once, and parts that are in the file already are left out: call it again to go on.
+Needs CUDA, torch, Triton, SciPy and tqdm, and no network. Without Numba ``equal`` leaves out ECDQ,
+and the suite is left out. Each part's results are printed and written at once. Call it again to go
+on: parts that have ended well are not repeated.
 
 facts     the card, versions
 equal     payloads of every scheme, and what they decode to, against plain torch on the CPU, bit for
           bit (kernels/reference*.py), on sizes with partial buckets and blocks, with NaN and zeros
-suite     tests/unit/test_cuda_*.py on the GPU, where pytest is there
+suite     tests/unit/test_cuda_*.py on the GPU, where pytest and what they need is there
 large     more than 2**31 coordinates: the last buckets against plain torch
 speed     encode and decode-and-accumulate against a device-to-device copy (`bench codec`)
 latency   of one small group, header and checksum included: queueing it, and until it is done
@@ -19,18 +20,28 @@ ranks     two ranks that share the GPU, where --horovod names a folder with Horo
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import json
 import os
 import platform
+import signal
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
+
+# Seconds: of one of the commands at least, beyond the time that parts begin in, and for the parts
+# behind ``speed``.
+LEAST_S, SPARE_S, RESERVED_S = 20.0, 25.0, 120.0
+STOPPED = 124  # the exit status of commands whose time was up
+# What the suite needs.
+TEST_MODULES = ("pytest", "pytest_timeout", "hypothesis", "numba")
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
@@ -57,13 +68,34 @@ def facts(arguments: argparse.Namespace) -> dict[str, Any]:
 
 def suite(arguments: argparse.Namespace) -> dict[str, Any]:
     """The tests of the kernels, in a process of their own."""
+    missing = [name for name in TEST_MODULES if importlib.util.find_spec(name) is None]
+    if missing:
+        return {"status": f"left out: no {', '.join(missing)} here"}
     files = sorted(str(path) for path in (ROOT / "tests/unit").glob("test_cuda_*.py"))
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *files]
     environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
-    done = subprocess.run(
-        command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=240
-    )
-    return {"status": done.returncode, "end": done.stdout.splitlines()[-15:]}
+    return finished(command, environment, arguments, lines=15)
+
+
+def finished(
+    command: list[str], environment: dict[str, str], arguments: argparse.Namespace, lines: int
+) -> dict[str, Any]:
+    """A command's exit status, seconds and last lines; it is stopped where the time is up."""
+    begin = time.monotonic()
+    with tempfile.TemporaryFile("w+") as told:
+        with subprocess.Popen(
+            command, cwd=ROOT, env=environment, stdout=told, stderr=subprocess.STDOUT,
+            start_new_session=True,
+        ) as process:  # fmt: skip
+            try:
+                process.wait(timeout=max(LEAST_S, arguments.end + SPARE_S - begin))
+                status = process.returncode
+            except subprocess.TimeoutExpired:
+                os.killpg(process.pid, signal.SIGKILL)
+                status = STOPPED
+        told.seek(0)
+        end = told.read().splitlines()[-lines:]
+    return {"status": status, "s": time.monotonic() - begin, "end": end}
 
 
 def speed(arguments: argparse.Namespace, known: dict[str, Any], keep: Callable) -> dict[str, Any]:
@@ -74,9 +106,14 @@ def speed(arguments: argparse.Namespace, known: dict[str, Any], keep: Callable) 
     )  # fmt: skip
     results = dict(known)
     for label, scheme in codec.cases(options).items():
-        if label in results or time.monotonic() > arguments.end:
+        if label in results or time.monotonic() > arguments.end - RESERVED_S:
             continue
-        results[label] = codec.measure(scheme, label, options)
+        try:
+            results[label] = codec.measure(scheme, label, options)
+        except Exception as error:  # the other cases are still worth their time
+            print(f"  {label}: {error!r}", flush=True)
+            torch.cuda.empty_cache()
+            continue
         print("  " + row(label, results[label], options.coordinates), flush=True)
         keep(results)
     return results
@@ -133,14 +170,8 @@ def ranks(arguments: argparse.Namespace) -> dict[str, Any]:
     }  # fmt: skip
     told: dict[str, Any] = {}
     for name, command in commands.items():
-        begin = time.monotonic()
-        done = subprocess.run(
-            command, env=environment | {"PATH": scripts}, capture_output=True, text=True,
-            timeout=max(30.0, arguments.end - begin),
-        )  # fmt: skip
-        end = (done.stdout + done.stderr).splitlines()[-12:]
-        told[name] = {"status": done.returncode, "s": time.monotonic() - begin, "end": end}
-        if done.returncode:
+        told[name] = finished(command, environment | {"PATH": scripts}, arguments, lines=12)
+        if told[name]["status"]:
             break
     return told
 
@@ -197,7 +228,8 @@ def main(words: list[str] | None = None) -> int:
     order = ["facts", "equal", "large", "speed", "latency", "ranks", "suite"]
     for name in [name for name in order if name in (arguments.parts or order)]:
         begin = time.monotonic()
-        if begin > arguments.end or (name in results and name != "speed"):
+        ended = name in results and name != "speed" and not failed(results[name])
+        if begin > arguments.end or ended:
             continue
         print(f"{name}:", flush=True)
         try:

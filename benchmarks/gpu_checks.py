@@ -18,6 +18,8 @@ SEED = 20
 BITS = (2, 3, 4, 8)
 # Bucket sizes of ``equal``, and coordinates that leave a partial bucket of each.
 SIZES = ((1000, 20_011), (8192, 30_000), (7, 200))
+# Schemes that take no shorter buckets, in these checks.
+LEAST = {"QCS": 8192, "ECDQ": 1000}
 
 
 def sample(n: int, device: torch.device, seed: int = SEED) -> torch.Tensor:
@@ -50,19 +52,24 @@ def equal(arguments: argparse.Namespace) -> dict[str, Any]:
     told: dict[str, Any] = {}
     with plain_torch():
         for bucket, n in SIZES:
-            options = codec.Options(
-                bits=BITS, codings=("fixed",), bucket_size=bucket, device="cuda"
-            )
-            for label, scheme in cases(options, bucket).items():
+            for label, scheme in cases(bucket).items():
                 own = sample(n, torch.device("cpu"))
                 own[0] = torch.nan if n > 10_000 else 0.5
-                told[f"{label}, bucket {bucket}"] = compared(scheme, own, arguments.device)
-    return told | {"differ": [case for case, result in told.items() if result != "equal"]}
+                case = f"{label}, bucket {bucket}"
+                try:
+                    told[case] = compared(scheme, own, arguments.device)
+                except ModuleNotFoundError as error:  # ECDQ's coder on the CPU is Numba's alone
+                    told[case] = f"left out: {error}"
+                except Exception as error:  # the other cases are still worth their time
+                    told[case] = f"failed: {error!r}"
+    right = ("equal", "left out")
+    differ = [case for case, result in told.items() if not result.startswith(right)]
+    return told | {"differ": differ}
 
 
 def cases(bucket: int) -> dict[str, Any]:
     """Those that can have such buckets, and are made on the device."""
-    names = [name for name in codec.NAMES if name != "QCS" or bucket == 8192]
+    names = [name for name in codec.NAMES if name not in LEAST or bucket >= LEAST[name]]
     options = codec.Options(
         schemes=names, bits=BITS, codings=("fixed",), bucket_size=bucket, device="cuda"
     )

@@ -25,6 +25,8 @@ from laboratory.shapes import SIZES
 from laboratory.tables import conditions, print_tables
 from tqdm import tqdm
 
+from hvd_adaptive.commands.output import whole
+
 
 def arguments() -> argparse.Namespace:
     """What the command line asks for."""
@@ -33,30 +35,19 @@ def arguments() -> argparse.Namespace:
         epilog=f"methods:\n{asked.__doc__.partition(chr(10))[2]}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--hosts", type=_whole(2), default=4)
+    parser.add_argument("--hosts", type=whole(2), default=4)
     parser.add_argument("--rate", default="1gbit", help="of each link, as tc writes it: 1gbit")
     parser.add_argument("--model", choices=SIZES, default="resnet18")
     parser.add_argument("--methods", nargs="+", default=asked.DEFAULTS, metavar="METHOD")
-    parser.add_argument("--steps", type=_whole(1), default=10, help="timed, in each round")
-    parser.add_argument("--rounds", type=_whole(1), default=3, help="each runs every method")
+    parser.add_argument("--steps", type=whole(1), default=10, help="timed, in each round")
+    parser.add_argument("--rounds", type=whole(1), default=3, help="each runs every method")
     parser.add_argument(
-        "--backward-ms", type=_whole(0), default=0, metavar="MS",
+        "--backward-ms", type=whole(0), default=0, metavar="MS",
         help="let the backward pass take so long, the processor idle, as where a GPU computes",
     )  # fmt: skip
     parser.add_argument("--plot", metavar="FILE", help="draw the seconds as bars (matplotlib)")
     parser.add_argument("--json", metavar="FILE", help="write everything that was measured")
     return parser.parse_args()
-
-
-def _whole(least: int) -> Any:
-    """A parser of integers from ``least`` on."""
-
-    def parse(text: str) -> int:
-        if not text.isdecimal() or int(text) < least:
-            raise argparse.ArgumentTypeError(f"{text!r}: must be an integer >= {least}")
-        return int(text)
-
-    return parse
 
 
 def _end(number: int, frame: Any) -> NoReturn:

@@ -3,9 +3,9 @@
     python benchmarks/plan_check.py [--hosts 2 4 8] [--rates 100mbit 1gbit 10gbit]
 
 Needs root and iproute2. Constants are measured first, on the same machine; of the laboratory two
-figures enter the predictions, model.RING_EFFICIENCY and DIRECT_EFFICIENCY. All hosts share this
-machine's cores, so each has cores/hosts of them. --constants FOLDER keeps what was measured, --json
-FILE predictions and measurements.
+figures enter the predictions, plan.quantities.EFFICIENCY. All hosts share this machine's cores, so
+each has cores/hosts of them. --launcher gloo takes Horovod's collectives on Gloo, --constants
+FOLDER keeps what was measured, --json FILE predictions and measurements.
 """
 
 from __future__ import annotations
@@ -28,9 +28,10 @@ from laboratory.shapes import SIZES
 from rich.console import Console
 from rich.table import Table
 
-from hvd_adaptive.bench.ranks import RanksError
+from hvd_adaptive.bench.ranks import LAUNCHERS, RanksError
 from hvd_adaptive.plan import measure as measuring
-from hvd_adaptive.plan.model import Cluster, Job, Machine, Prediction, predict
+from hvd_adaptive.plan.model import predict
+from hvd_adaptive.plan.quantities import Cluster, Conditions, Job, Machine, Prediction
 
 # The schemes that are predicted, and how the laboratory calls them.
 SCHEMES = {"ALQ(bits=3)": "alq:bits=3", "ECDQ(bits=2)": "ecdq:bits=2",
@@ -48,6 +49,7 @@ def main() -> int:
     parser.add_argument("--model", choices=SIZES, default="resnet18")
     parser.add_argument("--steps", type=int, default=5)
     parser.add_argument("--rounds", type=int, default=1)
+    parser.add_argument("--launcher", choices=LAUNCHERS, default="mpi")
     parser.add_argument("--schemes", nargs="+", choices=SCHEMES, default=list(SCHEMES))
     parser.add_argument("--constants", type=Path, help="keep what was measured in this folder")
     parser.add_argument("--json", type=Path, help="write predictions and measurements")
@@ -56,7 +58,7 @@ def main() -> int:
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda *told: sys.exit(3))  # which removes the hosts
     try:
-        check_programs({"mpi"})
+        check_programs({args.launcher})
         for hosts in args.hosts:
             tell(f"constants for {hosts} ranks")
             machine = constants(args, hosts)
@@ -81,13 +83,14 @@ def tell(what: str) -> None:
 def constants(args: argparse.Namespace, hosts: int) -> Machine:
     """For so many ranks, measured here or before."""
     tensors = SIZES[args.model][0]
-    path = args.constants and args.constants / f"plan-{hosts}-{tensors}.json"
+    conditions = Conditions(hosts, hosts, tensors, args.launcher)
+    path = args.constants and args.constants / f"plan-{args.launcher}-{hosts}-{tensors}.json"
     if path and path.exists():
-        return measuring.load(path, hosts, tensors)
-    machine = measuring.measure(args.schemes, hosts, tensors, tell)
+        return measuring.load(path, conditions)
+    machine = measuring.measure(args.schemes, conditions, tell)
     if path:
         path.parent.mkdir(parents=True, exist_ok=True)
-        measuring.save(machine, hosts, tensors, path)
+        measuring.save(machine, conditions, path)
     return machine
 
 
@@ -103,10 +106,9 @@ def predictions(
     )
     known = tuple(codec for codec in machine.codecs if codec.label in args.schemes)
     found = predict(cluster, Job(*SIZES[args.model]), replace(machine, codecs=known))
-    names = {"float32": "mpi/none", "float16": "mpi/fp16"}
-    return {
-        names.get(p.method) or f"mpi/{SCHEMES[p.method]},exchange={p.exchange}": p for p in found
-    }
+    names = {"float32": "none", "float16": "fp16"}
+    labels = (names.get(p.method) or f"{SCHEMES[p.method]},exchange={p.exchange}" for p in found)
+    return {f"{args.launcher}/{label}": p for label, p in zip(labels, found, strict=True)}
 
 
 def compare(

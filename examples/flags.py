@@ -26,12 +26,14 @@ def make_parser(description: str | None, **defaults: object) -> argparse.Argumen
                         help="the same as --compression fp16")  # fmt: skip
     method.add_argument("--bits", type=number, help="of a code, sign included; of ECDQ any number")
     method.add_argument("--levels", type=int, help="of ORQ and LinearQuantile")
+    method.add_argument("--norm", choices=("l2", "linf"), help="that buckets are divided by (l2)")
     method.add_argument("--density", type=float, help="share of coordinates that SparseSGD sends")
     method.add_argument("--bucket-size", type=int, help="coordinates that share one scale")
     method.add_argument("--error-feedback", type=float, metavar="WEIGHT",
                         help="of what earlier steps lost, above 0 to 1")  # fmt: skip
     method.add_argument("--coding", help="lossless coding of the codes (fixed)")
     method.add_argument("--exchange", help="how payloads travel (allgather)")
+    method.add_argument("--second-stage-bits", type=int, help="of averages that travel again")
     parser.add_argument("--no-cuda", action="store_true", help="run on the CPU")
     parser.set_defaults(**dict.fromkeys(OPTIONS) | defaults)
     return parser

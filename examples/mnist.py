@@ -67,6 +67,7 @@ def make_parser() -> argparse.ArgumentParser:
                         help="the same as --compression fp16")  # fmt: skip
     method.add_argument("--bits", type=_number, help="of a code, sign included; of ECDQ any number")
     method.add_argument("--levels", type=int, help="of ORQ and LinearQuantile")
+    method.add_argument("--norm", choices=("l2", "linf"), help="that buckets are divided by (l2)")
     method.add_argument("--density", type=float, help="share of coordinates that SparseSGD sends")
     method.add_argument("--gain", type=float, help="QCS's compression gain")
     method.add_argument("--bucket-size", type=int, help="coordinates that share one scale")
@@ -78,6 +79,7 @@ def make_parser() -> argparse.ArgumentParser:
                         help="steps at which the level table is refitted")  # fmt: skip
     method.add_argument("--coding", help="lossless coding of the codes (fixed)")
     method.add_argument("--exchange", help="how payloads travel (allgather)")
+    method.add_argument("--second-stage-bits", type=int, help="of averages that travel again")
 
     show = parser.add_argument_group("output")
     show.add_argument("--log-interval", type=int, default=10, help="steps between lines (10)")

@@ -15,14 +15,23 @@ from hvd_adaptive import kernels
 from hvd_adaptive.coding import payload as payloads
 from hvd_adaptive.coding.coder import Coder
 from hvd_adaptive.coding.header import Frame, Header
+from hvd_adaptive.device import Later
 from hvd_adaptive.errors import PayloadError
 from hvd_adaptive.once import WarnOnce
 from hvd_adaptive.settings import Settings
 
 logger = logging.getLogger("hvd_adaptive")
 
+# What a receiver must find equal, in the order in which differences are told.
+_CHECKED = (
+    "scheme", "alphabet", "bucket_size", "coding", "settings", "table_version",
+    "table_fingerprint", "coordinates", "full", "dtype", "layout",
+)  # fmt: skip
+
 # A payload, with its header where that has been read.
 Received = torch.Tensor | payloads.Arrived
+# Waits until it is known whether bodies could be read; PayloadError where one could not.
+Verdict = Callable[[], None]
 
 
 class Codec(ABC):
@@ -36,8 +45,9 @@ class Codec(ABC):
 
     name: str = ""
     codings: tuple[str, ...] = ("fixed",)
-    # Its bodies are made on the CPU alone: tensors elsewhere are copied there, results back.
-    on_host: bool = False
+    # Its bodies are made on the CPU, or by Triton: where that is not installed tensors elsewhere
+    # are copied to the host, results back.
+    needs_triton: bool = False
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
@@ -83,11 +93,17 @@ class Codec(ABC):
         """
         return self.body_bytes(coordinates)
 
+    def varies(self, coordinates: int) -> bool:
+        """Whether payloads of so many quantised coordinates differ in length."""
+        least, most = self.least_body_bytes(coordinates), self.body_bytes(coordinates)
+        return self.coder is not None or least < most
+
     @abstractmethod
-    def encode_body(self, flat: torch.Tensor, body: torch.Tensor, key: int) -> int | None:
+    def encode_body(self, flat: torch.Tensor, body: torch.Tensor, key: int) -> int | Later | None:
         """Quantise ``flat`` (float32, 1-D) into ``body`` (uint8, body_bytes(flat.numel())).
 
-        Returns how many bytes it took, where the length varies.
+        Returns how many bytes it took, where the length varies: ``body[:that]`` is the body, and on
+        a GPU waits for it.
         """
 
     def decode_bodies(
@@ -97,22 +113,22 @@ class Codec(ABC):
         factor: float,
         out: torch.Tensor,
         add: bool = True,
-    ) -> None:
+    ) -> Verdict | None:
         """out (float32, 1-D) becomes factor * (out + the bodies' values, added in order).
 
         add: if not, ``out`` counts as zeros, whatever it holds. Schemes whose kernels see to that
         on the way implement this, the others ``add_bodies``.
 
         Bodies whose length varies are followed by up to 7 zero bytes. PayloadError where one cannot
-        be read.
+        be read; where that is known later, as on a GPU, what is returned raises it.
         """
         if not add:
             out.zero_()
-        self.add_bodies(bodies, keys, factor, out)
+        return self.add_bodies(bodies, keys, factor, out)
 
     def add_bodies(
         self, bodies: Sequence[torch.Tensor], keys: Sequence[int], factor: float, out: torch.Tensor
-    ) -> None:
+    ) -> Verdict | None:
         """``decode_bodies`` that adds."""
         raise NotImplementedError
 
@@ -153,12 +169,16 @@ class Codec(ABC):
                 f"coding={self.settings.coding!r}: must be 'fixed' for tensors on {device.type}: "
                 "lossless coders run on the CPU alone"
             )
-        if self.on_host:
+        if self.is_on_host(device):
             self._warn_of_copies(
-                "%s: gradients on %s are copied to the host and encoded there, payloads copied "
-                "back, which takes longer than the codes save on fast networks; QSGD, ALQ and "
-                "most others are encoded on the GPU", type(self).__name__, device.type,
+                "%s without triton: gradients on %s are copied to the host and encoded there, "
+                "payloads copied back, which takes longer than the codes save on fast networks",
+                type(self).__name__, device.type,
             )  # fmt: skip
+
+    def is_on_host(self, device: torch.device) -> bool:
+        """Whether tensors on ``device`` are copied to the host and encoded there."""
+        return self.needs_triton and device.type != "cpu" and not kernels.has_triton(device)
 
     def encode_flat(
         self,
@@ -178,42 +198,48 @@ class Codec(ABC):
         key: int,
         layout: int = 0,
         values: torch.Tensor | None = None,
+        memory: torch.Tensor | None = None,
     ) -> payloads.Payload:
         """Encode the first ``quantized`` coordinates and append the others in full precision.
 
-        values: encoded in place of the former, where given.
+        values: encoded in place of the former, where given.  memory: uint8, where the payload is
+        made, from its beginning on, if it fits and is on the same device.
         """
         values = (flat[:quantized] if values is None else values).to(torch.float32)
-        if self.on_host and not flat.is_cpu:
+        if self.is_on_host(flat.device):
             copies = flat.cpu(), quantized, key, layout, values.cpu()
             return Codec.encode_payload(self, *copies).to(flat.device)
         coding, body = "fixed", None
-        if self.coder is not None or self.least_body_bytes(quantized) < self.body_bytes(quantized):
+        if self.varies(quantized):
             body = self._body(values, key)
             coded = self.coded_body(body, quantized)
             coding, body = ("fixed", body) if coded is None else (self.settings.coding, coded)
+        size = self.body_bytes(quantized) if body is None else body.numel()
+        full = flat.numel() - quantized
         header = Header(
             scheme=self.name,
             dtype=flat.dtype,
             coding=coding,
             alphabet=self.alphabet,
             coordinates=flat.numel(),
-            full=flat.numel() - quantized,
+            full=full,
             bucket_size=self.settings.bucket_size,
             table_version=self.table_version,
             table_fingerprint=self.table_fingerprint,
             key=key,
             layout=layout,
-            length=0,
+            length=payloads.payload_bytes(size, full * flat.dtype.itemsize),
             settings=self.codec_fingerprint,
         )
-        size = self.body_bytes(quantized) if body is None else body.numel()
-        payload = payloads.Payload.allocate(header, size, flat.device)
+        if memory is None or memory.numel() < header.length:
+            memory = torch.empty(header.length, dtype=torch.uint8, device=flat.device)
+        payload = payloads.Payload.within(memory[: header.length], header, size)
         if body is None:
             self.encode_body(values, payload.body, key)
         else:
             payload.body.copy_(body)
-        payload.full.copy_(flat[quantized:])
+        if full:
+            payload.full.copy_(flat[quantized:])
         payload.seal(self.settings.checksum)
         return payload
 
@@ -239,7 +265,7 @@ class Codec(ABC):
         wide = torch.float64 if expected.dtype == torch.float64 else torch.float32
         out = torch.empty(expected.coordinates, dtype=wide, device=opened[0].bytes.device)
         quantized = expected.coordinates - expected.full
-        self._decode_sections(opened, factor, out[:quantized], out[quantized:])
+        self._decode_sections(opened, factor, out[:quantized], out[quantized:])()
         return out
 
     def decode_into(
@@ -255,8 +281,9 @@ class Codec(ABC):
         opened = [self._open(payload, expected) for payload in encoded]
         # A device decodes while the host waits for the checksums.
         verified = self._verifying(opened)
-        self._decode_sections(opened, factor, values, full)
+        readable = self._decode_sections(opened, factor, values, full)
         verified()
+        readable()
 
     def _decode_sections(
         self,
@@ -264,16 +291,19 @@ class Codec(ABC):
         factor: float,
         values: torch.Tensor,
         full: torch.Tensor,
-    ) -> None:
+    ) -> Verdict:
         wide = values.dtype != torch.float32
         narrow = values.new_empty(values.shape, dtype=torch.float32) if wide else values
-        self.decode_opened(opened, factor, narrow, add=False)
+        readable = self.decode_opened(opened, factor, narrow, add=False)
         if wide:
             values.copy_(narrow)
+        if not full.numel():
+            return readable
         full.zero_()
         for payload in opened:
             full += payload.full.to(full.dtype)
         full *= factor
+        return readable
 
     def decode_opened(
         self,
@@ -281,23 +311,23 @@ class Codec(ABC):
         factor: float,
         out: torch.Tensor,
         add: bool = True,
-    ) -> None:
+    ) -> Verdict:
         """out (float32, 1-D) becomes factor * (out + the payloads' values, added in order).
 
-        add: if not, ``out`` counts as zeros, whatever it holds.
+        add: if not, ``out`` counts as zeros, whatever it holds. What is returned waits for what
+        ``decode_bodies`` tells later.
 
         Where bodies are coded one at a time is expanded, whatever the number of ranks.
         """
-        if self.on_host and not out.is_cpu:
+        if self.is_on_host(out.device):
             copy = out.cpu() if add else torch.empty(out.shape, dtype=out.dtype)
             cpu = copy.device
             self.decode_opened([payload.to(cpu) for payload in opened], factor, copy, add)
             out.copy_(copy)
-            return
+            return _well
         if all(p.header.coding == "fixed" for p in opened):
             bodies, keys = [p.body for p in opened], [p.header.key for p in opened]
-            self.decode_bodies(bodies, keys, factor, out, add)
-            return
+            return self.decode_bodies(bodies, keys, factor, out, add) or _well
         for place, payload in enumerate(opened, 1):
             body = payload.body
             if payload.header.coding != "fixed":
@@ -305,10 +335,11 @@ class Codec(ABC):
             last = place == len(opened)
             key, adding = payload.header.key, add or place > 1
             self.decode_bodies([body], [key], factor if last else 1.0, out, adding)
+        return _well
 
     def roundtrip(self, flat: torch.Tensor, key: int) -> torch.Tensor:
         """``flat`` (float32) as a receiver would see it."""
-        if self.on_host and not flat.is_cpu:
+        if self.is_on_host(flat.device):
             return self.roundtrip(flat.cpu(), key).to(flat.device)
         out = torch.empty_like(flat)
         self.decode_bodies([self._body(flat, key)], [key], 1.0, out, add=False)
@@ -363,28 +394,39 @@ class Codec(ABC):
             header, data = payloads.read_header(payload), payload
         else:
             header, data = payload.header, payload.bytes
-        _check_fields(
-            header,
-            scheme=self.name,
-            alphabet=self.alphabet,
-            bucket_size=self.settings.bucket_size,
-        )
         known = "fixed" if self.coder is None else self.settings.coding
-        if header.coding not in ("fixed", known):
-            raise PayloadError(f"payload has coding {header.coding!r}, this compressor {known!r}")
-        if header.settings != self.codec_fingerprint:
-            told = ", ".join(f"{name}={value!r}" for name, value in self.codec_settings().items())
-            raise PayloadError(f"payload was encoded with other settings than {told}")
-        _check_fields(
-            header,
-            table_version=self.table_version,
-            table_fingerprint=self.table_fingerprint,
+        own = Header(
+            scheme=self.name,
+            dtype=expected.dtype,
+            coding=header.coding if header.coding == "fixed" else known,
+            alphabet=self.alphabet,
             coordinates=expected.coordinates,
             full=expected.full,
-            dtype=expected.dtype,
+            bucket_size=self.settings.bucket_size,
+            table_version=self.table_version,
+            table_fingerprint=self.table_fingerprint,
+            key=header.key,
             layout=expected.layout,
+            length=header.length,
+            settings=self.codec_fingerprint,
+            checksum=header.checksum,
         )
-        return payloads.sections(data, header, self.body_length(header))
+        if header != own:
+            raise PayloadError(self._difference(header, own, known))
+        return payloads.opened(data, header, self.body_length(header))
+
+    def _difference(self, header: Header, own: Header, known: str) -> str:
+        """What is wrong with a header, as an error message."""
+        field = next(f for f in _CHECKED if getattr(header, f) != getattr(own, f))
+        if field == "coding":
+            return f"payload has coding {header.coding!r}, this compressor {known!r}"
+        if field == "settings":
+            told = ", ".join(f"{name}={value!r}" for name, value in self.codec_settings().items())
+            return f"payload was encoded with other settings than {told}"
+        return (
+            f"payload has {field.replace('_', ' ')} {getattr(header, field)}, "
+            f"this compressor {getattr(own, field)}"
+        )
 
     @functools.cached_property
     def codec_fingerprint(self) -> int:
@@ -392,10 +434,5 @@ class Codec(ABC):
         return zlib.crc32(repr((self.name, sorted(self.codec_settings().items()))).encode())
 
 
-def _check_fields(header: Header, **own: Any) -> None:
-    for field, value in own.items():
-        if getattr(header, field) != value:
-            raise PayloadError(
-                f"payload has {field.replace('_', ' ')} {getattr(header, field)}, "
-                f"this compressor {value}"
-            )
+def _well() -> None:
+    """The verdict on bodies that have been read."""

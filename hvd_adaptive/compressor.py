@@ -311,6 +311,9 @@ class GradientCompressor(Changing, Codec, _Base):
         self._session = None
 
     def _plugged(self) -> Session:
+        session = self._session
+        if session is not None:
+            return session
         from hvd_adaptive.fusion.session import Session
 
         with _plugging:  # backward passes in several threads may begin at once

@@ -37,6 +37,10 @@ class Later:
             self._event.synchronize()
         return self._host
 
+    def __index__(self) -> int:
+        """Of a tensor of one integer, which is waited for: ``tensor[:later]``."""
+        return int(self.get())
+
 
 def stacked(tensors: Sequence[torch.Tensor]) -> Later:
     """Tensors of equal shape and device as the rows of one, on their way to the host."""

@@ -105,8 +105,8 @@ class HorovodRanks:
         (tensor,) = own
         if tensor.dtype == torch.uint8:
             request = AllGather(tensor)
-            (gathered,) = request.receive(self._world, request.submit(self._world, name))
-            return [payload.bytes for payload in split(gathered, self.size)]
+            received = request.receive(self._world, request.submit(self._world, name))
+            return [payload.bytes for payload in split(received, self.size)]
         return list(self._world.gather_equal(tensor, name))
 
 

@@ -41,6 +41,8 @@ Result = TypeVar("Result")
 # A segment has about so many coordinates, twice that at most: few enough for the second-level
 # cache, so many that the 32 bits of its offset do not count.
 SEGMENT = 1 << 16
+# Where segments may end, at most: ends are 32 bits. What would be longer travels uncoded.
+LAST_END = 2**32 - 1
 
 
 def segment_size(packing: Packing, bucket_size: int) -> int:
@@ -123,6 +125,7 @@ class Coder(ABC):
         head = 4 * self._segments(coordinates)
         if head > most:
             return None
+        most = min(most, head + LAST_END)
         source = words.cpu().numpy().view(np.uint32)
         out = np.empty(most, np.uint8)
         ends, at = out[:head].view("<u4"), 0

@@ -12,18 +12,21 @@ Where the codes would be longer, kind is the bytes of an integer, and all intege
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
 import numpy as np
 import torch
 
-from hvd_adaptive.coding.coder import mapped
+from hvd_adaptive.coding.coder import LAST_END, mapped
 from hvd_adaptive.coding.prefix_code import PrefixCode
+from hvd_adaptive.device import Later
 from hvd_adaptive.errors import PayloadError
 from hvd_adaptive.kernels import Lazy
 
 cpu_ecdq, cpu_huffman = Lazy("cpu_ecdq"), Lazy("cpu_huffman")
+cuda_encode, cuda_decode = Lazy("cuda_dithered_encode"), Lazy("cuda_dithered_decode")
+cuda_huffman = Lazy("cuda_huffman")
 
 # Runs of symbols stay in the second-level cache; 64 bits for each segment do not count.
 SEGMENT = 1 << 16
@@ -60,13 +63,18 @@ def most_bytes(coordinates: int, bucket_size: int, width: int) -> int:
 
 def encode(
     flat: torch.Tensor, bucket_size: int, code: Code, key: int, width: int, body: torch.Tensor
-) -> int:
-    """Quantise ``flat`` (float32, (n,)) into ``body`` (uint8, most_bytes); how many bytes it took.
+) -> int | Later:
+    """Quantise ``flat`` (float32, (n,)) into ``body`` (uint8, most_bytes); how many bytes it took,
+    on a GPU later.
 
     width: of an integer that every one fits. bucket_size: at most n.
     """
-    flat, filled = flat.cpu(), body.cpu()
-    out = filled.numpy()
+    if flat.is_cuda and flat.numel():
+        return cuda_encode.encode(flat, bucket_size, code, key, width, body, SEGMENT)
+    if not flat.numel():
+        body.zero_()
+        return body.numel()
+    out = body.numpy()
     steps = cpu_ecdq.bucket_steps(flat, bucket_size, code.delta)
     at = _head(flat.numel(), bucket_size)
     out[4:at].view("<f4")[:] = steps.numpy()
@@ -76,36 +84,61 @@ def encode(
         kind, used = width, width * flat.numel()
         out[at : at + used].view(WIDTHS[width])[:] = q.numpy()
     out[:4].view("<u4")[0] = kind
-    if filled is not body:
-        body[: at + used] = filled[: at + used]
     return at + used
 
 
 def add(
-    body: torch.Tensor, bucket_size: int, code: Code, key: int, width: int, out: torch.Tensor
-) -> None:
-    """Add the values of a body to ``out`` (float32, (n,)); PayloadError where it is not one of ours
-    (and then ``out`` is of no use).
+    bodies: Sequence[torch.Tensor],
+    bucket_size: int,
+    code: Code,
+    keys: Sequence[int],
+    width: int,
+    out: torch.Tensor,
+) -> Callable[[], None] | None:
+    """Add the values of bodies to ``out`` (float32, (n,)) in order; PayloadError where one is not
+    one of ours (and then ``out`` is of no use), on a GPU by calling what is returned.
 
-    body: uint8, followed by up to 7 bytes of padding, which must be 0.
+    bodies: uint8, followed by up to 7 bytes of padding, which must be 0.
     """
-    data, at = body.cpu().numpy(), _head(out.numel(), bucket_size)
-    if data.size < at:
-        raise PayloadError(f"payload's body of {data.size} bytes is too short")
+    least = _head(out.numel(), bucket_size)
+    for body in bodies:
+        if body.numel() < least:
+            raise PayloadError(f"payload's body of {body.numel()} bytes is too short")
+    if out.is_cuda:
+        if not out.numel():
+            return None
+        told = cuda_decode.add(bodies, bucket_size, code, keys, width, out, SEGMENT)
+        return lambda: _judge(told.get().tolist())
+    for body, key in zip(bodies, keys, strict=True):
+        _add(body.numpy(), bucket_size, code, key, width, out)
+    return None
+
+
+def _judge(flags: Sequence[int]) -> None:
+    """PayloadError where cuda_dithered_decode.add tells of a body that could not be read."""
+    for flag in filter(None, flags):
+        segment = flag - cuda_huffman.SEGMENT_FLAG
+        told = f"payload's segment {segment} is corrupt"
+        raise PayloadError(cuda_decode.REASONS.get(flag, told))
+
+
+def _add(
+    data: np.ndarray, bucket_size: int, code: Code, key: int, width: int, out: torch.Tensor
+) -> None:
+    """One body, on the CPU."""
+    at = _head(out.numel(), bucket_size)
     kind, sent = int(data[:4].view("<u4")[0]), data[4:at].view("<f4")
     if not np.all((sent >= 0) & (sent < np.inf) | np.isnan(sent)):
         raise PayloadError("payload holds impossible steps")
-    steps, total = torch.from_numpy(sent), out.cpu()
+    steps = torch.from_numpy(sent)
     if kind == CODED:
-        _add_segments(data[at:], steps, bucket_size, code, key, total)
+        _add_segments(data[at:], steps, bucket_size, code, key, out)
     elif kind == width:
         _check_end(data[at:], width * out.numel())
         q = data[at : at + width * out.numel()].view(WIDTHS[width]).astype(np.int32)
-        cpu_ecdq.add(torch.from_numpy(q), steps, bucket_size, key, total)
+        cpu_ecdq.add(torch.from_numpy(q), steps, bucket_size, key, out)
     else:
         raise PayloadError(f"payload's body is of kind {kind}, not {CODED} or {width}")
-    if total is not out:
-        out.copy_(total)
 
 
 def _head(coordinates: int, bucket_size: int) -> int:
@@ -121,6 +154,7 @@ def _encode_segments(
     head = 8 * len(begins)
     if head > out.size:
         return None
+    out = out[: head + LAST_END]
 
     def coded(share: range) -> list[np.ndarray]:
         """Codes and escapes of some segments, one after another."""

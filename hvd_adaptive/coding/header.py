@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import struct
 import zlib
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 
@@ -13,12 +14,9 @@ from hvd_adaptive.errors import PayloadError
 MAGIC = b"HVDA"
 FORMAT = 1
 SIZE = 96
+CHECKSUM_AT = 12
+_NO_CHECKSUM = bytes(4)
 _FIELDS = struct.Struct("<4sHBBII16sQQQIIQQQII")
-_NAMES = (
-    "magic", "format", "dtype", "coding", "alphabet", "checksum", "scheme", "coordinates", "full",
-    "bucket_size", "table_version", "table_fingerprint", "key", "layout", "length", "settings",
-    "reserved",
-)  # fmt: skip
 
 DTYPES = {1: torch.float16, 2: torch.bfloat16, 3: torch.float32, 4: torch.float64}
 DTYPE_CODES = {dtype: code for code, dtype in DTYPES.items()}
@@ -26,8 +24,7 @@ CODINGS = {"fixed": 0, "huffman": 1, "elias": 2}
 CODING_NAMES = {code: name for name, code in CODINGS.items()}
 
 
-@dataclass(frozen=True)
-class Frame:
+class Frame(NamedTuple):
     """What a receiver knows of a payload before it arrives; a Header tells it, too."""
 
     coordinates: int
@@ -36,8 +33,7 @@ class Frame:
     layout: int
 
 
-@dataclass(frozen=True)
-class Header:
+class Header(NamedTuple):
     """What a receiver must know, and must find equal to its own settings.
 
     Byte offsets: 0 magic, 4 format (u16), 6 dtype (u8), 7 coding (u8), 8 alphabet (u32), 12
@@ -86,9 +82,8 @@ class Header:
 
     @property
     def body_seed(self) -> int:
-        """The header's own part of the checksum: CRC-32 of it with the checksum field zero."""
-        packed = self.pack()
-        return zlib.crc32(packed[:12] + bytes(4) + packed[16:])
+        """``body_seed`` of the header."""
+        return body_seed(self.pack())
 
     @classmethod
     def unpack(cls, data: bytes, available: int) -> Header:
@@ -99,18 +94,31 @@ class Header:
         """
         if len(data) < SIZE:
             raise PayloadError(f"payload of {available} bytes is shorter than its header of {SIZE}")
-        raw = dict(zip(_NAMES, _FIELDS.unpack(data[:SIZE]), strict=True))
-        magic, version, reserved = raw.pop("magic"), raw.pop("format"), raw.pop("reserved")
+        (
+            magic, version, dtype, coding, alphabet, checksum, scheme, coordinates, full,
+            bucket_size, table_version, table_fingerprint, key, layout, length, settings, reserved,
+        ) = _FIELDS.unpack_from(data)  # fmt: skip
         if magic != MAGIC:
             raise PayloadError(f"payload starts with {magic!r}, not {MAGIC!r}: not one of ours")
         if version != FORMAT:
             raise PayloadError(f"payload has format version {version}, this package reads {FORMAT}")
-        known = raw["dtype"] in DTYPES and raw["coding"] in CODING_NAMES
-        if not known or reserved or raw["full"] > raw["coordinates"]:
+        known = dtype in DTYPES and coding in CODING_NAMES
+        if not known or reserved or full > coordinates:
             raise PayloadError("payload header is corrupt")
-        if raw["length"] > available:
-            raise PayloadError(f"payload is truncated: {available} of {raw['length']} bytes")
-        raw["dtype"] = DTYPES[raw["dtype"]]
-        raw["coding"] = CODING_NAMES[raw["coding"]]
-        raw["scheme"] = raw["scheme"].rstrip(b"\0").decode("ascii", "replace")
-        return cls(**raw)
+        if length > available:
+            raise PayloadError(f"payload is truncated: {available} of {length} bytes")
+        return cls(
+            _name(scheme), DTYPES[dtype], CODING_NAMES[coding], alphabet, coordinates, full,
+            bucket_size, table_version, table_fingerprint, key, layout, length, settings, checksum,
+        )  # fmt: skip
+
+
+def body_seed(packed: bytes) -> int:
+    """A header's own part of the checksum: CRC-32 of its bytes with the checksum field zero."""
+    begin = zlib.crc32(_NO_CHECKSUM, zlib.crc32(packed[:CHECKSUM_AT]))
+    return zlib.crc32(packed[CHECKSUM_AT + 4 :], begin)
+
+
+@functools.lru_cache(maxsize=64)
+def _name(scheme: bytes) -> str:
+    return scheme.rstrip(b"\0").decode("ascii", "replace")

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 
 from hvd_adaptive import kernels
-from hvd_adaptive.coding.header import SIZE, Header
+from hvd_adaptive.coding.header import SIZE, Header, body_seed
 from hvd_adaptive.device import Later, stacked
 from hvd_adaptive.errors import PayloadError
 
@@ -20,37 +20,41 @@ def padded(size: int) -> int:
 
 @dataclass(frozen=True)
 class Payload:
-    """A payload and the views of its sections.
+    """A payload and the view of its body.
 
     bytes: uint8, 1-D, the whole payload.  body: uint8, the scheme's own section.
-    full: the coordinates in full precision, in the payload's dtype.
     """
 
     header: Header
     bytes: torch.Tensor
     body: torch.Tensor
-    full: torch.Tensor
 
     @classmethod
-    def allocate(cls, header: Header, body_bytes: int, device: torch.device) -> Payload:
-        """An unfilled payload; ``header.length`` is set here."""
-        full_bytes = header.full * header.dtype.itemsize
-        length = payload_bytes(body_bytes, full_bytes)
-        data = torch.empty(length, dtype=torch.uint8, device=device)
-        data[SIZE + body_bytes : SIZE + padded(body_bytes)] = 0
-        data[SIZE + padded(body_bytes) + full_bytes :] = 0
-        return cls(replace(header, length=length), data, *_sections(data, header, body_bytes))
+    def within(cls, data: torch.Tensor, header: Header, body_bytes: int) -> Payload:
+        """An unfilled payload in ``data`` (uint8, ``header.length``); its padding is cleared."""
+        end, full_bytes = SIZE + body_bytes, header.full * header.dtype.itemsize
+        if end % 8:
+            data[end : padded(end)] = 0
+        if full_bytes % 8:
+            data[padded(end) + full_bytes :] = 0
+        return cls(header, data, data[SIZE:end])
+
+    @property
+    def full(self) -> torch.Tensor:
+        """The coordinates in full precision, in the payload's dtype, a view."""
+        at, dtype = SIZE + padded(self.body.numel()), self.header.dtype
+        return self.bytes[at : at + self.header.full * dtype.itemsize].view(dtype)
 
     def to(self, device: torch.device) -> Payload:
         """A copy on another device."""
         data = self.bytes.to(device)
-        return Payload(self.header, data, *_sections(data, self.header, self.body.numel()))
+        return Payload(self.header, data, data[SIZE : SIZE + self.body.numel()])
 
     def seal(self, checksum: bool = True) -> torch.Tensor:
         """Write the header, with the checksum, or 0 in its place; returns the bytes."""
-        seed = self.header.body_seed if checksum else None
+        packed = self.header.pack()
         ops = kernels.for_device(self.bytes.device, "checksum")
-        ops.seal(self.bytes, self.header.pack(), seed)
+        ops.seal(self.bytes, packed, body_seed(packed) if checksum else None)
         return self.bytes
 
 
@@ -105,35 +109,51 @@ def arrived(payloads: Sequence[torch.Tensor]) -> list[Arrived]:
     ]
 
 
-class Heads:
-    """The first bytes of payloads that lie end to end in one tensor, on the host.
+class Row:
+    """Ranks' payloads as they arrived: each in a tensor of its own, or end to end in one.
 
-    guesses: where payloads may begin. On CUDA these are read in one copy, any others in one each.
+    guesses: where payloads may begin in that one. On CUDA their headers are read in one copy, any
+    others in one each.
     """
 
-    def __init__(self, data: torch.Tensor, guesses: Iterable[int] = ()) -> None:
-        self._data = data
+    def __init__(self, received: Sequence[torch.Tensor], guesses: Iterable[int] = ()) -> None:
+        self._received, self._taken = received, 0
         self._known: dict[int, torch.Tensor] = {}
-        if data.is_cuda:
+        data = received[0]
+        if data.is_cuda and len(received) == 1:
             places = sorted({at for at in guesses if 0 <= at <= data.numel() - SIZE})
             if places:
                 heads = stacked([data[at : at + SIZE] for at in places]).get()
                 self._known = dict(zip(places, heads, strict=True))
 
-    def at(self, place: int) -> bytes:
-        """SIZE bytes from there, or fewer where the tensor ends."""
-        head = self._known.get(place)
+    def head(self, rank: int) -> bytes:
+        """The first bytes, SIZE at most, of a rank's payload, which is the next one."""
+        data, at = self._place(rank)
+        head = self._known.get(at)
         if head is None:
-            head = self._data[place : place + SIZE].cpu()
+            head = data[at : at + SIZE].cpu()
         return head.numpy().tobytes()
 
-    def header(self, place: int) -> Header:
-        """That of the payload that begins there; PayloadError where it cannot be read."""
-        return Header.unpack(self.at(place), self._data.numel() - place)
+    def take(self, rank: int) -> Arrived:
+        """The payload whose ``head`` that was; PayloadError where it cannot be read."""
+        data, at = self._place(rank)
+        header = Header.unpack(self.head(rank), data.numel() - at)
+        self._taken += header.length
+        return Arrived(header, data[at : at + header.length])
+
+    def end(self) -> None:
+        """PayloadError where there is more than the payloads taken."""
+        size = sum(data.numel() for data in self._received)
+        if self._taken != size:
+            raise PayloadError(f"received {size} bytes, the payloads say {self._taken}")
+
+    def _place(self, rank: int) -> tuple[torch.Tensor, int]:
+        alone = len(self._received) > 1
+        return (self._received[rank], 0) if alone else (self._received[0], self._taken)
 
 
-def sections(data: torch.Tensor, header: Header, body_bytes: int) -> Payload:
-    """Views of a received payload; raises PayloadError where its length is not what it must be."""
+def opened(data: torch.Tensor, header: Header, body_bytes: int) -> Payload:
+    """A received payload and its view; PayloadError where its length is not what it must be."""
     expected = payload_bytes(body_bytes, header.full * header.dtype.itemsize)
     if data.numel() != header.length or expected != header.length:
         raise PayloadError(
@@ -142,26 +162,13 @@ def sections(data: torch.Tensor, header: Header, body_bytes: int) -> Payload:
         )
     if data.data_ptr() % 8 or data.storage_offset() % 8 or not data.is_contiguous():
         data = data.clone(memory_format=torch.contiguous_format)
-    return Payload(header, data, *_sections(data, header, body_bytes))
+    return Payload(header, data, data[SIZE : SIZE + body_bytes])
 
 
-def _sections(
-    data: torch.Tensor, header: Header, body_bytes: int
-) -> tuple[torch.Tensor, torch.Tensor]:
-    full_at = SIZE + padded(body_bytes)
-    full = data[full_at : full_at + header.full * header.dtype.itemsize]
-    return data[SIZE : SIZE + body_bytes], full.view(header.dtype)
-
-
-def split(data: torch.Tensor, count: int) -> list[Arrived]:
-    """``count`` payloads that lie end to end; PayloadError where they are more, fewer or cut."""
-    size = data.numel() // count
-    heads = Heads(data, [rank * size for rank in range(count)])
-    found, at = [], 0
-    for _ in range(count):
-        header = heads.header(at)
-        found.append(Arrived(header, data[at : at + header.length]))
-        at += header.length
-    if at != data.numel():
-        raise PayloadError(f"received {data.numel()} bytes, the payloads say {at}")
+def split(received: Sequence[torch.Tensor], count: int) -> list[Arrived]:
+    """The payloads of ``count`` ranks; PayloadError where they are more, fewer or cut."""
+    size = received[0].numel() // count
+    row = Row(received, [rank * size for rank in range(count)])
+    found = [row.take(rank) for rank in range(count)]
+    row.end()
     return found

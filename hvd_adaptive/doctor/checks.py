@@ -170,13 +170,18 @@ def _mpi4py(told: dict[str, Any]) -> Finding:
     return Finding("mpi4py", FINE, f"the same MPI as Horovod's: {told['mpi4py']}")
 
 
-CHECKS: tuple[Callable[[Context], Iterator[Finding]], ...] = (
-    check_torch, check_mpi, check_horovod, check_kernels, check_ranks,
-)  # fmt: skip
+CHECKS: dict[Callable[[Context], Iterator[Finding]], str] = {
+    check_torch: "looking at torch",
+    check_mpi: "looking for MPI",
+    check_horovod: "looking at Horovod",
+    check_kernels: "running kernels, which are compiled the first time",
+    check_ranks: "two ranks exchange gradients",
+}
 
 
-def examine(seconds: float) -> Iterator[Finding]:
-    """All findings, as they are made."""
+def examine(seconds: float, says: Callable[[str], object]) -> Iterator[Finding]:
+    """All findings, as they are made; ``says`` is told what is looked at."""
     context = Context(seconds)
-    for check in CHECKS:
+    for check, what in CHECKS.items():
+        says(what)
         yield from check(context)

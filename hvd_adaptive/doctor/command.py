@@ -38,8 +38,8 @@ def run(arguments: argparse.Namespace) -> int:
     from hvd_adaptive.doctor.checks import examine
 
     out, findings = console(), []
-    with errors().status("looking"):
-        for finding in examine(arguments.timeout):
+    with errors().status("looking") as status:
+        for finding in examine(arguments.timeout, status.update):
             findings.append(finding)
             if arguments.json:
                 continue

@@ -33,14 +33,14 @@ class Allgather(Exchange):
         return [payload]
 
     def route(self, shipment: Shipment, sent: Sequence[Payload]) -> Route:
-        (gathered,) = yield AllGather(sent[0].bytes)
+        arrived = yield AllGather(sent[0].bytes)
         expected = shipment.frame(shipment.quantized, shipment.full)
-        received = split(gathered, self.ranks)
+        received = split(arrived, self.ranks)
         for rank, of_rank in enumerate(received):
             if of_rank.header.key != shipment.key(rank):
                 raise PayloadError(f"rank {rank} sent a payload of another step or group")
         with shipment.time("decode_s"):
-            out = shipment.empty_result(gathered.device)
+            out = shipment.empty_result(arrived[0].device)
             values, full = out[: shipment.quantized], out[shipment.quantized :]
             shipment.codec.decode_into(received, expected, shipment.factor(), values, full)
             return out.to(shipment.dtype)

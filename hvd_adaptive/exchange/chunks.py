@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 
 import torch
@@ -51,9 +52,12 @@ class Chunk:
         flat[self.full_begin : self.full_end] = chunk[self.quantized :]
 
 
-def cut(quantized: int, full: int, bucket_size: int, owners: int) -> list[Chunk]:
+@functools.lru_cache(maxsize=1024)
+def cut(quantized: int, full: int, bucket_size: int, owners: int) -> tuple[Chunk, ...]:
     """One chunk for each owner, as even as whole buckets allow; they cover the group in order."""
     buckets = -(-quantized // bucket_size)
     edges = [min(quantized, buckets * o // owners * bucket_size) for o in range(owners + 1)]
     full_edges = [quantized + full * o // owners for o in range(owners + 1)]
-    return [Chunk(edges[o], edges[o + 1], full_edges[o], full_edges[o + 1]) for o in range(owners)]
+    return tuple(
+        Chunk(edges[o], edges[o + 1], full_edges[o], full_edges[o + 1]) for o in range(owners)
+    )

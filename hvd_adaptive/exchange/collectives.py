@@ -33,8 +33,8 @@ class Collective(ABC):
 
     @abstractmethod
     def waiting(self) -> Collective:
-        """What ``receive`` needs of a request once it is submitted, without what it sends: Horovod
-        keeps that for as long as it must."""
+        """What ``receive`` needs of a request once it is submitted, without copies of what is sent:
+        Horovod keeps that for as long as it must."""
 
     @abstractmethod
     def held_bytes(self, world: World) -> int:
@@ -56,29 +56,35 @@ class AllGather(Collective):
     """Every rank gets what every rank sends.
 
     The result comes as one tensor, since Horovod does not tell where a rank's bytes end: payloads
-    do (``coding.payload.split``). A few ranks on the CPU send to each other directly: see
-    ``World.sends_directly``.
+    do (``coding.payload.Row``). A few ranks on the CPU send to each other directly, see
+    ``World.sends_directly``; then each has a tensor, and what is a rank's own never leaves it.
     """
 
     data: torch.Tensor
 
     def submit(self, world: World, name: str) -> Any:
         if self._is_direct(world):
-            return AllToAll([self.data] * world.size).submit(world, name)
+            parts = [self.data] * world.size
+            parts[world.rank] = self.data[:0]
+            return AllToAll(parts).submit(world, name)
         return world.hvd.allgather_async(self.data, name=name, process_set=world.process_set)
 
     def receive(self, world: World, handle: Any) -> list[torch.Tensor]:
-        received = world.hvd.synchronize(handle)
-        return [taken_over(received[0] if self._is_direct(world) else received)]
+        if not self._is_direct(world):
+            return [taken_over(world.hvd.synchronize(handle))]
+        received = AllToAll(()).receive(world, handle)
+        received[world.rank] = self.data
+        return received
 
     def _is_direct(self, world: World) -> bool:
         return world.sends_directly and self.data.device.type == "cpu"
 
     def waiting(self) -> AllGather:
-        return AllGather(self.data[:0].clone())
+        return self
 
     def held_bytes(self, world: World) -> int:
-        copies = world.size if self._is_direct(world) else 1
+        # It, all ranks' and, sent directly, a copy for each of the others; its own then comes free.
+        copies = world.size - 1 if self._is_direct(world) else 1
         return (copies + world.size) * self.data.numel()
 
     def sent_bytes(self, rank: int, ranks: int) -> int:
@@ -91,8 +97,9 @@ class AllGather(Collective):
 
 
 def copies_sent(ranks: int) -> int:
-    """How often an allgather holds what a rank sends, at most: see ``World.sends_directly``."""
-    return ranks if ranks <= MOST_DIRECT else 1
+    """How often an allgather holds what a rank sends besides its result, at most: see
+    ``World.sends_directly``."""
+    return ranks - 1 if 1 < ranks <= MOST_DIRECT else 1
 
 
 @dataclass(frozen=True)
@@ -104,7 +111,7 @@ class AllToAll(Collective):
     def submit(self, world: World, name: str) -> Any:
         splits = torch.tensor([part.numel() for part in self.parts], dtype=torch.int32)
         return world.hvd.alltoall_async(
-            torch.cat(list(self.parts)), splits, name=name, process_set=world.process_set
+            _joined(self.parts), splits, name=name, process_set=world.process_set
         )
 
     def receive(self, world: World, handle: Any) -> list[torch.Tensor]:
@@ -124,6 +131,19 @@ class AllToAll(Collective):
     @staticmethod
     def hand_over(requests: Sequence[AllToAll]) -> list[list[torch.Tensor]]:
         return [[request.parts[rank] for request in requests] for rank in range(len(requests))]
+
+
+def _joined(parts: Sequence[torch.Tensor]) -> torch.Tensor:
+    """The parts end to end, without a copy where they lie like that."""
+    there = [part for part in parts if part.numel()]
+    if not there:
+        return parts[0]
+    storage, at = there[0].untyped_storage().data_ptr(), there[0].data_ptr()
+    for part in there:
+        if part.data_ptr() != at or part.untyped_storage().data_ptr() != storage:
+            return torch.cat(there)
+        at += part.numel()
+    return there[0].as_strided((at - there[0].data_ptr(),), (1,))
 
 
 @dataclass(frozen=True)

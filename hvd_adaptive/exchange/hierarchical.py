@@ -148,7 +148,7 @@ class Hierarchical(Exchange):
             assert isinstance(request, AllGather | AllToAll)
             received = yield Among(across, request, self.ranks)
 
-    def _slices(self, shipment: Shipment) -> list[Chunk]:
+    def _slices(self, shipment: Shipment) -> Sequence[Chunk]:
         size = shipment.codec.settings.bucket_size
         return cut(shipment.quantized, shipment.full, size, len(self._local))
 

@@ -28,13 +28,15 @@ class LevelSync:
         self.world = world
         self.name = name
         self._comm = _communicator(world, f"{name}.mpi")
-        logger.debug("level sync over %s", "Horovod" if self._comm is None else "MPI")
+        logger.debug(
+            "level sync over %s", "gradients' collectives" if self._comm is None else "MPI"
+        )
 
     def __call__(self, own: np.ndarray, fit: Fit) -> np.ndarray:
         """``fit`` of all ranks' vectors, computed by the first rank; the same bits everywhere."""
         if self.world.size == 1:
             return fit([own])
-        return self._over_horovod(own, fit) if self._comm is None else self._over_mpi(own, fit)
+        return self._over_world(own, fit) if self._comm is None else self._over_mpi(own, fit)
 
     def _over_mpi(self, own: np.ndarray, fit: Fit) -> np.ndarray:
         rows = np.empty((self.world.size, own.size)) if self.world.rank == 0 else None
@@ -46,7 +48,7 @@ class LevelSync:
         self._comm.Bcast(result, root=0)
         return _checked(result)
 
-    def _over_horovod(self, own: np.ndarray, fit: Fit) -> np.ndarray:
+    def _over_world(self, own: np.ndarray, fit: Fit) -> np.ndarray:
         rows = self.world.gather_equal(torch.from_numpy(own)[None], f"{self.name}.statistics")
         result = _attempt(fit, rows[:, 0].numpy() if self.world.rank == 0 else None)
         size = self.world.broadcast(np.array([result.size]), f"{self.name}.table_size")

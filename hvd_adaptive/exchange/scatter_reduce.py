@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from hvd_adaptive.coding.header import Frame
-from hvd_adaptive.coding.payload import Arrived, Heads, Payload, arrived
+from hvd_adaptive.coding.payload import Payload, Row, arrived
 from hvd_adaptive.errors import PayloadError
 from hvd_adaptive.exchange.chunks import Chunk, cut
 from hvd_adaptive.exchange.collectives import AllGather, AllToAll, copies_sent
@@ -63,20 +63,28 @@ class ScatterReduce(Exchange):
         self, shipment: Shipment, flat: torch.Tensor, values: torch.Tensor
     ) -> list[Payload | torch.Tensor]:
         codec, key = shipment.codec, shipment.key(self.rank)
-        payloads = []
-        for owner, chunk in enumerate(self._chunks_of(shipment)):
-            payloads.append(
-                codec.encode_payload(
-                    chunk.frame(flat),
-                    chunk.quantized,
-                    chunk_key(key, owner, FIRST),
-                    shipment.layout,
-                    values[chunk.begin : chunk.end],
-                )
-                if chunk.coordinates
-                else flat.new_empty(0, dtype=torch.uint8)
+        chunks, used = self._chunks_of(shipment), 0
+        empty = memory = flat.new_empty(0, dtype=torch.uint8)
+        # Made end to end, as they will be sent; a GPU copies soon, and wants them aligned.
+        if flat.is_cpu and not codec.varies(shipment.quantized):
+            size = sum(codec.payload_bytes(c.quantized, c.full, flat.dtype) for c in chunks)
+            memory = flat.new_empty(size, dtype=torch.uint8)
+        payloads: list[Payload | torch.Tensor] = []
+        for owner, chunk in enumerate(chunks):
+            if not chunk.coordinates:
+                payloads.append(empty)
+                continue
+            payload = codec.encode_payload(
+                chunk.frame(flat),
+                chunk.quantized,
+                chunk_key(key, owner, FIRST),
+                shipment.layout,
+                values[chunk.begin : chunk.end],
+                memory[used:],
             )
-        shipment.count(sum(part.numel() for part in _parts(payloads)))
+            used += payload.header.length
+            payloads.append(payload)
+        shipment.count(used)
         return payloads
 
     def route(self, shipment: Shipment, sent: Sequence[Payload | torch.Tensor]) -> Route:
@@ -95,11 +103,11 @@ class ScatterReduce(Exchange):
             told = torch.frombuffer(bytearray(FAILED), dtype=torch.uint8)
             failure, average = error, told.to(average.device)
         del received
-        (gathered,) = yield AllGather(average)
+        averages = yield AllGather(average)
         if failure is not None:
             raise failure
         with shipment.time("decode_s"):
-            return self._decode(shipment, gathered)
+            return self._decode(shipment, averages)
 
     def _average(
         self, shipment: Shipment, received: Sequence[torch.Tensor], expected: Frame
@@ -122,28 +130,26 @@ class ScatterReduce(Exchange):
                 average.to(shipment.dtype), quantized, key, shipment.layout, average[:quantized]
             )
 
-    def _decode(self, shipment: Shipment, gathered: torch.Tensor) -> torch.Tensor:
+    def _decode(self, shipment: Shipment, averages: Sequence[torch.Tensor]) -> torch.Tensor:
         """The whole group, of all owners' averages."""
         second = self._second_stage(shipment.codec)
-        out = shipment.empty_result(gathered.device)
+        out = shipment.empty_result(averages[0].device)
         chunks = self._chunks_of(shipment)
         sizes = (
             second.payload_bytes(c.quantized, c.full, shipment.dtype)
             for c in chunks
             if c.coordinates
         )
-        heads, at = Heads(gathered, accumulate(sizes, initial=0)), 0
+        row = Row(averages, accumulate(sizes, initial=0))
         for owner, chunk in enumerate(chunks):
             if not chunk.coordinates:
                 continue
-            if heads.at(at).startswith(FAILED):
+            if row.head(owner).startswith(FAILED):
                 raise PayloadError(
                     f"rank {owner} received a corrupt payload; its own error says more"
                 )
-            header = heads.header(at)
-            payload = Arrived(header, gathered[at : at + header.length])
-            at += header.length
-            if header.key != chunk_key(shipment.key(owner), owner, SECOND):
+            payload = row.take(owner)
+            if payload.header.key != chunk_key(shipment.key(owner), owner, SECOND):
                 raise PayloadError(f"rank {owner} sent an average of another step or group")
             again = second.quantized(chunk.quantized)
             expected = shipment.frame(again, chunk.coordinates - again)
@@ -153,17 +159,16 @@ class ScatterReduce(Exchange):
                 second.codec.decode_into([payload], expected, 1.0, values, full)
             else:  # all of it as it is
                 chunk.put(second.codec.decode_wide([payload], expected, 1.0), out)
-        if at != gathered.numel():
-            raise PayloadError(f"received {gathered.numel()} bytes, the payloads say {at}")
+        row.end()
         return out.to(shipment.dtype)
 
     def _second_stage(self, codec: GradientCompressor) -> SecondStage:
         return codec.second_stage(self.ranks)
 
-    def _chunks_of(self, shipment: Shipment) -> list[Chunk]:
+    def _chunks_of(self, shipment: Shipment) -> Sequence[Chunk]:
         return self._chunks(shipment.codec, shipment.quantized, shipment.full)
 
-    def _chunks(self, codec: GradientCompressor, quantized: int, full: int) -> list[Chunk]:
+    def _chunks(self, codec: GradientCompressor, quantized: int, full: int) -> Sequence[Chunk]:
         return cut(quantized, full, codec.settings.bucket_size, self.ranks)
 
 

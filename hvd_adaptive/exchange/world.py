@@ -59,13 +59,17 @@ class World:
         Open MPI's allgather of long messages is a ring of size - 1 rounds, each as slow as its
         slowest rank; its alltoall has all messages under way at once.
         """
-        return self.size <= MOST_DIRECT and self.hvd.mpi_enabled()
+        return 1 < self.size <= MOST_DIRECT and self.hvd.mpi_enabled()
 
     def is_current(self) -> bool:
         """Whether Horovod still runs with the same ranks."""
+        if not self.hvd.is_initialized():
+            return False
         members = self.process_set
-        known = self.hvd.is_initialized() and _is_known(members)
-        return known and (self.size, self.rank) == (members.size(), members.rank())
+        try:
+            return (self.size, self.rank) == (members.size(), members.rank())
+        except ValueError:  # see _is_known
+            return False
 
     @property
     def root(self) -> int:

@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 import torch
 
 LONGEST_NAME = 48  # of a parameter in a group's label
+# Copying so much of a group takes longer than sending one more.
+ALONE = 4
 
 
 @dataclass(frozen=True)
@@ -114,8 +116,9 @@ def build_layout(
     """Cut members into groups of at most ``most_coordinates`` (rounded to whole buckets).
 
     A group holds members of one dtype and part. Members of fewer than ``min_numel`` coordinates and
-    those without a part join their neighbours of part "" in full precision. A member of at least
-    half a group has groups of its own, which need not be gathered, cut evenly at bucket boundaries.
+    those without a part join their neighbours of part "" in full precision. A member of at least a
+    quarter of a group (ALONE) has groups of its own, which need not be gathered, cut evenly at
+    bucket boundaries.
     ``in_order`` keeps the given order.
     """
     ordered = list(members)
@@ -159,7 +162,7 @@ class _Builder:
         self.size = 0
 
     def add(self, slot: int, numel: int, quantize: bool) -> None:
-        if 2 * numel >= self.most:
+        if ALONE * numel >= self.most:
             self._add_alone(slot, numel, quantize)
             return
         if self.size + numel > self.most:

@@ -12,10 +12,12 @@ over 1,000 ranks are exact in float64, with room for the rounding of a gradient_
 
 from __future__ import annotations
 
+import functools
 import math
 import zlib
 from typing import NamedTuple
 
+import numpy as np
 import torch
 
 from hvd_adaptive.errors import RankMismatchError
@@ -45,11 +47,19 @@ def placeholder(
 
     absent: the gradient is missing here, and zeros stand for it.
     """
+    values, place = _without_slot(rank, step, fingerprint).copy(), slot % MODULUS
+    values[3], values[4], values[-2] = place, place * place, absent
+    return torch.from_numpy(values)
+
+
+@functools.lru_cache(maxsize=16)
+def _without_slot(rank: int, step: int, fingerprint: int) -> np.ndarray:
+    """What a rank's placeholders of a step have in common."""
     values = [1.0, float(rank), float(rank == 0)]
-    for number in (slot, step, fingerprint, fingerprint >> 16):
+    for number in (0, step, fingerprint, fingerprint >> 16):
         values += [float(number % MODULUS), float((number % MODULUS) ** 2)]
-    values += [float(absent), -OPPOSED if rank % 2 else OPPOSED]
-    return torch.tensor(values, dtype=torch.float64)
+    values += [0.0, -OPPOSED if rank % 2 else OPPOSED]
+    return np.array(values, dtype=np.float64)
 
 
 def check_reduced(reduced: torch.Tensor, size: int) -> Reduction:
@@ -77,14 +87,15 @@ class Reader:
         self._first: list[float] = []
         self._read: Reduction | None = None
 
-    def read(self, reduced: torch.Tensor, slot: int) -> Reduction:
-        """See check_reduced; ``slot`` is what this rank has sent in it."""
+    def read(self, reduced: torch.Tensor, slot: int) -> tuple[Reduction, bool]:
+        """See check_reduced; ``slot`` is what this rank has sent in it. Also, whether no rank that
+        took part has this gradient."""
         values = reduced.tolist()
-        if self._read is not None and values == self._alike(values, slot):
-            return self._read
-        read = check_reduced(reduced, self._size)
-        self._first, self._read = values, read
-        return read
+        read = self._read
+        if read is None or values != self._alike(values, slot):
+            read = check_reduced(reduced, self._size)
+            self._first, self._read = values, read
+        return read, round(values[-2] / read.factor) == read.active
 
     def _alike(self, values: list[float], slot: int) -> list[float]:
         """What ``values`` are where all ranks agree as they did in the first placeholder. Rounding
@@ -103,11 +114,6 @@ def disagreement(reduced: torch.Tensor, size: int) -> str | None:
     if read.active < size or all(size * square == total**2 for total, square in pairs):
         return None
     return f"{zlib.crc32(repr(sums).encode()):08x}"
-
-
-def absent_everywhere(reduced: torch.Tensor, read: Reduction) -> bool:
-    """Whether no rank that took part has this gradient."""
-    return round(float(reduced[-2]) / read.factor) == read.active
 
 
 def _read(reduced: torch.Tensor, size: int) -> tuple[Reduction, list[int]]:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import threading
 import weakref
 import zlib
+from collections.abc import Hashable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +22,6 @@ from hvd_adaptive.fusion.owner import find_owner
 from hvd_adaptive.fusion.placeholder import (
     Reader,
     Reduction,
-    absent_everywhere,
     disagreement,
     placeholder,
 )
@@ -138,11 +139,11 @@ class Session:
         """See GradientCompressor.decompress."""
         with self._lock:
             batch = ticket.batch
-            read = self._reduction(output, ticket)
+            read, absent = self._reduction(output, ticket)
             if batch.step is None or batch.step.factor is None:
                 self._begin(batch, read)
             step = batch.step
-            result = step.result(ticket.slot, absent_everywhere(output, read))
+            result = step.result(ticket.slot, absent)
             if step.finished:
                 self._end(step)
             return result
@@ -169,8 +170,8 @@ class Session:
             self._binding.given_up += batch.step.abandon()
         return JoinedStep(self._binding, gradients, name, self._attempt)
 
-    def _reduction(self, reduced: torch.Tensor, ticket: Ticket) -> Reduction:
-        """See check_reduced; where ranks disagree they tell each other in what."""
+    def _reduction(self, reduced: torch.Tensor, ticket: Ticket) -> tuple[Reduction, bool]:
+        """See Reader.read; where ranks disagree they tell each other in what."""
         world, batch = self._binding.world, ticket.batch
         if batch.reader is None:
             batch.reader = Reader(world.size)
@@ -313,5 +314,10 @@ class Session:
         step, binding = self.compressor.step, self._binding
         named = "" if binding.layout is None else binding.name
         due = self._update_due(step)
-        agreed = repr((self.compressor.fingerprint, named, due, self._attempt))
-        return placeholder(binding.world.rank, slot, step, zlib.crc32(agreed.encode()), absent)
+        agreed = _crc(self.compressor.fingerprint, named, due, self._attempt)
+        return placeholder(binding.world.rank, slot, step, agreed, absent)
+
+
+@functools.lru_cache(maxsize=16)
+def _crc(*agreed: Hashable) -> int:
+    return zlib.crc32(repr(agreed).encode())

@@ -340,7 +340,8 @@ class Step:
         first = (self.number * ERROR_BUCKETS) % max(1, flat.numel() // size - count + 1)
         sample = flat[first * size : (first + count) * size].to(torch.float32)
         decoded = self._codec(index).roundtrip(sample, stream_key(index, 0, 0, ERROR_STREAM))
-        squares = torch.stack([(decoded - sample).square().sum(), sample.square().sum()])
+        error = decoded.sub_(sample)
+        squares = torch.stack([error.dot(error), sample.dot(sample)])
         self.binding.compressor.meter.measured(Later(squares), index)
 
     def _shipment(self, index: int, quantized: int) -> Shipment:

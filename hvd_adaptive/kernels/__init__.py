@@ -26,10 +26,21 @@ def for_device(device: torch.device, subject: str = "") -> ModuleType:
     subject: "" for level tables, norms and statistics, or what follows the underscore in the
     modules' names: "bucket", "levels", "onebit", "natural", "qcs", "sparse", "ecdq", "checksum".
     """
-    if device.type in TRITON_DEVICES and _has_triton() and _exists("cuda", subject):
+    kind = device.type
+    return _chosen(kind, subject, kind in TRITON_DEVICES)
+
+
+@functools.cache
+def _chosen(kind: str, subject: str, triton: bool) -> ModuleType:
+    if triton and _has_triton() and _exists("cuda", subject):
         return _module("cuda", subject)
-    fast = device.type == "cpu" and _exists("cpu", subject)
+    fast = kind == "cpu" and _exists("cpu", subject)
     return _module("cpu" if fast else "reference", subject)
+
+
+def has_triton(device: torch.device) -> bool:
+    """Whether tensors on ``device`` are given the Triton kernels."""
+    return device.type in TRITON_DEVICES and _has_triton()
 
 
 class Lazy:
@@ -48,12 +59,10 @@ def _name(family: str, subject: str) -> str:
     return f"{__name__}.{family}_{subject}" if subject else f"{__name__}.{family}"
 
 
-@functools.cache
 def _module(family: str, subject: str) -> ModuleType:
     return importlib.import_module(_name(family, subject))
 
 
-@functools.cache
 def _exists(family: str, subject: str) -> bool:
     return importlib.util.find_spec(_name(family, subject)) is not None
 

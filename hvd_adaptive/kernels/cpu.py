@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from hvd_adaptive.kernels import cpu_decode, cpu_encode, cpu_permute, cpu_scan
+from hvd_adaptive.kernels.cpu_checksum import checksum as checksum
 from hvd_adaptive.kernels.lanes import WIDTH
 from hvd_adaptive.kernels.tables import KernelTable
 
@@ -89,11 +90,6 @@ def clipped(flat: torch.Tensor, bucket_size: int, clip: float) -> torch.Tensor:
 def bucket_norms(flat: torch.Tensor, bucket_size: int, norm: str) -> torch.Tensor:
     """See reference.bucket_norms."""
     return torch.from_numpy(cpu_scan.bucket_norms(flat.numpy(), bucket_size, norm == "linf"))
-
-
-def checksum(words: torch.Tensor, seed: int) -> int:
-    """See reference.checksum."""
-    return int(cpu_scan.checksum(words.numpy().view(np.uint32), np.uint32(seed)))
 
 
 _NO_CELLS, _NO_TREE = np.zeros(1, np.uint8), np.zeros(1, np.float32)

@@ -1,4 +1,4 @@
-"""Numba loops that only read: bucket norms, histograms, checksums."""
+"""Numba loops that only read: bucket norms, histograms."""
 
 from __future__ import annotations
 
@@ -7,15 +7,10 @@ import numpy as np
 from hvd_adaptive.kernels.jit import inline, jit
 from hvd_adaptive.kernels.reference import (
     BINS,
-    CHECK_A,
-    CHECK_B,
-    CHECK_BLOCK,
-    CHECK_LANES,
     COARSE_BINS,
     NORM_LANES,
 )
 
-_A, _B = np.uint32(CHECK_A), np.uint32(CHECK_B)
 _UP, _DOWN = np.float32(2.0**96), np.float32(2.0**-96)
 _SMALL, _LARGE = np.float32(2.0**-80), np.float32(2.0**120)
 _SMALLEST_NORM = np.float32(2.0**-126)
@@ -143,34 +138,3 @@ def histogram(x, scale):
         elif r[i] >= _ONE:  # a NaN is nowhere
             counts[BINS + 1] += 1
     return counts
-
-
-@inline
-def _checked(lane, word):
-    s = np.uint32(lane + np.uint32(word * _B))
-    s = np.uint32(np.uint32(s << np.uint32(13)) | np.uint32(s >> np.uint32(19)))
-    return np.uint32(s * _A)
-
-
-@jit
-def checksum(words, seed):
-    lanes, sums = np.empty(CHECK_LANES, np.uint32), np.zeros(CHECK_LANES, np.uint32)
-    for begin in range(0, words.size, CHECK_BLOCK):
-        block = words[begin : begin + CHECK_BLOCK]
-        lanes[:] = np.uint32(np.uint32(begin // CHECK_BLOCK) * _A)
-        rows = block.size // CHECK_LANES
-        for row in range(rows):
-            part = block[row * CHECK_LANES : (row + 1) * CHECK_LANES]
-            for lane in range(CHECK_LANES):
-                lanes[lane] = _checked(lanes[lane], part[lane])
-        for i in range(rows * CHECK_LANES, block.size):
-            lanes[i - rows * CHECK_LANES] = _checked(lanes[i - rows * CHECK_LANES], block[i])
-        for lane in range(CHECK_LANES):
-            s = lanes[lane]
-            sums[lane] += np.uint32(np.uint32(s ^ np.uint32(s >> np.uint32(15))) * _B)
-    total = np.uint32(seed + np.uint32(words.size))
-    for lane in range(CHECK_LANES):
-        total = np.uint32(np.uint32(total ^ sums[lane]) * _A)
-        total = np.uint32(total ^ np.uint32(total >> np.uint32(15)))
-        total = np.uint32(total * _B)
-    return total

@@ -17,10 +17,10 @@ import torch
 import triton
 import triton.language as tl
 
+from hvd_adaptive.coding.header import CHECKSUM_AT, SIZE
 from hvd_adaptive.device import from_host, put
 from hvd_adaptive.kernels.cuda_launch import launch
 from hvd_adaptive.kernels.reference import CHECK_A, CHECK_B, CHECK_BLOCK, CHECK_LANES
-from hvd_adaptive.kernels.reference_checksum import HEADER, PLACE
 
 _A, _B = tl.constexpr(CHECK_A), tl.constexpr(CHECK_B)
 _LANES, _BLOCK = tl.constexpr(CHECK_LANES), tl.constexpr(CHECK_BLOCK)
@@ -29,15 +29,15 @@ _ROWS = tl.constexpr(CHECK_BLOCK // CHECK_LANES)
 
 def seal(payload: torch.Tensor, header: bytes, seed: int | None) -> None:
     """See reference_checksum.seal."""
-    put(torch.frombuffer(bytearray(header), dtype=torch.uint8), payload[:HEADER])
+    put(torch.frombuffer(bytearray(header), dtype=torch.uint8), payload[:SIZE])
     if seed is not None:
         words = payload.view(torch.int32)
-        _finish(words[HEADER // 4 :], seed, words[PLACE // 4 :])
+        _finish(words[SIZE // 4 :], seed, words[CHECKSUM_AT // 4 :])
 
 
 def checksums(payloads: Sequence[torch.Tensor], seeds: Sequence[int]) -> torch.Tensor:
     """See reference_checksum.checksums; int32, on the payloads' device."""
-    bodies = [payload[HEADER:].view(torch.int32) for payload in payloads]
+    bodies = [payload[SIZE:].view(torch.int32) for payload in payloads]
     sums = _sums(bodies)
     facts = torch.tensor([[body.numel() for body in bodies], [_signed(seed) for seed in seeds]])
     facts = from_host(facts, sums.device)

@@ -1,4 +1,4 @@
-"""Triton: dithered quantisation, without the entropy coder, which the host has.
+"""Triton: dithered quantisation; cuda_dithered*.py codes its integers.
 
 Same functions and the same integers as kernels/reference_ecdq.py.
 """
@@ -44,12 +44,11 @@ def add(
 
 
 @triton.jit
-def _dither(stream, bucket, place):
-    """Whether it is negative, and its size (float32)."""
+def dither(stream, bucket, place):
+    """Whether it is negative, and m (int32)."""
     k = own_integer(stream, bucket, place)
     negative = k >= _HALF
-    m = tl.where(negative, k - _HALF, k).to(tl.float32)
-    return negative, (m + 0.5) * 2.0**-24
+    return negative, tl.where(negative, k - _HALF, k)
 
 
 @triton.jit
@@ -59,19 +58,38 @@ def _rounded(t):
     return tl.where(tl.abs(t) < _WHOLE, tl.where(t < 0, down, up), t)
 
 
+@triton.jit
+def quantized(v, step, negative, m):
+    """q (int32) of coordinates, 0 in buckets without a step above 0."""
+    usable = step > 0
+    inverse = tl.where(usable, tl.div_rn(tl.full(v.shape, 1.0, tl.float32), step), 0.0)
+    rounded = _rounded(tl.where(negative, v * -1.0, v) * inverse + _size(m))
+    return tl.where(usable, rounded, 0.0).to(tl.int32)
+
+
+@triton.jit
+def value_of(q, step, negative, m):
+    """What q (int32) stands for; NaN where the step is."""
+    value = (q.to(tl.float32) - _size(m)) * step
+    value = tl.where(negative, value * -1.0, value)
+    return tl.where(step > 0, value, tl.where(step != step, step, 0.0))
+
+
+@triton.jit
+def _size(m):
+    return (m.to(tl.float32) + 0.5) * 2.0**-24
+
+
 @kernel
 def _quantize_kernel(
     n: tl.int64, bucket_size: tl.int64, magic: tl.int64, stream: tl.int64, x, steps, q,
     TILE: tl.constexpr, BUCKETS: tl.constexpr,
 ):  # fmt: skip
     i, there, bucket, place = own_place(n, bucket_size, magic, TILE, BUCKETS)
-    negative, size = _dither(stream, bucket, place)
+    negative, m = dither(stream, bucket, place)
     step = tl.load(steps + bucket, mask=there, other=0.0)
-    usable = step > 0
-    inverse = tl.where(usable, tl.div_rn(tl.full((TILE,), 1.0, tl.float32), step), 0.0)
     v = tl.load(x + i, mask=there, other=0.0)
-    rounded = _rounded(tl.where(negative, v * -1.0, v) * inverse + size)
-    tl.store(q + i, tl.where(usable, rounded, 0.0).to(tl.int32), mask=there)
+    tl.store(q + i, quantized(v, step, negative, m), mask=there)
 
 
 @kernel
@@ -80,9 +98,7 @@ def _add_kernel(
     TILE: tl.constexpr, BUCKETS: tl.constexpr,
 ):  # fmt: skip
     i, there, bucket, place = own_place(n, bucket_size, magic, TILE, BUCKETS)
-    negative, size = _dither(stream, bucket, place)
+    negative, m = dither(stream, bucket, place)
     step = tl.load(steps + bucket, mask=there, other=0.0)
-    value = (tl.load(q + i, mask=there, other=0).to(tl.float32) - size) * step
-    value = tl.where(negative, value * -1.0, value)
-    value = tl.where(step > 0, value, tl.where(step != step, step, 0.0))
+    value = value_of(tl.load(q + i, mask=there, other=0), step, negative, m)
     tl.store(out + i, tl.load(out + i, mask=there, other=0.0) + value, mask=there)

@@ -20,20 +20,30 @@ def for_each(
 ) -> None:
     """Launch ``action(n, bucket_size, magic, stream, *args, TILE, BUCKETS, **constants)`` on tiles
     of ``n`` coordinates on the device of ``on``."""
-    buckets = LONG if bucket_size >= _TILE else SHORT
-    if bucket_size % _TILE == 0:
-        buckets = ALIGNED
     launch(
         action, -(-n // _TILE), on, n, bucket_size, magic(bucket_size), signed(key), *args,
-        TILE=_TILE, BUCKETS=buckets.value, **constants,
+        TILE=_TILE, BUCKETS=buckets_on(bucket_size, _TILE), **constants,
     )  # fmt: skip
+
+
+def buckets_on(bucket_size: int, tile: int) -> int:
+    """How buckets of this size lie on tiles of so many coordinates, 1024 at most."""
+    if bucket_size % tile == 0:
+        return ALIGNED.value
+    return LONG.value if bucket_size >= tile else SHORT.value
 
 
 @triton.jit
 def own_place(n, bucket_size, magic, TILE: tl.constexpr, BUCKETS: tl.constexpr):
-    """Of a tile of coordinates for each program: where they are in the tensor (int64), whether they
-    are there, their buckets (int64), and their places in these (uint32, modulo 2**32)."""
+    """Of a tile of coordinates for each program: see ``place_of``."""
     tile = tl.program_id(0).to(tl.int64)
+    return place_of(tile, n, bucket_size, magic, TILE, BUCKETS)
+
+
+@triton.jit
+def place_of(tile, n, bucket_size, magic, TILE: tl.constexpr, BUCKETS: tl.constexpr):
+    """Of the coordinates of a tile (int64): where they are in the tensor (int64), whether they are
+    there, their buckets (int64), and their places in these (uint32, modulo 2**32)."""
     bucket, within = bucket_under(tile, bucket_size, TILE)
     place = tl.arange(0, TILE)
     i = tile * TILE + place

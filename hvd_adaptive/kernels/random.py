@@ -7,6 +7,8 @@ Every kernel (reference, Numba, Triton) computes the same integers, so codes agr
 
 from __future__ import annotations
 
+import functools
+
 MASK64 = (1 << 64) - 1
 GOLDEN64 = 0x9E3779B97F4A7C15
 MIX64_A = 0xBF58476D1CE4E5B9
@@ -32,10 +34,15 @@ def stream_key(seed: int, rank: int = 0, step: int = 0, group: int = 0) -> int:
     Each number is added and mixed in turn; ``bucket_key`` mixes once more, so that the last one
     passes through two rounds as well.
     """
-    key = mix64(GOLDEN64)
-    for number in (seed, rank, step, group):
+    key = _seeded(seed)
+    for number in (rank, step, group):
         key = mix64(key + (number & MASK64) * GOLDEN64 + 1)
     return key
+
+
+@functools.lru_cache(maxsize=256)
+def _seeded(seed: int) -> int:
+    return mix64(mix64(GOLDEN64) + (seed & MASK64) * GOLDEN64 + 1)
 
 
 def bucket_key(stream: int, bucket: int) -> tuple[int, int]:

@@ -11,9 +11,8 @@ from collections.abc import Sequence
 import torch
 
 from hvd_adaptive import kernels
+from hvd_adaptive.coding.header import CHECKSUM_AT, SIZE
 from hvd_adaptive.device import put
-
-HEADER, PLACE = 96, 12
 
 
 def seal(payload: torch.Tensor, header: bytes, seed: int | None) -> None:
@@ -21,8 +20,8 @@ def seal(payload: torch.Tensor, header: bytes, seed: int | None) -> None:
     its place in the header."""
     data = bytearray(header)
     if seed is not None:
-        struct.pack_into("<I", data, PLACE, _checksum(payload, seed))
-    put(torch.frombuffer(data, dtype=torch.uint8), payload[:HEADER])
+        struct.pack_into("<I", data, CHECKSUM_AT, _checksum(payload, seed))
+    put(torch.frombuffer(data, dtype=torch.uint8), payload[:SIZE])
 
 
 def checksums(
@@ -33,5 +32,5 @@ def checksums(
 
 
 def _checksum(payload: torch.Tensor, seed: int) -> int:
-    words = payload[HEADER:].view(torch.int32)
+    words = payload[SIZE:].view(torch.int32)
     return kernels.for_device(payload.device).checksum(words, seed)

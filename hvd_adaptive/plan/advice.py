@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from hvd_adaptive.plan.model import Prediction
+from hvd_adaptive.plan.quantities import Prediction
 
 # A method must save so much of the uncompressed step, or it is not worth its error.
 WORTH = 0.05
@@ -53,10 +53,11 @@ def _why_not(float32: Prediction, fastest: Prediction, saved: float) -> tuple[st
 
 
 def _why(choice: Prediction, float32: Prediction, fastest: Prediction) -> tuple[str, ...]:
+    where = " to other hosts" if choice.exchange == "hierarchical" else ""
     reasons = [
         f"{told(choice)}: a step of {_ms(choice.step_s)} instead of {_ms(float32.step_s)} "
         f"({float32.step_s / choice.step_s:.2f} times as fast)",
-        f"a rank sends {choice.wire_bytes / 1e6:.3g} MB instead of "
+        f"a rank sends {choice.wire_bytes / 1e6:.3g} MB{where} instead of "
         f"{float32.wire_bytes / 1e6:.3g} MB; its relative squared error is {choice.error:.2g}",
     ]
     if fastest is not choice:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from hvd_adaptive.bench.models import MODELS, tensors_and_coordinates
+from hvd_adaptive.bench.ranks import LAUNCHERS, available
 from hvd_adaptive.commands.output import (
     OK,
     PROBLEM,
@@ -24,7 +25,8 @@ from hvd_adaptive.commands.output import (
 DESCRIPTION = """\
 Predicts a training step in float32, in float16 and with each scheme and exchange, recommends one
 and says why; that may be not to compress. Codecs and collectives are measured on this machine (half
-a minute); the formulas are in hvd_adaptive/plan/model.py. Run it on a node of the cluster.
+a minute); the formulas are in hvd_adaptive/plan/model.py. Run it on a node of the cluster. GPUs and
+NCCL are not in the model.
 
     hvd-adaptive plan --model resnet50 --ranks 16 --bandwidth 10gbit --compute-ms 120
     hvd-adaptive plan --params 340000000 --ranks 8 --bandwidth 100gbit --schemes "ALQ(bits=4)\""""
@@ -53,6 +55,8 @@ def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
     add("--latency-us", type=positive, default=50.0, help="of a message (%(default)s)")
     add("--compute-ms", type=positive, help="forward and backward pass of a step, without exchange")
     add("--cores", type=positive, help="of each host, for Horovod and compression (as here)")
+    add("--launcher", choices=LAUNCHERS, help="whose collectives: Horovod's on MPI, or on Gloo, as "
+        "horovodrun --gloo starts them (default: mpi where mpirun is)")  # fmt: skip
     add("--schemes", nargs="+", metavar="SCHEME", help='as in Python: "ALQ(bits=3)"')
     add("--constants", type=Path, metavar="FILE",
         help="what was measured: read from there, or measured and kept there")  # fmt: skip
@@ -74,7 +78,8 @@ def run(arguments: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     from hvd_adaptive.bench.ranks import RanksError, hints
     from hvd_adaptive.plan import measure as measuring
     from hvd_adaptive.plan.advice import advise, told
-    from hvd_adaptive.plan.model import Cluster, Job, predict
+    from hvd_adaptive.plan.model import predict
+    from hvd_adaptive.plan.quantities import Cluster, Conditions, Job
 
     if arguments.ranks % arguments.ranks_per_host:
         parser.error(
@@ -89,8 +94,15 @@ def run(arguments: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
                 raise ValueError(f"{scheme!r} is predicted in any case")
     except ValueError as error:
         parser.error(f"--schemes {error}")
+    cores = arguments.cores or float(len(os.sched_getaffinity(0)))
+    cluster = Cluster(
+        arguments.ranks, arguments.bandwidth, arguments.ranks_per_host,
+        arguments.latency_us * 1e-6, cores,
+    )  # fmt: skip
+    launcher = arguments.launcher or (available() or ["mpi"])[0]
+    conditions = Conditions(cluster.ranks, cluster.hosts, tensors, launcher)
     try:
-        machine = _machine(arguments, schemes, tensors)
+        machine = _machine(arguments.constants, schemes, conditions)
     except RanksError as error:
         for line in error.output.splitlines()[-10:]:
             errors().print(f"  {line}", style="dim", markup=False)
@@ -100,11 +112,6 @@ def run(arguments: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
         return PROBLEM
     except ValueError as error:
         parser.error(f"--constants {error}")
-    cores = arguments.cores or float(len(os.sched_getaffinity(0)))
-    cluster = Cluster(
-        arguments.ranks, arguments.bandwidth, arguments.ranks_per_host,
-        arguments.latency_us * 1e-6, cores,
-    )  # fmt: skip
     job = Job(tensors, coordinates, (arguments.compute_ms or 0.0) * 1e-3)
     predictions = sorted(predict(cluster, job, machine), key=lambda p: p.step_s)
     advice = advise(predictions)
@@ -115,17 +122,16 @@ def run(arguments: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
             "recommended": {"compression": told(advice.choice), "why": advice.why},
         })  # fmt: skip
         return OK
-    _print(predictions, advice, cluster, job)
+    _print(predictions, advice, cluster, job, machine.launcher)
     return OK
 
 
-def _machine(arguments: argparse.Namespace, schemes: list[str], tensors: int) -> Any:
+def _machine(path: Path | None, schemes: list[str], conditions: Any) -> Any:
     """Constants, kept or measured."""
     from hvd_adaptive.plan import measure as measuring
 
-    path: Path | None = arguments.constants
     if path is not None and path.exists():
-        machine = measuring.load(path, arguments.ranks, tensors)
+        machine = measuring.load(path, conditions)
         known = {codec.label for codec in machine.codecs}
         if missing := [scheme for scheme in schemes if scheme not in known]:
             raise ValueError(f"{path}: has no constants of {', '.join(missing)}")
@@ -133,14 +139,14 @@ def _machine(arguments: argparse.Namespace, schemes: list[str], tensors: int) ->
         return replace(machine, codecs=asked)
     with errors().status("measuring") as status:
         machine = measuring.measure(
-            schemes, arguments.ranks, tensors, lambda what: status.update(f"measuring {what}")
+            schemes, conditions, lambda what: status.update(f"measuring {what}")
         )
     if path is not None:
-        measuring.save(machine, arguments.ranks, tensors, path)
+        measuring.save(machine, conditions, path)
     return machine
 
 
-def _print(predictions: list, advice: Any, cluster: Any, job: Any) -> None:
+def _print(predictions: list, advice: Any, cluster: Any, job: Any, launcher: str) -> None:
     from rich.table import Table
 
     float32 = next(p for p in predictions if p.method == "float32")
@@ -150,7 +156,8 @@ def _print(predictions: list, advice: Any, cluster: Any, job: Any) -> None:
         title=f"{job.coordinates:,} parameters over {cluster.ranks} ranks at "
         f"{8e-9 * cluster.bandwidth:.4g} Gbit/s{compute}, ms",
         caption="wire: bytes on a host's link, and latency; processor: all else; they overlap with "
-        "computing and each other. error: relative, squared; b: biased.",
+        "computing and each other. error: relative, squared; b: biased. Exchanges are the "
+        f"processor's, over {launcher}: GPUs and NCCL are not in the model.",
     )
     table.add_column("method", overflow="fold")
     table.add_column("exchange")

@@ -3,15 +3,18 @@
 Codecs: a payload is encoded, and some are decoded and added, on one thread; the least of a few
 times. Collectives: two ranks exchange over TCP on the loopback device, where the wire costs nothing
 and what is left is the processor's: of a small message the base, of a large one more the seconds a
-byte. Processor seconds are elapsed ones times the part of a core that a rank has here.
+byte; and once more as ranks of one host do. Processor seconds are elapsed ones times the part of a
+core that a rank has here.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
+import logging
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -20,11 +23,20 @@ import torch
 
 import hvd_adaptive
 from hvd_adaptive.bench.exchange import parse_method
-from hvd_adaptive.bench.ranks import Place, available, run_ranks
+from hvd_adaptive.bench.ranks import Place, run_ranks
 from hvd_adaptive.coding.payload import read_header
-from hvd_adaptive.plan.model import Codec, Collective, Machine
+from hvd_adaptive.plan.quantities import (
+    EFFICIENCY,
+    Averages,
+    Codec,
+    Collective,
+    Conditions,
+    Machine,
+)
 from hvd_adaptive.plan.worker import LARGE, SMALL
 from hvd_adaptive.schemes.catalog import is_unbiased
+
+logger = logging.getLogger("hvd_adaptive")
 
 COORDINATES = 1 << 21
 ROUNDS, PAYLOADS = 3, 4
@@ -39,61 +51,104 @@ DEFAULTS = (
 
 
 def measure(
-    methods: Sequence[str], ranks: int, tensors: int, says: Callable[[str], object]
+    methods: Sequence[str], conditions: Conditions, says: Callable[[str], object]
 ) -> Machine:
-    """All constants for schemes (as in Python), a number of ranks and of tensors; ``says`` is told
-    what is being measured. RanksError where ranks cannot be started here."""
+    """All constants for schemes (as in Python); ``says`` is told what is being measured. RanksError
+    where ranks cannot be started here."""
     says("collectives between two ranks")
-    found = collectives(tensors)
+    found = collectives(conditions.tensors, conditions.launcher)
     codecs = []
     for method in methods:
         says(method)
-        codecs.append(codec(method, ranks))
-    return Machine(codecs=tuple(codecs), **found)
+        codecs.append(codec(method, conditions.ranks, conditions.hosts))
+    return Machine(codecs=tuple(codecs), add_s=adding(), **found)
 
 
-def collectives(tensors: int) -> dict[str, Any]:
+def collectives(tensors: int, launcher: str) -> dict[str, Any]:
     """The Machine's fields that tell of collectives and steps."""
-    place = Place(RANKS, (available() or ["mpi"])[0], tcp=True)
-    (told,) = run_ranks("hvd_adaptive.plan.worker", tensors, place, SECONDS)
+    apart, together = Place(RANKS, launcher, tcp=True), Place(RANKS, launcher)
+    (told,) = run_ranks("hvd_adaptive.plan.worker", {"tensors": tensors}, apart, SECONDS)
+    if launcher == "mpi":  # Gloo has no other way
+        (near,) = run_ranks("hvd_adaptive.plan.worker", {"only": ["alltoall"]}, together, SECONDS)
+    else:
+        near = told
     share = min(1.0, len(os.sched_getaffinity(0)) / RANKS)
-    # What each of two ranks sends of so many bytes: half of them twice, all, half.
-    part = {"allreduce4": 1.0, "allreduce2": 1.0, "allgather": 1.0, "alltoall": 0.5}
-    made = {}
-    for kind, sent in part.items():
-        small, large = told[kind]
-        byte = max(0.0, large - small) / (sent * (LARGE - SMALL))
-        made[kind] = Collective(base_s=share * small, byte_s=share * byte)
+
+    def made(seconds: Sequence[float], sent: float) -> Collective:
+        """sent: part of LARGE bytes that each of two ranks sends."""
+        small, large = seconds
+        byte_s = max(0.0, large - small) / (sent * (LARGE - SMALL))
+        return Collective(base_s=share * small, byte_s=share * byte_s)
+
+    ring, direct = EFFICIENCY[launcher]
     return {
-        "allreduce": {4: made["allreduce4"], 2: made["allreduce2"]},
-        "allgather": made["allgather"],
-        "alltoall": made["alltoall"],
+        # Half of the bytes twice.
+        "allreduce": {4: made(told["allreduce4"], 1.0), 2: made(told["allreduce2"], 1.0)},
+        "allgather": made(told["allgather"], 1.0),
+        "alltoall": made(told["alltoall"], 0.5),
+        "local": made(near["alltoall"], 0.5),
         "stock_step_s": share * told["stock"],
         "scheme_step_s": share * told["scheme"],
+        "ring_efficiency": ring,
+        "direct_efficiency": direct,
+        "launcher": launcher,
     }
 
 
-def codec(method: str, ranks: int) -> Codec:
-    """A scheme and its second stage over so many ranks."""
+def adding() -> float:
+    """Seconds to add a number that came from another rank of the host, on one thread."""
+    with _one_thread():
+        total, part = torch.zeros(COORDINATES), gradient(COORDINATES)
+        return _least(lambda: total.add_(part.clone())) / COORDINATES
+
+
+def codec(method: str, ranks: int, hosts: int) -> Codec:
+    """A scheme, and its second stage over so many ranks and over so many hosts."""
     label, name, keywords = parse_method(method)
     scheme = getattr(hvd_adaptive, name)(**keywords)
     flat = gradient(COORDINATES)
+    _fit(scheme, flat)
+    with _one_thread():
+        bits, encode_s, decode_s, error = _timed(scheme, flat)
+        second = _averages(scheme, ranks, flat)
+        between = second if hosts == ranks else _averages(scheme, hosts, flat)
+    return Codec(label, bits, encode_s, decode_s, error, second, between, is_unbiased(scheme))
+
+
+def _averages(scheme: Any, ranks: int, flat: torch.Tensor) -> Averages:
+    """Of so many ranks."""
+    # What a training would be warned of: here its error is told.
+    with _quiet():
+        second = scheme.second_stage(max(2, ranks))
+    if second.bits == 32:
+        return Averages(32.0, 0.0, 0.0)
+    _fit(second.codec, flat)
+    return Averages(*_timed(second.codec, flat)[:3])
+
+
+def _fit(scheme: Any, flat: torch.Tensor) -> None:
     if hasattr(scheme, "fit"):
         scheme.fit(flat[: 20 * scheme.settings.bucket_size])
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    before = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(before)
+
+
+@contextlib.contextmanager
+def _one_thread() -> Iterator[None]:
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        bits, encode_s, decode_s, error = _timed(scheme, flat)
-        second = scheme.second_stage(max(2, ranks))
-        again = (32.0, 0.0, 0.0, 0.0)
-        if second.bits != 32:
-            if hasattr(second.codec, "fit"):
-                second.codec.fit(flat[: 20 * scheme.settings.bucket_size])
-            again = _timed(second.codec, flat)
+        yield
     finally:
         torch.set_num_threads(before)
-    unbiased = is_unbiased(scheme)
-    return Codec(label, bits, encode_s, decode_s, error, *again[:3], unbiased)
 
 
 def gradient(coordinates: int) -> torch.Tensor:
@@ -129,26 +184,28 @@ def _least(call: Callable[[], object]) -> float:
     return min(seconds)
 
 
-def save(machine: Machine, ranks: int, tensors: int, path: Path) -> None:
-    """Keep constants for later plans of as many ranks and tensors."""
-    kept = {"ranks": ranks, "tensors": tensors, "machine": asdict(machine)}
+def save(machine: Machine, conditions: Conditions, path: Path) -> None:
+    """Keep constants for later plans under the same conditions."""
+    kept = {"conditions": asdict(conditions), "machine": asdict(machine)}
     path.write_text(json.dumps(kept, indent=1), encoding="utf-8")
 
 
-def load(path: Path, ranks: int, tensors: int) -> Machine:
+def load(path: Path, conditions: Conditions) -> Machine:
     """Inverse of ``save``; ValueError where it is of others, or no such file at all."""
     try:
         kept = json.loads(path.read_text(encoding="utf-8"))
-        told, own = (kept["ranks"], kept["tensors"]), dict(kept["machine"])
+        told, own = Conditions(**kept["conditions"]), dict(kept["machine"])
         reduce = {int(size): Collective(**of_size) for size, of_size in own["allreduce"].items()}
-        own |= {"allreduce": reduce, "codecs": tuple(Codec(**c) for c in own["codecs"])}
-        own |= {name: Collective(**own[name]) for name in ("allgather", "alltoall")}
+        own |= {"allreduce": reduce, "codecs": tuple(_codec(c) for c in own["codecs"])}
+        own |= {name: Collective(**own[name]) for name in ("allgather", "alltoall", "local")}
         machine = Machine(**own)
     except (KeyError, TypeError, AttributeError, json.JSONDecodeError) as error:
         raise ValueError(f"{path}: holds no constants of `hvd-adaptive plan`: {error}") from error
-    if told != (ranks, tensors):
-        raise ValueError(
-            f"{path}: was measured for {told[0]} ranks and {told[1]} tensors, not {ranks} and "
-            f"{tensors}"
-        )
+    if told != conditions:
+        raise ValueError(f"{path}: was measured for {told}, not for {conditions}")
     return machine
+
+
+def _codec(kept: dict[str, Any]) -> Codec:
+    averages = {name: Averages(**kept[name]) for name in ("second", "between")}
+    return Codec(**(kept | averages))

@@ -9,18 +9,25 @@ p = n·b/8 bytes; an average that travels again b₂, p₂. What leaves a rank (
     allgather         (N-1) · p                   the same              N-1
     scatter-reduce    (N-1)/N · (p + p₂)          alltoall R (N-R)/N p, 2 (N-1)
                                                   allgather (N-1)/N p₂
+    hierarchical      (H-1)/R · p, for H > 2      R times as much       H-1, for H > 2 2 (H-1)
+                      (H-1)/(H·R) · (p + p₂)
 
-Rings pass from rank to rank and leave a host once; of an alltoall, and of an allgather among so few
-ranks that it is one (MOST_DIRECT), each rank's parts for other hosts do. So at b bits an allgather
-sends (N-1) b/32 of the gradient, a scatter-reduce (b + b₂)/32.
+Rings pass from rank to rank and leave a host once; of an alltoall, and over MPI of an allgather
+among so few ranks that it is one (MOST_DIRECT), each rank's parts for other hosts do. So at b bits
+an allgather sends (N-1) b/32 of the gradient, a scatter-reduce (b + b₂)/32. Hierarchical is told
+where there are several hosts of several ranks: its ranks of a host first send each other slices of
+n/R float32 numbers, which they add up, and the averages of these slices at last: l = (R-1)/R · 8 n
+bytes of a rank that stay in its host. Slices travel between hosts as payloads.
 
 Seconds, where c = min(1, C/R) is the part of a core that a rank's one busy thread has:
 
     wire      h/(η·B) + messages · α       η: part of the rate that is reached, of rings and else
-    handling  w · byte_s / c       copying, adding and handing to the kernel, both ends
+    handling  (w · byte_s + l · local byte_s + n · add_s) / c
+                                           copying, adding and handing to the kernel, both ends
     overhead  (step_s + (collectives - those in step_s) · base_s) / c
     encode    n · encode_s / c,        scatter-reduce: + n/N · encode_s of the second stage
     decode    N · n · decode_s / c,    scatter-reduce: n · decode_s, + n · decode_s of the second
+              of hierarchical, n is a slice's, and N the number of hosts
 
 The exchange X = wire + handling + overhead: the one thread of Horovod and MPI sends and copies in
 turns. It overlaps the backward pass (two thirds of the computing time) and encoding, A, in G
@@ -31,8 +38,9 @@ groups, as a pipeline of two stages does,
 unless the processor is shared: then what it does is done in turns. A group of Horovod's own is what
 its fusion buffer holds.
 
-byte_s, base_s, step_s, encode_s and decode_s are measured (measure.py), on this machine. Not in the
-model: other traffic, slower ranks, more than one rail, NCCL, switches that cannot carry all links.
+byte_s, base_s, step_s, add_s, encode_s and decode_s are measured (measure.py), on this machine. Not
+in the model: GPUs and NCCL, other traffic, slower ranks, more than one rail, switches that cannot
+carry all links.
 """
 
 from __future__ import annotations
@@ -40,105 +48,14 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from hvd_adaptive.exchange.hierarchical import MOST_GATHERED
 from hvd_adaptive.exchange.world import MOST_DIRECT
+from hvd_adaptive.plan.quantities import Cluster, Codec, Collective, Job, Machine, Prediction
 
 # Shares of the computing time: a backward pass takes about twice a forward one.
 BACKWARD = 2 / 3
-# Parts of a link's rate that Open MPI 4.1 reaches over TCP with large messages: in rings, whose
-# rounds are as slow as their slowest rank and are added up in between, and in messages that are all
-# under way at once. Not measured where the plan is made, but in the laboratory
-# (benchmarks/network.py at 100 Mbit/s and 1 Gbit/s).
-RING_EFFICIENCY, DIRECT_EFFICIENCY = 0.6, 0.85
 # Bytes of gradients in a group: ours by default, and Horovod's fusion buffer.
 GROUP_BYTES, FUSION_BYTES = 16 * 2**20, 128 * 2**20
-
-
-@dataclass(frozen=True)
-class Cluster:
-    """ranks on hosts of ``per_host`` each; bandwidth: bytes per second of a host's link, each way;
-    latency: seconds of a message; cores: of each host, fractions too."""
-
-    ranks: int
-    bandwidth: float
-    per_host: int = 1
-    latency: float = 50e-6
-    cores: float = 8.0
-
-    @property
-    def core_share(self) -> float:
-        """c: what a rank's busy thread has of a core."""
-        return min(1.0, self.cores / self.per_host)
-
-
-@dataclass(frozen=True)
-class Job:
-    """A model's gradients, and seconds of forward and backward pass without any exchange."""
-
-    tensors: int
-    coordinates: int
-    compute_s: float = 0.0
-
-
-@dataclass(frozen=True)
-class Collective:
-    """base_s: processor seconds of a small one.  byte_s: of each byte that a rank sends."""
-
-    base_s: float
-    byte_s: float
-
-
-@dataclass(frozen=True)
-class Codec:
-    """Of a scheme: bits of a coordinate, processor seconds of encoding and decoding one, relative
-    squared error; the same of its second stage over the ranks that are planned for; and whether
-    decoded gradients have the right mean."""
-
-    label: str
-    bits: float
-    encode_s: float
-    decode_s: float
-    error: float
-    second_bits: float
-    second_encode_s: float
-    second_decode_s: float
-    unbiased: bool = True
-
-
-@dataclass(frozen=True)
-class Machine:
-    """What was measured. allreduce, by bytes of a number; stock_step_s, scheme_step_s: processor
-    seconds of a step of stock Horovod and of a scheme with as many tensors and hardly any numbers,
-    the latter with two collectives of its own (placeholders, one group).  ring_efficiency,
-    direct_efficiency: parts of a link's rate that rings, and direct messages, reach."""
-
-    allreduce: dict[int, Collective]
-    allgather: Collective
-    alltoall: Collective
-    stock_step_s: float
-    scheme_step_s: float
-    codecs: tuple[Codec, ...]
-    ring_efficiency: float = RING_EFFICIENCY
-    direct_efficiency: float = DIRECT_EFFICIENCY
-
-
-@dataclass(frozen=True)
-class Prediction:
-    """Seconds of a step and of its parts, which overlap; wire_bytes: that a rank sends.
-
-    error: relative squared, of one rank's gradient.  exchange: "ring" of stock Horovod.
-    """
-
-    method: str
-    exchange: str
-    step_s: float
-    exchange_s: float
-    wire_s: float
-    processor_s: float
-    encode_s: float
-    decode_s: float
-    wire_bytes: float
-    error: float
-    unbiased: bool = True
 
 
 def predict(cluster: Cluster, job: Job, machine: Machine) -> list[Prediction]:
@@ -147,10 +64,10 @@ def predict(cluster: Cluster, job: Job, machine: Machine) -> list[Prediction]:
         ring(cluster, job, machine, label, size, error)
         for label, size, error in (("float32", 4, 0.0), ("float16", 2, 2.0**-24))
     ]
+    several = cluster.hosts > 1 and cluster.per_host > 1
+    kinds = (allgather, scatter_reduce, *([hierarchical] if several else []))
     return stock + [
-        kind(cluster, job, machine, codec)
-        for codec in machine.codecs
-        for kind in (allgather, scatter_reduce)
+        kind(cluster, job, machine, codec) for codec in machine.codecs for kind in kinds
     ]
 
 
@@ -195,7 +112,7 @@ def scatter_reduce(cluster: Cluster, job: Job, machine: Machine, codec: Codec) -
     first = numbers * codec.bits / 8
     parts = (ranks - 1) / ranks * first
     outside = per_host * (ranks - per_host) / ranks * first / machine.direct_efficiency
-    averages = _gather(cluster, machine, numbers * codec.second_bits / 8 / ranks)
+    averages = _gather(cluster, machine, numbers * codec.second.bits / 8 / ranks)
     more = (groups - 1) * machine.alltoall.base_s + groups * averages.collective.base_s
     return _predicted(
         cluster, job, codec.label, "scatter_reduce",
@@ -203,9 +120,34 @@ def scatter_reduce(cluster: Cluster, job: Job, machine: Machine, codec: Codec) -
         messages=2 * (ranks - 1) * groups,
         handling=parts * machine.alltoall.byte_s + averages.sent * averages.collective.byte_s,
         overhead=machine.scheme_step_s + more,
-        encode=numbers * (codec.encode_s + codec.second_encode_s / ranks),
-        decode=numbers * (codec.decode_s + codec.second_decode_s),
+        encode=numbers * (codec.encode_s + codec.second.encode_s / ranks),
+        decode=numbers * (codec.decode_s + codec.second.decode_s),
         groups=groups, error=codec.error, unbiased=codec.unbiased,
+    )  # fmt: skip
+
+
+def hierarchical(cluster: Cluster, job: Job, machine: Machine, codec: Codec) -> Prediction:
+    """Slices as they are among a host's ranks, their payloads between hosts."""
+    hosts, per_host = cluster.hosts, cluster.per_host
+    groups, numbers = _groups(job.coordinates), job.coordinates / per_host
+    first, again = numbers * codec.bits / 8, numbers * codec.between.bits / 8
+    scattered = hosts > MOST_GATHERED
+    sent = (hosts - 1) / hosts * (first + again) if scattered else (hosts - 1) * first
+    inside = 2 * (per_host - 1) * 4 * numbers
+    between = 1 + scattered  # collectives, beside two inside
+    encode, decode = numbers * codec.encode_s, hosts * numbers * codec.decode_s
+    if scattered:
+        encode += numbers / hosts * codec.between.encode_s
+        decode = numbers * (codec.decode_s + codec.between.decode_s)
+    return _predicted(
+        cluster, job, codec.label, "hierarchical",
+        sent=sent, leaves=per_host * sent / machine.direct_efficiency,
+        messages=between * (hosts - 1) * groups,
+        handling=sent * machine.alltoall.byte_s + inside * machine.local.byte_s
+        + job.coordinates * machine.add_s,
+        overhead=machine.scheme_step_s
+        + ((between + 2) * groups - 1) * machine.alltoall.base_s,
+        encode=encode, decode=decode, groups=groups, error=codec.error, unbiased=codec.unbiased,
     )  # fmt: skip
 
 
@@ -222,7 +164,7 @@ class _Gather:
 def _gather(cluster: Cluster, machine: Machine, size: float) -> _Gather:
     """Of so many bytes of each rank."""
     sent = (cluster.ranks - 1) * size
-    if cluster.ranks > MOST_DIRECT:
+    if cluster.ranks > MOST_DIRECT or machine.launcher != "mpi":
         return _Gather(sent, sent / machine.ring_efficiency, machine.allgather)
     outside = cluster.per_host * (cluster.ranks - cluster.per_host) * size
     return _Gather(sent, outside / machine.direct_efficiency, machine.alltoall)

@@ -1,7 +1,8 @@
 """What runs on each of two ranks to find what collectives cost; see measure.py.
 
-``python -m hvd_adaptive.plan.worker TENSORS``. The first rank tells seconds, those of the slower
-rank, the least of several: of small and of large collectives, and of steps without numbers.
+``python -m hvd_adaptive.plan.worker '{"tensors": T}'``. The first rank tells seconds, those of the
+slower rank, the least of several: of small and of large collectives, and of steps without numbers;
+with ``{"only": [NAMES]}`` of these collectives alone.
 """
 
 from __future__ import annotations
@@ -28,14 +29,17 @@ def main() -> None:
     """Measure, tell."""
     import horovod.torch as hvd
 
-    tensors = json.loads(sys.argv[1])
+    asked = json.loads(sys.argv[1])
     hvd.init()
     found: dict[str, Any] = {}
-    for kind, call in _collectives(hvd).items():
+    calls = _collectives(hvd)
+    for kind in asked.get("only", calls):
+        call = calls[kind]
         found[kind] = [_least(hvd, f"{kind}.{size}", call, size) for size in (SMALL, LARGE)]
-    stock = hvd.Compression.none
-    for name, compression in (("stock", stock), ("scheme", QSGD(bits=8, norm="linf"))):
-        found[name] = _least(hvd, name, _step(hvd, tensors, compression), 0)
+    if "tensors" in asked:
+        compressions = {"stock": hvd.Compression.none, "scheme": QSGD(bits=8, norm="linf")}
+        for name, compression in compressions.items():
+            found[name] = _least(hvd, name, _step(hvd, asked["tensors"], compression), 0)
     if hvd.rank() == 0:
         tell(found)
     hvd.shutdown()

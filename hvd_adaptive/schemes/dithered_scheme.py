@@ -10,9 +10,12 @@ from typing import Any
 import numpy as np
 import torch
 
+from hvd_adaptive import kernels
+from hvd_adaptive.codec import Verdict
 from hvd_adaptive.coding import dithered
 from hvd_adaptive.coding import payload as payloads
 from hvd_adaptive.compressor import GradientCompressor
+from hvd_adaptive.device import Later
 from hvd_adaptive.kernels.reference import BINS
 from hvd_adaptive.levels import Histogram
 from hvd_adaptive.once import WarnOnce
@@ -38,7 +41,7 @@ class DitheredScheme(GradientCompressor):
     """Dithered quantisation with a step of ``delta`` root mean squares, or one that rate control
     adapts so that ``bits`` per coordinate travel; one of them is None."""
 
-    on_host = True
+    needs_triton = True
 
     def __init__(
         self, settings: Settings, bits: float | None, delta: float | None, adaptation: Adaptation
@@ -107,24 +110,32 @@ class DitheredScheme(GradientCompressor):
     def least_body_bytes(self, coordinates: int) -> int:
         return dithered.least_bytes(coordinates, self._bucket(coordinates), self._width)
 
-    def encode_body(self, flat: torch.Tensor, body: torch.Tensor, key: int) -> int:
+    def encode_body(self, flat: torch.Tensor, body: torch.Tensor, key: int) -> int | Later:
         bucket, values = self._bucket(flat.numel()), self._clipped(flat)
         return dithered.encode(values, bucket, self.code, key, self._width, body)
 
     def add_bodies(
         self, bodies: Sequence[torch.Tensor], keys: Sequence[int], factor: float, out: torch.Tensor
-    ) -> None:
+    ) -> Verdict | None:
         bucket = self._bucket(out.numel())
-        for body, key in zip(bodies, keys, strict=True):
-            dithered.add(body, bucket, self.code, key, self._width, out)
+        verdict = dithered.add(bodies, bucket, self.code, keys, self._width, out)
         if factor != 1.0:
             out *= factor
+        return verdict
+
+    def roundtrip(self, flat: torch.Tensor, key: int) -> torch.Tensor:
+        """Without the coder, which loses nothing."""
+        values, bucket = self._clipped(flat), self._bucket(flat.numel())
+        ops, out = kernels.for_device(flat.device, "ecdq"), torch.zeros_like(flat)
+        steps = ops.bucket_steps(values, bucket, self.code.delta)
+        ops.add(ops.quantize(values, steps, bucket, key), steps, bucket, key, out)
+        return out
 
     def encode_payload(
         self, flat: torch.Tensor, quantized: int, key: int, layout: int = 0,
-        values: torch.Tensor | None = None,
+        values: torch.Tensor | None = None, memory: torch.Tensor | None = None,
     ) -> payloads.Payload:  # fmt: skip
-        payload = super().encode_payload(flat, quantized, key, layout, values)
+        payload = super().encode_payload(flat, quantized, key, layout, values, memory)
         if layout and quantized:  # a step's, not a user's own
             full = payloads.padded((flat.numel() - quantized) * flat.element_size())
             self._sent += 8 * (payload.header.length - full), quantized

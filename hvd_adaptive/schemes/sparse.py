@@ -11,11 +11,15 @@ from typing import Any
 import torch
 
 from hvd_adaptive import kernels
+from hvd_adaptive.codec import Verdict
 from hvd_adaptive.coding.rice import most_words, rice_parameter
 from hvd_adaptive.compressor import GradientCompressor
+from hvd_adaptive.device import Later
 from hvd_adaptive.errors import PayloadError
-from hvd_adaptive.kernels import reference_sparse
+from hvd_adaptive.kernels import Lazy, reference_sparse
 from hvd_adaptive.settings import Settings
+
+cuda_sparse_bodies = Lazy("cuda_sparse_bodies")
 
 
 class SparseSGD(GradientCompressor):
@@ -46,7 +50,7 @@ class SparseSGD(GradientCompressor):
     """
 
     name = "sparse"
-    on_host = True
+    needs_triton = True
 
     def __init__(self, *, density: float, **shared: Any) -> None:
         self.density = _check_density(density)
@@ -69,8 +73,15 @@ class SparseSGD(GradientCompressor):
     def least_body_bytes(self, coordinates: int) -> int:
         return 8 + 4 * self._buckets(coordinates)
 
-    def encode_body(self, flat: torch.Tensor, body: torch.Tensor, key: int) -> int:
-        bucket, encode = self._bucket(flat.numel()), _kernels(flat.device).encode
+    def encode_body(self, flat: torch.Tensor, body: torch.Tensor, key: int) -> int | Later:
+        bucket = self._bucket(flat.numel())
+        if flat.is_cuda and flat.numel():
+            values = self._clipped(flat)
+            return cuda_sparse_bodies.encode(values, bucket, self.density, self._rice, key, body)
+        if not flat.numel():
+            body.zero_()
+            return body.numel()
+        encode = _kernels(flat.device).encode
         lambdas, exact, words = encode(self._clipped(flat), bucket, self.density, self._rice, key)
         body[:8].view(torch.int64)[0] = exact.numel()
         at = 8
@@ -82,14 +93,18 @@ class SparseSGD(GradientCompressor):
 
     def add_bodies(
         self, bodies: Sequence[torch.Tensor], keys: Sequence[int], factor: float, out: torch.Tensor
-    ) -> None:
-        bucket = self._bucket(out.numel())
-        for body in bodies:
-            sections = self._split(body, out.numel())
-            if not _kernels(out.device).add(sections, bucket, self._rice, out):
-                raise PayloadError(f"payload's body does not hold {out.numel()} coordinates")
+    ) -> Verdict | None:
+        bucket, told = self._bucket(out.numel()), None
+        if out.is_cuda:
+            told = cuda_sparse_bodies.add(bodies, bucket, self._rice, out) if out.numel() else None
+        else:
+            for body in bodies:
+                sections = self._split(body, out.numel())
+                if not _kernels(out.device).add(sections, bucket, self._rice, out):
+                    raise _unreadable(out)
         if factor != 1.0:
             out *= factor
+        return None if told is None else lambda: _judge(told, out)
 
     def second_codec(self, bits: int) -> GradientCompressor:
         """Averages of few coordinates are few, too: runs of zeros are coded as such."""
@@ -110,6 +125,16 @@ class SparseSGD(GradientCompressor):
     def _most_exact(self, size: int) -> int:
         """Most coordinates of a bucket of ``size`` that can reach λ: what the density allows."""
         return min(size, math.floor(self.density * size) + 1)
+
+
+def _judge(told: Later, out: torch.Tensor) -> None:
+    """PayloadError where one of several bodies could not be read."""
+    if told.get().any():
+        raise _unreadable(out)
+
+
+def _unreadable(out: torch.Tensor) -> PayloadError:
+    return PayloadError(f"payload's body does not hold {out.numel()} coordinates")
 
 
 def _kernels(device: torch.device) -> ModuleType:

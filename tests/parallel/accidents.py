@@ -12,6 +12,7 @@ job without accident. A number repeats its case: ``--first NUMBER --times 1``.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import random
@@ -22,18 +23,19 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+import forked
 import psutil
 from launch import ROOT, Launcher, environment
 from tqdm import tqdm
 
 KINDS = ("mpirun", "gloo", "alone")
-STEPS = 20
+STEPS = 12
 START_SECONDS, SECONDS, GLOO_SECONDS = 150, 30, 5
 # The last calls of each phase's function that a rank makes in so many steps, at least.
 CALLS = {"backward": STEPS, "exchange": STEPS, "waiting": STEPS, "second stage": STEPS,
@@ -47,8 +49,7 @@ class Job:
     """A job on its way, and what its ranks logged."""
 
     folder: str
-    processes: list[subprocess.Popen]
-    close: Callable[[], None] = lambda: None
+    processes: Sequence[subprocess.Popen | forked.Forked]
     logs: list[list[dict[str, Any]]] = field(default_factory=list)
 
     def read(self) -> list[list[dict[str, Any]]]:
@@ -79,7 +80,11 @@ class Job:
         return result
 
     def told(self) -> str:
-        """Logs and output, for a message."""
+        """Logs, and output with the stacks of those that run, for a message."""
+        for pid in self.found("pid"):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                psutil.Process(pid).send_signal(signal.SIGUSR1)
+        time.sleep(0.5)
         output = [path.read_text()[-3000:] for path in sorted(Path(self.folder).glob("*.out"))]
         return "\n".join([*map(str, (log[-3:] for log in self.read())), *output])
 
@@ -95,54 +100,29 @@ class Job:
             if psutil.pid_exists(pid):
                 os.kill(pid, signal.SIGKILL)
         shutil.rmtree(self.folder)
-        self.close()
 
 
 def start(kind: str, ranks: int, plan: dict[str, Any]) -> Job:
     """Begin a job of ``victim.py``."""
     folder = tempfile.mkdtemp(prefix="accident")
-    program = str(ROOT / "tests/parallel/ranks/victim.py")
-    command = [sys.executable, program, json.dumps(plan | {"folder": folder, "steps": STEPS})]
+    program = ROOT / "tests/parallel/ranks/victim.py"
+    words = json.dumps(plan | {"folder": folder, "steps": STEPS})
+    variables = {"HOROVOD_GLOO_TIMEOUT_SECONDS": str(GLOO_SECONDS)}
     if kind == "alone":
-        environments, close = alone(ranks)
-        commands = [command] * ranks
-    else:
-        commands, environments, close = [Launcher(ranks, kind).command(command)], [{}], lambda: None
-    job = Job(folder, [], close)
-    for number, (line, own) in enumerate(zip(commands, environments, strict=True)):
-        with open(Path(folder) / f"{number}.out", "w") as output:
-            job.processes.append(
-                subprocess.Popen(
-                    line,
-                    stdin=subprocess.DEVNULL,
-                    stdout=output,
-                    stderr=subprocess.STDOUT,
-                    env=environment() | {"HOROVOD_GLOO_TIMEOUT_SECONDS": str(GLOO_SECONDS)} | own,
-                    cwd=ROOT,
-                    start_new_session=True,
-                )
-            )
-    return job
-
-
-def alone(ranks: int) -> tuple[list[dict[str, str]], Callable[[], None]]:
-    """Environments of ranks that meet over Gloo, as horovodrun sets them; and their end."""
-    from horovod.runner.common.util.hosts import get_host_assignments, parse_hosts
-    from horovod.runner.gloo_run import create_run_env_vars, create_slot_env_vars
-    from horovod.runner.http.http_server import RendezvousServer
-
-    slots = get_host_assignments(parse_hosts(f"localhost:{ranks}"), ranks)
-    server = RendezvousServer()
-    shared = create_run_env_vars("127.0.0.1", ["lo"], server.start())
-    server.init(slots)
-    own = [{k: str(v) for k, v in (shared | create_slot_env_vars(s)).items()} for s in slots]
-    return own, server.stop
+        return Job(folder, forked.start(ranks, program, [words], variables, Path(folder)))
+    command = Launcher(ranks, kind).command([sys.executable, str(program), words])
+    with open(Path(folder) / "0.out", "w") as output:
+        process = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT,
+            env=environment() | variables, cwd=ROOT, start_new_session=True,
+        )  # fmt: skip
+    return Job(folder, [process])
 
 
 @lru_cache
 def reference(scheme: str, ranks: int) -> tuple[list[str], float]:
     """Parameters after each step of a job without accident, and the seconds that its steps took."""
-    job = start("mpirun", ranks, {"scheme": scheme})
+    job = start("alone", ranks, {"scheme": scheme})
     try:
         job.wait(lambda: job.found("step"), START_SECONDS, "start")
         begin = time.monotonic()
@@ -168,10 +148,15 @@ def check_nobody_left(job: Job) -> None:
     job.wait(lambda: not any(map(psutil.pid_exists, pids)), 5, "the end of every rank")
 
 
+def blow(phase: str, signal: str = "SIGKILL", **when: float) -> dict[str, Any]:
+    """What befalls a rank at its ``count``-th call of a phase, or ``seconds`` after its start."""
+    return {"phase": phase, "signal": signal} | when
+
+
 def kill(kind: str, ranks: int, plan: dict[str, Any]) -> tuple[str, float]:
     """One death. How the survivors ended ("launcher", an error's name, or "too late" where the job
     ended first), and in how many seconds."""
-    job = start(kind, ranks, plan | {"signal": "SIGKILL"})
+    job = start(kind, ranks, plan)
     try:
         job.wait(lambda: job.ended or job.found("struck"), START_SECONDS, "the blow")
         if not job.found("struck"):
@@ -181,7 +166,7 @@ def kill(kind: str, ranks: int, plan: dict[str, Any]) -> tuple[str, float]:
         seconds = time.time() - job.found("struck")[0]
         check_nobody_left(job)
         check_steps(job, plan["scheme"], ranks)
-        if len(job.found("done")) == ranks:
+        if job.found("done"):  # all had what they needed for the last step
             return "too late", seconds
         codes = [process.returncode for process in job.processes]
         assert any(codes) if kind != "alone" else all(codes), f"exit codes {codes}\n{job.told()}"
@@ -202,7 +187,7 @@ def pause(
     A rank that continues after its fellows gave up may wait for ever in stock Horovod, whose
     background thread has ended.
     """
-    job = start(kind, ranks, plan | {"signal": "SIGSTOP"})
+    job = start(kind, ranks, plan)
     try:
         job.wait(lambda: job.found("struck"), START_SECONDS, "the blow")
         victim = job.logs[plan["rank"]][0]["pid"]
@@ -217,17 +202,17 @@ def pause(
         job.end()
 
 
-def drawn(number: int) -> tuple[str, int, dict[str, Any]]:
+def drawn(number: int, sizes: Sequence[int] = (2, 2, 3)) -> tuple[str, int, dict[str, Any]]:
     """A random case: kind, ranks, plan."""
     rng = random.Random(number)
     scheme = rng.choices(list(PHASES), weights=(3, 1, 1))[0]
-    phase, ranks = rng.choice(PHASES[scheme]), rng.choice((2, 2, 3))
-    plan = {"scheme": scheme, "phase": phase, "rank": rng.randrange(ranks)}
+    phase, ranks = rng.choice(PHASES[scheme]), rng.choice(sizes)
     if phase == "any":
         # From the start of the optimizer to the last step, or soon after it.
-        plan["seconds"] = rng.uniform(0, reference(scheme, ranks)[1])
+        own = blow(phase, seconds=rng.uniform(0, reference(scheme, ranks)[1]))
     else:
-        plan["count"] = rng.randrange(CALLS[phase])
+        own = blow(phase, count=rng.randrange(CALLS[phase]))
+    plan = {"scheme": scheme, "rank": rng.randrange(ranks), "blows": [own]}
     return KINDS[number % len(KINDS)], ranks, plan
 
 
@@ -245,7 +230,7 @@ def main() -> None:
             end, seconds = kill(kind, ranks, plan)
         except AssertionError as error:
             raise SystemExit(f"number {number}, {kind}, {ranks} ranks, {plan}: {error}") from None
-        what = f"{kind:7} {plan['phase']:13} {end}"
+        what = f"{kind:7} {plan['blows'][0]['phase']:13} {end}"
         tqdm.write(f"{number:4} {ranks} ranks {plan['scheme']:8} {what} after {seconds:.1f} s")
         ends[what] += 1
         slowest = max(slowest, seconds)

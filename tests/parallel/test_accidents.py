@@ -4,50 +4,71 @@ from __future__ import annotations
 
 import signal
 import time
+from collections import Counter
 
 import accidents
 import pytest
 
 # More than the sum of what each job may take.
 pytestmark = [pytest.mark.parallel, pytest.mark.timeout(360)]
-RANKS = 2
+RANKS, RANDOM = 2, 50
 
 
-def plan(phase: str, count: int, rank: int = 1) -> dict:
-    return {"scheme": "alq", "phase": phase, "count": count, "rank": rank}
+def plan(*blows: dict, rank: int = 1) -> dict:
+    return {"scheme": "alq", "rank": rank, "blows": blows}
 
 
-@pytest.mark.parametrize(
-    ("kind", "blow", "survivors"),
-    [
-        ("mpirun", plan("level fit", 1), "launcher"),
-        ("gloo", plan("backward", 5), None),
-        ("alone", plan("second stage", 12, rank=0), "HorovodInternalError"),
-    ],
-    ids=["fit", "backward", "second_stage"],
-)
-def test_a_rank_is_killed(kind, blow, survivors):
-    end, _ = accidents.kill(kind, RANKS, blow)
-    assert end in ({survivors} if survivors else {"launcher", "HorovodInternalError"})
+def test_a_rank_is_killed_under_horovodrun():
+    end, _ = accidents.kill("gloo", RANKS, plan(accidents.blow("backward", count=5)))
+    assert end in ("launcher", "HorovodInternalError")
 
 
-@pytest.mark.parametrize(
-    ("kind", "blow"),
-    [("mpirun", plan("level fit", 1)), ("alone", plan("second stage", 12))],
-    ids=["mpi", "gloo"],
-)
-def test_a_rank_pauses_and_continues(kind, blow):
-    """Longer than any cycle of Horovod, shorter than Gloo's time-out."""
-    job = accidents.pause(
-        kind, RANKS, blow, lambda job: time.time() > job.found("struck")[0] + 2, signal.SIGCONT
-    )
+def test_a_rank_pauses_continues_and_is_killed_under_mpirun():
+    """Longer than any cycle of Horovod, in the second fit; killed in the fourth."""
+    fits = (accidents.blow("level fit", signal, count=count)
+            for signal, count in (("SIGSTOP", 1), ("SIGKILL", 3)))  # fmt: skip
+    job = accidents.pause("mpirun", RANKS, plan(*fits), waited, signal.SIGCONT)
+    assert len(job.found("struck")) == 2 and not job.found("done")
+    # Fits are those of steps 0, 3, 6 and 9: the rank went on for six steps after its pause.
+    assert len([line for line in job.logs[1] if "step" in line]) == 9
+    assert any(process.returncode for process in job.processes)
+    assert set(job.found("error")) <= {"HorovodInternalError"}
+
+
+def waited(job: accidents.Job) -> bool:
+    """Shorter than Gloo's time-out."""
+    return time.time() > job.found("struck")[0] + 2
+
+
+def test_a_rank_pauses_and_continues_over_gloo():
+    stop = accidents.blow("second stage", "SIGSTOP", count=12)
+    job = accidents.pause("alone", RANKS, plan(stop), waited, signal.SIGCONT)
     assert len(job.found("done")) == RANKS
 
 
 def test_gloo_does_not_wait_for_ever():
     """Its time-out (HOROVOD_GLOO_TIMEOUT_SECONDS) ends a rank whose fellow never continues."""
+    stop = accidents.blow("exchange", "SIGSTOP", count=9)
     job = accidents.pause(
-        "alone", RANKS, plan("exchange", 9), lambda job: job.found("error"), signal.SIGKILL
+        "alone", RANKS, plan(stop), lambda job: job.found("error"), signal.SIGKILL
     )
     assert job.found("error") == ["HorovodInternalError"]
     assert not job.found("done")
+
+
+def test_ranks_are_killed_at_random_points():
+    """In every phase, without a launcher: nobody ends the survivors but themselves. As
+    ``accidents.py`` does, which kills under launchers, too."""
+    ends: Counter[str] = Counter()
+    for number in range(2 * RANDOM):
+        if ends["HorovodInternalError"] == RANDOM:
+            break
+        _, ranks, case = accidents.drawn(number, sizes=(RANKS,))
+        try:
+            end, _ = accidents.kill("alone", ranks, case)
+        except AssertionError as error:
+            pytest.fail(f"number {number}, {case}: {error}")
+        ends[end] += 1
+    assert ends["HorovodInternalError"] == RANDOM and set(ends) <= {
+        "HorovodInternalError", "too late"
+    }, ends  # fmt: skip

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 
@@ -21,12 +22,19 @@ def as_root(monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
 
 
-def test_doctor_finds_nothing_wrong_here(capsys):
+def test_doctor_finds_nothing_wrong_here(monkeypatch, tmp_path, capsys):
+    timeline = tmp_path / "timeline.json"
+    monkeypatch.setenv("HOROVOD_TIMELINE", str(timeline))
     assert main(["doctor", "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
     subjects = {finding["subject"]: finding["status"] for finding in told["findings"]}
     for subject in ("ranks, mpirun", "ranks, horovodrun --gloo", "mpi4py", "Horovod", "torch"):
         assert subjects[subject] == "fine", told
+    # Horovod's own timeline shows collectives, whose names tell the group's parameters: those of
+    # gradients, and of averages in scatter_reduce.
+    names = set(re.findall(r"hvd_adaptive\.[\w.-]+", timeline.read_text()))
+    (group,) = [name for name in names if name.endswith(".group0.weight")]
+    assert f"{group}.stage1" in names
 
 
 def test_bench_exchange(capsys):
@@ -43,17 +51,24 @@ def test_bench_exchange(capsys):
     assert 0.05 < scheme["relative_error"] < 0.25
 
 
-def test_constants_of_collectives():
-    found = measure.collectives(tensors=5)
-    for collective in (*found["allreduce"].values(), found["allgather"], found["alltoall"]):
+@pytest.mark.parametrize("launcher", ranks.LAUNCHERS)
+def test_constants_of_collectives(launcher):
+    found = measure.collectives(tensors=5, launcher=launcher)
+    gathers = (found[name] for name in ("allgather", "alltoall", "local"))
+    for collective in (*found["allreduce"].values(), *gathers):
         # Between 20 MB/s and 100 GB/s of one core.
         assert 1e-11 < collective.byte_s < 5e-8 and 0 < collective.base_s < 1
+    assert (
+        (found["local"] == found["alltoall"])
+        == (launcher == "gloo")
+        == (found["launcher"] == "gloo")
+    )
     assert 0 < found["stock_step_s"] < 1 and 0 < found["scheme_step_s"] < 1
 
 
 def test_ranks_that_fail_or_hang(monkeypatch):
     with pytest.raises(RanksError, match="ended with status") as failed:
-        run_ranks("hvd_adaptive.no_such_module", None, Place(2), 60)
+        run_ranks("no_such_module", None, Place(2), 60)
     assert "No module named" in failed.value.output
     with pytest.raises(RanksError, match="did not end within"):
         run_ranks("hvd_adaptive.bench.worker", None, Place(2), 0.2)

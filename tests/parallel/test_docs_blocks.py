@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 from pathlib import Path
 
+import forked
 import pytest
-from launch import BIN, ROOT, Launcher, environment, run
+from launch import BIN, ROOT, environment
 from page_blocks import OTHERS, PYTHON, SHELL, Block, blocks, pages, to_run
 
 ALL = [block for page in pages() for block in blocks(page)]
@@ -39,11 +39,10 @@ def test_few_blocks_are_not_run() -> None:
 @pytest.mark.timeout(200)
 def test_python_blocks(tmp_path: Path) -> None:
     """On two ranks, all pages in one launch."""
-    program = str(Path(__file__).parent / "page_blocks.py")
-    done = run(Launcher(2, "mpirun"), [sys.executable, program, str(tmp_path)], 180)
-    assert done.returncode == 0, done.stdout[-5000:]
+    program = Path(__file__).parent / "page_blocks.py"
+    told = forked.run(2, program, [str(tmp_path)], {}, tmp_path, 180)
     for block in (block for page in pages() for block in to_run(page)):
-        assert done.stdout.count(f"ran {block}\n") == 2, block
+        assert told.count(f"ran {block}\n") == 2, block
 
 
 @pytest.mark.timeout(120)

@@ -5,31 +5,38 @@ from __future__ import annotations
 
 import sys
 
+import forked
 import pytest
 from launch import ROOT, Launcher, run
 
 SECONDS = 180  # unlike processors compile kernels anew, the first time
-CASES = [
-    (("shutdown_and_init", "closed"), Launcher(2, "mpirun"), {}),
-    (("subsets", "static_process_sets"), Launcher(4, "mpirun"), {}),
-    (("alone",), Launcher(1, "mpirun"), {}),
-    (("alone",), Launcher(1, "mpirun"), {"HOROVOD_ELASTIC": "1"}),
-    (("unlike_processors",), Launcher(2, "mpirun"), {}),
+PROGRAM = ROOT / "tests/parallel/lifecycle.py"
+LAUNCHED = [
+    ("shutdown_and_init", Launcher(2, "mpirun")),
+    ("subsets", Launcher(4, "mpirun")),
+    ("unlike_processors", Launcher(2, "mpirun")),
 ]
+ELASTIC = {"HOROVOD_ELASTIC": "1"}
+FORKED = [("closed", 2, {}), ("static_process_sets", 4, {}), ("alone", 1, {}),
+          ("alone", 1, ELASTIC)]  # fmt: skip
 
 
 @pytest.mark.parallel
 @pytest.mark.timeout(SECONDS + 30)
-@pytest.mark.parametrize(
-    ("programs", "launcher", "variables"),
-    CASES,
-    ids=[f"{'-'.join(names)}{'-elastic' * bool(more)}" for names, _, more in CASES],
-)
-def test_programs(programs, launcher, variables, monkeypatch) -> None:
-    """Their assertions hold on every rank."""
-    for name, value in variables.items():
-        monkeypatch.setenv(name, value)
-    command = [sys.executable, str(ROOT / "tests/parallel/lifecycle.py"), *programs]
-    done = run(launcher, command, SECONDS)
+@pytest.mark.parametrize(("program", "launcher"), LAUNCHED, ids=[case[0] for case in LAUNCHED])
+def test_launched(program, launcher) -> None:
+    """Its assertions hold on every rank."""
+    done = run(launcher, [sys.executable, str(PROGRAM), program], SECONDS)
     assert done.returncode == 0, done.stdout
-    assert done.stdout.count("passed in") == launcher.ranks * len(programs), done.stdout
+    assert done.stdout.count("passed in") == launcher.ranks, done.stdout
+
+
+@pytest.mark.parallel
+@pytest.mark.parametrize(
+    ("program", "ranks", "variables"),
+    FORKED,
+    ids=[f"{name}{'-elastic' * bool(variables)}" for name, _, variables in FORKED],
+)
+def test_over_gloo(program, ranks, variables, tmp_path) -> None:
+    told = forked.run(ranks, PROGRAM, [program], variables, tmp_path, 60)
+    assert told.count("passed in") == ranks, told

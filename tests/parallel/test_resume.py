@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 import re
-import sys
 from pathlib import Path
 
+import forked
 import pytest
-from launch import ROOT, Launcher, run
+from launch import ROOT
 
-SECONDS = 120
+SECONDS = 60
 RANKS = 2
 
 
 def trained(folder: Path, part: str) -> dict[tuple[str, str], str]:
     """Hashes of parameters and residuals by case and rank."""
-    command = [sys.executable, str(ROOT / "tests/parallel/ranks/resume.py"), str(folder), part]
-    done = run(Launcher(RANKS, "mpirun"), command, SECONDS)
-    assert done.returncode == 0, done.stdout
-    found = re.findall(r"case=(\S+) rank=(\d) step=7 hash=([0-9a-f]{64})", done.stdout)
-    assert len(found) == RANKS * 5, done.stdout
+    program = ROOT / "tests/parallel/ranks/resume.py"
+    (folder / part).mkdir()
+    told = forked.run(RANKS, program, [str(folder), part], {}, folder / part, SECONDS)
+    found = re.findall(r"case=(\S+) rank=(\d) step=7 hash=([0-9a-f]{64})", told)
+    assert len(found) == RANKS * 5, told
     return {(case, rank): digest for case, rank, digest in found}
 
 

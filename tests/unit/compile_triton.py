@@ -112,6 +112,18 @@ def dithers() -> None:
     cuda_codes.uniforms(3000, 1024, 1, x.device)
 
 
+def lossless() -> None:
+    """Bodies whose length varies."""
+    from hvd_adaptive.kernels import cuda_dithered_decode, cuda_dithered_encode, cuda_sparse_bodies
+    from hvd_adaptive.schemes.dithered_code import gaussian_code
+
+    x, body, code = torch.ones(3000), torch.zeros(8000, dtype=torch.uint8), gaussian_code(None, 1.0)
+    cuda_dithered_encode.encode(x, 1000, code, 1, 2, body, 1 << 16)
+    cuda_dithered_decode.add([body], 1000, code, [1], 2, x, 1 << 16)
+    cuda_sparse_bodies.encode(x, 1000, 0.1, 3, 1, body)
+    cuda_sparse_bodies.add([body], 1000, 3, x)
+
+
 def levels() -> None:
     """The solvers of levels."""
     from hvd_adaptive.kernels import cuda_levels
@@ -135,5 +147,5 @@ def checksums() -> None:
 if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as folder:
         compile_only(folder)
-        for part in (tables, buckets, dithers, levels, checksums):
+        for part in (tables, buckets, dithers, lossless, levels, checksums):
             part()

@@ -50,7 +50,7 @@ def main(arguments: list[str]) -> int:
         venv.create(folder / "venv", with_pip=True)
         python = folder / "venv" / "bin" / "python"
         constraints = ["--constraint", str(ROOT / "requirements" / "constraints.txt")]
-        install = [python, "-m", "pip", "install", "--quiet", *constraints, f"{wheel}[test]"]
+        install = [python, "-m", "pip", "install", "--quiet", *constraints, f"{wheel}[test,report]"]
         subprocess.run(install, check=True)
         print("[3/3] unit tests", flush=True)
         clean = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}

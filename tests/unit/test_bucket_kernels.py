@@ -26,7 +26,8 @@ SOLVERS = {
     "means-iterated": lambda module, *at: module.conditional_means(*at, True),
 }
 SIZES = (0, 1, 2, 31, 32, 33, 127, 128, 129, LEAST_RADIX - 1, LEAST_RADIX, 1000)
-ALPHABETS = (2, 3, 4, 5, 6, 9, 10, 17, 33, 65, 129, 250, 256)
+# Those from 4, 10, 65, 250 and 256 levels are not compiled at set-up.
+ALPHABETS = (2, 3, 4, 5, 9, 10, 17, 65, 250, 256)
 
 
 def levels_of(flat: torch.Tensor, bucket: int, alphabet: int) -> torch.Tensor:

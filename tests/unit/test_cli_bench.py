@@ -7,6 +7,8 @@ import json
 import pytest
 import torch
 
+from hvd_adaptive import ALQ, ECDQ
+from hvd_adaptive.bench import codec
 from hvd_adaptive.cli import main
 
 FEW = ["--coordinates", "20000", "--bucket-size", "512", "--rounds", "2"]
@@ -22,10 +24,23 @@ def test_it_measures_what_was_asked_for(capsys, tmp_path):
     labels = list(told["results"])
     assert len(labels) == 4 and all("QSGD" in label for label in labels)
     for figures in told["results"].values():
-        assert all(figures[action] > 0 for action in ("memcpy", "encode", "decode", "checksum"))
+        assert all(
+            figures[action] > 0 for action in ("memcpy", "encode", "decode", "sealed", "bare")
+        )
     bits = [figures["bits"] for figures in told["results"].values()]
     # Codes of 8 bits, a scale for each bucket and a header; the ones of 3 bits are shorter.
     assert 8 < max(bits) < 8.2 and min(bits) < 3.1
+
+
+@pytest.mark.parametrize("scheme", (ALQ(bits=3), ALQ(bits=3, coding="huffman"), ECDQ(bits=2.0)))
+def test_payloads_without_a_checksum_differ_in_nothing_else(scheme):
+    flat = torch.linspace(-1, 1, 20_000) ** 3
+    scheme.fit(flat)
+    sealed = scheme.encode_flat(flat, flat.numel(), 1)
+    bare = codec.without_checksum(scheme).encode_flat(flat, flat.numel(), 1)
+    assert not bare[12:16].any() and sealed[12:16].any()
+    assert torch.equal(sealed[:12], bare[:12]) and torch.equal(sealed[16:], bare[16:])
+    assert scheme.settings.checksum
 
 
 def test_it_prints_a_table(capsys):

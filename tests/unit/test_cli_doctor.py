@@ -94,7 +94,7 @@ def test_hints_of_launchers():
 @pytest.mark.parametrize(("statuses", "code"), [(["fine", "note"], 0), (["fine", "problem"], 1)])
 def test_exit_status(monkeypatch, capsys, statuses, code):
     findings = [checks.Finding("s", status, "text [x]", ("do this",)) for status in statuses]
-    monkeypatch.setattr(checks, "CHECKS", (lambda context: iter(findings),))
+    monkeypatch.setattr(checks, "CHECKS", {lambda context: iter(findings): "looking"})
     assert main(["doctor"]) == code
     out = capsys.readouterr().out
     assert "what to do: do this" in out and "text [x]" in out

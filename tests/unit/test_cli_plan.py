@@ -15,17 +15,29 @@ from hvd_adaptive.cli import main
 from hvd_adaptive.plan import measure
 from hvd_adaptive.plan.advice import advise, told
 from hvd_adaptive.plan.command import bandwidth
-from hvd_adaptive.plan.model import Cluster, Codec, Collective, Job, Machine, predict
+from hvd_adaptive.plan.model import predict
+from hvd_adaptive.plan.quantities import (
+    Averages,
+    Cluster,
+    Codec,
+    Collective,
+    Conditions,
+    Job,
+    Machine,
+)
 
 NOTHING = Collective(0.0, 0.0)
-FREE = Codec("ALQ(bits=3)", 3.0, 0.0, 0.0, 0.2, 5.0, 0.0, 0.0)
+FREE = Codec("ALQ(bits=3)", 3.0, 0.0, 0.0, 0.2, Averages(5.0, 0.0, 0.0), Averages(4.0, 0.0, 0.0))
 N = 1_000_000  # of 4 bytes: one group
 LINK = 1e6
 
 
+AVERAGES = Averages(16.0, 4e-6, 8e-6)
+
+
 def machine(*codecs: Codec, **changes) -> Machine:
     """Whose processor takes no time, but for what is given."""
-    nothing = {4: NOTHING, 2: NOTHING}, NOTHING, NOTHING, 0.0, 0.0
+    nothing = {4: NOTHING, 2: NOTHING}, NOTHING, NOTHING, NOTHING, 0.0, 0.0, 0.0
     base = Machine(*nothing, codecs or (FREE,), 1.0, 1.0)
     return dataclasses.replace(base, **changes)
 
@@ -71,7 +83,7 @@ def test_messages_have_latency():
 
 def test_processor_time_and_what_of_it_is_shared():
     costs = machine(
-        Codec("A()", 8.0, 1e-6, 2e-6, 0.1, 16.0, 4e-6, 8e-6),
+        Codec("A()", 8.0, 1e-6, 2e-6, 0.1, AVERAGES, AVERAGES),
         allreduce={4: Collective(0.0, 1e-6), 2: NOTHING},
         allgather=Collective(0.5, 1e-6), alltoall=Collective(0.25, 2e-6),
         stock_step_s=0.125, scheme_step_s=0.375,
@@ -95,6 +107,57 @@ def test_ranks_of_a_host_share_its_link():
     # Of each rank's eight parts four leave the host; averages pass it once.
     sr = 4 * 4 / 8 * 3 / 8 * N / LINK + 7 / 8 * 5 / 8 * N / LINK
     assert found["ALQ(bits=3) scatter_reduce"] == pytest.approx(sr)
+
+
+@pytest.mark.parametrize(("hosts", "per_host"), [(2, 4), (4, 2)])
+def test_hierarchical_sends_slices_between_hosts(hosts, per_host):
+    cluster = Cluster(hosts * per_host, LINK, per_host, latency=0.0)
+    found = predict(cluster, Job(1, N), machine())[-1]
+    assert found.exchange == "hierarchical"
+    # A host's ranks send the gradient once, in slices; to one other host, or parts and averages.
+    leaves = 3 / 8 * N if hosts == 2 else (hosts - 1) / hosts * (3 + 4) / 8 * N
+    assert found.wire_bytes == pytest.approx(leaves / per_host)
+    assert found.step_s == pytest.approx(leaves / LINK)
+    advice = advise(predict(cluster, Job(1, N), machine()))
+    assert told(advice.choice) == "ALQ(bits=3, exchange='hierarchical')"
+    assert " MB to other hosts instead of " in advice.why[1]
+
+
+@pytest.mark.parametrize("hosts", [2, 4])
+def test_processor_time_of_hierarchical(hosts):
+    costs = machine(
+        Codec("A()", 8.0, 1e-6, 2e-6, 0.1, AVERAGES, Averages(8.0, 4e-6, 8e-6)),
+        alltoall=Collective(0.25, 3e-6), local=Collective(7.0, 5e-6), add_s=11e-6,
+        scheme_step_s=1.0,
+    )  # fmt: skip
+    found = predict(Cluster(2 * hosts, 1e18, 2, latency=0.0), Job(1, N), costs)[-1]
+    # Half of the gradient is a slice: one goes to the other rank of the host, its average back.
+    inside = 2 * 4 * 0.5 * 5
+    if hosts == 2:  # three collectives, of which one is in the step's time
+        between, codec = 0.5 * 3, 0.5 * 1 + 2 * 0.5 * 2
+        overhead = 1 + 2 * 0.25
+    else:
+        between, codec = 0.75 * 2 * 0.5 * 3, 0.5 * (1 + 4 / 4) + 0.5 * (2 + 8)
+        overhead = 1 + 3 * 0.25
+    assert found.processor_s == pytest.approx(overhead + inside + between + 11 + codec)
+    assert found.step_s == pytest.approx(found.processor_s)
+
+
+def test_hierarchical_needs_several_hosts_of_several_ranks():
+    for per_host in (1, 4):
+        found = predict(Cluster(4, LINK, per_host), Job(1, N), machine())
+        assert "hierarchical" not in {p.exchange for p in found}
+
+
+def test_gloo_gathers_in_rings():
+    """Open MPI, through Horovod, sends few ranks' payloads directly."""
+    cluster, job = Cluster(4, LINK, latency=0.0), Job(1, N)
+    found, rings = (
+        seconds(cluster, job, machine(launcher=launcher, ring_efficiency=0.5))
+        for launcher in ("mpi", "gloo")
+    )
+    assert rings["ALQ(bits=3) allgather"] == pytest.approx(2 * found["ALQ(bits=3) allgather"])
+    assert rings["float32 ring"] == found["float32 ring"]
 
 
 def test_an_exchange_hides_behind_the_backward_pass():
@@ -148,7 +211,7 @@ def constants(tmp_path):
     """Of 4 ranks and a ResNet-18's tensors."""
     path = tmp_path / "constants.json"
     other = dataclasses.replace(FREE, label="ALQ(bits=2)", bits=2.0)
-    measure.save(machine(FREE, other), 4, 62, path)
+    measure.save(machine(FREE, other), Conditions(4, 4, 62), path)
     return path
 
 
@@ -172,7 +235,9 @@ def test_command_with_kept_constants(constants, capsys):
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
-        (["--ranks", "8"], "was measured for 4 ranks and 62 tensors, not 8"),
+        (["--ranks", "8"], "was measured for 4 ranks on 4 hosts, 62 tensors, over mpi, not for 8"),
+        (["--launcher", "gloo"], "over mpi, not for 4 ranks on 4 hosts, 62 tensors, over gloo"),
+        (["--ranks-per-host", "2"], "not for 4 ranks on 2 hosts"),
         (["--ranks-per-host", "3"], "must divide --ranks 4"),
         (["--schemes", "ALG()"], "must be one of float32, float16, ALQ"),
         (["--schemes", "ALQ(bits=9)"], "bits=9"),
@@ -229,10 +294,10 @@ def test_models_are_as_large_as_the_laboratorys(model):
 def test_constants_of_a_codec(monkeypatch):
     """Bits and error are those of payloads; of 8 bits a second stage has 8."""
     monkeypatch.setattr(measure, "COORDINATES", 1 << 17)
-    found = measure.codec("QSGD(bits=8, norm='linf')", 4)
+    found = measure.codec("QSGD(bits=8, norm='linf')", 4, 4)
     # 255 levels take four codes in 32 bits, a bucket's scale 32 more, a payload's header 768.
     assert found.bits == pytest.approx(8 + 32 / 8192 + 768 / (1 << 17))
-    assert found.second_bits == pytest.approx(found.bits)
+    assert found.second.bits == pytest.approx(found.bits) and found.between is found.second
     buckets = measure.gradient(1 << 17).view(-1, 8192).double()
     step = buckets.abs().amax(dim=1, keepdim=True) / 127
     part = (buckets / step).abs() % 1

@@ -23,7 +23,9 @@ from hvd_adaptive import (
     SignSGD,
     SparseSGD,
     TernGrad,
+    kernels,
 )
+from hvd_adaptive.errors import PayloadError
 
 # The last bucket is not full, nor is the only block of codes.
 N, BUCKET = 300, 128
@@ -49,7 +51,8 @@ SCHEMES = {
     "sparse": lambda **k: SparseSGD(density=0.1, bucket_size=BUCKET, **k),
     "ecdq": lambda **k: ECDQ(bits=3, bucket_size=BUCKET, **k),
 }
-ON_HOST = {"sparse", "ecdq"}
+# The host waits for a payload's length.
+OF_ANY_LENGTH = ("sparse", "ecdq")
 FITTED = {"alq, normal": lambda **k: ALQ(bits=3, bucket_size=BUCKET, statistics="normal", **k)}
 
 
@@ -61,7 +64,7 @@ def flat(seed: int = 0, dtype: torch.dtype = torch.float32, n: int = N) -> torch
 def test_payloads_are_the_cpus(scheme, gpu):
     compressor, values = SCHEMES[scheme](), flat()
     wanted = compressor.encode(values, seed=5)
-    gpu.uploads_allowed, gpu.allowed = True, scheme in ON_HOST
+    gpu.uploads_allowed = True
     payload = compressor.encode(on_gpu(values.clone()), seed=5)
     assert isinstance(payload, OnGPU) and torch.equal(off_gpu(payload), wanted)
     with gpu.waiting():  # for the header
@@ -99,12 +102,53 @@ def test_lossless_coding_is_refused(coding, gpu):
         compressor.encode(on_gpu(flat()))
 
 
-@pytest.mark.parametrize("scheme", sorted(ON_HOST))
-def test_what_is_encoded_on_the_host_says_so_once(scheme, gpu, caplog):
+@pytest.mark.parametrize("scheme", OF_ANY_LENGTH)
+def test_a_length_is_waited_for_by_one_event(scheme, gpu):
+    compressor = SCHEMES[scheme]()
+    gpu.uploads_allowed = True
+    compressor.roundtrip(on_gpu(flat(n=40)), 1)
+    compressor.encode(on_gpu(flat(n=40)))
+    gpu.uploads_allowed = False
+    gpu.waits.clear()
+    compressor.encode(on_gpu(flat(n=40)))
+    assert gpu.waits == ["an event's synchronize"]
+
+
+def test_what_a_hook_measures_is_not_waited_for(gpu):
+    """The coder, which loses nothing, is left out."""
+    compressor, gpu.uploads_allowed = SCHEMES["ecdq"](), True
+    with gpu.never_waiting():
+        found = compressor.roundtrip(on_gpu(flat()), 7)
+    assert torch.equal(off_gpu(found), compressor.roundtrip(flat(), 7))
+
+
+@pytest.mark.parametrize("scheme", OF_ANY_LENGTH)
+def test_bodies_that_cannot_be_read_are_told(scheme, gpu):
+    """Without the checksum, which would tell of them first."""
+    compressor, gpu.uploads_allowed = SCHEMES[scheme](checksum=False), True
+    payload = compressor.encode(flat(n=200), seed=5)
+    body = payload[96:]
+    if scheme == "ecdq":
+        body[4 * (1 + 2)] += 1  # the first segment's codes are said to be longer
+    else:
+        body[0] += 1  # one more exact value
+    with gpu.waiting(), pytest.raises(PayloadError, match="payload's"):
+        compressor.decode(on_gpu(payload.clone()))
+    with pytest.raises(PayloadError, match="payload's"):
+        compressor.decode(payload)
+
+
+@pytest.mark.parametrize("scheme", OF_ANY_LENGTH)
+def test_without_triton_they_are_encoded_on_the_host(scheme, gpu, caplog, monkeypatch):
+    """And say so once."""
+    monkeypatch.setattr(kernels, "TRITON_DEVICES", set())
     compressor = SCHEMES[scheme]()
     with gpu.waiting():
-        for _ in range(2):
-            compressor.encode(on_gpu(flat()))
+        payloads = [compressor.encode(on_gpu(flat()), seed=5) for _ in range(2)]
+        assert torch.equal(off_gpu(payloads[1]), compressor.encode(flat(), seed=5))
+        assert torch.equal(
+            off_gpu(compressor.decode(payloads[0])), compressor.decode(payloads[0].cpu())
+        )
     told = [r.message for r in caplog.records if r.levelname == "WARNING"]
     assert len(told) == 1 and "copied to the host" in told[0]
 

@@ -53,6 +53,7 @@ def test_without_triton(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptu
         importlib.util, "find_spec", lambda name: None if name == "triton" else find(name)
     )
     kernels._has_triton.cache_clear()
+    kernels._chosen.cache_clear()
     try:
         with caplog.at_level(logging.WARNING, logger="hvd_adaptive"):
             assert kernels.for_device(torch.device("cpu")).__name__.endswith("kernels.cpu")
@@ -65,3 +66,4 @@ def test_without_triton(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptu
         ]
     finally:
         kernels._has_triton.cache_clear()
+        kernels._chosen.cache_clear()

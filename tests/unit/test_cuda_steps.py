@@ -12,7 +12,7 @@ import triton_interpreter  # noqa: F401
 from fake_gpu import OnGPU, Stream, Waited, off_gpu, on_gpu, pretended, quick  # noqa: F401
 from feedback_steps import OneRank, gradients
 
-from hvd_adaptive import QSGD, NaturalCompression
+from hvd_adaptive import ECDQ, QSGD, NaturalCompression, SparseSGD
 from hvd_adaptive.device import Later, taken_over
 from hvd_adaptive.errors import PayloadError
 from hvd_adaptive.exchange.allgather import Allgather
@@ -50,15 +50,16 @@ class Rank(OneRank):
         return True
 
 
-def run(rank: Rank, of_step, gpu=None, streams=()) -> list[torch.Tensor]:
-    """A step; on the GPU each gradient arrives on its own stream, and no hook may wait."""
+def run(rank: Rank, of_step, gpu=None, streams=(), waits=False) -> list[torch.Tensor]:
+    """A step; on the GPU each gradient arrives on its own stream, and no hook may wait, unless
+    ``waits``: then for events."""
     step = rank.begin()
     step.release()
     for slot, gradient in enumerate(of_step):
         own = gradient.clone() if gpu is None else on_gpu(gradient.clone())
         with contextlib.ExitStack() as stack:
             if gpu is not None:
-                stack.enter_context(gpu.never_waiting())
+                stack.enter_context(nullcontext() if waits else gpu.never_waiting())
                 stack.enter_context(gpu.on(streams[slot] if streams else gpu.stream))
             step.arrive(slot, own)
     step.factor = 1.0
@@ -88,6 +89,23 @@ def test_steps_are_the_cpus(weight, dtype, gpu):
         figures = [rank.compressor.report() for rank in (here, there)]
         assert figures[0]["relative_error"] == figures[1]["relative_error"]
     assert set(gpu.waits[-3:]) == {"an event's synchronize"}
+    with gpu.waiting():
+        for name, residual in here.residuals().items():
+            assert torch.equal(residual, there.residuals()[name])
+
+
+@pytest.mark.parametrize(
+    "scheme", (lambda **k: ECDQ(bits=3, **k), lambda **k: SparseSGD(density=0.1, **k))
+)
+def test_steps_of_payloads_of_any_length_are_the_cpus(scheme, gpu):
+    """With residuals, which hold what this rank's own payloads stand for."""
+    sizes, gpu.uploads_allowed = [60, 40], True
+    keywords = KEYWORDS | {"min_numel": 10, "error_feedback": 0.5}
+    here, there = (Rank(scheme(**keywords), sizes, fusion=512) for _ in range(2))
+    values = gradients(sizes, 0)
+    for a, b in zip(run(here, values), run(there, values, gpu, waits=True), strict=True):
+        assert torch.equal(a, b)
+    assert set(gpu.waits) == {"an event's synchronize"}
     with gpu.waiting():
         for name, residual in here.residuals().items():
             assert torch.equal(residual, there.residuals()[name])

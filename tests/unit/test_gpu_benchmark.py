@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import argparse
 import json
+import os
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -61,6 +64,56 @@ def test_differing_payloads_are_told():
         flat, seed=seed + len(calls.append(0) or calls)
     )
     assert gpu_checks.compared(scheme, flat, torch.device("cpu")).startswith("payload: ")
+
+
+def test_every_size_has_its_cases():
+    names = {size: list(gpu_checks.cases(size)) for size, _ in gpu_checks.SIZES}
+    of = {size: {label.split("(")[0] for label in labels} for size, labels in names.items()}
+    assert of[8192] == set(gpu.codec.NAMES)
+    assert of[1000] == of[8192] - {"QCS"} and of[7] == of[1000] - {"ECDQ"}
+
+
+def test_a_case_that_fails_does_not_end_the_others(tmp_path, monkeypatch):
+    monkeypatch.setattr(gpu_checks, "SIZES", ((7, 60),))
+    right = gpu_checks.compared
+
+    def compared(scheme, flat, device):
+        if scheme.name == "signsgd":
+            raise RuntimeError("no")
+        if scheme.name == "sparse":
+            raise ModuleNotFoundError("No module named 'numba'")
+        return right(scheme, flat, device)
+
+    monkeypatch.setattr(gpu_checks, "compared", compared)
+    assert run(tmp_path / "gpu.json", "equal") == 1
+    told = json.loads((tmp_path / "gpu.json").read_text())["equal"]
+    assert told["differ"] == ["SignSGD(), bucket 7"]
+    assert told["SparseSGD(density=0.1), bucket 7"].startswith("left out")
+    assert told["QSGD(bits=8), bucket 7"] == "equal"
+
+
+def test_a_part_that_failed_is_tried_again(tmp_path, monkeypatch):
+    output = tmp_path / "gpu.json"
+    monkeypatch.setitem(gpu.PARTS, "facts", lambda arguments: {"error": "no"})
+    assert run(output, "facts") == 1
+    monkeypatch.setitem(gpu.PARTS, "facts", lambda arguments: {"card": "x"})
+    assert run(output, "facts") == 0
+
+
+def test_the_suite_says_what_it_lacks(monkeypatch):
+    monkeypatch.setattr(gpu, "TEST_MODULES", ("json", "no_such_module"))
+    assert gpu.suite(None) == {"status": "left out: no no_such_module here"}
+
+
+def test_commands_end_with_the_time(monkeypatch):
+    monkeypatch.setattr(gpu, "LEAST_S", 0.3)
+    late = argparse.Namespace(end=time.monotonic() - gpu.SPARE_S)
+    slow = [sys.executable, "-c", "import time; print('begun', flush=True); time.sleep(30)"]
+    told = gpu.finished(slow, dict(os.environ), late, lines=3)
+    assert told["status"] == gpu.STOPPED and told["s"] < 10 and gpu.failed(told)
+    told = gpu.finished([sys.executable, "-c", "print(1); exit(3)"], dict(os.environ),
+                        argparse.Namespace(end=time.monotonic() + 20), lines=3)  # fmt: skip
+    assert told["status"] == 3 and told["end"] == ["1"]
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from unit_oracles import word_checksum
 
-from hvd_adaptive.kernels import cpu, reference
+from hvd_adaptive.kernels import cpu, cpu_checksum, reference, reference_checksum
 
 words = st.lists(st.integers(0, 2**32 - 1), max_size=200)
 seeds = st.integers(0, 2**32 - 1)
@@ -34,6 +34,21 @@ def test_kernels_agree_at_row_and_block_boundaries(count):
     values = np.random.default_rng(count).integers(0, 2**32, count, dtype=np.uint32)
     want = word_checksum(values.tolist(), 7)
     assert cpu.checksum(tensor(values), 7) == reference.checksum(tensor(values), 7) == want
+
+
+@pytest.mark.parametrize("module", (cpu_checksum, reference_checksum), ids=("cpu", "reference"))
+@pytest.mark.parametrize("seed", (0, 2**32 - 1, None))
+def test_seal_writes_header_and_checksum_alone(module, seed):
+    generator = np.random.default_rng(3)
+    payload = generator.integers(0, 256, 96 + 8 * 2100, dtype=np.uint8)
+    header = generator.integers(0, 256, 96, dtype=np.uint8).tobytes()
+    body = payload[96:].tobytes()
+    want = word_checksum(np.frombuffer(body, "<u4").tolist(), seed or 0)
+    placed = header if seed is None else header[:12] + want.to_bytes(4, "little") + header[16:]
+    data = torch.from_numpy(payload)
+    module.seal(data, header, seed)
+    assert payload.tobytes() == placed + body
+    assert module.checksums([data, data[:96]], [seed or 0, 1]) == [want, word_checksum([], 1)]
 
 
 @pytest.mark.parametrize("count", (1, 2, 64, 65, 150))

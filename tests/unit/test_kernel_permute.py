@@ -40,7 +40,9 @@ def table_of(thresholds: int, symmetric: bool = True):
     return kernel_table(magnitudes, symmetric)
 
 
-@pytest.mark.parametrize("thresholds", (4, 8, 16, 32, 64, 128))
+@pytest.mark.parametrize(
+    "thresholds", (8, 16, 128)
+)  # one for each way to search, all compiled here
 def test_without_permutations(plain, thresholds):
     flat = torch.from_numpy(np.random.default_rng(1).standard_normal(3001).astype(np.float32))
     table = table_of(thresholds)
@@ -48,7 +50,7 @@ def test_without_permutations(plain, thresholds):
 
 
 @pytest.mark.skipif(not cpu_permute.AVAILABLE, reason="no AVX-512 here")
-@pytest.mark.parametrize("thresholds", (5, 8, 11, 16, 25, 32, 64, 100, 127, 128))
+@pytest.mark.parametrize("thresholds", (5, 8, 15, 16, 31, 32, 64, 100, 127, 128))
 @pytest.mark.parametrize("bucket", (1, 15, 16, 17, 100, 8192))
 def test_with_permutations(thresholds, bucket):
     """Buckets that are no multiples of 16 leave coordinates to another loop."""

@@ -21,7 +21,10 @@ def test_there_are_six():
 def test_shellcheck():
     program = Path(sys.executable).parent / "shellcheck"
     done = subprocess.run(
-        [program, "--severity=style", *SCRIPTS], capture_output=True, text=True, check=False
+        [program, "--severity=style", *SCRIPTS, *SCRIPTS[0].parent.glob("*.sbatch")],
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert done.returncode == 0, done.stdout
 

@@ -102,10 +102,11 @@ def test_a_scale_that_changes_leaves_no_trace(scheme):
         assert_equal_states(ends[0][1]["residuals"], ends[1][1]["residuals"])
 
 
-def test_clipping_is_of_the_average():
+@every_scheme
+def test_clipping_is_of_the_average(scheme):
     """synchronize(), clip, skip_synchronize(): the norm that is cut is the same everywhere."""
     model = make_model()
-    optimizer = distributed(model, QSGD(bits=8, bucket_size=512), lr=1.0)
+    optimizer = distributed(model, SCHEMES[scheme](bucket_size=512), lr=1.0)
     x, y = batches(hvd.rank())()
     before = flat_parameters(model)
     torch.nn.functional.cross_entropy(model(x), y).backward()

@@ -8,6 +8,7 @@ import logging
 import horovod.torch as hvd
 import pytest
 import torch
+from check_gradients import every_scheme, make
 from check_training import distributed
 from conftest import assert_same_everywhere, batches, flat_parameters, make_model, train
 
@@ -92,14 +93,17 @@ def test_what_is_sent_follows_the_settings():
     assert bits[5] >= 32
 
 
-def test_warm_up_is_exact():
+@every_scheme
+def test_warm_up_is_exact(scheme):
     """Its steps give what a float32 allreduce gives, bit for bit at the same order of sums."""
     steps, models = 3, []
     for compressed in (True, False):
         model = make_model()
         optimizer = distributed(
             model,
-            ALQ(warmup_steps=steps, seed=next(SEEDS)) if compressed else hvd.Compression.none,
+            make(scheme, warmup_steps=steps, seed=next(SEEDS))
+            if compressed
+            else hvd.Compression.none,
         )
         train(model, optimizer, steps)
         models.append(flat_parameters(model))

@@ -61,6 +61,11 @@ def swapped(data: torch.Tensor) -> torch.Tensor:
 DAMAGE = (flipped, header_flipped, truncated, gone, doubled, swapped)
 
 
+def replace(request: AllGather, data: torch.Tensor) -> None:
+    """Before it is sent: a rank's own copy is damaged, too."""
+    object.__setattr__(request, "data", data)
+
+
 def inject(monkeypatch, stage: type, damage: Callable, rank: int) -> None:
     """Damage what ``rank`` sends to the last rank, in one collective."""
     submit, once = stage.submit, iter([True])
@@ -68,7 +73,7 @@ def inject(monkeypatch, stage: type, damage: Callable, rank: int) -> None:
     def damaged(self, world, name):
         if world.rank == rank and next(once, False):
             if stage is AllGather:
-                self = AllGather(damage(self.data.clone()))
+                replace(self, damage(self.data.clone()))
             else:
                 self = AllToAll([*self.parts[:-1], damage(self.parts[-1].clone())])
         return submit(self, world, name)
@@ -135,7 +140,7 @@ def test_payloads_of_another_group_are_refused(monkeypatch):
     def late(self, world, name):
         if world.rank == 0:
             first.append(self.data)
-            self = AllGather(first[-2] if len(first) == 2 else self.data)
+            replace(self, first[-2] if len(first) == 2 else self.data)
         return submit(self, world, name)
 
     monkeypatch.setattr(AllGather, "submit", late)

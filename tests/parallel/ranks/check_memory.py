@@ -43,14 +43,14 @@ def test_peak_bytes_is_bounded(make):
         peaks.append(compressor.report()["peak_bytes"])
     coordinates = sum(p.numel() for p in model.parameters())
     residuals = 8 * coordinates if compressor.residuals is not None else 0
-    # When second stages set out is a matter of time.
-    assert peaks[1] == peaks[2] or compressor.settings.exchange == "scatter_reduce"
+    timed = compressor.settings.exchange == "scatter_reduce"  # when second stages set out
+    assert timed or peaks[1] == peaks[2]
     assert residuals < peaks[-1] <= BOUND + 3 * 4 * LARGEST_GROUP + residuals
     # No bound: every group is in flight at a time.
     free = make(bucket_size=128, fusion_bytes=4 * LARGEST_GROUP, min_numel=0)
     model = make_model()
     train(model, distributed(model, free), 3)
-    assert free.report()["peak_bytes"] >= peaks[-1]
+    assert timed or free.report()["peak_bytes"] >= peaks[-1]
 
 
 def test_peak_bytes_of_one_group():
@@ -64,7 +64,7 @@ def test_peak_bytes_of_one_group():
         optimizer.step()
     report = compressor.report()
     # The only gradient is encoded from its own memory and decoded into it.
-    sent = hvd.size() if hvd.mpi_enabled() else 1  # to a few ranks directly, over MPI
+    sent = max(1, hvd.size() - 1) if hvd.mpi_enabled() else 1  # a few ranks: directly, over MPI
     assert report["peak_bytes"] == (sent + hvd.size()) * report["payload_bytes"]
 
 

@@ -85,6 +85,40 @@ def test_records_agree_with_the_report(folder, exchange):
         assert torch.equal(a, b)
 
 
+def single(told: list[tuple[int, float]]) -> list[tuple[int, float]]:
+    """Steps and figures as TensorBoard keeps them, in float32."""
+    return [(step, torch.tensor(value, dtype=torch.float32).item()) for step, value in told]
+
+
+def test_tensorboards_files_hold_what_the_lines_tell(folder):
+    board = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    from torch.utils.tensorboard import SummaryWriter
+
+    writer = SummaryWriter(folder / "board") if hvd.rank() == 0 else None
+    model = make_model()
+    with Monitor(folder / "lines", every=2, tensorboard=writer) as monitor:
+        compressor = ALQ(bits=3, bucket_size=BUCKET, update_steps=[0, 3], monitor=monitor)
+        train(model, distributed(model, compressor), STEPS)
+    if writer is None:
+        return
+    writer.close()
+    read, lines = board.EventAccumulator(str(folder / "board")), records(folder / "lines")
+    read.Reload()
+    scalars = {
+        tag: [(event.step, event.value) for event in read.Scalars(tag)]
+        for tag in read.Tags()["scalars"]
+    }
+    for name in ("wire_bytes", "bits_per_coordinate", "relative_error", "step_s", "table_version"):
+        told = [(r["step"], r[name]) for r in lines["step"] if r[name] is not None]
+        assert told and scalars[f"gradients/{name}"] == single(told), name
+    for group in range(len(lines["start"][0]["groups"])):
+        told = [(r["step"], r["groups"][group]["payload_bytes"]) for r in lines["step"]]
+        assert scalars[f"gradients/group {group}/payload_bytes"] == single(told)
+    for place in range(8):
+        told = [(t["step"], t["levels"][place]) for t in lines["table"]]
+        assert len(told) == 2 and scalars[f"gradients/levels/{place:03d}"] == single(told)
+
+
 @pytest.mark.parametrize("exchange", ["allgather", "scatter_reduce"])
 def test_non_finite_buckets_are_counted(folder, exchange):
     """One rank has a NaN in a column of its input, so in one of the five buckets of each row."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import horovod.torch as hvd
 import pytest
 import torch
+from check_gradients import every_scheme, make
 from conftest import assert_same_everywhere, batches, flat_parameters, make_model, train
 
 from hvd_adaptive import ALQ
@@ -86,11 +87,12 @@ def test_a_backward_that_was_lost_in_part():
     assert_same_everywhere(torch.cat([w.grad for w in weights]), "lost")
 
 
-def test_a_sparse_parameter_is_not_sent_as_zeros():
+@every_scheme
+def test_a_sparse_parameter_is_not_sent_as_zeros(scheme):
     embedding = torch.nn.Embedding(3000, 16, sparse=True)
     head = torch.nn.Linear(16, 200)
     named = [("sparse.embedding", embedding.weight), ("sparse.head", head.weight)]
-    compressor = ALQ(bucket_size=128, fusion_bytes=16_000)
+    compressor = make(scheme, bucket_size=128, fusion_bytes=16_000)
     head.bias.requires_grad_(False)
     optimizer = hvd.DistributedOptimizer(
         torch.optim.SGD([p for _, p in named], lr=0.1),

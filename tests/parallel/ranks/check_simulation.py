@@ -12,17 +12,22 @@ from hvd_adaptive import ALQ, QSGD, TernGrad, simulate
 STEPS = 6
 
 
-@pytest.mark.parametrize(
-    "construct",
-    [
-        lambda: ALQ(bits=3, bucket_size=1024, update_steps=[0, 2], samples=7, seed=3),
-        lambda: ALQ(bits=4, bucket_size=512, scope="tensor", update_steps=[1], tail="full"),
-        lambda: QSGD(bits=4, bucket_size=500, norm="linf", parameter_bits={"0.weight": 2}),
-        lambda: ALQ(bits=2, bucket_size=256, error_feedback=0.4, update_steps=[0, 3], clip=3.0),
-        lambda: TernGrad(bucket_size=1024, fusion_bytes=40_000, warmup_steps=2),
-    ],
-    ids=["alq", "alq-tensor", "qsgd-parts", "alq-feedback", "terngrad"],
-)
+CASES = {
+    "alq": lambda: ALQ(bits=3, bucket_size=1024, update_steps=[0, 2], samples=7, seed=3),
+    "alq-tensor": lambda: ALQ(
+        bits=4, bucket_size=512, scope="tensor", update_steps=[1], tail="full"
+    ),
+    "qsgd-parts": lambda: QSGD(
+        bits=4, bucket_size=500, norm="linf", parameter_bits={"0.weight": 2}
+    ),
+    "alq-feedback": lambda: ALQ(
+        bits=2, bucket_size=256, error_feedback=0.4, update_steps=[0, 3], clip=3.0
+    ),
+    "terngrad": lambda: TernGrad(bucket_size=1024, fusion_bytes=40_000, warmup_steps=2),
+}
+
+
+@pytest.mark.parametrize("construct", CASES.values(), ids=CASES)
 def test_simulation_equals_horovod(construct):
     model, compressor = make_model(), construct()
     optimizer = hvd.DistributedOptimizer(

@@ -5,6 +5,8 @@ Each rank logs its process, the hash of its parameters after every step, and how
 
 from __future__ import annotations
 
+import faulthandler
+import functools
 import hashlib
 import json
 import os
@@ -26,7 +28,7 @@ from hvd_adaptive.exchange.level_sync import LevelSync
 
 SCHEMES: dict[str, Callable[[], Any]] = {
     "alq": lambda: ALQ(
-        bucket_size=512, fusion_bytes=60_000, exchange="scatter_reduce",
+        bits=2, bucket_size=512, fusion_bytes=60_000, exchange="scatter_reduce",
         update_steps=lambda step: step % 3 == 0,
     ),
     "ecdq": lambda: ECDQ(bits=2, bucket_size=512, fusion_bytes=60_000),
@@ -77,25 +79,23 @@ def lie_in_wait(phase: str, count: int, act: Callable[[], None]) -> None:
 
 
 def main() -> None:
-    """Plan: folder, scheme, steps, rank, signal, phase, count or seconds."""
+    """Plan: folder, scheme, steps, rank, blows: signal, phase, count or seconds of each."""
     plan = json.loads(sys.argv[1])
+    faulthandler.register(signal.SIGUSR1)  # accidents.py asks those that hang where they do
     hvd.init()
     torch.set_num_threads(1)
     log, model = Log(plan["folder"]), make_model()
-    victim = plan.get("rank") == hvd.rank()
-
-    def act() -> None:
-        strike(log, signal.Signals[plan["signal"]])
-
-    at = -1
-    if victim and plan["phase"] == "any":
-        timer = threading.Timer(plan["seconds"], act)
-        timer.daemon = True
-        timer.start()
-    elif victim and plan["phase"] == "backward":
-        at = plan["count"]
-    elif victim:
-        lie_in_wait(plan["phase"], plan["count"], act)
+    in_backward: dict[int, Callable[[], None]] = {}
+    for blow in plan.get("blows", ()) if plan.get("rank") == hvd.rank() else ():
+        act = functools.partial(strike, log, signal.Signals[blow["signal"]])
+        if blow["phase"] == "any":
+            timer = threading.Timer(blow["seconds"], act)
+            timer.daemon = True
+            timer.start()
+        elif blow["phase"] == "backward":
+            in_backward[blow["count"]] = act
+        else:
+            lie_in_wait(blow["phase"], blow["count"], act)
     optimizer = hvd.DistributedOptimizer(
         torch.optim.SGD(model.parameters(), lr=0.1),
         named_parameters=model.named_parameters(),
@@ -107,8 +107,8 @@ def main() -> None:
             x, y = batch()
             optimizer.zero_grad()
             hidden = model[:2](x)
-            if step == at:
-                hidden.register_hook(lambda gradient: act())
+            if step in in_backward:
+                hidden.register_hook(lambda gradient, act=in_backward[step]: act())
             torch.nn.functional.cross_entropy(model[2:](hidden), y).backward()
             optimizer.step()
             flat = flat_parameters(model).numpy().tobytes()

@@ -1,4 +1,4 @@
-"""Hooks that fire in several threads; started by tests/parallel/test_threads.py."""
+"""Hooks that fire in several threads."""
 
 from __future__ import annotations
 

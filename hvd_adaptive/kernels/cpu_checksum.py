@@ -1,0 +1,95 @@
+"""Numba: checksums of whole payloads, with a block's lanes in registers.
+
+Same signatures and the same numbers as kernels/reference_checksum.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from numba.core import cgutils, types
+from numba.extending import intrinsic
+
+from hvd_adaptive.coding.header import CHECKSUM_AT, SIZE
+from hvd_adaptive.kernels.jit import inline, jit
+from hvd_adaptive.kernels.lanes import INTS, LONG, WIDTH, Lanes, arrays_of
+from hvd_adaptive.kernels.reference import CHECK_A, CHECK_B, CHECK_BLOCK, CHECK_LANES
+
+_A, _B = np.uint32(CHECK_A), np.uint32(CHECK_B)
+_HEADER, _PLACE = SIZE // 4, CHECKSUM_AT // 4
+
+
+def seal(payload: torch.Tensor, header: bytes, seed: int | None) -> None:
+    """See reference_checksum.seal."""
+    data = payload.numpy()
+    data[:SIZE] = np.frombuffer(header, np.uint8)
+    if seed is not None:
+        words = data.view(np.uint32)
+        words[_PLACE] = _checksum(words[_HEADER:], seed)
+
+
+def checksums(payloads: Sequence[torch.Tensor], seeds: Sequence[int]) -> list[int]:
+    """See reference_checksum.checksums."""
+    words = [payload.numpy().view(np.uint32)[_HEADER:] for payload in payloads]
+    return [_checksum(*pair) for pair in zip(words, seeds, strict=True)]
+
+
+def checksum(words: torch.Tensor, seed: int) -> int:
+    """See reference.checksum."""
+    return _checksum(words.numpy().view(np.uint32), seed)
+
+
+@intrinsic
+def _rows_hashed(typingctx, words, rows, start, lanes):
+    """``lanes`` (uint32, 64) become what ``rows`` rows of 64 words make of ``start``."""
+    signature = types.void(words, types.int64, types.uint32, lanes)
+
+    def codegen(context, builder, signature, args):
+        source, target = (
+            array.data for array in arrays_of(context, builder, signature, args, 0, 3)
+        )
+        ops, places = Lanes(builder), range(0, CHECK_LANES, WIDTH)
+        begun = ops.spread(args[2])
+        cells = [cgutils.alloca_once_value(builder, begun) for _ in places]
+        end = builder.mul(args[1], LONG(CHECK_LANES))
+        with cgutils.for_range_slice(builder, LONG(0), end, LONG(CHECK_LANES), LONG) as (at, _):
+            for place, cell in zip(places, cells, strict=True):
+                word = ops.load(source, builder.add(at, LONG(place)), INTS)
+                s = builder.add(builder.load(cell), builder.mul(word, ops.integers(CHECK_B)))
+                s = builder.or_(ops.shifted(s, 13), ops.shifted(s, -19))
+                builder.store(builder.mul(s, ops.integers(CHECK_A)), cell)
+        for place, cell in zip(places, cells, strict=True):
+            ops.store(builder.load(cell), target, LONG(place))
+        return context.get_dummy_value()
+
+    return signature, codegen
+
+
+@inline
+def _hashed(lane, word):
+    s = np.uint32(lane + np.uint32(word * _B))
+    s = np.uint32(np.uint32(s << np.uint32(13)) | np.uint32(s >> np.uint32(19)))
+    return np.uint32(s * _A)
+
+
+@jit
+def _checksum(words, seed):
+    """seed: an int below 2**32."""
+    lanes, sums = np.empty(CHECK_LANES, np.uint32), np.zeros(CHECK_LANES, np.uint32)
+    for begin in range(0, words.size, CHECK_BLOCK):
+        block = words[begin : begin + CHECK_BLOCK]
+        rows = block.size // CHECK_LANES
+        _rows_hashed(block, rows, np.uint32(np.uint32(begin // CHECK_BLOCK) * _A), lanes)
+        for i in range(rows * CHECK_LANES, block.size):
+            lanes[i - rows * CHECK_LANES] = _hashed(lanes[i - rows * CHECK_LANES], block[i])
+        for lane in range(CHECK_LANES):
+            s = lanes[lane]
+            sums[lane] += np.uint32(np.uint32(s ^ np.uint32(s >> np.uint32(15))) * _B)
+    total = np.uint32(np.uint32(seed) + np.uint32(words.size))
+    for lane in range(CHECK_LANES):
+        total = np.uint32(np.uint32(total ^ sums[lane]) * _A)
+        total = np.uint32(total ^ np.uint32(total >> np.uint32(15)))
+        total = np.uint32(total * _B)
+    return total
