@@ -21,7 +21,7 @@ SUITE := -m pytest --numprocesses logical --dist loadfile --no-loadscope-reorder
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test coverage lint docs package-test soak bench clean distclean
+.PHONY: help setup demo test ranks coverage lint docs package-test soak bench clean distclean
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -33,6 +33,9 @@ demo: setup ## train LeNet on MNIST on 4 ranks: float32, fp16, ALQ
 
 test: setup ## run the whole suite
 	@$(RUN) $(SUITE)
+
+ranks: setup ## run every rank check under every launcher; the suite takes half of some
+	@HVD_ADAPTIVE_EVERY_CASE=1 $(RUN) -m pytest tests/parallel/test_ranks.py
 
 coverage: setup ## run the whole suite and print the lines of the package that it does not run
 	@rm -f .coverage .coverage.*

@@ -28,7 +28,7 @@ from laboratory.shapes import SIZES
 from rich.console import Console
 from rich.table import Table
 
-from hvd_adaptive.bench.ranks import LAUNCHERS, RanksError
+from hvd_adaptive.bench.ranks import LAUNCHERS, RanksError, hints
 from hvd_adaptive.plan import measure as measuring
 from hvd_adaptive.plan.model import predict
 from hvd_adaptive.plan.quantities import Cluster, Conditions, Job, Machine, Prediction
@@ -66,7 +66,8 @@ def main() -> int:
                 tell(f"{hosts} hosts at {rate}")
                 rows += compare(args, machine, hosts, rate)
     except (LaboratoryError, RanksError) as error:
-        print(f"plan_check.py: {error}", file=sys.stderr)
+        told = hints(error.output) if isinstance(error, RanksError) else []
+        print("\n".join([f"plan_check.py: {error}", *told]), file=sys.stderr)
         return 2
     finally:  # what there is, if it was cut short
         show(rows)

@@ -110,7 +110,7 @@ def _threshold(x, density, acc):
         before = exact
         exact = _count_from(x, limit)
         rest = _sum_below(x, limit, acc)
-        if exact == before or rest == 0 or exact >= wanted:
+        if exact <= before or rest == 0 or exact >= wanted:
             return limit
 
 

@@ -150,7 +150,7 @@ def _limits_kernel(x, limits, n: tl.int64, bucket_size: tl.int64, density: tl.in
         sums, reached = fold(x, begins, sizes, count, _add_below, limit, none)
         exact = tl.sum(tl.sum(reached, 1), 0)
         rest = tl.sum(lane_tree(sums, 1), 0)
-        going = (exact != before) & (rest != 0) & (exact.to(tl.float64) < wanted)
+        going = (exact > before) & (rest != 0) & (exact.to(tl.float64) < wanted)
         going = going & (found < float("inf"))
         found = tl.where(found < float("inf"), found, float("nan"))
     tl.store(limits + bucket, found)

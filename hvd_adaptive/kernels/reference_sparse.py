@@ -48,7 +48,8 @@ def threshold(bucket: torch.Tensor, density: float) -> float:
     """λ of one bucket (float32): the sum of min(1, abs(v)/λ) is ``density`` times its size.
 
     Wangni et al.'s Algorithm 3, whose factor is 1/λ: start from λ as if no coordinate reached it,
-    then leave out those that do, until no more do. λ falls, so it ends, and with the solution.
+    then leave out those that do, until no more do. λ falls, so it ends, and with the solution, or
+    at its next neighbour: where rounding makes λ rise, fewer reach it, and that ends it too.
     Sums are float64 in the fixed tree; λ is rounded up, so that no more coordinates than the
     density allows reach it. Coordinates below the normal range count as zeros.
     """
@@ -68,7 +69,7 @@ def threshold(bucket: torch.Tensor, density: float) -> float:
             return float("nan")
         before, exact = exact, int((lanes >= limit).sum())
         rest = float(add_lanes(torch.where(lanes < limit, lanes, torch.zeros_like(lanes))))
-        if exact == before or rest == 0 or exact >= wanted:
+        if exact <= before or rest == 0 or exact >= wanted:
             return limit
 
 

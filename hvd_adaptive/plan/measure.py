@@ -1,10 +1,10 @@
 """The cost model's constants, measured on this machine in seconds.
 
-Codecs: a payload is encoded, and some are decoded and added, on one thread; the least of a few
-times. Collectives: two ranks exchange over TCP on the loopback device, where the wire costs nothing
-and what is left is the processor's: of a small message the base, of a large one more the seconds a
-byte; and once more as ranks of one host do. Processor seconds are elapsed ones times the part of a
-core that a rank has here.
+Codecs: a payload of a group's size is encoded, and some are decoded and added, on one thread; the
+median of a few times. Collectives: two ranks exchange over TCP on the loopback device, where the
+wire costs nothing and what is left is the processor's: of a small message the base, of a large one
+more the seconds a byte; and once more as ranks of one host do. Processor seconds are elapsed ones
+times the part of a core that a rank has here.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import contextlib
 import json
 import logging
 import os
+import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
@@ -25,6 +26,7 @@ import hvd_adaptive
 from hvd_adaptive.bench.exchange import parse_method
 from hvd_adaptive.bench.ranks import Place, run_ranks
 from hvd_adaptive.coding.payload import read_header
+from hvd_adaptive.plan.model import GROUP_BYTES
 from hvd_adaptive.plan.quantities import (
     EFFICIENCY,
     Averages,
@@ -38,8 +40,8 @@ from hvd_adaptive.schemes.catalog import is_unbiased
 
 logger = logging.getLogger("hvd_adaptive")
 
-COORDINATES = 1 << 21
-ROUNDS, PAYLOADS = 3, 4
+COORDINATES = GROUP_BYTES // 4
+ROUNDS, PAYLOADS = 5, 4
 RANKS = 2
 SECONDS = 180.0
 DEFAULTS = (
@@ -99,7 +101,7 @@ def adding() -> float:
     """Seconds to add a number that came from another rank of the host, on one thread."""
     with _one_thread():
         total, part = torch.zeros(COORDINATES), gradient(COORDINATES)
-        return _least(lambda: total.add_(part.clone())) / COORDINATES
+        return _median(lambda: total.add_(part.clone())) / COORDINATES
 
 
 def codec(method: str, ranks: int, hosts: int) -> Codec:
@@ -170,18 +172,18 @@ def _timed(scheme: Any, flat: torch.Tensor) -> tuple[float, float, float, float]
 
     decode(received)
     error = float((out - flat).square().sum() / flat.square().sum())
-    encode_s = _least(lambda: scheme.encode_flat(flat, size, 1))
-    decode_s = _least(lambda: decode(received)) / PAYLOADS
+    encode_s = _median(lambda: scheme.encode_flat(flat, size, 1))
+    decode_s = _median(lambda: decode(received)) / PAYLOADS
     return 8 * payload.numel() / size, encode_s / size, decode_s / size, error
 
 
-def _least(call: Callable[[], object]) -> float:
+def _median(call: Callable[[], object]) -> float:
     seconds = []
     for _ in range(ROUNDS):
         begin = time.perf_counter()
         call()
         seconds.append(time.perf_counter() - begin)
-    return min(seconds)
+    return statistics.median(seconds)
 
 
 def save(machine: Machine, conditions: Conditions, path: Path) -> None:

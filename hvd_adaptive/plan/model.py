@@ -21,7 +21,8 @@ bytes of a rank that stay in its host. Slices travel between hosts as payloads.
 
 Seconds, where c = min(1, C/R) is the part of a core that a rank's one busy thread has:
 
-    wire      h/(η·B) + messages · α       η: part of the rate that is reached, of rings and else
+    wire      h/(η·B) + messages · α       η: part of the rate that is reached, of rings of
+                                           three ranks and more, and else
     handling  (w · byte_s + l · local byte_s + n · add_s) / c
                                            copying, adding and handing to the kernel, both ends
     overhead  (step_s + (collectives - those in step_s) · base_s) / c
@@ -79,11 +80,13 @@ def ring(
     sent = 2 * (ranks - 1) / ranks * size * numbers
     collective = machine.allreduce[size]
     groups = max(1, math.ceil(size * numbers / FUSION_BYTES))
+    # Two ranks have one neighbour each: no round waits for another.
+    reached = machine.ring_efficiency if ranks > 2 else machine.direct_efficiency
     if job.compute_s:  # gradients come one after another, and are fused as they come
         groups = max(groups, min(job.tensors, 8))
     return _predicted(
         cluster, job, label, "ring",
-        sent=sent, leaves=sent / machine.ring_efficiency, messages=2 * (ranks - 1) * groups,
+        sent=sent, leaves=sent / reached, messages=2 * (ranks - 1) * groups,
         handling=sent * collective.byte_s,
         overhead=machine.stock_step_s + (groups - 1) * collective.base_s,
         encode=0.0, decode=0.0, groups=groups, error=error,

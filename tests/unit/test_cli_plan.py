@@ -67,6 +67,16 @@ def test_rings_reach_a_part_of_the_rate():
     assert found["ALQ(bits=3) allgather"] == whole["ALQ(bits=3) allgather"]
 
 
+def test_a_ring_of_two_is_a_direct_message():
+    cluster = Cluster(2, LINK, latency=0.0)
+    told = [
+        seconds(cluster, Job(1, N), machine(ring_efficiency=part, direct_efficiency=0.5))
+        for part in (0.25, 1.0)
+    ]
+    assert told[0] == told[1]
+    assert told[0]["float32 ring"] == pytest.approx(2 * 4 * N / LINK)
+
+
 def test_an_allgather_of_3_bits_loses_to_a_ring_beyond_21_ranks():
     for count, wins in ((21, True), (22, False)):
         found = seconds(Cluster(count, LINK, latency=0.0), Job(1, N), machine())

@@ -61,6 +61,11 @@ def test_sizes_and_densities(n: int, bucket: int, density: float):
     check(vector(heavy, n), bucket, density)
 
 
+def test_a_threshold_that_rounding_makes_rise_is_the_last():
+    """Below 1 lies more than 1, while all of it rounds to 2: it would rise and fall for ever."""
+    check(torch.tensor([1.0, 0.5, 0.5, 2.0**-52]), 4, 0.5)
+
+
 def test_nothing_is_kept():
     check(torch.zeros(50), 16, 0.1)
 

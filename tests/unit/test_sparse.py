@@ -117,6 +117,13 @@ def test_constant_buckets_and_many_ties():
     assert torch.equal(scheme.decode(scheme.encode(flat)), flat)
 
 
+def test_a_threshold_that_rounding_makes_rise_is_the_last():
+    """Below 1 lies more than 1, while all of it rounds to 2: it would rise and fall for ever."""
+    flat = torch.tensor([1.0, 0.5, 0.5, 2.0**-52])
+    compare(flat, 4, 0.5, 1)
+    assert 1 <= reference_sparse.threshold(flat, 0.5) < 1 + 2.0**-22
+
+
 def read_stream(body: bytes, n: int, bucket: int, k: int) -> np.ndarray:
     """A body, bit by bit, as the docstrings say."""
     (count,) = struct.unpack_from("<q", body)
