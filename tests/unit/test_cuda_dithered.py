@@ -12,7 +12,7 @@ from triton_interpreter import DEVICE, moved
 
 from hvd_adaptive.coding import dithered
 from hvd_adaptive.errors import PayloadError
-from hvd_adaptive.kernels import cuda_dithered_decode, cuda_dithered_encode
+from hvd_adaptive.kernels import cuda_dithered, cuda_dithered_decode, cuda_dithered_encode
 from hvd_adaptive.schemes.dithered_code import DitheredCode, gaussian_code
 
 SEGMENT, KEY = 256, (1 << 63) + 5
@@ -84,6 +84,28 @@ def test_bodies_and_values_are_the_cpus(case: str):
     assert found.get().tolist() == [0, 0]
     assert torch.equal(sums[0].isnan(), sums[1].cpu().isnan())
     assert torch.equal(sums[0].nan_to_num(), sums[1].cpu().nan_to_num())
+
+
+@pytest.mark.parametrize(("delta", "n", "bucket"), [(1.5, 380, 33), (0.5, 300, 64)])
+def test_segments_of_many_tiles(monkeypatch: pytest.MonkeyPatch, delta: float, n: int, bucket: int):
+    """As they are beyond tests; books of few symbols make escapes in all of the tiles."""
+    monkeypatch.setattr(cuda_dithered, "_TILE", 64)
+    monkeypatch.setattr(cuda_dithered_decode, "_TILE", 16)
+    code = gaussian_code(None, delta)
+    code = dataclasses.replace(code, probabilities=np.full((len(code.probabilities), 4), 0.25))
+    flat = values(n)
+    wanted = body_of(flat, bucket, code, 2)
+    assert wanted[0] == dithered.CODED
+    room = torch.empty(dithered.most_bytes(n, bucket, 2), dtype=torch.uint8, device=DEVICE)
+    sums = torch.zeros(n), torch.zeros(n, device=DEVICE)
+    with np.errstate(all="ignore"):
+        used = cuda_dithered_encode.encode(*moved(flat), bucket, code, KEY, 2, room, SEGMENT)
+    assert torch.equal(room[:used].cpu(), wanted)
+    body = padded(wanted)
+    dithered.add([body], bucket, code, [KEY], 2, sums[0])
+    told = cuda_dithered_decode.add(moved(body), bucket, code, [KEY], 2, sums[1], SEGMENT)
+    assert told.get().tolist() == [0]
+    assert torch.equal(sums[0].nan_to_num(7.0), sums[1].cpu().nan_to_num(7.0))
 
 
 def spoiled(body: torch.Tensor, head: int, seed: int) -> torch.Tensor:
