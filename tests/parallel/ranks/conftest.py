@@ -11,7 +11,7 @@ import pytest
 import torch
 
 torch.set_num_threads(1)
-MANY_CASES, MANY_RANKS = 5, 4
+MANY_CASES, MANY_RANKS, SHARE = 5, 4, 3
 ALL = "HVD_ADAPTIVE_EVERY_CASE"  # `make ranks` sets it
 
 
@@ -31,8 +31,8 @@ def same_initial_weights():
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Two ranks over MPI take every case. Of a check that has many, four ranks take one half and
-    ranks over Gloo the other: ranks are slow where cores are few."""
+    """Two ranks over MPI take every case. Of a check that has many, four ranks take one third and
+    ranks over Gloo another: ranks are slow where cores are few."""
     many = int(os.environ.get("OMPI_COMM_WORLD_SIZE", 1)) >= MANY_RANKS
     gloo = os.environ.get("HOROVOD_CONTROLLER") == "gloo"
     if ALL in os.environ or not (many or gloo):
@@ -44,7 +44,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         item
         for place, of_check in enumerate(cases.values())
         if len(of_check) >= MANY_CASES
-        for item in of_check[(place + gloo) % 2 :: 2]
+        for index, item in enumerate(of_check)
+        if (index + place + gloo) % SHARE
     ]
     config.hook.pytest_deselected(items=left)
     items[:] = [item for item in items if item not in left]
