@@ -34,7 +34,7 @@ demo: setup ## train LeNet on MNIST on 4 ranks: float32, fp16, ALQ
 test: setup ## run the whole suite
 	@$(RUN) $(SUITE)
 
-ranks: setup ## run every rank check under every launcher; the suite takes half of some
+ranks: setup ## run every rank check under every launcher; the suite takes a third of some
 	@HVD_ADAPTIVE_EVERY_CASE=1 $(RUN) -m pytest tests/parallel/test_ranks.py
 
 coverage: setup ## run the whole suite and print the lines of the package that it does not run

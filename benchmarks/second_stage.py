@@ -7,8 +7,9 @@ The laboratory's gradients (laboratory/gradients.py), tensors end to end, are qu
 rank and averaged; the average is quantised once more with every number of bits from 3 to the
 default (*), to which tables are fitted as in training. Errors are squared, relative to the exact
 mean; added: by the second stage, as a share of the first one's, which by default is to be a
-quarter at most on two reference laws (exchange/second_stage.py). bits sent: of both stages, by a
-coordinate, without headers, times (ranks - 1)/ranks.
+quarter at most on two reference laws (exchange/second_stage.py). "none" is the allgather. bits
+sent: by a rank, for a coordinate, without headers: b (ranks - 1) by allgather, else
+(ranks - 1)/ranks of both stages' bits.
 """
 
 from __future__ import annotations

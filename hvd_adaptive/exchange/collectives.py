@@ -122,7 +122,8 @@ class AllToAll(Collective):
         return AllToAll(())
 
     def held_bytes(self, world: World) -> int:
-        # Parts and Horovod's copy of them; then this copy, and as much received.
+        # Parts, and a copy of them where they do not lie end to end; then one of the two, and as
+        # much received.
         return 2 * sum(part.numel() for part in self.parts)
 
     def sent_bytes(self, rank: int, ranks: int) -> int:

@@ -90,7 +90,7 @@ class ScatterReduce(Exchange):
     def route(self, shipment: Shipment, sent: Sequence[Payload | torch.Tensor]) -> Route:
         own = self._chunks_of(shipment)[self.rank]
         expected = shipment.frame(own.quantized, own.full) if own.coordinates else None
-        # Horovod has its own copy of what is sent: no other is kept while it travels.
+        # Horovod keeps what is sent, or a copy of it: no other is kept while it travels.
         request = [AllToAll(_parts(sent))]
         del sent
         received = yield request.pop()

@@ -26,12 +26,12 @@ def horovod() -> Any:
     return hvd
 
 
-def _is_known(process_set: Any) -> bool:
-    """Whether Horovod has this process set; it forgets sets that were removed, or at shutdown."""
+def _size(process_set: Any) -> int | None:
+    """Of a process set; None where Horovod has it no more: it was removed, or Horovod shut down."""
     try:
-        return process_set.size() is not None
+        return process_set.size()
     except ValueError:
-        return False
+        return None
 
 
 class World:
@@ -45,11 +45,11 @@ class World:
     def __init__(self, process_set: Any = None) -> None:
         self.hvd = horovod()
         self.process_set = process_set or self.hvd.global_process_set
-        if not _is_known(self.process_set):
+        if (size := _size(self.process_set)) is None:
             raise RuntimeError(f"{self.process_set} was never added to Horovod, or was removed")
         if not self.process_set.included():
             raise RuntimeError(f"this rank is not a member of {self.process_set}")
-        self.size: int = self.process_set.size()
+        self.size: int = size
         self.rank: int = self.process_set.rank()
 
     @property
@@ -63,13 +63,8 @@ class World:
 
     def is_current(self) -> bool:
         """Whether Horovod still runs with the same ranks."""
-        if not self.hvd.is_initialized():
-            return False
-        members = self.process_set
-        try:
-            return (self.size, self.rank) == (members.size(), members.rank())
-        except ValueError:  # see _is_known
-            return False
+        same = self.hvd.is_initialized() and _size(self.process_set) == self.size
+        return same and self.process_set.rank() == self.rank
 
     @property
     def root(self) -> int:

@@ -116,6 +116,18 @@ def _number(q, most):
     return escapes, number, tl.where(escapes, count, 0)
 
 
+@triton.jit
+def _quantized_tile(
+    tile, n, bucket_size, magic, stream, x, steps, TILE: tl.constexpr, BUCKETS: tl.constexpr
+):  # fmt: skip
+    """Of a tile's coordinates: their places, which there are, their dithers, steps and integers."""
+    i, there, bucket, place = place_of(tile, n, bucket_size, magic, TILE, BUCKETS)
+    negative, m = dither(stream, bucket, place)
+    step = tl.load(steps + bucket, mask=there, other=0.0)
+    v = tl.load(x + i, mask=there, other=0.0)
+    return i, there, m, step, quantized(v, step, negative, m)
+
+
 @kernel
 def _split_kernel(
     n: tl.int64, bucket_size: tl.int64, magic: tl.int64, stream: tl.int64, x, steps, bases, symbols,
@@ -124,11 +136,9 @@ def _split_kernel(
 ):  # fmt: skip
     """A tile for each program: its symbols to its segment's runs, and the bytes of its escapes."""
     tile = tl.program_id(0).to(tl.int64)
-    i, there, bucket, place = place_of(tile, n, bucket_size, magic, TILE, BUCKETS)
-    negative, m = dither(stream, bucket, place)
-    step = tl.load(steps + bucket, mask=there, other=0.0)
-    v = tl.load(x + i, mask=there, other=0.0)
-    q = quantized(v, step, negative, m)
+    _i, _there, m, step, q = _quantized_tile(
+        tile, n, bucket_size, magic, stream, x, steps, TILE, BUCKETS
+    )
     escaped, _, count = _number(q, most)
     tl.store(escapes + tile, tl.sum(count, 0).to(tl.int32))
     group = group_of(m, CLASSES)
@@ -150,11 +160,10 @@ def _escapes_kernel(
     """A tile for each program: the bytes of its escapes, where there are any and segments fit."""
     tile = tl.program_id(0).to(tl.int64)
     if (tl.load(fits) != 0) & (tl.load(escapes + tile) > 0):
-        i, there, bucket, place = place_of(tile, n, bucket_size, magic, TILE, BUCKETS)
-        negative, m = dither(stream, bucket, place)
-        step = tl.load(steps + bucket, mask=there, other=0.0)
-        v = tl.load(x + i, mask=there, other=0.0)
-        _escaped, number, count = _number(quantized(v, step, negative, m), most)
+        _i, _there, _m, _step, q = _quantized_tile(
+            tile, n, bucket_size, magic, stream, x, steps, TILE, BUCKETS
+        )
+        _escaped, number, count = _number(q, most)
         target = out + tl.load(offsets + tile) + tl.cumsum(count, 0) - count
         for k in tl.static_range(5):
             byte = ((number >> (7 * k)) & 127) + tl.where(k + 1 < count, 128, 0)
@@ -170,11 +179,9 @@ def _integers_kernel(
     """A tile for each program: its integers, where segments do not fit."""
     tile = tl.program_id(0).to(tl.int64)
     if tl.load(fits) == 0:
-        i, there, bucket, place = place_of(tile, n, bucket_size, magic, TILE, BUCKETS)
-        negative, m = dither(stream, bucket, place)
-        step = tl.load(steps + bucket, mask=there, other=0.0)
-        v = tl.load(x + i, mask=there, other=0.0)
-        q = quantized(v, step, negative, m)
+        i, there, _m, _step, q = _quantized_tile(
+            tile, n, bucket_size, magic, stream, x, steps, TILE, BUCKETS
+        )
         for k in tl.static_range(WIDTH):
             tl.store(out + i * WIDTH + k, ((q >> (8 * k)) & 0xFF).to(tl.uint8), mask=there)
         tl.store(kind, WIDTH, mask=tile == 0)

@@ -60,7 +60,7 @@ def test_ranks_are_killed_at_random_points():
     """In every phase, without a launcher: nobody ends the survivors but themselves. As
     ``accidents.py`` does, which kills under launchers, too."""
     ends: Counter[str] = Counter()
-    lost: list[str] = []  # seen once in some 270 deaths
+    lost: list[str] = []  # rare: see OperationLostError
     for number in range(2 * RANDOM):
         if ends["HorovodInternalError"] == RANDOM:
             break
