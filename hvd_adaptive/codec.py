@@ -17,6 +17,7 @@ from hvd_adaptive.coding.coder import Coder
 from hvd_adaptive.coding.header import Frame, Header
 from hvd_adaptive.device import Later
 from hvd_adaptive.errors import PayloadError
+from hvd_adaptive.kernels.block_sums import BlockSums
 from hvd_adaptive.once import WarnOnce
 from hvd_adaptive.settings import Settings
 
@@ -30,6 +31,8 @@ _CHECKED = (
 
 # A payload, with its header where that has been read.
 Received = torch.Tensor | payloads.Arrived
+# Of a body: its length, where that varies, or sums of it.
+Told = int | Later | BlockSums | None
 # Waits until it is known whether bodies could be read; PayloadError where one could not.
 Verdict = Callable[[], None]
 
@@ -99,11 +102,11 @@ class Codec(ABC):
         return self.coder is not None or least < most
 
     @abstractmethod
-    def encode_body(self, flat: torch.Tensor, body: torch.Tensor, key: int) -> int | Later | None:
+    def encode_body(self, flat: torch.Tensor, body: torch.Tensor, key: int) -> Told:
         """Quantise ``flat`` (float32, 1-D) into ``body`` (uint8, body_bytes(flat.numel())).
 
         Returns how many bytes it took, where the length varies: ``body[:that]`` is the body, and on
-        a GPU waits for it.
+        a GPU waits for it. Where it does not vary, None, or what is already known of its checksum.
         """
 
     def decode_bodies(
@@ -209,7 +212,7 @@ class Codec(ABC):
         if self.is_on_host(flat.device):
             copies = flat.cpu(), quantized, key, layout, values.cpu()
             return Codec.encode_payload(self, *copies).to(flat.device)
-        coding, body = "fixed", None
+        coding, body, sums = "fixed", None, None
         if self.varies(quantized):
             body = self._body(values, key)
             coded = self.coded_body(body, quantized)
@@ -235,12 +238,13 @@ class Codec(ABC):
             memory = torch.empty(header.length, dtype=torch.uint8, device=flat.device)
         payload = payloads.Payload.within(memory[: header.length], header, size)
         if body is None:
-            self.encode_body(values, payload.body, key)
+            told = self.encode_body(values, payload.body, key)
+            sums = told if isinstance(told, BlockSums) else None
         else:
             payload.body.copy_(body)
         if full:
             payload.full.copy_(flat[quantized:])
-        payload.seal(self.settings.checksum)
+        payload.seal(self.settings.checksum, sums)
         return payload
 
     def decode_sum(

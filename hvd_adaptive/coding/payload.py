@@ -11,6 +11,7 @@ from hvd_adaptive import kernels
 from hvd_adaptive.coding.header import SIZE, Header, body_seed
 from hvd_adaptive.device import Later, stacked
 from hvd_adaptive.errors import PayloadError
+from hvd_adaptive.kernels.block_sums import BlockSums
 
 
 def padded(size: int) -> int:
@@ -50,11 +51,14 @@ class Payload:
         data = self.bytes.to(device)
         return Payload(self.header, data, data[SIZE : SIZE + self.body.numel()])
 
-    def seal(self, checksum: bool = True) -> torch.Tensor:
-        """Write the header, with the checksum, or 0 in its place; returns the bytes."""
+    def seal(self, checksum: bool = True, known: BlockSums | None = None) -> torch.Tensor:
+        """Write the header, with the checksum, or 0 in its place; returns the bytes.
+
+        known: the part of the checksum that need not be made again.
+        """
         packed = self.header.pack()
         ops = kernels.for_device(self.bytes.device, "checksum")
-        ops.seal(self.bytes, packed, body_seed(packed) if checksum else None)
+        ops.seal(self.bytes, packed, body_seed(packed) if checksum else None, known)
         return self.bytes
 
 

@@ -12,8 +12,10 @@ import numpy as np
 import torch
 
 from hvd_adaptive.kernels import cpu_decode, cpu_encode, cpu_permute, cpu_scan
+from hvd_adaptive.kernels.block_sums import BlockSums
 from hvd_adaptive.kernels.cpu_checksum import checksum as checksum
 from hvd_adaptive.kernels.lanes import WIDTH
+from hvd_adaptive.kernels.reference import CHECK_BLOCK, CHECK_LANES
 from hvd_adaptive.kernels.tables import KernelTable
 
 # Which rule of cpu_encode serves up to so many thresholds; the arrays are padded to the number, and
@@ -38,19 +40,26 @@ def encode(
     table: KernelTable,
     key: int,
     clip: float | None = None,
-) -> None:
+    summing: bool = False,
+) -> BlockSums | None:
     """See reference.encode."""
     encoder, arrays = _prepared(table)
-    encoder(
+    sums = np.zeros(CHECK_LANES if summing else 0, np.uint32)
+    end = encoder(
         flat.numpy(),
         scales.numpy(),
         words.numpy().view(np.uint32),
+        sums,
         bucket_size,
         norm == "linf",
         clip or 0.0,
         np.uint64(key),
         *arrays,
     )
+    if not summing:
+        return None
+    size = 4 * (scales.numel() + words.numel())
+    return BlockSums(size, sums, np.array([-(-scales.numel() // CHECK_BLOCK), end]))
 
 
 def decode_add(

@@ -13,6 +13,7 @@ from numba.core import cgutils, types
 from numba.extending import intrinsic
 
 from hvd_adaptive.coding.header import CHECKSUM_AT, SIZE
+from hvd_adaptive.kernels.block_sums import BlockSums
 from hvd_adaptive.kernels.jit import inline, jit
 from hvd_adaptive.kernels.lanes import INTS, LONG, WIDTH, Lanes, arrays_of
 from hvd_adaptive.kernels.reference import CHECK_A, CHECK_B, CHECK_BLOCK, CHECK_LANES
@@ -21,24 +22,30 @@ _A, _B = np.uint32(CHECK_A), np.uint32(CHECK_B)
 _HEADER, _PLACE = SIZE // 4, CHECKSUM_AT // 4
 
 
-def seal(payload: torch.Tensor, header: bytes, seed: int | None) -> None:
+_NOTHING = np.zeros(CHECK_LANES, np.uint32), np.empty(0, np.int64)
+
+
+def seal(
+    payload: torch.Tensor, header: bytes, seed: int | None, known: BlockSums | None = None
+) -> None:
     """See reference_checksum.seal."""
     data = payload.numpy()
     data[:SIZE] = np.frombuffer(header, np.uint8)
     if seed is not None:
         words = data.view(np.uint32)
-        words[_PLACE] = _checksum(words[_HEADER:], seed)
+        found = _NOTHING if known is None else (known.sums, known.summed)
+        words[_PLACE] = _checksum(words[_HEADER:], seed, *found)
 
 
 def checksums(payloads: Sequence[torch.Tensor], seeds: Sequence[int]) -> list[int]:
     """See reference_checksum.checksums."""
     words = [payload.numpy().view(np.uint32)[_HEADER:] for payload in payloads]
-    return [_checksum(*pair) for pair in zip(words, seeds, strict=True)]
+    return [_checksum(*pair, *_NOTHING) for pair in zip(words, seeds, strict=True)]
 
 
 def checksum(words: torch.Tensor, seed: int) -> int:
     """See reference.checksum."""
-    return _checksum(words.numpy().view(np.uint32), seed)
+    return _checksum(words.numpy().view(np.uint32), seed, *_NOTHING)
 
 
 @intrinsic
@@ -75,18 +82,29 @@ def _hashed(lane, word):
 
 
 @jit
-def _checksum(words, seed):
-    """seed: an int below 2**32."""
-    lanes, sums = np.empty(CHECK_LANES, np.uint32), np.zeros(CHECK_LANES, np.uint32)
-    for begin in range(0, words.size, CHECK_BLOCK):
-        block = words[begin : begin + CHECK_BLOCK]
+def add_blocks(words, first, begin, end, lanes, sums):
+    """Add to ``sums`` what blocks ``begin`` to ``end`` of a body make, of which ``words`` are those
+    from ``first`` on. lanes: room for CHECK_LANES."""
+    for index in range(begin, end):
+        at = index * CHECK_BLOCK - first
+        block = words[at : at + CHECK_BLOCK]
         rows = block.size // CHECK_LANES
-        _rows_hashed(block, rows, np.uint32(np.uint32(begin // CHECK_BLOCK) * _A), lanes)
+        _rows_hashed(block, rows, np.uint32(np.uint32(index) * _A), lanes)
         for i in range(rows * CHECK_LANES, block.size):
             lanes[i - rows * CHECK_LANES] = _hashed(lanes[i - rows * CHECK_LANES], block[i])
         for lane in range(CHECK_LANES):
             s = lanes[lane]
             sums[lane] += np.uint32(np.uint32(s ^ np.uint32(s >> np.uint32(15))) * _B)
+
+
+@jit
+def _checksum(words, seed, known, summed):
+    """seed: an int below 2**32.  known, summed: see BlockSums."""
+    lanes, sums, at = np.empty(CHECK_LANES, np.uint32), known.copy(), 0
+    for run in range(0, summed.size, 2):
+        add_blocks(words, 0, at, summed[run], lanes, sums)
+        at = summed[run + 1]
+    add_blocks(words, 0, at, (words.size + CHECK_BLOCK - 1) // CHECK_BLOCK, lanes, sums)
     total = np.uint32(np.uint32(seed) + np.uint32(words.size))
     for lane in range(CHECK_LANES):
         total = np.uint32(np.uint32(total ^ sums[lane]) * _A)

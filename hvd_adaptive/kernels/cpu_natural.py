@@ -13,26 +13,40 @@ import torch
 
 from hvd_adaptive.coding.fixed import BLOCK, QUARTER
 from hvd_adaptive.kernels import random
+from hvd_adaptive.kernels.block_sums import BlockSums
+from hvd_adaptive.kernels.cpu_checksum import add_blocks
 from hvd_adaptive.kernels.cpu_decode import load_chunk, pointer
-from hvd_adaptive.kernels.cpu_encode import bucket_key, store_chunk
+from hvd_adaptive.kernels.cpu_encode import bucket_key, first_block, store_chunk
 from hvd_adaptive.kernels.cpu_quantize import uniform24
 from hvd_adaptive.kernels.cpu_scan import largest_bits
 from hvd_adaptive.kernels.jit import inline, jit
+from hvd_adaptive.kernels.reference import CHECK_BLOCK, CHECK_LANES
 from hvd_adaptive.kernels.reference_natural import INFINITE, LARGEST, NAN, SIGNS
 
 _COUNTER = np.uint32(random.COUNTER)
 _LOW = np.uint64(0xFFFFFFFF)
 _INFINITE, _LARGEST, _NAN = np.uint32(INFINITE), np.uint32(LARGEST), np.uint32(NAN)
 _FRACTION = np.uint32(0xFFFFFF)
+_SUMMED_BYTES = 4 * CHECK_BLOCK
+_BLOCK_WORDS = SIGNS.words(BLOCK)
 _MINUS_ZERO = np.uint32(0x80000000)
 
 
 def encode(
-    flat: torch.Tensor, exponents: torch.Tensor, words: torch.Tensor, bucket_size: int, key: int
-) -> None:
+    flat: torch.Tensor,
+    exponents: torch.Tensor,
+    words: torch.Tensor,
+    bucket_size: int,
+    key: int,
+    summing: bool = False,
+) -> BlockSums | None:
     """See reference_natural.encode."""
+    sums = np.zeros(CHECK_LANES if summing else 0, np.uint32)
     unsigned = words.numpy().view(np.uint32)
-    _encode(flat.numpy(), exponents.numpy(), unsigned, bucket_size, np.uint64(key))
+    summed = np.zeros(4, np.int64)
+    _encode(flat.numpy(), exponents.numpy(), unsigned, sums, summed, bucket_size, np.uint64(key))
+    size = -(-exponents.numel() // 4) * 4 + 4 * words.numel()
+    return BlockSums(size, sums, summed) if summing else None
 
 
 def decode_add(
@@ -69,7 +83,10 @@ def _round(run, steps, offset, high, exponents, signs):
 
 
 @jit
-def _encode(x, exponents, words, bucket_size, stream):
+def _encode(x, exponents, words, sums, summed, bucket_size, stream):
+    """sums: (CHECK_LANES,), or none to leave them; summed: becomes what BlockSums says."""
+    first = (x.size + 3) // 4  # word of the body that begins the signs
+    summed[2:], lanes = first_block(first), np.empty(CHECK_LANES, np.uint32)
     signs, rows = np.empty(BLOCK, np.uint32), np.empty(QUARTER, np.uint32)
     steps = np.empty(BLOCK, np.uint32)
     for j in range(BLOCK):
@@ -94,6 +111,14 @@ def _encode(x, exponents, words, bucket_size, stream):
                 part[:] = np.uint32(1)
             if stop % BLOCK == 0:
                 store_chunk(signs, stop // BLOCK - 1, BLOCK, BLOCK, 2, 1, 1, rows, words)
+            if sums.size and stop >= (summed[1] + 1) * _SUMMED_BYTES:
+                until = stop // _SUMMED_BYTES
+                whole = exponents[: until * _SUMMED_BYTES].view(np.uint32)
+                add_blocks(whole, 0, summed[1], until, lanes, sums)
+                summed[1] = until
+                until = (first + stop // BLOCK * _BLOCK_WORDS) // CHECK_BLOCK
+                add_blocks(words, first, summed[3], until, lanes, sums)
+                summed[3] = max(summed[3], until)
             i = stop
     if x.size % BLOCK:
         store_chunk(signs, x.size // BLOCK, x.size % BLOCK, BLOCK, 2, 1, 1, rows, words)

@@ -19,6 +19,7 @@ import triton.language as tl
 
 from hvd_adaptive.coding.header import CHECKSUM_AT, SIZE
 from hvd_adaptive.device import from_host, put
+from hvd_adaptive.kernels.block_sums import BlockSums
 from hvd_adaptive.kernels.cuda_launch import launch
 from hvd_adaptive.kernels.reference import CHECK_A, CHECK_B, CHECK_BLOCK, CHECK_LANES
 
@@ -27,7 +28,9 @@ _LANES, _BLOCK = tl.constexpr(CHECK_LANES), tl.constexpr(CHECK_BLOCK)
 _ROWS = tl.constexpr(CHECK_BLOCK // CHECK_LANES)
 
 
-def seal(payload: torch.Tensor, header: bytes, seed: int | None) -> None:
+def seal(
+    payload: torch.Tensor, header: bytes, seed: int | None, known: BlockSums | None = None
+) -> None:
     """See reference_checksum.seal."""
     put(torch.frombuffer(bytearray(header), dtype=torch.uint8), payload[:SIZE])
     if seed is not None:

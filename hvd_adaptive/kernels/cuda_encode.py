@@ -51,6 +51,7 @@ def encode(
     table: KernelTable,
     key: int,
     clip: float | None = None,
+    summing: bool = False,
 ) -> None:
     """See reference.encode."""
     rule, numbers, sizes = cuda_quantize.rule_of(table, flat.device)

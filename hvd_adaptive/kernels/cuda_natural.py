@@ -23,7 +23,12 @@ _ANY_BUCKET = 512
 
 
 def encode(
-    flat: torch.Tensor, exponents: torch.Tensor, words: torch.Tensor, bucket_size: int, key: int
+    flat: torch.Tensor,
+    exponents: torch.Tensor,
+    words: torch.Tensor,
+    bucket_size: int,
+    key: int,
+    summing: bool = False,
 ) -> None:
     """See reference_natural.encode."""
     state = (bucket_norms(flat, bucket_size, "linf"), exponents)

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from hvd_adaptive.kernels import random
+from hvd_adaptive.kernels.block_sums import BlockSums
 from hvd_adaptive.kernels.reference_pack import pack_codes, unpack_codes
 from hvd_adaptive.kernels.tables import (
     HALF_BITS,
@@ -36,17 +37,22 @@ def encode(
     table: KernelTable,
     key: int,
     clip: float | None = None,
-) -> None:
+    summing: bool = False,
+) -> BlockSums | None:
     """Quantise ``flat`` (float32, (n,)) bucket by bucket, clipped if so asked, and pack the codes.
 
     Fills ``scales`` (float32, one per bucket: its norm, NaN for a bucket with a non-finite
     coordinate or an overflowing norm, 0 for a zero bucket) and ``words`` (int32).
+
+    summing: kernels for the CPU return what spares the seal of a payload, whose body is ``scales``
+    and then ``words``, to read them.
     """
     if clip is not None:
         flat = clipped(flat, bucket_size, clip)
     scales.copy_(bucket_norms(flat, bucket_size, norm))
     codes = quantize(flat, scales, bucket_size, table, key)
     words.copy_(pack_codes(codes, table.packing))
+    return None
 
 
 def bucket_norms(flat: torch.Tensor, bucket_size: int, norm: str) -> torch.Tensor:

@@ -13,11 +13,14 @@ import torch
 from hvd_adaptive import kernels
 from hvd_adaptive.coding.header import CHECKSUM_AT, SIZE
 from hvd_adaptive.device import put
+from hvd_adaptive.kernels.block_sums import BlockSums
 
 
-def seal(payload: torch.Tensor, header: bytes, seed: int | None) -> None:
+def seal(
+    payload: torch.Tensor, header: bytes, seed: int | None, known: BlockSums | None = None
+) -> None:
     """Write ``header`` to the beginning of ``payload``, and the checksum, where there is a seed, to
-    its place in the header."""
+    its place in the header. known: of the body, which kernels for the CPU need not sum again."""
     data = bytearray(header)
     if seed is not None:
         struct.pack_into("<I", data, CHECKSUM_AT, _checksum(payload, seed))

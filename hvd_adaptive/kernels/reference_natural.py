@@ -12,6 +12,7 @@ from collections.abc import Sequence
 import torch
 
 from hvd_adaptive.coding.packing import Packing
+from hvd_adaptive.kernels.block_sums import BlockSums
 from hvd_adaptive.kernels.reference import MASK32, uniforms
 from hvd_adaptive.kernels.reference_pack import pack_codes, unpack_codes
 
@@ -22,13 +23,21 @@ NAN = 0x7FC00000
 
 
 def encode(
-    flat: torch.Tensor, exponents: torch.Tensor, words: torch.Tensor, bucket_size: int, key: int
-) -> None:
+    flat: torch.Tensor,
+    exponents: torch.Tensor,
+    words: torch.Tensor,
+    bucket_size: int,
+    key: int,
+    summing: bool = False,
+) -> BlockSums | None:
     """Round ``flat`` (float32, (n,)) to powers of two, at random and without bias.
 
     Fills ``exponents`` (uint8, (n,)) and ``words`` (int32, the packed sign bits). The 23 bits of
     the mantissa are the probability of the upper power; for a denormal, whose exponent field is 0,
     these are 2**-126 and 0, and the same holds. Buckets with NaN or Inf become NaN.
+
+    summing: kernels for the CPU return what spares the seal of a payload, whose body begins with
+    ``exponents``, to read them.
     """
     bits = flat.view(torch.int32).to(torch.int64) & MASK32
     up = uniforms(flat.numel(), bucket_size, key, flat.device) < (bits << 1 & 0xFFFFFF)

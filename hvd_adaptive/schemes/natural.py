@@ -11,6 +11,7 @@ import torch
 from hvd_adaptive import kernels
 from hvd_adaptive.compressor import GradientCompressor
 from hvd_adaptive.kernels import reference_natural
+from hvd_adaptive.kernels.block_sums import BlockSums
 from hvd_adaptive.settings import Settings
 
 
@@ -53,10 +54,12 @@ class NaturalCompression(GradientCompressor):
     def body_bytes(self, coordinates: int) -> int:
         return _exponent_bytes(coordinates) + 4 * reference_natural.SIGNS.words(coordinates)
 
-    def encode_body(self, flat: torch.Tensor, body: torch.Tensor, key: int) -> None:
+    def encode_body(self, flat: torch.Tensor, body: torch.Tensor, key: int) -> BlockSums | None:
         flat, bucket = self._clipped(flat), self._bucket(flat.numel())
         body[flat.numel() : _exponent_bytes(flat.numel())] = 0
-        _kernels(flat.device).encode(flat, *_split(body, flat.numel()), bucket, key)
+        exponents, words = _split(body, flat.numel())
+        summing = self.settings.checksum
+        return _kernels(flat.device).encode(flat, exponents, words, bucket, key, summing)
 
     def add_bodies(
         self, bodies: Sequence[torch.Tensor], keys: Sequence[int], factor: float, out: torch.Tensor

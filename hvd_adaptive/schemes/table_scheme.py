@@ -13,6 +13,7 @@ from hvd_adaptive.coding.coder import Coder
 from hvd_adaptive.coding.coders import CODERS
 from hvd_adaptive.coding.payload import padded
 from hvd_adaptive.compressor import GradientCompressor
+from hvd_adaptive.kernels.block_sums import BlockSums
 from hvd_adaptive.schemes.level_table import LevelTable
 from hvd_adaptive.settings import Settings
 
@@ -75,11 +76,12 @@ class TableScheme(GradientCompressor):
     def body_bytes(self, coordinates: int) -> int:
         return 4 * (self._buckets(coordinates) + self._table.kernel.packing.words(coordinates))
 
-    def encode_body(self, flat: torch.Tensor, body: torch.Tensor, key: int) -> None:
+    def encode_body(self, flat: torch.Tensor, body: torch.Tensor, key: int) -> BlockSums | None:
         scales, words = self._split(body, flat.numel())
-        kernels.for_device(flat.device).encode(
+        summing = self.settings.checksum and self.coder is None
+        return kernels.for_device(flat.device).encode(
             flat, scales, words, self._bucket(flat.numel()), self.norm, self._table.kernel, key,
-            self.settings.clip,
+            self.settings.clip, summing,
         )  # fmt: skip
 
     def decode_bodies(
