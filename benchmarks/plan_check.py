@@ -32,6 +32,7 @@ from hvd_adaptive.bench.ranks import LAUNCHERS, RanksError, hints
 from hvd_adaptive.plan import measure as measuring
 from hvd_adaptive.plan.model import predict
 from hvd_adaptive.plan.quantities import Cluster, Conditions, Job, Machine, Prediction
+from hvd_adaptive.plan.steps import ranks_here
 
 # The schemes that are predicted, and how the laboratory calls them.
 SCHEMES = {"ALQ(bits=3)": "alq:bits=3", "ECDQ(bits=2)": "ecdq:bits=2",
@@ -84,7 +85,8 @@ def tell(what: str) -> None:
 def constants(args: argparse.Namespace, hosts: int) -> Machine:
     """For so many ranks, measured here or before."""
     tensors = SIZES[args.model][0]
-    conditions = Conditions(hosts, hosts, tensors, args.launcher)
+    here = ranks_here(cluster_of(hosts, args.rates[0]))
+    conditions = Conditions(hosts, hosts, *SIZES[args.model], here, args.launcher)
     path = args.constants and args.constants / f"plan-{args.launcher}-{hosts}-{tensors}.json"
     if path and path.exists():
         return measuring.load(path, conditions)
@@ -95,16 +97,21 @@ def constants(args: argparse.Namespace, hosts: int) -> Machine:
     return machine
 
 
-def predictions(
-    args: argparse.Namespace, machine: Machine, hosts: int, rate: str
-) -> dict[str, Prediction]:
-    """By the laboratory's labels."""
-    cluster = Cluster(
+def cluster_of(hosts: int, rate: str) -> Cluster:
+    """The laboratory's, whose hosts share this machine's cores."""
+    return Cluster(
         ranks=hosts,
         bandwidth=bits_per_second(rate) / 8,
         latency=LATENCY,
         cores=len(os.sched_getaffinity(0)) / hosts,
     )
+
+
+def predictions(
+    args: argparse.Namespace, machine: Machine, hosts: int, rate: str
+) -> dict[str, Prediction]:
+    """By the laboratory's labels."""
+    cluster = cluster_of(hosts, rate)
     known = tuple(codec for codec in machine.codecs if codec.label in args.schemes)
     found = predict(cluster, Job(*SIZES[args.model]), replace(machine, codecs=known))
     names = {"float32": "none", "float16": "fp16"}

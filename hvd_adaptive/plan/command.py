@@ -24,9 +24,9 @@ from hvd_adaptive.commands.output import (
 
 DESCRIPTION = """\
 Predicts a training step in float32, in float16 and with each scheme and exchange, recommends one
-and says why; that may be not to compress. Codecs and collectives are measured on this machine (half
-a minute); the formulas are in hvd_adaptive/plan/model.py. Run it on a node of the cluster. GPUs and
-NCCL are not in the model.
+and says why; that may be not to compress. Codecs, collectives and whole steps are measured on this
+machine (two minutes); the formulas are in hvd_adaptive/plan/model.py. Run it on a node of the
+cluster. GPUs and NCCL are not in the model.
 
     hvd-adaptive plan --model resnet50 --ranks 16 --bandwidth 10gbit --compute-ms 120
     hvd-adaptive plan --params 340000000 --ranks 8 --bandwidth 100gbit --schemes "ALQ(bits=4)\""""
@@ -80,6 +80,7 @@ def run(arguments: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     from hvd_adaptive.plan.advice import advise, told
     from hvd_adaptive.plan.model import predict
     from hvd_adaptive.plan.quantities import Cluster, Conditions, Job
+    from hvd_adaptive.plan.steps import ranks_here
 
     if arguments.ranks % arguments.ranks_per_host:
         parser.error(
@@ -100,7 +101,9 @@ def run(arguments: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
         arguments.latency_us * 1e-6, cores,
     )  # fmt: skip
     launcher = arguments.launcher or (available() or ["mpi"])[0]
-    conditions = Conditions(cluster.ranks, cluster.hosts, tensors, launcher)
+    conditions = Conditions(
+        cluster.ranks, cluster.hosts, tensors, coordinates, ranks_here(cluster), launcher
+    )
     try:
         machine = _machine(arguments.constants, schemes, conditions)
     except RanksError as error:

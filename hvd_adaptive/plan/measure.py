@@ -4,12 +4,13 @@ Codecs: a payload of a group's size is encoded, and some are decoded and added, 
 median of a few times. Collectives: two ranks exchange over TCP on the loopback device, where the
 wire costs nothing and what is left is the processor's: of a small message the base, of a large one
 more the seconds a byte; and once more as ranks of one host do. Processor seconds are elapsed ones
-times the part of a core that a rank has here.
+times the part of a core that a rank has here. Last, whole steps of every method (steps.py).
 """
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import logging
 import os
@@ -26,9 +27,11 @@ import hvd_adaptive
 from hvd_adaptive.bench.exchange import parse_method
 from hvd_adaptive.bench.ranks import Place, run_ranks
 from hvd_adaptive.coding.payload import read_header
+from hvd_adaptive.plan import steps
 from hvd_adaptive.plan.model import GROUP_BYTES
 from hvd_adaptive.plan.quantities import (
     EFFICIENCY,
+    PAIR,
     Averages,
     Codec,
     Collective,
@@ -63,7 +66,8 @@ def measure(
     for method in methods:
         says(method)
         codecs.append(codec(method, conditions.ranks, conditions.hosts))
-    return Machine(codecs=tuple(codecs), add_s=adding(), **found)
+    parts = Machine(codecs=tuple(codecs), add_s=adding(), **found)
+    return dataclasses.replace(parts, factors=steps.factors(parts, conditions, says))
 
 
 def collectives(tensors: int, launcher: str) -> dict[str, Any]:
@@ -93,6 +97,7 @@ def collectives(tensors: int, launcher: str) -> dict[str, Any]:
         "scheme_step_s": share * told["scheme"],
         "ring_efficiency": ring,
         "direct_efficiency": direct,
+        "pair_efficiency": PAIR[launcher],
         "launcher": launcher,
     }
 

@@ -19,10 +19,11 @@ where there are several hosts of several ranks: its ranks of a host first send e
 n/R float32 numbers, which they add up, and the averages of these slices at last: l = (R-1)/R · 8 n
 bytes of a rank that stay in its host. Slices travel between hosts as payloads.
 
-Seconds, where c = min(1, C/R) is the part of a core that a rank's one busy thread has:
+Seconds, where c = min(1, C/R)/f; C/R is the part of a core that a rank's one busy thread has, f
+what whole steps take beside the sum of these parts (steps.py):
 
-    wire      h/(η·B) + messages · α       η: part of the rate that is reached, of rings of
-                                           three ranks and more, and else
+    wire      h/(η·B) + messages · α       η: part of the rate that is reached, by rings of three
+                                           ranks and more, an allreduce of two, and all else
     handling  (w · byte_s + l · local byte_s + n · add_s) / c
                                            copying, adding and handing to the kernel, both ends
     overhead  (step_s + (collectives - those in step_s) · base_s) / c
@@ -34,14 +35,14 @@ The exchange X = wire + handling + overhead: the one thread of Horovod and MPI s
 turns. It overlaps the backward pass (two thirds of the computing time) and encoding, A, in G
 groups, as a pipeline of two stages does,
 
-    step = forward + max((A + X)/G + (G-1)/G · max(A, X), A + handling where c < 1) + decode,
+    step = forward + max((A + X)/G + (G-1)/G · max(A, X), A + handling where C < R) + decode,
 
-unless the processor is shared: then what it does is done in turns. A group of Horovod's own is what
-its fusion buffer holds.
+unless the processor is shared (C < R): then what it does is done in turns. A group of Horovod's own
+is what its fusion buffer holds.
 
-byte_s, base_s, step_s, add_s, encode_s and decode_s are measured (measure.py), on this machine. Not
-in the model: GPUs and NCCL, other traffic, slower ranks, more than one rail, switches that cannot
-carry all links.
+byte_s, base_s, step_s, add_s, encode_s, decode_s and f are measured (measure.py), on this machine.
+Not in the model: GPUs and NCCL, other traffic, slower ranks, more than one rail, switches that
+cannot carry all links.
 """
 
 from __future__ import annotations
@@ -80,12 +81,11 @@ def ring(
     sent = 2 * (ranks - 1) / ranks * size * numbers
     collective = machine.allreduce[size]
     groups = max(1, math.ceil(size * numbers / FUSION_BYTES))
-    # Two ranks have one neighbour each: no round waits for another.
-    reached = machine.ring_efficiency if ranks > 2 else machine.direct_efficiency
+    reached = machine.ring_part(ranks, cluster.bandwidth)
     if job.compute_s:  # gradients come one after another, and are fused as they come
         groups = max(groups, min(job.tensors, 8))
     return _predicted(
-        cluster, job, label, "ring",
+        cluster, job, machine, label, "ring",
         sent=sent, leaves=sent / reached, messages=2 * (ranks - 1) * groups,
         handling=sent * collective.byte_s,
         overhead=machine.stock_step_s + (groups - 1) * collective.base_s,
@@ -99,7 +99,7 @@ def allgather(cluster: Cluster, job: Job, machine: Machine, codec: Codec) -> Pre
     groups = _groups(numbers)
     gather = _gather(cluster, machine, numbers * codec.bits / 8)
     return _predicted(
-        cluster, job, codec.label, "allgather",
+        cluster, job, machine, codec.label, "allgather",
         sent=gather.sent, leaves=gather.leaves, messages=(ranks - 1) * groups,
         handling=gather.sent * gather.collective.byte_s,
         overhead=machine.scheme_step_s + (groups - 1) * gather.collective.base_s,
@@ -118,7 +118,7 @@ def scatter_reduce(cluster: Cluster, job: Job, machine: Machine, codec: Codec) -
     averages = _gather(cluster, machine, numbers * codec.second.bits / 8 / ranks)
     more = (groups - 1) * machine.alltoall.base_s + groups * averages.collective.base_s
     return _predicted(
-        cluster, job, codec.label, "scatter_reduce",
+        cluster, job, machine, codec.label, "scatter_reduce",
         sent=parts + averages.sent, leaves=outside + averages.leaves,
         messages=2 * (ranks - 1) * groups,
         handling=parts * machine.alltoall.byte_s + averages.sent * averages.collective.byte_s,
@@ -143,7 +143,7 @@ def hierarchical(cluster: Cluster, job: Job, machine: Machine, codec: Codec) -> 
         encode += numbers / hosts * codec.between.encode_s
         decode = numbers * (codec.decode_s + codec.between.decode_s)
     return _predicted(
-        cluster, job, codec.label, "hierarchical",
+        cluster, job, machine, codec.label, "hierarchical",
         sent=sent, leaves=per_host * sent / machine.direct_efficiency,
         messages=between * (hosts - 1) * groups,
         handling=sent * machine.alltoall.byte_s + inside * machine.local.byte_s
@@ -178,7 +178,7 @@ def _groups(numbers: int) -> int:
 
 
 def _predicted(
-    cluster: Cluster, job: Job, label: str, exchange: str, *,
+    cluster: Cluster, job: Job, machine: Machine, label: str, exchange: str, *,
     sent: float, leaves: float, messages: int, handling: float, overhead: float,
     encode: float, decode: float, groups: int, error: float, unbiased: bool = True,
 ) -> Prediction:  # fmt: skip
@@ -187,7 +187,8 @@ def _predicted(
     if cluster.ranks == 1:
         leaves, messages, handling, overhead, encode, decode = 0.0, 0, 0.0, 0.0, 0.0, 0.0
     wire = leaves / cluster.bandwidth + messages * cluster.latency
-    handling, overhead, encode, decode = (t / share for t in (handling, overhead, encode, decode))
+    slower = machine.factor(label, exchange) / share
+    handling, overhead, encode, decode = (t * slower for t in (handling, overhead, encode, decode))
     backward, forward = BACKWARD * job.compute_s, (1 - BACKWARD) * job.compute_s
     before, exchanged = backward + encode, wire + handling + overhead
     piped = (before + exchanged) / groups + (groups - 1) / groups * max(before, exchanged)

@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
 
 # Parts of a link's rate that are reached over TCP with large messages: in rings, whose rounds are
 # as slow as their slowest rank, and which Open MPI adds up in between, and in messages that are all
 # under way at once. Not measured where the plan is made, but in the laboratory
 # (benchmarks/network.py at 100 Mbit/s and 1 Gbit/s).
 EFFICIENCY = {"mpi": (0.6, 0.85), "gloo": (0.9, 0.9)}
+# The same of an allreduce of two ranks, at two rates (bytes per second): Open MPI's goes a megabyte
+# at a time, each of which waits behind what a slow link's queue holds.
+PAIR = {
+    "mpi": ((100e6 / 8, 0.61), (1e9 / 8, 0.9)),
+    "gloo": ((100e6 / 8, 0.9), (1e9 / 8, 0.9)),
+}
 
 
 @dataclass(frozen=True)
@@ -45,17 +55,20 @@ class Job:
 @dataclass(frozen=True)
 class Conditions:
     """What constants are measured for: ranks and their hosts decide about second stages, tensors
-    about a step's overhead; launcher: whose collectives, "mpi" or "gloo"."""
+    about a step's overhead; coordinates, and ranks_here, that are started on this machine, about
+    whole steps; launcher: whose collectives, "mpi" or "gloo"."""
 
     ranks: int
     hosts: int
     tensors: int
+    coordinates: int
+    ranks_here: int = 2
     launcher: str = "mpi"
 
     def __str__(self) -> str:
         return (
-            f"{self.ranks} ranks on {self.hosts} hosts, {self.tensors} tensors, over "
-            f"{self.launcher}"
+            f"{self.ranks} ranks on {self.hosts} hosts, {self.coordinates} coordinates in "
+            f"{self.tensors} tensors, over {self.launcher}, {self.ranks_here} ranks at once here"
         )
 
 
@@ -94,12 +107,17 @@ class Codec:
 
 @dataclass(frozen=True)
 class Machine:
-    """What was measured. allreduce, by bytes of a number; local: an alltoall of ranks that share a
-    host, by shared memory where the launcher has it; stock_step_s, scheme_step_s: processor seconds
-    of a step of stock Horovod and of a scheme with as many tensors and hardly any numbers, the
-    latter with two collectives of its own (placeholders, one group); add_s: to add a number to one
-    of another rank.  ring_efficiency, direct_efficiency: parts of a link's rate that rings, and
-    direct messages, reach.  launcher: whose collectives they are."""
+    """What was measured.
+
+    allreduce: by bytes of a number.  local: an alltoall of ranks that share a host, by shared
+    memory where the launcher has it.  stock_step_s, scheme_step_s: processor seconds of a step of
+    stock Horovod and of a scheme with as many tensors and hardly any numbers, the latter with two
+    collectives of its own (placeholders, one group).  add_s: to add a number to one of another
+    rank.  ring_efficiency, direct_efficiency: parts of a link's rate that rings, and direct
+    messages, reach; pair_efficiency: (rate, part) of an allreduce of two ranks.  launcher: whose
+    collectives they are.  factors: of methods and exchanges, what whole steps took beside the sum
+    of these parts (steps.py).
+    """
 
     allreduce: dict[int, Collective]
     allgather: Collective
@@ -111,7 +129,22 @@ class Machine:
     codecs: tuple[Codec, ...]
     ring_efficiency: float = EFFICIENCY["mpi"][0]
     direct_efficiency: float = EFFICIENCY["mpi"][1]
+    pair_efficiency: Sequence[tuple[float, float]] = PAIR["mpi"]
     launcher: str = "mpi"
+    factors: dict[str, dict[str, float]] = field(default_factory=dict)
+
+    def factor(self, method: str, exchange: str) -> float:
+        """1 where it was not measured; that of scatter_reduce for hierarchical, which needs several
+        hosts."""
+        own = self.factors.get(method, {})
+        return own.get("scatter_reduce" if exchange == "hierarchical" else exchange, 1.0)
+
+    def ring_part(self, ranks: int, rate: float) -> float:
+        """Of a link's rate (bytes per second) that an allreduce reaches."""
+        if ranks > 2:
+            return self.ring_efficiency
+        rates, parts = zip(*self.pair_efficiency, strict=True)
+        return float(np.interp(math.log(rate), np.log(rates), parts))
 
 
 @dataclass(frozen=True)

@@ -5,14 +5,16 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import os
 from pathlib import Path
 
 import pytest
 
 from hvd_adaptive.bench import ranks
+from hvd_adaptive.bench.exchange import Measured
 from hvd_adaptive.bench.models import MODELS, shapes
 from hvd_adaptive.cli import main
-from hvd_adaptive.plan import measure
+from hvd_adaptive.plan import measure, steps
 from hvd_adaptive.plan.advice import advise, told
 from hvd_adaptive.plan.command import bandwidth
 from hvd_adaptive.plan.model import predict
@@ -29,6 +31,7 @@ from hvd_adaptive.plan.quantities import (
 NOTHING = Collective(0.0, 0.0)
 FREE = Codec("ALQ(bits=3)", 3.0, 0.0, 0.0, 0.2, Averages(5.0, 0.0, 0.0), Averages(4.0, 0.0, 0.0))
 N = 1_000_000  # of 4 bytes: one group
+CORES = len(os.sched_getaffinity(0))
 LINK = 1e6
 
 
@@ -38,7 +41,7 @@ AVERAGES = Averages(16.0, 4e-6, 8e-6)
 def machine(*codecs: Codec, **changes) -> Machine:
     """Whose processor takes no time, but for what is given."""
     nothing = {4: NOTHING, 2: NOTHING}, NOTHING, NOTHING, NOTHING, 0.0, 0.0, 0.0
-    base = Machine(*nothing, codecs or (FREE,), 1.0, 1.0)
+    base = Machine(*nothing, codecs or (FREE,), 1.0, 1.0, ((LINK, 1.0),))
     return dataclasses.replace(base, **changes)
 
 
@@ -67,14 +70,15 @@ def test_rings_reach_a_part_of_the_rate():
     assert found["ALQ(bits=3) allgather"] == whole["ALQ(bits=3) allgather"]
 
 
-def test_a_ring_of_two_is_a_direct_message():
-    cluster = Cluster(2, LINK, latency=0.0)
-    told = [
-        seconds(cluster, Job(1, N), machine(ring_efficiency=part, direct_efficiency=0.5))
-        for part in (0.25, 1.0)
-    ]
-    assert told[0] == told[1]
-    assert told[0]["float32 ring"] == pytest.approx(2 * 4 * N / LINK)
+@pytest.mark.parametrize(
+    ("rate", "part"), [(1e3, 0.5), (1e4, 0.5), (1e5, 0.75), (1e6, 1), (1e9, 1)]
+)
+def test_what_an_allreduce_of_two_reaches_depends_on_the_rate(rate, part):
+    own = machine(pair_efficiency=((1e4, 0.5), (1e6, 1.0)), ring_efficiency=0.25)
+    found = seconds(Cluster(2, rate, latency=0.0), Job(1, N), own)
+    assert found["float32 ring"] == pytest.approx(4 * N / rate / part)
+    found = seconds(Cluster(4, rate, latency=0.0), Job(1, N), own)
+    assert found["float32 ring"] == pytest.approx(6 * N / rate / 0.25)
 
 
 def test_an_allgather_of_3_bits_loses_to_a_ring_beyond_21_ranks():
@@ -181,6 +185,64 @@ def test_an_exchange_hides_behind_the_backward_pass():
     assert slow["float32 ring"] == pytest.approx(100 + 200 / 8 + 800)
 
 
+def test_whole_steps_tell_how_much_longer_the_parts_take_together(monkeypatch):
+    """Ranks that crowd this machine as the cluster's its hosts; the wire is not slowed."""
+    asked = []
+
+    def steps_of(methods, tensors, coordinates, count, place, limit):
+        asked.append((methods, tensors, coordinates, place.count, place.tcp))
+        return [Measured(m, 3.0 * parts[m], (0.0, 0.0)) for m in methods], {}
+
+    monkeypatch.setattr(steps.exchange, "measure", steps_of)
+    monkeypatch.setattr(steps, "_cores", lambda: 2)
+    monkeypatch.setattr(steps, "AT_ONCE", 3)
+    codec = Codec("A()", 8.0, 1e-6, 2e-6, 0.1, AVERAGES, AVERAGES)
+    own = machine(codec, scheme_step_s=1.0, stock_step_s=0.5)
+    cluster, job = Cluster(8, LINK, latency=0.0, cores=0.5), Job(4, 10 * N)
+    assert steps.ranks_here(cluster) == 4
+    # In four ranks on two cores each has half of one.
+    made = steps.without_wire(own, job, 4)
+    parts = {"float32": 1.0, "float16": 1.0} | {told(p): p.step_s for p in made[2:]}
+    assert [p.step_s for p in made[:2]] == [1.0, 1.0]
+    conditions = Conditions(8, 8, 4, 10 * N, 4)
+    found = steps.factors(own, conditions, lambda what: None)
+    assert found == {
+        "float32": {"ring": 3.0}, "float16": {"ring": 3.0},
+        "A()": {"allgather": pytest.approx(3.0), "scatter_reduce": pytest.approx(3.0)},
+    }  # fmt: skip
+    assert [a[0] for a in asked] == [
+        ["float32", "float16", "A()"], ["A(exchange='scatter_reduce')"],
+    ]  # fmt: skip
+    assert all(a[1:] == (4, 10 * N, 4, True) for a in asked)
+    slow = dataclasses.replace(own, factors=found)
+    for before, after in zip(predict(cluster, job, own), predict(cluster, job, slow), strict=True):
+        assert after.processor_s == pytest.approx(3 * before.processor_s)
+        assert after.wire_s == before.wire_s
+
+
+@pytest.mark.parametrize(
+    ("ranks", "per_host", "cores", "here"),
+    [(16, 1, 8.0, 2), (8, 1, 0.25, 8), (4, 4, 1.0, 4), (2, 2, 0.5, 2), (64, 1, 0.01, 16)],
+)
+def test_as_many_ranks_here_as_crowd_a_host(monkeypatch, ranks, per_host, cores, here):
+    monkeypatch.setattr(steps, "_cores", lambda: 2)
+    assert steps.ranks_here(Cluster(ranks, LINK, per_host, cores=cores)) == here
+
+
+def test_of_a_large_model_a_part_is_exchanged_here(monkeypatch):
+    asked = []
+    monkeypatch.setattr(steps.exchange, "measure", lambda *what: asked.append(what) or ([], {}))
+    steps.factors(machine(), Conditions(2, 2, 100, 10 * steps.NUMBERS), lambda what: None)
+    assert asked[0][1:3] == (10, steps.NUMBERS)
+
+
+def test_hierarchical_is_as_slow_as_scatter_reduce():
+    own = machine(factors={"A()": {"allgather": 2.0, "scatter_reduce": 3.0}})
+    kinds = ("allgather", "scatter_reduce", "hierarchical")
+    assert [own.factor("A()", kind) for kind in kinds] == [2.0, 3.0, 3.0]
+    assert own.factor("B()", "allgather") == 1.0
+
+
 def test_one_rank_exchanges_nothing():
     costs = machine(scheme_step_s=1.0, stock_step_s=1.0)
     found = seconds(Cluster(1, LINK), Job(5, N, compute_s=2.0), costs)
@@ -221,7 +283,7 @@ def constants(tmp_path):
     """Of 4 ranks and a ResNet-18's tensors."""
     path = tmp_path / "constants.json"
     other = dataclasses.replace(FREE, label="ALQ(bits=2)", bits=2.0)
-    measure.save(machine(FREE, other), Conditions(4, 4, 62), path)
+    measure.save(machine(FREE, other), Conditions(4, 4, 62, 11_689_512), path)
     return path
 
 
@@ -245,8 +307,13 @@ def test_command_with_kept_constants(constants, capsys):
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
-        (["--ranks", "8"], "was measured for 4 ranks on 4 hosts, 62 tensors, over mpi, not for 8"),
-        (["--launcher", "gloo"], "over mpi, not for 4 ranks on 4 hosts, 62 tensors, over gloo"),
+        (
+            ["--ranks", "8"],
+            "measured for 4 ranks on 4 hosts, 11689512 coordinates in 62 tensors, "
+            "over mpi, 2 ranks at once here, not for 8",
+        ),
+        (["--launcher", "gloo"], "62 tensors, over gloo"),
+        (["--cores", str(CORES / 3)], "in 62 tensors, over mpi, 3 ranks at once here"),
         (["--ranks-per-host", "2"], "not for 4 ranks on 2 hosts"),
         (["--ranks-per-host", "3"], "must divide --ranks 4"),
         (["--schemes", "ALG()"], "must be one of float32, float16, ALQ"),
