@@ -2,10 +2,10 @@
 
     python benchmarks/plan_check.py [--hosts 2 4 8] [--rates 100mbit 1gbit 10gbit]
 
-Needs root and iproute2. Constants are measured first, on the same machine; of the laboratory two
-figures enter the predictions, plan.quantities.EFFICIENCY. All hosts share this machine's cores, so
-each has cores/hosts of them. --launcher gloo takes Horovod's collectives on Gloo, --constants
-FOLDER keeps what was measured, --json FILE predictions and measurements.
+Needs root and iproute2. Constants are measured first, on the same machine; of the laboratory four
+figures enter the predictions, plan.quantities.EFFICIENCY and PAIR. All hosts share this machine's
+cores, so each has cores/hosts of them. --launcher gloo takes Horovod's collectives on Gloo,
+--constants FOLDER keeps what was measured, --json FILE predictions and measurements.
 """
 
 from __future__ import annotations
@@ -32,7 +32,6 @@ from hvd_adaptive.bench.ranks import LAUNCHERS, RanksError, hints
 from hvd_adaptive.plan import measure as measuring
 from hvd_adaptive.plan.model import predict
 from hvd_adaptive.plan.quantities import Cluster, Conditions, Job, Machine, Prediction
-from hvd_adaptive.plan.steps import ranks_here
 
 # The schemes that are predicted, and how the laboratory calls them.
 SCHEMES = {"ALQ(bits=3)": "alq:bits=3", "ECDQ(bits=2)": "ecdq:bits=2",
@@ -66,7 +65,7 @@ def main() -> int:
             for rate in args.rates:
                 tell(f"{hosts} hosts at {rate}")
                 rows += compare(args, machine, hosts, rate)
-    except (LaboratoryError, RanksError) as error:
+    except (LaboratoryError, RanksError, ValueError) as error:
         told = hints(error.output) if isinstance(error, RanksError) else []
         print("\n".join([f"plan_check.py: {error}", *told]), file=sys.stderr)
         return 2
@@ -85,8 +84,8 @@ def tell(what: str) -> None:
 def constants(args: argparse.Namespace, hosts: int) -> Machine:
     """For so many ranks, measured here or before."""
     tensors = SIZES[args.model][0]
-    here = ranks_here(cluster_of(hosts, args.rates[0]))
-    conditions = Conditions(hosts, hosts, *SIZES[args.model], here, args.launcher)
+    crowd = cluster_of(hosts, args.rates[0]).crowd
+    conditions = Conditions(hosts, hosts, *SIZES[args.model], crowd, args.launcher)
     path = args.constants and args.constants / f"plan-{args.launcher}-{hosts}-{tensors}.json"
     if path and path.exists():
         return measuring.load(path, conditions)

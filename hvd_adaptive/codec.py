@@ -239,7 +239,7 @@ class Codec(ABC):
         payload = payloads.Payload.within(memory[: header.length], header, size)
         if body is None:
             told = self.encode_body(values, payload.body, key)
-            sums = told if isinstance(told, BlockSums) else None
+            sums = told if isinstance(told, BlockSums) and told.size == size else None
         else:
             payload.body.copy_(body)
         if full:

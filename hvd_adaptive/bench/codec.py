@@ -129,7 +129,7 @@ def measure(scheme: Any, label: str, options: Options) -> dict[str, float]:
     bare = without_checksum(scheme)
     actions: dict[str, Callable[[], object]] = {
         "memcpy": lambda: target.copy_(flat),
-        "encode": lambda: _encoded(scheme, flat, body),
+        "encode": lambda: _encoded(bare, flat, body),
         "decode": lambda: _decoded(scheme, received, is_coded, total),
         "sealed": lambda: scheme.encode_flat(flat, flat.numel(), 1),
         "bare": lambda: bare.encode_flat(flat, flat.numel(), 1),

@@ -82,7 +82,7 @@ def told(prediction: Prediction) -> str:
         return stock[prediction.method]
     if prediction.exchange == "allgather":
         return prediction.method
-    head = prediction.method.rstrip().removesuffix(")")
+    head = prediction.method.rstrip().removesuffix(")").rstrip(" ,")
     head += "" if "(" in head else "("
     comma = "" if head.endswith("(") else ", "
     return f"{head}{comma}exchange='{prediction.exchange}')"

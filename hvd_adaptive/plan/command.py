@@ -80,7 +80,6 @@ def run(arguments: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     from hvd_adaptive.plan.advice import advise, told
     from hvd_adaptive.plan.model import predict
     from hvd_adaptive.plan.quantities import Cluster, Conditions, Job
-    from hvd_adaptive.plan.steps import ranks_here
 
     if arguments.ranks % arguments.ranks_per_host:
         parser.error(
@@ -102,10 +101,15 @@ def run(arguments: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     )  # fmt: skip
     launcher = arguments.launcher or (available() or ["mpi"])[0]
     conditions = Conditions(
-        cluster.ranks, cluster.hosts, tensors, coordinates, ranks_here(cluster), launcher
+        cluster.ranks, cluster.hosts, tensors, coordinates, cluster.crowd, launcher
     )
     try:
-        machine = _machine(arguments.constants, schemes, conditions)
+        machine = _kept(arguments.constants, schemes, conditions)
+    except ValueError as error:
+        parser.error(f"--constants {error}")
+    try:
+        if machine is None:
+            machine = _measured(arguments.constants, schemes, conditions)
     except RanksError as error:
         for line in error.output.splitlines()[-10:]:
             errors().print(f"  {line}", style="dim", markup=False)
@@ -113,8 +117,6 @@ def run(arguments: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
         for hint in (*hints(error.output), "hvd-adaptive doctor says more"):
             errors().print(f"  what to do: {hint}", markup=False)
         return PROBLEM
-    except ValueError as error:
-        parser.error(f"--constants {error}")
     job = Job(tensors, coordinates, (arguments.compute_ms or 0.0) * 1e-3)
     predictions = sorted(predict(cluster, job, machine), key=lambda p: p.step_s)
     advice = advise(predictions)
@@ -129,17 +131,24 @@ def run(arguments: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     return OK
 
 
-def _machine(path: Path | None, schemes: list[str], conditions: Any) -> Any:
-    """Constants, kept or measured."""
+def _kept(path: Path | None, schemes: list[str], conditions: Any) -> Any:
+    """Constants from a file; None where there is none. ValueError where they are others."""
     from hvd_adaptive.plan import measure as measuring
 
-    if path is not None and path.exists():
-        machine = measuring.load(path, conditions)
-        known = {codec.label for codec in machine.codecs}
-        if missing := [scheme for scheme in schemes if scheme not in known]:
-            raise ValueError(f"{path}: has no constants of {', '.join(missing)}")
-        asked = tuple(codec for codec in machine.codecs if codec.label in schemes)
-        return replace(machine, codecs=asked)
+    if path is None or not path.exists():
+        return None
+    machine = measuring.load(path, conditions)
+    known = {codec.label for codec in machine.codecs}
+    if missing := [scheme for scheme in schemes if scheme not in known]:
+        raise ValueError(f"{path}: has no constants of {', '.join(missing)}")
+    asked = tuple(codec for codec in machine.codecs if codec.label in schemes)
+    return replace(machine, codecs=asked)
+
+
+def _measured(path: Path | None, schemes: list[str], conditions: Any) -> Any:
+    """Constants of this machine, kept where a file was named."""
+    from hvd_adaptive.plan import measure as measuring
+
     with errors().status("measuring") as status:
         machine = measuring.measure(
             schemes, conditions, lambda what: status.update(f"measuring {what}")

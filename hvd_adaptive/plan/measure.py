@@ -67,6 +67,8 @@ def measure(
         says(method)
         codecs.append(codec(method, conditions.ranks, conditions.hosts))
     parts = Machine(codecs=tuple(codecs), add_s=adding(), **found)
+    if conditions.ranks == 1:  # which exchanges nothing
+        return parts
     return dataclasses.replace(parts, factors=steps.factors(parts, conditions, says))
 
 
@@ -130,7 +132,7 @@ def _averages(scheme: Any, ranks: int, flat: torch.Tensor) -> Averages:
     if second.bits == 32:
         return Averages(32.0, 0.0, 0.0)
     _fit(second.codec, flat)
-    return Averages(*_timed(second.codec, flat)[:3])
+    return Averages(*_timed(second.codec, flat)[:3], second.bits)
 
 
 def _fit(scheme: Any, flat: torch.Tensor) -> None:
@@ -201,7 +203,10 @@ def load(path: Path, conditions: Conditions) -> Machine:
     """Inverse of ``save``; ValueError where it is of others, or no such file at all."""
     try:
         kept = json.loads(path.read_text(encoding="utf-8"))
-        told, own = Conditions(**kept["conditions"]), dict(kept["machine"])
+        own = dict(kept["machine"])
+        if kept["conditions"].keys() != asdict(conditions).keys():
+            raise ValueError(f"{path}: is of another version of `hvd-adaptive plan`; remove it")
+        told = Conditions(**kept["conditions"])
         reduce = {int(size): Collective(**of_size) for size, of_size in own["allreduce"].items()}
         own |= {"allreduce": reduce, "codecs": tuple(_codec(c) for c in own["codecs"])}
         own |= {name: Collective(**own[name]) for name in ("allgather", "alltoall", "local")}

@@ -38,6 +38,11 @@ class Cluster:
         return self.ranks // self.per_host
 
     @property
+    def crowd(self) -> float:
+        """Ranks to a core."""
+        return round(self.per_host / self.cores, 4)
+
+    @property
     def core_share(self) -> float:
         """c: what a rank's busy thread has of a core."""
         return min(1.0, self.cores / self.per_host)
@@ -55,20 +60,20 @@ class Job:
 @dataclass(frozen=True)
 class Conditions:
     """What constants are measured for: ranks and their hosts decide about second stages, tensors
-    about a step's overhead; coordinates, and ranks_here, that are started on this machine, about
+    about a step's overhead; coordinates, and how many ranks of a host share a core (crowd), about
     whole steps; launcher: whose collectives, "mpi" or "gloo"."""
 
     ranks: int
     hosts: int
     tensors: int
     coordinates: int
-    ranks_here: int = 2
+    crowd: float = 0.125
     launcher: str = "mpi"
 
     def __str__(self) -> str:
         return (
-            f"{self.ranks} ranks on {self.hosts} hosts, {self.coordinates} coordinates in "
-            f"{self.tensors} tensors, over {self.launcher}, {self.ranks_here} ranks at once here"
+            f"{self.ranks} ranks on {self.hosts} hosts, {self.crowd:g} ranks to a core (--cores), "
+            f"{self.coordinates} coordinates in {self.tensors} tensors, over {self.launcher}"
         )
 
 
@@ -82,11 +87,13 @@ class Collective:
 
 @dataclass(frozen=True)
 class Averages:
-    """That travel again: bits of a coordinate, processor seconds of encoding and decoding one."""
+    """That travel again: bits of a coordinate, processor seconds of encoding and decoding one;
+    setting: the second_stage_bits that are these."""
 
     bits: float
     encode_s: float
     decode_s: float
+    setting: int = 32
 
 
 @dataclass(frozen=True)

@@ -10,48 +10,51 @@ of the step is the processor's, and its ratio to the model's sum is what the sum
 from __future__ import annotations
 
 import dataclasses
+import logging
 import math
 import os
 from collections.abc import Callable, Iterator, Sequence
 
 from hvd_adaptive.bench import exchange
-from hvd_adaptive.bench.ranks import Place
-from hvd_adaptive.plan.advice import told
+from hvd_adaptive.bench.ranks import Place, RanksError
 from hvd_adaptive.plan.model import GROUP_BYTES, predict
-from hvd_adaptive.plan.quantities import Cluster, Conditions, Job, Machine, Prediction
+from hvd_adaptive.plan.quantities import Cluster, Codec, Conditions, Job, Machine, Prediction
+
+logger = logging.getLogger("hvd_adaptive")
 
 STEPS = 3
 NUMBERS = 3 * GROUP_BYTES // 4  # at most: groups that follow each other
-MOST_RANKS = 16
-AT_ONCE, SECONDS = 8, 900.0  # methods of a launch, and its time-out
-_STOCK = {"float32", "float16"}
+MOST_RANKS = 8
+AT_ONCE, SECONDS = 4, 300.0  # methods of a launch, and its time-out
+# Of a scheme's keywords, those that decide about later steps, or about other machines.
+_LEFT_OUT = ("warmup_steps", "ranks_per_node", "exchange", "second_stage_bits")
 
 
-def ranks_here(cluster: Cluster) -> int:
+def ranks_here(conditions: Conditions) -> int:
     """How many ranks crowd this machine's cores as a host's ranks do theirs: two at least."""
-    crowd = round(cluster.per_host / cluster.cores * _cores())
-    return max(2, min(crowd, cluster.ranks, MOST_RANKS))
+    return max(2, min(round(conditions.crowd * _cores()), conditions.ranks, MOST_RANKS))
 
 
 def factors(
     machine: Machine, conditions: Conditions, says: Callable[[str], object]
 ) -> dict[str, dict[str, float]]:
-    """{method: {exchange: seconds of a step / those of its parts}}; ``says`` is told what is being
-    measured. RanksError where ranks cannot be started here."""
-    part = min(1.0, NUMBERS / conditions.coordinates)
-    job = Job(
-        tensors=max(1, round(part * conditions.tensors)),
-        coordinates=min(conditions.coordinates, NUMBERS),
-    )
-    place = Place(conditions.ranks_here, conditions.launcher, tcp=True)
-    predictions = {_written(p): p for p in without_wire(machine, job, place.count)}
-    found: dict[str, dict[str, float]] = {}
-    for methods in _batches(list(predictions)):
+    """{method: {exchange: seconds of a step / those of its parts}}, without those of which no step
+    could be measured, as a warning tells; ``says`` is told what is being measured. RanksError where
+    not even float32's could."""
+    numbers = min(conditions.coordinates, NUMBERS)
+    job = Job(min(conditions.tensors, numbers), numbers)
+    place = Place(ranks_here(conditions), conditions.launcher, tcp=True)
+    predictions = without_wire(machine, job, place.count)
+    codecs = {codec.label: codec for codec in machine.codecs}
+    written = [_written(p, codecs.get(p.method)) for p in predictions]
+    seconds: dict[str, float] = {}
+    for methods in _batches(list(dict.fromkeys(written))):
         says(f"steps of {methods[0]}" + (" and others" if len(methods) > 1 else ""))
-        measured, _ = exchange.measure(methods, job.tensors, job.coordinates, STEPS, place, SECONDS)
-        for step in measured:
-            own = predictions[step.method]
-            found.setdefault(own.method, {})[own.exchange] = step.seconds / own.step_s
+        seconds |= _measured(methods, job, place)
+    found: dict[str, dict[str, float]] = {}
+    for method, own in zip(written, predictions, strict=True):
+        if method in seconds:
+            found.setdefault(own.method, {})[own.exchange] = seconds[method] / own.step_s
     return found
 
 
@@ -61,9 +64,32 @@ def without_wire(machine: Machine, job: Job, ranks: int) -> list[Prediction]:
     return predict(cluster, job, dataclasses.replace(machine, factors={}))
 
 
-def _written(prediction: Prediction) -> str:
-    """As `bench exchange` takes methods."""
-    return prediction.method if prediction.method in _STOCK else told(prediction)
+def _measured(methods: Sequence[str], job: Job, place: Place) -> dict[str, float]:
+    """Seconds of a step, by method; where ranks fail, of those that they do not fail with alone."""
+    try:
+        found, _ = exchange.measure(methods, job.tensors, job.coordinates, STEPS, place, SECONDS)
+    except RanksError as error:
+        if len(methods) > 1:
+            alone = [_measured([method], job, place) for method in methods]
+            return {method: own for one in alone for method, own in one.items()}
+        if methods[0] in exchange.STOCK:
+            raise
+        logger.warning("%s: no whole step could be measured: %s", methods[0], error)
+        return {}
+    return {step.method: step.seconds for step in found}
+
+
+def _written(prediction: Prediction, codec: Codec | None) -> str:
+    """As `bench exchange` takes it: with this exchange, and averages as of all of the cluster's
+    ranks."""
+    if codec is None:
+        return prediction.method
+    _, name, keywords = exchange.parse_method(prediction.method)
+    own = {key: value for key, value in keywords.items() if key not in _LEFT_OUT}
+    own["exchange"] = prediction.exchange
+    if prediction.exchange == "scatter_reduce":
+        own["second_stage_bits"] = codec.second.setting
+    return f"{name}({', '.join(f'{key}={value!r}' for key, value in own.items())})"
 
 
 def _batches(methods: Sequence[str]) -> Iterator[Sequence[str]]:

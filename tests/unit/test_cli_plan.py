@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-import os
 from pathlib import Path
 
 import pytest
@@ -31,7 +30,6 @@ from hvd_adaptive.plan.quantities import (
 NOTHING = Collective(0.0, 0.0)
 FREE = Codec("ALQ(bits=3)", 3.0, 0.0, 0.0, 0.2, Averages(5.0, 0.0, 0.0), Averages(4.0, 0.0, 0.0))
 N = 1_000_000  # of 4 bytes: one group
-CORES = len(os.sched_getaffinity(0))
 LINK = 1e6
 
 
@@ -185,55 +183,103 @@ def test_an_exchange_hides_behind_the_backward_pass():
     assert slow["float32 ring"] == pytest.approx(100 + 200 / 8 + 800)
 
 
-def test_whole_steps_tell_how_much_longer_the_parts_take_together(monkeypatch):
-    """Ranks that crowd this machine as the cluster's its hosts; the wire is not slowed."""
-    asked = []
+CODEC = Codec("qsgd(bits=4,)", 8.0, 1e-6, 2e-6, 0.1, Averages(16.0, 4e-6, 8e-6, 6), AVERAGES)
+WRITTEN = (
+    "float32", "float16", "QSGD(bits=4, exchange='allgather')",
+    "QSGD(bits=4, exchange='scatter_reduce', second_stage_bits=6)",
+)  # fmt: skip
 
-    def steps_of(methods, tensors, coordinates, count, place, limit):
-        asked.append((methods, tensors, coordinates, place.count, place.tcp))
-        return [Measured(m, 3.0 * parts[m], (0.0, 0.0)) for m in methods], {}
 
-    monkeypatch.setattr(steps.exchange, "measure", steps_of)
+@pytest.fixture
+def steps_here(monkeypatch):
+    """Of ranks on two cores, each method three times as long as its parts; what was asked for, and
+    methods with which ranks fail."""
+    asked, failing = [], set()
+
+    def measured(methods, tensors, coordinates, count, place, limit):
+        asked.append((list(methods), tensors, coordinates, place))
+        if failing & set(methods):
+            raise ranks.RanksError("mpirun ended with status 1")
+        job = Job(tensors, coordinates)
+        own = machine(CODEC, scheme_step_s=1.0, stock_step_s=0.5)
+        parts = [p.step_s for p in steps.without_wire(own, job, place.count)]
+        seconds = dict(zip(WRITTEN, parts, strict=True))
+        return [Measured(m, 3.0 * seconds[m], (0.0, 0.0)) for m in methods], {}
+
+    monkeypatch.setattr(steps.exchange, "measure", measured)
     monkeypatch.setattr(steps, "_cores", lambda: 2)
     monkeypatch.setattr(steps, "AT_ONCE", 3)
-    codec = Codec("A()", 8.0, 1e-6, 2e-6, 0.1, AVERAGES, AVERAGES)
-    own = machine(codec, scheme_step_s=1.0, stock_step_s=0.5)
+    return asked, failing
+
+
+def test_whole_steps_tell_how_much_longer_the_parts_take_together(steps_here):
+    """Ranks that crowd this machine as the cluster's its hosts; the wire is not slowed."""
+    asked, _ = steps_here
+    own = machine(CODEC, scheme_step_s=1.0, stock_step_s=0.5)
     cluster, job = Cluster(8, LINK, latency=0.0, cores=0.5), Job(4, 10 * N)
-    assert steps.ranks_here(cluster) == 4
     # In four ranks on two cores each has half of one.
-    made = steps.without_wire(own, job, 4)
-    parts = {"float32": 1.0, "float16": 1.0} | {told(p): p.step_s for p in made[2:]}
-    assert [p.step_s for p in made[:2]] == [1.0, 1.0]
-    conditions = Conditions(8, 8, 4, 10 * N, 4)
-    found = steps.factors(own, conditions, lambda what: None)
+    assert [p.step_s for p in steps.without_wire(own, job, 4)][:2] == [1.0, 1.0]
+    found = steps.factors(own, Conditions(8, 8, 4, 10 * N, cluster.crowd), lambda what: None)
+    three = pytest.approx(3.0)
     assert found == {
-        "float32": {"ring": 3.0}, "float16": {"ring": 3.0},
-        "A()": {"allgather": pytest.approx(3.0), "scatter_reduce": pytest.approx(3.0)},
+        "float32": {"ring": three}, "float16": {"ring": three},
+        CODEC.label: {"allgather": three, "scatter_reduce": three},
     }  # fmt: skip
-    assert [a[0] for a in asked] == [
-        ["float32", "float16", "A()"], ["A(exchange='scatter_reduce')"],
-    ]  # fmt: skip
-    assert all(a[1:] == (4, 10 * N, 4, True) for a in asked)
+    # With the second stage of eight ranks.
+    assert [methods for methods, *_ in asked] == [list(WRITTEN[:3]), [WRITTEN[3]]]
+    assert all(a[1:3] == (4, 10 * N) and (a[3].count, a[3].tcp) == (4, True) for a in asked)
     slow = dataclasses.replace(own, factors=found)
     for before, after in zip(predict(cluster, job, own), predict(cluster, job, slow), strict=True):
         assert after.processor_s == pytest.approx(3 * before.processor_s)
         assert after.wire_s == before.wire_s
 
 
+def test_a_method_that_ranks_fail_with_is_told_and_has_no_factor(steps_here, caplog):
+    asked, failing = steps_here
+    failing.add(WRITTEN[2])
+    own = machine(CODEC, scheme_step_s=1.0, stock_step_s=0.5)
+    found = steps.factors(own, Conditions(2, 2, 4, N), lambda what: None)
+    assert set(found) == {"float32", "float16", CODEC.label}
+    assert set(found[CODEC.label]) == {"scatter_reduce"}
+    assert [len(methods) for methods, *_ in asked] == [3, 1, 1, 1, 1]
+    assert f"{WRITTEN[2]}: no whole step could be measured" in caplog.text
+    failing.add("float32")
+    with pytest.raises(ranks.RanksError):
+        steps.factors(own, Conditions(2, 2, 4, N), lambda what: None)
+
+
 @pytest.mark.parametrize(
-    ("ranks", "per_host", "cores", "here"),
-    [(16, 1, 8.0, 2), (8, 1, 0.25, 8), (4, 4, 1.0, 4), (2, 2, 0.5, 2), (64, 1, 0.01, 16)],
+    ("method", "written"),
+    [
+        ("ALQ", "ALQ(exchange='allgather')"),
+        ("alq(exchange='hierarchical', ranks_per_node=4)", "ALQ(exchange='allgather')"),
+        ("ALQ(warmup_steps=9, clip=2.5)", "ALQ(clip=2.5, exchange='allgather')"),
+    ],
+)  # fmt: skip
+def test_steps_are_of_the_exchange_that_is_predicted(steps_here, method, written):
+    own = machine(dataclasses.replace(CODEC, label=method))
+    prediction = predict(Cluster(2, LINK), Job(1, N), own)[2]
+    assert steps._written(prediction, own.codecs[0]) == written
+
+
+@pytest.mark.parametrize(
+    ("count", "per_host", "cores", "here"),
+    [(16, 1, 8.0, 2), (8, 1, 0.25, 8), (4, 4, 1.0, 4), (2, 2, 0.5, 2), (64, 1, 0.01, 8)],
 )
-def test_as_many_ranks_here_as_crowd_a_host(monkeypatch, ranks, per_host, cores, here):
+def test_as_many_ranks_here_as_crowd_a_host(monkeypatch, count, per_host, cores, here):
     monkeypatch.setattr(steps, "_cores", lambda: 2)
-    assert steps.ranks_here(Cluster(ranks, LINK, per_host, cores=cores)) == here
+    crowd = Cluster(count, LINK, per_host, cores=cores).crowd
+    assert steps.ranks_here(Conditions(count, count // per_host, 1, 1, crowd)) == here
 
 
-def test_of_a_large_model_a_part_is_exchanged_here(monkeypatch):
-    asked = []
-    monkeypatch.setattr(steps.exchange, "measure", lambda *what: asked.append(what) or ([], {}))
-    steps.factors(machine(), Conditions(2, 2, 100, 10 * steps.NUMBERS), lambda what: None)
-    assert asked[0][1:3] == (10, steps.NUMBERS)
+@pytest.mark.parametrize(
+    ("given", "exchanged"), [((100, 10**9), (100, steps.NUMBERS)), ((9, 5), (5, 5))]
+)
+def test_of_a_large_model_a_part_is_exchanged_here(steps_here, given, exchanged):
+    asked, _ = steps_here
+    own = machine(CODEC, scheme_step_s=1.0, stock_step_s=0.5)
+    steps.factors(own, Conditions(2, 2, *given), lambda what: None)
+    assert asked[0][1:3] == exchanged
 
 
 def test_hierarchical_is_as_slow_as_scatter_reduce():
@@ -264,6 +310,8 @@ def test_advice_is_the_most_exact_of_the_fastest():
     scatter = next(p for p in predictions if p.exchange == "scatter_reduce")
     assert told(scatter) == "ALQ(bits=3, exchange='scatter_reduce')"
     assert told(dataclasses.replace(scatter, method="T()")) == "T(exchange='scatter_reduce')"
+    comma = dataclasses.replace(scatter, method="T(bits=3, )")
+    assert told(comma) == "T(bits=3, exchange='scatter_reduce')"
 
 
 @pytest.mark.parametrize("compute_s", [0.0, 100.0])
@@ -288,8 +336,8 @@ def constants(tmp_path):
 
 
 def test_command_with_kept_constants(constants, capsys):
-    command = ["plan", "--model", "resnet18", "--ranks", "4", "--bandwidth", "1gbit",
-               "--constants", str(constants), "--schemes", "ALQ(bits=3)"]  # fmt: skip
+    command = ["plan", "--model", "resnet18", "--ranks", "4", "--bandwidth", "1gbit", "--cores",
+               "8", "--constants", str(constants), "--schemes", "ALQ(bits=3)"]  # fmt: skip
     assert main([*command, "--json"]) == 0
     plan = json.loads(capsys.readouterr().out)
     assert {p["method"] for p in plan["predictions"]} == {"float32", "float16", "ALQ(bits=3)"}
@@ -309,11 +357,11 @@ def test_command_with_kept_constants(constants, capsys):
     [
         (
             ["--ranks", "8"],
-            "measured for 4 ranks on 4 hosts, 11689512 coordinates in 62 tensors, "
-            "over mpi, 2 ranks at once here, not for 8",
+            "measured for 4 ranks on 4 hosts, 0.125 ranks to a core (--cores), 11689512 "
+            "coordinates in 62 tensors, over mpi, not for 8",
         ),
         (["--launcher", "gloo"], "62 tensors, over gloo"),
-        (["--cores", str(CORES / 3)], "in 62 tensors, over mpi, 3 ranks at once here"),
+        (["--cores", "2"], "not for 4 ranks on 4 hosts, 0.5 ranks to a core"),
         (["--ranks-per-host", "2"], "not for 4 ranks on 2 hosts"),
         (["--ranks-per-host", "3"], "must divide --ranks 4"),
         (["--schemes", "ALG()"], "must be one of float32, float16, ALQ"),
@@ -326,8 +374,8 @@ def test_command_with_kept_constants(constants, capsys):
     ids=lambda value: value[-1] if isinstance(value, list) else "",
 )
 def test_command_refuses(constants, changed, message, capsys):
-    command = ["plan", "--model", "resnet18", "--ranks", "4", "--bandwidth", "1gbit",
-               "--constants", str(constants), "--schemes", "ALQ(bits=3)"]  # fmt: skip
+    command = ["plan", "--model", "resnet18", "--ranks", "4", "--bandwidth", "1gbit", "--cores",
+               "8", "--constants", str(constants), "--schemes", "ALQ(bits=3)"]  # fmt: skip
     with pytest.raises(SystemExit) as ended:
         main([*command, *changed])
     assert ended.value.code == 2
@@ -340,6 +388,16 @@ def test_constants_that_are_none(tmp_path, capsys):
         main(["plan", "--params", "5", "--ranks", "4", "--bandwidth", "1gbit", "--schemes",
               "ALQ()", "--constants", str(tmp_path / "x.json")])  # fmt: skip
     assert "holds no constants" in capsys.readouterr().err
+
+
+def test_constants_of_another_version(constants, capsys):
+    kept = json.loads(constants.read_text())
+    del kept["conditions"]["crowd"]
+    constants.write_text(json.dumps(kept))
+    with pytest.raises(SystemExit):
+        main(["plan", "--params", "5", "--ranks", "4", "--bandwidth", "1gbit", "--constants",
+              str(constants)])  # fmt: skip
+    assert "is of another version" in " ".join(capsys.readouterr().err.split())
 
 
 def test_command_where_ranks_cannot_start(monkeypatch, capsys):
