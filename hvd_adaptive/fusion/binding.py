@@ -28,6 +28,7 @@ from hvd_adaptive.fusion.owner import (
     calling_optimizer,
     calling_parameter,
     find_owner,
+    take_adasums_step_back,
 )
 from hvd_adaptive.fusion.prediction import Prediction
 from hvd_adaptive.fusion.roll_call import RollCall
@@ -57,7 +58,7 @@ class Binding:
         if self.owner is not None:
             if known is None or not known.serves(self.owner):
                 self.meet()
-            _check_op(self.owner)
+            _check_op(self.owner, compressor)
         self._set_up()
         self.prediction = Prediction(0)
         kept = known is not None and known.world.is_current()
@@ -298,11 +299,13 @@ def _owner_of(compressor: GradientCompressor) -> Owner | None:
     return owner
 
 
-def _check_op(owner: Owner) -> None:
+def _check_op(owner: Owner, compressor: GradientCompressor) -> None:
     hvd = horovod()
     if owner.optimizer is not None and owner.op not in (hvd.Average, hvd.Sum):
         known = ("Min", "Max", "Product")
         name = next((n for n in known if getattr(hvd, n) is owner.op), "Adasum")
+        if name == "Adasum":
+            take_adasums_step_back(compressor)
         raise ValueError(f"op=hvd.{name}: must be hvd.Average or hvd.Sum to compress gradients")
 
 

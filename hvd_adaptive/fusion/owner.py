@@ -55,6 +55,23 @@ def calling_parameter(compressor: Any) -> torch.Tensor | None:
     return parameter if isinstance(parameter, torch.Tensor) else None
 
 
+def take_adasums_step_back(compressor: Any) -> None:
+    """Horovod's Adasum optimizer steps a parameter, and puts the difference in its place, before it
+    calls compress: put back what was there, and the optimizer's parameters."""
+    frame = _calling_frame(compressor)
+    optimizer = None if frame is None else frame.f_locals["self"]
+    before = getattr(optimizer, "_starting_models", {})
+    if frame is None or frame.f_locals.get("p") not in before:
+        return
+    parameter = frame.f_locals["p"]
+    with torch.no_grad():
+        parameter.copy_(before[parameter])
+    for members, group in zip(
+        frame.f_locals["stashed_params"], optimizer.param_groups, strict=True
+    ):
+        group["params"] = members
+
+
 def _owner(optimizer: Any) -> Owner:
     names = optimizer._parameter_names
     hooked = optimizer._requires_update

@@ -210,6 +210,7 @@ UNLIKE = {
     "alq": lambda: ALQ(bits=3, bucket_size=256, update_steps=[0, 2]),
     "qsgd": lambda: QSGD(bits=3, symmetric=True, bucket_size=256),
     "bingrad": lambda: BinGrad(bucket_size=256, error_feedback=1.0),
+    "ecdq": lambda: ECDQ(bits=2, bucket_size=256),
 }
 
 

@@ -77,14 +77,23 @@ def main(folder: str) -> None:
     hvd.init()
     torch.set_num_threads(1)
     os.chdir(folder)
+    # For DistributedDataParallel.
+    meeting = {
+        "init_method": f"file://{folder}/ranks",
+        "rank": hvd.rank(),
+        "world_size": hvd.size(),
+    }
+    torch.distributed.init_process_group("gloo", **meeting)
     for page in pages():
         names: dict[str, object] = {"__name__": page.stem, "torch": torch, "hvd": hvd}
         for block in to_run(page):
             if "hvd.DistributedOptimizer(" in block.code or "optimizer" not in names:
                 names |= a_users_own()
+                names |= {"net": names["model"], "rank": hvd.rank()}
             source = "\n" * (block.line - 1) + block.code
             exec(compile(source, str(page), "exec", dont_inherit=True), names)
             sys.stderr.write(f"ran {block}\n")
+    torch.distributed.destroy_process_group()
 
 
 def a_users_own() -> dict[str, object]:

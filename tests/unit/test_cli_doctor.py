@@ -4,16 +4,19 @@ tests/parallel/test_cli_ranks.py."""
 from __future__ import annotations
 
 import json
+import os
+from types import SimpleNamespace
 
 import pytest
 
-from hvd_adaptive.bench.ranks import RanksError, hints
+from hvd_adaptive.bench.ranks import ROOT, Place, RanksError, environment, hints
 from hvd_adaptive.cli import main
 from hvd_adaptive.doctor import checks
 from hvd_adaptive.doctor.checks import Context
 from hvd_adaptive.horovod_build.torch_facts import find_torch
 
 HOROVOD = {"version": "0.28.1", "mpi": True, "gloo": True, "nccl": False}
+Mpi = SimpleNamespace(warning="", compiler="mpicxx")
 RANK = {"ranks": 2, "mpi": True, "error": 0.01, "equal": True, "mpi4py": "Open MPI v4.1.8",
         "libraries": ["/lib/libmpi.so.40"]}  # fmt: skip
 CUDA = find_torch().__class__("2.13.0", find_torch().root, "12.8", True, 20)
@@ -84,6 +87,30 @@ def test_without_launchers_or_horovod(monkeypatch):
 def test_kernels_and_torch_here():
     assert next(status for status, _ in found(checks.check_kernels)) == "fine"
     assert [status for status, _ in found(checks.check_torch)] == ["fine"]
+
+
+@pytest.mark.parametrize(("user", "told"), [(0, 1), (1000, 0)])
+def test_root_is_told_what_open_mpi_wants_and_ranks_here_get_it(monkeypatch, user, told):
+    for name in ROOT:
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(os, "geteuid", lambda: user)
+    monkeypatch.setattr(checks, "find_mpi", lambda path: Mpi)
+    hints_of_root = [
+        text for _, text in found(checks.check_mpi) if "OMPI_ALLOW_RUN_AS_ROOT=1" in text
+    ]
+    assert len(hints_of_root) == told
+    assert (environment(Place(2)).keys() >= ROOT.keys()) == bool(told)
+    assert not environment(Place(2, hosts="a:1,b:1")).keys() & ROOT.keys()
+
+
+def test_ctrl_c_ends_without_a_traceback(monkeypatch, capsys):
+    def interrupted(context):
+        raise KeyboardInterrupt
+        yield
+
+    monkeypatch.setattr(checks, "CHECKS", {interrupted: "looking"})
+    assert main(["doctor"]) == 130
+    assert "Traceback" not in capsys.readouterr().err
 
 
 def test_hints_of_launchers():

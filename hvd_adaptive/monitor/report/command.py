@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import json
 from pathlib import Path
 
 from rich.console import Console
+
+from hvd_adaptive.commands.output import print_json
 
 DESCRIPTION = """\
 Makes a page of a training run: bytes per step, compression ratio, relative error, level tables over
@@ -48,7 +49,7 @@ def run(arguments: argparse.Namespace) -> int:
     try:
         logs = read_logs(source)
         if arguments.json:
-            print(json.dumps([describe(log) for log in logs], indent=1))
+            print_json([describe(log) for log in logs])
             return 0
         folder = source if source.is_dir() else source.parent
         output = arguments.output or folder / "report.html"
