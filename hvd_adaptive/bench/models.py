@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
+import numpy as np
+
 # Tensors and coordinates. ResNets and VGG: for ImageNet, as torchvision builds them; BERT (base,
 # uncased, with pooler) and GPT-2 (small): as Hugging Face does; LeNet: Caffe's; lstm: two layers of
 # 472 units over 10,000 words.
@@ -32,7 +34,25 @@ def tensors_and_coordinates(model: str | None, params: int | None) -> tuple[int,
     return max(1, round(params * tensors / coordinates)), params
 
 
+# Of every so many tensors one is a weight, the others are biases and norms; the largest weight is so
+# many times the smallest.
+TENSORS_A_WEIGHT, GROWTH = 3, 64.0
+SMALL = 512
+
+
 def shapes(tensors: int, coordinates: int) -> list[tuple[str, tuple[int, ...]]]:
-    """So many coordinates in tensors of about equal sizes, named."""
-    edges = [coordinates * k // tensors for k in range(tensors + 1)]
-    return [(f"layer{k:04d}.weight", (edges[k + 1] - edges[k],)) for k in range(tensors)]
+    """So many coordinates, no fewer than tensors, in tensors as convolutional networks have them,
+    named: weights that grow with the depth, and after each of them small ones."""
+    weights = -(-tensors // TENSORS_A_WEIGHT)
+    others = tensors - weights
+    small = min(SMALL, max(1, coordinates // (1000 * max(1, others))))
+    growing = GROWTH ** (np.arange(weights) / max(1, weights - 1))
+    rest = coordinates - small * others - weights
+    edges = np.rint(rest * np.append(0, np.cumsum(growing)) / growing.sum()).astype(np.int64)
+    sizes = iter((1 + np.diff(edges)).tolist())
+    return [
+        (f"layer{k // TENSORS_A_WEIGHT:04d}.weight", (next(sizes),))
+        if k % TENSORS_A_WEIGHT == 0
+        else (f"layer{k // TENSORS_A_WEIGHT:04d}.small{k % TENSORS_A_WEIGHT}", (small,))
+        for k in range(tensors)
+    ]

@@ -32,13 +32,14 @@ what whole steps take beside the sum of these parts (steps.py):
               of hierarchical, n is a slice's, and N the number of hosts
 
 The exchange X = wire + handling + overhead: the one thread of Horovod and MPI sends and copies in
-turns. It overlaps the backward pass (two thirds of the computing time) and encoding, A, in G
-groups, as a pipeline of two stages does,
+turns. It overlaps what another thread does in G groups: the backward pass (two thirds of the
+computing time) and encoding, A, and after them decoding, D. The last group has come after
+L = (A + X)/G + (G-1)/G · max(A, X), as in a pipeline of two stages, and
 
-    step = forward + max((A + X)/G + (G-1)/G · max(A, X), A + handling where C < R) + decode,
+    step = forward + max(L + D/G, max(A, (A + X)/G) + D, A + handling + overhead + D where C < R),
 
-unless the processor is shared (C < R): then what it does is done in turns. A group of Horovod's own
-is what its fusion buffer holds.
+since a shared processor (C < R) does what it does in turns. A group of Horovod's own is what its
+fusion buffer holds.
 
 byte_s, base_s, step_s, add_s, encode_s, decode_s and f are measured (measure.py), on this machine.
 Not in the model: GPUs and NCCL, other traffic, slower ranks, more than one rail, switches that
@@ -191,12 +192,14 @@ def _predicted(
     handling, overhead, encode, decode = (t * slower for t in (handling, overhead, encode, decode))
     backward, forward = BACKWARD * job.compute_s, (1 - BACKWARD) * job.compute_s
     before, exchanged = backward + encode, wire + handling + overhead
-    piped = (before + exchanged) / groups + (groups - 1) / groups * max(before, exchanged)
-    in_turns = before + handling + overhead if share < 1 else 0.0
+    # The last group has come, and is decoded; or they wait for the thread that encodes and decodes.
+    last = (before + exchanged) / groups + (groups - 1) / groups * max(before, exchanged)
+    piped = max(last + decode / groups, max(before, (before + exchanged) / groups) + decode)
+    in_turns = before + handling + overhead + decode if share < 1 else 0.0
     return Prediction(
         method=label,
         exchange=exchange,
-        step_s=forward + max(piped, in_turns) + decode,
+        step_s=forward + max(piped, in_turns),
         exchange_s=exchanged,
         wire_s=wire,
         processor_s=handling + overhead + encode + decode,

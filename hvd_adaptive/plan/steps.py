@@ -22,7 +22,7 @@ from hvd_adaptive.plan.quantities import Cluster, Codec, Conditions, Job, Machin
 
 logger = logging.getLogger("hvd_adaptive")
 
-STEPS = 3
+STEPS = 6
 NUMBERS = 3 * GROUP_BYTES // 4  # at most: groups that follow each other
 MOST_RANKS = 8
 AT_ONCE, SECONDS = 4, 300.0  # methods of a launch, and its time-out
