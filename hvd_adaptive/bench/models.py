@@ -34,8 +34,8 @@ def tensors_and_coordinates(model: str | None, params: int | None) -> tuple[int,
     return max(1, round(params * tensors / coordinates)), params
 
 
-# Of every so many tensors one is a weight, the others are biases and norms; the largest weight is so
-# many times the smallest.
+# Of every so many tensors one is a weight, the others are biases and norms; the largest weight is
+# GROWTH times the smallest.
 TENSORS_A_WEIGHT, GROWTH = 3, 64.0
 SMALL = 512
 

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import math
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from hvd_adaptive.bench import ranks
 from hvd_adaptive.bench.exchange import Measured
@@ -424,6 +427,20 @@ def test_models_are_as_large_as_the_laboratorys(model):
     assert MODELS[model] == (len(rows), numbers)
     named = shapes(len(rows), numbers)
     assert (len(named), sum(size for _, (size,) in named)) == MODELS[model]
+
+
+@given(st.integers(1, 300), st.integers(0, 10**8))
+def test_made_up_tensors(tensors, more):
+    """As many as asked for, none empty, names of their own; weights grow, and hold nearly all."""
+    named = shapes(tensors, tensors + more)
+    sizes = [size for _, (size,) in named]
+    assert (len(sizes), sum(sizes)) == (tensors, tensors + more) and min(sizes) >= 1
+    assert len({name for name, _ in named}) == tensors
+    weights = sizes[::3]
+    assert all(one <= other + 1 for one, other in itertools.pairwise(weights))
+    if more > 1000 * tensors:
+        assert sum(weights) > 0.998 * sum(sizes)
+        assert len(weights) < 2 or 60 < weights[-1] / weights[0] < 68
 
 
 def test_constants_of_a_codec(monkeypatch):
