@@ -21,7 +21,7 @@ KNOWS = {
     "kernels": {"coding", "levels"},
     "codec": {"coding", "kernels"},
     "exchange": {"coding", "kernels"},
-    "monitor": set(),
+    "monitor": {"commands"},
     "statistics": {"levels", "kernels"},
     "schedule": set(),
     "feedback": set(),
