@@ -14,8 +14,9 @@ RUN := PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python
 PIP_INSTALL := $(BIN)/python -m pip install --constraint $(CONSTRAINTS)
 
 # Side by side, a file at a time, in this order: the long ones first, so that no worker is left with
-# one at the end. Ranks that wait for each other leave the cores to the other tests.
-SUITE := -m pytest --numprocesses logical --dist loadfile --no-loadscope-reorder \
+# one at the end. One worker more than cores: ranks that wait for each other leave them to others.
+WORKERS := $(shell echo $$(( $$(getconf _NPROCESSORS_ONLN) + 1 )))
+SUITE := -m pytest --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder \
   tests/parallel tests/integration tests/unit
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1

@@ -24,7 +24,7 @@ def test_end_to_end_and_kept(tmp_path, monkeypatch):
     monkeypatch.setattr(rate_curve, "FAMILIES", few)
     monkeypatch.setattr(rate_bound, "COORDINATES", 1 << 16)
     page = tmp_path / "docs" / "rate.md"
-    arguments = ["--stages", "0", "--draws", "1", "--coordinates", "100000",
+    arguments = ["--stages", "0", "--draws", "1", "--coordinates", "50000",
                  "--folder", str(tmp_path / "runs"), "--page", str(page)]  # fmt: skip
     rate_curve.main(arguments)
     text = page.read_text(encoding="utf-8")
