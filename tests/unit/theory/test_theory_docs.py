@@ -47,4 +47,4 @@ def test_files_that_the_page_names_exist():
     for name in tests:
         assert (PAGE.parents[1] / "tests" / "unit" / name).is_file(), name
     for name in sources:
-        assert (PAGE.parents[1] / "hvd_adaptive" / name).is_file(), name
+        assert (Path(theory.__file__).parents[1] / name).is_file(), name
