@@ -14,9 +14,8 @@ RUN := PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python
 PIP_INSTALL := $(BIN)/python -m pip install --constraint $(CONSTRAINTS)
 
 # Side by side, a file at a time, in this order: the long ones first, so that no worker is left with
-# one at the end. One worker more than cores: ranks that wait for each other leave them to others.
-WORKERS := $(shell echo $$(( $$(getconf _NPROCESSORS_ONLN) + 1 )))
-SUITE := -m pytest --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder \
+# one at the end. Ranks that wait for each other leave the cores to the other tests.
+SUITE := -m pytest --numprocesses logical --dist loadfile --no-loadscope-reorder \
   tests/parallel tests/integration tests/unit
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
@@ -35,7 +34,7 @@ demo: setup ## train LeNet on MNIST on 4 ranks: float32, fp16, ALQ
 test: setup ## run the whole suite
 	@$(RUN) $(SUITE)
 
-ranks: setup ## run every rank check under every launcher; the suite takes a third of some
+ranks: setup ## run every rank check under every launcher; the suite takes a fifth of some
 	@HVD_ADAPTIVE_EVERY_CASE=1 $(RUN) -m pytest tests/parallel/test_ranks.py
 
 coverage: setup ## run the whole suite and print the lines of the package that it does not run

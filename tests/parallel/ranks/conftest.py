@@ -11,7 +11,7 @@ import pytest
 import torch
 
 torch.set_num_threads(1)
-MANY_CASES, MANY_RANKS, SHARE = 5, 4, 3
+MANY_CASES, MANY_RANKS, SHARE = 5, 4, 5
 ALL = "HVD_ADAPTIVE_EVERY_CASE"  # `make ranks` sets it
 
 
@@ -31,7 +31,7 @@ def same_initial_weights():
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Two ranks over MPI take every case. Of a check that has many, four ranks take one third and
+    """Two ranks over MPI take every case. Of a check that has many, four ranks take one fifth and
     ranks over Gloo another: ranks are slow where cores are few."""
     many = int(os.environ.get("OMPI_COMM_WORLD_SIZE", 1)) >= MANY_RANKS
     gloo = os.environ.get("HOROVOD_CONTROLLER") == "gloo"
