@@ -36,6 +36,7 @@ def arguments() -> argparse.Namespace:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--hosts", type=whole(2), default=4)
+    parser.add_argument("--ranks-per-host", type=whole(1), default=1, help="that share its link")
     parser.add_argument("--rate", default="1gbit", help="of each link, as tc writes it: 1gbit")
     parser.add_argument("--model", choices=SIZES, default="resnet18")
     parser.add_argument("--methods", nargs="+", default=asked.DEFAULTS, metavar="METHOD")
@@ -70,7 +71,10 @@ def main() -> int:
         methods = asked.parse(told["methods"])
         backends = {method.backend for method in methods}
         check_programs(backends)
-        settings = Settings(args.model, args.steps, args.rounds, backward_s=args.backward_ms / 1e3)
+        settings = Settings(
+            args.model, args.steps, args.rounds, backward_s=args.backward_ms / 1e3,
+            ranks_per_host=args.ranks_per_host,
+        )  # fmt: skip
         with Hosts(args.hosts, args.rate) as hosts, _bar(args.rounds * len(backends)) as bar:
             results = measure(hosts, methods, settings, bar.set_description, bar.update)
     except (LaboratoryError, ValueError) as error:

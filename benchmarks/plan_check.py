@@ -1,11 +1,11 @@
 """What `hvd-adaptive plan` predicts beside what the laboratory measures (benchmarks/network.py).
 
-    python benchmarks/plan_check.py [--hosts 2 4 8] [--rates 100mbit 1gbit 10gbit]
+    python benchmarks/plan_check.py [--hosts 2 4 8] [--rates 100mbit 1gbit 10gbit] [--keep FOLDER]
 
-Needs root and iproute2. Constants are measured first, on the same machine; of the laboratory four
-figures enter the predictions, plan.quantities.EFFICIENCY and PAIR. All hosts share this machine's
-cores, so each has cores/hosts of them. --launcher gloo takes Horovod's collectives on Gloo,
---constants FOLDER keeps what was measured, --json FILE predictions and measurements.
+Needs root and iproute2. Constants are measured first, on the same machine; of the laboratory what
+plan.quantities.LABORATORY holds enters the predictions. All hosts share this machine's cores, so
+each has cores/hosts of them. Exit status: 0 where all predictions are within the target, 1 where
+not, or where a method could not be measured, 2 without a laboratory.
 """
 
 from __future__ import annotations
@@ -14,21 +14,23 @@ import argparse
 import json
 import os
 import signal
+import statistics
 import sys
 import time
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from laboratory import methods as asked
-from laboratory.hosts import Hosts, LaboratoryError, bits_per_second
+from laboratory.hosts import LaboratoryError, bits_per_second
+from laboratory.kept import measured
 from laboratory.launch import check_programs
-from laboratory.measure import Settings, measure
+from laboratory.measure import Settings
 from laboratory.shapes import SIZES
 from rich.console import Console
 from rich.table import Table
 
 from hvd_adaptive.bench.ranks import LAUNCHERS, RanksError, hints
+from hvd_adaptive.commands.output import whole
+from hvd_adaptive.plan import kept
 from hvd_adaptive.plan import measure as measuring
 from hvd_adaptive.plan.model import predict
 from hvd_adaptive.plan.quantities import Cluster, Conditions, Job, Machine, Prediction
@@ -36,34 +38,42 @@ from hvd_adaptive.plan.quantities import Cluster, Conditions, Job, Machine, Pred
 # The schemes that are predicted, and how the laboratory calls them.
 SCHEMES = {"ALQ(bits=3)": "alq:bits=3", "ECDQ(bits=2)": "ecdq:bits=2",
            "QSGD(bits=8, norm='linf')": "qsgd:bits=8,norm=linf"}  # fmt: skip
-EXCHANGES = ("allgather", "scatter_reduce")
 LATENCY = 100e-6  # of a message between two of the laboratory's hosts
 TARGET = 0.25
 
 
+def arguments() -> argparse.Namespace:
+    """What the command line asks for."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    add = parser.add_argument
+    add("--hosts", type=whole(2), nargs="+", default=[2, 4, 8])
+    add("--ranks-per-host", type=whole(1), default=1, help="with several, hierarchical, too")
+    add("--rates", nargs="+", default=["100mbit", "1gbit", "10gbit"], help="as tc writes them")
+    add("--model", choices=SIZES, default="resnet18")
+    add("--steps", type=whole(1), default=5, help="timed, in each round")
+    add("--rounds", type=whole(1), default=3, help="each runs every method")
+    add("--launcher", choices=LAUNCHERS, default="mpi", help="whose collectives Horovod takes")
+    add("--schemes", nargs="+", choices=SCHEMES, default=list(SCHEMES))
+    add("--keep", type=Path, metavar="FOLDER", help="keep there what was measured, and go on")
+    add("--json", type=Path, metavar="FILE", help="write predictions and measurements")
+    return parser.parse_args()
+
+
 def main() -> int:
-    """Measure, predict, compare; 1 where a prediction misses the target, 2 without a laboratory."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--hosts", type=int, nargs="+", default=[2, 4, 8])
-    parser.add_argument("--rates", nargs="+", default=["100mbit", "1gbit", "10gbit"])
-    parser.add_argument("--model", choices=SIZES, default="resnet18")
-    parser.add_argument("--steps", type=int, default=5)
-    parser.add_argument("--rounds", type=int, default=1)
-    parser.add_argument("--launcher", choices=LAUNCHERS, default="mpi")
-    parser.add_argument("--schemes", nargs="+", choices=SCHEMES, default=list(SCHEMES))
-    parser.add_argument("--constants", type=Path, help="keep what was measured in this folder")
-    parser.add_argument("--json", type=Path, help="write predictions and measurements")
-    args = parser.parse_args()
+    """Measure, predict, compare."""
+    args = arguments()
     rows: list[dict[str, Any]] = []
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda *told: sys.exit(3))  # which removes the hosts
     try:
         check_programs({args.launcher})
+        if args.keep:
+            args.keep.mkdir(parents=True, exist_ok=True)
         for hosts in args.hosts:
-            tell(f"constants for {hosts} ranks")
             machine = constants(args, hosts)
             for rate in args.rates:
-                tell(f"{hosts} hosts at {rate}")
                 rows += compare(args, machine, hosts, rate)
     except (LaboratoryError, RanksError, ValueError) as error:
         told = hints(error.output) if isinstance(error, RanksError) else []
@@ -73,7 +83,7 @@ def main() -> int:
         show(rows)
         if args.json:
             args.json.write_text(json.dumps(rows, indent=1), encoding="utf-8")
-    return 0 if all(abs(row["predicted"] / row["measured"] - 1) <= TARGET for row in rows) else 1
+    return 0 if all(within(row) for row in rows) else 1
 
 
 def tell(what: str) -> None:
@@ -82,25 +92,29 @@ def tell(what: str) -> None:
 
 
 def constants(args: argparse.Namespace, hosts: int) -> Machine:
-    """For so many ranks, measured here or before."""
-    tensors = SIZES[args.model][0]
-    crowd = cluster_of(hosts, args.rates[0]).crowd
-    conditions = Conditions(hosts, hosts, *SIZES[args.model], crowd, args.launcher)
-    path = args.constants and args.constants / f"plan-{args.launcher}-{hosts}-{tensors}.json"
-    if path and path.exists():
-        return measuring.load(path, conditions)
-    machine = measuring.measure(args.schemes, conditions, tell)
-    if path:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        measuring.save(machine, conditions, path)
-    return machine
+    """For so many hosts, measured here or before."""
+    cluster = cluster_of(args, hosts, args.rates[0])
+    conditions = Conditions(cluster.ranks, hosts, *SIZES[args.model], cluster.crowd, args.launcher)
+    tell(f"constants for {cluster.ranks} ranks on {hosts} hosts")
+    return kept.constants(
+        kept_in(args, f"constants-{hosts}"), args.schemes, conditions,
+        lambda: measuring.measure(args.schemes, conditions, tell),
+    )  # fmt: skip
 
 
-def cluster_of(hosts: int, rate: str) -> Cluster:
+def kept_in(args: argparse.Namespace, name: str) -> Path | None:
+    """The file of what was measured under a name."""
+    if args.keep is None:
+        return None
+    return Path(args.keep) / f"{name}-{args.launcher}-{args.model}-{args.ranks_per_host}.json"
+
+
+def cluster_of(args: argparse.Namespace, hosts: int, rate: str) -> Cluster:
     """The laboratory's, whose hosts share this machine's cores."""
     return Cluster(
-        ranks=hosts,
+        ranks=hosts * args.ranks_per_host,
         bandwidth=bits_per_second(rate) / 8,
+        per_host=args.ranks_per_host,
         latency=LATENCY,
         cores=len(os.sched_getaffinity(0)) / hosts,
     )
@@ -110,9 +124,7 @@ def predictions(
     args: argparse.Namespace, machine: Machine, hosts: int, rate: str
 ) -> dict[str, Prediction]:
     """By the laboratory's labels."""
-    cluster = cluster_of(hosts, rate)
-    known = tuple(codec for codec in machine.codecs if codec.label in args.schemes)
-    found = predict(cluster, Job(*SIZES[args.model]), replace(machine, codecs=known))
+    found = predict(cluster_of(args, hosts, rate), Job(*SIZES[args.model]), machine)
     names = {"float32": "none", "float16": "fp16"}
     labels = (names.get(p.method) or f"{SCHEMES[p.method]},exchange={p.exchange}" for p in found)
     return {f"{args.launcher}/{label}": p for label, p in zip(labels, found, strict=True)}
@@ -121,24 +133,35 @@ def predictions(
 def compare(
     args: argparse.Namespace, machine: Machine, hosts: int, rate: str
 ) -> list[dict[str, Any]]:
-    """Both, of every method."""
+    """Both, of every method; "measured" is None where it could not be."""
+    tell(f"{hosts} hosts at {rate}")
     expected = predictions(args, machine, hosts, rate)
-    settings = Settings(args.model, args.steps, args.rounds)
-    with Hosts(hosts, rate) as laboratory:
-        results = measure(laboratory, asked.parse(list(expected)), settings)
+    settings = Settings(args.model, args.steps, args.rounds, ranks_per_host=args.ranks_per_host)
+    path = kept_in(args, f"laboratory-{hosts}-{rate}")
     rows = []
-    for result in results:
-        if not result.seconds:
-            print(f"{result.method.label}: {result.trouble}", file=sys.stderr)
-            continue
-        own = expected[result.method.label]
+    for label, found in measured(path, list(expected), hosts, rate, settings).items():
+        if found["trouble"]:
+            print(f"{label}: {found['trouble']}", file=sys.stderr)
+        own, seconds = expected[label], found["seconds"]
         rows.append({
-            "hosts": hosts, "rate": rate, "method": result.method.label,
-            "predicted": own.step_s, "measured": result.median, "wire_s": own.wire_s,
-            "processor_s": own.processor_s, "sent": result.mean("sent_bytes"),
-            "predicted_sent": own.wire_bytes,
+            "hosts": hosts, "rate": rate, "method": label, "predicted": own.step_s,
+            "measured": statistics.median(seconds) if seconds else None, "wire_s": own.wire_s,
+            "processor_s": own.processor_s, "sent": found["sent"],
+            "predicted_sent": leaves(own, args.ranks_per_host),
         })  # fmt: skip
     return rows
+
+
+def leaves(own: Prediction, per_host: int) -> float | None:
+    """Bytes that a host sends; None where its ranks also send to each other."""
+    if per_host == 1 or own.exchange == "hierarchical":
+        return per_host * own.wire_bytes
+    return None
+
+
+def within(row: dict[str, Any]) -> bool:
+    """Whether a prediction is within the target."""
+    return bool(row["measured"]) and abs(row["predicted"] / row["measured"] - 1) <= TARGET
 
 
 def show(rows: list[dict[str, Any]]) -> None:
@@ -149,21 +172,21 @@ def show(rows: list[dict[str, Any]]) -> None:
     for column in ("predicted", "measured", "ratio", "wire", "processor", "sent / predicted"):
         table.add_column(column, justify="right")
     for row in rows:
-        ratio = row["predicted"] / row["measured"]
+        seconds, told = row["measured"], row["predicted_sent"]
         table.add_row(
             str(row["hosts"]),
             row["rate"],
             row["method"],
-            *(f"{1e3 * row[name]:.1f}" for name in ("predicted", "measured")),
-            f"{ratio:.2f}",
+            f"{1e3 * row['predicted']:.1f}",
+            f"{1e3 * seconds:.1f}" if seconds else "-",
+            f"{row['predicted'] / seconds:.2f}" if seconds else "-",
             *(f"{1e3 * row[name]:.1f}" for name in ("wire_s", "processor_s")),
-            f"{row['sent'] / row['predicted_sent']:.2f}",
-            style=None if abs(ratio - 1) <= TARGET else "red",
+            f"{row['sent'] / told:.2f}" if row["sent"] and told else "-",
+            style=None if within(row) else "red",
         )
     console = Console()
     (console if console.is_terminal else Console(width=130)).print(table)
-    good = sum(abs(row["predicted"] / row["measured"] - 1) <= TARGET for row in rows)
-    console.print(f"{good} of {len(rows)} within {TARGET:.0%}")
+    console.print(f"{sum(map(within, rows))} of {len(rows)} within {TARGET:.0%}")
 
 
 if __name__ == "__main__":

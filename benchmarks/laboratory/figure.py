@@ -18,7 +18,7 @@ STOCK = {"none": "float32", "fp16": "float16", "powersgd": "PowerSGD"}
 
 
 def draw(results: list[Result], arguments: Mapping[str, Any], path: str) -> None:
-    """Bars of medians with quartiles, fastest first, and the bytes that each rank sends."""
+    """Bars of medians with quartiles, fastest first, and the bytes that each host sends."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -37,11 +37,11 @@ def draw(results: list[Result], arguments: Mapping[str, Any], path: str) -> None
             textcoords="offset points", va="center", fontsize="x-small",
         )  # fmt: skip
     axes.set_yticks(range(len(shown)), [r.method.label for r in shown], fontsize="x-small")
-    axes.set_xlabel("seconds per exchange (median, quartiles); bytes that a rank sends")
-    axes.set_title(
-        f"{arguments['model']} on {arguments['hosts']} hosts at {arguments['rate']}",
-        fontsize="medium",
-    )
+    axes.set_xlabel("seconds per exchange (median, quartiles); bytes that a host sends")
+    per_host = arguments.get("ranks_per_host", 1)
+    of = f" of {per_host} ranks" if per_host > 1 else ""
+    where = f"{arguments['hosts']} hosts{of} at {arguments['rate']}"
+    axes.set_title(f"{arguments['model']} on {where}", fontsize="medium")
     axes.margins(x=0.2)
     handles, labels = axes.get_legend_handles_labels()
     unique = dict(zip(labels, handles, strict=True))

@@ -10,21 +10,25 @@ import contextlib
 import fcntl
 import os
 import re
+import shlex
 import shutil
 import signal
-import socket
 import subprocess
 import time
 from pathlib import Path
 from types import TracebackType
 from typing import IO
 
-PREFIX = "hvdlab-"  # bin/ssh knows it, too
+PREFIX = "hvdlab-"  # bin/inside knows it, too
 SWITCH = f"{PREFIX}switch"
 INTERFACE = "lab0"
 NETWORK = "10.213.77"
 LOCK = Path("/run/hvdlab.lock")
 FOLDER = Path("/run/hvdlab")  # what runs on the hosts writes here
+INSIDE = Path(__file__).resolve().parent / "bin" / "inside"
+# What hosts take, and Debian's packages that bring it.
+PROGRAMS = {"ip": "iproute2", "tc": "iproute2", "unshare": "util-linux", "mount": "mount",
+            "hostname": "hostname"}  # fmt: skip
 FILES = Path("/etc/netns")  # `ip netns exec` lays FILES/NAME/hosts over /etc/hosts
 MOST_HOSTS = 64
 BURST, LATENCY = "512kb", "50ms"
@@ -46,9 +50,9 @@ def bits_per_second(rate: str) -> float:
 def missing() -> list[str]:
     """What this machine lacks for a laboratory, in words; empty where nothing is missing."""
     lacks = [] if os.geteuid() == 0 else ["root: network namespaces need it (run with sudo)"]
-    for program in ("ip", "tc"):
+    for program, package in PROGRAMS.items():
         if shutil.which(program) is None:
-            lacks.append(f"the program {program} (Debian: apt-get install iproute2)")
+            lacks.append(f"the program {program} (Debian: apt-get install {package})")
     return lacks
 
 
@@ -75,6 +79,7 @@ class Hosts:
         try:
             remove_all()
             self._build()
+            _run(shlex.join(self.inside(self.addresses[0], ["true"])))
         except BaseException:
             self.__exit__(None, None, None)
             raise
@@ -93,7 +98,7 @@ class Hosts:
 
     def inside(self, address: str, command: list[str]) -> list[str]:
         """The command line that runs ``command`` on a host."""
-        return ["ip", "netns", "exec", PREFIX + address, *command]
+        return [str(INSIDE), address, *command]
 
     def kill_processes(self) -> None:
         """Kill what runs on the hosts."""
@@ -132,11 +137,11 @@ def remove_all() -> None:
 
 
 def _write_hosts_file(name: str, address: str) -> None:
-    """The machine's name is the host's own address: Horovod's Gloo looks it up so for process sets,
-    whatever interface it was told."""
+    """The host's name, which bin/inside gives it, is its own address: Horovod's Gloo looks it up so
+    for process sets, whatever interface it was told."""
     folder = FILES / name
     folder.mkdir(parents=True, exist_ok=True)
-    text = f"127.0.0.1 localhost\n{address} {socket.gethostname()}\n"
+    text = f"127.0.0.1 localhost\n{address} {PREFIX}{address.replace('.', '-')}\n"
     (folder / "hosts").write_text(text, encoding="utf-8")
 
 
@@ -168,11 +173,11 @@ def _kill_inside(name: str, seconds: float = 5.0) -> None:
 
 
 def _run(command: str) -> None:
-    done = subprocess.run(command.split(), capture_output=True, text=True, check=False)
+    done = subprocess.run(shlex.split(command), capture_output=True, text=True, check=False)
     if done.returncode:
         raise LaboratoryError(
             f"{command!r} failed: {done.stderr.strip() or done.returncode}; the kernel must allow "
-            "network namespaces, veth, bridge and tbf here (containers often do not)"
+            "namespaces (network, name, mounts), veth, bridge and tbf (containers often do not)"
         )
 
 

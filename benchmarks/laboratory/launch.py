@@ -22,29 +22,33 @@ BIN = Path(sys.executable).parent
 GRACE = 5.0  # seconds in which a launcher should end once a rank has failed
 
 
-def _mpirun(addresses: list[str]) -> list[str]:
-    slots = ",".join(f"{address}:1" for address in addresses)
+def _mpirun(addresses: list[str], per_host: int) -> list[str]:
     # Every daemon would bind its rank to the machine's first core.
     settings = {
         "plm_rsh_agent": str(SSH),
-        "btl": "tcp,self",
+        "btl": "tcp,self" if per_host == 1 else "tcp,vader,self",
         "btl_tcp_if_include": INTERFACE,
         "oob_tcp_if_include": INTERFACE,
         "mpi_yield_when_idle": "1",
     }
     mca = [word for key, value in settings.items() for word in ("--mca", key, value)]
-    return [_program("mpirun"), "-np", str(len(addresses)), "-H", slots, "--bind-to", "none", *mca]
+    return [_program("mpirun"), *_ranks(addresses, per_host), "--bind-to", "none", *mca]
 
 
-def _horovodrun(addresses: list[str]) -> list[str]:
-    slots = ",".join(f"{address}:1" for address in addresses)
+def _horovodrun(addresses: list[str], per_host: int) -> list[str]:
     return [
-        _program("horovodrun"), "--gloo", "-np", str(len(addresses)), "-H", slots,
+        _program("horovodrun"), "--gloo", *_ranks(addresses, per_host),
         "--network-interface", INTERFACE, "--disable-cache",
     ]  # fmt: skip
 
 
-LAUNCHERS: dict[str, Callable[[list[str]], list[str]]] = {
+def _ranks(addresses: list[str], per_host: int) -> list[str]:
+    """As both launchers take them."""
+    slots = ",".join(f"{address}:{per_host}" for address in addresses)
+    return ["-np", str(len(addresses) * per_host), "-H", slots]
+
+
+LAUNCHERS: dict[str, Callable[[list[str], int], list[str]]] = {
     "mpi": _mpirun,
     "gloo": _horovodrun,
     "ddp": _mpirun,
@@ -64,7 +68,7 @@ def _program(name: str) -> str | None:
 
 
 def launch(hosts: Hosts, plan: dict[str, Any], seconds: float) -> dict[str, Any]:
-    """Run the worker once on each host; what the ranks found, and ``error`` where it ended badly.
+    """Run the worker on all hosts; what the ranks found, and ``error`` where it ended badly.
 
     plan: see worker.py; its ``folder`` is emptied. After ``seconds`` everything is killed.
     """
@@ -73,7 +77,7 @@ def launch(hosts: Hosts, plan: dict[str, Any], seconds: float) -> dict[str, Any]
         old.unlink()
     (folder / "plan.json").write_text(json.dumps(plan), encoding="utf-8")
     command = [
-        *LAUNCHERS[plan["backend"]](hosts.addresses),
+        *LAUNCHERS[plan["backend"]](hosts.addresses, plan["ranks_per_host"]),
         sys.executable, "-m", "laboratory.worker", str(folder / "plan.json"),
     ]  # fmt: skip
     first = hosts.addresses[0]

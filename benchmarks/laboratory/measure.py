@@ -15,7 +15,8 @@ from laboratory.shapes import read_shapes
 
 LAUNCH_SECONDS = 150.0  # for a launch beside its steps
 LAUNCHES = 3
-SLOWEST = 12.0  # a step may take this many times a float32 ring's time on the link
+SLOWEST = 12.0  # a step may take this many times a float32 ring's time on the link,
+SLOWEST_DECODE = 1e-8  # and so many seconds for each number that each rank has of each other
 AVERAGED = ("sent_bytes", "received_bytes", "cpu_s", "machine_cpu_s")
 
 
@@ -25,6 +26,7 @@ class Settings:
 
     warmup: untimed steps before them, each time; PowerSGD compresses from its third on.
     backward_s: seconds of the backward pass, as where a GPU computes.
+    ranks_per_host: share a link, and talk by shared memory (Open MPI).
     """
 
     model: str
@@ -32,6 +34,11 @@ class Settings:
     rounds: int
     warmup: int = 3
     backward_s: float = 0.0
+    ranks_per_host: int = 1
+
+    def ranks(self, hosts: Hosts) -> int:
+        """Of a launch on these hosts."""
+        return len(hosts.addresses) * self.ranks_per_host
 
 
 @dataclass
@@ -39,7 +46,7 @@ class Result:
     """A method's figures over all rounds; per step, means over ranks unless told otherwise.
 
     seconds: of each exchange, from the first hook to the end of step(), of the slowest rank; the
-    ranks start together.  sent_bytes, received_bytes: counted on the interface, headers and
+    ranks start together.  sent_bytes, received_bytes: of a host, on its interface, headers and
     Horovod's own messages included.  cpu_s: of one rank's process.  machine_cpu_s: of the whole
     machine, kernel included.  reports: of the compressor, a round each.  relative_error: squared,
     of one step's averaged gradient, against the exact mean.  backward_s: the same without exchange.
@@ -126,11 +133,12 @@ def _run_once(hosts: Hosts, results: list[Result], settings: Settings) -> None:
             "steps": settings.steps,
             "warmup": settings.warmup,
             "backward_s": settings.backward_s,
+            "ranks_per_host": settings.ranks_per_host,
             "methods": [result.method.to_json() for result in waiting],
             "folder": str(FOLDER),
         }
         found = _launched(hosts, plan, _limit(hosts, settings, len(waiting)))
-        ranks = found["ranks"] if len(found["ranks"]) == len(hosts.addresses) else []
+        ranks = found["ranks"] if len(found["ranks"]) == settings.ranks(hosts) else []
         waiting = [result for result in waiting if not _take(result, ranks)]
         if "error" in found or waiting:
             told = found.get("error", "the launch ended early")
@@ -170,12 +178,9 @@ def _without_culprit(waiting: list[Result], ranks: list[dict[str, Any]], told: s
 def _limit(hosts: Hosts, settings: Settings, methods: int) -> float:
     """Seconds after which a launch is ended."""
     steps = (settings.steps + settings.warmup + 1) * methods
-    ring = ring_seconds(hosts, settings.model)
-    return LAUNCH_SECONDS + steps * (SLOWEST * ring + 2 * settings.backward_s)
-
-
-def ring_seconds(hosts: Hosts, model: str) -> float:
-    """What the links allow a float32 allreduce: each host sends 2(N-1)/N of the gradient."""
-    numbers = sum(math.prod(shape) for _, shape in read_shapes(model))
-    ranks = len(hosts.addresses)
-    return 2 * (ranks - 1) / ranks * 32 * numbers / bits_per_second(hosts.rate)
+    ranks = settings.ranks(hosts)
+    numbers = sum(math.prod(shape) for _, shape in read_shapes(settings.model))
+    # What the links allow a float32 ring: each host sends 2 (N - 1)/N of the gradient.
+    ring = 2 * (ranks - 1) / ranks * 32 * numbers / bits_per_second(hosts.rate)
+    step = SLOWEST * ring + SLOWEST_DECODE * ranks**2 * numbers + 2 * settings.backward_s
+    return LAUNCH_SECONDS + steps * step

@@ -43,6 +43,9 @@ def _exchange(results: list[Result], arguments: Mapping[str, Any]) -> Table:
         f"{arguments['model']}, {arguments['hosts']} hosts at {arguments['rate']}: "
         f"one exchange, {arguments['steps']} steps in each of {arguments['rounds']} rounds"
     )
+    per_host = arguments.get("ranks_per_host", 1)
+    if per_host > 1:
+        title += f", {per_host} ranks on each host: \"sent\" is a host's, report() a rank's"
     if arguments.get("backward_ms"):
         title += f", in a backward pass of {arguments['backward_ms']} ms"
     table = Table(title=title, caption="\n".join(conditions()), caption_justify="left")
@@ -67,7 +70,7 @@ def _exchange(results: list[Result], arguments: Mapping[str, Any]) -> Table:
             _ratio(result.median, medians.get(f"{backend}/fp16")),
             f"{sent / 1e6:.3f}",
             NONE if told is None else f"{told / 1e6:.3f}",
-            _ratio(sent, told),
+            _ratio(sent, told and told * per_host),
             f"{result.mean('cpu_s'):.3f}",
             f"{result.relative_error:.2g}",
             "yes" if result.replicas_equal else "NO",

@@ -1,8 +1,8 @@
 """What runs on each host: takes a plan, times its methods in turn, writes what it measured.
 
-``python -m laboratory.worker PLAN``; the plan is a JSON object with backend, model, methods,
-steps, warmup, backward_s and folder. Rank r's figures go into folder/rank-r.json, as it goes along,
-so that the launcher knows which method a launch ended in.
+``python -m laboratory.worker PLAN``; the plan is a JSON object with backend, ranks_per_host, model,
+methods, steps, warmup, backward_s and folder. Rank r's figures go into folder/rank-r.json, as it
+goes along, so that the launcher knows which method a launch ended in.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ import torch
 
 from laboratory.backward import FakeNetwork
 from laboratory.exchangers import RANKS, Exchanger, alone
+from laboratory.files import write_json
 from laboratory.gradients import VARIANTS, exact_mean, gradients
 from laboratory.hosts import INTERFACE
 from laboratory.methods import Method
@@ -110,9 +111,7 @@ class Worker:
 
     def _write(self, **news: Any) -> None:
         self.found |= news
-        part = self.file.with_suffix(".part")
-        part.write_text(json.dumps(self.found), encoding="utf-8")
-        part.replace(self.file)
+        write_json(self.file, self.found)
 
 
 def _traffic() -> dict[str, float]:

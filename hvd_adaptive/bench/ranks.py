@@ -105,11 +105,11 @@ def environment(place: Place) -> dict[str, str]:
         "PATH": os.pathsep.join([sysconfig.get_path("scripts"), os.environ.get("PATH", "")]),
         "PYTHONPATH": os.pathsep.join(filter(None, paths)),
     }
-    if (
-        place.hosts is None and os.geteuid() == 0
-    ):  # ranks on this machine do no more than this process
+    if place.hosts is not None:
+        return os.environ | ours
+    if os.geteuid() == 0:  # as which ranks here do no more than this process
         ours |= ROOT
-    if "OMP_NUM_THREADS" not in os.environ and place.hosts is None:
+    if "OMP_NUM_THREADS" not in os.environ:
         ours["OMP_NUM_THREADS"] = str(max(1, len(os.sched_getaffinity(0)) // place.count))
     return os.environ | ours
 

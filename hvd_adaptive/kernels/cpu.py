@@ -15,7 +15,7 @@ from hvd_adaptive.kernels import cpu_decode, cpu_encode, cpu_permute, cpu_scan
 from hvd_adaptive.kernels.block_sums import BlockSums
 from hvd_adaptive.kernels.cpu_checksum import checksum as checksum
 from hvd_adaptive.kernels.lanes import WIDTH
-from hvd_adaptive.kernels.reference import CHECK_BLOCK, CHECK_LANES
+from hvd_adaptive.kernels.reference import CHECK_LANES
 from hvd_adaptive.kernels.tables import KernelTable
 
 # Which rule of cpu_encode serves up to so many thresholds; the arrays are padded to the number, and
@@ -45,21 +45,21 @@ def encode(
     """See reference.encode."""
     encoder, arrays = _prepared(table)
     sums = np.zeros(CHECK_LANES if summing else 0, np.uint32)
-    end = encoder(
+    summed = np.zeros(2, np.int64)
+    encoder(
         flat.numpy(),
         scales.numpy(),
         words.numpy().view(np.uint32),
         sums,
+        summed,
         bucket_size,
         norm == "linf",
         clip or 0.0,
         np.uint64(key),
         *arrays,
     )
-    if not summing:
-        return None
     size = 4 * (scales.numel() + words.numel())
-    return BlockSums(size, sums, np.array([-(-scales.numel() // CHECK_BLOCK), end]))
+    return BlockSums(size, sums, summed) if summing else None
 
 
 def decode_add(

@@ -97,6 +97,22 @@ def add_blocks(words, first, begin, end, lanes, sums):
             sums[lane] += np.uint32(np.uint32(s ^ np.uint32(s >> np.uint32(15))) * _B)
 
 
+@inline
+def first_block(word):
+    """The first block that begins at ``word`` of a body or later."""
+    return (word + CHECK_BLOCK - 1) // CHECK_BLOCK
+
+
+@inline
+def add_done(words, first, done, lanes, sums, run):
+    """``add_blocks`` for those that end by word ``done`` of the body and are not in ``run``, the
+    first block and the end of those that are; nothing where ``sums`` has no room."""
+    until = done // CHECK_BLOCK
+    if sums.size and until > run[1]:
+        add_blocks(words, first, run[1], until, lanes, sums)
+        run[1] = until
+
+
 @jit
 def _checksum(words, seed, known, summed):
     """seed: an int below 2**32.  known, summed: see BlockSums."""

@@ -8,13 +8,13 @@ import numpy as np
 from hvd_adaptive.coding.fixed import BLOCK, LANES, QUARTER, QUARTERS
 from hvd_adaptive.coding.packing import Packing
 from hvd_adaptive.kernels import cpu_quantize, random
-from hvd_adaptive.kernels.cpu_checksum import add_blocks
+from hvd_adaptive.kernels.cpu_checksum import add_done, first_block
 from hvd_adaptive.kernels.cpu_pack import merge_quarters, store_block, store_partial
 from hvd_adaptive.kernels.cpu_permute import permuted
 from hvd_adaptive.kernels.cpu_radix import store_row
 from hvd_adaptive.kernels.cpu_scan import clip_to, norm_of
 from hvd_adaptive.kernels.jit import inline, jit
-from hvd_adaptive.kernels.reference import CHECK_BLOCK, CHECK_LANES, NORM_LANES
+from hvd_adaptive.kernels.reference import CHECK_LANES, NORM_LANES
 
 # How the index is found: see cpu_quantize, and cpu_permute for the last.
 COUNT_TWO, COUNT_FOUR, COUNT_EIGHT, COUNT_MANY, SEARCH, UNIFORM, EXPONENTIAL, PERMUTE = range(8)
@@ -32,12 +32,6 @@ def bucket_key(stream, bucket):
     key = np.uint64((key ^ (key >> np.uint64(30))) * _MIX64_A)
     key = np.uint64((key ^ (key >> np.uint64(27))) * _MIX64_B)
     return np.uint64(key ^ (key >> np.uint64(31)))
-
-
-@inline
-def first_block(word):
-    """The first block of a checksum that begins at ``word`` of a body or later."""
-    return (word + CHECK_BLOCK - 1) // CHECK_BLOCK
 
 
 def chunk_size(packing: Packing) -> int:
@@ -71,15 +65,15 @@ def store_chunk(codes, index, rest, chunk, alphabet, digits, width, rows, words)
 def make_encoder(rule: int, depth: int, alphabet: int, digits: int, width: int):
     """The encoder for one rule and packing, which are constants of the compiled code.
 
-    depth: of the search tree where the rule is PERMUTE. The encoder returns the end of the blocks
-    of the body, which begins with the scales, that it has added to ``sums`` (CHECK_LANES, or none
-    to leave that).
+    depth: of the search tree where the rule is PERMUTE. The encoder adds blocks of the body, which
+    begins with the scales, to ``sums`` (CHECK_LANES, or none to leave that); ``summed`` (2,)
+    becomes what BlockSums says.
     """
     chunk = chunk_size(Packing(alphabet, digits, width))
 
     @jit
     def encode(
-        x, scales, words, sums, bucket_size, linf, clip, stream,
+        x, scales, words, sums, summed, bucket_size, linf, clip, stream,
         start, gap, lower, ladder, thresholds, numbers, cells, corrections, tree,
     ):  # fmt: skip
         codes, rows = np.empty(chunk, np.uint32), np.empty(QUARTER, np.uint32)
@@ -90,7 +84,7 @@ def make_encoder(rule: int, depth: int, alphabet: int, digits: int, width: int):
         for j in range(chunk):
             steps[j] = np.uint32(j) * _COUNTER
         total, lanes = np.uint32(alphabet - 1), np.empty(CHECK_LANES, np.uint32)
-        summed = first_block(scales.size)
+        summed[:] = first_block(scales.size)
         for b in range(scales.size):
             begin = b * bucket_size
             end = min(x.size, begin + bucket_size)
@@ -156,15 +150,11 @@ def make_encoder(rule: int, depth: int, alphabet: int, digits: int, width: int):
                         codes, stop // chunk - 1, chunk, chunk, alphabet, digits, width, rows, words
                     )
                     done = scales.size + stop // (LANES * digits) * width // 32 * LANES
-                    if sums.size and done >= (summed + 1) * CHECK_BLOCK:
-                        until = done // CHECK_BLOCK
-                        add_blocks(words, scales.size, summed, until, lanes, sums)
-                        summed = until
+                    add_done(words, scales.size, done, lanes, sums, summed)
                 i = stop
         if x.size % chunk:
             store_chunk(
                 codes, x.size // chunk, x.size % chunk, chunk, alphabet, digits, width, rows, words
             )
-        return summed
 
     return encode

@@ -14,20 +14,19 @@ import torch
 from hvd_adaptive.coding.fixed import BLOCK, QUARTER
 from hvd_adaptive.kernels import random
 from hvd_adaptive.kernels.block_sums import BlockSums
-from hvd_adaptive.kernels.cpu_checksum import add_blocks
+from hvd_adaptive.kernels.cpu_checksum import add_done, first_block
 from hvd_adaptive.kernels.cpu_decode import load_chunk, pointer
-from hvd_adaptive.kernels.cpu_encode import bucket_key, first_block, store_chunk
+from hvd_adaptive.kernels.cpu_encode import bucket_key, store_chunk
 from hvd_adaptive.kernels.cpu_quantize import uniform24
 from hvd_adaptive.kernels.cpu_scan import largest_bits
 from hvd_adaptive.kernels.jit import inline, jit
-from hvd_adaptive.kernels.reference import CHECK_BLOCK, CHECK_LANES
+from hvd_adaptive.kernels.reference import CHECK_LANES
 from hvd_adaptive.kernels.reference_natural import INFINITE, LARGEST, NAN, SIGNS
 
 _COUNTER = np.uint32(random.COUNTER)
 _LOW = np.uint64(0xFFFFFFFF)
 _INFINITE, _LARGEST, _NAN = np.uint32(INFINITE), np.uint32(LARGEST), np.uint32(NAN)
 _FRACTION = np.uint32(0xFFFFFF)
-_SUMMED_BYTES = 4 * CHECK_BLOCK
 _BLOCK_WORDS = SIGNS.words(BLOCK)
 _MINUS_ZERO = np.uint32(0x80000000)
 
@@ -84,7 +83,8 @@ def _round(run, steps, offset, high, exponents, signs):
 
 @jit
 def _encode(x, exponents, words, sums, summed, bucket_size, stream):
-    """sums: (CHECK_LANES,), or none to leave them; summed: becomes what BlockSums says."""
+    """sums: (CHECK_LANES,), or none to leave them; summed: (4,), becomes what BlockSums says."""
+    whole = exponents[: x.size // 4 * 4].view(np.uint32)
     first = (x.size + 3) // 4  # word of the body that begins the signs
     summed[2:], lanes = first_block(first), np.empty(CHECK_LANES, np.uint32)
     signs, rows = np.empty(BLOCK, np.uint32), np.empty(QUARTER, np.uint32)
@@ -111,14 +111,8 @@ def _encode(x, exponents, words, sums, summed, bucket_size, stream):
                 part[:] = np.uint32(1)
             if stop % BLOCK == 0:
                 store_chunk(signs, stop // BLOCK - 1, BLOCK, BLOCK, 2, 1, 1, rows, words)
-            if sums.size and stop >= (summed[1] + 1) * _SUMMED_BYTES:
-                until = stop // _SUMMED_BYTES
-                whole = exponents[: until * _SUMMED_BYTES].view(np.uint32)
-                add_blocks(whole, 0, summed[1], until, lanes, sums)
-                summed[1] = until
-                until = (first + stop // BLOCK * _BLOCK_WORDS) // CHECK_BLOCK
-                add_blocks(words, first, summed[3], until, lanes, sums)
-                summed[3] = max(summed[3], until)
+            add_done(whole, 0, stop // 4, lanes, sums, summed[:2])
+            add_done(words, first, first + stop // BLOCK * _BLOCK_WORDS, lanes, sums, summed[2:])
             i = stop
     if x.size % BLOCK:
         store_chunk(signs, x.size // BLOCK, x.size % BLOCK, BLOCK, 2, 1, 1, rows, words)

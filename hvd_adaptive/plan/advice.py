@@ -68,7 +68,9 @@ def _why(choice: Prediction, float32: Prediction, fastest: Prediction) -> tuple[
     parts = {
         "the link": choice.wire_s,
         "encoding and decoding": choice.encode_s + choice.decode_s,
-        "the processor's part of the exchange": choice.exchange_s - choice.wire_s,
+        "the processor's part of the exchange": choice.processor_s
+        - choice.encode_s
+        - choice.decode_s,
     }
     most = max(parts, key=lambda name: parts[name])
     reasons.append(f"what is left is mostly {most} ({_ms(parts[most])})")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import re
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,7 @@ from hvd_adaptive.commands.output import (
 DESCRIPTION = """\
 Predicts a training step in float32, in float16 and with each scheme and exchange, recommends one
 and says why; that may be not to compress. Codecs, collectives and whole steps are measured on this
-machine (two minutes); the formulas are in hvd_adaptive/plan/model.py. Run it on a node of the
+machine (three minutes); the formulas are in hvd_adaptive/plan/model.py. Run it on a node of the
 cluster. GPUs and NCCL are not in the model.
 
     hvd-adaptive plan --model resnet50 --ranks 16 --bandwidth 10gbit --compute-ms 120
@@ -76,6 +76,7 @@ def run(arguments: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     """Carry the command out; returns the exit status."""
     from hvd_adaptive.bench.exchange import parse_method
     from hvd_adaptive.bench.ranks import RanksError, hints
+    from hvd_adaptive.plan import kept
     from hvd_adaptive.plan import measure as measuring
     from hvd_adaptive.plan.advice import advise, told
     from hvd_adaptive.plan.model import predict
@@ -104,12 +105,11 @@ def run(arguments: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
         cluster.ranks, cluster.hosts, tensors, coordinates, cluster.crowd, launcher
     )
     try:
-        machine = _kept(arguments.constants, schemes, conditions)
-    except ValueError as error:
+        machine = kept.constants(
+            arguments.constants, schemes, conditions, lambda: _measured(schemes, conditions)
+        )
+    except kept.KeptError as error:
         parser.error(f"--constants {error}")
-    try:
-        if machine is None:
-            machine = _measured(arguments.constants, schemes, conditions)
     except RanksError as error:
         for line in error.output.splitlines()[-10:]:
             errors().print(f"  {line}", style="dim", markup=False)
@@ -131,31 +131,14 @@ def run(arguments: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     return OK
 
 
-def _kept(path: Path | None, schemes: list[str], conditions: Any) -> Any:
-    """Constants from a file; None where there is none. ValueError where they are others."""
-    from hvd_adaptive.plan import measure as measuring
-
-    if path is None or not path.exists():
-        return None
-    machine = measuring.load(path, conditions)
-    known = {codec.label for codec in machine.codecs}
-    if missing := [scheme for scheme in schemes if scheme not in known]:
-        raise ValueError(f"{path}: has no constants of {', '.join(missing)}")
-    asked = tuple(codec for codec in machine.codecs if codec.label in schemes)
-    return replace(machine, codecs=asked)
-
-
-def _measured(path: Path | None, schemes: list[str], conditions: Any) -> Any:
-    """Constants of this machine, kept where a file was named."""
+def _measured(schemes: list[str], conditions: Any) -> Any:
+    """Constants of this machine."""
     from hvd_adaptive.plan import measure as measuring
 
     with errors().status("measuring") as status:
-        machine = measuring.measure(
+        return measuring.measure(
             schemes, conditions, lambda what: status.update(f"measuring {what}")
         )
-    if path is not None:
-        measuring.save(machine, conditions, path)
-    return machine
 
 
 def _print(predictions: list, advice: Any, cluster: Any, job: Any, launcher: str) -> None:

@@ -11,14 +11,11 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import json
 import logging
 import os
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -30,8 +27,7 @@ from hvd_adaptive.coding.payload import read_header
 from hvd_adaptive.plan import steps
 from hvd_adaptive.plan.model import GROUP_BYTES
 from hvd_adaptive.plan.quantities import (
-    EFFICIENCY,
-    PAIR,
+    LABORATORY,
     Averages,
     Codec,
     Collective,
@@ -88,7 +84,6 @@ def collectives(tensors: int, launcher: str) -> dict[str, Any]:
         byte_s = max(0.0, large - small) / (sent * (LARGE - SMALL))
         return Collective(base_s=share * small, byte_s=share * byte_s)
 
-    ring, direct = EFFICIENCY[launcher]
     return {
         # Half of the bytes twice.
         "allreduce": {4: made(told["allreduce4"], 1.0), 2: made(told["allreduce2"], 1.0)},
@@ -97,9 +92,7 @@ def collectives(tensors: int, launcher: str) -> dict[str, Any]:
         "local": made(near["alltoall"], 0.5),
         "stock_step_s": share * told["stock"],
         "scheme_step_s": share * told["scheme"],
-        "ring_efficiency": ring,
-        "direct_efficiency": direct,
-        "pair_efficiency": PAIR[launcher],
+        "reached": LABORATORY[launcher],
         "launcher": launcher,
     }
 
@@ -191,33 +184,3 @@ def _median(call: Callable[[], object]) -> float:
         call()
         seconds.append(time.perf_counter() - begin)
     return statistics.median(seconds)
-
-
-def save(machine: Machine, conditions: Conditions, path: Path) -> None:
-    """Keep constants for later plans under the same conditions."""
-    kept = {"conditions": asdict(conditions), "machine": asdict(machine)}
-    path.write_text(json.dumps(kept, indent=1), encoding="utf-8")
-
-
-def load(path: Path, conditions: Conditions) -> Machine:
-    """Inverse of ``save``; ValueError where it is of others, or no such file at all."""
-    try:
-        kept = json.loads(path.read_text(encoding="utf-8"))
-        own = dict(kept["machine"])
-        if kept["conditions"].keys() != asdict(conditions).keys():
-            raise ValueError(f"{path}: is of another version of `hvd-adaptive plan`; remove it")
-        told = Conditions(**kept["conditions"])
-        reduce = {int(size): Collective(**of_size) for size, of_size in own["allreduce"].items()}
-        own |= {"allreduce": reduce, "codecs": tuple(_codec(c) for c in own["codecs"])}
-        own |= {name: Collective(**own[name]) for name in ("allgather", "alltoall", "local")}
-        machine = Machine(**own)
-    except (KeyError, TypeError, AttributeError, json.JSONDecodeError) as error:
-        raise ValueError(f"{path}: holds no constants of `hvd-adaptive plan`: {error}") from error
-    if told != conditions:
-        raise ValueError(f"{path}: was measured for {told}, not for {conditions}")
-    return machine
-
-
-def _codec(kept: dict[str, Any]) -> Codec:
-    averages = {name: Averages(**kept[name]) for name in ("second", "between")}
-    return Codec(**(kept | averages))

@@ -3,21 +3,35 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
-# Parts of a link's rate that are reached over TCP with large messages: in rings, whose rounds are
-# as slow as their slowest rank, and which Open MPI adds up in between, and in messages that are all
-# under way at once. Not measured where the plan is made, but in the laboratory
-# (benchmarks/network.py at 100 Mbit/s and 1 Gbit/s).
-EFFICIENCY = {"mpi": (0.6, 0.85), "gloo": (0.9, 0.9)}
-# The same of an allreduce of two ranks, at two rates (bytes per second): Open MPI's goes a megabyte
-# at a time, each of which waits behind what a slow link's queue holds.
-PAIR = {
-    "mpi": ((100e6 / 8, 0.61), (1e9 / 8, 0.9)),
-    "gloo": ((100e6 / 8, 0.9), (1e9 / 8, 0.9)),
+SLOW, FAST = 100e6 / 8, 1e9 / 8  # bytes per second
+
+
+@dataclass(frozen=True)
+class Reached:
+    """Parts of a link's rate that large messages reach over TCP, up to the SLOW rate and from the
+    FAST one; between them they go by its logarithm.
+
+    ring: of three ranks and more, allreduces and allgathers that are rings.  pair: of two.
+    direct: messages that are all under way at once.  hidden: of wire and the processor's part of an
+    exchange, the part of the shorter that the longer hides.
+    """
+
+    ring: tuple[float, float]
+    pair: tuple[float, float]
+    direct: tuple[float, float]
+    hidden: float
+
+
+# Not measured where the plan is made, but in the laboratory (benchmarks/plan_check.py). Rounds of
+# Open MPI's rings are as slow as their slowest rank, and allreduces add up in between; messages
+# that fill a slow link's queue get lost there.
+LABORATORY = {
+    "mpi": Reached((0.55, 0.55), (0.61, 0.85), (0.8, 0.9), 0.3),
+    "gloo": Reached((0.9, 0.9), (0.9, 0.9), (0.9, 0.9), 0.3),
 }
 
 
@@ -120,10 +134,8 @@ class Machine:
     memory where the launcher has it.  stock_step_s, scheme_step_s: processor seconds of a step of
     stock Horovod and of a scheme with as many tensors and hardly any numbers, the latter with two
     collectives of its own (placeholders, one group).  add_s: to add a number to one of another
-    rank.  ring_efficiency, direct_efficiency: parts of a link's rate that rings, and direct
-    messages, reach; pair_efficiency: (rate, part) of an allreduce of two ranks.  launcher: whose
-    collectives they are.  factors: of methods and exchanges, what whole steps took beside the sum
-    of these parts (steps.py).
+    rank.  reached: of links' rates.  launcher: whose collectives they are.  factors: of methods and
+    exchanges, what whole steps took beside the sum of these parts (steps.py).
     """
 
     allreduce: dict[int, Collective]
@@ -134,9 +146,7 @@ class Machine:
     scheme_step_s: float
     add_s: float
     codecs: tuple[Codec, ...]
-    ring_efficiency: float = EFFICIENCY["mpi"][0]
-    direct_efficiency: float = EFFICIENCY["mpi"][1]
-    pair_efficiency: Sequence[tuple[float, float]] = PAIR["mpi"]
+    reached: Reached = LABORATORY["mpi"]
     launcher: str = "mpi"
     factors: dict[str, dict[str, float]] = field(default_factory=dict)
 
@@ -147,11 +157,16 @@ class Machine:
         return own.get("scatter_reduce" if exchange == "hierarchical" else exchange, 1.0)
 
     def ring_part(self, ranks: int, rate: float) -> float:
-        """Of a link's rate (bytes per second) that an allreduce reaches."""
-        if ranks > 2:
-            return self.ring_efficiency
-        rates, parts = zip(*self.pair_efficiency, strict=True)
-        return float(np.interp(math.log(rate), np.log(rates), parts))
+        """Of a link's rate (bytes per second) that a ring reaches."""
+        return _at(rate, self.reached.ring if ranks > 2 else self.reached.pair)
+
+    def direct_part(self, rate: float) -> float:
+        """The same of direct messages."""
+        return _at(rate, self.reached.direct)
+
+
+def _at(rate: float, parts: tuple[float, float]) -> float:
+    return float(np.interp(math.log(rate), np.log([SLOW, FAST]), parts))
 
 
 @dataclass(frozen=True)

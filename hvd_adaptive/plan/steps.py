@@ -5,6 +5,8 @@ follow each other through memory that is new, on cores that other ranks use as w
 longer; by how much depends on the method. It is measured: ranks exchange a gradient over TCP on the
 loopback device, as many of them to a core as the cluster's hosts have. No wire limits them, so all
 of the step is the processor's, and its ratio to the model's sum is what the sum is multiplied by.
+What else a machine does, and where a process's memory happens to lie, moves a launch's steps by a
+tenth and more: so all methods take turns in up to three launches, and medians count.
 """
 
 from __future__ import annotations
@@ -13,6 +15,8 @@ import dataclasses
 import logging
 import math
 import os
+import statistics
+import time
 from collections.abc import Callable, Iterator, Sequence
 
 from hvd_adaptive.bench import exchange
@@ -22,10 +26,12 @@ from hvd_adaptive.plan.quantities import Cluster, Codec, Conditions, Job, Machin
 
 logger = logging.getLogger("hvd_adaptive")
 
-STEPS = 6
+STEPS, LAUNCHES = 4, 3
+ENOUGH = 100.0  # seconds, after which no further round of launches is begun
 NUMBERS = 3 * GROUP_BYTES // 4  # at most: groups that follow each other
 MOST_RANKS = 8
-AT_ONCE, SECONDS = 4, 300.0  # methods of a launch, and its time-out
+AT_ONCE = 10  # methods of a launch at most
+SECONDS = 75.0  # a launch may take, and each of its methods
 # Of a scheme's keywords, those that decide about later steps, or about other machines.
 _LEFT_OUT = ("warmup_steps", "ranks_per_node", "exchange", "second_stage_bits")
 
@@ -40,21 +46,19 @@ def factors(
 ) -> dict[str, dict[str, float]]:
     """{method: {exchange: seconds of a step / those of its parts}}, without those of which no step
     could be measured, as a warning tells; ``says`` is told what is being measured. RanksError where
-    not even float32's could."""
+    stock Horovod's could not."""
     numbers = min(conditions.coordinates, NUMBERS)
     job = Job(min(conditions.tensors, numbers), numbers)
     place = Place(ranks_here(conditions), conditions.launcher, tcp=True)
     predictions = without_wire(machine, job, place.count)
     codecs = {codec.label: codec for codec in machine.codecs}
     written = [_written(p, codecs.get(p.method)) for p in predictions]
-    seconds: dict[str, float] = {}
-    for methods in _batches(list(dict.fromkeys(written))):
-        says(f"steps of {methods[0]}" + (" and others" if len(methods) > 1 else ""))
-        seconds |= _measured(methods, job, place)
+    seconds = _seconds(list(dict.fromkeys(written)), job, place, says)
     found: dict[str, dict[str, float]] = {}
     for method, own in zip(written, predictions, strict=True):
         if method in seconds:
-            found.setdefault(own.method, {})[own.exchange] = seconds[method] / own.step_s
+            factor = statistics.median(seconds[method]) / own.step_s
+            found.setdefault(own.method, {})[own.exchange] = factor
     return found
 
 
@@ -64,18 +68,46 @@ def without_wire(machine: Machine, job: Job, ranks: int) -> list[Prediction]:
     return predict(cluster, job, dataclasses.replace(machine, factors={}))
 
 
-def _measured(methods: Sequence[str], job: Job, place: Place) -> dict[str, float]:
-    """Seconds of a step, by method; where ranks fail, of those that they do not fail with alone."""
+def _seconds(
+    methods: Sequence[str], job: Job, place: Place, says: Callable[[str], object]
+) -> dict[str, list[float]]:
+    """Of steps, by method, a median for each launch; without methods that fail alone, too."""
+    begin = time.monotonic()
+    seconds: dict[str, list[float]] = {}
+    for batch in _batches(methods):
+        says(f"steps of {batch[0]} to {batch[-1]}")
+        seconds |= {method: [step_s] for method, step_s in _apart(batch, job, place).items()}
+    for launch in range(1, LAUNCHES):
+        if time.monotonic() - begin > ENOUGH:
+            break
+        for batch in _batches(list(seconds)):
+            says(f"steps of {batch[0]} to {batch[-1]}, launch {launch + 1} of {LAUNCHES}")
+            try:
+                for method, step_s in _launched(batch, job, place).items():
+                    seconds[method].append(step_s)
+            except RanksError as error:
+                logger.debug("launch %d: %s", launch + 1, error)  # the first one's figures do
+    return seconds
+
+
+def _apart(methods: Sequence[str], job: Job, place: Place) -> dict[str, float]:
+    """As ``_launched``; where ranks fail, of those methods that they do not fail with alone."""
     try:
-        found, _ = exchange.measure(methods, job.tensors, job.coordinates, STEPS, place, SECONDS)
+        return _launched(methods, job, place)
     except RanksError as error:
         if len(methods) > 1:
-            alone = [_measured([method], job, place) for method in methods]
+            alone = [_apart([method], job, place) for method in methods]
             return {method: own for one in alone for method, own in one.items()}
         if methods[0] in exchange.STOCK:
             raise
         logger.warning("%s: no whole step could be measured: %s", methods[0], error)
         return {}
+
+
+def _launched(methods: Sequence[str], job: Job, place: Place) -> dict[str, float]:
+    """Seconds of a step, by method."""
+    limit = SECONDS * (1 + len(methods))
+    found, _ = exchange.measure(methods, job.tensors, job.coordinates, STEPS, place, limit)
     return {step.method: step.seconds for step in found}
 
 

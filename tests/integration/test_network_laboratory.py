@@ -72,6 +72,19 @@ def test_measures_and_removes_everything(tmp_path):
     assert "in_flight_bytes=4096" in results["mpi/alq:bits=2,in_flight_bytes=4096"]["trouble"]
 
 
+def test_two_ranks_on_each_host_share_its_link(tmp_path):
+    command = [*NETWORK, "--ranks-per-host", "2", "--json", "found.json", "--methods",
+               "alq:bits=3,exchange=allgather|hierarchical"]  # fmt: skip
+    done = subprocess.run(command, cwd=tmp_path, timeout=150, text=True, capture_output=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    gathered, sliced = json.loads((tmp_path / "found.json").read_text())["results"]
+    assert gathered["replicas_equal"] and sliced["replicas_equal"]
+    # Of a rank's three payloads two leave the host; of its slice's, one.
+    for result, share in ((gathered, 2 / 3), (sliced, 1)):
+        leaves = 2 * share * result["reports"][0]["wire_bytes"]
+        assert 1 <= result["sent_bytes"][0] / leaves < 1.25
+
+
 def test_a_signal_removes_everything():
     process = subprocess.Popen(NETWORK, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     try:

@@ -55,8 +55,7 @@ def test_shell_blocks(block: Block, tmp_path: Path) -> None:
     """In a folder of their own, with the repository's files in it, and the tutorial's script."""
     for name in ("examples", "benchmarks", "slurm", "docs", "tests", "hvd_adaptive"):
         (tmp_path / name).symlink_to(ROOT / name)
-    script = next(block for block in to_run(ROOT / "docs/tutorial.md"))
-    (tmp_path / SCRIPT).write_text(script.code)
+    (tmp_path / SCRIPT).write_text(to_run(ROOT / "docs/tutorial.md")[0].code)
     done = subprocess.run(
         ["bash", "-euo", "pipefail", "-c", block.code],
         cwd=tmp_path,

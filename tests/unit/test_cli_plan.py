@@ -11,22 +11,23 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from plan_machines import FREE, machine
+from plan_machines import FREE, WHOLE, machine
 
 from hvd_adaptive.bench import ranks
 from hvd_adaptive.bench.models import MODELS, shapes
 from hvd_adaptive.cli import main
-from hvd_adaptive.plan import measure
+from hvd_adaptive.plan import kept, measure
 from hvd_adaptive.plan.command import bandwidth
 from hvd_adaptive.plan.quantities import Conditions
 
 
 @pytest.fixture
-def constants(tmp_path):
-    """Of 4 ranks and a ResNet-18's tensors."""
+def constants(tmp_path, monkeypatch):
+    """Of 4 ranks and a ResNet-18's tensors; links reach all of their rates."""
+    monkeypatch.setitem(kept.LABORATORY, "mpi", WHOLE)
     path = tmp_path / "constants.json"
     other = dataclasses.replace(FREE, label="ALQ(bits=2)", bits=2.0)
-    measure.save(machine(FREE, other), Conditions(4, 4, 62, 11_689_512), path)
+    kept.save(machine(FREE, other), Conditions(4, 4, 62, 11_689_512), path)
     return path
 
 
@@ -86,9 +87,9 @@ def test_constants_that_are_none(tmp_path, capsys):
 
 
 def test_constants_of_another_version(constants, capsys):
-    kept = json.loads(constants.read_text())
-    del kept["conditions"]["crowd"]
-    constants.write_text(json.dumps(kept))
+    told = json.loads(constants.read_text())
+    assert "reached" not in told["machine"]
+    constants.write_text(json.dumps(told | {"version": 1}))
     with pytest.raises(SystemExit):
         main(["plan", "--params", "5", "--ranks", "4", "--bandwidth", "1gbit", "--constants",
               str(constants)])  # fmt: skip

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import dataclasses
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from plan_machines import AVERAGES, FREE, LINK, NOTHING, N, machine, seconds
+from plan_machines import AVERAGES, FREE, LINK, NOTHING, WHOLE, N, machine, seconds
 
 from hvd_adaptive.plan.advice import advise, told
 from hvd_adaptive.plan.model import GROUP_BYTES, predict
-from hvd_adaptive.plan.quantities import Averages, Cluster, Codec, Collective, Job
+from hvd_adaptive.plan.quantities import FAST, SLOW, Averages, Cluster, Codec, Collective, Job
 
 
 @pytest.mark.parametrize("count", [2, 4, 16])
@@ -25,24 +25,45 @@ def test_bytes_over_the_link(count):
     })  # fmt: skip
 
 
-def test_rings_reach_a_part_of_the_rate():
-    cluster = Cluster(4, LINK, latency=0.0)
-    found, whole = (
-        seconds(cluster, Job(1, N), machine(ring_efficiency=part)) for part in (0.5, 1.0)
-    )
-    assert found["float32 ring"] == pytest.approx(2 * whole["float32 ring"])
-    assert found["ALQ(bits=3) allgather"] == whole["ALQ(bits=3) allgather"]
-
-
 @pytest.mark.parametrize(
-    ("rate", "part"), [(1e3, 0.5), (1e4, 0.5), (1e5, 0.75), (1e6, 1), (1e9, 1)]
+    ("rate", "of_the_way"), [(SLOW / 9, 0), (SLOW, 0), ((SLOW * FAST) ** 0.5, 0.5), (1e12, 1)]
 )
-def test_what_an_allreduce_of_two_reaches_depends_on_the_rate(rate, part):
-    own = machine(pair_efficiency=((1e4, 0.5), (1e6, 1.0)), ring_efficiency=0.25)
-    found = seconds(Cluster(2, rate, latency=0.0), Job(1, N), own)
-    assert found["float32 ring"] == pytest.approx(4 * N / rate / part)
+def test_messages_reach_a_part_of_the_rate(rate, of_the_way):
+    """Rings, those of two ranks and direct messages each their own."""
+    reached = replace(WHOLE, ring=(0.25, 0.75), pair=(0.5, 1.0), direct=(0.1, 0.3))
+    ring, pair, direct = (
+        slow + (fast - slow) * of_the_way
+        for slow, fast in (reached.ring, reached.pair, reached.direct)
+    )
+    four, two = (
+        seconds(Cluster(n, rate, latency=0.0), Job(1, N), machine(reached=reached)) for n in (4, 2)
+    )
+    assert four["float32 ring"] == pytest.approx(6 * N / rate / ring)
+    assert two["float32 ring"] == pytest.approx(4 * N / rate / pair)
+    assert four["ALQ(bits=3) allgather"] == pytest.approx(3 * 3 / 8 * N / rate / direct)
+    part = 3 / 4 * (3 + 5) / 8 * N / rate
+    assert four["ALQ(bits=3) scatter_reduce"] == pytest.approx(part / direct)
+
+
+@pytest.mark.parametrize(("rate", "step_s"), [(1e6, 6 + 3 - 0.25 * 3), (4e6, 1.5 + 3 - 0.25 * 1.5)])
+def test_a_part_of_what_the_processor_does_hides_behind_the_wire(rate, step_s):
+    """Or of the wire behind it: of a ring of six megabytes that takes three seconds."""
+    own = machine(
+        allreduce={4: Collective(0.0, 0.4e-6), 2: NOTHING}, stock_step_s=0.6,
+        reached=replace(WHOLE, hidden=0.25),
+    )  # fmt: skip
     found = seconds(Cluster(4, rate, latency=0.0), Job(1, N), own)
-    assert found["float32 ring"] == pytest.approx(6 * N / rate / 0.25)
+    assert found["float32 ring"] == pytest.approx(step_s)
+
+
+def test_a_shared_processor_waits_for_the_last_group():
+    """Ten groups; encoding takes 40 s, decoding as long, of which the wire, 30 s, hides behind all
+    but one group's."""
+    many = 10 * GROUP_BYTES // 4
+    codec = Codec("A()", 8.0, 20 / many, 10 / many, 0.1, AVERAGES, AVERAGES)
+    cluster = Cluster(2, many / 30, latency=0.0, cores=0.5)
+    found = seconds(cluster, Job(1, many), machine(codec))
+    assert found["A() allgather"] == pytest.approx(40 + 40 + 30 / 10)
 
 
 def test_an_allgather_of_3_bits_loses_to_a_ring_beyond_21_ranks():
@@ -81,7 +102,10 @@ def test_processor_time_and_what_of_it_is_shared():
 
 def test_ranks_of_a_host_share_its_link():
     found = seconds(Cluster(8, LINK, per_host=4, latency=0.0), Job(1, N), machine())
-    assert found["float32 ring"] == pytest.approx(2 * 7 / 8 * 4 * N / LINK)
+    # Open MPI's ranks of a host add up halves first; Gloo's ring leaves it once.
+    assert found["float32 ring"] == pytest.approx(2 * 1 / 2 * 4 * N / LINK)
+    gloo = seconds(Cluster(8, LINK, per_host=4, latency=0.0), Job(1, N), machine(launcher="gloo"))
+    assert gloo["float32 ring"] == pytest.approx(2 * 7 / 8 * 4 * N / LINK)
     # Of each rank's eight parts four leave the host; averages pass it once.
     sr = 4 * 4 / 8 * 3 / 8 * N / LINK + 7 / 8 * 5 / 8 * N / LINK
     assert found["ALQ(bits=3) scatter_reduce"] == pytest.approx(sr)
@@ -130,8 +154,9 @@ def test_hierarchical_needs_several_hosts_of_several_ranks():
 def test_gloo_gathers_in_rings():
     """Open MPI, through Horovod, sends few ranks' payloads directly."""
     cluster, job = Cluster(4, LINK, latency=0.0), Job(1, N)
+    slow = replace(WHOLE, ring=(0.5, 0.5))
     found, rings = (
-        seconds(cluster, job, machine(launcher=launcher, ring_efficiency=0.5))
+        seconds(cluster, job, machine(launcher=launcher, reached=slow))
         for launcher in ("mpi", "gloo")
     )
     assert rings["ALQ(bits=3) allgather"] == pytest.approx(2 * found["ALQ(bits=3) allgather"])
@@ -171,6 +196,12 @@ def test_encoding_exchange_and_decoding_as_two_threads_would_do_them(groups, enc
     assert found["A() allgather"] == pytest.approx(free, abs=1e-8)
 
 
+def test_one_host_sends_nothing_over_its_link():
+    costs = machine(stock_step_s=1.0, scheme_step_s=2.0)
+    found = seconds(Cluster(4, LINK, per_host=4, latency=1.0), Job(1, N), costs)
+    assert set(found.values()) == {1.0, 2.0}
+
+
 def test_one_rank_exchanges_nothing():
     costs = machine(scheme_step_s=1.0, stock_step_s=1.0)
     found = seconds(Cluster(1, LINK), Job(5, N, compute_s=2.0), costs)
@@ -178,9 +209,9 @@ def test_one_rank_exchanges_nothing():
 
 
 def test_advice_is_the_most_exact_of_the_fastest():
-    exact = dataclasses.replace(FREE, label="B()", bits=3.05, error=0.1)
-    noisy = dataclasses.replace(FREE, label="C()", bits=0.1, error=60.0)
-    biased = dataclasses.replace(FREE, label="D()", bits=0.1, unbiased=False)
+    exact = replace(FREE, label="B()", bits=3.05, error=0.1)
+    noisy = replace(FREE, label="C()", bits=0.1, error=60.0)
+    biased = replace(FREE, label="D()", bits=0.1, unbiased=False)
     predictions = predict(Cluster(2, LINK), Job(1, N), machine(FREE, exact, noisy, biased))
     advice = advise(predictions)
     assert told(advice.choice) == "B()"
@@ -191,15 +222,25 @@ def test_advice_is_the_most_exact_of_the_fastest():
     assert "mostly the link" in advice.why[3]
     scatter = next(p for p in predictions if p.exchange == "scatter_reduce")
     assert told(scatter) == "ALQ(bits=3, exchange='scatter_reduce')"
-    assert told(dataclasses.replace(scatter, method="T()")) == "T(exchange='scatter_reduce')"
-    comma = dataclasses.replace(scatter, method="T(bits=3, )")
+    assert told(replace(scatter, method="T()")) == "T(exchange='scatter_reduce')"
+    comma = replace(scatter, method="T(bits=3, )")
     assert told(comma) == "T(bits=3, exchange='scatter_reduce')"
+
+
+def test_advice_names_the_longest_part():
+    """Three seconds of the processor in the exchange, of which the wire, 2.25 s, hides half."""
+    costs = machine(alltoall=Collective(0.0, 8e-6 / 3), reached=replace(WHOLE, hidden=0.5))
+    predictions = predict(Cluster(4, LINK / 2, latency=0.0), Job(1, N), costs)
+    choice = next(p for p in predictions if p.exchange == "allgather")
+    assert choice.wire_s == pytest.approx(2.25) and choice.processor_s == pytest.approx(3.0)
+    (reason,) = [why for why in advise([choice, predictions[0]]).why if "mostly" in why]
+    assert reason == "what is left is mostly the processor's part of the exchange (3 s)"
 
 
 @pytest.mark.parametrize("compute_s", [0.0, 100.0])
 def test_advice_not_to_compress(compute_s):
     """The codec takes longer than the link, or the exchange hides behind much computing."""
-    slow = dataclasses.replace(FREE, encode_s=1e-6, decode_s=1e-6)
+    slow = replace(FREE, encode_s=1e-6, decode_s=1e-6)
     job, cluster = Job(100, N, compute_s), Cluster(4, 1e9 if compute_s else 1e8, latency=0.0)
     halved = {4: Collective(0.0, 1e-9), 2: Collective(0.0, 4e-8)}
     advice = advise(predict(cluster, job, machine(slow, allreduce=halved)))

@@ -22,29 +22,31 @@ WRITTEN = (
 
 @pytest.fixture
 def steps_here(monkeypatch):
-    """Of ranks on two cores, each method three times as long as its parts; what was asked for, and
-    methods with which ranks fail."""
-    asked, failing = [], set()
+    """Of ranks on two cores, each method three times as long as its parts; what was asked for,
+    methods with which ranks fail, and {launches so far: how many times as long instead, None where
+    ranks fail}."""
+    asked, failing, slower = [], set(), {}
 
     def measured(methods, tensors, coordinates, count, place, limit):
+        times = slower.get(len(asked), 3.0)
         asked.append((list(methods), tensors, coordinates, place))
-        if failing & set(methods):
+        if times is None or failing & set(methods):
             raise ranks.RanksError("mpirun ended with status 1")
         job = Job(tensors, coordinates)
         own = machine(CODEC, scheme_step_s=1.0, stock_step_s=0.5)
         parts = [p.step_s for p in steps.without_wire(own, job, place.count)]
         seconds = dict(zip(WRITTEN, parts, strict=True))
-        return [Measured(m, 3.0 * seconds[m], (0.0, 0.0)) for m in methods], {}
+        return [Measured(m, times * seconds[m], (0.0, 0.0)) for m in methods], {}
 
     monkeypatch.setattr(steps.exchange, "measure", measured)
     monkeypatch.setattr(steps, "_cores", lambda: 2)
     monkeypatch.setattr(steps, "AT_ONCE", 3)
-    return asked, failing
+    return asked, failing, slower
 
 
 def test_whole_steps_tell_how_much_longer_the_parts_take_together(steps_here):
     """Ranks that crowd this machine as the cluster's its hosts; the wire is not slowed."""
-    asked, _ = steps_here
+    asked, *_ = steps_here
     own = machine(CODEC, scheme_step_s=1.0, stock_step_s=0.5)
     cluster, job = Cluster(8, LINK, latency=0.0, cores=0.5), Job(4, 10 * N)
     # In four ranks on two cores each has half of one.
@@ -56,7 +58,7 @@ def test_whole_steps_tell_how_much_longer_the_parts_take_together(steps_here):
         CODEC.label: {"allgather": three, "scatter_reduce": three},
     }  # fmt: skip
     # With the second stage of eight ranks.
-    assert [methods for methods, *_ in asked] == [list(WRITTEN[:3]), [WRITTEN[3]]]
+    assert [methods for methods, *_ in asked] == [list(WRITTEN[:3]), [WRITTEN[3]]] * steps.LAUNCHES
     assert all(a[1:3] == (4, 10 * N) and (a[3].count, a[3].tcp) == (4, True) for a in asked)
     slow = dataclasses.replace(own, factors=found)
     for before, after in zip(predict(cluster, job, own), predict(cluster, job, slow), strict=True):
@@ -65,17 +67,32 @@ def test_whole_steps_tell_how_much_longer_the_parts_take_together(steps_here):
 
 
 def test_a_method_that_ranks_fail_with_is_told_and_has_no_factor(steps_here, caplog):
-    asked, failing = steps_here
+    asked, failing, _ = steps_here
     failing.add(WRITTEN[2])
     own = machine(CODEC, scheme_step_s=1.0, stock_step_s=0.5)
     found = steps.factors(own, Conditions(2, 2, 4, N), lambda what: None)
     assert set(found) == {"float32", "float16", CODEC.label}
     assert set(found[CODEC.label]) == {"scatter_reduce"}
-    assert [len(methods) for methods, *_ in asked] == [3, 1, 1, 1, 1]
+    assert [len(methods) for methods, *_ in asked] == [3, 1, 1, 1, 1, 3, 3]
     assert f"{WRITTEN[2]}: no whole step could be measured" in caplog.text
     failing.add("float32")
     with pytest.raises(ranks.RanksError):
         steps.factors(own, Conditions(2, 2, 4, N), lambda what: None)
+
+
+def test_of_several_launches_medians_count(steps_here, monkeypatch):
+    """Two batches in turn, three times; the second batch's second launch fails."""
+    asked, _, slower = steps_here
+    slower |= {0: 9.0, 2: 1.0, 4: 4.0, 1: 5.0, 3: None, 5: 7.0}
+    own = machine(CODEC, scheme_step_s=1.0, stock_step_s=0.5)
+    conditions = Conditions(2, 2, 4, N)
+    found = steps.factors(own, conditions, lambda what: None)
+    assert found["float32"]["ring"] == pytest.approx(4.0)
+    assert found[CODEC.label]["scatter_reduce"] == pytest.approx(6.0)
+    assert len(asked) == 6
+    monkeypatch.setattr(steps, "ENOUGH", -1.0)
+    steps.factors(own, conditions, lambda what: None)
+    assert len(asked) == 8
 
 
 @pytest.mark.parametrize(
@@ -106,7 +123,7 @@ def test_as_many_ranks_here_as_crowd_a_host(monkeypatch, count, per_host, cores,
     ("given", "exchanged"), [((100, 10**9), (100, steps.NUMBERS)), ((9, 5), (5, 5))]
 )
 def test_of_a_large_model_a_part_is_exchanged_here(steps_here, given, exchanged):
-    asked, _ = steps_here
+    asked, *_ = steps_here
     own = machine(CODEC, scheme_step_s=1.0, stock_step_s=0.5)
     steps.factors(own, Conditions(2, 2, *given), lambda what: None)
     assert asked[0][1:3] == exchanged

@@ -1,0 +1,124 @@
+"""benchmarks/plan_check.py, with the laboratory and the measuring of constants played."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+from pathlib import Path
+
+import pytest
+from plan_machines import machine
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
+
+import plan_check
+from laboratory import kept
+from laboratory.measure import Result, Settings
+from laboratory.methods import parse, refusals
+
+from hvd_adaptive.plan.model import predict
+from hvd_adaptive.plan.quantities import LABORATORY, Averages, Codec
+
+AVERAGES = Averages(8.0, 0.0, 0.0)
+
+
+@pytest.fixture
+def played(monkeypatch):
+    """Steps that take ``times`` what is predicted; labels that were measured, and failing ones."""
+    asked, failing, times = [], set(), [1.0]
+
+    def measure(place, methods, settings):
+        results = [Result(method) for method in methods]
+        for result in results:
+            asked.append(result.method.label)
+            if result.method.label in failing:
+                result.trouble = "failed: exit status 1"
+            else:
+                result.seconds = [times[0] * seconds_of(result.method.label)] * 3
+                result.sent_bytes = [1e6]
+        return results
+
+    def seconds_of(label):
+        args = plan_check.arguments()
+        own = constants(args.schemes)
+        return plan_check.predictions(args, own, 2, "1gbit")[label].step_s
+
+    def constants(schemes, *unused):
+        codecs = [Codec(label, 8.0, 0.0, 0.0, 0.1, AVERAGES, AVERAGES) for label in schemes]
+        return machine(*codecs, reached=LABORATORY["mpi"])
+
+    monkeypatch.setattr(kept, "measure", measure)
+    monkeypatch.setattr(kept, "Hosts", lambda hosts, rate: contextlib.nullcontext())
+    monkeypatch.setattr(plan_check.measuring, "measure", constants)
+    monkeypatch.setattr(plan_check, "check_programs", lambda backends: None)
+    monkeypatch.setattr(plan_check.signal, "signal", lambda *handler: None)
+    return asked, failing, times
+
+
+@pytest.fixture
+def command(monkeypatch, tmp_path):
+    """Runs it on two hosts at one rate, with a folder to keep things in."""
+
+    def run(*more):
+        words = ["--hosts", "2", "--rates", "1gbit", "--keep", str(tmp_path / "kept"), *more]
+        monkeypatch.setattr(sys, "argv", ["plan_check.py", *words])
+        return plan_check.main()
+
+    return run
+
+
+def test_the_exit_status_tells_whether_predictions_are_right(played, command, capsys):
+    asked, _, times = played
+    times[0] = 1.2
+    assert command() == 0 and len(asked) == 8
+    assert refusals(parse(asked)) == {}
+    assert "8 of 8 within 25%" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("factor", [0.75, 1.5])
+def test_a_prediction_beyond_the_target_is_told(played, command, capsys, factor):
+    played[2][0] = factor
+    assert command() == 1
+    assert "0 of 8 within 25%" in capsys.readouterr().out
+
+
+def test_what_was_measured_is_kept_and_what_failed_is_tried_again(played, command, tmp_path):
+    asked, failing, _ = played
+    failing.add("mpi/fp16")
+    assert command() == 1 and len(asked) == 8
+    rows = tmp_path / "rows.json"
+    assert command("--json", str(rows)) == 1 and asked[8:] == ["mpi/fp16"]
+    (row,) = (r for r in json.loads(rows.read_text()) if r["method"] == "mpi/fp16")
+    assert row["measured"] is None
+    failing.clear()
+    assert command() == 0 and asked[9:] == ["mpi/fp16"]
+    assert command() == 0 and len(asked) == 10
+    # Of one scheme there is all that it takes.
+    assert command("--schemes", "ALQ(bits=3)") == 0 and len(asked) == 10
+
+
+def test_what_was_kept_of_other_steps_is_refused(played, command, capsys):
+    assert command() == 0
+    assert command("--steps", "9") == 2
+    told = capsys.readouterr().err
+    assert "was measured under" in told and "'steps': 9" in told
+
+
+def test_a_file_that_holds_something_else_is_refused(tmp_path):
+    path = tmp_path / "x.json"
+    for text in ("", "[]", "{}", '{"conditions": 1, "found": 2}'):
+        path.write_text(text)
+        with pytest.raises(ValueError, match=r"x\.json: holds no measurements"):
+            kept.measured(path, ["mpi/none"], 2, "1gbit", Settings("tiny", 1, 1))
+
+
+def test_with_several_ranks_on_a_host_hierarchical_is_compared(played, command):
+    asked, *_ = played
+    command("--ranks-per-host", "2", "--schemes", "ALQ(bits=3)")
+    assert [label.rpartition("=")[2] for label in asked[2:]] == [
+        "allgather", "scatter_reduce", "hierarchical",
+    ]  # fmt: skip
+    own = predict(plan_check.Cluster(4, 1e6, 2), plan_check.Job(1, 1000), machine())
+    sent = [plan_check.leaves(prediction, 2) for prediction in own]
+    assert sent[:-1] == [None] * 4 and sent[-1] == pytest.approx(1000 * 3 / 8)
