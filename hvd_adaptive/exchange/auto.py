@@ -25,6 +25,7 @@ import torch
 
 from hvd_adaptive.device import wait_for
 from hvd_adaptive.exchange.allgather import Allgather
+from hvd_adaptive.exchange.collectives import Collective
 from hvd_adaptive.exchange.exchange import Exchange, Place, Route, Shipment
 from hvd_adaptive.exchange.hierarchical import Hierarchical
 from hvd_adaptive.exchange.nodes import find_nodes
@@ -156,11 +157,10 @@ class Auto(Exchange):
         chosen = self._candidates[self.choice(quantized + full)]
         return chosen.working_bytes(codec, quantized, full)
 
-    def goes_on_early(self, coordinates: int) -> bool:
+    def opening(self, coordinates: int) -> Sequence[type[Collective]]:
+        stages = self._candidates[self.choice(coordinates)].opening(coordinates)
         # Beside routes of more stages ranks could come to wait for each other.
-        if "hierarchical" in self._candidates:
-            return False
-        return self._candidates[self.choice(coordinates)].goes_on_early(coordinates)
+        return stages[:1] if "hierarchical" in self._candidates else stages
 
     def encode(self, shipment: Shipment, flat: torch.Tensor, values: torch.Tensor) -> list[Any]:
         return self._chosen(shipment).encode(shipment, flat, values)

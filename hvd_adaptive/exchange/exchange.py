@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from hvd_adaptive.coding.header import Frame
-from hvd_adaptive.exchange.collectives import Collective
+from hvd_adaptive.exchange.collectives import AllToAll, Collective
 
 if TYPE_CHECKING:
     from hvd_adaptive.compressor import GradientCompressor
@@ -125,10 +125,11 @@ class Exchange(ABC):
         results is worked on."""
         return 0
 
-    def goes_on_early(self, coordinates: int) -> bool:
-        """Whether a group of so many coordinates has a second stage, its last, that may be sent as
-        soon as the first one is there, while other groups are not even launched."""
-        return False
+    def opening(self, coordinates: int) -> Sequence[type[Collective]]:
+        """What the exchange of a group of so many coordinates begins with: its first stage and,
+        where it has two, the second one, which may be sent as soon as the first one is there, while
+        other groups are not even launched."""
+        return (AllToAll,)
 
     @abstractmethod
     def encode(self, shipment: Shipment, flat: torch.Tensor, values: torch.Tensor) -> list[Any]:

@@ -8,7 +8,6 @@ import os
 import zlib
 from collections import Counter
 from collections.abc import Callable, Hashable
-from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -21,6 +20,7 @@ from hvd_adaptive.exchange.level_sync import LevelSync
 from hvd_adaptive.exchange.nodes import nodes_of
 from hvd_adaptive.exchange.world import World, horovod
 from hvd_adaptive.fusion.agreement import Description, agree, describe
+from hvd_adaptive.fusion.given_up import GivenUp
 from hvd_adaptive.fusion.layout import Group, Layout, Member, build_layout, parts_among
 from hvd_adaptive.fusion.monitored import Monitored
 from hvd_adaptive.fusion.owner import (
@@ -62,7 +62,8 @@ class Binding:
         self._set_up()
         self.prediction = Prediction(0)
         kept = known is not None and known.world.is_current()
-        self.given_up: list[Any] = known.given_up if kept else []
+        if kept:
+            self.given_up = known.given_up
         self._names: dict[int, str] = known._names if kept else {}
         self._parameters: list[torch.nn.Parameter] = []
         self._sparse: set[int] | None = None
@@ -93,6 +94,7 @@ class Binding:
         self._buffers: dict[Hashable, torch.Tensor] = {}
         self._in_flight: dict[Hashable, int] = {}
         self._sync: LevelSync | None = None
+        self.given_up = GivenUp()
         self.compressor.meter.clear()
         self.monitored = Monitored(self.compressor, self.world.rank)
 
@@ -255,16 +257,6 @@ class Binding:
             sizes = quantized, group.coordinates - quantized
             self._in_flight[key] = self.exchange.in_flight_bytes(codec, *sizes, group.dtype)
         return self._in_flight[key]
-
-    def sweep(self) -> None:
-        """Clear away collectives of given-up steps that have ended meanwhile, be it in an error
-        (of a Horovod that was shut down); wait for none."""
-        hvd = self.world.hvd
-        for handle in list(self.given_up):
-            if hvd.poll(handle):
-                self.given_up.remove(handle)
-                with suppress(RuntimeError):
-                    hvd.synchronize(handle)
 
     def sync(self) -> LevelSync:
         """Level sync over these ranks; every rank must ask for it at the same step."""

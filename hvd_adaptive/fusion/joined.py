@@ -8,7 +8,7 @@ not counted, so that ranks count alike when the joined ones come back.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -65,6 +65,10 @@ class JoinedStep:
     def abandon(self) -> list[Any]:
         """Give it up; returns the handles of what is in flight."""
         return list(self._handles.values())
+
+    def unsent(self) -> Iterable[Any]:
+        """Every active rank submits all of it, or none."""
+        return ()
 
     def commit(self) -> None:
         """The step has ended, and changes nothing."""

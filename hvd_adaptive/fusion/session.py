@@ -156,6 +156,7 @@ class Session:
             batch.step = self._name_by_arrival(batch.unnamed)
         batch.step.factor = read.factor
         if batch.step.counts:
+            self._binding.given_up.settle(self._binding.world)
             self._refit(batch.step)
         batch.step.launch_all()
 
@@ -167,7 +168,8 @@ class Session:
             name = f"hvd_adaptive.{self.compressor.fingerprint:08x}.unnamed"
         else:
             gradients = batch.step.arrived
-            self._binding.given_up += batch.step.abandon()
+            batch.step.abandon()  # nothing of it has been sent
+        self._binding.given_up.excuse()
         return JoinedStep(self._binding, gradients, name, self._attempt)
 
     def _reduction(self, reduced: torch.Tensor, ticket: Ticket) -> tuple[Reduction, bool]:
@@ -233,7 +235,7 @@ class Session:
         self._due = (-1, False)
         batch, self._batch = self._batch, None
         if batch is not None and batch.step is not None:
-            self._binding.given_up += batch.step.abandon()
+            self._binding.given_up.take(batch.step)
             self._attempt += 1
             self.compressor.meter.restart()
 
@@ -257,7 +259,7 @@ class Session:
             self.compressor.update(step.number, step.samples, sync, step.parts, step.is_finite())
 
     def _end(self, step: Any) -> None:
-        self._binding.sweep()
+        self._binding.given_up.sweep(self._binding.world)
         self._binding.prediction.learn()
         self._binding.learn_sparse()
         if unfrozen := self._binding.unfrozen():
@@ -268,6 +270,7 @@ class Session:
             )
         if step.counts:
             self.compressor.step = step.number + 1
+            self._binding.given_up.attempts += self._attempt
         self.compressor.meter.finish()
         step.commit()
         self._binding.monitored.step_ended(self._binding, step.number, step.layout)

@@ -9,6 +9,7 @@ from check_gradients import every_scheme, make
 from conftest import assert_same_everywhere, batches, flat_parameters, make_model, train
 
 from hvd_adaptive import ALQ
+from hvd_adaptive.fusion.roll_call import RollCall
 
 CASES = {
     "cut_tensors": {"fusion_bytes": 20_000},
@@ -61,6 +62,46 @@ def test_a_step_that_is_given_up():
         optimizer.step()
     assert compressor.step == 3
     assert_same_everywhere(flat_parameters(model), "abandoned")
+
+
+@pytest.mark.parametrize("exchange", ["allgather", "scatter_reduce"])
+def test_ranks_that_had_sent_different_groups_of_a_step_that_is_given_up(exchange, monkeypatch):
+    """What some had sent and others had not neither joins a later step nor waits for ever."""
+    model = make_model()
+    compressor = ALQ(bits=8, update_steps=[], fusion_bytes=20_000, exchange=exchange)
+    optimizer = hvd.DistributedOptimizer(
+        torch.optim.SGD(model.parameters(), lr=0.1),
+        named_parameters=[(f"uneven.{exchange}.{n}", p) for n, p in model.named_parameters()],
+        compression=compressor,
+    )
+    train(model, optimizer, 2)
+    x, y = batches(hvd.rank())()
+
+    def answered(grad):
+        """Those that know all ranks to be there send groups with the gradients to come."""
+        while not all(hvd.poll(handle) for handle, _ in optimizer._handles.values()):
+            pass
+
+    for _ in range(2):
+        with monkeypatch.context() as torn:
+            if hvd.rank():
+                torn.setattr(RollCall, "answer", lambda call: None)
+            hidden = model[0](x)
+            hidden.register_hook(answered)
+            torch.nn.functional.cross_entropy(model[1:](hidden), y).backward()
+            assert bool(compressor._session._batch.step._flying) == (hvd.rank() == 0)
+            handles = [handle for handle, _ in optimizer._handles.values()]
+            optimizer.load_state_dict(optimizer.state_dict())
+            for handle in handles:
+                hvd.synchronize(handle)
+            optimizer.zero_grad()
+        train(model, optimizer, 2)
+    assert compressor.step == 6
+    assert_same_everywhere(flat_parameters(model), f"uneven.{exchange}")
+    binding = compressor._session._binding
+    assert binding.given_up.attempts == 2
+    while binding.given_up._handles:  # what is never sent has the check's time run out
+        binding.given_up.sweep(binding.world)
 
 
 def test_a_backward_that_was_lost_in_part():
