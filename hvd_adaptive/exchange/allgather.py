@@ -26,7 +26,7 @@ class Allgather(Exchange):
         copies = self.ranks + copies_sent(self.ranks)
         return copies * codec.payload_bytes(quantized, full, dtype)
 
-    def opening(self, coordinates: int) -> Sequence[type[Collective]]:
+    def stages(self, coordinates: int) -> Sequence[type[Collective]]:
         return (AllGather,)
 
     def encode(self, shipment: Shipment, flat: torch.Tensor, values: torch.Tensor) -> list[Payload]:

@@ -157,10 +157,14 @@ class Auto(Exchange):
         chosen = self._candidates[self.choice(quantized + full)]
         return chosen.working_bytes(codec, quantized, full)
 
-    def opening(self, coordinates: int) -> Sequence[type[Collective]]:
-        stages = self._candidates[self.choice(coordinates)].opening(coordinates)
+    def stages(self, coordinates: int) -> Sequence[type[Collective]]:
+        return self._candidates[self.choice(coordinates)].stages(coordinates)
+
+    def goes_on_early(self, coordinates: int) -> bool:
         # Beside routes of more stages ranks could come to wait for each other.
-        return stages[:1] if "hierarchical" in self._candidates else stages
+        if "hierarchical" in self._candidates:
+            return False
+        return self._candidates[self.choice(coordinates)].goes_on_early(coordinates)
 
     def encode(self, shipment: Shipment, flat: torch.Tensor, values: torch.Tensor) -> list[Any]:
         return self._chosen(shipment).encode(shipment, flat, values)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from hvd_adaptive.coding.header import Frame
-from hvd_adaptive.exchange.collectives import AllToAll, Collective
+from hvd_adaptive.exchange.collectives import Collective
 
 if TYPE_CHECKING:
     from hvd_adaptive.compressor import GradientCompressor
@@ -125,11 +125,15 @@ class Exchange(ABC):
         results is worked on."""
         return 0
 
-    def opening(self, coordinates: int) -> Sequence[type[Collective]]:
-        """What the exchange of a group of so many coordinates begins with: its first stage and,
-        where it has two, the second one, which may be sent as soon as the first one is there, while
-        other groups are not even launched."""
-        return (AllToAll,)
+    @abstractmethod
+    def stages(self, coordinates: int) -> Sequence[type[Collective]]:
+        """What the route of a group of so many coordinates asks for, in its order, as Horovod sees
+        it; once it is settled."""
+
+    def goes_on_early(self, coordinates: int) -> bool:
+        """Whether a group of so many coordinates has a second stage, its last, that may be sent as
+        soon as the first one is there, while other groups are not even launched."""
+        return False
 
     @abstractmethod
     def encode(self, shipment: Shipment, flat: torch.Tensor, values: torch.Tensor) -> list[Any]:

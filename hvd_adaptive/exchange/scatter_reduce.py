@@ -56,8 +56,11 @@ class ScatterReduce(Exchange):
         first = sum(own) + self.ranks * max(own, default=0)
         return max(first, copies_sent(self.ranks) * max(averages, default=0) + sum(averages))
 
-    def opening(self, coordinates: int) -> Sequence[type[Collective]]:
+    def stages(self, coordinates: int) -> Sequence[type[Collective]]:
         return AllToAll, AllGather
+
+    def goes_on_early(self, coordinates: int) -> bool:
+        return True
 
     def encode(
         self, shipment: Shipment, flat: torch.Tensor, values: torch.Tensor

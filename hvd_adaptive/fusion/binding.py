@@ -62,8 +62,9 @@ class Binding:
         self._set_up()
         self.prediction = Prediction(0)
         kept = known is not None and known.world.is_current()
-        if kept:
-            self.given_up = known.given_up
+        self._all_given_up: dict[tuple[int, ...], GivenUp] = known._all_given_up if kept else {}
+        ranks = tuple(self.world.process_set.ranks)
+        self.given_up = self._all_given_up.setdefault(ranks, GivenUp())
         self._names: dict[int, str] = known._names if kept else {}
         self._parameters: list[torch.nn.Parameter] = []
         self._sparse: set[int] | None = None
@@ -75,8 +76,8 @@ class Binding:
                 for n, p in by_name.items()
             ]
             self.layout = self.build_layout(members)
-            ranks = zlib.crc32(repr(self.world.process_set.ranks).encode())
-            self.name = self._claimed(self.layout.fingerprint ^ compressor.fingerprint ^ ranks)
+            among = zlib.crc32(repr(self.world.process_set.ranks).encode())
+            self.name = self._claimed(self.layout.fingerprint ^ compressor.fingerprint ^ among)
             self._parameters = [by_name[member.name] for member in self.layout.members]
             self.prediction = Prediction(len(self._parameters))
             logger.debug("%s: %d tensors in %d groups over %d ranks", self.name,
@@ -94,7 +95,6 @@ class Binding:
         self._buffers: dict[Hashable, torch.Tensor] = {}
         self._in_flight: dict[Hashable, int] = {}
         self._sync: LevelSync | None = None
-        self.given_up = GivenUp()
         self.compressor.meter.clear()
         self.monitored = Monitored(self.compressor, self.world.rank)
 

@@ -109,8 +109,7 @@ class Session:
                 self.compressor.begin_step()
                 self._stale = self._stale or not self._binding or not self._binding.is_current()
             if self._stale or not self._binding.world.is_current():
-                self._binding, self._batch = Binding(self.compressor, self._binding), None
-                self._stale = False
+                self._bind()
             if self._binding.layout is None and self._batch is None:
                 self._look_for_owner()
             if self._binding.layout is None:
@@ -156,7 +155,8 @@ class Session:
             batch.step = self._name_by_arrival(batch.unnamed)
         batch.step.factor = read.factor
         if batch.step.counts:
-            self._binding.given_up.settle(self._binding.world)
+            if batch is self._batch:
+                self._binding.given_up.settle(self._binding.world, batch.step.device)
             self._refit(batch.step)
         batch.step.launch_all()
 
@@ -202,7 +202,15 @@ class Session:
     def _look_for_owner(self) -> None:
         """A compressor first used without an optimizer may have one by now."""
         if find_owner(self.compressor, callers_only=True) is not None:
-            self._binding = Binding(self.compressor, self._binding)
+            self._bind()
+
+    def _bind(self) -> None:
+        """To the optimizer that calls, or to other ranks; a step in progress is given up."""
+        if self._binding is not None:
+            self.forget()
+            if not self._binding.world.is_current():
+                self._attempt = 0  # as it is for ranks that are new
+        self._binding, self._stale = Binding(self.compressor, self._binding), False
 
     def _batch_for(self, slot: int) -> _Batch:
         """The step in progress, or a new one where it was finished or already has this gradient."""
@@ -259,7 +267,6 @@ class Session:
             self.compressor.update(step.number, step.samples, sync, step.parts, step.is_finite())
 
     def _end(self, step: Any) -> None:
-        self._binding.given_up.sweep(self._binding.world)
         self._binding.prediction.learn()
         self._binding.learn_sparse()
         if unfrozen := self._binding.unfrozen():
@@ -270,7 +277,7 @@ class Session:
             )
         if step.counts:
             self.compressor.step = step.number + 1
-            self._binding.given_up.attempts += self._attempt
+            self._binding.given_up.end(self._binding.world)
         self.compressor.meter.finish()
         step.commit()
         self._binding.monitored.step_ended(self._binding, step.number, step.layout)

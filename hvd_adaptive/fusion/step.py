@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +16,6 @@ from hvd_adaptive.exchange.collectives import Collective
 from hvd_adaptive.exchange.exchange import Route, Shipment
 from hvd_adaptive.feedback import Residuals
 from hvd_adaptive.finite import Finite
-from hvd_adaptive.fusion.given_up import unsent
 from hvd_adaptive.fusion.layout import Group, Layout, Piece, gather, parts_among
 from hvd_adaptive.fusion.samples import draw_buckets
 from hvd_adaptive.kernels.random import stream_key
@@ -170,9 +169,15 @@ class Step:
         self._next = 0
         return handles
 
-    def unsent(self) -> Iterator[tuple[str, Collective]]:
-        """See fusion/given_up.py."""
-        return unsent(self)
+    def unsent(self) -> Iterator[tuple[str, type[Collective]]]:
+        """Names and kinds of the collectives that this rank has not submitted, and perhaps another
+        one has."""
+        if not self.binding.exchange.settled:  # nobody has
+            return
+        for index, group in enumerate(self.layout.groups):
+            for stage, kind in enumerate(self.binding.exchange.stages(group.coordinates)):
+                if stage >= self._stages_sent[index]:
+                    yield self._name(index, stage), kind
 
     def commit(self) -> None:
         """The step has ended: its residuals hold, unless AMP must skip it."""
@@ -271,8 +276,7 @@ class Step:
         if self._known_factor is None or not world.orders_collectives:
             return
         while flight := next((f for f in self._flying if f.stage == 0), None):
-            early = len(self.opening(flight.index)) > 1
-            if not (early and world.hvd.poll(flight.handle)):
+            if not (self._goes_on_early(flight.index) and world.hvd.poll(flight.handle)):
                 return
             self._advance(flight)
 
@@ -281,22 +285,9 @@ class Step:
         """What turns sums into what was asked for, as far as it is known by now."""
         return self._early_factor if self.factor is None else self.factor
 
-    def opening(self, index: int) -> Sequence[type[Collective]]:
-        """A group's stages that may be submitted while others are not even launched."""
-        stages = self.binding.exchange.opening(self.layout.groups[index].coordinates)
-        return stages if self.device.type == "cpu" else stages[:1]
-
-    def stages_sent(self, index: int) -> int:
-        """How many stages of a group's exchange have been submitted."""
-        return self._stages_sent[index]
-
-    def collective_name(self, index: int, stage: int) -> str:
-        """Of a stage of a group's exchange, the same on all ranks."""
-        name = f"{self.binding.name}.{self.layout.labels[index]}"
-        name += f".stage{stage}" if stage else ""
-        # What another attempt gave up may still be in flight, or never end.
-        attempt = self.binding.given_up.attempts + self.attempt
-        return f"{name}.attempt{attempt}" if attempt else name
+    def _goes_on_early(self, index: int) -> bool:
+        group, binding = self.layout.groups[index], self.binding
+        return self.device.type == "cpu" and binding.exchange.goes_on_early(group.coordinates)
 
     def _fits(self, index: int) -> bool:
         """Whether the memory bound allows a group beside those in flight."""
@@ -333,12 +324,19 @@ class Step:
         world = self.binding.world
         sent = flight.request.sent_bytes(world.rank, world.size)
         self.binding.compressor.meter.add("wire_bytes", sent, flight.index)
-        name = self.collective_name(flight.index, flight.stage)
+        name = self._name(flight.index, flight.stage)
         self._account("flight", flight.index, flight.request.held_bytes(world))
         flight.handle, flight.begun = flight.request.submit(world, name), time.perf_counter()
         self._stages_sent[flight.index] += 1
         flight.request = flight.request.waiting()
         self._flying.append(flight)
+
+    def _name(self, index: int, stage: int) -> str:
+        """Of a collective, the same on all ranks."""
+        name = f"{self.binding.name}.{self.layout.labels[index]}"
+        name += f".stage{stage}" if stage else ""
+        # What another attempt gave up is in flight until this step ends.
+        return name + (f".attempt{self.attempt}" if self.attempt else "")
 
     def _working_bytes(self, index: int) -> int:
         group = self.layout.groups[index]

@@ -47,8 +47,8 @@ SlurmctldLogFile={folder}/slurmctld.log
 SlurmdLogFile={folder}/%n.log
 """
 NODE = "NodeName={node} NodeHostname={host} NodeAddr=127.0.0.1 Port={port} CPUs=2 State=UNKNOWN\n"
-# FORCE: jobs side by side on the same cores.
-PARTITION = "PartitionName={name} Nodes={nodes} Default={default} State=UP OverSubscribe=FORCE:4\n"
+# NO: jobs wait for each other, where side by side on the same cores each would take far longer.
+PARTITION = "PartitionName={name} Nodes={nodes} Default={default} State=UP OverSubscribe=NO\n"
 
 
 class Unavailable(Exception):
