@@ -92,7 +92,9 @@ def _follow(process: subprocess.Popen[bytes], log: Path, show: Show) -> None:
     """Call `show` with the newest step, a few times a second, until `process` ends."""
     done, step, rest = 0, "fetching and configuring", ""
     with log.open("r", encoding="utf-8", errors="replace") as text:
-        while process.poll() is None:
+        running = True
+        while running:
+            running = process.poll() is None  # once more after its end
             # The last piece may be half a line: keep it for the next round.
             *lines, rest = (rest + text.read()).split("\n")
             done, step = progress_of(lines) or (done, step)

@@ -200,9 +200,11 @@ def _stop(cluster: Cluster, daemons: list[subprocess.Popen]) -> None:
         except subprocess.TimeoutExpired:
             daemon.kill()
             daemon.wait()
-    for process in left_over(cluster):
+    left = left_over(cluster)
+    for process in left:
         with contextlib.suppress(psutil.Error):
             process.kill()
+    psutil.wait_procs(left, timeout=30)
 
 
 def left_over(cluster: Cluster) -> list[psutil.Process]:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from test_examples import BIN, MPIRUN, ROOT, run
 
-pytestmark = [pytest.mark.integration, pytest.mark.parallel, pytest.mark.timeout(200)]
+pytestmark = [pytest.mark.integration, pytest.mark.parallel, pytest.mark.timeout(320)]
 
 
 def test_examples_on_two_ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -17,7 +17,7 @@ def test_examples_on_two_ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setenv("PYTHONPATH", str(ROOT / "examples"))
     launcher = MPIRUN[: MPIRUN.index(sys.executable)]
     program = str(Path(__file__).parent / "example_runs.py")
-    done = run([*launcher, sys.executable, program, str(tmp_path)], tmp_path, 180)
+    done = run([*launcher, sys.executable, program, str(tmp_path)], tmp_path, 300)
     assert done.returncode == 0, done.stdout
     assert done.stdout.count("all examples ran") == 2
 
@@ -28,7 +28,7 @@ def test_ddp_hook(tmp_path: Path) -> None:
     command = [str(BIN / "torchrun"), "--standalone", "--nproc-per-node", "2",
                str(ROOT / "examples" / "ddp_hook.py"), "--no-cuda", "--steps", "40",
                "--bucket-cap-mb", "0.5"]  # fmt: skip
-    done = run(command, tmp_path, 120)
+    done = run(command, tmp_path, 300)
     assert done.returncode == 0, done.stdout
     assert "parameters equal on 2 processes" in done.stdout
     accuracy = float(done.stdout.partition("accuracy ")[2].partition("%")[0])

@@ -37,7 +37,7 @@ from tqdm import tqdm
 
 KINDS = ("mpirun", "gloo", "alone")
 STEPS = 12
-START_SECONDS, SECONDS, GLOO_SECONDS = 150, 30, 5
+START_SECONDS, SECONDS = 150, 60
 # The last calls of each phase's function that a rank makes in so many steps, at least.
 CALLS = {"backward": STEPS, "exchange": STEPS, "waiting": STEPS, "second stage": STEPS,
          "level fit": STEPS // 3}  # fmt: skip
@@ -112,17 +112,22 @@ class Job:
                 member.kill()
             process.wait()
         for pid in self.found("pid"):
-            if psutil.pid_exists(pid):
+            with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         shutil.rmtree(self.folder)
 
 
-def start(kind: str, ranks: int, plan: dict[str, Any]) -> Job:
-    """Begin a job of ``victim.py``."""
+def start(kind: str, ranks: int, plan: dict[str, Any], gloo_seconds: int | None = None) -> Job:
+    """Begin a job of ``victim.py``.
+
+    gloo_seconds: how long ranks wait for each other, be it while they start. By default five where
+    they start side by side, and nobody but they themselves ends those that survive.
+    """
+    gloo_seconds = gloo_seconds or (5 if kind == "alone" else 30)
     folder = tempfile.mkdtemp(prefix="accident")
     program = ROOT / "tests/parallel/ranks/victim.py"
     words = json.dumps(plan | {"folder": folder, "steps": STEPS})
-    variables = {"HOROVOD_GLOO_TIMEOUT_SECONDS": str(GLOO_SECONDS)}
+    variables = {"HOROVOD_GLOO_TIMEOUT_SECONDS": str(gloo_seconds)}
     if kind == "alone":
         return Job(folder, forked.start(ranks, program, [words], variables, Path(folder)))
     command = Launcher(ranks, kind).command([sys.executable, str(program), words])
@@ -160,7 +165,7 @@ def check_steps(job: Job, scheme: str, ranks: int) -> None:
 def check_nobody_left(job: Job) -> None:
     """No rank of the job runs, or is a zombie."""
     pids = job.found("pid")
-    job.wait(lambda: not any(map(psutil.pid_exists, pids)), 5, "the end of every rank")
+    job.wait(lambda: not any(map(psutil.pid_exists, pids)), 30, "the end of every rank")
 
 
 def blow(phase: str, signal: str = "SIGKILL", **when: float) -> dict[str, Any]:
@@ -200,18 +205,24 @@ def kill(kind: str, ranks: int, plan: dict[str, Any]) -> tuple[str, float]:
 
 
 def pause(
-    kind: str, ranks: int, plan: dict[str, Any], until: Callable[[Job], bool], after: int
+    kind: str,
+    ranks: int,
+    plan: dict[str, Any],
+    until: Callable[[Job], bool],
+    after: int,
+    gloo_seconds: int,
 ) -> Job:
     """A rank stops, and gets the signal ``after`` when ``until`` holds; the job, once it has ended.
+    gloo_seconds: see ``start``.
 
     A rank that continues after its fellows gave up may wait for ever in stock Horovod, whose
     background thread has ended.
     """
-    job = start(kind, ranks, plan)
+    job = start(kind, ranks, plan, gloo_seconds)
     try:
         job.wait(lambda: job.found("struck"), START_SECONDS, "the blow")
         victim = job.logs[plan["rank"]][0]["pid"]
-        job.wait(lambda: psutil.Process(victim).status() == "stopped", 5, "the stop")
+        job.wait(lambda: psutil.Process(victim).status() == "stopped", 30, "the stop")
         job.wait(lambda: until(job), SECONDS, "what the pause waits for")
         os.kill(victim, after)
         job.wait(lambda: job.ended, SECONDS, "the end")

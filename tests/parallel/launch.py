@@ -30,7 +30,7 @@ class Launcher:
         """The launcher's command line around ``command``."""
         count = ["-np", str(self.ranks)]
         if self.kind == "gloo":
-            return [str(BIN / "horovodrun"), "--gloo", *count, *command]
+            return [str(BIN / "horovodrun"), "--gloo", "--disable-cache", *count, *command]
         options = ["--oversubscribe", "--mca", "mpi_yield_when_idle", "1"]
         return [str(BIN / "mpirun"), *count, *options, *command]
 
@@ -50,6 +50,9 @@ def environment() -> dict[str, str]:
         # Open MPI refuses root without these.
         "OMPI_ALLOW_RUN_AS_ROOT": "1",
         "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+        # torch.compile's threads and processes come and go, and a check counts threads.
+        "TORCH_WARM_POOL": "0",
+        "TORCHINDUCTOR_COMPILE_THREADS": "1",
     }
 
 

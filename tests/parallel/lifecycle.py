@@ -74,7 +74,8 @@ def shutdown_and_init() -> None:
         net, optimizer = make_optimizer(compressor)
         train(net, optimizer, 2)
         if name == "qsgd":  # a backward that is given up; its collectives end in an error
-            with contextlib.suppress(HorovodInternalError):  # where another rank shut down first
+            # Where another rank shut down first.
+            with contextlib.suppress(HorovodInternalError, RuntimeError, ValueError):
                 net(torch.ones(1, 60)).sum().backward()
             handles = optimizer._handles
             optimizer.load_state_dict(optimizer.state_dict())
@@ -239,7 +240,7 @@ def unlike_processors() -> None:
     hvd.shutdown()
 
 
-SECONDS = 150
+SECONDS = 360
 PROGRAMS = (shutdown_and_init, subsets, static_process_sets, alone, closed, unlike_processors)
 
 # A processor of 2003, for everything that chooses its instructions when it starts.

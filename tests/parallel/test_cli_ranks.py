@@ -56,8 +56,8 @@ def test_constants_of_collectives(launcher):
     found = measure.collectives(tensors=5, launcher=launcher)
     gathers = (found[name] for name in ("allgather", "alltoall", "local"))
     for collective in (*found["allreduce"].values(), *gathers):
-        # Between 20 MB/s and 100 GB/s of one core.
-        assert 1e-11 < collective.byte_s < 5e-8 and 0 < collective.base_s < 1
+        # Between 1 MB/s and 100 GB/s of one core.
+        assert 1e-11 < collective.byte_s < 1e-6 and 0 < collective.base_s < 1
     assert (
         (found["local"] == found["alltoall"])
         == (launcher == "gloo")

@@ -6,6 +6,7 @@ import subprocess
 from pathlib import Path
 
 import forked
+import psutil
 import pytest
 from launch import BIN, ROOT, environment
 from page_blocks import OTHERS, PYTHON, SHELL, Block, blocks, pages, to_run
@@ -47,7 +48,7 @@ def test_python_blocks(tmp_path: Path) -> None:
         assert told.count(f"ran {block}\n") == 2, block
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(220)
 @pytest.mark.parametrize(
     "block", [b for b in ALL if b.language in SHELL and b.reason is None], ids=str
 )
@@ -56,12 +57,18 @@ def test_shell_blocks(block: Block, tmp_path: Path) -> None:
     for name in ("examples", "benchmarks", "slurm", "docs", "tests", "hvd_adaptive"):
         (tmp_path / name).symlink_to(ROOT / name)
     (tmp_path / SCRIPT).write_text(to_run(ROOT / "docs/tutorial.md")[0].code)
-    done = subprocess.run(
+    process = subprocess.Popen(
         ["bash", "-euo", "pipefail", "-c", block.code],
         cwd=tmp_path,
         env=environment() | {"VIRTUAL_ENV": str(BIN.parent)},
-        capture_output=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
         text=True,
-        timeout=100,
     )
-    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+    try:
+        told, _ = process.communicate(timeout=200)
+    finally:
+        if process.poll() is None:
+            for member in [*psutil.Process(process.pid).children(recursive=True), process]:
+                member.kill()
+    assert process.returncode == 0, told[-4000:]

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from launch import BIN, ROOT, Launcher, run
 
-SECONDS = 150
+SECONDS = 240
 
 
 class Elastic(Launcher):
@@ -26,7 +26,7 @@ class Elastic(Launcher):
 @pytest.mark.timeout(SECONDS + 20)
 def test_workers_come_and_go(tmp_path, monkeypatch):
     # A survivor may wait so long for the one that was killed, and all do for one that starts.
-    monkeypatch.setenv("HOROVOD_GLOO_TIMEOUT_SECONDS", "20")
+    monkeypatch.setenv("HOROVOD_GLOO_TIMEOUT_SECONDS", "40")
     script = tmp_path / "discover.sh"
     script.write_text(f"#!/bin/sh\ncat {tmp_path}/hosts\n")
     script.chmod(0o755)

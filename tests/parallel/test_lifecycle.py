@@ -9,7 +9,7 @@ import forked
 import pytest
 from launch import ROOT, Launcher, run
 
-SECONDS = 180  # unlike processors compile kernels anew, the first time
+SECONDS = 400  # unlike processors compile kernels anew, the first time
 PROGRAM = ROOT / "tests/parallel/lifecycle.py"
 LAUNCHED = [
     ("shutdown_and_init", Launcher(2, "mpirun")),
@@ -38,5 +38,5 @@ def test_launched(program, launcher) -> None:
     ids=[f"{name}{'-elastic' * bool(variables)}" for name, _, variables in FORKED],
 )
 def test_over_gloo(program, ranks, variables, tmp_path) -> None:
-    told = forked.run(ranks, PROGRAM, [program], variables, tmp_path, 60)
+    told = forked.run(ranks, PROGRAM, [program], variables, tmp_path, 180)
     assert told.count("passed in") == ranks, told

@@ -9,7 +9,7 @@ import forked
 import pytest
 from launch import ROOT
 
-SECONDS = 60
+SECONDS = 180
 RANKS = 2
 
 

@@ -7,7 +7,7 @@ import sys
 import pytest
 from launch import Launcher, run
 
-SECONDS, RANKS = 120, 2
+SECONDS, RANKS = 300, 2
 
 
 @pytest.mark.parallel
@@ -17,7 +17,7 @@ def test_threads() -> None:
     they are among the rank checks of every launch.)"""
     command = [
         sys.executable, "-X", "dev", "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider",
-        "-W", "error::ResourceWarning", "-o", "timeout=60",
+        "-W", "error::ResourceWarning", "-o", "timeout=180",
         "tests/parallel/ranks/check_threads.py",
     ]  # fmt: skip
     done = run(Launcher(RANKS, "gloo"), command, SECONDS)

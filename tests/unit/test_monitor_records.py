@@ -83,7 +83,7 @@ def test_records_are_means_over_the_steps_since_the_last(tmp_path):
     assert second["relative_error"] == (3 + 3 + 4 + 5) / 24
     assert [g["relative_error"] for g in last["groups"]] == [0.5, 1.0]
     assert [g["encode_s"] for g in second["groups"]] == [0.5, 0.25] and second["encode_s"] == 0.75
-    assert first["step_s"] > 0 and 0 < first["monitor_s"] < 0.1
+    assert first["step_s"] > 0 and 0 < first["monitor_s"] < 5
     (start,) = records(tmp_path, "start")
     assert start["groups"] == GROUPS and start["compressor"] == 0
 

@@ -8,7 +8,7 @@ import logging
 import horovod.torch as hvd
 import pytest
 import torch
-from conftest import assert_same_everywhere, flat_parameters, make_model, train
+from conftest import assert_same_everywhere, flat_parameters, learn, make_model, train
 
 from hvd_adaptive import ALQ, QSGD, RankMismatchError, SparseSGD
 from hvd_adaptive.exchange import auto
@@ -37,9 +37,8 @@ def test_measures_once_and_all_ranks_choose_alike(make, caplog):
     model, compressor = make_model(), make(exchange="auto", seed=next(SEEDS))
     optimizer = distributed(model, compressor)
     with caplog.at_level(logging.INFO, "hvd_adaptive"):
-        losses = train(model, optimizer, 12)
+        assert learn(model, optimizer) < 0.9
     assert_same_everywhere(flat_parameters(model), "auto")
-    assert sum(losses[-4:]) < sum(losses[:4])
     assert caplog.text.count("take, in milliseconds") == 1
     exchange = compressor._session._binding.exchange
     lines = torch.tensor(list(exchange._lines.values()))

@@ -111,7 +111,7 @@ def test_a_compiled_model(scheme):
     assert_compiled_alike(scheme, "aot_eager")
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(240)
 def test_a_model_compiled_by_inductor():
     """On one rank of two, once: a C++ compiler takes seconds."""
     if hvd.size() != 2 or not hvd.mpi_enabled():

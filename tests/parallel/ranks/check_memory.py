@@ -75,6 +75,6 @@ def test_nothing_grows():
         second_stage_bits=5, update_steps=lambda step: step % 20 == 0,
     )  # fmt: skip
     grown = memory.growth(compressor, 120, 32)
-    assert grown["threads"] == 0 and grown["files"] <= 0
+    assert grown["threads"] <= 0 and grown["files"] <= 0
     assert grown["objects"] < 100  # one for each step would be 108 and more
     assert grown["bytes"] < 8 << 20  # a gradient for each step would be some 50 MiB
