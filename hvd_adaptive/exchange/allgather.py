@@ -9,7 +9,7 @@ import torch
 
 from hvd_adaptive.coding.payload import Payload, split
 from hvd_adaptive.errors import PayloadError
-from hvd_adaptive.exchange.collectives import AllGather, Collective, copies_sent
+from hvd_adaptive.exchange.collectives import AllGather, copies_sent
 from hvd_adaptive.exchange.exchange import Exchange, Route, Shipment
 
 if TYPE_CHECKING:
@@ -25,9 +25,6 @@ class Allgather(Exchange):
         # All ranks' payloads, and its own once more or, sent directly, for each of them.
         copies = self.ranks + copies_sent(self.ranks)
         return copies * codec.payload_bytes(quantized, full, dtype)
-
-    def stages(self, coordinates: int) -> Sequence[type[Collective]]:
-        return (AllGather,)
 
     def encode(self, shipment: Shipment, flat: torch.Tensor, values: torch.Tensor) -> list[Payload]:
         s = shipment

@@ -25,7 +25,6 @@ import torch
 
 from hvd_adaptive.device import wait_for
 from hvd_adaptive.exchange.allgather import Allgather
-from hvd_adaptive.exchange.collectives import Collective
 from hvd_adaptive.exchange.exchange import Exchange, Place, Route, Shipment
 from hvd_adaptive.exchange.hierarchical import Hierarchical
 from hvd_adaptive.exchange.nodes import find_nodes
@@ -156,9 +155,6 @@ class Auto(Exchange):
     def working_bytes(self, codec: GradientCompressor, quantized: int, full: int) -> int:
         chosen = self._candidates[self.choice(quantized + full)]
         return chosen.working_bytes(codec, quantized, full)
-
-    def stages(self, coordinates: int) -> Sequence[type[Collective]]:
-        return self._candidates[self.choice(coordinates)].stages(coordinates)
 
     def goes_on_early(self, coordinates: int) -> bool:
         # Beside routes of more stages ranks could come to wait for each other.

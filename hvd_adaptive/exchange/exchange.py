@@ -125,11 +125,6 @@ class Exchange(ABC):
         results is worked on."""
         return 0
 
-    @abstractmethod
-    def stages(self, coordinates: int) -> Sequence[type[Collective]]:
-        """What the route of a group of so many coordinates asks for, in its order, as Horovod sees
-        it; once it is settled."""
-
     def goes_on_early(self, coordinates: int) -> bool:
         """Whether a group of so many coordinates has a second stage, its last, that may be sent as
         soon as the first one is there, while other groups are not even launched."""

@@ -26,7 +26,7 @@ import torch
 from hvd_adaptive.errors import PayloadError
 from hvd_adaptive.exchange.allgather import Allgather
 from hvd_adaptive.exchange.chunks import Chunk, cut
-from hvd_adaptive.exchange.collectives import AllGather, AllToAll, Among, Collective
+from hvd_adaptive.exchange.collectives import AllGather, AllToAll, Among
 from hvd_adaptive.exchange.exchange import Exchange, Place, Route, Shipment
 from hvd_adaptive.exchange.nodes import find_nodes
 from hvd_adaptive.exchange.scatter_reduce import ScatterReduce
@@ -80,10 +80,6 @@ class Hierarchical(Exchange):
         inside = dtype.itemsize * (2 * coordinates + spare)
         payload = codec.payload_bytes(quantized + min(spare, quantized), full, dtype)
         return inside + 2 * payload + 2 * (quantized + spare) + HEADERS * self.ranks
-
-    def stages(self, coordinates: int) -> Sequence[type[Collective]]:
-        between = self._between.stages(coordinates) if len(self._across) > 1 else ()
-        return [AllToAll] * (1 + len(between) + 1)  # Among makes all of them so
 
     def working_bytes(self, codec: GradientCompressor, quantized: int, full: int) -> int:
         # The average of a node's slice; what is then exchanged is not larger.

@@ -26,7 +26,7 @@ from hvd_adaptive.coding.header import Frame
 from hvd_adaptive.coding.payload import Payload, Row, arrived
 from hvd_adaptive.errors import PayloadError
 from hvd_adaptive.exchange.chunks import Chunk, cut
-from hvd_adaptive.exchange.collectives import AllGather, AllToAll, Collective, copies_sent
+from hvd_adaptive.exchange.collectives import AllGather, AllToAll, copies_sent
 from hvd_adaptive.exchange.exchange import Exchange, Route, Shipment
 from hvd_adaptive.exchange.second_stage import SecondStage
 from hvd_adaptive.kernels.random import stream_key
@@ -55,9 +55,6 @@ class ScatterReduce(Exchange):
         # What is sent and received in the first stage; of the second, the owner's own and all.
         first = sum(own) + self.ranks * max(own, default=0)
         return max(first, copies_sent(self.ranks) * max(averages, default=0) + sum(averages))
-
-    def stages(self, coordinates: int) -> Sequence[type[Collective]]:
-        return AllToAll, AllGather
 
     def goes_on_early(self, coordinates: int) -> bool:
         return True

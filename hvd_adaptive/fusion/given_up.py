@@ -3,58 +3,81 @@
 Groups set out as soon as a rank knows that all ranks take part, so one rank may have sent a group
 of such a step that another one had not reached. Horovod waits for the other one's; it would warn of
 that for good, and take what is sent next under the same name for it. So each attempt at a step has
-names of its own and, once all ranks are known to be there and to have given up as often, each
-submits something in place of what it had not sent. The step ends when all of that has, and then
-its names may be used again.
+names of its own and, once all ranks are known to be there and to be at the same attempt, they tell
+each other what is in flight, and each submits something in place of what it had not sent. The step
+ends when all of that has, and then its names may be used again.
 """
 
 from __future__ import annotations
 
+import json
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from hvd_adaptive.exchange.collectives import AllGather, AllToAll, Collective
+from hvd_adaptive.exchange.collectives import AllGather, AllToAll
 
 if TYPE_CHECKING:
     from hvd_adaptive.exchange.world import World
 
 
+class Sent(NamedTuple):
+    """A collective that was submitted. gathers: an allgather, or else some kind of alltoall."""
+
+    name: str
+    gathers: bool
+    handle: Any
+
+
 class GivenUp:
-    """Of one compressor among the same ranks."""
+    """Of one compressor among the same ranks.
+
+    attempt: at the step in progress, the first one being 0.
+    """
 
     def __init__(self) -> None:
-        self._handles: list[Any] = []
-        self._owed: list[tuple[str, type[Collective]]] = []
+        self.attempt = 0
+        self._names: set[str] = set()
+        self._flying: list[Sent] = []
         self._settled: list[Any] = []
 
     def take(self, step: Any) -> None:
         """A Step or a JoinedStep that is given up now."""
-        self._owed += step.unsent()
-        self._handles += step.abandon()
+        self._names |= step.names
+        self._flying += step.abandon()
+        self.attempt += 1
 
-    def settle(self, world: World, device: torch.device) -> None:
-        """All ranks are there and have given up as often as this one: nothing is owed any longer.
+    def settle(self, world: World, label: str, device: torch.device) -> None:
+        """All ranks are at this attempt, and here: what is in flight anywhere comes to its end.
 
-        device: where their gradients are.
+        label: ends the names of its collectives.  device: where gradients are.
         """
-        owed, self._owed = self._owed, []
-        self._settled += self._handles
-        self._handles = []
-        nothing = torch.zeros(1, dtype=torch.uint8, device=device)
-        for name, kind in owed:
+        hvd, nothing = world.hvd, torch.zeros(1, dtype=torch.uint8, device=device)
+        flying = [sent for sent in self._flying if not hvd.poll(sent.handle)]
+        self._settled += [sent.handle for sent in self._flying]
+        self._flying = []
+        for name, gathers in _told(world, flying, f"hvd_adaptive.given_up.{label}"):
+            if name in self._names:
+                continue
             to_each = AllToAll([nothing] * world.size)
-            request = AllGather(nothing) if kind is AllGather else to_each
+            request = AllGather(nothing) if gathers else to_each
             self._settled.append(request.submit(world, name))
+            self._names.add(name)
 
     def end(self, world: World) -> None:
-        """The step that settled has ended: so has, or soon will, what is in flight."""
-        handles, self._settled = self._settled, []
-        for handle in handles:
-            with suppress(RuntimeError):  # of the collective, which nobody reads
+        """The step has ended; wait for what was in flight when it settled."""
+        for handle in self._settled:
+            with suppress(RuntimeError):  # of a collective that nobody reads
                 world.hvd.synchronize(handle)
+        self.attempt, self._names, self._flying, self._settled = 0, set(), [], []
 
-    def excuse(self) -> None:
-        """Some ranks have called hvd.join(): they may not know of what is owed."""
-        self._owed, self._handles = [], []
+
+def _told(world: World, own: list[Sent], name: str) -> list[tuple[str, bool]]:
+    """Name and kind of all that is in flight on some rank, in the same order on all of them."""
+    text = json.dumps([(sent.name, sent.gathers) for sent in own]).encode()
+    data = torch.frombuffer(bytearray(text), dtype=torch.uint8)
+    lengths = world.gather_equal(torch.tensor([data.numel()]), f"{name}.lengths").view(-1)
+    everyone = world.hvd.allgather(data, name=name, process_set=world.process_set)
+    told = [json.loads(bytes(part.tolist())) for part in everyone.split(lengths.tolist())]
+    return sorted({(name, gathers) for of_rank in told for name, gathers in of_rank})

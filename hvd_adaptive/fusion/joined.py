@@ -8,7 +8,7 @@ not counted, so that ranks count alike when the joined ones come back.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -21,6 +21,7 @@ class JoinedStep:
     """What Step is to the session, for gradients that all active ranks have, by slot."""
 
     counts = False
+    names: frozenset[str] = frozenset()
     layout = None
 
     def __init__(
@@ -63,12 +64,8 @@ class JoinedStep:
         return not self._gradients
 
     def abandon(self) -> list[Any]:
-        """Give it up; returns the handles of what is in flight."""
-        return list(self._handles.values())
-
-    def unsent(self) -> Iterable[Any]:
-        """Every active rank submits all of it, or none."""
-        return ()
+        """Give it up. What is in flight ends once every active rank has sent it, too."""
+        return []
 
     def commit(self) -> None:
         """The step has ended, and changes nothing."""

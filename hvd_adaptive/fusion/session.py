@@ -87,8 +87,11 @@ class Session:
         self._warn_of_unfrozen = WarnOnce(logger)
         self._warn_of_sparse = WarnOnce(logger)
         self._due = (-1, False)
-        self._attempt = 0
         self._stale = False
+
+    @property
+    def _attempt(self) -> int:
+        return self._binding.given_up.attempt
 
     @property
     def is_idle(self) -> bool:
@@ -155,8 +158,9 @@ class Session:
             batch.step = self._name_by_arrival(batch.unnamed)
         batch.step.factor = read.factor
         if batch.step.counts:
-            if batch is self._batch:
-                self._binding.given_up.settle(self._binding.world, batch.step.device)
+            if batch is self._batch and batch.step.attempt:
+                world, device = self._binding.world, batch.step.device
+                self._binding.given_up.settle(world, self._binding.name, device)
             self._refit(batch.step)
         batch.step.launch_all()
 
@@ -169,7 +173,6 @@ class Session:
         else:
             gradients = batch.step.arrived
             batch.step.abandon()  # nothing of it has been sent
-        self._binding.given_up.excuse()
         return JoinedStep(self._binding, gradients, name, self._attempt)
 
     def _reduction(self, reduced: torch.Tensor, ticket: Ticket) -> tuple[Reduction, bool]:
@@ -208,8 +211,6 @@ class Session:
         """To the optimizer that calls, or to other ranks; a step in progress is given up."""
         if self._binding is not None:
             self.forget()
-            if not self._binding.world.is_current():
-                self._attempt = 0  # as it is for ranks that are new
         self._binding, self._stale = Binding(self.compressor, self._binding), False
 
     def _batch_for(self, slot: int) -> _Batch:
@@ -244,7 +245,6 @@ class Session:
         batch, self._batch = self._batch, None
         if batch is not None and batch.step is not None:
             self._binding.given_up.take(batch.step)
-            self._attempt += 1
             self.compressor.meter.restart()
 
     def rebind(self) -> None:
@@ -277,11 +277,11 @@ class Session:
             )
         if step.counts:
             self.compressor.step = step.number + 1
-            self._binding.given_up.end(self._binding.world)
         self.compressor.meter.finish()
         step.commit()
         self._binding.monitored.step_ended(self._binding, step.number, step.layout)
-        self._batch, self._attempt = None, 0
+        self._binding.given_up.end(self._binding.world)
+        self._batch = None
 
     def _compress_unnamed(self, tensor: torch.Tensor) -> tuple[torch.Tensor, Ticket]:
         if self.compressor.settings.parameter_bits is not None:
@@ -289,8 +289,10 @@ class Session:
                 "parameter_bits: no optimizer holds this compressor, so the parameters' names are "
                 "unknown: give named_parameters="
             )
+        if self._batch is not None and self._batch.lost:
+            self.forget()
         batch = self._batch
-        if batch is None or batch.step is not None or batch.lost:
+        if batch is None or batch.step is not None:
             batch = self._batch = _Batch(None, [])
         batch.unnamed.append(tensor)
         if len(batch.unnamed) > 1:

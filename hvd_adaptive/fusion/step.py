@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -12,10 +11,11 @@ import torch
 
 from hvd_adaptive.compressor import ERROR_STREAM, SAMPLE_STREAM, GradientCompressor
 from hvd_adaptive.device import Later, Streams
-from hvd_adaptive.exchange.collectives import Collective
+from hvd_adaptive.exchange.collectives import AllGather, Collective
 from hvd_adaptive.exchange.exchange import Route, Shipment
 from hvd_adaptive.feedback import Residuals
 from hvd_adaptive.finite import Finite
+from hvd_adaptive.fusion.given_up import Sent
 from hvd_adaptive.fusion.layout import Group, Layout, Piece, gather, parts_among
 from hvd_adaptive.fusion.samples import draw_buckets
 from hvd_adaptive.kernels.random import stream_key
@@ -75,7 +75,7 @@ class Step:
         self._missing = [len(group.slots) for group in layout.groups]
         self._next = len(layout.groups)
         self._flying: deque[_Flight] = deque()
-        self._stages_sent = [0] * len(layout.groups)
+        self.names: set[str] = set()  # of what was submitted
         self._held = 0
         self._results: dict[int, torch.Tensor | None] = {}
         self._residuals = residuals
@@ -160,24 +160,17 @@ class Step:
         """Whether every member that arrived has been given back."""
         return self._pending == 0
 
-    def abandon(self) -> list[Any]:
-        """Give up a step that was never finished; returns the handles of what is in flight."""
-        handles = [flight.handle for flight in self._flying]
+    def abandon(self) -> list[Sent]:
+        """Give up a step that was never finished; returns what is in flight."""
+        flying = [
+            Sent(self._name(f.index, f.stage), isinstance(f.request, AllGather), f.handle)
+            for f in self._flying
+        ]
         self._flying.clear()
         self._after.clear()
         self._held = 0
         self._next = 0
-        return handles
-
-    def unsent(self) -> Iterator[tuple[str, type[Collective]]]:
-        """Names and kinds of the collectives that this rank has not submitted, and perhaps another
-        one has."""
-        if not self.binding.exchange.settled:  # nobody has
-            return
-        for index, group in enumerate(self.layout.groups):
-            for stage, kind in enumerate(self.binding.exchange.stages(group.coordinates)):
-                if stage >= self._stages_sent[index]:
-                    yield self._name(index, stage), kind
+        return flying
 
     def commit(self) -> None:
         """The step has ended: its residuals hold, unless AMP must skip it."""
@@ -327,7 +320,7 @@ class Step:
         name = self._name(flight.index, flight.stage)
         self._account("flight", flight.index, flight.request.held_bytes(world))
         flight.handle, flight.begun = flight.request.submit(world, name), time.perf_counter()
-        self._stages_sent[flight.index] += 1
+        self.names.add(name)
         flight.request = flight.request.waiting()
         self._flying.append(flight)
 

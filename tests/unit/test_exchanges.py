@@ -7,7 +7,6 @@ import torch
 
 from hvd_adaptive import ALQ, QSGD, SparseSGD, simulate
 from hvd_adaptive.exchange.collectives import AllGather, AllToAll, Among
-from hvd_adaptive.exchange.exchanges import EXCHANGES as EXCHANGES_BY_NAME
 from hvd_adaptive.settings import EXCHANGES
 
 # What can be simulated: the others measure a network.
@@ -78,30 +77,6 @@ def test_repeats_and_is_unbiased_enough(make, exchange):
     for want, one, two in zip(runs[0][0], runs[0][1], runs[1][1], strict=True):
         assert torch.equal(one, two)
         assert (one.double() - want).norm() < 3 * want.norm()
-
-
-@pytest.mark.parametrize(("workers", "per_node"), [(4, 1), (4, 2), (12, 1), (4, 4)])
-@pytest.mark.parametrize("exchange", SIMULATED)
-def test_routes_ask_for_their_stages(exchange, workers, per_node, monkeypatch):
-    """As Horovod sees them; ranks rely on it when they give up a step (fusion/given_up.py)."""
-    kind, told = EXCHANGES_BY_NAME[exchange], []
-
-    def told_route(own, shipment, sent, plain=kind.route):
-        route, received, asked = plain(own, shipment, sent), None, []
-        while True:
-            try:
-                request = route.send(received)
-            except StopIteration as end:
-                told.append((asked, list(own.stages(shipment.quantized + shipment.full))))
-                return end.value
-            asked.append(AllToAll if isinstance(request, Among) else type(request))
-            received = yield request
-
-    monkeypatch.setattr(kind, "route", told_route)
-    averaged(QSGD(bits=2, bucket_size=64, exchange=exchange, ranks_per_node=per_node), workers)
-    assert told
-    for asked, stages in told:
-        assert asked == stages
 
 
 def test_one_node_compresses_nothing():
