@@ -61,6 +61,11 @@ class World:
         """
         return 1 < self.size <= MOST_DIRECT and self.hvd.mpi_enabled()
 
+    @property
+    def life(self) -> Any:
+        """Another object after each hvd.init(), from which on handles are numbered anew."""
+        return self.hvd.mpi_ops._handle_map
+
     def is_current(self) -> bool:
         """Whether Horovod still runs with the same ranks."""
         same = self.hvd.is_initialized() and _size(self.process_set) == self.size

@@ -41,18 +41,26 @@ class GivenUp:
         self._names: set[str] = set()
         self._flying: list[Sent] = []
         self._settled: list[Any] = []
+        self._life: Any = None
 
-    def take(self, step: Any) -> None:
-        """A Step or a JoinedStep that is given up now."""
+    def take(self, step: Any, life: Any) -> None:
+        """A Step or a JoinedStep that is given up now. life: World.life when it began."""
+        self._bury(life)
         self._names |= step.names
         self._flying += step.abandon()
         self.attempt += 1
+
+    def _bury(self, life: Any) -> None:
+        """Nothing is in flight of a life of Horovod that is over."""
+        if life is not self._life:
+            self._life, self._flying, self._settled = life, [], []
 
     def settle(self, world: World, label: str, device: torch.device) -> None:
         """All ranks are at this attempt, and here: what is in flight anywhere comes to its end.
 
         label: ends the names of its collectives.  device: where gradients are.
         """
+        self._bury(world.life)
         hvd, nothing = world.hvd, torch.zeros(1, dtype=torch.uint8, device=device)
         flying = [sent for sent in self._flying if not hvd.poll(sent.handle)]
         self._settled += [sent.handle for sent in self._flying]
@@ -67,6 +75,7 @@ class GivenUp:
 
     def end(self, world: World) -> None:
         """The step has ended; wait for what was in flight when it settled."""
+        self._bury(world.life)
         for handle in self._settled:
             with suppress(RuntimeError):  # of a collective that nobody reads
                 world.hvd.synchronize(handle)

@@ -41,6 +41,7 @@ class _Batch:
 
     roll_call: None where nothing may be launched before the first decompress.
     lost: Horovod dropped a gradient of this step without asking for it back.
+    life: that of Horovod in which it began.
     """
 
     step: Any  # a Step, a JoinedStep, or None until the first decompress
@@ -48,6 +49,7 @@ class _Batch:
     roll_call: RollCall | None = None
     lost: bool = False
     reader: Reader | None = None
+    life: Any = None
     tickets: list[weakref.ref] = field(default_factory=list)
 
     def ticket(self, slot: int) -> Ticket:
@@ -225,7 +227,8 @@ class Session:
         self._binding.prediction.restart()
         step = self._new_step(self._binding.layout)
         held = self._update_due(step.number) or not self._binding.exchange.settled
-        self._batch = _Batch(step, [], None if held else self._binding.roll_call())
+        call = None if held else self._binding.roll_call()
+        self._batch = _Batch(step, [], call, life=self._binding.world.life)
         return self._batch
 
     def _new_step(self, layout: Layout) -> Step:
@@ -244,7 +247,7 @@ class Session:
         self._due = (-1, False)
         batch, self._batch = self._batch, None
         if batch is not None and batch.step is not None:
-            self._binding.given_up.take(batch.step)
+            self._binding.given_up.take(batch.step, batch.life)
             self.compressor.meter.restart()
 
     def rebind(self) -> None:
@@ -289,10 +292,8 @@ class Session:
                 "parameter_bits: no optimizer holds this compressor, so the parameters' names are "
                 "unknown: give named_parameters="
             )
-        if self._batch is not None and self._batch.lost:
-            self.forget()
         batch = self._batch
-        if batch is None or batch.step is not None:
+        if batch is None or batch.step is not None or batch.lost:
             batch = self._batch = _Batch(None, [])
         batch.unnamed.append(tensor)
         if len(batch.unnamed) > 1:

@@ -77,6 +77,8 @@ def shutdown_and_init() -> None:
             # Where another rank shut down first.
             with contextlib.suppress(HorovodInternalError, RuntimeError, ValueError):
                 net(torch.ones(1, 60)).sum().backward()
+                if hvd.rank() == 0:  # the other one need not have sent any group
+                    compressor._session._batch.step.release()
             handles = optimizer._handles
             optimizer.load_state_dict(optimizer.state_dict())
             handles.clear()

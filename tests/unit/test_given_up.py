@@ -1,0 +1,83 @@
+"""What is told and sent of steps that were given up, as one of two ranks, without Horovod."""
+
+from __future__ import annotations
+
+import json
+from types import SimpleNamespace
+
+import torch
+
+from hvd_adaptive.fusion.given_up import GivenUp, Sent
+
+CPU = torch.device("cpu")
+
+
+class Hvd:
+    """Horovod, where the other rank tells ``others``; it raises where it knows no such handle."""
+
+    def __init__(self, others, done=()):
+        self.others, self.done, self.known = others, set(done), set(done)
+        self.told, self.sent = None, []
+
+    def poll(self, handle):
+        if handle not in self.known:
+            raise ValueError(f"Handle {handle} was not created or has been cleared.")
+        return handle in self.done
+
+    def allgather(self, data, name, process_set):
+        self.told = json.loads(bytes(data.tolist()))
+        return torch.cat([data, torch.tensor(list(_text(self.others)), dtype=torch.uint8)])
+
+    def allgather_async(self, data, name, process_set):
+        return self._submitted(name)
+
+    def alltoall_async(self, data, splits, name, process_set):
+        return self._submitted(name)
+
+    def synchronize(self, handle):
+        self.known.remove(handle)
+
+    def _submitted(self, name):
+        self.sent.append(name)
+        self.known.add(name)
+        return name
+
+
+def _text(told) -> bytes:
+    return json.dumps(told).encode()
+
+
+def world_of(hvd, life):
+    length = len(_text(hvd.others))
+    return SimpleNamespace(
+        hvd=hvd, size=2, life=life, process_set=None, sends_directly=False,
+        gather_equal=lambda own, name: torch.tensor([[int(own)], [length]]),
+    )  # fmt: skip
+
+
+def step_of(*sent):
+    names = {one.name for one in sent} | {"received"}
+    return SimpleNamespace(names=names, abandon=lambda: list(sent))
+
+
+def test_what_others_have_in_flight_is_filled():
+    """What this rank has sent, be it long received, is not sent again."""
+    hvd = Hvd([("a", True), ("b", False), ("c", True), ("received", True)], done=["of a"])
+    hvd.known.add("of b")
+    given_up, life = GivenUp(), {}
+    given_up.take(step_of(Sent("a", True, "of a"), Sent("b", False, "of b")), life)
+    assert given_up.attempt == 1
+    given_up.settle(world_of(hvd, life), "here", CPU)
+    assert hvd.told == [["b", False]] and hvd.sent == ["c"]
+    given_up.end(world_of(hvd, life))
+    assert given_up.attempt == 0 and not hvd.known  # all of it was waited for
+
+
+def test_nothing_is_in_flight_of_a_life_that_is_over():
+    """Horovod numbers handles anew after its shutdown: those of before are somebody else's."""
+    hvd, given_up, life, next_life = Hvd([]), GivenUp(), {}, {}
+    given_up.take(step_of(Sent("a", True, 0)), life)
+    given_up.settle(world_of(hvd, next_life), "here", CPU)
+    assert hvd.told == [] and hvd.sent == []
+    given_up.end(world_of(hvd, next_life))
+    assert given_up.attempt == 0
