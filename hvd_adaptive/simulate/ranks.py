@@ -108,6 +108,7 @@ class Ranks:
         for rank, residuals in enumerate(self.residuals):
             residuals.lay_out(self.layout, rank, self.workers)
         self.coordinates = sum(group.coordinates for group in self.layout.groups)
+        self._lent = [Lent() for _ in range(self.workers)]
         self._missing: list[set[int]] = [set() for _ in range(self.workers)]
         self.payload_bytes, self.relative_error = 0, 0.0
 
@@ -259,13 +260,21 @@ class Ranks:
         routes = []
         for rank, row in enumerate(self.flats[index]):
             exchange, shipment = self._exchanges[rank], self._shipment(index, step, rank)
-            values = self._quantized_values(index, rank, shipment.quantized)
-            payloads = exchange.encode(shipment, row, values)
+            flat = self._lent[rank].memory("gradients", row.numel(), row.dtype, row.device)
+            flat.copy_(row)
+            values = flat[: shipment.quantized]
+            if self.residuals:
+                values = self._quantized_values(index, rank, shipment.quantized)
+            payloads = exchange.encode(shipment, flat, values)
             if self.residuals and shipment.quantized:
                 codec, residuals = shipment.codec, self.residuals[rank]
                 after[rank][index] = residuals.after(index, values, codec, payloads)
             routes.append(exchange.route(shipment, payloads))
-        return together(routes)
+        return together(routes, self._take_back).clone()
+
+    def _take_back(self) -> None:
+        for lent in self._lent:
+            lent.take_back()
 
     def _shipment(self, index: int, step: int, of_rank: int) -> Shipment:
         group, quantized = self.layout.groups[index], self._quantized(index, step)
@@ -280,6 +289,7 @@ class Ranks:
             factor=lambda: 1.0 / self.workers,
             time=lambda field: nullcontext(),
             count=self._count if of_rank == 0 else lambda size: None,
+            memory=self._lent[of_rank].memory,
         )
 
     def _count(self, size: int) -> None:
@@ -294,10 +304,41 @@ class Ranks:
         return 0 if step < self.settings.warmup_steps else self.layout.groups[index].quantized
 
 
-def together(routes: Sequence[Route]) -> torch.Tensor:
-    """The first rank's result of an exchange: all ranks go its stages side by side."""
+class Lent:
+    """Memory of one rank that every group uses again, as ``Shipment.memory`` says.
+
+    In training another group may be encoded or decoded there while a collective is under way. So
+    ``take_back`` overwrites it each time: what is still read there becomes NaN.
+    """
+
+    def __init__(self) -> None:
+        self._buffers: dict[tuple[str, torch.dtype, torch.device], torch.Tensor] = {}
+
+    def memory(
+        self, use: str, coordinates: int, dtype: torch.dtype, device: torch.device
+    ) -> torch.Tensor:
+        """For so many coordinates, holding anything."""
+        key = use, dtype, device
+        if key not in self._buffers or self._buffers[key].numel() < coordinates:
+            self._buffers[key] = torch.empty(coordinates, dtype=dtype, device=device)
+        return self._buffers[key][:coordinates]
+
+    def take_back(self) -> None:
+        """Overwrite all of it."""
+        for buffer in self._buffers.values():
+            buffer.fill_(float("nan"))
+
+
+def together(
+    routes: Sequence[Route], under_way: Callable[[], None] = lambda: None
+) -> torch.Tensor:
+    """The first rank's result of an exchange: all ranks go its stages side by side.
+
+    under_way: is called when all ranks have submitted a collective, and none has been read.
+    """
     requests = [next(route) for route in routes]
     while True:
+        under_way()
         received = type(requests[0]).hand_over(requests)
         try:
             first = routes[0].send(received[0])

@@ -1,0 +1,129 @@
+"""Every rank's average of every gradient, beside the exact one.
+
+Each rank draws all ranks' gradients from seeds and averages them in float64, without this package.
+Memory that is used again while a collective still reads it shows as a wrong average.
+"""
+
+from __future__ import annotations
+
+import horovod.torch as hvd
+import pytest
+import torch
+from conftest import assert_same_everywhere
+
+from hvd_adaptive import QSGD
+
+STEPS = 4
+# Relative error of an average that 8 bits of the largest of a bucket's coordinates allow, and that
+# of a second stage of 8 bits: a fifth of it. Swapped gradients have 1 or more.
+COMPRESSED, EXACT = 0.03, 1e-6
+
+MODELS = {
+    # Groups hold several whole matrices and nothing else.
+    "matrices": [(512, 512)] * 24,
+    # Both sections in a group, and groups of one member alone.
+    "biases": [shape for n in (300, 512, 700) for shape in ((512, n), (n,))] * 4,
+    # Nothing is quantised unless min_numel says so.
+    "small": [(30, 30), (30,)] * 200,
+    "one": [(2000, 1500)],
+}
+EXCHANGES = ["allgather", "scatter_reduce", "hierarchical", "auto"]
+
+
+class Vectors(torch.nn.Module):
+    """Parameters whose gradients are what ``backward`` is given."""
+
+    def __init__(self, shapes, dtype):
+        super().__init__()
+        self.weights = torch.nn.ParameterList(torch.zeros(s, dtype=dtype) for s in shapes)
+
+    def backward(self, gradients):
+        sum((w * g).sum() for w, g in zip(self.weights, gradients, strict=True)).backward()
+
+
+def drawn(shapes, rank, step, dtype):
+    """A rank's gradients of a step."""
+    generator = torch.Generator().manual_seed(1000 * step + rank)
+    return [torch.randn(shape, generator=generator).to(dtype) for shape in shapes]
+
+
+def exact(shapes, step, dtype):
+    """The average over all ranks, float64."""
+    ranks = [drawn(shapes, rank, step, dtype) for rank in range(hvd.size())]
+    return [sum(g.double() for g in of_one) / hvd.size() for of_one in zip(*ranks, strict=True)]
+
+
+def check(model_name, bound=COMPRESSED, steps=STEPS, dtype=torch.float32, **keywords):
+    shapes = MODELS[model_name]
+    keywords = {"bits": 8, "norm": "linf", "second_stage_bits": 8} | keywords
+    model = Vectors(shapes, dtype)
+    optimizer = hvd.DistributedOptimizer(
+        torch.optim.SGD(model.parameters(), lr=0.1),
+        named_parameters=model.named_parameters(),
+        compression=QSGD(**keywords),
+    )
+    for step in range(steps):
+        optimizer.zero_grad()
+        model.backward(drawn(shapes, hvd.rank(), step, dtype))
+        optimizer.synchronize()
+        for name, weight, want in zip(
+            range(len(shapes)), model.weights, exact(shapes, step, dtype), strict=True
+        ):
+            error = float((weight.grad.double() - want).norm() / want.norm())
+            assert error < bound, f"step {step}, tensor {name} {tuple(want.shape)}: {error:.3g}"
+        flat = torch.cat([w.grad.float().reshape(-1) for w in model.weights])
+        assert_same_everywhere(flat, "gradients")
+        with optimizer.skip_synchronize():
+            optimizer.step()
+
+
+def per_node():
+    """Every number of ranks that a node may hold."""
+    return [n for n in (1, 2, 4) if hvd.size() % n == 0 and n <= hvd.size()]
+
+
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("exchange", EXCHANGES)
+def test_compressed(exchange, model):
+    for ranks_per_node in [None, *per_node()] if exchange == "hierarchical" else [None]:
+        check(model, exchange=exchange, ranks_per_node=ranks_per_node)
+
+
+@pytest.mark.parametrize("exchange", ["scatter_reduce", "hierarchical"])
+@pytest.mark.parametrize(
+    "keywords",
+    [
+        {"min_numel": 0},
+        {"min_numel": 0, "bucket_size": 500, "tail": "full"},
+        {"fusion_bytes": 600_000},
+        {"parameter_bits": {"weights.[0-9]": 7, "weights.1*": None}},
+    ],
+    ids=lambda keywords: "-".join(keywords),
+)
+@pytest.mark.parametrize("model", ["matrices", "biases"])
+def test_settings(model, keywords, exchange):
+    for ranks_per_node in per_node() if exchange == "hierarchical" else [None]:
+        check(model, exchange=exchange, ranks_per_node=ranks_per_node, **keywords)
+
+
+@pytest.mark.parametrize("exchange", EXCHANGES)
+@pytest.mark.parametrize("model", ["matrices", "biases"])
+def test_warm_up(model, exchange):
+    """Steps in full precision, then one that is compressed."""
+    for ranks_per_node in per_node() if exchange == "hierarchical" else [None]:
+        keywords = {"exchange": exchange, "ranks_per_node": ranks_per_node, "warmup_steps": 3}
+        bound = COMPRESSED if exchange == "auto" else EXACT  # which may round to bfloat16
+        check(model, bound, steps=3, **keywords)
+        check(model, **keywords)
+
+
+@pytest.mark.parametrize("exchange", EXCHANGES)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float16], ids=str)
+def test_other_dtypes(dtype, exchange):
+    check("biases", dtype=dtype, exchange=exchange, steps=2)
+
+
+@pytest.mark.parametrize("exchange", ["allgather", "scatter_reduce"])
+def test_error_feedback(exchange):
+    """The first step's residuals are zero; later steps send the former ones' too."""
+    check("matrices", 2 * COMPRESSED, exchange=exchange, error_feedback=1.0)
