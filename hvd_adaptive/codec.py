@@ -15,6 +15,7 @@ from hvd_adaptive import kernels
 from hvd_adaptive.coding import payload as payloads
 from hvd_adaptive.coding.coder import Coder
 from hvd_adaptive.coding.header import Frame, Header
+from hvd_adaptive.coding.sendable import Sendable
 from hvd_adaptive.device import Later
 from hvd_adaptive.errors import PayloadError
 from hvd_adaptive.kernels.block_sums import BlockSums
@@ -201,12 +202,12 @@ class Codec(ABC):
         key: int,
         layout: int = 0,
         values: torch.Tensor | None = None,
-        memory: torch.Tensor | None = None,
-    ) -> payloads.Payload:
+        memory: Sendable | None = None,
+    ) -> payloads.Encoded:
         """Encode the first ``quantized`` coordinates and append the others in full precision.
 
-        values: encoded in place of the former, where given.  memory: uint8, where the payload is
-        made, from its beginning on, if it fits and is on the same device.
+        values: encoded in place of the former, where given.  memory: where the payload is made,
+        from its beginning on, if it fits and is on the same device.
         """
         values = (flat[:quantized] if values is None else values).to(torch.float32)
         if self.is_on_host(flat.device):
@@ -234,9 +235,9 @@ class Codec(ABC):
             length=payloads.payload_bytes(size, full * flat.dtype.itemsize),
             settings=self.codec_fingerprint,
         )
-        if memory is None or memory.numel() < header.length:
-            memory = torch.empty(header.length, dtype=torch.uint8, device=flat.device)
-        payload = payloads.Payload.within(memory[: header.length], header, size)
+        if memory is None or memory.size < header.length:
+            memory = Sendable(header.length, flat.device)
+        payload = payloads.Encoded.within(memory.part(0, header.length), header, size)
         if body is None:
             told = self.encode_body(values, payload.body, key)
             sums = told if isinstance(told, BlockSums) and told.size == size else None

@@ -13,6 +13,7 @@ import torch
 
 from hvd_adaptive.coding.header import SIZE
 from hvd_adaptive.coding.payload import read_header, split
+from hvd_adaptive.coding.sendable import Sendable
 from hvd_adaptive.errors import RankMismatchError
 from hvd_adaptive.exchange.collectives import AllGather
 from hvd_adaptive.exchange.world import World
@@ -104,7 +105,7 @@ class HorovodRanks:
         """All ranks' tensors, in rank order; payloads (uint8) may differ in length."""
         (tensor,) = own
         if tensor.dtype == torch.uint8:
-            request = AllGather(tensor)
+            request = AllGather(Sendable.copy_of(tensor))
             received = request.receive(self._world, request.submit(self._world, name))
             return [payload.bytes for payload in split(received, self.size)]
         return list(self._world.gather_equal(tensor, name))

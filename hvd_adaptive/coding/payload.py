@@ -9,6 +9,7 @@ import torch
 
 from hvd_adaptive import kernels
 from hvd_adaptive.coding.header import SIZE, Header, body_seed
+from hvd_adaptive.coding.sendable import Sendable
 from hvd_adaptive.device import Later, stacked
 from hvd_adaptive.errors import PayloadError
 from hvd_adaptive.kernels.block_sums import BlockSums
@@ -30,16 +31,6 @@ class Payload:
     bytes: torch.Tensor
     body: torch.Tensor
 
-    @classmethod
-    def within(cls, data: torch.Tensor, header: Header, body_bytes: int) -> Payload:
-        """An unfilled payload in ``data`` (uint8, ``header.length``); its padding is cleared."""
-        end, full_bytes = SIZE + body_bytes, header.full * header.dtype.itemsize
-        if end % 8:
-            data[end : padded(end)] = 0
-        if full_bytes % 8:
-            data[padded(end) + full_bytes :] = 0
-        return cls(header, data, data[SIZE:end])
-
     @property
     def full(self) -> torch.Tensor:
         """The coordinates in full precision, in the payload's dtype, a view."""
@@ -50,6 +41,33 @@ class Payload:
         """A copy on another device."""
         data = self.bytes.to(device)
         return Payload(self.header, data, data[SIZE : SIZE + self.body.numel()])
+
+
+@dataclass(frozen=True)
+class Encoded(Payload):
+    """A payload that was made here, and may be sent.
+
+    memory: its bytes, and nothing else.
+    """
+
+    memory: Sendable
+
+    @classmethod
+    def within(cls, memory: Sendable, header: Header, body_bytes: int) -> Encoded:
+        """An unfilled payload in ``memory`` (``header.length`` bytes); its padding is cleared."""
+        end, full_bytes = SIZE + body_bytes, header.full * header.dtype.itemsize
+        data = memory.bytes
+        if end % 8:
+            data[end : padded(end)] = 0
+        if full_bytes % 8:
+            data[padded(end) + full_bytes :] = 0
+        return cls(header, data, data[SIZE:end], memory)
+
+    def to(self, device: torch.device) -> Encoded:
+        """A copy on another device."""
+        memory = Sendable.copy_of(self.bytes, device)
+        body = memory.bytes[SIZE : SIZE + self.body.numel()]
+        return Encoded(self.header, memory.bytes, body, memory)
 
     def seal(self, checksum: bool = True, known: BlockSums | None = None) -> torch.Tensor:
         """Write the header, with the checksum, or 0 in its place; returns the bytes.

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from hvd_adaptive.coding.payload import Payload, split
+from hvd_adaptive.coding.payload import split
 from hvd_adaptive.errors import PayloadError
 from hvd_adaptive.exchange.collectives import AllGather, copies_sent
-from hvd_adaptive.exchange.exchange import Exchange, Route, Shipment
+from hvd_adaptive.exchange.exchange import Exchange, Outgoing, Route, Shipment, memory_of
 
 if TYPE_CHECKING:
     from hvd_adaptive.compressor import GradientCompressor
@@ -26,14 +26,16 @@ class Allgather(Exchange):
         copies = self.ranks + copies_sent(self.ranks)
         return copies * codec.payload_bytes(quantized, full, dtype)
 
-    def encode(self, shipment: Shipment, flat: torch.Tensor, values: torch.Tensor) -> list[Payload]:
+    def encode(
+        self, shipment: Shipment, flat: torch.Tensor, values: torch.Tensor
+    ) -> list[Outgoing]:
         s = shipment
         payload = s.codec.encode_payload(flat, s.quantized, s.key(self.rank), s.layout, values)
         s.count(payload.header.length)
         return [payload]
 
-    def route(self, shipment: Shipment, sent: Sequence[Payload]) -> Route:
-        arrived = yield AllGather(sent[0].bytes)
+    def route(self, shipment: Shipment, sent: Sequence[Outgoing]) -> Route:
+        arrived = yield AllGather(memory_of(sent[0]))
         expected = shipment.frame(shipment.quantized, shipment.full)
         received = split(arrived, self.ranks)
         for rank, of_rank in enumerate(received):

@@ -19,13 +19,13 @@ import logging
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
 from hvd_adaptive.device import wait_for
 from hvd_adaptive.exchange.allgather import Allgather
-from hvd_adaptive.exchange.exchange import Exchange, Place, Route, Shipment
+from hvd_adaptive.exchange.exchange import Exchange, Outgoing, Place, Route, Shipment
 from hvd_adaptive.exchange.hierarchical import Hierarchical
 from hvd_adaptive.exchange.nodes import find_nodes
 from hvd_adaptive.exchange.plain import Half, Plain
@@ -162,10 +162,12 @@ class Auto(Exchange):
             return False
         return self._candidates[self.choice(coordinates)].goes_on_early(coordinates)
 
-    def encode(self, shipment: Shipment, flat: torch.Tensor, values: torch.Tensor) -> list[Any]:
+    def encode(
+        self, shipment: Shipment, flat: torch.Tensor, values: torch.Tensor
+    ) -> list[Outgoing]:
         return self._chosen(shipment).encode(shipment, flat, values)
 
-    def route(self, shipment: Shipment, sent: Sequence[Any]) -> Route:
+    def route(self, shipment: Shipment, sent: Sequence[Outgoing]) -> Route:
         return self._chosen(shipment).route(shipment, sent)
 
     def _chosen(self, shipment: Shipment) -> Exchange:

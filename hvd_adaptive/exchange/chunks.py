@@ -30,24 +30,24 @@ class Chunk:
     def coordinates(self) -> int:
         return self.quantized + self.full
 
-    def of(self, flat: torch.Tensor) -> torch.Tensor:
-        """The chunk of a group's tensor, 1-D: a view where one of its sections is empty."""
-        values = flat[self.begin : self.end]
-        if not self.full:
-            return values
-        full = flat[self.full_begin : self.full_end]
-        return torch.cat([values, full]) if self.quantized else full
+    def take(self, flat: torch.Tensor, chunk: torch.Tensor) -> None:
+        """Copy the chunk of a group's tensor to ``chunk``, 1-D."""
+        chunk[: self.quantized] = flat[self.begin : self.end]
+        chunk[self.quantized :] = flat[self.full_begin : self.full_end]
 
     def frame(self, flat: torch.Tensor) -> torch.Tensor:
-        """As ``of`` where quantised coordinates are given apart: these may be anything here."""
-        if not (self.full and self.quantized):
-            return self.of(flat)
+        """The chunk of a group's tensor, where quantised coordinates are given apart: these may be
+        anything here. A view where one of its sections is empty."""
+        if not self.full:
+            return flat[self.begin : self.end]
+        if not self.quantized:
+            return flat[self.full_begin : self.full_end]
         frame = flat.new_empty(self.coordinates)
         frame[self.quantized :] = flat[self.full_begin : self.full_end]
         return frame
 
     def put(self, chunk: torch.Tensor, flat: torch.Tensor) -> None:
-        """Inverse of ``of``: into the group's tensor."""
+        """Inverse of ``take``: into the group's tensor."""
         flat[self.begin : self.end] = chunk[: self.quantized]
         flat[self.full_begin : self.full_end] = chunk[self.quantized :]
 

@@ -1,7 +1,8 @@
 """What ranks do together: requests that an exchange makes, and two ways to carry them out.
 
 Over Horovod a rank ``submit``s a request and ``receive``s what comes of it; in a simulation all
-ranks' requests are handed over in one process. Tensors are uint8 and 1-D, of any lengths.
+ranks' requests are handed over in one process. What is sent is Sendable: a collective reads it
+while other groups are encoded and decoded. What is received are uint8 tensors, 1-D, of any lengths.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import Any
 
 import torch
 
+from hvd_adaptive.coding.sendable import Sendable, check_sendable
 from hvd_adaptive.device import taken_over
 from hvd_adaptive.exchange.world import MOST_DIRECT, World
 
@@ -60,20 +62,23 @@ class AllGather(Collective):
     ``World.sends_directly``; then each has a tensor, and what is a rank's own never leaves it.
     """
 
-    data: torch.Tensor
+    data: Sendable
+
+    def __post_init__(self) -> None:
+        check_sendable("data", self.data)
 
     def submit(self, world: World, name: str) -> Any:
         if self._is_direct(world):
             parts = [self.data] * world.size
-            parts[world.rank] = self.data[:0]
+            parts[world.rank] = self.data.part(0, 0)
             return AllToAll(parts).submit(world, name)
-        return world.hvd.allgather_async(self.data, name=name, process_set=world.process_set)
+        return world.hvd.allgather_async(self.data.bytes, name=name, process_set=world.process_set)
 
     def receive(self, world: World, handle: Any) -> list[torch.Tensor]:
         if not self._is_direct(world):
             return [taken_over(world.hvd.synchronize(handle))]
         received = AllToAll(()).receive(world, handle)
-        received[world.rank] = self.data
+        received[world.rank] = self.data.bytes
         return received
 
     def _is_direct(self, world: World) -> bool:
@@ -85,14 +90,14 @@ class AllGather(Collective):
     def held_bytes(self, world: World) -> int:
         # It, all ranks' and, sent directly, a copy for each of the others; its own then comes free.
         copies = world.size - 1 if self._is_direct(world) else 1
-        return (copies + world.size) * self.data.numel()
+        return (copies + world.size) * self.data.size
 
     def sent_bytes(self, rank: int, ranks: int) -> int:
-        return self.data.numel() * (ranks - 1)
+        return self.data.size * (ranks - 1)
 
     @staticmethod
     def hand_over(requests: Sequence[AllGather]) -> list[list[torch.Tensor]]:
-        gathered = torch.cat([request.data for request in requests])
+        gathered = torch.cat([request.data.bytes for request in requests])
         return [[gathered] for _ in requests]
 
 
@@ -106,10 +111,13 @@ def copies_sent(ranks: int) -> int:
 class AllToAll(Collective):
     """Rank r gets ``parts[r]``; empty ones need not travel."""
 
-    parts: Sequence[torch.Tensor]
+    parts: Sequence[Sendable]
+
+    def __post_init__(self) -> None:
+        check_sendable("parts", *self.parts)
 
     def submit(self, world: World, name: str) -> Any:
-        splits = torch.tensor([part.numel() for part in self.parts], dtype=torch.int32)
+        splits = torch.tensor([part.size for part in self.parts], dtype=torch.int32)
         return world.hvd.alltoall_async(
             _joined(self.parts), splits, name=name, process_set=world.process_set
         )
@@ -124,21 +132,23 @@ class AllToAll(Collective):
     def held_bytes(self, world: World) -> int:
         # Parts, and a copy of them where they do not lie end to end; then one of the two, and as
         # much received.
-        return 2 * sum(part.numel() for part in self.parts)
+        return 2 * sum(part.size for part in self.parts)
 
     def sent_bytes(self, rank: int, ranks: int) -> int:
-        return sum(part.numel() for r, part in enumerate(self.parts) if r != rank)
+        return sum(part.size for r, part in enumerate(self.parts) if r != rank)
 
     @staticmethod
     def hand_over(requests: Sequence[AllToAll]) -> list[list[torch.Tensor]]:
-        return [[request.parts[rank] for request in requests] for rank in range(len(requests))]
+        return [
+            [request.parts[rank].bytes for request in requests] for rank in range(len(requests))
+        ]
 
 
-def _joined(parts: Sequence[torch.Tensor]) -> torch.Tensor:
+def _joined(parts: Sequence[Sendable]) -> torch.Tensor:
     """The parts end to end, without a copy where they lie like that."""
-    there = [part for part in parts if part.numel()]
+    there = [part.bytes for part in parts if part.size]
     if not there:
-        return parts[0]
+        return parts[0].bytes
     storage, at = there[0].untyped_storage().data_ptr(), there[0].data_ptr()
     for part in there:
         if part.data_ptr() != at or part.untyped_storage().data_ptr() != storage:
@@ -183,10 +193,10 @@ class Among(Collective):
     def _spread(self) -> AllToAll:
         """What each of all ranks gets."""
         if isinstance(self.request, AllGather):
-            own: Sequence[torch.Tensor] = [self.request.data] * len(self.members)
+            own: Sequence[Sendable] = [self.request.data] * len(self.members)
         else:
             own = self.request.parts
-        parts = [own[0].new_empty(0)] * self.ranks
+        parts = [own[0].part(0, 0)] * self.ranks
         for member, part in zip(self.members, own, strict=True):
             parts[member] = part
         return AllToAll(parts)

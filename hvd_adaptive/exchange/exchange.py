@@ -6,11 +6,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
 from hvd_adaptive.coding.header import Frame
+from hvd_adaptive.coding.payload import Encoded
+from hvd_adaptive.coding.sendable import Sendable
 from hvd_adaptive.exchange.collectives import Collective
 
 if TYPE_CHECKING:
@@ -18,8 +20,16 @@ if TYPE_CHECKING:
     from hvd_adaptive.exchange.world import World
     from hvd_adaptive.fusion.layout import Group
 
+# What ``encode`` makes; a Sendable is an empty part, or one that travels as it is.
+Outgoing = Encoded | Sendable
+
 # Yields what to do together, gets back what was received, returns the group's average.
 Route = Generator[Collective, list[torch.Tensor], torch.Tensor]
+
+
+def memory_of(outgoing: Outgoing) -> Sendable:
+    """The bytes that travel."""
+    return outgoing.memory if isinstance(outgoing, Encoded) else outgoing
 
 
 def _new_memory(
@@ -38,9 +48,9 @@ class Shipment:
     key: a rank's key of random numbers for this group, step and attempt.
     factor: what a sum over ranks is multiplied with; asked when everything has been sent.
     time: adds the seconds spent inside to a field of the step's figures.
-    memory: for so many coordinates of a dtype on a device, holding anything. Used again for the
-    same use by the next group; that of a "result" may be the gradient's own, so that it is asked
-    for once the group's payloads are made.
+    memory: for so many coordinates of a dtype on a device, holding anything. It is lent until the
+    exchange's next collective: then another group may use it for the same. That of a "result" may
+    be the gradient's own, so that it is asked for once the group's payloads are made.
     """
 
     codec: GradientCompressor
@@ -131,14 +141,17 @@ class Exchange(ABC):
         return False
 
     @abstractmethod
-    def encode(self, shipment: Shipment, flat: torch.Tensor, values: torch.Tensor) -> list[Any]:
+    def encode(
+        self, shipment: Shipment, flat: torch.Tensor, values: torch.Tensor
+    ) -> list[Outgoing]:
         """What the group sends first, in the order of its coordinates; together they cover all.
-        Payloads (coding.payload.Payload), or empty tensors, where there is error feedback.
+        Payloads, or empty parts, where there is error feedback.
 
         flat: the group, in its dtype.  values: what is encoded in place of the quantised ones.
+        Both are lent until this returns.
         """
 
     @abstractmethod
-    def route(self, shipment: Shipment, sent: Sequence[Any]) -> Route:
+    def route(self, shipment: Shipment, sent: Sequence[Outgoing]) -> Route:
         """Exchange what ``encode`` made; returns the average (or sum), in the group's dtype, the
         same bits on every rank. PayloadError where a payload arrived corrupt."""

@@ -23,11 +23,12 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from hvd_adaptive.coding.sendable import Sendable
 from hvd_adaptive.errors import PayloadError
 from hvd_adaptive.exchange.allgather import Allgather
 from hvd_adaptive.exchange.chunks import Chunk, cut
 from hvd_adaptive.exchange.collectives import AllGather, AllToAll, Among
-from hvd_adaptive.exchange.exchange import Exchange, Place, Route, Shipment
+from hvd_adaptive.exchange.exchange import Exchange, Outgoing, Place, Route, Shipment, memory_of
 from hvd_adaptive.exchange.nodes import find_nodes
 from hvd_adaptive.exchange.scatter_reduce import ScatterReduce
 
@@ -101,60 +102,89 @@ class Hierarchical(Exchange):
 
     def encode(
         self, shipment: Shipment, flat: torch.Tensor, values: torch.Tensor
-    ) -> list[torch.Tensor]:
-        return [_bytes(c.of(flat)) for c in self._slices(shipment)]
+    ) -> list[Outgoing]:
+        slices = self._slices(shipment)
+        if self._is_alone:
+            return self._between.encode(self._part(shipment, slices[0]), flat, values)
+        return _copied(flat, slices)
 
-    def route(self, shipment: Shipment, sent: Sequence[torch.Tensor]) -> Route:
+    def route(self, shipment: Shipment, sent: Sequence[Outgoing]) -> Route:
         slices = self._slices(shipment)
         own = slices[self._index]
-        parts = yield Among(self._local, AllToAll(sent), self.ranks, local=True)
+        if self._is_alone:
+            return (yield from self._sent_across(self._part(shipment, own), sent))
+        parts = yield self._inside(AllToAll([memory_of(part) for part in sent]))
         del sent
         mean = _mean(parts, own, shipment.dtype)
         del parts
-        failure, result = None, mean.new_empty(0)
+        failure, result = None, Sendable(0, mean.device)
         try:
-            result = yield from self._exchanged(shipment, own, mean)
+            result = Sendable.copy_of((yield from self._exchanged(shipment, own, mean)))
         except PayloadError as error:
             # The others would wait for this rank for ever: they get nothing, and fail, too.
             failure = error
-        result = _bytes(result)
-        (gathered,) = yield Among(self._local, AllGather(result), self.ranks, local=True)
+        (gathered,) = yield self._inside(AllGather(result))
         if failure is not None:
             raise failure
         return _joined(gathered, slices, shipment)
 
+    @property
+    def _is_alone(self) -> bool:
+        """Whether this rank has a node to itself, as the others have, and there are others."""
+        return len(self._local) == 1 < len(self._across)
+
+    def _inside(self, request: AllGather | AllToAll) -> Among:
+        """A request of the ranks of each node."""
+        return Among(self._local, request, self.ranks, local=True)
+
     def _exchanged(self, shipment: Shipment, own: Chunk, mean: torch.Tensor) -> Route:
         """The slice's average (or sum) over all ranks, from the means of nodes."""
-        inside = len(self._local)
         if len(self._across) == 1:
-            return (mean * (shipment.factor() * inside)).to(shipment.dtype)
-        across = self._across
-        part = dataclasses.replace(
+            return (mean * (shipment.factor() * len(self._local))).to(shipment.dtype)
+        part = self._part(shipment, own)
+        with shipment.time("encode_s"):
+            payloads = self._between.encode(part, mean.to(part.dtype), mean[: own.quantized])
+        return (yield from self._sent_across(part, payloads))
+
+    def _part(self, shipment: Shipment, own: Chunk) -> Shipment:
+        """Of a slice, whose senders are nodes."""
+        across, inside = self._across, len(self._local)
+        return dataclasses.replace(
             shipment,
             quantized=own.quantized,
             full=own.full,
             key=lambda node: shipment.key(across[node]),
             factor=lambda: shipment.factor() * inside,
         )
-        with shipment.time("encode_s"):
-            payloads = self._between.encode(part, mean.to(part.dtype), mean[: own.quantized])
-        route, received = self._between.route(part, payloads), None
-        del payloads
+
+    def _sent_across(self, part: Shipment, sent: Sequence[Outgoing]) -> Route:
+        """What nodes make of their slices, each given the same place."""
+        route, received = self._between.route(part, sent), None
+        del sent
         while True:
             try:
                 request = route.send(received)
             except StopIteration as end:
                 return end.value
             assert isinstance(request, AllGather | AllToAll)
-            received = yield Among(across, request, self.ranks)
+            received = yield Among(self._across, request, self.ranks)
 
     def _slices(self, shipment: Shipment) -> Sequence[Chunk]:
         size = shipment.codec.settings.bucket_size
         return cut(shipment.quantized, shipment.full, size, len(self._local))
 
 
-def _bytes(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.contiguous().view(torch.uint8)
+def _copied(flat: torch.Tensor, slices: Sequence[Chunk]) -> list[Outgoing]:
+    """The slices of a group as they are, end to end."""
+    size = flat.element_size()
+    memory, at = Sendable(flat.numel() * size, flat.device), 0
+    parts: list[Outgoing] = []
+    for chunk in slices:
+        part = memory.part(at, at + chunk.coordinates * size)
+        chunk.take(flat, part.bytes.view(flat.dtype))
+        parts.append(part)
+        at += part.size
+    return parts
 
 
 def _mean(parts: Sequence[torch.Tensor], own: Chunk, dtype: torch.dtype) -> torch.Tensor:

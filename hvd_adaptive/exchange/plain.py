@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from hvd_adaptive.coding.payload import Payload
-from hvd_adaptive.exchange.exchange import Route, Shipment
+from hvd_adaptive.exchange.exchange import Outgoing, Route, Shipment
 from hvd_adaptive.exchange.scatter_reduce import ScatterReduce
 from hvd_adaptive.exchange.second_stage import FULL_PRECISION, SecondStage
 
@@ -34,11 +33,11 @@ class Plain(ScatterReduce):
 
     def encode(
         self, shipment: Shipment, flat: torch.Tensor, values: torch.Tensor
-    ) -> list[Payload | torch.Tensor]:
+    ) -> list[Outgoing]:
         plain = self._plain(shipment)
         return super().encode(plain, flat.to(plain.dtype), values[:0])
 
-    def route(self, shipment: Shipment, sent: Sequence[Payload | torch.Tensor]) -> Route:
+    def route(self, shipment: Shipment, sent: Sequence[Outgoing]) -> Route:
         result = yield from super().route(self._plain(shipment), sent)
         return result.to(shipment.dtype)
 

@@ -23,11 +23,12 @@ from typing import TYPE_CHECKING
 import torch
 
 from hvd_adaptive.coding.header import Frame
-from hvd_adaptive.coding.payload import Payload, Row, arrived
+from hvd_adaptive.coding.payload import Row, arrived
+from hvd_adaptive.coding.sendable import Sendable
 from hvd_adaptive.errors import PayloadError
 from hvd_adaptive.exchange.chunks import Chunk, cut
 from hvd_adaptive.exchange.collectives import AllGather, AllToAll, copies_sent
-from hvd_adaptive.exchange.exchange import Exchange, Route, Shipment
+from hvd_adaptive.exchange.exchange import Exchange, Outgoing, Route, Shipment, memory_of
 from hvd_adaptive.exchange.second_stage import SecondStage
 from hvd_adaptive.kernels.random import stream_key
 
@@ -61,15 +62,15 @@ class ScatterReduce(Exchange):
 
     def encode(
         self, shipment: Shipment, flat: torch.Tensor, values: torch.Tensor
-    ) -> list[Payload | torch.Tensor]:
+    ) -> list[Outgoing]:
         codec, key = shipment.codec, shipment.key(self.rank)
         chunks, used = self._chunks_of(shipment), 0
-        empty = memory = flat.new_empty(0, dtype=torch.uint8)
+        empty = memory = Sendable(0, flat.device)
         # Made end to end, as they will be sent; a GPU copies soon, and wants them aligned.
         if flat.is_cpu and not codec.varies(shipment.quantized):
             size = sum(codec.payload_bytes(c.quantized, c.full, flat.dtype) for c in chunks)
-            memory = flat.new_empty(size, dtype=torch.uint8)
-        payloads: list[Payload | torch.Tensor] = []
+            memory = Sendable(size)
+        payloads: list[Outgoing] = []
         for owner, chunk in enumerate(chunks):
             if not chunk.coordinates:
                 payloads.append(empty)
@@ -80,28 +81,28 @@ class ScatterReduce(Exchange):
                 chunk_key(key, owner, FIRST),
                 shipment.layout,
                 values[chunk.begin : chunk.end],
-                memory[used:],
+                memory.part(used),
             )
             used += payload.header.length
             payloads.append(payload)
         shipment.count(used)
         return payloads
 
-    def route(self, shipment: Shipment, sent: Sequence[Payload | torch.Tensor]) -> Route:
+    def route(self, shipment: Shipment, sent: Sequence[Outgoing]) -> Route:
         own = self._chunks_of(shipment)[self.rank]
         expected = shipment.frame(own.quantized, own.full) if own.coordinates else None
         # Horovod keeps what is sent, or a copy of it: no other is kept while it travels.
-        request = [AllToAll(_parts(sent))]
+        request = [AllToAll([memory_of(part) for part in sent])]
         del sent
         received = yield request.pop()
-        failure, average = None, torch.empty(0, dtype=torch.uint8, device=received[0].device)
+        failure, average = None, Sendable(0, received[0].device)
         try:
             if expected is not None:
                 average = self._average(shipment, received, expected)
         except PayloadError as error:
             # The others would wait for this rank for ever: they are told, and all fail together.
             told = torch.frombuffer(bytearray(FAILED), dtype=torch.uint8)
-            failure, average = error, told.to(average.device)
+            failure, average = error, Sendable.copy_of(told, average.device)
         del received
         averages = yield AllGather(average)
         if failure is not None:
@@ -111,7 +112,7 @@ class ScatterReduce(Exchange):
 
     def _average(
         self, shipment: Shipment, received: Sequence[torch.Tensor], expected: Frame
-    ) -> torch.Tensor:
+    ) -> Sendable:
         """The average of this rank's chunk, encoded."""
         codec, payloads = shipment.codec, arrived(received)
         for rank, payload in enumerate(payloads):
@@ -126,9 +127,10 @@ class ScatterReduce(Exchange):
             second = self._second_stage(codec)
             quantized = second.quantized(quantized)
             key = chunk_key(shipment.key(self.rank), self.rank, SECOND)
-            return second.codec.encode_flat(
+            encoded = second.codec.encode_payload(
                 average.to(shipment.dtype), quantized, key, shipment.layout, average[:quantized]
             )
+            return encoded.memory
 
     def _decode(self, shipment: Shipment, averages: Sequence[torch.Tensor]) -> torch.Tensor:
         """The whole group, of all owners' averages."""
@@ -170,11 +172,6 @@ class ScatterReduce(Exchange):
 
     def _chunks(self, codec: GradientCompressor, quantized: int, full: int) -> Sequence[Chunk]:
         return cut(quantized, full, codec.settings.bucket_size, self.ranks)
-
-
-def _parts(sent: Sequence[Payload | torch.Tensor]) -> list[torch.Tensor]:
-    """Bytes that travel."""
-    return [part.bytes if isinstance(part, Payload) else part for part in sent]
 
 
 def chunk_key(key: int, owner: int, stage: int) -> int:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
+from hvd_adaptive.coding.sendable import Sendable
 from hvd_adaptive.exchange.collectives import AllGather, AllToAll
 
 if TYPE_CHECKING:
@@ -61,7 +62,7 @@ class GivenUp:
         label: ends the names of its collectives.  device: where gradients are.
         """
         self._bury(world.life)
-        hvd, nothing = world.hvd, torch.zeros(1, dtype=torch.uint8, device=device)
+        hvd, nothing = world.hvd, Sendable.copy_of(torch.zeros(1, device=device))
         flying = [sent for sent in self._flying if not hvd.poll(sent.handle)]
         self._settled += [sent.handle for sent in self._flying]
         self._flying = []

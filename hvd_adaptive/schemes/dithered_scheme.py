@@ -14,6 +14,7 @@ from hvd_adaptive import kernels
 from hvd_adaptive.codec import Verdict
 from hvd_adaptive.coding import dithered
 from hvd_adaptive.coding import payload as payloads
+from hvd_adaptive.coding.sendable import Sendable
 from hvd_adaptive.compressor import GradientCompressor
 from hvd_adaptive.device import Later
 from hvd_adaptive.kernels.reference import BINS
@@ -133,8 +134,8 @@ class DitheredScheme(GradientCompressor):
 
     def encode_payload(
         self, flat: torch.Tensor, quantized: int, key: int, layout: int = 0,
-        values: torch.Tensor | None = None, memory: torch.Tensor | None = None,
-    ) -> payloads.Payload:  # fmt: skip
+        values: torch.Tensor | None = None, memory: Sendable | None = None,
+    ) -> payloads.Encoded:  # fmt: skip
         payload = super().encode_payload(flat, quantized, key, layout, values, memory)
         if layout and quantized:  # a step's, not a user's own
             full = payloads.padded((flat.numel() - quantized) * flat.element_size())

@@ -329,9 +329,7 @@ class Lent:
             buffer.fill_(float("nan"))
 
 
-def together(
-    routes: Sequence[Route], under_way: Callable[[], None] = lambda: None
-) -> torch.Tensor:
+def together(routes: Sequence[Route], under_way: Callable[[], None] = lambda: None) -> torch.Tensor:
     """The first rank's result of an exchange: all ranks go its stages side by side.
 
     under_way: is called when all ranks have submitted a collective, and none has been read.

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from hvd_adaptive import ALQ, QSGD, SparseSGD, simulate
+from hvd_adaptive.coding.sendable import Sendable
 from hvd_adaptive.exchange.collectives import AllGather, AllToAll, Among
 from hvd_adaptive.settings import EXCHANGES
 
@@ -90,12 +91,13 @@ def test_some_ranks_collectives_are_an_alltoall_of_all():
     data = [torch.full((r + 1,), r, dtype=torch.uint8) for r in range(4)]
     members = [(0, 2), (1, 3), (0, 2), (1, 3)]
     pairs = list(zip(members, data, strict=True))
-    gathers = [Among(m, AllGather(d), 4) for m, d in pairs]
+    gathers = [Among(m, AllGather(Sendable.copy_of(d)), 4) for m, d in pairs]
     received = Among.hand_over(gathers)
     assert torch.equal(received[2][0], torch.tensor([0, 2, 2, 2], dtype=torch.uint8))
     assert [r[0].numel() for r in received] == [4, 6, 4, 6]
     assert [g.sent_bytes(r, 4) for r, g in enumerate(gathers)] == [1, 2, 3, 4]
-    scatters = [Among(m, AllToAll([d, d[:1]]), 4, local=True) for m, d in pairs]
+    both = [(m, [Sendable.copy_of(d), Sendable.copy_of(d[:1])]) for m, d in pairs]
+    scatters = [Among(m, AllToAll(parts), 4, local=True) for m, parts in both]
     assert [p.tolist() for p in Among.hand_over(scatters)[3]] == [[1], [3]]
     assert scatters[0].sent_bytes(0, 4) == 0
 

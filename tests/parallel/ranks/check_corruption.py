@@ -14,6 +14,7 @@ from conftest import assert_same_everywhere, batches, flat_parameters, make_mode
 
 from hvd_adaptive import ALQ, ECDQ, ORQ, PayloadError
 from hvd_adaptive.coding.header import SIZE
+from hvd_adaptive.coding.sendable import Sendable
 from hvd_adaptive.exchange.collectives import AllGather, AllToAll
 
 SEEDS = itertools.count(9000)
@@ -63,7 +64,7 @@ DAMAGE = (flipped, header_flipped, truncated, gone, doubled, swapped)
 
 def replace(request: AllGather, data: torch.Tensor) -> None:
     """Before it is sent: a rank's own copy is damaged, too."""
-    object.__setattr__(request, "data", data)
+    object.__setattr__(request, "data", Sendable.copy_of(data))
 
 
 def inject(monkeypatch, stage: type, damage: Callable, rank: int) -> None:
@@ -73,9 +74,10 @@ def inject(monkeypatch, stage: type, damage: Callable, rank: int) -> None:
     def damaged(self, world, name):
         if world.rank == rank and next(once, False):
             if stage is AllGather:
-                replace(self, damage(self.data.clone()))
+                replace(self, damage(self.data.bytes.clone()))
             else:
-                self = AllToAll([*self.parts[:-1], damage(self.parts[-1].clone())])
+                damaged_part = Sendable.copy_of(damage(self.parts[-1].bytes.clone()))
+                self = AllToAll([*self.parts[:-1], damaged_part])
         return submit(self, world, name)
 
     monkeypatch.setattr(stage, "submit", damaged)
@@ -139,8 +141,8 @@ def test_payloads_of_another_group_are_refused(monkeypatch):
 
     def late(self, world, name):
         if world.rank == 0:
-            first.append(self.data)
-            replace(self, first[-2] if len(first) == 2 else self.data)
+            first.append(self.data.bytes)
+            replace(self, first[-2] if len(first) == 2 else self.data.bytes)
         return submit(self, world, name)
 
     monkeypatch.setattr(AllGather, "submit", late)
