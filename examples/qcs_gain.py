@@ -10,11 +10,11 @@ import torch
 from hvd_adaptive import QCS, QSGD, SparseSGD
 from hvd_adaptive.compressor import GradientCompressor
 from hvd_adaptive.kernels.random import stream_key
+from hvd_adaptive.streams import Use
 
 SCALE_BITS = 32
 HEADER_BYTES = 96
-# Group of the random streams of measurements, no fusion group's.
-MEASURE_STREAM = 2**63 + 32
+MEASURE_STREAM = Use.MEASURE
 
 
 def qsgd_gain(bucket: int, intervals: int) -> float:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from hvd_adaptive.instances import Instance
 from hvd_adaptive.parts import passed_on
 
 if TYPE_CHECKING:
@@ -41,6 +42,7 @@ class Changing:
     step: int
     fingerprint: Any
     schedule: Any
+    instance: Instance
     _session: Session | None
     _constructed: dict[str, Any]
     _changed: dict[str, Any]
@@ -162,6 +164,7 @@ class Changing:
         new = type(self).__new__(type(self))
         memo[id(self)] = new
         new.__dict__ = copy.deepcopy(self.__getstate__(), memo)
+        new.instance = Instance()  # a copy that is used beside the original draws its own numbers
         return new
 
 

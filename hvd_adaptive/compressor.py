@@ -28,10 +28,12 @@ from hvd_adaptive.exchange.second_stage import (
     make_second_stage,
 )
 from hvd_adaptive.feedback import Residuals, check_residuals
+from hvd_adaptive.instances import Instance
 from hvd_adaptive.kernels.random import stream_key
 from hvd_adaptive.monitor import StepMeter
 from hvd_adaptive.parts import Parts
 from hvd_adaptive.settings import Settings, check_integer
+from hvd_adaptive.streams import Use
 
 if TYPE_CHECKING:
     from hvd_adaptive.fusion.session import Session
@@ -44,11 +46,6 @@ _plugging = threading.Lock()
 # Horovod's own base class where the user has already imported it; `import hvd_adaptive` never does.
 _horovod = sys.modules.get("horovod.torch.compression")
 _Base: Any = _horovod.Compressor if _horovod is not None else object
-
-# Groups of the random streams of calls outside training, which must not meet a fusion group's.
-ENCODE_STREAM = 2**63
-SAMPLE_STREAM = 2**63 + 1
-ERROR_STREAM = 2**63 + 2
 
 
 def _rank() -> int:
@@ -73,6 +70,7 @@ class GradientCompressor(Changing, Codec, _Base):
         weight = settings.error_feedback
         self.residuals = None if weight is None else Residuals(weight, settings.grad_scaler)
         self._encodes = 0
+        self.instance = Instance()
         self._session: Session | None = None
         self._second: SecondStage | None = None
 
@@ -177,8 +175,9 @@ class GradientCompressor(Changing, Codec, _Base):
     def encode(self, flat: torch.Tensor, *, seed: int | None = None) -> torch.Tensor:
         """Encode a 1-D floating-point tensor as a payload (uint8, 1-D, same device).
 
-        seed: names the random numbers, for repeatable payloads; where None a fresh stream, each
-        rank its own. Quantised values pass through float32: float64 beyond its range become NaN.
+        seed: names the random numbers, for repeatable payloads, the same from every compressor;
+        where None each call, compressor and rank has a fresh stream. Quantised values pass through
+        float32: float64 beyond its range become NaN.
         """
         if not isinstance(flat, torch.Tensor) or flat.dtype not in DTYPE_CODES:
             kind = flat.dtype if isinstance(flat, torch.Tensor) else type(flat).__name__
@@ -191,11 +190,11 @@ class GradientCompressor(Changing, Codec, _Base):
             raise ValueError(f"flat: must be a dense tensor, not {flat.layout}")
         self.check_device(flat.device)
         if seed is None:
-            key = stream_key(self.settings.seed, _rank(), self._encodes, ENCODE_STREAM)
+            key = self.instance.next_alone(self.settings.seed, _rank(), self._encodes)
             self._encodes += 1
         else:
             seed = check_integer("seed", seed, 0, 2**64 - 1)
-            key = stream_key(seed, 0, 0, ENCODE_STREAM)
+            key = stream_key(seed, 0, 0, Use.ENCODE)
         flat = flat.detach().contiguous()
         return self.encode_flat(flat, self.settings.quantized_part(flat.numel()), key)
 
@@ -220,6 +219,7 @@ class GradientCompressor(Changing, Codec, _Base):
 
     def adopt(self, old: GradientCompressor, keep: bool) -> None:
         self.step, self._encodes, self.meter = old.step, old._encodes, old.meter
+        self.instance = old.instance
         if self.residuals is not None and old.residuals is not None:
             self.residuals = self.residuals.loaded(old.residuals.state_dict())
         self._parts.adopt(old._parts, keep)
@@ -229,12 +229,16 @@ class GradientCompressor(Changing, Codec, _Base):
     def state_dict(self) -> dict[str, Any]:
         """Everything that a resumed run needs: plain tensors and numbers.
 
+        It names the random numbers, too: the compressor that loads it goes on with this one's, so
+        load it into one that takes this one's place. (Two that go on side by side draw the same.)
+
         With error feedback each rank has residuals of its own, as of the last step that ended (and
         ECDQ what it has sent since the last update). Then every rank must save its state, and load
         that one: ``torch.save(compressor.state_dict(), f"compressor-{hvd.rank()}.pt")``, or a list
         of all ranks', ``hvd.allgather_object(compressor.state_dict())``, of which it loads its own.
         """
         own = {"scheme": self.name, "step": self.step, "encodes": self._encodes}
+        own |= self.instance.state_dict()
         changed = {"settings": dict(self._changed)} if self._changed else {}
         residuals = {} if self.residuals is None else self.residuals.state_dict()
         second = {}
@@ -258,6 +262,7 @@ class GradientCompressor(Changing, Codec, _Base):
                 self._session.forget()
         else:
             new = self._changed_as(changed)
+            new.instance = self.instance
             new.take_state(state)
             self._become(new)
         self._next, self._asked_at = None, -1
@@ -267,6 +272,7 @@ class GradientCompressor(Changing, Codec, _Base):
         self.check_state(state)
         step, encodes = int(state["step"]), int(state["encodes"])
         parts, second = self._parts.loaded(state), self._loaded_second(state)
+        self.instance = self.instance.loaded(state.get("instance", {}))
         self.step, self._encodes, self._parts, self._second = step, encodes, parts, second
         if self.residuals is not None:
             self.residuals = self.residuals.loaded(state)

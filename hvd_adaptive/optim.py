@@ -21,10 +21,9 @@ from hvd_adaptive.kernels.random import mix64, stream_key
 from hvd_adaptive.kernels.reference_pack import unpack_codes
 from hvd_adaptive.schemes.qsgd import QSGD
 from hvd_adaptive.settings import check_integer
+from hvd_adaptive.streams import Use
 from hvd_adaptive.theory.code_length import elias_bits
 
-# Group of the random stream that picks functions: no fusion group's and none of compressor.py's.
-PICK_STREAM = 2**63 + 32
 # What QSGD's codes allow; a bucket of its square keeps the variance that s = √n has.
 MOST_INTERVALS = 127
 
@@ -239,10 +238,10 @@ class QSVRG:
         """Payloads of the ranks in this process."""
         payloads = []
         for rank, portion in zip(self.ranks.own, self._portions, strict=True):
-            index = mix64(stream_key(self.seed, rank, step, PICK_STREAM)) % portion.count
+            index = mix64(stream_key(self.seed, rank, step, Use.PICK)) % portion.count
             weight = self.ranks.size * portion.count / self._functions
             change = portion.gradient(x, index) - portion.gradient(y, index)
-            key = stream_key(self.seed, rank, step, 0)
+            key = stream_key(self.seed, rank, step, Use.UPDATE)
             payloads.append(self.codec.encode_flat(weight * change + full, x.numel(), key))
         return payloads
 

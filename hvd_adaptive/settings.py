@@ -99,7 +99,8 @@ class Settings:
     """Shared keywords of all compressors (defaults as a user sees them).
 
     bucket_size: coordinates that share one scale; any integer >= 1.
-    seed: of the private random numbers; equal seeds repeat a run bit for bit.
+    seed: of the private random numbers; equal seeds repeat a run bit for bit. Each compressor of a
+        process draws its own (instances.py).
     min_numel: smaller tensors travel in full precision inside the payload.
     tail: a group's last, partial bucket is quantised ("quantize") or sent as it is ("full").
     coding: how a level table's codes become bits: packed ("fixed"), or by a lossless coder

@@ -39,7 +39,7 @@ class Allgather(Exchange):
         expected = shipment.frame(shipment.quantized, shipment.full)
         received = split(arrived, self.ranks)
         for rank, of_rank in enumerate(received):
-            if of_rank.header.key != shipment.key(rank):
+            if not shipment.is_from(rank, of_rank.header.key):
                 raise PayloadError(f"rank {rank} sent a payload of another step or group")
         with shipment.time("decode_s"):
             out = shipment.empty_result(arrived[0].device)

@@ -32,6 +32,7 @@ from hvd_adaptive.exchange.plain import Half, Plain
 from hvd_adaptive.exchange.scatter_reduce import ScatterReduce
 from hvd_adaptive.exchange.second_stage import references
 from hvd_adaptive.kernels.random import stream_key
+from hvd_adaptive.streams import Use
 
 if TYPE_CHECKING:
     from hvd_adaptive.compressor import GradientCompressor
@@ -45,8 +46,6 @@ REPEATS = 3
 TOLERANCE = 1.05
 # Beyond so many ranks an allgather of 3-bit payloads moves more than float32 would.
 MOST_GATHERED = 32
-# Group of the random streams of these measurements; others are in compressor.py and elsewhere.
-AUTO_STREAM = 2**63 + 64
 
 
 class Auto(Exchange):
@@ -192,7 +191,7 @@ def measure(
         quantized=size,
         full=0,
         layout=0,
-        key=lambda rank: stream_key(compressor.settings.seed, rank, size, AUTO_STREAM),
+        key=lambda rank: stream_key(compressor.settings.seed, rank, size, Use.AUTO),
         factor=lambda: 1.0 / exchange.ranks,
         time=lambda field: nullcontext(),
         count=lambda size: None,

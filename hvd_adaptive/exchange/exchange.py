@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -45,7 +45,8 @@ class Shipment:
     codec: of the group's part.  quantized, full: coordinates; the quantised ones come first.
     layout: fingerprint that payloads carry.
     count: told the bytes of payloads that this rank encoded from its gradients.
-    key: a rank's key of random numbers for this group, step and attempt.
+    key: a rank's key of random numbers for this group, step and attempt; keys: those that it may
+    have, where that is more than one.
     factor: what a sum over ranks is multiplied with; asked when everything has been sent.
     time: adds the seconds spent inside to a field of the step's figures.
     memory: for so many coordinates of a dtype on a device, holding anything. It is lent until the
@@ -63,6 +64,13 @@ class Shipment:
     time: Callable[[str], AbstractContextManager]
     count: Callable[[int], None]
     memory: Callable[[str, int, torch.dtype, torch.device], torch.Tensor] = _new_memory
+    keys: Callable[[int], Iterable[int]] | None = None
+
+    def is_from(self, rank: int, key: int, of: Callable[[int], int] = int) -> bool:
+        """Whether a payload's ``key`` is one that ``rank`` may have; ``of`` derives it from the
+        group's."""
+        keys = (self.key(rank),) if self.keys is None else self.keys(rank)
+        return any(of(known) == key for known in keys)
 
     def frame(self, quantized: int, full: int) -> Frame:
         """Of a payload of so many of its coordinates."""

@@ -154,6 +154,7 @@ class Hierarchical(Exchange):
             quantized=own.quantized,
             full=own.full,
             key=lambda node: shipment.key(across[node]),
+            keys=shipment.keys and (lambda node: shipment.keys(across[node])),
             factor=lambda: shipment.factor() * inside,
         )
 

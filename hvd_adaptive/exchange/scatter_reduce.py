@@ -16,6 +16,7 @@ second stage is unbiased; what it loses is in no residual.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from itertools import accumulate
 from typing import TYPE_CHECKING
@@ -116,7 +117,8 @@ class ScatterReduce(Exchange):
         """The average of this rank's chunk, encoded."""
         codec, payloads = shipment.codec, arrived(received)
         for rank, payload in enumerate(payloads):
-            if payload.header.key != chunk_key(shipment.key(rank), self.rank, FIRST):
+            of = functools.partial(chunk_key, owner=self.rank, stage=FIRST)
+            if not shipment.is_from(rank, payload.header.key, of):
                 raise PayloadError(f"rank {rank} sent a payload of another step, group or chunk")
         with shipment.time("decode_s"):
             average = shipment.wide("average", expected.coordinates, received[0].device)
@@ -151,7 +153,8 @@ class ScatterReduce(Exchange):
                     f"rank {owner} received a corrupt payload; its own error says more"
                 )
             payload = row.take(owner)
-            if payload.header.key != chunk_key(shipment.key(owner), owner, SECOND):
+            of = functools.partial(chunk_key, owner=owner, stage=SECOND)
+            if not shipment.is_from(owner, payload.header.key, of):
                 raise PayloadError(f"rank {owner} sent an average of another step or group")
             again = second.quantized(chunk.quantized)
             expected = shipment.frame(again, chunk.coordinates - again)

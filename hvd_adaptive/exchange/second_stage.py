@@ -30,14 +30,13 @@ import numpy as np
 import torch
 
 from hvd_adaptive.kernels.random import stream_key
+from hvd_adaptive.streams import Use
 
 if TYPE_CHECKING:
     from hvd_adaptive.compressor import GradientCompressor
 
 logger = logging.getLogger("hvd_adaptive")
 
-# Group of the random streams of these measurements; others are in compressor.py and simulate/.
-MEASURE_STREAM = 2**63 + 32
 LEAST_BITS, MOST_BITS, FULL_PRECISION = 2, 8, 32
 SHARE = 0.25
 # Ranks whose average is measured, at most: γ2 of more is taken to be the same. Draws of each error.
@@ -149,4 +148,4 @@ def _square(v: torch.Tensor) -> float:
 
 
 def _key(draw: int) -> int:
-    return stream_key(0, 0, draw, MEASURE_STREAM)
+    return stream_key(0, 0, draw, Use.MEASURE)

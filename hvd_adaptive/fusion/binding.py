@@ -96,6 +96,7 @@ class Binding:
         self._in_flight: dict[Hashable, int] = {}
         self._sync: LevelSync | None = None
         self.compressor.meter.clear()
+        self.compressor.instance.bind()
         self.monitored = Monitored(self.compressor, self.world.rank)
 
     def serves(self, owner: Owner) -> bool:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from hvd_adaptive.compressor import ERROR_STREAM, SAMPLE_STREAM, GradientCompressor
+from hvd_adaptive.compressor import GradientCompressor
 from hvd_adaptive.device import Later, Streams
 from hvd_adaptive.exchange.collectives import AllGather, Collective
 from hvd_adaptive.exchange.exchange import Route, Shipment
@@ -19,6 +19,7 @@ from hvd_adaptive.fusion.given_up import Sent
 from hvd_adaptive.fusion.layout import Group, Layout, Piece, gather, parts_among
 from hvd_adaptive.fusion.samples import draw_buckets
 from hvd_adaptive.kernels.random import stream_key
+from hvd_adaptive.streams import Use, group_number
 
 if TYPE_CHECKING:
     from hvd_adaptive.fusion.binding import Binding
@@ -199,7 +200,8 @@ class Step:
     def samples(self, count: int, part: str = "") -> list[torch.Tensor]:
         """Up to ``count`` of this rank's full buckets of ``part``: see draw_buckets."""
         settings, rank = self.binding.settings, self.binding.world.rank
-        key = stream_key(settings.seed, rank, self.number, SAMPLE_STREAM)
+        instance = self.binding.compressor.instance
+        key = instance.key(settings.seed, rank, self.number, Use.SAMPLE)
         return draw_buckets(
             self.layout.groups,
             self._quantized_flat,
@@ -349,13 +351,14 @@ class Step:
             return
         first = (self.number * ERROR_BUCKETS) % max(1, flat.numel() // size - count + 1)
         sample = flat[first * size : (first + count) * size].to(torch.float32)
-        decoded = self._codec(index).roundtrip(sample, stream_key(index, 0, 0, ERROR_STREAM))
+        decoded = self._codec(index).roundtrip(sample, stream_key(index, 0, 0, Use.ERROR))
         error = decoded.sub_(sample)
         squares = torch.stack([error.dot(error), sample.dot(sample)])
         self.binding.compressor.meter.measured(Later(squares), index)
 
     def _shipment(self, index: int, quantized: int) -> Shipment:
         group, meter = self.layout.groups[index], self.binding.compressor.meter
+        instance = self.binding.compressor.instance
         return Shipment(
             codec=self._codec(index),
             dtype=group.dtype,
@@ -363,6 +366,7 @@ class Step:
             full=group.coordinates - quantized,
             layout=self.layout.fingerprint,
             key=lambda rank: self._key(rank, index),
+            keys=lambda rank: instance.keys(*self._stream(rank, index)),
             factor=lambda: self._known_factor,
             time=lambda field: meter.time(field, index),
             count=lambda size: meter.add("payload_bytes", size, index),
@@ -418,9 +422,12 @@ class Step:
         return self._missing[index] < len(self.layout.groups[index].slots)
 
     def _key(self, rank: int, index: int) -> int:
-        """Key of a rank's random numbers for a group; receivers compare it, too."""
-        group = index + (self.attempt << 32)
-        return stream_key(self.binding.settings.seed, rank, self.number, group)
+        """Key of a rank's random numbers for a group, as far as this rank knows."""
+        return self.binding.compressor.instance.key(*self._stream(rank, index))
+
+    def _stream(self, rank: int, index: int) -> tuple[int, int, int, int]:
+        """What names a rank's random numbers for a group, but for the compressor's number."""
+        return self.binding.settings.seed, rank, self.number, group_number(index, self.attempt)
 
     def _memory_for(
         self, group: Group, use: str, coordinates: int, dtype: torch.dtype, device: torch.device

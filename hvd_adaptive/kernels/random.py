@@ -1,6 +1,7 @@
 """Counter-based random numbers: keys are mixed on the host, coordinates in the kernels.
 
-A stream is named by (seed, rank, step, group); inside it, bucket ``b`` owns the 64-bit key
+A stream is named by (seed, rank, step, group) and, except for a process's first compressor, the
+compressor's number (instances.py); inside it, bucket ``b`` owns the 64-bit key
 ``bucket_key(stream, b)`` and coordinate ``j`` of the bucket the 32-bit hash of ``j`` under it.
 Every kernel (reference, Numba, Triton) computes the same integers, so codes agree bit for bit.
 """
@@ -28,14 +29,14 @@ def mix64(value: int) -> int:
     return value ^ (value >> 31)
 
 
-def stream_key(seed: int, rank: int = 0, step: int = 0, group: int = 0) -> int:
-    """64-bit key of the stream (seed, rank, step, group).
+def stream_key(seed: int, rank: int = 0, step: int = 0, group: int = 0, *more: int) -> int:
+    """64-bit key of the stream (seed, rank, step, group, ...).
 
     Each number is added and mixed in turn; ``bucket_key`` mixes once more, so that the last one
     passes through two rounds as well.
     """
     key = _seeded(seed)
-    for number in (rank, step, group):
+    for number in (rank, step, group, *more):
         key = mix64(key + (number & MASK64) * GOLDEN64 + 1)
     return key
 

@@ -14,9 +14,8 @@ from hvd_adaptive.coding.packing import packing_of
 from hvd_adaptive.kernels import hadamard, random
 from hvd_adaptive.kernels.reference import SMALLEST_NORM, bucket_norms, uniforms
 from hvd_adaptive.kernels.reference_pack import pack_codes, unpack_codes
+from hvd_adaptive.streams import Inside
 
-# Sub-streams of a payload's stream (random.stream_key), independent of each other and of it.
-SIGNS, DITHERS = 1, 2
 # An integer h < 2**24 stands for the dither h * 2**-24 - DITHER_OFFSET, symmetric in (-1/2, 1/2)
 # and exact in float32, and for the sign -1 from 2**23 on.
 DITHER_OFFSET = 0.5 - 2.0**-25
@@ -50,7 +49,8 @@ class Run:
 
 def streams(key: int, run: Run) -> tuple[int, int]:
     """Streams of a run's signs and dithers; inside them bucket ``run.first`` counts as 0."""
-    return random.stream_key(key, SIGNS, run.first), random.stream_key(key, DITHERS, run.first)
+    signs = random.stream_key(key, Inside.SIGNS, run.first)
+    return signs, random.stream_key(key, Inside.DITHERS, run.first)
 
 
 def encode(

@@ -13,16 +13,16 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from hvd_adaptive.compressor import SAMPLE_STREAM, GradientCompressor
+from hvd_adaptive.compressor import GradientCompressor
 from hvd_adaptive.exchange.exchange import Place, Route, Shipment
 from hvd_adaptive.exchange.exchanges import EXCHANGES
 from hvd_adaptive.exchange.nodes import nodes_of
 from hvd_adaptive.feedback import Residuals, all_finite
 from hvd_adaptive.fusion.layout import Group, Member, build_layout, gather, parts_among
 from hvd_adaptive.fusion.samples import draw_buckets
-from hvd_adaptive.kernels.random import stream_key
 from hvd_adaptive.settings import Settings, check_integer
 from hvd_adaptive.simulate.variance import Scatter, quantization_error, scatter
+from hvd_adaptive.streams import Use, group_number
 
 
 @dataclass(frozen=True)
@@ -233,7 +233,7 @@ class Ranks:
         self.compressor.update(step, self._samples(rank, step), sync, parts, finite)
 
     def _samples(self, rank: int, step: int) -> Callable[[int, str], list[torch.Tensor]]:
-        key = stream_key(self.settings.seed, rank, step, SAMPLE_STREAM)
+        key = self.compressor.instance.key(self.settings.seed, rank, step, Use.SAMPLE)
 
         def flat_of(group: Group) -> torch.Tensor:
             index = next(i for i, other in enumerate(self.layout.groups) if other is group)
@@ -278,14 +278,14 @@ class Ranks:
 
     def _shipment(self, index: int, step: int, of_rank: int) -> Shipment:
         group, quantized = self.layout.groups[index], self._quantized(index, step)
-        seed = self.settings.seed
+        seed, instance = self.settings.seed, self.compressor.instance
         return Shipment(
             codec=self._codec(index),
             dtype=group.dtype,
             quantized=quantized,
             full=group.coordinates - quantized,
             layout=self.layout.fingerprint,
-            key=lambda rank: stream_key(seed, rank, step, index),
+            key=lambda rank: instance.key(seed, rank, step, group_number(index)),
             factor=lambda: 1.0 / self.workers,
             time=lambda field: nullcontext(),
             count=self._count if of_rank == 0 else lambda size: None,

@@ -15,9 +15,9 @@ import torch
 
 from hvd_adaptive import kernels
 from hvd_adaptive.kernels.random import stream_key
+from hvd_adaptive.streams import Use
 
-# Group of the random streams of Monte Carlo draws, no fusion group's and none of compressor.py's.
-DRAW_STREAM = 2**63 + 16
+# Of a Monte Carlo mean.
 DRAWS = 16
 
 
@@ -46,7 +46,7 @@ def quantization_error(codec: Any, flat: torch.Tensor) -> QuantizationError:
     if not flat.numel():
         return QuantizationError(0.0, 0.0)
     if not hasattr(codec, "table"):
-        keys = [stream_key(0, 0, draw, DRAW_STREAM) for draw in range(DRAWS)]
+        keys = [stream_key(0, 0, draw, Use.DRAW) for draw in range(DRAWS)]
         squares = [(codec.roundtrip(flat, key) - flat).double().square().sum() for key in keys]
         return QuantizationError(float(sum(squares) / DRAWS), float("nan"))
     ops, bucket = kernels.for_device(flat.device), min(codec.settings.bucket_size, flat.numel())

@@ -5,8 +5,11 @@ from __future__ import annotations
 
 import os
 
+import pytest
 import torch
 from hypothesis import HealthCheck, settings
+
+from hvd_adaptive import instances
 
 settings.register_profile(
     "repeatable",
@@ -19,3 +22,9 @@ settings.load_profile("repeatable")
 torch.set_num_threads(1)
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # read when Triton is first loaded
+
+
+@pytest.fixture(autouse=True)
+def first_compressors():
+    """Each test's first compressor has the random numbers of a process's first one."""
+    instances.start_over()

@@ -133,7 +133,7 @@ def test_without_quantisation_it_is_svrg():
             points.append(x)
             update = 0.0
             for rank, p in enumerate(portions):
-                key = oracle.stream_key(9, rank, 20 * epoch + t, 2**63 + 32)
+                key = oracle.stream_key(9, rank, 20 * epoch + t, 2**63 + 33)
                 j = oracle.mix64(key) % p.count
                 at_x, at_y = (float(p.gradient(torch.tensor([z]).double(), j)) for z in (x, y))
                 update += (2 * p.count / 7 * (at_x - at_y) + full) / 2

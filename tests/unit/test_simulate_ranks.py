@@ -9,9 +9,9 @@ from torch import nn
 
 from hvd_adaptive import ALQ, AMQ, NUQSGD, QSGD, TernGrad, simulate
 from hvd_adaptive.coding.payload import read_header
-from hvd_adaptive.compressor import SAMPLE_STREAM
 from hvd_adaptive.kernels.random import stream_key
 from hvd_adaptive.statistics import HistogramStatistic
+from hvd_adaptive.streams import Use
 
 WORKERS = 3
 SCHEMES = {
@@ -63,7 +63,7 @@ def buckets_by_hand(flat: torch.Tensor, quantized: int, compressor, rank: int, s
     """The documented draw: Philox keyed by the sample stream, without replacement, in order."""
     size = compressor.settings.bucket_size
     whole = quantized // size
-    key = stream_key(compressor.settings.seed, rank, step, SAMPLE_STREAM)
+    key = stream_key(compressor.settings.seed, rank, step, Use.SAMPLE)
     draw = np.random.Generator(np.random.Philox(key=key))
     count = min(compressor.adaptation.samples, whole)
     chosen = np.sort(draw.choice(whole, count, replace=False))

@@ -7,7 +7,7 @@ import pytest
 import torch
 from conftest import batches, flat_parameters, make_model
 
-from hvd_adaptive import ALQ, QSGD, TernGrad, simulate
+from hvd_adaptive import ALQ, QSGD, TernGrad, instances, simulate
 
 STEPS = 6
 
@@ -29,6 +29,7 @@ CASES = {
 
 @pytest.mark.parametrize("construct", CASES.values(), ids=CASES)
 def test_simulation_equals_horovod(construct):
+    instances.start_over()  # tests/parallel/ranks/repeat.py calls this for one case after the other
     model, compressor = make_model(), construct()
     optimizer = hvd.DistributedOptimizer(
         torch.optim.SGD(model.parameters(), lr=0.3, momentum=0.9),

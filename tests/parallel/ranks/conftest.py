@@ -10,6 +10,8 @@ import horovod.torch as hvd
 import pytest
 import torch
 
+from hvd_adaptive import instances
+
 torch.set_num_threads(1)
 MANY_CASES, MANY_RANKS, SHARE = 5, 4, 5
 ALL = "HVD_ADAPTIVE_EVERY_CASE"  # `make ranks` sets it
@@ -22,6 +24,12 @@ def world():
     hvd.init()
     yield hvd
     hvd.shutdown()
+
+
+@pytest.fixture(autouse=True)
+def first_compressors():
+    """Each test's first compressor has the random numbers of a process's first one."""
+    instances.start_over()
 
 
 @pytest.fixture(autouse=True)

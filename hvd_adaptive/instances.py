@@ -1,0 +1,88 @@
+"""Which of a process's compressors draws which random numbers: none draws another's."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from hvd_adaptive.kernels.random import stream_key
+from hvd_adaptive.settings import check_integer
+from hvd_adaptive.streams import Use
+
+# Numbers of other ranks that a receiver allows for lie so near to its own.
+NEAR = 64
+MOST = 2**63 - 1
+
+
+def key_of(number: int, seed: int, rank: int, step: int, group: int) -> int:
+    """Key of the stream (seed, rank, step, group) of compressor ``number``; the first one's names
+    no number."""
+    return stream_key(seed, rank, step, group, *([number] if number else []))
+
+
+@dataclass
+class Instance:
+    """A compressor's numbers in the keys of its random streams, None until they are needed.
+
+    training: how many compressors of this process were bound to gradients before this one. The
+    program determines the order, so it is mostly the same on all ranks; it need not be, as a
+    payload's header names its key. Compressors that are bound to nothing do not count.
+    alone: how many called ``encode`` without a seed before this one.
+    """
+
+    training: int | None = None
+    alone: int | None = None
+
+    def bind(self) -> None:
+        """Number this compressor among those that train, once."""
+        if self.training is None:
+            self.training = _take("training")
+
+    def key(self, seed: int, rank: int, step: int, group: int) -> int:
+        """Of a stream in training, or in a simulation of it."""
+        return key_of(self.training or 0, seed, rank, step, group)
+
+    def keys(self, seed: int, rank: int, step: int, group: int) -> Iterator[int]:
+        """Keys that another rank's stream may have, the most likely first."""
+        own = self.training or 0
+        yield key_of(own, seed, rank, step, group)
+        for number in range(max(0, own - NEAR), own + NEAR + 1):
+            if number != own:
+                yield key_of(number, seed, rank, step, group)
+
+    def next_alone(self, seed: int, rank: int, call: int) -> int:
+        """Key of call ``call`` of ``encode`` without a seed."""
+        if self.alone is None:
+            self.alone = _take("alone")
+        return key_of(self.alone, seed, rank, call, Use.ENCODE)
+
+    def state_dict(self) -> dict[str, dict[str, int]]:
+        """{"instance": the numbers that are known}, or nothing."""
+        known = {name: n for name, n in vars(self).items() if n is not None}
+        return {"instance": known} if known else {}
+
+    def loaded(self, known: dict[str, int]) -> Instance:
+        """These numbers, which compressors made later do not get; its own where there are none."""
+        if not isinstance(known, dict) or not known.keys() <= vars(self).keys():
+            raise ValueError(f"state: instance={known!r}: must be a dict of {list(vars(self))}")
+        for name, number in known.items():
+            check_integer(f"state: instance[{name!r}]", number, 0, MOST)
+        for name, number in known.items():
+            _next[name] = max(_next[name], number + 1)
+        return replace(self, **known)
+
+
+_next: dict[str, int] = {}
+
+
+def _take(name: str) -> int:
+    _next[name] += 1
+    return _next[name] - 1
+
+
+def start_over() -> None:
+    """Number compressors from zero again, as a new process does: to repeat a run within one."""
+    _next.update(training=0, alone=0)
+
+
+start_over()

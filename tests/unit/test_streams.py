@@ -1,0 +1,225 @@
+"""Random streams: no two compressors draw the same numbers, and a state goes on with its own."""
+
+from __future__ import annotations
+
+import ast
+import copy
+import itertools
+import pickle
+from pathlib import Path
+
+import pytest
+import torch
+import unit_oracles as oracle
+
+import hvd_adaptive
+from hvd_adaptive import (
+    ALQ,
+    AMQ,
+    ECDQ,
+    NUQSGD,
+    ORQ,
+    QCS,
+    QSGD,
+    BinGrad,
+    LinearQuantile,
+    NaturalCompression,
+    SparseSGD,
+    TernGrad,
+    instances,
+)
+from hvd_adaptive.instances import NEAR, Instance
+from hvd_adaptive.streams import Use, group_number
+
+# Every scheme that draws random numbers; the others are OneBitSGD, SignSGD and biased BinGrad.
+RANDOM = {
+    "qsgd": lambda **k: QSGD(bits=3, **k),
+    "qsgd-linf": lambda **k: QSGD(bits=4, norm="linf", **k),
+    "qsgd-symmetric": lambda **k: QSGD(bits=3, norm="linf", symmetric=True, **k),
+    "nuqsgd": lambda **k: NUQSGD(bits=3, **k),
+    "terngrad": lambda **k: TernGrad(clip=None, **k),
+    "alq": lambda **k: ALQ(bits=3, **k),
+    "amq": lambda **k: AMQ(bits=3, norm="linf", **k),
+    "orq": lambda **k: ORQ(levels=5, **k),
+    "linear-quantile": lambda **k: LinearQuantile(levels=5, **k),
+    "bingrad": lambda **k: BinGrad(**k),
+    "natural": lambda **k: NaturalCompression(**k),
+    "qcs": lambda **k: QCS(**k),
+    "qcs-mmse": lambda **k: QCS(estimator="mmse", **k),
+    "sparse": lambda **k: SparseSGD(density=0.1, **k),
+    "ecdq": lambda **k: ECDQ(relative_variance=0.2, **k),
+    "ecdq-bits": lambda **k: ECDQ(bits=2, **k),
+}
+N = 4096
+
+
+def gradient() -> torch.Tensor:
+    return torch.randn(N, generator=torch.Generator().manual_seed(3))
+
+
+def key_of(payload: torch.Tensor) -> int:
+    return oracle.read_field(bytes(payload.tolist()), "key")
+
+
+def expectation(name: str, v: torch.Tensor) -> torch.Tensor:
+    """Of what is decoded: v but for two schemes, of one bucket here."""
+    codec = RANDOM[name]()
+    if name == "bingrad":  # unbiased within its two levels, which cut off the rest
+        largest = float(codec.decode(codec.encode(v, seed=0)).abs().max())
+        return v.double().clamp(-largest, largest)
+    if name == "qcs-mmse":  # a multiple of an unbiased estimate
+        draws = [codec.decode(codec.encode(v, seed=k)).double() for k in range(100)]
+        return v.double() * (torch.stack(draws).mean(0) @ v.double() / v.double().square().sum())
+    return v.double()
+
+
+@pytest.mark.parametrize("name", RANDOM)
+def test_errors_of_several_compressors_average_out(name):
+    """E(mean of K errors)^2 = E(error^2)/K where errors are independent and of mean zero. The sum
+    over coordinates of K mean^2 - (mean of squares) has expectation zero then, and is K - 1 times
+    the second term where all draws are the same. Compared with five of its standard errors."""
+    v = gradient()
+    expected = expectation(name, v)
+    for count, repeats in ((8, 24), (64, 6)):
+        ratios = []
+        for _ in range(repeats):
+            codecs = [RANDOM[name]() for _ in range(count)]
+            errors = torch.stack([c.decode(c.encode(v)).double() - expected for c in codecs])
+            mean, single = errors.mean(0).square().sum(), errors.square().mean(0).sum()
+            ratios.append(float(count * mean / single))
+        told = torch.tensor(ratios, dtype=torch.float64)
+        bound = 5 * float(told.std()) / repeats**0.5
+        assert bound < 0.5, (count, bound)  # else it would show nothing
+        assert abs(float(told.mean()) - 1) < bound, (count, told.mean(), bound)
+
+
+def test_a_seed_repeats_whatever_the_instance():
+    v = gradient()
+    for make in RANDOM.values():
+        first, second = make(), make(seed=5)
+        first.encode(v)
+        assert torch.equal(first.encode(v, seed=4), second.encode(v, seed=4))
+        assert not torch.equal(first.encode(v, seed=4), first.encode(v, seed=6))
+
+
+def test_each_call_of_each_instance_has_its_own_key():
+    v, keys = gradient(), []
+    for make in (lambda: QSGD(bits=3), lambda: QCS(), lambda: QSGD(bits=3)):
+        codec = make()
+        codec.step = 3  # an unused compressor beside it changes nothing
+        keys += [key_of(codec.encode(v)) for _ in range(3)]
+    # The first compressor's keys name no number.
+    want = [(0, 0, k, Use.ENCODE) + ((n,) if n else ()) for n in range(3) for k in range(3)]
+    assert keys == [oracle.stream_key(*numbers) for numbers in want]
+
+
+def test_constructing_does_not_count():
+    v = gradient()
+    QSGD(), ALQ(parameter_bits={"a": 4}), QSGD().second_codec(6)
+    assert key_of(QSGD().encode(v)) == oracle.stream_key(0, 0, 0, 2**63)
+
+
+def test_parts_have_streams_of_their_own():
+    v = gradient()
+    codec = QSGD(bits=3, parameter_bits={"a": 4, "b": 5})
+    labels = ("", "bits=4", "bits=5", "")
+    keys = [key_of(codec.part(label).encode(v)) for label in labels]
+    want = [(0, 0, 0, 2**63), (0, 0, 0, 2**63, 1), (0, 0, 0, 2**63, 2), (0, 0, 1, 2**63)]
+    assert keys == [oracle.stream_key(*numbers) for numbers in want]
+
+
+def resumed(saved: dict) -> QSGD:
+    codec = QSGD(bits=3)
+    codec.load_state_dict(saved)
+    return codec
+
+
+def test_a_state_goes_on_with_its_stream():
+    v, other, codec = gradient(), QSGD(bits=3), QSGD(bits=3)
+    other.encode(v), codec.encode(v)
+    saved = codec.state_dict()
+    assert saved["instance"] == {"alone": 1}
+    assert torch.equal(codec.encode(v), resumed(saved).encode(v))
+    pickled = pickle.loads(pickle.dumps(codec))
+    assert torch.equal(pickled.encode(v), codec.encode(v))
+    instances.start_over()  # as in a new process
+    again = resumed(saved)
+    assert key_of(QSGD().encode(v)) == oracle.stream_key(0, 0, 0, 2**63, 2)
+    assert key_of(again.encode(v)) == oracle.stream_key(0, 0, 1, 2**63, 1)
+
+
+def test_settings_that_change_keep_the_stream():
+    v, other, codec = gradient(), QSGD(bits=3), QSGD(bits=3)
+    other.encode(v), codec.encode(v)
+    codec.instance.bind()
+    codec.set(bits=5)
+    saved = codec.state_dict()
+    assert saved["instance"] == {"training": 0, "alone": 1}
+    assert resumed(saved).state_dict()["instance"] == saved["instance"]
+    assert key_of(codec.encode(v)) == oracle.stream_key(0, 0, 1, 2**63, 1)
+    del saved["instance"]  # as an earlier version wrote it
+    codec.load_state_dict(saved)
+    assert codec.instance == Instance(0, 1)
+    assert resumed(saved).instance == Instance()
+
+
+def test_a_copy_draws_its_own():
+    v, codec = gradient(), QSGD(bits=3)
+    codec.encode(v)
+    copied = copy.deepcopy(codec)
+    assert not torch.equal(codec.encode(v), copied.encode(v))
+
+
+@pytest.mark.parametrize("wrong", (3, {"n": 1}, {"alone": -1}, {"training": 1.5}, {"alone": 2**63}))
+def test_a_malformed_instance_is_refused(wrong):
+    codec = QSGD()
+    state = codec.state_dict() | {"step": 7, "instance": wrong}
+    with pytest.raises(ValueError, match="instance"):
+        codec.load_state_dict(state)
+    assert codec.step == 0
+
+
+def test_numbers_of_other_ranks_are_known():
+    """A receiver allows for another order of compressors on a rank, not for another step."""
+    here, there = Instance(training=2), Instance(training=70)
+    own = list(here.keys(5, 1, 8, 3))
+    assert own[0] == oracle.stream_key(5, 1, 8, 3, 2) == here.key(5, 1, 8, 3)
+    assert len(own) == len(set(own)) == 2 + NEAR + 1
+    assert oracle.stream_key(5, 1, 8, 3) in own and oracle.stream_key(5, 1, 8, 3, 66) in own
+    assert there.key(5, 1, 8, 3) not in own and there.key(5, 1, 8, 3) not in own
+    for other in ((6, 1, 8, 3), (5, 0, 8, 3), (5, 1, 9, 3), (5, 1, 8, 4)):
+        assert not {Instance(n).key(*other) for n in range(70)} & set(own)
+
+
+def test_no_two_uses_share_a_number():
+    """``enum.unique`` sees to equal values; none meets a fusion group, at any attempt."""
+    assert len({int(use) for use in Use}) == len(Use.__members__)
+    groups = [group_number(i, a) for i in (0, 1, 2**32 - 1) for a in (0, 1, 2**31 - 1, 2**31)]
+    assert max(groups) < min(Use) and max(Use) < 2**64
+    assert len({group_number(i, a) for i in range(50) for a in range(50)}) == 2500
+
+
+def test_streams_are_told_apart():
+    """Keys of a few thousand streams in use differ, with those derived from them."""
+    keys = []
+    for numbers in itertools.product(range(3), range(3), (*range(4), *Use), (None, 1, 2)):
+        key = oracle.stream_key(7, *(n for n in numbers if n is not None))
+        derived = [(owner, stage, 0) for owner in range(3) for stage in (0, 1)]
+        keys += [key, *(oracle.stream_key(key, *of) for of in derived)]
+    assert len(set(keys)) == len(keys)
+
+
+def test_all_numbers_are_in_one_module():
+    """No other module of the package writes such a number down."""
+    package = Path(hvd_adaptive.__file__).parent
+    for path in package.rglob("*.py"):
+        if path == package / "streams.py":
+            continue
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            targets = node.targets if isinstance(node, ast.Assign) else []
+            names = [t.id for t in targets if isinstance(t, ast.Name)]
+            assert not [n for n in names if n.endswith("_STREAM")], path
+            if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "stream_key":
+                group = node.args[3:4]
+                told = [a for a in group if isinstance(a, ast.Constant | ast.BinOp)]
+                assert not told, (path, node.lineno)
