@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from hvd_adaptive import elastic
+from hvd_adaptive import elastic, states
 from hvd_adaptive._version import __version__
 from hvd_adaptive.changes import Changing
 from hvd_adaptive.codec import Codec
@@ -225,6 +225,14 @@ class GradientCompressor(Changing, Codec, _Base):
         self._parts.adopt(old._parts, keep)
         if keep:
             self._second = old._second
+            self._second_takes_checksum(old)
+
+    def _second_takes_checksum(self, old: GradientCompressor) -> None:
+        """The second stage's codec and its table are kept; its payloads follow the setting."""
+        checksum = self.settings.checksum
+        if self._second is not None and checksum != old.settings.checksum:
+            if self._second.codec is not old:  # else it becomes this compressor
+                self._second.codec.set(checksum=checksum)
 
     def state_dict(self) -> dict[str, Any]:
         """Everything that a resumed run needs: plain tensors and numbers.
@@ -255,7 +263,10 @@ class GradientCompressor(Changing, Codec, _Base):
         found by parameters' names, whatever the groups. Those of another rank or number of ranks
         are left out with a warning at the next step, all else is kept.
         """
-        changed = state.get("settings", {})
+        changed = states.mapping(state).get("settings", {})
+        states.mapping(changed, "state: settings")
+        if any(isinstance(value, torch.Tensor) for value in changed.values()):
+            raise ValueError(f"state: settings must be plain values, not tensors: {changed!r}")
         if changed == self._changed:
             self.take_state(state)
             if self._session is not None:
@@ -270,7 +281,7 @@ class GradientCompressor(Changing, Codec, _Base):
     def take_state(self, state: dict[str, Any]) -> None:
         """``load_state_dict`` for a state of these settings; schemes add what is theirs."""
         self.check_state(state)
-        step, encodes = int(state["step"]), int(state["encodes"])
+        step, encodes = states.whole(state, "step"), states.whole(state, "encodes")
         parts, second = self._parts.loaded(state), self._loaded_second(state)
         self.instance = self.instance.loaded(state.get("instance", {}))
         self.step, self._encodes, self._parts, self._second = step, encodes, parts, second
@@ -287,11 +298,10 @@ class GradientCompressor(Changing, Codec, _Base):
 
     def check_state(self, state: dict[str, Any], more: Sequence[str] = ()) -> None:
         """ValueError unless ``state`` is this scheme's, of the same parts, and has all entries."""
-        if state.get("scheme") != self.name:
+        if states.mapping(state).get("scheme") != self.name:
             raise ValueError(f"state: is of scheme {state.get('scheme')!r}, not {self.name!r}")
         for entry in ("step", "encodes", *more):
-            if entry not in state:
-                raise ValueError(f"state: has no entry {entry!r}")
+            states.entry(state, entry)
         self._parts.loaded(state)
         self._loaded_second(state)
         check_residuals(state)
@@ -300,10 +310,10 @@ class GradientCompressor(Changing, Codec, _Base):
         """The second stage of a state, kept where ranks still want its bits."""
         if "second_stage" not in state:
             return None
-        saved = state["second_stage"]
-        bits = check_integer("state: second_stage bits", saved["bits"], LEAST_BITS, MOST_BITS)
+        saved, of = state["second_stage"], "state: second_stage"
+        bits = states.whole(saved, "bits", LEAST_BITS, MOST_BITS, of)
         second = make_second_stage(self, 1, bits)
-        second.codec.load_state_dict(saved["codec"])
+        second.codec.load_state_dict(states.mapping(states.entry(saved, "codec", of), of))
         return second
 
     def report(self) -> dict[str, float]:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from hvd_adaptive import states
 from hvd_adaptive.coding.sendable import Sendable
 from hvd_adaptive.finite import Finite, all_finite
 
@@ -220,13 +221,18 @@ def check_residuals(state: Mapping[str, Any]) -> None:
         return
     saved = state["residuals"]
     try:
-        int(saved["rank"]), int(saved["size"])
-        parameters = dict(saved["parameters"])
-    except (KeyError, TypeError, ValueError) as error:
-        raise ValueError(f"state: residuals cannot be read: {error!r}") from None
+        size = states.whole(saved, "size", of="residuals")
+        states.whole(saved, "rank", 0, max(0, size - 1), of="residuals")
+        parameters = states.mapping(states.entry(saved, "parameters", "residuals"), "parameters")
+    except ValueError as error:
+        raise ValueError(f"state: residuals cannot be read: {error}") from None
     for name, r in parameters.items():
+        if not isinstance(name, str):
+            raise ValueError(f"state: residuals must be of parameters' names, not {name!r}")
         if not isinstance(r, torch.Tensor) or r.dtype != torch.float32 or r.dim() != 1:
             raise ValueError(f"state: residual of {name!r} must be a float32 tensor and 1-D")
+        if r.layout != torch.strided:
+            raise ValueError(f"state: residual of {name!r} must be dense, not {r.layout}")
     if not all_finite(parameters.values()):
         raise ValueError("state: residuals must be finite")
 

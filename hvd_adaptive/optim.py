@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from hvd_adaptive import states
 from hvd_adaptive.coding.header import SIZE
 from hvd_adaptive.coding.payload import read_header, split
 from hvd_adaptive.coding.sendable import Sendable
@@ -205,14 +206,17 @@ class QSVRG:
         return {"point": self.point.clone(), "epochs": self.epochs}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Inverse of ``state_dict``; ValueError where the point does not fit."""
-        point = state["point"]
+        """Inverse of ``state_dict``; ValueError where the point does not fit, and then nothing has
+        been changed."""
+        point, epochs = states.entry(state, "point"), states.whole(state, "epochs")
+        if not isinstance(point, torch.Tensor):
+            raise ValueError(f"state: point must be a tensor, not {type(point).__name__}")
         if point.shape != self.point.shape or point.dtype != self.point.dtype:
             raise ValueError(
                 f"state: point is {tuple(point.shape)} {point.dtype}, not "
                 f"{tuple(self.point.shape)} {self.point.dtype}"
             )
-        self.point, self.epochs = point.clone(), int(state["epochs"])
+        self.point, self.epochs = point.clone(), epochs
 
     def _agreed_functions(self) -> int:
         """m, once all ranks have shown that they start alike."""

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from hvd_adaptive import states
 from hvd_adaptive.settings import Settings, check_parameter_bits
 
 if TYPE_CHECKING:
@@ -111,7 +112,10 @@ class Parts:
             raise ValueError("state: has no entry 'parts'")
         parts = Parts(self._scheme, self._keywords, own)
         parts._warned = self._warned
-        for label, of_codec in state.get("parts", {}).items():
+        saved = states.mapping(state.get("parts", {}), "state: parts")
+        for label in parts.codecs:
+            states.entry(saved, label, "state: parts")
+        for label, of_codec in saved.items():
             parts[label].load_state_dict(of_codec)
         return parts
 

@@ -6,6 +6,8 @@ import numbers
 from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
+from hvd_adaptive import states
+
 
 def paper_steps(step: int) -> bool:
     """Steps 100, 2,000 and every 10,000 (ALQ paper, App. K), and step 0: an unfitted table at a
@@ -67,9 +69,17 @@ class UpdateSchedule:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Inverse of ``state_dict``; the schedule itself comes from the constructor."""
-        retry_at, wait = int(state["retry_at"]), int(state["wait"])
-        self._retry_at, self._wait = (None if retry_at < 0 else retry_at), wait
+        """Inverse of ``state_dict``; the schedule itself comes from the constructor. ValueError
+        where the state is of no schedule, and then nothing has been changed."""
+        self._retry_at, self._wait = self.checked(state)
+
+    @staticmethod
+    def checked(state: Any) -> tuple[int | None, int]:
+        """What a state says: the step of the retry, or None, and the wait after it; ValueError
+        where it is of no schedule."""
+        retry_at = states.whole(state, "retry_at", -1, of="state: schedule")
+        wait = states.whole(state, "wait", 1, LONGEST_WAIT, of="state: schedule")
+        return (None if retry_at < 0 else retry_at), wait
 
 
 class _Planned:

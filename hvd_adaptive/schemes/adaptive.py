@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from hvd_adaptive import states
 from hvd_adaptive.coding.coders import CODERS
 from hvd_adaptive.compressor import GradientCompressor
 from hvd_adaptive.levels import (
@@ -278,13 +279,16 @@ class AdaptiveScheme(TableScheme):
     def take_state(self, state: dict[str, Any]) -> None:
         self.check_state(state, ("table", "schedule"))
         table = LevelTable.from_state_dict(state["table"])
+        for schedule in ("schedule", "second_schedule"):
+            if schedule in state:
+                UpdateSchedule.checked(state[schedule])
         if (table.bits, table.symmetric) != (self._table.bits, self._table.symmetric):
             raise ValueError(
                 f"state: table of bits={table.bits}, symmetric={table.symmetric} does not fit "
                 f"bits={self._table.bits}, symmetric={self._table.symmetric}"
             )
-        self.schedule.load_state_dict(state["schedule"])
         super().take_state(state)
+        self.schedule.load_state_dict(state["schedule"])
         self._table = table
         self._second_schedule = UpdateSchedule(())
         if "second_schedule" in state:
@@ -327,7 +331,7 @@ class FixedLevels(AdaptiveScheme):
         return np.array_equal(table.magnitudes, self._table.magnitudes)
 
     def take_state(self, state: dict[str, Any]) -> None:
-        if "table" in state:
+        if "table" in states.mapping(state):
             table = LevelTable.from_state_dict(state["table"])
             if not self.can_take(table):
                 raise ValueError(

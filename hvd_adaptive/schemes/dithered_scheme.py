@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from hvd_adaptive import kernels
+from hvd_adaptive import kernels, states
 from hvd_adaptive.codec import Verdict
 from hvd_adaptive.coding import dithered
 from hvd_adaptive.coding import payload as payloads
@@ -288,26 +288,31 @@ class DitheredScheme(GradientCompressor):
 
     def take_state(self, state: dict[str, Any]) -> None:
         self.check_state(state, ("code", "version", "rate", "sent", "schedule"))
-        code = None
-        if state["code"].numel():
-            code = DitheredCode.from_numbers(state["code"].to("cpu", torch.float64).numpy())
+        of_code, code = states.numbers(state, "code"), None
+        if of_code.size:
+            try:
+                code = DitheredCode.from_numbers(of_code)
+            except ValueError as error:
+                raise ValueError(f"state: code: {error}") from None
         if code is not None and self._delta is not None and code.delta != self._delta:
             raise ValueError(
                 f"state: δ={code.delta} does not fit relative_variance={self._delta**2 / 12}"
             )
-        version, rate = int(state["version"]), _counts_of(state, "rate", 4)
+        version = states.whole(state, "version", 0, states.MOST_VERSION)
+        rate = _counts_of(state, "rate", 4)
         sent = _counts_of(state, "sent", 2)
         if not rate[1]:
             raise ValueError(f"state: the second number of rate must be above 0, not {rate}")
-        self.schedule.load_state_dict(state["schedule"])
+        UpdateSchedule.checked(state["schedule"])
         super().take_state(state)
+        self.schedule.load_state_dict(state["schedule"])
         self._fitted, self._version, self._modelled = code, version, rate[0]
         self._control = RateControl(self.bits or 0.0, *rate[1:])
         self._sent = np.array(sent)
 
 
 def _counts_of(state: dict[str, Any], entry: str, count: int) -> list[float]:
-    numbers = state[entry].to(torch.float64).tolist()
+    numbers = states.numbers(state, entry).tolist()
     if len(numbers) != count or not all(0 <= number < math.inf for number in numbers):
         raise ValueError(
             f"state: {entry} must be {count} finite numbers, none below 0, not {numbers}"

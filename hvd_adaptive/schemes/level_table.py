@@ -11,7 +11,10 @@ from typing import Any
 import numpy as np
 import torch
 
+from hvd_adaptive import states
 from hvd_adaptive.kernels.tables import KernelTable, kernel_table
+
+MOST_BITS = 16  # of a code with its sign
 
 
 @dataclass(frozen=True, eq=False)
@@ -101,13 +104,16 @@ class LevelTable:
 
     @classmethod
     def from_state_dict(cls, state: dict[str, Any]) -> LevelTable:
-        """Inverse of ``state_dict``."""
-        magnitudes = _array(state["magnitudes"])
-        probabilities = state.get("probabilities")
-        if probabilities is not None:
-            probabilities = _array(probabilities)
-        bits, symmetric = int(state["bits"]), bool(state["symmetric"])
-        return cls(bits, symmetric, magnitudes, int(state["version"]), probabilities)
+        """Inverse of ``state_dict``; ValueError where it is of no table."""
+        of = "state: table"
+        magnitudes = states.numbers(state, "magnitudes", of)
+        probabilities = None
+        if "probabilities" in state:
+            probabilities = states.numbers(state, "probabilities", of)
+        bits = states.whole(state, "bits", 1, MOST_BITS, of)
+        symmetric = states.flag(state, "symmetric", of)
+        version = states.whole(state, "version", 0, states.MOST_VERSION, of)
+        return cls(bits, symmetric, magnitudes, version, probabilities)
 
     def _check_probabilities(self) -> None:
         p = np.array(self.probabilities, dtype=np.float64)
@@ -119,8 +125,3 @@ class LevelTable:
                 f"table: probabilities must be {count} numbers, not negative, finite and not all "
                 f"zero: {p.tolist()}"
             )
-
-
-def _array(values: Any) -> np.ndarray:
-    """float64, from any device: states are often loaded onto a GPU."""
-    return torch.as_tensor(values, dtype=torch.float64, device="cpu").numpy()

@@ -12,6 +12,7 @@ import torch
 
 import hvd_adaptive
 from hvd_adaptive import ALQ, AMQ, ECDQ, NUQSGD, ORQ, QSGD, BinGrad, TernGrad
+from hvd_adaptive.coding.payload import read_header as header
 from hvd_adaptive.compressor import GradientCompressor
 
 FLAT = torch.randn(5000, generator=torch.Generator().manual_seed(1))
@@ -90,6 +91,7 @@ def test_copies_of_schedules_that_are_generators():
     [
         ({"exchange": "scatter_reduce"}, True),
         ({"fusion_bytes": 10_000, "warmup_steps": 9, "seed": 4}, True),
+        ({"checksum": False}, True),
         ({"bucket_size": 200}, False),
         ({"error_feedback": 0.5}, False),
         ({"norm": "linf"}, False),
@@ -102,6 +104,18 @@ def test_tables_go_on_and_are_refitted_at_once_where_need_be(changes, stays):
     compressor.set(**changes)
     assert torch.equal(compressor.levels, levels) and compressor.table_version == 1
     assert due(compressor, 7) == ([20] if stays else [7, 20])
+
+
+def test_without_checksums_averages_travel_so_too_with_the_table_that_they_had():
+    compressor = fitted(update_steps=[20], exchange="scatter_reduce", second_stage_bits=5)
+    second = compressor.second_stage(4).codec
+    second.fit(FLAT)
+    assert header(second.encode(FLAT)).checksum != 0
+    compressor.set(checksum=False)
+    kept = compressor.second_stage(4).codec
+    assert kept.table_version == 1 and torch.equal(kept.levels, second.levels)
+    assert header(kept.encode(FLAT)).checksum == header(compressor.encode(FLAT)).checksum == 0
+    assert due(compressor, 7) == [20] and not compressor.second_due(7)
 
 
 def test_other_bits_start_from_their_own_table_and_are_fitted_at_once():

@@ -1,0 +1,204 @@
+"""States that are no state: ValueError, and the compressor is what it was."""
+
+from __future__ import annotations
+
+import copy
+import json
+import struct
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import hvd_adaptive
+from hvd_adaptive import ALQ, ECDQ, QSGD
+from hvd_adaptive.compressor import GradientCompressor
+from hvd_adaptive.optim import QSVRG, Portion
+
+EXPORTED = [getattr(hvd_adaptive, name) for name in hvd_adaptive.__all__]
+SCHEMES = [one for one in EXPORTED if isinstance(one, type) and issubclass(one, GradientCompressor)]
+NEEDED = {"ECDQ": {"bits": 2.0}, "QCS": {"gain": 10}, "SparseSGD": {"density": 0.1}}
+FLAT = torch.linspace(-1, 1, 1200) ** 3
+MISSING = object()
+# What a damaged entry may hold; none of these is an entry's value.
+WRONG = {
+    "missing": MISSING,
+    "None": None,
+    "a string": "x",
+    "-7": -7,
+    "1.5": 1.5,
+    "a list": [],
+    "a dict": {},
+    "nan": torch.full((4,), torch.nan),
+    "a matrix": torch.ones(3, 2),
+    "a scalar": torch.tensor(0.5),
+    "huge": 2**80,
+}  # fmt: skip
+# Entries that a state may lack (older versions' states do), and values that do say something.
+OPTIONAL = {"settings", "scope", "parameter_bits", "second_stage", "second_schedule", "residuals",
+            "probabilities", "a"}  # fmt: skip
+ALLOWED = {("parameter_bits", "None"), ("settings", "a dict"), ("scope", "missing"),
+           ("code", "a list"), ("parameters", "a dict"),
+           ("settings/bucket_size", "missing")}  # fmt: skip
+
+
+def make(name: str) -> Any:
+    """A compressor with all the state that its kind can have, and where it came from."""
+    schemes = {scheme.__name__: scheme for scheme in SCHEMES}
+    scheme, _, kind = name.partition("-")
+    more: dict[str, Any] = {
+        "": {},
+        "parts": {"parameter_bits": {"a*": 4}},
+        "book": {"coding": "huffman"},
+        "feedback": {"error_feedback": 0.5},
+        "second": {"exchange": "scatter_reduce", "second_stage_bits": 5},
+    }[kind]
+    return schemes[scheme](**{"bucket_size": 100} | NEEDED.get(scheme, {}) | more)
+
+
+def used(name: str) -> Any:
+    compressor = make(name)
+    if hasattr(compressor, "fit"):
+        compressor.fit(FLAT)
+    compressor.step = 12
+    compressor.encode(FLAT)
+    if "second" in name:
+        compressor.second_stage(4).codec.fit(FLAT)
+    if "feedback" in name:
+        residuals = {"rank": 1, "size": 2, "parameters": {"a": torch.ones(700)}}
+        compressor.load_state_dict(compressor.state_dict() | {"residuals": residuals})
+    compressor.set(bucket_size=200)
+    return compressor
+
+
+NAMES = [scheme.__name__ for scheme in SCHEMES] + [
+    "ALQ-parts", "ALQ-book", "ALQ-feedback", "ALQ-second", "QSGD-book", "ECDQ-parts", "AMQ-second",
+]  # fmt: skip
+
+
+def plain(value: Any) -> Any:
+    """Compares bit for bit, NaN included."""
+    if isinstance(value, torch.Tensor):
+        return str(value.dtype), tuple(value.shape), value.detach().double().numpy().tobytes()
+    if isinstance(value, dict):
+        return {name: plain(of_name) for name, of_name in value.items()}
+    return type(value).__name__, struct.pack("<d", value) if isinstance(value, float) else value
+
+
+def paths(state: dict, before: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    for name, value in state.items():
+        yield (*before, name)
+        if isinstance(value, dict):
+            yield from paths(value, (*before, name))
+
+
+def damaged(state: dict, path: tuple[str, ...], value: Any) -> dict:
+    state = copy.deepcopy(state)
+    inside = state
+    for name in path[:-1]:
+        inside = inside[name]
+    if value is MISSING:
+        del inside[path[-1]]
+    else:
+        inside[path[-1]] = value
+    return state
+
+
+def is_allowed(path: tuple[str, ...], kind: str) -> bool:
+    ends = {path[-1], "/".join(path[-2:])}
+    return any((end, kind) in ALLOWED for end in ends) or (
+        kind == "missing" and path[-1] in OPTIONAL
+    )
+
+
+def refused(compressor: Any, state: Any) -> bool:
+    """Whether it is, with a ValueError; then the compressor must be what it was."""
+    before, codes = plain(compressor.state_dict()), compressor.encode(FLAT, seed=3)
+    try:
+        compressor.load_state_dict(state)
+    except ValueError as error:
+        assert str(error)
+        assert plain(compressor.state_dict()) == before
+        assert torch.equal(compressor.encode(FLAT, seed=3), codes)
+        return True
+    return False
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_entry_is_checked(name):
+    state = used(name).state_dict()
+    compressor, accepted = used(name), []
+    compressor.step = 77
+    for path in paths(state):
+        for kind, value in WRONG.items():
+            if not refused(compressor, damaged(state, path, value)):
+                accepted.append((path, kind))
+                compressor = used(name)
+    wrongly = [one for one in accepted if not is_allowed(*one)]
+    assert not wrongly
+    compressor.load_state_dict(state)
+    assert plain(compressor.state_dict()) == plain(state)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("state", [None, [], "x", 3, {}], ids=repr)
+def test_what_is_no_mapping_is_refused(name, state):
+    assert refused(used(name), state)
+
+
+def test_a_table_is_never_older_than_its_first():
+    compressor = ALQ(bits=3)
+    state = compressor.state_dict()
+    for version in (-1, 2**32, 1.0, True):
+        with pytest.raises(ValueError, match=r"state: table: version=.*: must be an integer"):
+            compressor.load_state_dict(damaged(state, ("table", "version"), version))
+
+
+def test_the_last_entry_read_is_the_first_to_be_checked():
+    """A bad schedule behind a good table leaves the schedule that was there."""
+    for scheme in (ALQ(), ECDQ(bits=2.0), QSGD(coding="huffman")):
+        scheme.schedule.done(5, complete=False)
+        state = scheme.state_dict()
+        other = state | {"schedule": {"retry_at": 9, "wait": 4}, "encodes": "many"}
+        with pytest.raises(ValueError, match="encodes"):
+            scheme.load_state_dict(other)
+        assert scheme.state_dict()["schedule"] == state["schedule"]
+
+
+anything = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**70), 2**70) | st.floats() | st.text(max_size=4)
+    | st.lists(st.floats(), max_size=9).map(torch.tensor),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3),
+    max_leaves=6,
+)  # fmt: skip
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.data())
+def test_no_other_error_whatever_a_state_holds(data):
+    name = data.draw(st.sampled_from(NAMES))
+    compressor = used(name)
+    state = compressor.state_dict()
+    for _ in range(data.draw(st.integers(1, 3))):
+        path = data.draw(st.sampled_from(sorted(paths(state))))
+        state = damaged(state, path, data.draw(anything | st.just(MISSING)))
+    if not refused(compressor, state):
+        again = compressor.state_dict()
+        used(name).load_state_dict(again)
+
+
+def test_states_of_qsvrg():
+    portion = Portion(3, lambda x, index: x)
+    run = QSVRG(torch.ones(6), [portion], lr=0.1, iterations=2)
+    run.epoch()
+    state, point = run.state_dict(), run.point.clone()
+    for name in state:
+        for kind, value in WRONG.items():
+            with pytest.raises(ValueError, match="state"):
+                run.load_state_dict(damaged(state, (name,), value))
+            assert torch.equal(run.point, point) and run.epochs == 1, (name, kind)
+    with pytest.raises(ValueError, match="state: must be a mapping"):
+        run.load_state_dict(json.loads("[]"))
