@@ -15,6 +15,7 @@ import torch
 
 from hvd_adaptive import elastic, states
 from hvd_adaptive._version import __version__
+from hvd_adaptive.by_class import callable_on_class
 from hvd_adaptive.changes import Changing
 from hvd_adaptive.codec import Codec
 from hvd_adaptive.coding import payload as payloads
@@ -156,6 +157,7 @@ class GradientCompressor(Changing, Codec, _Base):
 
     # What a user and Horovod call ---------------------------------------------------------------
 
+    @callable_on_class
     def compress(self, tensor: torch.Tensor) -> tuple[torch.Tensor, Any]:
         """Take over a gradient. Horovod reduces the small placeholder that is returned instead.
 
@@ -164,6 +166,7 @@ class GradientCompressor(Changing, Codec, _Base):
         """
         return self._plugged().compress(tensor)
 
+    @callable_on_class
     def decompress(self, output: torch.Tensor, ctx: Any) -> torch.Tensor:
         """The reduced gradient for ``ctx``; the first call of a step finishes its exchange.
 
@@ -223,16 +226,10 @@ class GradientCompressor(Changing, Codec, _Base):
         if self.residuals is not None and old.residuals is not None:
             self.residuals = self.residuals.loaded(old.residuals.state_dict())
         self._parts.adopt(old._parts, keep)
-        if keep:
-            self._second = old._second
-            self._second_takes_checksum(old)
-
-    def _second_takes_checksum(self, old: GradientCompressor) -> None:
-        """The second stage's codec and its table are kept; its payloads follow the setting."""
-        checksum = self.settings.checksum
-        if self._second is not None and checksum != old.settings.checksum:
-            if self._second.codec is not old:  # else it becomes this compressor
-                self._second.codec.set(checksum=checksum)
+        if keep and old._second is not None and old._second.codec is not old:
+            self._second = old._second  # with its table
+            if self.settings.checksum != old.settings.checksum:
+                self._second.codec.set(checksum=self.settings.checksum)
 
     def state_dict(self) -> dict[str, Any]:
         """Everything that a resumed run needs: plain tensors and numbers.
@@ -313,7 +310,7 @@ class GradientCompressor(Changing, Codec, _Base):
         saved, of = state["second_stage"], "state: second_stage"
         bits = states.whole(saved, "bits", LEAST_BITS, MOST_BITS, of)
         second = make_second_stage(self, 1, bits)
-        second.codec.load_state_dict(states.mapping(states.entry(saved, "codec", of), of))
+        second.codec.load_state_dict(states.entry(saved, "codec", of))
         return second
 
     def report(self) -> dict[str, float]:
@@ -344,3 +341,13 @@ class GradientCompressor(Changing, Codec, _Base):
     def _described(self) -> str:
         settings = self.scheme_settings() | self.settings.shared()
         return f"{type(self).__name__}({', '.join(f'{k}={v!r}' for k, v in settings.items())})"
+
+
+def check_compressor(name: str, value: Any) -> GradientCompressor:
+    """``value`` if it is a compressor; ValueError otherwise."""
+    if isinstance(value, type) and issubclass(value, GradientCompressor):
+        scheme = value.__name__
+        raise ValueError(f"{name}={scheme}: is a class; give an instance, {name}={scheme}(...)")
+    if not isinstance(value, GradientCompressor):
+        raise ValueError(f"{name}={value!r}: must be a compressor of hvd_adaptive")
+    return value

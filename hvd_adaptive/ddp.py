@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 
-from hvd_adaptive.compressor import GradientCompressor
+from hvd_adaptive.compressor import GradientCompressor, check_compressor
 from hvd_adaptive.fusion.bucket_session import BucketSession
 from hvd_adaptive.fusion.buckets import Bucket, Names
 
@@ -52,8 +52,7 @@ class CompressionState:
         named_parameters: Iterable[tuple[str, torch.nn.Parameter]] | None = None,
         process_group: dist.ProcessGroup | None = None,
     ) -> None:
-        if not isinstance(compressor, GradientCompressor):
-            raise ValueError(f"compressor={compressor!r}: must be a compressor of hvd_adaptive")
+        check_compressor("compressor", compressor)
         if compressor.settings.process_set is not None:
             raise ValueError(
                 "process_set: is Horovod's; give CompressionState the model's process_group"

@@ -20,6 +20,7 @@ from hvd_adaptive.exchange.level_sync import LevelSync
 from hvd_adaptive.exchange.nodes import nodes_of
 from hvd_adaptive.exchange.world import World, horovod
 from hvd_adaptive.fusion.agreement import Description, agree, describe
+from hvd_adaptive.fusion.changed import Watch, gradient_dtype, is_laid_out
 from hvd_adaptive.fusion.given_up import GivenUp
 from hvd_adaptive.fusion.layout import Group, Layout, Member, build_layout, parts_among
 from hvd_adaptive.fusion.monitored import Monitored
@@ -72,7 +73,7 @@ class Binding:
             by_name = dict(self.owner.named_parameters)
             compressor.know_parameters(list(by_name))
             members = [
-                Member(n, tuple(p.shape), p.dtype, compressor.part_of(n))
+                Member(n, tuple(p.shape), gradient_dtype(p), compressor.part_of(n))
                 for n, p in by_name.items()
             ]
             self.layout = self.build_layout(members)
@@ -106,10 +107,12 @@ class Binding:
         return same and self.world.is_current()
 
     def is_current(self) -> bool:
-        """Whether ranks and optimizer are still the same. RuntimeError where a second one calls."""
-        return self.world.is_current() and (
+        """Whether ranks, optimizer, and dtypes and shapes of parameters are still the same.
+        RuntimeError where a second optimizer calls."""
+        same = self.world.is_current() and (
             self.owner is None or self._is_called_by_its_optimizer()
         )
+        return same and (self.layout is None or is_laid_out(self.layout, self._parameters))
 
     def meet(self) -> None:
         """Ranks make sure that they agree; not ``met`` where some had called hvd.join()."""
@@ -176,6 +179,11 @@ class Binding:
         if self.owner is None or self.owner.optimizer is None:
             return None
         return RollCall(self.world.hvd, self.owner.optimizer, self.world.size)
+
+    def watch(self) -> Watch | None:
+        """For one step's gradients; None where no optimizer was found."""
+        optimizer = self.owner is not None and self.owner.optimizer is not None
+        return Watch(self.layout.members) if optimizer else None
 
     def parameter(self, slot: int) -> torch.nn.Parameter:
         """The parameter in ``slot`` of the layout."""

@@ -16,6 +16,7 @@ import torch
 from hvd_adaptive.errors import RankMismatchError
 from hvd_adaptive.fusion.agreement import LATER_SECONDS, Description, compare
 from hvd_adaptive.fusion.binding import Binding
+from hvd_adaptive.fusion.changed import WarnOfChanges, Watch, check_gradient
 from hvd_adaptive.fusion.joined import JoinedStep
 from hvd_adaptive.fusion.layout import Layout, Member
 from hvd_adaptive.fusion.owner import find_owner
@@ -40,6 +41,7 @@ class _Batch:
     """One step's gradients: a Step, or tensors without names until the first decompress.
 
     roll_call: None where nothing may be launched before the first decompress.
+    watch: of gradients that an optimizer handed over; None where there is none.
     lost: Horovod dropped a gradient of this step without asking for it back.
     life: that of Horovod in which it began.
     """
@@ -47,6 +49,7 @@ class _Batch:
     step: Any  # a Step, a JoinedStep, or None until the first decompress
     unnamed: list[torch.Tensor]
     roll_call: RollCall | None = None
+    watch: Watch | None = None
     lost: bool = False
     reader: Reader | None = None
     life: Any = None
@@ -88,6 +91,7 @@ class Session:
         self._warn_of_names = WarnOnce(logger)
         self._warn_of_unfrozen = WarnOnce(logger)
         self._warn_of_sparse = WarnOnce(logger)
+        self._warn_of_changes = WarnOfChanges()
         self._due = (-1, False)
         self._stale = False
 
@@ -123,7 +127,10 @@ class Session:
             if slot is None:
                 self._warn_of_names("a gradient belongs to no known parameter: Horovod reduces it")
                 return tensor, None
+            check_gradient(tensor, self._binding.layout.members[slot])
             batch = self._batch_for(slot)
+            if batch.watch is not None:
+                batch.watch.look(slot, self._binding.parameter(slot), tensor)
             batch.step.arrive(slot, tensor)
             absent = self._binding.is_absent(slot, tensor)
             if absent and self._binding.would_wait(slot):
@@ -154,6 +161,9 @@ class Session:
 
     def _begin(self, batch: _Batch, read: Reduction) -> None:
         """Every gradient is there: send them."""
+        watch, batch.watch = batch.watch, None
+        if watch is not None:
+            self._warn_of_changes(watch)
         if read.active < self._binding.world.size:
             batch.step = self._joined_step(batch)
         elif batch.step is None:
@@ -228,7 +238,8 @@ class Session:
         step = self._new_step(self._binding.layout)
         held = self._update_due(step.number) or not self._binding.exchange.settled
         call = None if held else self._binding.roll_call()
-        self._batch = _Batch(step, [], call, life=self._binding.world.life)
+        watch = self._binding.watch()
+        self._batch = _Batch(step, [], call, watch, life=self._binding.world.life)
         return self._batch
 
     def _new_step(self, layout: Layout) -> Step:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from hvd_adaptive.compressor import GradientCompressor
+from hvd_adaptive.compressor import GradientCompressor, check_compressor
 from hvd_adaptive.exchange.exchange import Place, Route, Shipment
 from hvd_adaptive.exchange.exchanges import EXCHANGES
 from hvd_adaptive.exchange.nodes import nodes_of
@@ -73,6 +73,8 @@ class Ranks:
         workers: int,
     ) -> None:
         self.compressor = compressor
+        if compressor is not None:
+            check_compressor("compressor", compressor)
         self.workers = check_integer("workers", workers, 1)
         self.settings = Settings() if compressor is None else compressor.settings
         by_name = {name: p for name, p in named_parameters if p.requires_grad}

@@ -13,7 +13,7 @@ import hvd_adaptive
 
 PACKAGE = Path(hvd_adaptive.__file__).resolve().parent
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "architecture.md"
-HELPERS = {"settings", "errors", "once", "device", "finite", "streams", "_version"}
+HELPERS = {"settings", "states", "errors", "once", "device", "finite", "streams", "_version"}
 # What each may import of this package, besides itself and the helpers, at most.
 KNOWS = {
     "levels": set(),

@@ -171,7 +171,7 @@ def test_the_last_entry_read_is_the_first_to_be_checked():
 anything = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**70), 2**70) | st.floats() | st.text(max_size=4)
     | st.lists(st.floats(), max_size=9).map(torch.tensor),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3),
+    lambda x: st.lists(x, max_size=3) | st.dictionaries(st.text(max_size=4), x, max_size=3),
     max_leaves=6,
 )  # fmt: skip
 

@@ -1,0 +1,80 @@
+"""A scheme's class in a compressor's place: ``compression=ALQ``, as ``hvd.Compression.fp16`` is.
+
+Horovod keeps the class and calls ``compress`` on it. The first such call makes a compressor for
+each optimizer that holds the class, and puts it in the class's place: from then on every optimizer
+has one of its own, ``optimizer._compression``, as if it had been given ``ALQ()``.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import threading
+from collections.abc import Callable
+from types import MethodType
+from typing import Any, TypeVar, cast
+
+logger = logging.getLogger("hvd_adaptive")
+
+_replacing = threading.Lock()
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
+
+def callable_on_class(function: _Function) -> _Function:
+    """Make a method also work when Horovod calls it on the class."""
+    return cast(_Function, _Method(function))
+
+
+class _Method:
+    """A method of compressors; on the class, of the calling optimizer's compressor."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self._function = function
+        functools.update_wrapper(cast(Any, self), function)
+
+    def __get__(self, compressor: Any, scheme: type) -> Callable[..., Any]:
+        function = self._function
+        if compressor is not None:
+            return MethodType(function, compressor)
+
+        @functools.wraps(function)
+        def on_class(*arguments: Any) -> Any:
+            if arguments and isinstance(arguments[0], scheme):
+                return function(*arguments)
+            return function(compressor_for_caller(scheme), *arguments)
+
+        return on_class
+
+
+def compressor_for_caller(scheme: type) -> Any:
+    """The compressor of the optimizer among the callers that was given the class ``scheme``; made
+    now for all optimizers that hold the class, in the order of their parameters' names, so that
+    ranks make them in the same order. ValueError where no optimizer calls, or where the class needs
+    keywords."""
+    from hvd_adaptive.fusion.owner import optimizer_given, optimizers_given
+
+    name = scheme.__name__
+    with _replacing:
+        caller = optimizer_given(scheme)
+        if caller is None:
+            raise ValueError(
+                f"compression={name}: is a class, and no optimizer of Horovod's calls it; give an "
+                f"instance, compression={name}()"
+            )
+        if caller._compression is scheme:
+            for optimizer in optimizers_given(scheme, caller):
+                optimizer._compression = _made(scheme)
+        return caller._compression
+
+
+def _made(scheme: type) -> Any:
+    name = scheme.__name__
+    try:
+        compressor = scheme()
+    except (TypeError, ValueError) as error:
+        raise ValueError(
+            f"compression={name}: the class cannot be used without keywords ({error}); give an "
+            f"instance, compression={name}(...)"
+        ) from error
+    logger.info("compression=%s: the class is used as %s()", name, name)
+    return compressor

@@ -1,0 +1,106 @@
+"""What has become of parameters and gradients since they were last looked at.
+
+``model.double()`` or another shape between two steps: groups are laid out anew. A gradient that
+changes between ``backward`` and ``optimizer.step`` is too late: perhaps it has been sent.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+
+from hvd_adaptive.fusion.layout import Layout, Member
+from hvd_adaptive.once import WarnOnce
+
+logger = logging.getLogger("hvd_adaptive")
+
+
+def gradient_dtype(parameter: torch.Tensor) -> torch.dtype:
+    """The dtype that a parameter's gradient will have: its own, unless the user has set
+    ``grad_dtype`` (from torch 2.10 on; None there allows every dtype)."""
+    return getattr(parameter, "grad_dtype", None) or parameter.dtype
+
+
+def is_laid_out(layout: Layout, parameters: Sequence[torch.Tensor]) -> bool:
+    """Whether parameters, in the layout's order, still have its dtypes and shapes."""
+    pairs = zip(parameters, layout.members, strict=True)
+    return all(gradient_dtype(p) == m.dtype and p.shape == m.shape for p, m in pairs)
+
+
+def check_gradient(gradient: torch.Tensor, member: Member) -> None:
+    """ValueError unless a gradient is as its group was laid out."""
+    if gradient.dtype != member.dtype or gradient.shape != member.shape:
+        raise ValueError(
+            f"{member.name}: its gradient is {_kind(gradient.dtype, gradient.shape)} where "
+            f"{_kind(member.dtype, member.shape)} was expected: dtypes and shapes may change "
+            "between optimizer.step() and the next backward() alone, for whole parameters"
+        )
+
+
+class _Seen(NamedTuple):
+    parameter: torch.nn.Parameter
+    gradient: torch.Tensor
+    pointer: int
+    storage: int
+
+
+class Watch:
+    """The gradients of one step, from ``backward`` to the first ``decompress``.
+
+    A change in place is told from ``Tensor._version``, which autograd counts. Changes by way of
+    ``.data`` are not counted, and go unnoticed.
+    """
+
+    def __init__(self, members: Sequence[Member]) -> None:
+        self._members = members
+        self._seen: dict[int, _Seen] = {}
+        self._latest: dict[int, int] = {}  # version of what lies in a storage
+
+    def look(self, slot: int, parameter: torch.nn.Parameter, gradient: torch.Tensor) -> None:
+        """A gradient has been handed over."""
+        if parameter.grad is not gradient or gradient.is_inference():
+            return  # a dense copy of a sparse gradient, or a tensor without a version
+        storage = gradient.untyped_storage().data_ptr()
+        self._seen[slot] = _Seen(parameter, gradient, gradient.data_ptr(), storage)
+        # Views of one tensor share its version, and autograd may yet add to another one of them.
+        self._latest[storage] = max(self._latest.get(storage, 0), gradient._version)
+
+    def changed(self) -> list[str]:
+        """Names of parameters whose gradients are others by now. ValueError where one has another
+        dtype or shape, so that it cannot be sent."""
+        names = []
+        for slot, seen in sorted(self._seen.items()):
+            gradient, member = seen.gradient, self._members[slot]
+            check_gradient(gradient, member)
+            if (
+                seen.parameter.grad is not gradient
+                or gradient.data_ptr() != seen.pointer
+                or gradient._version > self._latest[seen.storage]
+            ):
+                names.append(member.name)
+        return names
+
+
+class WarnOfChanges:
+    """Tells, once, that gradients were changed too late."""
+
+    def __init__(self) -> None:
+        self._warn = WarnOnce(logger)
+
+    def __call__(self, watch: Watch) -> None:
+        names = watch.changed()
+        if names:
+            self._warn(
+                "%s%s: the gradient was changed between backward() and optimizer.step(): the "
+                "change is lost, or counts for this rank's share of the average only. Call "
+                "optimizer.synchronize() before gradients are clipped, unscaled or changed in "
+                "another way, then step in `with optimizer.skip_synchronize():`",
+                names[0], f" and {len(names) - 1} more" if names[1:] else "",
+            )  # fmt: skip
+
+
+def _kind(dtype: torch.dtype, shape: Sequence[int]) -> str:
+    return f"{str(dtype).removeprefix('torch.')} {tuple(shape)}"
