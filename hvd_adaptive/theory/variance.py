@@ -72,7 +72,9 @@ def small_coordinates(reach: float) -> float:
     reach: l1 d**(1/min(q, 2)). The logarithm is convex in p, its derivative is
     -log((1 - p)/(2 - p)) - log(reach) (the other terms cancel). So where reach > 2 the infimum is
     at (1 - p)/(2 - p) = 1/reach and equals reach - 1; otherwise at p -> 0, where K_p -> 1/4.
-    For q = 2 it is no mere bound: n equal coordinates reach it, n = d up to reach 2, then fewer.
+    For q = 2 it is no mere bound. From reach 2 on, d equal coordinates, r = d**(-1/2), cost it:
+    n equal ones cost sqrt(n) l1 - 1, most where n = d. Below reach 2, d coordinates r = l1/2 do, if
+    the rest of the norm lies in one more.
     """
     reach = check_not_negative("reach", reach)
     return reach - 1 if reach > 2 else reach**2 / 4

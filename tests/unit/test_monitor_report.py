@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import json
 import re
 import xml.etree.ElementTree as ET
@@ -177,3 +178,27 @@ def test_wrong_usage():
     with pytest.raises(SystemExit) as ended:
         main(["report"])
     assert ended.value.code == 2
+
+
+NAMES = [
+    r"$\frac{$", "$x^2$", "a_b$", "_private.weight", "", "x" * 500, "w&amp;<script>f()</script>",
+    "]]>", "two\nlines", "nul\x00", "half \ud800", "\u202eback", "{{ 7 * 7 }}", '"quoted\'',
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", NAMES, ids=ascii)
+def test_any_name_of_a_parameter_is_shown_as_it_is(name, tmp_path, capsys):
+    group = start(1)["groups"][0] | {"members": [[name, 2900, 100]], "part": name}
+    named_table = table(1.5, 0, 1) | {"part": name}
+    write(tmp_path / "net-rank0-1.jsonl", start(1, groups=[group]), named_table, step(2, 9, 10))
+    assert main(["report", str(tmp_path)]) == 0, capsys.readouterr().err
+    page = (tmp_path / "report.html").read_text(encoding="utf-8")
+    assert "<script" not in page
+    drawings = [
+        ET.fromstring(_namespaced(svg)) for svg in re.findall(r"<svg.*?</svg>", page, re.DOTALL)
+    ]
+    drawn = {text.text for svg in drawings for text in svg.iter() if text.tag.endswith("text")}
+    if name in ("$x^2$", r"$\frac{$", "_private.weight", "]]>", "{{ 7 * 7 }}"):
+        assert name in drawn
+    cells = [html.unescape(cell) for cell in re.findall(r"<tr><td>(.*?)</td>", page, re.DOTALL)]
+    assert name.replace("\ud800", "?") in cells

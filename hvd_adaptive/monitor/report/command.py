@@ -54,7 +54,7 @@ def run(arguments: argparse.Namespace) -> int:
         folder = source if source.is_dir() else source.parent
         output = arguments.output or folder / "report.html"
         title = arguments.title or source.resolve().name
-        output.write_text(_page(logs, title), encoding="utf-8")
+        output.write_text(_page(logs, title), encoding="utf-8", errors="replace")
     except (LogError, OSError, ImportError) as error:
         console.print(f"error: {error}", style="red", markup=False)
         return 1

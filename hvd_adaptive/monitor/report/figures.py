@@ -27,6 +27,7 @@ STYLE: Any = {
     "font.family": "sans-serif",
     "font.sans-serif": ["system-ui", "Segoe UI", "Helvetica", "Arial", "DejaVu Sans"],
     "font.size": 10,
+    "text.parse_math": False,  # a "$" in a parameter's name is a "$"
     "axes.edgecolor": FAINT,
     "axes.labelcolor": INK,
     "text.color": INK,
@@ -174,13 +175,20 @@ def share(part: float, total: float) -> str:
 
 
 def _short(name: str, most: int = 34) -> str:
+    name = _printable(name)
     return name if len(name) <= most else f"...{name[3 - most :]}"
+
+
+def _printable(text: str) -> str:
+    """Without line breaks, control characters and halves of surrogate pairs."""
+    return "".join(letter if letter.isprintable() else "\ufffd" for letter in text)
 
 
 def _svg(
     label: str, draw: Callable[[Axes], None], width: float = NARROW, height: float = 2.6
 ) -> str:
     """An <svg> element that is as wide as its place; ``label`` keeps its ids apart from others'."""
+    label = _printable(label)
     with matplotlib.rc_context(STYLE | {"svg.hashsalt": label}):
         figure = Figure(figsize=(width, height), layout="constrained")
         draw(figure.add_subplot())

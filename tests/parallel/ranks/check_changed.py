@@ -281,7 +281,7 @@ def test_one_rank_alone_changes_its_dtype():
 
 def test_a_dtype_that_changes_too_late_is_an_error():
     model = make_model()
-    optimizer = distributed(model, QSGD(seed=next(SEEDS), update_steps=[0]))
+    optimizer = distributed(model, QSGD(seed=next(SEEDS)))
     backward(model, batches(hvd.rank())())
     model.double()
     with pytest.raises(ValueError, match=r"0\.weight: its gradient is float64 \(300, 100\) where"):

@@ -1,4 +1,4 @@
-"""``compression=ALQ``, the class: as ALQ() where that can be, else an error that says what to do."""
+"""``compression=ALQ``, the class: as ALQ() where that can be, else an error with advice."""
 
 from __future__ import annotations
 

@@ -309,3 +309,46 @@ def test_monotone():
 def test_wrong_input(call, message):
     with pytest.raises(ValueError, match=message):
         call()
+
+
+@pytest.mark.parametrize("reach", [2.0, 2.5, 4.0, 7.5])
+def test_equal_coordinates_reach_the_bound_and_all_of_them_cost_most(reach):
+    """From reach 2 on. Brute force over how many coordinates are equal, the others zero."""
+    d = 400
+    first = reach / np.sqrt(d)
+    costs = [
+        exact_variance([0.0, first, 1.0], np.repeat([1.0, 0.0], [n, d - n])) / n
+        for n in range(1, d + 1)
+        if n**-0.5 <= first
+    ]
+    assert np.argmax(costs) == len(costs) - 1
+    np.testing.assert_allclose(costs[-1], small_coordinates(reach), rtol=1e-9)
+
+
+@pytest.mark.parametrize("reach", [0.5, 1.0, 1.7, 1.9])
+def test_halves_of_the_first_level_reach_the_bound_below_reach_two(reach):
+    """Beside one coordinate that holds the rest of the norm, and whose own cost is left out."""
+    d = 400
+    first = reach / np.sqrt(d)
+    small = np.full(d, first / 2)
+    rest = np.sqrt(1 - small @ small)
+    cost = exact_variance([0.0, first, 1.0], [*small, rest]) - (1 - rest) * (rest - first)
+    np.testing.assert_allclose(cost, small_coordinates(reach), rtol=1e-9)
+    equal = exact_variance([0.0, first, 1.0], np.ones(d)) / d if reach >= 1 else 0.0
+    assert equal < cost
+
+
+def test_no_small_coordinates_cost_more():
+    """Random vectors of norm at most 1 in [0, l1]^d, and what projected ascent makes of them."""
+    draw = np.random.default_rng(5)
+    for reach in (0.7, 1.5, 2.0, 3.0, 6.0):
+        d = 50
+        first, best = reach / np.sqrt(d), 0.0
+        for _ in range(20):
+            r = draw.uniform(0, first, d)
+            for _ in range(400):
+                r = np.clip(r + 0.05 * (first - 2 * r), 0, first)
+                r /= max(1.0, np.linalg.norm(r))
+            best = max(best, float(np.sum(r * (first - r))))
+        assert best <= small_coordinates(reach) * (1 + 1e-9)
+        assert best == pytest.approx(small_coordinates(reach), rel=1e-3)
