@@ -1,7 +1,7 @@
 """What has become of parameters and gradients since they were last looked at.
 
-``model.double()`` or another shape between two steps: groups are laid out anew. A gradient that
-changes between ``backward`` and ``optimizer.step`` is too late: perhaps it has been sent.
+After ``model.double()`` between two steps groups are laid out anew. A gradient that changes between
+``backward`` and ``optimizer.step`` changes too late: perhaps it has been sent.
 """
 
 from __future__ import annotations

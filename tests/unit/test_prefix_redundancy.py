@@ -1,4 +1,4 @@
-"""What PrefixCode.build's docstring says of the distance to the entropy, computed from the codes."""
+"""What PrefixCode.build's docstring says of the distance to the entropy, from the codes."""
 
 from __future__ import annotations
 
