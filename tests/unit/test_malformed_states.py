@@ -38,11 +38,15 @@ WRONG = {
     "huge": 2**80,
 }  # fmt: skip
 # Entries that a state may lack (older versions' states do), and values that do say something.
-OPTIONAL = {"settings", "scope", "parameter_bits", "second_stage", "second_schedule", "residuals",
-            "probabilities", "a"}  # fmt: skip
-ALLOWED = {("parameter_bits", "None"), ("settings", "a dict"), ("scope", "missing"),
-           ("code", "a list"), ("parameters", "a dict"),
-           ("settings/bucket_size", "missing")}  # fmt: skip
+OPTIONAL = {
+    "settings", "instance", "training", "alone", "scope", "parameter_bits", "second_stage",
+    "second_schedule", "residuals", "probabilities", "a",
+}  # fmt: skip
+ALLOWED = {
+    ("parameter_bits", "None"), ("instance", "a dict"), ("settings", "a dict"),
+    ("scope", "missing"), ("code", "a list"), ("parameters", "a dict"),
+    ("settings/bucket_size", "missing"),
+}  # fmt: skip
 
 
 def make(name: str) -> Any:
