@@ -324,7 +324,7 @@ class Codec(ABC):
         Where bodies are coded one at a time is expanded, whatever the number of ranks.
         """
         if self.is_on_host(out.device):
-            copy = out.cpu() if add else torch.empty(out.shape, dtype=out.dtype)
+            copy = out.cpu() if add else torch.empty(out.shape, dtype=out.dtype, device="cpu")
             cpu = copy.device
             self.decode_opened([payload.to(cpu) for payload in opened], factor, copy, add)
             out.copy_(copy)

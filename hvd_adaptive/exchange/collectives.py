@@ -109,7 +109,9 @@ class AllToAll(Collective):
     parts: Sequence[torch.Tensor]
 
     def submit(self, world: World, name: str) -> Any:
-        splits = torch.tensor([part.numel() for part in self.parts], dtype=torch.int32)
+        splits = torch.tensor(
+            [part.numel() for part in self.parts], dtype=torch.int32, device="cpu"
+        )
         return world.hvd.alltoall_async(
             _joined(self.parts), splits, name=name, process_set=world.process_set
         )

@@ -313,7 +313,7 @@ class Session:
         ]
         layout = binding.build_layout(members, in_order=True)
         binding.name = f"hvd_adaptive.{self.compressor.fingerprint:08x}.unnamed"
-        own = torch.tensor([layout.fingerprint >> 1], dtype=torch.int64)
+        own = torch.tensor([layout.fingerprint >> 1], dtype=torch.int64, device="cpu")
         if not bool((binding.world.gather_equal(own, f"{binding.name}.layout") == own).all()):
             raise RankMismatchError("ranks disagree on their gradients' shapes or order")
         step = self._new_step(layout)
