@@ -17,6 +17,7 @@ from hvd_adaptive.coding.coder import Coder
 from hvd_adaptive.coding.header import Frame, Header
 from hvd_adaptive.device import Later
 from hvd_adaptive.errors import PayloadError
+from hvd_adaptive.finite import narrowed
 from hvd_adaptive.kernels.block_sums import BlockSums
 from hvd_adaptive.once import WarnOnce
 from hvd_adaptive.settings import Settings
@@ -250,8 +251,14 @@ class Codec(ABC):
     def decode_sum(
         self, encoded: Sequence[Received], expected: Header | Frame, factor: float
     ) -> torch.Tensor:
-        """``decode_wide`` in ``expected``'s dtype."""
-        return self.decode_wide(encoded, expected, factor).to(expected.dtype)
+        """``decode_wide`` in ``expected``'s dtype; averages of finite gradients stay finite."""
+        wide = self.decode_wide(encoded, expected, factor)
+        if factor * len(encoded) > 1:  # a sum, which may be too large for the dtype
+            return wide.to(expected.dtype)
+        quantized = expected.coordinates - expected.full
+        largest = torch.finfo(torch.float32).max
+        wide[:quantized].clamp_(-largest, largest)
+        return narrowed(wide, quantized, expected.dtype)
 
     def decode_wide(
         self, encoded: Sequence[Received], expected: Header | Frame, factor: float

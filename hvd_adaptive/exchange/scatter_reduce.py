@@ -128,9 +128,9 @@ class ScatterReduce(Exchange):
             second = self._second_stage(codec)
             quantized = second.quantized(quantized)
             key = chunk_key(shipment.key(self.rank), self.rank, SECOND)
-            return second.codec.encode_flat(
-                average.to(shipment.dtype), quantized, key, shipment.layout, average[:quantized]
-            )
+            values = average[:quantized]
+            flat = shipment.narrowed(average, expected.coordinates - expected.full, self.ranks)
+            return second.codec.encode_flat(flat, quantized, key, shipment.layout, values)
 
     def _decode(self, shipment: Shipment, averages: Sequence[torch.Tensor]) -> torch.Tensor:
         """The whole group, of all owners' averages."""
@@ -163,7 +163,7 @@ class ScatterReduce(Exchange):
             else:  # all of it as it is
                 chunk.put(second.codec.decode_wide([payload], expected, 1.0), out)
         row.end()
-        return out.to(shipment.dtype)
+        return shipment.narrowed(out, shipment.quantized, self.ranks)
 
     def _second_stage(self, codec: GradientCompressor) -> SecondStage:
         return codec.second_stage(self.ranks)

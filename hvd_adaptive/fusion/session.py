@@ -118,11 +118,12 @@ class Session:
             if self._binding.layout is None and self._batch is None:
                 self._look_for_owner()
             if self._binding.layout is None:
-                return self._compress_unnamed(tensor)
+                return self._compress_unnamed(tensor.resolve_neg())
             slot = self._binding.slot_of(tensor)
             if slot is None:
                 self._warn_of_names("a gradient belongs to no known parameter: Horovod reduces it")
                 return tensor, None
+            tensor = self._binding.resolved(slot, tensor)
             batch = self._batch_for(slot)
             batch.step.arrive(slot, tensor)
             absent = self._binding.is_absent(slot, tensor)

@@ -22,7 +22,7 @@ def buckets_of(
         raise ValueError(
             f"gradients: must be a tensor or a list of tensors, not {type(gradients).__name__}"
         )
-    flats = [g.detach().reshape(-1).to(torch.float32) for g in tensors]
+    flats = [g.detach().resolve_neg().reshape(-1).to(torch.float32) for g in tensors]
     flat = torch.cat(flats) if flats else torch.empty(0, **HOST)
     whole = flat.numel() // bucket_size * bucket_size
     if whole:
