@@ -18,6 +18,7 @@ from hvd_adaptive.coding.header import Frame, Header
 from hvd_adaptive.coding.sendable import Sendable
 from hvd_adaptive.device import Later
 from hvd_adaptive.errors import PayloadError
+from hvd_adaptive.finite import narrowed
 from hvd_adaptive.kernels.block_sums import BlockSums
 from hvd_adaptive.once import WarnOnce
 from hvd_adaptive.settings import Settings
@@ -251,8 +252,14 @@ class Codec(ABC):
     def decode_sum(
         self, encoded: Sequence[Received], expected: Header | Frame, factor: float
     ) -> torch.Tensor:
-        """``decode_wide`` in ``expected``'s dtype."""
-        return self.decode_wide(encoded, expected, factor).to(expected.dtype)
+        """``decode_wide`` in ``expected``'s dtype; averages of finite gradients stay finite."""
+        wide = self.decode_wide(encoded, expected, factor)
+        if factor * len(encoded) > 1:  # a sum, which may be too large for the dtype
+            return wide.to(expected.dtype)
+        quantized = expected.coordinates - expected.full
+        largest = torch.finfo(torch.float32).max
+        wide[:quantized].clamp_(-largest, largest)
+        return narrowed(wide, quantized, expected.dtype)
 
     def decode_wide(
         self, encoded: Sequence[Received], expected: Header | Frame, factor: float
@@ -325,7 +332,7 @@ class Codec(ABC):
         Where bodies are coded one at a time is expanded, whatever the number of ranks.
         """
         if self.is_on_host(out.device):
-            copy = out.cpu() if add else torch.empty(out.shape, dtype=out.dtype)
+            copy = out.cpu() if add else torch.empty(out.shape, dtype=out.dtype, device="cpu")
             cpu = copy.device
             self.decode_opened([payload.to(cpu) for payload in opened], factor, copy, add)
             out.copy_(copy)

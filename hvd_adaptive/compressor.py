@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import logging
 import sys
 import threading
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -57,6 +58,17 @@ def _rank() -> int:
     distributed = torch.distributed
     running = distributed.is_available() and distributed.is_initialized()
     return distributed.get_rank() if running else 0
+
+
+@contextlib.contextmanager
+def _ordinary_mode() -> Iterator[None]:
+    """Tensors made here can be changed later, in inference mode or not: a user's optimizer.step()
+    may run in inference mode, and what is kept from step to step is used in ``backward``, too."""
+    if not torch.is_inference_mode_enabled():
+        yield
+        return
+    with torch.inference_mode(False), torch.no_grad():
+        yield
 
 
 class GradientCompressor(Changing, Codec, _Base):
@@ -164,7 +176,8 @@ class GradientCompressor(Changing, Codec, _Base):
         The gradient must not change until it has been decompressed. Integer and sparse tensors
         are returned as they are, for Horovod to reduce.
         """
-        return self._plugged().compress(tensor)
+        with _ordinary_mode():
+            return self._plugged().compress(tensor)
 
     @callable_on_class
     def decompress(self, output: torch.Tensor, ctx: Any) -> torch.Tensor:
@@ -173,7 +186,10 @@ class GradientCompressor(Changing, Codec, _Base):
         Raises RankMismatchError where the ranks' placeholders show that they disagree, and
         PayloadError where a payload arrived corrupt.
         """
-        return output if ctx is None else self._plugged().decompress(output, ctx)
+        if ctx is None:
+            return output
+        with _ordinary_mode():
+            return self._plugged().decompress(output, ctx)
 
     def encode(self, flat: torch.Tensor, *, seed: int | None = None) -> torch.Tensor:
         """Encode a 1-D floating-point tensor as a payload (uint8, 1-D, same device).
@@ -198,7 +214,7 @@ class GradientCompressor(Changing, Codec, _Base):
         else:
             seed = check_integer("seed", seed, 0, 2**64 - 1)
             key = stream_key(seed, 0, 0, Use.ENCODE)
-        flat = flat.detach().contiguous()
+        flat = flat.detach().resolve_neg().contiguous()
         return self.encode_flat(flat, self.settings.quantized_part(flat.numel()), key)
 
     def decode(self, payload: torch.Tensor) -> torch.Tensor:

@@ -6,8 +6,12 @@ Nothing here waits for a whole device, and nothing does anything for tensors on 
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Sequence
+from typing import Any
 
 import torch
+
+# What tensors of this package are made with, whatever torch's defaults.
+HOST: dict[str, Any] = {"dtype": torch.float32, "device": "cpu"}
 
 
 class Later:
@@ -22,7 +26,9 @@ class Later:
         self._host = tensor
         if tensor.is_cuda:
             # From torch's cache of pinned memory, which knows how long the copy needs it.
-            self._host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+            self._host = torch.empty(
+                tensor.shape, dtype=tensor.dtype, device="cpu", pin_memory=True
+            )
             self._host.copy_(tensor, non_blocking=True)
             self._event = torch.cuda.Event()
             self._event.record(torch.cuda.current_stream(tensor.device))

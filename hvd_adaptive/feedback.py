@@ -193,7 +193,7 @@ class Residuals:
         for index, (member, of_tensor, of_group) in _places(self._layout):
             if index in self._current:
                 if member.name not in named:
-                    named[member.name] = torch.zeros(member.numel)
+                    named[member.name] = _zeros(member.numel)
                 named[member.name][of_tensor] = self._current[index][of_group].cpu()
         return named
 
@@ -204,7 +204,7 @@ class Residuals:
             residual = named.get(member.name)
             if residual is not None and residual.numel() == member.numel:
                 if index not in self._current:
-                    self._current[index] = torch.zeros(self._layout.groups[index].quantized)
+                    self._current[index] = _zeros(self._layout.groups[index].quantized)
                 self._current[index][of_group] = residual[of_tensor]
                 lost.discard(member.name)
         if lost:
@@ -235,6 +235,11 @@ def check_residuals(state: Mapping[str, Any]) -> None:
             raise ValueError(f"state: residual of {name!r} must be dense, not {r.layout}")
     if not all_finite(parameters.values()):
         raise ValueError("state: residuals must be finite")
+
+
+def _zeros(count: int) -> torch.Tensor:
+    """A residual of zero, whatever torch's defaults."""
+    return torch.zeros(count, dtype=torch.float32, device="cpu")
 
 
 def _places(layout: Layout) -> Iterator[tuple[int, tuple[Any, slice, slice]]]:

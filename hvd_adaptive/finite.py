@@ -1,4 +1,5 @@
-"""Whether tensors are finite: on a GPU asked without waiting for the answer."""
+"""Whether tensors are finite, on a GPU asked without waiting for the answer; and averages that stay
+finite where they are rounded to a narrow dtype."""
 
 from __future__ import annotations
 
@@ -53,6 +54,21 @@ class Finite:
 def all_finite(tensors: Iterable[torch.Tensor]) -> bool:
     """Whether no tensor holds a NaN or Inf."""
     return bool(Finite(tensors))
+
+
+def narrowed(wide: torch.Tensor, quantized: int, dtype: torch.dtype) -> torch.Tensor:
+    """An average of gradients of ``dtype``, in that dtype; ``wide`` may change.
+
+    The exact average a is one of numbers in [-M, M], M the dtype's largest, and lies there itself.
+    Quantising may put a value X of the first ``quantized`` coordinates outside, which becomes -M or
+    M: the nearest number that there is, so that |error| never grows. It costs unbiasedness where X
+    can be outside: by at most E(|X| - M)+, as much as quantising adds there to a. The other
+    coordinates are as they came, Inf included. NaN stays NaN.
+    """
+    if dtype.itemsize < wide.dtype.itemsize:
+        limit = torch.finfo(dtype).max
+        wide[:quantized].clamp_(-limit, limit)
+    return wide.to(dtype)
 
 
 def _is_finite(tensor: torch.Tensor) -> bool:

@@ -222,7 +222,7 @@ class QSVRG:
         """m, once all ranks have shown that they start alike."""
         settings = (self.lr, self.iterations, self.intervals, self.seed, self.point.tolist())
         own = zlib.crc32(repr(settings).encode())
-        told = [torch.tensor([portion.count, own]) for portion in self._portions]
+        told = [torch.tensor([portion.count, own], device="cpu") for portion in self._portions]
         gathered = self.ranks.gather(told, "qsvrg.settings")
         for rank, (_, other) in enumerate(torch.stack(gathered).tolist()):
             if other != own:

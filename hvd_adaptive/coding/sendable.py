@@ -17,7 +17,7 @@ class Sendable:
     __slots__ = ("_bytes",)
 
     def __init__(self, size: int, device: torch.device | None = None) -> None:
-        self._bytes = torch.empty(size, dtype=torch.uint8, device=device)
+        self._bytes = torch.empty(size, dtype=torch.uint8, device=device or "cpu")
 
     @classmethod
     def copy_of(cls, tensor: torch.Tensor, device: torch.device | None = None) -> Sendable:

@@ -81,7 +81,9 @@ class Auto(Exchange):
             ]
             for label, exchange in self._candidates.items()
         ]
-        everyone = world.gather_equal(torch.tensor([own]), f"{name}.auto.seconds")
+        everyone = world.gather_equal(
+            torch.tensor([own], dtype=torch.float32, device="cpu"), f"{name}.auto.seconds"
+        )
         slowest = everyone.amax(dim=(0, 1)).numpy().reshape(-1)
         agreed = world.broadcast(slowest, f"{name}.auto.agreed").reshape(-1, len(SIZES))
         self.choose_by(dict(zip(self._candidates, agreed.tolist(), strict=True)))

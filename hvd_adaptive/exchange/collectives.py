@@ -117,7 +117,8 @@ class AllToAll(Collective):
         check_sendable("parts", *self.parts)
 
     def submit(self, world: World, name: str) -> Any:
-        splits = torch.tensor([part.size for part in self.parts], dtype=torch.int32)
+        sizes = [part.size for part in self.parts]
+        splits = torch.tensor(sizes, dtype=torch.int32, device="cpu")
         return world.hvd.alltoall_async(
             _joined(self.parts), splits, name=name, process_set=world.process_set
         )

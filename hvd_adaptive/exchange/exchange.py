@@ -14,6 +14,7 @@ from hvd_adaptive.coding.header import Frame
 from hvd_adaptive.coding.payload import Encoded
 from hvd_adaptive.coding.sendable import Sendable
 from hvd_adaptive.exchange.collectives import Collective
+from hvd_adaptive.finite import narrowed
 
 if TYPE_CHECKING:
     from hvd_adaptive.compressor import GradientCompressor
@@ -80,6 +81,12 @@ class Shipment:
         """Memory in float32; float64 where that is the group's dtype."""
         dtype = torch.float64 if self.dtype == torch.float64 else torch.float32
         return self.memory(use, coordinates, dtype, device)
+
+    def narrowed(self, wide: torch.Tensor, quantized: int, ranks: int) -> torch.Tensor:
+        """What came back from ``ranks`` ranks, in the group's dtype: averages as finite.narrowed
+        has it, sums as they are. ``wide`` may change."""
+        averages = self.factor() * ranks < 1 + 1e-6
+        return narrowed(wide, quantized if averages else 0, self.dtype)
 
     def empty_result(self, device: torch.device) -> torch.Tensor:
         """For the whole group; holding anything."""

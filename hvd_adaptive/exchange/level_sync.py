@@ -83,7 +83,7 @@ def _communicator(world: World, name: str) -> Any:
     if world.size == 1:
         return None
     mpi = _mpi(world)
-    own = torch.tensor([-1 if mpi is None else mpi.COMM_WORLD.Get_rank()])
+    own = torch.tensor([-1 if mpi is None else mpi.COMM_WORLD.Get_rank()], device="cpu")
     numbers = world.gather_equal(own, name)[:, 0].tolist()
     if min(numbers) < 0:
         if mpi is not None:

@@ -129,9 +129,9 @@ class ScatterReduce(Exchange):
             second = self._second_stage(codec)
             quantized = second.quantized(quantized)
             key = chunk_key(shipment.key(self.rank), self.rank, SECOND)
-            encoded = second.codec.encode_payload(
-                average.to(shipment.dtype), quantized, key, shipment.layout, average[:quantized]
-            )
+            values = average[:quantized]
+            flat = shipment.narrowed(average, expected.coordinates - expected.full, self.ranks)
+            encoded = second.codec.encode_payload(flat, quantized, key, shipment.layout, values)
             return encoded.memory
 
     def _decode(self, shipment: Shipment, averages: Sequence[torch.Tensor]) -> torch.Tensor:
@@ -165,7 +165,7 @@ class ScatterReduce(Exchange):
             else:  # all of it as it is
                 chunk.put(second.codec.decode_wide([payload], expected, 1.0), out)
         row.end()
-        return out.to(shipment.dtype)
+        return shipment.narrowed(out, shipment.quantized, self.ranks)
 
     def _second_stage(self, codec: GradientCompressor) -> SecondStage:
         return codec.second_stage(self.ranks)

@@ -138,7 +138,7 @@ def references(bucket_size: int) -> list[torch.Tensor]:
     size = 1 << (max(1, bucket_size) - 1).bit_length()
     size = min(max(size, LEAST_COORDINATES), MOST_COORDINATES)
     place = np.random.Generator(np.random.Philox(key=size)).permutation(size)
-    y = (torch.from_numpy(place) + 0.5) / size
+    y = (torch.from_numpy(place).to(torch.float32) + 0.5) / size
     laplacian = -torch.sign(y - 0.5) * torch.log1p(-2 * (y - 0.5).abs()) / 2**0.5
     return [torch.special.ndtri(y).to(torch.float32), laplacian.to(torch.float32)]
 

@@ -155,7 +155,7 @@ class TorchWorld:
 
     def _node_numbers(self) -> list[int]:
         if self._nodes is None:
-            own = torch.tensor([zlib.crc32(socket.gethostname().encode())])
+            own = torch.tensor([zlib.crc32(socket.gethostname().encode())], device="cpu")
             hosts = self.gather_equal(own, "nodes")[:, 0].tolist()
             known = list(dict.fromkeys(hosts))
             self._nodes = [known.index(host) for host in hosts]
@@ -185,7 +185,7 @@ class TorchWorld:
     def _lengths(self, name: str, parts: Sequence[torch.Tensor]) -> torch.Tensor:
         """int64 [sender, receiver]; frames will have room for messages of such lengths, and for
         more where there has once been too little."""
-        own = torch.tensor([part.numel() for part in parts])
+        own = torch.tensor([part.numel() for part in parts], device="cpu")
         lengths = self.gather_equal(own, name)
         slack = (lengths // SLACK + LEAST_SLACK) * (lengths > 0) if name in self._outgrown else 0
         self._rooms[name] = (lengths + slack + 7) // 8 * 8
@@ -207,7 +207,7 @@ class TorchWorld:
 
 def _frame(message: torch.Tensor, room: int, exceeded: int) -> torch.Tensor:
     frame = message.new_zeros(HEAD + room)
-    head = torch.tensor([message.numel(), exceeded]).view(torch.uint8)
+    head = torch.tensor([message.numel(), exceeded], device="cpu").view(torch.uint8)
     frame[:HEAD] = head.to(frame.device)
     told = min(message.numel(), room)
     frame[HEAD : HEAD + told] = message[:told]

@@ -95,7 +95,9 @@ def compare(world: World, own: Description, name: str, seconds: float) -> str | 
         return ""
     data = json.dumps(own).encode()
     digest = hashlib.blake2b(data, digest_size=_DIGEST_BYTES).digest()
-    head = torch.tensor(list(digest + len(data).to_bytes(8, "little")), dtype=torch.uint8)
+    head = torch.tensor(
+        list(digest + len(data).to_bytes(8, "little")), dtype=torch.uint8, device="cpu"
+    )
     heads = _waited_for(world.hvd.allgather_async, world, head, name, seconds)
     if heads is None:
         return None

@@ -168,6 +168,16 @@ class Binding:
         delay = optimizer._allreduce_delay.get(self._parameters[slot])
         return delay == optimizer.backward_passes_per_step and not bool(tensor.any())
 
+    def resolved(self, slot: int, tensor: torch.Tensor) -> torch.Tensor:
+        """``tensor`` without the negative bit, which says that memory holds its opposite; then it
+        is a copy, which takes the gradient's place: ``set_`` would keep the bit."""
+        if not tensor.is_neg():
+            return tensor
+        plain = tensor.detach().resolve_neg()
+        if self.is_gradient(slot, tensor):
+            self._parameters[slot].grad = plain
+        return plain
+
     def is_gradient(self, slot: int, tensor: torch.Tensor) -> bool:
         """Whether ``tensor`` is the gradient of the parameter in ``slot``, and an optimizer asked
         for its average, which may then take its place; hvd.allreduce must not change its input."""

@@ -151,7 +151,7 @@ class BucketSession:
         layout = UNKNOWN if binding.layout is None else binding.layout.fingerprint >> 1
         due = UNKNOWN if self._due is None else int(self._due)
         here = (self.compressor.fingerprint, self.compressor.step, self._attempt, due, layout)
-        return torch.tensor([*here, int(self._step is not None)])
+        return torch.tensor([*here, int(self._step is not None)], device="cpu")
 
     def _agree(self, positions: torch.Tensor) -> None:
         """RankMismatchError, on every rank, where they are not in the same place."""
@@ -229,7 +229,7 @@ class BucketSession:
         applies nothing (find_unused_parameters), and what a residual would send must stay in it."""
         if self.compressor.residuals is None:
             return [True] * sum(len(bucket.gradients) for bucket in self._buckets)
-        used = torch.tensor(self._used, dtype=torch.uint8)
+        used = torch.tensor(self._used, dtype=torch.uint8, device="cpu")
         return self._world.gather_equal(used, "used").any(dim=0).tolist()
 
 

@@ -87,7 +87,9 @@ def _told(world: World, own: list[Sent], name: str) -> list[tuple[str, bool]]:
     """Name and kind of all that is in flight on some rank, in the same order on all of them."""
     text = json.dumps([(sent.name, sent.gathers) for sent in own]).encode()
     data = torch.frombuffer(bytearray(text), dtype=torch.uint8)
-    lengths = world.gather_equal(torch.tensor([data.numel()]), f"{name}.lengths").view(-1)
+    lengths = world.gather_equal(
+        torch.tensor([data.numel()], device="cpu"), f"{name}.lengths"
+    ).view(-1)
     everyone = world.hvd.allgather(data, name=name, process_set=world.process_set)
     told = [json.loads(bytes(part.tolist())) for part in everyone.split(lengths.tolist())]
     return sorted({(name, gathers) for of_rank in told for name, gathers in of_rank})

@@ -122,12 +122,13 @@ class Session:
             if self._binding.layout is None and self._batch is None:
                 self._look_for_owner()
             if self._binding.layout is None:
-                return self._compress_unnamed(tensor)
+                return self._compress_unnamed(tensor.resolve_neg())
             slot = self._binding.slot_of(tensor)
             if slot is None:
                 self._warn_of_names("a gradient belongs to no known parameter: Horovod reduces it")
                 return tensor, None
             check_gradient(tensor, self._binding.layout.members[slot])
+            tensor = self._binding.resolved(slot, tensor)
             batch = self._batch_for(slot)
             if batch.watch is not None:
                 batch.watch.look(slot, self._binding.parameter(slot), tensor)
@@ -324,7 +325,7 @@ class Session:
         ]
         layout = binding.build_layout(members, in_order=True)
         binding.name = f"hvd_adaptive.{self.compressor.fingerprint:08x}.unnamed"
-        own = torch.tensor([layout.fingerprint >> 1], dtype=torch.int64)
+        own = torch.tensor([layout.fingerprint >> 1], dtype=torch.int64, device="cpu")
         if not bool((binding.world.gather_equal(own, f"{binding.name}.layout") == own).all()):
             raise RankMismatchError("ranks disagree on their gradients' shapes or order")
         step = self._new_step(layout)

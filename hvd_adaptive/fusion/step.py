@@ -103,7 +103,8 @@ class Step:
         self._pending += 1
         # No second copy of the gradients is held, and no memory is new in every step. Autograd may
         # give two parameters one gradient: neither is written to before both have been read.
-        self._written_back[slot] = self.binding.is_gradient(slot, tensor) and tensor.is_contiguous()
+        own = self.binding.is_gradient(slot, tensor) and not tensor.is_inference()
+        self._written_back[slot] = own and tensor.is_contiguous()
         other = self._memory.setdefault(tensor.untyped_storage().data_ptr(), slot)
         if other != slot and not self.disjoint:
             self._written_back[slot] = self._written_back[other] = False

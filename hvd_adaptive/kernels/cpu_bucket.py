@@ -14,6 +14,7 @@ import torch
 
 from hvd_adaptive.coding.fixed import QUARTER
 from hvd_adaptive.coding.packing import Packing, packing_of
+from hvd_adaptive.device import HOST
 from hvd_adaptive.kernels import random
 from hvd_adaptive.kernels.cpu_decode import (
     add_looked_up,
@@ -74,12 +75,15 @@ def decode_add(
 
 def warm(alphabet: int) -> None:
     """Compile the kernels of an alphabet into Numba's cache."""
-    flat, levels = torch.linspace(-1, 1, 300), torch.linspace(-1, 1, alphabet).view(1, -1)
-    words = torch.empty(packing_of(alphabet).words(300), dtype=torch.int32)
+    flat, levels = (
+        torch.linspace(-1, 1, 300, **HOST),
+        torch.linspace(-1, 1, alphabet, **HOST).view(1, -1),
+    )
+    words = torch.empty(packing_of(alphabet).words(300), dtype=torch.int32, device="cpu")
     round_codes(flat, levels, words, 300, 0)
-    decode_add([(levels, words)], 300, 1.0, torch.zeros(300))
+    decode_add([(levels, words)], 300, 1.0, torch.zeros(300, **HOST))
     if alphabet == 2:
-        cut_codes(flat, torch.zeros(1), words, 300)
+        cut_codes(flat, torch.zeros(1, **HOST), words, 300)
 
 
 def _constants(packing: Packing) -> tuple[int, int, int]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
+from hvd_adaptive.device import HOST
 from hvd_adaptive.kernels import cpu_scan, random
 from hvd_adaptive.kernels.cpu_encode import bucket_key
 from hvd_adaptive.kernels.cpu_quantize import uniform24
@@ -43,7 +44,7 @@ def bucket_steps(flat: torch.Tensor, bucket_size: int, delta: float) -> torch.Te
 
 def quantize(flat: torch.Tensor, steps: torch.Tensor, bucket_size: int, key: int) -> torch.Tensor:
     """See reference_ecdq.quantize."""
-    q = torch.empty(flat.numel(), dtype=torch.int32)
+    q = torch.empty(flat.numel(), dtype=torch.int32, device="cpu")
     _quantize(flat.numpy(), steps.numpy(), bucket_size, np.uint64(key), q.numpy())
     return q
 
@@ -130,14 +131,14 @@ def _starts(runs: np.ndarray) -> np.ndarray:
 
 def warm() -> None:
     """Compile every kernel here into Numba's cache."""
-    flat = torch.linspace(-1, 1, 100)
+    flat = torch.linspace(-1, 1, 100, **HOST)
     steps = bucket_steps(flat, 100, 1.0)
-    add(quantize(flat, steps, 100, 0), steps, 100, 0, torch.zeros(100))
+    add(quantize(flat, steps, 100, 0), steps, 100, 0, torch.zeros(100, **HOST))
     for dtype in (np.uint8, np.uint16):
         _, escaped = Splitter(100, 4, 1, dtype)(flat, steps, 100, 0, 0, 100)
         runs = np.ones((4, int(counts(steps, 100, 0, 0, 100, 4).max())), dtype)
         escaped = numbers(put_numbers(escaped, 1), 1)
-        add_runs(runs, escaped, steps, 100, 0, 0, 100, 1, torch.zeros(100))
+        add_runs(runs, escaped, steps, 100, 0, 0, 100, 1, torch.zeros(100, **HOST))
 
 
 @inline

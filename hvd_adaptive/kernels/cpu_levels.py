@@ -8,6 +8,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
+from hvd_adaptive.device import HOST
 from hvd_adaptive.kernels import cpu_sort
 from hvd_adaptive.kernels.cpu_scan import clip_to, norm_of
 from hvd_adaptive.kernels.jit import inline, jit
@@ -67,7 +68,7 @@ def conditional_means(
 
 def warm() -> None:
     """Compile every kernel here into Numba's cache."""
-    flat = torch.linspace(-1, 1, 300)
+    flat = torch.linspace(-1, 1, 300, **HOST)
     orq_levels(flat, 300, 3, None, 1)
     quantile_levels(flat, 300, 3, None)
     mean_magnitudes(flat, 300, None)
@@ -76,7 +77,7 @@ def warm() -> None:
 
 
 def _room(flat: torch.Tensor, bucket_size: int, columns: int) -> torch.Tensor:
-    return torch.empty(-(-flat.numel() // bucket_size), columns)
+    return torch.empty(-(-flat.numel() // bucket_size), columns, **HOST)
 
 
 @inline

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from hvd_adaptive.coding.fixed import BLOCK, QUARTER
+from hvd_adaptive.device import HOST
 from hvd_adaptive.kernels import random
 from hvd_adaptive.kernels.block_sums import BlockSums
 from hvd_adaptive.kernels.cpu_checksum import add_done, first_block
@@ -63,9 +64,12 @@ def decode_add(
 
 def warm() -> None:
     """Compile every kernel here into Numba's cache."""
-    exponents, words = torch.empty(100, dtype=torch.uint8), torch.empty(16, dtype=torch.int32)
-    encode(torch.linspace(-1, 1, 100), exponents, words, 100, 0)
-    decode_add([(exponents, words)], 1.0, torch.zeros(100))
+    exponents, words = (
+        torch.empty(100, dtype=torch.uint8, device="cpu"),
+        torch.empty(16, dtype=torch.int32, device="cpu"),
+    )
+    encode(torch.linspace(-1, 1, 100, **HOST), exponents, words, 100, 0)
+    decode_add([(exponents, words)], 1.0, torch.zeros(100, **HOST))
 
 
 @inline

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from hvd_adaptive.coding.fixed import BLOCK, QUARTER
+from hvd_adaptive.device import HOST
 from hvd_adaptive.kernels.cpu_encode import store_chunk
 from hvd_adaptive.kernels.cpu_scan import add_lanes
 from hvd_adaptive.kernels.jit import inline, jit
@@ -25,8 +26,8 @@ def encode(flat: torch.Tensor, means: torch.Tensor, words: torch.Tensor, bucket_
 
 def warm() -> None:
     """Compile the kernel here into Numba's cache."""
-    means, words = torch.empty(1, 2), torch.empty(16, dtype=torch.int32)
-    encode(torch.linspace(-1, 1, 100), means, words, 100)
+    means, words = torch.empty(1, 2, **HOST), torch.empty(16, dtype=torch.int32, device="cpu")
+    encode(torch.linspace(-1, 1, 100, **HOST), means, words, 100)
 
 
 @inline

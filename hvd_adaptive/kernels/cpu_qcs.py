@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from hvd_adaptive.coding.packing import packing_of
+from hvd_adaptive.device import HOST
 from hvd_adaptive.kernels import cpu_codes, hadamard, random
 from hvd_adaptive.kernels.cpu_encode import bucket_key
 from hvd_adaptive.kernels.cpu_hadamard import apply, fold, padded, repeat
@@ -91,11 +92,11 @@ def decode_add(
 
 def warm(alphabet: int) -> None:
     """Compile every kernel here into Numba's cache; the packing is compiled for each alphabet."""
-    flat, runs = torch.linspace(-1, 1, 192), [Run(0, 192, 0, 96, 50, 1.0)]
-    scales = torch.empty(2)
-    words = torch.empty(packing_of(alphabet).words(100), dtype=torch.int32)
+    flat, runs = torch.linspace(-1, 1, 192, **HOST), [Run(0, 192, 0, 96, 50, 1.0)]
+    scales = torch.empty(2, **HOST)
+    words = torch.empty(packing_of(alphabet).words(100), dtype=torch.int32, device="cpu")
     encode(flat, scales, words, runs, alphabet, 0)
-    decode_add([(scales, words)], [0], runs, alphabet, 1.0, torch.zeros(192))
+    decode_add([(scales, words)], [0], runs, alphabet, 1.0, torch.zeros(192, **HOST))
 
 
 @functools.cache

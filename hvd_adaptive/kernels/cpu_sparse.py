@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from hvd_adaptive.coding.rice import most_words
+from hvd_adaptive.device import HOST
 from hvd_adaptive.kernels import random
 from hvd_adaptive.kernels.cpu_encode import bucket_key
 from hvd_adaptive.kernels.cpu_quantize import uniform24
@@ -52,7 +53,9 @@ def add(sections: Sections, bucket_size: int, k: int, out: torch.Tensor) -> bool
 
 def warm() -> None:
     """Compile every kernel here into Numba's cache."""
-    add(encode(torch.linspace(-1, 1, 100), 100, 0.1, 3, 0), 100, 3, torch.zeros(100))
+    add(
+        encode(torch.linspace(-1, 1, 100, **HOST), 100, 0.1, 3, 0), 100, 3, torch.zeros(100, **HOST)
+    )
 
 
 @inline

@@ -42,7 +42,9 @@ def checksums(payloads: Sequence[torch.Tensor], seeds: Sequence[int]) -> torch.T
     """See reference_checksum.checksums; int32, on the payloads' device."""
     bodies = [payload[SIZE:].view(torch.int32) for payload in payloads]
     sums = _sums(bodies)
-    facts = torch.tensor([[body.numel() for body in bodies], [_signed(seed) for seed in seeds]])
+    facts = torch.tensor(
+        [[body.numel() for body in bodies], [_signed(seed) for seed in seeds]], device="cpu"
+    )
     facts = from_host(facts, sums.device)
     out = torch.empty(len(bodies), dtype=torch.int32, device=sums.device)
     launch(_finish_all, len(bodies), out, sums, facts, len(bodies), out, num_warps=1)

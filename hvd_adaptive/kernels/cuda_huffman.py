@@ -142,7 +142,7 @@ def read(
     hold anything. No byte outside a stream is read.
     """
     first, lanes = streams[0].data_ptr(), len(streams) * segments
-    facts = torch.tensor([[s.data_ptr() - first, 4 * s.numel()] for s in streams])
+    facts = torch.tensor([[s.data_ptr() - first, 4 * s.numel()] for s in streams], device="cpu")
     launch(
         _read_kernel, -(-lanes // _LANES), runs, streams[0], from_host(facts, runs.device), begins,
         counts, runs, flags, books.quick, books.lookup, books.pool, books.places, lanes, segments,

@@ -214,7 +214,7 @@ def histogram(bucket: torch.Tensor, scale: float) -> np.ndarray:
 
 def counts(bucket: torch.Tensor, scale: float) -> torch.Tensor:
     """``histogram`` on the bucket's device, which nothing waits for."""
-    r = bucket.abs() * (1.0 / torch.tensor(scale, dtype=torch.float32))
+    r = bucket.abs() * (1.0 / torch.tensor(scale, dtype=torch.float32, device=bucket.device))
     bits = r.view(torch.int32)
     coarse = ((bits >> 20) - ((127 - 28) << 3)).clamp(min=0)
     index = torch.where(r < 2.0**-12, coarse, (bits >> 16) - ((127 - 12) << 7) + COARSE_BINS)

@@ -199,7 +199,7 @@ def _per_bucket(
     rows = norms.view(-1, 1).repeat(1, columns)
     for b in (norms > 0).nonzero().flatten().tolist():
         row = solve(flat[b * bucket_size : (b + 1) * bucket_size])
-        rows[b] = torch.tensor(row, dtype=torch.float64).to(torch.float32)
+        rows[b] = torch.tensor(row, dtype=torch.float64, device="cpu").to(torch.float32)
     return rows
 
 
@@ -209,4 +209,4 @@ def _ordered(bucket: torch.Tensor) -> torch.Tensor:
 
 
 def _float32(value: float) -> float:
-    return torch.tensor(value, dtype=torch.float64).to(torch.float32).item()
+    return torch.tensor(value, dtype=torch.float64, device="cpu").to(torch.float32).item()

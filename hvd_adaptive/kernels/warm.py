@@ -15,6 +15,7 @@ import torch
 from tqdm import tqdm
 
 from hvd_adaptive.coding.packing import Packing
+from hvd_adaptive.device import HOST
 from hvd_adaptive.kernels import (
     cpu,
     cpu_bucket,
@@ -55,22 +56,24 @@ def packings() -> list[Packing]:
 
 def warm_encoders(place: int) -> None:
     """Run encode once with each table. place: of the progress bar."""
-    flat = torch.linspace(-1, 1, 1000)
+    flat = torch.linspace(-1, 1, 1000, **HOST)
     for table in tqdm(list(tables()), desc="compiling encoders", unit="table", position=place):
-        words = torch.empty(table.packing.words(1000), dtype=torch.int32)
-        cpu.encode(flat, torch.empty(1), words, 1000, "l2", table, 0)
+        words = torch.empty(table.packing.words(1000), dtype=torch.int32, device="cpu")
+        cpu.encode(flat, torch.empty(1, **HOST), words, 1000, "l2", table, 0)
 
 
 def warm_decoders(place: int) -> None:
     """Run decode once with each table."""
     for table in tqdm(list(tables()), desc="compiling decoders", unit="table", position=place):
-        words = torch.zeros(table.packing.words(1000), dtype=torch.int32)
-        cpu.decode_add([(torch.ones(1), words)], 1000, table, 1.0, torch.zeros(1000))
+        words = torch.zeros(table.packing.words(1000), dtype=torch.int32, device="cpu")
+        cpu.decode_add(
+            [(torch.ones(1, **HOST), words)], 1000, table, 1.0, torch.zeros(1000, **HOST)
+        )
 
 
 def warm_others(place: int) -> None:
     """Run scans, and the kernels of schemes that have their own."""
-    flat = torch.linspace(-1, 1, 100)
+    flat = torch.linspace(-1, 1, 100, **HOST)
     actions: list[Callable[[], object]] = [
         lambda: cpu.bucket_norms(flat, 100, "l2"),
         lambda: cpu.clipped(flat, 100, 2.5),

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 
 import torch
 
+from hvd_adaptive.device import HOST
+
 
 def buckets_of(
     gradients: torch.Tensor | Sequence[torch.Tensor], bucket_size: int
@@ -20,8 +22,8 @@ def buckets_of(
         raise ValueError(
             f"gradients: must be a tensor or a list of tensors, not {type(gradients).__name__}"
         )
-    flats = [g.detach().reshape(-1).to(torch.float32) for g in tensors]
-    flat = torch.cat(flats) if flats else torch.empty(0)
+    flats = [g.detach().resolve_neg().reshape(-1).to(torch.float32) for g in tensors]
+    flat = torch.cat(flats) if flats else torch.empty(0, **HOST)
     whole = flat.numel() // bucket_size * bucket_size
     if whole:
         return list(flat[:whole].split(bucket_size))

@@ -14,6 +14,7 @@ import torch
 import hvd_adaptive
 from hvd_adaptive import theory
 from hvd_adaptive.compressor import GradientCompressor
+from hvd_adaptive.device import HOST
 from hvd_adaptive.schemes.table_scheme import TableScheme
 
 # Where a scheme must be told something.
@@ -118,9 +119,9 @@ def is_unbiased(scheme: GradientCompressor) -> bool:
 
 
 def _samples() -> tuple[torch.Tensor, torch.Tensor]:
-    generator = torch.Generator().manual_seed(1)
-    normal = torch.randn(SAMPLE, generator=generator)
-    uniform = torch.rand(SAMPLE, generator=generator, dtype=torch.float64) - 0.5
+    generator = torch.Generator(device="cpu").manual_seed(1)
+    normal = torch.randn(SAMPLE, generator=generator, **HOST)
+    uniform = torch.rand(SAMPLE, generator=generator, dtype=torch.float64, device="cpu") - 0.5
     laplacian = -uniform.sign() * torch.log1p(-2 * uniform.abs())
     return normal, laplacian.to(torch.float32)
 

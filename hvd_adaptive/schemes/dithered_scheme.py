@@ -281,7 +281,7 @@ class DitheredScheme(GradientCompressor):
         return super().state_dict() | {
             "code": torch.from_numpy(code),
             "version": self._version,
-            "rate": torch.tensor(rate, dtype=torch.float64),
+            "rate": torch.tensor(rate, dtype=torch.float64, device="cpu"),
             "sent": torch.from_numpy(self._sent.copy()),
             "schedule": self.schedule.state_dict(),
         }

@@ -64,7 +64,7 @@ class LevelTable:
     ) -> LevelTable:
         """From ascending signed levels, as ``levels`` gives them; ValueError where they are not."""
         try:
-            values = np.array(torch.as_tensor(levels, dtype=torch.float64).tolist())
+            values = np.array(torch.as_tensor(levels, dtype=torch.float64, device="cpu").tolist())
         except (TypeError, ValueError, RuntimeError):
             raise ValueError(f"table: must be a list of numbers, not {levels!r}") from None
         if values.ndim != 1 or not np.all(np.isfinite(values)) or np.any(np.diff(values) <= 0):

@@ -40,7 +40,7 @@ class Minibatches:
                 f"data: {len(inputs)} examples are not enough for workers={workers} minibatches "
                 f"of batch_size={batch_size}"
             )
-        self._epoch, self._order = -1, torch.empty(0, dtype=torch.int64)
+        self._epoch, self._order = -1, torch.empty(0, dtype=torch.int64, device="cpu")
 
     def __repr__(self) -> str:
         return f"Minibatches of {len(self.inputs)} examples"
@@ -48,8 +48,10 @@ class Minibatches:
     def __call__(self, rank: int, step: int) -> Minibatch:
         epoch, place = divmod(step, self.steps_per_epoch)
         if epoch != self._epoch:
-            generator = torch.Generator().manual_seed((self.seed << 20 | epoch) % 2**63)
-            self._epoch, self._order = epoch, torch.randperm(len(self.inputs), generator=generator)
+            generator = torch.Generator(device="cpu").manual_seed((self.seed << 20 | epoch) % 2**63)
+            count = len(self.inputs)
+            order = torch.randperm(count, generator=generator, device="cpu")
+            self._epoch, self._order = epoch, order
         first = (place * self.workers + rank) * self.batch_size
         chosen = self._order[first : first + self.batch_size].to(self.inputs.device)
         return self.inputs[chosen], self.targets[chosen.to(self.targets.device)]

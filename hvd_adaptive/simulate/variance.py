@@ -42,7 +42,7 @@ def quantization_error(codec: Any, flat: torch.Tensor) -> QuantizationError:
 
     flat: 1-D, any floating dtype. Zero buckets count nothing; a non-finite one makes all NaN.
     """
-    flat = flat.detach().to(torch.float32)
+    flat = flat.detach().resolve_neg().to(torch.float32)
     if not flat.numel():
         return QuantizationError(0.0, 0.0)
     if not hasattr(codec, "table"):

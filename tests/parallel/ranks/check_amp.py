@@ -8,7 +8,7 @@ import torch
 from check_training import distributed
 from conftest import assert_same_everywhere, batches, flat_parameters, make_model
 
-from hvd_adaptive import ALQ, ECDQ, QSGD, BinGrad
+from hvd_adaptive import ALQ, ECDQ, QSGD, BinGrad, instances
 
 SCHEMES = {
     "alq": lambda **k: ALQ(bits=3, update_steps=[1], **k),
@@ -86,6 +86,7 @@ def test_a_scale_that_changes_leaves_no_trace(scheme):
     """Scales are powers of two: every bit is that of a run without a scaler."""
     ends = []
     for scaled in (False, True):
+        instances.start_over()
         model = make_model()
         scaler = new_scaler(enabled=scaled, growth_interval=2)
         compressor = SCHEMES[scheme](bucket_size=512, grad_scaler=scaler)

@@ -8,7 +8,7 @@ import torch
 from check_training import distributed
 from conftest import assert_same_everywhere, batches, flat_parameters, learn, make_model, train
 
-from hvd_adaptive import ORQ, BinGrad, LinearQuantile, RankMismatchError, SignSGD
+from hvd_adaptive import ORQ, BinGrad, LinearQuantile, RankMismatchError, SignSGD, instances
 from hvd_adaptive.kernels.random import stream_key
 
 CASES = {
@@ -77,6 +77,7 @@ def test_the_gradient_is_that_of_all_ranks_payloads(case):
 def test_a_resumed_run_goes_on_bit_for_bit(case):
     ends = []
     for resumed in (False, True):
+        instances.start_over()
         model, compressor = make_model(), CASES[case]()
         optimizer = distributed(model, compressor)
         train(model, optimizer, 3)

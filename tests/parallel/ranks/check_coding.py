@@ -8,7 +8,7 @@ import torch
 from check_training import distributed
 from conftest import assert_same_everywhere, batches, flat_parameters, make_model, train
 
-from hvd_adaptive import ALQ, QSGD, TernGrad
+from hvd_adaptive import ALQ, QSGD, TernGrad, instances
 
 SHARED = {"bucket_size": 512, "update_steps": [0, 3]}
 CASES = {
@@ -68,6 +68,7 @@ def test_payloads_of_different_lengths():
 def test_a_resumed_run_goes_on_with_its_book():
     ends = []
     for resumed in (False, True):
+        instances.start_over()
         model, compressor = make_model(), QSGD(coding="huffman", **SHARED)
         optimizer = distributed(model, compressor)
         train(model, optimizer, 2)

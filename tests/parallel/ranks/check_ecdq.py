@@ -7,7 +7,7 @@ import pytest
 import torch
 from conftest import assert_same_everywhere, batches, flat_parameters, make_model, train
 
-from hvd_adaptive import ECDQ, simulate
+from hvd_adaptive import ECDQ, instances, simulate
 from hvd_adaptive.coding.payload import read_header
 from hvd_adaptive.kernels.random import stream_key
 
@@ -104,6 +104,7 @@ def test_state_survives_to_the_bit():
     """A run resumed from its state after 3 steps is the run that was not interrupted."""
     runs = []
     for resumed in (False, True):
+        instances.start_over()
         model, compressor = make_model(), SCHEMES["feedback"]()
         optimizer = distributed(model, compressor)
         train(model, optimizer, 3)

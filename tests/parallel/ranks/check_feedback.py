@@ -11,7 +11,7 @@ import torch
 from check_training import distributed
 from conftest import assert_same_everywhere, batches, flat_parameters, learn, make_model, train
 
-from hvd_adaptive import ALQ, QCS, QSGD, OneBitSGD, SparseSGD, TernGrad, simulate
+from hvd_adaptive import ALQ, QCS, QSGD, OneBitSGD, SparseSGD, TernGrad, instances, simulate
 
 CASES = {
     "alq": lambda: ALQ(bits=3, bucket_size=256, error_feedback=1.0, update_steps=[0, 3]),
@@ -80,6 +80,7 @@ def test_a_resumed_run_goes_on_bit_for_bit(case):
     """Each rank saves its own state, which goes through a file; the groups may be others."""
     ends = []
     for resumed in (False, True):
+        instances.start_over()
         model, compressor = make_model(), CASES[case]()
         optimizer = distributed(model, compressor)
         train(model, optimizer, 3)
@@ -153,6 +154,7 @@ def test_a_step_that_is_given_up_leaves_no_trace():
 
     ends = []
     for torn in (False, True):
+        instances.start_over()
         model, compressor = make_model(), CASES["qsgd"]()
         optimizer = distributed(model, compressor)
         train(model, optimizer, 2)

@@ -7,7 +7,7 @@ import pytest
 import torch
 from conftest import assert_same_everywhere, flat_parameters, learn, make_model, train
 
-from hvd_adaptive import NaturalCompression, OneBitSGD, SparseSGD
+from hvd_adaptive import NaturalCompression, OneBitSGD, SparseSGD, instances
 from hvd_adaptive.coding.payload import read_header
 from hvd_adaptive.kernels.random import stream_key
 
@@ -76,6 +76,7 @@ def test_state_survives_to_the_bit(name):
     """A run resumed from its state after 5 steps is the run that was not interrupted."""
     runs = []
     for resumed in (False, True):
+        instances.start_over()
         model, compressor = make_model(), SCHEMES[name]()
         optimizer = distributed(model, compressor)
         train(model, optimizer, 5)

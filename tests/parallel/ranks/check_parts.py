@@ -10,7 +10,7 @@ import torch
 from check_training import distributed
 from conftest import assert_same_everywhere, batches, flat_parameters, learn, make_model, train
 
-from hvd_adaptive import ALQ, AMQ, QSGD, RankMismatchError
+from hvd_adaptive import ALQ, AMQ, QSGD, RankMismatchError, instances
 from hvd_adaptive.kernels.random import stream_key
 
 PATTERNS = {"conv*": 4, "*.bias": None}
@@ -176,6 +176,7 @@ def test_a_resumed_run_goes_on_bit_for_bit():
     """State goes into a compressor that has not seen its parameters yet."""
     ends = []
     for resumed in (False, True):
+        instances.start_over()
         model, compressor = make_network(), CASES["alq_both"]()
         optimizer = distributed(model, compressor)
         train(model, optimizer, 3)

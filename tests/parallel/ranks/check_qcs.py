@@ -7,7 +7,7 @@ import pytest
 import torch
 from conftest import assert_same_everywhere, flat_parameters, learn, make_model, train
 
-from hvd_adaptive import QCS
+from hvd_adaptive import QCS, instances
 from hvd_adaptive.coding.payload import read_header
 from hvd_adaptive.kernels.random import stream_key
 
@@ -67,6 +67,7 @@ def test_state_survives_to_the_bit():
     """A run resumed from its state after 5 steps is the run that was not interrupted."""
     runs = []
     for resumed in (False, True):
+        instances.start_over()
         model, compressor = make_model(), QCS(bucket_size=1024, gain=16)
         optimizer = _optimizer(model, compressor)
         train(model, optimizer, 5)

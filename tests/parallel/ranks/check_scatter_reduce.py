@@ -18,6 +18,7 @@ from hvd_adaptive import (
     PayloadError,
     SparseSGD,
     TernGrad,
+    instances,
     simulate,
 )
 from hvd_adaptive.coding.header import SIZE
@@ -220,6 +221,7 @@ def test_a_resumed_run_goes_on_as_the_other():
     """The averages' table is in the state: without it the first step after it would differ."""
     runs = []
     for resumed in (False, True):
+        instances.start_over()
         model = make_model()
         make = CASES["alq"]
         compressor = make(exchange="scatter_reduce", seed=3)

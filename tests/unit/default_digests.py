@@ -1,0 +1,160 @@
+"""What every scheme makes of fixed tensors, as one digest a line: run by test_defaults.py under
+other defaults of torch, which must change no bit."""
+
+from __future__ import annotations
+
+import io
+import sys
+import zlib
+from collections.abc import Iterator
+
+import torch
+
+from hvd_adaptive import (
+    ALQ,
+    AMQ,
+    ECDQ,
+    NUQSGD,
+    ORQ,
+    QCS,
+    QSGD,
+    BinGrad,
+    LinearQuantile,
+    NaturalCompression,
+    OneBitSGD,
+    SignSGD,
+    SparseSGD,
+    TernGrad,
+    simulate,
+)
+
+CPU, F32 = torch.device("cpu"), torch.float32
+DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+N = 700
+# The last ones have states with residuals, tables, second stages and parts in them.
+SCHEMES = {
+    "qsgd": lambda **k: QSGD(bits=3, **k),
+    "qsgd-huffman": lambda **k: QSGD(bits=4, norm="linf", coding="huffman", clip=2.5, **k),
+    "qsgd-elias": lambda **k: QSGD(bits=4, coding="elias", **k),
+    "nuqsgd": lambda **k: NUQSGD(bits=3, **k),
+    "terngrad": lambda **k: TernGrad(**k),
+    "alq": lambda **k: ALQ(bits=3, samples=4, **k),
+    "alq-n": lambda **k: ALQ(bits=3, normalized=True, statistics="normal", **k),
+    "alq-gradient": lambda **k: ALQ(bits=2, solver="gradient_descent", coding="huffman", **k),
+    "amq": lambda **k: AMQ(bits=3, norm="linf", **k),
+    "orq": lambda **k: ORQ(levels=5, **k),
+    "orq-half": lambda **k: ORQ(levels=9, level_dtype="float16", clip=2.5, **k),
+    "orq-descent": lambda **k: ORQ(levels=5, solver="coordinate_descent", **k),
+    "linear-quantile": lambda **k: LinearQuantile(levels=5, **k),
+    "bingrad": lambda **k: BinGrad(**k),
+    "bingrad-biased": lambda **k: BinGrad(variant="biased", **k),
+    "bingrad-iterated": lambda **k: BinGrad(variant="biased", iterate=True, **k),
+    "sign": lambda **k: SignSGD(**k),
+    "onebit": lambda **k: OneBitSGD(**{"error_feedback": None} | k),
+    "natural": lambda **k: NaturalCompression(**k),
+    "qcs": lambda **k: QCS(gain=8.0, **k),
+    "qcs-mmse": lambda **k: QCS(estimator="mmse", **k),
+    "sparse": lambda **k: SparseSGD(density=0.1, **k),
+    "ecdq": lambda **k: ECDQ(bits=2, **k),
+    "ecdq-variance": lambda **k: ECDQ(relative_variance=0.1, **k),
+}
+EXCHANGES = {
+    "allgather": {},
+    "feedback": {"error_feedback": 0.5},
+    "scatter_reduce": {"exchange": "scatter_reduce", "second_stage_bits": 4},
+    "hierarchical": {"exchange": "hierarchical", "ranks_per_node": 2, "second_stage_bits": 4},
+}
+
+
+def numbers(count: int, seed: int, dtype: torch.dtype = F32) -> torch.Tensor:
+    generator = torch.Generator(device=CPU).manual_seed(seed)
+    return torch.randn(count, generator=generator, device=CPU, dtype=F32).pow(3).to(dtype)
+
+
+def digest(value: object) -> int:
+    """Of tensors, and what holds them; dtypes and devices count."""
+    if isinstance(value, torch.Tensor):
+        flat = torch.empty(value.numel(), dtype=value.dtype, device=CPU).copy_(value.reshape(-1))
+        data = flat.view(torch.uint8).tolist()
+        return zlib.crc32(bytes(data), zlib.crc32(f"{value.dtype} {value.device}".encode()))
+    if isinstance(value, dict):
+        value = [(str(name), of_name) for name, of_name in value.items()]
+    if isinstance(value, list | tuple):
+        return zlib.crc32(repr([digest(one) for one in value]).encode())
+    return zlib.crc32(repr(value).encode())
+
+
+def loaded(state: dict) -> dict:
+    """A state, from its file."""
+    file = io.BytesIO()
+    torch.save(state, file)
+    file.seek(0)
+    return torch.load(file, weights_only=True)
+
+
+def of_codec(make) -> Iterator[tuple[str, object]]:
+    codec = make(bucket_size=128)
+    if hasattr(codec, "fit"):
+        codec.fit([numbers(300, 1), numbers(500, 2)])
+    for dtype in DTYPES:
+        flat = numbers(N, 3, dtype)
+        payload = codec.encode(flat, seed=4)
+        yield f"payload of {dtype}", payload
+        yield f"decoded {dtype}", codec.decode(payload)
+    yield "fresh", codec.encode(numbers(N, 3))
+    other = make(bucket_size=128)
+    other.load_state_dict(loaded(codec.state_dict()))
+    yield "state", other.state_dict()
+    yield "after", other.decode(other.encode(numbers(N, 5)))
+
+
+def of_training(make, **keywords) -> Iterator[tuple[str, object]]:
+    """Three simulated steps, a state saved, loaded, and two steps more."""
+    shapes = {"a": (40, 12), "b": (300,), "c": (7,)}
+    for kind in (torch.float32, torch.float16):
+        parameters = [
+            (name, torch.nn.Parameter(torch.zeros(shape, dtype=kind, device=CPU)))
+            for name, shape in shapes.items()
+        ]
+        codec = make(bucket_size=64, min_numel=20, **keywords)
+        for life in range(2):
+            if life:
+                saved = loaded(codec.state_dict())
+                codec = make(bucket_size=64, min_numel=20, **keywords)
+                codec.load_state_dict(saved)
+            ranks = simulate.Ranks(parameters, codec, 4)
+            for step in range(3 * life, 3 + 2 * life):
+                for rank in range(4):
+                    for slot, (_, p) in enumerate(parameters):
+                        values = numbers(p.numel(), 100 * step + 10 * rank + slot, kind)
+                        p.grad = values.view(p.shape)
+                    ranks.take(rank)
+                if ranks.due(step):
+                    ranks.refit(step)
+                ranks.average(step)
+                codec.step = step + 1
+                yield f"{kind} step {step}", [p.grad for _, p in parameters]
+            yield f"{kind} variance", repr(ranks.variance(5 * life))
+            yield f"{kind} state", codec.state_dict()
+            yield f"{kind} residuals", [r.state_dict() for r in ranks.residuals]
+
+
+def lines() -> Iterator[str]:
+    for name, make in SCHEMES.items():
+        cases = {"codec": lambda make=make: of_codec(make)}
+        for label, more in EXCHANGES.items():
+            cases[label] = lambda make=make, more=more: of_training(make, **more)
+        for case, of_case in cases.items():
+            try:
+                for told, value in of_case():
+                    yield f"{name} {case} {told} {digest(value):08x}"
+            except Exception as error:  # the others are told, too
+                yield f"{name} {case} {type(error).__name__}: {str(error).splitlines()[0]}"
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    dtype, device = sys.argv[1:]
+    torch.set_default_dtype(getattr(torch, dtype))
+    torch.set_default_device(device)
+    sys.stdout.writelines(f"{line}\n" for line in lines())

@@ -1,0 +1,47 @@
+"""Tensors whose memory does not hold their values as they are: negative views."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from default_digests import SCHEMES, numbers
+
+
+def negative(flat: torch.Tensor) -> torch.Tensor:
+    """The same values, in a view with the negative bit."""
+    view = torch._neg_view(-flat)
+    assert view.is_neg() and torch.equal(view.resolve_neg(), flat)
+    return view
+
+
+@pytest.mark.parametrize("dtype", (torch.float16, torch.float32, torch.float64))
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_negative_views_are_encoded_as_what_they_are(scheme, dtype):
+    codec, flat = SCHEMES[scheme](bucket_size=128), numbers(700, 3, dtype)
+    assert torch.equal(codec.encode(negative(flat), seed=1), codec.encode(flat, seed=1))
+
+
+def test_the_imaginary_part_of_a_conjugate():
+    complex_numbers = torch.complex(numbers(700, 3), numbers(700, 4))
+    view = complex_numbers.conj().imag
+    assert view.is_neg()
+    codec = SCHEMES["qsgd"]()
+    assert torch.equal(codec.encode(view, seed=1), codec.encode(-numbers(700, 4), seed=1))
+
+
+@pytest.mark.parametrize("scheme", [n for n in SCHEMES if n.startswith(("alq", "amq", "ecdq"))])
+def test_fits_see_what_they_are(scheme):
+    codecs = [SCHEMES[scheme](bucket_size=128) for _ in range(2)]
+    if not hasattr(codecs[0], "fit"):
+        return
+    for codec, make in zip(codecs, (negative, torch.clone), strict=True):
+        codec.fit(make(numbers(1280, 3).square().sqrt() + 1))
+    first, second = (codec.state_dict() for codec in codecs)
+    flat = numbers(700, 5)
+    assert torch.equal(codecs[0].encode(flat, seed=1), codecs[1].encode(flat, seed=1))
+    assert first.keys() == second.keys()
+
+
+def test_complex_tensors_are_refused():
+    with pytest.raises(ValueError, match="float16, bfloat16, float32 or float64"):
+        SCHEMES["qsgd"]().encode(torch.zeros(10, dtype=torch.complex64).conj())
