@@ -13,6 +13,7 @@ import torch
 from hvd_adaptive.coding.header import Frame
 from hvd_adaptive.coding.payload import Encoded
 from hvd_adaptive.coding.sendable import Sendable
+from hvd_adaptive.errors import PayloadError
 from hvd_adaptive.exchange.collectives import Collective
 from hvd_adaptive.finite import narrowed
 
@@ -26,6 +27,10 @@ Outgoing = Encoded | Sendable
 
 # Yields what to do together, gets back what was received, returns the group's average.
 Route = Generator[Collective, list[torch.Tensor], torch.Tensor]
+
+
+class FailedElsewhereError(PayloadError):
+    """Another rank could not read what it received; its own error says more."""
 
 
 def memory_of(outgoing: Outgoing) -> Sendable:
@@ -169,4 +174,5 @@ class Exchange(ABC):
     @abstractmethod
     def route(self, shipment: Shipment, sent: Sequence[Outgoing]) -> Route:
         """Exchange what ``encode`` made; returns the average (or sum), in the group's dtype, the
-        same bits on every rank. PayloadError where a payload arrived corrupt."""
+        same bits on every rank. PayloadError if a payload arrived corrupt, perhaps on this rank
+        alone: only after the last of its collectives, since other ranks wait for each."""

@@ -28,7 +28,15 @@ from hvd_adaptive.errors import PayloadError
 from hvd_adaptive.exchange.allgather import Allgather
 from hvd_adaptive.exchange.chunks import Chunk, cut
 from hvd_adaptive.exchange.collectives import AllGather, AllToAll, Among
-from hvd_adaptive.exchange.exchange import Exchange, Outgoing, Place, Route, Shipment, memory_of
+from hvd_adaptive.exchange.exchange import (
+    Exchange,
+    FailedElsewhereError,
+    Outgoing,
+    Place,
+    Route,
+    Shipment,
+    memory_of,
+)
 from hvd_adaptive.exchange.nodes import find_nodes
 from hvd_adaptive.exchange.scatter_reduce import ScatterReduce
 
@@ -115,17 +123,18 @@ class Hierarchical(Exchange):
             return (yield from self._sent_across(self._part(shipment, own), sent))
         parts = yield self._inside(AllToAll([memory_of(part) for part in sent]))
         del sent
-        mean = _mean(parts, own, shipment.dtype)
+        failures: list[PayloadError] = []
+        mean = _mean(parts, own, shipment.dtype, failures)
         del parts
-        failure, result = None, Sendable(0, mean.device)
+        result = Sendable(0, mean.device)
         try:
             result = Sendable.copy_of((yield from self._exchanged(shipment, own, mean)))
         except PayloadError as error:
             # The others would wait for this rank for ever: they get nothing, and fail, too.
-            failure = error
+            failures.append(error)
         (gathered,) = yield self._inside(AllGather(result))
-        if failure is not None:
-            raise failure
+        if failures:
+            raise failures[0]
         return _joined(gathered, slices, shipment)
 
     @property
@@ -188,10 +197,20 @@ def _copied(flat: torch.Tensor, slices: Sequence[Chunk]) -> list[Outgoing]:
     return parts
 
 
-def _mean(parts: Sequence[torch.Tensor], own: Chunk, dtype: torch.dtype) -> torch.Tensor:
-    """Of a node's ranks, added in their order."""
+def _mean(
+    parts: Sequence[torch.Tensor],
+    own: Chunk,
+    dtype: torch.dtype,
+    failures: list[PayloadError],
+) -> torch.Tensor:
+    """Of a node's ranks, added in their order. NaN if a part is not as long as it must be: that is
+    added to ``failures``, and the other nodes' ranks are still sent something."""
     wide = torch.float64 if dtype == torch.float64 else torch.float32
     total = torch.zeros(own.coordinates, dtype=wide, device=parts[0].device)
+    size = own.coordinates * dtype.itemsize
+    if wrong := [part.numel() for part in parts if part.numel() != size]:
+        failures.append(PayloadError(f"received {wrong[0]} bytes of a slice that has {size}"))
+        return total.fill_(float("nan"))
     for part in parts:
         total += part.clone().view(dtype).to(wide)
     return total.mul_(1.0 / len(parts))
@@ -200,7 +219,7 @@ def _mean(parts: Sequence[torch.Tensor], own: Chunk, dtype: torch.dtype) -> torc
 def _joined(gathered: torch.Tensor, slices: Sequence[Chunk], shipment: Shipment) -> torch.Tensor:
     coordinates = shipment.quantized + shipment.full
     if gathered.numel() != coordinates * shipment.dtype.itemsize:
-        raise PayloadError(
+        raise FailedElsewhereError(
             "a rank of this node received a corrupt payload; its own error says more"
         )
     values = gathered.view(shipment.dtype)

@@ -29,7 +29,14 @@ from hvd_adaptive.coding.sendable import Sendable
 from hvd_adaptive.errors import PayloadError
 from hvd_adaptive.exchange.chunks import Chunk, cut
 from hvd_adaptive.exchange.collectives import AllGather, AllToAll, copies_sent
-from hvd_adaptive.exchange.exchange import Exchange, Outgoing, Route, Shipment, memory_of
+from hvd_adaptive.exchange.exchange import (
+    Exchange,
+    FailedElsewhereError,
+    Outgoing,
+    Route,
+    Shipment,
+    memory_of,
+)
 from hvd_adaptive.exchange.second_stage import SecondStage
 from hvd_adaptive.kernels.random import stream_key
 
@@ -149,7 +156,7 @@ class ScatterReduce(Exchange):
             if not chunk.coordinates:
                 continue
             if row.head(owner).startswith(FAILED):
-                raise PayloadError(
+                raise FailedElsewhereError(
                     f"rank {owner} received a corrupt payload; its own error says more"
                 )
             payload = row.take(owner)

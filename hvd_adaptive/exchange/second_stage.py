@@ -16,7 +16,9 @@ case; both are kept. A bit more divides γ2 by about 4 (steps are halved), so th
 normal and Laplacian coordinates, to which tables are fitted first; it must hold on both. (A first
 stage that adapts is better on heavy tails, and its second stage must be, too.) So the quarter is
 kept on these laws, and is what to expect elsewhere, not a bound: gradients with tails heavier still
-may get more. A biased first stage counts with its squared error.
+may get more. A biased first stage counts with its squared error. A first stage that loses nothing
+(γ1 = 0: every coordinate is its own bucket, or all are sent) leaves no room for a second one that
+does: averages then travel in full precision.
 """
 
 from __future__ import annotations
@@ -39,6 +41,8 @@ logger = logging.getLogger("hvd_adaptive")
 
 LEAST_BITS, MOST_BITS, FULL_PRECISION = 2, 8, 32
 SHARE = 0.25
+# Relative variance of a float32 vector whose coordinates are rounded: at most 2**-48.
+ROUNDING = 2.0**-44
 # Ranks whose average is measured, at most: γ2 of more is taken to be the same. Draws of each error.
 MOST_RANKS, DRAWS = 8, 4
 # Places between the coordinates that ranks with independent gradients average.
@@ -75,7 +79,7 @@ def make_second_stage(codec: GradientCompressor, ranks: int, bits: int) -> Secon
 
 def default_bits(codec: GradientCompressor, ranks: int) -> int:
     """The fewest bits that add at most a quarter of the first stage's variance on the references; 8
-    where not even these do. The same on every rank."""
+    where not even these do, 32 if the first stage loses nothing. The same on every rank."""
     known = repr(codec), ranks
     if known not in _chosen:
         _chosen[known] = _choose(codec, ranks)
@@ -84,6 +88,8 @@ def default_bits(codec: GradientCompressor, ranks: int) -> int:
 
 def _choose(codec: GradientCompressor, ranks: int) -> int:
     laws = [_Averages(codec, v, ranks) for v in references(codec.settings.bucket_size)]
+    if all(law.is_lossless for law in laws):
+        return FULL_PRECISION
     for bits in range(max(law.least_bits for law in laws), MOST_BITS + 1):
         share = max(law.share(bits) for law in laws)
         if share <= SHARE:
@@ -117,12 +123,17 @@ class _Averages:
         self.least_bits = (self._first.alphabet - 1).bit_length() if fitted else LEAST_BITS
         self.least_bits = min(max(self.least_bits, LEAST_BITS), MOST_BITS)
 
+    @property
+    def is_lossless(self) -> bool:
+        """Whether the first stage loses nothing but float32's rounding."""
+        return self._variance <= ROUNDING
+
     def share(self, bits: int) -> float:
         """What a second stage of so many bits adds, of the first one's variance."""
         both = torch.cat([average for average, _ in self._cases])
         second = self._first.second_codec(bits).fitted_to(both)
         added = max(_gamma(second, average) * square for average, square in self._cases)
-        return added / self._variance
+        return added / max(self._variance, ROUNDING)
 
 
 def _gamma(codec: GradientCompressor, v: torch.Tensor) -> float:

@@ -11,10 +11,12 @@ import torch
 
 from hvd_adaptive.compressor import GradientCompressor
 from hvd_adaptive.device import Later, Streams
+from hvd_adaptive.errors import PayloadError
 from hvd_adaptive.exchange.collectives import AllGather, Collective
 from hvd_adaptive.exchange.exchange import Route, Shipment
 from hvd_adaptive.feedback import Residuals
 from hvd_adaptive.finite import Finite
+from hvd_adaptive.fusion.failures import Failures, step_failed
 from hvd_adaptive.fusion.given_up import Sent
 from hvd_adaptive.fusion.layout import Group, Layout, Piece, gather, parts_among
 from hvd_adaptive.fusion.samples import draw_buckets
@@ -49,6 +51,8 @@ class Step:
     2. Groups whose first stage has come back meanwhile go on to their second one.
     3. ``launch_all`` at the first decompress: by now every gradient is there.
     4. ``result``: waits for the group of a member, and for what was submitted before it.
+    5. The last ``result`` raises PayloadError, on every rank, if a payload arrived corrupt at any
+       of them. Averages have taken the gradients' place by then; all become NaN.
     """
 
     counts = True
@@ -84,6 +88,8 @@ class Step:
         self._absent: list[int] = []
         self._finite = Finite()
         self._streams = Streams()
+        self._failures = Failures()
+        self._gradients: list[torch.Tensor] = []  # those that results take the place of
         self._pending = 0
 
     @property
@@ -103,8 +109,9 @@ class Step:
         self._pending += 1
         # No second copy of the gradients is held, and no memory is new in every step. Autograd may
         # give two parameters one gradient: neither is written to before both have been read.
-        own = self.binding.is_gradient(slot, tensor) and not tensor.is_inference()
-        self._written_back[slot] = own and tensor.is_contiguous()
+        if self.binding.is_gradient(slot, tensor) and not tensor.is_inference():
+            self._gradients.append(tensor)
+            self._written_back[slot] = tensor.is_contiguous()
         other = self._memory.setdefault(tensor.untyped_storage().data_ptr(), slot)
         if other != slot and not self.disjoint:
             self._written_back[slot] = self._written_back[other] = False
@@ -140,14 +147,24 @@ class Step:
                 self._advance_oldest()
         tensor, self._tensors[slot] = self._tensors[slot], None
         self._pending -= 1
-        if not self._written_back[slot]:
+        if self._failures.first is None and not self._written_back[slot]:
             parts = [self._results[group][_range(piece)] for group, piece in pieces]
             whole = parts[0] if len(parts) == 1 else torch.cat(parts)
             tensor = self._as(tensor, slot, whole.view(self.layout.members[slot].shape))
         if absent:
             self._absent.append(slot)
             tensor.detach().zero_()
+        if self.finished:
+            self._check_everywhere()
         return tensor
+
+    def _check_everywhere(self) -> None:
+        """PayloadError, on every rank, if a rank could not read what it received."""
+        failed = self._failures.everywhere(self.binding.world, self._attempted("corrupt"))
+        if failed:
+            for gradient in self._gradients:
+                gradient.detach().fill_(float("nan"))
+            raise step_failed(self.number, failed, self.layout.labels) from self._failures.first
 
     def _as(self, gradient: torch.Tensor, slot: int, result: torch.Tensor) -> torch.Tensor:
         """``result`` with the gradient's strides, which optimizers may compare with the weights',
@@ -329,9 +346,11 @@ class Step:
 
     def _name(self, index: int, stage: int) -> str:
         """Of a collective, the same on all ranks."""
-        name = f"{self.binding.name}.{self.layout.labels[index]}"
-        name += f".stage{stage}" if stage else ""
-        # What another attempt gave up is in flight until this step ends.
+        return self._attempted(self.layout.labels[index] + (f".stage{stage}" if stage else ""))
+
+    def _attempted(self, label: str) -> str:
+        """A collective's name: what another attempt gave up is in flight until this step ends."""
+        name = f"{self.binding.name}.{label}"
         return name + (f".attempt{self.attempt}" if self.attempt else "")
 
     def _working_bytes(self, index: int) -> int:
@@ -396,24 +415,32 @@ class Step:
             flight.stage += 1
         except StopIteration as end:
             self._finish(flight.index, end.value)
+        except PayloadError as error:
+            self._failures.note(flight.index, error)
+            self._finish(flight.index, None)
         else:
             del received
             self._account("work", flight.index, 0)
             self._submit(flight)
 
-    def _finish(self, index: int, decoded: torch.Tensor) -> None:
-        """A group has come back."""
+    def _finish(self, index: int, decoded: torch.Tensor | None) -> None:
+        """A group has come back; None if it could not be read."""
         self._held -= self.binding.in_flight_bytes(self.layout.groups[index])
+        self._account("flight", index, 0)
+        self._account("work", index, 0)
+        self._results[index] = None if decoded is None else self._taken(index, decoded)
+        self._launch()
+
+    def _taken(self, index: int, decoded: torch.Tensor) -> torch.Tensor | None:
+        """See ``_keep``."""
         if self._residuals is not None:
             self._finite.look(decoded)
         group, binding = self.layout.groups[index], self.binding
         quantized = decoded[: binding.quantized_now(group)]
         binding.compressor.meter.look(quantized, binding.settings.bucket_size, index)
-        self._results[index] = kept = self._keep(index, decoded)
-        self._account("flight", index, 0)
-        self._account("work", index, 0)
+        kept = self._keep(index, decoded)
         self._account("result", index, 0 if kept is None else kept.nbytes)
-        self._launch()
+        return kept
 
     def _codec(self, index: int) -> GradientCompressor:
         """Of the group's part."""

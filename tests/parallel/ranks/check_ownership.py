@@ -1,7 +1,8 @@
 """Every rank's average of every gradient, beside the exact one.
 
 Each rank draws all ranks' gradients from seeds and averages them in float64, without this package.
-Memory that is used again while a collective still reads it shows as a wrong average.
+Memory that is used again while a collective still reads it shows as a wrong average, where ranks
+are slow enough: tests/unit/test_ownership.py reads it as late as may be.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from conftest import assert_same_everywhere
 
 from hvd_adaptive import QSGD
 
-STEPS = 4
+STEPS = 3
 # Relative error of an average that 8 bits of the largest of a bucket's coordinates allow, and that
 # of a second stage of 8 bits: a fifth of it. Swapped gradients have 1 or more.
 COMPRESSED, EXACT = 0.03, 1e-6
@@ -21,12 +22,13 @@ COMPRESSED, EXACT = 0.03, 1e-6
 MODELS = {
     # Groups hold several whole matrices and nothing else.
     "matrices": [(512, 512)] * 24,
-    # Both sections in a group, and groups of one member alone.
-    "biases": [shape for n in (300, 512, 700) for shape in ((512, n), (n,))] * 4,
+    # Both sections in each group.
+    "biases": [(300, 300), (300,)] * 40,
     # Nothing is quantised unless min_numel says so.
-    "small": [(30, 30), (30,)] * 200,
+    "small": [(30, 30), (30,)] * 400,
     "one": [(2000, 1500)],
 }
+FUSION = {"biases": 1 << 21, "small": 1 << 19}
 EXCHANGES = ["allgather", "scatter_reduce", "hierarchical", "auto"]
 
 
@@ -55,7 +57,8 @@ def exact(shapes, step, dtype):
 
 def check(model_name, bound=COMPRESSED, steps=STEPS, dtype=torch.float32, **keywords):
     shapes = MODELS[model_name]
-    keywords = {"bits": 8, "norm": "linf", "second_stage_bits": 8} | keywords
+    several = {"fusion_bytes": FUSION[model_name]} if model_name in FUSION else {}
+    keywords = {"bits": 8, "norm": "linf", "second_stage_bits": 8} | several | keywords
     model = Vectors(shapes, dtype)
     optimizer = hvd.DistributedOptimizer(
         torch.optim.SGD(model.parameters(), lr=0.1),
@@ -66,11 +69,10 @@ def check(model_name, bound=COMPRESSED, steps=STEPS, dtype=torch.float32, **keyw
         optimizer.zero_grad()
         model.backward(drawn(shapes, hvd.rank(), step, dtype))
         optimizer.synchronize()
-        for name, weight, want in zip(
-            range(len(shapes)), model.weights, exact(shapes, step, dtype), strict=True
-        ):
-            error = float((weight.grad.double() - want).norm() / want.norm())
-            assert error < bound, f"step {step}, tensor {name} {tuple(want.shape)}: {error:.3g}"
+        averages = zip(model.weights, exact(shapes, step, dtype), strict=True)
+        errors = [float((w.grad.double() - want).norm() / want.norm()) for w, want in averages]
+        wrong = {slot: error for slot, error in enumerate(errors) if not error < bound}
+        assert not wrong, f"step {step}: {len(wrong)} of {len(errors)} tensors are wrong: {wrong}"
         flat = torch.cat([w.grad.float().reshape(-1) for w in model.weights])
         assert_same_everywhere(flat, "gradients")
         with optimizer.skip_synchronize():
@@ -120,7 +122,7 @@ def test_warm_up(model, exchange):
 @pytest.mark.parametrize("exchange", EXCHANGES)
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float16], ids=str)
 def test_other_dtypes(dtype, exchange):
-    check("biases", dtype=dtype, exchange=exchange, steps=2)
+    check("biases", dtype=dtype, exchange=exchange)
 
 
 @pytest.mark.parametrize("exchange", ["allgather", "scatter_reduce"])
