@@ -69,13 +69,14 @@ class Meeting:
     waiting but the thread, which ends with Horovod.
 
     label: tells optimizers apart, which may meet at once.
-    answer: submits a placeholder under a parameter's name; gives its handle.
+    answer: submits a placeholder under a parameter's name, and gives its handle; None where no
+    optimizer names gradients.
     told: what ranks differ in; "" where in nothing, or as long as that is not known.
     joined: some ranks had called hvd.join(), and are to be asked later.
     """
 
     def __init__(
-        self, world: World, own: Description, label: str, answer: Callable[[str], Any]
+        self, world: World, own: Description, label: str, answer: Callable[[str], Any] | None
     ) -> None:
         self.told, self.joined = "", False
         self._world, self._own, self._answer = world, own, answer
@@ -127,10 +128,11 @@ class Meeting:
             told = differences(everyone, world.process_set.ranks)
         self.told = told
         self._known.set()
-        own = self._own["parameters"]
-        names = {name for theirs in everyone or () for name in theirs["parameters"]}
-        for answered in [self._answer(name) for name in sorted(names.difference(own))]:
-            _ended(world, answered)
+        if self._answer is not None:
+            own = self._own["parameters"]
+            names = {name for theirs in everyone or () for name in theirs["parameters"]}
+            for answered in [self._answer(name) for name in sorted(names.difference(own))]:
+                _ended(world, answered)
 
 
 def compare(world: World, own: Description, name: str, seconds: float) -> str | None:

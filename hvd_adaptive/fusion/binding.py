@@ -118,7 +118,8 @@ class Binding:
         # Parameters' names differ between optimizers, as stock Horovod wants it.
         names = [name for name, _ in [*self.owner.named_parameters, *self.owner.frozen]]
         label = min(names, default="")
-        self._meeting = Meeting(self.world, self.description(), label, self._answer)
+        answer = None if self.owner.optimizer is None else self._answer
+        self._meeting = Meeting(self.world, self.description(), label, answer)
 
     @property
     def met(self) -> bool:

@@ -6,8 +6,10 @@ and, if it is told of the compressor, the compressor's; else ranks find here tha
 the step alone.
 
 A rank takes the first rank's state if its own is at step 0, or if it is of an earlier life of
-Horovod. Any other difference is an error of the program: a rank that took a step more, or loaded
-another checkpoint. Residuals are each rank's own: newcomers have none, the others keep theirs.
+Horovod. So it does if it has another table at the same step, where an attempt at the step was given
+up while tables were fitted. Any other difference is an error of the program: a rank that took a
+step more, or loaded another checkpoint. Residuals are each rank's own: newcomers have none, the
+others keep theirs.
 """
 
 from __future__ import annotations
@@ -37,10 +39,14 @@ def take_first_state(
     survives: the state is of an earlier life of Horovod.
     """
     step = compressor.step
-    own = torch.tensor([step, attempt, int(step == 0 or survives)])
-    steps, attempts, may_take = world.gather_equal(own, f"{name}.newcomers").T.tolist()
-    others = [rank for rank in range(world.size) if steps[rank] != steps[0]]
-    if not others or len(set(attempts)) > 1 or not all(may_take[rank] for rank in others):
+    own = torch.tensor([step, tables_fitted(compressor), attempt, int(step == 0 or survives)])
+    rows = world.gather_equal(own, f"{name}.newcomers").tolist()
+    others = [rank for rank, row in enumerate(rows) if row[:2] != rows[0][:2]]
+    steps = [row[0] for row in rows]
+    torn = [attempt > 0 and step == steps[0] for step, _, attempt, _ in rows]
+    may_take = [bool(row[3]) or of_fit for row, of_fit in zip(rows, torn, strict=True)]
+    same_attempt = len({row[2] for row in rows}) == 1
+    if not (others and same_attempt and all(may_take[rank] for rank in others)):
         return False
     state = _first_state(world, compressor, f"{name}.newcomers.state")
     takes = world.rank in others
@@ -57,6 +63,13 @@ def take_first_state(
         compressor.take_state(with_own(state, compressor.state_dict()))
         compressor.residuals = residuals
     return True
+
+
+def tables_fitted(compressor: GradientCompressor) -> int:
+    """How often, in all: of all parts, and of the averages of each."""
+    codecs = list(compressor.parts.values())
+    seconds = [codec._second.codec for codec in codecs if codec._second is not None]
+    return sum(codec.table_version for codec in {id(c): c for c in [*codecs, *seconds]}.values())
 
 
 def _first_state(world: World, compressor: GradientCompressor, name: str) -> dict:

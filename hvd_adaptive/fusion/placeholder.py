@@ -1,9 +1,9 @@
 """The small tensor that Horovod reduces in a gradient's stead, and what its sum tells.
 
 float64 [1, rank, 1 on rank 0, slot, slot**2, step, step**2, place, place**2, low, low**2, high,
-high**2, absent, +-2**40], where place counts attempts at the step and says whether tables are
-fitted, low and high are the halves of a 32-bit fingerprint, and absent is 1 where backward has not
-reached the parameter. After the reduction the first entry tells
+high**2, absent, +-2**40], where place is a checksum of the attempt at the step, of how often tables
+were fitted, and whether they are now, low and high are the halves of a 32-bit fingerprint, and
+absent is 1 where backward has not reached the parameter. After the reduction the first entry tells
 Average from Sum, and how many ranks took part: one that has called hvd.join() adds zeros. The next
 two give Min, Max, Product and other factors away, and a variance above zero shows that ranks
 disagree. The last entry, negative on odd ranks, makes neighbours' vectors point in opposite ways,

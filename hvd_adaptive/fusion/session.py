@@ -21,7 +21,7 @@ from hvd_adaptive.fusion.binding import Binding
 from hvd_adaptive.fusion.helper import PATIENCE, WATCH, finished_on
 from hvd_adaptive.fusion.joined import JoinedStep
 from hvd_adaptive.fusion.layout import Layout, Member
-from hvd_adaptive.fusion.newcomers import take_first_state
+from hvd_adaptive.fusion.newcomers import tables_fitted, take_first_state
 from hvd_adaptive.fusion.owner import find_owner
 from hvd_adaptive.fusion.placeholder import (
     Reader,
@@ -104,6 +104,7 @@ class Session:
         self._warn_of_unfrozen = WarnOnce(logger)
         self._warn_of_sparse = WarnOnce(logger)
         self._due = (-1, False)
+        self._tables = 0  # as tables_fitted counts, before the step that _due is of
         self._stale = False
         self._lived_in: Any = None  # the life of Horovod in which the last step ended
 
@@ -228,6 +229,8 @@ class Session:
             try:
                 with finished_on(batch.step.device), torch.no_grad(), patient(is_over):
                     read, _ = self._reduction(batch, *batch.roll_call.first)
+                    if read.active == 1 < self._binding.world.size:
+                        return  # nobody waits for it, or Horovod has ended and reduced nothing
                     self._begin(batch, read)
                     if batch.step.counts:
                         batch.step.drain(is_over)
@@ -285,7 +288,8 @@ class Session:
         due = "due" if self._update_due(step) else "not due"
         here = {"its number": str(step), "a fit of tables (update_steps)": due}
         return {
-            "the step": here | {"its attempt": str(self._attempt)},
+            "the step": here
+            | {"its attempt": str(self._attempt), "tables fitted so far": str(self._tables)},
             "the order of optimizers": {"those before this one": name.rpartition(".")[2]},
         }
 
@@ -350,6 +354,7 @@ class Session:
         if self._due[0] != step:
             self._binding.prepare(step)
             self._due = (step, self.compressor.update_due(step))
+            self._tables = tables_fitted(self.compressor)
         return self._due[1]
 
     def _refit(self, step: Step) -> None:
@@ -414,11 +419,13 @@ class Session:
 
     def _placeholder(self, slot: int, absent: bool = False) -> torch.Tensor:
         """Covers all that ranks must agree on before they wait for each other: the collectives'
-        names (settings, layout, instance), the attempt, and whether this is an update step."""
+        names (settings, layout, instance), the attempt, the tables, and whether this is an update
+        step."""
         step, binding = self.compressor.step, self._binding
         named = "" if binding.layout is None else binding.name
         agreed = _crc(self.compressor.fingerprint, named)
-        place = 2 * self._attempt + self._update_due(step)
+        due = self._update_due(step)
+        place = _crc(self._attempt, due, self._tables)
         return placeholder(binding.world.rank, slot, step, agreed, absent, place)
 
 

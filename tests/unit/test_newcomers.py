@@ -37,9 +37,11 @@ class World:
         return handle
 
 
-def trained(step: int) -> ALQ:
+def trained(step: int, fits: int) -> ALQ:
     compressor = ALQ(bucket_size=64)
-    compressor.fit(torch.randn(640, generator=torch.Generator().manual_seed(step)))
+    for number in range(fits):
+        seed = 10 * step + number
+        compressor.fit(torch.randn(640, generator=torch.Generator().manual_seed(seed)))
     compressor.step = step
     return compressor
 
@@ -47,19 +49,23 @@ def trained(step: int) -> ALQ:
 @pytest.mark.parametrize(
     ("rows", "takers"),
     [
-        ([[7, 0, 0], [7, 0, 0], [0, 0, 1]], [2]),
-        ([[7, 0, 1], [6, 0, 1], [7, 0, 1]], [1]),  # survivors of a crash
-        ([[0, 0, 1], [6, 0, 1], [6, 0, 1]], [1, 2]),
-        ([[7, 0, 0], [6, 0, 0], [0, 0, 1]], None),
-        ([[0, 0, 1], [7, 0, 0], [0, 0, 1]], None),  # a checkpoint on that rank alone
-        ([[7, 0, 0], [0, 1, 1], [7, 0, 0]], None),  # another attempt
-        ([[7, 0, 0], [7, 0, 0], [7, 0, 0]], None),  # they differ in the schedule
+        ([[7, 1, 0, 0], [7, 1, 0, 0], [0, 1, 0, 1]], [2]),
+        ([[7, 1, 0, 1], [6, 1, 0, 1], [7, 1, 0, 1]], [1]),  # survivors of a crash
+        ([[7, 1, 0, 1], [7, 2, 0, 1], [7, 1, 0, 1]], [1]),  # in the middle of a fit
+        ([[7, 2, 1, 0], [7, 1, 1, 0], [7, 2, 1, 0]], [1]),  # given up in the middle of a fit
+        ([[0, 1, 0, 1], [6, 1, 0, 1], [6, 1, 0, 1]], [1, 2]),
+        ([[7, 1, 0, 0], [6, 1, 0, 0], [0, 1, 0, 1]], None),
+        ([[7, 1, 1, 0], [6, 1, 1, 0], [7, 1, 1, 0]], None),
+        ([[0, 1, 0, 1], [7, 1, 0, 0], [0, 1, 0, 1]], None),  # a checkpoint on that rank alone
+        ([[7, 1, 0, 0], [0, 1, 1, 1], [7, 1, 0, 0]], None),  # another attempt
+        ([[7, 1, 0, 0], [7, 1, 0, 0], [7, 1, 0, 0]], None),  # they differ in the schedule
+        ([[7, 1, 0, 0], [7, 2, 0, 0], [7, 1, 0, 0]], None),  # one was fitted by itself
     ],
 )
 def test_who_takes_it(rows, takers, caplog):
-    first = trained(rows[0][0])
-    for rank, (step, attempt, may_take) in enumerate(rows):
-        own = first if rank == 0 else trained(step)
+    first = trained(*rows[0][:2])
+    for rank, (step, fits, attempt, may_take) in enumerate(rows):
+        own = first if rank == 0 else trained(step, fits)
         before = own.levels
         world = World(rank, rows, first)
         caplog.clear()

@@ -148,7 +148,7 @@ def test_a_second_try_fails_alike():
     model = Net(**({"a": 10} if hvd.rank() == 1 else {"a": 10, "b": 4}))
     optimizer = distributed(model, QSGD(bits=4, seed=next(SEEDS)))
     for _ in range(2):
-        with pytest.raises(RankMismatchError, match="parameters: heads.b.bias is"):
+        with pytest.raises(RankMismatchError, match=r"parameters: heads\.b\.bias is"):
             train(model, optimizer, 1)
         drain(optimizer)
         optimizer.load_state_dict(optimizer.state_dict())  # drops Horovod's handles

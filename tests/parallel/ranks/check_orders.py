@@ -12,6 +12,7 @@ import torch
 from conftest import assert_same_everywhere
 
 from hvd_adaptive import ALQ, QSGD, RankMismatchError
+from hvd_adaptive.fusion.helper import PATIENCE
 
 NUMBER = itertools.count()
 SIZES = {"w": 9000, "b": 700, "v": 4100}
@@ -122,6 +123,29 @@ def test_a_step_before_the_other_backward_pass():
             check(pairs[net][0], net, step)
 
 
+@pytest.mark.parametrize("exchange", ["allgather", "scatter"])
+@pytest.mark.parametrize("at", [0, 2, 3], ids=["first", "plain", "fit"])
+def test_a_step_is_given_up_while_some_rank_is_helped(exchange, at):
+    """Between backward and step: odd ranks so late that helpers have begun, and wait for others."""
+    keywords = {"bucket_size": 512} | EXCHANGES[exchange]
+    compressors = [COMPRESSORS["alq"](**keywords) for _ in range(2)]
+    pairs = [make(net, compressor) for net, compressor in enumerate(compressors)]
+    for step in range(STEPS):
+        for again in [True, False] if step == at else [False]:
+            for net, (model, optimizer) in enumerate(pairs):
+                optimizer.zero_grad()
+                backward(model, net, step)
+            if again:
+                time.sleep(6 * PATIENCE if hvd.rank() % 2 else 0.0)
+                for _, optimizer in pairs:
+                    optimizer.load_state_dict(optimizer.state_dict())  # drops Horovod's handles
+        for net in order():
+            pairs[net][1].step()
+        for net in range(2):
+            check(pairs[net][0], net, step)
+    assert [c.table_version for c in compressors] == [2, 2]
+
+
 def test_settings_that_differ_are_told_at_once():
     """By both optimizers, whichever a rank calls first."""
     keywords = {"update_steps": [0] if hvd.rank() == 1 else [0, 1]}
@@ -136,7 +160,7 @@ def test_settings_that_differ_are_told_at_once():
             if step == 0:
                 pairs[net][1].step()
                 continue
-            with pytest.raises(RankMismatchError, match="a fit of tables .* is .*due"):
+            with pytest.raises(RankMismatchError, match=r"a fit of tables .* is .*due"):
                 pairs[net][1].step()
     assert time.monotonic() - begin < 10
     for _, optimizer in pairs:
