@@ -82,19 +82,10 @@ class Meeting:
         self._world, self._own, self._answer = world, own, answer
         self._name = f"hvd_adaptive.agreement.{label}"
         self._differ, self._known = False, threading.Event()
-        # An allreduce: in any other collective a rank that has joined may crash (roll_call.py).
-        mine = placeholder(world.rank, 0, 0, zlib.crc32(json.dumps(own).encode()))
-        hvd = world.hvd
-        try:
-            handle = hvd.allreduce_async(
-                mine, name=self._name, op=hvd.Sum, process_set=world.process_set
-            )
-        except ValueError as error:  # an earlier one that was given up has not ended
-            logger.debug("%s: %s", self._name, error)
-            self._known.set()
-            return
+        # Submitted before any placeholder of the step: see wait.
+        begun = self._submitted()
         threading.Thread(
-            target=self._compare, args=(handle,), name="hvd_adaptive.meeting", daemon=True
+            target=self._compare, args=(begun,), name="hvd_adaptive.meeting", daemon=True
         ).start()
 
     def wait(self) -> str:
@@ -104,8 +95,25 @@ class Meeting:
             self._known.wait(FIRST_SECONDS)
         return self.told
 
+    def _submitted(self) -> Any:
+        """A handle; None where an earlier meeting of this label has not ended."""
+        world = self._world
+        # An allreduce: in any other collective a rank that has joined may crash (roll_call.py).
+        try:
+            return world.hvd.allreduce_async(
+                placeholder(world.rank, 0, 0, checksum(self._own)),
+                name=self._name,
+                op=world.hvd.Sum,
+                process_set=world.process_set,
+            )
+        except ValueError:
+            return None
+
     def _compare(self, handle: Any) -> None:
         try:
+            while handle is None and self._world.is_current():
+                time.sleep(_LONGEST_PAUSE)
+                handle = self._submitted()
             reduced = _ended(self._world, handle)
             if reduced is not None:
                 self._read(reduced)
@@ -133,6 +141,11 @@ class Meeting:
             names = {name for theirs in everyone or () for name in theirs["parameters"]}
             for answered in [self._answer(name) for name in sorted(names.difference(own))]:
                 _ended(world, answered)
+
+
+def checksum(own: Description) -> int:
+    """32 bits."""
+    return zlib.crc32(json.dumps(own).encode())
 
 
 def compare(world: World, own: Description, name: str, seconds: float) -> str | None:

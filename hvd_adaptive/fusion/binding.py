@@ -19,7 +19,7 @@ from hvd_adaptive.exchange.exchanges import EXCHANGES
 from hvd_adaptive.exchange.level_sync import LevelSync
 from hvd_adaptive.exchange.nodes import nodes_of
 from hvd_adaptive.exchange.world import World, horovod
-from hvd_adaptive.fusion.agreement import Description, Meeting, describe
+from hvd_adaptive.fusion.agreement import Description, Meeting, checksum, describe
 from hvd_adaptive.fusion.given_up import GivenUp
 from hvd_adaptive.fusion.layout import Group, Layout, Member, build_layout, parts_among
 from hvd_adaptive.fusion.monitored import Monitored
@@ -56,6 +56,7 @@ class Binding:
         self.owner = _owner_of(compressor)
         self.world = World(self.settings.process_set or (self.owner and self.owner.process_set))
         self._meeting: Meeting | None = None
+        self.described = checksum(self.description())
         if self.owner is not None:
             if known is None or not known.serves(self.owner):
                 self.meet()

@@ -423,7 +423,7 @@ class Session:
         step."""
         step, binding = self.compressor.step, self._binding
         named = "" if binding.layout is None else binding.name
-        agreed = _crc(self.compressor.fingerprint, named)
+        agreed = _crc(self.compressor.fingerprint, binding.described, named)
         due = self._update_due(step)
         place = _crc(self._attempt, due, self._tables)
         return placeholder(binding.world.rank, slot, step, agreed, absent, place)

@@ -138,7 +138,10 @@ def test_a_step_is_given_up_while_some_rank_is_helped(exchange, at):
             if again:
                 time.sleep(6 * PATIENCE if hvd.rank() % 2 else 0.0)
                 for _, optimizer in pairs:
+                    handles = [handle for handle, _ in optimizer._handles.values()]
                     optimizer.load_state_dict(optimizer.state_dict())  # drops Horovod's handles
+                    for handle in handles:  # or their names could not be used again so soon
+                        hvd.synchronize(handle)
         for net in order():
             pairs[net][1].step()
         for net in range(2):
