@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -10,6 +14,27 @@ import torch
 # Ranks up to which an allgather over MPI is made of direct messages. Measured at 1 Gbit/s with
 # benchmarks/network.py: faster at 4 and 6 ranks, not clearly so at 8.
 MOST_DIRECT = 6
+
+_PAUSE = 0.0005
+_waiting = threading.local()
+
+
+class Abandoned(Exception):
+    """The caller of ``patient`` waits no longer for a collective, which goes on."""
+
+    def __init__(self, name: str, handle: Any) -> None:
+        super().__init__(name)
+        self.name, self.handle = name, handle
+
+
+@contextmanager
+def patient(is_over: Callable[[], bool]) -> Iterator[None]:
+    """Inside, ``World.wait`` raises Abandoned in this thread as soon as ``is_over``."""
+    _waiting.is_over = is_over
+    try:
+        yield
+    finally:
+        _waiting.is_over = None
 
 
 def horovod() -> Any:
@@ -51,6 +76,7 @@ class World:
             raise RuntimeError(f"this rank is not a member of {self.process_set}")
         self.size: int = size
         self.rank: int = self.process_set.rank()
+        self._life = self.life
 
     @property
     def sends_directly(self) -> bool:
@@ -68,21 +94,30 @@ class World:
 
     def is_current(self) -> bool:
         """Whether Horovod still runs with the same ranks."""
-        same = self.hvd.is_initialized() and _size(self.process_set) == self.size
-        return same and self.process_set.rank() == self.rank
+        same = self.hvd.is_initialized() and self.life is self._life
+        return same and (_size(self.process_set), self.process_set.rank()) == (self.size, self.rank)
 
     @property
     def root(self) -> int:
         """Global rank of the process set's first member."""
         return self.process_set.ranks[0]
 
+    def wait(self, handle: Any, name: str) -> Any:
+        """What the collective ``name`` gives; see ``patient``."""
+        is_over = getattr(_waiting, "is_over", None)
+        while is_over is not None and not self.hvd.poll(handle):
+            if is_over():
+                raise Abandoned(name, handle)
+            time.sleep(_PAUSE)
+        return self.hvd.synchronize(handle)
+
     def gather_equal(self, values: torch.Tensor, name: str) -> torch.Tensor:
         """All ranks' tensors of equal shape, stacked."""
-        gathered = self.hvd.allgather(values, name=name, process_set=self.process_set)
-        return gathered.view(self.size, *values.shape)
+        handle = self.hvd.allgather_async(values, name=name, process_set=self.process_set)
+        return self.wait(handle, name).view(self.size, *values.shape)
 
     def broadcast(self, values: np.ndarray, name: str) -> np.ndarray:
         """The first member's array (bytes, so that nothing is converted)."""
         data = torch.from_numpy(values.view(np.uint8).copy())
-        result = self.hvd.broadcast(data, self.root, name=name, process_set=self.process_set)
-        return result.numpy().view(values.dtype)
+        handle = self.hvd.broadcast_async(data, self.root, name=name, process_set=self.process_set)
+        return self.wait(handle, name).numpy().view(values.dtype)

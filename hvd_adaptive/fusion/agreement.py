@@ -3,7 +3,7 @@
 Each rank describes itself in topics ("settings", "parameters", ...) of named values. Two
 collectives compare the descriptions: digests, and where these differ the descriptions themselves,
 so that every rank can raise the same message. They are waited for with a limit: a rank that never
-comes, or had no reason to, leaves the others with what they know.
+comes, or had no reason to, leaves the others with what they know. No hook waits for them.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import threading
 import time
 import zlib
 from collections.abc import Callable, Sequence
@@ -33,13 +34,15 @@ logger = logging.getLogger("hvd_adaptive")
 Description = dict[str, dict[str, str]]
 
 FIRST_SECONDS, LATER_SECONDS = 30.0, 30.0
+# In which ranks that have begun to meet have met.
+SOON_SECONDS = 5.0
 # Differences of a topic that are told; characters of a value.
 MOST_TOLD, LONGEST = 4, 60
 ADVICE = (
     "Every rank must construct the same compressor for the same parameters and take the same steps"
 )
 _DIGEST_BYTES = 8
-_PAUSE = 0.0005
+_PAUSE, _LONGEST_PAUSE = 0.0005, 0.02
 
 
 def describe(compressor: GradientCompressor, owner: Owner | None) -> Description:
@@ -54,35 +57,95 @@ def describe(compressor: GradientCompressor, owner: Owner | None) -> Description
     }
 
 
-def agree(world: World, own: Description, label: str) -> bool:
-    """Wait for all ranks, once, before anything of theirs is sent: RankMismatchError on all of them
-    where they differ. False where some have called hvd.join(), and are to be asked later.
+class Meeting:
+    """Ranks compare their descriptions when they first meet, while backward passes go on.
 
-    Ranks with other parameters would wait for each other's gradients for ever, inside Horovod. One
-    that does not come for half a minute (it compiles, or has been here before) is not waited for.
+    Ranks with other parameters would wait for each other's gradients for ever, inside Horovod, and
+    never come to ``decompress``. So a thread compares and, where ranks differ, submits a
+    placeholder for each parameter that only others have. Then every placeholder comes back, and
+    ``decompress`` raises what is ``told`` here, on every rank.
 
-    label: tells optimizers apart, which may meet at once, each in a thread.
+    A rank that does not come (it compiles, or its gradients are not compressed) keeps nobody
+    waiting but the thread, which ends with Horovod.
+
+    label: tells optimizers apart, which may meet at once.
+    answer: submits a placeholder under a parameter's name, and gives its handle; None where no
+    optimizer names gradients.
+    told: what ranks differ in; "" where in nothing, or as long as that is not known.
+    joined: some ranks had called hvd.join(), and are to be asked later.
     """
-    if world.size == 1:
-        return True
-    # An allreduce: in any other collective a rank that has joined may crash (fusion/roll_call.py).
-    mine = placeholder(world.rank, 0, 0, zlib.crc32(json.dumps(own).encode()))
-    name = f"hvd_adaptive.agreement.{label}"
-    reduced = _waited_for(world.hvd.allreduce_async, world, mine, name, FIRST_SECONDS, op="Sum")
-    if reduced is None:
-        logger.warning(
-            "some rank has made no gradient for %.0f s: ranks' settings are compared later",
-            FIRST_SECONDS,
-        )
-        return True
-    try:
-        return check_reduced(reduced, world.size).active == world.size
-    except RankMismatchError:
-        number = disagreement(reduced, world.size)
-        told = number and compare(world, own, f"{name}.{number}", FIRST_SECONDS)
-        if not told:
-            raise
-    raise RankMismatchError(told)
+
+    def __init__(
+        self, world: World, own: Description, label: str, answer: Callable[[str], Any] | None
+    ) -> None:
+        self.told, self.joined = "", False
+        self._world, self._own, self._answer = world, own, answer
+        self._name = f"hvd_adaptive.agreement.{label}"
+        self._differ, self._known = False, threading.Event()
+        # Submitted before any placeholder of the step: see wait.
+        begun = self._submitted()
+        threading.Thread(
+            target=self._compare, args=(begun,), name="hvd_adaptive.meeting", daemon=True
+        ).start()
+
+    def wait(self) -> str:
+        """``told``, once all ranks that have come have compared; a placeholder has come back, so
+        that all ranks which meet have begun to."""
+        if not self._known.wait(SOON_SECONDS) and self._differ:
+            self._known.wait(FIRST_SECONDS)
+        return self.told
+
+    def _submitted(self) -> Any:
+        """A handle; None where an earlier meeting of this label has not ended."""
+        world = self._world
+        # An allreduce: in any other collective a rank that has joined may crash (roll_call.py).
+        try:
+            return world.hvd.allreduce_async(
+                placeholder(world.rank, 0, 0, checksum(self._own)),
+                name=self._name,
+                op=world.hvd.Sum,
+                process_set=world.process_set,
+            )
+        except ValueError:
+            return None
+
+    def _compare(self, handle: Any) -> None:
+        try:
+            while handle is None and self._world.is_current():
+                time.sleep(_LONGEST_PAUSE)
+                handle = self._submitted()
+            reduced = _ended(self._world, handle)
+            if reduced is not None:
+                self._read(reduced)
+        except Exception as error:  # Horovod ended, or a rank did; training meets the same
+            logger.debug("%s: %s", self._name, error)
+        finally:
+            self._known.set()
+
+    def _read(self, reduced: torch.Tensor) -> None:
+        world = self._world
+        try:
+            self.joined = check_reduced(reduced, world.size).active < world.size
+            return
+        except RankMismatchError as error:
+            self._differ, told = True, str(error)
+        number, everyone = disagreement(reduced, world.size), None
+        if number is not None:
+            everyone = _everyone(world, self._own, f"{self._name}.{number}", FIRST_SECONDS)
+        if everyone is not None:
+            told = differences(everyone, world.process_set.ranks)
+        self.told = told
+        self._known.set()
+        if self._answer is not None:
+            own = self._own["parameters"]
+            names = {name for theirs in everyone or () for name in theirs["parameters"]}
+            for answered in [self._answer(name) for name in sorted(names.difference(own))]:
+                _ended(world, answered)
+
+
+def checksum(own: Description) -> int:
+    """32 bits."""
+    return zlib.crc32(json.dumps(own).encode())
 
 
 def compare(world: World, own: Description, name: str, seconds: float) -> str | None:
@@ -93,25 +156,31 @@ def compare(world: World, own: Description, name: str, seconds: float) -> str | 
     """
     if world.size == 1:
         return ""
+    everyone = _everyone(world, own, name, seconds)
+    return None if everyone is None else differences(everyone, world.process_set.ranks)
+
+
+def _everyone(
+    world: World, own: Description, name: str, seconds: float
+) -> list[Description] | None:
+    """All ranks' descriptions."""
     data = json.dumps(own).encode()
     digest = hashlib.blake2b(data, digest_size=_DIGEST_BYTES).digest()
     head = torch.tensor(
         list(digest + len(data).to_bytes(8, "little")), dtype=torch.uint8, device="cpu"
     )
-    heads = _waited_for(world.hvd.allgather_async, world, head, name, seconds)
+    heads = _waited_for(world, head, name, seconds)
     if heads is None:
         return None
     rows = [bytes(row) for row in heads.view(world.size, -1).tolist()]
     if len(set(rows)) == 1:
-        return ""
+        return [own] * world.size
     body = torch.frombuffer(bytearray(data), dtype=torch.uint8)
-    name = f"{name}.descriptions"
-    bodies = _waited_for(world.hvd.allgather_async, world, body, name, seconds)
+    bodies = _waited_for(world, body, f"{name}.descriptions", seconds)
     if bodies is None:
         return None
     lengths = [int.from_bytes(row[_DIGEST_BYTES:], "little") for row in rows]
-    everyone = [json.loads(bytes(part.tolist())) for part in bodies.split(lengths)]
-    return differences(everyone, world.process_set.ranks)
+    return [json.loads(bytes(part.tolist())) for part in bodies.split(lengths)]
 
 
 def differences(everyone: Sequence[Description], ranks: Sequence[int]) -> str:
@@ -147,19 +216,11 @@ def _differences_of(
     return clauses
 
 
-def _waited_for(
-    collective: Callable[..., Any],
-    world: World,
-    own: torch.Tensor,
-    name: str,
-    seconds: float,
-    op: str | None = None,
-) -> torch.Tensor | None:
-    """What a collective gives; None where some rank does not answer, or has joined."""
+def _waited_for(world: World, own: torch.Tensor, name: str, seconds: float) -> torch.Tensor | None:
+    """What an allgather gives; None where some rank does not answer, or has joined."""
     hvd = world.hvd
-    more = {} if op is None else {"op": getattr(hvd, op)}
     try:
-        handle = collective(own, name=name, process_set=world.process_set, **more)
+        handle = hvd.allgather_async(own, name=name, process_set=world.process_set)
     except ValueError as error:  # an earlier one that was given up has not ended
         logger.debug("%s: %s", name, error)
         return None
@@ -174,6 +235,17 @@ def _waited_for(
         if "Join" not in str(error):
             raise
         return None
+
+
+def _ended(world: World, handle: Any) -> torch.Tensor | None:
+    """What a collective gives, however long it takes; None where Horovod has ended."""
+    pause = _PAUSE
+    while world.is_current():
+        if world.hvd.poll(handle):
+            return world.hvd.synchronize(handle)
+        time.sleep(pause)
+        pause = min(1.5 * pause, _LONGEST_PAUSE)
+    return None
 
 
 def _told_parameter(parameter: torch.Tensor) -> str:

@@ -19,7 +19,7 @@ from hvd_adaptive.exchange.exchanges import EXCHANGES
 from hvd_adaptive.exchange.level_sync import LevelSync
 from hvd_adaptive.exchange.nodes import nodes_of
 from hvd_adaptive.exchange.world import World, horovod
-from hvd_adaptive.fusion.agreement import Description, agree, describe
+from hvd_adaptive.fusion.agreement import Description, Meeting, checksum, describe
 from hvd_adaptive.fusion.changed import Watch, gradient_dtype, is_laid_out
 from hvd_adaptive.fusion.given_up import GivenUp
 from hvd_adaptive.fusion.layout import Group, Layout, Member, build_layout, parts_among
@@ -31,6 +31,7 @@ from hvd_adaptive.fusion.owner import (
     find_owner,
     take_adasums_step_back,
 )
+from hvd_adaptive.fusion.placeholder import placeholder
 from hvd_adaptive.fusion.prediction import Prediction
 from hvd_adaptive.fusion.roll_call import RollCall
 
@@ -55,7 +56,8 @@ class Binding:
         self.settings = compressor.settings
         self.owner = _owner_of(compressor)
         self.world = World(self.settings.process_set or (self.owner and self.owner.process_set))
-        self.met = True
+        self._meeting: Meeting | None = None
+        self.described = checksum(self.description())
         if self.owner is not None:
             if known is None or not known.serves(self.owner):
                 self.meet()
@@ -95,16 +97,16 @@ class Binding:
         self.name = ""
         self._buffers: dict[Hashable, torch.Tensor] = {}
         self._in_flight: dict[Hashable, int] = {}
-        self._sync: LevelSync | None = None
         self.compressor.meter.clear()
         self.compressor.instance.bind()
         self.monitored = Monitored(self.compressor, self.world.rank)
 
     def serves(self, owner: Owner) -> bool:
-        """Whether this is a binding to the same optimizer among the same ranks."""
+        """Whether this is a binding to the same optimizer among the same ranks, which agree."""
         ours = None if self.owner is None else self.owner.optimizer
         same = ours is not None and owner.optimizer is not None and ours() is owner.optimizer()
-        return same and self.world.is_current()
+        agreed = self._meeting is None or not self._meeting.told
+        return same and agreed and self.world.is_current()
 
     def is_current(self) -> bool:
         """Whether ranks, optimizer, and dtypes and shapes of parameters are still the same.
@@ -115,10 +117,37 @@ class Binding:
         return same and (self.layout is None or is_laid_out(self.layout, self._parameters))
 
     def meet(self) -> None:
-        """Ranks make sure that they agree; not ``met`` where some had called hvd.join()."""
+        """Ranks begin to make sure that they agree: see Meeting."""
+        if self.world.size == 1:
+            return
         # Parameters' names differ between optimizers, as stock Horovod wants it.
         names = [name for name, _ in [*self.owner.named_parameters, *self.owner.frozen]]
-        self.met = agree(self.world, self.description(), min(names, default=""))
+        label = min(names, default="")
+        answer = None if self.owner.optimizer is None else self._answer
+        self._meeting = Meeting(self.world, self.description(), label, answer)
+
+    @property
+    def met(self) -> bool:
+        """Whether ranks have met, or are about to; not where some had called hvd.join()."""
+        return self._meeting is None or not self._meeting.joined
+
+    def told(self) -> str:
+        """What ranks differed in when they met, "" where in nothing; waits where they are at it."""
+        return "" if self._meeting is None else self._meeting.wait()
+
+    def _answer(self, name: str) -> Any:
+        """As Horovod's optimizer would, for a parameter that only other ranks have."""
+        optimizer, hvd = self._optimizer(), self.world.hvd
+        divisor = getattr(optimizer, "gradient_predivide_factor", 1.0)
+        factors = (1.0 / divisor, divisor) if self.owner.op == hvd.Average else (1.0, 1.0)
+        return hvd.allreduce_async(
+            placeholder(self.world.rank, 0, 0, 0),
+            name=name,
+            op=self.owner.op,
+            prescale_factor=factors[0],
+            postscale_factor=factors[1],
+            process_set=self.world.process_set,
+        )
 
     def description(self) -> Description:
         """What ranks must have alike, as differences are told."""
@@ -128,7 +157,7 @@ class Binding:
         """The name of these groups. Settings that come back have the name that they had: Horovod's
         response cache would overflow with new ones."""
         if fingerprint not in self._names:
-            self._names[fingerprint] = _claim_name(fingerprint)
+            self._names[fingerprint] = _claim_name(fingerprint, self.world.life)
         return self._names[fingerprint]
 
     def slot_of(self, tensor: torch.Tensor) -> int | None:
@@ -235,11 +264,11 @@ class Binding:
                 )
             most //= 2
 
-    def settle(self, layout: Layout, step: int, device: torch.device) -> None:
+    def settle(self, layout: Layout, step: int, device: torch.device, attempt: int = 0) -> None:
         """Before the first group is sent, and once all ranks agree: what the exchange must know."""
         if self.exchange.settled:
             return
-        self.exchange.settle(self.world, self.compressor, self.name, device)
+        self.exchange.settle(self.world, self.compressor, self.name_at(attempt), device)
         self.exchange.arrange(layout.groups)
         self.parts = parts_among(layout.groups)
         self.prepare(step)
@@ -277,11 +306,13 @@ class Binding:
             self._in_flight[key] = self.exchange.in_flight_bytes(codec, *sizes, group.dtype)
         return self._in_flight[key]
 
-    def sync(self) -> LevelSync:
+    def name_at(self, attempt: int) -> str:
+        """Begins the names of an attempt's collectives: an earlier one's may be in flight still."""
+        return self.name + (f".attempt{attempt}" if attempt else "")
+
+    def sync(self, attempt: int = 0) -> LevelSync:
         """Level sync over these ranks; every rank must ask for it at the same step."""
-        if self._sync is None:
-            self._sync = LevelSync(self.world, self.name)
-        return self._sync
+        return LevelSync(self.world, self.name_at(attempt))
 
     def _optimizer(self) -> Any:
         """Its own, as long as there is one."""
@@ -331,6 +362,7 @@ def _warn_of_names(count: int) -> None:
 
 
 _taken: Counter[str] = Counter()
+_taken_in: list[Any] = [None]  # World.life
 
 
 def forget_names() -> None:
@@ -338,13 +370,16 @@ def forget_names() -> None:
     _taken.clear()
 
 
-def _claim_name(fingerprint: int) -> str:
-    """A collective name that no other binding of this process has.
+def _claim_name(fingerprint: int, life: Any) -> str:
+    """A collective name that no other binding of this process has in this life of Horovod.
 
     Bindings of equal layouts and settings are counted in the order in which optimizers took their
     compressors, which is the program's and so the same on all ranks. (The lowest number that is
     free would depend on when each rank collects its garbage.)
     """
+    if _taken_in[0] is not life:
+        forget_names()
+        _taken_in[0] = life
     base = f"hvd_adaptive.{fingerprint:016x}"
     _taken[base] += 1
     return f"{base}.{_taken[base] - 1}"

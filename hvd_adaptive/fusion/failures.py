@@ -44,7 +44,7 @@ class Failures:
 
     def everywhere(self, world: World | Any, name: str) -> dict[int, int]:
         """Groups that could not be read, by rank; every rank must ask. Nothing if all is well."""
-        own = torch.tensor([self._number])
+        own = torch.tensor([self._number], device="cpu")
         everyone = [self._number]
         if world.size > 1:
             everyone = world.gather_equal(own, name).view(-1).tolist()

@@ -51,6 +51,13 @@ class GivenUp:
         self._flying += step.abandon()
         self.attempt += 1
 
+    def leave(self, name: str, handle: Any, life: Any) -> None:
+        """A gather or broadcast that this rank waits for no longer. (What takes its place elsewhere
+        need not be of its kind: Horovod then ends it with an error.)"""
+        self._bury(life)
+        self._names.add(name)
+        self._flying.append(Sent(name, True, handle))
+
     def _bury(self, life: Any) -> None:
         """Nothing is in flight of a life of Horovod that is over."""
         if life is not self._life:

@@ -1,8 +1,9 @@
 """The small tensor that Horovod reduces in a gradient's stead, and what its sum tells.
 
-float64 [1, rank, 1 on rank 0, slot, slot**2, step, step**2, low, low**2, high, high**2, absent,
-+-2**40], where low and high are the halves of a 32-bit fingerprint, and absent is 1 where backward
-has not reached the parameter. After the reduction the first entry tells
+float64 [1, rank, 1 on rank 0, slot, slot**2, step, step**2, place, place**2, low, low**2, high,
+high**2, absent, +-2**40], where place is a checksum of the attempt at the step, of how often tables
+were fitted, and whether they are now, low and high are the halves of a 32-bit fingerprint, and
+absent is 1 where backward has not reached the parameter. After the reduction the first entry tells
 Average from Sum, and how many ranks took part: one that has called hvd.join() adds zeros. The next
 two give Min, Max, Product and other factors away, and a variance above zero shows that ranks
 disagree. The last entry, negative on odd ranks, makes neighbours' vectors point in opposite ways,
@@ -26,7 +27,14 @@ MODULUS = 1 << 16
 OPPOSED = float(1 << 40)
 _SETTINGS = "settings, parameters or package version"
 # Whoever disagrees on settings may disagree on the rest too, so those are told first.
-_TOPICS = ((3, _SETTINGS), (2, _SETTINGS), (1, "the step"), (0, "the order of their gradients"))
+_STEP, _PLACE = 1, 2
+_TOPICS = (
+    (4, _SETTINGS),
+    (3, _SETTINGS),
+    (0, "the order of their gradients"),
+    (_STEP, "the step"),
+    (_PLACE, "the step"),
+)
 
 
 class Reduction(NamedTuple):
@@ -40,50 +48,69 @@ class Reduction(NamedTuple):
     active: int
 
 
+class StepsDiffer(RankMismatchError):
+    """Ranks agree on all but the step, or whether tables are fitted at it."""
+
+    def __init__(self, told: str, read: Reduction) -> None:
+        super().__init__(told)
+        self.read = read
+
+
 def placeholder(
-    rank: int, slot: int, step: int, fingerprint: int, absent: bool = False
+    rank: int, slot: int, step: int, fingerprint: int, absent: bool = False, place: int = 0
 ) -> torch.Tensor:
-    """The tensor for one gradient; ``fingerprint`` (32 bits) covers what ranks must agree on.
+    """The tensor for one gradient; ``fingerprint`` (32 bits) covers what ranks must agree on at all
+    steps, ``step`` and ``place`` what they must at this one.
 
     absent: the gradient is missing here, and zeros stand for it.
     """
-    values, place = _without_slot(rank, step, fingerprint).copy(), slot % MODULUS
-    values[3], values[4], values[-2] = place, place * place, absent
+    values, slot = _without_slot(rank, step, fingerprint, place).copy(), slot % MODULUS
+    values[3], values[4], values[-2] = slot, slot * slot, absent
     return torch.from_numpy(values)
 
 
 @functools.lru_cache(maxsize=16)
-def _without_slot(rank: int, step: int, fingerprint: int) -> np.ndarray:
+def _without_slot(rank: int, step: int, fingerprint: int, place: int) -> np.ndarray:
     """What a rank's placeholders of a step have in common."""
     values = [1.0, float(rank), float(rank == 0)]
-    for number in (0, step, fingerprint, fingerprint >> 16):
+    for number in (0, step, place, fingerprint, fingerprint >> 16):
         values += [float(number % MODULUS), float((number % MODULUS) ** 2)]
     values += [0.0, -OPPOSED if rank % 2 else OPPOSED]
     return np.array(values, dtype=np.float64)
 
 
-def check_reduced(reduced: torch.Tensor, size: int) -> Reduction:
+def check_reduced(reduced: torch.Tensor, size: int, any_step: bool = False) -> Reduction:
     """Read a placeholder after its reduction over ``size`` ranks.
 
-    Raises RankMismatchError, with the same message on every rank, where ranks disagree, and
-    ValueError where the reduction was neither a sum nor an average.
+    Raises RankMismatchError, with the same message on every rank, where ranks disagree (StepsDiffer
+    where that is on the step alone, and never with ``any_step``), and ValueError where the
+    reduction was neither a sum nor an average.
     """
     read, whole = _read(reduced, size)
     for pair, topic in _TOPICS:
         total, squares = whole[2 * pair], whole[2 * pair + 1]
-        if read.active * squares != total * total:
-            raise RankMismatchError(
-                f"ranks disagree on {topic}: every rank must construct the same compressor for the "
-                "same parameters and take the same steps"
-            )
+        if read.active * squares == total * total:
+            continue
+        told = (
+            f"ranks disagree on {topic}: every rank must construct the same compressor for the "
+            "same parameters and take the same steps"
+        )
+        if pair not in (_STEP, _PLACE):
+            raise RankMismatchError(told)
+        if not any_step:
+            raise StepsDiffer(told, read)
     return read
 
 
 class Reader:
-    """``check_reduced`` of a step's placeholders: all but the first are compared with it."""
+    """``check_reduced`` of a step's placeholders: all but the first are compared with it.
+
+    any_step: ranks have found out about their steps, and may differ in them.
+    """
 
     def __init__(self, size: int) -> None:
         self._size = size
+        self.any_step = False
         self._first: list[float] = []
         self._read: Reduction | None = None
 
@@ -93,16 +120,16 @@ class Reader:
         values = reduced.tolist()
         read = self._read
         if read is None or values != self._alike(values, slot):
-            read = check_reduced(reduced, self._size)
+            read = check_reduced(reduced, self._size, self.any_step)
             self._first, self._read = values, read
         return read, round(values[-2] / read.factor) == read.active
 
     def _alike(self, values: list[float], slot: int) -> list[float]:
         """What ``values`` are where all ranks agree as they did in the first placeholder. Rounding
         may have made them differ a little; then all is read anew."""
-        place, scale = slot % MODULUS, self._first[0]
+        slot, scale = slot % MODULUS, self._first[0]
         first, absent = self._first, values[-2]
-        return [*first[:3], place * scale, place**2 * scale, *first[5:-2], absent, first[-1]]
+        return [*first[:3], slot * scale, slot**2 * scale, *first[5:-2], absent, first[-1]]
 
 
 def disagreement(reduced: torch.Tensor, size: int) -> str | None:

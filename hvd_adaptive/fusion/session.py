@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import logging
 import threading
+import time
 import weakref
 import zlib
 from collections.abc import Hashable
@@ -14,15 +15,19 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from hvd_adaptive.errors import RankMismatchError
+from hvd_adaptive.exchange.world import Abandoned, patient
 from hvd_adaptive.fusion.agreement import LATER_SECONDS, Description, compare
 from hvd_adaptive.fusion.binding import Binding
 from hvd_adaptive.fusion.changed import WarnOfChanges, Watch, check_gradient
+from hvd_adaptive.fusion.helper import PATIENCE, WATCH, finished_on
 from hvd_adaptive.fusion.joined import JoinedStep
 from hvd_adaptive.fusion.layout import Layout, Member
+from hvd_adaptive.fusion.newcomers import tables_fitted, take_first_state
 from hvd_adaptive.fusion.owner import find_owner
 from hvd_adaptive.fusion.placeholder import (
     Reader,
     Reduction,
+    StepsDiffer,
     disagreement,
     placeholder,
 )
@@ -40,17 +45,25 @@ logger = logging.getLogger("hvd_adaptive")
 class _Batch:
     """One step's gradients: a Step, or tensors without names until the first decompress.
 
-    roll_call: None where nothing may be launched before the first decompress.
+    held: nothing may be launched before the first decompress.
     watch: of gradients that an optimizer handed over; None where there is none.
     lost: Horovod dropped a gradient of this step without asking for it back.
     life: that of Horovod in which it began.
+    ready: when all placeholders were first seen to be back.
+    helped: a helper does, or did, what decompress would.  failure: what came of that.
+    given_up: no result is asked for any more.
     """
 
     step: Any  # a Step, a JoinedStep, or None until the first decompress
     unnamed: list[torch.Tensor]
     roll_call: RollCall | None = None
+    held: bool = True
     watch: Watch | None = None
     lost: bool = False
+    ready: float | None = None
+    helped: bool = False
+    failure: Exception | None = None
+    given_up: bool = False
     reader: Reader | None = None
     life: Any = None
     tickets: list[weakref.ref] = field(default_factory=list)
@@ -81,6 +94,8 @@ class Session:
     3. The first decompress of a step checks the reduced placeholder, refits the table if this is an
        update step, and sends what has not been sent.
     4. Each decompress waits for its own group.
+
+    Where the program keeps 3 waiting, a helper does it: see helper.py.
     """
 
     def __init__(self, compressor: GradientCompressor) -> None:
@@ -93,7 +108,9 @@ class Session:
         self._warn_of_sparse = WarnOnce(logger)
         self._warn_of_changes = WarnOfChanges()
         self._due = (-1, False)
+        self._tables = 0  # as tables_fitted counts, before the step that _due is of
         self._stale = False
+        self._lived_in: Any = None  # the life of Horovod in which the last step ended
 
     @property
     def _attempt(self) -> int:
@@ -113,6 +130,8 @@ class Session:
             )
         if tensor.layout != torch.strided or not tensor.is_floating_point():
             return tensor, None
+        if (batch := self._batch) is not None and batch.helped:
+            batch.given_up = True  # it had all its gradients
         with self._lock:
             if self.is_idle:
                 self.compressor.begin_step()
@@ -142,8 +161,8 @@ class Session:
                 )
             small = self._placeholder(slot, absent)
             if batch.roll_call is not None:
-                batch.roll_call.expect(self._binding.parameter(slot), small)
-                if (read := batch.roll_call.answer()) is not None:
+                batch.roll_call.expect(self._binding.parameter(slot), small, slot)
+                if not batch.held and (read := batch.roll_call.answer()) is not None:
                     batch.step.release(read.factor)
             return small, batch.ticket(slot)
 
@@ -151,7 +170,9 @@ class Session:
         """See GradientCompressor.decompress."""
         with self._lock:
             batch = ticket.batch
-            read, absent = self._reduction(output, ticket)
+            if batch.failure is not None:
+                raise batch.failure
+            read, absent = self._reduction(batch, output, ticket.slot)
             if batch.step is None or batch.step.factor is None:
                 self._begin(batch, read)
             step = batch.step
@@ -173,7 +194,8 @@ class Session:
         if batch.step.counts:
             if batch is self._batch and batch.step.attempt:
                 world, device = self._binding.world, batch.step.device
-                self._binding.given_up.settle(world, self._binding.name, device)
+                label = self._binding.name_at(batch.step.attempt)
+                self._binding.given_up.settle(world, label, device)
             self._refit(batch.step)
         batch.step.launch_all()
 
@@ -188,21 +210,87 @@ class Session:
             batch.step.abandon()  # nothing of it has been sent
         return JoinedStep(self._binding, gradients, name, self._attempt)
 
-    def _reduction(self, reduced: torch.Tensor, ticket: Ticket) -> tuple[Reduction, bool]:
-        """See Reader.read; where ranks disagree they tell each other in what."""
-        world, batch = self._binding.world, ticket.batch
+    def wants_watch(self) -> bool:
+        """See helper.Helped."""
+        batch = self._batch
+        if batch is None or batch.roll_call is None or batch.lost or batch.helped:
+            return False
+        if batch.step.factor is not None or batch.life is not self._binding.world.life:
+            return False
+        now = time.monotonic()
+        if batch.ready is None and batch.roll_call.are_back():
+            batch.ready = now
+        if batch.ready is None or now - batch.ready < PATIENCE:
+            return True
+        batch.helped = True
+        name = "hvd_adaptive.helper"
+        threading.Thread(target=self._help, args=(batch,), name=name, daemon=True).start()
+        return False
+
+    def _help(self, batch: _Batch) -> None:
+        """Do what decompress would: every gradient is there, on every rank."""
+
+        def is_over() -> bool:
+            return batch.given_up or batch.lost
+
+        with self._lock:
+            if batch is not self._batch or batch.lost or batch.step.factor is not None:
+                return
+            assert batch.roll_call is not None
+            try:
+                with finished_on(batch.step.device), torch.no_grad(), patient(is_over):
+                    read, _ = self._reduction(batch, *batch.roll_call.first)
+                    if read.active == 1 < self._binding.world.size:
+                        return  # nobody waits for it, or Horovod has ended and reduced nothing
+                    self._begin(batch, read)
+                    if batch.step.counts:
+                        batch.step.drain(is_over)
+            except Abandoned as left:
+                self._binding.given_up.leave(left.name, left.handle, batch.life)
+            except Exception as error:
+                batch.failure = error
+
+    def _reduction(self, batch: _Batch, reduced: torch.Tensor, slot: int) -> tuple[Reduction, bool]:
+        """See Reader.read; where ranks disagree they tell each other in what, unless it is the step
+        and some may take the first one's state."""
+        world = self._binding.world
         if batch.reader is None:
             batch.reader = Reader(world.size)
         try:
-            return batch.reader.read(reduced, ticket.slot)
+            return batch.reader.read(reduced, slot)
+        except StepsDiffer as error:
+            if error.read.active == world.size and self._meet_newcomers(batch):
+                batch.reader.any_step = True
+                return batch.reader.read(reduced, slot)
+            self._tell(reduced)
+            raise
         except RankMismatchError:
-            name = disagreement(reduced, world.size)
-            if name is None:
-                raise
+            self._tell(reduced)
+            raise
+
+    def _meet_newcomers(self, batch: _Batch) -> bool:
+        """Whether ranks are alike now: see newcomers.py."""
+        binding, compressor = self._binding, self.compressor
+        name = binding.name or f"hvd_adaptive.{compressor.fingerprint:08x}.unnamed"
+        survives = self._lived_in is not None and self._lived_in is not binding.world.life
+        if not take_first_state(binding.world, compressor, name, self._attempt, survives):
+            return False
+        self._due = (-1, False)
+        if batch.step is not None:
+            batch.step.number = compressor.step
+        return True
+
+    def _tell(self, reduced: torch.Tensor) -> None:
+        """RankMismatchError that says in what ranks disagree, if they can find out."""
+        world = self._binding.world
+        if told := self._binding.told():
+            self._stale = True  # they meet anew
+            raise RankMismatchError(told) from None
+        name = disagreement(reduced, world.size)
+        if name is not None:
             own = self._binding.description() | self._position()
-            told = compare(world, own, f"hvd_adaptive.disagreement.{name}", LATER_SECONDS)
-            if not told:
-                raise
+            told = compare(world, own, f"hvd_adaptive.disagreement.{name}", LATER_SECONDS) or ""
+        if told:
             raise RankMismatchError(told) from None
 
     def _position(self) -> Description:
@@ -211,7 +299,8 @@ class Session:
         due = "due" if self._update_due(step) else "not due"
         here = {"its number": str(step), "a fit of tables (update_steps)": due}
         return {
-            "the step": here | {"its attempt": str(self._attempt)},
+            "the step": here
+            | {"its attempt": str(self._attempt), "tables fitted so far": str(self._tables)},
             "the order of optimizers": {"those before this one": name.rpartition(".")[2]},
         }
 
@@ -225,6 +314,7 @@ class Session:
         if self._binding is not None:
             self.forget()
         self._binding, self._stale = Binding(self.compressor, self._binding), False
+        WATCH.add(self)
 
     def _batch_for(self, slot: int) -> _Batch:
         """The step in progress, or a new one where it was finished or already has this gradient."""
@@ -238,9 +328,9 @@ class Session:
         self._binding.prediction.restart()
         step = self._new_step(self._binding.layout)
         held = self._update_due(step.number) or not self._binding.exchange.settled
-        call = None if held else self._binding.roll_call()
-        watch = self._binding.watch()
-        self._batch = _Batch(step, [], call, watch, life=self._binding.world.life)
+        call, life = self._binding.roll_call(), self._binding.world.life
+        self._batch = _Batch(step, [], call, held, self._binding.watch(), life=life)
+        WATCH.wake()
         return self._batch
 
     def _new_step(self, layout: Layout) -> Step:
@@ -256,11 +346,14 @@ class Session:
         Payloads and placeholders of the next attempt at the step differ from this one's, so that
         ranks that gave up different things find out.
         """
-        self._due = (-1, False)
-        batch, self._batch = self._batch, None
-        if batch is not None and batch.step is not None:
-            self._binding.given_up.take(batch.step, batch.life)
-            self.compressor.meter.restart()
+        if (batch := self._batch) is not None:
+            batch.given_up = True  # a helper lets go of the lock
+        with self._lock:
+            self._due = (-1, False)
+            batch, self._batch = self._batch, None
+            if batch is not None and batch.step is not None:
+                self._binding.given_up.take(batch.step, batch.life)
+                self.compressor.meter.restart()
 
     def rebind(self) -> None:
         """Settings have changed: the next step is laid out anew."""
@@ -272,13 +365,14 @@ class Session:
         if self._due[0] != step:
             self._binding.prepare(step)
             self._due = (step, self.compressor.update_due(step))
+            self._tables = tables_fitted(self.compressor)
         return self._due[1]
 
     def _refit(self, step: Step) -> None:
         """Every gradient is there: refit the tables if this is an update step."""
-        self._binding.settle(step.layout, step.number, step.device)
+        self._binding.settle(step.layout, step.number, step.device, step.attempt)
         if self._update_due(step.number) or self.compressor.second_due(step.number):
-            sync = self._binding.sync()
+            sync = self._binding.sync(step.attempt)
             self.compressor.update(step.number, step.samples, sync, step.parts, step.is_finite())
 
     def _end(self, step: Any) -> None:
@@ -290,6 +384,7 @@ class Session:
                 "gradients as they are on each rank; make the optimizer before layers are frozen",
                 ", ".join(unfrozen),
             )
+        self._lived_in = self._binding.world.life
         if step.counts:
             self.compressor.step = step.number + 1
         self.compressor.meter.finish()
@@ -335,12 +430,14 @@ class Session:
 
     def _placeholder(self, slot: int, absent: bool = False) -> torch.Tensor:
         """Covers all that ranks must agree on before they wait for each other: the collectives'
-        names (settings, layout, instance), the attempt, and whether this is an update step."""
+        names (settings, layout, instance), the attempt, the tables, and whether this is an update
+        step."""
         step, binding = self.compressor.step, self._binding
         named = "" if binding.layout is None else binding.name
+        agreed = _crc(self.compressor.fingerprint, binding.described, named)
         due = self._update_due(step)
-        agreed = _crc(self.compressor.fingerprint, named, due, self._attempt)
-        return placeholder(binding.world.rank, slot, step, agreed, absent)
+        place = _crc(self._attempt, due, self._tables)
+        return placeholder(binding.world.rank, slot, step, agreed, absent, place)
 
 
 @functools.lru_cache(maxsize=16)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 
 # Buckets of a group on which the relative error is measured in each step.
 ERROR_BUCKETS = 2
+_PAUSE = 0.0005
 
 
 @dataclass(eq=False)
@@ -399,6 +401,14 @@ class Step:
         if not self._flying:
             raise RuntimeError("this gradient's step was given up: backward has run again since")
         self._advance(self._flying[0])
+
+    def drain(self, is_over: Callable[[], bool]) -> None:
+        """Every group comes back before its results are asked for, unless ``is_over`` meanwhile."""
+        while self._flying and not is_over():
+            if self.binding.world.hvd.poll(self._flying[0].handle):
+                self._advance_oldest()
+            else:
+                time.sleep(_PAUSE)
 
     def _advance(self, flight: _Flight) -> None:
         """Wait for a flight; submit what its group's exchange wants next or, where that was all,

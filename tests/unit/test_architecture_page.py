@@ -30,8 +30,7 @@ KNOWS = {
     **{helper: {"coding"} for helper in sorted(HELPERS)},
 }
 HOROVOD = {
-    "exchange/world.py", "exchange/level_sync.py", "elastic.py", "bench/worker.py",
-    "doctor/worker.py", "plan/worker.py",
+    "exchange/world.py", "elastic.py", "bench/worker.py", "doctor/worker.py", "plan/worker.py",
 }  # fmt: skip
 
 
@@ -99,4 +98,4 @@ def test_horovod_and_mpi_are_imported_where_the_page_says():
         if any(name.split(".")[0] in ("horovod", "mpi4py") for name in imports(path))
     }
     assert found <= HOROVOD
-    assert {"exchange/world.py", "exchange/level_sync.py"} <= found
+    assert {"exchange/world.py", "elastic.py"} <= found

@@ -1,9 +1,7 @@
-"""Tables travel over MPI only where every rank can use it."""
+"""Statistics go to the first rank, and its table comes back to all."""
 
 from __future__ import annotations
 
-import itertools
-import logging
 import sys
 
 import horovod.torch as hvd
@@ -16,30 +14,21 @@ from hvd_adaptive import ALQ
 from hvd_adaptive.exchange.level_sync import LevelSync
 from hvd_adaptive.exchange.world import World
 
-NAMES = itertools.count()
+
+def test_every_rank_gets_what_the_first_makes_of_all():
+    sync = LevelSync(World(), "check.sync")
+    own = np.array([hvd.rank(), 2.0**-40 * hvd.rank(), -1.0])
+    table = sync(own, lambda rows: np.concatenate(rows))
+    wanted = [number for rank in range(hvd.size()) for number in (rank, 2.0**-40 * rank, -1.0)]
+    assert table.tolist() == wanted
 
 
-def sync_of(monkeypatch, without: int | None) -> LevelSync:
-    """Level sync of all ranks, one of which has no mpi4py."""
-    if hvd.rank() == without:
-        monkeypatch.setitem(sys.modules, "mpi4py", None)
-    return LevelSync(World(), f"check.sync.{next(NAMES)}")
+def test_a_fit_that_fails_is_told_on_every_rank():
+    def fail(rows):
+        raise ZeroDivisionError
 
-
-@pytest.mark.parametrize("without", [None, 0, 1], ids=["all", "not_0", "not_1"])
-def test_one_transport(without, monkeypatch, caplog):
-    with caplog.at_level(logging.WARNING, "hvd_adaptive"):
-        sync = sync_of(monkeypatch, without)
-    over_mpi = without is None and hvd.mpi_enabled()
-    assert (sync._comm is not None) is over_mpi
-    if hvd.mpi_enabled() and without is not None:
-        own = "mpi4py cannot be imported"
-        told = own if hvd.rank() == without else f"ranks [{without}] cannot use mpi4py"
-        assert told in caplog.text
-    else:
-        assert not caplog.records
-    table = sync(np.full(3, float(hvd.rank())), lambda rows: np.sum(rows, axis=0))
-    assert table.tolist() == [hvd.size() * (hvd.size() - 1) / 2] * 3
+    with pytest.raises(RuntimeError, match="the first rank could not fit"):
+        LevelSync(World(), "check.sync.fails")(np.zeros(3), fail)
 
 
 def test_training_where_one_rank_has_no_mpi4py(monkeypatch):

@@ -1,0 +1,85 @@
+"""Ranks that came later take the first rank's state.
+
+Elastic Horovod starts workers in the middle of training. Their compressors are new, at step 0, and
+those of workers that lived through a crash may be a step apart. Horovod shares the model's state
+and, if it is told of the compressor, the compressor's; else ranks find here that they differ in
+the step alone.
+
+A rank takes the first rank's state if its own is at step 0, or if it is of an earlier life of
+Horovod. So it does if it has another table at the same step, where an attempt at the step was given
+up while tables were fitted. Any other difference is an error of the program: a rank that took a
+step more, or loaded another checkpoint. Residuals are each rank's own: newcomers have none, the
+others keep theirs.
+"""
+
+from __future__ import annotations
+
+import io
+import logging
+from typing import TYPE_CHECKING
+
+import torch
+
+from hvd_adaptive.elastic import with_own, without_own
+
+if TYPE_CHECKING:
+    from hvd_adaptive.compressor import GradientCompressor
+    from hvd_adaptive.exchange.world import World
+
+logger = logging.getLogger("hvd_adaptive")
+
+
+def take_first_state(
+    world: World, compressor: GradientCompressor, name: str, attempt: int, survives: bool
+) -> bool:
+    """Make ranks alike that differ in the step alone; False, on all of them, where they must not
+    be. A collective, over ranks none of which has sent anything of the step.
+
+    name: begins the names of its collectives.  attempt: at the step.
+    survives: the state is of an earlier life of Horovod.
+    """
+    step = compressor.step
+    numbers = [step, tables_fitted(compressor), attempt, int(step == 0 or survives)]
+    own = torch.tensor(numbers, device="cpu")
+    rows = world.gather_equal(own, f"{name}.newcomers").tolist()
+    others = [rank for rank, row in enumerate(rows) if row[:2] != rows[0][:2]]
+    steps = [row[0] for row in rows]
+    torn = [attempt > 0 and step == steps[0] for step, _, attempt, _ in rows]
+    may_take = [bool(row[3]) or of_fit for row, of_fit in zip(rows, torn, strict=True)]
+    same_attempt = len({row[2] for row in rows}) == 1
+    if not (others and same_attempt and all(may_take[rank] for rank in others)):
+        return False
+    state = _first_state(world, compressor, f"{name}.newcomers.state")
+    takes = world.rank in others
+    logger.log(
+        logging.WARNING if takes else logging.INFO,
+        "ranks %s were at steps %s, and go on from the first rank's step %d with its level tables; "
+        "residuals of newcomers start from zero",
+        [world.process_set.ranks[rank] for rank in others],
+        sorted({steps[rank] for rank in others}),
+        steps[0],
+    )
+    if takes:
+        residuals = compressor.residuals
+        compressor.take_state(with_own(state, compressor.state_dict()))
+        compressor.residuals = residuals
+    return True
+
+
+def tables_fitted(compressor: GradientCompressor) -> int:
+    """How often, in all: of all parts, and of the averages of each."""
+    codecs = list(compressor.parts.values())
+    seconds = [codec._second.codec for codec in codecs if codec._second is not None]
+    return sum(codec.table_version for codec in {id(c): c for c in [*codecs, *seconds]}.values())
+
+
+def _first_state(world: World, compressor: GradientCompressor, name: str) -> dict:
+    """The first rank's, without what each rank has of its own."""
+    data = torch.empty(0, dtype=torch.uint8, device="cpu")
+    if world.rank == 0:
+        file = io.BytesIO()
+        torch.save(without_own(compressor.state_dict()), file)
+        data = torch.frombuffer(bytearray(file.getvalue()), dtype=torch.uint8)
+    handle = world.hvd.allgather_async(data, name=name, process_set=world.process_set)
+    data = world.wait(handle, name)
+    return torch.load(io.BytesIO(bytes(data.numpy())), weights_only=True)

@@ -1,0 +1,94 @@
+"""An elastic training in which only the line of the compression is this package's (run by
+tests/parallel/test_elastic_plain.py).
+
+python elastic_plain.py FOLDER ENDING
+
+FOLDER/hosts is what the discovery script prints; each worker writes FOLDER/<host>.log, a line of
+JSON a step, with the error of its averages: Horovod averages the same gradients in float64. A host
+is added after step GROW. ENDING "killed": the worker on the second host kills itself LATER steps
+after that, in the middle of its backward pass, and a step is not committed anywhere.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import signal
+import sys
+import time
+import zlib
+from pathlib import Path
+
+import horovod.torch as hvd
+import torch
+from conftest import batches, flat_parameters, make_model
+
+from hvd_adaptive import ALQ
+
+GROW, LATER, LAST, COMMIT = 6, 5, 6, 2
+SECOND, ADDED = "127.0.0.1", "127.1"
+
+
+def main(folder: Path, ending: str) -> None:
+    """One model; the compressor is no part of the state."""
+    hvd.init()
+    torch.set_num_threads(1)
+    host = os.environ["HOROVOD_HOSTNAME"]
+    model = make_model()
+    compressor = ALQ(bits=8, norm="linf", bucket_size=512, update_steps=[0, 4, GROW + 3])
+    optimizer = hvd.DistributedOptimizer(
+        torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9),
+        named_parameters=model.named_parameters(),
+        compression=compressor,
+    )
+    state = hvd.elastic.TorchState(model=model, optimizer=optimizer, batch=0, grown=-1)
+    batch = batches(hvd.rank(), zlib.crc32(host.encode()) % 100)
+
+    @hvd.elastic.run
+    def train(state):
+        while state.grown < 0 or state.batch < state.grown + LATER + LAST:
+            dies = ending == "killed" and host == SECOND and state.grown >= 0
+            if dies and state.batch == state.grown + LATER:
+                model[2].weight.register_hook(lambda _: os.kill(os.getpid(), signal.SIGKILL))
+            error = step()
+            state.batch += 1
+            note(state, error)
+            if state.batch == GROW and hvd.rank() == 0:
+                with (folder / "hosts").open("a") as hosts:
+                    hosts.write(f"{ADDED}:1\n")
+            if hvd.size() == 3 and state.grown < 0:
+                state.grown = state.batch
+            if state.batch >= GROW and state.grown < 0:
+                time.sleep(0.1)  # until the newcomer is there
+            if state.batch % COMMIT == 0:
+                state.commit()
+
+    def step() -> float:
+        """Of the average, relative to it."""
+        x, y = batch()
+        optimizer.zero_grad()
+        torch.nn.functional.cross_entropy(model(x), y).backward()
+        own = torch.cat([p.grad.double().view(-1) for p in model.parameters()])
+        optimizer.synchronize()
+        averages = torch.cat([p.grad.double().view(-1) for p in model.parameters()])
+        exact = hvd.allreduce(own, name="exact")
+        with optimizer.skip_synchronize():
+            optimizer.step()
+        return float((averages - exact).norm() / exact.norm())
+
+    def note(state, error: float) -> None:
+        digest = hashlib.sha256(flat_parameters(model).numpy().tobytes()).hexdigest()
+        entry = {
+            "batch": state.batch, "size": hvd.size(), "rank": hvd.rank(), "error": error,
+            "step": compressor.step, "version": compressor.table_version,
+            "table": compressor.table_fingerprint, "hash": digest,
+        }  # fmt: skip
+        with (folder / f"{host}.log").open("a") as log:
+            log.write(json.dumps(entry) + "\n")
+
+    train(state)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), sys.argv[2])
