@@ -1,4 +1,4 @@
-"""Level sync: statistics to the first rank, the fitted table to all."""
+"""Level sync: statistics to the first rank, the fitted table to all, over MPI if it is there."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
+
+from hvd_adaptive.exchange.mpi_messages import mpi_messages
 
 if TYPE_CHECKING:
     from hvd_adaptive.exchange.world import World
@@ -20,11 +22,10 @@ Fit = Callable[[Sequence[np.ndarray]], np.ndarray]
 class LevelSync:
     """Gathers float64 vectors of equal length, lets the first rank fit, broadcasts the result.
 
-    By collectives of the gradients' library, which Horovod pairs by name: ranks may fit the tables
-    of two optimizers in different orders. (An MPI communicator of its own would pair them by order,
-    and would have to be freed by all its ranks together.)
+    Over MPI if all ranks can use mpi4py; else by collectives of the gradients' library. Both pair
+    messages by name: ranks may fit the tables of two optimizers in different orders.
 
-    name: begins the names of its collectives.
+    name: begins the names of its messages and collectives.
     """
 
     def __init__(self, world: World, name: str) -> None:
@@ -35,19 +36,22 @@ class LevelSync:
         world = self.world
         if world.size == 1:
             return fit([own])
+        messages = mpi_messages(world, f"{self.name}.mpi")
+        if messages is not None:
+            vectors = messages.gather(own, f"{self.name}.statistics")
+            fitted = None if vectors is None else _attempt(fit, vectors)
+            return _checked(messages.broadcast(fitted, f"{self.name}.table"))
         rows = world.gather_equal(torch.from_numpy(own)[None], f"{self.name}.statistics")
-        result = _attempt(fit, rows[:, 0].numpy() if world.rank == 0 else None)
+        result = np.empty(0) if world.rank else _attempt(fit, list(rows[:, 0].numpy()))
         size = world.broadcast(np.array([result.size]), f"{self.name}.table_size")
         result = result if world.rank == 0 else np.empty(size[0])
         return _checked(world.broadcast(result, f"{self.name}.table"))
 
 
-def _attempt(fit: Fit, rows: np.ndarray | None) -> np.ndarray:
-    """The first rank's fit; a single NaN where it failed, so that no rank waits for ever."""
-    if rows is None:
-        return np.empty(0)
+def _attempt(fit: Fit, vectors: Sequence[np.ndarray]) -> np.ndarray:
+    """The first rank's fit; a single NaN if it failed, so that no rank waits for ever."""
     try:
-        return fit(list(rows))
+        return fit(vectors)
     except Exception:
         logger.exception("the fit of the level table failed")
         return np.array([np.nan])

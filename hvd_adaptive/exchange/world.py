@@ -37,6 +37,15 @@ def patient(is_over: Callable[[], bool]) -> Iterator[None]:
         _waiting.is_over = None
 
 
+def wait_until(is_done: Callable[[], bool], name: str) -> None:
+    """Wait for what Horovod does not know of; see ``patient``."""
+    is_over = getattr(_waiting, "is_over", None)
+    while not is_done():
+        if is_over is not None and is_over():
+            raise Abandoned(name, None)
+        time.sleep(_PAUSE)
+
+
 def horovod() -> Any:
     """The module ``horovod.torch``; a clear error where it is missing or not initialised."""
     try:

@@ -246,7 +246,8 @@ class Session:
                     if batch.step.counts:
                         batch.step.drain(is_over)
             except Abandoned as left:
-                self._binding.given_up.leave(left.name, left.handle, batch.life)
+                if left.handle is not None:
+                    self._binding.given_up.leave(left.name, left.handle, batch.life)
             except Exception as error:
                 batch.failure = error
 

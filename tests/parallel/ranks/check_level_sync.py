@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import sys
+import threading
 
 import horovod.torch as hvd
 import numpy as np
@@ -12,6 +14,7 @@ from conftest import assert_same_everywhere, flat_parameters, make_model, train
 
 from hvd_adaptive import ALQ
 from hvd_adaptive.exchange.level_sync import LevelSync
+from hvd_adaptive.exchange.mpi_messages import mpi_messages
 from hvd_adaptive.exchange.world import World
 
 
@@ -29,6 +32,48 @@ def test_a_fit_that_fails_is_told_on_every_rank():
 
     with pytest.raises(RuntimeError, match="the first rank could not fit"):
         LevelSync(World(), "check.sync.fails")(np.zeros(3), fail)
+
+
+def test_messages_travel_over_mpi_if_horovod_does():
+    assert (mpi_messages(World(), "check.sync.mpi") is not None) is bool(hvd.mpi_enabled())
+
+
+@pytest.mark.parametrize("without", [0, 1])
+def test_no_rank_uses_mpi_if_one_cannot(without, monkeypatch, caplog):
+    monkeypatch.setattr("hvd_adaptive.exchange.mpi_messages._COMMUNICATORS._warned", False)
+    if hvd.rank() == without:
+        monkeypatch.setitem(sys.modules, "mpi4py", None)
+    with caplog.at_level(logging.WARNING, "hvd_adaptive"):
+        for number in range(2):
+            sync = LevelSync(World(), f"check.sync.without{without}.{number}")
+            table = sync(np.full(3, float(hvd.rank())), lambda rows: np.sum(rows, axis=0))
+            assert table.tolist() == [hvd.size() * (hvd.size() - 1) / 2] * 3
+    if hvd.mpi_enabled():
+        own = "mpi4py cannot be imported"
+        expected = own if hvd.rank() == without else f"ranks [{without}] cannot use mpi4py"
+        assert [expected in record.getMessage() for record in caplog.records] == [True]
+
+
+def test_ranks_may_sync_in_different_orders():
+    """Each in a thread of its own, as steps that wait for each other are."""
+    tables: dict[int, np.ndarray] = {}
+
+    def sync(number: int) -> None:
+        own = np.arange(number, 200_000.0) + hvd.rank()
+        fit = lambda rows: np.sum(rows, axis=0)[: 1000 + number]  # noqa: E731
+        tables[number] = LevelSync(World(), f"check.sync.orders{number}")(own, fit)
+
+    numbers = list(range(6))
+    order = numbers if hvd.rank() % 2 else numbers[::-1]
+    threads = [threading.Thread(target=sync, args=(number,), daemon=True) for number in order]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    ranks = hvd.size() * (hvd.size() - 1) / 2
+    for number in numbers:
+        wanted = hvd.size() * np.arange(number, number + 1000.0 + number) + ranks
+        assert np.array_equal(tables[number], wanted)
 
 
 def test_training_where_one_rank_has_no_mpi4py(monkeypatch):
