@@ -20,7 +20,7 @@ from hvd_adaptive.exchange.level_sync import LevelSync
 from hvd_adaptive.exchange.nodes import nodes_of
 from hvd_adaptive.exchange.world import World, horovod
 from hvd_adaptive.fusion.agreement import Description, Meeting, checksum, describe
-from hvd_adaptive.fusion.changed import Watch, gradient_dtype, is_laid_out
+from hvd_adaptive.fusion.changed import Watch, gradient_dtype, is_laid_out, is_unscaled
 from hvd_adaptive.fusion.given_up import GivenUp
 from hvd_adaptive.fusion.layout import Group, Layout, Member, build_layout, parts_among
 from hvd_adaptive.fusion.monitored import Monitored
@@ -221,8 +221,11 @@ class Binding:
 
     def watch(self) -> Watch | None:
         """For one step's gradients; None where no optimizer was found."""
-        optimizer = self.owner is not None and self.owner.optimizer is not None
-        return Watch(self.layout.members) if optimizer else None
+        optimizer = None if self.owner is None else self._optimizer()
+        if optimizer is None:
+            return None
+        scaler = self.settings.grad_scaler
+        return Watch(self.layout.members, lambda: is_unscaled(optimizer, scaler))
 
     def parameter(self, slot: int) -> torch.nn.Parameter:
         """The parameter in ``slot`` of the layout."""

@@ -7,8 +7,10 @@ After ``model.double()`` between two steps groups are laid out anew. A gradient 
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
-from typing import NamedTuple
+import sys
+from collections.abc import Callable, Sequence
+from types import FrameType
+from typing import Any, NamedTuple
 
 import torch
 
@@ -16,6 +18,29 @@ from hvd_adaptive.fusion.layout import Layout, Member
 from hvd_adaptive.once import WarnOnce
 
 logger = logging.getLogger("hvd_adaptive")
+
+# Frames from ``decompress`` up to ``GradScaler.step``, with room for wrappers of ``step``.
+FRAMES = 24
+
+
+def is_unscaled(optimizer: Any, scaler: Any = None) -> bool:
+    """Whether AMP's GradScaler, ``scaler`` or else the one among the callers, has unscaled the
+    optimizer's gradients since its last update. ``Tensor._version`` does not show that."""
+    if scaler is None:
+        scaler = _calling_scaler()
+    state = getattr(scaler, "_per_optimizer_states", {}).get(id(optimizer), {})
+    return getattr(state.get("stage"), "name", "") == "UNSCALED"
+
+
+def _calling_scaler() -> Any:
+    frame: FrameType | None = sys._getframe(2)
+    for _ in range(FRAMES):
+        if frame is None:
+            return None
+        if frame.f_code.co_filename.endswith("grad_scaler.py"):
+            return frame.f_locals.get("self")
+        frame = frame.f_back
+    return None
 
 
 def gradient_dtype(parameter: torch.Tensor) -> torch.dtype:
@@ -52,10 +77,15 @@ class Watch:
 
     A change in place is told from ``Tensor._version``, which autograd counts. Changes by way of
     ``.data`` are not counted, and go unnoticed.
+
+    unscaled: whether AMP has unscaled the gradients by now.
     """
 
-    def __init__(self, members: Sequence[Member]) -> None:
-        self._members = members
+    def __init__(
+        self, members: Sequence[Member], unscaled: Callable[[], bool] = lambda: False
+    ) -> None:
+        self._members, self._unscaled = members, unscaled
+        self._was_unscaled = unscaled()
         self._seen: dict[int, _Seen] = {}
         self._latest: dict[int, int] = {}  # version of what lies in a storage
 
@@ -71,12 +101,13 @@ class Watch:
     def changed(self) -> list[str]:
         """Names of parameters whose gradients are others by now. ValueError where one has another
         dtype or shape, so that it cannot be sent."""
-        names = []
+        names, too_late = [], self._unscaled() and not self._was_unscaled
         for slot, seen in sorted(self._seen.items()):
             gradient, member = seen.gradient, self._members[slot]
             check_gradient(gradient, member)
             if (
-                seen.parameter.grad is not gradient
+                too_late
+                or seen.parameter.grad is not gradient
                 or gradient.data_ptr() != seen.pointer
                 or gradient._version > self._latest[seen.storage]
             ):

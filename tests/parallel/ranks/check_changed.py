@@ -125,12 +125,6 @@ def clip_values(model, optimizer):
     torch.nn.utils.clip_grad_value_(model.parameters(), 1e-4)
 
 
-def unscale(model, optimizer):
-    scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
-    scaler.scale(torch.ones(()))
-    scaler.unscale_(optimizer)
-
-
 def foreach(model, optimizer):
     torch._foreach_mul_([p.grad for p in model.parameters()], 0.5)
 
@@ -149,7 +143,7 @@ def set_data(model, optimizer):
     model[2].weight.grad.data = model[2].weight.grad * 0.5
 
 
-TOO_LATE = [clip, clip_values, unscale, foreach, replace, one_by_hand, set_data]
+TOO_LATE = [clip, clip_values, foreach, replace, one_by_hand, set_data]
 
 
 @pytest.mark.parametrize("update_steps", [[], [0, 1]], ids=["early", "late"])
@@ -166,8 +160,36 @@ def test_a_change_that_is_too_late_is_told_once(change, update_steps, caplog):
         optimizer.step()
     (told,) = warnings(caplog)
     several = change not in (one_by_hand, set_data)
-    first = "0.weight and 5 more" if several else "2.weight"
+    first = "0.bias and 5 more" if several else "2.weight"
     assert told.startswith(f"{first}: the gradient was changed") and "skip_synchronize" in told
+
+
+@pytest.mark.parametrize("by_hand", [True, False], ids=["unscale_", "step"])
+def test_unscaling_that_is_too_late_is_told(by_hand, caplog):
+    """``scaler.step`` unscales what has not been unscaled; versions of tensors do not show it."""
+    model = make_model()
+    optimizer = distributed(model, QSGD(seed=next(SEEDS)))
+    scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+    x, y = batches(hvd.rank())()
+    for _ in range(2):
+        optimizer.zero_grad()
+        scaler.scale(LOSS(model(x), y)).backward()
+        if by_hand:
+            scaler.unscale_(optimizer)
+        scaler.step(optimizer)
+        scaler.update()
+    (told,) = warnings(caplog)
+    assert told.startswith("0.bias and 5 more: the gradient was changed")
+
+
+def test_a_scaler_that_is_off_changes_nothing(caplog):
+    model = make_model()
+    optimizer = distributed(model, QSGD(seed=next(SEEDS)))
+    scaler = torch.amp.GradScaler("cpu", enabled=False)
+    x, y = batches(hvd.rank())()
+    scaler.scale(LOSS(model(x), y)).backward()
+    scaler.step(optimizer)
+    assert not warnings(caplog)
 
 
 class Views(torch.nn.Module):
@@ -211,10 +233,20 @@ def amp(model, optimizer):
     scaler.update()
 
 
+def amp_twice(model, optimizer):
+    """Without skip_synchronize(): averages travel once more, and Horovod warns of that."""
+    optimizer.synchronize()
+    scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+    scaler.scale(torch.ones(()))
+    scaler.unscale_(optimizer)
+    scaler.step(optimizer)
+
+
 def plainly(model, optimizer):
     optimizer.step()
 
 
+RIGHT = [plainly, after_synchronize, amp, amp_twice]
 CASES = {
     "linear": (lambda: torch.nn.Linear(40, 40), {}, 1),
     "groups": (lambda: torch.nn.Sequential(*[torch.nn.Linear(40, 40)] * 3), {"num_groups": 2}, 1),
@@ -228,7 +260,9 @@ CASES = {
 
 
 @pytest.mark.parametrize("to_none", [True, False], ids=["none", "zeros"])
-@pytest.mark.parametrize("step", [plainly, after_synchronize, amp], ids=lambda f: f.__name__)
+@pytest.mark.parametrize(
+    "step", [plainly, after_synchronize, amp, amp_twice], ids=lambda f: f.__name__
+)
 @pytest.mark.parametrize("case", CASES)
 def test_nothing_is_told_of_what_is_right(case, step, to_none, caplog):
     make, keywords, passes = CASES[case]
@@ -244,7 +278,7 @@ def test_nothing_is_told_of_what_is_right(case, step, to_none, caplog):
             x = torch.randn(8, 40, generator=torch.Generator().manual_seed(9 * number + more))
             model(x + hvd.rank()).square().sum().backward()
         step(model, optimizer)
-    assert compressor.step == 3 and not warnings(caplog)
+    assert compressor.step == (6 if step is amp_twice else 3) and not warnings(caplog)
 
 
 def test_one_rank_alone_changes_its_dtype():
@@ -264,6 +298,6 @@ def test_a_dtype_that_changes_too_late_is_an_error():
     optimizer = distributed(model, QSGD(seed=next(SEEDS)))
     backward(model, batches(hvd.rank())())
     model.double()
-    with pytest.raises(ValueError, match=r"0\.weight: its gradient is float64 \(300, 100\) where"):
+    with pytest.raises(ValueError, match=r"0\.bias: its gradient is float64 \(300,\) where"):
         optimizer.step()
     hvd.barrier()
