@@ -10,6 +10,7 @@ import torch
 
 from hvd_adaptive.fusion.layout import Member, build_layout
 from hvd_adaptive.fusion.step import Step
+from hvd_adaptive.instances import Instance
 from hvd_adaptive.settings import Settings
 
 
@@ -19,7 +20,7 @@ class FakeBinding:
     def __init__(self, bucket_size: int, rank: int = 0) -> None:
         self.settings = Settings(bucket_size=bucket_size)
         self.world = SimpleNamespace(rank=rank)
-        self.compressor = SimpleNamespace(check_device=lambda device: None)
+        self.compressor = SimpleNamespace(check_device=lambda device: None, instance=Instance())
         self.buffers: dict[torch.dtype, torch.Tensor] = {}
 
     def buffer(self, use, coordinates, dtype, device):
