@@ -172,6 +172,8 @@ class Session:
             batch = ticket.batch
             if batch.failure is not None:
                 raise batch.failure
+            if batch.helped:
+                self._look_for_changes(batch)
             read, absent = self._reduction(batch, output, ticket.slot)
             if batch.step is None or batch.step.factor is None:
                 self._begin(batch, read)
@@ -183,9 +185,7 @@ class Session:
 
     def _begin(self, batch: _Batch, read: Reduction) -> None:
         """Every gradient is there: send them."""
-        watch, batch.watch = batch.watch, None
-        if watch is not None:
-            self._warn_of_changes(watch)
+        self._look_for_changes(batch)
         if read.active < self._binding.world.size:
             batch.step = self._joined_step(batch)
         elif batch.step is None:
@@ -198,6 +198,12 @@ class Session:
                 self._binding.given_up.settle(world, label, device)
             self._refit(batch.step)
         batch.step.launch_all()
+
+    def _look_for_changes(self, batch: _Batch) -> None:
+        """Once, whether gradients are what they were."""
+        watch, batch.watch = batch.watch, None
+        if watch is not None:
+            self._warn_of_changes(watch)
 
     def _joined_step(self, batch: _Batch) -> JoinedStep:
         """The same gradients, where some ranks have called hvd.join(): see fusion/joined.py."""
@@ -237,14 +243,20 @@ class Session:
             if batch is not self._batch or batch.lost or batch.step.factor is not None:
                 return
             assert batch.roll_call is not None
+            watch = batch.watch
             try:
                 with finished_on(batch.step.device), torch.no_grad(), patient(is_over):
                     read, _ = self._reduction(batch, *batch.roll_call.first)
                     if read.active == 1 < self._binding.world.size:
                         return  # nobody waits for it, or Horovod has ended and reduced nothing
                     self._begin(batch, read)
-                    if batch.step.counts:
-                        batch.step.drain(is_over)
+                    if not batch.step.counts:
+                        return
+                    batch.step.drain(is_over)
+                if watch is not None:  # averages have taken the gradients' place
+                    for slot, gradient in batch.step.arrived.items():
+                        watch.look(slot, self._binding.parameter(slot), gradient)
+                    batch.watch = watch
             except Abandoned as left:
                 if left.handle is not None:
                     self._binding.given_up.leave(left.name, left.handle, batch.life)

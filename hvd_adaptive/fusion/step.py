@@ -91,6 +91,7 @@ class Step:
         self._finite = Finite()
         self._streams = Streams()
         self._failures = Failures()
+        self._failed: dict[int, int] | None = None
         self._gradients: list[torch.Tensor] = []  # those that results take the place of
         self._pending = 0
 
@@ -162,11 +163,17 @@ class Step:
 
     def _check_everywhere(self) -> None:
         """PayloadError, on every rank, if a rank could not read what it received."""
-        failed = self._failures.everywhere(self.binding.world, self._attempted("corrupt"))
-        if failed:
+        if failed := self._failed_everywhere():
             for gradient in self._gradients:
                 gradient.detach().fill_(float("nan"))
             raise step_failed(self.number, failed, self.layout.labels) from self._failures.first
+
+    def _failed_everywhere(self) -> dict[int, int]:
+        """Groups that could not be read, by rank; once all have come back."""
+        if self._failed is None:
+            name = self._attempted("corrupt")
+            self._failed = self._failures.everywhere(self.binding.world, name)
+        return self._failed
 
     def _as(self, gradient: torch.Tensor, slot: int, result: torch.Tensor) -> torch.Tensor:
         """``result`` with the gradient's strides, which optimizers may compare with the weights',
@@ -403,12 +410,14 @@ class Step:
         self._advance(self._flying[0])
 
     def drain(self, is_over: Callable[[], bool]) -> None:
-        """Every group comes back before its results are asked for, unless ``is_over`` meanwhile."""
+        """Do all that ``result`` will wait for, unless ``is_over`` meanwhile."""
         while self._flying and not is_over():
             if self.binding.world.hvd.poll(self._flying[0].handle):
                 self._advance_oldest()
             else:
                 time.sleep(_PAUSE)
+        if not self._flying:
+            self._failed_everywhere()
 
     def _advance(self, flight: _Flight) -> None:
         """Wait for a flight; submit what its group's exchange wants next or, where that was all,
