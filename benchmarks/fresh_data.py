@@ -3,16 +3,16 @@
     python benchmarks/fresh_data.py [--laws normal,lenet] [--sizes 128,512] [--counts 20,500]
         [--bits 3,8] [--fits R] [--solver gradient_descent] [--normalized] [--all]
 
-Tables are fitted to 20 to 500 buckets of a law, as in an update step of one rank. NumPy then computes
-their exact relative error on ample fresh buckets of the same law,
+Tables are fitted to 20 to 500 buckets of a law, as in an update step of one rank. NumPy then
+computes their exact relative error on ample fresh buckets of the same law,
 
     sum over buckets of ||v||^2 sum_i (u_i - r_i)(r_i - l_i)  /  sum over buckets of ||v||_2^2,
 
 where l_i and u_i are the levels around r_i = |v_i|/||v|| (ALQ paper, Eqs 1, 2, 27, 28); with
---normalized, ||v||^2 is one and the denominator the sum of ||v||_2^2/||v||^2. A row is ALQ's error, the mean over R fits to
-independent samples, over the least mean of the others: QSGD, NUQSGD and, where the table is
-symmetric, AMQ. All meet the same samples and the same fresh data. The standard error is a jackknife
-over 16 blocks of the fresh data.
+--normalized each bucket is divided by its norm first. A row is ALQ's error, the mean over R fits to
+independent samples, over the least mean of the others: QSGD, NUQSGD and, if the table is symmetric,
+AMQ. All meet the same samples and the same fresh data. The standard error is a jackknife over 16
+blocks of the fresh data.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from tqdm import tqdm
 
 from hvd_adaptive import ALQ, AMQ, NUQSGD, QSGD
 
-SIZES, COUNTS, BITS = (128, 512, 2048, 8192), (20, 80, 500), (2, 3, 4, 5, 6, 7, 8)
+SIZES, COUNTS, BITS = (128, 512, 8192), (20, 80, 500), (2, 3, 4, 5, 6, 7, 8)
 COORDINATES, LEAST_BUCKETS = 1 << 21, 600
 MARGIN = 1.03
 
