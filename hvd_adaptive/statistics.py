@@ -15,7 +15,7 @@ import torch
 from hvd_adaptive import kernels
 from hvd_adaptive.device import Later, stacked
 from hvd_adaptive.kernels.reference import BINS
-from hvd_adaptive.levels import Distribution, Histogram, Mixture
+from hvd_adaptive.levels import Distribution, Histogram, Mixture, with_tail
 
 # Components of a pooled normal mixture at most: 20 samples from each of 100 ranks.
 MOST_COMPONENTS = 2048
@@ -68,21 +68,29 @@ class HistogramStatistic:
     """
 
     def collect(self, buckets: Sequence[torch.Tensor], norms: Sequence[float]) -> np.ndarray:
-        """float64 (2, bins + 2), flattened: weighted and plain counts; bins, zeros, ones."""
-        total = np.zeros((2, BINS + 2))
+        """float64 (3, bins + 3), flattened: sums of weights, of ones, of squared weights, over the
+        coordinates of each bin, zeros, ones, and over the buckets."""
+        total = np.zeros((3, BINS + 3))
         for norm, counts in zip(norms, histograms(buckets, norms), strict=True):
-            total += np.array([[float(norm) ** 2], [1.0]]) * counts
+            weights = [float(norm) ** 2, 1.0, float(norm) ** 4]
+            total += np.outer(weights, np.append(counts, 1))
         return total.reshape(-1)
 
     def pool(self, collected: Sequence[np.ndarray], normalized: bool) -> Distribution:
-        """A histogram with atoms at zero and one."""
-        total = np.sum(collected, axis=0).reshape(2, BINS + 2)
-        counts = total[1 if normalized else 0]
-        return Histogram.from_counts(counts[:BINS], counts[BINS], counts[BINS + 1])
+        """A histogram with atoms at zero and one, and a tail for what no sample shows."""
+        weighted, plain, squared = self._sums(collected)
+        if normalized:
+            weighted = squared = plain
+        buckets = weighted[-1] ** 2 / squared[-1]
+        return with_tail(weighted[:-1], squared[:-1], buckets)
 
     def of_coordinates(self, collected: Sequence[np.ndarray]) -> Distribution:
-        """See Statistic.of_coordinates."""
-        return self.pool(collected, normalized=True)
+        """See Statistic.of_coordinates; as it was counted."""
+        counts = self._sums(collected)[1]
+        return Histogram.from_counts(counts[:BINS], counts[BINS], counts[BINS + 1])
+
+    def _sums(self, collected: Sequence[np.ndarray]) -> np.ndarray:
+        return np.sum(collected, axis=0).reshape(3, BINS + 3)
 
 
 class NormalStatistic:

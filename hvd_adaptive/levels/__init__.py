@@ -28,6 +28,7 @@ from hvd_adaptive.levels.probabilities import (
     symbol_probabilities,
 )
 from hvd_adaptive.levels.starts import STARTS
+from hvd_adaptive.levels.tail import with_tail
 from hvd_adaptive.levels.truncated_normal import Folded, TruncatedNormal
 
 __all__ = [
@@ -65,4 +66,5 @@ __all__ = [
     "symbol_probabilities",
     "tabulated",
     "uniform_magnitudes",
+    "with_tail",
 ]

@@ -1,0 +1,113 @@
+"""The law behind a sample: what keeps fits from levels that only the sample wants.
+
+A histogram of n coordinates has no mass above its largest one, and single coordinates far apart
+below it. The best table for such a law puts levels on these coordinates and leaves gaps between
+them and 1. A fresh coordinate falls into a gap from a to c with a probability of about 1/n, and
+then adds (c - r)(r - a): at 8 bits more than all others together. Two things repair this.
+
+The tail: the excesses log(r/t) of common laws over a high threshold t are about exponential
+(Pickands 1975, Hill 1975), exactly so for Pareto tails and with a large exponent for normal laws.
+As no r is above 1 the tail is a Pareto law truncated there (Aban, Meerschaert, Panorska 2006),
+
+    P(r > x | r > t) = ((x/t)^-a - t^a) / (1 - t^a),  t <= x <= 1.
+
+The prior: buckets come in kinds, as the layers of a model, and n buckets do not show all kinds. By
+the rule of succession the next one is new with a probability of about 1/n. All that is known of it
+is its sum of r^2. This sum is spread evenly over log r above t, a density of r^-3: its cube root,
+1/r, is the density of the best table's levels (``starts.cube_root``), which is AMQ's geometric
+table. So gaps stay bounded relative to their levels, and more so the fewer the buckets.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import ArrayLike
+from scipy.optimize import brentq
+
+from hvd_adaptive.levels.distributions import Array
+from hvd_adaptive.levels.histogram import LOG_BINS, LOG_EDGES, Histogram
+
+# Coordinates that the exponent is estimated from: its standard error is a / sqrt(TAIL).
+TAIL = 40
+# How many buckets the prior stands for. Where levels are few it costs its share of the variance,
+# where they are many the cube root makes much of little.
+PRIOR = 0.1
+# It begins no higher, so that it has room.
+_HIGHEST = 0.5
+# Exponents times log(1/t): the first is a uniform law of log r, to four digits.
+_LEAST, _MOST = 1e-4, 1e12
+# Of a bin: less would round to nothing.
+_LEAST_SHARE = 2.0**-20
+_MEAN_SQUARES = (LOG_EDGES[:-1] ** 2 + LOG_EDGES[:-1] * LOG_EDGES[1:] + LOG_EDGES[1:] ** 2) / 3
+
+
+def with_tail(counts: ArrayLike, squares: ArrayLike, buckets: float) -> Histogram:
+    """The law of weighted coordinates: their histogram with another tail, and some of the prior.
+
+    counts: (LOG_BINS + 2,), sums of weights on ``LOG_EDGES``, then those of zeros and of ones;
+    squares: sums of squared weights, likewise. buckets: how many they come from. As weights differ,
+    coordinates and buckets are counted by Kish's effective number, (sum w)^2 / sum w^2.
+
+    The ``TAIL`` largest coordinates below 1 become the truncated Pareto law of their mass and their
+    mean of log r (maximum likelihood). All others and the atoms stay, so the law tends to the
+    histogram as samples grow.
+    """
+    counts, squares = np.asarray(counts, float), np.asarray(squares, float)
+    masses = counts[:LOG_BINS].copy()
+    largest, start = _largest(masses, squares[:LOG_BINS])
+    if largest.any():
+        energy = masses @ _MEAN_SQUARES + counts[-1]
+        survival = _survival(start, _exponent(largest, start))
+        masses += largest.sum() * -np.diff(survival) - largest
+        masses += PRIOR / (buckets + 1) * energy * _prior(start)
+    return Histogram(LOG_EDGES, np.maximum(masses, 0.0), *counts[LOG_BINS:])
+
+
+def _prior(start: float) -> Array:
+    """Masses of a density of r^-3 from ``start`` to 1 whose r^2 sum to one."""
+    edges = np.maximum(LOG_EDGES, min(start, _HIGHEST))
+    masses = -np.diff(edges**-2.0)
+    return masses / (masses @ _MEAN_SQUARES)
+
+
+def _largest(masses: Array, squares: Array) -> tuple[Array, float]:
+    """Of each bin the mass that belongs to the largest coordinates, and where these begin."""
+    sums, sums_of_squares = np.cumsum(masses[::-1]), np.cumsum(squares[::-1])
+    enough = np.flatnonzero((sums_of_squares > 0) & (sums**2 >= TAIL * sums_of_squares))
+    # Bin 0 begins at zero, from where no coordinate is a finite number of times larger.
+    last = max(LOG_BINS - 1 - enough[0] if enough.size else 0, 1)
+    mass, square = masses[last], squares[last]
+    share = 1.0
+    if enough.size and mass > 0:
+        # (before + share mass)^2 = TAIL (squares before + share square), solved for the share.
+        before = sums[LOG_BINS - 1 - last] - mass
+        half = before / mass - TAIL * square / mass**2 / 2
+        rest = (TAIL * (sums_of_squares[LOG_BINS - 1 - last] - square) - before**2) / mass**2
+        share = np.clip(np.sqrt(half**2 + max(rest, 0.0)) - half, _LEAST_SHARE, 1.0)
+    largest = np.where(np.arange(LOG_BINS) > last, masses, 0.0)
+    largest[last] = share * mass
+    used = int(np.flatnonzero(largest)[0]) if largest.any() else last
+    upper, width = LOG_EDGES[used + 1], LOG_EDGES[used + 1] - LOG_EDGES[used]
+    return largest, float(upper - (share if used == last else 1.0) * width)
+
+
+def _exponent(largest: Array, start: float) -> float:
+    """The most likely exponent: the law's mean of log(r/start) is that of ``largest``.
+
+    With u = a log(1/start) that mean is log(1/start) (1/u - 1/(e^u - 1)), which falls from a half
+    of log(1/start) at u = 0.
+    """
+    middles = (np.maximum(LOG_EDGES[:-1], start) + np.maximum(LOG_EDGES[1:], start)) / 2
+    reach = -np.log(start)
+    wanted = largest @ np.log(middles / start) / largest.sum() / reach
+
+    def lack(u: float) -> float:
+        return 1 / u + np.exp(-u) / np.expm1(-u) - wanted
+
+    return (brentq(lack, _LEAST, _MOST) if lack(_LEAST) > 0 else _LEAST) / reach
+
+
+def _survival(start: float, exponent: float) -> Array:
+    """P(r > x | r > start) at ``LOG_EDGES``."""
+    above, at_one = (np.maximum(LOG_EDGES, start) / start) ** -exponent, start**exponent
+    return (above - at_one) / (1 - at_one)
