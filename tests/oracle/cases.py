@@ -40,6 +40,9 @@ def tables(draw: st.DrawFn) -> Compressor:
         keywords["multiplier"] = draw(st.sampled_from([0.5, 0.6, 0.8]))
     if name in ("ALQ", "AMQ"):
         keywords["normalized"] = draw(FLAGS)
+        keywords["statistics"] = draw(st.sampled_from(["histogram", "histogram", "normal"]))
+    if name == "ALQ":
+        keywords["solver"] = draw(st.sampled_from(["coordinate_descent", "gradient_descent"]))
     keywords["coding"] = draw(coding(symmetric))
     return name, keywords
 

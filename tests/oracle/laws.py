@@ -245,7 +245,9 @@ def of_projection(q: Quantiser, v: np.ndarray) -> Law:
         variance[own], reach[own], block[own] = bucket.variance, bucket.length, number
     energy = np.array([bucket.length**2 for bucket in found])
     quadratic = along_all(found, places)
-    return Law(mean, variance, 3 * variance**2, mean - reach, mean + reach, block, energy, quadratic)
+    return Law(
+        mean, variance, 3 * variance**2, mean - reach, mean + reach, block, energy, quadratic
+    )
 
 
 LAWS = {

@@ -5,7 +5,7 @@ step and over all steps it compares
 
 - every coordinate with the values that it can have at all;
 - the summed squared error with its exact mean, from above and (without second stage) from below;
-- the error along random directions and along the average itself with 0: the result is unbiased.
+- the error's sum, as it is, towards zero, and with random signs, with 0: the result is unbiased.
 
 Sums are compared by Bernstein's inequality. All comparisons of a case together fail by chance
 with a probability of at most 5.7e-7, five sigma of a normal deviate.
@@ -24,7 +24,6 @@ from oracle.bounds import FIVE_SIGMA, deviation
 # Comparisons of sums in a case, at most.
 COMPARISONS = 4096
 CHANCE = FIVE_SIGMA / COMPARISONS
-DIRECTIONS = 2
 
 
 @dataclass
@@ -71,8 +70,11 @@ class Judge:
         law = expected.law
         self._values(step, result, expected, regions)
         rng = np.random.default_rng([self.seed, step])
-        directions = [rng.choice([-1.0, 1.0], result.size) for _ in range(DIRECTIONS)]
-        directions.append(np.where(law.mean < 0, -1.0, 1.0))
+        directions = (
+            np.ones(result.size),
+            np.where(law.mean < 0, -1.0, 1.0),
+            rng.choice([-1.0, 1.0], result.size),
+        )
         for name, where in regions.items():
             where = where[np.isfinite(law.mean[where])]
             if not where.size:
@@ -113,9 +115,7 @@ class Judge:
                     f"allowed {law.low[i]:.9g} to {law.high[i]:.9g}, and {slack[i]:.3g} more"
                 )
 
-    def _energy(
-        self, told: str, result: np.ndarray, expected: Expected, where: np.ndarray
-    ) -> None:
+    def _energy(self, told: str, result: np.ndarray, expected: Expected, where: np.ndarray) -> None:
         law = expected.law
         seen = math.sqrt(float(((result[where] - law.mean[where]) ** 2).sum()))
         rounding = float(np.linalg.norm(expected.rounding[where]))
@@ -179,9 +179,13 @@ def _energy_of(law, where: np.ndarray) -> tuple[float, float, float]:
     return mean, mean * largest, largest
 
 
-def regions_of(pieces: Mapping[str, list[slice]], count: int) -> Iterator[tuple[str, np.ndarray]]:
-    """Indices of each tensor's pieces in a group, and of the whole group."""
-    yield "the whole group", np.arange(count)
-    if len(pieces) > 1:
-        for name, slices in pieces.items():
-            yield name, np.concatenate([np.arange(s.start, s.stop) for s in slices])
+def regions_of(pieces: Mapping[str, list[slice]]) -> Iterator[tuple[str, np.ndarray]]:
+    """Indices of each tensor's pieces in a group, and of all of them."""
+    own = {
+        name: np.concatenate([np.arange(s.start, s.stop) for s in slices])
+        for name, slices in pieces.items()
+    }
+    if len(own) > 1:
+        yield from own.items()
+    if own:
+        yield "all tensors of the group", np.concatenate(list(own.values()))

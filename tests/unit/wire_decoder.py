@@ -391,9 +391,7 @@ def bucket_body(head: dict, body: bytes, count: int, known: Known) -> np.ndarray
     return levels[np.arange(count) // head["bucket_size"], codes].astype(np.float64)
 
 
-def levels_of_buckets(
-    head: dict, body: bytes, count: int, known: Known
-) -> tuple[np.ndarray, int]:
+def levels_of_buckets(head: dict, body: bytes, count: int, known: Known) -> tuple[np.ndarray, int]:
     """Levels, a row for each bucket (float32), and where they end."""
     alphabet, buckets = head["alphabet"], -(-count // head["bucket_size"])
     many = {"bingrad": known.numbers, "orq": alphabet, "linear_quantile": alphabet}

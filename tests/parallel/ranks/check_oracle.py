@@ -12,8 +12,9 @@ import horovod.torch as hvd
 import pytest
 from conftest import ALL
 from hypothesis import HealthCheck, Phase, given, seed, settings
-from hypothesis import strategies as st
-from oracle_steps import Case, cases, judge_case, wrong_in
+from oracle_steps import Case, judge_case, wrong_in
+
+from oracle import drawn  # isort: skip
 
 # Ten parts of thirty cases; `make ranks` takes ten times as many, other ones under each launcher.
 PARTS, CASES = 10, 30
@@ -44,13 +45,9 @@ OTHERS = {
 }
 WAYS = {
     "allgather": {"exchange": "allgather"},
-    "scatter_reduce": {"exchange": "scatter_reduce"},
-    "scatter_reduce-8": {"exchange": "scatter_reduce", "second_stage_bits": 8},
-    "scatter_reduce-32": {"exchange": "scatter_reduce", "second_stage_bits": 32},
-    **{
-        f"hierarchical-{n}": {"exchange": "hierarchical", "ranks_per_node": n, "second_stage_bits": 8}
-        for n in (1, 2, 3)
-    },
+    "scatter_reduce": {"exchange": "scatter_reduce", "second_stage_bits": 8},
+    "hierarchical": {"exchange": "hierarchical", "ranks_per_node": 1, "second_stage_bits": 8},
+    "nodes of two": {"exchange": "hierarchical", "ranks_per_node": 2, "second_stage_bits": 8},
 }
 OPTIONS = {
     "plain": {},
@@ -61,12 +58,15 @@ OPTIONS = {
     "tensors": {"scope": "tensor"},
     "tensors with bits": {"scope": "tensor", "parameter_bits": {"*.1": 2}},
     "feedback": {"error_feedback": 0.3},
+    "feedback, groups": {"error_feedback": 1.0, "fusion_bytes": 2000},
     "tail": {"tail": "full"},
     "tail, small": {"tail": "full", "min_numel": 100, "fusion_bytes": 2000},
     "groups": {"fusion_bytes": 2000},
     "groups one at a time": {"fusion_bytes": 2000, "in_flight_bytes": 20_000},
     "clip": {"clip": 1.5},
     "large buckets": {"bucket_size": 8192},
+    "averages as they are": {"second_stage_bits": 32},
+    "averages as by default": {"second_stage_bits": None},
 }
 MODELS = {
     "layers without biases": [(128, 128)] * 24,
@@ -85,24 +85,22 @@ IN_MODELS = {
 }
 
 
-def nodes_fit(keywords: dict) -> bool:
-    return hvd.size() % (keywords.get("ranks_per_node") or 1) == 0
-
-
 def judged(name: str, keywords: dict, **of_case) -> None:
     """The case of a scheme's name up to its dash; skipped if nodes do not divide the ranks."""
-    if not nodes_fit(keywords):
-        pytest.skip(f"{keywords['ranks_per_node']} ranks a node do not divide {hvd.size()}")
-    judge_case(Case(name.partition("-")[0], keywords, **of_case))
+    per_node = keywords.get("ranks_per_node") or 1
+    if hvd.size() % per_node:
+        pytest.skip(f"{per_node} ranks a node do not divide {hvd.size()}")
+    judge_case(Case(name.partition("-")[0], keywords, hvd.size(), **of_case))
 
 
 @pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("coding", ["fixed", "huffman", "elias"])
 @pytest.mark.parametrize("name", TABLES)
-def test_tables_codings_and_exchanges(name, coding, way):
-    if coding == "elias" and name in ("ALQ", "AMQ"):
-        pytest.skip("Elias codes need a level zero")
-    judged(name, SMALL | TABLES[name] | WAYS[way] | {"coding": coding}, shapes=SHAPES)
+def test_tables_and_exchanges(name, way):
+    """Every coding with each of them, in turn."""
+    at = list(TABLES).index(name) + list(WAYS).index(way)
+    codings = ["fixed", "huffman", "elias"][: 2 if name in ("ALQ", "AMQ") else 3]
+    coding = {"coding": codings[at % len(codings)]}
+    judged(name, SMALL | TABLES[name] | WAYS[way] | coding, shapes=SHAPES)
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -114,78 +112,30 @@ def test_other_schemes_and_exchanges(name, way):
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("option", OPTIONS)
-@pytest.mark.parametrize("name", ["ALQ", "QSGD-linf-8"])
-def test_options_and_exchanges(name, option, way):
+def test_options_and_exchanges(option, way):
+    at = list(OPTIONS).index(option) + list(WAYS).index(way)
+    name = ["QSGD-linf-8", "ALQ"][at % 2]
     keywords = SMALL | TABLES[name] | WAYS[way] | OPTIONS[option]
-    if "error_feedback" in keywords and way.startswith("hierarchical"):
+    if option.startswith("feedback") and way.startswith("hierarchical"):
         pytest.skip("not allowed")
+    if "scope" in keywords and name.startswith("QSGD"):
+        keywords["coding"] = "huffman"  # or no tensor has a table of its own
     judged(name, keywords, shapes=SHAPES, steps=4)
 
 
 @pytest.mark.parametrize("fastest", ["float32", "bfloat16", "allgather", "scatter_reduce"])
 @pytest.mark.parametrize("name", ["ALQ", "QSGD-linf-8", "ECDQ", "SparseSGD"])
 def test_what_auto_chooses(name, fastest):
-    keywords = SMALL | (TABLES | OTHERS)[name] | {"exchange": "auto", "second_stage_bits": 8}
-    if name == "SparseSGD":
-        del keywords["update_steps"]
-    judged(name, keywords, shapes=SHAPES, fastest=fastest)
+    shared = {"bucket_size": 64, "min_numel": 0, "exchange": "auto", "second_stage_bits": 8}
+    judged(name, shared | (TABLES | OTHERS)[name], shapes=SHAPES, fastest=fastest)
 
 
-@pytest.mark.parametrize("way", ["allgather", "scatter_reduce-8", *list(WAYS)[-3:]])
+@pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("option", IN_MODELS)
 @pytest.mark.parametrize("model", MODELS)
 def test_models(model, option, way):
     keywords = {"bits": 8, "norm": "linf", "bucket_size": 1024} | WAYS[way] | IN_MODELS[option]
     judged("QSGD", keywords, shapes=MODELS[model], law="normal", steps=3)
-
-
-@st.composite
-def training(draw: st.DrawFn) -> Case:
-    """A case from all settings."""
-    scheme, keywords = draw(cases.compressors())
-    fastest, way = "", draw(st.sampled_from(["allgather", "scatter_reduce", "hierarchical", "auto"]))
-    keywords["exchange"] = way
-    several = [n for n in (1, 2, 3) if hvd.size() % n == 0]
-    if way == "auto":
-        nodes = ["hierarchical"] if 2 in several[1:] and hvd.size() > 2 else []
-        fastest = draw(st.sampled_from(["float32", "bfloat16", "allgather", "scatter_reduce", *nodes]))
-        keywords["ranks_per_node"] = 2 if fastest == "hierarchical" else None
-    if way == "hierarchical":
-        keywords["ranks_per_node"] = draw(st.sampled_from([None, *several]))
-    if way != "allgather":
-        # The default is measured with the codec, which takes a moment.
-        bits = draw(st.sampled_from([2, 3, 4, 6, 8, 8, 32, 32, None]))
-        certain = keywords["bucket_size"] == 1 or keywords.get("density") == 1.0
-        keywords["second_stage_bits"] = 8 if bits is None and certain else bits
-    if way in ("allgather", "scatter_reduce") and draw(st.booleans()):
-        keywords["error_feedback"] = draw(st.sampled_from([0.05, 0.5, 1.0]))
-    keywords |= {
-        "seed": draw(st.integers(0, 1000)),
-        "min_numel": draw(st.sampled_from([0, 1, 100, 1024])),
-        "fusion_bytes": draw(st.sampled_from([400, 4000, 20_000, 2**24])),
-        "warmup_steps": draw(st.sampled_from([0, 0, 0, 1])),
-        "scope": draw(st.sampled_from(["network", "network", "tensor"])),
-        "checksum": draw(st.booleans()),
-    }
-    if draw(st.integers(0, 2)) == 0:
-        whole = [None, 2, 5, 8] if scheme in ("ALQ", "AMQ", "NUQSGD") else [None]
-        keywords["parameter_bits"] = {"*.1": draw(st.sampled_from(whole))}
-    if "coding" in keywords or scheme == "ECDQ":
-        keywords["update_steps"] = draw(st.sampled_from([(), (0,), (0, 1, 2), (1,)]))
-        keywords["samples"] = draw(st.sampled_from([2, 20]))
-    sizes = st.sampled_from([(1,), (7,), (64,), (300,), (20, 50), (1500,), (50, 51)])
-    return Case(
-        scheme,
-        keywords,
-        shapes=draw(st.lists(sizes, min_size=1, max_size=6)),
-        dtypes=draw(st.lists(st.sampled_from(cases.DTYPES), min_size=1, max_size=2)),
-        steps=draw(st.integers(1, 4)),
-        law=draw(st.sampled_from(cases.LAWS)),
-        seed=draw(st.integers(0, 2**31)),
-        alike=draw(st.booleans()),
-        summed=draw(st.booleans()),
-        fastest=fastest,
-    )
 
 
 @pytest.mark.parametrize("part", range(PARTS))
@@ -203,7 +153,7 @@ def test_cases_drawn_from_all_settings(part):
         max_examples=CASES * TIMES, deadline=None, database=None, phases=[Phase.generate],
         suppress_health_check=list(HealthCheck),
     )  # fmt: skip
-    @given(training())
+    @given(drawn.training([hvd.size()]))
     def draw(case: Case) -> None:
         hvd.broadcast_object(case, 0, name="oracle.case")
         judge_case(case)
