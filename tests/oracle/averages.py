@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+
 from oracle.bounds import deviation
 from oracle.laws import SMALLEST, Law, Quantiser, buckets, fixed
 

@@ -100,7 +100,7 @@ LAWS = ("normal", "laplace", "cubes", "student", "layers", "sparse", "constant")
 
 
 def vector(law: str, count: int, seed: int | list[int]) -> np.ndarray:
-    """Coordinates of a law (float64); "layers" has stretches of sizes that differ a thousandfold."""
+    """Coordinates of a law (float64); the stretches of "layers" differ a thousandfold in size."""
     rng = np.random.default_rng(seed)
     v = rng.standard_normal(count)
     if law == "laplace":

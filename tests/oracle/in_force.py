@@ -11,10 +11,11 @@ from typing import Any
 
 import numpy as np
 import torch
+
 from oracle.laws import Quantiser
 
 sys.path.append(str(Path(__file__).parents[1] / "unit"))
-import wire_decoder as wire  # noqa: E402
+import wire_decoder as wire
 
 TABLES = wire.SHARED_TABLE
 NUMBERS = {"biased": 2, "partially_biased": 1}

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
+
 from oracle.projected import along_all, projections
 
 SMALLEST = 2.0**-126  # a float32 below is not normal: such norms and steps count as zero
@@ -236,7 +237,9 @@ def of_projection(q: Quantiser, v: np.ndarray) -> Law:
     """QCS; a bucket with a coordinate that is not finite becomes NaN."""
     places = buckets(v.size, q.bucket_size)
     finite = [np.isfinite(v[own]).all() for own in places]
-    parts = [v[own] if good else np.zeros(v[own].size) for own, good in zip(places, finite)]
+    parts = [
+        v[own] if good else np.zeros(v[own].size) for own, good in zip(places, finite, strict=True)
+    ]
     found = projections(parts, q.bucket_size, q.measurements, q.quantizer_range, q.estimator)
     mean, variance, reach = np.empty(v.size), np.empty(v.size), np.empty(v.size)
     block = np.empty(v.size, int)

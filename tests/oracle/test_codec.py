@@ -8,14 +8,14 @@ import pytest
 import torch
 from hypothesis import given, seed, settings
 from hypothesis import strategies as st
+
+import hvd_adaptive
 from oracle import cases
 from oracle.averages import Expected
 from oracle.in_force import known_of, quantiser_of, wire
 from oracle.laws import law_of
 from oracle.rounding import of_quantised
 from oracle.verdict import Judge
-
-import hvd_adaptive
 
 DRAWS = 12
 

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
+from hvd_adaptive import NUQSGD, ORQ, QSGD, BinGrad, LinearQuantile, TernGrad
 from oracle import cases
 from oracle.in_force import own_levels
 from oracle.laws import buckets, clipped
-
-from hvd_adaptive import NUQSGD, ORQ, QSGD, BinGrad, LinearQuantile, TernGrad
 
 SIZE = 100
 vectors = st.builds(

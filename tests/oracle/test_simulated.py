@@ -6,11 +6,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from hypothesis import given, seed, settings
-from oracle.drawn import training
-from oracle.training import Case, Trial
 
 import hvd_adaptive
 from hvd_adaptive.simulate.ranks import Ranks
+from oracle.drawn import training
+from oracle.training import Case, Trial
 
 SIZES = [1, 2, 3, 4, 6]
 WAYS = ["allgather", "scatter_reduce", "hierarchical"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+
 from oracle import cases
 from oracle.averages import Expected, exact, mean_of, node_means, second_stage
 from oracle.bounds import FIVE_SIGMA, deviation

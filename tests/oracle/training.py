@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import torch
+
 from oracle.averages import Expected, exact, mean_of, node_means, second_stage
 from oracle.cases import vector
 from oracle.in_force import quantiser_of

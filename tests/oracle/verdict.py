@@ -18,6 +18,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
+
 from oracle.averages import Expected
 from oracle.bounds import FIVE_SIGMA, deviation
 
@@ -164,8 +165,8 @@ class Judge:
         self.compared += 2
         if abs(along.value) > along.limit():
             self.wrong.append(
-                f"{told}: the error sums up to {along.value:.6g}; at most {along.limit():.6g}, with "
-                f"a deviation of {math.sqrt(along.variance + along.added):.3g}"
+                f"{told}: the error sums up to {along.value:.6g}; at most {along.limit():.6g}, "
+                f"with a deviation of {math.sqrt(along.variance + along.added):.3g}"
             )
 
 

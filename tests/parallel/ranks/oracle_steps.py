@@ -16,7 +16,7 @@ import hvd_adaptive
 from hvd_adaptive.exchange import auto
 
 sys.path.append(str(Path(__file__).resolve().parents[2]))
-from oracle.training import Case, Residuals, Trial  # noqa: E402
+from oracle.training import Case, Residuals, Trial
 
 
 class Training:
