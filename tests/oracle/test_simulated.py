@@ -55,7 +55,7 @@ def can_be_simulated(case: Case) -> Case:
 @pytest.mark.parametrize("part", range(5))
 def test_averages_are_within_the_error_that_exact_variances_allow(part):
     @seed(part)
-    @settings(max_examples=40)
+    @settings(max_examples=30)
     @given(training(SIZES, WAYS).map(can_be_simulated))
     def check(case):
         assert wrong_in(case) == []

@@ -69,12 +69,12 @@ OPTIONS = {
     "averages as by default": {"second_stage_bits": None},
 }
 MODELS = {
-    "layers without biases": [(128, 128)] * 24,
-    "layers with biases": [(128, 128), (128,)] * 12,
-    "mlp": [(256, 784), (256,), (256, 256), (256,), (10, 256), (10,)],
+    "layers without biases": [(64, 64)] * 24,
+    "layers with biases": [(64, 64), (64,)] * 12,
 }
+MLP = [(256, 784), (256,), (256, 256), (256,), (10, 256), (10,)]
 # Groups that are gathered, from five layers each: a layer of a quarter of a group travels alone.
-FUSION = {"fusion_bytes": 5 * 4 * 128 * 128 + 4096}
+FUSION = {"fusion_bytes": 5 * 4 * 64 * 64 + 4096}
 IN_MODELS = {
     "defaults": {},
     "several groups": FUSION,
@@ -134,8 +134,14 @@ def test_what_auto_chooses(name, fastest):
 @pytest.mark.parametrize("option", IN_MODELS)
 @pytest.mark.parametrize("model", MODELS)
 def test_models(model, option, way):
-    keywords = {"bits": 8, "norm": "linf", "bucket_size": 1024} | WAYS[way] | IN_MODELS[option]
-    judged("QSGD", keywords, shapes=MODELS[model], law="normal", steps=3)
+    keywords = {"bits": 8, "norm": "linf", "bucket_size": 512} | WAYS[way] | IN_MODELS[option]
+    judged("QSGD", keywords, shapes=MODELS[model], law="normal")
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_an_mlp_whose_last_layer_is_in_a_partial_bucket(way):
+    """Defaults, and an adaptive table."""
+    judged("ALQ", {"bits": 6} | WAYS[way], shapes=MLP, law="student")
 
 
 @pytest.mark.parametrize("part", range(PARTS))
