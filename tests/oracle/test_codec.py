@@ -46,19 +46,25 @@ def judged(codec, flat: torch.Tensor, seed: int) -> list[str]:
 
 
 @st.composite
-def vectors(draw: st.DrawFn) -> tuple[str, int, int, str, bool]:
-    """Law, length, seed, dtype, and whether a coordinate is not finite."""
+def vectors(draw: st.DrawFn) -> tuple[str, int, int, str, bool, float]:
+    """Law, length, seed, dtype, whether a coordinate is not finite, and size."""
     return (
         draw(st.sampled_from(cases.LAWS)),
         draw(st.one_of(st.integers(1, 300), st.integers(300, 3000))),
         draw(st.integers(0, 2**31)),
         draw(st.sampled_from(cases.DTYPES)),
         draw(st.integers(0, 4)) == 0,
+        draw(st.sampled_from([1.0, 1.0, 1e-30, 1e-9, 1e20])),
     )
 
 
-def tensor(law: str, count: int, seed: int, dtype: str, broken: bool) -> torch.Tensor:
+def tensor(
+    law: str, count: int, seed: int, dtype: str, broken: bool, size: float
+) -> torch.Tensor:
+    """float16 has room for sizes around 1 alone."""
     flat = torch.from_numpy(cases.vector(law, count, seed))
+    if dtype != "float16":
+        flat *= size
     if broken:
         flat[seed % count] = torch.inf if seed % 2 else torch.nan
     return flat.to(getattr(torch, dtype))

@@ -91,7 +91,8 @@ class Case:
     def _is_missing(self, step: int, rank: int, slot: int) -> bool:
         if step != 1 or slot != len(self.shapes) - 1 or not slot:
             return False
-        return self.missing == "all" or (self.missing == "one" and rank == 0)
+        one = self.missing == "one" and rank == 0 and self.ranks > 1
+        return one or self.missing == "all"
 
 
 class Trial:
