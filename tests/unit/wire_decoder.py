@@ -54,16 +54,22 @@ class Known:
 
 def decode(payload: bytes, known: Known) -> tuple[dict, np.ndarray]:
     """The header's fields and the vector, in float64 (so that no dtype is lost)."""
+    head, body, tail = sections(payload)
+    count = head["coordinates"] - head["full"]
+    full = full_precision(tail, head["dtype"])
+    return head, np.concatenate([BODIES[head["scheme"]](head, body, count, known), full])
+
+
+def sections(payload: bytes) -> tuple[dict, bytes, bytes]:
+    """The header's fields, the body, and the coordinates in full precision."""
     head = dict(zip(NAMES, HEADER.unpack(payload[:96]), strict=True))
     assert head["magic"] == b"HVDA" and head["format"] == 1 and head["reserved"] == 0
     assert head["length"] == len(payload) and head["full"] <= head["coordinates"]
     head["scheme"] = head["scheme"].rstrip(b"\0").decode("ascii")
-    item, count = ITEMS[head["dtype"]], head["coordinates"] - head["full"]
-    section = -(-head["full"] * item // 8) * 8
-    body, tail = payload[96 : len(payload) - section], payload[len(payload) - section :]
-    full = full_precision(tail[: head["full"] * item], head["dtype"])
-    assert not any(tail[head["full"] * item :])
-    return head, np.concatenate([BODIES[head["scheme"]](head, body, count, known), full])
+    used = head["full"] * ITEMS[head["dtype"]]
+    begin = len(payload) - -(-used // 8) * 8
+    assert not any(payload[begin + used :])
+    return head, payload[96:begin], payload[begin : begin + used]
 
 
 def full_precision(data: bytes, dtype: int) -> np.ndarray:
@@ -380,6 +386,13 @@ def elias_segment(bits: list[int], count: int, alphabet: int) -> np.ndarray:
 
 
 def bucket_body(head: dict, body: bytes, count: int, known: Known) -> np.ndarray:
+    levels, at = levels_of_buckets(head, body, count, known)
+    codes = unpack(body[at : at + 4 * words_of(count, head["alphabet"])], count, head["alphabet"])
+    return levels[np.arange(count) // head["bucket_size"], codes].astype(np.float64)
+
+
+def levels_of_buckets(head: dict, body: bytes, count: int, known: Known) -> tuple[np.ndarray, int]:
+    """Levels, a row for each bucket (float32), and where they end."""
     alphabet, buckets = head["alphabet"], -(-count // head["bucket_size"])
     many = {"bingrad": known.numbers, "orq": alphabet, "linear_quantile": alphabet}
     numbers = (NUMBERS_A_BUCKET | many)[head["scheme"]]
@@ -394,8 +407,7 @@ def bucket_body(head: dict, body: bytes, count: int, known: Known) -> np.ndarray
         levels = np.frombuffer(body[:at], "<f4").reshape(buckets, numbers)
     if numbers == 1:
         levels = np.concatenate([-levels, levels], axis=1)
-    codes = unpack(body[at : at + 4 * words_of(count, alphabet)], count, alphabet)
-    return levels[np.arange(count) // head["bucket_size"], codes].astype(np.float64)
+    return levels, at
 
 
 def natural_body(head: dict, body: bytes, count: int, known: Known) -> np.ndarray:

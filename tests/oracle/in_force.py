@@ -1,0 +1,64 @@
+"""What is in force in a compressor, read from its public attributes, as an oracle's Quantiser.
+
+Any object with these attributes will do; nothing of the package is imported.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from oracle.laws import Quantiser
+
+sys.path.append(str(Path(__file__).parents[1] / "unit"))
+import wire_decoder as wire
+
+TABLES = wire.SHARED_TABLE
+NUMBERS = {"biased": 2, "partially_biased": 1}
+
+
+def quantiser_of(codec: Any, values: np.ndarray) -> Quantiser:
+    """The codec's quantiser, for a vector of these ``values`` (float64).
+
+    Levels that each bucket has of its own are those of a payload that it makes of the vector.
+    """
+    found: dict[str, Any] = {
+        name: getattr(codec, name)
+        for name in (
+            "norm", "variant", "iterate", "density", "delta", "measurements", "quantizer_range",
+            "estimator",
+        )
+        if hasattr(codec, name)
+    }  # fmt: skip
+    settings = codec.settings
+    if codec.name in TABLES:
+        found["levels"] = np.asarray(codec.levels, np.float64)
+    if codec.name in ("orq", "linear_quantile", "bingrad"):
+        found["of_bucket"] = own_levels(codec, values)
+    return Quantiser(codec.name, settings.bucket_size, settings.clip, **found)
+
+
+def known_of(codec: Any) -> wire.Known:
+    """What a receiver knows without the payload."""
+    names = ("measurements", "quantizer_range", "estimator", "density", "level_dtype")
+    found = {name: getattr(codec, name) for name in names if hasattr(codec, name)}
+    if codec.name in TABLES:
+        found["levels"] = np.asarray(codec.levels, np.float64)
+        found["probabilities"] = codec.table.probabilities
+    if codec.name == "bingrad":
+        found["numbers"] = NUMBERS[codec.variant]
+    if codec.name == "ecdq":
+        found["probabilities"] = codec.code.probabilities
+    return wire.Known(**found)
+
+
+def own_levels(codec: Any, values: np.ndarray) -> np.ndarray:
+    """The levels of each bucket, by the payload of ``values``."""
+    payload = codec.encode(torch.from_numpy(values.astype(np.float32)), seed=0)
+    head, body, _ = wire.sections(payload.numpy().tobytes())
+    count = head["coordinates"] - head["full"]
+    return wire.levels_of_buckets(head, body, count, known_of(codec))[0].astype(np.float64)

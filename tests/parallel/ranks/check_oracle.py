@@ -1,0 +1,168 @@
+"""Every scheme, exchange, coding and option against the exact average (tests/oracle).
+
+A case is wrong if a coordinate is impossible, or if an error is larger than its exact variance
+allows, at five sigma, on any rank; or if ranks differ in a bit.
+"""
+
+from __future__ import annotations
+
+import os
+
+import horovod.torch as hvd
+import pytest
+from conftest import ALL
+from hypothesis import HealthCheck, Phase, given, seed, settings
+from oracle_steps import Case, judge_case, wrong_in
+
+from oracle import drawn  # isort: skip
+
+# Ten parts of thirty cases; `make ranks` takes ten times as many, other ones under each launcher.
+PARTS, CASES = 10, 30
+TIMES = 10 if ALL in os.environ else 1
+
+SMALL = {"bucket_size": 64, "min_numel": 0, "update_steps": [0, 1]}
+SHAPES = [(300,), (40, 30), (7,), (900,)]
+TABLES = {
+    "ALQ": {"bits": 3},
+    "ALQ-linf-8": {"bits": 8, "norm": "linf", "symmetric": False},
+    "AMQ": {"bits": 4},
+    "QSGD": {"bits": 4},
+    "QSGD-linf-8": {"bits": 8, "norm": "linf"},
+    "NUQSGD": {"bits": 4},
+    "TernGrad": {},
+}
+OTHERS = {
+    "ORQ": {"levels": 5},
+    "LinearQuantile": {"levels": 10},
+    "BinGrad": {},
+    "BinGrad-biased": {"variant": "biased"},
+    "SignSGD": {},
+    "OneBitSGD": {"error_feedback": None},
+    "NaturalCompression": {},
+    "SparseSGD": {"density": 0.2},
+    "ECDQ": {"bits": 3.0, "update_steps": [0, 1]},
+    "QCS": {"measurements": 48, "quantizer_range": 3},
+}
+WAYS = {
+    "allgather": {"exchange": "allgather"},
+    "scatter_reduce": {"exchange": "scatter_reduce", "second_stage_bits": 8},
+    "hierarchical": {"exchange": "hierarchical", "ranks_per_node": 1, "second_stage_bits": 8},
+    "nodes of two": {"exchange": "hierarchical", "ranks_per_node": 2, "second_stage_bits": 8},
+}
+OPTIONS = {
+    "plain": {},
+    "warm-up": {"warmup_steps": 1},
+    "warm-up-biases": {"warmup_steps": 3, "min_numel": 1000},
+    "small tensors as they are": {"min_numel": 1024},
+    "parameter_bits": {"parameter_bits": {"*.1": 8, "*.3": None}},
+    "tensors": {"scope": "tensor"},
+    "tensors with bits": {"scope": "tensor", "parameter_bits": {"*.1": 2}},
+    "feedback": {"error_feedback": 0.3},
+    "feedback, groups": {"error_feedback": 1.0, "fusion_bytes": 2000},
+    "tail": {"tail": "full"},
+    "tail, small": {"tail": "full", "min_numel": 100, "fusion_bytes": 2000},
+    "groups": {"fusion_bytes": 2000},
+    "groups one at a time": {"fusion_bytes": 2000, "in_flight_bytes": 20_000},
+    "clip": {"clip": 1.5},
+    "large buckets": {"bucket_size": 8192},
+    "averages as they are": {"second_stage_bits": 32},
+    "averages as by default": {"second_stage_bits": None},
+}
+MODELS = {
+    "layers without biases": [(64, 64)] * 24,
+    "layers with biases": [(64, 64), (64,)] * 12,
+}
+MLP = [(256, 784), (256,), (256, 256), (256,), (10, 256), (10,)]
+# Groups that are gathered, from five layers each: a layer of a quarter of a group travels alone.
+FUSION = {"fusion_bytes": 5 * 4 * 64 * 64 + 4096}
+IN_MODELS = {
+    "defaults": {},
+    "several groups": FUSION,
+    "warm-up": FUSION | {"warmup_steps": 2},
+    "no least size": FUSION | {"min_numel": 0},
+    "bits": FUSION | {"parameter_bits": {"*.2": 4, "*.4": None}},
+    "tail": FUSION | {"tail": "full"},
+}
+
+
+def judged(name: str, keywords: dict, **of_case) -> None:
+    """The case of a scheme's name up to its dash; skipped if nodes do not divide the ranks."""
+    per_node = keywords.get("ranks_per_node") or 1
+    if hvd.size() % per_node:
+        pytest.skip(f"{per_node} ranks a node do not divide {hvd.size()}")
+    judge_case(Case(name.partition("-")[0], keywords, hvd.size(), **of_case))
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("name", TABLES)
+def test_tables_and_exchanges(name, way):
+    """Every coding with each of them, in turn."""
+    at = list(TABLES).index(name) + list(WAYS).index(way)
+    codings = ["fixed", "huffman", "elias"][: 2 if name in ("ALQ", "AMQ") else 3]
+    coding = {"coding": codings[at % len(codings)]}
+    judged(name, SMALL | TABLES[name] | WAYS[way] | coding, shapes=SHAPES)
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("name", OTHERS)
+def test_other_schemes_and_exchanges(name, way):
+    shared = {"bucket_size": 64, "min_numel": 0}
+    judged(name, shared | OTHERS[name] | WAYS[way], shapes=SHAPES)
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("option", OPTIONS)
+def test_options_and_exchanges(option, way):
+    at = list(OPTIONS).index(option) + list(WAYS).index(way)
+    name = ["QSGD-linf-8", "ALQ"][at % 2]
+    keywords = SMALL | TABLES[name] | WAYS[way] | OPTIONS[option]
+    if option.startswith("feedback") and way.startswith("hierarchical"):
+        pytest.skip("not allowed")
+    if "scope" in keywords and name.startswith("QSGD"):
+        keywords["coding"] = "huffman"  # or no tensor has a table of its own
+    judged(name, keywords, shapes=SHAPES, steps=4)
+
+
+@pytest.mark.parametrize("fastest", ["float32", "bfloat16", "allgather", "scatter_reduce"])
+@pytest.mark.parametrize("name", ["ALQ", "QSGD-linf-8", "ECDQ", "SparseSGD"])
+def test_what_auto_chooses(name, fastest):
+    shared = {"bucket_size": 64, "min_numel": 0, "exchange": "auto", "second_stage_bits": 8}
+    judged(name, shared | (TABLES | OTHERS)[name], shapes=SHAPES, fastest=fastest)
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("option", IN_MODELS)
+@pytest.mark.parametrize("model", MODELS)
+def test_models(model, option, way):
+    keywords = {"bits": 8, "norm": "linf", "bucket_size": 512} | WAYS[way] | IN_MODELS[option]
+    judged("QSGD", keywords, shapes=MODELS[model], law="normal")
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_an_mlp_whose_last_layer_is_in_a_partial_bucket(way):
+    """Defaults, and an adaptive table."""
+    judged("ALQ", {"bits": 6} | WAYS[way], shapes=MLP, law="student")
+
+
+@pytest.mark.parametrize("part", range(PARTS))
+def test_cases_drawn_from_all_settings(part):
+    """The first rank draws; the others are sent its cases, and then nothing."""
+    if hvd.rank():
+        while (case := hvd.broadcast_object(None, 0, name="oracle.case")) is not None:
+            found = wrong_in(case)
+            assert not found, f"{case}\n{found[:12]}"
+        return
+    gloo = os.environ.get("HOROVOD_CONTROLLER") == "gloo"
+
+    @seed(1000 * part + 10 * hvd.size() + gloo)
+    @settings(
+        max_examples=CASES * TIMES, deadline=None, database=None, phases=[Phase.generate],
+        suppress_health_check=list(HealthCheck),
+    )  # fmt: skip
+    @given(drawn.training([hvd.size()]))
+    def draw(case: Case) -> None:
+        hvd.broadcast_object(case, 0, name="oracle.case")
+        judge_case(case)
+
+    draw()
+    hvd.broadcast_object(None, 0, name="oracle.case")
