@@ -164,7 +164,6 @@ class Changing:
         new = type(self).__new__(type(self))
         memo[id(self)] = new
         new.__dict__ = copy.deepcopy(self.__getstate__(), memo)
-        new.instance = Instance()  # a copy that is used beside the original draws its own numbers
         return new
 
 

@@ -24,7 +24,7 @@ KNOWS = {
     "monitor": {"commands"},
     "statistics": {"levels", "kernels"},
     "schedule": set(),
-    "feedback": set(),
+    "feedback": {"coding"},
     "theory": {"levels", "schemes"},
     "ddp": {"compressor", "fusion"},
     **{helper: {"coding"} for helper in sorted(HELPERS)},
