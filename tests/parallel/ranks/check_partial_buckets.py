@@ -86,13 +86,13 @@ class Adapted(torch.nn.Module):
 
 
 def test_adapters():
-    """The first fit sees B alone. At 8 bits its table had an error of 0.62 on both."""
+    """The first fit sees B alone: its table leaves 2.5 to 5 times as much error."""
     model = torch.nn.Sequential(
         Adapted(784, 512), torch.nn.ReLU(), Adapted(512, 512), torch.nn.ReLU(), Adapted(512, 600)
     )
     compressor = ALQ(bits=8)
     told, exact, _ = train(model, distributed(model, compressor), 20, compressor)
-    assert exact <= 0.005
+    assert exact <= 0.0015
     assert 0.5 * exact <= told <= 2 * exact
     assert 2 <= compressor.table_version <= 5
     assert_same_everywhere(compressor.levels.float(), "levels")
