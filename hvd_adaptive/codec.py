@@ -357,6 +357,15 @@ class Codec(ABC):
         self.decode_bodies([self._body(flat, key)], [key], 1.0, out, add=False)
         return out
 
+    def squared_errors(self, flat: torch.Tensor, key: int) -> torch.Tensor:
+        """Of each bucket of ``flat`` (float32): float64 (buckets, 2), the squared error of what a
+        receiver sees and the squared L2 norm. The error is its expectation where that is known
+        exactly, else that of one draw, which ``key`` names. Nothing waits for it."""
+        size = self.settings.bucket_size
+        error = self.roundtrip(flat, key).sub_(flat)
+        squares = [squares_of(values, size) for values in (error, flat)]
+        return torch.stack(squares, dim=1)
+
     def body_length(self, header: Header) -> int:
         """Bytes of a payload's body, its padding included where the length varies; PayloadError
         where it cannot be so long or short."""
@@ -444,6 +453,11 @@ class Codec(ABC):
     def codec_fingerprint(self) -> int:
         """32 bits of the settings that a receiver must share."""
         return zlib.crc32(repr((self.name, sorted(self.codec_settings().items()))).encode())
+
+
+def squares_of(flat: torch.Tensor, bucket_size: int) -> torch.Tensor:
+    """Each bucket's squared L2 norm, float64 (buckets,)."""
+    return torch.stack([part.dot(part) for part in flat.to(torch.float64).split(bucket_size)])
 
 
 def _well() -> None:

@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("hvd_adaptive")
 
+# An update that changes nothing.
+NOT_AGAIN = np.zeros(1)
+
 # They tell of parts, or of training, which the compressor sees to for all its parts; some of them
 # can be read only once.
 NOT_PASSED_ON = (
@@ -152,6 +155,8 @@ class JointUpdate:
     finite: whether this rank's gradients are. Where a rank's are not, AMP skips the step on all,
         and nothing is fitted to it.
     warn: told why tables are kept.
+    again: the last update was incomplete, and this one is worth a fit only if there is more to see
+        than then: layers that never get a gradient would be fitted for again and again.
     """
 
     def __init__(
@@ -161,8 +166,9 @@ class JointUpdate:
         alone: bool = False,
         finite: bool = True,
         warn: Callable[..., None] = logger.warning,
+        again: bool = False,
     ) -> None:
-        self.codecs, self._finite, self._warn = codecs, finite, warn
+        self.codecs, self._finite, self._warn, self._again = codecs, finite, warn, again
         self._seconds = seconds or {}
         self._firsts = {} if alone else codecs
         self._ends: list[int] = []
@@ -178,12 +184,15 @@ class JointUpdate:
 
     def refit(self, collected: Sequence[np.ndarray]) -> np.ndarray:
         """The update that the first rank broadcasts: each part's length, then each part's own;
-        nothing where the step is not to be fitted to."""
+        nothing where the step is not to be fitted to, NOT_AGAIN where it is not worth while."""
         finite, *of_parts = zip(*(np.split(row, self._ends[:-1]) for row in collected), strict=True)
         if not np.all(finite):
             self._warn("level tables are kept, and fitted later: a rank's gradients are not finite")
             return np.empty(0)
         statistics = dict(zip(self.codecs, of_parts, strict=True))
+        fitted = [*self._firsts.items(), *self._seconds.items()]
+        if self._again and not any(codec.has_more(statistics[label]) for label, codec in fitted):
+            return NOT_AGAIN
         updates = {label: codec.refit(statistics[label]) for label, codec in self._firsts.items()}
         seconds = [
             second.refit_second(statistics[label], self.codecs[label], updates.get(label))
@@ -198,8 +207,12 @@ class JointUpdate:
         return np.concatenate([[update.size for update in all_updates], *all_updates])
 
     def install(self, update: np.ndarray, step: int) -> bool:
-        """Take the broadcast update; whether every part found its samples."""
+        """Take the broadcast update; whether none of the parts needs another soon."""
         if not update.size:
+            for codec in [*self._firsts.values(), *self._seconds.values()]:
+                codec.put_off()
+            return False
+        if np.array_equal(update, NOT_AGAIN):
             return False
         seconds = {f"{label} second stage".strip(): c for label, c in self._seconds.items()}
         fitted = [*self._firsts.items(), *seconds.items()]

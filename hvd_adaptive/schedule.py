@@ -21,8 +21,8 @@ LONGEST_WAIT = 1024
 class UpdateSchedule:
     """Which steps refit the table: a collection of steps, an ascending iterable or a callable.
 
-    An update that found too few buckets is retried at the next step, then after 2, 4, 8, ... and at
-    last 1,024 more steps, until it succeeds.
+    An update that found too little (coverage.py) is retried at the next step, then after 2, 4, 8,
+    ... and at last 1,024 more steps, until it succeeds.
 
     planned: whether a step is one of these, whatever has become of earlier ones.
     """
@@ -42,20 +42,28 @@ class UpdateSchedule:
             )
         self._retry_at: int | None = None
         self._wait = 1
+        self._again = False  # what comes at that step is a retry, not what was requested
+        self._was_planned = False
 
     def is_due(self, step: int) -> bool:
         """Whether the table is refitted at ``step``."""
-        planned = bool(self.planned(step))
-        return planned or step == self._retry_at
+        self._was_planned = bool(self.planned(step))
+        return self._was_planned or step == self._retry_at
+
+    def retries(self, step: int) -> bool:
+        """Whether the update at ``step``, which ``is_due`` was asked about last, is due for no
+        other reason than an incomplete one."""
+        return self._again and step == self._retry_at and not self._was_planned
 
     def request(self, step: int) -> None:
         """Ask for an update at ``step``, besides the planned ones."""
-        self._retry_at, self._wait = step, 1
+        self._retry_at, self._wait, self._again = step, 1, False
 
     def done(self, step: int, complete: bool) -> None:
         """Tell how the update at ``step`` went; an incomplete one is retried."""
         if complete or step != self._retry_at:
             self._wait = 1  # a planned update begins a new row of retries
+        self._again = not complete
         if complete:
             self._retry_at = None
         else:
@@ -66,20 +74,22 @@ class UpdateSchedule:
         return {
             "retry_at": -1 if self._retry_at is None else self._retry_at,
             "wait": self._wait,
+            "again": int(self._again),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Inverse of ``state_dict``; the schedule itself comes from the constructor. ValueError
         where the state is of no schedule, and then nothing has been changed."""
-        self._retry_at, self._wait = self.checked(state)
+        self._retry_at, self._wait, self._again = self.checked(state)
 
     @staticmethod
-    def checked(state: Any) -> tuple[int | None, int]:
-        """What a state says: the step of the retry, or None, and the wait after it; ValueError
-        where it is of no schedule."""
+    def checked(state: Any) -> tuple[int | None, int, bool]:
+        """What a state says: the step of the retry, or None, the wait after it, and whether it is a
+        retry of something incomplete; ValueError where it is of no schedule."""
         retry_at = states.whole(state, "retry_at", -1, of="state: schedule")
         wait = states.whole(state, "wait", 1, LONGEST_WAIT, of="state: schedule")
-        return (None if retry_at < 0 else retry_at), wait
+        again = states.whole({"again": 0} | dict(state), "again", 0, 1, of="state: schedule")
+        return (None if retry_at < 0 else retry_at), wait, bool(again)
 
 
 class _Planned:

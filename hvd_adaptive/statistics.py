@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from hvd_adaptive import kernels
-from hvd_adaptive.device import Later, stacked
+from hvd_adaptive.device import stacked
 from hvd_adaptive.kernels.reference import BINS
 from hvd_adaptive.levels import Distribution, Histogram, Mixture, with_tail
 
@@ -21,30 +21,50 @@ from hvd_adaptive.levels import Distribution, Histogram, Mixture, with_tail
 MOST_COMPONENTS = 2048
 
 
+class Sample(list[torch.Tensor]):
+    """Buckets drawn from many (float32, 1-D, the last one of a group may be shorter).
+
+    weights: of how many of the many each one stands, up to a factor that all share. Buckets that
+    are no Sample weigh 1.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weights: list[float] = []
+
+    def add(self, bucket: torch.Tensor, weight: float) -> None:
+        """One more."""
+        self.append(bucket)
+        self.weights.append(weight)
+
+
+def weights_of(buckets: Sequence[torch.Tensor]) -> list[float]:
+    """How much each bucket weighs: see Sample."""
+    return buckets.weights if isinstance(buckets, Sample) else [1.0] * len(buckets)
+
+
 class Statistic(Protocol):
     """One way to describe sampled buckets."""
 
-    def collect(self, buckets: Sequence[torch.Tensor], norms: Sequence[float]) -> np.ndarray:
-        """Statistics of finite, non-zero buckets (float32, 1-D) with their normalising norms."""
+    def collect(
+        self,
+        buckets: Sequence[torch.Tensor],
+        norms: Sequence[float],
+        weights: Sequence[float] | None = None,
+    ) -> np.ndarray:
+        """Statistics of finite, non-zero buckets (float32, 1-D, of any sizes) with their
+        normalising norms and what they weigh in a Sample; 1 where None."""
 
     def pool(self, collected: Sequence[np.ndarray], normalized: bool) -> Distribution:
         """Law of r = abs(v)/norm over all ranks' buckets.
 
-        Buckets weigh as the squares of their norms (ALQ paper, Eq. 10: expected variance), or
-        alike where ``normalized`` (Eq. 3: expected normalized variance).
+        Coordinates weigh as the squares of their buckets' norms (ALQ paper, Eq. 10: expected
+        variance), or alike where ``normalized`` (Eq. 3: expected normalized variance). Either is a
+        sum over a bucket's coordinates: one of few coordinates weighs less than one of many.
         """
 
     def of_coordinates(self, collected: Sequence[np.ndarray]) -> Distribution:
         """Law of r of a coordinate drawn from any bucket: what codes cost, whatever the norms."""
-
-
-def norms_of(buckets: Sequence[torch.Tensor], norm: str) -> list[float]:
-    """Norms of buckets (float32, 1-D), by one copy to the host."""
-    if not buckets:
-        return []
-    ops = kernels.for_device(buckets[0].device)
-    norms = [ops.bucket_norms(bucket, bucket.numel(), norm) for bucket in buckets]
-    return Later(torch.cat(norms)).get().tolist()
 
 
 def histograms(
@@ -67,13 +87,20 @@ class HistogramStatistic:
     say almost nothing about a bucket's shape, since mean**2 + variance is always 1/d.
     """
 
-    def collect(self, buckets: Sequence[torch.Tensor], norms: Sequence[float]) -> np.ndarray:
-        """float64 (3, bins + 3), flattened: sums of weights, of ones, of squared weights, over the
-        coordinates of each bin, zeros, ones, and over the buckets."""
+    def collect(
+        self,
+        buckets: Sequence[torch.Tensor],
+        norms: Sequence[float],
+        weights: Sequence[float] | None = None,
+    ) -> np.ndarray:
+        """float64 (3, bins + 3), flattened: sums over the coordinates of each bin, zeros, ones, and
+        over the buckets. A bucket of weight w adds w times its squared norm, w, and the square of
+        the former."""
         total = np.zeros((3, BINS + 3))
-        for norm, counts in zip(norms, histograms(buckets, norms), strict=True):
-            weights = [float(norm) ** 2, 1.0, float(norm) ** 4]
-            total += np.outer(weights, np.append(counts, 1))
+        weights = [1.0] * len(buckets) if weights is None else weights
+        for norm, weight, counts in zip(norms, weights, histograms(buckets, norms), strict=True):
+            square = weight * float(norm) ** 2
+            total += np.outer([square, weight, square**2], np.append(counts, 1))
         return total.reshape(-1)
 
     def pool(self, collected: Sequence[np.ndarray], normalized: bool) -> Distribution:
@@ -99,33 +126,45 @@ class NormalStatistic:
     def __init__(self, samples: int) -> None:
         self.samples = samples
 
-    def collect(self, buckets: Sequence[torch.Tensor], norms: Sequence[float]) -> np.ndarray:
-        """float64 (samples, 3) rows of norm**2, mean, deviation; rows of zeros where unused."""
-        rows = np.zeros((max(self.samples, len(buckets)), 3))
+    def collect(
+        self,
+        buckets: Sequence[torch.Tensor],
+        norms: Sequence[float],
+        weights: Sequence[float] | None = None,
+    ) -> np.ndarray:
+        """float64 (samples, 4) rows of norm**2, coordinates (times the bucket's weight), mean,
+        deviation; rows of zeros where unused."""
+        rows = np.zeros((max(self.samples, len(buckets)), 4))
         if buckets:
             moments = [_moments(*pair) for pair in zip(buckets, norms, strict=True)]
             rows[: len(buckets), 0] = np.square(np.asarray(norms, np.float64))
-            rows[: len(buckets), 1:] = stacked(moments).get().numpy()
+            sizes = np.array([float(bucket.numel()) for bucket in buckets])
+            rows[: len(buckets), 1] = sizes if weights is None else sizes * weights
+            rows[: len(buckets), 2:] = stacked(moments).get().numpy()
         return rows.reshape(-1)
 
     def pool(self, collected: Sequence[np.ndarray], normalized: bool) -> Distribution:
         """A folded mixture of truncated normals on [-1, 1], F_r(x) = F(x) - F(-x).
 
-        ``normalized``: a single one, of the averaged mean and deviation (App. K.1).
+        A component weighs norm**2 times the bucket's coordinates: it is the law of one coordinate,
+        and the bucket's error is the sum over all of them.
+        ``normalized``: a single one, of the mean and deviation averaged over coordinates (over
+        buckets of equal sizes, App. K.1).
         """
-        weights, means, deviations = self._components(collected)
+        squares, sizes, means, deviations = self._components(collected)
         if normalized:
-            return Mixture(means.mean(keepdims=True), deviations.mean(keepdims=True), np.ones(1))
-        return _mixture(weights, means, deviations)
+            mean, deviation = (np.average(m, weights=sizes) for m in (means, deviations))
+            return Mixture([mean], [deviation], [1.0])
+        return _mixture(squares * sizes, means, deviations)
 
     def of_coordinates(self, collected: Sequence[np.ndarray]) -> Distribution:
-        """The mixture with equal weights."""
-        weights, means, deviations = self._components(collected)
-        return _mixture(np.ones_like(weights), means, deviations)
+        """The mixture in which each bucket weighs as many coordinates as it has."""
+        _, sizes, means, deviations = self._components(collected)
+        return _mixture(sizes, means, deviations)
 
     def _components(self, collected: Sequence[np.ndarray]) -> np.ndarray:
-        """Rows of weights, means and deviations, of the buckets there are."""
-        rows = np.concatenate([part.reshape(-1, 3) for part in collected])
+        """Rows of squared norms, coordinates, means and deviations, of the buckets there are."""
+        rows = np.concatenate([part.reshape(-1, 4) for part in collected])
         return rows[rows[:, 0] > 0].T
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import zlib
 from collections.abc import Callable, Sequence
 
@@ -10,6 +9,10 @@ import numpy as np
 import torch
 
 from hvd_adaptive.fusion.layout import Group
+from hvd_adaptive.statistics import Sample
+
+# At least this share of a sample is partial buckets, as far as there are so many.
+PARTIAL_SHARE = 0.25
 
 
 def draw_buckets(
@@ -20,9 +23,16 @@ def draw_buckets(
     count: int,
     key: int,
     part: str = "",
-) -> list[torch.Tensor]:
-    """Up to ``count`` full quantised buckets (float32 copies) of the groups of ``part``, drawn
-    without replacement; the first shorter ones where none of these groups has a full one.
+) -> Sample:
+    """Up to ``count`` quantised buckets (float32 copies) of the groups of ``part``, drawn without
+    replacement, and the weights that make sums over them unbiased.
+
+    A table adds the error sum_n ||v_n||² sum_i psi(r_i) over all buckets n and their coordinates i
+    (ALQ paper, Eqs 1, 2, 10), whatever their sizes: a bucket's counts of r weigh ||v_n||², and a
+    short bucket has fewer of them. So a draw in which every bucket has a known probability p_n, and
+    weighs 1/p_n, estimates that sum without bias (Horvitz and Thompson). Groups' partial buckets,
+    which are few and often hold a network's last layer, are drawn apart from the full ones, and
+    with a larger probability where they are rarer than ``PARTIAL_SHARE``.
 
     flat_of: a group's coordinates, quantised ones first; asked only for groups that are drawn
         from, one at a time, and not read after the next call.
@@ -30,16 +40,38 @@ def draw_buckets(
     """
     groups = [group for group in groups if group.part == part]
     whole = [group.quantized // bucket_size for group in groups]
-    if not sum(whole):
-        short = (flat_of(group)[: group.quantized] for group in groups if group.quantized)
-        return [flat.to(torch.float32, copy=True) for flat in itertools.islice(short, count)]
+    ends = [index for index, group in enumerate(groups) if group.quantized % bucket_size]
     draw = np.random.Generator(np.random.Philox(key=key + (zlib.crc32(part.encode()) << 64)))
-    chosen = np.sort(draw.choice(sum(whole), min(count, sum(whole)), replace=False))
-    buckets: list[torch.Tensor] = []
-    for group, available in zip(groups, whole, strict=True):
-        inside = chosen[chosen < available].tolist()
-        if inside:
-            parts = flat_of(group)[: available * bucket_size].split(bucket_size)
-            buckets += [parts[index].to(torch.float32, copy=True) for index in inside]
-        chosen = chosen[len(inside) :] - available
-    return buckets
+    full, partial, weights = _draw(sum(whole), len(ends), count, draw)
+    with_partial = {ends[index] for index in partial.tolist()}
+    drawn = Sample()
+    for place, (group, available) in enumerate(zip(groups, whole, strict=True)):
+        inside = full[full < available].tolist()
+        if inside or place in with_partial:
+            buckets = flat_of(group)[: group.quantized].split(bucket_size)
+            for index in inside:
+                drawn.add(buckets[index].to(torch.float32, copy=True), weights[0])
+            if place in with_partial:
+                drawn.add(buckets[-1].to(torch.float32, copy=True), weights[1])
+        full = full[len(inside) :] - available
+    return drawn
+
+
+def _draw(
+    full: int, partial: int, count: int, draw: np.random.Generator
+) -> tuple[np.ndarray, np.ndarray, tuple[float, float]]:
+    """Ascending indices of ``count`` buckets among so many full and partial ones, and what each
+    full and each partial one weighs; weights are 1 on average."""
+    total = full + partial
+    count = min(count, total)
+    if count == 1 or not (full and partial):
+        # One bucket alone can stand for both kinds only where either could have been drawn.
+        chosen = np.sort(draw.choice(total, count, replace=False)) if total else np.empty(0, int)
+        return chosen[chosen < full], chosen[chosen >= full] - full, (1.0, 1.0)
+    wanted = round(count * max(PARTIAL_SHARE, partial / total))
+    of_partial = min(max(wanted, 1, count - full), partial, count - 1)
+    of_full = count - of_partial
+    weights = (full / of_full * count / total, partial / of_partial * count / total)
+    chosen_full = np.sort(draw.choice(full, of_full, replace=False))
+    chosen_partial = np.sort(draw.choice(partial, of_partial, replace=False))
+    return chosen_full, chosen_partial, weights

@@ -27,7 +27,7 @@ from hvd_adaptive.streams import Use, group_number
 if TYPE_CHECKING:
     from hvd_adaptive.fusion.binding import Binding
 
-# Buckets of a group on which the relative error is measured in each step.
+# Full buckets of a group on which the relative error is measured in each step.
 ERROR_BUCKETS = 2
 _PAUSE = 0.0005
 
@@ -225,12 +225,12 @@ class Step:
         return bool(Finite(tensor for tensor in self._tensors if tensor is not None))
 
     def samples(self, count: int, part: str = "") -> list[torch.Tensor]:
-        """Up to ``count`` of this rank's full buckets of ``part``: see draw_buckets."""
+        """Up to ``count`` of this rank's buckets of ``part`` that are sent: see draw_buckets."""
         settings, rank = self.binding.settings, self.binding.world.rank
         instance = self.binding.compressor.instance
         key = instance.key(settings.seed, rank, self.number, Use.SAMPLE)
         return draw_buckets(
-            self.layout.groups,
+            [group for index, group in enumerate(self.layout.groups) if self._any_arrived(index)],
             self._quantized_flat,
             bucket_size=settings.bucket_size,
             count=count,
@@ -373,17 +373,22 @@ class Step:
         self.binding.compressor.meter.hold((kind, index), size)
 
     def _measure(self, flat: torch.Tensor, index: int) -> None:
-        """Add the squared error of a few buckets, encoded once more, to the step's figures."""
-        size = self.binding.settings.bucket_size
-        count = min(ERROR_BUCKETS, -(-flat.numel() // size))
-        if not count:
+        """Add the squared error of a few buckets to the step's figures: of ERROR_BUCKETS full ones,
+        drawn at equal distances from a random one on, each of which stands for as many as there are
+        to each drawn, and of the partial one at the end."""
+        if not flat.numel():
             return
-        first = (self.number * ERROR_BUCKETS) % max(1, flat.numel() // size - count + 1)
-        sample = flat[first * size : (first + count) * size].to(torch.float32)
-        decoded = self._codec(index).roundtrip(sample, stream_key(index, 0, 0, Use.ERROR))
-        error = decoded.sub_(sample)
-        squares = torch.stack([error.dot(error), sample.dot(sample)])
-        self.binding.compressor.meter.measured(Later(squares), index)
+        size = self.binding.settings.bucket_size
+        full, partial = divmod(flat.numel(), size)
+        count, key = min(ERROR_BUCKETS, full), stream_key(index, 0, self.number, Use.ERROR)
+        chosen = [(key + k * full // count) % full for k in range(count)]
+        if partial:
+            chosen.append(full)
+        buckets = [flat[place * size : (place + 1) * size] for place in chosen]
+        sample = torch.cat(buckets).to(torch.float32)
+        squares = self._codec(index).squared_errors(sample, key)
+        weights = [full / count] * count + [1.0] * bool(partial)
+        self.binding.compressor.meter.measured(Later(squares), weights, index)
 
     def _shipment(self, index: int, quantized: int) -> Shipment:
         group, meter = self.layout.groups[index], self.binding.compressor.meter

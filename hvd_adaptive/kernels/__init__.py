@@ -24,7 +24,8 @@ def for_device(device: torch.device, subject: str = "") -> ModuleType:
     """The fastest kernels for tensors on ``device``.
 
     subject: "" for level tables, norms and statistics, or what follows the underscore in the
-    modules' names: "bucket", "levels", "onebit", "natural", "qcs", "sparse", "ecdq", "checksum".
+    modules' names: "bucket", "levels", "onebit", "natural", "qcs", "sparse", "ecdq", "checksum",
+    "variance".
     """
     kind = device.type
     return _chosen(kind, subject, kind in TRITON_DEVICES)

@@ -28,6 +28,7 @@ from hvd_adaptive.kernels import (
     cpu_onebit,
     cpu_qcs,
     cpu_sparse,
+    cpu_variance,
 )
 from hvd_adaptive.kernels.tables import KernelTable, kernel_table
 from hvd_adaptive.levels import exponential_magnitudes, uniform_magnitudes
@@ -86,6 +87,7 @@ def warm_others(place: int) -> None:
         cpu_natural.warm,
         cpu_onebit.warm,
         cpu_sparse.warm,
+        cpu_variance.warm,
         *(functools.partial(cpu_codes.warm, packing) for packing in packings()),
         *(functools.partial(cpu_bucket.warm, alphabet) for alphabet in (2, 3, 5, 9, 17)),
         *(functools.partial(cpu_qcs.warm, alphabet) for alphabet in (2, 3, 5, 7, 9)),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -19,7 +19,7 @@ class StepFigures:
 
     coordinates: gradient coordinates encoded.  uncompressed_bytes: their bytes as they are.
     payload_bytes: bytes encoded.  wire_bytes: bytes sent by this rank, computed from the exchange.
-    squared_error, squared_norm: of the sampled buckets.
+    squared_error, squared_norm: of all quantised coordinates, estimated from the buckets measured.
     encode_s, exchange_s, decode_s: seconds encoding, waiting for the exchange, decoding.
     flight_s: seconds from handing collectives to Horovod until their results were taken, added up
         over groups, which overlap; measured where there is a monitor.
@@ -53,7 +53,7 @@ class StepMeter:
         self.last_non_finite: dict[int, torch.Tensor] = {}
         self._groups: dict[int, StepFigures] = {}
         self._non_finite: dict[int, torch.Tensor] = {}
-        self._squares: list[tuple[Later, int]] = []
+        self._squares: list[tuple[Later, Sequence[float], int]] = []
         self._held: dict[Hashable, int] = {}
         self._total = 0  # of these: there are a few for each group in flight
 
@@ -93,17 +93,19 @@ class StepMeter:
         if self.detailed and decoded.numel():
             self._non_finite[group] = decoded[::bucket_size].isfinite().logical_not_().sum()
 
-    def measured(self, squares: Later, group: int) -> None:
-        """[squared error, squared norm] of a group's sampled buckets, where both are finite."""
-        self._squares.append((squares, group))
+    def measured(self, squares: Later, weights: Sequence[float], group: int) -> None:
+        """Rows of [squared error, squared norm] of a group's sampled buckets, and of how many of
+        its buckets each one stands. Rows that are not finite count nothing."""
+        self._squares.append((squares, weights, group))
 
     def _add_squares(self) -> None:
         """They are there by the end of the step: they were asked for before the group was sent."""
-        for squares, group in self._squares:
-            error, norm = squares.get().tolist()
-            if math.isfinite(error) and math.isfinite(norm):
-                self.add("squared_error", error, group)
-                self.add("squared_norm", norm, group)
+        for squares, weights, group in self._squares:
+            rows = zip(squares.get().tolist(), weights, strict=True)
+            finite = [(e * w, n * w) for (e, n), w in rows if math.isfinite(e) and math.isfinite(n)]
+            if finite:
+                self.add("squared_error", sum(error for error, _ in finite), group)
+                self.add("squared_norm", sum(norm for _, norm in finite), group)
 
     def clear(self) -> None:
         """Nothing is held any more."""
@@ -126,7 +128,9 @@ class StepMeter:
 
     def report(self) -> dict[str, float]:
         """The last step as a dict: coordinates, payload_bytes, wire_bytes, uncompressed_bytes,
-        bits_per_coordinate, relative_error (squared, of a few sampled buckets; NaN where none
+        bits_per_coordinate, relative_error (||Q(v) - v||²/||v||² of all
+        quantised coordinates v of this rank, estimated from a few full buckets and all partial
+        ones; for schemes with a level table the expectation over their rounding; NaN where none
         could be measured), encode_s, exchange_s, decode_s, peak_bytes (memory held beyond the
         gradients: payloads in flight, buffers, residuals; not what encoding one group takes for a
         moment, nor Horovod's own buffers). Zeros before the first step."""

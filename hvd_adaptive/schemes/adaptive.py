@@ -14,6 +14,7 @@ import torch
 from hvd_adaptive import states
 from hvd_adaptive.coding.coders import CODERS
 from hvd_adaptive.compressor import GradientCompressor
+from hvd_adaptive.coverage import HEAD, Coverage, Usable, share_in
 from hvd_adaptive.levels import (
     Distribution,
     FitError,
@@ -28,9 +29,12 @@ from hvd_adaptive.schemes.buckets import buckets_of
 from hvd_adaptive.schemes.level_table import LevelTable
 from hvd_adaptive.schemes.table_scheme import TableScheme
 from hvd_adaptive.settings import Settings, check_choice, check_flag, check_integer
-from hvd_adaptive.statistics import STATISTICS, norms_of
+from hvd_adaptive.statistics import STATISTICS, weights_of
 
 logger = logging.getLogger("hvd_adaptive")
+
+# Numbers of an update before the table.
+OUTCOME = 5
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,6 +73,7 @@ class AdaptiveScheme(TableScheme):
         self._second_schedule, self._seconds_alone = UpdateSchedule(()), False
         self._warn_kept = WarnOnce(logger)
         self._asked = False  # of a second stage's codec: for its first fit
+        self._share = 0.0  # Coverage.share of the last fit; 0 where none could be made
 
     @abstractmethod
     def fit_magnitudes(self, distribution: Distribution) -> np.ndarray:
@@ -94,15 +99,15 @@ class AdaptiveScheme(TableScheme):
         there are others (``part(label).fit`` refits theirs).
 
         gradients: a tensor or a list of them, any shapes; they are laid end to end, as in training,
-        and all their full buckets are used (a shorter one only where there is no other). Non-finite
-        and zero buckets are left out; where nothing is left, ValueError.
+        and all buckets that would be quantised are used (schemes/buckets.py). Non-finite and zero
+        buckets are left out; where nothing is left, ValueError.
         """
-        buckets = buckets_of(gradients, self.settings.bucket_size)
+        buckets = buckets_of(gradients, self.settings)
         statistic = STATISTICS[self.adaptation.statistics](len(buckets))
-        usable, norms = self._usable(buckets)
-        if not usable:
+        usable = self._usable(buckets)
+        if not usable.buckets:
             raise ValueError("gradients: no bucket is finite and different from zero")
-        collected = [statistic.collect(usable, norms)]
+        collected = [statistic.collect(usable.buckets, usable.norms, usable.weights)]
         distribution = statistic.pool(collected, self.adaptation.normalized)
         if self.is_fitted:
             fitted = self._fitted(distribution, statistic.of_coordinates(collected))
@@ -154,7 +159,10 @@ class AdaptiveScheme(TableScheme):
         finite: bool = True,
     ) -> None:
         firsts, seconds = {label: self.part(label) for label in parts}, self._seconds(parts)
-        joint = JointUpdate(firsts, seconds, self._seconds_alone, finite, self._warn_kept)
+        schedule = self._second_schedule if self._seconds_alone else self.schedule
+        joint = JointUpdate(
+            firsts, seconds, self._seconds_alone, finite, self._warn_kept, schedule.retries(step)
+        )
         update = sync(joint.collect(samples), joint.refit)
         complete = joint.install(update, step)
         if seconds:
@@ -163,10 +171,14 @@ class AdaptiveScheme(TableScheme):
             self.schedule.done(step, complete)
 
     def collect(self, buckets: Sequence[torch.Tensor]) -> np.ndarray:
-        """Statistics of sampled buckets as float64 [usable buckets, sampled buckets, ...]."""
-        usable, norms = self._usable(buckets)
-        counts = np.array([len(usable), len(buckets)], dtype=np.float64)
-        return np.concatenate([counts, self._statistic.collect(usable, norms)])
+        """Statistics of sampled buckets as float64 [coverage.Usable's head, ...]."""
+        usable = self._usable(buckets)
+        statistics = self._statistic.collect(usable.buckets, usable.norms, usable.weights)
+        return np.concatenate([usable.head, statistics])
+
+    def has_more(self, collected: Sequence[np.ndarray]) -> bool:
+        """Whether these statistics hold notably more than those of the last fit."""
+        return Coverage.of(collected).has_grown(self._share)
 
     def refit(
         self,
@@ -174,24 +186,24 @@ class AdaptiveScheme(TableScheme):
         seen: Callable[[Distribution], Distribution] = lambda law: law,
     ) -> np.ndarray:
         """The update that rank 0 broadcasts, from all ranks' statistics: float64
-        [complete, fitted, expected variance before, after, magnitudes..., probabilities...], the
-        latter where there is a code book.
+        [complete, fitted, expected variance before, after, share of coordinates fitted to,
+        magnitudes..., probabilities...], the latter where there is a code book.
 
         seen: makes of the ranks' law of coordinates the one that this codec sees.
         Hostile statistics keep the old table; nothing is raised in the middle of a step.
         """
-        found, sampled = np.sum([part[:2] for part in collected], axis=0)
-        outcome, table = [float(found == sampled and found > 0), 0.0, 0.0, 0.0], self._table
-        if found > 0:
+        coverage, table = Coverage.of(collected), self._table
+        outcome = [float(coverage.complete), *[0.0] * (OUTCOME - 1)]
+        if coverage.found > 0:
             try:
-                statistics = [part[2:] for part in collected]
+                statistics = [part[HEAD:] for part in collected]
                 law = seen(self._statistic.pool(statistics, self.adaptation.normalized))
                 table = self._fitted(law, seen(self._statistic.of_coordinates(statistics)))
                 variances = [
                     float(expected_variance(t.magnitudes, law, t.symmetric))
                     for t in (self._table, table)
                 ]
-                outcome[1:] = [1.0, *variances]
+                outcome[1:] = [1.0, *variances, coverage.share]
             except (FitError, ValueError) as error:
                 table = self._table
                 logger.info("the level table was kept: %s", error)
@@ -203,7 +215,7 @@ class AdaptiveScheme(TableScheme):
         """As ``refit``, of a codec of averages, from the statistics of the first stage's codec and
         the update that it will take."""
         size = first.table.magnitudes.size
-        magnitudes = first.table.magnitudes if update is None else update[4 : 4 + size]
+        magnitudes = first.table.magnitudes if update is None else update[OUTCOME:][:size]
         assert first._second is not None  # this codec belongs to it
         symmetric, ranks = first.table.symmetric, first._second.ranks
 
@@ -213,14 +225,14 @@ class AdaptiveScheme(TableScheme):
         return self.refit(collected, averaged)
 
     def apply_update(self, update: np.ndarray, step: int, part: str = "") -> bool:
-        """Take the broadcast update, the same on every rank; whether all samples were found.
+        """Take the broadcast update, the same on every rank; whether it need not be repeated soon.
 
         part: what the log calls this codec.
         """
-        complete, fitted = bool(update[0]), bool(update[1])
+        complete, fitted, self._share = bool(update[0]), bool(update[1]), float(update[4])
         if fitted:
             count = self._table.magnitudes.size
-            magnitudes, probabilities = update[4 : 4 + count], update[4 + count :]
+            magnitudes, probabilities = np.split(update[OUTCOME:], [count])
             book = probabilities if self.has_book else None
             self.install(magnitudes, self._table.version + 1, book)
             logger.info(
@@ -248,17 +260,20 @@ class AdaptiveScheme(TableScheme):
             probabilities = symbol_probabilities(magnitudes, of_coordinates, symmetric)
         return LevelTable(bits, symmetric, magnitudes, probabilities=probabilities)
 
-    def _usable(self, buckets: Sequence[torch.Tensor]) -> tuple[list[torch.Tensor], list[float]]:
-        """Finite, non-zero buckets and their norms."""
+    def put_off(self) -> None:
+        """An update could not be made: the next statistics are worth a fit, whatever they hold."""
+        self._share = 0.0
+
+    def _usable(self, buckets: Sequence[torch.Tensor]) -> Usable:
+        """Clipped, if so asked."""
         clipped = [self._clipped(bucket) for bucket in buckets]
-        norms = norms_of(clipped, self.norm)
-        pairs = [pair for pair in zip(clipped, norms, strict=True) if pair[1] > 0]  # false for NaN
-        return [bucket for bucket, _ in pairs], [norm for _, norm in pairs]
+        return Usable.among(clipped, weights_of(buckets), self.norm)
 
     def adopt(self, old: AdaptiveScheme, keep: bool) -> None:
         super().adopt(old, keep)
         table = old._table if self.can_take(old._table) else self._table
         self._table = dataclasses.replace(table, version=old.table_version)
+        self._share = old._share
         self.schedule.load_state_dict(old.schedule.state_dict())
         if keep:
             self._second_schedule = old._second_schedule
@@ -271,7 +286,12 @@ class AdaptiveScheme(TableScheme):
         return (table.bits, table.symmetric) == (own.bits, own.symmetric)
 
     def state_dict(self) -> dict[str, Any]:
-        own = {"table": self._table.state_dict(), "schedule": self.schedule.state_dict()}
+        own = {
+            "table": self._table.state_dict(),
+            "schedule": self.schedule.state_dict(),
+        }
+        if self._share:
+            own["share"] = self._share
         if self._seconds(list(self.parts)):
             own |= {"second_schedule": self._second_schedule.state_dict()}
         return super().state_dict() | own
@@ -287,9 +307,10 @@ class AdaptiveScheme(TableScheme):
                 f"state: table of bits={table.bits}, symmetric={table.symmetric} does not fit "
                 f"bits={self._table.bits}, symmetric={self._table.symmetric}"
             )
+        share = share_in(state)
         super().take_state(state)
         self.schedule.load_state_dict(state["schedule"])
-        self._table = table
+        self._table, self._share = table, share
         self._second_schedule = UpdateSchedule(())
         if "second_schedule" in state:
             self._second_schedule.load_state_dict(state["second_schedule"])

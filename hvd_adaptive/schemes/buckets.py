@@ -7,13 +7,15 @@ from collections.abc import Sequence
 import torch
 
 from hvd_adaptive.device import HOST
+from hvd_adaptive.settings import Settings
 
 
 def buckets_of(
-    gradients: torch.Tensor | Sequence[torch.Tensor], bucket_size: int
+    gradients: torch.Tensor | Sequence[torch.Tensor], settings: Settings
 ) -> list[torch.Tensor]:
-    """Full buckets (float32, 1-D) of gradients laid end to end, as in training; a shorter one only
-    where there is no other.
+    """Buckets (float32, 1-D) of gradients laid end to end, those that ``encode`` would quantise:
+    the partial one at the end is among them unless ``tail="full"``. Where that leaves nothing, the
+    partial bucket all the same.
 
     gradients: a tensor or a list of them, any shapes; ValueError where it is anything else.
     """
@@ -24,7 +26,7 @@ def buckets_of(
         )
     flats = [g.detach().resolve_neg().reshape(-1).to(torch.float32) for g in tensors]
     flat = torch.cat(flats) if flats else torch.empty(0, **HOST)
-    whole = flat.numel() // bucket_size * bucket_size
-    if whole:
-        return list(flat[:whole].split(bucket_size))
-    return [flat] if flat.numel() else []
+    if not flat.numel():
+        return []
+    quantized = settings.quantized_part(flat.numel()) or flat.numel()
+    return list(flat[:quantized].split(settings.bucket_size))

@@ -16,6 +16,7 @@ from hvd_adaptive.coding import dithered
 from hvd_adaptive.coding import payload as payloads
 from hvd_adaptive.coding.sendable import Sendable
 from hvd_adaptive.compressor import GradientCompressor
+from hvd_adaptive.coverage import HEAD, Coverage, Usable, share_in
 from hvd_adaptive.device import Later
 from hvd_adaptive.kernels.reference import BINS
 from hvd_adaptive.levels import Histogram
@@ -27,7 +28,7 @@ from hvd_adaptive.schemes.buckets import buckets_of
 from hvd_adaptive.schemes.dithered_code import LEAST_DELTA, DitheredCode, gaussian_code
 from hvd_adaptive.schemes.rate_control import RateControl
 from hvd_adaptive.settings import Settings
-from hvd_adaptive.statistics import histograms, norms_of
+from hvd_adaptive.statistics import histograms, weights_of
 
 logger = logging.getLogger("hvd_adaptive")
 
@@ -66,6 +67,7 @@ class DitheredScheme(GradientCompressor):
         self._control = RateControl(bits or 0.0)
         self._sent = np.zeros(2)  # bits and coordinates of this rank since the last update
         self._warn_kept = WarnOnce(logger)
+        self._share = 0.0  # Coverage.share of the last fit; 0 where none could be made
 
     @property
     def code(self) -> DitheredCode:
@@ -151,8 +153,8 @@ class DitheredScheme(GradientCompressor):
         gradients: see schemes/buckets.py. Non-finite and zero buckets are left out; where nothing
         is left, ValueError.
         """
-        usable = self._usable(buckets_of(gradients, self.settings.bucket_size))
-        if not usable:
+        usable = self._usable(buckets_of(gradients, self.settings))
+        if not usable.buckets:
             raise ValueError("gradients: no bucket is finite and different from zero")
         law = _law(self._counts(usable))
         self._fitted, self._modelled = self._code_for(law, self._control)
@@ -170,31 +172,42 @@ class DitheredScheme(GradientCompressor):
         finite: bool = True,
     ) -> None:
         codecs = {label: self.part(label) for label in parts}
-        joint = JointUpdate(codecs, finite=finite, warn=self._warn_kept)
+        again = self.schedule.retries(step)
+        joint = JointUpdate(codecs, finite=finite, warn=self._warn_kept, again=again)
         update = sync(joint.collect(samples), joint.refit)
         self.schedule.done(step, joint.install(update, step))
 
     def collect(self, buckets: Sequence[torch.Tensor]) -> np.ndarray:
-        """Statistics of sampled buckets as float64 [usable buckets, sampled buckets, bits sent,
-        coordinates sent, counts of abs(v_i)/(unit ρ)...]."""
+        """Statistics of sampled buckets as float64 [coverage.Usable's head, bits sent, coordinates
+        sent, counts of abs(v_i)/(unit ρ)...]."""
         usable = self._usable(buckets)
-        return np.concatenate([[len(usable), len(buckets)], self._sent, self._counts(usable)])
+        return np.concatenate([usable.head, self._sent, self._counts(usable)])
+
+    def has_more(self, collected: Sequence[np.ndarray]) -> bool:
+        """Whether these statistics hold notably more than those of the last fit."""
+        return Coverage.of(collected).has_grown(self._share)
+
+    def put_off(self) -> None:
+        """An update could not be made: the next statistics are worth a fit, whatever they hold."""
+        self._share = 0.0
 
     def refit(self, collected: Sequence[np.ndarray]) -> np.ndarray:
         """The update that rank 0 broadcasts, from all ranks' statistics: float64 [complete, fitted,
-        modelled bits, rate control's ratio, bits, coordinates, δ, probabilities...].
+        share of coordinates fitted to, modelled bits, rate control's ratio, bits, coordinates, δ,
+        probabilities...].
 
         Hostile statistics keep the old code; nothing is raised in the middle of a step.
         """
-        found, sampled, bits, coordinates, *counts = np.sum(collected, axis=0)
-        outcome = [float(found == sampled and found > 0), 0.0]
+        coverage = Coverage.of(collected)
+        bits, coordinates, *counts = np.sum(collected, axis=0)[HEAD:]
+        outcome = [float(coverage.complete), 0.0, 0.0]
         modelled, control, code = self._modelled, self._control, self._fitted
-        if found > 0:
+        if coverage.found > 0:
             try:
                 law = _law(counts)
                 control = self._told(law, bits, coordinates)
                 code, modelled = self._code_for(law, control)
-                outcome[1] = 1.0
+                outcome[1:] = [1.0, coverage.share]
             except ValueError as error:
                 logger.info("the dithered code was kept: %s", error)
         state = [modelled, control.ratio, control.bits, control.coordinates]
@@ -202,15 +215,15 @@ class DitheredScheme(GradientCompressor):
         return np.concatenate([outcome, state, own])
 
     def apply_update(self, update: np.ndarray, step: int, part: str = "") -> bool:
-        """Take the broadcast update, the same on every rank; whether all samples were found.
+        """Take the broadcast update, the same on every rank; whether it need not be repeated soon.
 
         part: what the log calls this codec.
         """
-        complete, fitted = bool(update[0]), bool(update[1])
+        complete, fitted, self._share = bool(update[0]), bool(update[1]), float(update[2])
         if fitted:
-            self._modelled, ratio, bits, coordinates = update[2:6].tolist()
+            self._modelled, ratio, bits, coordinates = update[3:7].tolist()
             self._control = RateControl(self.bits or 0.0, ratio, bits, coordinates)
-            self._fitted = DitheredCode.from_numbers(update[6:])
+            self._fitted = DitheredCode.from_numbers(update[7:])
             self._version += 1
             self._sent = np.zeros(2)
             logger.info(
@@ -243,28 +256,26 @@ class DitheredScheme(GradientCompressor):
         now = self.code.bits(law, self._unit) + self._side
         return self._control.told(bits, coordinates, (now + (self._modelled or now)) / 2)
 
-    def _usable(self, buckets: Sequence[torch.Tensor]) -> list[tuple[torch.Tensor, float]]:
-        """Finite, non-zero buckets, clipped if so asked, and their root mean squares."""
+    def _usable(self, buckets: Sequence[torch.Tensor]) -> Usable:
+        """Clipped, if so asked."""
         clipped = [self._clipped(bucket) for bucket in buckets]
-        return [
-            (bucket, norm / math.sqrt(bucket.numel()))
-            for bucket, norm in zip(clipped, norms_of(clipped, "l2"), strict=True)
-            if norm > 0  # false for NaN
-        ]
+        return Usable.among(clipped, weights_of(buckets), "l2")
 
-    def _counts(self, usable: Sequence[tuple[torch.Tensor, float]]) -> np.ndarray:
-        """Of abs(v_i)/(unit ρ) in all buckets: float64 (BINS + 2,)."""
-        total = np.zeros(BINS + 2)
-        buckets, sizes = [bucket for bucket, _ in usable], [size for _, size in usable]
-        for counts in histograms(buckets, [size * self._unit for size in sizes]):
-            total += counts
+    def _counts(self, usable: Usable) -> np.ndarray:
+        """Of abs(v_i)/(unit ρ) in all buckets, each as its weight says: float64 (BINS + 2,). ρ is a
+        bucket's root mean square."""
+        total, pairs = np.zeros(BINS + 2), zip(usable.buckets, usable.norms, strict=True)
+        scales = [norm / math.sqrt(bucket.numel()) * self._unit for bucket, norm in pairs]
+        of_buckets = histograms(usable.buckets, scales)
+        for weight, counts in zip(usable.weights, of_buckets, strict=True):
+            total += weight * counts
         return total
 
     # State ----------------------------------------------------------------------------------------
 
     def adopt(self, old: DitheredScheme, keep: bool) -> None:
         super().adopt(old, keep)
-        self._version, self._sent = old._version, old._sent
+        self._version, self._sent, self._share = old._version, old._sent, old._share
         self._fitted, self._modelled, self._control = old._fitted, old._modelled, old._control
         if (old.bits, old._delta) != (self.bits, self._delta):
             # Another budget: what was sent before counts no more.
@@ -284,6 +295,7 @@ class DitheredScheme(GradientCompressor):
             "rate": torch.tensor(rate, dtype=torch.float64, device="cpu"),
             "sent": torch.from_numpy(self._sent.copy()),
             "schedule": self.schedule.state_dict(),
+            "share": self._share,
         }
 
     def take_state(self, state: dict[str, Any]) -> None:
@@ -304,11 +316,12 @@ class DitheredScheme(GradientCompressor):
         if not rate[1]:
             raise ValueError(f"state: the second number of rate must be above 0, not {rate}")
         UpdateSchedule.checked(state["schedule"])
+        share = share_in(state)
         super().take_state(state)
         self.schedule.load_state_dict(state["schedule"])
         self._fitted, self._version, self._modelled = code, version, rate[0]
         self._control = RateControl(self.bits or 0.0, *rate[1:])
-        self._sent = np.array(sent)
+        self._sent, self._share = np.array(sent), share
 
 
 def _counts_of(state: dict[str, Any], entry: str, count: int) -> list[float]:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from hvd_adaptive import kernels
+from hvd_adaptive.codec import squares_of
 from hvd_adaptive.coding.coder import Coder
 from hvd_adaptive.coding.coders import CODERS
 from hvd_adaptive.coding.payload import padded
@@ -96,6 +97,18 @@ class TableScheme(GradientCompressor):
         kernels.for_device(out.device).decode_add(
             pairs, self._bucket(out.numel()), self._table.kernel, factor, out, add
         )
+
+    def squared_errors(self, flat: torch.Tensor, key: int) -> torch.Tensor:
+        """Exact: the variance of Eqs 1, 2 of the ALQ paper, and what clipping takes away."""
+        size, bucket = self.settings.bucket_size, self._bucket(flat.numel())
+        clipped, squares = self._clipped(flat), squares_of(flat, size)
+        norms = kernels.for_device(flat.device).bucket_norms(clipped, bucket, self.norm)
+        ops = kernels.for_device(flat.device, "variance")
+        errors = ops.variances(clipped, norms, bucket, self._table.kernel)
+        errors *= norms.to(torch.float64).square()
+        if clipped is not flat:
+            errors += squares_of(flat - clipped, size)
+        return torch.stack([errors, squares], dim=1)
 
     def coded_body(self, body: torch.Tensor, coordinates: int) -> torch.Tensor | None:
         at = 4 * self._buckets(coordinates)

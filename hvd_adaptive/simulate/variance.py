@@ -54,18 +54,13 @@ def quantization_error(codec: Any, flat: torch.Tensor) -> QuantizationError:
     if codec.settings.clip is not None:
         clipped = ops.clipped(flat, bucket, codec.settings.clip)
         bias = clipped.double() - flat.double()
-    norms = ops.bucket_norms(clipped, bucket, codec.norm).double()
-    if not bool(torch.isfinite(norms).all()):
-        return QuantizationError(float("nan"), float("nan"), bias)
-    scale = norms.repeat_interleave(bucket)[: flat.numel()]
-    used = scale > 0
-    scale = scale[used]
-    # Rounding of the norm may put the largest coordinate just above it.
-    r = (clipped.double().abs()[used] / scale).clamp(max=1)
-    table = codec.levels.to(r.device)
-    above = torch.bucketize(r, table, right=True).clamp(max=table.numel() - 1)
-    variance = (table[above] - r) * (r - table[above - 1])  # Eq. 2
-    return QuantizationError(float((variance * scale.square()).sum()), float(variance.sum()), bias)
+    norms = ops.bucket_norms(clipped, bucket, codec.norm)
+    # NaN where a bucket is not finite.
+    of_buckets = kernels.for_device(flat.device, "variance").variances(
+        clipped, norms, bucket, codec.table.kernel
+    )
+    variance = float((of_buckets * norms.double().square()).sum())
+    return QuantizationError(variance, float(of_buckets.sum()), bias)
 
 
 @dataclass(frozen=True)

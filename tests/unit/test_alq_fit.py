@@ -66,20 +66,26 @@ def test_a_tensor_and_a_list_of_its_parts_give_the_same_table():
     whole, parts, shaped, doubled = (ALQ(bits=3, bucket_size=BUCKET) for _ in range(4))
     whole.fit(flat)
     parts.fit([flat[:100].clone(), flat[100:1000].view(30, 30), flat[1000:]])
-    shaped.fit((flat[: 10 * BUCKET].view(BUCKET, 10),))
+    shaped.fit((flat.view(1, -1, 1),))
     doubled.fit(flat.double())
     for other in (parts, shaped, doubled):
         assert torch.equal(whole.levels, other.levels)
 
 
-def test_only_full_buckets_are_used_unless_there_is_none():
+def test_the_partial_bucket_is_fitted_to_unless_it_travels_in_full_precision():
     flat = gradient(4 * BUCKET)
     tail = torch.full((BUCKET - 1,), 1e6)
-    one, two = ALQ(bits=3, bucket_size=BUCKET), ALQ(bits=3, bucket_size=BUCKET)
+    one, two, full = (
+        ALQ(bits=3, bucket_size=BUCKET, tail=tail) for tail in ("quantize", "quantize", "full")
+    )
     one.fit(flat)
     two.fit([flat, tail])
-    assert torch.equal(one.levels, two.levels)
-    short = ALQ(bits=3, bucket_size=BUCKET)
+    full.fit([flat, tail])
+    assert torch.equal(one.levels, full.levels) and not torch.equal(one.levels, two.levels)
+    # All but a millionth of the squared norm lies at one place, to which a level goes.
+    nearest = (two.levels - (BUCKET - 1) ** -0.5).abs().min()
+    assert nearest < 0.01 * (BUCKET - 1) ** -0.5
+    short = ALQ(bits=3, bucket_size=BUCKET, tail="full")
     short.fit(flat[:50])
     assert short.report()["table_version"] == 1
 

@@ -60,14 +60,20 @@ def laid_out(model: nn.Module, settings) -> tuple[torch.Tensor, int, list[nn.Par
 
 
 def buckets_by_hand(flat: torch.Tensor, quantized: int, compressor, rank: int, step: int):
-    """The documented draw: Philox keyed by the sample stream, without replacement, in order."""
+    """The documented draw: Philox keyed by the sample stream, without replacement, in order; the
+    partial bucket is always drawn, and all weigh what they stand for, 1 on average."""
     size = compressor.settings.bucket_size
-    whole = quantized // size
+    whole, rest = divmod(quantized, size)
     key = stream_key(compressor.settings.seed, rank, step, Use.SAMPLE)
     draw = np.random.Generator(np.random.Philox(key=key))
-    count = min(compressor.adaptation.samples, whole)
+    count = compressor.adaptation.samples - bool(rest)
     chosen = np.sort(draw.choice(whole, count, replace=False))
-    return [flat[i * size : (i + 1) * size] for i in chosen]
+    buckets = [flat[i * size : (i + 1) * size] for i in chosen]
+    if not rest:
+        return buckets, [1.0] * count
+    scale = (count + 1) / (whole + 1)
+    weights = [whole / count * scale] * count + [scale]
+    return [*buckets, flat[whole * size : quantized]], weights
 
 
 def fit_by_hand(compressor, flats, quantized, step) -> None:
@@ -75,8 +81,8 @@ def fit_by_hand(compressor, flats, quantized, step) -> None:
     statistic = HistogramStatistic()
     pooled = []
     for rank, flat in enumerate(flats):
-        buckets = buckets_by_hand(flat, quantized, compressor, rank, step)
-        pooled.append(statistic.collect(buckets, [norm_of(b) for b in buckets]))
+        buckets, weights = buckets_by_hand(flat, quantized, compressor, rank, step)
+        pooled.append(statistic.collect(buckets, [norm_of(b) for b in buckets], weights))
     law = statistic.pool(pooled, compressor.adaptation.normalized)
     compressor.install(compressor.fit_magnitudes(law), compressor.table_version + 1)
 

@@ -57,15 +57,17 @@ def step_of(
 
 
 @pytest.mark.parametrize("count", [1, 5, 1000])
-def test_full_buckets_without_replacement(count):
+def test_buckets_without_replacement(count):
+    """24 full ones and one of 50 coordinates."""
     step, values = step_of([700, 800, 900, 50], 100, 1000)
     buckets = step.samples(count)
-    assert len(buckets) == min(count, 24)
+    assert len(buckets) == min(count, 25)
     starts = [int(bucket[0]) for bucket in buckets]
     assert len(set(starts)) == len(starts)
     for bucket in buckets:
         # Inside a group coordinates follow each other.
-        assert torch.equal(bucket, torch.arange(bucket[0], bucket[0] + 100))
+        assert torch.equal(bucket, torch.arange(bucket[0], bucket[0] + len(bucket)))
+        assert len(bucket) == (50 if bucket[0] == 2401 else 100)
         assert float(bucket[-1]) <= values.numel()
 
 

@@ -58,7 +58,7 @@ def bytes_figure(log: Log, summary: Summary) -> str:
 
 
 def error_figure(log: Log) -> str | None:
-    """The relative squared error of sampled buckets; None where nothing was quantised."""
+    """The relative squared error, estimated; None where nothing was quantised."""
     steps, errors = _series(log.steps, "relative_error")
     if not errors:
         return None

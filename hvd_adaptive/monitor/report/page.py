@@ -77,7 +77,7 @@ def tiles(s: Summary) -> list[tuple[str, str, str]]:
         (
             figure(s.relative_error),
             "relative squared error",
-            "mean of sampled buckets",
+            "of all quantised coordinates",
         ),
         (
             seconds(spent),
