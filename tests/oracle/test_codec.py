@@ -58,9 +58,7 @@ def vectors(draw: st.DrawFn) -> tuple[str, int, int, str, bool, float]:
     )
 
 
-def tensor(
-    law: str, count: int, seed: int, dtype: str, broken: bool, size: float
-) -> torch.Tensor:
+def tensor(law: str, count: int, seed: int, dtype: str, broken: bool, size: float) -> torch.Tensor:
     """float16 has room for sizes around 1 alone."""
     flat = torch.from_numpy(cases.vector(law, count, seed))
     if dtype != "float16":
