@@ -222,6 +222,7 @@ class Launcher:
             raise LaunchError("there is no horovodrun; build it with: hvd-adaptive install-horovod")
         kind = args.launcher
         if kind == "auto":
+            # Over MPI the level tables travel by mpi4py, so it is the better one to show.
             kind = "mpi" if hvd.mpi_built() and shutil.which("mpirun", path=path) else "gloo"
         self.command = [horovodrun, f"--{kind}", "-np", str(args.ranks)]
         if kind == "mpi":
