@@ -30,8 +30,13 @@ KNOWS = {
     **{helper: {"coding"} for helper in sorted(HELPERS)},
 }
 HOROVOD = {
-    "exchange/world.py", "exchange/mpi_messages.py", "elastic.py", "bench/worker.py", "doctor/worker.py", "plan/worker.py",
-}  # fmt: skip
+    "exchange/world.py",
+    "exchange/mpi_messages.py",
+    "elastic.py",
+    "bench/worker.py",
+    "doctor/worker.py",
+    "plan/worker.py",
+}
 
 
 def table() -> set[str]:
