@@ -29,8 +29,9 @@ from hvd_adaptive.levels.histogram import LOG_BINS, LOG_EDGES, Histogram
 
 # Coordinates that the exponent is estimated from: its standard error is a / sqrt(TAIL).
 TAIL = 40
-# How many buckets the prior stands for. Where levels are few it costs its share of the variance,
-# where they are many the cube root makes much of little.
+# How many buckets the prior stands for. If levels are few it costs its share of the variance; if
+# they are many the cube root makes much of little. Chosen by benchmarks/fresh_data.py: 1 loses to
+# AMQ at 2 to 4 bits of heavy tails, 0.03 at 8 bits of some samples of layered buckets.
 PRIOR = 0.1
 # It begins no higher, so that it has room.
 _HIGHEST = 0.5
@@ -45,8 +46,8 @@ def with_tail(counts: ArrayLike, squares: ArrayLike, buckets: float) -> Histogra
     """The law of weighted coordinates: their histogram with another tail, and some of the prior.
 
     counts: (LOG_BINS + 2,), sums of weights on ``LOG_EDGES``, then those of zeros and of ones;
-    squares: sums of squared weights, likewise. buckets: how many they come from. As weights differ,
-    coordinates and buckets are counted by Kish's effective number, (sum w)^2 / sum w^2.
+    squares: sums of squared weights, likewise. buckets: how many they come from, by Kish's
+    effective number, (sum w)^2 / sum w^2, by which coordinates are counted here, too.
 
     The ``TAIL`` largest coordinates below 1 become the truncated Pareto law of their mass and their
     mean of log r (maximum likelihood). All others and the atoms stay, so the law tends to the

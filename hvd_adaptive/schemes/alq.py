@@ -23,7 +23,8 @@ class ALQ(AdaptiveScheme):
     levels that all ranks share (section 3, Eqs 1, 2). The levels minimise the expected variance of
     the sampled buckets (section 3.4, Eq. 10) or, ``normalized=True`` (ALQ-N), the expected
     normalized variance (Eq. 3), by coordinate descent (Eqs 4, 5, 31, 33) or projection-free
-    gradient descent (``solver="gradient_descent"``, ALQG; Eqs 6, 7, 36).
+    gradient descent (``solver="gradient_descent"``, ALQG; Eqs 6, 7, 36). Samples get a tail for
+    what they do not show (levels/tail.py), so that the table suits fresh buckets, too.
 
     bits: 2 to 8, sign included.
     norm: "l2" as in the paper, or "linf".
