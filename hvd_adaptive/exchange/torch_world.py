@@ -50,6 +50,7 @@ class TorchWorld:
     """
 
     process_set = None
+    life = None
     sends_directly = False
     orders_collectives = False
 
@@ -81,7 +82,7 @@ class TorchWorld:
         dist.all_gather(everyone, own, group=self.group)
         return torch.stack(everyone).to(values.device)
 
-    def begin_gather(self, values: torch.Tensor) -> tuple[Any, list[torch.Tensor]]:
+    def begin_gather(self, values: torch.Tensor, name: str = "") -> tuple[Any, list[torch.Tensor]]:
         """As ``gather_equal``, without waiting; ``end_gather`` gives the result."""
         own = values.contiguous().to(self._device)
         everyone = [torch.empty_like(own) for _ in range(self.size)]

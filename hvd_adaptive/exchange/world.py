@@ -125,6 +125,15 @@ class World:
         handle = self.hvd.allgather_async(values, name=name, process_set=self.process_set)
         return self.wait(handle, name).view(self.size, *values.shape)
 
+    def begin_gather(self, values: torch.Tensor, name: str) -> Any:
+        """As ``gather_equal``, without waiting; ``end_gather`` gives the result."""
+        handle = self.hvd.allgather_async(values[None], name=name, process_set=self.process_set)
+        return handle, values  # which is not to go away
+
+    def end_gather(self, begun: Any) -> torch.Tensor:
+        """All ranks' tensors, stacked."""
+        return self.hvd.synchronize(begun[0])
+
     def broadcast(self, values: np.ndarray, name: str) -> np.ndarray:
         """The first member's array (bytes, so that nothing is converted)."""
         data = torch.from_numpy(values.view(np.uint8).copy())

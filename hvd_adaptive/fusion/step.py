@@ -14,10 +14,10 @@ from hvd_adaptive.compressor import GradientCompressor
 from hvd_adaptive.device import Later, Streams
 from hvd_adaptive.errors import PayloadError
 from hvd_adaptive.exchange.collectives import AllGather, Collective
-from hvd_adaptive.exchange.exchange import Route, Shipment
+from hvd_adaptive.exchange.exchange import Route, Shipment, payloads_of
 from hvd_adaptive.feedback import Residuals
 from hvd_adaptive.finite import Finite
-from hvd_adaptive.fusion.failures import Failures, step_failed
+from hvd_adaptive.fusion.failures import ENDINGS, Ending
 from hvd_adaptive.fusion.given_up import Sent
 from hvd_adaptive.fusion.layout import Group, Layout, Piece, gather, parts_among
 from hvd_adaptive.fusion.samples import draw_buckets
@@ -58,6 +58,7 @@ class Step:
     """
 
     counts = True
+    endings = ENDINGS
 
     def __init__(
         self,
@@ -90,7 +91,7 @@ class Step:
         self._absent: list[int] = []
         self._finite = Finite()
         self._streams = Streams()
-        self._failures = Failures()
+        self._ending = Ending(binding.world, number, layout.labels)
         self._gradients: list[torch.Tensor] = []  # those that results take the place of
         self._pending = 0
 
@@ -106,6 +107,8 @@ class Step:
     def arrive(self, slot: int, tensor: torch.Tensor) -> None:
         """Take a member's gradient; launch what has become complete."""
         self.binding.compressor.check_device(tensor.device)
+        if not self._pending:
+            self.endings.begin(self)
         self._tensors[slot] = tensor
         self._streams.arrived(slot, tensor)
         self._pending += 1
@@ -149,7 +152,7 @@ class Step:
                 self._advance_oldest()
         tensor, self._tensors[slot] = self._tensors[slot], None
         self._pending -= 1
-        if self._failures.first is None and not self._written_back[slot]:
+        if self._ending.first is None and not self._written_back[slot]:
             parts = [self._results[group][_range(piece)] for group, piece in pieces]
             whole = parts[0] if len(parts) == 1 else torch.cat(parts)
             tensor = self._as(tensor, slot, whole.view(self.layout.members[slot].shape))
@@ -161,12 +164,16 @@ class Step:
         return tensor
 
     def _check_everywhere(self) -> None:
-        """PayloadError, on every rank, if a rank could not read what it received."""
-        failed = self._failures.everywhere(self.binding.world, self._attempted("corrupt"))
-        if failed:
+        """PayloadError, on every rank, if a rank could not read what it received: see failures.py.
+        The gradients are NaN then."""
+        self._ending.name = self._attempted("corrupt")
+        try:
+            with self.binding.compressor.meter.time("exchange_s"):
+                self.endings.end(self, self._ending)
+        except PayloadError:
             for gradient in self._gradients:
                 gradient.detach().fill_(float("nan"))
-            raise step_failed(self.number, failed, self.layout.labels) from self._failures.first
+            raise
 
     def _as(self, gradient: torch.Tensor, slot: int, result: torch.Tensor) -> torch.Tensor:
         """``result`` with the gradient's strides, which optimizers may compare with the weights',
@@ -183,6 +190,7 @@ class Step:
 
     def abandon(self) -> list[Sent]:
         """Give up a step that was never finished; returns what is in flight."""
+        self.endings.give_up(self)
         flying = [
             Sent(self._name(f.index, f.stage), isinstance(f.request, AllGather), f.handle)
             for f in self._flying
@@ -323,7 +331,7 @@ class Step:
                 values = self._residuals.added(index, values)
             payloads = binding.exchange.encode(shipment, flat, values)
             if self._residuals is not None and quantized:
-                after = self._residuals.after(index, values, codec, payloads)
+                after = self._residuals.after(index, values, codec, payloads_of(payloads))
                 self._after[index] = after
                 size = self._residuals.held_bytes(index) + after.nbytes
                 meter.hold(f"residual of group {index}", size)
@@ -426,7 +434,7 @@ class Step:
         except StopIteration as end:
             self._finish(flight.index, end.value)
         except PayloadError as error:
-            self._failures.note(flight.index, error)
+            self._ending.note(flight.index, error)
             self._finish(flight.index, None)
         else:
             del received

@@ -13,6 +13,7 @@ from types import SimpleNamespace
 import torch
 
 from hvd_adaptive.fusion.binding import Binding
+from hvd_adaptive.fusion.failures import Endings
 from hvd_adaptive.fusion.layout import Member
 from hvd_adaptive.fusion.step import Step
 
@@ -46,8 +47,8 @@ class Wire:
 class LateHorovod:
     """One rank's Horovod. damage: changes what another rank's message is, as this one gets it."""
 
-    def __init__(self, wire: Wire, rank: int, damage: Callable) -> None:
-        self.wire, self.rank, self.damage = wire, rank, damage
+    def __init__(self, wire: Wire, rank: int, damage: Callable, late: bool = True) -> None:
+        self.wire, self.rank, self.damage, self.late = wire, rank, damage, late
         self._pending: dict[str, tuple[list[torch.Tensor], bool]] = {}
 
     def allgather_async(self, data, name, process_set):
@@ -58,7 +59,8 @@ class LateHorovod:
 
     def synchronize(self, name):
         parts, gathers = self._pending.pop(name)
-        self.wire.put(name, self.rank, parts)
+        if self.late:
+            self.wire.put(name, self.rank, parts)
         received = self.wire.take(name, self.rank)
         received = [
             part if sender == self.rank else self.damage(name, sender, self.rank, part)
@@ -69,11 +71,13 @@ class LateHorovod:
 
     def flush(self):
         """A rank that waits no more has still submitted what it has."""
-        for name, (parts, _) in self._pending.items():
+        for name, (parts, _) in self._pending.items() if self.late else ():
             self.wire.put(name, self.rank, parts)
 
     def _submit(self, name, parts, gathers):
         self._pending[name] = list(parts), gathers
+        if not self.late:
+            self.wire.put(name, self.rank, parts)
         return name
 
 
@@ -81,11 +85,17 @@ class LateWorld(SimpleNamespace):
     """As exchange.world.World."""
 
     orders_collectives = False
-    process_set = None
+    process_set = life = None
 
-    def gather_equal(self, values: torch.Tensor, name: str) -> torch.Tensor:
+    def begin_gather(self, values: torch.Tensor, name: str) -> str:
         self.hvd.wire.put(name, self.rank, [values] * self.size)
+        return name
+
+    def end_gather(self, name: str) -> torch.Tensor:
         return torch.stack(self.hvd.wire.take(name, self.rank))
+
+    def is_current(self) -> bool:
+        return True
 
 
 class LateBinding(Binding):
@@ -109,26 +119,41 @@ class LateBinding(Binding):
 class LateRank:
     """One rank; ``step`` averages its gradients in their own memory, or raises."""
 
-    def __init__(self, wire, rank, compressor, shapes, dtype, direct, damage):
-        hvd = LateHorovod(wire, rank, damage)
+    def __init__(self, wire, rank, compressor, shapes, dtype, direct, damage, late=True):
+        hvd = LateHorovod(wire, rank, damage, late)
         world = LateWorld(hvd=hvd, rank=rank, size=wire.size, sends_directly=direct)
         self.compressor, self.hvd = compressor, hvd
+        self.name, self.endings = "late", Endings()
         self.binding = LateBinding(compressor, world, shapes, dtype)
 
     def step(self, gradients: Sequence[torch.Tensor], number: int) -> list[torch.Tensor]:
+        """A whole step."""
+        return self.end(self.begin(gradients, number))
+
+    def begin(self, gradients: Sequence[torch.Tensor], number: int) -> Step:
+        """As the backward pass does."""
         self.compressor.step = number
-        self.binding.name = f"late{number}"
+        self.binding.name = f"{self.name}{number}"
         self.binding.prepare(number)
         step = Step(self.binding, self.binding.layout, number)
+        step.endings = self.endings
         step.release(1.0 / self.hvd.wire.size)
-        slots = [int(member.name[1:]) for member in self.binding.layout.members]
-        for slot in reversed(range(len(slots))):
-            step.arrive(slot, gradients[slots[slot]])
+        for slot, place in reversed(list(enumerate(self._places))):
+            step.arrive(slot, gradients[place])
+        return step
+
+    def end(self, step: Step) -> list[torch.Tensor]:
+        """As the optimizer does."""
         step.factor = 1.0 / self.hvd.wire.size
         step.launch_all()
-        results = {slots[slot]: step.result(slot) for slot in range(len(slots))}
+        results = {place: step.result(slot) for slot, place in enumerate(self._places)}
         assert step.finished
-        return [results[slot] for slot in range(len(slots))]
+        return [results[place] for place in range(len(results))]
+
+    @property
+    def _places(self) -> list[int]:
+        """Which parameter each slot is."""
+        return [int(member.name[1:]) for member in self.binding.layout.members]
 
 
 def intact(name, sender, receiver, part):
@@ -140,10 +165,9 @@ def run(make, shapes, gradients, *, dtype=torch.float32, direct=False, damage=in
 
     make: a compressor.  gradients: [step][rank], a list by parameter; results take their place.
     """
-    size = len(gradients[0])
-    wire, outcomes = Wire(size), [[] for _ in range(size)]
+    outcomes: list[list] = [[] for _ in gradients[0]]
 
-    def work(rank):
+    def work(rank, wire):
         one = LateRank(wire, rank, make(), shapes, dtype, direct, damage)
         for number, of_step in enumerate(gradients):
             try:
@@ -153,10 +177,16 @@ def run(make, shapes, gradients, *, dtype=torch.float32, direct=False, damage=in
                 break
         one.hvd.flush()
 
-    threads = [threading.Thread(target=work, args=(rank,)) for rank in range(size)]
+    in_threads(work, len(outcomes))
+    return outcomes
+
+
+def in_threads(work: Callable[[int, Wire], None], ranks: int) -> None:
+    """``work(rank, wire)`` of every rank at once."""
+    wire = Wire(ranks)
+    threads = [threading.Thread(target=work, args=(rank, wire)) for rank in range(ranks)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join(3 * SECONDS)
     assert not any(thread.is_alive() for thread in threads)
-    return outcomes

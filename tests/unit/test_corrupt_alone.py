@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
-from late_ranks import run
+from late_ranks import LateRank, in_threads, intact, run
 from test_ownership import EXCHANGES, SHAPES, drawn
 
 from hvd_adaptive import QSGD, PayloadError
 from hvd_adaptive.coding.header import SIZE
+from hvd_adaptive.fusion.failures import Endings
 
 RANKS = 4
 KEYWORDS = {"bits": 4, "bucket_size": 256, "second_stage_bits": 6, "fusion_bytes": 40_000}
@@ -108,3 +109,58 @@ def test_several_ranks_at_once(exchange):
     assert len(told) == 1
     if exchange == "allgather":
         assert "at rank 1 (group" in told.pop()
+
+
+def two_optimizers(damage):
+    """Two ranks' steps of two optimizers: both backward passes, then the ends, the other way round
+    on the second rank. Each rank's errors, in the order of its ends."""
+    shapes = SHAPES["biases"]
+    errors: list[list] = [[], []]
+
+    def work(rank, wire):
+        endings, begun = Endings(), []
+        for name in ("first", "second"):
+            compressor, own = make("allgather")(), drawn(shapes, 2, 1)[0][rank]
+            one = LateRank(wire, rank, compressor, shapes, own[0].dtype, False, damage, late=False)
+            one.name, one.endings = name, endings
+            begun.append((one, one.begin(own, 0)))
+        for one, step in reversed(begun) if rank else begun:
+            try:
+                one.end(step)
+                errors[rank].append(None)
+            except Exception as error:
+                errors[rank].append(error)
+
+    in_threads(work, 2)
+    return errors
+
+
+def hitting(rank):
+    """Damages one payload of the second optimizer, as ``rank`` receives it."""
+    done = []
+
+    def damage(name, sender, receiver, part):
+        if name.startswith("second0.group0") and receiver == rank and not done:
+            done.append(name)
+            return gone(part)
+        return part
+
+    return damage
+
+
+def test_optimizers_may_step_in_different_orders():
+    assert two_optimizers(intact) == [[None, None], [None, None]]
+
+
+def test_optimizers_in_different_orders_still_learn_of_a_corrupt_payload():
+    """The rank that could not read it raises at once, the other one at the end of its last step."""
+    first, second = two_optimizers(hitting(rank=1))
+    assert first[0] is None
+    for error in (second[0], first[1]):
+        assert isinstance(error, PayloadError) and "corrupt at rank 1 (group0" in str(error)
+
+
+def test_what_is_learned_late_says_so():
+    first, second = two_optimizers(hitting(rank=0))
+    assert first[0] is None and "No parameter has changed" in str(first[1])
+    assert second[0] is None and "restore them on every rank" in str(second[1])
