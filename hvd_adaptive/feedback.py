@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from hvd_adaptive import states
-from hvd_adaptive.coding.sendable import Sendable
 from hvd_adaptive.finite import Finite, all_finite
 
 if TYPE_CHECKING:
@@ -87,7 +86,7 @@ class Residuals:
         return z
 
     def after(
-        self, index: int, z: torch.Tensor, codec: Codec, payloads: Sequence[Payload | Sendable]
+        self, index: int, z: torch.Tensor, codec: Codec, payloads: Sequence[Payload]
     ) -> torch.Tensor:
         """The group's residual once ``payloads``, which encode ``z`` one part after the other, have
         been applied."""
@@ -102,10 +101,9 @@ class Residuals:
         factor = -1.0 / self._scale if self._scale >= LEAST_SCALE else float("nan")
         at = 0
         for payload in payloads:
-            if not isinstance(payload, Sendable):  # else it is empty
-                end = at + payload.header.coordinates - payload.header.full
-                codec.decode_opened([payload], factor, out[at:end])  # -(ẑ - z - (1 - β) S r) / S
-                at = end
+            end = at + payload.header.coordinates - payload.header.full
+            codec.decode_opened([payload], factor, out[at:end])  # -(ẑ - z - (1 - β) S r) / S
+            at = end
         return out
 
     def held_bytes(self, index: int) -> int:

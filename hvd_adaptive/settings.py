@@ -113,7 +113,7 @@ class Settings:
         "auto", what is measured to be fastest for each group, float32 and bfloat16 included.
     second_stage_bits: of averages that travel again, 2 to 8, or 32 for full precision; where None,
         the fewest that add at most a quarter of the first stage's variance where coordinates are
-        normal or Laplacian.
+        normal or Laplacian, or 32 if the first stage loses nothing.
     ranks_per_node: of exchange="hierarchical", ranks that follow each other; found out where None.
     error_feedback: weight β of what earlier steps' quantisation lost, added to each gradient before
         it is quantised (feedback.Residuals): above 0, at most 1, the classical one. (Above 1 no

@@ -38,6 +38,11 @@ def memory_of(outgoing: Outgoing) -> Sendable:
     return outgoing.memory if isinstance(outgoing, Encoded) else outgoing
 
 
+def payloads_of(sent: Sequence[Outgoing]) -> list[Encoded]:
+    """Without empty parts."""
+    return [part for part in sent if isinstance(part, Encoded)]
+
+
 def _new_memory(
     use: str, coordinates: int, dtype: torch.dtype, device: torch.device
 ) -> torch.Tensor:

@@ -14,7 +14,7 @@ from hvd_adaptive.compressor import GradientCompressor
 from hvd_adaptive.device import Later, Streams
 from hvd_adaptive.errors import PayloadError
 from hvd_adaptive.exchange.collectives import AllGather, Collective
-from hvd_adaptive.exchange.exchange import Route, Shipment
+from hvd_adaptive.exchange.exchange import Route, Shipment, payloads_of
 from hvd_adaptive.feedback import Residuals
 from hvd_adaptive.finite import Finite
 from hvd_adaptive.fusion.failures import Failures, step_failed
@@ -330,7 +330,7 @@ class Step:
                 values = self._residuals.added(index, values)
             payloads = binding.exchange.encode(shipment, flat, values)
             if self._residuals is not None and quantized:
-                after = self._residuals.after(index, values, codec, payloads)
+                after = self._residuals.after(index, values, codec, payloads_of(payloads))
                 self._after[index] = after
                 size = self._residuals.held_bytes(index) + after.nbytes
                 meter.hold(f"residual of group {index}", size)

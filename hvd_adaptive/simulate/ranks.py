@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from hvd_adaptive.compressor import GradientCompressor, check_compressor
-from hvd_adaptive.exchange.exchange import Place, Route, Shipment
+from hvd_adaptive.exchange.exchange import Place, Route, Shipment, payloads_of
 from hvd_adaptive.exchange.exchanges import EXCHANGES
 from hvd_adaptive.exchange.nodes import nodes_of
 from hvd_adaptive.feedback import Residuals, all_finite
@@ -270,7 +270,8 @@ class Ranks:
             payloads = exchange.encode(shipment, flat, values)
             if self.residuals and shipment.quantized:
                 codec, residuals = shipment.codec, self.residuals[rank]
-                after[rank][index] = residuals.after(index, values, codec, payloads)
+                own = payloads_of(payloads)
+                after[rank][index] = residuals.after(index, values, codec, own)
             routes.append(exchange.route(shipment, payloads))
         return together(routes, self._take_back).clone()
 

@@ -24,7 +24,7 @@ KNOWS = {
     "monitor": {"commands"},
     "statistics": {"levels", "kernels"},
     "schedule": set(),
-    "feedback": {"coding"},
+    "feedback": set(),
     "theory": {"levels", "schemes"},
     "ddp": {"compressor", "fusion"},
     **{helper: {"coding"} for helper in sorted(HELPERS)},

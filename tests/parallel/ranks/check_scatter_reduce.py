@@ -137,7 +137,8 @@ def test_as_many_bytes_as_are_sent(monkeypatch):
         return alltoall(tensor, splits, **k)
 
     def counted_allgather(tensor, **k):
-        sent.append(tensor.numel() * (hvd.size() - 1))
+        if tensor.dtype == torch.uint8:  # a payload, not what ranks tell each other at the end
+            sent.append(tensor.numel() * (hvd.size() - 1))
         return allgather(tensor, **k)
 
     train(model, optimizer, 2)
