@@ -24,11 +24,12 @@ def test_end_to_end_and_kept(tmp_path, monkeypatch):
     monkeypatch.setattr(rate_curve, "FAMILIES", few)
     monkeypatch.setattr(rate_bound, "COORDINATES", 1 << 16)
     page = tmp_path / "docs" / "rate.md"
-    arguments = ["--stages", "0", "--draws", "1", "--coordinates", "50000",
+    arguments = ["--stages", "0", "--draws", "8", "--coordinates", "50000",
                  "--folder", str(tmp_path / "runs"), "--page", str(page)]  # fmt: skip
     rate_curve.main(arguments)
     text = page.read_text(encoding="utf-8")
-    assert "to 8 bits. **Holds**" in text and "bound, dither not known" in text
+    assert "**Holds** (p" in text and "to 8 bits, on these gradients" in text
+    assert "bound, dither not known" in text
     assert "| ECDQ | " in text and "SignSGD |" not in text
     assert (tmp_path / "docs" / "images" / "rate_curve.png").stat().st_size > 10_000
     monkeypatch.setattr(rate_curve, "measure", None)
