@@ -166,14 +166,16 @@ def distributed(runs: Runs) -> Parts:
     gains = [paired(found[one], found[other]) for one, other in pairs]
     ours = paired(found["ORQ-9"], found["ORQ-3"])
     theirs = paired(found["QSGD-9"], found["TernGrad"])
+    where = f"with {WORKERS} workers"
     claims = [
-        *(ahead(one, other, gain) for (one, other), gain in zip(pairs, gains, strict=True)),
-        *(near(f"{m} is within {CLOSE:g} points of full precision", paired(found[m], exact))
+        *(ahead(one, f"{other} {where}", gain)
+          for (one, other), gain in zip(pairs, gains, strict=True)),
+        *(near(f"{m} is within {CLOSE:g} points of full precision {where}", paired(found[m], exact))
           for m in ("ORQ-5", "ORQ-9")),
         Claim("from 3 to 9 levels ORQ gains more accuracy than evenly spaced levels",
               f"ORQ gains {Interval.of(ours)} points, they {Interval.of(theirs)}.",
               (Comparison(ours - theirs),)),
-        *(near(f"ORQ-3 is within {CLOSE:g} points of {m}", paired(found["ORQ-3"], found[m]))
+        *(near(f"ORQ-3 is within {CLOSE:g} points of {m} {where}", paired(found["ORQ-3"], found[m]))
           for m in ("QSGD-5", "QSGD-9")),
     ]  # fmt: skip
     return [

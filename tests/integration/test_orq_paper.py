@@ -51,8 +51,9 @@ def test_end_to_end_and_resumed(tmp_path, monkeypatch):
         assert f"(images/{figure}.png)" in page
     words = re.findall(r"^- \*\*(Holds|Does not hold|Not decided)\*\* \((\S+)", page, re.M)
     # One seed decides nothing; the two claims on bytes are computed.
-    assert len(words) == 47 and sum(word != "Not decided" for word, _ in words) == 2
+    assert len(words) == 45 and sum(word != "Not decided" for word, _ in words) == 2
     assert {how for word, how in words if word != "Not decided"} == {"computed"}
+    looked_up(tmp_path / "docs", monkeypatch, "orq.md")
     stamps = {path: path.stat().st_mtime_ns for path in (tmp_path / "runs").rglob("*.csv")}
     # Fig. 1's, errors and solvers of a trajectory; full precision, 12 methods, 4 at Table 4's
     # bucket size, with and without 2 clipping factors; full precision and 6 methods on 4 workers.
@@ -64,6 +65,18 @@ def test_end_to_end_and_resumed(tmp_path, monkeypatch):
     assert {job.path(tmp_path / "runs") for job in missing(tmp_path, monkeypatch)} == {
         removed, foreign
     }  # fmt: skip
+
+
+def looked_up(docs: Path, monkeypatch: pytest.MonkeyPatch, page: str) -> None:
+    """Every item of docs/papers.md that this page decides finds its claims on it."""
+    import papers
+    from papers_list import PAPERS
+
+    monkeypatch.setattr(papers, "DOCS", docs)
+    items = [item for of_paper in PAPERS.values() for item in of_paper if item.page == page]
+    assert len(items) > 5
+    for item in items:
+        assert papers.verdicts_on(page, item.claims), item
 
 
 def missing(cwd: Path, monkeypatch: pytest.MonkeyPatch) -> list:

@@ -42,7 +42,7 @@ def paper(cwd: Path) -> subprocess.CompletedProcess[str]:
     )  # fmt: skip
 
 
-def test_end_to_end_and_resumed(tmp_path):
+def test_end_to_end_and_resumed(tmp_path, monkeypatch):
     done = paper(tmp_path)
     assert done.returncode == 0, done.stdout
     images = tmp_path / "docs/images"
@@ -57,11 +57,26 @@ def test_end_to_end_and_resumed(tmp_path):
     # Two regressions and one seed decide nothing; a claim on bounds is computed.
     assert len(words) == 22 and [word for word, how in words if how == "computed"] == ["Holds"]
     assert sum(word == "Not decided" for word, _ in words) == 21
+    looked_up(tmp_path / "docs", monkeypatch)
     stamps = {path: path.stat().st_mtime_ns for path in (tmp_path / "runs").rglob("*.csv")}
     # 10 regressions, Fig. 3's, a trajectory, 3 methods of 2 models with 1 and 4 workers, and Adam.
     assert len(stamps) == 10 + 1 + 1 + 12 + 3
     assert paper(tmp_path).returncode == 0
     assert stamps == {path: path.stat().st_mtime_ns for path in stamps}
+
+
+def looked_up(docs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every item of docs/papers.md that this page decides finds its claims on it. Sparse SGD's are
+    left out: one gain is no range to interpolate in."""
+    import papers
+    from papers_list import PAPERS
+
+    monkeypatch.setattr(papers, "DOCS", docs)
+    items = [item for of_paper in PAPERS.values() for item in of_paper if item.page == "qcs.md"]
+    assert len(items) > 5
+    for item in items:
+        if "Sparse SGD" not in item.text:
+            assert papers.verdicts_on("qcs.md", item.claims), item
 
 
 @pytest.mark.parametrize("bucket", [2, 8, 40])
