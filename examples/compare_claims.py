@@ -111,7 +111,7 @@ def _lower_variance_in_training(scores: Mapping[str, Scores]) -> Claim | None:
     return all_pairs(
         f"in their own trainings adaptive methods have less variance on {TASKS[CURVE_TASK].title}",
         value, [m for m in known if m in ADAPTIVE], [m for m in known if m in FIXED],
-        "Mean log variances of adaptive methods",
+        "Mean log variances of adaptive methods, of those that never diverged",
     )  # fmt: skip
 
 

@@ -23,6 +23,8 @@ SWEEPS: dict[str, tuple[int, ...]] = {
     "workers": (16, 32),
     "clip": (64, 32768),
 }
+# From and to which bucket size a loss of accuracy is told.
+SMALL, LARGE = 100, 32768
 SWEEP_LABELS = {
     "bucket_size": "bucket size",
     "bits": "bits",

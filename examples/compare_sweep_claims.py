@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from compare_claims import CLOSE, close_to
 from compare_methods import ADAPTIVE, FIXED
 from compare_scores import Scores
-from compare_studies import SWEEP_TASK, Sweep
+from compare_studies import LARGE, SMALL, SWEEP_TASK, Sweep
 from compare_tasks import TASKS
 from verdicts import Claim, Comparison, Interval
 
@@ -46,23 +46,22 @@ def _title() -> str:
 def _loses_with_size(method: str, by_size: BY_VALUE) -> Claim | None:
     if not by_size or any(method not in scores for scores in by_size.values()):
         return None
-    small, large = sorted(by_size)[-3], max(by_size)
-    drop = by_size[small].accuracy(method) - by_size[large].accuracy(method)
-    text = f"{method} loses accuracy from bucket size {small} to {large} ({_title()})"
+    drop = by_size[SMALL].accuracy(method) - by_size[LARGE].accuracy(method)
+    text = f"{method} loses accuracy from bucket size {SMALL} to {LARGE} ({_title()})"
     return Claim(text, f"It loses {Interval.of(drop)} points.", (Comparison(drop),))
 
 
 def _loses_least(own: str, others: tuple[str, ...], told: str, by_size: BY_VALUE) -> Claim | None:
     if not by_size:
         return None
-    small, large = sorted(by_size)[-3], max(by_size)
-    known = [m for m in by_size[small].known(dict.fromkeys(others)) if not m.startswith(own)]
-    if own not in by_size[small] or not known:
+    small, large = by_size[SMALL], by_size[LARGE]
+    known = [m for m in small.known(dict.fromkeys(others)) if not m.startswith(own)]
+    if own not in small or not known:
         return None
-    loss = {m: by_size[small].accuracy(m) - by_size[large].accuracy(m) for m in (own, *known)}
+    loss = {m: small.accuracy(m) - large.accuracy(m) for m in (own, *known)}
     more = {m: loss[m] - loss[own] for m in known}
     return Claim(
-        f"{own} loses less accuracy from bucket size {small} to {large} than {told} ({_title()})",
+        f"{own} loses less accuracy from bucket size {SMALL} to {LARGE} than {told} ({_title()})",
         f"It loses {Interval.of(loss[own])} points; the others more than it by "
         f"{_list({m: Interval.of(each) for m, each in more.items()})}.",
         tuple(Comparison(each) for each in more.values()),
