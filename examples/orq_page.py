@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import verdicts
 from compare_runs import TASKS, cached_data
+from compare_tables import table
 from orq_figures import own_errors
 from orq_gradients import (
     DRAWS,
@@ -24,7 +25,6 @@ from orq_methods import BUCKET, BY_LEVELS, METHODS, make
 from orq_tables import Runs, against_clipping, against_size, at_one_size, distributed
 from orq_training import TASK, batch_size
 from qcs_figures import Made
-from qcs_page import table
 from verdicts import Claim, Comparison, Interval
 
 from hvd_adaptive import ORQ

@@ -7,6 +7,7 @@ import statistics
 from typing import Any
 
 import numpy as np
+from compare_tables import table
 from orq_figures import accuracies, own_errors, standard_error
 from orq_methods import (
     BUCKET,
@@ -22,7 +23,6 @@ from orq_methods import (
     WORKERS_CLIP,
 )
 from orq_training import CURVE_SEEDS, Training
-from qcs_page import table
 from verdicts import Claim, Comparison, Interval, paired
 
 Runs = list[tuple[Training, Any]]
