@@ -49,7 +49,7 @@ def test_end_to_end_and_resumed(tmp_path, monkeypatch):
         assert min(struct.unpack(">II", data[16:24])) >= 300
         assert 5_000 < len(data) < 120_000
         assert f"(images/{figure}.png)" in page
-    words = re.findall(r"^- \*\*(Holds|Does not hold|Not decided)\*\* \((\S+)", page, re.M)
+    words = re.findall(r"^- \*\*(Holds|Does not hold|Not decided)\*\* \((\w+)", page, re.M)
     # One seed decides nothing; the two claims on bytes are computed.
     assert len(words) == 45 and sum(word != "Not decided" for word, _ in words) == 2
     assert {how for word, how in words if word != "Not decided"} == {"computed"}

@@ -53,7 +53,7 @@ def test_end_to_end_and_resumed(tmp_path, monkeypatch):
         assert min(struct.unpack(">II", data[16:24])) >= 300
         assert 5_000 < len(data) < 120_000
         assert f"(images/{figure}.png)" in page
-    words = re.findall(r"^- \*\*(Holds|Does not hold|Not decided)\*\* \((\S+)", page, re.M)
+    words = re.findall(r"^- \*\*(Holds|Does not hold|Not decided)\*\* \((\w+)", page, re.M)
     # Two regressions and one seed decide nothing; a claim on bounds is computed.
     assert len(words) == 22 and [word for word, how in words if how == "computed"] == ["Holds"]
     assert sum(word == "Not decided" for word, _ in words) == 21
