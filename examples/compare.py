@@ -25,7 +25,15 @@ import torch
 from compare_budgets import BUDGETS
 from compare_methods import METHODS
 from compare_runs import Outcome
-from compare_studies import SWEEPS, budget_runs, main_runs, sweep_runs, trajectories
+from compare_studies import (
+    SWEEPS,
+    budget_runs,
+    fits,
+    main_runs,
+    paper_runs,
+    sweep_runs,
+    trajectories,
+)
 from compare_tasks import TASKS, cached_data
 from rich.console import Console
 from tqdm import tqdm
@@ -51,11 +59,11 @@ def make_parser() -> argparse.ArgumentParser:
     what.add_argument("--rate", type=float, help="learning rate (the task's own)")
     what.add_argument("--sweeps", nargs="*", choices=SWEEPS, metavar="SETTING",
                       help=f"vary one of {', '.join(SWEEPS)} as well")  # fmt: skip
-    what.add_argument("--sweep-seeds", type=_positive, default=6)
     what.add_argument("--budgets", nargs="*", choices=BUDGETS, metavar="BITS",
                       help="compare methods at equal wire bits a coordinate as well, of "
                            f"{', '.join(BUDGETS)}")  # fmt: skip
-    what.add_argument("--budget-seeds", type=_positive, default=10)
+    what.add_argument("--papers", action="store_true",
+                      help="run the QSGD and NUQSGD papers' settings as well")  # fmt: skip
 
     how = parser.add_argument_group("output")
     how.add_argument("--output-dir", type=Path, default=Path("runs/compare"))
@@ -79,6 +87,7 @@ def main() -> int | str:
         args.sweeps = list(SWEEPS) if args.sweeps is None else args.sweeps
         args.figures = args.figures or args.results.parent / "images"
         args.budgets = list(BUDGETS) if args.budgets is None else args.budgets
+        args.papers = True
     args.sweeps, args.budgets = args.sweeps or [], args.budgets or []
     torch.set_num_threads(1)
     # A killed comparison must not leave its processes behind: this makes `finally` clauses run.
@@ -89,10 +98,11 @@ def main() -> int | str:
     if args.epochs:
         for name in args.task:
             _set_epochs(name, args.epochs, args.workers)
-    runs = main_runs(args) + sweep_runs(args) + budget_runs(args)
-    jobs = [run for run in dict.fromkeys(runs) if run.load(args.output_dir) is None]
+    runs = main_runs(args) + paper_runs(args) + sweep_runs(args) + budget_runs(args)
+    jobs: list[Any] = list(dict.fromkeys(runs))
     if args.figures:
-        jobs += [t for t in trajectories(args).values() if t.load(args.output_dir) is None]
+        jobs += [job for of_task in trajectories(args).values() for job in of_task] + fits(args)
+    jobs = [job for job in jobs if job.load(args.output_dir) is None]
     failed = execute(jobs, args.output_dir, args.jobs)
     if failed:
         return "\n".join(failed)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from compare_methods import METHODS, Method
+from compare_methods import Method
 
 from hvd_adaptive import (
     ALQ,
@@ -85,9 +85,6 @@ BUDGETS = {
         | {
             "ORQ-3-clip": _own(ORQ, levels=3, clip=2.5),
             "QCS-20": _own(QCS, gain=20),
-            "QCS-20-MMSE": _own(QCS, gain=20, estimator="mmse"),
-            "QCS-20-MMSE-EF": _own(QCS, gain=20, estimator="mmse", error_feedback=1.0),
-            "SparseSGD-1.6": _sparse(0.159, 0.149, 0.193),
             "ECDQ-1.6": _own(ECDQ, bits=1.6),
         },
         ("TernGrad",),
@@ -97,7 +94,6 @@ BUDGETS = {
         _levels(5)
         | {
             "QCS-13.7": _own(QCS, gain=13.7),
-            "SparseSGD-2.3": _sparse(0.195, 0.190, 0.243),
             "ECDQ-2.3": _own(ECDQ, bits=2.33),
         },
     ),
@@ -106,7 +102,6 @@ BUDGETS = {
         _levels(9)
         | {
             "QCS-10": _own(QCS, gain=10),
-            "SparseSGD-3.2": _sparse(0.235, 0.234, 0.290),
             "ECDQ-3.2": _own(ECDQ, bits=3.2),
         },
         ("QSGD", "QSGDinf", "ALQ", "AMQ"),
@@ -115,12 +110,9 @@ BUDGETS = {
         "8 bits, 9 for natural compression",
         {
             "NaturalCompression": _own(NaturalCompression),
-            "QSGD-8bit": _own(QSGD, bits=8),
-            "QSGDinf-8bit": _own(QSGD, bits=8, norm="linf", symmetric=True),
             "ALQ-8bit": Method(ALQ, adaptive=True, own={"bits": 8}),
             "QCS-4": _own(QCS, gain=4),
             "ECDQ-8": _own(ECDQ, bits=8.0),
         },
     ),
 }
-ALL_METHODS = METHODS | {n: m for budget in BUDGETS.values() for n, m in budget.methods.items()}

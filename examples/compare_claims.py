@@ -1,155 +1,182 @@
-"""The papers' claims, checked one by one on compare.py's runs."""
+"""The ALQ paper's claims at one setting, and what compare.py's runs say of them."""
 
 from __future__ import annotations
 
-import argparse
+import itertools
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import numpy as np
-from compare_methods import ADAPTIVE, FIXED
-from compare_runs import Outcome
-from compare_scores import Interval, Scores, variance_ratios
-from compare_studies import SWEEP_TASK, swept
+from compare_methods import ADAPTIVE, FIXED, METHODS
+from compare_runs import CURVE_TASK
+from compare_scores import OnTrajectory, Scores
 from compare_tasks import TASKS
+from verdicts import Claim, Comparison, Interval, paired
 
 # In percentage points of accuracy.
 CLOSE = 0.3
+# Methods whose table is the same for all gradients: those that Fig. 6 shows.
+TABLES = ("QSGDinf", "NUQSGD")
 
 
 def check_claims(
-    args: argparse.Namespace, scores: dict[str, Scores], outcomes: list[Outcome]
-) -> list[str]:
-    """A line of Markdown for each claim: whether it holds, and the figures that say so."""
-    sweep = swept(args, "bucket_size", outcomes)
-    by_bucket: dict[int, Scores] = {}
-    for size in sorted({size for row in sweep.values() for size in row}):
-        by_bucket[size] = Scores(o for row in sweep.values() for o in row[size])
+    scores: Mapping[str, Scores], on_path: Mapping[str, OnTrajectory], bits: int
+) -> list[Claim]:
+    """Tables 1 and 4, Figs 3 to 6: of those whose methods were run."""
     claims = [
-        *(_adaptive_beat_fixed(TASKS[task].title, each) for task, each in scores.items()),
-        *(_close_to_supersgd(TASKS[task].title, each) for task, each in scores.items()),
-        *(
-            _falls_behind(TASKS[task].title, method, each, args.bucket_size)
-            for method in ("NUQSGD", "QSGD")
-            for task, each in scores.items()
-        ),
-        *(_loses_with_size(method, by_bucket) for method in ("NUQSGD", "QSGD")),
-        _least_sensitive(by_bucket),
-        *_variance_claims(args),
-        _terngrad_catches_up(swept(args, "workers", outcomes)),
-    ]
-    return [CLAIMS, *(f"- {claim}" for claim in claims if claim), ""]
+        *(_adaptive_beat_fixed(task, each) for task, each in scores.items()),
+        *(close_to(each, name, "SuperSGD", TASKS[task].title)
+          for name in ("ALQ", "ALQ-N") for task, each in scores.items()),
+        *(_falls_behind(task, method, each)
+          for method in ("NUQSGD", "QSGD") for task, each in scores.items()),
+        *(_lower_loss(task, each) for task, each in scores.items()),
+        _lower_variance_in_training(scores),
+        *(claim for task, each in on_path.items() for claim in _variance_claims(task, each)),
+        *_change_of_variance(on_path),
+        _concentrated_levels(scores, bits),
+    ]  # fmt: skip
+    return [claim for claim in claims if claim is not None]
 
 
-CLAIMS = """"Holds" and "does not hold" are decided by the figures of this page alone. Intervals are
-95%, paired by seed, each by itself (no correction for their number).
-"""
+def close_to(scores: Scores, own: str, other: str, where: str) -> Claim | None:
+    """Not more than CLOSE points behind."""
+    if own not in scores or other not in scores:
+        return None
+    claim = f"{own} is within {CLOSE:g} points of {other} on {where}"
+    ahead = scores.ahead(own, other)
+    return Claim(claim, f"Points ahead: {Interval.of(ahead)}.", (Comparison(ahead, -CLOSE),))
 
 
-def verdict(holds: bool | None, claim: str, evidence: str) -> str:
-    """A claim with its judgement; None: the runs do not decide it."""
-    told = {True: "Holds", False: "Does not hold", None: "Not decided"}[holds]
-    return f"**{told}**: {claim}. {evidence}"
-
-
-def _adaptive_beat_fixed(title: str, scores: Scores) -> str:
-    adaptive, fixed = scores.known(ADAPTIVE), scores.known(FIXED)
-    if not adaptive or not fixed:
-        return ""
-    worst, best = min(adaptive, key=scores.mean), max(fixed, key=scores.mean)
-    gains = [scores.deficit(f, to=a) for a in adaptive for f in fixed]
-    better = sum(gain.low > 0 for gain in gains)
-    worse = sum(gain.high < 0 for gain in gains)
+def all_pairs(
+    text: str, value: Callable[[str], np.ndarray], lower: Sequence[str], higher: Sequence[str],
+    told: str,
+) -> Claim | None:  # fmt: skip
+    """A claim that every method of ``lower`` has a lower value than every one of ``higher``."""
+    if not lower or not higher:
+        return None
+    gains = {
+        pair: paired(value(pair[1]), value(pair[0])) for pair in itertools.product(lower, higher)
+    }
+    means = {name: float(value(name).mean()) for name in (*lower, *higher)}
+    worst, best = max(lower, key=means.__getitem__), min(higher, key=means.__getitem__)
     evidence = (
-        f"The lowest adaptive mean is {worst}'s {scores.mean(worst):.2f}%, the highest fixed one "
-        f"{best}'s {scores.mean(best):.2f}%. Of {len(gains)} pairs the adaptive method is better "
-        f"in {better}, worse in {worse} and not to be told apart in {len(gains) - better - worse}."
+        f"{told}: the greatest of these is {worst}'s, {means[worst]:.3g}, the least of the others "
+        f"{best}'s, {means[best]:.3g}; {_tally(gains.values())}."
     )
-    holds = scores.mean(worst) > scores.mean(best)
-    return verdict(holds, f"adaptive methods beat fixed ones on {title}", evidence)
+    return Claim(text, evidence, tuple(Comparison(gain) for gain in gains.values()))
 
 
-def _close_to_supersgd(title: str, scores: Scores) -> str:
-    known = scores.known(("ALQ", "ALQ-N")) if "SuperSGD" in scores else []
-    if not known:
-        return ""
-    deficits = {method: scores.deficit(method) for method in known}
-    told = "; ".join(f"{m}: {d.mean:+.2f}, up to {d.high:+.2f}" for m, d in deficits.items())
-    holds = any(deficit.high <= CLOSE for deficit in deficits.values())
-    claim = f"ALQ or ALQ-N is within {CLOSE:g} points of SuperSGD on {title} (interval's upper end)"
-    return verdict(holds, claim, f"Deficits: {told}.")
+def _tally(gains: Iterable[np.ndarray]) -> str:
+    """Told by each pair's own interval, as evidence; the verdict is verdicts.py's."""
+    intervals = [Interval.of(gain) for gain in gains]
+    more, less = sum(i.low > 0 for i in intervals), sum(i.high < 0 for i in intervals)
+    return (
+        f"by their own intervals {more} of {len(intervals)} pairs are as claimed, {less} the other "
+        "way round"
+    )
 
 
-def _falls_behind(title: str, method: str, scores: Scores, size: int) -> str:
+def _adaptive_beat_fixed(task: str, scores: Scores) -> Claim | None:
+    text = f"adaptive methods are more accurate than fixed ones on {TASKS[task].title}"
+    lower, higher = scores.known(FIXED), scores.known(ADAPTIVE)
+    return all_pairs(text, scores.accuracy, lower, higher, "Mean accuracies of fixed methods, %")
+
+
+def _lower_loss(task: str, scores: Scores) -> Claim | None:
+    text = (
+        f"adaptive methods end with a lower validation loss than fixed ones on {TASKS[task].title}"
+    )
+    lower, higher = scores.known(ADAPTIVE), scores.known(FIXED)
+    return all_pairs(text, scores.validation_loss, lower, higher, "Mean losses of adaptive methods")
+
+
+def _falls_behind(task: str, method: str, scores: Scores) -> Claim | None:
     if method not in scores or "SuperSGD" not in scores:
-        return ""
-    deficit = scores.deficit(method)
-    evidence = f"Deficit: {deficit.mean:+.2f} ({deficit.low:+.2f} to {deficit.high:+.2f})."
-    claim = f"{method} is behind SuperSGD at bucket size {size} on {title}"
-    return verdict(deficit.low > 0, claim, evidence)
+        return None
+    size = scores.outcomes[method][0].run.bucket_size
+    claim = f"{method} is behind SuperSGD at bucket size {size} on {TASKS[task].title}"
+    behind = scores.ahead("SuperSGD", method)
+    return Claim(claim, f"Deficit: {Interval.of(behind)}.", (Comparison(behind),))
 
 
-def _loses_with_size(method: str, by_bucket: dict[int, Scores]) -> str:
-    if not by_bucket or any(method not in scores for scores in by_bucket.values()):
-        return ""
-    small, large = min(by_bucket), max(by_bucket)
-    drop = Interval.of(by_bucket[small].accuracy(method) - by_bucket[large].accuracy(method))
-    evidence = f"It loses {drop.mean:.2f} points ({drop.low:+.2f} to {drop.high:+.2f})."
-    claim = f"{method} loses accuracy from bucket size {small} to {large}"
-    return verdict(drop.low > 0, f"{claim} ({TASKS[SWEEP_TASK].title})", evidence)
+def _lower_variance_in_training(scores: Mapping[str, Scores]) -> Claim | None:
+    """By the mean logarithm over a run, so that no step outweighs the others."""
+    if CURVE_TASK not in scores:
+        return None
+    of_task = scores[CURVE_TASK]
+
+    def value(method: str) -> np.ndarray:
+        return np.array([np.log(o.variances).mean() for o in of_task.outcomes[method]])
+
+    known = [m for m in of_task.known((*ADAPTIVE, *FIXED)) if np.isfinite(value(m)).all()]
+    return all_pairs(
+        f"in their own trainings adaptive methods have less variance on {TASKS[CURVE_TASK].title}",
+        value, [m for m in known if m in ADAPTIVE], [m for m in known if m in FIXED],
+        "Mean log variances of adaptive methods, of those that never diverged",
+    )  # fmt: skip
 
 
-def _least_sensitive(by_bucket: dict[int, Scores]) -> str:
-    methods = [] if not by_bucket else next(iter(by_bucket.values())).known((*FIXED, *ADAPTIVE))
-    if not {"ALQ", "ALQ-N"} & set(methods):
-        return ""
-    means = {m: [each.mean(m) for each in by_bucket.values()] for m in methods}
-    ranges = {m: max(values) - min(values) for m, values in means.items()}
-    told = ", ".join(f"{m} {r:.2f}" for m, r in sorted(ranges.items(), key=lambda pair: pair[1]))
-    spreads = [s.accuracy(m).var(ddof=1) / len(s.accuracy(m)) for s in by_bucket.values()
-               for m in methods if len(s.accuracy(m)) > 1]  # fmt: skip
-    error = np.sqrt(np.median(spreads)) if spreads else float("nan")
-    holds = min(ranges, key=ranges.get) in ("ALQ", "ALQ-N")
-    claim = f"ALQ is the least sensitive to bucket size ({min(by_bucket)} to {max(by_bucket)})"
-    return verdict(
-        holds,
-        claim,
-        f"Greatest minus least mean accuracy, in points: {told}. "
-        f"A mean's standard error is {error:.2f} (median), so only the largest of "
-        "these are told apart.",
-    )
+def _variance_claims(task: str, path: OnTrajectory) -> list[Claim | None]:
+    adaptive = [m for m in path.methods if m in ADAPTIVE]
+    fixed = [m for m in path.methods if m in FIXED]
+    title = TASKS[task].title
+
+    def logarithm(of: Callable[[str], np.ndarray]) -> Callable[[str], np.ndarray]:
+        return lambda method: np.log(of(method))
+
+    where = f"on SGD's trajectory ({title})"
+    return [
+        all_pairs(
+            f"adaptive methods add less variance than fixed ones {where}",
+            logarithm(path.variance),
+            adaptive,
+            fixed,
+            "Mean log variances of adaptive methods",
+        ),
+        all_pairs(
+            "the average gradient has less mean squared error, clipping's bias included, with "
+            f"adaptive methods than with fixed ones {where}",
+            logarithm(path.error),
+            adaptive,
+            fixed,
+            "Mean log errors of adaptive methods",
+        ),
+    ]
 
 
-def _variance_claims(args: argparse.Namespace) -> list[str]:
+def _change_of_variance(on_path: Mapping[str, OnTrajectory]) -> list[Claim]:
+    """Fig. 1: of SGD's normalised gradients, early, and where the rate is cut."""
     claims = []
-    for task, ratios in variance_ratios(args).items():
-        adaptive = {m: r for m, r in ratios.items() if m in ADAPTIVE}
-        fixed = {m: r for m, r in ratios.items() if m in FIXED}
-        if adaptive and fixed:
-            worst, best = max(adaptive, key=adaptive.get), min(fixed, key=fixed.get)
-            evidence = (
-                f"Largest of the adaptive: {worst}, {adaptive[worst]:.3g} times SGD's minibatch "
-                f"variance; smallest of the fixed: {best}, {fixed[best]:.3g} times."
-            )
-            claim = (
-                f"on SGD's trajectory adaptive methods add less variance than fixed ones "
-                f"({TASKS[task].title})"
-            )
-            claims.append(verdict(adaptive[worst] < fixed[best], claim, evidence))
+    for task, path in on_path.items():
+        values, steps = path.column("SGD", "normalized_minibatch"), path.steps()
+        if len(steps) < 5 or "SGD" not in path.methods:
+            continue
+        for first, second, when in ((0, 1, "early in training"), (2, 3, "after the first cut of "
+                                    "the rate")):  # fmt: skip
+            change = 100 * (values[:, second] / values[:, first] - 1)
+            text = f"the variance of SGD's normalised coordinates rises {when}"
+            told = f"From step {steps[first]} to {steps[second]} it changes by"
+            claims.append(Claim(f"{text} on {TASKS[task].title}", f"{told} {Interval.of(change)}%.",
+                                (Comparison(change),)))  # fmt: skip
     return claims
 
 
-def _terngrad_catches_up(sweep: dict[str, dict[int, list[Outcome]]]) -> str:
-    if not {"TernGrad", "SuperSGD"} <= set(sweep):
-        return ""
-    few, many = min(sweep["TernGrad"]), max(sweep["TernGrad"])
-    gaps = {}
-    for workers in (few, many):
-        gaps[workers] = Scores(o for m in ("SuperSGD", "TernGrad") for o in sweep[m][workers])
-    first, last = (gaps[workers].deficit("TernGrad") for workers in (few, many))
-    evidence = (
-        f"Its deficit is {first.mean:+.2f} points with {few} and {last.mean:+.2f} ({last.low:+.2f} "
-        f"to {last.high:+.2f}) with {many}, {len(gaps[few].accuracy('TernGrad'))} seeds."
+def _concentrated_levels(scores: Mapping[str, Scores], bits: int) -> Claim | None:
+    """Fig. 6, by the mean positive level at the end of training on the first task."""
+    task, of_task = next(iter(scores.items()))
+    fixed = {m: _mean_level(m, bits) for m in TABLES if m in of_task}
+    adaptive = {m: np.array([np.mean(o.levels) for o in of_task.outcomes[m]])
+                for m in of_task.known(ADAPTIVE)}  # fmt: skip
+    if not fixed or not adaptive:
+        return None
+    told = ", ".join(f"{m} {levels.mean():.3f}" for m, levels in adaptive.items())
+    others = ", ".join(f"{m} {level:.3f}" for m, level in fixed.items())
+    return Claim(
+        f"the levels of adaptive methods are more concentrated near zero on {TASKS[task].title}",
+        f"Means of the positive levels: {told}; {others}.",
+        tuple(Comparison(level - own) for own in adaptive.values() for level in fixed.values()),
     )
-    # Decided where the whole interval lies on one side of what counts as close.
-    holds = True if last.high <= CLOSE else False if last.low > CLOSE else None
-    claim = f"TernGrad comes within {CLOSE:g} points of SuperSGD with {many} workers"
-    return verdict(holds, f"{claim} ({TASKS[SWEEP_TASK].title})", evidence)
+
+
+def _mean_level(method: str, bits: int) -> float:
+    codec = METHODS[method].compressor("", bits, 8192, 0, 1, None)
+    return float(codec.levels[codec.levels > 0].mean())

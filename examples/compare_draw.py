@@ -7,10 +7,17 @@ import argparse
 import compare_figures as figures
 import numpy as np
 from compare_equal_figure import against_bits
-from compare_fits import fit_histories
+from compare_fits import histories_of
 from compare_runs import CURVE_SEEDS, Outcome
 from compare_scores import budget_scores
-from compare_studies import SWEEP_LABELS, main_runs, swept, trajectories
+from compare_studies import (
+    SWEEP_LABELS,
+    budget_tasks,
+    fits,
+    main_runs,
+    swept,
+    trajectories,
+)
 from compare_tasks import TASKS
 
 from hvd_adaptive import simulate
@@ -21,7 +28,10 @@ def draw_figures(args: argparse.Namespace, outcomes: list[Outcome]) -> None:
     """All figures that the runs allow, into ``args.figures``."""
     folder, runs = args.figures, args.output_dir
     titles = {task: TASKS[task].title for task in args.task}
-    on_path = {titles[task]: job.load(runs) for task, job in trajectories(args).items()}
+    on_path = {
+        titles[task]: [job.load(runs) for job in of_task]
+        for task, of_task in trajectories(args).items()
+    }
     figures.trajectory(on_path, folder / "variance_on_trajectory.png")
 
     curves: dict[str, dict[str, list[simulate.Result]]] = {}
@@ -41,11 +51,11 @@ def draw_figures(args: argparse.Namespace, outcomes: list[Outcome]) -> None:
     tables = {name: results[0].tables[-1]["levels"] for name, results in methods.items()
               if results[0].tables}  # fmt: skip
     figures.final_levels(tables, f"{title}: levels at the end", folder / "final_levels.png")
-    figures.fits(fit_histories(args.task[0], args.bits, args.bucket_size), folder / "fits.png")
+    figures.fits(histories_of(fits(args)[0].load(runs)), folder / "fits.png")
     if args.sweeps:
         draw_sweeps(args, outcomes)
-    if args.budgets:
-        scores = {titles[task]: budget_scores(args, outcomes, task) for task in args.task}
+    if args.budgets and budget_tasks(args):
+        scores = {titles[t]: budget_scores(args, outcomes, t) for t in budget_tasks(args)}
         against_bits(scores, folder / "equal_bits.png")
 
 

@@ -10,32 +10,35 @@ from compare_claims import CLOSE
 from compare_equal_claims import check_equal_claims
 from compare_runs import Outcome
 from compare_scores import Scores, budget_scores
-from compare_studies import beside
+from compare_studies import beside, budget_tasks
 from compare_tables import markdown
 from compare_tasks import TASKS
+from verdicts import Claim
 
 EQUAL_HEADINGS = ("bits a quantised coordinate", "method", "accuracy, %", "± deviation",
                   "deficit to SuperSGD, points", "95% interval", "relative error",
                   "bits a coordinate")  # fmt: skip
 
 
-def equal_section(args: argparse.Namespace, outcomes: list[Outcome], images: str) -> list[str]:
+def equal_section(
+    args: argparse.Namespace, outcomes: list[Outcome], images: str
+) -> list[str | list[Claim]]:
     """Tables, figure, claims; empty where no budgets were asked for."""
-    if not args.budgets:
+    tasks = budget_tasks(args)
+    if not args.budgets or not tasks:
         return []
-    scores = {task: budget_scores(args, outcomes, task) for task in args.task}
-    parts = [INTRODUCTION.format(seeds=args.budget_seeds, bits=args.bits)]
-    for task in args.task:
+    scores = {task: budget_scores(args, outcomes, task) for task in tasks}
+    parts: list[str | list[Claim]] = [INTRODUCTION.format(bits=args.bits)]
+    for task in tasks:
         rows = [row for budget in args.budgets for row in _rows(args, budget, scores[task])]
         parts += [f"### At equal bits: {TASKS[task].title}\n", markdown(EQUAL_HEADINGS, rows)]
     parts += [
         FIGURE.format(images=images),
         CLOSE_METHODS.format(close=CLOSE),
-        markdown(["bits", *(TASKS[task].title for task in args.task)],
+        markdown(["bits", *(TASKS[task].title for task in tasks)],
                  [_close(args, budget, scores) for budget in args.budgets]),
-        "### Claims at equal bits\n",
-        *(f"- {claim}" for claim in check_equal_claims(scores)),
-        "",
+        "### Claims at equal bits",
+        check_equal_claims(scores),
     ]  # fmt: skip
     return parts
 
@@ -44,11 +47,10 @@ INTRODUCTION = """## At equal wire bits
 
 Methods of all papers, their free parameters (gain, density, levels) chosen so that a quantised
 coordinate costs the same; headers, scales, levels and tensors in full precision come on top, alike
-for all, and are in the measured bits (means over the steps and seeds). The same tasks, rates and
-minibatches as above, the first {seeds} of the seeds, so that deficits are to SuperSGD's runs of
-these. In italics: the methods above at {bits} bits (TernGrad: 1.6), for reference. The relative
-error is that of the average of all workers' gradients, median of the steps: averaging divides an
-unbiased method's, not a biased one's; with error feedback it counts what was added.
+for all, and are in the measured bits (means over the steps and seeds). The same rates, seeds and
+minibatches as above. In italics: the methods above at {bits} bits (TernGrad: 1.6), for reference.
+The relative error is that of the average of all workers' gradients, median of the steps: averaging
+divides an unbiased method's, not a biased one's; with error feedback it counts what was added.
 
 - *ORQ-s*, *Linear-s*, *QSGDinf-s*: s levels, of each bucket's own distribution (ORQ paper, greedy;
   its Linear-s), or uniform to the L∞ norm with zero (that paper's QSGD-s). *-clip*: at 2.5
@@ -64,7 +66,7 @@ unbiased method's, not a biased one's; with error feedback it counts what was ad
   along the gradient each is too short by its own relative error. At the task's rate, which was
   tuned for none of them, and in runs this short, that costs accuracy where error feedback does not
   bring it back in time.
-- *SparseSGD*: random sparsification, its density chosen for each task; not run at 8 bits.
+- *SparseSGD*: random sparsification, its density chosen for each task.
 - *ECDQ-b*: entropy-coded dithered quantization, its wire budget b bits, its steps' own included.
 - QSVRG is an optimizer for convex problems, and has its own example, `examples/qsvrg.py`. The QCS
   paper's claims are on [its own page](qcs.md).
@@ -76,7 +78,8 @@ Mean deficits with 95% intervals; the axis is linear up to 1 point and logarithm
 of equal bits are drawn a little apart.
 """
 
-CLOSE_METHODS = """Within {close:g} points of SuperSGD (interval's upper end), the closest first:
+CLOSE_METHODS = """Methods whose own interval ends within {close:g} points of SuperSGD, the closest
+first (a list, not a verdict: no correction for the number of methods):
 """
 
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 import numpy as np
-from compare_claims import CLOSE, verdict
-from compare_scores import Interval, Scores
+from compare_claims import CLOSE
+from compare_scores import Scores
 from compare_tasks import TASKS
+from verdicts import Claim, Comparison, Interval
 
 LEVELS = (3, 5, 9)
 BITS_1 = ("BinGrad-pb", "BinGrad-b")
@@ -33,8 +34,8 @@ AS_GOOD = (
 )
 
 
-def check_equal_claims(scores: Mapping[str, Scores]) -> list[str]:
-    """A line of Markdown for each claim whose methods were run."""
+def check_equal_claims(scores: Mapping[str, Scores]) -> list[Claim]:
+    """One for each claim whose methods were run."""
     known = set.intersection(*(set(of_task.outcomes) for of_task in scores.values()))
     claims = []
     for s in LEVELS:
@@ -59,19 +60,15 @@ def _short(task: str) -> str:
     return TASKS[task].title.split(",")[0]
 
 
-def _ahead(scores: Mapping[str, Scores], own: str, others: Sequence[str], claim: str) -> str:
-    """Holds where every interval lies above 0, does not where one lies below."""
-    gains = {(t, o): s.deficit(o, to=own) for t, s in scores.items() for o in others}
-    return verdict(_decided(list(gains.values())), claim, f"Points ahead: {_told(gains, others)}.")
+def _ahead(scores: Mapping[str, Scores], own: str, others: Sequence[str], claim: str) -> Claim:
+    gains = {(t, o): s.ahead(own, o) for t, s in scores.items() for o in others}
+    comparisons = tuple(Comparison(gain) for gain in gains.values())
+    return Claim(claim, f"Points ahead: {_told(gains, others)}.", comparisons)
 
 
-def _less_error(scores: Mapping[str, Scores], own: str, others: Sequence[str]) -> str:
+def _less_error(scores: Mapping[str, Scores], own: str, others: Sequence[str]) -> Claim:
     """By the logarithms of the errors' ratios, seed by seed."""
-    ratios = {
-        (t, o): Interval.of(np.log(s.error(o) / s.error(own)))
-        for t, s in scores.items()
-        for o in others
-    }
+    ratios = [np.log(s.error(o) / s.error(own)) for s in scores.values() for o in others]
     told = "; ".join(
         f"{_short(task)}: "
         + ", ".join(f"{name} {s.error(name).mean():.3g}" for name in (own, *others))
@@ -81,28 +78,20 @@ def _less_error(scores: Mapping[str, Scores], own: str, others: Sequence[str]) -
         f"{own}'s error in training is less than {' and '.join(others)}'s on every task (ORQ "
         "paper, Fig. 2)"
     )
-    return verdict(_decided(list(ratios.values())), claim, f"Of the average gradient: {told}.")
+    evidence = f"Of the average gradient: {told}."
+    return Claim(claim, evidence, tuple(Comparison(ratio) for ratio in ratios))
 
 
-def _as_good(scores: Mapping[str, Scores], own: str, other: str, source: str) -> str:
-    """Holds where every interval's upper end is close, does not where one lies beyond it."""
-    deficits = {(task, other): s.deficit(own, to=other) for task, s in scores.items()}
-    shifted = [Interval(CLOSE - d.mean, d.half) for d in deficits.values()]
+def _as_good(scores: Mapping[str, Scores], own: str, other: str, source: str) -> Claim:
+    gains = {(task, other): s.ahead(own, other) for task, s in scores.items()}
     claim = f"{own} comes within {CLOSE:g} points of {other} on every task ({source})"
-    return verdict(_decided(shifted), claim, f"Deficits: {_told(deficits, [other])}.")
+    comparisons = tuple(Comparison(gain, -CLOSE) for gain in gains.values())
+    return Claim(claim, f"Points ahead: {_told(gains, [other])}.", comparisons)
 
 
-def _decided(intervals: Sequence[Interval]) -> bool | None:
-    if all(interval.low > 0 for interval in intervals):
-        return True
-    return False if any(interval.high < 0 for interval in intervals) else None
-
-
-def _told(intervals: Mapping[tuple[str, str], Interval], others: Sequence[str]) -> str:
+def _told(gains: Mapping[tuple[str, str], np.ndarray], others: Sequence[str]) -> str:
     parts: dict[str, list[str]] = {}
-    for (task, other), each in intervals.items():
+    for (task, other), each in gains.items():
         name = f"{other} " if len(others) > 1 else ""
-        parts.setdefault(task, []).append(
-            f"{name}{each.mean:+.2f} ({each.low:+.2f} to {each.high:+.2f})"
-        )
+        parts.setdefault(task, []).append(f"{name}{Interval.of(each)}")
     return "; ".join(f"{_short(task)}: {', '.join(told)}" for task, told in parts.items())

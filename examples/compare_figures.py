@@ -81,15 +81,16 @@ def _mean(results: list[Result], column: str) -> tuple[list[int], np.ndarray]:
     return [step for step, _ in rows[0]], values.mean(axis=0)
 
 
-def trajectory(records: Mapping[str, Records], path: Path) -> None:
-    """Fig. 5: variance on the trajectory of float32 SGD, one panel a task."""
+def trajectory(records: Mapping[str, list[Records]], path: Path) -> None:
+    """Fig. 5: variance on the trajectory of float32 SGD, one panel a task; mean of the seeds."""
     figure, panels = _panels(len(records))
-    for axes, (title, record) in zip(panels, records.items(), strict=True):
+    for axes, (title, of_seeds) in zip(panels, records.items(), strict=True):
         for method in STYLES:
-            rows = [row for row in record.rows if row["method"] == method]
-            if rows:
-                axes.plot([r["step"] for r in rows], [r["estimator"] for r in rows],
-                          **_style(method), linewidth=1.4)  # fmt: skip
+            rows = [[r for r in record.rows if r["method"] == method] for record in of_seeds]
+            if rows[0]:
+                mean = np.mean([[r["estimator"] for r in each] for each in rows], axis=0)
+                axes.plot([r["step"] for r in rows[0]], mean, marker=".", **_style(method),
+                          linewidth=1.4)  # fmt: skip
         _log(axes)
         axes.set_title(title)
         axes.set_xlabel("step of float32 SGD")

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
 import numpy as np
 import torch
 from compare_tasks import TASKS, cached_data
@@ -19,13 +23,58 @@ from hvd_adaptive.levels.multiplier import multiplier_gradient
 from hvd_adaptive.statistics import HistogramStatistic
 
 
-def fit_histories(task: str, bits: int, bucket_size: int) -> dict[str, dict[str, np.ndarray]]:
+@dataclass(frozen=True)
+class Fits:
+    """Fits to the gradient of one seed's training. Rows (objective, fit, sweep, value):
+    the objective after each sweep or step of each solver from each start."""
+
+    task: str
+    bits: int
+    bucket_size: int
+    seed: int
+
+    def path(self, folder: Path) -> Path:
+        """The file of its records."""
+        return folder / self.task / f"fits-{self.bits}b-{self.bucket_size}d-{self.seed}.csv"
+
+    def load(self, folder: Path) -> simulate.Records | None:
+        """Its records, if they are on disk and were made with the same settings."""
+        try:
+            records = simulate.Records.read(self.path(folder))
+        except (OSError, ValueError):
+            return None
+        return records if records.settings.get("run") == asdict(self) else None
+
+    def execute(self, folder: Path) -> None:
+        """Fit, and write the records."""
+        histories = fit_histories(self.task, self.bits, self.bucket_size, self.seed)
+        rows: list[dict[str, Any]] = [
+            {"objective": objective, "fit": fit, "sweep": sweep, "value": float(value)}
+            for objective, fits in histories.items()
+            for fit, values in fits.items()
+            for sweep, value in enumerate(values)
+        ]
+        simulate.Records({"run": asdict(self)}, rows).write(self.path(folder))
+
+
+def histories_of(records: simulate.Records) -> dict[str, dict[str, np.ndarray]]:
+    """{objective: {fit: values by sweep}}."""
+    found: dict[str, dict[str, list[float]]] = {}
+    for row in records.rows:
+        found.setdefault(row["objective"], {}).setdefault(row["fit"], []).append(row["value"])
+    return {objective: {fit: np.array(values) for fit, values in fits.items()}
+            for objective, fits in found.items()}  # fmt: skip
+
+
+def fit_histories(
+    task: str, bits: int, bucket_size: int, seed: int
+) -> dict[str, dict[str, np.ndarray]]:
     """The objective during one fit, on a gradient of a model in the middle of its training."""
-    torch.manual_seed(0)
+    torch.manual_seed(seed)
     chosen, train = TASKS[task], cached_data(task)[0]
     model = chosen.model()
     simulate.train(model, train, optimizer=chosen.optimizer, workers=1, steps=40,
-                   batch_size=chosen.batch_size, progress=False)  # fmt: skip
+                   batch_size=chosen.batch_size, seed=seed, progress=False)  # fmt: skip
     model.zero_grad()
     torch.nn.functional.cross_entropy(model(train[0][:64]), train[1][:64]).backward()
     flat = torch.cat([p.grad.reshape(-1) for p in model.parameters()])

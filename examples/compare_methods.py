@@ -15,8 +15,8 @@ from hvd_adaptive.compressor import GradientCompressor
 class Method:
     """make: a compressor from keywords; None for float32. workers: where fixed.
     adaptive: its table follows the gradients, and update_steps are given too.
-    own: keywords that settle how many bits travel, in place of bits; a mapping as a value gives
-    one for each task. rate: the task's learning rate is multiplied by it."""
+    own: keywords that settle how many bits travel, in place of bits, and others; a mapping as a
+    value gives one for each task. rate: the task's learning rate is multiplied by it."""
 
     make: Callable[..., GradientCompressor] | None = None
     workers: int | None = None
@@ -31,14 +31,18 @@ class Method:
         return {k: v[task] if isinstance(v, Mapping) else v for k, v in self.own.items()}
 
     def compressor(
-        self, task: str, bits: int, bucket_size: int, seed: int, steps: int
+        self, task: str, bits: int, bucket_size: int, seed: int, steps: int, clip: float | None
     ) -> GradientCompressor | None:
-        """Ready for a run of ``steps``; None for float32."""
+        """Ready for a run of ``steps``; None for float32. clip: None for the scheme's own."""
         if self.make is None:
             return None
-        chosen = {"bits": bits} if self.own is None else self.keywords(task)
-        more = {"update_steps": update_steps(steps)} if self.adaptive else {}
-        return self.make(**chosen, bucket_size=bucket_size, seed=seed, **more)
+        chosen: dict[str, Any] = {"bucket_size": bucket_size, "seed": seed}
+        chosen |= {"bits": bits} if self.own is None else self.keywords(task)
+        if clip is not None:
+            chosen["clip"] = clip
+        if self.adaptive:
+            chosen["update_steps"] = update_steps(steps)
+        return self.make(**chosen)
 
 
 def update_steps(steps: int) -> list[int]:

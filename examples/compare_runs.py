@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from compare_budgets import ALL_METHODS
-from compare_methods import update_steps
+from compare_methods import METHODS, update_steps
+from compare_papers import ALL_METHODS
 from compare_tasks import TASKS, Task, cached_data, schedule
 
 from hvd_adaptive import simulate
@@ -20,6 +20,8 @@ from hvd_adaptive import simulate
 # develop.
 CURVE_SEEDS = 2
 CURVE_POINTS = 12
+# ... and all seeds of this task, on which claims about the variance in training are decided.
+CURVE_TASK = "resnet8"
 # Training examples on which the training loss at the end is measured.
 TOLD_LOSS = 1000
 
@@ -36,6 +38,7 @@ class Run:
     bits: int = 3
     bucket_size: int = 8192
     steps: int = 0
+    clip: float | None = None
 
     def __post_init__(self) -> None:
         """Settings that say nothing are the same for all runs, so that these are made once."""
@@ -51,7 +54,8 @@ class Run:
     def path(self, folder: Path) -> Path:
         """The file of its records."""
         settings = f"{self.workers}w-{self.bits}b-{self.bucket_size}d-{self.steps}t-{self.seed}"
-        return folder / self.task / f"{self.method}-{settings}.csv"
+        clip = "" if self.clip is None else f"-{self.clip:g}c"
+        return folder / self.task / f"{self.method}{clip}-{settings}.csv"
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -59,8 +63,16 @@ class Run:
         training = {name: getattr(self.trained, name) for name in
                     ("batch_size", "rate", "momentum", "weight_decay")}  # fmt: skip
         own = ALL_METHODS[self.method].keywords(self.task)
-        more = {} if own is None else {"keywords": own}
+        more: dict[str, Any] = {} if own is None else {"keywords": own}
+        more |= {"curves": True} if self.curves else {}
         return asdict(self) | training | {"update_steps": update_steps(self.steps)} | more
+
+    @property
+    def curves(self) -> bool:
+        """Whether loss, accuracy and variance are recorded in the course of training."""
+        standard = Run(self.task, self.method, self.seed)
+        told = self.seed < CURVE_SEEDS or (self.task == CURVE_TASK and self == standard)
+        return told and self.method in METHODS
 
     @property
     def trained(self) -> Task:
@@ -82,7 +94,6 @@ class Run:
         train, validation = cached_data(self.task)
         torch.manual_seed(self.seed)
         model = task.model()
-        curves = self.seed < CURVE_SEEDS and method.own is None
         every = max(1, self.steps // CURVE_POINTS)
         result = simulate.train(
             model,
@@ -90,15 +101,15 @@ class Run:
             optimizer=task.optimizer,
             schedule=functools.partial(schedule, steps=self.steps),
             compressor=method.compressor(
-                self.task, self.bits, self.bucket_size, self.seed, self.steps
+                self.task, self.bits, self.bucket_size, self.seed, self.steps, self.clip
             ),
             workers=self.workers,
             steps=self.steps,
             batch_size=task.batch_size,
             seed=self.seed,
             validation=validation,
-            evaluate_every=every if curves else 0,
-            variance_steps=range(0, self.steps, every) if curves else (),
+            evaluate_every=every if self.curves else 0,
+            variance_steps=range(0, self.steps, every) if self.curves else (),
             progress=False,
         )
         loss, _ = simulate.evaluate(model, *(part[:TOLD_LOSS] for part in train))
@@ -117,15 +128,22 @@ class Outcome:
     training_loss: float
     bits_per_coordinate: float
     relative_error: float
+    # Positive levels at the end, of schemes that have a table.
+    levels: tuple[float, ...] = ()
+    # Variance of the averaged gradient at several steps of the run's own training, where recorded.
+    variances: tuple[float, ...] = ()
 
     @classmethod
     def of(cls, run: Run, result: simulate.Result) -> Outcome:
         """From the run's records."""
-        last = result.rows[-1]
+        last, tables = result.rows[-1], result.tables
         return cls(run, 100 * last["validation_accuracy"], last["validation_loss"],
                    result.settings["training_loss"],
                    float(np.mean(result.column("bits_per_coordinate"))),
-                   float(np.nanmedian(result.column("relative_error"))))  # fmt: skip
+                   float(np.nanmedian(result.column("relative_error"))),
+                   tuple(v for v in tables[-1]["levels"] if v > 0) if tables else (),
+                   tuple(row["estimator"] for row in result.rows
+                         if row.get("estimator") is not None))  # fmt: skip
 
     @property
     def diverged(self) -> bool:

@@ -32,6 +32,12 @@ def rows_of(scores: Scores) -> list[tuple[str, ...]]:
 
 
 def markdown(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A table."""
+    """A table of numbers, on the right."""
     lines = [headings, ["---"] + ["---:"] * (len(headings) - 1), *rows]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n"
+
+
+def table(head: list[str], rows: list[list[str]]) -> str:
+    """A table of text, on the left."""
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)

@@ -12,7 +12,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullFormatter
-from orq_methods import BUCKET, BY_LEVELS, FULL
+from orq_methods import BUCKET, BY_LEVELS, FULL, SIZED
 from orq_training import Training
 from plots import PLAIN
 from qcs_figures import Made, legend
@@ -121,24 +121,23 @@ def accuracy(runs: list[tuple[Training, Any]]) -> Figure:
 
 def buckets(runs: list[tuple[Training, Any]]) -> Figure:
     """Table 3: final accuracy against bucket size; mean and standard error."""
-    figure, axes = panels(sharey=True)
+    figure, panel = plt.subplots(figsize=(6.2, 4.2), layout="constrained")
     exact = np.mean(accuracies(runs, FULL, 0))
-    sizes = sorted({job.bucket_size for job, _ in runs} - {0})
-    for panel, methods in zip(axes, BY_LEVELS.values(), strict=True):
-        panel.axhline(exact, color=FAMILIES[FULL], linewidth=1, linestyle=":", label=FULL)
-        for shift, method in zip((0.95, 1, 1.05), methods, strict=True):
-            found = [accuracies(runs, method, size) for size in sizes]
-            panel.errorbar([shift * size for size in sizes], [np.mean(each) for each in found],
-                           [standard_error(each) for each in found], capsize=3, marker="o",
-                           markersize=4, **style(method))  # fmt: skip
-        panel.set_xscale("log", base=2)
-        panel.set_xticks(sizes)
-        panel.xaxis.set_major_formatter(PLAIN)
-        panel.xaxis.set_minor_formatter(NullFormatter())
-        panel.tick_params(axis="x", labelsize=7)
-        panel.set_xlabel("bucket size")
-    axes[0].set_ylabel("validation accuracy at the end, %")
-    legend(figure, axes, columns=7)
+    sizes = sorted({job.bucket_size for job, _ in runs if job.method in SIZED and job.clip is None})
+    panel.axhline(exact, color=FAMILIES[FULL], linewidth=1, linestyle=":", label=FULL)
+    for shift, method in zip((0.97, 1.03), SIZED, strict=True):
+        found = [accuracies(runs, method, size) for size in sizes]
+        panel.errorbar([shift * size for size in sizes], [np.mean(each) for each in found],
+                       [standard_error(each) for each in found], capsize=3, marker="o",
+                       markersize=4, **style(method) | {"label": method})  # fmt: skip
+    panel.set_xscale("log", base=2)
+    panel.set_xticks(sizes)
+    panel.xaxis.set_major_formatter(PLAIN)
+    panel.xaxis.set_minor_formatter(NullFormatter())
+    panel.grid(True, alpha=0.25)
+    panel.set_xlabel("bucket size")
+    panel.set_ylabel("validation accuracy at the end, %")
+    legend(figure, [panel], columns=3)
     return figure
 
 

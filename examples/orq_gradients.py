@@ -14,6 +14,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from compare_runs import TASKS, cached_data, schedule
+from exact_error import rounding_error
 from orq_methods import BUCKET, METHODS, make
 from orq_training import TASK, batch_size
 from qcs_gain import MEASURE_STREAM
@@ -133,8 +134,8 @@ class Solvers(Job):
             for levels in SOLVER_LEVELS:
                 for size in SOLVER_BUCKETS:
                     orq = functools.partial(ORQ, levels=levels, bucket_size=size)
-                    greedy = expected_error(orq(), flat)
-                    descent = expected_error(orq(solver="coordinate_descent"), flat)
+                    greedy = rounding_error(orq(), flat)
+                    descent = rounding_error(orq(solver="coordinate_descent"), flat)
                     rows.append({"step": step, "levels": levels, "bucket_size": size,
                                  "greedy": greedy, "descent": descent})  # fmt: skip
         Records({"run": self.settings}, rows).write(self.path(folder))
@@ -149,16 +150,6 @@ def relative_error(coded: torch.Tensor, flat: torch.Tensor) -> float:
     """‖Q(G) - G‖² / ‖G‖²."""
     exact = flat.double()
     return float((coded.double() - exact).square().sum() / exact.square().sum())
-
-
-def expected_error(codec: ORQ, flat: torch.Tensor) -> float:
-    """E‖Q(G) - G‖² / ‖G‖² over random rounding to the codec's levels: exact, Eq. 9."""
-    bucket, total = codec.settings.bucket_size, 0.0
-    for levels, part in zip(codec.solve(flat, bucket), flat.split(bucket), strict=True):
-        levels, v = levels.double(), part.double()
-        above = torch.searchsorted(levels, v).clamp(1, levels.numel() - 1)
-        total += float(((v - levels[above - 1]) * (levels[above] - v)).sum())
-    return total / float(flat.double().square().sum())
 
 
 def compression_ratio(codec: GradientCompressor, coordinates: int) -> float:

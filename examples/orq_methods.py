@@ -34,10 +34,14 @@ BY_LEVELS = {
 FULL = "FP"
 # Of the paper's CIFAR experiments, of its Table 3 (in part), and of its Table 4.
 BUCKET = 2048
-BUCKETS = (128, 512, 2048, 8192, 32768)
+BUCKETS = (128, 512, 2048, 32768)
+SIZED = ("TernGrad", "ORQ-3")
 CLIP_BUCKET = 512
 CLIPPED = ("TernGrad", "ORQ-3", "ORQ-5", "ORQ-9")
-CLIPS = (1.7, 2.5, 4.0, None)
+CLIPS = (1.7, 2.5, None)
+# Of its section 5.2, on ImageNet: four workers, clipped.
+WORKERS, WORKERS_CLIP = 4, 2.5
+DISTRIBUTED = ("TernGrad", "ORQ-3", "QSGD-5", "ORQ-5", "QSGD-9", "ORQ-9")
 
 
 def make(

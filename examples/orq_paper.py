@@ -1,4 +1,4 @@
-"""The ORQ paper's Figs 1 and 2 and Tables 2 to 4 ("Optimal Gradient Quantization Condition for
+"""The ORQ paper's Figs 1 to 3 and Tables 2 to 5 ("Optimal Gradient Quantization Condition for
 Communication-Efficient Distributed Training", 2020) on our codecs and data.
 
 python examples/orq_paper.py --output-dir runs/orq --figures docs/images --page docs/orq.md
@@ -20,7 +20,19 @@ import torch
 from compare import execute
 from compare_runs import TASKS
 from orq_gradients import Errors, Histograms, Solvers
-from orq_methods import BUCKET, BUCKETS, CLIP_BUCKET, CLIPPED, CLIPS, FULL, METHODS
+from orq_methods import (
+    BUCKET,
+    BUCKETS,
+    CLIP_BUCKET,
+    CLIPPED,
+    CLIPS,
+    DISTRIBUTED,
+    FULL,
+    METHODS,
+    SIZED,
+    WORKERS,
+    WORKERS_CLIP,
+)
 from orq_training import TASK, Training
 
 
@@ -33,14 +45,15 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--figures", type=Path, default=Path("docs/images"), metavar="DIR")
     parser.add_argument("--page", type=Path, default=Path("docs/orq.md"), help="in Markdown")
     parser.add_argument("--jobs", type=_positive, default=1, help="processes, one thread each (1)")
-    parser.add_argument("--seeds", type=_positive, default=5, help="of each training run (5)")
+    parser.add_argument("--seeds", type=_positive, default=20,
+                        help="of each run and measurement (20)")  # fmt: skip
     parser.add_argument("--steps", type=_positive, default=TASKS[TASK].steps,
                         help=f"of a training run ({TASKS[TASK].steps})")  # fmt: skip
     parser.add_argument("--buckets", type=_positive, nargs="+", default=BUCKETS, metavar="SIZE",
                         help=f"of Table 3 ({' '.join(map(str, BUCKETS))})")  # fmt: skip
     parser.add_argument("--validation", type=_positive, default=2000, help="images (2000)")
-    parser.add_argument("--trajectories", type=_positive, default=3,
-                        help="whose gradients all methods are measured on (3)")  # fmt: skip
+    parser.add_argument("--solver-seeds", type=_positive, default=3,
+                        help="trainings on which ORQ's solvers are compared (3)")  # fmt: skip
     return parser
 
 
@@ -52,20 +65,20 @@ def _positive(text: str) -> int:
 
 def jobs_of(args: argparse.Namespace) -> dict[str, list[Any]]:
     """All runs, by what is made of them; seed by seed, so that what there is stays balanced."""
-    buckets = sorted({*args.buckets, BUCKET, CLIP_BUCKET})
-    settings = [(method, size, None) for size in buckets for method in METHODS]
-    settings += [(m, CLIP_BUCKET, clip) for clip in CLIPS if clip is not None for m in CLIPPED]
-    seeds = range(args.trajectories)
+    settings = [(FULL, 0, None), *((method, BUCKET, None) for method in METHODS)]
+    settings += [(method, size, None) for size in args.buckets for method in SIZED]
+    settings += [(m, CLIP_BUCKET, clip) for clip in CLIPS for m in CLIPPED]
+    together = [(FULL, 0, None), *((m, CLIP_BUCKET, WORKERS_CLIP) for m in DISTRIBUTED)]
+    seeds, shared = range(args.seeds), (args.steps, args.validation)
     return {
-        "histograms": [Histograms(0, args.steps)],
+        "histograms": [Histograms(seed, args.steps) for seed in seeds],
         "errors": [Errors(seed, args.steps) for seed in seeds],
-        "solvers": [Solvers(seed, args.steps) for seed in seeds],
-        "training": [
-            Training(*setting, seed, args.steps, args.validation)
-            for seed in range(args.seeds)
-            for setting in [(FULL, 0, None), *settings]
-        ],
-    }
+        "solvers": [Solvers(seed, args.steps) for seed in range(args.solver_seeds)],
+        "training": [Training(*setting, seed, *shared)
+                     for seed in seeds for setting in dict.fromkeys(settings)],
+        "distributed": [Training(*setting, seed, *shared, WORKERS)
+                        for seed in seeds for setting in together],
+    }  # fmt: skip
 
 
 def main() -> int | str:

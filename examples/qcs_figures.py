@@ -26,6 +26,8 @@ STYLES = {
     "QCS": ("#0072b2", "-"),
     "QCS, n = 320": ("#00264d", "-"),
     "QCS, 40% fewer bits": ("#56b4e9", "-"),
+    "QSGD, Eq. 11": ("#d62728", ":"),
+    "QCS, Eq. 11": ("#0072b2", ":"),
     "QCS-1": ("#56b4e9", "-"),
     "QCS-2": ("#0072b2", "-"),
 }
@@ -39,7 +41,7 @@ def draw(made: Made, folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     figures = {
         "qcs_regression": regression(made["regression"]),
-        "qcs_variance": variance(made["variance"][0][1].rows),
+        "qcs_variance": variance(mean_rows([records.rows for _, records in made["variance"]])),
         "qcs_error": errors([records for _, records in made["trajectories"]]),
         "qcs_workers": workers(made["training"]),
         "qcs_convergence": convergence(made["training"]),
@@ -101,6 +103,15 @@ def regression(runs: list[tuple[Any, Any]]) -> Figure:
     axes[0].set_ylabel(f"runs that converged after {last} steps, %")
     legend(figure, axes)
     return figure
+
+
+def mean_rows(of_seeds: list[list[dict[str, Any]]]) -> list[dict[str, Any]]:
+    """Fig. 3's points, gains and errors averaged over the seeds."""
+    columns = ("gain_gaussian", "gaussian", "gain_lenet", "lenet")
+    return [
+        rows[0] | {column: float(np.mean([row[column] for row in rows])) for column in columns}
+        for rows in zip(*of_seeds, strict=True)
+    ]
 
 
 def variance(rows: list[dict[str, Any]]) -> Figure:

@@ -10,6 +10,7 @@ import torch
 from hvd_adaptive import QCS, QSGD, SparseSGD
 from hvd_adaptive.compressor import GradientCompressor
 from hvd_adaptive.kernels.random import stream_key
+from hvd_adaptive.schemes.qcs import variance_bound
 from hvd_adaptive.streams import Use
 
 SCALE_BITS = 32
@@ -43,6 +44,18 @@ def ternary_bucket(gain: float, whole: int) -> int:
     """Smallest divisor of ``whole``, so least variance, at which ternary_gain reaches ``gain``."""
     sizes = [size for size in range(2, whole + 1) if whole % size == 0]
     return next(size for size in sizes if ternary_gain(size) >= gain)
+
+
+def printed_gain(order: int, measurements: int, quantizer_range: float) -> float:
+    """The QCS paper's own account, Eq. 11: the scale's 32 bits are left out."""
+    return 32 * order / (measurements * math.log2(2 * quantizer_range + 1))
+
+
+def best_printed(order: int, gain: float) -> tuple[int, float]:
+    """(k, Q) of least γ whose gain by Eq. 11 is at least ``gain``."""
+    pairs = [(k, q) for k in range(1, order + 1) for q in (0.5, *range(1, 128))
+             if printed_gain(order, k, q) >= gain]  # fmt: skip
+    return min(pairs, key=lambda pair: variance_bound(order, *pair))
 
 
 def body_gain(codec: GradientCompressor, flat: torch.Tensor) -> float:
@@ -85,11 +98,23 @@ REGRESSION: dict[str, Callable[[], GradientCompressor | None]] = {
     "Sparse SGD, one bucket": lambda: SparseSGD(
         density=sparse_density(GAIN, WHOLE), bucket_size=WHOLE
     ),
+    # By the paper's own account of bits, in which a scale costs nothing.
+    "QSGD, Eq. 11": lambda: QSGD(intervals=1, bucket_size=ORDER),
+    "QCS, Eq. 11": lambda: _printed_qcs(GAIN),
 }
 
 
+def _printed_qcs(gain: float) -> QCS:
+    measurements, quantizer_range = best_printed(ORDER, gain)
+    return QCS(measurements=measurements, quantizer_range=quantizer_range, bucket_size=ORDER)
+
+
 def told_gain(name: str, codec: GradientCompressor | None) -> float:
-    """Gain of a method of Fig. 2, all bits but the message's header counted."""
+    """Gain of a method of Fig. 2, all bits but the message's header counted; by Eq. 11 where its
+    name says so."""
+    if name.endswith("Eq. 11"):
+        k, q = (codec.measurements, codec.quantizer_range) if isinstance(codec, QCS) else (ORDER, 1)
+        return printed_gain(ORDER, k, q)
     if codec is None:
         return 1.0
     if isinstance(codec, QCS):

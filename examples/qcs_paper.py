@@ -32,9 +32,9 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--figures", type=Path, default=Path("docs/images"), metavar="DIR")
     parser.add_argument("--page", type=Path, default=Path("docs/qcs.md"), help="in Markdown")
     parser.add_argument("--jobs", type=_positive, default=1, help="processes, one thread each (1)")
-    parser.add_argument("--seeds", type=_positive, default=3, help="of each training run (3)")
+    parser.add_argument("--seeds", type=_positive, default=20, help="of each training run (20)")
     parser.add_argument("--steps", type=_positive, default=40, help="of a training run (40)")
-    parser.add_argument("--workers", type=_positive, nargs="+", default=[1, 2, 4, 8, 16])
+    parser.add_argument("--workers", type=_positive, nargs="+", default=[1, 4, 16])
     parser.add_argument("--repeats", type=_positive, default=40,
                         help="regressions of each method and step size (40)")  # fmt: skip
     parser.add_argument("--regression-steps", type=_positive, default=300)
@@ -56,7 +56,10 @@ def jobs_of(args: argparse.Namespace) -> dict[str, list[Any]]:
     wanted = [(model, "SGD", w) for model in ("fc", "lenet") for w in sorted({*args.workers, 4})]
     return {
         "regression": [Regression(m, args.repeats, args.regression_steps) for m in REGRESSION],
-        "variance": [Scale(min(20, args.steps), tuple(args.gains), tuple(args.intervals))],
+        "variance": [
+            Scale(seed, min(20, args.steps), tuple(args.gains), tuple(args.intervals))
+            for seed in range(args.seeds)
+        ],
         "trajectories": [Trajectory(seed, args.steps) for seed in range(args.seeds)],
         "training": [
             Training(model, optimizer, method, workers, seed, args.steps)

@@ -29,7 +29,7 @@ class Regression:
     E = W - W* is followed: x ~ N(0, R), R of eigenvalues 1 to 4 in a random basis, targets without
     noise, so the gradient is E X Xᵀ/32, of (50, 64), and the excess loss is tr(E R Eᵀ)/2. Rows of
     the records, for each rate and every tenth step: quartiles of loss / first loss, and the share
-    of runs below CONVERGED.
+    of runs below CONVERGED. Their settings: "limits" and "steps", see ``Paths``.
     """
 
     method: str
@@ -47,13 +47,16 @@ class Regression:
 
     @property
     def settings(self) -> dict[str, Any]:
-        return asdict(self) | {"rates": list(RATES), "codec": repr(codec_of(self.method))}
+        return asdict(self) | {"rates": list(RATES), "codec": repr(codec_of(self.method)),
+                               "each_run": True}  # fmt: skip
 
     def execute(self, folder: Path) -> None:
         """Make all runs, and write the records."""
         codec = codec_of(self.method)
         rows: list[dict[str, Any]] = []
+        paths = Paths(self.repeats, self.steps)
         for step, ratio in enumerate(losses(codec, self.repeats, self.steps)):
+            paths.follow(step, ratio)
             if step % TOLD_EVERY == 0 or step == self.steps:
                 rows += [told(rate, step, ratio[i]) for i, rate in enumerate(RATES)]
         flat = torch.randn(64_000, generator=torch.Generator().manual_seed(2))
@@ -61,8 +64,32 @@ class Regression:
             "run": self.settings,
             "gain": told_gain(self.method, codec),
             "error": 0.0 if codec is None else relative_error(codec, flat, 4),
+            "limits": paths.limits(),
+            "steps": paths.first.tolist(),
         }
         Records(figures, rows).write(self.path(folder))
+
+
+class Paths:
+    """What becomes of each run. Repeats are paired: equal ones of all methods see equal inputs.
+
+    first: (rates, repeats), the first step at which a run is below CONVERGED; one more than all
+    steps for those that never are.
+    """
+
+    def __init__(self, repeats: int, steps: int) -> None:
+        self.first = torch.full((len(RATES), repeats), steps + 1)
+        self.converged = torch.zeros(len(RATES), repeats, dtype=torch.bool)
+
+    def follow(self, step: int, ratio: torch.Tensor) -> None:
+        """Take the losses at a step into account."""
+        self.converged = ratio < CONVERGED
+        self.first[self.converged & (self.first > step)] = step
+
+    def limits(self) -> list[float]:
+        """For each repeat the largest rate up to which it converged at every rate, else 0."""
+        rates = torch.tensor((0.0, *RATES), dtype=torch.float64)
+        return rates[self.converged.long().cumprod(dim=0).sum(dim=0)].tolist()
 
 
 @functools.cache

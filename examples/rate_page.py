@@ -11,7 +11,9 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 import numpy as np
 import rate_bound
+import verdicts
 from plots import PLAIN
+from verdicts import Claim, Comparison
 
 from hvd_adaptive.simulate import Records
 from hvd_adaptive.simulate.records import Row
@@ -40,7 +42,7 @@ def draw(records: Records, path: Path) -> None:
             scheme, _, coding = (
                 name.rpartition(", ") if name.endswith(tuple(LINES)) else (name, "", "")
             )
-            points = sorted((row["bits"], row["error"]) for row in rows)
+            points = _points(rows)
             unbiased = rows[0]["unbiased"]
             each.plot(
                 *zip(*points, strict=True), label=name, color=COLOURS[scheme], markersize=5,
@@ -67,23 +69,57 @@ def write_page(records: Records, bound: Records, page: Path) -> None:
     """Markdown."""
     stages = list(dict.fromkeys(records.column("step")))
     coordinates = records.settings["limit"] or 431_080
-    sections = [
+    sections: list[str | list[Claim]] = [
         "# Error against bits on the wire\n\n"
         "Made by `python examples/rate_curve.py`: every scheme of the package on the gradient of a "
         f"LeNet on MNIST (batch 64) at {', '.join(f'step {s}' for s in stages)}, {coordinates:,} "
         "coordinates in one payload, buckets of 8192. Schemes with a fit are fitted to the "
         "gradient. Bits are those of whole payloads, scales and header included; the error is "
-        f"||Q(g) - g||²/||g||², the mean of {records.settings['draws']} draws.",
+        "||Q(g) - g||²/||g||². " + _how(records),
+        "{rule}",
         "![error against bits](images/rate_curve.png)",
         "Filled points and lines: unbiased schemes, whose error is all variance, so that it falls "
         "as 1/N in the average over N ranks. Hollow squares: biased or clipped ones, part of whose "
         "error stays, and which need error feedback; they are not compared with the others.",
-        _verdict(records, stages),
+        [_claim(records, stages)],
         _table(records, stages),
-        rate_bound.section(bound),
+        *rate_bound.section(bound),
     ]
     page.parent.mkdir(parents=True, exist_ok=True)
-    page.write_text("\n\n".join(sections) + "\n", encoding="utf-8")
+    page.write_text(verdicts.page(sections), encoding="utf-8")
+
+
+def _how(records: Records) -> str:
+    """Which errors are exact, and how well the others are known."""
+    schemes = {row["scheme"].split(",")[0]: row["exact"] for row in records.rows}
+    exact = ", ".join(dict.fromkeys(name for name, known in schemes.items() if known))
+    drawn = ", ".join(dict.fromkeys(name for name, known in schemes.items() if not known))
+    return (
+        f"It is exact, the expectation over the rounding (ALQ paper, Eqs 1 and 2; ORQ paper, Eq. "
+        f"9), for {exact}. It is the mean of {records.settings['draws']} draws for {drawn}; the "
+        f"greatest relative standard error of these means is {100 * _worst(records):.1g}%."
+    )
+
+
+def _worst(records: Records) -> float:
+    draws = [each for stage in dict.fromkeys(records.column("step"))
+             for rows in _by_scheme(records.rows, stage).values()
+             for _, each in _draws(rows) if len(each) > 1]  # fmt: skip
+    errors = [np.std(each, ddof=1) / np.sqrt(len(each)) / np.mean(each) for each in draws]
+    return float(max(errors, default=0.0))
+
+
+def _draws(rows: list[Row]) -> list[tuple[float, list[float]]]:
+    """(bits, errors of the draws) of each point, in order of bits."""
+    found: dict[tuple[float, str], list[float]] = {}
+    for row in sorted(rows, key=lambda row: (row["bits"], row["parameter"], row["draw"])):
+        found.setdefault((row["bits"], row["parameter"]), []).append(row["error"])
+    return [(bits, errors) for (bits, _), errors in found.items()]
+
+
+def _points(rows: list[Row]) -> list[tuple[float, float]]:
+    """(bits, mean error), in order of bits."""
+    return [(bits, float(np.mean(errors))) for bits, errors in _draws(rows)]
 
 
 def _by_scheme(rows: Iterable[Row], stage: int) -> dict[str, list[Row]]:
@@ -96,40 +132,48 @@ def _by_scheme(rows: Iterable[Row], stage: int) -> dict[str, list[Row]]:
 
 def _error_at(rows: list[Row], bits: float) -> float | None:
     """Of a scheme at so many bits, its logarithm interpolated; None outside its range."""
-    points = sorted((row["bits"], row["error"]) for row in rows)
-    x, y = np.array(points).T
+    return _interpolated(_points(rows), bits)
+
+
+def _interpolated(points: Iterable[tuple[float, float]], bits: float) -> float | None:
+    x, y = np.array(list(points)).T
     if not x[0] <= bits <= x[-1]:
         return None
     return float(np.exp(np.interp(bits, x, np.log(y))))
 
 
-def _verdict(records: Records, stages: list[int]) -> str:
-    """ECDQ's error over each other unbiased point's, at that point's bits."""
-    ratios, beyond = [], 0
+def _claim(records: Records, stages: list[int]) -> Claim:
+    """ECDQ's error, draw by draw, against each other unbiased point's mean at that point's bits."""
+    ratios, comparisons, beyond = [], [], 0
     for stage in stages:
         schemes = _by_scheme(records.rows, stage)
+        own = _draws(schemes["ECDQ"])
         for name, rows in schemes.items():
             if name == "ECDQ" or not rows[0]["unbiased"]:
                 continue
-            for row in rows:
-                if not LEAST <= row["bits"] <= MOST:
+            for bits, errors in _draws(rows):
+                if not LEAST <= bits <= MOST:
                     continue
-                own = _error_at(schemes["ECDQ"], row["bits"])
-                if own is None:
+                draws = range(min(len(each) for _, each in own))
+                ours = [_interpolated(((x, y[i]) for x, y in own), bits) for i in draws]
+                if None in ours:
                     beyond += 1
-                else:
-                    told = f"{name} at step {stage} and {row['bits']:.2f} bits"
-                    ratios.append((own / row["error"], told))
+                    continue
+                others = errors if len(errors) > 1 else errors * len(ours)
+                gains = np.log(others) - np.log(ours)
+                comparisons.append(Comparison(gains))
+                told = f"{name} at step {stage} and {bits:.2f} bits"
+                ratios.append((float(np.exp(-gains.mean())), told))
     ratios.sort(reverse=True)
     ahead = sum(ratio < 1 for ratio, _ in ratios)
     closest = "; ".join(f"{ratio:.2f} ({told})" for ratio, told in ratios[:3])
     outside = f" {beyond} points lie outside what ECDQ was measured at." if beyond else ""
-    word = "Holds" if ahead == len(ratios) else "Does not hold"
-    return (
-        f"- ECDQ has less variance than every other unbiased scheme from {LEAST:g} to {MOST:g} "
-        f"bits. **{word}**: at {ahead} of {len(ratios)} points of the others, its own error "
-        "interpolated between its points; the largest ratios of its error to theirs are "
-        f"{closest}.{outside}"
+    return Claim(
+        f"ECDQ has less variance than every other unbiased scheme from {LEAST:g} to {MOST:g} bits, "
+        "on these gradients",
+        f"It has at {ahead} of {len(ratios)} points of the others, its own error interpolated "
+        f"between its points; the largest ratios of its error to theirs are {closest}.{outside}",
+        tuple(comparisons),
     )
 
 
@@ -140,7 +184,7 @@ def _table(records: Records, stages: list[int]) -> str:
         rows = [
             [name, *(_told(_error_at(of, bits)) for bits in SHOWN_BITS)]
             for name, of in _by_scheme(records.rows, stage).items()
-            if of[0]["unbiased"] and len(of) > 1
+            if of[0]["unbiased"] and len(_points(of)) > 1
         ]
         head = ["scheme", *(f"{bits:g} bits" for bits in SHOWN_BITS)]
         lines = [head, ["---"] * len(head), *rows]

@@ -31,6 +31,7 @@ from hvd_adaptive.theory.convexity import (
     variance_gap,
     variance_gap_bound,
 )
+from hvd_adaptive.theory.descent import compressed_descent, feedback_descent
 from hvd_adaptive.theory.feedback import (
     best_feedback,
     feedback_limit,
@@ -55,10 +56,12 @@ __all__ = [
     "best_feedback",
     "best_single_level",
     "code_length_bound",
+    "compressed_descent",
     "convexity_margin",
     "elias_bits",
     "exact_variance",
     "exponent_constant",
+    "feedback_descent",
     "feedback_limit",
     "least_convex_pair",
     "mmse_error",

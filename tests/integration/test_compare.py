@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import struct
 import subprocess
 import sys
@@ -21,11 +22,10 @@ COMPARE = ROOT / "examples" / "compare.py"
 METHODS = ["SGD", "SuperSGD", "QSGD", "TernGrad", "ALQ"]
 FLAGS = [
     "--task", "resnet8", "--methods", *METHODS, "--seeds", "2", "--steps", "3", "--bucket-size",
-    "2048", "--sweeps", "bits", "--sweep-seeds", "1", "--budgets", "1.6", "--budget-seeds", "1",
-    "--output-dir", "runs",
+    "2048", "--sweeps", "bits", "--budgets", "1.6", "--output-dir", "runs",
 ]  # fmt: skip
 THREE_LEVELS = [
-    "ORQ-3", "Linear-3", "QSGDinf-3", "ORQ-3-clip", "QCS-20", "QCS-20-MMSE", "QCS-20-MMSE-EF",
+    "ORQ-3", "Linear-3", "QSGDinf-3", "ORQ-3-clip", "QCS-20",
 ]  # fmt: skip
 FIGURES = {
     "variance_on_trajectory", "variance_in_training", "loss_and_accuracy", "normalized_variance",
@@ -54,9 +54,9 @@ def made(tmp_path_factory) -> tuple[Path, str]:
 def test_runs_are_files_with_their_settings(made):
     folder, _ = made
     files = sorted(path.name for path in (folder / "runs/resnet8").iterdir())
-    # 5 methods x 2 seeds; ALQ and QSGD with 2, 4 and 6 bits; the trajectory; those of three levels,
-    # Sparse SGD and ECDQ.
-    assert len(files) == 10 + 6 + 1 + 9, files
+    # Of 2 seeds: 5 methods; ALQ and QSGD with 2 and 4 bits; the trajectory; the fits; those of
+    # three levels and ECDQ; the QSGD and NUQSGD papers'.
+    assert len(files) == 2 * (5 + 4 + 1 + 1 + 6 + 6), files
     assert not [name for name in files if name.endswith(".part")]
     result = simulate.Result.read(folder / "runs/resnet8/ALQ-4w-3b-2048d-3t-1.csv")
     assert len(result.rows) == 3
@@ -66,8 +66,8 @@ def test_runs_are_files_with_their_settings(made):
     assert result.settings["seed"] == 1 and "seed=1" in result.settings["compressor"]
     single = simulate.Result.read(folder / "runs/resnet8/SGD-1w-32b-0d-3t-0.csv")
     assert single.settings["workers"] == 1 and single.settings["compressor"] is None
-    path = simulate.Records.read(folder / "runs/resnet8/trajectory-4w-3b-2048d-3t.csv")
-    assert {row["method"] for row in path.rows} == set(METHODS)
+    path = simulate.Records.read(folder / "runs/resnet8/trajectory-4w-3b-2048d-3t-0.csv")
+    assert set(METHODS) < {row["method"] for row in path.rows}
 
 
 def test_methods_are_paired(made):
@@ -103,12 +103,14 @@ def test_page_at_equal_bits(made):
     page = (folder / "page/results.md").read_text().split("## At equal wire bits")[1]
     rows = [line.split(" | ") for line in page.splitlines() if line.startswith("| ")]
     lines = {row[1]: row for row in rows if len(row) == 8}
-    assert {*THREE_LEVELS, "SparseSGD-1.6", "*TernGrad*"} <= set(lines)
+    assert {*THREE_LEVELS, "ECDQ-1.6", "*TernGrad*"} <= set(lines)
     for method in THREE_LEVELS:
-        own = final(folder, method, 0, "validation_accuracy")
-        exact = simulate.Result.read(folder / "runs/resnet8/SuperSGD-4w-32b-0d-3t-0.csv")
-        deficit = 100 * (exact.rows[-1]["validation_accuracy"] - own)
-        assert float(lines[method][4]) == pytest.approx(deficit, abs=0.006), method
+        deficits = []
+        for seed in (0, 1):
+            own = final(folder, method, 0, "validation_accuracy", seed)
+            exact = simulate.Result.read(folder / f"runs/resnet8/SuperSGD-4w-32b-0d-3t-{seed}.csv")
+            deficits.append(100 * (exact.rows[-1]["validation_accuracy"] - own))
+        assert float(lines[method][4]) == pytest.approx(sum(deficits) / 2, abs=0.006), method
     assert "ORQ-3 trains to higher accuracy than Linear-3 and QSGDinf-3" in page
 
 
@@ -135,7 +137,12 @@ def test_page(made):
         for seed in (0, 1)
     ]
     assert rows[0].split(" | ")[1] == f"{sum(accuracy) / 2:.2f}"
-    assert page.count("olds**: ") + page.count("not hold**: ") >= 3
+    claims = re.findall(
+        r"^- \*\*(Holds|Does not hold|Not decided)\*\* \((?:p [=<]|computed)", page, re.M
+    )
+    assert len(claims) == page.count("\n- **") >= 20
+    # Two seeds decide next to nothing among so many claims.
+    assert claims.count("Not decided") >= 20
     for figure in FIGURES:
         assert f"(images/{figure}.png)" in page
     assert "ALQ" in printed and "\x1b" not in printed and "run/s" not in printed

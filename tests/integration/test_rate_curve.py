@@ -5,7 +5,9 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 pytestmark = pytest.mark.integration
@@ -24,11 +26,12 @@ def test_end_to_end_and_kept(tmp_path, monkeypatch):
     monkeypatch.setattr(rate_curve, "FAMILIES", few)
     monkeypatch.setattr(rate_bound, "COORDINATES", 1 << 16)
     page = tmp_path / "docs" / "rate.md"
-    arguments = ["--stages", "0", "--draws", "1", "--coordinates", "50000",
+    arguments = ["--stages", "0", "--draws", "8", "--coordinates", "50000",
                  "--folder", str(tmp_path / "runs"), "--page", str(page)]  # fmt: skip
     rate_curve.main(arguments)
     text = page.read_text(encoding="utf-8")
-    assert "to 8 bits. **Holds**" in text and "bound, dither not known" in text
+    assert "**Holds** (p" in text and "to 8 bits, on these gradients" in text
+    assert "bound, dither not known" in text
     assert "| ECDQ | " in text and "SignSGD |" not in text
     assert (tmp_path / "docs" / "images" / "rate_curve.png").stat().st_size > 10_000
     monkeypatch.setattr(rate_curve, "measure", None)
@@ -37,3 +40,60 @@ def test_end_to_end_and_kept(tmp_path, monkeypatch):
     assert page.read_text(encoding="utf-8") == text
     for name in ("rate_bound", "rate_curve", "rate_methods", "rate_page"):
         sys.modules.pop(name, None)
+
+
+@pytest.mark.parametrize("norm", ["l2", "linf"])
+def test_exact_errors_by_hand(norm, monkeypatch):
+    """Eqs 1 and 2 on the levels, bucket by bucket, in NumPy."""
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+    from exact_error import exact_error
+
+    from hvd_adaptive import ALQ
+
+    v = torch.from_numpy(np.random.default_rng(0).standard_t(3, 5000)).float()
+    codec = ALQ(bits=4, bucket_size=512, norm=norm)
+    codec.fit(v)
+    levels, total = codec.levels.numpy(), 0.0
+    for bucket in np.split(v.double().numpy(), range(512, 5000, 512)):
+        scale = np.linalg.norm(bucket, {"l2": 2, "linf": np.inf}[norm])
+        r = bucket / scale
+        above = np.clip(np.searchsorted(levels, r), 1, len(levels) - 1)
+        total += scale**2 * ((levels[above] - r) * (r - levels[above - 1])).sum()
+    assert exact_error(codec, v) == pytest.approx(total / float(v.double() @ v.double()), rel=1e-5)
+
+
+def test_exact_errors_count_the_bias_of_clipping(monkeypatch):
+    """Mean of draws within five sigma; and no formula is said to exist where there is none."""
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+    from exact_error import exact_error
+
+    from hvd_adaptive import QCS, TernGrad
+
+    v = torch.from_numpy(np.random.default_rng(1).standard_t(3, 4096)).float()
+    codec = TernGrad(bucket_size=1024)
+    decoded = [codec.decode(codec.encode(v, seed=seed)) for seed in range(200)]
+    errors = np.array([float((d - v).square().sum() / v.square().sum()) for d in decoded])
+    deviation = errors.std(ddof=1) / np.sqrt(len(errors))
+    assert abs(errors.mean() - exact_error(codec, v)) < 5 * deviation
+    assert exact_error(QCS(gain=10, bucket_size=1024), v) is None
+
+
+def test_few_draws_miss_what_rare_jumps_add(monkeypatch):
+    """Why the page has exact errors: of a table whose far levels are rarely drawn, 4 draws lie
+    below the expectation most of the time, and often below half of it."""
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+    from exact_error import exact_error
+
+    from hvd_adaptive import ALQ
+
+    v = torch.from_numpy(np.random.default_rng(2).normal(size=8192)).float()
+    codec = ALQ(bits=6)
+    codec.fit(v)
+    # Ten coordinates beyond those that the table was fitted to.
+    v[:10] = torch.linspace(0.06, 0.2, 10) * v.norm()
+    wanted = exact_error(codec, v)
+    draws = [codec.decode(codec.encode(v, seed=seed)) for seed in range(400)]
+    errors = np.array([float((d - v).square().sum() / v.square().sum()) for d in draws])
+    fours = errors.reshape(100, 4).mean(axis=1)
+    assert abs(errors.mean() - wanted) < 5 * errors.std(ddof=1) / 20
+    assert (fours < wanted).mean() > 0.5 and (np.abs(fours / wanted - 1) > 0.2).mean() > 0.2

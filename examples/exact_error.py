@@ -1,0 +1,30 @@
+"""E||Q(g) - g||² / ||g||² where there is a formula for it: no random draw."""
+
+from __future__ import annotations
+
+import torch
+
+from hvd_adaptive import ORQ, LinearQuantile
+from hvd_adaptive.compressor import GradientCompressor
+from hvd_adaptive.simulate.variance import quantization_error
+
+
+def exact_error(codec: GradientCompressor, flat: torch.Tensor) -> float | None:
+    """Variance and squared bias of a codec that rounds at random to levels; None for others."""
+    if hasattr(codec, "table"):
+        error = quantization_error(codec, flat)
+        bias = 0.0 if error.bias is None else float(error.bias.square().sum())
+        return (error.variance + bias) / float(flat.double().square().sum())
+    if isinstance(codec, ORQ | LinearQuantile) and codec.settings.clip is None:
+        return rounding_error(codec, flat)
+    return None
+
+
+def rounding_error(codec: ORQ | LinearQuantile, flat: torch.Tensor) -> float:
+    """Of random rounding to levels of each bucket's own: ORQ paper, Eq. 9."""
+    bucket, total = codec.settings.bucket_size, 0.0
+    for levels, part in zip(codec.solve(flat, bucket), flat.split(bucket), strict=True):
+        levels, v = levels.double(), part.double()
+        above = torch.searchsorted(levels, v).clamp(1, levels.numel() - 1)
+        total += float(((v - levels[above - 1]) * (levels[above] - v)).sum())
+    return total / float(flat.double().square().sum())
