@@ -26,10 +26,12 @@ class LevelSync:
     messages by name: ranks may fit the tables of two optimizers in different orders.
 
     name: begins the names of its messages and collectives.
+    step: names messages, too. What a rank sent at a step that was given up is never received, and
+    must not be taken for a later step's. (Horovod's collectives are brought to an end instead.)
     """
 
-    def __init__(self, world: World, name: str) -> None:
-        self.world, self.name = world, name
+    def __init__(self, world: World, name: str, step: int = 0) -> None:
+        self.world, self.name, self.step = world, name, step
 
     def __call__(self, own: np.ndarray, fit: Fit) -> np.ndarray:
         """``fit`` of all ranks' vectors, computed by the first rank; the same bits everywhere."""
@@ -38,9 +40,9 @@ class LevelSync:
             return fit([own])
         messages = mpi_messages(world, f"{self.name}.mpi")
         if messages is not None:
-            vectors = messages.gather(own, f"{self.name}.statistics")
+            vectors = messages.gather(own, f"{self.name}.step{self.step}.statistics")
             fitted = None if vectors is None else _attempt(fit, vectors)
-            return _checked(messages.broadcast(fitted, f"{self.name}.table"))
+            return _checked(messages.broadcast(fitted, f"{self.name}.step{self.step}.table"))
         rows = world.gather_equal(torch.from_numpy(own)[None], f"{self.name}.statistics")
         result = np.empty(0) if world.rank else _attempt(fit, list(rows[:, 0].numpy()))
         size = world.broadcast(np.array([result.size]), f"{self.name}.table_size")

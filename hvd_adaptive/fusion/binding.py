@@ -313,9 +313,9 @@ class Binding:
         """Begins the names of an attempt's collectives: an earlier one's may be in flight still."""
         return self.name + (f".attempt{attempt}" if attempt else "")
 
-    def sync(self, attempt: int = 0) -> LevelSync:
+    def sync(self, step: int = 0, attempt: int = 0) -> LevelSync:
         """Level sync over these ranks; every rank must ask for it at the same step."""
-        return LevelSync(self.world, self.name_at(attempt))
+        return LevelSync(self.world, self.name_at(attempt), step)
 
     def _optimizer(self) -> Any:
         """Its own, as long as there is one."""

@@ -385,7 +385,7 @@ class Session:
         """Every gradient is there: refit the tables if this is an update step."""
         self._binding.settle(step.layout, step.number, step.device, step.attempt)
         if self._update_due(step.number) or self.compressor.second_due(step.number):
-            sync = self._binding.sync(step.attempt)
+            sync = self._binding.sync(step.number, step.attempt)
             self.compressor.update(step.number, step.samples, sync, step.parts, step.is_finite())
 
     def _end(self, step: Any) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import sys
 import threading
+import time
 
 import horovod.torch as hvd
 import numpy as np
@@ -15,7 +16,7 @@ from conftest import assert_same_everywhere, flat_parameters, make_model, train
 from hvd_adaptive import ALQ
 from hvd_adaptive.exchange.level_sync import LevelSync
 from hvd_adaptive.exchange.mpi_messages import mpi_messages
-from hvd_adaptive.exchange.world import World
+from hvd_adaptive.exchange.world import Abandoned, World, patient
 
 
 def test_every_rank_gets_what_the_first_makes_of_all():
@@ -52,6 +53,20 @@ def test_no_rank_uses_mpi_if_one_cannot(without, monkeypatch, caplog):
         own = "mpi4py cannot be imported"
         expected = own if hvd.rank() == without else f"ranks [{without}] cannot use mpi4py"
         assert [expected in record.getMessage() for record in caplog.records] == [True]
+
+
+@pytest.mark.skipif("not hvd.mpi_enabled()")
+def test_what_was_sent_at_a_step_that_was_given_up_is_not_taken_for_the_next():
+    """The first rank gives up step 3 before it receives the others' statistics."""
+    name, end = "check.sync.given_up", time.monotonic() + 1.0
+    if hvd.rank() == 0:
+        mpi_messages(World(), f"{name}.mpi")
+    else:
+        with pytest.raises(Abandoned), patient(lambda: time.monotonic() > end):
+            LevelSync(World(), name, 3)(np.full(2, 99.0), lambda rows: np.sum(rows, axis=0))
+    hvd.barrier()
+    table = LevelSync(World(), name, 4)(np.ones(2), lambda rows: np.sum(rows, axis=0))
+    assert table.tolist() == [hvd.size()] * 2
 
 
 def test_ranks_may_sync_in_different_orders():
