@@ -107,8 +107,9 @@ def fixed(values: np.ndarray) -> Law:
 def two_points(mean: np.ndarray, low: np.ndarray, high: np.ndarray) -> Law:
     """low or high, so that the mean is right: with p = (mean - low)/(high - low) the variance is
     (high - mean)(mean - low), and E(e⁴) = variance · (gap² - 3 variance)."""
-    variance = np.maximum((high - mean) * (mean - low), 0.0)
-    fourth = np.maximum(variance * ((high - low) ** 2 - 3 * variance), 0.0)
+    with np.errstate(invalid="ignore"):
+        variance = np.maximum((high - mean) * (mean - low), 0.0)
+        fourth = np.maximum(variance * ((high - low) ** 2 - 3 * variance), 0.0)
     return Law(mean, variance, fourth, low, high)
 
 

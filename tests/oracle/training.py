@@ -156,13 +156,15 @@ class Trial:
             expected = exact(np.mean(full, axis=0), self._full_rounding(full, dtype))
             self._judge.see(step, result[cut:], expected, _inside(places, cut, result.size))
         if cut:
-            values = [v[:cut].astype(np.float32).astype(np.float64) for v in vectors]
+            values = [v[:cut] for v in vectors]
             residuals = [self._of_group(group, of_rank, cut) for of_rank in before]
             weight = self.keywords.get("error_feedback") or 0.0
-            values = [v + weight * r for v, r in zip(values, residuals, strict=True)]
+            if weight and self._exchange not in PLAIN:
+                pairs = zip(values, residuals, strict=True)
+                values = [v.astype(np.float32) + weight * r for v, r in pairs]
             expected = self._expected(self.compressor.part(group.part), values, dtype)
             self._judge.see(step, result[:cut], expected, _inside(places, 0, cut))
-            if weight:
+            if weight and self._exchange not in PLAIN:
                 after = [self._of_group(group, of_rank, cut) for of_rank in self._residuals]
                 exact_mean = np.mean([v[:cut] for v in vectors], axis=0)
                 self._nothing_is_lost(step, exact_mean - result[:cut], residuals, after, expected)
@@ -173,10 +175,11 @@ class Trial:
         if kind in PLAIN:
             return exact(np.mean(values, axis=0), self._full_rounding(values, dtype))
         if kind == "hierarchical":
-            rounding = of_full(values, dtype, 2)
+            rounding = of_full(values, dtype, 3)
             values = node_means(values, per_node or len(values))
             if len(values) == 1:
-                return exact(values[0], rounding + 2.0**-22 * np.nan_to_num(np.abs(values[0])))
+                return exact(values[0], rounding)
+        values = [v.astype(np.float32).astype(np.float64) for v in values]
         laws = [law_of(quantiser_of(codec, v), v) for v in values]
         law = mean_of(laws)
         expected = Expected(law, of_quantised(laws, dtype, 3))
