@@ -32,9 +32,9 @@ it is in this repository, whether it holds here, and the command that shows it.
 
 - *holds*: a test or a page shows it. *mended*: it is wrong in print, and holds as corrected
   ([what is wrong](theory.md#slips-in-the-papers)).
-- Verdicts on training are those of a page's claims, by the one rule that each page states; "holds: 2,
-  not decided: 1" counts claims of different tasks or methods. They are about small networks on
-  small images.
+- Verdicts on training are those of a page's claims, by the one rule that each page states;
+  "holds: 2, not decided: 1" counts claims of different tasks or methods. They are about small
+  networks on small images.
 - *not tried*: with the reason.
 """
 
