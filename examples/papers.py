@@ -22,6 +22,7 @@ COMMANDS = {
     "orq.md": "`python examples/orq_paper.py`",
     "qcs.md": "`python examples/qcs_paper.py`",
 }
+WORDS = ("holds", "does not hold", "not decided")
 CLAIM = re.compile(r"^- \*\*(Holds|Does not hold|Not decided)\*\* \([^)]*\): (.*)$", re.MULTILINE)
 HEAD = """# The papers, statement by statement
 
@@ -31,9 +32,9 @@ it is in this repository, whether it holds here, and the command that shows it.
 
 - *holds*: a test or a page shows it. *mended*: it is wrong in print, and holds as corrected
   ([what is wrong](theory.md#slips-in-the-papers)).
-- Verdicts on training are those of a page's claims, by the one rule that each page states; "2 hold,
-  1 not decided" counts claims of different tasks or methods. They are about small networks on small
-  images.
+- Verdicts on training are those of a page's claims, by the one rule that each page states;
+  "holds: 2, not decided: 1" counts claims of different tasks or methods. They are about small
+  networks on small images.
 - *not tried*: with the reason.
 """
 
@@ -76,8 +77,7 @@ def _found(item: Item) -> str:
     counts = Counter(words)
     if len(words) == 1:
         return words[0]
-    plural = {"holds": "hold", "does not hold": "do not hold", "not decided": "not decided"}
-    return ", ".join(f"{counts[word]} {plural[word]}" for word in plural if counts[word])
+    return ", ".join(f"{word}: {counts[word]}" for word in WORDS if counts[word])
 
 
 def verdicts_on(name: str, claims: Sequence[str]) -> list[str]:

@@ -84,6 +84,6 @@ def test_verdicts_are_looked_up(tmp_path, monkeypatch):
     assert papers.verdicts_on("orq.md", ["A is more"]) == ["holds", "not decided"]
     assert papers.verdicts_on("orq.md", ["than B$", "^bytes"]) == ["holds", "does not hold"]
     item = papers_list.Item("Fig. 1", "text", page="orq.md", claims=("A is more", "bytes"))
-    assert papers._found(item) == "1 hold, 1 do not hold, 1 not decided"
+    assert papers._found(item) == "holds: 1, does not hold: 1, not decided: 1"
     alone = papers_list.Item("Fig. 1", "text", page="orq.md", claims=("nothing",))
     assert papers._found(alone).startswith("not decided")
