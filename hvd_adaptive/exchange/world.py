@@ -20,11 +20,15 @@ _waiting = threading.local()
 
 
 class Abandoned(Exception):
-    """The caller of ``patient`` waits no longer for a collective, which goes on."""
+    """The caller of ``patient`` waits no longer.
 
-    def __init__(self, name: str, handle: Any) -> None:
+    handle: of the collective that it waited for, which goes on; None if it was none of Horovod's.
+    operation: of that collective, "allgather" or "broadcast".
+    """
+
+    def __init__(self, name: str, handle: Any = None, operation: str = "") -> None:
         super().__init__(name)
-        self.name, self.handle = name, handle
+        self.name, self.handle, self.operation = name, handle, operation
 
 
 @contextmanager
@@ -42,7 +46,7 @@ def wait_until(is_done: Callable[[], bool], name: str) -> None:
     is_over = getattr(_waiting, "is_over", None)
     while not is_done():
         if is_over is not None and is_over():
-            raise Abandoned(name, None)
+            raise Abandoned(name)
         time.sleep(_PAUSE)
 
 
@@ -111,12 +115,12 @@ class World:
         """Global rank of the process set's first member."""
         return self.process_set.ranks[0]
 
-    def wait(self, handle: Any, name: str) -> Any:
-        """What the collective ``name`` gives; see ``patient``."""
+    def wait(self, handle: Any, name: str, operation: str = "allgather") -> Any:
+        """What the collective ``name`` gives; see ``patient`` and ``Abandoned``."""
         is_over = getattr(_waiting, "is_over", None)
         while is_over is not None and not self.hvd.poll(handle):
             if is_over():
-                raise Abandoned(name, handle)
+                raise Abandoned(name, handle, operation)
             time.sleep(_PAUSE)
         return self.hvd.synchronize(handle)
 
@@ -129,4 +133,4 @@ class World:
         """The first member's array (bytes, so that nothing is converted)."""
         data = torch.from_numpy(values.view(np.uint8).copy())
         handle = self.hvd.broadcast_async(data, self.root, name=name, process_set=self.process_set)
-        return self.wait(handle, name).numpy().view(values.dtype)
+        return self.wait(handle, name, "broadcast").numpy().view(values.dtype)

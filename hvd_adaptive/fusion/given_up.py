@@ -11,6 +11,7 @@ ends when all of that has, and then its names may be used again.
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -24,11 +25,25 @@ if TYPE_CHECKING:
 
 
 class Sent(NamedTuple):
-    """A collective that was submitted. gathers: an allgather, or else some kind of alltoall."""
+    """A collective that was submitted. kind: one of ``KINDS``."""
 
     name: str
-    gathers: bool
+    kind: str
     handle: Any
+
+
+# In place of a collective of this kind that a rank never sent. Horovod pairs them by name and
+# operation; if tensors then differ in dtype or shape it ends both with an error, which is enough.
+KINDS: dict[str, Callable[[World, str, Sendable], Any]] = {
+    "payloads": lambda world, name, nothing: AllGather(nothing).submit(world, name),
+    "parts": lambda world, name, nothing: AllToAll([nothing] * world.size).submit(world, name),
+    "allgather": lambda world, name, nothing: world.hvd.allgather_async(
+        nothing.bytes, name=name, process_set=world.process_set
+    ),
+    "broadcast": lambda world, name, nothing: world.hvd.broadcast_async(
+        nothing.bytes, world.root, name=name, process_set=world.process_set
+    ),
+}
 
 
 class GivenUp:
@@ -51,12 +66,11 @@ class GivenUp:
         self._flying += step.abandon()
         self.attempt += 1
 
-    def leave(self, name: str, handle: Any, life: Any) -> None:
-        """A gather or broadcast that this rank waits for no longer. (What takes its place elsewhere
-        need not be of its kind: Horovod then ends it with an error.)"""
+    def leave(self, sent: Sent, life: Any) -> None:
+        """A collective that this rank waits for no longer."""
         self._bury(life)
-        self._names.add(name)
-        self._flying.append(Sent(name, True, handle))
+        self._names.add(sent.name)
+        self._flying.append(sent)
 
     def _bury(self, life: Any) -> None:
         """Nothing is in flight of a life of Horovod that is over."""
@@ -73,13 +87,10 @@ class GivenUp:
         flying = [sent for sent in self._flying if not hvd.poll(sent.handle)]
         self._settled += [sent.handle for sent in self._flying]
         self._flying = []
-        for name, gathers in _told(world, flying, f"hvd_adaptive.given_up.{label}"):
-            if name in self._names:
-                continue
-            to_each = AllToAll([nothing] * world.size)
-            request = AllGather(nothing) if gathers else to_each
-            self._settled.append(request.submit(world, name))
-            self._names.add(name)
+        for name, kind in _told(world, flying, f"hvd_adaptive.given_up.{label}"):
+            if name not in self._names:
+                self._settled.append(KINDS[kind](world, name, nothing))
+                self._names.add(name)
 
     def end(self, world: World) -> None:
         """The step has ended; wait for what was in flight when it settled."""
@@ -90,13 +101,13 @@ class GivenUp:
         self.attempt, self._names, self._flying, self._settled = 0, set(), [], []
 
 
-def _told(world: World, own: list[Sent], name: str) -> list[tuple[str, bool]]:
+def _told(world: World, own: list[Sent], name: str) -> list[tuple[str, str]]:
     """Name and kind of all that is in flight on some rank, in the same order on all of them."""
-    text = json.dumps([(sent.name, sent.gathers) for sent in own]).encode()
+    text = json.dumps([(sent.name, sent.kind) for sent in own]).encode()
     data = torch.frombuffer(bytearray(text), dtype=torch.uint8)
     lengths = world.gather_equal(
         torch.tensor([data.numel()], device="cpu"), f"{name}.lengths"
     ).view(-1)
     everyone = world.hvd.allgather(data, name=name, process_set=world.process_set)
     told = [json.loads(bytes(part.tolist())) for part in everyone.split(lengths.tolist())]
-    return sorted({(name, gathers) for of_rank in told for name, gathers in of_rank})
+    return sorted({(name, kind) for of_rank in told for name, kind in of_rank})

@@ -19,6 +19,7 @@ from hvd_adaptive.exchange.world import Abandoned, patient
 from hvd_adaptive.fusion.agreement import LATER_SECONDS, Description, compare
 from hvd_adaptive.fusion.binding import Binding
 from hvd_adaptive.fusion.changed import WarnOfChanges, Watch, check_gradient
+from hvd_adaptive.fusion.given_up import Sent
 from hvd_adaptive.fusion.helper import PATIENCE, WATCH, finished_on
 from hvd_adaptive.fusion.joined import JoinedStep
 from hvd_adaptive.fusion.layout import Layout, Member
@@ -259,7 +260,8 @@ class Session:
                     batch.watch = watch
             except Abandoned as left:
                 if left.handle is not None:
-                    self._binding.given_up.leave(left.name, left.handle, batch.life)
+                    sent = Sent(left.name, left.operation, left.handle)
+                    self._binding.given_up.leave(sent, batch.life)
             except Exception as error:
                 batch.failure = error
 

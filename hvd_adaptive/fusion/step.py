@@ -191,7 +191,11 @@ class Step:
     def abandon(self) -> list[Sent]:
         """Give up a step that was never finished; returns what is in flight."""
         flying = [
-            Sent(self._name(f.index, f.stage), isinstance(f.request, AllGather), f.handle)
+            Sent(
+                self._name(f.index, f.stage),
+                "payloads" if isinstance(f.request, AllGather) else "parts",
+                f.handle,
+            )
             for f in self._flying
         ]
         self._flying.clear()

@@ -62,21 +62,45 @@ def step_of(*sent):
 
 def test_what_others_have_in_flight_is_filled():
     """What this rank has sent, be it long received, is not sent again."""
-    hvd = Hvd([("a", True), ("b", False), ("c", True), ("received", True)], done=["of a"])
+    hvd = Hvd(
+        [("a", "payloads"), ("b", "parts"), ("c", "payloads"), ("received", "payloads")],
+        done=["of a"],
+    )
     hvd.known.add("of b")
     given_up, life = GivenUp(), {}
-    given_up.take(step_of(Sent("a", True, "of a"), Sent("b", False, "of b")), life)
+    given_up.take(step_of(Sent("a", "payloads", "of a"), Sent("b", "parts", "of b")), life)
     assert given_up.attempt == 1
     given_up.settle(world_of(hvd, life), "here", CPU)
-    assert hvd.told == [["b", False]] and hvd.sent == ["c"]
+    assert hvd.told == [["b", "parts"]] and hvd.sent == ["c"]
     given_up.end(world_of(hvd, life))
     assert given_up.attempt == 0 and not hvd.known  # all of it was waited for
+
+
+def test_what_takes_a_collectives_place_is_the_same_operation():
+    """Horovod pairs by name and operation. Few ranks send payloads by alltoall."""
+    kinds = ["allgather", "broadcast", "parts", "payloads"]
+    hvd, operations = Hvd([(kind, kind) for kind in kinds]), {}
+    for operation in ("allgather", "alltoall", "broadcast"):
+
+        def submit(*a, name, process_set, operation=operation):
+            operations[name] = operation
+            return hvd._submitted(name)
+
+        setattr(hvd, f"{operation}_async", submit)
+    given_up, life = GivenUp(), {}
+    world = world_of(hvd, life)
+    world.sends_directly, world.rank, world.root = True, 0, 0
+    given_up.settle(world, "here", CPU)
+    wanted = {"allgather": "allgather", "broadcast": "broadcast"}
+    assert operations == wanted | {"parts": "alltoall", "payloads": "alltoall"}
+    given_up.end(world)
+    assert not hvd.known
 
 
 def test_nothing_is_in_flight_of_a_life_that_is_over():
     """Horovod numbers handles anew after its shutdown: those of before are somebody else's."""
     hvd, given_up, life, next_life = Hvd([]), GivenUp(), {}, {}
-    given_up.take(step_of(Sent("a", True, 0)), life)
+    given_up.take(step_of(Sent("a", "payloads", 0)), life)
     given_up.settle(world_of(hvd, next_life), "here", CPU)
     assert hvd.told == [] and hvd.sent == []
     given_up.end(world_of(hvd, next_life))
