@@ -83,7 +83,7 @@ class GivenUp:
         label: ends the names of its collectives.  device: where gradients are.
         """
         self._bury(world.life)
-        hvd, nothing = world.hvd, Sendable.copy_of(torch.zeros(1, device=device))
+        hvd, nothing = world.hvd, Sendable.copy_of(torch.zeros(4, dtype=torch.uint8, device=device))
         flying = [sent for sent in self._flying if not hvd.poll(sent.handle)]
         self._settled += [sent.handle for sent in self._flying]
         self._flying = []

@@ -391,7 +391,7 @@ class Step:
         buckets = [flat[place * size : (place + 1) * size] for place in chosen]
         sample = torch.cat(buckets).to(torch.float32)
         squares = self._codec(index).squared_errors(sample, key)
-        weights = [full / count] * count + [1.0] * bool(partial)
+        weights = [full / count for _ in chosen[:count]] + [1.0] * bool(partial)
         self.binding.compressor.meter.measured(Later(squares), weights, index)
 
     def _shipment(self, index: int, quantized: int) -> Shipment:

@@ -25,7 +25,8 @@ def variances(
 def warm() -> None:
     """Compile the kernel into Numba's cache."""
     table = kernel_table(np.array([0.5, 1.0]), True)
-    variances(torch.linspace(-1, 1, 100), torch.full((1,), 6.0), 100, table)
+    like = {"dtype": torch.float32, "device": "cpu"}
+    variances(torch.linspace(-1, 1, 100, **like), torch.full((1,), 6.0, **like), 100, table)
 
 
 @functools.lru_cache(maxsize=64)

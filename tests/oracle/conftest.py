@@ -5,9 +5,13 @@ from __future__ import annotations
 import torch
 from hypothesis import HealthCheck, settings
 
+# As tests/unit/conftest.py: the last profile that is loaded holds for all tests of a run.
 settings.register_profile(
-    "oracle", deadline=None, derandomize=True, database=None,
-    suppress_health_check=[HealthCheck.too_slow],
-)  # fmt: skip
-settings.load_profile("oracle")
+    "repeatable",
+    deadline=None,
+    derandomize=True,
+    database=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
+)
+settings.load_profile("repeatable")
 torch.set_num_threads(1)

@@ -150,8 +150,8 @@ class TestNumpyIntegers:
     def test_payloads(self):
         flat = torch.linspace(-1, 1, 1000)
         one, two = ALQ(**PLAIN), ALQ(**TYPED)
-        payload = two.encode(flat)
-        assert torch.equal(payload, one.encode(flat))
+        payload = two.encode(flat, seed=3)
+        assert torch.equal(payload, one.encode(flat, seed=3))
         assert torch.equal(one.decode(payload), two.decode(payload))
 
     def test_seed_of_encode(self):

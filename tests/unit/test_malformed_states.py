@@ -40,7 +40,7 @@ WRONG = {
 # Entries that a state may lack (older versions' states do), and values that do say something.
 OPTIONAL = {
     "settings", "instance", "training", "alone", "scope", "parameter_bits", "second_stage",
-    "second_schedule", "residuals", "probabilities", "a",
+    "second_schedule", "residuals", "probabilities", "a", "share", "again",
 }  # fmt: skip
 ALLOWED = {
     ("parameter_bits", "None"), ("instance", "a dict"), ("settings", "a dict"),

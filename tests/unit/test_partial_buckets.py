@@ -11,7 +11,8 @@ from feedback_steps import OneRank
 from hvd_adaptive import ALQ, AMQ, ECDQ, simulate
 from hvd_adaptive.fusion.layout import Group
 from hvd_adaptive.fusion.samples import draw_buckets
-from hvd_adaptive.levels import Mixture, expected_variance
+from hvd_adaptive.kernels.reference import BINS
+from hvd_adaptive.levels import Histogram, Mixture, expected_variance
 from hvd_adaptive.statistics import HistogramStatistic, NormalStatistic
 
 BUCKET = 8192
@@ -82,8 +83,8 @@ class TestStatistics:
         buckets = [normal(1000), 5 * student(130), 0.5 * normal(400, 3)]
         norms = [float(bucket.double().norm()) for bucket in buckets]
         statistic = HistogramStatistic()
-        law = statistic.pool([statistic.collect(buckets, norms)], normalized=False)
-        plain = statistic.pool([statistic.collect(buckets, norms)], normalized=True)
+        sums = statistic.collect(buckets, norms).reshape(3, BINS + 3)  # without tail and prior
+        law, plain = (Histogram.from_counts(row[:BINS], *row[BINS : BINS + 2]) for row in sums[:2])
         magnitudes = np.array([0.004, 0.02, 0.07, 0.2, 1.0])
         levels = np.concatenate([-magnitudes[::-1], magnitudes])
         errors = np.array([bucket_errors(b.numpy(), levels, 10_000)[0] for b in buckets])

@@ -484,9 +484,8 @@ def integers(key: int, bucket: int, count: int) -> np.ndarray:
 
 def all_integers(key: int, size: int, count: int) -> np.ndarray:
     begins = range(0, count, size)
-    return np.concatenate(
-        [integers(key, b, min(size, count - begin)) for b, begin in enumerate(begins)]
-    )
+    buckets = [integers(key, b, min(size, count - begin)) for b, begin in enumerate(begins)]
+    return np.concatenate(buckets) if buckets else np.empty(0, np.int64)
 
 
 def ecdq_body(head: dict, body: bytes, count: int, known: Known) -> np.ndarray:

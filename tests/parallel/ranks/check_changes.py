@@ -12,7 +12,7 @@ from check_gradients import every_scheme, make
 from check_training import distributed
 from conftest import assert_same_everywhere, batches, flat_parameters, make_model, train
 
-from hvd_adaptive import ALQ, ECDQ, ORQ, QSGD, RankMismatchError, SignSGD, simulate
+from hvd_adaptive import ALQ, ECDQ, ORQ, QSGD, RankMismatchError, SignSGD, instances, simulate
 
 SEEDS = itertools.count(7000)
 SMALL = {"bucket_size": 256, "fusion_bytes": 60_000}
@@ -65,6 +65,7 @@ def test_by_set_by_schedule_and_simulated_alike(case):
     assert repr(compressor) == repr(scheme(**SMALL | keywords | last))
     assert losses[-1] < losses[0]
 
+    instances.start_over()
     scheduled = make_model()
     other = scheme(**SMALL | keywords, schedule=changes.get)
     train(scheduled, distributed(scheduled, other, lr=0.3), STEPS)
