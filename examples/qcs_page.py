@@ -126,7 +126,7 @@ def _errors(runs: list[tuple[Any, Any]], images: str) -> Parts:
                   f"Standard deviation {100 * spread['QCS'].mean():.1f}% of the mean, QSGD "
                   f"{100 * spread['QSGD'].mean():.1f}% (L2), "
                   f"{100 * spread['QSGD L∞'].mean():.1f}% (L∞).",
-                  tuple(Comparison(np.log(spread[m] / spread["QCS"])) for m in others)),
+                  tuple(Comparison(spread[m] - spread["QCS"]) for m in others)),
         ]  # fmt: skip
     job = runs[0][0]
     return [
