@@ -8,7 +8,7 @@ import torch
 from check_training import distributed
 from conftest import assert_same_everywhere, flat_parameters, make_model, train
 
-from hvd_adaptive import ALQ, ECDQ, QSGD, BinGrad
+from hvd_adaptive import ALQ, ECDQ, QSGD, BinGrad, instances
 from hvd_adaptive.simulate.ranks import Ranks
 
 BUCKET = 64
@@ -192,6 +192,7 @@ def test_zero_grad_either_way(scheme):
     """Horovod's own zero_grad takes no argument; the model's does."""
     ends = []
     for to_none in (True, False):
+        instances.start_over()
         model = make_model()
         optimizer = distributed(model, make(scheme, min_numel=1000))
         optimizer.zero_grad = lambda m=model, n=to_none: m.zero_grad(set_to_none=n)

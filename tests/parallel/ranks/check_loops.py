@@ -11,7 +11,7 @@ from check_gradients import assert_average, every_scheme, make
 from check_training import distributed
 from conftest import assert_same_everywhere, batches, flat_parameters, make_model, train
 
-from hvd_adaptive import QSGD
+from hvd_adaptive import QSGD, instances
 
 
 def loss_of(model, batch) -> torch.Tensor:
@@ -24,6 +24,7 @@ def test_adam_with_every_option_of_its_loop(scheme):
     """Fused and for-each steps want gradients of the weights' strides."""
     ends = []
     for options in ({"fused": True}, {"foreach": True}):
+        instances.start_over()
         model = torch.nn.Sequential(
             torch.nn.Unflatten(1, (4, 5, 5)), torch.nn.Conv2d(4, 16, 5), torch.nn.Flatten(),
             torch.nn.Linear(16, 10),

@@ -12,7 +12,7 @@ import torch
 from check_training import distributed
 from conftest import make_model, train
 
-from hvd_adaptive import ALQ, QSGD, Monitor
+from hvd_adaptive import ALQ, QSGD, Monitor, instances
 
 STEPS, BUCKET = 5, 128
 LARGEST_GROUP = 20_000
@@ -75,10 +75,12 @@ def test_records_agree_with_the_report(folder, exchange):
         assert found["step"][-1]["relative_error"] == reports[-1]["relative_error"]
         assert found["step"][-1]["peak_bytes"] == reports[-1]["peak_bytes"]
     # The same without one, to the bit.
+    instances.start_over()
     other = make_model()
     train(other, distributed(other, ALQ(bits=3, update_steps=[0, 3], **keywords)), STEPS)
     again = make_model()
     alone = Monitor(folder / "alone") if hvd.rank() == 0 else None  # not on all ranks
+    instances.start_over()
     watched = ALQ(bits=3, update_steps=[0, 3], monitor=alone, **keywords)
     train(again, distributed(again, watched), STEPS)
     for a, b in zip(other.parameters(), again.parameters(), strict=True):
