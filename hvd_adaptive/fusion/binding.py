@@ -221,11 +221,16 @@ class Binding:
 
     def watch(self) -> Watch | None:
         """For one step's gradients; None where no optimizer was found."""
-        optimizer = None if self.owner is None else self._optimizer()
-        if optimizer is None:
+        if self.owner is None or self._optimizer() is None:
             return None
-        scaler = self.settings.grad_scaler
-        return Watch(self.layout.members, lambda: is_unscaled(optimizer, scaler))
+        # An optimizer that is dropped with a step in progress must not live on in it.
+        find, scaler = self.owner.optimizer, self.settings.grad_scaler
+
+        def unscaled() -> bool:
+            optimizer = find()
+            return optimizer is not None and is_unscaled(optimizer, scaler)
+
+        return Watch(self.layout.members, unscaled)
 
     def parameter(self, slot: int) -> torch.nn.Parameter:
         """The parameter in ``slot`` of the layout."""

@@ -97,6 +97,7 @@ def assert_compiled_alike(scheme: str, backend: str, everywhere: bool = True) ->
     plain, other = make_model(width=30), make_model(width=30)
     compiled = torch.compile(other, backend=backend) if everywhere or hvd.rank() == 0 else other
     for model, call in ((plain, plain), (other, compiled)):
+        instances.start_over()
         optimizer = distributed(model, make(scheme, min_numel=100))
         batch = batches(hvd.rank())
         for _ in range(3):

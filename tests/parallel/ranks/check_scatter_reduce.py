@@ -164,7 +164,7 @@ def test_a_corrupt_payload_fails_on_all_ranks(stage, monkeypatch):
 
     def damaged(self, world, name):
         if world.rank == 0:
-            (self.data if stage is AllGather else self.parts[-1])[SIZE + 5] ^= 16
+            (self.data if stage is AllGather else self.parts[-1]).bytes[SIZE + 5] ^= 16
         return submit(self, world, name)
 
     monkeypatch.setattr(stage, "submit", damaged)
