@@ -28,6 +28,7 @@ def test_coded_training_is_packed_training(case):
     scheme, coding, keywords = CASES[case]
     ends, sizes = [], []
     for chosen in (coding, "fixed"):
+        instances.start_over()
         model, compressor = make_model(), scheme(coding=chosen, **SHARED, **keywords)
         losses = train(model, distributed(model, compressor, lr=0.1), 6)
         assert_same_everywhere(flat_parameters(model), f"{case}.{chosen}.parameters")
@@ -47,6 +48,7 @@ def test_payloads_of_different_lengths():
     """One rank's gradient is sparse, another's is not: lengths vary from rank to rank."""
     ends = []
     for coding in ("huffman", "fixed"):
+        instances.start_over()
         model = make_model()
         compressor = QSGD(bits=3, norm="linf", coding=coding, **SHARED)
         optimizer = distributed(model, compressor)

@@ -101,5 +101,5 @@ def test_as_the_page_says(monkeypatch):
     optimizer.zero_grad()
     left = learn(model, optimizer)
     without = learn(exact, distributed(exact, hvd.Compression.none))
-    assert without < 0.9 and abs(left - without) < 0.01
+    assert without < 0.97 and abs(left - without) < 0.01
     assert_same_everywhere(flat_parameters(model), "gone on")
