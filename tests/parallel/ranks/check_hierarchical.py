@@ -96,7 +96,7 @@ def test_a_corrupt_payload_fails_on_all_ranks(monkeypatch):
 
     def damaged(self, world, name):
         if world.rank == 0 and not self.local:
-            self.request.data[SIZE + 5] ^= 16
+            self.request.data.bytes[SIZE + 5] ^= 16
         return submit(self, world, name)
 
     monkeypatch.setattr(Among, "submit", damaged)
