@@ -19,6 +19,8 @@ import resume
 import synthetic_benchmark
 import torch
 
+from hvd_adaptive import instances
+
 ROOT = Path(__file__).resolve().parents[2]
 # What an untrained net gets right is about a tenth.
 TRAINED = 0.6
@@ -65,6 +67,7 @@ def run_resume(folder: Path) -> None:
     """Stopped and resumed, a run ends with the weights of one that was not."""
     short = [*QUICK, "--steps", "14"]
     whole = resume.main([*short, "--checkpoint", str(folder / "whole")])
+    instances.start_over()  # as a process of its own does
     first = resume.main([*short, "--checkpoint", str(folder / "two"), "--stop-after", "8"])
     second = resume.main([*short, "--checkpoint", str(folder / "two")])
     assert (first["step"], first["done"]) == (8, False)
