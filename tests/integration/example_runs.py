@@ -66,8 +66,9 @@ def run_amp_clipping() -> None:
 def run_resume(folder: Path) -> None:
     """Stopped and resumed, a run ends with the weights of one that was not."""
     short = [*QUICK, "--steps", "14"]
+    instances.start_over()  # as processes of their own do
     whole = resume.main([*short, "--checkpoint", str(folder / "whole")])
-    instances.start_over()  # as a process of its own does
+    instances.start_over()
     first = resume.main([*short, "--checkpoint", str(folder / "two"), "--stop-after", "8"])
     second = resume.main([*short, "--checkpoint", str(folder / "two")])
     assert (first["step"], first["done"]) == (8, False)
