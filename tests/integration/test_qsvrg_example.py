@@ -11,7 +11,7 @@ from test_examples import MPIRUN, ROOT, png_size, run
 pytestmark = [pytest.mark.integration, pytest.mark.parallel, pytest.mark.timeout(200)]
 
 SCRIPT = str(ROOT / "examples" / "qsvrg.py")
-FLAGS = ["--epochs", "2", "--convexity", "0.25", "--png", "picture.png"]
+FLAGS = ["--epochs", "2", "--convexity", "0.25", "--png", "picture.png", "--seed", "7"]
 
 
 def line(output: str, start: str) -> str:
@@ -28,8 +28,7 @@ def test_one_process_and_two_ranks_agree_to_the_bit(tmp_path: Path) -> None:
         assert "QSVRG, 2 ranks, n = 31, s = 6" in done.stdout
         points.append(line(done.stdout, "point "))
         excess = [float(line(done.stdout, f"│     {p} │").split("│")[2]) for p in range(3)]
-        # Seeds 0 to 3 leave about a tenth of it an epoch; the theorem allows 0.9.
-        assert excess[1] < 0.11 * excess[0] and excess[2] < 0.11 * excess[1]
+        assert excess[1] < 0.1 * excess[0] and excess[2] < 0.1 * excess[1]
         assert png_size(tmp_path / "picture.png")[0] > 1000
         (tmp_path / "picture.png").unlink()
     assert points[0] == points[1]
