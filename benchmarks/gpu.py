@@ -84,9 +84,13 @@ def finished(
     begin = time.monotonic()
     with tempfile.TemporaryFile("w+") as told:
         with subprocess.Popen(
-            command, cwd=ROOT, env=environment, stdout=told, stderr=subprocess.STDOUT,
+            command,
+            cwd=ROOT,
+            env=environment,
+            stdout=told,
+            stderr=subprocess.STDOUT,
             start_new_session=True,
-        ) as process:  # fmt: skip
+        ) as process:
             try:
                 process.wait(timeout=max(LEAST_S, arguments.end + SPARE_S - begin))
                 status = process.returncode
@@ -101,9 +105,12 @@ def finished(
 def speed(arguments: argparse.Namespace, known: dict[str, Any], keep: Callable) -> dict[str, Any]:
     """Label -> seconds of each action; ``keep`` is told after each case."""
     options = codec.Options(
-        bits=BITS, codings=("fixed",), coordinates=arguments.coordinates, rounds=arguments.rounds,
+        bits=BITS,
+        codings=("fixed",),
+        coordinates=arguments.coordinates,
+        rounds=arguments.rounds,
         device=arguments.device.type,
-    )  # fmt: skip
+    )
     results = dict(known)
     for label, scheme in codec.cases(options).items():
         if label in results or time.monotonic() > arguments.end - RESERVED_S:
@@ -165,9 +172,17 @@ def ranks(arguments: argparse.Namespace) -> dict[str, Any]:
     scripts = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     commands = {
         "build": [sys.executable, "-m", "hvd_adaptive", "install-horovod", "--cuda", "no"],
-        "run": ["horovodrun", "-np", "2", "--gloo", sys.executable,
-                str(ROOT / "benchmarks/gpu_ranks.py"), "--device", str(arguments.device)],
-    }  # fmt: skip
+        "run": [
+            "horovodrun",
+            "-np",
+            "2",
+            "--gloo",
+            sys.executable,
+            str(ROOT / "benchmarks/gpu_ranks.py"),
+            "--device",
+            str(arguments.device),
+        ],
+    }
     told: dict[str, Any] = {}
     for name, command in commands.items():
         told[name] = finished(command, environment | {"PATH": scripts}, arguments, lines=12)
@@ -195,9 +210,13 @@ def table(results: dict[str, Any], arguments: argparse.Namespace) -> str:
 
 
 PARTS: dict[str, Callable[[argparse.Namespace], dict[str, Any]]] = {
-    "facts": facts, "equal": equal, "large": large, "latency": latency, "suite": suite,
+    "facts": facts,
+    "equal": equal,
+    "large": large,
+    "latency": latency,
+    "suite": suite,
     "ranks": ranks,
-}  # fmt: skip
+}
 
 
 def main(words: list[str] | None = None) -> int:
@@ -257,9 +276,12 @@ def failed(result: dict[str, Any]) -> bool:
     stages = [part for part in result.values() if isinstance(part, dict) and part.get("status")]
     codes = result.get("status")
     return bool(
-        "error" in result or result.get("differ") or result.get("equal") is False or stages
+        "error" in result
+        or result.get("differ")
+        or result.get("equal") is False
+        or stages
         or (isinstance(codes, int) and codes)
-    )  # fmt: skip
+    )
 
 
 if __name__ == "__main__":

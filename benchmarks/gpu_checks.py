@@ -36,9 +36,11 @@ def plain_torch() -> Iterator[None]:
     of_device = kernels.for_device
 
     def for_device(device: torch.device, subject: str = "") -> Any:
-        return kernels._module("reference", subject) if device.type == "cpu" else of_device(
-            device, subject
-        )  # fmt: skip
+        return (
+            kernels._module("reference", subject)
+            if device.type == "cpu"
+            else of_device(device, subject)
+        )
 
     kernels.for_device = for_device
     try:

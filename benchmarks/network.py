@@ -43,9 +43,12 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--steps", type=whole(1), default=10, help="timed, in each round")
     parser.add_argument("--rounds", type=whole(1), default=3, help="each runs every method")
     parser.add_argument(
-        "--backward-ms", type=whole(0), default=0, metavar="MS",
+        "--backward-ms",
+        type=whole(0),
+        default=0,
+        metavar="MS",
         help="let the backward pass take so long, the processor idle, as where a GPU computes",
-    )  # fmt: skip
+    )
     parser.add_argument("--plot", metavar="FILE", help="draw the seconds as bars (matplotlib)")
     parser.add_argument("--json", metavar="FILE", help="write everything that was measured")
     return parser.parse_args()
@@ -72,9 +75,12 @@ def main() -> int:
         backends = {method.backend for method in methods}
         check_programs(backends)
         settings = Settings(
-            args.model, args.steps, args.rounds, backward_s=args.backward_ms / 1e3,
+            args.model,
+            args.steps,
+            args.rounds,
+            backward_s=args.backward_ms / 1e3,
             ranks_per_host=args.ranks_per_host,
-        )  # fmt: skip
+        )
         with Hosts(args.hosts, args.rate) as hosts, _bar(args.rounds * len(backends)) as bar:
             results = measure(hosts, methods, settings, bar.set_description, bar.update)
     except (LaboratoryError, ValueError) as error:

@@ -36,8 +36,11 @@ from hvd_adaptive.plan.model import predict
 from hvd_adaptive.plan.quantities import Cluster, Conditions, Job, Machine, Prediction
 
 # The schemes that are predicted, and how the laboratory calls them.
-SCHEMES = {"ALQ(bits=3)": "alq:bits=3", "ECDQ(bits=2)": "ecdq:bits=2",
-           "QSGD(bits=8, norm='linf')": "qsgd:bits=8,norm=linf"}  # fmt: skip
+SCHEMES = {
+    "ALQ(bits=3)": "alq:bits=3",
+    "ECDQ(bits=2)": "ecdq:bits=2",
+    "QSGD(bits=8, norm='linf')": "qsgd:bits=8,norm=linf",
+}
 LATENCY = 100e-6  # of a message between two of the laboratory's hosts
 TARGET = 0.25
 
@@ -97,9 +100,11 @@ def constants(args: argparse.Namespace, hosts: int) -> Machine:
     conditions = Conditions(cluster.ranks, hosts, *SIZES[args.model], cluster.crowd, args.launcher)
     tell(f"constants for {cluster.ranks} ranks on {hosts} hosts")
     return kept.constants(
-        kept_in(args, f"constants-{hosts}"), args.schemes, conditions,
+        kept_in(args, f"constants-{hosts}"),
+        args.schemes,
+        conditions,
         lambda: measuring.measure(args.schemes, conditions, tell),
-    )  # fmt: skip
+    )
 
 
 def kept_in(args: argparse.Namespace, name: str) -> Path | None:
@@ -143,12 +148,19 @@ def compare(
         if found["trouble"]:
             print(f"{label}: {found['trouble']}", file=sys.stderr)
         own, seconds = expected[label], found["seconds"]
-        rows.append({
-            "hosts": hosts, "rate": rate, "method": label, "predicted": own.step_s,
-            "measured": statistics.median(seconds) if seconds else None, "wire_s": own.wire_s,
-            "processor_s": own.processor_s, "sent": found["sent"],
-            "predicted_sent": leaves(own, args.ranks_per_host),
-        })  # fmt: skip
+        rows.append(
+            {
+                "hosts": hosts,
+                "rate": rate,
+                "method": label,
+                "predicted": own.step_s,
+                "measured": statistics.median(seconds) if seconds else None,
+                "wire_s": own.wire_s,
+                "processor_s": own.processor_s,
+                "sent": found["sent"],
+                "predicted_sent": leaves(own, args.ranks_per_host),
+            }
+        )
     return rows
 
 

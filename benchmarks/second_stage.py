@@ -77,8 +77,12 @@ def _stages(method: Method, flat: list[torch.Tensor]) -> Iterator[dict[str, Any]
     first = _square(average - exact)
     own = _bits(codec, average)
     row = {"method": method.label, "ranks": ranks, "first error": first / _square(exact)}
-    yield row | {"second stage": "none", "added": 0.0, "error": row["first error"],
-                 "bits sent": own * (ranks - 1)}  # fmt: skip
+    yield row | {
+        "second stage": "none",
+        "added": 0.0,
+        "error": row["first error"],
+        "bits sent": own * (ranks - 1),
+    }
     default = default_bits(codec, ranks)
     for bits in range(FEWEST_BITS, default + 1):
         second = make_second_stage(codec, ranks, bits).codec

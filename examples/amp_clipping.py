@@ -22,14 +22,24 @@ from lenet import LeNet, read_images, split
 def main(words: list[str] | None = None) -> dict[str, float]:
     """Train; returns the accuracy, the steps that were skipped and the last loss scale."""
     parser = make_parser(__doc__, error_feedback=0.5)
-    parser.add_argument("--no-error-feedback", dest="error_feedback", action="store_const",
-                        const=None, help="forget what quantising loses")  # fmt: skip
+    parser.add_argument(
+        "--no-error-feedback",
+        dest="error_feedback",
+        action="store_const",
+        const=None,
+        help="forget what quantising loses",
+    )
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--batch-size", type=int, default=32, help="of each rank (32)")
     parser.add_argument("--lr", type=float, default=0.02)
     parser.add_argument("--max-norm", type=float, default=1.0, help="gradients are clipped to (1)")
-    parser.add_argument("--overflow-step", type=int, default=3, metavar="STEP",
-                        help="at which the last rank's loss is infinite (3)")  # fmt: skip
+    parser.add_argument(
+        "--overflow-step",
+        type=int,
+        default=3,
+        metavar="STEP",
+        help="at which the last rank's loss is infinite (3)",
+    )
     parser.add_argument("--seed", type=int, default=42)
     args = parser.parse_args(words)
     device = start(args)

@@ -82,8 +82,10 @@ def main(words: list[str] | None = None) -> dict[str, float]:
             say(f"step {step}\t{loss.item():.3f} bits per character")
     seconds = (time.perf_counter() - begin) / max(1, args.steps)
     after, sent = test(model, test_text, args.length, device), traffic.result()["wire_bytes"]
-    say(f"test: {before:.3f} bits per character before, {after:.3f} after {args.steps} steps\n"
-        f"{sent:,.0f} bytes sent by a rank in a step of {1e3 * seconds:.0f} ms")  # fmt: skip
+    say(
+        f"test: {before:.3f} bits per character before, {after:.3f} after {args.steps} steps\n"
+        f"{sent:,.0f} bytes sent by a rank in a step of {1e3 * seconds:.0f} ms"
+    )
     return {"before": before, "after": after, "wire_bytes": sent}
 
 

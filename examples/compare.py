@@ -45,10 +45,22 @@ def make_parser() -> argparse.ArgumentParser:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     what = parser.add_argument_group("what is compared")
-    what.add_argument("--task", nargs="+", choices=TASKS, default=list(TASKS), metavar="TASK",
-                      help=f"of {', '.join(TASKS)} (all)")  # fmt: skip
-    what.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS),
-                      metavar="METHOD", help=f"of {', '.join(METHODS)} (all)")  # fmt: skip
+    what.add_argument(
+        "--task",
+        nargs="+",
+        choices=TASKS,
+        default=list(TASKS),
+        metavar="TASK",
+        help=f"of {', '.join(TASKS)} (all)",
+    )
+    what.add_argument(
+        "--methods",
+        nargs="+",
+        choices=METHODS,
+        default=list(METHODS),
+        metavar="METHOD",
+        help=f"of {', '.join(METHODS)} (all)",
+    )
     what.add_argument("--seeds", type=_positive, default=20, help="paired runs of each (20)")
     what.add_argument("--workers", type=_positive, default=4)
     what.add_argument("--bits", type=_positive, default=3)
@@ -57,20 +69,34 @@ def make_parser() -> argparse.ArgumentParser:
     length.add_argument("--steps", type=_positive, help="of a run (the task's own)")
     length.add_argument("--epochs", type=_positive, help="the same in passes over the data")
     what.add_argument("--rate", type=float, help="learning rate (the task's own)")
-    what.add_argument("--sweeps", nargs="*", choices=SWEEPS, metavar="SETTING",
-                      help=f"vary one of {', '.join(SWEEPS)} as well")  # fmt: skip
-    what.add_argument("--budgets", nargs="*", choices=BUDGETS, metavar="BITS",
-                      help="compare methods at equal wire bits a coordinate as well, of "
-                           f"{', '.join(BUDGETS)}")  # fmt: skip
-    what.add_argument("--papers", action="store_true",
-                      help="run the QSGD and NUQSGD papers' settings as well")  # fmt: skip
+    what.add_argument(
+        "--sweeps",
+        nargs="*",
+        choices=SWEEPS,
+        metavar="SETTING",
+        help=f"vary one of {', '.join(SWEEPS)} as well",
+    )
+    what.add_argument(
+        "--budgets",
+        nargs="*",
+        choices=BUDGETS,
+        metavar="BITS",
+        help=f"compare methods at equal wire bits a coordinate as well, of {', '.join(BUDGETS)}",
+    )
+    what.add_argument(
+        "--papers", action="store_true", help="run the QSGD and NUQSGD papers' settings as well"
+    )
 
     how = parser.add_argument_group("output")
     how.add_argument("--output-dir", type=Path, default=Path("runs/compare"))
     how.add_argument("--jobs", type=_positive, default=1, help="processes, one thread each (1)")
     how.add_argument("--figures", type=Path, metavar="DIR", help="draw the figures there")
-    how.add_argument("--results", type=Path, metavar="PAGE",
-                     help="write a page in Markdown, with figures and all sweeps")  # fmt: skip
+    how.add_argument(
+        "--results",
+        type=Path,
+        metavar="PAGE",
+        help="write a page in Markdown, with figures and all sweeps",
+    )
     return parser
 
 

@@ -24,16 +24,22 @@ def check_claims(
     """Tables 1 and 4, Figs 3 to 6: of those whose methods were run."""
     claims = [
         *(_adaptive_beat_fixed(task, each) for task, each in scores.items()),
-        *(close_to(each, name, "SuperSGD", TASKS[task].title)
-          for name in ("ALQ", "ALQ-N") for task, each in scores.items()),
-        *(_falls_behind(task, method, each)
-          for method in ("NUQSGD", "QSGD") for task, each in scores.items()),
+        *(
+            close_to(each, name, "SuperSGD", TASKS[task].title)
+            for name in ("ALQ", "ALQ-N")
+            for task, each in scores.items()
+        ),
+        *(
+            _falls_behind(task, method, each)
+            for method in ("NUQSGD", "QSGD")
+            for task, each in scores.items()
+        ),
         *(_lower_loss(task, each) for task, each in scores.items()),
         _lower_variance_in_training(scores),
         *(claim for task, each in on_path.items() for claim in _variance_claims(task, each)),
         *_change_of_variance(on_path),
         _concentrated_levels(scores, bits),
-    ]  # fmt: skip
+    ]
     return [claim for claim in claims if claim is not None]
 
 
@@ -47,9 +53,12 @@ def close_to(scores: Scores, own: str, other: str, where: str) -> Claim | None:
 
 
 def all_pairs(
-    text: str, value: Callable[[str], np.ndarray], lower: Sequence[str], higher: Sequence[str],
+    text: str,
+    value: Callable[[str], np.ndarray],
+    lower: Sequence[str],
+    higher: Sequence[str],
     told: str,
-) -> Claim | None:  # fmt: skip
+) -> Claim | None:
     """A claim that every method of ``lower`` has a lower value than every one of ``higher``."""
     if not lower or not higher:
         return None
@@ -110,9 +119,11 @@ def _lower_variance_in_training(scores: Mapping[str, Scores]) -> Claim | None:
     known = [m for m in of_task.known((*ADAPTIVE, *FIXED)) if np.isfinite(value(m)).all()]
     return all_pairs(
         f"in their own trainings adaptive methods have less variance on {TASKS[CURVE_TASK].title}",
-        value, [m for m in known if m in ADAPTIVE], [m for m in known if m in FIXED],
+        value,
+        [m for m in known if m in ADAPTIVE],
+        [m for m in known if m in FIXED],
         "Mean log variances of adaptive methods, of those that never diverged",
-    )  # fmt: skip
+    )
 
 
 def _variance_claims(task: str, path: OnTrajectory) -> list[Claim | None]:
@@ -150,13 +161,20 @@ def _change_of_variance(on_path: Mapping[str, OnTrajectory]) -> list[Claim]:
         values, steps = path.column("SGD", "normalized_minibatch"), path.steps()
         if len(steps) < 5 or "SGD" not in path.methods:
             continue
-        for first, second, when in ((0, 1, "early in training"), (2, 3, "after the first cut of "
-                                    "the rate")):  # fmt: skip
+        for first, second, when in (
+            (0, 1, "early in training"),
+            (2, 3, "after the first cut of the rate"),
+        ):
             change = 100 * (values[:, second] / values[:, first] - 1)
             text = f"the variance of SGD's normalised coordinates rises {when}"
             told = f"From step {steps[first]} to {steps[second]} it changes by"
-            claims.append(Claim(f"{text} on {TASKS[task].title}", f"{told} {Interval.of(change)}%.",
-                                (Comparison(change),)))  # fmt: skip
+            claims.append(
+                Claim(
+                    f"{text} on {TASKS[task].title}",
+                    f"{told} {Interval.of(change)}%.",
+                    (Comparison(change),),
+                )
+            )
     return claims
 
 
@@ -164,8 +182,10 @@ def _concentrated_levels(scores: Mapping[str, Scores], bits: int) -> Claim | Non
     """Fig. 6, by the mean positive level at the end of training on the first task."""
     task, of_task = next(iter(scores.items()))
     fixed = {m: _mean_level(m, bits) for m in TABLES if m in of_task}
-    adaptive = {m: np.array([np.mean(o.levels) for o in of_task.outcomes[m]])
-                for m in of_task.known(ADAPTIVE)}  # fmt: skip
+    adaptive = {
+        m: np.array([np.mean(o.levels) for o in of_task.outcomes[m]])
+        for m in of_task.known(ADAPTIVE)
+    }
     if not fixed or not adaptive:
         return None
     told = ", ".join(f"{m} {levels.mean():.3f}" for m, levels in adaptive.items())

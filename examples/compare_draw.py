@@ -41,15 +41,19 @@ def draw_figures(args: argparse.Namespace, outcomes: list[Outcome]) -> None:
             results.append(run.load(runs))
     figures.training_variance(curves, folder / "variance_in_training.png")
     figures.loss_and_accuracy(curves, folder / "loss_and_accuracy.png")
-    exact = {title: methods["SuperSGD"] for title, methods in curves.items()
-             if "SuperSGD" in methods}  # fmt: skip
+    exact = {
+        title: methods["SuperSGD"] for title, methods in curves.items() if "SuperSGD" in methods
+    }
     if exact:
         size = Settings().bucket_size  # of float32 ranks
         figures.normalized_variance(exact, size, folder / "normalized_variance.png")
 
     title, methods = next(iter(curves.items()))
-    tables = {name: results[0].tables[-1]["levels"] for name, results in methods.items()
-              if results[0].tables}  # fmt: skip
+    tables = {
+        name: results[0].tables[-1]["levels"]
+        for name, results in methods.items()
+        if results[0].tables
+    }
     figures.final_levels(tables, f"{title}: levels at the end", folder / "final_levels.png")
     figures.fits(histories_of(fits(args)[0].load(runs)), folder / "fits.png")
     if args.sweeps:
@@ -68,8 +72,9 @@ def draw_sweeps(args: argparse.Namespace, outcomes: list[Outcome]) -> None:
         }
         for setting in args.sweeps
     }
-    best = max(mean for methods in values.values() for row in methods.values()
-               for mean, _ in row.values())  # fmt: skip
+    best = max(
+        mean for methods in values.values() for row in methods.values() for mean, _ in row.values()
+    )
     figures.sweep(values, SWEEP_LABELS, best - 6, args.figures / "sweeps.png")
 
 

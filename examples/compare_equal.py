@@ -15,9 +15,16 @@ from compare_tables import markdown
 from compare_tasks import TASKS
 from verdicts import Claim
 
-EQUAL_HEADINGS = ("bits a quantised coordinate", "method", "accuracy, %", "± deviation",
-                  "deficit to SuperSGD, points", "95% interval", "relative error",
-                  "bits a coordinate")  # fmt: skip
+EQUAL_HEADINGS = (
+    "bits a quantised coordinate",
+    "method",
+    "accuracy, %",
+    "± deviation",
+    "deficit to SuperSGD, points",
+    "95% interval",
+    "relative error",
+    "bits a coordinate",
+)
 
 
 def equal_section(
@@ -35,11 +42,13 @@ def equal_section(
     parts += [
         FIGURE.format(images=images),
         CLOSE_METHODS.format(close=CLOSE),
-        markdown(["bits", *(TASKS[task].title for task in tasks)],
-                 [_close(args, budget, scores) for budget in args.budgets]),
+        markdown(
+            ["bits", *(TASKS[task].title for task in tasks)],
+            [_close(args, budget, scores) for budget in args.budgets],
+        ),
         "### Claims at equal bits",
         check_equal_claims(scores),
-    ]  # fmt: skip
+    ]
     return parts
 
 
@@ -89,16 +98,18 @@ def _rows(args: argparse.Namespace, budget: str, scores: Scores) -> list[tuple[s
         accuracy, deficit = scores.accuracy(name), scores.deficit(name)
         many = len(accuracy) > 1
         lost = f" ({scores.lost(name)} diverged)" if scores.lost(name) else ""
-        rows.append((
-            "" if rows else BUDGETS[budget].title,
-            name if name in BUDGETS[budget].methods else f"*{name}*",
-            f"{accuracy.mean():.2f}{lost}",
-            f"{accuracy.std(ddof=1):.2f}" if many else "-",
-            f"{deficit.mean:+.2f}",
-            f"{deficit.low:+.2f} to {deficit.high:+.2f}" if many else "-",
-            f"{np.mean(scores.error(name)):.3g}",
-            f"{scores.bits(name):.2f}",
-        ))  # fmt: skip
+        rows.append(
+            (
+                "" if rows else BUDGETS[budget].title,
+                name if name in BUDGETS[budget].methods else f"*{name}*",
+                f"{accuracy.mean():.2f}{lost}",
+                f"{accuracy.std(ddof=1):.2f}" if many else "-",
+                f"{deficit.mean:+.2f}",
+                f"{deficit.low:+.2f} to {deficit.high:+.2f}" if many else "-",
+                f"{np.mean(scores.error(name)):.3g}",
+                f"{scores.bits(name):.2f}",
+            )
+        )
     return rows
 
 

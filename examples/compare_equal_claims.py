@@ -24,7 +24,7 @@ PAIRS = (
     ("QCS-32-MMSE-EF", "QCS-32-MMSE", "does error feedback help?"),
     ("QCS-32-MMSE", "QCS-32", "is least error best, at the task's rate?"),
     ("QCS-32-MMSE-rate", "QCS-32-MMSE", "do longer steps make up for the estimator's?"),
-)  # fmt: skip
+)
 # (method, compared with, source)
 AS_GOOD = (
     ("ORQ-3", "QSGDinf-9", "ORQ paper, section 5.2.2: half the bits"),

@@ -47,8 +47,14 @@ SPREAD = 0.24
 
 def against_bits(scores: Mapping[str, Scores], path: Path) -> None:
     """One panel a task (title: scores); the deficit's mean and 95% interval."""
-    figure, grid = plt.subplots(1, len(scores), figsize=(4.8 * len(scores), 5.6),
-                                layout="constrained", squeeze=False, sharey=True)  # fmt: skip
+    figure, grid = plt.subplots(
+        1,
+        len(scores),
+        figsize=(4.8 * len(scores), 5.6),
+        layout="constrained",
+        squeeze=False,
+        sharey=True,
+    )
     for axes, (title, of_task) in zip(grid[0], scores.items(), strict=True):
         families: dict[str, list[str]] = {}
         for name in of_task.outcomes:
@@ -62,10 +68,17 @@ def against_bits(scores: Mapping[str, Scores], path: Path) -> None:
             # Methods of equal bits beside, not upon, one another.
             aside = 2 ** (SPREAD * (place / max(1, len(families) - 1) - 0.5))
             axes.errorbar(
-                [aside * of_task.bits(name) for name in names], [d.mean for d in deficits],
-                np.nan_to_num([d.half for d in deficits]), color=colour, marker=marker,
-                markersize=5, linewidth=1, elinewidth=0.8, alpha=0.85, label=family,
-            )  # fmt: skip
+                [aside * of_task.bits(name) for name in names],
+                [d.mean for d in deficits],
+                np.nan_to_num([d.half for d in deficits]),
+                color=colour,
+                marker=marker,
+                markersize=5,
+                linewidth=1,
+                elinewidth=0.8,
+                alpha=0.85,
+                label=family,
+            )
         axes.axhline(0, color="#000000", linewidth=0.8)
         axes.set_yscale("symlog", linthresh=1)
         axes.yaxis.set_major_formatter(PLAIN)

@@ -48,8 +48,9 @@ def save(figure: Figure, path: Path) -> None:
 
 
 def _panels(count: int, height: float = 3.9) -> tuple[Figure, list[Axes]]:
-    figure, axes = plt.subplots(1, count, figsize=(4.6 * count, height), layout="constrained",
-                                squeeze=False)  # fmt: skip
+    figure, axes = plt.subplots(
+        1, count, figsize=(4.6 * count, height), layout="constrained", squeeze=False
+    )
     return figure, list(axes[0])
 
 
@@ -59,8 +60,14 @@ def _legend(figure: Figure, axes: Iterable[Axes]) -> None:
     for each in axes:
         found |= dict(zip(*reversed(each.get_legend_handles_labels()), strict=True))
     ordered = {name: found[name] for name in STYLES if name in found} or found
-    figure.legend(ordered.values(), ordered.keys(), loc="outside upper center",
-                  ncols=math.ceil(len(ordered) / 2), fontsize=9, frameon=False)  # fmt: skip
+    figure.legend(
+        ordered.values(),
+        ordered.keys(),
+        loc="outside upper center",
+        ncols=math.ceil(len(ordered) / 2),
+        fontsize=9,
+        frameon=False,
+    )
 
 
 def _style(method: str) -> dict[str, str]:
@@ -75,8 +82,9 @@ def _log(axes: Axes) -> None:
 
 def _mean(results: list[Result], column: str) -> tuple[list[int], np.ndarray]:
     """Steps with a value, and the mean over seeds; a run that diverged makes it NaN."""
-    rows = [[(r["step"], r[column]) for r in result.rows if r[column] is not None]
-            for result in results]  # fmt: skip
+    rows = [
+        [(r["step"], r[column]) for r in result.rows if r[column] is not None] for result in results
+    ]
     values = np.array([[value for _, value in row] for row in rows], dtype=float)
     return [step for step, _ in rows[0]], values.mean(axis=0)
 
@@ -89,8 +97,9 @@ def trajectory(records: Mapping[str, list[Records]], path: Path) -> None:
             rows = [[r for r in record.rows if r["method"] == method] for record in of_seeds]
             if rows[0]:
                 mean = np.mean([[r["estimator"] for r in each] for each in rows], axis=0)
-                axes.plot([r["step"] for r in rows[0]], mean, marker=".", **_style(method),
-                          linewidth=1.4)  # fmt: skip
+                axes.plot(
+                    [r["step"] for r in rows[0]], mean, marker=".", **_style(method), linewidth=1.4
+                )
         _log(axes)
         axes.set_title(title)
         axes.set_xlabel("step of float32 SGD")
@@ -126,8 +135,11 @@ def normalized_variance(curves: Mapping[str, list[Result]], bucket_size: int, pa
         for seed, result in enumerate(results):
             steps, values = _mean([result], "normalized_minibatch")
             axes.plot(steps, bucket_size * values, marker=".", label=f"seed {seed}")
-            drops = [r["step"] for before, r in zip(result.rows, result.rows[1:], strict=False)
-                     if r["learning_rate"] != before["learning_rate"]]  # fmt: skip
+            drops = [
+                r["step"]
+                for before, r in zip(result.rows, result.rows[1:], strict=False)
+                if r["learning_rate"] != before["learning_rate"]
+            ]
         for drop in drops:
             axes.axvline(drop, color="#999999", linestyle=":", linewidth=1)
         axes.set_ylim(0, 1.15)
@@ -141,8 +153,9 @@ def normalized_variance(curves: Mapping[str, list[Result]], bucket_size: int, pa
 
 def loss_and_accuracy(curves: Mapping[str, Curves], path: Path) -> None:
     """Fig. 3: validation loss, and accuracy, in the course of training."""
-    figure, grid = plt.subplots(2, len(curves), figsize=(4.6 * len(curves), 6.4),
-                                layout="constrained", squeeze=False)  # fmt: skip
+    figure, grid = plt.subplots(
+        2, len(curves), figsize=(4.6 * len(curves), 6.4), layout="constrained", squeeze=False
+    )
     for column, (title, methods) in enumerate(curves.items()):
         upper, lower = grid[0][column], grid[1][column]
         best = 0.0
@@ -203,8 +216,7 @@ def sweep(
         for method, points in methods.items():
             x = sorted(points)
             mean, error = zip(*(points[value] for value in x), strict=True)
-            axes.errorbar(x, mean, error, **_style(method), linewidth=1.3, capsize=2,
-                          marker=".")  # fmt: skip
+            axes.errorbar(x, mean, error, **_style(method), linewidth=1.3, capsize=2, marker=".")
         axes.set_xscale("log", base=2)
         axes.set_xticks(sorted({v for points in methods.values() for v in points}))
         axes.xaxis.set_major_formatter(PLAIN)
@@ -231,8 +243,13 @@ def fits(histories: Mapping[str, Mapping[str, np.ndarray]], path: Path) -> None:
             solver = label.split(",")[0]
             line = lines[seen.get(solver, 0) % len(lines)]
             seen[solver] = seen.get(solver, 0) + 1
-            axes.plot(1 + np.arange(len(values)), values, color=colours[solver], linestyle=line,
-                      label=label)  # fmt: skip
+            axes.plot(
+                1 + np.arange(len(values)),
+                values,
+                color=colours[solver],
+                linestyle=line,
+                label=label,
+            )
         _log(axes)
         axes.set_xscale("log")
         axes.xaxis.set_major_formatter(PLAIN)

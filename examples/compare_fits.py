@@ -62,8 +62,10 @@ def histories_of(records: simulate.Records) -> dict[str, dict[str, np.ndarray]]:
     found: dict[str, dict[str, list[float]]] = {}
     for row in records.rows:
         found.setdefault(row["objective"], {}).setdefault(row["fit"], []).append(row["value"])
-    return {objective: {fit: np.array(values) for fit, values in fits.items()}
-            for objective, fits in found.items()}  # fmt: skip
+    return {
+        objective: {fit: np.array(values) for fit, values in fits.items()}
+        for objective, fits in found.items()
+    }
 
 
 def fit_histories(
@@ -73,8 +75,16 @@ def fit_histories(
     torch.manual_seed(seed)
     chosen, train = TASKS[task], cached_data(task)[0]
     model = chosen.model()
-    simulate.train(model, train, optimizer=chosen.optimizer, workers=1, steps=40,
-                   batch_size=chosen.batch_size, seed=seed, progress=False)  # fmt: skip
+    simulate.train(
+        model,
+        train,
+        optimizer=chosen.optimizer,
+        workers=1,
+        steps=40,
+        batch_size=chosen.batch_size,
+        seed=seed,
+        progress=False,
+    )
     model.zero_grad()
     torch.nn.functional.cross_entropy(model(train[0][:64]), train[1][:64]).backward()
     flat = torch.cat([p.grad.reshape(-1) for p in model.parameters()])
@@ -82,8 +92,10 @@ def fit_histories(
     buckets = [bucket for bucket in buckets if bucket.any()]
     statistic = HistogramStatistic()
     collected = statistic.collect(buckets, [float(bucket.norm()) for bucket in buckets])
-    titles = {False: "expected variance (ALQ, ALQG, AMQ)",
-              True: "expected normalized variance (-N)"}  # fmt: skip
+    titles = {
+        False: "expected variance (ALQ, ALQG, AMQ)",
+        True: "expected normalized variance (-N)",
+    }
     return {
         title: _histories(statistic.pool([collected], normalized), 1 << (bits - 1))
         for normalized, title in titles.items()

@@ -42,10 +42,13 @@ def check_nuqsgd(scores: Mapping[str, Scores], on_path: Mapping[str, OnTrajector
         for better in (nuqsgd, qsgdinf):
             gain = each.training_loss(qsgd) - each.training_loss(better)
             claims += [
-                Claim(f"{better} ends with a lower training loss than {qsgd} on {title}",
-                      f"Lower by {Interval.of(gain)}.", (Comparison(gain),)),
+                Claim(
+                    f"{better} ends with a lower training loss than {qsgd} on {title}",
+                    f"Lower by {Interval.of(gain)}.",
+                    (Comparison(gain),),
+                ),
                 _less_accurate(each, qsgd, better, title),
-            ]  # fmt: skip
+            ]
         claims += [
             close_to(each, nuqsgd, qsgdinf, title),
             _less_accurate(each, qsgd, "SGD", title),
@@ -66,16 +69,23 @@ def _on_trajectory(title: str, path: OnTrajectory) -> list[Claim]:
     # From before the first cut of the rate to the end.
     change = 100 * (variance[:, -1] / variance[:, 2] - 1)
     return [
-        Claim(f"{qsgd}'s variance on SGD's path is above {nuqsgd}'s and {qsgdinf}'s on {title}",
-              f"Of the average of all workers, in units of SGD's minibatch variance: {told}.",
-              tuple(Comparison(np.log(error[qsgd] / error[m])) for m in (nuqsgd, qsgdinf))),
-        Claim(f"{nuqsgd} and {qsgdinf} have less variance than single-worker SGD on {title}",
-              f"In the same units, SGD having 1: {told}.",
-              tuple(Comparison(-np.log(error[m])) for m in (nuqsgd, qsgdinf))),
-        Claim(f"{qsgd}'s normalised variance stays within a quarter of itself when the rate is cut "
-              f"on {title}", f"It changes by {Interval.of(change)}%.",
-              (Comparison(change, -25.0), Comparison(-change, -25.0))),
-    ]  # fmt: skip
+        Claim(
+            f"{qsgd}'s variance on SGD's path is above {nuqsgd}'s and {qsgdinf}'s on {title}",
+            f"Of the average of all workers, in units of SGD's minibatch variance: {told}.",
+            tuple(Comparison(np.log(error[qsgd] / error[m])) for m in (nuqsgd, qsgdinf)),
+        ),
+        Claim(
+            f"{nuqsgd} and {qsgdinf} have less variance than single-worker SGD on {title}",
+            f"In the same units, SGD having 1: {told}.",
+            tuple(Comparison(-np.log(error[m])) for m in (nuqsgd, qsgdinf)),
+        ),
+        Claim(
+            f"{qsgd}'s normalised variance stays within a quarter of itself when the rate is cut "
+            f"on {title}",
+            f"It changes by {Interval.of(change)}%.",
+            (Comparison(change, -25.0), Comparison(-change, -25.0)),
+        ),
+    ]
 
 
 def _less_accurate(scores: Scores, own: str, other: str, where: str) -> Claim | None:
@@ -93,23 +103,30 @@ def check_fits(records: Sequence[Records]) -> list[Claim]:
     for objective in histories[0]:
         fits = [each[objective] for each in histories]
         starts = ("uniform", "exponential")
-        sweeps = {s: np.array([_settled(fit[f"coordinate descent, {s} start"]) for fit in fits])
-                  for s in starts}  # fmt: skip
+        sweeps = {
+            s: np.array([_settled(fit[f"coordinate descent, {s} start"]) for fit in fits])
+            for s in starts
+        }
         told = ", ".join(f"{s} {Interval.of(each)}" for s, each in sweeps.items())
-        claims.append(Claim(
-            f"coordinate descent converges in fewer than {FEW_SWEEPS} sweeps: {objective}",
-            f"Sweeps until within {100 * SETTLED:g}% of its last value, by start: {told}.",
-            tuple(Comparison(FEW_SWEEPS - each) for each in sweeps.values()),
-        ))  # fmt: skip
-        ends = np.array([[fit[name][-1] for name in fit if not name.startswith("AMQ")]
-                         for fit in fits])  # fmt: skip
+        claims.append(
+            Claim(
+                f"coordinate descent converges in fewer than {FEW_SWEEPS} sweeps: {objective}",
+                f"Sweeps until within {100 * SETTLED:g}% of its last value, by start: {told}.",
+                tuple(Comparison(FEW_SWEEPS - each) for each in sweeps.values()),
+            )
+        )
+        ends = np.array(
+            [[fit[name][-1] for name in fit if not name.startswith("AMQ")] for fit in fits]
+        )
         apart = 100 * (ends.max(axis=1) / ends.min(axis=1) - 1)
-        claims.append(Claim(
-            f"different starts and solvers end at different values (a hundredth apart or more): "
-            f"{objective}",
-            f"The greatest is above the least by {Interval.of(apart)}%.",
-            (Comparison(apart, 1.0),),
-        ))  # fmt: skip
+        claims.append(
+            Claim(
+                "different starts and solvers end at different values (a hundredth apart or "
+                f"more): {objective}",
+                f"The greatest is above the least by {Interval.of(apart)}%.",
+                (Comparison(apart, 1.0),),
+            )
+        )
     return claims
 
 

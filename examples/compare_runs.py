@@ -60,8 +60,10 @@ class Run:
     @property
     def settings(self) -> dict[str, Any]:
         """What its records must have been made with to be used again."""
-        training = {name: getattr(self.trained, name) for name in
-                    ("batch_size", "rate", "momentum", "weight_decay")}  # fmt: skip
+        training = {
+            name: getattr(self.trained, name)
+            for name in ("batch_size", "rate", "momentum", "weight_decay")
+        }
         own = ALL_METHODS[self.method].keywords(self.task)
         more: dict[str, Any] = {} if own is None else {"keywords": own}
         more |= {"curves": True} if self.curves else {}
@@ -137,13 +139,16 @@ class Outcome:
     def of(cls, run: Run, result: simulate.Result) -> Outcome:
         """From the run's records."""
         last, tables = result.rows[-1], result.tables
-        return cls(run, 100 * last["validation_accuracy"], last["validation_loss"],
-                   result.settings["training_loss"],
-                   float(np.mean(result.column("bits_per_coordinate"))),
-                   float(np.nanmedian(result.column("relative_error"))),
-                   tuple(v for v in tables[-1]["levels"] if v > 0) if tables else (),
-                   tuple(row["estimator"] for row in result.rows
-                         if row.get("estimator") is not None))  # fmt: skip
+        return cls(
+            run,
+            100 * last["validation_accuracy"],
+            last["validation_loss"],
+            result.settings["training_loss"],
+            float(np.mean(result.column("bits_per_coordinate"))),
+            float(np.nanmedian(result.column("relative_error"))),
+            tuple(v for v in tables[-1]["levels"] if v > 0) if tables else (),
+            tuple(row["estimator"] for row in result.rows if row.get("estimator") is not None),
+        )
 
     @property
     def diverged(self) -> bool:

@@ -111,11 +111,14 @@ class OnTrajectory:
         return [row["step"] for row in self.records[0].rows if row["method"] == self.methods[0]]
 
     def _median(self, method: str, value) -> np.ndarray:
-        return np.array([
-            np.median([value(row) / row["minibatch"] for row in each.rows
-                       if row["method"] == method])
-            for each in self.records
-        ])  # fmt: skip
+        return np.array(
+            [
+                np.median(
+                    [value(row) / row["minibatch"] for row in each.rows if row["method"] == method]
+                )
+                for each in self.records
+            ]
+        )
 
 
 def on_trajectories(args: argparse.Namespace) -> dict[str, OnTrajectory]:

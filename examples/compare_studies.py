@@ -122,8 +122,12 @@ def swept(args: argparse.Namespace, setting: str, outcomes: list[Outcome]) -> Sw
 
 def _sweep(args: argparse.Namespace, setting: str) -> dict[str, dict[int, list[Run]]]:
     steps = args.steps or TASKS[SWEEP_TASK].steps
-    fixed: dict[str, Any] = {"workers": args.workers, "bits": args.bits,
-                             "bucket_size": args.bucket_size, "steps": steps}  # fmt: skip
+    fixed: dict[str, Any] = {
+        "workers": args.workers,
+        "bits": args.bits,
+        "bucket_size": args.bucket_size,
+        "steps": steps,
+    }
 
     def of(value: int) -> dict[str, Any]:
         if setting == "clip":
@@ -211,12 +215,19 @@ def trajectories(args: argparse.Namespace) -> dict[str, list[Trajectory]]:
     """By task, one for each seed."""
     return {
         task: [
-            Trajectory(task, _on_trajectory(args, task), args.workers, args.bits,
-                       args.bucket_size, args.steps or TASKS[task].steps, seed)
+            Trajectory(
+                task,
+                _on_trajectory(args, task),
+                args.workers,
+                args.bits,
+                args.bucket_size,
+                args.steps or TASKS[task].steps,
+                seed,
+            )
             for seed in range(args.seeds)
         ]
         for task in args.task
-    }  # fmt: skip
+    }
 
 
 def fits(args: argparse.Namespace) -> list[Fits]:

@@ -71,9 +71,11 @@ def _loses_least(own: str, others: tuple[str, ...], told: str, by_size: BY_VALUE
 def _best_everywhere(by_value: BY_VALUE, told: str) -> Claim | None:
     ahead = {
         (m, value): scores.ahead("ALQ", m)
-        for value, scores in by_value.items() if "ALQ" in scores
-        for m in scores.known((*FIXED, *ADAPTIVE)) if not m.startswith("ALQ")
-    }  # fmt: skip
+        for value, scores in by_value.items()
+        if "ALQ" in scores
+        for m in scores.known((*FIXED, *ADAPTIVE))
+        if not m.startswith("ALQ")
+    }
     if not ahead:
         return None
     intervals = {key: Interval.of(each) for key, each in ahead.items()}
@@ -109,11 +111,13 @@ def _many_workers(by_workers: BY_VALUE) -> list[Claim | None]:
         pairs = [(a, f) for a in scores.known(ADAPTIVE) for f in scores.known(FIXED)]
         if pairs:
             ahead = {f"{a} of {f}": scores.ahead(a, f) for a, f in pairs}
-            claims.append(Claim(
-                f"adaptive methods are more accurate than fixed ones on {where}",
-                f"Ahead: {_list({told: Interval.of(each) for told, each in ahead.items()})}.",
-                tuple(Comparison(each) for each in ahead.values()),
-            ))  # fmt: skip
+            claims.append(
+                Claim(
+                    f"adaptive methods are more accurate than fixed ones on {where}",
+                    f"Ahead: {_list({told: Interval.of(each) for told, each in ahead.items()})}.",
+                    tuple(Comparison(each) for each in ahead.values()),
+                )
+            )
         if count == max(by_workers):
             claims.append(close_to(scores, "TernGrad", "SuperSGD", where))
     return claims

@@ -7,8 +7,15 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 from compare_scores import Scores
 
-HEADINGS = ("method", "accuracy, %", "± deviation", "deficit to SuperSGD, points",
-            "95% interval", "training loss", "bits a coordinate")  # fmt: skip
+HEADINGS = (
+    "method",
+    "accuracy, %",
+    "± deviation",
+    "deficit to SuperSGD, points",
+    "95% interval",
+    "training loss",
+    "bits a coordinate",
+)
 
 
 def rows_of(scores: Scores) -> list[tuple[str, ...]]:

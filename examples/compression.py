@@ -21,8 +21,21 @@ ADAPTIVE = {
     for name, value in vars(hvd_adaptive).items()
     if inspect.isclass(value) and issubclass(value, GradientCompressor)
 }
-OPTIONS = ("bits", "levels", "norm", "density", "gain", "bucket_size", "tail", "clip",
-           "error_feedback", "update_steps", "coding", "exchange", "second_stage_bits")  # fmt: skip
+OPTIONS = (
+    "bits",
+    "levels",
+    "norm",
+    "density",
+    "gain",
+    "bucket_size",
+    "tail",
+    "clip",
+    "error_feedback",
+    "update_steps",
+    "coding",
+    "exchange",
+    "second_stage_bits",
+)
 
 
 def names() -> list[str]:

@@ -22,8 +22,11 @@ from torch.nn.parallel import DistributedDataParallel
 import hvd_adaptive
 from hvd_adaptive.ddp import CompressionState, compression_hook
 
-SCHEMES = {name.lower(): value for name, value in vars(hvd_adaptive).items()
-           if inspect.isclass(value) and hasattr(value, "compress")}  # fmt: skip
+SCHEMES = {
+    name.lower(): value
+    for name, value in vars(hvd_adaptive).items()
+    if inspect.isclass(value) and hasattr(value, "compress")
+}
 
 
 def parse(words: list[str] | None) -> argparse.Namespace:
@@ -32,12 +35,21 @@ def parse(words: list[str] | None) -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     names = ["none", *sorted(SCHEMES)]
-    parser.add_argument("--scheme", choices=names, default="alq", metavar="NAME",
-                        help=f"one of {', '.join(names)} (alq)")  # fmt: skip
+    parser.add_argument(
+        "--scheme",
+        choices=names,
+        default="alq",
+        metavar="NAME",
+        help=f"one of {', '.join(names)} (alq)",
+    )
     parser.add_argument("--bits", type=float, help="of a code, sign included; of ECDQ any number")
     parser.add_argument("--exchange", help="how payloads travel (allgather)")
-    parser.add_argument("--error-feedback", type=float, metavar="WEIGHT",
-                        help="of what earlier steps lost, above 0 to 1")  # fmt: skip
+    parser.add_argument(
+        "--error-feedback",
+        type=float,
+        metavar="WEIGHT",
+        help="of what earlier steps lost, above 0 to 1",
+    )
     parser.add_argument("--steps", type=int, default=150)
     parser.add_argument("--batch-size", type=int, default=32, help="of each process (32)")
     parser.add_argument("--bucket-cap-mb", type=float, default=25, help="of DDP's buckets (25)")
@@ -90,12 +102,16 @@ def main(words: list[str] | None = None) -> int:
         images, digits = (tensor.to(device) for tensor in test_set.tensors)
         accuracy = float((net(images).argmax(1) == digits).float().mean())
     if rank == 0:
-        print(f"accuracy {100 * accuracy:.2f}%, {1e3 * seconds:.1f} ms a step, parameters "
-              f"{'equal' if same else 'DIFFER'} on {ranks} processes")  # fmt: skip
+        print(
+            f"accuracy {100 * accuracy:.2f}%, {1e3 * seconds:.1f} ms a step, parameters "
+            f"{'equal' if same else 'DIFFER'} on {ranks} processes"
+        )
         if state is not None and ranks > 1:
             report = state.compressor.report()
-            print(f"{report['wire_bytes']:,} bytes sent by a process in a step, "
-                  f"{report['bits_per_coordinate']:.2f} bits per coordinate")  # fmt: skip
+            print(
+                f"{report['wire_bytes']:,} bytes sent by a process in a step, "
+                f"{report['bits_per_coordinate']:.2f} bits per coordinate"
+            )
     dist.destroy_process_group()
     return 0 if same else 1
 

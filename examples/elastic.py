@@ -32,8 +32,13 @@ def parse(words: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--lr", type=float, default=0.01, help="whatever the number of ranks")
     parser.add_argument("--momentum", type=float, default=0.9)
     parser.add_argument("--seed", type=int, default=42)
-    parser.add_argument("--commit-interval", type=int, default=5, metavar="STEPS",
-                        help="between commits and looks for the stop file (5)")  # fmt: skip
+    parser.add_argument(
+        "--commit-interval",
+        type=int,
+        default=5,
+        metavar="STEPS",
+        help="between commits and looks for the stop file (5)",
+    )
     parser.add_argument("--checkpoint", type=Path, help="where to save, and what to go on from")
     parser.add_argument("--stop-file", type=Path, help="once it is there, save and end")
     parser.add_argument("--json", type=Path, help="write the result here")
@@ -55,8 +60,7 @@ def main(words: list[str] | None = None) -> dict[str, Any]:
         compression=compression,
     )
     sampler = hvd.elastic.ElasticSampler(train_set, seed=args.seed)
-    parts = {"model": model, "optimizer": optimizer, "compression": compression,
-             "sampler": sampler}  # fmt: skip
+    parts = {"model": model, "optimizer": optimizer, "compression": compression, "sampler": sampler}
     if not hasattr(compression, "state_dict"):  # one of Horovod's own
         del parts["compression"]
     state = hvd.elastic.TorchState(**parts, epoch=0, step=0)
@@ -71,8 +75,10 @@ def main(words: list[str] | None = None) -> dict[str, Any]:
         for images, digits in DataLoader(test_set, 250):
             right += (model(images.to(device)).argmax(1).cpu() == digits).sum()
     accuracy, done = float(right) / len(test_set), state.epoch == args.epochs
-    say(f"{'done' if done else 'stopped'} after step {state.step}, {hvd.size()} ranks: "
-        f"accuracy {100 * accuracy:.2f}%")  # fmt: skip
+    say(
+        f"{'done' if done else 'stopped'} after step {state.step}, {hvd.size()} ranks: "
+        f"accuracy {100 * accuracy:.2f}%"
+    )
     result = {"done": done, "step": state.step, "ranks": hvd.size(), "accuracy": accuracy}
     if args.json and hvd.rank() == 0:
         args.json.write_text(json.dumps(result))
@@ -118,8 +124,9 @@ def save(path: Path | None, state: Any) -> None:
     """The first rank's state: with error feedback each rank would have residuals of its own."""
     if path is None or hvd.rank() != 0:
         return
-    names = [name for name in ("model", "optimizer", "compression", "sampler")
-             if hasattr(state, name)]  # fmt: skip
+    names = [
+        name for name in ("model", "optimizer", "compression", "sampler") if hasattr(state, name)
+    ]
     saved = {name: getattr(state, name).state_dict() for name in names}
     partial = path.with_suffix(".partial")
     torch.save(saved | {"epoch": state.epoch, "step": state.step}, partial)

@@ -20,17 +20,31 @@ def make_parser(description: str | None, **defaults: object) -> argparse.Argumen
         description=description, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     method = parser.add_argument_group("compression")
-    method.add_argument("--compression", choices=names(), default="alq", metavar="NAME",
-                        help=f"one of {', '.join(names())} (%(default)s)")  # fmt: skip
-    method.add_argument("--fp16-allreduce", dest="compression", action="store_const", const="fp16",
-                        help="the same as --compression fp16")  # fmt: skip
+    method.add_argument(
+        "--compression",
+        choices=names(),
+        default="alq",
+        metavar="NAME",
+        help=f"one of {', '.join(names())} (%(default)s)",
+    )
+    method.add_argument(
+        "--fp16-allreduce",
+        dest="compression",
+        action="store_const",
+        const="fp16",
+        help="the same as --compression fp16",
+    )
     method.add_argument("--bits", type=number, help="of a code, sign included; of ECDQ any number")
     method.add_argument("--levels", type=int, help="of ORQ and LinearQuantile")
     method.add_argument("--norm", choices=("l2", "linf"), help="that buckets are divided by (l2)")
     method.add_argument("--density", type=float, help="share of coordinates that SparseSGD sends")
     method.add_argument("--bucket-size", type=int, help="coordinates that share one scale")
-    method.add_argument("--error-feedback", type=float, metavar="WEIGHT",
-                        help="of what earlier steps lost, above 0 to 1")  # fmt: skip
+    method.add_argument(
+        "--error-feedback",
+        type=float,
+        metavar="WEIGHT",
+        help="of what earlier steps lost, above 0 to 1",
+    )
     method.add_argument("--coding", help="lossless coding of the codes (fixed)")
     method.add_argument("--exchange", help="how payloads travel (allgather)")
     method.add_argument("--second-stage-bits", type=int, help="of averages that travel again")

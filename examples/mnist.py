@@ -61,10 +61,20 @@ def make_parser() -> argparse.ArgumentParser:
     train.add_argument("--repeats", type=int, default=1, help="train again with the next seeds")
 
     method = parser.add_argument_group("compression")
-    method.add_argument("--compression", choices=names(), default="none", metavar="NAME",
-                        help=f"one of {', '.join(names())}")  # fmt: skip
-    method.add_argument("--fp16-allreduce", dest="compression", action="store_const", const="fp16",
-                        help="the same as --compression fp16")  # fmt: skip
+    method.add_argument(
+        "--compression",
+        choices=names(),
+        default="none",
+        metavar="NAME",
+        help=f"one of {', '.join(names())}",
+    )
+    method.add_argument(
+        "--fp16-allreduce",
+        dest="compression",
+        action="store_const",
+        const="fp16",
+        help="the same as --compression fp16",
+    )
     method.add_argument("--bits", type=_number, help="of a code, sign included; of ECDQ any number")
     method.add_argument("--levels", type=int, help="of ORQ and LinearQuantile")
     method.add_argument("--norm", choices=("l2", "linf"), help="that buckets are divided by (l2)")
@@ -73,34 +83,65 @@ def make_parser() -> argparse.ArgumentParser:
     method.add_argument("--bucket-size", type=int, help="coordinates that share one scale")
     method.add_argument("--tail", choices=("quantize", "full"), help="of the last, partial bucket")
     method.add_argument("--clip", type=float, help="to so many deviations of the bucket first")
-    method.add_argument("--error-feedback", type=float, metavar="WEIGHT",
-                        help="of what earlier steps lost, above 0 to 1")  # fmt: skip
-    method.add_argument("--update-steps", type=int, nargs="+", metavar="STEP",
-                        help="steps at which the level table is refitted")  # fmt: skip
+    method.add_argument(
+        "--error-feedback",
+        type=float,
+        metavar="WEIGHT",
+        help="of what earlier steps lost, above 0 to 1",
+    )
+    method.add_argument(
+        "--update-steps",
+        type=int,
+        nargs="+",
+        metavar="STEP",
+        help="steps at which the level table is refitted",
+    )
     method.add_argument("--coding", help="lossless coding of the codes (fixed)")
     method.add_argument("--exchange", help="how payloads travel (allgather)")
     method.add_argument("--second-stage-bits", type=int, help="of averages that travel again")
 
     show = parser.add_argument_group("output")
     show.add_argument("--log-interval", type=int, default=10, help="steps between lines (10)")
-    show.add_argument("--test-interval", type=int, default=0,
-                      help="steps between tests; 0 (default) for one after each epoch")  # fmt: skip
-    show.add_argument("--progress", choices=("auto", "bar", "lines", "none"), default="auto",
-                      help="auto: a bar where stderr is a terminal, else lines")  # fmt: skip
+    show.add_argument(
+        "--test-interval",
+        type=int,
+        default=0,
+        help="steps between tests; 0 (default) for one after each epoch",
+    )
+    show.add_argument(
+        "--progress",
+        choices=("auto", "bar", "lines", "none"),
+        default="auto",
+        help="auto: a bar where stderr is a terminal, else lines",
+    )
     show.add_argument("--progress-file", type=Path, help="append a JSON line now and then")
-    show.add_argument("--monitor", type=Path, metavar="FOLDER",
-                      help="keep a log for `hvd-adaptive report FOLDER` there")  # fmt: skip
+    show.add_argument(
+        "--monitor",
+        type=Path,
+        metavar="FOLDER",
+        help="keep a log for `hvd-adaptive report FOLDER` there",
+    )
     show.add_argument("--json", type=Path, help="write settings and results here")
 
     demo = parser.add_argument_group("comparisons (start horovodrun themselves, on the CPU)")
     demo.add_argument("--demo", action="store_true", help="train with float32, fp16 and ALQ")
-    demo.add_argument("--paired-seeds", type=int, default=0, metavar="N",
-                      help="train float32 and ALQ with N seeds each, compare")  # fmt: skip
+    demo.add_argument(
+        "--paired-seeds",
+        type=int,
+        default=0,
+        metavar="N",
+        help="train float32 and ALQ with N seeds each, compare",
+    )
     demo.add_argument("--ranks", type=int, default=4)
     demo.add_argument("--launcher", choices=("auto", "mpi", "gloo"), default="auto")
     demo.add_argument("--output-dir", type=Path, default=Path("runs"))
-    demo.add_argument("--stall-timeout", type=float, default=90, metavar="SECONDS",
-                      help="without any progress until ranks are killed (90)")  # fmt: skip
+    demo.add_argument(
+        "--stall-timeout",
+        type=float,
+        default=90,
+        metavar="SECONDS",
+        help="without any progress until ranks are killed (90)",
+    )
     return parser
 
 
@@ -153,9 +194,11 @@ def main() -> int | str:
 
 
 def train(
-    args: argparse.Namespace, seed: int, data: tuple[TensorDataset, TensorDataset],
+    args: argparse.Namespace,
+    seed: int,
+    data: tuple[TensorDataset, TensorDataset],
     device: torch.device,
-) -> dict[str, Any]:  # fmt: skip
+) -> dict[str, Any]:
     """Train once; returns what --json tells of it."""
     torch.manual_seed(seed)
     train_set, test_set = data
@@ -202,11 +245,16 @@ def train(
             step += 1
             if step % interval == 0 or step == steps:
                 test_loss, accuracy = test(model, test_loader, device)
-                curve.append({
-                    "step": step, "epoch": step / len(loader), "accuracy": accuracy,
-                    "test_loss": test_loss, "train_loss": average(sum(losses) / len(losses)),
-                    "wire_bytes": traffic.wire_bytes,
-                })  # fmt: skip
+                curve.append(
+                    {
+                        "step": step,
+                        "epoch": step / len(loader),
+                        "accuracy": accuracy,
+                        "test_loss": test_loss,
+                        "train_loss": average(sum(losses) / len(losses)),
+                        "wire_bytes": traffic.wire_bytes,
+                    }
+                )
                 losses.clear()
             progress.show(step, loss.item(), curve)
     progress.close()
@@ -214,13 +262,20 @@ def train(
     same = replicas_equal(model)
     if hvd.rank() == 0 and args.progress != "none":
         final = curve[-1]
-        print(f"Test set: Average loss: {final['test_loss']:.4f}, "
-              f"Accuracy: {100 * final['accuracy']:.2f}%, "
-              f"parameters {'equal' if same else 'DIFFER'} on {hvd.size()} ranks")  # fmt: skip
+        print(
+            f"Test set: Average loss: {final['test_loss']:.4f}, "
+            f"Accuracy: {100 * final['accuracy']:.2f}%, "
+            f"parameters {'equal' if same else 'DIFFER'} on {hvd.size()} ranks"
+        )
     return {
-        "seed": seed, "accuracy": curve[-1]["accuracy"], "steps": steps, "seconds": seconds,
-        "seconds_per_step": seconds / steps, "replicas_equal": same, "curve": curve,
-    } | traffic.result()  # fmt: skip
+        "seed": seed,
+        "accuracy": curve[-1]["accuracy"],
+        "steps": steps,
+        "seconds": seconds,
+        "seconds_per_step": seconds / steps,
+        "replicas_equal": same,
+        "curve": curve,
+    } | traffic.result()
 
 
 def test(model: torch.nn.Module, loader: DataLoader, device: torch.device) -> tuple[float, float]:

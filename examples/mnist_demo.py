@@ -121,9 +121,15 @@ def traffic_table(compared: list[Method], ranks: int) -> Table:
     )
     table.add_column("method", no_wrap=True)
     for heading in (
-        "test\naccuracy", "payload\nbytes", "float32 /\npayload", "wire\nbytes", "float32 /\nwire",
-        "bits per\ncoordinate", "relative\nerror", "ms per\nstep",
-    ):  # fmt: skip
+        "test\naccuracy",
+        "payload\nbytes",
+        "float32 /\npayload",
+        "wire\nbytes",
+        "float32 /\nwire",
+        "bits per\ncoordinate",
+        "relative\nerror",
+        "ms per\nstep",
+    ):
         table.add_column(heading, justify="right", no_wrap=True)
     plain = compared[0].runs[0]
     for method in compared:
@@ -233,9 +239,11 @@ class Launcher:
         """Train with each method in turn, under a progress bar, and keep the results."""
         self.args.output_dir.mkdir(parents=True, exist_ok=True)
         columns = (
-            TextColumn("{task.description:<16}"), BarColumn(),
-            TimeElapsedColumn(), TextColumn("{task.fields[told]}"),
-        )  # fmt: skip
+            TextColumn("{task.description:<16}"),
+            BarColumn(),
+            TimeElapsedColumn(),
+            TextColumn("{task.fields[told]}"),
+        )
         # A bar needs a terminal; elsewhere a line tells of each method.
         with Progress(*columns, console=console, disable=not console.is_terminal) as bars:
             tasks = [bars.add_task(m.label, total=1, start=False, told="") for m in compared]
@@ -268,17 +276,31 @@ class Launcher:
         results.unlink(missing_ok=True)
         progress.write_text("")
         command = [
-            *self.command, sys.executable, str(SCRIPT), "--no-cuda", "--repeats", str(repeats),
-            "--compression", method.compression, *method.options,
-            "--json", str(results), "--progress-file", str(progress),
-        ]  # fmt: skip
+            *self.command,
+            sys.executable,
+            str(SCRIPT),
+            "--no-cuda",
+            "--repeats",
+            str(repeats),
+            "--compression",
+            method.compression,
+            *method.options,
+            "--json",
+            str(results),
+            "--progress-file",
+            str(progress),
+        ]
         for name in FORWARDED:
             command += [f"--{name.replace('_', '-')}", str(getattr(self.args, name))]
         with log.open("w") as output:
             process = subprocess.Popen(
-                command, stdout=output, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL,
-                env=self.environment, start_new_session=True,
-            )  # fmt: skip
+                command,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                stdin=subprocess.DEVNULL,
+                env=self.environment,
+                start_new_session=True,
+            )
             try:
                 hung = not self._watch(process, progress, show)
             finally:

@@ -18,9 +18,16 @@ from plots import PLAIN
 from qcs_figures import Made, legend
 
 # Okabe and Ito's colours: evenly spaced levels, quantiles, optimised; then those of two levels.
-FAMILIES = {"TernGrad": "#d55e00", "QSGD": "#d55e00", "Linear": "#e69f00", "ORQ": "#0072b2",
-            "BinGrad-pb": "#56b4e9", "BinGrad-b": "#00264d", "SignSGD": "#009e73",
-            FULL: "#000000"}  # fmt: skip
+FAMILIES = {
+    "TernGrad": "#d55e00",
+    "QSGD": "#d55e00",
+    "Linear": "#e69f00",
+    "ORQ": "#0072b2",
+    "BinGrad-pb": "#56b4e9",
+    "BinGrad-b": "#00264d",
+    "SignSGD": "#009e73",
+    FULL: "#000000",
+}
 SMOOTHED = 9
 
 
@@ -47,8 +54,9 @@ def style(method: str) -> dict[str, Any]:
 
 def panels(sharey: bool) -> tuple[Figure, Any]:
     """Axes for each number of levels."""
-    figure, axes = plt.subplots(1, len(BY_LEVELS), figsize=(3.3 * len(BY_LEVELS), 3.9),
-                                layout="constrained", sharey=sharey)  # fmt: skip
+    figure, axes = plt.subplots(
+        1, len(BY_LEVELS), figsize=(3.3 * len(BY_LEVELS), 3.9), layout="constrained", sharey=sharey
+    )
     for panel, levels in zip(axes, BY_LEVELS, strict=True):
         panel.set_title(f"{levels} levels", fontsize=10)
         panel.grid(True, alpha=0.25)
@@ -57,8 +65,9 @@ def panels(sharey: bool) -> tuple[Figure, Any]:
 
 def histograms(records: Any) -> Figure:
     """Fig. 1: counts over the greatest count, before (grey) and after each method."""
-    figure, axes = plt.subplots(len(BY_LEVELS), 3, figsize=(11, 8.6), layout="constrained",
-                                sharex=True, sharey=True)  # fmt: skip
+    figure, axes = plt.subplots(
+        len(BY_LEVELS), 3, figsize=(11, 8.6), layout="constrained", sharex=True, sharey=True
+    )
 
     def points(method: str) -> tuple[np.ndarray, np.ndarray]:
         rows = [row for row in records.rows if row["method"] == method and row["count"]]
@@ -86,9 +95,14 @@ def errors(runs: list[tuple[Training, Any]]) -> Figure:
     figure, axes = panels(sharey=True)
     for panel, methods in zip(axes, BY_LEVELS.values(), strict=True):
         for method in methods:
-            curve = np.mean([result.column("relative_error") for job, result in runs
-                             if (job.method, job.bucket_size, job.clip)
-                             == (method, BUCKET, None)], axis=0)  # fmt: skip
+            curve = np.mean(
+                [
+                    result.column("relative_error")
+                    for job, result in runs
+                    if (job.method, job.bucket_size, job.clip) == (method, BUCKET, None)
+                ],
+                axis=0,
+            )
             window = min(SMOOTHED, len(curve))
             smooth = np.convolve(curve, np.ones(window) / window, "valid")
             panel.plot(window // 2 + np.arange(len(smooth)), smooth, **style(method))
@@ -105,11 +119,15 @@ def accuracy(runs: list[tuple[Training, Any]]) -> Figure:
     figure, axes = panels(sharey=True)
     for panel, methods in zip(axes, BY_LEVELS.values(), strict=True):
         for method in (FULL, *methods):
-            curves = [[(row["step"] + 1, 100 * row["validation_accuracy"]) for row in result.rows
-                       if row["validation_accuracy"] is not None]
-                      for job, result in runs
-                      if job.method == method and job.bucket_size in (0, BUCKET)
-                      and job.clip is None]  # fmt: skip
+            curves = [
+                [
+                    (row["step"] + 1, 100 * row["validation_accuracy"])
+                    for row in result.rows
+                    if row["validation_accuracy"] is not None
+                ]
+                for job, result in runs
+                if job.method == method and job.bucket_size in (0, BUCKET) and job.clip is None
+            ]
             longest = max(map(len, curves))
             points = np.mean([curve for curve in curves if len(curve) == longest], axis=0)
             panel.plot(points[:, 0], points[:, 1], marker=".", **style(method))
@@ -127,9 +145,15 @@ def buckets(runs: list[tuple[Training, Any]]) -> Figure:
     panel.axhline(exact, color=FAMILIES[FULL], linewidth=1, linestyle=":", label=FULL)
     for shift, method in zip((0.97, 1.03), SIZED, strict=True):
         found = [accuracies(runs, method, size) for size in sizes]
-        panel.errorbar([shift * size for size in sizes], [np.mean(each) for each in found],
-                       [standard_error(each) for each in found], capsize=3, marker="o",
-                       markersize=4, **style(method) | {"label": method})  # fmt: skip
+        panel.errorbar(
+            [shift * size for size in sizes],
+            [np.mean(each) for each in found],
+            [standard_error(each) for each in found],
+            capsize=3,
+            marker="o",
+            markersize=4,
+            **style(method) | {"label": method},
+        )
     panel.set_xscale("log", base=2)
     panel.set_xticks(sizes)
     panel.xaxis.set_major_formatter(PLAIN)

@@ -86,15 +86,19 @@ class Histograms(Job):
         found = [gradients for _, gradients in trajectory(self.seed, self.steps)]
         flat = found[(len(found) - 1) // 2][LAYER]
         counts, edges = torch.histogram(flat, BINS)
-        rows = [{"method": "FP", "value": float(edges[i] + edges[i + 1]) / 2, "count": int(count)}
-                for i, count in enumerate(counts)]  # fmt: skip
+        rows = [
+            {"method": "FP", "value": float(edges[i] + edges[i + 1]) / 2, "count": int(count)}
+            for i, count in enumerate(counts)
+        ]
         measured = {}
         for method in METHODS:
             draws = [roundtrip(make(method, flat.numel()), flat, draw) for draw in range(DRAWS)]
             coded = draws[0]
             values, uses = coded.unique(return_counts=True)
-            rows += [{"method": method, "value": float(v), "count": int(n)}
-                     for v, n in zip(values, uses, strict=True)]  # fmt: skip
+            rows += [
+                {"method": method, "value": float(v), "count": int(n)}
+                for v, n in zip(values, uses, strict=True)
+            ]
             share = uses.double() / flat.numel()
             gap = (coded.sort().values - flat.sort().values).abs().mean()
             measured[method] = {
@@ -103,8 +107,12 @@ class Histograms(Job):
                 "entropy": -float((share * share.log2()).sum()),
                 "distance": float(gap / flat.std()),
             }
-        told = {"run": self.settings, "coordinates": flat.numel(), "measured": measured,
-                "largest": float(flat.abs().max() / flat.std())}  # fmt: skip
+        told = {
+            "run": self.settings,
+            "coordinates": flat.numel(),
+            "measured": measured,
+            "largest": float(flat.abs().max() / flat.std()),
+        }
         Records(told, rows).write(self.path(folder))
 
 
@@ -136,8 +144,15 @@ class Solvers(Job):
                     orq = functools.partial(ORQ, levels=levels, bucket_size=size)
                     greedy = rounding_error(orq(), flat)
                     descent = rounding_error(orq(solver="coordinate_descent"), flat)
-                    rows.append({"step": step, "levels": levels, "bucket_size": size,
-                                 "greedy": greedy, "descent": descent})  # fmt: skip
+                    rows.append(
+                        {
+                            "step": step,
+                            "levels": levels,
+                            "bucket_size": size,
+                            "greedy": greedy,
+                            "descent": descent,
+                        }
+                    )
         Records({"run": self.settings}, rows).write(self.path(folder))
 
 

@@ -89,27 +89,43 @@ def _histograms(runs: list[Any], images: str) -> list[str | list[Claim]]:
         return np.array([records.settings["measured"][method][what] for records in runs])
 
     columns = {"away": (100, 1), "entropy": (1, 2), "distance": (1, 3), "error": (1, 3)}
-    rows = [[name, *(f"{factor * measured(name, what).mean():.{digits}f}"
-                     for what, (factor, digits) in columns.items())]
-            for name in METHODS]  # fmt: skip
+    rows = [
+        [
+            name,
+            *(
+                f"{factor * measured(name, what).mean():.{digits}f}"
+                for what, (factor, digits) in columns.items()
+            ),
+        ]
+        for name in METHODS
+    ]
     away = {name: 100 * measured(name, "away") for name in ("ORQ-9", "QSGD-9")}
     gap = {name: measured(name, "distance") for name in BY_LEVELS[9]}
     nine = ", ".join(f"{name} {gap[name].mean():.3f}" for name in gap)
     largest = np.mean([records.settings["largest"] for records in runs])
     claims = [
-        Claim("very few coordinates (here: fewer than a tenth) leave zero with QSGD-9",
-              f"{Interval.of(away['QSGD-9'])}% do.",
-              (Comparison(100 * FEW - away["QSGD-9"]),)),
-        Claim("ORQ-9 uses the levels other than the one at zero more than QSGD-9",
-              f"{away['ORQ-9'].mean():.1f}% of the coordinates are not at the most frequent level, "
-              f"against {away['QSGD-9'].mean():.1f}%.",
-              (Comparison(away["ORQ-9"] - away["QSGD-9"]),)),
-        Claim("ORQ-9 keeps the gradient's shape best of the methods with 9 levels",
-              f"Distances: {nine}.",
-              tuple(Comparison(gap[m] - gap["ORQ-9"]) for m in ("QSGD-9", "Linear-9"))),
-        Claim("Linear-9 loses most of the shape (here: more than QSGD-9)", f"Distances: {nine}.",
-              (Comparison(gap["Linear-9"] - gap["QSGD-9"]),)),
-    ]  # fmt: skip
+        Claim(
+            "very few coordinates (here: fewer than a tenth) leave zero with QSGD-9",
+            f"{Interval.of(away['QSGD-9'])}% do.",
+            (Comparison(100 * FEW - away["QSGD-9"]),),
+        ),
+        Claim(
+            "ORQ-9 uses the levels other than the one at zero more than QSGD-9",
+            f"{away['ORQ-9'].mean():.1f}% of the coordinates are not at the most frequent level, "
+            f"against {away['QSGD-9'].mean():.1f}%.",
+            (Comparison(away["ORQ-9"] - away["QSGD-9"]),),
+        ),
+        Claim(
+            "ORQ-9 keeps the gradient's shape best of the methods with 9 levels",
+            f"Distances: {nine}.",
+            tuple(Comparison(gap[m] - gap["ORQ-9"]) for m in ("QSGD-9", "Linear-9")),
+        ),
+        Claim(
+            "Linear-9 loses most of the shape (here: more than QSGD-9)",
+            f"Distances: {nine}.",
+            (Comparison(gap["Linear-9"] - gap["QSGD-9"]),),
+        ),
+    ]
     return [
         "## Fig. 1: a gradient before and after",
         f"![histograms]({images}/orq_histograms.png)",
@@ -127,39 +143,62 @@ def _histograms(runs: list[Any], images: str) -> list[str | list[Claim]]:
 
 
 def _errors(runs: list[Any], training: Runs, images: str) -> list[str | list[Claim]]:
-    same = {m: np.array([np.mean([r["error"] for r in records.rows if r["method"] == m])
-                         for records in runs]) for m in METHODS}  # fmt: skip
+    same = {
+        m: np.array(
+            [np.mean([r["error"] for r in records.rows if r["method"] == m]) for records in runs]
+        )
+        for m in METHODS
+    }
     own = {method: np.array(own_errors(training, method, BUCKET)) for method in METHODS}
     mean = {method: values.mean() for method, values in own.items()}
-    rows = [[str(levels), m, f"{same[m].mean():.3f}", f"{mean[m]:.3f}",
-             f"{own[m].min():.3f} to {own[m].max():.3f}"]
-            for levels, methods in BY_LEVELS.items() for m in methods]  # fmt: skip
+    rows = [
+        [
+            str(levels),
+            m,
+            f"{same[m].mean():.3f}",
+            f"{mean[m]:.3f}",
+            f"{own[m].min():.3f} to {own[m].max():.3f}",
+        ]
+        for levels, methods in BY_LEVELS.items()
+        for m in methods
+    ]
     claims = []
     for even, linear, ours in list(BY_LEVELS.values())[1:]:
-        claims.append(Claim(
-            f"{ours}'s error is below {even}'s and {linear}'s, on the same gradients and in "
-            "training",
-            f"On the same gradients {same[ours].mean():.3f} against {same[even].mean():.3f} and "
-            f"{same[linear].mean():.3f}; in training {mean[ours]:.3f} against {mean[even]:.3f} and "
-            f"{mean[linear]:.3f}.",
-            tuple(_lower(values, ours, m) for values in (same, own) for m in (even, linear)),
-        ))  # fmt: skip
+        claims.append(
+            Claim(
+                f"{ours}'s error is below {even}'s and {linear}'s, on the same gradients and in "
+                "training",
+                f"On the same gradients {same[ours].mean():.3f} against {same[even].mean():.3f} "
+                f"and {same[linear].mean():.3f}; in training {mean[ours]:.3f} against "
+                f"{mean[even]:.3f} and {mean[linear]:.3f}.",
+                tuple(_lower(values, ours, m) for values in (same, own) for m in (even, linear)),
+            )
+        )
     gains = [own[even] / own[ours] for even, _, ours in list(BY_LEVELS.values())[1:]]
     claims += [
-        Claim("ORQ gains more the fewer the levels",
-              "In training the evenly spaced levels' error is "
-              + ", ".join(f"{gain.mean():.2f}" for gain in gains)
-              + " times ORQ's at 3, 5 and 9 levels.",
-              tuple(Comparison(np.log(a / b)) for a, b in itertools.pairwise(gains))),
-        Claim("BinGrad-b's error is below BinGrad-pb's",
-              f"{mean['BinGrad-b']:.3f} against {mean['BinGrad-pb']:.3f}.",
-              (_lower(own, "BinGrad-b", "BinGrad-pb"),)),
-        Claim("BinGrad's errors are below those of three levels without clipping",
-              f"{mean['BinGrad-b']:.3f} and {mean['BinGrad-pb']:.3f} against at least "
-              f"{min(mean[m] for m in BY_LEVELS[3]):.3f}.",
-              tuple(_lower(own, two, three) for two in ("BinGrad-b", "BinGrad-pb")
-                    for three in BY_LEVELS[3])),
-    ]  # fmt: skip
+        Claim(
+            "ORQ gains more the fewer the levels",
+            "In training the evenly spaced levels' error is "
+            + ", ".join(f"{gain.mean():.2f}" for gain in gains)
+            + " times ORQ's at 3, 5 and 9 levels.",
+            tuple(Comparison(np.log(a / b)) for a, b in itertools.pairwise(gains)),
+        ),
+        Claim(
+            "BinGrad-b's error is below BinGrad-pb's",
+            f"{mean['BinGrad-b']:.3f} against {mean['BinGrad-pb']:.3f}.",
+            (_lower(own, "BinGrad-b", "BinGrad-pb"),),
+        ),
+        Claim(
+            "BinGrad's errors are below those of three levels without clipping",
+            f"{mean['BinGrad-b']:.3f} and {mean['BinGrad-pb']:.3f} against at least "
+            f"{min(mean[m] for m in BY_LEVELS[3]):.3f}.",
+            tuple(
+                _lower(own, two, three)
+                for two in ("BinGrad-b", "BinGrad-pb")
+                for three in BY_LEVELS[3]
+            ),
+        ),
+    ]
     return [
         "## Fig. 2: quantisation error while training",
         f"![quantisation error]({images}/orq_error.png)",
@@ -190,8 +229,11 @@ def _ratios(coordinates: int) -> list[str | list[Claim]]:
                     compression_ratio(short(bucket_size=s), coordinates) for s in RATIO_BUCKETS
                 ]
                 rows.append([f"{method}, float16 levels", *(f"x{r:.2f}" for r in halves), printed])
-    packed = "; ".join(f"{levels} levels: {p.digits} codes in {p.width} bits"
-                       for levels in PRINTED for p in [packing_of(levels)])  # fmt: skip
+    packed = "; ".join(
+        f"{levels} levels: {p.digits} codes in {p.width} bits"
+        for levels in PRINTED
+        for p in [packing_of(levels)]
+    )
     evidence = ", ".join(f"{m} {100 * gap:+.1f}%" for m, gap in near.items())
     return [
         "## Compression ratios",
@@ -220,8 +262,12 @@ def _ratios(coordinates: int) -> list[str | list[Claim]]:
 def _solvers(runs: list[tuple[Any, Any]]) -> str:
     rows, saved = [], []
     for levels, size in itertools.product(SOLVER_LEVELS, SOLVER_BUCKETS):
-        found = [row for _, records in runs for row in records.rows
-                 if (row["levels"], row["bucket_size"]) == (levels, size)]  # fmt: skip
+        found = [
+            row
+            for _, records in runs
+            for row in records.rows
+            if (row["levels"], row["bucket_size"]) == (levels, size)
+        ]
         less = [100 * (1 - row["descent"] / row["greedy"]) for row in found]
         means = (statistics.fmean(row[solver] for row in found) for solver in ("greedy", "descent"))
         rows.append(
@@ -233,16 +279,20 @@ def _solvers(runs: list[tuple[Any, Any]]) -> str:
             ]
         )
         saved += less if levels > 3 else []
-    return "\n\n".join([
-        "## Beyond the paper: coordinate descent",
-        '"The greedy algorithm for determining the quantization levels in ORQ may be further '
-        'improved": `ORQ(solver="coordinate_descent")` starts from the greedy levels and moves one '
-        "at a time. Expected errors E‖Q(G) - G‖²/‖G‖² (Eq. 9, exact), means over "
-        f"{len(saved) // (len(SOLVER_LEVELS) - 1) // len(SOLVER_BUCKETS)} gradients of {len(runs)} "
-        "trainings in full precision.",
-        table(["levels", "bucket size", "greedy", "coordinate descent", "variance removed, %"],
-              rows),
-        f"With 5, 9 and 17 levels it removes {statistics.fmean(saved):.1f}% of the variance on "
-        f"average, {max(saved):.1f}% at most. Three levels have one that can move, which the "
-        "greedy algorithm already places best.",
-    ])  # fmt: skip
+    return "\n\n".join(
+        [
+            "## Beyond the paper: coordinate descent",
+            '"The greedy algorithm for determining the quantization levels in ORQ may be further '
+            'improved": `ORQ(solver="coordinate_descent")` starts from the greedy levels and moves '
+            "one at a time. Expected errors E‖Q(G) - G‖²/‖G‖² (Eq. 9, exact), means over "
+            f"{len(saved) // (len(SOLVER_LEVELS) - 1) // len(SOLVER_BUCKETS)} gradients of "
+            f"{len(runs)} trainings in full precision.",
+            table(
+                ["levels", "bucket size", "greedy", "coordinate descent", "variance removed, %"],
+                rows,
+            ),
+            f"With 5, 9 and 17 levels it removes {statistics.fmean(saved):.1f}% of the variance on "
+            f"average, {max(saved):.1f}% at most. Three levels have one that can move, which the "
+            "greedy algorithm already places best.",
+        ]
+    )

@@ -45,15 +45,30 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--figures", type=Path, default=Path("docs/images"), metavar="DIR")
     parser.add_argument("--page", type=Path, default=Path("docs/orq.md"), help="in Markdown")
     parser.add_argument("--jobs", type=_positive, default=1, help="processes, one thread each (1)")
-    parser.add_argument("--seeds", type=_positive, default=20,
-                        help="of each run and measurement (20)")  # fmt: skip
-    parser.add_argument("--steps", type=_positive, default=TASKS[TASK].steps,
-                        help=f"of a training run ({TASKS[TASK].steps})")  # fmt: skip
-    parser.add_argument("--buckets", type=_positive, nargs="+", default=BUCKETS, metavar="SIZE",
-                        help=f"of Table 3 ({' '.join(map(str, BUCKETS))})")  # fmt: skip
+    parser.add_argument(
+        "--seeds", type=_positive, default=20, help="of each run and measurement (20)"
+    )
+    parser.add_argument(
+        "--steps",
+        type=_positive,
+        default=TASKS[TASK].steps,
+        help=f"of a training run ({TASKS[TASK].steps})",
+    )
+    parser.add_argument(
+        "--buckets",
+        type=_positive,
+        nargs="+",
+        default=BUCKETS,
+        metavar="SIZE",
+        help=f"of Table 3 ({' '.join(map(str, BUCKETS))})",
+    )
     parser.add_argument("--validation", type=_positive, default=2000, help="images (2000)")
-    parser.add_argument("--solver-seeds", type=_positive, default=3,
-                        help="trainings on which ORQ's solvers are compared (3)")  # fmt: skip
+    parser.add_argument(
+        "--solver-seeds",
+        type=_positive,
+        default=3,
+        help="trainings on which ORQ's solvers are compared (3)",
+    )
     return parser
 
 
@@ -74,11 +89,15 @@ def jobs_of(args: argparse.Namespace) -> dict[str, list[Any]]:
         "histograms": [Histograms(seed, args.steps) for seed in seeds],
         "errors": [Errors(seed, args.steps) for seed in seeds],
         "solvers": [Solvers(seed, args.steps) for seed in range(args.solver_seeds)],
-        "training": [Training(*setting, seed, *shared)
-                     for seed in seeds for setting in dict.fromkeys(settings)],
-        "distributed": [Training(*setting, seed, *shared, WORKERS)
-                        for seed in seeds for setting in together],
-    }  # fmt: skip
+        "training": [
+            Training(*setting, seed, *shared)
+            for seed in seeds
+            for setting in dict.fromkeys(settings)
+        ],
+        "distributed": [
+            Training(*setting, seed, *shared, WORKERS) for seed in seeds for setting in together
+        ],
+    }
 
 
 def main() -> int | str:

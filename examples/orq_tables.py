@@ -65,9 +65,17 @@ def at_one_size(runs: Runs, images: str) -> Parts:
     exact = accuracies(runs, FULL, 0)
     found = {method: accuracies(runs, method, BUCKET) for method in METHODS}
     rows = [["-", FULL, mean(exact), "-", mean(last_losses(runs, FULL, 0), 4)]]
-    rows += [[str(levels), m, mean(found[m]), str(Interval.of(paired(found[m], exact))),
-              mean(last_losses(runs, m, BUCKET), 4)]
-             for levels, methods in BY_LEVELS.items() for m in methods]  # fmt: skip
+    rows += [
+        [
+            str(levels),
+            m,
+            mean(found[m]),
+            str(Interval.of(paired(found[m], exact))),
+            mean(last_losses(runs, m, BUCKET), 4),
+        ]
+        for levels, methods in BY_LEVELS.items()
+        for m in methods
+    ]
     return [
         f"## Table 2: accuracy at bucket size {BUCKET}",
         f"![accuracy while training]({images}/orq_accuracy.png)",
@@ -82,8 +90,11 @@ def last_losses(
     runs: Runs, method: str, bucket_size: int, clip: float | None = None
 ) -> list[float]:
     """Mean training loss of the last steps of each seed's run."""
-    return [statistics.fmean(result.column("loss")[-LAST:]) for job, result in runs
-            if (job.method, job.bucket_size, job.clip) == (method, bucket_size, clip)]  # fmt: skip
+    return [
+        statistics.fmean(result.column("loss")[-LAST:])
+        for job, result in runs
+        if (job.method, job.bucket_size, job.clip) == (method, bucket_size, clip)
+    ]
 
 
 def against_size(runs: Runs, images: str) -> Parts:
@@ -92,8 +103,9 @@ def against_size(runs: Runs, images: str) -> Parts:
     small, large = sizes[0], sizes[-1]
     found = {(m, size): accuracies(runs, m, size) for m in SIZED for size in sizes}
     loss = {m: paired(found[m, small], found[m, large]) for m in SIZED}
-    rows = [[m, *(mean(found[m, size]) for size in sizes), str(Interval.of(-loss[m]))]
-            for m in SIZED]  # fmt: skip
+    rows = [
+        [m, *(mean(found[m, size]) for size in sizes), str(Interval.of(-loss[m]))] for m in SIZED
+    ]
     gains = {s: paired(found["ORQ-3", s], found["TernGrad", s]) for s in sizes}
     less = loss["TernGrad"] - loss["ORQ-3"]
     errors = []
@@ -103,18 +115,30 @@ def against_size(runs: Runs, images: str) -> Parts:
             [m, *(f"{error:.3f}" for error in of_size), f"{of_size[-1] / of_size[0]:.1f}"]
         )
     claims = [
-        *(Claim(f"{m} loses accuracy from bucket size {small} to {large}",
-                f"It loses {Interval.of(loss[m])} points.", (Comparison(loss[m]),))
-          for m in SIZED),
-        Claim("ORQ-3 is more accurate than TernGrad at every bucket size",
-              "; ".join(f"{s}: {Interval.of(gain)}" for s, gain in gains.items()) + ".",
-              tuple(Comparison(gain) for gain in gains.values())),
-        Claim("ORQ-3 is more accurate than TernGrad in the mean of the bucket sizes",
-              f"By {Interval.of(np.mean(list(gains.values()), axis=0))} points.",
-              (Comparison(np.mean(list(gains.values()), axis=0)),)),
-        Claim("ORQ-3 loses less with larger buckets than TernGrad",
-              f"From {small} to {large} less by {Interval.of(less)} points.", (Comparison(less),)),
-    ]  # fmt: skip
+        *(
+            Claim(
+                f"{m} loses accuracy from bucket size {small} to {large}",
+                f"It loses {Interval.of(loss[m])} points.",
+                (Comparison(loss[m]),),
+            )
+            for m in SIZED
+        ),
+        Claim(
+            "ORQ-3 is more accurate than TernGrad at every bucket size",
+            "; ".join(f"{s}: {Interval.of(gain)}" for s, gain in gains.items()) + ".",
+            tuple(Comparison(gain) for gain in gains.values()),
+        ),
+        Claim(
+            "ORQ-3 is more accurate than TernGrad in the mean of the bucket sizes",
+            f"By {Interval.of(np.mean(list(gains.values()), axis=0))} points.",
+            (Comparison(np.mean(list(gains.values()), axis=0)),),
+        ),
+        Claim(
+            "ORQ-3 loses less with larger buckets than TernGrad",
+            f"From {small} to {large} less by {Interval.of(less)} points.",
+            (Comparison(less),),
+        ),
+    ]
     return [
         "## Table 3: accuracy against bucket size",
         f"![accuracy against bucket size]({images}/orq_buckets.png)",
@@ -131,19 +155,28 @@ def against_clipping(runs: Runs) -> Parts:
     exact = accuracies(runs, FULL, 0)
     found = {(m, c): accuracies(runs, m, CLIP_BUCKET, c) for m in CLIPPED for c in CLIPS}
     behind = {key: paired(values, exact) for key, values in found.items()}
-    rows = [[m, *(f"{mean(found[m, c])} ({behind[m, c].mean():+.2f})" for c in CLIPS)]
-            for m in CLIPPED]  # fmt: skip
+    rows = [
+        [m, *(f"{mean(found[m, c])} ({behind[m, c].mean():+.2f})" for c in CLIPS)] for m in CLIPPED
+    ]
     ours = CLIPPED[1:]
     claims = [
-        *(ahead(f"{m} with c = 1.7", "with c = 2.5", paired(found[m, 1.7], found[m, 2.5]))
-          for m in ours),
-        *(ahead(f"{m}, clipped at c = 2.5,", "without", paired(found[m, 2.5], found[m, None]))
-          for m in CLIPPED[:2]),
-        *(near(f"with c = 1.7 {m} is within {CLOSE:g} points of full precision", behind[m, 1.7])
-          for m in ours),
-        *(ahead(f"with c = 1.7 {b}", a, paired(found[b, 1.7], found[a, 1.7]))
-          for a, b in itertools.pairwise(ours)),
-    ]  # fmt: skip
+        *(
+            ahead(f"{m} with c = 1.7", "with c = 2.5", paired(found[m, 1.7], found[m, 2.5]))
+            for m in ours
+        ),
+        *(
+            ahead(f"{m}, clipped at c = 2.5,", "without", paired(found[m, 2.5], found[m, None]))
+            for m in CLIPPED[:2]
+        ),
+        *(
+            near(f"with c = 1.7 {m} is within {CLOSE:g} points of full precision", behind[m, 1.7])
+            for m in ours
+        ),
+        *(
+            ahead(f"with c = 1.7 {b}", a, paired(found[b, 1.7], found[a, 1.7]))
+            for a, b in itertools.pairwise(ours)
+        ),
+    ]
     names = ["no clipping" if c is None else f"c = {c:g}" for c in CLIPS]
     return [
         "## Table 4: clipping factors",
@@ -160,24 +193,38 @@ def distributed(runs: Runs) -> Parts:
     found = {m: accuracies(runs, m, CLIP_BUCKET, WORKERS_CLIP) for m in DISTRIBUTED}
     losses = {m: last_losses(runs, m, CLIP_BUCKET, WORKERS_CLIP) for m in DISTRIBUTED}
     rows = [[FULL, mean(exact), "-", mean(last_losses(runs, FULL, 0), 4)]]
-    rows += [[m, mean(found[m]), str(Interval.of(paired(found[m], exact))), mean(losses[m], 4)]
-             for m in DISTRIBUTED]  # fmt: skip
+    rows += [
+        [m, mean(found[m]), str(Interval.of(paired(found[m], exact))), mean(losses[m], 4)]
+        for m in DISTRIBUTED
+    ]
     pairs = [("ORQ-3", "TernGrad"), ("ORQ-5", "QSGD-5"), ("ORQ-9", "QSGD-9")]
     gains = [paired(found[one], found[other]) for one, other in pairs]
     ours = paired(found["ORQ-9"], found["ORQ-3"])
     theirs = paired(found["QSGD-9"], found["TernGrad"])
     where = f"with {WORKERS} workers"
     claims = [
-        *(ahead(one, f"{other} {where}", gain)
-          for (one, other), gain in zip(pairs, gains, strict=True)),
-        *(near(f"{m} is within {CLOSE:g} points of full precision {where}", paired(found[m], exact))
-          for m in ("ORQ-5", "ORQ-9")),
-        Claim("from 3 to 9 levels ORQ gains more accuracy than evenly spaced levels",
-              f"ORQ gains {Interval.of(ours)} points, they {Interval.of(theirs)}.",
-              (Comparison(ours - theirs),)),
-        *(near(f"ORQ-3 is within {CLOSE:g} points of {m} {where}", paired(found["ORQ-3"], found[m]))
-          for m in ("QSGD-5", "QSGD-9")),
-    ]  # fmt: skip
+        *(
+            ahead(one, f"{other} {where}", gain)
+            for (one, other), gain in zip(pairs, gains, strict=True)
+        ),
+        *(
+            near(
+                f"{m} is within {CLOSE:g} points of full precision {where}", paired(found[m], exact)
+            )
+            for m in ("ORQ-5", "ORQ-9")
+        ),
+        Claim(
+            "from 3 to 9 levels ORQ gains more accuracy than evenly spaced levels",
+            f"ORQ gains {Interval.of(ours)} points, they {Interval.of(theirs)}.",
+            (Comparison(ours - theirs),),
+        ),
+        *(
+            near(
+                f"ORQ-3 is within {CLOSE:g} points of {m} {where}", paired(found["ORQ-3"], found[m])
+            )
+            for m in ("QSGD-5", "QSGD-9")
+        ),
+    ]
     return [
         "## Fig. 3, Table 5: several workers",
         f"The paper's ImageNet experiments on the task of the other tables: {WORKERS} workers "

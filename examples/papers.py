@@ -52,8 +52,11 @@ def page() -> str:
     parts = [HEAD]
     for title, items in PAPERS.items():
         rows = [_row(item) for item in items]
-        table = ["| | what it says | here | verdict | command, or why not |",
-                 "| --- | --- | --- | --- | --- |", *rows]  # fmt: skip
+        table = [
+            "| | what it says | here | verdict | command, or why not |",
+            "| --- | --- | --- | --- | --- |",
+            *rows,
+        ]
         parts.append(f"## {title}\n\n" + "\n".join(table) + "\n")
     return "\n".join(parts)
 
@@ -83,8 +86,11 @@ def _found(item: Item) -> str:
 def verdicts_on(name: str, claims: Sequence[str]) -> list[str]:
     """Of the claims on a page whose text, before its figures, has a match of one of ``claims``."""
     text = (DOCS / name).read_text(encoding="utf-8")
-    return [word.lower() for word, claim in CLAIM.findall(text)
-            if any(re.search(each, claim.split(". ")[0]) for each in claims)]  # fmt: skip
+    return [
+        word.lower()
+        for word, claim in CLAIM.findall(text)
+        if any(re.search(each, claim.split(". ")[0]) for each in claims)
+    ]
 
 
 if __name__ == "__main__":

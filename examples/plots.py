@@ -58,8 +58,14 @@ def levels(axes: Axes, methods: list[Any]) -> None:
     # Numbers at the line's end tell what a log scale is hard to read for.
     if len(magnitudes[-1]) <= 8:
         for value in magnitudes[-1]:
-            axes.annotate(f"{value:.3g}", (places[-1], value), xytext=(7, 0),
-                          textcoords="offset points", va="center", fontsize=9)  # fmt: skip
+            axes.annotate(
+                f"{value:.3g}",
+                (places[-1], value),
+                xytext=(7, 0),
+                textcoords="offset points",
+                va="center",
+                fontsize=9,
+            )
     axes.set_yscale("log")
     axes.yaxis.set_major_formatter(PLAIN)
     axes.yaxis.set_minor_formatter(NullFormatter())

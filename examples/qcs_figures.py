@@ -71,8 +71,14 @@ def legend(figure: Figure, axes: Any, columns: int = 4) -> None:
     for each in axes:
         for handle, label in zip(*each.get_legend_handles_labels(), strict=True):
             found.setdefault(label, handle)
-    figure.legend(found.values(), found.keys(), loc="outside upper center", ncols=columns,
-                  fontsize=9, frameon=False)  # fmt: skip
+    figure.legend(
+        found.values(),
+        found.keys(),
+        loc="outside upper center",
+        ncols=columns,
+        fontsize=9,
+        frameon=False,
+    )
 
 
 def regression(runs: list[tuple[Any, Any]]) -> Figure:
@@ -81,8 +87,9 @@ def regression(runs: list[tuple[Any, Any]]) -> Figure:
     last = runs[0][0].steps
     for job, records in runs:
         rows = [row for row in records.rows if row["step"] == last]
-        axes[0].plot([r["rate"] for r in rows], [100 * r["converged"] for r in rows],
-                     **style(job.method))  # fmt: skip
+        axes[0].plot(
+            [r["rate"] for r in rows], [100 * r["converged"] for r in rows], **style(job.method)
+        )
         # Where most do not diverge: the paper's small step size, and twice it.
         for panel, rate in zip(axes[1:], (SLOW, 2 * SLOW), strict=True):
             rows = [r for r in records.rows if r["rate"] == rate]
@@ -129,11 +136,24 @@ def variance(rows: list[dict[str, Any]]) -> Figure:
         for name, order, label, colour, marker in lines:
             points = [r for r in rows if (r["method"], r["order"]) == (name, order)]
             gains = [r[f"gain_{source}"] for r in points]
-            panel.plot(gains, [r[source] for r in points], color=colour, marker=marker,
-                       markersize=4, linewidth=1.2, label=f"{label}: measured")  # fmt: skip
+            panel.plot(
+                gains,
+                [r[source] for r in points],
+                color=colour,
+                marker=marker,
+                markersize=4,
+                linewidth=1.2,
+                label=f"{label}: measured",
+            )
             if points[0]["bound"] is not None:
-                panel.plot(gains, [r["bound"] for r in points], color=colour, linewidth=1,
-                           linestyle=":", label=f"{label}: bound")  # fmt: skip
+                panel.plot(
+                    gains,
+                    [r["bound"] for r in points],
+                    color=colour,
+                    linewidth=1,
+                    linestyle=":",
+                    label=f"{label}: bound",
+                )
         panel.set_xscale("log")
         panel.set_yscale("log")
         panel.xaxis.set_major_formatter(PLAIN)
@@ -149,10 +169,20 @@ def errors(trajectories: list[Any]) -> Figure:
     figure, axes = panels(2)
     for panel, (title, methods) in zip(axes, FIG4.items(), strict=True):
         for name in methods:
-            rows = [r for records in trajectories for r in records.rows
-                    if r["panel"] == title and r["method"] == name]  # fmt: skip
-            panel.plot([r["accuracy"] for r in rows], [r["error"] for r in rows], ".",
-                       color=STYLES[name][0], label=name, markersize=6)  # fmt: skip
+            rows = [
+                r
+                for records in trajectories
+                for r in records.rows
+                if r["panel"] == title and r["method"] == name
+            ]
+            panel.plot(
+                [r["accuracy"] for r in rows],
+                [r["error"] for r in rows],
+                ".",
+                color=STYLES[name][0],
+                label=name,
+                markersize=6,
+            )
         panel.set_yscale("log")
         panel.set_ylim(0.1, 30)
         panel.yaxis.set_major_formatter(PLAIN)
@@ -170,8 +200,10 @@ def workers(runs: list[tuple[Any, Any]]) -> Figure:
         for method, shift in (("baseline", 0.95), ("QCS-1", 1.0), ("QCS-2", 1.05)):
             table = accuracies(runs, model, "SGD", method)
             mean = np.array([np.mean(values) for values in table.values()])
-            spread = [mean - [min(v) for v in table.values()],
-                      [max(v) for v in table.values()] - mean]  # fmt: skip
+            spread = [
+                mean - [min(v) for v in table.values()],
+                [max(v) for v in table.values()] - mean,
+            ]
             # Side by side, not on top of each other.
             at = [shift * count for count in table]
             panel.errorbar(at, mean, spread, capsize=3, marker="o", markersize=4, **style(method))
@@ -203,11 +235,16 @@ def convergence(runs: list[tuple[Any, Any]]) -> Figure:
     cases = [("fc", "SGD"), ("lenet", "SGD"), ("lenet", "Adam")]
     for panel, (model, optimizer) in zip(axes, cases, strict=True):
         for method in ("baseline", "QCS-1", "QCS-2"):
-            curves = [[(r["step"] + 1, 100 * r["validation_accuracy"]) for r in result.rows
-                       if r["validation_accuracy"] is not None]
-                      for job, result in runs if job.workers == 4
-                      and (job.model, job.optimizer, job.method) == (model, optimizer, method)
-                     ]  # fmt: skip
+            curves = [
+                [
+                    (r["step"] + 1, 100 * r["validation_accuracy"])
+                    for r in result.rows
+                    if r["validation_accuracy"] is not None
+                ]
+                for job, result in runs
+                if job.workers == 4
+                and (job.model, job.optimizer, job.method) == (model, optimizer, method)
+            ]
             points = np.mean(curves, axis=0)
             panel.plot(points[:, 0], points[:, 1], marker=".", **style(method))
         panel.set_title(f"{TITLES[model]}, {optimizer}, 4 workers", fontsize=10)

@@ -53,8 +53,12 @@ def printed_gain(order: int, measurements: int, quantizer_range: float) -> float
 
 def best_printed(order: int, gain: float) -> tuple[int, float]:
     """(k, Q) of least γ whose gain by Eq. 11 is at least ``gain``."""
-    pairs = [(k, q) for k in range(1, order + 1) for q in (0.5, *range(1, 128))
-             if printed_gain(order, k, q) >= gain]  # fmt: skip
+    pairs = [
+        (k, q)
+        for k in range(1, order + 1)
+        for q in (0.5, *range(1, 128))
+        if printed_gain(order, k, q) >= gain
+    ]
     return min(pairs, key=lambda pair: variance_bound(order, *pair))
 
 

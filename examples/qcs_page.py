@@ -40,40 +40,64 @@ def write_page(made: Made, page: Path, images: str) -> None:
 
 def _variance(of_seeds: list[list[dict[str, Any]]], images: str) -> Parts:
     rows = mean_rows(of_seeds)
-    shares = {kind: [_of_bound(of_seeds, i, source) for i, r in enumerate(rows)
-                     if r["method"] == kind for source in ("gaussian", "lenet")]
-              for kind in ("QCS", "QSGD")}  # fmt: skip
+    shares = {
+        kind: [
+            _of_bound(of_seeds, i, source)
+            for i, r in enumerate(rows)
+            if r["method"] == kind
+            for source in ("gaussian", "lenet")
+        ]
+        for kind in ("QCS", "QSGD")
+    }
     worst = {kind: max(each.mean() for each in found) for kind, found in shares.items()}
-    near = {name: _nearest(r for r in rows if r["method"] == name)
-            for name in ("QSGD", "QSGD L∞", "Sparse SGD")}  # fmt: skip
+    near = {
+        name: _nearest(r for r in rows if r["method"] == name)
+        for name in ("QSGD", "QSGD L∞", "Sparse SGD")
+    }
     errors = [_against_sparse(each) for each in of_seeds]
     gains = [gain for gain in errors[0] if all(gain in each for each in errors)]
     ratio = {g: np.log([each[g][1] / each[g][0] for each in errors]) for g in gains}
     told_errors = ", ".join(
         f"{gain:.0f}: {np.mean([each[gain][0] for each in errors]):.3g} | "
-        f"{np.mean([each[gain][1] for each in errors]):.3g}" for gain in gains
-    )  # fmt: skip
+        f"{np.mean([each[gain][1] for each in errors]):.3g}"
+        for gain in gains
+    )
     qcs = _nearest(r for r in rows if r["method"] == "QCS" and r["order"] == 512)
     bounds = near["QSGD"]["bound"] / qcs["bound"]
-    lines = [[name, str(r["order"]), f"{r['gain_lenet']:.1f}",
-              "" if r["bound"] is None else f"{r['bound']:.3g}",
-              f"{r['gaussian']:.3g}", f"{r['lenet']:.3g}"]
-             for name, r in {"QCS": qcs, **near}.items()]  # fmt: skip
+    lines = [
+        [
+            name,
+            str(r["order"]),
+            f"{r['gain_lenet']:.1f}",
+            "" if r["bound"] is None else f"{r['bound']:.3g}",
+            f"{r['gaussian']:.3g}",
+            f"{r['lenet']:.3g}",
+        ]
+        for name, r in {"QCS": qcs, **near}.items()
+    ]
     claims = [
-        Claim("the error is at most γ‖g‖² (Theorem 2)",
-              f"The largest mean is {worst['QCS']:.3f} of γ ({len(shares['QCS'])} settings and "
-              f"gradients); QSGD's is {worst['QSGD']:.3f} of its Lemma 3.1.",
-              tuple(Comparison(1 - each) for each in shares["QCS"])),
-        Claim("the bound is orders of magnitude below QSGD's (here: ten times)",
-              f"{qcs['bound']:.3g} against {near['QSGD']['bound']:.3g}, {bounds:.1f} times less, "
-              "near gain 20 and n = 512.", computed=bounds >= 10),
-    ]  # fmt: skip
+        Claim(
+            "the error is at most γ‖g‖² (Theorem 2)",
+            f"The largest mean is {worst['QCS']:.3f} of γ ({len(shares['QCS'])} settings and "
+            f"gradients); QSGD's is {worst['QSGD']:.3f} of its Lemma 3.1.",
+            tuple(Comparison(1 - each) for each in shares["QCS"]),
+        ),
+        Claim(
+            "the bound is orders of magnitude below QSGD's (here: ten times)",
+            f"{qcs['bound']:.3g} against {near['QSGD']['bound']:.3g}, {bounds:.1f} times less, "
+            "near gain 20 and n = 512.",
+            computed=bounds >= 10,
+        ),
+    ]
     if ratio:
-        claims.append(Claim(
-            "on LeNet's gradients the error is below Sparse SGD's at every gain",
-            f"n = 8192, Sparse SGD's error interpolated (gain: QCS | Sparse SGD): {told_errors}.",
-            tuple(Comparison(each) for each in ratio.values()),
-        ))  # fmt: skip
+        claims.append(
+            Claim(
+                "on LeNet's gradients the error is below Sparse SGD's at every gain",
+                "n = 8192, Sparse SGD's error interpolated (gain: QCS | Sparse SGD): "
+                f"{told_errors}.",
+                tuple(Comparison(each) for each in ratio.values()),
+            )
+        )
     return [
         "## Fig. 3: variance against gain",
         f"![variance against gain]({images}/qcs_variance.png)",
@@ -97,9 +121,10 @@ def _against_sparse(rows: list[dict[str, Any]]) -> dict[float, tuple[float, floa
     return {
         r["gain_lenet"]: (r["lenet"], float(np.exp(np.interp(log, gains, errors))))
         for r in rows
-        if r["method"] == "QCS" and r["order"] == 8192
+        if r["method"] == "QCS"
+        and r["order"] == 8192
         and gains[0] <= (log := np.log(r["gain_lenet"])) <= gains[-1]
-    }  # fmt: skip
+    }
 
 
 def _nearest(rows: Iterable[dict[str, Any]], gain: float = 20) -> dict[str, Any]:
@@ -112,22 +137,30 @@ def _errors(runs: list[tuple[Any, Any]], images: str) -> Parts:
     for panel, methods in FIG4.items():
         errors = {name: _by_seed(runs, panel, name) for name in methods}
         mean = {name: np.array([np.mean(each) for each in errors[name]]) for name in methods}
-        spread = {name: np.array([np.std(each) / np.mean(each) for each in errors[name]])
-                  for name in methods}  # fmt: skip
-        lines += [[panel, name, f"{mean[name].mean():.3g}", f"{100 * spread[name].mean():.1f}%"]
-                  for name in methods]  # fmt: skip
+        spread = {
+            name: np.array([np.std(each) / np.mean(each) for each in errors[name]])
+            for name in methods
+        }
+        lines += [
+            [panel, name, f"{mean[name].mean():.3g}", f"{100 * spread[name].mean():.1f}%"]
+            for name in methods
+        ]
         others = [name for name in methods if name != "QCS"]
         claims += [
-            Claim(f"{panel}: QCS's error is below QSGD's",
-                  f"{mean['QCS'].mean():.3g} against {mean['QSGD'].mean():.3g} (L2) and "
-                  f"{mean['QSGD L∞'].mean():.3g} (L∞).",
-                  tuple(Comparison(np.log(mean[m] / mean["QCS"])) for m in others)),
-            Claim(f"{panel}: it keeps closest to its mean",
-                  f"Standard deviation {100 * spread['QCS'].mean():.1f}% of the mean, QSGD "
-                  f"{100 * spread['QSGD'].mean():.1f}% (L2), "
-                  f"{100 * spread['QSGD L∞'].mean():.1f}% (L∞).",
-                  tuple(Comparison(spread[m] - spread["QCS"]) for m in others)),
-        ]  # fmt: skip
+            Claim(
+                f"{panel}: QCS's error is below QSGD's",
+                f"{mean['QCS'].mean():.3g} against {mean['QSGD'].mean():.3g} (L2) and "
+                f"{mean['QSGD L∞'].mean():.3g} (L∞).",
+                tuple(Comparison(np.log(mean[m] / mean["QCS"])) for m in others),
+            ),
+            Claim(
+                f"{panel}: it keeps closest to its mean",
+                f"Standard deviation {100 * spread['QCS'].mean():.1f}% of the mean, QSGD "
+                f"{100 * spread['QSGD'].mean():.1f}% (L2), "
+                f"{100 * spread['QSGD L∞'].mean():.1f}% (L∞).",
+                tuple(Comparison(spread[m] - spread["QCS"]) for m in others),
+            ),
+        ]
     job = runs[0][0]
     return [
         "## Fig. 4: relative error against accuracy",
@@ -142,8 +175,10 @@ def _errors(runs: list[tuple[Any, Any]], images: str) -> Parts:
 
 
 def _by_seed(runs: list[tuple[Any, Any]], panel: str, name: str) -> list[list[float]]:
-    return [[r["error"] for r in records.rows if (r["panel"], r["method"]) == (panel, name)]
-            for _, records in runs]  # fmt: skip
+    return [
+        [r["error"] for r in records.rows if (r["panel"], r["method"]) == (panel, name)]
+        for _, records in runs
+    ]
 
 
 def _training(runs: list[tuple[Any, Any]], images: str) -> Parts:
@@ -156,15 +191,25 @@ def _training(runs: list[tuple[Any, Any]], images: str) -> Parts:
     for model, optimizer in (("fc", "SGD"), ("lenet", "SGD"), ("lenet", "Adam")):
         found = {method: accuracies(runs, model, optimizer, method) for method in METHODS}
         ahead = {
-            method: {count: paired(values, found["baseline"][count])
-                     for count, values in found[method].items()}
-            for method in METHODS if method != "baseline"
-        }  # fmt: skip
+            method: {
+                count: paired(values, found["baseline"][count])
+                for count, values in found[method].items()
+            }
+            for method in METHODS
+            if method != "baseline"
+        }
         for count, values in found["baseline"].items():
-            lines.append([f"{TITLES[model]}, {optimizer}", str(count), f"{np.mean(values):.2f}",
-                          *(str(Interval.of(of[count])) for of in ahead.values())])  # fmt: skip
-        claims += [_near(f"{TITLES[model]}, {optimizer}", method, of) for method, of in
-                   ahead.items()]  # fmt: skip
+            lines.append(
+                [
+                    f"{TITLES[model]}, {optimizer}",
+                    str(count),
+                    f"{np.mean(values):.2f}",
+                    *(str(Interval.of(of[count])) for of in ahead.values()),
+                ]
+            )
+        claims += [
+            _near(f"{TITLES[model]}, {optimizer}", method, of) for method, of in ahead.items()
+        ]
     codecs = {method: make() for method, make in METHODS.items() if make is not None}
     settings = "; ".join(
         f"{name}: k = {codec.measurements}, Q = {codec.quantizer_range:g}, "

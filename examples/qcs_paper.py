@@ -35,12 +35,17 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--seeds", type=_positive, default=20, help="of each training run (20)")
     parser.add_argument("--steps", type=_positive, default=40, help="of a training run (40)")
     parser.add_argument("--workers", type=_positive, nargs="+", default=[1, 4, 16])
-    parser.add_argument("--repeats", type=_positive, default=40,
-                        help="regressions of each method and step size (40)")  # fmt: skip
+    parser.add_argument(
+        "--repeats",
+        type=_positive,
+        default=40,
+        help="regressions of each method and step size (40)",
+    )
     parser.add_argument("--regression-steps", type=_positive, default=300)
     parser.add_argument("--gains", type=_positive, nargs="+", default=GAINS, help="of Fig. 3's QCS")
-    parser.add_argument("--intervals", type=_positive, nargs="+", default=INTERVALS,
-                        help="of Fig. 3's QSGD")  # fmt: skip
+    parser.add_argument(
+        "--intervals", type=_positive, nargs="+", default=INTERVALS, help="of Fig. 3's QSGD"
+    )
     return parser
 
 

@@ -47,8 +47,11 @@ class Regression:
 
     @property
     def settings(self) -> dict[str, Any]:
-        return asdict(self) | {"rates": list(RATES), "codec": repr(codec_of(self.method)),
-                               "each_run": True}  # fmt: skip
+        return asdict(self) | {
+            "rates": list(RATES),
+            "codec": repr(codec_of(self.method)),
+            "each_run": True,
+        }
 
     def execute(self, folder: Path) -> None:
         """Make all runs, and write the records."""
@@ -111,8 +114,14 @@ def told(rate: float, step: int, ratio: torch.Tensor) -> dict[str, Any]:
     """A row, from the losses of all repeats; inf where they diverged."""
     low, median, high = (float(ratio.quantile(q)) for q in (0.25, 0.5, 0.75))
     share = float((ratio < CONVERGED).double().mean())
-    return {"rate": rate, "step": step, "low": low, "median": median, "high": high,
-            "converged": share}  # fmt: skip
+    return {
+        "rate": rate,
+        "step": step,
+        "low": low,
+        "median": median,
+        "high": high,
+        "converged": share,
+    }
 
 
 def losses(codec: Any, repeats: int, steps: int) -> Any:

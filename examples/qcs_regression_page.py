@@ -19,10 +19,15 @@ def regression(runs: list[tuple[Any, Any]], images: str) -> Parts:
     rows = []
     for name, records in by_name.items():
         steps, rate = fastest(records)
-        rows.append([
-            name, f"{records.settings['gain']:.1f}", f"{records.settings['error']:.2f}",
-            f"{widest(records):g}", "none" if steps is None else f"{steps} at {rate:g}",
-        ])  # fmt: skip
+        rows.append(
+            [
+                name,
+                f"{records.settings['gain']:.1f}",
+                f"{records.settings['error']:.2f}",
+                f"{widest(records):g}",
+                "none" if steps is None else f"{steps} at {rate:g}",
+            ]
+        )
     return [
         "## Fig. 2: linear regression",
         f"![share of runs that converge, and losses]({images}/qcs_regression.png)",
@@ -39,13 +44,21 @@ def regression(runs: list[tuple[Any, Any]], images: str) -> Parts:
         "maximum norm and Sparse SGD are better off with. *Eq. 11*: by the paper's account of "
         "bits, in which scales cost nothing, QSGD has gain 20.2 in buckets of 64, and QCS all 97 "
         "bits for codes.",
-        table(["method", "gain", "error on Gaussian", "largest step size at which half converge",
-               "fewest steps"], rows),
+        table(
+            [
+                "method",
+                "gain",
+                "error on Gaussian",
+                "largest step size at which half converge",
+                "fewest steps",
+            ],
+            rows,
+        ),
         _regression_claims(by_name),
         "A run's widest step size is the largest up to which it converges at every step size. Each "
         "method's best step size is chosen on the first half of the runs and compared on the "
         f"second. Runs that do not converge count as {job.steps + 1} steps.",
-    ]  # fmt: skip
+    ]
 
 
 def _regression_claims(by_name: dict[str, Any]) -> list[Claim]:
@@ -58,28 +71,44 @@ def _regression_claims(by_name: dict[str, Any]) -> list[Claim]:
 
     def wider(text: str, wide: str, narrow: list[str]) -> Claim:
         told = "; ".join(f"{name} {limits[name].mean():.3f}" for name in narrow)
-        return Claim(text, f"Means of the runs: {wide} {limits[wide].mean():.3f}; {told}.",
-                     tuple(Comparison(limits[wide] - limits[name]) for name in narrow))  # fmt: skip
+        return Claim(
+            text,
+            f"Means of the runs: {wide} {limits[wide].mean():.3f}; {told}.",
+            tuple(Comparison(limits[wide] - limits[name]) for name in narrow),
+        )
 
     def faster(text: str, own: str, slow: list[str]) -> Claim:
         told = "; ".join(f"{name} {fewest[name].mean():.0f}" for name in (own, *slow))
-        return Claim(text, f"Mean steps: {told}.",
-                     tuple(Comparison(fewest[name] - fewest[own]) for name in slow))  # fmt: skip
+        return Claim(
+            text,
+            f"Mean steps: {told}.",
+            tuple(Comparison(fewest[name] - fewest[own]) for name in slow),
+        )
 
     return [
         wider("compression narrows the range of step sizes", "baseline", others),
-        wider("QCS widens the range against QSGD and Sparse SGD, all with partitions of about n",
-              "QCS", same),
-        wider("it also does where all take larger partitions, QCS 320, the others all 3,200",
-              "QCS, n = 320", large),
+        wider(
+            "QCS widens the range against QSGD and Sparse SGD, all with partitions of about n",
+            "QCS",
+            same,
+        ),
+        wider(
+            "it also does where all take larger partitions, QCS 320, the others all 3,200",
+            "QCS, n = 320",
+            large,
+        ),
         wider("it also does by the paper's account of bits", "QCS, Eq. 11", printed),
-        faster("QCS is faster than QSGD and Sparse SGD at each one's best step size, with "
-               "partitions of about n", "QCS", same),
+        faster(
+            "QCS is faster than QSGD and Sparse SGD at each one's best step size, with "
+            "partitions of about n",
+            "QCS",
+            same,
+        ),
         faster("it is with larger partitions", "QCS, n = 320", large),
         faster("it is by the paper's account of bits", "QCS, Eq. 11", printed),
         _half_the_steps(by_name, "QCS", "QSGD", "all bits counted"),
         _half_the_steps(by_name, "QCS, Eq. 11", "QSGD, Eq. 11", "by the paper's account of bits"),
-    ]  # fmt: skip
+    ]
 
 
 def _steps_at(records: Any, rate: float) -> np.ndarray:

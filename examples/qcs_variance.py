@@ -128,8 +128,11 @@ class Trajectory:
 
     def execute(self, folder: Path) -> None:
         """Rows (step, accuracy, panel, method, error), every other step."""
-        codecs = {(panel, name): make() for panel, methods in FIG4.items()
-                  for name, make in methods.items()}  # fmt: skip
+        codecs = {
+            (panel, name): make()
+            for panel, methods in FIG4.items()
+            for name, make in methods.items()
+        }
         rows = []
         for step, flat, accuracy in trajectory(self.steps, self.seed, 2):
             if accuracy is None:
@@ -137,8 +140,15 @@ class Trajectory:
             for (panel, name), codec in codecs.items():
                 coded = codec.roundtrip(flat, stream_key(self.seed, 0, step, 0))
                 error = float((coded - flat).square().sum() / flat.square().sum())
-                rows.append({"step": step, "accuracy": accuracy, "panel": panel, "method": name,
-                             "error": error})  # fmt: skip
+                rows.append(
+                    {
+                        "step": step,
+                        "accuracy": accuracy,
+                        "panel": panel,
+                        "method": name,
+                        "error": error,
+                    }
+                )
         Records({"run": self.settings}, rows).write(self.path(folder))
 
 

@@ -167,10 +167,20 @@ def draw(epochs: list[Epoch], path: Path) -> None:
     left.set_ylabel("f(y) - f(x*)")
     sent = [epoch.bits for epoch in epochs[1:]]
     right.plot(places[1:], [b.coded / 1e3 for b in sent], "o-", color=MEASURED, label="Elias code")
-    right.plot(places[1:], [b.theorem / 1e3 for b in sent], "--", color=BOUND,
-               label="(F + 2.8 n)(T + 1) + F n")  # fmt: skip
-    right.plot(places[1:], [b.payloads / 1e3 for b in sent], ":", color=PACKED,
-               label="payloads, headers included")  # fmt: skip
+    right.plot(
+        places[1:],
+        [b.theorem / 1e3 for b in sent],
+        "--",
+        color=BOUND,
+        label="(F + 2.8 n)(T + 1) + F n",
+    )
+    right.plot(
+        places[1:],
+        [b.payloads / 1e3 for b in sent],
+        ":",
+        color=PACKED,
+        label="payloads, headers included",
+    )
     right.set_ylabel("kbit sent by a rank in an epoch")
     right.set_ylim(bottom=0)
     for axes in (left, right):

@@ -47,12 +47,17 @@ def measure() -> Records:
             codec.fit(flat)
             payload = codec.encode(flat, seed=draw)
             error = float((codec.decode(payload) - flat).double().square().sum())
-            rows.append({
-                "law": name, "delta": delta, "draw": draw,
-                "error": error / float(flat.double().square().sum()),
-                "bits": 8 * payload.numel() / flat.numel(), "bound": rate_bound(delta),
-                "blind": 0.5 * math.log2(2 * math.pi * math.e * (1 / delta**2 + 1 / 3)),
-            })  # fmt: skip
+            rows.append(
+                {
+                    "law": name,
+                    "delta": delta,
+                    "draw": draw,
+                    "error": error / float(flat.double().square().sum()),
+                    "bits": 8 * payload.numel() / flat.numel(),
+                    "bound": rate_bound(delta),
+                    "blind": 0.5 * math.log2(2 * math.pi * math.e * (1 / delta**2 + 1 / 3)),
+                }
+            )
     return Records({"coordinates": COORDINATES, "deltas": list(DELTAS)}, rows)
 
 
@@ -99,5 +104,7 @@ def _rows(records: Records, law: str, delta: float) -> list[Row]:
 
 def _mean(records: Records, law: str, delta: float) -> dict[str, float]:
     rows = _rows(records, law, delta)
-    return {name: float(np.mean([row[name] for row in rows]))
-            for name in ("error", "bits", "bound", "blind")}  # fmt: skip
+    return {
+        name: float(np.mean([row[name] for row in rows]))
+        for name in ("error", "bits", "bound", "blind")
+    }

@@ -81,8 +81,14 @@ def measure(stages: list[int], draws: int, limit: int | None) -> Records:
     for step, family in tqdm(cases, unit="scheme"):
         for codec, value in zip(family.members(), family.values or [None], strict=True):
             bits, errors, exact = measured(codec, gradients[step], draws)
-            point = {"step": step, "scheme": family.name, "unbiased": int(family.unbiased),
-                     "parameter": str(value), "bits": bits, "exact": int(exact)}  # fmt: skip
+            point = {
+                "step": step,
+                "scheme": family.name,
+                "unbiased": int(family.unbiased),
+                "parameter": str(value),
+                "bits": bits,
+                "exact": int(exact),
+            }
             rows += [point | {"draw": i, "error": error} for i, error in enumerate(errors)]
     return Records(_settings(stages, draws, limit), rows)
 

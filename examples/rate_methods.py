@@ -55,9 +55,14 @@ class Family:
 
 
 def _coded(
-    name: str, unbiased: bool, make: Callable, keyword: str | None, values: Sequence[Any],
-    codings: Sequence[str], **others: Any,
-) -> list[Family]:  # fmt: skip
+    name: str,
+    unbiased: bool,
+    make: Callable,
+    keyword: str | None,
+    values: Sequence[Any],
+    codings: Sequence[str],
+    **others: Any,
+) -> list[Family]:
     """The family with fixed width, and again with each lossless coder."""
     plain = Family(name, unbiased, make, keyword, values, others)
     again = [

@@ -22,21 +22,40 @@ from hvd_adaptive.simulate.records import Row
 LEAST, MOST = 1.2, 8.0
 SHOWN_BITS = (1.2, 2.0, 3.0, 4.0, 6.0, 8.0)
 COLOURS = {
-    "ECDQ": "#000000", "ALQ": "#0072b2", "ALQ with zero": "#56b4e9", "ALQ L∞ with zero": "#7a5fb5",
-    "AMQ": "#cc79a7", "NUQSGD": "#d55e00", "QSGD": "#8c564b", "QSGD L∞": "#e69f00",
-    "TernGrad, not clipped": "#bcbd22", "ORQ": "#009e73", "LinearQuantile": "#98d98e",
-    "NaturalCompression": "#17becf", "SparseSGD": "#7f7f7f", "QCS": "#d62728",
-    "TernGrad, clipped at 2.5 σ": "#bcbd22", "QCS, MMSE": "#d62728", "BinGrad": "#009e73",
-    "SignSGD": "#e377c2", "OneBitSGD": "#7f7f7f",
-}  # fmt: skip
+    "ECDQ": "#000000",
+    "ALQ": "#0072b2",
+    "ALQ with zero": "#56b4e9",
+    "ALQ L∞ with zero": "#7a5fb5",
+    "AMQ": "#cc79a7",
+    "NUQSGD": "#d55e00",
+    "QSGD": "#8c564b",
+    "QSGD L∞": "#e69f00",
+    "TernGrad, not clipped": "#bcbd22",
+    "ORQ": "#009e73",
+    "LinearQuantile": "#98d98e",
+    "NaturalCompression": "#17becf",
+    "SparseSGD": "#7f7f7f",
+    "QCS": "#d62728",
+    "TernGrad, clipped at 2.5 σ": "#bcbd22",
+    "QCS, MMSE": "#d62728",
+    "BinGrad": "#009e73",
+    "SignSGD": "#e377c2",
+    "OneBitSGD": "#7f7f7f",
+}
 LINES = {"Huffman": "--", "Elias": ":"}
 
 
 def draw(records: Records, path: Path) -> None:
     """One panel for each gradient; biased schemes hollow and without a line."""
     stages = list(dict.fromkeys(records.column("step")))
-    figure, axes = plt.subplots(1, len(stages), figsize=(5.2 * len(stages), 6.6), sharey=True,
-                                layout="constrained", squeeze=False)  # fmt: skip
+    figure, axes = plt.subplots(
+        1,
+        len(stages),
+        figsize=(5.2 * len(stages), 6.6),
+        sharey=True,
+        layout="constrained",
+        squeeze=False,
+    )
     for each, stage in zip(axes[0], stages, strict=True):
         for name, rows in _by_scheme(records.rows, stage).items():
             scheme, _, coding = (
@@ -45,11 +64,16 @@ def draw(records: Records, path: Path) -> None:
             points = _points(rows)
             unbiased = rows[0]["unbiased"]
             each.plot(
-                *zip(*points, strict=True), label=name, color=COLOURS[scheme], markersize=5,
+                *zip(*points, strict=True),
+                label=name,
+                color=COLOURS[scheme],
+                markersize=5,
                 linestyle=LINES.get(coding, "-") if unbiased else "none",
-                marker="o" if unbiased else "s", markerfacecolor=None if unbiased else "none",
-                linewidth=3 if scheme == "ECDQ" else 1.1, zorder=3 if scheme == "ECDQ" else 2,
-            )  # fmt: skip
+                marker="o" if unbiased else "s",
+                markerfacecolor=None if unbiased else "none",
+                linewidth=3 if scheme == "ECDQ" else 1.1,
+                zorder=3 if scheme == "ECDQ" else 2,
+            )
         each.set_xscale("log", base=2)
         each.set_yscale("log")
         each.xaxis.set_major_formatter(PLAIN)
@@ -102,9 +126,13 @@ def _how(records: Records) -> str:
 
 
 def _worst(records: Records) -> float:
-    draws = [each for stage in dict.fromkeys(records.column("step"))
-             for rows in _by_scheme(records.rows, stage).values()
-             for _, each in _draws(rows) if len(each) > 1]  # fmt: skip
+    draws = [
+        each
+        for stage in dict.fromkeys(records.column("step"))
+        for rows in _by_scheme(records.rows, stage).values()
+        for _, each in _draws(rows)
+        if len(each) > 1
+    ]
     errors = [np.std(each, ddof=1) / np.sqrt(len(each)) / np.mean(each) for each in draws]
     return float(max(errors, default=0.0))
 

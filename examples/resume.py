@@ -30,8 +30,13 @@ def main(words: list[str] | None = None) -> dict[str, Any]:
     parser.add_argument("--steps", type=int, default=120)
     parser.add_argument("--stop-after", type=int, metavar="STEP", help="as a signal would")
     parser.add_argument("--save-interval", type=int, default=50, metavar="STEPS")
-    parser.add_argument("--checkpoint", type=Path, default=Path("resume"), metavar="PREFIX",
-                        help="of the files' names (resume)")  # fmt: skip
+    parser.add_argument(
+        "--checkpoint",
+        type=Path,
+        default=Path("resume"),
+        metavar="PREFIX",
+        help="of the files' names (resume)",
+    )
     parser.add_argument("--batch-size", type=int, default=32, help="of each rank (32)")
     parser.add_argument("--lr", type=float, default=0.02)
     parser.add_argument("--seed", type=int, default=42)

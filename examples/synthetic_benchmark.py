@@ -55,8 +55,10 @@ def main(words: list[str] | None = None) -> dict[str, float]:
         compression.report()
 
     parameters = sum(p.numel() for p in model.parameters())
-    say(f"Model: {args.model}, {parameters:,} parameters\nBatch size: {args.batch_size}\n"
-        f"Ranks: {hvd.size()} on {device.type}\nCompression: {args.compression}")  # fmt: skip
+    say(
+        f"Model: {args.model}, {parameters:,} parameters\nBatch size: {args.batch_size}\n"
+        f"Ranks: {hvd.size()} on {device.type}\nCompression: {args.compression}"
+    )
     timeit.timeit(benchmark_step, number=args.num_warmup_batches)
     rates = []
     for place in range(args.num_iters):
@@ -68,10 +70,12 @@ def main(words: list[str] | None = None) -> dict[str, float]:
     optimizer.step()
     sent = compression.report()["wire_bytes"]
     mean, deviation = statistics.mean(rates), statistics.pstdev(rates)
-    say(f"Img/sec per rank: {mean:.1f} +-{1.96 * deviation:.1f}\n"
+    say(
+        f"Img/sec per rank: {mean:.1f} +-{1.96 * deviation:.1f}\n"
         f"Total img/sec on {hvd.size()} rank(s): {hvd.size() * mean:.1f} "
         f"+-{1.96 * hvd.size() * deviation:.1f}\n"
-        f"Bytes sent by a rank in a step: {sent:,.0f}")  # fmt: skip
+        f"Bytes sent by a rank in a step: {sent:,.0f}"
+    )
     return {"images_per_second": hvd.size() * mean, "wire_bytes": sent, "parameters": parameters}
 
 

@@ -20,14 +20,30 @@ logger = logging.getLogger("hvd_adaptive")
 
 # Keywords that hold as long as the compressor does.
 FIXED = (
-    "named_parameters", "process_set", "schedule", "table", "update_steps", "grad_scaler",
+    "named_parameters",
+    "process_set",
+    "schedule",
+    "table",
+    "update_steps",
+    "grad_scaler",
     "monitor",
-)  # fmt: skip
+)
 # Where no others change, neither does what tables are fitted to.
-TABLES_STAY = frozenset((
-    "exchange", "second_stage_bits", "ranks_per_node", "fusion_bytes", "in_flight_bytes", "seed",
-    "samples", "warmup_steps", "min_numel", "tail", "checksum",
-))  # fmt: skip
+TABLES_STAY = frozenset(
+    (
+        "exchange",
+        "second_stage_bits",
+        "ranks_per_node",
+        "fusion_bytes",
+        "in_flight_bytes",
+        "seed",
+        "samples",
+        "warmup_steps",
+        "min_numel",
+        "tail",
+        "checksum",
+    )
+)
 
 
 class Changing:

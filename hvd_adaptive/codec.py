@@ -27,9 +27,18 @@ logger = logging.getLogger("hvd_adaptive")
 
 # What a receiver must find equal, in the order in which differences are told.
 _CHECKED = (
-    "scheme", "alphabet", "bucket_size", "coding", "settings", "table_version",
-    "table_fingerprint", "coordinates", "full", "dtype", "layout",
-)  # fmt: skip
+    "scheme",
+    "alphabet",
+    "bucket_size",
+    "coding",
+    "settings",
+    "table_version",
+    "table_fingerprint",
+    "coordinates",
+    "full",
+    "dtype",
+    "layout",
+)
 
 # A payload, with its header where that has been read.
 Received = torch.Tensor | payloads.Arrived
@@ -178,8 +187,9 @@ class Codec(ABC):
             self._warn_of_copies(
                 "%s without triton: gradients on %s are copied to the host and encoded there, "
                 "payloads copied back, which takes longer than the codes save on fast networks",
-                type(self).__name__, device.type,
-            )  # fmt: skip
+                type(self).__name__,
+                device.type,
+            )
 
     def is_on_host(self, device: torch.device) -> bool:
         """Whether tensors on ``device`` are copied to the host and encoded there."""

@@ -63,8 +63,11 @@ class Residuals:
         if self._loaded and self._place not in (None, (rank, size)):
             logger.warning(
                 "error feedback starts from zero: its residuals were saved by rank %d of %d, and "
-                "this is rank %d of %d", *self._place, rank, size,
-            )  # fmt: skip
+                "this is rank %d of %d",
+                *self._place,
+                rank,
+                size,
+            )
             self._loaded = {}
         self._place = rank, size
         self._scale = 1.0 if self.scaler is None else float(self.scaler.get_scale())
@@ -154,8 +157,12 @@ class Residuals:
                 "error_feedback=%g: the measured relative error was %.3g, and not below %.3g for "
                 "%d steps: unless the quantiser is biased, residuals grow without bound; "
                 "error_feedback=%.2g, 1/(1 + error), keeps them smallest",
-                self.weight, relative_error, limit, PATIENCE, best,
-            )  # fmt: skip
+                self.weight,
+                relative_error,
+                limit,
+                PATIENCE,
+                best,
+            )
             self._warned = True
 
     def state_dict(self) -> dict[str, Any]:
@@ -209,8 +216,10 @@ class Residuals:
             logger.warning(
                 "error feedback starts from zero for %d parameters that are gone, of another shape "
                 "or no longer quantised: %s%s",
-                len(lost), ", ".join(sorted(lost)[:3]), " ..." if len(lost) > 3 else "",
-            )  # fmt: skip
+                len(lost),
+                ", ".join(sorted(lost)[:3]),
+                " ..." if len(lost) > 3 else "",
+            )
 
 
 def check_residuals(state: Mapping[str, Any]) -> None:

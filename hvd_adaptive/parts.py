@@ -25,9 +25,15 @@ NOT_AGAIN = np.zeros(1)
 # They tell of parts, or of training, which the compressor sees to for all its parts; some of them
 # can be read only once.
 NOT_PASSED_ON = (
-    "scope", "parameter_bits", "named_parameters", "process_set", "update_steps", "schedule",
-    "grad_scaler", "monitor",
-)  # fmt: skip
+    "scope",
+    "parameter_bits",
+    "named_parameters",
+    "process_set",
+    "update_steps",
+    "schedule",
+    "grad_scaler",
+    "monitor",
+)
 
 
 def passed_on(keywords: Mapping[str, Any]) -> dict[str, Any]:

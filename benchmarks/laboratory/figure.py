@@ -33,9 +33,13 @@ def draw(results: list[Result], arguments: Mapping[str, Any], path: str) -> None
         axes.barh(place, result.median, xerr=spread, color=COLOURS[kind], label=kind)
         megabytes = result.mean("sent_bytes") / 1e6
         axes.annotate(
-            f"{result.median:.3f} s, {megabytes:.1f} MB", (high, place), (4, 0),
-            textcoords="offset points", va="center", fontsize="x-small",
-        )  # fmt: skip
+            f"{result.median:.3f} s, {megabytes:.1f} MB",
+            (high, place),
+            (4, 0),
+            textcoords="offset points",
+            va="center",
+            fontsize="x-small",
+        )
     axes.set_yticks(range(len(shown)), [r.method.label for r in shown], fontsize="x-small")
     axes.set_xlabel("seconds per exchange (median, quartiles); bytes that a host sends")
     per_host = arguments.get("ranks_per_host", 1)

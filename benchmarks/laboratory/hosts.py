@@ -27,8 +27,13 @@ LOCK = Path("/run/hvdlab.lock")
 FOLDER = Path("/run/hvdlab")  # what runs on the hosts writes here
 INSIDE = Path(__file__).resolve().parent / "bin" / "inside"
 # What hosts take, and Debian's packages that bring it.
-PROGRAMS = {"ip": "iproute2", "tc": "iproute2", "unshare": "util-linux", "mount": "mount",
-            "hostname": "hostname"}  # fmt: skip
+PROGRAMS = {
+    "ip": "iproute2",
+    "tc": "iproute2",
+    "unshare": "util-linux",
+    "mount": "mount",
+    "hostname": "hostname",
+}
 FILES = Path("/etc/netns")  # `ip netns exec` lays FILES/NAME/hosts over /etc/hosts
 MOST_HOSTS = 64
 BURST, LATENCY = "512kb", "50ms"

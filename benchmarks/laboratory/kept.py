@@ -23,8 +23,11 @@ def measured(
     ValueError where the file was written under other conditions, or is none of ours.
     """
     conditions = {
-        "hosts": hosts, "rate": rate, "cores": len(os.sched_getaffinity(0)), **asdict(settings),
-    }  # fmt: skip
+        "hosts": hosts,
+        "rate": rate,
+        "cores": len(os.sched_getaffinity(0)),
+        **asdict(settings),
+    }
     found = _read(path, conditions) if path is not None and path.exists() else {}
     missing = [label for label in labels if label not in found]
     if missing:
@@ -33,8 +36,10 @@ def measured(
         for result in results:
             sent = result.mean("sent_bytes") if result.seconds else None
             found[result.method.label] = {
-                "seconds": result.seconds, "sent": sent, "trouble": result.trouble,
-            }  # fmt: skip
+                "seconds": result.seconds,
+                "sent": sent,
+                "trouble": result.trouble,
+            }
         if path is not None:
             whole = {label: own for label, own in found.items() if own["trouble"] is None}
             write_json(path, {"conditions": conditions, "found": whole})

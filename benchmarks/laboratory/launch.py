@@ -37,9 +37,13 @@ def _mpirun(addresses: list[str], per_host: int) -> list[str]:
 
 def _horovodrun(addresses: list[str], per_host: int) -> list[str]:
     return [
-        _program("horovodrun"), "--gloo", *_ranks(addresses, per_host),
-        "--network-interface", INTERFACE, "--disable-cache",
-    ]  # fmt: skip
+        _program("horovodrun"),
+        "--gloo",
+        *_ranks(addresses, per_host),
+        "--network-interface",
+        INTERFACE,
+        "--disable-cache",
+    ]
 
 
 def _ranks(addresses: list[str], per_host: int) -> list[str]:
@@ -78,14 +82,22 @@ def launch(hosts: Hosts, plan: dict[str, Any], seconds: float) -> dict[str, Any]
     (folder / "plan.json").write_text(json.dumps(plan), encoding="utf-8")
     command = [
         *LAUNCHERS[plan["backend"]](hosts.addresses, plan["ranks_per_host"]),
-        sys.executable, "-m", "laboratory.worker", str(folder / "plan.json"),
-    ]  # fmt: skip
+        sys.executable,
+        "-m",
+        "laboratory.worker",
+        str(folder / "plan.json"),
+    ]
     first = hosts.addresses[0]
     with (folder / "output.log").open("w", encoding="utf-8") as log:
         process = subprocess.Popen(
-            hosts.inside(first, command), env=_environment(first, folder), cwd=folder, stdout=log,
-            stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, start_new_session=True,
-        )  # fmt: skip
+            hosts.inside(first, command),
+            env=_environment(first, folder),
+            cwd=folder,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,
+        )
         try:
             code = _wait(process, seconds, folder)
         finally:

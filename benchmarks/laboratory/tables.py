@@ -51,9 +51,18 @@ def _exchange(results: list[Result], arguments: Mapping[str, Any]) -> Table:
     table = Table(title=title, caption="\n".join(conditions()), caption_justify="left")
     table.add_column("method", overflow="fold")
     for column in (
-        "seconds", "quartiles", "/ float32", "/ fastest\nfloat32", "/ float16", "sent MB",
-        "report()\nMB", "sent /\nreport()", "CPU s\na rank", "relative\nerror", "ranks\nequal",
-    ):  # fmt: skip
+        "seconds",
+        "quartiles",
+        "/ float32",
+        "/ fastest\nfloat32",
+        "/ float16",
+        "sent MB",
+        "report()\nMB",
+        "sent /\nreport()",
+        "CPU s\na rank",
+        "relative\nerror",
+        "ranks\nequal",
+    ):
         table.add_column(column, justify="right", no_wrap=True)
     medians = {result.method.label: result.median for result in results}
     float32 = [m for label, m in medians.items() if label.endswith("/none")]

@@ -37,9 +37,10 @@ EXIT_CODES = "exit status: 0 measured, 1 ranks could not be started or failed, 2
 def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add the command to the `hvd-adaptive` parser."""
     parser = commands.add_parser(
-        "bench", help="measure codecs on this machine, or exchanges between ranks",
+        "bench",
+        help="measure codecs on this machine, or exchanges between ranks",
         description="Measures codecs on this machine, or exchanges between ranks.",
-    )  # fmt: skip
+    )
     kinds = parser.add_subparsers(title="what to measure", metavar="KIND", required=True)
     _register_codec(kinds)
     _register_exchange(kinds)
@@ -49,10 +50,12 @@ def _register_codec(kinds: Any) -> None:
     from hvd_adaptive.coding.header import CODINGS
 
     parser = kinds.add_parser(
-        "codec", help="encode and decode against memcpy", description=CODEC,
+        "codec",
+        help="encode and decode against memcpy",
+        description=CODEC,
         epilog="exit status: 0 measured, 2 wrong arguments",
         formatter_class=argparse.RawDescriptionHelpFormatter,
-    )  # fmt: skip
+    )
     add = parser.add_argument
     add("--schemes", nargs="+", metavar="NAME", help="such as ALQ QSGD (default: all)")
     add("--bits", type=whole(2), nargs="+", default=list(range(2, 9)), help="of table schemes")
@@ -70,9 +73,12 @@ def _register_codec(kinds: Any) -> None:
 
 def _register_exchange(kinds: Any) -> None:
     parser = kinds.add_parser(
-        "exchange", help="an exchange of a model's gradients between ranks", description=EXCHANGE,
-        epilog=EXIT_CODES, formatter_class=argparse.RawDescriptionHelpFormatter,
-    )  # fmt: skip
+        "exchange",
+        help="an exchange of a model's gradients between ranks",
+        description=EXCHANGE,
+        epilog=EXIT_CODES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     add = parser.add_argument
     size = parser.add_mutually_exclusive_group()
     size.add_argument("--model", choices=MODELS, default="resnet18", help="default: %(default)s")
@@ -80,8 +86,12 @@ def _register_exchange(kinds: Any) -> None:
     add("--ranks", type=whole(1), default=2, help="default: %(default)s")
     add("--hosts", help="as mpirun's and horovodrun's -H take them: node1:4,node2:4")
     add("--launcher", choices=("mpi", "gloo"), help="mpirun or horovodrun --gloo (default: mpirun)")
-    add("--methods", nargs="+", metavar="METHOD",
-        help='float32, float16, or a scheme as in Python: "ALQ(bits=3, clip=2.5)"')  # fmt: skip
+    add(
+        "--methods",
+        nargs="+",
+        metavar="METHOD",
+        help='float32, float16, or a scheme as in Python: "ALQ(bits=3, clip=2.5)"',
+    )
     add("--steps", type=whole(2), default=10, help="timed, of each method (default: %(default)s)")
     add("--timeout", type=positive, default=600, help="seconds (default: %(default)s)")
     add("--json", action="store_true", help="print JSON")
@@ -103,11 +113,16 @@ def run_codec(arguments: argparse.Namespace, parser: argparse.ArgumentParser) ->
     if arguments.device == "cuda" and not torch.cuda.is_available():
         parser.error("--device cuda: torch sees no GPU here")
     options = codec.Options(
-        schemes=[names[name.lower()] for name in asked], bits=arguments.bits,
-        codings=arguments.codings, coordinates=arguments.coordinates, norm=arguments.norm,
-        bucket_size=arguments.bucket_size, rounds=arguments.rounds, threads=arguments.threads,
+        schemes=[names[name.lower()] for name in asked],
+        bits=arguments.bits,
+        codings=arguments.codings,
+        coordinates=arguments.coordinates,
+        norm=arguments.norm,
+        bucket_size=arguments.bucket_size,
+        rounds=arguments.rounds,
+        threads=arguments.threads,
         device=arguments.device,
-    )  # fmt: skip
+    )
     try:
         results = dict(codec.run(options))
     except ValueError as error:  # bits that a scheme does not take

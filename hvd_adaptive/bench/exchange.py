@@ -13,8 +13,12 @@ from hvd_adaptive.bench.ranks import Place, RanksError, run_ranks
 
 STOCK = {"float32": "none", "float16": "fp16"}
 DEFAULTS = (
-    "float32", "float16", "ALQ(bits=3)", "ALQ(bits=3, exchange='scatter_reduce')", "ECDQ(bits=2)",
-)  # fmt: skip
+    "float32",
+    "float16",
+    "ALQ(bits=3)",
+    "ALQ(bits=3, exchange='scatter_reduce')",
+    "ECDQ(bits=2)",
+)
 
 
 @dataclass(frozen=True)

@@ -57,9 +57,13 @@ def run_ranks(module: str, argument: Any, place: Place, seconds: float) -> list[
     command = [*launcher(place), sys.executable, "-m", module, json.dumps(argument)]
     with tempfile.TemporaryFile(mode="w+", errors="replace") as log:
         process = subprocess.Popen(
-            command, env=environment(place), stdout=log, stderr=subprocess.STDOUT,
-            stdin=subprocess.DEVNULL, start_new_session=True,
-        )  # fmt: skip
+            command,
+            env=environment(place),
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,
+        )
         try:
             code: int | None = process.wait(seconds)
         except subprocess.TimeoutExpired:

@@ -95,9 +95,24 @@ class Header(NamedTuple):
         if len(data) < SIZE:
             raise PayloadError(f"payload of {available} bytes is shorter than its header of {SIZE}")
         (
-            magic, version, dtype, coding, alphabet, checksum, scheme, coordinates, full,
-            bucket_size, table_version, table_fingerprint, key, layout, length, settings, reserved,
-        ) = _FIELDS.unpack_from(data)  # fmt: skip
+            magic,
+            version,
+            dtype,
+            coding,
+            alphabet,
+            checksum,
+            scheme,
+            coordinates,
+            full,
+            bucket_size,
+            table_version,
+            table_fingerprint,
+            key,
+            layout,
+            length,
+            settings,
+            reserved,
+        ) = _FIELDS.unpack_from(data)
         if magic != MAGIC:
             raise PayloadError(f"payload starts with {magic!r}, not {MAGIC!r}: not one of ours")
         if version != FORMAT:
@@ -108,9 +123,21 @@ class Header(NamedTuple):
         if length > available:
             raise PayloadError(f"payload is truncated: {available} of {length} bytes")
         return cls(
-            _name(scheme), DTYPES[dtype], CODING_NAMES[coding], alphabet, coordinates, full,
-            bucket_size, table_version, table_fingerprint, key, layout, length, settings, checksum,
-        )  # fmt: skip
+            _name(scheme),
+            DTYPES[dtype],
+            CODING_NAMES[coding],
+            alphabet,
+            coordinates,
+            full,
+            bucket_size,
+            table_version,
+            table_fingerprint,
+            key,
+            layout,
+            length,
+            settings,
+            checksum,
+        )
 
 
 def body_seed(packed: bytes) -> int:

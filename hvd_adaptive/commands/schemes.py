@@ -77,8 +77,11 @@ def _print_all(entries: list) -> None:
     out = console()
     for one in entries:
         proved = "no bound is proved" if one.bound is None else f"at most {one.bound:.3g}"
-        out.print(f"{one.name}({', '.join(_keyword(*pair) for pair in one.keywords.items())})",
-                  style="bold", markup=False)  # fmt: skip
+        out.print(
+            f"{one.name}({', '.join(_keyword(*pair) for pair in one.keywords.items())})",
+            style="bold",
+            markup=False,
+        )
         out.print(f"\n{one.documentation}\n", markup=False)
         out.print(
             f"Here, {one.call}: {one.bits:.3f} bits a coordinate, relative squared error "

@@ -12,8 +12,11 @@ Looks whether everything here goes together: torch, MPI, Horovod and what it was
 mpi4py, the compiled kernels; and lets two ranks on this machine exchange compressed gradients, by
 mpirun and by horovodrun --gloo. Says what to do where something is wrong."""
 EXIT_CODES = "exit status: 0 nothing is wrong, 1 there are problems, 2 wrong arguments"
-MARKS = {"fine": "[green]fine   [/green]", "note": "[yellow]note   [/yellow]",
-         "problem": "[bold red]problem[/bold red]"}  # fmt: skip
+MARKS = {
+    "fine": "[green]fine   [/green]",
+    "note": "[yellow]note   [/yellow]",
+    "problem": "[bold red]problem[/bold red]",
+}
 
 
 def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -43,8 +46,10 @@ def run(arguments: argparse.Namespace) -> int:
             findings.append(finding)
             if arguments.json:
                 continue
-            out.print(f"{MARKS[finding.status]} {escape(f'{finding.subject}: {finding.text}')}",
-                      soft_wrap=True)  # fmt: skip
+            out.print(
+                f"{MARKS[finding.status]} {escape(f'{finding.subject}: {finding.text}')}",
+                soft_wrap=True,
+            )
             for hint in finding.hints:
                 out.print(f"        what to do: {hint}", markup=False, soft_wrap=True)
     problems = sum(finding.status == "problem" for finding in findings)

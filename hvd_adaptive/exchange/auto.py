@@ -110,8 +110,11 @@ class Auto(Exchange):
         told = [f"{label} {1e3 * a:.2f} and {1e3 * b:.2f}" for label, (a, b) in seconds.items()]
         logger.info(
             "exchange='auto': over %d ranks groups of %d and %d coordinates take, in milliseconds: "
-            "%s", self.ranks, *SIZES, ", ".join(told),
-        )  # fmt: skip
+            "%s",
+            self.ranks,
+            *SIZES,
+            ", ".join(told),
+        )
 
     def forecast(self, coordinates: int) -> dict[str, float]:
         """Seconds of each candidate for a group of so many coordinates."""

@@ -98,8 +98,11 @@ def _choose(codec: GradientCompressor, ranks: int) -> int:
         logger.warning(
             "the second stage of exchange=%r over %d ranks adds %.2g times the first one's "
             "variance at 8 bits, and should add %.2g at most: second_stage_bits=32 adds none",
-            codec.settings.exchange, ranks, share, SHARE,
-        )  # fmt: skip
+            codec.settings.exchange,
+            ranks,
+            share,
+            SHARE,
+        )
     logger.debug("second stage of %r over %d ranks: %d bits", codec, ranks, bits)
     return bits
 

@@ -83,8 +83,13 @@ class Binding:
             self.name = self._claimed(self.layout.fingerprint ^ compressor.fingerprint ^ among)
             self._parameters = [by_name[member.name] for member in self.layout.members]
             self.prediction = Prediction(len(self._parameters))
-            logger.debug("%s: %d tensors in %d groups over %d ranks", self.name,
-                         len(members), len(self.layout.groups), self.world.size)  # fmt: skip
+            logger.debug(
+                "%s: %d tensors in %d groups over %d ranks",
+                self.name,
+                len(members),
+                len(self.layout.groups),
+                self.world.size,
+            )
             _warn_of_names(len(members) + len(self.layout.groups))
 
     def _set_up(self) -> None:
@@ -365,8 +370,10 @@ def _warn_of_names(count: int) -> None:
     if cached.isdecimal() and 0 < int(cached) < count:
         logger.warning(
             "%d gradients and groups are more than the %s names of Horovod's response cache: "
-            "raise HOROVOD_CACHE_CAPACITY, or each step negotiates them anew", count, cached,
-        )  # fmt: skip
+            "raise HOROVOD_CACHE_CAPACITY, or each step negotiates them anew",
+            count,
+            cached,
+        )
 
 
 _taken: Counter[str] = Counter()

@@ -167,8 +167,12 @@ class BucketSession:
             names = self.names.of(self._buckets, compressor.settings)
             binding.lay_out(self._buckets, names)
             self._world.forget_lengths()
-            logger.debug("%d buckets of DDP in %d groups over %d ranks", len(self._buckets),
-                         len(binding.layout.groups), self._world.size)  # fmt: skip
+            logger.debug(
+                "%d buckets of DDP in %d groups over %d ranks",
+                len(self._buckets),
+                len(binding.layout.groups),
+                self._world.size,
+            )
         if self._due is None:
             binding.prepare(compressor.step)
             self._due = compressor.update_due(compressor.step)
@@ -182,8 +186,11 @@ class BucketSession:
     def _exchange(self) -> None:
         """Fit tables, send what has not been sent, put averages into the buckets."""
         compressor, binding, step, world = (
-            self.compressor, self._binding, self._step, self._world,
-        )  # fmt: skip
+            self.compressor,
+            self._binding,
+            self._step,
+            self._world,
+        )
         step.factor = 1.0 / world.size
         binding.settle(step.layout, step.number, step.device)
         if self._due or compressor.second_due(step.number):

@@ -129,8 +129,9 @@ class WarnOfChanges:
                 "change is lost, or counts for this rank's share of the average only. Call "
                 "optimizer.synchronize() before gradients are clipped, unscaled or changed in "
                 "another way, then step in `with optimizer.skip_synchronize():`",
-                names[0], f" and {len(names) - 1} more" if names[1:] else "",
-            )  # fmt: skip
+                names[0],
+                f" and {len(names) - 1} more" if names[1:] else "",
+            )
 
 
 def _kind(dtype: torch.dtype, shape: Sequence[int]) -> str:

@@ -68,16 +68,29 @@ class Splitter:
         self._escaped = np.empty(size, np.int32)
 
     def __call__(
-        self, flat: torch.Tensor, steps: torch.Tensor, bucket_size: int, key: int, begin: int,
+        self,
+        flat: torch.Tensor,
+        steps: torch.Tensor,
+        bucket_size: int,
+        key: int,
+        begin: int,
         end: int,
-    ) -> tuple[list[np.ndarray], np.ndarray]:  # fmt: skip
+    ) -> tuple[list[np.ndarray], np.ndarray]:
         """Runs of symbols and escaped integers (int32), valid until the next call."""
         starts = _starts(self._runs)
         ends = starts.copy()
         count = _split(
-            flat.numpy(), steps.numpy(), bucket_size, np.uint64(key), begin, end,
-            np.int32(self.most), self._runs.reshape(-1), ends, self._escaped,
-        )  # fmt: skip
+            flat.numpy(),
+            steps.numpy(),
+            bucket_size,
+            np.uint64(key),
+            begin,
+            end,
+            np.int32(self.most),
+            self._runs.reshape(-1),
+            ends,
+            self._escaped,
+        )
         runs = [row[:n] for row, n in zip(self._runs, (ends - starts).tolist(), strict=True)]
         return runs, self._escaped[:count]
 
@@ -120,9 +133,17 @@ def add_runs(
     runs: uint8 or uint16 (classes, ...), whose rows begin with so many symbols as ``counts`` says.
     """
     return _add_runs(
-        runs.reshape(-1), _starts(runs), escaped, steps.numpy(), bucket_size, np.uint64(key),
-        begin, end, np.int32(most), out.numpy(),
-    )  # fmt: skip
+        runs.reshape(-1),
+        _starts(runs),
+        escaped,
+        steps.numpy(),
+        bucket_size,
+        np.uint64(key),
+        begin,
+        end,
+        np.int32(most),
+        out.numpy(),
+    )
 
 
 def _starts(runs: np.ndarray) -> np.ndarray:

@@ -73,9 +73,25 @@ def make_encoder(rule: int, depth: int, alphabet: int, digits: int, width: int):
 
     @jit
     def encode(
-        x, scales, words, sums, summed, bucket_size, linf, clip, stream,
-        start, gap, lower, ladder, thresholds, numbers, cells, corrections, tree,
-    ):  # fmt: skip
+        x,
+        scales,
+        words,
+        sums,
+        summed,
+        bucket_size,
+        linf,
+        clip,
+        stream,
+        start,
+        gap,
+        lower,
+        ladder,
+        thresholds,
+        numbers,
+        cells,
+        corrections,
+        tree,
+    ):
         codes, rows = np.empty(chunk, np.uint32), np.empty(QUARTER, np.uint32)
         acc, cell = np.empty(NORM_LANES, np.float32), np.empty(1, np.float32)
         rs, us = np.empty(chunk, np.float32), np.empty(chunk, np.float32)
@@ -125,26 +141,60 @@ def make_encoder(rule: int, depth: int, alphabet: int, digits: int, width: int):
                     )
                 elif rule == SEARCH:
                     cpu_quantize.search(
-                        run, inverse, steps, offset, high, start, gap, lower, cells, corrections,
-                        ladder, total, rs, us, part,
-                    )  # fmt: skip
+                        run,
+                        inverse,
+                        steps,
+                        offset,
+                        high,
+                        start,
+                        gap,
+                        lower,
+                        cells,
+                        corrections,
+                        ladder,
+                        total,
+                        rs,
+                        us,
+                        part,
+                    )
                 elif rule == PERMUTE:
                     done = permuted(
                         run, steps, part, inverse, offset, high, tree, ladder[0], total, depth
                     )
                     cpu_quantize.count_few(
-                        run[done:], inverse, steps[done:], offset, high, start, gap, ladder, total,
+                        run[done:],
+                        inverse,
+                        steps[done:],
+                        offset,
+                        high,
+                        start,
+                        gap,
+                        ladder,
+                        total,
                         part[done:],
-                    )  # fmt: skip
+                    )
                 elif rule == UNIFORM:
                     cpu_quantize.uniform(
                         run, inverse, steps, offset, high, numbers, ladder, total, part
                     )
                 else:
                     cpu_quantize.exponential(
-                        run, inverse, steps, offset, high, start, gap, lower, thresholds, numbers,
-                        ladder, total, rs, us, part,
-                    )  # fmt: skip
+                        run,
+                        inverse,
+                        steps,
+                        offset,
+                        high,
+                        start,
+                        gap,
+                        lower,
+                        thresholds,
+                        numbers,
+                        ladder,
+                        total,
+                        rs,
+                        us,
+                        part,
+                    )
                 if stop % chunk == 0:
                     store_chunk(
                         codes, stop // chunk - 1, chunk, chunk, alphabet, digits, width, rows, words

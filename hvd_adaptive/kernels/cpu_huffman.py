@@ -36,9 +36,16 @@ def decode(data: np.ndarray, bit: int, book: PrefixCode, symbols: np.ndarray) ->
     """See reference_huffman.decode."""
     size = symbols.itemsize
     end = _decode(
-        data, np.int64(bit), book.quick, book.lookup, np.int64(book.width),
-        book.pool(symbols.dtype), size, book.longest_copy * size, symbols.view(np.uint8),
-    )  # fmt: skip
+        data,
+        np.int64(bit),
+        book.quick,
+        book.lookup,
+        np.int64(book.width),
+        book.pool(symbols.dtype),
+        size,
+        book.longest_copy * size,
+        symbols.view(np.uint8),
+    )
     return int(end)
 
 
@@ -58,9 +65,17 @@ def decode_two(
     the same time."""
     size, both = symbols.itemsize, symbols.view(np.uint8)
     a, b = _decode_two(
-        first, second, book.quick, book.lookup, np.int64(book.width), book.pool(symbols.dtype),
-        size, book.longest_copy * size, both[0], both[1],
-    )  # fmt: skip
+        first,
+        second,
+        book.quick,
+        book.lookup,
+        np.int64(book.width),
+        book.pool(symbols.dtype),
+        size,
+        book.longest_copy * size,
+        both[0],
+        both[1],
+    )
     return int(a), int(b)
 
 

@@ -81,9 +81,17 @@ def permuted(typingctx, run, steps, part, inverse, offset, high, table, first, t
     """
     levels = depth.literal_value
     signature = types.int64(
-        run, steps, part, types.float32, types.uint32, types.uint32, table, types.uint32,
-        types.uint32, depth,
-    )  # fmt: skip
+        run,
+        steps,
+        part,
+        types.float32,
+        types.uint32,
+        types.uint32,
+        table,
+        types.uint32,
+        types.uint32,
+        depth,
+    )
 
     def codegen(context, builder, signature, args):
         arrays = arrays_of(context, builder, signature, args, 0, 1, 2, 6)

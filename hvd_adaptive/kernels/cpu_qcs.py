@@ -175,9 +175,20 @@ def _add_flipped(y, factor, stream, bucket, steps, out):
 
 @jit
 def _encode_run(
-    x, scales, codes, order, rows, size, columns, half_alphabet, per_norm, root, signs, dithers,
+    x,
+    scales,
+    codes,
+    order,
+    rows,
+    size,
+    columns,
+    half_alphabet,
+    per_norm,
+    root,
+    signs,
+    dithers,
     steps,
-):  # fmt: skip
+):
     y, total = np.empty(order, np.float32), np.empty(columns.shape[1], np.float32)
     acc, cell = np.empty(NORM_LANES, np.float32), np.empty(1, np.float32)
     for bucket in range(scales.size):

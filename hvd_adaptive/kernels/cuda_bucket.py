@@ -27,16 +27,36 @@ def round_codes(
     """See reference_bucket.round_codes."""
     alphabet = levels.shape[1]
     packing, state = packing_of(alphabet), (levels.contiguous(), alphabet)
-    pack(flat, words, bucket_size, packing, key, state, PREPARE=_scaling, CODE=_rounded,
-         RULE=_rounded, OPTIONS=(alphabet, _turn(packing)))  # fmt: skip
+    pack(
+        flat,
+        words,
+        bucket_size,
+        packing,
+        key,
+        state,
+        PREPARE=_scaling,
+        CODE=_rounded,
+        RULE=_rounded,
+        OPTIONS=(alphabet, _turn(packing)),
+    )
 
 
 def cut_codes(
     flat: torch.Tensor, cuts: torch.Tensor, words: torch.Tensor, bucket_size: int
 ) -> None:
     """See reference_bucket.cut_codes."""
-    pack(flat, words, bucket_size, packing_of(2), 0, (cuts.contiguous(),),
-         PREPARE=_cut, CODE=_side, RULE=_side, OPTIONS=())  # fmt: skip
+    pack(
+        flat,
+        words,
+        bucket_size,
+        packing_of(2),
+        0,
+        (cuts.contiguous(),),
+        PREPARE=_cut,
+        CODE=_side,
+        RULE=_side,
+        OPTIONS=(),
+    )
 
 
 def decode_add(
@@ -58,8 +78,9 @@ def decode_add(
     # Levels were made for each rank; side by side they do not cut runs of gathered words.
     rows = torch.stack([values for values, _ in payloads])
     pairs = [(row, words) for row, (_, words) in zip(rows, payloads, strict=True)]
-    unpack_add(pairs, bucket_size, packing, factor, out, True, (out,), VALUE=_level,
-               OPTIONS=(alphabet,))  # fmt: skip
+    unpack_add(
+        pairs, bucket_size, packing, factor, out, True, (out,), VALUE=_level, OPTIONS=(alphabet,)
+    )
 
 
 def _turn(packing: Packing) -> int:
@@ -83,9 +104,7 @@ def _scaling(bucket, there, state, OPTIONS: tl.constexpr):
 
 
 @triton.jit
-def _rounded(
-    v, counter, high, about, state, i, there, rule: tl.constexpr, OPTIONS: tl.constexpr
-):  # fmt: skip
+def _rounded(v, counter, high, about, state, i, there, rule: tl.constexpr, OPTIONS: tl.constexpr):
     """Gaps that the random number leaves below v."""
     # Few thresholds are one turn; of more the kernel is told the number, or compilers unroll all.
     TURN: tl.constexpr = OPTIONS[1]
@@ -112,9 +131,7 @@ def _cut(bucket, there, state, OPTIONS: tl.constexpr):
 
 
 @triton.jit
-def _side(
-    v, counter, high, about, state, i, there, rule: tl.constexpr, OPTIONS: tl.constexpr
-):  # fmt: skip
+def _side(v, counter, high, about, state, i, there, rule: tl.constexpr, OPTIONS: tl.constexpr):
     return (v >= about[0]).to(tl.uint32)
 
 

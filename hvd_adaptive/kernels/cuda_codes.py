@@ -25,17 +25,32 @@ def uniforms(coordinates: int, bucket_size: int, key: int, device: torch.device)
 
 @kernel
 def _uniforms_kernel(
-    n: tl.int64, bucket_size: tl.int64, magic: tl.int64, stream: tl.int64, out,
-    TILE: tl.constexpr, BUCKETS: tl.constexpr,
-):  # fmt: skip
+    n: tl.int64,
+    bucket_size: tl.int64,
+    magic: tl.int64,
+    stream: tl.int64,
+    out,
+    TILE: tl.constexpr,
+    BUCKETS: tl.constexpr,
+):
     i, there, bucket, place = own_place(n, bucket_size, magic, TILE, BUCKETS)
     tl.store(out + i, own_integer(stream, bucket, place).to(tl.float32), mask=there)
 
 
 def pack_bytes(codes: torch.Tensor, packing: Packing, words: torch.Tensor) -> None:
     """Codes (uint8, (n,)) become words (int32)."""
-    pack(codes, words, _ANY_BUCKET, packing, 0, (codes,), PREPARE=nothing, CODE=_itself,
-         RULE=_itself, OPTIONS=())  # fmt: skip
+    pack(
+        codes,
+        words,
+        _ANY_BUCKET,
+        packing,
+        0,
+        (codes,),
+        PREPARE=nothing,
+        CODE=_itself,
+        RULE=_itself,
+        OPTIONS=(),
+    )
 
 
 def unpack_bytes(words: torch.Tensor, packing: Packing, count: int) -> torch.Tensor:
@@ -46,9 +61,7 @@ def unpack_bytes(words: torch.Tensor, packing: Packing, count: int) -> torch.Ten
 
 
 @triton.jit
-def _itself(
-    v, counter, high, about, state, i, there, rule: tl.constexpr, OPTIONS: tl.constexpr
-):  # fmt: skip
+def _itself(v, counter, high, about, state, i, there, rule: tl.constexpr, OPTIONS: tl.constexpr):
     return v.to(tl.uint32)
 
 

@@ -74,11 +74,27 @@ def unpack_add(
     for first, count, (step, words_step) in regular_runs(payloads):
         last = first + count == len(payloads)
         launch(
-            _decode_kernel, -(-n // (tile * segments.coordinates)), out, *payloads[first], out, n,
-            bucket_size, magic(bucket_size), packing.words(n) // 16, count, step, words_step,
-            factor if last else 1.0, state, SEGMENTS=tile, ADD=add or first > 0,
-            BUCKETS=segments.buckets(bucket_size), OPTIONS=OPTIONS, **segments.constants, **scheme,
-        )  # fmt: skip
+            _decode_kernel,
+            -(-n // (tile * segments.coordinates)),
+            out,
+            *payloads[first],
+            out,
+            n,
+            bucket_size,
+            magic(bucket_size),
+            packing.words(n) // 16,
+            count,
+            step,
+            words_step,
+            factor if last else 1.0,
+            state,
+            SEGMENTS=tile,
+            ADD=add or first > 0,
+            BUCKETS=segments.buckets(bucket_size),
+            OPTIONS=OPTIONS,
+            **segments.constants,
+            **scheme,
+        )
 
 
 @triton.jit
@@ -95,12 +111,29 @@ def _values(table: KernelTable, device: torch.device) -> torch.Tensor:
 
 @kernel
 def _decode_kernel(
-    payload, words, out, n: tl.int64, bucket_size: tl.int64, magic: tl.int64, lane_words: tl.int64,
-    count: tl.int32, step: tl.int64, words_step: tl.int64, factor, state,
-    SEGMENTS: tl.constexpr, ADD: tl.constexpr, BUCKETS: tl.constexpr, FIXED: tl.constexpr,
-    ROWS: tl.constexpr, DIGITS: tl.constexpr, BASE: tl.constexpr, WIDTH: tl.constexpr,
-    VALUE: tl.constexpr, OPTIONS: tl.constexpr,
-):  # fmt: skip
+    payload,
+    words,
+    out,
+    n: tl.int64,
+    bucket_size: tl.int64,
+    magic: tl.int64,
+    lane_words: tl.int64,
+    count: tl.int32,
+    step: tl.int64,
+    words_step: tl.int64,
+    factor,
+    state,
+    SEGMENTS: tl.constexpr,
+    ADD: tl.constexpr,
+    BUCKETS: tl.constexpr,
+    FIXED: tl.constexpr,
+    ROWS: tl.constexpr,
+    DIGITS: tl.constexpr,
+    BASE: tl.constexpr,
+    WIDTH: tl.constexpr,
+    VALUE: tl.constexpr,
+    OPTIONS: tl.constexpr,
+):
     """A tile of segments for each program; the first payload's sections begin at ``payload`` and
     ``words``, the next ones ``step`` and ``words_step`` numbers behind."""
     thread = tl.arange(0, 16 * SEGMENTS)
@@ -109,27 +142,94 @@ def _decode_kernel(
     if FIXED:
         for k in tl.static_range(ROWS):
             _decode_row(
-                k, payload, words, out, segment, thread % 16, n, bucket, within, bucket_size, magic,
-                lane_words, count, step, words_step, factor, state,
-                ADD, BUCKETS, FIXED, ROWS, DIGITS, BASE, WIDTH, VALUE, OPTIONS,
-            )  # fmt: skip
+                k,
+                payload,
+                words,
+                out,
+                segment,
+                thread % 16,
+                n,
+                bucket,
+                within,
+                bucket_size,
+                magic,
+                lane_words,
+                count,
+                step,
+                words_step,
+                factor,
+                state,
+                ADD,
+                BUCKETS,
+                FIXED,
+                ROWS,
+                DIGITS,
+                BASE,
+                WIDTH,
+                VALUE,
+                OPTIONS,
+            )
     else:
         for k in range(ROWS):
             _decode_row(
-                k, payload, words, out, segment, thread % 16, n, bucket, within, bucket_size, magic,
-                lane_words, count, step, words_step, factor, state,
-                ADD, BUCKETS, FIXED, ROWS, DIGITS, BASE, WIDTH, VALUE, OPTIONS,
-            )  # fmt: skip
+                k,
+                payload,
+                words,
+                out,
+                segment,
+                thread % 16,
+                n,
+                bucket,
+                within,
+                bucket_size,
+                magic,
+                lane_words,
+                count,
+                step,
+                words_step,
+                factor,
+                state,
+                ADD,
+                BUCKETS,
+                FIXED,
+                ROWS,
+                DIGITS,
+                BASE,
+                WIDTH,
+                VALUE,
+                OPTIONS,
+            )
 
 
 @triton.jit
 def _decode_row(
-    k, payload, words, out, segment, lane, n, bucket, within, bucket_size, magic, lane_words, count,
-    step, words_step, factor, state,
-    ADD: tl.constexpr, BUCKETS: tl.constexpr, FIXED: tl.constexpr, ROWS: tl.constexpr,
-    DIGITS: tl.constexpr, BASE: tl.constexpr, WIDTH: tl.constexpr, VALUE: tl.constexpr,
+    k,
+    payload,
+    words,
+    out,
+    segment,
+    lane,
+    n,
+    bucket,
+    within,
+    bucket_size,
+    magic,
+    lane_words,
+    count,
+    step,
+    words_step,
+    factor,
+    state,
+    ADD: tl.constexpr,
+    BUCKETS: tl.constexpr,
+    FIXED: tl.constexpr,
+    ROWS: tl.constexpr,
+    DIGITS: tl.constexpr,
+    BASE: tl.constexpr,
+    WIDTH: tl.constexpr,
+    VALUE: tl.constexpr,
     OPTIONS: tl.constexpr,
-):  # fmt: skip
+):
     """Row k of all payloads, into ``out``."""
     left = coordinates_left(segment, n, 16 * ROWS * DIGITS)
     own_words = words_left(segment, lane_words, ROWS * WIDTH // 32)

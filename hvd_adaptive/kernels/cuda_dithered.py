@@ -54,10 +54,20 @@ class Shape:
         self, action: Any, programs: int, on: torch.Tensor, key: int, *args: Any, **constants: Any
     ) -> None:
         launch(
-            action, programs, on, self.n, self.bucket_size, magic(self.bucket_size), signed(key),
-            *args, TILE=self.tile, BUCKETS=buckets_on(self.bucket_size, self.tile),
-            SEGMENT=self.segment, CLASSES=self.classes, **constants,
-        )  # fmt: skip
+            action,
+            programs,
+            on,
+            self.n,
+            self.bucket_size,
+            magic(self.bucket_size),
+            signed(key),
+            *args,
+            TILE=self.tile,
+            BUCKETS=buckets_on(self.bucket_size, self.tile),
+            SEGMENT=self.segment,
+            CLASSES=self.classes,
+            **constants,
+        )
 
 
 @dataclass(frozen=True)
@@ -100,9 +110,16 @@ def counts_of(
     )
     checked = flag is not None
     shape.launch(
-        _counts_kernel, shape.tiles, steps, key, steps, counts, flag if checked else counts,
-        CHECK=checked, WRONG=IMPOSSIBLE_STEPS,
-    )  # fmt: skip
+        _counts_kernel,
+        shape.tiles,
+        steps,
+        key,
+        steps,
+        counts,
+        flag if checked else counts,
+        CHECK=checked,
+        WRONG=IMPOSSIBLE_STEPS,
+    )
     return counts
 
 
@@ -122,10 +139,20 @@ def ranks_of(usable, group):
 
 @kernel
 def _counts_kernel(
-    n: tl.int64, bucket_size: tl.int64, magic: tl.int64, stream: tl.int64, steps, counts, flag,
-    TILE: tl.constexpr, BUCKETS: tl.constexpr, SEGMENT: tl.constexpr, CLASSES: tl.constexpr,
-    CHECK: tl.constexpr, WRONG: tl.constexpr,
-):  # fmt: skip
+    n: tl.int64,
+    bucket_size: tl.int64,
+    magic: tl.int64,
+    stream: tl.int64,
+    steps,
+    counts,
+    flag,
+    TILE: tl.constexpr,
+    BUCKETS: tl.constexpr,
+    SEGMENT: tl.constexpr,
+    CLASSES: tl.constexpr,
+    CHECK: tl.constexpr,
+    WRONG: tl.constexpr,
+):
     """A tile for each program."""
     tile = tl.program_id(0).to(tl.int64)
     _i, there, bucket, place = place_of(tile, n, bucket_size, magic, TILE, BUCKETS)

@@ -85,30 +85,65 @@ def _add(
         for own, key, flag in zip(steps, keys, flags.split(1), strict=True)
     ]
     cuda_huffman.read(
-        bodies, shape.words, shape.segments, 2,
+        bodies,
+        shape.words,
+        shape.segments,
+        2,
         torch.cat([own.begins + k * shape.n for k, own in enumerate(runs)]),
-        torch.cat([own.counts for own in runs]), books, symbols.view(-1), flags,
-    )  # fmt: skip
+        torch.cat([own.counts for own in runs]),
+        books,
+        symbols.view(-1),
+        flags,
+    )
     for k, (body, key) in enumerate(zip(bodies, keys, strict=True)):
         size = 4 * (body.numel() - shape.words)
         escaped = torch.empty(size, dtype=torch.int32, device=out.device)
         found = torch.empty(shape.segments, dtype=torch.int32, device=out.device)
         launch(
-            _numbers_kernel, shape.segments, out, body, shape.words, size, shape.segments, escaped,
-            found, most, TILE=_TILE,
-        )  # fmt: skip
+            _numbers_kernel,
+            shape.segments,
+            out,
+            body,
+            shape.words,
+            size,
+            shape.segments,
+            escaped,
+            found,
+            most,
+            TILE=_TILE,
+        )
         shape.launch(
-            _add_kernel, shape.segments, out, key, body, shape.words, size, steps[k], runs[k].bases,
-            symbols[k], escaped, found, flags[k:], most, out, WIDTH=width,
+            _add_kernel,
+            shape.segments,
+            out,
+            key,
+            body,
+            shape.words,
+            size,
+            steps[k],
+            runs[k].bases,
+            symbols[k],
+            escaped,
+            found,
+            flags[k:],
+            most,
+            out,
+            WIDTH=width,
             FLAG=cuda_huffman.SEGMENT_FLAG,
-        )  # fmt: skip
+        )
 
 
 @kernel
 def _numbers_kernel(
-    words, head: tl.int64, size: tl.int64, segments: tl.int64, values, found, most: tl.int64,
+    words,
+    head: tl.int64,
+    size: tl.int64,
+    segments: tl.int64,
+    values,
+    found,
+    most: tl.int64,
     TILE: tl.constexpr,
-):  # fmt: skip
+):
     """The escaped integers of a segment for each program, and how many there are; -1 where they
     cannot be read. Those of a segment whose escapes begin at byte b begin at ``values + b``."""
     segment = tl.program_id(0).to(tl.int64)
@@ -143,11 +178,28 @@ def _numbers_kernel(
 
 @kernel
 def _add_kernel(
-    n: tl.int64, bucket_size: tl.int64, magic: tl.int64, stream: tl.int64, words, head: tl.int64,
-    size: tl.int64, steps, bases, symbols, values, found, flag, most: tl.int64, out,
-    TILE: tl.constexpr, BUCKETS: tl.constexpr, SEGMENT: tl.constexpr, CLASSES: tl.constexpr,
-    WIDTH: tl.constexpr, FLAG: tl.constexpr,
-):  # fmt: skip
+    n: tl.int64,
+    bucket_size: tl.int64,
+    magic: tl.int64,
+    stream: tl.int64,
+    words,
+    head: tl.int64,
+    size: tl.int64,
+    steps,
+    bases,
+    symbols,
+    values,
+    found,
+    flag,
+    most: tl.int64,
+    out,
+    TILE: tl.constexpr,
+    BUCKETS: tl.constexpr,
+    SEGMENT: tl.constexpr,
+    CLASSES: tl.constexpr,
+    WIDTH: tl.constexpr,
+    FLAG: tl.constexpr,
+):
     """A segment for each program."""
     segment = tl.program_id(0).to(tl.int64)
     segments = (n + SEGMENT - 1) // SEGMENT

@@ -57,9 +57,17 @@ def encode(
         fits = torch.zeros(1, dtype=torch.int64, device=flat.device)
         used = fits + width * shape.n
     shape.launch(
-        _integers_kernel, shape.tiles, flat, key, flat, steps, fits, words,
-        filled[4 * shape.words :], WIDTH=width,
-    )  # fmt: skip
+        _integers_kernel,
+        shape.tiles,
+        flat,
+        key,
+        flat,
+        steps,
+        fits,
+        words,
+        filled[4 * shape.words :],
+        WIDTH=width,
+    )
     if filled is not body:
         body.copy_(filled[: body.numel()])
     return Later(used + 4 * shape.words)
@@ -99,9 +107,18 @@ def _put_segments(
     cuda_huffman.write(symbols, runs.begins, runs.counts, places, fits, data, books)
     offsets = starts[:, 1:] + escapes.cumsum(1) - escapes
     shape.launch(
-        _escapes_kernel, shape.tiles, flat, key, flat, steps, escapes, offsets, fits,
-        data.view(torch.uint8), code.most,
-    )  # fmt: skip
+        _escapes_kernel,
+        shape.tiles,
+        flat,
+        key,
+        flat,
+        steps,
+        escapes,
+        offsets,
+        fits,
+        data.view(torch.uint8),
+        code.most,
+    )
     return fits, torch.where(fits > 0, used, width * shape.n)
 
 
@@ -119,7 +136,7 @@ def _number(q, most):
 @triton.jit
 def _quantized_tile(
     tile, n, bucket_size, magic, stream, x, steps, TILE: tl.constexpr, BUCKETS: tl.constexpr
-):  # fmt: skip
+):
     """Of a tile's coordinates: their places, which there are, their dithers, steps and integers."""
     i, there, bucket, place = place_of(tile, n, bucket_size, magic, TILE, BUCKETS)
     negative, m = dither(stream, bucket, place)
@@ -130,10 +147,21 @@ def _quantized_tile(
 
 @kernel
 def _split_kernel(
-    n: tl.int64, bucket_size: tl.int64, magic: tl.int64, stream: tl.int64, x, steps, bases, symbols,
-    escapes, most: tl.int64, TILE: tl.constexpr, BUCKETS: tl.constexpr, SEGMENT: tl.constexpr,
+    n: tl.int64,
+    bucket_size: tl.int64,
+    magic: tl.int64,
+    stream: tl.int64,
+    x,
+    steps,
+    bases,
+    symbols,
+    escapes,
+    most: tl.int64,
+    TILE: tl.constexpr,
+    BUCKETS: tl.constexpr,
+    SEGMENT: tl.constexpr,
     CLASSES: tl.constexpr,
-):  # fmt: skip
+):
     """A tile for each program: its symbols to its segment's runs, and the bytes of its escapes."""
     tile = tl.program_id(0).to(tl.int64)
     _i, _there, m, step, q = _quantized_tile(
@@ -153,10 +181,22 @@ def _split_kernel(
 
 @kernel
 def _escapes_kernel(
-    n: tl.int64, bucket_size: tl.int64, magic: tl.int64, stream: tl.int64, x, steps, escapes,
-    offsets, fits, out, most: tl.int64, TILE: tl.constexpr, BUCKETS: tl.constexpr,
-    SEGMENT: tl.constexpr, CLASSES: tl.constexpr,
-):  # fmt: skip
+    n: tl.int64,
+    bucket_size: tl.int64,
+    magic: tl.int64,
+    stream: tl.int64,
+    x,
+    steps,
+    escapes,
+    offsets,
+    fits,
+    out,
+    most: tl.int64,
+    TILE: tl.constexpr,
+    BUCKETS: tl.constexpr,
+    SEGMENT: tl.constexpr,
+    CLASSES: tl.constexpr,
+):
     """A tile for each program: the bytes of its escapes, where there are any and segments fit."""
     tile = tl.program_id(0).to(tl.int64)
     if (tl.load(fits) != 0) & (tl.load(escapes + tile) > 0):
@@ -172,10 +212,21 @@ def _escapes_kernel(
 
 @kernel
 def _integers_kernel(
-    n: tl.int64, bucket_size: tl.int64, magic: tl.int64, stream: tl.int64, x, steps, fits, kind,
-    out, TILE: tl.constexpr, BUCKETS: tl.constexpr, SEGMENT: tl.constexpr, CLASSES: tl.constexpr,
+    n: tl.int64,
+    bucket_size: tl.int64,
+    magic: tl.int64,
+    stream: tl.int64,
+    x,
+    steps,
+    fits,
+    kind,
+    out,
+    TILE: tl.constexpr,
+    BUCKETS: tl.constexpr,
+    SEGMENT: tl.constexpr,
+    CLASSES: tl.constexpr,
     WIDTH: tl.constexpr,
-):  # fmt: skip
+):
     """A tile for each program: its integers, where segments do not fit."""
     tile = tl.program_id(0).to(tl.int64)
     if tl.load(fits) == 0:

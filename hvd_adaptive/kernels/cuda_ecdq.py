@@ -82,9 +82,16 @@ def _size(m):
 
 @kernel
 def _quantize_kernel(
-    n: tl.int64, bucket_size: tl.int64, magic: tl.int64, stream: tl.int64, x, steps, q,
-    TILE: tl.constexpr, BUCKETS: tl.constexpr,
-):  # fmt: skip
+    n: tl.int64,
+    bucket_size: tl.int64,
+    magic: tl.int64,
+    stream: tl.int64,
+    x,
+    steps,
+    q,
+    TILE: tl.constexpr,
+    BUCKETS: tl.constexpr,
+):
     i, there, bucket, place = own_place(n, bucket_size, magic, TILE, BUCKETS)
     negative, m = dither(stream, bucket, place)
     step = tl.load(steps + bucket, mask=there, other=0.0)
@@ -94,9 +101,16 @@ def _quantize_kernel(
 
 @kernel
 def _add_kernel(
-    n: tl.int64, bucket_size: tl.int64, magic: tl.int64, stream: tl.int64, q, steps, out,
-    TILE: tl.constexpr, BUCKETS: tl.constexpr,
-):  # fmt: skip
+    n: tl.int64,
+    bucket_size: tl.int64,
+    magic: tl.int64,
+    stream: tl.int64,
+    q,
+    steps,
+    out,
+    TILE: tl.constexpr,
+    BUCKETS: tl.constexpr,
+):
     i, there, bucket, place = own_place(n, bucket_size, magic, TILE, BUCKETS)
     negative, m = dither(stream, bucket, place)
     step = tl.load(steps + bucket, mask=there, other=0.0)

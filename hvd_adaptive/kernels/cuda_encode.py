@@ -63,11 +63,22 @@ def encode(
         load = scales.numel() / multiprocessors(flat.device)
         warps = next((warps for least, warps in _WARPS_OF_FEW if load < least), 1)
         launch(
-            _fused_kernel, scales.numel(), flat, flat, words, flat.numel(), bucket_size,
-            table.packing.words(flat.numel()) // 16, signed(key), state, num_warps=warps,
-            SEGMENTS=2 * warps, LINF=norm == "linf", **scheme,
+            _fused_kernel,
+            scales.numel(),
+            flat,
+            flat,
+            words,
+            flat.numel(),
+            bucket_size,
+            table.packing.words(flat.numel()) // 16,
+            signed(key),
+            state,
+            num_warps=warps,
+            SEGMENTS=2 * warps,
+            LINF=norm == "linf",
+            **scheme,
             **segments_of(table.packing).constants,
-        )  # fmt: skip
+        )
         return
     fill_norms(flat, bucket_size, norm, None if clip is None else limits, scales)
     scheme["PREPARE"] = cuda_quantize.prepare
@@ -90,20 +101,48 @@ def pack(
     segments, n = segments_of(packing), flat.numel()
     tile = 2 * WARPS
     launch(
-        _pack_kernel, -(-n // (tile * segments.coordinates)), flat, flat, words, n, bucket_size,
-        -(-n // bucket_size), magic(bucket_size), packing.words(n) // 16, signed(key), state,
-        SEGMENTS=tile, BUCKETS=segments.buckets(bucket_size), **segments.constants, **scheme,
-    )  # fmt: skip
+        _pack_kernel,
+        -(-n // (tile * segments.coordinates)),
+        flat,
+        flat,
+        words,
+        n,
+        bucket_size,
+        -(-n // bucket_size),
+        magic(bucket_size),
+        packing.words(n) // 16,
+        signed(key),
+        state,
+        SEGMENTS=tile,
+        BUCKETS=segments.buckets(bucket_size),
+        **segments.constants,
+        **scheme,
+    )
 
 
 @kernel
 def _pack_kernel(
-    x, words, n: tl.int64, bucket_size: tl.int64, buckets: tl.int64, magic: tl.int64,
-    lane_words: tl.int64, stream: tl.int64, state,
-    SEGMENTS: tl.constexpr, BUCKETS: tl.constexpr, FIXED: tl.constexpr, ROWS: tl.constexpr,
-    DIGITS: tl.constexpr, BASE: tl.constexpr, WIDTH: tl.constexpr,
-    PREPARE: tl.constexpr, CODE: tl.constexpr, RULE: tl.constexpr, OPTIONS: tl.constexpr,
-):  # fmt: skip
+    x,
+    words,
+    n: tl.int64,
+    bucket_size: tl.int64,
+    buckets: tl.int64,
+    magic: tl.int64,
+    lane_words: tl.int64,
+    stream: tl.int64,
+    state,
+    SEGMENTS: tl.constexpr,
+    BUCKETS: tl.constexpr,
+    FIXED: tl.constexpr,
+    ROWS: tl.constexpr,
+    DIGITS: tl.constexpr,
+    BASE: tl.constexpr,
+    WIDTH: tl.constexpr,
+    PREPARE: tl.constexpr,
+    CODE: tl.constexpr,
+    RULE: tl.constexpr,
+    OPTIONS: tl.constexpr,
+):
     """A tile of segments for each program."""
     thread = tl.arange(0, 16 * SEGMENTS)
     segment = tl.program_id(0).to(tl.int64) * SEGMENTS + thread // 16
@@ -111,19 +150,54 @@ def _pack_kernel(
     of_first = _about(bucket, within, buckets, stream, state, PREPARE, OPTIONS)
     of_next = _about(bucket + 1, within - bucket_size, buckets, stream, state, PREPARE, OPTIONS)
     _pack_tile(
-        x, words, segment, thread % 16, n, bucket, within, of_first, of_next, bucket_size, buckets,
-        magic, lane_words, stream, state,
-        BUCKETS, FIXED, ROWS, DIGITS, BASE, WIDTH, PREPARE, CODE, RULE, OPTIONS,
-    )  # fmt: skip
+        x,
+        words,
+        segment,
+        thread % 16,
+        n,
+        bucket,
+        within,
+        of_first,
+        of_next,
+        bucket_size,
+        buckets,
+        magic,
+        lane_words,
+        stream,
+        state,
+        BUCKETS,
+        FIXED,
+        ROWS,
+        DIGITS,
+        BASE,
+        WIDTH,
+        PREPARE,
+        CODE,
+        RULE,
+        OPTIONS,
+    )
 
 
 @kernel
 def _fused_kernel(
-    x, words, n: tl.int64, bucket_size: tl.int64, lane_words: tl.int64, stream: tl.int64, state,
-    SEGMENTS: tl.constexpr, LINF: tl.constexpr, FIXED: tl.constexpr, ROWS: tl.constexpr,
-    DIGITS: tl.constexpr, BASE: tl.constexpr, WIDTH: tl.constexpr,
-    CODE: tl.constexpr, RULE: tl.constexpr, OPTIONS: tl.constexpr,
-):  # fmt: skip
+    x,
+    words,
+    n: tl.int64,
+    bucket_size: tl.int64,
+    lane_words: tl.int64,
+    stream: tl.int64,
+    state,
+    SEGMENTS: tl.constexpr,
+    LINF: tl.constexpr,
+    FIXED: tl.constexpr,
+    ROWS: tl.constexpr,
+    DIGITS: tl.constexpr,
+    BASE: tl.constexpr,
+    WIDTH: tl.constexpr,
+    CODE: tl.constexpr,
+    RULE: tl.constexpr,
+    OPTIONS: tl.constexpr,
+):
     """A bucket for each program: its norm, then its codes, a tile of segments at a time."""
     bucket = tl.program_id(0).to(tl.int64)
     size = tl.minimum(n - bucket * bucket_size, bucket_size)
@@ -140,10 +214,32 @@ def _fused_kernel(
         segment = tl.where(within < bucket_size, (bucket * bucket_size + within) // 512, 1 << 50)
         of_bucket = (within.to(tl.uint32) * COUNTER + low, high, about)
         _pack_tile(
-            x, words, segment, thread % 16, n, bucket, within, of_bucket, of_bucket, bucket_size,
-            bucket, bucket, lane_words, stream, state,
-            ALIGNED, FIXED, ROWS, DIGITS, BASE, WIDTH, CODE, CODE, RULE, OPTIONS,
-        )  # fmt: skip
+            x,
+            words,
+            segment,
+            thread % 16,
+            n,
+            bucket,
+            within,
+            of_bucket,
+            of_bucket,
+            bucket_size,
+            bucket,
+            bucket,
+            lane_words,
+            stream,
+            state,
+            ALIGNED,
+            FIXED,
+            ROWS,
+            DIGITS,
+            BASE,
+            WIDTH,
+            CODE,
+            CODE,
+            RULE,
+            OPTIONS,
+        )
 
 
 @triton.jit
@@ -153,9 +249,7 @@ def nothing(bucket, there, state, OPTIONS: tl.constexpr):
 
 
 @triton.jit
-def _about(
-    bucket, within, buckets, stream, state, PREPARE: tl.constexpr, OPTIONS: tl.constexpr
-):  # fmt: skip
+def _about(bucket, within, buckets, stream, state, PREPARE: tl.constexpr, OPTIONS: tl.constexpr):
     """Of buckets: the counter of the coordinate ``-within`` places behind their first (uint32), the
     high key, and what PREPARE gives."""
     low, high = bucket_key(stream, bucket)
@@ -165,12 +259,32 @@ def _about(
 
 @triton.jit
 def _pack_tile(
-    x, words, segment, lane, n, bucket, within, of_first, of_next, bucket_size, buckets, magic,
-    lane_words, stream, state,
-    BUCKETS: tl.constexpr, FIXED: tl.constexpr, ROWS: tl.constexpr, DIGITS: tl.constexpr,
-    BASE: tl.constexpr, WIDTH: tl.constexpr, PREPARE: tl.constexpr, CODE: tl.constexpr,
-    RULE: tl.constexpr, OPTIONS: tl.constexpr,
-):  # fmt: skip
+    x,
+    words,
+    segment,
+    lane,
+    n,
+    bucket,
+    within,
+    of_first,
+    of_next,
+    bucket_size,
+    buckets,
+    magic,
+    lane_words,
+    stream,
+    state,
+    BUCKETS: tl.constexpr,
+    FIXED: tl.constexpr,
+    ROWS: tl.constexpr,
+    DIGITS: tl.constexpr,
+    BASE: tl.constexpr,
+    WIDTH: tl.constexpr,
+    PREPARE: tl.constexpr,
+    CODE: tl.constexpr,
+    RULE: tl.constexpr,
+    OPTIONS: tl.constexpr,
+):
     """The words of lanes (int32) of segments (int64), row by row: a lane's bits are gathered in 64
     bits, of which the lower word leaves when it is full."""
     WORDS: tl.constexpr = ROWS * WIDTH // 32
@@ -183,10 +297,30 @@ def _pack_tile(
         full = ()
         for k in tl.static_range(ROWS):
             unit = _unit(
-                k, x, segment, left, lane, bucket, within, of_first, of_next, bucket_size, buckets,
-                magic, stream, state,
-                BUCKETS, FIXED, ROWS, DIGITS, BASE, PREPARE, CODE, RULE, OPTIONS,
-            )  # fmt: skip
+                k,
+                x,
+                segment,
+                left,
+                lane,
+                bucket,
+                within,
+                of_first,
+                of_next,
+                bucket_size,
+                buckets,
+                magic,
+                stream,
+                state,
+                BUCKETS,
+                FIXED,
+                ROWS,
+                DIGITS,
+                BASE,
+                PREPARE,
+                CODE,
+                RULE,
+                OPTIONS,
+            )
             bits = bits | (unit.to(tl.uint64) << (k * WIDTH % 32))
             if k * WIDTH % 32 + WIDTH >= 32:
                 full = full + (bits,)
@@ -197,10 +331,30 @@ def _pack_tile(
     else:
         for k in range(ROWS):
             unit = _unit(
-                k, x, segment, left, lane, bucket, within, of_first, of_next, bucket_size, buckets,
-                magic, stream, state,
-                BUCKETS, FIXED, ROWS, DIGITS, BASE, PREPARE, CODE, RULE, OPTIONS,
-            )  # fmt: skip
+                k,
+                x,
+                segment,
+                left,
+                lane,
+                bucket,
+                within,
+                of_first,
+                of_next,
+                bucket_size,
+                buckets,
+                magic,
+                stream,
+                state,
+                BUCKETS,
+                FIXED,
+                ROWS,
+                DIGITS,
+                BASE,
+                PREPARE,
+                CODE,
+                RULE,
+                OPTIONS,
+            )
             word, shift = k * WIDTH // 32, k * WIDTH % 32
             bits = bits | (unit.to(tl.uint64) << shift)
             value = bits.to(tl.uint32).to(tl.int32, bitcast=True)
@@ -211,12 +365,30 @@ def _pack_tile(
 
 @triton.jit
 def _unit(
-    k, x, segment, left, lane, bucket, within, of_first, of_next, bucket_size, buckets, magic,
-    stream, state,
-    BUCKETS: tl.constexpr, FIXED: tl.constexpr, ROWS: tl.constexpr, DIGITS: tl.constexpr,
-    BASE: tl.constexpr, PREPARE: tl.constexpr, CODE: tl.constexpr, RULE: tl.constexpr,
+    k,
+    x,
+    segment,
+    left,
+    lane,
+    bucket,
+    within,
+    of_first,
+    of_next,
+    bucket_size,
+    buckets,
+    magic,
+    stream,
+    state,
+    BUCKETS: tl.constexpr,
+    FIXED: tl.constexpr,
+    ROWS: tl.constexpr,
+    DIGITS: tl.constexpr,
+    BASE: tl.constexpr,
+    PREPARE: tl.constexpr,
+    CODE: tl.constexpr,
+    RULE: tl.constexpr,
     OPTIONS: tl.constexpr,
-):  # fmt: skip
+):
     """The unit of row k, from its last digit to its first; coordinates that are not there are 0."""
     unit = tl.zeros(segment.shape, tl.uint32)
     for digit in tl.static_range(DIGITS):
@@ -232,9 +404,14 @@ def _unit(
                 of_own = _chosen(over > 0, of_next, of_first)
             else:
                 of_own = _about(
-                    bucket + over, within - over * bucket_size, buckets, stream, state,
-                    PREPARE, OPTIONS,
-                )  # fmt: skip
+                    bucket + over,
+                    within - over * bucket_size,
+                    buckets,
+                    stream,
+                    state,
+                    PREPARE,
+                    OPTIONS,
+                )
         counter = place.to(tl.uint32) * COUNTER + of_own[0]
         code = CODE(v, counter, of_own[1], of_own[2], state, i, there, RULE, OPTIONS)
         unit = unit * BASE + tl.where(there, code, 0)

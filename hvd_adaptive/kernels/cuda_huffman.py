@@ -69,9 +69,15 @@ def tables(books: tuple[PrefixCode, ...], dtype: torch.dtype, device: torch.devi
     symbols = np.concatenate(pools)
     pool = on_device(symbols if kind.itemsize == 1 else symbols.view(np.int16), device)
     return Tables(
-        len(books), books[0].alphabet, steps, ends, quick_words, lookup, pool,
+        len(books),
+        books[0].alphabet,
+        steps,
+        ends,
+        quick_words,
+        lookup,
+        pool,
         on_device(places, device),
-    )  # fmt: skip
+    )
 
 
 def lengths(
@@ -115,10 +121,25 @@ def _walk(
 ) -> None:
     total = begins.numel()
     launch(
-        _walk_kernel, -(-total // _LANES), runs, runs, begins, counts, at, wanted, out,
-        books.steps, books.ends, books.places, total, books.alphabet,
-        CLASSES=books.books, WRITE=WRITE, LANES=_LANES, num_warps=1,
-    )  # fmt: skip
+        _walk_kernel,
+        -(-total // _LANES),
+        runs,
+        runs,
+        begins,
+        counts,
+        at,
+        wanted,
+        out,
+        books.steps,
+        books.ends,
+        books.places,
+        total,
+        books.alphabet,
+        CLASSES=books.books,
+        WRITE=WRITE,
+        LANES=_LANES,
+        num_warps=1,
+    )
 
 
 def read(
@@ -144,11 +165,30 @@ def read(
     first, lanes = streams[0].data_ptr(), len(streams) * segments
     facts = torch.tensor([[s.data_ptr() - first, 4 * s.numel()] for s in streams], device="cpu")
     launch(
-        _read_kernel, -(-lanes // _LANES), runs, streams[0], from_host(facts, runs.device), begins,
-        counts, runs, flags, books.quick, books.lookup, books.pool, books.places, lanes, segments,
-        head, CLASSES=books.books, ENDS=ends, FLAG=SEGMENT_FLAG, COPIED=_COPIED, TURNS=_TURNS,
-        LANES=_LANES, num_warps=1,
-    )  # fmt: skip
+        _read_kernel,
+        -(-lanes // _LANES),
+        runs,
+        streams[0],
+        from_host(facts, runs.device),
+        begins,
+        counts,
+        runs,
+        flags,
+        books.quick,
+        books.lookup,
+        books.pool,
+        books.places,
+        lanes,
+        segments,
+        head,
+        CLASSES=books.books,
+        ENDS=ends,
+        FLAG=SEGMENT_FLAG,
+        COPIED=_COPIED,
+        TURNS=_TURNS,
+        LANES=_LANES,
+        num_warps=1,
+    )
 
 
 @triton.jit
@@ -168,9 +208,21 @@ def _put(code, length, buffer, fill, word, fresh):
 
 @kernel
 def _walk_kernel(
-    runs, begins, counts, at, wanted, out, steps, ends, tables, total: tl.int64,
-    alphabet: tl.int64, CLASSES: tl.constexpr, WRITE: tl.constexpr, LANES: tl.constexpr,
-):  # fmt: skip
+    runs,
+    begins,
+    counts,
+    at,
+    wanted,
+    out,
+    steps,
+    ends,
+    tables,
+    total: tl.int64,
+    alphabet: tl.int64,
+    CLASSES: tl.constexpr,
+    WRITE: tl.constexpr,
+    LANES: tl.constexpr,
+):
     """A run for each lane. out: the stream's words or, where nothing is written, bits of runs."""
     run = tl.program_id(0).to(tl.int64) * LANES + tl.arange(0, LANES)
     there = run < total
@@ -243,10 +295,26 @@ def segment_ends(words, origin, size, segment, segments, there, ENDS: tl.constex
 
 @kernel
 def _read_kernel(
-    words, facts, begins, counts, runs, flags, quick, lookup, pool, tables, lanes: tl.int64,
-    segments: tl.int64, head: tl.int64, CLASSES: tl.constexpr, ENDS: tl.constexpr,
-    FLAG: tl.constexpr, COPIED: tl.constexpr, TURNS: tl.constexpr, LANES: tl.constexpr,
-):  # fmt: skip
+    words,
+    facts,
+    begins,
+    counts,
+    runs,
+    flags,
+    quick,
+    lookup,
+    pool,
+    tables,
+    lanes: tl.int64,
+    segments: tl.int64,
+    head: tl.int64,
+    CLASSES: tl.constexpr,
+    ENDS: tl.constexpr,
+    FLAG: tl.constexpr,
+    COPIED: tl.constexpr,
+    TURNS: tl.constexpr,
+    LANES: tl.constexpr,
+):
     """A segment for each lane. facts: int64 (streams, 2), distances from the first stream and
     sizes, in bytes."""
     lane = tl.program_id(0).to(tl.int64) * LANES + tl.arange(0, LANES)

@@ -80,9 +80,15 @@ def largest_clamped_bits(v, limit, total):
 
 @triton.jit
 def norms_of(
-    x, begin, size, longest, limit,
-    BUCKETS: tl.constexpr, LINF: tl.constexpr, CLIP: tl.constexpr,
-):  # fmt: skip
+    x,
+    begin,
+    size,
+    longest,
+    limit,
+    BUCKETS: tl.constexpr,
+    LINF: tl.constexpr,
+    CLIP: tl.constexpr,
+):
     """Norms (BUCKETS, 1) of buckets: see reference.bucket_norms. limit: of |v|, where CLIP."""
     if LINF:
         bits = tl.zeros((BUCKETS, 32), tl.int32)

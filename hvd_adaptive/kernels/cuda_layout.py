@@ -82,9 +82,15 @@ def coordinates_left(segment, n, SIZE: tl.constexpr):
 
 @triton.jit
 def coordinate(
-    k, digit, segment, left, lane,
-    FIXED: tl.constexpr, ROWS: tl.constexpr, DIGITS: tl.constexpr,
-):  # fmt: skip
+    k,
+    digit,
+    segment,
+    left,
+    lane,
+    FIXED: tl.constexpr,
+    ROWS: tl.constexpr,
+    DIGITS: tl.constexpr,
+):
     """Of a digit of row k: its place in the segment (int32) and in the tensor (int64), and whether
     it is there."""
     if FIXED:

@@ -35,9 +35,19 @@ def orq_levels(
     ordered, norms = _ordered(flat, bucket_size), bucket_norms(flat, bucket_size, "linf")
     out = flat.new_empty(norms.numel(), levels)
     launch(
-        _orq_kernel, norms.numel(), flat, ordered, norms, out, flat.numel(), bucket_size, levels,
-        sweeps, ROOM=max(32, triton.next_power_of_2(levels)), num_warps=1,
-    )  # fmt: skip
+        _orq_kernel,
+        norms.numel(),
+        flat,
+        ordered,
+        norms,
+        out,
+        flat.numel(),
+        bucket_size,
+        levels,
+        sweeps,
+        ROOM=max(32, triton.next_power_of_2(levels)),
+        num_warps=1,
+    )
     return out
 
 
@@ -249,9 +259,15 @@ def _at(places, index, k):
 
 @kernel
 def _orq_kernel(
-    x, norms, out, n: tl.int64, bucket_size: tl.int64, levels: tl.int32, sweeps: tl.int32,
+    x,
+    norms,
+    out,
+    n: tl.int64,
+    bucket_size: tl.int64,
+    levels: tl.int32,
+    sweeps: tl.int32,
     ROOM: tl.constexpr,
-):  # fmt: skip
+):
     """See reference_levels.orq_levels; x: the buckets' coordinates in order. ROOM: a power of two,
     not below ``levels``; places are kept in registers."""
     bucket, begin, size = _own_bucket(n, bucket_size)

@@ -32,8 +32,18 @@ def encode(
 ) -> None:
     """See reference_natural.encode."""
     state = (bucket_norms(flat, bucket_size, "linf"), exponents)
-    pack(flat, words, bucket_size, SIGNS, key, state, PREPARE=_broken, CODE=_round, RULE=_round,
-         OPTIONS=())  # fmt: skip
+    pack(
+        flat,
+        words,
+        bucket_size,
+        SIGNS,
+        key,
+        state,
+        PREPARE=_broken,
+        CODE=_round,
+        RULE=_round,
+        OPTIONS=(),
+    )
 
 
 def decode_add(
@@ -56,9 +66,7 @@ def _broken(bucket, there, state, OPTIONS: tl.constexpr):
 
 
 @triton.jit
-def _round(
-    v, counter, high, about, state, i, there, rule: tl.constexpr, OPTIONS: tl.constexpr
-):  # fmt: skip
+def _round(v, counter, high, about, state, i, there, rule: tl.constexpr, OPTIONS: tl.constexpr):
     """Sign bits; stores the exponents."""
     bits = v.to(tl.uint32, bitcast=True)
     up = integer24(counter, high) < ((bits << 1) & 0xFFFFFF).to(tl.int32)

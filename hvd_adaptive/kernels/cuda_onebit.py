@@ -18,10 +18,29 @@ from hvd_adaptive.kernels.reference_onebit import SIDES
 def encode(flat: torch.Tensor, means: torch.Tensor, words: torch.Tensor, bucket_size: int) -> None:
     """See reference_onebit.encode."""
     count = means.shape[0]
-    launch(_means_kernel, -(-count // WARPS), flat, flat, means, flat.numel(), bucket_size, count,
-           BUCKETS=WARPS)  # fmt: skip
-    pack(flat, words, bucket_size, SIDES, 0, (flat,), PREPARE=nothing, CODE=_side, RULE=_side,
-         OPTIONS=())  # fmt: skip
+    launch(
+        _means_kernel,
+        -(-count // WARPS),
+        flat,
+        flat,
+        means,
+        flat.numel(),
+        bucket_size,
+        count,
+        BUCKETS=WARPS,
+    )
+    pack(
+        flat,
+        words,
+        bucket_size,
+        SIDES,
+        0,
+        (flat,),
+        PREPARE=nothing,
+        CODE=_side,
+        RULE=_side,
+        OPTIONS=(),
+    )
 
 
 @kernel
@@ -53,7 +72,5 @@ def _add_sides(v, state, sums):
 
 
 @triton.jit
-def _side(
-    v, counter, high, about, state, i, there, rule: tl.constexpr, OPTIONS: tl.constexpr
-):  # fmt: skip
+def _side(v, counter, high, about, state, i, there, rule: tl.constexpr, OPTIONS: tl.constexpr):
     return tl.where(v < 0, 0, 1).to(tl.uint32)

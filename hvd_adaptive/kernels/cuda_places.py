@@ -21,9 +21,18 @@ def for_each(
     """Launch ``action(n, bucket_size, magic, stream, *args, TILE, BUCKETS, **constants)`` on tiles
     of ``n`` coordinates on the device of ``on``."""
     launch(
-        action, -(-n // _TILE), on, n, bucket_size, magic(bucket_size), signed(key), *args,
-        TILE=_TILE, BUCKETS=buckets_on(bucket_size, _TILE), **constants,
-    )  # fmt: skip
+        action,
+        -(-n // _TILE),
+        on,
+        n,
+        bucket_size,
+        magic(bucket_size),
+        signed(key),
+        *args,
+        TILE=_TILE,
+        BUCKETS=buckets_on(bucket_size, _TILE),
+        **constants,
+    )
 
 
 def buckets_on(bucket_size: int, tile: int) -> int:

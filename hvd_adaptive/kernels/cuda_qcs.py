@@ -111,9 +111,17 @@ def _projected(x: torch.Tensor, run: Run, signs: int) -> torch.Tensor:
     w = torch.empty(run.codes, dtype=torch.float32, device=x.device)
     tile = _tile(run)
     launch(
-        _project_kernel, -(-run.buckets // tile["EACH"]), x, x, w, x.numel(), run.buckets, run.rows,
-        signed(signs), **tile,
-    )  # fmt: skip
+        _project_kernel,
+        -(-run.buckets // tile["EACH"]),
+        x,
+        x,
+        w,
+        x.numel(),
+        run.buckets,
+        run.rows,
+        signed(signs),
+        **tile,
+    )
     return w
 
 
@@ -130,10 +138,20 @@ def _add_transposed(
     weights = scales * (run.weight * run.rows**-0.5)
     tile = _tile(run)
     launch(
-        _transpose_kernel, -(-run.buckets // tile["EACH"]), out, codes, scales, weights, out,
-        out.numel(), run.buckets, run.rows, *map(signed, streams(key, run)), ALPHABET=alphabet,
+        _transpose_kernel,
+        -(-run.buckets // tile["EACH"]),
+        out,
+        codes,
+        scales,
+        weights,
+        out,
+        out.numel(),
+        run.buckets,
+        run.rows,
+        *map(signed, streams(key, run)),
+        ALPHABET=alphabet,
         **tile,
-    )  # fmt: skip
+    )
 
 
 def _add_by_torch(
@@ -187,9 +205,16 @@ def _folded(x, EACH: tl.constexpr, ORDER: tl.constexpr, SIZE: tl.constexpr):
 
 @kernel
 def _project_kernel(
-    x, w, n: tl.int64, buckets: tl.int64, rows: tl.int32, signs: tl.int64,
-    EACH: tl.constexpr, ORDER: tl.constexpr, SIZE: tl.constexpr,
-):  # fmt: skip
+    x,
+    w,
+    n: tl.int64,
+    buckets: tl.int64,
+    rows: tl.int32,
+    signs: tl.int64,
+    EACH: tl.constexpr,
+    ORDER: tl.constexpr,
+    SIZE: tl.constexpr,
+):
     """EACH buckets for each program: signs, folding, butterflies; the first ``rows`` are stored."""
     first = tl.program_id(0).to(tl.int64) * EACH
     place = tl.arange(0, EACH * ORDER)
@@ -204,9 +229,18 @@ def _project_kernel(
 
 @kernel
 def _codes_kernel(
-    n: tl.int64, bucket_size: tl.int64, magic: tl.int64, stream: tl.int64, w, steps, scales, codes,
-    TILE: tl.constexpr, BUCKETS: tl.constexpr, ALPHABET: tl.constexpr,
-):  # fmt: skip
+    n: tl.int64,
+    bucket_size: tl.int64,
+    magic: tl.int64,
+    stream: tl.int64,
+    w,
+    steps,
+    scales,
+    codes,
+    TILE: tl.constexpr,
+    BUCKETS: tl.constexpr,
+    ALPHABET: tl.constexpr,
+):
     i, there, bucket, place = own_place(n, bucket_size, magic, TILE, BUCKETS)
     u = own_integer(stream, bucket, place).to(tl.float32) * 2.0**-24 - _OFFSET
     usable = tl.load(scales + bucket, mask=there, other=0.0) > 0
@@ -220,10 +254,20 @@ def _codes_kernel(
 
 @kernel
 def _transpose_kernel(
-    codes, scales, weights, out, n: tl.int64, buckets: tl.int64, rows: tl.int32, signs: tl.int64,
-    dithers: tl.int64, EACH: tl.constexpr, ORDER: tl.constexpr, SIZE: tl.constexpr,
+    codes,
+    scales,
+    weights,
+    out,
+    n: tl.int64,
+    buckets: tl.int64,
+    rows: tl.int32,
+    signs: tl.int64,
+    dithers: tl.int64,
+    EACH: tl.constexpr,
+    ORDER: tl.constexpr,
+    SIZE: tl.constexpr,
     ALPHABET: tl.constexpr,
-):  # fmt: skip
+):
     """EACH buckets for each program: dither, butterflies, then signs and scales for each of the
     ORDER / SIZE repetitions."""
     first = tl.program_id(0).to(tl.int64) * EACH

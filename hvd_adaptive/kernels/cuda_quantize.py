@@ -51,9 +51,7 @@ def prepare(bucket, there, state, OPTIONS: tl.constexpr):
 
 
 @triton.jit
-def code_of(
-    v, counter, high, about, state, i, there, rule: tl.constexpr, OPTIONS: tl.constexpr
-):  # fmt: skip
+def code_of(v, counter, high, about, state, i, there, rule: tl.constexpr, OPTIONS: tl.constexpr):
     """Codes (uint32) of coordinates v."""
     if OPTIONS[3]:
         v = clamped(v, about[2])

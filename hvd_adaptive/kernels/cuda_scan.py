@@ -32,10 +32,19 @@ def fill_norms(
     limits of magnitude (float32), where there are any."""
     n = flat.numel()
     launch(
-        _norms_kernel, -(-norms.numel() // WARPS), flat, flat, norms,
-        norms if limits is None else limits, n, bucket_size, norms.numel(),
-        BUCKETS=WARPS, LINF=norm == "linf", CLIP=limits is not None,
-    )  # fmt: skip
+        _norms_kernel,
+        -(-norms.numel() // WARPS),
+        flat,
+        flat,
+        norms,
+        norms if limits is None else limits,
+        n,
+        bucket_size,
+        norms.numel(),
+        BUCKETS=WARPS,
+        LINF=norm == "linf",
+        CLIP=limits is not None,
+    )
 
 
 def clip_limits(flat: torch.Tensor, bucket_size: int, clip: float) -> torch.Tensor:
@@ -63,16 +72,33 @@ def counts(bucket: torch.Tensor, scale: float) -> torch.Tensor:
     """See reference.counts."""
     n, found = bucket.numel(), bucket.new_zeros(BINS + 2, dtype=torch.int64)
     inverse = float(np.float32(1) / np.float32(scale))
-    launch(_histogram_kernel, -(-n // _TILE), bucket, bucket, inverse, found, n, TILE=_TILE,
-           BINS=BINS, COARSE=COARSE_BINS)  # fmt: skip
+    launch(
+        _histogram_kernel,
+        -(-n // _TILE),
+        bucket,
+        bucket,
+        inverse,
+        found,
+        n,
+        TILE=_TILE,
+        BINS=BINS,
+        COARSE=COARSE_BINS,
+    )
     return found
 
 
 @kernel
 def _norms_kernel(
-    x, norms, limits, n: tl.int64, bucket_size: tl.int64, buckets: tl.int64,
-    BUCKETS: tl.constexpr, LINF: tl.constexpr, CLIP: tl.constexpr,
-):  # fmt: skip
+    x,
+    norms,
+    limits,
+    n: tl.int64,
+    bucket_size: tl.int64,
+    buckets: tl.int64,
+    BUCKETS: tl.constexpr,
+    LINF: tl.constexpr,
+    CLIP: tl.constexpr,
+):
     """A tile of buckets for each program."""
     b = tl.program_id(0).to(tl.int64) * BUCKETS + tl.arange(0, BUCKETS)[:, None]
     there = b < buckets
@@ -84,9 +110,16 @@ def _norms_kernel(
 
 @kernel
 def _clip_kernel(
-    n: tl.int64, bucket_size: tl.int64, magic: tl.int64, stream: tl.int64, x, limits, out,
-    TILE: tl.constexpr, BUCKETS: tl.constexpr,
-):  # fmt: skip
+    n: tl.int64,
+    bucket_size: tl.int64,
+    magic: tl.int64,
+    stream: tl.int64,
+    x,
+    limits,
+    out,
+    TILE: tl.constexpr,
+    BUCKETS: tl.constexpr,
+):
     i, there, bucket, _ = own_place(n, bucket_size, magic, TILE, BUCKETS)
     limit = tl.load(limits + bucket, mask=there, other=0.0)
     tl.store(out + i, clamped(tl.load(x + i, mask=there, other=0.0), limit), mask=there)

@@ -42,9 +42,16 @@ def encode(
     limits, marks = words[2:head].view(torch.float32), flat.new_empty(n, dtype=torch.uint8)
     (bits_of_density,) = struct.unpack("<q", struct.pack("<d", density))
     launch(
-        _limits_kernel, limits.numel(), flat, flat, limits, n, bucket_size, bits_of_density,
+        _limits_kernel,
+        limits.numel(),
+        flat,
+        flat,
+        limits,
+        n,
+        bucket_size,
+        bits_of_density,
         num_warps=1,
-    )  # fmt: skip
+    )
     for_each(_marks_kernel, flat, n, bucket_size, key, flat, limits, marks)
     tiles = -(-n // _TILE)
     first, last, bits, exact = torch.empty(4, tiles, dtype=torch.int64, device=device).unbind()
@@ -55,9 +62,21 @@ def encode(
     bits_to, exact_to = bits.cumsum(0), exact.cumsum(0)
     words[:2].copy_(exact_to[-1:].clone().view(torch.int32))
     launch(
-        _put_kernel, tiles, flat, flat, marks, before, bits_to - bits, exact_to - exact,
-        exact_to[-1:], words[head:], n, words.numel() - head, k, TILE=_TILE,
-    )  # fmt: skip
+        _put_kernel,
+        tiles,
+        flat,
+        flat,
+        marks,
+        before,
+        bits_to - bits,
+        exact_to - exact,
+        exact_to[-1:],
+        words[head:],
+        n,
+        words.numel() - head,
+        k,
+        TILE=_TILE,
+    )
     if filled is not body:
         body.copy_(filled[: body.numel()])
     return Later(4 * (head + exact_to[-1:] + (bits_to[-1:] + 31) // 32))
@@ -102,9 +121,20 @@ def _add(
     launch(_moves_kernel, tiles, out, *stream, met, moved, used, flag, TILE=_TILE)
     index_to, used_to = moved.cumsum(0), used.cumsum(0)
     launch(
-        _values_kernel, tiles, out, *stream, met, index_to - moved, used_to - used, exact, limits,
-        bucket_size, out, flag, TILE=_TILE,
-    )  # fmt: skip
+        _values_kernel,
+        tiles,
+        out,
+        *stream,
+        met,
+        index_to - moved,
+        used_to - used,
+        exact,
+        limits,
+        bucket_size,
+        out,
+        flag,
+        TILE=_TILE,
+    )
     flag.copy_(torch.maximum(flag, (used_to[-1:] != exact).to(torch.int32)))
 
 
@@ -158,9 +188,16 @@ def _limits_kernel(x, limits, n: tl.int64, bucket_size: tl.int64, density: tl.in
 
 @kernel
 def _marks_kernel(
-    n: tl.int64, bucket_size: tl.int64, magic: tl.int64, stream: tl.int64, x, limits, marks,
-    TILE: tl.constexpr, BUCKETS: tl.constexpr,
-):  # fmt: skip
+    n: tl.int64,
+    bucket_size: tl.int64,
+    magic: tl.int64,
+    stream: tl.int64,
+    x,
+    limits,
+    marks,
+    TILE: tl.constexpr,
+    BUCKETS: tl.constexpr,
+):
     i, there, bucket, place = own_place(n, bucket_size, magic, TILE, BUCKETS)
     limit = tl.load(limits + bucket, mask=there, other=0.0)
     v = tl.load(x + i, mask=there, other=0.0)
@@ -189,9 +226,7 @@ def _marked(marks, n, TILE: tl.constexpr):
 
 
 @kernel
-def _sizes_kernel(
-    marks, first, last, bits, exact, n: tl.int64, k: tl.int64, TILE: tl.constexpr
-):  # fmt: skip
+def _sizes_kernel(marks, first, last, bits, exact, n: tl.int64, k: tl.int64, TILE: tl.constexpr):
     """Of each tile: the first kept place, if none is known before it, and the last one, -1 where
     there is none; bits without the first gap's quotient then; exact values."""
     tile = tl.program_id(0).to(tl.int64)
@@ -208,9 +243,18 @@ def _sizes_kernel(
 
 @kernel
 def _put_kernel(
-    x, marks, last, bits, exact, count, out, n: tl.int64, room: tl.int64, k: tl.int64,
+    x,
+    marks,
+    last,
+    bits,
+    exact,
+    count,
+    out,
+    n: tl.int64,
+    room: tl.int64,
+    k: tl.int64,
     TILE: tl.constexpr,
-):  # fmt: skip
+):
     """Exact values, ``count`` of them, and behind them codes, of which no two share a bit, into
     ``out`` (int32, ``room`` zeros). last, bits, exact: what comes before each tile."""
     tile = tl.program_id(0).to(tl.int64)
@@ -235,9 +279,15 @@ def _put_kernel(
 
 @kernel
 def _broken_kernel(
-    n: tl.int64, bucket_size: tl.int64, magic: tl.int64, stream: tl.int64, limits, out,
-    TILE: tl.constexpr, BUCKETS: tl.constexpr,
-):  # fmt: skip
+    n: tl.int64,
+    bucket_size: tl.int64,
+    magic: tl.int64,
+    stream: tl.int64,
+    limits,
+    out,
+    TILE: tl.constexpr,
+    BUCKETS: tl.constexpr,
+):
     """NaN where thresholds are."""
     i, there, bucket, _ = own_place(n, bucket_size, magic, TILE, BUCKETS)
     limit = tl.load(limits + bucket, mask=there, other=0.0)
@@ -289,9 +339,17 @@ def _code_at(at, data, following, bits, n, k):
 
 @kernel
 def _ways_kernel(
-    data, following, bits: tl.int64, n: tl.int64, k: tl.int64, ways, met, exact, flag,
+    data,
+    following,
+    bits: tl.int64,
+    n: tl.int64,
+    k: tl.int64,
+    ways,
+    met,
+    exact,
+    flag,
     TILE: tl.constexpr,
-):  # fmt: skip
+):
     """From each bit to where the next code begins, the end where there is none; the first code's
     place is met."""
     tile = tl.program_id(0).to(tl.int64)
@@ -327,9 +385,17 @@ def _met_codes(data, following, bits, n, k, met, TILE: tl.constexpr):
 
 @kernel
 def _moves_kernel(
-    data, following, bits: tl.int64, n: tl.int64, k: tl.int64, met, moved, used, flag,
+    data,
+    following,
+    bits: tl.int64,
+    n: tl.int64,
+    k: tl.int64,
+    met,
+    moved,
+    used,
+    flag,
     TILE: tl.constexpr,
-):  # fmt: skip
+):
     """Coordinates that each tile's codes pass, and full values that follow them."""
     tile = tl.program_id(0).to(tl.int64)
     there, gap, full, _, good = _met_codes(data, following, bits, n, k, met, TILE)
@@ -342,9 +408,21 @@ def _moves_kernel(
 
 @kernel
 def _values_kernel(
-    data, following, bits: tl.int64, n: tl.int64, k: tl.int64, met, moved, used, exact, limits,
-    bucket_size: tl.int64, out, flag, TILE: tl.constexpr,
-):  # fmt: skip
+    data,
+    following,
+    bits: tl.int64,
+    n: tl.int64,
+    k: tl.int64,
+    met,
+    moved,
+    used,
+    exact,
+    limits,
+    bucket_size: tl.int64,
+    out,
+    flag,
+    TILE: tl.constexpr,
+):
     """Add what each tile's codes stand for. moved, used: before each tile."""
     tile = tl.program_id(0).to(tl.int64)
     there, gap, full, minus, good = _met_codes(data, following, bits, n, k, met, TILE)

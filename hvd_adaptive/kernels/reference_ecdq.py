@@ -79,9 +79,15 @@ def add(
 
 
 def split(
-    q: torch.Tensor, steps: torch.Tensor, bucket_size: int, key: int, begin: int, end: int,
-    classes: int, most: int,
-) -> tuple[list[np.ndarray], bytes]:  # fmt: skip
+    q: torch.Tensor,
+    steps: torch.Tensor,
+    bucket_size: int,
+    key: int,
+    begin: int,
+    end: int,
+    classes: int,
+    most: int,
+) -> tuple[list[np.ndarray], bytes]:
     """Symbols (uint16) of each class, in order, of the coordinates ``begin`` to ``end`` in buckets
     with a step above 0, and the integers that escaped.
 
@@ -98,9 +104,15 @@ def split(
 
 
 def joined(
-    runs: Sequence[np.ndarray], escapes: bytes, steps: torch.Tensor, bucket_size: int, key: int,
-    begin: int, end: int, most: int,
-) -> torch.Tensor | None:  # fmt: skip
+    runs: Sequence[np.ndarray],
+    escapes: bytes,
+    steps: torch.Tensor,
+    bucket_size: int,
+    key: int,
+    begin: int,
+    end: int,
+    most: int,
+) -> torch.Tensor | None:
     """Inverse of ``split``: q (int32) of the coordinates; None where the escapes do not fit."""
     group = Dither.of(end, bucket_size, key, steps.device).group(len(runs))[begin:end]
     usable = _spread(steps > 0, end, bucket_size)[begin:end]

@@ -23,8 +23,14 @@ CELLS = 32 * 128 + 1
 # coefficients minimise the largest error (Lawson's iteration), the first one is P(0).
 HALF_BITS, MANTISSA_BITS = 0x3F3504F3, 0x007FFFFF
 LOG2_COEFFICIENTS = (
-    1.4426997, -0.7213759, 0.48046502, -0.35896185, 0.29726261, -0.2726979, 0.17063443,
-)  # fmt: skip
+    1.4426997,
+    -0.7213759,
+    0.48046502,
+    -0.35896185,
+    0.29726261,
+    -0.2726979,
+    0.17063443,
+)
 # Few thresholds are compared with one by one, which is no slower.
 _LEAST_EXPONENTIAL = 9
 

@@ -52,9 +52,12 @@ class Histogram:
 
     @classmethod
     def from_counts(
-        cls, counts: ArrayLike, zeros: ArrayLike = 0.0, ones: ArrayLike = 0.0,
+        cls,
+        counts: ArrayLike,
+        zeros: ArrayLike = 0.0,
+        ones: ArrayLike = 0.0,
         weights: ArrayLike | None = None,
-    ) -> Histogram:  # fmt: skip
+    ) -> Histogram:
         """From counts on ``LOG_EDGES``, of one bucket or of N.
 
         counts: (LOG_BINS,) or (N, LOG_BINS), any non-negative numbers; zeros, ones: how many
@@ -145,8 +148,9 @@ class Histogram:
         low, density = self.edges[bins], self.density[bins]
         # With t = b - low: 1.5 density t**2 + slope t = lack.
         slope = 2 * self._cdf[bins] + density * (low + c)
-        lack = np.maximum(goal[..., 0] - np.take_along_axis(at_edges, bins[..., None], -1)[..., 0],
-                          0.0)  # fmt: skip
+        lack = np.maximum(
+            goal[..., 0] - np.take_along_axis(at_edges, bins[..., None], -1)[..., 0], 0.0
+        )
         root = slope + np.hypot(slope, np.sqrt(6 * density * lack))
         step = np.divide(2 * lack, root, out=np.zeros(c.shape), where=root > 0)
         return np.minimum(np.minimum(low + step, self.edges[bins + 1]), c)

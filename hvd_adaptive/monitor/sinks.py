@@ -113,9 +113,19 @@ class TensorBoard:
     """Scalars of a writer that the user made: ``add_scalar(tag, value, step)`` is all it needs."""
 
     SCALARS = (
-        "wire_bytes", "payload_bytes", "ratio", "bits_per_coordinate", "relative_error", "encode_s",
-        "exchange_s", "decode_s", "step_s", "peak_bytes", "non_finite", "table_version",
-    )  # fmt: skip
+        "wire_bytes",
+        "payload_bytes",
+        "ratio",
+        "bits_per_coordinate",
+        "relative_error",
+        "encode_s",
+        "exchange_s",
+        "decode_s",
+        "step_s",
+        "peak_bytes",
+        "non_finite",
+        "table_version",
+    )
     OF_GROUPS = ("payload_bytes", "relative_error", "encode_s", "exchange_s", "decode_s")
 
     def __init__(self, writer: Any, prefix: str) -> None:

@@ -55,11 +55,19 @@ def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
     add("--latency-us", type=positive, default=50.0, help="of a message (%(default)s)")
     add("--compute-ms", type=positive, help="forward and backward pass of a step, without exchange")
     add("--cores", type=positive, help="of each host, for Horovod and compression (as here)")
-    add("--launcher", choices=LAUNCHERS, help="whose collectives: Horovod's on MPI, or on Gloo, as "
-        "horovodrun --gloo starts them (default: mpi where mpirun is)")  # fmt: skip
+    add(
+        "--launcher",
+        choices=LAUNCHERS,
+        help="whose collectives: Horovod's on MPI, or on Gloo, as "
+        "horovodrun --gloo starts them (default: mpi where mpirun is)",
+    )
     add("--schemes", nargs="+", metavar="SCHEME", help='as in Python: "ALQ(bits=3)"')
-    add("--constants", type=Path, metavar="FILE",
-        help="what was measured: read from there, or measured and kept there")  # fmt: skip
+    add(
+        "--constants",
+        type=Path,
+        metavar="FILE",
+        help="what was measured: read from there, or measured and kept there",
+    )
     add("--json", action="store_true", help="print JSON")
     parser.set_defaults(run=lambda arguments: run(arguments, parser))
 
@@ -97,9 +105,12 @@ def run(arguments: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
         parser.error(f"--schemes {error}")
     cores = arguments.cores or float(len(os.sched_getaffinity(0)))
     cluster = Cluster(
-        arguments.ranks, arguments.bandwidth, arguments.ranks_per_host,
-        arguments.latency_us * 1e-6, cores,
-    )  # fmt: skip
+        arguments.ranks,
+        arguments.bandwidth,
+        arguments.ranks_per_host,
+        arguments.latency_us * 1e-6,
+        cores,
+    )
     launcher = arguments.launcher or (available() or ["mpi"])[0]
     conditions = Conditions(
         cluster.ranks, cluster.hosts, tensors, coordinates, cluster.crowd, launcher
@@ -121,11 +132,15 @@ def run(arguments: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     predictions = sorted(predict(cluster, job, machine), key=lambda p: p.step_s)
     advice = advise(predictions)
     if arguments.json:
-        print_json({
-            "cluster": asdict(cluster), "job": asdict(job), "machine": asdict(machine),
-            "predictions": [asdict(p) for p in predictions],
-            "recommended": {"compression": told(advice.choice), "why": advice.why},
-        })  # fmt: skip
+        print_json(
+            {
+                "cluster": asdict(cluster),
+                "job": asdict(job),
+                "machine": asdict(machine),
+                "predictions": [asdict(p) for p in predictions],
+                "recommended": {"compression": told(advice.choice), "why": advice.why},
+            }
+        )
         return OK
     _print(predictions, advice, cluster, job, machine.launcher)
     return OK

@@ -44,11 +44,26 @@ ROUNDS, PAYLOADS = 5, 4
 RANKS = 2
 SECONDS = 180.0
 DEFAULTS = (
-    "ALQ(bits=2)", "ALQ(bits=3)", "ALQ(bits=4)", "AMQ(bits=3)", "QSGD(bits=4, norm='linf')",
-    "QSGD(bits=8, norm='linf')", "NUQSGD(bits=4)", "TernGrad()", "ORQ(levels=9)", "ECDQ(bits=1)",
-    "ECDQ(bits=2)", "ECDQ(bits=3)", "NaturalCompression()", "SignSGD()", "OneBitSGD()",
-    "BinGrad()", "QCS(gain=10)", "SparseSGD(density=0.01)", "LinearQuantile(levels=9)",
-)  # fmt: skip
+    "ALQ(bits=2)",
+    "ALQ(bits=3)",
+    "ALQ(bits=4)",
+    "AMQ(bits=3)",
+    "QSGD(bits=4, norm='linf')",
+    "QSGD(bits=8, norm='linf')",
+    "NUQSGD(bits=4)",
+    "TernGrad()",
+    "ORQ(levels=9)",
+    "ECDQ(bits=1)",
+    "ECDQ(bits=2)",
+    "ECDQ(bits=3)",
+    "NaturalCompression()",
+    "SignSGD()",
+    "OneBitSGD()",
+    "BinGrad()",
+    "QCS(gain=10)",
+    "SparseSGD(density=0.01)",
+    "LinearQuantile(levels=9)",
+)
 
 
 def measure(

@@ -94,12 +94,21 @@ def ring(
     if job.compute_s:  # gradients come one after another, and are fused as they come
         groups = max(groups, min(job.tensors, 8))
     return _predicted(
-        cluster, job, machine, label, "ring",
-        sent=sent, leaves=leaves / reached, messages=2 * (ranks - 1) * groups,
+        cluster,
+        job,
+        machine,
+        label,
+        "ring",
+        sent=sent,
+        leaves=leaves / reached,
+        messages=2 * (ranks - 1) * groups,
         handling=sent * collective.byte_s,
         overhead=machine.stock_step_s + (groups - 1) * collective.base_s,
-        encode=0.0, decode=0.0, groups=groups, error=error,
-    )  # fmt: skip
+        encode=0.0,
+        decode=0.0,
+        groups=groups,
+        error=error,
+    )
 
 
 def allgather(cluster: Cluster, job: Job, machine: Machine, codec: Codec) -> Prediction:
@@ -108,13 +117,22 @@ def allgather(cluster: Cluster, job: Job, machine: Machine, codec: Codec) -> Pre
     groups = _groups(numbers)
     gather = _gather(cluster, machine, numbers * codec.bits / 8)
     return _predicted(
-        cluster, job, machine, codec.label, "allgather",
-        sent=gather.sent, leaves=gather.leaves, messages=(ranks - 1) * groups,
+        cluster,
+        job,
+        machine,
+        codec.label,
+        "allgather",
+        sent=gather.sent,
+        leaves=gather.leaves,
+        messages=(ranks - 1) * groups,
         handling=gather.sent * gather.collective.byte_s,
         overhead=machine.scheme_step_s + (groups - 1) * gather.collective.base_s,
-        encode=numbers * codec.encode_s, decode=ranks * numbers * codec.decode_s,
-        groups=groups, error=codec.error, unbiased=codec.unbiased,
-    )  # fmt: skip
+        encode=numbers * codec.encode_s,
+        decode=ranks * numbers * codec.decode_s,
+        groups=groups,
+        error=codec.error,
+        unbiased=codec.unbiased,
+    )
 
 
 def scatter_reduce(cluster: Cluster, job: Job, machine: Machine, codec: Codec) -> Prediction:
@@ -128,15 +146,22 @@ def scatter_reduce(cluster: Cluster, job: Job, machine: Machine, codec: Codec) -
     averages = _gather(cluster, machine, numbers * codec.second.bits / 8 / ranks)
     more = (groups - 1) * machine.alltoall.base_s + groups * averages.collective.base_s
     return _predicted(
-        cluster, job, machine, codec.label, "scatter_reduce",
-        sent=parts + averages.sent, leaves=outside + averages.leaves,
+        cluster,
+        job,
+        machine,
+        codec.label,
+        "scatter_reduce",
+        sent=parts + averages.sent,
+        leaves=outside + averages.leaves,
         messages=2 * (ranks - 1) * groups,
         handling=parts * machine.alltoall.byte_s + averages.sent * averages.collective.byte_s,
         overhead=machine.scheme_step_s + more,
         encode=numbers * (codec.encode_s + codec.second.encode_s / ranks),
         decode=numbers * (codec.decode_s + codec.second.decode_s),
-        groups=groups, error=codec.error, unbiased=codec.unbiased,
-    )  # fmt: skip
+        groups=groups,
+        error=codec.error,
+        unbiased=codec.unbiased,
+    )
 
 
 def hierarchical(cluster: Cluster, job: Job, machine: Machine, codec: Codec) -> Prediction:
@@ -153,15 +178,24 @@ def hierarchical(cluster: Cluster, job: Job, machine: Machine, codec: Codec) -> 
         encode += numbers / hosts * codec.between.encode_s
         decode = numbers * (codec.decode_s + codec.between.decode_s)
     return _predicted(
-        cluster, job, machine, codec.label, "hierarchical",
-        sent=sent, leaves=per_host * sent / machine.direct_part(cluster.bandwidth),
+        cluster,
+        job,
+        machine,
+        codec.label,
+        "hierarchical",
+        sent=sent,
+        leaves=per_host * sent / machine.direct_part(cluster.bandwidth),
         messages=between * (hosts - 1) * groups,
-        handling=sent * machine.alltoall.byte_s + inside * machine.local.byte_s
+        handling=sent * machine.alltoall.byte_s
+        + inside * machine.local.byte_s
         + job.coordinates * machine.add_s,
-        overhead=machine.scheme_step_s
-        + ((between + 2) * groups - 1) * machine.alltoall.base_s,
-        encode=encode, decode=decode, groups=groups, error=codec.error, unbiased=codec.unbiased,
-    )  # fmt: skip
+        overhead=machine.scheme_step_s + ((between + 2) * groups - 1) * machine.alltoall.base_s,
+        encode=encode,
+        decode=decode,
+        groups=groups,
+        error=codec.error,
+        unbiased=codec.unbiased,
+    )
 
 
 @dataclass(frozen=True)
@@ -190,10 +224,23 @@ def _groups(numbers: int) -> int:
 
 
 def _predicted(
-    cluster: Cluster, job: Job, machine: Machine, label: str, exchange: str, *,
-    sent: float, leaves: float, messages: int, handling: float, overhead: float,
-    encode: float, decode: float, groups: int, error: float, unbiased: bool = True,
-) -> Prediction:  # fmt: skip
+    cluster: Cluster,
+    job: Job,
+    machine: Machine,
+    label: str,
+    exchange: str,
+    *,
+    sent: float,
+    leaves: float,
+    messages: int,
+    handling: float,
+    overhead: float,
+    encode: float,
+    decode: float,
+    groups: int,
+    error: float,
+    unbiased: bool = True,
+) -> Prediction:
     """Put the parts together; see the module's documentation."""
     share = cluster.core_share
     if cluster.hosts == 1:

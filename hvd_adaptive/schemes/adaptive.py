@@ -238,9 +238,13 @@ class AdaptiveScheme(TableScheme):
             logger.info(
                 "step %d: level table %d%s, expected variance per coordinate %.3g -> %.3g, "
                 "magnitudes %s",
-                step, self._table.version, part and f" of {part}", update[2], update[3],
+                step,
+                self._table.version,
+                part and f" of {part}",
+                update[2],
+                update[3],
                 " ".join(f"{m:.4g}" for m in self._table.magnitudes),
-            )  # fmt: skip
+            )
         return complete
 
     def install(
@@ -253,8 +257,10 @@ class AdaptiveScheme(TableScheme):
     def _fitted(self, law: Distribution, of_coordinates: Distribution) -> LevelTable:
         """A table fitted to ``law``, and its symbols' probabilities where a book wants them."""
         bits, symmetric, magnitudes = (
-            self._table.bits, self._table.symmetric, self.fit_magnitudes(law),
-        )  # fmt: skip
+            self._table.bits,
+            self._table.symmetric,
+            self.fit_magnitudes(law),
+        )
         probabilities = None
         if self.has_book:
             probabilities = symbol_probabilities(magnitudes, of_coordinates, symmetric)
@@ -334,9 +340,13 @@ class FixedLevels(AdaptiveScheme):
 
         coding, adaptation = self.settings.coding, self.adaptation
         return QSGD(
-            bits=bits, norm="linf", coding=coding, samples=adaptation.samples,
-            statistics=adaptation.statistics, **self._for_averages(),
-        )  # fmt: skip
+            bits=bits,
+            norm="linf",
+            coding=coding,
+            samples=adaptation.samples,
+            statistics=adaptation.statistics,
+            **self._for_averages(),
+        )
 
     def fitted_to(self, flat: torch.Tensor) -> GradientCompressor:
         return self

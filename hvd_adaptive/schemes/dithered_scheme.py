@@ -135,9 +135,14 @@ class DitheredScheme(GradientCompressor):
         return out
 
     def encode_payload(
-        self, flat: torch.Tensor, quantized: int, key: int, layout: int = 0,
-        values: torch.Tensor | None = None, memory: Sendable | None = None,
-    ) -> payloads.Encoded:  # fmt: skip
+        self,
+        flat: torch.Tensor,
+        quantized: int,
+        key: int,
+        layout: int = 0,
+        values: torch.Tensor | None = None,
+        memory: Sendable | None = None,
+    ) -> payloads.Encoded:
         payload = super().encode_payload(flat, quantized, key, layout, values, memory)
         if layout and quantized:  # a step's, not a user's own
             full = payloads.padded((flat.numel() - quantized) * flat.element_size())
@@ -229,9 +234,14 @@ class DitheredScheme(GradientCompressor):
             logger.info(
                 "step %d: dithered code %d%s, δ %.4g, relative variance %.3g, %.4g bits per "
                 "coordinate expected; %.4g sent so far",
-                step, self._version, part and f" of {part}", self.delta, self.relative_variance,
-                self._modelled * ratio, self._control.average,
-            )  # fmt: skip
+                step,
+                self._version,
+                part and f" of {part}",
+                self.delta,
+                self.relative_variance,
+                self._modelled * ratio,
+                self._control.average,
+            )
         return complete
 
     def _code_for(self, law: Histogram, control: RateControl) -> tuple[DitheredCode, float]:
@@ -243,8 +253,10 @@ class DitheredScheme(GradientCompressor):
             if aim < LEAST_CODED_BITS / 2:
                 logger.warning(
                     "bits=%g cannot be met: %.3g per coordinate were sent so far; headers and "
-                    "steps take too much of groups so small", self.bits, control.average,
-                )  # fmt: skip
+                    "steps take too much of groups so small",
+                    self.bits,
+                    control.average,
+                )
             code = DitheredCode.of_rate(law, self._unit, max(aim, LEAST_CODED_BITS / 2))
         return code, code.bits(law, self._unit) + self._side
 

@@ -81,9 +81,16 @@ class TableScheme(GradientCompressor):
         scales, words = self._split(body, flat.numel())
         summing = self.settings.checksum and self.coder is None
         return kernels.for_device(flat.device).encode(
-            flat, scales, words, self._bucket(flat.numel()), self.norm, self._table.kernel, key,
-            self.settings.clip, summing,
-        )  # fmt: skip
+            flat,
+            scales,
+            words,
+            self._bucket(flat.numel()),
+            self.norm,
+            self._table.kernel,
+            key,
+            self.settings.clip,
+            summing,
+        )
 
     def decode_bodies(
         self,

@@ -22,10 +22,16 @@ Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 MakeSchedule = Callable[[torch.optim.Optimizer], Any]
 MakeOptimizer = Callable[[Iterable[torch.nn.Parameter]], torch.optim.Optimizer]
 COLUMNS = (
-    "step", "loss", "learning_rate", "bits_per_coordinate", "relative_error", "table_version",
-    "validation_loss", "validation_accuracy",
+    "step",
+    "loss",
+    "learning_rate",
+    "bits_per_coordinate",
+    "relative_error",
+    "table_version",
+    "validation_loss",
+    "validation_accuracy",
     *(field.name for field in dataclasses.fields(Variance)),
-)  # fmt: skip
+)
 
 
 @dataclass
@@ -115,8 +121,9 @@ def train(
     result.note_table(compressor, -1)
 
     model.train()
-    bar = tqdm(total=steps, unit="step", leave=False,
-               disable=None if progress is None else not progress)  # fmt: skip
+    bar = tqdm(
+        total=steps, unit="step", leave=False, disable=None if progress is None else not progress
+    )
     with bar:
         for step in range(first, first + steps):
             row = dict.fromkeys(COLUMNS) | {"step": step}

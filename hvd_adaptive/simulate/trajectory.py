@@ -65,8 +65,12 @@ def variance_on_trajectory(
     records = Records(settings, [])
 
     model.train()
-    bar = tqdm(range(max(wanted, default=-1) + 1), unit="step", leave=False,
-               disable=None if progress is None else not progress)  # fmt: skip
+    bar = tqdm(
+        range(max(wanted, default=-1) + 1),
+        unit="step",
+        leave=False,
+        disable=None if progress is None else not progress,
+    )
     for step in bar:
         due = [each for each in ranks.values() if each.due(step)]
         measured = step in wanted

@@ -143,9 +143,15 @@ def smooth_convex_to_reach(
 
     def after(steps: int) -> Guarantee:
         return smooth_convex(
-            iterations=steps, smoothness=smooth, radius=r, second_moment=second_moment,
-            epsilon=epsilon, processors=processors, variance=variance, bits=bits,
-        )  # fmt: skip
+            iterations=steps,
+            smoothness=smooth,
+            radius=r,
+            second_moment=second_moment,
+            epsilon=epsilon,
+            processors=processors,
+            variance=variance,
+            bits=bits,
+        )
 
     # Rounding may put the root on either side of a whole number.
     steps = max(1, math.ceil(root**2) - 1)

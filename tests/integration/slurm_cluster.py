@@ -68,9 +68,15 @@ def install() -> None:
     options = ["-q", "-y", "-o", "DPkg::Lock::Timeout=60"]
     for command in (["update"], ["install", "--no-install-recommends", *missing]):
         done = subprocess.run(
-            ["apt-get", *options, *command], env=environment, text=True, timeout=240, check=False,
-            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-        )  # fmt: skip
+            ["apt-get", *options, *command],
+            env=environment,
+            text=True,
+            timeout=240,
+            check=False,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+        )
         if done.returncode:
             raise Unavailable(f"apt-get {command[0]}: {done.stdout[-500:]}")
     if not all(map(shutil.which, PROGRAMS)):
@@ -94,9 +100,15 @@ class Cluster:
     def run(self, *command: str, cwd: Path | None = None) -> str:
         """What a Slurm command prints; its error where it fails."""
         done = subprocess.run(
-            command, env=self.environment, cwd=cwd or self.folder, text=True, timeout=60,
-            check=False, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-        )  # fmt: skip
+            command,
+            env=self.environment,
+            cwd=cwd or self.folder,
+            text=True,
+            timeout=60,
+            check=False,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+        )
         if done.returncode:
             raise RuntimeError(f"{' '.join(command)}: {done.stdout}")
         return done.stdout
@@ -128,18 +140,31 @@ def slurm(folder: Path) -> Iterator[Cluster]:
     nodes = {host: "local", "localhost": "local", "n1": "separate", "n2": "separate"}
     _configure(cluster, host, nodes)
     try:
-        munge = [f"--{word}={folder}/munge.{end}" for word, end in (
-            ("key-file", "key"), ("socket", "socket"), ("pid-file", "pid"), ("log-file", "log"),
-            ("seed-file", "seed"),
-        )]  # fmt: skip
+        munge = [
+            f"--{word}={folder}/munge.{end}"
+            for word, end in (
+                ("key-file", "key"),
+                ("socket", "socket"),
+                ("pid-file", "pid"),
+                ("log-file", "log"),
+                ("seed-file", "seed"),
+            )
+        ]
         commands = [["munged", "--foreground", "--force", *munge], ["slurmctld", "-D"]]
         commands += [["slurmd", "-D", "-N", node] for node in nodes]
         for place, command in enumerate(commands):
             with (folder / f"{command[0]}-{place}.log").open("w") as log:
-                daemons.append(subprocess.Popen(
-                    command, env=environment, cwd=folder, start_new_session=True,
-                    stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT,
-                ))  # fmt: skip
+                daemons.append(
+                    subprocess.Popen(
+                        command,
+                        env=environment,
+                        cwd=folder,
+                        start_new_session=True,
+                        stdin=subprocess.DEVNULL,
+                        stdout=log,
+                        stderr=subprocess.STDOUT,
+                    )
+                )
             if command[0] == "munged":
                 _wait_for(lambda: (folder / "munge.socket").exists(), cluster, daemons)
         _wait_for(lambda: _idle_nodes(cluster) == len(nodes), cluster, daemons)

@@ -21,25 +21,53 @@ ROOT = Path(__file__).resolve().parents[2]
 COMPARE = ROOT / "examples" / "compare.py"
 METHODS = ["SGD", "SuperSGD", "QSGD", "TernGrad", "ALQ"]
 FLAGS = [
-    "--task", "resnet8", "--methods", *METHODS, "--seeds", "2", "--steps", "3", "--bucket-size",
-    "2048", "--sweeps", "bits", "--budgets", "1.6", "--output-dir", "runs",
-]  # fmt: skip
+    "--task",
+    "resnet8",
+    "--methods",
+    *METHODS,
+    "--seeds",
+    "2",
+    "--steps",
+    "3",
+    "--bucket-size",
+    "2048",
+    "--sweeps",
+    "bits",
+    "--budgets",
+    "1.6",
+    "--output-dir",
+    "runs",
+]
 THREE_LEVELS = [
-    "ORQ-3", "Linear-3", "QSGDinf-3", "ORQ-3-clip", "QCS-20",
-]  # fmt: skip
+    "ORQ-3",
+    "Linear-3",
+    "QSGDinf-3",
+    "ORQ-3-clip",
+    "QCS-20",
+]
 FIGURES = {
-    "variance_on_trajectory", "variance_in_training", "loss_and_accuracy", "normalized_variance",
-    "final_levels", "fits", "sweeps", "equal_bits",
-}  # fmt: skip
+    "variance_on_trajectory",
+    "variance_in_training",
+    "loss_and_accuracy",
+    "normalized_variance",
+    "final_levels",
+    "fits",
+    "sweeps",
+    "equal_bits",
+}
 
 
 def compare(cwd: Path, *flags: str) -> subprocess.CompletedProcess[str]:
     path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
     return subprocess.run(
         [sys.executable, str(COMPARE), *flags],
-        cwd=cwd, env=os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"}, timeout=300,
-        text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-    )  # fmt: skip
+        cwd=cwd,
+        env=os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
+        timeout=300,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+    )
 
 
 @pytest.fixture(scope="module")
@@ -177,7 +205,18 @@ def test_refuses_bad_flags(flags, message, tmp_path):
 
 
 def test_a_run_that_fails_is_told(tmp_path):
-    done = compare(tmp_path, "--task", "resnet8", "--methods", "ALQ", "--seeds", "1", "--steps",
-                   "2", "--bits", "9")  # fmt: skip
+    done = compare(
+        tmp_path,
+        "--task",
+        "resnet8",
+        "--methods",
+        "ALQ",
+        "--seeds",
+        "1",
+        "--steps",
+        "2",
+        "--bits",
+        "9",
+    )
     assert done.returncode == 1
     assert "bits=9" in done.stdout and "method='ALQ'" in done.stdout

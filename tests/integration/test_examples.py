@@ -24,9 +24,17 @@ ROOT = Path(__file__).resolve().parents[2]
 BIN = Path(sys.executable).parent
 MNIST = ROOT / "examples" / "mnist.py"
 MPIRUN = [
-    str(BIN / "mpirun"), "-np", "2", "--oversubscribe", "--mca", "mpi_yield_when_idle", "1",
-    sys.executable, str(MNIST), "--no-cuda",
-]  # fmt: skip
+    str(BIN / "mpirun"),
+    "-np",
+    "2",
+    "--oversubscribe",
+    "--mca",
+    "mpi_yield_when_idle",
+    "1",
+    sys.executable,
+    str(MNIST),
+    "--no-cuda",
+]
 COORDINATES = 431_080
 # What an untrained net gets right is about a tenth.
 TRAINED = 0.85
@@ -42,9 +50,14 @@ def run(command: list[str], cwd: Path, seconds: float) -> subprocess.CompletedPr
         "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
     }
     process = subprocess.Popen(
-        command, cwd=cwd, env=environment, text=True, start_new_session=True,
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-    )  # fmt: skip
+        command,
+        cwd=cwd,
+        env=environment,
+        text=True,
+        start_new_session=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+    )
     try:
         output, _ = process.communicate(timeout=seconds)
     except subprocess.TimeoutExpired:
@@ -75,9 +88,28 @@ def png_size(path: Path) -> tuple[int, int]:
 
 def test_training_with_alq(tmp_path: Path) -> None:
     """Two ranks learn, stay equal, send what 3 bits promise, and write it down."""
-    flags = ["--compression", "alq", "--bits", "3", "--batch-size", "32", "--lr", "0.01",
-             "--momentum", "0.9", "--epochs", "1", "--update-steps", "0", "20", "40",
-             "--json", "results.json", "--monitor", "log"]  # fmt: skip
+    flags = [
+        "--compression",
+        "alq",
+        "--bits",
+        "3",
+        "--batch-size",
+        "32",
+        "--lr",
+        "0.01",
+        "--momentum",
+        "0.9",
+        "--epochs",
+        "1",
+        "--update-steps",
+        "0",
+        "20",
+        "40",
+        "--json",
+        "results.json",
+        "--monitor",
+        "log",
+    ]
     done = run([*MPIRUN, *flags], tmp_path, 180)
     assert done.returncode == 0, done.stdout
     assert "parameters equal on 2 ranks" in done.stdout
@@ -110,16 +142,39 @@ def test_training_with_alq(tmp_path: Path) -> None:
 
 def test_demo(tmp_path: Path) -> None:
     """--demo trains three times, prints both tables, draws its picture and is content."""
-    command = [sys.executable, str(MNIST), "--demo", "--ranks", "2", "--epochs", "1",
-               "--lr", "0.01", "--test-interval", "31", "--output-dir", "out"]  # fmt: skip
+    command = [
+        sys.executable,
+        str(MNIST),
+        "--demo",
+        "--ranks",
+        "2",
+        "--epochs",
+        "1",
+        "--lr",
+        "0.01",
+        "--test-interval",
+        "31",
+        "--output-dir",
+        "out",
+    ]
     done = run(command, tmp_path, 300)
     assert done.returncode == 0, done.stdout
-    for text in ("Horovod float32", "Horovod fp16", "ALQ, 3 bits", "1,724,320", "862,160",
-                 "bits per", "before", "after", "±0.125"):  # fmt: skip
+    for text in (
+        "Horovod float32",
+        "Horovod fp16",
+        "ALQ, 3 bits",
+        "1,724,320",
+        "862,160",
+        "bits per",
+        "before",
+        "after",
+        "±0.125",
+    ):
         assert text in done.stdout, done.stdout
     assert "\x1b" not in done.stdout  # neither colours nor a bar where there is no terminal
-    results = {name: read_run(tmp_path / f"out/mnist_{name}.json") for name in
-               ("none", "fp16", "alq")}  # fmt: skip
+    results = {
+        name: read_run(tmp_path / f"out/mnist_{name}.json") for name in ("none", "fp16", "alq")
+    }
     assert all(result["accuracy"] >= TRAINED for result in results.values())
     assert results["none"]["payload_bytes"] == 4 * COORDINATES
     assert results["fp16"]["payload_bytes"] == 2 * COORDINATES
@@ -153,8 +208,17 @@ def test_refuses_bad_flags(command: list[str], message: str, tmp_path: Path) -> 
 
 def test_demo_kills_ranks_that_hang(tmp_path: Path) -> None:
     """Ranks without progress are killed, the message says so, and none is left."""
-    command = [sys.executable, str(MNIST), "--demo", "--ranks", "2", "--stall-timeout", "0.5",
-               "--output-dir", str(tmp_path)]  # fmt: skip
+    command = [
+        sys.executable,
+        str(MNIST),
+        "--demo",
+        "--ranks",
+        "2",
+        "--stall-timeout",
+        "0.5",
+        "--output-dir",
+        str(tmp_path),
+    ]
     done = run(command, tmp_path, 60)
     assert done.returncode == 1, done.stdout
     assert "Horovod float32: no progress for 0.5 s, so its ranks were killed" in done.stdout

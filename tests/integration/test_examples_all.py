@@ -25,9 +25,18 @@ def test_examples_on_two_ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 def test_ddp_hook(tmp_path: Path) -> None:
     """torchrun, two processes: it learns, they stay equal, 3 bits travel."""
     pytest.importorskip("mlxtend")
-    command = [str(BIN / "torchrun"), "--standalone", "--nproc-per-node", "2",
-               str(ROOT / "examples" / "ddp_hook.py"), "--no-cuda", "--steps", "40",
-               "--bucket-cap-mb", "0.5"]  # fmt: skip
+    command = [
+        str(BIN / "torchrun"),
+        "--standalone",
+        "--nproc-per-node",
+        "2",
+        str(ROOT / "examples" / "ddp_hook.py"),
+        "--no-cuda",
+        "--steps",
+        "40",
+        "--bucket-cap-mb",
+        "0.5",
+    ]
     done = run(command, tmp_path, 300)
     assert done.returncode == 0, done.stdout
     assert "parameters equal on 2 processes" in done.stdout

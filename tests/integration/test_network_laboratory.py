@@ -22,8 +22,18 @@ from laboratory.launch import missing_programs
 ROOT = Path(__file__).resolve().parents[2]
 pytestmark = [pytest.mark.integration, pytest.mark.parallel, pytest.mark.timeout(200)]
 
-NETWORK = [sys.executable, str(ROOT / "benchmarks" / "network.py"), "--hosts", "2", "--model",
-           "tiny", "--steps", "2", "--rounds", "1"]  # fmt: skip
+NETWORK = [
+    sys.executable,
+    str(ROOT / "benchmarks" / "network.py"),
+    "--hosts",
+    "2",
+    "--model",
+    "tiny",
+    "--steps",
+    "2",
+    "--rounds",
+    "1",
+]
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -47,12 +57,26 @@ def test_measures_and_removes_everything(tmp_path):
     # What a killed run leaves: a host, with a process on it.
     subprocess.run(["ip", "netns", "add", f"{hosts.PREFIX}left"], check=True)
     left = subprocess.Popen(["ip", "netns", "exec", f"{hosts.PREFIX}left", "sleep", "300"])
-    command = [*NETWORK, "--json", "found.json", "--plot", "found.png", "--methods", "mpi/none",
-               "mpi/fp16", "alq:bits=3|99", "alq:bits=2,in_flight_bytes=4096"]  # fmt: skip
+    command = [
+        *NETWORK,
+        "--json",
+        "found.json",
+        "--plot",
+        "found.png",
+        "--methods",
+        "mpi/none",
+        "mpi/fp16",
+        "alq:bits=3|99",
+        "alq:bits=2,in_flight_bytes=4096",
+    ]
     done = subprocess.run(
-        command, cwd=tmp_path, timeout=150, text=True, stdout=subprocess.PIPE,
+        command,
+        cwd=tmp_path,
+        timeout=150,
+        text=True,
+        stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
-    )  # fmt: skip
+    )
     assert done.returncode == 0, done.stdout
     assert left.wait(10) == -signal.SIGKILL
     assert namespaces() == [] and not hosts.FOLDER.exists()
@@ -74,8 +98,15 @@ def test_measures_and_removes_everything(tmp_path):
 
 
 def test_two_ranks_on_each_host_share_its_link(tmp_path):
-    command = [*NETWORK, "--ranks-per-host", "2", "--json", "found.json", "--methods",
-               "alq:bits=3,exchange=allgather|hierarchical"]  # fmt: skip
+    command = [
+        *NETWORK,
+        "--ranks-per-host",
+        "2",
+        "--json",
+        "found.json",
+        "--methods",
+        "alq:bits=3,exchange=allgather|hierarchical",
+    ]
     done = subprocess.run(command, cwd=tmp_path, timeout=150, text=True, capture_output=True)
     assert done.returncode == 0, done.stdout + done.stderr
     gathered, sliced = json.loads((tmp_path / "found.json").read_text())["results"]

@@ -18,9 +18,24 @@ pytestmark = [pytest.mark.integration, pytest.mark.timeout(330)]
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 FIGURES = {"orq_histograms", "orq_error", "orq_accuracy", "orq_buckets"}
-FLAGS = ["--output-dir", "runs", "--figures", "docs/images", "--page", "docs/orq.md", "--seeds",
-         "1", "--steps", "1", "--buckets", "2048", "--solver-seeds", "1", "--validation",
-         "20"]  # fmt: skip
+FLAGS = [
+    "--output-dir",
+    "runs",
+    "--figures",
+    "docs/images",
+    "--page",
+    "docs/orq.md",
+    "--seeds",
+    "1",
+    "--steps",
+    "1",
+    "--buckets",
+    "2048",
+    "--solver-seeds",
+    "1",
+    "--validation",
+    "20",
+]
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -34,9 +49,13 @@ def paper(cwd: Path) -> subprocess.CompletedProcess[str]:
     path = os.pathsep.join([str(EXAMPLES.parent), os.environ.get("PYTHONPATH", "")])
     return subprocess.run(
         [sys.executable, str(EXAMPLES / "orq_paper.py"), *FLAGS],
-        cwd=cwd, env=os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"}, timeout=300,
-        text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-    )  # fmt: skip
+        cwd=cwd,
+        env=os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
+        timeout=300,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+    )
 
 
 def test_end_to_end_and_resumed(tmp_path, monkeypatch):
@@ -58,13 +77,17 @@ def test_end_to_end_and_resumed(tmp_path, monkeypatch):
     # Fig. 1's, errors and solvers of a trajectory; full precision, 12 methods, 4 at Table 4's
     # bucket size, with and without 2 clipping factors; full precision and 6 methods on 4 workers.
     assert len(stamps) == 3 + 1 + 12 + 4 * 3 + 7
-    removed, foreign = (path for path in stamps if path.stem.startswith("ORQ-9-2048d") or
-                        path.stem.startswith("errors"))  # fmt: skip
+    removed, foreign = (
+        path
+        for path in stamps
+        if path.stem.startswith("ORQ-9-2048d") or path.stem.startswith("errors")
+    )
     removed.unlink()
     foreign.write_text(foreign.read_text().replace('"rate": 0.01', '"rate": 0.02'))
     assert {job.path(tmp_path / "runs") for job in missing(tmp_path, monkeypatch)} == {
-        removed, foreign
-    }  # fmt: skip
+        removed,
+        foreign,
+    }
 
 
 def looked_up(docs: Path, monkeypatch: pytest.MonkeyPatch, page: str) -> None:
@@ -102,8 +125,9 @@ def test_expected_error_is_the_mean_of_draws(levels):
 
     flat = torch.randn(3000, generator=torch.Generator().manual_seed(levels)) ** 3
     codec = ORQ(levels=levels, bucket_size=512)
-    draws = torch.tensor([relative_error(roundtrip(codec, flat, step), flat)
-                          for step in range(200)])  # fmt: skip
+    draws = torch.tensor(
+        [relative_error(roundtrip(codec, flat, step), flat) for step in range(200)]
+    )
     error = float(draws.std()) / math.sqrt(len(draws))
     assert rounding_error(codec, flat) == pytest.approx(float(draws.mean()), abs=5 * error)
 

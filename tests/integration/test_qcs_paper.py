@@ -21,9 +21,28 @@ pytestmark = [pytest.mark.integration, pytest.mark.timeout(330)]
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 FIGURES = {"qcs_regression", "qcs_variance", "qcs_error", "qcs_workers", "qcs_convergence"}
 # Each alphabet that the package does not compile at set-up costs seconds here: so one gain.
-FLAGS = ["--output-dir", "runs", "--figures", "docs/images", "--page", "docs/qcs.md", "--seeds",
-         "1", "--steps", "2", "--workers", "1", "--repeats", "2", "--regression-steps", "20",
-         "--gains", "21", "--intervals", "1"]  # fmt: skip
+FLAGS = [
+    "--output-dir",
+    "runs",
+    "--figures",
+    "docs/images",
+    "--page",
+    "docs/qcs.md",
+    "--seeds",
+    "1",
+    "--steps",
+    "2",
+    "--workers",
+    "1",
+    "--repeats",
+    "2",
+    "--regression-steps",
+    "20",
+    "--gains",
+    "21",
+    "--intervals",
+    "1",
+]
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -37,9 +56,13 @@ def paper(cwd: Path) -> subprocess.CompletedProcess[str]:
     path = os.pathsep.join([str(EXAMPLES.parent), os.environ.get("PYTHONPATH", "")])
     return subprocess.run(
         [sys.executable, str(EXAMPLES / "qcs_paper.py"), *FLAGS],
-        cwd=cwd, env=os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"}, timeout=300,
-        text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-    )  # fmt: skip
+        cwd=cwd,
+        env=os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
+        timeout=300,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+    )
 
 
 def test_end_to_end_and_resumed(tmp_path, monkeypatch):
@@ -116,8 +139,12 @@ def test_gain_21_of_qcs_by_brute_force():
     from hvd_adaptive.schemes.qcs import variance_bound
 
     codec = REGRESSION["QCS"]()
-    pairs = [(k, q) for k in range(1, ORDER + 1) for q in (0.5, *range(1, 128))
-             if 32 + k * math.log2(2 * q + 1) <= 32 * ORDER / GAIN]  # fmt: skip
+    pairs = [
+        (k, q)
+        for k in range(1, ORDER + 1)
+        for q in (0.5, *range(1, 128))
+        if 32 + k * math.log2(2 * q + 1) <= 32 * ORDER / GAIN
+    ]
     best = min(variance_bound(ORDER, k, q) for k, q in pairs)
     assert codec.gamma == pytest.approx(best, rel=1e-12)
     bits = 32 + codec.measurements * math.log2(2 * codec.quantizer_range + 1)
@@ -163,8 +190,12 @@ def test_eq_11_by_brute_force():
     qsgd, qcs = REGRESSION["QSGD, Eq. 11"](), REGRESSION["QCS, Eq. 11"]()
     assert told_gain("QSGD, Eq. 11", qsgd) == pytest.approx(32 / math.log2(3))
     bits = 32 * ORDER / GAIN
-    wanted = min(variance_bound(ORDER, k, q) for k in range(1, ORDER + 1)
-                 for q in (0.5, *range(1, 128)) if k * math.log2(2 * q + 1) <= bits)  # fmt: skip
+    wanted = min(
+        variance_bound(ORDER, k, q)
+        for k in range(1, ORDER + 1)
+        for q in (0.5, *range(1, 128))
+        if k * math.log2(2 * q + 1) <= bits
+    )
     assert qcs.gamma == pytest.approx(wanted) and told_gain("QCS, Eq. 11", qcs) >= GAIN
 
 

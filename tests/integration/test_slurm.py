@@ -59,16 +59,22 @@ def ended(cluster: Cluster, tmp_path_factory) -> dict[str, Ended]:
     (folder / ".venv").symlink_to(sys.prefix)
     (folder / "examples").symlink_to(ROOT / "examples")
     cluster.environment.update(
-        PYTHONPATH=str(ROOT), OMPI_ALLOW_RUN_AS_ROOT="1", OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1",
+        PYTHONPATH=str(ROOT),
+        OMPI_ALLOW_RUN_AS_ROOT="1",
+        OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1",
         OMPI_MCA_mpi_yield_when_idle="1",  # Slurm counts more cores than there are
-    )  # fmt: skip
+    )
     numbers = {}
     for name, (options, words) in JOBS.items():
         wanted = [] if name == "gpus" else ["--json", f"{name}.json"]
         numbers[name] = cluster.submit(
-            ROOT / "slurm" / f"{name}.sh", folder, folder / f"{name}.out", *words, *wanted,
+            ROOT / "slurm" / f"{name}.sh",
+            folder,
+            folder / f"{name}.out",
+            *words,
+            *wanted,
             options=options,
-        )  # fmt: skip
+        )
 
     def output(name: str) -> str:
         path = folder / f"{name}.out"

@@ -52,10 +52,19 @@ def others(draw: st.DrawFn) -> Compressor:
     """The other schemes."""
     name = draw(
         st.sampled_from(
-            ["ORQ", "LinearQuantile", "BinGrad", "SignSGD", "OneBitSGD", "NaturalCompression",
-             "SparseSGD", "ECDQ", "QCS"]
+            [
+                "ORQ",
+                "LinearQuantile",
+                "BinGrad",
+                "SignSGD",
+                "OneBitSGD",
+                "NaturalCompression",
+                "SparseSGD",
+                "ECDQ",
+                "QCS",
+            ]
         )
-    )  # fmt: skip
+    )
     keywords: dict[str, Any] = {}
     if name == "ORQ":
         keywords["levels"] = draw(st.sampled_from([3, 5, 9, 17]))

@@ -29,11 +29,17 @@ def quantiser_of(codec: Any, values: np.ndarray) -> Quantiser:
     found: dict[str, Any] = {
         name: getattr(codec, name)
         for name in (
-            "norm", "variant", "iterate", "density", "delta", "measurements", "quantizer_range",
+            "norm",
+            "variant",
+            "iterate",
+            "density",
+            "delta",
+            "measurements",
+            "quantizer_range",
             "estimator",
         )
         if hasattr(codec, name)
-    }  # fmt: skip
+    }
     settings = codec.settings
     if codec.name in TABLES:
         found["levels"] = np.asarray(codec.levels, np.float64)

@@ -206,9 +206,13 @@ class Trial:
         return rounding
 
     def _nothing_is_lost(
-        self, step: int, missed: np.ndarray, before: list[np.ndarray], after: list[np.ndarray],
+        self,
+        step: int,
+        missed: np.ndarray,
+        before: list[np.ndarray],
+        after: list[np.ndarray],
         expected: Expected,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Whatever β: what was sent and what is kept add up to all gradients. So the mean residual
         grows by the gradients' mean less the result, but for what a second stage adds. A step with
         a NaN leaves all residuals as they were."""

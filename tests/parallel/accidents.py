@@ -39,10 +39,18 @@ KINDS = ("mpirun", "gloo", "alone")
 STEPS = 12
 START_SECONDS, SECONDS = 150, 60
 # The last calls of each phase's function that a rank makes in so many steps, at least.
-CALLS = {"backward": STEPS, "exchange": STEPS, "waiting": STEPS, "second stage": STEPS,
-         "level fit": STEPS // 3}  # fmt: skip
-PHASES = {"alq": (*CALLS, "any"), "bingrad": ("exchange", "second stage", "any"),
-          "ecdq": ("second stage", "backward", "any")}  # fmt: skip
+CALLS = {
+    "backward": STEPS,
+    "exchange": STEPS,
+    "waiting": STEPS,
+    "second stage": STEPS,
+    "level fit": STEPS // 3,
+}
+PHASES = {
+    "alq": (*CALLS, "any"),
+    "bingrad": ("exchange", "second stage", "any"),
+    "ecdq": ("second stage", "backward", "any"),
+}
 
 
 # A stack that ends in Horovod's own wait for an operation.
@@ -133,9 +141,14 @@ def start(kind: str, ranks: int, plan: dict[str, Any], gloo_seconds: int | None 
     command = Launcher(ranks, kind).command([sys.executable, str(program), words])
     with open(Path(folder) / "0.out", "w") as output:
         process = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT,
-            env=environment() | variables, cwd=ROOT, start_new_session=True,
-        )  # fmt: skip
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env=environment() | variables,
+            cwd=ROOT,
+            start_new_session=True,
+        )
     return Job(folder, [process])
 
 

@@ -62,9 +62,13 @@ def start(
 
 
 def run(
-    ranks: int, program: Path, arguments: Sequence[str], variables: Mapping[str, str],
-    folder: Path, seconds: float,
-) -> str:  # fmt: skip
+    ranks: int,
+    program: Path,
+    arguments: Sequence[str],
+    variables: Mapping[str, str],
+    folder: Path,
+    seconds: float,
+) -> str:
     """What the ranks print, once all have ended well; AssertionError otherwise."""
     started = start(ranks, program, arguments, variables, folder)
     try:

@@ -22,7 +22,11 @@ torch.set_num_threads(1)
 tqdm.monitor_interval = 0  # no thread of its own
 for scheme in SCHEMES:
     simulate.train(
-        torch.nn.Linear(60, 50), lambda rank, step: (torch.ones(8, 60), torch.arange(8)),
+        torch.nn.Linear(60, 50),
+        lambda rank, step: (torch.ones(8, 60), torch.arange(8)),
         optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1, momentum=0.9),
-        compressor=scheme, workers=2, steps=1, progress=False,
-    )  # fmt: skip
+        compressor=scheme,
+        workers=2,
+        steps=1,
+        progress=False,
+    )

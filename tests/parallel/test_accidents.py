@@ -25,8 +25,10 @@ def test_a_rank_is_killed_under_horovodrun():
 
 def test_a_rank_pauses_continues_and_is_killed_under_mpirun():
     """Longer than any cycle of Horovod, in the second fit; killed in the fourth."""
-    fits = (accidents.blow("level fit", signal, count=count)
-            for signal, count in (("SIGSTOP", 1), ("SIGKILL", 3)))  # fmt: skip
+    fits = (
+        accidents.blow("level fit", signal, count=count)
+        for signal, count in (("SIGSTOP", 1), ("SIGKILL", 3))
+    )
     job = accidents.pause("mpirun", RANKS, plan(*fits), waited, signal.SIGCONT, PATIENT)
     assert len(job.found("struck")) == 2 and not job.found("done")
     # Fits are those of steps 0, 3, 6 and 9: the rank went on for six steps after its pause.
@@ -75,5 +77,6 @@ def test_ranks_are_killed_at_random_points():
             pytest.fail(f"number {number}, {case}: {error}")
         ends[end] += 1
     assert ends["HorovodInternalError"] == RANDOM and set(ends) <= {
-        "HorovodInternalError", "too late"
-    }, ends  # fmt: skip
+        "HorovodInternalError",
+        "too late",
+    }, ends

@@ -20,8 +20,13 @@ def test_ddp() -> None:
     ranks, folder = 2, HERE / "ddp"
     command = [sys.executable, str(folder / "fork_ranks.py"), str(ranks), str(folder)]
     done = subprocess.run(
-        command, env=environment(), text=True, timeout=SECONDS, check=False,
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-    )  # fmt: skip
+        command,
+        env=environment(),
+        text=True,
+        timeout=SECONDS,
+        check=False,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+    )
     assert done.returncode == 0, done.stdout
     assert done.stdout.count(" passed") == ranks, done.stdout

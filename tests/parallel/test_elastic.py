@@ -17,9 +17,19 @@ class Elastic(Launcher):
 
     def command(self, command):
         return [
-            str(BIN / "horovodrun"), "-np", "2", "--min-np", "2", "--max-np", "3",
-            "--network-interface", "lo", "--host-discovery-script", self.kind, *command,
-        ]  # fmt: skip
+            str(BIN / "horovodrun"),
+            "-np",
+            "2",
+            "--min-np",
+            "2",
+            "--max-np",
+            "3",
+            "--network-interface",
+            "lo",
+            "--host-discovery-script",
+            self.kind,
+            *command,
+        ]
 
 
 @pytest.mark.parallel
@@ -40,8 +50,10 @@ def test_workers_come_and_go(tmp_path, monkeypatch):
 
     sizes = [entry["size"] for entry in first]
     assert [size for size, before in zip(sizes, [0, *sizes], strict=False) if size != before] == [
-        2, 3, 2,
-    ]  # fmt: skip
+        2,
+        3,
+        2,
+    ]
     assert added[0]["size"] == 3 and {entry["size"] for entry in second} == {2, 3}
     # Every step that several workers finished left them alike; one that was repeated counts twice.
     for other in (second, added):

@@ -17,8 +17,12 @@ LAUNCHED = [
     ("unlike_processors", Launcher(2, "mpirun")),
 ]
 ELASTIC = {"HOROVOD_ELASTIC": "1"}
-FORKED = [("closed", 2, {}), ("static_process_sets", 4, {}), ("alone", 1, {}),
-          ("alone", 1, ELASTIC)]  # fmt: skip
+FORKED = [
+    ("closed", 2, {}),
+    ("static_process_sets", 4, {}),
+    ("alone", 1, {}),
+    ("alone", 1, ELASTIC),
+]
 
 
 @pytest.mark.parallel

@@ -21,10 +21,21 @@ CHECK_SECONDS, SECONDS = 180, 1800
 def test_ranks(launcher: Launcher) -> None:
     """Every check passes on every rank; a hang is killed and fails."""
     command = [
-        sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider",
-        "-o", "python_files=check_*.py", "-o", f"timeout={CHECK_SECONDS}",
-        "-o", "timeout_method=thread", "tests/parallel/ranks",
-    ]  # fmt: skip
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-x",
+        "-p",
+        "no:cacheprovider",
+        "-o",
+        "python_files=check_*.py",
+        "-o",
+        f"timeout={CHECK_SECONDS}",
+        "-o",
+        "timeout_method=thread",
+        "tests/parallel/ranks",
+    ]
     done = run(launcher, command, SECONDS)
     assert done.returncode == 0, done.stdout
     # Every rank must have run to its end, not only the last one to print.

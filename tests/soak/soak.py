@@ -63,11 +63,22 @@ class Soak:
         script.write_text(f"#!/bin/sh\ncat {self.folder}/hosts\n")
         script.chmod(0o755)
         command = [
-            str(BIN / "horovodrun"), "-np", str(self.ranks), "--min-np", "1",
-            "--max-np", str(self.ranks), "--network-interface", "lo",
-            "--host-discovery-script", str(script),
-            sys.executable, str(HERE / "worker.py"), str(self.folder), self.scheme,
-        ]  # fmt: skip
+            str(BIN / "horovodrun"),
+            "-np",
+            str(self.ranks),
+            "--min-np",
+            "1",
+            "--max-np",
+            str(self.ranks),
+            "--network-interface",
+            "lo",
+            "--host-discovery-script",
+            str(script),
+            sys.executable,
+            str(HERE / "worker.py"),
+            str(self.folder),
+            self.scheme,
+        ]
         output = (self.folder / "output.txt").open("a")
         self.process = subprocess.Popen(
             command,

@@ -22,14 +22,16 @@ from hvd_adaptive import ALQ, ECDQ, QSGD, SignSGD
 
 SCHEMES = {
     "alq": lambda: ALQ(
-        bucket_size=512, error_feedback=0.4, exchange="scatter_reduce",
+        bucket_size=512,
+        error_feedback=0.4,
+        exchange="scatter_reduce",
         update_steps=lambda step: step % 20 == 0,
     ),
     "qsgd": lambda: QSGD(bits=4, norm="linf", bucket_size=512, coding="huffman"),
     "signsgd": lambda: SignSGD(bucket_size=512, error_feedback=1.0),
     "ecdq": lambda: ECDQ(bits=2.0, bucket_size=512),
     "none": lambda: hvd.Compression.none,
-}  # fmt: skip
+}
 COMMIT, CHECK = 10, 50
 LEARNING_RATE = 0.05
 
@@ -42,9 +44,12 @@ def main(folder: Path, scheme: str) -> None:
     faulthandler.register(signal.SIGUSR1)
     (folder / "workers" / host).write_text(str(os.getpid()))
     model = torch.nn.Sequential(
-        torch.nn.Linear(100, 400), torch.nn.ReLU(), torch.nn.Linear(400, 400), torch.nn.ReLU(),
+        torch.nn.Linear(100, 400),
+        torch.nn.ReLU(),
+        torch.nn.Linear(400, 400),
+        torch.nn.ReLU(),
         torch.nn.Linear(400, 10),
-    )  # fmt: skip
+    )
     teacher = torch.randn(100, 10, generator=torch.Generator().manual_seed(99))
     compressor = SCHEMES[scheme]()
     optimizer = hvd.DistributedOptimizer(
@@ -82,11 +87,19 @@ def main(folder: Path, scheme: str) -> None:
         digests = hvd.allgather_object(digest, name="soak.digest")
         process = psutil.Process()
         entry = {
-            "time": time.time(), "event": event, "host": host, "pid": process.pid,
-            "rank": hvd.rank(), "size": hvd.size(), "batch": state.batch, "loss": loss,
-            "equal": len(set(digests)) == 1, "rss": process.memory_info().rss,
-            "threads": process.num_threads(), "files": process.num_fds(),
-        }  # fmt: skip
+            "time": time.time(),
+            "event": event,
+            "host": host,
+            "pid": process.pid,
+            "rank": hvd.rank(),
+            "size": hvd.size(),
+            "batch": state.batch,
+            "loss": loss,
+            "equal": len(set(digests)) == 1,
+            "rss": process.memory_info().rss,
+            "threads": process.num_threads(),
+            "files": process.num_fds(),
+        }
         log.write(json.dumps(entry) + "\n")
         log.flush()
 

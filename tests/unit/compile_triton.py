@@ -14,8 +14,16 @@ from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
 # Products that are added without being rounded, and functions that are not rounded correctly.
-FORBIDDEN = ("fma.rn.f32", "fma.rn.f64", "mad.f32", "div.full", "div.approx", "sqrt.approx",
-             "rcp.approx", ".ftz")  # fmt: skip
+FORBIDDEN = (
+    "fma.rn.f32",
+    "fma.rn.f64",
+    "mad.f32",
+    "div.full",
+    "div.approx",
+    "sqrt.approx",
+    "rcp.approx",
+    ".ftz",
+)
 # PTX of more characters takes ptxas many seconds; the longest here has four fifths.
 LONGEST = 400_000
 

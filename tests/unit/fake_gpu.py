@@ -26,10 +26,26 @@ if torch.cuda.is_available():
 CUDA = torch.device("cuda", 0)
 # The host waits for what these return.
 WAITING = {
-    "item", "tolist", "__bool__", "__float__", "__int__", "__index__", "__complex__", "cpu",
-    "numpy", "nonzero", "equal", "allclose", "bincount", "unique", "masked_select", "is_nonzero",
-    "argwhere", "__contains__", "__array__",
-}  # fmt: skip
+    "item",
+    "tolist",
+    "__bool__",
+    "__float__",
+    "__int__",
+    "__index__",
+    "__complex__",
+    "cpu",
+    "numpy",
+    "nonzero",
+    "equal",
+    "allclose",
+    "bincount",
+    "unique",
+    "masked_select",
+    "is_nonzero",
+    "argwhere",
+    "__contains__",
+    "__array__",
+}
 # They may take tensors of both devices.
 TRANSFERS = {"copy_", "to", "set_", "type_as"}
 

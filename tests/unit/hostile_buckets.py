@@ -49,9 +49,17 @@ SCHEMES = {
 }
 # Their scale is no L2 norm, deviation or multiple of the largest, so none can overflow.
 WIDE = {
-    "qsgd_linf", "qsgd_huffman", "alq_linf", "orq", "quantile", "bingrad", "bingrad_biased",
-    "signsgd", "onebit", "natural",
-}  # fmt: skip
+    "qsgd_linf",
+    "qsgd_huffman",
+    "alq_linf",
+    "orq",
+    "quantile",
+    "bingrad",
+    "bingrad_biased",
+    "signsgd",
+    "onebit",
+    "natural",
+}
 
 
 def make(scheme: str, **keywords):

@@ -31,10 +31,14 @@ def excess(flat: torch.Tensor, levels: torch.Tensor, symmetric: bool, norm: str)
 
 CHOICES = list(
     itertools.product(
-        (2, 3, 4, 6), (True, False), ("l2", "linf"), ("histogram", "normal"), (False, True),
+        (2, 3, 4, 6),
+        (True, False),
+        ("l2", "linf"),
+        ("histogram", "normal"),
+        (False, True),
         ("coordinate_descent", "gradient_descent"),
     )
-)  # fmt: skip
+)
 
 
 @pytest.mark.parametrize(("bits", "symmetric", "norm"), sorted({c[:3] for c in CHOICES}))
@@ -46,9 +50,14 @@ def test_levels_after_fit(bits, symmetric, norm):
             continue
         statistics, normalized, solver = choice[3:]
         compressor = ALQ(
-            bits=bits, symmetric=symmetric, norm=norm, statistics=statistics,
-            normalized=normalized, solver=solver, bucket_size=BUCKET,
-        )  # fmt: skip
+            bits=bits,
+            symmetric=symmetric,
+            norm=norm,
+            statistics=statistics,
+            normalized=normalized,
+            solver=solver,
+            bucket_size=BUCKET,
+        )
         before = compressor.levels
         compressor.fit(flat)
         levels = compressor.levels

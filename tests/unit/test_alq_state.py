@@ -11,9 +11,18 @@ import torch
 from hvd_adaptive import ALQ
 
 REPORT = {
-    "coordinates", "payload_bytes", "wire_bytes", "uncompressed_bytes", "bits_per_coordinate",
-    "relative_error", "encode_s", "exchange_s", "decode_s", "peak_bytes", "table_version",
-}  # fmt: skip
+    "coordinates",
+    "payload_bytes",
+    "wire_bytes",
+    "uncompressed_bytes",
+    "bits_per_coordinate",
+    "relative_error",
+    "encode_s",
+    "exchange_s",
+    "decode_s",
+    "peak_bytes",
+    "table_version",
+}
 
 
 def through_disk(state: dict) -> dict:

@@ -23,9 +23,16 @@ COMPRESSOR = QSGD(bits=4, bucket_size=512)
 
 def shipment(size: int, dtype: torch.dtype, ranks: int) -> Shipment:
     return Shipment(
-        COMPRESSOR, dtype, size // 2, size - size // 2, 5, lambda rank: stream_key(rank),
-        lambda: 1 / ranks, lambda field: nullcontext(), lambda size: None,
-    )  # fmt: skip
+        COMPRESSOR,
+        dtype,
+        size // 2,
+        size - size // 2,
+        5,
+        lambda rank: stream_key(rank),
+        lambda: 1 / ranks,
+        lambda field: nullcontext(),
+        lambda size: None,
+    )
 
 
 def chosen(place: Place, seconds: dict, nodes: tuple[int, ...] = (), compressor=COMPRESSOR) -> Auto:
@@ -77,9 +84,11 @@ def test_the_fastest_for_each_size_and_the_most_exact_of_equals():
 
 def test_all_ranks_choose_alike_and_plain_groups_quantise_nothing(caplog):
     seconds = {
-        "float32": (0.001, 0.9), "bfloat16": (0.001, 0.5), "allgather": (0.002, 0.3),
+        "float32": (0.001, 0.9),
+        "bfloat16": (0.001, 0.5),
+        "allgather": (0.002, 0.3),
         "scatter_reduce": (0.002, 0.1),
-    }  # fmt: skip
+    }
     arranged = []
     with caplog.at_level(logging.INFO, "hvd_adaptive"):
         for rank in range(3):

@@ -85,9 +85,16 @@ def test_lengths_and_zeros(name, n):
 
 @pytest.mark.parametrize(
     ("name", "paper"),
-    [("orq-3", 20.2), ("orq-5-descent", 13.8), ("orq-9", 10.1), ("linear-5", 13.8),
-     ("bingrad-pb", 32), ("bingrad-b", 32), ("signsgd", 32)],
-)  # fmt: skip
+    [
+        ("orq-3", 20.2),
+        ("orq-5-descent", 13.8),
+        ("orq-9", 10.1),
+        ("linear-5", 13.8),
+        ("bingrad-pb", 32),
+        ("bingrad-b", 32),
+        ("signsgd", 32),
+    ],
+)
 def test_ratios_of_the_paper_at_bucket_8192(name, paper):
     """Levels' own bytes counted; headers too."""
     n = 100 * 8192

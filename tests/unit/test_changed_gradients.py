@@ -79,8 +79,13 @@ def test_tensors_without_a_version_and_copies_are_left_alone():
 
 def test_dtypes_and_shapes():
     parameter = torch.nn.Parameter(torch.zeros(4, 3))
-    layout = build_layout([Member("w", (4, 3), gradient_dtype(parameter))], min_numel=0,
-                          bucket_size=8, tail="quantize", most_coordinates=64)  # fmt: skip
+    layout = build_layout(
+        [Member("w", (4, 3), gradient_dtype(parameter))],
+        min_numel=0,
+        bucket_size=8,
+        tail="quantize",
+        most_coordinates=64,
+    )
     assert is_laid_out(layout, [parameter])
     parameter.data = parameter.data.double()
     assert gradient_dtype(parameter) == torch.float64 and not is_laid_out(layout, [parameter])

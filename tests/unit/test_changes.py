@@ -56,8 +56,10 @@ def test_every_scheme_changes_in_place(scheme):
     assert torch.equal(compressor.encode(FLAT, seed=3), other.encode(FLAT, seed=3))
     state = through_disk(compressor.state_dict())
     assert state["settings"] == {
-        "bucket_size": 256, "exchange": "scatter_reduce", "min_numel": 9,
-    }  # fmt: skip
+        "bucket_size": 256,
+        "exchange": "scatter_reduce",
+        "min_numel": 9,
+    }
     new = make(scheme)
     new.load_state_dict(state)
     assert repr(new) == repr(other) and new.step == 5
@@ -268,8 +270,11 @@ def test_a_schedule_is_asked_once_a_step():
         seen.append((changed, compressor.table.bits))
     assert asked == [0, 1, 2, 3]
     assert seen == [
-        ([False, False], 3), ([True, False], 4), ([False, False], 4), ([True, False], 2),
-    ]  # fmt: skip
+        ([False, False], 3),
+        ([True, False], 4),
+        ([False, False], 4),
+        ([True, False], 2),
+    ]
     assert compressor.norm == "linf"
     resumed = ALQ(schedule=schedule)
     resumed.load_state_dict(through_disk(compressor.state_dict()))

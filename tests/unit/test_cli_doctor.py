@@ -17,8 +17,14 @@ from hvd_adaptive.horovod_build.torch_facts import find_torch
 
 HOROVOD = {"version": "0.28.1", "mpi": True, "gloo": True, "nccl": False}
 Mpi = SimpleNamespace(warning="", compiler="mpicxx")
-RANK = {"ranks": 2, "mpi": True, "error": 0.01, "equal": True, "mpi4py": "Open MPI v4.1.8",
-        "libraries": ["/lib/libmpi.so.40"]}  # fmt: skip
+RANK = {
+    "ranks": 2,
+    "mpi": True,
+    "error": 0.01,
+    "equal": True,
+    "mpi4py": "Open MPI v4.1.8",
+    "libraries": ["/lib/libmpi.so.40"],
+}
 CUDA = find_torch().__class__("2.13.0", find_torch().root, "12.8", True, 20)
 
 
@@ -30,17 +36,32 @@ def found(check, **context) -> list[tuple[str, str]]:
 @pytest.mark.parametrize(
     ("seen", "trouble", "context", "statuses", "words"),
     [
-        (None, "import horovod.torch fails: ModuleNotFoundError: No module named 'horovod'", {},
-         ["problem"], ["is not installed", "hvd-adaptive install-horovod"]),
+        (
+            None,
+            "import horovod.torch fails: ModuleNotFoundError: No module named 'horovod'",
+            {},
+            ["problem"],
+            ["is not installed", "hvd-adaptive install-horovod"],
+        ),
         (None, "import horovod.torch fails: undefined symbol", {}, ["problem"], ["--rebuild"]),
         (HOROVOD | {"torch": "2.13.0"}, "", {"torch": CUDA}, ["fine", "note"], ["without NCCL"]),
-        (HOROVOD | {"torch": "2.1.0"}, "", {"torch": find_torch()}, ["fine", "problem"],
-         ["was built for torch 2.1.0", "--rebuild"]),
-        (HOROVOD | {"torch": None, "mpi": False}, "", {"mpi": "an MPI"}, ["fine", "note"],
-         ["was built without MPI"]),
+        (
+            HOROVOD | {"torch": "2.1.0"},
+            "",
+            {"torch": find_torch()},
+            ["fine", "problem"],
+            ["was built for torch 2.1.0", "--rebuild"],
+        ),
+        (
+            HOROVOD | {"torch": None, "mpi": False},
+            "",
+            {"mpi": "an MPI"},
+            ["fine", "note"],
+            ["was built without MPI"],
+        ),
     ],
     ids=["missing", "broken", "no nccl", "another torch", "no mpi"],
-)  # fmt: skip
+)
 def test_horovod(monkeypatch, seen, trouble, context, statuses, words):
     monkeypatch.setattr(checks, "probe", lambda: (seen, trouble))
     findings = found(checks.check_horovod, **context)
@@ -55,14 +76,20 @@ def test_horovod(monkeypatch, seen, trouble, context, statuses, words):
         ([RANK | {"ranks": 1}] * 2, ["problem"], "2 processes that see [1, 1] ranks"),
         ([RANK | {"error": 0.5}] * 2, ["problem"], "wrong numbers"),
         ([RANK | {"equal": False}] * 2, ["problem"], "wrong numbers"),
-        ([RANK | {"libraries": ["/a/libmpi.so", "/b/libmpi.so"]}] * 2, ["fine", "problem"],
-         "another MPI than Horovod: /a/libmpi.so, /b/libmpi.so"),
+        (
+            [RANK | {"libraries": ["/a/libmpi.so", "/b/libmpi.so"]}] * 2,
+            ["fine", "problem"],
+            "another MPI than Horovod: /a/libmpi.so, /b/libmpi.so",
+        ),
         ([RANK | {"mpi4py": None, "mpi4py_error": "no"}] * 2, ["fine", "note"], "travel by"),
-        (RanksError("mpirun ended with status 1", "There are not enough slots available"),
-         ["problem"], "fewer ranks"),
+        (
+            RanksError("mpirun ended with status 1", "There are not enough slots available"),
+            ["problem"],
+            "fewer ranks",
+        ),
     ],
     ids=["fine", "strangers", "error", "unequal", "two MPIs", "no mpi4py", "slots"],
-)  # fmt: skip
+)
 def test_ranks(monkeypatch, told, statuses, words):
     def run_ranks(module, argument, place, seconds):
         assert (module, place.count, place.launcher) == ("hvd_adaptive.doctor.worker", 2, "mpi")

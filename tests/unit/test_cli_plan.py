@@ -32,8 +32,21 @@ def constants(tmp_path, monkeypatch):
 
 
 def test_command_with_kept_constants(constants, capsys):
-    command = ["plan", "--model", "resnet18", "--ranks", "4", "--bandwidth", "1gbit", "--cores",
-               "8", "--constants", str(constants), "--schemes", "ALQ(bits=3)"]  # fmt: skip
+    command = [
+        "plan",
+        "--model",
+        "resnet18",
+        "--ranks",
+        "4",
+        "--bandwidth",
+        "1gbit",
+        "--cores",
+        "8",
+        "--constants",
+        str(constants),
+        "--schemes",
+        "ALQ(bits=3)",
+    ]
     assert main([*command, "--json"]) == 0
     plan = json.loads(capsys.readouterr().out)
     assert {p["method"] for p in plan["predictions"]} == {"float32", "float16", "ALQ(bits=3)"}
@@ -70,8 +83,21 @@ def test_command_with_kept_constants(constants, capsys):
     ids=lambda value: value[-1] if isinstance(value, list) else "",
 )
 def test_command_refuses(constants, changed, message, capsys):
-    command = ["plan", "--model", "resnet18", "--ranks", "4", "--bandwidth", "1gbit", "--cores",
-               "8", "--constants", str(constants), "--schemes", "ALQ(bits=3)"]  # fmt: skip
+    command = [
+        "plan",
+        "--model",
+        "resnet18",
+        "--ranks",
+        "4",
+        "--bandwidth",
+        "1gbit",
+        "--cores",
+        "8",
+        "--constants",
+        str(constants),
+        "--schemes",
+        "ALQ(bits=3)",
+    ]
     with pytest.raises(SystemExit) as ended:
         main([*command, *changed])
     assert ended.value.code == 2
@@ -81,8 +107,21 @@ def test_command_refuses(constants, changed, message, capsys):
 def test_constants_that_are_none(tmp_path, capsys):
     (tmp_path / "x.json").write_text('{"ranks": 4}')
     with pytest.raises(SystemExit):
-        main(["plan", "--params", "5", "--ranks", "4", "--bandwidth", "1gbit", "--schemes",
-              "ALQ()", "--constants", str(tmp_path / "x.json")])  # fmt: skip
+        main(
+            [
+                "plan",
+                "--params",
+                "5",
+                "--ranks",
+                "4",
+                "--bandwidth",
+                "1gbit",
+                "--schemes",
+                "ALQ()",
+                "--constants",
+                str(tmp_path / "x.json"),
+            ]
+        )
     assert "holds no constants" in capsys.readouterr().err
 
 
@@ -91,8 +130,19 @@ def test_constants_of_another_version(constants, capsys):
     assert "reached" not in told["machine"]
     constants.write_text(json.dumps(told | {"version": 1}))
     with pytest.raises(SystemExit):
-        main(["plan", "--params", "5", "--ranks", "4", "--bandwidth", "1gbit", "--constants",
-              str(constants)])  # fmt: skip
+        main(
+            [
+                "plan",
+                "--params",
+                "5",
+                "--ranks",
+                "4",
+                "--bandwidth",
+                "1gbit",
+                "--constants",
+                str(constants),
+            ]
+        )
     assert "is of another version" in " ".join(capsys.readouterr().err.split())
 
 

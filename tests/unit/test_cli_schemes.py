@@ -94,8 +94,10 @@ def test_a_scheme_that_is_none(capsys):
 
 
 def test_first_sentences():
-    told = {name: catalog._first_sentence(inspect.getdoc(kind) or "")
-            for name, kind in catalog.scheme_classes().items()}  # fmt: skip
+    told = {
+        name: catalog._first_sentence(inspect.getdoc(kind) or "")
+        for name, kind in catalog.scheme_classes().items()
+    }
     assert told["QSGD"].endswith("2017, Eq. 4, Lemma 3.1)")
     assert told["TernGrad"].startswith("Ternary gradients (Wen et al. 2017")
     assert all(len(sentence) > 20 for sentence in told.values())

@@ -69,11 +69,21 @@ def test_offsets_that_cannot_be(case):
     compressor, payload, at, count = case
     ends = ends_of(payload, at, count)
     lies = [
-        [0] * count, ends[::-1], [0, *ends[1:]], [ends[1], *ends[1:]], [*ends[:-1], ends[-2]],
-        [*ends[:-1], ends[-1] + 8], [*ends[:-1], ends[-1] - 8], [2**32 - 1] * count,
-        [*ends[:-1], 2**32 - 1], [*ends[:-1], 2**31], [2**31, *ends[1:]],
-        [ends[0] + 1, *ends[1:]], [ends[0] - 1, *ends[1:]], [1, *ends[1:]],
-    ]  # fmt: skip
+        [0] * count,
+        ends[::-1],
+        [0, *ends[1:]],
+        [ends[1], *ends[1:]],
+        [*ends[:-1], ends[-2]],
+        [*ends[:-1], ends[-1] + 8],
+        [*ends[:-1], ends[-1] - 8],
+        [2**32 - 1] * count,
+        [*ends[:-1], 2**32 - 1],
+        [*ends[:-1], 2**31],
+        [2**31, *ends[1:]],
+        [ends[0] + 1, *ends[1:]],
+        [ends[0] - 1, *ends[1:]],
+        [1, *ends[1:]],
+    ]
     for lie in lies:
         with pytest.raises(PayloadError):
             decode(compressor, with_ends(payload, at, lie))

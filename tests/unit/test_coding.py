@@ -140,8 +140,9 @@ class TestPayloads:
         sums, expanded = [], []
         original = coded.decode_bodies
         coded.decode_bodies = lambda bodies, *rest: (
-            expanded.append(len(bodies)), original(bodies, *rest)
-        )  # fmt: skip
+            expanded.append(len(bodies)),
+            original(bodies, *rest),
+        )
         for scheme in (coded, fixed):
             payloads = [scheme.encode_flat(f, 3000, key) for key, f in enumerate(flats)]
             header = hvd_adaptive.codec.payloads.read_header(payloads[0])
@@ -298,9 +299,12 @@ class TestReceivers:
 
 @pytest.mark.parametrize(
     "scheme",
-    [name for name in hvd_adaptive.__all__
-     if getattr(getattr(hvd_adaptive, name), "codings", ()) == ("fixed",)],
-)  # fmt: skip
+    [
+        name
+        for name in hvd_adaptive.__all__
+        if getattr(getattr(hvd_adaptive, name), "codings", ()) == ("fixed",)
+    ],
+)
 @pytest.mark.parametrize("coding", CODERS)
 def test_schemes_without_a_table_say_so(scheme, coding):
     made = getattr(hvd_adaptive, scheme)

@@ -32,9 +32,17 @@ from hvd_adaptive.simulate import Records  # noqa: E402
 sys.path.remove(str(EXAMPLES))
 
 ARGS = argparse.Namespace(
-    task=list(TASKS), methods=list(METHODS), seeds=20, workers=4, bits=3, bucket_size=8192,
-    steps=None, sweeps=list(studies.SWEEPS), budgets=list(BUDGETS), papers=True,
-)  # fmt: skip
+    task=list(TASKS),
+    methods=list(METHODS),
+    seeds=20,
+    workers=4,
+    bits=3,
+    bucket_size=8192,
+    steps=None,
+    sweeps=list(studies.SWEEPS),
+    budgets=list(BUDGETS),
+    papers=True,
+)
 GAIN = 2.0
 
 
@@ -43,10 +51,14 @@ def outcome(rng: np.random.Generator, run: Run, best: tuple[str, ...]) -> Outcom
     ahead = GAIN * (run.method in best)
     levels = tuple(rng.uniform(0.01, 0.3, 3)) if run.method in ADAPTIVE else ()
     return Outcome(
-        run, rng.normal(90 + ahead, 0.3), *np.exp(rng.normal(-1 - ahead, 0.2, 2)), 3.0,
-        float(np.exp(rng.normal(-ahead, 0.2))), levels,
+        run,
+        rng.normal(90 + ahead, 0.3),
+        *np.exp(rng.normal(-1 - ahead, 0.2, 2)),
+        3.0,
+        float(np.exp(rng.normal(-ahead, 0.2))),
+        levels,
         tuple(np.exp(rng.normal(-ahead, 0.2, 5))),
-    )  # fmt: skip
+    )
 
 
 def trajectory(rng: np.random.Generator, task: str, best: tuple[str, ...]) -> OnTrajectory:
@@ -54,9 +66,16 @@ def trajectory(rng: np.random.Generator, task: str, best: tuple[str, ...]) -> On
     names = ("normalized_minibatch", "excess", "normalized_excess", "squared_bias", "estimator")
     records = []
     for _ in range(ARGS.seeds):
-        rows = [{"step": step, "method": m, "minibatch": 1.0,
-                 **{n: float(np.exp(rng.normal(-GAIN * (m in best), 0.2))) for n in names}}
-                for step in studies.moments(TASKS[task].steps) for m in methods]  # fmt: skip
+        rows = [
+            {
+                "step": step,
+                "method": m,
+                "minibatch": 1.0,
+                **{n: float(np.exp(rng.normal(-GAIN * (m in best), 0.2))) for n in names},
+            }
+            for step in studies.moments(TASKS[task].steps)
+            for m in methods
+        ]
         records.append(Records({}, rows))
     return OnTrajectory(records, ARGS.workers)
 
@@ -72,23 +91,30 @@ def fit(rng: np.random.Generator) -> Records:
         for name in names
         for i, value in enumerate((3.0, 1.5, 1.0 + 0.2 * rng.random()))
     ]
-    return Records({}, rows)  # fmt: skip
+    return Records({}, rows)
 
 
 def claims(seed: int, best: tuple[str, ...] = ()) -> list[verdicts.Claim]:
     rng = np.random.default_rng(seed)
-    runs = (studies.main_runs(ARGS) + studies.paper_runs(ARGS) + studies.sweep_runs(ARGS)
-            + studies.budget_runs(ARGS))  # fmt: skip
+    runs = (
+        studies.main_runs(ARGS)
+        + studies.paper_runs(ARGS)
+        + studies.sweep_runs(ARGS)
+        + studies.budget_runs(ARGS)
+    )
     outcomes = [outcome(rng, run, best) for run in dict.fromkeys(runs)]
     scores = {task: scores_of(ARGS, outcomes, task) for task in ARGS.task}
     on_path = {task: trajectory(rng, task, best) for task in ARGS.task}
     sweeps = {setting: studies.swept(ARGS, setting, outcomes) for setting in ARGS.sweeps}
     equal = {task: budget_scores(ARGS, outcomes, task) for task in studies.budget_tasks(ARGS)}
     return [
-        *check_claims(scores, on_path, ARGS.bits), *check_sweeps(sweeps), *check_qsgd(scores),
-        *check_nuqsgd(scores, on_path), *check_fits([fit(rng) for _ in range(ARGS.seeds)]),
+        *check_claims(scores, on_path, ARGS.bits),
+        *check_sweeps(sweeps),
+        *check_qsgd(scores),
+        *check_nuqsgd(scores, on_path),
+        *check_fits([fit(rng) for _ in range(ARGS.seeds)]),
         *check_equal_claims(equal),
-    ]  # fmt: skip
+    ]
 
 
 def test_every_item_of_the_papers_list_finds_its_claims(tmp_path, monkeypatch):
@@ -113,12 +139,23 @@ def _decided(found: list[verdicts.Claim]) -> dict[str, str]:
 def test_nothing_is_said_of_equal_methods():
     """Methods of one law: claims that one is ahead, or the least sensitive, are not decided on
     more than 5% of the pages, which for 8 is 3 within five sigma."""
-    ahead = ("more accurate than", "loses less accuracy", "lower validation loss", "less variance",
-             "less mean squared", "is behind", "loses accuracy", "is ahead of")  # fmt: skip
+    ahead = (
+        "more accurate than",
+        "loses less accuracy",
+        "lower validation loss",
+        "less variance",
+        "less mean squared",
+        "is behind",
+        "loses accuracy",
+        "is ahead of",
+    )
     wrong = 0
     for seed in range(8):
-        words = {text: word for text, word in _decided(claims(seed)).items()
-                 if any(each in text for each in ahead)}  # fmt: skip
+        words = {
+            text: word
+            for text, word in _decided(claims(seed)).items()
+            if any(each in text for each in ahead)
+        }
         assert len(words) > 35
         wrong += any(word != verdicts.OPEN for word in words.values())
     assert wrong <= 3

@@ -36,9 +36,17 @@ def words_of(n: int, alphabet: int, device: torch.device) -> torch.Tensor:
 
 @pytest.mark.parametrize(
     ("alphabet", "n", "bucket"),
-    [(2, 700, 60), (3, 400, 100), (5, 1000, 600), (4, 1100, 512),
-     (8, 700, 60), (16, 600, 512), (11, 400, 60), (31, 60, 40)],
-)  # fmt: skip
+    [
+        (2, 700, 60),
+        (3, 400, 100),
+        (5, 1000, 600),
+        (4, 1100, 512),
+        (8, 700, 60),
+        (16, 600, 512),
+        (11, 400, 60),
+        (31, 60, 40),
+    ],
+)
 def test_rounding_and_decoding(alphabet: int, n: int, bucket: int):
     flat = vector(heavy, n)
     levels = levels_of(flat, bucket, alphabet)

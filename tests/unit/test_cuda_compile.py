@@ -22,8 +22,18 @@ def test_kernels_compile_without_fused_products():
     )
     assert done.returncode == 0, done.stdout + done.stderr
     lines = [line.split() for line in done.stdout.splitlines()]
-    assert {"_fused_kernel", "_pack_kernel", "_decode_kernel", "_norms_kernel", "_orq_kernel",
-            "_transpose_kernel", "_quantize_kernel", "_walk_kernel", "_read_kernel",
-            "_limits_kernel", "_double_kernel"} <= {name for name, *_ in lines}  # fmt: skip
+    assert {
+        "_fused_kernel",
+        "_pack_kernel",
+        "_decode_kernel",
+        "_norms_kernel",
+        "_orq_kernel",
+        "_transpose_kernel",
+        "_quantize_kernel",
+        "_walk_kernel",
+        "_read_kernel",
+        "_limits_kernel",
+        "_double_kernel",
+    } <= {name for name, *_ in lines}
     for name, *flaws in lines:
         assert not flaws, f"{name}: {flaws}"

@@ -16,13 +16,18 @@ from hvd_adaptive import kernels
 FUNCTIONS = {
     "": ("encode", "decode_add", "bucket_norms", "clipped", "histogram", "counts", "checksum"),
     "bucket": ("round_codes", "cut_codes", "decode_add"),
-    "levels": ("orq_levels", "quantile_levels", "mean_magnitudes", "symmetric_levels",
-               "conditional_means"),
+    "levels": (
+        "orq_levels",
+        "quantile_levels",
+        "mean_magnitudes",
+        "symmetric_levels",
+        "conditional_means",
+    ),
     "onebit": ("encode",),
     "natural": ("encode", "decode_add"),
     "qcs": ("encode", "decode_add"),
     "ecdq": ("bucket_steps", "quantize", "add"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("subject", FUNCTIONS)

@@ -34,9 +34,15 @@ def runs_of(n: int, order: int, rows: int, weight: float = 1.0) -> list[Run]:
 
 @pytest.mark.parametrize(
     ("order", "rows", "alphabet", "n"),
-    [(64, 64, 3, 700), (64, 5, 2, 650), (1, 1, 5, 9), (8192, 3000, 9, 8192 + 130), (96, 50, 4, 500),
-     (512, 512, 255, 512)],
-)  # fmt: skip
+    [
+        (64, 64, 3, 700),
+        (64, 5, 2, 650),
+        (1, 1, 5, 9),
+        (8192, 3000, 9, 8192 + 130),
+        (96, 50, 4, 500),
+        (512, 512, 255, 512),
+    ],
+)
 def test_qcs(order: int, rows: int, alphabet: int, n: int):
     flat = vector(heavy, n)
     if n == 700:

@@ -32,10 +32,20 @@ FAR = 5 * (1 << 31)
 
 @triton.jit(do_not_specialize=["first", "n", "bucket_size", "magic", "lane_words"])
 def probe(
-    out, words, first: tl.int64, n: tl.int64, bucket_size: tl.int64, magic: tl.int64,
-    lane_words: tl.int64, BUCKETS: tl.constexpr, FIXED: tl.constexpr, ROWS: tl.constexpr,
-    DIGITS: tl.constexpr, BASE: tl.constexpr, WIDTH: tl.constexpr,
-):  # fmt: skip
+    out,
+    words,
+    first: tl.int64,
+    n: tl.int64,
+    bucket_size: tl.int64,
+    magic: tl.int64,
+    lane_words: tl.int64,
+    BUCKETS: tl.constexpr,
+    FIXED: tl.constexpr,
+    ROWS: tl.constexpr,
+    DIGITS: tl.constexpr,
+    BASE: tl.constexpr,
+    WIDTH: tl.constexpr,
+):
     """Of two segments from ``first`` on: the bucket and the place in it of each coordinate (-1 if
     it is not there), under [digit of row k, segment and lane], and the words of each lane."""
     thread = tl.arange(0, 32)
@@ -59,9 +69,20 @@ def probed(alphabet: int, first: int, n: int, bucket: int) -> tuple[np.ndarray, 
     out = torch.zeros(segments.rows, segments.digits, 2, 16, 3, dtype=torch.int64, device=DEVICE)
     words = torch.zeros(2, 16, dtype=torch.int32, device=DEVICE)
     launch(
-        probe, 1, out, out, words, first, n, bucket, magic(bucket), packing.words(n) // 16,
-        BUCKETS=segments.buckets(bucket), num_warps=1, **segments.constants,
-    )  # fmt: skip
+        probe,
+        1,
+        out,
+        out,
+        words,
+        first,
+        n,
+        bucket,
+        magic(bucket),
+        packing.words(n) // 16,
+        BUCKETS=segments.buckets(bucket),
+        num_warps=1,
+        **segments.constants,
+    )
     return out.cpu().numpy(), words.cpu().numpy()
 
 
@@ -105,9 +126,14 @@ def test_coordinates_buckets_and_words(alphabet: int, bucket: int):
 
 @triton.jit(do_not_specialize=["tile", "n", "bucket_size", "magic"])
 def probe_tile(
-    out, tile: tl.int64, n: tl.int64, bucket_size: tl.int64, magic: tl.int64,
-    TILE: tl.constexpr, BUCKETS: tl.constexpr,
-):  # fmt: skip
+    out,
+    tile: tl.int64,
+    n: tl.int64,
+    bucket_size: tl.int64,
+    magic: tl.int64,
+    TILE: tl.constexpr,
+    BUCKETS: tl.constexpr,
+):
     """Of the coordinates of a tile: place_of, -1 if they are not there."""
     i, there, bucket, place = place_of(tile.to(tl.int64), n, bucket_size, magic, TILE, BUCKETS)
     at = out + tl.arange(0, TILE) * 3
@@ -122,8 +148,18 @@ def test_tiles_far_away(bucket: int):
     n, size = FAR + 300, 256
     tile, out = FAR // size, torch.zeros(256, 3, dtype=torch.int64, device=DEVICE)
     for k in (0, 1):
-        launch(probe_tile, 1, out, out, tile + k, n, bucket, magic(bucket), TILE=size,
-               BUCKETS=buckets_on(bucket, size))  # fmt: skip
+        launch(
+            probe_tile,
+            1,
+            out,
+            out,
+            tile + k,
+            n,
+            bucket,
+            magic(bucket),
+            TILE=size,
+            BUCKETS=buckets_on(bucket, size),
+        )
         for j in (0, 7, 43, 44, 255):
             i = (tile + k) * size + j
             own, within = divmod(i, bucket)

@@ -50,8 +50,11 @@ def check(flat: torch.Tensor, bucket: int, density: float) -> None:
 def test_hostile_buckets():
     """Long runs of zeros make gaps that pass tiles."""
     kinds = (heavy, zeros, with_nan, denormal, one_outlier, with_infinity)
-    check(torch.cat([vector(kind, 60) for kind in kinds] + [torch.zeros(2500), vector(heavy, 70)]),
-          60, 0.05)  # fmt: skip
+    check(
+        torch.cat([vector(kind, 60) for kind in kinds] + [torch.zeros(2500), vector(heavy, 70)]),
+        60,
+        0.05,
+    )
 
 
 @pytest.mark.parametrize(

@@ -27,8 +27,18 @@ from hvd_adaptive.levels import uniform_magnitudes
 KEY = (1 << 63) + 77
 # (coordinates, bucket size): buckets of one coordinate, shorter than a block of 512 and not, whole
 # blocks, whole tiles (norm and codes in one launch), longer than the tensor; ends everywhere.
-PLACES = ((3, 1), (700, 7), (530, 32), (1300, 100), (2600, 512), (3100, 700), (2100, 1024),
-          (1, 9), (512, 512), (900, 5000))  # fmt: skip
+PLACES = (
+    (3, 1),
+    (700, 7),
+    (530, 32),
+    (1300, 100),
+    (2600, 512),
+    (3100, 700),
+    (2100, 1024),
+    (1, 9),
+    (512, 512),
+    (900, 5000),
+)
 
 
 def hostile(bucket: int, kinds=KINDS) -> torch.Tensor:
@@ -54,9 +64,14 @@ def check(flat, bucket, norm, table, clip=None) -> None:
 
 @pytest.mark.parametrize(
     ("bits", "kind"),
-    [*((bits, "uneven") for bits in range(2, 9)), (3, "uniform"), (8, "uniform"),
-     (6, "exponential"), (8, "exponential")],
-)  # fmt: skip
+    [
+        *((bits, "uneven") for bits in range(2, 9)),
+        (3, "uniform"),
+        (8, "uniform"),
+        (6, "exponential"),
+        (8, "exponential"),
+    ],
+)
 def test_encode_for_each_rule_and_width(bits: int, kind: str):
     """Symmetric tables have codes of fixed width; from 4 bits on uneven ones are searched."""
     n, bucket = PLACES[(3 * bits + len(kind)) % len(PLACES)]

@@ -244,7 +244,7 @@ def test_mutated_payloads_never_crash(variance):
         ({"bits": 2.0, "parameter_bits": {"a": 11}}, "parameter_bits="),
         ({"relative_variance": 0.1, "parameter_bits": {"a": 2}}, "parameter_bits=.*give one"),
     ],
-)  # fmt: skip
+)
 def test_wrong_arguments(keywords, told):
     with pytest.raises(ValueError, match=told):
         ECDQ(**keywords)

@@ -73,9 +73,12 @@ def test_probabilities_by_quadrature(step, classes):
         for k in range(-most, most + 1):
             jumps = [k + s - y / step for s in (0.5, -0.5) for y in (*ATOMS.edges, *-ATOMS.edges)]
             wanted, _ = scipy.integrate.quad(
-                lambda a, k=k: at_most(k + 0.5 - a) - at_most(k - 0.5 - a), low, high,
-                points=[j for j in jumps if low < j < high] or None, limit=200,
-            )  # fmt: skip
+                lambda a, k=k: at_most(k + 0.5 - a) - at_most(k - 0.5 - a),
+                low,
+                high,
+                points=[j for j in jumps if low < j < high] or None,
+                limit=200,
+            )
             assert abs(got[c, k + most] - wanted / (high - low)) < 1e-7
 
 

@@ -41,7 +41,7 @@ def test_close_to_the_average(exchange, workers, per_node, bucket, dtype):
     """Small tensors exactly, up to rounding; large ones as 8 bits allow."""
     compressor = QSGD(
         bits=8, norm="linf", bucket_size=bucket, exchange=exchange, ranks_per_node=per_node
-    )  # fmt: skip
+    )
     exact, found = averaged(compressor, workers, dtype)
     rounding = 4 * torch.finfo(dtype).eps
     for want, got in zip(exact, found, strict=True):
@@ -72,9 +72,7 @@ def test_sums_do_not_leave_the_range_of_half_precision(exchange):
 )
 def test_repeats_and_is_unbiased_enough(make, exchange):
     """Same bits again; within a few of the deviations that the error itself allows."""
-    runs = [
-        averaged(make(exchange=exchange, ranks_per_node=2), 4, steps=2) for _ in range(2)
-    ]  # fmt: skip
+    runs = [averaged(make(exchange=exchange, ranks_per_node=2), 4, steps=2) for _ in range(2)]
     for want, one, two in zip(runs[0][0], runs[0][1], runs[1][1], strict=True):
         assert torch.equal(one, two)
         assert (one.double() - want).norm() < 3 * want.norm()

@@ -41,8 +41,9 @@ def assert_within(norms: torch.Tensor, bound: float, at_least: float) -> None:
 
 
 def qcs(weight: float, estimator: str = "unbiased", k: int = 16) -> QCS:
-    return QCS(bucket_size=D, measurements=k, quantizer_range=2, estimator=estimator,
-               error_feedback=weight)  # fmt: skip
+    return QCS(
+        bucket_size=D, measurements=k, quantizer_range=2, estimator=estimator, error_feedback=weight
+    )
 
 
 @pytest.mark.parametrize("factor", (0.3, 1.0, 1.5))

@@ -72,9 +72,7 @@ def test_a_state_holds_residuals_without_the_scale():
 @pytest.mark.parametrize("scale", (0.0, math.inf, math.nan, 1e-45))
 def test_a_scale_that_is_none_leaves_residuals_alone(scale):
     scaler = Scaler(2.0)
-    rank = OneRank(
-        QSGD(bits=3, bucket_size=64, error_feedback=1.0, grad_scaler=scaler), [2000]
-    )  # fmt: skip
+    rank = OneRank(QSGD(bits=3, bucket_size=64, error_feedback=1.0, grad_scaler=scaler), [2000])
     rank.step(gradients([2000], 0))
     before = rank.residuals()["a"]
     scaler.scale = scale

@@ -125,10 +125,15 @@ def test_training_with_and_without():
         torch.manual_seed(0)
         model = nn.Linear(100, 5)
         result = simulate.train(
-            model, (x, y), optimizer=lambda p: torch.optim.SGD(p, lr=0.2), workers=2,
+            model,
+            (x, y),
+            optimizer=lambda p: torch.optim.SGD(p, lr=0.2),
+            workers=2,
             compressor=QSGD(bits=2, bucket_size=100, min_numel=0, error_feedback=weight),
-            steps=30, batch_size=32, progress=False,
-        )  # fmt: skip
+            steps=30,
+            batch_size=32,
+            progress=False,
+        )
         losses[weight] = [row["loss"] for row in result.rows]
         assert sum(losses[weight][-5:]) < 0.95 * sum(losses[weight][:5])
     assert losses[None][0] == losses[0.1][0] and losses[None][-1] != losses[0.1][-1]

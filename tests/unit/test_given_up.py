@@ -50,9 +50,13 @@ def _text(told) -> bytes:
 def world_of(hvd, life):
     length = len(_text(hvd.others))
     return SimpleNamespace(
-        hvd=hvd, size=2, life=life, process_set=None, sends_directly=False,
+        hvd=hvd,
+        size=2,
+        life=life,
+        process_set=None,
+        sends_directly=False,
         gather_equal=lambda own, name: torch.tensor([[int(own)], [length]]),
-    )  # fmt: skip
+    )
 
 
 def step_of(*sent):

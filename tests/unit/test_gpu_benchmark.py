@@ -111,8 +111,12 @@ def test_commands_end_with_the_time(monkeypatch):
     slow = [sys.executable, "-c", "import time; print('begun', flush=True); time.sleep(30)"]
     told = gpu.finished(slow, dict(os.environ), late, lines=3)
     assert told["status"] == gpu.STOPPED and told["s"] < 10 and gpu.failed(told)
-    told = gpu.finished([sys.executable, "-c", "print(1); exit(3)"], dict(os.environ),
-                        argparse.Namespace(end=time.monotonic() + 20), lines=3)  # fmt: skip
+    told = gpu.finished(
+        [sys.executable, "-c", "print(1); exit(3)"],
+        dict(os.environ),
+        argparse.Namespace(end=time.monotonic() + 20),
+        lines=3,
+    )
     assert told["status"] == 3 and told["end"] == ["1"]
 
 

@@ -91,8 +91,20 @@ def test_consistent_length_but_too_many_bytes(extra):
 
 
 word = st.one_of(st.integers(0, 300), st.sampled_from(HUGE), st.integers(0, 2**64 - 1))
-FUZZED = ("coordinates", "full", "bucket_size", "length", "alphabet", "dtype", "coding",
-          "table_version", "table_fingerprint", "settings", "reserved", "format")  # fmt: skip
+FUZZED = (
+    "coordinates",
+    "full",
+    "bucket_size",
+    "length",
+    "alphabet",
+    "dtype",
+    "coding",
+    "table_version",
+    "table_fingerprint",
+    "settings",
+    "reserved",
+    "format",
+)
 
 
 ITEMSIZE = {1: 2, 2: 2, 3: 4, 4: 8}

@@ -89,8 +89,19 @@ def one_outlier(n: int, generator: np.random.Generator) -> np.ndarray:
     return x
 
 
-KINDS = (ordinary, heavy, zeros, signed_zeros, with_nan, with_infinity, denormal, near_denormal,
-         enormous, constant, one_outlier)  # fmt: skip
+KINDS = (
+    ordinary,
+    heavy,
+    zeros,
+    signed_zeros,
+    with_nan,
+    with_infinity,
+    denormal,
+    near_denormal,
+    enormous,
+    constant,
+    one_outlier,
+)
 
 
 def vector(kind, n: int, seed: int = 0) -> torch.Tensor:

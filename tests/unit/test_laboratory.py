@@ -157,10 +157,15 @@ def test_what_is_missing_is_told(monkeypatch):
 def _rows(seconds: list[float]) -> list[dict]:
     """Two ranks' figures of a round."""
     row = {
-        "seconds": seconds, "sent_bytes": 1100.0, "received_bytes": 1100.0, "cpu_s": 0.1,
-        "machine_cpu_s": 0.3, "crc": 7, "relative_error": 0.25,
+        "seconds": seconds,
+        "sent_bytes": 1100.0,
+        "received_bytes": 1100.0,
+        "cpu_s": 0.1,
+        "machine_cpu_s": 0.3,
+        "crc": 7,
+        "relative_error": 0.25,
         "report": {"wire_bytes": 1000.0, "encode_s": 0.1, "exchange_s": 0.2, "decode_s": 0.3},
-    }  # fmt: skip
+    }
     return [row, row | {"report": row["report"] | {"wire_bytes": 1200.0}}]
 
 

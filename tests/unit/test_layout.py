@@ -203,8 +203,13 @@ def test_fingerprint_covers_the_parts():
 
 def test_a_layout_does_not_change_unnoticed():
     """Payloads carry this number: ranks of two versions must not take each other's for theirs."""
-    sizes = [(5, torch.float32), (2, torch.float32), (40, torch.float16), (9, torch.float32),
-             (30, torch.float16)]  # fmt: skip
+    sizes = [
+        (5, torch.float32),
+        (2, torch.float32),
+        (40, torch.float16),
+        (9, torch.float32),
+        (30, torch.float16),
+    ]
     members = [Member(f"layer.{i}", (n,), dtype) for i, (n, dtype) in enumerate(sizes)]
     layout = build_layout(members, min_numel=3, bucket_size=8, tail="full", most_coordinates=20)
     assert layout.fingerprint == 0x65BB3983878512
@@ -212,11 +217,18 @@ def test_a_layout_does_not_change_unnoticed():
 
 def test_parts_side_by_side():
     """Two convolutions of 4 bits, dense layers of the default, a small bias, one kept as it is."""
-    told = {"conv1": (30, "bits=4"), "conv1.b": (2, "bits=4"), "fc": (20, ""), "fine": (9, None),
-            "layer.conv": (24, "bits=4"), "out": (10, "")}  # fmt: skip
+    told = {
+        "conv1": (30, "bits=4"),
+        "conv1.b": (2, "bits=4"),
+        "fc": (20, ""),
+        "fine": (9, None),
+        "layer.conv": (24, "bits=4"),
+        "out": (10, ""),
+    }
     members = [Member(n, (size,), torch.float32, part) for n, (size, part) in told.items()]
-    layout = build_layout(members, min_numel=3, bucket_size=8, tail="quantize",
-                          most_coordinates=1000)  # fmt: skip
+    layout = build_layout(
+        members, min_numel=3, bucket_size=8, tail="quantize", most_coordinates=1000
+    )
     names = [[layout.members[p.slot].name for p in g.pieces] for g in layout.groups]
     assert names == [["conv1", "layer.conv"], ["fc", "out", "conv1.b", "fine"]]
     assert [(g.part, g.quantized, g.full) for g in layout.groups] == [

@@ -36,17 +36,32 @@ WRONG = {
     "a matrix": torch.ones(3, 2),
     "a scalar": torch.tensor(0.5),
     "huge": 2**80,
-}  # fmt: skip
+}
 # Entries that a state may lack (older versions' states do), and values that do say something.
 OPTIONAL = {
-    "settings", "instance", "training", "alone", "scope", "parameter_bits", "second_stage",
-    "second_schedule", "residuals", "probabilities", "a", "share", "again",
-}  # fmt: skip
+    "settings",
+    "instance",
+    "training",
+    "alone",
+    "scope",
+    "parameter_bits",
+    "second_stage",
+    "second_schedule",
+    "residuals",
+    "probabilities",
+    "a",
+    "share",
+    "again",
+}
 ALLOWED = {
-    ("parameter_bits", "None"), ("instance", "a dict"), ("settings", "a dict"),
-    ("scope", "missing"), ("code", "a list"), ("parameters", "a dict"),
+    ("parameter_bits", "None"),
+    ("instance", "a dict"),
+    ("settings", "a dict"),
+    ("scope", "missing"),
+    ("code", "a list"),
+    ("parameters", "a dict"),
     ("settings/bucket_size", "missing"),
-}  # fmt: skip
+}
 
 
 def make(name: str) -> Any:
@@ -79,8 +94,14 @@ def used(name: str) -> Any:
 
 
 NAMES = [scheme.__name__ for scheme in SCHEMES] + [
-    "ALQ-parts", "ALQ-book", "ALQ-feedback", "ALQ-second", "QSGD-book", "ECDQ-parts", "AMQ-second",
-]  # fmt: skip
+    "ALQ-parts",
+    "ALQ-book",
+    "ALQ-feedback",
+    "ALQ-second",
+    "QSGD-book",
+    "ECDQ-parts",
+    "AMQ-second",
+]
 
 
 def plain(value: Any) -> Any:
@@ -173,11 +194,15 @@ def test_the_last_entry_read_is_the_first_to_be_checked():
 
 
 anything = st.recursive(
-    st.none() | st.booleans() | st.integers(-(2**70), 2**70) | st.floats() | st.text(max_size=4)
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**70), 2**70)
+    | st.floats()
+    | st.text(max_size=4)
     | st.lists(st.floats(), max_size=9).map(torch.tensor),
     lambda x: st.lists(x, max_size=3) | st.dictionaries(st.text(max_size=4), x, max_size=3),
     max_leaves=6,
-)  # fmt: skip
+)
 
 
 @settings(max_examples=150, deadline=None)

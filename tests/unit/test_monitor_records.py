@@ -70,9 +70,14 @@ def test_records_are_means_over_the_steps_since_the_last(tmp_path):
     codec = begun(monitor)
     for step in range(7):
         codec.step(
-            monitor, step, payload_bytes=(10 * step, 2.0), uncompressed_bytes=(80 * step, 8.0),
-            squared_error=(1.0, step), squared_norm=(2.0, 6.0), encode_s=(0.5, 0.25),
-        )  # fmt: skip
+            monitor,
+            step,
+            payload_bytes=(10 * step, 2.0),
+            uncompressed_bytes=(80 * step, 8.0),
+            squared_error=(1.0, step),
+            squared_norm=(2.0, 6.0),
+            encode_s=(0.5, 0.25),
+        )
     assert [r["step"] for r in records(tmp_path, "step")] == []  # buffered
     monitor.close()
     first, second, last = records(tmp_path, "step")
@@ -129,12 +134,21 @@ def test_lines_of_the_log(caplog):
     with caplog.at_level(logging.INFO, "hvd_adaptive"):
         codec = begun(monitor)
         for step in range(2):
-            codec.step(monitor, step, payload_bytes=(1e6, 1e6), uncompressed_bytes=(8e6, 8e6),
-                       wire_bytes=(3e6, 0), squared_error=(1, 0), squared_norm=(4, 4))  # fmt: skip
+            codec.step(
+                monitor,
+                step,
+                payload_bytes=(1e6, 1e6),
+                uncompressed_bytes=(8e6, 8e6),
+                wire_bytes=(3e6, 0),
+                squared_error=(1, 0),
+                squared_norm=(4, 4),
+            )
     start, step = caplog.messages
     assert start == "monitoring S() over 4 ranks: 7 coordinates in 2 groups"
-    assert step.startswith("step 1: 3.000 MB sent, payloads 8.0 times smaller than gradients, "
-                           "relative error 0.125, encode 0.0, wait")  # fmt: skip
+    assert step.startswith(
+        "step 1: 3.000 MB sent, payloads 8.0 times smaller than gradients, "
+        "relative error 0.125, encode 0.0, wait"
+    )
 
 
 def test_every_process_monitor_and_compressor_is_told_apart(tmp_path):

@@ -15,22 +15,42 @@ from hvd_adaptive.monitor.log import LogError, read_logs
 from hvd_adaptive.monitor.summary import costs, summarise
 
 FIGURES = {
-    "coordinates": 3000.0, "uncompressed_bytes": 12_000.0, "payload_bytes": 1500.0,
-    "wire_bytes": 4500.0, "encode_s": 0.001, "exchange_s": 0.004, "decode_s": 0.002,
-    "flight_s": 0.005, "relative_error": 0.5,
-}  # fmt: skip
+    "coordinates": 3000.0,
+    "uncompressed_bytes": 12_000.0,
+    "payload_bytes": 1500.0,
+    "wire_bytes": 4500.0,
+    "encode_s": 0.001,
+    "exchange_s": 0.004,
+    "decode_s": 0.002,
+    "flight_s": 0.005,
+    "relative_error": 0.5,
+}
 MEMBERS = [["<b>.weight", 2400, 0], ["a.weight", 500, 0], ["a.bias", 0, 100]]
 
 
 def start(time: float, **changes) -> dict:
     group = {
-        "group": 0, "part": "", "dtype": "float32", "coordinates": 3000, "quantized": 2900,
-        "buckets": 3, "exchange": "allgather", "members": MEMBERS,
-    }  # fmt: skip
+        "group": 0,
+        "part": "",
+        "dtype": "float32",
+        "coordinates": 3000,
+        "quantized": 2900,
+        "buckets": 3,
+        "exchange": "allgather",
+        "members": MEMBERS,
+    }
     facts = {
-        "scheme": "ALQ(bits=3, norm='l2')", "name": "n", "version": "1", "torch": "2", "host": "h",
-        "rank": 0, "ranks": 4, "first_step": 0, "exchange": "allgather", "groups": [group],
-    }  # fmt: skip
+        "scheme": "ALQ(bits=3, norm='l2')",
+        "name": "n",
+        "version": "1",
+        "torch": "2",
+        "host": "h",
+        "rank": 0,
+        "ranks": 4,
+        "first_step": 0,
+        "exchange": "allgather",
+        "groups": [group],
+    }
     return {"kind": "start", "compressor": 0, "time": time} | facts | changes
 
 
@@ -64,13 +84,20 @@ def folder(tmp_path: Path) -> Path:
     }
     write(
         tmp_path / "net-rank0-20260101T000000-7.jsonl",
-        start(1), table(1.5, 0, 0), step(2, 9, 10), step(3, 19, 10, wire_bytes=1500.0), warning,
+        start(1),
+        table(1.5, 0, 0),
+        step(2, 9, 10),
+        step(3, 19, 10, wire_bytes=1500.0),
+        warning,
         '{"kind":"step","compr',
-    )  # fmt: skip
+    )
     write(
         tmp_path / "net-rank0-20260102T000000-8.jsonl",
-        start(4, ranks=2), table(4.5, 20, 1), step(5, 20), step(6, 21, relative_error=None),
-    )  # fmt: skip
+        start(4, ranks=2),
+        table(4.5, 20, 1),
+        step(5, 20),
+        step(6, 21, relative_error=None),
+    )
     return tmp_path
 
 
@@ -86,10 +113,12 @@ def test_the_lowest_rank_of_each_compressor_is_read(tmp_path):
     for rank in (3, 1):
         write(
             tmp_path / f"g-rank{rank}-20260101T000000-{rank}.jsonl",
-            start(1, rank=rank), step(2, rank),
-            start(1, rank=rank, compressor=1), step(2, 10 + rank, compressor=1),
+            start(1, rank=rank),
+            step(2, rank),
+            start(1, rank=rank, compressor=1),
+            step(2, 10 + rank, compressor=1),
             start(1, rank=rank, compressor=2),
-        )  # fmt: skip
+        )
     found = [(log.label, log.rank, log.steps[0]["step"]) for log in read_logs(tmp_path)]
     assert found == [("g", 1, 1), ("g 1", 1, 11)]  # the third never ended a step
 
@@ -121,8 +150,9 @@ def test_a_group_in_bfloat16_is_shared_out_by_coordinates(tmp_path):
     write(tmp_path / "x.jsonl", plain, step(2, 0, payload_bytes=6000.0, relative_error=None))
     (log,) = read_logs(tmp_path / "x.jsonl")
     assert [(r.name, r.payload_bytes, r.bits, r.error) for r in costs(log)] == [
-        ("b", 4000, 16, None), ("a", 2000, 16, None),
-    ]  # fmt: skip
+        ("b", 4000, 16, None),
+        ("a", 2000, 16, None),
+    ]
 
 
 def test_the_page_stands_alone(folder, capsys):
@@ -135,8 +165,17 @@ def test_the_page_stands_alone(folder, capsys):
     assert not re.search(
         r"<(script|link|img|iframe)\b|\b(src|href)=[\"'](?!#)|@import|url\((?!#)", page
     )
-    for text in ("a &lt;run&gt;", "&lt;b&gt;.weight", "it &lt;hurts&gt;", "ALQ over 2 ranks",
-                 "3.14 kB", "1.5 kB", "12 kB", "26.7 %", "began, or changed"):  # fmt: skip
+    for text in (
+        "a &lt;run&gt;",
+        "&lt;b&gt;.weight",
+        "it &lt;hurts&gt;",
+        "ALQ over 2 ranks",
+        "3.14 kB",
+        "1.5 kB",
+        "12 kB",
+        "26.7 %",
+        "began, or changed",
+    ):
         assert text in page, text
     drawn = re.findall(r"<svg .*?</svg>", page, re.S)
     assert len(drawn) == 5
@@ -181,9 +220,21 @@ def test_wrong_usage():
 
 
 NAMES = [
-    r"$\frac{$", "$x^2$", "a_b$", "_private.weight", "", "x" * 500, "w&amp;<script>f()</script>",
-    "]]>", "two\nlines", "nul\x00", "half \ud800", "\u202eback", "{{ 7 * 7 }}", '"quoted\'',
-]  # fmt: skip
+    r"$\frac{$",
+    "$x^2$",
+    "a_b$",
+    "_private.weight",
+    "",
+    "x" * 500,
+    "w&amp;<script>f()</script>",
+    "]]>",
+    "two\nlines",
+    "nul\x00",
+    "half \ud800",
+    "\u202eback",
+    "{{ 7 * 7 }}",
+    "\"quoted'",
+]
 
 
 @pytest.mark.parametrize("name", NAMES, ids=ascii)

@@ -14,8 +14,31 @@ from hvd_adaptive.coding.packing import packing_of
 from hvd_adaptive.kernels import cpu, reference, reference_pack
 from hvd_adaptive.kernels.tables import kernel_table
 
-LENGTHS = (0, 1, 15, 16, 17, 63, 64, 65, 127, 128, 129, 447, 448, 449, 511, 512, 513, 575, 577,
-           1023, 1024, 1025, 1600)  # fmt: skip
+LENGTHS = (
+    0,
+    1,
+    15,
+    16,
+    17,
+    63,
+    64,
+    65,
+    127,
+    128,
+    129,
+    447,
+    448,
+    449,
+    511,
+    512,
+    513,
+    575,
+    577,
+    1023,
+    1024,
+    1025,
+    1600,
+)
 
 
 def codes_of(seed: int, n: int, bits: int) -> list[int]:

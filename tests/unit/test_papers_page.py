@@ -17,21 +17,36 @@ sys.path.remove(str(ROOT / "examples"))
 
 # Counted in the papers.
 NUMBERED = {
-    "ALQ": {"Theorem": 10, "Lemma": 3, "Proposition": 8, "Corollary": 4, "Table": 7, "Fig": 14,
-            "Algorithm": 1, "Definition": 1},
-    "NUQSGD": {"Theorem": 5, "Lemma": 3, "Corollary": 1, "Fig": 6, "Algorithm": 1,
-               "Definition": 1},
+    "ALQ": {
+        "Theorem": 10,
+        "Lemma": 3,
+        "Proposition": 8,
+        "Corollary": 4,
+        "Table": 7,
+        "Fig": 14,
+        "Algorithm": 1,
+        "Definition": 1,
+    },
+    "NUQSGD": {"Theorem": 5, "Lemma": 3, "Corollary": 1, "Fig": 6, "Algorithm": 1, "Definition": 1},
     "QSGD": {"Table": 1, "Fig": 3, "Algorithm": 1},
     "ORQ": {"Theorem": 1, "Proposition": 1, "Table": 5, "Fig": 3, "Algorithm": 2, "Assumption": 3},
     "QCS": {"Fig": 8, "Algorithm": 1, "Remark": 4},
-}  # fmt: skip
+}
 NAMED = {
-    "QSGD": ["Definition 2.1", "Theorem 2.1", "Corollary 2.2", "Lemma 3.1", "Theorem 3.2",
-             "Corollary 3.3", "Theorem 3.4", "Theorem 3.5", "Theorem 3.6"],
+    "QSGD": [
+        "Definition 2.1",
+        "Theorem 2.1",
+        "Corollary 2.2",
+        "Lemma 3.1",
+        "Theorem 3.2",
+        "Corollary 3.3",
+        "Theorem 3.4",
+        "Theorem 3.5",
+        "Theorem 3.6",
+    ],
     "ORQ": ["Corollary 1.1", "Remark 1.1", "Remark 1.2"],
-    "QCS": ["Lemma 1", "Theorem 2", "Lemma 3", "Lemma 4", "Lemma 5", "Lemma 6", "Eq. 22",
-            "Eq. 23"],
-}  # fmt: skip
+    "QCS": ["Lemma 1", "Theorem 2", "Lemma 3", "Lemma 4", "Lemma 5", "Lemma 6", "Eq. 22", "Eq. 23"],
+}
 
 
 def statements(paper: str) -> set[tuple[str, int]]:
@@ -49,8 +64,9 @@ def statements(paper: str) -> set[tuple[str, int]]:
 
 @pytest.mark.parametrize("paper", NUMBERED)
 def test_nothing_is_left_out(paper):
-    wanted = {(kind, number) for kind, count in NUMBERED[paper].items()
-              for number in range(1, count + 1)}  # fmt: skip
+    wanted = {
+        (kind, number) for kind, count in NUMBERED[paper].items() for number in range(1, count + 1)
+    }
     assert wanted <= statements(paper)
 
 

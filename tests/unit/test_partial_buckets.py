@@ -50,8 +50,10 @@ class TestFit:
         """The table fitted to all has the least error of all: less than one that leaves the tail
         out, which is what fits to full buckets gave."""
         v = layered(512, 8, 300)
-        of_all, of_full = (ALQ(bits=5, bucket_size=512, norm=norm, symmetric=symmetric, tail=tail)
-                           for tail in ("quantize", "full"))  # fmt: skip
+        of_all, of_full = (
+            ALQ(bits=5, bucket_size=512, norm=norm, symmetric=symmetric, tail=tail)
+            for tail in ("quantize", "full")
+        )
         of_all.fit(v)
         of_full.fit(v)
         errors = [
@@ -108,8 +110,9 @@ class TestStatistics:
         one = statistic.pool(collected, normalized=True)
         means = [float((b.double() / n).mean()) for b, n in zip(buckets, norms, strict=True)]
         mean = np.average(means, weights=[2000, 130, 200])
-        deviations = [float((b.double() / n).std(correction=0)) for b, n in
-                      zip(buckets, norms, strict=True)]  # fmt: skip
+        deviations = [
+            float((b.double() / n).std(correction=0)) for b, n in zip(buckets, norms, strict=True)
+        ]
         deviation = np.average(deviations, weights=[2000, 130, 200])
         wanted = Mixture(mean, deviation, 1.0)
         assert float(one.cdf(0.02)) == pytest.approx(float(wanted.cdf(0.02)), rel=1e-6)
@@ -125,11 +128,11 @@ class TestDraw:
     def groups(self):
         groups = [Group(torch.float32, quantized, 3) for quantized in self.QUANTIZED]
         flats = {
-            id(group): torch.cat([
-                (1 + 3 * index) * student(group.quantized, index), torch.full((3,), 1e9)
-            ])
+            id(group): torch.cat(
+                [(1 + 3 * index) * student(group.quantized, index), torch.full((3,), 1e9)]
+            )
             for index, group in enumerate(groups)
-        }  # fmt: skip
+        }
         return groups, lambda group: flats[id(group)]
 
     def buckets(self, groups, flat_of) -> list[torch.Tensor]:
@@ -226,8 +229,9 @@ def test_a_step_fits_to_the_partial_buckets_it_sends(layout, statistics):
         codec = rank.compressor.part(part)
         flats = [
             torch.cat([gradients[p.slot][p.start : p.stop] for p in group.pieces])
-            for group in rank.layout.groups if group.part == part
-        ]  # fmt: skip
+            for group in rank.layout.groups
+            if group.part == part
+        ]
         best = ALQ(bits=codec.table.bits, bucket_size=512, statistics=statistics)
         # Full buckets first: then a fit sees the partial ones, too, if there is one of them.
         if len(flats) == 1:
@@ -248,8 +252,10 @@ def test_a_step_fits_to_the_partial_buckets_it_sends(layout, statistics):
 
 def test_simulated_ranks_fit_to_partial_buckets():
     """Two ranks and a last layer that is a partial bucket and holds most of the squared norm."""
-    parameters = [("a", torch.nn.Parameter(torch.zeros(64 * 512))),
-                  ("b", torch.nn.Parameter(torch.zeros(400)))]  # fmt: skip
+    parameters = [
+        ("a", torch.nn.Parameter(torch.zeros(64 * 512))),
+        ("b", torch.nn.Parameter(torch.zeros(400))),
+    ]
     compressor = ALQ(bits=8, bucket_size=512, min_numel=0, samples=20)
     ranks = simulate.Ranks(parameters, compressor, 2)
     flats = []

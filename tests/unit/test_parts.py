@@ -15,14 +15,25 @@ from hvd_adaptive.parts import JointUpdate
 BITS = {"*.bias": None, "conv1*": 5, "conv*": 4}
 NAMES = ["conv1.weight", "conv2.weight", "conv1.bias", "fc.weight", "fc.bias"]
 OWN = {
-    ALQ: {"norm": "linf", "symmetric": False, "normalized": True, "statistics": "normal",
-          "samples": 7, "solver": "gradient_descent"},
+    ALQ: {
+        "norm": "linf",
+        "symmetric": False,
+        "normalized": True,
+        "statistics": "normal",
+        "samples": 7,
+        "solver": "gradient_descent",
+    },
     AMQ: {"norm": "linf", "normalized": True, "statistics": "normal", "samples": 3},
     QSGD: {"norm": "linf", "symmetric": True, "samples": 4, "statistics": "normal"},
-    NUQSGD: {"norm": "linf", "multiplier": 0.6, "symmetric": True, "samples": 5,
-             "statistics": "normal"},
+    NUQSGD: {
+        "norm": "linf",
+        "multiplier": 0.6,
+        "symmetric": True,
+        "samples": 5,
+        "statistics": "normal",
+    },
     TernGrad: {"clip": 1.5, "samples": 6, "statistics": "normal"},
-}  # fmt: skip
+}
 SHARED = {"bucket_size": 100, "seed": 3, "tail": "full", "clip": 2.0}
 
 
@@ -85,8 +96,10 @@ class TestCodecs:
         assert named - untried <= own.keys()
         flat = heavy(0, 1050)
         bits = {} if scheme is TernGrad else {"bits": 5}
-        alone, whole = scheme(**own, **bits), scheme(**own, scope="tensor",
-            parameter_bits={"x": bits.get("bits")})  # fmt: skip
+        alone, whole = (
+            scheme(**own, **bits),
+            scheme(**own, scope="tensor", parameter_bits={"x": bits.get("bits")}),
+        )
         part = whole.part("x") if bits else whole.part("y")
         assert torch.equal(part.encode(flat, seed=1), alone.encode(flat, seed=1))
         assert part.fingerprint == alone.fingerprint

@@ -19,9 +19,12 @@ TOP = 2**16 - 1  # the largest number sent
 # How much of each number is sent: the rest may differ unseen.
 SENT = {"slot": 2**16, "step": 2**16, "fingerprint": 2**32}
 numbers = st.one_of(
-    st.integers(0, 50), st.integers(TOP - 50, TOP), st.integers(2**20 - 50, 2**20 + 50),
-    st.integers(2**32 - 50, 2**32 - 1), st.integers(0, 2**32 - 1),
-)  # fmt: skip
+    st.integers(0, 50),
+    st.integers(TOP - 50, TOP),
+    st.integers(2**20 - 50, 2**20 + 50),
+    st.integers(2**32 - 50, 2**32 - 1),
+    st.integers(0, 2**32 - 1),
+)
 
 
 def all_ranks(size: int, slot=0, step=0, fingerprint=0, odd: dict | None = None) -> np.ndarray:
@@ -84,9 +87,12 @@ def test_gradient_predivide_factor(size, factor):
 
 
 @given(
-    st.integers(2, 1000), st.data(), numbers, st.sampled_from(("slot", "step", "fingerprint")),
+    st.integers(2, 1000),
+    st.data(),
+    numbers,
+    st.sampled_from(("slot", "step", "fingerprint")),
     st.booleans(),
-)  # fmt: skip
+)
 def test_one_rank_that_disagrees_is_caught(size, data, number, what, average):
     rank = data.draw(st.integers(0, size - 1))
     wrong = data.draw(numbers.filter(lambda n: (n - number) % SENT[what]))

@@ -117,8 +117,10 @@ def test_with_several_ranks_on_a_host_hierarchical_is_compared(played, command):
     asked, *_ = played
     command("--ranks-per-host", "2", "--schemes", "ALQ(bits=3)")
     assert [label.rpartition("=")[2] for label in asked[2:]] == [
-        "allgather", "scatter_reduce", "hierarchical",
-    ]  # fmt: skip
+        "allgather",
+        "scatter_reduce",
+        "hierarchical",
+    ]
     own = predict(plan_check.Cluster(4, 1e6, 2), plan_check.Job(1, 1000), machine())
     sent = [plan_check.leaves(prediction, 2) for prediction in own]
     assert sent[:-1] == [None] * 4 and sent[-1] == pytest.approx(1000 * 3 / 8)

@@ -17,12 +17,14 @@ from hvd_adaptive.plan.quantities import FAST, SLOW, Averages, Cluster, Codec, C
 @pytest.mark.parametrize("count", [2, 4, 16])
 def test_bytes_over_the_link(count):
     found = seconds(Cluster(count, LINK, latency=0.0), Job(1, N), machine())
-    assert found == pytest.approx({
-        "float32 ring": 2 * (count - 1) / count * 4 * N / LINK,
-        "float16 ring": 2 * (count - 1) / count * 2 * N / LINK,
-        "ALQ(bits=3) allgather": (count - 1) * 3 / 8 * N / LINK,
-        "ALQ(bits=3) scatter_reduce": (count - 1) / count * (3 + 5) / 8 * N / LINK,
-    })  # fmt: skip
+    assert found == pytest.approx(
+        {
+            "float32 ring": 2 * (count - 1) / count * 4 * N / LINK,
+            "float16 ring": 2 * (count - 1) / count * 2 * N / LINK,
+            "ALQ(bits=3) allgather": (count - 1) * 3 / 8 * N / LINK,
+            "ALQ(bits=3) scatter_reduce": (count - 1) / count * (3 + 5) / 8 * N / LINK,
+        }
+    )
 
 
 @pytest.mark.parametrize(
@@ -49,9 +51,10 @@ def test_messages_reach_a_part_of_the_rate(rate, of_the_way):
 def test_a_part_of_what_the_processor_does_hides_behind_the_wire(rate, step_s):
     """Or of the wire behind it: of a ring of six megabytes that takes three seconds."""
     own = machine(
-        allreduce={4: Collective(0.0, 0.4e-6), 2: NOTHING}, stock_step_s=0.6,
+        allreduce={4: Collective(0.0, 0.4e-6), 2: NOTHING},
+        stock_step_s=0.6,
         reached=replace(WHOLE, hidden=0.25),
-    )  # fmt: skip
+    )
     found = seconds(Cluster(4, rate, latency=0.0), Job(1, N), own)
     assert found["float32 ring"] == pytest.approx(step_s)
 
@@ -74,19 +77,25 @@ def test_an_allgather_of_3_bits_loses_to_a_ring_beyond_21_ranks():
 
 def test_messages_have_latency():
     found = seconds(Cluster(4, 1e18, latency=1.0), Job(1, N), machine())
-    assert found == pytest.approx({
-        "float32 ring": 6, "float16 ring": 6, "ALQ(bits=3) allgather": 3,
-        "ALQ(bits=3) scatter_reduce": 6,
-    })  # fmt: skip
+    assert found == pytest.approx(
+        {
+            "float32 ring": 6,
+            "float16 ring": 6,
+            "ALQ(bits=3) allgather": 3,
+            "ALQ(bits=3) scatter_reduce": 6,
+        }
+    )
 
 
 def test_processor_time_and_what_of_it_is_shared():
     costs = machine(
         Codec("A()", 8.0, 1e-6, 2e-6, 0.1, AVERAGES, AVERAGES),
         allreduce={4: Collective(0.0, 1e-6), 2: NOTHING},
-        allgather=Collective(0.5, 1e-6), alltoall=Collective(0.25, 2e-6),
-        stock_step_s=0.125, scheme_step_s=0.375,
-    )  # fmt: skip
+        allgather=Collective(0.5, 1e-6),
+        alltoall=Collective(0.25, 2e-6),
+        stock_step_s=0.125,
+        scheme_step_s=0.375,
+    )
     whole = seconds(Cluster(4, 1e18, latency=0.0), Job(1, N), costs)
     assert whole["float32 ring"] == pytest.approx(6.0 + 0.125)
     # Encode a second, send three million bytes directly, decode four payloads.
@@ -129,9 +138,11 @@ def test_hierarchical_sends_slices_between_hosts(hosts, per_host):
 def test_processor_time_of_hierarchical(hosts):
     costs = machine(
         Codec("A()", 8.0, 1e-6, 2e-6, 0.1, AVERAGES, Averages(8.0, 4e-6, 8e-6)),
-        alltoall=Collective(0.25, 3e-6), local=Collective(7.0, 5e-6), add_s=11e-6,
+        alltoall=Collective(0.25, 3e-6),
+        local=Collective(7.0, 5e-6),
+        add_s=11e-6,
         scheme_step_s=1.0,
-    )  # fmt: skip
+    )
     found = predict(Cluster(2 * hosts, 1e18, 2, latency=0.0), Job(1, N), costs)[-1]
     # Half of the gradient is a slice: one goes to the other rank of the host, its average back.
     inside = 2 * 4 * 0.5 * 5

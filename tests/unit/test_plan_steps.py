@@ -15,9 +15,11 @@ from hvd_adaptive.plan.quantities import Averages, Cluster, Codec, Conditions, J
 
 CODEC = Codec("qsgd(bits=4,)", 8.0, 1e-6, 2e-6, 0.1, Averages(16.0, 4e-6, 8e-6, 6), AVERAGES)
 WRITTEN = (
-    "float32", "float16", "QSGD(bits=4, exchange='allgather')",
+    "float32",
+    "float16",
+    "QSGD(bits=4, exchange='allgather')",
     "QSGD(bits=4, exchange='scatter_reduce', second_stage_bits=6)",
-)  # fmt: skip
+)
 
 
 @pytest.fixture
@@ -54,9 +56,10 @@ def test_whole_steps_tell_how_much_longer_the_parts_take_together(steps_here):
     found = steps.factors(own, Conditions(8, 8, 4, 10 * N, cluster.crowd), lambda what: None)
     three = pytest.approx(3.0)
     assert found == {
-        "float32": {"ring": three}, "float16": {"ring": three},
+        "float32": {"ring": three},
+        "float16": {"ring": three},
         CODEC.label: {"allgather": three, "scatter_reduce": three},
-    }  # fmt: skip
+    }
     # With the second stage of eight ranks.
     assert [methods for methods, *_ in asked] == [list(WRITTEN[:3]), [WRITTEN[3]]] * steps.LAUNCHES
     assert all(a[1:3] == (4, 10 * N) and (a[3].count, a[3].tcp) == (4, True) for a in asked)
@@ -102,7 +105,7 @@ def test_of_several_launches_medians_count(steps_here, monkeypatch):
         ("alq(exchange='hierarchical', ranks_per_node=4)", "ALQ(exchange='allgather')"),
         ("ALQ(warmup_steps=9, clip=2.5)", "ALQ(clip=2.5, exchange='allgather')"),
     ],
-)  # fmt: skip
+)
 def test_steps_are_of_the_exchange_that_is_predicted(steps_here, method, written):
     own = machine(dataclasses.replace(CODEC, label=method))
     prediction = predict(Cluster(2, LINK), Job(1, N), own)[2]

@@ -54,12 +54,24 @@ def discrete_normal(alphabet: int, step: float) -> np.ndarray:
 LAWS = {
     **{f"ternary {p}": ternary(p) for p in (0.4, 0.7, 0.9, 0.99, 0.999)},
     **{f"binary {p}": np.array([p, 1 - p]) for p in (0.5, 0.8, 0.99)},
-    **{f"normal {a} {d}": discrete_normal(a, d)
-       for a, d in ((4, 1.2), (5, 1), (7, 0.8), (8, 0.6), (8, 1.5), (15, 0.4), (31, 0.15),
-                    (127, 0.05), (255, 0.02), (256, 0.6))},
+    **{
+        f"normal {a} {d}": discrete_normal(a, d)
+        for a, d in (
+            (4, 1.2),
+            (5, 1),
+            (7, 0.8),
+            (8, 0.6),
+            (8, 1.5),
+            (15, 0.4),
+            (31, 0.15),
+            (127, 0.05),
+            (255, 0.02),
+            (256, 0.6),
+        )
+    },
     "one sure": np.array([0.0, 0.0, 1.0, 0.0, 0.0]),
     "half sure": np.array([0.5, 0.5] + [0.0] * 7),
-}  # fmt: skip
+}
 
 
 class TestLengths:
@@ -184,10 +196,18 @@ def test_equal_numbers_give_equal_books():
 
 @pytest.mark.parametrize(
     "wrong",
-    ([], [1.0], np.ones(4097), np.ones((2, 2)), [0.5, -0.1], [0.0, 0.0], [1.0, np.nan],
-     [np.inf, 1.0]),
+    (
+        [],
+        [1.0],
+        np.ones(4097),
+        np.ones((2, 2)),
+        [0.5, -0.1],
+        [0.0, 0.0],
+        [1.0, np.nan],
+        [np.inf, 1.0],
+    ),
     ids=lambda w: str(np.shape(w)),
-)  # fmt: skip
+)
 def test_wrong_probabilities_are_named(wrong):
     with pytest.raises(ValueError, match="probabilities"):
         PrefixCode.build(wrong)

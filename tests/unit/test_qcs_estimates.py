@@ -44,8 +44,17 @@ VECTORS = (dense, sparse, single, constant, heavy)
 
 def projections(n: int) -> list[tuple[int, float]]:
     """Some (k, Q) of a partition of n."""
-    wanted = [(1, 0.5), (1, 2), (2, 0.5), (n // 5 + 1, 2), (n // 2, 1), (n // 2 + 1, 0.5), (n, 0.5),
-              (n, 1), (n, 7)]  # fmt: skip
+    wanted = [
+        (1, 0.5),
+        (1, 2),
+        (2, 0.5),
+        (n // 5 + 1, 2),
+        (n // 2, 1),
+        (n // 2 + 1, 0.5),
+        (n, 0.5),
+        (n, 1),
+        (n, 7),
+    ]
     return sorted({(k, q) for k, q in wanted if 1 <= k <= n})
 
 

@@ -92,9 +92,13 @@ def test_too_short_words_are_refused():
     scheme = QCS(bucket_size=64, quantizer_range=1)
     with pytest.raises(ValueError, match="too short"):
         cpu_qcs.decode_add(
-            [(torch.ones(4), torch.zeros(10, dtype=torch.int32))], [0], scheme._runs(256), 3, 1.0,
+            [(torch.ones(4), torch.zeros(10, dtype=torch.int32))],
+            [0],
+            scheme._runs(256),
+            3,
+            1.0,
             torch.zeros(256),
-        )  # fmt: skip
+        )
 
 
 def randomness(key: int, first: int, bucket: int, order: int, rows: int):

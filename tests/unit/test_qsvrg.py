@@ -143,9 +143,16 @@ def test_without_quantisation_it_is_svrg():
 
 
 @pytest.mark.parametrize(
-    ("n", "intervals", "bucket"), [(1, 1, 1), (16, 4, 16), (17, 5, 17), (16129, 127, 16129),
-                                   (16130, 127, 16129), (40_000, 127, 16129)],
-)  # fmt: skip
+    ("n", "intervals", "bucket"),
+    [
+        (1, 1, 1),
+        (16, 4, 16),
+        (17, 5, 17),
+        (16129, 127, 16129),
+        (16130, 127, 16129),
+        (40_000, 127, 16129),
+    ],
+)
 def test_intervals_are_the_root_rounded_up_and_buckets_keep_the_bound(n, intervals, bucket):
     flat = Portion(1, lambda x, index: x)
     run = QSVRG(start(n), [flat], lr=0.1, iterations=1)

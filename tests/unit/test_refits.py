@@ -45,9 +45,12 @@ class Run:
         if compressor.update_due(step.number):
             self.due.append(step.number)
             compressor.update(
-                step.number, step.samples, lambda vector, fit: fit([vector]), step.parts,
+                step.number,
+                step.samples,
+                lambda vector, fit: fit([vector]),
+                step.parts,
                 step.is_finite(),
-            )  # fmt: skip
+            )
         compressor.step += 1
         return compressor.table_version
 

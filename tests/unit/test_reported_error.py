@@ -57,10 +57,12 @@ def test_clipping_counts_with_its_squared_bias():
     v, clip = heavy(2 * BUCKET + 50, 2), 1.5
     codec = TernGrad(bucket_size=BUCKET, clip=clip)
     parts = v.double().numpy()
-    cut = np.concatenate([
-        np.clip(part, -clip * (limit := np.sqrt(np.mean(part**2))), clip * limit)
-        for part in np.split(parts, [BUCKET, 2 * BUCKET])
-    ])  # fmt: skip
+    cut = np.concatenate(
+        [
+            np.clip(part, -clip * (limit := np.sqrt(np.mean(part**2))), clip * limit)
+            for part in np.split(parts, [BUCKET, 2 * BUCKET])
+        ]
+    )
     errors = bucket_errors(cut, codec.levels.numpy(), BUCKET, "linf")
     bias = [np.sum(part**2) for part in np.split(cut - parts, [BUCKET, 2 * BUCKET])]
     found = codec.squared_errors(v, key=0)[:, 0].numpy()
@@ -104,8 +106,9 @@ def sent(rank: OneRank, gradients) -> list[np.ndarray]:
 
 def test_all_of_few_buckets_are_measured_exactly():
     gradients = [heavy(2 * BUCKET + 77, 5), 30 * heavy(BUCKET + 3, 6)]
-    rank = OneRank(fitted(TABLES["alq_8"], gradients[0]), [2 * BUCKET + 77, BUCKET + 3],
-                   fusion=3 * BUCKET)  # fmt: skip
+    rank = OneRank(
+        fitted(TABLES["alq_8"], gradients[0]), [2 * BUCKET + 77, BUCKET + 3], fusion=3 * BUCKET
+    )
     flats = sent(rank, gradients)
     assert len(flats) == 2
     rank.step(gradients)
@@ -130,12 +133,15 @@ def test_estimates_are_unbiased_in_every_group():
     for _ in range(600):
         rank.step(gradients)
         of_groups = rank.compressor.meter.last_groups
-        found.append([[of_groups[i].squared_error, of_groups[i].squared_norm]
-                      for i in range(len(flats))])  # fmt: skip
-    wanted = np.array([
-        [bucket_errors(flat, levels, BUCKET).sum(), np.sum(flat.astype(np.float64) ** 2)]
-        for flat in flats
-    ])  # fmt: skip
+        found.append(
+            [[of_groups[i].squared_error, of_groups[i].squared_norm] for i in range(len(flats))]
+        )
+    wanted = np.array(
+        [
+            [bucket_errors(flat, levels, BUCKET).sum(), np.sum(flat.astype(np.float64) ** 2)]
+            for flat in flats
+        ]
+    )
     spread = np.std(found, axis=0) / np.sqrt(600)
     assert (np.abs(np.mean(found, axis=0) - wanted) <= 5 * spread + 1e-5 * wanted).all()
     # Neither is far from what it estimates on average.

@@ -99,9 +99,14 @@ def test_training_equals_a_loop_written_by_hand(name):
     steps, compressor = 4, SCHEMES[name]()
     model = make_model()
     result = simulate.train(
-        model, batch, optimizer=sgd, compressor=compressor, workers=WORKERS, steps=steps,
+        model,
+        batch,
+        optimizer=sgd,
+        compressor=compressor,
+        workers=WORKERS,
+        steps=steps,
         progress=False,
-    )  # fmt: skip
+    )
 
     own, other = SCHEMES[name](), make_model()
     stepper = sgd(other.parameters())

@@ -45,9 +45,12 @@ def alq(**keywords) -> ALQ:
 
 def test_records_of_a_run():
     result, model = run(
-        compressor=alq(), validation=(INPUTS, TARGETS), evaluate_every=3, variance_steps=[2, 6],
+        compressor=alq(),
+        validation=(INPUTS, TARGETS),
+        evaluate_every=3,
+        variance_steps=[2, 6],
         schedule=lambda optimizer: torch.optim.lr_scheduler.StepLR(optimizer, 5, 0.1),
-    )  # fmt: skip
+    )
     assert [row["step"] for row in result.rows] == list(range(7))
     assert [row["learning_rate"] for row in result.rows] == [0.1] * 5 + [pytest.approx(0.01)] * 2
     assert [row["table_version"] for row in result.rows] == [1, 1, 1, 2, 2, 2, 2]
@@ -59,8 +62,9 @@ def test_records_of_a_run():
     # The last evaluation is that of the model as it was left.
     loss, accuracy = simulate.evaluate(model, INPUTS, TARGETS)
     assert (result.rows[-1]["validation_loss"], result.rows[-1]["validation_accuracy"]) == (
-        loss, accuracy,
-    )  # fmt: skip
+        loss,
+        accuracy,
+    )
     assert accuracy == int((model.eval()(INPUTS).argmax(1) == TARGETS).sum()) / len(TARGETS)
     assert all(0 < row["relative_error"] < 1 for row in result.rows)
     assert all(3 < row["bits_per_coordinate"] < 10 for row in result.rows)
@@ -82,9 +86,15 @@ def test_a_run_in_two_halves():
     rows = []
     for _ in range(2):
         part = simulate.train(
-            other, (INPUTS, TARGETS), optimizer=lambda _: momentum, compressor=compressor,
-            workers=3, steps=3, batch_size=8, progress=False,
-        )  # fmt: skip
+            other,
+            (INPUTS, TARGETS),
+            optimizer=lambda _: momentum,
+            compressor=compressor,
+            workers=3,
+            steps=3,
+            batch_size=8,
+            progress=False,
+        )
         rows += part.rows
     assert rows == whole.rows
 
@@ -149,9 +159,15 @@ def test_every_rank_has_its_own_buffers():
 def test_targets_that_are_no_classes():
     model = nn.Linear(12, 2)
     result = simulate.train(
-        model, lambda rank, step: (INPUTS[:8], INPUTS[:8, :2]), optimizer=sgd, steps=3, workers=2,
-        loss=nn.functional.mse_loss, validation=(INPUTS, INPUTS[:, :2]), progress=False,
-    )  # fmt: skip
+        model,
+        lambda rank, step: (INPUTS[:8], INPUTS[:8, :2]),
+        optimizer=sgd,
+        steps=3,
+        workers=2,
+        loss=nn.functional.mse_loss,
+        validation=(INPUTS, INPUTS[:, :2]),
+        progress=False,
+    )
     assert result.rows[-1]["validation_accuracy"] is None
     assert result.rows[-1]["loss"] < result.rows[0]["loss"]
 
@@ -165,9 +181,15 @@ def test_variance_on_the_trajectory_of_sgd():
     }
     model = make_model()
     records = simulate.variance_on_trajectory(
-        model, (INPUTS, TARGETS), schemes, optimizer=sgd, steps=[1, 5], workers=3, batch_size=8,
+        model,
+        (INPUTS, TARGETS),
+        schemes,
+        optimizer=sgd,
+        steps=[1, 5],
+        workers=3,
+        batch_size=8,
         progress=False,
-    )  # fmt: skip
+    )
     assert [(row["step"], row["method"]) for row in records.rows] == [
         (step, method) for step in (1, 5) for method in ("SGD", "SuperSGD", *schemes)
     ]

@@ -14,8 +14,13 @@ SCRIPTS = sorted((Path(__file__).resolve().parents[2] / "slurm").glob("*.sh"))
 
 def test_there_are_six():
     assert [path.stem for path in SCRIPTS] == [
-        "elastic", "gpus", "nodes_horovodrun", "nodes_mpirun", "nodes_srun", "one_node",
-    ]  # fmt: skip
+        "elastic",
+        "gpus",
+        "nodes_horovodrun",
+        "nodes_mpirun",
+        "nodes_srun",
+        "one_node",
+    ]
 
 
 def test_shellcheck():

@@ -18,9 +18,18 @@ def told(pid: int, seconds: int, **figures) -> list[dict]:
     entries = []
     for time in range(0, seconds, 10):
         entry = {
-            "time": float(time), "pid": pid, "host": "h", "batch": time, "equal": True,
-            "rss": 0, "threads": 9, "files": 9, "loss": 3 - time / 1000, "event": "step", "rank": 0,
-        }  # fmt: skip
+            "time": float(time),
+            "pid": pid,
+            "host": "h",
+            "batch": time,
+            "equal": True,
+            "rss": 0,
+            "threads": 9,
+            "files": 9,
+            "loss": 3 - time / 1000,
+            "event": "step",
+            "rank": 0,
+        }
         entries.append(entry | {name: of(time) for name, of in figures.items()})
     return entries
 

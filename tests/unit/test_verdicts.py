@@ -39,10 +39,10 @@ LAWS = {
     "heavy tails": lambda rng, shape: rng.standard_t(3, size=shape),
     "rounded": lambda rng, shape: np.round(rng.normal(size=shape)),
     # One seed in four diverges, as often to either side.
-    "diverging": lambda rng, shape: rng.normal(size=shape) + 50 * rng.choice(
-        [-1, 0, 0, 0, 0, 0, 0, 1], size=shape
+    "diverging": lambda rng, shape: (
+        rng.normal(size=shape) + 50 * rng.choice([-1, 0, 0, 0, 0, 0, 0, 1], size=shape)
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("law", LAWS)
@@ -95,8 +95,9 @@ def test_the_best_of_equal_methods_is_never_found():
     wrong, by_means = 0, 0
     for _ in range(PAGES):
         sensitivity = rng.normal(size=(8, SEEDS))
-        wrong += HOLDS in words([claim(*(s - sensitivity[i] for s in np.delete(sensitivity, i, 0)))
-                                 for i in (0, 1)])  # fmt: skip
+        wrong += HOLDS in words(
+            [claim(*(s - sensitivity[i] for s in np.delete(sensitivity, i, 0))) for i in (0, 1)]
+        )
         by_means += sensitivity.mean(axis=1).argmin() in (0, 1)
     assert wrong <= most(verdicts.ALPHA, PAGES)
     assert by_means > 0.15 * PAGES
@@ -104,8 +105,10 @@ def test_the_best_of_equal_methods_is_never_found():
 
 def test_all_comparisons_of_a_claim_at_their_margin_but_one_far_above():
     rng = np.random.default_rng(6)
-    found = [words([claim(row, row + 5 + rng.normal(size=SEEDS))])[0]
-             for row in rng.normal(size=(2000, SEEDS))]  # fmt: skip
+    found = [
+        words([claim(row, row + 5 + rng.normal(size=SEEDS))])[0]
+        for row in rng.normal(size=(2000, SEEDS))
+    ]
     assert found.count(HOLDS) <= most(verdicts.ALPHA / 2, 2000)
     assert found.count(FAILS) <= most(verdicts.ALPHA / 2, 2000)
 
@@ -164,8 +167,10 @@ def test_one_bad_comparison_is_enough_and_one_open_one_too_many():
 
 def test_equal_values_and_single_seeds():
     assert words([claim(np.full(20, 2.0)), claim(np.zeros(20)), claim(np.full(20, -2.0))]) == [
-        HOLDS, OPEN, FAILS,
-    ]  # fmt: skip
+        HOLDS,
+        OPEN,
+        FAILS,
+    ]
     assert words([claim(np.array([5.0]))]) == [OPEN]
 
 
@@ -179,8 +184,15 @@ def test_computed_claims_do_not_weaken_the_others():
 
 
 def test_a_page():
-    text = verdicts.page(["# Title\n", "{rule}", [claim(np.arange(1.0, 21.0))], "", [
-        Claim("bytes are equal", "96 of 96.", computed=True)]])  # fmt: skip
+    text = verdicts.page(
+        [
+            "# Title\n",
+            "{rule}",
+            [claim(np.arange(1.0, 21.0))],
+            "",
+            [Claim("bytes are equal", "96 of 96.", computed=True)],
+        ]
+    )
     assert text.startswith("# Title\n\n**Verdicts.**")
     assert "over the 1 tested claims" in text
     assert "- **Holds** (p < 0.0001): a. b." in text

@@ -31,8 +31,10 @@ def test_every_kernel_is_compiled(tmp_path):
         (cache / name).touch()
     done = subprocess.run(
         [sys.executable, "-c", CODE, str(tmp_path / "warm.py")],
-        capture_output=True, text=True, timeout=250,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        timeout=250,
+    )
     assert done.returncode == 0, done.stderr
     kernels = [line.split() for line in done.stdout.splitlines()]
     assert len(kernels) > 20

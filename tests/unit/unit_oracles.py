@@ -81,8 +81,18 @@ def pack(codes: list[int], bits: int) -> list[int]:
 
 
 # alphabet -> (codes in a unit, bits of a unit) of those packed by radix
-UNITS = {3: (20, 32), 5: (12, 28), 7: (11, 31), 9: (10, 32), 11: (8, 28), 13: (7, 26), 17: (7, 29),
-         33: (6, 31), 65: (5, 31), 129: (4, 29)}  # fmt: skip
+UNITS = {
+    3: (20, 32),
+    5: (12, 28),
+    7: (11, 31),
+    9: (10, 32),
+    11: (8, 28),
+    13: (7, 26),
+    17: (7, 29),
+    33: (6, 31),
+    65: (5, 31),
+    129: (4, 29),
+}
 
 
 def pack_radix(codes: list[int], alphabet: int) -> list[int]:

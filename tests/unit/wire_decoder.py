@@ -19,10 +19,24 @@ DTYPES = {1: np.dtype("<f2"), 2: None, 3: np.dtype("<f4"), 4: np.dtype("<f8")}
 ITEMS = {1: 2, 2: 2, 3: 4, 4: 8}
 HEADER = struct.Struct("<4sHBBII16sQQQIIQQQII")
 NAMES = (
-    "magic", "format", "dtype", "coding", "alphabet", "checksum", "scheme", "coordinates", "full",
-    "bucket_size", "table_version", "table_fingerprint", "key", "layout", "length", "settings",
+    "magic",
+    "format",
+    "dtype",
+    "coding",
+    "alphabet",
+    "checksum",
+    "scheme",
+    "coordinates",
+    "full",
+    "bucket_size",
+    "table_version",
+    "table_fingerprint",
+    "key",
+    "layout",
+    "length",
+    "settings",
     "reserved",
-)  # fmt: skip
+)
 SHARED_TABLE = ("alq", "amq", "qsgd", "nuqsgd", "terngrad")
 NUMBERS_A_BUCKET = {"onebit": 2, "signsgd": 1}
 ORDERS = (96, 100, 192, 200, 288, 320, 384)

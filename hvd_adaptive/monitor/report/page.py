@@ -32,8 +32,11 @@ def page(logs: Sequence[Log], title: str) -> str:
         undefined=jinja2.StrictUndefined,
     )
     environment.filters |= {
-        "size": size, "seconds": seconds, "figure": figure, "share": figures.share,
-    }  # fmt: skip
+        "size": size,
+        "seconds": seconds,
+        "figure": figure,
+        "share": figures.share,
+    }
     runs = [section(log) for log in logs]
     return environment.get_template("page.html").render(title=title, runs=runs)
 

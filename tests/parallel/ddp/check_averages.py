@@ -58,8 +58,9 @@ def check_first_step_is_simulates(scheme, exchange):
     parameters = dict(mirror.named_parameters())
     ranks = Ranks(
         [(str(i), parameters[name]) for i, name in enumerate(order)],
-        compressor, dist.get_world_size(),
-    )  # fmt: skip
+        compressor,
+        dist.get_world_size(),
+    )
     everyone = {name: gathered(gradient) for name, gradient in own.items()}
     for rank in range(dist.get_world_size()):
         for name, gradients in everyone.items():
@@ -79,9 +80,12 @@ def check_later_steps_are_the_codecs(view):
     codec = QSGD(bits=4, bucket_size=512)
     seen, net = [], make_net()
     model, state = wrap(
-        net, QSGD(bits=4, bucket_size=512), seen=seen, bucket_cap_mb=0.05,
+        net,
+        QSGD(bits=4, bucket_size=512),
+        seen=seen,
+        bucket_cap_mb=0.05,
         gradient_as_bucket_view=view,
-    )  # fmt: skip
+    )
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
     layouts = set()
     for step in range(4):

@@ -49,8 +49,9 @@ class Branches(nn.Module):
 def check_training_with_updates():
     """Tables are fitted three times, the loss falls, ranks stay equal, no rank's table differs."""
     net = make_net()
-    model, state = wrap(net, ALQ(bits=3, bucket_size=1024, update_steps=[0, 2, 5]),
-                        bucket_cap_mb=0.05)  # fmt: skip
+    model, state = wrap(
+        net, ALQ(bits=3, bucket_size=1024, update_steps=[0, 2, 5]), bucket_cap_mb=0.05
+    )
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
     losses = []
     for step in range(40):
@@ -87,9 +88,11 @@ def check_nothing_is_lost_with_error_feedback():
     all gradients."""
     net = Branches()
     model, state = wrap(
-        net, SparseSGD(density=0.1, error_feedback=1.0), find_unused_parameters=True,
+        net,
+        SparseSGD(density=0.1, error_feedback=1.0),
+        find_unused_parameters=True,
         bucket_cap_mb=0.01,
-    )  # fmt: skip
+    )
     named = dict(net.named_parameters())
     sent = {name: torch.zeros_like(p) for name, p in named.items()}
     given = {name: torch.zeros_like(p) for name, p in named.items()}

@@ -17,9 +17,14 @@ def make_net(seed: int = 0, width: int = 120) -> nn.Module:
     """Four tensors large enough to be quantised, and three biases."""
     torch.manual_seed(seed)
     return nn.Sequential(
-        nn.Linear(40, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU(),
-        nn.Linear(width, width, bias=False), nn.ReLU(), nn.Linear(width, 10),
-    )  # fmt: skip
+        nn.Linear(40, width),
+        nn.ReLU(),
+        nn.Linear(width, width),
+        nn.ReLU(),
+        nn.Linear(width, width, bias=False),
+        nn.ReLU(),
+        nn.Linear(width, 10),
+    )
 
 
 def wrap(net: nn.Module, compressor, named=True, group=None, seen=None, **options):
@@ -82,9 +87,11 @@ def assert_same_everywhere(tensors: Sequence[torch.Tensor]) -> None:
 
 
 def codec_average(
-    codec, buckets: Sequence[Sequence[str]], own: dict[str, torch.Tensor],
+    codec,
+    buckets: Sequence[Sequence[str]],
+    own: dict[str, torch.Tensor],
     step: int,
-) -> dict[str, torch.Tensor]:  # fmt: skip
+) -> dict[str, torch.Tensor]:
     """What an allgather of one payload for each bucket gives: every rank's payload encoded here,
     by ``codec``, and decoded and added in rank order.
 

@@ -46,8 +46,12 @@ def main() -> int:
 def work(rank: int, ranks: int, store: str, checks: list[str]) -> int:
     """One rank's checks; its exit status."""
     dist.init_process_group("gloo", store=dist.FileStore(store, ranks), rank=rank, world_size=ranks)
-    settings = ("python_files=check_*.py", "python_functions=check_*", "timeout=60",
-                "timeout_method=thread")  # fmt: skip
+    settings = (
+        "python_files=check_*.py",
+        "python_functions=check_*",
+        "timeout=60",
+        "timeout_method=thread",
+    )
     options = [word for setting in settings for word in ("-o", setting)]
     status = int(pytest.main(["-x", "-q", "-p", "no:cacheprovider", *options, *checks]))
     sys.stdout.flush()

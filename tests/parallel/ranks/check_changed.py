@@ -81,9 +81,13 @@ def test_the_model_changes_its_dtype_with_residuals(exchange, fusion_bytes, dtyp
     """Residuals go on, by parameters' names."""
     model = make_model()
     compressor = QSGD(
-        bits=4, norm="linf", bucket_size=512, error_feedback=1.0, fusion_bytes=fusion_bytes,
+        bits=4,
+        norm="linf",
+        bucket_size=512,
+        error_feedback=1.0,
+        fusion_bytes=fusion_bytes,
         **EXCHANGES[exchange],
-    )  # fmt: skip
+    )
     optimizer = distributed(model, compressor)
     name = f"{exchange}.{fusion_bytes}.{dtype}"
     train(model, optimizer, 2)

@@ -19,22 +19,25 @@ SMALL = {"bucket_size": 256, "fusion_bytes": 60_000}
 # Scheme, its keywords, and the settings from steps on.
 CASES = {
     "alq": (
-        ALQ, {"update_steps": [0, 3]},
+        ALQ,
+        {"update_steps": [0, 3]},
         {2: {"bits": 4}, 4: {"exchange": "scatter_reduce", "second_stage_bits": 6}},
     ),
     "qsgd": (QSGD, {"bits": 4}, {1: {"coding": "huffman"}, 3: {"bits": 2, "norm": "linf"}}),
     "orq": (ORQ, {"levels": 5}, {2: {"levels": 9, "bucket_size": 512}}),
     "feedback": (SignSGD, {"error_feedback": 1.0}, {2: {"bucket_size": 64}, 4: {"seed": 4}}),
     "feedback-off-on": (
-        QSGD, {"bits": 3, "norm": "linf", "error_feedback": 0.5},
+        QSGD,
+        {"bits": 3, "norm": "linf", "error_feedback": 0.5},
         {2: {"error_feedback": None}, 3: {"error_feedback": 1.0}},
     ),
     "ecdq": (
-        ECDQ, {"bits": 2.0, "update_steps": [0]},
+        ECDQ,
+        {"bits": 2.0, "update_steps": [0]},
         {1: {"bits": 1.5}, 3: {"bits": None, "relative_variance": 0.1}},
     ),
     "warm": (ALQ, {"warmup_steps": 2}, {4: {"warmup_steps": 6}}),
-}  # fmt: skip
+}
 STEPS, SIMULATED = 6, ("alq", "feedback-off-on")
 
 

@@ -24,10 +24,14 @@ SCHEMES = {
         bits=1.0, bucket_size=1024, update_steps=[0, 1, 3], error_feedback=0.6, **k
     ),
     "parts": lambda **k: ECDQ(
-        bits=1.5, update_steps=[0, 2], scope="tensor", bucket_size=500,
-        parameter_bits={"2.*": 4}, **k,
+        bits=1.5,
+        update_steps=[0, 2],
+        scope="tensor",
+        bucket_size=500,
+        parameter_bits={"2.*": 4},
+        **k,
     ),
-}  # fmt: skip
+}
 
 
 def distributed(model, compressor, lr=0.5):
@@ -58,8 +62,9 @@ def test_replicas_and_codes_stay_equal(name):
 def test_the_budget_is_met_and_the_error_is_the_promise():
     """Large tensors, so that headers count as the rate control has been told they do."""
     torch.manual_seed(0)
-    model = torch.nn.Sequential(torch.nn.Linear(100, 1000), torch.nn.ReLU(),
-                                torch.nn.Linear(1000, 10))  # fmt: skip
+    model = torch.nn.Sequential(
+        torch.nn.Linear(100, 1000), torch.nn.ReLU(), torch.nn.Linear(1000, 10)
+    )
     compressor = ECDQ(bits=2.0, update_steps=[0, 1, 2, 5], min_numel=0)
     optimizer, sent = distributed(model, compressor, lr=0.1), 0.0
     for step in range(10):

@@ -26,9 +26,11 @@ def test_adam_with_every_option_of_its_loop(scheme):
     for options in ({"fused": True}, {"foreach": True}):
         instances.start_over()
         model = torch.nn.Sequential(
-            torch.nn.Unflatten(1, (4, 5, 5)), torch.nn.Conv2d(4, 16, 5), torch.nn.Flatten(),
+            torch.nn.Unflatten(1, (4, 5, 5)),
+            torch.nn.Conv2d(4, 16, 5),
+            torch.nn.Flatten(),
             torch.nn.Linear(16, 10),
-        )  # fmt: skip
+        )
         torch.manual_seed(1)
         for parameter in model.parameters():
             torch.nn.init.normal_(parameter, std=0.1)

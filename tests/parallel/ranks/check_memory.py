@@ -71,9 +71,13 @@ def test_peak_bytes_of_one_group():
 def test_nothing_grows():
     """The short form of ``benchmarks/memory.py``."""
     compressor = ALQ(
-        bits=3, bucket_size=128, exchange="scatter_reduce", error_feedback=0.2,
-        second_stage_bits=5, update_steps=lambda step: step % 20 == 0,
-    )  # fmt: skip
+        bits=3,
+        bucket_size=128,
+        exchange="scatter_reduce",
+        error_feedback=0.2,
+        second_stage_bits=5,
+        update_steps=lambda step: step % 20 == 0,
+    )
     grown = memory.growth(compressor, 120, 32)
     assert grown["threads"] <= 0 and grown["files"] <= 0
     assert grown["objects"] < 100  # one for each step would be 108 and more

@@ -47,13 +47,23 @@ def drain(optimizer) -> None:
 @pytest.mark.parametrize(
     ("name", "theirs", "ours"),
     [
-        ("bits", 3, 4), ("bucket_size", 8192, 256), ("norm", "l2", "linf"), ("seed", 3, 2**40),
-        ("exchange", "allgather", "scatter_reduce"), ("coding", "fixed", "huffman"),
-        ("min_numel", 1024, 0), ("tail", "quantize", "full"), ("error_feedback", None, 0.5),
-        ("parameter_bits", None, {"0.*": 4}), ("fusion_bytes", 2**24, 4096), ("clip", None, 2.5),
-        ("warmup_steps", 0, 1), ("in_flight_bytes", 2**29, 2**28), ("samples", 20, 10),
+        ("bits", 3, 4),
+        ("bucket_size", 8192, 256),
+        ("norm", "l2", "linf"),
+        ("seed", 3, 2**40),
+        ("exchange", "allgather", "scatter_reduce"),
+        ("coding", "fixed", "huffman"),
+        ("min_numel", 1024, 0),
+        ("tail", "quantize", "full"),
+        ("error_feedback", None, 0.5),
+        ("parameter_bits", None, {"0.*": 4}),
+        ("fusion_bytes", 2**24, 4096),
+        ("clip", None, 2.5),
+        ("warmup_steps", 0, 1),
+        ("in_flight_bytes", 2**29, 2**28),
+        ("samples", 20, 10),
     ],
-)  # fmt: skip
+)
 def test_a_keyword(name, theirs, ours):
     seed = {} if name == "seed" else {"seed": next(SEEDS)}
     told = told_everywhere(make_model(), ALQ(**seed | {name: ours if hvd.rank() == 1 else theirs}))

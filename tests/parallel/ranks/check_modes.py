@@ -110,9 +110,13 @@ def test_stock_steps_in_inference_mode():
 @pytest.mark.parametrize("scheme", SCHEMES)
 @pytest.mark.parametrize(
     ("dtype", "device"),
-    [(torch.float64, "cpu"), (torch.float16, "cpu"), (torch.bfloat16, "cpu"),
-     (torch.float32, "meta")],
-)  # fmt: skip
+    [
+        (torch.float64, "cpu"),
+        (torch.float16, "cpu"),
+        (torch.bfloat16, "cpu"),
+        (torch.float32, "meta"),
+    ],
+)
 def test_defaults_change_nothing(scheme, exchange, dtype, device):
     construct = lambda: SCHEMES[scheme](**EXCHANGES[exchange])  # noqa: E731
     first = trained(construct, nullcontext)

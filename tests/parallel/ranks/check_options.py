@@ -95,8 +95,13 @@ def test_ranks_that_had_sent_different_groups_of_a_step_that_is_given_up(exchang
     """What some had sent and others had not neither joins a later step nor waits for ever: the
     step that ends next waits until all of it has ended."""
     model = make_model()
-    compressor = ALQ(bits=8, update_steps=[], fusion_bytes=20_000, exchange=exchange,
-                     ranks_per_node=None if exchange == "auto" else 1)  # fmt: skip
+    compressor = ALQ(
+        bits=8,
+        update_steps=[],
+        fusion_bytes=20_000,
+        exchange=exchange,
+        ranks_per_node=None if exchange == "auto" else 1,
+    )
     optimizer = hvd.DistributedOptimizer(
         torch.optim.SGD(model.parameters(), lr=0.1),
         named_parameters=[(f"uneven.{exchange}.{n}", p) for n, p in model.named_parameters()],

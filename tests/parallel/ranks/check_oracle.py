@@ -156,9 +156,12 @@ def test_cases_drawn_from_all_settings(part):
 
     @seed(1000 * part + 10 * hvd.size() + gloo)
     @settings(
-        max_examples=CASES * TIMES, deadline=None, database=None, phases=[Phase.generate],
+        max_examples=CASES * TIMES,
+        deadline=None,
+        database=None,
+        phases=[Phase.generate],
         suppress_health_check=list(HealthCheck),
-    )  # fmt: skip
+    )
     @given(drawn.training([hvd.size()]))
     def draw(case: Case) -> None:
         hvd.broadcast_object(case, 0, name="oracle.case")

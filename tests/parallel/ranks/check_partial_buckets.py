@@ -61,9 +61,12 @@ def test_an_mlp_with_defaults(bits, most):
     """784-256-256-10: the weights fill 32 buckets and, with the classifier, a third of one more.
     ALQ had 0.53 at 3 bits and 0.09 at 8, and reported 0.26 and 0.0001."""
     model = torch.nn.Sequential(
-        torch.nn.Linear(784, 256), torch.nn.ReLU(), torch.nn.Linear(256, 256), torch.nn.ReLU(),
+        torch.nn.Linear(784, 256),
+        torch.nn.ReLU(),
+        torch.nn.Linear(256, 256),
+        torch.nn.ReLU(),
         torch.nn.Linear(256, 10),
-    )  # fmt: skip
+    )
     compressor = ALQ(bits=bits)
     told, exact, _ = train(model, distributed(model, compressor), 40, compressor)
     assert exact <= most

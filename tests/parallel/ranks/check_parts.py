@@ -21,14 +21,18 @@ CASES = {
         scope="tensor", parameter_bits=PATTERNS, bucket_size=256, tail="full", update_steps=[0, 4]
     ),
     "alq_cut": lambda: ALQ(
-        scope="tensor", bucket_size=100, fusion_bytes=8000, in_flight_bytes=20_000,
-        update_steps=[0, 4], statistics="normal", warmup_steps=1,
+        scope="tensor",
+        bucket_size=100,
+        fusion_bytes=8000,
+        in_flight_bytes=20_000,
+        update_steps=[0, 4],
+        statistics="normal",
+        warmup_steps=1,
     ),
-    "amq_bits": lambda: AMQ(parameter_bits={"*": 5}, bucket_size=256,
-                            update_steps=[0, 4]),
+    "amq_bits": lambda: AMQ(parameter_bits={"*": 5}, bucket_size=256, update_steps=[0, 4]),
     "qsgd_bits": lambda: QSGD(parameter_bits=PATTERNS, bucket_size=64, bits=5),
     "qsgd_tensor": lambda: QSGD(scope="tensor", bucket_size=64, norm="linf"),
-}  # fmt: skip
+}
 
 
 def make_network() -> torch.nn.Module:

@@ -104,16 +104,23 @@ def test_close_to_the_exact_average(options):
     """Twice 8 bits; full precision after 8 bits is closer; the small tensors are exact."""
     model = make_model()
     named = [(f"exact.{next(SEEDS)}.{n}", p) for n, p in model.named_parameters()]
-    exact = reduced(model, hvd.DistributedOptimizer(
-        torch.optim.SGD(model.parameters(), lr=0.1), named_parameters=named, **options
-    ))  # fmt: skip
+    exact = reduced(
+        model,
+        hvd.DistributedOptimizer(
+            torch.optim.SGD(model.parameters(), lr=0.1), named_parameters=named, **options
+        ),
+    )
     errors = []
     for bits in (8, 32):
         model = make_model()
         compressor = QSGD(
-            bits=8, norm="linf", bucket_size=512, exchange="scatter_reduce",
-            second_stage_bits=bits, seed=next(SEEDS),
-        )  # fmt: skip
+            bits=8,
+            norm="linf",
+            bucket_size=512,
+            exchange="scatter_reduce",
+            second_stage_bits=bits,
+            seed=next(SEEDS),
+        )
         found = reduced(model, distributed(model, compressor, **options))
         assert_same_everywhere(found, f"exact.{bits}")
         errors.append(float((found - exact).square().sum() / exact.square().sum()))
@@ -198,7 +205,7 @@ def test_mixed_dtypes_and_tiny_models():
     }
     compressor = QSGD(
         bits=8, norm="linf", bucket_size=512, min_numel=600, exchange="scatter_reduce"
-    )  # fmt: skip
+    )
     optimizer = hvd.DistributedOptimizer(
         torch.optim.SGD(parameters.values(), lr=1.0),
         named_parameters=list(parameters.items()),

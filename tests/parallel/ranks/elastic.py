@@ -34,10 +34,16 @@ def main(folder: Path) -> None:
     torch.set_num_threads(1)
     host = os.environ["HOROVOD_HOSTNAME"]
     compressors = [
-        ALQ(bucket_size=256, fusion_bytes=60_000, error_feedback=0.4, exchange="scatter_reduce",
-            update_steps=[0, 4], schedule={3: {"bits": 4}}.get),
+        ALQ(
+            bucket_size=256,
+            fusion_bytes=60_000,
+            error_feedback=0.4,
+            exchange="scatter_reduce",
+            update_steps=[0, 4],
+            schedule={3: {"bits": 4}}.get,
+        ),
         ECDQ(bits=2.0, bucket_size=256),
-    ]  # fmt: skip
+    ]
     models = [make_model(0), make_model(1, width=64)]
     optimizers = [
         hvd.DistributedOptimizer(
@@ -83,14 +89,17 @@ def main(folder: Path) -> None:
     def note(state, losses: list[float]) -> None:
         flat = torch.cat([flat_parameters(model) for model in models])
         entry = {
-            "time": time.time(), "batch": state.batch, "losses": losses,
-            "rank": hvd.rank(), "size": hvd.size(),
+            "time": time.time(),
+            "batch": state.batch,
+            "losses": losses,
+            "rank": hvd.rank(),
+            "size": hvd.size(),
             "steps": [compressor.step for compressor in compressors],
             "versions": [compressor.table_version for compressor in compressors],
             "tables": [compressor.table_fingerprint for compressor in compressors],
             "bits": compressors[0].table.bits,
             "hash": hashlib.sha256(flat.numpy().tobytes()).hexdigest(),
-        }  # fmt: skip
+        }
         with (folder / f"{host}.log").open("a") as log:
             log.write(json.dumps(entry) + "\n")
 

@@ -80,10 +80,15 @@ def main(folder: Path, ending: str) -> None:
     def note(state, error: float) -> None:
         digest = hashlib.sha256(flat_parameters(model).numpy().tobytes()).hexdigest()
         entry = {
-            "batch": state.batch, "size": hvd.size(), "rank": hvd.rank(), "error": error,
-            "step": compressor.step, "version": compressor.table_version,
-            "table": compressor.table_fingerprint, "hash": digest,
-        }  # fmt: skip
+            "batch": state.batch,
+            "size": hvd.size(),
+            "rank": hvd.rank(),
+            "error": error,
+            "step": compressor.step,
+            "version": compressor.table_version,
+            "table": compressor.table_fingerprint,
+            "hash": digest,
+        }
         with (folder / f"{host}.log").open("a") as log:
             log.write(json.dumps(entry) + "\n")
 

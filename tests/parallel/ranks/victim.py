@@ -28,12 +28,15 @@ from hvd_adaptive.exchange.level_sync import LevelSync
 
 SCHEMES: dict[str, Callable[[], Any]] = {
     "alq": lambda: ALQ(
-        bits=2, bucket_size=512, fusion_bytes=60_000, exchange="scatter_reduce",
+        bits=2,
+        bucket_size=512,
+        fusion_bytes=60_000,
+        exchange="scatter_reduce",
         update_steps=lambda step: step % 3 == 0,
     ),
     "ecdq": lambda: ECDQ(bits=2, bucket_size=512, fusion_bytes=60_000),
     "bingrad": lambda: BinGrad(bucket_size=512, error_feedback=1.0, exchange="scatter_reduce"),
-}  # fmt: skip
+}
 # What happens at which call of which function: before it, or once it has returned.
 PHASES: dict[str, tuple[type, str, bool]] = {
     "exchange": (AllToAll, "submit", True),

@@ -38,9 +38,16 @@ def test_the_outcome_is_reported(facts, as_json, tmp_path, monkeypatch, capsys):
     printed = capsys.readouterr()
     if as_json:
         assert json.loads(printed.out) == {
-            "status": "built", "version": "0.28.1", "torch": "2.13.0", "mpi": str(facts.mpi),
-            "gloo": True, "nccl": False, "key": "0a1b", "wheel": str(wheel), "seconds": 61.0,
-        }  # fmt: skip
+            "status": "built",
+            "version": "0.28.1",
+            "torch": "2.13.0",
+            "mpi": str(facts.mpi),
+            "gloo": True,
+            "nccl": False,
+            "key": "0a1b",
+            "wheel": str(wheel),
+            "seconds": 61.0,
+        }
     else:
         assert "Horovod 0.28.1: built, imports and works (61.0 s)" in printed.err
 

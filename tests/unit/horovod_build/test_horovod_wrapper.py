@@ -25,8 +25,18 @@ def run_wrapper(folder: Path, standard: int, arguments: list[str], rpaths=()) ->
     return done.stdout.splitlines()[1:]
 
 
-@pytest.mark.parametrize("flag", ["-std=c++11", "-std=c++14", "-std=gnu++14", "-std=c++17",
-                                  "-std=c++1z", "-std=gnu++17", "--std=c++14"])  # fmt: skip
+@pytest.mark.parametrize(
+    "flag",
+    [
+        "-std=c++11",
+        "-std=c++14",
+        "-std=gnu++14",
+        "-std=c++17",
+        "-std=c++1z",
+        "-std=gnu++17",
+        "--std=c++14",
+    ],
+)
 def test_wrapper_raises_lower_standards(tmp_path, flag):
     given = ["-O2", flag, "-DNAME=a b", "-c", "x.cc", "-o", "x y.o"]
     expected = ["-O2", "-std=c++20", "-DNAME=a b", "-c", "x.cc", "-o", "x y.o"]
@@ -48,8 +58,9 @@ def test_wrapper_names_the_standard_where_none_is_named(tmp_path):
     assert run_wrapper(tmp_path, 20, ["--version"]) == ["--version"]
 
 
-@pytest.mark.parametrize("macro", ["-D__CUDA_ARCH_LIST__=800", "-D__CUDA_ARCH__=800",
-                                   "-D__CUDACC__"])  # fmt: skip
+@pytest.mark.parametrize(
+    "macro", ["-D__CUDA_ARCH_LIST__=800", "-D__CUDA_ARCH__=800", "-D__CUDACC__"]
+)
 def test_wrapper_leaves_nvcc_passes_alone(tmp_path, macro):
     given = ["-std=c++17", macro, "-E", "x.cu"]
     assert run_wrapper(tmp_path, 20, given) == given

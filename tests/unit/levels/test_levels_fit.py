@@ -186,10 +186,14 @@ def test_mixtures_are_tabulated():
 
 @pytest.mark.parametrize(
     ("arguments", "keyword"),
-    [({"bits": 1}, "bits"), ({"bits": 9}, "bits"), ({"solver": "newton"}, "solver"),
-     ({"extra_starts": [[0.5, 1.0]]}, "extra_starts"),
-     ({"extra_starts": [[0.5, 0.4, 0.6, 1.0]]}, "magnitudes")],
-)  # fmt: skip
+    [
+        ({"bits": 1}, "bits"),
+        ({"bits": 9}, "bits"),
+        ({"solver": "newton"}, "solver"),
+        ({"extra_starts": [[0.5, 1.0]]}, "extra_starts"),
+        ({"extra_starts": [[0.5, 0.4, 0.6, 1.0]]}, "magnitudes"),
+    ],
+)
 def test_bad_arguments(arguments, keyword):
     with pytest.raises(ValueError, match=keyword):
         fit_levels(**{"distribution": LAWS["histogram"], "bits": 3, "symmetric": True} | arguments)

@@ -130,10 +130,18 @@ def test_samples_and_histogram_have_the_same_mass_up_to_each_edge(samples):
 
 @pytest.mark.parametrize(
     ("edges", "masses", "zero_mass"),
-    [([0, 1], [np.nan], 0), ([0, 1], [-1.0], 2), ([0, 1], [0.0], 0), ([0, 1], [np.inf], 0),
-     ([0, 0.5, 0.5, 1], [1, 1, 1], 0), ([0, 2], [1], 0), ([-1, 1], [1], 0), ([0, 1], [1, 2], 0),
-     ([0, 1], [1.0], -0.5)],
-)  # fmt: skip
+    [
+        ([0, 1], [np.nan], 0),
+        ([0, 1], [-1.0], 2),
+        ([0, 1], [0.0], 0),
+        ([0, 1], [np.inf], 0),
+        ([0, 0.5, 0.5, 1], [1, 1, 1], 0),
+        ([0, 2], [1], 0),
+        ([-1, 1], [1], 0),
+        ([0, 1], [1, 2], 0),
+        ([0, 1], [1.0], -0.5),
+    ],
+)
 def test_bad_histograms(edges, masses, zero_mass):
     with pytest.raises(ValueError, match=r"edges|masses"):
         Histogram(edges, masses, zero_mass)

@@ -137,10 +137,19 @@ def test_samples_outside(r):
 
 @pytest.mark.parametrize(
     ("magnitudes", "symmetric"),
-    [([0.5, 0.4, 1.0], True), ([0.5, 0.5, 1.0], True), ([0.1, 0.9], True), ([0.0, 1.0], True),
-     ([0.1, 1.0], False), ([1.0], False), ([], True), ([np.nan, 1.0], True), ([-0.1, 1.0], True),
-     (1.0, True)],
-)  # fmt: skip
+    [
+        ([0.5, 0.4, 1.0], True),
+        ([0.5, 0.5, 1.0], True),
+        ([0.1, 0.9], True),
+        ([0.0, 1.0], True),
+        ([0.1, 1.0], False),
+        ([1.0], False),
+        ([], True),
+        ([np.nan, 1.0], True),
+        ([-0.1, 1.0], True),
+        (1.0, True),
+    ],
+)
 def test_bad_magnitudes(magnitudes, symmetric):
     with pytest.raises(ValueError, match="magnitudes"):
         check_magnitudes(magnitudes, symmetric)

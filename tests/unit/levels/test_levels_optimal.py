@@ -27,9 +27,11 @@ def test_best_on_grid_by_brute_force(symmetric, seed, size, count):
     w = rng.random(30)
     grid = np.concatenate([[0.0], np.sort(rng.random(size)), [1.0]])
     found = best_on_grid(grid, sample_moments(r, w, grid), count, symmetric)
-    inner = [(*c, 1.0) for c in combinations(grid[1:-1], count - 1)] if symmetric else [
-        (0.0, *c, 1.0) for c in combinations(grid[1:-1], count - 2)
-    ]  # fmt: skip
+    inner = (
+        [(*c, 1.0) for c in combinations(grid[1:-1], count - 1)]
+        if symmetric
+        else [(0.0, *c, 1.0) for c in combinations(grid[1:-1], count - 2)]
+    )
     best = min(sample_variance(levels, r, symmetric, w) for levels in inner)
     assert len(found) == count and set(found) <= set(grid)
     np.testing.assert_allclose(sample_variance(found, r, symmetric, w), best, rtol=1e-9, atol=1e-15)
@@ -46,8 +48,11 @@ def test_best_on_grid_agrees_with_a_plain_programme(symmetric):
     cost = (a + c) * (mean[None] - mean[:, None]) - (second[None] - second[:, None])
     cost -= a * c * (mass[None] - mass[:, None])
     cost[np.tril_indices(300)] = np.inf
-    best = np.where(grid > 0, grid**2 * mass - second, np.inf) if symmetric else np.where(
-        grid == 0, 0.0, np.inf)  # fmt: skip
+    best = (
+        np.where(grid > 0, grid**2 * mass - second, np.inf)
+        if symmetric
+        else np.where(grid == 0, 0.0, np.inf)
+    )
     for _ in range(15):
         best = (best[:, None] + cost).min(0)
     found = best_on_grid(grid, (mass, mean, second), 16, symmetric)

@@ -9,11 +9,24 @@ from hvd_adaptive.levels import Folded, Mixture, TruncatedNormal
 
 # mu, sigma: ordinary, tiny, huge, and means 1 to 1e12 sigmas outside [-1, 1].
 LAWS = [
-    (0.0, 0.3), (0.02, 0.01), (-0.3, 1.0), (0.7, 0.05),
-    (0.3, 1e-12), (0.0, 1e-12), (-0.011, 1e-9), (1.0, 1e-6),
-    (0.0, 1e3), (0.5, 1e6), (-3.0, 1e12),
-    (1.5, 0.01), (-6.0, 0.1), (51.0, 1.0), (-51.0, 1.0), (1.1, 1e-12), (-2.0, 1e-5),
-]  # fmt: skip
+    (0.0, 0.3),
+    (0.02, 0.01),
+    (-0.3, 1.0),
+    (0.7, 0.05),
+    (0.3, 1e-12),
+    (0.0, 1e-12),
+    (-0.011, 1e-9),
+    (1.0, 1e-6),
+    (0.0, 1e3),
+    (0.5, 1e6),
+    (-3.0, 1e12),
+    (1.5, 0.01),
+    (-6.0, 0.1),
+    (51.0, 1.0),
+    (-51.0, 1.0),
+    (1.1, 1e-12),
+    (-2.0, 1e-5),
+]
 
 
 def reference(mu, sigma, low, high, power, folded=False):
@@ -115,8 +128,9 @@ def reference_mass(mu, sigma):
         if abs(total) < mpmath.mpf(10) ** -15:  # the tail, by its own function
             far = abs(mu)
             total = mpmath.erfc((far - 1) * scale) - mpmath.erfc((far + 1) * scale)
-        return float(total * sigma * mpmath.sqrt(mpmath.pi / 2)
-                     * mpmath.exp((mode - mu) ** 2 * scale**2))  # fmt: skip
+        return float(
+            total * sigma * mpmath.sqrt(mpmath.pi / 2) * mpmath.exp((mode - mu) ** 2 * scale**2)
+        )
 
 
 def test_ordinary_laws_agree_with_scipy():
@@ -204,9 +218,14 @@ def test_tabulated_mixture_keeps_the_masses():
 
 @pytest.mark.parametrize(
     ("mu", "sigma", "weights"),
-    [([], [], []), ([0.0], [1.0, 1.0], [1.0]), ([0.0], [1.0], [0.0]), ([0.0], [1.0], [-1.0]),
-     ([0.0], [1.0], [np.nan])],
-)  # fmt: skip
+    [
+        ([], [], []),
+        ([0.0], [1.0, 1.0], [1.0]),
+        ([0.0], [1.0], [0.0]),
+        ([0.0], [1.0], [-1.0]),
+        ([0.0], [1.0], [np.nan]),
+    ],
+)
 def test_bad_mixtures(mu, sigma, weights):
     with pytest.raises(ValueError, match=r"weights"):
         Mixture(mu, sigma, weights)

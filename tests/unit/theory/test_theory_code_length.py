@@ -127,8 +127,13 @@ def test_nonzero_bound_is_the_three_papers():
 
 def test_elias_codes():
     assert [omega(k) for k in (1, 2, 3, 4, 8, 16)] == [
-        "0", "100", "110", "101000", "1110000", "10100100000",
-    ]  # fmt: skip
+        "0",
+        "100",
+        "110",
+        "101000",
+        "1110000",
+        "10100100000",
+    ]
     numbers = [*range(1, 3000), 2**16, 2**31 - 1, 2**40 + 5]
     np.testing.assert_array_equal(elias_bits(numbers), [len(omega(k)) for k in numbers])
     assert elias_bits([]).shape == (0,)
@@ -221,8 +226,9 @@ def test_sparse_code_at_root_n_takes_more_than_corollary_3_3_where_nothing_is_ze
     n = 8100
     numbers = level_numbers(np.random.default_rng(0), np.ones(n), uniform(90))
     assert sparse_code_bits(numbers) == 32 + 3 * n > qsgd_dense_code_length(n)
-    numbers = level_numbers(np.random.default_rng(0), np.random.default_rng(1).normal(size=n),
-                            uniform(90))  # fmt: skip
+    numbers = level_numbers(
+        np.random.default_rng(0), np.random.default_rng(1).normal(size=n), uniform(90)
+    )
     np.testing.assert_allclose(sparse_code_bits(numbers), qsgd_dense_code_length(n), rtol=0.02)
 
 

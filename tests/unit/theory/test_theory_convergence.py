@@ -250,9 +250,14 @@ def test_theorem_6_as_printed_fails():
     found = np.mean(w**2)
     printed = 0.5 / 10 + 2 * 1.0 / 100
     mended = smooth_nonconvex(
-        iterations=10, smoothness=1.0, initial_gap=0.5, second_moment=1.0, variance=0.0,
-        processors=100, step_size=0.01,
-    )  # fmt: skip
+        iterations=10,
+        smoothness=1.0,
+        initial_gap=0.5,
+        second_moment=1.0,
+        variance=0.0,
+        processors=100,
+        step_size=0.01,
+    )
     assert printed < found <= mended.bound
 
 

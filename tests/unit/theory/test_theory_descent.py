@@ -42,8 +42,11 @@ def descend(problem, gamma, step_size, *, estimator="unbiased", beta=0.0, steps=
 
 
 def constants(problem) -> dict[str, float]:
-    return {"smoothness": problem.smoothness, "initial_gap": float(problem.value(problem.start)),
-            "second_moment": problem.second_moment}  # fmt: skip
+    return {
+        "smoothness": problem.smoothness,
+        "initial_gap": float(problem.value(problem.start)),
+        "second_moment": problem.second_moment,
+    }
 
 
 @pytest.mark.parametrize("estimator", ["unbiased", "mmse"])
@@ -188,8 +191,9 @@ def test_the_bound_of_eq_23_does_not_show_it():
     def excess(steps: float, eta: float) -> float:
         epsilon = np.geomspace(1e-8, 10, 4000)
         root = np.sqrt(1 + epsilon)
-        return float((epsilon / 2 / math.sqrt(steps)
-                      + (1 + epsilon) ** 2 / (root - 1) * eta / steps).min())  # fmt: skip
+        return float(
+            (epsilon / 2 / math.sqrt(steps) + (1 + epsilon) ** 2 / (root - 1) * eta / steps).min()
+        )
 
     for eta in (0.1, 10.0):
         assert excess(1e10, eta) / excess(1e12, eta) == pytest.approx(100**0.75, rel=0.1)
@@ -232,8 +236,14 @@ def test_remark_1():
     ],
 )
 def test_wrong_input(change, message):
-    wanted = {"iterations": 10, "step_size": 0.1, "smoothness": 1.0, "initial_gap": 1.0,
-              "second_moment": 1.0, "gamma": 1.0}  # fmt: skip
+    wanted = {
+        "iterations": 10,
+        "step_size": 0.1,
+        "smoothness": 1.0,
+        "initial_gap": 1.0,
+        "second_moment": 1.0,
+        "gamma": 1.0,
+    }
     with pytest.raises(ValueError, match=message):
         compressed_descent(**wanted | change)
     if not {"gamma", "estimator"} & set(change):

@@ -15,9 +15,10 @@ PLANS = {
     "changing": [(uniform(1), 30), (exponential(2), 120), (exponential(6), 150)],
 }
 MOMENTA = pytest.mark.parametrize(
-    ("momentum", "lookahead"), [(0.0, 0.0), (0.9, 0.0), (0.9, 1.0), (0.5, 2.0)],
+    ("momentum", "lookahead"),
+    [(0.0, 0.0), (0.9, 0.0), (0.9, 1.0), (0.5, 2.0)],
     ids=["plain", "heavy-ball", "nesterov", "sgd"],
-)  # fmt: skip
+)
 
 
 def epsilon(plan, dimension):
@@ -49,9 +50,15 @@ def test_momentum_convex_holds(make, step, slack, name, momentum, lookahead):
         processors=4,
     )
     path = train(
-        problem, steps=STEPS, step_size=alpha, tables=plan, processors=4, project=False,
-        momentum=momentum, lookahead=lookahead,
-    )  # fmt: skip
+        problem,
+        steps=STEPS,
+        step_size=alpha,
+        tables=plan,
+        processors=4,
+        project=False,
+        momentum=momentum,
+        lookahead=lookahead,
+    )
     gap, error = mean_and_error(problem.value(path.mean(axis=0)) - problem.least)
     assert gap + 5 * error <= promise.bound <= slack * gap, (gap, error, promise)
 
@@ -76,9 +83,15 @@ def test_momentum_nonconvex_holds(name, momentum, lookahead):
             processors=4,
         )
         path = train(
-            problem, steps=STEPS, step_size=promise.step_size, tables=plan, processors=4,
-            project=False, momentum=momentum, lookahead=lookahead,
-        )  # fmt: skip
+            problem,
+            steps=STEPS,
+            step_size=promise.step_size,
+            tables=plan,
+            processors=4,
+            project=False,
+            momentum=momentum,
+            lookahead=lookahead,
+        )
         squares = np.square(problem.gradient(path)).sum(axis=-1)
         found, error = mean_and_error(squares.mean(axis=0))
         assert found + 5 * error <= promise.bound <= 3000 * found, (found, error, promise)
@@ -87,9 +100,16 @@ def test_momentum_nonconvex_holds(name, momentum, lookahead):
 def test_without_momentum_the_classical_bound():
     """R^2/(2 alpha T) + alpha G^2/2 over T + 1 iterates."""
     promise = momentum_convex(
-        iterations=99, momentum=0, step_size=0.1, distance=2.0, initial_gap=5.0,
-        gradient_bound=1.0, second_moment=3.0, variance=2.0, bits=8.0,
-    )  # fmt: skip
+        iterations=99,
+        momentum=0,
+        step_size=0.1,
+        distance=2.0,
+        initial_gap=5.0,
+        gradient_bound=1.0,
+        second_moment=3.0,
+        variance=2.0,
+        bits=8.0,
+    )
     np.testing.assert_allclose(promise.bound, 4 / (2 * 0.1 * 100) + 0.1 * 3 / 2)
     assert promise.total_bits == 99 * 8.0
 
@@ -97,9 +117,17 @@ def test_without_momentum_the_classical_bound():
 def test_theorem_7_by_hand():
     """mu = 3/4, l = 2, alpha = 1/10, T + 1 = 100; V^2 + (1 + epsilon) B/M = 1 + 4 = 5."""
     promise = momentum_convex(
-        iterations=99, momentum=0.75, lookahead=2.0, step_size=0.1, distance=3.0, initial_gap=5.0,
-        gradient_bound=1.0, second_moment=4.0, epsilon=1.0, processors=2,
-    )  # fmt: skip
+        iterations=99,
+        momentum=0.75,
+        lookahead=2.0,
+        step_size=0.1,
+        distance=3.0,
+        initial_gap=5.0,
+        gradient_bound=1.0,
+        second_moment=4.0,
+        epsilon=1.0,
+        processors=2,
+    )
     terms = 0.75 * 5 / (0.25 * 100), 0.25 * 9 / (2 * 0.1 * 100), 0.1 * (1 + 3) * 5 / (2 * 0.25)
     np.testing.assert_allclose(promise.bound, sum(terms))
 
@@ -131,18 +159,28 @@ def test_heavy_ball_is_torchs_momentum():
 def test_theorem_8_by_hand():
     """mu = 1/2, l = 0, L = 1, C = 1, T + 1 = 100: alpha = min(1/4, 1/10)."""
     promise = momentum_nonconvex(
-        iterations=99, momentum=0.5, smoothness=1.0, step_constant=1.0, initial_gap=2.0,
-        gradient_bound=1.0, second_moment=4.0, epsilon=1.0, processors=2,
-    )  # fmt: skip
+        iterations=99,
+        momentum=0.5,
+        smoothness=1.0,
+        step_constant=1.0,
+        initial_gap=2.0,
+        gradient_bound=1.0,
+        second_moment=4.0,
+        epsilon=1.0,
+        processors=2,
+    )
     assert promise.step_size == 0.1
     spread = 1 * (0.25 * 1 + 0.25) * (1 + 2 * 4 / 2)
     np.testing.assert_allclose(promise.bound, 2 * 2 * 0.5 / (0.1 * 100) + spread / (0.125 * 10))
 
 
 BASE = {
-    "iterations": 10, "momentum": 0.5, "initial_gap": 1.0, "gradient_bound": 1.0,
+    "iterations": 10,
+    "momentum": 0.5,
+    "initial_gap": 1.0,
+    "gradient_bound": 1.0,
     "second_moment": 1.0,
-}  # fmt: skip
+}
 CONVEX, NONCONVEX = {"step_size": 0.1, "distance": 1.0}, {"smoothness": 1.0, "step_constant": 1.0}
 
 
@@ -158,9 +196,17 @@ def test_monotone_and_wrong_input(function, extra):
     for worse in ({"epsilon": 1.0}, {"gradient_bound": 2.0}):
         assert function(**BASE | extra | worse).bound > start.bound
     for name, value in [
-        ("iterations", 0), ("momentum", 1.0), ("momentum", -0.1), ("initial_gap", -1),
-        ("gradient_bound", -1), ("second_moment", -1), ("epsilon", -1), ("processors", 0),
-        ("lookahead", -1), ("bits", -1), *((key, -1) for key in extra),
-    ]:  # fmt: skip
+        ("iterations", 0),
+        ("momentum", 1.0),
+        ("momentum", -0.1),
+        ("initial_gap", -1),
+        ("gradient_bound", -1),
+        ("second_moment", -1),
+        ("epsilon", -1),
+        ("processors", 0),
+        ("lookahead", -1),
+        ("bits", -1),
+        *((key, -1) for key in extra),
+    ]:
         with pytest.raises(ValueError, match=f"^{name}={value}"):
             function(**BASE | extra | {name: value})

@@ -107,9 +107,18 @@ class Wells:
 
 
 def train(
-    problem, *, steps, step_size, tables=(), processors=1, runs=40, project=True, momentum=0.0,
-    lookahead=0.0, seed=0,
-):  # fmt: skip
+    problem,
+    *,
+    steps,
+    step_size,
+    tables=(),
+    processors=1,
+    runs=40,
+    project=True,
+    momentum=0.0,
+    lookahead=0.0,
+    seed=0,
+):
     """Iterates (steps + 1, runs, d). tables: (magnitudes, steps) one after another; none: exact."""
     rng = np.random.default_rng(seed)
     plan = [magnitudes for magnitudes, count in tables for _ in range(count)]
