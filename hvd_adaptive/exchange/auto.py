@@ -37,7 +37,7 @@ from hvd_adaptive.streams import Use
 if TYPE_CHECKING:
     from hvd_adaptive.compressor import GradientCompressor
     from hvd_adaptive.exchange.world import World
-    from hvd_adaptive.fusion.layout import Group
+    from hvd_adaptive.layout import Group
 
 logger = logging.getLogger("hvd_adaptive")
 

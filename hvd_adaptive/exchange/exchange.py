@@ -20,7 +20,7 @@ from hvd_adaptive.finite import narrowed
 if TYPE_CHECKING:
     from hvd_adaptive.compressor import GradientCompressor
     from hvd_adaptive.exchange.world import World
-    from hvd_adaptive.fusion.layout import Group
+    from hvd_adaptive.layout import Group
 
 # What ``encode`` makes; a Sendable is an empty part, or one that travels as it is.
 Outgoing = Encoded | Sendable

@@ -22,7 +22,6 @@ from hvd_adaptive.exchange.world import World, horovod
 from hvd_adaptive.fusion.agreement import Description, Meeting, checksum, describe
 from hvd_adaptive.fusion.changed import Watch, gradient_dtype, is_laid_out, is_unscaled
 from hvd_adaptive.fusion.given_up import GivenUp
-from hvd_adaptive.fusion.layout import Group, Layout, Member, build_layout, parts_among
 from hvd_adaptive.fusion.monitored import Monitored
 from hvd_adaptive.fusion.owner import (
     Owner,
@@ -34,6 +33,7 @@ from hvd_adaptive.fusion.owner import (
 from hvd_adaptive.fusion.placeholder import placeholder
 from hvd_adaptive.fusion.prediction import Prediction
 from hvd_adaptive.fusion.roll_call import RollCall
+from hvd_adaptive.layout import Group, Layout, Member, build_layout, parts_among
 
 if TYPE_CHECKING:
     from hvd_adaptive.compressor import GradientCompressor

@@ -12,7 +12,7 @@ import torch
 
 from hvd_adaptive.coding.header import DTYPE_CODES
 from hvd_adaptive.fusion.binding import Binding
-from hvd_adaptive.fusion.layout import Layout, Member, build_layout
+from hvd_adaptive.layout import Layout, Member, build_layout
 
 if TYPE_CHECKING:
     from hvd_adaptive.compressor import GradientCompressor

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from hvd_adaptive.fusion.layout import Layout, Member
+from hvd_adaptive.layout import Layout, Member
 from hvd_adaptive.once import WarnOnce
 
 logger = logging.getLogger("hvd_adaptive")

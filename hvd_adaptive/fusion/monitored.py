@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from hvd_adaptive._version import __version__
-from hvd_adaptive.fusion.layout import Group, Layout
+from hvd_adaptive.layout import Group, Layout
 
 if TYPE_CHECKING:
     from hvd_adaptive.compressor import GradientCompressor

@@ -22,7 +22,6 @@ from hvd_adaptive.fusion.changed import WarnOfChanges, Watch, check_gradient
 from hvd_adaptive.fusion.given_up import Sent
 from hvd_adaptive.fusion.helper import PATIENCE, WATCH, finished_on
 from hvd_adaptive.fusion.joined import JoinedStep
-from hvd_adaptive.fusion.layout import Layout, Member
 from hvd_adaptive.fusion.newcomers import tables_fitted, take_first_state
 from hvd_adaptive.fusion.owner import find_owner
 from hvd_adaptive.fusion.placeholder import (
@@ -34,6 +33,7 @@ from hvd_adaptive.fusion.placeholder import (
 )
 from hvd_adaptive.fusion.roll_call import RollCall
 from hvd_adaptive.fusion.step import Step
+from hvd_adaptive.layout import Layout, Member
 from hvd_adaptive.once import WarnOnce
 
 if TYPE_CHECKING:

@@ -19,9 +19,9 @@ from hvd_adaptive.feedback import Residuals
 from hvd_adaptive.finite import Finite
 from hvd_adaptive.fusion.failures import Failures, step_failed
 from hvd_adaptive.fusion.given_up import Sent
-from hvd_adaptive.fusion.layout import Group, Layout, Piece, gather, parts_among
 from hvd_adaptive.fusion.samples import draw_buckets
 from hvd_adaptive.kernels.random import stream_key
+from hvd_adaptive.layout import Group, Layout, Piece, gather, parts_among
 from hvd_adaptive.streams import Use, group_number
 
 if TYPE_CHECKING:

@@ -13,8 +13,8 @@ from types import SimpleNamespace
 import torch
 
 from hvd_adaptive.fusion.binding import Binding
-from hvd_adaptive.fusion.layout import Member
 from hvd_adaptive.fusion.step import Step
+from hvd_adaptive.layout import Member
 
 SECONDS = 20.0
 

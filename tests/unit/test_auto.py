@@ -14,8 +14,8 @@ from hvd_adaptive.exchange import auto as module
 from hvd_adaptive.exchange.auto import SIZES, Auto
 from hvd_adaptive.exchange.exchange import Place, Shipment
 from hvd_adaptive.exchange.plain import Half, Plain
-from hvd_adaptive.fusion.layout import Group
 from hvd_adaptive.kernels.random import stream_key
+from hvd_adaptive.layout import Group
 from hvd_adaptive.simulate.ranks import together
 
 COMPRESSOR = QSGD(bits=4, bucket_size=512)

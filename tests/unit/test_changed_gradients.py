@@ -8,7 +8,7 @@ import torch
 from hvd_adaptive import ALQ, QSGD, simulate
 from hvd_adaptive.ddp import CompressionState
 from hvd_adaptive.fusion.changed import Watch, check_gradient, gradient_dtype, is_laid_out
-from hvd_adaptive.fusion.layout import Member, build_layout
+from hvd_adaptive.layout import Member, build_layout
 
 
 def watched(*gradients: torch.Tensor) -> tuple[Watch, list[torch.nn.Parameter]]:

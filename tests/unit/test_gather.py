@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hvd_adaptive.fusion.layout import Member, build_layout, gather
+from hvd_adaptive.layout import Member, build_layout, gather
 
 SHAPES = [(4, 6), (), (3,), (2, 3, 4, 5), (0,), (300,), (40, 9), (1, 1)]
 

@@ -11,7 +11,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hvd_adaptive.fusion.layout import Layout, Member, build_layout, parts_among
+from hvd_adaptive.layout import Layout, Member, build_layout, parts_among
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 PARTS = ("", "", "bits=4", "conv.weight", None)
