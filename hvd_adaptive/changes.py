@@ -13,7 +13,7 @@ from hvd_adaptive.instances import Instance
 from hvd_adaptive.parts import passed_on
 
 if TYPE_CHECKING:
-    from hvd_adaptive.fusion.session import Session
+    from hvd_adaptive.connection import Connection
     from hvd_adaptive.settings import Settings
 
 logger = logging.getLogger("hvd_adaptive")
@@ -59,7 +59,7 @@ class Changing:
     fingerprint: Any
     schedule: Any
     instance: Instance
-    _session: Session | None
+    _session: Connection | None
     _constructed: dict[str, Any]
     _changed: dict[str, Any]
     _keywords: dict[str, Any]

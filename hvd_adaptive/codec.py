@@ -166,6 +166,16 @@ class Codec(ABC):
         """The fewest bytes of a coded body, as ``least_body_bytes``."""
         raise NotImplementedError
 
+    # Codecs of averages ---------------------------------------------------------------------------
+
+    @abstractmethod
+    def second_codec(self, bits: int) -> Codec:
+        """Return a codec for averages: one of more bits, unbiased and without clipping."""
+
+    def fitted_to(self, flat: torch.Tensor) -> Codec:
+        """Return this codec or, if it adapts, a copy of it that is fitted to ``flat``."""
+        return self
+
     # Payloads -------------------------------------------------------------------------------------
 
     def payload_bytes(self, quantized: int, full: int, dtype: torch.dtype) -> int:

@@ -3,43 +3,32 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import functools
 import logging
 import sys
 import threading
 import zlib
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any, ClassVar
 
 import torch
 
-from hvd_adaptive import elastic, states
+from hvd_adaptive import states
 from hvd_adaptive._version import __version__
-from hvd_adaptive.by_class import callable_on_class
 from hvd_adaptive.changes import Changing
-from hvd_adaptive.codec import Codec
 from hvd_adaptive.coding import payload as payloads
 from hvd_adaptive.coding.header import DTYPE_CODES
+from hvd_adaptive.connection import Connection, Host
 from hvd_adaptive.errors import PayloadError
-from hvd_adaptive.exchange.second_stage import (
-    LEAST_BITS,
-    MOST_BITS,
-    SecondStage,
-    default_bits,
-    make_second_stage,
-)
+from hvd_adaptive.exchange.staged_codec import StagedCodec
 from hvd_adaptive.feedback import Residuals, check_residuals
 from hvd_adaptive.instances import Instance
 from hvd_adaptive.kernels.random import stream_key
 from hvd_adaptive.monitor import StepMeter
+from hvd_adaptive.on_class import callable_on_class
 from hvd_adaptive.parts import Parts
 from hvd_adaptive.settings import Settings, check_integer
 from hvd_adaptive.streams import Use
-
-if TYPE_CHECKING:
-    from hvd_adaptive.fusion.session import Session
-
 
 logger = logging.getLogger("hvd_adaptive")
 
@@ -71,12 +60,14 @@ def _ordinary_mode() -> Iterator[None]:
         yield
 
 
-class GradientCompressor(Changing, Codec, _Base):
+class GradientCompressor(Changing, StagedCodec, _Base):
     """Base of all schemes: Horovod's Compressor contract, encode and decode, state and report."""
+
+    host: ClassVar[Host]
 
     def __init__(self, settings: Settings) -> None:
         super().__init__(settings)
-        elastic.register()
+        self.host.constructed(self)
         self._parts = Parts(type(self), self._keywords, settings)
         self.step = 0
         self.meter = StepMeter()
@@ -84,8 +75,7 @@ class GradientCompressor(Changing, Codec, _Base):
         self.residuals = None if weight is None else Residuals(weight, settings.grad_scaler)
         self._encodes = 0
         self.instance = Instance()
-        self._session: Session | None = None
-        self._second: SecondStage | None = None
+        self._session: Connection | None = None
 
     # Level tables: adaptive schemes override these ------------------------------------------------
 
@@ -107,40 +97,9 @@ class GradientCompressor(Changing, Codec, _Base):
         finite: whether this rank's gradients are. Where a rank's are not, nothing is fitted.
         """
 
-    # Second stages of exchanges that average on the way -------------------------------------------
-
-    def second_codec(self, bits: int) -> GradientCompressor:
-        """A codec for averages: one of more bits, unbiased and without clipping."""
-        from hvd_adaptive.schemes.qsgd import QSGD
-
-        return QSGD(bits=bits, norm="linf", **self._for_averages())
-
-    def _for_averages(self) -> dict[str, Any]:
-        """Keywords that a codec for averages shares with this one."""
-        own = self.settings
-        return {"bucket_size": own.bucket_size, "seed": own.seed, "checksum": own.checksum}
-
-    def second_stage(self, ranks: int) -> SecondStage:
-        """How the averages of ``ranks`` ranks travel (exchange/second_stage.py)."""
-        bits = self.settings.second_stage_bits or default_bits(self, ranks)
-        if self._second is None or self._second.bits != bits:
-            self._second = make_second_stage(self, ranks, bits)
-        elif self._second.ranks != ranks:
-            self._second = dataclasses.replace(self._second, ranks=ranks)
-        return self._second
-
     def prepare_second_stages(self, ranks: int, labels: Sequence[str], step: int) -> None:
-        """Make those of parts before ``step``, at which tables that are new are fitted."""
         for label in labels:
             self.part(label).second_stage(ranks)
-
-    def second_due(self, step: int) -> bool:
-        """Whether new second stages are fitted at ``step``, whatever the schedule says."""
-        return False
-
-    def fitted_to(self, flat: torch.Tensor) -> GradientCompressor:
-        """This codec or, where it adapts, a copy of it that is fitted to ``flat``."""
-        return self
 
     # Parts: parameters that have bits or tables of their own -------------------------------------
 
@@ -245,7 +204,8 @@ class GradientCompressor(Changing, Codec, _Base):
         if keep and old._second is not None and old._second.codec is not old:
             self._second = old._second  # with its table
             if self.settings.checksum != old.settings.checksum:
-                self._second.codec.set(checksum=self.settings.checksum)
+                second: Any = self._second.codec
+                second.set(checksum=self.settings.checksum)
 
     def state_dict(self) -> dict[str, Any]:
         """Everything that a resumed run needs: plain tensors and numbers.
@@ -262,11 +222,7 @@ class GradientCompressor(Changing, Codec, _Base):
         own |= self.instance.state_dict()
         changed = {"settings": dict(self._changed)} if self._changed else {}
         residuals = {} if self.residuals is None else self.residuals.state_dict()
-        second = {}
-        if self._second is not None and self._second.codec is not self:
-            saved = {"bits": self._second.bits, "codec": self._second.codec.state_dict()}
-            second = {"second_stage": saved}
-        return own | changed | self._parts.state_dict() | residuals | second
+        return own | changed | self._parts.state_dict() | residuals | self._second_state()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Inverse of ``state_dict``; ValueError where the state is another scheme's or incomplete,
@@ -319,16 +275,6 @@ class GradientCompressor(Changing, Codec, _Base):
         self._loaded_second(state)
         check_residuals(state)
 
-    def _loaded_second(self, state: dict[str, Any]) -> SecondStage | None:
-        """The second stage of a state, kept where ranks still want its bits."""
-        if "second_stage" not in state:
-            return None
-        saved, of = state["second_stage"], "state: second_stage"
-        bits = states.whole(saved, "bits", LEAST_BITS, MOST_BITS, of)
-        second = make_second_stage(self, 1, bits)
-        second.codec.load_state_dict(states.entry(saved, "codec", of))
-        return second
-
     def report(self) -> dict[str, float]:
         """What the last step sent and how good it was; the keys are told in monitor.StepMeter.
         table_version is that of the part that was fitted most often."""
@@ -339,15 +285,13 @@ class GradientCompressor(Changing, Codec, _Base):
         """Let go of the optimizer and its gradients; the compressor can be used again."""
         self._session = None
 
-    def _plugged(self) -> Session:
+    def _plugged(self) -> Connection:
         session = self._session
         if session is not None:
             return session
-        from hvd_adaptive.fusion.session import Session
-
         with _plugging:  # backward passes in several threads may begin at once
             if self._session is None:
-                self._session = Session(self)
+                self._session = self.host.connect(self)
             return self._session
 
     def __repr__(self) -> str:

@@ -129,7 +129,7 @@ def build_layout(
     open_groups: dict[tuple[torch.dtype, str], _Builder] = {}
     for slot, member in enumerate(ordered):
         quantize = member.part is not None and member.numel >= min_numel
-        kind = (member.dtype, member.part if quantize else "")
+        kind = (member.dtype, (member.part or "") if quantize else "")
         if kind not in open_groups:
             open_groups[kind] = _Builder(*kind, most, bucket_size, groups)
         open_groups[kind].add(slot, member.numel, quantize)

@@ -13,14 +13,14 @@ from hvd_adaptive.exchange.collectives import AllGather, copies_sent
 from hvd_adaptive.exchange.exchange import Exchange, Outgoing, Route, Shipment, memory_of
 
 if TYPE_CHECKING:
-    from hvd_adaptive.compressor import GradientCompressor
+    from hvd_adaptive.exchange.staged_codec import StagedCodec
 
 
 class Allgather(Exchange):
     """``hvd.allgather`` of payloads; each rank decodes all of them."""
 
     def in_flight_bytes(
-        self, codec: GradientCompressor, quantized: int, full: int, dtype: torch.dtype
+        self, codec: StagedCodec, quantized: int, full: int, dtype: torch.dtype
     ) -> int:
         # All ranks' payloads, and its own once more or, sent directly, for each of them.
         copies = self.ranks + copies_sent(self.ranks)

@@ -35,7 +35,7 @@ from hvd_adaptive.kernels.random import stream_key
 from hvd_adaptive.streams import Use
 
 if TYPE_CHECKING:
-    from hvd_adaptive.compressor import GradientCompressor
+    from hvd_adaptive.exchange.staged_codec import StagedCodec
     from hvd_adaptive.exchange.world import World
     from hvd_adaptive.layout import Group
 
@@ -69,7 +69,7 @@ class Auto(Exchange):
         return bool(self._lines)
 
     def settle(
-        self, world: World, compressor: GradientCompressor, name: str, device: torch.device
+        self, world: World, compressor: StagedCodec, name: str, device: torch.device
     ) -> None:
         self.know_nodes(self.place.nodes or find_nodes(world, name), compressor)
         # Candidates want second stages of different bits; a loaded one must not be lost to them.
@@ -88,7 +88,7 @@ class Auto(Exchange):
         agreed = world.broadcast(slowest, f"{name}.auto.agreed").reshape(-1, len(SIZES))
         self.choose_by(dict(zip(self._candidates, agreed.tolist(), strict=True)))
 
-    def know_nodes(self, nodes: tuple[int, ...], compressor: GradientCompressor) -> None:
+    def know_nodes(self, nodes: tuple[int, ...], compressor: StagedCodec) -> None:
         """Keep "hierarchical" where there are several nodes of several ranks."""
         del self._candidates["hierarchical"]
         several = 1 < len(set(nodes)) < self.ranks
@@ -143,12 +143,12 @@ class Auto(Exchange):
                 logger.info("exchange='auto': %s", told)
                 self._told.add(told)
 
-    def prepare(self, compressor: GradientCompressor, labels: Sequence[str], step: int) -> None:
+    def prepare(self, compressor: StagedCodec, labels: Sequence[str], step: int) -> None:
         for exchange in self._candidates.values():
             exchange.prepare(compressor, labels, step)
 
     def in_flight_bytes(
-        self, codec: GradientCompressor, quantized: int, full: int, dtype: torch.dtype
+        self, codec: StagedCodec, quantized: int, full: int, dtype: torch.dtype
     ) -> int:
         # Groups are cut before anything is measured: no candidate may exceed the bound.
         kinds = list(self._candidates.values())
@@ -156,7 +156,7 @@ class Auto(Exchange):
             kinds = [self._candidates[self.choice(quantized + full)]]
         return max(kind.in_flight_bytes(codec, quantized, full, dtype) for kind in kinds)
 
-    def working_bytes(self, codec: GradientCompressor, quantized: int, full: int) -> int:
+    def working_bytes(self, codec: StagedCodec, quantized: int, full: int) -> int:
         chosen = self._candidates[self.choice(quantized + full)]
         return chosen.working_bytes(codec, quantized, full)
 
@@ -181,7 +181,7 @@ class Auto(Exchange):
 def measure(
     exchange: Exchange,
     world: World,
-    compressor: GradientCompressor,
+    compressor: StagedCodec,
     size: int,
     name: str,
     device: torch.device,

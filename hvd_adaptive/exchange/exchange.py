@@ -18,7 +18,7 @@ from hvd_adaptive.exchange.collectives import Collective
 from hvd_adaptive.finite import narrowed
 
 if TYPE_CHECKING:
-    from hvd_adaptive.compressor import GradientCompressor
+    from hvd_adaptive.exchange.staged_codec import StagedCodec
     from hvd_adaptive.exchange.world import World
     from hvd_adaptive.layout import Group
 
@@ -65,7 +65,7 @@ class Shipment:
     be the gradient's own, so that it is asked for once the group's payloads are made.
     """
 
-    codec: GradientCompressor
+    codec: StagedCodec
     dtype: torch.dtype
     quantized: int
     full: int
@@ -128,7 +128,7 @@ class Exchange(ABC):
         return True
 
     def settle(  # noqa: B027
-        self, world: World, compressor: GradientCompressor, name: str, device: torch.device
+        self, world: World, compressor: StagedCodec, name: str, device: torch.device
     ) -> None:
         """Find out, together with the other ranks, who agree on everything by now.
 
@@ -139,7 +139,7 @@ class Exchange(ABC):
         """Change which coordinates of a layout's groups are quantised, once it is settled."""
 
     def prepare(  # noqa: B027
-        self, compressor: GradientCompressor, labels: Sequence[str], step: int
+        self, compressor: StagedCodec, labels: Sequence[str], step: int
     ) -> None:
         """Before ``step`` is asked for an update, once it is settled: make what the parts' codecs
         need besides themselves."""
@@ -150,12 +150,12 @@ class Exchange(ABC):
 
     @abstractmethod
     def in_flight_bytes(
-        self, codec: GradientCompressor, quantized: int, full: int, dtype: torch.dtype
+        self, codec: StagedCodec, quantized: int, full: int, dtype: torch.dtype
     ) -> int:
         """Memory that a group's exchange holds at most, and no less than any of its collectives;
         the same on every rank."""
 
-    def working_bytes(self, codec: GradientCompressor, quantized: int, full: int) -> int:
+    def working_bytes(self, codec: StagedCodec, quantized: int, full: int) -> int:
         """Memory besides payloads and result that a group takes while one of its collectives'
         results is worked on."""
         return 0

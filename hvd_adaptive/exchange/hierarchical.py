@@ -41,7 +41,7 @@ from hvd_adaptive.exchange.nodes import find_nodes
 from hvd_adaptive.exchange.scatter_reduce import ScatterReduce
 
 if TYPE_CHECKING:
-    from hvd_adaptive.compressor import GradientCompressor
+    from hvd_adaptive.exchange.staged_codec import StagedCodec
     from hvd_adaptive.exchange.world import World
 
 logger = logging.getLogger("hvd_adaptive")
@@ -66,7 +66,7 @@ class Hierarchical(Exchange):
         return self._between is not None
 
     def settle(
-        self, world: World, compressor: GradientCompressor, name: str, device: torch.device
+        self, world: World, compressor: StagedCodec, name: str, device: torch.device
     ) -> None:
         nodes = find_nodes(world, name)
         if not nodes:
@@ -76,11 +76,11 @@ class Hierarchical(Exchange):
             )
         self._know(nodes)
 
-    def prepare(self, compressor: GradientCompressor, labels: Sequence[str], step: int) -> None:
+    def prepare(self, compressor: StagedCodec, labels: Sequence[str], step: int) -> None:
         self._between.prepare(compressor, labels, step)
 
     def in_flight_bytes(
-        self, codec: GradientCompressor, quantized: int, full: int, dtype: torch.dtype
+        self, codec: StagedCodec, quantized: int, full: int, dtype: torch.dtype
     ) -> int:
         # Whatever the nodes: slices as they are, sent and received, the largest a bucket too large;
         # then two payloads of such slices, or one and averages of at most 8 bits.
@@ -90,7 +90,7 @@ class Hierarchical(Exchange):
         payload = codec.payload_bytes(quantized + min(spare, quantized), full, dtype)
         return inside + 2 * payload + 2 * (quantized + spare) + HEADERS * self.ranks
 
-    def working_bytes(self, codec: GradientCompressor, quantized: int, full: int) -> int:
+    def working_bytes(self, codec: StagedCodec, quantized: int, full: int) -> int:
         # The average of a node's slice; what is then exchanged is not larger.
         size = codec.settings.bucket_size
         return 8 * max(c.coordinates for c in cut(quantized, full, size, len(self._local)))

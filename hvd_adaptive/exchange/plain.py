@@ -17,17 +17,17 @@ from hvd_adaptive.exchange.scatter_reduce import ScatterReduce
 from hvd_adaptive.exchange.second_stage import FULL_PRECISION, SecondStage
 
 if TYPE_CHECKING:
-    from hvd_adaptive.compressor import GradientCompressor
+    from hvd_adaptive.exchange.staged_codec import StagedCodec
 
 
 class Plain(ScatterReduce):
     """The scatter-reduce of groups none of whose coordinates is quantised, in their own dtype."""
 
-    def prepare(self, compressor: GradientCompressor, labels: Sequence[str], step: int) -> None:
+    def prepare(self, compressor: StagedCodec, labels: Sequence[str], step: int) -> None:
         pass
 
     def in_flight_bytes(
-        self, codec: GradientCompressor, quantized: int, full: int, dtype: torch.dtype
+        self, codec: StagedCodec, quantized: int, full: int, dtype: torch.dtype
     ) -> int:
         return super().in_flight_bytes(codec, 0, quantized + full, dtype)
 
@@ -49,7 +49,7 @@ class Plain(ScatterReduce):
     def _dtype(self, own: torch.dtype) -> torch.dtype:
         return own
 
-    def _second_stage(self, codec: GradientCompressor) -> SecondStage:
+    def _second_stage(self, codec: StagedCodec) -> SecondStage:
         return SecondStage(self.ranks, FULL_PRECISION, codec)
 
 

@@ -41,7 +41,7 @@ from hvd_adaptive.exchange.second_stage import SecondStage
 from hvd_adaptive.kernels.random import stream_key
 
 if TYPE_CHECKING:
-    from hvd_adaptive.compressor import GradientCompressor
+    from hvd_adaptive.exchange.staged_codec import StagedCodec
 
 FIRST, SECOND = 0, 1
 # Sent in place of an average by an owner that could not read what it was sent.
@@ -51,11 +51,11 @@ FAILED = b"HVDAFAIL"
 class ScatterReduce(Exchange):
     """``hvd.alltoall`` of chunks, then ``hvd.allgather`` of their averages."""
 
-    def prepare(self, compressor: GradientCompressor, labels: Sequence[str], step: int) -> None:
+    def prepare(self, compressor: StagedCodec, labels: Sequence[str], step: int) -> None:
         compressor.prepare_second_stages(self.ranks, labels, step)
 
     def in_flight_bytes(
-        self, codec: GradientCompressor, quantized: int, full: int, dtype: torch.dtype
+        self, codec: StagedCodec, quantized: int, full: int, dtype: torch.dtype
     ) -> int:
         second = self._second_stage(codec)
         chunks = [c for c in self._chunks(codec, quantized, full) if c.coordinates]
@@ -174,13 +174,13 @@ class ScatterReduce(Exchange):
         row.end()
         return shipment.narrowed(out, shipment.quantized, self.ranks)
 
-    def _second_stage(self, codec: GradientCompressor) -> SecondStage:
+    def _second_stage(self, codec: StagedCodec) -> SecondStage:
         return codec.second_stage(self.ranks)
 
     def _chunks_of(self, shipment: Shipment) -> Sequence[Chunk]:
         return self._chunks(shipment.codec, shipment.quantized, shipment.full)
 
-    def _chunks(self, codec: GradientCompressor, quantized: int, full: int) -> Sequence[Chunk]:
+    def _chunks(self, codec: StagedCodec, quantized: int, full: int) -> Sequence[Chunk]:
         return cut(quantized, full, codec.settings.bucket_size, self.ranks)
 
 

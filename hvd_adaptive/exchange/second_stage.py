@@ -35,7 +35,7 @@ from hvd_adaptive.kernels.random import stream_key
 from hvd_adaptive.streams import Use
 
 if TYPE_CHECKING:
-    from hvd_adaptive.compressor import GradientCompressor
+    from hvd_adaptive.codec import Codec
 
 logger = logging.getLogger("hvd_adaptive")
 
@@ -59,7 +59,7 @@ class SecondStage:
 
     ranks: int
     bits: int
-    codec: GradientCompressor
+    codec: Codec
 
     def quantized(self, coordinates: int) -> int:
         """How many of so many quantised coordinates are quantised again."""
@@ -71,13 +71,13 @@ class SecondStage:
         return self.codec.payload_bytes(again, full + quantized - again, dtype)
 
 
-def make_second_stage(codec: GradientCompressor, ranks: int, bits: int) -> SecondStage:
+def make_second_stage(codec: Codec, ranks: int, bits: int) -> SecondStage:
     """The second stage of ``codec`` with so many bits."""
     full = bits == FULL_PRECISION
     return SecondStage(ranks, bits, codec if full else codec.second_codec(bits))
 
 
-def default_bits(codec: GradientCompressor, ranks: int) -> int:
+def default_bits(codec: Codec, ranks: int) -> int:
     """The fewest bits that add at most a quarter of the first stage's variance on the references; 8
     where not even these do, 32 if the first stage loses nothing. The same on every rank."""
     known = repr(codec), ranks
@@ -86,7 +86,7 @@ def default_bits(codec: GradientCompressor, ranks: int) -> int:
     return _chosen[known]
 
 
-def _choose(codec: GradientCompressor, ranks: int) -> int:
+def _choose(codec: Codec, ranks: int) -> int:
     laws = [_Averages(codec, v, ranks) for v in references(codec.settings.bucket_size)]
     if all(law.is_lossless for law in laws):
         return FULL_PRECISION
@@ -110,7 +110,7 @@ def _choose(codec: GradientCompressor, ranks: int) -> int:
 class _Averages:
     """Averages of a reference over ``ranks`` ranks, decoded."""
 
-    def __init__(self, codec: GradientCompressor, v: torch.Tensor, ranks: int) -> None:
+    def __init__(self, codec: Codec, v: torch.Tensor, ranks: int) -> None:
         measured = min(ranks, MOST_RANKS)
         self._first = codec.fitted_to(v)
         decoded = [self._first.roundtrip(v, _key(draw)) for draw in range(max(measured, DRAWS))]
@@ -139,7 +139,7 @@ class _Averages:
         return added / max(self._variance, ROUNDING)
 
 
-def _gamma(codec: GradientCompressor, v: torch.Tensor) -> float:
+def _gamma(codec: Codec, v: torch.Tensor) -> float:
     """Relative variance, measured."""
     errors = [_square(codec.roundtrip(v, _key(-draw)) - v) for draw in range(1, 1 + DRAWS)]
     return sum(errors) / DRAWS / _square(v)

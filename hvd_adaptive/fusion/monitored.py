@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import socket
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
@@ -12,8 +12,19 @@ from hvd_adaptive.layout import Group, Layout
 
 if TYPE_CHECKING:
     from hvd_adaptive.compressor import GradientCompressor
-    from hvd_adaptive.fusion.binding import Binding
+    from hvd_adaptive.exchange.exchange import Exchange
     from hvd_adaptive.monitor import Monitor
+    from hvd_adaptive.settings import Settings
+
+
+class Bound(Protocol):
+    """What is monitored of a binding."""
+
+    name: str
+    compressor: GradientCompressor
+    settings: Settings
+    exchange: Exchange
+    world: Any
 
 
 class Monitored:
@@ -29,7 +40,7 @@ class Monitored:
         self._told: int | None = None  # fingerprint of the layout that it knows
         compressor.meter.detailed = watches
 
-    def step_ended(self, binding: Binding, number: int, layout: Layout | None) -> None:
+    def step_ended(self, binding: Bound, number: int, layout: Layout | None) -> None:
         """The compressor's last figures are those of step ``number``.
 
         layout: None for a step without groups: some ranks had called hvd.join().
@@ -43,7 +54,7 @@ class Monitored:
         self._monitor.step(binding.compressor, number)
 
 
-def facts(binding: Binding, number: int, layout: Layout | None) -> dict[str, Any]:
+def facts(binding: Bound, number: int, layout: Layout | None) -> dict[str, Any]:
     """Facts of a compressor at work, from step ``number`` on: scheme (its settings), name (begins
     its collectives' names), version, torch, host, rank, ranks, and its groups."""
     return {
@@ -62,7 +73,7 @@ def facts(binding: Binding, number: int, layout: Layout | None) -> dict[str, Any
     }
 
 
-def _group(binding: Binding, layout: Layout, index: int) -> dict[str, Any]:
+def _group(binding: Bound, layout: Layout, index: int) -> dict[str, Any]:
     """members: [name, quantised coordinates, full-precision coordinates] of each parameter."""
     group = layout.groups[index]
     return {

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from hvd_adaptive.elastic import with_own, without_own
+from hvd_adaptive.fusion.elastic import with_own, without_own
 
 if TYPE_CHECKING:
     from hvd_adaptive.compressor import GradientCompressor

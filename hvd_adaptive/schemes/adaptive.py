@@ -13,8 +13,9 @@ import torch
 
 from hvd_adaptive import states
 from hvd_adaptive.coding.coders import CODERS
-from hvd_adaptive.compressor import GradientCompressor
 from hvd_adaptive.coverage import HEAD, Coverage, Usable, share_in
+from hvd_adaptive.exchange.staged_codec import StagedCodec
+from hvd_adaptive.joint_update import JointUpdate
 from hvd_adaptive.levels import (
     Distribution,
     FitError,
@@ -23,7 +24,6 @@ from hvd_adaptive.levels import (
     symbol_probabilities,
 )
 from hvd_adaptive.once import WarnOnce
-from hvd_adaptive.parts import JointUpdate
 from hvd_adaptive.schedule import UpdateSchedule
 from hvd_adaptive.schemes.buckets import buckets_of
 from hvd_adaptive.schemes.level_table import LevelTable
@@ -113,7 +113,7 @@ class AdaptiveScheme(TableScheme):
             fitted = self._fitted(distribution, statistic.of_coordinates(collected))
             self.install(fitted.magnitudes, self._table.version + 1, fitted.probabilities)
 
-    def second_codec(self, bits: int) -> GradientCompressor:
+    def second_codec(self, bits: int) -> StagedCodec:
         return self._again("clip", bits=bits)
 
     def prepare_second_stages(self, ranks: int, labels: Sequence[str], step: int) -> None:
@@ -126,7 +126,7 @@ class AdaptiveScheme(TableScheme):
     def second_due(self, step: int) -> bool:
         return self._second_schedule.is_due(step)
 
-    def fitted_to(self, flat: torch.Tensor) -> GradientCompressor:
+    def fitted_to(self, flat: torch.Tensor) -> StagedCodec:
         copy = self._again()
         copy.fit(flat)
         return copy
@@ -139,11 +139,12 @@ class AdaptiveScheme(TableScheme):
 
     def _seconds(self, labels: Sequence[str]) -> dict[str, AdaptiveScheme]:
         """The second stages of parts, as far as they are fitted."""
-        stages = {label: self.part(label)._second for label in labels}
+        firsts = {label: self.part(label) for label in labels}
+        codecs = {label: (f, f._second.codec) for label, f in firsts.items() if f._second}
         return {
-            label: stage.codec
-            for label, stage in stages.items()
-            if stage is not None and stage.codec is not self.part(label) and stage.codec.is_fitted
+            label: second
+            for label, (first, second) in codecs.items()
+            if second is not first and isinstance(second, AdaptiveScheme) and second.is_fitted
         }
 
     def update_due(self, step: int) -> bool:
@@ -335,11 +336,9 @@ class FixedLevels(AdaptiveScheme):
     def fit_magnitudes(self, distribution: Distribution) -> np.ndarray:
         return self._table.magnitudes
 
-    def second_codec(self, bits: int) -> GradientCompressor:
-        from hvd_adaptive.schemes.qsgd import QSGD
-
+    def second_codec(self, bits: int) -> StagedCodec:
         coding, adaptation = self.settings.coding, self.adaptation
-        return QSGD(
+        return self.codec_of_averages(
             bits=bits,
             norm="linf",
             coding=coding,
@@ -348,7 +347,7 @@ class FixedLevels(AdaptiveScheme):
             **self._for_averages(),
         )
 
-    def fitted_to(self, flat: torch.Tensor) -> GradientCompressor:
+    def fitted_to(self, flat: torch.Tensor) -> StagedCodec:
         return self
 
     def scheme_settings(self) -> dict[str, Any]:

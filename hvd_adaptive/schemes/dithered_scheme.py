@@ -18,10 +18,10 @@ from hvd_adaptive.coding.sendable import Sendable
 from hvd_adaptive.compressor import GradientCompressor
 from hvd_adaptive.coverage import HEAD, Coverage, Usable, share_in
 from hvd_adaptive.device import Later
+from hvd_adaptive.joint_update import JointUpdate
 from hvd_adaptive.kernels.reference import BINS
 from hvd_adaptive.levels import Histogram
 from hvd_adaptive.once import WarnOnce
-from hvd_adaptive.parts import JointUpdate
 from hvd_adaptive.schedule import UpdateSchedule
 from hvd_adaptive.schemes.adaptive import Adaptation
 from hvd_adaptive.schemes.buckets import buckets_of

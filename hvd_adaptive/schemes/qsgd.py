@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from hvd_adaptive.exchange.staged_codec import StagedCodec
 from hvd_adaptive.levels import uniform_magnitudes
 from hvd_adaptive.schemes.adaptive import Adaptation, FixedLevels
 from hvd_adaptive.schemes.level_table import LevelTable
@@ -59,3 +60,6 @@ class QSGD(FixedLevels):
     def scheme_settings(self) -> dict[str, Any]:
         chosen = {} if self.intervals is None else {"bits": None, "intervals": self.intervals}
         return super().scheme_settings() | chosen
+
+
+StagedCodec.codec_of_averages = QSGD

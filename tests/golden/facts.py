@@ -161,7 +161,8 @@ def members() -> Iterator[tuple[str, Any]]:
     calls = ("compress", "decompress", "encode", "decode", "fit", "set", "part", "report", "close")
     contract = (*calls, "state_dict", "load_state_dict", "levels", "parts", "step")
     for label in ("ALQ", "ECDQ", "QSGD"):
-        yield label, [name for name in contract if hasattr(made(SCHEMES[label]), name)]
+        compressor = made(SCHEMES[label])
+        yield label, sorted(name for name in contract if hasattr(compressor, name))
     yield "package", sorted(hvd_adaptive.__all__)
     for module in (scheme, simulate):
         yield module.__name__, sorted(module.__all__)

@@ -7,43 +7,15 @@ has one of its own, ``optimizer._compression``, as if it had been given ``ALQ()`
 
 from __future__ import annotations
 
-import functools
 import logging
 import threading
-from collections.abc import Callable
-from types import MethodType
-from typing import Any, TypeVar, cast
+from typing import Any
+
+from hvd_adaptive.fusion.owner import optimizer_given, optimizers_given
 
 logger = logging.getLogger("hvd_adaptive")
 
 _replacing = threading.Lock()
-_Function = TypeVar("_Function", bound=Callable[..., Any])
-
-
-def callable_on_class(function: _Function) -> _Function:
-    """Make a method also work when Horovod calls it on the class."""
-    return cast(_Function, _Method(function))
-
-
-class _Method:
-    """A method of compressors; on the class, of the calling optimizer's compressor."""
-
-    def __init__(self, function: Callable[..., Any]) -> None:
-        self._function = function
-        functools.update_wrapper(cast(Any, self), function)
-
-    def __get__(self, compressor: Any, scheme: type) -> Callable[..., Any]:
-        function = self._function
-        if compressor is not None:
-            return MethodType(function, compressor)
-
-        @functools.wraps(function)
-        def on_class(*arguments: Any) -> Any:
-            if arguments and isinstance(arguments[0], scheme):
-                return function(*arguments)
-            return function(compressor_for_caller(scheme), *arguments)
-
-        return on_class
 
 
 def compressor_for_caller(scheme: type) -> Any:
@@ -51,8 +23,6 @@ def compressor_for_caller(scheme: type) -> Any:
     now for all optimizers that hold the class, in the order of their parameters' names, so that
     ranks make them in the same order. ValueError where no optimizer calls, or where the class needs
     keywords."""
-    from hvd_adaptive.fusion.owner import optimizer_given, optimizers_given
-
     name = scheme.__name__
     with _replacing:
         caller = optimizer_given(scheme)

@@ -1,0 +1,44 @@
+"""Connection: what a compressor is attached to while it serves an optimizer or a model.
+
+A compressor does not import Horovod's side. ``plug_in`` (fusion/host.py) gives the class of all
+compressors a ``Host``, which connects them when Horovod first calls ``compress``.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import torch
+
+
+class Connection(Protocol):
+    """One compressor at work for one optimizer or model."""
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no step is in progress."""
+
+    def compress(self, tensor: torch.Tensor) -> tuple[torch.Tensor, Any]:
+        """See GradientCompressor.compress."""
+
+    def decompress(self, output: torch.Tensor, ctx: Any) -> torch.Tensor:
+        """See GradientCompressor.decompress."""
+
+    def forget(self) -> None:
+        """Give up the step in progress, if there is one."""
+
+    def rebind(self) -> None:
+        """Lay out the next step anew: settings have changed."""
+
+
+class Host(Protocol):
+    """The distributed framework that calls ``compress``."""
+
+    def constructed(self, compressor: Any) -> None:
+        """Note that a compressor exists."""
+
+    def connect(self, compressor: Any) -> Connection:
+        """Return a new connection of ``compressor`` to the optimizer that calls it."""
+
+    def compressor_of_caller(self, scheme: type) -> Any:
+        """Return the compressor of the calling optimizer, which was given the class ``scheme``."""

@@ -1,0 +1,29 @@
+"""Horovod as the host of compressors."""
+
+from __future__ import annotations
+
+from hvd_adaptive.compressor import GradientCompressor
+from hvd_adaptive.fusion import elastic
+from hvd_adaptive.fusion.by_class import compressor_for_caller
+from hvd_adaptive.fusion.session import Session
+
+
+class HorovodHost:
+    """See connection.Host."""
+
+    def constructed(self, compressor: GradientCompressor) -> None:
+        """Register the handler of compressors' states with elastic Horovod, if it is imported."""
+        elastic.register()
+
+    def connect(self, compressor: GradientCompressor) -> Session:
+        """Return a new session of ``compressor``."""
+        return Session(compressor)
+
+    def compressor_of_caller(self, scheme: type) -> GradientCompressor:
+        """Return the compressor that serves in the place of the class ``scheme``."""
+        return compressor_for_caller(scheme)
+
+
+def plug_in() -> None:
+    """Make Horovod's calls of ``compress`` reach sessions."""
+    GradientCompressor.host = HorovodHost()
