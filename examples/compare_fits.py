@@ -20,7 +20,7 @@ from hvd_adaptive.levels import (
     gradient_descent,
 )
 from hvd_adaptive.levels.multiplier import multiplier_gradient
-from hvd_adaptive.statistics import HistogramStatistic
+from hvd_adaptive.adapt.statistics import HistogramStatistic
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 from hvd_adaptive._version import __version__
 from hvd_adaptive.errors import PayloadError, RankMismatchError
-from hvd_adaptive.fusion.host import plug_in as _plug_in
+from hvd_adaptive.hooks.horovod.host import plug_in as _plug_in
 from hvd_adaptive.monitor import Monitor
 from hvd_adaptive.schemes import (
     ALQ,

@@ -1,7 +1,7 @@
 """Connection: what a compressor is attached to while it serves an optimizer or a model.
 
-A compressor does not import Horovod's side. ``plug_in`` (fusion/host.py) gives the class of all
-compressors a ``Host``, which connects them when Horovod first calls ``compress``.
+A compressor imports nothing of Horovod's side. ``plug_in`` (hooks/horovod/host.py) gives the class
+of all compressors a ``Host``, which connects them when Horovod first calls ``compress``.
 """
 
 from __future__ import annotations

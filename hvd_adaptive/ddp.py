@@ -5,7 +5,7 @@
     model.register_comm_hook(state, compression_hook)
 
 Codec, schemes, exchanges, error feedback and updates of tables are those that Horovod's optimizers
-use; only the collectives differ (exchange/torch_world.py). Backends: gloo and nccl.
+use; only the collectives differ (transport/torch_world.py). Backends: gloo and nccl.
 """
 
 # No ``from __future__ import annotations``: DDP compares a hook's annotations with types.
@@ -19,8 +19,8 @@ import torch.distributed as dist
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 
 from hvd_adaptive.compressor import GradientCompressor, check_compressor
-from hvd_adaptive.fusion.bucket_session import BucketSession
-from hvd_adaptive.fusion.buckets import Bucket, Names
+from hvd_adaptive.hooks.ddp.bucket_session import BucketSession
+from hvd_adaptive.hooks.ddp.buckets import Bucket, Names
 
 logger = logging.getLogger("hvd_adaptive")
 

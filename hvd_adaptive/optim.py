@@ -16,14 +16,14 @@ from hvd_adaptive.coding.header import SIZE
 from hvd_adaptive.coding.payload import read_header, split
 from hvd_adaptive.coding.sendable import Sendable
 from hvd_adaptive.errors import RankMismatchError
-from hvd_adaptive.exchange.collectives import AllGather
-from hvd_adaptive.exchange.world import World
 from hvd_adaptive.kernels.random import mix64, stream_key
 from hvd_adaptive.kernels.reference_pack import unpack_codes
 from hvd_adaptive.schemes.qsgd import QSGD
 from hvd_adaptive.settings import check_integer
 from hvd_adaptive.streams import Use
 from hvd_adaptive.theory.code_length import elias_bits
+from hvd_adaptive.transport.collectives import AllGather
+from hvd_adaptive.transport.world import World
 
 # What QSGD's codes allow; a bucket of its square keeps the variance that s = √n has.
 MOST_INTERVALS = 127

@@ -1,1 +1,1 @@
-"""Collectives over Horovod; the only package, with fusion, that touches it."""
+"""How the ranks' payloads of a group become every rank's average."""

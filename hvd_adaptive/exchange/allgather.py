@@ -9,8 +9,8 @@ import torch
 
 from hvd_adaptive.coding.payload import split
 from hvd_adaptive.errors import PayloadError
-from hvd_adaptive.exchange.collectives import AllGather, copies_sent
 from hvd_adaptive.exchange.exchange import Exchange, Outgoing, Route, Shipment, memory_of
+from hvd_adaptive.transport.collectives import AllGather, copies_sent
 
 if TYPE_CHECKING:
     from hvd_adaptive.exchange.staged_codec import StagedCodec

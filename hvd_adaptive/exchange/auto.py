@@ -27,17 +27,17 @@ from hvd_adaptive.device import wait_for
 from hvd_adaptive.exchange.allgather import Allgather
 from hvd_adaptive.exchange.exchange import Exchange, Outgoing, Place, Route, Shipment
 from hvd_adaptive.exchange.hierarchical import Hierarchical
-from hvd_adaptive.exchange.nodes import find_nodes
 from hvd_adaptive.exchange.plain import Half, Plain
 from hvd_adaptive.exchange.scatter_reduce import ScatterReduce
 from hvd_adaptive.exchange.second_stage import references
 from hvd_adaptive.kernels.random import stream_key
 from hvd_adaptive.streams import Use
+from hvd_adaptive.transport.nodes import find_nodes
 
 if TYPE_CHECKING:
     from hvd_adaptive.exchange.staged_codec import StagedCodec
-    from hvd_adaptive.exchange.world import World
     from hvd_adaptive.layout import Group
+    from hvd_adaptive.transport.world import World
 
 logger = logging.getLogger("hvd_adaptive")
 

@@ -14,13 +14,13 @@ from hvd_adaptive.coding.header import Frame
 from hvd_adaptive.coding.payload import Encoded
 from hvd_adaptive.coding.sendable import Sendable
 from hvd_adaptive.errors import PayloadError
-from hvd_adaptive.exchange.collectives import Collective
 from hvd_adaptive.finite import narrowed
+from hvd_adaptive.transport.collectives import Collective
 
 if TYPE_CHECKING:
     from hvd_adaptive.exchange.staged_codec import StagedCodec
-    from hvd_adaptive.exchange.world import World
     from hvd_adaptive.layout import Group
+    from hvd_adaptive.transport.world import World
 
 # What ``encode`` makes; a Sendable is an empty part, or one that travels as it is.
 Outgoing = Encoded | Sendable

@@ -27,7 +27,6 @@ from hvd_adaptive.coding.sendable import Sendable
 from hvd_adaptive.errors import PayloadError
 from hvd_adaptive.exchange.allgather import Allgather
 from hvd_adaptive.exchange.chunks import Chunk, cut
-from hvd_adaptive.exchange.collectives import AllGather, AllToAll, Among
 from hvd_adaptive.exchange.exchange import (
     Exchange,
     FailedElsewhereError,
@@ -37,12 +36,13 @@ from hvd_adaptive.exchange.exchange import (
     Shipment,
     memory_of,
 )
-from hvd_adaptive.exchange.nodes import find_nodes
 from hvd_adaptive.exchange.scatter_reduce import ScatterReduce
+from hvd_adaptive.transport.collectives import AllGather, AllToAll, Among
+from hvd_adaptive.transport.nodes import find_nodes
 
 if TYPE_CHECKING:
     from hvd_adaptive.exchange.staged_codec import StagedCodec
-    from hvd_adaptive.exchange.world import World
+    from hvd_adaptive.transport.world import World
 
 logger = logging.getLogger("hvd_adaptive")
 

@@ -28,7 +28,6 @@ from hvd_adaptive.coding.payload import Row, arrived
 from hvd_adaptive.coding.sendable import Sendable
 from hvd_adaptive.errors import PayloadError
 from hvd_adaptive.exchange.chunks import Chunk, cut
-from hvd_adaptive.exchange.collectives import AllGather, AllToAll, copies_sent
 from hvd_adaptive.exchange.exchange import (
     Exchange,
     FailedElsewhereError,
@@ -39,6 +38,7 @@ from hvd_adaptive.exchange.exchange import (
 )
 from hvd_adaptive.exchange.second_stage import SecondStage
 from hvd_adaptive.kernels.random import stream_key
+from hvd_adaptive.transport.collectives import AllGather, AllToAll, copies_sent
 
 if TYPE_CHECKING:
     from hvd_adaptive.exchange.staged_codec import StagedCodec

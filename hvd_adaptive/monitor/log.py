@@ -24,7 +24,7 @@ class Log:
     """A compressor's records on one rank, in the order of time; restarts follow each other.
 
     label: the monitor's name and, where it served several, the compressor's number.
-    starts, tables, steps, warnings: the records by kind (sinks.py, fusion/monitored.py, means.py).
+    starts, tables, steps, warnings: the records by kind (sinks.py, run/monitored.py, means.py).
     """
 
     label: str

@@ -104,7 +104,7 @@ class Monitor:
     # What the session calls -----------------------------------------------------------------------
 
     def begin(self, compressor: Any, facts: Mapping[str, Any]) -> None:
-        """From its next figures on the compressor's groups are these: see fusion/monitored.py."""
+        """From its next figures on the compressor's groups are these: see run/monitored.py."""
         with self._lock:
             source = self._source(compressor)
             self._record(source)

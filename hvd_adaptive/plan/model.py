@@ -58,8 +58,8 @@ import math
 from dataclasses import dataclass
 
 from hvd_adaptive.exchange.hierarchical import MOST_GATHERED
-from hvd_adaptive.exchange.world import MOST_DIRECT
 from hvd_adaptive.plan.quantities import Cluster, Codec, Collective, Job, Machine, Prediction
+from hvd_adaptive.transport.world import MOST_DIRECT
 
 # Shares of the computing time: a backward pass takes about twice a forward one.
 BACKWARD = 2 / 3

@@ -12,10 +12,12 @@ import numpy as np
 import torch
 
 from hvd_adaptive import states
+from hvd_adaptive.adapt.coverage import HEAD, Coverage, Usable, share_in
+from hvd_adaptive.adapt.joint_update import JointUpdate
+from hvd_adaptive.adapt.schedule import UpdateSchedule
+from hvd_adaptive.adapt.statistics import STATISTICS, weights_of
 from hvd_adaptive.coding.coders import CODERS
-from hvd_adaptive.coverage import HEAD, Coverage, Usable, share_in
 from hvd_adaptive.exchange.staged_codec import StagedCodec
-from hvd_adaptive.joint_update import JointUpdate
 from hvd_adaptive.levels import (
     Distribution,
     FitError,
@@ -24,12 +26,10 @@ from hvd_adaptive.levels import (
     symbol_probabilities,
 )
 from hvd_adaptive.once import WarnOnce
-from hvd_adaptive.schedule import UpdateSchedule
 from hvd_adaptive.schemes.buckets import buckets_of
 from hvd_adaptive.schemes.level_table import LevelTable
 from hvd_adaptive.schemes.table_scheme import TableScheme
 from hvd_adaptive.settings import Settings, check_choice, check_flag, check_integer
-from hvd_adaptive.statistics import STATISTICS, weights_of
 
 logger = logging.getLogger("hvd_adaptive")
 

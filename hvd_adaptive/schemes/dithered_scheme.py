@@ -11,24 +11,24 @@ import numpy as np
 import torch
 
 from hvd_adaptive import kernels, states
+from hvd_adaptive.adapt.coverage import HEAD, Coverage, Usable, share_in
+from hvd_adaptive.adapt.joint_update import JointUpdate
+from hvd_adaptive.adapt.schedule import UpdateSchedule
+from hvd_adaptive.adapt.statistics import histograms, weights_of
 from hvd_adaptive.codec import Verdict
 from hvd_adaptive.coding import dithered
 from hvd_adaptive.coding import payload as payloads
 from hvd_adaptive.coding.sendable import Sendable
 from hvd_adaptive.compressor import GradientCompressor
-from hvd_adaptive.coverage import HEAD, Coverage, Usable, share_in
 from hvd_adaptive.device import Later
-from hvd_adaptive.joint_update import JointUpdate
 from hvd_adaptive.kernels.reference import BINS
 from hvd_adaptive.levels import Histogram
 from hvd_adaptive.once import WarnOnce
-from hvd_adaptive.schedule import UpdateSchedule
 from hvd_adaptive.schemes.adaptive import Adaptation
 from hvd_adaptive.schemes.buckets import buckets_of
 from hvd_adaptive.schemes.dithered_code import LEAST_DELTA, DitheredCode, gaussian_code
 from hvd_adaptive.schemes.rate_control import RateControl
 from hvd_adaptive.settings import Settings
-from hvd_adaptive.statistics import histograms, weights_of
 
 logger = logging.getLogger("hvd_adaptive")
 

@@ -16,13 +16,13 @@ import torch
 from hvd_adaptive.compressor import GradientCompressor, check_compressor
 from hvd_adaptive.exchange.exchange import Place, Route, Shipment, payloads_of
 from hvd_adaptive.exchange.exchanges import EXCHANGES
-from hvd_adaptive.exchange.nodes import nodes_of
 from hvd_adaptive.feedback import Residuals, all_finite
-from hvd_adaptive.fusion.samples import draw_buckets
 from hvd_adaptive.layout import Group, Member, build_layout, gather, parts_among
+from hvd_adaptive.run.samples import draw_buckets
 from hvd_adaptive.settings import Settings, check_integer
 from hvd_adaptive.simulate.variance import Scatter, quantization_error, scatter
 from hvd_adaptive.streams import Use, group_number
+from hvd_adaptive.transport.nodes import nodes_of
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,8 @@ import torch
 
 from hvd_adaptive.exchange.allgather import Allgather
 from hvd_adaptive.exchange.exchange import Place
-from hvd_adaptive.fusion.step import Step
 from hvd_adaptive.layout import Member, build_layout
+from hvd_adaptive.run.step import Step
 
 
 class Echo:

@@ -1,6 +1,6 @@
 """Ranks in threads of this process, and a Horovod that reads what it was given as late as may be.
 
-A rank's real steps (fusion/step.py) run over it. What a rank sends is read when that rank waits for
+A rank's real steps (run/step.py) run over it. What a rank sends is read when that rank waits for
 the collective, not before: memory that it has used again meanwhile arrives changed.
 """
 
@@ -12,9 +12,9 @@ from types import SimpleNamespace
 
 import torch
 
-from hvd_adaptive.fusion.binding import Binding
-from hvd_adaptive.fusion.step import Step
 from hvd_adaptive.layout import Member
+from hvd_adaptive.run.groups import Groups
+from hvd_adaptive.run.step import Step
 
 SECONDS = 20.0
 
@@ -88,22 +88,16 @@ class LateWorld(SimpleNamespace):
         return torch.stack(self.hvd.wire.take(name, self.rank))
 
 
-class LateBinding(Binding):
+class LateBinding(Groups):
     """Of parameters that no optimizer holds."""
 
     def __init__(self, compressor, world, shapes, dtype):
-        self.compressor, self.settings, self.owner = compressor, compressor.settings, None
-        self.world = world
-        self._set_up()
-        self.name = "late"
+        super().__init__(compressor, world, "late")
         members = [
             Member(f"w{i}", shape, dtype, compressor.part_of(f"w{i}"))
             for i, shape in enumerate(shapes)
         ]
         self.layout = self.build_layout(members)
-
-    def is_gradient(self, slot, tensor):
-        return True
 
 
 class LateRank:

@@ -8,14 +8,14 @@ import pytest
 import torch
 
 from hvd_adaptive import ALQ, ORQ, QSGD
-from hvd_adaptive.fusion.agreement import ADVICE, LONGEST, compare, describe, differences
-from hvd_adaptive.fusion.owner import Owner
-from hvd_adaptive.fusion.placeholder import disagreement, placeholder
+from hvd_adaptive.hooks.description import ADVICE, LONGEST, describe, differences
+from hvd_adaptive.hooks.horovod.agreement import compare
+from hvd_adaptive.hooks.horovod.placeholder import disagreement, placeholder
 
 
 def described(compressor, **shapes: list[int]):
     parameters = [(name, torch.nn.Parameter(torch.zeros(s))) for name, s in shapes.items()]
-    return describe(compressor, Owner(parameters, None, None))
+    return describe(compressor, parameters)
 
 
 def test_equal_ranks_differ_in_nothing():

@@ -30,8 +30,8 @@ KNOWS = {
     **{helper: {"coding"} for helper in sorted(HELPERS)},
 }
 HOROVOD = {
-    "exchange/world.py",
-    "exchange/mpi_messages.py",
+    "transport/world.py",
+    "transport/mpi_messages.py",
     "elastic.py",
     "bench/worker.py",
     "doctor/worker.py",
@@ -103,4 +103,4 @@ def test_horovod_and_mpi_are_imported_where_the_page_says():
         if any(name.split(".")[0] in ("horovod", "mpi4py") for name in imports(path))
     }
     assert found <= HOROVOD
-    assert {"exchange/world.py", "elastic.py"} <= found
+    assert {"transport/world.py", "elastic.py"} <= found

@@ -1,4 +1,4 @@
-"""fusion/changed.py without ranks: what counts as a change, and what does not."""
+"""hooks/horovod/changed.py without ranks: what counts as a change, and what does not."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import torch
 
 from hvd_adaptive import ALQ, QSGD, simulate
 from hvd_adaptive.ddp import CompressionState
-from hvd_adaptive.fusion.changed import Watch, check_gradient, gradient_dtype, is_laid_out
+from hvd_adaptive.hooks.horovod.changed import Watch, check_gradient, gradient_dtype, is_laid_out
 from hvd_adaptive.layout import Member, build_layout
 
 

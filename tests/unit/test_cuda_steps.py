@@ -20,8 +20,8 @@ from hvd_adaptive.exchange.exchange import Place, Shipment
 from hvd_adaptive.exchange.hierarchical import Hierarchical
 from hvd_adaptive.exchange.plain import Half, Plain
 from hvd_adaptive.exchange.scatter_reduce import ScatterReduce
-from hvd_adaptive.fusion.binding import Binding
 from hvd_adaptive.kernels.random import stream_key
+from hvd_adaptive.run.groups import Groups
 from hvd_adaptive.simulate.ranks import together
 
 pytestmark = pytest.mark.usefixtures("quick_kernels")
@@ -40,7 +40,7 @@ EXCHANGES = {
 class Rank(OneRank):
     """With the binding's own buffers, and gradients that their average may replace."""
 
-    buffer = Binding.buffer
+    buffer = Groups.buffer
 
     def __init__(self, *args, **keywords) -> None:
         super().__init__(*args, **keywords)

@@ -11,8 +11,8 @@ from feedback_steps import OneRank, gradients
 
 from hvd_adaptive import ALQ, ECDQ
 from hvd_adaptive.compressor import GradientCompressor
-from hvd_adaptive.fusion import binding
-from hvd_adaptive.fusion.elastic import CompressorStateHandler, with_own, without_own
+from hvd_adaptive.hooks.horovod import binding
+from hvd_adaptive.hooks.horovod.elastic import CompressorStateHandler, with_own, without_own
 
 SIZES = [700, 30, 450]
 

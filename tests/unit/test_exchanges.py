@@ -7,8 +7,8 @@ import torch
 
 from hvd_adaptive import ALQ, QSGD, SparseSGD, simulate
 from hvd_adaptive.coding.sendable import Sendable
-from hvd_adaptive.exchange.collectives import AllGather, AllToAll, Among
 from hvd_adaptive.settings import EXCHANGES
+from hvd_adaptive.transport.collectives import AllGather, AllToAll, Among
 
 # What can be simulated: the others measure a network.
 SIMULATED = [exchange for exchange in EXCHANGES if exchange != "auto"]

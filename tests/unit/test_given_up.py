@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import torch
 
-from hvd_adaptive.fusion.given_up import GivenUp, Sent
+from hvd_adaptive.run.given_up import GivenUp, Sent
 
 CPU = torch.device("cpu")
 
@@ -74,7 +74,7 @@ def test_what_others_have_in_flight_is_filled():
     given_up, life = GivenUp(), {}
     given_up.take(step_of(Sent("a", "payloads", "of a"), Sent("b", "parts", "of b")), life)
     assert given_up.attempt == 1
-    given_up.settle(world_of(hvd, life), "here", CPU)
+    given_up.drain(world_of(hvd, life), "here", CPU)
     assert hvd.told == [["b", "parts"]] and hvd.sent == ["c"]
     given_up.end(world_of(hvd, life))
     assert given_up.attempt == 0 and not hvd.known  # all of it was waited for
@@ -94,7 +94,7 @@ def test_what_takes_a_collectives_place_is_the_same_operation():
     given_up, life = GivenUp(), {}
     world = world_of(hvd, life)
     world.sends_directly, world.rank, world.root = True, 0, 0
-    given_up.settle(world, "here", CPU)
+    given_up.drain(world, "here", CPU)
     wanted = {"allgather": "allgather", "broadcast": "broadcast"}
     assert operations == wanted | {"parts": "alltoall", "payloads": "alltoall"}
     given_up.end(world)
@@ -105,7 +105,7 @@ def test_nothing_is_in_flight_of_a_life_that_is_over():
     """Horovod numbers handles anew after its shutdown: those of before are somebody else's."""
     hvd, given_up, life, next_life = Hvd([]), GivenUp(), {}, {}
     given_up.take(step_of(Sent("a", "payloads", 0)), life)
-    given_up.settle(world_of(hvd, next_life), "here", CPU)
+    given_up.drain(world_of(hvd, next_life), "here", CPU)
     assert hvd.told == [] and hvd.sent == []
     given_up.end(world_of(hvd, next_life))
     assert given_up.attempt == 0

@@ -9,9 +9,9 @@ import weakref
 import pytest
 import torch
 
-from hvd_adaptive.exchange.world import Abandoned, World, patient
-from hvd_adaptive.fusion.helper import Watch
-from hvd_adaptive.fusion.roll_call import RollCall
+from hvd_adaptive.hooks.horovod.helper import Watch
+from hvd_adaptive.hooks.horovod.roll_call import RollCall
+from hvd_adaptive.transport.world import Abandoned, World, patient
 
 
 class Session:

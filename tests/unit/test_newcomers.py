@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from hvd_adaptive import ALQ, RankMismatchError
-from hvd_adaptive.fusion.elastic import without_own
-from hvd_adaptive.fusion.newcomers import take_first_state
-from hvd_adaptive.fusion.placeholder import Reader, StepsDiffer, check_reduced, placeholder
+from hvd_adaptive.hooks.horovod.elastic import without_own
+from hvd_adaptive.hooks.horovod.newcomers import take_first_state
+from hvd_adaptive.hooks.horovod.placeholder import Reader, StepsDiffer, check_reduced, placeholder
 
 
 class World:

@@ -8,7 +8,7 @@ from late_ranks import run
 
 from hvd_adaptive import ALQ, QSGD
 from hvd_adaptive.coding.sendable import Sendable
-from hvd_adaptive.exchange.collectives import AllGather, AllToAll
+from hvd_adaptive.transport.collectives import AllGather, AllToAll
 
 SHAPES = {
     "matrices": [(40, 50)] * 12,

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from hvd_adaptive import ALQ, AMQ, NUQSGD, QSGD, PayloadError, TernGrad
-from hvd_adaptive.joint_update import JointUpdate
+from hvd_adaptive.adapt.joint_update import JointUpdate
 
 BITS = {"*.bias": None, "conv1*": 5, "conv*": 4}
 NAMES = ["conv1.weight", "conv2.weight", "conv1.bias", "fc.weight", "fc.bias"]

@@ -9,7 +9,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from hvd_adaptive import RankMismatchError
-from hvd_adaptive.fusion.placeholder import (
+from hvd_adaptive.hooks.horovod.placeholder import (
     Reader,
     check_reduced,
     placeholder,

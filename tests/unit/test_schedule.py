@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hvd_adaptive.schedule import UpdateSchedule
+from hvd_adaptive.adapt.schedule import UpdateSchedule
 
 
 def due(schedule: UpdateSchedule, until: int) -> list[int]:

@@ -8,9 +8,9 @@ import torch
 from torch import nn
 
 from hvd_adaptive import ALQ, AMQ, NUQSGD, QSGD, TernGrad, simulate
+from hvd_adaptive.adapt.statistics import HistogramStatistic
 from hvd_adaptive.coding.payload import read_header
 from hvd_adaptive.kernels.random import stream_key
-from hvd_adaptive.statistics import HistogramStatistic
 from hvd_adaptive.streams import Use
 
 WORKERS = 3

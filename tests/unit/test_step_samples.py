@@ -8,9 +8,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from hvd_adaptive.fusion.step import Step
 from hvd_adaptive.instances import Instance
 from hvd_adaptive.layout import Member, build_layout
+from hvd_adaptive.run.step import Step
 from hvd_adaptive.settings import Settings
 
 

@@ -20,8 +20,8 @@ from torch import nn
 
 from hvd_adaptive import ALQ, QSGD, RankMismatchError, SparseSGD, instances
 from hvd_adaptive.ddp import CompressionState, compression_hook
-from hvd_adaptive.exchange.torch_world import TorchWorld
-from hvd_adaptive.fusion.buckets import Bucket
+from hvd_adaptive.hooks.ddp.buckets import Bucket
+from hvd_adaptive.transport.torch_world import TorchWorld
 
 RANKS = dist.get_world_size()
 RANK = dist.get_rank()

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from ddp_oracles import backward, gathered, make_net, own_gradients, wrap
 
 from hvd_adaptive import QSGD, PayloadError
-from hvd_adaptive.exchange.collectives import AllGather, AllToAll
+from hvd_adaptive.transport.collectives import AllGather, AllToAll
 
 RANK, RANKS = dist.get_rank(), dist.get_world_size()
 EXCHANGES = {

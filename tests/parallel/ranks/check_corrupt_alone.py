@@ -13,7 +13,7 @@ from check_training import distributed
 from conftest import assert_same_everywhere, batches, flat_parameters, learn, make_model, train
 
 from hvd_adaptive import ALQ, ECDQ, QSGD, PayloadError
-from hvd_adaptive.exchange.collectives import AllGather, AllToAll
+from hvd_adaptive.transport.collectives import AllGather, AllToAll
 
 SEEDS = itertools.count(19_000)
 EXCHANGES = {

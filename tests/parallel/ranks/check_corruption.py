@@ -15,7 +15,7 @@ from conftest import assert_same_everywhere, batches, flat_parameters, make_mode
 from hvd_adaptive import ALQ, ECDQ, ORQ, PayloadError
 from hvd_adaptive.coding.header import SIZE
 from hvd_adaptive.coding.sendable import Sendable
-from hvd_adaptive.exchange.collectives import AllGather, AllToAll
+from hvd_adaptive.transport.collectives import AllGather, AllToAll
 
 SEEDS = itertools.count(9000)
 MAKE = {

@@ -11,7 +11,7 @@ from conftest import assert_same_everywhere, batches, flat_parameters, make_mode
 
 from hvd_adaptive import ALQ, QSGD, PayloadError, TernGrad, simulate
 from hvd_adaptive.coding.header import SIZE
-from hvd_adaptive.exchange.collectives import Among
+from hvd_adaptive.transport.collectives import Among
 
 SEEDS = itertools.count(4000)
 CASES = {

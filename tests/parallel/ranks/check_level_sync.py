@@ -14,9 +14,9 @@ from check_training import distributed
 from conftest import assert_same_everywhere, flat_parameters, make_model, train
 
 from hvd_adaptive import ALQ
-from hvd_adaptive.exchange.level_sync import LevelSync
-from hvd_adaptive.exchange.mpi_messages import mpi_messages
-from hvd_adaptive.exchange.world import Abandoned, World, patient
+from hvd_adaptive.transport.level_sync import LevelSync
+from hvd_adaptive.transport.mpi_messages import mpi_messages
+from hvd_adaptive.transport.world import Abandoned, World, patient
 
 
 def test_every_rank_gets_what_the_first_makes_of_all():
@@ -41,7 +41,7 @@ def test_messages_travel_over_mpi_if_horovod_does():
 
 @pytest.mark.parametrize("without", [0, 1])
 def test_no_rank_uses_mpi_if_one_cannot(without, monkeypatch, caplog):
-    monkeypatch.setattr("hvd_adaptive.exchange.mpi_messages._COMMUNICATORS._warned", False)
+    monkeypatch.setattr("hvd_adaptive.transport.mpi_messages._COMMUNICATORS._warned", False)
     if hvd.rank() == without:
         monkeypatch.setitem(sys.modules, "mpi4py", None)
     with caplog.at_level(logging.WARNING, "hvd_adaptive"):

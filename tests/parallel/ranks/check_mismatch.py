@@ -14,8 +14,8 @@ from conftest import make_model, train
 
 import hvd_adaptive
 from hvd_adaptive import ALQ, ECDQ, ORQ, QSGD, BinGrad, RankMismatchError
-from hvd_adaptive.fusion import agreement
-from hvd_adaptive.fusion.placeholder import placeholder
+from hvd_adaptive.hooks.horovod import agreement
+from hvd_adaptive.hooks.horovod.placeholder import placeholder
 
 SEEDS = itertools.count(5000)
 

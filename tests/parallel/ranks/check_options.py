@@ -12,7 +12,7 @@ from check_gradients import every_scheme, make
 from conftest import assert_same_everywhere, batches, flat_parameters, make_model, train
 
 from hvd_adaptive import ALQ
-from hvd_adaptive.fusion.roll_call import RollCall
+from hvd_adaptive.hooks.horovod.roll_call import RollCall
 
 CASES = {
     "cut_tensors": {"fusion_bytes": 20_000},
@@ -114,7 +114,7 @@ def test_ranks_that_had_sent_different_groups_of_a_step_that_is_given_up(exchang
     assert compressor.step == 6
     assert_same_everywhere(flat_parameters(model), f"uneven.{exchange}")
     given_up = compressor._session._binding.given_up
-    assert not (given_up.attempt or given_up._names or given_up._flying or given_up._settled)
+    assert not (given_up.attempt or given_up._names or given_up._flying or given_up._drained)
 
 
 def test_a_step_that_is_given_up_with_its_optimizer(monkeypatch):

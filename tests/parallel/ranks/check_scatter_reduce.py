@@ -22,7 +22,7 @@ from hvd_adaptive import (
     simulate,
 )
 from hvd_adaptive.coding.header import SIZE
-from hvd_adaptive.exchange.collectives import AllGather, AllToAll
+from hvd_adaptive.transport.collectives import AllGather, AllToAll
 
 SEEDS = itertools.count(3000)
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 if TYPE_CHECKING:
-    from hvd_adaptive.fusion.binding import Binding
+    from hvd_adaptive.run.groups import Groups
 
 
 class JoinedStep:
@@ -25,7 +25,7 @@ class JoinedStep:
     layout = None
 
     def __init__(
-        self, binding: Binding, gradients: Mapping[int, torch.Tensor], name: str, attempt: int
+        self, binding: Groups, gradients: Mapping[int, torch.Tensor], name: str, attempt: int
     ) -> None:
         self.binding = binding
         self.number = binding.compressor.step

@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import torch
 
+from hvd_adaptive.adapt.statistics import Sample
 from hvd_adaptive.layout import Group
-from hvd_adaptive.statistics import Sample
 
 # At least this share of a sample is partial buckets, as far as there are so many.
 PARTIAL_SHARE = 0.25

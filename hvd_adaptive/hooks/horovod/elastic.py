@@ -44,7 +44,7 @@ class CompressorStateHandler:
         """Every rank takes the first rank's state; a collective."""
         import horovod.torch as hvd
 
-        from hvd_adaptive.fusion.binding import forget_names
+        from hvd_adaptive.hooks.horovod.binding import forget_names
 
         compressor, residuals = self.value, self.value.residuals
         compressor.close()

@@ -11,7 +11,7 @@ import logging
 import threading
 from typing import Any
 
-from hvd_adaptive.fusion.owner import optimizer_given, optimizers_given
+from hvd_adaptive.hooks.horovod.owner import optimizer_given, optimizers_given
 
 logger = logging.getLogger("hvd_adaptive")
 

@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from hvd_adaptive.coding.sendable import Sendable
-from hvd_adaptive.exchange.collectives import AllGather, AllToAll
+from hvd_adaptive.transport.collectives import AllGather, AllToAll
 
 if TYPE_CHECKING:
-    from hvd_adaptive.exchange.world import World
+    from hvd_adaptive.transport.world import World
 
 
 class Sent(NamedTuple):
@@ -56,7 +56,7 @@ class GivenUp:
         self.attempt = 0
         self._names: set[str] = set()
         self._flying: list[Sent] = []
-        self._settled: list[Any] = []
+        self._drained: list[Any] = []
         self._life: Any = None
 
     def take(self, step: Any, life: Any) -> None:
@@ -75,9 +75,9 @@ class GivenUp:
     def _bury(self, life: Any) -> None:
         """Nothing is in flight of a life of Horovod that is over."""
         if life is not self._life:
-            self._life, self._flying, self._settled = life, [], []
+            self._life, self._flying, self._drained = life, [], []
 
-    def settle(self, world: World, label: str, device: torch.device) -> None:
+    def drain(self, world: World, label: str, device: torch.device) -> None:
         """All ranks are at this attempt, and here: what is in flight anywhere comes to its end.
 
         label: ends the names of its collectives.  device: where gradients are.
@@ -85,20 +85,20 @@ class GivenUp:
         self._bury(world.life)
         hvd, nothing = world.hvd, Sendable.copy_of(torch.zeros(4, dtype=torch.uint8, device=device))
         flying = [sent for sent in self._flying if not hvd.poll(sent.handle)]
-        self._settled += [sent.handle for sent in self._flying]
+        self._drained += [sent.handle for sent in self._flying]
         self._flying = []
         for name, kind in _told(world, flying, f"hvd_adaptive.given_up.{label}"):
             if name not in self._names:
-                self._settled.append(KINDS[kind](world, name, nothing))
+                self._drained.append(KINDS[kind](world, name, nothing))
                 self._names.add(name)
 
     def end(self, world: World) -> None:
-        """The step has ended; wait for what was in flight when it settled."""
+        """The step has ended; wait for what was in flight when it drained."""
         self._bury(world.life)
-        for handle in self._settled:
+        for handle in self._drained:
             with suppress(RuntimeError):  # of a collective that nobody reads
                 world.hvd.synchronize(handle)
-        self.attempt, self._names, self._flying, self._settled = 0, set(), [], []
+        self.attempt, self._names, self._flying, self._drained = 0, set(), [], []
 
 
 def _told(world: World, own: list[Sent], name: str) -> list[tuple[str, str]]:

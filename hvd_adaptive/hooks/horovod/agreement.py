@@ -13,48 +13,25 @@ import json
 import logging
 import threading
 import time
-import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from hvd_adaptive._version import __version__
 from hvd_adaptive.errors import RankMismatchError
-from hvd_adaptive.fusion.placeholder import check_reduced, disagreement, placeholder
+from hvd_adaptive.hooks.description import Description, checksum, differences
+from hvd_adaptive.hooks.horovod.placeholder import check_reduced, disagreement, placeholder
 
 if TYPE_CHECKING:
-    from hvd_adaptive.compressor import GradientCompressor
-    from hvd_adaptive.exchange.world import World
-    from hvd_adaptive.fusion.owner import Owner
+    from hvd_adaptive.transport.world import World
 
 logger = logging.getLogger("hvd_adaptive")
-
-# Topic -> name -> value, all as they are told.
-Description = dict[str, dict[str, str]]
 
 FIRST_SECONDS, LATER_SECONDS = 30.0, 30.0
 # In which ranks that have begun to meet have met.
 SOON_SECONDS = 5.0
-# Differences of a topic that are told; characters of a value.
-MOST_TOLD, LONGEST = 4, 60
-ADVICE = (
-    "Every rank must construct the same compressor for the same parameters and take the same steps"
-)
 _DIGEST_BYTES = 8
 _PAUSE, _LONGEST_PAUSE = 0.0005, 0.02
-
-
-def describe(compressor: GradientCompressor, owner: Owner | None) -> Description:
-    """A rank's own description: package version, settings, parameters by name."""
-    parameters = [] if owner is None else sorted(owner.named_parameters, key=lambda pair: pair[0])
-    settings = compressor.settings.shared() | compressor.scheme_settings()
-    settings = {"scheme": type(compressor).__name__} | settings
-    return {
-        "the package version": {"hvd_adaptive": __version__},
-        "settings": {name: repr(value) for name, value in settings.items()},
-        "parameters": {name: _told_parameter(p) for name, p in parameters},
-    }
 
 
 class Meeting:
@@ -143,11 +120,6 @@ class Meeting:
                 _ended(world, answered)
 
 
-def checksum(own: Description) -> int:
-    """32 bits."""
-    return zlib.crc32(json.dumps(own).encode())
-
-
 def compare(world: World, own: Description, name: str, seconds: float) -> str | None:
     """What ranks differ in, the same words on every rank, "" where in nothing; None where not all
     of them answered within ``seconds``.
@@ -183,39 +155,6 @@ def _everyone(
     return [json.loads(bytes(part.tolist())) for part in bodies.split(lengths)]
 
 
-def differences(everyone: Sequence[Description], ranks: Sequence[int]) -> str:
-    """One sentence for each topic in which descriptions differ.
-
-    ranks: the numbers by which the describing ranks are called.
-    """
-    topics = list(dict.fromkeys(topic for own in everyone for topic in own))
-    sentences = []
-    for topic in topics:
-        found = _differences_of([own.get(topic, {}) for own in everyone], topic, ranks)
-        if found:
-            more = len(found) - MOST_TOLD
-            told = "; ".join(found[:MOST_TOLD]) + (f"; and {more} more" if more > 0 else "")
-            sentences.append(f"ranks disagree on {topic}: {told}")
-    return ". ".join([*sentences, ADVICE]) if sentences else ""
-
-
-def _differences_of(
-    everyone: Sequence[dict[str, str]], topic: str, ranks: Sequence[int]
-) -> list[str]:
-    """A clause for each name whose values differ. Another scheme's keywords are not missed."""
-    names = list(dict.fromkeys(name for own in everyone for name in own))
-    clauses = []
-    for name in names:
-        holders: dict[str | None, list[int]] = {}
-        for rank, own in zip(ranks, everyone, strict=True):
-            holders.setdefault(own.get(name), []).append(rank)
-        if len(holders) == 1 or (topic == "settings" and None in holders):
-            continue
-        told = [f"{_short(value)} on {_told_ranks(held)}" for value, held in holders.items()]
-        clauses.append(f"{name} is {', '.join(told)}")
-    return clauses
-
-
 def _waited_for(world: World, own: torch.Tensor, name: str, seconds: float) -> torch.Tensor | None:
     """What an allgather gives; None where some rank does not answer, or has joined."""
     hvd = world.hvd
@@ -246,29 +185,3 @@ def _ended(world: World, handle: Any) -> torch.Tensor | None:
         time.sleep(pause)
         pause = min(1.5 * pause, _LONGEST_PAUSE)
     return None
-
-
-def _told_parameter(parameter: torch.Tensor) -> str:
-    return f"{str(parameter.dtype).removeprefix('torch.')} {list(parameter.shape)}"
-
-
-def _short(value: str | None) -> str:
-    if value is None:
-        return "missing"
-    if len(value) <= LONGEST:
-        return value
-    return (
-        f"{value[: LONGEST - 14]}... ({hashlib.blake2b(value.encode(), digest_size=4).hexdigest()})"
-    )
-
-
-def _told_ranks(ranks: Sequence[int]) -> str:
-    """ "rank 1", "ranks 0, 2-5"."""
-    runs: list[list[int]] = []
-    for rank in ranks:
-        if runs and rank == runs[-1][-1] + 1:
-            runs[-1].append(rank)
-        else:
-            runs.append([rank])
-    told = ", ".join(str(r[0]) if len(r) == 1 else f"{r[0]}-{r[-1]}" for r in runs)
-    return f"rank {told}" if len(ranks) == 1 else f"ranks {told}"

@@ -20,11 +20,11 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from hvd_adaptive.fusion.elastic import with_own, without_own
+from hvd_adaptive.hooks.horovod.elastic import with_own, without_own
 
 if TYPE_CHECKING:
     from hvd_adaptive.compressor import GradientCompressor
-    from hvd_adaptive.exchange.world import World
+    from hvd_adaptive.transport.world import World
 
 logger = logging.getLogger("hvd_adaptive")
 

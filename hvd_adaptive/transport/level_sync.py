@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from hvd_adaptive.exchange.mpi_messages import mpi_messages
+from hvd_adaptive.transport.mpi_messages import mpi_messages
 
 if TYPE_CHECKING:
-    from hvd_adaptive.exchange.world import World
+    from hvd_adaptive.transport.world import World
 
 logger = logging.getLogger("hvd_adaptive")
 

@@ -7,33 +7,27 @@ import logging
 import os
 import zlib
 from collections import Counter
-from collections.abc import Callable, Hashable
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from hvd_adaptive.device import place
-from hvd_adaptive.exchange.collectives import LARGEST_COLLECTIVE
-from hvd_adaptive.exchange.exchange import Exchange, Place
-from hvd_adaptive.exchange.exchanges import EXCHANGES
-from hvd_adaptive.exchange.level_sync import LevelSync
-from hvd_adaptive.exchange.nodes import nodes_of
-from hvd_adaptive.exchange.world import World, horovod
-from hvd_adaptive.fusion.agreement import Description, Meeting, checksum, describe
-from hvd_adaptive.fusion.changed import Watch, gradient_dtype, is_laid_out, is_unscaled
-from hvd_adaptive.fusion.given_up import GivenUp
-from hvd_adaptive.fusion.monitored import Monitored
-from hvd_adaptive.fusion.owner import (
+from hvd_adaptive.hooks.description import Description, checksum, describe
+from hvd_adaptive.hooks.horovod.agreement import Meeting
+from hvd_adaptive.hooks.horovod.changed import Watch, gradient_dtype, is_laid_out, is_unscaled
+from hvd_adaptive.hooks.horovod.owner import (
     Owner,
     calling_optimizer,
     calling_parameter,
     find_owner,
     take_adasums_step_back,
 )
-from hvd_adaptive.fusion.placeholder import placeholder
-from hvd_adaptive.fusion.prediction import Prediction
-from hvd_adaptive.fusion.roll_call import RollCall
-from hvd_adaptive.layout import Group, Layout, Member, build_layout, parts_among
+from hvd_adaptive.hooks.horovod.placeholder import placeholder
+from hvd_adaptive.hooks.horovod.prediction import Prediction
+from hvd_adaptive.hooks.horovod.roll_call import RollCall
+from hvd_adaptive.layout import Member
+from hvd_adaptive.run.given_up import GivenUp
+from hvd_adaptive.run.groups import Groups
+from hvd_adaptive.transport.world import World, horovod
 
 if TYPE_CHECKING:
     from hvd_adaptive.compressor import GradientCompressor
@@ -41,28 +35,24 @@ if TYPE_CHECKING:
 logger = logging.getLogger("hvd_adaptive")
 
 
-class Binding:
-    """What stays the same from step to step while the set of ranks does.
+class Binding(Groups):
+    """A compressor's groups for one Horovod optimizer.
 
-    layout: None where no optimizer was found; then each step lays out what arrived.
+    layout: None if no optimizer was found; then each step lays out the gradients that arrived.
     """
-
-    layout: Layout | None
 
     def __init__(self, compressor: GradientCompressor, known: Binding | None = None) -> None:
         """known: the binding that this one replaces. Ranks that agreed then are not asked again:
         perhaps only some of them have a new one."""
-        self.compressor = compressor
-        self.settings = compressor.settings
         self.owner = _owner_of(compressor)
-        self.world = World(self.settings.process_set or (self.owner and self.owner.process_set))
+        members = compressor.settings.process_set or (self.owner and self.owner.process_set)
+        super().__init__(compressor, World(members))
         self._meeting: Meeting | None = None
         self.described = checksum(self.description())
         if self.owner is not None:
             if known is None or not known.serves(self.owner):
                 self.meet()
             _check_op(self.owner, compressor)
-        self._set_up()
         self.prediction = Prediction(0)
         kept = known is not None and known.world.is_current()
         self._all_given_up: dict[tuple[int, ...], GivenUp] = known._all_given_up if kept else {}
@@ -74,11 +64,11 @@ class Binding:
         if self.owner is not None:
             by_name = dict(self.owner.named_parameters)
             compressor.know_parameters(list(by_name))
-            members = [
+            tensors = [
                 Member(n, tuple(p.shape), gradient_dtype(p), compressor.part_of(n))
                 for n, p in by_name.items()
             ]
-            self.layout = self.build_layout(members)
+            self.layout = self.build_layout(tensors)
             among = zlib.crc32(repr(self.world.process_set.ranks).encode())
             self.name = self._claimed(self.layout.fingerprint ^ compressor.fingerprint ^ among)
             self._parameters = [by_name[member.name] for member in self.layout.members]
@@ -86,25 +76,11 @@ class Binding:
             logger.debug(
                 "%s: %d tensors in %d groups over %d ranks",
                 self.name,
-                len(members),
+                len(tensors),
                 len(self.layout.groups),
                 self.world.size,
             )
-            _warn_of_names(len(members) + len(self.layout.groups))
-
-    def _set_up(self) -> None:
-        """What any binding has besides its compressor, settings and world."""
-        make = EXCHANGES[self.settings.exchange]
-        nodes = nodes_of(self.settings.ranks_per_node, self.world.size)
-        self.exchange: Exchange = make(Place(self.world.size, self.world.rank, nodes))
-        self.layout = None
-        self.parts: list[str] = []
-        self.name = ""
-        self._buffers: dict[Hashable, torch.Tensor] = {}
-        self._in_flight: dict[Hashable, int] = {}
-        self.compressor.meter.clear()
-        self.compressor.instance.bind()
-        self.monitored = Monitored(self.compressor, self.world.rank)
+            _warn_of_names(len(tensors) + len(self.layout.groups))
 
     def serves(self, owner: Owner) -> bool:
         """Whether this is a binding to the same optimizer among the same ranks, which agree."""
@@ -156,7 +132,7 @@ class Binding:
 
     def description(self) -> Description:
         """What ranks must have alike, as differences are told."""
-        return describe(self.compressor, self.owner)
+        return describe(self.compressor, () if self.owner is None else self.owner.named_parameters)
 
     def _claimed(self, fingerprint: int) -> str:
         """The name of these groups. Settings that come back have the name that they had: Horovod's
@@ -240,92 +216,6 @@ class Binding:
     def parameter(self, slot: int) -> torch.nn.Parameter:
         """The parameter in ``slot`` of the layout."""
         return self._parameters[slot]
-
-    def build_layout(
-        self,
-        members: list[Member],
-        in_order: bool = False,
-        cut: Callable[..., Layout] = build_layout,
-    ) -> Layout:
-        """A layout whose groups fit Horovod's and the user's bounds: smaller ones as ranks grow.
-
-        cut: makes it, as fusion.layout.build_layout does.
-        """
-        bound = min(LARGEST_COLLECTIVE, self.settings.in_flight_bytes // 2)
-        most = self.settings.fusion_bytes // 4
-        while True:
-            layout = cut(
-                members,
-                min_numel=self.settings.min_numel,
-                bucket_size=self.settings.bucket_size,
-                tail=self.settings.tail,
-                most_coordinates=most,
-                in_order=in_order,
-            )
-            largest = max(map(self.in_flight_bytes, layout.groups), default=0)
-            if largest <= bound:
-                if self.exchange.settled:
-                    self.exchange.arrange(layout.groups)
-                self.parts = parts_among(layout.groups)
-                return layout
-            if most < self.settings.bucket_size:
-                raise ValueError(
-                    f"in_flight_bytes={self.settings.in_flight_bytes}: "
-                    f"exchange={self.settings.exchange!r} of the smallest group over "
-                    f"{self.world.size} ranks takes {largest} bytes, and two must fit; raise it, "
-                    "lower bucket_size, or use exchange='scatter_reduce'"
-                )
-            most //= 2
-
-    def settle(self, layout: Layout, step: int, device: torch.device, attempt: int = 0) -> None:
-        """Before the first group is sent, and once all ranks agree: what the exchange must know."""
-        if self.exchange.settled:
-            return
-        self.exchange.settle(self.world, self.compressor, self.name_at(attempt), device)
-        self.exchange.arrange(layout.groups)
-        self.parts = parts_among(layout.groups)
-        self.prepare(step)
-
-    def prepare(self, step: int) -> None:
-        """Before a step is asked for an update."""
-        if self.exchange.settled:
-            self.exchange.prepare(self.compressor, self.parts, step)
-
-    def buffer(
-        self, use: str, coordinates: int, dtype: torch.dtype, device: torch.device
-    ) -> torch.Tensor:
-        """Memory that is used again for every group, holding anything: what is put there is read,
-        or copied, at once."""
-        key = (use, dtype, place(device))
-        buffer = self._buffers.get(key)
-        if buffer is None or buffer.numel() < coordinates:
-            buffer = torch.empty(coordinates, dtype=dtype, device=device)
-            self._buffers[key] = buffer
-            self.compressor.meter.hold("buffers", sum(b.nbytes for b in self._buffers.values()))
-        return buffer[:coordinates]
-
-    def quantized_now(self, group: Group) -> int:
-        """Coordinates of a group that are quantised at this step: none while warming up."""
-        return 0 if self.compressor.step < self.settings.warmup_steps else group.quantized
-
-    def in_flight_bytes(self, group: Group) -> int:
-        """Memory that a group's exchange holds, at most: in full precision if there is a warm-up
-        (a loaded state may lead back into it)."""
-        quantized = 0 if self.settings.warmup_steps else group.quantized
-        key = group.part, quantized, group.coordinates, group.dtype, self.exchange.settled
-        if key not in self._in_flight:
-            codec = self.compressor.part(group.part)
-            sizes = quantized, group.coordinates - quantized
-            self._in_flight[key] = self.exchange.in_flight_bytes(codec, *sizes, group.dtype)
-        return self._in_flight[key]
-
-    def name_at(self, attempt: int) -> str:
-        """Begins the names of an attempt's collectives: an earlier one's may be in flight still."""
-        return self.name + (f".attempt{attempt}" if attempt else "")
-
-    def sync(self, step: int = 0, attempt: int = 0) -> LevelSync:
-        """Level sync over these ranks; every rank must ask for it at the same step."""
-        return LevelSync(self.world, self.name_at(attempt), step)
 
     def _optimizer(self) -> Any:
         """Its own, as long as there is one."""

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from hvd_adaptive.exchange.world import World, wait_until
+from hvd_adaptive.transport.world import World, wait_until
 
 logger = logging.getLogger("hvd_adaptive")
 

@@ -11,10 +11,10 @@ import torch
 import torch.distributed as dist
 
 from hvd_adaptive.errors import RankMismatchError
-from hvd_adaptive.exchange.torch_world import TorchWorld
-from hvd_adaptive.fusion.agreement import Description, describe, differences
-from hvd_adaptive.fusion.buckets import Bucket, BucketBinding, Names
-from hvd_adaptive.fusion.step import Step
+from hvd_adaptive.hooks.ddp.buckets import Bucket, BucketBinding, Names
+from hvd_adaptive.hooks.description import Description, describe, differences
+from hvd_adaptive.run.step import Step
+from hvd_adaptive.transport.torch_world import TorchWorld
 
 if TYPE_CHECKING:
     from hvd_adaptive.compressor import GradientCompressor
@@ -139,7 +139,7 @@ class BucketSession:
         if self._world is not None and self._world.is_current():
             return
         self._world, self._binding = TorchWorld(self.group), None
-        own = describe(self.compressor, None)
+        own = describe(self.compressor)
         everyone = self._world.gather_objects(own)
         if told := differences(everyone, range(self._world.size)):
             self._world = None
@@ -241,7 +241,7 @@ class BucketSession:
 
 
 def _told(position: Sequence[int]) -> Description:
-    """In the words of fusion/agreement.py."""
+    """In the words of hooks/horovod/agreement.py."""
     fingerprint, step, attempt, due, layout, sending = position
     fits = {0: "not due", 1: "due"}
     return {

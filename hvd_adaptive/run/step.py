@@ -13,19 +13,19 @@ import torch
 from hvd_adaptive.compressor import GradientCompressor
 from hvd_adaptive.device import Later, Streams
 from hvd_adaptive.errors import PayloadError
-from hvd_adaptive.exchange.collectives import AllGather, Collective
 from hvd_adaptive.exchange.exchange import Route, Shipment, payloads_of
 from hvd_adaptive.feedback import Residuals
 from hvd_adaptive.finite import Finite
-from hvd_adaptive.fusion.failures import Failures, step_failed
-from hvd_adaptive.fusion.given_up import Sent
-from hvd_adaptive.fusion.samples import draw_buckets
 from hvd_adaptive.kernels.random import stream_key
 from hvd_adaptive.layout import Group, Layout, Piece, gather, parts_among
+from hvd_adaptive.run.failures import Failures, step_failed
+from hvd_adaptive.run.given_up import Sent
+from hvd_adaptive.run.samples import draw_buckets
 from hvd_adaptive.streams import Use, group_number
+from hvd_adaptive.transport.collectives import AllGather, Collective
 
 if TYPE_CHECKING:
-    from hvd_adaptive.fusion.binding import Binding
+    from hvd_adaptive.run.groups import Groups
 
 # Full buckets of a group on which the relative error is measured in each step.
 ERROR_BUCKETS = 2
@@ -61,7 +61,7 @@ class Step:
 
     def __init__(
         self,
-        binding: Binding,
+        binding: Groups,
         layout: Layout,
         number: int,
         attempt: int = 0,

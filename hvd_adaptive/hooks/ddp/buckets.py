@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from hvd_adaptive.coding.header import DTYPE_CODES
-from hvd_adaptive.fusion.binding import Binding
 from hvd_adaptive.layout import Layout, Member, build_layout
+from hvd_adaptive.run.groups import Groups
 
 if TYPE_CHECKING:
     from hvd_adaptive.compressor import GradientCompressor
-    from hvd_adaptive.exchange.torch_world import TorchWorld
     from hvd_adaptive.settings import Settings
+    from hvd_adaptive.transport.torch_world import TorchWorld
 
 
 @dataclass(frozen=True)
@@ -52,22 +52,15 @@ def is_compressible(buffer: torch.Tensor) -> bool:
     return buffer.layout == torch.strided and buffer.dtype in DTYPE_CODES
 
 
-class BucketBinding(Binding):
-    """What stays the same from step to step as long as buckets do.
+class BucketBinding(Groups):
+    """A compressor's groups for the buckets of one model.
 
     layout: None until all buckets have been seen.
     """
 
     def __init__(self, compressor: GradientCompressor, world: TorchWorld) -> None:
-        self.compressor, self.settings, self.owner = compressor, compressor.settings, None
-        self.world: Any = world  # answers as a World does
+        super().__init__(compressor, world, "ddp")
         self._buckets: list[tuple[int, ...]] = []
-        self._set_up()
-        self.name = "ddp"
-
-    def is_gradient(self, slot: int, tensor: torch.Tensor) -> bool:
-        """The average may take its place."""
-        return True
 
     def knows(self, index: int, bucket: Bucket) -> bool:
         """Whether bucket ``index`` holds the parameters that it held when it was laid out."""

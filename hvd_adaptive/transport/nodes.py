@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from hvd_adaptive.exchange.world import World
+from hvd_adaptive.transport.world import World
 
 
 def nodes_of(ranks_per_node: int | None, ranks: int) -> tuple[int, ...]:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from hvd_adaptive.compressor import GradientCompressor
-from hvd_adaptive.fusion import elastic
-from hvd_adaptive.fusion.by_class import compressor_for_caller
-from hvd_adaptive.fusion.session import Session
+from hvd_adaptive.hooks.horovod import elastic
+from hvd_adaptive.hooks.horovod.by_class import compressor_for_caller
+from hvd_adaptive.hooks.horovod.session import Session
 
 
 class HorovodHost:

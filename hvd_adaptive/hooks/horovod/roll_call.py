@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from hvd_adaptive.errors import RankMismatchError
-from hvd_adaptive.fusion.placeholder import Reduction, check_reduced
+from hvd_adaptive.hooks.horovod.placeholder import Reduction, check_reduced
 
 
 class RollCall:

@@ -15,26 +15,27 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from hvd_adaptive.errors import RankMismatchError
-from hvd_adaptive.exchange.world import Abandoned, patient
-from hvd_adaptive.fusion.agreement import LATER_SECONDS, Description, compare
-from hvd_adaptive.fusion.binding import Binding
-from hvd_adaptive.fusion.changed import WarnOfChanges, Watch, check_gradient
-from hvd_adaptive.fusion.given_up import Sent
-from hvd_adaptive.fusion.helper import PATIENCE, WATCH, finished_on
-from hvd_adaptive.fusion.joined import JoinedStep
-from hvd_adaptive.fusion.newcomers import tables_fitted, take_first_state
-from hvd_adaptive.fusion.owner import find_owner
-from hvd_adaptive.fusion.placeholder import (
+from hvd_adaptive.hooks.description import Description
+from hvd_adaptive.hooks.horovod.agreement import LATER_SECONDS, compare
+from hvd_adaptive.hooks.horovod.binding import Binding
+from hvd_adaptive.hooks.horovod.changed import WarnOfChanges, Watch, check_gradient
+from hvd_adaptive.hooks.horovod.helper import PATIENCE, WATCH, finished_on
+from hvd_adaptive.hooks.horovod.newcomers import tables_fitted, take_first_state
+from hvd_adaptive.hooks.horovod.owner import find_owner
+from hvd_adaptive.hooks.horovod.placeholder import (
     Reader,
     Reduction,
     StepsDiffer,
     disagreement,
     placeholder,
 )
-from hvd_adaptive.fusion.roll_call import RollCall
-from hvd_adaptive.fusion.step import Step
+from hvd_adaptive.hooks.horovod.roll_call import RollCall
 from hvd_adaptive.layout import Layout, Member
 from hvd_adaptive.once import WarnOnce
+from hvd_adaptive.run.given_up import Sent
+from hvd_adaptive.run.joined import JoinedStep
+from hvd_adaptive.run.step import Step
+from hvd_adaptive.transport.world import Abandoned, patient
 
 if TYPE_CHECKING:
     from hvd_adaptive.compressor import GradientCompressor
@@ -196,7 +197,7 @@ class Session:
             if batch is self._batch and batch.step.attempt:
                 world, device = self._binding.world, batch.step.device
                 label = self._binding.name_at(batch.step.attempt)
-                self._binding.given_up.settle(world, label, device)
+                self._binding.given_up.drain(world, label, device)
             self._refit(batch.step)
         batch.step.launch_all()
 
@@ -207,7 +208,7 @@ class Session:
             self._warn_of_changes(watch)
 
     def _joined_step(self, batch: _Batch) -> JoinedStep:
-        """The same gradients, where some ranks have called hvd.join(): see fusion/joined.py."""
+        """The same gradients, where some ranks have called hvd.join(): see run/joined.py."""
         logger.info("some ranks have called hvd.join(): this step travels uncompressed")
         name, gradients = self._binding.name, dict(enumerate(batch.unnamed))
         if batch.step is None:
@@ -309,7 +310,7 @@ class Session:
             raise RankMismatchError(told) from None
 
     def _position(self) -> Description:
-        """Where this rank is, in the words of fusion/agreement.py."""
+        """Where this rank is, in the words of hooks/horovod/agreement.py."""
         step, name = self.compressor.step, self._binding.name
         due = "due" if self._update_due(step) else "not due"
         here = {"its number": str(step), "a fit of tables (update_steps)": due}

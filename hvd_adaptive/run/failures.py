@@ -19,7 +19,7 @@ from hvd_adaptive.errors import PayloadError
 from hvd_adaptive.exchange.exchange import FailedElsewhereError
 
 if TYPE_CHECKING:
-    from hvd_adaptive.exchange.world import World
+    from hvd_adaptive.transport.world import World
 
 # Of the ranks that could not read a payload so many are named.
 MOST_NAMED = 8

@@ -1,0 +1,1 @@
+"""Statistics of gradients, and when and how tables are refitted to them."""

@@ -1,0 +1,1 @@
+"""Where frameworks call in: Horovod's optimizers and DDP's communication hooks."""

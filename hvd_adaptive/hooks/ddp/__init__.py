@@ -1,0 +1,1 @@
+"""From DistributedDataParallel's buckets to steps."""

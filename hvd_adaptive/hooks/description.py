@@ -1,0 +1,106 @@
+"""What ranks must have alike, in words: descriptions, and sentences about their differences.
+
+A rank describes itself in topics ("settings", "parameters", ...) of named values.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import zlib
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import torch
+
+from hvd_adaptive._version import __version__
+
+if TYPE_CHECKING:
+    from hvd_adaptive.compressor import GradientCompressor
+
+# Topic -> name -> value.
+Description = dict[str, dict[str, str]]
+
+# Differences of a topic that a message lists; characters of a value.
+MOST_TOLD, LONGEST = 4, 60
+ADVICE = (
+    "Every rank must construct the same compressor for the same parameters and take the same steps"
+)
+
+
+def describe(
+    compressor: GradientCompressor, named_parameters: Sequence[tuple[str, torch.Tensor]] = ()
+) -> Description:
+    """Return this rank's description: package version, settings, parameters by name."""
+    parameters = sorted(named_parameters, key=lambda pair: pair[0])
+    settings = compressor.settings.shared() | compressor.scheme_settings()
+    settings = {"scheme": type(compressor).__name__} | settings
+    return {
+        "the package version": {"hvd_adaptive": __version__},
+        "settings": {name: repr(value) for name, value in settings.items()},
+        "parameters": {name: _told_parameter(p) for name, p in parameters},
+    }
+
+
+def checksum(own: Description) -> int:
+    """32 bits."""
+    return zlib.crc32(json.dumps(own).encode())
+
+
+def differences(everyone: Sequence[Description], ranks: Sequence[int]) -> str:
+    """One sentence for each topic in which descriptions differ.
+
+    ranks: the numbers by which the describing ranks are called.
+    """
+    topics = list(dict.fromkeys(topic for own in everyone for topic in own))
+    sentences = []
+    for topic in topics:
+        found = _differences_of([own.get(topic, {}) for own in everyone], topic, ranks)
+        if found:
+            more = len(found) - MOST_TOLD
+            told = "; ".join(found[:MOST_TOLD]) + (f"; and {more} more" if more > 0 else "")
+            sentences.append(f"ranks disagree on {topic}: {told}")
+    return ". ".join([*sentences, ADVICE]) if sentences else ""
+
+
+def _differences_of(
+    everyone: Sequence[dict[str, str]], topic: str, ranks: Sequence[int]
+) -> list[str]:
+    """A clause for each name whose values differ. Another scheme's keywords are not missed."""
+    names = list(dict.fromkeys(name for own in everyone for name in own))
+    clauses = []
+    for name in names:
+        holders: dict[str | None, list[int]] = {}
+        for rank, own in zip(ranks, everyone, strict=True):
+            holders.setdefault(own.get(name), []).append(rank)
+        if len(holders) == 1 or (topic == "settings" and None in holders):
+            continue
+        told = [f"{_short(value)} on {_told_ranks(held)}" for value, held in holders.items()]
+        clauses.append(f"{name} is {', '.join(told)}")
+    return clauses
+
+
+def _told_parameter(parameter: torch.Tensor) -> str:
+    return f"{str(parameter.dtype).removeprefix('torch.')} {list(parameter.shape)}"
+
+
+def _short(value: str | None) -> str:
+    if value is None:
+        return "missing"
+    if len(value) <= LONGEST:
+        return value
+    return (
+        f"{value[: LONGEST - 14]}... ({hashlib.blake2b(value.encode(), digest_size=4).hexdigest()})"
+    )
+
+
+def _told_ranks(ranks: Sequence[int]) -> str:
+    """ "rank 1", "ranks 0, 2-5"."""
+    runs: list[list[int]] = []
+    for rank in ranks:
+        if runs and rank == runs[-1][-1] + 1:
+            runs[-1].append(rank)
+        else:
+            runs.append([rank])
+    told = ", ".join(str(r[0]) if len(r) == 1 else f"{r[0]}-{r[-1]}" for r in runs)
+    return f"rank {told}" if len(ranks) == 1 else f"ranks {told}"

@@ -1,0 +1,1 @@
+"""One step: gradients arrive, travel in groups, and come back averaged."""

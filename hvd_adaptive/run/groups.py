@@ -1,0 +1,133 @@
+"""Groups: what all steps of a compressor among the same ranks share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from hvd_adaptive.device import place
+from hvd_adaptive.exchange.exchange import Exchange, Place
+from hvd_adaptive.exchange.exchanges import EXCHANGES
+from hvd_adaptive.layout import Group, Layout, Member, build_layout, parts_among
+from hvd_adaptive.run.monitored import Monitored
+from hvd_adaptive.transport.collectives import LARGEST_COLLECTIVE
+from hvd_adaptive.transport.level_sync import LevelSync
+from hvd_adaptive.transport.nodes import nodes_of
+
+if TYPE_CHECKING:
+    from hvd_adaptive.compressor import GradientCompressor
+
+
+class Groups:
+    """Ranks, exchange, layout and memory that stay the same from step to step.
+
+    world: a transport.world.World, or what answers as one.
+    layout: None until it is known which gradients there are.
+    name: begins the names of collectives.
+    """
+
+    def __init__(self, compressor: GradientCompressor, world: Any, name: str = "") -> None:
+        self.compressor, self.settings, self.world = compressor, compressor.settings, world
+        make = EXCHANGES[self.settings.exchange]
+        nodes = nodes_of(self.settings.ranks_per_node, world.size)
+        self.exchange: Exchange = make(Place(world.size, world.rank, nodes))
+        self.layout: Layout | None = None
+        self.parts: list[str] = []
+        self.name = name
+        self._buffers: dict[Hashable, torch.Tensor] = {}
+        self._in_flight: dict[Hashable, int] = {}
+        compressor.meter.clear()
+        compressor.instance.bind()
+        self.monitored = Monitored(compressor, world.rank)
+
+    def is_gradient(self, slot: int, tensor: torch.Tensor) -> bool:
+        """Return whether the average may be written to ``tensor``, the gradient in ``slot``."""
+        return True
+
+    def build_layout(
+        self,
+        members: list[Member],
+        in_order: bool = False,
+        cut: Callable[..., Layout] = build_layout,
+    ) -> Layout:
+        """A layout whose groups fit Horovod's and the user's bounds: smaller ones as ranks grow.
+
+        cut: makes it, as fusion.layout.build_layout does.
+        """
+        bound = min(LARGEST_COLLECTIVE, self.settings.in_flight_bytes // 2)
+        most = self.settings.fusion_bytes // 4
+        while True:
+            layout = cut(
+                members,
+                min_numel=self.settings.min_numel,
+                bucket_size=self.settings.bucket_size,
+                tail=self.settings.tail,
+                most_coordinates=most,
+                in_order=in_order,
+            )
+            largest = max(map(self.in_flight_bytes, layout.groups), default=0)
+            if largest <= bound:
+                if self.exchange.settled:
+                    self.exchange.arrange(layout.groups)
+                self.parts = parts_among(layout.groups)
+                return layout
+            if most < self.settings.bucket_size:
+                raise ValueError(
+                    f"in_flight_bytes={self.settings.in_flight_bytes}: "
+                    f"exchange={self.settings.exchange!r} of the smallest group over "
+                    f"{self.world.size} ranks takes {largest} bytes, and two must fit; raise it, "
+                    "lower bucket_size, or use exchange='scatter_reduce'"
+                )
+            most //= 2
+
+    def settle(self, layout: Layout, step: int, device: torch.device, attempt: int = 0) -> None:
+        """Before the first group is sent, and once all ranks agree: what the exchange must know."""
+        if self.exchange.settled:
+            return
+        self.exchange.settle(self.world, self.compressor, self.name_at(attempt), device)
+        self.exchange.arrange(layout.groups)
+        self.parts = parts_among(layout.groups)
+        self.prepare(step)
+
+    def prepare(self, step: int) -> None:
+        """Before a step is asked for an update."""
+        if self.exchange.settled:
+            self.exchange.prepare(self.compressor, self.parts, step)
+
+    def buffer(
+        self, use: str, coordinates: int, dtype: torch.dtype, device: torch.device
+    ) -> torch.Tensor:
+        """Memory that is used again for every group, holding anything: what is put there is read,
+        or copied, at once."""
+        key = (use, dtype, place(device))
+        buffer = self._buffers.get(key)
+        if buffer is None or buffer.numel() < coordinates:
+            buffer = torch.empty(coordinates, dtype=dtype, device=device)
+            self._buffers[key] = buffer
+            self.compressor.meter.hold("buffers", sum(b.nbytes for b in self._buffers.values()))
+        return buffer[:coordinates]
+
+    def quantized_now(self, group: Group) -> int:
+        """Coordinates of a group that are quantised at this step: none while warming up."""
+        return 0 if self.compressor.step < self.settings.warmup_steps else group.quantized
+
+    def in_flight_bytes(self, group: Group) -> int:
+        """Memory that a group's exchange holds, at most: in full precision if there is a warm-up
+        (a loaded state may lead back into it)."""
+        quantized = 0 if self.settings.warmup_steps else group.quantized
+        key = group.part, quantized, group.coordinates, group.dtype, self.exchange.settled
+        if key not in self._in_flight:
+            codec = self.compressor.part(group.part)
+            sizes = quantized, group.coordinates - quantized
+            self._in_flight[key] = self.exchange.in_flight_bytes(codec, *sizes, group.dtype)
+        return self._in_flight[key]
+
+    def name_at(self, attempt: int) -> str:
+        """Begins the names of an attempt's collectives: an earlier one's may be in flight still."""
+        return self.name + (f".attempt{attempt}" if attempt else "")
+
+    def sync(self, step: int = 0, attempt: int = 0) -> LevelSync:
+        """Level sync over these ranks; every rank must ask for it at the same step."""
+        return LevelSync(self.world, self.name_at(attempt), step)

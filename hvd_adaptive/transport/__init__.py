@@ -1,0 +1,1 @@
+"""Collectives over Horovod, MPI and torch.distributed."""
