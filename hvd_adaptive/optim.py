@@ -23,7 +23,7 @@ from hvd_adaptive.settings import check_integer
 from hvd_adaptive.streams import Use
 from hvd_adaptive.theory.code_length import elias_bits
 from hvd_adaptive.transport.collectives import AllGather
-from hvd_adaptive.transport.world import World
+from hvd_adaptive.transport.horovod_world import HorovodWorld
 
 # What QSGD's codes allow; a bucket of its square keeps the variance that s = √n has.
 MOST_INTERVALS = 127
@@ -97,7 +97,7 @@ class HorovodRanks:
     """The ranks of a Horovod process set; this process is one of them."""
 
     def __init__(self, process_set: Any = None) -> None:
-        world = World(process_set)
+        world = HorovodWorld(process_set)
         self._world = world
         self.size, self.own = world.size, [world.rank]
 

@@ -19,10 +19,9 @@ from hvd_adaptive.finite import Finite
 from hvd_adaptive.kernels.random import stream_key
 from hvd_adaptive.layout import Group, Layout, Piece, gather, parts_among
 from hvd_adaptive.run.failures import Failures, step_failed
-from hvd_adaptive.run.given_up import Sent
 from hvd_adaptive.run.samples import draw_buckets
 from hvd_adaptive.streams import Use, group_number
-from hvd_adaptive.transport.collectives import AllGather, Collective
+from hvd_adaptive.transport.collectives import AllGather, Collective, Sent
 
 if TYPE_CHECKING:
     from hvd_adaptive.run.groups import Groups
@@ -302,7 +301,7 @@ class Step:
         if self._known_factor is None or not world.orders_collectives:
             return
         while flight := next((f for f in self._flying if f.stage == 0), None):
-            if not (self._goes_on_early(flight.index) and world.hvd.poll(flight.handle)):
+            if not (self._goes_on_early(flight.index) and world.poll(flight.handle)):
                 return
             self._advance(flight)
 
@@ -421,7 +420,7 @@ class Step:
     def drain(self, is_over: Callable[[], bool]) -> None:
         """Do all that ``result`` will wait for, unless ``is_over`` meanwhile."""
         while self._flying and not is_over():
-            if self.binding.world.hvd.poll(self._flying[0].handle):
+            if self.binding.world.poll(self._flying[0].handle):
                 self._advance_oldest()
             else:
                 time.sleep(_PAUSE)

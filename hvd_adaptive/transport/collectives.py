@@ -10,7 +10,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -72,11 +72,11 @@ class AllGather(Collective):
             parts = [self.data] * world.size
             parts[world.rank] = self.data.part(0, 0)
             return AllToAll(parts).submit(world, name)
-        return world.hvd.allgather_async(self.data.bytes, name=name, process_set=world.process_set)
+        return world.allgather(self.data.bytes, name)
 
     def receive(self, world: World, handle: Any) -> list[torch.Tensor]:
         if not self._is_direct(world):
-            return [taken_over(world.hvd.synchronize(handle))]
+            return [taken_over(world.synchronize(handle))]
         received = AllToAll(()).receive(world, handle)
         received[world.rank] = self.data.bytes
         return received
@@ -119,12 +119,10 @@ class AllToAll(Collective):
     def submit(self, world: World, name: str) -> Any:
         sizes = [part.size for part in self.parts]
         splits = torch.tensor(sizes, dtype=torch.int32, device="cpu")
-        return world.hvd.alltoall_async(
-            _joined(self.parts), splits, name=name, process_set=world.process_set
-        )
+        return world.alltoall(_joined(self.parts), splits, name)
 
     def receive(self, world: World, handle: Any) -> list[torch.Tensor]:
-        data, splits = world.hvd.synchronize(handle)
+        data, splits = world.synchronize(handle)
         return list(taken_over(data).split(splits.tolist()))
 
     def waiting(self) -> AllToAll:
@@ -205,3 +203,14 @@ class Among(Collective):
     def _found(self, received: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         own = [received[member] for member in self.members]
         return [torch.cat(own)] if isinstance(self.request, AllGather) else own
+
+
+class Sent(NamedTuple):
+    """A collective in flight that its step waits for no longer.
+
+    kind: "payloads" (an AllGather), "parts" (an AllToAll), or Horovod's "allgather", "broadcast".
+    """
+
+    name: str
+    kind: str
+    handle: Any

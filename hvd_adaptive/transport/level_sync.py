@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
+from hvd_adaptive.transport.horovod_world import HorovodWorld
 from hvd_adaptive.transport.mpi_messages import mpi_messages
 
 if TYPE_CHECKING:
@@ -38,7 +39,9 @@ class LevelSync:
         world = self.world
         if world.size == 1:
             return fit([own])
-        messages = mpi_messages(world, f"{self.name}.mpi")
+        messages = None
+        if isinstance(world, HorovodWorld):
+            messages = mpi_messages(world, f"{self.name}.mpi")
         if messages is not None:
             vectors = messages.gather(own, f"{self.name}.step{self.step}.statistics")
             fitted = None if vectors is None else _attempt(fit, vectors)

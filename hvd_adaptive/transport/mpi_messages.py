@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from hvd_adaptive.transport.world import World, wait_until
+from hvd_adaptive.transport.horovod_world import HorovodWorld, wait_until
 
 logger = logging.getLogger("hvd_adaptive")
 
@@ -117,7 +117,7 @@ class _Communicators:
         self._known: dict[tuple[int, ...], _Communicator] = {}
         self._warned = False
 
-    def of(self, world: World, mpi: Any, numbers: Sequence[int]) -> _Communicator:
+    def of(self, world: HorovodWorld, mpi: Any, numbers: Sequence[int]) -> _Communicator:
         """That of the ranks with these numbers in MPI's world; all of them must ask."""
         with self._lock:
             self._start_over(world)
@@ -126,7 +126,7 @@ class _Communicators:
                 self._known[key] = _Communicator(mpi, numbers)
             return self._known[key]
 
-    def warn(self, world: World, message: str, *values: Any) -> None:
+    def warn(self, world: HorovodWorld, message: str, *values: Any) -> None:
         """Log a warning, once in a life of Horovod."""
         with self._lock:
             self._start_over(world)
@@ -134,7 +134,7 @@ class _Communicators:
                 logger.warning(message, *values)
             self._warned = True
 
-    def _start_over(self, world: World) -> None:
+    def _start_over(self, world: HorovodWorld) -> None:
         if self._life is not world.life:
             self._life, self._known, self._warned = world.life, {}, False
 
@@ -142,7 +142,7 @@ class _Communicators:
 _COMMUNICATORS = _Communicators()
 
 
-def mpi_messages(world: World, name: str) -> MpiMessages | None:
+def mpi_messages(world: HorovodWorld, name: str) -> MpiMessages | None:
     """Messages among ``world``'s ranks; None, on all of them, if one of them cannot use MPI.
 
     Ranks send each other their numbers in MPI's world, under ``name``: ``hvd.init(comm=...)``
@@ -161,7 +161,7 @@ def mpi_messages(world: World, name: str) -> MpiMessages | None:
     return None
 
 
-def _mpi(world: World) -> Any:
+def _mpi(world: HorovodWorld) -> Any:
     """The module ``mpi4py.MPI`` if it shares Horovod's MPI, and threads may use it."""
     hvd = world.hvd
     if not (hvd.mpi_built() and hvd.mpi_enabled() and hvd.mpi_threads_supported()):

@@ -17,10 +17,10 @@ def nodes_of(ranks_per_node: int | None, ranks: int) -> tuple[int, ...]:
 
 
 def find_nodes(world: World, name: str) -> tuple[int, ...]:
-    """Each rank's node, as Horovod sees them; every rank must ask. Nothing where nodes hold
+    """Each rank's node, as the world numbers them; every rank must ask. Nothing where nodes hold
     different numbers of the ranks."""
     # cross_rank numbers nodes where all run as many ranks.
-    own = torch.tensor([world.hvd.cross_rank(), world.hvd.local_size()], device="cpu")
+    own = torch.tensor(world.node(), device="cpu")
     everyone = world.gather_equal(own, f"{name}.nodes").tolist()
     nodes = tuple(node for node, _ in everyone)
     if len({nodes.count(node) for node in nodes}) > 1 or len({size for _, size in everyone}) > 1:

@@ -1,4 +1,4 @@
-"""torch.distributed in Horovod's place: what exchanges ask of their world, and no more.
+"""TorchWorld: the ranks of a torch.distributed process group.
 
 Horovod's allgather and alltoall carry any lengths; those of torch.distributed want every receiver
 to know them. Asking first would keep a rank waiting for the slowest one in the middle of its
@@ -19,6 +19,8 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
+
+from hvd_adaptive.transport.world import World
 
 HEAD = 16  # bytes of a frame before its message: two int64
 # Frames that were too short once get a share more, and these bytes.
@@ -41,30 +43,23 @@ class _Flight:
     gathers: bool
 
 
-class TorchWorld:
-    """Ranks of a process group and their collectives; also, as ``hvd``, what exchanges call of the
-    module ``horovod.torch``. ``name`` in place of names that Horovod pairs collectives by: here
-    their order counts, which is the same on every rank.
+class TorchWorld(World):
+    """Ranks of a process group; see World. Their collectives are paired by their order, which is
+    the same on every rank, not by name.
 
-    group: torch.distributed's; the default one where None.
+    group: torch.distributed's; the default one if None.
     """
-
-    process_set = None
-    sends_directly = False
-    orders_collectives = False
 
     def __init__(self, group: dist.ProcessGroup | None = None) -> None:
         self.group = dist.group.WORLD if group is None else group
         self.size, self.rank = dist.get_world_size(self.group), dist.get_rank(self.group)
         if self.rank < 0:
             raise ValueError("process_group: this process is not a member of it")
-        self.hvd = self
         self._rooms: dict[str, torch.Tensor] = {}
         self._outgrown: set[str] = set()
         self._nodes: list[int] | None = None
 
     def is_current(self) -> bool:
-        """Whether the group still has the same ranks."""
         now = dist.get_world_size(self.group), dist.get_rank(self.group)
         return now == (self.size, self.rank)
 
@@ -75,7 +70,6 @@ class TorchWorld:
     # Small host arrays ----------------------------------------------------------------------------
 
     def gather_equal(self, values: torch.Tensor, name: str) -> torch.Tensor:
-        """All ranks' tensors of equal shape, stacked."""
         own = values.contiguous().to(self._device)
         everyone = [torch.empty_like(own) for _ in range(self.size)]
         dist.all_gather(everyone, own, group=self.group)
@@ -101,7 +95,6 @@ class TorchWorld:
         return everyone
 
     def broadcast(self, values: np.ndarray, name: str) -> np.ndarray:
-        """The first rank's array (bytes, so that nothing is converted)."""
         data = torch.from_numpy(values.view(np.uint8).copy()).to(self._device)
         dist.broadcast(data, dist.get_global_rank(self.group, 0), group=self.group)
         return data.cpu().numpy().view(values.dtype)
@@ -113,33 +106,25 @@ class TorchWorld:
             return torch.device("cpu")
         return torch.device("cuda", torch.cuda.current_device())
 
-    # As horovod.torch -----------------------------------------------------------------------------
+    # Collectives of payloads ----------------------------------------------------------------------
 
-    def mpi_built(self) -> bool:
-        """Tables travel over torch.distributed, too."""
-        return False
-
-    def cross_rank(self) -> int:
-        """Of this rank's node; a collective, the first time."""
-        return self._node_numbers()[self.rank]
-
-    def local_size(self) -> int:
-        """Ranks on this rank's node; a collective, the first time."""
+    def node(self) -> tuple[int, int]:
+        """See World.node; a collective, the first time."""
         numbers = self._node_numbers()
-        return numbers.count(numbers[self.rank])
+        own = numbers[self.rank]
+        return own, numbers.count(own)
 
-    def allgather_async(self, data: torch.Tensor, name: str, process_set: None) -> _Flight:
-        """Every rank gets all ranks' bytes, end to end."""
+    def poll(self, handle: _Flight) -> bool:
+        return handle.work.is_completed()
+
+    def allgather(self, data: torch.Tensor, name: str) -> _Flight:
         return self._send(name, [data] * self.size, gathers=True)
 
-    def alltoall_async(
-        self, data: torch.Tensor, splits: torch.Tensor, name: str, process_set: None
-    ) -> _Flight:
-        """Rank r gets part r of ``data``."""
+    def alltoall(self, data: torch.Tensor, splits: torch.Tensor, name: str) -> _Flight:
         return self._send(name, data.split(splits.tolist()), gathers=False)
 
-    def synchronize(self, flight: _Flight) -> Any:
-        """Wait; what Horovod would give: an allgather's bytes, an alltoall's with their splits."""
+    def synchronize(self, handle: _Flight) -> Any:
+        flight = handle
         flight.work.wait()
         heads = torch.stack([frame[:HEAD].clone().view(torch.int64) for frame in flight.frames])
         lengths, exceeded = heads.cpu().T

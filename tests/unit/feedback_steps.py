@@ -19,7 +19,7 @@ class Echo:
     def __init__(self) -> None:
         self.sent: list[torch.Tensor] = []
 
-    def allgather_async(self, payload: torch.Tensor, name: str, process_set) -> torch.Tensor:
+    def allgather(self, payload: torch.Tensor, name: str) -> torch.Tensor:
         self.sent.append(payload)
         return payload
 
@@ -40,8 +40,8 @@ class OneRank:
         self.world = SimpleNamespace(
             rank=0,
             size=1,
-            process_set=None,
-            hvd=self.hvd,
+            allgather=self.hvd.allgather,
+            synchronize=self.hvd.synchronize,
             sends_directly=False,
             orders_collectives=False,
         )

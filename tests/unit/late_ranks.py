@@ -1,4 +1,4 @@
-"""Ranks in threads of this process, and a Horovod that reads what it was given as late as may be.
+"""Ranks in threads of this process, and a World that reads what it was given as late as may be.
 
 A rank's real steps (run/step.py) run over it. What a rank sends is read when that rank waits for
 the collective, not before: memory that it has used again meanwhile arrives changed.
@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from types import SimpleNamespace
 
 import torch
 
 from hvd_adaptive.layout import Member
 from hvd_adaptive.run.groups import Groups
 from hvd_adaptive.run.step import Step
+from hvd_adaptive.transport.world import World
 
 SECONDS = 20.0
 
@@ -43,17 +43,18 @@ class Wire:
             return [self._sent[name][sender][rank] for sender in range(self.size)]
 
 
-class LateHorovod:
-    """One rank's Horovod. damage: changes what another rank's message is, as this one gets it."""
+class LateWorld(World):
+    """One rank's world. damage: changes what another rank's message is, as this one gets it."""
 
-    def __init__(self, wire: Wire, rank: int, damage: Callable) -> None:
+    def __init__(self, wire: Wire, rank: int, direct: bool, damage: Callable) -> None:
         self.wire, self.rank, self.damage = wire, rank, damage
+        self.size, self.sends_directly = wire.size, direct
         self._pending: dict[str, tuple[list[torch.Tensor], bool]] = {}
 
-    def allgather_async(self, data, name, process_set):
+    def allgather(self, data, name):
         return self._submit(name, [data] * self.wire.size, True)
 
-    def alltoall_async(self, data, splits, name, process_set):
+    def alltoall(self, data, splits, name):
         return self._submit(name, data.split(splits.tolist()), False)
 
     def synchronize(self, name):
@@ -67,6 +68,18 @@ class LateHorovod:
         splits = torch.tensor([part.numel() for part in received], dtype=torch.int32)
         return torch.cat(received) if gathers else (torch.cat(received), splits)
 
+    def gather_equal(self, values, name):
+        self.wire.put(name, self.rank, [values] * self.size)
+        return torch.stack(self.wire.take(name, self.rank))
+
+    def is_current(self):
+        return True
+
+    def node(self):
+        raise NotImplementedError
+
+    broadcast = poll = node
+
     def flush(self):
         """A rank that waits no more has still submitted what it has."""
         for name, (parts, _) in self._pending.items():
@@ -75,17 +88,6 @@ class LateHorovod:
     def _submit(self, name, parts, gathers):
         self._pending[name] = list(parts), gathers
         return name
-
-
-class LateWorld(SimpleNamespace):
-    """As exchange.world.World."""
-
-    orders_collectives = False
-    process_set = None
-
-    def gather_equal(self, values: torch.Tensor, name: str) -> torch.Tensor:
-        self.hvd.wire.put(name, self.rank, [values] * self.size)
-        return torch.stack(self.hvd.wire.take(name, self.rank))
 
 
 class LateBinding(Groups):
@@ -104,21 +106,19 @@ class LateRank:
     """One rank; ``step`` averages its gradients in their own memory, or raises."""
 
     def __init__(self, wire, rank, compressor, shapes, dtype, direct, damage):
-        hvd = LateHorovod(wire, rank, damage)
-        world = LateWorld(hvd=hvd, rank=rank, size=wire.size, sends_directly=direct)
-        self.compressor, self.hvd = compressor, hvd
-        self.binding = LateBinding(compressor, world, shapes, dtype)
+        self.compressor, self.world = compressor, LateWorld(wire, rank, direct, damage)
+        self.binding = LateBinding(compressor, self.world, shapes, dtype)
 
     def step(self, gradients: Sequence[torch.Tensor], number: int) -> list[torch.Tensor]:
         self.compressor.step = number
         self.binding.name = f"late{number}"
         self.binding.prepare(number)
         step = Step(self.binding, self.binding.layout, number)
-        step.release(1.0 / self.hvd.wire.size)
+        step.release(1.0 / self.world.size)
         slots = [int(member.name[1:]) for member in self.binding.layout.members]
         for slot in reversed(range(len(slots))):
             step.arrive(slot, gradients[slots[slot]])
-        step.factor = 1.0 / self.hvd.wire.size
+        step.factor = 1.0 / self.world.size
         step.launch_all()
         results = {slots[slot]: step.result(slot) for slot in range(len(slots))}
         assert step.finished
@@ -145,7 +145,7 @@ def run(make, shapes, gradients, *, dtype=torch.float32, direct=False, damage=in
             except Exception as error:
                 outcomes[rank].append(error)
                 break
-        one.hvd.flush()
+        one.world.flush()
 
     threads = [threading.Thread(target=work, args=(rank,)) for rank in range(size)]
     for thread in threads:

@@ -7,7 +7,8 @@ from types import SimpleNamespace
 
 import torch
 
-from hvd_adaptive.run.given_up import GivenUp, Sent
+from hvd_adaptive.hooks.horovod.given_up import GivenUp
+from hvd_adaptive.transport.collectives import Sent
 
 CPU = torch.device("cpu")
 
@@ -28,11 +29,8 @@ class Hvd:
         self.told = json.loads(bytes(data.tolist()))
         return torch.cat([data, torch.tensor(list(_text(self.others)), dtype=torch.uint8)])
 
-    def allgather_async(self, data, name, process_set):
-        return self._submitted(name)
-
-    def alltoall_async(self, data, splits, name, process_set):
-        return self._submitted(name)
+    def submit(self, *data_and_name):
+        return self._submitted(data_and_name[-1])
 
     def synchronize(self, handle):
         self.known.remove(handle)
@@ -55,6 +53,8 @@ def world_of(hvd, life):
         life=life,
         process_set=None,
         sends_directly=False,
+        allgather=hvd.submit,
+        alltoall=hvd.submit,
         gather_equal=lambda own, name: torch.tensor([[int(own)], [length]]),
     )
 
@@ -84,15 +84,19 @@ def test_what_takes_a_collectives_place_is_the_same_operation():
     """Horovod pairs by name and operation. Few ranks send payloads by alltoall."""
     kinds = ["allgather", "broadcast", "parts", "payloads"]
     hvd, operations = Hvd([(kind, kind) for kind in kinds]), {}
-    for operation in ("allgather", "alltoall", "broadcast"):
 
-        def submit(*a, name, process_set, operation=operation):
+    def submitted(operation):
+        def submit(*data, name=None, process_set=None):
+            name = data[-1] if name is None else name  # a World's collectives take it by position
             operations[name] = operation
             return hvd._submitted(name)
 
-        setattr(hvd, f"{operation}_async", submit)
+        return submit
+
+    hvd.allgather_async, hvd.broadcast_async = submitted("allgather"), submitted("broadcast")
     given_up, life = GivenUp(), {}
     world = world_of(hvd, life)
+    world.allgather, world.alltoall = submitted("allgather"), submitted("alltoall")
     world.sends_directly, world.rank, world.root = True, 0, 0
     given_up.drain(world, "here", CPU)
     wanted = {"allgather": "allgather", "broadcast": "broadcast"}

@@ -11,7 +11,7 @@ import torch
 
 from hvd_adaptive.hooks.horovod.helper import Watch
 from hvd_adaptive.hooks.horovod.roll_call import RollCall
-from hvd_adaptive.transport.world import Abandoned, World, patient
+from hvd_adaptive.transport.horovod_world import Abandoned, HorovodWorld, patient
 
 
 class Session:
@@ -111,7 +111,7 @@ def test_a_step_is_ready_once_all_its_placeholders_are_back():
 
 
 def test_only_the_patient_can_stop_to_wait():
-    world = World.__new__(World)
+    world = HorovodWorld.__new__(HorovodWorld)
     world.hvd = Hvd()
     assert world.wait(3, "name") == "of 3"
     over = [False, False, True]

@@ -23,7 +23,7 @@ from hvd_adaptive.hooks.description import Description, checksum, differences
 from hvd_adaptive.hooks.horovod.placeholder import check_reduced, disagreement, placeholder
 
 if TYPE_CHECKING:
-    from hvd_adaptive.transport.world import World
+    from hvd_adaptive.transport.horovod_world import HorovodWorld
 
 logger = logging.getLogger("hvd_adaptive")
 
@@ -53,7 +53,7 @@ class Meeting:
     """
 
     def __init__(
-        self, world: World, own: Description, label: str, answer: Callable[[str], Any] | None
+        self, world: HorovodWorld, own: Description, label: str, answer: Callable[[str], Any] | None
     ) -> None:
         self.told, self.joined = "", False
         self._world, self._own, self._answer = world, own, answer
@@ -120,7 +120,7 @@ class Meeting:
                 _ended(world, answered)
 
 
-def compare(world: World, own: Description, name: str, seconds: float) -> str | None:
+def compare(world: HorovodWorld, own: Description, name: str, seconds: float) -> str | None:
     """What ranks differ in, the same words on every rank, "" where in nothing; None where not all
     of them answered within ``seconds``.
 
@@ -133,7 +133,7 @@ def compare(world: World, own: Description, name: str, seconds: float) -> str | 
 
 
 def _everyone(
-    world: World, own: Description, name: str, seconds: float
+    world: HorovodWorld, own: Description, name: str, seconds: float
 ) -> list[Description] | None:
     """All ranks' descriptions."""
     data = json.dumps(own).encode()
@@ -155,7 +155,9 @@ def _everyone(
     return [json.loads(bytes(part.tolist())) for part in bodies.split(lengths)]
 
 
-def _waited_for(world: World, own: torch.Tensor, name: str, seconds: float) -> torch.Tensor | None:
+def _waited_for(
+    world: HorovodWorld, own: torch.Tensor, name: str, seconds: float
+) -> torch.Tensor | None:
     """What an allgather gives; None where some rank does not answer, or has joined."""
     hvd = world.hvd
     try:
@@ -176,7 +178,7 @@ def _waited_for(world: World, own: torch.Tensor, name: str, seconds: float) -> t
         return None
 
 
-def _ended(world: World, handle: Any) -> torch.Tensor | None:
+def _ended(world: HorovodWorld, handle: Any) -> torch.Tensor | None:
     """What a collective gives, however long it takes; None where Horovod has ended."""
     pause = _PAUSE
     while world.is_current():

@@ -14,6 +14,7 @@ import torch
 from hvd_adaptive.hooks.description import Description, checksum, describe
 from hvd_adaptive.hooks.horovod.agreement import Meeting
 from hvd_adaptive.hooks.horovod.changed import Watch, gradient_dtype, is_laid_out, is_unscaled
+from hvd_adaptive.hooks.horovod.given_up import GivenUp
 from hvd_adaptive.hooks.horovod.owner import (
     Owner,
     calling_optimizer,
@@ -25,9 +26,8 @@ from hvd_adaptive.hooks.horovod.placeholder import placeholder
 from hvd_adaptive.hooks.horovod.prediction import Prediction
 from hvd_adaptive.hooks.horovod.roll_call import RollCall
 from hvd_adaptive.layout import Member
-from hvd_adaptive.run.given_up import GivenUp
 from hvd_adaptive.run.groups import Groups
-from hvd_adaptive.transport.world import World, horovod
+from hvd_adaptive.transport.horovod_world import HorovodWorld, horovod
 
 if TYPE_CHECKING:
     from hvd_adaptive.compressor import GradientCompressor
@@ -46,7 +46,7 @@ class Binding(Groups):
         perhaps only some of them have a new one."""
         self.owner = _owner_of(compressor)
         members = compressor.settings.process_set or (self.owner and self.owner.process_set)
-        super().__init__(compressor, World(members))
+        super().__init__(compressor, HorovodWorld(members))
         self._meeting: Meeting | None = None
         self.described = checksum(self.description())
         if self.owner is not None:

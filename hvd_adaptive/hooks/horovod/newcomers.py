@@ -24,13 +24,13 @@ from hvd_adaptive.hooks.horovod.elastic import with_own, without_own
 
 if TYPE_CHECKING:
     from hvd_adaptive.compressor import GradientCompressor
-    from hvd_adaptive.transport.world import World
+    from hvd_adaptive.transport.horovod_world import HorovodWorld
 
 logger = logging.getLogger("hvd_adaptive")
 
 
 def take_first_state(
-    world: World, compressor: GradientCompressor, name: str, attempt: int, survives: bool
+    world: HorovodWorld, compressor: GradientCompressor, name: str, attempt: int, survives: bool
 ) -> bool:
     """Make ranks alike that differ in the step alone; False, on all of them, where they must not
     be. A collective, over ranks none of which has sent anything of the step.
@@ -73,7 +73,7 @@ def tables_fitted(compressor: GradientCompressor) -> int:
     return sum(codec.table_version for codec in {id(c): c for c in [*codecs, *seconds]}.values())
 
 
-def _first_state(world: World, compressor: GradientCompressor, name: str) -> dict:
+def _first_state(world: HorovodWorld, compressor: GradientCompressor, name: str) -> dict:
     """The first rank's, without what each rank has of its own."""
     data = torch.empty(0, dtype=torch.uint8, device="cpu")
     if world.rank == 0:

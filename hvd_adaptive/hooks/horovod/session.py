@@ -20,6 +20,7 @@ from hvd_adaptive.hooks.horovod.agreement import LATER_SECONDS, compare
 from hvd_adaptive.hooks.horovod.binding import Binding
 from hvd_adaptive.hooks.horovod.changed import WarnOfChanges, Watch, check_gradient
 from hvd_adaptive.hooks.horovod.helper import PATIENCE, WATCH, finished_on
+from hvd_adaptive.hooks.horovod.joined import JoinedStep
 from hvd_adaptive.hooks.horovod.newcomers import tables_fitted, take_first_state
 from hvd_adaptive.hooks.horovod.owner import find_owner
 from hvd_adaptive.hooks.horovod.placeholder import (
@@ -32,10 +33,9 @@ from hvd_adaptive.hooks.horovod.placeholder import (
 from hvd_adaptive.hooks.horovod.roll_call import RollCall
 from hvd_adaptive.layout import Layout, Member
 from hvd_adaptive.once import WarnOnce
-from hvd_adaptive.run.given_up import Sent
-from hvd_adaptive.run.joined import JoinedStep
 from hvd_adaptive.run.step import Step
-from hvd_adaptive.transport.world import Abandoned, patient
+from hvd_adaptive.transport.collectives import Sent
+from hvd_adaptive.transport.horovod_world import Abandoned, patient
 
 if TYPE_CHECKING:
     from hvd_adaptive.compressor import GradientCompressor
@@ -208,7 +208,7 @@ class Session:
             self._warn_of_changes(watch)
 
     def _joined_step(self, batch: _Batch) -> JoinedStep:
-        """The same gradients, where some ranks have called hvd.join(): see run/joined.py."""
+        """The same gradients, if some ranks have called hvd.join(): see joined.py."""
         logger.info("some ranks have called hvd.join(): this step travels uncompressed")
         name, gradients = self._binding.name, dict(enumerate(batch.unnamed))
         if batch.step is None:

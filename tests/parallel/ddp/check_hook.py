@@ -343,8 +343,8 @@ def check_messages_of_any_lengths():
             world.forget_lengths()
         own = [message(RANK, other) for other in range(RANKS)]
         splits = torch.tensor([part.numel() for part in own], dtype=torch.int32)
-        to_all = world.alltoall_async(torch.cat(own), splits, "some", None)
-        gather = world.allgather_async(message(RANK, 0), "all", None)
+        to_all = world.alltoall(torch.cat(own), splits, "some")
+        gather = world.allgather(message(RANK, 0), "all")
         data, lengths = world.synchronize(to_all)
         parts = data.split(lengths.tolist())
         for sender, part in enumerate(parts):

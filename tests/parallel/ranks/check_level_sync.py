@@ -14,13 +14,13 @@ from check_training import distributed
 from conftest import assert_same_everywhere, flat_parameters, make_model, train
 
 from hvd_adaptive import ALQ
+from hvd_adaptive.transport.horovod_world import Abandoned, HorovodWorld, patient
 from hvd_adaptive.transport.level_sync import LevelSync
 from hvd_adaptive.transport.mpi_messages import mpi_messages
-from hvd_adaptive.transport.world import Abandoned, World, patient
 
 
 def test_every_rank_gets_what_the_first_makes_of_all():
-    sync = LevelSync(World(), "check.sync")
+    sync = LevelSync(HorovodWorld(), "check.sync")
     own = np.array([hvd.rank(), 2.0**-40 * hvd.rank(), -1.0])
     table = sync(own, lambda rows: np.concatenate(rows))
     wanted = [number for rank in range(hvd.size()) for number in (rank, 2.0**-40 * rank, -1.0)]
@@ -32,11 +32,11 @@ def test_a_fit_that_fails_is_told_on_every_rank():
         raise ZeroDivisionError
 
     with pytest.raises(RuntimeError, match="the first rank could not fit"):
-        LevelSync(World(), "check.sync.fails")(np.zeros(3), fail)
+        LevelSync(HorovodWorld(), "check.sync.fails")(np.zeros(3), fail)
 
 
 def test_messages_travel_over_mpi_if_horovod_does():
-    assert (mpi_messages(World(), "check.sync.mpi") is not None) is bool(hvd.mpi_enabled())
+    assert (mpi_messages(HorovodWorld(), "check.sync.mpi") is not None) is bool(hvd.mpi_enabled())
 
 
 @pytest.mark.parametrize("without", [0, 1])
@@ -46,7 +46,7 @@ def test_no_rank_uses_mpi_if_one_cannot(without, monkeypatch, caplog):
         monkeypatch.setitem(sys.modules, "mpi4py", None)
     with caplog.at_level(logging.WARNING, "hvd_adaptive"):
         for number in range(2):
-            sync = LevelSync(World(), f"check.sync.without{without}.{number}")
+            sync = LevelSync(HorovodWorld(), f"check.sync.without{without}.{number}")
             table = sync(np.full(3, float(hvd.rank())), lambda rows: np.sum(rows, axis=0))
             assert table.tolist() == [hvd.size() * (hvd.size() - 1) / 2] * 3
     if hvd.mpi_enabled():
@@ -60,12 +60,12 @@ def test_what_was_sent_at_a_step_that_was_given_up_is_not_taken_for_the_next():
     """The first rank gives up step 3 before it receives the others' statistics."""
     name, end = "check.sync.given_up", time.monotonic() + 1.0
     if hvd.rank() == 0:
-        mpi_messages(World(), f"{name}.mpi")
+        mpi_messages(HorovodWorld(), f"{name}.mpi")
     else:
         with pytest.raises(Abandoned), patient(lambda: time.monotonic() > end):
-            LevelSync(World(), name, 3)(np.full(2, 99.0), lambda rows: np.sum(rows, axis=0))
+            LevelSync(HorovodWorld(), name, 3)(np.full(2, 99.0), lambda rows: np.sum(rows, axis=0))
     hvd.barrier()
-    table = LevelSync(World(), name, 4)(np.ones(2), lambda rows: np.sum(rows, axis=0))
+    table = LevelSync(HorovodWorld(), name, 4)(np.ones(2), lambda rows: np.sum(rows, axis=0))
     assert table.tolist() == [hvd.size()] * 2
 
 
@@ -76,7 +76,7 @@ def test_ranks_may_sync_in_different_orders():
     def sync(number: int) -> None:
         own = np.arange(number, 200_000.0) + hvd.rank()
         fit = lambda rows: np.sum(rows, axis=0)[: 1000 + number]  # noqa: E731
-        tables[number] = LevelSync(World(), f"check.sync.orders{number}")(own, fit)
+        tables[number] = LevelSync(HorovodWorld(), f"check.sync.orders{number}")(own, fit)
 
     numbers = list(range(6))
     order = numbers if hvd.rank() % 2 else numbers[::-1]

@@ -13,28 +13,20 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from hvd_adaptive.coding.sendable import Sendable
-from hvd_adaptive.transport.collectives import AllGather, AllToAll
+from hvd_adaptive.transport.collectives import AllGather, AllToAll, Sent
 
 if TYPE_CHECKING:
-    from hvd_adaptive.transport.world import World
-
-
-class Sent(NamedTuple):
-    """A collective that was submitted. kind: one of ``KINDS``."""
-
-    name: str
-    kind: str
-    handle: Any
+    from hvd_adaptive.transport.horovod_world import HorovodWorld
 
 
 # In place of a collective of this kind that a rank never sent. Horovod pairs them by name and
 # operation; if tensors then differ in dtype or shape it ends both with an error, which is enough.
-KINDS: dict[str, Callable[[World, str, Sendable], Any]] = {
+KINDS: dict[str, Callable[[HorovodWorld, str, Sendable], Any]] = {
     "payloads": lambda world, name, nothing: AllGather(nothing).submit(world, name),
     "parts": lambda world, name, nothing: AllToAll([nothing] * world.size).submit(world, name),
     "allgather": lambda world, name, nothing: world.hvd.allgather_async(
@@ -60,7 +52,7 @@ class GivenUp:
         self._life: Any = None
 
     def take(self, step: Any, life: Any) -> None:
-        """A Step or a JoinedStep that is given up now. life: World.life when it began."""
+        """A Step or a JoinedStep that is given up now. life: HorovodWorld.life when it began."""
         self._bury(life)
         self._names |= step.names
         self._flying += step.abandon()
@@ -77,7 +69,7 @@ class GivenUp:
         if life is not self._life:
             self._life, self._flying, self._drained = life, [], []
 
-    def drain(self, world: World, label: str, device: torch.device) -> None:
+    def drain(self, world: HorovodWorld, label: str, device: torch.device) -> None:
         """All ranks are at this attempt, and here: what is in flight anywhere comes to its end.
 
         label: ends the names of its collectives.  device: where gradients are.
@@ -92,7 +84,7 @@ class GivenUp:
                 self._drained.append(KINDS[kind](world, name, nothing))
                 self._names.add(name)
 
-    def end(self, world: World) -> None:
+    def end(self, world: HorovodWorld) -> None:
         """The step has ended; wait for what was in flight when it drained."""
         self._bury(world.life)
         for handle in self._drained:
@@ -101,7 +93,7 @@ class GivenUp:
         self.attempt, self._names, self._flying, self._drained = 0, set(), [], []
 
 
-def _told(world: World, own: list[Sent], name: str) -> list[tuple[str, str]]:
+def _told(world: HorovodWorld, own: list[Sent], name: str) -> list[tuple[str, str]]:
     """Name and kind of all that is in flight on some rank, in the same order on all of them."""
     text = json.dumps([(sent.name, sent.kind) for sent in own]).encode()
     data = torch.frombuffer(bytearray(text), dtype=torch.uint8)

@@ -1,0 +1,146 @@
+"""HorovodWorld: the ranks of a Horovod process set; Horovod is imported when first used."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+
+from hvd_adaptive.transport.world import MOST_DIRECT, World
+
+_PAUSE = 0.0005
+_waiting = threading.local()
+
+
+class Abandoned(Exception):
+    """The caller of ``patient`` waits no longer.
+
+    handle: of the collective that it waited for, which goes on; None if it was none of Horovod's.
+    operation: of that collective, "allgather" or "broadcast".
+    """
+
+    def __init__(self, name: str, handle: Any = None, operation: str = "") -> None:
+        super().__init__(name)
+        self.name, self.handle, self.operation = name, handle, operation
+
+
+@contextmanager
+def patient(is_over: Callable[[], bool]) -> Iterator[None]:
+    """Inside, ``HorovodWorld.wait`` raises Abandoned in this thread as soon as ``is_over``."""
+    _waiting.is_over = is_over
+    try:
+        yield
+    finally:
+        _waiting.is_over = None
+
+
+def wait_until(is_done: Callable[[], bool], name: str) -> None:
+    """Wait for what Horovod does not know of; see ``patient``."""
+    is_over = getattr(_waiting, "is_over", None)
+    while not is_done():
+        if is_over is not None and is_over():
+            raise Abandoned(name)
+        time.sleep(_PAUSE)
+
+
+def horovod() -> Any:
+    """The module ``horovod.torch``; a clear error where it is missing or not initialised."""
+    try:
+        import horovod.torch as hvd
+    except ImportError as error:
+        raise RuntimeError(
+            "compress() needs Horovod, which cannot be imported here "
+            f"({error}); `hvd-adaptive install-horovod` builds it"
+        ) from error
+    if not hvd.is_initialized():
+        raise RuntimeError("compress() was called before hvd.init()")
+    return hvd
+
+
+def _size(process_set: Any) -> int | None:
+    """Of a process set; None where Horovod has it no more: it was removed, or Horovod shut down."""
+    try:
+        return process_set.size()
+    except ValueError:
+        return None
+
+
+class HorovodWorld(World):
+    """Ranks of one process set; see World.
+
+    hvd: the module ``horovod.torch``.  process_set: theirs.
+    """
+
+    orders_collectives = True
+
+    def __init__(self, process_set: Any = None) -> None:
+        self.hvd = horovod()
+        self.process_set = process_set or self.hvd.global_process_set
+        if (size := _size(self.process_set)) is None:
+            raise RuntimeError(f"{self.process_set} was never added to Horovod, or was removed")
+        if not self.process_set.included():
+            raise RuntimeError(f"this rank is not a member of {self.process_set}")
+        self.size: int = size
+        self.rank: int = self.process_set.rank()
+        self._life = self.life
+
+    @property
+    def sends_directly(self) -> bool:  # type: ignore[override]
+        """Whether an allgather goes by ``hvd.alltoall``, a copy to each rank.
+
+        Open MPI's allgather of long messages is a ring of size - 1 rounds, each as slow as its
+        slowest rank; its alltoall has all messages under way at once.
+        """
+        return 1 < self.size <= MOST_DIRECT and self.hvd.mpi_enabled()
+
+    def node(self) -> tuple[int, int]:
+        return self.hvd.cross_rank(), self.hvd.local_size()
+
+    def allgather(self, data: torch.Tensor, name: str) -> Any:
+        return self.hvd.allgather_async(data, name=name, process_set=self.process_set)
+
+    def alltoall(self, data: torch.Tensor, splits: torch.Tensor, name: str) -> Any:
+        return self.hvd.alltoall_async(data, splits, name=name, process_set=self.process_set)
+
+    def poll(self, handle: Any) -> bool:
+        return self.hvd.poll(handle)
+
+    def synchronize(self, handle: Any) -> Any:
+        return self.hvd.synchronize(handle)
+
+    @property
+    def life(self) -> Any:
+        """Another object after each hvd.init(), from which on handles are numbered anew."""
+        return self.hvd.mpi_ops._handle_map
+
+    def is_current(self) -> bool:
+        same = self.hvd.is_initialized() and self.life is self._life
+        return same and (_size(self.process_set), self.process_set.rank()) == (self.size, self.rank)
+
+    @property
+    def root(self) -> int:
+        """Global rank of the process set's first member."""
+        return self.process_set.ranks[0]
+
+    def wait(self, handle: Any, name: str, operation: str = "allgather") -> Any:
+        """What the collective ``name`` gives; see ``patient`` and ``Abandoned``."""
+        is_over = getattr(_waiting, "is_over", None)
+        while is_over is not None and not self.hvd.poll(handle):
+            if is_over():
+                raise Abandoned(name, handle, operation)
+            time.sleep(_PAUSE)
+        return self.hvd.synchronize(handle)
+
+    def gather_equal(self, values: torch.Tensor, name: str) -> torch.Tensor:
+        handle = self.allgather(values, name)
+        return self.wait(handle, name).view(self.size, *values.shape)
+
+    def broadcast(self, values: np.ndarray, name: str) -> np.ndarray:
+        data = torch.from_numpy(values.view(np.uint8).copy())
+        handle = self.hvd.broadcast_async(data, self.root, name=name, process_set=self.process_set)
+        return self.wait(handle, name, "broadcast").numpy().view(values.dtype)
