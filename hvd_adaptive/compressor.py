@@ -24,6 +24,7 @@ from hvd_adaptive.exchange.staged_codec import StagedCodec
 from hvd_adaptive.feedback import Residuals, check_residuals
 from hvd_adaptive.instances import Instance
 from hvd_adaptive.kernels.random import stream_key
+from hvd_adaptive.layout import Layout
 from hvd_adaptive.monitor import StepMeter
 from hvd_adaptive.on_class import callable_on_class
 from hvd_adaptive.parts import Parts
@@ -280,6 +281,21 @@ class GradientCompressor(Changing, StagedCodec, _Base):
         table_version is that of the part that was fitted most often."""
         version = max(codec.table_version for codec in self.parts.values())
         return self.meter.report() | {"table_version": version}
+
+    @property
+    def layout(self) -> Layout | None:
+        """Which coordinate travels in which group; None until it serves an optimizer or a model,
+        and until its gradients are known. Read it, do not change it."""
+        return None if self._session is None else self._session.layout
+
+    @property
+    def connection(self) -> Connection | None:
+        """What serves an optimizer or a model with this compressor; None if it is free."""
+        return self._session
+
+    def attach(self, connection: Connection) -> None:
+        """Serve ``connection``, which ``set`` and ``load_state_dict`` notify from now on."""
+        self._session = connection
 
     def close(self) -> None:
         """Let go of the optimizer and its gradients; the compressor can be used again."""

@@ -10,9 +10,15 @@ from typing import Any, Protocol
 
 import torch
 
+from hvd_adaptive.layout import Layout
+
 
 class Connection(Protocol):
     """One compressor at work for one optimizer or model."""
+
+    @property
+    def layout(self) -> Layout | None:
+        """Which coordinate travels in which group; None until gradients are known."""
 
     @property
     def is_idle(self) -> bool:

@@ -57,7 +57,7 @@ class CompressionState:
             raise ValueError(
                 "process_set: is Horovod's; give CompressionState the model's process_group"
             )
-        if compressor._session is not None:
+        if compressor.connection is not None:
             raise ValueError("compressor: serves an optimizer or a model already; make another")
         if named_parameters is None:
             named_parameters = compressor.settings.named_parameters
@@ -74,7 +74,7 @@ class CompressionState:
     ) -> None:
         self.compressor = compressor
         self.session = BucketSession(compressor, names, process_group)
-        _serve(compressor, self.session)
+        compressor.attach(self.session)
 
     @property
     def process_group(self) -> dist.ProcessGroup | None:
@@ -113,9 +113,9 @@ def compression_hook(
     PayloadError where a payload arrived corrupt.
     """
     session = state.session
-    if state.compressor._session is None:  # it was closed
-        _serve(state.compressor, session)
-    if state.compressor._session is not session:
+    if state.compressor.connection is None:  # it was closed
+        state.compressor.attach(session)
+    if state.compressor.connection is not session:
         raise RuntimeError("one compressor serves one model, but this one was given to another")
     taken = Bucket.of(bucket)
     if dist.get_world_size(session.group) == 1:
@@ -129,8 +129,3 @@ def compression_hook(
     if bucket.is_last():
         session.finish()
     return future
-
-
-def _serve(compressor: Any, session: BucketSession) -> None:
-    """Compressors tell their session when settings change, or a state is loaded."""
-    compressor._session = session

@@ -13,6 +13,7 @@ import torch.distributed as dist
 from hvd_adaptive.errors import RankMismatchError
 from hvd_adaptive.hooks.ddp.buckets import Bucket, BucketBinding, Names
 from hvd_adaptive.hooks.description import Description, describe, differences
+from hvd_adaptive.layout import Layout
 from hvd_adaptive.run.step import Step
 from hvd_adaptive.transport.torch_world import TorchWorld
 
@@ -55,6 +56,11 @@ class BucketSession:
         self._step: Step | None = None
         self._check: Any = None
         self._due: bool | None = None
+
+    @property
+    def layout(self) -> Layout | None:
+        """See Connection.layout."""
+        return None if self._binding is None else self._binding.layout
 
     @property
     def is_idle(self) -> bool:

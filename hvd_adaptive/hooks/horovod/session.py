@@ -119,6 +119,11 @@ class Session:
         return self._binding.given_up.attempt
 
     @property
+    def layout(self) -> Layout | None:
+        """See Connection.layout."""
+        return None if self._binding is None else self._binding.layout
+
+    @property
     def is_idle(self) -> bool:
         """Whether no step is in progress."""
         return self._batch is None or self._batch.lost

@@ -139,7 +139,7 @@ def test_settings_that_come_back_have_their_names_back():
     optimizer = distributed(model, compressor)
     for _ in range(6):
         train(model, optimizer, 1)
-        names.add(compressor._session._binding.name)
+        names.add(compressor.connection._binding.name)
     assert len(names) == 2
     assert_same_everywhere(flat_parameters(model), "names")
 

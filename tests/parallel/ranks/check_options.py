@@ -39,7 +39,7 @@ def test_close_to_the_uncompressed_twin(name):
         moved[kind] = flat_parameters(model) - before
     error = (moved["alq"] - moved["exact"]).square().sum() / moved["exact"].square().sum()
     assert 0 < error < 0.002
-    assert len(alq._session._binding.layout.groups) > 5
+    assert len(alq.layout.groups) > 5
 
 
 def test_a_step_that_is_given_up():
@@ -82,7 +82,7 @@ def tear(model, optimizer, compressor, monkeypatch):
         hidden = model[0](x)
         hidden.register_hook(answered)
         torch.nn.functional.cross_entropy(model[1:](hidden), y).backward()
-    assert bool(compressor._session._batch.step._flying) == (hvd.rank() == 0)
+    assert bool(compressor.connection._batch.step._flying) == (hvd.rank() == 0)
     handles = [handle for handle, _ in optimizer._handles.values()]
     optimizer.load_state_dict(optimizer.state_dict())
     for handle in handles:
@@ -113,7 +113,7 @@ def test_ranks_that_had_sent_different_groups_of_a_step_that_is_given_up(exchang
         train(model, optimizer, 2)
     assert compressor.step == 6
     assert_same_everywhere(flat_parameters(model), f"uneven.{exchange}")
-    given_up = compressor._session._binding.given_up
+    given_up = compressor.connection._binding.given_up
     assert not (given_up.attempt or given_up._names or given_up._flying or given_up._drained)
 
 
@@ -191,5 +191,5 @@ def test_a_compressor_used_alone_first_finds_its_optimizer_later():
     x, y = batches(hvd.rank())()
     torch.nn.functional.cross_entropy(model(x), y).backward()
     optimizer.step()
-    assert compressor._session._binding.layout is not None
+    assert compressor.layout is not None
     assert_same_everywhere(flat_parameters(model), "later")

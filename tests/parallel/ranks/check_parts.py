@@ -53,13 +53,13 @@ def make_network() -> torch.nn.Module:
 
 def in_use(compressor) -> list:
     """Codecs of parts whose gradients are quantised."""
-    groups = compressor._session._binding.layout.groups
+    groups = compressor.layout.groups
     return [compressor.part(label) for label in sorted({g.part for g in groups if g.quantized})]
 
 
 def layout_names(compressor) -> list[tuple[str, list[str], list[str]]]:
     """For each group its part and the names of its quantised and its other members."""
-    layout = compressor._session._binding.layout
+    layout = compressor.layout
     told = []
     for group in layout.groups:
         first = [layout.members[p.slot].name for p in group.pieces if p.at < group.quantized]
@@ -126,7 +126,7 @@ def test_the_gradient_is_that_of_all_ranks_payloads(case):
 
 
 def decoded_by_hand(compressor, everyone, step) -> dict[str, list[torch.Tensor]]:
-    layout = compressor._session._binding.layout
+    layout = compressor.layout
     pieces: dict[str, list[torch.Tensor]] = {name: [] for name in everyone}
     for index, group in enumerate(layout.groups):
         codec = compressor.part(group.part)
