@@ -79,11 +79,15 @@ class BucketSession:
         self._stale = True
 
     def compress(self, tensor: torch.Tensor) -> Any:
-        """Horovod's way in."""
+        """Refuse a gradient of Horovod's."""
         raise RuntimeError(
             "one compressor serves one optimizer or model at a time, and this one serves a "
             "DistributedDataParallel model: construct another (or close() this one)"
         )
+
+    def decompress(self, output: torch.Tensor, ctx: Any) -> Any:
+        """Refuse a gradient of Horovod's."""
+        return self.compress(output)
 
     def take(self, index: int, bucket: Bucket) -> None:
         """Bucket ``index`` of a step is full."""
