@@ -40,7 +40,7 @@ def test_tests_that_the_page_names_exist():
 def test_files_that_the_page_names_exist():
     """A row's formula is in the one, and tested in the other."""
     text = PAGE.read_text(encoding="utf-8")
-    rows = text.partition("## Where formulas are")[2].partition("\n## ")[0]
+    rows = text.partition("## Formulas, their code")[2].partition("\n## ")[0]
     tests = re.findall(r"`((?:\w+/)?test_\w+\.py)`", rows)
     sources = set(re.findall(r"`([\w/]+\.py)`", rows)) - set(tests)
     assert len(tests) > 15 and len(sources) > 12
