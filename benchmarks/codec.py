@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 
-from hvd_adaptive.cli import main
+from hvd_adaptive.tools.cli import main
 
 if __name__ == "__main__":
     sys.exit(main(["bench", "codec", *sys.argv[1:]]))

@@ -28,12 +28,12 @@ from laboratory.shapes import SIZES
 from rich.console import Console
 from rich.table import Table
 
-from hvd_adaptive.bench.ranks import LAUNCHERS, RanksError, hints
-from hvd_adaptive.commands.output import whole
-from hvd_adaptive.plan import kept
-from hvd_adaptive.plan import measure as measuring
-from hvd_adaptive.plan.model import predict
-from hvd_adaptive.plan.quantities import Cluster, Conditions, Job, Machine, Prediction
+from hvd_adaptive.tools.launch import LAUNCHERS, RanksError, hints
+from hvd_adaptive.tools.output import whole
+from hvd_adaptive.tools.plan import kept
+from hvd_adaptive.tools.plan import measure as measuring
+from hvd_adaptive.tools.plan.model import predict
+from hvd_adaptive.tools.plan.quantities import Cluster, Conditions, Job, Machine, Prediction
 
 # The schemes that are predicted, and how the laboratory calls them.
 SCHEMES = {

@@ -28,9 +28,9 @@ from laboratory.shapes import read_shapes
 from rich.table import Table
 from tqdm import tqdm
 
-from hvd_adaptive.commands.output import console, whole
 from hvd_adaptive.compressor import GradientCompressor
 from hvd_adaptive.exchange.second_stage import default_bits, make_second_stage
+from hvd_adaptive.tools.output import console, whole
 
 FEWEST_BITS = 3
 COLUMNS = ("method", "ranks", "second stage", "first error", "added", "error", "bits sent")

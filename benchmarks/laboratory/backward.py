@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from hvd_adaptive.bench.backward import FakeNetwork, Still
+from hvd_adaptive.tools.bench.backward import FakeNetwork, Still
 
 __all__ = ["FakeNetwork", "Still"]

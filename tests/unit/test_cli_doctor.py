@@ -9,11 +9,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from hvd_adaptive.bench.ranks import ROOT, Place, RanksError, environment, hints
-from hvd_adaptive.cli import main
-from hvd_adaptive.doctor import checks
-from hvd_adaptive.doctor.checks import Context
-from hvd_adaptive.horovod_build.torch_facts import find_torch
+from hvd_adaptive.tools.cli import main
+from hvd_adaptive.tools.doctor import checks
+from hvd_adaptive.tools.doctor.checks import Context
+from hvd_adaptive.tools.install.torch_facts import find_torch
+from hvd_adaptive.tools.launch import ROOT, Place, RanksError, environment, hints
 
 HOROVOD = {"version": "0.28.1", "mpi": True, "gloo": True, "nccl": False}
 Mpi = SimpleNamespace(warning="", compiler="mpicxx")
@@ -92,7 +92,11 @@ def test_horovod(monkeypatch, seen, trouble, context, statuses, words):
 )
 def test_ranks(monkeypatch, told, statuses, words):
     def run_ranks(module, argument, place, seconds):
-        assert (module, place.count, place.launcher) == ("hvd_adaptive.doctor.worker", 2, "mpi")
+        assert (module, place.count, place.launcher) == (
+            "hvd_adaptive.tools.doctor.worker",
+            2,
+            "mpi",
+        )
         if isinstance(told, Exception):
             raise told
         return told

@@ -17,8 +17,8 @@ from laboratory import kept
 from laboratory.measure import Result, Settings
 from laboratory.methods import parse, refusals
 
-from hvd_adaptive.plan.model import predict
-from hvd_adaptive.plan.quantities import LABORATORY, Averages, Codec
+from hvd_adaptive.tools.plan.model import predict
+from hvd_adaptive.tools.plan.quantities import LABORATORY, Averages, Codec
 
 AVERAGES = Averages(8.0, 0.0, 0.0)
 

@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from plan_machines import AVERAGES, FREE, LINK, NOTHING, WHOLE, N, machine, seconds
 
-from hvd_adaptive.plan.advice import advise, told
-from hvd_adaptive.plan.model import GROUP_BYTES, predict
-from hvd_adaptive.plan.quantities import FAST, SLOW, Averages, Cluster, Codec, Collective, Job
+from hvd_adaptive.tools.plan.advice import advise, told
+from hvd_adaptive.tools.plan.model import GROUP_BYTES, predict
+from hvd_adaptive.tools.plan.quantities import FAST, SLOW, Averages, Cluster, Codec, Collective, Job
 
 
 @pytest.mark.parametrize("count", [2, 4, 16])

@@ -21,12 +21,12 @@ from typing import Any
 import torch
 
 import hvd_adaptive
-from hvd_adaptive.bench.exchange import parse_method
-from hvd_adaptive.bench.ranks import Place, run_ranks
 from hvd_adaptive.coding.payload import read_header
-from hvd_adaptive.plan import steps
-from hvd_adaptive.plan.model import GROUP_BYTES
-from hvd_adaptive.plan.quantities import (
+from hvd_adaptive.tools.bench.exchange import parse_method
+from hvd_adaptive.tools.launch import Place, run_ranks
+from hvd_adaptive.tools.plan import steps
+from hvd_adaptive.tools.plan.model import GROUP_BYTES
+from hvd_adaptive.tools.plan.quantities import (
     LABORATORY,
     Averages,
     Codec,
@@ -34,8 +34,8 @@ from hvd_adaptive.plan.quantities import (
     Conditions,
     Machine,
 )
-from hvd_adaptive.plan.worker import LARGE, SMALL
-from hvd_adaptive.schemes.catalog import is_unbiased
+from hvd_adaptive.tools.plan.worker import LARGE, SMALL
+from hvd_adaptive.tools.schemes.catalog import is_unbiased
 
 logger = logging.getLogger("hvd_adaptive")
 
@@ -86,9 +86,11 @@ def measure(
 def collectives(tensors: int, launcher: str) -> dict[str, Any]:
     """The Machine's fields that tell of collectives and steps."""
     apart, together = Place(RANKS, launcher, tcp=True), Place(RANKS, launcher)
-    (told,) = run_ranks("hvd_adaptive.plan.worker", {"tensors": tensors}, apart, SECONDS)
+    (told,) = run_ranks("hvd_adaptive.tools.plan.worker", {"tensors": tensors}, apart, SECONDS)
     if launcher == "mpi":  # Gloo has no other way
-        (near,) = run_ranks("hvd_adaptive.plan.worker", {"only": ["alltoall"]}, together, SECONDS)
+        (near,) = run_ranks(
+            "hvd_adaptive.tools.plan.worker", {"only": ["alltoall"]}, together, SECONDS
+        )
     else:
         near = told
     share = min(1.0, len(os.sched_getaffinity(0)) / RANKS)

@@ -1,8 +1,8 @@
-"""What runs on each of two ranks to find what collectives cost; see measure.py.
+"""The program of each of two ranks that measure what collectives cost; see measure.py.
 
-``python -m hvd_adaptive.plan.worker '{"tensors": T}'``. The first rank tells seconds, those of the
-slower rank, the least of several: of small and of large collectives, and of steps without numbers;
-with ``{"only": [NAMES]}`` of these collectives alone.
+``python -m hvd_adaptive.tools.plan.worker '{"tensors": T}'``. The first rank reports seconds of the
+slower rank, the least of several: of small and of large collectives, and of steps without numbers.
+With ``{"only": [NAMES]}`` it reports those of the named collectives.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from typing import Any
 import torch
 
 from hvd_adaptive import QSGD
-from hvd_adaptive.bench.backward import FakeNetwork, Still
-from hvd_adaptive.bench.models import shapes
-from hvd_adaptive.bench.ranks import tell
+from hvd_adaptive.tools.bench.backward import FakeNetwork, Still
+from hvd_adaptive.tools.bench.models import shapes
+from hvd_adaptive.tools.launch import tell
 
 SMALL, LARGE = 1 << 12, 1 << 24
 REPEATS, WARM_UP = 5, 2

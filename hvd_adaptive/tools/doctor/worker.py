@@ -1,8 +1,8 @@
-"""What runs on each rank of the doctor's exchange: a step whose result is known.
+"""The program of each rank of the doctor's exchange: a step whose result is known.
 
-``python -m hvd_adaptive.doctor.worker`` with a JSON string that is ignored. Each rank tells what it
-saw: rank, ranks, whether Horovod runs on MPI, the MPI libraries in this process and the one that
-mpi4py speaks of, and the relative error of the average, which is that of 8 bits.
+``python -m hvd_adaptive.tools.doctor.worker`` with a JSON value that is ignored. Each rank reports
+its number, the number of ranks, whether Horovod runs on MPI, the MPI libraries in its process, the
+one that mpi4py uses, and the relative error of the average, which is that of 8 bits.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from hvd_adaptive import QSGD
-from hvd_adaptive.bench.ranks import tell
+from hvd_adaptive.tools.launch import tell
 
 COORDINATES = 20_000
 

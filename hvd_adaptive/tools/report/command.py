@@ -7,7 +7,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from hvd_adaptive.commands.output import print_json
+from hvd_adaptive.tools.output import print_json
 
 DESCRIPTION = """\
 Makes a page of a training run: bytes per step, compression ratio, relative error, level tables over
@@ -42,7 +42,7 @@ def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
 def run(arguments: argparse.Namespace) -> int:
     """Carry the command out; returns the exit status."""
     from hvd_adaptive.monitor.log import LogError, read_logs
-    from hvd_adaptive.monitor.summary import describe
+    from hvd_adaptive.tools.report.summary import describe
 
     source: Path = arguments.run_dir
     console = Console(stderr=True, soft_wrap=True, highlight=False)
@@ -68,7 +68,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _page(logs: list, title: str) -> str:
     try:
-        from hvd_adaptive.monitor.report.page import page
+        from hvd_adaptive.tools.report.page import page
     except ImportError as error:
         raise ImportError(
             f"{error}: drawing needs matplotlib and jinja2: python -m pip install "

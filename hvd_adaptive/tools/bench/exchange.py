@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from hvd_adaptive.bench.ranks import Place, RanksError, run_ranks
+from hvd_adaptive.tools.launch import Place, RanksError, run_ranks
 
 STOCK = {"float32": "none", "float16": "fp16"}
 DEFAULTS = (
@@ -40,7 +40,7 @@ def parse_method(text: str) -> tuple[str, str, dict[str, Any]]:
     """ "ALQ(bits=3)" -> (label, class name, keywords); ValueError where there is no such scheme, or
     it does not take these keywords."""
     import hvd_adaptive
-    from hvd_adaptive.schemes.catalog import scheme_classes
+    from hvd_adaptive.tools.schemes.catalog import scheme_classes
 
     if text in STOCK:
         return text, STOCK[text], {}
@@ -72,7 +72,7 @@ def measure(
         "steps": steps,
         "methods": [parse_method(method) for method in methods],
     }
-    told = run_ranks("hvd_adaptive.bench.worker", plan, place, seconds)
+    told = run_ranks("hvd_adaptive.tools.bench.worker", plan, place, seconds)
     if len(told) != 1:
         raise RanksError(f"{len(told)} ranks told their figures, not the first one alone")
     figures = told[0]

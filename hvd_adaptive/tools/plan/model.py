@@ -58,7 +58,7 @@ import math
 from dataclasses import dataclass
 
 from hvd_adaptive.exchange.hierarchical import MOST_GATHERED
-from hvd_adaptive.plan.quantities import Cluster, Codec, Collective, Job, Machine, Prediction
+from hvd_adaptive.tools.plan.quantities import Cluster, Codec, Collective, Job, Machine, Prediction
 from hvd_adaptive.transport.world import MOST_DIRECT
 
 # Shares of the computing time: a backward pass takes about twice a forward one.

@@ -6,7 +6,7 @@ import argparse
 from dataclasses import asdict
 from typing import Any
 
-from hvd_adaptive.commands.output import OK, console, print_json
+from hvd_adaptive.tools.output import OK, console, print_json
 
 DESCRIPTION = """\
 Lists every compression scheme with its paper, its own parameters, its bits a coordinate and its
@@ -34,7 +34,7 @@ def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
 
 def run(arguments: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     """Carry the command out; returns the exit status."""
-    from hvd_adaptive.schemes.catalog import entry, scheme_classes
+    from hvd_adaptive.tools.schemes.catalog import entry, scheme_classes
 
     by_name = {name.lower(): name for name in scheme_classes()}
     for name in arguments.names:

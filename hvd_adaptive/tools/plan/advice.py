@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from hvd_adaptive.plan.quantities import Prediction
+from hvd_adaptive.tools.plan.quantities import Prediction
 
 # A method must save so much of the uncompressed step, or it is not worth its error.
 WORTH = 0.05

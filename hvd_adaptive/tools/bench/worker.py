@@ -1,8 +1,9 @@
-"""What runs on each rank of `bench exchange`: exchanges a model's gradients by each method in turn.
+"""The program of each rank of `bench exchange`: exchanges gradients by each method in turn.
 
-``python -m hvd_adaptive.bench.worker PLAN``: a JSON object with tensors, coordinates, steps and
-methods, a list of [label, class name, keywords]; ``none`` and ``fp16`` are Horovod's own. The first
-rank tells {label: {"seconds": [...], ...}}; seconds are those of the slowest rank in each step.
+``python -m hvd_adaptive.tools.bench.worker PLAN``: a JSON object with tensors, coordinates, steps
+and methods, a list of [label, class name, keywords]; ``none`` and ``fp16`` are Horovod's own. The
+first rank reports {label: {"seconds": [...], ...}}; seconds are those of the slowest rank in each
+step.
 """
 
 from __future__ import annotations
@@ -16,9 +17,9 @@ from typing import Any
 import torch
 
 import hvd_adaptive
-from hvd_adaptive.bench.backward import FakeNetwork, Still
-from hvd_adaptive.bench.models import shapes
-from hvd_adaptive.bench.ranks import tell
+from hvd_adaptive.tools.bench.backward import FakeNetwork, Still
+from hvd_adaptive.tools.bench.models import shapes
+from hvd_adaptive.tools.launch import tell
 
 WARM_UP = 3
 REPORTED = ("payload_bytes", "wire_bytes", "relative_error", "encode_s", "exchange_s", "decode_s")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from dataclasses import asdict
 
-from hvd_adaptive.commands.output import OK, PROBLEM, console, errors, positive, print_json
+from hvd_adaptive.tools.output import OK, PROBLEM, console, errors, positive, print_json
 
 DESCRIPTION = """\
 Looks whether everything here goes together: torch, MPI, Horovod and what it was built with and for,
@@ -38,7 +38,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Carry the command out; returns the exit status."""
     from rich.markup import escape
 
-    from hvd_adaptive.doctor.checks import examine
+    from hvd_adaptive.tools.doctor.checks import examine
 
     out, findings = console(), []
     with errors().status("looking") as status:

@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter
 
 from hvd_adaptive.monitor.log import Log
-from hvd_adaptive.monitor.summary import Cost, Summary
+from hvd_adaptive.tools.report.summary import Cost, Summary
 
 # Encode, wait, decode, the rest: apart for the colour-blind, too.
 BLUE, ORANGE, GREEN, GREY = "#0072b2", "#e69f00", "#009e73", "#c4c9cf"

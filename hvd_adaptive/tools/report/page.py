@@ -9,8 +9,8 @@ from typing import Any
 import jinja2
 
 from hvd_adaptive.monitor.log import Log
-from hvd_adaptive.monitor.report import figures
-from hvd_adaptive.monitor.summary import (
+from hvd_adaptive.tools.report import figures
+from hvd_adaptive.tools.report.summary import (
     Summary,
     costs,
     group_means,
@@ -25,7 +25,7 @@ MOST_PARTS = 6
 def page(logs: Sequence[Log], title: str) -> str:
     """The whole page; ``title`` names the run."""
     environment = jinja2.Environment(
-        loader=jinja2.PackageLoader("hvd_adaptive.monitor.report", "."),
+        loader=jinja2.PackageLoader("hvd_adaptive.tools.report", "."),
         autoescape=True,
         trim_blocks=True,
         lstrip_blocks=True,

@@ -19,10 +19,10 @@ import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 
-from hvd_adaptive.bench import exchange
-from hvd_adaptive.bench.ranks import Place, RanksError
-from hvd_adaptive.plan.model import GROUP_BYTES, predict
-from hvd_adaptive.plan.quantities import Cluster, Codec, Conditions, Job, Machine, Prediction
+from hvd_adaptive.tools.bench import exchange
+from hvd_adaptive.tools.launch import Place, RanksError
+from hvd_adaptive.tools.plan.model import GROUP_BYTES, predict
+from hvd_adaptive.tools.plan.quantities import Cluster, Codec, Conditions, Job, Machine, Prediction
 
 logger = logging.getLogger("hvd_adaptive")
 

@@ -10,13 +10,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from hvd_adaptive.bench.ranks import ROOT, Place, RanksError, available, hints, run_ranks
-from hvd_adaptive.horovod_build.diagnose import diagnose
-from hvd_adaptive.horovod_build.errors import InstallError
-from hvd_adaptive.horovod_build.facts import search_path
-from hvd_adaptive.horovod_build.mpi import Mpi, find_mpi
-from hvd_adaptive.horovod_build.torch_facts import Torch, find_torch
-from hvd_adaptive.horovod_build.verify import probe
+from hvd_adaptive.tools.install.diagnose import diagnose
+from hvd_adaptive.tools.install.errors import InstallError
+from hvd_adaptive.tools.install.facts import search_path
+from hvd_adaptive.tools.install.mpi import Mpi, find_mpi
+from hvd_adaptive.tools.install.torch_facts import Torch, find_torch
+from hvd_adaptive.tools.install.verify import probe
+from hvd_adaptive.tools.launch import ROOT, Place, RanksError, available, hints, run_ranks
 
 FINE, NOTE, PROBLEM = "fine", "note", "problem"
 RANKS = 2
@@ -103,12 +103,12 @@ def check_kernels(context: Context) -> Iterator[Finding]:
         import numba
         import torch
 
-        from hvd_adaptive import QSGD
+        from hvd_adaptive import QSGD, kernels
 
         flat = torch.linspace(-1, 1, 10_000)
         scheme = QSGD(bits=8, norm="linf", bucket_size=512)
         error = float((scheme.decode(scheme.encode(flat, seed=1)) - flat).norm() / flat.norm())
-        folder = Path(__file__).resolve().parents[1] / "kernels" / "__pycache__"
+        folder = Path(kernels.__file__).resolve().with_name("__pycache__")
     except Exception as problem:  # whatever is broken is what is to be told
         text = f"cannot run: {type(problem).__name__}: {problem}"
         yield Finding("kernels", PROBLEM, text, ("python -m pip install --force-reinstall numba",))
@@ -139,7 +139,7 @@ def check_ranks(context: Context) -> Iterator[Finding]:
 def _exchange(launcher: str, seconds: float) -> Iterator[Finding]:
     subject = {"mpi": "ranks, mpirun", "gloo": "ranks, horovodrun --gloo"}[launcher]
     try:
-        told = run_ranks("hvd_adaptive.doctor.worker", "", Place(RANKS, launcher), seconds)
+        told = run_ranks("hvd_adaptive.tools.doctor.worker", "", Place(RANKS, launcher), seconds)
     except RanksError as error:
         last = [line.strip() for line in error.output.splitlines() if line.strip()][-6:]
         text = " | ".join([str(error), *last])

@@ -9,9 +9,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from hvd_adaptive.bench.models import MODELS, tensors_and_coordinates
-from hvd_adaptive.bench.ranks import LAUNCHERS, available
-from hvd_adaptive.commands.output import (
+from hvd_adaptive.tools.bench.models import MODELS, tensors_and_coordinates
+from hvd_adaptive.tools.launch import LAUNCHERS, available
+from hvd_adaptive.tools.output import (
     OK,
     PROBLEM,
     console,
@@ -25,8 +25,8 @@ from hvd_adaptive.commands.output import (
 DESCRIPTION = """\
 Predicts a training step in float32, in float16 and with each scheme and exchange, recommends one
 and says why; that may be not to compress. Codecs, collectives and whole steps are measured on this
-machine (three minutes); the formulas are in hvd_adaptive/plan/model.py. Run it on a node of the
-cluster. GPUs and NCCL are not in the model.
+machine (three minutes); the formulas are in hvd_adaptive/tools/plan/model.py. Run it on a node of
+the cluster. GPUs and NCCL are not in the model.
 
     hvd-adaptive plan --model resnet50 --ranks 16 --bandwidth 10gbit --compute-ms 120
     hvd-adaptive plan --params 340000000 --ranks 8 --bandwidth 100gbit --schemes "ALQ(bits=4)\""""
@@ -82,13 +82,13 @@ def bandwidth(text: str) -> float:
 
 def run(arguments: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     """Carry the command out; returns the exit status."""
-    from hvd_adaptive.bench.exchange import parse_method
-    from hvd_adaptive.bench.ranks import RanksError, hints
-    from hvd_adaptive.plan import kept
-    from hvd_adaptive.plan import measure as measuring
-    from hvd_adaptive.plan.advice import advise, told
-    from hvd_adaptive.plan.model import predict
-    from hvd_adaptive.plan.quantities import Cluster, Conditions, Job
+    from hvd_adaptive.tools.bench.exchange import parse_method
+    from hvd_adaptive.tools.launch import RanksError, hints
+    from hvd_adaptive.tools.plan import kept
+    from hvd_adaptive.tools.plan import measure as measuring
+    from hvd_adaptive.tools.plan.advice import advise, told
+    from hvd_adaptive.tools.plan.model import predict
+    from hvd_adaptive.tools.plan.quantities import Cluster, Conditions, Job
 
     if arguments.ranks % arguments.ranks_per_host:
         parser.error(
@@ -148,7 +148,7 @@ def run(arguments: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
 
 def _measured(schemes: list[str], conditions: Any) -> Any:
     """Constants of this machine."""
-    from hvd_adaptive.plan import measure as measuring
+    from hvd_adaptive.tools.plan import measure as measuring
 
     with errors().status("measuring") as status:
         return measuring.measure(

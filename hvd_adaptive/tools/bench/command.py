@@ -8,8 +8,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from hvd_adaptive.bench.models import MODELS, tensors_and_coordinates
-from hvd_adaptive.commands.output import (
+from hvd_adaptive.tools.bench.models import MODELS, tensors_and_coordinates
+from hvd_adaptive.tools.output import (
     OK,
     PROBLEM,
     console,
@@ -103,7 +103,7 @@ def run_codec(arguments: argparse.Namespace, parser: argparse.ArgumentParser) ->
     import torch
     from rich.table import Table
 
-    from hvd_adaptive.bench import codec
+    from hvd_adaptive.tools.bench import codec
 
     names = {name.lower(): name for name in codec.NAMES}
     asked = arguments.schemes or list(names.values())
@@ -161,7 +161,8 @@ def run_codec(arguments: argparse.Namespace, parser: argparse.ArgumentParser) ->
 
 def run_exchange(arguments: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     """Measure and print; returns the exit status."""
-    from hvd_adaptive.bench import exchange, ranks
+    from hvd_adaptive.tools import launch
+    from hvd_adaptive.tools.bench import exchange
 
     methods = arguments.methods or list(exchange.DEFAULTS)
     try:
@@ -171,15 +172,15 @@ def run_exchange(arguments: argparse.Namespace, parser: argparse.ArgumentParser)
         parser.error(f"--methods {error}")
     model = None if arguments.params else arguments.model
     tensors, coordinates = tensors_and_coordinates(model, arguments.params)
-    kinds = [arguments.launcher] if arguments.launcher else [*ranks.available(), "mpi"]
-    place = ranks.Place(arguments.ranks, kinds[0], arguments.hosts)
+    kinds = [arguments.launcher] if arguments.launcher else [*launch.available(), "mpi"]
+    place = launch.Place(arguments.ranks, kinds[0], arguments.hosts)
     try:
         with errors().status("ranks are measuring"):
             rows, where = exchange.measure(
                 methods, tensors, coordinates, arguments.steps, place, arguments.timeout
             )
-    except ranks.RanksError as error:
-        _tell(error, ranks.hints(error.output))
+    except launch.RanksError as error:
+        _tell(error, launch.hints(error.output))
         return PROBLEM
     facts = {"tensors": tensors, "coordinates": coordinates, "launcher": place.launcher, **where}
     if arguments.json:

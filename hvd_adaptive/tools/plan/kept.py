@@ -8,7 +8,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from hvd_adaptive.plan.quantities import (
+from hvd_adaptive.tools.plan.quantities import (
     LABORATORY,
     Averages,
     Codec,
