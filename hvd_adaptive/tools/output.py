@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Sequence
 from typing import Any
 
 from rich.console import Console
@@ -13,28 +14,34 @@ OK, PROBLEM, USAGE = 0, 1, 2
 
 
 def console() -> Console:
-    """Standard output; wide where it is no terminal."""
+    """Return standard output's console, a wide one if standard output is no terminal."""
     own = Console(highlight=False)
     return own if own.is_terminal else Console(width=WIDTH, highlight=False)
 
 
 def errors() -> Console:
-    """Standard error: what is not the result."""
+    """Return standard error's console, for what is not the result."""
     return Console(stderr=True, soft_wrap=True, highlight=False)
 
 
-def tell_error(text: str) -> None:
-    """In red, to standard error."""
-    errors().print(f"error: {text}", style="red", markup=False)
+def print_failure(error: Exception, hints: Sequence[str], lines: int = 15) -> None:
+    """Print an error, the last lines of its ``output``, if any, and what to do, to standard
+    error."""
+    out = errors()
+    for line in getattr(error, "output", "").splitlines()[-lines:]:
+        out.print(f"  {line}", style="dim", markup=False)
+    out.print(f"error: {error}", style="red", markup=False)
+    for hint in hints:
+        out.print(f"  what to do: {hint}", markup=False)
 
 
 def print_json(data: Any) -> None:
-    """On standard output; NaN and infinity, which JSON has not, as null."""
+    """Print JSON to standard output. NaN and infinity, which JSON does not have, become null."""
     print(json.dumps(_plain(data), indent=1))
 
 
 def whole(least: int) -> Any:
-    """A parser of integers from ``least`` on; "_" and "," may part digits."""
+    """Return a parser of integers from ``least`` on; "_" and "," may separate digits."""
 
     def parse(text: str) -> int:
         digits = text.replace("_", "").replace(",", "")
@@ -46,7 +53,7 @@ def whole(least: int) -> Any:
 
 
 def positive(text: str) -> float:
-    """A parser of numbers above 0."""
+    """Parse a number above 0."""
     try:
         value = float(text)
     except ValueError:

@@ -1,12 +1,12 @@
-"""`hvd-adaptive bench`: how fast the codecs are on this machine, and exchanges between ranks.
+"""`hvd-adaptive bench`: measures codecs on this machine, and exchanges between ranks.
 
 =========  ============================================================================
 codec      encode and decode of every scheme against memcpy
 exchange   one exchange of a model's gradients, by stock Horovod and by schemes
-worker     what runs on each rank of the latter
-ranks      starts ranks on this machine or on others, under a time limit
+worker     the program of each rank of an exchange
 backward   a backward pass that costs nothing
-models     how large well-known models are
+gradients  gradients made from random numbers
+models     sizes of well-known models
 command    the command line
 =========  ============================================================================
 """

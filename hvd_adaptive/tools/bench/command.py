@@ -8,6 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from hvd_adaptive.tools import launch
 from hvd_adaptive.tools.bench.models import MODELS, tensors_and_coordinates
 from hvd_adaptive.tools.output import (
     OK,
@@ -15,8 +16,8 @@ from hvd_adaptive.tools.output import (
     console,
     errors,
     positive,
+    print_failure,
     print_json,
-    tell_error,
     whole,
 )
 
@@ -85,7 +86,9 @@ def _register_exchange(kinds: Any) -> None:
     size.add_argument("--params", type=whole(1), metavar="N", help="so many coordinates instead")
     add("--ranks", type=whole(1), default=2, help="default: %(default)s")
     add("--hosts", help="as mpirun's and horovodrun's -H take them: node1:4,node2:4")
-    add("--launcher", choices=("mpi", "gloo"), help="mpirun or horovodrun --gloo (default: mpirun)")
+    add(
+        "--launcher", choices=launch.LAUNCHERS, help="mpirun or horovodrun --gloo (default: mpirun)"
+    )
     add(
         "--methods",
         nargs="+",
@@ -161,42 +164,31 @@ def run_codec(arguments: argparse.Namespace, parser: argparse.ArgumentParser) ->
 
 def run_exchange(arguments: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     """Measure and print; returns the exit status."""
-    from hvd_adaptive.tools import launch
     from hvd_adaptive.tools.bench import exchange
+    from hvd_adaptive.tools.methods import parse
 
-    methods = arguments.methods or list(exchange.DEFAULTS)
     try:
-        for method in methods:
-            exchange.parse_method(method)
+        methods = [method.label for method in parse(arguments.methods or exchange.DEFAULTS)]
     except ValueError as error:
         parser.error(f"--methods {error}")
     model = None if arguments.params else arguments.model
     tensors, coordinates = tensors_and_coordinates(model, arguments.params)
     kinds = [arguments.launcher] if arguments.launcher else [*launch.available(), "mpi"]
-    place = launch.Place(arguments.ranks, kinds[0], arguments.hosts)
+    ranks = launch.Ranks(arguments.ranks, kinds[0], arguments.hosts)
     try:
         with errors().status("ranks are measuring"):
             rows, where = exchange.measure(
-                methods, tensors, coordinates, arguments.steps, place, arguments.timeout
+                methods, tensors, coordinates, arguments.steps, ranks, arguments.timeout
             )
     except launch.RanksError as error:
-        _tell(error, launch.hints(error.output))
+        print_failure(error, launch.hints(error.output))
         return PROBLEM
-    facts = {"tensors": tensors, "coordinates": coordinates, "launcher": place.launcher, **where}
+    facts = {"tensors": tensors, "coordinates": coordinates, "launcher": ranks.launcher, **where}
     if arguments.json:
         print_json(facts | {"methods": [asdict(row) for row in rows]})
         return OK
     _print_exchange(rows, facts)
     return OK
-
-
-def _tell(error: Exception, hints: list[str]) -> None:
-    out = errors()
-    for line in getattr(error, "output", "").splitlines()[-15:]:
-        out.print(f"  {line}", style="dim", markup=False)
-    tell_error(str(error))
-    for hint in hints:
-        out.print(f"  what to do: {hint}", markup=False)
 
 
 def _print_exchange(rows: list, facts: dict[str, Any]) -> None:

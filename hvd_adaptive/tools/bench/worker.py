@@ -1,9 +1,8 @@
 """The program of each rank of `bench exchange`: exchanges gradients by each method in turn.
 
 ``python -m hvd_adaptive.tools.bench.worker PLAN``: a JSON object with tensors, coordinates, steps
-and methods, a list of [label, class name, keywords]; ``none`` and ``fp16`` are Horovod's own. The
-first rank reports {label: {"seconds": [...], ...}}; seconds are those of the slowest rank in each
-step.
+and methods, as ``tools.methods`` reads them. The first rank sends {label: {"seconds": [...], ...}};
+seconds are those of the slowest rank in each step.
 """
 
 from __future__ import annotations
@@ -16,10 +15,11 @@ from typing import Any
 
 import torch
 
-import hvd_adaptive
 from hvd_adaptive.tools.bench.backward import FakeNetwork, Still
+from hvd_adaptive.tools.bench.gradients import heavy_tailed
 from hvd_adaptive.tools.bench.models import shapes
-from hvd_adaptive.tools.launch import tell
+from hvd_adaptive.tools.launch import send_result
+from hvd_adaptive.tools.methods import parse
 
 WARM_UP = 3
 REPORTED = ("payload_bytes", "wire_bytes", "relative_error", "encode_s", "exchange_s", "decode_s")
@@ -33,24 +33,20 @@ def main() -> None:
     hvd.init()
     networks = _networks(plan["tensors"], plan["coordinates"], hvd.rank())
     found = {}
-    for label, name, keywords in plan["methods"]:
-        stock = {"none": hvd.Compression.none, "fp16": hvd.Compression.fp16}
-        scheme = stock.get(name) or getattr(hvd_adaptive, name)(**keywords)
-        found[label] = _measured(hvd, next(networks), scheme, plan["steps"])
+    for method in parse(plan["methods"]):
+        compression = method.compression(hvd.Compression)
+        found[method.label] = _measured(hvd, next(networks), compression, plan["steps"])
     if hvd.rank() == 0:
-        tell(found | {"": {"ranks": hvd.size(), "hosts": hvd.cross_size()}})
+        send_result(found | {"": {"ranks": hvd.size(), "hosts": hvd.cross_size()}})
     hvd.shutdown()
 
 
 def _networks(tensors: int, coordinates: int, rank: int) -> Iterator[FakeNetwork]:
-    """With heavy-tailed gradients, each rank its own. A new one for each optimizer: an earlier
-    one's hooks stay on its parameters."""
+    """Yield networks with this rank's gradients. Each optimizer needs a new one: the hooks of an
+    earlier optimizer stay on its parameters."""
     generator = torch.Generator().manual_seed(rank)
     named = shapes(tensors, coordinates)
-    variant = []
-    for _, shape in named:
-        scales = torch.randn(shape, generator=generator).mul_(0.5).exp_()
-        variant.append(torch.randn(shape, generator=generator).mul_(scales).mul_(1e-2))
+    variant = [heavy_tailed(shape, generator) for _, shape in named]
     memory = torch.zeros(coordinates)
     while True:
         yield FakeNetwork(named, memory, [variant])

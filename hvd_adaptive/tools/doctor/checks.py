@@ -16,7 +16,7 @@ from hvd_adaptive.tools.install.facts import search_path
 from hvd_adaptive.tools.install.mpi import Mpi, find_mpi
 from hvd_adaptive.tools.install.torch_facts import Torch, find_torch
 from hvd_adaptive.tools.install.verify import probe
-from hvd_adaptive.tools.launch import ROOT, Place, RanksError, available, hints, run_ranks
+from hvd_adaptive.tools.launch import ROOT, Ranks, RanksError, available, hints, run_ranks
 
 FINE, NOTE, PROBLEM = "fine", "note", "problem"
 RANKS = 2
@@ -139,7 +139,7 @@ def check_ranks(context: Context) -> Iterator[Finding]:
 def _exchange(launcher: str, seconds: float) -> Iterator[Finding]:
     subject = {"mpi": "ranks, mpirun", "gloo": "ranks, horovodrun --gloo"}[launcher]
     try:
-        told = run_ranks("hvd_adaptive.tools.doctor.worker", "", Place(RANKS, launcher), seconds)
+        told = run_ranks("hvd_adaptive.tools.doctor.worker", "", Ranks(RANKS, launcher), seconds)
     except RanksError as error:
         last = [line.strip() for line in error.output.splitlines() if line.strip()][-6:]
         text = " | ".join([str(error), *last])

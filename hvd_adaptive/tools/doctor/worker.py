@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from hvd_adaptive import QSGD
-from hvd_adaptive.tools.launch import tell
+from hvd_adaptive.tools.launch import send_result
 
 COORDINATES = 20_000
 
@@ -25,11 +25,11 @@ def gradient(rank: int) -> torch.Tensor:
 
 
 def main() -> None:
-    """Exchange once, compare, tell."""
+    """Exchange once, compare, and send what this rank found."""
     import horovod.torch as hvd
 
     hvd.init()
-    told = {"rank": hvd.rank(), "ranks": hvd.size(), "mpi": bool(hvd.mpi_enabled())}
+    found = {"rank": hvd.rank(), "ranks": hvd.size(), "mpi": bool(hvd.mpi_enabled())}
     weight = torch.nn.Parameter(torch.zeros(COORDINATES))
     optimizer = hvd.DistributedOptimizer(
         torch.optim.SGD([weight], lr=1.0),
@@ -41,10 +41,10 @@ def main() -> None:
     expected = sum(gradient(rank) for rank in range(hvd.size())) / hvd.size()
     error = float((weight.detach() + expected).norm() / expected.norm())
     digests = hvd.allgather(weight.detach().view(torch.int32).sum()[None], name="doctor.digest")
-    told |= {"error": error, "equal": len(set(digests.tolist())) == 1}
-    told |= _mpi() if told["mpi"] else {}
+    found |= {"error": error, "equal": len(set(digests.tolist())) == 1}
+    found |= _mpi() if found["mpi"] else {}
     hvd.barrier()
-    tell(told)
+    send_result(found)
     hvd.shutdown()
 
 

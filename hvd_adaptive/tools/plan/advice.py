@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from hvd_adaptive.tools.methods import STOCK, read, written
 from hvd_adaptive.tools.plan.quantities import Prediction
 
 # A method must save so much of the uncompressed step, or it is not worth its error.
@@ -78,16 +79,13 @@ def _why(choice: Prediction, float32: Prediction, fastest: Prediction) -> tuple[
 
 
 def told(prediction: Prediction) -> str:
-    """As one would write it in a script."""
-    stock = {"float32": "hvd.Compression.none", "float16": "hvd.Compression.fp16"}
-    if prediction.method in stock:
-        return stock[prediction.method]
+    """Return the compression as it is written in a script."""
+    if prediction.method in STOCK:
+        return f"hvd.Compression.{STOCK[prediction.method]}"
     if prediction.exchange == "allgather":
         return prediction.method
-    head = prediction.method.rstrip().removesuffix(")").rstrip(" ,")
-    head += "" if "(" in head else "("
-    comma = "" if head.endswith("(") else ", "
-    return f"{head}{comma}exchange='{prediction.exchange}')"
+    (method,) = read(prediction.method)
+    return written(method.name, {**method.keywords, "exchange": prediction.exchange})
 
 
 def _ms(seconds: float) -> str:

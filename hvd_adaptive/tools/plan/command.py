@@ -10,15 +10,15 @@ from pathlib import Path
 from typing import Any
 
 from hvd_adaptive.tools.bench.models import MODELS, tensors_and_coordinates
-from hvd_adaptive.tools.launch import LAUNCHERS, available
+from hvd_adaptive.tools.launch import LAUNCHERS, RanksError, available, hints
 from hvd_adaptive.tools.output import (
     OK,
     PROBLEM,
     console,
     errors,
     positive,
+    print_failure,
     print_json,
-    tell_error,
     whole,
 )
 
@@ -82,8 +82,7 @@ def bandwidth(text: str) -> float:
 
 def run(arguments: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     """Carry the command out; returns the exit status."""
-    from hvd_adaptive.tools.bench.exchange import parse_method
-    from hvd_adaptive.tools.launch import RanksError, hints
+    from hvd_adaptive.tools.methods import parse
     from hvd_adaptive.tools.plan import kept
     from hvd_adaptive.tools.plan import measure as measuring
     from hvd_adaptive.tools.plan.advice import advise, told
@@ -96,13 +95,14 @@ def run(arguments: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
         )
     tensors, coordinates = tensors_and_coordinates(arguments.model, arguments.params)
     tensors = arguments.tensors or tensors
-    schemes = arguments.schemes or list(measuring.DEFAULTS)
     try:
-        for scheme in schemes:
-            if parse_method(scheme)[0] in ("float32", "float16"):
-                raise ValueError(f"{scheme!r} is predicted in any case")
+        methods = parse(arguments.schemes or measuring.DEFAULTS)
+        for method in methods:
+            if not method.is_scheme:
+                raise ValueError(f"{method.label!r} is predicted in any case")
     except ValueError as error:
         parser.error(f"--schemes {error}")
+    schemes = [method.label for method in methods]
     cores = arguments.cores or float(len(os.sched_getaffinity(0)))
     cluster = Cluster(
         arguments.ranks,
@@ -122,11 +122,8 @@ def run(arguments: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     except kept.KeptError as error:
         parser.error(f"--constants {error}")
     except RanksError as error:
-        for line in error.output.splitlines()[-10:]:
-            errors().print(f"  {line}", style="dim", markup=False)
-        tell_error(str(error))
-        for hint in (*hints(error.output), "hvd-adaptive doctor says more"):
-            errors().print(f"  what to do: {hint}", markup=False)
+        remedies = [*hints(error.output), "hvd-adaptive doctor says more"]
+        print_failure(error, remedies, lines=10)
         return PROBLEM
     job = Job(tensors, coordinates, (arguments.compute_ms or 0.0) * 1e-3)
     predictions = sorted(predict(cluster, job, machine), key=lambda p: p.step_s)

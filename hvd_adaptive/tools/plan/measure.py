@@ -20,10 +20,10 @@ from typing import Any
 
 import torch
 
-import hvd_adaptive
 from hvd_adaptive.coding.payload import read_header
-from hvd_adaptive.tools.bench.exchange import parse_method
-from hvd_adaptive.tools.launch import Place, run_ranks
+from hvd_adaptive.tools.bench.gradients import heavy_tailed
+from hvd_adaptive.tools.launch import Ranks, run_ranks
+from hvd_adaptive.tools.methods import parse
 from hvd_adaptive.tools.plan import steps
 from hvd_adaptive.tools.plan.model import GROUP_BYTES
 from hvd_adaptive.tools.plan.quantities import (
@@ -43,6 +43,7 @@ COORDINATES = GROUP_BYTES // 4
 ROUNDS, PAYLOADS = 5, 4
 RANKS = 2
 SECONDS = 180.0
+WORKER = "hvd_adaptive.tools.plan.worker"
 DEFAULTS = (
     "ALQ(bits=2)",
     "ALQ(bits=3)",
@@ -85,14 +86,12 @@ def measure(
 
 def collectives(tensors: int, launcher: str) -> dict[str, Any]:
     """The Machine's fields that tell of collectives and steps."""
-    apart, together = Place(RANKS, launcher, tcp=True), Place(RANKS, launcher)
-    (told,) = run_ranks("hvd_adaptive.tools.plan.worker", {"tensors": tensors}, apart, SECONDS)
+    apart, together = Ranks(RANKS, launcher, tcp=True), Ranks(RANKS, launcher)
+    (found,) = run_ranks(WORKER, {"tensors": tensors}, apart, SECONDS)
     if launcher == "mpi":  # Gloo has no other way
-        (near,) = run_ranks(
-            "hvd_adaptive.tools.plan.worker", {"only": ["alltoall"]}, together, SECONDS
-        )
+        (near,) = run_ranks(WORKER, {"only": ["alltoall"]}, together, SECONDS)
     else:
-        near = told
+        near = found
     share = min(1.0, len(os.sched_getaffinity(0)) / RANKS)
 
     def made(seconds: Sequence[float], sent: float) -> Collective:
@@ -103,12 +102,12 @@ def collectives(tensors: int, launcher: str) -> dict[str, Any]:
 
     return {
         # Half of the bytes twice.
-        "allreduce": {4: made(told["allreduce4"], 1.0), 2: made(told["allreduce2"], 1.0)},
-        "allgather": made(told["allgather"], 1.0),
-        "alltoall": made(told["alltoall"], 0.5),
+        "allreduce": {4: made(found["allreduce4"], 1.0), 2: made(found["allreduce2"], 1.0)},
+        "allgather": made(found["allgather"], 1.0),
+        "alltoall": made(found["alltoall"], 0.5),
         "local": made(near["alltoall"], 0.5),
-        "stock_step_s": share * told["stock"],
-        "scheme_step_s": share * told["scheme"],
+        "stock_step_s": share * found["stock"],
+        "scheme_step_s": share * found["scheme"],
         "reached": LABORATORY[launcher],
         "launcher": launcher,
     }
@@ -123,15 +122,15 @@ def adding() -> float:
 
 def codec(method: str, ranks: int, hosts: int) -> Codec:
     """A scheme, and its second stage over so many ranks and over so many hosts."""
-    label, name, keywords = parse_method(method)
-    scheme = getattr(hvd_adaptive, name)(**keywords)
+    (read,) = parse([method])
+    scheme = read.scheme()
     flat = gradient(COORDINATES)
     _fit(scheme, flat)
     with _one_thread():
         bits, encode_s, decode_s, error = _timed(scheme, flat)
         second = _averages(scheme, ranks, flat)
         between = second if hosts == ranks else _averages(scheme, hosts, flat)
-    return Codec(label, bits, encode_s, decode_s, error, second, between, is_unbiased(scheme))
+    return Codec(read.label, bits, encode_s, decode_s, error, second, between, is_unbiased(scheme))
 
 
 def _averages(scheme: Any, ranks: int, flat: torch.Tensor) -> Averages:
@@ -171,10 +170,8 @@ def _one_thread() -> Iterator[None]:
 
 
 def gradient(coordinates: int) -> torch.Tensor:
-    """Heavy-tailed numbers (float32)."""
-    generator = torch.Generator().manual_seed(0)
-    scales = torch.randn(coordinates, generator=generator).mul_(0.5).exp_()
-    return torch.randn(coordinates, generator=generator).mul_(scales).mul_(1e-2)
+    """Return the gradient that codecs are measured with (float32)."""
+    return heavy_tailed((coordinates,), torch.Generator().manual_seed(0))
 
 
 def _timed(scheme: Any, flat: torch.Tensor) -> tuple[float, float, float, float]:

@@ -20,7 +20,8 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 
 from hvd_adaptive.tools.bench import exchange
-from hvd_adaptive.tools.launch import Place, RanksError
+from hvd_adaptive.tools.launch import Ranks, RanksError
+from hvd_adaptive.tools.methods import STOCK, read, written
 from hvd_adaptive.tools.plan.model import GROUP_BYTES, predict
 from hvd_adaptive.tools.plan.quantities import Cluster, Codec, Conditions, Job, Machine, Prediction
 
@@ -49,7 +50,7 @@ def factors(
     stock Horovod's could not."""
     numbers = min(conditions.coordinates, NUMBERS)
     job = Job(min(conditions.tensors, numbers), numbers)
-    place = Place(ranks_here(conditions), conditions.launcher, tcp=True)
+    place = Ranks(ranks_here(conditions), conditions.launcher, tcp=True)
     predictions = without_wire(machine, job, place.count)
     codecs = {codec.label: codec for codec in machine.codecs}
     written = [_written(p, codecs.get(p.method)) for p in predictions]
@@ -69,7 +70,7 @@ def without_wire(machine: Machine, job: Job, ranks: int) -> list[Prediction]:
 
 
 def _seconds(
-    methods: Sequence[str], job: Job, place: Place, says: Callable[[str], object]
+    methods: Sequence[str], job: Job, place: Ranks, says: Callable[[str], object]
 ) -> dict[str, list[float]]:
     """Of steps, by method, a median for each launch; without methods that fail alone, too."""
     begin = time.monotonic()
@@ -90,7 +91,7 @@ def _seconds(
     return seconds
 
 
-def _apart(methods: Sequence[str], job: Job, place: Place) -> dict[str, float]:
+def _apart(methods: Sequence[str], job: Job, place: Ranks) -> dict[str, float]:
     """As ``_launched``; where ranks fail, of those methods that they do not fail with alone."""
     try:
         return _launched(methods, job, place)
@@ -98,13 +99,13 @@ def _apart(methods: Sequence[str], job: Job, place: Place) -> dict[str, float]:
         if len(methods) > 1:
             alone = [_apart([method], job, place) for method in methods]
             return {method: own for one in alone for method, own in one.items()}
-        if methods[0] in exchange.STOCK:
+        if methods[0] in STOCK:
             raise
         logger.warning("%s: no whole step could be measured: %s", methods[0], error)
         return {}
 
 
-def _launched(methods: Sequence[str], job: Job, place: Place) -> dict[str, float]:
+def _launched(methods: Sequence[str], job: Job, place: Ranks) -> dict[str, float]:
     """Seconds of a step, by method."""
     limit = SECONDS * (1 + len(methods))
     found, _ = exchange.measure(methods, job.tensors, job.coordinates, STEPS, place, limit)
@@ -116,12 +117,12 @@ def _written(prediction: Prediction, codec: Codec | None) -> str:
     ranks."""
     if codec is None:
         return prediction.method
-    _, name, keywords = exchange.parse_method(prediction.method)
-    own = {key: value for key, value in keywords.items() if key not in _LEFT_OUT}
+    (method,) = read(prediction.method)
+    own = {key: value for key, value in method.keywords.items() if key not in _LEFT_OUT}
     own["exchange"] = prediction.exchange
     if prediction.exchange == "scatter_reduce":
         own["second_stage_bits"] = codec.second.setting
-    return f"{name}({', '.join(f'{key}={value!r}' for key, value in own.items())})"
+    return written(method.name, own)
 
 
 def _batches(methods: Sequence[str]) -> Iterator[Sequence[str]]:

@@ -18,7 +18,7 @@ import torch
 from hvd_adaptive import QSGD
 from hvd_adaptive.tools.bench.backward import FakeNetwork, Still
 from hvd_adaptive.tools.bench.models import shapes
-from hvd_adaptive.tools.launch import tell
+from hvd_adaptive.tools.launch import send_result
 
 SMALL, LARGE = 1 << 12, 1 << 24
 REPEATS, WARM_UP = 5, 2
@@ -26,7 +26,7 @@ NUMBERS = 16  # in each tensor of a step that has hardly any
 
 
 def main() -> None:
-    """Measure, tell."""
+    """Measure, and send what the first rank found."""
     import horovod.torch as hvd
 
     asked = json.loads(sys.argv[1])
@@ -41,7 +41,7 @@ def main() -> None:
         for name, compression in compressions.items():
             found[name] = _least(hvd, name, _step(hvd, asked["tensors"], compression), 0)
     if hvd.rank() == 0:
-        tell(found)
+        send_result(found)
     hvd.shutdown()
 
 
