@@ -62,7 +62,7 @@ soak: setup ## half an hour of elastic training on 4 ranks, workers killed and r
 	@$(RUN) tests/soak/soak.py
 
 bench: setup ## measure encode and decode against memcpy
-	@$(RUN) benchmarks/codec.py
+	@$(BIN)/hvd-adaptive bench codec
 
 clean: ## remove caches and build products
 	rm -rf build dist site *.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis .coverage .coverage.* $(WARMED)
