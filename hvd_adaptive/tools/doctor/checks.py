@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import sys
 import sysconfig
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -103,12 +104,11 @@ def check_kernels(context: Context) -> Iterator[Finding]:
         import numba
         import torch
 
-        from hvd_adaptive import QSGD, kernels
+        from hvd_adaptive import QSGD
 
         flat = torch.linspace(-1, 1, 10_000)
         scheme = QSGD(bits=8, norm="linf", bucket_size=512)
         error = float((scheme.decode(scheme.encode(flat, seed=1)) - flat).norm() / flat.norm())
-        folder = Path(kernels.__file__).resolve().with_name("__pycache__")
     except Exception as problem:  # whatever is broken is what is to be told
         text = f"cannot run: {type(problem).__name__}: {problem}"
         yield Finding("kernels", PROBLEM, text, ("python -m pip install --force-reinstall numba",))
@@ -117,10 +117,18 @@ def check_kernels(context: Context) -> Iterator[Finding]:
         yield Finding("kernels", PROBLEM, f"decode wrong numbers: relative error {error:.2g}")
         return
     yield Finding("kernels", FINE, f"Numba {numba.__version__}, an 8-bit error of {error:.2g}")
-    if not os.access(folder if folder.exists() else folder.parent, os.W_OK):
+    for folder in _read_only_caches():
         text = f"{folder} cannot be written: kernels are cached in the user's cache folder"
         hint = "set NUMBA_CACHE_DIR to a folder that all nodes see; python -m hvd_adaptive.kernels"
         yield Finding("kernels", NOTE, text, (hint,))
+
+
+def _read_only_caches() -> list[Path]:
+    """Return the cache folders of imported kernels that cannot be written."""
+    loaded = [m for name, m in sys.modules.items() if name.startswith("hvd_adaptive.kernels.")]
+    caches = {Path(str(module.__file__)).with_name("__pycache__") for module in loaded}
+    parents = {cache: cache if cache.exists() else cache.parent for cache in caches}
+    return sorted(cache for cache, folder in parents.items() if not os.access(folder, os.W_OK))
 
 
 def check_ranks(context: Context) -> Iterator[Finding]:
