@@ -13,8 +13,10 @@ Shapes = list[tuple[str, tuple[int, ...]]]
 
 
 class _Layer(torch.autograd.Function):
-    """Passes its input on. Its parameter's accumulator gets no gradient to add to ``grad``, but its
-    hooks are called as ever, after a pause."""
+    """Pass the input on, and call the hooks of a parameter in the backward pass.
+
+    The parameter's accumulator adds no gradient to ``grad``. The hooks are called after a pause.
+    """
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, parameter: Any, pause: float) -> torch.Tensor:
@@ -29,11 +31,16 @@ class _Layer(torch.autograd.Function):
 
 
 class FakeNetwork(nn.Module):
-    """Layers in a row, of one parameter each: hooks fire one by one, from the last to the first.
+    """A chain of layers with one parameter each. Hooks are called one by one, from the last layer
+    to the first.
 
-    memory: all parameters' values (flat), shared by the networks of all methods, since nothing is
-    learnt. variants: [variant][slot] gradients. seconds: of a backward pass, equal for all layers,
-    in which the processor is free, as where a GPU computes.
+    Args:
+        shapes: of the parameters.
+        memory: values of all parameters (flat). The networks of all methods may share it, since
+            nothing is learnt.
+        variants: [variant][slot] gradients.
+        seconds: of a backward pass, the same for all layers. The processor is free meanwhile, as if
+            a GPU computed.
     """
 
     def __init__(
@@ -52,24 +59,25 @@ class FakeNetwork(nn.Module):
         self.pause = seconds / len(shapes)
 
     def fill(self, variant: int) -> None:
-        """Set every ``grad`` to a copy of a variant's, as new memory, as a backward pass would."""
+        """Set every ``grad`` to a copy of a variant's gradient in new memory, as a backward pass
+        does."""
         for parameter, gradient in zip(self.layers, self.variants[variant], strict=True):
             parameter.grad = gradient.clone()
 
     def forward(self) -> torch.Tensor:
-        """A scalar whose backward pass fires the hooks."""
+        """Return a scalar whose backward pass calls the hooks."""
         x = torch.zeros((), requires_grad=True)
         for parameter in self.layers:
             x = _Layer.apply(x, parameter, self.pause)
         return x
 
     def named(self) -> list[tuple[str, nn.Parameter]]:
-        """(name, parameter) in the order of the forward pass."""
+        """Return (name, parameter) in the order of the forward pass."""
         return list(zip(self.names, self.layers, strict=True))
 
 
 class Still(torch.optim.SGD):
-    """Updates nothing: what step() takes is the exchange."""
+    """Update nothing, so that step() is the exchange alone."""
 
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
         """Leave the parameters as they are."""

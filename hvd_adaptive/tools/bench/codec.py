@@ -22,6 +22,7 @@ from tqdm import tqdm
 
 import hvd_adaptive
 from hvd_adaptive.coding.header import CODINGS
+from hvd_adaptive.tools.methods import read, written
 
 BITS = tuple(range(2, 9))
 TABLE_SCHEMES = ("ALQ", "AMQ", "NUQSGD", "QSGD")
@@ -48,8 +49,15 @@ NAMES = (*TABLE_SCHEMES, *OTHERS)
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """What is measured. schemes: of NAMES.  bits: of table schemes.  codings: of coding.CODINGS.
-    device: "cpu", or "cuda" for the current GPU, on which what is made on the host is left out."""
+    """What is measured.
+
+    Args:
+        schemes: among NAMES.
+        bits: of table schemes.
+        codings: among coding.header.CODINGS.
+        device: "cpu", or "cuda" for the current GPU. Schemes that encode on the host are left out
+            there.
+    """
 
     schemes: Sequence[str] = NAMES
     bits: Sequence[int] = BITS
@@ -63,18 +71,19 @@ class Options:
 
 
 def cases(options: Options) -> dict[str, Any]:
-    """Label -> scheme."""
+    """Return {label: scheme}."""
     shared = {"bucket_size": options.bucket_size}
     made = {
-        f"{name}(bits={bits})": getattr(hvd_adaptive, name)(bits=bits, norm=options.norm, **shared)
+        written(name, {"bits": bits}): getattr(hvd_adaptive, name)(
+            bits=bits, norm=options.norm, **shared
+        )
         for name in TABLE_SCHEMES
         if name in options.schemes
         for bits in options.bits
     }
     for name in [name for name in OTHERS if name in options.schemes]:
         for own in OTHERS[name]:
-            told = ", ".join(f"{keyword}={value!r}" for keyword, value in own.items())
-            made[f"{name}({told})"] = getattr(hvd_adaptive, name)(**own, **shared)
+            made[written(name, own)] = getattr(hvd_adaptive, name)(**own, **shared)
     if options.device != "cpu":
         device = torch.device(options.device)
         return {k: v for k, v in made.items() if not v.is_on_host(device)}
@@ -83,21 +92,22 @@ def cases(options: Options) -> dict[str, Any]:
 
 
 def _coded(made: dict[str, Any], codings: Sequence[str]) -> dict[str, Any]:
-    """The same schemes with each lossless coder that they allow."""
+    """Return the same schemes with each lossless coder that they allow."""
     again = {}
     for coding in [coding for coding in codings if coding != "fixed"]:
         for label, scheme in made.items():
             if coding not in scheme.codings:
                 continue
-            told = f"{label[:-1]}{'' if label.endswith('()') else ', '}coding={coding!r})"
+            (method,) = read(label)
+            own = {**method.keywords, "coding": coding}
             keywords = scheme._keywords | {"coding": coding}
             with contextlib.suppress(ValueError):  # tables that this coder does not code
-                again[told] = type(scheme)(**keywords)
+                again[written(method.name, own)] = type(scheme)(**keywords)
     return again
 
 
 def run(options: Options) -> Iterator[tuple[str, dict[str, float]]]:
-    """(label, figures of ``measure``) of each case, as they are measured."""
+    """Yield (label, figures of ``measure``) of each case as soon as it is measured."""
     before = torch.get_num_threads()
     torch.set_num_threads(options.threads)
     try:
@@ -155,14 +165,14 @@ def measure(scheme: Any, label: str, options: Options) -> dict[str, float]:
 
 
 def without_checksum(scheme: Any) -> Any:
-    """The same scheme, its tables included, whose payloads carry no checksum."""
+    """Return the same scheme, tables included, whose payloads carry no checksum."""
     bare = copy.copy(scheme)
     bare.settings = replace(scheme.settings, checksum=False)
     return bare
 
 
 def _encoded(scheme: Any, flat: torch.Tensor, body: torch.Tensor) -> torch.Tensor:
-    """A body as it would travel; ``body`` is room for a fixed one."""
+    """Return a body as it travels. ``body`` is memory for a body of fixed length."""
     body = body[: scheme.encode_body(flat, body, 1)]
     shorter = scheme.coded_body(body, flat.numel())
     return body if shorter is None else shorter
@@ -176,7 +186,7 @@ def _decoded(scheme: Any, body: torch.Tensor, is_coded: bool, total: torch.Tenso
 
 
 def _seconds(function: Callable[[], object]) -> float:
-    """Wall seconds of one call."""
+    """Return the wall seconds of one call."""
     begin = time.perf_counter()
     function()
     return time.perf_counter() - begin
@@ -187,7 +197,7 @@ AHEAD = 1_000_000
 
 
 def _gpu_seconds(function: Callable[[], object]) -> float:
-    """Seconds on the GPU of what one call queues on the current stream."""
+    """Return the GPU's seconds for what one call queues on the current stream."""
     begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     torch.cuda._sleep(AHEAD)
     begin.record()

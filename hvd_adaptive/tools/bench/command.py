@@ -102,7 +102,7 @@ def _register_exchange(kinds: Any) -> None:
 
 
 def run_codec(arguments: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
-    """Measure and print; returns the exit status."""
+    """Measure, print, and return the exit status."""
     import torch
     from rich.table import Table
 
@@ -163,7 +163,7 @@ def run_codec(arguments: argparse.Namespace, parser: argparse.ArgumentParser) ->
 
 
 def run_exchange(arguments: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
-    """Measure and print; returns the exit status."""
+    """Measure, print, and return the exit status."""
     from hvd_adaptive.tools.bench import exchange
     from hvd_adaptive.tools.methods import parse
 

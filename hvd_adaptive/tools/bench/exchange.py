@@ -20,8 +20,10 @@ DEFAULTS = (
 
 @dataclass(frozen=True)
 class Measured:
-    """Seconds of an exchange, of the slowest rank: median and quartiles over steps. Of schemes also
-    what a rank sends, the relative squared error, and where the time goes; else None."""
+    """Seconds of an exchange on the slowest rank: median and quartiles over steps.
+
+    For schemes also what a rank sends, the relative squared error, and where the time goes.
+    """
 
     method: str
     seconds: float

@@ -24,8 +24,12 @@ MODELS: Mapping[str, tuple[int, int]] = MappingProxyType(
 
 
 def tensors_and_coordinates(model: str | None, params: int | None) -> tuple[int, int]:
-    """Of a model by name or, where that is None, of so many coordinates in tensors of a ResNet-50's
-    mean size."""
+    """Return the tensors and coordinates of a model.
+
+    Args:
+        model: its name. If None, ``params`` is used.
+        params: number of coordinates, in tensors of a ResNet-50's mean size.
+    """
     if model is not None:
         return MODELS[model]
     if params is None:
@@ -41,8 +45,13 @@ SMALL = 512
 
 
 def shapes(tensors: int, coordinates: int) -> list[tuple[str, tuple[int, ...]]]:
-    """So many coordinates, no fewer than tensors, in tensors as convolutional networks have them,
-    named: weights that grow with the depth, and after each of them small ones."""
+    """Return names and shapes of tensors as convolutional networks have them: weights that grow
+    with the depth, each followed by small tensors.
+
+    Args:
+        tensors: number of tensors.
+        coordinates: of all tensors together, at least one for each.
+    """
     weights = -(-tensors // TENSORS_A_WEIGHT)
     others = tensors - weights
     small = min(SMALL, max(1, coordinates // (1000 * max(1, others))))

@@ -26,7 +26,7 @@ REPORTED = ("payload_bytes", "wire_bytes", "relative_error", "encode_s", "exchan
 
 
 def main() -> None:
-    """Run the plan that the command line holds."""
+    """Run the plan in the command line."""
     import horovod.torch as hvd
 
     plan = json.loads(sys.argv[1])

@@ -1,4 +1,4 @@
-"""`hvd-adaptive doctor`: does everything here go together, and what to do where not.
+"""`hvd-adaptive doctor`: checks that the installed programs work together, and says what to do.
 
-checks looks at the environment, worker runs on two ranks, command is the command line.
+checks examines the environment, worker runs on two ranks, command is the command line.
 """

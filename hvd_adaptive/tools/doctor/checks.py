@@ -1,4 +1,4 @@
-"""What the doctor looks at. Each check is a function that yields findings."""
+"""The doctor's checks. Each check is a function that yields findings."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ REBUILD = f"{INSTALL} --rebuild"
 
 @dataclass(frozen=True)
 class Finding:
-    """What was found about a subject; ``hints`` say what to do about a problem."""
+    """What was found about a subject. ``hints`` say what to do about a problem."""
 
     subject: str
     status: str
@@ -39,7 +39,7 @@ class Finding:
 
 @dataclass
 class Context:
-    """What checks know: seconds that ranks may take, and what earlier checks found out."""
+    """The ranks' time limit in seconds, and what earlier checks found."""
 
     seconds: float
     torch: Torch | None = None
@@ -48,7 +48,7 @@ class Context:
 
 
 def check_torch(context: Context) -> Iterator[Finding]:
-    """Python and torch."""
+    """Check Python and torch."""
     try:
         context.torch = find_torch()
     except InstallError as error:
@@ -61,7 +61,7 @@ def check_torch(context: Context) -> Iterator[Finding]:
 
 
 def check_mpi(context: Context) -> Iterator[Finding]:
-    """An MPI to build with and to launch by."""
+    """Look for an MPI to build with and to launch by."""
     scripts = Path(sysconfig.get_path("scripts"))
     context.mpi = find_mpi(search_path(scripts, os.environ))
     if context.mpi is None:
@@ -72,12 +72,12 @@ def check_mpi(context: Context) -> Iterator[Finding]:
     else:
         yield Finding("MPI", FINE, f"{context.mpi} ({context.mpi.compiler})")
     if context.mpi is not None and os.geteuid() == 0 and not ROOT.keys() <= os.environ.keys():
-        told = " ".join(f"{name}={value}" for name, value in ROOT.items())
-        yield Finding("MPI", NOTE, "Open MPI refuses to run as root", (f"export {told}",))
+        variables = " ".join(f"{name}={value}" for name, value in ROOT.items())
+        yield Finding("MPI", NOTE, "Open MPI refuses to run as root", (f"export {variables}",))
 
 
 def check_horovod(context: Context) -> Iterator[Finding]:
-    """Horovod imports, was built for this torch, and with what."""
+    """Check that Horovod imports, what it was built for, and with what."""
     seen, trouble = probe()
     if seen is None:
         missing = "No module named 'horovod'" in trouble
@@ -99,7 +99,7 @@ def check_horovod(context: Context) -> Iterator[Finding]:
 
 
 def check_kernels(context: Context) -> Iterator[Finding]:
-    """The compiled kernels encode and decode, and where their cache is."""
+    """Check that the compiled kernels encode and decode, and that they can be cached."""
     try:
         import numba
         import torch
@@ -109,7 +109,7 @@ def check_kernels(context: Context) -> Iterator[Finding]:
         flat = torch.linspace(-1, 1, 10_000)
         scheme = QSGD(bits=8, norm="linf", bucket_size=512)
         error = float((scheme.decode(scheme.encode(flat, seed=1)) - flat).norm() / flat.norm())
-    except Exception as problem:  # whatever is broken is what is to be told
+    except Exception as problem:  # whatever is broken is a finding
         text = f"cannot run: {type(problem).__name__}: {problem}"
         yield Finding("kernels", PROBLEM, text, ("python -m pip install --force-reinstall numba",))
         return
@@ -132,7 +132,7 @@ def _read_only_caches() -> list[Path]:
 
 
 def check_ranks(context: Context) -> Iterator[Finding]:
-    """Two ranks on this machine exchange compressed gradients, by each launcher that is here."""
+    """Exchange compressed gradients between two ranks on this machine, by each launcher here."""
     if context.horovod is None:
         yield Finding("ranks", NOTE, "not started: Horovod does not work")
         return
@@ -147,38 +147,38 @@ def check_ranks(context: Context) -> Iterator[Finding]:
 def _exchange(launcher: str, seconds: float) -> Iterator[Finding]:
     subject = {"mpi": "ranks, mpirun", "gloo": "ranks, horovodrun --gloo"}[launcher]
     try:
-        told = run_ranks("hvd_adaptive.tools.doctor.worker", "", Ranks(RANKS, launcher), seconds)
+        results = run_ranks("hvd_adaptive.tools.doctor.worker", "", Ranks(RANKS, launcher), seconds)
     except RanksError as error:
         last = [line.strip() for line in error.output.splitlines() if line.strip()][-6:]
         text = " | ".join([str(error), *last])
         yield Finding(subject, PROBLEM, text, tuple(hints(error.output)))
         return
-    if len(told) != RANKS or {rank["ranks"] for rank in told} != {RANKS}:
-        found = [rank["ranks"] for rank in told]
-        text = f"{len(told)} processes that see {found} ranks, not {RANKS} that see each other"
+    if len(results) != RANKS or {rank["ranks"] for rank in results} != {RANKS}:
+        found = [rank["ranks"] for rank in results]
+        text = f"{len(results)} processes that see {found} ranks, not {RANKS} that see each other"
         hint = "mpirun is another MPI's than the one that Horovod was built with"
         yield Finding(subject, PROBLEM, text, (hint, REBUILD))
         return
-    worst = max(rank["error"] for rank in told)
-    if worst > MOST_ERROR or not all(rank["equal"] for rank in told):
+    worst = max(rank["error"] for rank in results)
+    if worst > MOST_ERROR or not all(rank["equal"] for rank in results):
         text = f"exchange wrong numbers: relative error {worst:.2g}"
         yield Finding(subject, PROBLEM, text, (REBUILD,))
         return
     yield Finding(subject, FINE, f"{RANKS} ranks exchanged 8-bit gradients, error {worst:.2g}")
-    if told[0]["mpi"]:
-        yield _mpi4py(told[0])
+    if results[0]["mpi"]:
+        yield _mpi4py(results[0])
 
 
-def _mpi4py(told: dict[str, Any]) -> Finding:
-    if told["mpi4py"] is None:
+def _mpi4py(rank: dict[str, Any]) -> Finding:
+    if rank["mpi4py"] is None:
         hint = "python -m pip install mpi4py"
-        text = f"cannot be imported ({told['mpi4py_error']}): level tables travel by Horovod"
+        text = f"cannot be imported ({rank['mpi4py_error']}): level tables travel by Horovod"
         return Finding("mpi4py", NOTE, text, (hint,))
-    if len(told["libraries"]) > 1:
-        text = f"uses another MPI than Horovod: {', '.join(told['libraries'])}"
+    if len(rank["libraries"]) > 1:
+        text = f"uses another MPI than Horovod: {', '.join(rank['libraries'])}"
         hint = "python -m pip install --force-reinstall --no-binary mpi4py mpi4py"
         return Finding("mpi4py", PROBLEM, text, (hint,))
-    return Finding("mpi4py", FINE, f"the same MPI as Horovod's: {told['mpi4py']}")
+    return Finding("mpi4py", FINE, f"the same MPI as Horovod's: {rank['mpi4py']}")
 
 
 CHECKS: dict[Callable[[Context], Iterator[Finding]], str] = {
@@ -191,7 +191,7 @@ CHECKS: dict[Callable[[Context], Iterator[Finding]], str] = {
 
 
 def examine(seconds: float, says: Callable[[str], object]) -> Iterator[Finding]:
-    """All findings, as they are made; ``says`` is told what is looked at."""
+    """Yield all findings as they are made. ``says`` gets the name of each check before it runs."""
     context = Context(seconds)
     for check, what in CHECKS.items():
         says(what)

@@ -35,7 +35,7 @@ def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Carry the command out; returns the exit status."""
+    """Run the command and return the exit status."""
     from rich.markup import escape
 
     from hvd_adaptive.tools.doctor.checks import examine

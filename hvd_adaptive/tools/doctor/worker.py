@@ -20,7 +20,7 @@ COORDINATES = 20_000
 
 
 def gradient(rank: int) -> torch.Tensor:
-    """A rank's own (float32)."""
+    """Return a rank's own gradient (float32)."""
     return torch.randn(COORDINATES, generator=torch.Generator().manual_seed(rank))
 
 
@@ -49,7 +49,7 @@ def main() -> None:
 
 
 def _mpi() -> dict[str, Any]:
-    """Which MPI libraries this process has loaded, mpi4py's included."""
+    """Return the MPI libraries that this process has loaded, and the one that mpi4py uses."""
     try:
         import mpi4py
 

@@ -19,14 +19,15 @@ MOST_ERROR = 0.5
 
 @dataclass(frozen=True)
 class Advice:
-    """The method to take: one of the predictions; why, in words."""
+    """The recommended prediction, and the reasons in words."""
 
     choice: Prediction
     why: tuple[str, ...]
 
 
 def advise(predictions: Sequence[Prediction]) -> Advice:
-    """The most exact of the methods that are about the fastest; float32 where none is worth it."""
+    """Recommend the most exact of the methods that are about as fast as the fastest, or float32 if
+    no method is worth its error."""
     float32 = next(p for p in predictions if p.method == "float32")
     good = [p for p in predictions if p.error <= MOST_ERROR and p.unbiased]
     fastest = min(good, key=lambda p: p.step_s)
@@ -39,7 +40,9 @@ def advise(predictions: Sequence[Prediction]) -> Advice:
 
 
 def _why_not(float32: Prediction, fastest: Prediction, saved: float) -> tuple[str, ...]:
-    reasons = [f"do not compress: the fastest, {told(fastest)}, would save {max(0.0, saved):.1%}"]
+    reasons = [
+        f"do not compress: the fastest, {in_script(fastest)}, would save {max(0.0, saved):.1%}"
+    ]
     if float32.step_s and float32.exchange_s < 0.1 * float32.step_s:
         reasons.append(
             f"float32's exchange, {_ms(float32.exchange_s)}, is little of the step, "
@@ -56,14 +59,14 @@ def _why_not(float32: Prediction, fastest: Prediction, saved: float) -> tuple[st
 def _why(choice: Prediction, float32: Prediction, fastest: Prediction) -> tuple[str, ...]:
     where = " to other hosts" if choice.exchange == "hierarchical" else ""
     reasons = [
-        f"{told(choice)}: a step of {_ms(choice.step_s)} instead of {_ms(float32.step_s)} "
+        f"{in_script(choice)}: a step of {_ms(choice.step_s)} instead of {_ms(float32.step_s)} "
         f"({float32.step_s / choice.step_s:.2f} times as fast)",
         f"a rank sends {choice.wire_bytes / 1e6:.3g} MB{where} instead of "
         f"{float32.wire_bytes / 1e6:.3g} MB; its relative squared error is {choice.error:.2g}",
     ]
     if fastest is not choice:
         reasons.append(
-            f"{told(fastest)} would take {_ms(fastest.step_s)}, with an error of "
+            f"{in_script(fastest)} would take {_ms(fastest.step_s)}, with an error of "
             f"{fastest.error:.2g}: about as fast, and less exact"
         )
     parts = {
@@ -78,7 +81,7 @@ def _why(choice: Prediction, float32: Prediction, fastest: Prediction) -> tuple[
     return tuple(reasons)
 
 
-def told(prediction: Prediction) -> str:
+def in_script(prediction: Prediction) -> str:
     """Return the compression as it is written in a script."""
     if prediction.method in STOCK:
         return f"hvd.Compression.{STOCK[prediction.method]}"

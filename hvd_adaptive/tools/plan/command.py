@@ -73,7 +73,11 @@ def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
 
 
 def bandwidth(text: str) -> float:
-    """Bytes per second of a rate such as "10gbit"; ArgumentTypeError where it is none."""
+    """Return the bytes per second of a rate such as "10gbit".
+
+    Raises:
+        ArgumentTypeError: it is no such rate.
+    """
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmg])(?:bit|bps|bit/s)", text.lower())
     if match is None or not float(match[1]):
         raise argparse.ArgumentTypeError(f"{text!r}: must be a rate such as 10gbit or 100mbit")
@@ -81,11 +85,11 @@ def bandwidth(text: str) -> float:
 
 
 def run(arguments: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
-    """Carry the command out; returns the exit status."""
+    """Run the command and return the exit status."""
     from hvd_adaptive.tools.methods import parse
     from hvd_adaptive.tools.plan import kept
     from hvd_adaptive.tools.plan import measure as measuring
-    from hvd_adaptive.tools.plan.advice import advise, told
+    from hvd_adaptive.tools.plan.advice import advise, in_script
     from hvd_adaptive.tools.plan.model import predict
     from hvd_adaptive.tools.plan.quantities import Cluster, Conditions, Job
 
@@ -135,7 +139,7 @@ def run(arguments: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
                 "job": asdict(job),
                 "machine": asdict(machine),
                 "predictions": [asdict(p) for p in predictions],
-                "recommended": {"compression": told(advice.choice), "why": advice.why},
+                "recommended": {"compression": in_script(advice.choice), "why": advice.why},
             }
         )
         return OK
@@ -144,7 +148,7 @@ def run(arguments: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
 
 
 def _measured(schemes: list[str], conditions: Any) -> Any:
-    """Constants of this machine."""
+    """Return the constants of this machine."""
     from hvd_adaptive.tools.plan import measure as measuring
 
     with errors().status("measuring") as status:

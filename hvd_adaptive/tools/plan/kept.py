@@ -21,7 +21,7 @@ VERSION = 2  # of what is measured, and how
 
 
 class KeptError(ValueError):
-    """A file does not hold the constants that are asked for."""
+    """A file does not hold the required constants."""
 
 
 def constants(
@@ -30,7 +30,11 @@ def constants(
     conditions: Conditions,
     measure: Callable[[], Machine],
 ) -> Machine:
-    """From the file where there is one; else measured, and kept there. KeptError as ``load``."""
+    """Return the constants in the file, or measure them and write the file if there is none.
+
+    Raises:
+        KeptError: as ``load``.
+    """
     if path is not None and path.exists():
         return load(path, schemes, conditions)
     machine = measure()
@@ -40,7 +44,7 @@ def constants(
 
 
 def save(machine: Machine, conditions: Conditions, path: Path) -> None:
-    """All that was measured; what the laboratory told is not in it."""
+    """Write everything that was measured here, but not the laboratory's constants."""
     measured = asdict(machine)
     del measured["reached"]
     kept = {"version": VERSION, "conditions": asdict(conditions), "machine": measured}
@@ -48,22 +52,26 @@ def save(machine: Machine, conditions: Conditions, path: Path) -> None:
 
 
 def load(path: Path, schemes: Sequence[str], conditions: Conditions) -> Machine:
-    """Inverse of ``save``, with the codecs of these schemes alone; KeptError where it lacks one,
-    is of other conditions or another version, or no such file at all."""
+    """Read what ``save`` wrote, with the codecs of the given schemes only.
+
+    Raises:
+        KeptError: the file lacks a scheme, has other conditions or another version, or holds no
+            constants.
+    """
     try:
         kept = json.loads(path.read_text(encoding="utf-8"))
         own = dict(kept["machine"])
         if kept.get("version") != VERSION:
             raise KeptError(f"{path}: is of another version of `hvd-adaptive plan`; remove it")
-        told = Conditions(**kept["conditions"])
+        measured_for = Conditions(**kept["conditions"])
         reduce = {int(size): Collective(**of_size) for size, of_size in own["allreduce"].items()}
         own |= {"allreduce": reduce, "codecs": tuple(_codec(c) for c in own["codecs"])}
         own |= {name: Collective(**own[name]) for name in ("allgather", "alltoall", "local")}
         machine = Machine(**own, reached=LABORATORY[own["launcher"]])
     except (KeyError, TypeError, AttributeError, json.JSONDecodeError) as error:
         raise KeptError(f"{path}: holds no constants of `hvd-adaptive plan`: {error}") from error
-    if told != conditions:
-        raise KeptError(f"{path}: was measured for {told}, not for {conditions}")
+    if measured_for != conditions:
+        raise KeptError(f"{path}: was measured for {measured_for}, not for {conditions}")
     known = {codec.label: codec for codec in machine.codecs}
     if missing := [scheme for scheme in schemes if scheme not in known]:
         raise KeptError(f"{path}: has no constants of {', '.join(missing)}")

@@ -70,8 +70,16 @@ DEFAULTS = (
 def measure(
     methods: Sequence[str], conditions: Conditions, says: Callable[[str], object]
 ) -> Machine:
-    """All constants for schemes (as in Python); ``says`` is told what is being measured. RanksError
-    where ranks cannot be started here."""
+    """Measure all constants.
+
+    Args:
+        methods: schemes, as ``tools.methods`` reads them.
+        conditions: of the plan.
+        says: gets the name of what is measured next.
+
+    Raises:
+        RanksError: ranks cannot be started here.
+    """
     says("collectives between two ranks")
     found = collectives(conditions.tensors, conditions.launcher)
     codecs = []
@@ -85,7 +93,7 @@ def measure(
 
 
 def collectives(tensors: int, launcher: str) -> dict[str, Any]:
-    """The Machine's fields that tell of collectives and steps."""
+    """Return the Machine's fields about collectives and steps."""
     apart, together = Ranks(RANKS, launcher, tcp=True), Ranks(RANKS, launcher)
     (found,) = run_ranks(WORKER, {"tensors": tensors}, apart, SECONDS)
     if launcher == "mpi":  # Gloo has no other way
@@ -114,14 +122,14 @@ def collectives(tensors: int, launcher: str) -> dict[str, Any]:
 
 
 def adding() -> float:
-    """Seconds to add a number that came from another rank of the host, on one thread."""
+    """Return the seconds for adding a number of another rank of the host, on one thread."""
     with _one_thread():
         total, part = torch.zeros(COORDINATES), gradient(COORDINATES)
         return _median(lambda: total.add_(part.clone())) / COORDINATES
 
 
 def codec(method: str, ranks: int, hosts: int) -> Codec:
-    """A scheme, and its second stage over so many ranks and over so many hosts."""
+    """Measure a scheme, and its second stage over so many ranks and over so many hosts."""
     (read,) = parse([method])
     scheme = read.scheme()
     flat = gradient(COORDINATES)
@@ -134,8 +142,8 @@ def codec(method: str, ranks: int, hosts: int) -> Codec:
 
 
 def _averages(scheme: Any, ranks: int, flat: torch.Tensor) -> Averages:
-    """Of so many ranks."""
-    # What a training would be warned of: here its error is told.
+    """Measure the second stage of so many ranks."""
+    # A training would be warned of what is measured here.
     with _quiet():
         second = scheme.second_stage(max(2, ranks))
     if second.bits == 32:
@@ -175,7 +183,8 @@ def gradient(coordinates: int) -> torch.Tensor:
 
 
 def _timed(scheme: Any, flat: torch.Tensor) -> tuple[float, float, float, float]:
-    """Bits a coordinate, seconds of encoding and decoding one, relative squared error."""
+    """Return bits per coordinate, seconds of encoding and of decoding a coordinate, and the
+    relative squared error."""
     size = flat.numel()
     payload = scheme.encode_flat(flat, size, 1)
     expected, out = read_header(payload), torch.zeros_like(flat)

@@ -17,7 +17,7 @@ Rings pass from rank to rank and leave a host once; Open MPI's allreduce of powe
 but halves, first among a host's ranks (so the laboratory's interfaces count); other numbers of
 ranks are taken for like. Of an alltoall, and over MPI of an allgather among so few ranks that it is
 one (MOST_DIRECT), each rank's parts for other hosts leave. So at b bits an allgather sends (N-1)
-b/32 of the gradient, a scatter-reduce (b + b₂)/32. Hierarchical is told where there are several
+b/32 of the gradient, a scatter-reduce (b + b₂)/32. Hierarchical is predicted for several
 hosts of several ranks: its ranks of a host first send each other slices of n/R float32 numbers,
 which they add up, and the averages of these slices at last: l = (R-1)/R · 8 n bytes of a rank that
 stay in its host. Slices travel between hosts as payloads.
@@ -68,7 +68,7 @@ GROUP_BYTES, FUSION_BYTES = 16 * 2**20, 128 * 2**20
 
 
 def predict(cluster: Cluster, job: Job, machine: Machine) -> list[Prediction]:
-    """Every method over every exchange; with one rank there is nothing to exchange."""
+    """Predict every method over every exchange. A single rank exchanges nothing."""
     stock = [
         ring(cluster, job, machine, label, size, error)
         for label, size, error in (("float32", 4, 0.0), ("float16", 2, 2.0**-24))
@@ -83,7 +83,7 @@ def predict(cluster: Cluster, job: Job, machine: Machine) -> list[Prediction]:
 def ring(
     cluster: Cluster, job: Job, machine: Machine, label: str, size: int, error: float
 ) -> Prediction:
-    """Stock Horovod's allreduce of numbers of ``size`` bytes."""
+    """Predict stock Horovod's allreduce of numbers of ``size`` bytes."""
     ranks, numbers = cluster.ranks, job.coordinates
     sent = 2 * (ranks - 1) / ranks * size * numbers
     apart = ranks if machine.launcher == "gloo" else cluster.hosts
@@ -112,7 +112,7 @@ def ring(
 
 
 def allgather(cluster: Cluster, job: Job, machine: Machine, codec: Codec) -> Prediction:
-    """A scheme's payloads to every rank."""
+    """Predict a scheme whose payloads go to every rank."""
     ranks, numbers = cluster.ranks, job.coordinates
     groups = _groups(numbers)
     gather = _gather(cluster, machine, numbers * codec.bits / 8)
@@ -136,7 +136,8 @@ def allgather(cluster: Cluster, job: Job, machine: Machine, codec: Codec) -> Pre
 
 
 def scatter_reduce(cluster: Cluster, job: Job, machine: Machine, codec: Codec) -> Prediction:
-    """A part of a scheme's payload to each rank, and averages to all."""
+    """Predict a scheme whose payload goes in parts to the ranks, and whose averages go to all
+    ranks."""
     ranks, numbers, per_host = cluster.ranks, job.coordinates, cluster.per_host
     groups = _groups(numbers)
     first = numbers * codec.bits / 8
@@ -165,7 +166,8 @@ def scatter_reduce(cluster: Cluster, job: Job, machine: Machine, codec: Codec) -
 
 
 def hierarchical(cluster: Cluster, job: Job, machine: Machine, codec: Codec) -> Prediction:
-    """Slices as they are among a host's ranks, their payloads between hosts."""
+    """Predict a scheme whose slices are added up inside a host, and travel as payloads between
+    hosts."""
     hosts, per_host = cluster.hosts, cluster.per_host
     groups, numbers = _groups(job.coordinates), job.coordinates / per_host
     first, again = numbers * codec.bits / 8, numbers * codec.between.bits / 8
@@ -200,8 +202,8 @@ def hierarchical(cluster: Cluster, job: Job, machine: Machine, codec: Codec) -> 
 
 @dataclass(frozen=True)
 class _Gather:
-    """An allgather: bytes sent by a rank, bytes that leave a host over the part of the rate that is
-    reached, and what handles them."""
+    """An allgather: bytes that a rank sends, bytes that leave a host over the reached part of the
+    rate, and the collective that handles them."""
 
     sent: float
     leaves: float
@@ -209,7 +211,7 @@ class _Gather:
 
 
 def _gather(cluster: Cluster, machine: Machine, size: float) -> _Gather:
-    """Of so many bytes of each rank."""
+    """Return the allgather of so many bytes of each rank."""
     sent = (cluster.ranks - 1) * size
     if cluster.ranks > MOST_DIRECT or machine.launcher != "mpi":
         reached = machine.ring_part(cluster.ranks, cluster.bandwidth)
@@ -241,7 +243,7 @@ def _predicted(
     error: float,
     unbiased: bool = True,
 ) -> Prediction:
-    """Put the parts together; see the module's documentation."""
+    """Combine the parts; see the module's documentation."""
     share = cluster.core_share
     if cluster.hosts == 1:
         leaves, messages = 0.0, 0

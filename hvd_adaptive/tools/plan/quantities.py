@@ -1,4 +1,4 @@
-"""What the cost model goes by, what it is told by measurement, and what it says."""
+"""The cost model's input, measured constants included, and its output."""
 
 from __future__ import annotations
 
@@ -37,8 +37,15 @@ LABORATORY = {
 
 @dataclass(frozen=True)
 class Cluster:
-    """ranks on hosts of ``per_host`` each; bandwidth: bytes per second of a host's link, each way;
-    latency: seconds of a message; cores: of each host, fractions too."""
+    """Ranks on hosts.
+
+    Args:
+        ranks: number of ranks.
+        bandwidth: bytes per second of a host's link, each way.
+        per_host: ranks of each host.
+        latency: seconds of a message.
+        cores: of each host; may be a fraction.
+    """
 
     ranks: int
     bandwidth: float
@@ -48,23 +55,23 @@ class Cluster:
 
     @property
     def hosts(self) -> int:
-        """H."""
+        """Number of hosts, H."""
         return self.ranks // self.per_host
 
     @property
     def crowd(self) -> float:
-        """Ranks to a core."""
+        """Ranks per core."""
         return round(self.per_host / self.cores, 4)
 
     @property
     def core_share(self) -> float:
-        """c: what a rank's busy thread has of a core."""
+        """The part of a core that a rank's busy thread gets, c."""
         return min(1.0, self.cores / self.per_host)
 
 
 @dataclass(frozen=True)
 class Job:
-    """A model's gradients, and seconds of forward and backward pass without any exchange."""
+    """A model's gradients, and seconds of the forward and backward pass without any exchange."""
 
     tensors: int
     coordinates: int
@@ -73,9 +80,12 @@ class Job:
 
 @dataclass(frozen=True)
 class Conditions:
-    """What constants are measured for: ranks and their hosts decide about second stages, tensors
-    about a step's overhead; coordinates, and how many ranks of a host share a core (crowd), about
-    whole steps; launcher: whose collectives, "mpi" or "gloo"."""
+    """What constants are measured for.
+
+    Ranks and hosts determine second stages; tensors, a step's overhead; coordinates and ``crowd``
+    (ranks of a host per core), whole steps. ``launcher`` is "mpi" or "gloo", whose collectives are
+    measured.
+    """
 
     ranks: int
     hosts: int
@@ -93,7 +103,12 @@ class Conditions:
 
 @dataclass(frozen=True)
 class Collective:
-    """base_s: processor seconds of a small one.  byte_s: of each byte that a rank sends."""
+    """Processor seconds of a collective.
+
+    Args:
+        base_s: of a small collective.
+        byte_s: of each byte that a rank sends.
+    """
 
     base_s: float
     byte_s: float
@@ -101,8 +116,14 @@ class Collective:
 
 @dataclass(frozen=True)
 class Averages:
-    """That travel again: bits of a coordinate, processor seconds of encoding and decoding one;
-    setting: the second_stage_bits that are these."""
+    """Averages that are encoded again.
+
+    Args:
+        bits: per coordinate.
+        encode_s: processor seconds of encoding a coordinate.
+        decode_s: processor seconds of decoding a coordinate.
+        setting: the corresponding second_stage_bits.
+    """
 
     bits: float
     encode_s: float
@@ -112,9 +133,18 @@ class Averages:
 
 @dataclass(frozen=True)
 class Codec:
-    """Of a scheme: bits of a coordinate, processor seconds of encoding and decoding one, relative
-    squared error; the averages of all ranks (``second``) and of all hosts (``between``) in their
-    second stage; and whether decoded gradients have the right mean."""
+    """A scheme's cost.
+
+    Args:
+        label: the scheme, as ``tools.methods`` reads it.
+        bits: per coordinate.
+        encode_s: processor seconds of encoding a coordinate.
+        decode_s: processor seconds of decoding a coordinate.
+        error: relative squared error.
+        second: averages over all ranks in the second stage.
+        between: averages over all hosts in the second stage.
+        unbiased: whether decoded gradients have the right mean.
+    """
 
     label: str
     bits: float
@@ -151,17 +181,17 @@ class Machine:
     factors: dict[str, dict[str, float]] = field(default_factory=dict)
 
     def factor(self, method: str, exchange: str) -> float:
-        """1 where it was not measured; that of scatter_reduce for hierarchical, which needs several
-        hosts."""
+        """Return the factor of a method and exchange, 1 if it was not measured. hierarchical, which
+        needs several hosts, has scatter_reduce's."""
         own = self.factors.get(method, {})
         return own.get("scatter_reduce" if exchange == "hierarchical" else exchange, 1.0)
 
     def ring_part(self, ranks: int, rate: float) -> float:
-        """Of a link's rate (bytes per second) that a ring reaches."""
+        """Return the part of a link's rate (bytes per second) that a ring reaches."""
         return _at(rate, self.reached.ring if ranks > 2 else self.reached.pair)
 
     def direct_part(self, rate: float) -> float:
-        """The same of direct messages."""
+        """Return the part of a link's rate (bytes per second) that direct messages reach."""
         return _at(rate, self.reached.direct)
 
 
@@ -171,10 +201,14 @@ def _at(rate: float, parts: tuple[float, float]) -> float:
 
 @dataclass(frozen=True)
 class Prediction:
-    """Seconds of a step and of its parts, which overlap; wire_bytes: that a rank sends, to ranks of
-    its own host too but with ``hierarchical``.
+    """Seconds of a step and of its parts, which overlap.
 
-    error: relative squared, of one rank's gradient.  exchange: "ring" of stock Horovod.
+    Args:
+        method: "float32", "float16" or a scheme's label.
+        exchange: of the scheme; "ring" for stock Horovod.
+        wire_bytes: that a rank sends, also to ranks of its own host unless the exchange is
+            hierarchical.
+        error: relative squared error of one rank's gradient.
     """
 
     method: str

@@ -38,16 +38,27 @@ _LEFT_OUT = ("warmup_steps", "ranks_per_node", "exchange", "second_stage_bits")
 
 
 def ranks_here(conditions: Conditions) -> int:
-    """How many ranks crowd this machine's cores as a host's ranks do theirs: two at least."""
+    """Return how many ranks (two or more) crowd this machine's cores as a host's ranks do."""
     return max(2, min(round(conditions.crowd * _cores()), conditions.ranks, MOST_RANKS))
 
 
 def factors(
     machine: Machine, conditions: Conditions, says: Callable[[str], object]
 ) -> dict[str, dict[str, float]]:
-    """{method: {exchange: seconds of a step / those of its parts}}, without those of which no step
-    could be measured, as a warning tells; ``says`` is told what is being measured. RanksError where
-    stock Horovod's could not."""
+    """Measure whole steps beside the sum of their parts.
+
+    Args:
+        machine: the parts.
+        conditions: of the plan.
+        says: gets the name of what is measured next.
+
+    Returns:
+        {method: {exchange: seconds of a step / those of its parts}}. A method of which no step
+        could be measured is left out, with a warning.
+
+    Raises:
+        RanksError: stock Horovod's steps could not be measured.
+    """
     numbers = min(conditions.coordinates, NUMBERS)
     job = Job(min(conditions.tensors, numbers), numbers)
     place = Ranks(ranks_here(conditions), conditions.launcher, tcp=True)
@@ -64,7 +75,7 @@ def factors(
 
 
 def without_wire(machine: Machine, job: Job, ranks: int) -> list[Prediction]:
-    """What the parts of ranks on this machine add up to."""
+    """Return the predictions for ranks on this machine, whose links take no time."""
     cluster = Cluster(ranks, math.inf, latency=0.0, cores=_cores() / ranks)
     return predict(cluster, job, dataclasses.replace(machine, factors={}))
 
@@ -72,7 +83,8 @@ def without_wire(machine: Machine, job: Job, ranks: int) -> list[Prediction]:
 def _seconds(
     methods: Sequence[str], job: Job, place: Ranks, says: Callable[[str], object]
 ) -> dict[str, list[float]]:
-    """Of steps, by method, a median for each launch; without methods that fail alone, too."""
+    """Return {method: seconds of a step, a median for each launch}, without methods that fail
+    alone."""
     begin = time.monotonic()
     seconds: dict[str, list[float]] = {}
     for batch in _batches(methods):
@@ -92,7 +104,7 @@ def _seconds(
 
 
 def _apart(methods: Sequence[str], job: Job, place: Ranks) -> dict[str, float]:
-    """As ``_launched``; where ranks fail, of those methods that they do not fail with alone."""
+    """Launch the methods; if ranks fail, launch each alone and leave out those that fail."""
     try:
         return _launched(methods, job, place)
     except RanksError as error:
@@ -106,15 +118,15 @@ def _apart(methods: Sequence[str], job: Job, place: Ranks) -> dict[str, float]:
 
 
 def _launched(methods: Sequence[str], job: Job, place: Ranks) -> dict[str, float]:
-    """Seconds of a step, by method."""
+    """Return the seconds of a step by method."""
     limit = SECONDS * (1 + len(methods))
     found, _ = exchange.measure(methods, job.tensors, job.coordinates, STEPS, place, limit)
     return {step.method: step.seconds for step in found}
 
 
 def _written(prediction: Prediction, codec: Codec | None) -> str:
-    """As `bench exchange` takes it: with this exchange, and averages as of all of the cluster's
-    ranks."""
+    """Return the method as `bench exchange` reads it, with this exchange and the second stage of
+    all of the cluster's ranks."""
     if codec is None:
         return prediction.method
     (method,) = read(prediction.method)

@@ -46,7 +46,7 @@ def main() -> None:
 
 
 def _collectives(hvd: Any) -> dict[str, Callable[[str, int], object]]:
-    """By name; each gets a collective's name and a rank's bytes."""
+    """Return collectives by name; each takes a name and a rank's bytes."""
 
     def allreduce(dtype: torch.dtype) -> Callable[[str, int], object]:
         # An optimizer's gradients are averaged where they lie.
@@ -88,7 +88,7 @@ def _step(hvd: Any, tensors: int, compression: Any) -> Callable[[str, int], obje
 
 
 def _least(hvd: Any, name: str, call: Callable[[str, int], object], size: int) -> float:
-    """Seconds of the slower rank, the least of several calls."""
+    """Return the least seconds of several calls, each that of the slower rank."""
     seconds = []
     for _ in range(WARM_UP + REPEATS):
         hvd.barrier()

@@ -40,7 +40,7 @@ def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Carry the command out; returns the exit status."""
+    """Run the command and return the exit status."""
     from hvd_adaptive.monitor.log import LogError, read_logs
     from hvd_adaptive.tools.report.summary import describe
 

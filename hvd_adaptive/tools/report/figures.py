@@ -43,7 +43,7 @@ STYLE: Any = {
 
 
 def bytes_figure(log: Log, summary: Summary) -> str:
-    """What this rank sent in each step, beside a ring of float32."""
+    """Draw what this rank sent in each step, beside a ring of float32."""
 
     def draw(axes: Axes) -> None:
         steps, sent = _series(log.steps, "wire_bytes")
@@ -58,7 +58,7 @@ def bytes_figure(log: Log, summary: Summary) -> str:
 
 
 def error_figure(log: Log) -> str | None:
-    """The relative squared error, estimated; None where nothing was quantised."""
+    """Draw the estimated relative squared error; None if nothing was quantised."""
     steps, errors = _series(log.steps, "relative_error")
     if not errors:
         return None
@@ -79,7 +79,7 @@ def error_figure(log: Log) -> str | None:
 
 
 def levels_figure(log: Log, part: str) -> str | None:
-    """A part's levels over time; None where it has none."""
+    """Draw a part's levels over time; None if it has none."""
     tables = [table for table in log.tables if table["part"] == part]
     if not tables:
         return None
@@ -104,7 +104,7 @@ def levels_figure(log: Log, part: str) -> str | None:
 
 
 def time_figure(log: Log) -> str:
-    """Seconds of a step: encoding, waiting, decoding, and all else."""
+    """Draw the seconds of a step: encoding, waiting, decoding, and the rest."""
     names = {"encode": "encode_s", "wait": "exchange_s", "decode": "decode_s"}
     rows = [{**r, "step_s": r["step_s"] or sum(r[n] for n in names.values())} for r in log.steps]
     for row in rows:
@@ -126,7 +126,7 @@ def time_figure(log: Log) -> str:
 
 
 def costs_figure(rows: Sequence[Cost]) -> str | None:
-    """Payload bytes of the parameters that send most; None where there are none."""
+    """Draw the payload bytes of the parameters that send most; None if there are none."""
     shown = rows[:MOST_BARS]
     if not shown:
         return None
@@ -151,7 +151,7 @@ def costs_figure(rows: Sequence[Cost]) -> str | None:
 
 
 def _series(records: Sequence[dict[str, Any]], name: str) -> tuple[list[float], list[float]]:
-    """Steps and values where they are known; means of neighbours where there are many."""
+    """Return steps and values where values are known, as means of neighbours if there are many."""
     known = [(float(r["step"]), float(r[name])) for r in records if r.get(name) is not None]
     width = -(-len(known) // MOST_POINTS) or 1
     chunks = [known[at : at + width] for at in range(0, len(known), width)]
@@ -160,7 +160,7 @@ def _series(records: Sequence[dict[str, Any]], name: str) -> tuple[list[float], 
 
 
 def _fitted(log: Log) -> list[dict[str, Any]]:
-    """Tables of the default part that were fitted."""
+    """Return the tables of the default part that were fitted."""
     return [table for table in log.tables if table["part"] == "" and table["version"]]
 
 
@@ -169,7 +169,7 @@ def _legend(axes: Axes, columns: int = 2) -> None:
 
 
 def share(part: float, total: float) -> str:
-    """In per cent."""
+    """Return a part as a percentage."""
     percent = 100 * part / total if total else 0.0
     return f"{percent:.1f} %" if percent >= 0.05 or not percent else "< 0.1 %"
 
@@ -180,14 +180,14 @@ def _short(name: str, most: int = 34) -> str:
 
 
 def _printable(text: str) -> str:
-    """Without line breaks, control characters and halves of surrogate pairs."""
+    """Replace line breaks, control characters and halves of surrogate pairs."""
     return "".join(letter if letter.isprintable() else "\ufffd" for letter in text)
 
 
 def _svg(
     label: str, draw: Callable[[Axes], None], width: float = NARROW, height: float = 2.6
 ) -> str:
-    """An <svg> element that is as wide as its place; ``label`` keeps its ids apart from others'."""
+    """Return an <svg> element as wide as its place. ``label`` makes its ids unique in the page."""
     label = _printable(label)
     with matplotlib.rc_context(STYLE | {"svg.hashsalt": label}):
         figure = Figure(figsize=(width, height), layout="constrained")
@@ -199,5 +199,5 @@ def _svg(
     found = re.match(r'<svg [^>]*?viewBox="([^"]+)"[^>]*>', svg)
     if found is None:
         raise ValueError("matplotlib drew an SVG without a viewBox")
-    told = html.escape(label)
-    return f'<svg viewBox="{found[1]}" role="img" aria-label="{told}">{svg[found.end() :]}'
+    text = html.escape(label)
+    return f'<svg viewBox="{found[1]}" role="img" aria-label="{text}">{svg[found.end() :]}'

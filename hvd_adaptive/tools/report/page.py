@@ -23,7 +23,7 @@ MOST_PARTS = 6
 
 
 def page(logs: Sequence[Log], title: str) -> str:
-    """The whole page; ``title`` names the run."""
+    """Return the whole page; ``title`` names the run."""
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("hvd_adaptive.tools.report", "."),
         autoescape=True,
@@ -42,7 +42,7 @@ def page(logs: Sequence[Log], title: str) -> str:
 
 
 def section(log: Log) -> dict[str, Any]:
-    """What the page says of one compressor."""
+    """Return the template's values for one compressor."""
     start, summary, rows = log.starts[-1], summarise(log), costs(log)
     scheme, settings = parse_scheme(start["scheme"])
     parts = list(dict.fromkeys(table["part"] for table in log.tables))
@@ -68,7 +68,7 @@ def section(log: Log) -> dict[str, Any]:
 
 
 def tiles(s: Summary) -> list[tuple[str, str, str]]:
-    """(figure, what it is, more about it) of the run."""
+    """Return (figure, what it is, more about it) of the run."""
     spent = s.encode_s + s.exchange_s + s.decode_s
     shown = [
         (size(s.wire_bytes), "sent by a rank each step", _times(s.ring_bytes, s.wire_bytes)),
@@ -95,7 +95,7 @@ def tiles(s: Summary) -> list[tuple[str, str, str]]:
 
 
 def size(value: float | None) -> str:
-    """Bytes, in powers of 1000."""
+    """Format bytes, in powers of 1000."""
     if value is None:
         return "-"
     for unit in ("B", "kB", "MB", "GB"):
@@ -106,7 +106,7 @@ def size(value: float | None) -> str:
 
 
 def seconds(value: float | None) -> str:
-    """In the unit that fits."""
+    """Format seconds in the unit that fits."""
     if value is None:
         return "-"
     for unit, factor in (("s", 1.0), ("ms", 1e3)):
@@ -116,7 +116,7 @@ def seconds(value: float | None) -> str:
 
 
 def figure(value: float | None) -> str:
-    """Three digits."""
+    """Format a number with three digits."""
     return "-" if value is None else f"{value:.3g}"
 
 
@@ -125,9 +125,9 @@ def _ratio(a: float, b: float) -> str:
 
 
 def _times(ring: float, sent: float) -> str:
-    """How much less, or more, than float32."""
+    """Say how much less, or more, than float32 was sent."""
     if not ring or not sent:
         return "nothing to compare with"
     less = ring / sent
-    told = f"{less:.1f} times less" if less >= 1 else f"{1 / less:.1f} times more"
-    return f"{told} than float32 ({size(ring)})"
+    text = f"{less:.1f} times less" if less >= 1 else f"{1 / less:.1f} times more"
+    return f"{text} than float32 ({size(ring)})"

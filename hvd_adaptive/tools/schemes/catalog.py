@@ -17,14 +17,14 @@ from hvd_adaptive.compressor import GradientCompressor
 from hvd_adaptive.device import HOST
 from hvd_adaptive.schemes.table_scheme import TableScheme
 
-# Where a scheme must be told something.
+# Keywords that a scheme requires.
 REQUIRED: dict[str, dict[str, Any]] = {"ECDQ": {"bits": 2}, "SparseSGD": {"density": 0.01}}
 SAMPLE = 1 << 18
 
 
 @dataclass(frozen=True)
 class Entry:
-    """A scheme as it is constructed without more than it must be told.
+    """A scheme with its required keywords alone.
 
     method: first sentence of its documentation, with the paper.  call: how it was constructed.
     keywords: its own, with defaults ("" where there is none).  bits: per coordinate of
@@ -47,7 +47,7 @@ class Entry:
 
 
 def scheme_classes() -> dict[str, type[GradientCompressor]]:
-    """What hvd_adaptive exports, by name, in its order."""
+    """Return the schemes that hvd_adaptive exports, by name, in its order."""
     found = {name: getattr(hvd_adaptive, name) for name in hvd_adaptive.__all__}
     return {
         name: value
@@ -57,18 +57,22 @@ def scheme_classes() -> dict[str, type[GradientCompressor]]:
 
 
 def entry(name: str) -> Entry:
-    """Of one scheme; KeyError where there is none of this name."""
+    """Describe one scheme.
+
+    Raises:
+        KeyError: there is no scheme of this name.
+    """
     kind = scheme_classes()[name]
     given = REQUIRED.get(name, {})
     fitted = kind(**given)
     documentation = inspect.getdoc(kind) or ""
-    told = ", ".join(f"{keyword}={value!r}" for keyword, value in given.items())
+    required = ", ".join(f"{keyword}={value!r}" for keyword, value in given.items())
     normal, laplacian = _samples()
     bits, error = _measured(fitted, normal)
     return Entry(
         name=name,
         method=_first_sentence(documentation),
-        call=f"{name}({told})",
+        call=f"{name}({required})",
         keywords=own_keywords(kind),
         bits=bits,
         relative_error=error,
@@ -80,7 +84,7 @@ def entry(name: str) -> Entry:
 
 
 def own_keywords(kind: type) -> dict[str, str]:
-    """A scheme's own keywords and their defaults."""
+    """Return a scheme's own keywords and their defaults."""
     parameters = inspect.signature(kind).parameters.values()
     return {
         p.name: "" if p.default is p.empty else repr(p.default)
@@ -90,7 +94,8 @@ def own_keywords(kind: type) -> dict[str, str]:
 
 
 def bound(scheme: GradientCompressor) -> float | None:
-    """Of the relative variance, for any gradient in buckets of its size."""
+    """Return the proved bound of the relative variance, for any gradient in buckets of the scheme's
+    size; None if there is none."""
     if isinstance(scheme, hvd_adaptive.NaturalCompression):
         return 1 / 8
     for name in ("gamma", "relative_variance"):  # QCS, ECDQ
@@ -104,8 +109,11 @@ def bound(scheme: GradientCompressor) -> float | None:
 
 
 def is_unbiased(scheme: GradientCompressor) -> bool:
-    """Whether decoded gradients have the right mean: tried on a skewed bucket, whose coordinates,
-    added up with weights of several kinds, are right to within five standard errors or not."""
+    """Test whether decoded gradients have the right mean.
+
+    A skewed bucket is encoded many times. Its decoded coordinates, added up with weights of several
+    kinds, must be right to within five standard errors.
+    """
     v = torch.from_numpy(np.random.Generator(np.random.Philox(key=1)).gamma(0.7, size=64))
     v = v.to(torch.float32).repeat(256) - 0.5
     settings = {"bucket_size": 64, "seed": 1, "min_numel": 0}
@@ -127,7 +135,7 @@ def _samples() -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def _measured(scheme: Any, v: torch.Tensor) -> tuple[float, float]:
-    """Bits per coordinate and relative squared error."""
+    """Return bits per coordinate and the relative squared error."""
     if hasattr(scheme, "fit"):
         scheme.fit(v)
     payload = scheme.encode(v, seed=1)

@@ -33,7 +33,7 @@ def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
 
 
 def run(arguments: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
-    """Carry the command out; returns the exit status."""
+    """Run the command and return the exit status."""
     from hvd_adaptive.tools.schemes.catalog import entry, scheme_classes
 
     by_name = {name.lower(): name for name in scheme_classes()}
