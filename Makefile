@@ -62,7 +62,7 @@ soak: setup ## half an hour of elastic training on 4 ranks, workers killed and r
 	@$(RUN) tests/soak/soak.py
 
 bench: setup ## measure encode and decode against memcpy
-	@$(RUN) benchmarks/codec.py
+	@$(BIN)/hvd-adaptive bench codec
 
 clean: ## remove caches and build products
 	rm -rf build dist site *.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis .coverage .coverage.* $(WARMED)
@@ -76,7 +76,7 @@ $(INSTALLED): $(SOURCES_OF_SETUP)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || { \
 	  echo "hvd_adaptive set-up: Python 3.10 or newer is needed, '$(PYTHON)' is" \
 	    "$$($(PYTHON) --version 2>&1); name another: make setup PYTHON=python3.12" >&2; exit 1; }
-	@test -x $(BIN)/pip || $(PYTHON) -I hvd_adaptive/horovod_build/preflight.py
+	@test -x $(BIN)/pip || $(PYTHON) -I hvd_adaptive/tools/install/preflight.py
 	@echo "[1/4] virtual environment $(VENV)"
 	@test -x $(BIN)/pip || $(PYTHON) -m venv $(VENV)
 	@echo "[2/4] packages from PyPI"

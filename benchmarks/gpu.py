@@ -24,11 +24,8 @@ import importlib.util
 import json
 import os
 import platform
-import signal
 import statistics
-import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -49,8 +46,10 @@ sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
 from gpu_checks import BITS, equal, large, sample  # noqa: E402
 
 import hvd_adaptive  # noqa: E402
-from hvd_adaptive.bench import codec  # noqa: E402
 from hvd_adaptive.device import wait_for  # noqa: E402
+from hvd_adaptive.tools.bench import codec  # noqa: E402
+from hvd_adaptive.tools.launch import Ranks  # noqa: E402
+from hvd_adaptive.tools.processes import Job  # noqa: E402
 
 
 def facts(arguments: argparse.Namespace) -> dict[str, Any]:
@@ -80,26 +79,14 @@ def suite(arguments: argparse.Namespace) -> dict[str, Any]:
 def finished(
     command: list[str], environment: dict[str, str], arguments: argparse.Namespace, lines: int
 ) -> dict[str, Any]:
-    """A command's exit status, seconds and last lines; it is stopped where the time is up."""
+    """Run a command; it is ended when the time is up. Returns status, seconds and last lines."""
     begin = time.monotonic()
-    with tempfile.TemporaryFile("w+") as told:
-        with subprocess.Popen(
-            command,
-            cwd=ROOT,
-            env=environment,
-            stdout=told,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        ) as process:
-            try:
-                process.wait(timeout=max(LEAST_S, arguments.end + SPARE_S - begin))
-                status = process.returncode
-            except subprocess.TimeoutExpired:
-                os.killpg(process.pid, signal.SIGKILL)
-                status = STOPPED
-        told.seek(0)
-        end = told.read().splitlines()[-lines:]
-    return {"status": status, "s": time.monotonic() - begin, "end": end}
+    seconds = max(LEAST_S, arguments.end + SPARE_S - begin)
+    job = Job(command, seconds, environment=environment, folder=ROOT)
+    status = job.wait()
+    end = job.text().splitlines()[-lines:]
+    seconds = time.monotonic() - begin
+    return {"status": STOPPED if status is None else status, "s": seconds, "end": end}
 
 
 def speed(arguments: argparse.Namespace, known: dict[str, Any], keep: Callable) -> dict[str, Any]:
@@ -168,27 +155,15 @@ def ranks(arguments: argparse.Namespace) -> dict[str, Any]:
     if arguments.horovod is None:
         return {"status": "left out: no --horovod"}
     here = {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(arguments.horovod.resolve())}
-    environment = os.environ | here | {"PYTHONPATH": str(ROOT)}
-    scripts = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    commands = {
-        "build": [sys.executable, "-m", "hvd_adaptive", "install-horovod", "--cuda", "no"],
-        "run": [
-            "horovodrun",
-            "-np",
-            "2",
-            "--gloo",
-            sys.executable,
-            str(ROOT / "benchmarks/gpu_ranks.py"),
-            "--device",
-            str(arguments.device),
-        ],
-    }
-    told: dict[str, Any] = {}
-    for name, command in commands.items():
-        told[name] = finished(command, environment | {"PATH": scripts}, arguments, lines=12)
-        if told[name]["status"]:
-            break
-    return told
+    two = Ranks(2, "gloo")
+    environment = two.environment() | here
+    build = [sys.executable, "-m", "hvd_adaptive", "install-horovod", "--cuda", "no"]
+    found = {"build": finished(build, environment, arguments, lines=12)}
+    if found["build"]["status"] == 0:
+        program = [sys.executable, str(ROOT / "benchmarks/gpu_ranks.py")]
+        command = two.command([*program, "--device", str(arguments.device)])
+        found["run"] = finished(command, environment, arguments, lines=12)
+    return found
 
 
 def table(results: dict[str, Any], arguments: argparse.Namespace) -> str:

@@ -25,7 +25,7 @@ import horovod.torch as hvd
 import torch
 from tqdm import tqdm
 
-import hvd_adaptive
+from hvd_adaptive.tools.methods import parse
 
 STEPS = 4
 
@@ -118,13 +118,14 @@ def main() -> None:
     parser.add_argument("--width", type=int, default=64)
     parser.add_argument("--parameters", type=int, default=12_000_000)
     args = parser.parse_args()
+    (method,) = parse([args.scheme])
     torch.set_num_threads(1)
     # Horovod's own buffer, where several small tensors travel as one, is not what is measured.
     os.environ.setdefault("HOROVOD_FUSION_THRESHOLD", "0")
     hvd.init()
 
     def make() -> Any:
-        return eval(args.scheme, vars(hvd_adaptive).copy())
+        return method.scheme()
 
     lines = []
     if args.parameters:

@@ -25,7 +25,7 @@ from laboratory.shapes import SIZES
 from laboratory.tables import conditions, print_tables
 from tqdm import tqdm
 
-from hvd_adaptive.commands.output import whole
+from hvd_adaptive.tools.output import whole
 
 
 def arguments() -> argparse.Namespace:

@@ -25,22 +25,17 @@ from laboratory.kept import measured
 from laboratory.launch import check_programs
 from laboratory.measure import Settings
 from laboratory.shapes import SIZES
-from rich.console import Console
 from rich.table import Table
 
-from hvd_adaptive.bench.ranks import LAUNCHERS, RanksError, hints
-from hvd_adaptive.commands.output import whole
-from hvd_adaptive.plan import kept
-from hvd_adaptive.plan import measure as measuring
-from hvd_adaptive.plan.model import predict
-from hvd_adaptive.plan.quantities import Cluster, Conditions, Job, Machine, Prediction
+from hvd_adaptive.tools.launch import LAUNCHERS, RanksError, hints
+from hvd_adaptive.tools.methods import read, written
+from hvd_adaptive.tools.output import console, whole
+from hvd_adaptive.tools.plan import kept
+from hvd_adaptive.tools.plan import measure as measuring
+from hvd_adaptive.tools.plan.model import predict
+from hvd_adaptive.tools.plan.quantities import Cluster, Conditions, Job, Machine, Prediction
 
-# The schemes that are predicted, and how the laboratory calls them.
-SCHEMES = {
-    "ALQ(bits=3)": "alq:bits=3",
-    "ECDQ(bits=2)": "ecdq:bits=2",
-    "QSGD(bits=8, norm='linf')": "qsgd:bits=8,norm=linf",
-}
+SCHEMES = ("ALQ(bits=3)", "ECDQ(bits=2)", "QSGD(bits=8, norm='linf')")  # that are predicted
 LATENCY = 100e-6  # of a message between two of the laboratory's hosts
 TARGET = 0.25
 
@@ -58,7 +53,7 @@ def arguments() -> argparse.Namespace:
     add("--steps", type=whole(1), default=5, help="timed, in each round")
     add("--rounds", type=whole(1), default=3, help="each runs every method")
     add("--launcher", choices=LAUNCHERS, default="mpi", help="whose collectives Horovod takes")
-    add("--schemes", nargs="+", choices=SCHEMES, default=list(SCHEMES))
+    add("--schemes", nargs="+", choices=SCHEMES, default=SCHEMES)
     add("--keep", type=Path, metavar="FOLDER", help="keep there what was measured, and go on")
     add("--json", type=Path, metavar="FILE", help="write predictions and measurements")
     return parser.parse_args()
@@ -130,9 +125,13 @@ def predictions(
 ) -> dict[str, Prediction]:
     """By the laboratory's labels."""
     found = predict(cluster_of(args, hosts, rate), Job(*SIZES[args.model]), machine)
-    names = {"float32": "none", "float16": "fp16"}
-    labels = (names.get(p.method) or f"{SCHEMES[p.method]},exchange={p.exchange}" for p in found)
-    return {f"{args.launcher}/{label}": p for label, p in zip(labels, found, strict=True)}
+    return {f"{args.launcher}/{_text(p)}": p for p in found}
+
+
+def _text(prediction: Prediction) -> str:
+    """The method with its exchange, as the laboratory reads it."""
+    (method,) = read(prediction.method)
+    return written(method.name, {**method.keywords, "exchange": prediction.exchange})
 
 
 def compare(
@@ -196,9 +195,8 @@ def show(rows: list[dict[str, Any]]) -> None:
             f"{row['sent'] / told:.2f}" if row["sent"] and told else "-",
             style=None if within(row) else "red",
         )
-    console = Console()
-    (console if console.is_terminal else Console(width=130)).print(table)
-    console.print(f"{sum(map(within, rows))} of {len(rows)} within {TARGET:.0%}")
+    console().print(table)
+    console().print(f"{sum(map(within, rows))} of {len(rows)} within {TARGET:.0%}")
 
 
 if __name__ == "__main__":

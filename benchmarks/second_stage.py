@@ -1,6 +1,6 @@
 """What the stages of exchange="scatter_reduce" cost in accuracy and in bytes, without a network.
 
-python benchmarks/second_stage.py [--methods 'alq:bits=3,norm=l2|linf'] [--ranks 4 8]
+python benchmarks/second_stage.py [--methods "ALQ(bits=3, norm='l2'|'linf')"] [--ranks 4 8]
                                   [--model resnet18] [--json FILE]
 
 The laboratory's gradients (laboratory/gradients.py), tensors end to end, are quantised by each
@@ -23,14 +23,14 @@ from typing import Any
 
 import torch
 from laboratory.gradients import gradients
-from laboratory.methods import Method, construct, parse
 from laboratory.shapes import read_shapes
 from rich.table import Table
 from tqdm import tqdm
 
-from hvd_adaptive.commands.output import console, whole
 from hvd_adaptive.compressor import GradientCompressor
 from hvd_adaptive.exchange.second_stage import default_bits, make_second_stage
+from hvd_adaptive.tools.methods import Method, parse
+from hvd_adaptive.tools.output import console, whole
 
 FEWEST_BITS = 3
 COLUMNS = ("method", "ranks", "second stage", "first error", "added", "error", "bits sent")
@@ -56,7 +56,7 @@ def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--methods", nargs="+", default=["alq:bits=3,norm=l2|linf"])
+    parser.add_argument("--methods", nargs="+", default=["ALQ(bits=3, norm='l2'|'linf')"])
     parser.add_argument("--ranks", nargs="+", type=whole(2), default=[4, 8])
     parser.add_argument("--model", default="resnet18", help="resnet18, resnet50 or lstm")
     parser.add_argument("--json", type=Path)
@@ -69,14 +69,14 @@ def _flat(sizes: list[tuple[int, ...]], rank: int) -> torch.Tensor:
 
 def _stages(method: Method, flat: list[torch.Tensor]) -> Iterator[dict[str, Any]]:
     """One row for the allgather, which has no second stage, and one for each of its bits."""
-    codec, ranks = construct(method), len(flat)
+    codec, ranks = method.scheme(), len(flat)
     if hasattr(codec, "fit"):
         codec.fit(flat)
     exact = torch.stack(flat).mean(dim=0)
     average = torch.stack([_again(codec, g, rank) for rank, g in enumerate(flat)]).mean(dim=0)
     first = _square(average - exact)
     own = _bits(codec, average)
-    row = {"method": method.label, "ranks": ranks, "first error": first / _square(exact)}
+    row = {"method": str(method), "ranks": ranks, "first error": first / _square(exact)}
     yield row | {
         "second stage": "none",
         "added": 0.0,

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
-import os
-import shutil
+import math
 import signal
 import subprocess
 import sys
@@ -18,13 +16,15 @@ from typing import Any
 
 import horovod.torch as hvd
 import numpy as np
-import psutil
 from compression import OPTIONS, STOCK, make_compression
 from plots import draw
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from scipy import stats
+
+from hvd_adaptive.tools.launch import Ranks, RanksError, available
+from hvd_adaptive.tools.processes import Job
 
 SCRIPT = Path(__file__).with_name("mnist.py")
 FORWARDED = ("batch_size", "test_batch_size", "epochs", "lr", "momentum", "seed", "test_interval")
@@ -43,10 +43,6 @@ class Method:
     runs: list[dict[str, Any]] = field(default_factory=list)
 
 
-class LaunchError(Exception):
-    """Ranks failed or hung; the message says what is known."""
-
-
 def compare(args: argparse.Namespace) -> int:
     """--demo and --paired-seeds; the exit status."""
     # Tables need more than the 80 columns that rich assumes where there is no terminal.
@@ -62,7 +58,7 @@ def compare(args: argparse.Namespace) -> int:
             status |= demo(args, launcher, console)
         if args.paired_seeds:
             status |= paired_seeds(args, launcher, console)
-    except (LaunchError, TypeError, ValueError) as error:
+    except (RanksError, TypeError, ValueError) as error:
         console.print(f"[bold red]failed:[/] {error}", highlight=False, soft_wrap=True)
         return 1
     console.print(f"{time.monotonic() - begin:.0f} seconds in all")
@@ -214,26 +210,11 @@ class Launcher:
 
     def __init__(self, args: argparse.Namespace) -> None:
         self.args = args
-        # The environment of this Python has its own horovodrun and mpirun.
-        path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
-        self.environment = os.environ | {
-            "PATH": path,
-            "OMP_NUM_THREADS": "1",
-            # Open MPI refuses to start as root, as one is in many containers, without both.
-            "OMPI_ALLOW_RUN_AS_ROOT": "1",
-            "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
-        }
-        horovodrun = shutil.which("horovodrun", path=path)
-        if horovodrun is None:
-            raise LaunchError("there is no horovodrun; build it with: hvd-adaptive install-horovod")
         kind = args.launcher
         if kind == "auto":
             # Over MPI the level tables travel by mpi4py, so it is the better one to show.
-            kind = "mpi" if hvd.mpi_built() and shutil.which("mpirun", path=path) else "gloo"
-        self.command = [horovodrun, f"--{kind}", "-np", str(args.ranks)]
-        if kind == "mpi":
-            # More ranks than cores must not spin while they wait for each other.
-            self.command.append("--mpi-args=--oversubscribe --mca mpi_yield_when_idle 1")
+            kind = "mpi" if hvd.mpi_built() and "mpi" in available() else "gloo"
+        self.ranks = Ranks(args.ranks, kind)
 
     def run_all(self, compared: list[Method], console: Console, repeats: int = 1) -> None:
         """Train with each method in turn, under a progress bar, and keep the results."""
@@ -270,13 +251,12 @@ class Launcher:
     def run(
         self, method: Method, repeats: int, show: Callable[[dict[str, Any]], None]
     ) -> dict[str, Any]:
-        """Train with a method; ``show`` gets its progress. LaunchError where ranks fail or hang."""
+        """Train with a method; ``show`` gets its progress. RanksError where ranks fail or hang."""
         stem = self.args.output_dir.resolve() / f"mnist_{method.compression}"
         results, log, progress = (stem.with_suffix(s) for s in (".json", ".log", ".progress"))
         results.unlink(missing_ok=True)
         progress.write_text("")
         command = [
-            *self.command,
             sys.executable,
             str(SCRIPT),
             "--no-cuda",
@@ -292,30 +272,23 @@ class Launcher:
         ]
         for name in FORWARDED:
             command += [f"--{name.replace('_', '-')}", str(getattr(self.args, name))]
-        with log.open("w") as output:
-            process = subprocess.Popen(
-                command,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                stdin=subprocess.DEVNULL,
-                env=self.environment,
-                start_new_session=True,
-            )
-            try:
-                hung = not self._watch(process, progress, show)
-            finally:
-                stop(process)
+        environment = self.ranks.environment() | {"OMP_NUM_THREADS": "1"}
+        job = Job(self.ranks.command(command), math.inf, environment=environment, output=log)
+        try:
+            hung = not self._watch(job.process, progress, show)
+        finally:
+            job.end()
         progress.unlink()
         if hung:
             reason = f"no progress for {self.args.stall_timeout:g} s, so its ranks were killed"
-        elif process.returncode:
-            reason = f"exit status {process.returncode}"
+        elif job.process.returncode:
+            reason = f"exit status {job.process.returncode}"
         elif not results.exists():
             reason = "no results were written"
         else:
             return json.loads(results.read_text())
-        tail = "\n".join(log.read_text(errors="replace").splitlines()[-30:])
-        raise LaunchError(f"{method.label}: {reason}. The end of {log}:\n{tail}")
+        tail = "\n".join(job.text().splitlines()[-30:])
+        raise RanksError(f"{method.label}: {reason}. The end of {log}:\n{tail}")
 
     def _watch(
         self, process: subprocess.Popen, progress: Path, show: Callable[[dict[str, Any]], None]
@@ -335,20 +308,3 @@ class Launcher:
             for line in file.readlines()[-1:]:
                 show(json.loads(line))
         return True
-
-
-def stop(process: subprocess.Popen) -> None:
-    """End the launcher and its ranks, which have process groups of their own."""
-    if process.poll() is not None:
-        return
-    with contextlib.suppress(psutil.NoSuchProcess):
-        family = psutil.Process(process.pid).children(recursive=True)
-        # Launchers pass SIGTERM on to ranks on other machines too.
-        process.send_signal(signal.SIGTERM)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(5)
-        for member in family:
-            with contextlib.suppress(psutil.NoSuchProcess):
-                member.kill()
-    process.kill()
-    process.wait()

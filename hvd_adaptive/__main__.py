@@ -1,6 +1,6 @@
 """`python -m hvd_adaptive`, the same as `hvd-adaptive`."""
 
-from .cli import main
+from hvd_adaptive.tools.cli import main
 
 if __name__ == "__main__":
     raise SystemExit(main())

@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
-from laboratory.backward import FakeNetwork, Still
-from laboratory.methods import Method, construct
+from hvd_adaptive.tools.bench.backward import FakeNetwork, Still
+from laboratory.methods import POWERSGD, Method
 
 # PowerSGD starts at this step; the worker's untimed steps must go beyond it.
 POWERSGD_START = 2
@@ -60,16 +60,15 @@ class HorovodRanks:
 
     def exchanger(self, method: Method, network: FakeNetwork) -> Exchanger:
         """``hvd.DistributedOptimizer`` with the method's compression."""
-        stock = {"none": self.hvd.Compression.none, "fp16": self.hvd.Compression.fp16}
-        scheme = construct(method) if method.is_scheme else None
+        compression = method.method.compression(self.hvd.Compression)
         optimizer = self.hvd.DistributedOptimizer(
             Still(network.parameters(), lr=1.0),
             named_parameters=network.named(),
-            compression=scheme or stock[method.name],
+            compression=compression,
         )
-        if scheme is None:
+        if not method.is_scheme:
             return Exchanger(network, network, optimizer)
-        return Exchanger(network, network, optimizer, scheme.report, scheme.close)
+        return Exchanger(network, network, optimizer, compression.report, compression.close)
 
     def close(self) -> None:
         self.hvd.shutdown()
@@ -100,11 +99,11 @@ class DdpRanks:
         """
         from torch.nn.parallel import DistributedDataParallel
 
-        one = {"bucket_cap_mb": ONE_BUCKET_MB} if method.name == "powersgd" else {}
+        one = {"bucket_cap_mb": ONE_BUCKET_MB} if method.name == POWERSGD else {}
         wrapped = DistributedDataParallel(network, init_sync=False, **one)
-        hooks = {"none": None, "fp16": self._fp16, "powersgd": self._powersgd}
+        hooks = {"float32": None, "float16": self._fp16, POWERSGD: self._powersgd}
         if (register := hooks[method.name]) is not None:
-            register(wrapped, **method.keywords)
+            register(wrapped, **method.method.keywords)
         return Exchanger(network, wrapped, Still(network.parameters(), lr=1.0))
 
     def close(self) -> None:

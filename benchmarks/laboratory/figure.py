@@ -14,7 +14,6 @@ COLOURS = {
     "PowerSGD": "tab:orange",
     "hvd_adaptive": "tab:blue",
 }
-STOCK = {"none": "float32", "fp16": "float16", "powersgd": "PowerSGD"}
 
 
 def draw(results: list[Result], arguments: Mapping[str, Any], path: str) -> None:
@@ -28,7 +27,7 @@ def draw(results: list[Result], arguments: Mapping[str, Any], path: str) -> None
     figure, axes = pyplot.subplots(figsize=(8, 0.9 + 0.32 * len(shown)), layout="constrained")
     for place, result in enumerate(shown):
         low, high = quartiles(result.seconds)
-        kind = STOCK.get(result.method.name, "hvd_adaptive")
+        kind = result.method.name if result.method.name in COLOURS else "hvd_adaptive"
         spread = [[result.median - low], [high - result.median]]
         axes.barh(place, result.median, xerr=spread, color=COLOURS[kind], label=kind)
         megabytes = result.mean("sent_bytes") / 1e6

@@ -105,11 +105,6 @@ class Hosts:
         """The command line that runs ``command`` on a host."""
         return [str(INSIDE), address, *command]
 
-    def kill_processes(self) -> None:
-        """Kill what runs on the hosts."""
-        for name in _namespaces():
-            _kill_inside(name)
-
     def _build(self) -> None:
         FOLDER.mkdir(mode=0o700)
         _run(f"ip netns add {SWITCH}")

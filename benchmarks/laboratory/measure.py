@@ -134,7 +134,7 @@ def _run_once(hosts: Hosts, results: list[Result], settings: Settings) -> None:
             "warmup": settings.warmup,
             "backward_s": settings.backward_s,
             "ranks_per_host": settings.ranks_per_host,
-            "methods": [result.method.to_json() for result in waiting],
+            "methods": [result.method.label for result in waiting],
             "folder": str(FOLDER),
         }
         found = _launched(hosts, plan, _limit(hosts, settings, len(waiting)))

@@ -5,19 +5,14 @@ from __future__ import annotations
 import math
 from pathlib import Path
 
+from hvd_adaptive.tools.bench.backward import Shapes
+from hvd_adaptive.tools.bench.models import MODELS
+
 FOLDER = Path(__file__).parent / "shapes"
 
-# Tensors and coordinates of each table. ResNets: He et al., for ImageNet, as torchvision builds
-# them. lstm: embedding, two layers and output over 10,000 words (Penn Treebank), 472 units. tiny:
-# for tests.
-SIZES = {
-    "resnet18": (62, 11_689_512),
-    "resnet50": (161, 25_557_032),
-    "lstm": (11, 13_022_096),
-    "tiny": (6, 121_892),
-}
-
-Shapes = list[tuple[str, tuple[int, ...]]]
+# Tensors and coordinates of each table. lstm: embedding, two layers and output over 10,000 words
+# (Penn Treebank), 472 units. tiny: for tests.
+SIZES = {name: MODELS[name] for name in ("resnet18", "resnet50", "lstm")} | {"tiny": (6, 121_892)}
 
 
 def read_shapes(model: str) -> Shapes:

@@ -65,7 +65,7 @@ def _exchange(results: list[Result], arguments: Mapping[str, Any]) -> Table:
     ):
         table.add_column(column, justify="right", no_wrap=True)
     medians = {result.method.label: result.median for result in results}
-    float32 = [m for label, m in medians.items() if label.endswith("/none")]
+    float32 = [m for label, m in medians.items() if label.endswith("/float32")]
     fastest = min(float32, default=None)
     for result in results:
         backend, told = result.method.backend, result.reported("wire_bytes")
@@ -74,9 +74,9 @@ def _exchange(results: list[Result], arguments: Mapping[str, Any]) -> Table:
             result.method.label,
             f"{result.median:.4f}",
             "{:.4f} {:.4f}".format(*quartiles(result.seconds)),
-            _ratio(result.median, medians.get(f"{backend}/none")),
+            _ratio(result.median, medians.get(f"{backend}/float32")),
             _ratio(result.median, fastest),
-            _ratio(result.median, medians.get(f"{backend}/fp16")),
+            _ratio(result.median, medians.get(f"{backend}/float16")),
             f"{sent / 1e6:.3f}",
             NONE if told is None else f"{told / 1e6:.3f}",
             _ratio(sent, told and told * per_host),

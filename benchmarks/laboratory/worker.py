@@ -1,8 +1,8 @@
 """What runs on each host: takes a plan, times its methods in turn, writes what it measured.
 
 ``python -m laboratory.worker PLAN``; the plan is a JSON object with backend, ranks_per_host, model,
-methods, steps, warmup, backward_s and folder. Rank r's figures go into folder/rank-r.json, as it
-goes along, so that the launcher knows which method a launch ended in.
+methods (labels), steps, warmup, backward_s and folder. Each rank r writes its figures to
+folder/rank-r.json after each method, so that the launcher knows in which method a launch ended.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from typing import Any
 
 import torch
 
-from laboratory.backward import FakeNetwork
+from hvd_adaptive.tools.bench.backward import FakeNetwork, Shapes
 from laboratory.exchangers import RANKS, Exchanger, alone
 from laboratory.files import write_json
 from laboratory.gradients import VARIANTS, exact_mean, gradients
 from laboratory.hosts import INTERFACE
-from laboratory.methods import Method
-from laboratory.shapes import Shapes, read_shapes
+from laboratory.methods import Method, parse
+from laboratory.shapes import read_shapes
 
 COUNTERS = Path(f"/sys/class/net/{INTERFACE}/statistics")
 REPORTED = ("wire_bytes", "payload_bytes", "encode_s", "exchange_s", "decode_s")
@@ -52,7 +52,7 @@ class Worker:
         self.ranks.barrier()
         figures = [self._timed_step(exchanger, step) for step in range(BACKWARD_STEPS + 1)]
         self.found["backward_s"] = [figure["seconds"] for figure in figures[1:]]
-        for method in (Method(**fields) for fields in self.plan["methods"]):
+        for method in parse(self.plan["methods"]):
             self._write(now=method.label)
             try:
                 self.found["methods"][method.label] = self._measure(method)

@@ -170,7 +170,7 @@ def members() -> Iterator[tuple[str, Any]]:
 
 def options() -> Iterator[tuple[str, Any]]:
     """Option names of each command."""
-    from hvd_adaptive.cli import make_parser
+    from hvd_adaptive.tools.cli import make_parser
 
     def walk(parser: argparse.ArgumentParser, name: str) -> Iterator[tuple[str, Any]]:
         yield name, sorted(o for a in parser._actions for o in a.option_strings or [str(a.dest)])

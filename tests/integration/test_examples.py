@@ -15,8 +15,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from hvd_adaptive.cli import main
 from hvd_adaptive.monitor.log import read_logs
+from hvd_adaptive.tools.cli import main
 
 pytestmark = [pytest.mark.integration, pytest.mark.parallel, pytest.mark.timeout(330)]
 

@@ -64,10 +64,10 @@ def test_measures_and_removes_everything(tmp_path):
         "--plot",
         "found.png",
         "--methods",
-        "mpi/none",
-        "mpi/fp16",
-        "alq:bits=3|99",
-        "alq:bits=2,in_flight_bytes=4096",
+        "mpi/float32",
+        "mpi/float16",
+        "ALQ(bits=3|99)",
+        "ALQ(bits=2, in_flight_bytes=4096)",
     ]
     done = subprocess.run(
         command,
@@ -83,7 +83,7 @@ def test_measures_and_removes_everything(tmp_path):
     assert not list(hosts.FILES.glob(f"{hosts.PREFIX}*"))
     assert (tmp_path / "found.png").read_bytes()[:4] == b"\x89PNG"
     results = {r["label"]: r for r in json.loads((tmp_path / "found.json").read_text())["results"]}
-    float32, float16, three = (results[f"mpi/{m}"] for m in ("none", "fp16", "alq:bits=3"))
+    float32, float16, three = (results[f"mpi/{m}"] for m in ("float32", "float16", "ALQ(bits=3)"))
     for result in (float32, float16, three):
         assert len(result["seconds"]) == 2 and result["replicas_equal"]
     # A ring of two sends each number once. The interface counts headers, too, and what Horovod
@@ -93,8 +93,8 @@ def test_measures_and_removes_everything(tmp_path):
     assert 1 <= three["sent_bytes"][0] / three["reports"][0]["wire_bytes"] < 1.6
     assert float32["relative_error"] < 1e-12 < float16["relative_error"] < 1e-5
     assert 0.05 < three["relative_error"] < 0.6
-    assert "bits=99" in results["mpi/alq:bits=99"]["trouble"]
-    assert "in_flight_bytes=4096" in results["mpi/alq:bits=2,in_flight_bytes=4096"]["trouble"]
+    assert "bits=99" in results["mpi/ALQ(bits=99)"]["trouble"]
+    assert "in_flight_bytes=4096" in results["mpi/ALQ(bits=2, in_flight_bytes=4096)"]["trouble"]
 
 
 def test_two_ranks_on_each_host_share_its_link(tmp_path):
@@ -105,7 +105,7 @@ def test_two_ranks_on_each_host_share_its_link(tmp_path):
         "--json",
         "found.json",
         "--methods",
-        "alq:bits=3,exchange=allgather|hierarchical",
+        "ALQ(bits=3, exchange='allgather'|'hierarchical')",
     ]
     done = subprocess.run(command, cwd=tmp_path, timeout=150, text=True, capture_output=True)
     assert done.returncode == 0, done.stdout + done.stderr

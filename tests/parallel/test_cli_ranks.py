@@ -7,10 +7,10 @@ import re
 
 import pytest
 
-from hvd_adaptive.bench import ranks
-from hvd_adaptive.bench.ranks import Place, RanksError, run_ranks
-from hvd_adaptive.cli import main
-from hvd_adaptive.plan import measure
+from hvd_adaptive.tools import launch
+from hvd_adaptive.tools.cli import main
+from hvd_adaptive.tools.launch import Ranks, RanksError, run_ranks
+from hvd_adaptive.tools.plan import measure
 
 pytestmark = [pytest.mark.parallel, pytest.mark.timeout(200)]
 
@@ -65,7 +65,7 @@ def test_bench_exchange(capsys):
     assert 0.05 < scheme["relative_error"] < 0.25
 
 
-@pytest.mark.parametrize("launcher", ranks.LAUNCHERS)
+@pytest.mark.parametrize("launcher", launch.LAUNCHERS)
 def test_constants_of_collectives(launcher):
     found = measure.collectives(tensors=5, launcher=launcher)
     gathers = (found[name] for name in ("allgather", "alltoall", "local"))
@@ -82,10 +82,10 @@ def test_constants_of_collectives(launcher):
 
 def test_ranks_that_fail_or_hang(monkeypatch):
     with pytest.raises(RanksError, match="ended with status") as failed:
-        run_ranks("no_such_module", None, Place(2), 60)
+        run_ranks("no_such_module", None, Ranks(2), 60)
     assert "No module named" in failed.value.output
     with pytest.raises(RanksError, match="did not end within"):
-        run_ranks("hvd_adaptive.bench.worker", None, Place(2), 0.2)
-    monkeypatch.setattr(ranks, "_found", lambda name: None)
+        run_ranks("hvd_adaptive.tools.bench.worker", None, Ranks(2), 0.2)
+    monkeypatch.setattr(launch, "_found", lambda name: None)
     with pytest.raises(RanksError, match="mpirun was not found"):
-        run_ranks("hvd_adaptive.bench.worker", None, Place(2), 1)
+        run_ranks("hvd_adaptive.tools.bench.worker", None, Ranks(2), 1)

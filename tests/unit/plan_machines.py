@@ -4,8 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 
-from hvd_adaptive.plan.model import predict
-from hvd_adaptive.plan.quantities import Averages, Cluster, Codec, Collective, Job, Machine, Reached
+from hvd_adaptive.tools.plan.model import predict
+from hvd_adaptive.tools.plan.quantities import (
+    Averages,
+    Cluster,
+    Codec,
+    Collective,
+    Job,
+    Machine,
+    Reached,
+)
 
 NOTHING = Collective(0.0, 0.0)
 FREE = Codec("ALQ(bits=3)", 3.0, 0.0, 0.0, 0.2, Averages(5.0, 0.0, 0.0), Averages(4.0, 0.0, 0.0))

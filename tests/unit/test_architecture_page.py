@@ -21,7 +21,7 @@ KNOWS = {
     "kernels": {"coding", "levels"},
     "codec": {"coding", "kernels"},
     "exchange": {"coding", "kernels"},
-    "monitor": {"commands"},
+    "monitor": set(),
     "statistics": {"levels", "kernels"},
     "schedule": set(),
     "feedback": set(),
@@ -33,9 +33,9 @@ HOROVOD = {
     "transport/world.py",
     "transport/mpi_messages.py",
     "elastic.py",
-    "bench/worker.py",
-    "doctor/worker.py",
-    "plan/worker.py",
+    "tools/bench/worker.py",
+    "tools/doctor/worker.py",
+    "tools/plan/worker.py",
 }
 
 

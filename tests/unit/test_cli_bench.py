@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from hvd_adaptive import ALQ, ECDQ
-from hvd_adaptive.bench import codec
-from hvd_adaptive.cli import main
+from hvd_adaptive.tools.bench import codec
+from hvd_adaptive.tools.cli import main
 
 FEW = ["--coordinates", "20000", "--bucket-size", "512", "--rounds", "2"]
 

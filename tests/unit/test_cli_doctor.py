@@ -9,11 +9,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from hvd_adaptive.bench.ranks import ROOT, Place, RanksError, environment, hints
-from hvd_adaptive.cli import main
-from hvd_adaptive.doctor import checks
-from hvd_adaptive.doctor.checks import Context
-from hvd_adaptive.horovod_build.torch_facts import find_torch
+from hvd_adaptive.tools.cli import main
+from hvd_adaptive.tools.doctor import checks
+from hvd_adaptive.tools.doctor.checks import Context
+from hvd_adaptive.tools.install.torch_facts import find_torch
+from hvd_adaptive.tools.launch import ROOT, Ranks, RanksError, hints
 
 HOROVOD = {"version": "0.28.1", "mpi": True, "gloo": True, "nccl": False}
 Mpi = SimpleNamespace(warning="", compiler="mpicxx")
@@ -92,7 +92,11 @@ def test_horovod(monkeypatch, seen, trouble, context, statuses, words):
 )
 def test_ranks(monkeypatch, told, statuses, words):
     def run_ranks(module, argument, place, seconds):
-        assert (module, place.count, place.launcher) == ("hvd_adaptive.doctor.worker", 2, "mpi")
+        assert (module, place.count, place.launcher) == (
+            "hvd_adaptive.tools.doctor.worker",
+            2,
+            "mpi",
+        )
         if isinstance(told, Exception):
             raise told
         return told
@@ -126,8 +130,8 @@ def test_root_is_told_what_open_mpi_wants_and_ranks_here_get_it(monkeypatch, use
         text for _, text in found(checks.check_mpi) if "OMPI_ALLOW_RUN_AS_ROOT=1" in text
     ]
     assert len(hints_of_root) == told
-    assert (environment(Place(2)).keys() >= ROOT.keys()) == bool(told)
-    assert not environment(Place(2, hosts="a:1,b:1")).keys() & ROOT.keys()
+    assert (Ranks(2).environment().keys() >= ROOT.keys()) == bool(told)
+    assert not Ranks(2, hosts="a:1,b:1").environment().keys() & ROOT.keys()
 
 
 def test_ctrl_c_ends_without_a_traceback(monkeypatch, capsys):

@@ -13,12 +13,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from plan_machines import FREE, WHOLE, machine
 
-from hvd_adaptive.bench import ranks
-from hvd_adaptive.bench.models import MODELS, shapes
-from hvd_adaptive.cli import main
-from hvd_adaptive.plan import kept, measure
-from hvd_adaptive.plan.command import bandwidth
-from hvd_adaptive.plan.quantities import Conditions
+from hvd_adaptive.tools import launch
+from hvd_adaptive.tools.bench.models import MODELS, shapes
+from hvd_adaptive.tools.cli import main
+from hvd_adaptive.tools.plan import kept, measure
+from hvd_adaptive.tools.plan.command import bandwidth
+from hvd_adaptive.tools.plan.quantities import Conditions
 
 
 @pytest.fixture
@@ -148,7 +148,7 @@ def test_constants_of_another_version(constants, capsys):
 
 def test_command_where_ranks_cannot_start(monkeypatch, capsys):
     def fails(*args):
-        raise ranks.RanksError("mpirun ended with status 1", "attempt to run as root")
+        raise launch.RanksError("mpirun ended with status 1", "attempt to run as root")
 
     monkeypatch.setattr(measure, "run_ranks", fails)
     assert main(["plan", "--params", "5", "--ranks", "4", "--bandwidth", "1gbit"]) == 1

@@ -9,8 +9,8 @@ import math
 import pytest
 
 import hvd_adaptive
-from hvd_adaptive.cli import main
-from hvd_adaptive.schemes import catalog
+from hvd_adaptive.tools.cli import main
+from hvd_adaptive.tools.schemes import catalog
 
 SCALE = 32 / 8192  # bits of a bucket's scale, for each coordinate
 # What the papers' definitions give: bits of a coordinate, and whether the mean is right.

@@ -18,7 +18,7 @@ PACKAGE = Path(hvd_adaptive.__file__).parent
 WITH_DTYPE = {"empty", "zeros", "ones", "full", "linspace", "logspace", "eye", "rand", "randn"}
 WITH_DEVICE = WITH_DTYPE | {"tensor", "as_tensor", "asarray", "scalar_tensor", "arange", "randperm"}
 # Commands, which run in processes of their own.
-COMMANDS = ("bench", "commands", "doctor", "horovod_build", "plan")
+COMMANDS = ("tools",)
 
 
 @cache

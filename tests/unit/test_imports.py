@@ -56,7 +56,7 @@ def test_import_brings_neither_horovod_nor_mpi_nor_plotting():
 
 def test_import_needs_neither_numba_nor_triton():
     """A GPU's kernels do without the one, the CPU's without the other."""
-    modules = "import hvd_adaptive.exchange.auto, hvd_adaptive.bench.codec\n"
+    modules = "import hvd_adaptive.exchange.auto, hvd_adaptive.tools.bench.codec\n"
     run(BLOCK.format(blocked={"numba", "llvmlite", "triton"}) + modules)
     run(BLOCK.format(blocked={"triton"}) + ROUNDTRIP)
 

@@ -12,8 +12,9 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
 
 from laboratory import gradients, hosts, measure, shapes, tables
-from laboratory.backward import FakeNetwork
-from laboratory.methods import Method, parse, refusals
+from laboratory.methods import parse, refusals
+
+from hvd_adaptive.tools.bench.backward import FakeNetwork
 
 # torchvision's counts: convolutions (and the fully connected layer), coordinates.
 KNOWN = {"resnet18": (20, 11_689_512), "resnet50": (53, 25_557_032)}
@@ -48,48 +49,52 @@ def test_wrong_shapes_are_noticed(tmp_path, monkeypatch):
 
 
 def test_methods():
-    found = parse(["mpi/none", "ALQ:bits=3,update_steps=(0, 100)", "ddp/powersgd:rank=4"])
-    assert found == [
-        Method("mpi", "none"),
-        Method("mpi", "alq", {"bits": 3, "update_steps": (0, 100)}),
-        Method("ddp", "powersgd", {"rank": 4}),
+    found = parse(["mpi/float32", "alq(bits=3, update_steps=(0, 100))", "ddp/PowerSGD(rank=4)"])
+    read = [(method.backend, method.name, method.method.keywords) for method in found]
+    assert read == [
+        ("mpi", "float32", {}),
+        ("mpi", "ALQ", {"bits": 3, "update_steps": (0, 100)}),
+        ("ddp", "PowerSGD", {"rank": 4}),
     ]
     assert [method.is_scheme for method in found] == [False, True, False]
+    assert [m.label for m in parse(m.label for m in found)] == [m.label for m in found]
 
 
 def test_alternatives_are_spread_out_once():
-    found = parse(["gloo/alq:bits=2|3,coding=fixed|huffman", "gloo/alq:bits=3,coding=fixed"])
-    assert [method.label for method in found] == [
-        "gloo/alq:bits=2,coding=fixed",
-        "gloo/alq:bits=2,coding=huffman",
-        "gloo/alq:bits=3,coding=fixed",
-        "gloo/alq:bits=3,coding=huffman",
+    texts = ["gloo/ALQ(bits=2|3, coding='fixed'|'huffman')", "gloo/alq(bits=3,coding='fixed')"]
+    assert [method.label for method in parse(texts)] == [
+        "gloo/ALQ(bits=2, coding='fixed')",
+        "gloo/ALQ(bits=2, coding='huffman')",
+        "gloo/ALQ(bits=3, coding='fixed')",
+        "gloo/ALQ(bits=3, coding='huffman')",
     ]
 
 
 @pytest.mark.parametrize(
-    ("spec", "message"),
+    ("text", "message"),
     [
-        ("nccl/none", "no backend 'nccl'"),
-        ("alq:", "must be"),
-        ("alq:bits", "'bits' must be keyword=value"),
-        ("alq:bits=", "must be keyword=value"),
-        ("mpi/fp16:bits=3", "no keywords"),
-        ("ddp/alq:bits=3", "hooks are none, fp16, powersgd"),
-        ("ddp/powersgd", "rank=R"),
-        ("ddp/powersgd:rank=0", "above 0"),
+        ("nccl/float32", "no backend 'nccl'"),
+        ("alq:bits=3", "as in Python"),
+        ("ALQ(bits)", "only keywords are allowed"),
+        ("ALQ(bits=)", "as in Python"),
+        ("ALQ(bits=3", "as in Python"),
+        ("mpi/float16(bits=3)", "takes no keywords"),
+        ("ddp/ALQ(bits=3)", "hooks are float32, float16, PowerSGD"),
+        ("ddp/PowerSGD", r"PowerSGD\(rank=R\)"),
+        ("ddp/PowerSGD(rank=1, warm=2)", r"PowerSGD\(rank=R\)"),
+        ("ddp/PowerSGD(rank=0)", "above 0"),
     ],
 )
-def test_wrong_methods_are_refused(spec, message):
+def test_wrong_methods_are_refused(text, message):
     with pytest.raises(ValueError, match=message):
-        parse([spec])
+        parse([text])
 
 
 def test_what_the_package_refuses_is_told():
-    good, bad = "alq:bits=3", ["alq:bits=99", "alq:bit=3", "alq:exchange=pigeon", "algebra:bits=3"]
-    refused = refusals(parse([good, *bad, "mpi/none"]))
-    assert list(refused) == [f"mpi/{spec}" for spec in bad]
-    expected = ["bits=99", "'bit'", "exchange='pigeon'", "no scheme 'algebra'"]
+    bad = ["ALQ(bits=99)", "ALQ(bit=3)", "ALQ(exchange='pigeon')", "algebra(bits=3)"]
+    refused = refusals(parse(["ALQ(bits=3)", *bad, "mpi/float32"]))
+    assert list(refused) == [f"mpi/{text}" for text in bad]
+    expected = ["bits=99", "'bit'", "exchange='pigeon'", "must be one of float32, float16, ALQ"]
     for message, words in zip(refused.values(), expected, strict=True):
         assert words in message
 
@@ -170,7 +175,7 @@ def _rows(seconds: list[float]) -> list[dict]:
 
 
 def test_results_and_tables(capsys):
-    asked = parse(["mpi/none", "alq:bits=3", "alq:bits=99"])
+    asked = parse(["mpi/float32", "ALQ(bits=3)", "ALQ(bits=99)"])
     results = [measure.Result(method) for method in asked]
     results[0].add(_rows([2.0, 4.0, 6.0]), [0.5])
     results[1].add(_rows([1.0, 1.0, 1.0]), [0.5])
@@ -180,7 +185,7 @@ def test_results_and_tables(capsys):
     told = {"model": "tiny", "hosts": 2, "rate": "1gbit", "steps": 3, "rounds": 1}
     tables.print_tables(results, told)
     printed = capsys.readouterr().out
-    assert "0.250" in printed and "mpi/alq:bits=99: refused: bits=99" in printed
+    assert "0.250" in printed and "mpi/ALQ(bits=99): refused: bits=99" in printed
     assert "HOROVOD_CYCLE_TIME" in printed
     unequal = _rows([1.0])
     unequal[1] = unequal[1] | {"crc": 8}
@@ -189,8 +194,8 @@ def test_results_and_tables(capsys):
 
 
 def test_the_method_in_which_a_launch_ended_is_blamed():
-    first, second = (measure.Result(method) for method in parse(["alq:bits=2", "alq:bits=3"]))
-    ranks = [{"now": "mpi/alq:bits=2"}, {"now": "mpi/alq:bits=2", "failed": "ValueError: x"}]
+    first, second = (measure.Result(method) for method in parse(["ALQ(bits=2)", "ALQ(bits=3)"]))
+    ranks = [{"now": "mpi/ALQ(bits=2)"}, {"now": "mpi/ALQ(bits=2)", "failed": "ValueError: x"}]
     assert measure._without_culprit([first, second], ranks, "exit status 1") == [second]
     assert first.trouble == "failed: ValueError: x"
     # No launch got as far as a method.

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from hvd_adaptive.cli import main
 from hvd_adaptive.monitor.log import LogError, read_logs
-from hvd_adaptive.monitor.summary import costs, summarise
+from hvd_adaptive.tools.cli import main
+from hvd_adaptive.tools.report.summary import costs, summarise
 
 FIGURES = {
     "coordinates": 3000.0,

@@ -17,8 +17,8 @@ from laboratory import kept
 from laboratory.measure import Result, Settings
 from laboratory.methods import parse, refusals
 
-from hvd_adaptive.plan.model import predict
-from hvd_adaptive.plan.quantities import LABORATORY, Averages, Codec
+from hvd_adaptive.tools.plan.model import predict
+from hvd_adaptive.tools.plan.quantities import LABORATORY, Averages, Codec
 
 AVERAGES = Averages(8.0, 0.0, 0.0)
 
@@ -85,14 +85,14 @@ def test_a_prediction_beyond_the_target_is_told(played, command, capsys, factor)
 
 def test_what_was_measured_is_kept_and_what_failed_is_tried_again(played, command, tmp_path):
     asked, failing, _ = played
-    failing.add("mpi/fp16")
+    failing.add("mpi/float16")
     assert command() == 1 and len(asked) == 8
     rows = tmp_path / "rows.json"
-    assert command("--json", str(rows)) == 1 and asked[8:] == ["mpi/fp16"]
-    (row,) = (r for r in json.loads(rows.read_text()) if r["method"] == "mpi/fp16")
+    assert command("--json", str(rows)) == 1 and asked[8:] == ["mpi/float16"]
+    (row,) = (r for r in json.loads(rows.read_text()) if r["method"] == "mpi/float16")
     assert row["measured"] is None
     failing.clear()
-    assert command() == 0 and asked[9:] == ["mpi/fp16"]
+    assert command() == 0 and asked[9:] == ["mpi/float16"]
     assert command() == 0 and len(asked) == 10
     # Of one scheme there is all that it takes.
     assert command("--schemes", "ALQ(bits=3)") == 0 and len(asked) == 10
@@ -110,16 +110,15 @@ def test_a_file_that_holds_something_else_is_refused(tmp_path):
     for text in ("", "[]", "{}", '{"conditions": 1, "found": 2}'):
         path.write_text(text)
         with pytest.raises(ValueError, match=r"x\.json: holds no measurements"):
-            kept.measured(path, ["mpi/none"], 2, "1gbit", Settings("tiny", 1, 1))
+            kept.measured(path, ["mpi/float32"], 2, "1gbit", Settings("tiny", 1, 1))
 
 
 def test_with_several_ranks_on_a_host_hierarchical_is_compared(played, command):
     asked, *_ = played
     command("--ranks-per-host", "2", "--schemes", "ALQ(bits=3)")
-    assert [label.rpartition("=")[2] for label in asked[2:]] == [
-        "allgather",
-        "scatter_reduce",
-        "hierarchical",
+    assert asked[2:] == [
+        f"mpi/ALQ(bits=3, exchange={exchange!r})"
+        for exchange in ("allgather", "scatter_reduce", "hierarchical")
     ]
     own = predict(plan_check.Cluster(4, 1e6, 2), plan_check.Job(1, 1000), machine())
     sent = [plan_check.leaves(prediction, 2) for prediction in own]

@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from plan_machines import AVERAGES, FREE, LINK, NOTHING, WHOLE, N, machine, seconds
 
-from hvd_adaptive.plan.advice import advise, told
-from hvd_adaptive.plan.model import GROUP_BYTES, predict
-from hvd_adaptive.plan.quantities import FAST, SLOW, Averages, Cluster, Codec, Collective, Job
+from hvd_adaptive.tools.plan.advice import advise, in_script
+from hvd_adaptive.tools.plan.model import GROUP_BYTES, predict
+from hvd_adaptive.tools.plan.quantities import FAST, SLOW, Averages, Cluster, Codec, Collective, Job
 
 
 @pytest.mark.parametrize("count", [2, 4, 16])
@@ -130,7 +130,7 @@ def test_hierarchical_sends_slices_between_hosts(hosts, per_host):
     assert found.wire_bytes == pytest.approx(leaves / per_host)
     assert found.step_s == pytest.approx(leaves / LINK)
     advice = advise(predict(cluster, Job(1, N), machine()))
-    assert told(advice.choice) == "ALQ(bits=3, exchange='hierarchical')"
+    assert in_script(advice.choice) == "ALQ(bits=3, exchange='hierarchical')"
     assert " MB to other hosts instead of " in advice.why[1]
 
 
@@ -225,17 +225,17 @@ def test_advice_is_the_most_exact_of_the_fastest():
     biased = replace(FREE, label="D()", bits=0.1, unbiased=False)
     predictions = predict(Cluster(2, LINK), Job(1, N), machine(FREE, exact, noisy, biased))
     advice = advise(predictions)
-    assert told(advice.choice) == "B()"
+    assert in_script(advice.choice) == "B()"
     assert (
         "381 ms instead of 4 s (10.49 times as fast)" in advice.why[0]
         and "ALQ(bits=3) would take" in advice.why[2]
     )
     assert "mostly the link" in advice.why[3]
     scatter = next(p for p in predictions if p.exchange == "scatter_reduce")
-    assert told(scatter) == "ALQ(bits=3, exchange='scatter_reduce')"
-    assert told(replace(scatter, method="T()")) == "T(exchange='scatter_reduce')"
+    assert in_script(scatter) == "ALQ(bits=3, exchange='scatter_reduce')"
+    assert in_script(replace(scatter, method="T()")) == "T(exchange='scatter_reduce')"
     comma = replace(scatter, method="T(bits=3, )")
-    assert told(comma) == "T(bits=3, exchange='scatter_reduce')"
+    assert in_script(comma) == "T(bits=3, exchange='scatter_reduce')"
 
 
 def test_advice_names_the_longest_part():

@@ -7,11 +7,11 @@ import dataclasses
 import pytest
 from plan_machines import AVERAGES, LINK, N, machine
 
-from hvd_adaptive.bench import ranks
-from hvd_adaptive.bench.exchange import Measured
-from hvd_adaptive.plan import steps
-from hvd_adaptive.plan.model import predict
-from hvd_adaptive.plan.quantities import Averages, Cluster, Codec, Conditions, Job
+from hvd_adaptive.tools import launch
+from hvd_adaptive.tools.bench.exchange import Measured
+from hvd_adaptive.tools.plan import steps
+from hvd_adaptive.tools.plan.model import predict
+from hvd_adaptive.tools.plan.quantities import Averages, Cluster, Codec, Conditions, Job
 
 CODEC = Codec("qsgd(bits=4,)", 8.0, 1e-6, 2e-6, 0.1, Averages(16.0, 4e-6, 8e-6, 6), AVERAGES)
 WRITTEN = (
@@ -33,7 +33,7 @@ def steps_here(monkeypatch):
         times = slower.get(len(asked), 3.0)
         asked.append((list(methods), tensors, coordinates, place))
         if times is None or failing & set(methods):
-            raise ranks.RanksError("mpirun ended with status 1")
+            raise launch.RanksError("mpirun ended with status 1")
         job = Job(tensors, coordinates)
         own = machine(CODEC, scheme_step_s=1.0, stock_step_s=0.5)
         parts = [p.step_s for p in steps.without_wire(own, job, place.count)]
@@ -79,7 +79,7 @@ def test_a_method_that_ranks_fail_with_is_told_and_has_no_factor(steps_here, cap
     assert [len(methods) for methods, *_ in asked] == [3, 1, 1, 1, 1, 3, 3]
     assert f"{WRITTEN[2]}: no whole step could be measured" in caplog.text
     failing.add("float32")
-    with pytest.raises(ranks.RanksError):
+    with pytest.raises(launch.RanksError):
         steps.factors(own, Conditions(2, 2, 4, N), lambda what: None)
 
 

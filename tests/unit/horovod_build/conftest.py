@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from hvd_adaptive.horovod_build.cuda import Gpu
-from hvd_adaptive.horovod_build.facts import Facts
-from hvd_adaptive.horovod_build.mpi import Mpi
-from hvd_adaptive.horovod_build.torch_facts import Torch
+from hvd_adaptive.tools.install.cuda import Gpu
+from hvd_adaptive.tools.install.facts import Facts
+from hvd_adaptive.tools.install.mpi import Mpi
+from hvd_adaptive.tools.install.torch_facts import Torch
 
 
 @pytest.fixture

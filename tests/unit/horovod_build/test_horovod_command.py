@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from hvd_adaptive import cli
-from hvd_adaptive.horovod_build import preflight
-from hvd_adaptive.horovod_build.errors import MISSING
+from hvd_adaptive.tools import cli
+from hvd_adaptive.tools.install import preflight
+from hvd_adaptive.tools.install.errors import MISSING
 
 # The command line
 

@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from hvd_adaptive.horovod_build import build as build_module
-from hvd_adaptive.horovod_build import cache, install, preflight, verify
-from hvd_adaptive.horovod_build.errors import BUILD_FAILED, InstallError
-from hvd_adaptive.horovod_build.facts import Options
-from hvd_adaptive.horovod_build.plan import Plan
+from hvd_adaptive.tools.install import build as build_module
+from hvd_adaptive.tools.install import cache, install, preflight, verify
+from hvd_adaptive.tools.install.errors import BUILD_FAILED, InstallError
+from hvd_adaptive.tools.install.facts import Options
+from hvd_adaptive.tools.install.plan import Plan
 
 
 def file(path: Path, text: str) -> Path:

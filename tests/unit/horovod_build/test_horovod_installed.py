@@ -7,10 +7,10 @@ import json
 
 import pytest
 
-from hvd_adaptive import cli
-from hvd_adaptive.horovod_build import command, verify
-from hvd_adaptive.horovod_build.facts import Options
-from hvd_adaptive.horovod_build.install import Outcome
+from hvd_adaptive.tools import cli
+from hvd_adaptive.tools.install import command, verify
+from hvd_adaptive.tools.install.facts import Options
+from hvd_adaptive.tools.install.install import Outcome
 
 
 def test_the_installed_one_is_compared_with_what_was_asked_for(facts):
@@ -32,7 +32,7 @@ def test_one_that_cannot_be_imported(facts, monkeypatch):
 @pytest.mark.parametrize("as_json", [True, False])
 def test_the_outcome_is_reported(facts, as_json, tmp_path, monkeypatch, capsys):
     wheel = tmp_path / "horovod.whl"
-    monkeypatch.setattr("hvd_adaptive.horovod_build.install.gather", lambda *_: facts)
+    monkeypatch.setattr("hvd_adaptive.tools.install.install.gather", lambda *_: facts)
     monkeypatch.setattr(command, "install", lambda job: Outcome("built", "0a1b", wheel, 61.04))
     assert cli.main(["install-horovod", *["--json"] * as_json]) == 0
     printed = capsys.readouterr()
@@ -56,7 +56,7 @@ def test_an_interrupted_command_says_so(facts, monkeypatch, capsys):
     def interrupted(job):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("hvd_adaptive.horovod_build.install.gather", lambda *_: facts)
+    monkeypatch.setattr("hvd_adaptive.tools.install.install.gather", lambda *_: facts)
     monkeypatch.setattr(command, "install", interrupted)
     assert cli.main(["install-horovod"]) == command.INTERRUPTED
     assert "nothing was installed" in capsys.readouterr().err

@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 from horovod_files import executable, file
 
-from hvd_adaptive.horovod_build import install
-from hvd_adaptive.horovod_build.cuda import Gpu, Nccl, find_gpu
-from hvd_adaptive.horovod_build.errors import MISSING, InstallError
-from hvd_adaptive.horovod_build.facts import Options, cpu_features
-from hvd_adaptive.horovod_build.mpi import Mpi, find_mpi
-from hvd_adaptive.horovod_build.plan import build_key, make_plan, relative_rpaths
-from hvd_adaptive.horovod_build.torch_facts import Torch
+from hvd_adaptive.tools.install import install
+from hvd_adaptive.tools.install.cuda import Gpu, Nccl, find_gpu
+from hvd_adaptive.tools.install.errors import MISSING, InstallError
+from hvd_adaptive.tools.install.facts import Options, cpu_features
+from hvd_adaptive.tools.install.mpi import Mpi, find_mpi
+from hvd_adaptive.tools.install.plan import build_key, make_plan, relative_rpaths
+from hvd_adaptive.tools.install.torch_facts import Torch
 
 # MPI, CUDA, CPU
 

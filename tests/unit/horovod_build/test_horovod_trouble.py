@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from hvd_adaptive.horovod_build import preflight
-from hvd_adaptive.horovod_build.diagnose import diagnose, tail
+from hvd_adaptive.tools.install import preflight
+from hvd_adaptive.tools.install.diagnose import diagnose, tail
 
 
 def executable(path: Path, text: str) -> Path:

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from horovod_files import executable, file
 
-from hvd_adaptive.horovod_build import preflight
-from hvd_adaptive.horovod_build.torch_facts import Torch, find_torch, required_standard
-from hvd_adaptive.horovod_build.wrapper import wrapper_script, write_wrapper
+from hvd_adaptive.tools.install import preflight
+from hvd_adaptive.tools.install.torch_facts import Torch, find_torch, required_standard
+from hvd_adaptive.tools.install.wrapper import wrapper_script, write_wrapper
 
 # The compiler wrapper
 

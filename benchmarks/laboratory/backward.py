@@ -1,7 +1,0 @@
-"""The package's backward pass that costs nothing, for the laboratory's shapes."""
-
-from __future__ import annotations
-
-from hvd_adaptive.bench.backward import FakeNetwork, Still
-
-__all__ = ["FakeNetwork", "Still"]

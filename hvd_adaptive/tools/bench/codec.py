@@ -1,0 +1,213 @@
+"""Encode and decode-and-accumulate of every scheme against memcpy, in one run.
+
+Each round times memcpy, encode, decode-and-accumulate of one payload, and whole payloads with and
+without a checksum, one after another on fresh random data; figures are medians over the rounds.
+Adaptive tables and code books are fitted to the data first. Schemes with a lossless coder are
+measured with each of ``codings`` that they allow.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from tqdm import tqdm
+
+import hvd_adaptive
+from hvd_adaptive.coding.header import CODINGS
+from hvd_adaptive.tools.methods import read, written
+
+BITS = tuple(range(2, 9))
+TABLE_SCHEMES = ("ALQ", "AMQ", "NUQSGD", "QSGD")
+# Schemes without bits and norm, by their keywords.
+OTHERS: dict[str, tuple[dict[str, Any], ...]] = {
+    "ECDQ": tuple({"bits": bits} for bits in (0.5, 1.0, 2.0, 3.0, 5.0, 8.0)),
+    "TernGrad": ({}, {"clip": None}),
+    "ORQ": (
+        *({"levels": levels} for levels in (3, 5, 9, 17, 33)),
+        {"levels": 9, "level_dtype": "float16"},
+        {"levels": 9, "solver": "coordinate_descent"},
+        {"levels": 9, "clip": 2.5},
+    ),
+    "LinearQuantile": ({"levels": 9},),
+    "BinGrad": ({}, {"variant": "biased"}, {"variant": "biased", "iterate": True}),
+    "SignSGD": ({},),
+    "OneBitSGD": ({},),
+    "NaturalCompression": ({},),
+    "SparseSGD": ({"density": 0.01}, {"density": 0.1}),
+    "QCS": ({"gain": 10}, {"gain": 30}, {"gain": 100}, {"gain": 10, "estimator": "mmse"}),
+}
+NAMES = (*TABLE_SCHEMES, *OTHERS)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """What is measured.
+
+    Args:
+        schemes: among NAMES.
+        bits: of table schemes.
+        codings: among coding.header.CODINGS.
+        device: "cpu", or "cuda" for the current GPU. Schemes that encode on the host are left out
+            there.
+    """
+
+    schemes: Sequence[str] = NAMES
+    bits: Sequence[int] = BITS
+    codings: Sequence[str] = tuple(CODINGS)
+    coordinates: int = 11_700_000
+    bucket_size: int = 8192
+    norm: str = "l2"
+    rounds: int = 15
+    threads: int = 1
+    device: str = "cpu"
+
+
+def cases(options: Options) -> dict[str, Any]:
+    """Return {label: scheme}."""
+    shared = {"bucket_size": options.bucket_size}
+    made = {
+        written(name, {"bits": bits}): getattr(hvd_adaptive, name)(
+            bits=bits, norm=options.norm, **shared
+        )
+        for name in TABLE_SCHEMES
+        if name in options.schemes
+        for bits in options.bits
+    }
+    for name in [name for name in OTHERS if name in options.schemes]:
+        for own in OTHERS[name]:
+            made[written(name, own)] = getattr(hvd_adaptive, name)(**own, **shared)
+    if options.device != "cpu":
+        device = torch.device(options.device)
+        return {k: v for k, v in made.items() if not v.is_on_host(device)}
+    again = _coded(made, options.codings)
+    return made | again if "fixed" in options.codings else again
+
+
+def _coded(made: dict[str, Any], codings: Sequence[str]) -> dict[str, Any]:
+    """Return the same schemes with each lossless coder that they allow."""
+    again = {}
+    for coding in [coding for coding in codings if coding != "fixed"]:
+        for label, scheme in made.items():
+            if coding not in scheme.codings:
+                continue
+            (method,) = read(label)
+            own = {**method.keywords, "coding": coding}
+            keywords = scheme._keywords | {"coding": coding}
+            with contextlib.suppress(ValueError):  # tables that this coder does not code
+                again[written(method.name, own)] = type(scheme)(**keywords)
+    return again
+
+
+def run(options: Options) -> Iterator[tuple[str, dict[str, float]]]:
+    """Yield (label, figures of ``measure``) of each case as soon as it is measured."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(options.threads)
+    try:
+        for label, scheme in cases(options).items():
+            yield label, measure(scheme, label, options)
+    finally:
+        torch.set_num_threads(before)
+
+
+def measure(scheme: Any, label: str, options: Options) -> dict[str, float]:
+    """Medians over the rounds for one scheme, in seconds, and bits per coordinate.
+
+    encode, decode: of a body.  sealed, bare: whole payloads made, with a checksum and without.
+    checksum: what the former took longer, in the same round; medians of the rounds that began with
+    the one and with the other, averaged.
+    """
+    device = torch.device(options.device)
+    flat = torch.empty(options.coordinates, device=device)
+    target, total = torch.empty_like(flat), torch.zeros_like(flat)
+    flat.normal_()
+    if hasattr(scheme, "fit"):
+        scheme.fit(flat[: 100 * options.bucket_size])
+    body = flat.new_empty(scheme.body_bytes(options.coordinates), dtype=torch.uint8)
+    first = _encoded(scheme, flat, body)
+    used, is_coded = first.numel(), scheme.coder is not None and first.numel() < body.numel()
+    # A first sample's body is decoded in every round: a later one's length may differ.
+    received = body.new_zeros(-(-used // 8) * 8)
+    received[:used] = first
+    bare = without_checksum(scheme)
+    actions: dict[str, Callable[[], object]] = {
+        "memcpy": lambda: target.copy_(flat),
+        "encode": lambda: _encoded(bare, flat, body),
+        "decode": lambda: _decoded(scheme, received, is_coded, total),
+        "sealed": lambda: scheme.encode_flat(flat, flat.numel(), 1),
+        "bare": lambda: bare.encode_flat(flat, flat.numel(), 1),
+    }
+    for action in actions.values():
+        action()
+    times: dict[str, list[float]] = {name: [] for name in actions}
+    clock = CLOCKS[options.device]
+    quiet = not sys.stderr.isatty()
+    order = list(actions.items())
+    for _ in tqdm(range(options.rounds), desc=label, leave=False, disable=quiet):
+        flat.normal_()
+        for name, action in order:
+            times[name].append(clock(action))
+        order.reverse()  # none of them always finds the caches as the same other one leaves them
+    medians = {name: statistics.median(values) for name, values in times.items()}
+    pairs = zip(times["sealed"], times["bare"], strict=True)
+    longer = [sealed - bare for sealed, bare in pairs]
+    # The first of a pair finds the caches cold: each of the two is so in every second round.
+    orders = [statistics.median(longer[place::2]) for place in range(min(2, len(longer)))]
+    medians["checksum"] = statistics.mean(orders)
+    return medians | {"bits": 8 * used / options.coordinates}
+
+
+def without_checksum(scheme: Any) -> Any:
+    """Return the same scheme, tables included, whose payloads carry no checksum."""
+    bare = copy.copy(scheme)
+    bare.settings = replace(scheme.settings, checksum=False)
+    return bare
+
+
+def _encoded(scheme: Any, flat: torch.Tensor, body: torch.Tensor) -> torch.Tensor:
+    """Return a body as it travels. ``body`` is memory for a body of fixed length."""
+    body = body[: scheme.encode_body(flat, body, 1)]
+    shorter = scheme.coded_body(body, flat.numel())
+    return body if shorter is None else shorter
+
+
+def _decoded(scheme: Any, body: torch.Tensor, is_coded: bool, total: torch.Tensor) -> None:
+    """Add what a body holds to ``total``."""
+    if is_coded:
+        body = scheme.fixed_body(body, total.numel())
+    scheme.decode_bodies([body], [1], 1.0, total)
+
+
+def _seconds(function: Callable[[], object]) -> float:
+    """Return the wall seconds of one call."""
+    begin = time.perf_counter()
+    function()
+    return time.perf_counter() - begin
+
+
+# The GPU is kept busy for so many of its clock cycles while the host queues what is timed.
+AHEAD = 1_000_000
+
+
+def _gpu_seconds(function: Callable[[], object]) -> float:
+    """Return the GPU's seconds for what one call queues on the current stream."""
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    torch.cuda._sleep(AHEAD)
+    begin.record()
+    function()
+    end.record()
+    end.synchronize()
+    return begin.elapsed_time(end) / 1e3
+
+
+CLOCKS: dict[str, Callable[[Callable[[], object]], float]] = {
+    "cpu": _seconds,
+    "cuda": _gpu_seconds,
+}

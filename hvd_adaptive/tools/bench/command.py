@@ -1,0 +1,218 @@
+"""`hvd-adaptive bench codec` and `hvd-adaptive bench exchange`."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from hvd_adaptive.tools import launch
+from hvd_adaptive.tools.bench.models import MODELS, tensors_and_coordinates
+from hvd_adaptive.tools.output import (
+    OK,
+    PROBLEM,
+    console,
+    errors,
+    positive,
+    print_failure,
+    print_json,
+    whole,
+)
+
+CODEC = """\
+Times encode and decode-and-accumulate of every scheme against memcpy, on fresh random data, all in
+one run: compare ratios, and figures of the same run."""
+EXCHANGE = """\
+Times one exchange of a model's gradients, from the first backward hook to the end of
+optimizer.step(), on ranks of this machine or of the hosts given: float32 and float16 by stock
+Horovod, and schemes. The backward pass itself costs nothing here.
+
+    hvd-adaptive bench exchange --ranks 4 --model resnet18
+    hvd-adaptive bench exchange --ranks 8 --hosts node1:4,node2:4 --methods float32 "ALQ(bits=2)"
+"""
+EXIT_CODES = "exit status: 0 measured, 1 ranks could not be started or failed, 2 wrong arguments"
+
+
+def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the command to the `hvd-adaptive` parser."""
+    parser = commands.add_parser(
+        "bench",
+        help="measure codecs on this machine, or exchanges between ranks",
+        description="Measures codecs on this machine, or exchanges between ranks.",
+    )
+    kinds = parser.add_subparsers(title="what to measure", metavar="KIND", required=True)
+    _register_codec(kinds)
+    _register_exchange(kinds)
+
+
+def _register_codec(kinds: Any) -> None:
+    from hvd_adaptive.coding.header import CODINGS
+
+    parser = kinds.add_parser(
+        "codec",
+        help="encode and decode against memcpy",
+        description=CODEC,
+        epilog="exit status: 0 measured, 2 wrong arguments",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add = parser.add_argument
+    add("--schemes", nargs="+", metavar="NAME", help="such as ALQ QSGD (default: all)")
+    add("--bits", type=whole(2), nargs="+", default=list(range(2, 9)), help="of table schemes")
+    add("--codings", choices=CODINGS, nargs="+", default=list(CODINGS))
+    add("--threads", type=whole(1), default=1)
+    add("--coordinates", type=whole(1), default=11_700_000)
+    add("--bucket-size", type=whole(1), default=8192)
+    add("--norm", choices=("l2", "linf"), default="l2")
+    add("--device", choices=("cpu", "cuda"), default="cpu", help="cuda: the current GPU")
+    add("--rounds", type=whole(1), default=15)
+    add("--json", action="store_true", help="print JSON, seconds of each action")
+    add("--output", type=Path, metavar="FILE", help="write that JSON to a file, too")
+    parser.set_defaults(run=lambda arguments: run_codec(arguments, parser))
+
+
+def _register_exchange(kinds: Any) -> None:
+    parser = kinds.add_parser(
+        "exchange",
+        help="an exchange of a model's gradients between ranks",
+        description=EXCHANGE,
+        epilog=EXIT_CODES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add = parser.add_argument
+    size = parser.add_mutually_exclusive_group()
+    size.add_argument("--model", choices=MODELS, default="resnet18", help="default: %(default)s")
+    size.add_argument("--params", type=whole(1), metavar="N", help="so many coordinates instead")
+    add("--ranks", type=whole(1), default=2, help="default: %(default)s")
+    add("--hosts", help="as mpirun's and horovodrun's -H take them: node1:4,node2:4")
+    add(
+        "--launcher", choices=launch.LAUNCHERS, help="mpirun or horovodrun --gloo (default: mpirun)"
+    )
+    add(
+        "--methods",
+        nargs="+",
+        metavar="METHOD",
+        help='float32, float16, or a scheme as in Python: "ALQ(bits=3, clip=2.5)"',
+    )
+    add("--steps", type=whole(2), default=10, help="timed, of each method (default: %(default)s)")
+    add("--timeout", type=positive, default=600, help="seconds (default: %(default)s)")
+    add("--json", action="store_true", help="print JSON")
+    parser.set_defaults(run=lambda arguments: run_exchange(arguments, parser))
+
+
+def run_codec(arguments: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
+    """Measure, print, and return the exit status."""
+    import torch
+    from rich.table import Table
+
+    from hvd_adaptive.tools.bench import codec
+
+    names = {name.lower(): name for name in codec.NAMES}
+    asked = arguments.schemes or list(names.values())
+    for name in asked:
+        if name.lower() not in names:
+            parser.error(f"--schemes {name}: must be among {', '.join(names.values())}")
+    if arguments.device == "cuda" and not torch.cuda.is_available():
+        parser.error("--device cuda: torch sees no GPU here")
+    options = codec.Options(
+        schemes=[names[name.lower()] for name in asked],
+        bits=arguments.bits,
+        codings=arguments.codings,
+        coordinates=arguments.coordinates,
+        norm=arguments.norm,
+        bucket_size=arguments.bucket_size,
+        rounds=arguments.rounds,
+        threads=arguments.threads,
+        device=arguments.device,
+    )
+    try:
+        results = dict(codec.run(options))
+    except ValueError as error:  # bits that a scheme does not take
+        parser.error(str(error))
+    if arguments.output is not None or arguments.json:
+        written = {"options": asdict(options), "results": results}
+        if arguments.output is not None:
+            arguments.output.write_text(json.dumps(written, indent=1), encoding="utf-8")
+        if arguments.json:
+            print_json(written)
+            return OK
+    gigabytes = 4 * options.coordinates / 1e9
+    table = Table(
+        title=f"{options.device}: {options.coordinates:,} coordinates, "
+        f"bucket {options.bucket_size}, "
+        f"norm {options.norm}",
+        caption="GB/s of float32; ratios to memcpy; checksum's share of a payload's encoding",
+    )
+    table.add_column("scheme", overflow="fold")
+    for column in ("bits", "memcpy", "encode", "ratio", "decode+add", "ratio", "checksum"):
+        table.add_column(column, justify="right", no_wrap=True)
+    for label, t in results.items():
+        table.add_row(
+            label,
+            f"{t['bits']:.3f}",
+            f"{gigabytes / t['memcpy']:.1f}",
+            f"{gigabytes / t['encode']:.2f}",
+            f"{t['memcpy'] / t['encode']:.2f}",
+            f"{gigabytes / t['decode']:.2f}",
+            f"{t['memcpy'] / t['decode']:.2f}",
+            f"{100 * t['checksum'] / t['sealed']:.1f} %",
+        )
+    console().print(table, markup=False)
+    return OK
+
+
+def run_exchange(arguments: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
+    """Measure, print, and return the exit status."""
+    from hvd_adaptive.tools.bench import exchange
+    from hvd_adaptive.tools.methods import parse
+
+    try:
+        methods = [method.label for method in parse(arguments.methods or exchange.DEFAULTS)]
+    except ValueError as error:
+        parser.error(f"--methods {error}")
+    model = None if arguments.params else arguments.model
+    tensors, coordinates = tensors_and_coordinates(model, arguments.params)
+    kinds = [arguments.launcher] if arguments.launcher else [*launch.available(), "mpi"]
+    ranks = launch.Ranks(arguments.ranks, kinds[0], arguments.hosts)
+    try:
+        with errors().status("ranks are measuring"):
+            rows, where = exchange.measure(
+                methods, tensors, coordinates, arguments.steps, ranks, arguments.timeout
+            )
+    except launch.RanksError as error:
+        print_failure(error, launch.hints(error.output))
+        return PROBLEM
+    facts = {"tensors": tensors, "coordinates": coordinates, "launcher": ranks.launcher, **where}
+    if arguments.json:
+        print_json(facts | {"methods": [asdict(row) for row in rows]})
+        return OK
+    _print_exchange(rows, facts)
+    return OK
+
+
+def _print_exchange(rows: list, facts: dict[str, Any]) -> None:
+    from rich.table import Table
+
+    table = Table(
+        title=f"{facts['coordinates']:,} coordinates in {facts['tensors']} tensors, "
+        f"{facts['ranks']} ranks on {facts['hosts']} hosts, {facts['launcher']}",
+        caption="ms of the slowest rank, median over steps; wait: in Horovod, for other ranks",
+    )
+    table.add_column("method", overflow="fold")
+    for column in ("ms", "quartiles", "/ float32", "sent MB", "error", "encode", "wait", "decode"):
+        table.add_column(column, justify="right", no_wrap=True)
+    float32 = next((row.seconds for row in rows if row.method == "float32"), None)
+    for row in rows:
+        low, high = row.quartiles
+        parts = (row.encode_s, row.exchange_s, row.decode_s)
+        table.add_row(
+            row.method,
+            f"{1e3 * row.seconds:.1f}",
+            f"{1e3 * low:.1f} {1e3 * high:.1f}",
+            "-" if float32 is None else f"{row.seconds / float32:.2f}",
+            "-" if row.wire_bytes is None else f"{row.wire_bytes / 1e6:.2f}",
+            "-" if row.relative_error is None else f"{row.relative_error:.3g}",
+            *("-" if part is None else f"{1e3 * part:.1f}" for part in parts),
+        )
+    console().print(table, markup=False)

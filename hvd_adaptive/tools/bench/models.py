@@ -1,0 +1,67 @@
+"""How large well-known models are."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+import numpy as np
+
+# Tensors and coordinates. ResNets and VGG: for ImageNet, as torchvision builds them; BERT (base,
+# uncased, with pooler) and GPT-2 (small): as Hugging Face does; LeNet: Caffe's; lstm: two layers of
+# 472 units over 10,000 words.
+MODELS: Mapping[str, tuple[int, int]] = MappingProxyType(
+    {
+        "lenet": (8, 431_080),
+        "resnet18": (62, 11_689_512),
+        "lstm": (11, 13_022_096),
+        "resnet50": (161, 25_557_032),
+        "bert-base": (199, 109_482_240),
+        "gpt2": (148, 124_439_808),
+        "vgg16": (32, 138_357_544),
+    }
+)
+
+
+def tensors_and_coordinates(model: str | None, params: int | None) -> tuple[int, int]:
+    """Return the tensors and coordinates of a model.
+
+    Args:
+        model: its name. If None, ``params`` is used.
+        params: number of coordinates, in tensors of a ResNet-50's mean size.
+    """
+    if model is not None:
+        return MODELS[model]
+    if params is None:
+        raise ValueError("model=None, params=None: give one of them")
+    tensors, coordinates = MODELS["resnet50"]
+    return max(1, round(params * tensors / coordinates)), params
+
+
+# Of every so many tensors one is a weight, the others are biases and norms; the largest weight is
+# GROWTH times the smallest.
+TENSORS_A_WEIGHT, GROWTH = 3, 64.0
+SMALL = 512
+
+
+def shapes(tensors: int, coordinates: int) -> list[tuple[str, tuple[int, ...]]]:
+    """Return names and shapes of tensors as convolutional networks have them: weights that grow
+    with the depth, each followed by small tensors.
+
+    Args:
+        tensors: number of tensors.
+        coordinates: of all tensors together, at least one for each.
+    """
+    weights = -(-tensors // TENSORS_A_WEIGHT)
+    others = tensors - weights
+    small = min(SMALL, max(1, coordinates // (1000 * max(1, others))))
+    growing = GROWTH ** (np.arange(weights) / max(1, weights - 1))
+    rest = coordinates - small * others - weights
+    edges = np.rint(rest * np.append(0, np.cumsum(growing)) / growing.sum()).astype(np.int64)
+    sizes = iter((1 + np.diff(edges)).tolist())
+    return [
+        (f"layer{k // TENSORS_A_WEIGHT:04d}.weight", (next(sizes),))
+        if k % TENSORS_A_WEIGHT == 0
+        else (f"layer{k // TENSORS_A_WEIGHT:04d}.small{k % TENSORS_A_WEIGHT}", (small,))
+        for k in range(tensors)
+    ]

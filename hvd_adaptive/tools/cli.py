@@ -1,0 +1,49 @@
+"""The `hvd-adaptive` command.
+
+Each subcommand is a package of its own. Its module `command` has a function `register(commands)`
+that adds the subcommand's parser and sets `run`, a function from the parsed arguments to an exit
+status. To add a subcommand, add its module to `COMMANDS`. These modules import what is slow only
+when they run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+
+from hvd_adaptive._version import __version__
+from hvd_adaptive.tools.bench import command as bench
+from hvd_adaptive.tools.doctor import command as doctor
+from hvd_adaptive.tools.install import command as install
+from hvd_adaptive.tools.plan import command as plan
+from hvd_adaptive.tools.report import command as report
+from hvd_adaptive.tools.schemes import command as schemes
+
+INTERRUPTED = 130  # as shells report Ctrl-C
+COMMANDS = (install, doctor, schemes, bench, plan, report)
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """Return the parser of the command and of all its subcommands."""
+    parser = argparse.ArgumentParser(
+        prog="hvd-adaptive", description="Adaptive gradient quantization for stock Horovod."
+    )
+    parser.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    for module in COMMANDS:
+        module.register(commands)
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line and return the exit status."""
+    arguments = make_parser().parse_args(argv)
+    try:
+        return arguments.run(arguments)
+    except BrokenPipeError:  # the reader has seen enough: `hvd-adaptive schemes | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except KeyboardInterrupt:
+        return INTERRUPTED

@@ -1,0 +1,129 @@
+"""Methods of exchanging gradients, written as in Python.
+
+float32  float16                     stock Horovod, Compression.none and Compression.fp16
+ALQ(bits=3, exchange='auto')         a scheme of hvd_adaptive with its keywords
+ALQ(bits=2|3, coding='fixed'|'elias')    every combination of the values that | separates
+"""
+
+from __future__ import annotations
+
+import ast
+import itertools
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from hvd_adaptive.tools.schemes.catalog import scheme_classes
+
+# The names of Horovod's own methods in hvd.Compression.
+STOCK = {"float32": "none", "float16": "fp16"}
+
+
+@dataclass(frozen=True)
+class Method:
+    """A method by its name and keywords; ``label`` is the text that it was read from."""
+
+    name: str
+    keywords: Mapping[str, Any]
+    label: str
+
+    def __str__(self) -> str:
+        return written(self.name, self.keywords)
+
+    @property
+    def is_scheme(self) -> bool:
+        """Whether it is a compressor, or supposed to be one, instead of stock Horovod's method."""
+        return self.name not in STOCK
+
+    def scheme(self) -> Any:
+        """Construct the compressor.
+
+        Raises:
+            ValueError: there is no such scheme, or it refuses the keywords.
+        """
+        known = scheme_classes()
+        if self.name not in known:
+            names = ", ".join([*STOCK, *known])
+            raise ValueError(f"{self.label!r}: must be one of {names}, with keywords")
+        try:
+            return known[self.name](**self.keywords)
+        except (TypeError, ValueError, NotImplementedError) as error:
+            raise ValueError(f"{self.label!r}: {error}") from error
+
+    def compression(self, stock: Any) -> Any:
+        """Return what hvd.DistributedOptimizer takes; ``stock`` is hvd.Compression."""
+        return self.scheme() if self.is_scheme else getattr(stock, STOCK[self.name])
+
+
+def parse(texts: Iterable[str]) -> list[Method]:
+    """Return the methods of all texts, each once.
+
+    Raises:
+        ValueError: a text is no method, or a scheme refuses its keywords.
+    """
+    methods = {method.label: method for text in texts for method in read(text)}
+    for method in methods.values():
+        if method.is_scheme:
+            method.scheme()
+    return list(methods.values())
+
+
+def read(text: str) -> list[Method]:
+    """Return the methods that a text describes, without constructing them.
+
+    Names of schemes may be written in small letters.
+
+    Raises:
+        ValueError: the text is not "name" or "name(keyword=value, ...)".
+    """
+    text = text.strip()
+    try:
+        call = ast.parse(text, mode="eval").body
+        node = call.func if isinstance(call, ast.Call) else call
+        if not isinstance(node, ast.Name):
+            raise ValueError("must be a name, with keywords in parentheses: ALQ(bits=3)")
+        choices = _choices(call) if isinstance(call, ast.Call) else []
+    except SyntaxError as error:
+        how = "must be written as in Python, such as ALQ(bits=3)"
+        raise ValueError(f"{text!r}: {how}: {error.msg}") from error
+    except ValueError as error:
+        raise ValueError(f"{text!r}: {error}") from error
+    names = {name.lower(): name for name in [*STOCK, *scheme_classes()]}
+    name = names.get(node.id.lower(), node.id)
+    if name in STOCK and isinstance(call, ast.Call):
+        raise ValueError(f"{text!r}: takes no keywords")
+    combinations = [dict(pairs) for pairs in itertools.product(*choices)]
+    if len(combinations) == 1:
+        return [Method(name, combinations[0], text)]
+    return [Method(name, keywords, written(name, keywords)) for keywords in combinations]
+
+
+def written(name: str, keywords: Mapping[str, Any]) -> str:
+    """Return a method as a text that ``read`` reads."""
+    if name in STOCK:
+        return name
+    return f"{name}({', '.join(f'{keyword}={value!r}' for keyword, value in keywords.items())})"
+
+
+def _choices(call: ast.Call) -> list[list[tuple[str, Any]]]:
+    """Return (keyword, value) for each of a keyword's alternatives, for each keyword."""
+    if call.args or any(word.arg is None for word in call.keywords):
+        raise ValueError("only keywords are allowed, such as bits=3")
+    return [
+        [(str(word.arg), _literal(node)) for node in _alternatives(word.value)]
+        for word in call.keywords
+    ]
+
+
+def _literal(node: ast.expr) -> Any:
+    try:
+        return ast.literal_eval(node)
+    except ValueError:
+        value = ast.unparse(node)
+        raise ValueError(f"{value}: must be a number, a quoted string or a tuple") from None
+
+
+def _alternatives(node: ast.expr) -> list[ast.expr]:
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.BitOr):
+        return [*_alternatives(node.left), *_alternatives(node.right)]
+    return [node]

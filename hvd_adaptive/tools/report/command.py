@@ -1,0 +1,77 @@
+"""`hvd-adaptive report`."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from rich.console import Console
+
+from hvd_adaptive.tools.output import print_json
+
+DESCRIPTION = """\
+Makes a page of a training run: bytes per step, compression ratio, relative error, level tables over
+time, where the time goes and which parameters cost most. The page is one HTML file that needs no
+network. The run's compressor must have had a monitor:
+
+    ALQ(bits=3, monitor=hvd_adaptive.Monitor("runs/1"))
+
+    hvd-adaptive report runs/1 && xdg-open runs/1/report.html"""
+EXIT_CODES = """\
+exit status: 0 written, 1 there is no log, the page cannot be written or matplotlib is missing,
+2 wrong arguments"""
+
+
+def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the command to the `hvd-adaptive` parser."""
+    parser = commands.add_parser(
+        "report",
+        help="make a page of a training run from its monitor's log",
+        description=DESCRIPTION,
+        epilog=EXIT_CODES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add = parser.add_argument
+    add("run_dir", type=Path, metavar="RUN_DIR", help="the monitor's folder, or one .jsonl file")
+    add("--output", type=Path, metavar="FILE", help="default: report.html in RUN_DIR")
+    add("--title", help="of the page (default: the folder's name)")
+    add("--json", action="store_true", help="print the figures as JSON instead of making a page")
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Run the command and return the exit status."""
+    from hvd_adaptive.monitor.log import LogError, read_logs
+    from hvd_adaptive.tools.report.summary import describe
+
+    source: Path = arguments.run_dir
+    console = Console(stderr=True, soft_wrap=True, highlight=False)
+    try:
+        logs = read_logs(source)
+        if arguments.json:
+            print_json([describe(log) for log in logs])
+            return 0
+        folder = source if source.is_dir() else source.parent
+        output = arguments.output or folder / "report.html"
+        title = arguments.title or source.resolve().name
+        output.write_text(_page(logs, title), encoding="utf-8", errors="replace")
+    except (LogError, OSError, ImportError) as error:
+        console.print(f"error: {error}", style="red", markup=False)
+        return 1
+    for log in logs:
+        for warning in log.warnings:
+            console.print(f"warning: {warning['text']}", style="yellow", markup=False)
+    console.print(f"{sum(len(log.steps) for log in logs)} records read", markup=False)
+    print(output)
+    return 0
+
+
+def _page(logs: list, title: str) -> str:
+    try:
+        from hvd_adaptive.tools.report.page import page
+    except ImportError as error:
+        raise ImportError(
+            f"{error}: drawing needs matplotlib and jinja2: python -m pip install "
+            "'hvd-adaptive[report]', or use --json"
+        ) from error
+    return page(logs, title)

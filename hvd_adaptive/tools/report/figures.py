@@ -1,0 +1,203 @@
+"""The report's figures, as SVG that stands in a page."""
+
+from __future__ import annotations
+
+import html
+import io
+import re
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import matplotlib
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import EngFormatter
+
+from hvd_adaptive.monitor.log import Log
+from hvd_adaptive.tools.report.summary import Cost, Summary
+
+# Encode, wait, decode, the rest: apart for the colour-blind, too.
+BLUE, ORANGE, GREEN, GREY = "#0072b2", "#e69f00", "#009e73", "#c4c9cf"
+INK, FAINT = "#22272e", "#e6e8eb"
+NARROW, WIDE = 7.2, 14.8  # inches, so that text is as large in both
+MOST_POINTS = 400
+MOST_BARS = 12
+STYLE: Any = {
+    "svg.fonttype": "none",
+    "font.family": "sans-serif",
+    "font.sans-serif": ["system-ui", "Segoe UI", "Helvetica", "Arial", "DejaVu Sans"],
+    "font.size": 10,
+    "text.parse_math": False,  # a "$" in a parameter's name is a "$"
+    "axes.edgecolor": FAINT,
+    "axes.labelcolor": INK,
+    "text.color": INK,
+    "xtick.color": INK,
+    "ytick.color": INK,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "grid.color": FAINT,
+    "legend.frameon": False,
+}
+
+
+def bytes_figure(log: Log, summary: Summary) -> str:
+    """Draw what this rank sent in each step, beside a ring of float32."""
+
+    def draw(axes: Axes) -> None:
+        steps, sent = _series(log.steps, "wire_bytes")
+        axes.plot(steps, sent, color=BLUE, drawstyle="steps-pre", label="sent by this rank")
+        axes.axhline(summary.ring_bytes, color=ORANGE, dashes=(5, 3), label="float32 over a ring")
+        axes.set_ylim(0, 1.12 * max([summary.ring_bytes, *sent]))
+        axes.yaxis.set_major_formatter(EngFormatter("B"))
+        axes.set_xlabel("step")
+        _legend(axes)
+
+    return _svg("bytes", draw)
+
+
+def error_figure(log: Log) -> str | None:
+    """Draw the estimated relative squared error; None if nothing was quantised."""
+    steps, errors = _series(log.steps, "relative_error")
+    if not errors:
+        return None
+
+    def draw(axes: Axes) -> None:
+        axes.plot(steps, errors, color=BLUE, label="relative squared error")
+        for at, table in enumerate(_fitted(log)):
+            label = "level table refitted" if not at else None
+            axes.axvline(table["step"], color=GREY, lw=1, dashes=(2, 2), label=label)
+        if max(errors) > 20 * min(errors) > 0:
+            axes.set_yscale("log")
+        else:
+            axes.set_ylim(0, 1.12 * max(errors))
+        axes.set_xlabel("step")
+        _legend(axes)
+
+    return _svg("error", draw)
+
+
+def levels_figure(log: Log, part: str) -> str | None:
+    """Draw a part's levels over time; None if it has none."""
+    tables = [table for table in log.tables if table["part"] == part]
+    if not tables:
+        return None
+    ends = [table["step"] for table in tables[1:]] + [log.steps[-1]["step"] + 1]
+
+    def draw(axes: Axes) -> None:
+        least = min(abs(v) for table in tables for v in table["levels"] if v)
+        for table, end in zip(tables, ends, strict=True):
+            axes.hlines(table["levels"], table["step"], end, color=BLUE, lw=1.6)
+        for table in tables[1:]:
+            axes.axvline(table["step"], color=GREY, lw=1, dashes=(2, 2))
+        axes.set_yscale("symlog", linthresh=least, linscale=0.5)
+        axes.set_ylim(-1.3, 1.3)
+        axes.yaxis.set_major_formatter(lambda value, at: f"{value:g}")
+        decades = [10.0**-place for place in range(9) if 10.0**-place > 2 * least]
+        axes.set_yticks([*decades, 0.0, *(-value for value in decades)])
+        axes.minorticks_off()
+        axes.set_xlabel("step")
+        axes.set_ylabel("level, times the bucket's norm")
+
+    return _svg(f"levels {part}", draw, height=2.6)
+
+
+def time_figure(log: Log) -> str:
+    """Draw the seconds of a step: encoding, waiting, decoding, and the rest."""
+    names = {"encode": "encode_s", "wait": "exchange_s", "decode": "decode_s"}
+    rows = [{**r, "step_s": r["step_s"] or sum(r[n] for n in names.values())} for r in log.steps]
+    for row in rows:
+        row["rest"] = max(0.0, row["step_s"] - sum(row[name] for name in names.values()))
+
+    def draw(axes: Axes) -> None:
+        steps, _ = _series(rows, "rest")
+        parts = [_series(rows, name)[1] for name in [*names.values(), "rest"]]
+        labels = [*names, "the rest of the step"]
+        axes.stackplot(steps, parts, labels=labels, colors=(BLUE, ORANGE, GREEN, GREY), lw=0)
+        totals = sorted(map(sum, zip(*parts, strict=True)))
+        # A first step that compiles must not flatten all others.
+        axes.set_ylim(0, 1.15 * totals[int(0.95 * (len(totals) - 1))])
+        axes.yaxis.set_major_formatter(EngFormatter("s"))
+        axes.set_xlabel("step")
+        _legend(axes, columns=4)
+
+    return _svg("time", draw)
+
+
+def costs_figure(rows: Sequence[Cost]) -> str | None:
+    """Draw the payload bytes of the parameters that send most; None if there are none."""
+    shown = rows[:MOST_BARS]
+    if not shown:
+        return None
+    total = sum(row.payload_bytes for row in rows)
+
+    def draw(axes: Axes) -> None:
+        names = [_short(row.name) for row in shown]
+        places = range(len(shown))
+        axes.barh(places, [row.payload_bytes for row in shown], color=BLUE, height=0.7)
+        axes.set_yticks(places, names)
+        axes.invert_yaxis()
+        for place, row in zip(places, shown, strict=True):
+            axes.annotate(
+                f" {share(row.payload_bytes, total)}", (row.payload_bytes, place), va="center"
+            )
+        axes.set_xlim(0, 1.15 * shown[0].payload_bytes)
+        axes.xaxis.set_major_formatter(EngFormatter("B"))
+        axes.grid(axis="y", visible=False)
+        axes.set_xlabel("payload bytes a step")
+
+    return _svg("costs", draw, WIDE, 0.8 + 0.27 * len(shown))
+
+
+def _series(records: Sequence[dict[str, Any]], name: str) -> tuple[list[float], list[float]]:
+    """Return steps and values where values are known, as means of neighbours if there are many."""
+    known = [(float(r["step"]), float(r[name])) for r in records if r.get(name) is not None]
+    width = -(-len(known) // MOST_POINTS) or 1
+    chunks = [known[at : at + width] for at in range(0, len(known), width)]
+    steps = [chunk[-1][0] for chunk in chunks]
+    return steps, [sum(value for _, value in chunk) / len(chunk) for chunk in chunks]
+
+
+def _fitted(log: Log) -> list[dict[str, Any]]:
+    """Return the tables of the default part that were fitted."""
+    return [table for table in log.tables if table["part"] == "" and table["version"]]
+
+
+def _legend(axes: Axes, columns: int = 2) -> None:
+    axes.legend(loc="lower left", bbox_to_anchor=(0, 1.0), ncols=columns, borderaxespad=0.1)
+
+
+def share(part: float, total: float) -> str:
+    """Return a part as a percentage."""
+    percent = 100 * part / total if total else 0.0
+    return f"{percent:.1f} %" if percent >= 0.05 or not percent else "< 0.1 %"
+
+
+def _short(name: str, most: int = 34) -> str:
+    name = _printable(name)
+    return name if len(name) <= most else f"...{name[3 - most :]}"
+
+
+def _printable(text: str) -> str:
+    """Replace line breaks, control characters and halves of surrogate pairs."""
+    return "".join(letter if letter.isprintable() else "\ufffd" for letter in text)
+
+
+def _svg(
+    label: str, draw: Callable[[Axes], None], width: float = NARROW, height: float = 2.6
+) -> str:
+    """Return an <svg> element as wide as its place. ``label`` makes its ids unique in the page."""
+    label = _printable(label)
+    with matplotlib.rc_context(STYLE | {"svg.hashsalt": label}):
+        figure = Figure(figsize=(width, height), layout="constrained")
+        draw(figure.add_subplot())
+        file = io.StringIO()
+        figure.savefig(file, format="svg", metadata={"Date": None, "Creator": None})
+    svg = file.getvalue()
+    svg = svg[svg.index("<svg") :]
+    found = re.match(r'<svg [^>]*?viewBox="([^"]+)"[^>]*>', svg)
+    if found is None:
+        raise ValueError("matplotlib drew an SVG without a viewBox")
+    text = html.escape(label)
+    return f'<svg viewBox="{found[1]}" role="img" aria-label="{text}">{svg[found.end() :]}'

@@ -1,0 +1,108 @@
+"""The commands by which tools/launch.py starts ranks; that they work is in tests/parallel."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from hvd_adaptive.tools import launch
+from hvd_adaptive.tools.launch import LAUNCHERS, Ranks, RanksError, missing
+
+PROGRAM = ["python", "train.py"]
+
+
+@pytest.fixture(autouse=True)
+def installed(monkeypatch):
+    """Both launchers are installed, and mpirun is Open MPI's."""
+    programs = {"mpi": "/bin/mpirun", "gloo": "/bin/horovodrun"}
+    monkeypatch.setattr(launch, "_found", programs.get)
+    monkeypatch.setattr(launch, "_is_open_mpi", lambda: True)
+
+
+def settings(command: list[str]) -> dict[str, str]:
+    """Of Open MPI, by name."""
+    places = [place for place, word in enumerate(command) if word == "--mca"]
+    return {command[place + 1]: command[place + 2] for place in places}
+
+
+def test_on_this_machine():
+    mpirun, gloo = (Ranks(3, launcher).command(PROGRAM) for launcher in LAUNCHERS)
+    assert mpirun[:3] == ["/bin/mpirun", "-np", "3"] and mpirun[-2:] == PROGRAM
+    assert {"--oversubscribe", "--bind-to"} <= set(mpirun) and "-x" not in mpirun
+    assert settings(mpirun) == {"mpi_yield_when_idle": "1"}
+    assert gloo[0] == "/bin/horovodrun" and gloo[-2:] == PROGRAM
+    assert "--gloo" in gloo and gloo[gloo.index("-H") + 1] == "localhost:3"
+
+
+def test_ranks_of_one_host_over_tcp():
+    assert settings(Ranks(2, tcp=True).command(PROGRAM))["btl"] == "tcp,self"
+
+
+def test_on_other_machines(monkeypatch):
+    """Ranks there get this environment's programs; a variable that is not set is not exported."""
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    for launcher in LAUNCHERS:
+        command = Ranks(4, launcher, hosts="a:2,b:2").command(PROGRAM)
+        assert command[command.index("-H") + 1] == "a:2,b:2"
+    mpirun = Ranks(4, hosts="a:2,b:2").command(PROGRAM)
+    exported = [mpirun[place + 1] for place, word in enumerate(mpirun) if word == "-x"]
+    assert exported == ["PATH", "PYTHONPATH"]
+
+
+def test_on_an_interface_and_by_another_shell():
+    ranks = Ranks(4, hosts="a:2,b:2", interface="lab0", remote_shell="/lab/ssh")
+    own = settings(ranks.command(PROGRAM))
+    assert own["btl_tcp_if_include"] == own["oob_tcp_if_include"] == "lab0"
+    assert (own["btl"], own["plm_rsh_agent"]) == ("tcp,vader,self", "/lab/ssh")
+    gloo = Ranks(4, "gloo", hosts="a:2,b:2", interface="lab0").command(PROGRAM)
+    assert gloo[gloo.index("--network-interface") + 1] == "lab0"
+
+
+def test_another_mpi_gets_no_options_of_open_mpi(monkeypatch):
+    monkeypatch.setattr(launch, "_is_open_mpi", lambda: False)
+    assert Ranks(2).command(PROGRAM) == ["/bin/mpirun", "-np", "2", *PROGRAM]
+
+
+def test_open_mpi_is_recognized(monkeypatch, tmp_path):
+    monkeypatch.undo()
+    program = tmp_path / "mpirun"
+    monkeypatch.setattr(launch, "_found", lambda launcher: str(program))
+    for text, is_open in (("mpirun (Open MPI) 4.1.8", True), ("HYDRA build details", False)):
+        program.write_text(f"#!/bin/sh\necho '{text}'\n")
+        program.chmod(0o755)
+        assert launch._is_open_mpi() is is_open
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_a_missing_program_is_named_with_its_remedy(monkeypatch, launcher):
+    monkeypatch.setattr(launch, "_found", lambda name: None)
+    program, remedy = launch.PROGRAMS[launcher]
+    with pytest.raises(RanksError, match=f"{program} was not found: ") as error:
+        Ranks(2, launcher).command(PROGRAM)
+    assert remedy in str(error.value) and missing([launcher]) == [str(error.value)]
+    assert len(missing(LAUNCHERS)) == 2
+
+
+def test_ranks_import_this_package(monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", "/theirs")
+    first, *others = Ranks(2).environment()["PYTHONPATH"].split(":")
+    assert Path(first) == Path(launch.__file__).parents[2] and others == ["/theirs"]
+
+
+def test_nothing_else_starts_ranks():
+    """Launchers' names are in no command line of the package or the benchmarks besides this one."""
+    root = Path(launch.__file__).parents[2]
+    if not (root / "benchmarks").is_dir():
+        pytest.skip("the package lies apart from the repository")
+    folders = [str(root / name) for name in ("hvd_adaptive", "benchmarks")]
+    words = r"""["'](mpirun|horovodrun|mpiexec|srun)["']|Popen\("""
+    command = ["grep", "-rlE", "--include=*.py", words, *folders]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    names = sorted(str(Path(line).relative_to(root)) for line in done.stdout.split())
+    assert names == [
+        "hvd_adaptive/tools/install/build.py",  # compilers
+        "hvd_adaptive/tools/launch.py",
+        "hvd_adaptive/tools/processes.py",
+    ]
