@@ -42,7 +42,7 @@ class Histogram:
     ) -> None:
         edges, masses = np.array(edges, dtype=np.float64), np.array(masses, dtype=np.float64)
         if edges.ndim != 1 or masses.shape != (edges.size - 1,) or edges.size < 2:
-            raise ValueError(f"edges, masses: shapes {edges.shape}, {masses.shape} do not fit")
+            raise ValueError(f"edges, masses: shapes {edges.shape}, {masses.shape} do not match")
         if not (np.all(np.diff(edges) > 0) and edges[0] >= 0 and edges[-1] <= 1):
             raise ValueError("edges: must ascend strictly within [0, 1]")
         everything = np.concatenate([masses, [zero_mass, one_mass]])

@@ -41,8 +41,7 @@ def check_magnitudes(magnitudes: ArrayLike, symmetric: bool) -> Array:
     if not np.all(first > 0 if symmetric else first == 0):
         wanted = "positive" if symmetric else "zero"
         raise ValueError(
-            f"magnitudes: the first must be {wanted} where symmetric={symmetric}, "
-            f"not {first.tolist()}"
+            f"magnitudes: the first must be {wanted} if symmetric={symmetric}, not {first.tolist()}"
         )
     return levels
 

@@ -32,7 +32,7 @@ class Mixture:
         mu, sigma, weights = (np.atleast_1d(np.asarray(a, float)) for a in (mu, sigma, weights))
         if not (mu.ndim == 1 and mu.size > 0 and mu.shape == sigma.shape == weights.shape):
             raise ValueError(
-                "mu, sigma, weights: must be of one length and not empty, not "
+                "mu, sigma, weights: must have the same length and not be empty, not "
                 f"{mu.shape}, {sigma.shape}, {weights.shape}"
             )
         if not (np.isfinite(weights).all() and (weights >= 0).all() and weights.sum() > 0):

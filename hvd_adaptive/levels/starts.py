@@ -24,8 +24,7 @@ def uniform(distribution: Distribution, count: int, symmetric: bool) -> Array:
 
 
 def exponential(distribution: Distribution | None, count: int, symmetric: bool) -> Array:
-    """Return 1, p, p**2, ... with p = 0.5 (NUQSGD), or p closer to 1 if the least is below 2**-32.
-    """
+    """Return 1, p, p**2, ... with p = 0.5 (NUQSGD); p is larger if the least would pass 2**-32."""
     return exponential_magnitudes(count, 0.5 ** min(1.0, 32 / (count - 1)), symmetric)
 
 

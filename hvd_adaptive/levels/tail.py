@@ -70,8 +70,7 @@ def with_tail(counts: ArrayLike, squares: ArrayLike, buckets: float) -> Histogra
 
 
 def _prior(start: float) -> Array:
-    """Return the masses of a density of r^-3 from ``start`` to 1, scaled so that r^2 sums to one.
-    """
+    """Return the masses of a density of r^-3 from ``start`` to 1 whose r^2 sums to one."""
     edges = np.maximum(LOG_EDGES, min(start, _HIGHEST))
     masses = -np.diff(edges**-2.0)
     return masses / (masses @ _MEAN_SQUARES)

@@ -73,7 +73,7 @@ def least_convex_pair(
         points = np.concatenate([np.geomspace(1e-6, 1, 257)[:-1], np.linspace(0, 1, 258)[1:-1]])
     points = np.unique(np.asarray(points, dtype=np.float64))
     if points.size < 2:
-        raise ValueError(f"points: must hold two different numbers at least, not {points.size}")
+        raise ValueError(f"points: must contain at least two different numbers, not {points.size}")
     first, second = np.triu_indices(points.size, k=1)
     margin = convexity_margin(points[first], points[second], distribution)
     least = int(np.argmin(margin))

@@ -96,8 +96,7 @@ def small_coordinates(reach: float) -> float:
 
 
 def exponent_constant(exponent: float) -> float:
-    """Return K_p of Theorem 2 and Eq. 41: the least K with r (l1 - r) <= K l1^(2-p) r^p on [0, l1].
-    """
+    """Return K_p (Theorem 2, Eq. 41): the least K with r (l1 - r) <= K l1^(2-p) r^p on [0, l1]."""
     p = check_positive("exponent", exponent, below=1.0)
     return float(((1 - p) / (2 - p)) ** (1 - p) / (2 - p))
 
