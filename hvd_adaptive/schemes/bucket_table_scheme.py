@@ -46,7 +46,10 @@ class BucketTableScheme(GradientCompressor):
     def quantize_buckets(
         self, flat: torch.Tensor, words: torch.Tensor, bucket_size: int, key: int
     ) -> torch.Tensor:
-        """Fill ``words`` with the codes; return the buckets' numbers, float32 (buckets, numbers)."""
+        """Fill ``words`` with the codes; return the buckets' numbers.
+
+        The result is float32 (buckets, numbers). A receiver computes the levels from it.
+        """
 
     def values(self, numbers: torch.Tensor) -> torch.Tensor:
         """Return the buckets' ascending levels, float32 (buckets, alphabet), from their numbers."""

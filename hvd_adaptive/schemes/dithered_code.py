@@ -166,8 +166,9 @@ def ideal_delta(law: Distribution, unit: float, bits: float) -> float:
 
 @functools.cache
 def gaussian_law() -> Histogram:
-    """Return the law of normal coordinates of root mean square 1/GAUSSIAN_UNIT, for use before
-    fits.
+    """Return the law of normal coordinates of root mean square 1/GAUSSIAN_UNIT.
+
+    It is used before the first fit.
     """
     cumulated = erf(LOG_EDGES * (GAUSSIAN_UNIT / np.sqrt(2)))
     cumulated[-1] = 1.0

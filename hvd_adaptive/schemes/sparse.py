@@ -111,8 +111,9 @@ class SparseSGD(GradientCompressor):
         return None if flags is None else lambda: _check_readable(flags, out)
 
     def second_codec(self, bits: int) -> GradientCompressor:
-        """Return a codec for averages, which codes runs of zeros: averages of few coordinates are
-        sparse.
+        """Return a codec for averages that codes runs of zeros.
+
+        Averages of few coordinates are sparse too.
         """
         from hvd_adaptive.schemes.qsgd import QSGD
 

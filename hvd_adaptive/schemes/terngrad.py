@@ -15,8 +15,8 @@ class TernGrad(FixedLevels):
     """Ternary gradients (Wen et al. 2017, as the ALQ paper, App. K.2, and the ORQ paper use it).
 
     Each bucket is clipped to ``clip`` times its deviation (ALQ paper, Eq. 49), divided by its
-    largest remaining coordinate and rounded at random, without bias, to -1, 0 or 1. 32 bits hold 20
-    codes.
+    largest coordinate after clipping, and rounded at random, without bias, to -1, 0 or 1. 32 bits
+    hold 20 codes.
 
     Args:
         clip: c, default 2.5; None disables clipping. Clipping reduces the variance considerably and
