@@ -232,8 +232,8 @@ class Residuals:
                 lost.discard(member.name)
         if lost:
             logger.warning(
-                "error feedback starts from zero for %d parameters that are gone, of another shape "
-                "or no longer quantised: %s%s",
+                "error feedback starts from zero for %d parameters that were removed, reshaped or "
+                "are no longer quantised: %s%s",
                 len(lost),
                 ", ".join(sorted(lost)[:3]),
                 " ..." if len(lost) > 3 else "",

@@ -40,13 +40,12 @@ class Float32Levels:
 
 
 class Float16Levels:
-    """Rows of float16 numbers, then an int8 exponent e for each bucket: a level is number 2**(e -
-    14).
+    """Rows of float16 numbers, then an int8 exponent for each bucket.
 
-    2**e <= the largest magnitude < 2**(e+1), so no gradient is too small or too large for float16.
-    The first level is rounded down, the last one up, and the others to the nearest. So every
-    coordinate stays between two levels, and random rounding stays unbiased. A bucket whose extremes
-    leave the range of float32 becomes NaN.
+    With exponent e a level is number 2**(e - 14), and 2**e <= the largest magnitude < 2**(e+1), so
+    no gradient is too small or too large for float16. The first level is rounded down, the last one
+    up, and the others to the nearest. So every coordinate stays between two levels, and random
+    rounding stays unbiased. A bucket whose extremes leave the range of float32 becomes NaN.
     """
 
     name = "float16"

@@ -109,9 +109,7 @@ class Coder(ABC):
 
     @abstractmethod
     def encode_segment(self, codes: np.ndarray, out: np.ndarray) -> int:
-        """Code ``codes`` (uint8) into ``out`` (uint8, ``most_bytes`` long); return the bytes
-        written.
-        """
+        """Code ``codes`` (uint8) into ``out`` (uint8, ``most_bytes`` long); return its length."""
 
     @abstractmethod
     def decode_segment(self, data: np.ndarray, codes: np.ndarray) -> bool:
@@ -223,9 +221,7 @@ class Coder(ABC):
         return groups if whole == count else [*groups, range(whole, count)]
 
     def _coded(self, words: np.ndarray, coordinates: int, group: range) -> list[np.ndarray]:
-        """Return the bytes of a group's segments, in new buffers: earlier results may still be in
-        use.
-        """
+        """Return the bytes of a group's segments in new buffers: others may still be in use."""
         count = self._count(coordinates, group[0])
         codes = np.empty((len(group), count), np.uint8)
         outs = np.empty((len(group), self.most_bytes(count)), np.uint8)

@@ -115,9 +115,7 @@ def coordinate_descent(
 
 
 def _place(levels: Array, start: int, wanted: Array, symmetric: bool) -> None:
-    """Set levels start, start + 2, ... to ``wanted``, clipped to the range between their
-    neighbours.
-    """
+    """Set levels start, start + 2, ... to ``wanted``, clipped between their neighbours."""
     target = levels[..., start:-1:2] if start else levels[..., :1]
     below = levels[..., start - 1 : -2 : 2] if start else np.zeros_like(target)
     above = levels[..., start + 1 :: 2] if start else levels[..., 1:2]

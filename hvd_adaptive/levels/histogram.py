@@ -156,11 +156,10 @@ class Histogram:
         return np.where(y <= self.zero_mass, 0.0, np.where(y > self._cdf[-1], 1.0, x))
 
     def balance_point(self, c: ArrayLike) -> Array:
-        """Return the b in [0, c] with 2 b F(b) = integral of (c - r) dF over (b, c]: ALQ Eq. 31
-        folded.
+        """Return the b in [0, c] with 2 b F(b) = integral of (c - r) dF over (b, c].
 
-        F(b) includes the atom at zero (see ``first_level``). The equation is quadratic within a
-        bin; the bin is found from the values at the edges.
+        This is ALQ Eq. 31 folded. F(b) includes the atom at zero (see ``first_level``). The
+        equation is quadratic within a bin; the bin is found from the values at the edges.
 
         Args:
             c: Any shape, <= 1.

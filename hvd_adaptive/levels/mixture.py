@@ -77,8 +77,9 @@ class Mixture:
         return tuple(result.reshape((order + 1, *x.shape)))
 
     def tabulate(self, edges: ArrayLike = LOG_EDGES) -> Histogram:
-        """Return the histogram of the mixture, so that a fit's cost does not depend on the
-        components.
+        """Return the histogram of the mixture.
+
+        The cost of a fit then does not depend on the number of components.
 
         Args:
             edges: Ascending from 0 to 1.

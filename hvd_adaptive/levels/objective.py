@@ -57,12 +57,12 @@ def gradient(magnitudes: ArrayLike, distribution: Distribution, symmetric: bool)
 
 
 def curvature_bound(magnitudes: ArrayLike, distribution: Distribution, symmetric: bool) -> Array:
-    """Return the Gershgorin bound of each row of the Hessian of Psi, in the shape of
-    ``magnitudes``.
+    """Return the Gershgorin bound of each row of the Hessian of Psi.
 
-    The Hessian is tridiagonal (Eq. 21 for two levels), with (l_{j+1} - l_{j-1}) p(l_j) on the
-    diagonal and -(F(l_{j+1}) - F(l_j)) beside it. The diagonal entry of l1 of a symmetric table is
-    (l1 + l2) p(l1) + 2 F(l1) (proof of Prop. 5). The bound is the sum of a row's absolute values.
+    The shape is that of ``magnitudes``. The Hessian is tridiagonal (Eq. 21 for two levels), with
+    (l_{j+1} - l_{j-1}) p(l_j) on the diagonal and -(F(l_{j+1}) - F(l_j)) beside it. The diagonal
+    entry of l1 of a symmetric table is (l1 + l2) p(l1) + 2 F(l1) (proof of Prop. 5). The bound is
+    the sum of a row's absolute values.
     """
     levels = check_magnitudes(magnitudes, symmetric)
     mass, density = distribution.cdf(levels), distribution.pdf(levels)

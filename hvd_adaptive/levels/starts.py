@@ -37,11 +37,11 @@ def quantile(distribution: Distribution, count: int, symmetric: bool) -> Array:
 
 
 def cube_root(distribution: Distribution, count: int, symmetric: bool) -> Array:
-    """Return equal steps of the integral of density**(1/3), the limit of the best table for many
-    levels.
+    """Return equal steps of the integral of density**(1/3).
 
-    An interval of width h costs p h**3 / 6, so the spacing with the least sum is proportional to
-    p**(-1/3). From other starts, coordinate descent needs many sweeps to find it at 7 and 8 bits.
+    This is the limit of the best table for many levels: an interval of width h costs p h**3 / 6, so
+    the spacing with the least sum is proportional to p**(-1/3). From other starts, coordinate
+    descent needs many sweeps to find it at 7 and 8 bits.
     """
     histogram = tabulated(distribution)
     roots = np.cumsum(np.cbrt(histogram.density) * np.diff(histogram.edges))

@@ -83,8 +83,9 @@ class TruncatedNormal:
         return self.moments(x)[2]
 
     def ppf(self, y: ArrayLike) -> Array:
-        """Return the inverse of ``cdf``, by bisection: Eq. 18 rounds to 0 or 1 if mu is far
-        outside.
+        """Return the inverse of ``cdf``, by bisection.
+
+        Eq. 18 rounds to 0 or 1 if mu is far outside.
         """
         y = np.broadcast_to(np.asarray(y, float), np.broadcast_shapes(np.shape(y), self.mu.shape))
         return invert_cdf(self.cdf, y, self.lower, self.upper)
@@ -134,8 +135,9 @@ class TruncatedNormal:
         return np.exp(-((x - mode) / sigma) * (((x - mu) + (mode - mu)) / sigma) / 2)
 
     def _repaired(self, power: int, value: Array, size: Array, x: Array, y: Array) -> Array:
-        """Return ``value`` with cancelled elements integrated numerically; ``size`` is the sum of
-        |terms|.
+        """Return ``value`` with its cancelled elements integrated numerically.
+
+        ``size`` is the sum of |terms|.
         """
         doubtful = np.abs(value) < _CANCELLATION * size
         if not doubtful.any():

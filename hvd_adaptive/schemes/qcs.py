@@ -171,7 +171,7 @@ class QCS(GradientCompressor):
         _kernels(out.device).decode_add(pairs, keys, runs, self.alphabet, factor, out)
 
     def _runs(self, coordinates: int) -> list[Run]:
-        """The whole buckets, then the partial one, where there are any."""
+        """Return the run of whole buckets, then that of the partial one, as far as they exist."""
         n, k = self.settings.bucket_size, self.measurements
         count, rest = divmod(coordinates, n)
         runs = [Run(0, count * n, 0, n, k, self._weight(n, k))] if count else []

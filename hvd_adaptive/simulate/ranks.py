@@ -159,9 +159,7 @@ class Ranks:
             self.residuals[rank].lay_out(self.layout, rank, self.workers)
 
     def due(self, step: int) -> bool:
-        """Return whether the compressor's schedule refits a table at ``step``; call it once per
-        step.
-        """
+        """Return whether the schedule refits a table at ``step``; call this once per step."""
         if self.compressor is None:
             return False
         self._exchanges[0].prepare(self.compressor, parts_among(self.layout.groups), step)
@@ -240,9 +238,7 @@ class Ranks:
             parameter.grad = whole.view(parameter.shape)
 
     def _statistics(self, rank: int, step: int) -> np.ndarray:
-        """Return the statistics that a rank sends at an update, by aborting the update at the
-        exchange.
-        """
+        """Return the statistics that a rank would send at an update, and abort the update."""
 
         def collect(own: np.ndarray, fit: object) -> np.ndarray:
             raise _Collected(own)
@@ -274,9 +270,7 @@ class Ranks:
         return samples
 
     def _quantized_values(self, index: int, rank: int, quantized: int) -> torch.Tensor:
-        """Return the values of a group that a rank quantises, including its residual if there is
-        one.
-        """
+        """Return the values of a group that a rank quantises, with its residual if there is one."""
         values = self.flats[index][rank][:quantized]
         if not self.residuals:
             return values
@@ -285,9 +279,7 @@ class Ranks:
     def _exchanged(
         self, index: int, step: int, after: Sequence[dict[int, torch.Tensor]]
     ) -> torch.Tensor:
-        """Return a group's average as computed by the exchange; write the ranks' residuals to
-        ``after``.
-        """
+        """Return a group's average by the exchange; write the ranks' new residuals to ``after``."""
         routes = []
         for rank, row in enumerate(self.flats[index]):
             exchange, shipment = self._exchanges[rank], self._shipment(index, step, rank)

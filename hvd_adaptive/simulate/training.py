@@ -207,8 +207,9 @@ def evaluate(
     loss: Loss = F.cross_entropy,
     batch_size: int = 500,
 ) -> tuple[float, float | None]:
-    """Return mean loss and accuracy in eval mode; accuracy is None if targets are not class
-    numbers.
+    """Return mean loss and accuracy in eval mode; accuracy needs class numbers as targets.
+
+    Without class numbers it is None.
     """
     was_training = model.training
     model.eval()
