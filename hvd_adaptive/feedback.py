@@ -30,9 +30,9 @@ LEAST_SCALE = 2.0**-126
 class Residuals:
     """Residual r of each group of one rank, float32, on the gradients' device (Eqs 14a-d).
 
-    z = g + β r is encoded instead of the gradient, receivers decode ẑ, and r becomes (1 - β) r + z
-    - ẑ, which is r + g - ẑ. For any β, everything sent plus r equals the sum of all gradients. The
-    loss by clipping is part of r.
+    z = g + β r is encoded instead of the gradient. Receivers decode ẑ. Then r becomes
+    (1 - β) r + z - ẑ, which is r + g - ẑ. For any β, everything sent plus r equals the sum of all
+    gradients. The loss by clipping is part of r.
 
     1. ``lay_out`` begins a step. If the layout has changed, residuals are kept by parameter name.
     2. ``added`` returns z, and ``after`` the group's next residual; r itself does not change yet.

@@ -72,7 +72,7 @@ class Histogram:
             zeros: () or (N,), number of coordinates that are exactly 0.
             ones: () or (N,), number of coordinates that are exactly 1.
             weights: (N,), gamma_n of ALQ Eq. 10. With weights, each bucket counts as a law of its
-                own, for any size. Without weights, the counts are added.
+                own, regardless of its size. Without weights, the counts are added.
         """
         table = np.atleast_2d(np.asarray(counts, dtype=np.float64))
         if table.ndim != 2 or table.shape[1] != LOG_BINS:
