@@ -181,7 +181,7 @@ class QSVRG:
         self.ranks = ranks or LocalRanks(len(portions))
         if len(portions) != len(self.ranks.own):
             raise ValueError(
-                f"portions: got {len(portions)}, but this process has {len(self.ranks.own)} ranks"
+                f"portions: {len(portions)} given, this process has {len(self.ranks.own)} ranks"
             )
         self.lr, self.iterations = (
             _check_positive("lr", lr),
