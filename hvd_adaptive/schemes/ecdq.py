@@ -73,7 +73,7 @@ class ECDQ(DitheredScheme):
             approaches float32's own rounding.
         relative_variance: δ²/12, 2e-6 to 20, instead of ``bits``. δ is then fixed, and update steps
             refit only the code.
-        update_steps: See ``schedule.UpdateSchedule``; ``often`` if None.
+        update_steps: See ``adapt.schedule.UpdateSchedule``; ``often`` if None.
         samples: Buckets that each rank samples for a fit.
         statistics: "histogram".
         **shared: See ``settings.Settings``. ``coding`` must be "fixed", since ECDQ has its own
