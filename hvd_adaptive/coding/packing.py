@@ -25,6 +25,7 @@ class Packing:
 
     @property
     def bits_per_code(self) -> float:
+        """Return the bits of a code, which need not be whole."""
         return self.width / self.digits
 
     def words(self, coordinates: int) -> int:

@@ -30,6 +30,7 @@ class Descent:
 
     @property
     def sweeps(self) -> int:
+        """Return the number of sweeps."""
         return len(self.history) - 1
 
 

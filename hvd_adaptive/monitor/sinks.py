@@ -54,6 +54,7 @@ class JsonLines:
             path.parent.mkdir(parents=True, exist_ok=True)
 
     def write(self, record: Record) -> None:
+        """Append a line; open the file if necessary."""
         if self._file is None:
             self._file = self._path.open("a", encoding="utf-8")
         self._file.write(json.dumps(_plain(record), separators=(",", ":")) + "\n")
@@ -63,10 +64,12 @@ class JsonLines:
             self._file.flush()
 
     def flush(self) -> None:
+        """Flush the file."""
         if self._file is not None:
             self._file.flush()
 
     def close(self) -> None:
+        """Close the file; a later record opens it again."""
         file, self._file = self._file, None
         if file is not None:
             file.close()
@@ -79,6 +82,7 @@ class PythonLog:
         self._logger = logger
 
     def write(self, record: Record) -> None:
+        """Log the record if its kind has a line."""
         describe = _LINES.get(record["kind"])
         if describe is not None:
             self._logger.info("%s", describe(record))
@@ -140,11 +144,13 @@ class TensorBoard:
         self._writer, self._prefix = writer, prefix
 
     def write(self, record: Record) -> None:
+        """Write the scalars of a record of a step or a table."""
         write = {"step": self._step, "table": self._table}.get(record["kind"])
         if write is not None:
             write(record)
 
     def flush(self) -> None:
+        """Flush the user's writer if it can be flushed."""
         flush = getattr(self._writer, "flush", None)
         if flush is not None:
             flush()

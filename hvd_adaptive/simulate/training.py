@@ -254,9 +254,11 @@ class Buffers:
         self._copies = [[b.clone() for b in self._live] for _ in range(workers)]
 
     def load(self, rank: int) -> None:
+        """Copy a rank's buffers into the model."""
         for live, own in zip(self._live, self._copies[rank], strict=True):
             live.copy_(own)
 
     def store(self, rank: int) -> None:
+        """Copy the model's buffers to those of a rank."""
         for live, own in zip(self._live, self._copies[rank], strict=True):
             own.copy_(live)
