@@ -1,11 +1,11 @@
-"""The compressors as a communication hook of DistributedDataParallel, over torch.distributed.
+"""Use compressors as a communication hook of DistributedDataParallel, over torch.distributed.
 
     model = DistributedDataParallel(net)
     state = CompressionState(ALQ(bits=3), model.named_parameters())
     model.register_comm_hook(state, compression_hook)
 
-Codec, schemes, exchanges, error feedback and updates of tables are those that Horovod's optimizers
-use; only the collectives differ (transport/torch_world.py). Backends: gloo and nccl.
+Codec, schemes, exchanges, error feedback and table updates are those of Horovod's optimizers; only
+the collectives differ (transport/torch_world.py). The backends are gloo and nccl.
 """
 
 # No ``from __future__ import annotations``: DDP compares a hook's annotations with types.
@@ -24,26 +24,33 @@ from hvd_adaptive.hooks.ddp.buckets import Bucket, Names
 
 logger = logging.getLogger("hvd_adaptive")
 
-# What belongs to one process, and is not pickled.
+# Keywords that belong to one process, and are not pickled.
 NOT_SAVED = ("named_parameters", "process_set", "grad_scaler", "monitor")
 
 
 class CompressionState:
-    """What ``compression_hook`` needs from step to step: a compressor at work for one DDP model.
+    """State of ``compression_hook``: a compressor that serves one DDP model.
 
-    Every rank ends every step with the same bits. One process alone sends nothing, and its
-    gradients stay as they are. Sparse gradients, and dtypes that payloads cannot have, are averaged
-    by torch.distributed's allreduce.
+    Every rank ends every step with the same bits. A single process sends nothing, and its gradients
+    stay unchanged. Sparse gradients, and dtypes that payloads do not support, are averaged by
+    torch.distributed's allreduce.
 
-    compressor: serves this state alone. named_parameters: as ``model.named_parameters()`` gives
-    them; parameter_bits, scope="tensor" and residuals in checkpoints find parameters by these
-    names. Where None (and the compressor has none, either) they are numbered in the order of the
-    first step's buckets. process_group: the model's; the default one where None.
+    The state can be pickled, as DDP's hooks are saved (``torch.save({"hook": hook, "state": state},
+    path)``). The pickle contains the compressor's keywords and state: tables, step, settings, and
+    this rank's residuals. It does not contain the process group (the default one is used after
+    loading), parameters, monitor and grad_scaler. If you need monitor or grad_scaler, construct a
+    new state and load ``state.compressor.state_dict()``.
 
-    Pickled, as DDP's hooks are saved (``torch.save({"hook": hook, "state": state}, path)``), it
-    keeps the compressor's keywords and its state: tables, step, settings, this rank's residuals.
-    Process group (the default one is taken), parameters, monitor and grad_scaler are left out;
-    where the latter two matter, construct all anew and load ``state.compressor.state_dict()``.
+    Args:
+        compressor: A compressor that serves only this state.
+        named_parameters: As from ``model.named_parameters()``. parameter_bits, scope="tensor" and
+            residuals in checkpoints refer to parameters by these names. If None here and in the
+            compressor, parameters are numbered in the order of the first step's buckets.
+        process_group: The model's process group; the default one if None.
+
+    Raises:
+        ValueError: ``compressor`` is not a compressor, serves another optimizer or model, or has a
+            process_set.
     """
 
     def __init__(
@@ -55,10 +62,10 @@ class CompressionState:
         check_compressor("compressor", compressor)
         if compressor.settings.process_set is not None:
             raise ValueError(
-                "process_set: is Horovod's; give CompressionState the model's process_group"
+                "process_set: must be None; give CompressionState the model's process_group"
             )
         if compressor.connection is not None:
-            raise ValueError("compressor: serves an optimizer or a model already; make another")
+            raise ValueError("compressor: already serves an optimizer or a model; create another")
         if named_parameters is None:
             named_parameters = compressor.settings.named_parameters
         given = [] if named_parameters is None else list(named_parameters)
@@ -78,7 +85,7 @@ class CompressionState:
 
     @property
     def process_group(self) -> dist.ProcessGroup | None:
-        """The model's; the default one where None."""
+        """Return the model's process group, or None for the default one."""
         return self.session.group
 
     @process_group.setter
@@ -89,7 +96,7 @@ class CompressionState:
         logger.info("process group and parameters are not saved with a CompressionState")
         compressor = self.compressor
         keywords = {n: v for n, v in compressor._constructed.items() if n not in NOT_SAVED}
-        if "update_steps" in keywords:  # what could be read only once has been read
+        if "update_steps" in keywords:  # an iterator may already have been read
             keywords["update_steps"] = compressor.schedule.planned
         return {
             "scheme": type(compressor),
@@ -107,16 +114,20 @@ class CompressionState:
 def compression_hook(
     state: CompressionState, bucket: dist.GradBucket
 ) -> torch.futures.Future[torch.Tensor]:
-    """Average a bucket's gradients over ranks, compressed: for ``model.register_comm_hook``.
+    """Average a bucket's gradients over ranks, compressed; a hook for ``model.register_comm_hook``.
 
-    Raises, from ``backward``, RankMismatchError where ranks differ in settings or steps, and
-    PayloadError where a payload arrived corrupt.
+    Errors are raised from ``backward``.
+
+    Raises:
+        RankMismatchError: Ranks differ in settings or steps.
+        PayloadError: A payload arrived corrupt.
+        RuntimeError: The compressor serves another model.
     """
     session = state.session
     if state.compressor.connection is None:  # it was closed
         state.compressor.attach(session)
     if state.compressor.connection is not session:
-        raise RuntimeError("one compressor serves one model, but this one was given to another")
+        raise RuntimeError("one compressor serves one model, but this one serves another")
     taken = Bucket.of(bucket)
     if dist.get_world_size(session.group) == 1:
         taken.future.set_result(taken.buffer)

@@ -1,11 +1,11 @@
-"""Exceptions that users may want to catch."""
+"""Define exceptions that users may catch."""
 
 from __future__ import annotations
 
 
 class PayloadError(ValueError):
-    """A payload that is short, foreign, corrupt, or encoded with another table or settings."""
+    """The payload is short, foreign, corrupt, or encoded with another table or settings."""
 
 
 class RankMismatchError(RuntimeError):
-    """Ranks disagree on settings, parameters, step or order; raised on every rank alike."""
+    """Ranks differ in settings, parameters, step or order; raised on every rank alike."""

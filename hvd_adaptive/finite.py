@@ -1,5 +1,4 @@
-"""Whether tensors are finite, on a GPU asked without waiting for the answer; and averages that stay
-finite where they are rounded to a narrow dtype."""
+"""Check whether tensors are finite, without blocking on a GPU; keep narrowed averages finite."""
 
 from __future__ import annotations
 
@@ -11,59 +10,62 @@ from hvd_adaptive.device import Later, stacked
 
 
 class Finite:
-    """Whether no tensor that it was shown holds a NaN or Inf. ``bool`` of it waits for the answer,
-    as ``Later.get`` does; on the CPU it is known at once."""
+    """Whether no checked tensor contains NaN or Inf.
+
+    ``bool`` waits for the result as ``Later.get`` does; on the CPU the result is immediate.
+    """
 
     def __init__(self, tensors: Iterable[torch.Tensor] = ()) -> None:
         self._known = True
         self._flags: list[torch.Tensor] = []
-        self._told: Later | None = None
+        self._answer: Later | None = None
         for tensor in tensors:
             self.look(tensor)
 
     def look(self, tensor: torch.Tensor) -> None:
-        """At one more."""
+        """Check one more tensor."""
         if not tensor.numel():
             return
         if tensor.is_cuda:
-            # One pass and no copy: of NaN and Inf the norm is one of them.
+            # This takes one pass and no copy: the norm of a tensor with NaN or Inf is one of them.
             largest = torch.linalg.vector_norm(tensor, torch.inf)
             self._flags.append(largest.isfinite())
-            self._told = None
+            self._answer = None
         else:
             self._known = self._known and _is_finite(tensor)
 
     def ask(self) -> Finite:
-        """Send the answer on its way; itself."""
-        if self._flags and self._told is None:
+        """Start the copy of the result to the host; return this object."""
+        if self._flags and self._answer is None:
             first = self._flags[0].device
-            self._told = stacked([flag.to(first) for flag in self._flags])
+            self._answer = stacked([flag.to(first) for flag in self._flags])
         return self
 
     def is_there(self) -> bool:
-        """Whether ``bool`` would not wait."""
-        return not self._known or not self._flags or self.ask()._told.is_there()
+        """Return whether ``bool`` would return without waiting."""
+        return not self._known or not self._flags or self.ask()._answer.is_there()
 
     def __bool__(self) -> bool:
         if self._known and self._flags:
-            self._known = bool(self.ask()._told.get().all())
+            self._known = bool(self.ask()._answer.get().all())
             self._flags = []
         return self._known
 
 
 def all_finite(tensors: Iterable[torch.Tensor]) -> bool:
-    """Whether no tensor holds a NaN or Inf."""
+    """Return whether no tensor contains NaN or Inf."""
     return bool(Finite(tensors))
 
 
 def narrowed(wide: torch.Tensor, quantized: int, dtype: torch.dtype) -> torch.Tensor:
-    """An average of gradients of ``dtype``, in that dtype; ``wide`` may change.
+    """Return an average of gradients of ``dtype`` in that dtype; ``wide`` may be changed.
 
-    The exact average a is one of numbers in [-M, M], M the dtype's largest, and lies there itself.
-    Quantising may put a value X of the first ``quantized`` coordinates outside, which becomes -M or
-    M: the nearest number that there is, so that |error| never grows. It costs unbiasedness where X
-    can be outside: by at most E(|X| - M)+, as much as quantising adds there to a. The other
-    coordinates are as they came, Inf included. NaN stays NaN.
+    The exact average a lies in [-M, M], M the dtype's largest value, since it is an average of
+    numbers in that range. Quantising may move a value X of the first ``quantized`` coordinates
+    outside. It is then clamped to -M or M, the nearest representable number, so |error| never
+    grows. This costs unbiasedness if X can be outside: the bias is at most E(|X| - M)+, which is at
+    most what quantising adds to a. The other coordinates are unchanged, including Inf. NaN stays
+    NaN.
     """
     if dtype.itemsize < wide.dtype.itemsize:
         limit = torch.finfo(dtype).max
@@ -72,6 +74,6 @@ def narrowed(wide: torch.Tensor, quantized: int, dtype: torch.dtype) -> torch.Te
 
 
 def _is_finite(tensor: torch.Tensor) -> bool:
-    """One pass where the sum is finite, as it mostly is."""
+    """Check a tensor in one pass if its sum is finite, which is the usual case."""
     wide = torch.float64 if tensor.dtype == torch.float64 else torch.float32
     return bool(tensor.sum(dtype=wide).isfinite() or tensor.isfinite().all())

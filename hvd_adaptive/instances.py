@@ -1,4 +1,4 @@
-"""Which of a process's compressors draws which random numbers: none draws another's."""
+"""Number the compressors of a process, so that no two draw the same random numbers."""
 
 from __future__ import annotations
 
@@ -9,25 +9,29 @@ from hvd_adaptive.kernels.random import stream_key
 from hvd_adaptive.settings import check_integer
 from hvd_adaptive.streams import Use
 
-# Numbers of other ranks that a receiver allows for lie so near to its own.
+# Largest distance of another rank's number from its own that a receiver accepts.
 NEAR = 64
 MOST = 2**63 - 1
 
 
 def key_of(number: int, seed: int, rank: int, step: int, group: int) -> int:
-    """Key of the stream (seed, rank, step, group) of compressor ``number``; the first one's names
-    no number."""
+    """Return the key of the stream (seed, rank, step, group) of compressor ``number``.
+
+    The key of compressor 0 contains no number.
+    """
     return stream_key(seed, rank, step, group, *([number] if number else []))
 
 
 @dataclass
 class Instance:
-    """A compressor's numbers in the keys of its random streams, None until they are needed.
+    """Numbers of a compressor in the keys of its random streams; None until they are needed.
 
-    training: how many compressors of this process were bound to gradients before this one. The
-    program determines the order, so it is mostly the same on all ranks; it need not be, as a
-    payload's header names its key. Compressors that are bound to nothing do not count.
-    alone: how many called ``encode`` without a seed before this one.
+    Attributes:
+        training: Number of compressors of this process that were bound to gradients before this
+            one. The program determines the order, so it is usually the same on all ranks; it need
+            not be, as a payload's header contains its key. Compressors that are not bound do not
+            count.
+        alone: Number of compressors that called ``encode`` without a seed before this one.
     """
 
     training: int | None = None
@@ -36,14 +40,14 @@ class Instance:
     def bind(self) -> None:
         """Number this compressor among those that train, once."""
         if self.training is None:
-            self.training = _take("training")
+            self.training = _next_number("training")
 
     def key(self, seed: int, rank: int, step: int, group: int) -> int:
-        """Of a stream in training, or in a simulation of it."""
+        """Return the key of a stream in training, or in a simulation of it."""
         return key_of(self.training or 0, seed, rank, step, group)
 
     def keys(self, seed: int, rank: int, step: int, group: int) -> Iterator[int]:
-        """Keys that another rank's stream may have, the most likely first."""
+        """Yield the keys that another rank's stream may have, the most likely first."""
         own = self.training or 0
         yield key_of(own, seed, rank, step, group)
         for number in range(max(0, own - NEAR), own + NEAR + 1):
@@ -51,18 +55,24 @@ class Instance:
                 yield key_of(number, seed, rank, step, group)
 
     def next_alone(self, seed: int, rank: int, call: int) -> int:
-        """Key of call ``call`` of ``encode`` without a seed."""
+        """Return the key of call ``call`` of ``encode`` without a seed."""
         if self.alone is None:
-            self.alone = _take("alone")
+            self.alone = _next_number("alone")
         return key_of(self.alone, seed, rank, call, Use.ENCODE)
 
     def state_dict(self) -> dict[str, dict[str, int]]:
-        """{"instance": the numbers that are known}, or nothing."""
+        """Return {"instance": the assigned numbers}, or {} if there are none."""
         known = {name: n for name, n in vars(self).items() if n is not None}
         return {"instance": known} if known else {}
 
     def loaded(self, known: dict[str, int]) -> Instance:
-        """These numbers, which compressors made later do not get; its own where there are none."""
+        """Return an instance with these numbers, or with its own if they are missing.
+
+        Compressors that are made later get other numbers.
+
+        Raises:
+            ValueError: The numbers are invalid.
+        """
         if not isinstance(known, dict) or not known.keys() <= vars(self).keys():
             raise ValueError(f"state: instance={known!r}: must be a dict of {list(vars(self))}")
         for name, number in known.items():
@@ -75,13 +85,13 @@ class Instance:
 _next: dict[str, int] = {}
 
 
-def _take(name: str) -> int:
+def _next_number(name: str) -> int:
     _next[name] += 1
     return _next[name] - 1
 
 
 def start_over() -> None:
-    """Number compressors from zero again, as a new process does: to repeat a run within one."""
+    """Number compressors from zero again, as a new process does, to repeat a run in one process."""
     _next.update(training=0, alone=0)
 
 

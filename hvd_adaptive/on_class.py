@@ -1,4 +1,4 @@
-"""Methods that work on a compressor, and on the class that stands in its place."""
+"""Make methods callable on a compressor, and on the class that is given in place of one."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def callable_on_class(function: _Function) -> _Function:
 
 
 class _Method:
-    """A method of compressors; on the class, of the calling optimizer's compressor."""
+    """Method of compressors; a call on the class goes to the calling optimizer's compressor."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
         self._function = function

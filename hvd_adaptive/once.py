@@ -1,4 +1,4 @@
-"""Warnings that are given once."""
+"""Log a warning once."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from typing import Any
 
 
 class WarnOnce:
-    """The first message is a warning, the others are told to those who debug."""
+    """Logger of a first message as a warning, and of all later ones at level DEBUG."""
 
     def __init__(self, logger: logging.Logger) -> None:
         self._logger = logger
-        self._told = False
+        self._warned = False
 
     def __call__(self, message: str, *args: Any) -> None:
-        self._logger.log(logging.DEBUG if self._told else logging.WARNING, message, *args)
-        self._told = True
+        self._logger.log(logging.DEBUG if self._warned else logging.WARNING, message, *args)
+        self._warned = True

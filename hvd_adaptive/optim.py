@@ -1,4 +1,4 @@
-"""QSVRG: variance-reduced gradient descent with quantised updates, for convex problems."""
+"""Implement QSVRG: variance-reduced gradient descent with quantised updates (QSGD section 3.3)."""
 
 from __future__ import annotations
 
@@ -25,16 +25,18 @@ from hvd_adaptive.theory.code_length import elias_bits
 from hvd_adaptive.transport.collectives import AllGather
 from hvd_adaptive.transport.horovod_world import HorovodWorld
 
-# What QSGD's codes allow; a bucket of its square keeps the variance that s = √n has.
+# Most intervals that QSGD's codes allow; a bucket of its square keeps the variance of s = √n.
 MOST_INTERVALS = 127
 
 
 @dataclass(frozen=True)
 class Portion:
-    """The functions that one rank holds.
+    """Functions of one rank.
 
-    gradient(x, index): gradient (1-D, x's dtype) of function ``index``, or for None the mean
-    gradient of all ``count`` of them.
+    Attributes:
+        count: Number of functions.
+        gradient: Callable (x, index) that returns the gradient (1-D, x's dtype) of function
+            ``index``, or for None the mean gradient of all ``count`` functions.
     """
 
     count: int
@@ -43,12 +45,15 @@ class Portion:
 
 @dataclass(frozen=True)
 class EpochBits:
-    """Bits that one rank sent in an epoch, and what the paper says.
+    """Bits that one rank sent in an epoch, and the paper's bound.
 
-    theorem: (F + 2.8 n)(T + 1) + F n, where F is 32 for norms and the bits of y's dtype for the
-    gradient. coded: gradient and norms as they are, the level numbers by the code that the 2.8 n
-    are about, Elias's for |k| + 1 and a sign unless k is 0; its o(1) terms, which the paper leaves
-    out, may put it above. payloads: what travelled, fixed-width codes with headers and padding.
+    Attributes:
+        theorem: (F + 2.8 n)(T + 1) + F n, where F is 32 for norms and the bits of y's dtype for the
+            gradient.
+        coded: Gradient and norms uncoded, and level numbers in the code to which the 2.8 n refer:
+            Elias's code for |k| + 1, and a sign unless k is 0. Its o(1) terms, which the paper
+            omits, may raise it above ``theorem``.
+        payloads: Bits actually sent: fixed-width codes with headers and padding.
     """
 
     theorem: float
@@ -59,16 +64,22 @@ class EpochBits:
 def theorem_parameters(
     smoothness: float, convexity: float, relative_variance: float = 1.0
 ) -> tuple[float, int]:
-    """(η, T) for which an epoch is proved to leave at most 0.9 of the error, with the least T.
+    """Return (η, T) with which an epoch leaves at most 0.9 of the error, with the least T.
 
-    Theorem 3.6 says η = O(1/L) and T = O(L/ℓ). Its constants follow from Johnson and Zhang's proof
-    (2013): with E‖Q(v)‖² <= (1 + γ)‖v‖² and a = 2 (1 + γ) an epoch leaves, in expectation,
+    Theorem 3.6 states η = O(1/L) and T = O(L/ℓ). Its constants follow from Johnson and Zhang's
+    proof (2013): with E‖Q(v)‖² <= (1 + γ)‖v‖² and a = 2 (1 + γ), an epoch leaves, in expectation,
 
         1/(ℓ η (1 - a L η) T) + a L η/(1 - a L η)
 
-    of f(y) - f(x*). It is 0.9 with the least T at η = 0.45/(1.9 a L), T = 1.9 a/0.45² L/ℓ.
+    of f(y) - f(x*). This is 0.9 with the least T at η = 0.45/(1.9 a L), T = 1.9 a/0.45² L/ℓ.
 
-    smoothness: L of every function. convexity: ℓ of their mean. relative_variance: γ, 1 at s = √n.
+    Args:
+        smoothness: L of every function.
+        convexity: ℓ of their mean, at most L.
+        relative_variance: γ; 1 at s = √n.
+
+    Raises:
+        ValueError: An argument is out of range.
     """
     checked = {"smoothness": smoothness, "convexity": convexity}
     for name, value in checked.items():
@@ -82,19 +93,19 @@ def theorem_parameters(
 
 
 class LocalRanks:
-    """All ranks in this process: what Horovod's would send is handed over."""
+    """All ranks in this process; tensors are passed instead of sent."""
 
     def __init__(self, size: int) -> None:
         self.size = check_integer("size", size, 1)
         self.own = list(range(size))
 
     def gather(self, own: Sequence[torch.Tensor], name: str) -> list[torch.Tensor]:
-        """All ranks' tensors, in rank order."""
+        """Return all ranks' tensors, in rank order."""
         return list(own)
 
 
 class HorovodRanks:
-    """The ranks of a Horovod process set; this process is one of them."""
+    """Ranks of a Horovod process set; this process is one of them."""
 
     def __init__(self, process_set: Any = None) -> None:
         world = HorovodWorld(process_set)
@@ -102,7 +113,7 @@ class HorovodRanks:
         self.size, self.own = world.size, [world.rank]
 
     def gather(self, own: Sequence[torch.Tensor], name: str) -> list[torch.Tensor]:
-        """All ranks' tensors, in rank order; payloads (uint8) may differ in length."""
+        """Return all ranks' tensors, in rank order; payloads (uint8) may differ in length."""
         (tensor,) = own
         if tensor.dtype == torch.uint8:
             request = AllGather(Sendable.copy_of(tensor))
@@ -114,29 +125,38 @@ class HorovodRanks:
 class QSVRG:
     """Quantised variance-reduced SGD (QSGD paper, section 3.3).
 
-    Minimises f = (1/m) Σ f_j of functions that K ranks hold in portions. Epoch p:
+    Minimises f = (1/m) Σ f_j of functions that K ranks hold in portions. An epoch has three steps:
 
     1. Every rank sends the gradient of its portion at y, in full precision: ∇f(y).
-    2. T times, from x = y: rank i picks one of its functions j at random and sends
-       Q(∇f_j(x) - ∇f_j(y) + ∇f(y)); x moves by -η times the ranks' mean.
-    3. y becomes the mean of the T points x from which step 2 began.
+    2. T times, from x = y: rank i picks one of its functions j at random and sends Q(∇f_j(x) -
+       ∇f_j(y) + ∇f(y)); x moves by -η times the ranks' mean.
+    3. y becomes the mean of the T points x at which step 2 began.
 
-    For ℓ-strongly convex f, L-smooth convex f_j and (η, T) of ``theorem_parameters``
-    E f(y) - f(x*) falls at least to 0.9 of what it was (Theorem 3.6). What is quantised vanishes at
-    x*, so the rate is linear, down to the precision of y.
+    For ℓ-strongly convex f, L-smooth convex f_j and (η, T) of ``theorem_parameters``, E f(y) -
+    f(x*) falls to at most 0.9 of its value (Theorem 3.6). The quantised vector vanishes at x*, so
+    the rate is linear, down to the precision of y.
 
-    Q is QSGD with L2 norm and s = ⌈√n⌉ intervals, so E‖Q(v) - v‖² <= ‖v‖². Codes allow s up to
-    127: beyond n = 127² vectors are cut into buckets of 127² with a norm each and s = 127, which
-    keeps that bound; ``intervals`` sets s by hand.
+    Q is QSGD with L2 norm and s = ⌈√n⌉ intervals, so E‖Q(v) - v‖² <= ‖v‖². Codes allow s up to 127:
+    beyond n = 127² vectors are cut into buckets of 127² with a norm each and s = 127, which keeps
+    that bound.
 
-    The paper lets a rank pick j among all m functions, though it holds m/K; the rank picks among
-    its own. With equal portions the mean over ranks is ∇f as well, and the proof's only use of j,
-    (1/K) Σ_i E‖∇f_j(x) - ∇f_j(y) + ∇f(y)‖², is the same number. Portions of m_i functions weigh
-    K m_i/m in step 2: unbiased, too.
+    In the paper a rank picks j among all m functions, although it holds m/K. Here it picks among
+    its own. With equal portions the mean over ranks is ∇f as well, and the only expression of the
+    proof with j, (1/K) Σ_i E‖∇f_j(x) - ∇f_j(y) + ∇f(y)‖², has the same value. Portions of m_i
+    functions have weight K m_i/m in step 2, which is also unbiased.
 
-    start: y of the first epoch, 1-D float32 or float64, not changed. portions: of the ranks in this
-    process. lr: η. iterations: T. seed: of the private random numbers. ranks: HorovodRanks(), or
-    None for one rank in this process for each portion.
+    Args:
+        start: y of the first epoch, 1-D float32 or float64; it is not changed.
+        portions: Portions of the ranks in this process.
+        lr: η.
+        iterations: T.
+        intervals: s, 1 to 127; chosen as above if None.
+        seed: Seed of the private random numbers.
+        ranks: ``HorovodRanks()``, or None for one rank in this process for each portion.
+
+    Raises:
+        ValueError: An argument is wrong.
+        RankMismatchError: Ranks differ in start, lr, iterations, intervals or seed.
     """
 
     def __init__(
@@ -181,7 +201,7 @@ class QSVRG:
         self._functions = self._agreed_functions()
 
     def epoch(self) -> torch.Tensor:
-        """Run one epoch; returns the new y, which ``point`` holds, too."""
+        """Run one epoch and return the new y, which is also stored in ``point``."""
         y = self.point
         full = self._full_gradient(y)
         x, total = y.clone(), torch.zeros_like(y)
@@ -202,12 +222,15 @@ class QSVRG:
         return self.point
 
     def state_dict(self) -> dict[str, Any]:
-        """What a resumed run needs: y and the number of epochs."""
+        """Return the state of a run: y and the number of epochs."""
         return {"point": self.point.clone(), "epochs": self.epochs}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Inverse of ``state_dict``; ValueError where the point does not fit, and then nothing has
-        been changed."""
+        """Load a ``state_dict``.
+
+        Raises:
+            ValueError: The point has another shape or dtype; nothing is changed then.
+        """
         point, epochs = states.entry(state, "point"), states.whole(state, "epochs")
         if not isinstance(point, torch.Tensor):
             raise ValueError(f"state: point must be a tensor, not {type(point).__name__}")
@@ -219,11 +242,11 @@ class QSVRG:
         self.point, self.epochs = point.clone(), epochs
 
     def _agreed_functions(self) -> int:
-        """m, once all ranks have shown that they start alike."""
+        """Return m after checking that all ranks have the same settings."""
         settings = (self.lr, self.iterations, self.intervals, self.seed, self.point.tolist())
         own = zlib.crc32(repr(settings).encode())
-        told = [torch.tensor([portion.count, own], device="cpu") for portion in self._portions]
-        gathered = self.ranks.gather(told, "qsvrg.settings")
+        settings_of = [torch.tensor([p.count, own], device="cpu") for p in self._portions]
+        gathered = self.ranks.gather(settings_of, "qsvrg.settings")
         for rank, (_, other) in enumerate(torch.stack(gathered).tolist()):
             if other != own:
                 raise RankMismatchError(f"rank {rank} has another start, lr, iterations or seed")
@@ -239,7 +262,7 @@ class QSVRG:
     def _updates(
         self, x: torch.Tensor, y: torch.Tensor, full: torch.Tensor, step: int
     ) -> list[torch.Tensor]:
-        """Payloads of the ranks in this process."""
+        """Return the payloads of the ranks in this process."""
         payloads = []
         for rank, portion in zip(self.ranks.own, self._portions, strict=True):
             index = mix64(stream_key(self.seed, rank, step, Use.PICK)) % portion.count
@@ -250,7 +273,7 @@ class QSVRG:
         return payloads
 
     def _coded_bits(self, payload: torch.Tensor) -> int:
-        """Of an update, by the code of QSGD Corollary 3.3."""
+        """Return the bits of an update in the code of QSGD Corollary 3.3."""
         n, buckets = self.point.numel(), -(-self.point.numel() // self.codec.settings.bucket_size)
         words = payload[SIZE + 4 * buckets : SIZE + self.codec.body_bytes(n)].view(torch.int32)
         codes = unpack_codes(words, n, self.codec.table.kernel.packing)

@@ -1,20 +1,21 @@
-"""What a scheme of one's own is made of: ``from hvd_adaptive.scheme import Scheme, Settings, ...``.
+"""Provide the parts of a custom scheme: ``from hvd_adaptive.scheme import Scheme, Settings, ...``.
 
-A scheme is a class derived from ``Scheme`` that names itself and says what bodies of codes look
-like; payloads, checksums, groups, exchanges, error feedback, state and reports come with it:
+A scheme is a class derived from ``Scheme`` that defines its name and the layout of its bodies of
+codes. ``Scheme`` provides payloads, checksums, groups, exchanges, error feedback, state and
+reports:
 
     name                         at most 16 ASCII characters, in every payload
     __init__(**shared)           calls super().__init__(Settings.from_keywords("Name", shared))
-    alphabet                     how many different codes there are (a property)
-    codec_settings()             what a payload's bytes depend on, as a dict
-    body_bytes(n)                bytes of n coordinates' body
+    alphabet                     number of different codes (a property)
+    codec_settings()             settings on which a payload's bytes depend, as a dict
+    body_bytes(n)                bytes of the body of n coordinates
     encode_body(flat, body, key) quantises flat (float32, 1-D) into body (uint8)
     add_bodies(bodies, keys, factor, out)
                                  out (float32, 1-D) becomes factor * (out + the bodies' values)
 
-Where a bucket holds a NaN or Inf all of it must decode to NaN, and one of zeros to zeros, so that
-AMP skips such steps on all ranks. Coordinates beyond the last whole bucket make a shorter one.
-examples/custom_scheme.py is one, complete; codec.Codec tells of bodies whose length varies.
+A bucket with a NaN or Inf must decode to NaN as a whole, and a bucket of zeros to zeros, so that
+AMP skips such steps on all ranks. Coordinates after the last whole bucket form a shorter bucket.
+examples/custom_scheme.py is a complete example; codec.Codec describes bodies of variable length.
 """
 
 from __future__ import annotations
@@ -29,8 +30,10 @@ __all__ = ["Scheme", "Settings", "in_buckets", "uniforms"]
 
 
 def in_buckets(flat: torch.Tensor, bucket_size: int) -> torch.Tensor:
-    """``flat`` (1-D) as rows (buckets, bucket_size), the last one filled up with zeros; a view
-    where nothing is to be filled up. At least one row."""
+    """Return ``flat`` (1-D) as at least one row of shape (buckets, bucket_size).
+
+    The last row is padded with zeros. The result is a view if no padding is needed.
+    """
     buckets = max(1, -(-flat.numel() // bucket_size))
     missing = buckets * bucket_size - flat.numel()
     padded = torch.cat([flat, flat.new_zeros(missing)]) if missing else flat
@@ -38,8 +41,11 @@ def in_buckets(flat: torch.Tensor, bucket_size: int) -> torch.Tensor:
 
 
 def uniforms(rows: torch.Tensor, key: int) -> torch.Tensor:
-    """Uniform numbers in [0, 1) for ``rows`` (buckets, bucket_size), float32 with 24 bits: the ones
-    of ``key``, the same on every machine, torch's own generator untouched."""
+    """Return uniform numbers in [0, 1) for ``rows`` (buckets, bucket_size), float32 with 24 bits.
+
+    The numbers depend only on ``key``, are the same on every machine, and leave torch's generator
+    unchanged.
+    """
     buckets, size = rows.shape
     drawn = reference.uniforms(rows.numel(), size, key, rows.device)
     return drawn.view(buckets, size) * 2.0**-24

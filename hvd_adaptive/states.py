@@ -1,6 +1,6 @@
-"""Checked reading of saved states: a file may hold anything.
+"""Read saved states with checks, since a file may contain anything.
 
-Each function raises ValueError that names the entry, its value and what is allowed. ``of`` names
+Each function raises ValueError that names the entry, its value and the allowed range. ``of`` names
 the state in that message.
 """
 
@@ -14,37 +14,39 @@ import torch
 
 from hvd_adaptive.settings import check_flag, check_integer
 
-# Of counters: what int64 and the header's table version hold.
+# Largest counters: the limits of int64 and of the header's table version.
 MOST, MOST_VERSION = 2**63 - 1, 2**32 - 1
 
 
 def mapping(value: Any, of: str = "state") -> Mapping[str, Any]:
-    """``value`` if it is a mapping."""
+    """Return ``value`` if it is a mapping."""
     if not isinstance(value, Mapping):
         raise ValueError(f"{of}: must be a mapping, not {type(value).__name__}")
     return value
 
 
 def entry(state: Any, name: str, of: str = "state") -> Any:
-    """The entry ``name`` of a state."""
+    """Return the entry ``name`` of a state."""
     if name not in mapping(state, of):
         raise ValueError(f"{of}: has no entry {name!r}")
     return state[name]
 
 
 def whole(state: Any, name: str, least: int = 0, most: int = MOST, of: str = "state") -> int:
-    """The entry ``name``, an integer in [least, most]."""
+    """Return the entry ``name``, an integer in [least, most]."""
     return check_integer(f"{of}: {name}", entry(state, name, of), least, most)
 
 
 def flag(state: Any, name: str, of: str = "state") -> bool:
-    """The entry ``name``, a bool."""
+    """Return the entry ``name``, a bool."""
     return check_flag(f"{of}: {name}", entry(state, name, of))
 
 
 def numbers(state: Any, name: str, of: str = "state") -> np.ndarray:
-    """The entry ``name``, a 1-D tensor or list of real numbers, as float64. A tensor may be on any
-    device: states are often loaded onto a GPU."""
+    """Return the entry ``name``, a 1-D tensor or list of real numbers, as float64.
+
+    A tensor may be on any device, since states are often loaded onto a GPU.
+    """
     value = entry(state, name, of)
     try:
         if isinstance(value, torch.Tensor) and value.is_complex():

@@ -1,8 +1,8 @@
-"""Numbers of all random streams: what else than a fusion group draws random numbers.
+"""Define the numbers of all random streams outside of fusion groups.
 
-A stream is named by (seed, rank, step, group) and a few more numbers (kernels/random.py). A fusion
-group is named by its index, and by the attempt at its step from bit 32 on. Everything else has a
-number of its own from 2**63 on.
+A stream is named by (seed, rank, step, group) and a few more numbers (kernels/random.py). The group
+number of a fusion group is its index, plus the attempt at its step from bit 32 on. Everything else
+has its own number, from 2**63 on.
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ import enum
 
 @enum.unique
 class Use(enum.IntEnum):
-    """Groups of the streams outside of training's groups."""
+    """Group numbers of the streams outside of training's groups."""
 
     ENCODE = 2**63  # compressor.encode
-    SAMPLE = 2**63 + 1  # which buckets a table is fitted to
-    ERROR = 2**63 + 2  # the relative error of a report
+    SAMPLE = 2**63 + 1  # sampled buckets of a fit
+    ERROR = 2**63 + 2  # relative error of a report
     DRAW = 2**63 + 16  # simulate.variance
-    MEASURE = 2**63 + 32  # the errors from which a second stage's bits follow
-    PICK = 2**63 + 33  # the functions that QSVRG picks
+    MEASURE = 2**63 + 32  # errors that determine a second stage's bits
+    PICK = 2**63 + 33  # functions picked by QSVRG
     UPDATE = 2**63 + 34  # QSVRG's updates
-    AUTO = 2**63 + 64  # the groups that exchange="auto" sends to measure
+    AUTO = 2**63 + 64  # groups sent by exchange="auto" to measure
 
 
 @enum.unique
@@ -33,5 +33,5 @@ class Inside(enum.IntEnum):
 
 
 def group_number(index: int, attempt: int = 0) -> int:
-    """Of fusion group ``index`` at an attempt at its step: below every ``Use``."""
+    """Return the number of fusion group ``index`` in an attempt at its step; below any ``Use``."""
     return index + (attempt % 2**31 << 32)

@@ -1,4 +1,4 @@
-"""How much of the sampled buckets has a gradient: a table fitted to little is fitted again soon."""
+"""Measure how much of the sampled buckets has a gradient: fits to little are repeated soon."""
 
 from __future__ import annotations
 
@@ -13,16 +13,19 @@ import torch
 from hvd_adaptive import kernels
 from hvd_adaptive.device import Later
 
-# Numbers of ``Usable.head``, which codecs' statistics begin with.
+# Length of ``Usable.head``, with which codecs' statistics begin.
 HEAD = 4
-# A fit is complete where at most this share of the sampled coordinates is zero, and is worth
-# repeating where the share of the others has grown by so much.
+# A fit is complete if at most the share ZEROS of the sampled coordinates is zero. It is worth
+# repeating if the share of the others has grown by the factor GROWTH.
 ZEROS, GROWTH = 0.05, 1.05
 
 
 def share_in(state: Mapping[str, Any]) -> float:
-    """``Coverage.share`` of the last fit, as a codec's state holds it: 0 in one from before it did.
-    ValueError where it is no share."""
+    """Return ``Coverage.share`` of the last fit from a codec's state; 0 if the state is too old.
+
+    Raises:
+        ValueError: The value is not a number from 0 to 1.
+    """
     share = state.get("share", 0.0)
     real = isinstance(share, int | float) and not isinstance(share, bool)
     if not real or not (math.isfinite(share) and 0 <= share <= 1):
@@ -32,10 +35,14 @@ def share_in(state: Mapping[str, Any]) -> float:
 
 @dataclass(frozen=True)
 class Usable:
-    """The finite, non-zero ones among sampled buckets, their norms and weights (statistics.py).
+    """Finite, nonzero buckets among the sampled ones, with their norms and weights (statistics.py).
 
-    head: float64 [usable buckets, buckets, nonzero coordinates of the usable ones, coordinates],
-        the last two with the buckets' weights.
+    Attributes:
+        buckets: The buckets.
+        norms: Their norms.
+        weights: Their weights.
+        head: float64 [usable buckets, buckets, nonzero coordinates of the usable ones,
+            coordinates]; the last two are weighted.
     """
 
     buckets: list[torch.Tensor]
@@ -45,7 +52,7 @@ class Usable:
 
     @classmethod
     def among(cls, buckets: Sequence[torch.Tensor], weights: Sequence[float], norm: str) -> Usable:
-        """Of buckets (float32, 1-D); one copy to the host."""
+        """Return the usable ones among buckets (float32, 1-D), with one copy to the host."""
         found = list(zip(buckets, *_norms_and_nonzero(buckets, norm), weights, strict=True))
         used = [each for each in found if each[1] > 0]  # false for NaN
         nonzero = sum(count * weight for _, _, count, weight in used)
@@ -61,7 +68,7 @@ class Usable:
 def _norms_and_nonzero(
     buckets: Sequence[torch.Tensor], norm: str
 ) -> tuple[list[float], list[float]]:
-    """Of each bucket its norm, and how many coordinates are not zero."""
+    """Return the norm and the number of nonzero coordinates of each bucket."""
     if not buckets:
         return [], []
     ops = kernels.for_device(buckets[0].device)
@@ -74,12 +81,14 @@ def _norms_and_nonzero(
 
 @dataclass(frozen=True)
 class Coverage:
-    """What the samples of all ranks hold.
+    """Contents of the samples of all ranks.
 
-    found: usable buckets (finite and not zero) of those ``sampled``.
-    share: of their coordinates those that are usable and not zero. At a first step whole tensors
-        may have no gradient yet (the A of a LoRA adapter whose B is zero), and lie in one bucket
-        with others that have.
+    Attributes:
+        found: Number of usable (finite and nonzero) buckets.
+        sampled: Number of sampled buckets.
+        share: Share of the coordinates that are usable and nonzero. At the first step whole tensors
+            may have no gradient yet (such as the A of a LoRA adapter whose B is zero), and may
+            share a bucket with others that have one.
     """
 
     found: float
@@ -88,16 +97,15 @@ class Coverage:
 
     @classmethod
     def of(cls, collected: Sequence[np.ndarray]) -> Coverage:
-        """From the ranks' vectors, which begin with ``Usable.head``."""
+        """Return the coverage of the ranks' vectors, which begin with ``Usable.head``."""
         found, sampled, nonzero, coordinates = np.sum([own[:HEAD] for own in collected], axis=0)
         return cls(found, sampled, float(nonzero / coordinates) if coordinates else 0.0)
 
     @property
     def complete(self) -> bool:
-        """Whether a fit need not be repeated soon."""
+        """Return whether a fit need not be repeated soon."""
         return bool(self.found == self.sampled > 0) and self.share >= 1 - ZEROS
 
     def has_grown(self, share: float) -> bool:
-        """Whether a fit to these samples is worth while after one to samples of that share; 0 where
-        none could be made."""
+        """Return whether a new fit pays after one to samples of ``share`` (0 after none)."""
         return self.share > GROWTH * share

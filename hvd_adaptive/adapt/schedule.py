@@ -1,4 +1,4 @@
-"""When tables are refitted."""
+"""Decide at which steps tables are refitted."""
 
 from __future__ import annotations
 
@@ -10,8 +10,11 @@ from hvd_adaptive import states
 
 
 def paper_steps(step: int) -> bool:
-    """Steps 100, 2,000 and every 10,000 (ALQ paper, App. K), and step 0: an unfitted table at a
-    large bucket adds noise of many times the gradient's norm."""
+    """Return True at steps 100, 2,000 and every 10,000 (ALQ paper, App. K), and at step 0.
+
+    Step 0 is included because an unfitted table adds noise of many times the gradient's norm if
+    buckets are large.
+    """
     return step in (0, 100, 2000) or (step > 0 and step % 10_000 == 0)
 
 
@@ -19,12 +22,19 @@ LONGEST_WAIT = 1024
 
 
 class UpdateSchedule:
-    """Which steps refit the table: a collection of steps, an ascending iterable or a callable.
+    """Schedule of the steps that refit the table.
 
-    An update that found too little (coverage.py) is retried at the next step, then after 2, 4, 8,
-    ... and at last 1,024 more steps, until it succeeds.
+    An update with insufficient samples (coverage.py) is retried at the next step, then after 2, 4,
+    8, ... and finally every 1,024 further steps, until it succeeds.
 
-    planned: whether a step is one of these, whatever has become of earlier ones.
+    Args:
+        steps: A collection of steps, an ascending iterable or a callable; ``paper_steps`` if None.
+
+    Attributes:
+        planned: Callable that returns whether a step is planned, regardless of earlier updates.
+
+    Raises:
+        ValueError: ``steps`` is something else.
     """
 
     def __init__(self, steps: Iterable[int] | Callable[[int], bool] | None = None) -> None:
@@ -35,34 +45,36 @@ class UpdateSchedule:
             self.planned = steps
         elif isinstance(steps, Iterable) and not isinstance(steps, str | bytes):
             self.planned = _Planned(steps)
-            self.planned(0)  # a first step of the wrong kind is told at once
+            self.planned(0)  # raises at once if the first step is invalid
         else:
             raise ValueError(
                 f"update_steps={steps!r}: must be an iterable of ascending steps or a callable"
             )
         self._retry_at: int | None = None
         self._wait = 1
-        self._again = False  # what comes at that step is a retry, not what was requested
+        self._again = False  # whether the update at that step is a retry rather than a request
         self._was_planned = False
 
     def is_due(self, step: int) -> bool:
-        """Whether the table is refitted at ``step``."""
+        """Return whether the table is refitted at ``step``."""
         self._was_planned = bool(self.planned(step))
         return self._was_planned or step == self._retry_at
 
     def retries(self, step: int) -> bool:
-        """Whether the update at ``step``, which ``is_due`` was asked about last, is due for no
-        other reason than an incomplete one."""
+        """Return whether the update at ``step`` is due only because an earlier one was incomplete.
+
+        ``step`` must be the last argument of ``is_due``.
+        """
         return self._again and step == self._retry_at and not self._was_planned
 
     def request(self, step: int) -> None:
-        """Ask for an update at ``step``, besides the planned ones."""
+        """Request an update at ``step``, in addition to the planned ones."""
         self._retry_at, self._wait, self._again = step, 1, False
 
     def done(self, step: int, complete: bool) -> None:
-        """Tell how the update at ``step`` went; an incomplete one is retried."""
+        """Record whether the update at ``step`` was complete; an incomplete one is retried."""
         if complete or step != self._retry_at:
-            self._wait = 1  # a planned update begins a new row of retries
+            self._wait = 1  # a planned update starts a new sequence of retries
         self._again = not complete
         if complete:
             self._retry_at = None
@@ -70,7 +82,7 @@ class UpdateSchedule:
             self._retry_at, self._wait = step + self._wait, min(2 * self._wait, LONGEST_WAIT)
 
     def state_dict(self) -> dict[str, Any]:
-        """The retry in progress, as numbers (-1 for none)."""
+        """Return the pending retry as numbers (-1 for none)."""
         return {
             "retry_at": -1 if self._retry_at is None else self._retry_at,
             "wait": self._wait,
@@ -78,14 +90,21 @@ class UpdateSchedule:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Inverse of ``state_dict``; the schedule itself comes from the constructor. ValueError
-        where the state is of no schedule, and then nothing has been changed."""
+        """Load a ``state_dict``; the schedule itself comes from the constructor.
+
+        Raises:
+            ValueError: The state is invalid; nothing is changed then.
+        """
         self._retry_at, self._wait, self._again = self.checked(state)
 
     @staticmethod
     def checked(state: Any) -> tuple[int | None, int, bool]:
-        """What a state says: the step of the retry, or None, the wait after it, and whether it is a
-        retry of something incomplete; ValueError where it is of no schedule."""
+        """Return the contents of a state; raise ValueError if it is invalid.
+
+        Returns:
+            The step of the retry or None, the wait after it, and whether it retries an incomplete
+            update.
+        """
         retry_at = states.whole(state, "retry_at", -1, of="state: schedule")
         wait = states.whole(state, "wait", 1, LONGEST_WAIT, of="state: schedule")
         again = states.whole({"again": 0} | dict(state), "again", 0, 1, of="state: schedule")
@@ -95,9 +114,9 @@ class UpdateSchedule:
 class _Planned:
     """Membership in a collection of steps, or in an ascending, possibly endless iterable.
 
-    An iterable is read no further than needed; what was read is kept, so that going back to an
-    earlier step (a loaded checkpoint) works. A copy reads the same iterable, and shares what was
-    read: generators cannot be copied.
+    An iterable is read no further than needed. Steps that were read are kept, so that returning to
+    an earlier step (a loaded checkpoint) works. A copy shares the iterable and the steps read,
+    since generators cannot be copied.
     """
 
     def __init__(self, steps: Iterable[int]) -> None:

@@ -1,7 +1,7 @@
-"""What ranks send of their sampled buckets, and how the pool becomes a distribution.
+"""Compute the statistics that ranks send of their sampled buckets, and pool them to a distribution.
 
-Each statistic turns buckets into one float64 vector of fixed length, whatever the number of
-buckets, so that the pool of any number of ranks stays small.
+Each statistic turns buckets into one float64 vector. Its length does not depend on the number of
+buckets, so the pool of any number of ranks stays small.
 """
 
 from __future__ import annotations
@@ -17,15 +17,16 @@ from hvd_adaptive.device import stacked
 from hvd_adaptive.kernels.reference import BINS
 from hvd_adaptive.levels import Distribution, Histogram, Mixture, with_tail
 
-# Components of a pooled normal mixture at most: 20 samples from each of 100 ranks.
+# Most components of a pooled normal mixture: 20 samples from each of 100 ranks.
 MOST_COMPONENTS = 2048
 
 
 class Sample(list[torch.Tensor]):
-    """Buckets drawn from many (float32, 1-D, the last one of a group may be shorter).
+    """Buckets drawn from a larger set (float32, 1-D; the last one of a group may be shorter).
 
-    weights: of how many of the many each one stands, up to a factor that all share. Buckets that
-    are no Sample weigh 1.
+    Attributes:
+        weights: Number of buckets that each one represents, up to a common factor. Buckets in other
+            containers have weight 1.
     """
 
     def __init__(self) -> None:
@@ -33,18 +34,18 @@ class Sample(list[torch.Tensor]):
         self.weights: list[float] = []
 
     def add(self, bucket: torch.Tensor, weight: float) -> None:
-        """One more."""
+        """Append a bucket."""
         self.append(bucket)
         self.weights.append(weight)
 
 
 def weights_of(buckets: Sequence[torch.Tensor]) -> list[float]:
-    """How much each bucket weighs: see Sample."""
+    """Return the weight of each bucket: see ``Sample``."""
     return buckets.weights if isinstance(buckets, Sample) else [1.0] * len(buckets)
 
 
 class Statistic(Protocol):
-    """One way to describe sampled buckets."""
+    """Interface of a description of sampled buckets."""
 
     def collect(
         self,
@@ -52,25 +53,34 @@ class Statistic(Protocol):
         norms: Sequence[float],
         weights: Sequence[float] | None = None,
     ) -> np.ndarray:
-        """Statistics of finite, non-zero buckets (float32, 1-D, of any sizes) with their
-        normalising norms and what they weigh in a Sample; 1 where None."""
+        """Return the statistics of finite, nonzero buckets.
+
+        Args:
+            buckets: float32, 1-D, of any sizes.
+            norms: Their normalising norms.
+            weights: Their weights in a ``Sample``; 1 if None.
+        """
 
     def pool(self, collected: Sequence[np.ndarray], normalized: bool) -> Distribution:
-        """Law of r = abs(v)/norm over all ranks' buckets.
+        """Return the law of r = abs(v)/norm over all ranks' buckets.
 
-        Coordinates weigh as the squares of their buckets' norms (ALQ paper, Eq. 10: expected
-        variance), or alike where ``normalized`` (Eq. 3: expected normalized variance). Either is a
-        sum over a bucket's coordinates: one of few coordinates weighs less than one of many.
+        Coordinates are weighted by the squares of their buckets' norms (ALQ paper, Eq. 10: expected
+        variance), or equally if ``normalized`` (Eq. 3: expected normalized variance). Both are sums
+        over a bucket's coordinates: a bucket with few coordinates has less weight than one with
+        many.
         """
 
     def of_coordinates(self, collected: Sequence[np.ndarray]) -> Distribution:
-        """Law of r of a coordinate drawn from any bucket: what codes cost, whatever the norms."""
+        """Return the law of r of a coordinate drawn from any bucket, for the length of codes.
+
+        It does not depend on the norms.
+        """
 
 
 def histograms(
     buckets: Sequence[torch.Tensor], scales: Sequence[float]
 ) -> Sequence[np.ndarray] | np.ndarray:
-    """Of each bucket (kernels' ``histogram``), int64 (BINS + 2,); by one copy to the host."""
+    """Return the ``histogram`` of each bucket, int64 (BINS + 2,), in one copy to the host."""
     pairs = zip(buckets, scales, strict=True)
     if not buckets:
         return []
@@ -83,8 +93,8 @@ def histograms(
 class HistogramStatistic:
     """Log-spaced histograms of r, summed over the buckets, with and without the weights.
 
-    The paper's section 3.4 allows general distributions; under L2 normalisation its two moments
-    say almost nothing about a bucket's shape, since mean**2 + variance is always 1/d.
+    The paper's section 3.4 allows general distributions. Under L2 normalisation its two moments
+    contain almost no information about a bucket's shape, since mean**2 + variance is always 1/d.
     """
 
     def collect(
@@ -93,9 +103,12 @@ class HistogramStatistic:
         norms: Sequence[float],
         weights: Sequence[float] | None = None,
     ) -> np.ndarray:
-        """float64 (3, bins + 3), flattened: sums over the coordinates of each bin, zeros, ones, and
-        over the buckets. A bucket of weight w adds w times its squared norm, w, and the square of
-        the former."""
+        """Return float64 (3, bins + 3), flattened.
+
+        The columns are sums over the coordinates of each bin, of zeros, of ones, and over the
+        buckets. A bucket of weight w adds w times its squared norm, w, and the square of the former
+        to the three rows.
+        """
         total = np.zeros((3, BINS + 3))
         weights = [1.0] * len(buckets) if weights is None else weights
         for norm, weight, counts in zip(norms, weights, histograms(buckets, norms), strict=True):
@@ -104,7 +117,7 @@ class HistogramStatistic:
         return total.reshape(-1)
 
     def pool(self, collected: Sequence[np.ndarray], normalized: bool) -> Distribution:
-        """A histogram with atoms at zero and one, and a tail for what no sample shows."""
+        """Return a histogram with atoms at zero and one, and with a tail beyond the samples."""
         weighted, plain, squared = self._sums(collected)
         if normalized:
             weighted = squared = plain
@@ -112,7 +125,7 @@ class HistogramStatistic:
         return with_tail(weighted[:-1], squared[:-1], buckets)
 
     def of_coordinates(self, collected: Sequence[np.ndarray]) -> Distribution:
-        """See Statistic.of_coordinates; as it was counted."""
+        """Return the unchanged histogram: see ``Statistic.of_coordinates``."""
         counts = self._sums(collected)[1]
         return Histogram.from_counts(counts[:BINS], counts[BINS], counts[BINS + 1])
 
@@ -121,7 +134,7 @@ class HistogramStatistic:
 
 
 class NormalStatistic:
-    """Norm, mean and deviation of each bucket's normalised coordinates: the paper's own model."""
+    """Norm, mean and deviation of each bucket's normalised coordinates: the ALQ paper's model."""
 
     def __init__(self, samples: int) -> None:
         self.samples = samples
@@ -132,8 +145,11 @@ class NormalStatistic:
         norms: Sequence[float],
         weights: Sequence[float] | None = None,
     ) -> np.ndarray:
-        """float64 (samples, 4) rows of norm**2, coordinates (times the bucket's weight), mean,
-        deviation; rows of zeros where unused."""
+        """Return float64 (samples, 4), flattened.
+
+        A row holds norm**2, coordinates (times the bucket's weight), mean and deviation; unused
+        rows are zeros.
+        """
         rows = np.zeros((max(self.samples, len(buckets)), 4))
         if buckets:
             moments = [_moments(*pair) for pair in zip(buckets, norms, strict=True)]
@@ -144,11 +160,11 @@ class NormalStatistic:
         return rows.reshape(-1)
 
     def pool(self, collected: Sequence[np.ndarray], normalized: bool) -> Distribution:
-        """A folded mixture of truncated normals on [-1, 1], F_r(x) = F(x) - F(-x).
+        """Return a folded mixture of truncated normals on [-1, 1], F_r(x) = F(x) - F(-x).
 
-        A component weighs norm**2 times the bucket's coordinates: it is the law of one coordinate,
-        and the bucket's error is the sum over all of them.
-        ``normalized``: a single one, of the mean and deviation averaged over coordinates (over
+        The weight of a component is norm**2 times the bucket's coordinates: a component is the law
+        of one coordinate, and the bucket's error is the sum over all of them. If ``normalized``,
+        the result is a single component with the mean and deviation averaged over coordinates (over
         buckets of equal sizes, App. K.1).
         """
         squares, sizes, means, deviations = self._components(collected)
@@ -158,18 +174,18 @@ class NormalStatistic:
         return _mixture(squares * sizes, means, deviations)
 
     def of_coordinates(self, collected: Sequence[np.ndarray]) -> Distribution:
-        """The mixture in which each bucket weighs as many coordinates as it has."""
+        """Return the mixture in which each bucket has the weight of its coordinates."""
         _, sizes, means, deviations = self._components(collected)
         return _mixture(sizes, means, deviations)
 
     def _components(self, collected: Sequence[np.ndarray]) -> np.ndarray:
-        """Rows of squared norms, coordinates, means and deviations, of the buckets there are."""
+        """Return rows of squared norms, coordinates, means and deviations, one for each bucket."""
         rows = np.concatenate([part.reshape(-1, 4) for part in collected])
         return rows[rows[:, 0] > 0].T
 
 
 def _moments(bucket: torch.Tensor, norm: float) -> torch.Tensor:
-    """Mean and deviation of a bucket over its norm: float64 (2,)."""
+    """Return mean and deviation of a bucket divided by its norm, float64 (2,)."""
     theta = bucket.to(torch.float64) / norm
     return torch.stack([theta.mean(), theta.std(correction=0)])
 

@@ -1,1 +1,1 @@
-"""Lossless coding of codes: the wire header, packing, Huffman and Elias coders."""
+"""Losslessly code the codes of a scheme: the wire header, packing, Huffman and Elias coders."""

@@ -1,4 +1,4 @@
-"""How a bucket's levels travel: float32, or float16 with a power of two for each bucket."""
+"""Transport the levels of each bucket: float32, or float16 with a power of two for each bucket."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import torch
 # A float16 has 10 bits of mantissa, a float32 23.
 _DROPPED = (1 << 13) - 1
 _MAGNITUDE = 0x7FFFFFFF
-# Below 2**(exponent of the largest - 27) a level is rounded to that or to 0: scaled by
-# 2**(14 - exponent), all others are normal float16 numbers.
+# A level below 2**(exponent of the largest - 27) is rounded to that or to 0. Scaled by 2**(14 -
+# exponent), all others are normal float16 numbers.
 _REACH = 27
 _TOP = 14
 
@@ -19,39 +19,43 @@ class Float32Levels:
     name = "float32"
 
     def section_bytes(self, buckets: int, numbers: int) -> int:
-        """Bytes of the section of all buckets' levels, a multiple of 4."""
+        """Return the bytes of the section of all buckets' levels, a multiple of 4."""
         return 4 * buckets * numbers
 
     def rounded(self, levels: torch.Tensor) -> torch.Tensor:
-        """Levels (float32, (buckets, numbers), ascending) as the receiver will have them."""
+        """Return the levels as the receiver decodes them.
+
+        Args:
+            levels: float32 (buckets, numbers), each row ascending.
+        """
         return levels
 
     def write(self, levels: torch.Tensor, section: torch.Tensor) -> None:
-        """``rounded`` levels into a section (uint8)."""
+        """Write ``rounded`` levels into a section (uint8)."""
         section.view(torch.float32).copy_(levels.reshape(-1))
 
     def read(self, section: torch.Tensor, buckets: int, numbers: int) -> torch.Tensor:
-        """The levels of a section, float32 (buckets, numbers)."""
+        """Return the levels of a section, float32 (buckets, numbers)."""
         return section.view(torch.float32).view(buckets, numbers)
 
 
 class Float16Levels:
-    """Rows of float16 numbers, then an int8 e for each bucket: a level is number 2**(e - 14).
+    """Rows of float16 numbers, then an int8 exponent for each bucket.
 
-    2**e <= the largest magnitude < 2**(e+1), so that no gradient is too small or too large for
-    float16. The first level is rounded down and the last one up, the others to the nearest: every
-    coordinate stays between two levels, and random rounding unbiased. A bucket whose extremes
-    leave the range of float32 becomes NaN.
+    With exponent e a level is number 2**(e - 14), and 2**e <= the largest magnitude < 2**(e+1), so
+    no gradient is too small or too large for float16. The first level is rounded down, the last one
+    up, and the others to the nearest. So every coordinate stays between two levels, and random
+    rounding stays unbiased. A bucket whose extremes leave the range of float32 becomes NaN.
     """
 
     name = "float16"
 
     def section_bytes(self, buckets: int, numbers: int) -> int:
-        """See Float32Levels.section_bytes."""
+        """See ``Float32Levels.section_bytes``."""
         return -(-buckets * (2 * numbers + 1) // 4) * 4
 
     def rounded(self, levels: torch.Tensor) -> torch.Tensor:
-        """See Float32Levels.rounded."""
+        """See ``Float32Levels.rounded``."""
         magnitude = levels.view(torch.int32) & _MAGNITUDE
         toward, away = magnitude & ~_DROPPED, (magnitude + _DROPPED) & ~_DROPPED
         nearest = (magnitude + (_DROPPED + 1) // 2) & ~_DROPPED
@@ -68,7 +72,7 @@ class Float16Levels:
         return torch.where(torch.isfinite(out).all(dim=1, keepdim=True), out, torch.nan)
 
     def write(self, levels: torch.Tensor, section: torch.Tensor) -> None:
-        """See Float32Levels.write."""
+        """See ``Float32Levels.write``."""
         exponents = _exponents(levels)
         halves = levels.to(torch.float64) * _power(_TOP - exponents)
         split = 2 * levels.numel()
@@ -77,7 +81,7 @@ class Float16Levels:
         section[split : split + exponents.numel()].view(torch.int8).copy_(exponents)
 
     def read(self, section: torch.Tensor, buckets: int, numbers: int) -> torch.Tensor:
-        """See Float32Levels.read."""
+        """See ``Float32Levels.read``."""
         split = 2 * buckets * numbers
         halves = section[:split].view(torch.float16).view(buckets, numbers)
         exponents = section[split : split + buckets].view(torch.int8).to(torch.int32)
@@ -88,12 +92,12 @@ FORMATS = {form.name: form for form in (Float32Levels(), Float16Levels())}
 
 
 def _exponents(levels: torch.Tensor) -> torch.Tensor:
-    """Exponent of the largest magnitude of each row, int32; 0 for rows of zeros or NaN."""
+    """Return the exponent of each row's largest magnitude, int32; 0 for rows of zeros or NaN."""
     largest = torch.maximum(levels[:, 0].abs(), levels[:, -1].abs())
     exponents = (largest.view(torch.int32) >> 23) - 127
     return torch.where((largest > 0) & torch.isfinite(largest), exponents, 0)
 
 
 def _power(exponents: torch.Tensor) -> torch.Tensor:
-    """2**exponents as a column, exact, float64."""
+    """Return 2**exponents as a column, exact, float64."""
     return ((exponents.to(torch.int64) + 1023) << 52).view(torch.float64).unsqueeze(1)

@@ -1,15 +1,15 @@
-"""Lossless coders: the words of a table scheme's codes, transcoded into a shorter stream and back.
+"""Transcode the words of a table scheme's codes into a shorter stream and back.
 
-A scheme's kernels write fixed-width or radix words as ever. Where ``coding=`` names a coder, those
-words are unpacked, coded and thrown away, segment by segment, and a receiver makes the same words
-again before it decodes them.
+A scheme's kernels always write fixed-width or radix words. If ``coding=`` names a coder, these
+words are unpacked, coded and discarded, segment by segment. A receiver restores the same words
+before it decodes them.
 
-Stream, little-endian: a u32 for each segment, where its bytes end, counted from the first byte
-behind these numbers; then the segments' bytes. Every segment is a stream of its own and begins at a
-byte, so that segments are coded side by side and any range of coordinates alone. All but the last
-have ``segment`` coordinates.
+The stream is little-endian. It begins with one u32 for each segment: the end of the segment's
+bytes, counted from the first byte after these numbers. The segments' bytes follow. Every segment is
+a stream of its own and begins at a byte, so segments can be coded in parallel, and any range of
+coordinates can be decoded alone. All segments except the last have ``segment`` coordinates.
 
-To add a coder: a subclass in a file of its own with ``make``, ``encode_segment``,
+To add a coder, write a subclass in its own file with ``make``, ``encode_segment``,
 ``decode_segment`` and the two bounds, an entry in coders.CODERS and a number in header.CODINGS.
 """
 
@@ -38,15 +38,15 @@ cpu_codes = Lazy("cpu_codes")
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
-# A segment has about so many coordinates, twice that at most: few enough for the second-level
-# cache, so many that the 32 bits of its offset do not count.
+# Target number of coordinates of a segment; the actual number is at most twice this. A segment fits
+# in the second-level cache, and the 32 bits of its offset are negligible.
 SEGMENT = 1 << 16
-# Where segments may end, at most: ends are 32 bits. What would be longer travels uncoded.
+# Largest end of a segment: ends are 32 bits. A longer stream travels uncoded.
 LAST_END = 2**32 - 1
 
 
 def segment_size(packing: Packing, bucket_size: int) -> int:
-    """Coordinates of a segment: whole words of each lane, and whole buckets where that fits."""
+    """Return the coordinates of a segment: whole words of each lane, whole buckets if possible."""
     unit = BLOCK
     if packing.digits > 1:
         unit = row_coordinates(packing.digits) * (32 // math.gcd(32, packing.width))
@@ -56,9 +56,13 @@ def segment_size(packing: Packing, bucket_size: int) -> int:
 
 
 class Coder(ABC):
-    """Codes (uint8, each below the alphabet) to bytes and back; immutable, so threads share it.
+    """Coder of codes (uint8, each below the alphabet) to bytes and back.
 
-    name: what ``coding=`` says.  fitted: whether it is made from the symbols' probabilities.
+    Instances are immutable, so threads share them.
+
+    Attributes:
+        name: The value of ``coding=``.
+        fitted: Whether the coder is built from the symbols' probabilities.
     """
 
     name: str = ""
@@ -70,7 +74,7 @@ class Coder(ABC):
 
     @classmethod
     def check(cls, symmetric: bool) -> None:
-        """ValueError where it cannot code tables that are symmetric (without zero)."""
+        """Raise ValueError if this coder cannot code tables of this symmetry."""
         return
 
     @classmethod
@@ -78,50 +82,67 @@ class Coder(ABC):
     def make(
         cls, packing: Packing, bucket_size: int, probabilities: np.ndarray | None
     ) -> Coder | None:
-        """The coder of a table; None where it needs probabilities (float64, ascending levels) and
-        there are none yet: payloads are fixed then."""
+        """Return the coder of a table.
+
+        Args:
+            packing: How the kernels pack the codes.
+            bucket_size: Coordinates of a bucket.
+            probabilities: Probabilities of the levels (float64, ascending levels), or None.
+
+        Returns:
+            The coder, or None if it needs probabilities and there are none yet; payloads are then
+            fixed.
+        """
 
     @property
     def fingerprint(self) -> int:
-        """32 bits that differ between code books; 0 where there is but one."""
+        """Return 32 bits that differ between code books; 0 if there is only one."""
         return 0
 
     @abstractmethod
     def most_bytes(self, count: int) -> int:
-        """Bytes that ``encode_segment`` may write for ``count`` codes, its slack included."""
+        """Return the most bytes that ``encode_segment`` writes for ``count`` codes, with slack."""
 
     @abstractmethod
     def least_bytes(self, count: int) -> int:
-        """The fewest bytes that ``count`` >= 1 codes of one segment can take."""
+        """Return the fewest bytes that ``count`` >= 1 codes of one segment can take."""
 
     @abstractmethod
     def encode_segment(self, codes: np.ndarray, out: np.ndarray) -> int:
-        """Code ``codes`` (uint8) into ``out`` (uint8, most_bytes long); how many bytes it took."""
+        """Code ``codes`` (uint8) into ``out`` (uint8, ``most_bytes`` long); return its length."""
 
     @abstractmethod
     def decode_segment(self, data: np.ndarray, codes: np.ndarray) -> bool:
-        """Fill ``codes`` (uint8) from ``data`` (uint8), which must be used up to its last byte, and
-        whose unused bits must be 0; False where it is not so. Reads and writes nothing else."""
+        """Decode ``data`` (uint8) into ``codes`` (uint8); access no other memory.
+
+        Returns:
+            False if ``data`` is not used up to its last byte, or if its unused bits are not 0.
+        """
 
     def encode_segments(self, codes: np.ndarray, outs: np.ndarray) -> list[int]:
-        """``encode_segment`` of the rows; a coder that is faster at two at a time overrides it."""
+        """Call ``encode_segment`` for each row; override it if two at a time are faster."""
         return [self.encode_segment(*pair) for pair in zip(codes, outs, strict=True)]
 
     def decode_segments(self, data: Sequence[np.ndarray], codes: np.ndarray) -> list[bool]:
-        """``decode_segment`` into the rows."""
+        """Call ``decode_segment`` for each row."""
         return [self.decode_segment(*pair) for pair in zip(data, codes, strict=True)]
 
     # The container -------------------------------------------------------------------------------
 
     def least_stream_bytes(self, coordinates: int) -> int:
-        """The fewest bytes that a stream of so many coordinates can take."""
+        """Return the fewest bytes that a stream of ``coordinates`` codes can take."""
         whole, rest = divmod(coordinates, self.segment)
         least = whole * (4 + self.least_bytes(self.segment)) if whole else 0
         return least + (4 + self.least_bytes(rest) if rest else 0)
 
     def encode(self, words: torch.Tensor, coordinates: int, most: int) -> torch.Tensor | None:
-        """Words (int32, packing.words(coordinates)) as a stream (uint8) of at most ``most`` bytes;
-        None where it would be longer. With torch.get_num_threads() threads."""
+        """Code words (int32, ``packing.words(coordinates)``) into a stream (uint8).
+
+        ``torch.get_num_threads()`` threads are used.
+
+        Returns:
+            The stream, or None if it would be longer than ``most`` bytes.
+        """
         head = 4 * self._segments(coordinates)
         if head > most:
             return None
@@ -142,9 +163,14 @@ class Coder(ABC):
         return torch.from_numpy(out[: head + at]).to(words.device)
 
     def decode(self, stream: torch.Tensor, coordinates: int) -> torch.Tensor:
-        """Inverse of ``encode``: the words. PayloadError where the stream is not one of ours.
+        """Return the words of a stream, the inverse of ``encode``.
 
-        stream: uint8, followed by up to 7 bytes of padding, which must be 0.
+        Args:
+            stream: uint8; up to 7 bytes of padding, which must be 0, may follow the stream.
+            coordinates: Number of codes.
+
+        Raises:
+            PayloadError: The stream is invalid.
         """
         data = stream.cpu().numpy()
         ends = self._ends(data, coordinates, padding=7)
@@ -163,8 +189,10 @@ class Coder(ABC):
     def decode_range(
         self, stream: torch.Tensor, coordinates: int, first: int, last: int
     ) -> torch.Tensor:
-        """The codes (uint8) of coordinates first to last - 1 alone, of a stream as ``decode`` takes
-        it; only the segments that hold them are read."""
+        """Return the codes (uint8) of coordinates first to last - 1 of a stream (see ``decode``).
+
+        Only the segments that hold these coordinates are read.
+        """
         if not 0 <= first <= last <= coordinates:
             raise ValueError(f"first={first}, last={last}: must be a range of {coordinates}")
         data = stream.cpu().numpy()
@@ -179,21 +207,21 @@ class Coder(ABC):
         return -(-coordinates // self.segment)
 
     def _count(self, coordinates: int, index: int) -> int:
-        """Coordinates of a segment."""
+        """Return the coordinates of a segment."""
         return min(self.segment, coordinates - index * self.segment)
 
     def _words(self, coordinates: int) -> int:
-        """Where the words of the segment that begins with this coordinate begin."""
+        """Return the index of the first word of the segment that begins with this coordinate."""
         return self.packing.words(coordinates)
 
     def _groups(self, coordinates: int) -> list[range]:
-        """Segments by twos, as a thread takes them; all of a group have as many coordinates."""
+        """Return groups of one or two segments of equal size; a thread processes one group."""
         whole, count = coordinates // self.segment, self._segments(coordinates)
         groups = [range(k, min(k + 2, whole)) for k in range(0, whole, 2)]
         return groups if whole == count else [*groups, range(whole, count)]
 
     def _coded(self, words: np.ndarray, coordinates: int, group: range) -> list[np.ndarray]:
-        """The bytes of a group's segments; the buffers are new, since others may be waiting."""
+        """Return the bytes of a group's segments in new buffers: others may still be in use."""
         count = self._count(coordinates, group[0])
         codes = np.empty((len(group), count), np.uint8)
         outs = np.empty((len(group), self.most_bytes(count)), np.uint8)
@@ -205,7 +233,7 @@ class Coder(ABC):
     def _decoded(
         self, data: np.ndarray, ends: np.ndarray, coordinates: int, group: range
     ) -> np.ndarray:
-        """The codes of a group's segments, a row each."""
+        """Return the codes of a group's segments, one row each."""
         head = 4 * len(ends)
         begins = [head + (int(ends[index - 1]) if index else 0) for index in group]
         parts = [data[b : head + int(ends[k])] for k, b in zip(group, begins, strict=True)]
@@ -216,7 +244,7 @@ class Coder(ABC):
         return codes
 
     def _ends(self, data: np.ndarray, coordinates: int, padding: int) -> np.ndarray:
-        """The segments' ends, checked: int64, ascending, the last one at the end of the data."""
+        """Return the segments' ends (int64), checked to ascend up to the end of the data."""
         count = self._segments(coordinates)
         if data.size < 4 * count:
             raise PayloadError(f"payload's {self.name} stream of {data.size} bytes is too short")
@@ -232,8 +260,11 @@ class Coder(ABC):
 def mapped(
     function: Callable[[Item], Result], items: Iterable[Item], count: int
 ) -> Iterator[Result]:
-    """``function`` of each of ``count`` items, in order, some of them at a time where torch uses
-    threads. Even where one raises, none of them runs any more when the caller learns of it."""
+    """Apply ``function`` to each of ``count`` items and return the results in order.
+
+    If torch uses several threads, items are processed in parallel. If a call raises, all other
+    calls have ended before the caller receives the exception.
+    """
     threads = min(torch.get_num_threads(), count)
     if threads <= 1:
         return map(function, items)
@@ -245,5 +276,5 @@ def mapped(
 
 @functools.lru_cache(maxsize=4)
 def _pool(threads: int, process: int) -> ThreadPoolExecutor:
-    """One for each process: threads do not survive a fork."""
+    """Return the thread pool of this process: threads do not survive a fork."""
     return ThreadPoolExecutor(threads, thread_name_prefix="hvd_adaptive.coding")

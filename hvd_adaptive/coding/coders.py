@@ -1,4 +1,4 @@
-"""The lossless coders by the names that ``coding=`` takes (coder.py tells what they do)."""
+"""Map the values of ``coding=`` to the lossless coders (see coder.py)."""
 
 from __future__ import annotations
 

@@ -1,12 +1,13 @@
-"""The body of a dithered payload: steps of the buckets, then coded integers.
+"""Encode and decode the body of a dithered payload: the buckets' steps, then coded integers.
 
-Little-endian: u32 ``kind``; float32 steps, one for each bucket; then, where kind is CODED, two u32
-for each segment of SEGMENT coordinates, where its codes and where its escaped integers end, counted
-from the first byte behind these numbers; then the segments. A segment's codes are the symbols of
-the first class in that class's book, then those of the second, and so on, without a gap; zero bits
-fill the last byte. Coordinates of buckets without a step above 0 have no symbol.
+All numbers are little-endian. The body begins with the u32 ``kind``, then one float32 step for each
+bucket. If kind is CODED, two u32 follow for each segment of SEGMENT coordinates: the end of its
+codes and the end of its escaped integers, counted from the first byte after these numbers. Then
+come the segments. A segment's codes are the symbols of the first class in that class's book, then
+those of the second class, and so on, without a gap; zero bits fill the last byte. Coordinates of
+buckets whose step is not above 0 have no symbol.
 
-Where the codes would be longer, kind is the bytes of an integer, and all integers follow, in order.
+If the codes would be longer, kind is the bytes of an integer, and all integers follow in order.
 """
 
 from __future__ import annotations
@@ -28,14 +29,14 @@ cpu_ecdq, cpu_huffman = Lazy("cpu_ecdq"), Lazy("cpu_huffman")
 cuda_encode, cuda_decode = Lazy("cuda_dithered_encode"), Lazy("cuda_dithered_decode")
 cuda_huffman = Lazy("cuda_huffman")
 
-# Runs of symbols stay in the second-level cache; 64 bits for each segment do not count.
+# Runs of symbols fit in the second-level cache; 64 bits for each segment are negligible.
 SEGMENT = 1 << 16
 CODED = 0
 WIDTHS: dict[int, np.dtype[Any]] = {2: np.dtype("<i2"), 4: np.dtype("<i4")}
 
 
 class Code(Protocol):
-    """A step and code books: see schemes/dithered_code.py."""
+    """Step and code books: see schemes/dithered_code.py."""
 
     @property
     def delta(self) -> float: ...
@@ -51,23 +52,31 @@ class Code(Protocol):
 
 
 def least_bytes(coordinates: int, bucket_size: int, width: int) -> int:
-    """The fewest bytes of a body."""
+    """Return the fewest bytes of a body."""
     offsets = 8 * -(-coordinates // SEGMENT)
     return _head(coordinates, bucket_size) + min(offsets, width * coordinates)
 
 
 def most_bytes(coordinates: int, bucket_size: int, width: int) -> int:
-    """The most bytes of a body, integers of ``width`` bytes each."""
+    """Return the most bytes of a body whose integers have ``width`` bytes each."""
     return _head(coordinates, bucket_size) + width * coordinates
 
 
 def encode(
     flat: torch.Tensor, bucket_size: int, code: Code, key: int, width: int, body: torch.Tensor
 ) -> int | Later:
-    """Quantise ``flat`` (float32, (n,)) into ``body`` (uint8, most_bytes); how many bytes it took,
-    on a GPU later.
+    """Quantise ``flat`` into ``body``.
 
-    width: of an integer that every one fits. bucket_size: at most n.
+    Args:
+        flat: float32 (n,).
+        bucket_size: At most n.
+        code: Step and code books.
+        key: Random key of the dither.
+        width: Bytes of an integer that can hold every quantised coordinate.
+        body: uint8, ``most_bytes`` long.
+
+    Returns:
+        The bytes written; on a GPU an object that yields them later.
     """
     if flat.is_cuda and flat.numel():
         return cuda_encode.encode(flat, bucket_size, code, key, width, body, SEGMENT)
@@ -95,10 +104,23 @@ def add(
     width: int,
     out: torch.Tensor,
 ) -> Callable[[], None] | None:
-    """Add the values of bodies to ``out`` (float32, (n,)) in order; PayloadError where one is not
-    one of ours (and then ``out`` is of no use), on a GPU by calling what is returned.
+    """Add the values of bodies to ``out`` (float32, (n,)) in order.
 
-    bodies: uint8, followed by up to 7 bytes of padding, which must be 0.
+    If a PayloadError is raised, the contents of ``out`` are undefined.
+
+    Args:
+        bodies: uint8; up to 7 bytes of padding, which must be 0, may follow each body.
+        bucket_size: Coordinates of a bucket.
+        code: Step and code books.
+        keys: Random key of each body.
+        width: Bytes of an uncoded integer.
+        out: float32 (n,).
+
+    Returns:
+        None on the CPU; on a GPU a function that completes the check of the bodies.
+
+    Raises:
+        PayloadError: A body is invalid. On a GPU the returned function raises it.
     """
     least = _head(out.numel(), bucket_size)
     for body in bodies:
@@ -107,25 +129,25 @@ def add(
     if out.is_cuda:
         if not out.numel():
             return None
-        told = cuda_decode.add(bodies, bucket_size, code, keys, width, out, SEGMENT)
-        return lambda: _judge(told.get().tolist())
+        flags = cuda_decode.add(bodies, bucket_size, code, keys, width, out, SEGMENT)
+        return lambda: _judge(flags.get().tolist())
     for body, key in zip(bodies, keys, strict=True):
         _add(body.numpy(), bucket_size, code, key, width, out)
     return None
 
 
 def _judge(flags: Sequence[int]) -> None:
-    """PayloadError where cuda_dithered_decode.add tells of a body that could not be read."""
+    """Raise PayloadError if a flag of cuda_dithered_decode.add reports an unreadable body."""
     for flag in filter(None, flags):
         segment = flag - cuda_huffman.SEGMENT_FLAG
-        told = f"payload's segment {segment} is corrupt"
-        raise PayloadError(cuda_decode.REASONS.get(flag, told))
+        message = f"payload's segment {segment} is corrupt"
+        raise PayloadError(cuda_decode.REASONS.get(flag, message))
 
 
 def _add(
     data: np.ndarray, bucket_size: int, code: Code, key: int, width: int, out: torch.Tensor
 ) -> None:
-    """One body, on the CPU."""
+    """Add one body on the CPU."""
     at = _head(out.numel(), bucket_size)
     kind, sent = int(data[:4].view("<u4")[0]), data[4:at].view("<f4")
     if not np.all((sent >= 0) & (sent < np.inf) | np.isnan(sent)):
@@ -142,14 +164,14 @@ def _add(
 
 
 def _head(coordinates: int, bucket_size: int) -> int:
-    """Bytes of ``kind`` and the steps."""
+    """Return the bytes of ``kind`` and the steps."""
     return 4 + 4 * -(-coordinates // bucket_size)
 
 
 def _encode_segments(
     flat: torch.Tensor, steps: torch.Tensor, bucket_size: int, code: Code, key: int, out: np.ndarray
 ) -> int | None:
-    """Fill ``out`` (uint8) with offsets and segments; None where they do not fit."""
+    """Fill ``out`` (uint8) with offsets and segments; return the bytes used, or None if full."""
     begins, n = range(0, flat.numel(), SEGMENT), flat.numel()
     head = 8 * len(begins)
     if head > out.size:
@@ -157,7 +179,7 @@ def _encode_segments(
     out = out[: head + LAST_END]
 
     def coded(share: range) -> list[np.ndarray]:
-        """Codes and escapes of some segments, one after another."""
+        """Return the codes and escapes of some segments, one after another."""
         splitter = cpu_ecdq.Splitter(min(SEGMENT, n), len(code.books), code.most, code.dtype)
         room = np.empty(cpu_huffman.most_bytes(min(SEGMENT, n)), np.uint8)
         coded_parts: list[np.ndarray] = []
@@ -171,7 +193,7 @@ def _encode_segments(
             escapes = cpu_ecdq.put_numbers(escaped, code.most)
             coded_parts += [room[: -(-bits // 8)].copy(), escapes]
             size += coded_parts[-2].size + escapes.size
-            if size > out.size:  # it will not fit: do not go on
+            if size > out.size:  # it will not fit
                 break
         return coded_parts
 
@@ -223,15 +245,18 @@ def _add_segments(
 
 
 def _shares(begins: range) -> list[range]:
-    """Segments that are next to each other for each of torch's threads, all of them used."""
+    """Split the segments into contiguous shares, one for each of torch's threads."""
     threads = max(1, min(torch.get_num_threads(), len(begins)))
     cuts = [len(begins) * thread // threads for thread in range(threads + 1)]
     return [begins[a:b] for a, b in itertools.pairwise(cuts)]
 
 
 def _read(data: np.ndarray, code: Code, counts: list[int], runs: np.ndarray) -> bool:
-    """Fill the rows of ``runs`` with so many symbols each; whether all the data were needed and the
-    bits that fill its last byte are 0."""
+    """Fill each row of ``runs`` with its count of symbols.
+
+    Returns:
+        Whether all data were used and the bits that fill the last byte are 0.
+    """
     bits = 0
     for row, count, book in zip(runs, counts, code.books, strict=True):
         bits = cpu_huffman.decode(data, bits, book, row[:count])
@@ -242,4 +267,4 @@ def _read(data: np.ndarray, code: Code, counts: list[int], runs: np.ndarray) -> 
 
 def _check_end(data: np.ndarray, size: int) -> None:
     if not 0 <= data.size - size <= 7 or np.any(data[size:]):
-        raise PayloadError(f"payload's body goes on for {data.size - size} bytes behind its end")
+        raise PayloadError(f"payload's body has {data.size - size} bytes after its end")

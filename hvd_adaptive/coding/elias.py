@@ -1,4 +1,4 @@
-"""``coding="elias"``: the distances between nonzero coordinates, and what these are."""
+"""Code distances between nonzero coordinates and their level numbers (``coding="elias"``)."""
 
 from __future__ import annotations
 
@@ -15,27 +15,28 @@ cpu_elias = Lazy("cpu_elias")
 class EliasCoder(Coder):
     """QSGD's Code_s (section 3.1) and NUQSGD's ENCODE (section 3.2), for tables with a zero.
 
-    A segment, each byte from its highest bit on, with ω the code of omega.py: for every nonzero
-    coordinate ω(its distance from the nonzero one before it; of the first, its place, from 1), a
-    bit 0 where it is positive or 1 where it is negative, ω(number of its level, from 1). Where the
-    last coordinate is zero, the distance to the place behind it ends the segment (the papers leave
-    open how a decoder knows that no nonzero coordinate follows). Then bits 0 up to the next byte.
+    Bytes of a segment are filled from their highest bit. With ω the code of omega.py, every nonzero
+    coordinate is coded as ω(distance from the previous nonzero coordinate; for the first one, its
+    position from 1), a sign bit (0 positive, 1 negative), and ω(number of its level, from 1). If
+    the last coordinate is zero, the distance to the position after it ends the segment (the papers
+    do not state how a decoder detects that no nonzero coordinate follows). Bits 0 fill the last
+    byte.
 
-    The papers' sequence belongs to one bucket, after its norm. Here the norms stay together in
-    front, and a sequence runs through all buckets of a segment. Against one sequence for everything
-    a segment costs its 32-bit offset, the end and the new start, ω(a) + ω(b) in place of ω(a + b),
-    and the filling: 32 + 29 + 7 bits at most, about 0.001 a coordinate.
+    In the papers a sequence covers one bucket and follows its norm. Here all norms come first, and
+    a sequence covers all buckets of a segment. Compared to one sequence for everything, a segment
+    costs its 32-bit offset, its end and the new start (ω(a) + ω(b) instead of ω(a + b)), and the
+    fill bits: at most 32 + 29 + 7 bits, about 0.001 per coordinate.
 
-    Nothing is fitted. Tables without zero are refused: the papers have no code for them, and where
-    every coordinate is nonzero one of fixed width is shorter than ω with a sign.
+    Nothing is fitted. Tables without zero are rejected: the papers have no code for them, and if
+    every coordinate is nonzero, a fixed-width code is shorter than ω with a sign.
     """
 
     name = "elias"
 
     def __init__(self, packing: Packing, bucket_size: int) -> None:
         super().__init__(packing, bucket_size)
-        # A distance of 1, a sign, the last level: no coordinate can take more, nor can a longer
-        # distance or the end take more than so much for each coordinate that it spans.
+        # Bits of a distance of 1, a sign and the last level. No coordinate can take more, and
+        # neither a longer distance nor the end takes more for each coordinate that it spans.
         self._most_bits = 2 + code_length(zero_code(packing.alphabet))
 
     @classmethod
@@ -56,7 +57,8 @@ class EliasCoder(Coder):
         return -(-count * self._most_bits // 8) + cpu_elias.SLACK
 
     def least_bytes(self, count: int) -> int:
-        # All zeros, or but the last one: the length is not concave, so either can be the shorter.
+        # Either all codes are zeros, or all but the last one: the length is not concave, so either
+        # can be the shorter.
         return -(-min(code_length(count + 1), code_length(count) + 2) // 8)
 
     def encode_segment(self, codes: np.ndarray, out: np.ndarray) -> int:

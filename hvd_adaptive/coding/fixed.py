@@ -1,10 +1,11 @@
-"""Fixed-width packing: how b-bit codes lie in 32-bit words (sizes; the loops are in kernels/).
+"""Compute the sizes of fixed-width packing of b-bit codes in 32-bit words.
 
-Codes are packed in blocks of 512 coordinates, so that 16 vector lanes work side by side.
-Coordinate ``i`` of a block is quarter ``q = i // 128``, row ``k = i % 128 // 16`` and lane
-``i % 16``; each lane is a little-endian stream of 8 rows of 4 codes (row k, quarter q at bit
-``(4 k + q) b``), cut into b words; word w of lane l is word ``16 w + l`` of the block. A last,
-partial block has ``ceil(rest / 64)`` rows, quarters of that many rows, and as few words as hold it.
+The loops are in kernels/. Codes are packed in blocks of 512 coordinates, so that 16 vector lanes
+work in parallel. Coordinate ``i`` of a block is in quarter ``q = i // 128``, row ``k = i % 128 //
+16`` and lane ``i % 16``. Each lane is a little-endian stream of 8 rows of 4 codes (row k, quarter q
+at bit ``(4 k + q) b``), cut into b words; word w of lane l is word ``16 w + l`` of the block. A
+last, partial block has ``ceil(rest / 64)`` rows, quarters of that many rows, and the fewest words
+that hold them.
 """
 
 from __future__ import annotations
@@ -13,17 +14,17 @@ BLOCK = 512
 LANES = 16
 QUARTERS = 4
 ROWS = 8
-# Coordinates of a block's quarter.
+# Coordinates of a quarter of a block.
 QUARTER = ROWS * LANES
 
 
 def partial_rows(rest: int) -> int:
-    """Rows of a partial block of ``rest`` coordinates."""
+    """Return the rows of a partial block of ``rest`` coordinates."""
     return -(-rest // (QUARTERS * LANES))
 
 
 def packed_words(coordinates: int, bits: int) -> int:
-    """32-bit words that ``coordinates`` codes of ``bits`` bits occupy."""
+    """Return the 32-bit words of ``coordinates`` codes of ``bits`` bits."""
     blocks, rest = divmod(coordinates, BLOCK)
     tail = -(-partial_rows(rest) * QUARTERS * bits // 32)
     return (blocks * bits + tail) * LANES

@@ -1,4 +1,4 @@
-"""The 96-byte little-endian header of every payload."""
+"""Pack and unpack the 96-byte little-endian header of every payload."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ CODING_NAMES = {code: name for name, code in CODINGS.items()}
 
 
 class Frame(NamedTuple):
-    """What a receiver knows of a payload before it arrives; a Header tells it, too."""
+    """Fields of a payload that a receiver can compute before it arrives; a Header has them too."""
 
     coordinates: int
     full: int
@@ -34,13 +34,13 @@ class Frame(NamedTuple):
 
 
 class Header(NamedTuple):
-    """What a receiver must know, and must find equal to its own settings.
+    """Header of a payload; a receiver compares it with its own settings.
 
     Byte offsets: 0 magic, 4 format (u16), 6 dtype (u8), 7 coding (u8), 8 alphabet (u32), 12
-    checksum (u32), 16 scheme (16 bytes ASCII, zero-padded), 32 coordinates (u64), 40 how many of
-    them travel in full precision (u64), 48 bucket size (u64), 56 table version (u32), 60 table
-    fingerprint (u32), 64 random key (u64), 72 layout hash (u64), 80 payload length in bytes (u64),
-    88 settings fingerprint (u32), 92 reserved, zero (u32).
+    checksum (u32), 16 scheme (16 bytes ASCII, zero-padded), 32 coordinates (u64), 40 coordinates in
+    full precision (u64), 48 bucket size (u64), 56 table version (u32), 60 table fingerprint (u32),
+    64 random key (u64), 72 layout hash (u64), 80 payload length in bytes (u64), 88 settings
+    fingerprint (u32), 92 reserved, zero (u32).
     """
 
     scheme: str
@@ -59,7 +59,7 @@ class Header(NamedTuple):
     checksum: int = 0
 
     def pack(self) -> bytes:
-        """The 96 bytes."""
+        """Return the 96 bytes."""
         return _FIELDS.pack(
             MAGIC,
             FORMAT,
@@ -82,15 +82,17 @@ class Header(NamedTuple):
 
     @property
     def body_seed(self) -> int:
-        """``body_seed`` of the header."""
+        """Return ``body_seed`` of the header."""
         return body_seed(self.pack())
 
     @classmethod
     def unpack(cls, data: bytes, available: int) -> Header:
         """Read a header from the first bytes of a payload of ``available`` bytes.
 
-        Raises PayloadError where it is short, foreign or inconsistent; the checksum over the whole
-        payload is the caller's to compare.
+        The caller must compare the checksum of the whole payload.
+
+        Raises:
+            PayloadError: The header is short, foreign or inconsistent.
         """
         if len(data) < SIZE:
             raise PayloadError(f"payload of {available} bytes is shorter than its header of {SIZE}")
@@ -114,7 +116,7 @@ class Header(NamedTuple):
             reserved,
         ) = _FIELDS.unpack_from(data)
         if magic != MAGIC:
-            raise PayloadError(f"payload starts with {magic!r}, not {MAGIC!r}: not one of ours")
+            raise PayloadError(f"payload starts with {magic!r}, not {MAGIC!r}: foreign data")
         if version != FORMAT:
             raise PayloadError(f"payload has format version {version}, this package reads {FORMAT}")
         known = dtype in DTYPES and coding in CODING_NAMES
@@ -141,7 +143,7 @@ class Header(NamedTuple):
 
 
 def body_seed(packed: bytes) -> int:
-    """A header's own part of the checksum: CRC-32 of its bytes with the checksum field zero."""
+    """Return the header's part of the checksum: CRC-32 of its bytes with a zero checksum field."""
     begin = zlib.crc32(_NO_CHECKSUM, zlib.crc32(packed[:CHECKSUM_AT]))
     return zlib.crc32(packed[CHECKSUM_AT + 4 :], begin)
 

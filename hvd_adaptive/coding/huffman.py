@@ -1,4 +1,4 @@
-"""``coding="huffman"``: the fitted book's prefix code over blocks of a table's codes."""
+"""Code blocks of a table's codes with a fitted prefix code (``coding="huffman"``)."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ cpu_huffman = Lazy("cpu_huffman")
 
 
 class HuffmanCoder(Coder):
-    """Codes in blocks, by a book that all ranks have (coding/prefix_code.py).
+    """Coder of blocks of codes by a book that all ranks share (coding/prefix_code.py).
 
-    A segment: its blocks' codes, the last block completed, then bits 0 up to the next byte.
+    A segment holds the codes of its blocks; the last block is completed, and bits 0 fill the last
+    byte.
     """
 
     name = "huffman"
@@ -66,7 +67,7 @@ class HuffmanCoder(Coder):
 
 
 def _is_used_up(data: np.ndarray, end: int) -> bool:
-    """Whether a stream of whole bytes ends at bit ``end`` and what is left of the last one is 0."""
+    """Return whether a stream of whole bytes ends at bit ``end`` and its remaining bits are 0."""
     if end < 0 or -(-end // 8) != data.size:
         return False
     return end % 8 == 0 or int(data[-1]) >> end % 8 == 0

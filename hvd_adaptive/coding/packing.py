@@ -1,4 +1,4 @@
-"""How the codes of an alphabet are packed: whole bits each, or several codes to a number."""
+"""Choose how the codes of an alphabet are packed: whole bits each, or several codes per number."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from dataclasses import dataclass
 
 from hvd_adaptive.coding import fixed, radix
 
-# Bits of a code may exceed log2 of the alphabet by this much before codes share a number.
+# Codes share a number if whole bits per code exceed log2 of the alphabet by more than this factor.
 ROOM = 1.03
 
 
 @dataclass(frozen=True)
 class Packing:
-    """``digits`` codes of an alphabet make a unit of ``width`` bits: alphabet**digits <= 2**width.
+    """Packing of ``digits`` codes into a unit of ``width`` bits: alphabet**digits <= 2**width.
 
     digits = 1 is fixed width (coding/fixed.py), more is radix packing (coding/radix.py).
     """
@@ -25,10 +25,11 @@ class Packing:
 
     @property
     def bits_per_code(self) -> float:
+        """Return the bits of a code, which need not be whole."""
         return self.width / self.digits
 
     def words(self, coordinates: int) -> int:
-        """32-bit words that the codes of so many coordinates occupy."""
+        """Return the 32-bit words that ``coordinates`` codes occupy."""
         if self.digits == 1:
             return fixed.packed_words(coordinates, self.width)
         return radix.packed_words(coordinates, self.digits, self.width)
@@ -36,11 +37,14 @@ class Packing:
 
 @functools.cache
 def packing_of(alphabet: int) -> Packing:
-    """Fixed width where it wastes at most 3 %, else the units of at most 32 bits that waste least;
-    a whole word where it comes within 1 % of log2 of the alphabet, since it spares shifts.
+    """Return the packing of an alphabet of 2 to 256 codes.
 
-    Of the odd alphabets to 255, those of level tables, only 109, 111, 129, 131 and 217 stay above
-    3 % (at most 3.5): four of their digits miss a bit narrowly.
+    Fixed width is chosen if it wastes at most 3 %. Otherwise the unit of at most 32 bits with the
+    least waste is chosen, or a whole word if it is within 1 % of log2 of the alphabet, since it
+    needs no shifts.
+
+    Among the odd alphabets up to 255, which are those of level tables, only 109, 111, 129, 131 and
+    217 stay above 3 % (at most 3.5): their units of four digits narrowly exceed a whole bit.
     """
     if not 2 <= alphabet <= 256:
         raise ValueError(f"alphabet={alphabet!r}: must be an integer from 2 to 256")

@@ -1,4 +1,4 @@
-"""How prefix codes are made: parse trees grown, code lengths limited."""
+"""Build prefix codes: grow parse trees and limit code lengths."""
 
 from __future__ import annotations
 
@@ -6,17 +6,21 @@ import heapq
 
 import numpy as np
 
-# Trees are not grown beyond so many symbols in all leaves together, nor blocks beyond so many.
+# Limits of a tree: symbols of all leaves together, and symbols of a block.
 POOL = 1 << 18
 LONGEST_BLOCK = 1024
 
 
 def grown(p: np.ndarray, most: int) -> tuple[np.ndarray, np.ndarray]:
-    """Split the most probable leaf, again and again: children, and the leaves' probabilities."""
+    """Grow a tree of at most ``most`` leaves by splitting the most probable leaf repeatedly.
+
+    Returns:
+        The children (see ``PrefixCode``) and the leaves' probabilities.
+    """
     alphabet = p.size
     rows: list[np.ndarray] = []
     heap: list[tuple[float, int, int]] = []
-    # A leaf: minus its probability, then its number, so that ties have an order; its depth.
+    # The heap holds for each leaf: minus its probability, its number (to order ties), its depth.
     parents: list[tuple[int, int]] = []
 
     def split(probability: float, depth: int) -> None:
@@ -51,17 +55,21 @@ def grown(p: np.ndarray, most: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def limited_lengths(weights: np.ndarray, longest: int) -> np.ndarray:
-    """Bits (uint8) of the optimal prefix code whose codes have at most ``longest`` bits: package-
-    merge (Larmore and Hirschberg, A fast algorithm for optimal length-limited Huffman codes, 1990).
+    """Return the code lengths (uint8) of the optimal prefix code limited to ``longest`` bits.
 
-    weights: (n,), 2 <= n <= 2**longest. The code is complete: the sum of 2**-bits is 1.
+    The algorithm is package-merge (Larmore and Hirschberg, A fast algorithm for optimal
+    length-limited Huffman codes, 1990). The code is complete: the sum of 2**-bits is 1.
+
+    Args:
+        weights: (n,), 2 <= n <= 2**longest.
+        longest: Most bits of a code.
     """
     order = np.argsort(weights, kind="stable")
     single = weights[order]
     n, merged, counts = single.size, single, []
     for _ in range(longest - 1):
         pairs = merged[: merged.size // 2 * 2].reshape(-1, 2).sum(axis=1)
-        # Where a package weighs as much as a symbol, the symbol is first.
+        # If a package weighs as much as a symbol, the symbol comes first.
         both = np.concatenate([single, pairs])
         place = np.argsort(both, kind="stable")
         counts.append(np.cumsum(place < n))
@@ -69,7 +77,7 @@ def limited_lengths(weights: np.ndarray, longest: int) -> np.ndarray:
     bits = np.zeros(n, np.uint8)
     taken = 2 * n - 2
     for singles in reversed(counts):
-        # Of what is taken the symbols are the lightest; packages stand for twice as many below.
+        # The symbols used are the lightest; each package stands for two items one layer below.
         own = int(singles[taken - 1]) if taken else 0
         bits[:own] += 1
         taken = 2 * (taken - own)

@@ -1,4 +1,4 @@
-"""Payloads: uint8 [header | body | full-precision section], each section padded to 8 bytes."""
+"""Build and open payloads: uint8 [header | body | full-precision section], padded to 8 bytes."""
 
 from __future__ import annotations
 
@@ -16,15 +16,18 @@ from hvd_adaptive.kernels.block_sums import BlockSums
 
 
 def padded(size: int) -> int:
-    """``size`` bytes rounded up to a multiple of 8: every section can be viewed in place."""
+    """Return ``size`` rounded up to a multiple of 8 bytes: every section can be viewed in place."""
     return -(-size // 8) * 8
 
 
 @dataclass(frozen=True)
 class Payload:
-    """A payload and the view of its body.
+    """Payload and a view of its body.
 
-    bytes: uint8, 1-D, the whole payload.  body: uint8, the scheme's own section.
+    Attributes:
+        header: The header.
+        bytes: uint8, 1-D, the whole payload.
+        body: uint8, the scheme's own section.
     """
 
     header: Header
@@ -33,28 +36,29 @@ class Payload:
 
     @property
     def full(self) -> torch.Tensor:
-        """The coordinates in full precision, in the payload's dtype, a view."""
+        """Return a view of the full-precision coordinates, in the payload's dtype."""
         at, dtype = SIZE + padded(self.body.numel()), self.header.dtype
         return self.bytes[at : at + self.header.full * dtype.itemsize].view(dtype)
 
     def to(self, device: torch.device) -> Payload:
-        """A copy on another device."""
+        """Return a copy on another device."""
         data = self.bytes.to(device)
         return Payload(self.header, data, data[SIZE : SIZE + self.body.numel()])
 
 
 @dataclass(frozen=True)
 class Encoded(Payload):
-    """A payload that was made here, and may be sent.
+    """Payload that was encoded by this rank and may be sent.
 
-    memory: its bytes, and nothing else.
+    Attributes:
+        memory: The memory that holds exactly the payload's bytes.
     """
 
     memory: Sendable
 
     @classmethod
     def within(cls, memory: Sendable, header: Header, body_bytes: int) -> Encoded:
-        """An unfilled payload in ``memory`` (``header.length`` bytes); its padding is cleared."""
+        """Return an unfilled payload in ``memory`` (``header.length`` bytes); clear its padding."""
         end, full_bytes = SIZE + body_bytes, header.full * header.dtype.itemsize
         data = memory.bytes
         if end % 8:
@@ -64,15 +68,17 @@ class Encoded(Payload):
         return cls(header, data, data[SIZE:end], memory)
 
     def to(self, device: torch.device) -> Encoded:
-        """A copy on another device."""
+        """Return a copy on another device."""
         memory = Sendable.copy_of(self.bytes, device)
         body = memory.bytes[SIZE : SIZE + self.body.numel()]
         return Encoded(self.header, memory.bytes, body, memory)
 
     def seal(self, checksum: bool = True, known: BlockSums | None = None) -> torch.Tensor:
-        """Write the header, with the checksum, or 0 in its place; returns the bytes.
+        """Write the header and return the bytes.
 
-        known: the part of the checksum that need not be made again.
+        Args:
+            checksum: Whether to write the checksum; otherwise the field is 0.
+            known: Parts of the checksum that are already computed.
         """
         packed = self.header.pack()
         ops = kernels.for_device(self.bytes.device, "checksum")
@@ -81,8 +87,11 @@ class Encoded(Payload):
 
 
 def verifying(payloads: Sequence[Payload]) -> Callable[[], None]:
-    """Begin to compare payloads' checksums; what is returned ends it, and raises PayloadError
-    where one does not match. On the CPU all is done at once."""
+    """Begin to compare payloads' checksums; on the CPU the comparison is completed at once.
+
+    Returns:
+        A function that completes the comparison; it raises PayloadError if a checksum differs.
+    """
     if not payloads:
         return lambda: None
     ops = kernels.for_device(payloads[0].bytes.device, "checksum")
@@ -103,24 +112,24 @@ def _compare(found: Sequence[int], wanted: Sequence[int]) -> None:
 
 @dataclass(frozen=True)
 class Arrived:
-    """A payload as it was received, and its header."""
+    """Received payload and its header."""
 
     header: Header
     bytes: torch.Tensor
 
 
 def payload_bytes(body_bytes: int, full_bytes: int) -> int:
-    """Length of a payload with sections of these sizes."""
+    """Return the length of a payload with sections of these sizes."""
     return SIZE + padded(body_bytes) + padded(full_bytes)
 
 
 def read_header(data: torch.Tensor) -> Header:
-    """The header of a payload that begins at ``data[0]`` (uint8; more may follow it)."""
+    """Return the header of a payload that begins at ``data[0]`` (uint8; more data may follow)."""
     return Header.unpack(bytes(data[:SIZE].cpu().numpy().tobytes()), data.numel())
 
 
 def arrived(payloads: Sequence[torch.Tensor]) -> list[Arrived]:
-    """Payloads that each have a tensor of their own, their headers read in one copy."""
+    """Return payloads that each have a tensor of their own; their headers are read in one copy."""
     if payloads[0].is_cuda and all(payload.numel() >= SIZE for payload in payloads):
         heads = list(stacked([payload[:SIZE] for payload in payloads]).get())
     else:
@@ -132,10 +141,12 @@ def arrived(payloads: Sequence[torch.Tensor]) -> list[Arrived]:
 
 
 class Row:
-    """Ranks' payloads as they arrived: each in a tensor of its own, or end to end in one.
+    """Payloads of the ranks as received: each in its own tensor, or end to end in one.
 
-    guesses: where payloads may begin in that one. On CUDA their headers are read in one copy, any
-    others in one each.
+    Args:
+        received: One tensor for each rank, or one tensor for all.
+        guesses: Offsets in that one tensor at which payloads may begin. On CUDA the headers at
+            these offsets are read in one copy, any others in one copy each.
     """
 
     def __init__(self, received: Sequence[torch.Tensor], guesses: Iterable[int] = ()) -> None:
@@ -149,7 +160,7 @@ class Row:
                 self._known = dict(zip(places, heads, strict=True))
 
     def head(self, rank: int) -> bytes:
-        """The first bytes, SIZE at most, of a rank's payload, which is the next one."""
+        """Return the first bytes, at most SIZE, of the next payload, which is that of ``rank``."""
         data, at = self._place(rank)
         head = self._known.get(at)
         if head is None:
@@ -157,17 +168,17 @@ class Row:
         return head.numpy().tobytes()
 
     def take(self, rank: int) -> Arrived:
-        """The payload whose ``head`` that was; PayloadError where it cannot be read."""
+        """Return the payload that ``head`` refers to; raise PayloadError if it cannot be read."""
         data, at = self._place(rank)
         header = Header.unpack(self.head(rank), data.numel() - at)
         self._taken += header.length
         return Arrived(header, data[at : at + header.length])
 
     def end(self) -> None:
-        """PayloadError where there is more than the payloads taken."""
+        """Raise PayloadError if bytes remain after the payloads read."""
         size = sum(data.numel() for data in self._received)
         if self._taken != size:
-            raise PayloadError(f"received {size} bytes, the payloads say {self._taken}")
+            raise PayloadError(f"received {size} bytes, the headers say {self._taken}")
 
     def _place(self, rank: int) -> tuple[torch.Tensor, int]:
         alone = len(self._received) > 1
@@ -175,12 +186,12 @@ class Row:
 
 
 def opened(data: torch.Tensor, header: Header, body_bytes: int) -> Payload:
-    """A received payload and its view; PayloadError where its length is not what it must be."""
+    """Return a received payload with a view of its body; raise PayloadError on a wrong length."""
     expected = payload_bytes(body_bytes, header.full * header.dtype.itemsize)
     if data.numel() != header.length or expected != header.length:
         raise PayloadError(
-            f"payload has {data.numel()} bytes and says {header.length}; "
-            f"{header.coordinates} coordinates take {expected}"
+            f"payload has {data.numel()} bytes, its header says {header.length}; "
+            f"{header.coordinates} coordinates need {expected}"
         )
     if data.data_ptr() % 8 or data.storage_offset() % 8 or not data.is_contiguous():
         data = data.clone(memory_format=torch.contiguous_format)
@@ -188,7 +199,7 @@ def opened(data: torch.Tensor, header: Header, body_bytes: int) -> Payload:
 
 
 def split(received: Sequence[torch.Tensor], count: int) -> list[Arrived]:
-    """The payloads of ``count`` ranks; PayloadError where they are more, fewer or cut."""
+    """Return the payloads of ``count`` ranks; raise PayloadError if the lengths do not match."""
     size = received[0].numel() // count
     row = Row(received, [rank * size for rank in range(count)])
     found = [row.take(rank) for rank in range(count)]

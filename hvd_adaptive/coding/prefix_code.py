@@ -1,9 +1,9 @@
-"""Prefix codes over blocks of symbols: a parse tree whose leaves have canonical Huffman codes.
+"""Build prefix codes over blocks of symbols: parse trees with canonical Huffman codes.
 
-The stream of symbols is cut into blocks, the paths from the root to a leaf of a tree in which every
-inner node has one branch for each symbol; a block travels as the code of its leaf. One symbol to a
-block is Huffman's code, never below 1 bit a symbol. Blocks of many symbols come close to the
-entropy, however little it is (the ALQ paper, App. D, names them; Tunstall 1967 for the tree).
+The stream of symbols is cut into blocks. A block is a path from the root to a leaf of a tree in
+which every inner node has one branch for each symbol; it is sent as the code of its leaf. With one
+symbol per block this is Huffman's code, which needs at least 1 bit per symbol. Blocks of many
+symbols come close to any entropy (named in the ALQ paper, App. D; Tunstall 1967 for the tree).
 """
 
 from __future__ import annotations
@@ -20,30 +20,33 @@ from hvd_adaptive.coding.parse_tree import grown, limited_lengths
 
 LONGEST = 16
 MOST_SYMBOLS = 4096
-# No symbol is taken to be rarer: it has a code, and the others pay next to nothing for that.
+# Least probability of a symbol. Every symbol then has a code, at a negligible cost to the others.
 FLOOR = 2.0**-20
 
-# Of the largest trees; large alphabets have so many for each symbol, up to the most. Their look-ups
-# stay in the first- and second-level caches.
+# Leaves of the largest trees; large alphabets have LEAVES_A_SYMBOL for each symbol, up to
+# MOST_LEAVES. The look-up tables fit in the first- and second-level caches.
 LEAVES, LEAVES_A_SYMBOL, MOST_LEAVES = 1024, 64, 4096
-# Limits for a tree's codes: the first that costs at most ROOM more than the last is taken, since
-# the decoder's look-up has 2**bits entries.
+# Length limits of a tree's codes. The first limit that costs at most ROOM times the cost of the
+# last one is used, since the decoder's look-up table has 2**bits entries.
 TREE_BITS = (12, 14, 16)
 ROOM = 1.003
-# Bits of the decoder's first look-up.
+# Bits of the decoder's first look-up table.
 QUICK_BITS = 12
 
 
 @dataclass(frozen=True, eq=False)
 class PrefixCode:
-    """A parse tree, and a code for each leaf.
+    """Parse tree, and a code for each leaf.
 
-    Inner nodes are numbered as they were split, the root is 0; leaves in the order of the first
-    ones' branches. children: int32 (inner, alphabet): a branch leads to inner node n where it holds
-    n > 0, to leaf -n - 1 where it is negative. lengths: uint8 (leaves,), bits of each leaf's code.
-    Codes are canonical: of two leaves the one with the shorter code, or else the lower number, has
-    the smaller code, first bit highest. They are written first bit first, bytes filled from their
-    lowest bit.
+    Inner nodes are numbered in the order of their splits; the root is 0. Leaves are numbered in the
+    order of the branches that lead to them. Codes are canonical: of two leaves, the one with the
+    shorter code, or else the lower number, has the smaller code, first bit highest. Codes are
+    written first bit first, and bytes are filled from their lowest bit.
+
+    Attributes:
+        children: int32 (inner, alphabet). A branch n > 0 leads to inner node n, a negative branch n
+            to leaf -n - 1.
+        lengths: uint8 (leaves,), bits of each leaf's code.
     """
 
     children: np.ndarray
@@ -51,17 +54,23 @@ class PrefixCode:
 
     @classmethod
     def build(cls, probabilities: ArrayLike) -> PrefixCode:
-        """A code of few expected bits for independent symbols of these probabilities.
+        """Return a code with few expected bits for independent symbols of these probabilities.
 
-        Where one symbol is frequent and the others fall off on both sides (as Laplace, normal and
-        Student's laws do), it is within 1 % of the entropy from 0.012 bits a symbol on for 3
-        symbols; within 1.3 % from 0.06 on for up to 9; within 2 % from 0.12 on for up to 31; within
-        3.1 % from 0.12 on for up to 63; within 2.6 % from 0.5 on for up to 255. Below that the
+        If one symbol is frequent and the others become rarer on both sides (as in Laplace, normal
+        and Student's laws), the code is within 1 % of the entropy from 0.012 bits per symbol for 3
+        symbols; within 1.3 % from 0.06 for up to 9; within 2 % from 0.12 for up to 31; within 3.1 %
+        from 0.12 for up to 63; within 2.6 % from 0.5 for up to 255. Below these entropies the
         largest tree is too small.
 
-        probabilities: (alphabet,), 2 to 4096 numbers, not negative, with a finite sum above 0; none
-        counts as less than FLOOR of the sum. The same float64 numbers give the same code
-        everywhere: only single products and correctly rounded sums decide.
+        The same float64 numbers give the same code on every machine: only single products and
+        correctly rounded sums decide.
+
+        Args:
+            probabilities: (alphabet,), 2 to 4096 non-negative numbers with a finite sum above 0.
+                Each counts as at least FLOOR of the sum.
+
+        Raises:
+            ValueError: ``probabilities`` has another shape or other values.
         """
         p = _checked(probabilities)
         simple = _code(np.array([-1 - np.arange(p.size)], np.int32), p, LONGEST)
@@ -77,33 +86,36 @@ class PrefixCode:
 
     @property
     def alphabet(self) -> int:
-        """Number of symbols."""
+        """Return the number of symbols."""
         return self.children.shape[1]
 
     def bits_per_symbol(self, probabilities: ArrayLike) -> float:
-        """Expected bits of a symbol where symbols are independent and have these probabilities
-        (which need not be those that it was built for): the expected bits of a block divided by its
-        expected symbols, as blocks renew (the last block of a segment, completed, is left out)."""
+        """Return the expected bits per independent symbol of these probabilities.
+
+        The probabilities may differ from those that the code was built for. The result is the
+        expected bits of a block divided by its expected symbols, since blocks renew. The completed
+        last block of a segment is not counted.
+        """
         p = _checked(probabilities, floor=0.0)
         if p.size != self.alphabet:
-            raise ValueError(f"probabilities: must be {self.alphabet}, not {p.size}")
+            raise ValueError(f"probabilities: must have {self.alphabet} numbers, not {p.size}")
         inner, leaf = self._reached(p)
         return math.fsum(leaf * self.lengths) / math.fsum(inner)
 
     @functools.cached_property
     def fingerprint(self) -> int:
-        """32 bits that differ between codes."""
+        """Return 32 bits that differ between codes."""
         crc = zlib.crc32(self.children.astype("<i4").tobytes(), self.alphabet)
         return zlib.crc32(self.lengths.tobytes(), crc)
 
     @functools.cached_property
     def width(self) -> int:
-        """Bits of the longest code."""
+        """Return the bits of the longest code."""
         return int(self.lengths.max())
 
     @functools.cached_property
     def codes(self) -> np.ndarray:
-        """uint16 (leaves,): the codes, first bit lowest, as they are written."""
+        """Return the codes as written, first bit lowest: uint16 (leaves,)."""
         order = self._order
         lengths = self.lengths[order].astype(np.int64)
         first_bit_highest = np.cumsum(1 << (LONGEST - lengths)) - (1 << (LONGEST - lengths))
@@ -113,8 +125,11 @@ class PrefixCode:
 
     @functools.cached_property
     def blocks(self) -> tuple[np.ndarray, np.ndarray]:
-        """Symbols of all leaves end to end (uint16), and where each leaf's begin (int64,
-        (leaves + 1,))."""
+        """Return the symbols of all leaves end to end, and the start of each leaf's symbols.
+
+        Returns:
+            uint16 symbols, and int64 (leaves + 1,) starts.
+        """
         inner, alphabet = np.nonzero(self.children < 0)
         leaf = -1 - self.children[inner, alphabet].astype(np.int64)
         node, symbol = np.empty_like(leaf), np.empty_like(leaf)
@@ -130,13 +145,15 @@ class PrefixCode:
             node[rest] = self._parent[node[rest]]
         return pool, starts
 
-    # What the kernels read -----------------------------------------------------------------------
+    # Tables of the kernels -----------------------------------------------------------------------
 
     @functools.cached_property
     def steps(self) -> np.ndarray:
-        """uint64 (inner * alphabet,), the encoder's table: at ``state + symbol`` lie the length of
-        the code to write (8 bits, 0 for none), the code (16 bits), and from bit 32 the next
-        state, an inner node times the alphabet."""
+        """Return the encoder's table: uint64 (inner * alphabet,).
+
+        Entry ``state + symbol`` holds the length of the code to write (8 bits, 0 for none), the
+        code (16 bits), and from bit 32 the next state, which is an inner node times the alphabet.
+        """
         leaf = np.maximum(-1 - self.children, 0)
         state = np.maximum(self.children, 0).astype(np.uint64) * np.uint64(self.alphabet)
         steps = np.where(self.children < 0, self._emitted[leaf], state << np.uint64(32))
@@ -144,8 +161,11 @@ class PrefixCode:
 
     @functools.cached_property
     def ends(self) -> np.ndarray:
-        """uint64 (inner,): length and code, as in ``steps``, of what completes a block that ends at
-        an inner node: the leaf of the shortest code below it; 0 at the root."""
+        """Return the codes that complete a block which ends at an inner node: uint64 (inner,).
+
+        An entry holds length and code, as in ``steps``, of the leaf with the shortest code below
+        the node; 0 at the root.
+        """
         best = np.zeros(len(self.children), np.int64)
         for node in range(len(best) - 1, -1, -1):
             below = self.children[node]
@@ -157,9 +177,11 @@ class PrefixCode:
 
     @functools.cached_property
     def lookup(self) -> np.ndarray:
-        """uint64 (2**width,), the decoder's table: at the next ``width`` bits lie the length of the
-        code that they begin with (8 bits), its block's symbols (24 bits) and from bit 32 where
-        these begin in ``blocks``."""
+        """Return the decoder's table: uint64 (2**width,), indexed by the next ``width`` bits.
+
+        An entry holds the length of the code with which these bits begin (8 bits), the number of
+        its block's symbols (24 bits), and from bit 32 the start of these symbols in ``blocks``.
+        """
         starts = self.blocks[1].astype(np.uint64)
         entries = (
             self.lengths.astype(np.uint64)
@@ -174,29 +196,35 @@ class PrefixCode:
 
     @functools.cached_property
     def quick(self) -> np.ndarray:
-        """uint64 (2**QUICK_BITS,), the decoder's first look-up, as ``lookup`` but for QUICK_BITS
-        bits; 0 where the next code is longer. Of a symbol code it gives all the symbols whose codes
-        these bits hold."""
+        """Return the decoder's first table, indexed by the next QUICK_BITS bits, uint64.
+
+        Entries are those of ``lookup``, or 0 if the next code is longer than QUICK_BITS. For a
+        symbol code (one symbol per block), an entry covers all symbols whose codes lie within these
+        bits. The shape is (2**QUICK_BITS,).
+        """
         return self._quick[0]
 
     def pool(self, dtype: np.dtype) -> np.ndarray:
-        """The symbols to which ``lookup`` and ``quick`` point as ``dtype``, as bytes, and 16 bytes
-        more."""
+        """Return, as bytes, the symbols that ``lookup`` and ``quick`` refer to, and 16 more bytes.
+
+        Args:
+            dtype: Type of a symbol, of 1 or 2 bytes.
+        """
         return self._pools[np.dtype(dtype).itemsize]
 
     @functools.cached_property
     def longest_copy(self) -> int:
-        """Symbols that a look-up gives at most."""
+        """Return the most symbols that one look-up yields."""
         return max(self.longest_block, QUICK_BITS)
 
     @functools.cached_property
     def longest_block(self) -> int:
-        """Symbols of the longest block."""
+        """Return the symbols of the longest block."""
         return int(np.diff(self.blocks[1]).max())
 
     @functools.cached_property
     def _quick(self) -> tuple[np.ndarray, np.ndarray]:
-        """``quick``, and the symbols that follow those of ``blocks``."""
+        """Return ``quick``, and the symbols that follow those of ``blocks``."""
         bits, mask = np.arange(1 << QUICK_BITS), (1 << self.width) - 1
         first = self.lookup[bits & mask]
         length = (first & np.uint64(0xFF)).astype(np.int64)
@@ -230,7 +258,7 @@ class PrefixCode:
 
     @functools.cached_property
     def _order(self) -> np.ndarray:
-        """Leaves in the order of their codes."""
+        """Return the leaves in the order of their codes."""
         return np.argsort(self.lengths, kind="stable")
 
     @functools.cached_property
@@ -242,7 +270,7 @@ class PrefixCode:
 
     @functools.cached_property
     def _branch(self) -> np.ndarray:
-        """The symbol that leads to each inner node."""
+        """Return the symbol that leads to each inner node."""
         branch = np.zeros(len(self.children), np.int64)
         node, symbol = np.nonzero(self.children > 0)
         branch[self.children[node, symbol]] = symbol
@@ -250,14 +278,14 @@ class PrefixCode:
 
     @functools.cached_property
     def _depths(self) -> np.ndarray:
-        """Symbols before each inner node."""
+        """Return the number of symbols before each inner node."""
         depths = np.zeros(len(self.children), np.int64)
         for node, parent in enumerate(self._parent[1:].tolist(), 1):
             depths[node] = depths[parent] + 1
         return depths
 
     def _reached(self, p: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Probabilities that a block passes each inner node, and that it is each leaf."""
+        """Return the probabilities that a block passes each inner node, and ends at each leaf."""
         inner = [1.0]
         for parent, branch in zip(self._parent[1:], self._branch[1:], strict=True):
             inner.append(inner[parent] * p[branch])
@@ -284,7 +312,7 @@ def _code(children: np.ndarray, weights: np.ndarray, longest: int) -> PrefixCode
 
 
 def _reversed(values: np.ndarray, width: int) -> np.ndarray:
-    """The lowest ``width`` bits of each in reverse order."""
+    """Reverse the order of the lowest ``width`` bits of each value."""
     values, out = np.asarray(values, np.int64), np.zeros(np.shape(values), np.int64)
     for bit in range(width):
         out |= (values >> bit & 1) << (width - 1 - bit)

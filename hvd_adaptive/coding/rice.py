@@ -1,23 +1,28 @@
-"""Rice coding of sparse coordinates: gaps between indices, and what each coordinate is (sizes; the
-loops are in kernels/).
+"""Compute the parameter and sizes of the Rice code of sparse coordinates.
 
-A kept coordinate is coded as its gap, the number of coordinates left out since the last kept one:
-the quotient gap >> k as so many zeros and a one, then the k low bits of the gap. A bit 1 follows
-where the value travels in full, else a bit 0 and the sign (1 is negative). The stream is
-little-endian in 32-bit words, the first bit lowest; zeros fill the last word.
+The loops are in kernels/. A kept coordinate is coded as its gap, the number of coordinates dropped
+since the last kept one: the quotient gap >> k as that many zeros and a one, then the k low bits of
+the gap. If the value is sent in full precision, a bit 1 follows, else a bit 0 and the sign (1 is
+negative). The stream is little-endian in 32-bit words, the first bit lowest; zeros fill the last
+word.
 """
 
 from __future__ import annotations
 
 import math
 
-# A code without its quotient must fit 32 bits.
+# A code without its quotient must fit in 32 bits.
 LARGEST_PARAMETER = 29
 
 
 def rice_parameter(density: float) -> int:
-    """k of fewest bits for gaps between coordinates that are kept with probability ``density``
-    (0 to 1), independently: Kiely, Selecting the Golomb parameter in Rice coding (2004), Eq. 8."""
+    """Return the k with the fewest bits for gaps between independently kept coordinates.
+
+    Source: Kiely, Selecting the Golomb parameter in Rice coding (2004), Eq. 8.
+
+    Args:
+        density: Probability that a coordinate is kept, 0 to 1.
+    """
     if density >= 1:
         return 0
     golden = (1 + math.sqrt(5)) / 2
@@ -26,5 +31,5 @@ def rice_parameter(density: float) -> int:
 
 
 def most_words(coordinates: int, k: int) -> int:
-    """32-bit words that a stream can take: every coordinate kept, every quotient bit used."""
+    """Return the most 32-bit words of a stream: every coordinate kept, every quotient bit used."""
     return -(-(coordinates * (k + 3) + (coordinates >> k)) // 32)

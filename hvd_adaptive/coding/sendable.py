@@ -1,4 +1,4 @@
-"""Memory that may be handed to a collective."""
+"""Own the memory that is handed to a collective."""
 
 from __future__ import annotations
 
@@ -6,12 +6,13 @@ import torch
 
 
 class Sendable:
-    """Bytes (uint8, 1-D) that a collective may read for as long as it is under way.
+    """Bytes (uint8, 1-D) that a collective may read while it is in progress.
 
-    Meanwhile the next groups are gathered, encoded and decoded. So a collective accepts no tensor:
-    it may be a view of a gradient, or of memory that the next group uses again. This type always
-    has memory of its own. ``Sendable(size)`` allocates it, and its maker fills it before it is
-    sent; ``copy_of`` copies what somebody else may write to. Nothing takes over a tensor.
+    Meanwhile the next groups are gathered, encoded and decoded. Therefore a collective accepts no
+    tensor, which may be a view of a gradient or of memory that the next group reuses. An object of
+    this type always owns its memory. ``Sendable(size)`` allocates memory, which the caller fills
+    before it is sent. ``copy_of`` copies a tensor that others may write to. No method takes over a
+    tensor.
     """
 
     __slots__ = ("_bytes",)
@@ -21,27 +22,27 @@ class Sendable:
 
     @classmethod
     def copy_of(cls, tensor: torch.Tensor, device: torch.device | None = None) -> Sendable:
-        """A copy of a tensor of any dtype, there or on another device."""
+        """Return a copy of a tensor of any dtype, on the same or another device."""
         data = tensor.detach().reshape(-1).view(torch.uint8)
         return cls._around(data.to(device or data.device, copy=True))
 
     @property
     def bytes(self) -> torch.Tensor:
-        """All of it, to be filled or read."""
+        """Return all bytes, to be filled or read."""
         return self._bytes
 
     @property
     def size(self) -> int:
-        """Bytes."""
+        """Return the number of bytes."""
         return self._bytes.numel()
 
     @property
     def device(self) -> torch.device:
-        """Where it lies."""
+        """Return the device of the memory."""
         return self._bytes.device
 
     def part(self, begin: int, end: int | None = None) -> Sendable:
-        """Bytes ``begin`` to ``end`` of the same memory."""
+        """Return bytes ``begin`` to ``end`` of the same memory."""
         return self._around(self._bytes[begin:end])
 
     @classmethod
@@ -52,10 +53,10 @@ class Sendable:
 
 
 def check_sendable(name: str, *parts: object) -> None:
-    """TypeError where one of ``parts`` is something else: borrowed memory, perhaps."""
+    """Raise TypeError if one of ``parts`` is not a Sendable, and so may be borrowed memory."""
     for part in parts:
         if not isinstance(part, Sendable):
             raise TypeError(
-                f"{name}: a collective sends Sendable memory alone, not {type(part).__name__}; "
+                f"{name}: a collective sends Sendable memory only, not {type(part).__name__}; "
                 "Sendable.copy_of copies a tensor that may change"
             )

@@ -1,4 +1,4 @@
-"""The mathematics of level tables: laws of coordinates, objective, solvers."""
+"""Define level tables: laws of coordinates, the objective, and solvers."""
 
 from hvd_adaptive.levels.averaged import averaged_law
 from hvd_adaptive.levels.coordinate_descent import (

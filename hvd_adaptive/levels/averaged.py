@@ -1,9 +1,9 @@
-"""The law of averages of quantised gradients: what a second stage is fitted to.
+"""Compute the law of averages of quantised gradients, to which a second stage is fitted.
 
-An average of N decoded coordinates lies elsewhere than the coordinates themselves: where one rank
-was rounded up to a high level, it is about that level/N, beyond all coordinates of a normal bucket.
-A table fitted to the coordinates has next to no levels there, and its variance stays above a floor,
-however many bits it has.
+An average of N decoded coordinates has another law than the coordinates. If one rank was rounded up
+to a high level, the average is about that level/N, which exceeds all coordinates of a normal
+bucket. A table fitted to the coordinates has almost no levels there, and its variance stays above a
+floor for any number of bits.
 """
 
 from __future__ import annotations
@@ -28,17 +28,26 @@ def averaged_law(
     norm: str,
     own_norm: str | None = None,
 ) -> Histogram:
-    """Law of |a|/||a|| of a bucket's average a over ``ranks`` ranks, whose coordinates of ``law``
-    were rounded at random to a table: half of it of ranks with equal gradients, half of ranks with
-    independent ones.
+    """Return the law of |a|/||a|| for the average a of quantised buckets of several ranks.
 
-    By simulation with numbers of its own, the same on every call; large coordinates, which are rare
-    and make the variance, are drawn more often and weigh less. 16 ranks stand for more.
-    norm: that of ``law``; own_norm: that of a, the same where None. "l2": E||a||² = E a²/E r², as
-    ||v|| is 1; "linf": the quantile that one coordinate of a bucket exceeds, whose share is E r²
-    in a law of "l2" (1/d for d coordinates) and the atom at one in a law of "linf".
-    Where the two differ it is good for code lengths alone, not for fitting levels: largest
-    coordinates vary between buckets, and one quantile stands for all of them.
+    The coordinates of each rank have the law ``law`` and are rounded at random to a table. Half of
+    the result belongs to ranks with equal gradients, half to ranks with independent gradients. The
+    law is simulated with a fixed random key, so every call returns the same result. Large
+    coordinates, which are rare and cause the variance, are drawn more often with smaller weights.
+    More than 16 ranks are simulated as 16.
+
+    Args:
+        law: Law of the folded coordinates r = |v_i|/||v||.
+        magnitudes: (K,), as in ``check_magnitudes``.
+        symmetric: Whether the table is symmetric.
+        ranks: Number of ranks, >= 1.
+        norm: "l2" or "linf", the norm of ``law``.
+        own_norm: The norm of a; ``norm`` if None. For "l2", E||a||² = E a²/E r², since ||v|| is 1.
+            For "linf", the norm is the quantile that one coordinate of a bucket exceeds. The share
+            of this coordinate is E r² for a law of "l2" (1/d for d coordinates), and the atom at
+            one for a law of "linf". If the two norms differ, use the result for code lengths only,
+            not to fit levels: largest coordinates vary between buckets, but one quantile represents
+            all of them.
     """
     r, p = _points(tabulated(law))
     levels = np.asarray(signed_levels(np.asarray(magnitudes, dtype=np.float64), symmetric))
@@ -62,14 +71,14 @@ def averaged_law(
 
 
 def _points(law: Histogram) -> tuple[Array, Array]:
-    """Bins' middles, zero and one, and their probabilities, without empty ones."""
+    """Return the bins' middles, zero and one, and their probabilities, without empty ones."""
     r = np.concatenate([[0.0], (law.edges[:-1] + law.edges[1:]) / 2, [1.0]])
     p = np.concatenate([[law.zero_mass], law.masses, [law.one_mass]])
     return r[p > 0], p[p > 0]
 
 
 def _systematic(p: Array) -> np.ndarray:
-    """``DRAWS`` indices of these probabilities, in order."""
+    """Return ``DRAWS`` ascending indices, drawn systematically with these probabilities."""
     places = (np.arange(DRAWS) + 0.5) / DRAWS
     return np.minimum(np.searchsorted(np.cumsum(p), places), p.size - 1)
 
@@ -79,16 +88,21 @@ def _signed(r: Array, draw: np.random.Generator) -> Array:
 
 
 def _rounded(x: Array, levels: Array, draw: np.random.Generator) -> Array:
-    """x in [-1, 1] to one of the two levels around it, without bias."""
+    """Round x in [-1, 1] to one of the two neighbouring levels, without bias."""
     upper = np.clip(np.searchsorted(levels, x), 1, levels.size - 1)
     low, high = levels[upper - 1], levels[upper]
     return np.where(draw.random(x.size) * (high - low) < x - low, high, low)
 
 
 def _scale(average: Array, weights: Array, square: float, share: float, norm: str) -> float:
-    """The norm of a bucket's average, where its gradient has norm 1.
+    """Return the norm of a bucket's average if its gradient has norm 1.
 
-    square: E r².  share: of the largest coordinate.
+    Args:
+        average: Magnitudes of the averaged coordinates.
+        weights: Their weights.
+        square: E r².
+        share: Share of the largest coordinate in a bucket.
+        norm: "l2" or "linf".
     """
     if norm == "l2":
         return float(np.sqrt((weights @ average**2) / weights.sum() / square))

@@ -1,4 +1,4 @@
-"""Coordinate descent on the levels (ALQ paper, section 3.1, App. B.3.2, C.1)."""
+"""Minimise the expected variance one level at a time (ALQ section 3.1, App. B.3.2, C.1)."""
 
 from __future__ import annotations
 
@@ -16,10 +16,12 @@ from hvd_adaptive.levels.objective import expected_variance
 
 @dataclass(frozen=True)
 class Descent:
-    """What a solver returns.
+    """Result of a solver.
 
-    magnitudes: (..., K), as started. history: (sweeps + 1, ...), the objective before the first
-    sweep and after each. converged: (...), whether the last sweep improved less than the tolerance.
+    Attributes:
+        magnitudes: (..., K), in the shape of the start.
+        history: (sweeps + 1, ...), the objective before the first sweep and after each sweep.
+        converged: (...), whether the last sweep improved the objective by less than the tolerance.
     """
 
     magnitudes: Array
@@ -28,14 +30,20 @@ class Descent:
 
     @property
     def sweeps(self) -> int:
+        """Return the number of sweeps."""
         return len(self.history) - 1
 
 
 def best_level(low: ArrayLike, high: ArrayLike, distribution: Distribution) -> Array:
-    """The level between low and high that minimises Psi: beta of Eq. 4 (24, 33; 34 for normals).
+    """Return the level between ``low`` and ``high`` that minimises Psi: beta of ALQ Eq. 4.
 
-    low, high: one shape, low < high. F^-1(F(c) - int_(a,c] (r - a)/(c - a) dF) in folded form.
-    Where (low, high] has no mass any point would do: the middle is returned.
+    This is F^-1(F(c) - int_(a,c] (r - a)/(c - a) dF) in folded form (also Eqs 24, 33; Eq. 34 for
+    normals). If (low, high] has no mass, every point is optimal and the middle is returned.
+
+    Args:
+        low: Lower neighbours a, any shape.
+        high: Upper neighbours c, in the shape of ``low``, low < high.
+        distribution: Law of the folded coordinates.
     """
     low, high = np.asarray(low, float), np.asarray(high, float)
     mass, mean, _ = distribution.moments(np.stack([low, high]))
@@ -46,11 +54,12 @@ def best_level(low: ArrayLike, high: ArrayLike, distribution: Distribution) -> A
 
 @singledispatch
 def first_level(distribution: Distribution, high: ArrayLike) -> Array:
-    """The l1 in [0, high] of a symmetric table, given l2 = high: Eq. 31 (35 for normals), by
-    bisection as the paper asks, in closed form for a Histogram.
+    """Return the optimal l1 in [0, high] of a symmetric table with l2 = high: ALQ Eq. 31.
 
-    Folded it reads 2 b F(b) = int_(b,c] (c - r) dF. The paper's F(b) - F(0) is twice smaller (the
-    positive half of an even law) and leaves out an atom at zero, which weighs in l1^2 F(l1).
+    Eq. 35 is the special case of normals. The level is found by bisection as in the paper, or in
+    closed form for a Histogram. The folded equation is 2 b F(b) = int_(b,c] (c - r) dF. The paper's
+    F(b) - F(0) is half as large (the positive half of an even law) and omits an atom at zero, which
+    contributes to l1^2 F(l1).
     """
     high = np.asarray(high, dtype=np.float64)
     mass, mean, _ = distribution.moments(high)
@@ -77,14 +86,20 @@ def coordinate_descent(
 ) -> Descent:
     """Minimise Psi one level at a time (Eq. 5) from each row of magnitudes (..., K).
 
-    A sweep updates first the levels of one parity, then those of the other. This is coordinate
-    descent: Psi couples a level to its two neighbours only (its Hessian is tridiagonal), so with
-    the even levels fixed the odd ones' optima do not depend on each other, and updating them at
-    once equals updating them in turn. Each sub-problem is convex (Prop. 2 and 5), so Psi never
-    increases. Levels stop at ``MIN_RATIO`` from their neighbours. Ends when every row improves by
-    less than ``tolerance`` relatively, or after ``max_sweeps``.
+    A sweep updates the levels of one parity first, then those of the other. This equals coordinate
+    descent: Psi couples a level to its two neighbours only (its Hessian is tridiagonal). Given the
+    even levels, the optima of the odd levels do not depend on each other, so updating them together
+    equals updating them in turn. Each sub-problem is convex (Prop. 2 and 5), so Psi never
+    increases. Levels keep the ratio ``MIN_RATIO`` to their neighbours.
+
+    Args:
+        magnitudes: (..., K), starting tables.
+        distribution: Law of the folded coordinates.
+        symmetric: Whether the tables are symmetric.
+        tolerance: Stop when every row improves by less than this share of its objective.
+        max_sweeps: Stop after this many sweeps.
     """
-    # Convex sub-problems: the clipped optimum is the optimum among the separated positions.
+    # The sub-problems are convex: the clipped optimum is the optimum among the separated positions.
     levels = separated(check_magnitudes(magnitudes, symmetric), symmetric)
     history = [np.asarray(expected_variance(levels, distribution, symmetric))]
     converged = np.zeros(levels.shape[:-1], dtype=bool)
@@ -101,7 +116,7 @@ def coordinate_descent(
 
 
 def _place(levels: Array, start: int, wanted: Array, symmetric: bool) -> None:
-    """Set levels start, start + 2, ... within what their neighbours allow."""
+    """Set levels start, start + 2, ... to ``wanted``, clipped between their neighbours."""
     target = levels[..., start:-1:2] if start else levels[..., :1]
     below = levels[..., start - 1 : -2 : 2] if start else np.zeros_like(target)
     above = levels[..., start + 1 :: 2] if start else levels[..., 1:2]

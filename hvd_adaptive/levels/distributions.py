@@ -1,4 +1,4 @@
-"""What the fits need to know about a law of normalised coordinates."""
+"""Define the interface of a law of normalised coordinates that the fits use."""
 
 from __future__ import annotations
 
@@ -14,45 +14,45 @@ Moments = tuple[Array, Array, Array]
 
 @runtime_checkable
 class Distribution(Protocol):
-    """The law F of the folded coordinate r = |v_i|/||v|| in [0, 1] (ALQ paper, section 3).
+    """Law F of the folded coordinate r = |v_i|/||v|| in [0, 1] (ALQ paper, section 3).
 
-    The law may have atoms at zero (exact zeros, padding, dead units) and at one (the greatest
-    coordinate under L-infinity normalisation). Every method takes arrays of any shape, without a
-    unit, and returns float64 of that shape. Folding is exact for any signs: the excess variance
-    depends on |v_i| alone (ALQ Eqs 2, 28), so no density needs to be even.
+    The law may have atoms at zero (exact zeros, padding, dead units) and at one (the largest
+    coordinate under L-infinity normalisation). Every method accepts dimensionless arrays of any
+    shape, and returns float64 of that shape. Folding is exact for any signs: the excess variance
+    depends on |v_i| alone (ALQ Eqs 2, 28), so the density need not be even.
     """
 
     def cdf(self, x: ArrayLike) -> Array:
-        """F(x), the atom at zero included."""
+        """Return F(x), including the atom at zero."""
 
     def pdf(self, x: ArrayLike) -> Array:
-        """Density of the part without atoms."""
+        """Return the density of the part without atoms."""
 
     def partial_mean(self, x: ArrayLike) -> Array:
-        """Integral of r dF over [0, x]."""
+        """Return the integral of r dF over [0, x]."""
 
     def partial_second(self, x: ArrayLike) -> Array:
-        """Integral of r**2 dF over [0, x]."""
+        """Return the integral of r**2 dF over [0, x]."""
 
     def moments(self, x: ArrayLike) -> Moments:
-        """(cdf, partial_mean, partial_second) at x, cheaper than three calls."""
+        """Return (cdf, partial_mean, partial_second) at x; this is cheaper than three calls."""
 
     def ppf(self, y: ArrayLike) -> Array:
-        """The least x with F(x) >= y, for y in [0, 1]."""
+        """Return the least x with F(x) >= y, for y in [0, 1]."""
 
 
 def invert_cdf(cdf: Callable[[Array], Array], y: ArrayLike, lower: float, upper: float) -> Array:
-    """The least x in [lower, upper] with cdf(x) >= y, by bisection (ALQ paper, App. C.1).
+    """Return the least x in [lower, upper] with cdf(x) >= y, by bisection (ALQ App. C.1).
 
-    cdf: non-decreasing, vectorised. Positions are halved in the order of their bit patterns, not
-    in distance: 64 halvings find neighbouring doubles, however tiny.
+    ``cdf`` must be non-decreasing and vectorised. The bisection halves the order of the bit
+    patterns, not the distance: 64 halvings reach neighbouring doubles of any size.
     """
     y = np.asarray(y, dtype=np.float64)
     low = _order(np.full(y.shape, lower, dtype=np.float64))
     high = _order(np.full(y.shape, upper, dtype=np.float64))
     at_start = cdf(np.full(y.shape, lower, dtype=np.float64)) >= y
     for _ in range(64):
-        middle = (low & high) + ((low ^ high) >> 1)  # their mean, without overflow
+        middle = (low & high) + ((low ^ high) >> 1)  # the mean, without overflow
         enough = cdf(_position(middle)) >= y
         high = np.where(enough, middle, high)
         low = np.where(enough, low, middle)
@@ -60,16 +60,16 @@ def invert_cdf(cdf: Callable[[Array], Array], y: ArrayLike, lower: float, upper:
 
 
 def _order(x: Array) -> NDArray[np.int64]:
-    """Integers in the order of the doubles."""
+    """Map doubles to integers in the same order."""
     return _reflect(x.view(np.int64))
 
 
 def _position(order: NDArray[np.int64]) -> Array:
-    """The doubles of ``_order``."""
+    """Invert ``_order``."""
     return _reflect(order).view(np.float64)
 
 
 def _reflect(signed: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Negative integers from sign-and-magnitude to two's complement, or back."""
+    """Convert negative integers from sign-and-magnitude to two's complement, or back."""
     lowest = np.iinfo(np.int64).min
     return np.where(signed < 0, lowest - np.minimum(signed, 0), signed)

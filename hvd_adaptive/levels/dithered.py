@@ -1,9 +1,9 @@
-"""What dithered quantisation sends: the law of its integers under each class of dither.
+"""Compute the law of the integers that dithered quantisation sends, for each class of dither.
 
 A coordinate of size t (in any unit) and random sign is sent as q = round(±t/step + a), where the
-dither a is uniform in [0, 1/2): the sign is the dither's own (schemes/ecdq.py), so that whatever
-the signs of the coordinates, the law of ±t is even. A class is one of ``classes`` equal parts of
-[0, 1/2); receivers know it, so each class has a code book of its own.
+dither a is uniform in [0, 1/2). The sign comes from the dither (schemes/ecdq.py), so the law of ±t
+is even for any signs of the coordinates. [0, 1/2) is cut into ``classes`` equal parts, the classes.
+Receivers can compute the class, so each class has its own code book.
 """
 
 from __future__ import annotations
@@ -14,14 +14,18 @@ from numpy.typing import ArrayLike
 from hvd_adaptive.levels.distributions import Array, Distribution
 from hvd_adaptive.levels.probabilities import entropy_bits
 
-# exp(-x**2/2)/sqrt(2 pi) has this differential entropy plus log2 of its deviation.
+# The differential entropy of exp(-x**2/2)/sqrt(2 pi); a deviation adds its log2.
 _GAUSS_BITS = 0.5 * np.log2(2 * np.pi * np.e)
 
 
 def dithered_probabilities(law: Distribution, step: float, classes: int, most: int) -> Array:
-    """P(q | class) for q = -most..most, then what is left for all others: (classes, 2 most + 2).
+    """Return P(q | class) for q = -most..most, then the rest: (classes, 2 most + 2).
 
-    law: of the sizes t in [0, 1], with an atom at zero or not; step > 0: in the same unit.
+    Args:
+        law: Law of the sizes t in [0, 1]; it may have an atom at zero.
+        step: Step > 0, in the unit of t.
+        classes: Number of classes of the dither.
+        most: The largest |q| with its own column; the last column holds all other integers.
     """
     at_most = _at_most(law, step, classes, np.arange(-most - 1, most + 1))
     inside = np.maximum(np.diff(at_most, axis=1), 0.0)
@@ -30,19 +34,19 @@ def dithered_probabilities(law: Distribution, step: float, classes: int, most: i
 
 
 def dithered_tail(law: Distribution, step: float, classes: int, most: ArrayLike) -> Array:
-    """P(abs(q) > most | class): (classes, number of ``most``)."""
+    """Return P(abs(q) > most | class): (classes, number of ``most``)."""
     most = np.asarray(most)
     above = _at_most(law, step, classes, most) - _at_most(law, step, classes, -most - 1)
     return np.maximum(1.0 - above, 0.0)
 
 
 def _at_most(law: Distribution, step: float, classes: int, k: np.ndarray) -> Array:
-    """P(q <= k | class): (classes, number of k).
+    """Return P(q <= k | class): (classes, number of k).
 
-    With G the distribution function of ±t/step and a in [b, c), P(q <= k | a) = G(k + 1/2 - a); its
-    mean over the class is (J(k + 1/2 - b) - J(k + 1/2 - c)) / (c - b) with J the integral of G from
-    0. G(y) = (1 + sign(y) F(|y| step))/2, and F integrates by parts to y F(y step) - m(y step)/step
-    with m the law's partial mean: no quadrature is needed.
+    With G the distribution function of ±t/step and a in [b, c), P(q <= k | a) = G(k + 1/2 - a). The
+    mean over the class is (J(k + 1/2 - b) - J(k + 1/2 - c)) / (c - b), where J is the integral of G
+    from 0. G(y) = (1 + sign(y) F(|y| step))/2, and the integral of F by parts is y F(y step) - m(y
+    step)/step with the law's partial mean m. No quadrature is needed.
     """
     ends = np.linspace(0.0, 0.5, classes + 1)[:, None]
     y = k + 0.5 - ends
@@ -53,17 +57,20 @@ def _at_most(law: Distribution, step: float, classes: int, k: np.ndarray) -> Arr
 
 
 def dithered_entropy(law: Distribution, step: float, classes: int, most: int) -> float:
-    """Bits per coordinate of ideal codes for q, one for each class; what lies outside counts as one
-    symbol more."""
+    """Return the bits per coordinate of ideal codes for q, one for each class.
+
+    All integers beyond ``most`` count as one symbol.
+    """
     return entropy_bits(dithered_probabilities(law, step, classes, most)) / classes
 
 
 def rate_bound(delta: float) -> float:
-    """Bits per coordinate that suffice for a step of ``delta`` root mean squares, whatever the law,
-    where the code knows the dither: ½ log2(2πe (1/δ² + 1/12)).
+    """Return ½ log2(2πe (1/δ² + 1/12)), the bits per coordinate that suffice for a step δ.
 
-    Zamir and Feder (1992): H(q | dither) is the mutual information between v and v + e with e
-    uniform, independent and of variance δ²/12; v + e has variance 1 + δ²/12 at most, its
-    differential entropy is a Gaussian's at most, and e's own is log2(δ).
+    ``delta`` is the step δ in units of the root mean square. The bound holds for any law if the
+    code depends on the dither. Zamir and Feder (1992): H(q | dither) is the mutual information
+    between v and v + e, where e is uniform, independent and of variance δ²/12. The variance of v +
+    e is at most 1 + δ²/12, so its differential entropy is at most a Gaussian's. The entropy of e is
+    log2(δ).
     """
     return float(_GAUSS_BITS + 0.5 * np.log2(1 / delta**2 + 1 / 12))

@@ -1,4 +1,4 @@
-"""Fit a table to a distribution: every start, the best end."""
+"""Fit a table to a distribution: descend from every start and return the best result."""
 
 from __future__ import annotations
 
@@ -23,15 +23,19 @@ SOLVERS: dict[str, Solver] = {
 
 
 class FitError(ValueError):
-    """The distribution says nothing about levels."""
+    """The distribution does not determine any levels."""
 
 
 @dataclass(frozen=True)
 class FitResult:
-    """magnitudes: (2**(bits-1),) float64, strictly increasing in float32 too, the last is 1.
+    """Fitted table.
 
-    objective: expected variance per coordinate, in units of the squared norm, on the tabulated
-    distribution; start_name: the start that led there; sweeps: of the solver.
+    Attributes:
+        magnitudes: (2**(bits-1),) float64, strictly increasing in float32 too; the last one is 1.
+        objective: Expected variance per coordinate on the tabulated distribution, in units of the
+            squared norm.
+        start_name: Name of the start that led to the table.
+        sweeps: Sweeps of the solver.
     """
 
     magnitudes: Array
@@ -47,11 +51,21 @@ def fit_levels(
     solver: str = "coordinate_descent",
     extra_starts: Iterable[ArrayLike] = (),
 ) -> FitResult:
-    """The table of 2**(bits-1) magnitudes with the least expected variance (ALQ Eqs 3, 10).
+    """Return the table of 2**(bits-1) magnitudes with the least expected variance (ALQ Eqs 3, 10).
 
-    bits: 2..8, the sign included. extra_starts: magnitudes to start from besides ``STARTS``, such
-    as the table in use. All starts descend together, as rows of one array. A distribution that is
-    no Histogram is tabulated first. All mass at zero: FitError; a wrong keyword: ValueError.
+    All starts descend together, as rows of one array.
+
+    Args:
+        distribution: Law of the folded coordinates. A law other than a Histogram is tabulated
+            first.
+        bits: 2..8, including the sign.
+        symmetric: Whether the table is symmetric.
+        solver: "coordinate_descent" or "gradient_descent".
+        extra_starts: Magnitudes to start from besides ``STARTS``, such as the current table.
+
+    Raises:
+        FitError: All mass lies at zero.
+        ValueError: A keyword is wrong.
     """
     count = magnitude_count(bits)
     if solver not in SOLVERS:

@@ -1,4 +1,4 @@
-"""Projection-free gradient descent on the levels (ALQ paper, Eqs 7 and 36: ALQG)."""
+"""Minimise the expected variance by projection-free gradient descent (ALQ Eqs 7 and 36: ALQG)."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from hvd_adaptive.levels.distributions import Distribution
 from hvd_adaptive.levels.magnitudes import check_magnitudes, separated
 from hvd_adaptive.levels.objective import curvature_bound, expected_variance, gradient
 
-# Of the distance to the nearest neighbour. At the paper's 1/2 two neighbours that move towards
-# each other would meet.
+# Largest move, as a share of the distance to the nearest neighbour. At the paper's 1/2, two
+# neighbours that move towards each other would collide.
 _SHARE = 0.49
 
 
@@ -22,15 +22,17 @@ def gradient_descent(
     tolerance: float = 1e-5,
     max_sweeps: int = 400,
 ) -> Descent:
-    """Minimise Psi from each row of magnitudes (..., K) by Eq. 7: each level moves against its
-    derivative by at most (just under) half the distance to its nearest neighbour, so that no
-    projection is needed and the levels never cross.
+    """Minimise Psi from each row of magnitudes (..., K) by ALQ Eq. 7.
 
-    Step size: eta = 1 / ``curvature_bound`` level by level. One eta for all levels, as printed,
-    cannot do: curvatures differ by many orders of magnitude between the bulk and the tail. This
-    Jacobi step cannot overshoot a quadratic. Backtracking guards the rest: a row whose objective
+    Each level moves against its derivative by at most (just under) half the distance to its nearest
+    neighbour. So the levels never cross, and no projection is needed.
+
+    The step size of a level is eta = 1 / ``curvature_bound``. A common eta, as printed, is not
+    usable: curvatures differ by many orders of magnitude between the bulk and the tail. This Jacobi
+    step cannot overshoot a quadratic. Backtracking covers other objectives: a row whose objective
     would rise keeps its levels and halves its steps, and doubles them again after a success.
-    Returns, tolerance and history as in ``coordinate_descent``.
+
+    The arguments and the result are those of ``coordinate_descent``.
     """
     levels = separated(check_magnitudes(magnitudes, symmetric), symmetric)
     history = [np.asarray(expected_variance(levels, distribution, symmetric))]
@@ -50,7 +52,7 @@ def gradient_descent(
         history.append(np.where(better, value, history[-1]))
         gain = history[-2] - history[-1]
         small = better & (scale >= 1) & (gain <= tolerance * history[-2])
-        # A row without a better point even at tiny steps is at its minimum, to rounding.
+        # A row that finds no better point even with tiny steps is at its minimum, up to rounding.
         converged = small | (scale < 1e-6)
         scale = np.where(better, np.minimum(2 * scale, 1.0), scale / 2)
     return Descent(levels, np.array(history), converged)

@@ -1,4 +1,4 @@
-"""Piecewise-uniform laws with atoms at zero and one: what fits run on."""
+"""Define piecewise-uniform laws with atoms at zero and one, on which the fits run."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from numpy.typing import ArrayLike
 from hvd_adaptive.levels.distributions import Array, Distribution, Moments
 
 _COARSE, _FINE = np.arange(1, 128), np.arange(128 * 12 + 1)
-# 8 bins an octave from 2^-28 and 128 from 2^-12: on real gradients 8-bit tables fitted to 32 bins
-# an octave have 4% more variance than the optimum, to 128 less than 1%. A bin's index is read off
-# the top bits of a float32.
+# 8 bins per octave from 2^-28 and 128 from 2^-12. On real gradients, 8-bit tables fitted to 32 bins
+# per octave have 4% more variance than the optimum; with 128 bins, less than 1%. The index of a bin
+# is read from the top bits of a float32.
 LOG_EDGES: Array = np.concatenate(
     [
         [0.0],
@@ -23,11 +23,18 @@ LOG_BINS = LOG_EDGES.size - 1
 
 
 class Histogram:
-    """Uniform density within each bin, plus atoms at zero and at one.
+    """Law with a uniform density within each bin, plus atoms at zero and at one.
 
-    edges: (m + 1,) ascending within [0, 1]; masses: (m,); all masses are made to sum to one.
-    Negative, infinite or NaN masses, none at all, or edges out of order: ValueError. Every method
-    is a closed form on moments cumulated up to each edge.
+    Every method is a closed form of moments cumulated up to each edge.
+
+    Args:
+        edges: (m + 1,) ascending within [0, 1].
+        masses: (m,), not negative. All masses, including the atoms, are scaled to sum to one.
+        zero_mass: Mass of the atom at zero.
+        one_mass: Mass of the atom at one.
+
+    Raises:
+        ValueError: Masses are negative, infinite, NaN or all zero, or edges are out of order.
     """
 
     def __init__(
@@ -35,7 +42,7 @@ class Histogram:
     ) -> None:
         edges, masses = np.array(edges, dtype=np.float64), np.array(masses, dtype=np.float64)
         if edges.ndim != 1 or masses.shape != (edges.size - 1,) or edges.size < 2:
-            raise ValueError(f"edges, masses: shapes {edges.shape}, {masses.shape} do not fit")
+            raise ValueError(f"edges, masses: shapes {edges.shape}, {masses.shape} do not match")
         if not (np.all(np.diff(edges) > 0) and edges[0] >= 0 and edges[-1] <= 1):
             raise ValueError("edges: must ascend strictly within [0, 1]")
         everything = np.concatenate([masses, [zero_mass, one_mass]])
@@ -58,11 +65,14 @@ class Histogram:
         ones: ArrayLike = 0.0,
         weights: ArrayLike | None = None,
     ) -> Histogram:
-        """From counts on ``LOG_EDGES``, of one bucket or of N.
+        """Build a histogram from counts on ``LOG_EDGES``, of one bucket or of N.
 
-        counts: (LOG_BINS,) or (N, LOG_BINS), any non-negative numbers; zeros, ones: how many
-        coordinates are exactly 0 and 1, () or (N,). weights: (N,), gamma_n of ALQ Eq. 10: each
-        bucket then counts as a law of its own, whatever its size; without them counts are added.
+        Args:
+            counts: (LOG_BINS,) or (N, LOG_BINS), any non-negative numbers.
+            zeros: () or (N,), number of coordinates that are exactly 0.
+            ones: () or (N,), number of coordinates that are exactly 1.
+            weights: (N,), gamma_n of ALQ Eq. 10. With weights, each bucket counts as a law of its
+                own, regardless of its size. Without weights, the counts are added.
         """
         table = np.atleast_2d(np.asarray(counts, dtype=np.float64))
         if table.ndim != 2 or table.shape[1] != LOG_BINS:
@@ -73,7 +83,7 @@ class Histogram:
             pooled = table.sum(axis=0)
         else:
             sizes = table.sum(axis=1)
-            # An empty bucket says nothing.
+            # An empty bucket does not count.
             shares = np.divide(weights, sizes, out=np.zeros_like(sizes), where=sizes > 0)
             pooled = shares @ table
         return cls(LOG_EDGES, pooled[:LOG_BINS], pooled[-2], pooled[-1])
@@ -82,9 +92,17 @@ class Histogram:
     def from_samples(
         cls, r: ArrayLike, weights: ArrayLike | None = None, edges: ArrayLike = LOG_EDGES
     ) -> Histogram:
-        """From samples of r in [0, 1], any shape; rounding just above 1 counts as 1.
+        """Build a histogram from samples of r in [0, 1], of any shape.
 
-        edges: ascending from 0 to 1. NaN or samples outside: ValueError.
+        Samples that exceed 1 by rounding (at most 1e-6) count as 1.
+
+        Args:
+            r: Samples.
+            weights: Weights in the shape of ``r``; 1 if None.
+            edges: Ascending from 0 to 1.
+
+        Raises:
+            ValueError: A sample is NaN or outside [0, 1].
         """
         r, edges = np.asarray(r, dtype=np.float64).reshape(-1), np.asarray(edges, dtype=np.float64)
         if not np.all((r >= 0) & (r <= 1 + 1e-6)):
@@ -96,7 +114,7 @@ class Histogram:
         return cls(edges, masses, w[r == 0].sum(), w[r >= 1].sum())
 
     def moments(self, x: ArrayLike) -> Moments:
-        """(cdf, partial_mean, partial_second), from one search for the bins."""
+        """Return (cdf, partial_mean, partial_second) from a single search for the bins."""
         x = np.asarray(x, dtype=np.float64)
         bins = np.searchsorted(self.edges[1:-1], x, side="right")
         low, density = self.edges[bins], self.density[bins]
@@ -109,23 +127,27 @@ class Histogram:
         return cdf, mean, self._second[bins] + mass * square + at_one
 
     def cdf(self, x: ArrayLike) -> Array:
+        """Return F(x), including the atom at zero."""
         return self.moments(x)[0]
 
     def partial_mean(self, x: ArrayLike) -> Array:
+        """Return the integral of r dF over [0, x]."""
         return self.moments(x)[1]
 
     def partial_second(self, x: ArrayLike) -> Array:
+        """Return the integral of r**2 dF over [0, x]."""
         return self.moments(x)[2]
 
     def pdf(self, x: ArrayLike) -> Array:
-        """Density to the right of x (to the left at the last edge)."""
+        """Return the density to the right of x (to the left at the last edge)."""
         x = np.asarray(x, dtype=np.float64)
         bins = np.searchsorted(self.edges[1:-1], x, side="right")
         return np.where((x >= self.edges[0]) & (x <= self.edges[-1]), self.density[bins], 0.0)
 
     def ppf(self, y: ArrayLike) -> Array:
+        """Return the least x with F(x) >= y, for y in [0, 1]."""
         y = np.asarray(y, dtype=np.float64)
-        # Bins with F(low) < y <= F(high) have mass, so their density divides.
+        # Bins with F(low) < y <= F(high) have mass, so their density is nonzero.
         bins = np.clip(np.searchsorted(self._cdf, y) - 1, 0, self.masses.size - 1)
         density = self.density[bins]
         above = np.maximum(y - self._cdf[bins], 0.0)
@@ -134,10 +156,13 @@ class Histogram:
         return np.where(y <= self.zero_mass, 0.0, np.where(y > self._cdf[-1], 1.0, x))
 
     def balance_point(self, c: ArrayLike) -> Array:
-        """The b in [0, c] with 2 b F(b) = integral of (c - r) dF over (b, c]: ALQ Eq. 31 folded.
+        """Return the b in [0, c] with 2 b F(b) = integral of (c - r) dF over (b, c].
 
-        c: any shape, <= 1. F(b) here holds the atom at zero (see ``first_level``). The equation
-        is quadratic within a bin; the bin is found from its values at the edges.
+        This is ALQ Eq. 31 folded. F(b) includes the atom at zero (see ``first_level``). The
+        equation is quadratic within a bin; the bin is found from the values at the edges.
+
+        Args:
+            c: Any shape, <= 1.
         """
         c = np.asarray(c, dtype=np.float64)
         mass, mean, _ = self.moments(c)
@@ -157,7 +182,7 @@ class Histogram:
 
 
 def tabulated(distribution: Distribution, edges: ArrayLike = LOG_EDGES) -> Histogram:
-    """The histogram of any distribution; a histogram itself is returned as it is."""
+    """Return the histogram of any distribution on ``edges``; a Histogram is returned unchanged."""
     if isinstance(distribution, Histogram):
         return distribution
     own = getattr(distribution, "tabulate", None)

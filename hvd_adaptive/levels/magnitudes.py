@@ -1,4 +1,4 @@
-"""What a table's magnitudes may be, and how they stay apart."""
+"""Define, check and separate the magnitudes of level tables."""
 
 from __future__ import annotations
 
@@ -8,23 +8,29 @@ from numpy.typing import ArrayLike
 from hvd_adaptive.levels.distributions import Array
 
 BITS = range(2, 9)
-# Neighbours differ by this ratio at least, and the least positive level is no smaller than
-# LEAST_LEVEL: rounded to float32 the levels still increase strictly.
+# The least ratio of neighbours, and the least positive level. With both, the levels still increase
+# strictly after rounding to float32.
 MIN_RATIO = 1 + 2.0**-20
 LEAST_LEVEL = 2.0**-40
 
 
 def magnitude_count(bits: int) -> int:
-    """2**(bits-1): one bit of the code is the sign. bits outside 2..8: ValueError."""
+    """Return 2**(bits-1), since one bit of the code is the sign; raise ValueError outside 2..8."""
     if isinstance(bits, bool) or bits not in BITS:
         raise ValueError(f"bits: must be an integer from {BITS[0]} to {BITS[-1]}, not {bits!r}")
     return 1 << (int(bits) - 1)
 
 
 def check_magnitudes(magnitudes: ArrayLike, symmetric: bool) -> Array:
-    """The magnitudes as float64 (..., K), each row ascending to exactly 1; else ValueError.
+    """Return the magnitudes as float64 (..., K) if each row ascends to exactly 1.
 
-    symmetric: the first is positive (App. B.3); otherwise it is 0 (section 3).
+    Args:
+        magnitudes: (..., K). The first one must be positive if ``symmetric`` (ALQ App. B.3), and 0
+            otherwise (section 3).
+        symmetric: Whether the table is symmetric.
+
+    Raises:
+        ValueError: The magnitudes are too few, do not increase strictly up to 1, or start wrongly.
     """
     levels = np.asarray(magnitudes, dtype=np.float64)
     if levels.ndim == 0 or levels.shape[-1] < (1 if symmetric else 2):
@@ -35,21 +41,20 @@ def check_magnitudes(magnitudes: ArrayLike, symmetric: bool) -> Array:
     if not np.all(first > 0 if symmetric else first == 0):
         wanted = "positive" if symmetric else "zero"
         raise ValueError(
-            f"magnitudes: the first must be {wanted} where symmetric={symmetric}, "
-            f"not {first.tolist()}"
+            f"magnitudes: the first must be {wanted} if symmetric={symmetric}, not {first.tolist()}"
         )
     return levels
 
 
 def uniform_magnitudes(count: int, symmetric: bool) -> Array:
-    """Equal steps of the signed table: 0, 1/s, ..., 1, or 1/(2K-1), 3/(2K-1), ..., 1."""
+    """Return magnitudes with equal signed steps: 0, 1/s, ..., 1, or 1/(2K-1), 3/(2K-1), ..., 1."""
     if symmetric:
         return (2 * np.arange(count) + 1) / (2 * count - 1)
     return np.arange(count) / (count - 1)
 
 
 def exponential_magnitudes(count: int, multiplier: float, symmetric: bool) -> Array:
-    """..., p**2, p, 1 (ALQ section 3.3), the least of them 0 unless symmetric (NUQSGD)."""
+    """Return ..., p**2, p, 1 (ALQ section 3.3); the least one is 0 unless symmetric (NUQSGD)."""
     levels = np.power(float(multiplier), np.arange(count - 1, -1, -1.0))
     if not symmetric:
         levels[0] = 0.0
@@ -57,15 +62,16 @@ def exponential_magnitudes(count: int, multiplier: float, symmetric: bool) -> Ar
 
 
 def signed_levels(magnitudes: ArrayLike, symmetric: bool) -> Array:
-    """Ascending signed levels: 2K of a symmetric table, 2K - 1 (one zero) of a zero-based one."""
+    """Return the ascending signed levels: 2K if symmetric, else 2K - 1 with one zero."""
     levels = check_magnitudes(magnitudes, symmetric)
     return np.concatenate([-levels[::-1], levels if symmetric else levels[1:]])
 
 
 def separated(levels: ArrayLike, symmetric: bool) -> Array:
-    """The nearest table, more or less, whose levels keep ``MIN_RATIO`` and ``LEAST_LEVEL``.
+    """Return a table close to ``levels`` that satisfies ``MIN_RATIO`` and ``LEAST_LEVEL``.
 
-    levels: (..., K), non-decreasing within [0, 1]; the ends are set to where they belong.
+    ``levels`` is (..., K), non-decreasing within [0, 1]. The last level becomes 1, and the first
+    one of a zero-based table 0.
     """
     levels = np.array(levels, dtype=np.float64)
     first = 0 if symmetric else 1
@@ -73,11 +79,11 @@ def separated(levels: ArrayLike, symmetric: bool) -> Array:
     steps = np.arange(positive.shape[-1]) * np.log(MIN_RATIO)
     logs = np.log(np.clip(positive, LEAST_LEVEL, 1.0)) - steps
     logs = np.maximum.accumulate(logs, axis=-1) + steps
-    # Pushing up may have pushed past 1: push down from there.
+    # The upward pass may exceed 1: move levels down from there.
     logs[..., -1] = 0.0
     logs -= steps
     logs = np.minimum.accumulate(logs[..., ::-1], axis=-1)[..., ::-1] + steps
-    # Levels that kept their distance keep their exact value too.
+    # Levels that were far enough apart keep their exact value.
     apart = np.exp(logs)
     levels[..., first:] = np.where(np.abs(apart - positive) > 2.0**-45 * apart, apart, positive)
     levels[..., -1] = 1.0

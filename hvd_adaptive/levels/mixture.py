@@ -1,4 +1,4 @@
-"""Weighted mixtures of folded truncated normals: the paper's own model of the gradients."""
+"""Define weighted mixtures of folded truncated normals, the ALQ paper's model of gradients."""
 
 from __future__ import annotations
 
@@ -9,24 +9,30 @@ from hvd_adaptive.levels.distributions import Array, Moments, invert_cdf
 from hvd_adaptive.levels.histogram import LOG_EDGES, Histogram
 from hvd_adaptive.levels.truncated_normal import Folded
 
-# Points x components at a time: keeps temporaries in the cache.
+# Points times components per pass; temporaries then fit in the cache.
 _CHUNK = 1 << 16
 
 
 class Mixture:
-    """F = sum of gamma_n F_n over the folded truncated normals of N buckets (ALQ Eq. 10).
+    """Law F = sum of gamma_n F_n over the folded truncated normals of N buckets (ALQ Eq. 10).
 
-    mu, sigma: arrays (N,), mean and deviation of each bucket's normalised signed coordinates.
-    weights: (N,), proportional to ||v_n||**2 for the expected variance (section 3.4; the authors'
-    code takes ||v_n||, the paper is right); made to sum to one here. One component is the
-    ``normalized`` case of App. K.1. Bad shapes, no component, negative or zero weights: ValueError.
+    One component is the ``normalized`` case of App. K.1.
+
+    Args:
+        mu: (N,), mean of each bucket's normalised signed coordinates.
+        sigma: (N,), deviation of each bucket's normalised signed coordinates.
+        weights: (N,), proportional to ||v_n||**2 for the expected variance (section 3.4; the
+            authors' code uses ||v_n||, the paper is right). They are scaled to sum to one.
+
+    Raises:
+        ValueError: Shapes differ, there is no component, or weights are negative or all zero.
     """
 
     def __init__(self, mu: ArrayLike, sigma: ArrayLike, weights: ArrayLike) -> None:
         mu, sigma, weights = (np.atleast_1d(np.asarray(a, float)) for a in (mu, sigma, weights))
         if not (mu.ndim == 1 and mu.size > 0 and mu.shape == sigma.shape == weights.shape):
             raise ValueError(
-                "mu, sigma, weights: must be of one length and not empty, not "
+                "mu, sigma, weights: must have the same length and not be empty, not "
                 f"{mu.shape}, {sigma.shape}, {weights.shape}"
             )
         if not (np.isfinite(weights).all() and (weights >= 0).all() and weights.sum() > 0):
@@ -35,23 +41,30 @@ class Mixture:
         self.components = Folded(mu, sigma)
 
     def cdf(self, x: ArrayLike) -> Array:
+        """Return F(x)."""
         return self.moments(x, order=0)[0]
 
     def pdf(self, x: ArrayLike) -> Array:
+        """Return the density at x."""
         return self.components.pdf(np.asarray(x, float)[..., None]) @ self.weights
 
     def partial_mean(self, x: ArrayLike) -> Array:
+        """Return the integral of r dF over [0, x]."""
         return self.moments(x, order=1)[1]
 
     def partial_second(self, x: ArrayLike) -> Array:
+        """Return the integral of r**2 dF over [0, x]."""
         return self.moments(x)[2]
 
     def ppf(self, y: ArrayLike) -> Array:
-        """By bisection on [0, 1]: mixtures have no closed inverse."""
+        """Return the least x with F(x) >= y, by bisection: mixtures have no closed inverse."""
         return invert_cdf(self.cdf, y, 0.0, 1.0)
 
     def moments(self, x: ArrayLike, order: int = 2, exact: bool = True) -> Moments:
-        """Integrals of r**k dF over [0, x], k = 0..order; exact as in TruncatedNormal.interval."""
+        """Return the integrals of r**k dF over [0, x], k = 0..order.
+
+        ``exact`` is described in ``TruncatedNormal.interval``.
+        """
         x = np.asarray(x, float)
         flat = x.reshape(-1)
         result = np.empty((order + 1, flat.size))
@@ -64,9 +77,15 @@ class Mixture:
         return tuple(result.reshape((order + 1, *x.shape)))
 
     def tabulate(self, edges: ArrayLike = LOG_EDGES) -> Histogram:
-        """The mass of each bin: fits then cost the same for any number of components.
+        """Return the histogram of the mixture.
 
-        edges: ascending from 0 to 1. Masses are right to 1e-15 absolutely.
+        The cost of a fit then does not depend on the number of components.
+
+        Args:
+            edges: Ascending from 0 to 1.
+
+        Returns:
+            A Histogram whose masses have an absolute error of at most 1e-15.
         """
         edges = np.asarray(edges, float)
         cumulated = self.moments(edges[1:-1], order=0, exact=False)[0]

@@ -1,4 +1,4 @@
-"""AMQ: exponentially spaced levels whose multiplier follows gradient descent."""
+"""Fit exponentially spaced levels by gradient descent on their multiplier (AMQ)."""
 
 from __future__ import annotations
 
@@ -11,16 +11,23 @@ from hvd_adaptive.levels.histogram import tabulated
 from hvd_adaptive.levels.magnitudes import exponential_magnitudes
 from hvd_adaptive.levels.objective import expected_variance, gradient
 
-# The least level, p**s, stays a normal float32 with room for its gap's factor of 2**-24.
+# The least level, p**s, stays a normal float32, and so does its gap times 2**-24.
 _LEAST = 2.0**-96
 _LARGEST = 1 - 2.0**-12
-# Starts lie this far apart in log(p / (1 - p)); the best few of them descend.
+# Distance of the starts in log(p / (1 - p)); number of best starts that descend; most steps each.
 _SPACING, _DESCENTS, _STEPS = 0.05, 4, 200
 
 
 @dataclass(frozen=True)
 class MultiplierFit:
-    """multiplier: p in (0, 1); magnitudes: ..., p, 1; objective: Psi(p); steps: of descent."""
+    """Fitted multiplier.
+
+    Attributes:
+        multiplier: p in (0, 1).
+        magnitudes: ..., p, 1.
+        objective: Psi(p).
+        steps: Steps of the descent.
+    """
 
     multiplier: float
     magnitudes: Array
@@ -31,11 +38,11 @@ class MultiplierFit:
 def multiplier_gradient(
     multiplier: float, distribution: Distribution, count: int, symmetric: bool = True
 ) -> float:
-    """dPsi/dp (ALQ Eqs 8, 38, App. C.3) in folded form.
+    """Return dPsi/dp (ALQ Eqs 8, 38, App. C.3) in folded form.
 
-    By the chain rule over the levels l_j = p**j: sum_j (dPsi/dl_j) j p**(j-1), with Eq. 30's
-    dPsi/dl_j. The printed Eq. 8 is this sum written out (half of it, for an even density); C.3
-    prints half of Eq. 38's derivative.
+    By the chain rule over the levels l_j = p**j, this is sum_j (dPsi/dl_j) j p**(j-1) with
+    dPsi/dl_j of Eq. 30. The printed Eq. 8 is this sum written out (half of it, for an even
+    density). App. C.3 prints half of Eq. 38's derivative.
     """
     powers = np.arange(count - 1, -1, -1.0)
     slopes = powers * np.power(multiplier, np.maximum(powers - 1, 0))
@@ -46,12 +53,12 @@ def multiplier_gradient(
 def fit_multiplier(
     distribution: Distribution, count: int, symmetric: bool = True, start: float = 0.5
 ) -> MultiplierFit:
-    """The multiplier with the least expected variance (section 3.3, App. B.3.3).
+    """Return the multiplier with the least expected variance (ALQ section 3.3, App. B.3.3).
 
-    Psi(p) has several minima, so descent runs from the best of a ladder of starts, and from
-    ``start``, and the best end is kept. Steps go against the derivative's sign in log(p / (1 - p)),
-    which keeps p inside (0, 1); they grow while the objective falls and are halved where it would
-    rise.
+    Psi(p) has several minima. Therefore descent runs from the best few of a grid of starts, which
+    includes ``start``, and the best result is returned. Steps go against the sign of the derivative
+    in log(p / (1 - p)), which keeps p inside (0, 1). They grow while the objective falls and are
+    halved if it would rise.
     """
     law = tabulated(distribution)
     least = max(_LEAST ** (1 / max(1, count - 1)), 1e-4)
@@ -66,7 +73,7 @@ def fit_multiplier(
 def _descend(
     p: float, law: Distribution, count: int, symmetric: bool, least: float
 ) -> tuple[float, float, int]:
-    """Psi(p), p and the number of steps at the end of a descent from p."""
+    """Return Psi(p), p and the number of steps at the end of a descent from p."""
 
     def objective(p: float) -> float:
         return float(expected_variance(exponential_magnitudes(count, p, symmetric), law, symmetric))

@@ -1,9 +1,10 @@
-"""The best table on a grid of candidates, by dynamic programming.
+"""Find the best table on a grid of candidates by dynamic programming.
 
-As ZipML (the ALQ paper's [23]) does for all points at once, but exact only up to the grid, and not
-quadratic in it: the cost of an interval, C(a, c) = int_(a,c] (c - r)(r - a) dF, has
-d2C/da dc = -(F(c) - F(a)) <= 0, so it satisfies the quadrangle inequality, the best predecessor
-grows with the level, and each layer costs O(N log N).
+ZipML (reference [23] of the ALQ paper) solves the problem over all points at once. Here the result
+is exact only up to the grid, and the cost is not quadratic in its size N. The cost of an interval,
+C(a, c) = int_(a,c] (c - r)(r - a) dF, has d2C/da dc = -(F(c) - F(a)) <= 0, so it satisfies the
+quadrangle inequality. The best predecessor then grows with the level, and each layer costs O(N log
+N).
 """
 
 from __future__ import annotations
@@ -22,7 +23,12 @@ from hvd_adaptive.levels.objective import sample_variance
 
 @dataclass(frozen=True)
 class Optimum:
-    """magnitudes (K,) and their measured variance, sum of w_i sigma^2(r_i)."""
+    """Empirical optimum.
+
+    Attributes:
+        magnitudes: (K,).
+        variance: Their measured variance, sum of w_i sigma^2(r_i).
+    """
 
     magnitudes: Array
     variance: float
@@ -31,11 +37,20 @@ class Optimum:
 def optimal_levels(
     r: ArrayLike, count: int, symmetric: bool, weights: ArrayLike | None = None, grid: int = 4096
 ) -> Optimum:
-    """The empirical optimum: the table of ``count`` magnitudes with the least measured variance.
+    """Return the table of ``count`` magnitudes with the least measured variance.
 
-    r: samples in [0, 1]; weights: the same shape. grid: candidate levels, more than ``count``. A
-    first programme runs on a grid drawn from the samples, a second on one that subdivides what the
-    first found. No positive sample, or too small a grid: ValueError.
+    The first dynamic programme runs on a grid drawn from the samples, the second on a grid that
+    subdivides the intervals of the first result.
+
+    Args:
+        r: Samples in [0, 1].
+        count: Number of magnitudes.
+        symmetric: Whether the table is symmetric.
+        weights: Weights in the shape of ``r``; 1 if None.
+        grid: Number of candidate levels, more than ``count``.
+
+    Raises:
+        ValueError: No sample is positive, or the grid is too small.
     """
     r = np.asarray(r, dtype=np.float64).reshape(-1)
     w = np.ones_like(r) if weights is None else np.asarray(weights, float).reshape(-1)
@@ -47,7 +62,7 @@ def optimal_levels(
 
 
 def grid_optimum(distribution: Distribution, count: int, symmetric: bool, grid: int) -> Array:
-    """The best magnitudes for any distribution, found as in ``optimal_levels``."""
+    """Return the best magnitudes for any distribution, found as in ``optimal_levels``."""
     return _two_stages(tabulated(distribution), distribution.moments, count, symmetric, grid)
 
 
@@ -58,20 +73,22 @@ def _two_stages(
     symmetric: bool,
     grid: int,
 ) -> Array:
-    """A programme on ``candidate_grid``, then one that subdivides the intervals it chose."""
+    """Solve on ``candidate_grid``, then on a grid that subdivides the chosen intervals."""
     candidates = candidate_grid(histogram, grid)
     levels = best_on_grid(candidates, moments(candidates), count, symmetric)
     knots = np.concatenate([[0.0], levels]) if symmetric else levels
     parts = max(2, grid // (knots.size - 1))
     steps = np.arange((knots.size - 1) * parts + 1) / parts
-    # The levels themselves stay among the candidates, whatever interp rounds.
+    # The levels remain among the candidates, however interp rounds.
     fine = np.union1d(np.interp(steps, np.arange(knots.size), knots), levels)
     return best_on_grid(fine, moments(fine), count, symmetric)
 
 
 def candidate_grid(histogram: Histogram, size: int) -> Array:
-    """About ``size`` ascending candidates, 0 and 1 among them: in equal parts spaced by the mass,
-    by the cube root of the density (where many levels belong), and geometrically over the support.
+    """Return about ``size`` ascending candidates, including 0 and 1.
+
+    One third is spaced by the mass, one third by the cube root of the density (where many levels
+    lie), and one third geometrically over the support.
     """
     third = max(size // 3, 2)
     steps = np.linspace(0.0, 1.0, third)
@@ -83,20 +100,26 @@ def candidate_grid(histogram: Histogram, size: int) -> Array:
     by_root = np.interp(steps, np.concatenate([[0.0], roots / roots[-1]]), edges)
     inside = masses.sum()
     by_mass = histogram.ppf(histogram.zero_mass + inside * steps)
-    # The octave below the support: the first level may lie under all samples.
+    # Include the octave below the support: the first level may be below all samples.
     least = max(edges[used[0]] / 2, edges[used[0] + 1] / 4, LEAST_LEVEL)
     geometric = np.geomspace(least, 1.0, third)
     points = np.unique(np.concatenate([[0.0], by_root, by_mass, geometric, [1.0]]))
     points = points[(points == 0) | (points >= LEAST_LEVEL)]
-    # separated() keeps float32 neighbours apart; a distance of nothing would be no candidate.
+    # separated() keeps float32 neighbours apart; equal candidates would be useless.
     return np.unique(separated(points, symmetric=False))
 
 
 def best_on_grid(candidates: ArrayLike, moments: Moments, count: int, symmetric: bool) -> Array:
-    """The ``count`` ascending candidates with the least Psi, the last of them 1.
+    """Return the ``count`` ascending candidates with the least Psi; the last one is 1.
 
-    candidates: ascending from 0 to 1; moments: (cdf, partial mean, partial second) there. The
-    first level is 0, or positive where symmetric. Fewer candidates than levels: ValueError.
+    Args:
+        candidates: Ascending from 0 to 1.
+        moments: (cdf, partial mean, partial second moment) at the candidates.
+        count: Number of levels.
+        symmetric: If True the first level is positive, otherwise it is 0.
+
+    Raises:
+        ValueError: There are fewer candidates than levels.
     """
     x = np.asarray(candidates, dtype=np.float64)
     mass, mean, second = moments
@@ -126,16 +149,16 @@ def best_on_grid(candidates: ArrayLike, moments: Moments, count: int, symmetric:
 def _next_layer(
     best: Array, layer: int, cost: Callable[[np.ndarray, np.ndarray], Array]
 ) -> tuple[Array, Array]:
-    """min and argmin over i < j of best[i] + cost(i, j), for all j >= layer.
+    """Return min and argmin over i < j of best[i] + cost(i, j), for all j >= layer.
 
-    Rows j are solved coarse to fine, each between the argmins of its two solved neighbours.
+    Rows j are solved from coarse to fine, each between the argmins of its two solved neighbours.
     """
     rows = best.size - layer
     chosen = np.full(best.size, layer - 1)
     values = np.full(best.size, np.inf)
     stride = 1 << max(rows - 1, 0).bit_length()
     while stride:
-        # Odd multiples of the stride; row 0 of the layer comes with the first, coarsest pass.
+        # Odd multiples of the stride; the first, coarsest pass also solves row 0 of the layer.
         j = layer + np.arange(stride, rows, 2 * stride)
         if stride >= rows:
             j = np.array([layer])
@@ -149,7 +172,7 @@ def _next_layer(
         sums = best[i] + cost(i, j[owner])
         lowest = np.minimum.reduceat(sums, starts)
         hits = np.flatnonzero(sums == lowest[owner])[::-1]
-        chosen[j[owner[hits]]] = i[hits]  # of equals the first, written last
+        chosen[j[owner[hits]]] = i[hits]  # the first of equal sums is written last
         values[j] = lowest
         stride //= 2
     return values, chosen

@@ -1,4 +1,4 @@
-"""How often each symbol occurs: what entropy codes are built from (ALQ paper, App. D and J)."""
+"""Compute the probabilities of symbols, for entropy codes (ALQ paper, App. D and J)."""
 
 from __future__ import annotations
 
@@ -13,14 +13,16 @@ from hvd_adaptive.levels.magnitudes import check_magnitudes
 def symbol_probabilities(
     magnitudes: ArrayLike, distribution: Distribution, symmetric: bool
 ) -> Array:
-    """Probabilities of the signed levels in ascending order; they sum to one.
+    """Return the probabilities of the signed levels in ascending order; they sum to one.
 
-    symmetric: 2K values (Prop. 8); otherwise 2K - 1 with one zero (Prop. 6, nonzero magnitudes
-    split evenly between the signs). Of the closed forms for truncated normals (Cor. 3, Cor. 4,
-    whose Pr(l1) lacks -sigma^2 (p(l1) - p(-l1)) in its second term) only the moments over each
-    interval are left. The folded law knows no signs: both are taken to be equally likely, as
-    Prop. 8 assumes. For any law of signs the sum over +-l is right, except that in a symmetric
-    table a mean other than zero tilts every pair.
+    A symmetric table has 2K symbols (Prop. 8). A zero-based table has 2K - 1 with one zero (Prop.
+    6); each nonzero magnitude is split evenly between the signs. The closed forms for truncated
+    normals (Cor. 3, and Cor. 4, whose Pr(l1) lacks -sigma^2 (p(l1) - p(-l1)) in its second term)
+    reduce to the moments over each interval.
+
+    The folded law has no signs. Both are assumed to be equally likely, as in Prop. 8. For any law
+    of signs, the sum over +-l is right, with one exception: in a symmetric table a nonzero mean
+    tilts every pair.
     """
     levels = check_magnitudes(magnitudes, symmetric)
     folded = magnitude_probabilities(levels, distribution, symmetric)
@@ -33,9 +35,9 @@ def symbol_probabilities(
 def magnitude_probabilities(
     magnitudes: ArrayLike, distribution: Distribution, symmetric: bool
 ) -> Array:
-    """Probabilities (K,) of the magnitudes, signs put together: Prop. 6.
+    """Return the probabilities (K,) of the magnitudes, summed over both signs (Prop. 6).
 
-    Symmetric: everything in [0, l1] becomes +-l1, so Pr(l1) starts with all of F(l1).
+    In a symmetric table every coordinate in [0, l1] becomes +-l1, so Pr(l1) includes all of F(l1).
     """
     levels = check_magnitudes(magnitudes, symmetric)
     mass, mean, _ = distribution.moments(levels)
@@ -43,7 +45,7 @@ def magnitude_probabilities(
     within = np.diff(mass)
     up = np.clip((np.diff(mean) - low * within) / (high - low), 0.0, within)
     result = np.zeros_like(levels)
-    # What lies at or below the first level: its atom at zero, or the whole of [0, l1].
+    # The mass at or below the first level: the atom at zero, or the whole of [0, l1].
     result[0] = mass[0]
     result[1:] += up
     result[:-1] += within - up
@@ -51,5 +53,5 @@ def magnitude_probabilities(
 
 
 def entropy_bits(probabilities: ArrayLike) -> float:
-    """Entropy in bits per symbol; zero probabilities count nothing."""
+    """Return the entropy in bits per symbol; zero probabilities contribute nothing."""
     return float(entr(np.asarray(probabilities, dtype=np.float64)).sum() / np.log(2))

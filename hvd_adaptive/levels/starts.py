@@ -1,4 +1,4 @@
-"""Where the descents start: Psi is not convex (ALQ paper, Theorem 1, Fig. 8)."""
+"""Provide starts for the descents, since Psi is not convex (ALQ paper, Theorem 1, Fig. 8)."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ Start = Callable[[Distribution, int, bool], Array]
 
 
 def uniform(distribution: Distribution, count: int, symmetric: bool) -> Array:
-    """Equal steps over [-1, 1] (QSGD; symmetric: the ALQ paper's QSGDinf)."""
+    """Return equal steps over [-1, 1] (QSGD; symmetric: the ALQ paper's QSGDinf)."""
     return uniform_magnitudes(count, symmetric)
 
 
 def exponential(distribution: Distribution | None, count: int, symmetric: bool) -> Array:
-    """1, p, p**2, ... with p = 0.5 (NUQSGD); p nearer to 1 where the least would pass 2**-32."""
+    """Return 1, p, p**2, ... with p = 0.5 (NUQSGD); p is larger if the least would pass 2**-32."""
     return exponential_magnitudes(count, 0.5 ** min(1.0, 32 / (count - 1)), symmetric)
 
 
 def quantile(distribution: Distribution, count: int, symmetric: bool) -> Array:
-    """Equal steps of the mass away from zero."""
+    """Return equal steps of the mass away from zero."""
     zeros = distribution.cdf(np.zeros(1))
     return separated(
         distribution.ppf(zeros + (1 - zeros) * uniform_magnitudes(count, symmetric)), symmetric
@@ -37,10 +37,11 @@ def quantile(distribution: Distribution, count: int, symmetric: bool) -> Array:
 
 
 def cube_root(distribution: Distribution, count: int, symmetric: bool) -> Array:
-    """Equal steps of the integral of density**(1/3): the best table as the levels grow many.
+    """Return equal steps of the integral of density**(1/3).
 
-    An interval of width h costs p h**3 / 6, so the spacing that minimises their sum is as
-    p**(-1/3). Coordinate descent takes many sweeps to find it from elsewhere at 7 and 8 bits.
+    This is the limit of the best table for many levels: an interval of width h costs p h**3 / 6, so
+    the spacing with the least sum is proportional to p**(-1/3). From other starts, coordinate
+    descent needs many sweeps to find it at 7 and 8 bits.
     """
     histogram = tabulated(distribution)
     roots = np.cumsum(np.cbrt(histogram.density) * np.diff(histogram.edges))
@@ -53,9 +54,9 @@ def cube_root(distribution: Distribution, count: int, symmetric: bool) -> Array:
 
 
 def dynamic_programme(distribution: Distribution, count: int, symmetric: bool) -> Array:
-    """The optimum on a grid of candidates: near the global one, whatever the shape.
+    """Return the optimum on a grid of candidates, which is near the global one for any shape.
 
-    Without it heavy tails and scale mixtures end in local minima: see tests/unit/levels.
+    Without this start, heavy tails and scale mixtures end in local minima: see tests/unit/levels.
     """
     levels = grid_optimum(distribution, count, symmetric, grid=max(256, 8 * count))
     return separated(levels, symmetric)

@@ -1,21 +1,24 @@
-"""The law behind a sample: what keeps fits from levels that only the sample wants.
+"""Correct the tail of a sample's law, so that fits do not adapt to single coordinates.
 
 A histogram of n coordinates has no mass above its largest one, and single coordinates far apart
 below it. The best table for such a law puts levels on these coordinates and leaves gaps between
-them and 1. A fresh coordinate falls into a gap from a to c with a probability of about 1/n, and
-then adds (c - r)(r - a): at 8 bits more than all others together. Two things repair this.
+them and 1. A new coordinate falls into a gap from a to c with a probability of about 1/n, and then
+adds (c - r)(r - a): at 8 bits this exceeds the cost of all others together. Two corrections are
+made.
 
-The tail: the excesses log(r/t) of common laws over a high threshold t are about exponential
-(Pickands 1975, Hill 1975), exactly so for Pareto tails and with a large exponent for normal laws.
-As no r is above 1 the tail is a Pareto law truncated there (Aban, Meerschaert, Panorska 2006),
+The tail: the excesses log(r/t) of common laws over a high threshold t are approximately exponential
+(Pickands 1975, Hill 1975). This is exact for Pareto tails, and holds with a large exponent for
+normal laws. Since no r is above 1, the tail is a Pareto law truncated there (Aban, Meerschaert,
+Panorska 2006),
 
     P(r > x | r > t) = ((x/t)^-a - t^a) / (1 - t^a),  t <= x <= 1.
 
-The prior: buckets come in kinds, as the layers of a model, and n buckets do not show all kinds. By
-the rule of succession the next one is new with a probability of about 1/n. All that is known of it
-is its sum of r^2. This sum is spread evenly over log r above t, a density of r^-3: its cube root,
-1/r, is the density of the best table's levels (``starts.cube_root``), which is AMQ's geometric
-table. So gaps stay bounded relative to their levels, and more so the fewer the buckets.
+The prior: buckets come in kinds, such as the layers of a model, and n buckets do not show all
+kinds. By the rule of succession the next bucket is of a new kind with a probability of about 1/n.
+Only its sum of r^2 is known. This sum is spread evenly over log r above t, which is a density of
+r^-3. Its cube root, 1/r, is the density of the best table's levels (``starts.cube_root``), which is
+AMQ's geometric table. So gaps stay bounded relative to their levels, more tightly for fewer
+buckets.
 """
 
 from __future__ import annotations
@@ -27,31 +30,33 @@ from scipy.optimize import brentq
 from hvd_adaptive.levels.distributions import Array
 from hvd_adaptive.levels.histogram import LOG_BINS, LOG_EDGES, Histogram
 
-# Coordinates that the exponent is estimated from: its standard error is a / sqrt(TAIL).
+# Number of coordinates from which the exponent is estimated: its standard error is a / sqrt(TAIL).
 TAIL = 40
-# How many buckets the prior stands for. If levels are few it costs its share of the variance; if
-# they are many the cube root makes much of little. Chosen by benchmarks/fresh_data.py: 1 loses to
-# AMQ at 2 to 4 bits of heavy tails, 0.03 at 8 bits of some samples of layered buckets.
+# Weight of the prior in buckets. If levels are few, the prior costs its share of the variance; if
+# they are many, the cube root gives a small share many levels. Chosen by benchmarks/fresh_data.py:
+# 1 loses to AMQ at 2 to 4 bits of heavy tails, 0.03 at 8 bits of some samples of layered buckets.
 PRIOR = 0.1
-# It begins no higher, so that it has room.
+# Upper limit of the prior's start, so that the prior has room.
 _HIGHEST = 0.5
-# Exponents times log(1/t): the first is a uniform law of log r, to four digits.
+# Range of the exponent times log(1/t): the least is a uniform law of log r, to four digits.
 _LEAST, _MOST = 1e-4, 1e12
-# Of a bin: less would round to nothing.
+# Least share of a bin: a smaller share would round to zero.
 _LEAST_SHARE = 2.0**-20
 _MEAN_SQUARES = (LOG_EDGES[:-1] ** 2 + LOG_EDGES[:-1] * LOG_EDGES[1:] + LOG_EDGES[1:] ** 2) / 3
 
 
 def with_tail(counts: ArrayLike, squares: ArrayLike, buckets: float) -> Histogram:
-    """The law of weighted coordinates: their histogram with another tail, and some of the prior.
+    """Return the law of weighted coordinates: their histogram with a new tail and the prior.
 
-    counts: (LOG_BINS + 2,), sums of weights on ``LOG_EDGES``, then those of zeros and of ones;
-    squares: sums of squared weights, likewise. buckets: how many they come from, by Kish's
-    effective number, (sum w)^2 / sum w^2, by which coordinates are counted here, too.
+    The ``TAIL`` largest coordinates below 1 become the truncated Pareto law with their mass and
+    their mean of log r (maximum likelihood). All other coordinates and the atoms stay, so the law
+    converges to the histogram as samples grow.
 
-    The ``TAIL`` largest coordinates below 1 become the truncated Pareto law of their mass and their
-    mean of log r (maximum likelihood). All others and the atoms stay, so the law tends to the
-    histogram as samples grow.
+    Args:
+        counts: (LOG_BINS + 2,), sums of weights on ``LOG_EDGES``, then of zeros and of ones.
+        squares: (LOG_BINS + 2,), sums of squared weights in the same order.
+        buckets: Number of buckets, by Kish's effective number (sum w)^2 / sum w^2. Coordinates are
+            counted by the same formula.
     """
     counts, squares = np.asarray(counts, float), np.asarray(squares, float)
     masses = counts[:LOG_BINS].copy()
@@ -65,17 +70,17 @@ def with_tail(counts: ArrayLike, squares: ArrayLike, buckets: float) -> Histogra
 
 
 def _prior(start: float) -> Array:
-    """Masses of a density of r^-3 from ``start`` to 1 whose r^2 sum to one."""
+    """Return the masses of a density of r^-3 from ``start`` to 1 whose r^2 sums to one."""
     edges = np.maximum(LOG_EDGES, min(start, _HIGHEST))
     masses = -np.diff(edges**-2.0)
     return masses / (masses @ _MEAN_SQUARES)
 
 
 def _largest(masses: Array, squares: Array) -> tuple[Array, float]:
-    """Of each bin the mass that belongs to the largest coordinates, and where these begin."""
+    """Return the mass of each bin that belongs to the largest coordinates, and their lower end."""
     sums, sums_of_squares = np.cumsum(masses[::-1]), np.cumsum(squares[::-1])
     enough = np.flatnonzero((sums_of_squares > 0) & (sums**2 >= TAIL * sums_of_squares))
-    # Bin 0 begins at zero, from where no coordinate is a finite number of times larger.
+    # Bin 0 begins at zero, so no finite ratio to a coordinate exists there.
     last = max(LOG_BINS - 1 - enough[0] if enough.size else 0, 1)
     mass, square = masses[last], squares[last]
     share = 1.0
@@ -93,10 +98,10 @@ def _largest(masses: Array, squares: Array) -> tuple[Array, float]:
 
 
 def _exponent(largest: Array, start: float) -> float:
-    """The most likely exponent: the law's mean of log(r/start) is that of ``largest``.
+    """Return the maximum-likelihood exponent: the law's mean of log(r/start) equals the samples'.
 
-    With u = a log(1/start) that mean is log(1/start) (1/u - 1/(e^u - 1)), which falls from a half
-    of log(1/start) at u = 0.
+    With u = a log(1/start) the mean is log(1/start) (1/u - 1/(e^u - 1)), which decreases from one
+    half of log(1/start) at u = 0.
     """
     middles = (np.maximum(LOG_EDGES[:-1], start) + np.maximum(LOG_EDGES[1:], start)) / 2
     reach = -np.log(start)
@@ -109,6 +114,6 @@ def _exponent(largest: Array, start: float) -> float:
 
 
 def _survival(start: float, exponent: float) -> Array:
-    """P(r > x | r > start) at ``LOG_EDGES``."""
+    """Return P(r > x | r > start) at ``LOG_EDGES``."""
     above, at_one = (np.maximum(LOG_EDGES, start) / start) ** -exponent, start**exponent
     return (above - at_one) / (1 - at_one)

@@ -1,10 +1,10 @@
-"""Truncated normal distributions (ALQ paper, App. A), stable for any mean and deviation.
+"""Compute truncated normal distributions (ALQ App. A), stably for any mean and deviation.
 
-The paper's App. K names the difficulty: densities far from the mean vanish in floating point
-without being zero. Here every exponential is taken relative to the density at the mode of the
-interval, exponents are formed as products of differences, tails are Mills ratios (erfcx), and
-where the closed form still subtracts nearly equal terms (an interval much narrower than sigma,
-a mean many sigmas outside) the positive integrand is integrated by Gauss-Legendre instead.
+App. K of the paper names the difficulty: densities far from the mean vanish in floating point
+without being zero. Here every exponential is relative to the density at the mode of the interval,
+exponents are products of differences, and tails are Mills ratios (erfcx). If the closed form still
+subtracts nearly equal terms (an interval much narrower than sigma, or a mean many sigmas outside),
+Gauss-Legendre quadrature integrates the positive integrand instead.
 """
 
 from __future__ import annotations
@@ -15,28 +15,37 @@ from scipy.special import erfcx
 
 from hvd_adaptive.levels.distributions import Array, invert_cdf
 
-# Deviations below are taken as this one: float32 levels cannot tell such points apart.
+# Smaller deviations are replaced by this one: float32 levels cannot separate such points.
 SIGMA_FLOOR = 1e-14
 
-# Closed forms that lose more than these digits to cancellation are integrated numerically.
+# Closed forms that lose more than this share to cancellation are integrated numerically.
 _CANCELLATION = 1e-4
-# The integrand counts where it is within exp(-40) of its peak; 40 nodes integrate it to rounding.
+# Range of integration: where the integrand exceeds exp(-40) of its peak. 40 nodes are then exact up
+# to rounding.
 _DROP = 40.0
 _NODES, _WEIGHTS = np.polynomial.legendre.leggauss(40)
 _ROOT_TWO_PI = np.sqrt(2 * np.pi)
 
 
 def _mills(z: Array) -> Array:
-    """(1 - Phi(z)) / phi(z) for z >= 0."""
+    """Return (1 - Phi(z)) / phi(z) for z >= 0."""
     return np.sqrt(np.pi / 2) * erfcx(z / np.sqrt(2))
 
 
 class TruncatedNormal:
     """Normal laws of mean mu and deviation sigma, truncated to [lower, upper].
 
-    mu, sigma: numbers or arrays, one law each; x broadcasts against them. They are the parameters
-    before truncation, not the mean and deviation of the law (App. A.2). sigma >= 0; zero, a bucket
-    whose coordinates are all equal, counts as ``SIGMA_FLOOR``. Not finite or negative: ValueError.
+    Args:
+        mu: Number or array, one law for each element; x broadcasts against it. This is the mean
+            before truncation, not the mean of the law (App. A.2).
+        sigma: Deviation before truncation, >= 0. Zero (a bucket with equal coordinates) counts as
+            ``SIGMA_FLOOR``.
+        lower: Lower end of the support.
+        upper: Upper end of the support.
+
+    Raises:
+        ValueError: ``mu`` or ``sigma`` is not finite, ``sigma`` is negative, or the ends do not
+            ascend.
     """
 
     def __init__(
@@ -55,48 +64,52 @@ class TruncatedNormal:
         self.mass = self.interval(self.lower, self.upper)[0]
 
     def pdf(self, x: ArrayLike) -> Array:
-        """Density, zero outside [lower, upper]: Eq. 16 without its spurious 1/sigma."""
+        """Return the density, zero outside [lower, upper]: Eq. 16 without its spurious 1/sigma."""
         x = np.asarray(x, float)
         inside = (x >= self.lower) & (x <= self.upper)
         height = self._height(np.clip(x, self.lower, self.upper))
         return np.where(inside, height, 0.0) / self.mass
 
     def cdf(self, x: ArrayLike) -> Array:
-        """Eq. 17."""
+        """Return F(x) (Eq. 17)."""
         return self.moments(x, order=0)[0]
 
     def partial_mean(self, x: ArrayLike) -> Array:
-        """Integral of theta dF over [lower, x]."""
+        """Return the integral of theta dF over [lower, x]."""
         return self.moments(x, order=1)[1]
 
     def partial_second(self, x: ArrayLike) -> Array:
-        """Integral of theta**2 dF over [lower, x]."""
+        """Return the integral of theta**2 dF over [lower, x]."""
         return self.moments(x)[2]
 
     def ppf(self, y: ArrayLike) -> Array:
-        """Inverse of ``cdf``, by bisection: Eq. 18 rounds to 0 or 1 inside when mu is far out."""
+        """Return the inverse of ``cdf``, by bisection.
+
+        Eq. 18 rounds to 0 or 1 if mu is far outside.
+        """
         y = np.broadcast_to(np.asarray(y, float), np.broadcast_shapes(np.shape(y), self.mu.shape))
         return invert_cdf(self.cdf, y, self.lower, self.upper)
 
     def moments(self, x: ArrayLike, order: int = 2) -> tuple[Array, ...]:
-        """Integrals of theta**k dF over [lower, x], k = 0..order."""
+        """Return the integrals of theta**k dF over [lower, x], k = 0..order."""
         x = np.clip(np.asarray(x, float), self.lower, self.upper)
         return tuple(moment / self.mass for moment in self.interval(self.lower, x, order))
 
     def interval(
         self, start: ArrayLike, end: ArrayLike, order: int = 0, exact: bool = True
     ) -> tuple[Array, ...]:
-        """Integrals of theta**k over [start, end] within the bounds, k = 0..order, of the density
-        that is 1 at its highest point in [lower, upper].
+        """Integrate theta**k times the relative density over [start, end], k = 0..order.
 
-        exact=False keeps to the closed forms: absolute rather than relative precision, and faster.
+        The relative density is 1 at its highest point in [lower, upper]. ``start`` and ``end`` must
+        lie within these bounds. With ``exact=False`` only the closed forms are used: the precision
+        is then absolute rather than relative, and the computation is faster.
         """
         x, y, mu, sigma = np.broadcast_arrays(start, end, self.mu, self.sigma)
         x, y = np.asarray(x, float), np.asarray(y, float)
         left, right = self._height(x), self._height(y)
         u, v = (x - mu) / sigma, (y - mu) / sigma
         before, after = sigma * left * _mills(np.abs(u)), sigma * right * _mills(np.abs(v))
-        # With mu inside (x, y) the mode is mu and the whole line weighs sigma * sqrt(2 pi).
+        # If mu lies in (x, y), the mode is mu and the mass of the whole line is sigma * sqrt(2 pi).
         whole = np.where((u < 0) & (v > 0), sigma * _ROOT_TWO_PI, 0.0)
         mass = np.where(u >= 0, before - after, np.where(v <= 0, after - before, 0.0))
         mass = np.where(whole > 0, whole - before - after, mass)
@@ -117,12 +130,15 @@ class TruncatedNormal:
         return tuple(results)
 
     def _height(self, x: Array) -> Array:
-        """Density at x relative to the density at the mode."""
+        """Return the density at x relative to the density at the mode."""
         mu, sigma, mode = self.mu, self.sigma, self._mode
         return np.exp(-((x - mode) / sigma) * (((x - mu) + (mode - mu)) / sigma) / 2)
 
     def _repaired(self, power: int, value: Array, size: Array, x: Array, y: Array) -> Array:
-        """``value`` with the elements that cancelled integrated anew; size sums |terms|."""
+        """Return ``value`` with its cancelled elements integrated numerically.
+
+        ``size`` is the sum of |terms|.
+        """
         doubtful = np.abs(value) < _CANCELLATION * size
         if not doubtful.any():
             return value
@@ -131,13 +147,14 @@ class TruncatedNormal:
         return value
 
     def _integrate(self, power: int, x: Array, y: Array, where: np.ndarray) -> Array:
-        """Gauss-Legendre integral of theta**power over the part of [x, y] that counts."""
+        """Integrate theta**power by Gauss-Legendre over the part of [x, y] that contributes."""
         mu, sigma, mode = (
             np.broadcast_to(a, where.shape)[where] for a in (self.mu, self.sigma, self._mode)
         )
         x, y = x[where], y[where]
         peak = np.clip(mu, x, y)
-        # Offsets from the peak, not positions: theta - mu must not be rounded at the scale of mu.
+        # Use offsets from the peak, not positions: theta - mu must not be rounded at the scale of
+        # mu.
         slope = (peak - mu) / sigma
         reach = sigma * 2 * _DROP / (np.abs(slope) + np.sqrt(slope**2 + 2 * _DROP))
         low, high = np.maximum(x - peak, -reach), np.minimum(y - peak, reach)
@@ -150,10 +167,11 @@ class TruncatedNormal:
 
 
 class Folded:
-    """The laws of r = |theta| in [0, 1], theta truncated normal on [-1, 1].
+    """Laws of r = |theta| in [0, 1], theta truncated normal on [-1, 1].
 
-    mu, sigma as in TruncatedNormal; F_r(x) = F_theta(x) - F_theta(-x). Every integral is taken as
-    the sum of those of the laws of mu and -mu over [0, x]: positive terms, nothing cancels.
+    F_r(x) = F_theta(x) - F_theta(-x). Every integral is the sum of the integrals of the laws of mu
+    and -mu over [0, x], so all terms are positive and nothing cancels. ``mu`` and ``sigma`` are
+    those of ``TruncatedNormal``.
     """
 
     def __init__(self, mu: ArrayLike, sigma: ArrayLike) -> None:
@@ -162,24 +180,32 @@ class Folded:
         self._mass = right + left
 
     def cdf(self, x: ArrayLike) -> Array:
+        """Return F_r(x)."""
         return self.moments(x, order=0)[0]
 
     def pdf(self, x: ArrayLike) -> Array:
+        """Return the density at x; 0 for x < 0."""
         right, left = (side.pdf(x) * side.mass for side in self._sides)
         return np.where(np.asarray(x) >= 0, right + left, 0.0) / self._mass
 
     def partial_mean(self, x: ArrayLike) -> Array:
+        """Return the integral of r dF over [0, x]."""
         return self.moments(x, order=1)[1]
 
     def partial_second(self, x: ArrayLike) -> Array:
+        """Return the integral of r**2 dF over [0, x]."""
         return self.moments(x)[2]
 
     def ppf(self, y: ArrayLike) -> Array:
+        """Return the least x with F_r(x) >= y, by bisection."""
         shape = np.broadcast_shapes(np.shape(y), self._mass.shape)
         return invert_cdf(self.cdf, np.broadcast_to(np.asarray(y, float), shape), 0.0, 1.0)
 
     def moments(self, x: ArrayLike, order: int = 2, exact: bool = True) -> tuple[Array, ...]:
-        """Integrals of r**k dF over [0, x], k = 0..order; exact as in TruncatedNormal.interval."""
+        """Return the integrals of r**k dF over [0, x], k = 0..order.
+
+        ``exact`` is described in ``TruncatedNormal.interval``.
+        """
         x = np.clip(np.asarray(x, float), 0.0, 1.0)
         right, left = (side.interval(0.0, x, order, exact) for side in self._sides)
         return tuple((a + b) / self._mass for a, b in zip(right, left, strict=True))

@@ -1,12 +1,10 @@
-"""What was sent and how good it was: figures of each step, and where a user wants to see them.
+"""Measure what each step sends and how accurate it is, and write the figures to sinks.
 
-=========  ===========================================================================
-meter      collects a step's figures, group by group
-monitor    Monitor: records of them, every so many steps, to the sinks
-sinks      JSON lines, Python's logging, TensorBoard
-alarms     warnings, once each, when compression hurts
-log        reads the JSON lines of a run again
-=========  ===========================================================================
+=========  =========================================================================== meter
+collects a step's figures, group by group monitor    Monitor: writes records of the figures to the
+sinks at regular steps sinks      JSON lines, Python's logging, TensorBoard alarms     warnings,
+once each, when compression does harm log        reads the JSON lines of a run =========
+===========================================================================
 """
 
 from hvd_adaptive.monitor.meter import StepFigures, StepMeter

@@ -1,14 +1,16 @@
-"""Warnings, once each, when compression hurts. Looked at every ``WINDOW`` steps, over all of them.
+"""Warn, once for each kind, when compression does harm.
 
-Whether float32 would have been faster cannot be known without sending it, so it is bounded. A
-group's bytes over its time on the way (negotiation, latency and waiting for slower ranks included)
-are a rate that the link has at least. At the best such rate a ring of float32 takes at most
+The figures of ``WINDOW`` steps are checked together.
+
+Whether float32 would be faster cannot be measured without sending it, so it is bounded. A group's
+bytes divided by its transfer time (including negotiation, latency and waiting for slower ranks) are
+a lower bound of the link's rate. At the highest such rate a float32 ring takes at most
 
     2 (N - 1) / N · 4 bytes · coordinates / rate,
 
-all of it waited for. Waiting for slower ranks is none of compression's doing, so the fastest step
-counts: the warning comes where even that one took longer to encode, wait for and decode payloads.
-Where it does not come float32 may still be faster; ``exchange="auto"`` measures.
+all of which is waiting time. Compression does not cause the waiting for slower ranks, so the
+fastest step counts: the warning is issued if even this step took longer to encode, wait for and
+decode payloads. Without a warning float32 may still be faster; ``exchange="auto"`` measures this.
 """
 
 from __future__ import annotations
@@ -19,17 +21,22 @@ from dataclasses import dataclass
 from hvd_adaptive.monitor.meter import StepFigures, StepMeter
 
 WINDOW = 50
-# Steps that are not looked at: kernels are compiled, files are read for the first time.
+# First steps, which are skipped: kernels are compiled, and files are read for the first time.
 FIRST = 5
-# A group of fewer bytes tells more of latency than of the link.
+# Least bytes of a group whose rate counts; smaller groups measure latency rather than the link.
 LEAST_BYTES = 1 << 16
 SUMMED = ("coordinates", "squared_error", "squared_norm")
 
 
 @dataclass(frozen=True)
 class Limits:
-    """error: of the relative squared error.  non_finite: of the share of buckets that are not
-    finite.  slow: whether float32 is compared with. None for no warning."""
+    """Limits of the warnings.
+
+    Attributes:
+        error: Limit of the relative squared error, or None for no warning.
+        non_finite: Limit of the share of non-finite buckets, or None for no warning.
+        slow: Whether to compare with float32.
+    """
 
     error: float | None
     non_finite: float | None
@@ -37,14 +44,19 @@ class Limits:
 
 
 class Alarms:
-    """Of one compressor.
+    """Alarms of one compressor.
 
-    warn: told the kind of warning and its text.  compares: with float32, if the limits say so.
+    Args:
+        limits: The limits.
+        warn: Called with the kind of a warning and its text.
+
+    Attributes:
+        compares: Whether to compare with float32, if the limits allow it.
     """
 
     def __init__(self, limits: Limits, warn: Callable[[str, str], None]) -> None:
         self._limits, self._warn = limits, warn
-        self._told: set[str] = set()
+        self._warned: set[str] = set()
         self._skipped = 0
         self.compares = True
         self._empty()
@@ -56,7 +68,15 @@ class Alarms:
         self._fastest = float("inf")
 
     def see(self, step: int, ranks: int, meter: StepMeter, buckets: int, non_finite: int) -> None:
-        """A step has ended; so many of so many averaged buckets were not finite."""
+        """Add the figures of a completed step.
+
+        Args:
+            step: Number of the step.
+            ranks: Number of ranks.
+            meter: Figures of the step.
+            buckets: Number of averaged buckets checked.
+            non_finite: Number of these that are not finite.
+        """
         if meter.last is None or self._skipped < FIRST:
             self._skipped += 1
             return
@@ -71,27 +91,27 @@ class Alarms:
             if group.flight_s > 0 and group.wire_bytes >= LEAST_BYTES:
                 self._rate = max(self._rate, group.wire_bytes / group.flight_s)
         if self._steps == WINDOW:
-            for look in (self._look_at_error, self._look_at_buckets, self._look_at_time):
-                look(step, ranks)
+            for check in (self._check_error, self._check_buckets, self._check_time):
+                check(step, ranks)
             self._empty()
 
-    def _look_at_error(self, step: int, ranks: int) -> None:
+    def _check_error(self, step: int, ranks: int) -> None:
         limit, norm = self._limits.error, self._sum.squared_norm
         if limit is None or not norm or self._sum.squared_error <= limit * norm:
             return
-        self._tell(
+        self._warn_once(
             "error",
             f"the relative squared error of quantised gradients was "
             f"{self._sum.squared_error / norm:.3g} over {WINDOW} steps (to step {step}), above "
             f"error_limit={limit:g}: each rank adds more noise than its gradient has signal; more "
-            "bits, a smaller bucket_size, norm='linf' or an adaptive scheme (ALQ, ECDQ) have less",
+            "bits, a smaller bucket_size, norm='linf' or an adaptive scheme (ALQ, ECDQ) reduce it",
         )
 
-    def _look_at_buckets(self, step: int, ranks: int) -> None:
+    def _check_buckets(self, step: int, ranks: int) -> None:
         limit = self._limits.non_finite
         if limit is None or not self._buckets or self._non_finite <= limit * self._buckets:
             return
-        self._tell(
+        self._warn_once(
             "non_finite",
             f"{self._non_finite:,} of {self._buckets:,} averaged buckets were not finite over "
             f"{WINDOW} steps (to step {step}), more than non_finite_limit={limit:g} of them: "
@@ -99,21 +119,21 @@ class Alarms:
             "rate, gradient clipping or, with AMP, its GradScaler help",
         )
 
-    def _look_at_time(self, step: int, ranks: int) -> None:
+    def _check_time(self, step: int, ranks: int) -> None:
         if not self._limits.slow or not self.compares or not self._rate or ranks < 2:
             return
         ring = 2 * (ranks - 1) / ranks * 4 * self._sum.coordinates / WINDOW / self._rate
         if self._fastest <= ring:
             return
-        self._tell(
+        self._warn_once(
             "slow",
             f"compression costs time here: the fastest of {WINDOW} steps (to step {step}) took "
             f"{1e3 * self._fastest:.1f} ms to encode, wait and decode; float32 over a ring would "
-            f"take {1e3 * ring:.1f} ms at most, on a link that was seen to carry "
+            f"take {1e3 * ring:.1f} ms at most, on a link measured to carry "
             f"{self._rate / 1e6:.0f} MB/s; exchange='auto' measures what is fastest",
         )
 
-    def _tell(self, kind: str, text: str) -> None:
-        if kind not in self._told:
-            self._told.add(kind)
+    def _warn_once(self, kind: str, text: str) -> None:
+        if kind not in self._warned:
+            self._warned.add(kind)
             self._warn(kind, text)

@@ -1,4 +1,4 @@
-"""Checks of a monitor's arguments: errors name the argument, the value and what is allowed."""
+"""Check a monitor's arguments; errors name the argument, its value and the allowed range."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from hvd_adaptive.settings import check_integer
 
 
 def checked_steps(name: str, value: Any) -> int:
-    """An integer of 1 or more."""
+    """Return an integer >= 1; raise ValueError otherwise."""
     return check_integer(name, value, 1)
 
 
 def checked_limit(name: str, value: Any) -> float | None:
-    """A number of 0 or more, or None."""
+    """Return a number >= 0, or None; raise ValueError otherwise."""
     if value is None:
         return None
     real = isinstance(value, numbers.Real) and not isinstance(value, bool)
@@ -26,7 +26,7 @@ def checked_limit(name: str, value: Any) -> float | None:
 
 
 def checked_ranks(value: Any) -> frozenset[int] | str:
-    """A set of ranks, or "all"."""
+    """Return a set of ranks, or "all"; raise ValueError otherwise."""
     if value == "all" and isinstance(value, str):
         return value
     if isinstance(value, str) or not isinstance(value, Collection):
@@ -35,16 +35,16 @@ def checked_ranks(value: Any) -> frozenset[int] | str:
 
 
 def checked_name(value: Any) -> str:
-    """What a file's name can begin with."""
+    """Return a string that can begin a file name; raise ValueError otherwise."""
     if not isinstance(value, str) or not re.fullmatch(r"\w[\w.-]*", value):
         raise ValueError(
-            f"name={value!r}: must be of letters, digits, '_', '-' and '.', to begin a file's name"
+            f"name={value!r}: must begin a file name: letters, digits, '_', '-' and '.' only"
         )
     return value
 
 
 def checked_writer(value: Any) -> Any:
-    """Something with ``add_scalar``, or None."""
+    """Return an object with ``add_scalar``, or None; raise ValueError otherwise."""
     if value is not None and not callable(getattr(value, "add_scalar", None)):
         raise ValueError(
             f"tensorboard={value!r}: must be a torch.utils.tensorboard.SummaryWriter, or None"

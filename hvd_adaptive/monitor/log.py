@@ -1,4 +1,4 @@
-"""Reads what monitors wrote."""
+"""Read the files that monitors write."""
 
 from __future__ import annotations
 
@@ -16,15 +16,20 @@ logger = logging.getLogger("hvd_adaptive")
 
 
 class LogError(ValueError):
-    """There is no log to read; the message says where it was looked for."""
+    """There is no log to read; the message names the path."""
 
 
 @dataclass
 class Log:
-    """A compressor's records on one rank, in the order of time; restarts follow each other.
+    """Records of a compressor on one rank, ordered by time; restarts follow each other.
 
-    label: the monitor's name and, where it served several, the compressor's number.
-    starts, tables, steps, warnings: the records by kind (sinks.py, run/monitored.py, means.py).
+    Attributes:
+        label: The monitor's name and, if it served several compressors, the compressor's number.
+        rank: The rank.
+        starts: Records of layouts (run/monitored.py).
+        tables: Records of level tables (sinks.py).
+        steps: Records of steps (means.py).
+        warnings: Records of warnings.
     """
 
     label: str
@@ -39,13 +44,16 @@ KINDS = {"start": "starts", "table": "tables", "step": "steps", "warning": "warn
 
 
 def read_logs(path: Path) -> list[Log]:
-    """The logs in a folder, or of one file: of each compressor that of its lowest rank.
+    """Return the logs in a folder or a file; for each compressor that of its lowest rank.
 
-    LogError where there are none. A line that was cut off when its process was killed is left out.
+    An incomplete line, whose process was killed while writing it, is skipped.
+
+    Raises:
+        LogError: There is no log, or no finished step.
     """
     files = sorted(path.glob(f"*{SUFFIX}")) if path.is_dir() else [path]
     if not path.exists() or not files:
-        raise LogError(f"{path}: no *{SUFFIX} of a hvd_adaptive.Monitor is there")
+        raise LogError(f"{path}: no *{SUFFIX} of a hvd_adaptive.Monitor found")
     found: dict[tuple[str, int, int], Log] = {}
     for file in files:
         name = re.sub(r"-rank\d+-\d{8}T\d{6}-.*", "", file.stem)
@@ -83,4 +91,4 @@ def _records(file: Path) -> Iterator[dict[str, Any]]:
         if known:
             yield record
         elif line.strip():
-            logger.warning("%s: line %d is no record and left out", file, number)
+            logger.warning("%s: line %d is no record, skipped", file, number)

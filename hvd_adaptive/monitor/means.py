@@ -1,4 +1,4 @@
-"""Means of figures over some steps: what a record tells."""
+"""Average figures over the steps of a record."""
 
 from __future__ import annotations
 
@@ -8,14 +8,16 @@ from typing import Any
 
 from hvd_adaptive.monitor.meter import StepFigures, StepMeter
 
-# Added up over steps; of ``peak_bytes`` the largest counts.
+# Figures that are summed over steps; ``peak_bytes`` is maximised instead.
 SUMMED = tuple(name for name in vars(StepFigures()) if name != "peak_bytes")
 SQUARES = ("squared_error", "squared_norm")
 
 
 class Means:
-    """Figures of the steps since ``begin`` (time.perf_counter); None where the first step's end is
-    the first time that is known."""
+    """Means of the figures of the steps since ``begin`` (time.perf_counter).
+
+    If ``begin`` is None, times count from the end of the first step.
+    """
 
     def __init__(self, begin: float | None) -> None:
         self._begin = begin
@@ -31,7 +33,7 @@ class Means:
     def add(
         self, number: int, meter: StepMeter, non_finite: Mapping[int, int], version: int
     ) -> None:
-        """A step has ended."""
+        """Add the figures of a completed step."""
         self.ended = time.perf_counter()
         if self._begin is None:
             self._begin = self.ended
@@ -46,11 +48,14 @@ class Means:
             self._non_finite[group] = self._non_finite.get(group, 0) + count
 
     def record(self) -> dict[str, Any]:
-        """step: the last one's number.  steps: how many.  Figures are means per step, those of
-        ``StepMeter.report`` and ratio: gradients' bytes over payloads'; flight_s: see StepFigures;
-        step_s: from one step's end to the next one's; non_finite: buckets, of all steps;
-        monitor_s: what the monitor took. Groups have those that are theirs."""
-        whole = _told(self._total, self.steps)
+        """Return the record: means per step of the figures in ``StepMeter.report``, and more.
+
+        The further keys are step (number of the last step), steps (number of steps), ratio (bytes
+        of gradients over bytes of payloads), flight_s (see ``StepFigures``), step_s (time from one
+        step's end to the next one's), non_finite (buckets, summed over all steps), monitor_s (time
+        that the monitor took) and groups (the figures of each group).
+        """
+        whole = _means(self._total, self.steps)
         return {
             "step": self._step,
             "steps": self.steps,
@@ -62,7 +67,7 @@ class Means:
             "monitor_s": self.monitor_s / self.steps,
             "groups": [
                 {"group": group}
-                | _told(figures, self.steps)
+                | _means(figures, self.steps)
                 | {"non_finite": self._non_finite.get(group, 0)}
                 for group, figures in sorted(self._groups.items())
             ],
@@ -75,7 +80,7 @@ def _add(total: StepFigures, one: StepFigures) -> None:
     total.peak_bytes = max(total.peak_bytes, one.peak_bytes)
 
 
-def _told(figures: StepFigures, steps: int) -> dict[str, Any]:
+def _means(figures: StepFigures, steps: int) -> dict[str, Any]:
     means = {name: getattr(figures, name) / steps for name in SUMMED if name not in SQUARES}
     coordinates, payload = figures.coordinates, figures.payload_bytes
     norm = figures.squared_norm

@@ -1,4 +1,4 @@
-"""What a step sent and how good it was, on this rank."""
+"""Collect the figures of a step on this rank."""
 
 from __future__ import annotations
 
@@ -17,13 +17,20 @@ from hvd_adaptive.device import Later
 class StepFigures:
     """Figures of one step, or of one of its groups, on this rank.
 
-    coordinates: gradient coordinates encoded.  uncompressed_bytes: their bytes as they are.
-    payload_bytes: bytes encoded.  wire_bytes: bytes sent by this rank, computed from the exchange.
-    squared_error, squared_norm: of all quantised coordinates, estimated from the buckets measured.
-    encode_s, exchange_s, decode_s: seconds encoding, waiting for the exchange, decoding.
-    flight_s: seconds from handing collectives to Horovod until their results were taken, added up
-        over groups, which overlap; measured where there is a monitor.
-    peak_bytes: the most memory that was held at a time: see StepMeter.hold.
+    Attributes:
+        coordinates: Gradient coordinates encoded.
+        uncompressed_bytes: Their bytes before encoding.
+        payload_bytes: Bytes encoded.
+        wire_bytes: Bytes sent by this rank, computed from the exchange.
+        squared_error: Squared error of all quantised coordinates, estimated from the measured
+            buckets.
+        squared_norm: Squared norm of the same coordinates, estimated likewise.
+        encode_s: Seconds of encoding.
+        exchange_s: Seconds of waiting for the exchange.
+        decode_s: Seconds of decoding.
+        flight_s: Seconds from submitting collectives to Horovod until their results are read,
+            summed over groups, which overlap. Measured only with a monitor.
+        peak_bytes: Most memory held at a time; see ``StepMeter.hold``.
     """
 
     coordinates: int = 0
@@ -40,9 +47,12 @@ class StepFigures:
 
 
 class StepMeter:
-    """Collects one step's figures while the last finished step's can be read.
+    """Collector of a step's figures; those of the last completed step can be read meanwhile.
 
-    detailed: whether it keeps each group's figures and looks for buckets that are not finite.
+    Attributes:
+        detailed: Whether to keep each group's figures and count non-finite buckets.
+        current: Figures of the current step.
+        last: Figures of the last completed step, or None.
     """
 
     def __init__(self) -> None:
@@ -55,18 +65,21 @@ class StepMeter:
         self._non_finite: dict[int, torch.Tensor] = {}
         self._squares: list[tuple[Later, Sequence[float], int]] = []
         self._held: dict[Hashable, int] = {}
-        self._total = 0  # of these: there are a few for each group in flight
+        self._total = 0  # the sum of these, a few for each group in flight
 
     def hold(self, what: Hashable, size: int) -> None:
-        """From now on ``what`` takes so many bytes beyond the gradients: a group's payloads, sent
-        or received; buffers; residuals; results that are kept."""
+        """Record that ``what`` now holds ``size`` bytes beyond the gradients.
+
+        ``what`` is a group's payloads (sent or received), buffers, residuals, or results that are
+        kept.
+        """
         self._total += size - self._held.pop(what, 0)
         if size:
             self._held[what] = size
             self.current.peak_bytes = max(self.current.peak_bytes, self._total)
 
     def add(self, field: str, amount: float, group: int | None = None) -> None:
-        """So much more of a field, of one of the step's groups if there are several."""
+        """Add ``amount`` to a field of the step, and of one of its groups."""
         own = self.current
         setattr(own, field, getattr(own, field) + amount)
         if self.detailed and group is not None:
@@ -85,21 +98,26 @@ class StepMeter:
             self.add(field, time.perf_counter() - begin, group)
 
     def look(self, decoded: torch.Tensor, bucket_size: int, group: int) -> None:
-        """Count the buckets of a group's quantised coordinates, averaged, that are not finite.
+        """Count the non-finite buckets of a group's quantised coordinates after averaging.
 
-        A bucket with one such coordinate has no others: its first tells. The count stays on the
-        tensor's device until it is read.
+        If one coordinate of a bucket is not finite, none is, so only the first is checked. The
+        count stays on the tensor's device until it is read.
         """
         if self.detailed and decoded.numel():
             self._non_finite[group] = decoded[::bucket_size].isfinite().logical_not_().sum()
 
     def measured(self, squares: Later, weights: Sequence[float], group: int) -> None:
-        """Rows of [squared error, squared norm] of a group's sampled buckets, and of how many of
-        its buckets each one stands. Rows that are not finite count nothing."""
+        """Record squared errors and norms of a group's sampled buckets.
+
+        Args:
+            squares: Rows of [squared error, squared norm]. Non-finite rows do not count.
+            weights: Number of the group's buckets that each row represents.
+            group: The group.
+        """
         self._squares.append((squares, weights, group))
 
     def _add_squares(self) -> None:
-        """They are there by the end of the step: they were asked for before the group was sent."""
+        """Add the squares to the figures; their copies were started before the group was sent."""
         for squares, weights, group in self._squares:
             rows = zip(squares.get().tolist(), weights, strict=True)
             finite = [(e * w, n * w) for (e, n), w in rows if math.isfinite(e) and math.isfinite(n)]
@@ -108,32 +126,36 @@ class StepMeter:
                 self.add("squared_norm", sum(norm for _, norm in finite), group)
 
     def clear(self) -> None:
-        """Nothing is held any more."""
+        """Record that no memory is held any more."""
         self._held.clear()
         self._total = 0
 
     def finish(self) -> None:
-        """The step is over."""
+        """Complete the step."""
         self._add_squares()
         self.last, self.last_groups = self.current, self._groups
         self.last_non_finite = self._non_finite
         self.restart()
 
     def restart(self) -> None:
-        """The step was given up, or is over; buffers and residuals stay."""
+        """Begin a new step after a completed or aborted one; buffers and residuals remain held."""
         self._held = {what: size for what, size in self._held.items() if isinstance(what, str)}
         self._total = sum(self._held.values())
         self.current = StepFigures(peak_bytes=self._total)
         self._groups, self._non_finite, self._squares = {}, {}, []
 
     def report(self) -> dict[str, float]:
-        """The last step as a dict: coordinates, payload_bytes, wire_bytes, uncompressed_bytes,
-        bits_per_coordinate, relative_error (||Q(v) - v||²/||v||² of all
-        quantised coordinates v of this rank, estimated from a few full buckets and all partial
-        ones; for schemes with a level table the expectation over their rounding; NaN where none
-        could be measured), encode_s, exchange_s, decode_s, peak_bytes (memory held beyond the
-        gradients: payloads in flight, buffers, residuals; not what encoding one group takes for a
-        moment, nor Horovod's own buffers). Zeros before the first step."""
+        """Return the figures of the last step as a dict; zeros before the first step.
+
+        Returns:
+            A dict with coordinates, payload_bytes, wire_bytes, uncompressed_bytes,
+            bits_per_coordinate, relative_error, encode_s, exchange_s, decode_s and peak_bytes.
+            relative_error is ||Q(v) - v||²/||v||² of all quantised coordinates v of this rank,
+            estimated from a few full buckets and all partial ones. For schemes with a level table
+            it is the expectation over their rounding. It is NaN if no bucket could be measured.
+            peak_bytes is memory held beyond the gradients: payloads in flight, buffers, residuals.
+            It excludes the temporary memory of encoding one group and Horovod's own buffers.
+        """
         last = self.last or StepFigures()
         bits = 8 * last.payload_bytes / last.coordinates if last.coordinates else 0.0
         error = last.squared_error / last.squared_norm if last.squared_norm else float("nan")

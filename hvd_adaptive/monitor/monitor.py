@@ -1,4 +1,4 @@
-"""Monitor: what a user gives a compressor to see what it does."""
+"""Provide Monitor, which records what a compressor does."""
 
 from __future__ import annotations
 
@@ -28,25 +28,31 @@ logger = logging.getLogger("hvd_adaptive")
 
 
 class Monitor:
-    """Records of what a compressor sends and how good it is: ``ALQ(monitor=Monitor("runs/1"))``.
+    """Recorder of what a compressor sends and how accurate it is.
 
-    Give it to the compressors of all ranks alike, or of some: it takes part in no collective. One
-    monitor may serve several compressors. Records are means over the steps since the last one.
+    Use it as ``ALQ(monitor=Monitor("runs/1"))``, on all ranks or on some: it joins no collective.
+    One monitor may serve several compressors. A record holds means over the steps since the
+    previous one.
 
-    folder: JSON lines go into a new file of this folder, or to the end of this file (".jsonl");
-        ``hvd-adaptive report FOLDER`` makes a page of them. None for none.
-    every: steps between two records.
-    log: whether records also go to the logger "hvd_adaptive", at level INFO.
-    tensorboard: a ``torch.utils.tensorboard.SummaryWriter``; closing it is the caller's business.
-    ranks: which ranks (of the compressor's process set) record anything, or "all".
-    name: begins file names and TensorBoard's tags.
-    error_limit: warn, once, where the relative squared error is above it over 50 steps; None never.
-    non_finite_limit: warn, once, where a larger share of averaged buckets is not finite over 50
-        steps; None never.
-    warn_slow: warn, once, where float32 would have been faster (monitor/alarms.py: how it is told).
+    Args:
+        folder: JSON lines are written to a new file in this folder, or appended to this file
+            (".jsonl"). ``hvd-adaptive report FOLDER`` makes a page of them. None writes no file.
+        every: Steps between two records.
+        log: Whether to write records also to the logger "hvd_adaptive", at level INFO.
+        tensorboard: A ``torch.utils.tensorboard.SummaryWriter``, which the caller closes.
+        ranks: Ranks (of the compressor's process set) that record, or "all".
+        name: Prefix of file names and of TensorBoard's tags.
+        error_limit: Warn once if the relative squared error over 50 steps exceeds it; None never
+            warns.
+        non_finite_limit: Warn once if more than this share of averaged buckets is not finite over
+            50 steps; None never warns.
+        warn_slow: Warn once if float32 would have been faster (see monitor/alarms.py).
 
-    Raises ValueError for values that are not allowed. A file that cannot be written, then or later,
-    is told once, and training goes on without it.
+    Raises:
+        ValueError: A value is not allowed.
+
+    If a file cannot be written, now or later, the monitor warns once and training continues without
+    it.
     """
 
     def __init__(
@@ -79,7 +85,7 @@ class Monitor:
         self._lock = threading.RLock()  # optimizers may step in several threads
 
     def watches(self, rank: int) -> bool:
-        """Whether this rank records anything."""
+        """Return whether this rank records."""
         return self._ranks == "all" or rank in self._ranks
 
     def flush(self) -> None:
@@ -88,8 +94,10 @@ class Monitor:
             self._to_sinks(lambda sink: sink.flush())
 
     def close(self) -> None:
-        """Write what was not yet recorded and close the files; done at exit by itself. What is
-        recorded later opens them again."""
+        """Write pending records and close the files; this also happens at exit.
+
+        Later records open the files again.
+        """
         with self._lock:
             for source in list(self._sources.values()):
                 self._record(source)
@@ -98,24 +106,24 @@ class Monitor:
     def __enter__(self) -> Monitor:
         return self
 
-    def __exit__(self, *told: object) -> None:
+    def __exit__(self, *exception: object) -> None:
         self.close()
 
-    # What the session calls -----------------------------------------------------------------------
+    # Called by the session ------------------------------------------------------------------------
 
     def begin(self, compressor: Any, facts: Mapping[str, Any]) -> None:
-        """From its next figures on the compressor's groups are these: see run/monitored.py."""
+        """Set the compressor's groups for all following figures: see run/monitored.py."""
         with self._lock:
             source = self._source(compressor)
             self._record(source)
             source.facts = dict(facts)
             source.buckets = {g["group"]: g["buckets"] for g in facts["groups"]}
             source.means, source.versions = None, {}
-            source.alarms.compares = facts["exchange"] != "auto"  # which has measured
+            source.alarms.compares = facts["exchange"] != "auto"  # "auto" has measured it
             self._write(source, "start", facts)
 
     def step(self, compressor: Any, number: int) -> None:
-        """A step has ended; its figures are the compressor's last ones."""
+        """Record the compressor's last figures at the end of a step."""
         with self._lock:
             self._step(compressor, number)
 
@@ -126,15 +134,15 @@ class Monitor:
         if source.means is None:
             source.means = Means(None)
         source.means.add(number, meter, non_finite, version)
-        looked_at = sum(source.buckets.get(group, 0) for group in non_finite)
+        checked = sum(source.buckets.get(group, 0) for group in non_finite)
         ranks = source.facts["ranks"]
-        source.alarms.see(number, ranks, meter, looked_at, sum(non_finite.values()))
+        source.alarms.see(number, ranks, meter, checked, sum(non_finite.values()))
         source.means.monitor_s += time.perf_counter() - begin
         if source.means.steps >= self._every:
             self._record(source)
 
     def _note_tables(self, source: _Source, parts: Mapping[str, Any], number: int) -> int:
-        """Write the tables that are new; the version of the part that was fitted most often."""
+        """Write new tables; return the version of the part that was fitted most often."""
         newest = 0
         for part, codec in parts.items():
             version = codec.table_version
@@ -162,7 +170,7 @@ class Monitor:
             return
         source.means = Means(means.ended)
         self._write(source, "step", means.record())
-        # The next record tells what this one took.
+        # The next record includes the time of this one.
         source.means.monitor_s += time.perf_counter() - begin
 
     def _warn(self, source: _Source, kind: str, text: str) -> None:
@@ -170,19 +178,19 @@ class Monitor:
         self._write(source, "warning", {"about": kind, "text": text})
 
     def _write(self, source: _Source, kind: str, record: Mapping[str, Any]) -> None:
-        told = {"kind": kind, "compressor": source.number, "time": time.time(), **record}
+        full = {"kind": kind, "compressor": source.number, "time": time.time(), **record}
         if self._sinks is None:
             self._sinks = self._opened(source.facts.get("rank", 0))
-        self._to_sinks(lambda sink: sink.write(told))
+        self._to_sinks(lambda sink: sink.write(full))
 
     def _to_sinks(self, call: Callable[[Sink], None]) -> None:
-        """One that fails is given up; training goes on."""
+        """Call ``call`` for each sink; drop a sink that fails, and continue."""
         for sink in list(self._sinks or ()):
             try:
                 call(sink)
             except OSError as error:
                 self._sinks.remove(sink)
-                logger.warning("monitor: no more is written: %s", error)
+                logger.warning("monitor: writing stopped: %s", error)
                 with contextlib.suppress(OSError):
                     sink.close()
 
@@ -194,12 +202,12 @@ class Monitor:
             try:
                 sinks.append(JsonLines(self._folder, self._name, rank))
             except OSError as error:
-                logger.warning("monitor: %s: not written: %s", self._folder, error)
+                logger.warning("monitor: %s: cannot be written: %s", self._folder, error)
         mine = weakref.ref(self)
         atexit.register(lambda: None if (monitor := mine()) is None else monitor.close())
         return sinks
 
-    # Pickled for another process it has the settings alone, and writes to files of its own.
+    # A pickled copy has the settings only, and writes to files of its own.
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_sinks": None, "_sources": None, "_writer": None, "_lock": None}
@@ -210,10 +218,17 @@ class Monitor:
 
 
 class _Source:
-    """A compressor that is watched.
+    """Compressor that a monitor serves.
 
-    number: tells several of one monitor apart.  facts: of its groups.  buckets: of each group,
-    quantised.  versions: of the tables that were written.
+    Args:
+        number: Number of the compressor within the monitor.
+        limits: Limits of its alarms.
+        warn: Called with this object, the kind of a warning and its text.
+
+    Attributes:
+        facts: Facts of its groups.
+        buckets: Quantised buckets of each group.
+        versions: Versions of the tables that were written, by part.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Where a monitor's records go. A record is a dict that JSON can hold; ``kind`` says what it is."""
+"""Write a monitor's records. A record is a dict that JSON can represent; ``kind`` is its type."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from typing import IO, Any, Protocol
 
 Record = Mapping[str, Any]
 
-# Written lines reach the file at the latest so many seconds after, or when the next one comes.
+# Longest time until written lines are flushed, in seconds; a later line flushes them.
 FLUSH_SECONDS = 5.0
 SUFFIX = ".jsonl"
 
 
 class Sink(Protocol):
-    """Takes records; ``close`` may be called at any time, and more may follow."""
+    """Consumer of records; records may follow after ``close``."""
 
     def write(self, record: Record) -> None: ...
 
@@ -29,11 +29,17 @@ class Sink(Protocol):
 
 
 class JsonLines:
-    """A line of JSON for each record, in one file of this process.
+    """Writer of one line of JSON for each record, to one file of this process.
 
-    path: a file that ends with ".jsonl", to which lines are appended, or a folder, in which each
-    process begins a file of its own: processes, restarts and elastic newcomers never share one.
-    name: begins the file's name there. OSError where it cannot be written.
+    Args:
+        path: A file that ends with ".jsonl", to which lines are appended, or a folder. In a folder
+            each process creates its own file, so processes, restarts and elastic newcomers never
+            share one.
+        name: Prefix of the file name in the folder.
+        rank: Rank, part of the file name.
+
+    Raises:
+        OSError: The file cannot be written.
     """
 
     def __init__(self, path: Path, name: str, rank: int) -> None:
@@ -48,6 +54,7 @@ class JsonLines:
             path.parent.mkdir(parents=True, exist_ok=True)
 
     def write(self, record: Record) -> None:
+        """Append a line; open the file if necessary."""
         if self._file is None:
             self._file = self._path.open("a", encoding="utf-8")
         self._file.write(json.dumps(_plain(record), separators=(",", ":")) + "\n")
@@ -57,25 +64,28 @@ class JsonLines:
             self._file.flush()
 
     def flush(self) -> None:
+        """Flush the file."""
         if self._file is not None:
             self._file.flush()
 
     def close(self) -> None:
+        """Close the file; a later record opens it again."""
         file, self._file = self._file, None
         if file is not None:
             file.close()
 
 
 class PythonLog:
-    """A line of the logger for each record, at level INFO."""
+    """Writer of one log line at level INFO for each record."""
 
     def __init__(self, logger: logging.Logger) -> None:
         self._logger = logger
 
     def write(self, record: Record) -> None:
-        tell = _TOLD.get(record["kind"])
-        if tell is not None:
-            self._logger.info("%s", tell(record))
+        """Log the record if its kind has a line."""
+        describe = _LINES.get(record["kind"])
+        if describe is not None:
+            self._logger.info("%s", describe(record))
 
     def flush(self) -> None:
         pass
@@ -84,7 +94,8 @@ class PythonLog:
         pass
 
 
-def _told_start(record: Record) -> str:
+def _start_line(record: Record) -> str:
+    """Return the line of a start record."""
     groups = record["groups"]
     return (
         f"monitoring {record['scheme']} over {record['ranks']} ranks: "
@@ -92,7 +103,8 @@ def _told_start(record: Record) -> str:
     )
 
 
-def _told_step(record: Record) -> str:
+def _step_line(record: Record) -> str:
+    """Return the line of a step record."""
     ratio, error = record["ratio"], record["relative_error"]
     figures = [
         f"{record['wire_bytes'] / 1e6:.3f} MB sent",
@@ -105,12 +117,12 @@ def _told_step(record: Record) -> str:
     return f"step {record['step']}: {', '.join(filter(None, figures))}"
 
 
-# Tables are told by the schemes themselves, warnings by the monitor.
-_TOLD: dict[str, Callable[[Record], str]] = {"start": _told_start, "step": _told_step}
+# Schemes log their tables themselves, and the monitor logs warnings.
+_LINES: dict[str, Callable[[Record], str]] = {"start": _start_line, "step": _step_line}
 
 
 class TensorBoard:
-    """Scalars of a writer that the user made: ``add_scalar(tag, value, step)`` is all it needs."""
+    """Writer of scalars by the user's object with ``add_scalar(tag, value, step)``."""
 
     SCALARS = (
         "wire_bytes",
@@ -132,17 +144,19 @@ class TensorBoard:
         self._writer, self._prefix = writer, prefix
 
     def write(self, record: Record) -> None:
+        """Write the scalars of a record of a step or a table."""
         write = {"step": self._step, "table": self._table}.get(record["kind"])
         if write is not None:
             write(record)
 
     def flush(self) -> None:
+        """Flush the user's writer if it can be flushed."""
         flush = getattr(self._writer, "flush", None)
         if flush is not None:
             flush()
 
     def close(self) -> None:
-        """The writer is the user's to close."""
+        """Flush; the user closes the writer."""
         self.flush()
 
     def _step(self, record: Record) -> None:
@@ -156,8 +170,8 @@ class TensorBoard:
 
     def _table(self, record: Record) -> None:
         part = f" {record['part']}" if record["part"] else ""
-        for place, level in enumerate(record["levels"]):
-            self._add(f"{self._labelled(record)}/levels{part}/{place:03d}", level, record["step"])
+        for index, level in enumerate(record["levels"]):
+            self._add(f"{self._labelled(record)}/levels{part}/{index:03d}", level, record["step"])
 
     def _labelled(self, record: Record) -> str:
         return f"{self._prefix}/{record['compressor']}" if record["compressor"] else self._prefix
@@ -168,7 +182,7 @@ class TensorBoard:
 
 
 def _unused(folder: Path, begun: str) -> Path:
-    """A file that did not exist, made."""
+    """Create and return a file that did not exist."""
     for count in range(10_000):
         path = folder / f"{begun}{f'-{count}' if count else ''}{SUFFIX}"
         try:
@@ -180,7 +194,7 @@ def _unused(folder: Path, begun: str) -> Path:
 
 
 def _plain(value: Any) -> Any:
-    """JSON has no NaN or infinity: null."""
+    """Replace NaN and infinity by None, since JSON has no such numbers."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, Mapping):

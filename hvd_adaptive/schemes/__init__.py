@@ -1,4 +1,4 @@
-"""One file per published method."""
+"""Define the compression schemes; each file implements one published method."""
 
 from hvd_adaptive.schemes.alq import ALQ
 from hvd_adaptive.schemes.amq import AMQ

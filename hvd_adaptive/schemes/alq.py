@@ -1,4 +1,4 @@
-"""ALQ, adaptive level quantization (Faghri et al. 2020)."""
+"""Implement ALQ, adaptive level quantization (Faghri et al. 2020)."""
 
 from __future__ import annotations
 
@@ -21,20 +21,27 @@ class ALQ(AdaptiveScheme):
 
     Each bucket is divided by its norm and rounded at random, without bias, to a table of 2**bits
     levels that all ranks share (section 3, Eqs 1, 2). The levels minimise the expected variance of
-    the sampled buckets (section 3.4, Eq. 10) or, ``normalized=True`` (ALQ-N), the expected
-    normalized variance (Eq. 3), by coordinate descent (Eqs 4, 5, 31, 33) or projection-free
-    gradient descent (``solver="gradient_descent"``, ALQG; Eqs 6, 7, 36). Samples get a tail for
-    what they do not show (levels/tail.py), so that the table suits fresh buckets, too.
+    the sampled buckets (section 3.4, Eq. 10) or, if ``normalized`` (ALQ-N), the expected normalized
+    variance (Eq. 3). The solver is coordinate descent (Eqs 4, 5, 31, 33) or projection-free
+    gradient descent (ALQG; Eqs 6, 7, 36). The law of the samples gets a corrected tail
+    (levels/tail.py), so that the table also suits new buckets.
 
-    bits: 2 to 8, sign included.
-    norm: "l2" as in the paper, or "linf".
-    symmetric: levels +-l1 ... +-1 without zero (App. B.3), or 0 and signed magnitudes (section 3).
-    table: first levels, ascending and signed; exponential with p = 0.5 where None.
-    update_steps: steps at which the table is refitted: a collection, an ascending iterable or a
-        callable; default 0, 100, 2,000 and every 10,000.
-    samples: buckets that each rank samples for a fit.
-    statistics: "histogram", or "normal" for the paper's truncated normals.
-    shared: see settings.Settings.
+    Args:
+        bits: 2 to 8, including the sign.
+        norm: "l2" as in the paper, or "linf".
+        normalized: Whether to minimise the expected normalized variance (ALQ-N).
+        solver: "coordinate_descent" or "gradient_descent" (ALQG).
+        symmetric: True for levels +-l1 ... +-1 without zero (App. B.3), False for 0 and signed
+            magnitudes (section 3).
+        table: Initial levels, ascending and signed; exponential with p = 0.5 if None.
+        update_steps: Steps at which the table is refitted: a collection, an ascending iterable or a
+            callable. Default: 0, 100, 2,000 and every 10,000.
+        samples: Buckets that each rank samples for a fit.
+        statistics: "histogram", or "normal" for the paper's truncated normals.
+        **shared: See ``settings.Settings``.
+
+    Raises:
+        ValueError: A keyword is wrong.
     """
 
     name = "alq"
@@ -75,7 +82,7 @@ class ALQ(AdaptiveScheme):
 def first_table(
     bits: int, symmetric: bool, levels: Sequence[float] | torch.Tensor | None
 ) -> LevelTable:
-    """The user's levels, or the exponential ones with p = 0.5."""
+    """Return the table of the given levels, or the exponential table with p = 0.5 if None."""
     if levels is not None:
         return LevelTable.from_levels(levels, bits, symmetric)
     return LevelTable(bits, symmetric, exponential(None, 1 << (bits - 1), symmetric))

@@ -1,4 +1,4 @@
-"""AMQ, adaptive multiplier quantization (Faghri et al. 2020)."""
+"""Implement AMQ, adaptive multiplier quantization (Faghri et al. 2020)."""
 
 from __future__ import annotations
 
@@ -17,12 +17,21 @@ class AMQ(AdaptiveScheme):
     """Adaptive multiplier quantization (Faghri et al., Adaptive Gradient Quantization for
     Data-Parallel SGD, 2020, section 3.3, Eqs 8, 32, 38, App. B.3.3, C.3).
 
-    The table is +-1, +-p, +-p**2, ...; one number, the multiplier p, follows descent on the
-    expected variance of the sampled buckets or, ``normalized=True`` (AMQ-N), on the expected
-    normalized variance. Statistics, schedule and broadcast are those of ALQ.
+    The table is +-1, +-p, +-p**2, ... with a single parameter, the multiplier p. It is fitted by
+    descent on the expected variance of the sampled buckets or, if ``normalized`` (AMQ-N), on the
+    expected normalized variance. Statistics, schedule and broadcast are those of ALQ.
 
-    bits: 2 to 8, sign included.  norm: "l2" or "linf".
-    update_steps, samples, statistics: as in ALQ.  shared: see settings.Settings.
+    Args:
+        bits: 2 to 8, including the sign.
+        norm: "l2" or "linf".
+        normalized: Whether to minimise the expected normalized variance (AMQ-N).
+        update_steps: As in ALQ.
+        samples: As in ALQ.
+        statistics: As in ALQ.
+        **shared: See ``settings.Settings``.
+
+    Raises:
+        ValueError: A keyword is wrong.
     """
 
     name = "amq"
@@ -47,7 +56,7 @@ class AMQ(AdaptiveScheme):
 
     @property
     def multiplier(self) -> float:
-        """p, the ratio of neighbouring levels."""
+        """Return p, the ratio of neighbouring levels."""
         return float(self._table.magnitudes[-2])
 
     def fit_magnitudes(self, distribution: Distribution) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""BinGrad: two levels a bucket, partially biased or biased (ORQ paper, section 3.2)."""
+"""Implement BinGrad: two levels per bucket, partially biased or biased (ORQ paper, section 3.2)."""
 
 from __future__ import annotations
 
@@ -14,22 +14,29 @@ from hvd_adaptive.schemes.bucket_table_scheme import (
 )
 from hvd_adaptive.settings import Settings, check_choice, check_flag
 
-# Numbers that travel for each bucket.
+# Numbers sent for each bucket.
 NUMBERS = {"partially_biased": 1, "biased": 2}
 
 
 class BinGrad(BucketTableScheme):
     """Binary gradients with the best two levels (ORQ paper, 2019, section 3.2).
 
-    variant "partially_biased" (BinGrad-pb): levels -b_1 and b_1; a coordinate beyond them becomes
-    the nearer one, one between, b_-1 < v <= b_1 (reversed in print, Eq. 14), is rounded at random
-    without bias. b_1 solves Eq. 15, n b_1 = sum_{|v| > b_1} |v|, which assumes a law symmetric
-    about zero: of least squared error among such levels, within 1 %. One number travels.
-    variant "biased" (BinGrad-b, Eq. 16): b_1 for v >= b_0, b_-1 for the others, without randomness;
-    b_0 is the bucket's mean and b_-1, b_1 the means on its two sides (Eq. 17). Two numbers travel.
-    iterate: for "biased", repeat b_0 = (b_-1 + b_1)/2 until all of Eq. 17 holds; no repetition
-        raises the error.
-    shared: see settings.Settings. Clipped coordinates (clip=2.5) enter the levels clipped.
+    Clipped coordinates (clip=2.5) enter the levels clipped.
+
+    Args:
+        variant: "partially_biased" (BinGrad-pb) uses the levels -b_1 and b_1. A coordinate beyond
+            them becomes the nearer one. A coordinate between them, b_-1 < v <= b_1 (reversed in the
+            printed Eq. 14), is rounded at random without bias. b_1 solves Eq. 15, n b_1 = sum_{|v|
+            > b_1} |v|, which assumes a law symmetric about zero; its squared error is within 1 % of
+            the least among such levels. One number is sent. "biased" (BinGrad-b, Eq. 16) uses b_1
+            for v >= b_0 and b_-1 for the others, without randomness. b_0 is the bucket's mean, and
+            b_-1 and b_1 are the means on its two sides (Eq. 17). Two numbers are sent.
+        iterate: For "biased", repeat b_0 = (b_-1 + b_1)/2 until all of Eq. 17 holds; no repetition
+            raises the error.
+        **shared: See ``settings.Settings``.
+
+    Raises:
+        ValueError: A keyword is wrong.
     """
 
     name = "bingrad"

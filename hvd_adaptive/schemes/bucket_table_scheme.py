@@ -1,4 +1,4 @@
-"""Schemes whose buckets have levels of their own: body of levels and codes."""
+"""Provide the base of schemes whose buckets have their own levels: a body of levels and codes."""
 
 from __future__ import annotations
 
@@ -16,13 +16,17 @@ from hvd_adaptive.settings import Settings, check_choice
 
 
 class BucketTableScheme(GradientCompressor):
-    """Quantise each bucket to levels made from its own coordinates.
+    """Base of schemes that quantise each bucket to levels computed from its own coordinates.
 
-    Body: ``numbers`` numbers of each bucket, from which a receiver makes its ``alphabet`` levels
-    (coding/bucket_levels.py), then the codes' 32-bit words (coding/packing.py). A scheme implements
-    ``quantize_buckets`` and, where the numbers are not the levels, ``values``.
+    The body holds ``numbers`` numbers for each bucket, from which a receiver computes its
+    ``alphabet`` levels (coding/bucket_levels.py), then the codes' 32-bit words (coding/packing.py).
+    A scheme implements ``quantize_buckets`` and, if the numbers are not the levels, ``values``.
 
-    level_dtype: "float32" or "float16".
+    Args:
+        settings: Shared settings.
+        alphabet: Number of levels.
+        numbers: Numbers sent for each bucket.
+        level_dtype: "float32" or "float16".
     """
 
     def __init__(
@@ -42,10 +46,13 @@ class BucketTableScheme(GradientCompressor):
     def quantize_buckets(
         self, flat: torch.Tensor, words: torch.Tensor, bucket_size: int, key: int
     ) -> torch.Tensor:
-        """The buckets' numbers (float32, (buckets, numbers)); fills ``words`` with the codes."""
+        """Fill ``words`` with the codes; return the buckets' numbers.
+
+        The result is float32 (buckets, numbers). A receiver computes the levels from it.
+        """
 
     def values(self, numbers: torch.Tensor) -> torch.Tensor:
-        """The buckets' levels (float32, (buckets, alphabet)), ascending, from their numbers."""
+        """Return the buckets' ascending levels, float32 (buckets, alphabet), from their numbers."""
         return numbers
 
     def body_bytes(self, coordinates: int) -> int:
@@ -75,12 +82,14 @@ class BucketTableScheme(GradientCompressor):
 
 
 class RandomRounding(BucketTableScheme):
-    """The part of the schemes that round at random, without bias, between neighbouring levels
-    (ORQ paper, Eq. 7): they implement ``solve``."""
+    """Base of schemes that round at random, without bias, between neighbouring levels (ORQ, Eq. 7).
+
+    A scheme implements ``solve``.
+    """
 
     @abstractmethod
     def solve(self, flat: torch.Tensor, bucket_size: int) -> torch.Tensor:
-        """The numbers of each bucket, float32 (buckets, numbers)."""
+        """Return the numbers of each bucket, float32 (buckets, numbers)."""
 
     def quantize_buckets(
         self, flat: torch.Tensor, words: torch.Tensor, bucket_size: int, key: int
@@ -91,15 +100,15 @@ class RandomRounding(BucketTableScheme):
 
 
 def mirrored(numbers: torch.Tensor) -> torch.Tensor:
-    """Two levels, -b and b, from one number."""
+    """Return two levels, -b and b, from one number."""
     return torch.cat([-numbers, numbers], dim=1)
 
 
 def code_kernels(flat: torch.Tensor) -> ModuleType:
-    """Kernels that round, pack and decode tensors on the device of ``flat``."""
+    """Return the kernels that round, pack and decode tensors on the device of ``flat``."""
     return kernels.for_device(flat.device, "bucket")
 
 
 def level_kernels(flat: torch.Tensor) -> ModuleType:
-    """Kernels that find the levels of buckets on the device of ``flat``."""
+    """Return the kernels that compute the levels of buckets on the device of ``flat``."""
     return kernels.for_device(flat.device, "levels")

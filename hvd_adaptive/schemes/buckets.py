@@ -1,4 +1,4 @@
-"""Gradients as the buckets that a fit uses."""
+"""Cut gradients into the buckets that a fit uses."""
 
 from __future__ import annotations
 
@@ -13,11 +13,17 @@ from hvd_adaptive.settings import Settings
 def buckets_of(
     gradients: torch.Tensor | Sequence[torch.Tensor], settings: Settings
 ) -> list[torch.Tensor]:
-    """Buckets (float32, 1-D) of gradients laid end to end, those that ``encode`` would quantise:
-    the partial one at the end is among them unless ``tail="full"``. Where that leaves nothing, the
-    partial bucket all the same.
+    """Return the buckets (float32, 1-D) that ``encode`` would cut from gradients laid end to end.
 
-    gradients: a tensor or a list of them, any shapes; ValueError where it is anything else.
+    The partial bucket at the end is included unless ``tail="full"``. If no whole bucket exists, it
+    is included in any case.
+
+    Args:
+        gradients: A tensor or a list of tensors of any shapes.
+        settings: Settings of the codec.
+
+    Raises:
+        ValueError: ``gradients`` is anything else.
     """
     tensors = [gradients] if isinstance(gradients, torch.Tensor) else gradients
     if not isinstance(tensors, list | tuple) or not all(map(torch.is_tensor, tensors)):

@@ -1,4 +1,4 @@
-"""A step and its code books, and the step that spends a given number of bits."""
+"""Build a step and its code books, and find the step that spends a given number of bits."""
 
 from __future__ import annotations
 
@@ -15,33 +15,37 @@ from hvd_adaptive.levels.distributions import Array, Distribution
 from hvd_adaptive.levels.dithered import dithered_entropy, dithered_probabilities, dithered_tail
 from hvd_adaptive.levels.histogram import LOG_EDGES, Histogram
 
-# Steps in root mean squares. Below the first an int16 would not hold the integers of a bucket of
-# 8192, and float32 little more than the dither; from the last on the bound of levels/dithered.py
-# is below 0.29 bits.
+# Range of steps in root mean squares. Below it, an int16 could not hold the integers of a bucket of
+# 8192, and the rest of a float32 would be little more than the dither. At its upper end the bound
+# of levels/dithered.py is below 0.29 bits.
 LEAST_DELTA, MOST_DELTA = 1 / 256, 16.0
-# Integers up to so large have a symbol of their own.
+# Candidates for the largest integer that has its own symbol.
 MOST_SYMBOLS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 127, 191, 255, 383, 511)
-# Shares of escaped integers among which the best is looked for.
+# Candidates for the share of escaped integers; the best one is used.
 _ESCAPED = (0.3, 3e-2, 3e-3, 3e-4, 3e-5)
-# Real books cost about so much more than ideal ones.
+# Typical cost of real books relative to ideal ones.
 TYPICAL_REDUNDANCY = 1.006
 _ROUNDS = 6
-# Steps so near each other, in their logarithms, share the choice of symbols.
+# Steps whose logarithms differ by less share the choice of symbols.
 _NEAR = 0.1
 
 
 def classes_of(delta: float) -> int:
-    """Of the dither. Steps up to a half need but one: more would save less than 0.12 % (for
-    Gaussian and Laplace laws), and the runs of their symbols cost time."""
+    """Return the number of dither classes for a step.
+
+    One class suffices for steps up to 1/2: more classes would save less than 0.12 % (for Gaussian
+    and Laplace laws), and the runs of their symbols cost time.
+    """
     return 1 if delta <= 0.5 else 4
 
 
 @dataclass(frozen=True, eq=False)
 class DitheredCode:
-    """Everything that ranks must share to read each other's payloads.
+    """All values that ranks must share to read each other's payloads.
 
-    delta: a bucket's step in its root mean squares.
-    probabilities: float64 (classes, 2 most + 2), of the symbols -most..most and of the escape.
+    Attributes:
+        delta: A bucket's step in units of its root mean square.
+        probabilities: float64 (classes, 2 most + 2), of the symbols -most..most and of the escape.
     """
 
     delta: float
@@ -49,8 +53,11 @@ class DitheredCode:
 
     @classmethod
     def of_law(cls, law: Distribution, unit: float, delta: float) -> DitheredCode:
-        """The code of fewest bits for the law of sizes t in [0, 1] whose root mean square is
-        1/``unit``: of real books, over how many integers have symbols."""
+        """Return the code with the fewest bits for a law of sizes t in [0, 1] and a given step.
+
+        ``1/unit`` is the root mean square of the law. The bits are those of real books, minimised
+        over the number of integers that have symbols.
+        """
         shares = _beyond(law, unit, delta, MOST_SYMBOLS)
         wanted = {int(np.argmax(np.array([*shares[:-1], 0.0]) <= share)) for share in _ESCAPED}
         codes = [
@@ -60,8 +67,11 @@ class DitheredCode:
 
     @classmethod
     def of_rate(cls, law: Distribution, unit: float, bits: float) -> DitheredCode:
-        """The code that spends ``bits`` per coordinate of the law, within 0.1 % if it can be found
-        in a few rounds; one of the least or the greatest step where none does."""
+        """Return the code that spends ``bits`` per coordinate of the law.
+
+        The result is within 0.1 % of ``bits`` if a few rounds of search find such a code. If none
+        exists, the step is the least or the largest one.
+        """
         best, least, redundancy = None, np.inf, TYPICAL_REDUNDANCY
         low, high = LEAST_DELTA, MOST_DELTA
         for _ in range(_ROUNDS):
@@ -81,52 +91,54 @@ class DitheredCode:
                 break
             low, high = (delta, high) if spent > bits else (low, delta)
             redundancy = spent / _ideal_bits(law, unit, delta)
-        assert best is not None  # the first round has one
+        assert best is not None  # set in the first round
         return best
 
     @classmethod
     def from_numbers(cls, numbers: Array) -> DitheredCode:
-        """Inverse of ``numbers``; ValueError where they are of no code."""
+        """Return the code of ``numbers``; raise ValueError if they do not describe one."""
         delta, *flat = np.asarray(numbers, np.float64).tolist()
         if not LEAST_DELTA <= delta <= MOST_DELTA:
             raise ValueError(f"δ={delta}: must be from {LEAST_DELTA} to {MOST_DELTA}")
         classes = classes_of(delta)
         symbols, rest = divmod(len(flat), classes)
         if rest or symbols // 2 - 1 not in MOST_SYMBOLS or symbols % 2:
-            raise ValueError(f"{len(flat)} probabilities are none of {classes} classes")
+            raise ValueError(f"{len(flat)} probabilities do not fit {classes} classes")
         probabilities = np.array(flat).reshape(classes, symbols)
         sums = probabilities.sum(axis=1)
         if not (np.all(probabilities >= 0) and np.all((sums > 0.5) & (sums < 1.5))):
-            raise ValueError("probabilities must not be negative, and sum to one")
+            raise ValueError("probabilities must not be negative and must sum to one")
         return cls(delta, probabilities)
 
     def numbers(self) -> Array:
-        """Everything as float64 (1 + classes symbols,): delta, then the probabilities."""
+        """Return the code as float64 (1 + classes symbols,): delta, then the probabilities."""
         return np.concatenate([[self.delta], self.probabilities.reshape(-1)])
 
     @property
     def most(self) -> int:
-        """The largest integer with a symbol."""
+        """Return the largest integer with a symbol."""
         return self.probabilities.shape[1] // 2 - 1
 
     @property
     def dtype(self) -> type:
-        """Of an array of symbols."""
+        """Return the dtype of an array of symbols."""
         return np.uint8 if self.probabilities.shape[1] <= 256 else np.uint16
 
     @functools.cached_property
     def books(self) -> list[PrefixCode]:
-        """One for each class."""
+        """Return the code books, one for each class."""
         return [PrefixCode.build(np.maximum(p, FLOOR)) for p in self.probabilities]
 
     @functools.cached_property
     def fingerprint(self) -> int:
-        """32 bits that differ between codes."""
+        """Return 32 bits that differ between codes."""
         return zlib.crc32(self.numbers().astype("<f8").tobytes())
 
     def bits(self, law: Distribution, unit: float) -> float:
-        """Expected bits per coordinate of these books and escapes (a byte each, one more from
-        most + 65 and from most + 8193 on), under this law."""
+        """Return the expected bits per coordinate of these books and escapes under a law.
+
+        An escape takes one byte, and one more each from most + 65 and from most + 8193 on.
+        """
         of_symbols = _law_of(law, unit, self.delta, self.most)
         pairs = zip(self.books, of_symbols, strict=True)
         coded = np.mean([book.bits_per_symbol(p) for book, p in pairs])
@@ -135,8 +147,10 @@ class DitheredCode:
 
 
 def ideal_delta(law: Distribution, unit: float, bits: float) -> float:
-    """The delta at which ideal codes spend ``bits``, by bisection in its logarithm; the least or
-    the greatest where none does."""
+    """Return the delta at which ideal codes spend ``bits``, by bisection in its logarithm.
+
+    If there is none, the result is the least or the largest delta.
+    """
 
     low, high = np.log2(LEAST_DELTA), np.log2(MOST_DELTA)
     if _ideal_bits(law, unit, LEAST_DELTA) <= bits:
@@ -152,7 +166,10 @@ def ideal_delta(law: Distribution, unit: float, bits: float) -> float:
 
 @functools.cache
 def gaussian_law() -> Histogram:
-    """Normal coordinates of root mean square 1/GAUSSIAN_UNIT: what is assumed before a fit."""
+    """Return the law of normal coordinates of root mean square 1/GAUSSIAN_UNIT.
+
+    It is used before the first fit.
+    """
     cumulated = erf(LOG_EDGES * (GAUSSIAN_UNIT / np.sqrt(2)))
     cumulated[-1] = 1.0
     return Histogram(LOG_EDGES, np.diff(cumulated))
@@ -163,7 +180,10 @@ GAUSSIAN_UNIT = 16.0
 
 @functools.lru_cache(maxsize=64)
 def gaussian_code(bits: float | None, delta: float | None) -> DitheredCode:
-    """For Gaussian buckets: of so many bits per coordinate or, where None, of this step."""
+    """Return the code for Gaussian buckets that spends ``bits``, or that has step ``delta``.
+
+    ``delta`` is used only if ``bits`` is None.
+    """
     law = gaussian_law()
     if bits is not None:
         return DitheredCode.of_rate(law, GAUSSIAN_UNIT, bits)
@@ -176,7 +196,7 @@ def _law_of(law: Distribution, unit: float, delta: float, most: int) -> Array:
 
 
 def _ideal_bits(law: Distribution, unit: float, delta: float) -> float:
-    """Of ideal codes with as many symbols as there can be, where that helps."""
+    """Return the bits of ideal codes with the largest useful number of symbols."""
     most = int(min(MOST_SYMBOLS[-1], 40 / delta + 3))
     coded = dithered_entropy(law, delta / unit, classes_of(delta), most)
     escaped = _beyond(law, unit, delta, (most, most + 64, most + 8192))
@@ -184,5 +204,5 @@ def _ideal_bits(law: Distribution, unit: float, delta: float) -> float:
 
 
 def _beyond(law: Distribution, unit: float, delta: float, most: Sequence[int]) -> Array:
-    """P(abs(q) > most), for each."""
+    """Return P(abs(q) > most) for each ``most``."""
     return dithered_tail(law, delta / unit, classes_of(delta), most).mean(axis=0)

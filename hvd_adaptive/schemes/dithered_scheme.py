@@ -1,4 +1,4 @@
-"""The scheme behind ECDQ: payloads of dithered integers, fits of their code, rate control."""
+"""Implement the base of ECDQ: payloads of dithered integers, fits of their code, rate control."""
 
 from __future__ import annotations
 
@@ -32,16 +32,19 @@ from hvd_adaptive.settings import Settings
 
 logger = logging.getLogger("hvd_adaptive")
 
-# The steps' own bits must leave so many for the coordinates.
+# Bits per coordinate that must remain after the bits of the steps.
 LEAST_CODED_BITS = 0.25
-# Sizes of coordinates are sampled up to so many root mean squares, or the square root of the
-# bucket's size where that is less: what lies beyond counts as if it were there.
+# Sizes of coordinates are sampled up to this many root mean squares, or up to the square root of
+# the bucket size if that is less. Larger sizes count as this size.
 LARGEST_UNIT = 256.0
 
 
 class DitheredScheme(GradientCompressor):
-    """Dithered quantisation with a step of ``delta`` root mean squares, or one that rate control
-    adapts so that ``bits`` per coordinate travel; one of them is None."""
+    """Dithered quantisation with a fixed or an adapted step.
+
+    The step is ``delta`` root mean squares, or rate control adapts it so that ``bits`` per
+    coordinate are sent; one of the two is None.
+    """
 
     needs_triton = True
 
@@ -54,7 +57,7 @@ class DitheredScheme(GradientCompressor):
         self._side = 32 / size + 80 / dithered.SEGMENT
         if bits is not None and bits < self._side + LEAST_CODED_BITS:
             raise ValueError(
-                f"bits={bits!r}: with bucket_size={size} the steps alone take {32 / size:.3g} bits "
+                f"bits={bits!r}: with bucket_size={size} the steps alone need {32 / size:.3g} bits "
                 f"per coordinate; must be at least {LEAST_CODED_BITS} more"
             )
         self.adaptation = adaptation
@@ -63,27 +66,27 @@ class DitheredScheme(GradientCompressor):
         self._unit = min(2.0 ** math.ceil(math.log2(size) / 2), LARGEST_UNIT)
         self._fitted: DitheredCode | None = None
         self._version = 0
-        self._modelled = 0.0  # bits that the code in use was to spend, when it was fitted
+        self._modelled = 0.0  # expected bits of the current code when it was fitted
         self._control = RateControl(bits or 0.0)
         self._sent = np.zeros(2)  # bits and coordinates of this rank since the last update
         self._warn_kept = WarnOnce(logger)
-        self._share = 0.0  # Coverage.share of the last fit; 0 where none could be made
+        self._share = 0.0  # Coverage.share of the last fit; 0 after none
 
     @property
     def code(self) -> DitheredCode:
-        """The step and code books in use."""
+        """Return the current step and code books."""
         if self._fitted is not None:
             return self._fitted
         return gaussian_code(None if self.bits is None else self.bits - self._side, self._delta)
 
     @property
     def delta(self) -> float:
-        """δ, a bucket's step in its root mean squares."""
+        """Return δ, a bucket's step in units of its root mean square."""
         return self.code.delta
 
     @property
     def relative_variance(self) -> float:
-        """E||Q(v) - v||² / ||v||² of every bucket, δ²/12."""
+        """Return E||Q(v) - v||² / ||v||² of every bucket, δ²/12."""
         return self.delta**2 / 12
 
     @property
@@ -127,7 +130,7 @@ class DitheredScheme(GradientCompressor):
         return verdict
 
     def roundtrip(self, flat: torch.Tensor, key: int) -> torch.Tensor:
-        """Without the coder, which loses nothing."""
+        """Return the decoded gradient without the coder, which is lossless."""
         values, bucket = self._clipped(flat), self._bucket(flat.numel())
         ops, out = kernels.for_device(flat.device, "ecdq"), torch.zeros_like(flat)
         steps = ops.bucket_steps(values, bucket, self.code.delta)
@@ -144,7 +147,7 @@ class DitheredScheme(GradientCompressor):
         memory: Sendable | None = None,
     ) -> payloads.Encoded:
         payload = super().encode_payload(flat, quantized, key, layout, values, memory)
-        if layout and quantized:  # a step's, not a user's own
+        if layout and quantized:  # a training step's payload, not a user's
             full = payloads.padded((flat.numel() - quantized) * flat.element_size())
             self._sent += 8 * (payload.header.length - full), quantized
         return payload
@@ -152,11 +155,16 @@ class DitheredScheme(GradientCompressor):
     # Fits -----------------------------------------------------------------------------------------
 
     def fit(self, gradients: torch.Tensor | Sequence[torch.Tensor]) -> None:
-        """Refit δ and the code from gradients, this process alone: the default part's, if there are
-        others (``part(label).fit`` refits theirs).
+        """Refit δ and the code from gradients, in this process alone.
 
-        gradients: see schemes/buckets.py. Non-finite and zero buckets are left out; where nothing
-        is left, ValueError.
+        If there are other parts, this refits the default part's code; ``part(label).fit`` refits
+        theirs.
+
+        Args:
+            gradients: See schemes/buckets.py. Non-finite and zero buckets are ignored.
+
+        Raises:
+            ValueError: No bucket is finite and nonzero.
         """
         usable = self._usable(buckets_of(gradients, self.settings))
         if not usable.buckets:
@@ -183,25 +191,28 @@ class DitheredScheme(GradientCompressor):
         self.schedule.done(step, joint.install(update, step))
 
     def collect(self, buckets: Sequence[torch.Tensor]) -> np.ndarray:
-        """Statistics of sampled buckets as float64 [coverage.Usable's head, bits sent, coordinates
-        sent, counts of abs(v_i)/(unit ρ)...]."""
+        """Return the statistics of sampled buckets, float64.
+
+        They are [head of ``coverage.Usable``, bits sent, coordinates sent, counts of abs(v_i)/(unit
+        ρ)...].
+        """
         usable = self._usable(buckets)
         return np.concatenate([usable.head, self._sent, self._counts(usable)])
 
     def has_more(self, collected: Sequence[np.ndarray]) -> bool:
-        """Whether these statistics hold notably more than those of the last fit."""
+        """Return whether these statistics contain notably more than those of the last fit."""
         return Coverage.of(collected).has_grown(self._share)
 
     def put_off(self) -> None:
-        """An update could not be made: the next statistics are worth a fit, whatever they hold."""
+        """Record that an update failed: a fit to the next statistics is worthwhile in any case."""
         self._share = 0.0
 
     def refit(self, collected: Sequence[np.ndarray]) -> np.ndarray:
-        """The update that rank 0 broadcasts, from all ranks' statistics: float64 [complete, fitted,
-        share of coordinates fitted to, modelled bits, rate control's ratio, bits, coordinates, δ,
-        probabilities...].
+        """Return the update that rank 0 broadcasts, computed from all ranks' statistics.
 
-        Hostile statistics keep the old code; nothing is raised in the middle of a step.
+        It is float64 [complete, fitted, share of coordinates fitted to, modelled bits, rate
+        control's ratio, bits, coordinates, δ, probabilities...]. Hostile statistics keep the old
+        code; no exception is raised in the middle of a step.
         """
         coverage = Coverage.of(collected)
         bits, coordinates, *counts = np.sum(collected, axis=0)[HEAD:]
@@ -210,7 +221,7 @@ class DitheredScheme(GradientCompressor):
         if coverage.found > 0:
             try:
                 law = _law(counts)
-                control = self._told(law, bits, coordinates)
+                control = self._updated_control(law, bits, coordinates)
                 code, modelled = self._code_for(law, control)
                 outcome[1:] = [1.0, coverage.share]
             except ValueError as error:
@@ -220,9 +231,15 @@ class DitheredScheme(GradientCompressor):
         return np.concatenate([outcome, state, own])
 
     def apply_update(self, update: np.ndarray, step: int, part: str = "") -> bool:
-        """Take the broadcast update, the same on every rank; whether it need not be repeated soon.
+        """Apply the broadcast update, which is the same on every rank.
 
-        part: what the log calls this codec.
+        Args:
+            update: See ``refit``.
+            step: Number of the step.
+            part: Name of this codec in the log.
+
+        Returns:
+            Whether the update is complete, so that it need not be repeated soon.
         """
         complete, fitted, self._share = bool(update[0]), bool(update[1]), float(update[2])
         if fitted:
@@ -245,37 +262,38 @@ class DitheredScheme(GradientCompressor):
         return complete
 
     def _code_for(self, law: Histogram, control: RateControl) -> tuple[DitheredCode, float]:
-        """A code for a law, and the bits per coordinate that it should take."""
+        """Return a code for a law, and the bits per coordinate that it should take."""
         if self._delta is not None:
             code = DitheredCode.of_law(law, self._unit, self._delta)
         else:
             aim = control.aim - self._side
             if aim < LEAST_CODED_BITS / 2:
                 logger.warning(
-                    "bits=%g cannot be met: %.3g per coordinate were sent so far; headers and "
-                    "steps take too much of groups so small",
+                    "bits=%g cannot be met: %.3g per coordinate were sent so far; groups are too "
+                    "small for their headers and steps",
                     self.bits,
                     control.average,
                 )
             code = DitheredCode.of_rate(law, self._unit, max(aim, LEAST_CODED_BITS / 2))
         return code, code.bits(law, self._unit) + self._side
 
-    def _told(self, law: Histogram, bits: float, coordinates: float) -> RateControl:
-        """Rate control after so many bits were sent with the code in use, now that the law is
-        another."""
+    def _updated_control(self, law: Histogram, bits: float, coordinates: float) -> RateControl:
+        """Return rate control after ``bits`` were sent with the current code, given the new law."""
         if not coordinates > 0:
             return self._control
         now = self.code.bits(law, self._unit) + self._side
         return self._control.told(bits, coordinates, (now + (self._modelled or now)) / 2)
 
     def _usable(self, buckets: Sequence[torch.Tensor]) -> Usable:
-        """Clipped, if so asked."""
+        """Return the usable buckets, clipped if the settings say so."""
         clipped = [self._clipped(bucket) for bucket in buckets]
         return Usable.among(clipped, weights_of(buckets), "l2")
 
     def _counts(self, usable: Usable) -> np.ndarray:
-        """Of abs(v_i)/(unit ρ) in all buckets, each as its weight says: float64 (BINS + 2,). ρ is a
-        bucket's root mean square."""
+        """Return weighted counts of abs(v_i)/(unit ρ) over all buckets, float64 (BINS + 2,).
+
+        ρ is a bucket's root mean square.
+        """
         total, pairs = np.zeros(BINS + 2), zip(usable.buckets, usable.norms, strict=True)
         scales = [norm / math.sqrt(bucket.numel()) * self._unit for bucket, norm in pairs]
         of_buckets = histograms(usable.buckets, scales)
@@ -290,7 +308,7 @@ class DitheredScheme(GradientCompressor):
         self._version, self._sent, self._share = old._version, old._sent, old._share
         self._fitted, self._modelled, self._control = old._fitted, old._modelled, old._control
         if (old.bits, old._delta) != (self.bits, self._delta):
-            # Another budget: what was sent before counts no more.
+            # The budget has changed: earlier bits do not count.
             self._fitted, self._modelled, self._sent = None, 0.0, np.zeros(2)
             self._control = RateControl(self.bits or 0.0, old._control.ratio)
         self.schedule.load_state_dict(old.schedule.state_dict())

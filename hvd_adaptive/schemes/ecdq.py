@@ -1,4 +1,4 @@
-"""ECDQ: entropy-coded dithered quantisation (Ziv 1985; Zamir and Feder 1992)."""
+"""Implement ECDQ: entropy-coded dithered quantisation (Ziv 1985; Zamir and Feder 1992)."""
 
 from __future__ import annotations
 
@@ -20,52 +20,68 @@ LEAST_VARIANCE, MOST_VARIANCE = 2e-6, 20.0
 
 
 def often(step: int) -> bool:
-    """Steps 0, 1, 2, 4, ... 512, then every 500 from 1,000 on: the rate follows the gradients'
-    law, which changes fastest at first."""
+    """Return True at steps 0, 1, 2, 4, ... 512, and every 500 from 1,000 on.
+
+    The rate follows the gradients' law, which changes fastest at first.
+    """
     if step <= 512:
         return step & (step - 1) == 0
     return step >= 1000 and step % 500 == 0
 
 
 class ECDQ(DitheredScheme):
-    """Uniform steps with subtractive dither, then a prefix code that knows the dither.
+    """Entropy-coded dithered quantisation: uniform steps with subtractive dither, then a prefix
+    code that depends on the dither (Ziv 1985; Zamir and Feder 1992).
 
-    A bucket v of root mean square ρ has the step Δ = δρ. A coordinate becomes the integer
-    q = round(v_i/Δ + u_i) and comes back as Δ(q - u_i), where the dither u_i, uniform on
-    (-1/2, 1/2), is made from the payload's key by sender and receivers alike.
+    A bucket v of root mean square ρ has the step Δ = δρ. A coordinate becomes the integer q =
+    round(v_i/Δ + u_i) and is decoded as Δ(q - u_i). The dither u_i, uniform on (-1/2, 1/2), is
+    generated from the payload's key by sender and receivers alike.
 
-    Unbiased, of relative variance δ²/12 whatever the bucket: v_i/Δ + u_i modulo 1 is uniform, for
-    every v_i, so the error, Δ times its distance to the nearest integer, is uniform on
-    (-Δ/2, Δ/2). It is the same law for every v, hence of mean 0 and variance Δ²/12 given v, and
-    uncorrelated with it; errors of different coordinates are independent, since their dithers are.
-    Σ Δ²/12 over the bucket is δ²/12 ||v||². (The dither is a multiple of 2**-24, float32 rounds
-    the rest: both stay below Δ 2**-24 plus two units in the last place of v_i.)
+    The scheme is unbiased with relative variance δ²/12 for any bucket. v_i/Δ + u_i modulo 1 is
+    uniform for every v_i, so the error, Δ times its distance to the nearest integer, is uniform on
+    (-Δ/2, Δ/2). This law is the same for every v. Therefore the error has mean 0 and variance Δ²/12
+    given v, and is uncorrelated with v. Errors of different coordinates are independent, since
+    their dithers are. The sum of Δ²/12 over the bucket is δ²/12 ||v||². (The dither is a multiple
+    of 2**-24, and float32 rounds the rest: both errors stay below Δ 2**-24 plus two units in the
+    last place of v_i.)
 
-    Rate: at most ½ log2(2πe (1/δ² + 1/12)) bits per coordinate for ideal codes that know the
-    dither (levels/dithered.py), for any law of the coordinates. What is lost to it: the sign of the
-    dither is taken out, v_i and u_i turned round together, which costs nothing and makes the law of
-    ±v_i even, whatever the signs of the coordinates; of its size the code knows the quarter of
-    (0, 1/2) it lies in, above δ = 1/2 (below, one code does): 0.1 % more at δ = 1.5, 1 % at δ = 4;
-    prefix codes of blocks of integers, which need not take a bit each: 0.5 %. Rare integers
-    escape. A bucket's step takes 32 bits, a segment of 65,536 coordinates some 80.
+    The rate is at most ½ log2(2πe (1/δ² + 1/12)) bits per coordinate for ideal codes that depend on
+    the dither (levels/dithered.py), for any law of the coordinates. The losses to it are:
 
-    bits: bits per coordinate on the wire, everything but full-precision coordinates included, 0.5
-        to 10. δ is chosen at update steps so that their average over all steps and ranks meets
-        this (rate_control.py): from the law of abs(v_i)/ρ, sampled on all ranks, buckets alike,
-        and from what was really sent. Less is sent where the least δ, 1/256, needs less (sparse
-        gradients). Below 0.5 bits the variance exceeds 2.4 times the square of the norm for
-        Gaussian buckets; above 10 float32's own rounding is not far.
-    relative_variance: δ²/12, 2e-6 to 20, in place of ``bits``: then δ is fixed and update steps
-        refit the code alone.
-    update_steps: see schedule.UpdateSchedule; where None, see ``often``. samples: buckets that each
-        rank draws. statistics: "histogram".
-    shared: see settings.Settings. coding: "fixed" alone, since ECDQ brings a code of its own;
-        parameter_bits: whole bits, and only with ``bits``.
+    - The sign of the dither is removed by negating v_i and u_i together. This costs nothing, and
+      makes the law of ±v_i even for any signs of the coordinates.
+    - Above δ = 1/2, the code depends on the quarter of (0, 1/2) in which the dither's size lies;
+      below, one code suffices. This costs 0.1 % at δ = 1.5 and 1 % at δ = 4.
+    - Prefix codes of blocks of integers, which can take less than a bit each, cost 0.5 %.
 
-    Before a fit the code is that of Gaussian buckets. A zero bucket decodes to exact zeros, as does
-    one whose step is below 2**-126; a bucket with NaN or Inf, or whose norm or step overflows
-    float32, becomes NaN. A payload is never longer than one of 16-bit integers (32-bit ones for
-    buckets above 16,376 coordinates), which it falls back to. Body: coding/dithered.py.
+    Rare integers are escaped. A bucket's step takes 32 bits, and a segment of 65,536 coordinates
+    about 80.
+
+    Before the first fit, the code is that of Gaussian buckets. A zero bucket decodes to exact
+    zeros, as does a bucket whose step is below 2**-126. A bucket with NaN or Inf, or whose norm or
+    step overflows float32, becomes NaN. If the codes would be longer, a payload holds 16-bit
+    integers (32-bit ones for buckets above 16,376 coordinates). For the body see
+    coding/dithered.py.
+
+    Args:
+        bits: Bits per coordinate on the wire, 0.5 to 10, including everything except full-precision
+            coordinates. At update steps δ is chosen so that the average over all steps and ranks
+            reaches this value (rate_control.py). It is computed from the law of abs(v_i)/ρ, sampled
+            on all ranks with equal weights of buckets, and from the bits sent so far. Fewer bits
+            are sent if the least δ, 1/256, needs fewer (sparse gradients). Below 0.5 bits the
+            variance exceeds 2.4 times the squared norm for Gaussian buckets; above 10, it
+            approaches float32's own rounding.
+        relative_variance: δ²/12, 2e-6 to 20, instead of ``bits``. δ is then fixed, and update steps
+            refit only the code.
+        update_steps: See ``adapt.schedule.UpdateSchedule``; ``often`` if None.
+        samples: Buckets that each rank samples for a fit.
+        statistics: "histogram".
+        **shared: See ``settings.Settings``. ``coding`` must be "fixed", since ECDQ has its own
+            code; ``parameter_bits`` needs ``bits``, and values must be whole.
+
+    Raises:
+        ValueError: A keyword is wrong, or both or none of ``bits`` and ``relative_variance`` are
+            given.
     """
 
     name = "ecdq"
@@ -96,13 +112,16 @@ class ECDQ(DitheredScheme):
         super().__init__(Settings.from_keywords("ECDQ", shared), bits, delta, adaptation)
 
     def second_codec(self, bits: int) -> GradientCompressor:
-        """A codec for averages: the step that takes ``bits`` for Gaussian buckets. It needs no fit:
-        its variance is the same for any law, and averages are the more Gaussian the more ranks."""
+        """Return a codec for averages, with the step that takes ``bits`` for Gaussian buckets.
+
+        It needs no fit: its variance is the same for any law, and averages approach Gaussian laws
+        as ranks increase.
+        """
         variance = gaussian_code(float(bits), None).delta ** 2 / 12
         return ECDQ(relative_variance=variance, **self._for_averages())
 
     def fitted_to(self, flat: torch.Tensor) -> GradientCompressor:
-        if self.bits is None:  # the same variance for any law
+        if self.bits is None:  # the variance is the same for any law
             return self
         own = self.settings
         copy = ECDQ(bits=self.bits, bucket_size=own.bucket_size, clip=own.clip)
@@ -111,7 +130,7 @@ class ECDQ(DitheredScheme):
 
 
 def _number(name: str, value: Any, least: float, most: float) -> float:
-    """``value`` as a float in [least, most]; ValueError otherwise."""
+    """Return ``value`` as a float in [least, most]; raise ValueError otherwise."""
     real = isinstance(value, numbers.Real) and not isinstance(value, bool)
     if not real or not least <= value <= most:
         raise ValueError(f"{name}={value!r}: must be a number from {least:g} to {most:g}")

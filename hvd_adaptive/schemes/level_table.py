@@ -1,4 +1,4 @@
-"""A validated level table: what is fitted, broadcast, saved and quantised with."""
+"""Define a validated level table, which is fitted, broadcast, saved and used to quantise."""
 
 from __future__ import annotations
 
@@ -14,20 +14,25 @@ import torch
 from hvd_adaptive import states
 from hvd_adaptive.kernels.tables import KernelTable, kernel_table
 
-MOST_BITS = 16  # of a code with its sign
+MOST_BITS = 16  # of a code, including its sign
 
 
 @dataclass(frozen=True, eq=False)
 class LevelTable:
     """Levels shared by all ranks.
 
-    magnitudes: float64, ascending, the last is 1; a zero-based table may have fewer than its bits
-    allow.
-    symmetric: 2**(bits-1) positive magnitudes and
-    their negatives (ALQ paper, App. B.3); otherwise the first magnitude is 0 (section 3). version
-    counts the fits.
-    probabilities: float64, how often each signed level is taken, ascending, as it was fitted
-    (Props 6, 8); None where nobody asked.
+    Attributes:
+        bits: Bits of a code, including the sign.
+        symmetric: True for 2**(bits-1) positive magnitudes and their negatives (ALQ paper, App.
+            B.3); False if the first magnitude is 0 (section 3).
+        magnitudes: float64, ascending; the last one is 1. A zero-based table may have fewer than
+            its bits allow.
+        version: Number of fits.
+        probabilities: float64, probability of each signed level in ascending order at the time of
+            the fit (Props 6, 8); None if they were not needed.
+
+    Raises:
+        ValueError: The magnitudes or probabilities are invalid.
     """
 
     bits: int
@@ -46,13 +51,13 @@ class LevelTable:
                 f"table: must have {count} magnitudes for bits={self.bits}, "
                 f"not shape {tuple(magnitudes.shape)}"
             )
-        # Compared as the kernels see them, in float32.
+        # Compare in float32, as the kernels do.
         if not np.all(np.diff(magnitudes.astype(np.float32)) > 0) or magnitudes[-1] != 1:
             raise ValueError(f"table: levels must increase strictly up to 1: {magnitudes.tolist()}")
         if (np.float32(magnitudes[0]) <= 0) if self.symmetric else (magnitudes[0] != 0):
             first = "positive" if self.symmetric else "zero"
             raise ValueError(
-                f"table: the least magnitude must be {first} where symmetric={self.symmetric}: "
+                f"table: the least magnitude must be {first} if symmetric={self.symmetric}: "
                 f"{magnitudes.tolist()}"
             )
         if self.probabilities is not None:
@@ -62,7 +67,7 @@ class LevelTable:
     def from_levels(
         cls, levels: Sequence[float] | torch.Tensor, bits: int, symmetric: bool, version: int = 0
     ) -> LevelTable:
-        """From ascending signed levels, as ``levels`` gives them; ValueError where they are not."""
+        """Return the table of ascending signed levels; raise ValueError if they are invalid."""
         try:
             values = np.array(torch.as_tensor(levels, dtype=torch.float64, device="cpu").tolist())
         except (TypeError, ValueError, RuntimeError):
@@ -75,23 +80,23 @@ class LevelTable:
 
     @property
     def levels(self) -> torch.Tensor:
-        """Distinct signed levels, ascending, float64."""
+        """Return the distinct signed levels, ascending, float64."""
         positive = self.magnitudes[self.magnitudes > 0]
         zero = [] if self.symmetric else [0.0]
         return torch.from_numpy(np.concatenate([-positive[::-1], zero, positive]))
 
     @functools.cached_property
     def kernel(self) -> KernelTable:
-        """The table as the kernels read it."""
+        """Return the table in the form that the kernels read."""
         return kernel_table(self.magnitudes, self.symmetric)
 
     @functools.cached_property
     def fingerprint(self) -> int:
-        """32 bits that differ between tables."""
+        """Return 32 bits that differ between tables."""
         return zlib.crc32(self.magnitudes.astype("<f8").tobytes(), int(self.symmetric))
 
     def state_dict(self) -> dict[str, Any]:
-        """Plain tensors and numbers."""
+        """Return the table as plain tensors and numbers."""
         state = {
             "magnitudes": torch.from_numpy(self.magnitudes.copy()),
             "bits": self.bits,
@@ -104,7 +109,7 @@ class LevelTable:
 
     @classmethod
     def from_state_dict(cls, state: dict[str, Any]) -> LevelTable:
-        """Inverse of ``state_dict``; ValueError where it is of no table."""
+        """Return the table of a ``state_dict``; raise ValueError if it is invalid."""
         of = "state: table"
         magnitudes = states.numbers(state, "magnitudes", of)
         probabilities = None

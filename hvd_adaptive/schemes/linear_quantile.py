@@ -1,4 +1,4 @@
-"""LinearQuantile: levels at equal steps of the empirical distribution (ORQ paper, section 5)."""
+"""Implement LinearQuantile: levels at equal steps of the empirical law (ORQ paper, section 5)."""
 
 from __future__ import annotations
 
@@ -13,12 +13,18 @@ from hvd_adaptive.settings import Settings, check_integer
 class LinearQuantile(RandomRounding):
     """Linear-s, the ORQ paper's comparison: level k of s is the quantile k/(s-1) of the bucket.
 
-    Extremes are the bucket's own, quantiles between coordinates are interpolated linearly, and
-    coordinates are rounded at random, without bias (Eq. 7). Most levels lie where most coordinates
-    do, near zero, and few where the variance is made: it is a baseline, not a recommendation.
+    The extreme levels are those of the bucket. Quantiles between coordinates are interpolated
+    linearly. Coordinates are rounded at random, without bias (Eq. 7). Most levels lie near zero,
+    where most coordinates are, and few where most of the variance arises. This scheme is a
+    baseline, not a recommendation.
 
-    levels: 2 to 256; default 9.
-    level_dtype, shared: see ORQ.
+    Args:
+        levels: 2 to 256; default 9.
+        level_dtype: As in ORQ.
+        **shared: See ``settings.Settings``.
+
+    Raises:
+        ValueError: A keyword is wrong.
     """
 
     name = "linear_quantile"

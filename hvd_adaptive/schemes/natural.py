@@ -1,4 +1,4 @@
-"""NaturalCompression: rounding to powers of two (Horváth et al. 2019)."""
+"""Implement NaturalCompression: rounding to powers of two (Horváth et al. 2019)."""
 
 from __future__ import annotations
 
@@ -18,25 +18,26 @@ from hvd_adaptive.settings import Settings
 class NaturalCompression(GradientCompressor):
     """Natural compression (Horváth, Ho, Horváth, Sahu, Canini, Richtárik 2019).
 
-    Each coordinate is rounded to one of the two powers of two around it, at random and without
-    bias (their C_nat): for 2**a <= |t| <= 2**(a + 1) the upper one has probability |t|/2**a - 1,
-    which the mantissa's bits are. So E(C(t) - t)² = (|t| - 2**a)(2**(a + 1) - |t|), at most t²/8
-    (at |t| = 4/3 2**a): the variance is at most 1/8 of the squared norm (their ω). There is no norm
-    and no table: nine bits travel for a coordinate, the exponent (8) and the sign.
+    Each coordinate is rounded to one of its two neighbouring powers of two, at random and without
+    bias (their C_nat). For 2**a <= |t| <= 2**(a + 1) the upper one has probability |t|/2**a - 1,
+    which is given by the mantissa's bits. Then E(C(t) - t)² = (|t| - 2**a)(2**(a + 1) - |t|), at
+    most t²/8 (at |t| = 4/3 2**a): the variance is at most 1/8 of the squared norm (their ω). There
+    is no norm and no table. Nine bits are sent for each coordinate: the exponent (8) and the sign.
 
-    shared: see settings.Settings. ``bucket_size`` matters to ``clip``, to ``tail``, and to what a
-    NaN spoils: all of its bucket.
-
-    Body: a byte with the exponent field of each coordinate, filled up to a multiple of four bytes,
-    then the sign bits' 32-bit words (coding/fixed.py). Powers are float32's:
+    The body holds one byte for each coordinate with its exponent field, padded to a multiple of
+    four bytes, then the sign bits' 32-bit words (coding/fixed.py). Powers are float32's:
 
     - Below 2**-126 a coordinate becomes 0 or 2**-126, without bias, but with a relative variance
       that exceeds 1/8. Zeros stay zeros.
-    - From 2**127 on the upper neighbour would be 2**128, which float32 cannot hold: it decodes to
-      the largest float32 instead, 2**-24 less; the mean is that of the coordinate to within its
+    - From 2**127 on the upper neighbour would be 2**128, which float32 cannot hold. It decodes to
+      the largest float32 instead, which is 2**-24 less; the mean equals the coordinate within its
       last bit.
-    - Gradients in float16 and bfloat16 overflow in their own format: half of their largest finite
-      value or more may be rounded up to Inf when the sum is cast back.
+    - Gradients in float16 and bfloat16 overflow in their own format: values of at least half of
+      their largest finite value may be rounded up to Inf when the sum is cast back.
+
+    Args:
+        **shared: See ``settings.Settings``. ``bucket_size`` matters for ``clip``, for ``tail``, and
+            for NaN, which makes its whole bucket NaN.
     """
 
     name = "natural"
@@ -73,7 +74,7 @@ def _exponent_bytes(coordinates: int) -> int:
 
 
 def _split(body: torch.Tensor, coordinates: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Exponents and sign words."""
+    """Return exponents and sign words."""
     return body[:coordinates], body[_exponent_bytes(coordinates) :].view(torch.int32)
 
 

@@ -1,4 +1,4 @@
-"""NUQSGD: exponentially spaced levels (Ramezani-Kebrya et al. 2019)."""
+"""Implement NUQSGD: exponentially spaced levels (Ramezani-Kebrya et al. 2019)."""
 
 from __future__ import annotations
 
@@ -12,22 +12,30 @@ from hvd_adaptive.schemes.adaptive import Adaptation, FixedLevels
 from hvd_adaptive.schemes.level_table import LevelTable
 from hvd_adaptive.settings import Settings, check_choice, check_flag, check_integer
 
-# The least level must be a float32. Between levels below 2**-102 a gap's factor of 2**-24
-# underflows and r is rounded up instead of at random: a bias of at most 2**-102 of the norm.
+# The least level must be a float32. Between levels below 2**-102, the gap times 2**-24 underflows,
+# and r is rounded up instead of at random: a bias of at most 2**-102 of the norm.
 _LEAST = 2.0**-140
 
 
 class NUQSGD(FixedLevels):
     """Nonuniform quantized SGD (Ramezani-Kebrya, Faghri, Roy, 2019).
 
-    Levels 0, p**s, ..., p, 1 with a sign, p = 1/2 in the paper, L2 norm, unbiased random rounding.
+    The levels are 0, p**s, ..., p, 1 with a sign, and rounding is random and unbiased. The paper
+    uses p = 1/2 and the L2 norm.
 
-    bits: 2 to 8, sign included.  multiplier: p, between 0 and 1, default 0.5; the least level must
-    not be smaller than 2**-140 (at 8 bits p is at least 0.463).
-    symmetric: +-1, +-p, ..., without zero, as in the ALQ paper's experiments.
-    norm: "l2", or "linf".
-    update_steps, samples, statistics: as in ALQ; of the code book where ``coding`` has one.
-    shared: see settings.Settings.
+    Args:
+        bits: 2 to 8, including the sign.
+        multiplier: p, between 0 and 1, default 0.5. The least level must not be smaller than
+            2**-140 (at 8 bits p must be at least 0.463).
+        norm: "l2" or "linf".
+        symmetric: Use the levels +-1, +-p, ..., without zero, as in the ALQ paper's experiments.
+        update_steps: As in ALQ, for the code book if ``coding`` has one.
+        samples: As in ALQ, for the code book.
+        statistics: As in ALQ, for the code book.
+        **shared: See ``settings.Settings``.
+
+    Raises:
+        ValueError: A keyword is wrong.
     """
 
     name = "nuqsgd"

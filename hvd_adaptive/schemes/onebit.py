@@ -1,4 +1,4 @@
-"""OneBitSGD: a sign and the mean of each side (Seide et al. 2014)."""
+"""Implement OneBitSGD: a sign, and the mean of each side (Seide et al. 2014)."""
 
 from __future__ import annotations
 
@@ -14,18 +14,21 @@ from hvd_adaptive.settings import Settings
 class OneBitSGD(BucketTableScheme):
     """1-bit SGD (Seide, Fu, Droppo, Li, Yu, Interspeech 2014, section 3.2).
 
-    A bit tells on which side of zero a coordinate lies (zero counts as positive); it is rebuilt as
-    the mean of its side over the bucket, where the paper takes a column of a weight matrix: the two
-    values of least squared error for this threshold. What is left is the variance within the sides,
-    Σ v_i² - n₋ m₋² - n₊ m₊², never more than the gradient's own square. The sum over a bucket stays
-    what it was. Nothing is random, and the result is biased.
+    One bit encodes the side of zero on which a coordinate lies (zero counts as positive). The
+    coordinate is decoded as the mean of its side over the bucket; the paper uses a column of a
+    weight matrix instead of a bucket. These are the two values with the least squared error for
+    this threshold. The error is the variance within the sides, Σ v_i² - n₋ m₋² - n₊ m₊², which
+    never exceeds the gradient's square. The sum over a bucket is preserved. Nothing is random, and
+    the result is biased.
 
-    error_feedback: weight of the residual that is carried to the next step. 1.0 is the paper's, and
-    what makes one bit enough; None to do without.
-    shared: see settings.Settings.
+    The body holds two float32 for each bucket (the mean of the negative and of the other
+    coordinates), then the bits' 32-bit words (coding/fixed.py). A bucket with NaN or Inf becomes
+    NaN.
 
-    Body: two float32 for each bucket (mean of the negative, mean of the other coordinates), then
-    the bits' 32-bit words (coding/fixed.py). A bucket with NaN or Inf becomes NaN.
+    Args:
+        error_feedback: Weight of the residual that is carried to the next step. 1.0 is the paper's
+            value, which makes one bit sufficient; None disables error feedback.
+        **shared: See ``settings.Settings``.
     """
 
     name = "onebit"

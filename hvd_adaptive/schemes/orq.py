@@ -1,4 +1,4 @@
-"""ORQ: optimized random quantization (2020)."""
+"""Implement ORQ: optimized random quantization (2020)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hvd_adaptive.schemes.bucket_table_scheme import RandomRounding, level_kerne
 from hvd_adaptive.settings import Settings, check_choice
 
 ALLOWED_LEVELS = (3, 5, 9, 17, 33, 65, 129)
-# Rounds of coordinate descent after the greedy levels, at most.
+# Most rounds of coordinate descent after the greedy levels.
 SWEEPS = {"greedy": 0, "coordinate_descent": 30}
 
 
@@ -20,23 +20,28 @@ class ORQ(RandomRounding):
     Communication-Efficient Distributed Training", 2020).
 
     Each bucket is rounded at random, without bias (Eq. 7), to levels that its own coordinates
-    determine: the least and the largest (Corollary 1.1) and between two levels, by halving
-    (Algorithm 1), the coordinate that leaves least variance. With a = b_k-1 and c = b_k+1 the
-    variance sum (v-a)(b-v) + sum (v-b)(c-v) is linear in b between coordinates and convex, and
-    its slope changes sign at the coordinate with #{v >= b} = sum (v-a) / (c-a): Eq. 12, whose
-    closed intervals as printed count coordinates equal to b on both sides. So a bucket is sorted
-    (by radix, exactly) and each level is a rank.
+    determine: the least and the largest (Corollary 1.1), and between two levels, by halving
+    (Algorithm 1), the coordinate that leaves the least variance. With a = b_k-1 and c = b_k+1 the
+    variance sum (v-a)(b-v) + sum (v-b)(c-v) is convex, and linear in b between coordinates. Its
+    slope changes sign at the coordinate with #{v >= b} = sum (v-a) / (c-a). This is Eq. 12, whose
+    closed intervals as printed count coordinates equal to b on both sides. Therefore a bucket is
+    sorted (by radix, exactly) and each level is a rank.
 
-    levels: 2**K + 1, K from 1 to 7; default 9.
-    solver: "greedy", or "coordinate_descent": from the greedy levels on each inner level in turn
-        becomes the best between its neighbours, until none moves, 30 times at most. Its variance
-        is never more; every level then satisfies Eq. 12 (after halving only the last ones do).
-    level_dtype: "float32"; "float16": 2 bytes a level and one a bucket, the least level rounded
-        down, the largest up.
-    shared: see settings.Settings. The paper clips at 2.5 or 1.7 deviations (clip=2.5).
+    A bucket with a coordinate that is not finite decodes to NaN, and one whose coordinates are all
+    below 2**-126 to zeros. Coordinates equal to a level (all those of a constant bucket) are exact.
 
-    A bucket with a coordinate that is not finite decodes to NaN, one whose coordinates are all
-    below 2**-126 to zeros; coordinates equal to a level (all those of a constant bucket) are kept.
+    Args:
+        levels: 2**K + 1, K from 1 to 7; default 9.
+        solver: "greedy", or "coordinate_descent". The latter starts from the greedy levels and sets
+            each inner level in turn to the best between its neighbours, until none moves, at most
+            30 times. Its variance is never larger, and every level then satisfies Eq. 12 (after
+            halving, only the last levels do).
+        level_dtype: "float32"; or "float16", with 2 bytes per level and one per bucket, which
+            rounds the least level down and the largest up.
+        **shared: See ``settings.Settings``. The paper clips at 2.5 or 1.7 deviations (clip=2.5).
+
+    Raises:
+        ValueError: A keyword is wrong.
     """
 
     name = "orq"

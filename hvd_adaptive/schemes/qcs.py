@@ -1,4 +1,4 @@
-"""QCS: quantized compressive sampling (Abdi and Fekri 2020)."""
+"""Implement QCS: quantized compressive sampling (Abdi and Fekri 2020)."""
 
 from __future__ import annotations
 
@@ -19,16 +19,21 @@ from hvd_adaptive.settings import Settings, check_choice, check_integer
 
 LEAST_GAIN = 4
 SCALE_BITS = 32
-# Codes of up to 8 bits; 1/2 is the paper's 1-bit quantiser.
+# Allowed ranges Q, for codes of up to 8 bits; 1/2 is the paper's 1-bit quantiser.
 RANGES = (0.5, *range(1, 128))
 
 
 def variance_bound(order: int, measurements: int, quantizer_range: float) -> float:
-    """γ of Eq. 10: E‖ĝ - g‖² <= γ‖g‖² for the unbiased estimator, any g and Q (1/2 included).
+    """Return γ of Eq. 10: E‖ĝ - g‖² <= γ‖g‖² for the unbiased estimator, any g and any Q.
 
-    The exact error is n/k - 1 (what projecting loses, whichever rows of H are taken) plus
-    n E[ς²]/(12 ‖g‖²) (the dither's noise); E‖v‖∞² <= 3 log(k)/(k - 1) ‖g‖² makes it Eq. 10. At
-    k = 1 the paper prints n - 1 and leaves the dither out: n/(12 Q²) is added, as E v² = ‖g‖².
+    The exact error is n/k - 1 (the loss of projecting, for any rows of H) plus n E[ς²]/(12 ‖g‖²)
+    (the noise of the dither). E‖v‖∞² <= 3 log(k)/(k - 1) ‖g‖² gives Eq. 10. At k = 1 the paper
+    prints n - 1 and omits the dither; n/(12 Q²) is added here, since E v² = ‖g‖².
+
+    Args:
+        order: n, coordinates of a partition.
+        measurements: k, 1 to n.
+        quantizer_range: Q, including 1/2.
     """
     n, k, q = order, measurements, quantizer_range
     largest = 1 / 12 if k == 1 else math.log(k) / (4 * (k - 1))
@@ -36,14 +41,14 @@ def variance_bound(order: int, measurements: int, quantizer_range: float) -> flo
 
 
 def compression_gain(order: int, measurements: int, quantizer_range: float) -> float:
-    """Eq. 11, the scale's 32 bits counted: 32 n over the bits of a partition."""
+    """Return Eq. 11 including the scale's 32 bits: 32 n over the bits of a partition."""
     return 32 * order / (measurements * math.log2(2 * quantizer_range + 1) + SCALE_BITS)
 
 
 def best_projection(order: int, gain: float) -> tuple[int, float]:
-    """(k, Q) of least γ whose compression gain is at least ``gain``.
+    """Return (k, Q) with the least γ whose compression gain is at least ``gain``.
 
-    γ falls as k grows, so for each Q only the largest k that the gain leaves is tried.
+    γ falls as k grows, so only the largest k that the gain allows is tried for each Q.
     """
     bits = 32 * order / gain * (1 + 1e-12) - SCALE_BITS
     affordable = [(min(order, int(bits / math.log2(2 * q + 1))), q) for q in RANGES]
@@ -56,32 +61,38 @@ def best_projection(order: int, gain: float) -> tuple[int, float]:
 class QCS(GradientCompressor):
     """Quantized compressive sampling of gradients (Abdi and Fekri, AAAI 2020, Algorithm 1).
 
-    A partition g of n = ``bucket_size`` coordinates is projected to v = H (r ⊙ g)/√k: r are fresh
-    random signs, H the first k rows of a Hadamard matrix (Eq. 2). v is quantised with a
-    subtractive dither u ~ U(-1/2, 1/2), q = round(v/ς + u), ς = ‖v‖∞/Q, to the 2Q + 1 integers
-    -Q … Q (Eq. 4), or for Q = 1/2 to one bit, q = sign(v/ς + u)/2 (Eq. 5, mended: as printed its
-    mean is 2 v). Receivers make r and u again from the payload's key, v̂ = ς (q - u) (Eq. 6), and
-    estimate ĝ = α r ⊙ Hᵀ v̂/√k (Eq. 8). Scales and integers travel, nothing random does.
+    A partition g of n = ``bucket_size`` coordinates is projected to v = H (r ⊙ g)/√k, where r are
+    new random signs and H is the first k rows of a Hadamard matrix (Eq. 2). v is quantised with a
+    subtractive dither u ~ U(-1/2, 1/2), q = round(v/ς + u), ς = ‖v‖∞/Q, to the 2Q + 1 integers -Q …
+    Q (Eq. 4), or for Q = 1/2 to one bit, q = sign(v/ς + u)/2 (Eq. 5, corrected: as printed its mean
+    is 2 v). Receivers regenerate r and u from the payload's key, compute v̂ = ς (q - u) (Eq. 6),
+    and estimate ĝ = α r ⊙ Hᵀ v̂/√k (Eq. 8). Only scales and integers are sent.
 
-    Any fixed rows of H will do: E[r_i r_j] = 0 for i ≠ j and the entries are ±1, so E[TᵀT] = I and
-    T Tᵀ = n/k I (Lemma 1; footnote 1). The first k make the transform cheap: with the fast
-    Walsh-Hadamard transform r ⊙ g folds to the next power of two >= k before it starts.
+    Any fixed rows of H are valid: E[r_i r_j] = 0 for i ≠ j and the entries are ±1, so E[TᵀT] = I
+    and T Tᵀ = n/k I (Lemma 1; footnote 1). The first k rows make the transform cheap: r ⊙ g is
+    folded to the next power of two >= k before the fast Walsh-Hadamard transform.
 
-    estimator: "unbiased" (α = 1; E‖ĝ - g‖² <= γ‖g‖², Theorem 2) or "mmse" (α = 1/(γ + 1), biased;
-    <= γ/(γ + 1) ‖g‖², Lemma 3). γ is Eq. 10's: see variance_bound.
-    gain: from 4 to 32 n/33; takes k and Q of least γ at that compression gain (Eq. 11, the scale's
-    32 bits counted). Default 10. In place of it:
-    measurements: k, 1 to n (default n). quantizer_range: Q, 1/2 or 1 to 127.
-    bucket_size: a power of two or one of the paper's 96, 100, 192, 200, 288, 320, 384.
-    shared: see settings.Settings.
+    A last, partial bucket of a group is padded with zeros to the next allowed size m, with ⌈k m/n⌉
+    measurements and its own scale. A zero projection, which is possible for g ≠ 0 if k < n, decodes
+    to zeros. A bucket with a coordinate that is not finite, or whose sums overflow float32 (from
+    10^38/n on), decodes to NaN.
 
-    A last, partial bucket of a group is filled up with zeros to the next such size m and gets
-    ⌈k m/n⌉ measurements and its own scale. A zero projection, which for k < n a gradient other
-    than zero may have, decodes to zeros. A bucket with a coordinate that is not finite, or whose
-    sums overflow float32 (from 10^38/n on), decodes to NaN.
+    Encoding costs one transform, n log2(n) additions, per bucket. Decoding costs one for each
+    rank's payload: every rank has its own signs, so projections cannot be added before they are
+    inverted.
 
-    Cost: a transform, n log2(n) additions, per bucket to encode, and one for each rank's payload to
-    decode: every rank has its own signs, so projections cannot be added before they are undone.
+    Args:
+        estimator: "unbiased" (α = 1; E‖ĝ - g‖² <= γ‖g‖², Theorem 2) or "mmse" (α = 1/(γ + 1),
+            biased; <= γ/(γ + 1) ‖g‖², Lemma 3). γ is that of Eq. 10: see ``variance_bound``.
+        gain: Compression gain, from 4 to 32 n/33 (Eq. 11, including the scale's 32 bits); k and Q
+            with the least γ are chosen. Default 10. Not together with the next two.
+        measurements: k, 1 to n (default n).
+        quantizer_range: Q, 1/2 or 1 to 127.
+        **shared: See ``settings.Settings``. ``bucket_size`` must be a power of two or one of the
+            paper's 96, 100, 192, 200, 288, 320, 384.
+
+    Raises:
+        ValueError: A keyword is wrong.
     """
 
     name = "qcs"
@@ -114,22 +125,22 @@ class QCS(GradientCompressor):
 
     @property
     def measurements(self) -> int:
-        """k, measurements of a partition."""
+        """Return k, the measurements of a partition."""
         return self._measurements
 
     @property
     def quantizer_range(self) -> float:
-        """Q: 0.5, or an integer."""
+        """Return Q: 0.5, or an integer."""
         return self._quantizer_range
 
     @property
     def gamma(self) -> float:
-        """γ of Eq. 10 for a whole partition."""
+        """Return γ of Eq. 10 for a whole partition."""
         return variance_bound(self.settings.bucket_size, self.measurements, self.quantizer_range)
 
     @property
     def compression_gain(self) -> float:
-        """Eq. 11 for a whole partition, the scale's 32 bits counted."""
+        """Return Eq. 11 for a whole partition, including the scale's 32 bits."""
         return compression_gain(self.settings.bucket_size, self.measurements, self.quantizer_range)
 
     @property
@@ -160,7 +171,7 @@ class QCS(GradientCompressor):
         _kernels(out.device).decode_add(pairs, keys, runs, self.alphabet, factor, out)
 
     def _runs(self, coordinates: int) -> list[Run]:
-        """The whole buckets, then the partial one, where there are any."""
+        """Return the run of whole buckets, then that of the partial one, as far as they exist."""
         n, k = self.settings.bucket_size, self.measurements
         count, rest = divmod(coordinates, n)
         runs = [Run(0, count * n, 0, n, k, self._weight(n, k))] if count else []
@@ -178,7 +189,7 @@ class QCS(GradientCompressor):
 
 
 def _split(body: torch.Tensor, runs: Sequence[Run]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Scales and words of a body."""
+    """Return scales and words of a body."""
     at = 4 * sum(run.buckets for run in runs)
     return body[:at].view(torch.float32), body[at:].view(torch.int32)
 

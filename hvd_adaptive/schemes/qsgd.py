@@ -1,4 +1,4 @@
-"""QSGD and QSGDinf: uniform levels (Alistarh et al. 2017)."""
+"""Implement QSGD and QSGDinf: uniform levels (Alistarh et al. 2017)."""
 
 from __future__ import annotations
 
@@ -15,15 +15,22 @@ from hvd_adaptive.settings import Settings, check_choice, check_flag, check_inte
 class QSGD(FixedLevels):
     """Quantized SGD (Alistarh, Grubic, Li, Tomioka, Vojnovic, 2017, Eq. 4, Lemma 3.1).
 
-    Levels 0, 1/s, ..., 1 with a sign: |v_i|/||v|| is rounded at random, without bias, to one of
-    its two neighbours; v = 0 gives 0. ``norm="l2"`` is the paper's theory, ``norm="linf"`` what it
-    trains with (QSGDinf).
+    The levels are 0, 1/s, ..., 1 with a sign. |v_i|/||v|| is rounded at random, without bias, to
+    one of its two neighbours; v = 0 gives 0. ``norm="l2"`` is used in the paper's theory,
+    ``norm="linf"`` in its experiments (QSGDinf).
 
-    bits: 2 to 8, sign included: s = 2**(bits-1) - 1 intervals (default 3 bits, s = 3).
-    intervals: s itself, 1 to 127, instead of bits; the code is as wide as it must be.
-    symmetric: the ALQ paper's QSGDinf instead, 2**bits uniform levels without zero.
-    update_steps, samples, statistics: as in ALQ; of the code book where ``coding`` has one.
-    shared: see settings.Settings.
+    Args:
+        bits: 2 to 8, including the sign: s = 2**(bits-1) - 1 intervals (default 3 bits, s = 3).
+        intervals: s, 1 to 127, instead of ``bits``; the code has the least sufficient width.
+        norm: "l2" or "linf".
+        symmetric: Use the ALQ paper's QSGDinf, 2**bits uniform levels without zero.
+        update_steps: As in ALQ, for the code book if ``coding`` has one.
+        samples: As in ALQ, for the code book.
+        statistics: As in ALQ, for the code book.
+        **shared: See ``settings.Settings``.
+
+    Raises:
+        ValueError: A keyword is wrong.
     """
 
     name = "qsgd"

@@ -1,4 +1,4 @@
-"""Rate control: what the next step size should spend, so that the average meets a budget."""
+"""Control the rate: choose the bits of the next step size so that the average meets a budget."""
 
 from __future__ import annotations
 
@@ -7,22 +7,26 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-# The average is brought back to the budget by so much of it at most, until the next update.
+# Largest correction until the next update, as a share of the budget.
 LARGEST_CORRECTION = 0.1
 LEAST_RATIO, MOST_RATIO = 0.25, 4.0
 
 
 @dataclass(frozen=True)
 class RateControl:
-    """What all ranks have sent so far, and how far the model of the rate is off.
+    """Bits that all ranks have sent so far, and the error of the rate's model.
 
-    Two corrections, at each update. The model knows neither headers nor zero buckets, and fits old
-    samples: ``ratio`` is measured over modelled bits of the steps since the last update, the model
-    taken half way between the laws at its two ends, and averaged with the ratio before. What was
-    spent too much or too little all in all is made good over as many coordinates as there were, so
-    that the average approaches the budget as 1/coordinates**2.
+    Each update makes two corrections. First, the model covers neither headers nor zero buckets, and
+    is fitted to old samples. ``ratio`` is the ratio of measured to modelled bits of the steps since
+    the last update, averaged with the previous ratio; the model is evaluated halfway between the
+    laws at both ends. Second, the accumulated excess or deficit is compensated over as many
+    coordinates as have been sent, so the average approaches the budget as 1/coordinates**2.
 
-    budget: bits per coordinate. bits, coordinates: sent since the beginning, over all ranks.
+    Attributes:
+        budget: Bits per coordinate.
+        ratio: Ratio of measured to modelled bits.
+        bits: Bits sent since the beginning, over all ranks.
+        coordinates: Coordinates sent since the beginning, over all ranks.
     """
 
     budget: float
@@ -32,20 +36,23 @@ class RateControl:
 
     @property
     def average(self) -> float:
-        """Bits per coordinate so far; the budget where nothing has been sent."""
+        """Return the bits per coordinate so far, or the budget if nothing has been sent."""
         return self.bits / self.coordinates if self.coordinates else self.budget
 
     @property
     def aim(self) -> float:
-        """Modelled bits per coordinate that the next code should spend."""
+        """Return the modelled bits per coordinate that the next code should spend."""
         most = LARGEST_CORRECTION * self.budget
         excess = min(max(self.average - self.budget, -most), most)
         return (self.budget - excess) / self.ratio
 
     def told(self, bits: float, coordinates: float, modelled: float) -> RateControl:
-        """After ``bits`` for ``coordinates`` more, where the model expected ``modelled`` each."""
+        """Return the control after ``bits`` for ``coordinates`` more were sent.
+
+        ``modelled`` is the number of bits per coordinate that the model predicted.
+        """
         if not (coordinates > 0 and bits >= 0 and math.isfinite(bits + coordinates)):
-            return self  # nothing was sent, or a rank tells nonsense
+            return self  # nothing was sent, or a rank reports invalid numbers
         measured = bits / coordinates / modelled
         first = self.coordinates == 0
         ratio = measured if first else (self.ratio + measured) / 2

@@ -1,4 +1,4 @@
-"""SignSGD, scaled: one bit a coordinate and one number a bucket (ORQ paper, Eq. 13)."""
+"""Implement scaled SignSGD: a bit per coordinate and a number per bucket (ORQ paper, Eq. 13)."""
 
 from __future__ import annotations
 
@@ -18,10 +18,11 @@ from hvd_adaptive.settings import Settings
 class SignSGD(BucketTableScheme):
     """Scaled SignSGD (ORQ paper, Eq. 13): Q(v) = sign(v) times the mean of |v| over the bucket.
 
-    Biased, without randomness. The scale is the one of least squared error for signs. One bit has
-    no room for sign(0) = 0: a zero counts as positive, but a bucket of zeros alone stays zero.
+    The result is biased and not random. The scale has the least squared error for signs. One bit
+    cannot represent sign(0) = 0, so a zero counts as positive; a bucket of zeros alone stays zero.
 
-    shared: see settings.Settings.
+    Args:
+        **shared: See ``settings.Settings``.
     """
 
     name = "signsgd"

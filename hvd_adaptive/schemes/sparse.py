@@ -1,4 +1,4 @@
-"""SparseSGD: unbiased random sparsification (Wangni et al. 2018)."""
+"""Implement SparseSGD: unbiased random sparsification (Wangni et al. 2018)."""
 
 from __future__ import annotations
 
@@ -25,28 +25,32 @@ cuda_sparse_bodies = Lazy("cuda_sparse_bodies")
 class SparseSGD(GradientCompressor):
     """Gradient sparsification (Wangni, Wang, Liu, Zhang, NeurIPS 2018).
 
-    Coordinate g_i is kept with probability p_i, as g_i/p_i, and is 0 otherwise: unbiased, with
-    variance Σ g_i²/p_i - Σ g_i². Of all probabilities with Σ p_i = ``density`` times the bucket's
-    size (their section 3.1 turned round: least variance for a density, not least density for a
-    variance; the solutions are the same family, Eq. 4) the best are p_i = min(1, |g_i|/λ). λ is
-    found exactly, by the iteration of their Algorithm 3 without a limit on its rounds. The variance
-    is then Σ |g_i| (λ - |g_i|) over the coordinates below λ.
+    Coordinate g_i is kept with probability p_i, as g_i/p_i, and is 0 otherwise. This is unbiased,
+    with variance Σ g_i²/p_i - Σ g_i². Among all probabilities with Σ p_i = ``density`` times the
+    bucket size, p_i = min(1, |g_i|/λ) are the best. (Section 3.1 of the paper minimises the density
+    for a variance; here the variance is minimised for a density. The solutions are the same family,
+    Eq. 4.) λ is found exactly, by the iteration of Algorithm 3 without a limit of rounds. The
+    variance is then Σ |g_i| (λ - |g_i|) over the coordinates below λ.
 
-    Large coordinates (|g_i| >= λ) travel as float32, exactly. All others that are kept are ±λ, so
-    of these only the index and the sign travel (their section 3.3). Indices are delta-coded, with a
-    Rice code fitted to the density: about log2(1/density) + 3.5 to 4 bits for a kept coordinate.
-
-    density: expected share of the coordinates that is kept, above 0 and at most 1; less is kept
-        where fewer are not zero.
-    shared: see settings.Settings.
+    Large coordinates (|g_i| >= λ) are sent as float32, exactly. All other kept coordinates are ±λ,
+    so only their index and sign are sent (section 3.3). Indices are delta-coded with a Rice code
+    fitted to the density: about log2(1/density) + 3.5 to 4 bits for a kept coordinate.
 
     A probability is rounded to a multiple of 2**-24, so the mean is off by at most λ 2**-25.
     Coordinates below 2**-126 count as zeros. A bucket with NaN or Inf, or whose λ overflows
     float32, becomes NaN.
 
-    The length of a payload is random; ``body_bytes`` is the most it can be. Body: how many values
-    travel in full (int64), λ of each bucket (float32), those values (float32), then the words of
+    The length of a payload is random; ``body_bytes`` is its maximum. The body holds the number of
+    exact values (int64), λ of each bucket (float32), the exact values (float32), and the words of
     coding/rice.py.
+
+    Args:
+        density: Expected share of kept coordinates, above 0 and at most 1. Fewer are kept if fewer
+            are nonzero.
+        **shared: See ``settings.Settings``.
+
+    Raises:
+        ValueError: A keyword is wrong.
     """
 
     name = "sparse"
@@ -94,9 +98,9 @@ class SparseSGD(GradientCompressor):
     def add_bodies(
         self, bodies: Sequence[torch.Tensor], keys: Sequence[int], factor: float, out: torch.Tensor
     ) -> Verdict | None:
-        bucket, told = self._bucket(out.numel()), None
+        bucket, flags = self._bucket(out.numel()), None
         if out.is_cuda:
-            told = cuda_sparse_bodies.add(bodies, bucket, self._rice, out) if out.numel() else None
+            flags = cuda_sparse_bodies.add(bodies, bucket, self._rice, out) if out.numel() else None
         else:
             for body in bodies:
                 sections = self._split(body, out.numel())
@@ -104,16 +108,19 @@ class SparseSGD(GradientCompressor):
                     raise _unreadable(out)
         if factor != 1.0:
             out *= factor
-        return None if told is None else lambda: _judge(told, out)
+        return None if flags is None else lambda: _check_readable(flags, out)
 
     def second_codec(self, bits: int) -> GradientCompressor:
-        """Averages of few coordinates are few, too: runs of zeros are coded as such."""
+        """Return a codec for averages that codes runs of zeros.
+
+        Averages of few coordinates are sparse too.
+        """
         from hvd_adaptive.schemes.qsgd import QSGD
 
         return QSGD(bits=bits, norm="linf", coding="elias", **self._for_averages())
 
     def _split(self, body: torch.Tensor, coordinates: int) -> reference_sparse.Sections:
-        """λ, exact values and words of a body; PayloadError where it is too short for them."""
+        """Return λ, exact values and words of a body; raise PayloadError if it is too short."""
         start = self.least_body_bytes(coordinates)
         count = int(body[:8].view(torch.int64)[0])
         if not 0 <= count <= min(coordinates, (body.numel() - start) // 4):
@@ -123,13 +130,13 @@ class SparseSGD(GradientCompressor):
         return lambdas, exact, body[end : end + (body.numel() - end) // 4 * 4].view(torch.int32)
 
     def _most_exact(self, size: int) -> int:
-        """Most coordinates of a bucket of ``size`` that can reach λ: what the density allows."""
+        """Return the most coordinates of a bucket that can reach λ at this density."""
         return min(size, math.floor(self.density * size) + 1)
 
 
-def _judge(told: Later, out: torch.Tensor) -> None:
-    """PayloadError where one of several bodies could not be read."""
-    if told.get().any():
+def _check_readable(flags: Later, out: torch.Tensor) -> None:
+    """Raise PayloadError if one of several bodies could not be read."""
+    if flags.get().any():
         raise _unreadable(out)
 
 

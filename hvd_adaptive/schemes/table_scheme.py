@@ -1,4 +1,4 @@
-"""Schemes whose buckets share one level table: body of scales and codes."""
+"""Provide the base of schemes whose buckets share one level table: a body of scales and codes."""
 
 from __future__ import annotations
 
@@ -20,10 +20,11 @@ from hvd_adaptive.settings import Settings
 
 
 class TableScheme(GradientCompressor):
-    """Quantise buckets by their norm and one table of levels.
+    """Base of schemes that quantise buckets by their norm and one table of levels.
 
-    Body: float32 scale of each bucket, then the codes' 32-bit words (coding/packing.py) or, where
-    ``coding`` names a coder, its stream (coding/coder.py) if that is shorter.
+    The body holds one float32 scale for each bucket, then the codes' 32-bit words
+    (coding/packing.py). If ``coding`` names a coder and its stream (coding/coder.py) is shorter,
+    the stream replaces the words.
     """
 
     codings = ("fixed", *CODERS)
@@ -38,12 +39,12 @@ class TableScheme(GradientCompressor):
 
     @property
     def table(self) -> LevelTable:
-        """The table in use."""
+        """Return the current table."""
         return self._table
 
     @property
     def levels(self) -> torch.Tensor:
-        """Ascending signed reconstruction levels in [-1, 1], float64."""
+        """Return the ascending signed reconstruction levels in [-1, 1], float64."""
         return self._table.levels
 
     @property
@@ -63,8 +64,10 @@ class TableScheme(GradientCompressor):
 
     @property
     def coder(self) -> Coder | None:
-        """That of ``coding`` for the table in use; None where that is "fixed", or where the coder
-        waits for a first fit."""
+        """Return the coder of ``coding`` for the current table, or None.
+
+        It is None if ``coding`` is "fixed", or if the coder needs a first fit.
+        """
         if self._coder[0] is not self._table and self.settings.coding in CODERS:
             packing, size = self._table.kernel.packing, self.settings.bucket_size
             make = CODERS[self.settings.coding].make
@@ -106,7 +109,7 @@ class TableScheme(GradientCompressor):
         )
 
     def squared_errors(self, flat: torch.Tensor, key: int) -> torch.Tensor:
-        """Exact: the variance of Eqs 1, 2 of the ALQ paper, and what clipping takes away."""
+        """Return exact errors: the variance of ALQ Eqs 1, 2, plus the loss by clipping."""
         size, bucket = self.settings.bucket_size, self._bucket(flat.numel())
         clipped, squares = self._clipped(flat), squares_of(flat, size)
         norms = kernels.for_device(flat.device).bucket_norms(clipped, bucket, self.norm)
@@ -127,7 +130,7 @@ class TableScheme(GradientCompressor):
 
     def fixed_body(self, coded: torch.Tensor, coordinates: int) -> torch.Tensor:
         at = 4 * self._buckets(coordinates)
-        assert self.coder is not None  # payloads say that they are coded; a codec reads its own
+        assert self.coder is not None  # a codec reads only payloads of its own coding
         words = self.coder.decode(coded[at:], coordinates)
         return torch.cat([coded[:at], words.view(torch.uint8)])
 

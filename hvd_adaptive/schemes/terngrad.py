@@ -1,4 +1,4 @@
-"""TernGrad: ternary levels and clipping (Wen et al. 2017)."""
+"""Implement TernGrad: ternary levels and clipping (Wen et al. 2017)."""
 
 from __future__ import annotations
 
@@ -14,14 +14,17 @@ from hvd_adaptive.settings import Settings
 class TernGrad(FixedLevels):
     """Ternary gradients (Wen et al. 2017, as the ALQ paper, App. K.2, and the ORQ paper use it).
 
-    Each bucket is clipped to ``clip`` times its deviation (ALQ paper, Eq. 49), divided by its then
-    largest coordinate and rounded at random, without bias, to -1, 0 or 1. 20 codes travel in 32
-    bits.
+    Each bucket is clipped to ``clip`` times its deviation (ALQ paper, Eq. 49), divided by its
+    largest coordinate after clipping, and rounded at random, without bias, to -1, 0 or 1. 32 bits
+    hold 20 codes.
 
-    clip: c, default 2.5; None leaves the gradient as it is. Clipping makes the variance much less
-    and the result a little biased: it is unbiased for the clipped gradient only.
-    update_steps, samples, statistics: as in ALQ; of the code book where ``coding`` has one.
-    shared: see settings.Settings.
+    Args:
+        clip: c, default 2.5; None disables clipping. Clipping reduces the variance considerably and
+            makes the result slightly biased: it is unbiased for the clipped gradient only.
+        update_steps: As in ALQ, for the code book if ``coding`` has one.
+        samples: As in ALQ, for the code book.
+        statistics: As in ALQ, for the code book.
+        **shared: See ``settings.Settings``.
     """
 
     name = "terngrad"

@@ -1,7 +1,7 @@
-"""M ranks in one process, as the papers evaluate: no Horovod, no MPI.
+"""Simulate M ranks in one process, as in the papers' experiments, without Horovod or MPI.
 
-``train``: data-parallel training whose gradients pass through the real codec.
-``variance_on_trajectory``: every scheme's variance on the same full-precision trajectory.
+``train`` runs data-parallel training whose gradients pass through the real codec.
+``variance_on_trajectory`` measures every scheme's variance on the same full-precision trajectory.
 """
 
 from hvd_adaptive.simulate.data import Minibatches

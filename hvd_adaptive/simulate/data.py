@@ -1,4 +1,4 @@
-"""Which examples each simulated rank gets at each step."""
+"""Select the examples of each simulated rank at each step."""
 
 from __future__ import annotations
 
@@ -16,9 +16,20 @@ Batches = Callable[[int, int], Minibatch]
 class Minibatches:
     """Minibatches of ``batch_size`` examples for each of ``workers`` ranks.
 
-    Each epoch draws an order of its own, private to ``seed``; the M pieces of step t follow each
-    other in it, and a rest too small for all ranks is left out. So where workers * batch_size are
-    equal, a step sees the same examples.
+    Each epoch draws its own order from ``seed``. The minibatches of a step's ranks are consecutive
+    in this order, and a remainder too small for all ranks is dropped. Therefore a step uses the
+    same examples in all runs with equal workers * batch_size.
+
+    Args:
+        inputs: Examples, along the first dimension.
+        targets: Their targets, of the same length.
+        batch_size: Examples per rank and step, >= 1.
+        workers: Number of ranks.
+        seed: Seed of the order, 0 to 2**63 - 1.
+
+    Raises:
+        ValueError: Lengths differ, an argument is out of range, or the examples do not suffice for
+            one step.
     """
 
     def __init__(
@@ -46,13 +57,13 @@ class Minibatches:
         return f"Minibatches of {len(self.inputs)} examples"
 
     def __call__(self, rank: int, step: int) -> Minibatch:
-        epoch, place = divmod(step, self.steps_per_epoch)
+        epoch, position = divmod(step, self.steps_per_epoch)
         if epoch != self._epoch:
             generator = torch.Generator(device="cpu").manual_seed((self.seed << 20 | epoch) % 2**63)
             count = len(self.inputs)
             order = torch.randperm(count, generator=generator, device="cpu")
             self._epoch, self._order = epoch, order
-        first = (place * self.workers + rank) * self.batch_size
+        first = (position * self.workers + rank) * self.batch_size
         chosen = self._order[first : first + self.batch_size].to(self.inputs.device)
         return self.inputs[chosen], self.targets[chosen.to(self.targets.device)]
 
@@ -60,10 +71,14 @@ class Minibatches:
 def make_batches(
     data: Minibatch | Batches, batch_size: int | None, workers: int, seed: int
 ) -> Batches:
-    """``data`` itself if it is a callable, else Minibatches of its tensors."""
+    """Return ``data`` if it is a callable, else Minibatches of its tensors.
+
+    Raises:
+        ValueError: ``batch_size`` is given with a callable, or missing with tensors.
+    """
     if callable(data):
         if batch_size is not None:
-            raise ValueError("batch_size: is not taken with a callable, which decides it itself")
+            raise ValueError("batch_size: must not be given with a callable, which determines it")
         return data
     if batch_size is None:
         raise ValueError("batch_size: must be given with tensors as data")

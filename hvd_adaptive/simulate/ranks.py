@@ -1,7 +1,7 @@
-"""M ranks in one process: their gradients laid out, encoded, decoded and averaged as in training.
+"""Lay out, encode, decode and average the gradients of M ranks in one process.
 
 Layout, random keys, sampling, codec and order of summation are those of a Horovod run, so the
-averaged gradients are the same bits that ranks with these gradients would get.
+averaged gradients equal, bit for bit, those of real ranks with these gradients.
 """
 
 from __future__ import annotations
@@ -27,13 +27,16 @@ from hvd_adaptive.transport.nodes import nodes_of
 
 @dataclass(frozen=True)
 class Variance:
-    """Of the gradients that ranks hold at one point, per coordinate.
+    """Variances of the gradients of all ranks at one point, per coordinate.
 
-    minibatch: of one rank's gradient, SGD's own (NaN for one rank).
-    normalized_minibatch: the same of buckets divided by their L2 norms.
-    excess: what quantising adds to one rank's gradient (ALQ Eq. 1); normalized_excess: divided by
-    the buckets' squared norms (Eq. 3). squared_bias: of the average, from clipping.
-    estimator: mean squared error of the ranks' average, (minibatch + excess) / M + squared_bias.
+    Attributes:
+        minibatch: Variance of one rank's gradient, which is SGD's own (NaN for one rank).
+        normalized_minibatch: The same after each bucket is divided by its L2 norm.
+        excess: Variance that quantising adds to one rank's gradient (ALQ Eq. 1).
+        normalized_excess: The same divided by the buckets' squared norms (Eq. 3).
+        squared_bias: Squared bias of the average, from clipping.
+        estimator: Mean squared error of the ranks' average, (minibatch + excess) / M +
+            squared_bias.
     """
 
     minibatch: float
@@ -45,25 +48,34 @@ class Variance:
 
 
 class _Collected(Exception):
-    """A rank's statistics, on their way out of an update."""
+    """Carrier of a rank's statistics out of an update."""
 
 
 class Ranks:
-    """The gradients of ``workers`` ranks of one model, and what becomes of them.
+    """Gradients of ``workers`` ranks of one model, and their exchange.
 
-    1. ``take(rank)`` after each rank's backward pass.
-    2. ``refit(step)`` where ``due(step)``: an adaptive scheme's table is refitted.
-    3. ``average(step)`` puts the averaged decoded gradients into the parameters' ``grad``. One rank
-       without a compressor has its own, as it was.
+    1. Call ``take(rank)`` after each rank's backward pass.
+    2. Call ``refit(step)`` if ``due(step)``, to refit the table of an adaptive scheme.
+    3. Call ``average(step)`` to write the averaged decoded gradients into the parameters' ``grad``.
+       One rank without a compressor keeps its own gradient unchanged.
 
-    named_parameters: as ``model.named_parameters()`` gives them; those without requires_grad are
-    left out. compressor: None for float32. Groups are never cut smaller for ``in_flight_bytes``:
-    nothing is in flight here.
+    Args:
+        named_parameters: As from ``model.named_parameters()``; parameters without requires_grad are
+            ignored.
+        compressor: A scheme, or None for float32. ``in_flight_bytes`` has no effect on the size of
+            groups, since nothing is in flight.
+        workers: Number of ranks, >= 1.
 
-    flats: for each group of the layout the ranks' gradients, (workers, coordinates).
-    residuals: each rank's where the compressor has error feedback, from zero; else empty.
-    payload_bytes, relative_error: of the last average; bytes are rank 0's, the error is
-    ||average - exact||**2 / ||exact||**2.
+    Attributes:
+        flats: The ranks' gradients, (workers, coordinates) for each group of the layout.
+        residuals: One for each rank if the compressor has error feedback, starting from zero; else
+            empty.
+        payload_bytes: Bytes that rank 0 encoded in the last ``average``.
+        relative_error: ||average - exact||**2 / ||exact||**2 of the last ``average``.
+
+    Raises:
+        ValueError: No parameter requires a gradient, an argument is out of range, or the exchange
+            needs a network to measure.
     """
 
     def __init__(
@@ -101,7 +113,7 @@ class Ranks:
         self._exchanges = [make(Place(workers, rank, nodes)) for rank in range(workers)]
         if not self._exchanges[0].settled:
             raise ValueError(
-                f"exchange={self.settings.exchange!r}: simulated ranks run on no nodes and have no "
+                f"exchange={self.settings.exchange!r}: simulated ranks have no nodes and no "
                 "network to measure; give ranks_per_node with 'hierarchical'"
             )
         weight = self.settings.error_feedback
@@ -115,8 +127,10 @@ class Ranks:
         self.payload_bytes, self.relative_error = 0, 0.0
 
     def renewed(self) -> Ranks:
-        """The same ranks once the compressor's settings have changed; residuals are kept by name,
-        gradients are to be taken again."""
+        """Return the same ranks after the compressor's settings have changed.
+
+        Residuals are kept by name. Call ``take`` again for all gradients.
+        """
         names = [member.name for member in self.layout.members]
         new = Ranks(zip(names, self.parameters, strict=True), self.compressor, self.workers)
         if self.residuals and new.residuals:
@@ -127,8 +141,13 @@ class Ranks:
         return new
 
     def take(self, rank: int) -> None:
-        """Copy the parameters' gradients, as one rank's; a missing one counts as zeros, and where
-        all ranks miss it the average is zero, too."""
+        """Copy the parameters' gradients as those of one rank.
+
+        A missing gradient counts as zeros. If all ranks miss it, the average is zero too.
+
+        Raises:
+            ValueError: A gradient is sparse.
+        """
         gradients = [parameter.grad for parameter in self.parameters]
         self._missing[rank] = {slot for slot, g in enumerate(gradients) if g is None}
         for member, gradient in zip(self.layout.members, gradients, strict=True):
@@ -136,11 +155,11 @@ class Ranks:
                 raise ValueError(f"{member.name}: sparse gradients cannot be simulated")
         for group, flat in zip(self.layout.groups, self.flats, strict=True):
             gather(group, gradients, flat[rank])
-        if self.residuals:  # AMP's loss scale may be another
+        if self.residuals:  # AMP's loss scale may have changed
             self.residuals[rank].lay_out(self.layout, rank, self.workers)
 
     def due(self, step: int) -> bool:
-        """Whether the compressor's schedule wants a table refitted at ``step``; ask once a step."""
+        """Return whether the schedule refits a table at ``step``; call this once per step."""
         if self.compressor is None:
             return False
         self._exchanges[0].prepare(self.compressor, parts_among(self.layout.groups), step)
@@ -152,8 +171,10 @@ class Ranks:
         self._update(0, step, lambda own, fit: fit([own, *others]))
 
     def average(self, step: int) -> None:
-        """Encode every rank's groups, decode and average them into the parameters' gradients.
-        With error feedback residuals change: once a step."""
+        """Encode and decode every rank's groups, and average them into the parameters' gradients.
+
+        With error feedback this changes the residuals, so call it once per step.
+        """
         if self.compressor is None:
             self.payload_bytes = sum(f[0].numel() * f.element_size() for f in self.flats)
             if self.workers == 1:
@@ -183,11 +204,11 @@ class Ranks:
         self._give(results)
 
     def restore(self, rank: int) -> None:
-        """Give the parameters one rank's own gradients back."""
+        """Set the parameters' gradients to one rank's own gradients."""
         self._give([flat[rank] for flat in self.flats])
 
     def variance(self, step: int) -> Variance:
-        """Of the gradients as they are now, with the tables as they are now; exact (Eq. 1)."""
+        """Return the exact variance (Eq. 1) of the current gradients with the current tables."""
         sgd = self.scatter()
         excess = normalized = bias = 0.0
         for index, flat in enumerate(self.flats if self.compressor is not None else ()):
@@ -203,7 +224,7 @@ class Ranks:
         return Variance(sgd.variance, sgd.normalized, excess, normalized, bias, estimator)
 
     def scatter(self) -> Scatter:
-        """Of the ranks' gradients themselves."""
+        """Return the scatter of the ranks' unquantised gradients."""
         return scatter(self.flats, self.settings.bucket_size)
 
     def _give(self, results: Sequence[torch.Tensor]) -> None:
@@ -217,19 +238,19 @@ class Ranks:
             parameter.grad = whole.view(parameter.shape)
 
     def _statistics(self, rank: int, step: int) -> np.ndarray:
-        """What a rank would send at an update: it is stopped where ranks meet."""
+        """Return the statistics that a rank would send at an update, and abort the update."""
 
-        def meet(own: np.ndarray, fit: object) -> np.ndarray:
+        def collect(own: np.ndarray, fit: object) -> np.ndarray:
             raise _Collected(own)
 
         try:
-            self._update(rank, step, meet)
+            self._update(rank, step, collect)
         except _Collected as collected:
             return collected.args[0]
-        raise RuntimeError(f"{self.compressor.name}: an update ended without its ranks meeting")
+        raise RuntimeError(f"{self.compressor.name}: an update ended without an exchange")
 
     def _update(self, rank: int, step: int, sync: Callable) -> None:
-        """One rank's part in an update."""
+        """Run one rank's part of an update."""
         parts = parts_among(self.layout.groups)
         finite = all_finite(flat[rank] for flat in self.flats)
         self.compressor.update(step, self._samples(rank, step), sync, parts, finite)
@@ -249,7 +270,7 @@ class Ranks:
         return samples
 
     def _quantized_values(self, index: int, rank: int, quantized: int) -> torch.Tensor:
-        """What a rank's quantiser sees of a group: its residual added, where there is one."""
+        """Return the values of a group that a rank quantises, with its residual if there is one."""
         values = self.flats[index][rank][:quantized]
         if not self.residuals:
             return values
@@ -258,7 +279,7 @@ class Ranks:
     def _exchanged(
         self, index: int, step: int, after: Sequence[dict[int, torch.Tensor]]
     ) -> torch.Tensor:
-        """A group's average, by the exchange. ``after`` gets the ranks' next residuals."""
+        """Return a group's average by the exchange; write the ranks' new residuals to ``after``."""
         routes = []
         for rank, row in enumerate(self.flats[index]):
             exchange, shipment = self._exchanges[rank], self._shipment(index, step, rank)
@@ -299,19 +320,19 @@ class Ranks:
         self.payload_bytes += size
 
     def _codec(self, index: int) -> GradientCompressor:
-        """Of the group's part."""
+        """Return the codec of the group's part."""
         return self.compressor.part(self.layout.groups[index].part)
 
     def _quantized(self, index: int, step: int) -> int:
-        """Coordinates of a group that are quantised: none while warming up."""
+        """Return the number of coordinates of a group that are quantised: 0 during warm-up."""
         return 0 if step < self.settings.warmup_steps else self.layout.groups[index].quantized
 
 
 class Lent:
-    """Memory of one rank that every group uses again, as ``Shipment.memory`` says.
+    """Memory of one rank that every group reuses, as for ``Shipment.memory``.
 
-    In training another group may be encoded or decoded there while a collective is under way. So
-    ``take_back`` overwrites it each time: what is still read there becomes NaN.
+    In training, another group may be encoded or decoded in this memory while a collective is in
+    progress. Therefore ``take_back`` overwrites it each time: a late read yields NaN.
     """
 
     def __init__(self) -> None:
@@ -320,22 +341,24 @@ class Lent:
     def memory(
         self, use: str, coordinates: int, dtype: torch.dtype, device: torch.device
     ) -> torch.Tensor:
-        """For so many coordinates, holding anything."""
+        """Return memory for ``coordinates`` values with arbitrary contents."""
         key = use, dtype, device
         if key not in self._buffers or self._buffers[key].numel() < coordinates:
             self._buffers[key] = torch.empty(coordinates, dtype=dtype, device=device)
         return self._buffers[key][:coordinates]
 
     def take_back(self) -> None:
-        """Overwrite all of it."""
+        """Overwrite all memory with NaN."""
         for buffer in self._buffers.values():
             buffer.fill_(float("nan"))
 
 
 def together(routes: Sequence[Route], under_way: Callable[[], None] = lambda: None) -> torch.Tensor:
-    """The first rank's result of an exchange: all ranks go its stages side by side.
+    """Run an exchange of all ranks stage by stage, and return the first rank's result.
 
-    under_way: is called when all ranks have submitted a collective, and none has been read.
+    Args:
+        routes: The ranks' routes.
+        under_way: Called when all ranks have submitted a collective and none has read a result.
     """
     requests = [next(route) for route in routes]
     while True:
@@ -350,7 +373,7 @@ def together(routes: Sequence[Route], under_way: Callable[[], None] = lambda: No
 
 
 def _mean(flat: torch.Tensor) -> torch.Tensor:
-    """Of the rows, added in order; one row itself, bit for bit."""
+    """Return the mean of the rows, added in order; a single row is returned bit for bit."""
     total = flat[0].clone()
     for row in flat[1:]:
         total += row

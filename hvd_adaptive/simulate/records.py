@@ -1,4 +1,4 @@
-"""What a simulated run tells, and CSV files of it with the settings that made them."""
+"""Store the results of a simulated run, and write them to CSV files with their settings."""
 
 from __future__ import annotations
 
@@ -15,23 +15,25 @@ Row = dict[str, float | int | str | None]
 
 @dataclass
 class Records:
-    """Rows of equal columns, and the settings that made them.
+    """Rows of equal columns, and the settings that produced them.
 
-    settings: numbers, strings, lists and dicts of them, None.
+    Attributes:
+        settings: Numbers, strings, None, and lists and dicts of these.
+        rows: One dict for each row.
     """
 
     settings: dict[str, Any]
     rows: list[Row]
 
     def column(self, name: str) -> list[Any]:
-        """One column, rows without a value left out; KeyError where there is no such column."""
+        """Return one column without missing values; raise KeyError if there is no such column."""
         return [row[name] for row in self.rows if row[name] is not None]
 
     def write(self, path: str | Path) -> None:
-        """A CSV file: settings as lines "# name: JSON", a line of column names, the rows.
+        """Write a CSV file: settings as lines "# name: JSON", a line of column names, the rows.
 
-        Floats are written so that they read back exactly; None is an empty cell. The file appears
-        whole or not at all.
+        Floats are written so that they are read back exactly. None is an empty cell. The file is
+        written completely or not at all.
         """
         path = Path(path)
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -46,7 +48,7 @@ class Records:
 
     @classmethod
     def read(cls, path: str | Path) -> Records:
-        """Inverse of ``write``; numbers come back as int or float."""
+        """Read a file of ``write``; numbers become int or float."""
         settings: dict[str, Any] = {}
         table: list[str] = []
         with Path(path).open(newline="", encoding="utf-8") as file:
@@ -72,7 +74,7 @@ def _value(cell: str) -> float | int | str | None:
 
 
 def described(value: Any) -> Any:
-    """``value`` as JSON can hold it: what it cannot is told by its name or its repr."""
+    """Return ``value`` as JSON can represent it; other objects become their name or their repr."""
     if value is None or isinstance(value, bool | int | float | str):
         return value
     if isinstance(value, dict):

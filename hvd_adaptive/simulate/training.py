@@ -1,4 +1,4 @@
-"""Data-parallel training of M ranks in one process."""
+"""Simulate data-parallel training of M ranks in one process."""
 
 from __future__ import annotations
 
@@ -36,21 +36,23 @@ COLUMNS = (
 
 @dataclass
 class Result(Records):
-    """A simulated run. Columns of ``rows``, one row a step, None where nothing was measured:
+    """Result of a simulated run.
 
-    step, loss (mean over the ranks), learning_rate, bits_per_coordinate (of a payload, headers and
-    norms included), relative_error (||average - exact||**2 / ||exact||**2 of this step's averaged
-    gradient), table_version, validation_loss, validation_accuracy (after the step), and those of
-    ranks.Variance (before it).
+    ``rows`` has one row per step; a value is None if it was not measured. The columns are step,
+    loss (mean over the ranks), learning_rate, bits_per_coordinate (of a payload, including headers
+    and norms), relative_error (||average - exact||**2 / ||exact||**2 of this step's averaged
+    gradient), table_version, validation_loss and validation_accuracy (after the step), and those of
+    ``ranks.Variance`` (before the step).
 
-    tables: the level tables in turn, {"step", "part", "version", "levels"}; step is -1 for those
-    that were there from the start.
+    Attributes:
+        tables: The successive level tables, {"step", "part", "version", "levels"}; step is -1 for
+            tables that existed at the start.
     """
 
     tables: list[dict[str, Any]] = dataclasses.field(default_factory=list)
 
     def note_table(self, compressor: GradientCompressor | None, step: int) -> None:
-        """Add the compressor's tables that are new; schemes without tables have none."""
+        """Append the compressor's new tables; schemes without tables have none."""
         for part, codec in ({} if compressor is None else compressor.parts).items():
             levels, version = getattr(codec, "levels", None), codec.table_version
             known = [table["version"] for table in self.tables if table["part"] == part]
@@ -59,11 +61,12 @@ class Result(Records):
                 self.tables.append(table)
 
     def write(self, path: Any) -> None:
-        """As Records.write; the tables are among the settings."""
+        """Write a CSV file as ``Records.write``; the tables are among the settings."""
         Records(self.settings | {"tables": self.tables}, self.rows).write(path)
 
     @classmethod
     def read(cls, path: Any) -> Result:
+        """Read a file of ``write``."""
         read = Records.read(path)
         tables = read.settings.pop("tables")
         return cls(read.settings, read.rows, tables)
@@ -88,20 +91,36 @@ def train(
 ) -> Result:
     """Train ``model`` (in place) as ``workers`` ranks would, each with its own minibatches.
 
-    data: (inputs, targets), from which every rank draws ``batch_size`` examples a step in an order
-        that ``seed`` alone decides; or a callable (rank, step) -> (inputs, targets).
-    optimizer: makes one from parameters. schedule: makes a learning rate scheduler from it, which
-        steps once a step.
-    compressor: any scheme; its own ``seed`` names the rounding. None averages in float32: SuperSGD,
-        and with workers=1 plain SGD. Unlike under Horovod, a single rank is compressed, too. Steps
-        are counted on from ``compressor.step``.
-    validation: (inputs, targets), evaluated after every ``evaluate_every`` steps (0: never) and at
-        the end, in eval mode.
-    variance_steps: steps at which the gradients' variance is measured.
-    progress: a bar on stderr; None where that is a terminal.
+    Each rank has its own buffers (batch normalisation), as under Horovod; the model is evaluated
+    with rank 0's buffers and keeps them. Random layers draw from torch's global generator, rank
+    after rank.
 
-    Buffers (batch normalisation): each rank has its own, as under Horovod; the model is evaluated
-    and left with rank 0's. Random layers draw from torch's global generator, rank after rank.
+    Args:
+        model: The model.
+        data: (inputs, targets), from which every rank draws ``batch_size`` examples per step in an
+            order that depends on ``seed`` only; or a callable (rank, step) -> (inputs, targets).
+        optimizer: Callable that makes an optimizer from parameters.
+        compressor: Any scheme; its own ``seed`` determines the rounding. None averages in float32,
+            which is SuperSGD, or plain SGD if workers=1. Unlike under Horovod, a single rank is
+            also compressed. Steps are counted from ``compressor.step``.
+        workers: Number of ranks, >= 1.
+        steps: Number of steps, >= 1.
+        batch_size: Examples per rank and step; only if ``data`` is a pair of tensors.
+        seed: Seed of the order of examples.
+        loss: Callable (scores, targets) -> loss.
+        schedule: Callable that makes a learning rate scheduler from the optimizer; it steps once
+            per training step.
+        validation: (inputs, targets), evaluated in eval mode after every ``evaluate_every`` steps
+            and at the end.
+        evaluate_every: Steps between evaluations; 0 evaluates only at the end.
+        variance_steps: Steps at which the gradients' variance is measured.
+        progress: Whether to show a progress bar on stderr; None shows it if stderr is a terminal.
+
+    Returns:
+        The Result; see its columns.
+
+    Raises:
+        ValueError: An argument is out of range.
     """
     steps = check_integer("steps", steps, 1)
     evaluate_every = check_integer("evaluate_every", evaluate_every, 0)
@@ -165,7 +184,7 @@ def backward(
     takers: Collection[Ranks],
     workers: int,
 ) -> float:
-    """Every rank's gradient at the model's parameters, given to ``takers``; the mean loss."""
+    """Compute every rank's gradient, pass it to ``takers``, and return the mean loss."""
     total = 0.0
     for rank in range(workers):
         inputs, targets = batches(rank, step)
@@ -188,7 +207,10 @@ def evaluate(
     loss: Loss = F.cross_entropy,
     batch_size: int = 500,
 ) -> tuple[float, float | None]:
-    """Mean loss and accuracy (None where targets are not class numbers), in eval mode."""
+    """Return mean loss and accuracy in eval mode; accuracy needs class numbers as targets.
+
+    Without class numbers it is None.
+    """
     was_training = model.training
     model.eval()
     total, right, classes = 0.0, 0, not targets.is_floating_point()
@@ -209,7 +231,7 @@ def described_run(
     seed: int,
     batch_size: int | None,
 ) -> dict[str, Any]:
-    """Settings that every record tells, as JSON can hold them."""
+    """Return the settings that every record contains, in a form for JSON."""
     return {
         "version": __version__,
         "torch": torch.__version__,
@@ -225,16 +247,18 @@ def described_run(
 
 
 class Buffers:
-    """Each rank's own copy of the model's buffers."""
+    """Copies of the model's buffers for each rank."""
 
     def __init__(self, model: torch.nn.Module, workers: int) -> None:
         self._live = list(model.buffers())
         self._copies = [[b.clone() for b in self._live] for _ in range(workers)]
 
     def load(self, rank: int) -> None:
+        """Copy a rank's buffers into the model."""
         for live, own in zip(self._live, self._copies[rank], strict=True):
             live.copy_(own)
 
     def store(self, rank: int) -> None:
+        """Copy the model's buffers to those of a rank."""
         for live, own in zip(self._live, self._copies[rank], strict=True):
             own.copy_(live)

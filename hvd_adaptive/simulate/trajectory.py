@@ -1,4 +1,4 @@
-"""Every scheme's variance on one and the same trajectory: the ALQ paper's Fig. 5."""
+"""Measure every scheme's variance on the same trajectory, as in Fig. 5 of the ALQ paper."""
 
 from __future__ import annotations
 
@@ -38,16 +38,30 @@ def variance_on_trajectory(
     schedule: MakeSchedule | None = None,
     progress: bool | None = None,
 ) -> Records:
-    """Train ``model`` by plain float32 SGD of one rank, and measure at ``steps``.
+    """Train ``model`` by plain float32 SGD of one rank, and measure variances at ``steps``.
 
-    At these steps, and where a scheme's table is due, ``workers`` minibatch gradients are computed
-    at the model's parameters; the first of them is the one that SGD steps with. Each scheme refits
-    its table to them by its own schedule, and its variance is computed from the table and the
-    gradients (ALQ Eq. 1): no random draw, but for schemes without a level table.
+    At these steps, and at steps when a scheme's table is due, ``workers`` minibatch gradients are
+    computed at the model's parameters. SGD uses the first of them. Each scheme refits its table to
+    them by its own schedule. Its variance is computed from the table and the gradients (ALQ Eq. 1),
+    without random draws; only schemes without a level table need draws.
 
-    Rows: step, method, and the columns of ranks.Variance. Two methods come first that quantise
-    nothing: "SGD" of one rank and "SuperSGD", the average of ``workers`` in float32.
-    data, batch_size, seed, loss, schedule, progress: as in training.train.
+    Args:
+        model: The model, trained in place.
+        data: As in ``train``.
+        schemes: Compressors by the name of their rows.
+        optimizer: As in ``train``.
+        steps: Steps at which to measure, >= 0.
+        workers: Number of minibatch gradients, >= 2.
+        batch_size: As in ``train``.
+        seed: As in ``train``.
+        loss: As in ``train``.
+        schedule: As in ``train``.
+        progress: As in ``train``.
+
+    Returns:
+        Records with the columns step, method, and those of ``ranks.Variance``. The first two
+        methods quantise nothing: "SGD" of one rank and "SuperSGD", the average of ``workers`` in
+        float32.
     """
     check_integer("workers", workers, 2)
     wanted = {check_integer("steps", step, 0) for step in steps}
@@ -88,7 +102,7 @@ def variance_on_trajectory(
 
 
 def _share(all_ranks: list[Ranks]) -> list[Ranks]:
-    """Let those of equal layout use the same buffers; returns those that must be filled."""
+    """Let ranks with equal layouts share buffers; return the ranks whose buffers must be filled."""
     first: dict[int, Ranks] = {}
     for ranks in all_ranks:
         ranks.flats = first.setdefault(ranks.layout.fingerprint, ranks).flats

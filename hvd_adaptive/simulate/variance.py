@@ -1,8 +1,8 @@
-"""How far quantised gradients lie from the gradients, and these from their expectation.
+"""Measure the error of quantised gradients, and the scatter of the gradients themselves.
 
 "Average variance" in the ALQ paper's Figs 4 and 5 is that of the whole estimator: ranks' minibatch
-gradients scatter about the true gradient, quantisation adds to it, and both are divided by the
-number of ranks. All figures here are per coordinate.
+gradients scatter around the true gradient, quantisation adds to this variance, and the sum is
+divided by the number of ranks.
 """
 
 from __future__ import annotations
@@ -17,18 +17,19 @@ from hvd_adaptive import kernels
 from hvd_adaptive.kernels.random import stream_key
 from hvd_adaptive.streams import Use
 
-# Of a Monte Carlo mean.
+# Draws of a Monte Carlo mean.
 DRAWS = 16
 
 
 @dataclass(frozen=True)
 class QuantizationError:
-    """Of one vector v, over random rounding alone; sums over its coordinates.
+    """Error of quantising one vector v, over random rounding alone, summed over its coordinates.
 
-    variance: E||Q(v) - E Q(v)||**2 (ALQ Eq. 1).
-    normalized: the sum over buckets of the same divided by the bucket's squared norm (Eq. 3); NaN
-    for schemes without a level table.
-    bias: E Q(v) - v of a scheme that clips, float64 like v; None where there is none.
+    Attributes:
+        variance: E||Q(v) - E Q(v)||**2 (ALQ Eq. 1).
+        normalized: Sum over buckets of the same divided by the bucket's squared norm (Eq. 3); NaN
+            for schemes without a level table.
+        bias: E Q(v) - v of a scheme that clips, float64 in the shape of v; None if there is none.
     """
 
     variance: float
@@ -37,10 +38,14 @@ class QuantizationError:
 
 
 def quantization_error(codec: Any, flat: torch.Tensor) -> QuantizationError:
-    """Exact, from Eq. 1, where ``codec`` has a level table, else the mean square of ``DRAWS`` draws
-    (a bias is then counted as variance).
+    """Return the exact error (ALQ Eq. 1) if ``codec`` has a level table, else an estimate.
 
-    flat: 1-D, any floating dtype. Zero buckets count nothing; a non-finite one makes all NaN.
+    The estimate is the mean square of ``DRAWS`` draws; a bias then counts as variance.
+
+    Args:
+        codec: A scheme's codec.
+        flat: 1-D, any floating dtype. Zero buckets contribute nothing; a non-finite bucket makes
+            all results NaN.
     """
     flat = flat.detach().resolve_neg().to(torch.float32)
     if not flat.numel():
@@ -55,7 +60,7 @@ def quantization_error(codec: Any, flat: torch.Tensor) -> QuantizationError:
         clipped = ops.clipped(flat, bucket, codec.settings.clip)
         bias = clipped.double() - flat.double()
     norms = ops.bucket_norms(clipped, bucket, codec.norm)
-    # NaN where a bucket is not finite.
+    # NaN for a non-finite bucket.
     of_buckets = kernels.for_device(flat.device, "variance").variances(
         clipped, norms, bucket, codec.table.kernel
     )
@@ -65,11 +70,13 @@ def quantization_error(codec: Any, flat: torch.Tensor) -> QuantizationError:
 
 @dataclass(frozen=True)
 class Scatter:
-    """Of M ranks' minibatch gradients at one point, per coordinate.
+    """Variance of M ranks' minibatch gradients at one point, per coordinate.
 
-    variance: trace of the covariance of one rank's gradient / coordinates: SGD's variance.
-    normalized: the same after each bucket was divided by its L2 norm (the ALQ paper's Fig. 1).
-    Both unbiased (M - 1 in the denominator), NaN for one rank.
+    Both are unbiased (M - 1 in the denominator), and NaN for one rank.
+
+    Attributes:
+        variance: Trace of the covariance of one rank's gradient / coordinates: SGD's variance.
+        normalized: The same after each bucket is divided by its L2 norm (the ALQ paper's Fig. 1).
     """
 
     variance: float
@@ -77,7 +84,12 @@ class Scatter:
 
 
 def scatter(flats: Sequence[torch.Tensor], bucket_size: int) -> Scatter:
-    """flats: for each group (M, coordinates)."""
+    """Return the scatter of groups of gradients.
+
+    Args:
+        flats: (M, coordinates) for each group.
+        bucket_size: Coordinates of a bucket.
+    """
     coordinates = sum(flat.shape[1] for flat in flats)
     if flats[0].shape[0] < 2:
         return Scatter(float("nan"), float("nan"))

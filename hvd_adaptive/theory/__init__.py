@@ -1,7 +1,7 @@
-"""What the papers prove, as functions: variance, code length, convexity, convergence.
+"""Compute the bounds that the papers prove: variance, code length, convexity, convergence.
 
-Each function names its theorem and what is wrong in its print; ``docs/theory.md`` has an example
-of each. Plain numbers and NumPy arrays in and out.
+Each docstring names the theorem and the errors of its printed form. ``docs/theory.md`` has an
+example of each function. Arguments and results are plain numbers and NumPy arrays.
 """
 
 from hvd_adaptive.theory.averages import RunAverages, Segment

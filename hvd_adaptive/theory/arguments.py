@@ -1,4 +1,4 @@
-"""Checks of arguments: messages name argument, value and what is allowed."""
+"""Check arguments; error messages name the argument, its value and the allowed range."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 
 def check_count(name: str, value: Any) -> int:
-    """``value`` as an int >= 1 (whole floats too); ValueError otherwise."""
+    """Return ``value`` as an int >= 1 (whole floats are allowed); raise ValueError otherwise."""
     whole = isinstance(value, numbers.Real) and not isinstance(value, bool)
     if not (whole and math.isfinite(value) and value == int(value) and value >= 1):
         raise ValueError(f"{name}={value!r}: must be a whole number >= 1")
@@ -16,7 +16,7 @@ def check_count(name: str, value: Any) -> int:
 
 
 def check_positive(name: str, value: Any, below: float = math.inf) -> float:
-    """``value`` as a float in (0, below); ValueError otherwise."""
+    """Return ``value`` as a float in (0, below); raise ValueError otherwise."""
     if not (_is_real(value) and 0 < value < below):
         limit = "" if below == math.inf else f" and below {below}"
         raise ValueError(f"{name}={value!r}: must be a finite number above 0{limit}")
@@ -24,7 +24,7 @@ def check_positive(name: str, value: Any, below: float = math.inf) -> float:
 
 
 def check_not_negative(name: str, value: Any, below: float = math.inf) -> float:
-    """``value`` as a float in [0, below); ValueError otherwise."""
+    """Return ``value`` as a float in [0, below); raise ValueError otherwise."""
     if not (_is_real(value) and 0 <= value < below):
         limit = "" if below == math.inf else f" and below {below}"
         raise ValueError(f"{name}={value!r}: must be a finite number >= 0{limit}")
@@ -32,7 +32,7 @@ def check_not_negative(name: str, value: Any, below: float = math.inf) -> float:
 
 
 def check_order(value: Any) -> float:
-    """The order q of an Lq norm, 1 <= q <= inf; ValueError otherwise."""
+    """Return the order q of an Lq norm, 1 <= q <= inf; raise ValueError otherwise."""
     if not (_is_real(value) and value >= 1):
         raise ValueError(f"norm_order={value!r}: must be a number >= 1, infinity included")
     return float(value)

@@ -1,4 +1,4 @@
-"""Averages of epsilon_Q and N_Q along a run whose level table changes (ALQ section 4)."""
+"""Average epsilon_Q and N_Q over a run whose level table changes (ALQ section 4)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,13 @@ from hvd_adaptive.theory.arguments import check_count, check_not_negative
 
 @dataclass(frozen=True)
 class Segment:
-    """``steps`` iterations with one table: T_k, epsilon_{Q,k}, N_{Q,k}."""
+    """Consecutive iterations that use one level table.
+
+    Attributes:
+        steps: T_k, number of iterations, >= 1.
+        variance_bound: epsilon_{Q,k}, >= 0.
+        code_length: N_{Q,k}, bits per iteration and processor, >= 0.
+    """
 
     steps: int
     variance_bound: float
@@ -24,36 +30,42 @@ class Segment:
 
 @dataclass
 class RunAverages:
-    """What the convergence bounds of ALQ Theorems 4 and 6-8 need to know of a run.
+    """Averages of a run that the convergence bounds of ALQ Theorems 4 and 6-8 use.
 
-    Bounds or measured values alike: averages of what a run really had are estimates of what the
-    theorems hold for. Without segments the averages do not exist: ValueError.
+    Segments may hold bounds or measured values. Averages of measured values are estimates of the
+    quantities in the theorems. The averages raise ValueError if there are no segments.
     """
 
     segments: list[Segment] = field(default_factory=list)
 
     def add(self, steps: int, variance_bound: float, code_length: float = 0.0) -> None:
-        """A table in use for ``steps`` >= 1 iterations, its epsilon_Q >= 0 and N_Q >= 0 (bits)."""
+        """Append a segment.
+
+        Args:
+            steps: Number of iterations that use the table, >= 1.
+            variance_bound: epsilon_Q of the table, >= 0.
+            code_length: N_Q of the table in bits, >= 0.
+        """
         self.segments.append(Segment(steps, variance_bound, code_length))
 
     @property
     def steps(self) -> int:
-        """T."""
+        """Return T, the number of iterations."""
         return sum(segment.steps for segment in self.segments)
 
     @property
     def variance_bound(self) -> float:
-        """epsilon_Q = sum_k T_k epsilon_{Q,k} / T."""
+        """Return epsilon_Q = sum_k T_k epsilon_{Q,k} / T."""
         return self._mean("variance_bound")
 
     @property
     def code_length(self) -> float:
-        """N_Q = sum_k T_k N_{Q,k} / T, bits per iteration and processor."""
+        """Return N_Q = sum_k T_k N_{Q,k} / T, in bits per iteration and processor."""
         return self._mean("code_length")
 
     @property
     def total_bits(self) -> float:
-        """T N_Q, what one processor sends in the whole run."""
+        """Return T N_Q, the bits that one processor sends in the whole run."""
         return math.fsum(s.steps * s.code_length for s in self.segments)
 
     def _mean(self, name: str) -> float:

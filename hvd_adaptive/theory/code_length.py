@@ -1,10 +1,11 @@
-"""How many bits a quantized vector takes, at most and in expectation.
+"""Compute the length of quantized vectors in bits: upper bounds, expectations and exact counts.
 
-Two kinds of code. ALQ's (App. D) is an optimal prefix code of every coordinate's symbol: Theorems
-3 and 10 are proved bounds. QSGD's and NUQSGD's (Elias codes of the gaps between nonzero
-coordinates and of the level numbers) come with o(1) terms in n: those are LEFT OUT here, so the
-numbers are leading terms that a real code may exceed at any finite n. ``sparse_code_length_bound``
-bounds the same code without any o(1); ``sparse_code_bits`` counts what it really takes.
+There are two kinds of code. ALQ (App. D) uses an optimal prefix code of every coordinate's symbol;
+its Theorems 3 and 10 are proved bounds. QSGD and NUQSGD use Elias codes of the gaps between nonzero
+coordinates and of the level numbers; their theorems contain o(1) terms in n. The functions here
+OMIT these o(1) terms: the results are leading terms, which a real code may exceed at any finite n.
+``sparse_code_length_bound`` bounds the same code without any o(1) term, and ``sparse_code_bits``
+counts its exact length.
 """
 
 from __future__ import annotations
@@ -31,12 +32,22 @@ def code_length_bound(
     distribution: Distribution | None = None,
     norm_bits: float = 32,
 ) -> float:
-    """Bits that an optimal prefix code needs at most, in expectation, for one vector.
+    """Return the expected bits that an optimal prefix code needs at most for one vector.
 
-    ALQ Theorem 3: b + n_{l1,d} + d (H(L) + 1), symbols are magnitudes and a sign bit follows each
-    nonzero one; symmetric, Theorem 10: b + d (H(L) + 1), symbols are signed levels. distribution:
-    the law of the coordinates, for the entropy H(L); without it the looser form with the
-    logarithm of the number of symbols, which holds for every vector. norm_bits: b.
+    ALQ Theorem 3 (zero-based): b + n_{l1,d} + d (H(L) + 1). Symbols are magnitudes, and a sign bit
+    follows each nonzero one. Theorem 10 (symmetric): b + d (H(L) + 1). Symbols are signed levels.
+
+    Args:
+        magnitudes: (K,), as in ``levels.check_magnitudes``.
+        dimension: d, coordinates of the vector.
+        norm_order: q of the Lq norm, 1 <= q <= inf.
+        symmetric: Whether the table is symmetric.
+        distribution: Law of the coordinates, from which the entropy H(L) is computed. If None, H(L)
+            is replaced by the logarithm of the number of symbols, which holds for every vector.
+        norm_bits: b, bits of the norm.
+
+    Raises:
+        ValueError: An argument is out of range.
     """
     levels = check_magnitudes(magnitudes, symmetric)
     d, _ = check_count("dimension", dimension), check_order(norm_order)
@@ -55,25 +66,31 @@ def code_length_bound(
 
 
 def nonzero_bound(magnitudes: ArrayLike, dimension: int, norm_order: float = 2) -> float:
-    """Nonzero coordinates of a zero-based Q(v), at most, in expectation: n_{l1,d}.
+    """Return n_{l1,d}, the expected number of nonzero coordinates of a zero-based Q(v) at most.
 
-    ALQ Lemma 3 and Theorem 3, min(l1^-q + d^(1-1/q)/l1, d); at l1 = 1/s and q = 2 the s (s +
-    sqrt(d)) of QSGD Lemma 3.1 (iii), at l1 = 2^-s NUQSGD's Lemma 2.
+    This is min(l1^-q + d^(1-1/q)/l1, d) of ALQ Lemma 3 and Theorem 3. At l1 = 1/s and q = 2 it is
+    the s (s + sqrt(d)) of QSGD Lemma 3.1 (iii); at l1 = 2^-s it is NUQSGD's Lemma 2.
     """
     levels = check_magnitudes(magnitudes, symmetric=False)
     d, q = check_count("dimension", dimension), check_order(norm_order)
-    with np.errstate(over="ignore"):  # l1**-inf is meant: no bound but d
+    with np.errstate(over="ignore"):  # l1**-inf may overflow: then the bound is d
         large = levels[1] ** -q
     return float(min(large + d ** (1 - 1 / q) / levels[1], d))
 
 
 def qsgd_code_length(intervals: int, dimension: int, norm_bits: float = 32) -> float:
-    """QSGD Theorem 3.2 without its o(1): (3 + 3/2 log2(2 (s^2 + n)/n_s)) n_s + 32 bits.
+    """Return QSGD Theorem 3.2 without its o(1): (3 + 3/2 log2(2 (s^2 + n)/n_s)) n_s + 32 bits.
 
-    n_s = s (s + sqrt(n)) bounds the nonzero coordinates. Each takes a sign and, by
-    |Elias(k)| = (1 + o(1)) log2 k + 1, gap and level number cost 2 + log2(n/n_s) +
-    1/2 log2(2 (s^2 + n)/n_s) on average (concavity; E[sum k^2] <= s^2 + n); the theorem uses
-    n <= 2 (s^2 + n). Meant for s far below sqrt(n): at s = sqrt(n) it says 9 n + 32.
+    n_s = s (s + sqrt(n)) bounds the number of nonzero coordinates. Each nonzero coordinate needs a
+    sign, a gap and a level number. By |Elias(k)| = (1 + o(1)) log2 k + 1, gap and level number cost
+    2 + log2(n/n_s) + 1/2 log2(2 (s^2 + n)/n_s) on average (concavity; E[sum k^2] <= s^2 + n). The
+    theorem uses n <= 2 (s^2 + n). It is intended for s far below sqrt(n): at s = sqrt(n) it gives 9
+    n + 32.
+
+    Args:
+        intervals: s, >= 1.
+        dimension: n, coordinates of the vector.
+        norm_bits: Bits of the norm, 32 in the paper.
     """
     s, n = check_count("intervals", intervals), check_count("dimension", dimension)
     nonzero = s * (s + np.sqrt(n))
@@ -82,27 +99,34 @@ def qsgd_code_length(intervals: int, dimension: int, norm_bits: float = 32) -> f
 
 
 def qsgd_dense_code_length(dimension: int, norm_bits: float = 32) -> float:
-    """QSGD Corollary 3.3: 2.8 n + 32 bits at s = sqrt(n) intervals, by a code for every coordinate.
+    """Return QSGD Corollary 3.3: 2.8 n + 32 bits for a code of every coordinate at s = sqrt(n).
 
-    The paper's proof is in its full version. An ideal code keeps it: integers k with E[sum k^2] <=
-    2 n (Lemma 3.1 at s = sqrt(n)) have at most 1/2 log2(2 pi e (2 + 1/12)) = 2.58 bits of entropy
-    per coordinate.
+    The proof is in the paper's full version. An ideal code satisfies the bound: integers k with
+    E[sum k^2] <= 2 n (Lemma 3.1 at s = sqrt(n)) have an entropy of at most 1/2 log2(2 pi e (2 +
+    1/12)) = 2.58 bits per coordinate.
     """
     return 2.8 * check_count("dimension", dimension) + check_not_negative("norm_bits", norm_bits)
 
 
 def nuqsgd_code_length(internal_levels: int, dimension: int, norm_bits: float = 32) -> float:
-    """NUQSGD Theorem 3 without its o(1); the levels are 0, 2^-s, ..., 1/2, 1, s = internal_levels.
+    """Return NUQSGD Theorem 3 without its o(1), in bits, for the levels 0, 2^-s, ..., 1/2, 1.
 
-    The formula is missing in our text and derived along its App. C: with n = 4^s + 2^s sqrt(d)
-    nonzero coordinates at most (Lemma 2), each taking a sign and two Elias codes, of its gap and
-    of the number k of its level 2^(k-1-s),
+    The formula is missing from the available text; it is derived here along its App. C. At most n =
+    4^s + 2^s sqrt(d) coordinates are nonzero (Lemma 2). Each needs a sign and two Elias codes, one
+    of its gap and one of the number k of its level 2^(k-1-s). The result is
 
         b + n (3 + log2(d/n) + log2(1/2 log2(8 (4^s + d)/n)))
 
-    since both parts are concave, and 4^k, which is 4 (2^s level)^2, sums to at most 4 4^s (1 +
-    epsilon_Q) <= 8 (4^s + d) in expectation. As in the paper d must be large enough for n <= d/e,
-    else the steps do not hold: ValueError.
+    because both parts are concave, and 4^k, which is 4 (2^s level)^2, sums to at most 4 4^s (1 +
+    epsilon_Q) <= 8 (4^s + d) in expectation.
+
+    Args:
+        internal_levels: s, >= 1.
+        dimension: d. As in the paper, d must be large enough for n <= d/e.
+        norm_bits: b, bits of the norm.
+
+    Raises:
+        ValueError: n > d/e, for which the proof does not hold, or an argument is out of range.
     """
     s, d = check_count("internal_levels", internal_levels), check_count("dimension", dimension)
     nonzero = 4.0**s + 2.0**s * np.sqrt(d)
@@ -117,20 +141,21 @@ def nuqsgd_code_length(internal_levels: int, dimension: int, norm_bits: float = 
 
 
 def sparse_code_length_bound(magnitudes: ArrayLike, dimension: int, norm_bits: float = 32) -> float:
-    """Expected bits of QSGD's and NUQSGD's sparse code at most, of any vector under L2.
+    """Return an upper bound of the expected bits of QSGD's and NUQSGD's sparse code under L2.
 
-    The way of QSGD Theorem 3.2 and NUQSGD Theorem 3 with the real lengths of Elias's code, and
-    for any zero-based table. N nonzero coordinates have gaps that sum to d at most, and squared
-    levels that sum to S in the mean: with G and K the least concave functions above
-    1 + |Elias(k)| at k and above |Elias(k)| at the k-th level squared, both 0 at 0, the bits are at
-    most N G(d/N) + N K(S/N) (Jensen). That is concave in (N, S) and grows with both, so E[N] <=
-    ``nonzero_bound`` and E[S] <= 1 + ``variance_bound`` give a bound of its mean (Jensen again).
+    The bound holds for every vector and any zero-based table. It follows QSGD Theorem 3.2 and
+    NUQSGD Theorem 3, with the exact lengths of Elias's code. Let N nonzero coordinates have gaps
+    that sum to at most d, and squared levels that sum to S in the mean. Let G and K be the least
+    concave functions, both 0 at 0, with G(k) >= 1 + |Elias(k)| and K >= |Elias(k)| at the k-th
+    level squared. By Jensen's inequality, the bits are at most N G(d/N) + N K(S/N). This is concave
+    in (N, S) and increases with both, so E[N] <= ``nonzero_bound`` and E[S] <= 1 +
+    ``variance_bound`` bound its mean (Jensen again).
     """
     levels = check_magnitudes(magnitudes, symmetric=False)
     d = check_count("dimension", dimension)
     nonzero = nonzero_bound(levels, d)
     squares = 1 + variance_bound(levels, d)
-    powers = 2 ** np.arange(d.bit_length())  # |Elias(k)| grows at powers of two alone
+    powers = 2 ** np.arange(d.bit_length())  # |Elias(k)| grows at powers of two only
     gaps = _least_concave(powers, 1 + elias_bits(powers), d / nonzero)
     bits = elias_bits(np.arange(1, levels.size))
     numbers = _least_concave(levels[1:] ** 2, bits, squares / nonzero)
@@ -138,7 +163,10 @@ def sparse_code_length_bound(magnitudes: ArrayLike, dimension: int, norm_bits: f
 
 
 def _least_concave(x: NDArray, y: NDArray, at: float) -> float:
-    """The least concave function that is 0 at 0 and at least y at x, at ``at``; x and y ascend."""
+    """Evaluate, at ``at``, the least concave function that is 0 at 0 and at least y at x.
+
+    x and y must be ascending.
+    """
     hull = [(0.0, 0.0)]
     for point in zip(x.tolist(), y.tolist(), strict=True):
         while len(hull) > 1 and _slope(hull[-1], point) >= _slope(hull[-2], hull[-1]):
@@ -152,7 +180,12 @@ def _slope(left: tuple[float, float], right: tuple[float, float]) -> float:
 
 
 def elias_bits(integers: ArrayLike) -> NDArray[np.int64]:
-    """Bits of Elias's recursive (omega) code of each integer; the shape of ``integers``."""
+    """Return the bits of Elias's recursive (omega) code of each integer, in the shape of
+    ``integers``.
+
+    Raises:
+        ValueError: An integer is outside 1 to 2**53.
+    """
     remaining = np.array(integers, dtype=np.int64)
     if np.any((remaining < 1) | (remaining > 2**53)):
         raise ValueError("integers: must all be from 1 to 2**53")
@@ -165,10 +198,14 @@ def elias_bits(integers: ArrayLike) -> NDArray[np.int64]:
 
 
 def sparse_code_bits(level_numbers: ArrayLike, norm_bits: float = 32) -> float:
-    """What the code of QSGD section 3.1 and NUQSGD section 3.2 takes for one quantized vector.
+    """Return the exact bits of the code of QSGD section 3.1 and NUQSGD section 3.2 for one vector.
 
-    level_numbers: (d,) integers, zero for zero, +-k for the k-th positive level. Norm, then for
-    every nonzero coordinate the gap to it, its sign and its number, gaps and numbers by Elias.
+    The code holds the norm and, for every nonzero coordinate, the gap before it, its sign and its
+    level number. Gaps and level numbers are coded by Elias's code.
+
+    Args:
+        level_numbers: (d,) integers: 0 for zero, +-k for the k-th positive or negative level.
+        norm_bits: Bits of the norm.
     """
     numbers = np.asarray(level_numbers)
     where = np.flatnonzero(numbers)

@@ -1,20 +1,20 @@
-"""What quantized data-parallel SGD is promised to reach: the papers' theorems as calculators.
+"""Evaluate the papers' convergence theorems for quantized data-parallel SGD.
 
-Every theorem is the classical one for plain SGD, fed with the variance of the average of M
-quantized stochastic gradients (``quantized_variance``). Names follow the assumptions:
+Every theorem is the classical one for plain SGD, applied to the variance of the average of M
+quantized stochastic gradients (``quantized_variance``). Arguments are named after the assumptions:
 
     smoothness      L of QSGD, beta of NUQSGD and ALQ: ||grad f(x) - grad f(y)|| <= L ||x - y||
-    radius          R with ||w - w0|| <= R for all w of the convex set Omega that SGD is projected
-                    to (ALQ Theorem 4); only the distance from w0 to a minimiser enters
+    radius          R with ||w - w0|| <= R for all w of the convex set Omega onto which SGD is
+                    projected (ALQ Theorem 4); only the distance from w0 to a minimiser matters
     second_moment   B with E||g(w)||^2 <= B
-    variance        sigma^2 with E||g(w) - grad f(w)||^2 <= sigma^2; B where it is not known
+    variance        sigma^2 with E||g(w) - grad f(w)||^2 <= sigma^2; B if it is unknown
     epsilon         epsilon_Q, of one table or averaged (``RunAverages``): constant step sizes
-                    weigh all iterations alike, so the average is enough
-    processors      M (K in QSGD), their gradients and roundings independent
+                    weigh all iterations equally, so the average is sufficient
+    processors      M (K in QSGD); their gradients and roundings are independent
     bits            N_Q, expected bits per iteration and processor
 
 The bounds hold in expectation over gradients and rounding, in the unit of f (or of ||grad f||^2).
-Each is derived in its docstring's terms; where the print is wrong, so it says.
+Each docstring derives its bound and names errors of the printed theorem.
 """
 
 from __future__ import annotations
@@ -27,7 +27,14 @@ from hvd_adaptive.theory.arguments import check_count, check_not_negative, check
 
 @dataclass(frozen=True)
 class Guarantee:
-    """bound: what holds after ``iterations`` at ``step_size``; total_bits: of one processor."""
+    """Result of a convergence theorem.
+
+    Attributes:
+        bound: Upper bound that holds after ``iterations`` at ``step_size``.
+        step_size: Step size for which the bound holds.
+        iterations: Number of iterations T.
+        total_bits: Bits that one processor sends in the whole run; None if ``bits`` was not given.
+    """
 
     bound: float
     step_size: float
@@ -38,12 +45,13 @@ class Guarantee:
 def quantized_variance(
     second_moment: float, epsilon: float, processors: int = 1, variance: float | None = None
 ) -> float:
-    """(sigma^2 + epsilon_Q B) / M: variance of the average of M quantized stochastic gradients.
+    """Return (sigma^2 + epsilon_Q B) / M, the variance of the average of M quantized gradients.
 
-    Rounding is unbiased given g, so E||Q(g) - grad f||^2 = E||g - grad f||^2 + E||Q(g) - g||^2.
-    Without ``variance`` sigma^2 = B, ALQ's (1 + epsilon_Q) B / M. QSGD Theorems 3.2, 3.4, 3.5 and
-    the text below ALQ's and NUQSGD's Theorem 2 print epsilon_Q B and so lose the gradients' own
-    variance: with many levels their bounds would beat full precision.
+    Rounding is unbiased given g, so E||Q(g) - grad f||^2 = E||g - grad f||^2 + E||Q(g) - g||^2. If
+    ``variance`` is None, sigma^2 = B, which gives ALQ's (1 + epsilon_Q) B / M. QSGD Theorems 3.2,
+    3.4, 3.5 and the text below Theorem 2 of ALQ and NUQSGD print epsilon_Q B, which omits the
+    variance of the gradients themselves: with many levels their bounds would be below that of full
+    precision.
     """
     moment = check_not_negative("second_moment", second_moment)
     own = moment if variance is None else check_not_negative("variance", variance)
@@ -61,15 +69,15 @@ def nonsmooth_convex(
     step_size: float | None = None,
     bits: float | None = None,
 ) -> Guarantee:
-    """E f(mean of w_0 .. w_{T-1}) - f* <= R^2/(2 alpha T) + alpha G^2/2: ALQ Theorem 4, mended.
+    """Bound E f(mean of w_0 .. w_{T-1}) - f*: ALQ Theorem 4, corrected.
 
-    G^2 = B (1 + epsilon_Q/M) bounds the second moment of the averaged gradient, since
-    E||mean||^2 = ||grad||^2 + (variances)/M <= (1 - 1/M) B + (1 + epsilon_Q) B/M. By default
-    alpha = R/(G sqrt(T)), which gives R G/sqrt(T).
+    The bound is R^2/(2 alpha T) + alpha G^2/2. G^2 = B (1 + epsilon_Q/M) bounds the second moment
+    of the averaged gradient, since E||mean||^2 = ||grad||^2 + (variances)/M <= (1 - 1/M) B + (1 +
+    epsilon_Q) B/M. The default step size is alpha = R/(G sqrt(T)), which gives R G/sqrt(T).
 
-    The print has alpha = R M/(B' sqrt(T)) and R B'/(M sqrt(T)), B' = (1 + epsilon_Q) B: a second
-    moment where its root belongs, and divided by M although only the variance falls with M. It
-    fails for exact gradients on many processors.
+    The paper prints alpha = R M/(B' sqrt(T)) and R B'/(M sqrt(T)) with B' = (1 + epsilon_Q) B. This
+    uses a second moment instead of its root, and divides it by M although only the variance
+    decreases with M. The printed bound is violated by exact gradients on many processors.
     """
     steps, r = check_count("iterations", iterations), check_positive("radius", radius)
     moment = check_positive("second_moment", second_moment)
@@ -93,17 +101,18 @@ def smooth_convex(
     step_size: float | None = None,
     bits: float | None = None,
 ) -> Guarantee:
-    """E f(mean of w_1 .. w_T) - f* <= R sqrt(2 sigma_M^2/T) + L R^2/T, at the default step.
+    """Bound E f(mean of w_1 .. w_T) - f*: QSGD Theorem 3.4 and NUQSGD Theorem 4.
 
-    QSGD Theorem 3.4 (Theorem 2.1, Corollary 2.2) and NUQSGD Theorem 4 (Theorem 1, Corollary 1),
-    with epsilon and bits of the scheme; sigma_M^2 = ``quantized_variance``. The default step is
-    the theorems' 1/(L + 1/gamma), gamma = (R/sigma_M) sqrt(2/T). Where a step below 1/L is given,
-    the bound is R^2/(2 alpha T) + gamma sigma_M^2/2, 1/gamma = 1/alpha - L (Bubeck 2015, proof of
-    Theorem 6.3). At the default step that would be less, half to three quarters: Bubeck's R^2 is
-    sup ||w - w0||^2 / 2, QSGD's has no 1/2.
+    The bound at the default step size is R sqrt(2 sigma_M^2/T) + L R^2/T, with epsilon and bits of
+    the scheme and sigma_M^2 = ``quantized_variance`` (QSGD Theorem 2.1 and Corollary 2.2; NUQSGD
+    Theorem 1 and Corollary 1). The default step size is the theorems' 1/(L + 1/gamma), gamma =
+    (R/sigma_M) sqrt(2/T). If ``step_size``, below 1/L, is given, the bound is R^2/(2 alpha T) +
+    gamma sigma_M^2/2 with 1/gamma = 1/alpha - L (Bubeck 2015, proof of Theorem 6.3). At the default
+    step size this formula would give one half to three quarters of the returned bound: Bubeck's R^2
+    is sup ||w - w0||^2 / 2, and QSGD's has no 1/2.
 
-    Slips: the print's step for K processors, 1/(L + sqrt(K)/gamma), needs 1/(L + 1/(sqrt(K)
-    gamma)), as sigma/sqrt(K) is what gamma divides by; its sigma = B' is a variance, not a root.
+    The paper's step size for K processors, 1/(L + sqrt(K)/gamma), should be 1/(L + 1/(sqrt(K)
+    gamma)), since gamma divides by sigma/sqrt(K). Its sigma = B' is a variance, not a root.
     """
     steps, r = check_count("iterations", iterations), check_positive("radius", radius)
     smooth = check_positive("smoothness", smoothness)
@@ -129,12 +138,13 @@ def smooth_convex_to_reach(
     variance: float | None = None,
     bits: float | None = None,
 ) -> Guarantee:
-    """The fewest iterations whose ``smooth_convex`` bound is <= target, and their total bits.
+    """Return the fewest iterations whose ``smooth_convex`` bound is <= target, and their bits.
 
-    QSGD Theorem 3.4's and NUQSGD Theorem 4's T = O(R^2 max(2 sigma_M^2/target^2, L/target)) with
-    its constants: the root of L R^2 x^2 + R sqrt(2 sigma_M^2) x = target in x = 1/sqrt(T). Total
-    bits T N_Q are what NUQSGD Theorem 5 compares between schemes (its formula is missing in our
-    text, and kept to leading terms there); bits are needed for them.
+    QSGD Theorem 3.4 and NUQSGD Theorem 4 give T = O(R^2 max(2 sigma_M^2/target^2, L/target)). Here
+    T includes the constants: it is derived from the root of L R^2 x^2 + R sqrt(2 sigma_M^2) x =
+    target in x = 1/sqrt(T). NUQSGD Theorem 5 compares schemes by their total bits T N_Q (its
+    formula is missing from the available text, and contains leading terms only). The total bits are
+    None if ``bits`` is not given.
     """
     target = check_positive("target", target)
     smooth, r = check_positive("smoothness", smoothness), check_positive("radius", radius)
@@ -172,17 +182,17 @@ def smooth_nonconvex(
     step_size: float | None = None,
     bits: float | None = None,
 ) -> Guarantee:
-    """E||grad f(w_R)||^2 for R uniform on 0 .. T-1: ALQ Theorem 6, QSGD Theorem 3.5, mended.
+    """Bound E||grad f(w_R)||^2, R uniform on 0 .. T-1: ALQ Theorem 6, QSGD Theorem 3.5, corrected.
 
         (2 (f(w0) - f*)/T + L alpha^2 sigma_M^2) / (2 alpha - L alpha^2),   0 < alpha < 2/L
 
-    (Ghadimi and Lan 2013, Theorem 2.1), by default at alpha = 1/L: 2 L (f(w0) - f*)/T + sigma_M^2.
-    initial_gap: f(w0) - f*, or more.
+    (Ghadimi and Lan 2013, Theorem 2.1). The default step size is alpha = 1/L, which gives 2 L
+    (f(w0) - f*)/T + sigma_M^2. ``initial_gap`` is f(w0) - f* or an upper bound of it.
 
-    ALQ prints L (f(w0) - f*)/T + 2 (1 + epsilon_Q) B/M for every alpha < 2/L. No bound can do
-    without alpha, since alpha -> 0 stands still, and its first term is half of the least that any
-    alpha gives. QSGD's first term, sqrt(L (f(x1) - f*))/N, has the wrong unit, and its second
-    lacks the gradients' own variance.
+    ALQ prints L (f(w0) - f*)/T + 2 (1 + epsilon_Q) B/M for every alpha < 2/L. A valid bound depends
+    on alpha, since SGD makes no progress as alpha -> 0, and the printed first term is half of the
+    least value that any alpha gives. QSGD's first term, sqrt(L (f(x1) - f*))/N, has the wrong unit,
+    and its second term omits the variance of the gradients themselves.
     """
     steps = check_count("iterations", iterations)
     smooth = check_positive("smoothness", smoothness)
@@ -195,5 +205,5 @@ def smooth_nonconvex(
 
 
 def total_bits(iterations: int, bits: float | None) -> float | None:
-    """T N_Q, or None where N_Q is not given."""
+    """Return T N_Q, or None if N_Q is None."""
     return None if bits is None else iterations * check_not_negative("bits", bits)

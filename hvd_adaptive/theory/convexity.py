@@ -1,6 +1,6 @@
-"""Is the choice of levels a convex problem, and what does the best single level gain?
+"""Test whether the choice of levels is convex, and compute the gain of the best single level.
 
-ALQ Theorem 1: Psi (Eq. 3) is not convex in the levels in general, yet convex in each alone.
+ALQ Theorem 1: Psi (Eq. 3) is not convex in all levels together in general, but convex in each one.
 """
 
 from __future__ import annotations
@@ -15,11 +15,12 @@ from hvd_adaptive.theory.arguments import check_count, check_positive
 def objective_hessian(
     magnitudes: ArrayLike, distribution: Distribution, symmetric: bool = False
 ) -> NDArray[np.float64]:
-    """Second derivatives of Psi in the levels that move, (m, m): all but 0 and 1.
+    """Return the second derivatives (m, m) of Psi in the m movable levels, all but 0 and 1.
 
-    Eq. 21 for any number of levels: tridiagonal, (l_{j+1} - l_{j-1}) p(l_j) on the diagonal and
-    -(F(l_{j+1}) - F(l_j)) beside it; l1 of a symmetric table has (l1 + l2) p(l1) + 2 F(l1) (proof
-    of Prop. 5). It exists where the density is continuous at the levels.
+    This is Eq. 21 for any number of levels. The matrix is tridiagonal, with (l_{j+1} - l_{j-1})
+    p(l_j) on the diagonal and -(F(l_{j+1}) - F(l_j)) beside it. The diagonal entry of l1 of a
+    symmetric table is (l1 + l2) p(l1) + 2 F(l1) (proof of Prop. 5). The Hessian exists if the
+    density is continuous at the levels.
     """
     levels = check_magnitudes(magnitudes, symmetric)
     mass, density = distribution.cdf(levels), distribution.pdf(levels)
@@ -34,13 +35,17 @@ def objective_hessian(
 
 
 def convexity_margin(low: ArrayLike, high: ArrayLike, distribution: Distribution) -> NDArray:
-    """Determinant of the Hessian of two levels a <= b between 0 and 1: Prop. 1's condition.
+    """Return the Hessian's determinant for two levels a <= b between 0 and 1 (Prop. 1).
 
-    b (1 - a) p(a) p(b) - (F(b) - F(a))^2 (Eq. 20), in the shape of the arguments. The diagonal is
-    never negative, so Psi of [0, a, b, 1] is convex near (a, b) where this is positive, and not
-    convex where it is negative: one such pair proves Theorem 1 for that law. Printed strictly and
-    for all 0 <= a <= b <= 1 the condition fails for every law with a bounded density, Corollary
-    1's uniform one included, since at a = b = 0 both sides are zero; >= 0 is meant, and enough.
+    The determinant is b (1 - a) p(a) p(b) - (F(b) - F(a))^2 (Eq. 20), in the shape of the
+    arguments. The diagonal is never negative. Therefore Psi of [0, a, b, 1] is convex near (a, b)
+    if the determinant is positive, and not convex if it is negative: one such pair proves Theorem 1
+    for that law. The printed condition is strict and covers all 0 <= a <= b <= 1. It fails for
+    every law with a bounded density, including Corollary 1's uniform law, since both sides are zero
+    at a = b = 0. The intended condition is >= 0, which is sufficient.
+
+    Raises:
+        ValueError: ``low`` and ``high`` violate 0 <= low <= high <= 1.
     """
     a, b = np.asarray(low, dtype=np.float64), np.asarray(high, dtype=np.float64)
     if not (np.all(a >= 0) and np.all(a <= b) and np.all(b <= 1)):
@@ -52,17 +57,23 @@ def convexity_margin(low: ArrayLike, high: ArrayLike, distribution: Distribution
 def least_convex_pair(
     distribution: Distribution, points: ArrayLike | None = None
 ) -> tuple[float, float, float]:
-    """(a, b, margin) of the least ``convexity_margin`` among all pairs a < b of ``points``.
+    """Return (a, b, margin) of the least ``convexity_margin`` among all pairs a < b of ``points``.
 
-    points: (n,) within [0, 1]; by default 256 from 1e-6 up, equally spaced in the logarithm, and
-    256 equally spaced, none of them 0 or 1. A negative margin is proof of nonconvexity; a positive
-    one only says that none was found.
+    A negative margin proves nonconvexity. A positive margin does not prove convexity.
+
+    Args:
+        distribution: Law of the coordinates.
+        points: (n,) within [0, 1]. Default: 256 points from 1e-6 up, equally spaced in the
+            logarithm, and 256 equally spaced points, without 0 and 1.
+
+    Raises:
+        ValueError: ``points`` has fewer than two different numbers, or numbers outside [0, 1].
     """
     if points is None:
         points = np.concatenate([np.geomspace(1e-6, 1, 257)[:-1], np.linspace(0, 1, 258)[1:-1]])
     points = np.unique(np.asarray(points, dtype=np.float64))
     if points.size < 2:
-        raise ValueError(f"points: must hold two different numbers at least, not {points.size}")
+        raise ValueError(f"points: must contain at least two different numbers, not {points.size}")
     first, second = np.triu_indices(points.size, k=1)
     margin = convexity_margin(points[first], points[second], distribution)
     least = int(np.argmin(margin))
@@ -70,14 +81,15 @@ def least_convex_pair(
 
 
 def best_single_level(distribution: Distribution) -> float:
-    """b* of the table [0, b, 1]: F^-1(1 - E[R]), ALQ Corollary 2 (Eq. 4 at a = 0, c = 1)."""
+    """Return b* of the table [0, b, 1]: F^-1(1 - E[R]), ALQ Corollary 2 (Eq. 4 at a = 0, c = 1)."""
     return float(distribution.ppf(1 - distribution.partial_mean(1.0)))
 
 
 def variance_gap(distribution: Distribution, dimension: int, level: float = 0.5) -> float:
-    """What the table [0, level, 1] costs more than [0, b*, 1], in units of ||v||^2: exact.
+    """Return the exact excess variance of [0, level, 1] over [0, b*, 1], in units of ||v||^2.
 
-    d (Psi([0, level, 1]) - Psi([0, b*, 1])); level 1/2 is best in the worst case (Prop. 7).
+    The result is d (Psi([0, level, 1]) - Psi([0, b*, 1])). Level 1/2 is optimal in the worst case
+    (Prop. 7).
     """
     level = check_positive("level", level, below=1.0)
     best = np.clip(best_single_level(distribution), 1e-300, np.nextafter(1.0, 0.0))
@@ -86,15 +98,16 @@ def variance_gap(distribution: Distribution, dimension: int, level: float = 0.5)
 
 
 def variance_gap_bound(distribution: Distribution, dimension: int, level: float = 0.5) -> float:
-    """Prop. 7's lower bound of ``variance_gap``: d gamma (b* - level)^2 / 2.
+    """Return Prop. 7's lower bound of ``variance_gap``: d gamma (b* - level)^2 / 2.
 
-    gamma = min(p(b*), p(level)), the least second derivative of Psi in b on the way from one to
-    the other. So it holds for densities without a dip between the two: truncated normals, as in
-    the paper, and every unimodal one; other laws may have a smaller gap.
+    gamma = min(p(b*), p(level)) is the least second derivative of Psi in b between the two levels.
+    Therefore the bound holds for densities without a dip between them: truncated normals, as in the
+    paper, and every unimodal density. Other laws may have a smaller gap.
 
-    The paper calls the gap Omega(d). That holds for a law of r that stays as d grows, as
-    L-infinity normalisation may give. Under L2 it cannot: sum r^2 = 1, the law shrinks with d, and
-    the whole excess variance of [0, 1/2, 1] is at most sqrt(d)/2 (times ||v||^2).
+    The paper calls the gap Omega(d). This holds for a law of r that does not change as d grows,
+    which is possible under L-infinity normalisation. It cannot hold under L2: sum r^2 = 1, so the
+    law shrinks with d, and the whole excess variance of [0, 1/2, 1] is at most sqrt(d)/2 (times
+    ||v||^2).
     """
     level = check_positive("level", level, below=1.0)
     best = best_single_level(distribution)

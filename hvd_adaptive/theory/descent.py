@@ -1,8 +1,8 @@
-"""Descent with compressed gradients, with and without feedback: the QCS paper's Lemmas 5 and 6.
+"""Bound descent with compressed gradients, with and without feedback (QCS paper, Lemmas 5 and 6).
 
-f is L-smooth, from f(w0) - f* = ``initial_gap``; each gradient has E||g||² <= B. γ is an unbiased
-quantiser's, E||z - Q(z)||² <= γ ||z||²; "mmse" quantisers send Q(z)/(γ + 1). Bounds are on the mean
-of E||∇f(w_t)||² over the T iterates, so also on the least of them.
+f is L-smooth and starts at f(w0) - f* = ``initial_gap``; each gradient has E||g||² <= B. γ belongs
+to an unbiased quantiser: E||z - Q(z)||² <= γ ||z||². "mmse" quantisers send Q(z)/(γ + 1). The
+bounds apply to the mean of E||∇f(w_t)||² over the T iterates, and so also to the minimum.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def compressed_descent(
     gamma: float,
     estimator: str = "unbiased",
 ) -> float:
-    """Without feedback: gap/(T μ) + L μ (1 + γ) B/2 (Lemma 5; at μ = 1/√T Eq. 22).
+    """Return the bound without feedback: gap/(T μ) + L μ (1 + γ) B/2 (Lemma 5; Eq. 22 at μ = 1/√T).
 
     "mmse" is the unbiased quantiser at step size μ/(1 + γ): (1 + γ) gap/(T μ) + L μ B/2.
     """
@@ -47,10 +47,11 @@ def feedback_descent(
     second_moment: float,
     residual: float,
 ) -> float:
-    """With feedback: 2 gap/(T μ) + L B (μ + L η μ²) (Lemma 6, whose last term is four times this).
+    """Return the bound with feedback: 2 gap/(T μ) + L B (μ + L η μ²).
 
-    residual: η, E||r||² <= η B (``residual_bound``). Since r' = r + g - ẑ, the points w - μ r
-    descend by g itself, and -<∇f(w - μ r), ∇f(w)> <= -||∇f(w)||²/2 + L² μ² ||r||²/2.
+    The last term of the printed Lemma 6 is four times as large. ``residual`` is η with E||r||² <= η
+    B (``residual_bound``). Since r' = r + g - ẑ, the points w - μ r descend by g itself, and -<∇f(w
+    - μ r), ∇f(w)> <= -||∇f(w)||²/2 + L² μ² ||r||²/2.
     """
     steps = check_count("iterations", iterations)
     rate = check_positive("step_size", step_size)

@@ -1,14 +1,14 @@
-"""Convergence of quantized SGD with momentum: ALQ App. I, after Yang, Lin and Li (2016).
+"""Bound the convergence of quantized SGD with momentum: ALQ App. I, after Yang, Lin and Li (2016).
 
 The update (Eq. 45) with the averaged quantized gradient g and momentum 0 <= mu < 1,
 
     y_{t+1} = w_t - alpha g,   y'_{t+1} = w_t - l alpha g,
     w_{t+1} = y_{t+1} + mu (y'_{t+1} - y'_t)
 
-is the heavy ball at l = 0 (torch's SGD with momentum, where the step size stays), Nesterov's
-method at l = 1 and plain SGD at step alpha/(1 - mu) at l = 1/(1 - mu). Both theorems follow z_t =
-w_t + mu/(1 - mu) (w_t - w_{t-1} + l alpha g_{t-1}), which plain SGD with alpha/(1 - mu) moves.
-Arguments as in ``convergence``, and
+is the heavy ball at l = 0 (torch's SGD with momentum at a constant step size), Nesterov's method at
+l = 1 and plain SGD with step size alpha/(1 - mu) at l = 1/(1 - mu). Both proofs follow z_t = w_t +
+mu/(1 - mu) (w_t - w_{t-1} + l alpha g_{t-1}), which plain SGD with alpha/(1 - mu) moves. Arguments
+are those of ``convergence``, and
 
     gradient_bound  V with ||grad f(w)|| <= V
     initial_gap     f(w0) - f*
@@ -38,12 +38,12 @@ def momentum_convex(
     lookahead: float = 0.0,
     bits: float | None = None,
 ) -> Guarantee:
-    """E f(mean of w_0 .. w_T) - f*: ALQ Theorem 7, Eq. 46. No projection.
+    """Bound E f(mean of w_0 .. w_T) - f* without projection: ALQ Theorem 7, Eq. 46.
 
         mu (f(w0) - f*)/((1 - mu)(T + 1)) + (1 - mu) ||w0 - w*||^2/(2 alpha (T + 1))
             + alpha (1 + 2 l mu)(V^2 + sigma_M^2)/(2 (1 - mu))
 
-    distance: ||w0 - w*||. The print divides the sum of the T + 1 iterates by T.
+    ``distance`` is ||w0 - w*||. The paper prints the sum of the T + 1 iterates divided by T.
     """
     count = check_count("iterations", iterations) + 1
     mu = check_not_negative("momentum", momentum, below=1.0)
@@ -75,13 +75,13 @@ def momentum_nonconvex(
     lookahead: float = 0.0,
     bits: float | None = None,
 ) -> Guarantee:
-    """min over t = 0 .. T of E||grad f(w_t)||^2: ALQ Theorem 8.
+    """Bound min over t = 0 .. T of E||grad f(w_t)||^2: ALQ Theorem 8.
 
         2 (1 - mu)(f(w0) - f*)/(alpha (T + 1)) + C V'/((1 - mu)^3 sqrt(T + 1))
         V' = L (mu^2 ((1 - mu) l - 1)^2 + (1 - mu)^2)(V^2 + sigma_M^2)
 
-    at alpha = min((1 - mu)/(2 L), C/sqrt(T + 1)); step_constant: C > 0. Holds as printed, for the
-    mean over t as well.
+    at alpha = min((1 - mu)/(2 L), C/sqrt(T + 1)). ``step_constant`` is C > 0. The theorem holds as
+    printed, and for the mean over t as well.
     """
     count = check_count("iterations", iterations) + 1
     mu = check_not_negative("momentum", momentum, below=1.0)
@@ -104,6 +104,6 @@ def _moment(
     processors: int,
     variance: float | None,
 ) -> float:
-    """V^2 + sigma_M^2: second moment of the averaged gradient."""
+    """Return V^2 + sigma_M^2, the second moment of the averaged gradient."""
     exact = check_not_negative("gradient_bound", gradient_bound) ** 2
     return exact + quantized_variance(second_moment, epsilon, processors, variance)

@@ -1,12 +1,12 @@
-"""What quantising adds to a vector: the exact variance, and bounds that hold for every vector.
+"""Compute the variance that quantising adds to a vector: exact, and bounds for every vector.
 
-A bound epsilon_Q promises E||Q(v) - v||_2^2 <= epsilon_Q ||v||_2^2 for every v of ``dimension``
-coordinates under Lq normalisation. In buckets the dimension is the bucket's, and the bound holds
-for the whole gradient (QSGD, section 4): each bucket keeps it, and squared norms add up.
+A bound epsilon_Q means E||Q(v) - v||_2^2 <= epsilon_Q ||v||_2^2 for every v of ``dimension``
+coordinates under Lq normalisation. If the gradient is split into buckets, the dimension is the
+bucket's. The bound then holds for the whole gradient (QSGD, section 4), since each bucket satisfies
+it and squared norms add up.
 
-All of it rests on what one coordinate r = |v_i|/||v||_q costs between neighbouring levels,
-(high - r)(r - low), and on the reach l1 d^(1/min(q,2)) >= l1 ||v||_q sqrt(d)/||v||_2 of the first
-level.
+All bounds use the cost (high - r)(r - low) of one coordinate r = |v_i|/||v||_q between neighbouring
+levels, and the reach l1 d^(1/min(q,2)) >= l1 ||v||_q sqrt(d)/||v||_2 of the first level.
 """
 
 from __future__ import annotations
@@ -30,10 +30,19 @@ from hvd_adaptive.theory.arguments import (
 def exact_variance(
     magnitudes: ArrayLike, vector: ArrayLike, norm_order: float = 2, symmetric: bool = False
 ) -> float:
-    """E||Q(v) - v||_2^2 over the rounding alone (ALQ Eqs 1, 2; symmetric: Eqs 27, 28).
+    """Return E||Q(v) - v||_2^2 over the rounding alone (ALQ Eqs 1, 2; symmetric: Eqs 27, 28).
 
-    magnitudes: (K,), as levels.check_magnitudes; vector: finite, any shape, one bucket; in the
-    square of its unit. The zero vector is exact.
+    Args:
+        magnitudes: (K,), as in ``levels.check_magnitudes``.
+        vector: Finite numbers of any shape; they form one bucket.
+        norm_order: q of the Lq norm, 1 <= q <= inf.
+        symmetric: Whether the table is symmetric.
+
+    Returns:
+        The variance in the squared unit of ``vector``; 0 for the zero vector, which is exact.
+
+    Raises:
+        ValueError: ``vector`` is not finite, or another argument is out of range.
     """
     magnitudes = check_magnitudes(magnitudes, symmetric)
     v = np.abs(np.asarray(vector, dtype=np.float64)).reshape(-1)
@@ -51,12 +60,18 @@ def exact_variance(
 def variance_bound(
     magnitudes: ArrayLike, dimension: int, norm_order: float = 2, symmetric: bool = False
 ) -> float:
-    """epsilon_Q of any table: ALQ Theorem 2; symmetric: Theorem 9.
+    """Return epsilon_Q of any table: ALQ Theorem 2; symmetric: Theorem 9.
 
-    magnitudes: (K,), as levels.check_magnitudes; norm_order: q >= 1, np.inf allowed. Above the
-    first positive level (high - r)(r - low) <= (ratio - 1)^2 / (4 ratio) r^2 (Eq. 40), below it
-    ``small_coordinates`` or, symmetric, l1^2 for each of the d coordinates. Nearly reached under
-    L1 and L2; under L-infinity up to twice the worst case, as the largest coordinate is exact.
+    Above the first positive level, (high - r)(r - low) <= (ratio - 1)^2 / (4 ratio) r^2 (Eq. 40).
+    Below it, the cost is ``small_coordinates``, or l1^2 for each of the d coordinates of a
+    symmetric table. The bound is nearly reached under L1 and L2. Under L-infinity it is up to twice
+    the worst case, since the largest coordinate is exact.
+
+    Args:
+        magnitudes: (K,), as in ``levels.check_magnitudes``.
+        dimension: d, coordinates of the vector or bucket.
+        norm_order: q >= 1; ``np.inf`` is allowed.
+        symmetric: Whether the table is symmetric.
     """
     levels = check_magnitudes(magnitudes, symmetric)
     positive_levels = levels if symmetric else levels[1:]
@@ -67,33 +82,33 @@ def variance_bound(
 
 
 def small_coordinates(reach: float) -> float:
-    """inf over 0 < p < 1 of K_p reach**(2 - p): what lies in [0, l1] costs at most (Theorem 2).
+    """Return inf over 0 < p < 1 of K_p reach**(2 - p), the cost bound of coordinates in [0, l1].
 
-    reach: l1 d**(1/min(q, 2)). The logarithm is convex in p, its derivative is
-    -log((1 - p)/(2 - p)) - log(reach) (the other terms cancel). So where reach > 2 the infimum is
-    at (1 - p)/(2 - p) = 1/reach and equals reach - 1; otherwise at p -> 0, where K_p -> 1/4.
-    For q = 2 it is no mere bound. From reach 2 on, d equal coordinates, r = d**(-1/2), cost it:
-    n equal ones cost sqrt(n) l1 - 1, most where n = d. Below reach 2, d coordinates r = l1/2 do, if
-    the rest of the norm lies in one more.
+    Source: ALQ Theorem 2. ``reach`` is l1 d**(1/min(q, 2)). The logarithm is convex in p; its
+    derivative is -log((1 - p)/(2 - p)) - log(reach), since the other terms cancel. If reach > 2,
+    the infimum is at (1 - p)/(2 - p) = 1/reach and equals reach - 1. Otherwise it is at p -> 0,
+    where K_p -> 1/4. For q = 2 the bound is attained. From reach 2 on, d equal coordinates r =
+    d**(-1/2) attain it: n equal coordinates cost sqrt(n) l1 - 1, which is largest at n = d. Below
+    reach 2, d coordinates r = l1/2 attain it if one more coordinate holds the rest of the norm.
     """
     reach = check_not_negative("reach", reach)
     return reach - 1 if reach > 2 else reach**2 / 4
 
 
 def exponent_constant(exponent: float) -> float:
-    """K_p of Theorem 2 and Eq. 41: the least K with r (l1 - r) <= K l1^(2-p) r^p on [0, l1]."""
+    """Return K_p (Theorem 2, Eq. 41): the least K with r (l1 - r) <= K l1^(2-p) r^p on [0, l1]."""
     p = check_positive("exponent", exponent, below=1.0)
     return float(((1 - p) / (2 - p)) ** (1 - p) / (2 - p))
 
 
 def qsgd_variance_bound(intervals: int, dimension: int, norm_order: float = 2) -> float:
-    """min(d/s^2, sqrt(d)/s) for s uniform intervals: QSGD Lemma 3.1 (ii), Theorem 3.2.
+    """Return min(d/s^2, sqrt(d)/s) for s uniform intervals: QSGD Lemma 3.1 (ii), Theorem 3.2.
 
-    The paper proves it for the L2 norm. It holds unchanged for every q >= 2, so for its own
-    practice, L-infinity (section 4), too: with ||v||_q^2 before the sum, a coordinate costs at
-    most min(1/(4 s^2), r/s), and ||v||_q <= ||v||_2, ||v||_1 <= sqrt(d) ||v||_2. For q < 2 the
-    same steps give d^(1/q) instead of sqrt(d). The first branch is four times what they need:
-    ``variance_bound`` of the same table is often less.
+    The paper proves the bound for the L2 norm. It holds unchanged for every q >= 2, and so for
+    L-infinity, which the paper uses in practice (section 4): with ||v||_q^2 before the sum, a
+    coordinate costs at most min(1/(4 s^2), r/s), and ||v||_q <= ||v||_2, ||v||_1 <= sqrt(d)
+    ||v||_2. For q < 2 the same steps give d^(1/q) instead of sqrt(d). The first branch is four
+    times as large as the proof needs: ``variance_bound`` of the same table is often less.
     """
     reach = _spread(dimension, norm_order) / check_count("intervals", intervals)
     return float(min(reach**2, reach))
@@ -102,10 +117,16 @@ def qsgd_variance_bound(intervals: int, dimension: int, norm_order: float = 2) -
 def nuqsgd_variance_bound(
     internal_levels: int, dimension: int, multiplier: float = 0.5, norm_order: float = 2
 ) -> float:
-    """epsilon_Q of the levels 0, p^s, ..., p, 1: NUQSGD Theorem 2, whose formula our text lacks.
+    """Return epsilon_Q of the levels 0, p^s, ..., p, 1: NUQSGD Theorem 2.
 
-    internal_levels: s >= 1, those between 0 and 1; multiplier: p, 1/2 in the paper. It is ALQ's
-    Theorem 2 at l1 = p^s and ratio 1/p: 1/8 + inf_p K_p 2^(-s(2-p)) d^(1-p/2) for 1/2 and q = 2.
+    The formula is missing from the available text. It is ALQ's Theorem 2 at l1 = p^s and ratio 1/p:
+    1/8 + inf_p K_p 2^(-s(2-p)) d^(1-p/2) for multiplier 1/2 and q = 2.
+
+    Args:
+        internal_levels: s >= 1, the number of levels between 0 and 1.
+        dimension: d, coordinates of the vector or bucket.
+        multiplier: p in (0, 1); 1/2 in the paper.
+        norm_order: q >= 1; ``np.inf`` is allowed.
     """
     count = check_count("internal_levels", internal_levels) + 2
     p = check_positive("multiplier", multiplier, below=1.0)
@@ -114,5 +135,5 @@ def nuqsgd_variance_bound(
 
 
 def _spread(dimension: int, norm_order: float) -> float:
-    """The greatest ||v||_q sqrt(d) / ||v||_2 of d coordinates: d**(1/min(q, 2))."""
+    """Return d**(1/min(q, 2)), the largest ||v||_q sqrt(d) / ||v||_2 of d coordinates."""
     return check_count("dimension", dimension) ** (1 / min(check_order(norm_order), 2))

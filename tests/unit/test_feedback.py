@@ -264,7 +264,7 @@ def test_a_weight_too_large_for_the_error_is_told_once(caplog):
         rank.step(gradients([4000], step))
         assert len(warnings_of(caplog)) == (step + 1 >= PATIENCE)
     message = warnings_of(caplog)[0]
-    assert "error_feedback=1:" in message and "not below 1 for 3 steps" in message
+    assert "error_feedback=1:" in message and "at least 1 for 3 steps" in message
     recommended = float(message.split("error_feedback=")[2].split(",")[0])
     # sqrt(2 d/π) - 1 for a Gaussian bucket and levels -1, 0, 1; less as residuals grow sparse.
     assert 0.9 / 25 < recommended < 0.2

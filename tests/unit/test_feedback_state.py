@@ -118,7 +118,7 @@ def test_parameters_of_another_shape_start_from_zero(caplog):
     old = trained()
     new = resumed(old, sizes)
     new.begin()
-    told = "starts from zero for 1 parameters that are gone, of another shape or no longer"
+    told = "starts from zero for 1 parameters that were removed, reshaped or are no longer"
     assert [told in m and m.endswith(": c") for m in caplog.messages] == [True]
     assert torch.equal(new.residuals()["a"], old.residuals()["a"])
     assert new.residuals()["c"].count_nonzero() == 0

@@ -41,5 +41,5 @@ def test_wrong_lengths(payloads, joined, place, change):
 
 
 def test_one_too_many(payloads):
-    with pytest.raises(PayloadError, match="the payloads say"):
+    with pytest.raises(PayloadError, match="the headers say"):
         split([torch.cat([*payloads, payloads[0]])], COUNT)

@@ -247,7 +247,7 @@ def test_refuses(keywords, message):
 
 
 def test_refuses_a_batch_size_beside_a_callable():
-    with pytest.raises(ValueError, match="batch_size: is not taken"):
+    with pytest.raises(ValueError, match="batch_size: must not be given"):
         make_batches(lambda rank, step: (INPUTS, TARGETS), 4, 1, 0)
 
 

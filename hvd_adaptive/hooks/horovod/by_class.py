@@ -1,8 +1,8 @@
-"""A scheme's class in a compressor's place: ``compression=ALQ``, as ``hvd.Compression.fp16`` is.
+"""Support a scheme's class as compressor: ``compression=ALQ``, like ``hvd.Compression.fp16``.
 
-Horovod keeps the class and calls ``compress`` on it. The first such call makes a compressor for
-each optimizer that holds the class, and puts it in the class's place: from then on every optimizer
-has one of its own, ``optimizer._compression``, as if it had been given ``ALQ()``.
+Horovod stores the class and calls ``compress`` on it. The first such call creates a compressor for
+each optimizer that holds the class, and replaces the class by it. Every optimizer then has its own
+compressor, ``optimizer._compression``, as if it had been given ``ALQ()``.
 """
 
 from __future__ import annotations
@@ -19,25 +19,29 @@ _replacing = threading.Lock()
 
 
 def compressor_for_caller(scheme: type) -> Any:
-    """The compressor of the optimizer among the callers that was given the class ``scheme``; made
-    now for all optimizers that hold the class, in the order of their parameters' names, so that
-    ranks make them in the same order. ValueError where no optimizer calls, or where the class needs
-    keywords."""
+    """Return the compressor of the calling optimizer, which was given the class ``scheme``.
+
+    The first call creates compressors for all optimizers that hold the class, in the order of their
+    parameters' names, so that ranks create them in the same order.
+
+    Raises:
+        ValueError: No optimizer is among the callers, or the class needs keywords.
+    """
     name = scheme.__name__
     with _replacing:
         caller = optimizer_given(scheme)
         if caller is None:
             raise ValueError(
-                f"compression={name}: is a class, and no optimizer of Horovod's calls it; give an "
+                f"compression={name}: is a class, and no optimizer of Horovod calls it; give an "
                 f"instance, compression={name}()"
             )
         if caller._compression is scheme:
             for optimizer in optimizers_given(scheme, caller):
-                optimizer._compression = _made(scheme)
+                optimizer._compression = _make(scheme)
         return caller._compression
 
 
-def _made(scheme: type) -> Any:
+def _make(scheme: type) -> Any:
     name = scheme.__name__
     try:
         compressor = scheme()

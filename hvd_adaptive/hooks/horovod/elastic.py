@@ -1,13 +1,14 @@
-"""Elastic Horovod: a compressor in ``hvd.elastic.TorchState(..., compression=compressor)``.
+"""Support compressors in ``hvd.elastic.TorchState(..., compression=compressor)``.
 
-``register`` tells Horovod how a compressor's state is handled, through the registry that it keeps
-for that. What a compressor needs when workers come and go:
+``register`` adds a handler of compressors' states to Horovod's registry of state handlers. The
+handler works as follows when workers join or leave:
 
-1. ``save`` (state.commit) keeps a copy of its state in memory.
-2. ``restore`` (a worker was lost in the middle of a step) goes back to that, as the model does.
-3. ``sync`` (before training goes on among other workers): all take the first rank's tables, step
-   and settings. Residuals, which each rank has of its own, stay where they are; newcomers have
-   none. The residuals of workers that were lost are lost with them.
+1. ``save`` (state.commit) keeps a copy of the compressor's state in memory.
+2. ``restore`` (after the loss of a worker in the middle of a step) returns to that copy, as the
+   model does.
+3. ``sync`` (before training continues with other workers) copies the first rank's tables, step and
+   settings to all ranks. Residuals, which belong to each rank, are not copied; newcomers have none.
+   The residuals of lost workers are lost.
 """
 
 from __future__ import annotations
@@ -30,18 +31,18 @@ class CompressorStateHandler:
         self.save()
 
     def save(self) -> None:
-        """Keep the state as it is now."""
+        """Keep a copy of the current state."""
         self._saved = self.value.state_dict()
 
     def restore(self) -> None:
-        """Go back to the state that was kept. Collectives in flight have failed with Horovod."""
+        """Return to the saved state. Collectives in flight have failed with Horovod."""
         self.value.close()
         self.value.load_state_dict(self._saved)
         if self.value.residuals is not None:
             self.value.residuals.take_over(self.value.residuals)
 
     def sync(self) -> None:
-        """Every rank takes the first rank's state; a collective."""
+        """Load the first rank's state on every rank. This is a collective."""
         import horovod.torch as hvd
 
         from hvd_adaptive.hooks.horovod.binding import forget_names
@@ -63,7 +64,7 @@ class CompressorStateHandler:
 
 
 def register() -> None:
-    """Make Horovod handle compressors' states so, where it has been imported."""
+    """Register the handler with Horovod if its elastic module has been imported."""
     from hvd_adaptive.compressor import GradientCompressor
 
     horovod = sys.modules.get("horovod.torch.elastic.state")
@@ -76,8 +77,10 @@ def register() -> None:
 
 
 def without_own(state: Mapping[str, Any]) -> dict[str, Any]:
-    """A compressor's state without what each rank has of its own: residuals, and what it has sent
-    since the last update."""
+    """Return a compressor's state without the values that belong to each rank.
+
+    These are the residuals, and what the rank has sent since the last update.
+    """
     shared = {name: value for name, value in state.items() if name != "residuals"}
     if "sent" in state:
         shared["sent"] = torch.zeros_like(state["sent"])
@@ -87,7 +90,7 @@ def without_own(state: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def with_own(shared: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
-    """Another rank's state with what this one has sent."""
+    """Return another rank's state with this rank's record of what it has sent."""
     state = dict(shared)
     if "sent" in shared and "sent" in own:
         state["sent"] = own["sent"]

@@ -1,4 +1,4 @@
-"""What a log comes to: means over a run, and what each parameter costs."""
+"""Summarise a log: means over a run, and the cost of each parameter."""
 
 from __future__ import annotations
 
@@ -16,9 +16,11 @@ TIMES = ("encode_s", "exchange_s", "decode_s")
 class Summary:
     """Means per step over the whole run, weighted by the steps of each record.
 
-    ring_bytes: that a rank would send in float32 by a ring, 2 (N - 1) / N of the gradient.
-    step_s: seconds from one step's end to the next one's; None where that is not known.
-    relative_error: None where nothing was quantised.
+    Attributes:
+        ring_bytes: Bytes that a rank would send in float32 by a ring, 2 (N - 1) / N of the
+            gradient.
+        step_s: Seconds from one step's end to the next one's; None if unknown.
+        relative_error: None if nothing was quantised.
     """
 
     steps: int
@@ -39,10 +41,14 @@ class Summary:
 
 @dataclass(frozen=True)
 class Cost:
-    """What a parameter costs per step. A group's payload bytes and seconds are shared out among its
-    parameters: those of full-precision coordinates as they are, all else by coordinates.
+    """Cost of a parameter per step.
 
-    error: relative, of the groups that it is in; of the largest where there are several.
+    A group's payload bytes and seconds are divided among its parameters. Bytes of full-precision
+    coordinates belong to their parameters; everything else is divided by coordinates.
+
+    Attributes:
+        error: Relative error of the parameter's group; if it is in several groups, of the one with
+            most of its coordinates.
     """
 
     name: str
@@ -55,7 +61,7 @@ class Cost:
 
 
 def summarise(log: Log) -> Summary:
-    """Means over all steps."""
+    """Return the means over all steps."""
     last = log.starts[-1]
     ranks, coordinates = last["ranks"], mean(log.steps, "coordinates") or 0.0
     return Summary(
@@ -75,14 +81,14 @@ def summarise(log: Log) -> Summary:
 
 
 def mean(records: Sequence[dict[str, Any]], name: str) -> float | None:
-    """Over steps; records without the figure are left out, None where none has it."""
+    """Return the mean over steps of the records that have the figure; None if none has it."""
     known = [(r[name], r.get("steps", 1)) for r in records if r.get(name) is not None]
     steps = sum(count for _, count in known)
     return sum(value * count for value, count in known) / steps if steps else None
 
 
 def group_means(log: Log) -> list[dict[str, Any]]:
-    """The last layout's groups: its facts, and means of its figures since it began."""
+    """Return the facts of the last layout's groups, and means of their figures since it began."""
     start = log.starts[-1]
     records = [r for r in log.steps if r["time"] >= start["time"]] or log.steps[-1:]
     rows = []
@@ -99,7 +105,7 @@ def group_means(log: Log) -> list[dict[str, Any]]:
 
 
 def costs(log: Log) -> list[Cost]:
-    """Of every parameter, the one that sends most first."""
+    """Return the cost of every parameter, sorted by payload bytes in descending order."""
     found: dict[str, list[tuple[float, ...]]] = {}
     kinds: dict[str, list[tuple[int, str, float | None]]] = {}
     for group in group_means(log):
@@ -130,7 +136,7 @@ def costs(log: Log) -> list[Cost]:
 
 
 def describe(log: Log) -> dict[str, Any]:
-    """All of it for machines: what ``hvd-adaptive report --json`` prints."""
+    """Return the whole summary for machines, as printed by ``hvd-adaptive report --json``."""
     start, rows = log.starts[-1], costs(log)
     scheme, settings = parse_scheme(start["scheme"])
     facts = {name: start[name] for name in ("ranks", "rank", "host", "version", "torch")}
@@ -146,19 +152,19 @@ def describe(log: Log) -> dict[str, Any]:
     }
 
 
-def parse_scheme(told: str) -> tuple[str, dict[str, Any]]:
-    """A scheme's name and settings from its ``repr``; what cannot be read stays in the name."""
+def parse_scheme(text: str) -> tuple[str, dict[str, Any]]:
+    """Return a scheme's name and settings from its ``repr``; unreadable text becomes the name."""
     try:
-        call = ast.parse(told, mode="eval").body
+        call = ast.parse(text, mode="eval").body
     except SyntaxError:
-        return told, {}
+        return text, {}
     if not isinstance(call, ast.Call):
-        return told, {}
+        return text, {}
     return ast.unparse(call.func), {word.arg or "**": _value(word.value) for word in call.keywords}
 
 
-def _value(told: ast.expr) -> Any:
+def _value(node: ast.expr) -> Any:
     try:
-        return ast.literal_eval(told)
+        return ast.literal_eval(node)
     except ValueError:
-        return ast.unparse(told)
+        return ast.unparse(node)

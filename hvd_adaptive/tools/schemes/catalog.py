@@ -1,4 +1,4 @@
-"""Every scheme with its paper, parameters, bits and bounds, from the classes themselves."""
+"""List every scheme with its paper, parameters, bits and bounds, computed from the classes."""
 
 from __future__ import annotations
 
@@ -17,21 +17,27 @@ from hvd_adaptive.compressor import GradientCompressor
 from hvd_adaptive.device import HOST
 from hvd_adaptive.schemes.table_scheme import TableScheme
 
-# Keywords that a scheme requires.
+# Required keywords of schemes.
 REQUIRED: dict[str, dict[str, Any]] = {"ECDQ": {"bits": 2}, "SparseSGD": {"density": 0.01}}
 SAMPLE = 1 << 18
 
 
 @dataclass(frozen=True)
 class Entry:
-    """A scheme with its required keywords alone.
+    """Scheme constructed with only its required keywords.
 
-    method: first sentence of its documentation, with the paper.  call: how it was constructed.
-    keywords: its own, with defaults ("" where there is none).  bits: per coordinate of
-    262,144 normal ones, everything but the payload's header included.
-    relative_error: E‖Q(v) - v‖²/‖v‖² of these, measured, tables fitted first; laplacian_error: of
-    Laplacian ones.  bound: of E‖Q(v) - v‖²/‖v‖² for any v of a bucket's size, as it is proved for
-    the table in use (fitted to the normal ones); None where nothing is.  unbiased: E Q(v) = v.
+    Attributes:
+        name: Name of the class.
+        method: First sentence of its documentation, including the paper.
+        call: How the scheme was constructed.
+        keywords: The scheme's own keywords with their defaults ("" if there is none).
+        bits: Bits per coordinate of 262,144 normal coordinates, without the payload's header.
+        relative_error: Measured E‖Q(v) - v‖²/‖v‖² of these, after fitting tables.
+        laplacian_error: The same for Laplacian coordinates.
+        bound: Proved bound of E‖Q(v) - v‖²/‖v‖² for any v of a bucket's size with the current table
+            (fitted to the normal coordinates), or None.
+        unbiased: Whether E Q(v) = v.
+        documentation: Docstring of the class.
     """
 
     name: str
@@ -47,7 +53,7 @@ class Entry:
 
 
 def scheme_classes() -> dict[str, type[GradientCompressor]]:
-    """Return the schemes that hvd_adaptive exports, by name, in its order."""
+    """Return the schemes that hvd_adaptive exports, by name, in the order of ``__all__``."""
     found = {name: getattr(hvd_adaptive, name) for name in hvd_adaptive.__all__}
     return {
         name: value
@@ -57,22 +63,18 @@ def scheme_classes() -> dict[str, type[GradientCompressor]]:
 
 
 def entry(name: str) -> Entry:
-    """Describe one scheme.
-
-    Raises:
-        KeyError: there is no scheme of this name.
-    """
+    """Return the entry of one scheme; raise KeyError if there is no such scheme."""
     kind = scheme_classes()[name]
     given = REQUIRED.get(name, {})
     fitted = kind(**given)
     documentation = inspect.getdoc(kind) or ""
-    required = ", ".join(f"{keyword}={value!r}" for keyword, value in given.items())
+    arguments = ", ".join(f"{keyword}={value!r}" for keyword, value in given.items())
     normal, laplacian = _samples()
     bits, error = _measured(fitted, normal)
     return Entry(
         name=name,
         method=_first_sentence(documentation),
-        call=f"{name}({required})",
+        call=f"{name}({arguments})",
         keywords=own_keywords(kind),
         bits=bits,
         relative_error=error,
@@ -94,8 +96,7 @@ def own_keywords(kind: type) -> dict[str, str]:
 
 
 def bound(scheme: GradientCompressor) -> float | None:
-    """Return the proved bound of the relative variance, for any gradient in buckets of the scheme's
-    size; None if there is none."""
+    """Return the bound of the relative variance of any gradient in buckets of its size, if any."""
     if isinstance(scheme, hvd_adaptive.NaturalCompression):
         return 1 / 8
     for name in ("gamma", "relative_variance"):  # QCS, ECDQ
@@ -109,10 +110,9 @@ def bound(scheme: GradientCompressor) -> float | None:
 
 
 def is_unbiased(scheme: GradientCompressor) -> bool:
-    """Test whether decoded gradients have the right mean.
+    """Return whether decoded gradients have the right mean, by a test on a skewed bucket.
 
-    A skewed bucket is encoded many times. Its decoded coordinates, added up with weights of several
-    kinds, must be right to within five standard errors.
+    Sums of its coordinates with several kinds of weights must be right within five standard errors.
     """
     v = torch.from_numpy(np.random.Generator(np.random.Philox(key=1)).gamma(0.7, size=64))
     v = v.to(torch.float32).repeat(256) - 0.5
@@ -135,7 +135,7 @@ def _samples() -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def _measured(scheme: Any, v: torch.Tensor) -> tuple[float, float]:
-    """Return bits per coordinate and the relative squared error."""
+    """Return bits per coordinate and relative squared error."""
     if hasattr(scheme, "fit"):
         scheme.fit(v)
     payload = scheme.encode(v, seed=1)

@@ -171,7 +171,7 @@ def test_other_levels_and_atoms():
         (lambda: convexity_margin(0.5, 0.4, UNIFORM), "low, high: must satisfy"),
         (lambda: convexity_margin(0.5, 1.1, UNIFORM), "low, high: must satisfy"),
         (lambda: convexity_margin(np.nan, 0.5, UNIFORM), "low, high: must satisfy"),
-        (lambda: least_convex_pair(UNIFORM, [0.5]), "points: must hold two"),
+        (lambda: least_convex_pair(UNIFORM, [0.5]), "points: must contain at least two"),
         (lambda: variance_gap(UNIFORM, 0), "dimension=0"),
         (lambda: variance_gap(UNIFORM, 5, level=1.0), "level=1.0"),
         (lambda: variance_gap_bound(UNIFORM, 5, level=0), "level=0"),
