@@ -44,7 +44,8 @@ def same_initial_weights():
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Two ranks over MPI take every case. Of a check that has many, four ranks take one fifth and
-    ranks over Gloo another: ranks are slow where cores are few."""
+    ranks over Gloo another, and neither takes one that is marked ``once``: ranks are slow where
+    cores are few."""
     many = int(os.environ.get("OMPI_COMM_WORLD_SIZE", 1)) >= MANY_RANKS
     gloo = os.environ.get("HOROVOD_CONTROLLER") == "gloo"
     if ALL in os.environ or not (many or gloo):
@@ -52,14 +53,15 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     cases: dict[tuple[object, str], list[pytest.Item]] = {}
     for item in items:
         cases.setdefault((item.path, item.originalname), []).append(item)
-    left = [
+    left = {
         item
         for place, of_check in enumerate(cases.values())
         if len(of_check) >= MANY_CASES
         for index, item in enumerate(of_check)
         if (index + place + gloo) % SHARE
-    ]
-    config.hook.pytest_deselected(items=left)
+    }
+    left |= {item for item in items if item.get_closest_marker("once")}
+    config.hook.pytest_deselected(items=[item for item in items if item in left])
     items[:] = [item for item in items if item not in left]
 
 
