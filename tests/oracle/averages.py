@@ -107,9 +107,9 @@ def widest_gap(levels: np.ndarray, low: np.ndarray, high: np.ndarray) -> np.ndar
     end = np.searchsorted(levels, high * (1 + 1e-6), side="left")
     gaps = np.diff(levels)
     begin, end = np.clip(begin, 0, gaps.size - 1), np.clip(end, 1, gaps.size)
-    pairs, which = np.unique(begin * (gaps.size + 1) + end, return_inverse=True)
-    found = [gaps[b : max(e, b + 1)].max() for b, e in (divmod(p, gaps.size + 1) for p in pairs)]
-    return np.array(found)[which]
+    # If ``end`` is not beyond ``begin``, reduceat takes that gap alone; a 0 stands for a last end.
+    ends = np.stack([begin, end], axis=1).reshape(-1)
+    return np.maximum.reduceat(np.append(gaps, 0.0), ends)[::2]
 
 
 def exact(mean: np.ndarray, rounding: np.ndarray) -> Expected:

@@ -13,11 +13,11 @@ from hvd_adaptive.transport.collectives import AllGather, AllToAll
 SHAPES = {
     "matrices": [(40, 50)] * 12,
     "biases": [(40, 50), (40,)] * 12,
-    "small": [(10, 10), (10,)] * 40,
+    "small": [(10, 10), (10,)] * 20,
     "one": [(200, 100)],
 }
 # How many coordinates a group has, about: some have several members, some are one's alone.
-FUSION = {"matrices": 40_000, "biases": 40_000, "small": 4_000, "one": 20_000}
+FUSION = {"matrices": 40_000, "biases": 40_000, "small": 2_000, "one": 20_000}
 EXCHANGES = {
     "allgather": {"exchange": "allgather"},
     "scatter_reduce": {"exchange": "scatter_reduce"},

@@ -16,19 +16,19 @@ from hvd_adaptive import ALQ, ECDQ, QSGD, RankMismatchError
 
 SEEDS = itertools.count(9000)
 SCHEMES = {
-    "alq": lambda **k: ALQ(bits=8, norm="linf", bucket_size=512, update_steps=[0, 3, 6], **k),
+    "alq": lambda **k: ALQ(bits=7, norm="linf", bucket_size=512, update_steps=[0, 2, 4], **k),
     "alq-scatter": lambda **k: ALQ(
-        bits=8, norm="linf", bucket_size=512, exchange="scatter_reduce", **k
+        bits=7, norm="linf", bucket_size=512, exchange="scatter_reduce", second_stage_bits=7, **k
     ),
     "alq-parts": lambda **k: ALQ(
-        bits=8, norm="linf", bucket_size=512, parameter_bits={"0.*": 7}, **k
+        bits=7, norm="linf", bucket_size=512, parameter_bits={"0.*": 6}, **k
     ),
     "qsgd": lambda **k: QSGD(bits=8, norm="linf", bucket_size=512, **k),
     "ecdq": lambda **k: ECDQ(bits=6, bucket_size=512, **k),
 }
 
 
-def veteran(scheme: str, steps: int = 5, **keywords):
+def veteran(scheme: str, steps: int = 3, **keywords):
     """The state of a compressor that all ranks have trained with."""
     model, compressor = make_model(), SCHEMES[scheme](seed=next(SEEDS), **keywords)
     train(model, distributed(model, compressor), steps)
@@ -39,9 +39,9 @@ def veteran(scheme: str, steps: int = 5, **keywords):
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_newcomers_take_the_first_ranks_state(scheme, feedback, caplog):
     """The averages of that very step are right, whether or not it is one at which tables are fitted
-    for the first rank (step 6) or the newcomers (step 0)."""
+    for the first rank (step 4) or the newcomers (step 0)."""
     keywords = {"error_feedback": feedback} if scheme != "ecdq" else {}
-    for steps in (5, 6):
+    for steps in (3, 4) if scheme == "alq" else (3,):
         state, version = veteran(scheme, steps, **keywords)
         model, compressor = make_model(7), SCHEMES[scheme](seed=1, **keywords)
         if hvd.rank() == 0:
@@ -97,7 +97,7 @@ def test_residuals_start_from_zero_and_the_first_ranks_stay():
 )
 def test_other_differences_are_errors(case):
     state, _ = veteran("alq")
-    older = dict(state) | {"step": 4}
+    older = dict(state) | {"step": 2}
     model, compressor = make_model(), SCHEMES["alq"](seed=3)
     own = {
         "a checkpoint on rank 1 alone": {1: state},

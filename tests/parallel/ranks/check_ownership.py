@@ -7,6 +7,8 @@ are slow enough: tests/unit/test_ownership.py reads it as late as may be.
 
 from __future__ import annotations
 
+import functools
+
 import horovod.torch as hvd
 import pytest
 import torch
@@ -20,15 +22,18 @@ STEPS = 3
 COMPRESSED, EXACT = 0.03, 1e-6
 
 MODELS = {
-    # Groups hold several whole matrices and nothing else.
-    "matrices": [(512, 512)] * 24,
+    # By default, groups hold several whole matrices and nothing else.
+    "large": [(512, 512)] * 24,
+    # A quarter of it in groups of a quarter.
+    "matrices": [(256, 256)] * 24,
     # Both sections in each group.
-    "biases": [(300, 300), (300,)] * 40,
+    "biases": [(150, 150), (150,)] * 40,
     # Nothing is quantised unless min_numel says so.
     "small": [(30, 30), (30,)] * 400,
     "one": [(2000, 1500)],
 }
-FUSION = {"biases": 1 << 21, "small": 1 << 19}
+FUSION = {"matrices": 1 << 22, "biases": 1 << 19, "small": 1 << 19}
+SMALL_FUSION = {"fusion_bytes": 150_000}  # less than a matrix
 EXCHANGES = ["allgather", "scatter_reduce", "hierarchical", "auto"]
 
 
@@ -43,23 +48,24 @@ class Vectors(torch.nn.Module):
         sum((w * g).sum() for w, g in zip(self.weights, gradients, strict=True)).backward()
 
 
-def drawn(shapes, rank, step, dtype):
+@functools.lru_cache(maxsize=4 * STEPS)
+def drawn(model_name, rank, step, dtype):
     """A rank's gradients of a step."""
     generator = torch.Generator().manual_seed(1000 * step + rank)
-    return [torch.randn(shape, generator=generator).to(dtype) for shape in shapes]
+    return [torch.randn(s, generator=generator).to(dtype) for s in MODELS[model_name]]
 
 
-def exact(shapes, step, dtype):
+@functools.lru_cache(maxsize=STEPS)
+def exact(model_name, step, dtype):
     """The average over all ranks, float64."""
-    ranks = [drawn(shapes, rank, step, dtype) for rank in range(hvd.size())]
+    ranks = [drawn(model_name, rank, step, dtype) for rank in range(hvd.size())]
     return [sum(g.double() for g in of_one) / hvd.size() for of_one in zip(*ranks, strict=True)]
 
 
 def check(model_name, bound=COMPRESSED, steps=STEPS, dtype=torch.float32, **keywords):
-    shapes = MODELS[model_name]
     several = {"fusion_bytes": FUSION[model_name]} if model_name in FUSION else {}
     keywords = {"bits": 8, "norm": "linf", "second_stage_bits": 8} | several | keywords
-    model = Vectors(shapes, dtype)
+    model = Vectors(MODELS[model_name], dtype)
     optimizer = hvd.DistributedOptimizer(
         torch.optim.SGD(model.parameters(), lr=0.1),
         named_parameters=model.named_parameters(),
@@ -67,9 +73,9 @@ def check(model_name, bound=COMPRESSED, steps=STEPS, dtype=torch.float32, **keyw
     )
     for step in range(steps):
         optimizer.zero_grad()
-        model.backward(drawn(shapes, hvd.rank(), step, dtype))
+        model.backward(drawn(model_name, hvd.rank(), step, dtype))
         optimizer.synchronize()
-        averages = zip(model.weights, exact(shapes, step, dtype), strict=True)
+        averages = zip(model.weights, exact(model_name, step, dtype), strict=True)
         errors = [float((w.grad.double() - want).norm() / want.norm()) for w, want in averages]
         wrong = {slot: error for slot, error in enumerate(errors) if not error < bound}
         assert not wrong, f"step {step}: {len(wrong)} of {len(errors)} tensors are wrong: {wrong}"
@@ -84,8 +90,8 @@ def per_node():
     return [n for n in (1, 2, 4) if hvd.size() % n == 0 and n <= hvd.size()]
 
 
-@pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize("exchange", EXCHANGES)
+@pytest.mark.parametrize("model", MODELS)
 def test_compressed(exchange, model):
     for ranks_per_node in [None, *per_node()] if exchange == "hierarchical" else [None]:
         check(model, exchange=exchange, ranks_per_node=ranks_per_node)
@@ -97,8 +103,8 @@ def test_compressed(exchange, model):
     [
         {"min_numel": 0},
         {"min_numel": 0, "bucket_size": 500, "tail": "full"},
-        {"fusion_bytes": 600_000},
-        {"parameter_bits": {"weights.[0-9]": 7, "weights.1*": None}},
+        SMALL_FUSION,
+        {"bucket_size": 2048, "parameter_bits": {"weights.[0-9]": 7, "weights.1*": None}},
     ],
     ids=lambda keywords: "-".join(keywords),
 )

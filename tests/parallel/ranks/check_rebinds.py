@@ -6,6 +6,7 @@ import gc
 
 import horovod.torch as hvd
 import psutil
+import pytest
 import torch
 
 from hvd_adaptive import ALQ
@@ -15,6 +16,7 @@ REBINDS = 150
 BYTES = 4096
 
 
+@pytest.mark.once
 def test_memory_of_rebinds():
     """Each fits a table, and is followed by a change of settings to one of two."""
     weight = torch.nn.Parameter(torch.zeros(2048))

@@ -87,6 +87,7 @@ def test_what_is_built_beside_does_not_count():
     assert [c.instance.training for c in compressors] == [1, 2]
 
 
+@pytest.mark.once
 def test_eight_calls_of_allreduce_average_out():
     """The mean of eight has an eighth of the squared error; 5 standard errors, estimated from the
     scatter of ten such means."""
