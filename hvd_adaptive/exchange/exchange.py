@@ -56,6 +56,8 @@ class Shipment:
     codec: of the group's part.  quantized, full: coordinates; the quantised ones come first.
     layout: fingerprint that payloads carry.
     count: told the bytes of payloads that this rank encoded from its gradients.
+    measure: told what this rank quantises, where it does, and None; or what it sends in plain
+    numbers in place of payloads, and their dtype.
     key: a rank's key of random numbers for this group, step and attempt; keys: those that it may
     have, where that is more than one.
     factor: what a sum over ranks is multiplied with; asked when everything has been sent.
@@ -76,6 +78,7 @@ class Shipment:
     count: Callable[[int], None]
     memory: Callable[[str, int, torch.dtype, torch.device], torch.Tensor] = _new_memory
     keys: Callable[[int], Iterable[int]] | None = None
+    measure: Callable[[torch.Tensor, torch.dtype | None], None] = lambda values, dtype: None
 
     def is_from(self, rank: int, key: int, of: Callable[[int], int] = int) -> bool:
         """Whether a payload's ``key`` is one that ``rank`` may have; ``of`` derives it from the

@@ -114,6 +114,8 @@ class Hierarchical(Exchange):
         slices = self._slices(shipment)
         if self._is_alone:
             return self._between.encode(self._part(shipment, slices[0]), flat, values)
+        if self._shares_one_node:
+            shipment.measure(flat, flat.dtype)
         return _copied(flat, slices)
 
     def route(self, shipment: Shipment, sent: Sequence[Outgoing]) -> Route:
@@ -142,13 +144,18 @@ class Hierarchical(Exchange):
         """Whether this rank has a node to itself, as the others have, and there are others."""
         return len(self._local) == 1 < len(self._across)
 
+    @property
+    def _shares_one_node(self) -> bool:
+        """Whether all ranks do, so that nothing is compressed."""
+        return len(self._across) == 1
+
     def _inside(self, request: AllGather | AllToAll) -> Among:
         """A request of the ranks of each node."""
         return Among(self._local, request, self.ranks, local=True)
 
     def _exchanged(self, shipment: Shipment, own: Chunk, mean: torch.Tensor) -> Route:
         """The slice's average (or sum) over all ranks, from the means of nodes."""
-        if len(self._across) == 1:
+        if self._shares_one_node:
             return (mean * (shipment.factor() * len(self._local))).to(shipment.dtype)
         part = self._part(shipment, own)
         with shipment.time("encode_s"):

@@ -19,7 +19,8 @@ class StepFigures:
 
     coordinates: gradient coordinates encoded.  uncompressed_bytes: their bytes as they are.
     payload_bytes: bytes encoded.  wire_bytes: bytes sent by this rank, computed from the exchange.
-    squared_error, squared_norm: of all quantised coordinates, estimated from the buckets measured.
+    squared_error, squared_norm: of all coordinates that this rank quantises or sends rounded,
+    estimated from the buckets measured.
     encode_s, exchange_s, decode_s: seconds encoding, waiting for the exchange, decoding.
     flight_s: seconds from handing collectives to Horovod until their results were taken, added up
         over groups, which overlap; measured where there is a monitor.
@@ -128,10 +129,11 @@ class StepMeter:
 
     def report(self) -> dict[str, float]:
         """The last step as a dict: coordinates, payload_bytes, wire_bytes, uncompressed_bytes,
-        bits_per_coordinate, relative_error (||Q(v) - v||²/||v||² of all
-        quantised coordinates v of this rank, estimated from a few full buckets and all partial
-        ones; for schemes with a level table the expectation over their rounding; NaN where none
-        could be measured), encode_s, exchange_s, decode_s, peak_bytes (memory held beyond the
+        bits_per_coordinate, relative_error (||Q(v) - v||²/||v||² of all coordinates v that this
+        rank quantises, or sends as exchange="auto" rounds them, estimated from a few full buckets
+        and all partial ones; with exchange="hierarchical" v is its slice of its node's mean; for
+        schemes with a level table the expectation over their rounding; NaN where none could be
+        measured), encode_s, exchange_s, decode_s, peak_bytes (memory held beyond the
         gradients: payloads in flight, buffers, residuals; not what encoding one group takes for a
         moment, nor Horovod's own buffers). Zeros before the first step."""
         last = self.last or StepFigures()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import time
 from collections import deque
 from collections.abc import Callable
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from hvd_adaptive.codec import rounding_errors
 from hvd_adaptive.compressor import GradientCompressor
 from hvd_adaptive.device import Later, Streams
 from hvd_adaptive.errors import PayloadError
@@ -337,7 +339,6 @@ class Step:
                 self._after[index] = after
                 size = self._residuals.held_bytes(index) + after.nbytes
                 meter.hold(f"residual of group {index}", size)
-            self._measure(values, index)
         meter.add("coordinates", group.coordinates, index)
         meter.add("uncompressed_bytes", group.coordinates * group.dtype.itemsize, index)
         self._held += binding.in_flight_bytes(group)
@@ -375,10 +376,11 @@ class Step:
         """So many bytes are held for a group from now on, until the end of the step at most."""
         self.binding.compressor.meter.hold((kind, index), size)
 
-    def _measure(self, flat: torch.Tensor, index: int) -> None:
+    def _measure(self, index: int, flat: torch.Tensor, dtype: torch.dtype | None) -> None:
         """Add the squared error of a few buckets to the step's figures: of ERROR_BUCKETS full ones,
         drawn at equal distances from a random one on, each of which stands for as many as there are
-        to each drawn, and of the partial one at the end."""
+        to each drawn, and of the partial one at the end. dtype: what the buckets are rounded to;
+        None where the codec quantises them."""
         if not flat.numel():
             return
         size = self.binding.settings.bucket_size
@@ -389,7 +391,10 @@ class Step:
             chosen.append(full)
         buckets = [flat[place * size : (place + 1) * size] for place in chosen]
         sample = torch.cat(buckets).to(torch.float32)
-        squares = self._codec(index).squared_errors(sample, key)
+        if dtype is None:
+            squares = self._codec(index).squared_errors(sample, key)
+        else:
+            squares = rounding_errors(sample, dtype, size)
         weights = [full / count for _ in chosen[:count]] + [1.0] * bool(partial)
         self.binding.compressor.meter.measured(Later(squares), weights, index)
 
@@ -407,6 +412,7 @@ class Step:
             factor=lambda: self._known_factor,
             time=lambda field: meter.time(field, index),
             count=lambda size: meter.add("payload_bytes", size, index),
+            measure=functools.partial(self._measure, index),
             memory=lambda *like: self._memory_for(group, *like),
         )
 
