@@ -7,7 +7,7 @@ buckets, so that the pool of any number of ranks stays small.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -26,16 +26,19 @@ class Sample(list[torch.Tensor]):
 
     weights: of how many of the many each one stands, up to a factor that all share. Buckets that
     are no Sample weigh 1.
+    groups: what each one was drawn from.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.weights: list[float] = []
+        self.groups: list[Any] = []
 
-    def add(self, bucket: torch.Tensor, weight: float) -> None:
+    def add(self, bucket: torch.Tensor, weight: float, group: Any = None) -> None:
         """One more."""
         self.append(bucket)
         self.weights.append(weight)
+        self.groups.append(group)
 
 
 def weights_of(buckets: Sequence[torch.Tensor]) -> list[float]:

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
@@ -106,6 +106,17 @@ class Shipment:
         return self.wide("result", self.quantized + self.full, device)
 
 
+class Share(NamedTuple):
+    """What a rank quantises of a group: coordinates ``begin`` to ``end`` of some ranks' mean.
+
+    members: these ranks, ascending. Each has a share, with the same members.
+    """
+
+    members: Sequence[int]
+    begin: int
+    end: int
+
+
 @dataclass(frozen=True)
 class Place:
     """Rank ``rank`` of ``ranks``; nodes: of each rank, the node that it runs on, where known."""
@@ -146,6 +157,11 @@ class Exchange(ABC):
     ) -> None:
         """Before ``step`` is asked for an update, once it is settled: make what the parts' codecs
         need besides themselves."""
+
+    def share(self, rank: int, quantized: int, full: int, bucket_size: int) -> Share:
+        """Of a group of so many coordinates, the share of this rank or of another one that some
+        group's mean is made with."""
+        return Share((rank,), 0, quantized)
 
     def choice(self, coordinates: int) -> str | None:
         """What a group of so many coordinates travels by, where that was found out."""

@@ -33,6 +33,7 @@ from hvd_adaptive.exchange.exchange import (
     Outgoing,
     Place,
     Route,
+    Share,
     Shipment,
     memory_of,
 )
@@ -42,6 +43,7 @@ from hvd_adaptive.transport.nodes import find_nodes
 
 if TYPE_CHECKING:
     from hvd_adaptive.exchange.staged_codec import StagedCodec
+    from hvd_adaptive.layout import Group
     from hvd_adaptive.transport.world import World
 
 logger = logging.getLogger("hvd_adaptive")
@@ -75,6 +77,16 @@ class Hierarchical(Exchange):
                 "use exchange='scatter_reduce', or say ranks_per_node="
             )
         self._know(nodes)
+
+    def arrange(self, groups: Sequence[Group]) -> None:
+        """Groups that do not leave their node quantise nothing: no table is fitted to them."""
+        for group in groups if self._shares_one_node else ():
+            group.quantized, group.full = 0, group.coordinates
+
+    def share(self, rank: int, quantized: int, full: int, bucket_size: int) -> Share:
+        slices = cut(quantized, full, bucket_size, len(self._local))
+        own = slices[self._local.index(rank)]
+        return Share(self._local, own.begin, own.end)
 
     def prepare(self, compressor: StagedCodec, labels: Sequence[str], step: int) -> None:
         self._between.prepare(compressor, labels, step)
