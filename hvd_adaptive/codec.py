@@ -480,5 +480,11 @@ def squares_of(flat: torch.Tensor, bucket_size: int) -> torch.Tensor:
     return torch.stack([part.dot(part) for part in flat.to(torch.float64).split(bucket_size)])
 
 
+def rounding_errors(flat: torch.Tensor, dtype: torch.dtype, bucket_size: int) -> torch.Tensor:
+    """As ``Codec.squared_errors``, of float32 numbers that travel as ``dtype``."""
+    error = flat.to(dtype).to(flat.dtype) - flat
+    return torch.stack([squares_of(values, bucket_size) for values in (error, flat)], dim=1)
+
+
 def _well() -> None:
     """The verdict on bodies that have been read."""

@@ -7,7 +7,7 @@ buckets, so the pool of any number of ranks stays small.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -27,16 +27,19 @@ class Sample(list[torch.Tensor]):
     Attributes:
         weights: Number of buckets that each one represents, up to a common factor. Buckets in other
             containers have weight 1.
+        groups: What each one was drawn from.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.weights: list[float] = []
+        self.groups: list[Any] = []
 
-    def add(self, bucket: torch.Tensor, weight: float) -> None:
+    def add(self, bucket: torch.Tensor, weight: float, group: Any = None) -> None:
         """Append a bucket."""
         self.append(bucket)
         self.weights.append(weight)
+        self.groups.append(group)
 
 
 def weights_of(buckets: Sequence[torch.Tensor]) -> list[float]:

@@ -32,6 +32,7 @@ class Allgather(Exchange):
         s = shipment
         payload = s.codec.encode_payload(flat, s.quantized, s.key(self.rank), s.layout, values)
         s.count(payload.header.length)
+        s.measure(values, None)
         return [payload]
 
     def route(self, shipment: Shipment, sent: Sequence[Outgoing]) -> Route:

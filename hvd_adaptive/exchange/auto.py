@@ -25,7 +25,7 @@ import torch
 
 from hvd_adaptive.device import wait_for
 from hvd_adaptive.exchange.allgather import Allgather
-from hvd_adaptive.exchange.exchange import Exchange, Outgoing, Place, Route, Shipment
+from hvd_adaptive.exchange.exchange import Exchange, Outgoing, Place, Route, Share, Shipment
 from hvd_adaptive.exchange.hierarchical import Hierarchical
 from hvd_adaptive.exchange.plain import Half, Plain
 from hvd_adaptive.exchange.scatter_reduce import ScatterReduce
@@ -142,6 +142,10 @@ class Auto(Exchange):
             if told not in self._told:
                 logger.info("exchange='auto': %s", told)
                 self._told.add(told)
+
+    def share(self, rank: int, quantized: int, full: int, bucket_size: int) -> Share:
+        chosen = self._candidates[self.choice(quantized + full)]
+        return chosen.share(rank, quantized, full, bucket_size)
 
     def prepare(self, compressor: StagedCodec, labels: Sequence[str], step: int) -> None:
         for exchange in self._candidates.values():

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
@@ -56,6 +56,8 @@ class Shipment:
     codec: of the group's part.  quantized, full: coordinates; the quantised ones come first.
     layout: fingerprint that payloads carry.
     count: told the bytes of payloads that this rank encoded from its gradients.
+    measure: told what this rank quantises, where it does, and None; or what it sends in plain
+    numbers in place of payloads, and their dtype.
     key: a rank's key of random numbers for this group, step and attempt; keys: those that it may
     have, where that is more than one.
     factor: what a sum over ranks is multiplied with; asked when everything has been sent.
@@ -76,6 +78,7 @@ class Shipment:
     count: Callable[[int], None]
     memory: Callable[[str, int, torch.dtype, torch.device], torch.Tensor] = _new_memory
     keys: Callable[[int], Iterable[int]] | None = None
+    measure: Callable[[torch.Tensor, torch.dtype | None], None] = lambda values, dtype: None
 
     def is_from(self, rank: int, key: int, of: Callable[[int], int] = int) -> bool:
         """Whether a payload's ``key`` is one that ``rank`` may have; ``of`` derives it from the
@@ -101,6 +104,17 @@ class Shipment:
     def empty_result(self, device: torch.device) -> torch.Tensor:
         """For the whole group; holding anything."""
         return self.wide("result", self.quantized + self.full, device)
+
+
+class Share(NamedTuple):
+    """What a rank quantises of a group: coordinates ``begin`` to ``end`` of some ranks' mean.
+
+    members: these ranks, ascending. Each has a share, with the same members.
+    """
+
+    members: Sequence[int]
+    begin: int
+    end: int
 
 
 @dataclass(frozen=True)
@@ -143,6 +157,11 @@ class Exchange(ABC):
     ) -> None:
         """Before ``step`` is asked for an update, once it is settled: make what the parts' codecs
         need besides themselves."""
+
+    def share(self, rank: int, quantized: int, full: int, bucket_size: int) -> Share:
+        """Of a group of so many coordinates, the share of this rank or of another one that some
+        group's mean is made with."""
+        return Share((rank,), 0, quantized)
 
     def choice(self, coordinates: int) -> str | None:
         """What a group of so many coordinates travels by, where that was found out."""

@@ -33,6 +33,7 @@ from hvd_adaptive.exchange.exchange import (
     Outgoing,
     Place,
     Route,
+    Share,
     Shipment,
     memory_of,
 )
@@ -42,6 +43,7 @@ from hvd_adaptive.transport.nodes import find_nodes
 
 if TYPE_CHECKING:
     from hvd_adaptive.exchange.staged_codec import StagedCodec
+    from hvd_adaptive.layout import Group
     from hvd_adaptive.transport.world import World
 
 logger = logging.getLogger("hvd_adaptive")
@@ -75,6 +77,16 @@ class Hierarchical(Exchange):
                 "use exchange='scatter_reduce', or say ranks_per_node="
             )
         self._know(nodes)
+
+    def arrange(self, groups: Sequence[Group]) -> None:
+        """Groups that do not leave their node quantise nothing: no table is fitted to them."""
+        for group in groups if self._shares_one_node else ():
+            group.quantized, group.full = 0, group.coordinates
+
+    def share(self, rank: int, quantized: int, full: int, bucket_size: int) -> Share:
+        slices = cut(quantized, full, bucket_size, len(self._local))
+        own = slices[self._local.index(rank)]
+        return Share(self._local, own.begin, own.end)
 
     def prepare(self, compressor: StagedCodec, labels: Sequence[str], step: int) -> None:
         self._between.prepare(compressor, labels, step)
@@ -114,6 +126,8 @@ class Hierarchical(Exchange):
         slices = self._slices(shipment)
         if self._is_alone:
             return self._between.encode(self._part(shipment, slices[0]), flat, values)
+        if self._shares_one_node:
+            shipment.measure(flat, flat.dtype)
         return _copied(flat, slices)
 
     def route(self, shipment: Shipment, sent: Sequence[Outgoing]) -> Route:
@@ -142,13 +156,18 @@ class Hierarchical(Exchange):
         """Whether this rank has a node to itself, as the others have, and there are others."""
         return len(self._local) == 1 < len(self._across)
 
+    @property
+    def _shares_one_node(self) -> bool:
+        """Whether all ranks do, so that nothing is compressed."""
+        return len(self._across) == 1
+
     def _inside(self, request: AllGather | AllToAll) -> Among:
         """A request of the ranks of each node."""
         return Among(self._local, request, self.ranks, local=True)
 
     def _exchanged(self, shipment: Shipment, own: Chunk, mean: torch.Tensor) -> Route:
         """The slice's average (or sum) over all ranks, from the means of nodes."""
-        if len(self._across) == 1:
+        if self._shares_one_node:
             return (mean * (shipment.factor() * len(self._local))).to(shipment.dtype)
         part = self._part(shipment, own)
         with shipment.time("encode_s"):

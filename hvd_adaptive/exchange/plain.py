@@ -35,6 +35,7 @@ class Plain(ScatterReduce):
         self, shipment: Shipment, flat: torch.Tensor, values: torch.Tensor
     ) -> list[Outgoing]:
         plain = self._plain(shipment)
+        shipment.measure(flat, plain.dtype)
         return super().encode(plain, flat.to(plain.dtype), values[:0])
 
     def route(self, shipment: Shipment, sent: Sequence[Outgoing]) -> Route:

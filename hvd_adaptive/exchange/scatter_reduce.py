@@ -94,6 +94,7 @@ class ScatterReduce(Exchange):
             used += payload.header.length
             payloads.append(payload)
         shipment.count(used)
+        shipment.measure(values, None)
         return payloads
 
     def route(self, shipment: Shipment, sent: Sequence[Outgoing]) -> Route:

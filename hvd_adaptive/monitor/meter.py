@@ -22,8 +22,8 @@ class StepFigures:
         uncompressed_bytes: Their bytes before encoding.
         payload_bytes: Bytes encoded.
         wire_bytes: Bytes sent by this rank, computed from the exchange.
-        squared_error: Squared error of all quantised coordinates, estimated from the measured
-            buckets.
+        squared_error: Squared error of all coordinates that this rank quantises, or sends rounded,
+            estimated from the measured buckets.
         squared_norm: Squared norm of the same coordinates, estimated likewise.
         encode_s: Seconds of encoding.
         exchange_s: Seconds of waiting for the exchange.
@@ -150,9 +150,11 @@ class StepMeter:
         Returns:
             A dict with coordinates, payload_bytes, wire_bytes, uncompressed_bytes,
             bits_per_coordinate, relative_error, encode_s, exchange_s, decode_s and peak_bytes.
-            relative_error is ||Q(v) - v||²/||v||² of all quantised coordinates v of this rank,
-            estimated from a few full buckets and all partial ones. For schemes with a level table
-            it is the expectation over their rounding. It is NaN if no bucket could be measured.
+            relative_error is ||Q(v) - v||²/||v||² of all coordinates v that this rank quantises, or
+            that exchange="auto" sends rounded, estimated from a few full buckets and all partial
+            ones. With exchange="hierarchical" v is the rank's slice of its node's mean. For schemes
+            with a level table the error is the expectation over their rounding. It is NaN if no
+            bucket could be measured.
             peak_bytes is memory held beyond the gradients: payloads in flight, buffers, residuals.
             It excludes the temporary memory of encoding one group and Horovod's own buffers.
         """

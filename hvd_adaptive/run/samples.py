@@ -23,6 +23,7 @@ def draw_buckets(
     count: int,
     key: int,
     part: str = "",
+    bounds_of: Callable[[Group], tuple[int, int]] = lambda group: (0, group.quantized),
 ) -> Sample:
     """Up to ``count`` quantised buckets (float32 copies) of the groups of ``part``, drawn without
     replacement, and the weights that make sums over them unbiased.
@@ -37,10 +38,12 @@ def draw_buckets(
     flat_of: a group's coordinates, quantised ones first; asked only for groups that are drawn
         from, one at a time, and not read after the next call.
     key: names the random numbers (64 bits); each part has its own.
+    bounds_of: the coordinates of a group that are drawn from, whole buckets but for its last.
     """
     groups = [group for group in groups if group.part == part]
-    whole = [group.quantized // bucket_size for group in groups]
-    ends = [index for index, group in enumerate(groups) if group.quantized % bucket_size]
+    bounds = [bounds_of(group) for group in groups]
+    whole = [(end - begin) // bucket_size for begin, end in bounds]
+    ends = [i for i, (begin, end) in enumerate(bounds) if (end - begin) % bucket_size]
     draw = np.random.Generator(np.random.Philox(key=key + (zlib.crc32(part.encode()) << 64)))
     full, partial, weights = _draw(sum(whole), len(ends), count, draw)
     with_partial = {ends[index] for index in partial.tolist()}
@@ -48,11 +51,12 @@ def draw_buckets(
     for place, (group, available) in enumerate(zip(groups, whole, strict=True)):
         inside = full[full < available].tolist()
         if inside or place in with_partial:
-            buckets = flat_of(group)[: group.quantized].split(bucket_size)
+            begin, end = bounds[place]
+            buckets = flat_of(group)[begin:end].split(bucket_size)
             for index in inside:
-                drawn.add(buckets[index].to(torch.float32, copy=True), weights[0])
+                drawn.add(buckets[index].to(torch.float32, copy=True), weights[0], group)
             if place in with_partial:
-                drawn.add(buckets[-1].to(torch.float32, copy=True), weights[1])
+                drawn.add(buckets[-1].to(torch.float32, copy=True), weights[1], group)
         full = full[len(inside) :] - available
     return drawn
 

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from hvd_adaptive.codec import rounding_errors
+from hvd_adaptive.coding.sendable import Sendable
 from hvd_adaptive.compressor import GradientCompressor
 from hvd_adaptive.device import Later, Streams
 from hvd_adaptive.errors import PayloadError
@@ -19,9 +22,9 @@ from hvd_adaptive.finite import Finite
 from hvd_adaptive.kernels.random import stream_key
 from hvd_adaptive.layout import Group, Layout, Piece, gather, parts_among
 from hvd_adaptive.run.failures import Failures, step_failed
-from hvd_adaptive.run.samples import draw_buckets
+from hvd_adaptive.run.shares import Shares
 from hvd_adaptive.streams import Use, group_number
-from hvd_adaptive.transport.collectives import AllGather, Collective, Sent
+from hvd_adaptive.transport.collectives import AllGather, AllToAll, Among, Collective, Sent
 
 if TYPE_CHECKING:
     from hvd_adaptive.run.groups import Groups
@@ -228,18 +231,35 @@ class Step:
         return bool(Finite(tensor for tensor in self._tensors if tensor is not None))
 
     def samples(self, count: int, part: str = "") -> list[torch.Tensor]:
-        """Up to ``count`` of this rank's buckets of ``part`` that are sent: see draw_buckets."""
+        """Up to ``count`` buckets of ``part`` that this rank will quantise: see run/shares.py.
+        Where ranks of a node quantise its mean, all of them must call it alike."""
         settings, rank = self.binding.settings, self.binding.world.rank
         instance = self.binding.compressor.instance
-        key = instance.key(settings.seed, rank, self.number, Use.SAMPLE)
-        return draw_buckets(
+        shares = Shares(
+            self.binding.exchange,
             [group for index, group in enumerate(self.layout.groups) if self._any_arrived(index)],
-            self._quantized_flat,
             bucket_size=settings.bucket_size,
             count=count,
-            key=key,
+            key_of=lambda rank: instance.key(settings.seed, rank, self.number, Use.SAMPLE),
             part=part,
         )
+        drawn = {member: shares.draw(member, self._quantized_flat) for member in shares.members}
+        if len(drawn) == 1:
+            return drawn[rank]
+        parts = [Sendable.copy_of(shares.shared(of), self.device) for of in drawn.values()]
+        received = self._swapped(f"samples.{part}", shares.members, parts)
+        return shares.averaged(drawn[rank], [p.clone().view(torch.float32) for p in received])
+
+    def _swapped(
+        self, label: str, members: Sequence[int], parts: Sequence[Sendable]
+    ) -> list[torch.Tensor]:
+        """Some ranks' alltoall, waited for; all ranks take part, each with members of its own."""
+        world, name = self.binding.world, self._attempted(label)
+        request = Among(members, AllToAll(parts), world.size, local=True)
+        self.names.add(name)
+        handle = request.submit(world, name)
+        world.wait_until_there(handle, name, "parts")
+        return request.receive(world, handle)
 
     def _flat(self, group: Group) -> torch.Tensor:
         """The group's coordinates, valid until the next call, and not to be changed unless there
@@ -337,7 +357,6 @@ class Step:
                 self._after[index] = after
                 size = self._residuals.held_bytes(index) + after.nbytes
                 meter.hold(f"residual of group {index}", size)
-            self._measure(values, index)
         meter.add("coordinates", group.coordinates, index)
         meter.add("uncompressed_bytes", group.coordinates * group.dtype.itemsize, index)
         self._held += binding.in_flight_bytes(group)
@@ -375,10 +394,11 @@ class Step:
         """So many bytes are held for a group from now on, until the end of the step at most."""
         self.binding.compressor.meter.hold((kind, index), size)
 
-    def _measure(self, flat: torch.Tensor, index: int) -> None:
+    def _measure(self, index: int, flat: torch.Tensor, dtype: torch.dtype | None) -> None:
         """Add the squared error of a few buckets to the step's figures: of ERROR_BUCKETS full ones,
         drawn at equal distances from a random one on, each of which stands for as many as there are
-        to each drawn, and of the partial one at the end."""
+        to each drawn, and of the partial one at the end. dtype: what the buckets are rounded to;
+        None where the codec quantises them."""
         if not flat.numel():
             return
         size = self.binding.settings.bucket_size
@@ -389,7 +409,10 @@ class Step:
             chosen.append(full)
         buckets = [flat[place * size : (place + 1) * size] for place in chosen]
         sample = torch.cat(buckets).to(torch.float32)
-        squares = self._codec(index).squared_errors(sample, key)
+        if dtype is None:
+            squares = self._codec(index).squared_errors(sample, key)
+        else:
+            squares = rounding_errors(sample, dtype, size)
         weights = [full / count for _ in chosen[:count]] + [1.0] * bool(partial)
         self.binding.compressor.meter.measured(Later(squares), weights, index)
 
@@ -407,6 +430,7 @@ class Step:
             factor=lambda: self._known_factor,
             time=lambda field: meter.time(field, index),
             count=lambda size: meter.add("payload_bytes", size, index),
+            measure=functools.partial(self._measure, index),
             memory=lambda *like: self._memory_for(group, *like),
         )
 

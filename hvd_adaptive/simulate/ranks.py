@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
@@ -18,7 +19,7 @@ from hvd_adaptive.exchange.exchange import Place, Route, Shipment, payloads_of
 from hvd_adaptive.exchange.exchanges import EXCHANGES
 from hvd_adaptive.feedback import Residuals, all_finite
 from hvd_adaptive.layout import Group, Member, build_layout, gather, parts_among
-from hvd_adaptive.run.samples import draw_buckets
+from hvd_adaptive.run.shares import Shares
 from hvd_adaptive.settings import Settings, check_integer
 from hvd_adaptive.simulate.variance import Scatter, quantization_error, scatter
 from hvd_adaptive.streams import Use, group_number
@@ -116,6 +117,7 @@ class Ranks:
                 f"exchange={self.settings.exchange!r}: simulated ranks have no nodes and no "
                 "network to measure; give ranks_per_node with 'hierarchical'"
             )
+        self._exchanges[0].arrange(self.layout.groups)
         weight = self.settings.error_feedback
         count = 0 if weight is None else self.workers
         self.residuals = [Residuals(weight, self.settings.grad_scaler) for _ in range(count)]
@@ -256,16 +258,26 @@ class Ranks:
         self.compressor.update(step, self._samples(rank, step), sync, parts, finite)
 
     def _samples(self, rank: int, step: int) -> Callable[[int, str], list[torch.Tensor]]:
-        key = self.compressor.instance.key(self.settings.seed, rank, step, Use.SAMPLE)
+        seed, instance = self.settings.seed, self.compressor.instance
 
-        def flat_of(group: Group) -> torch.Tensor:
+        def flat_of(member: int, group: Group) -> torch.Tensor:
             index = next(i for i, other in enumerate(self.layout.groups) if other is group)
-            return self._quantized_values(index, rank, group.quantized)
+            return self._quantized_values(index, member, group.quantized)
 
         def samples(count: int, part: str) -> list[torch.Tensor]:
-            size = self.settings.bucket_size
-            groups = self.layout.groups
-            return draw_buckets(groups, flat_of, bucket_size=size, count=count, key=key, part=part)
+            shares = Shares(
+                self._exchanges[rank],
+                self.layout.groups,
+                bucket_size=self.settings.bucket_size,
+                count=count,
+                key_of=lambda rank: instance.key(seed, rank, step, Use.SAMPLE),
+                part=part,
+            )
+            drawn = {m: shares.draw(rank, partial(flat_of, m)) for m in shares.members}
+            if len(drawn) == 1:
+                return drawn[rank]
+            received = [shares.shared(of_member) for of_member in drawn.values()]
+            return shares.averaged(drawn[rank], received)
 
         return samples
 

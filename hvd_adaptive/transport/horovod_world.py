@@ -21,7 +21,7 @@ class Abandoned(Exception):
     """The caller of ``patient`` waits no longer.
 
     handle: of the collective that it waited for, which goes on; None if it was none of Horovod's.
-    operation: of that collective, "allgather" or "broadcast".
+    operation: of that collective, a kind of ``collectives.Sent``.
     """
 
     def __init__(self, name: str, handle: Any = None, operation: str = "") -> None:
@@ -129,12 +129,16 @@ class HorovodWorld(World):
 
     def wait(self, handle: Any, name: str, operation: str = "allgather") -> Any:
         """What the collective ``name`` gives; see ``patient`` and ``Abandoned``."""
+        self.wait_until_there(handle, name, operation)
+        return self.hvd.synchronize(handle)
+
+    def wait_until_there(self, handle: Any, name: str, operation: str) -> None:
+        """See ``patient`` and ``Abandoned``."""
         is_over = getattr(_waiting, "is_over", None)
         while is_over is not None and not self.hvd.poll(handle):
             if is_over():
                 raise Abandoned(name, handle, operation)
             time.sleep(_PAUSE)
-        return self.hvd.synchronize(handle)
 
     def gather_equal(self, values: torch.Tensor, name: str) -> torch.Tensor:
         handle = self.allgather(values, name)

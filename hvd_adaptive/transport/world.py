@@ -47,6 +47,10 @@ class World(ABC):
     def poll(self, handle: Any) -> bool:
         """Return whether a collective has ended; never waits."""
 
+    def wait_until_there(self, handle: Any, name: str, operation: str) -> None:  # noqa: B027
+        """Wait for a collective that must be given up if its step is, before ``synchronize``; by
+        default no step is given up while it waits."""
+
     @abstractmethod
     def synchronize(self, handle: Any) -> Any:
         """Wait for a collective and return its result."""

@@ -15,6 +15,8 @@ SECONDS = 240
 class Elastic(Launcher):
     """horovodrun with hosts that change; names of this machine stand in for hosts."""
 
+    most = 3
+
     def command(self, command):
         return [
             str(BIN / "horovodrun"),
@@ -23,7 +25,7 @@ class Elastic(Launcher):
             "--min-np",
             "2",
             "--max-np",
-            "3",
+            str(self.most),
             "--network-interface",
             "lo",
             "--host-discovery-script",

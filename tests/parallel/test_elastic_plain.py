@@ -8,6 +8,13 @@ import pytest
 from launch import ROOT, run
 from test_elastic import SECONDS, Elastic, lines
 
+
+class FourAtMost(Elastic):
+    """Two hosts of two workers."""
+
+    most = 4
+
+
 # Of 8 bits under L-infinity; without the others' part it would be above 0.5.
 TOLERANCE = 0.05
 
@@ -42,3 +49,36 @@ def test_a_newcomer_takes_the_first_ranks_tables(ending, tmp_path, monkeypatch):
             assert any(all(t[n] == entry[n] for n in same) for t in twins), (entry, twins)
     begin = next(entry for entry in first if entry["batch"] == added[0]["batch"])
     assert added[0]["version"] == begin["version"] >= 2 and added[0]["step"] > 1
+
+
+@pytest.mark.parallel
+@pytest.mark.timeout(SECONDS + 20)
+def test_newcomers_go_on_when_all_first_workers_have_left(tmp_path, monkeypatch):
+    """A host of two is added, and the first host of two taken away: the first rank is then one that
+    took its tables from a worker that is gone."""
+    monkeypatch.setenv("HOROVOD_GLOO_TIMEOUT_SECONDS", "40")
+    script = tmp_path / "discover.sh"
+    script.write_text(f"#!/bin/sh\ncat {tmp_path}/hosts\n")
+    script.chmod(0o755)
+    (tmp_path / "hosts").write_text("localhost:2\n")
+    program = str(ROOT / "tests/parallel/ranks/elastic_plain.py")
+    command = [sys.executable, program, str(tmp_path), "left"]
+    done = run(FourAtMost(2, str(script)), command, SECONDS)
+    assert done.returncode == 0, done.stdout
+    assert "Traceback" not in done.stdout, done.stdout
+    first, second = (lines(tmp_path / f"{name}.log") for name in ("localhost", "127.0.0.1"))
+    assert {e["size"] for e in first} == {2, 4} and {e["size"] for e in second} == {4, 2}
+    alone = [e for e in second if e["size"] == 2]
+    assert min(e["batch"] for e in alone) > max(e["batch"] for e in first)
+    by_step: dict[tuple[int, int], list[dict]] = {}
+    for entry in [*first, *second]:
+        assert entry["error"] < TOLERANCE, entry
+        by_step.setdefault((entry["batch"], entry["size"]), []).append(entry)
+    for (_, size), entries in by_step.items():
+        assert len(entries) >= size
+        assert len({(e["hash"], e["step"], e["version"], e["table"]) for e in entries}) == 1
+    # Tables and steps go on where those of the workers that have left stopped.
+    last = max(first, key=lambda e: e["batch"])
+    begin = min(alone, key=lambda e: e["batch"])
+    assert begin["version"] == last["version"] == 3 and begin["table"] == last["table"]
+    assert begin["step"] > last["step"]

@@ -123,9 +123,9 @@ def costs(log: Log) -> list[Cost]:
             if quantized:
                 sent = size * full + rest * own / quantized
             found.setdefault(name, []).append((own + full, sent, seconds * share))
-            kinds.setdefault(name, []).append(
-                (own + full, group["exchange"], group["relative_error"] if own else None)
-            )
+            # Where a group quantises others, those in full precision have no error.
+            error = group["relative_error"] if own or not quantized else None
+            kinds.setdefault(name, []).append((own + full, group["exchange"], error))
     rows = []
     for name, parts in found.items():
         numbers, sent, seconds = (sum(column) for column in zip(*parts, strict=True))

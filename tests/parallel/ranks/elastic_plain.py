@@ -5,7 +5,8 @@ python elastic_plain.py FOLDER ENDING
 
 FOLDER/hosts is what the discovery script prints; each worker writes FOLDER/<host>.log, a line of
 JSON a step, with the error of its averages: Horovod averages the same gradients in float64. A host
-is added after step GROW. ENDING "killed": the worker on the second host kills itself LATER steps
+is added after step GROW. ENDING "left": it runs two workers, as the first host does, which is taken
+away after LATER more steps; "killed": the worker on the second host kills itself LATER steps
 after that, in the middle of its backward pass, and a step is not committed anywhere.
 """
 
@@ -27,7 +28,7 @@ from conftest import batches, flat_parameters, make_model
 from hvd_adaptive import ALQ
 
 GROW, LATER, LAST, COMMIT = 6, 5, 6, 2
-SECOND, ADDED = "127.0.0.1", "127.1"
+SECOND, ADDED, WORKERS = "127.0.0.1", "127.1", 2
 
 
 def main(folder: Path, ending: str) -> None:
@@ -42,12 +43,12 @@ def main(folder: Path, ending: str) -> None:
         named_parameters=model.named_parameters(),
         compression=compressor,
     )
-    state = hvd.elastic.TorchState(model=model, optimizer=optimizer, batch=0, grown=-1)
+    state = hvd.elastic.TorchState(model=model, optimizer=optimizer, batch=0, grown=-1, shrunk=-1)
     batch = batches(hvd.rank(), zlib.crc32(host.encode()) % 100)
 
     @hvd.elastic.run
     def train(state):
-        while state.grown < 0 or state.batch < state.grown + LATER + LAST:
+        while not is_over(state):
             dies = ending == "killed" and host == SECOND and state.grown >= 0
             if dies and state.batch == state.grown + LATER:
                 model[2].weight.register_hook(lambda _: os.kill(os.getpid(), signal.SIGKILL))
@@ -56,13 +57,23 @@ def main(folder: Path, ending: str) -> None:
             note(state, error)
             if state.batch == GROW and hvd.rank() == 0:
                 with (folder / "hosts").open("a") as hosts:
-                    hosts.write(f"{ADDED}:1\n")
-            if hvd.size() == 3 and state.grown < 0:
+                    hosts.write(f"{SECOND}:2\n" if ending == "left" else f"{ADDED}:1\n")
+            if hvd.size() > WORKERS and state.grown < 0:
                 state.grown = state.batch
-            if state.batch >= GROW and state.grown < 0:
-                time.sleep(0.1)  # until the newcomer is there
+            if hvd.size() == WORKERS and state.grown >= 0 and state.shrunk < 0:
+                state.shrunk = state.batch
+            leaves = ending == "left" and state.grown >= 0 and state.shrunk < 0
+            if leaves and state.batch == state.grown + LATER and hvd.rank() == 0:
+                (folder / "hosts").write_text(f"{SECOND}:2\n")
+            if leaves or (state.batch >= GROW and state.grown < 0):
+                time.sleep(0.1)  # until others are there, or have left
             if state.batch % COMMIT == 0:
                 state.commit()
+
+    def is_over(state) -> bool:
+        if ending == "left":
+            return 0 <= state.shrunk <= state.batch - LAST
+        return 0 <= state.grown <= state.batch - LATER - LAST
 
     def step() -> float:
         """Of the average, relative to it."""
