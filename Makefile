@@ -19,7 +19,7 @@ RANK_CHECKS := tests/parallel/test_ranks.py
 # The rest is side by side, a file at a time, in this order: the long ones first, so that no worker
 # is left with one at the end.
 OTHERS := --ignore $(RANK_CHECKS) --numprocesses logical --dist loadfile --no-loadscope-reorder \
-  tests/parallel tests/integration tests/oracle tests/golden tests/unit
+  tests/parallel tests/integration tests/research tests/oracle tests/golden tests/unit
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 

@@ -64,7 +64,7 @@ def test_files_that_pages_name_exist():
     count = 0
     for page in [ROOT / "README.md", *DOCS.glob("*.md")]:
         text = page.read_text(encoding="utf-8")
-        folders = "docs|examples|benchmarks|slurm|requirements|tests|hvd_adaptive"
+        folders = "docs|examples|research|benchmarks|slurm|requirements|tests|hvd_adaptive"
         for path in re.findall(rf"`((?:{folders})/[\w./]*\w)(?:::[\w\[\]-]+)?`", text):
             assert (ROOT / path).exists(), (page.name, path)
             count += 1

@@ -1,8 +1,8 @@
 """SGD, SuperSGD and every quantised method on real data, in one process: no Horovod, no MPI.
 
-python examples/compare.py --task lenet --seeds 5                    # a table
-python examples/compare.py --task lenet fc --figures figures         # ... and figures
-python examples/compare.py --results docs/results.md --jobs 2        # everything that page tells
+python research/compare.py --task lenet --seeds 5                    # a table
+python research/compare.py --task lenet fc --figures figures         # ... and figures
+python research/compare.py --results docs/results.md --jobs 2        # everything that page tells
 
 Each finished run is a CSV file in --output-dir, with the settings that made it, and is not made
 again while these stay the same.

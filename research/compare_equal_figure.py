@@ -13,7 +13,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 from compare_figures import save
 from compare_scores import Scores
-from plots import PLAIN
+from ticks import PLAIN
 
 # Colour, marker; those of one family are joined by a line, from few bits to many.
 FAMILIES = {

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 from compare_models import fully_connected, resnet8
-from lenet import DEVIATION, MEAN, LeNet, read_images
+from from_examples import DEVIATION, MEAN, LeNet, read_images
 from torch import nn
 
 Data = tuple[torch.Tensor, torch.Tensor]

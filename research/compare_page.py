@@ -58,7 +58,7 @@ def write_page(args: argparse.Namespace, outcomes: list[Outcome]) -> None:
     of_fits = [job.load(args.output_dir) for job in fits(args)]
     parts: list[str | list[Claim]] = [
         INTRODUCTION.format(
-            command=shlex.join(["python", "examples/compare.py", *sys.argv[1:]]),
+            command=shlex.join(["python", "research/compare.py", *sys.argv[1:]]),
             setting=_setting(args),
             seeds=args.seeds,
             told_loss=TOLD_LOSS,

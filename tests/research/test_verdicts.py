@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 from scipy import stats
 
-EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
-sys.path.insert(0, str(EXAMPLES))
+RESEARCH = Path(__file__).resolve().parents[2] / "research"
+sys.path.insert(0, str(RESEARCH))
 import verdicts  # noqa: E402
 from verdicts import FAILS, HOLDS, OPEN, Claim, Comparison, decide  # noqa: E402
 
-sys.path.remove(str(EXAMPLES))
+sys.path.remove(str(RESEARCH))
 
 SEEDS, PAGES = 20, 400
 

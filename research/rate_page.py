@@ -12,7 +12,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 import rate_bound
 import verdicts
-from plots import PLAIN
+from ticks import PLAIN
 from verdicts import Claim, Comparison
 
 from hvd_adaptive.simulate import Records
@@ -95,7 +95,7 @@ def write_page(records: Records, bound: Records, page: Path) -> None:
     coordinates = records.settings["limit"] or 431_080
     sections: list[str | list[Claim]] = [
         "# Error against bits on the wire\n\n"
-        "Made by `python examples/rate_curve.py`: every scheme of the package on the gradient of a "
+        "Made by `python research/rate_curve.py`: every scheme of the package on the gradient of a "
         f"LeNet on MNIST (batch 64) at {', '.join(f'step {s}' for s in stages)}, {coordinates:,} "
         "coordinates in one payload, buckets of 8192. Schemes with a fit are fitted to the "
         "gradient. Bits are those of whole payloads, scales and header included; the error is "

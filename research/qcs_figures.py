@@ -11,9 +11,9 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.figure import Figure
-from plots import PLAIN
 from qcs_regression import CONVERGED
 from qcs_variance import FIG4
+from ticks import PLAIN
 
 # Okabe and Ito's colours; the alternatives to a method share its colour.
 STYLES = {

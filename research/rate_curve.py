@@ -1,6 +1,6 @@
 """Error against measured wire bits, of every scheme of the package, on real gradients.
 
-    python examples/rate_curve.py            # draws docs/images/rate_curve.png, writes docs/rate.md
+    python research/rate_curve.py            # draws docs/images/rate_curve.png, writes docs/rate.md
 
 Gradients of a LeNet on MNIST are recorded at steps 0, 50 and 200 of a training. Each scheme with a
 fit is fitted to the gradient, encodes it into one payload, and decodes it again. Measurements are
@@ -17,7 +17,7 @@ import rate_bound
 import torch
 import torch.nn.functional as F
 from exact_error import exact_error
-from lenet import LeNet, read_images, split
+from from_examples import LeNet, read_images, split
 from rate_methods import FAMILIES
 from rate_page import draw, write_page
 from tqdm import tqdm

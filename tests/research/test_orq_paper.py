@@ -16,7 +16,7 @@ import torch
 pytest.importorskip("mlxtend")
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(330)]
 
-EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+RESEARCH = Path(__file__).resolve().parents[2] / "research"
 FIGURES = {"orq_histograms", "orq_error", "orq_accuracy", "orq_buckets"}
 FLAGS = [
     "--output-dir",
@@ -39,16 +39,16 @@ FLAGS = [
 
 
 @pytest.fixture(scope="module", autouse=True)
-def examples():
-    sys.path.insert(0, str(EXAMPLES))
+def research():
+    sys.path.insert(0, str(RESEARCH))
     yield
-    sys.path.remove(str(EXAMPLES))
+    sys.path.remove(str(RESEARCH))
 
 
 def paper(cwd: Path) -> subprocess.CompletedProcess[str]:
-    path = os.pathsep.join([str(EXAMPLES.parent), os.environ.get("PYTHONPATH", "")])
+    path = os.pathsep.join([str(RESEARCH.parent), os.environ.get("PYTHONPATH", "")])
     return subprocess.run(
-        [sys.executable, str(EXAMPLES / "orq_paper.py"), *FLAGS],
+        [sys.executable, str(RESEARCH / "orq_paper.py"), *FLAGS],
         cwd=cwd,
         env=os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
         timeout=300,

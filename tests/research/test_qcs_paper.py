@@ -18,7 +18,7 @@ pytest.importorskip("mlxtend")
 pytest.importorskip("sklearn")
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(330)]
 
-EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+RESEARCH = Path(__file__).resolve().parents[2] / "research"
 FIGURES = {"qcs_regression", "qcs_variance", "qcs_error", "qcs_workers", "qcs_convergence"}
 # Each alphabet that the package does not compile at set-up costs seconds here: so one gain.
 FLAGS = [
@@ -46,16 +46,16 @@ FLAGS = [
 
 
 @pytest.fixture(scope="module", autouse=True)
-def examples():
-    sys.path.insert(0, str(EXAMPLES))
+def research():
+    sys.path.insert(0, str(RESEARCH))
     yield
-    sys.path.remove(str(EXAMPLES))
+    sys.path.remove(str(RESEARCH))
 
 
 def paper(cwd: Path) -> subprocess.CompletedProcess[str]:
-    path = os.pathsep.join([str(EXAMPLES.parent), os.environ.get("PYTHONPATH", "")])
+    path = os.pathsep.join([str(RESEARCH.parent), os.environ.get("PYTHONPATH", "")])
     return subprocess.run(
-        [sys.executable, str(EXAMPLES / "qcs_paper.py"), *FLAGS],
+        [sys.executable, str(RESEARCH / "qcs_paper.py"), *FLAGS],
         cwd=cwd,
         env=os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
         timeout=300,

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "examples"))
+sys.path.insert(0, str(ROOT / "research"))
 import papers  # noqa: E402
 import papers_list  # noqa: E402
 
-sys.path.remove(str(ROOT / "examples"))
+sys.path.remove(str(ROOT / "research"))
 
 # Counted in the papers.
 NUMBERED = {

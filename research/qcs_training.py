@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from compare_models import fully_connected
 from compare_runs import cached_data
-from lenet import LeNet
+from from_examples import LeNet
 from torch import nn
 
 from hvd_adaptive import QCS, simulate

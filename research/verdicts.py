@@ -183,7 +183,7 @@ def page(parts: Sequence[str | Sequence[Claim]], alpha: float = ALPHA) -> str:
     return "\n\n".join(text.strip("\n") for text in texts if text.strip()) + "\n"
 
 
-RULE = """**Verdicts.** One rule decides all claims (`examples/verdicts.py`). A claim compares
+RULE = """**Verdicts.** One rule decides all claims (`research/verdicts.py`). A claim compares
 values that are paired by seed. Each comparison is tested by Student's t test and by the sign-flip
 test, and the larger p counts. A claim holds if all of its comparisons do, and does not hold if one
 of them goes the other way. Holm's correction over the {count} tested claims of this page, both

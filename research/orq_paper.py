@@ -1,7 +1,7 @@
 """The ORQ paper's Figs 1 to 3 and Tables 2 to 5 ("Optimal Gradient Quantization Condition for
 Communication-Efficient Distributed Training", 2020) on our codecs and data.
 
-python examples/orq_paper.py --output-dir runs/orq --figures docs/images --page docs/orq.md
+python research/orq_paper.py --output-dir runs/orq --figures docs/images --page docs/orq.md
 
 Each finished run is a CSV file in --output-dir, with the settings that made it, and is not made
 again while these stay the same.

@@ -14,8 +14,8 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import NullFormatter
 from orq_methods import BUCKET, BY_LEVELS, FULL, SIZED
 from orq_training import Training
-from plots import PLAIN
 from qcs_figures import Made, legend
+from ticks import PLAIN
 
 # Okabe and Ito's colours: evenly spaced levels, quantiles, optimised; then those of two levels.
 FAMILIES = {

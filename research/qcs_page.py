@@ -25,7 +25,7 @@ def write_page(made: Made, page: Path, images: str) -> None:
     """Markdown, for the runs there are; ``images``: the figures' folder as seen from the page."""
     parts: Parts = [
         "# Quantized compressive sampling: the paper's figures\n\n"
-        "Made by `python examples/qcs_paper.py`: Abdi and Fekri, AAAI 2020, on this package's "
+        "Made by `python research/qcs_paper.py`: Abdi and Fekri, AAAI 2020, on this package's "
         "codecs. Gains count the codes and the 32-bit scales, not a message's 96-byte header, "
         "unless Eq. 11 is named: the paper's Eq. 11 leaves the scales out as well.",
         "{rule}",

@@ -1,6 +1,6 @@
 """The QCS paper's Figs 2, 3, 4 and 6 to 8 (Abdi and Fekri, AAAI 2020) on our codecs and data.
 
-python examples/qcs_paper.py --output-dir runs/qcs --figures docs/images --page docs/qcs.md
+python research/qcs_paper.py --output-dir runs/qcs --figures docs/images --page docs/qcs.md
 
 Each finished run is a CSV file in --output-dir, with the settings that made it, and is not made
 again while these stay the same.

@@ -285,7 +285,7 @@ QSGD = [
         "QSVRG gains 0.9 an epoch, in so many bits",
         "test_qsvrg.py",
         "holds",
-        "`pytest` that file; `python examples/qsvrg.py --simulate`",
+        "`pytest` that file; `python research/qsvrg.py --simulate`",
     ),
     _page(
         "Table 1, Fig. 3",

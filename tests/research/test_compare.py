@@ -18,7 +18,7 @@ pytest.importorskip("mlxtend")
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(330)]
 
 ROOT = Path(__file__).resolve().parents[2]
-COMPARE = ROOT / "examples" / "compare.py"
+COMPARE = ROOT / "research" / "compare.py"
 METHODS = ["SGD", "SuperSGD", "QSGD", "TernGrad", "ALQ"]
 FLAGS = [
     "--task",
@@ -155,7 +155,7 @@ def test_figures(made):
 def test_page(made):
     folder, printed = made
     page = (folder / "page/results.md").read_text()
-    assert "    python examples/compare.py --task resnet8 --methods" in page
+    assert "    python research/compare.py --task resnet8 --methods" in page
     rows = [line for line in page.splitlines() if line.startswith("| ALQ |")]
     accuracy = [
         100

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from compare_runs import cached_data
-from lenet import LeNet
+from from_examples import LeNet
 from qcs_gain import body_gain, qsgd_gain
 from qcs_regression import load
 

@@ -11,8 +11,8 @@ import pytest
 
 pytest.importorskip("mlxtend")
 pytest.importorskip("sklearn")
-EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
-sys.path.insert(0, str(EXAMPLES))
+RESEARCH = Path(__file__).resolve().parents[2] / "research"
+sys.path.insert(0, str(RESEARCH))
 import compare_studies as studies  # noqa: E402
 import papers  # noqa: E402
 import verdicts  # noqa: E402
@@ -29,7 +29,7 @@ from papers_list import PAPERS  # noqa: E402
 
 from hvd_adaptive.simulate import Records  # noqa: E402
 
-sys.path.remove(str(EXAMPLES))
+sys.path.remove(str(RESEARCH))
 
 ARGS = argparse.Namespace(
     task=list(TASKS),

@@ -1,7 +1,7 @@
 """QSVRG on logistic regression over sklearn's breast-cancer data, 4 ranks.
 
-    horovodrun -np 4 python examples/qsvrg.py      (or mpirun -np 4 ...)
-    python examples/qsvrg.py --simulate            the same run, to the bit, in one process
+    horovodrun -np 4 python research/qsvrg.py      (or mpirun -np 4 ...)
+    python research/qsvrg.py --simulate            the same run, to the bit, in one process
 
 f(x) = mean log(1 + exp(-b_j a_j·x)) + ℓ/2 ‖x‖²: 569 rows, 30 features and a constant, scaled to
 length 1, so that every term is (1/4 + ℓ)-smooth and f is ℓ-strongly convex. Step and epoch length
