@@ -11,6 +11,7 @@ import torch
 from compare_tasks import TASKS, cached_data
 
 from hvd_adaptive import simulate
+from hvd_adaptive.adapt.statistics import HistogramStatistic
 from hvd_adaptive.levels import (
     STARTS,
     Histogram,
@@ -20,7 +21,6 @@ from hvd_adaptive.levels import (
     gradient_descent,
 )
 from hvd_adaptive.levels.multiplier import multiplier_gradient
-from hvd_adaptive.adapt.statistics import HistogramStatistic
 
 
 @dataclass(frozen=True)

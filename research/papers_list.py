@@ -39,8 +39,8 @@ _NO_CLAIM = "a listing of settings, no claim"
 _DRAWING = "a drawing of the method"
 
 ALQ = [
-    _test("Algorithm 1", "adaptive data-parallel SGD", "test_simulate_ranks.py"),
-    _test("Eqs 1, 2, Fig. 2", "random rounding and its variance", "test_rounding.py"),
+    _test("Algorithm 1", "adaptive data-parallel SGD", "simulate/test_simulate_ranks.py"),
+    _test("Eqs 1, 2, Fig. 2", "random rounding and its variance", "kernels/test_rounding.py"),
     _test(
         "Theorem 1",
         "Ψ is not convex; one level given its neighbours is solved in closed form",
@@ -60,7 +60,7 @@ ALQ = [
     _test("Lemma 3", "expected number of nonzero coordinates", _THEORY("code_length")),
     _test("Proposition 1", "when two levels' Ψ is convex", _THEORY("convexity"), "mended"),
     _test("Proposition 2", "the best level between two", _LEVELS("descent")),
-    _test("Proposition 3", "variance of symmetric tables", "test_rounding.py"),
+    _test("Proposition 3", "variance of symmetric tables", "kernels/test_rounding.py"),
     _test("Proposition 4", "Ψ of symmetric tables", _LEVELS("objective")),
     _test("Proposition 5", "the best first level of a symmetric table", _LEVELS("descent")),
     _test("Proposition 6", "probabilities of the symbols", _LEVELS("probabilities")),
@@ -79,7 +79,7 @@ ALQ = [
     _test("Corollary 2", "the best single level, F⁻¹(1 - E r)", _THEORY("convexity")),
     _test("Corollary 3", "symbol probabilities of truncated normals", _LEVELS("probabilities")),
     _test("Corollary 4", "the same of symmetric tables", _LEVELS("probabilities"), "mended"),
-    _test("Definition 1", "symmetric quantisation", "test_rounding.py"),
+    _test("Definition 1", "symmetric quantisation", "kernels/test_rounding.py"),
     _page(
         "Table 1",
         "adaptive methods are more accurate than fixed ones",
@@ -181,9 +181,9 @@ ALQ = [
 ]
 
 NUQSGD = [
-    _test("Algorithm 1", "data-parallel SGD with codes", "test_simulate_ranks.py"),
-    _test("Definition 1, Fig. 1", "rounding to uneven levels", "test_rounding.py"),
-    _test("App. A", "Elias's recursive code", "test_omega.py"),
+    _test("Algorithm 1", "data-parallel SGD with codes", "simulate/test_simulate_ranks.py"),
+    _test("Definition 1, Fig. 1", "rounding to uneven levels", "kernels/test_rounding.py"),
+    _test("App. A", "Elias's recursive code", "coding/test_omega.py"),
     _test("Theorem 1", "convergence of SGD (Bubeck)", _THEORY("convergence")),
     _test(
         "Theorem 2",
@@ -258,10 +258,12 @@ QSGD = [
     _test(
         "Algorithm 1, Fig. 1",
         "parallel SGD with codes; rounding to 5 levels",
-        "test_simulate_ranks.py",
+        "simulate/test_simulate_ranks.py",
     ),
     _test(
-        "Definition 2.1", "stochastic gradients: the rounded one is unbiased", "test_rounding.py"
+        "Definition 2.1",
+        "stochastic gradients: the rounded one is unbiased",
+        "kernels/test_rounding.py",
     ),
     _test(
         "Theorem 2.1",
@@ -332,19 +334,24 @@ ORQ = [
         "of unbiased quantisers that of least error descends most",
         _THEORY("lemmas"),
     ),
-    _test("Theorem 1", "condition of optimal levels, Eq. 8", "test_orq_levels.py"),
+    _test("Theorem 1", "condition of optimal levels, Eq. 8", "schemes/test_orq_levels.py"),
     _test("Corollary 1.1", "least and greatest coordinate are levels", _THEORY("lemmas")),
-    _test("Remark 1.1", "even levels for a uniform law", "test_orq_levels.py"),
+    _test("Remark 1.1", "even levels for a uniform law", "schemes/test_orq_levels.py"),
     _test(
         "Remark 1.2",
         "Eqs 11, 12",
-        "test_orq_levels.py",
+        "schemes/test_orq_levels.py",
         "mended: Eq. 12 counts samples equal to a level twice",
     ),
-    _test("Algorithm 1", "greedy levels", "test_orq_levels.py"),
-    _test("Eqs 14, 15", "BinGrad-pb", "test_bingrad.py", "mended: Eq. 14's condition is reversed"),
-    _test("Eqs 16, 17", "BinGrad-b", "test_bingrad.py"),
-    _test("Algorithm 2", "distributed training", "test_simulate_ranks.py"),
+    _test("Algorithm 1", "greedy levels", "schemes/test_orq_levels.py"),
+    _test(
+        "Eqs 14, 15",
+        "BinGrad-pb",
+        "schemes/test_bingrad.py",
+        "mended: Eq. 14's condition is reversed",
+    ),
+    _test("Eqs 16, 17", "BinGrad-b", "schemes/test_bingrad.py"),
+    _test("Algorithm 2", "distributed training", "simulate/test_simulate_ranks.py"),
     _page(
         "Fig. 1",
         "use of levels and shape of the gradient",
@@ -421,22 +428,22 @@ ORQ = [
 ]
 
 QCS = [
-    _test("Algorithm 1", "quantised compressive sampling", "test_qcs_scheme.py"),
+    _test("Algorithm 1", "quantised compressive sampling", "schemes/test_qcs_scheme.py"),
     _test(
         "Eqs 5, 6",
         "the 1-bit quantiser",
-        "test_qcs_estimates.py",
+        "schemes/test_qcs_estimates.py",
         "mended: as printed its mean is 2 v",
     ),
-    _test("Lemma 1", "T Tᵀ = n/k I, E TᵀT = I", "test_qcs_estimates.py"),
+    _test("Lemma 1", "T Tᵀ = n/k I, E TᵀT = I", "schemes/test_qcs_estimates.py"),
     _test("Remark 1", "2 n/k transforms explore almost all directions", _THEORY("descent")),
     _test(
         "Theorem 2",
         "unbiased; the error is at most γ ‖g‖²",
-        "test_qcs_estimates.py",
+        "schemes/test_qcs_estimates.py",
         "mended at k = 1",
     ),
-    _test("Lemma 3", "MMSE's error is at most (1 - α) ‖g‖²", "test_qcs_estimates.py"),
+    _test("Lemma 3", "MMSE's error is at most (1 - α) ‖g‖²", "schemes/test_qcs_estimates.py"),
     _test("Eqs 14", "weighted error feedback", "test_feedback.py"),
     _test(
         "Lemma 4",

@@ -8,7 +8,7 @@ import torch
 import unit_oracles as oracle
 from hypothesis import given
 from hypothesis import strategies as st
-from test_kernel_agreement import KINDS, heavy, ordinary, same_bits, vector
+from kernel_cases import KINDS, heavy, ordinary, same_bits, vector
 
 from hvd_adaptive.kernels import cpu_ecdq, reference_ecdq
 

@@ -11,7 +11,7 @@ import torch
 import unit_oracles as oracle
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_kernel_agreement import KINDS, heavy, ordinary, same_bits, vector
+from kernel_cases import KINDS, heavy, ordinary, same_bits, vector
 
 from hvd_adaptive import PayloadError, SparseSGD
 from hvd_adaptive.coding.rice import most_words, rice_parameter

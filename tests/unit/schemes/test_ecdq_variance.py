@@ -7,7 +7,7 @@ import functools
 import numpy as np
 import pytest
 import torch
-from test_kernel_agreement import constant, heavy, one_outlier, ordinary, vector
+from kernel_cases import constant, heavy, one_outlier, ordinary, vector
 
 from hvd_adaptive import ECDQ
 

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 import unit_oracles as oracle
+from kernel_cases import KINDS, heavy, ordinary, same_bits, vector
 from test_hadamard import sylvester
-from test_kernel_agreement import KINDS, heavy, ordinary, same_bits, vector
 
 from hvd_adaptive import QCS
 from hvd_adaptive.kernels import cpu_qcs, reference, reference_qcs

@@ -30,7 +30,7 @@ from hvd_adaptive import (
     TernGrad,
 )
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 PAGE = (ROOT / "docs" / "wire_format.md").read_text(encoding="utf-8")
 
 
@@ -173,7 +173,7 @@ def test_the_table_of_packings_is_right():
 
 
 def test_the_decoder_stands_alone():
-    tree = ast.parse((Path(__file__).parent / "wire_decoder.py").read_text(encoding="utf-8"))
+    tree = ast.parse((ROOT / "tests/unit/wire_decoder.py").read_text(encoding="utf-8"))
     imported = {
         (node.module if isinstance(node, ast.ImportFrom) else alias.name).split(".")[0]
         for node in ast.walk(tree)

@@ -1,6 +1,6 @@
-"""Build sdist and wheel; run the unit tests against the wheel in an empty environment.
+"""Build sdist and wheel; run the tests of one process against the wheel in an empty environment.
 
-python tests/unit/packaged.py [arguments of pytest]    (make package-test)
+python tests/repository/packaged.py [arguments of pytest]    (make package-test)
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import tempfile
 import venv
 from pathlib import Path
 
+TESTS = ["unit", "tools", "repository", "research"]
 ROOT = Path(__file__).resolve().parents[2]
 NOT_COPIED = shutil.ignore_patterns(
     ".*", "build", "dist", "site", "runs", "*.egg-info", "__pycache__", "*.log"
@@ -52,7 +53,8 @@ def main(arguments: list[str]) -> int:
         constraints = ["--constraint", str(ROOT / "requirements" / "constraints.txt")]
         install = [python, "-m", "pip", "install", "--quiet", *constraints, f"{wheel}[test,report]"]
         subprocess.run(install, check=True)
-        print("[3/3] unit tests", flush=True)
+        print("[3/3] tests", flush=True)
+        whole = ["-m", "not integration", *(f"tests/{name}" for name in TESTS)]
         clean = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
         return subprocess.run(
             [
@@ -62,7 +64,7 @@ def main(arguments: list[str]) -> int:
                 "-q",
                 "-p",
                 "no:cacheprovider",
-                *(arguments or ["tests/unit"]),
+                *(arguments or whole),
             ],
             cwd=files,
             env=clean,

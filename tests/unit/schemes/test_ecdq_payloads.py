@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 import unit_oracles as oracle
-from test_kernel_agreement import heavy, ordinary, vector
+from kernel_cases import heavy, ordinary, vector
 
 from hvd_adaptive import ECDQ, PayloadError
 from hvd_adaptive.coding import dithered

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 import unit_oracles as oracle
-from test_kernel_agreement import KINDS, heavy, same_bits, vector
+from kernel_cases import KINDS, heavy, same_bits, vector
 
 from hvd_adaptive import NaturalCompression, PayloadError
 from hvd_adaptive.kernels import cpu_natural, reference_natural

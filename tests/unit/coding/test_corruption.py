@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from hvd_adaptive import ALQ, PayloadError
 from hvd_adaptive.coding.payload import read_header
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[3] / "benchmarks"))
 import fuzz
 
 SCHEMES = {checksum: fuzz.subjects(3, checksum) for checksum in (True, False)}

@@ -1,6 +1,6 @@
 """What is built and installed: complete, typed, and at work from a folder of its own.
 
-``make package-test`` runs all unit tests against the wheel in an empty environment.
+``make package-test`` runs all tests of one process against the wheel in an empty environment.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.skipif(
     not (ROOT / "hvd_adaptive").is_dir(), reason="there is no package to build beside the tests"
 )
 # Quick: without compiled kernels, which a new folder would compile again.
-SMOKE = ("test_schedule.py", "test_chunks.py", "levels/test_levels_multiplier.py")
+SMOKE = ("adapt/test_schedule.py", "exchange/test_chunks.py", "levels/test_levels_multiplier.py")
 
 
 @pytest.fixture(scope="module")
@@ -64,6 +64,7 @@ def test_the_sdist_holds_what_its_tests_need(built):
     wanted += [
         "docs/theory.md",
         "research/compare.py",
+        "tests/repeatable.py",
         "tests/unit/conftest.py",
         "benchmarks/laboratory/worker.py",
     ]

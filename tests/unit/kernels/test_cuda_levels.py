@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from test_kernel_agreement import (
+from kernel_cases import (
     constant,
     heavy,
     one_outlier,

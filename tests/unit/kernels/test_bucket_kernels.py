@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 import unit_oracles as oracle
-from test_kernel_agreement import KINDS, heavy, one_outlier, ordinary, same_bits, vector
+from kernel_cases import KINDS, heavy, one_outlier, ordinary, same_bits, vector
 
 from hvd_adaptive.coding.packing import packing_of
 from hvd_adaptive.kernels import cpu_bucket, cpu_levels, reference_bucket, reference_levels

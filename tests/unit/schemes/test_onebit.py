@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 import unit_oracles as oracle
-from test_kernel_agreement import KINDS, heavy, ordinary, same_bits, vector
+from kernel_cases import KINDS, heavy, ordinary, same_bits, vector
 
 from hvd_adaptive import OneBitSGD, PayloadError
 from hvd_adaptive.kernels import cpu_bucket, cpu_onebit, reference_bucket, reference_onebit

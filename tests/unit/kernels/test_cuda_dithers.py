@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from kernel_cases import heavy, ordinary, same_bits, vector
 from test_cuda_tables import KEY, hostile
-from test_kernel_agreement import heavy, ordinary, same_bits, vector
 from triton_interpreter import DEVICE, moved
 from unit_oracles import uniform_integers
 

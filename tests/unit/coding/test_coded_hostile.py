@@ -15,7 +15,7 @@ import unit_oracles as oracle
 from hvd_adaptive import ALQ, PayloadError, TernGrad
 from hvd_adaptive.coding import coder as coders
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[3] / "benchmarks"))
 import fuzz
 
 N, BUCKET, SEGMENT = 2500, 500, 600
