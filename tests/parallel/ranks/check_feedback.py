@@ -8,8 +8,8 @@ import time
 import horovod.torch as hvd
 import pytest
 import torch
-from check_training import distributed
 from conftest import assert_same_everywhere, batches, flat_parameters, learn, make_model, train
+from rank_optimizers import distributed
 
 from hvd_adaptive import ALQ, QCS, QSGD, OneBitSGD, SparseSGD, TernGrad, instances, simulate
 
