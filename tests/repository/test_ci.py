@@ -1,4 +1,4 @@
-"""The hooks of pre-commit and the workflow of GitHub Actions do what the Makefile and .ci/run do."""
+"""pre-commit's hooks and the workflow of GitHub Actions do what the Makefile and .ci/run do."""
 
 from __future__ import annotations
 
