@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import pytest
 import torch
-
-from hvd_adaptive import ALQ, ECDQ, QSGD, BinGrad
+from scheme_cases import scheme
 
 BUCKET = 64
 # Buckets of one value come back exactly, but for ECDQ's dither.
 SCHEMES = {
-    "alq": lambda **k: ALQ(bits=4, norm="linf", update_steps=[0], **k),
-    "qsgd": lambda **k: QSGD(bits=4, norm="linf", **k),
-    "bingrad": lambda **k: BinGrad(**k),
-    "feedback": lambda **k: BinGrad(variant="biased", error_feedback=1.0, **k),
-    "ecdq": lambda **k: ECDQ(relative_variance=1e-4, update_steps=[0], **k),
+    "alq": scheme("alq-4-linf", update_steps=[0]),
+    "qsgd": scheme("qsgd-4-linf"),
+    "bingrad": scheme("bingrad"),
+    "feedback": scheme("bingrad-biased", error_feedback=1.0),
+    "ecdq": scheme("ecdq-variance0.0001", update_steps=[0]),
 }
 every_scheme = pytest.mark.parametrize("scheme", SCHEMES)
 

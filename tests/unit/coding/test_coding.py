@@ -12,27 +12,28 @@ import torch
 import unit_oracles as oracle
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scheme_cases import schemes
 
 import hvd_adaptive
-from hvd_adaptive import ALQ, AMQ, NUQSGD, QSGD, PayloadError, TernGrad
+from hvd_adaptive import ALQ, NUQSGD, QSGD, PayloadError, TernGrad
 from hvd_adaptive.coding import coder as coders
 from hvd_adaptive.coding.coders import CODERS
 from hvd_adaptive.coding.packing import packing_of
 from hvd_adaptive.kernels.cpu_codes import pack, unpack
 from hvd_adaptive.levels import entropy_bits
 
-SCHEMES = {
-    "alq2": lambda **k: ALQ(bits=2, **k),
-    "alq3": lambda **k: ALQ(bits=3, **k),
-    "alq3_zero": lambda **k: ALQ(bits=3, symmetric=False, **k),
-    "alq8": lambda **k: ALQ(bits=8, **k),
-    "amq3": lambda **k: AMQ(bits=3, **k),
-    "qsgd3": lambda **k: QSGD(bits=3, **k),
-    "qsgd_linf": lambda **k: QSGD(bits=4, norm="linf", **k),
-    "nuqsgd3": lambda **k: NUQSGD(bits=3, **k),
-    "terngrad": lambda **k: TernGrad(**k),
-    "terngrad_whole": lambda **k: TernGrad(clip=None, **k),
-}
+SCHEMES = schemes(
+    "alq-2",
+    "alq-3",
+    "alq-3-zero",
+    "alq-8",
+    "amq-3",
+    "qsgd-3",
+    "qsgd-4-linf",
+    "nuqsgd-3",
+    "terngrad",
+    "terngrad-unclipped",
+)
 # Of table schemes' bits: their packing is in Numba's cache.
 ALPHABETS = (3, 4, 5, 7, 8, 9, 15, 16, 31, 32, 63, 64, 127, 128, 255, 256)
 
@@ -95,7 +96,7 @@ class TestPayloads:
         bits = 8 * scheme.encode(flat, seed=0).numel() / 200_000
         assert bits < 0.15 and entropy_bits(scheme.table.probabilities) > bits / 1.1
 
-    @pytest.mark.parametrize("scheme", ("alq3", "qsgd3", "terngrad"))
+    @pytest.mark.parametrize("scheme", ("alq-3", "qsgd-3", "terngrad"))
     def test_a_book_of_other_data_falls_back_to_fixed(self, scheme):
         """Never longer, whatever was fitted: here a book that makes the frequent codes longest."""
         coded, fixed = pair(scheme, "normal", bucket_size=100)
@@ -117,14 +118,14 @@ class TestPayloads:
 
     @pytest.mark.parametrize("dtype", (torch.float16, torch.bfloat16, torch.float64))
     def test_other_dtypes_and_full_tails(self, dtype):
-        coded, fixed = pair("alq3", bucket_size=300, tail="full")
+        coded, fixed = pair("alq-3", bucket_size=300, tail="full")
         flat = sample("normal", 5000).to(dtype)
         ours, theirs = coded.encode(flat, seed=1), fixed.encode(flat, seed=1)
         assert coding_of(ours) == 1 and ours.numel() < theirs.numel()
         assert torch.equal(coded.decode(ours), fixed.decode(theirs))
 
     def test_nan_buckets(self):
-        coded, fixed = pair("alq3", bucket_size=500)
+        coded, fixed = pair("alq-3", bucket_size=500)
         flat = sample("normal", 5000)
         flat[1700] = torch.nan
         ours = coded.decode(coded.encode(flat, seed=1))
@@ -135,7 +136,7 @@ class TestPayloads:
 
     def test_sums_are_the_same_bits(self):
         """Coded and packed payloads of several ranks, expanded one at a time."""
-        coded, fixed = pair("qsgd3", bucket_size=100)
+        coded, fixed = pair("qsgd-3", bucket_size=100)
         flats = [sample("normal", 3000, seed) for seed in range(3)] + [torch.ones(3000)]
         sums, expanded = [], []
         original = coded.decode_bodies
@@ -154,7 +155,7 @@ class TestPayloads:
         from hvd_adaptive.simulate.ranks import Ranks
 
         after = []
-        for scheme in pair("alq3", bucket_size=256, error_feedback=feedback):
+        for scheme in pair("alq-3", bucket_size=256, error_feedback=feedback):
             parameter = torch.nn.Parameter(torch.zeros(5000))
             ranks = Ranks([("p", parameter)], scheme, 2)
             for step in range(3):
@@ -201,13 +202,13 @@ class TestUpdates:
         assert np.allclose(scheme.table.probabilities, mean, atol=1e-3)
         assert not np.allclose(book[0].table.probabilities, mean, atol=1e-2)
 
-    @pytest.mark.parametrize("scheme", ("qsgd3", "terngrad", "alq3"))
+    @pytest.mark.parametrize("scheme", ("qsgd-3", "terngrad", "alq-3"))
     def test_clipping_is_seen(self, scheme):
         """Of what is sent, not of the gradients."""
         flat = sample("heavy", 50_000)
         counts = {}
         for clip in (1.0, None):
-            made = {"qsgd3": QSGD, "terngrad": TernGrad, "alq3": ALQ}[scheme]
+            made = {"qsgd-3": QSGD, "terngrad": TernGrad, "alq-3": ALQ}[scheme]
             fitted = made(coding="huffman", clip=clip, bucket_size=1000)
             fitted.fit(flat)
             payload, p = fitted.encode(flat, seed=1), fitted.table.probabilities
@@ -258,7 +259,7 @@ class TestUpdates:
             assert new.table_fingerprint == old.table_fingerprint
 
     def test_states_of_other_levels_or_bad_books_are_refused(self):
-        scheme, _ = pair("qsgd3")
+        scheme, _ = pair("qsgd-3")
         state = scheme.state_dict()
         with pytest.raises(ValueError, match="state"):
             NUQSGD(bits=3).load_state_dict(state)
@@ -272,7 +273,7 @@ class TestUpdates:
 
 class TestReceivers:
     def test_of_other_codings_or_books(self):
-        coded, fixed = pair("alq3")
+        coded, fixed = pair("alq-3")
         payload = coded.encode(sample("normal", 20_000), seed=1)
         with pytest.raises(PayloadError, match="coding 'huffman'"):
             fixed.decode(payload)

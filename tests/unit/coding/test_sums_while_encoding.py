@@ -5,23 +5,15 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from scheme_cases import schemes
 
-from hvd_adaptive import ALQ, NUQSGD, QSGD, NaturalCompression
 from hvd_adaptive.coding.header import CHECKSUM_AT, SIZE
 from hvd_adaptive.coding.payload import arrived
 from hvd_adaptive.kernels import reference
 from hvd_adaptive.kernels.block_sums import BlockSums
 
 # Packed by whole bits, and several codes to a number; tables counted, searched, uniform and not.
-SCHEMES = {
-    "alq3": lambda **k: ALQ(bits=3, **k),
-    "alq8": lambda **k: ALQ(bits=8, norm="linf", **k),
-    "nuqsgd4": lambda **k: NUQSGD(bits=4, **k),
-    "qsgd2": lambda **k: QSGD(bits=2, **k),
-    "qsgd3": lambda **k: QSGD(bits=3, **k),
-    "qsgd8": lambda **k: QSGD(bits=8, **k),
-    "natural": lambda **k: NaturalCompression(**k),
-}
+SCHEMES = schemes("alq-3", "alq-8-linf", "nuqsgd-4", "qsgd-2", "qsgd-3", "qsgd-8", "natural")
 # The last two: a section of scales as long as two blocks and some words.
 SIZES = ((1, 512), (4096, 512), (16_384, 512), (131_071, 512), (200_003, 8192), (300_000, 33))
 

@@ -11,22 +11,15 @@ import numpy as np
 import pytest
 import torch
 import wire_decoder as wire
+from scheme_cases import scheme
 
 import hvd_adaptive
 from hvd_adaptive import (
     ALQ,
-    AMQ,
     ECDQ,
-    NUQSGD,
-    ORQ,
     QCS,
     QSGD,
     BinGrad,
-    LinearQuantile,
-    NaturalCompression,
-    OneBitSGD,
-    SignSGD,
-    SparseSGD,
     TernGrad,
 )
 
@@ -60,28 +53,28 @@ def known_to(scheme) -> wire.Known:
 SMALL = {"bucket_size": 300}
 SCHEMES = {
     **{f"alq-{b}": lambda b=b: ALQ(bits=b, **SMALL) for b in (2, 3, 5, 8)},
-    "alq-zero-linf": lambda: ALQ(bits=3, norm="linf", symmetric=False, **SMALL),
-    "alq-tail": lambda: ALQ(bits=4, tail="full", **SMALL),
-    "amq": lambda: AMQ(bits=4, **SMALL),
-    "nuqsgd": lambda: NUQSGD(bits=6, **SMALL),
+    "alq-zero-linf": scheme("alq-3-linf-zero", **SMALL),
+    "alq-tail": scheme("alq-4", tail="full", **SMALL),
+    "amq": scheme("amq-4", **SMALL),
+    "nuqsgd": scheme("nuqsgd-6", **SMALL),
     **{f"qsgd-{s}": lambda s=s: QSGD(intervals=s, **SMALL) for s in (2, 3, 4, 7, 127)},
-    "qsgd-symmetric": lambda: QSGD(bits=3, symmetric=True, **SMALL),
-    "terngrad": lambda: TernGrad(**SMALL),
-    "orq": lambda: ORQ(levels=5, **SMALL),
-    "orq-float16": lambda: ORQ(levels=9, level_dtype="float16", **SMALL),
-    "linear": lambda: LinearQuantile(levels=10, **SMALL),
-    "bingrad-biased": lambda: BinGrad(variant="biased", **SMALL),
-    "bingrad": lambda: BinGrad(**SMALL),
-    "signsgd": lambda: SignSGD(**SMALL),
-    "onebit": lambda: OneBitSGD(**SMALL),
-    "natural": lambda: NaturalCompression(**SMALL),
-    "sparse": lambda: SparseSGD(density=0.05, **SMALL),
+    "qsgd-symmetric": scheme("qsgd-3-symmetric", **SMALL),
+    "terngrad": scheme("terngrad", **SMALL),
+    "orq": scheme("orq-5", **SMALL),
+    "orq-float16": scheme("orq-9-half", **SMALL),
+    "linear": scheme("quantile-10", **SMALL),
+    "bingrad-biased": scheme("bingrad-biased", **SMALL),
+    "bingrad": scheme("bingrad", **SMALL),
+    "signsgd": scheme("signsgd", **SMALL),
+    "onebit": scheme("onebit", **SMALL),
+    "natural": scheme("natural", **SMALL),
+    "sparse": scheme("sparse-0.05", **SMALL),
     "huffman-2": lambda: fitted(ALQ(bits=2, coding="huffman", **SMALL)),
     "huffman-8": lambda: fitted(ALQ(bits=8, coding="huffman", **SMALL)),
     "huffman-ternary": lambda: fitted(TernGrad(coding="huffman", **SMALL)),
-    "elias": lambda: QSGD(bits=3, coding="elias", **SMALL),
-    "ecdq": lambda: ECDQ(bits=1.5, **SMALL),
-    "ecdq-fine": lambda: ECDQ(relative_variance=1e-4, **SMALL),
+    "elias": scheme("qsgd-3-elias", **SMALL),
+    "ecdq": scheme("ecdq-1.5", **SMALL),
+    "ecdq-fine": scheme("ecdq-variance0.0001", **SMALL),
     "ecdq-fitted": lambda: fitted(ECDQ(bits=2.5, **SMALL)),
 }
 

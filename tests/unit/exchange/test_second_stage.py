@@ -7,18 +7,12 @@ import logging
 import numpy as np
 import pytest
 import torch
+from scheme_cases import scheme
 
 from hvd_adaptive import (
     ALQ,
-    AMQ,
-    ECDQ,
-    NUQSGD,
-    ORQ,
-    QCS,
     QSGD,
-    OneBitSGD,
     SparseSGD,
-    TernGrad,
     simulate,
 )
 from hvd_adaptive.exchange.second_stage import default_bits, references
@@ -33,18 +27,18 @@ from hvd_adaptive.levels.histogram import Histogram
 COORDINATES = 1 << 16
 LEVELS = {"l2": np.array([0.004, 0.02, 0.1, 1.0]), "linf": np.array([0.05, 0.2, 0.5, 1.0])}
 SCHEMES = {
-    "alq": lambda **k: ALQ(bits=3, samples=8, **k),
-    "alq-linf": lambda **k: ALQ(bits=2, norm="linf", symmetric=False, bucket_size=1024, **k),
-    "amq": lambda **k: AMQ(bits=3, bucket_size=2048, samples=30, **k),
-    "qsgd": lambda **k: QSGD(bits=3, **k),
-    "qsgd-linf": lambda **k: QSGD(bits=4, norm="linf", bucket_size=512, **k),
-    "terngrad": lambda **k: TernGrad(clip=None, **k),
-    "orq": lambda **k: ORQ(levels=5, bucket_size=2048, **k),
-    "sparse": lambda **k: SparseSGD(density=0.05, bucket_size=1024, **k),
-    "qcs": lambda **k: QCS(gain=10, bucket_size=1024, **k),
-    "onebit": lambda **k: OneBitSGD(error_feedback=None, bucket_size=512, **k),
-    "nuqsgd-huffman": lambda **k: NUQSGD(bits=4, bucket_size=4096, coding="huffman", **k),
-    "ecdq": lambda **k: ECDQ(bits=2.5, bucket_size=4096, **k),
+    "alq": scheme("alq-3", samples=8),
+    "alq-linf": scheme("alq-2-linf-zero", bucket_size=1024),
+    "amq": scheme("amq-3", bucket_size=2048, samples=30),
+    "qsgd": scheme("qsgd-3"),
+    "qsgd-linf": scheme("qsgd-4-linf", bucket_size=512),
+    "terngrad": scheme("terngrad-unclipped"),
+    "orq": scheme("orq-5", bucket_size=2048),
+    "sparse": scheme("sparse-0.05", bucket_size=1024),
+    "qcs": scheme("qcs-gain10", bucket_size=1024),
+    "onebit": scheme("onebit-no-feedback", bucket_size=512),
+    "nuqsgd-huffman": scheme("nuqsgd-4-huffman", bucket_size=4096),
+    "ecdq": scheme("ecdq-2.5", bucket_size=4096),
 }
 
 

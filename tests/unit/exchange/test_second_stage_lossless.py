@@ -4,34 +4,27 @@ from __future__ import annotations
 
 import pytest
 import torch
+from scheme_cases import scheme
 from test_exchanges import averaged
 
 from hvd_adaptive import (
-    NUQSGD,
-    ORQ,
-    QSGD,
-    BinGrad,
-    LinearQuantile,
-    OneBitSGD,
-    SignSGD,
     SparseSGD,
-    TernGrad,
 )
 from hvd_adaptive.exchange.second_stage import FULL_PRECISION, default_bits
 
 # Each coordinate is its own bucket, and so its own scale; or all of them are sent.
 LOSSLESS = {
-    "sparse": lambda **k: SparseSGD(density=1.0, **k),
-    "sparse-1": lambda **k: SparseSGD(density=1.0, bucket_size=1, **k),
-    "qsgd": lambda **k: QSGD(bits=3, bucket_size=1, **k),
-    "qsgd-linf": lambda **k: QSGD(bits=3, bucket_size=1, norm="linf", **k),
-    "nuqsgd": lambda **k: NUQSGD(bits=3, bucket_size=1, **k),
-    "terngrad": lambda **k: TernGrad(bucket_size=1, **k),
-    "orq": lambda **k: ORQ(levels=5, bucket_size=1, **k),
-    "linear": lambda **k: LinearQuantile(levels=5, bucket_size=1, **k),
-    "bingrad": lambda **k: BinGrad(bucket_size=1, **k),
-    "signsgd": lambda **k: SignSGD(bucket_size=1, **k),
-    "onebit": lambda **k: OneBitSGD(bucket_size=1, error_feedback=None, **k),
+    "sparse": scheme("sparse-1.0"),
+    "sparse-1": scheme("sparse-1.0", bucket_size=1),
+    "qsgd": scheme("qsgd-3", bucket_size=1),
+    "qsgd-linf": scheme("qsgd-3-linf", bucket_size=1),
+    "nuqsgd": scheme("nuqsgd-3", bucket_size=1),
+    "terngrad": scheme("terngrad", bucket_size=1),
+    "orq": scheme("orq-5", bucket_size=1),
+    "linear": scheme("quantile-5", bucket_size=1),
+    "bingrad": scheme("bingrad", bucket_size=1),
+    "signsgd": scheme("signsgd", bucket_size=1),
+    "onebit": scheme("onebit-no-feedback", bucket_size=1),
 }
 
 

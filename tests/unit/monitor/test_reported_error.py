@@ -7,20 +7,21 @@ import pytest
 import torch
 from exact_errors import bucket_errors, relative_error
 from feedback_steps import OneRank
+from scheme_cases import schemes
 
-from hvd_adaptive import ALQ, ECDQ, NUQSGD, ORQ, QCS, QSGD, TernGrad
+from hvd_adaptive import ALQ, ECDQ, ORQ, QCS, QSGD, TernGrad
 from hvd_adaptive.kernels import reference, reference_variance
 
 BUCKET = 512
-TABLES = {
-    "alq_3": lambda **k: ALQ(bits=3, **k),
-    "alq_8": lambda **k: ALQ(bits=8, **k),
-    "alq_zero": lambda **k: ALQ(bits=4, symmetric=False, norm="linf", **k),
-    "qsgd": lambda **k: QSGD(bits=4, **k),
-    "qsgd_symmetric": lambda **k: QSGD(bits=2, symmetric=True, norm="linf", **k),
-    "nuqsgd": lambda **k: NUQSGD(bits=5, **k),
-    "terngrad": lambda **k: TernGrad(clip=None, **k),
-}
+TABLES = schemes(
+    "alq-3",
+    "alq-8",
+    "alq-4-linf-zero",
+    "qsgd-4",
+    "qsgd-2-linf-symmetric",
+    "nuqsgd-5",
+    "terngrad-unclipped",
+)
 
 
 def heavy(count: int, seed: int) -> torch.Tensor:
@@ -107,7 +108,7 @@ def sent(rank: OneRank, gradients) -> list[np.ndarray]:
 def test_all_of_few_buckets_are_measured_exactly():
     gradients = [heavy(2 * BUCKET + 77, 5), 30 * heavy(BUCKET + 3, 6)]
     rank = OneRank(
-        fitted(TABLES["alq_8"], gradients[0]), [2 * BUCKET + 77, BUCKET + 3], fusion=3 * BUCKET
+        fitted(TABLES["alq-8"], gradients[0]), [2 * BUCKET + 77, BUCKET + 3], fusion=3 * BUCKET
     )
     flats = sent(rank, gradients)
     assert len(flats) == 2
@@ -125,7 +126,7 @@ def test_estimates_are_unbiased_in_every_group():
     gradients = [
         heavy(size, 10 + slot) * torch.linspace(0.1, 10, size) for slot, size in enumerate(sizes)
     ]
-    rank = OneRank(fitted(TABLES["alq_3"], gradients[0]), sizes, fusion=40 * BUCKET)
+    rank = OneRank(fitted(TABLES["alq-3"], gradients[0]), sizes, fusion=40 * BUCKET)
     rank.compressor.meter.detailed = True
     flats, levels = sent(rank, gradients), rank.compressor.levels.numpy()
     assert len(flats) > 2

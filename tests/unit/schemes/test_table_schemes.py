@@ -5,24 +5,26 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from scheme_cases import schemes
 from unit_oracles import neighbours, payload_length
 
 from hvd_adaptive import ALQ, AMQ, NUQSGD, QSGD, PayloadError, TernGrad
 
 BUCKET = 500
-SCHEMES = {
-    "qsgd-3": lambda: QSGD(bits=3, bucket_size=BUCKET),
-    "qsgd-8": lambda: QSGD(bits=8, bucket_size=BUCKET, norm="linf"),
-    "qsgd-symmetric": lambda: QSGD(bits=4, bucket_size=BUCKET, symmetric=True, norm="linf"),
-    "qsgd-s5": lambda: QSGD(intervals=5, bucket_size=BUCKET),
-    "qsgd-s1": lambda: QSGD(intervals=1, bucket_size=BUCKET, norm="linf"),
-    "terngrad": lambda: TernGrad(clip=None, bucket_size=BUCKET),
-    "nuqsgd-3": lambda: NUQSGD(bits=3, bucket_size=BUCKET),
-    "nuqsgd-8": lambda: NUQSGD(bits=8, bucket_size=BUCKET),
-    "nuqsgd-p": lambda: NUQSGD(bits=5, bucket_size=BUCKET, multiplier=0.8, symmetric=True),
-    "amq-3": lambda: AMQ(bits=3, bucket_size=BUCKET),
-    "amq-n-6": lambda: AMQ(bits=6, bucket_size=BUCKET, norm="linf", normalized=True),
-}
+SCHEMES = schemes(
+    "qsgd-3",
+    "qsgd-8-linf",
+    "qsgd-4-linf-symmetric",
+    "qsgd-s5",
+    "qsgd-s1-linf",
+    "terngrad-unclipped",
+    "nuqsgd-3",
+    "nuqsgd-8",
+    "nuqsgd-5-p0.8-symmetric",
+    "amq-3",
+    "amq-6-linf-n",
+    bucket_size=BUCKET,
+)
 
 
 def gradient(n: int, seed: int = 0) -> torch.Tensor:

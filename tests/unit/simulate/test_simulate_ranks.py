@@ -5,9 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from scheme_cases import scheme
 from torch import nn
 
-from hvd_adaptive import ALQ, AMQ, NUQSGD, QSGD, TernGrad, simulate
+from hvd_adaptive import ALQ, QSGD, simulate
 from hvd_adaptive.adapt.statistics import HistogramStatistic
 from hvd_adaptive.coding.payload import read_header
 from hvd_adaptive.kernels.random import stream_key
@@ -15,12 +16,12 @@ from hvd_adaptive.streams import Use
 
 WORKERS = 3
 SCHEMES = {
-    "alq": lambda: ALQ(bits=3, bucket_size=64, seed=7, update_steps=[0, 2], samples=4),
-    "alq-n": lambda: ALQ(bits=4, bucket_size=50, normalized=True, update_steps=[1], samples=3),
-    "amq": lambda: AMQ(bits=3, bucket_size=64, seed=2, update_steps=[0]),
-    "qsgd": lambda: QSGD(bits=4, bucket_size=100, norm="linf", tail="full"),
-    "nuqsgd": lambda: NUQSGD(bits=3, bucket_size=32, min_numel=0),
-    "terngrad": lambda: TernGrad(bucket_size=128, warmup_steps=2),
+    "alq": scheme("alq-3", bucket_size=64, seed=7, update_steps=[0, 2], samples=4),
+    "alq-n": scheme("alq-4-n", bucket_size=50, update_steps=[1], samples=3),
+    "amq": scheme("amq-3", bucket_size=64, seed=2, update_steps=[0]),
+    "qsgd": scheme("qsgd-4-linf", bucket_size=100, tail="full"),
+    "nuqsgd": scheme("nuqsgd-3", bucket_size=32, min_numel=0),
+    "terngrad": scheme("terngrad", bucket_size=128, warmup_steps=2),
 }
 
 

@@ -5,18 +5,15 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from scheme_cases import schemes
 
 from hvd_adaptive import ALQ, NUQSGD, QSGD, TernGrad, simulate
 from hvd_adaptive.levels import sample_variance
 
 SIZE, BUCKET, DRAWS = 1000, 128, 400
-SCHEMES = {
-    "alq": lambda: ALQ(bits=3, bucket_size=BUCKET),
-    "alq-zero": lambda: ALQ(bits=3, bucket_size=BUCKET, symmetric=False),
-    "qsgd": lambda: QSGD(intervals=5, bucket_size=BUCKET),
-    "qsgdinf": lambda: QSGD(bits=2, bucket_size=BUCKET, norm="linf", symmetric=True),
-    "terngrad": lambda: TernGrad(bucket_size=BUCKET),
-}
+SCHEMES = schemes(
+    "alq-3", "alq-3-zero", "qsgd-s5", "qsgd-2-linf-symmetric", "terngrad", bucket_size=BUCKET
+)
 
 
 def gradient(seed: int = 0) -> torch.Tensor:
