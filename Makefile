@@ -19,7 +19,8 @@ RANK_CHECKS := tests/parallel/test_ranks.py
 # The rest is side by side, a file at a time, in this order: the long ones first, so that no worker
 # is left with one at the end.
 OTHERS := --ignore $(RANK_CHECKS) --numprocesses logical --dist loadfile --no-loadscope-reorder \
-  tests/parallel tests/integration tests/oracle tests/golden tests/unit
+  tests/parallel tests/integration tests/research tests/oracle tests/golden tests/repository \
+  tests/tools tests/unit
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
@@ -55,8 +56,8 @@ lint: setup ## check style, formatting and types
 docs: setup ## build the documentation's pages into site/
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
-package-test: setup ## build sdist and wheel, install the wheel into an empty environment, run the unit tests there
-	@$(RUN) tests/unit/packaged.py $(ARGS)
+package-test: setup ## build sdist and wheel, install the wheel into an empty environment, run the tests of one process there
+	@$(RUN) tests/repository/packaged.py $(ARGS)
 
 soak: setup ## half an hour of elastic training on 4 ranks, workers killed and restarted
 	@$(RUN) tests/soak/soak.py

@@ -9,7 +9,7 @@ on: parts that have ended well are not repeated.
 facts     the card, versions
 equal     payloads of every scheme, and what they decode to, against plain torch on the CPU, bit for
           bit (kernels/reference*.py), on sizes with partial buckets and blocks, with NaN and zeros
-suite     tests/unit/test_cuda_*.py on the GPU, where pytest and what they need is there
+suite     test_cuda_*.py of tests/unit on the GPU, where pytest and what they need is there
 large     more than 2**31 coordinates: the last buckets against plain torch
 speed     encode and decode-and-accumulate against a device-to-device copy (`bench codec`)
 latency   of one small group, header and checksum included: queueing it, and until it is done
@@ -70,7 +70,7 @@ def suite(arguments: argparse.Namespace) -> dict[str, Any]:
     missing = [name for name in TEST_MODULES if importlib.util.find_spec(name) is None]
     if missing:
         return {"status": f"left out: no {', '.join(missing)} here"}
-    files = sorted(str(path) for path in (ROOT / "tests/unit").glob("test_cuda_*.py"))
+    files = sorted(str(path) for path in (ROOT / "tests/unit").rglob("test_cuda_*.py"))
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *files]
     environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
     return finished(command, environment, arguments, lines=15)

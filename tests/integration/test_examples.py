@@ -2,88 +2,31 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
-import signal
-import struct
-import subprocess
 import sys
 import time
 from pathlib import Path
 
 import psutil
 import pytest
+from script_runs import MPIRUN, ROOT, png_size, run
 
 from hvd_adaptive.monitor.log import read_logs
 from hvd_adaptive.tools.cli import main
 
 pytestmark = [pytest.mark.integration, pytest.mark.parallel, pytest.mark.timeout(330)]
 
-ROOT = Path(__file__).resolve().parents[2]
-BIN = Path(sys.executable).parent
 MNIST = ROOT / "examples" / "mnist.py"
-MPIRUN = [
-    str(BIN / "mpirun"),
-    "-np",
-    "2",
-    "--oversubscribe",
-    "--mca",
-    "mpi_yield_when_idle",
-    "1",
-    sys.executable,
-    str(MNIST),
-    "--no-cuda",
-]
+MNIST_ON_TWO_RANKS = [*MPIRUN, sys.executable, str(MNIST), "--no-cuda"]
 COORDINATES = 431_080
 # What an untrained net gets right is about a tenth.
 TRAINED = 0.85
-
-
-def run(command: list[str], cwd: Path, seconds: float) -> subprocess.CompletedProcess[str]:
-    """Run to the end; what takes longer is killed with all its descendants, and fails."""
-    environment = os.environ | {
-        "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}",
-        "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]),
-        "OMP_NUM_THREADS": "1",
-        "OMPI_ALLOW_RUN_AS_ROOT": "1",
-        "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
-    }
-    process = subprocess.Popen(
-        command,
-        cwd=cwd,
-        env=environment,
-        text=True,
-        start_new_session=True,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-    )
-    try:
-        output, _ = process.communicate(timeout=seconds)
-    except subprocess.TimeoutExpired:
-        # Launchers give ranks process groups of their own, so these are asked for by parent.
-        family = psutil.Process(process.pid).children(recursive=True)
-        os.killpg(process.pid, signal.SIGKILL)
-        for member in family:
-            with contextlib.suppress(psutil.NoSuchProcess):
-                member.kill()
-        output, _ = process.communicate()
-        pytest.fail(f"{' '.join(command)}\nran longer than {seconds} s:\n{output}")
-    return subprocess.CompletedProcess(command, process.returncode, output)
 
 
 def read_run(path: Path) -> dict:
     """The only run in a file that --json wrote."""
     (only,) = json.loads(path.read_text())["runs"]
     return only
-
-
-def png_size(path: Path) -> tuple[int, int]:
-    """Width and height from a PNG's header."""
-    head = path.read_bytes()[:24]
-    assert head[:8] == b"\x89PNG\r\n\x1a\n"
-    assert head[12:16] == b"IHDR"
-    return struct.unpack(">II", head[16:24])
 
 
 def test_training_with_alq(tmp_path: Path) -> None:
@@ -110,7 +53,7 @@ def test_training_with_alq(tmp_path: Path) -> None:
         "--monitor",
         "log",
     ]
-    done = run([*MPIRUN, *flags], tmp_path, 180)
+    done = run([*MNIST_ON_TWO_RANKS, *flags], tmp_path, 180)
     assert done.returncode == 0, done.stdout
     assert "parameters equal on 2 ranks" in done.stdout
     assert "Train Step: 60/62" in done.stdout  # lines, as the output is no terminal
@@ -189,7 +132,7 @@ def test_demo(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("command", "message"),
     [
-        ([*MPIRUN, "--compression", "alg"], "invalid choice: 'alg'"),
+        ([*MNIST_ON_TWO_RANKS, "--compression", "alg"], "invalid choice: 'alg'"),
         (
             [sys.executable, str(MNIST), "--compression", "fp16", "--bits", "3"],
             "'fp16' takes none of bits",

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from test_examples import BIN, MPIRUN, ROOT, run
+from script_runs import BIN, MPIRUN, ROOT, run
 
 pytestmark = [pytest.mark.integration, pytest.mark.parallel, pytest.mark.timeout(320)]
 
@@ -15,9 +15,8 @@ def test_examples_on_two_ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     """One start for all of them: most of an example's time is its imports."""
     pytest.importorskip("mlxtend")
     monkeypatch.setenv("PYTHONPATH", str(ROOT / "examples"))
-    launcher = MPIRUN[: MPIRUN.index(sys.executable)]
     program = str(Path(__file__).parent / "example_runs.py")
-    done = run([*launcher, sys.executable, program, str(tmp_path)], tmp_path, 300)
+    done = run([*MPIRUN, sys.executable, program, str(tmp_path)], tmp_path, 300)
     assert done.returncode == 0, done.stdout
     assert done.stdout.count("all examples ran") == 2
 

@@ -54,7 +54,7 @@ def test_python_blocks(tmp_path: Path) -> None:
 )
 def test_shell_blocks(block: Block, tmp_path: Path) -> None:
     """In a folder of their own, with the repository's files in it, and the tutorial's script."""
-    for name in ("examples", "benchmarks", "slurm", "docs", "tests", "hvd_adaptive"):
+    for name in ("examples", "research", "benchmarks", "slurm", "docs", "tests", "hvd_adaptive"):
         (tmp_path / name).symlink_to(ROOT / name)
     (tmp_path / SCRIPT).write_text(to_run(ROOT / "docs/tutorial.md")[0].code)
     process = subprocess.Popen(

@@ -2,36 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import sys
-from pathlib import Path
 
 import pytest
-from launch import BIN, ROOT, Launcher, run
-
-SECONDS = 240
-
-
-class Elastic(Launcher):
-    """horovodrun with hosts that change; names of this machine stand in for hosts."""
-
-    most = 3
-
-    def command(self, command):
-        return [
-            str(BIN / "horovodrun"),
-            "-np",
-            "2",
-            "--min-np",
-            "2",
-            "--max-np",
-            str(self.most),
-            "--network-interface",
-            "lo",
-            "--host-discovery-script",
-            self.kind,
-            *command,
-        ]
+from elastic_launch import SECONDS, Elastic, lines
+from launch import ROOT, run
 
 
 @pytest.mark.parallel
@@ -72,10 +47,6 @@ def test_workers_come_and_go(tmp_path, monkeypatch):
     assert first[-1]["steps"] == [batches[-1]] * 2
     for losses in zip(*(entry["losses"] for entry in first), strict=True):
         assert sum(losses[-4:]) < 0.95 * sum(losses[:4])
-
-
-def lines(path: Path) -> list[dict]:
-    return [json.loads(line) for line in path.read_text().splitlines()]
 
 
 def alike(one: dict, other: dict) -> bool:

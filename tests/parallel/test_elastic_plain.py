@@ -5,8 +5,8 @@ from __future__ import annotations
 import sys
 
 import pytest
+from elastic_launch import SECONDS, Elastic, lines
 from launch import ROOT, run
-from test_elastic import SECONDS, Elastic, lines
 
 
 class FourAtMost(Elastic):

@@ -1,30 +1,9 @@
-"""Hypothesis runs the same examples each time, without deadlines or a database on disk; Triton
-kernels run in its interpreter where there is no GPU."""
+"""Tests are repeatable."""
 
 from __future__ import annotations
 
-import os
+from repeatable import first_compressors, settle
 
-import pytest
-import torch
-from hypothesis import HealthCheck, settings
+__all__ = ["first_compressors"]
 
-from hvd_adaptive import instances
-
-settings.register_profile(
-    "repeatable",
-    deadline=None,
-    derandomize=True,
-    database=None,
-    suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
-)
-settings.load_profile("repeatable")
-torch.set_num_threads(1)
-if not torch.cuda.is_available():
-    os.environ["TRITON_INTERPRET"] = "1"  # read when Triton is first loaded
-
-
-@pytest.fixture(autouse=True)
-def first_compressors():
-    """Each test's first compressor has the random numbers of a process's first one."""
-    instances.start_over()
+settle()

@@ -9,22 +9,9 @@ import zlib
 from collections.abc import Iterator
 
 import torch
+from scheme_cases import scheme
 
 from hvd_adaptive import (
-    ALQ,
-    AMQ,
-    ECDQ,
-    NUQSGD,
-    ORQ,
-    QCS,
-    QSGD,
-    BinGrad,
-    LinearQuantile,
-    NaturalCompression,
-    OneBitSGD,
-    SignSGD,
-    SparseSGD,
-    TernGrad,
     simulate,
 )
 
@@ -33,30 +20,30 @@ DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 N = 700
 # The last ones have states with residuals, tables, second stages and parts in them.
 SCHEMES = {
-    "qsgd": lambda **k: QSGD(bits=3, **k),
-    "qsgd-huffman": lambda **k: QSGD(bits=4, norm="linf", coding="huffman", clip=2.5, **k),
-    "qsgd-elias": lambda **k: QSGD(bits=4, coding="elias", **k),
-    "nuqsgd": lambda **k: NUQSGD(bits=3, **k),
-    "terngrad": lambda **k: TernGrad(**k),
-    "alq": lambda **k: ALQ(bits=3, samples=4, **k),
-    "alq-n": lambda **k: ALQ(bits=3, normalized=True, statistics="normal", **k),
-    "alq-gradient": lambda **k: ALQ(bits=2, solver="gradient_descent", coding="huffman", **k),
-    "amq": lambda **k: AMQ(bits=3, norm="linf", **k),
-    "orq": lambda **k: ORQ(levels=5, **k),
-    "orq-half": lambda **k: ORQ(levels=9, level_dtype="float16", clip=2.5, **k),
-    "orq-descent": lambda **k: ORQ(levels=5, solver="coordinate_descent", **k),
-    "linear-quantile": lambda **k: LinearQuantile(levels=5, **k),
-    "bingrad": lambda **k: BinGrad(**k),
-    "bingrad-biased": lambda **k: BinGrad(variant="biased", **k),
-    "bingrad-iterated": lambda **k: BinGrad(variant="biased", iterate=True, **k),
-    "sign": lambda **k: SignSGD(**k),
-    "onebit": lambda **k: OneBitSGD(**{"error_feedback": None} | k),
-    "natural": lambda **k: NaturalCompression(**k),
-    "qcs": lambda **k: QCS(gain=8.0, **k),
-    "qcs-mmse": lambda **k: QCS(estimator="mmse", **k),
-    "sparse": lambda **k: SparseSGD(density=0.1, **k),
-    "ecdq": lambda **k: ECDQ(bits=2, **k),
-    "ecdq-variance": lambda **k: ECDQ(relative_variance=0.1, **k),
+    "qsgd": scheme("qsgd-3"),
+    "qsgd-huffman": scheme("qsgd-4-linf-clip2.5-huffman"),
+    "qsgd-elias": scheme("qsgd-4-elias"),
+    "nuqsgd": scheme("nuqsgd-3"),
+    "terngrad": scheme("terngrad"),
+    "alq": scheme("alq-3", samples=4),
+    "alq-n": scheme("alq-3-n-normal"),
+    "alq-gradient": scheme("alq-2-gradient-huffman"),
+    "amq": scheme("amq-3-linf"),
+    "orq": scheme("orq-5"),
+    "orq-half": scheme("orq-9-half-clip2.5"),
+    "orq-descent": scheme("orq-5-descent"),
+    "linear-quantile": scheme("quantile-5"),
+    "bingrad": scheme("bingrad"),
+    "bingrad-biased": scheme("bingrad-biased"),
+    "bingrad-iterated": scheme("bingrad-biased-iterated"),
+    "sign": scheme("signsgd"),
+    "onebit": scheme("onebit-no-feedback"),
+    "natural": scheme("natural"),
+    "qcs": scheme("qcs-gain8"),
+    "qcs-mmse": scheme("qcs-mmse"),
+    "sparse": scheme("sparse-0.1"),
+    "ecdq": scheme("ecdq-2"),
+    "ecdq-variance": scheme("ecdq-variance0.1"),
 }
 EXCHANGES = {
     "allgather": {},

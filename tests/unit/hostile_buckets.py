@@ -3,61 +3,31 @@
 from __future__ import annotations
 
 import torch
-
-from hvd_adaptive import (
-    ALQ,
-    AMQ,
-    ECDQ,
-    NUQSGD,
-    ORQ,
-    QCS,
-    QSGD,
-    BinGrad,
-    LinearQuantile,
-    NaturalCompression,
-    OneBitSGD,
-    SignSGD,
-    SparseSGD,
-    TernGrad,
-)
+from scheme_cases import EVERY, scheme, schemes
 
 BUCKET = 64
-SCHEMES = {
-    "qsgd": lambda **k: QSGD(bits=3, **k),
-    "qsgd_linf": lambda **k: QSGD(bits=3, norm="linf", **k),
-    "qsgd_huffman": lambda **k: QSGD(bits=3, norm="linf", coding="huffman", **k),
-    "qsgd_elias": lambda **k: QSGD(bits=3, coding="elias", **k),
-    "nuqsgd": lambda **k: NUQSGD(bits=3, **k),
-    "terngrad": lambda **k: TernGrad(**k),
-    "alq": lambda **k: ALQ(bits=3, **k),
-    "alq_linf": lambda **k: ALQ(bits=8, norm="linf", **k),
-    "alq_clipped": lambda **k: ALQ(bits=3, clip=2.5, **k),
-    "amq": lambda **k: AMQ(bits=3, **k),
-    "orq": lambda **k: ORQ(levels=5, **k),
-    "quantile": lambda **k: LinearQuantile(levels=5, **k),
-    "bingrad": lambda **k: BinGrad(**k),
-    "bingrad_biased": lambda **k: BinGrad(variant="biased", **k),
-    "signsgd": lambda **k: SignSGD(**k),
-    "onebit": lambda **k: OneBitSGD(error_feedback=None, **k),
-    "natural": lambda **k: NaturalCompression(**k),
-    "qcs": lambda **k: QCS(gain=10, **k),
-    "qcs_mmse": lambda **k: QCS(gain=10, estimator="mmse", **k),
-    "qcs_one_bit": lambda **k: QCS(measurements=BUCKET, quantizer_range=1, **k),
-    "sparse": lambda **k: SparseSGD(density=0.2, **k),
-    "ecdq": lambda **k: ECDQ(bits=3, **k),
-    "ecdq_variance": lambda **k: ECDQ(relative_variance=0.01, **k),
-}
+SCHEMES = schemes(
+    *EVERY,
+    "alq-3-clip2.5",
+    "alq-8-linf",
+    "bingrad-biased",
+    "ecdq-variance0.01",
+    "qcs-mmse-gain10",
+    "qsgd-3-elias",
+    "qsgd-3-linf",
+    "qsgd-3-linf-huffman",
+) | {"qcs-one-bit": scheme("qcs-range1", measurements=BUCKET)}
 # Their scale is no L2 norm, deviation or multiple of the largest, so none can overflow.
 WIDE = {
-    "qsgd_linf",
-    "qsgd_huffman",
-    "alq_linf",
-    "orq",
-    "quantile",
+    "qsgd-3-linf",
+    "qsgd-3-linf-huffman",
+    "alq-8-linf",
+    "orq-5",
+    "quantile-5",
     "bingrad",
-    "bingrad_biased",
+    "bingrad-biased",
     "signsgd",
-    "onebit",
+    "onebit-no-feedback",
     "natural",
 }
 

@@ -7,22 +7,11 @@ import pytest
 import torch
 import triton_interpreter  # noqa: F401
 from fake_gpu import OnGPU, off_gpu, on_gpu, pretended, quick  # noqa: F401
+from scheme_cases import schemes
 
 from hvd_adaptive import (
     ALQ,
-    AMQ,
-    ECDQ,
-    NUQSGD,
-    ORQ,
-    QCS,
     QSGD,
-    BinGrad,
-    LinearQuantile,
-    NaturalCompression,
-    OneBitSGD,
-    SignSGD,
-    SparseSGD,
-    TernGrad,
     kernels,
 )
 from hvd_adaptive.errors import PayloadError
@@ -30,29 +19,28 @@ from hvd_adaptive.errors import PayloadError
 # The last bucket is not full, nor is the only block of codes.
 N, BUCKET = 300, 128
 
-SCHEMES = {
-    "qsgd": lambda **k: QSGD(bits=3, bucket_size=BUCKET, **k),
-    "qsgd, linf, clipped": lambda **k: QSGD(
-        bits=4, norm="linf", clip=2.0, symmetric=True, bucket_size=BUCKET, **k
-    ),
-    "alq": lambda **k: ALQ(bits=3, bucket_size=BUCKET, **k),
-    "amq": lambda **k: AMQ(bits=4, bucket_size=BUCKET, **k),
-    "nuqsgd": lambda **k: NUQSGD(bits=5, bucket_size=BUCKET, **k),
-    "terngrad": lambda **k: TernGrad(bucket_size=BUCKET, **k),
-    "orq": lambda **k: ORQ(levels=5, bucket_size=BUCKET, **k),
-    "orq, float16": lambda **k: ORQ(levels=3, level_dtype="float16", bucket_size=BUCKET, **k),
-    "quantile": lambda **k: LinearQuantile(levels=4, bucket_size=BUCKET, **k),
-    "bingrad": lambda **k: BinGrad(bucket_size=BUCKET, **k),
-    "bingrad-b": lambda **k: BinGrad(variant="biased", bucket_size=BUCKET, **k),
-    "signsgd": lambda **k: SignSGD(bucket_size=BUCKET, **k),
-    "onebit": lambda **k: OneBitSGD(bucket_size=BUCKET, **k),
-    "natural": lambda **k: NaturalCompression(bucket_size=BUCKET, **k),
-    "qcs": lambda **k: QCS(bucket_size=BUCKET, gain=8, **k),
-    "sparse": lambda **k: SparseSGD(density=0.1, bucket_size=BUCKET, **k),
-    "ecdq": lambda **k: ECDQ(bits=3, bucket_size=BUCKET, **k),
-}
+SCHEMES = schemes(
+    "qsgd-3",
+    "qsgd-4-linf-symmetric-clip2.0",
+    "alq-3",
+    "amq-4",
+    "nuqsgd-5",
+    "terngrad",
+    "orq-5",
+    "orq-3-half",
+    "quantile-4",
+    "bingrad",
+    "bingrad-biased",
+    "signsgd",
+    "onebit",
+    "natural",
+    "qcs-gain8",
+    "sparse-0.1",
+    "ecdq-3",
+    bucket_size=BUCKET,
+)
 # The host waits for a payload's length.
-OF_ANY_LENGTH = ("sparse", "ecdq")
+OF_ANY_LENGTH = ("sparse-0.1", "ecdq-3")
 FITTED = {"alq, normal": lambda **k: ALQ(bits=3, bucket_size=BUCKET, statistics="normal", **k)}
 
 
@@ -116,7 +104,7 @@ def test_a_length_is_waited_for_by_one_event(scheme, gpu):
 
 def test_what_a_hook_measures_is_not_waited_for(gpu):
     """The coder, which loses nothing, is left out."""
-    compressor, gpu.uploads_allowed = SCHEMES["ecdq"](), True
+    compressor, gpu.uploads_allowed = SCHEMES["ecdq-3"](), True
     with gpu.never_waiting():
         found = compressor.roundtrip(on_gpu(flat()), 7)
     assert torch.equal(off_gpu(found), compressor.roundtrip(flat(), 7))
@@ -128,7 +116,7 @@ def test_bodies_that_cannot_be_read_are_told(scheme, gpu):
     compressor, gpu.uploads_allowed = SCHEMES[scheme](checksum=False), True
     payload = compressor.encode(flat(n=200), seed=5)
     body = payload[96:]
-    if scheme == "ecdq":
+    if scheme == "ecdq-3":
         body[4 * (1 + 2)] += 1  # the first segment's codes are said to be longer
     else:
         body[0] += 1  # one more exact value
@@ -153,7 +141,7 @@ def test_without_triton_they_are_encoded_on_the_host(scheme, gpu, caplog, monkey
     assert len(told) == 1 and "copied to the host" in told[0]
 
 
-@pytest.mark.parametrize("scheme", ("alq", "alq, normal", "ecdq"))
+@pytest.mark.parametrize("scheme", ("alq-3", "alq, normal", "ecdq-3"))
 def test_statistics_are_the_cpus_by_two_copies(scheme, gpu, quick_kernels):
     """Of the norms, and of what the levels are fitted to."""
     compressor = (SCHEMES | FITTED)[scheme]()
@@ -167,7 +155,7 @@ def test_statistics_are_the_cpus_by_two_copies(scheme, gpu, quick_kernels):
 
 
 def test_a_fit_is_the_cpus(gpu, quick_kernels):
-    here, there = (SCHEMES["alq"]() for _ in range(2))
+    here, there = (SCHEMES["alq-3"]() for _ in range(2))
     here.fit(flat())
     there.fit(on_gpu(flat()))
     assert torch.equal(here.levels, there.levels) and here.table_version == 1

@@ -14,6 +14,7 @@ import pytest
 import hvd_adaptive
 
 PACKAGE = Path(hvd_adaptive.__file__).parent
+TESTS = Path(__file__).resolve().parents[1]
 # They follow torch's defaults where they are not told; from_numpy, frombuffer and *_like do not.
 WITH_DTYPE = {"empty", "zeros", "ones", "full", "linspace", "logspace", "eye", "rand", "randn"}
 WITH_DEVICE = WITH_DTYPE | {"tensor", "as_tensor", "asarray", "scalar_tensor", "arange", "randperm"}
@@ -26,7 +27,7 @@ def digests(dtype: str, device: str) -> list[str]:
     program = Path(__file__).with_name("default_digests.py")
     done = subprocess.run(
         [sys.executable, program, dtype, device],
-        env=os.environ | {"PYTHONPATH": str(PACKAGE.parent)},
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(map(str, (PACKAGE.parent, TESTS)))},
         capture_output=True,
         text=True,
         timeout=240,

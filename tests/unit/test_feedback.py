@@ -8,22 +8,12 @@ import logging
 import pytest
 import torch
 from feedback_steps import OneRank, gradients
+from scheme_cases import scheme
 
 import hvd_adaptive
 from hvd_adaptive import (
     ALQ,
-    AMQ,
-    ECDQ,
-    NUQSGD,
-    ORQ,
-    QCS,
     QSGD,
-    BinGrad,
-    LinearQuantile,
-    NaturalCompression,
-    OneBitSGD,
-    SignSGD,
-    SparseSGD,
     TernGrad,
 )
 from hvd_adaptive.coding.header import SIZE
@@ -31,22 +21,22 @@ from hvd_adaptive.feedback import PATIENCE, Residuals, all_finite
 
 SIZES = [700, 30, 450]  # "b" travels in full precision
 SCHEMES = {
-    "qsgd": lambda **k: QSGD(bits=3, bucket_size=64, **k),
-    "alq": lambda **k: ALQ(bits=3, bucket_size=100, **k),
-    "nuqsgd": lambda **k: NUQSGD(bits=4, bucket_size=64, tail="full", **k),
-    "terngrad": lambda **k: TernGrad(bucket_size=128, clip=2.5, **k),
-    "qcs": lambda **k: QCS(bucket_size=64, measurements=24, quantizer_range=1, **k),
-    "mmse": lambda **k: QCS(bucket_size=96, estimator="mmse", gain=10, **k),
-    "sparse": lambda **k: SparseSGD(bucket_size=64, density=0.2, **k),
-    "onebit": lambda **k: OneBitSGD(bucket_size=64, **k),
-    "natural": lambda **k: NaturalCompression(bucket_size=64, **k),
-    "orq": lambda **k: ORQ(bucket_size=64, levels=5, **k),
-    "quantile": lambda **k: LinearQuantile(bucket_size=64, levels=5, **k),
-    "bingrad": lambda **k: BinGrad(bucket_size=64, variant="biased", **k),
-    "signsgd": lambda **k: SignSGD(bucket_size=64, **k),
-    "ecdq": lambda **k: ECDQ(bucket_size=64, bits=3, **k),
-    "amq": lambda **k: AMQ(bucket_size=64, bits=3, **k),
-    "two_parts": lambda **k: QSGD(bits=3, bucket_size=64, parameter_bits={"c": 5}, **k),
+    "qsgd": scheme("qsgd-3", bucket_size=64),
+    "alq": scheme("alq-3", bucket_size=100),
+    "nuqsgd": scheme("nuqsgd-4", bucket_size=64, tail="full"),
+    "terngrad": scheme("terngrad-clip2.5", bucket_size=128),
+    "qcs": scheme("qcs-k24-range1", bucket_size=64),
+    "mmse": scheme("qcs-mmse-gain10", bucket_size=96),
+    "sparse": scheme("sparse-0.2", bucket_size=64),
+    "onebit": scheme("onebit", bucket_size=64),
+    "natural": scheme("natural", bucket_size=64),
+    "orq": scheme("orq-5", bucket_size=64),
+    "quantile": scheme("quantile-5", bucket_size=64),
+    "bingrad": scheme("bingrad-biased", bucket_size=64),
+    "signsgd": scheme("signsgd", bucket_size=64),
+    "ecdq": scheme("ecdq-3", bucket_size=64),
+    "amq": scheme("amq-3", bucket_size=64),
+    "two_parts": scheme("qsgd-3", bucket_size=64, parameter_bits={"c": 5}),
 }
 
 

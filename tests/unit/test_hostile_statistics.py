@@ -9,26 +9,27 @@ import numpy as np
 import pytest
 import torch
 from hostile_buckets import BUCKET, DENORMAL, HUGE, NOT_FINITE, ZEROS, normal, with_value
+from scheme_cases import schemes
 
-from hvd_adaptive import ALQ, AMQ, ECDQ, QSGD
+from hvd_adaptive import ECDQ
 from hvd_adaptive.simulate.ranks import Ranks
 
-SCHEMES = {
-    "alq": lambda **k: ALQ(bits=3, **k),
-    "alq_normalized": lambda **k: ALQ(bits=3, normalized=True, **k),
-    "alq_normal": lambda **k: ALQ(bits=3, statistics="normal", **k),
-    "alq_normal_linf": lambda **k: ALQ(bits=3, statistics="normal", norm="linf", **k),
-    "alq_normal_normalized": lambda **k: ALQ(bits=3, statistics="normal", normalized=True, **k),
-    "alq_zero_based": lambda **k: ALQ(bits=3, symmetric=False, norm="linf", **k),
-    "alq_8": lambda **k: ALQ(bits=8, statistics="normal", **k),
-    "alqg": lambda **k: ALQ(bits=3, solver="gradient_descent", **k),
-    "alq_huffman": lambda **k: ALQ(bits=3, coding="huffman", **k),
-    "amq": lambda **k: AMQ(bits=3, **k),
-    "amq_normal": lambda **k: AMQ(bits=3, statistics="normal", normalized=True, norm="linf", **k),
-    "qsgd_huffman": lambda **k: QSGD(bits=3, coding="huffman", **k),
-    "ecdq": lambda **k: ECDQ(bits=3, **k),
-    "ecdq_variance": lambda **k: ECDQ(relative_variance=0.1, **k),
-}
+SCHEMES = schemes(
+    "alq-3",
+    "alq-3-n",
+    "alq-3-normal",
+    "alq-3-linf-normal",
+    "alq-3-n-normal",
+    "alq-3-linf-zero",
+    "alq-8-normal",
+    "alq-3-gradient",
+    "alq-3-huffman",
+    "amq-3",
+    "amq-3-linf-n-normal",
+    "qsgd-3-huffman",
+    "ecdq-3",
+    "ecdq-variance0.1",
+)
 every_scheme = pytest.mark.parametrize("scheme", SCHEMES)
 
 NOTHING = {**NOT_FINITE, **ZEROS, "least": DENORMAL["least"], "largest": HUGE["largest"]}
@@ -72,7 +73,11 @@ def test_samples_that_say_little_give_a_valid_table(scheme):
 @every_scheme
 def test_samples_that_say_nothing_keep_the_table(scheme):
     for name, bucket in NOTHING.items():
-        if name == "largest" and scheme in ("alq_normal_linf", "alq_zero_based", "amq_normal"):
+        if name == "largest" and scheme in (
+            "alq-3-linf-normal",
+            "alq-3-linf-zero",
+            "amq-3-linf-n-normal",
+        ):
             continue  # their scale does not overflow
         compressor = make(scheme)
         before = table(compressor)

@@ -11,45 +11,37 @@ from pathlib import Path
 import pytest
 import torch
 import unit_oracles as oracle
+from scheme_cases import schemes
 
 import hvd_adaptive
 from hvd_adaptive import (
     ALQ,
-    AMQ,
-    ECDQ,
-    NUQSGD,
-    ORQ,
     QCS,
     QSGD,
-    BinGrad,
-    LinearQuantile,
-    NaturalCompression,
-    SparseSGD,
-    TernGrad,
     instances,
 )
 from hvd_adaptive.instances import NEAR, Instance
 from hvd_adaptive.streams import Use, group_number
 
 # Every scheme that draws random numbers; the others are OneBitSGD, SignSGD and biased BinGrad.
-RANDOM = {
-    "qsgd": lambda **k: QSGD(bits=3, **k),
-    "qsgd-linf": lambda **k: QSGD(bits=4, norm="linf", **k),
-    "qsgd-symmetric": lambda **k: QSGD(bits=3, norm="linf", symmetric=True, **k),
-    "nuqsgd": lambda **k: NUQSGD(bits=3, **k),
-    "terngrad": lambda **k: TernGrad(clip=None, **k),
-    "alq": lambda **k: ALQ(bits=3, **k),
-    "amq": lambda **k: AMQ(bits=3, norm="linf", **k),
-    "orq": lambda **k: ORQ(levels=5, **k),
-    "linear-quantile": lambda **k: LinearQuantile(levels=5, **k),
-    "bingrad": lambda **k: BinGrad(**k),
-    "natural": lambda **k: NaturalCompression(**k),
-    "qcs": lambda **k: QCS(**k),
-    "qcs-mmse": lambda **k: QCS(estimator="mmse", **k),
-    "sparse": lambda **k: SparseSGD(density=0.1, **k),
-    "ecdq": lambda **k: ECDQ(relative_variance=0.2, **k),
-    "ecdq-bits": lambda **k: ECDQ(bits=2, **k),
-}
+RANDOM = schemes(
+    "qsgd-3",
+    "qsgd-4-linf",
+    "qsgd-3-linf-symmetric",
+    "nuqsgd-3",
+    "terngrad-unclipped",
+    "alq-3",
+    "amq-3-linf",
+    "orq-5",
+    "quantile-5",
+    "bingrad",
+    "natural",
+    "qcs",
+    "qcs-mmse",
+    "sparse-0.1",
+    "ecdq-variance0.2",
+    "ecdq-2",
+)
 N = 4096
 
 

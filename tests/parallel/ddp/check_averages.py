@@ -17,18 +17,19 @@ from ddp_oracles import (
     own_gradients,
     wrap,
 )
+from scheme_cases import scheme
 
-from hvd_adaptive import ALQ, ECDQ, QCS, QSGD, BinGrad, SparseSGD
+from hvd_adaptive import QSGD
 from hvd_adaptive.simulate import Ranks
 
 SCHEMES = {
-    "alq": lambda **more: ALQ(bits=3, bucket_size=1000, **more),
-    "qsgd": lambda **more: QSGD(bits=4, bucket_size=512, **more),
-    "huffman": lambda **more: ALQ(bits=3, bucket_size=1000, coding="huffman", **more),
-    "ecdq": lambda **more: ECDQ(bits=3, **more),
-    "bingrad": lambda **more: BinGrad(**more),
-    "qcs": lambda **more: QCS(gain=4, **more),
-    "sparse": lambda **more: SparseSGD(density=0.05, **more),
+    "alq": scheme("alq-3", bucket_size=1000),
+    "qsgd": scheme("qsgd-4", bucket_size=512),
+    "huffman": scheme("alq-3-huffman", bucket_size=1000),
+    "ecdq": scheme("ecdq-3"),
+    "bingrad": scheme("bingrad"),
+    "qcs": scheme("qcs-gain4"),
+    "sparse": scheme("sparse-0.05"),
 }
 if dist.get_world_size() > 2:  # where ranks differ in what they own
     SCHEMES = {name: SCHEMES[name] for name in ("huffman", "ecdq")}

@@ -5,18 +5,19 @@ from __future__ import annotations
 import horovod.torch as hvd
 import pytest
 import torch
-from check_training import distributed
 from conftest import assert_same_everywhere, batches, flat_parameters, make_model
+from rank_optimizers import distributed
+from scheme_cases import scheme
 
-from hvd_adaptive import ALQ, ECDQ, QSGD, BinGrad, instances
+from hvd_adaptive import instances
 
 SCHEMES = {
-    "alq": lambda **k: ALQ(bits=3, update_steps=[1], **k),
-    "qsgd": lambda **k: QSGD(bits=4, norm="linf", **k),
-    "bingrad": lambda **k: BinGrad(**k),
-    "feedback": lambda **k: BinGrad(variant="biased", error_feedback=1.0, **k),
-    "alq_feedback": lambda **k: ALQ(bits=4, update_steps=[1], error_feedback=0.5, **k),
-    "ecdq": lambda **k: ECDQ(bits=3, update_steps=[1], **k),
+    "alq": scheme("alq-3", update_steps=[1]),
+    "qsgd": scheme("qsgd-4-linf"),
+    "bingrad": scheme("bingrad"),
+    "feedback": scheme("bingrad-biased", error_feedback=1.0),
+    "alq_feedback": scheme("alq-4", update_steps=[1], error_feedback=0.5),
+    "ecdq": scheme("ecdq-3", update_steps=[1]),
 }
 every_scheme = pytest.mark.parametrize("scheme", SCHEMES)
 OVERFLOWS = (1, 3)

@@ -5,23 +5,24 @@ from __future__ import annotations
 import horovod.torch as hvd
 import pytest
 import torch
-from check_training import distributed
 from conftest import assert_same_everywhere, batches, flat_parameters, learn, make_model, train
+from rank_optimizers import distributed
+from scheme_cases import scheme
 
-from hvd_adaptive import ORQ, BinGrad, LinearQuantile, RankMismatchError, SignSGD, instances
+from hvd_adaptive import ORQ, RankMismatchError, instances
 from hvd_adaptive.kernels.random import stream_key
 
 CASES = {
-    "orq3": lambda: ORQ(levels=3, bucket_size=500, clip=2.5),
-    "orq9": lambda: ORQ(levels=9, bucket_size=512),
-    "orq9_half": lambda: ORQ(levels=9, bucket_size=512, level_dtype="float16"),
-    "orq5_descent": lambda: ORQ(levels=5, solver="coordinate_descent", tail="full"),
-    "linear": lambda: LinearQuantile(levels=9, bucket_size=300, fusion_bytes=40_000),
-    "bingrad_pb": lambda: BinGrad(bucket_size=1000),
-    "bingrad_b": lambda: BinGrad(variant="biased", bucket_size=1000, clip=1.7),
-    "bingrad_iterated": lambda: BinGrad(variant="biased", iterate=True),
-    "signsgd": lambda: SignSGD(bucket_size=256),
-    "orq_tensor": lambda: ORQ(levels=5, scope="tensor"),
+    "orq3": scheme("orq-3-clip2.5", bucket_size=500),
+    "orq9": scheme("orq-9", bucket_size=512),
+    "orq9_half": scheme("orq-9-half", bucket_size=512),
+    "orq5_descent": scheme("orq-5-descent", tail="full"),
+    "linear": scheme("quantile-9", bucket_size=300, fusion_bytes=40_000),
+    "bingrad_pb": scheme("bingrad", bucket_size=1000),
+    "bingrad_b": scheme("bingrad-biased-clip1.7", bucket_size=1000),
+    "bingrad_iterated": scheme("bingrad-biased-iterated"),
+    "signsgd": scheme("signsgd", bucket_size=256),
+    "orq_tensor": scheme("orq-5", scope="tensor"),
 }
 
 

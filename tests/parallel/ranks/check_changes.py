@@ -8,9 +8,9 @@ import logging
 import horovod.torch as hvd
 import pytest
 import torch
-from check_gradients import every_scheme, make
-from check_training import distributed
 from conftest import assert_same_everywhere, batches, flat_parameters, make_model, train
+from gradient_schemes import every_scheme, make
+from rank_optimizers import distributed
 
 from hvd_adaptive import ALQ, ECDQ, ORQ, QSGD, RankMismatchError, SignSGD, instances, simulate
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import horovod.torch as hvd
 import pytest
 import torch
-from check_training import distributed
 from conftest import assert_same_everywhere, batches, flat_parameters, make_model, train
+from rank_optimizers import distributed
 
 from hvd_adaptive import ALQ, QSGD, TernGrad, instances
 

@@ -8,9 +8,9 @@ import itertools
 import horovod.torch as hvd
 import pytest
 import torch
-from check_corruption import flipped, gone, restart, truncated
-from check_training import distributed
 from conftest import assert_same_everywhere, batches, flat_parameters, learn, make_model, train
+from damage import flipped, gone, truncated
+from rank_optimizers import distributed, restart
 
 from hvd_adaptive import ALQ, ECDQ, QSGD, PayloadError
 from hvd_adaptive.transport.collectives import AllGather, AllToAll

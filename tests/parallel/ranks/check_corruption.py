@@ -9,8 +9,9 @@ from collections.abc import Callable
 import horovod.torch as hvd
 import pytest
 import torch
-from check_training import distributed
 from conftest import assert_same_everywhere, batches, flat_parameters, make_model, train
+from damage import flipped, gone, truncated
+from rank_optimizers import distributed, restart
 
 from hvd_adaptive import ALQ, ECDQ, ORQ, PayloadError
 from hvd_adaptive.coding.header import SIZE
@@ -30,22 +31,9 @@ STAGES = {
 }
 
 
-def flipped(data: torch.Tensor) -> torch.Tensor:
-    data[SIZE + 5] ^= 16
-    return data
-
-
 def header_flipped(data: torch.Tensor) -> torch.Tensor:
     data[64] ^= 1  # the key
     return data
-
-
-def truncated(data: torch.Tensor) -> torch.Tensor:
-    return data[:-9]
-
-
-def gone(data: torch.Tensor) -> torch.Tensor:
-    return data[:0]
 
 
 def doubled(data: torch.Tensor) -> torch.Tensor:
@@ -81,14 +69,6 @@ def inject(monkeypatch, stage: type, damage: Callable, rank: int) -> None:
         return submit(self, world, name)
 
     monkeypatch.setattr(stage, "submit", damaged)
-
-
-def restart(optimizer) -> None:
-    """Let the placeholders of the step that failed come to their end."""
-    for handle, _ in optimizer._handles.values():
-        hvd.synchronize(handle)
-    optimizer.load_state_dict(optimizer.state_dict())
-    hvd.barrier()
 
 
 @pytest.mark.parametrize(

@@ -6,8 +6,8 @@ import itertools
 
 import horovod.torch as hvd
 import pytest
-from check_training import distributed
 from conftest import assert_same_everywhere, flat_parameters, make_model, train
+from rank_optimizers import distributed
 
 from hvd_adaptive import ALQ, RankMismatchError
 

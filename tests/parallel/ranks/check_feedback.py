@@ -8,20 +8,21 @@ import time
 import horovod.torch as hvd
 import pytest
 import torch
-from check_training import distributed
 from conftest import assert_same_everywhere, batches, flat_parameters, learn, make_model, train
+from rank_optimizers import distributed
+from scheme_cases import scheme
 
-from hvd_adaptive import ALQ, QCS, QSGD, OneBitSGD, SparseSGD, TernGrad, instances, simulate
+from hvd_adaptive import QSGD, instances, simulate
 
 CASES = {
-    "alq": lambda: ALQ(bits=3, bucket_size=256, error_feedback=1.0, update_steps=[0, 3]),
-    "qsgd": lambda: QSGD(bits=2, bucket_size=64, error_feedback=0.15, fusion_bytes=20_000),
-    "terngrad": lambda: TernGrad(bucket_size=64, error_feedback=0.5, tail="full"),
-    "warm": lambda: QSGD(bits=4, bucket_size=64, error_feedback=0.5, warmup_steps=2),
-    "parts": lambda: QSGD(bits=4, norm="linf", bucket_size=64, scope="tensor", error_feedback=1.0),
-    "qcs": lambda: QCS(bucket_size=64, gain=10, estimator="mmse", error_feedback=1.0),
-    "onebit": lambda: OneBitSGD(bucket_size=256),
-    "sparse": lambda: SparseSGD(bucket_size=256, density=0.2, error_feedback=0.2),
+    "alq": scheme("alq-3", bucket_size=256, error_feedback=1.0, update_steps=[0, 3]),
+    "qsgd": scheme("qsgd-2", bucket_size=64, error_feedback=0.15, fusion_bytes=20_000),
+    "terngrad": scheme("terngrad", bucket_size=64, error_feedback=0.5, tail="full"),
+    "warm": scheme("qsgd-4", bucket_size=64, error_feedback=0.5, warmup_steps=2),
+    "parts": scheme("qsgd-4-linf", bucket_size=64, scope="tensor", error_feedback=1.0),
+    "qcs": scheme("qcs-mmse-gain10", bucket_size=64, error_feedback=1.0),
+    "onebit": scheme("onebit", bucket_size=256),
+    "sparse": scheme("sparse-0.2", bucket_size=256, error_feedback=0.2),
 }
 
 

@@ -51,7 +51,7 @@ def test_every_kind_on_one_rank_and_on_all(scheme):
             assert every.abs().max() < 1e-38, name
 
 
-@pytest.mark.parametrize("scheme", ["alq", "qsgd", "bingrad", "ecdq", "qsgd_linf"])
+@pytest.mark.parametrize("scheme", ["alq-3", "qsgd-3", "bingrad", "ecdq-3", "qsgd-3-linf"])
 def test_two_lossy_stages(scheme):
     last = hvd.rank() == hvd.size() - 1
     kinds = NOT_FINITE | ZEROS | FINITE
@@ -70,7 +70,7 @@ def test_two_lossy_stages(scheme):
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
 def test_one_coordinate_reaches_every_rank_in_every_dtype(dtype, value):
     """And nobody else's bucket; full-precision coordinates keep it to themselves."""
-    compressor = make("alq_linf")
+    compressor = make("alq-8-linf")
     flat = torch.ones(3 * BUCKET, dtype=dtype)
     if hvd.rank() == 0:
         flat[BUCKET + 9] = value
@@ -85,6 +85,6 @@ def test_a_number_that_is_none_in_a_small_tensor():
     small = torch.ones(20)
     if hvd.rank() == hvd.size() - 1:
         small[3] = float("inf")
-    compressor = SCHEMES["alq"](bucket_size=BUCKET, min_numel=21)
+    compressor = SCHEMES["alq-3"](bucket_size=BUCKET, min_numel=21)
     result = hvd.allreduce(small, compression=compressor, name="small.inf")
     assert result[3].isinf() and (result.isinf().sum(), result.isnan().sum()) == (1, 0)

@@ -6,18 +6,19 @@ import horovod.torch as hvd
 import pytest
 import torch
 from conftest import assert_same_everywhere
+from scheme_cases import scheme
 
-from hvd_adaptive import ALQ, ECDQ, ORQ, QSGD, BinGrad
+from hvd_adaptive import QSGD
 
 SCHEMES = {
-    "alq": lambda: ALQ(bits=8, bucket_size=100, update_steps=[0, 2]),
-    "qsgd": lambda: QSGD(bits=8, bucket_size=100, fusion_bytes=8000),
-    "orq": lambda: ORQ(levels=9, bucket_size=100),
-    "feedback": lambda: BinGrad(bucket_size=100, error_feedback=1.0),
-    "ecdq": lambda: ECDQ(bits=3, bucket_size=100),
-    "scatter_reduce": lambda: QSGD(bits=8, bucket_size=100, exchange="scatter_reduce"),
-    "grouped": lambda: QSGD(bits=8, bucket_size=100),
-    "auto": lambda: QSGD(bits=8, bucket_size=100, exchange="auto"),
+    "alq": scheme("alq-8", bucket_size=100, update_steps=[0, 2]),
+    "qsgd": scheme("qsgd-8", bucket_size=100, fusion_bytes=8000),
+    "orq": scheme("orq-9", bucket_size=100),
+    "feedback": scheme("bingrad", bucket_size=100, error_feedback=1.0),
+    "ecdq": scheme("ecdq-3", bucket_size=100),
+    "scatter_reduce": scheme("qsgd-8", bucket_size=100, exchange="scatter_reduce"),
+    "grouped": scheme("qsgd-8", bucket_size=100),
+    "auto": scheme("qsgd-8", bucket_size=100, exchange="auto"),
 }
 WEIGHTS = {"weight": (60, 50), "half": (40, 40), "bias": (10,)}
 

@@ -10,8 +10,8 @@ import time
 import horovod.torch as hvd
 import numpy as np
 import pytest
-from check_training import distributed
 from conftest import assert_same_everywhere, flat_parameters, make_model, train
+from rank_optimizers import distributed
 
 from hvd_adaptive import ALQ
 from hvd_adaptive.transport.horovod_world import Abandoned, HorovodWorld, patient

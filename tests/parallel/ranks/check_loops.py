@@ -7,9 +7,9 @@ import shutil
 import horovod.torch as hvd
 import pytest
 import torch
-from check_gradients import assert_average, every_scheme, make
-from check_training import distributed
 from conftest import assert_same_everywhere, batches, flat_parameters, make_model, train
+from gradient_schemes import assert_average, every_scheme, make
+from rank_optimizers import distributed
 
 from hvd_adaptive import QSGD, instances
 

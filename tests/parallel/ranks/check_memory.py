@@ -8,8 +8,8 @@ from pathlib import Path
 import horovod.torch as hvd
 import pytest
 import torch
-from check_training import distributed
 from conftest import make_model, train
+from rank_optimizers import distributed
 
 from hvd_adaptive import ALQ, ECDQ, QSGD
 

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import time
 
 import horovod.torch as hvd
 import pytest
 import torch
-from check_training import distributed
 from conftest import make_model, train
+from rank_optimizers import distributed, drain
 
 import hvd_adaptive
 from hvd_adaptive import ALQ, ECDQ, ORQ, QSGD, BinGrad, RankMismatchError
@@ -34,14 +33,6 @@ def told_everywhere(model, compressor) -> str:
     assert hvd.allgather_object(told, name="check.told") == [told] * hvd.size()
     drain(optimizer)  # which ends: no placeholder waits for a rank that does not have its parameter
     return told
-
-
-def drain(optimizer) -> None:
-    """Wait for what a step that failed has in flight: the next test uses the names again."""
-    for handle, _ in optimizer._handles.values():
-        with contextlib.suppress(hvd.mpi_ops.HorovodInternalError):
-            hvd.synchronize(handle)
-    hvd.barrier()
 
 
 @pytest.mark.parametrize(

@@ -10,18 +10,19 @@ import horovod.torch as hvd
 import pytest
 import torch
 from conftest import assert_same_everywhere
+from scheme_cases import scheme
 
-from hvd_adaptive import ALQ, ECDQ, ORQ, QSGD, BinGrad, OneBitSGD, instances
+from hvd_adaptive import QSGD, instances
 
 SHAPES = {"a.weight": (60, 50), "a.bias": (50,), "b.weight": (1500,), "never": (40,)}
 SCHEMES = {
-    "qsgd": lambda **k: QSGD(bits=8, norm="linf", min_numel=100, **k),
-    "feedback": lambda **k: QSGD(bits=4, error_feedback=0.5, min_numel=100, **k),
-    "alq": lambda **k: ALQ(bits=4, update_steps=[0, 2], min_numel=100, **k),
-    "orq": lambda **k: ORQ(levels=5, min_numel=100, **k),
-    "bingrad": lambda **k: BinGrad(min_numel=100, **k),
-    "onebit": lambda **k: OneBitSGD(min_numel=100, **k),
-    "ecdq": lambda **k: ECDQ(bits=3, update_steps=[0, 2], **k),
+    "qsgd": scheme("qsgd-8-linf", min_numel=100),
+    "feedback": scheme("qsgd-4", error_feedback=0.5, min_numel=100),
+    "alq": scheme("alq-4", update_steps=[0, 2], min_numel=100),
+    "orq": scheme("orq-5", min_numel=100),
+    "bingrad": scheme("bingrad", min_numel=100),
+    "onebit": scheme("onebit", min_numel=100),
+    "ecdq": scheme("ecdq-3", update_steps=[0, 2]),
 }
 EXCHANGES = {
     "allgather": {},

@@ -8,9 +8,8 @@ import logging
 import horovod.torch as hvd
 import pytest
 import torch
-from check_mismatch import drain
-from check_training import distributed
 from conftest import assert_same_everywhere, batches, flat_parameters, make_model, train
+from rank_optimizers import distributed, drain
 
 from hvd_adaptive import ALQ, ECDQ, QSGD, RankMismatchError
 

@@ -8,8 +8,8 @@ import time
 import horovod.torch as hvd
 import pytest
 import torch
-from check_gradients import every_scheme, make
 from conftest import assert_same_everywhere, batches, flat_parameters, make_model, train
+from gradient_schemes import every_scheme, make
 
 from hvd_adaptive import ALQ
 from hvd_adaptive.hooks.horovod.roll_call import RollCall

@@ -6,21 +6,20 @@ import horovod.torch as hvd
 import pytest
 import torch
 from conftest import assert_same_everywhere, flat_parameters, learn, make_model, train
+from scheme_cases import scheme
 
-from hvd_adaptive import NaturalCompression, OneBitSGD, SparseSGD, instances
+from hvd_adaptive import instances
 from hvd_adaptive.coding.payload import read_header
 from hvd_adaptive.kernels.random import stream_key
 
 SCHEMES = {
-    "natural": lambda **k: NaturalCompression(**k),
-    "natural_full_tail": lambda **k: NaturalCompression(bucket_size=1000, tail="full", **k),
-    "onebit": lambda **k: OneBitSGD(bucket_size=512, **k),
-    "onebit_no_feedback": lambda **k: OneBitSGD(bucket_size=128, error_feedback=None, **k),
-    "sparse": lambda **k: SparseSGD(density=0.1, bucket_size=1024, **k),
-    "sparse_feedback": lambda **k: SparseSGD(
-        density=0.3, bucket_size=1024, error_feedback=0.5, **k
-    ),
-    "sparse_small_groups": lambda **k: SparseSGD(density=0.2, fusion_bytes=40_000, **k),
+    "natural": scheme("natural"),
+    "natural_full_tail": scheme("natural", bucket_size=1000, tail="full"),
+    "onebit": scheme("onebit", bucket_size=512),
+    "onebit_no_feedback": scheme("onebit-no-feedback", bucket_size=128),
+    "sparse": scheme("sparse-0.1", bucket_size=1024),
+    "sparse_feedback": scheme("sparse-0.3", bucket_size=1024, error_feedback=0.5),
+    "sparse_small_groups": scheme("sparse-0.2", fusion_bytes=40_000),
 }
 
 

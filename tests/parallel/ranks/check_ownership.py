@@ -2,7 +2,7 @@
 
 Each rank draws all ranks' gradients from seeds and averages them in float64, without this package.
 Memory that is used again while a collective still reads it shows as a wrong average, where ranks
-are slow enough: tests/unit/test_ownership.py reads it as late as may be.
+are slow enough: tests/unit/exchange/test_ownership.py reads it as late as may be.
 """
 
 from __future__ import annotations

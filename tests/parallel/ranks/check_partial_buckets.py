@@ -7,8 +7,8 @@ import horovod.torch as hvd
 import numpy as np
 import pytest
 import torch
-from check_training import distributed
 from conftest import assert_same_everywhere
+from rank_optimizers import distributed
 
 from hvd_adaptive import ALQ
 

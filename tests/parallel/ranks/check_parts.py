@@ -7,8 +7,8 @@ from collections import OrderedDict
 import horovod.torch as hvd
 import pytest
 import torch
-from check_training import distributed
 from conftest import assert_same_everywhere, batches, flat_parameters, learn, make_model, train
+from rank_optimizers import distributed
 
 from hvd_adaptive import ALQ, AMQ, QSGD, RankMismatchError, instances
 from hvd_adaptive.kernels.random import stream_key

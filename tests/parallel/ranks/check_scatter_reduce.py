@@ -8,16 +8,12 @@ import horovod.torch as hvd
 import pytest
 import torch
 from conftest import assert_same_everywhere, batches, flat_parameters, make_model, train
+from scheme_cases import scheme
 
 from hvd_adaptive import (
     ALQ,
-    AMQ,
-    ORQ,
     QSGD,
-    NaturalCompression,
     PayloadError,
-    SparseSGD,
-    TernGrad,
     instances,
     simulate,
 )
@@ -37,20 +33,18 @@ def distributed(model, compressor, lr=0.3, **keywords):
 
 
 CASES = {
-    "alq": lambda **k: ALQ(bits=3, bucket_size=1024, update_steps=[0, 3], **k),
-    "alq-never": lambda **k: ALQ(bits=3, bucket_size=512, update_steps=[], **k),
-    "amq-parts": lambda **k: AMQ(
-        bits=3, bucket_size=256, parameter_bits={"0.weight": 4}, fusion_bytes=30_000, **k
+    "alq": scheme("alq-3", bucket_size=1024, update_steps=[0, 3]),
+    "alq-never": scheme("alq-3", bucket_size=512, update_steps=[]),
+    "amq-parts": scheme(
+        "amq-3", bucket_size=256, parameter_bits={"0.weight": 4}, fusion_bytes=30_000
     ),
-    "alq-tensor": lambda **k: ALQ(bits=4, bucket_size=500, scope="tensor", tail="full", **k),
-    "qsgd-window": lambda **k: QSGD(
-        bits=4, bucket_size=128, fusion_bytes=20_000, in_flight_bytes=60_000, **k
-    ),
-    "orq": lambda **k: ORQ(levels=5, bucket_size=1024, warmup_steps=2, **k),
-    "sparse": lambda **k: SparseSGD(density=0.1, bucket_size=2048, error_feedback=0.05, **k),
-    "terngrad": lambda **k: TernGrad(bucket_size=1024, error_feedback=0.3, **k),
-    "natural-one-bucket": lambda **k: NaturalCompression(bucket_size=2**20, **k),
-    "full": lambda **k: QSGD(bits=3, bucket_size=256, second_stage_bits=32, **k),
+    "alq-tensor": scheme("alq-4", bucket_size=500, scope="tensor", tail="full"),
+    "qsgd-window": scheme("qsgd-4", bucket_size=128, fusion_bytes=20_000, in_flight_bytes=60_000),
+    "orq": scheme("orq-5", bucket_size=1024, warmup_steps=2),
+    "sparse": scheme("sparse-0.1", bucket_size=2048, error_feedback=0.05),
+    "terngrad": scheme("terngrad", bucket_size=1024, error_feedback=0.3),
+    "natural-one-bucket": scheme("natural", bucket_size=2**20),
+    "full": scheme("qsgd-3", bucket_size=256, second_stage_bits=32),
 }
 
 

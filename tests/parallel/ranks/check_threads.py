@@ -8,8 +8,9 @@ import horovod.torch as hvd
 import numpy as np
 import pytest
 import torch
-from check_gradients import assert_average, every_scheme, make, optimizer_of
 from conftest import assert_same_everywhere, flat_parameters, make_model, train
+from gradient_schemes import assert_average, every_scheme, make
+from rank_optimizers import optimizer_of
 
 THREADS = 4
 

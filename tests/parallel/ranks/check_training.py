@@ -6,18 +6,9 @@ import horovod.torch as hvd
 import pytest
 import torch
 from conftest import assert_same_everywhere, batches, flat_parameters, learn, make_model, train
+from rank_optimizers import distributed
 
 from hvd_adaptive import ALQ, AMQ, NUQSGD, QSGD, TernGrad, instances
-
-
-def distributed(model, compressor, lr=0.1, **keywords):
-    optimizer = torch.optim.SGD(model.parameters(), lr=lr)
-    return hvd.DistributedOptimizer(
-        optimizer,
-        named_parameters=model.named_parameters(),
-        compression=compressor,
-        **keywords,
-    )
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,124 @@
+"""The ORQ paper's Figs 1 to 3 and Tables 2 to 5 ("Optimal Gradient Quantization Condition for
+Communication-Efficient Distributed Training", 2020) on our codecs and data.
+
+python research/orq_paper.py --output-dir runs/orq --figures docs/images --page docs/orq.md
+
+Each finished run is a CSV file in --output-dir, with the settings that made it, and is not made
+again while these stay the same.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+from compare import execute
+from compare_runs import TASKS
+from orq_gradients import Errors, Histograms, Solvers
+from orq_methods import (
+    BUCKET,
+    BUCKETS,
+    CLIP_BUCKET,
+    CLIPPED,
+    CLIPS,
+    DISTRIBUTED,
+    FULL,
+    METHODS,
+    SIZED,
+    WORKERS,
+    WORKERS_CLIP,
+)
+from orq_training import TASK, Training
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """The flags."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--output-dir", type=Path, default=Path("runs/orq"))
+    parser.add_argument("--figures", type=Path, default=Path("docs/images"), metavar="DIR")
+    parser.add_argument("--page", type=Path, default=Path("docs/orq.md"), help="in Markdown")
+    parser.add_argument("--jobs", type=_positive, default=1, help="processes, one thread each (1)")
+    parser.add_argument(
+        "--seeds", type=_positive, default=20, help="of each run and measurement (20)"
+    )
+    parser.add_argument(
+        "--steps",
+        type=_positive,
+        default=TASKS[TASK].steps,
+        help=f"of a training run ({TASKS[TASK].steps})",
+    )
+    parser.add_argument(
+        "--buckets",
+        type=_positive,
+        nargs="+",
+        default=BUCKETS,
+        metavar="SIZE",
+        help=f"of Table 3 ({' '.join(map(str, BUCKETS))})",
+    )
+    parser.add_argument("--validation", type=_positive, default=2000, help="images (2000)")
+    parser.add_argument(
+        "--solver-seeds",
+        type=_positive,
+        default=3,
+        help="trainings on which ORQ's solvers are compared (3)",
+    )
+    return parser
+
+
+def _positive(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r}: must be an integer >= 1")
+    return int(text)
+
+
+def jobs_of(args: argparse.Namespace) -> dict[str, list[Any]]:
+    """All runs, by what is made of them; seed by seed, so that what there is stays balanced."""
+    settings = [(FULL, 0, None), *((method, BUCKET, None) for method in METHODS)]
+    settings += [(method, size, None) for size in args.buckets for method in SIZED]
+    settings += [(m, CLIP_BUCKET, clip) for clip in CLIPS for m in CLIPPED]
+    together = [(FULL, 0, None), *((m, CLIP_BUCKET, WORKERS_CLIP) for m in DISTRIBUTED)]
+    seeds, shared = range(args.seeds), (args.steps, args.validation)
+    return {
+        "histograms": [Histograms(seed, args.steps) for seed in seeds],
+        "errors": [Errors(seed, args.steps) for seed in seeds],
+        "solvers": [Solvers(seed, args.steps) for seed in range(args.solver_seeds)],
+        "training": [
+            Training(*setting, seed, *shared)
+            for seed in seeds
+            for setting in dict.fromkeys(settings)
+        ],
+        "distributed": [
+            Training(*setting, seed, *shared, WORKERS) for seed in seeds for setting in together
+        ],
+    }
+
+
+def main() -> int | str:
+    """Make what is missing, then draw and write; returns what sys.exit takes."""
+    args = make_parser().parse_args()
+    torch.set_num_threads(1)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    jobs = jobs_of(args)
+    missing = [job for kind in jobs.values() for job in kind if job.load(args.output_dir) is None]
+    failed = execute(missing, args.output_dir, args.jobs)
+    if failed:
+        return "\n".join(failed)
+    made = {kind: [(job, job.load(args.output_dir)) for job in of] for kind, of in jobs.items()}
+
+    from orq_figures import draw
+    from orq_page import write_page
+
+    draw(made, args.figures)
+    write_page(made, args.page, os.path.relpath(args.figures, args.page.parent))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,99 @@
+"""The QCS paper's Figs 2, 3, 4 and 6 to 8 (Abdi and Fekri, AAAI 2020) on our codecs and data.
+
+python research/qcs_paper.py --output-dir runs/qcs --figures docs/images --page docs/qcs.md
+
+Each finished run is a CSV file in --output-dir, with the settings that made it, and is not made
+again while these stay the same.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+from compare import execute
+from qcs_gain import REGRESSION
+from qcs_regression import Regression
+from qcs_training import METHODS, Training
+from qcs_variance import GAINS, INTERVALS, Scale, Trajectory
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """The flags."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--output-dir", type=Path, default=Path("runs/qcs"))
+    parser.add_argument("--figures", type=Path, default=Path("docs/images"), metavar="DIR")
+    parser.add_argument("--page", type=Path, default=Path("docs/qcs.md"), help="in Markdown")
+    parser.add_argument("--jobs", type=_positive, default=1, help="processes, one thread each (1)")
+    parser.add_argument("--seeds", type=_positive, default=20, help="of each training run (20)")
+    parser.add_argument("--steps", type=_positive, default=40, help="of a training run (40)")
+    parser.add_argument("--workers", type=_positive, nargs="+", default=[1, 4, 16])
+    parser.add_argument(
+        "--repeats",
+        type=_positive,
+        default=40,
+        help="regressions of each method and step size (40)",
+    )
+    parser.add_argument("--regression-steps", type=_positive, default=300)
+    parser.add_argument("--gains", type=_positive, nargs="+", default=GAINS, help="of Fig. 3's QCS")
+    parser.add_argument(
+        "--intervals", type=_positive, nargs="+", default=INTERVALS, help="of Fig. 3's QSGD"
+    )
+    return parser
+
+
+def _positive(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r}: must be an integer >= 1")
+    return int(text)
+
+
+def jobs_of(args: argparse.Namespace) -> dict[str, list[Any]]:
+    """All runs, by what is drawn from them."""
+    # Adam, as in Fig. 8, and the convergence of Fig. 7 are shown for four workers.
+    wanted = [(model, "SGD", w) for model in ("fc", "lenet") for w in sorted({*args.workers, 4})]
+    return {
+        "regression": [Regression(m, args.repeats, args.regression_steps) for m in REGRESSION],
+        "variance": [
+            Scale(seed, min(20, args.steps), tuple(args.gains), tuple(args.intervals))
+            for seed in range(args.seeds)
+        ],
+        "trajectories": [Trajectory(seed, args.steps) for seed in range(args.seeds)],
+        "training": [
+            Training(model, optimizer, method, workers, seed, args.steps)
+            for seed in range(args.seeds)
+            for model, optimizer, workers in [*wanted, ("lenet", "Adam", 4)]
+            for method in METHODS
+        ],
+    }
+
+
+def main() -> int | str:
+    """Make what is missing, then draw and write; returns what sys.exit takes."""
+    args = make_parser().parse_args()
+    torch.set_num_threads(1)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    jobs = jobs_of(args)
+    missing = [job for kind in jobs.values() for job in kind if job.load(args.output_dir) is None]
+    failed = execute(missing, args.output_dir, args.jobs)
+    if failed:
+        return "\n".join(failed)
+    made = {kind: [(job, job.load(args.output_dir)) for job in of] for kind, of in jobs.items()}
+
+    from qcs_figures import draw
+    from qcs_page import write_page
+
+    draw(made, args.figures)
+    write_page(made, args.page, os.path.relpath(args.figures, args.page.parent))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,105 @@
+"""The documentation builds without a warning, and no page is left out or points nowhere."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import hvd_adaptive
+
+yaml = pytest.importorskip("yaml")
+
+ROOT = Path(__file__).resolve().parents[2]
+DOCS = ROOT / "docs"
+# Of pages outside the site, whose links mkdocs does not see.
+OUTSIDE = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")
+LINK = re.compile(r"\]\((?!https?:|#)([^)#\s]+)(#[^)]*)?\)")
+
+
+def test_it_builds_strictly(tmp_path):
+    pytest.importorskip("mkdocs")
+    done = subprocess.run(
+        [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path)],
+        cwd=ROOT,
+        env=os.environ | {"NO_MKDOCS_2_WARNING": "1"},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    for page in DOCS.glob("*.md"):
+        built = (tmp_path / page.with_suffix(".html").name).read_text(encoding="utf-8")
+        title = page.read_text(encoding="utf-8").splitlines()[0].removeprefix("# ")
+        assert title.split("`")[0].split(":")[0] in built
+    # Nothing is fetched from elsewhere by whoever reads them.
+    html = (tmp_path / "index.html").read_text(encoding="utf-8")
+    assert not re.search(r"<(script|link)[^>]+(src|href)=\"https?://(?!127)", html)
+
+
+def test_every_page_is_in_the_navigation():
+    told = re.findall(r"[\w/]+\.md", yaml.safe_dump(yaml.safe_load(navigation())))
+    assert sorted(told) == sorted(page.name for page in DOCS.glob("*.md"))
+
+
+def navigation() -> str:
+    text = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
+    return text[text.index("\nnav:") :]
+
+
+@pytest.mark.parametrize("name", OUTSIDE)
+def test_links_of_pages_outside_lead_somewhere(name):
+    text = (ROOT / name).read_text(encoding="utf-8")
+    links = LINK.findall(text)
+    assert links
+    for target, _ in links:
+        assert (ROOT / target).exists(), target
+
+
+def test_files_that_pages_name_exist():
+    """Paths in backticks, of this repository's folders."""
+    count = 0
+    for page in [ROOT / "README.md", *DOCS.glob("*.md")]:
+        text = page.read_text(encoding="utf-8")
+        folders = "docs|examples|research|benchmarks|slurm|requirements|tests|hvd_adaptive"
+        for path in re.findall(rf"`((?:{folders})/[\w./]*\w)(?:::[\w\[\]-]+)?`", text):
+            assert (ROOT / path).exists(), (page.name, path)
+            count += 1
+    assert count > 50
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/reference.md"])
+def test_every_scheme_is_on_the_page(page):
+    text = (ROOT / page).read_text(encoding="utf-8")
+    schemes = [name for name in dir(hvd_adaptive) if hasattr(thing(name), "encode_body")]
+    assert len(schemes) >= 14
+    for name in schemes:
+        assert re.search(rf"`{name}\(|: hvd_adaptive\.{name} ", text), name
+
+
+def thing(name: str) -> object:
+    return getattr(hvd_adaptive, name)
+
+
+def test_commands_of_make_that_pages_name_exist():
+    targets = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    for page in [ROOT / "README.md", *DOCS.glob("*.md")]:
+        named = re.findall(r"(?:`|^)make ([\w-]+)", page.read_text(encoding="utf-8"), re.MULTILINE)
+        assert set(named) <= targets, page.name
+
+
+def test_the_citation_file():
+    """What cffconvert asks for, by hand: required keys, people with names, our own version."""
+    cited = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
+    assert {"cff-version", "message", "title", "authors"} <= set(cited)
+    assert cited["cff-version"] == "1.2.0"
+    assert cited["version"] == hvd_adaptive.__version__
+    assert len(cited["references"]) == 5
+    for work in cited["references"]:
+        assert {"type", "title", "authors", "year"} <= set(work)
+        assert work["authors"]
+        for person in work["authors"]:
+            assert person["family-names"] and person["given-names"]

@@ -1,0 +1,110 @@
+"""What is built and installed: complete, typed, and at work from a folder of its own.
+
+``make package-test`` runs all tests of one process against the wheel in an empty environment.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tarfile
+import zipfile
+from email.parser import Parser
+from pathlib import Path
+
+import pytest
+from packaged import NOT_COPIED, ROOT, build, unpacked
+
+import hvd_adaptive
+
+pytestmark = pytest.mark.skipif(
+    not (ROOT / "hvd_adaptive").is_dir(), reason="there is no package to build beside the tests"
+)
+# Quick: without compiled kernels, which a new folder would compile again.
+SMOKE = ("adapt/test_schedule.py", "exchange/test_chunks.py", "levels/test_levels_multiplier.py")
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory) -> tuple[Path, Path]:
+    pytest.importorskip("build")
+    return build(tmp_path_factory.mktemp("built"))
+
+
+def sources() -> set[str]:
+    """Every file of the package that is not made by running it."""
+    package = ROOT / "hvd_adaptive"
+    left_out = {"__pycache__"}
+    return {
+        str(path.relative_to(ROOT))
+        for path in package.rglob("*")
+        if path.is_file() and not left_out & set(path.parts)
+    }
+
+
+def test_the_wheel_holds_the_package_and_nothing_else(built):
+    _, wheel = built
+    with zipfile.ZipFile(wheel) as archive:
+        names = {name for name in archive.namelist() if ".dist-info/" not in name}
+        assert names == sources()
+        assert "hvd_adaptive/py.typed" in names
+        (metadata,) = [name for name in archive.namelist() if name.endswith("/METADATA")]
+        told = Parser().parsestr(archive.read(metadata).decode())
+    assert told["Version"] == hvd_adaptive.__version__
+    assert told["License-Expression"] == "Apache-2.0" or told["License"] == "Apache-2.0"
+    assert {"horovod", "test", "docs", "dev"} <= set(told.get_all("Provides-Extra"))
+
+
+def test_the_sdist_holds_what_its_tests_need(built):
+    sdist, _ = built
+    with tarfile.open(sdist) as archive:
+        names = {name.partition("/")[2] for name in archive.getnames()}
+    assert sources() <= names
+    wanted = ["CHANGELOG.md", "CITATION.cff", "LICENSE", "Makefile", "README.md", "mkdocs.yml"]
+    wanted += [
+        "docs/theory.md",
+        "research/compare.py",
+        "tests/repeatable.py",
+        "tests/unit/conftest.py",
+        "benchmarks/laboratory/worker.py",
+    ]
+    assert set(wanted) <= names
+    assert not [name for name in names if name.endswith((".pyc", ".nbi", ".nbc"))]
+
+
+def test_from_a_folder_of_its_own(built, tmp_path):
+    sdist, wheel = built
+    site, files = tmp_path / "site", unpacked(sdist, tmp_path / "sdist")
+    install = [
+        "-m",
+        "pip",
+        "install",
+        "--quiet",
+        "--no-deps",
+        "--no-index",
+        "--no-compile",
+        "--target",
+        str(site),
+    ]
+    subprocess.run([sys.executable, *install, str(wheel)], check=True)
+    environment = os.environ | {"PYTHONPATH": str(site), "PYTHONDONTWRITEBYTECODE": "1"}
+    program = (
+        "import sys, hvd_adaptive, pytest; print(hvd_adaptive.__file__);"
+        "sys.exit(pytest.main(['-q', '-p', 'no:cacheprovider', *sys.argv[1:]]))"
+    )
+    tests = [str(files / "tests" / "unit" / name) for name in SMOKE]
+    done = subprocess.run(
+        [sys.executable, "-c", program, *tests],
+        cwd=files,
+        env=environment,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-2000:]
+    assert done.stdout.startswith(str(site / "hvd_adaptive" / "__init__.py"))
+    assert " passed" in done.stdout and " skipped" not in done.stdout
+
+
+def test_what_is_copied_leaves_products_out():
+    names = ["hvd_adaptive", ".venv", "build", "runs", "x.egg-info", "README.md"]
+    assert set(names) - NOT_COPIED(str(ROOT), names) == {"hvd_adaptive", "README.md"}

@@ -1,0 +1,158 @@
+"""orq_paper.py: a tiny run from end to end, and the numbers its tables rest on."""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+import struct
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+pytest.importorskip("mlxtend")
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(330)]
+
+RESEARCH = Path(__file__).resolve().parents[2] / "research"
+FIGURES = {"orq_histograms", "orq_error", "orq_accuracy", "orq_buckets"}
+FLAGS = [
+    "--output-dir",
+    "runs",
+    "--figures",
+    "docs/images",
+    "--page",
+    "docs/orq.md",
+    "--seeds",
+    "1",
+    "--steps",
+    "1",
+    "--buckets",
+    "2048",
+    "--solver-seeds",
+    "1",
+    "--validation",
+    "20",
+]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def research():
+    sys.path.insert(0, str(RESEARCH))
+    yield
+    sys.path.remove(str(RESEARCH))
+
+
+def paper(cwd: Path) -> subprocess.CompletedProcess[str]:
+    path = os.pathsep.join([str(RESEARCH.parent), os.environ.get("PYTHONPATH", "")])
+    return subprocess.run(
+        [sys.executable, str(RESEARCH / "orq_paper.py"), *FLAGS],
+        cwd=cwd,
+        env=os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
+        timeout=300,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+    )
+
+
+def test_end_to_end_and_resumed(tmp_path, monkeypatch):
+    done = paper(tmp_path)
+    assert done.returncode == 0, done.stdout
+    images, page = tmp_path / "docs/images", (tmp_path / "docs/orq.md").read_text()
+    assert {path.stem for path in images.iterdir()} == FIGURES
+    for figure in FIGURES:
+        data = (images / f"{figure}.png").read_bytes()
+        assert min(struct.unpack(">II", data[16:24])) >= 300
+        assert 5_000 < len(data) < 120_000
+        assert f"(images/{figure}.png)" in page
+    words = re.findall(r"^- \*\*(Holds|Does not hold|Not decided)\*\* \((\w+)", page, re.M)
+    # One seed decides nothing; the two claims on bytes are computed.
+    assert len(words) == 45 and sum(word != "Not decided" for word, _ in words) == 2
+    assert {how for word, how in words if word != "Not decided"} == {"computed"}
+    looked_up(tmp_path / "docs", monkeypatch, "orq.md")
+    stamps = {path: path.stat().st_mtime_ns for path in (tmp_path / "runs").rglob("*.csv")}
+    # Fig. 1's, errors and solvers of a trajectory; full precision, 12 methods, 4 at Table 4's
+    # bucket size, with and without 2 clipping factors; full precision and 6 methods on 4 workers.
+    assert len(stamps) == 3 + 1 + 12 + 4 * 3 + 7
+    removed, foreign = (
+        path
+        for path in stamps
+        if path.stem.startswith("ORQ-9-2048d") or path.stem.startswith("errors")
+    )
+    removed.unlink()
+    foreign.write_text(foreign.read_text().replace('"rate": 0.01', '"rate": 0.02'))
+    assert {job.path(tmp_path / "runs") for job in missing(tmp_path, monkeypatch)} == {
+        removed,
+        foreign,
+    }
+
+
+def looked_up(docs: Path, monkeypatch: pytest.MonkeyPatch, page: str) -> None:
+    """Every item of docs/papers.md that this page decides finds its claims on it."""
+    import papers
+    from papers_list import PAPERS
+
+    monkeypatch.setattr(papers, "DOCS", docs)
+    items = [item for of_paper in PAPERS.values() for item in of_paper if item.page == page]
+    assert len(items) > 5
+    for item in items:
+        assert papers.verdicts_on(page, item.claims), item
+
+
+def missing(cwd: Path, monkeypatch: pytest.MonkeyPatch) -> list:
+    """What the command would make now."""
+    import orq_paper
+
+    jobs = []
+    monkeypatch.chdir(cwd)
+    monkeypatch.setattr(sys, "argv", ["orq_paper.py", *FLAGS])
+    monkeypatch.setattr(orq_paper.signal, "signal", lambda *_: None)
+    monkeypatch.setattr(orq_paper.torch, "set_num_threads", lambda _: None)
+    monkeypatch.setattr(orq_paper, "execute", lambda found, *_: jobs.extend(found) or ["told"])
+    assert orq_paper.main() == "told"
+    return jobs
+
+
+@pytest.mark.parametrize("levels", [3, 9])
+def test_expected_error_is_the_mean_of_draws(levels):
+    from exact_error import rounding_error
+    from orq_gradients import relative_error, roundtrip
+
+    from hvd_adaptive import ORQ
+
+    flat = torch.randn(3000, generator=torch.Generator().manual_seed(levels)) ** 3
+    codec = ORQ(levels=levels, bucket_size=512)
+    draws = torch.tensor(
+        [relative_error(roundtrip(codec, flat, step), flat) for step in range(200)]
+    )
+    error = float(draws.std()) / math.sqrt(len(draws))
+    assert rounding_error(codec, flat) == pytest.approx(float(draws.mean()), abs=5 * error)
+
+
+def test_ratio_counts_every_byte():
+    """Levels of float32, codes of 20, 12 and 10 to 32, 28 and 32 bits, a header of 96 bytes."""
+    from orq_gradients import compression_ratio
+
+    from hvd_adaptive import ORQ
+
+    for levels, bits in ((3, 32 / 20), (5, 28 / 12), (9, 32 / 10)):
+        for size in (128, 8192):
+            payload = 96 + 4 * levels * math.ceil(100_000 / size) + 100_000 * bits / 8
+            ratio = compression_ratio(ORQ(levels=levels, bucket_size=size), 100_000)
+            # A chunk of codes that is not full takes some words more.
+            assert ratio == pytest.approx(400_000 / payload, rel=0.005)
+
+
+def test_methods_have_the_levels_they_are_listed_under():
+    from orq_gradients import roundtrip
+    from orq_methods import BY_LEVELS, METHODS, make
+
+    flat = torch.randn(4096, generator=torch.Generator().manual_seed(0))
+    for levels, methods in BY_LEVELS.items():
+        for method in methods:
+            coded = roundtrip(make(method, flat.numel()), flat, 0)
+            assert coded.unique().numel() == levels, method
+    assert sum(map(len, BY_LEVELS.values())) == len(METHODS)

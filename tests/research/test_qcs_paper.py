@@ -1,0 +1,224 @@
+"""qcs_paper.py: a tiny run from end to end, and the numbers its figures rest on."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import os
+import re
+import struct
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+pytest.importorskip("mlxtend")
+pytest.importorskip("sklearn")
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(330)]
+
+RESEARCH = Path(__file__).resolve().parents[2] / "research"
+FIGURES = {"qcs_regression", "qcs_variance", "qcs_error", "qcs_workers", "qcs_convergence"}
+# Each alphabet that the package does not compile at set-up costs seconds here: so one gain.
+FLAGS = [
+    "--output-dir",
+    "runs",
+    "--figures",
+    "docs/images",
+    "--page",
+    "docs/qcs.md",
+    "--seeds",
+    "1",
+    "--steps",
+    "2",
+    "--workers",
+    "1",
+    "--repeats",
+    "2",
+    "--regression-steps",
+    "20",
+    "--gains",
+    "21",
+    "--intervals",
+    "1",
+]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def research():
+    sys.path.insert(0, str(RESEARCH))
+    yield
+    sys.path.remove(str(RESEARCH))
+
+
+def paper(cwd: Path) -> subprocess.CompletedProcess[str]:
+    path = os.pathsep.join([str(RESEARCH.parent), os.environ.get("PYTHONPATH", "")])
+    return subprocess.run(
+        [sys.executable, str(RESEARCH / "qcs_paper.py"), *FLAGS],
+        cwd=cwd,
+        env=os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
+        timeout=300,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+    )
+
+
+def test_end_to_end_and_resumed(tmp_path, monkeypatch):
+    done = paper(tmp_path)
+    assert done.returncode == 0, done.stdout
+    images = tmp_path / "docs/images"
+    assert {path.stem for path in images.iterdir()} == FIGURES
+    page = (tmp_path / "docs/qcs.md").read_text()
+    for figure in FIGURES:
+        data = (images / f"{figure}.png").read_bytes()
+        assert min(struct.unpack(">II", data[16:24])) >= 300
+        assert 5_000 < len(data) < 120_000
+        assert f"(images/{figure}.png)" in page
+    words = re.findall(r"^- \*\*(Holds|Does not hold|Not decided)\*\* \((\w+)", page, re.M)
+    # Two regressions and one seed decide nothing; a claim on bounds is computed.
+    assert len(words) == 22 and [word for word, how in words if how == "computed"] == ["Holds"]
+    assert sum(word == "Not decided" for word, _ in words) == 21
+    looked_up(tmp_path / "docs", monkeypatch)
+    stamps = {path: path.stat().st_mtime_ns for path in (tmp_path / "runs").rglob("*.csv")}
+    # 10 regressions, Fig. 3's, a trajectory, 3 methods of 2 models with 1 and 4 workers, and Adam.
+    assert len(stamps) == 10 + 1 + 1 + 12 + 3
+    assert paper(tmp_path).returncode == 0
+    assert stamps == {path: path.stat().st_mtime_ns for path in stamps}
+
+
+def looked_up(docs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every item of docs/papers.md that this page decides finds its claims on it. Sparse SGD's are
+    left out: one gain is no range to interpolate in."""
+    import papers
+    from papers_list import PAPERS
+
+    monkeypatch.setattr(papers, "DOCS", docs)
+    items = [item for of_paper in PAPERS.values() for item in of_paper if item.page == "qcs.md"]
+    assert len(items) > 5
+    for item in items:
+        if "Sparse SGD" not in item.text:
+            assert papers.verdicts_on("qcs.md", item.claims), item
+
+
+@pytest.mark.parametrize("bucket", [2, 8, 40])
+def test_ternary_entropy_is_that_of_drawn_symbols(bucket):
+    from qcs_gain import ternary_entropy
+
+    draw = torch.Generator().manual_seed(bucket)
+    v = torch.randn(200_000, bucket, generator=draw, dtype=torch.float64)
+    p = float((v.abs() / v.norm(dim=1, keepdim=True)).mean())
+    entropy = -sum(q * math.log2(q) for q in (p / 2, p / 2, 1 - p))
+    assert ternary_entropy(bucket) == pytest.approx(entropy, rel=2e-3)
+
+
+def test_ternary_bucket_by_brute_force():
+    from qcs_gain import ternary_bucket, ternary_gain
+
+    size = ternary_bucket(21, 3200)
+    assert 3200 % size == 0 and ternary_gain(size) >= 21
+    assert all(ternary_gain(d) < 21 for d in range(2, size) if 3200 % d == 0)
+
+
+def test_fixed_length_gain_counts_codes_and_scale():
+    from qcs_gain import qsgd_gain
+
+    for bucket, s in itertools.product((5, 64, 512), (1, 2, 7)):
+        words = 2 * s + 1
+        assert qsgd_gain(bucket, s) == pytest.approx(
+            32 * bucket / (32 + math.log2(words**bucket)), rel=1e-12
+        )
+    # Codes of three levels never reach 21, whatever the bucket.
+    assert qsgd_gain(10**9, 1) < 21
+
+
+def test_gain_21_of_qcs_by_brute_force():
+    from qcs_gain import GAIN, ORDER, REGRESSION
+
+    from hvd_adaptive.schemes.qcs import variance_bound
+
+    codec = REGRESSION["QCS"]()
+    pairs = [
+        (k, q)
+        for k in range(1, ORDER + 1)
+        for q in (0.5, *range(1, 128))
+        if 32 + k * math.log2(2 * q + 1) <= 32 * ORDER / GAIN
+    ]
+    best = min(variance_bound(ORDER, k, q) for k, q in pairs)
+    assert codec.gamma == pytest.approx(best, rel=1e-12)
+    bits = 32 + codec.measurements * math.log2(2 * codec.quantizer_range + 1)
+    assert codec.compression_gain == pytest.approx(32 * ORDER / bits) and 32 * ORDER / bits >= GAIN
+
+
+def test_sparse_density_is_the_largest_that_reaches_the_gain():
+    from qcs_gain import body_gain, sparse_density
+
+    from hvd_adaptive import SparseSGD
+
+    density = sparse_density(21, 64)
+    flat = torch.randn(64_000, generator=torch.Generator().manual_seed(1))
+    assert body_gain(SparseSGD(density=density, bucket_size=64), flat) >= 21
+    assert body_gain(SparseSGD(density=density + 0.001, bucket_size=64), flat) < 21
+
+
+def test_baseline_regression_follows_the_exact_mean():
+    """E of E_{t+1} is E_t (I - μR): with a tiny rate the loss is the noiseless descent's."""
+    from qcs_regression import RATES, losses
+
+    *_, last = losses(None, 8, 10)
+    values = torch.linspace(1, 4, 64, dtype=torch.float64)
+    exact = float((values * (1 - RATES[0] * values) ** 20).sum() / values.sum())
+    assert float(last[0].mean()) == pytest.approx(exact, rel=0.05)
+
+
+def test_runs_of_a_regression_share_nothing():
+    """Every codec's buckets divide a run's coordinates, so a diverged run spoils no other."""
+    from qcs_gain import REGRESSION, WHOLE
+
+    for name, make in REGRESSION.items():
+        if name != "baseline":
+            assert WHOLE % make().settings.bucket_size == 0, name
+
+
+def test_eq_11_by_brute_force():
+    """The paper's account leaves the scale out: QSGD's three levels have gain 32 / log2(3)."""
+    from qcs_gain import GAIN, ORDER, REGRESSION, told_gain
+
+    from hvd_adaptive.schemes.qcs import variance_bound
+
+    qsgd, qcs = REGRESSION["QSGD, Eq. 11"](), REGRESSION["QCS, Eq. 11"]()
+    assert told_gain("QSGD, Eq. 11", qsgd) == pytest.approx(32 / math.log2(3))
+    bits = 32 * ORDER / GAIN
+    wanted = min(
+        variance_bound(ORDER, k, q)
+        for k in range(1, ORDER + 1)
+        for q in (0.5, *range(1, 128))
+        if k * math.log2(2 * q + 1) <= bits
+    )
+    assert qcs.gamma == pytest.approx(wanted) and told_gain("QCS, Eq. 11", qcs) >= GAIN
+
+
+def test_paths_of_runs_by_hand():
+    """Each run's first step below the threshold, and its widest step size, at every rate below."""
+    from qcs_regression import CONVERGED, RATES, Paths
+
+    paths, low, high = Paths(3, 2), CONVERGED / 2, 1.0
+    ratios = torch.full((3, len(RATES), 3), high)
+    ratios[1:, :4, 0] = low  # at four rates from step 1 on
+    ratios[2, [0, 2], 1] = low  # not at the second rate
+    ratios[0, 0, 2] = low  # and then no more
+    for step, ratio in enumerate(ratios):
+        paths.follow(step, ratio)
+    assert paths.limits() == [RATES[3], RATES[0], 0.0]
+    assert paths.first[0].tolist() == [1, 2, 0] and paths.first[1].tolist() == [1, 3, 3]
+
+
+def test_widest_stops_at_the_first_rate_that_fails():
+    from qcs_regression import widest
+
+    from hvd_adaptive.simulate import Records
+
+    shares = {0.01: 1.0, 0.02: 0.5, 0.03: 0.4, 0.04: 1.0}
+    rows = [{"rate": r, "step": 9, "converged": c} for r, c in shares.items()]
+    assert widest(Records({}, rows)) == 0.02

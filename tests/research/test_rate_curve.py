@@ -1,0 +1,108 @@
+"""rate_curve.py from end to end, on part of one gradient."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+RESEARCH = Path(__file__).resolve().parents[2] / "research"
+pytestmark = pytest.mark.integration
+
+
+def test_end_to_end_and_kept(tmp_path, monkeypatch):
+    """Page and figure; a second call measures nothing. ECDQ is ahead here, too."""
+    pytest.importorskip("mlxtend")
+    pytest.importorskip("matplotlib")
+    monkeypatch.syspath_prepend(str(RESEARCH))
+    import rate_bound
+    import rate_curve
+    import rate_methods
+
+    few = [f for f in rate_methods.FAMILIES if f.name.startswith(("ECDQ", "QSGD L∞", "Sign"))]
+    monkeypatch.setattr(rate_curve, "FAMILIES", few)
+    monkeypatch.setattr(rate_bound, "COORDINATES", 1 << 16)
+    page = tmp_path / "docs" / "rate.md"
+    arguments = [
+        "--stages",
+        "0",
+        "--draws",
+        "8",
+        "--coordinates",
+        "50000",
+        "--folder",
+        str(tmp_path / "runs"),
+        "--page",
+        str(page),
+    ]
+    rate_curve.main(arguments)
+    text = page.read_text(encoding="utf-8")
+    assert "**Holds** (p" in text and "to 8 bits, on these gradients" in text
+    assert "bound, dither not known" in text
+    assert "| ECDQ | " in text and "SignSGD |" not in text
+    assert (tmp_path / "docs" / "images" / "rate_curve.png").stat().st_size > 10_000
+    monkeypatch.setattr(rate_curve, "measure", None)
+    page.unlink()
+    rate_curve.main(arguments)
+    assert page.read_text(encoding="utf-8") == text
+    for name in ("rate_bound", "rate_curve", "rate_methods", "rate_page"):
+        sys.modules.pop(name, None)
+
+
+@pytest.mark.parametrize("norm", ["l2", "linf"])
+def test_exact_errors_by_hand(norm, monkeypatch):
+    """Eqs 1 and 2 on the levels, bucket by bucket, in NumPy."""
+    monkeypatch.syspath_prepend(str(RESEARCH))
+    from exact_error import exact_error
+
+    from hvd_adaptive import ALQ
+
+    v = torch.from_numpy(np.random.default_rng(0).standard_t(3, 5000)).float()
+    codec = ALQ(bits=4, bucket_size=512, norm=norm)
+    codec.fit(v)
+    levels, total = codec.levels.numpy(), 0.0
+    for bucket in np.split(v.double().numpy(), range(512, 5000, 512)):
+        scale = np.linalg.norm(bucket, {"l2": 2, "linf": np.inf}[norm])
+        r = bucket / scale
+        above = np.clip(np.searchsorted(levels, r), 1, len(levels) - 1)
+        total += scale**2 * ((levels[above] - r) * (r - levels[above - 1])).sum()
+    assert exact_error(codec, v) == pytest.approx(total / float(v.double() @ v.double()), rel=1e-5)
+
+
+def test_exact_errors_count_the_bias_of_clipping(monkeypatch):
+    """Mean of draws within five sigma; and no formula is said to exist where there is none."""
+    monkeypatch.syspath_prepend(str(RESEARCH))
+    from exact_error import exact_error
+
+    from hvd_adaptive import QCS, TernGrad
+
+    v = torch.from_numpy(np.random.default_rng(1).standard_t(3, 4096)).float()
+    codec = TernGrad(bucket_size=1024)
+    decoded = [codec.decode(codec.encode(v, seed=seed)) for seed in range(200)]
+    errors = np.array([float((d - v).square().sum() / v.square().sum()) for d in decoded])
+    deviation = errors.std(ddof=1) / np.sqrt(len(errors))
+    assert abs(errors.mean() - exact_error(codec, v)) < 5 * deviation
+    assert exact_error(QCS(gain=10, bucket_size=1024), v) is None
+
+
+def test_few_draws_miss_what_rare_jumps_add(monkeypatch):
+    """Why the page has exact errors: one large coordinate and 1,000 small ones, which jump to the
+    far level once in ten encodings. Two thirds of all means of 4 draws see no jump at all."""
+    monkeypatch.syspath_prepend(str(RESEARCH))
+    from exact_error import exact_error
+
+    from hvd_adaptive import QSGD
+
+    v = torch.full((1001,), 1e-4)
+    v[0] = 1.0
+    codec = QSGD(intervals=1, norm="linf")
+    wanted = exact_error(codec, v)
+    assert wanted == pytest.approx(0.1, rel=1e-3)
+    draws = [codec.decode(codec.encode(v, seed=seed)) for seed in range(400)]
+    errors = np.array([float((d - v).square().sum() / v.square().sum()) for d in draws])
+    assert abs(errors.mean() - wanted) < 5 * errors.std(ddof=1) / 20
+    fours = errors.reshape(100, 4).mean(axis=1)
+    assert 0.4 < (fours < 0.01 * wanted).mean() < 0.9

@@ -1,0 +1,169 @@
+"""Coded payloads with a right checksum and a wrong stream: PayloadError, nothing out of bounds."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import unit_oracles as oracle
+
+from hvd_adaptive import ALQ, PayloadError, TernGrad
+from hvd_adaptive.coding import coder as coders
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[3] / "benchmarks"))
+import fuzz
+
+N, BUCKET, SEGMENT = 2500, 500, 600
+MADE = {
+    "alq": lambda: ALQ(bits=3, bucket_size=BUCKET, coding="huffman"),
+    "terngrad": lambda: TernGrad(clip=None, bucket_size=BUCKET, coding="huffman"),
+    "terngrad elias": lambda: TernGrad(bucket_size=BUCKET, clip=None, coding="elias"),
+}
+
+
+@pytest.fixture(autouse=True)
+def short_segments(monkeypatch):
+    monkeypatch.setattr(coders, "SEGMENT", SEGMENT)
+
+
+@pytest.fixture(params=MADE)
+def case(request):
+    """Compressor, payload, where its offsets begin, how many there are."""
+    compressor = MADE[request.param]()
+    flat = torch.randn(N, generator=torch.Generator().manual_seed(0)) ** 3
+    compressor.fit(flat)
+    payload = compressor.encode(flat, seed=0).numpy().tobytes()
+    assert oracle.read_field(payload, "coding") in (1, 2)
+    segments = -(-N // compressor.coder.segment)
+    assert segments > 2
+    return compressor, payload, 96 + 4 * (N // BUCKET), segments
+
+
+def decode(compressor, data: bytes) -> torch.Tensor:
+    return compressor.decode(torch.from_numpy(np.frombuffer(data, np.uint8).copy()))
+
+
+def with_ends(payload: bytes, at: int, ends: list[int]) -> bytes:
+    data = bytearray(payload)
+    data[at : at + 4 * len(ends)] = np.array(ends, np.int64).astype("<u4").tobytes()
+    return oracle.forge(bytes(data))
+
+
+def ends_of(payload: bytes, at: int, count: int) -> list[int]:
+    return np.frombuffer(payload, "<u4", count, at).tolist()
+
+
+def test_our_own_stream_is_accepted(case):
+    compressor, payload, at, count = case
+    ends = ends_of(payload, at, count)
+    assert with_ends(payload, at, ends) == payload
+    assert decode(compressor, payload).numel() == N
+
+
+def test_offsets_that_cannot_be(case):
+    compressor, payload, at, count = case
+    ends = ends_of(payload, at, count)
+    lies = [
+        [0] * count,
+        ends[::-1],
+        [0, *ends[1:]],
+        [ends[1], *ends[1:]],
+        [*ends[:-1], ends[-2]],
+        [*ends[:-1], ends[-1] + 8],
+        [*ends[:-1], ends[-1] - 8],
+        [2**32 - 1] * count,
+        [*ends[:-1], 2**32 - 1],
+        [*ends[:-1], 2**31],
+        [2**31, *ends[1:]],
+        [ends[0] + 1, *ends[1:]],
+        [ends[0] - 1, *ends[1:]],
+        [1, *ends[1:]],
+    ]
+    for lie in lies:
+        with pytest.raises(PayloadError):
+            decode(compressor, with_ends(payload, at, lie))
+
+
+def test_every_changed_padding_bit_is_refused(case):
+    """Behind each segment's last code, and behind the stream."""
+    compressor, payload, at, count = case
+    first, refused = at + 4 * count, 0
+    for end in ends_of(payload, at, count):
+        for bit in range(8):
+            data = bytearray(payload)
+            # Huffman fills bytes from their lowest bit, Elias from the highest.
+            place = 7 - bit if compressor.settings.coding == "huffman" else bit
+            data[first + end - 1] ^= 1 << place
+            try:
+                decode(compressor, oracle.forge(bytes(data)))
+                break  # a bit of a code
+            except PayloadError:
+                refused += 1
+    for place in range(first + end, len(payload)):
+        data = bytearray(payload)
+        data[place] = 1
+        with pytest.raises(PayloadError, match=r"not 0|offsets"):
+            decode(compressor, oracle.forge(bytes(data)))
+    assert refused > 0
+
+
+@pytest.mark.parametrize("change", (-64, -8, 8, 64))
+def test_streams_of_another_length(case, change):
+    compressor, payload, _, _ = case
+    data = payload[:change] if change < 0 else payload + bytes(change)
+    with pytest.raises(PayloadError):
+        decode(compressor, oracle.forge(data, length=len(data)))
+
+
+def test_bodies_of_another_coding(case):
+    compressor, payload, _, _ = case
+    with pytest.raises(PayloadError):
+        decode(compressor, oracle.forge(payload, coding=0))
+    size = 96 + -(-compressor.body_bytes(N) // 8) * 8
+    fixed = payload[:96] + bytes(size - 96)
+    fixed = oracle.forge(fixed, coding=0, length=size)
+    assert decode(compressor, fixed).numel() == N
+    coding = oracle.read_field(payload, "coding")
+    with pytest.raises(PayloadError, match="would take"):
+        decode(compressor, oracle.forge(fixed, coding=coding))
+
+
+@pytest.mark.parametrize(
+    "coordinates", (0, 1, N - 400, N + 1, N + 500, 2**31, 2**40, 2**62, 2**64 - 1)
+)
+def test_coordinates_that_lie(case, coordinates, monkeypatch):
+    """Refused before anything of that size is asked for."""
+    compressor, payload, _, _ = case
+    zeros = torch.zeros
+
+    def guarded(count, **keywords):
+        assert count < 100 * N
+        return zeros(count, **keywords)
+
+    monkeypatch.setattr(torch, "zeros", guarded)
+    with pytest.raises(PayloadError):
+        decode(compressor, oracle.forge(payload, coordinates=coordinates))
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_the_guarded_page_is_guarded():
+    """The fuzzer would notice a read behind a payload."""
+    tensor = fuzz.GuardedPage(100).holding(bytes(64))
+    child = os.fork()
+    if child == 0:
+        signal.signal(signal.SIGSEGV, signal.SIG_DFL)
+        np.lib.stride_tricks.as_strided(tensor.numpy(), (72,), (1,)).sum()
+        os._exit(0)
+    assert os.WTERMSIG(os.waitpid(child, 0)[1]) == signal.SIGSEGV
+
+
+def test_mutated_payloads():
+    """``python benchmarks/fuzz.py`` does this a million times."""
+    outcomes = fuzz.fuzz(3000, seed=1)
+    for label in fuzz.CASES:
+        assert outcomes[f"{label}: refused"] > 20 and outcomes[f"{label}: decoded"] > 0, label

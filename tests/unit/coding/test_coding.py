@@ -1,0 +1,411 @@
+"""Lossless coding of payloads: what is decoded, how long they are, whose book it is."""
+
+from __future__ import annotations
+
+import functools
+import io
+import time
+
+import numpy as np
+import pytest
+import torch
+import unit_oracles as oracle
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scheme_cases import schemes
+
+import hvd_adaptive
+from hvd_adaptive import ALQ, NUQSGD, QSGD, PayloadError, TernGrad
+from hvd_adaptive.coding import coder as coders
+from hvd_adaptive.coding.coders import CODERS
+from hvd_adaptive.coding.packing import packing_of
+from hvd_adaptive.kernels.cpu_codes import pack, unpack
+from hvd_adaptive.levels import entropy_bits
+
+SCHEMES = schemes(
+    "alq-2",
+    "alq-3",
+    "alq-3-zero",
+    "alq-8",
+    "amq-3",
+    "qsgd-3",
+    "qsgd-4-linf",
+    "nuqsgd-3",
+    "terngrad",
+    "terngrad-unclipped",
+)
+# Of table schemes' bits: their packing is in Numba's cache.
+ALPHABETS = (3, 4, 5, 7, 8, 9, 15, 16, 31, 32, 63, 64, 127, 128, 255, 256)
+
+
+def sample(law: str, count: int, seed: int = 0) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(count, generator=generator)
+    return {"normal": x, "heavy": x * x * x, "sparse": x * (x > 2), "zeros": 0 * x}[law]
+
+
+def coding_of(payload: torch.Tensor) -> int:
+    return oracle.read_field(payload.numpy().tobytes(), "coding")
+
+
+def pair(scheme: str, law: str = "normal", **keywords):
+    """One with a code book, one without, fitted alike."""
+    made = [SCHEMES[scheme](coding=coding, **keywords) for coding in ("huffman", "fixed")]
+    for each in made:
+        each.load_state_dict(fitted_state(scheme, law, keywords.get("bucket_size", 8192)))
+    return made
+
+
+@functools.cache
+def fitted_state(scheme: str, law: str, bucket_size: int) -> dict:
+    made = SCHEMES[scheme](coding="huffman", bucket_size=bucket_size)
+    made.fit(sample(law, 20_000, 9))
+    return made.state_dict()
+
+
+class TestPayloads:
+    @pytest.mark.parametrize("scheme", SCHEMES)
+    @pytest.mark.parametrize("law", ("normal", "heavy", "sparse", "zeros"))
+    def test_the_same_numbers_in_fewer_bytes(self, scheme, law):
+        coded, fixed = pair(scheme, "normal", bucket_size=1000)
+        for count in (0, 1, 511, 512, 7_777):
+            flat = sample(law, count)
+            ours, theirs = coded.encode(flat, seed=1), fixed.encode(flat, seed=1)
+            assert torch.equal(coded.decode(ours), fixed.decode(theirs))
+            assert ours.numel() <= theirs.numel()
+            assert coding_of(ours) == (ours.numel() < theirs.numel())
+            if law == "zeros" and count > 600:
+                assert coding_of(ours) == 1, "zero buckets are cheap"
+
+    @pytest.mark.parametrize("scheme", SCHEMES)
+    @pytest.mark.parametrize("law", ("normal", "heavy"))
+    def test_within_three_percent_of_the_entropy(self, scheme, law):
+        """Of the fitted law; scales, offsets and header are counted apart. 200,000 coordinates."""
+        count, bucket = 200_000, 8192
+        coder = SCHEMES[scheme](coding="huffman", bucket_size=bucket)
+        flat = sample(law, count)
+        coder.fit(flat)
+        payload = coder.encode(flat, seed=0)
+        stream = payload.numel() - 96 - 4 * -(-count // bucket)
+        assert 8 * stream / count <= 1.03 * entropy_bits(coder.table.probabilities)
+
+    def test_ternary_at_far_less_than_a_bit(self):
+        flat = sample("sparse", 200_000)
+        scheme = TernGrad(clip=None, coding="huffman", bucket_size=8192)
+        scheme.fit(flat)
+        bits = 8 * scheme.encode(flat, seed=0).numel() / 200_000
+        assert bits < 0.15 and entropy_bits(scheme.table.probabilities) > bits / 1.1
+
+    @pytest.mark.parametrize("scheme", ("alq-3", "qsgd-3", "terngrad"))
+    def test_a_book_of_other_data_falls_back_to_fixed(self, scheme):
+        """Never longer, whatever was fitted: here a book that makes the frequent codes longest."""
+        coded, fixed = pair(scheme, "normal", bucket_size=100)
+        flat = torch.tensor([1.0, -1.0] * 2500)
+        far = np.abs(np.arange(coded.alphabet) - (coded.alphabet - 1) / 2) > 0.3 * coded.alphabet
+        for each in (coded, fixed):  # TernGrad sends no zeros here, the others many
+            each.install(each.table.magnitudes, 2, 1e-9 + (far != (scheme == "terngrad")))
+        ours, theirs = coded.encode(flat, seed=1), fixed.encode(flat, seed=1)
+        assert coding_of(ours) == 0 and ours.numel() == theirs.numel()
+        assert torch.equal(coded.decode(ours), fixed.decode(theirs))
+
+    @pytest.mark.parametrize("scheme", SCHEMES)
+    def test_fixed_until_the_first_fit(self, scheme):
+        coded, fixed = SCHEMES[scheme](coding="huffman"), SCHEMES[scheme]()
+        flat = sample("normal", 5000)
+        ours = coded.encode(flat, seed=1)
+        assert coded.coder is None and torch.equal(ours, fixed.encode(flat, seed=1))
+        assert torch.equal(coded.decode(ours), fixed.decode(ours))
+
+    @pytest.mark.parametrize("dtype", (torch.float16, torch.bfloat16, torch.float64))
+    def test_other_dtypes_and_full_tails(self, dtype):
+        coded, fixed = pair("alq-3", bucket_size=300, tail="full")
+        flat = sample("normal", 5000).to(dtype)
+        ours, theirs = coded.encode(flat, seed=1), fixed.encode(flat, seed=1)
+        assert coding_of(ours) == 1 and ours.numel() < theirs.numel()
+        assert torch.equal(coded.decode(ours), fixed.decode(theirs))
+
+    def test_nan_buckets(self):
+        coded, fixed = pair("alq-3", bucket_size=500)
+        flat = sample("normal", 5000)
+        flat[1700] = torch.nan
+        ours = coded.decode(coded.encode(flat, seed=1))
+        assert coding_of(coded.encode(flat, seed=1)) == 1 and ours[1500:2000].isnan().all()
+        assert torch.equal(
+            ours.nan_to_num(7), fixed.decode(fixed.encode(flat, seed=1)).nan_to_num(7)
+        )
+
+    def test_sums_are_the_same_bits(self):
+        """Coded and packed payloads of several ranks, expanded one at a time."""
+        coded, fixed = pair("qsgd-3", bucket_size=100)
+        flats = [sample("normal", 3000, seed) for seed in range(3)] + [torch.ones(3000)]
+        sums, expanded = [], []
+        original = coded.decode_bodies
+        coded.decode_bodies = lambda bodies, *rest: (
+            expanded.append(len(bodies)),
+            original(bodies, *rest),
+        )
+        for scheme in (coded, fixed):
+            payloads = [scheme.encode_flat(f, 3000, key) for key, f in enumerate(flats)]
+            header = hvd_adaptive.codec.payloads.read_header(payloads[0])
+            sums.append(scheme.decode_sum(payloads, header, 1 / 3))
+        assert torch.equal(*sums) and expanded == [1] * 4
+
+    @pytest.mark.parametrize("feedback", (0.5, 1.0))
+    def test_residuals_are_the_same_bits(self, feedback):
+        from hvd_adaptive.simulate.ranks import Ranks
+
+        after = []
+        for scheme in pair("alq-3", bucket_size=256, error_feedback=feedback):
+            parameter = torch.nn.Parameter(torch.zeros(5000))
+            ranks = Ranks([("p", parameter)], scheme, 2)
+            for step in range(3):
+                for rank in range(2):
+                    parameter.grad = sample("heavy", 5000, 10 * step + rank)
+                    ranks.take(rank)
+                ranks.average(step)
+            after.append(parameter.grad)
+        assert torch.equal(*after)
+
+
+class TestUpdates:
+    def update(self, scheme, gradients: list[torch.Tensor]) -> np.ndarray:
+        size = scheme.settings.bucket_size
+        return scheme.refit([scheme.collect(list(g.split(size))) for g in gradients])
+
+    @pytest.mark.parametrize("scheme", SCHEMES)
+    @pytest.mark.parametrize("statistics", ("histogram", "normal"))
+    def test_one_update_gives_all_ranks_one_book(self, scheme, statistics):
+        ranks = [
+            SCHEMES[scheme](coding="huffman", bucket_size=500, statistics=statistics)
+            for _ in range(2)
+        ]
+        gradients = [sample("normal", 10_000, seed) for seed in (0, 1)]
+        update = self.update(ranks[0], gradients)
+        assert all(rank.apply_update(update, 0) for rank in ranks)
+        a, b = ranks
+        assert a.table_version == b.table_version == 1
+        assert a.table_fingerprint == b.table_fingerprint != a.table.fingerprint
+        payload = a.encode(gradients[0], seed=3)
+        assert coding_of(payload) == 1
+        assert torch.equal(b.decode(payload), a.decode(payload))
+
+    def test_probabilities_count_every_bucket_alike(self):
+        """Not by their norms, whatever the levels are fitted to: a million times larger buckets
+        of another law are half of the coordinates."""
+        large, small = 1e6 * sample("sparse", 50_000), sample("normal", 50_000)
+        scheme = QSGD(bits=3, coding="huffman", bucket_size=500)
+        scheme.apply_update(self.update(scheme, [large, small]), 0)
+        book = [QSGD(bits=3, coding="huffman", bucket_size=500) for _ in range(2)]
+        for each, flat in zip(book, (large, small), strict=True):
+            each.apply_update(self.update(each, [flat]), 0)
+        mean = (book[0].table.probabilities + book[1].table.probabilities) / 2
+        assert np.allclose(scheme.table.probabilities, mean, atol=1e-3)
+        assert not np.allclose(book[0].table.probabilities, mean, atol=1e-2)
+
+    @pytest.mark.parametrize("scheme", ("qsgd-3", "terngrad", "alq-3"))
+    def test_clipping_is_seen(self, scheme):
+        """Of what is sent, not of the gradients."""
+        flat = sample("heavy", 50_000)
+        counts = {}
+        for clip in (1.0, None):
+            made = {"qsgd-3": QSGD, "terngrad": TernGrad, "alq-3": ALQ}[scheme]
+            fitted = made(coding="huffman", clip=clip, bucket_size=1000)
+            fitted.fit(flat)
+            payload, p = fitted.encode(flat, seed=1), fitted.table.probabilities
+            words = fitted.fixed_body(payload[96:], 50_000)[200:].view(torch.int32)
+            codes = np.empty(50_000, np.uint8)
+            unpack(words.numpy().view(np.uint32), packing_of(p.size), codes)
+            counts[clip] = np.bincount(codes, minlength=p.size) / 50_000
+            # 5 standard errors, and that signs are taken to be equally likely.
+            folded = counts[clip] + counts[clip][::-1]
+            assert np.all(abs(folded - p - p[::-1]) < 10 * np.sqrt(p / 50_000) + 1e-4)
+        assert abs(counts[1.0] - counts[None]).max() > 0.01
+
+    @pytest.mark.parametrize("scheme", (QSGD, NUQSGD, TernGrad))
+    def test_fixed_levels_are_updated_for_a_book_alone(self, scheme):
+        plain, coded = scheme(update_steps=[3]), scheme(update_steps=[3], coding="huffman")
+        assert [s for s in range(9) if plain.update_due(s)] == []
+        assert [s for s in range(9) if coded.update_due(s)] == [3]
+        for each in (plain, coded):
+            levels = each.levels
+            each.fit(sample("normal", 20_000))
+            assert torch.equal(each.levels, levels)
+        assert (plain.table_version, coded.table_version) == (0, 1)
+        assert plain.coder is None and coded.coder is not None
+
+    def test_hostile_statistics_keep_the_book(self):
+        scheme = QSGD(coding="huffman", bucket_size=100)
+        scheme.fit(sample("normal", 1000))
+        before = scheme.table_fingerprint
+        for vector in ([np.inf], [np.nan], [-1.0]):
+            collected = scheme.collect([sample("normal", 100)])
+            collected[2:] = vector[0]
+            update = scheme.refit([collected])
+            assert update[1] == 0.0
+            scheme.apply_update(update, 1)
+        assert scheme.table_fingerprint == before
+
+    def test_state_through_a_file(self):
+        for name in SCHEMES:
+            old, _ = pair(name, bucket_size=200)
+            buffer = io.BytesIO()
+            torch.save(old.state_dict(), buffer)
+            buffer.seek(0)
+            new = SCHEMES[name](coding="huffman", bucket_size=200)
+            new.load_state_dict(torch.load(buffer, weights_only=True))
+            payload = old.encode(sample("normal", 5000))
+            assert coding_of(payload) == 1
+            assert torch.equal(new.decode(payload), old.decode(payload))
+            assert new.table_fingerprint == old.table_fingerprint
+
+    def test_states_of_other_levels_or_bad_books_are_refused(self):
+        scheme, _ = pair("qsgd-3")
+        state = scheme.state_dict()
+        with pytest.raises(ValueError, match="state"):
+            NUQSGD(bits=3).load_state_dict(state)
+        for p in ([1.0], [0.0] * 7, [0.2] * 6 + [-0.2], [np.nan] + [0.1] * 6):
+            table = state["table"] | {"probabilities": torch.tensor(p)}
+            with pytest.raises(ValueError, match="probabilities"):
+                QSGD(bits=3).load_state_dict(state | {"table": table})
+        with pytest.raises(ValueError, match="are not"):
+            QSGD(bits=3).load_state_dict(state | {"table": QSGD(intervals=2).state_dict()["table"]})
+
+
+class TestReceivers:
+    def test_of_other_codings_or_books(self):
+        coded, fixed = pair("alq-3")
+        payload = coded.encode(sample("normal", 20_000), seed=1)
+        with pytest.raises(PayloadError, match="coding 'huffman'"):
+            fixed.decode(payload)
+        other = ALQ(bits=3, coding="huffman")
+        with pytest.raises(PayloadError, match="coding 'huffman'"):
+            other.decode(payload)
+        other.install(coded.table.magnitudes, 1, np.full(8, 1 / 8))
+        with pytest.raises(PayloadError, match="fingerprint"):
+            other.decode(payload)
+        other.install(coded.table.magnitudes, 1, coded.table.probabilities)
+        assert torch.equal(other.decode(payload), coded.decode(payload))
+
+    def test_fingerprints_of_ranks_differ(self):
+        assert ALQ(coding="huffman").fingerprint != ALQ().fingerprint
+        assert QSGD(coding="huffman", samples=7).fingerprint != QSGD(coding="huffman").fingerprint
+
+    def test_repr_makes_an_equal_one(self):
+        for name in ("QSGD(bits=4, coding='huffman', samples=7)", "TernGrad(coding='huffman')"):
+            made = eval(name, vars(hvd_adaptive))
+            keywords = repr(made).replace("norm='linf', bits=2, symmetric=False, ", "")
+            again = eval(keywords if "TernGrad" in name else repr(made), vars(hvd_adaptive))
+            assert again.fingerprint == made.fingerprint
+
+
+@pytest.mark.parametrize(
+    "scheme",
+    [
+        name
+        for name in hvd_adaptive.__all__
+        if getattr(getattr(hvd_adaptive, name), "codings", ()) == ("fixed",)
+    ],
+)
+@pytest.mark.parametrize("coding", CODERS)
+def test_schemes_without_a_table_say_so(scheme, coding):
+    made = getattr(hvd_adaptive, scheme)
+    if made.__abstractmethods__:
+        pytest.skip("a base class")
+    needed = {"SparseSGD": {"density": 0.1}, "QCS": {"gain": 10}, "ECDQ": {"bits": 2.0}}
+    with pytest.raises(ValueError, match=rf"coding='{coding}': {scheme} allows 'fixed'"):
+        made(coding=coding, **needed.get(scheme, {}))
+
+
+class TestStreams:
+    """The container: segments, offsets, ranges, threads."""
+
+    def made(self, name: str, alphabet: int, count: int, bucket: int, seed: int = 0):
+        rng = np.random.default_rng(seed)
+        p = rng.dirichlet(np.full(alphabet, 0.3))
+        coder = CODERS[name].make(packing_of(alphabet), bucket, p)
+        codes = rng.choice(alphabet, count, p=p).astype(np.uint8)
+        words = np.zeros(coder.packing.words(count), np.uint32)
+        pack(codes, coder.packing, words)
+        return coder, codes, torch.from_numpy(words.view(np.int32))
+
+    @settings(max_examples=40)
+    @given(
+        name=st.sampled_from(sorted(CODERS)),
+        alphabet=st.sampled_from(ALPHABETS),
+        bucket=st.sampled_from((1, 100, 512, 8192, 10**6)),
+        count=st.one_of(st.integers(0, 600), st.integers(600, 20_000)),
+        seed=st.integers(0, 3),
+    )
+    def test_words_come_back_and_ranges_too(self, monkeypatch, name, alphabet, bucket, count, seed):
+        monkeypatch.setattr(coders, "SEGMENT", 2048)
+        if name == "elias" and alphabet % 2 == 0:
+            alphabet = 5  # one with a zero
+        coder, codes, words = self.made(name, alphabet, count, bucket, seed)
+        stream = coder.encode(words, count, 10**7)
+        assert coder.least_stream_bytes(count) <= stream.numel()
+        padded = torch.cat([stream, torch.zeros(seed, dtype=torch.uint8)])
+        assert torch.equal(coder.decode(padded, count), words)
+        rng = np.random.default_rng(seed)
+        for _ in range(3):
+            first, last = sorted(rng.integers(0, count + 1, 2).tolist())
+            part = coder.decode_range(padded, count, first, last).numpy()
+            assert np.array_equal(part, codes[first:last])
+        assert coder.encode(words, count, stream.numel() - 1) is None or count == 0
+        assert torch.equal(coder.encode(words, count, stream.numel()), stream)
+
+    @pytest.mark.parametrize("bucket", (1, 100, 512, 8192, 60_000, 2**31))
+    @pytest.mark.parametrize("alphabet", ALPHABETS)
+    def test_segments_are_whole_words_and_buckets(self, alphabet, bucket):
+        packing = packing_of(alphabet)
+        size = coders.segment_size(packing, bucket)
+        assert 2**15 <= size <= 2**17
+        assert packing.words(2 * size) == 2 * packing.words(size)
+        assert size % bucket == 0 or np.lcm(bucket, 512) > 2**17 or packing.digits > 1
+        if bucket == 8192:
+            assert size % bucket == 0 or packing.digits > 1
+
+    def test_a_range_reads_its_segments_alone(self):
+        """All others may be damaged."""
+        coder, codes, words = self.made("huffman", 7, 300_000, 8192)
+        stream = coder.encode(words, 300_000, 10**7)
+        ends = stream[: 4 * -(-300_000 // coder.segment)].view(torch.int32).tolist()
+        head, size = 4 * len(ends), coder.segment
+        stream[head : head + ends[0]] = 0xFF
+        part = coder.decode_range(stream, 300_000, size, 2 * size)
+        assert np.array_equal(part.numpy(), codes[size : 2 * size])
+        with pytest.raises(PayloadError, match="segment 0"):
+            coder.decode_range(stream, 300_000, 0, 1)
+        for first, last in ((-1, 5), (5, 4), (0, 300_001)):
+            with pytest.raises(ValueError, match="range"):
+                coder.decode_range(stream, 300_000, first, last)
+
+    @pytest.mark.parametrize("name", CODERS)
+    def test_threads_make_the_same_bytes(self, name):
+        coder, _, words = self.made(name, 15, 400_000, 8192)
+        alone = coder.encode(words, 400_000, 10**7)
+        torch.set_num_threads(3)
+        try:
+            assert torch.equal(coder.encode(words, 400_000, 10**7), alone)
+            assert torch.equal(coder.decode(alone, 400_000), words)
+            assert coder.encode(words, 400_000, alone.numel() - 1) is None
+            alone[0] += 1
+            with pytest.raises(PayloadError):
+                coder.decode(alone, 400_000)
+        finally:
+            torch.set_num_threads(1)
+
+
+def test_no_thread_runs_on_after_an_error(monkeypatch):
+    """A caller that catches it may use its memory again."""
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 4)
+    done = []
+
+    def work(item: int) -> None:
+        if item == 0:
+            raise ValueError(item)
+        time.sleep(0.05)
+        done.append(item)
+
+    with pytest.raises(ValueError):
+        list(coders.mapped(work, range(4), 4))
+    assert sorted(done) == [1, 2, 3]

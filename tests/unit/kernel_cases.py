@@ -1,0 +1,109 @@
+"""Vectors of every kind, and level tables, on which kernels are compared bit for bit."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from hvd_adaptive.kernels.tables import kernel_table
+
+
+def table_of(bits: int, symmetric: bool, kind: str = "uneven"):
+    """uneven: random gaps; crowded: levels over 30 octaves; exponential; uniform."""
+    count = 1 << (bits - 1)
+    generator = np.random.default_rng(bits)
+    if kind == "uneven":
+        magnitudes = np.cumsum(generator.uniform(0.01, 1, count))
+        magnitudes /= magnitudes[-1]
+    elif kind == "exponential":
+        magnitudes = 0.9 ** np.arange(count - 1.0, -1, -1)
+    elif kind == "crowded":
+        magnitudes = 2.0 ** np.linspace(-30, 0, count)
+    else:
+        magnitudes = np.linspace(1, 2 * count - 1, count) / (2 * count - 1)
+    if not symmetric and kind == "uniform":
+        magnitudes = np.linspace(0, 1, count)
+    elif not symmetric:
+        magnitudes[0] = 0
+    return kernel_table(magnitudes, symmetric)
+
+
+def ordinary(n: int, generator: np.random.Generator) -> np.ndarray:
+    return generator.standard_normal(n)
+
+
+def heavy(n: int, generator: np.random.Generator) -> np.ndarray:
+    return generator.standard_normal(n) * np.exp(4 * generator.standard_normal(n))
+
+
+def zeros(n: int, generator: np.random.Generator) -> np.ndarray:
+    return np.zeros(n)
+
+
+def signed_zeros(n: int, generator: np.random.Generator) -> np.ndarray:
+    x = generator.standard_normal(n)
+    x[generator.random(n) < 0.5] = -0.0
+    x[: n // 3] = -0.0
+    return x
+
+
+def with_nan(n: int, generator: np.random.Generator) -> np.ndarray:
+    x = generator.standard_normal(n)
+    x[n // 2 : n // 2 + 1] = np.nan
+    return x
+
+
+def with_infinity(n: int, generator: np.random.Generator) -> np.ndarray:
+    x = generator.standard_normal(n)
+    x[-1:] = -np.inf
+    return x
+
+
+def denormal(n: int, generator: np.random.Generator) -> np.ndarray:
+    return generator.standard_normal(n) * 1e-40
+
+
+def near_denormal(n: int, generator: np.random.Generator) -> np.ndarray:
+    return generator.standard_normal(n) * 3e-38
+
+
+def enormous(n: int, generator: np.random.Generator) -> np.ndarray:
+    return np.where(generator.random(n) < 0.5, -1e38, 1e38)
+
+
+def constant(n: int, generator: np.random.Generator) -> np.ndarray:
+    return np.full(n, -0.3)
+
+
+def one_outlier(n: int, generator: np.random.Generator) -> np.ndarray:
+    x = 1e-9 * generator.standard_normal(n)
+    x[n // 3 : n // 3 + 1] = 7e8
+    return x
+
+
+KINDS = (
+    ordinary,
+    heavy,
+    zeros,
+    signed_zeros,
+    with_nan,
+    with_infinity,
+    denormal,
+    near_denormal,
+    enormous,
+    constant,
+    one_outlier,
+)
+
+
+def vector(kind, n: int, seed: int = 0) -> torch.Tensor:
+    with np.errstate(over="ignore"):
+        return torch.from_numpy(kind(n, np.random.default_rng([seed, n])).astype(np.float32))
+
+
+def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """NaN equals NaN; +0 and -0 differ."""
+    x, y = a.numpy().copy(), b.numpy().copy()
+    nan_x, nan_y = np.isnan(x), np.isnan(y)
+    x[nan_x], y[nan_y] = 1.5, 1.5
+    return np.array_equal(nan_x, nan_y) and x.dtype == y.dtype and x.tobytes() == y.tobytes()

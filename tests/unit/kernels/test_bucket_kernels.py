@@ -1,0 +1,136 @@
+"""Levels, codes and sums of per-bucket tables: Numba against the reference, bit for bit."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import torch
+import unit_oracles as oracle
+from kernel_cases import KINDS, heavy, one_outlier, ordinary, same_bits, vector
+
+from hvd_adaptive.coding.packing import packing_of
+from hvd_adaptive.kernels import cpu_bucket, cpu_levels, reference_bucket, reference_levels
+from hvd_adaptive.kernels.cpu_sort import LEAST_RADIX
+
+SOLVERS = {
+    "orq-3": lambda module, *at: module.orq_levels(*at[:2], 3, at[2], 0),
+    "orq-9": lambda module, *at: module.orq_levels(*at[:2], 9, at[2], 0),
+    "orq-17-descent": lambda module, *at: module.orq_levels(*at[:2], 17, at[2], 30),
+    "quantile-6": lambda module, *at: module.quantile_levels(*at[:2], 6, at[2]),
+    "mean": lambda module, *at: module.mean_magnitudes(*at),
+    "symmetric": lambda module, *at: module.symmetric_levels(*at),
+    "means": lambda module, *at: module.conditional_means(*at, False),
+    "means-iterated": lambda module, *at: module.conditional_means(*at, True),
+}
+SIZES = (0, 1, 2, 31, 32, 33, 127, 128, 129, LEAST_RADIX - 1, LEAST_RADIX, 1000)
+# Those from 4, 10, 65, 250 and 256 levels are not compiled at set-up.
+ALPHABETS = (2, 3, 4, 5, 9, 10, 17, 65, 250, 256)
+
+
+def levels_of(flat: torch.Tensor, bucket: int, alphabet: int) -> torch.Tensor:
+    return reference_levels.quantile_levels(flat, bucket, alphabet, None)
+
+
+def compare_codes(flat: torch.Tensor, bucket: int, levels: torch.Tensor, key: int) -> None:
+    packed = []
+    for module in (reference_bucket, cpu_bucket):
+        words = torch.full((packing_of(levels.shape[1]).words(flat.numel()),), -1).int()
+        module.round_codes(flat, levels, words, bucket, key)
+        packed.append(words)
+    assert torch.equal(*packed), (flat.numel(), bucket, levels.shape)
+    sums = []
+    for module in (reference_bucket, cpu_bucket):
+        out = torch.linspace(-1, 1, flat.numel())
+        module.decode_add([(levels, packed[0])] * 3, bucket, 1 / 3, out)
+        sums.append(out)
+    assert same_bits(*sums), (flat.numel(), bucket, levels.shape)
+
+
+@pytest.mark.parametrize("solver", SOLVERS)
+@pytest.mark.parametrize("clip", (None, 0.5, 2.5))
+def test_same_levels_for_all_sizes(solver, clip):
+    solve = SOLVERS[solver]
+    for i, n in enumerate(SIZES):
+        for bucket in {1, 7, 128, 400, max(n, 1)}:
+            flat = vector((ordinary, heavy, one_outlier)[i % 3], n)
+            if n < 10 * bucket:
+                want, got = (solve(m, flat, bucket, clip) for m in (reference_levels, cpu_levels))
+                assert want.is_contiguous() and same_bits(want, got), (n, bucket)
+
+
+@pytest.mark.parametrize("solver", SOLVERS)
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
+def test_same_levels_for_all_kinds_of_vectors(solver, kind):
+    for bucket, clip in ((100, None), (500, None), (500, 2.5)):
+        flat = vector(kind, 2 * bucket + 1)
+        want, got = (SOLVERS[solver](m, flat, bucket, clip) for m in (reference_levels, cpu_levels))
+        assert same_bits(want, got), (bucket, clip)
+
+
+@pytest.mark.parametrize("alphabet", ALPHABETS)
+def test_same_codes_and_sums_for_all_sizes_and_alphabets(alphabet):
+    for i, n in enumerate((0, 1, 63, 64, 65, 511, 512, 513, 1300)):
+        for bucket in (7, 100, 512):
+            flat = vector((ordinary, heavy)[i % 2], n)
+            compare_codes(flat, bucket, levels_of(flat, bucket, alphabet), n * 2654435761)
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
+def test_same_codes_and_sums_for_all_kinds_of_vectors(kind):
+    for alphabet in ALPHABETS:
+        flat = vector(kind, 1201)
+        compare_codes(flat, 400, levels_of(flat, 400, alphabet), 2**64 - alphabet)
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
+def test_same_cuts(kind):
+    flat = vector(kind, 1300)
+    cuts = torch.tensor([0.0, -0.3, torch.nan])
+    packed = []
+    for module in (reference_bucket, cpu_bucket):
+        words = torch.full((packing_of(2).words(1300),), -1, dtype=torch.int32)
+        module.cut_codes(flat, cuts, words, 600)
+        packed.append(words)
+    assert torch.equal(*packed)
+    bits = torch.zeros(1300)
+    values = torch.tensor([[0.0, 1.0]]).repeat(3, 1)
+    cpu_bucket.decode_add([(values, packed[0])], 600, 1.0, bits)
+    want = np.concatenate([flat[:600] >= 0, flat[600:1200] >= np.float32(-0.3), [False] * 100])
+    assert np.array_equal(bits.numpy() != 0, want)
+
+
+def test_a_million_and_three():
+    flat = vector(heavy, 10**6 + 3)
+    for solver in ("orq-9", "symmetric", "means"):
+        want, got = (SOLVERS[solver](m, flat, 8192, None) for m in (reference_levels, cpu_levels))
+        assert same_bits(want, got)
+    compare_codes(flat, 8192, SOLVERS["orq-9"](cpu_levels, flat, 8192, None), 99)
+
+
+def test_codes_by_exact_arithmetic():
+    """The documented integers and the documented comparison, in fractions."""
+    n, bucket, key = 900, 350, 123456789
+    flat = vector(ordinary, n)
+    levels = levels_of(flat, bucket, 5)
+    words = torch.empty(packing_of(5).words(n), dtype=torch.int32)
+    cpu_bucket.round_codes(flat, levels, words, bucket, key)
+    codes = []
+    for b in range(3):
+        row = [Fraction(v) for v in levels[b].tolist()]
+        part = flat[b * bucket : (b + 1) * bucket].tolist()
+        integers = oracle.uniform_integers(key, b, len(part))
+        for v, k in zip(map(Fraction, part), integers, strict=True):
+            shares = [(v - low) / (high - low) for low, high in pairwise(row)]
+            codes.append(sum(share > Fraction(k | 1, 2**24) for share in shares))
+    want = np.array(oracle.pack_radix(codes, 5), np.uint32).view(np.int32)
+    assert np.array_equal(words.numpy(), want)
+
+
+def test_too_short_payloads_are_refused():
+    words = torch.zeros(packing_of(9).words(1000), dtype=torch.int32)
+    for levels, codes in ((torch.ones(9, 9), words), (torch.ones(10, 9), words[:-1])):
+        with pytest.raises(ValueError, match="too short"):
+            cpu_bucket.decode_add([(levels, codes)], 100, 1.0, torch.zeros(1000))

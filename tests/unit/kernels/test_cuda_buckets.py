@@ -1,0 +1,128 @@
+"""The Triton kernels of ORQ, BinGrad, 1-bit SGD and natural compression against the references, bit
+for bit."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from kernel_cases import heavy, same_bits, vector
+from test_cuda_tables import KEY, hostile
+from triton_interpreter import DEVICE, moved
+from unit_oracles import word_count
+
+from hvd_adaptive.kernels import (
+    cuda_bucket,
+    cuda_natural,
+    cuda_onebit,
+    reference_bucket,
+    reference_natural,
+    reference_onebit,
+)
+
+
+def levels_of(flat: torch.Tensor, bucket: int, alphabet: int) -> torch.Tensor:
+    """Evenly spaced between the bucket's extremes; some rows of zeros, NaN, and tiny numbers."""
+    rows = [torch.linspace(float(b.min()), float(b.max()), alphabet) for b in flat.split(bucket)]
+    levels = torch.stack(rows)
+    levels[1::5], levels[2::5] = 0.0, float("nan")
+    levels[3::5] *= 1e-38
+    return levels
+
+
+def words_of(n: int, alphabet: int, device: torch.device) -> torch.Tensor:
+    return torch.full((word_count(n, alphabet),), 0x555, dtype=torch.int32, device=device)
+
+
+@pytest.mark.parametrize(
+    ("alphabet", "n", "bucket"),
+    [
+        (2, 700, 60),
+        (3, 400, 100),
+        (5, 1000, 600),
+        (4, 1100, 512),
+        (8, 700, 60),
+        (16, 600, 512),
+        (11, 400, 60),
+        (31, 60, 40),
+    ],
+)
+def test_rounding_and_decoding(alphabet: int, n: int, bucket: int):
+    flat = vector(heavy, n)
+    levels = levels_of(flat, bucket, alphabet)
+    flat[0], flat[1], flat[2] = float("inf"), -float("inf"), float("nan")
+    there = moved(flat, levels)
+    want, got = words_of(n, alphabet, flat.device), words_of(n, alphabet, DEVICE)
+    reference_bucket.round_codes(flat, levels, want, bucket, KEY)
+    with np.errstate(all="ignore"):
+        cuda_bucket.round_codes(*there, got, bucket, KEY)
+    assert torch.equal(want, got.cpu())
+
+    sums = flat.clone(), there[0].clone()
+    reference_bucket.decode_add([(levels, want), (-levels, want)] * 2, bucket, 0.3, sums[0])
+    cuda_bucket.decode_add([(there[1], got), (-there[1], got)] * 2, bucket, 0.3, sums[1])
+    assert same_bits(sums[0], sums[1].cpu())
+
+
+def test_codes_that_no_encoder_makes_are_nan():
+    """Six levels take three bits or share a unit; seven of eight codes are known."""
+    from hvd_adaptive.coding.packing import packing_of
+
+    alphabet = next(a for a in range(5, 256) if packing_of(a).digits == 1 and a & (a - 1))
+    words = torch.full((packing_of(alphabet).words(512),), -1, dtype=torch.int32)
+    levels, out = torch.zeros(1, alphabet), torch.zeros(512)
+    (on,) = moved(out)
+    reference_bucket.decode_add([(levels, words)], 512, 1.0, out)
+    cuda_bucket.decode_add([tuple(moved(levels, words))], 512, 1.0, on)
+    assert out.isnan().all()
+    assert on.isnan().all()
+
+
+def test_cuts():
+    flat, cuts = hostile(100), torch.linspace(-1, 1, 12)
+    cuts[4], cuts[5] = float("nan"), 0.0
+    want, got = words_of(flat.numel(), 2, flat.device), words_of(flat.numel(), 2, DEVICE)
+    reference_bucket.cut_codes(flat, cuts, want, 100)
+    cuda_bucket.cut_codes(*moved(flat, cuts), got, 100)
+    assert torch.equal(want, got.cpu())
+
+
+@pytest.mark.parametrize(("of_kind", "bucket"), [(90, 90), (4, 1), (128, 512)])
+def test_onebit(of_kind: int, bucket: int):
+    flat = hostile(of_kind)
+    count = -(-flat.numel() // bucket)
+    want, got = torch.empty(count, 2), torch.empty(count, 2, device=DEVICE)
+    words = words_of(flat.numel(), 2, flat.device), words_of(flat.numel(), 2, DEVICE)
+    with np.errstate(all="ignore"):
+        reference_onebit.encode(flat, want, words[0], bucket)
+        cuda_onebit.encode(*moved(flat), got, words[1], bucket)
+    assert same_bits(want, got.cpu())
+    assert torch.equal(words[0], words[1].cpu())
+
+
+@pytest.mark.parametrize(("of_kind", "bucket"), [(90, 90), (20, 7), (128, 512)])
+def test_natural(of_kind: int, bucket: int):
+    flat = hostile(of_kind)
+    n = flat.numel()
+    found = []
+    for module, x in ((reference_natural, flat), (cuda_natural, *moved(flat))):
+        exponents = torch.full((n,), 77, dtype=torch.uint8, device=x.device)
+        words = words_of(n, 2, x.device)
+        module.encode(x, exponents, words, bucket, KEY)
+        out = torch.linspace(-1, 1, n).to(x.device)
+        module.decode_add([(exponents, words)] * 2, 0.3, out)
+        found.append([part.cpu() for part in (exponents, words, out)])
+    want, got = found
+    assert torch.equal(want[0], got[0])
+    assert torch.equal(want[1], got[1])
+    assert same_bits(want[2], got[2])
+
+
+def test_short_payloads_are_refused():
+    (levels, words, exponents) = moved(
+        torch.ones(1, 2), torch.zeros(4, dtype=torch.int32), torch.zeros(9, dtype=torch.uint8)
+    )
+    with pytest.raises(ValueError, match="1 buckets and 4 words is too short"):
+        cuda_bucket.decode_add([(levels, words)], 100, 1.0, torch.zeros(200, device=DEVICE))
+    with pytest.raises(ValueError, match="9 exponents, 4 words is too short"):
+        cuda_natural.decode_add([(exponents, words)], 1.0, torch.zeros(200, device=DEVICE))

@@ -1,0 +1,113 @@
+"""The Numba kernels against the reference, bit for bit."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+import torch
+from kernel_cases import KINDS, heavy, one_outlier, ordinary, same_bits, table_of, vector
+from unit_oracles import word_count
+
+from hvd_adaptive.kernels import cpu, reference
+from hvd_adaptive.kernels.tables import kernel_table
+
+BUCKETS = (1, 7, 100, 512, 1000, 8192)
+TABLES = list(itertools.product(range(2, 9), (True, False)))
+
+
+def encoded(module, flat: torch.Tensor, bucket: int, norm: str, table, key: int, clip=None):
+    scales = torch.full((-(-flat.numel() // bucket),), -1.0)
+    count = word_count(flat.numel(), table.alphabet)
+    words = torch.full((count,), 0x55555555, dtype=torch.int32)
+    module.encode(flat, scales, words, bucket, norm, table, key, clip)
+    return scales, words
+
+
+def compare(flat: torch.Tensor, bucket: int, norm: str, table, key: int, clip=None) -> None:
+    what = f"n={flat.numel()} bucket={bucket} norm={norm} alphabet={table.alphabet}"
+    want, got = (encoded(m, flat, bucket, norm, table, key, clip) for m in (reference, cpu))
+    assert same_bits(want[0], got[0]), what
+    assert torch.equal(want[1], got[1]), what
+    results = []
+    for module in (reference, cpu):
+        out = torch.linspace(-1, 1, flat.numel())
+        module.decode_add([got, got, got], bucket, table, 1 / 3, out)
+        results.append(out)
+    assert same_bits(*results), what
+
+
+@pytest.mark.parametrize(("bits", "symmetric"), TABLES)
+@pytest.mark.parametrize("shape", ("uneven", "uniform", "exponential"))
+def test_same_codes_and_sums_for_all_sizes(bits, symmetric, shape):
+    kinds = itertools.cycle((ordinary, heavy, one_outlier))
+    table = table_of(bits, symmetric, shape)
+    for bucket, norm in itertools.product(BUCKETS, ("l2", "linf")):
+        sizes = {0, 1, bucket - 1, bucket, bucket + 1, 63, 64, 65, 511, 512, 513}
+        for n in sorted(sizes):
+            compare(vector(next(kinds), n), bucket, norm, table, key=n * 2654435761)
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
+def test_same_codes_and_sums_for_all_kinds_of_vectors(kind):
+    for (bits, symmetric), norm in itertools.product(TABLES, ("l2", "linf")):
+        bucket = BUCKETS[(bits + symmetric) % len(BUCKETS)]
+        table = table_of(bits, symmetric, ("crowded", "uniform", "exponential")[bits % 3])
+        compare(vector(kind, 3 * min(bucket, 400) + 1), bucket, norm, table, key=2**64 - bits)
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
+def test_same_norms_for_every_bucket_size(kind):
+    for bucket, norm in itertools.product((*BUCKETS, 31, 32, 33, 127, 128, 129), ("l2", "linf")):
+        flat = vector(kind, 2 * bucket + 1)
+        want, got = (m.bucket_norms(flat, bucket, norm) for m in (reference, cpu))
+        assert same_bits(want, got), (bucket, norm)
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize("clip", (0.5, 2.5))
+def test_same_codes_and_sums_after_clipping(kind, clip):
+    for (bits, symmetric), norm in itertools.product(TABLES[:6], ("l2", "linf")):
+        flat = vector(kind, 1300)
+        table = table_of(bits, symmetric)
+        compare(flat, 512, norm, table, key=bits, clip=clip)
+        want, got = (m.clipped(flat, 512, clip) for m in (reference, cpu))
+        assert same_bits(want, got)
+
+
+def test_alphabets_of_every_odd_size():
+    """QSGD's intervals: radix packing of 3 to 255 codes. (5 and 64 are not compiled at set-up.)"""
+    for intervals in (1, 2, 3, 4, 5, 7, 15, 31, 63, 64, 127):
+        table = kernel_table(np.arange(intervals + 1) / intervals, symmetric=False)
+        compare(vector(ordinary, 2500), 1000, "linf", table, key=intervals)
+
+
+@pytest.mark.parametrize("bits", (3, 6))
+def test_same_codes_and_sums_for_a_million_and_three(bits):
+    compare(vector(heavy, 10**6 + 3), 8192, "l2", table_of(bits, True), key=12345)
+
+
+def test_codes_do_not_depend_on_what_the_buffers_held():
+    flat, table = vector(ordinary, 700), table_of(5, True)
+    scales, words = encoded(cpu, flat, 100, "l2", table, 1)
+    dirty = torch.full_like(words, -1)
+    cpu.encode(flat, torch.full_like(scales, np.nan), dirty, 100, "l2", table, 1)
+    assert torch.equal(words, dirty)
+
+
+def test_sum_over_ranks_is_in_the_given_order():
+    """Float32 sums depend on their order: three payloads must be added first to last."""
+    table = table_of(2, True, "uniform")
+    flats = [
+        vector(ordinary, 1000, seed) * scale for seed, scale in ((1, 1e8), (2, -1e8), (3, 1.0))
+    ]
+    payloads = [encoded(cpu, flat, 100, "l2", table, i) for i, flat in enumerate(flats)]
+    total = np.zeros(1000, np.float32)
+    for payload in payloads:
+        one = torch.zeros(1000)
+        cpu.decode_add([payload], 100, table, 1.0, one)
+        total = total + one.numpy()
+    out = torch.zeros(1000)
+    cpu.decode_add(payloads, 100, table, 1.0, out)
+    assert out.numpy().tobytes() == total.tobytes()

@@ -1,0 +1,174 @@
+"""The relative error that a report tells against the exact one, computed in NumPy alone."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from exact_errors import bucket_errors, relative_error
+from feedback_steps import OneRank
+from scheme_cases import schemes
+
+from hvd_adaptive import ALQ, ECDQ, ORQ, QCS, QSGD, TernGrad
+from hvd_adaptive.kernels import reference, reference_variance
+
+BUCKET = 512
+TABLES = schemes(
+    "alq-3",
+    "alq-8",
+    "alq-4-linf-zero",
+    "qsgd-4",
+    "qsgd-2-linf-symmetric",
+    "nuqsgd-5",
+    "terngrad-unclipped",
+)
+
+
+def heavy(count: int, seed: int) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    scale = torch.randn(count, generator=generator)
+    return torch.randn(count, generator=generator) * scale.exp()
+
+
+def fitted(make, v: torch.Tensor, **keywords):
+    codec = make(bucket_size=BUCKET, min_numel=0, **keywords)
+    if isinstance(codec, ALQ):
+        codec.fit(v)
+    return codec
+
+
+@pytest.mark.parametrize("name", TABLES)
+@pytest.mark.parametrize("count", [1, 100, BUCKET, 3 * BUCKET + 77])
+def test_errors_of_tables_are_exact(name, count):
+    v = heavy(count, 1)
+    codec = fitted(TABLES[name], v)
+    found = codec.squared_errors(v, key=3)
+    wanted = bucket_errors(v.numpy(), codec.levels.numpy(), BUCKET, codec.norm)
+    squares = [float(part.double().square().sum()) for part in v.split(BUCKET)]
+    assert found.dtype == torch.float64 and found.shape == (len(squares), 2)
+    np.testing.assert_allclose(found[:, 0].numpy(), wanted, rtol=2e-5, atol=1e-9 * max(squares))
+    np.testing.assert_allclose(found[:, 1].numpy(), squares, rtol=1e-12)
+    norms = reference.bucket_norms(v, min(count, BUCKET), codec.norm)
+    variances = reference_variance.variances(v, norms, min(count, BUCKET), codec.table.kernel)
+    by_reference = (variances * norms.double().square()).numpy()
+    np.testing.assert_allclose(by_reference, wanted, rtol=2e-5, atol=1e-9 * max(squares))
+
+
+def test_clipping_counts_with_its_squared_bias():
+    v, clip = heavy(2 * BUCKET + 50, 2), 1.5
+    codec = TernGrad(bucket_size=BUCKET, clip=clip)
+    parts = v.double().numpy()
+    cut = np.concatenate(
+        [
+            np.clip(part, -clip * (limit := np.sqrt(np.mean(part**2))), clip * limit)
+            for part in np.split(parts, [BUCKET, 2 * BUCKET])
+        ]
+    )
+    errors = bucket_errors(cut, codec.levels.numpy(), BUCKET, "linf")
+    bias = [np.sum(part**2) for part in np.split(cut - parts, [BUCKET, 2 * BUCKET])]
+    found = codec.squared_errors(v, key=0)[:, 0].numpy()
+    np.testing.assert_allclose(found, errors + bias, rtol=1e-5)
+
+
+def test_zero_and_non_finite_buckets():
+    v = torch.cat([torch.zeros(BUCKET), heavy(BUCKET, 3), torch.full((9,), torch.nan)])
+    for name in TABLES:
+        errors = fitted(TABLES[name], v[: 2 * BUCKET]).squared_errors(v, 0)
+        assert errors[0].tolist() == [0.0, 0.0] and errors[1].isfinite().all()
+        assert errors[2].isnan().all()
+
+
+@pytest.mark.parametrize(
+    "make", [lambda **k: ECDQ(bits=3.0, **k), QCS, ORQ], ids=["ecdq", "qcs", "orq"]
+)
+def test_errors_of_other_schemes_are_those_of_a_draw(make):
+    """The mean of 200 draws against 200 payloads decoded by hand, within 5 sigma of both."""
+    v, codec = heavy(2 * BUCKET + 100, 4), make(bucket_size=BUCKET)
+
+    def by_hand(seed: int) -> list[float]:
+        error = codec.decode(codec.encode(v, seed=seed)).double() - v.double()
+        return [float(part.square().sum()) for part in error.split(BUCKET)]
+
+    decoded = np.array([by_hand(seed) for seed in range(200)])
+    found = np.array([codec.squared_errors(v, key)[:, 0].tolist() for key in range(200)])
+    spread = np.sqrt(decoded.var(axis=0) + found.var(axis=0)) / np.sqrt(200)
+    assert (np.abs(decoded.mean(axis=0) - found.mean(axis=0)) <= 5 * spread).all()
+
+
+def sent(rank: OneRank, gradients) -> list[np.ndarray]:
+    """A step's groups as they are quantised."""
+    return [
+        torch.cat([gradients[p.slot][p.start : p.stop] for p in group.pieces])[
+            : group.quantized
+        ].numpy()
+        for group in rank.layout.groups
+    ]
+
+
+def test_all_of_few_buckets_are_measured_exactly():
+    gradients = [heavy(2 * BUCKET + 77, 5), 30 * heavy(BUCKET + 3, 6)]
+    rank = OneRank(
+        fitted(TABLES["alq-8"], gradients[0]), [2 * BUCKET + 77, BUCKET + 3], fusion=3 * BUCKET
+    )
+    flats = sent(rank, gradients)
+    assert len(flats) == 2
+    rank.step(gradients)
+    levels = rank.compressor.levels.numpy()
+    error = sum(bucket_errors(flat, levels, BUCKET).sum() for flat in flats)
+    wanted = error / sum(np.sum(flat.astype(np.float64) ** 2) for flat in flats)
+    assert rank.compressor.report()["relative_error"] == pytest.approx(wanted, rel=1e-4)
+
+
+def test_estimates_are_unbiased_in_every_group():
+    """Groups of many and of few buckets, whose energies differ a hundredfold, over 600 steps: 5
+    sigma of their scatter."""
+    sizes = [40 * BUCKET + 100, 7 * BUCKET, BUCKET // 2]
+    gradients = [
+        heavy(size, 10 + slot) * torch.linspace(0.1, 10, size) for slot, size in enumerate(sizes)
+    ]
+    rank = OneRank(fitted(TABLES["alq-3"], gradients[0]), sizes, fusion=40 * BUCKET)
+    rank.compressor.meter.detailed = True
+    flats, levels = sent(rank, gradients), rank.compressor.levels.numpy()
+    assert len(flats) > 2
+    found = []
+    for _ in range(600):
+        rank.step(gradients)
+        of_groups = rank.compressor.meter.last_groups
+        found.append(
+            [[of_groups[i].squared_error, of_groups[i].squared_norm] for i in range(len(flats))]
+        )
+    wanted = np.array(
+        [
+            [bucket_errors(flat, levels, BUCKET).sum(), np.sum(flat.astype(np.float64) ** 2)]
+            for flat in flats
+        ]
+    )
+    spread = np.std(found, axis=0) / np.sqrt(600)
+    assert (np.abs(np.mean(found, axis=0) - wanted) <= 5 * spread + 1e-5 * wanted).all()
+    # Neither is far from what it estimates on average.
+    assert (spread <= 0.1 * wanted).all()
+
+
+@pytest.mark.parametrize("bits", [3, 8])
+def test_a_partial_bucket_that_a_table_never_saw_is_told(bits):
+    """The sizes of an MLP's layers (784-256-256-10), whose last one is the partial bucket."""
+    sizes = [784 * 256, 256 * 256, 2560]
+    gradients = [torch.randn(sizes[0]) * 0.01, torch.randn(sizes[1]) * 0.01, heavy(2560, 7)]
+    codec = ALQ(bits=bits)
+    codec.fit(torch.cat(gradients[:2]))
+    rank = OneRank(codec, sizes)
+    (flat,) = sent(rank, gradients)
+    wanted = relative_error(flat, codec.levels.numpy(), 8192)
+    assert wanted > 10 * relative_error(flat[:262144], codec.levels.numpy(), 8192)
+    rank.step(gradients)
+    assert rank.compressor.report()["relative_error"] == pytest.approx(wanted, rel=0.1)
+
+
+def test_a_bucket_that_is_not_finite_counts_nothing():
+    gradient = heavy(BUCKET + 100, 8)
+    gradient[BUCKET + 5] = float("inf")
+    rank = OneRank(QSGD(bits=4, bucket_size=BUCKET, min_numel=0), [BUCKET + 100])
+    rank.step([gradient])
+    levels = rank.compressor.levels.numpy()
+    wanted = relative_error(gradient[:BUCKET].numpy(), levels, BUCKET)
+    assert rank.compressor.report()["relative_error"] == pytest.approx(wanted, rel=1e-4)

@@ -1,0 +1,386 @@
+"""ECDQ's payloads, arguments, updates and state."""
+
+from __future__ import annotations
+
+import io
+import struct
+
+import numpy as np
+import pytest
+import torch
+import unit_oracles as oracle
+from kernel_cases import heavy, ordinary, vector
+
+from hvd_adaptive import ECDQ, PayloadError
+from hvd_adaptive.coding import dithered
+from hvd_adaptive.kernels import reference_ecdq, reference_huffman
+from hvd_adaptive.schemes.dithered_code import DitheredCode
+
+BUCKET = 500
+
+
+def decode(scheme: ECDQ, data: bytes) -> torch.Tensor:
+    return scheme.decode(torch.from_numpy(np.frombuffer(data, np.uint8).copy()))
+
+
+@pytest.mark.parametrize("variance", (0.001, 0.2, 3.0))
+@pytest.mark.parametrize("n", (1, 3, 499, 500, 501, 70_000, 200_000))
+def test_bodies_are_as_told(variance, n):
+    """A body written again from the docstrings, by the plain kernels, is the same."""
+    flat = vector(heavy, n)
+    flat[700:1300] = 0
+    scheme = ECDQ(relative_variance=variance, bucket_size=BUCKET)
+    code, bucket = scheme.code, min(BUCKET, n)
+    payload = scheme.encode(flat, seed=5)
+    assert payload.numel() <= scheme.payload_bytes(n, 0, torch.float32)
+    body, key = payload[96:].numpy().tobytes(), oracle.read_field(payload.numpy().tobytes(), "key")
+    steps = reference_ecdq.bucket_steps(flat, bucket, code.delta)
+    q = reference_ecdq.quantize(flat, steps, bucket, key)
+    head = struct.pack("<I", 0) + steps.numpy().tobytes()
+    ends, segments = [], b""
+    for begin in range(0, n, 65536):
+        end = min(n, begin + 65536)
+        runs, escapes = reference_ecdq.split(
+            q, steps, bucket, key, begin, end, len(code.books), code.most
+        )
+        out, bits = np.zeros(2 * (end - begin) + 100, np.uint8), 0
+        for run, book in zip(runs, code.books, strict=True):
+            bits = reference_huffman.encode(run, book, out, bits)
+        segments += out[: -(-bits // 8)].tobytes()
+        ends.append(len(segments))
+        segments += escapes
+        ends.append(len(segments))
+    told = head + struct.pack(f"<{len(ends)}I", *ends) + segments
+    fixed = struct.pack("<I", 2) + head[4:] + q.to(torch.int16).numpy().tobytes()
+    wanted = told if len(told) <= len(fixed) else fixed
+    assert body == wanted + bytes(-len(wanted) % 8)
+    out = torch.zeros(n)
+    reference_ecdq.add(q, steps, bucket, key, out)
+    assert torch.equal(scheme.decode(payload), out)
+
+
+@pytest.mark.parametrize("n", (0, 1, 2, 3, 4, BUCKET - 1, BUCKET, BUCKET + 1, 3000, 70_000))
+@pytest.mark.parametrize("tail", ("quantize", "full"))
+def test_lengths_and_zeros(n, tail):
+    scheme = ECDQ(bits=2.0, bucket_size=BUCKET, tail=tail)
+    flat = vector(heavy, n)
+    full = n % BUCKET if tail == "full" else 0
+    quantized = n - full
+    payload = scheme.encode(flat)
+    shortest = min(8 * -(-quantized // 65536), 2 * quantized)
+    least = 96 + -(-(4 + 4 * -(-quantized // BUCKET) + shortest) // 8) * 8 + -(-full // 2) * 8
+    assert payload.numel() % 8 == 0 and payload.numel() >= least
+    assert payload.numel() <= scheme.payload_bytes(quantized, full, torch.float32)
+    decoded = scheme.decode(payload)
+    assert decoded.numel() == n and torch.equal(decoded[quantized:], flat[quantized:])
+    zeros = scheme.encode(torch.zeros(n))
+    assert zeros.numel() == least and not scheme.decode(zeros).any()
+
+
+def test_integers_that_the_books_do_not_expect_travel_as_they_are():
+    """Coordinates far beyond the fitted law: 2 bytes each at most, 4 in buckets that are large."""
+    for size, width in ((8192, 2), (100_000, 4)):
+        scheme = ECDQ(relative_variance=2e-6, bucket_size=size)
+        scheme.fit(torch.cat([torch.ones(1), torch.zeros(size - 1)]))
+        flat = vector(ordinary, size)
+        payload, most = scheme.encode(flat, seed=1), scheme.payload_bytes(size, 0, torch.float32)
+        assert payload.numel() <= most == -(-(96 + 8 + width * size) // 8) * 8
+        assert payload.numel() == most or width == 4
+        error = (scheme.decode(payload) - flat).square().sum() / flat.square().sum()
+        assert float(error) == pytest.approx(2e-6, rel=0.1)
+
+
+@pytest.mark.parametrize("bad", (np.nan, np.inf, -np.inf))
+def test_a_bucket_that_is_not_finite_becomes_nan(bad):
+    flat = vector(heavy, 3 * BUCKET)
+    flat[BUCKET + 17] = bad
+    scheme = ECDQ(bits=2.0, bucket_size=BUCKET)
+    spoilt = scheme.decode(scheme.encode(flat)).isnan()
+    assert spoilt[BUCKET : 2 * BUCKET].all() and spoilt.sum() == BUCKET
+
+
+def test_steps_outside_float32():
+    flat = torch.full((10,), 3e38)
+    scheme = ECDQ(relative_variance=20)
+    assert scheme.decode(scheme.encode(flat)).isnan().all()
+    assert not scheme.decode(scheme.encode(torch.full((10,), 1e-41))).any()
+
+
+def test_sums_are_added_in_order():
+    scheme = ECDQ(bits=1.5, bucket_size=BUCKET)
+    flats = [vector(ordinary, 1777, seed) for seed in range(3)]
+    from hvd_adaptive.coding.payload import read_header
+
+    payloads = [scheme.encode(flat, seed=s) for s, flat in enumerate(flats)]
+    total = scheme.decode_sum(payloads, read_header(payloads[0]), 0.25)
+    a, b, c = map(scheme.decode, payloads)
+    assert torch.equal(total, ((a + b) + c) * 0.25)
+
+
+def test_threads_make_the_same_bytes_and_sums():
+    flat, scheme = vector(heavy, 300_000), ECDQ(bits=2.0)
+    payload = scheme.encode(flat, seed=1)
+    decoded = scheme.decode(payload)
+    for threads in (2, 3, 9):
+        torch.set_num_threads(threads)
+        try:
+            assert torch.equal(scheme.encode(flat, seed=1), payload)
+            assert torch.equal(scheme.decode(payload), decoded)
+        finally:
+            torch.set_num_threads(1)
+
+
+# Hostile payloads ---------------------------------------------------------------------------------
+
+N = 3 * BUCKET + 100
+SCHEME = ECDQ(bits=2.0, bucket_size=BUCKET)
+HEAD = 96 + 4 + 4 * 4  # header, kind, steps
+
+
+def good() -> bytes:
+    return SCHEME.encode(vector(heavy, N), seed=0).numpy().tobytes()
+
+
+def changed(at: int, kind: str, value: float) -> bytes:
+    data = bytearray(good())
+    struct.pack_into("<" + kind, data, at, value)
+    return oracle.forge(bytes(data))
+
+
+def test_our_own_seal_is_accepted():
+    assert oracle.forge(good()) == good()
+
+
+@pytest.mark.parametrize("kind", (1, 2, 3, 4, 2**32 - 1))
+def test_wrong_kinds(kind):
+    with pytest.raises(PayloadError):
+        decode(SCHEME, changed(96, "I", kind))
+
+
+@pytest.mark.parametrize("step", (-1.0, -1e-30, np.inf, -np.inf))
+def test_impossible_steps(step):
+    with pytest.raises(PayloadError, match="steps"):
+        decode(SCHEME, changed(100, "f", step))
+
+
+@pytest.mark.parametrize("which", (0, 4))
+@pytest.mark.parametrize("change", (-4096, -9, -1, 1, 9, 4096, 2**31, 2**32 - 1))
+def test_ends_that_lie(which, change):
+    (end,) = struct.unpack_from("<I", good(), HEAD + which)
+    with pytest.raises(PayloadError):
+        decode(SCHEME, changed(HEAD + which, "I", (end + change) % 2**32))
+
+
+def test_a_bucket_that_claims_to_be_empty_leaves_symbols_over():
+    for step in (0.0, np.nan):
+        with pytest.raises(PayloadError, match="segment 0"):
+            decode(SCHEME, changed(100, "f", step))
+
+
+HUGE = (2**31, 2**40, 2**62, 2**64 - 1)
+
+
+@pytest.mark.parametrize(
+    "lie",
+    [
+        *({"coordinates": n} for n in (0, 1, N - 50, N + 50, N + BUCKET, *HUGE)),
+        *({"bucket_size": n} for n in (0, 1, BUCKET + 1, *HUGE)),
+        *({"full": n} for n in (1, N, *HUGE)),
+        *({"length": n} for n in (0, 96, 104, *HUGE)),
+        *({"alphabet": n} for n in (0, 7, 2**32 - 1)),
+        *({"table_fingerprint": n} for n in (0, 7)),
+        *({"coding": n} for n in (1, 7)),
+    ],
+    ids=str,
+)
+def test_lies_in_the_header(lie):
+    with pytest.raises(PayloadError):
+        decode(SCHEME, oracle.forge(good(), **lie))
+
+
+def test_truncated_payloads():
+    data = good()
+    for size in (0, 95, 96, HEAD, len(data) - 8, len(data) - 1):
+        with pytest.raises(PayloadError):
+            decode(SCHEME, data[:size])
+    for size in range(HEAD - HEAD % 8, len(data) - 8, 40):
+        with pytest.raises(PayloadError):
+            decode(SCHEME, oracle.forge(data[:size], length=size))
+
+
+@pytest.mark.parametrize("variance", (1e-4, 0.2))
+def test_mutated_payloads_never_crash(variance):
+    """Bytes changed at random, the checksum made right: refused, or some numbers of the length."""
+    scheme = ECDQ(relative_variance=variance, bucket_size=BUCKET)
+    data = scheme.encode(vector(heavy, N), seed=0).numpy()
+    rng, refused = np.random.default_rng(0), 0
+    for _ in range(1500):
+        mutated = data.copy()
+        places = rng.integers(96, data.size, rng.integers(1, 4))
+        mutated[places] = rng.integers(0, 256, places.size)
+        try:
+            assert decode(scheme, oracle.forge(mutated.tobytes())).numel() == N
+        except PayloadError:
+            refused += 1
+    assert refused > 300
+
+
+# Arguments ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("keywords", "told"),
+    [
+        ({}, "give one of them"),
+        ({"bits": 2.0, "relative_variance": 0.1}, "give one of them"),
+        *(({"bits": b}, "bits=.*0.5 to 10") for b in (0.4, 11, -1, True, "2", float("nan"))),
+        *(({"relative_variance": v}, "relative_variance=.*2e-06 to 20") for v in (0, 21, "x")),
+        ({"bits": 0.5, "bucket_size": 64}, "bucket_size=64"),
+        ({"bits": 2.0, "coding": "huffman"}, "coding="),
+        ({"bits": 2.0, "coding": "elias"}, "coding="),
+        ({"bits": 2.0, "statistics": "normal"}, "statistics="),
+        ({"bits": 2.0, "samples": 0}, "samples="),
+        ({"bits": 2.0, "update_steps": 5}, "update_steps="),
+        ({"bits": 2.0, "parameter_bits": {"a": 11}}, "parameter_bits="),
+        ({"relative_variance": 0.1, "parameter_bits": {"a": 2}}, "parameter_bits=.*give one"),
+    ],
+)
+def test_wrong_arguments(keywords, told):
+    with pytest.raises(ValueError, match=told):
+        ECDQ(**keywords)
+
+
+def test_keywords_alone():
+    with pytest.raises(TypeError):
+        ECDQ(2.0)
+    with pytest.raises(TypeError, match="no keyword"):
+        ECDQ(bits=2.0, levels=3)
+
+
+# Updates and state --------------------------------------------------------------------------------
+
+
+def test_ranks_agree_after_an_update():
+    """Rank 0 fits what both have sampled; both have the same code, and read each other."""
+    ranks = [ECDQ(bits=1.5, bucket_size=BUCKET) for _ in range(2)]
+    flats = [vector(heavy, 20 * BUCKET, seed) for seed in range(2)]
+    for round_ in range(2):
+        own = [c.collect(f.split(BUCKET)) for c, f in zip(ranks, flats, strict=True)]
+        update = ranks[0].refit(own)
+        assert all(c.apply_update(update, round_) for c in ranks)
+        payload = ranks[0].encode_flat(flats[0], flats[0].numel(), 3, layout=1)
+        assert torch.equal(ranks[1].decode(payload), ranks[0].decode(payload))
+        assert ranks[0].table_version == ranks[1].table_version == round_ + 1
+        if round_ == 0:  # nothing has been sent: it is the fit of all buckets
+            alone = ECDQ(bits=1.5, bucket_size=BUCKET)
+            alone.fit(flats)
+            assert alone.code.fingerprint == ranks[1].code.fingerprint
+        ranks[1].encode_flat(flats[1], flats[1].numel(), 4, layout=1)
+    with pytest.raises(PayloadError, match="table"):
+        alone.decode(payload)
+
+
+def test_an_update_without_samples_keeps_the_code_and_is_tried_again():
+    scheme = ECDQ(bits=2.0, bucket_size=BUCKET)
+    delta = scheme.delta
+    zeros = [torch.zeros(BUCKET), torch.full((BUCKET,), torch.nan)]
+    assert not scheme.apply_update(scheme.refit([scheme.collect(zeros)]), 0)
+    assert scheme.delta == delta and scheme.table_version == 0
+    some = [*zeros, vector(ordinary, BUCKET)]
+    assert not scheme.apply_update(scheme.refit([scheme.collect(some)]), 0)
+    assert scheme.table_version == 1
+    with pytest.raises(ValueError, match="no bucket"):
+        scheme.fit(zeros)
+    with pytest.raises(ValueError, match="gradients"):
+        scheme.fit("zeros")
+
+
+def test_hostile_statistics_keep_the_code():
+    scheme = ECDQ(bits=2.0, bucket_size=BUCKET)
+    for poison in (np.nan, np.inf, -1e9):
+        own = scheme.collect([vector(ordinary, BUCKET)])
+        own[10] = poison
+        assert scheme.apply_update(scheme.refit([own]), 0)
+        assert scheme.table_version == 0
+
+
+def test_a_fixed_variance_stays():
+    scheme = ECDQ(relative_variance=0.1, bucket_size=BUCKET)
+    before, flat = scheme.alphabet, vector(heavy, 40 * BUCKET)
+    first = scheme.encode(flat).numel()
+    scheme.fit(flat)
+    assert scheme.relative_variance == pytest.approx(0.1) and scheme.alphabet != before
+    assert scheme.encode(flat).numel() < first
+
+
+@pytest.mark.parametrize("bits", (0.8, 2.0))
+def test_averages_have_a_step_of_their_own(bits):
+    """The second stage adds at most a quarter of the variance of an average over four ranks, also
+    where gradients are heavy-tailed and the same on all ranks, the worst case."""
+    scheme, flat = ECDQ(bits=bits), vector(heavy, 8192)
+    second = scheme.second_stage(4).codec
+    decoded = [scheme.decode(scheme.encode(flat, seed=s)) for s in range(4)]
+    average = torch.stack(decoded).mean(dim=0)
+    first = scheme.relative_variance * float(flat.double().square().sum()) / 4
+    error = second.decode(second.encode(average, seed=9)).double() - average
+    assert float(error.square().sum()) < 0.25 * first * 1.05
+    assert scheme.second_stage(4).bits <= bits + 3
+
+
+def test_clipping_comes_first():
+    flat = torch.ones(BUCKET)
+    flat[0] = 1e6
+    limit = 2.0 * float(flat.double().square().mean().sqrt())
+    scheme = ECDQ(bits=8.0, bucket_size=BUCKET, clip=2.0)
+    assert float(scheme.decode(scheme.encode(flat))[0]) == pytest.approx(limit, rel=1e-3)
+
+
+def test_state_survives():
+    """Through torch.save with weights_only: the same payloads, and the same next update."""
+    scheme = ECDQ(bits=2.0, bucket_size=BUCKET, parameter_bits={"a*": 4}, update_steps=[0, 9])
+    flats = [vector(heavy, 20 * BUCKET, seed) for seed in range(2)]
+    for part in ("", "bits=4"):
+        codec = scheme.part(part)
+        codec.apply_update(codec.refit([codec.collect(flats[0].split(BUCKET))]), 0)
+        codec.encode_flat(flats[0], flats[0].numel(), 1, layout=1)
+    file = io.BytesIO()
+    torch.save(scheme.state_dict(), file)
+    file.seek(0)
+    other = ECDQ(bits=2.0, bucket_size=BUCKET, parameter_bits={"a*": 4}, update_steps=[0, 9])
+    other.load_state_dict(torch.load(file, weights_only=True))
+    for part in ("", "bits=4"):
+        old, new = scheme.part(part), other.part(part)
+        payload = old.encode(flats[1], seed=1)
+        assert torch.equal(payload, new.encode(flats[1], seed=1)) and new.table_version == 1
+        own = [codec.collect(flats[1].split(BUCKET)) for codec in (old, new)]
+        np.testing.assert_array_equal(*own)
+        np.testing.assert_array_equal(old.refit(own[:1]), new.refit(own[1:]))
+
+
+def test_state_of_others_is_refused():
+    scheme = ECDQ(bits=2.0, bucket_size=BUCKET)
+    scheme.fit(vector(heavy, 5000))
+    state = scheme.state_dict()
+    for entry in ("code", "version", "rate", "sent", "schedule"):
+        with pytest.raises(ValueError, match=entry):
+            scheme.load_state_dict({k: v for k, v in state.items() if k != entry})
+    code = state["code"]
+    broken = {"delta": code * 100, "probabilities": code[:-1], "negative": -code + 2 * code[0]}
+    broken["infinite"] = torch.cat([code[:-1], torch.tensor([torch.inf])])
+    for numbers in broken.values():
+        with pytest.raises(ValueError):
+            scheme.load_state_dict(state | {"code": numbers})
+    for rate in ([torch.nan] * 4, [1.0] * 5, [1, 0, 1, 1], [1, 1, -1, 1]):
+        with pytest.raises(ValueError, match="rate"):
+            scheme.load_state_dict(state | {"rate": torch.tensor(rate)})
+    for sent in ([torch.inf, 1], [1.0], [1, -1]):
+        with pytest.raises(ValueError, match="sent"):
+            scheme.load_state_dict(state | {"sent": torch.tensor(sent)})
+    assert scheme.code.fingerprint == DitheredCode.from_numbers(code.numpy()).fingerprint
+    with pytest.raises(ValueError, match="relative_variance"):
+        ECDQ(relative_variance=0.1).load_state_dict(state)
+
+
+def test_buffers_of_other_lengths_are_refused():
+    with pytest.raises(PayloadError, match="too short"):
+        dithered.add([torch.zeros(7, dtype=torch.uint8)], 10, SCHEME.code, [0], 2, torch.zeros(100))

@@ -1,0 +1,106 @@
+"""ECDQ's error: unbiased, of variance Δ²/12 in every coordinate, uncorrelated with anything."""
+
+from __future__ import annotations
+
+import functools
+
+import numpy as np
+import pytest
+import torch
+from kernel_cases import constant, heavy, one_outlier, ordinary, vector
+
+from hvd_adaptive import ECDQ
+
+BUCKET, REPEATS = 400, 200
+
+
+def sparse(n: int, generator: np.random.Generator) -> np.ndarray:
+    return generator.standard_normal(n) * (generator.random(n) < 0.03)
+
+
+def two_values(n: int, generator: np.random.Generator) -> np.ndarray:
+    """At and between the thresholds of δ = 1."""
+    return np.where(np.arange(n) % 4 < 2, 1.0, -0.5)
+
+
+KINDS = (sparse, constant, two_values, heavy, ordinary, one_outlier)
+VARIANCES = (0.02, 1 / 12, 1.5)
+
+
+@functools.cache
+def errors(kind, variance: float) -> tuple[np.ndarray, np.ndarray]:
+    """Errors of many encodings in steps, float64 (repeats, n), and the vector in steps."""
+    flat = vector(kind, 2 * BUCKET + 150)
+    scheme = ECDQ(relative_variance=variance, bucket_size=BUCKET)
+    exact = flat.double().numpy()
+    decoded = [scheme.decode(scheme.encode(flat, seed=s)).double() for s in range(REPEATS)]
+    buckets = np.split(exact, [BUCKET, 2 * BUCKET])
+    step = np.concatenate(
+        [np.full(b.size, np.sqrt(12 * variance * np.square(b).mean())) for b in buckets]
+    )
+    return (np.array([d.numpy() for d in decoded]) - exact) / step, exact / step
+
+
+CASES = pytest.mark.parametrize("variance", VARIANCES)
+ALL = pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
+
+
+@ALL
+@CASES
+def test_every_coordinate_is_unbiased_with_variance_one_twelfth(kind, variance):
+    """Five standard errors of the mean, of the sum of squares, and of the fourth moment: those of
+    the uniform law on (-1/2, 1/2), 1/12 and 1/80, whatever the vector."""
+    error, _ = errors(kind, variance)
+    # float32 rounds large coordinates: at most 2**-24 of 1e9 or so times the others.
+    assert np.abs(error).max() <= 0.5 + 2e-5
+    per_coordinate = error.mean(axis=0) * np.sqrt(12 * REPEATS)
+    assert np.abs(per_coordinate).max() < 5.5
+    assert abs(np.square(per_coordinate).mean() - 1) < 5 * np.sqrt(2 / error.shape[1])
+    assert abs(error.mean()) < 5 / np.sqrt(12 * error.size)
+    squares, fourth = np.square(error), error**4
+    assert abs(squares.mean() - 1 / 12) < 5 * np.sqrt((1 / 80 - 1 / 144) / error.size)
+    assert abs(fourth.mean() - 1 / 80) < 5 * np.sqrt((1 / 2304 - 1 / 6400) / error.size)
+
+
+@ALL
+@CASES
+def test_squared_error_is_the_promise(kind, variance):
+    """||Q(v) - v||²/||v||² averages to δ²/12 in every bucket, the shorter one included."""
+    error, exact = errors(kind, variance)
+    for begin, end in ((0, BUCKET), (BUCKET, 2 * BUCKET), (2 * BUCKET, error.shape[1])):
+        part = np.square(error[:, begin:end]).sum(axis=1) / np.square(exact[begin:end]).sum()
+        spread = variance * np.sqrt(0.8 / (REPEATS * (end - begin)))  # Var(U²)/E(U²)² is 4/5
+        assert abs(part.mean() - variance) < 5 * spread
+
+
+@ALL
+@CASES
+def test_errors_are_uncorrelated_with_the_vector_and_each_other(kind, variance):
+    error, exact = errors(kind, variance)
+    along = error @ exact / np.linalg.norm(exact)
+    assert abs(along.mean()) < 5 / np.sqrt(12 * REPEATS)
+    assert abs(np.square(along).mean() * 12 - 1) < 5 * np.sqrt(2 / REPEATS)
+    for lag in (1, 2, 4, 16, BUCKET):
+        product = (error[:, lag:] * error[:, :-lag]).mean()
+        assert abs(product) < 5 / 12 / np.sqrt(REPEATS * (error.shape[1] - lag))
+    product = (error[1:] * error[:-1]).mean()  # of one encoding with the next
+    assert abs(product) < 5 / 12 / np.sqrt(error[1:].size)
+
+
+def test_a_mean_of_many_payloads_converges():
+    """The average of 64 ranks has 1/64 of the variance."""
+    flat, scheme = vector(heavy, 8192), ECDQ(bits=1.0)
+    total = sum(scheme.decode(scheme.encode(flat, seed=s)).double() for s in range(64)) / 64
+    relative = float((total - flat).square().sum() / flat.double().square().sum())
+    assert abs(relative * 64 / scheme.relative_variance - 1) < 5 * np.sqrt(2 / 8192)
+
+
+def test_half_precision_and_zeros():
+    flat = vector(ordinary, 3000)
+    flat[1000:2000] = 0
+    scheme = ECDQ(bits=4.0, bucket_size=1000)
+    for dtype in (torch.float16, torch.bfloat16, torch.float32, torch.float64):
+        decoded = scheme.decode(scheme.encode(flat.to(dtype), seed=1))
+        wide = scheme.decode(scheme.encode(flat.to(dtype).to(torch.float32), seed=1))
+        assert decoded.dtype == dtype and torch.equal(decoded, wide.to(dtype))
+        assert not decoded[1000:2000].any() and decoded[:1000].all()

@@ -1,0 +1,337 @@
+"""Sparse SGD: kernels bit for bit, optimal probabilities, variance, lengths, broken bodies."""
+
+from __future__ import annotations
+
+import struct
+
+import numpy as np
+import pytest
+import scipy.optimize
+import torch
+import unit_oracles as oracle
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from kernel_cases import KINDS, heavy, ordinary, same_bits, vector
+
+from hvd_adaptive import PayloadError, SparseSGD
+from hvd_adaptive.coding.rice import most_words, rice_parameter
+from hvd_adaptive.kernels import cpu_sparse, reference_sparse
+
+BUCKET = 500
+MODULES = (reference_sparse, cpu_sparse)
+DENSITIES = (0.003, 0.05, 0.4, 1.0)
+
+
+def compare(flat: torch.Tensor, bucket: int, density: float, key: int) -> None:
+    what, k = f"n={flat.numel()} bucket={bucket} density={density}", rice_parameter(density)
+    want, got = (module.encode(flat, bucket, density, k, key) for module in MODULES)
+    assert same_bits(want[0], got[0]) and same_bits(want[1], got[1]), what
+    assert torch.equal(want[2], got[2]), what
+    results = []
+    for module in MODULES:
+        out = torch.linspace(-1, 1, flat.numel())
+        assert module.add(got, bucket, k, out) and module.add(got, bucket, k, out), what
+        results.append(out)
+    assert same_bits(*results), what
+
+
+@pytest.mark.parametrize("density", DENSITIES)
+@pytest.mark.parametrize("bucket", (1, 7, 100, 512, 1000))
+def test_same_bits_and_sums_for_all_sizes(bucket, density):
+    for n in sorted({0, 1, bucket - 1, bucket, bucket + 1, 63, 64, 65, 511, 512, 513, 3000}):
+        compare(vector(heavy, n), bucket, density, key=n * 2654435761)
+
+
+@pytest.mark.parametrize("density", DENSITIES)
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
+def test_same_bits_and_sums_for_all_kinds_of_vectors(kind, density):
+    for bucket in (1, 100, 129, 700):
+        compare(vector(kind, 3 * min(bucket, 400) + 1), bucket, density, key=2**64 - bucket)
+
+
+def optimal(sizes: np.ndarray, wanted: float) -> np.ndarray:
+    """min(1, size/λ) with sum ``wanted``, λ by bisection; all ones where so few are not zero."""
+    if np.count_nonzero(sizes) <= wanted:
+        return (sizes > 0).astype(float)
+    low, high = 1e-60, sizes.sum() / wanted * 2
+    for _ in range(400):
+        middle = np.sqrt(low * high)
+        low, high = (
+            (middle, high) if np.minimum(1, sizes / middle).sum() > wanted else (low, middle)
+        )
+    return np.minimum(1, sizes / high)
+
+
+def test_the_oracle_solves_the_convex_problem():
+    """min Σ g²/p over 0 < p <= 1 with Σ p = wanted, by SLSQP."""
+    for seed, wanted in ((0, 3.0), (1, 6.5), (2, 0.7)):
+        sizes = np.abs(vector(heavy, 12, seed).double().numpy())
+        sizes = sizes / sizes.max() + 0.01
+        found = scipy.optimize.minimize(
+            lambda p, s=sizes: (s**2 / p).sum(),
+            np.full(12, wanted / 12),
+            jac=lambda p, s=sizes: -((s / p) ** 2),
+            bounds=[(1e-6, 1)] * 12,
+            constraints={"type": "eq", "fun": lambda p, w=wanted: p.sum() - w},
+            method="SLSQP",
+            options={"maxiter": 2000, "ftol": 1e-14},
+        )
+        best = optimal(sizes, wanted)
+        np.testing.assert_allclose(best.sum(), wanted, rtol=1e-9)
+        np.testing.assert_allclose((sizes**2 / best).sum(), found.fun, rtol=1e-4)
+
+
+@pytest.mark.parametrize("kind", (ordinary, heavy, *KINDS[-2:]), ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize("density", (0.0003, 0.003, 0.05, 0.4, 0.95))
+def test_thresholds_are_optimal(kind, density):
+    flat = vector(kind, 2000)
+    lambdas, _, _ = cpu_sparse.encode(flat, 2000, density, 3, 0)
+    sizes = flat.double().abs().numpy()
+    best = optimal(sizes, density * 2000)
+    np.testing.assert_allclose(np.minimum(1, sizes / float(lambdas[0])), best, rtol=3e-7)
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    st.lists(st.floats(width=32, allow_nan=False, allow_infinity=False), min_size=1, max_size=40),
+    st.floats(1e-6, 1.0),
+)
+def test_never_more_exact_values_than_the_density_allows(values, density):
+    flat = torch.tensor(values, dtype=torch.float32)
+    scheme = SparseSGD(density=density)
+    payload = scheme.encode(flat, seed=3)
+    assert 96 + scheme.least_body_bytes(len(values)) <= payload.numel()
+    assert payload.numel() <= scheme.payload_bytes(len(values), 0, torch.float32)
+    _, exact, words = cpu_sparse.encode(flat, len(values), density, 2, 5)
+    assert exact.numel() <= density * len(values) * (1 + 1e-9)
+    assert words.numel() <= most_words(len(values), 2)
+    compare(flat, 7, density, 1)
+
+
+def test_constant_buckets_and_many_ties():
+    for density in (0.1, 0.5, 0.999999, 1.0):
+        compare(torch.full((1000,), -0.3), 100, density, 9)
+    flat = torch.zeros(1000)
+    flat[::100] = torch.tensor([3.0, -3.0] * 5)
+    scheme = SparseSGD(density=0.01)
+    assert torch.equal(scheme.decode(scheme.encode(flat)), flat)
+
+
+def test_a_threshold_that_rounding_makes_rise_is_the_last():
+    """Below 1 lies more than 1, while all of it rounds to 2: it would rise and fall for ever."""
+    flat = torch.tensor([1.0, 0.5, 0.5, 2.0**-52])
+    compare(flat, 4, 0.5, 1)
+    assert 1 <= reference_sparse.threshold(flat, 0.5) < 1 + 2.0**-22
+
+
+def read_stream(body: bytes, n: int, bucket: int, k: int) -> np.ndarray:
+    """A body, bit by bit, as the docstrings say."""
+    (count,) = struct.unpack_from("<q", body)
+    buckets = -(-n // bucket)
+    lambdas = struct.unpack_from(f"<{buckets}f", body, 8)
+    exact = list(struct.unpack_from(f"<{count}f", body, 8 + 4 * buckets))
+    number = int.from_bytes(body[8 + 4 * (buckets + count) :], "little")
+    out, index = np.zeros(n), -1
+    while number:
+        gap = 0
+        while not number & 1:
+            gap, number = gap + 2**k, number >> 1
+        number >>= 1
+        index += gap + number % 2**k + 1
+        number >>= k
+        full, number = number & 1, number >> 1
+        if full:
+            out[index] = exact.pop(0)
+        else:
+            out[index] = -lambdas[index // bucket] if number & 1 else lambdas[index // bucket]
+            number >>= 1
+    assert not exact
+    return out
+
+
+@pytest.mark.parametrize("density", DENSITIES)
+def test_payloads_are_as_told_and_kept_as_the_random_integers_say(density):
+    flat = vector(heavy, 2 * BUCKET + 77)
+    flat[::9] = 0
+    scheme = SparseSGD(density=density, bucket_size=BUCKET)
+    payload = scheme.encode(flat, seed=11)
+    decoded = scheme.decode(payload).double().numpy()
+    body = payload.numpy().tobytes()
+    np.testing.assert_array_equal(
+        read_stream(body[96:], flat.numel(), BUCKET, rice_parameter(density)), decoded
+    )
+    key = oracle.read_field(body, "key")
+    exact = flat.double().numpy()
+    for b, part in enumerate(np.split(exact, [BUCKET, 2 * BUCKET])):
+        p = optimal(np.abs(part), density * part.size)
+        u = (np.array(oracle.uniform_integers(key, b, part.size)) + 0.5) / 2**24
+        got = decoded[b * BUCKET : b * BUCKET + part.size]
+        sure = np.abs(p - u) > 2e-7
+        np.testing.assert_array_equal((got != 0)[sure], (p > u)[sure])
+        kept = got != 0
+        np.testing.assert_allclose(got[kept], (part[kept] / p[kept]), rtol=3e-7)
+
+
+@pytest.mark.parametrize("density", (0.02, 0.3))
+@pytest.mark.parametrize("kind", (ordinary, heavy))
+def test_unbiased_with_the_variance_of_the_probabilities(kind, density):
+    """Mean, squared error and number kept of 600 encodings within 5 standard errors."""
+    flat, repeats = vector(kind, 2 * BUCKET + 100, seed=3), 600
+    exact = flat.double().numpy()
+    scheme = SparseSGD(density=density, bucket_size=BUCKET)
+    decoded = np.array(
+        [scheme.decode(scheme.encode(flat, seed=s)).double().numpy() for s in range(repeats)]
+    )
+    parts = np.split(exact, [BUCKET, 2 * BUCKET])
+    p = np.concatenate([optimal(np.abs(part), density * part.size) for part in parts])
+    variance = exact**2 * (1 / p - 1)
+    signs = np.random.default_rng(1).choice([-1.0, 1.0], exact.size)
+    error = ((decoded - exact) @ signs).mean()
+    assert abs(error) < 5 * np.sqrt(variance.sum() / repeats)
+    squared = np.square(decoded - exact)
+    # Of a squared error: (1/p - 1)² g² with probability p, else g².
+    spread = exact**4 * p * (1 - p) * ((1 / p - 1) ** 2 - 1) ** 2
+    measured = squared.sum(axis=1).mean()
+    assert abs(measured - variance.sum()) < 5 * np.sqrt(spread.sum() / repeats) + 1e-5 * measured
+    kept = (decoded != 0).sum(axis=1).mean()
+    assert abs(kept - density * exact.size) < 5 * np.sqrt((p * (1 - p)).sum() / repeats) + 1e-4
+
+
+def test_the_rice_parameter_is_the_best():
+    """Expected bits of geometric gaps, by summing: no k does better by more than a hundredth."""
+    for density in (0.5, 0.2, 0.1, 0.03, 0.01, 0.001):
+        gaps = np.arange(int(40 / density))
+        chance = density * (1 - density) ** gaps
+        bits = [((gaps >> k) * chance).sum() + k for k in range(20)]
+        assert bits[rice_parameter(density)] <= min(bits) + 0.01
+    assert rice_parameter(1.0) == 0 and rice_parameter(1e-300) == 29
+
+
+def test_bits_of_a_kept_coordinate():
+    """Within a tenth of the entropy of its place, and two bits: sign, and that it is not exact."""
+    flat, density = vector(ordinary, 400_000), 0.01
+    payload = SparseSGD(density=density).encode(flat, seed=1)
+    entropy = -(density * np.log2(density) + (1 - density) * np.log2(1 - density)) / density
+    bits = 8 * (payload.numel() - 96 - 4 * 49) / (density * flat.numel())
+    # The number kept varies by 1.6 %: 5 sigma are 8 %.
+    assert abs(bits - (entropy + 2)) < 0.1 * (entropy + 2)
+
+
+@pytest.mark.parametrize("n", (0, 1, BUCKET - 1, BUCKET, BUCKET + 1, 3000))
+@pytest.mark.parametrize("tail", ("quantize", "full"))
+def test_lengths_and_zeros(n, tail):
+    scheme = SparseSGD(density=0.05, bucket_size=BUCKET, tail=tail)
+    flat = vector(heavy, n)
+    full = n % BUCKET if tail == "full" else 0
+    payload = scheme.encode(flat)
+    least = 96 + -(-(8 + 4 * -(-(n - full) // BUCKET)) // 8) * 8 + -(-full * 4 // 8) * 8
+    assert payload.numel() % 8 == 0 and payload.numel() >= least
+    assert payload.numel() <= scheme.payload_bytes(n - full, full, torch.float32)
+    decoded = scheme.decode(payload)
+    assert decoded.numel() == n and torch.equal(decoded[n - full :], flat[n - full :])
+    zeros = scheme.encode(torch.zeros(n))
+    assert zeros.numel() == least and not scheme.decode(zeros).any()
+
+
+@pytest.mark.parametrize("bad", (np.nan, np.inf, -np.inf))
+def test_a_bucket_that_is_not_finite_becomes_nan(bad):
+    flat = vector(heavy, 3 * BUCKET)
+    flat[BUCKET + 17] = bad
+    scheme = SparseSGD(density=0.1, bucket_size=BUCKET)
+    spoilt = scheme.decode(scheme.encode(flat)).isnan()
+    assert spoilt[BUCKET : 2 * BUCKET].all() and spoilt.sum() == BUCKET
+
+
+def test_a_threshold_that_overflows_makes_its_bucket_nan():
+    flat = torch.full((10,), 3e38)
+    scheme = SparseSGD(density=0.01)
+    assert scheme.decode(scheme.encode(flat)).isnan().all()
+
+
+@pytest.mark.parametrize("dtype", (torch.float16, torch.bfloat16, torch.float32, torch.float64))
+def test_dtypes(dtype):
+    flat = vector(ordinary, 1000).to(dtype)
+    scheme = SparseSGD(density=0.5)
+    decoded = scheme.decode(scheme.encode(flat, seed=1))
+    assert decoded.dtype == dtype
+    wide = scheme.decode(scheme.encode(flat.to(torch.float32), seed=1))
+    assert torch.equal(wide.to(dtype), decoded)
+
+
+def test_clipping_comes_first():
+    flat = torch.ones(BUCKET)
+    flat[0] = 1e6
+    limit = 2.0 * float(flat.double().square().mean().sqrt())
+    scheme = SparseSGD(density=0.01, bucket_size=BUCKET, clip=2.0)
+    assert abs(float(scheme.decode(scheme.encode(flat))[0]) - limit) < 1e-5 * limit
+
+
+@pytest.mark.parametrize("density", (0, -0.1, 1.01, float("nan"), float("inf"), True, "0.1", None))
+def test_wrong_densities(density):
+    with pytest.raises(ValueError, match=r"density=.*: must be a number above 0 and at most 1"):
+        SparseSGD(density=density)
+
+
+def test_foreign_payloads():
+    flat = vector(heavy, 300)
+    payload = SparseSGD(density=0.1).encode(flat)
+    with pytest.raises(PayloadError, match=r"other settings than density=0\.2"):
+        SparseSGD(density=0.2).decode(payload)
+
+
+def decode(data: bytes, **fields: int) -> torch.Tensor:
+    forged = torch.from_numpy(np.frombuffer(oracle.forge(data, **fields), np.uint8).copy())
+    return SparseSGD(density=0.05, bucket_size=BUCKET).decode(forged)
+
+
+def test_lies_about_lengths_are_refused():
+    flat = vector(heavy, 2 * BUCKET)
+    payload = SparseSGD(density=0.05, bucket_size=BUCKET).encode(flat, seed=0).numpy().tobytes()
+    assert decode(payload).numel() == 2 * BUCKET
+    for n in (BUCKET, 2**31, 2**40, 2**62, 2**64 - 1):
+        with pytest.raises(PayloadError):
+            decode(payload, coordinates=n)
+        with pytest.raises(PayloadError):
+            decode(payload, full=n)
+    for size in (96, 96 + 8, len(payload) - 8, len(payload) - 16):
+        with pytest.raises(PayloadError):
+            decode(payload[:size], length=size)
+    longer = payload + bytes(2**20)
+    with pytest.raises(PayloadError, match="payload says it has"):
+        decode(longer, length=len(longer))
+
+
+@pytest.mark.parametrize("count", (-1, 0, 1, 2**31, 2**40, -(2**63), 2**63 - 1))
+def test_lies_about_exact_values_are_refused(count):
+    flat = vector(heavy, 2 * BUCKET)
+    data = bytearray(SparseSGD(density=0.05, bucket_size=BUCKET).encode(flat).numpy().tobytes())
+    assert struct.unpack_from("<q", data, 96)[0] > 1
+    struct.pack_into("<q", data, 96, count)
+    with pytest.raises(PayloadError):
+        decode(bytes(data))
+
+
+@settings(max_examples=500, deadline=None)
+@given(st.binary(max_size=64), st.integers(1, 100), st.sampled_from((0, 1, 5, 29)))
+def test_any_stream_is_read_alike_and_within_bounds(stream, n, k):
+    """Both kernels agree on what can be read; guards around the output stay as they were."""
+    words = torch.from_numpy(np.frombuffer(stream[: len(stream) // 4 * 4], np.int32).copy())
+    exact = torch.tensor([5.0, 6.0])[: n % 3]
+    sections = (torch.arange(1.0, 1.0 + -(-n // 7)), exact, words)
+    results, answers = [], []
+    for module in MODULES:
+        guarded = torch.full((n + 200,), 77.0)
+        out = guarded[100 : 100 + n].zero_()
+        answers.append(module.add(sections, 7, k, out))
+        assert (guarded[:100] == 77).all() and (guarded[100 + n :] == 77).all()
+        results.append(out)
+    assert answers[0] == answers[1]
+    assert not answers[0] or same_bits(*results)
+
+
+def test_the_state_survives():
+    ours, theirs = SparseSGD(density=0.1, seed=3), SparseSGD(density=0.1, seed=3)
+    ours.encode(torch.ones(5))
+    theirs.load_state_dict(ours.state_dict())
+    flat = vector(heavy, 500)
+    assert torch.equal(ours.encode(flat), theirs.encode(flat))

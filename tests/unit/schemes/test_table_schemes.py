@@ -1,0 +1,166 @@
+"""QSGD, NUQSGD and AMQ: their tables, unbiased rounding, payload lengths, errors."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from scheme_cases import schemes
+from unit_oracles import neighbours, payload_length
+
+from hvd_adaptive import ALQ, AMQ, NUQSGD, QSGD, PayloadError, TernGrad
+
+BUCKET = 500
+SCHEMES = schemes(
+    "qsgd-3",
+    "qsgd-8-linf",
+    "qsgd-4-linf-symmetric",
+    "qsgd-s5",
+    "qsgd-s1-linf",
+    "terngrad-unclipped",
+    "nuqsgd-3",
+    "nuqsgd-8",
+    "nuqsgd-5-p0.8-symmetric",
+    "amq-3",
+    "amq-6-linf-n",
+    bucket_size=BUCKET,
+)
+
+
+def gradient(n: int, seed: int = 0) -> torch.Tensor:
+    return torch.from_numpy(np.random.default_rng(seed).standard_normal(n).astype(np.float32))
+
+
+def fitted(name: str):
+    scheme = SCHEMES[name]()
+    if isinstance(scheme, AMQ):
+        scheme.fit(gradient(100 * BUCKET, seed=9))
+    return scheme
+
+
+def test_tables_as_published():
+    third = [-1, -2 / 3, -1 / 3, 0, 1 / 3, 2 / 3, 1]
+    np.testing.assert_allclose(QSGD(bits=3).levels, third)
+    np.testing.assert_allclose(QSGD(intervals=5).levels, np.arange(-5, 6) / 5)
+    np.testing.assert_allclose(QSGD(bits=3, symmetric=True).levels, np.arange(-7, 8, 2) / 7)
+    np.testing.assert_allclose(NUQSGD(bits=3).levels, [-1, -0.5, -0.25, 0, 0.25, 0.5, 1])
+    powers = np.array([0.1**3, 0.1**2, 0.1, 1])
+    symmetric = NUQSGD(bits=3, multiplier=0.1, symmetric=True).levels
+    np.testing.assert_allclose(symmetric, np.concatenate([-powers[::-1], powers]))
+    np.testing.assert_allclose(AMQ(bits=2).levels, [-1, -0.5, 0.5, 1])
+
+
+@pytest.mark.parametrize("name", SCHEMES)
+def test_unbiased_with_the_variance_of_equation_one(name):
+    """Mean and squared error over many encodings, both within 5 standard errors."""
+    scheme, flat, repeats = fitted(name), gradient(2 * BUCKET + 100, seed=3), 600
+    exact = flat.double().numpy()
+    decoded = np.array(
+        [scheme.decode(scheme.encode(flat, seed=s)).double().numpy() for s in range(repeats)]
+    )
+    order = np.inf if scheme.norm == "linf" else 2
+    parts = np.split(exact, [BUCKET, 2 * BUCKET])
+    scale = np.repeat([np.linalg.norm(part, order) for part in parts], [BUCKET, BUCKET, 100])
+    positive = scheme.levels.numpy()[scheme.levels.numpy() > 0]
+    zero_based = bool((scheme.levels == 0).any())
+    magnitudes = np.concatenate([[0.0], positive]) if zero_based else positive
+    r = np.abs(exact) / scale
+    lower, upper = neighbours(r, magnitudes, not zero_based)
+    below, above = (r - lower) * scale, (upper - r) * scale
+    variance = below * above
+    # One sum over all coordinates, random signs: a bias anywhere would show.
+    signs = np.random.default_rng(1).choice([-1.0, 1.0], exact.size)
+    error = ((decoded - exact) @ signs).mean()
+    assert abs(error) < 5 * np.sqrt(variance.sum() / repeats) + 1e-6 * scale.sum()
+    spread = variance * (above - below) ** 2
+    squared = np.square(decoded - exact).sum(axis=1).mean()
+    assert abs(squared - variance.sum()) < 5 * np.sqrt(spread.sum() / repeats) + 1e-5 * squared
+
+
+@pytest.mark.parametrize("name", SCHEMES)
+@pytest.mark.parametrize("n", [0, 1, BUCKET - 1, BUCKET, BUCKET + 1, 3000])
+def test_lengths_and_zeros(name, n):
+    scheme = fitted(name)
+    payload = scheme.encode(gradient(n))
+    assert payload.numel() == payload_length(n, len(scheme.levels), BUCKET)
+    assert scheme.decode(payload).numel() == n
+    assert not scheme.decode(scheme.encode(torch.zeros(n))).any()
+
+
+@pytest.mark.parametrize("construct", [TernGrad, lambda **k: ALQ(bits=3, clip=2.5, **k)])
+def test_clipping_is_equation_49_and_unbiased_for_the_clipped_gradient(construct):
+    """Mean over encodings within 5 standard errors of sign(v) min(abs(v), 2.5 sigma)."""
+    scheme, repeats = construct(bucket_size=BUCKET), 2000
+    flat = gradient(2 * BUCKET, seed=4)
+    flat[7], flat[BUCKET + 3] = 30.0, -50.0
+    parts = flat.double().numpy().reshape(2, BUCKET)
+    limit = 2.5 * np.sqrt((parts**2).mean(axis=1, keepdims=True))
+    clipped = np.clip(parts, -limit, limit).ravel()
+    assert (clipped != parts.ravel()).any()
+    decoded = np.array(
+        [scheme.decode(scheme.encode(flat, seed=s)).double().numpy() for s in range(repeats)]
+    )
+    # Sums over coordinates with random signs: a bias anywhere would show.
+    signs = np.random.default_rng(1).choice([-1.0, 1.0], (flat.numel(), 20))
+    sums = (decoded - clipped) @ signs
+    assert np.all(np.abs(sums.mean(axis=0)) < 5 * sums.std(axis=0) / np.sqrt(repeats) + 1e-3)
+    if isinstance(scheme, TernGrad):
+        assert np.unique(np.abs(decoded)).size <= 3  # 0 and the two buckets' limits
+
+
+def test_terngrad_is_ternary_and_takes_eight_fifths_of_a_bit():
+    flat = gradient(320 * BUCKET)
+    for scheme in (TernGrad(bucket_size=BUCKET), TernGrad(bucket_size=BUCKET, clip=None)):
+        assert scheme.levels.tolist() == [-1, 0, 1] and scheme.norm == "linf"
+        size = scheme.encode(flat).numel() - 96 - 4 * 320
+        assert size * 8 == 1.6 * flat.numel()
+
+
+@pytest.mark.parametrize("clip", (0, -1.0, float("nan"), float("inf"), "2", True))
+def test_wrong_clip(clip):
+    for construct in (TernGrad, ALQ, QSGD):
+        with pytest.raises(ValueError, match=r"clip=.*must be a number above 0, or None"):
+            construct(clip=clip)
+
+
+def test_zero_coordinates_stay_zero_where_zero_is_a_level():
+    flat = gradient(BUCKET)
+    flat[::2] = 0
+    for scheme in (QSGD(bits=3, bucket_size=BUCKET), NUQSGD(bits=4, bucket_size=BUCKET)):
+        assert not scheme.decode(scheme.encode(flat))[::2].any()
+
+
+def test_payloads_of_another_scheme_are_refused():
+    payload = QSGD(bits=3, symmetric=True).encode(gradient(100))
+    for other in (ALQ(bits=3), NUQSGD(bits=3, symmetric=True)):
+        with pytest.raises(PayloadError, match="scheme qsgd"):
+            other.decode(payload)
+
+
+@pytest.mark.parametrize(
+    ("construct", "message"),
+    [
+        (lambda: QSGD(bits=1), "bits=1: must be an integer from 2 to 8"),
+        (lambda: QSGD(intervals=0), "intervals=0: must be an integer from 1 to 127"),
+        (lambda: QSGD(bits=3, intervals=3), "intervals=3: cannot be given together"),
+        (lambda: QSGD(norm="l1"), "norm='l1'"),
+        (lambda: NUQSGD(multiplier=1.0), "multiplier=1.0: must be a number"),
+        (lambda: NUQSGD(multiplier=float("nan")), "multiplier=nan"),
+        (lambda: NUQSGD(bits=8, multiplier=0.3), "multiplier=0.3"),
+        (lambda: AMQ(bits=9), "bits=9"),
+        (lambda: AMQ(statistics="none"), "statistics='none'"),
+    ],
+)
+def test_wrong_keywords(construct, message):
+    with pytest.raises(ValueError, match=message):
+        construct()
+
+
+def test_amq_adapts_and_its_state_survives():
+    scheme = AMQ(bits=3, bucket_size=BUCKET)
+    before = scheme.multiplier
+    scheme.fit(gradient(50 * BUCKET))
+    assert before == 0.5 and scheme.multiplier < 0.4 and scheme.table_version == 1
+    other = AMQ(bits=3, bucket_size=BUCKET)
+    other.load_state_dict(scheme.state_dict())
+    assert torch.equal(other.levels, scheme.levels) and other.multiplier == scheme.multiplier

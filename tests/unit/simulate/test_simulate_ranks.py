@@ -1,0 +1,258 @@
+"""Simulated ranks against a loop written out by hand, and against plain torch."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from scheme_cases import scheme
+from torch import nn
+
+from hvd_adaptive import ALQ, QSGD, simulate
+from hvd_adaptive.adapt.statistics import HistogramStatistic
+from hvd_adaptive.coding.payload import read_header
+from hvd_adaptive.kernels.random import stream_key
+from hvd_adaptive.streams import Use
+
+WORKERS = 3
+SCHEMES = {
+    "alq": scheme("alq-3", bucket_size=64, seed=7, update_steps=[0, 2], samples=4),
+    "alq-n": scheme("alq-4-n", bucket_size=50, update_steps=[1], samples=3),
+    "amq": scheme("amq-3", bucket_size=64, seed=2, update_steps=[0]),
+    "qsgd": scheme("qsgd-4-linf", bucket_size=100, tail="full"),
+    "nuqsgd": scheme("nuqsgd-3", bucket_size=32, min_numel=0),
+    "terngrad": scheme("terngrad", bucket_size=128, warmup_steps=2),
+}
+
+
+def make_model(seed: int = 0) -> nn.Module:
+    """1,010 + 110 parameters; batch normalisation, so there are buffers."""
+    torch.manual_seed(seed)
+    return nn.Sequential(
+        nn.Linear(20, 40), nn.BatchNorm1d(40), nn.ReLU(), nn.Linear(40, 50), nn.Linear(50, 3)
+    )
+
+
+def batch(rank: int, step: int) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(100 * step + rank)
+    x = torch.randn(8, 20, generator=generator)
+    return x, x[:, :3].argmax(1)
+
+
+def sgd(parameters) -> torch.optim.Optimizer:
+    return torch.optim.SGD(parameters, lr=0.1, momentum=0.9, weight_decay=1e-3)
+
+
+def parameters_of(model: nn.Module) -> torch.Tensor:
+    return torch.cat([p.detach().reshape(-1) for p in model.parameters()])
+
+
+def laid_out(model: nn.Module, settings) -> tuple[torch.Tensor, int, list[nn.Parameter]]:
+    """The one group of a small float32 model: parameters by name, quantised ones first."""
+    by_name = dict(model.named_parameters())
+    names = sorted(by_name)  # one digit: natural order is alphabetical
+    large = [n for n in names if by_name[n].numel() >= settings.min_numel]
+    small = [n for n in names if n not in large]
+    ordered = [by_name[n] for n in large + small]
+    quantized = sum(by_name[n].numel() for n in large)
+    if settings.tail == "full":
+        quantized -= quantized % settings.bucket_size
+    return torch.cat([p.grad.reshape(-1) for p in ordered]), quantized, ordered
+
+
+def buckets_by_hand(flat: torch.Tensor, quantized: int, compressor, rank: int, step: int):
+    """The documented draw: Philox keyed by the sample stream, without replacement, in order; the
+    partial bucket is always drawn, and all weigh what they stand for, 1 on average."""
+    size = compressor.settings.bucket_size
+    whole, rest = divmod(quantized, size)
+    key = stream_key(compressor.settings.seed, rank, step, Use.SAMPLE)
+    draw = np.random.Generator(np.random.Philox(key=key))
+    count = compressor.adaptation.samples - bool(rest)
+    chosen = np.sort(draw.choice(whole, count, replace=False))
+    buckets = [flat[i * size : (i + 1) * size] for i in chosen]
+    if not rest:
+        return buckets, [1.0] * count
+    scale = (count + 1) / (whole + 1)
+    weights = [whole / count * scale] * count + [scale]
+    return [*buckets, flat[whole * size : quantized]], weights
+
+
+def fit_by_hand(compressor, flats, quantized, step) -> None:
+    """Pool all ranks' histograms, fit, install: ALQ Algorithm 1, lines 2 to 5."""
+    statistic = HistogramStatistic()
+    pooled = []
+    for rank, flat in enumerate(flats):
+        buckets, weights = buckets_by_hand(flat, quantized, compressor, rank, step)
+        pooled.append(statistic.collect(buckets, [norm_of(b) for b in buckets], weights))
+    law = statistic.pool(pooled, compressor.adaptation.normalized)
+    compressor.install(compressor.fit_magnitudes(law), compressor.table_version + 1)
+
+
+def norm_of(bucket: torch.Tensor) -> float:
+    from hvd_adaptive import kernels
+
+    return float(kernels.for_device(bucket.device).bucket_norms(bucket, bucket.numel(), "l2")[0])
+
+
+@pytest.mark.parametrize("name", SCHEMES)
+def test_training_equals_a_loop_written_by_hand(name):
+    """Parameters and tables, bit for bit, over four steps."""
+    steps, compressor = 4, SCHEMES[name]()
+    model = make_model()
+    result = simulate.train(
+        model,
+        batch,
+        optimizer=sgd,
+        compressor=compressor,
+        workers=WORKERS,
+        steps=steps,
+        progress=False,
+    )
+
+    own, other = SCHEMES[name](), make_model()
+    stepper = sgd(other.parameters())
+    layout = simulate.Ranks(other.named_parameters(), own, 1).layout.fingerprint
+    for step in range(steps):
+        flats = []
+        for rank in range(WORKERS):
+            other.zero_grad()
+            x, y = batch(rank, step)
+            nn.functional.cross_entropy(other(x), y).backward()
+            flat, quantized, ordered = laid_out(other, own.settings)
+            flats.append(flat)
+        if own.update_due(step):
+            fit_by_hand(own, flats, quantized, step)
+        if step < own.settings.warmup_steps:
+            quantized = 0
+        payloads = [
+            own.encode_flat(f, quantized, stream_key(own.settings.seed, rank, step, 0), layout)
+            for rank, f in enumerate(flats)
+        ]
+        average = own.decode_sum(payloads, read_header(payloads[0]), 1 / WORKERS)
+        parts = average.split([p.numel() for p in ordered])
+        for parameter, part in zip(ordered, parts, strict=True):
+            parameter.grad = part.view(parameter.shape)
+        stepper.step()
+        assert result.rows[step]["bits_per_coordinate"] == 8 * len(payloads[0]) / len(average)
+    assert torch.equal(parameters_of(model), parameters_of(other))
+    assert torch.equal(compressor.levels, own.levels)
+    assert compressor.table_version == own.table_version
+    assert compressor.step == steps
+
+
+def test_one_rank_without_compression_is_plain_torch():
+    model, plain = make_model(), make_model()
+    unused = nn.Parameter(torch.ones(5))  # no gradient: plain SGD leaves it alone
+    model.register_parameter("unused", unused)
+    simulate.train(model, batch, optimizer=sgd, workers=1, steps=6, progress=False)
+    stepper = sgd(plain.parameters())
+    for step in range(6):
+        stepper.zero_grad()
+        x, y = batch(0, step)
+        nn.functional.cross_entropy(plain(x), y).backward()
+        stepper.step()
+    trained = dict(model.state_dict())
+    for name, value in plain.state_dict().items():  # buffers as well
+        assert torch.equal(trained[name], value), name
+    assert torch.equal(unused.detach(), torch.ones(5))
+
+
+def test_float32_ranks_average_in_rank_order():
+    model = make_model()
+    ranks = simulate.Ranks(model.named_parameters(), None, WORKERS)
+    gradients = []
+    for rank in range(WORKERS):
+        model.zero_grad()
+        x, y = batch(rank, 0)
+        nn.functional.cross_entropy(model(x), y).backward()
+        gradients.append([p.grad.clone() for p in model.parameters()])
+        ranks.take(rank)
+    ranks.average(0)
+    for parameter, *each in zip(model.parameters(), *gradients, strict=True):
+        assert torch.equal(parameter.grad, (each[0] + each[1] + each[2]) * (1 / 3))
+    ranks.restore(1)
+    for parameter, own in zip(model.parameters(), gradients[1], strict=True):
+        assert torch.equal(parameter.grad, own)
+
+
+def test_missing_gradients_count_as_zeros():
+    model = nn.ModuleDict({"a": nn.Linear(40, 40), "b": nn.Linear(40, 40)})
+    ranks = simulate.Ranks(model.named_parameters(), QSGD(bits=8, bucket_size=40, norm="linf"), 2)
+    model["a"].weight.sum().backward()
+    ranks.take(0)
+    model.zero_grad()
+    (model["a"].weight.sum() + model["b"].weight.sum()).backward()
+    ranks.take(1)
+    ranks.average(0)
+    assert torch.equal(model["a"].weight.grad, torch.ones(40, 40))
+    assert torch.equal(model["b"].weight.grad, torch.full((40, 40), 0.5))
+    assert torch.equal(model["b"].bias.grad, torch.zeros(40))
+
+
+def test_tensors_larger_than_a_group_are_put_together_again():
+    weight = nn.Parameter(torch.zeros(50, 60))
+    compressor = QSGD(bits=8, bucket_size=100, norm="linf", fusion_bytes=4000)
+    ranks = simulate.Ranks([("w", weight)], compressor, 2)
+    assert len(ranks.layout.groups) == 3
+    values = torch.linspace(-1, 1, 3000).view(50, 60)
+    for rank in range(2):
+        weight.grad = values.clone()
+        ranks.take(rank)
+    ranks.average(0)
+    assert weight.grad.shape == (50, 60)
+    torch.testing.assert_close(weight.grad, values, atol=0.01, rtol=0)
+
+
+def test_parts_have_codecs_of_their_own():
+    model = make_model()
+    compressor = ALQ(bits=3, bucket_size=64, scope="tensor", update_steps=[0], min_numel=500)
+    ranks = simulate.Ranks(model.named_parameters(), compressor, 2)
+    for rank in range(2):
+        model.zero_grad()
+        x, y = batch(rank, 0)
+        nn.functional.cross_entropy(model(x), y).backward()
+        ranks.take(rank)
+    ranks.refit(0)
+    ranks.average(0)
+    tables = {label: codec.levels.tolist() for label, codec in compressor.parts.items()}
+    assert set(tables) == {"", "0.weight", "3.weight"}
+    assert compressor.part("0.weight").table_version == 1
+    assert tables["0.weight"] != tables["3.weight"] != tables[""]
+
+
+def test_a_part_with_more_bits_has_less_error():
+    model = make_model()
+    errors = {}
+    for bits in (2, 8):
+        compressor = QSGD(bits=2, norm="linf", bucket_size=64, parameter_bits={"*": bits})
+        ranks = simulate.Ranks(model.named_parameters(), compressor, 2)
+        for rank in range(2):
+            model.zero_grad()
+            x, y = batch(rank, 0)
+            nn.functional.cross_entropy(model(x), y).backward()
+            ranks.take(rank)
+        ranks.average(0)
+        errors[bits] = ranks.relative_error
+        assert ranks.variance(0).excess > 0
+    assert 0 < errors[8] < 0.01 * errors[2]
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: simulate.Ranks([], None, 2), "no parameter requires"),
+        (lambda: simulate.Ranks(make_model().named_parameters(), None, 0), "workers=0"),
+    ],
+    ids=["parameters", "workers"],
+)
+def test_refuses(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()
+
+
+def test_refuses_sparse_gradients():
+    embedding = nn.Embedding(10, 4, sparse=True)
+    ranks = simulate.Ranks(embedding.named_parameters(), ALQ(), 1)
+    embedding(torch.tensor([1])).sum().backward()
+    with pytest.raises(ValueError, match="weight: sparse"):
+        ranks.take(0)

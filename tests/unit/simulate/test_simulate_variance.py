@@ -1,0 +1,149 @@
+"""The variance of quantised and of minibatch gradients, against other ways to compute it."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from scheme_cases import schemes
+
+from hvd_adaptive import ALQ, NUQSGD, QSGD, TernGrad, simulate
+from hvd_adaptive.levels import sample_variance
+
+SIZE, BUCKET, DRAWS = 1000, 128, 400
+SCHEMES = schemes(
+    "alq-3", "alq-3-zero", "qsgd-s5", "qsgd-2-linf-symmetric", "terngrad", bucket_size=BUCKET
+)
+
+
+def gradient(seed: int = 0) -> torch.Tensor:
+    """Heavy tails, some exact zeros."""
+    values = torch.randn(SIZE, generator=torch.Generator().manual_seed(seed)) ** 3
+    values[::17] = 0
+    return values
+
+
+@pytest.mark.parametrize("name", SCHEMES)
+def test_error_of_real_payloads(name):
+    """Mean and variance over many payloads, within 5 standard errors."""
+    scheme, flat = SCHEMES[name](), gradient()
+    told = simulate.quantization_error(scheme, flat)
+    draws = torch.stack([scheme.decode(scheme.encode(flat, seed=s)) for s in range(DRAWS)]).double()
+    squares = (draws - draws.mean(0)).square().sum(1) * DRAWS / (DRAWS - 1)
+    tolerance = 5 * float(squares.std()) / DRAWS**0.5
+    assert abs(float(squares.mean()) - told.variance) < tolerance
+    assert tolerance < 0.2 * told.variance
+    bias = draws.mean(0) - flat.double()
+    if told.bias is not None:
+        assert float(told.bias.abs().max()) > 0
+        bias = bias - told.bias
+    # E||mean of n draws - expectation||^2 is the variance / n.
+    assert float(bias.square().sum()) < 1.5 * told.variance / DRAWS
+
+
+@pytest.mark.parametrize("name", [name for name in SCHEMES if name != "terngrad"])
+def test_equals_equation_one_bucket_by_bucket(name):
+    scheme, flat = SCHEMES[name](), gradient(1)
+    variance = normalized = 0.0
+    for bucket in flat.double().numpy().reshape(-1)[:896].reshape(-1, BUCKET):
+        norm = np.abs(bucket).max() if scheme.norm == "linf" else np.linalg.norm(bucket)
+        table = scheme.table
+        part = sample_variance(table.magnitudes, np.abs(bucket) / norm, table.symmetric)
+        variance += norm**2 * part
+        normalized += part
+    told = simulate.quantization_error(scheme, flat[:896])
+    # The scale that travels is float32.
+    assert told.variance == pytest.approx(variance, rel=1e-5)
+    assert told.normalized == pytest.approx(normalized, rel=1e-5)
+    assert told.bias is None
+
+
+def test_clipping_is_a_bias_and_less_variance():
+    flat = gradient(2)
+    clipped = simulate.quantization_error(TernGrad(bucket_size=BUCKET, clip=1.5), flat)
+    plain = simulate.quantization_error(TernGrad(bucket_size=BUCKET, clip=None), flat)
+    assert plain.bias is None and clipped.variance < 0.7 * plain.variance
+    deviation = flat[:BUCKET].double().square().mean().sqrt()
+    expected = flat[:BUCKET].double().clamp(-1.5 * deviation, 1.5 * deviation) - flat[:BUCKET]
+    torch.testing.assert_close(clipped.bias[:BUCKET], expected, rtol=1e-5, atol=1e-6)
+
+
+def test_schemes_without_a_table_are_drawn():
+    """Any codec will do: here one that hides its table."""
+
+    class Hidden:
+        def __init__(self, codec):
+            self.settings, self.roundtrip = codec.settings, codec.roundtrip
+
+    scheme, flat = QSGD(bits=4, bucket_size=BUCKET, norm="linf"), gradient()
+    exact = simulate.quantization_error(scheme, flat)
+    drawn = simulate.quantization_error(Hidden(scheme), flat)
+    assert drawn.variance == pytest.approx(exact.variance, rel=0.3)
+    assert np.isnan(drawn.normalized) and drawn.bias is None
+
+
+def test_zero_and_non_finite_buckets():
+    scheme = ALQ(bits=3, bucket_size=10)
+    flat = torch.zeros(30)
+    assert simulate.quantization_error(scheme, flat) == simulate.QuantizationError(0.0, 0.0)
+    assert simulate.quantization_error(scheme, flat[:0]) == simulate.QuantizationError(0.0, 0.0)
+    flat[:10] = torch.arange(10.0)
+    alone = simulate.quantization_error(scheme, flat[:10])
+    assert simulate.quantization_error(scheme, flat) == alone
+    assert alone.variance > 0
+    flat[25] = float("inf")
+    assert np.isnan(simulate.quantization_error(scheme, flat).variance)
+
+
+def test_scatter_is_the_unbiased_variance_over_ranks():
+    flats = [torch.randn(5, 30), torch.randn(5, 7) * 3]
+    everything = torch.cat(flats, dim=1).double().numpy()
+    told = simulate.scatter(flats, 30)
+    assert told.variance == pytest.approx(everything.var(axis=0, ddof=1).mean(), rel=1e-6)
+    units = [
+        f.double().numpy() / np.linalg.norm(f.double().numpy(), axis=1, keepdims=True)
+        for f in flats
+    ]
+    expected = np.concatenate(units, axis=1).var(axis=0, ddof=1).mean()
+    assert told.normalized == pytest.approx(expected, rel=1e-6)
+    assert np.isnan(simulate.scatter([flats[0][:1]], 30).variance)
+
+
+def test_estimator_variance_of_ranks():
+    """(minibatch + excess) / M + squared bias, from gradients known by heart."""
+    weight = torch.nn.Parameter(torch.zeros(SIZE))
+    scheme = TernGrad(bucket_size=BUCKET, min_numel=0)
+    ranks = simulate.Ranks([("w", weight)], scheme, 3)
+    flats = [gradient(seed) for seed in range(3)]
+    for rank, flat in enumerate(flats):
+        weight.grad = flat
+        ranks.take(rank)
+    errors = [simulate.quantization_error(scheme, flat) for flat in flats]
+    told = ranks.variance(0)
+    excess = sum(error.variance for error in errors) / 3 / SIZE
+    bias = float((sum(error.bias for error in errors) / 3).square().sum()) / SIZE
+    minibatch = float(torch.stack(flats).double().var(dim=0).mean())
+    assert told.excess == pytest.approx(excess, rel=1e-9)
+    assert told.squared_bias == pytest.approx(bias, rel=1e-9)
+    assert told.minibatch == pytest.approx(minibatch, rel=1e-5)
+    assert told.estimator == pytest.approx((minibatch + excess) / 3 + bias, rel=1e-5)
+
+
+def test_variance_of_the_average_is_what_payloads_show():
+    """E||average - exact average||^2 is excess / M, within 5 standard errors."""
+    weight = torch.nn.Parameter(torch.zeros(SIZE))
+    scheme = NUQSGD(bits=3, bucket_size=BUCKET, min_numel=0)
+    ranks = simulate.Ranks([("w", weight)], scheme, 2)
+    flats = [gradient(seed) for seed in range(2)]
+    for rank, flat in enumerate(flats):
+        weight.grad = flat
+        ranks.take(rank)
+    exact, squares = (flats[0] + flats[1]) / 2, []
+    for step in range(DRAWS):
+        ranks.average(step)
+        squares.append(float((weight.grad - exact).double().square().sum()))
+        assert ranks.relative_error == pytest.approx(
+            squares[-1] / float(exact.square().sum()), rel=1e-4
+        )
+    expected = SIZE * ranks.variance(0).excess / 2
+    assert abs(np.mean(squares) - expected) < 5 * np.std(squares) / DRAWS**0.5
