@@ -26,7 +26,7 @@ from rich.table import Table
 from hvd_adaptive import NUQSGD, QSGD, theory
 from hvd_adaptive.coding.header import SIZE
 from hvd_adaptive.compressor import GradientCompressor
-from hvd_adaptive.kernels.cpu_codes import unpack
+from hvd_adaptive.kernels.numba.codes import unpack
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 STEPS = (0, 50, 200)

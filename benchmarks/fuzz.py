@@ -29,7 +29,7 @@ from hvd_adaptive import PayloadError
 from hvd_adaptive.coding import coder as coders
 from hvd_adaptive.coding.header import SIZE, Header
 from hvd_adaptive.coding.payload import read_header
-from hvd_adaptive.kernels import cpu
+from hvd_adaptive.kernels.numba import tables as cpu
 
 COORDINATES, BUCKET = 3000, 500
 SLOWEST = 5.0

@@ -12,7 +12,8 @@ import torch
 import hvd_adaptive
 from hvd_adaptive import kernels
 from hvd_adaptive.bench import codec
-from hvd_adaptive.kernels import random, reference
+from hvd_adaptive.kernels import random
+from hvd_adaptive.kernels.reference import tables as reference
 
 SEED = 20
 BITS = (2, 3, 4, 8)

@@ -59,9 +59,9 @@ class Codec(ABC):
 
     name: str = ""
     codings: tuple[str, ...] = ("fixed",)
-    # Its bodies are made on the CPU, or by Triton: where that is not installed tensors elsewhere
-    # are copied to the host, results back.
-    needs_triton: bool = False
+    # The subject of its kernels, if plain torch is too slow at them: tensors on a device that has
+    # no faster ones are copied to the host, results back.
+    slow_in_torch: str = ""
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
@@ -203,7 +203,7 @@ class Codec(ABC):
 
     def is_on_host(self, device: torch.device) -> bool:
         """Whether tensors on ``device`` are copied to the host and encoded there."""
-        return self.needs_triton and device.type != "cpu" and not kernels.has_triton(device)
+        return bool(self.slow_in_torch) and not kernels.has_fast(device, self.slow_in_torch)
 
     def encode_flat(
         self,

@@ -103,12 +103,12 @@ def check_kernels(context: Context) -> Iterator[Finding]:
         import numba
         import torch
 
-        from hvd_adaptive import QSGD
+        from hvd_adaptive import QSGD, kernels
 
         flat = torch.linspace(-1, 1, 10_000)
         scheme = QSGD(bits=8, norm="linf", bucket_size=512)
         error = float((scheme.decode(scheme.encode(flat, seed=1)) - flat).norm() / flat.norm())
-        folder = Path(__file__).resolve().parents[1] / "kernels" / "__pycache__"
+        folder = kernels.cache_folder()
     except Exception as problem:  # whatever is broken is what is to be told
         text = f"cannot run: {type(problem).__name__}: {problem}"
         yield Finding("kernels", PROBLEM, text, ("python -m pip install --force-reinstall numba",))

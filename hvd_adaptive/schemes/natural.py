@@ -10,8 +10,8 @@ import torch
 
 from hvd_adaptive import kernels
 from hvd_adaptive.compressor import GradientCompressor
-from hvd_adaptive.kernels import reference_natural
 from hvd_adaptive.kernels.block_sums import BlockSums
+from hvd_adaptive.kernels.packing import ONE_BIT
 from hvd_adaptive.settings import Settings
 
 
@@ -52,7 +52,7 @@ class NaturalCompression(GradientCompressor):
         return {}
 
     def body_bytes(self, coordinates: int) -> int:
-        return _exponent_bytes(coordinates) + 4 * reference_natural.SIGNS.words(coordinates)
+        return _exponent_bytes(coordinates) + 4 * ONE_BIT.words(coordinates)
 
     def encode_body(self, flat: torch.Tensor, body: torch.Tensor, key: int) -> BlockSums | None:
         flat, bucket = self._clipped(flat), self._bucket(flat.numel())

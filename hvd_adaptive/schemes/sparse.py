@@ -12,14 +12,10 @@ import torch
 
 from hvd_adaptive import kernels
 from hvd_adaptive.codec import Verdict
-from hvd_adaptive.coding.rice import most_words, rice_parameter
 from hvd_adaptive.compressor import GradientCompressor
 from hvd_adaptive.device import Later
-from hvd_adaptive.errors import PayloadError
-from hvd_adaptive.kernels import Lazy, reference_sparse
+from hvd_adaptive.kernels.rice import most_words, rice_parameter
 from hvd_adaptive.settings import Settings
-
-cuda_sparse_bodies = Lazy("cuda_sparse_bodies")
 
 
 class SparseSGD(GradientCompressor):
@@ -44,13 +40,12 @@ class SparseSGD(GradientCompressor):
     Coordinates below 2**-126 count as zeros. A bucket with NaN or Inf, or whose λ overflows
     float32, becomes NaN.
 
-    The length of a payload is random; ``body_bytes`` is the most it can be. Body: how many values
-    travel in full (int64), λ of each bucket (float32), those values (float32), then the words of
-    coding/rice.py.
+    The length of a payload is random; ``body_bytes`` is the most it can be; kernels/sparse.py says
+    what a body holds.
     """
 
     name = "sparse"
-    needs_triton = True
+    slow_in_torch = "sparse"
 
     def __init__(self, *, density: float, **shared: Any) -> None:
         self.density = _check_density(density)
@@ -74,37 +69,17 @@ class SparseSGD(GradientCompressor):
         return 8 + 4 * self._buckets(coordinates)
 
     def encode_body(self, flat: torch.Tensor, body: torch.Tensor, key: int) -> int | Later:
-        bucket = self._bucket(flat.numel())
-        if flat.is_cuda and flat.numel():
-            values = self._clipped(flat)
-            return cuda_sparse_bodies.encode(values, bucket, self.density, self._rice, key, body)
-        if not flat.numel():
-            body.zero_()
-            return body.numel()
-        encode = _kernels(flat.device).encode
-        lambdas, exact, words = encode(self._clipped(flat), bucket, self.density, self._rice, key)
-        body[:8].view(torch.int64)[0] = exact.numel()
-        at = 8
-        for section in (lambdas, exact, words):
-            end = at + 4 * section.numel()
-            body[at:end].view(section.dtype).copy_(section)
-            at = end
-        return at
+        encode, bucket = _kernels(flat.device).encode_body, self._bucket(flat.numel())
+        return encode(self._clipped(flat), bucket, self.density, self._rice, key, body)
 
     def add_bodies(
         self, bodies: Sequence[torch.Tensor], keys: Sequence[int], factor: float, out: torch.Tensor
     ) -> Verdict | None:
-        bucket, told = self._bucket(out.numel()), None
-        if out.is_cuda:
-            told = cuda_sparse_bodies.add(bodies, bucket, self._rice, out) if out.numel() else None
-        else:
-            for body in bodies:
-                sections = self._split(body, out.numel())
-                if not _kernels(out.device).add(sections, bucket, self._rice, out):
-                    raise _unreadable(out)
+        bucket = self._bucket(out.numel())
+        verdict = _kernels(out.device).add_bodies(bodies, bucket, self._rice, out)
         if factor != 1.0:
             out *= factor
-        return None if told is None else lambda: _judge(told, out)
+        return verdict
 
     def second_codec(self, bits: int) -> GradientCompressor:
         """Averages of few coordinates are few, too: runs of zeros are coded as such."""
@@ -112,29 +87,9 @@ class SparseSGD(GradientCompressor):
 
         return QSGD(bits=bits, norm="linf", coding="elias", **self._for_averages())
 
-    def _split(self, body: torch.Tensor, coordinates: int) -> reference_sparse.Sections:
-        """λ, exact values and words of a body; PayloadError where it is too short for them."""
-        start = self.least_body_bytes(coordinates)
-        count = int(body[:8].view(torch.int64)[0])
-        if not 0 <= count <= min(coordinates, (body.numel() - start) // 4):
-            raise PayloadError(f"payload says it holds {count} exact values")
-        end = start + 4 * count
-        lambdas, exact = body[8:start].view(torch.float32), body[start:end].view(torch.float32)
-        return lambdas, exact, body[end : end + (body.numel() - end) // 4 * 4].view(torch.int32)
-
     def _most_exact(self, size: int) -> int:
         """Most coordinates of a bucket of ``size`` that can reach λ: what the density allows."""
         return min(size, math.floor(self.density * size) + 1)
-
-
-def _judge(told: Later, out: torch.Tensor) -> None:
-    """PayloadError where one of several bodies could not be read."""
-    if told.get().any():
-        raise _unreadable(out)
-
-
-def _unreadable(out: torch.Tensor) -> PayloadError:
-    return PayloadError(f"payload's body does not hold {out.numel()} coordinates")
 
 
 def _kernels(device: torch.device) -> ModuleType:

@@ -17,8 +17,8 @@ import hvd_adaptive
 from hvd_adaptive import ALQ, AMQ, NUQSGD, QSGD, PayloadError, TernGrad
 from hvd_adaptive.coding import coder as coders
 from hvd_adaptive.coding.coders import CODERS
-from hvd_adaptive.coding.packing import packing_of
-from hvd_adaptive.kernels.cpu_codes import pack, unpack
+from hvd_adaptive.kernels.numba.codes import pack, unpack
+from hvd_adaptive.kernels.packing import packing_of
 from hvd_adaptive.levels import entropy_bits
 
 SCHEMES = {

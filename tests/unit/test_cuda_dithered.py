@@ -10,9 +10,11 @@ import pytest
 import torch
 from triton_interpreter import DEVICE, moved
 
-from hvd_adaptive.coding import dithered
 from hvd_adaptive.errors import PayloadError
-from hvd_adaptive.kernels import cuda_dithered, cuda_dithered_decode, cuda_dithered_encode
+from hvd_adaptive.kernels.numba import dithered
+from hvd_adaptive.kernels.triton import dithered_decode as cuda_dithered_decode
+from hvd_adaptive.kernels.triton import dithered_encode as cuda_dithered_encode
+from hvd_adaptive.kernels.triton import dithered_runs as cuda_dithered
 from hvd_adaptive.schemes.dithered_code import DitheredCode, gaussian_code
 
 SEGMENT, KEY = 256, (1 << 63) + 5

@@ -10,16 +10,14 @@ from test_kernel_agreement import heavy, ordinary, same_bits, vector
 from triton_interpreter import DEVICE, moved
 from unit_oracles import uniform_integers
 
-from hvd_adaptive.coding.packing import packing_of
-from hvd_adaptive.kernels import (
-    cuda_codes,
-    cuda_ecdq,
-    cuda_qcs,
-    hadamard,
-    reference_ecdq,
-    reference_qcs,
-)
-from hvd_adaptive.kernels.reference_qcs import Run
+from hvd_adaptive.kernels import hadamard
+from hvd_adaptive.kernels.packing import packing_of
+from hvd_adaptive.kernels.qcs import Run
+from hvd_adaptive.kernels.reference import ecdq as reference_ecdq
+from hvd_adaptive.kernels.reference import qcs as reference_qcs
+from hvd_adaptive.kernels.triton import codes as cuda_codes
+from hvd_adaptive.kernels.triton import ecdq as cuda_ecdq
+from hvd_adaptive.kernels.triton import qcs as cuda_qcs
 
 
 def runs_of(n: int, order: int, rows: int, weight: float = 1.0) -> list[Run]:

@@ -14,9 +14,9 @@ from triton_interpreter import DEVICE
 from unit_oracles import UNITS, word_count
 
 import hvd_adaptive.kernels
-from hvd_adaptive.coding.packing import packing_of
-from hvd_adaptive.kernels.cuda_launch import launch
-from hvd_adaptive.kernels.cuda_layout import (
+from hvd_adaptive.kernels.packing import packing_of
+from hvd_adaptive.kernels.triton.launch import launch
+from hvd_adaptive.kernels.triton.layout import (
     bucket_under,
     coordinate,
     coordinates_left,
@@ -25,7 +25,7 @@ from hvd_adaptive.kernels.cuda_layout import (
     segments_of,
     words_left,
 )
-from hvd_adaptive.kernels.cuda_places import buckets_on, place_of
+from hvd_adaptive.kernels.triton.places import buckets_on, place_of
 
 FAR = 5 * (1 << 31)
 

@@ -19,7 +19,7 @@ from triton_interpreter import DEVICE, moved
 
 from hvd_adaptive import SparseSGD
 from hvd_adaptive.errors import PayloadError
-from hvd_adaptive.kernels import cuda_sparse_bodies
+from hvd_adaptive.kernels.triton import sparse as cuda_sparse_bodies
 
 KEY = (1 << 63) + 5
 

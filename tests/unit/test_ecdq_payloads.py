@@ -12,8 +12,9 @@ import unit_oracles as oracle
 from test_kernel_agreement import heavy, ordinary, vector
 
 from hvd_adaptive import ECDQ, PayloadError
-from hvd_adaptive.coding import dithered
-from hvd_adaptive.kernels import reference_ecdq, reference_huffman
+from hvd_adaptive.kernels.numba import dithered
+from hvd_adaptive.kernels.reference import ecdq as reference_ecdq
+from hvd_adaptive.kernels.reference import huffman as reference_huffman
 from hvd_adaptive.schemes.dithered_code import DitheredCode
 
 BUCKET = 500

@@ -14,10 +14,11 @@ from test_omega import read, text
 
 from hvd_adaptive import ALQ, AMQ, NUQSGD, QSGD, PayloadError, TernGrad
 from hvd_adaptive.coding.elias import EliasCoder
-from hvd_adaptive.coding.omega import code_length
-from hvd_adaptive.coding.packing import packing_of
-from hvd_adaptive.kernels import cpu_elias, reference_elias
-from hvd_adaptive.kernels.cpu_codes import pack
+from hvd_adaptive.kernels.numba import elias as cpu_elias
+from hvd_adaptive.kernels.numba.codes import pack
+from hvd_adaptive.kernels.omega import code_length
+from hvd_adaptive.kernels.packing import packing_of
+from hvd_adaptive.kernels.reference import elias as reference_elias
 from hvd_adaptive.theory import sparse_code_bits
 
 ALPHABETS = (3, 5, 7, 15, 31, 255)

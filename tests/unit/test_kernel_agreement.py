@@ -9,7 +9,8 @@ import pytest
 import torch
 from unit_oracles import word_count
 
-from hvd_adaptive.kernels import cpu, reference
+from hvd_adaptive.kernels.numba import tables as cpu
+from hvd_adaptive.kernels.reference import tables as reference
 from hvd_adaptive.kernels.tables import kernel_table
 
 BUCKETS = (1, 7, 100, 512, 1000, 8192)

@@ -9,7 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from unit_oracles import word_checksum
 
-from hvd_adaptive.kernels import cpu, cpu_checksum, reference, reference_checksum
+from hvd_adaptive.kernels.numba import checksum as cpu_checksum
+from hvd_adaptive.kernels.numba import tables as cpu
+from hvd_adaptive.kernels.reference import checksum as reference_checksum
+from hvd_adaptive.kernels.reference import tables as reference
 
 words = st.lists(st.integers(0, 2**32 - 1), max_size=200)
 seeds = st.integers(0, 2**32 - 1)

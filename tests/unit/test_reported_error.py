@@ -9,7 +9,8 @@ from exact_errors import bucket_errors, relative_error
 from feedback_steps import OneRank
 
 from hvd_adaptive import ALQ, ECDQ, NUQSGD, ORQ, QCS, QSGD, TernGrad
-from hvd_adaptive.kernels import reference, reference_variance
+from hvd_adaptive.kernels.reference import tables as reference
+from hvd_adaptive.kernels.reference import variance as reference_variance
 
 BUCKET = 512
 TABLES = {
