@@ -8,7 +8,7 @@ on: parts that have ended well are not repeated.
 
 facts     the card, versions
 equal     payloads of every scheme, and what they decode to, against plain torch on the CPU, bit for
-          bit (kernels/reference*.py), on sizes with partial buckets and blocks, with NaN and zeros
+          bit (kernels/reference/), on sizes with partial buckets and blocks, with NaN and zeros
 suite     tests/unit/test_cuda_*.py on the GPU, where pytest and what they need is there
 large     more than 2**31 coordinates: the last buckets against plain torch
 speed     encode and decode-and-accumulate against a device-to-device copy (`bench codec`)

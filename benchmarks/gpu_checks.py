@@ -13,7 +13,6 @@ import hvd_adaptive
 from hvd_adaptive import kernels
 from hvd_adaptive.bench import codec
 from hvd_adaptive.kernels import random
-from hvd_adaptive.kernels.reference import tables as reference
 
 SEED = 20
 BITS = (2, 3, 4, 8)
@@ -36,9 +35,9 @@ def plain_torch() -> Iterator[None]:
     """CPU tensors go to the reference kernels."""
     of_device = kernels.for_device
 
-    def for_device(device: torch.device, subject: str = "") -> Any:
+    def for_device(device: torch.device, subject: str = "tables") -> Any:
         return (
-            kernels._module("reference", subject)
+            kernels.module("reference", subject)
             if device.type == "cpu"
             else of_device(device, subject)
         )
@@ -112,6 +111,7 @@ def large(arguments: argparse.Namespace) -> dict[str, Any]:
         torch.empty(-(-tail // bucket)),
         torch.empty(table.packing.words(tail), dtype=torch.int32),
     )
+    reference = kernels.module("reference", "tables")
     reference.encode(own, *wanted, bucket, "l2", table, shifted)
     values = torch.empty(tail)
     reference.decode_add([wanted], bucket, table, 1.0, values, False)

@@ -9,7 +9,6 @@ grows with the level, and each layer costs O(N log N).
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -17,48 +16,27 @@ from numpy.typing import ArrayLike
 from hvd_adaptive.levels.distributions import Array, Distribution, Moments
 from hvd_adaptive.levels.histogram import Histogram, tabulated
 from hvd_adaptive.levels.magnitudes import LEAST_LEVEL, separated
-from hvd_adaptive.levels.objective import sample_variance
-
-
-@dataclass(frozen=True)
-class Optimum:
-    """magnitudes (K,) and their measured variance, sum of w_i sigma^2(r_i)."""
-
-    magnitudes: Array
-    variance: float
-
-
-def optimal_levels(
-    r: ArrayLike, count: int, symmetric: bool, weights: ArrayLike | None = None, grid: int = 4096
-) -> Optimum:
-    """The empirical optimum: the table of ``count`` magnitudes with the least measured variance.
-
-    r: samples in [0, 1]; weights: the same shape. grid: candidate levels, more than ``count``. A
-    first programme runs on a grid drawn from the samples, a second on one that subdivides what the
-    first found. No positive sample, or too small a grid: ValueError.
-    """
-    r = np.asarray(r, dtype=np.float64).reshape(-1)
-    w = np.ones_like(r) if weights is None else np.asarray(weights, float).reshape(-1)
-    if not (r > 0).any():
-        raise ValueError("r: must have a positive sample")
-    histogram = Histogram.from_samples(r, w)
-    levels = _two_stages(histogram, _SampleMoments(r, w), count, symmetric, grid)
-    return Optimum(levels, sample_variance(levels, r, symmetric, w))
 
 
 def grid_optimum(distribution: Distribution, count: int, symmetric: bool, grid: int) -> Array:
-    """The best magnitudes for any distribution, found as in ``optimal_levels``."""
-    return _two_stages(tabulated(distribution), distribution.moments, count, symmetric, grid)
+    """Return the best ``count`` magnitudes for a distribution.
+
+    grid: candidate levels, more than ``count``.
+    """
+    return two_stages(tabulated(distribution), distribution.moments, count, symmetric, grid)
 
 
-def _two_stages(
+def two_stages(
     histogram: Histogram,
     moments: Callable[[Array], Moments],
     count: int,
     symmetric: bool,
     grid: int,
 ) -> Array:
-    """A programme on ``candidate_grid``, then one that subdivides the intervals it chose."""
+    """Run a programme on ``candidate_grid``, then one that subdivides the intervals it chose.
+
+    histogram: what the candidates follow. moments: of what is fitted to.
+    """
     candidates = candidate_grid(histogram, grid)
     levels = best_on_grid(candidates, moments(candidates), count, symmetric)
     knots = np.concatenate([[0.0], levels]) if symmetric else levels
@@ -153,16 +131,3 @@ def _next_layer(
         values[j] = lowest
         stride //= 2
     return values, chosen
-
-
-class _SampleMoments:
-    """Weighted moments of the samples up to each candidate, from prefix sums."""
-
-    def __init__(self, r: Array, weights: Array) -> None:
-        order = np.argsort(r)
-        self._sorted, w = r[order], weights[order] / weights.sum()
-        powers = np.stack([w, w * self._sorted, w * self._sorted**2])
-        self._prefix = np.concatenate([np.zeros((3, 1)), np.cumsum(powers, axis=1)], axis=1)
-
-    def __call__(self, x: Array) -> Moments:
-        return tuple(self._prefix[:, np.searchsorted(self._sorted, x, side="right")])

@@ -19,8 +19,8 @@ class BucketTableScheme(GradientCompressor):
     """Quantise each bucket to levels made from its own coordinates.
 
     Body: ``numbers`` numbers of each bucket, from which a receiver makes its ``alphabet`` levels
-    (coding/bucket_levels.py), then the codes' 32-bit words (coding/packing.py). A scheme implements
-    ``quantize_buckets`` and, where the numbers are not the levels, ``values``.
+    (coding/bucket_levels.py), then the codes' 32-bit words (kernels/packing.py). A scheme
+    implements ``quantize_buckets`` and, where the numbers are not the levels, ``values``.
 
     level_dtype: "float32" or "float16".
     """

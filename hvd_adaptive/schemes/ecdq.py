@@ -65,7 +65,7 @@ class ECDQ(DitheredScheme):
     Before a fit the code is that of Gaussian buckets. A zero bucket decodes to exact zeros, as does
     one whose step is below 2**-126; a bucket with NaN or Inf, or whose norm or step overflows
     float32, becomes NaN. A payload is never longer than one of 16-bit integers (32-bit ones for
-    buckets above 16,376 coordinates), which it falls back to. Body: coding/dithered.py.
+    buckets above 16,376 coordinates), which it falls back to. Body: kernels/dithered.py.
     """
 
     name = "ecdq"

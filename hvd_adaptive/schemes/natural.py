@@ -28,7 +28,7 @@ class NaturalCompression(GradientCompressor):
     NaN spoils: all of its bucket.
 
     Body: a byte with the exponent field of each coordinate, filled up to a multiple of four bytes,
-    then the sign bits' 32-bit words (coding/fixed.py). Powers are float32's:
+    then the sign bits' 32-bit words (kernels/fixed.py). Powers are float32's:
 
     - Below 2**-126 a coordinate becomes 0 or 2**-126, without bias, but with a relative variance
       that exceeds 1/8. Zeros stay zeros.

@@ -25,7 +25,7 @@ class OneBitSGD(BucketTableScheme):
     shared: see settings.Settings.
 
     Body: two float32 for each bucket (mean of the negative, mean of the other coordinates), then
-    the bits' 32-bit words (coding/fixed.py). A bucket with NaN or Inf becomes NaN.
+    the bits' 32-bit words (kernels/fixed.py). A bucket with NaN or Inf becomes NaN.
     """
 
     name = "onebit"

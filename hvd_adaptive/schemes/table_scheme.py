@@ -22,7 +22,7 @@ from hvd_adaptive.settings import Settings
 class TableScheme(GradientCompressor):
     """Quantise buckets by their norm and one table of levels.
 
-    Body: float32 scale of each bucket, then the codes' 32-bit words (coding/packing.py) or, where
+    Body: float32 scale of each bucket, then the codes' 32-bit words (kernels/packing.py) or, where
     ``coding`` names a coder, its stream (coding/coder.py) if that is shorter.
     """
 

@@ -111,9 +111,9 @@ def dithers() -> None:
     """QCS, and ECDQ's quantiser."""
     from hvd_adaptive.kernels.packing import packing_of
     from hvd_adaptive.kernels.qcs import Run
-    from hvd_adaptive.kernels.triton import codes as cuda_codes
     from hvd_adaptive.kernels.triton import ecdq as cuda_ecdq
     from hvd_adaptive.kernels.triton import qcs as cuda_qcs
+    from hvd_adaptive.kernels.triton import uniforms as cuda_uniforms
 
     x, runs = torch.ones(3000), [Run(0, 3000, 0, 1024, 300, 1.0)]
     scales, words = torch.zeros(3), torch.zeros(packing_of(5).words(900), dtype=torch.int32)
@@ -121,7 +121,7 @@ def dithers() -> None:
     cuda_qcs.decode_add([(scales, words)], [1], runs, 5, 1.0, x)
     steps = cuda_ecdq.bucket_steps(x, 1000, 1.0)
     cuda_ecdq.add(cuda_ecdq.quantize(x, steps, 1000, 1), steps, 1000, 1, x)
-    cuda_codes.uniforms(3000, 1024, 1, x.device)
+    cuda_uniforms.uniforms(3000, 1024, 1, x.device)
 
 
 def lossless() -> None:
@@ -134,8 +134,8 @@ def lossless() -> None:
     x, body, code = torch.ones(3000), torch.zeros(8000, dtype=torch.uint8), gaussian_code(None, 1.0)
     cuda_dithered_encode.encode(x, 1000, code, 1, 2, body, 1 << 16)
     cuda_dithered_decode.add([body], 1000, code, [1], 2, x, 1 << 16)
-    cuda_sparse_bodies.encode(x, 1000, 0.1, 3, 1, body)
-    cuda_sparse_bodies.add([body], 1000, 3, x)
+    cuda_sparse_bodies.encode_body(x, 1000, 0.1, 3, 1, body)
+    cuda_sparse_bodies.add_bodies([body], 1000, 3, x)
 
 
 def levels() -> None:

@@ -87,7 +87,7 @@ def probed(alphabet: int, first: int, n: int, bucket: int) -> tuple[np.ndarray, 
 
 
 def coordinate_of(alphabet: int, n: int, segment: int, row: int, digit: int, lane: int) -> int:
-    """As the docstrings of coding/fixed.py and coding/radix.py say; -1 beyond the last one."""
+    """As the docstrings of kernels/fixed.py and kernels/radix.py say; -1 beyond the last one."""
     if alphabet in UNITS:
         digits, width = UNITS[alphabet]
         rows = max(8, 32 // np.gcd(width, 32))
@@ -187,7 +187,7 @@ def test_division_by_short_buckets():
 def test_programs_count_in_64_bits():
     """A program's number is widened before anything is multiplied with it."""
     found = 0
-    for path in Path(hvd_adaptive.kernels.__file__).parent.glob("cuda_*.py"):
+    for path in Path(hvd_adaptive.kernels.__file__).parent.glob("triton/*.py"):
         text = path.read_text()
         uses = re.findall(r" = tl\.program_id\(\d\)(.{0,13})", text)
         found += len(uses)

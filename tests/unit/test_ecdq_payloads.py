@@ -384,4 +384,6 @@ def test_state_of_others_is_refused():
 
 def test_buffers_of_other_lengths_are_refused():
     with pytest.raises(PayloadError, match="too short"):
-        dithered.add([torch.zeros(7, dtype=torch.uint8)], 10, SCHEME.code, [0], 2, torch.zeros(100))
+        dithered.add_bodies(
+            [torch.zeros(7, dtype=torch.uint8)], 10, SCHEME.code, [0], 2, torch.zeros(100)
+        )

@@ -1,4 +1,4 @@
-"""Packing against bit-by-bit implementations of the docstrings of coding/fixed.py and radix.py."""
+"""Packing against bit-by-bit implementations of the docstrings of kernels/fixed.py and radix.py."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from hvd_adaptive import ALQ, NUQSGD, QSGD, NaturalCompression
 from hvd_adaptive.coding.header import CHECKSUM_AT, SIZE
 from hvd_adaptive.coding.payload import arrived
 from hvd_adaptive.kernels.block_sums import BlockSums
-from hvd_adaptive.kernels.reference import tables as reference
+from hvd_adaptive.kernels.reference import checksum as reference
 
 # Packed by whole bits, and several codes to a number; tables counted, searched, uniform and not.
 SCHEMES = {

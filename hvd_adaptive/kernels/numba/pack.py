@@ -1,4 +1,4 @@
-"""Numba: codes become words, laid out as coding/fixed.py says."""
+"""Numba: codes become words, laid out as kernels/fixed.py says."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Numba: codes of small alphabets become numbers and back, laid out as coding/radix.py says."""
+"""Numba: codes of small alphabets become numbers and back, laid out as kernels/radix.py says."""
 
 from __future__ import annotations
 

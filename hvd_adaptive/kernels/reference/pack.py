@@ -1,4 +1,4 @@
-"""Packing in plain torch: fixed width (coding/fixed.py) and radix (coding/radix.py)."""
+"""Packing in plain torch: fixed width (kernels/fixed.py) and radix (kernels/radix.py)."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def unpack_codes(words: torch.Tensor, coordinates: int, packing: Packing) -> tor
 
 
 def pack(codes: torch.Tensor, bits: int) -> torch.Tensor:
-    """Codes (int64, (n,)) to words (int32), laid out as coding/fixed.py says."""
+    """Codes (int64, (n,)) to words (int32), laid out as kernels/fixed.py says."""
     full = codes.numel() // BLOCK * BLOCK
     parts = [_pack_blocks(codes[:full].view(-1, QUARTERS, ROWS, LANES), bits)]
     rest = codes.numel() - full
@@ -77,7 +77,7 @@ def _unpack_blocks(words: torch.Tensor, rows: int, bits: int) -> torch.Tensor:
 
 
 def pack_radix(codes: torch.Tensor, packing: Packing) -> torch.Tensor:
-    """Codes (int64, (n,)) to words (int32), laid out as coding/radix.py says."""
+    """Codes (int64, (n,)) to words (int32), laid out as kernels/radix.py says."""
     row = LANES * packing.digits
     rows = -(-codes.numel() // row)
     padded = codes.new_zeros(rows * row)

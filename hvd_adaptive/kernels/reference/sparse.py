@@ -45,7 +45,7 @@ def encode(flat: torch.Tensor, bucket_size: int, density: float, k: int, key: in
     """Keep coordinates of ``flat`` (float32, (n,)) at random: see schemes/sparse.py.
 
     Thresholds are λ, 0 for a zero bucket and NaN for one with NaN or Inf, or whose λ overflows.
-    ``words`` is the stream of coding/rice.py with parameter ``k``.
+    ``words`` is the stream of kernels/rice.py with parameter ``k``.
     """
     buckets = flat.split(bucket_size) if flat.numel() else ()
     lambdas = flat.new_tensor([threshold(bucket, density) for bucket in buckets])

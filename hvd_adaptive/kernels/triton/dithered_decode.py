@@ -1,4 +1,4 @@
-"""Triton: values of dithered payloads' bodies (coding/dithered.py); what the CPU refuses is told.
+"""Triton: values of dithered payloads' bodies (kernels/dithered.py); what the CPU refuses is told.
 
 A lane reads the codes of each segment of each payload, whose escapes are read side by side; then a
 program for each segment adds its values, payload by payload. No byte outside a body is read.

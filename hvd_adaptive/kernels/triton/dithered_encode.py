@@ -1,4 +1,4 @@
-"""Triton: bodies of dithered payloads (coding/dithered.py), byte for byte the CPU's.
+"""Triton: bodies of dithered payloads (kernels/dithered.py), byte for byte the CPU's.
 
 All is queued, nothing waited for:
 
@@ -41,9 +41,9 @@ def encode(
     body: torch.Tensor,
     segment: int,
 ) -> Later:
-    """See coding/dithered.encode, of one coordinate at least; how many bytes it took is told later.
+    """Do what reference.dithered.encode_body does, for one coordinate at least.
 
-    segment: coordinates of one, whole tiles or less than a tile.
+    segment: whole tiles or less than a tile.
     """
     shape = Shape(flat.numel(), bucket_size, segment, len(code.books))
     steps = ecdq.bucket_steps(flat, bucket_size, code.delta)

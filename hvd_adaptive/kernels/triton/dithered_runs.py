@@ -1,4 +1,4 @@
-"""Triton: runs of dithered symbols (coding/dithered.py), for who writes and who reads them.
+"""Triton: runs of dithered symbols (kernels/dithered.py), for who writes and who reads them.
 
 Symbols of each class are counted in tiles; sums of these tell where a tile's symbols lie.
 """

@@ -1,7 +1,7 @@
 """Triton: how coordinates lie in words, and words and buckets under a tile of coordinates.
 
 A segment is the least run of coordinates that begins and ends with whole words in every lane: a
-block of coding/fixed.py, or some rows of coding/radix.py. A tile is ``SEGMENTS`` segments times 16
+block of fixed.py, or some rows of radix.py (kernels/). A tile is ``SEGMENTS`` segments times 16
 lanes, one thread for each lane: it makes all of its words by itself. In both packings a row has
 some digits in each lane, which make a unit of ``width`` bits, sum_digit code * base**digit.
 """
@@ -27,7 +27,7 @@ ALIGNED, LONG, SHORT = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
 
 @dataclass(frozen=True)
 class Segments:
-    """The constants of a packing: see above. fixed: by coding/fixed.py, whose last block has
+    """The constants of a packing: see above. fixed: by kernels/fixed.py, whose last block has
     shorter quarters."""
 
     fixed: bool
