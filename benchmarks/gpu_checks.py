@@ -60,7 +60,7 @@ def equal(arguments: argparse.Namespace) -> dict[str, Any]:
                 case = f"{label}, bucket {bucket}"
                 try:
                     told[case] = compared(scheme, own, arguments.device)
-                except ModuleNotFoundError as error:  # ECDQ's coder on the CPU is Numba's alone
+                except ModuleNotFoundError as error:  # a scheme may need what is not installed
                     told[case] = f"left out: {error}"
                 except Exception as error:  # the other cases are still worth their time
                     told[case] = f"failed: {error!r}"

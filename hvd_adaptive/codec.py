@@ -17,7 +17,7 @@ from hvd_adaptive.coding.coder import Coder
 from hvd_adaptive.coding.header import Frame, Header
 from hvd_adaptive.coding.sendable import Sendable
 from hvd_adaptive.device import Later
-from hvd_adaptive.errors import PayloadError
+from hvd_adaptive.errors import PayloadError, Verdict
 from hvd_adaptive.finite import narrowed
 from hvd_adaptive.kernels.block_sums import BlockSums
 from hvd_adaptive.once import WarnOnce
@@ -44,8 +44,6 @@ _CHECKED = (
 Received = torch.Tensor | payloads.Arrived
 # Of a body: its length, where that varies, or sums of it.
 Told = int | Later | BlockSums | None
-# Waits until it is known whether bodies could be read; PayloadError where one could not.
-Verdict = Callable[[], None]
 
 
 class Codec(ABC):

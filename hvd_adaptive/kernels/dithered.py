@@ -11,7 +11,7 @@ Where the codes would be longer, kind is the bytes of an integer, and all intege
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -25,9 +25,6 @@ SEGMENT = 1 << 16
 CODED = 0
 WIDTHS: dict[int, np.dtype[Any]] = {2: np.dtype("<i2"), 4: np.dtype("<i4")}
 HALF = 2**23  # integers of one sign of the dither
-
-# Waits until it is known whether bodies could be read; PayloadError if one could not.
-Verdict = Callable[[], None]
 
 
 class Code(Protocol):

@@ -6,16 +6,12 @@ then the words of kernels/rice.py.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 
 from hvd_adaptive.errors import PayloadError
 
 # A payload's sections: thresholds (float32, one per bucket), exact values (float32), words (int32).
 Sections = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
-# Waits until it is known whether bodies could be read; PayloadError if one could not.
-Verdict = Callable[[], None]
 
 
 def head_bytes(coordinates: int, bucket_size: int) -> int:

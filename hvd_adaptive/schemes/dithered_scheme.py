@@ -15,11 +15,11 @@ from hvd_adaptive.adapt.coverage import HEAD, Coverage, Usable, share_in
 from hvd_adaptive.adapt.joint_update import JointUpdate
 from hvd_adaptive.adapt.schedule import UpdateSchedule
 from hvd_adaptive.adapt.statistics import histograms, weights_of
-from hvd_adaptive.codec import Verdict
 from hvd_adaptive.coding import payload as payloads
 from hvd_adaptive.coding.sendable import Sendable
 from hvd_adaptive.compressor import GradientCompressor
 from hvd_adaptive.device import Later
+from hvd_adaptive.errors import Verdict
 from hvd_adaptive.kernels import dithered
 from hvd_adaptive.kernels.constants import BINS
 from hvd_adaptive.levels import Histogram

@@ -11,9 +11,9 @@ from typing import Any
 import torch
 
 from hvd_adaptive import kernels
-from hvd_adaptive.codec import Verdict
 from hvd_adaptive.compressor import GradientCompressor
 from hvd_adaptive.device import Later
+from hvd_adaptive.errors import Verdict
 from hvd_adaptive.kernels.rice import most_words, rice_parameter
 from hvd_adaptive.settings import Settings
 

@@ -11,13 +11,13 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import torch
 
+from hvd_adaptive.errors import Verdict
 from hvd_adaptive.kernels.constants import LAST_END
 from hvd_adaptive.kernels.dithered import (
     CODED,
     SEGMENT,
     WIDTHS,
     Code,
-    Verdict,
     check_end,
     check_lengths,
     checked_ends,

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from hvd_adaptive.device import HOST
+from hvd_adaptive.errors import Verdict
 from hvd_adaptive.kernels import random
 from hvd_adaptive.kernels.constants import NORM_LANES, SMALLEST_NORM
 from hvd_adaptive.kernels.numba.encoder import bucket_key
@@ -18,7 +19,7 @@ from hvd_adaptive.kernels.numba.jit import inline, jit
 from hvd_adaptive.kernels.numba.quantize import uniform24
 from hvd_adaptive.kernels.numba.scan import add_lanes, largest_bits
 from hvd_adaptive.kernels.rice import most_words
-from hvd_adaptive.kernels.sparse import Sections, Verdict, sections_of, unreadable, write_body
+from hvd_adaptive.kernels.sparse import Sections, sections_of, unreadable, write_body
 from hvd_adaptive.kernels.tables import UNIFORM_SCALE
 
 _CHUNK = 512

@@ -8,13 +8,13 @@ import numpy as np
 import torch
 
 from hvd_adaptive.device import Later
+from hvd_adaptive.errors import Verdict
 from hvd_adaptive.kernels.constants import LAST_END
 from hvd_adaptive.kernels.dithered import (
     CODED,
     SEGMENT,
     WIDTHS,
     Code,
-    Verdict,
     check_end,
     check_lengths,
     checked_ends,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 
 from hvd_adaptive.kernels.omega import code_word, zero_code
@@ -56,7 +58,7 @@ def _word(k: int) -> str:
     return f"{word:0{length}b}"
 
 
-def _read(bits, most: int) -> int:
+def _read(bits: Iterator[int], most: int) -> int:
     """The next number, or some number above ``most`` where it is more."""
     k = 1
     while next(bits):

@@ -42,6 +42,7 @@ def encode(
     broken = _broken(bits, bucket_size)
     exponents.copy_(torch.where(broken, 0, exponent))
     words.copy_(pack_codes(torch.where(broken, 1, signs), ONE_BIT))
+    return None
 
 
 def decode_add(

@@ -8,10 +8,11 @@ import numpy as np
 import torch
 
 from hvd_adaptive.device import Later
+from hvd_adaptive.errors import Verdict
 from hvd_adaptive.kernels.constants import NORM_LANES, SMALLEST_NORM
 from hvd_adaptive.kernels.reference.onebit import add_lanes
 from hvd_adaptive.kernels.reference.uniforms import uniforms
-from hvd_adaptive.kernels.sparse import Sections, Verdict, sections_of, unreadable, write_body
+from hvd_adaptive.kernels.sparse import Sections, sections_of, unreadable, write_body
 from hvd_adaptive.kernels.tables import UNIFORM_SCALE
 
 

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 import torch
 
 from hvd_adaptive.device import Later
-from hvd_adaptive.errors import PayloadError
-from hvd_adaptive.kernels.dithered import SEGMENT, Code, Verdict, check_lengths, corrupt_segment
+from hvd_adaptive.errors import PayloadError, Verdict
+from hvd_adaptive.kernels.dithered import SEGMENT, Code, check_lengths, corrupt_segment
 from hvd_adaptive.kernels.triton import dithered_decode, dithered_encode
 from hvd_adaptive.kernels.triton.prefix_streams import SEGMENT_FLAG
 

@@ -18,8 +18,9 @@ import triton
 import triton.language as tl
 
 from hvd_adaptive.device import Later
+from hvd_adaptive.errors import Verdict
 from hvd_adaptive.kernels.constants import SMALLEST_NORM
-from hvd_adaptive.kernels.sparse import Verdict, unreadable
+from hvd_adaptive.kernels.sparse import unreadable
 from hvd_adaptive.kernels.tables import UNIFORM_SCALE
 from hvd_adaptive.kernels.triton.lanes import fold, lane_tree, largest_bits
 from hvd_adaptive.kernels.triton.launch import kernel, launch, whole_words
