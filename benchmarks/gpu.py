@@ -2,9 +2,9 @@
 
     python benchmarks/gpu.py --output gpu.json [--horovod FOLDER]
 
-Needs CUDA, torch, Triton, SciPy and tqdm, and no network. Without Numba ``equal`` leaves out ECDQ,
-and the suite is left out. Each part's results are printed and written at once. Call it again to go
-on: parts that have ended well are not repeated.
+Needs CUDA, torch, Triton, SciPy and tqdm, and no network. Without Numba the suite is left out. Each
+part's results are printed and written at once. Call it again to go on: parts that have ended well
+are not repeated.
 
 facts     the card, versions
 equal     payloads of every scheme, and what they decode to, against plain torch on the CPU, bit for
