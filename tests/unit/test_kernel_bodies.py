@@ -4,11 +4,12 @@ same sums, the same refusals."""
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
 import torch
-from test_kernel_agreement import heavy, vector, with_nan, zeros
+from test_kernel_agreement import heavy, ordinary, vector, with_nan, zeros
 
 from hvd_adaptive.errors import PayloadError
 from hvd_adaptive.kernels import module
@@ -34,12 +35,13 @@ def flat_of(n: int) -> torch.Tensor:
 
 
 class Dithered:
-    """Bodies of ECDQ with steps of ``delta``. few: books of four symbols, so that most escape."""
+    """Bodies of ECDQ with steps of ``delta``. expected: the law of four symbols that books are made
+    for, so that most integers escape."""
 
-    def __init__(self, delta: float, few: bool = False, width: int = 2) -> None:
+    def __init__(self, delta: float, expected: Sequence[float] = (), width: int = 2) -> None:
         self.code, self.width = gaussian_code(None, delta), width
-        if few:
-            law = np.full((len(self.code.probabilities), 4), 0.25)
+        if expected:
+            law = np.tile(expected, (len(self.code.probabilities), 1))
             self.code = dataclasses.replace(self.code, probabilities=law)
 
     def encode(self, backend: str, flat: torch.Tensor, bucket: int) -> torch.Tensor:
@@ -67,8 +69,8 @@ class Sparse:
 
 KINDS = {
     "coded": lambda: Dithered(1.5),
-    "escaped": lambda: Dithered(0.5, few=True),
-    "integers": lambda: Dithered(1 / 64, few=True),
+    "escaped": lambda: Dithered(0.5, (0.25, 0.25, 0.25, 0.25)),
+    "integers": lambda: Dithered(1 / 64, (1e-6, 1.0, 1e-6, 1e-6)),
     "wide": lambda: Dithered(1 / 64, width=4),
     "sparse": Sparse,
 }
@@ -76,8 +78,9 @@ KINDS = {
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(("n", "bucket"), [(4, 4), (400, 100), (1236, 64)])
-def test_bytes_and_sums_agree(kind: str, n: int, bucket: int):
-    scheme, flat = KINDS[kind](), flat_of(n)
+@pytest.mark.parametrize("broken", (True, False), ids=("with NaN and zeros", "finite"))
+def test_bytes_and_sums_agree(kind: str, n: int, bucket: int, broken: bool):
+    scheme, flat = KINDS[kind](), flat_of(n) if broken else vector(ordinary, n)
     body, other = (scheme.encode(backend, flat, bucket) for backend in BACKENDS)
     assert torch.equal(body, other)
     sums = [torch.linspace(-1, 1, n) for _ in BACKENDS]
@@ -87,13 +90,14 @@ def test_bytes_and_sums_agree(kind: str, n: int, bucket: int):
 
 
 def test_both_kinds_of_dithered_bodies_are_met():
-    kinds = [int(KINDS[kind]().encode("reference", flat_of(400), 100)[0]) for kind in KINDS]
-    assert kinds[0] == kinds[1] == CODED and kinds[2] == 2
+    flat, names = vector(ordinary, 400), ("coded", "escaped", "integers")
+    kinds = [int(KINDS[name]().encode("reference", flat, 100)[0]) for name in names]
+    assert kinds == [CODED, CODED, 2]
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_one_refuses_the_other_refuses(kind: str):
-    scheme, flat, verdicts = KINDS[kind](), flat_of(300), []
+    scheme, flat, verdicts = KINDS[kind](), vector(heavy, 300), []
     body = padded(scheme.encode("numba", flat, 64))
     rng = np.random.default_rng(7)
     for _ in range(60):
