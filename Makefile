@@ -87,7 +87,7 @@ $(INSTALLED): $(SOURCES_OF_SETUP)
 	@$(BIN)/hvd-adaptive install-horovod
 	@touch $@
 
-$(WARMED): $(INSTALLED) $(wildcard hvd_adaptive/kernels/*.py)
+$(WARMED): $(INSTALLED) $(wildcard hvd_adaptive/kernels/*.py hvd_adaptive/kernels/*/*.py)
 	@echo "[4/4] compiling the kernels into Numba's cache"
 	@$(BIN)/python -m hvd_adaptive.kernels
 	@touch $@

@@ -23,10 +23,9 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from hvd_adaptive import NUQSGD, QSGD, theory
+from hvd_adaptive import NUQSGD, QSGD, kernels, theory
 from hvd_adaptive.coding.header import SIZE
 from hvd_adaptive.compressor import GradientCompressor
-from hvd_adaptive.kernels.cpu_codes import unpack
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 STEPS = (0, 50, 200)
@@ -112,9 +111,10 @@ def level_numbers(scheme: GradientCompressor, flat: torch.Tensor) -> np.ndarray:
     body = torch.empty(scheme.body_bytes(flat.numel()), dtype=torch.uint8)
     scheme.encode_body(flat, body, KEY)
     size, packing = scheme.settings.bucket_size, scheme.table.kernel.packing
-    codes = np.empty(flat.numel(), np.uint8)
-    unpack(body[4 * (flat.numel() // size) :].view(torch.int32).numpy().view("u4"), packing, codes)
-    return codes.reshape(-1, size).astype(np.int64) - packing.alphabet // 2
+    codes = torch.empty(flat.numel(), dtype=torch.uint8)
+    words = body[4 * (flat.numel() // size) :].view(torch.int32)
+    kernels.on_host("codes").unpack(words, packing, codes)
+    return codes.numpy().reshape(-1, size).astype(np.int64) - packing.alphabet // 2
 
 
 def row(case: Case, label: str, vector: torch.Tensor) -> tuple[str, ...]:

@@ -11,7 +11,7 @@ import torch
 
 import hvd_adaptive
 from hvd_adaptive import kernels
-from hvd_adaptive.kernels import random, reference
+from hvd_adaptive.kernels import random
 from hvd_adaptive.tools.bench import codec
 
 SEED = 20
@@ -35,9 +35,9 @@ def plain_torch() -> Iterator[None]:
     """CPU tensors go to the reference kernels."""
     of_device = kernels.for_device
 
-    def for_device(device: torch.device, subject: str = "") -> Any:
+    def for_device(device: torch.device, subject: str = "tables") -> Any:
         return (
-            kernels._module("reference", subject)
+            kernels.module("reference", subject)
             if device.type == "cpu"
             else of_device(device, subject)
         )
@@ -60,7 +60,7 @@ def equal(arguments: argparse.Namespace) -> dict[str, Any]:
                 case = f"{label}, bucket {bucket}"
                 try:
                     told[case] = compared(scheme, own, arguments.device)
-                except ModuleNotFoundError as error:  # ECDQ's coder on the CPU is Numba's alone
+                except ModuleNotFoundError as error:  # a scheme may need what is not installed
                     told[case] = f"left out: {error}"
                 except Exception as error:  # the other cases are still worth their time
                     told[case] = f"failed: {error!r}"
@@ -111,6 +111,7 @@ def large(arguments: argparse.Namespace) -> dict[str, Any]:
         torch.empty(-(-tail // bucket)),
         torch.empty(table.packing.words(tail), dtype=torch.int32),
     )
+    reference = kernels.module("reference", "tables")
     reference.encode(own, *wanted, bucket, "l2", table, shifted)
     values = torch.empty(tail)
     reference.decode_add([wanted], bucket, table, 1.0, values, False)

@@ -17,7 +17,7 @@ from hvd_adaptive.coding.coder import Coder
 from hvd_adaptive.coding.header import Frame, Header
 from hvd_adaptive.coding.sendable import Sendable
 from hvd_adaptive.device import Later
-from hvd_adaptive.errors import PayloadError
+from hvd_adaptive.errors import PayloadError, Verdict
 from hvd_adaptive.finite import narrowed
 from hvd_adaptive.kernels.block_sums import BlockSums
 from hvd_adaptive.once import WarnOnce
@@ -44,8 +44,6 @@ _CHECKED = (
 Received = torch.Tensor | payloads.Arrived
 # Of a body: its length, where that varies, or sums of it.
 Told = int | Later | BlockSums | None
-# Waits until it is known whether bodies could be read; PayloadError where one could not.
-Verdict = Callable[[], None]
 
 
 class Codec(ABC):
@@ -59,9 +57,9 @@ class Codec(ABC):
 
     name: str = ""
     codings: tuple[str, ...] = ("fixed",)
-    # Its bodies are made on the CPU, or by Triton: where that is not installed tensors elsewhere
-    # are copied to the host, results back.
-    needs_triton: bool = False
+    # The subject of its kernels, if plain torch is too slow at them: tensors on a device that has
+    # no faster ones are copied to the host, results back.
+    slow_in_torch: str = ""
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
@@ -203,7 +201,7 @@ class Codec(ABC):
 
     def is_on_host(self, device: torch.device) -> bool:
         """Whether tensors on ``device`` are copied to the host and encoded there."""
-        return self.needs_triton and device.type != "cpu" and not kernels.has_triton(device)
+        return bool(self.slow_in_torch) and not kernels.has_fast(device, self.slow_in_torch)
 
     def encode_flat(
         self,

@@ -11,13 +11,12 @@ from typing import Any
 
 import torch
 
-from hvd_adaptive import states
+from hvd_adaptive import kernels, states
 from hvd_adaptive.coding.header import SIZE
 from hvd_adaptive.coding.payload import read_header, split
 from hvd_adaptive.coding.sendable import Sendable
 from hvd_adaptive.errors import RankMismatchError
 from hvd_adaptive.kernels.random import mix64, stream_key
-from hvd_adaptive.kernels.reference_pack import unpack_codes
 from hvd_adaptive.schemes.qsgd import QSGD
 from hvd_adaptive.settings import check_integer
 from hvd_adaptive.streams import Use
@@ -276,8 +275,10 @@ class QSVRG:
         """Return the bits of an update in the code of QSGD Corollary 3.3."""
         n, buckets = self.point.numel(), -(-self.point.numel() // self.codec.settings.bucket_size)
         words = payload[SIZE + 4 * buckets : SIZE + self.codec.body_bytes(n)].view(torch.int32)
-        codes = unpack_codes(words, n, self.codec.table.kernel.packing)
-        magnitudes = (codes - self.intervals).abs().cpu().numpy()
+        codes = torch.empty(n, dtype=torch.uint8, device=words.device)
+        unpack = kernels.for_device(words.device, "codes").unpack
+        unpack(words, self.codec.table.kernel.packing, codes)
+        magnitudes = (codes.to(torch.int64) - self.intervals).abs().cpu().numpy()
         return 32 * buckets + int(elias_bits(magnitudes + 1).sum() + (magnitudes > 0).sum())
 
 

@@ -22,8 +22,8 @@ from __future__ import annotations
 
 import torch
 
+from hvd_adaptive import kernels
 from hvd_adaptive.compressor import GradientCompressor as Scheme
-from hvd_adaptive.kernels import reference
 from hvd_adaptive.settings import Settings
 
 __all__ = ["Scheme", "Settings", "in_buckets", "uniforms"]
@@ -47,5 +47,6 @@ def uniforms(rows: torch.Tensor, key: int) -> torch.Tensor:
     unchanged.
     """
     buckets, size = rows.shape
-    drawn = reference.uniforms(rows.numel(), size, key, rows.device)
+    draw = kernels.for_device(rows.device, "uniforms").uniforms
+    drawn = draw(rows.numel(), size, key, rows.device)
     return drawn.view(buckets, size) * 2.0**-24

@@ -28,7 +28,7 @@ from qcs_figures import Made
 from verdicts import Claim, Comparison, Interval
 
 from hvd_adaptive import ORQ
-from hvd_adaptive.coding.packing import packing_of
+from hvd_adaptive.kernels.packing import packing_of
 
 # What the paper prints; and how near to it a payload is to come, at this bucket size.
 PRINTED = {3: 20.2, 5: 13.8, 9: 10.1}

@@ -14,7 +14,7 @@ import torch
 
 from hvd_adaptive import kernels
 from hvd_adaptive.device import stacked
-from hvd_adaptive.kernels.reference import BINS
+from hvd_adaptive.kernels.constants import BINS
 from hvd_adaptive.levels import Distribution, Histogram, Mixture, with_tail
 
 # Most components of a pooled normal mixture: 20 samples from each of 100 ranks.

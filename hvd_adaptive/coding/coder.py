@@ -18,31 +18,23 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
-from typing import TypeVar
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import torch
 
-from hvd_adaptive.coding.fixed import BLOCK
-from hvd_adaptive.coding.packing import Packing
-from hvd_adaptive.coding.radix import row_coordinates
+from hvd_adaptive import kernels
 from hvd_adaptive.errors import PayloadError
-from hvd_adaptive.kernels import Lazy
-
-cpu_codes = Lazy("cpu_codes")
-
-Item = TypeVar("Item")
-Result = TypeVar("Result")
+from hvd_adaptive.kernels.constants import LAST_END
+from hvd_adaptive.kernels.fixed import BLOCK
+from hvd_adaptive.kernels.packing import Packing
+from hvd_adaptive.kernels.radix import row_coordinates
+from hvd_adaptive.kernels.threads import mapped
 
 # Target number of coordinates of a segment; the actual number is at most twice this. A segment fits
 # in the second-level cache, and the 32 bits of its offset are negligible.
 SEGMENT = 1 << 16
-# Largest end of a segment: ends are 32 bits. A longer stream travels uncoded.
-LAST_END = 2**32 - 1
 
 
 def segment_size(packing: Packing, bucket_size: int) -> int:
@@ -147,7 +139,7 @@ class Coder(ABC):
         if head > most:
             return None
         most = min(most, head + LAST_END)
-        source = words.cpu().numpy().view(np.uint32)
+        source = words.cpu()
         out = np.empty(most, np.uint8)
         ends, at = out[:head].view("<u4"), 0
         code = functools.partial(self._coded, source, coordinates)
@@ -174,17 +166,20 @@ class Coder(ABC):
         """
         data = stream.cpu().numpy()
         ends = self._ends(data, coordinates, padding=7)
-        out = np.empty(self.packing.words(coordinates), np.uint32)
+        words = self.packing.words(coordinates)
+        out = torch.empty(words, dtype=torch.int32, device="cpu")
+        pack = kernels.on_host("codes").pack
 
         def fill(group: range) -> None:
             rows = self._decoded(data, ends, coordinates, group)
             for index, codes in zip(group, rows, strict=True):
-                cpu_codes.pack(codes, self.packing, out[self._words(index * self.segment) :])
+                own = out[self._words(index * self.segment) :]
+                pack(torch.from_numpy(codes), self.packing, own)
 
         groups = self._groups(coordinates)
         for _ in mapped(fill, groups, len(groups)):
             pass
-        return torch.from_numpy(out.view(np.int32)).to(stream.device)
+        return out.to(stream.device)
 
     def decode_range(
         self, stream: torch.Tensor, coordinates: int, first: int, last: int
@@ -220,13 +215,15 @@ class Coder(ABC):
         groups = [range(k, min(k + 2, whole)) for k in range(0, whole, 2)]
         return groups if whole == count else [*groups, range(whole, count)]
 
-    def _coded(self, words: np.ndarray, coordinates: int, group: range) -> list[np.ndarray]:
+    def _coded(self, words: torch.Tensor, coordinates: int, group: range) -> list[np.ndarray]:
         """Return the bytes of a group's segments in new buffers: others may still be in use."""
         count = self._count(coordinates, group[0])
         codes = np.empty((len(group), count), np.uint8)
         outs = np.empty((len(group), self.most_bytes(count)), np.uint8)
+        unpack = kernels.on_host("codes").unpack
         for index, row in zip(group, codes, strict=True):
-            cpu_codes.unpack(words[self._words(index * self.segment) :], self.packing, row)
+            own = words[self._words(index * self.segment) :]
+            unpack(own, self.packing, torch.from_numpy(row))
         sizes = self.encode_segments(codes, outs)
         return [out[:size] for out, size in zip(outs, sizes, strict=True)]
 
@@ -255,26 +252,3 @@ class Coder(ABC):
         if np.any(data[data.size - rest :]):
             raise PayloadError(f"payload's {self.name} stream is followed by bytes that are not 0")
         return ends
-
-
-def mapped(
-    function: Callable[[Item], Result], items: Iterable[Item], count: int
-) -> Iterator[Result]:
-    """Apply ``function`` to each of ``count`` items and return the results in order.
-
-    If torch uses several threads, items are processed in parallel. If a call raises, all other
-    calls have ended before the caller receives the exception.
-    """
-    threads = min(torch.get_num_threads(), count)
-    if threads <= 1:
-        return map(function, items)
-    pool = _pool(threads, os.getpid())
-    futures = [pool.submit(function, item) for item in items]
-    wait(futures)
-    return (future.result() for future in futures)
-
-
-@functools.lru_cache(maxsize=4)
-def _pool(threads: int, process: int) -> ThreadPoolExecutor:
-    """Return the thread pool of this process: threads do not survive a fork."""
-    return ThreadPoolExecutor(threads, thread_name_prefix="hvd_adaptive.coding")

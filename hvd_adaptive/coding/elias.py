@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
+from hvd_adaptive import kernels
 from hvd_adaptive.coding.coder import Coder
-from hvd_adaptive.coding.omega import code_length, zero_code
-from hvd_adaptive.coding.packing import Packing
-from hvd_adaptive.kernels import Lazy
-
-cpu_elias = Lazy("cpu_elias")
+from hvd_adaptive.kernels.omega import code_length, zero_code
+from hvd_adaptive.kernels.packing import Packing
 
 
 class EliasCoder(Coder):
@@ -54,7 +52,7 @@ class EliasCoder(Coder):
         return cls(packing, bucket_size)
 
     def most_bytes(self, count: int) -> int:
-        return -(-count * self._most_bits // 8) + cpu_elias.SLACK
+        return -(-count * self._most_bits // 8) + kernels.on_host("elias").SLACK
 
     def least_bytes(self, count: int) -> int:
         # Either all codes are zeros, or all but the last one: the length is not concave, so either
@@ -62,7 +60,7 @@ class EliasCoder(Coder):
         return -(-min(code_length(count + 1), code_length(count) + 2) // 8)
 
     def encode_segment(self, codes: np.ndarray, out: np.ndarray) -> int:
-        return cpu_elias.encode(codes, self.packing.alphabet, out)
+        return kernels.on_host("elias").encode(codes, self.packing.alphabet, out)
 
     def decode_segment(self, data: np.ndarray, codes: np.ndarray) -> bool:
-        return cpu_elias.decode(data, self.packing.alphabet, codes)
+        return kernels.on_host("elias").decode(data, self.packing.alphabet, codes)

@@ -10,11 +10,11 @@ from typing import NamedTuple
 import torch
 
 from hvd_adaptive.errors import PayloadError
+from hvd_adaptive.kernels.constants import CHECKSUM_AT, HEADER_BYTES
 
 MAGIC = b"HVDA"
 FORMAT = 1
-SIZE = 96
-CHECKSUM_AT = 12
+SIZE = HEADER_BYTES
 _NO_CHECKSUM = bytes(4)
 _FIELDS = struct.Struct("<4sHBBII16sQQQIIQQQII")
 

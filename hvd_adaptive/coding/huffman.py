@@ -6,12 +6,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from hvd_adaptive import kernels
 from hvd_adaptive.coding.coder import Coder
-from hvd_adaptive.coding.packing import Packing
 from hvd_adaptive.coding.prefix_code import PrefixCode
-from hvd_adaptive.kernels import Lazy
-
-cpu_huffman = Lazy("cpu_huffman")
+from hvd_adaptive.kernels.packing import Packing
 
 
 class HuffmanCoder(Coder):
@@ -41,28 +39,30 @@ class HuffmanCoder(Coder):
         return self.book.fingerprint
 
     def most_bytes(self, count: int) -> int:
-        return cpu_huffman.most_bytes(count)
+        return kernels.on_host("huffman").most_bytes(count)
 
     def least_bytes(self, count: int) -> int:
         return -(-count * int(self.book.lengths.min()) // (8 * self.book.longest_block))
 
     def encode_segment(self, codes: np.ndarray, out: np.ndarray) -> int:
         out[0] = 0
-        return -(-cpu_huffman.encode(codes, self.book, out) // 8)
+        return -(-kernels.on_host("huffman").encode(codes, self.book, out) // 8)
 
     def decode_segment(self, data: np.ndarray, codes: np.ndarray) -> bool:
-        return _is_used_up(data, cpu_huffman.decode(data, 0, self.book, codes))
+        return _is_used_up(data, kernels.on_host("huffman").decode(data, 0, self.book, codes))
 
     def encode_segments(self, codes: np.ndarray, outs: np.ndarray) -> list[int]:
         if len(codes) != 2:
             return super().encode_segments(codes, outs)
-        return [-(-end // 8) for end in cpu_huffman.encode_two(codes, self.book, outs)]
+        return [
+            -(-end // 8) for end in kernels.on_host("huffman").encode_two(codes, self.book, outs)
+        ]
 
     def decode_segments(self, data: Sequence[np.ndarray], codes: np.ndarray) -> list[bool]:
         if len(codes) != 2:
             return super().decode_segments(data, codes)
         first, second = data
-        ends = cpu_huffman.decode_two(first, second, self.book, codes)
+        ends = kernels.on_host("huffman").decode_two(first, second, self.book, codes)
         return [_is_used_up(*pair) for pair in zip(data, ends, strict=True)]
 
 

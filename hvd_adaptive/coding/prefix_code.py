@@ -17,8 +17,8 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from hvd_adaptive.coding.parse_tree import grown, limited_lengths
+from hvd_adaptive.kernels.prefix_tables import LONGEST, PrefixTables
 
-LONGEST = 16
 MOST_SYMBOLS = 4096
 # Least probability of a symbol. Every symbol then has a code, at a negligible cost to the others.
 FLOOR = 2.0**-20
@@ -30,27 +30,11 @@ LEAVES, LEAVES_A_SYMBOL, MOST_LEAVES = 1024, 64, 4096
 # last one is used, since the decoder's look-up table has 2**bits entries.
 TREE_BITS = (12, 14, 16)
 ROOM = 1.003
-# Bits of the decoder's first look-up table.
-QUICK_BITS = 12
 
 
 @dataclass(frozen=True, eq=False)
-class PrefixCode:
-    """Parse tree, and a code for each leaf.
-
-    Inner nodes are numbered in the order of their splits; the root is 0. Leaves are numbered in the
-    order of the branches that lead to them. Codes are canonical: of two leaves, the one with the
-    shorter code, or else the lower number, has the smaller code, first bit highest. Codes are
-    written first bit first, and bytes are filled from their lowest bit.
-
-    Attributes:
-        children: int32 (inner, alphabet). A branch n > 0 leads to inner node n, a negative branch n
-            to leaf -n - 1.
-        lengths: uint8 (leaves,), bits of each leaf's code.
-    """
-
-    children: np.ndarray
-    lengths: np.ndarray
+class PrefixCode(PrefixTables):
+    """Parse tree, and a code for each leaf, built from probabilities."""
 
     @classmethod
     def build(cls, probabilities: ArrayLike) -> PrefixCode:
@@ -84,11 +68,6 @@ class PrefixCode:
         better = ROOM * tree.bits_per_symbol(p) < simple.bits_per_symbol(p)
         return tree if better else simple
 
-    @property
-    def alphabet(self) -> int:
-        """Return the number of symbols."""
-        return self.children.shape[1]
-
     def bits_per_symbol(self, probabilities: ArrayLike) -> float:
         """Return the expected bits per independent symbol of these probabilities.
 
@@ -107,182 +86,6 @@ class PrefixCode:
         """Return 32 bits that differ between codes."""
         crc = zlib.crc32(self.children.astype("<i4").tobytes(), self.alphabet)
         return zlib.crc32(self.lengths.tobytes(), crc)
-
-    @functools.cached_property
-    def width(self) -> int:
-        """Return the bits of the longest code."""
-        return int(self.lengths.max())
-
-    @functools.cached_property
-    def codes(self) -> np.ndarray:
-        """Return the codes as written, first bit lowest: uint16 (leaves,)."""
-        order = self._order
-        lengths = self.lengths[order].astype(np.int64)
-        first_bit_highest = np.cumsum(1 << (LONGEST - lengths)) - (1 << (LONGEST - lengths))
-        codes = np.empty(lengths.size, np.uint16)
-        codes[order] = _reversed(first_bit_highest, LONGEST)
-        return codes
-
-    @functools.cached_property
-    def blocks(self) -> tuple[np.ndarray, np.ndarray]:
-        """Return the symbols of all leaves end to end, and the start of each leaf's symbols.
-
-        Returns:
-            uint16 symbols, and int64 (leaves + 1,) starts.
-        """
-        inner, alphabet = np.nonzero(self.children < 0)
-        leaf = -1 - self.children[inner, alphabet].astype(np.int64)
-        node, symbol = np.empty_like(leaf), np.empty_like(leaf)
-        node[leaf], symbol[leaf] = inner, alphabet
-        starts = np.concatenate([[0], np.cumsum(self._depths[node] + 1)])
-        pool = np.empty(starts[-1], np.uint16)
-        at, rest = starts[1:] - 1, np.arange(node.size)
-        while rest.size:
-            pool[at[rest]] = symbol[rest]
-            at[rest] -= 1
-            rest = rest[node[rest] > 0]
-            symbol[rest] = self._branch[node[rest]]
-            node[rest] = self._parent[node[rest]]
-        return pool, starts
-
-    # Tables of the kernels -----------------------------------------------------------------------
-
-    @functools.cached_property
-    def steps(self) -> np.ndarray:
-        """Return the encoder's table: uint64 (inner * alphabet,).
-
-        Entry ``state + symbol`` holds the length of the code to write (8 bits, 0 for none), the
-        code (16 bits), and from bit 32 the next state, which is an inner node times the alphabet.
-        """
-        leaf = np.maximum(-1 - self.children, 0)
-        state = np.maximum(self.children, 0).astype(np.uint64) * np.uint64(self.alphabet)
-        steps = np.where(self.children < 0, self._emitted[leaf], state << np.uint64(32))
-        return steps.reshape(-1)
-
-    @functools.cached_property
-    def ends(self) -> np.ndarray:
-        """Return the codes that complete a block which ends at an inner node: uint64 (inner,).
-
-        An entry holds length and code, as in ``steps``, of the leaf with the shortest code below
-        the node; 0 at the root.
-        """
-        best = np.zeros(len(self.children), np.int64)
-        for node in range(len(best) - 1, -1, -1):
-            below = self.children[node]
-            choices = np.where(below < 0, -1 - below, best[np.maximum(below, 0)])
-            best[node] = choices[np.argmin(self.lengths[choices])]
-        ends = self._emitted[best]
-        ends[0] = 0
-        return ends
-
-    @functools.cached_property
-    def lookup(self) -> np.ndarray:
-        """Return the decoder's table: uint64 (2**width,), indexed by the next ``width`` bits.
-
-        An entry holds the length of the code with which these bits begin (8 bits), the number of
-        its block's symbols (24 bits), and from bit 32 the start of these symbols in ``blocks``.
-        """
-        starts = self.blocks[1].astype(np.uint64)
-        entries = (
-            self.lengths.astype(np.uint64)
-            | (np.diff(starts) << np.uint64(8))
-            | (starts[:-1] << np.uint64(32))
-        )
-        order = self._order
-        room = 1 << (self.width - self.lengths[order].astype(np.int64))
-        table = np.empty(1 << self.width, np.uint64)
-        table[_reversed(np.arange(table.size), self.width)] = np.repeat(entries[order], room)
-        return table
-
-    @functools.cached_property
-    def quick(self) -> np.ndarray:
-        """Return the decoder's first table, indexed by the next QUICK_BITS bits, uint64.
-
-        Entries are those of ``lookup``, or 0 if the next code is longer than QUICK_BITS. For a
-        symbol code (one symbol per block), an entry covers all symbols whose codes lie within these
-        bits. The shape is (2**QUICK_BITS,).
-        """
-        return self._quick[0]
-
-    def pool(self, dtype: np.dtype) -> np.ndarray:
-        """Return, as bytes, the symbols that ``lookup`` and ``quick`` refer to, and 16 more bytes.
-
-        Args:
-            dtype: Type of a symbol, of 1 or 2 bytes.
-        """
-        return self._pools[np.dtype(dtype).itemsize]
-
-    @functools.cached_property
-    def longest_copy(self) -> int:
-        """Return the most symbols that one look-up yields."""
-        return max(self.longest_block, QUICK_BITS)
-
-    @functools.cached_property
-    def longest_block(self) -> int:
-        """Return the symbols of the longest block."""
-        return int(np.diff(self.blocks[1]).max())
-
-    @functools.cached_property
-    def _quick(self) -> tuple[np.ndarray, np.ndarray]:
-        """Return ``quick``, and the symbols that follow those of ``blocks``."""
-        bits, mask = np.arange(1 << QUICK_BITS), (1 << self.width) - 1
-        first = self.lookup[bits & mask]
-        length = (first & np.uint64(0xFF)).astype(np.int64)
-        if self.longest_block > 1:
-            return np.where(length <= QUICK_BITS, first, np.uint64(0)), np.empty(0, np.uint16)
-        symbols = np.zeros((bits.size, QUICK_BITS), np.uint16)
-        used, count = np.zeros_like(bits), np.zeros_like(bits)
-        for _ in range(QUICK_BITS):
-            entry = self.lookup[bits >> used & mask]
-            length = (entry & np.uint64(0xFF)).astype(np.int64)
-            fits = used + length <= QUICK_BITS
-            leaf = (entry[fits] >> np.uint64(32)).astype(np.int64)
-            symbols[fits, count[fits]] = self.blocks[0][leaf]
-            used, count = used + length * fits, count + fits
-        starts = self.blocks[0].size + np.cumsum(count) - count
-        entries = used.astype(np.uint64) | (count << 8 | starts << 32).astype(np.uint64)
-        entries[count == 0] = 0
-        return entries, symbols[np.arange(QUICK_BITS) < count[:, None]]
-
-    @functools.cached_property
-    def _pools(self) -> dict[int, np.ndarray]:
-        symbols, more = np.concatenate([self.blocks[0], self._quick[1]]), np.zeros(16, np.uint8)
-        return {
-            size: np.concatenate([symbols.astype(kind).view(np.uint8), more])
-            for size, kind in ((1, np.uint8), (2, np.uint16))
-        }
-
-    @functools.cached_property
-    def _emitted(self) -> np.ndarray:
-        return self.lengths.astype(np.uint64) | (self.codes.astype(np.uint64) << np.uint64(8))
-
-    @functools.cached_property
-    def _order(self) -> np.ndarray:
-        """Return the leaves in the order of their codes."""
-        return np.argsort(self.lengths, kind="stable")
-
-    @functools.cached_property
-    def _parent(self) -> np.ndarray:
-        parent = np.zeros(len(self.children), np.int64)
-        node, symbol = np.nonzero(self.children > 0)
-        parent[self.children[node, symbol]] = node
-        return parent
-
-    @functools.cached_property
-    def _branch(self) -> np.ndarray:
-        """Return the symbol that leads to each inner node."""
-        branch = np.zeros(len(self.children), np.int64)
-        node, symbol = np.nonzero(self.children > 0)
-        branch[self.children[node, symbol]] = symbol
-        return branch
-
-    @functools.cached_property
-    def _depths(self) -> np.ndarray:
-        """Return the number of symbols before each inner node."""
-        depths = np.zeros(len(self.children), np.int64)
-        for node, parent in enumerate(self._parent[1:].tolist(), 1):
-            depths[node] = depths[parent] + 1
-        return depths
 
     def _reached(self, p: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return the probabilities that a block passes each inner node, and ends at each leaf."""
@@ -309,11 +112,3 @@ def _checked(probabilities: ArrayLike, floor: float = FLOOR) -> np.ndarray:
 
 def _code(children: np.ndarray, weights: np.ndarray, longest: int) -> PrefixCode:
     return PrefixCode(children, limited_lengths(weights, longest))
-
-
-def _reversed(values: np.ndarray, width: int) -> np.ndarray:
-    """Reverse the order of the lowest ``width`` bits of each value."""
-    values, out = np.asarray(values, np.int64), np.zeros(np.shape(values), np.int64)
-    for bit in range(width):
-        out |= (values >> bit & 1) << (width - 1 - bit)
-    return out

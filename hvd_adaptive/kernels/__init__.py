@@ -1,7 +1,9 @@
-"""The hot loops: the same functions in each module of a subject, the same integers out of each.
+"""The hot loops, and which backend runs them for a tensor.
 
-reference: plain torch, any device, the oracle.  cpu: Numba.  cuda: Triton. Each is loaded when a
-tensor first asks for it: Numba and Triton need not be there for the others.
+A subject is a set of functions. Each backend that serves it has a module of its name, with the same
+signatures and the same integers: ``reference`` (plain torch, any device, the oracle), ``numba``
+(CPU) and ``triton`` (CUDA). What the backends share lies beside them in this folder. A module is
+loaded when it is first needed: neither Numba nor Triton has to be installed for the other.
 """
 
 from __future__ import annotations
@@ -10,62 +12,63 @@ import functools
 import importlib
 import importlib.util
 import logging
+from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 import torch
 
-# Types of devices whose tensors the Triton kernels take. Tests add "cpu" to run them under Triton's
-# interpreter.
+# The fast backends of each subject; ``reference`` serves all of them.
+SUBJECTS: dict[str, tuple[str, ...]] = {
+    "tables": ("numba", "triton"),  # level tables, norms, histograms
+    "bucket": ("numba", "triton"),  # codes of buckets that have levels of their own
+    "levels": ("numba", "triton"),  # levels of a bucket
+    "onebit": ("numba", "triton"),
+    "natural": ("numba", "triton"),
+    "qcs": ("numba", "triton"),
+    "sparse": ("numba", "triton"),  # bodies of SparseSGD
+    "ecdq": ("numba", "triton"),  # dithered quantisation
+    "dithered": ("numba", "triton"),  # bodies of ECDQ
+    "checksum": ("numba", "triton"),
+    "codes": ("numba", "triton"),  # bare codes to words and back
+    "uniforms": ("triton",),  # random integers
+    "variance": ("numba",),  # what rounding adds
+    "huffman": ("numba",),  # NumPy arrays to prefix codes and back
+    "elias": ("numba",),  # NumPy arrays to Elias codes and back
+}
+# Types of devices whose tensors the Triton kernels accept. Tests add "cpu" to run them under
+# Triton's interpreter.
 TRITON_DEVICES = {"cuda"}
+_HOST = torch.device("cpu")
 
 
-def for_device(device: torch.device, subject: str = "") -> ModuleType:
-    """The fastest kernels for tensors on ``device``.
+def for_device(device: torch.device, subject: str = "tables") -> ModuleType:
+    """Return the fastest kernels of a subject for tensors on ``device``."""
+    return module(_backend(device.type, subject, device.type in TRITON_DEVICES), subject)
 
-    subject: "" for level tables, norms and statistics, or what follows the underscore in the
-    modules' names: "bucket", "levels", "onebit", "natural", "qcs", "sparse", "ecdq", "checksum",
-    "variance".
-    """
-    kind = device.type
-    return _chosen(kind, subject, kind in TRITON_DEVICES)
+
+def on_host(subject: str) -> ModuleType:
+    """Return the fastest kernels of a subject for CPU tensors and NumPy arrays."""
+    return for_device(_HOST, subject)
+
+
+def has_fast(device: torch.device, subject: str) -> bool:
+    """Whether tensors on ``device`` have kernels that are faster than plain torch."""
+    triton = device.type in TRITON_DEVICES
+    return _backend(device.type, subject, triton) != "reference"
 
 
 @functools.cache
-def _chosen(kind: str, subject: str, triton: bool) -> ModuleType:
-    if triton and _has_triton() and _exists("cuda", subject):
-        return _module("cuda", subject)
-    fast = kind == "cpu" and _exists("cpu", subject)
-    return _module("cpu" if fast else "reference", subject)
+def module(backend: str, subject: str) -> ModuleType:
+    """Return a backend's kernels of a subject."""
+    return importlib.import_module(f"{__name__}.{backend}.{subject}")
 
 
-def has_triton(device: torch.device) -> bool:
-    """Whether tensors on ``device`` are given the Triton kernels."""
-    return device.type in TRITON_DEVICES and _has_triton()
-
-
-class Lazy:
-    """A module of this package, loaded when first used: ``Lazy("cpu_codes").pack(...)``."""
-
-    def __init__(self, name: str) -> None:
-        self._name = name
-
-    def __getattr__(self, attribute: str) -> Any:
-        value = getattr(importlib.import_module(f"{__name__}.{self._name}"), attribute)
-        setattr(self, attribute, value)
-        return value
-
-
-def _name(family: str, subject: str) -> str:
-    return f"{__name__}.{family}_{subject}" if subject else f"{__name__}.{family}"
-
-
-def _module(family: str, subject: str) -> ModuleType:
-    return importlib.import_module(_name(family, subject))
-
-
-def _exists(family: str, subject: str) -> bool:
-    return importlib.util.find_spec(_name(family, subject)) is not None
+@functools.cache
+def _backend(kind: str, subject: str, triton: bool) -> str:
+    backends = SUBJECTS[subject]
+    if triton and "triton" in backends and _has_triton():
+        return "triton"
+    return "numba" if kind == "cpu" and "numba" in backends else "reference"
 
 
 @functools.cache

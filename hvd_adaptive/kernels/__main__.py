@@ -1,6 +1,6 @@
 """``python -m hvd_adaptive.kernels`` compiles every Numba kernel into its cache."""
 
-from hvd_adaptive.kernels.warm import compile_all
+from hvd_adaptive.kernels.numba.warm import compile_all
 
 if __name__ == "__main__":
     compile_all()

@@ -11,7 +11,7 @@ import numpy as np
 class BlockSums:
     """Sums of some blocks of a body, made while they lay in the cache.
 
-    size: of the body, in bytes, for ``body[:sums]``.  sums: uint32 (reference.CHECK_LANES,).
+    size: of the body, in bytes, for ``body[:sums]``.  sums: uint32 (constants.CHECK_LANES,).
     summed: int64 (2 k,): the first block and the end of each of k ascending runs of them.
     """
 

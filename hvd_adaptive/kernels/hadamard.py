@@ -1,4 +1,4 @@
-"""Hadamard matrices, and the transform by them in plain torch (the oracle of cpu_hadamard).
+"""Hadamard matrices, and the transform by them in plain torch (the oracle of numba/hadamard.py).
 
 A matrix of order n = p * m is ``S_p ⊗ B_m``: Sylvester's matrix of a power of two p (entry
 (-1)^popcount(i & j)) times a base of order m, which is 1, or 12 or 20 (Paley's first construction),

@@ -6,8 +6,9 @@ import functools
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 
-from hvd_adaptive.coding.packing import Packing, packing_of
+from hvd_adaptive.kernels.packing import Packing, packing_of
 
 # A uniform number is an integer k below 2**24 and stands for (k + 1/2) / 2**24: the gaps carry the
 # factor 2**-24, the starts the half.
@@ -121,6 +122,19 @@ def kernel_table(magnitudes: np.ndarray, symmetric: bool) -> KernelTable:
         numbers[:] = gain, 1 + gain / 2, 1 / np.log2(ratio), len(start) + 1
     base = alphabet - 1 - len(start)
     return KernelTable(packing, rule, lower, start, gap, numbers.astype(np.float32), base, values)
+
+
+def padded_values(values: torch.Tensor, packing: Packing) -> torch.Tensor:
+    """Rows as long as the largest code that can be read, 16 at least."""
+    room = max(16, 1 << packing.width if packing.digits == 1 else packing.alphabet)
+    padded = values.new_full((values.shape[0], room), torch.nan)
+    padded[:, : packing.alphabet] = values
+    return padded
+
+
+def interval_ends(table: KernelTable) -> np.ndarray:
+    """Ends of the intervals between the levels that r can lie between, ascending: float32."""
+    return np.append(table.lower, np.float32(1))
 
 
 def _is_uniform(magnitudes: np.ndarray, symmetric: bool) -> bool:

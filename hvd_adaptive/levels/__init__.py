@@ -21,7 +21,6 @@ from hvd_adaptive.levels.magnitudes import (
 from hvd_adaptive.levels.mixture import Mixture
 from hvd_adaptive.levels.multiplier import MultiplierFit, fit_multiplier
 from hvd_adaptive.levels.objective import expected_variance, gradient, sample_variance
-from hvd_adaptive.levels.optimal import Optimum, optimal_levels
 from hvd_adaptive.levels.probabilities import (
     entropy_bits,
     magnitude_probabilities,
@@ -44,7 +43,6 @@ __all__ = [
     "Histogram",
     "Mixture",
     "MultiplierFit",
-    "Optimum",
     "TruncatedNormal",
     "averaged_law",
     "best_level",
@@ -60,7 +58,6 @@ __all__ = [
     "gradient_descent",
     "magnitude_count",
     "magnitude_probabilities",
-    "optimal_levels",
     "sample_variance",
     "signed_levels",
     "symbol_probabilities",

@@ -10,7 +10,6 @@ N).
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -18,62 +17,30 @@ from numpy.typing import ArrayLike
 from hvd_adaptive.levels.distributions import Array, Distribution, Moments
 from hvd_adaptive.levels.histogram import Histogram, tabulated
 from hvd_adaptive.levels.magnitudes import LEAST_LEVEL, separated
-from hvd_adaptive.levels.objective import sample_variance
-
-
-@dataclass(frozen=True)
-class Optimum:
-    """Empirical optimum.
-
-    Attributes:
-        magnitudes: (K,).
-        variance: Their measured variance, sum of w_i sigma^2(r_i).
-    """
-
-    magnitudes: Array
-    variance: float
-
-
-def optimal_levels(
-    r: ArrayLike, count: int, symmetric: bool, weights: ArrayLike | None = None, grid: int = 4096
-) -> Optimum:
-    """Return the table of ``count`` magnitudes with the least measured variance.
-
-    The first dynamic programme runs on a grid drawn from the samples, the second on a grid that
-    subdivides the intervals of the first result.
-
-    Args:
-        r: Samples in [0, 1].
-        count: Number of magnitudes.
-        symmetric: Whether the table is symmetric.
-        weights: Weights in the shape of ``r``; 1 if None.
-        grid: Number of candidate levels, more than ``count``.
-
-    Raises:
-        ValueError: No sample is positive, or the grid is too small.
-    """
-    r = np.asarray(r, dtype=np.float64).reshape(-1)
-    w = np.ones_like(r) if weights is None else np.asarray(weights, float).reshape(-1)
-    if not (r > 0).any():
-        raise ValueError("r: must have a positive sample")
-    histogram = Histogram.from_samples(r, w)
-    levels = _two_stages(histogram, _SampleMoments(r, w), count, symmetric, grid)
-    return Optimum(levels, sample_variance(levels, r, symmetric, w))
 
 
 def grid_optimum(distribution: Distribution, count: int, symmetric: bool, grid: int) -> Array:
-    """Return the best magnitudes for any distribution, found as in ``optimal_levels``."""
-    return _two_stages(tabulated(distribution), distribution.moments, count, symmetric, grid)
+    """Return the best ``count`` magnitudes for a distribution.
+
+    Args:
+        grid: Number of candidate levels, more than ``count``.
+    """
+    return two_stages(tabulated(distribution), distribution.moments, count, symmetric, grid)
 
 
-def _two_stages(
+def two_stages(
     histogram: Histogram,
     moments: Callable[[Array], Moments],
     count: int,
     symmetric: bool,
     grid: int,
 ) -> Array:
-    """Solve on ``candidate_grid``, then on a grid that subdivides the chosen intervals."""
+    """Solve on ``candidate_grid``, then on a grid that subdivides the chosen intervals.
+
+    Args:
+        histogram: Law that the candidates follow.
+        moments: Moments of the law that is fitted to.
+    """
     candidates = candidate_grid(histogram, grid)
     levels = best_on_grid(candidates, moments(candidates), count, symmetric)
     knots = np.concatenate([[0.0], levels]) if symmetric else levels
@@ -176,16 +143,3 @@ def _next_layer(
         values[j] = lowest
         stride //= 2
     return values, chosen
-
-
-class _SampleMoments:
-    """Weighted moments of the samples up to each candidate, from prefix sums."""
-
-    def __init__(self, r: Array, weights: Array) -> None:
-        order = np.argsort(r)
-        self._sorted, w = r[order], weights[order] / weights.sum()
-        powers = np.stack([w, w * self._sorted, w * self._sorted**2])
-        self._prefix = np.concatenate([np.zeros((3, 1)), np.cumsum(powers, axis=1)], axis=1)
-
-    def __call__(self, x: Array) -> Moments:
-        return tuple(self._prefix[:, np.searchsorted(self._sorted, x, side="right")])

@@ -10,8 +10,8 @@ import torch
 
 from hvd_adaptive import kernels
 from hvd_adaptive.coding.bucket_levels import FORMATS
-from hvd_adaptive.coding.packing import packing_of
 from hvd_adaptive.compressor import GradientCompressor
+from hvd_adaptive.kernels.packing import packing_of
 from hvd_adaptive.settings import Settings, check_choice
 
 
@@ -19,8 +19,9 @@ class BucketTableScheme(GradientCompressor):
     """Base of schemes that quantise each bucket to levels computed from its own coordinates.
 
     The body holds ``numbers`` numbers for each bucket, from which a receiver computes its
-    ``alphabet`` levels (coding/bucket_levels.py), then the codes' 32-bit words (coding/packing.py).
-    A scheme implements ``quantize_buckets`` and, if the numbers are not the levels, ``values``.
+    ``alphabet`` levels (coding/bucket_levels.py), then the codes' 32-bit words
+    (kernels/packing.py). A scheme implements ``quantize_buckets`` and, if the numbers are not the
+    levels, ``values``.
 
     Args:
         settings: Shared settings.

@@ -15,13 +15,13 @@ from hvd_adaptive.adapt.coverage import HEAD, Coverage, Usable, share_in
 from hvd_adaptive.adapt.joint_update import JointUpdate
 from hvd_adaptive.adapt.schedule import UpdateSchedule
 from hvd_adaptive.adapt.statistics import histograms, weights_of
-from hvd_adaptive.codec import Verdict
-from hvd_adaptive.coding import dithered
 from hvd_adaptive.coding import payload as payloads
 from hvd_adaptive.coding.sendable import Sendable
 from hvd_adaptive.compressor import GradientCompressor
 from hvd_adaptive.device import Later
-from hvd_adaptive.kernels.reference import BINS
+from hvd_adaptive.errors import Verdict
+from hvd_adaptive.kernels import dithered
+from hvd_adaptive.kernels.constants import BINS
 from hvd_adaptive.levels import Histogram
 from hvd_adaptive.once import WarnOnce
 from hvd_adaptive.schemes.adaptive import Adaptation
@@ -46,7 +46,7 @@ class DitheredScheme(GradientCompressor):
     coordinate are sent; one of the two is None.
     """
 
-    needs_triton = True
+    slow_in_torch = "dithered"
 
     def __init__(
         self, settings: Settings, bits: float | None, delta: float | None, adaptation: Adaptation
@@ -118,13 +118,15 @@ class DitheredScheme(GradientCompressor):
 
     def encode_body(self, flat: torch.Tensor, body: torch.Tensor, key: int) -> int | Later:
         bucket, values = self._bucket(flat.numel()), self._clipped(flat)
-        return dithered.encode(values, bucket, self.code, key, self._width, body)
+        encode = kernels.for_device(flat.device, "dithered").encode_body
+        return encode(values, bucket, self.code, key, self._width, body)
 
     def add_bodies(
         self, bodies: Sequence[torch.Tensor], keys: Sequence[int], factor: float, out: torch.Tensor
     ) -> Verdict | None:
         bucket = self._bucket(out.numel())
-        verdict = dithered.add(bodies, bucket, self.code, keys, self._width, out)
+        add = kernels.for_device(out.device, "dithered").add_bodies
+        verdict = add(bodies, bucket, self.code, keys, self._width, out)
         if factor != 1.0:
             out *= factor
         return verdict

@@ -61,7 +61,7 @@ class ECDQ(DitheredScheme):
     zeros, as does a bucket whose step is below 2**-126. A bucket with NaN or Inf, or whose norm or
     step overflows float32, becomes NaN. If the codes would be longer, a payload holds 16-bit
     integers (32-bit ones for buckets above 16,376 coordinates). For the body see
-    coding/dithered.py.
+    kernels/dithered.py.
 
     Args:
         bits: Bits per coordinate on the wire, 0.5 to 10, including everything except full-precision

@@ -10,8 +10,8 @@ import torch
 
 from hvd_adaptive import kernels
 from hvd_adaptive.compressor import GradientCompressor
-from hvd_adaptive.kernels import reference_natural
 from hvd_adaptive.kernels.block_sums import BlockSums
+from hvd_adaptive.kernels.packing import ONE_BIT
 from hvd_adaptive.settings import Settings
 
 
@@ -25,7 +25,7 @@ class NaturalCompression(GradientCompressor):
     is no norm and no table. Nine bits are sent for each coordinate: the exponent (8) and the sign.
 
     The body holds one byte for each coordinate with its exponent field, padded to a multiple of
-    four bytes, then the sign bits' 32-bit words (coding/fixed.py). Powers are float32's:
+    four bytes, then the sign bits' 32-bit words (kernels/fixed.py). Powers are float32's:
 
     - Below 2**-126 a coordinate becomes 0 or 2**-126, without bias, but with a relative variance
       that exceeds 1/8. Zeros stay zeros.
@@ -53,7 +53,7 @@ class NaturalCompression(GradientCompressor):
         return {}
 
     def body_bytes(self, coordinates: int) -> int:
-        return _exponent_bytes(coordinates) + 4 * reference_natural.SIGNS.words(coordinates)
+        return _exponent_bytes(coordinates) + 4 * ONE_BIT.words(coordinates)
 
     def encode_body(self, flat: torch.Tensor, body: torch.Tensor, key: int) -> BlockSums | None:
         flat, bucket = self._clipped(flat), self._bucket(flat.numel())

@@ -22,7 +22,7 @@ class OneBitSGD(BucketTableScheme):
     the result is biased.
 
     The body holds two float32 for each bucket (the mean of the negative and of the other
-    coordinates), then the bits' 32-bit words (coding/fixed.py). A bucket with NaN or Inf becomes
+    coordinates), then the bits' 32-bit words (kernels/fixed.py). A bucket with NaN or Inf becomes
     NaN.
 
     Args:

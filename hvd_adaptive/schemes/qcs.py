@@ -11,10 +11,10 @@ from typing import Any
 import torch
 
 from hvd_adaptive import kernels
-from hvd_adaptive.coding.packing import packing_of
 from hvd_adaptive.compressor import GradientCompressor
 from hvd_adaptive.kernels import hadamard
-from hvd_adaptive.kernels.reference_qcs import Run
+from hvd_adaptive.kernels.packing import packing_of
+from hvd_adaptive.kernels.qcs import Run
 from hvd_adaptive.settings import Settings, check_choice, check_integer
 
 LEAST_GAIN = 4

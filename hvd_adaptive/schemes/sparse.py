@@ -11,15 +11,11 @@ from typing import Any
 import torch
 
 from hvd_adaptive import kernels
-from hvd_adaptive.codec import Verdict
-from hvd_adaptive.coding.rice import most_words, rice_parameter
 from hvd_adaptive.compressor import GradientCompressor
 from hvd_adaptive.device import Later
-from hvd_adaptive.errors import PayloadError
-from hvd_adaptive.kernels import Lazy, reference_sparse
+from hvd_adaptive.errors import Verdict
+from hvd_adaptive.kernels.rice import most_words, rice_parameter
 from hvd_adaptive.settings import Settings
-
-cuda_sparse_bodies = Lazy("cuda_sparse_bodies")
 
 
 class SparseSGD(GradientCompressor):
@@ -40,9 +36,8 @@ class SparseSGD(GradientCompressor):
     Coordinates below 2**-126 count as zeros. A bucket with NaN or Inf, or whose λ overflows
     float32, becomes NaN.
 
-    The length of a payload is random; ``body_bytes`` is its maximum. The body holds the number of
-    exact values (int64), λ of each bucket (float32), the exact values (float32), and the words of
-    coding/rice.py.
+    The length of a payload is random; ``body_bytes`` is its maximum. kernels/sparse.py describes
+    the body.
 
     Args:
         density: Expected share of kept coordinates, above 0 and at most 1. Fewer are kept if fewer
@@ -54,7 +49,7 @@ class SparseSGD(GradientCompressor):
     """
 
     name = "sparse"
-    needs_triton = True
+    slow_in_torch = "sparse"
 
     def __init__(self, *, density: float, **shared: Any) -> None:
         self.density = _check_density(density)
@@ -78,37 +73,17 @@ class SparseSGD(GradientCompressor):
         return 8 + 4 * self._buckets(coordinates)
 
     def encode_body(self, flat: torch.Tensor, body: torch.Tensor, key: int) -> int | Later:
-        bucket = self._bucket(flat.numel())
-        if flat.is_cuda and flat.numel():
-            values = self._clipped(flat)
-            return cuda_sparse_bodies.encode(values, bucket, self.density, self._rice, key, body)
-        if not flat.numel():
-            body.zero_()
-            return body.numel()
-        encode = _kernels(flat.device).encode
-        lambdas, exact, words = encode(self._clipped(flat), bucket, self.density, self._rice, key)
-        body[:8].view(torch.int64)[0] = exact.numel()
-        at = 8
-        for section in (lambdas, exact, words):
-            end = at + 4 * section.numel()
-            body[at:end].view(section.dtype).copy_(section)
-            at = end
-        return at
+        encode, bucket = _kernels(flat.device).encode_body, self._bucket(flat.numel())
+        return encode(self._clipped(flat), bucket, self.density, self._rice, key, body)
 
     def add_bodies(
         self, bodies: Sequence[torch.Tensor], keys: Sequence[int], factor: float, out: torch.Tensor
     ) -> Verdict | None:
-        bucket, flags = self._bucket(out.numel()), None
-        if out.is_cuda:
-            flags = cuda_sparse_bodies.add(bodies, bucket, self._rice, out) if out.numel() else None
-        else:
-            for body in bodies:
-                sections = self._split(body, out.numel())
-                if not _kernels(out.device).add(sections, bucket, self._rice, out):
-                    raise _unreadable(out)
+        bucket = self._bucket(out.numel())
+        verdict = _kernels(out.device).add_bodies(bodies, bucket, self._rice, out)
         if factor != 1.0:
             out *= factor
-        return None if flags is None else lambda: _check_readable(flags, out)
+        return verdict
 
     def second_codec(self, bits: int) -> GradientCompressor:
         """Return a codec for averages that codes runs of zeros.
@@ -119,29 +94,9 @@ class SparseSGD(GradientCompressor):
 
         return QSGD(bits=bits, norm="linf", coding="elias", **self._for_averages())
 
-    def _split(self, body: torch.Tensor, coordinates: int) -> reference_sparse.Sections:
-        """Return λ, exact values and words of a body; raise PayloadError if it is too short."""
-        start = self.least_body_bytes(coordinates)
-        count = int(body[:8].view(torch.int64)[0])
-        if not 0 <= count <= min(coordinates, (body.numel() - start) // 4):
-            raise PayloadError(f"payload says it holds {count} exact values")
-        end = start + 4 * count
-        lambdas, exact = body[8:start].view(torch.float32), body[start:end].view(torch.float32)
-        return lambdas, exact, body[end : end + (body.numel() - end) // 4 * 4].view(torch.int32)
-
     def _most_exact(self, size: int) -> int:
         """Return the most coordinates of a bucket that can reach λ at this density."""
         return min(size, math.floor(self.density * size) + 1)
-
-
-def _check_readable(flags: Later, out: torch.Tensor) -> None:
-    """Raise PayloadError if one of several bodies could not be read."""
-    if flags.get().any():
-        raise _unreadable(out)
-
-
-def _unreadable(out: torch.Tensor) -> PayloadError:
-    return PayloadError(f"payload's body does not hold {out.numel()} coordinates")
 
 
 def _kernels(device: torch.device) -> ModuleType:

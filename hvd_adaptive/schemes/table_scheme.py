@@ -23,7 +23,7 @@ class TableScheme(GradientCompressor):
     """Base of schemes that quantise buckets by their norm and one table of levels.
 
     The body holds one float32 scale for each bucket, then the codes' 32-bit words
-    (coding/packing.py). If ``coding`` names a coder and its stream (coding/coder.py) is shorter,
+    (kernels/packing.py). If ``coding`` names a coder and its stream (coding/coder.py) is shorter,
     the stream replaces the words.
     """
 

@@ -15,11 +15,13 @@ import torch
 from lenet_training import STAGES
 
 from hvd_adaptive import ALQ, AMQ, NUQSGD, QSGD
-from hvd_adaptive.levels import Histogram, fit_levels, optimal_levels
+from hvd_adaptive.levels import Histogram, fit_levels
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
+sys.path.append(str(Path(__file__).parents[1] / "unit" / "levels"))
 
 from fresh_laws import Fresh, lenet
+from optimal_levels import optimal_levels
 
 BUCKET = 8192
 pytestmark = pytest.mark.integration

@@ -18,7 +18,7 @@ HELPERS = {"settings", "states", "errors", "once", "device", "finite", "streams"
 KNOWS = {
     "levels": set(),
     "coding": {"kernels"},
-    "kernels": {"coding", "levels"},
+    "kernels": set(),
     "codec": {"coding", "kernels"},
     "exchange": {"coding", "kernels"},
     "monitor": set(),

@@ -55,7 +55,7 @@ def test_the_graph_sees_imports_in_functions_and_for_types(tmp_path):
     path.write_text(
         "from typing import TYPE_CHECKING\n"
         "if TYPE_CHECKING:\n    from hvd_adaptive.codec import Codec\n"
-        "def f():\n    import hvd_adaptive.kernels.cpu\n"
+        "def f():\n    import hvd_adaptive.kernels.numba\n"
     )
     known = {"hvd_adaptive": path, "hvd_adaptive.codec": path, "hvd_adaptive.kernels": path}
     assert imports(path, known) == {"hvd_adaptive.codec", "hvd_adaptive.kernels"}

@@ -18,8 +18,8 @@ import hvd_adaptive
 from hvd_adaptive import ALQ, NUQSGD, QSGD, PayloadError, TernGrad
 from hvd_adaptive.coding import coder as coders
 from hvd_adaptive.coding.coders import CODERS
-from hvd_adaptive.coding.packing import packing_of
-from hvd_adaptive.kernels.cpu_codes import pack, unpack
+from hvd_adaptive.kernels.numba.codes import pack, unpack
+from hvd_adaptive.kernels.packing import packing_of
 from hvd_adaptive.levels import entropy_bits
 
 SCHEMES = schemes(
@@ -213,9 +213,9 @@ class TestUpdates:
             fitted.fit(flat)
             payload, p = fitted.encode(flat, seed=1), fitted.table.probabilities
             words = fitted.fixed_body(payload[96:], 50_000)[200:].view(torch.int32)
-            codes = np.empty(50_000, np.uint8)
-            unpack(words.numpy().view(np.uint32), packing_of(p.size), codes)
-            counts[clip] = np.bincount(codes, minlength=p.size) / 50_000
+            codes = torch.empty(50_000, dtype=torch.uint8)
+            unpack(words, packing_of(p.size), codes)
+            counts[clip] = np.bincount(codes.numpy(), minlength=p.size) / 50_000
             # 5 standard errors, and that signs are taken to be equally likely.
             folded = counts[clip] + counts[clip][::-1]
             assert np.all(abs(folded - p - p[::-1]) < 10 * np.sqrt(p / 50_000) + 1e-4)
@@ -324,9 +324,9 @@ class TestStreams:
         p = rng.dirichlet(np.full(alphabet, 0.3))
         coder = CODERS[name].make(packing_of(alphabet), bucket, p)
         codes = rng.choice(alphabet, count, p=p).astype(np.uint8)
-        words = np.zeros(coder.packing.words(count), np.uint32)
-        pack(codes, coder.packing, words)
-        return coder, codes, torch.from_numpy(words.view(np.int32))
+        words = torch.zeros(coder.packing.words(count), dtype=torch.int32)
+        pack(torch.from_numpy(codes), coder.packing, words)
+        return coder, codes, words
 
     @settings(max_examples=40)
     @given(

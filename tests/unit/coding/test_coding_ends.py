@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from hvd_adaptive import ALQ, ECDQ
-from hvd_adaptive.coding import coder, dithered
+from hvd_adaptive.coding import coder
+from hvd_adaptive.kernels.numba import dithered
 
 N = 3 * coder.SEGMENT
 

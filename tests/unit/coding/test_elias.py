@@ -14,10 +14,11 @@ from test_omega import read, text
 
 from hvd_adaptive import ALQ, AMQ, NUQSGD, QSGD, PayloadError, TernGrad
 from hvd_adaptive.coding.elias import EliasCoder
-from hvd_adaptive.coding.omega import code_length
-from hvd_adaptive.coding.packing import packing_of
-from hvd_adaptive.kernels import cpu_elias, reference_elias
-from hvd_adaptive.kernels.cpu_codes import pack
+from hvd_adaptive.kernels.numba import elias as cpu_elias
+from hvd_adaptive.kernels.numba.codes import pack
+from hvd_adaptive.kernels.omega import code_length
+from hvd_adaptive.kernels.packing import packing_of
+from hvd_adaptive.kernels.reference import elias as reference_elias
 from hvd_adaptive.theory import sparse_code_bits
 
 ALPHABETS = (3, 5, 7, 15, 31, 255)
@@ -188,9 +189,9 @@ def test_random_access():
     coder = coder_of(7, 512)
     count = 2 * coder.segment + 777
     codes = some_codes(rng, count, 7, 0.1)
-    words = np.empty(coder.packing.words(count), np.uint32)
-    pack(codes, coder.packing, words)
-    encoded = coder.encode(torch.from_numpy(words.view(np.int32)), count, count)
+    words = torch.empty(coder.packing.words(count), dtype=torch.int32)
+    pack(torch.from_numpy(codes), coder.packing, words)
+    encoded = coder.encode(words, count, count)
     assert coder.segment % 512 == 0 and coder.segment > 512
     for first, last in ((0, 0), (0, 1), (5000, 6000), (coder.segment - 1000, count), (0, count)):
         part = coder.decode_range(encoded, count, first, last)

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hvd_adaptive.coding import omega
+from hvd_adaptive.kernels import omega
 from hvd_adaptive.theory import elias_bits
 
 PUBLISHED = {

@@ -1,4 +1,4 @@
-"""Packing against bit-by-bit implementations of the docstrings of coding/fixed.py and radix.py."""
+"""Packing against bit-by-bit implementations of the docstrings of kernels/fixed.py and radix.py."""
 
 from __future__ import annotations
 
@@ -9,9 +9,11 @@ import unit_oracles as oracle
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hvd_adaptive.coding.fixed import packed_words
-from hvd_adaptive.coding.packing import packing_of
-from hvd_adaptive.kernels import cpu, reference, reference_pack
+from hvd_adaptive.kernels.fixed import packed_words
+from hvd_adaptive.kernels.numba import tables as cpu
+from hvd_adaptive.kernels.packing import packing_of
+from hvd_adaptive.kernels.reference import pack as reference_pack
+from hvd_adaptive.kernels.reference import tables as reference
 from hvd_adaptive.kernels.tables import kernel_table
 
 LENGTHS = (

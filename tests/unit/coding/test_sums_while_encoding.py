@@ -9,8 +9,8 @@ from scheme_cases import schemes
 
 from hvd_adaptive.coding.header import CHECKSUM_AT, SIZE
 from hvd_adaptive.coding.payload import arrived
-from hvd_adaptive.kernels import reference
 from hvd_adaptive.kernels.block_sums import BlockSums
+from hvd_adaptive.kernels.reference import checksum as reference
 
 # Packed by whole bits, and several codes to a number; tables counted, searched, uniform and not.
 SCHEMES = schemes("alq-3", "alq-8-linf", "nuqsgd-4", "qsgd-2", "qsgd-3", "qsgd-8", "natural")

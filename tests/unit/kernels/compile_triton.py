@@ -67,8 +67,8 @@ def tables() -> None:
     width, whose loops are unrolled, take long to compile: few have them."""
     import numpy as np
 
-    from hvd_adaptive.kernels import cuda
     from hvd_adaptive.kernels.tables import kernel_table
+    from hvd_adaptive.kernels.triton import tables as cuda
 
     x = torch.ones(5000)
     positive = np.linspace(0, 1, 18) ** 1.1
@@ -90,8 +90,10 @@ def tables() -> None:
 
 def buckets() -> None:
     """The schemes whose buckets have levels of their own, and natural compression."""
-    from hvd_adaptive.coding.packing import packing_of
-    from hvd_adaptive.kernels import cuda_bucket, cuda_natural, cuda_onebit
+    from hvd_adaptive.kernels.packing import packing_of
+    from hvd_adaptive.kernels.triton import bucket as cuda_bucket
+    from hvd_adaptive.kernels.triton import natural as cuda_natural
+    from hvd_adaptive.kernels.triton import onebit as cuda_onebit
 
     x, bits = torch.ones(5000), torch.zeros(160, dtype=torch.int32)
     levels, words = torch.zeros(5, 5), torch.zeros(448, dtype=torch.int32)
@@ -107,9 +109,11 @@ def buckets() -> None:
 
 def dithers() -> None:
     """QCS, and ECDQ's quantiser."""
-    from hvd_adaptive.coding.packing import packing_of
-    from hvd_adaptive.kernels import cuda_codes, cuda_ecdq, cuda_qcs
-    from hvd_adaptive.kernels.reference_qcs import Run
+    from hvd_adaptive.kernels.packing import packing_of
+    from hvd_adaptive.kernels.qcs import Run
+    from hvd_adaptive.kernels.triton import ecdq as cuda_ecdq
+    from hvd_adaptive.kernels.triton import qcs as cuda_qcs
+    from hvd_adaptive.kernels.triton import uniforms as cuda_uniforms
 
     x, runs = torch.ones(3000), [Run(0, 3000, 0, 1024, 300, 1.0)]
     scales, words = torch.zeros(3), torch.zeros(packing_of(5).words(900), dtype=torch.int32)
@@ -117,24 +121,26 @@ def dithers() -> None:
     cuda_qcs.decode_add([(scales, words)], [1], runs, 5, 1.0, x)
     steps = cuda_ecdq.bucket_steps(x, 1000, 1.0)
     cuda_ecdq.add(cuda_ecdq.quantize(x, steps, 1000, 1), steps, 1000, 1, x)
-    cuda_codes.uniforms(3000, 1024, 1, x.device)
+    cuda_uniforms.uniforms(3000, 1024, 1, x.device)
 
 
 def lossless() -> None:
     """Bodies whose length varies."""
-    from hvd_adaptive.kernels import cuda_dithered_decode, cuda_dithered_encode, cuda_sparse_bodies
+    from hvd_adaptive.kernels.triton import dithered_decode as cuda_dithered_decode
+    from hvd_adaptive.kernels.triton import dithered_encode as cuda_dithered_encode
+    from hvd_adaptive.kernels.triton import sparse as cuda_sparse_bodies
     from hvd_adaptive.schemes.dithered_code import gaussian_code
 
     x, body, code = torch.ones(3000), torch.zeros(8000, dtype=torch.uint8), gaussian_code(None, 1.0)
     cuda_dithered_encode.encode(x, 1000, code, 1, 2, body, 1 << 16)
     cuda_dithered_decode.add([body], 1000, code, [1], 2, x, 1 << 16)
-    cuda_sparse_bodies.encode(x, 1000, 0.1, 3, 1, body)
-    cuda_sparse_bodies.add([body], 1000, 3, x)
+    cuda_sparse_bodies.encode_body(x, 1000, 0.1, 3, 1, body)
+    cuda_sparse_bodies.add_bodies([body], 1000, 3, x)
 
 
 def levels() -> None:
     """The solvers of levels."""
-    from hvd_adaptive.kernels import cuda_levels
+    from hvd_adaptive.kernels.triton import levels as cuda_levels
 
     x = torch.ones(3000)
     cuda_levels.orq_levels(x, 1000, 129, None, 2)
@@ -145,7 +151,7 @@ def levels() -> None:
 
 def checksums() -> None:
     """Sealing a payload, and reading the checksums of several."""
-    from hvd_adaptive.kernels import cuda_checksum
+    from hvd_adaptive.kernels.triton import checksum as cuda_checksum
 
     payload = torch.zeros(20000, dtype=torch.uint8)
     cuda_checksum.seal(payload, bytes(96), 1)

@@ -11,9 +11,12 @@ import torch
 import unit_oracles as oracle
 from kernel_cases import KINDS, heavy, one_outlier, ordinary, same_bits, vector
 
-from hvd_adaptive.coding.packing import packing_of
-from hvd_adaptive.kernels import cpu_bucket, cpu_levels, reference_bucket, reference_levels
-from hvd_adaptive.kernels.cpu_sort import LEAST_RADIX
+from hvd_adaptive.kernels.numba import bucket as cpu_bucket
+from hvd_adaptive.kernels.numba import levels as cpu_levels
+from hvd_adaptive.kernels.numba.sort import LEAST_RADIX
+from hvd_adaptive.kernels.packing import packing_of
+from hvd_adaptive.kernels.reference import bucket as reference_bucket
+from hvd_adaptive.kernels.reference import levels as reference_levels
 
 SOLVERS = {
     "orq-3": lambda module, *at: module.orq_levels(*at[:2], 3, at[2], 0),

@@ -11,14 +11,12 @@ from test_cuda_tables import KEY, hostile
 from triton_interpreter import DEVICE, moved
 from unit_oracles import word_count
 
-from hvd_adaptive.kernels import (
-    cuda_bucket,
-    cuda_natural,
-    cuda_onebit,
-    reference_bucket,
-    reference_natural,
-    reference_onebit,
-)
+from hvd_adaptive.kernels.reference import bucket as reference_bucket
+from hvd_adaptive.kernels.reference import natural as reference_natural
+from hvd_adaptive.kernels.reference import onebit as reference_onebit
+from hvd_adaptive.kernels.triton import bucket as cuda_bucket
+from hvd_adaptive.kernels.triton import natural as cuda_natural
+from hvd_adaptive.kernels.triton import onebit as cuda_onebit
 
 
 def levels_of(flat: torch.Tensor, bucket: int, alphabet: int) -> torch.Tensor:
@@ -66,7 +64,7 @@ def test_rounding_and_decoding(alphabet: int, n: int, bucket: int):
 
 def test_codes_that_no_encoder_makes_are_nan():
     """Six levels take three bits or share a unit; seven of eight codes are known."""
-    from hvd_adaptive.coding.packing import packing_of
+    from hvd_adaptive.kernels.packing import packing_of
 
     alphabet = next(a for a in range(5, 256) if packing_of(a).digits == 1 and a & (a - 1))
     words = torch.full((packing_of(alphabet).words(512),), -1, dtype=torch.int32)

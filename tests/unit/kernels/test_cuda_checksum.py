@@ -10,7 +10,8 @@ import torch
 import triton_interpreter as on
 from unit_oracles import word_checksum
 
-from hvd_adaptive.kernels import cuda_checksum, reference_checksum
+from hvd_adaptive.kernels.reference import checksum as reference_checksum
+from hvd_adaptive.kernels.triton import checksum as cuda_checksum
 
 COUNTS = (0, 2, 66, 4096, 4098)
 HEADER = bytes(range(96))

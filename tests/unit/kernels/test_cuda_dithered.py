@@ -10,17 +10,16 @@ import pytest
 import torch
 from triton_interpreter import DEVICE, moved
 
-from hvd_adaptive.coding import dithered
 from hvd_adaptive.errors import PayloadError
-from hvd_adaptive.kernels import cuda_dithered, cuda_dithered_decode, cuda_dithered_encode
+from hvd_adaptive.kernels.dithered import CODED, most_bytes
+from hvd_adaptive.kernels.numba import dithered
+from hvd_adaptive.kernels.triton import dithered as cuda_bodies
+from hvd_adaptive.kernels.triton import dithered_decode as cuda_dithered_decode
+from hvd_adaptive.kernels.triton import dithered_encode as cuda_dithered_encode
+from hvd_adaptive.kernels.triton import dithered_runs as cuda_dithered
 from hvd_adaptive.schemes.dithered_code import DitheredCode, gaussian_code
 
 SEGMENT, KEY = 256, (1 << 63) + 5
-
-
-@pytest.fixture(autouse=True)
-def short_segments(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dithered, "SEGMENT", SEGMENT)
 
 
 def values(n: int, with_nan: bool = True) -> torch.Tensor:
@@ -34,8 +33,8 @@ def values(n: int, with_nan: bool = True) -> torch.Tensor:
 
 def body_of(flat: torch.Tensor, bucket: int, code: DitheredCode, width: int) -> torch.Tensor:
     """By the CPU."""
-    body = torch.empty(dithered.most_bytes(flat.numel(), bucket, width), dtype=torch.uint8)
-    return body[: dithered.encode(flat, bucket, code, KEY, width, body)]
+    body = torch.empty(most_bytes(flat.numel(), bucket, width), dtype=torch.uint8)
+    return body[: dithered.encode_body(flat, bucket, code, KEY, width, body, SEGMENT)]
 
 
 def padded(body: torch.Tensor) -> torch.Tensor:
@@ -71,15 +70,15 @@ def test_bodies_and_values_are_the_cpus(case: str):
     flat = values(n, bucket < n)
     wanted = body_of(flat, bucket, code, width)
     kind = int(wanted[0])
-    assert kind == (width if changed or n == 1 else dithered.CODED)
-    room = torch.full((dithered.most_bytes(n, bucket, width),), 7, dtype=torch.uint8, device=DEVICE)
+    assert kind == (width if changed or n == 1 else CODED)
+    room = torch.full((most_bytes(n, bucket, width),), 7, dtype=torch.uint8, device=DEVICE)
     with np.errstate(all="ignore"):
         used = cuda_dithered_encode.encode(*moved(flat), bucket, code, KEY, width, room, SEGMENT)
     assert torch.equal(room[:used].cpu(), wanted)
 
     sums = torch.linspace(-1, 1, n), torch.linspace(-1, 1, n).to(DEVICE)
     bodies, keys = [padded(wanted)] * 2, [KEY, KEY + 1 if kind else KEY]
-    dithered.add(bodies, bucket, code, keys, width, sums[0])
+    dithered.add_bodies(bodies, bucket, code, keys, width, sums[0], SEGMENT)
     found = cuda_dithered_decode.add(moved(*bodies), bucket, code, keys, width, sums[1], SEGMENT)
     assert found.get().tolist() == [0, 0]
     assert torch.equal(sums[0].isnan(), sums[1].cpu().isnan())
@@ -95,14 +94,14 @@ def test_segments_of_many_tiles(monkeypatch: pytest.MonkeyPatch, delta: float, n
     code = dataclasses.replace(code, probabilities=np.full((len(code.probabilities), 4), 0.25))
     flat = values(n)
     wanted = body_of(flat, bucket, code, 2)
-    assert wanted[0] == dithered.CODED
-    room = torch.empty(dithered.most_bytes(n, bucket, 2), dtype=torch.uint8, device=DEVICE)
+    assert wanted[0] == CODED
+    room = torch.empty(most_bytes(n, bucket, 2), dtype=torch.uint8, device=DEVICE)
     sums = torch.zeros(n), torch.zeros(n, device=DEVICE)
     with np.errstate(all="ignore"):
         used = cuda_dithered_encode.encode(*moved(flat), bucket, code, KEY, 2, room, SEGMENT)
     assert torch.equal(room[:used].cpu(), wanted)
     body = padded(wanted)
-    dithered.add([body], bucket, code, [KEY], 2, sums[0])
+    dithered.add_bodies([body], bucket, code, [KEY], 2, sums[0], SEGMENT)
     told = cuda_dithered_decode.add(moved(body), bucket, code, [KEY], 2, sums[1], SEGMENT)
     assert told.get().tolist() == [0]
     assert torch.equal(sums[0].nan_to_num(7.0), sums[1].cpu().nan_to_num(7.0))
@@ -141,7 +140,7 @@ def test_what_the_cpu_refuses_is_refused(n: int, bucket: int, delta: float, chan
     for bad in bodies:
         out = torch.zeros(n)
         try:
-            dithered.add([bad], bucket, code, [KEY], 2, out)
+            dithered.add_bodies([bad], bucket, code, [KEY], 2, out, SEGMENT)
         except PayloadError:
             wanted.append(False)
         else:
@@ -162,7 +161,7 @@ def test_what_the_cpu_refuses_is_refused(n: int, bucket: int, delta: float, chan
     assert torch.equal(there.cpu().nan_to_num(), total.nan_to_num())
     for flag in set(flags.tolist()) - {0}:
         with pytest.raises(PayloadError, match="payload"):
-            dithered._judge([0, flag])
+            cuda_bodies._judge([0, flag])
 
 
 def test_payloads_beyond_the_scratch_memory_wait_for_their_turn(monkeypatch: pytest.MonkeyPatch):

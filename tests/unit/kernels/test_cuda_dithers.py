@@ -10,16 +10,16 @@ from test_cuda_tables import KEY, hostile
 from triton_interpreter import DEVICE, moved
 from unit_oracles import uniform_integers
 
-from hvd_adaptive.coding.packing import packing_of
-from hvd_adaptive.kernels import (
-    cuda_codes,
-    cuda_ecdq,
-    cuda_qcs,
-    hadamard,
-    reference_ecdq,
-    reference_qcs,
-)
-from hvd_adaptive.kernels.reference_qcs import Run
+from hvd_adaptive.kernels import hadamard
+from hvd_adaptive.kernels.packing import packing_of
+from hvd_adaptive.kernels.qcs import Run
+from hvd_adaptive.kernels.reference import codes as reference_codes
+from hvd_adaptive.kernels.reference import ecdq as reference_ecdq
+from hvd_adaptive.kernels.reference import qcs as reference_qcs
+from hvd_adaptive.kernels.triton import codes as cuda_codes
+from hvd_adaptive.kernels.triton import ecdq as cuda_ecdq
+from hvd_adaptive.kernels.triton import qcs as cuda_qcs
+from hvd_adaptive.kernels.triton import uniforms as cuda_uniforms
 
 
 def runs_of(n: int, order: int, rows: int, weight: float = 1.0) -> list[Run]:
@@ -85,7 +85,7 @@ def test_ecdq_quantiser(bucket: int):
 
 @pytest.mark.parametrize("bucket", [7, 1100, 1024])
 def test_random_integers(bucket: int):
-    got = cuda_codes.uniforms(2200, bucket, KEY, DEVICE).cpu().tolist()
+    got = cuda_uniforms.uniforms(2200, bucket, KEY, DEVICE).cpu().tolist()
     want = [k for b in range(-(-2200 // bucket)) for k in uniform_integers(KEY, b, bucket)]
     assert got == want[:2200]
 
@@ -95,8 +95,13 @@ def test_bytes_are_packed_and_unpacked(alphabet: int):
     packing = packing_of(alphabet)
     codes = torch.randint(0, alphabet, (1200,), dtype=torch.uint8)
     words = torch.full((packing.words(1200),), 0x555, dtype=torch.int32, device=DEVICE)
-    cuda_codes.pack_bytes(*moved(codes), packing, words)
-    assert torch.equal(cuda_codes.unpack_bytes(words, packing, 1200).cpu(), codes)
+    cuda_codes.pack(*moved(codes), packing, words)
+    found = torch.empty(1200, dtype=torch.uint8, device=DEVICE)
+    cuda_codes.unpack(words, packing, found)
+    assert torch.equal(found.cpu(), codes)
+    wanted = torch.empty(packing.words(1200), dtype=torch.int32)
+    reference_codes.pack(codes, packing, wanted)
+    assert torch.equal(words.cpu(), wanted)
 
 
 def test_short_qcs_payloads_are_refused():

@@ -14,9 +14,9 @@ from triton_interpreter import DEVICE
 from unit_oracles import UNITS, word_count
 
 import hvd_adaptive.kernels
-from hvd_adaptive.coding.packing import packing_of
-from hvd_adaptive.kernels.cuda_launch import launch
-from hvd_adaptive.kernels.cuda_layout import (
+from hvd_adaptive.kernels.packing import packing_of
+from hvd_adaptive.kernels.triton.launch import launch
+from hvd_adaptive.kernels.triton.layout import (
     bucket_under,
     coordinate,
     coordinates_left,
@@ -25,7 +25,7 @@ from hvd_adaptive.kernels.cuda_layout import (
     segments_of,
     words_left,
 )
-from hvd_adaptive.kernels.cuda_places import buckets_on, place_of
+from hvd_adaptive.kernels.triton.places import buckets_on, place_of
 
 FAR = 5 * (1 << 31)
 
@@ -87,7 +87,7 @@ def probed(alphabet: int, first: int, n: int, bucket: int) -> tuple[np.ndarray, 
 
 
 def coordinate_of(alphabet: int, n: int, segment: int, row: int, digit: int, lane: int) -> int:
-    """As the docstrings of coding/fixed.py and coding/radix.py say; -1 beyond the last one."""
+    """As the docstrings of kernels/fixed.py and kernels/radix.py say; -1 beyond the last one."""
     if alphabet in UNITS:
         digits, width = UNITS[alphabet]
         rows = max(8, 32 // np.gcd(width, 32))
@@ -187,7 +187,7 @@ def test_division_by_short_buckets():
 def test_programs_count_in_64_bits():
     """A program's number is widened before anything is multiplied with it."""
     found = 0
-    for path in Path(hvd_adaptive.kernels.__file__).parent.glob("cuda_*.py"):
+    for path in Path(hvd_adaptive.kernels.__file__).parent.glob("triton/*.py"):
         text = path.read_text()
         uses = re.findall(r" = tl\.program_id\(\d\)(.{0,13})", text)
         found += len(uses)

@@ -17,7 +17,9 @@ from kernel_cases import (
 )
 from triton_interpreter import moved
 
-from hvd_adaptive.kernels import cuda_launch, cuda_levels, reference_levels
+from hvd_adaptive.kernels.reference import levels as reference_levels
+from hvd_adaptive.kernels.triton import launch as cuda_launch
+from hvd_adaptive.kernels.triton import levels as cuda_levels
 
 SOLVERS = {
     "orq": lambda m, x, b, clip: m.orq_levels(x, b, 5, clip, 2),

@@ -19,7 +19,7 @@ from triton_interpreter import DEVICE, moved
 
 from hvd_adaptive import SparseSGD
 from hvd_adaptive.errors import PayloadError
-from hvd_adaptive.kernels import cuda_sparse_bodies
+from hvd_adaptive.kernels.triton import sparse as cuda_sparse_bodies
 
 KEY = (1 << 63) + 5
 
@@ -36,12 +36,12 @@ def check(flat: torch.Tensor, bucket: int, density: float) -> None:
     room = torch.full((scheme.body_bytes(n),), 7, dtype=torch.uint8, device=DEVICE)
     bucket = min(bucket, n)
     with np.errstate(all="ignore"):
-        used = cuda_sparse_bodies.encode(*moved(flat), bucket, density, k, KEY, room)
+        used = cuda_sparse_bodies.encode_body(*moved(flat), bucket, density, k, KEY, room)
     assert torch.equal(room[:used].cpu(), wanted)
     padded = torch.cat([wanted, wanted.new_zeros(-wanted.numel() % 8)])
     sums = torch.linspace(-1, 1, n), torch.linspace(-1, 1, n).to(DEVICE)
     scheme.add_bodies([padded, padded], [KEY, KEY], 1.0, sums[0])
-    told = cuda_sparse_bodies.add(moved(padded, padded), bucket, k, sums[1])
+    told = cuda_sparse_bodies.flags_of(moved(padded, padded), bucket, k, sums[1])
     assert told.get().tolist() == [0, 0]
     assert torch.equal(sums[0].isnan(), sums[1].cpu().isnan())
     assert torch.equal(sums[0].nan_to_num(), sums[1].cpu().nan_to_num())
@@ -105,10 +105,10 @@ def test_what_the_cpu_refuses_is_refused():
         good.append(place)
         total += out
     there = torch.zeros(n, device=DEVICE)
-    flags = cuda_sparse_bodies.add(moved(*bodies), bucket, scheme._rice, there).get().tolist()
+    flags = cuda_sparse_bodies.flags_of(moved(*bodies), bucket, scheme._rice, there).get().tolist()
     assert [place for place, flag in enumerate(flags) if flag == 0] == good
     assert 0 < len(good) < len(bodies)
     there.zero_()
-    cuda_sparse_bodies.add(moved(*[bodies[k] for k in good]), bucket, scheme._rice, there)
+    cuda_sparse_bodies.flags_of(moved(*[bodies[k] for k in good]), bucket, scheme._rice, there)
     assert torch.equal(there.cpu().isnan(), total.isnan())
     assert torch.equal(there.cpu().nan_to_num(), total.nan_to_num())

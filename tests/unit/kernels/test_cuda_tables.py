@@ -20,8 +20,9 @@ from kernel_cases import (
 from triton_interpreter import DEVICE, moved
 from unit_oracles import word_count
 
-from hvd_adaptive.kernels import cuda, reference
+from hvd_adaptive.kernels.reference import tables as reference
 from hvd_adaptive.kernels.tables import kernel_table
+from hvd_adaptive.kernels.triton import tables as cuda
 from hvd_adaptive.levels import uniform_magnitudes
 
 KEY = (1 << 63) + 77
@@ -141,7 +142,7 @@ def decode(n: int, bucket: int, table, ranks: int = 3) -> None:
 @pytest.mark.parametrize("ranks", [1, 5])
 def test_payloads_of_one_buffer_take_one_launch(ranks: int, monkeypatch: pytest.MonkeyPatch):
     """They are views at equal distances; without ``add`` what ``out`` held does not matter."""
-    from hvd_adaptive.kernels import cuda_decode
+    from hvd_adaptive.kernels.triton import decoder as cuda_decode
 
     n, bucket, table = 800, 100, table_of(3, True)
     at, size = -(-n // bucket), -(-n // bucket) + word_count(n, 8)

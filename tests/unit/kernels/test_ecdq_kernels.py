@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from kernel_cases import KINDS, heavy, ordinary, same_bits, vector
 
-from hvd_adaptive.kernels import cpu_ecdq, reference_ecdq
+from hvd_adaptive.kernels.numba import ecdq as cpu_ecdq
+from hvd_adaptive.kernels.reference import ecdq as reference_ecdq
 
 MODULES = (reference_ecdq, cpu_ecdq)
 DELTAS = (1 / 256, 0.3, 1.5, 16.0)

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from hvd_adaptive.kernels import cpu_hadamard, hadamard
-from hvd_adaptive.kernels.jit import jit
+from hvd_adaptive.kernels import hadamard
+from hvd_adaptive.kernels.numba import hadamard as cpu_hadamard
+from hvd_adaptive.kernels.numba.jit import jit
 
 PAPER = (96, 100, 192, 200, 288, 320, 384)
 POWERS = tuple(1 << p for p in range(13))

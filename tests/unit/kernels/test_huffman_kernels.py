@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hvd_adaptive.coding.prefix_code import PrefixCode
-from hvd_adaptive.kernels import cpu_huffman, reference_huffman
+from hvd_adaptive.kernels.numba import huffman as cpu_huffman
+from hvd_adaptive.kernels.reference import huffman as reference_huffman
 
 KERNELS = (cpu_huffman, reference_huffman)
 GUARD = 0xA5

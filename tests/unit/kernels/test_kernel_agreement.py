@@ -10,7 +10,8 @@ import torch
 from kernel_cases import KINDS, heavy, one_outlier, ordinary, same_bits, table_of, vector
 from unit_oracles import word_count
 
-from hvd_adaptive.kernels import cpu, reference
+from hvd_adaptive.kernels.numba import tables as cpu
+from hvd_adaptive.kernels.reference import tables as reference
 from hvd_adaptive.kernels.tables import kernel_table
 
 BUCKETS = (1, 7, 100, 512, 1000, 8192)

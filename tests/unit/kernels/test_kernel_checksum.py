@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from unit_oracles import word_checksum
 
-from hvd_adaptive.kernels import cpu, cpu_checksum, reference, reference_checksum
+from hvd_adaptive.kernels.numba import checksum as cpu_checksum
+from hvd_adaptive.kernels.reference import checksum as reference_checksum
 
 words = st.lists(st.integers(0, 2**32 - 1), max_size=200)
 seeds = st.integers(0, 2**32 - 1)
@@ -22,8 +23,8 @@ def tensor(values) -> torch.Tensor:
 @given(words, seeds)
 def test_both_kernels_compute_what_python_computes(values, seed):
     want = word_checksum(values, seed)
-    assert cpu.checksum(tensor(values), seed) == want
-    assert reference.checksum(tensor(values), seed) == want
+    assert cpu_checksum.checksum(tensor(values), seed) == want
+    assert reference_checksum.checksum(tensor(values), seed) == want
     assert 0 <= want < 2**32
 
 
@@ -33,7 +34,11 @@ def test_both_kernels_compute_what_python_computes(values, seed):
 def test_kernels_agree_at_row_and_block_boundaries(count):
     values = np.random.default_rng(count).integers(0, 2**32, count, dtype=np.uint32)
     want = word_checksum(values.tolist(), 7)
-    assert cpu.checksum(tensor(values), 7) == reference.checksum(tensor(values), 7) == want
+    assert (
+        cpu_checksum.checksum(tensor(values), 7)
+        == reference_checksum.checksum(tensor(values), 7)
+        == want
+    )
 
 
 @pytest.mark.parametrize("module", (cpu_checksum, reference_checksum), ids=("cpu", "reference"))
@@ -59,39 +64,39 @@ def test_every_single_bit_flip_is_seen(count, fill):
         "ones": np.full(count, 2**32 - 1, np.uint32),
         "random": np.random.default_rng(1).integers(0, 2**32, count, dtype=np.uint32),
     }[fill]
-    before = cpu.checksum(tensor(values), 0)
+    before = cpu_checksum.checksum(tensor(values), 0)
     for word in range(count):
         for bit in range(32):
             flipped = values.copy()
             flipped[word] ^= np.uint32(1 << bit)
-            assert cpu.checksum(tensor(flipped), 0) != before
+            assert cpu_checksum.checksum(tensor(flipped), 0) != before
 
 
 def test_every_swap_of_two_different_words_is_seen():
     """In one lane and across lanes; 200 words, 19,900 pairs, a 32-bit sum: none may collide."""
     values = np.arange(200, dtype=np.uint32)
-    before = cpu.checksum(tensor(values), 5)
+    before = cpu_checksum.checksum(tensor(values), 5)
     for i in range(200):
         for j in range(i):
             swapped = values.copy()
             swapped[[i, j]] = swapped[[j, i]]
-            assert cpu.checksum(tensor(swapped), 5) != before, (i, j)
+            assert cpu_checksum.checksum(tensor(swapped), 5) != before, (i, j)
 
 
 def test_blocks_in_each_others_place_are_seen():
     blocks = np.random.default_rng(2).integers(0, 2**32, (6, 4096), dtype=np.uint32)
     blocks[5] = 0
-    before = cpu.checksum(tensor(blocks.reshape(-1)), 5)
+    before = cpu_checksum.checksum(tensor(blocks.reshape(-1)), 5)
     for i in range(6):
         for j in range(i):
             moved = blocks.copy()
             moved[[i, j]] = moved[[j, i]]
-            assert cpu.checksum(tensor(moved.reshape(-1)), 5) != before, (i, j)
+            assert cpu_checksum.checksum(tensor(moved.reshape(-1)), 5) != before, (i, j)
 
 
 def test_length_and_seed_count():
-    assert len({cpu.checksum(tensor([0] * n), 0) for n in range(200)}) == 200
-    assert len({cpu.checksum(tensor([1, 2]), seed) for seed in range(1000)}) == 1000
+    assert len({cpu_checksum.checksum(tensor([0] * n), 0) for n in range(200)}) == 200
+    assert len({cpu_checksum.checksum(tensor([1, 2]), seed) for seed in range(1000)}) == 1000
 
 
 def test_moved_zero_words_are_seen():
@@ -100,5 +105,5 @@ def test_moved_zero_words_are_seen():
     for place in range(256):
         values = [0] * 256
         values[place] = 0xDEADBEEF
-        sums.add(cpu.checksum(tensor(values), 0))
+        sums.add(cpu_checksum.checksum(tensor(values), 0))
     assert len(sums) == 256

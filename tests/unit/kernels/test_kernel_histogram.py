@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from hvd_adaptive.kernels import cpu, reference
+from hvd_adaptive.kernels.numba import tables as cpu
+from hvd_adaptive.kernels.reference import tables as reference
 
 both = pytest.mark.parametrize("kernels", (cpu, reference), ids=("cpu", "reference"))
 

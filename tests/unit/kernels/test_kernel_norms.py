@@ -8,7 +8,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hvd_adaptive.kernels import cpu, reference
+from hvd_adaptive.kernels.numba import tables as cpu
+from hvd_adaptive.kernels.reference import tables as reference
 
 both = pytest.mark.parametrize("kernels", (cpu, reference), ids=("cpu", "reference"))
 ORDER = {"l2": 2, "linf": np.inf}

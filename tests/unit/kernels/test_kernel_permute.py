@@ -6,7 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from hvd_adaptive.kernels import cpu, cpu_permute, reference
+from hvd_adaptive.kernels.numba import permute as cpu_permute
+from hvd_adaptive.kernels.numba import tables as cpu
+from hvd_adaptive.kernels.reference import tables as reference
 from hvd_adaptive.kernels.tables import kernel_table
 
 

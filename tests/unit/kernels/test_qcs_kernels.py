@@ -12,8 +12,10 @@ from kernel_cases import KINDS, heavy, ordinary, same_bits, vector
 from test_hadamard import sylvester
 
 from hvd_adaptive import QCS
-from hvd_adaptive.kernels import cpu_qcs, reference, reference_qcs
-from hvd_adaptive.kernels.reference_qcs import Run
+from hvd_adaptive.kernels.numba import qcs as cpu_qcs
+from hvd_adaptive.kernels.qcs import Run
+from hvd_adaptive.kernels.reference import qcs as reference_qcs
+from hvd_adaptive.kernels.reference import tables as reference
 
 PAPER = (96, 100, 192, 200, 288, 320, 384)
 

@@ -17,7 +17,9 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from hvd_adaptive.kernels import cpu, random, reference
+from hvd_adaptive.kernels import random
+from hvd_adaptive.kernels.numba import tables as cpu
+from hvd_adaptive.kernels.reference import tables as reference
 from hvd_adaptive.kernels.tables import kernel_table
 
 N = 1 << 18

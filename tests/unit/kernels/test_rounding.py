@@ -15,7 +15,7 @@ import torch
 from scipy import stats
 from unit_oracles import neighbours, signed_levels, word_count
 
-from hvd_adaptive.kernels import cpu
+from hvd_adaptive.kernels.numba import tables as cpu
 from hvd_adaptive.kernels.tables import kernel_table
 
 REPEATS = 20_000

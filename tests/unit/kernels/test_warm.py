@@ -10,10 +10,10 @@ CODE = """
 import importlib, pkgutil, sys
 from concurrent.futures import ThreadPoolExecutor
 from numba.core.dispatcher import Dispatcher
-import hvd_adaptive.kernels as kernels
-from hvd_adaptive.kernels import warm
+from hvd_adaptive.kernels import numba as kernels
+from hvd_adaptive.kernels.numba import warm
 modules = [importlib.import_module(f"{kernels.__name__}.{found.name}")
-           for found in pkgutil.iter_modules(kernels.__path__) if found.name.startswith("cpu")]
+           for found in pkgutil.iter_modules(kernels.__path__)]
 warm.__file__ = sys.argv[1]
 warm.ProcessPoolExecutor = lambda count, context: ThreadPoolExecutor(1)
 warm.compile_all()
@@ -27,7 +27,11 @@ for module in modules:
 def test_every_kernel_is_compiled(tmp_path):
     cache = tmp_path / "__pycache__"
     cache.mkdir()
-    for name in ("cpu.encode-1.py311.nbi", "cpu.encode-1.py311.1.nbc", "cpu.cpython-311.pyc"):
+    for name in (
+        "tables.encode-1.py311.nbi",
+        "tables.encode-1.py311.1.nbc",
+        "tables.cpython-311.pyc",
+    ):
         (cache / name).touch()
     done = subprocess.run(
         [sys.executable, "-c", CODE, str(tmp_path / "warm.py")],
@@ -40,4 +44,4 @@ def test_every_kernel_is_compiled(tmp_path):
     assert len(kernels) > 20
     # Only compiled code calls these: they are in the caches of what does.
     assert {name for _, name, signatures in kernels if signatures == "0"} <= {"apply", "add_blocks"}
-    assert [path.name for path in cache.iterdir()] == ["cpu.cpython-311.pyc"]
+    assert [path.name for path in cache.iterdir()] == ["codes.cpython-311.pyc"]

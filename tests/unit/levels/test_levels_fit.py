@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 from levels_oracles import LAWS, make_buckets
+from optimal_levels import optimal_levels
 
 from hvd_adaptive.levels import (
     LOG_BINS,
@@ -16,7 +17,6 @@ from hvd_adaptive.levels import (
     expected_variance,
     fit_levels,
     gradient_descent,
-    optimal_levels,
     sample_variance,
 )
 from hvd_adaptive.levels.optimal import grid_optimum

@@ -10,7 +10,8 @@ from feedback_steps import OneRank
 from scheme_cases import schemes
 
 from hvd_adaptive import ALQ, ECDQ, ORQ, QCS, QSGD, TernGrad
-from hvd_adaptive.kernels import reference, reference_variance
+from hvd_adaptive.kernels.reference import tables as reference
+from hvd_adaptive.kernels.reference import variance as reference_variance
 
 BUCKET = 512
 TABLES = schemes(

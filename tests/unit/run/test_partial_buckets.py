@@ -10,7 +10,7 @@ from feedback_steps import OneRank
 
 from hvd_adaptive import ALQ, AMQ, ECDQ, simulate
 from hvd_adaptive.adapt.statistics import HistogramStatistic, NormalStatistic
-from hvd_adaptive.kernels.reference import BINS
+from hvd_adaptive.kernels.constants import BINS
 from hvd_adaptive.layout import Group
 from hvd_adaptive.levels import Histogram, Mixture, expected_variance
 from hvd_adaptive.run.samples import draw_buckets

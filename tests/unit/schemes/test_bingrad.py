@@ -10,7 +10,8 @@ from scipy import integrate, optimize, stats
 from test_orq_levels import KINDS, sample
 
 from hvd_adaptive import BinGrad, SignSGD
-from hvd_adaptive.kernels import cpu_levels, reference_levels
+from hvd_adaptive.kernels.numba import levels as cpu_levels
+from hvd_adaptive.kernels.reference import levels as reference_levels
 
 
 def roundtrip(scheme, values: np.ndarray, seed: int = 0) -> np.ndarray:

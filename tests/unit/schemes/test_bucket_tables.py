@@ -13,7 +13,8 @@ from test_orq_levels import sample
 
 from hvd_adaptive import ORQ, BinGrad, LinearQuantile, PayloadError, SignSGD
 from hvd_adaptive.coding.bucket_levels import FORMATS
-from hvd_adaptive.kernels import cpu, cpu_levels
+from hvd_adaptive.kernels.numba import levels as cpu_levels
+from hvd_adaptive.kernels.numba import tables as cpu
 
 BUCKET = 500
 # name -> scheme, alphabet, bytes of a bucket's levels

@@ -12,8 +12,9 @@ import unit_oracles as oracle
 from kernel_cases import heavy, ordinary, vector
 
 from hvd_adaptive import ECDQ, PayloadError
-from hvd_adaptive.coding import dithered
-from hvd_adaptive.kernels import reference_ecdq, reference_huffman
+from hvd_adaptive.kernels.numba import dithered
+from hvd_adaptive.kernels.reference import ecdq as reference_ecdq
+from hvd_adaptive.kernels.reference import huffman as reference_huffman
 from hvd_adaptive.schemes.dithered_code import DitheredCode
 
 BUCKET = 500
@@ -383,4 +384,6 @@ def test_state_of_others_is_refused():
 
 def test_buffers_of_other_lengths_are_refused():
     with pytest.raises(PayloadError, match="too short"):
-        dithered.add([torch.zeros(7, dtype=torch.uint8)], 10, SCHEME.code, [0], 2, torch.zeros(100))
+        dithered.add_bodies(
+            [torch.zeros(7, dtype=torch.uint8)], 10, SCHEME.code, [0], 2, torch.zeros(100)
+        )

@@ -11,7 +11,8 @@ import unit_oracles as oracle
 from kernel_cases import KINDS, heavy, same_bits, vector
 
 from hvd_adaptive import NaturalCompression, PayloadError
-from hvd_adaptive.kernels import cpu_natural, reference_natural
+from hvd_adaptive.kernels.numba import natural as cpu_natural
+from hvd_adaptive.kernels.reference import natural as reference_natural
 
 BUCKET = 500
 LARGEST = float(np.finfo(np.float32).max)

@@ -9,7 +9,10 @@ import unit_oracles as oracle
 from kernel_cases import KINDS, heavy, ordinary, same_bits, vector
 
 from hvd_adaptive import OneBitSGD, PayloadError
-from hvd_adaptive.kernels import cpu_bucket, cpu_onebit, reference_bucket, reference_onebit
+from hvd_adaptive.kernels.numba import bucket as cpu_bucket
+from hvd_adaptive.kernels.numba import onebit as cpu_onebit
+from hvd_adaptive.kernels.reference import bucket as reference_bucket
+from hvd_adaptive.kernels.reference import onebit as reference_onebit
 
 BUCKET = 500
 MODULES = (reference_onebit, cpu_onebit)

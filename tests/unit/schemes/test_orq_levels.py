@@ -9,7 +9,8 @@ from bucket_oracles import best_levels, least_between, of_level, rounding_varian
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hvd_adaptive.kernels import cpu_levels, reference_levels
+from hvd_adaptive.kernels.numba import levels as cpu_levels
+from hvd_adaptive.kernels.reference import levels as reference_levels
 from hvd_adaptive.schemes.orq import SWEEPS
 
 DESCENT = SWEEPS["coordinate_descent"]

@@ -13,7 +13,8 @@ import unit_oracles as oracle
 
 from hvd_adaptive import QCS, QSGD, PayloadError
 from hvd_adaptive.coding.payload import read_header
-from hvd_adaptive.kernels import cpu, reference_qcs
+from hvd_adaptive.kernels.numba import tables as cpu
+from hvd_adaptive.kernels.reference import qcs as reference_qcs
 from hvd_adaptive.schemes import qcs
 
 SMALL = {"bucket_size": 64, "measurements": 40, "quantizer_range": 2}

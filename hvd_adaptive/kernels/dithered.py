@@ -1,0 +1,111 @@
+"""What the kernels of dithered payloads share: the body's layout, and the buckets' steps.
+
+Little-endian: u32 ``kind``; float32 steps, one for each bucket; then, where kind is CODED, two u32
+for each segment of SEGMENT coordinates, where its codes and where its escaped integers end, counted
+from the first byte behind these numbers; then the segments. A segment's codes are the symbols of
+the first class in that class's book, then those of the second, and so on, without a gap; zero bits
+fill the last byte. Coordinates of buckets without a step above 0 have no symbol.
+
+Where the codes would be longer, kind is the bytes of an integer, and all integers follow, in order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+
+from hvd_adaptive.errors import PayloadError
+from hvd_adaptive.kernels.prefix_tables import PrefixTables
+
+# Runs of symbols stay in the second-level cache; 64 bits for each segment do not count.
+SEGMENT = 1 << 16
+CODED = 0
+WIDTHS: dict[int, np.dtype[Any]] = {2: np.dtype("<i2"), 4: np.dtype("<i4")}
+HALF = 2**23  # integers of one sign of the dither
+
+
+class Code(Protocol):
+    """A step and code books: see schemes/dithered_code.py."""
+
+    @property
+    def delta(self) -> float: ...
+
+    @property
+    def most(self) -> int: ...
+
+    @property
+    def dtype(self) -> type: ...
+
+    @property
+    def books(self) -> Sequence[PrefixTables]: ...
+
+
+def least_bytes(coordinates: int, bucket_size: int, width: int) -> int:
+    """The fewest bytes of a body."""
+    offsets = 8 * -(-coordinates // SEGMENT)
+    return head_bytes(coordinates, bucket_size) + min(offsets, width * coordinates)
+
+
+def most_bytes(coordinates: int, bucket_size: int, width: int) -> int:
+    """The most bytes of a body, integers of ``width`` bytes each."""
+    return head_bytes(coordinates, bucket_size) + width * coordinates
+
+
+def head_bytes(coordinates: int, bucket_size: int) -> int:
+    """Bytes of ``kind`` and the steps."""
+    return 4 + 4 * -(-coordinates // bucket_size)
+
+
+def step_factors(coordinates: int, bucket_size: int, delta: float) -> np.ndarray:
+    """What a bucket's norm is multiplied with to give its step, delta root mean squares: float32,
+    of a whole bucket and of the last one."""
+    rest = coordinates - (-(-coordinates // bucket_size) - 1) * bucket_size
+    return (delta / np.sqrt(np.array([bucket_size, max(rest, 1)], float))).astype(np.float32)
+
+
+def check_lengths(bodies: Sequence[torch.Tensor], bucket_size: int, out: torch.Tensor) -> None:
+    """Raise PayloadError if a body has no room for its kind and steps."""
+    least = head_bytes(out.numel(), bucket_size)
+    for body in bodies:
+        if body.numel() < least:
+            raise PayloadError(f"payload's body of {body.numel()} bytes is too short")
+
+
+def checked_steps(data: np.ndarray) -> np.ndarray:
+    """Return the steps (float32) in ``data`` (uint8); PayloadError if one is none."""
+    steps = data.view("<f4")
+    if not np.all((steps >= 0) & (steps < np.inf) | np.isnan(steps)):
+        raise PayloadError("payload holds impossible steps")
+    return steps
+
+
+def checked_ends(data: np.ndarray, segments: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return 0 and the ends (int64) of codes and escapes, and the data behind these numbers;
+    PayloadError if they do not fit each other."""
+    head = 8 * segments
+    if data.size < head:
+        raise PayloadError(f"payload's body is too short for {segments} segments")
+    ends = np.concatenate([[0], data[:head].view("<u4").astype(np.int64)])
+    if np.any(np.diff(ends) < 0):
+        raise PayloadError("payload's segments have impossible ends")
+    check_end(data[head:], int(ends[-1]))
+    return ends, data[head:]
+
+
+def check_end(data: np.ndarray, size: int) -> None:
+    """Raise PayloadError unless ``size`` bytes and up to 7 zeros are all of ``data``."""
+    if not 0 <= data.size - size <= 7 or np.any(data[size:]):
+        raise PayloadError(f"payload's body goes on for {data.size - size} bytes behind its end")
+
+
+def unknown_kind(kind: int, width: int) -> PayloadError:
+    """Return the error for a kind that is neither CODED nor ``width``."""
+    return PayloadError(f"payload's body is of kind {kind}, not {CODED} or {width}")
+
+
+def corrupt_segment(index: int) -> PayloadError:
+    """Return the error for a segment that cannot be read."""
+    return PayloadError(f"payload's segment {index} is corrupt")

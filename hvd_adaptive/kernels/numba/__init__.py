@@ -1,0 +1,1 @@
+"""The kernels for CPU tensors, in Numba."""

@@ -1,0 +1,250 @@
+"""Numba: codes of buckets that have levels of their own, to packed words and back.
+
+Same signatures and the same integers as reference/bucket.py.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+
+import numba
+import numpy as np
+import torch
+
+from hvd_adaptive.device import HOST
+from hvd_adaptive.kernels import random
+from hvd_adaptive.kernels.fixed import QUARTER
+from hvd_adaptive.kernels.numba.decoder import add_looked_up, add_small, load_chunk, pointer
+from hvd_adaptive.kernels.numba.encoder import bucket_key, chunk_size, store_chunk
+from hvd_adaptive.kernels.numba.jit import inline, jit
+from hvd_adaptive.kernels.numba.quantize import uniform24
+from hvd_adaptive.kernels.packing import Packing, packing_of
+from hvd_adaptive.kernels.tables import padded_values
+
+_COUNTER = np.uint32(random.COUNTER)
+_LOW = np.uint64(0xFFFFFFFF)
+_UNIT = np.float32(2.0**-24)
+_ONE = np.float32(1)
+
+
+def round_codes(
+    flat: torch.Tensor, levels: torch.Tensor, words: torch.Tensor, bucket_size: int, key: int
+) -> None:
+    """See reference.bucket.round_codes."""
+    rounder = _rounder(*_constants(packing_of(levels.shape[1])))
+    out = words.numpy().view(np.uint32)
+    rounder(flat.numpy(), levels.numpy(), out, bucket_size, np.uint64(key))
+
+
+def cut_codes(
+    flat: torch.Tensor, cuts: torch.Tensor, words: torch.Tensor, bucket_size: int
+) -> None:
+    """See reference.bucket.cut_codes."""
+    cutter = _cutter(*_constants(packing_of(2)))
+    cutter(flat.numpy(), cuts.numpy(), words.numpy().view(np.uint32), bucket_size)
+
+
+def decode_add(
+    payloads: Sequence[tuple[torch.Tensor, torch.Tensor]],
+    bucket_size: int,
+    factor: float,
+    out: torch.Tensor,
+) -> None:
+    """See reference.bucket.decode_add."""
+    alphabet = payloads[0][0].shape[1]
+    packing = packing_of(alphabet)
+    count = packing.words(out.numel())
+    for values, words in payloads:
+        if values.shape[0] * bucket_size < out.numel() or words.numel() < count:
+            raise ValueError(
+                f"payload of {values.shape[0]} buckets and {words.numel()} words is too short"
+            )
+    tables = [padded_values(values, packing) for values, _ in payloads]
+    table_at = np.array([table.data_ptr() for table in tables], dtype=np.int64)
+    word_at = np.array([words.data_ptr() for _, words in payloads], dtype=np.int64)
+    room = tables[0].shape[1]
+    decoder = _decoder(*_constants(packing))
+    decoder(table_at, room, word_at, count, bucket_size, np.float32(factor), out.numpy())
+
+
+def warm(alphabet: int) -> None:
+    """Compile the kernels of an alphabet into Numba's cache."""
+    flat, levels = (
+        torch.linspace(-1, 1, 300, **HOST),
+        torch.linspace(-1, 1, alphabet, **HOST).view(1, -1),
+    )
+    words = torch.empty(packing_of(alphabet).words(300), dtype=torch.int32, device="cpu")
+    round_codes(flat, levels, words, 300, 0)
+    decode_add([(levels, words)], 300, 1.0, torch.zeros(300, **HOST))
+    if alphabet == 2:
+        cut_codes(flat, torch.zeros(1, **HOST), words, 300)
+
+
+def _constants(packing: Packing) -> tuple[int, int, int]:
+    return packing.alphabet, packing.digits, packing.width
+
+
+@inline
+def _scaled(levels, base, gap, cell):
+    """Fill base and gap, padded by what nothing exceeds; the factor of the bucket."""
+    last = levels.size - 1
+    base[:], gap[:] = np.float32(np.inf), np.float32(0)
+    largest = max(np.abs(levels[0]), np.abs(levels[last]))
+    if not largest > 0:  # zero or NaN
+        return np.float32(0)
+    cell[0] = largest
+    exponent = max(cell.view(np.uint32)[0] >> np.uint32(23), np.uint32(1))
+    cell.view(np.uint32)[0] = np.uint32(np.uint32(255) - np.uint32(exponent)) << np.uint32(23)
+    factor = cell[0]
+    for j in range(last):
+        base[j] = levels[j] * factor
+        gap[j] = np.float32(np.float32(levels[j + 1] * factor) - base[j]) * _UNIT
+    return factor
+
+
+@inline
+def _odd(counter, high):
+    """k | 1 for the coordinate's integer k."""
+    return np.float32(np.int32(np.int32(uniform24(counter, high)) | np.int32(1)))
+
+
+@inline
+def _pick4(x, u, b0, b1, b2, b3, g0, g1, g2, g3, c0, c1, c2, c3, c4):
+    """The code after the last of four thresholds that x exceeds; see quantize.pick2."""
+    c = c1 if x - b0 > u * g0 else c0
+    c = c2 if x - b1 > u * g1 else c
+    c = c3 if x - b2 > u * g2 else c
+    return c4 if x - b3 > u * g3 else c
+
+
+@inline
+def _count_one(run, factor, steps, offset, high, base, gap, part):
+    b0, g0 = base[0], gap[0]
+    for j in range(run.size):
+        u = _odd(np.uint32(steps[j] + offset), high)
+        part[j] = np.uint32(run[j] * factor - b0 > u * g0)
+
+
+@inline
+def _count_four(run, factor, steps, offset, high, base, gap, ladder, us, part):
+    """The first four thresholds; keeps the random numbers."""
+    b0, b1, b2, b3 = base[0], base[1], base[2], base[3]
+    g0, g1, g2, g3 = gap[0], gap[1], gap[2], gap[3]
+    c0, c1, c2, c3, c4 = ladder[0], ladder[1], ladder[2], ladder[3], ladder[4]
+    for j in range(run.size):
+        u = _odd(np.uint32(steps[j] + offset), high)
+        us[j] = u
+        part[j] = _pick4(run[j] * factor, u, b0, b1, b2, b3, g0, g1, g2, g3, c0, c1, c2, c3, c4)
+
+
+@inline
+def _count_on(run, factor, base, gap, ladder, us, part):
+    """Four thresholds more."""
+    b0, b1, b2, b3 = base[0], base[1], base[2], base[3]
+    g0, g1, g2, g3 = gap[0], gap[1], gap[2], gap[3]
+    c1, c2, c3, c4 = ladder[1], ladder[2], ladder[3], ladder[4]
+    for j in range(run.size):
+        x, u, c0 = run[j] * factor, us[j], part[j]
+        part[j] = _pick4(x, u, b0, b1, b2, b3, g0, g1, g2, g3, c0, c1, c2, c3, c4)
+
+
+@functools.cache
+def _rounder(alphabet: int, digits: int, width: int):
+    chunk = chunk_size(Packing(alphabet, digits, width))
+    thresholds = alphabet - 1
+    room = -(-thresholds // 4) * 4
+
+    @jit
+    def round_codes(x, levels, words, bucket_size, stream):
+        codes, rows = np.empty(chunk, np.uint32), np.empty(QUARTER, np.uint32)
+        us, cell = np.empty(chunk, np.float32), np.empty(1, np.float32)
+        base, gap = np.empty(room, np.float32), np.empty(room, np.float32)
+        ladder, steps = np.empty(room + 1, np.uint32), np.empty(chunk, np.uint32)
+        for j in range(room + 1):
+            ladder[j] = np.uint32(j)
+        for j in range(chunk):
+            steps[j] = np.uint32(j) * _COUNTER
+        for b in range(levels.shape[0]):
+            begin = b * bucket_size
+            end = min(x.size, begin + bucket_size)
+            factor = _scaled(levels[b], base, gap, cell)
+            key = bucket_key(stream, b)
+            low, high = np.uint32(key & _LOW), np.uint32(key >> np.uint64(32))
+            i = begin
+            while i < end:
+                at = i % chunk
+                stop = min(end, i - at + chunk)
+                offset = np.uint32(np.uint32(np.uint32(i - begin) * _COUNTER) + low)
+                part = codes[at : at + stop - i]
+                run = x[i:stop]
+                if thresholds == 1:
+                    _count_one(run, factor, steps, offset, high, base, gap, part)
+                else:
+                    _count_four(run, factor, steps, offset, high, base, gap, ladder, us, part)
+                    for t in range(4, room, 4):
+                        _count_on(run, factor, base[t:], gap[t:], ladder[t:], us, part)
+                if stop % chunk == 0 or stop == x.size:
+                    index = (stop - 1) // chunk
+                    rest = stop - index * chunk
+                    store_chunk(codes, index, rest, chunk, alphabet, digits, width, rows, words)
+                i = stop
+
+    return round_codes
+
+
+@functools.cache
+def _cutter(alphabet: int, digits: int, width: int):
+    chunk = chunk_size(Packing(alphabet, digits, width))
+
+    @jit
+    def cut_codes(x, cuts, words, bucket_size):
+        codes, rows = np.empty(chunk, np.uint32), np.empty(QUARTER, np.uint32)
+        for index in range((x.size + chunk - 1) // chunk):
+            begin = index * chunk
+            end = min(x.size, begin + chunk)
+            i = begin
+            while i < end:
+                bucket = i // bucket_size
+                stop = min(end, (bucket + 1) * bucket_size)
+                cut, run, part = cuts[bucket], x[i:stop], codes[i - begin : stop - begin]
+                for j in range(run.size):
+                    part[j] = np.uint32(run[j] >= cut)
+                i = stop
+            store_chunk(codes, index, end - begin, chunk, alphabet, digits, width, rows, words)
+
+    return cut_codes
+
+
+@functools.cache
+def _decoder(alphabet: int, digits: int, width: int):
+    chunk = chunk_size(Packing(alphabet, digits, width))
+
+    @jit
+    def decode_add(table_at, room, word_at, size, bucket_size, factor, out):
+        rows, codes = np.empty(QUARTER, np.uint32), np.empty(chunk, np.uint32)
+        n = out.size
+        buckets = (n + bucket_size - 1) // bucket_size
+        for index in range((n + chunk - 1) // chunk):
+            begin = index * chunk
+            end = min(n, begin + chunk)
+            for rank in range(word_at.size):
+                tables = numba.carray(pointer(table_at[rank]), buckets * room, np.float32)
+                words = numba.carray(pointer(word_at[rank]), size, np.uint32)
+                load_chunk(words, index, end - begin, chunk, alphabet, digits, width, rows, codes)
+                i = begin
+                while i < end:
+                    bucket = i // bucket_size
+                    stop = min(end, (bucket + 1) * bucket_size)
+                    values = tables[bucket * room : (bucket + 1) * room]
+                    target, part = out[i:stop], codes[i - begin : stop - begin]
+                    if alphabet <= 16:
+                        add_small(part, _ONE, alphabet, values, target)
+                    else:
+                        add_looked_up(part, _ONE, values, target)
+                    i = stop
+            if factor != 1:
+                for i in range(begin, end):
+                    out[i] *= factor
+
+    return decode_add

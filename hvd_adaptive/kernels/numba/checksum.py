@@ -1,0 +1,135 @@
+"""Numba: checksums of whole payloads, with a block's lanes in registers.
+
+Same signatures and the same numbers as reference/checksum.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from numba.core import cgutils, types
+from numba.extending import intrinsic
+
+from hvd_adaptive.kernels.block_sums import BlockSums
+from hvd_adaptive.kernels.constants import (
+    CHECK_A,
+    CHECK_B,
+    CHECK_BLOCK,
+    CHECK_LANES,
+    CHECKSUM_AT,
+    HEADER_BYTES,
+)
+from hvd_adaptive.kernels.numba.jit import inline, jit
+from hvd_adaptive.kernels.numba.lanes import INTS, LONG, WIDTH, Lanes, arrays_of
+
+_A, _B = np.uint32(CHECK_A), np.uint32(CHECK_B)
+_HEADER, _PLACE = HEADER_BYTES // 4, CHECKSUM_AT // 4
+
+
+_NOTHING = np.zeros(CHECK_LANES, np.uint32), np.empty(0, np.int64)
+
+
+def seal(
+    payload: torch.Tensor, header: bytes, seed: int | None, known: BlockSums | None = None
+) -> None:
+    """See reference.checksum.checksum.seal."""
+    data = payload.numpy()
+    data[:HEADER_BYTES] = np.frombuffer(header, np.uint8)
+    if seed is not None:
+        words = data.view(np.uint32)
+        found = _NOTHING if known is None else (known.sums, known.summed)
+        words[_PLACE] = _checksum(words[_HEADER:], seed, *found)
+
+
+def checksums(payloads: Sequence[torch.Tensor], seeds: Sequence[int]) -> list[int]:
+    """See reference.checksum.checksum.checksums."""
+    words = [payload.numpy().view(np.uint32)[_HEADER:] for payload in payloads]
+    return [_checksum(*pair, *_NOTHING) for pair in zip(words, seeds, strict=True)]
+
+
+def checksum(words: torch.Tensor, seed: int) -> int:
+    """See reference.checksum.checksum."""
+    return _checksum(words.numpy().view(np.uint32), seed, *_NOTHING)
+
+
+@intrinsic
+def _rows_hashed(typingctx, words, rows, start, lanes):
+    """``lanes`` (uint32, 64) become what ``rows`` rows of 64 words make of ``start``."""
+    signature = types.void(words, types.int64, types.uint32, lanes)
+
+    def codegen(context, builder, signature, args):
+        source, target = (
+            array.data for array in arrays_of(context, builder, signature, args, 0, 3)
+        )
+        ops, places = Lanes(builder), range(0, CHECK_LANES, WIDTH)
+        begun = ops.spread(args[2])
+        cells = [cgutils.alloca_once_value(builder, begun) for _ in places]
+        end = builder.mul(args[1], LONG(CHECK_LANES))
+        with cgutils.for_range_slice(builder, LONG(0), end, LONG(CHECK_LANES), LONG) as (at, _):
+            for place, cell in zip(places, cells, strict=True):
+                word = ops.load(source, builder.add(at, LONG(place)), INTS)
+                s = builder.add(builder.load(cell), builder.mul(word, ops.integers(CHECK_B)))
+                s = builder.or_(ops.shifted(s, 13), ops.shifted(s, -19))
+                builder.store(builder.mul(s, ops.integers(CHECK_A)), cell)
+        for place, cell in zip(places, cells, strict=True):
+            ops.store(builder.load(cell), target, LONG(place))
+        return context.get_dummy_value()
+
+    return signature, codegen
+
+
+@inline
+def _hashed(lane, word):
+    s = np.uint32(lane + np.uint32(word * _B))
+    s = np.uint32(np.uint32(s << np.uint32(13)) | np.uint32(s >> np.uint32(19)))
+    return np.uint32(s * _A)
+
+
+@jit
+def add_blocks(words, first, begin, end, lanes, sums):
+    """Add to ``sums`` what blocks ``begin`` to ``end`` of a body make, of which ``words`` are those
+    from ``first`` on. lanes: room for CHECK_LANES."""
+    for index in range(begin, end):
+        at = index * CHECK_BLOCK - first
+        block = words[at : at + CHECK_BLOCK]
+        rows = block.size // CHECK_LANES
+        _rows_hashed(block, rows, np.uint32(np.uint32(index) * _A), lanes)
+        for i in range(rows * CHECK_LANES, block.size):
+            lanes[i - rows * CHECK_LANES] = _hashed(lanes[i - rows * CHECK_LANES], block[i])
+        for lane in range(CHECK_LANES):
+            s = lanes[lane]
+            sums[lane] += np.uint32(np.uint32(s ^ np.uint32(s >> np.uint32(15))) * _B)
+
+
+@inline
+def first_block(word):
+    """The first block that begins at ``word`` of a body or later."""
+    return (word + CHECK_BLOCK - 1) // CHECK_BLOCK
+
+
+@inline
+def add_done(words, first, done, lanes, sums, run):
+    """``add_blocks`` for those that end by word ``done`` of the body and are not in ``run``, the
+    first block and the end of those that are; nothing where ``sums`` has no room."""
+    until = done // CHECK_BLOCK
+    if sums.size and until > run[1]:
+        add_blocks(words, first, run[1], until, lanes, sums)
+        run[1] = until
+
+
+@jit
+def _checksum(words, seed, known, summed):
+    """seed: an int below 2**32.  known, summed: see BlockSums."""
+    lanes, sums, at = np.empty(CHECK_LANES, np.uint32), known.copy(), 0
+    for run in range(0, summed.size, 2):
+        add_blocks(words, 0, at, summed[run], lanes, sums)
+        at = summed[run + 1]
+    add_blocks(words, 0, at, (words.size + CHECK_BLOCK - 1) // CHECK_BLOCK, lanes, sums)
+    total = np.uint32(np.uint32(seed) + np.uint32(words.size))
+    for lane in range(CHECK_LANES):
+        total = np.uint32(np.uint32(total ^ sums[lane]) * _A)
+        total = np.uint32(total ^ np.uint32(total >> np.uint32(15)))
+        total = np.uint32(total * _B)
+    return total

@@ -1,0 +1,67 @@
+"""Numba: bare codes to words and back, laid out as fixed.py and radix.py say."""
+
+from __future__ import annotations
+
+import functools
+
+import numpy as np
+import torch
+
+from hvd_adaptive.kernels.fixed import QUARTER
+from hvd_adaptive.kernels.numba.decoder import load_chunk
+from hvd_adaptive.kernels.numba.encoder import chunk_size, store_chunk
+from hvd_adaptive.kernels.numba.jit import jit
+from hvd_adaptive.kernels.packing import Packing, check_words
+
+
+def pack(codes: torch.Tensor, packing: Packing, words: torch.Tensor) -> None:
+    """See reference.codes.pack."""
+    packer = _packer(packing.alphabet, packing.digits, packing.width)
+    packer(codes.numpy(), words.numpy().view(np.uint32))
+
+
+def unpack(words: torch.Tensor, packing: Packing, codes: torch.Tensor) -> None:
+    """See reference.codes.unpack."""
+    check_words(words, packing, codes)
+    unpacker = _unpacker(packing.alphabet, packing.digits, packing.width)
+    unpacker(words.numpy().view(np.uint32), codes.numpy())
+
+
+def warm(packing: Packing) -> None:
+    """Compile the kernels of a packing into Numba's cache."""
+    codes = torch.zeros(100, dtype=torch.uint8, device="cpu")
+    words = torch.zeros(packing.words(100), dtype=torch.int32, device="cpu")
+    pack(codes, packing, words)
+    unpack(words, packing, codes)
+
+
+@functools.cache
+def _packer(alphabet: int, digits: int, width: int):
+    chunk = chunk_size(Packing(alphabet, digits, width))
+
+    @jit
+    def pack(codes, words):
+        block, rows = np.empty(chunk, np.uint32), np.empty(QUARTER, np.uint32)
+        for index in range((codes.size + chunk - 1) // chunk):
+            part = codes[index * chunk : (index + 1) * chunk]
+            for i in range(part.size):
+                block[i] = np.uint32(part[i])
+            store_chunk(block, index, part.size, chunk, alphabet, digits, width, rows, words)
+
+    return pack
+
+
+@functools.cache
+def _unpacker(alphabet: int, digits: int, width: int):
+    chunk = chunk_size(Packing(alphabet, digits, width))
+
+    @jit
+    def unpack(words, codes):
+        block, rows = np.empty(chunk, np.uint32), np.empty(QUARTER, np.uint32)
+        for index in range((codes.size + chunk - 1) // chunk):
+            part = codes[index * chunk : (index + 1) * chunk]
+            load_chunk(words, index, part.size, chunk, alphabet, digits, width, rows, block)
+            for i in range(part.size):
+                part[i] = np.uint8(block[i])
+
+    return unpack

@@ -1,0 +1,165 @@
+"""Numba: unpack, look up, scale and add over all ranks' payloads, block by block."""
+
+from __future__ import annotations
+
+import numba
+import numpy as np
+
+from hvd_adaptive.kernels.fixed import LANES, QUARTER, QUARTERS, ROWS
+from hvd_adaptive.kernels.numba.encoder import chunk_size
+from hvd_adaptive.kernels.numba.jit import inline, jit
+from hvd_adaptive.kernels.numba.pack import load_block
+from hvd_adaptive.kernels.numba.permute import add_permuted
+from hvd_adaptive.kernels.numba.radix import load_row
+from hvd_adaptive.kernels.packing import Packing
+
+
+@inline
+def _row(index, width, words, lane):
+    """Row ``index`` of a lane: ``width`` bits that may straddle two words."""
+    word, shift = (index * width) // 32, (index * width) % 32
+    row = np.uint32(words[word * LANES + lane] >> np.uint32(shift))
+    if shift + width > 32:
+        row |= np.uint32(words[(word + 1) * LANES + lane] << np.uint32(32 - shift))
+    return np.uint32(row & np.uint32(0xFFFFFFFF >> (32 - width)))
+
+
+@inline
+def _load_partial(words, count, bits, rows):
+    """Cut the last ``count`` < 8 rows of a payload into rows of 4 * bits bits."""
+    for row in range(count):
+        for lane in range(LANES):
+            rows[row * LANES + lane] = _row(row, QUARTERS * bits, words, lane)
+
+
+@inline
+def _pick4(c, t0, t1, t2, t3):
+    """t[c & 3], by selections on the code's bits: faster than a gather."""
+    odd = (c & np.uint32(1)) != 0
+    low = t1 if odd else t0
+    high = t3 if odd else t2
+    return high if (c & np.uint32(2)) != 0 else low
+
+
+@inline
+def _pick8(c, t0, t1, t2, t3, t4, t5, t6, t7):
+    low, high = _pick4(c, t0, t1, t2, t3), _pick4(c, t4, t5, t6, t7)
+    return high if (c & np.uint32(4)) != 0 else low
+
+
+@inline
+def _add_uniform(part, scale, alphabet, step, target):
+    """The products that tables.kernel_table takes for values."""
+    last = np.int32(alphabet - 1)
+    for j in range(target.size):
+        k = np.int32(np.int32(np.int32(part[j]) * np.int32(2)) - last)
+        target[j] += np.float32(np.float32(k) * step) * scale
+
+
+@inline
+def add_small(part, scale, alphabet, values, target):
+    """Up to 16 values, selected from registers."""
+    t0, t1, t2, t3 = values[0] * scale, values[1] * scale, values[2] * scale, values[3] * scale
+    t4, t5, t6, t7 = values[4] * scale, values[5] * scale, values[6] * scale, values[7] * scale
+    t8, t9 = values[8] * scale, values[9] * scale
+    t10, t11 = values[10] * scale, values[11] * scale
+    t12, t13 = values[12] * scale, values[13] * scale
+    t14, t15 = values[14] * scale, values[15] * scale
+    for j in range(target.size):
+        c = part[j]
+        if alphabet <= 4:
+            target[j] += _pick4(c, t0, t1, t2, t3)
+        elif alphabet <= 8:
+            target[j] += _pick8(c, t0, t1, t2, t3, t4, t5, t6, t7)
+        else:
+            low = _pick8(c, t0, t1, t2, t3, t4, t5, t6, t7)
+            high = _pick8(c, t8, t9, t10, t11, t12, t13, t14, t15)
+            target[j] += high if (c & np.uint32(8)) != 0 else low
+
+
+@inline
+def add_looked_up(part, scale, values, target):
+    for j in range(target.size):
+        target[j] += values[np.uint64(part[j])] * scale
+
+
+@inline
+def load_chunk(words, index, rest, chunk, alphabet, digits, width, rows, codes):
+    """Unpack chunk ``index``, of which ``rest`` coordinates are there."""
+    if digits > 1:
+        row = LANES * digits
+        first = index * (chunk // row)
+        for k in range((rest + row - 1) // row):
+            part = codes[k * row : (k + 1) * row]
+            load_row(words, alphabet, digits, width, first + k, rows[:LANES], part)
+        return
+    mask = np.uint32((1 << width) - 1)
+    count = (rest + QUARTERS * LANES - 1) // (QUARTERS * LANES)
+    block = words[index * width * LANES :]
+    if count == ROWS:
+        load_block(block, codes, numba.literally(width))
+        return
+    quarter = count * LANES
+    _load_partial(block, count, width, rows)
+    for i in range(quarter):
+        r = rows[i]
+        codes[i] = r & mask
+        codes[i + quarter] = np.uint32(r >> np.uint32(width)) & mask
+        codes[i + 2 * quarter] = np.uint32(r >> np.uint32(2 * width)) & mask
+        codes[i + 3 * quarter] = np.uint32(r >> np.uint32(3 * width)) & mask
+
+
+def make_decoder(uniform: bool, registers: int, alphabet: int, digits: int, width: int):
+    """The decoder for one packing, which is a constant of the compiled code.
+
+    registers: that hold the values, see permute.py; 0 for look-ups in memory.
+    """
+    chunk = chunk_size(Packing(alphabet, digits, width))
+    step = np.float32(1 / (alphabet - 1))
+
+    @jit
+    def decode_add(scale_at, word_at, size, bucket_size, values, factor, add, out):
+        rows, codes = np.empty(QUARTER, np.uint32), np.empty(chunk, np.uint32)
+        n = out.size
+        buckets = (n + bucket_size - 1) // bucket_size
+        for index in range((n + chunk - 1) // chunk):
+            begin = index * chunk
+            end = min(n, begin + chunk)
+            if not add:
+                out[begin:end] = np.float32(0)
+            for rank in range(word_at.size):
+                scales = numba.carray(pointer(scale_at[rank]), buckets, np.float32)
+                words = numba.carray(pointer(word_at[rank]), size, np.uint32)
+                load_chunk(words, index, end - begin, chunk, alphabet, digits, width, rows, codes)
+                i = begin
+                while i < end:
+                    bucket = i // bucket_size
+                    stop = min(end, (bucket + 1) * bucket_size)
+                    scale = scales[bucket]
+                    target, part = out[i:stop], codes[i - begin : stop - begin]
+                    if registers:
+                        done = add_permuted(part, scale, values, target, registers)
+                        add_looked_up(part[done:], scale, values, target[done:])
+                    elif uniform:
+                        _add_uniform(part, scale, alphabet, step, target)
+                    elif alphabet <= 16:
+                        add_small(part, scale, alphabet, values, target)
+                    else:
+                        add_looked_up(part, scale, values, target)
+                    i = stop
+            if factor != 1:
+                for i in range(begin, end):
+                    out[i] *= factor
+
+    return decode_add
+
+
+@numba.extending.intrinsic
+def pointer(typingctx, address):
+    """An int64 address as a void pointer, for numba.carray."""
+    signature = numba.types.voidptr(numba.types.int64)
+
+    def codegen(context, builder, signature, args):
+        return builder.inttoptr(args[0], context.get_value_type(numba.types.voidptr))
+
+    return signature, codegen

@@ -1,0 +1,211 @@
+"""Numba: norm, stochastic rounding and packing in one trip to memory."""
+
+from __future__ import annotations
+
+import numba
+import numpy as np
+
+from hvd_adaptive.kernels import random
+from hvd_adaptive.kernels.constants import CHECK_LANES, NORM_LANES
+from hvd_adaptive.kernels.fixed import BLOCK, LANES, QUARTER, QUARTERS
+from hvd_adaptive.kernels.numba import quantize
+from hvd_adaptive.kernels.numba.checksum import add_done, first_block
+from hvd_adaptive.kernels.numba.jit import inline, jit
+from hvd_adaptive.kernels.numba.pack import merge_quarters, store_block, store_partial
+from hvd_adaptive.kernels.numba.permute import permuted
+from hvd_adaptive.kernels.numba.radix import store_row
+from hvd_adaptive.kernels.numba.scan import clip_to, norm_of
+from hvd_adaptive.kernels.packing import Packing
+
+# How the index is found: see quantize.py, and permute.py for the last.
+COUNT_TWO, COUNT_FOUR, COUNT_EIGHT, COUNT_MANY, SEARCH, UNIFORM, EXPONENTIAL, PERMUTE = range(8)
+
+_GOLDEN64 = np.uint64(random.GOLDEN64)
+_MIX64_A, _MIX64_B = np.uint64(random.MIX64_A), np.uint64(random.MIX64_B)
+_COUNTER = np.uint32(random.COUNTER)
+_LOW = np.uint64(0xFFFFFFFF)
+_TAIL_ROWS = QUARTERS * LANES
+
+
+@inline
+def bucket_key(stream, bucket):
+    key = stream + np.uint64(np.uint64(bucket + 1) * _GOLDEN64)
+    key = np.uint64((key ^ (key >> np.uint64(30))) * _MIX64_A)
+    key = np.uint64((key ^ (key >> np.uint64(27))) * _MIX64_B)
+    return np.uint64(key ^ (key >> np.uint64(31)))
+
+
+def chunk_size(packing: Packing) -> int:
+    """Coordinates that are packed at a time: a block of fixed width, or some rows of units."""
+    if packing.digits == 1:
+        return BLOCK
+    row = LANES * packing.digits
+    return -(-BLOCK // row) * row
+
+
+@inline
+def store_chunk(codes, index, rest, chunk, alphabet, digits, width, rows, words):
+    """Pack chunk ``index``, of which ``rest`` coordinates are there."""
+    if digits > 1:
+        row = LANES * digits
+        first, count = index * (chunk // row), (rest + row - 1) // row
+        codes[rest : count * row] = np.uint32(0)
+        for k in range(count):
+            part = codes[k * row : (k + 1) * row]
+            store_row(part, alphabet, digits, width, first + k, rows[:LANES], words)
+    elif rest == chunk:
+        at = index * width * LANES
+        store_block(codes, words[at : at + width * LANES], numba.literally(width))
+    else:
+        count = (rest + _TAIL_ROWS - 1) // _TAIL_ROWS
+        codes[rest : _TAIL_ROWS * count] = np.uint32(0)
+        merge_quarters(codes, LANES * count, width, rows)
+        store_partial(rows, count, width, words[index * width * LANES :])
+
+
+def make_encoder(rule: int, depth: int, alphabet: int, digits: int, width: int):
+    """The encoder for one rule and packing, which are constants of the compiled code.
+
+    depth: of the search tree where the rule is PERMUTE. The encoder adds blocks of the body, which
+    begins with the scales, to ``sums`` (CHECK_LANES, or none to leave that); ``summed`` (2,)
+    becomes what BlockSums says.
+    """
+    chunk = chunk_size(Packing(alphabet, digits, width))
+
+    @jit
+    def encode(
+        x,
+        scales,
+        words,
+        sums,
+        summed,
+        bucket_size,
+        linf,
+        clip,
+        stream,
+        start,
+        gap,
+        lower,
+        ladder,
+        thresholds,
+        numbers,
+        cells,
+        corrections,
+        tree,
+    ):
+        codes, rows = np.empty(chunk, np.uint32), np.empty(QUARTER, np.uint32)
+        acc, cell = np.empty(NORM_LANES, np.float32), np.empty(1, np.float32)
+        rs, us = np.empty(chunk, np.float32), np.empty(chunk, np.float32)
+        clipped = np.empty(bucket_size if clip > 0 else 0, np.float32)
+        steps = np.empty(chunk, np.uint32)  # j * COUNTER: loading it beats multiplying
+        for j in range(chunk):
+            steps[j] = np.uint32(j) * _COUNTER
+        total, lanes = np.uint32(alphabet - 1), np.empty(CHECK_LANES, np.uint32)
+        summed[:] = first_block(scales.size)
+        for b in range(scales.size):
+            begin = b * bucket_size
+            end = min(x.size, begin + bucket_size)
+            bucket = x[begin:end]
+            if clip > 0:
+                clip_to(bucket, clip, acc, cell, clipped[: bucket.size])
+                bucket = clipped[: bucket.size]
+            scale = norm_of(bucket, linf, acc, cell)
+            scales[b] = scale
+            usable = scale > 0
+            inverse = np.float32(1) / scale if usable else np.float32(0)
+            key = bucket_key(stream, b)
+            low, high = np.uint32(key & _LOW), np.uint32(key >> np.uint64(32))
+            i = begin
+            while i < end:
+                at = i % chunk
+                stop = min(end, i - at + chunk)
+                run = bucket[i - begin : stop - begin]
+                part = codes[at : at + stop - i]
+                offset = np.uint32(np.uint32(np.uint32(i - begin) * _COUNTER) + low)
+                if not usable:
+                    part[:] = np.uint32(alphabet // 2)  # as good as any; coders like it best
+                elif rule == COUNT_TWO:
+                    quantize.count_two(
+                        run, inverse, steps, offset, high, start, gap, ladder, total, part
+                    )
+                elif rule == COUNT_FOUR:
+                    quantize.count_four(
+                        run, inverse, steps, offset, high, start, gap, ladder, total, part
+                    )
+                elif rule == COUNT_EIGHT:
+                    quantize.count_eight(
+                        run, inverse, steps, offset, high, start, gap, ladder, total, part
+                    )
+                elif rule == COUNT_MANY:
+                    quantize.count_many(
+                        run, inverse, steps, offset, high, start, gap, ladder, total, rs, us, part
+                    )
+                elif rule == SEARCH:
+                    quantize.search(
+                        run,
+                        inverse,
+                        steps,
+                        offset,
+                        high,
+                        start,
+                        gap,
+                        lower,
+                        cells,
+                        corrections,
+                        ladder,
+                        total,
+                        rs,
+                        us,
+                        part,
+                    )
+                elif rule == PERMUTE:
+                    done = permuted(
+                        run, steps, part, inverse, offset, high, tree, ladder[0], total, depth
+                    )
+                    quantize.count_few(
+                        run[done:],
+                        inverse,
+                        steps[done:],
+                        offset,
+                        high,
+                        start,
+                        gap,
+                        ladder,
+                        total,
+                        part[done:],
+                    )
+                elif rule == UNIFORM:
+                    quantize.uniform(
+                        run, inverse, steps, offset, high, numbers, ladder, total, part
+                    )
+                else:
+                    quantize.exponential(
+                        run,
+                        inverse,
+                        steps,
+                        offset,
+                        high,
+                        start,
+                        gap,
+                        lower,
+                        thresholds,
+                        numbers,
+                        ladder,
+                        total,
+                        rs,
+                        us,
+                        part,
+                    )
+                if stop % chunk == 0:
+                    store_chunk(
+                        codes, stop // chunk - 1, chunk, chunk, alphabet, digits, width, rows, words
+                    )
+                    done = scales.size + stop // (LANES * digits) * width // 32 * LANES
+                    add_done(words, scales.size, done, lanes, sums, summed)
+                i = stop
+        if x.size % chunk:
+            store_chunk(
+                codes, x.size // chunk, x.size % chunk, chunk, alphabet, digits, width, rows, words
+            )
+
+    return encode

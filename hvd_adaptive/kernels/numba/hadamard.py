@@ -1,0 +1,192 @@
+"""Numba: the transforms of kernels/hadamard.py in place, the same sums in the same order.
+
+Butterflies of large strides run over the whole buffer two strides at a time, those below BLOCK
+over pieces that fit the L1 cache, and the last six strides of every 64 floats in vector registers.
+"""
+
+from __future__ import annotations
+
+import numba
+import numpy as np
+from llvmlite import ir
+
+from hvd_adaptive.kernels.numba.jit import inline, jit
+
+BLOCK = 4096
+_RUN = 64
+_LANES = 16
+
+
+@inline
+def _radix2(a, b):
+    for i in range(a.size):
+        x, y = a[i], b[i]
+        a[i] = x + y
+        b[i] = x - y
+
+
+@inline
+def _radix4(a, b, c, d):
+    """Strides 2 s, then s, of four neighbouring runs of s floats."""
+    for i in range(a.size):
+        w, x, y, z = a[i], b[i], c[i], d[i]
+        p, q, r, t = w + y, x + z, w - y, x - z
+        a[i] = p + q
+        b[i] = p - q
+        c[i] = r + t
+        d[i] = r - t
+
+
+@inline
+def _butterflies(y, top, least):
+    """Strides top/2, top/4, ..., least of every ``top`` floats."""
+    stride = top // 2
+    while stride > least:
+        half = stride // 2
+        for at in range(0, y.size, 2 * stride):
+            _radix4(
+                y[at : at + half],
+                y[at + half : at + stride],
+                y[at + stride : at + stride + half],
+                y[at + stride + half : at + 2 * stride],
+            )
+        stride //= 4
+    if stride == least:
+        for at in range(0, y.size, 2 * stride):
+            _radix2(y[at : at + stride], y[at + stride : at + 2 * stride])
+
+
+@numba.extending.intrinsic
+def _sixty_four(typingctx, y, at):
+    """Strides 32, 16, 8, 4, 2, 1 of the 64 floats from y[at]: four vectors of 16 lanes.
+
+    Written as vector instructions because LLVM does not find them in a loop over so few floats.
+    """
+    signature = numba.types.void(y, numba.types.intp)
+
+    def codegen(context, builder, signature, args):
+        vector = ir.VectorType(ir.FloatType(), _LANES)
+        data = context.make_array(signature.args[0])(context, builder, args[0]).data
+        first = builder.bitcast(builder.gep(data, [args[1]]), vector.as_pointer())
+        places = [builder.gep(first, [ir.Constant(ir.IntType(64), k)]) for k in range(4)]
+        a, b, c, d = (builder.load(place, align=4) for place in places)
+        a, c = builder.fadd(a, c), builder.fsub(a, c)
+        b, d = builder.fadd(b, d), builder.fsub(b, d)
+        rows = builder.fadd(a, b), builder.fsub(a, b), builder.fadd(c, d), builder.fsub(c, d)
+        for row, place in zip(rows, places, strict=True):
+            builder.store(_across_lanes(builder, row), place, align=4)
+        return context.get_dummy_value()
+
+    return signature, codegen
+
+
+def _across_lanes(builder: ir.IRBuilder, row: ir.Value) -> ir.Value:
+    """Strides 8, 4, 2, 1 inside a vector: its partner lane plus or minus each lane."""
+    whole = ir.VectorType(ir.IntType(32), _LANES)
+    lanes = range(_LANES)
+    for stride in (8, 4, 2, 1):
+        swapped = builder.shuffle_vector(
+            row, row, ir.Constant(whole, [lane ^ stride for lane in lanes])
+        )
+        signs = ir.Constant(whole, [(1 << 31) if lane & stride else 0 for lane in lanes])
+        signed = builder.bitcast(builder.xor(builder.bitcast(row, whole), signs), row.type)
+        row = builder.fadd(swapped, signed)
+    return row
+
+
+@numba.extending.intrinsic
+def _add_four(typingctx, total, columns, run, row, lane):
+    """total[lane + l] += columns[row + q, lane + l] * run[row + q] for 16 lanes l and q = 0 ... 3,
+    one q after another."""
+    signature = numba.types.void(total, columns, run, numba.types.intp, numba.types.intp)
+
+    def codegen(context, builder, signature, args):
+        arrays = [
+            context.make_array(kind)(context, builder, value)
+            for kind, value in zip(signature.args[:3], args[:3], strict=True)
+        ]
+        target, matrix, source = (array.data for array in arrays)
+        width = builder.extract_value(arrays[1].shape, 1)
+        vector = ir.VectorType(ir.FloatType(), _LANES)
+        place = builder.bitcast(builder.gep(target, [args[4]]), vector.as_pointer())
+        sums = builder.load(place, align=4)
+        for q in range(4):
+            index = builder.add(args[3], ir.Constant(args[3].type, q))
+            start = builder.gep(matrix, [builder.add(builder.mul(index, width), args[4])])
+            column = builder.load(builder.bitcast(start, vector.as_pointer()), align=4)
+            value = builder.load(builder.gep(source, [index]))
+            lanes = builder.insert_element(
+                ir.Constant(vector, ir.Undefined), value, ir.Constant(ir.IntType(32), 0)
+            )
+            zeros = ir.Constant(ir.VectorType(ir.IntType(32), _LANES), None)
+            lanes = builder.shuffle_vector(lanes, lanes, zeros)
+            sums = builder.fadd(sums, builder.fmul(column, lanes))
+        builder.store(sums, place, align=4)
+        return context.get_dummy_value()
+
+    return signature, codegen
+
+
+@inline
+def _multiply(y, columns, total):
+    """Each run of m floats of y times the matrix whose padded transpose is ``columns``."""
+    m = len(columns)
+    for at in range(0, y.size, m):
+        run = y[at : at + m]
+        total[:] = np.float32(0)
+        for lane in range(0, total.size, _LANES):
+            for row in range(0, m, 4):
+                _add_four(total, columns, run, row, lane)
+        for i in range(m):
+            run[i] = total[i]
+
+
+def padded(matrix: np.ndarray) -> np.ndarray:
+    """The columns of a base as ``apply`` reads them: float32 (m, m rounded up to 16), C order."""
+    m = len(matrix)
+    columns = np.zeros((m, -(-m // _LANES) * _LANES), np.float32)
+    columns[:, :m] = matrix.T
+    return columns
+
+
+@jit
+def apply(y, columns, total):
+    """S_p ⊗ B times y (float32, (p * m,)), in place.
+
+    columns: padded(B), or padded(B.T) for the transposed transform.
+    total: scratch, float32 (columns.shape[1],).
+    """
+    m = len(columns)
+    if m > 1:
+        _butterflies(y, y.size, m)
+        _multiply(y, columns, total)
+    elif y.size < _RUN:
+        _butterflies(y, y.size, 1)
+    else:
+        if y.size > BLOCK:
+            _butterflies(y, y.size, BLOCK)
+        for at in range(0, y.size, BLOCK):
+            block = y[at : min(y.size, at + BLOCK)]
+            _butterflies(block, block.size, _RUN)
+            for run in range(0, block.size, _RUN):
+                _sixty_four(block, run)
+
+
+@inline
+def fold(y, size):
+    """y[:size] becomes what butterflies of strides n/2, ..., size leave there."""
+    stride = y.size // 2
+    while stride >= size:
+        a, b = y[:stride], y[stride : 2 * stride]
+        for i in range(stride):
+            a[i] += b[i]
+        stride //= 2
+
+
+@inline
+def repeat(y, size):
+    """Fill y with copies of y[:size]. (Loops: assigning slices costs seconds to compile.)"""
+    while size < y.size:
+        for i in range(size):
+            y[size + i] = y[i]
+        size *= 2

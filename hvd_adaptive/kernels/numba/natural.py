@@ -1,0 +1,150 @@
+"""Numba: natural compression, on the bits of the floats.
+
+Same signatures and the same integers as reference/natural.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numba
+import numpy as np
+import torch
+
+from hvd_adaptive.device import HOST
+from hvd_adaptive.kernels import random
+from hvd_adaptive.kernels.block_sums import BlockSums
+from hvd_adaptive.kernels.constants import CHECK_LANES, INFINITE, LARGEST, NAN
+from hvd_adaptive.kernels.fixed import BLOCK, QUARTER
+from hvd_adaptive.kernels.numba.checksum import add_done, first_block
+from hvd_adaptive.kernels.numba.decoder import load_chunk, pointer
+from hvd_adaptive.kernels.numba.encoder import bucket_key, store_chunk
+from hvd_adaptive.kernels.numba.jit import inline, jit
+from hvd_adaptive.kernels.numba.quantize import uniform24
+from hvd_adaptive.kernels.numba.scan import largest_bits
+from hvd_adaptive.kernels.packing import ONE_BIT
+
+_COUNTER = np.uint32(random.COUNTER)
+_LOW = np.uint64(0xFFFFFFFF)
+_INFINITE, _LARGEST, _NAN = np.uint32(INFINITE), np.uint32(LARGEST), np.uint32(NAN)
+_FRACTION = np.uint32(0xFFFFFF)
+_BLOCK_WORDS = ONE_BIT.words(BLOCK)
+_MINUS_ZERO = np.uint32(0x80000000)
+
+
+def encode(
+    flat: torch.Tensor,
+    exponents: torch.Tensor,
+    words: torch.Tensor,
+    bucket_size: int,
+    key: int,
+    summing: bool = False,
+) -> BlockSums | None:
+    """See reference.natural.encode."""
+    sums = np.zeros(CHECK_LANES if summing else 0, np.uint32)
+    unsigned = words.numpy().view(np.uint32)
+    summed = np.zeros(4, np.int64)
+    _encode(flat.numpy(), exponents.numpy(), unsigned, sums, summed, bucket_size, np.uint64(key))
+    size = -(-exponents.numel() // 4) * 4 + 4 * words.numel()
+    return BlockSums(size, sums, summed) if summing else None
+
+
+def decode_add(
+    payloads: Sequence[tuple[torch.Tensor, torch.Tensor]], factor: float, out: torch.Tensor
+) -> None:
+    """See reference.natural.decode_add."""
+    size = ONE_BIT.words(out.numel())
+    for e, w in payloads:
+        if e.numel() < out.numel() or w.numel() < size:
+            raise ValueError(f"payload of {e.numel()} exponents, {w.numel()} words is too short")
+    exponents = np.array([e.data_ptr() for e, _ in payloads], dtype=np.int64)
+    words = np.array([w.data_ptr() for _, w in payloads], dtype=np.int64)
+    _decode_add(exponents, words, size, np.float32(factor), out.numpy())
+
+
+def warm() -> None:
+    """Compile every kernel here into Numba's cache."""
+    exponents, words = (
+        torch.empty(100, dtype=torch.uint8, device="cpu"),
+        torch.empty(16, dtype=torch.int32, device="cpu"),
+    )
+    encode(torch.linspace(-1, 1, 100, **HOST), exponents, words, 100, 0)
+    decode_add([(exponents, words)], 1.0, torch.zeros(100, **HOST))
+
+
+@inline
+def _round(run, steps, offset, high, exponents, signs):
+    for j in range(run.size):
+        bits = run[j]
+        fraction = np.float32(np.int32(np.uint32(bits << np.uint32(1)) & _FRACTION))
+        up = np.uint32(uniform24(np.uint32(steps[j] + offset), high) < fraction)
+        field = np.uint32(np.uint32(bits >> np.uint32(23)) & np.uint32(0xFF))
+        exponent = np.uint32(field + up)
+        exponents[j] = np.uint8(exponent)
+        sign = np.uint32(bits >> np.uint32(31))
+        signs[j] = np.uint32(0) if exponent == 0 else sign
+
+
+@jit
+def _encode(x, exponents, words, sums, summed, bucket_size, stream):
+    """sums: (CHECK_LANES,), or none to leave them; summed: (4,), becomes what BlockSums says."""
+    whole = exponents[: x.size // 4 * 4].view(np.uint32)
+    first = (x.size + 3) // 4  # word of the body that begins the signs
+    summed[2:], lanes = first_block(first), np.empty(CHECK_LANES, np.uint32)
+    signs, rows = np.empty(BLOCK, np.uint32), np.empty(QUARTER, np.uint32)
+    steps = np.empty(BLOCK, np.uint32)
+    for j in range(BLOCK):
+        steps[j] = np.uint32(np.uint32(j) * _COUNTER)
+    bits = x.view(np.uint32)
+    for b in range((x.size + bucket_size - 1) // bucket_size):
+        begin = b * bucket_size
+        end = min(x.size, begin + bucket_size)
+        finite = largest_bits(x[begin:end]) < _INFINITE
+        key = bucket_key(stream, b)
+        low, high = np.uint32(key & _LOW), np.uint32(key >> np.uint64(32))
+        i = begin
+        while i < end:
+            at = i % BLOCK
+            stop = min(end, i - at + BLOCK)
+            part, target = signs[at : at + stop - i], exponents[i:stop]
+            if finite:
+                offset = np.uint32(np.uint32(np.uint32(i - begin) * _COUNTER) + low)
+                _round(bits[i:stop], steps, offset, high, target, part)
+            else:
+                target[:] = np.uint8(0)
+                part[:] = np.uint32(1)
+            if stop % BLOCK == 0:
+                store_chunk(signs, stop // BLOCK - 1, BLOCK, BLOCK, 2, 1, 1, rows, words)
+            add_done(whole, 0, stop // 4, lanes, sums, summed[:2])
+            add_done(words, first, first + stop // BLOCK * _BLOCK_WORDS, lanes, sums, summed[2:])
+            i = stop
+    if x.size % BLOCK:
+        store_chunk(signs, x.size // BLOCK, x.size % BLOCK, BLOCK, 2, 1, 1, rows, words)
+
+
+@inline
+def _add(exponents, signs, target):
+    for j in range(target.size):
+        exponent = np.uint32(exponents[j])
+        bits = np.uint32(exponent << np.uint32(23))
+        bits = _LARGEST if exponent == np.uint32(255) else bits
+        bits = np.uint32(bits | np.uint32(signs[j] << np.uint32(31)))
+        bits = _NAN if bits == _MINUS_ZERO else bits
+        target[j] += np.uint32(bits).view(np.float32)
+
+
+@jit
+def _decode_add(exponents_at, words_at, size, factor, out):
+    rows, signs = np.empty(QUARTER, np.uint32), np.empty(BLOCK, np.uint32)
+    for index in range((out.size + BLOCK - 1) // BLOCK):
+        begin = index * BLOCK
+        end = min(out.size, begin + BLOCK)
+        target = out[begin:end]
+        for rank in range(words_at.size):
+            exponents = numba.carray(pointer(exponents_at[rank]), out.size, np.uint8)
+            words = numba.carray(pointer(words_at[rank]), size, np.uint32)
+            load_chunk(words, index, end - begin, BLOCK, 2, 1, 1, rows, signs)
+            _add(exponents[begin:end], signs, target)
+        if factor != 1:
+            for j in range(target.size):
+                target[j] *= factor

@@ -1,0 +1,163 @@
+"""Numba: the thresholds rule, and levels of codes, by look-ups in vector registers, on processors
+with AVX-512.
+
+Counting thresholds costs four instructions each, and look-ups in memory do not vectorise; but an
+AVX-512 permutation reads 16 or 32 table entries from registers at once. LLVM does not find that by
+itself, so the loops over 16 coordinates are written in its own language.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from llvmlite import ir
+from numba.core import cgutils, config, types
+from numba.core.codegen import get_host_cpu_features
+from numba.extending import intrinsic
+
+from hvd_adaptive.kernels import random
+from hvd_adaptive.kernels.numba.lanes import FLOATS, INTS, LONG, WIDTH, Lanes, arrays_of
+
+MOST_VALUES = 8 * WIDTH  # in registers
+
+
+def _compiles_avx512() -> bool:
+    """Whether Numba compiles for AVX-512: as this processor has it, unless it is told otherwise."""
+    told = config.CPU_FEATURES
+    return "+avx512f" in (get_host_cpu_features() if told is None else told).split(",")
+
+
+AVAILABLE = _compiles_avx512()
+
+
+def tables(lower: np.ndarray, start: np.ndarray, gap: np.ndarray, depth: int) -> np.ndarray:
+    """The tables of ``permuted``, end to end: float32 (3 * max(16, 2**depth),).
+
+    First the inner lower ends as a search tree: the children of node h are 2 h and 2 h + 1, the
+    root is node 1. Then starts and gaps. Intervals that are not there are beyond every r.
+    """
+    size = 1 << depth
+    result = np.zeros((3, max(WIDTH, size)), np.float32)
+    ends = np.full(size, np.inf, np.float32)
+    ends[: len(lower)] = lower
+    for level in range(depth):
+        nodes = 1 << level
+        half = size >> (level + 1)
+        result[0, nodes : 2 * nodes] = ends[half :: 2 * half][:nodes]
+    # Interval i is node ``size + i``, of which look-ups see the low bits.
+    at = size % max(WIDTH, size)
+    result[1, at : at + len(start)], result[2, at : at + len(gap)] = start, gap
+    return result.reshape(-1)
+
+
+class _Lanes(Lanes):
+    """Operations on 16 lanes, with AVX-512's own."""
+
+    def look_up(self, registers: list[ir.Value], index: ir.Value) -> ir.Value:
+        """Entry ``index`` (its low bits) of a table in 1, 2, 4 or 8 registers."""
+        b, module = self.builder, self.builder.module
+        if len(registers) == 1:
+            kind = ir.FunctionType(FLOATS, [FLOATS, INTS])
+            name = "llvm.x86.avx512.permvar.sf.512"
+            one = cgutils.get_or_insert_function(module, kind, name)
+            return b.call(one, [registers[0], index])
+        if len(registers) == 2:
+            kind = ir.FunctionType(FLOATS, [FLOATS, INTS, FLOATS])
+            name = "llvm.x86.avx512.vpermi2var.ps.512"
+            two = cgutils.get_or_insert_function(module, kind, name)
+            return b.call(two, [registers[0], index, registers[1]])
+        half = len(registers) // 2
+        bit = b.and_(index, self.integers(half * WIDTH))
+        upper = b.icmp_unsigned("!=", bit, self.integers(0))
+        low, high = (self.look_up(part, index) for part in (registers[:half], registers[half:]))
+        return b.select(upper, high, low)
+
+
+@intrinsic(prefer_literal=True)
+def permuted(typingctx, run, steps, part, inverse, offset, high, table, first, total, depth):
+    """Fill ``part`` with the codes of the first ``run.size // 16 * 16`` coordinates.
+
+    table: what ``tables`` makes, for ``depth``, a constant from 1 to 7; first: the code of index 0.
+    The other arguments are those of the functions in quantize.py. Returns how many were done.
+    """
+    levels = depth.literal_value
+    signature = types.int64(
+        run,
+        steps,
+        part,
+        types.float32,
+        types.uint32,
+        types.uint32,
+        table,
+        types.uint32,
+        types.uint32,
+        depth,
+    )
+
+    def codegen(context, builder, signature, args):
+        arrays = arrays_of(context, builder, signature, args, 0, 1, 2, 6)
+        x, counters, codes, data = (array.data for array in arrays)
+        lanes, size = _Lanes(builder), 1 << levels
+        registers = [
+            lanes.load(data, LONG(at), FLOATS) for at in range(0, 3 * max(WIDTH, size), WIDTH)
+        ]
+        third = len(registers) // 3
+        nodes, starts, gaps = (registers[i * third : (i + 1) * third] for i in range(3))
+        scale, shift, key, code0, last = (lanes.spread(args[i]) for i in (3, 4, 5, 7, 8))
+        length = builder.extract_value(arrays[0].shape, 0)
+        done = builder.and_(length, LONG(-WIDTH))
+        first_code = builder.sub(code0, lanes.integers(size))
+        with cgutils.for_range_slice(builder, LONG(0), done, LONG(WIDTH), LONG) as (at, _):
+            v = lanes.load(x, at, FLOATS)
+            bits = builder.bitcast(v, INTS)
+            positive = builder.and_(bits, lanes.integers(0x7FFFFFFF))
+            r = builder.fmul(builder.bitcast(positive, FLOATS), scale)
+            h = builder.add(lanes.load(counters, at, INTS), shift)
+            h = builder.add(lanes.mix(h, 16, random.MIX32_A), key)
+            h = builder.lshr(lanes.mix(h, 13, random.MIX32_B), lanes.integers(8))
+            u = builder.sitofp(h, FLOATS)
+            node = lanes.integers(1)
+            for level in range(levels):
+                # Nodes of one level lie in whole registers, or in the first one.
+                group = nodes[:1] if level < 4 else nodes[1 << (level - 4) : 2 << (level - 4)]
+                right = builder.fcmp_ordered(">", r, lanes.look_up(group, node))
+                node = builder.add(node, node)
+                node = builder.select(right, builder.add(node, lanes.integers(1)), node)
+            start, gap = lanes.look_up(starts, node), lanes.look_up(gaps, node)
+            above = builder.fcmp_ordered(">", r, builder.fadd(start, builder.fmul(u, gap)))
+            code = builder.add(node, first_code)
+            code = builder.select(above, builder.add(code, lanes.integers(1)), code)
+            negative = builder.fcmp_ordered("<", v, ir.Constant(FLOATS, [0.0] * WIDTH))
+            code = builder.select(negative, builder.sub(last, code), code)
+            lanes.store(code, codes, at)
+        return done
+
+    return signature, codegen
+
+
+@intrinsic(prefer_literal=True)
+def add_permuted(typingctx, part, scale, values, target, registers):
+    """Add ``values[code] * scale`` to the first ``target.size // 16 * 16`` coordinates of
+    ``target``; returns how many these were.
+
+    registers: a constant, 1, 2, 4 or 8, that ``values`` fills; part: codes below 16 * registers.
+    """
+    count = registers.literal_value
+    signature = types.int64(part, types.float32, values, target, registers)
+
+    def codegen(context, builder, signature, args):
+        arrays = arrays_of(context, builder, signature, args, 0, 2, 3)
+        codes, data, sums = (array.data for array in arrays)
+        lanes = _Lanes(builder)
+        factor = lanes.spread(args[1])
+        table = [
+            builder.fmul(lanes.load(data, LONG(at), FLOATS), factor)
+            for at in range(0, count * WIDTH, WIDTH)
+        ]
+        length = builder.extract_value(arrays[-1].shape, 0)
+        done = builder.and_(length, LONG(-WIDTH))
+        with cgutils.for_range_slice(builder, LONG(0), done, LONG(WIDTH), LONG) as (at, _):
+            level = lanes.look_up(table, lanes.load(codes, at, INTS))
+            lanes.store(builder.fadd(lanes.load(sums, at, FLOATS), level), sums, at)
+        return done
+
+    return signature, codegen

@@ -1,0 +1,136 @@
+"""Numba loops that only read: bucket norms, histograms."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from hvd_adaptive.kernels.constants import BINS, COARSE_BINS, NORM_LANES
+from hvd_adaptive.kernels.numba.jit import inline, jit
+
+_UP, _DOWN = np.float32(2.0**96), np.float32(2.0**-96)
+_SMALL, _LARGE = np.float32(2.0**-80), np.float32(2.0**120)
+_SMALLEST_NORM = np.float32(2.0**-126)
+_NAN = np.float32(np.nan)
+_ONE = np.float32(1)
+_FINE_FROM = np.float32(2.0**-12)
+
+
+@inline
+def add_lanes(acc):
+    half = NORM_LANES // 2
+    while half:
+        for lane in range(half):
+            acc[lane] += acc[lane + half]
+        half //= 2
+    return acc[0]
+
+
+@inline
+def _squares(x, acc):
+    """Sum of squares: lane l adds x[l], x[l + 32], ... in order, then a tree over the lanes."""
+    acc[:] = np.float32(0)
+    rows = x.size // NORM_LANES
+    quads = rows // 4
+    for quad in range(quads):
+        part = x[quad * 4 * NORM_LANES : (quad + 1) * 4 * NORM_LANES]
+        for lane in range(NORM_LANES):
+            a = part[lane]
+            b = part[lane + NORM_LANES]
+            c = part[lane + 2 * NORM_LANES]
+            d = part[lane + 3 * NORM_LANES]
+            acc[lane] = (((acc[lane] + a * a) + b * b) + c * c) + d * d
+    for i in range(quads * 4 * NORM_LANES, x.size):
+        acc[i % NORM_LANES] += x[i] * x[i]
+    return add_lanes(acc)
+
+
+@inline
+def _scaled_squares(x, factor, acc):
+    acc[:] = np.float32(0)
+    for i in range(x.size):
+        y = x[i] * factor
+        acc[i % NORM_LANES] += y * y
+    return add_lanes(acc)
+
+
+@inline
+def largest_bits(x):
+    """Largest absolute value; infinite or NaN bit patterns are larger than every finite one."""
+    bits = x.view(np.uint32)
+    largest = np.uint32(0)
+    for i in range(x.size):
+        largest = max(largest, np.uint32(bits[i] & np.uint32(0x7FFFFFFF)))
+    return largest
+
+
+@inline
+def norm_of(x, linf, acc, cell):
+    """Norm of a bucket: 0 below the normal range, NaN where not finite. cell: float32 (1,)."""
+    if linf:
+        cell.view(np.uint32)[0] = largest_bits(x)
+        norm = cell[0]
+    else:
+        total = _squares(x, acc)
+        if total < _SMALL:
+            norm = np.sqrt(_scaled_squares(x, _UP, acc)) * _DOWN
+        elif total <= _LARGE:
+            norm = np.sqrt(total)
+        else:
+            norm = np.sqrt(_scaled_squares(x, _DOWN, acc)) * _UP
+    if norm < _SMALLEST_NORM:
+        return np.float32(0)
+    if not np.isfinite(norm):
+        return _NAN
+    return norm
+
+
+@jit
+def bucket_norms(x, bucket_size, linf):
+    count = (x.size + bucket_size - 1) // bucket_size
+    norms = np.empty(count, np.float32)
+    acc, cell = np.empty(NORM_LANES, np.float32), np.empty(1, np.float32)
+    for b in range(count):
+        norms[b] = norm_of(x[b * bucket_size : min(x.size, (b + 1) * bucket_size)], linf, acc, cell)
+    return norms
+
+
+@inline
+def clip_to(x, clip, acc, cell, out):
+    """out becomes x within ``clip`` root mean squares, NaN where x has no norm."""
+    norm = norm_of(x, False, acc, cell)
+    limit = np.float32(norm * np.float32(clip / np.sqrt(np.float64(x.size))))
+    if np.isnan(limit):
+        out[:] = _NAN
+        return
+    for i in range(x.size):
+        v = x[i]
+        v = -limit if v < -limit else v
+        out[i] = limit if v > limit else v
+
+
+@jit
+def clipped(x, bucket_size, clip):
+    out = np.empty_like(x)
+    acc, cell = np.empty(NORM_LANES, np.float32), np.empty(1, np.float32)
+    for begin in range(0, x.size, bucket_size):
+        end = min(x.size, begin + bucket_size)
+        clip_to(x[begin:end], clip, acc, cell, out[begin:end])
+    return out
+
+
+@jit
+def histogram(x, scale):
+    counts = np.zeros(BINS + 2, np.int64)
+    inverse = _ONE / scale
+    r = np.abs(x) * inverse
+    bits = r.view(np.int32)
+    for i in range(x.size):
+        if r[i] == 0:
+            counts[BINS] += 1
+        elif r[i] < _FINE_FROM:
+            counts[max((bits[i] >> 20) - ((127 - 28) << 3), 0)] += 1
+        elif r[i] < _ONE:
+            counts[COARSE_BINS + (bits[i] >> 16) - ((127 - 12) << 7)] += 1
+        elif r[i] >= _ONE:  # a NaN is nowhere
+            counts[BINS + 1] += 1
+    return counts

@@ -1,0 +1,147 @@
+"""The kernels for CPU tensors, in Numba: one pass through L1-sized blocks, vectorised, no GIL.
+
+Same signatures and the same integers as reference/tables.py.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+
+import numpy as np
+import torch
+
+from hvd_adaptive.kernels.block_sums import BlockSums
+from hvd_adaptive.kernels.constants import CHECK_LANES
+from hvd_adaptive.kernels.numba import decoder, encoder, permute, scan
+from hvd_adaptive.kernels.numba.lanes import WIDTH
+from hvd_adaptive.kernels.tables import KernelTable
+
+# Which rule of encoder.py serves up to so many thresholds; the arrays are padded to the number, and
+# the search wants one beyond the last.
+_RULES = (
+    (2, encoder.COUNT_TWO),
+    (4, encoder.COUNT_FOUR),
+    (8, encoder.COUNT_EIGHT),
+    (16, encoder.COUNT_MANY),
+    (129, encoder.SEARCH),
+)
+PERMUTES = permute.AVAILABLE
+_DIRECT = {"uniform": encoder.UNIFORM, "exponential": encoder.EXPONENTIAL}
+
+
+def encode(
+    flat: torch.Tensor,
+    scales: torch.Tensor,
+    words: torch.Tensor,
+    bucket_size: int,
+    norm: str,
+    table: KernelTable,
+    key: int,
+    clip: float | None = None,
+    summing: bool = False,
+) -> BlockSums | None:
+    """See reference.tables.encode."""
+    encoder, arrays = _prepared(table)
+    sums = np.zeros(CHECK_LANES if summing else 0, np.uint32)
+    summed = np.zeros(2, np.int64)
+    encoder(
+        flat.numpy(),
+        scales.numpy(),
+        words.numpy().view(np.uint32),
+        sums,
+        summed,
+        bucket_size,
+        norm == "linf",
+        clip or 0.0,
+        np.uint64(key),
+        *arrays,
+    )
+    size = 4 * (scales.numel() + words.numel())
+    return BlockSums(size, sums, summed) if summing else None
+
+
+def decode_add(
+    payloads: list[tuple[torch.Tensor, torch.Tensor]],
+    bucket_size: int,
+    table: KernelTable,
+    factor: float,
+    out: torch.Tensor,
+    add: bool = True,
+) -> None:
+    """See reference.tables.decode_add."""
+    count = table.packing.words(out.numel())
+    scales = np.array([s.data_ptr() for s, _ in payloads], dtype=np.int64)
+    words = np.array([w.data_ptr() for _, w in payloads], dtype=np.int64)
+    for s, w in payloads:
+        if s.numel() * bucket_size < out.numel() or w.numel() < count:
+            raise ValueError(f"payload of {s.numel()} scales and {w.numel()} words is too short")
+    decoder, values = _levels(table)
+    decoder(scales, words, count, bucket_size, values, np.float32(factor), add, out.numpy())
+
+
+def histogram(bucket: torch.Tensor, scale: float) -> np.ndarray:
+    """See reference.tables.histogram."""
+    return scan.histogram(bucket.numpy(), np.float32(scale))
+
+
+def counts(bucket: torch.Tensor, scale: float) -> torch.Tensor:
+    """See reference.tables.counts."""
+    return torch.from_numpy(histogram(bucket, scale))
+
+
+def clipped(flat: torch.Tensor, bucket_size: int, clip: float) -> torch.Tensor:
+    """See reference.tables.clipped."""
+    return torch.from_numpy(scan.clipped(flat.numpy(), bucket_size, clip))
+
+
+def bucket_norms(flat: torch.Tensor, bucket_size: int, norm: str) -> torch.Tensor:
+    """See reference.tables.bucket_norms."""
+    return torch.from_numpy(scan.bucket_norms(flat.numpy(), bucket_size, norm == "linf"))
+
+
+_NO_CELLS, _NO_TREE = np.zeros(1, np.uint8), np.zeros(1, np.float32)
+_encoder = functools.cache(encoder.make_encoder)
+_decoder = functools.cache(decoder.make_decoder)
+
+
+@functools.lru_cache(maxsize=64)
+def _levels(table: KernelTable) -> tuple[Callable, np.ndarray]:
+    """The decoder of a table's packing, and the table's values as it wants them: whole registers of
+    them, a power of two, where the processor can look up in registers."""
+    uniform = table.rule == "uniform"
+    size, registers = max(WIDTH, 1 << (len(table.values) - 1).bit_length()), 0
+    if PERMUTES and size <= permute.MOST_VALUES and not uniform:
+        registers = size // WIDTH
+    values = np.zeros(size, np.float32)
+    values[: len(table.values)] = table.values
+    return _decoder(uniform, registers, *_constants(table)), values
+
+
+def _constants(table: KernelTable) -> tuple[int, int, int]:
+    return table.packing.alphabet, table.packing.digits, table.packing.width
+
+
+@functools.lru_cache(maxsize=64)
+def _prepared(table: KernelTable) -> tuple[Callable, tuple]:
+    """The encoder of a table's rule and packing, and the table's arrays as it wants them.
+
+    Thresholds are padded by some that nothing exceeds.
+    """
+    size, rule = next(choice for choice in _RULES if table.thresholds <= choice[0])
+    depth, tree = 0, _NO_TREE
+    if table.rule in _DIRECT:
+        rule = _DIRECT[table.rule]
+    elif PERMUTES and 4 < table.thresholds <= 128:
+        rule, depth = encoder.PERMUTE, (table.thresholds - 1).bit_length()
+        tree = permute.tables(table.lower, table.start, table.gap, depth)
+    start, gap = np.full(size, np.inf, np.float32), np.zeros(size, np.float32)
+    lower = np.full(size, np.inf, np.float32)
+    start[: table.thresholds], gap[: table.thresholds] = table.start, table.gap
+    lower[: table.thresholds] = table.lower
+    ladder = np.arange(table.base, table.base + size + 1, dtype=np.uint32)
+    cells, corrections = _NO_CELLS, 0
+    if rule == encoder.SEARCH:
+        cells, corrections = table.search, table.corrections
+    arrays = (start, gap, lower, ladder, table.thresholds, table.numbers, cells, corrections, tree)
+    return _encoder(rule, depth, *_constants(table)), arrays

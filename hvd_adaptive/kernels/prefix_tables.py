@@ -1,0 +1,202 @@
+"""Tables of a prefix code over blocks of symbols, as the kernels read them.
+
+coding/prefix_code.py says what such a code is, and builds it.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+
+import numpy as np
+
+LONGEST = 16
+# Bits of the decoder's first look-up.
+QUICK_BITS = 12
+
+
+@dataclass(frozen=True, eq=False)
+class PrefixTables:
+    """A parse tree, a code for each leaf, and the tables of coding and decoding.
+
+    Inner nodes are numbered as they were split, the root is 0; leaves in the order of the first
+    ones' branches. children: int32 (inner, alphabet): a branch leads to inner node n where it holds
+    n > 0, to leaf -n - 1 where it is negative. lengths: uint8 (leaves,), bits of each leaf's code.
+    Codes are canonical: of two leaves the one with the shorter code, or else the lower number, has
+    the smaller code, first bit highest. They are written first bit first, bytes filled from their
+    lowest bit.
+    """
+
+    children: np.ndarray
+    lengths: np.ndarray
+
+    @property
+    def alphabet(self) -> int:
+        """Number of symbols."""
+        return self.children.shape[1]
+
+    @functools.cached_property
+    def width(self) -> int:
+        """Bits of the longest code."""
+        return int(self.lengths.max())
+
+    @functools.cached_property
+    def codes(self) -> np.ndarray:
+        """uint16 (leaves,): the codes, first bit lowest, as they are written."""
+        order = self._order
+        lengths = self.lengths[order].astype(np.int64)
+        first_bit_highest = np.cumsum(1 << (LONGEST - lengths)) - (1 << (LONGEST - lengths))
+        codes = np.empty(lengths.size, np.uint16)
+        codes[order] = _reversed(first_bit_highest, LONGEST)
+        return codes
+
+    @functools.cached_property
+    def blocks(self) -> tuple[np.ndarray, np.ndarray]:
+        """Symbols of all leaves end to end (uint16), and where each leaf's begin (int64,
+        (leaves + 1,))."""
+        inner, alphabet = np.nonzero(self.children < 0)
+        leaf = -1 - self.children[inner, alphabet].astype(np.int64)
+        node, symbol = np.empty_like(leaf), np.empty_like(leaf)
+        node[leaf], symbol[leaf] = inner, alphabet
+        starts = np.concatenate([[0], np.cumsum(self._depths[node] + 1)])
+        pool = np.empty(starts[-1], np.uint16)
+        at, rest = starts[1:] - 1, np.arange(node.size)
+        while rest.size:
+            pool[at[rest]] = symbol[rest]
+            at[rest] -= 1
+            rest = rest[node[rest] > 0]
+            symbol[rest] = self._branch[node[rest]]
+            node[rest] = self._parent[node[rest]]
+        return pool, starts
+
+    @functools.cached_property
+    def steps(self) -> np.ndarray:
+        """uint64 (inner * alphabet,), the encoder's table: at ``state + symbol`` lie the length of
+        the code to write (8 bits, 0 for none), the code (16 bits), and from bit 32 the next
+        state, an inner node times the alphabet."""
+        leaf = np.maximum(-1 - self.children, 0)
+        state = np.maximum(self.children, 0).astype(np.uint64) * np.uint64(self.alphabet)
+        steps = np.where(self.children < 0, self._emitted[leaf], state << np.uint64(32))
+        return steps.reshape(-1)
+
+    @functools.cached_property
+    def ends(self) -> np.ndarray:
+        """uint64 (inner,): length and code, as in ``steps``, of what completes a block that ends at
+        an inner node: the leaf of the shortest code below it; 0 at the root."""
+        best = np.zeros(len(self.children), np.int64)
+        for node in range(len(best) - 1, -1, -1):
+            below = self.children[node]
+            choices = np.where(below < 0, -1 - below, best[np.maximum(below, 0)])
+            best[node] = choices[np.argmin(self.lengths[choices])]
+        ends = self._emitted[best]
+        ends[0] = 0
+        return ends
+
+    @functools.cached_property
+    def lookup(self) -> np.ndarray:
+        """uint64 (2**width,), the decoder's table: at the next ``width`` bits lie the length of the
+        code that they begin with (8 bits), its block's symbols (24 bits) and from bit 32 where
+        these begin in ``blocks``."""
+        starts = self.blocks[1].astype(np.uint64)
+        entries = (
+            self.lengths.astype(np.uint64)
+            | (np.diff(starts) << np.uint64(8))
+            | (starts[:-1] << np.uint64(32))
+        )
+        order = self._order
+        room = 1 << (self.width - self.lengths[order].astype(np.int64))
+        table = np.empty(1 << self.width, np.uint64)
+        table[_reversed(np.arange(table.size), self.width)] = np.repeat(entries[order], room)
+        return table
+
+    @functools.cached_property
+    def quick(self) -> np.ndarray:
+        """uint64 (2**QUICK_BITS,), the decoder's first look-up, as ``lookup`` but for QUICK_BITS
+        bits; 0 where the next code is longer. Of a symbol code it gives all the symbols whose codes
+        these bits hold."""
+        return self._quick[0]
+
+    def pool(self, dtype: np.dtype) -> np.ndarray:
+        """The symbols to which ``lookup`` and ``quick`` point as ``dtype``, as bytes, and 16 bytes
+        more."""
+        return self._pools[np.dtype(dtype).itemsize]
+
+    @functools.cached_property
+    def longest_copy(self) -> int:
+        """Symbols that a look-up gives at most."""
+        return max(self.longest_block, QUICK_BITS)
+
+    @functools.cached_property
+    def longest_block(self) -> int:
+        """Symbols of the longest block."""
+        return int(np.diff(self.blocks[1]).max())
+
+    @functools.cached_property
+    def _quick(self) -> tuple[np.ndarray, np.ndarray]:
+        """``quick``, and the symbols that follow those of ``blocks``."""
+        bits, mask = np.arange(1 << QUICK_BITS), (1 << self.width) - 1
+        first = self.lookup[bits & mask]
+        length = (first & np.uint64(0xFF)).astype(np.int64)
+        if self.longest_block > 1:
+            return np.where(length <= QUICK_BITS, first, np.uint64(0)), np.empty(0, np.uint16)
+        symbols = np.zeros((bits.size, QUICK_BITS), np.uint16)
+        used, count = np.zeros_like(bits), np.zeros_like(bits)
+        for _ in range(QUICK_BITS):
+            entry = self.lookup[bits >> used & mask]
+            length = (entry & np.uint64(0xFF)).astype(np.int64)
+            fits = used + length <= QUICK_BITS
+            leaf = (entry[fits] >> np.uint64(32)).astype(np.int64)
+            symbols[fits, count[fits]] = self.blocks[0][leaf]
+            used, count = used + length * fits, count + fits
+        starts = self.blocks[0].size + np.cumsum(count) - count
+        entries = used.astype(np.uint64) | (count << 8 | starts << 32).astype(np.uint64)
+        entries[count == 0] = 0
+        return entries, symbols[np.arange(QUICK_BITS) < count[:, None]]
+
+    @functools.cached_property
+    def _pools(self) -> dict[int, np.ndarray]:
+        symbols, more = np.concatenate([self.blocks[0], self._quick[1]]), np.zeros(16, np.uint8)
+        return {
+            size: np.concatenate([symbols.astype(kind).view(np.uint8), more])
+            for size, kind in ((1, np.uint8), (2, np.uint16))
+        }
+
+    @functools.cached_property
+    def _emitted(self) -> np.ndarray:
+        return self.lengths.astype(np.uint64) | (self.codes.astype(np.uint64) << np.uint64(8))
+
+    @functools.cached_property
+    def _order(self) -> np.ndarray:
+        """Leaves in the order of their codes."""
+        return np.argsort(self.lengths, kind="stable")
+
+    @functools.cached_property
+    def _parent(self) -> np.ndarray:
+        parent = np.zeros(len(self.children), np.int64)
+        node, symbol = np.nonzero(self.children > 0)
+        parent[self.children[node, symbol]] = node
+        return parent
+
+    @functools.cached_property
+    def _branch(self) -> np.ndarray:
+        """The symbol that leads to each inner node."""
+        branch = np.zeros(len(self.children), np.int64)
+        node, symbol = np.nonzero(self.children > 0)
+        branch[self.children[node, symbol]] = symbol
+        return branch
+
+    @functools.cached_property
+    def _depths(self) -> np.ndarray:
+        """Symbols before each inner node."""
+        depths = np.zeros(len(self.children), np.int64)
+        for node, parent in enumerate(self._parent[1:].tolist(), 1):
+            depths[node] = depths[parent] + 1
+        return depths
+
+
+def _reversed(values: np.ndarray, width: int) -> np.ndarray:
+    """The lowest ``width`` bits of each in reverse order."""
+    values, out = np.asarray(values, np.int64), np.zeros(np.shape(values), np.int64)
+    for bit in range(width):
+        out |= (values >> bit & 1) << (width - 1 - bit)
+    return out

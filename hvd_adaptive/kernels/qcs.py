@@ -1,0 +1,44 @@
+"""Quantized compressive sampling: the runs of buckets, their dithers and random streams."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from hvd_adaptive.kernels import random
+from hvd_adaptive.streams import Inside
+
+# An integer h < 2**24 stands for the dither h * 2**-24 - DITHER_OFFSET, symmetric in (-1/2, 1/2)
+# and exact in float32, and for the sign -1 from 2**23 on.
+DITHER_OFFSET = 0.5 - 2.0**-25
+NEGATIVE_FROM = 2.0**23
+
+
+@dataclass(frozen=True)
+class Run:
+    """Neighbouring buckets of a tensor that are projected alike.
+
+    start, stop: their coordinates; where the last bucket is short, zeros fill it up.
+    first: number of their first bucket in the tensor.
+    order: n, coordinates of a bucket; rows: k <= n, its measurements; weight: alpha (Eq. 8).
+    """
+
+    start: int
+    stop: int
+    first: int
+    order: int
+    rows: int
+    weight: float
+
+    @property
+    def buckets(self) -> int:
+        return -(-(self.stop - self.start) // self.order)
+
+    @property
+    def codes(self) -> int:
+        return self.buckets * self.rows
+
+
+def streams(key: int, run: Run) -> tuple[int, int]:
+    """Streams of a run's signs and dithers; inside them bucket ``run.first`` counts as 0."""
+    signs = random.stream_key(key, Inside.SIGNS, run.first)
+    return signs, random.stream_key(key, Inside.DITHERS, run.first)

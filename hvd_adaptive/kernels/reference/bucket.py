@@ -1,0 +1,73 @@
+"""Codes of buckets that have levels of their own, in plain torch: the oracle."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from hvd_adaptive.kernels.packing import packing_of
+from hvd_adaptive.kernels.reference.pack import pack_codes, unpack_codes
+from hvd_adaptive.kernels.reference.uniforms import uniforms
+from hvd_adaptive.kernels.tables import padded_values
+
+
+def round_codes(
+    flat: torch.Tensor, levels: torch.Tensor, words: torch.Tensor, bucket_size: int, key: int
+) -> None:
+    """Round ``flat`` (float32, (n,)) at random to its buckets' levels (ORQ paper, Eq. 7); pack.
+
+    levels: float32 (buckets, alphabet), ascending; v beyond them becomes the nearest one. words:
+    int32, filled. A bucket's numbers are multiplied by the power of two that brings its largest
+    level into [2, 4), so that no difference overflows or is lost. With k | 1 for an integer k below
+    2**24 (reference/uniforms.py) the code is #{j: v - level_j > (k | 1) 2**-24 (level_j+1 -
+    level_j)}: v on a level keeps it for certain. Buckets of zero or NaN levels have codes 0.
+    """
+    largest = torch.maximum(levels[:, 0].abs(), levels[:, -1].abs())
+    exponent = (largest.view(torch.int32) >> 23).clamp(min=1)
+    factor = ((255 - exponent) << 23).view(torch.float32)
+    factor = torch.where(largest > 0, factor, 0.0)
+    scaled = levels * factor.unsqueeze(1)
+    gaps = (scaled[:, 1:] - scaled[:, :-1]) * 2.0**-24
+
+    n = flat.numel()
+    x = flat * _per_coordinate(factor, n, bucket_size)
+    integers = uniforms(n, bucket_size, key, flat.device).to(torch.int64) | 1
+    u = integers.to(torch.float32)
+    codes = torch.zeros(n, dtype=torch.int64, device=flat.device)
+    for lower, gap in zip(scaled[:, :-1].unbind(1), gaps.unbind(1), strict=True):
+        distance = x - _per_coordinate(lower, n, bucket_size)
+        codes += distance > u * _per_coordinate(gap, n, bucket_size)
+    words.copy_(pack_codes(codes, packing_of(levels.shape[1])))
+
+
+def cut_codes(
+    flat: torch.Tensor, cuts: torch.Tensor, words: torch.Tensor, bucket_size: int
+) -> None:
+    """One bit for each coordinate: [v >= the bucket's cut] (Eq. 16), packed into ``words``."""
+    codes = flat >= _per_coordinate(cuts, flat.numel(), bucket_size)
+    words.copy_(pack_codes(codes.to(torch.int64), packing_of(2)))
+
+
+def decode_add(
+    payloads: Sequence[tuple[torch.Tensor, torch.Tensor]],
+    bucket_size: int,
+    factor: float,
+    out: torch.Tensor,
+) -> None:
+    """out (float32, (n,)) becomes factor * (out + the payloads' values, added in order).
+
+    A payload is its (values float32 (buckets, alphabet), words int32). Codes that no encoder makes
+    stand for NaN.
+    """
+    n = out.numel()
+    of = torch.arange(n, device=out.device) // bucket_size
+    for values, words in payloads:
+        packing = packing_of(values.shape[1])
+        out += padded_values(values, packing)[of, unpack_codes(words, n, packing)]
+    if factor != 1.0:
+        out *= factor
+
+
+def _per_coordinate(values: torch.Tensor, coordinates: int, bucket_size: int) -> torch.Tensor:
+    return values.repeat_interleave(bucket_size)[:coordinates]

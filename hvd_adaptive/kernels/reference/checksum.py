@@ -1,0 +1,72 @@
+"""Checksums of whole payloads, in plain torch: uint8 of a multiple of 8 bytes, 96 of them header.
+
+The checksum of what follows the header, seeded with the header's own part.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+
+import torch
+
+from hvd_adaptive.device import put
+from hvd_adaptive.kernels.block_sums import BlockSums
+from hvd_adaptive.kernels.constants import (
+    CHECK_A,
+    CHECK_B,
+    CHECK_BLOCK,
+    CHECK_LANES,
+    CHECKSUM_AT,
+    HEADER_BYTES,
+    MASK32,
+)
+
+
+def seal(
+    payload: torch.Tensor, header: bytes, seed: int | None, known: BlockSums | None = None
+) -> None:
+    """Write ``header`` to the beginning of ``payload``, and the checksum, where there is a seed, to
+    its place in the header. known: of the body, which kernels for the CPU need not sum again."""
+    data = bytearray(header)
+    if seed is not None:
+        struct.pack_into("<I", data, CHECKSUM_AT, _checksum(payload, seed))
+    put(torch.frombuffer(data, dtype=torch.uint8), payload[:HEADER_BYTES])
+
+
+def checksums(
+    payloads: Sequence[torch.Tensor], seeds: Sequence[int]
+) -> Sequence[int] | torch.Tensor:
+    """Of each payload: numbers here, 32 bits as int32 (payloads,) where they are still made."""
+    return [_checksum(*pair) for pair in zip(payloads, seeds, strict=True)]
+
+
+def _checksum(payload: torch.Tensor, seed: int) -> int:
+    return checksum(payload[HEADER_BYTES:].view(torch.int32), seed)
+
+
+def checksum(words: torch.Tensor, seed: int) -> int:
+    """Position-dependent 32-bit checksum of ``words`` (int32).
+
+    Word 64 r + l of a block of 4096 enters the block's lane l, which starts from the block's
+    number, so that no block waits for another. Lanes are mixed and added over the blocks; then
+    comes a chain over the 64 sums.
+    """
+    count = -(-words.numel() // CHECK_BLOCK)
+    rows = torch.zeros(count * CHECK_BLOCK, dtype=torch.int64, device=words.device)
+    rows[: words.numel()] = words.to(torch.int64) & MASK32
+    there = torch.arange(rows.numel(), device=words.device) < words.numel()
+    lanes = torch.arange(count, device=words.device).view(-1, 1).repeat(1, CHECK_LANES)
+    lanes = lanes * CHECK_A & MASK32
+    shape = (count, CHECK_BLOCK // CHECK_LANES, CHECK_LANES)
+    for row, known in zip(rows.view(shape).unbind(1), there.view(shape).unbind(1), strict=True):
+        s = (lanes + (row * CHECK_B & MASK32)) & MASK32
+        s = ((s << 13) | (s >> 19)) & MASK32
+        lanes = torch.where(known, s * CHECK_A & MASK32, lanes)
+    sums = ((lanes ^ lanes >> 15) * CHECK_B & MASK32).sum(dim=0) & MASK32
+    total = (seed + words.numel()) & MASK32
+    for lane in sums.tolist():
+        total = ((total ^ lane) * CHECK_A) & MASK32
+        total ^= total >> 15
+        total = (total * CHECK_B) & MASK32
+    return total

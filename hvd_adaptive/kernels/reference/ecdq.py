@@ -1,0 +1,157 @@
+"""Dithered quantisation in plain torch and Python: the oracle for the fast kernels.
+
+The dither of a coordinate comes from its integer k below 2**24 (reference/uniforms.py). The top bit
+is its sign, the m = k mod 2**23 of the others its size a = (m + 1/2)/2**24 in (0, 1/2), and the top
+bits of m its class, one of 1, 2 or 4. A coordinate v in a bucket of step s becomes
+q = round(±v/s + a), to even at halves, and stands for ±s (q - a).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from hvd_adaptive.kernels.constants import SMALLEST_NORM
+from hvd_adaptive.kernels.dithered import HALF, step_factors
+from hvd_adaptive.kernels.reference.tables import bucket_norms
+from hvd_adaptive.kernels.reference.uniforms import uniforms
+
+
+def bucket_steps(flat: torch.Tensor, bucket_size: int, delta: float) -> torch.Tensor:
+    """Steps of the buckets of ``flat`` (float32, (n,)): 0 for a zero bucket and where the step
+    falls below the normal range, NaN for one that is not finite or whose step or norm is not."""
+    steps = bucket_norms(flat, bucket_size, "l2")
+    whole, last = step_factors(flat.numel(), bucket_size, delta).tolist()
+    steps[:-1] *= whole
+    steps[-1:] *= last
+    steps = torch.where(steps < SMALLEST_NORM, torch.zeros_like(steps), steps)
+    return torch.where(steps.isfinite(), steps, torch.full_like(steps, torch.nan))
+
+
+@dataclass(frozen=True)
+class Dither:
+    """Of every coordinate: sign (bool, True is negative), size a and m (float32)."""
+
+    negative: torch.Tensor
+    size: torch.Tensor
+    m: torch.Tensor
+
+    @classmethod
+    def of(cls, coordinates: int, bucket_size: int, key: int, device: torch.device) -> Dither:
+        k = uniforms(coordinates, bucket_size, key, device)
+        negative = k >= HALF
+        m = torch.where(negative, k - HALF, k)
+        return cls(negative, (m + 0.5) * 2.0**-24, m)
+
+    def group(self, classes: int) -> torch.Tensor:
+        """The class (int64) of every coordinate."""
+        return (self.m * (classes / HALF)).to(torch.int64)
+
+
+def quantize(flat: torch.Tensor, steps: torch.Tensor, bucket_size: int, key: int) -> torch.Tensor:
+    """q (int32) of all coordinates; 0 in buckets without a step above 0."""
+    dither = Dither.of(flat.numel(), bucket_size, key, flat.device)
+    usable = steps > 0
+    inverse = torch.where(usable, 1.0 / steps, torch.zeros_like(steps))
+    y = torch.where(dither.negative, -flat, flat) * _spread(inverse, flat.numel(), bucket_size)
+    q = torch.round(y + dither.size)
+    return torch.where(_spread(usable, flat.numel(), bucket_size), q, 0.0).to(torch.int32)
+
+
+def add(
+    q: torch.Tensor, steps: torch.Tensor, bucket_size: int, key: int, out: torch.Tensor
+) -> None:
+    """Add what ``q`` (int32) stands for to ``out`` (float32); NaN where the step is."""
+    dither = Dither.of(out.numel(), bucket_size, key, out.device)
+    spread = _spread(steps, out.numel(), bucket_size)
+    value = (q.to(torch.float32) - dither.size) * spread
+    value = torch.where(dither.negative, -value, value)
+    out += torch.where(spread > 0, value, torch.where(spread.isnan(), spread, 0.0))
+
+
+def split(
+    q: torch.Tensor,
+    steps: torch.Tensor,
+    bucket_size: int,
+    key: int,
+    begin: int,
+    end: int,
+    classes: int,
+    most: int,
+) -> tuple[list[np.ndarray], bytes]:
+    """Symbols (uint16) of each class, in order, of the coordinates ``begin`` to ``end`` in buckets
+    with a step above 0, and the integers that escaped.
+
+    The symbol of q is its place in -most..most, then comes the escape. Escaped integers are
+    numbered from the inside out, even numbers for positive ones, and stored in the coordinates'
+    order as bytes of 7 bits, lowest first, all but a number's last one with the top bit set.
+    """
+    dither = Dither.of(q.numel(), bucket_size, key, q.device)
+    usable = _spread(steps > 0, q.numel(), bucket_size)[begin:end]
+    part, group = q[begin:end][usable], dither.group(classes)[begin:end][usable]
+    symbols = torch.where(part.abs() > most, 2 * most + 1, part + most).cpu().numpy()
+    runs = [symbols[(group == c).cpu().numpy()].astype(np.uint16) for c in range(classes)]
+    return runs, b"".join(_number(value, most) for value in part[part.abs() > most].tolist())
+
+
+def joined(
+    runs: Sequence[np.ndarray],
+    escapes: bytes,
+    steps: torch.Tensor,
+    bucket_size: int,
+    key: int,
+    begin: int,
+    end: int,
+    most: int,
+) -> torch.Tensor | None:
+    """Inverse of ``split``: q (int32) of the coordinates; None where the escapes do not fit."""
+    group = Dither.of(end, bucket_size, key, steps.device).group(len(runs))[begin:end]
+    usable = _spread(steps > 0, end, bucket_size)[begin:end]
+    q = torch.zeros(end - begin, dtype=torch.int32, device=steps.device)
+    for c, run in enumerate(runs):
+        q[usable & (group == c)] = torch.from_numpy(run.astype(np.int32) - most).to(q.device)
+    values = _numbers(escapes, most)
+    wanting = q > most
+    if values is None or len(values) != int(wanting.sum()):
+        return None
+    q[wanting] = torch.tensor(values, dtype=torch.int32, device=q.device)
+    return q
+
+
+def counts(
+    steps: torch.Tensor, bucket_size: int, key: int, begin: int, end: int, classes: int
+) -> list[int]:
+    """How many symbols each class has."""
+    group = Dither.of(end, bucket_size, key, steps.device).group(classes)[begin:end]
+    usable = _spread(steps > 0, end, bucket_size)[begin:end]
+    return [int((usable & (group == c)).sum()) for c in range(classes)]
+
+
+def _spread(values: torch.Tensor, coordinates: int, bucket_size: int) -> torch.Tensor:
+    return values.repeat_interleave(bucket_size)[:coordinates]
+
+
+def _number(q: int, most: int) -> bytes:
+    rest, data = 2 * (abs(q) - most - 1) + (q < 0), []
+    while rest > 127:
+        data.append(rest % 128 + 128)
+        rest //= 128
+    return bytes([*data, rest])
+
+
+def _numbers(data: bytes, most: int) -> list[int] | None:
+    """The integers; None where one is cut off, padded with zeros, or beyond 30 bits."""
+    values, number, shift = [], 0, 0
+    for byte in data:
+        number += (byte & 127) << shift
+        shift += 7
+        if shift > 35 or number >= 2**31 or (byte == 0 and shift > 7):
+            return None
+        if byte < 128:
+            size = number // 2 + most + 1
+            values.append(-size if number % 2 else size)
+            number = shift = 0
+    return None if shift else values

@@ -1,0 +1,72 @@
+"""Natural compression in plain torch: the oracle for the fast kernels.
+
+A coordinate's code is the exponent field of a float32 and a sign bit. Exponents 1 to 254 are the
+powers 2**-126 to 2**127, 0 is zero and 255 the largest finite float32, which stands in for 2**128.
+Exponent 0 with the sign bit set is NaN.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from hvd_adaptive.kernels.block_sums import BlockSums
+from hvd_adaptive.kernels.constants import INFINITE, LARGEST, MASK32
+from hvd_adaptive.kernels.packing import ONE_BIT
+from hvd_adaptive.kernels.reference.pack import pack_codes, unpack_codes
+from hvd_adaptive.kernels.reference.uniforms import uniforms
+
+
+def encode(
+    flat: torch.Tensor,
+    exponents: torch.Tensor,
+    words: torch.Tensor,
+    bucket_size: int,
+    key: int,
+    summing: bool = False,
+) -> BlockSums | None:
+    """Round ``flat`` (float32, (n,)) to powers of two, at random and without bias.
+
+    Fills ``exponents`` (uint8, (n,)) and ``words`` (int32, the packed sign bits). The 23 bits of
+    the mantissa are the probability of the upper power; for a denormal, whose exponent field is 0,
+    these are 2**-126 and 0, and the same holds. Buckets with NaN or Inf become NaN.
+
+    summing: kernels for the CPU return what spares the seal of a payload, whose body begins with
+    ``exponents``, to read them.
+    """
+    bits = flat.view(torch.int32).to(torch.int64) & MASK32
+    up = uniforms(flat.numel(), bucket_size, key, flat.device) < (bits << 1 & 0xFFFFFF)
+    exponent = (bits >> 23 & 0xFF) + up
+    signs = torch.where(exponent == 0, 0, bits >> 31)
+    broken = _broken(bits, bucket_size)
+    exponents.copy_(torch.where(broken, 0, exponent))
+    words.copy_(pack_codes(torch.where(broken, 1, signs), ONE_BIT))
+    return None
+
+
+def decode_add(
+    payloads: Sequence[tuple[torch.Tensor, torch.Tensor]], factor: float, out: torch.Tensor
+) -> None:
+    """out (float32, (n,)) becomes factor * (out + the payloads' values, added in order).
+
+    A payload is its (exponents uint8, words int32).
+    """
+    for exponents, words in payloads:
+        exponent = exponents.to(torch.int64)
+        bits = torch.where(exponent == 255, LARGEST, exponent << 23)
+        magnitudes = bits.to(torch.int32).view(torch.float32)
+        negative = unpack_codes(words, out.numel(), ONE_BIT) == 1
+        values = torch.where(negative, -magnitudes, magnitudes)
+        out += torch.where(negative & (exponent == 0), torch.nan, values)
+    if factor != 1.0:
+        out *= factor
+
+
+def _broken(bits: torch.Tensor, bucket_size: int) -> torch.Tensor:
+    """Which coordinates share a bucket with a NaN or Inf."""
+    count = -(-bits.numel() // bucket_size)
+    padded = bits.new_zeros(count * bucket_size)
+    padded[: bits.numel()] = bits & 0x7FFFFFFF
+    largest = padded.view(count, bucket_size).amax(dim=1) if count else padded
+    return (largest >= INFINITE).repeat_interleave(bucket_size)[: bits.numel()]

@@ -1,0 +1,205 @@
+"""The kernels in plain torch: slow, for any device, and the oracle for the fast ones.
+
+Every product and sum is written as its own float32 operation in the order that the fast kernels
+follow, so that they can be compared bit for bit.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from hvd_adaptive.kernels.block_sums import BlockSums
+from hvd_adaptive.kernels.constants import BINS, COARSE_BINS, NORM_LANES, SMALLEST_NORM
+from hvd_adaptive.kernels.reference.pack import pack_codes, unpack_codes
+from hvd_adaptive.kernels.reference.uniforms import uniforms
+from hvd_adaptive.kernels.tables import (
+    HALF_BITS,
+    LOG2_COEFFICIENTS,
+    MANTISSA_BITS,
+    UNIFORM_SCALE,
+    KernelTable,
+)
+
+
+def encode(
+    flat: torch.Tensor,
+    scales: torch.Tensor,
+    words: torch.Tensor,
+    bucket_size: int,
+    norm: str,
+    table: KernelTable,
+    key: int,
+    clip: float | None = None,
+    summing: bool = False,
+) -> BlockSums | None:
+    """Quantise ``flat`` (float32, (n,)) bucket by bucket, clipped if so asked, and pack the codes.
+
+    Fills ``scales`` (float32, one per bucket: its norm, NaN for a bucket with a non-finite
+    coordinate or an overflowing norm, 0 for a zero bucket) and ``words`` (int32).
+
+    summing: kernels for the CPU return what spares the seal of a payload, whose body is ``scales``
+    and then ``words``, to read them.
+    """
+    if clip is not None:
+        flat = clipped(flat, bucket_size, clip)
+    scales.copy_(bucket_norms(flat, bucket_size, norm))
+    codes = quantize(flat, scales, bucket_size, table, key)
+    words.copy_(pack_codes(codes, table.packing))
+    return None
+
+
+def bucket_norms(flat: torch.Tensor, bucket_size: int, norm: str) -> torch.Tensor:
+    """L2 or L-infinity norms of the buckets, summed in the fixed 32-lane tree."""
+    count = -(-flat.numel() // bucket_size)
+    width = -(-bucket_size // NORM_LANES) * NORM_LANES
+    padded = flat.new_zeros(count * bucket_size)
+    padded[: flat.numel()] = flat
+    lanes = flat.new_zeros(count, width)
+    lanes[:, :bucket_size] = padded.view(count, bucket_size)
+    lanes = lanes.view(count, width // NORM_LANES, NORM_LANES)
+    if norm == "linf":
+        norms = lanes.abs().amax(dim=(1, 2))
+    else:
+        total = _tree_of_squares(lanes)
+        up, down = lanes * 2.0**96, lanes * 2.0**-96
+        norms = torch.where(
+            total < 2.0**-80,
+            _sqrt(_tree_of_squares(up)) * 2.0**-96,
+            torch.where(
+                total <= 2.0**120,
+                _sqrt(total),
+                _sqrt(_tree_of_squares(down)) * 2.0**96,
+            ),
+        )
+    norms = torch.where(norms < SMALLEST_NORM, torch.zeros_like(norms), norms)
+    return torch.where(torch.isfinite(norms), norms, torch.full_like(norms, torch.nan))
+
+
+def clipped(flat: torch.Tensor, bucket_size: int, clip: float) -> torch.Tensor:
+    """A copy of ``flat`` whose coordinates lie within ``clip`` deviations of their bucket.
+
+    The deviation is the root mean square: Eq. 49 of the ALQ paper clips about zero, and a deviation
+    about the mean would clip a constant bucket to nothing. A bucket without a norm becomes NaN.
+    """
+    norms = bucket_norms(flat, bucket_size, "l2")
+    sizes = torch.full_like(norms, bucket_size, dtype=torch.float64)
+    sizes[-1:] = flat.numel() - (len(norms) - 1) * bucket_size
+    limits = norms * (clip / torch.sqrt(sizes)).to(torch.float32)
+    limit = _per_coordinate(limits, flat.numel(), bucket_size)
+    raised = torch.where(flat < -limit, -limit, flat)
+    inside = torch.where(raised > limit, limit, raised)
+    return torch.where(limit.isnan(), limit, inside)
+
+
+def _sqrt(x: torch.Tensor) -> torch.Tensor:
+    """Correctly rounded; torch's own float32 square root is off by one unit on some builds."""
+    return torch.sqrt(x.to(torch.float64)).to(torch.float32)
+
+
+def _tree_of_squares(lanes: torch.Tensor) -> torch.Tensor:
+    total = lanes.new_zeros(lanes.shape[0], NORM_LANES)
+    for row in range(lanes.shape[1]):
+        total = total + lanes[:, row] * lanes[:, row]
+    half = NORM_LANES // 2
+    while half:
+        total = total[:, :half] + total[:, half : 2 * half]
+        half //= 2
+    return total[:, 0]
+
+
+def quantize(
+    flat: torch.Tensor, scales: torch.Tensor, bucket_size: int, table: KernelTable, key: int
+) -> torch.Tensor:
+    """Codes (int64, (n,)) of ``flat`` under stochastic rounding; in zero and NaN
+    buckets alphabet // 2, the level nearest zero, which coders make shortest."""
+    usable = scales > 0
+    inverse = torch.where(usable, 1.0 / scales, torch.zeros_like(scales))
+    r = flat.abs() * _per_coordinate(inverse, flat.numel(), bucket_size)
+    u = uniforms(flat.numel(), bucket_size, key, flat.device)
+    codes = _INDEX[table.rule](r, u, table) + table.base
+    codes = torch.where(flat < 0, table.alphabet - 1 - codes, codes)
+    return torch.where(
+        _per_coordinate(usable, flat.numel(), bucket_size), codes, table.alphabet // 2
+    )
+
+
+def _count(r: torch.Tensor, u: torch.Tensor, table: KernelTable) -> torch.Tensor:
+    """Thresholds that r exceeds."""
+    m = torch.zeros(r.numel(), dtype=torch.int64, device=r.device)
+    for start, gap in zip(table.start.tolist(), table.gap.tolist(), strict=True):
+        m += r > u * gap + start
+    return m
+
+
+def _uniform(r: torch.Tensor, u: torch.Tensor, table: KernelTable) -> torch.Tensor:
+    """Index on a uniform table."""
+    slope, offset = table.numbers[:2].tolist()
+    y = r.clamp(max=1.0) * slope + offset
+    whole = y.trunc()
+    fraction = u * float(UNIFORM_SCALE) + float(UNIFORM_SCALE / 2)
+    return whole.to(torch.int64) + (y - whole > fraction)
+
+
+def _exponential(r: torch.Tensor, u: torch.Tensor, table: KernelTable) -> torch.Tensor:
+    """Index on an exponential table, by the logarithm of w."""
+    gain, first, per_octave, top = table.numbers.tolist()
+    bits = (r / (u * gain + first)).view(torch.int32) - HALF_BITS
+    t = ((bits & MANTISSA_BITS) + HALF_BITS).view(torch.float32) - 1.0
+    polynomial = torch.full_like(t, LOG2_COEFFICIENTS[-1])
+    for coefficient in LOG2_COEFFICIENTS[-2::-1]:
+        polynomial = polynomial * t + coefficient
+    log2 = (bits >> 23).to(torch.float32) + polynomial * t
+    m = (log2 * per_octave + top).to(torch.int64).clamp(1, table.thresholds)
+    least = (r > u * float(table.gap[0]) + float(table.start[0])).to(torch.int64)
+    return torch.where(r > float(table.lower[1]), m, least)
+
+
+_INDEX = {"thresholds": _count, "uniform": _uniform, "exponential": _exponential}
+
+
+def _per_coordinate(values: torch.Tensor, coordinates: int, bucket_size: int) -> torch.Tensor:
+    return values.repeat_interleave(bucket_size)[:coordinates]
+
+
+def decode_add(
+    payloads: list[tuple[torch.Tensor, torch.Tensor]],
+    bucket_size: int,
+    table: KernelTable,
+    factor: float,
+    out: torch.Tensor,
+    add: bool = True,
+) -> None:
+    """out (float32, (n,)) becomes factor * (out + the payloads' values, added in order).
+
+    A payload is its (scales float32, words int32).  add: if not, ``out`` counts as zeros.
+    """
+    if not add:
+        out.zero_()
+    values = torch.from_numpy(table.values).to(out.device)
+    for scales, words in payloads:
+        codes = unpack_codes(words, out.numel(), table.packing)
+        out += values[codes] * _per_coordinate(scales, out.numel(), bucket_size)
+    if factor != 1.0:
+        out *= factor
+
+
+def histogram(bucket: torch.Tensor, scale: float) -> np.ndarray:
+    """Counts of r = abs(v)/scale, int64 (1666,): log-spaced bins, the zeros, the ones.
+
+    Bins 1 to 127 begin at 2**(-28 + k//8) * (1 + k%8 / 8), bins 128 + k at 2**(-12 + k//128)
+    * (1 + k%128 / 128); bin 0 begins above zero. A NaN is in none.
+    """
+    return counts(bucket, scale).cpu().numpy()
+
+
+def counts(bucket: torch.Tensor, scale: float) -> torch.Tensor:
+    """``histogram`` on the bucket's device, which nothing waits for."""
+    r = bucket.abs() * (1.0 / torch.tensor(scale, dtype=torch.float32, device=bucket.device))
+    bits = r.view(torch.int32)
+    coarse = ((bits >> 20) - ((127 - 28) << 3)).clamp(min=0)
+    index = torch.where(r < 2.0**-12, coarse, (bits >> 16) - ((127 - 12) << 7) + COARSE_BINS)
+    index = torch.where(r == 0, BINS, torch.where(r >= 1, BINS + 1, index))
+    number = ~r.isnan()
+    index = torch.where(number, index, 0).to(torch.int64)
+    return index.new_zeros(BINS + 2).scatter_add_(0, index, number.to(torch.int64))

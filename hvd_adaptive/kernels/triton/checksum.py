@@ -1,0 +1,144 @@
+"""Checksums of whole payloads in Triton: the same numbers as reference/checksum.py.
+
+Blocks of 4096 words are hashed side by side, one to a program; their 64 lanes are added to 64 sums
+by atomics, whose order does not matter to integers; a second kernel runs the chain over the sums.
+Nothing waits for the device but ``checksum``.
+
+Offsets are 64-bit: a program's first word is its block's number, as int64, times 4096. The one mask
+is ``at < n``, in words behind the payload's header.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+
+import torch
+import triton
+import triton.language as tl
+
+from hvd_adaptive.device import from_host, put
+from hvd_adaptive.kernels.block_sums import BlockSums
+from hvd_adaptive.kernels.constants import (
+    CHECK_A,
+    CHECK_B,
+    CHECK_BLOCK,
+    CHECK_LANES,
+    CHECKSUM_AT,
+    HEADER_BYTES,
+)
+from hvd_adaptive.kernels.triton.launch import launch
+
+_A, _B = tl.constexpr(CHECK_A), tl.constexpr(CHECK_B)
+_LANES, _BLOCK = tl.constexpr(CHECK_LANES), tl.constexpr(CHECK_BLOCK)
+_ROWS = tl.constexpr(CHECK_BLOCK // CHECK_LANES)
+
+
+def seal(
+    payload: torch.Tensor, header: bytes, seed: int | None, known: BlockSums | None = None
+) -> None:
+    """See reference.checksum.checksum.seal."""
+    put(torch.frombuffer(bytearray(header), dtype=torch.uint8), payload[:HEADER_BYTES])
+    if seed is not None:
+        words = payload.view(torch.int32)
+        _finish(words[HEADER_BYTES // 4 :], seed, words[CHECKSUM_AT // 4 :])
+
+
+def checksums(payloads: Sequence[torch.Tensor], seeds: Sequence[int]) -> torch.Tensor:
+    """See reference.checksum.checksum.checksums; int32, on the payloads' device."""
+    bodies = [payload[HEADER_BYTES:].view(torch.int32) for payload in payloads]
+    sums = _sums(bodies)
+    facts = torch.tensor(
+        [[body.numel() for body in bodies], [_signed(seed) for seed in seeds]], device="cpu"
+    )
+    facts = from_host(facts, sums.device)
+    out = torch.empty(len(bodies), dtype=torch.int32, device=sums.device)
+    launch(_finish_all, len(bodies), out, sums, facts, len(bodies), out, num_warps=1)
+    return out
+
+
+def checksum(words: torch.Tensor, seed: int) -> int:
+    """See reference.checksum.checksum; waits for the device."""
+    out = torch.empty(1, dtype=torch.int32, device=words.device)
+    _finish(words, seed, out)
+    return int(out.item()) & 0xFFFFFFFF
+
+
+def _finish(words: torch.Tensor, seed: int, out: torch.Tensor) -> None:
+    """The checksum of words to the first number of ``out`` (int32)."""
+    start = _signed((seed + words.numel()) & 0xFFFFFFFF)
+    launch(_finish_one, 1, words, _sums([words]), start, out, num_warps=1)
+
+
+def _sums(bodies: Sequence[torch.Tensor]) -> torch.Tensor:
+    """The 64 sums of each body (int32 words): int32 (bodies, 64)."""
+    sums = torch.zeros(len(bodies), CHECK_LANES, dtype=torch.int32, device=bodies[0].device)
+    stride = _stride(bodies)
+    # Bodies at equal distances, as in a gathered tensor, take one launch.
+    runs = [(body, own, 1) for body, own in zip(bodies, sums, strict=True)]
+    if stride is not None:
+        runs = [(bodies[0], sums, len(bodies))]
+    for body, own, count in runs:
+        blocks, n = triton.cdiv(body.numel(), CHECK_BLOCK), body.numel()
+        launch(_add_blocks, blocks * count, body, body, stride or 0, n, blocks, own, num_warps=1)
+    return sums
+
+
+def _stride(bodies: Sequence[torch.Tensor]) -> int | None:
+    """Words from each body to the next where all are as long and lie in one tensor at equal
+    distances; None otherwise."""
+    steps = {b.data_ptr() - a.data_ptr() for a, b in itertools.pairwise(bodies)} or {0}
+    storages = {body.untyped_storage().data_ptr() for body in bodies}
+    alike = len({body.numel() for body in bodies}) == len(storages) == 1
+    step = steps.pop()
+    return step // 4 if alike and not steps and step % 4 == 0 else None
+
+
+def _signed(value: int) -> int:
+    """The int32 of the same bits."""
+    return value - (1 << 32) if value >> 31 else value
+
+
+_NUMBERS = ("stride", "n", "blocks", "start", "count")
+
+
+@triton.jit(do_not_specialize=_NUMBERS)
+def _add_blocks(words, stride: tl.int64, n: tl.int64, blocks: tl.int64, sums):
+    """Add a block of 4096 words of a body to the body's sums; a body has ``blocks`` of them."""
+    program = tl.program_id(0).to(tl.int64)
+    body, block = program // blocks, program % blocks
+    lane = tl.arange(0, _LANES)
+    at = block * _BLOCK + lane
+    s = tl.zeros((_LANES,), tl.uint32) + block.to(tl.uint32) * _A
+    for _ in tl.static_range(_ROWS):
+        there = at < n
+        word = tl.load(words + body * stride + at, mask=there, other=0)
+        t = s + word.to(tl.uint32, bitcast=True) * _B
+        s = tl.where(there, ((t << 13) | (t >> 19)) * _A, s)
+        at += _LANES
+    mixed = (s ^ (s >> 15)) * _B
+    tl.atomic_add(sums + body * _LANES + lane, mixed.to(tl.int32, bitcast=True), sem="relaxed")
+
+
+@triton.jit
+def _chain(sums, start):
+    """The chain over 64 sums, from uint32 ``start``: int32."""
+    total = start
+    for lane in tl.static_range(_LANES):
+        total = (total ^ tl.load(sums + lane).to(tl.uint32, bitcast=True)) * _A
+        total = (total ^ (total >> 15)) * _B
+    return total.to(tl.int32, bitcast=True)
+
+
+@triton.jit(do_not_specialize=_NUMBERS)
+def _finish_one(sums, start: tl.int32, out):
+    """start: the seed and the number of words, added."""
+    tl.store(out, _chain(sums, start.to(tl.uint32, bitcast=True)))
+
+
+@triton.jit(do_not_specialize=_NUMBERS)
+def _finish_all(sums, facts, count: tl.int64, out):
+    """facts: int64 (2, count), words and seeds of the bodies."""
+    body = tl.program_id(0).to(tl.int64)
+    n, seed = tl.load(facts + body), tl.load(facts + count + body)
+    tl.store(out + body, _chain(sums + body * _LANES, seed.to(tl.uint32) + n.to(tl.uint32)))

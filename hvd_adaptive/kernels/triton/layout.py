@@ -1,0 +1,136 @@
+"""Triton: how coordinates lie in words, and words and buckets under a tile of coordinates.
+
+A segment is the least run of coordinates that begins and ends with whole words in every lane: a
+block of fixed.py, or some rows of radix.py (kernels/). A tile is ``SEGMENTS`` segments times 16
+lanes, one thread for each lane: it makes all of its words by itself. In both packings a row has
+some digits in each lane, which make a unit of ``width`` bits, sum_digit code * base**digit.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from dataclasses import dataclass
+
+import triton
+import triton.language as tl
+
+from hvd_adaptive.kernels import fixed, radix
+from hvd_adaptive.kernels.packing import Packing
+
+_LEAST_ROWS = 8
+
+# How the buckets lie on the segments: each segment in one bucket; one boundary in a segment at
+# most; any number of buckets in it.
+ALIGNED, LONG, SHORT = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
+
+
+@dataclass(frozen=True)
+class Segments:
+    """The constants of a packing: see above. fixed: by kernels/fixed.py, whose last block has
+    shorter quarters."""
+
+    fixed: bool
+    rows: int
+    digits: int
+    base: int
+    width: int
+
+    @property
+    def coordinates(self) -> int:
+        return 16 * self.rows * self.digits
+
+    @property
+    def constants(self) -> dict[str, int]:
+        """As keywords of the kernels."""
+        return {
+            "FIXED": self.fixed,
+            "ROWS": self.rows,
+            "DIGITS": self.digits,
+            "BASE": self.base,
+            "WIDTH": self.width,
+        }
+
+    def buckets(self, bucket_size: int) -> int:
+        """How buckets of this size lie on the segments."""
+        if bucket_size % self.coordinates == 0:
+            return ALIGNED.value
+        return LONG.value if bucket_size >= self.coordinates else SHORT.value
+
+
+@functools.cache
+def segments_of(packing: Packing) -> Segments:
+    """The segments of a packing."""
+    if packing.digits == 1:
+        bits = packing.width
+        return Segments(True, fixed.ROWS, fixed.QUARTERS, 1 << bits, fixed.QUARTERS * bits)
+    rows = max(_LEAST_ROWS, 32 // math.gcd(packing.width, 32))
+    assert fixed.LANES == radix.LANES == 16
+    return Segments(False, rows, packing.digits, packing.alphabet, packing.width)
+
+
+def magic(bucket_size: int) -> int:
+    """What ``crossed`` divides by where buckets are SHORT: 2**31 / bucket_size, rounded up."""
+    return min(-(-(1 << 31) // bucket_size), 1 << 31)
+
+
+@triton.jit
+def coordinates_left(segment, n, SIZE: tl.constexpr):
+    """Coordinates (int32, 0 to SIZE) that segments (int64) have."""
+    return tl.minimum(tl.maximum(n - segment * SIZE, 0), SIZE).to(tl.int32)
+
+
+@triton.jit
+def coordinate(
+    k,
+    digit,
+    segment,
+    left,
+    lane,
+    FIXED: tl.constexpr,
+    ROWS: tl.constexpr,
+    DIGITS: tl.constexpr,
+):
+    """Of a digit of row k: its place in the segment (int32) and in the tensor (int64), and whether
+    it is there."""
+    if FIXED:
+        quarter = ((left + 63) // 64) * 16
+        place = digit * quarter + lane
+        there = k * 16 < tl.minimum(quarter, left - place)
+        place += k * 16
+    else:
+        place = (k * DIGITS + digit) * 16 + lane
+        there = place < left
+    return place, segment * (16 * ROWS * DIGITS) + place, there
+
+
+@triton.jit
+def words_left(segment, lane_words, WORDS: tl.constexpr):
+    """Words (int32, 0 to WORDS) that a lane has in segments (int64)."""
+    return tl.minimum(tl.maximum(lane_words - segment * WORDS, 0), WORDS).to(tl.int32)
+
+
+@triton.jit
+def bucket_under(segment, bucket_size, SIZE: tl.constexpr):
+    """The bucket (int64) of the segments' first coordinates, and where in it these lie (int64)."""
+    first = segment * SIZE
+    bucket = first // bucket_size
+    return bucket, first - bucket * bucket_size
+
+
+@triton.jit
+def crossed(place, within, bucket_size, magic, BUCKETS: tl.constexpr):
+    """How many buckets after the segment's first one a coordinate lies: int32.
+
+    place: of the coordinate in the segment (int32). within: of the segment's first coordinate in
+    its bucket (int64). SHORT: with t = within + place < 2**14 and buckets of b < 2**13 coordinates,
+    (2 t + 1) (2**31 / b + e) / 2**32 for 0 <= e < 1 has the same whole part as t / b, since
+    (2 t + 1) b < 2**31.
+    """
+    if BUCKETS == ALIGNED:
+        return place * 0
+    if BUCKETS == LONG:
+        room = tl.minimum(bucket_size - within, 1 << 20).to(tl.int32)  # more than any segment
+        return (place >= room).to(tl.int32)
+    t = (within.to(tl.int32) + place).to(tl.uint32)
+    return tl.umulhi(2 * t + 1, magic.to(tl.uint32)).to(tl.int32)

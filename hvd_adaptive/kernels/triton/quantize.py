@@ -1,0 +1,151 @@
+"""Triton: the index of the level that a coordinate is rounded to, one function for each rule.
+
+What they compute is told in tables.KernelTable; encoder.py says how they are called. ``state``
+begins with the buckets' scales and limits; ``OPTIONS`` is (thresholds, base, alphabet, clip).
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+import triton
+import triton.language as tl
+
+from hvd_adaptive.kernels.tables import (
+    HALF_BITS,
+    LOG2_COEFFICIENTS,
+    MANTISSA_BITS,
+    KernelTable,
+)
+from hvd_adaptive.kernels.triton.lanes import clamped
+from hvd_adaptive.kernels.triton.launch import on_device
+from hvd_adaptive.kernels.triton.random import uniform24
+
+# More thresholds are searched: a comparison takes four instructions and two registers, a step of a
+# search, which halves what is left, five.
+MOST_COUNTED = 4
+
+_HALF_BITS, _MANTISSA_BITS = tl.constexpr(HALF_BITS), tl.constexpr(MANTISSA_BITS)
+_C0, _C1, _C2, _C3, _C4, _C5, _C6 = (tl.constexpr(c) for c in LOG2_COEFFICIENTS)
+_STATE = tl.constexpr(2)
+
+
+@triton.jit
+def of_scale(scale):
+    """What quantising needs of a bucket with this norm: (1/norm or 0, whether it has levels)."""
+    usable = scale > 0
+    one = tl.full(scale.shape, 1.0, tl.float32)
+    return tl.where(usable, tl.div_rn(one, scale), 0.0), usable
+
+
+@triton.jit
+def prepare(bucket, there, state, OPTIONS: tl.constexpr):
+    """What quantising needs of buckets (int64): ``of_scale``, and the limit of magnitudes."""
+    inverse, usable = of_scale(tl.load(state[0] + bucket, mask=there, other=0.0))
+    limit = tl.load(state[1] + bucket, mask=there, other=0.0) if OPTIONS[3] else inverse
+    return inverse, usable, limit
+
+
+@triton.jit
+def code_of(v, counter, high, about, state, i, there, rule: tl.constexpr, OPTIONS: tl.constexpr):
+    """Codes (uint32) of coordinates v."""
+    if OPTIONS[3]:
+        v = clamped(v, about[2])
+    r = tl.abs(v) * about[0]
+    m = rule(r, uniform24(counter, high), state, OPTIONS)
+    code = (m + OPTIONS[1]).to(tl.uint32)
+    code = tl.where(v < 0, OPTIONS[2] - 1 - code, code)
+    return tl.where(about[1], code, OPTIONS[2] // 2)
+
+
+@triton.jit
+def count(r, u, state, OPTIONS: tl.constexpr):
+    """Thresholds that r exceeds, which ascend; starts and gaps are arguments of the kernel."""
+    THRESHOLDS: tl.constexpr = OPTIONS[0]
+    m = tl.zeros(r.shape, tl.int32)
+    for j in tl.static_range(THRESHOLDS):
+        start = tl.cast(state[_STATE + 2 * j], tl.float32)
+        gap = tl.cast(state[_STATE + 2 * j + 1], tl.float32)
+        m = tl.where(r > start + u * gap, j + 1, m)
+    return m
+
+
+@triton.jit
+def search(r, u, state, OPTIONS: tl.constexpr):
+    """r's interval by bisection, then one comparison; see ``_search_rows`` for the arrays."""
+    STEPS: tl.constexpr = OPTIONS[5]
+    lower, room = state[_STATE], OPTIONS[4]
+    m = tl.zeros(r.shape, tl.int32)
+    for half in tl.static_range(STEPS):
+        step = room >> (half + 1)
+        m = tl.where(tl.load(lower + m + step) < r, m + step, m)
+    start, gap = tl.load(lower + room + m), tl.load(lower + 2 * room + m)
+    return m + (r > start + u * gap).to(tl.int32)
+
+
+@triton.jit
+def uniform(r, u, state, OPTIONS: tl.constexpr):
+    slope, offset = state[_STATE], state[_STATE + 1]
+    y = tl.where(r < 1.0, r, 1.0) * slope + offset
+    whole = y.to(tl.int32)
+    fraction = u * 2.0**-24 + 2.0**-25
+    return whole + (y - whole.to(tl.float32) > fraction).to(tl.int32)
+
+
+@triton.jit
+def exponential(r, u, state, OPTIONS: tl.constexpr):
+    """By the logarithm of w."""
+    gain, first = tl.cast(state[_STATE], tl.float32), state[_STATE + 1]
+    per_octave, top = state[_STATE + 2], state[_STATE + 3]
+    start, gap = tl.cast(state[_STATE + 4], tl.float32), tl.cast(state[_STATE + 5], tl.float32)
+    least = tl.cast(state[_STATE + 6], tl.float32)
+    bits = tl.div_rn(r, u * gain + first).to(tl.int32, bitcast=True) - _HALF_BITS
+    t = ((bits & _MANTISSA_BITS) + _HALF_BITS).to(tl.float32, bitcast=True) - 1.0
+    p = (((((_C6 * t + _C5) * t + _C4) * t + _C3) * t + _C2) * t + _C1) * t + _C0
+    log2 = (bits >> 23).to(tl.float32) + p * t
+    m = tl.minimum(tl.maximum((log2 * per_octave + top).to(tl.int32), 1), OPTIONS[0])
+    return tl.where(r > least, m, (r > start + u * gap).to(tl.int32))
+
+
+def rule_of(table: KernelTable, device: torch.device) -> tuple[Any, tuple, tuple]:
+    """A table's rule, what it wants behind scales and limits in ``state``, and its ``OPTIONS``
+    behind the first four."""
+    return _RULES[table.rule](table, device)
+
+
+def _counted(table: KernelTable, device: torch.device) -> tuple[Any, tuple, tuple]:
+    if table.thresholds > MOST_COUNTED:
+        rows = _search_rows(table, device)
+        return search, (rows,), (rows.shape[1], rows.shape[1].bit_length() - 1)
+    pairs = np.stack([table.start, table.gap], axis=1)
+    return count, tuple(pairs.reshape(-1).tolist()), ()
+
+
+def _by_numbers(table: KernelTable, device: torch.device) -> tuple[Any, tuple, tuple]:
+    return uniform, tuple(table.numbers[:2].tolist()), ()
+
+
+def _by_logarithm(table: KernelTable, device: torch.device) -> tuple[Any, tuple, tuple]:
+    lowest = (table.start[0], table.gap[0], table.lower[1])
+    return exponential, (*table.numbers.tolist(), *map(float, lowest)), ()
+
+
+_RULES: dict[str, Callable[[KernelTable, torch.device], tuple[Any, tuple, tuple]]] = {
+    "thresholds": _counted,
+    "uniform": _by_numbers,
+    "exponential": _by_logarithm,
+}
+
+
+@functools.lru_cache(maxsize=64)
+def _search_rows(table: KernelTable, device: torch.device) -> torch.Tensor:
+    """float32 (3, a power of two): lower ends of the intervals, filled up by what nothing exceeds,
+    starts and gaps."""
+    rows = np.full((3, 1 << (table.thresholds - 1).bit_length()), np.inf, np.float32)
+    for row, values in zip(rows, (table.lower, table.start, table.gap), strict=True):
+        row[: table.thresholds] = values
+    return on_device(rows, device)

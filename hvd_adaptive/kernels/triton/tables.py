@@ -1,0 +1,20 @@
+"""The kernels for CUDA tensors, in Triton.
+
+Same signatures and the same integers as reference/tables.py. Everything is queued on the current
+stream of the tensors' device; ``histogram`` waits for its result.
+"""
+
+from __future__ import annotations
+
+from hvd_adaptive.kernels.triton.decoder import decode_add
+from hvd_adaptive.kernels.triton.encoder import encode
+from hvd_adaptive.kernels.triton.scan import bucket_norms, clipped, counts, histogram
+
+__all__ = [
+    "bucket_norms",
+    "clipped",
+    "counts",
+    "decode_add",
+    "encode",
+    "histogram",
+]

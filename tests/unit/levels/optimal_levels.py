@@ -1,0 +1,55 @@
+"""The empirical optimum: the table with the least measured variance on given samples.
+
+It runs the package's dynamic programme, which test_levels_optimal.py compares with brute force, on
+the samples' own moments.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from hvd_adaptive.levels import Histogram, sample_variance
+from hvd_adaptive.levels.distributions import Array, Moments
+from hvd_adaptive.levels.optimal import two_stages
+
+
+@dataclass(frozen=True)
+class Optimum:
+    """magnitudes (K,) and their measured variance, sum of w_i sigma^2(r_i)."""
+
+    magnitudes: Array
+    variance: float
+
+
+def optimal_levels(
+    r: ArrayLike, count: int, symmetric: bool, weights: ArrayLike | None = None, grid: int = 4096
+) -> Optimum:
+    """Return the table of ``count`` magnitudes with the least measured variance.
+
+    r: samples in [0, 1]; weights: the same shape. grid: candidate levels, more than ``count``. A
+    first programme runs on a grid drawn from the samples, a second on one that subdivides what the
+    first found. No positive sample, or too small a grid: ValueError.
+    """
+    r = np.asarray(r, dtype=np.float64).reshape(-1)
+    w = np.ones_like(r) if weights is None else np.asarray(weights, float).reshape(-1)
+    if not (r > 0).any():
+        raise ValueError("r: must have a positive sample")
+    histogram = Histogram.from_samples(r, w)
+    levels = two_stages(histogram, _SampleMoments(r, w), count, symmetric, grid)
+    return Optimum(levels, sample_variance(levels, r, symmetric, w))
+
+
+class _SampleMoments:
+    """Weighted moments of the samples up to each candidate, from prefix sums."""
+
+    def __init__(self, r: Array, weights: Array) -> None:
+        order = np.argsort(r)
+        self._sorted, w = r[order], weights[order] / weights.sum()
+        powers = np.stack([w, w * self._sorted, w * self._sorted**2])
+        self._prefix = np.concatenate([np.zeros((3, 1)), np.cumsum(powers, axis=1)], axis=1)
+
+    def __call__(self, x: Array) -> Moments:
+        return tuple(self._prefix[:, np.searchsorted(self._sorted, x, side="right")])
