@@ -12,7 +12,6 @@ import functools
 import importlib
 import importlib.util
 import logging
-from pathlib import Path
 from types import ModuleType
 
 import torch
