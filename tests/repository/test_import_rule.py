@@ -1,8 +1,9 @@
-"""No file imports, at any time or for its types alone, one that imports it."""
+"""A module imports only what is above it in docs/architecture.md; no file is in a circle."""
 
 from __future__ import annotations
 
 import ast
+import re
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
@@ -11,6 +12,8 @@ import pytest
 import hvd_adaptive
 
 PACKAGE = Path(hvd_adaptive.__file__).resolve().parent
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "architecture.md"
+HOROVOD = {"transport/horovod_world.py", "transport/mpi_messages.py", "hooks/horovod/elastic.py"}
 
 
 def modules() -> dict[str, Path]:
@@ -22,25 +25,47 @@ def modules() -> dict[str, Path]:
     return found
 
 
-def imports(path: Path, known: dict[str, Path]) -> set[str]:
-    """Modules of the package that a file imports: in functions and for type checkers, too."""
-    found = set()
+def names_in(path: Path) -> list[str]:
+    """What a file imports, at any time: in functions and for type checkers, too."""
+    found = []
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-        names = []
         if isinstance(node, ast.Import):
-            names = [alias.name for alias in node.names]
+            found += [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom) and node.module:
-            names = [f"{node.module}.{alias.name}" for alias in node.names]
-        for name in names:
-            while name and name not in known:
-                name = name.rpartition(".")[0]
-            found.add(name)
+            found += [f"{node.module}.{alias.name}" for alias in node.names]
+    return found
+
+
+def imports(path: Path, known: dict[str, Path]) -> set[str]:
+    """Modules of the package that a file imports."""
+    found = set()
+    for name in names_in(path):
+        while name and name not in known:
+            name = name.rpartition(".")[0]
+        found.add(name)
     return found - {""}
 
 
 def graph() -> dict[str, set[str]]:
     known = modules()
     return {name: imports(path, known) - {name} for name, path in known.items()}
+
+
+def top(module: str) -> str:
+    """The table's name of a module: its folder, or its file, directly in the package."""
+    parts = module.split(".")
+    if len(parts) == 1:
+        return "__init__.py"
+    folder = (PACKAGE / parts[1]).is_dir()
+    return f"{parts[1]}/" if folder else f"{parts[1]}.py"
+
+
+def table() -> list[str]:
+    """The first column of the page's table, in its order."""
+    section = PAGE.read_text(encoding="utf-8").split("## Modules, bottom to top")[1]
+    rows = section.split("\n## ")[0].splitlines()
+    cells = [line.split("|")[1] for line in rows if line.startswith("| `")]
+    return [name for cell in cells for name in re.findall(r"`([\w.]+/?)`", cell)]
 
 
 def test_no_file_is_in_a_circle():
@@ -50,7 +75,29 @@ def test_no_file_is_in_a_circle():
         pytest.fail(" -> ".join(error.args[1]))
 
 
-def test_the_graph_sees_imports_in_functions_and_for_types(tmp_path):
+def test_modules_import_only_what_is_above_them_in_the_table():
+    order = table()
+    assert sorted(order) == sorted({top(name) for name in modules()})
+    wrong = [
+        f"{name} imports {other}"
+        for name, others in graph().items()
+        for other in others
+        if order.index(top(other)) > order.index(top(name))
+    ]
+    assert wrong == []
+
+
+def test_horovod_and_mpi_are_imported_where_the_page_says():
+    found = {
+        str(path.relative_to(PACKAGE))
+        for path in PACKAGE.rglob("*.py")
+        if any(name.split(".")[0] in ("horovod", "mpi4py") for name in names_in(path))
+    }
+    ranks = {path for path in found if path.startswith("tools/") and path.endswith("/worker.py")}
+    assert found == HOROVOD | ranks and len(ranks) == 3
+
+
+def test_imports_in_functions_and_for_types_count(tmp_path):
     path = tmp_path / "a.py"
     path.write_text(
         "from typing import TYPE_CHECKING\n"
