@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 
 import torch
@@ -10,6 +11,8 @@ from hvd_adaptive.adapt.statistics import Sample
 from hvd_adaptive.exchange.exchange import Exchange, Share
 from hvd_adaptive.layout import Group
 from hvd_adaptive.run.samples import draw_buckets
+
+logger = logging.getLogger("hvd_adaptive")
 
 FlatOf = Callable[[Group], torch.Tensor]
 
@@ -71,8 +74,19 @@ class Shares:
         return torch.cat(buckets) if buckets else torch.zeros(0)
 
     def averaged(self, drawn: Sample, received: Sequence[torch.Tensor]) -> Sample:
-        """This rank's draw, once each member's ``shared`` of it is there, in order: means in the
-        place of gradients, by the sums that the exchange makes."""
+        """Return this rank's draw with means in place of gradients.
+
+        The means are the sums that the exchange makes. If a message arrived damaged, the draw is
+        empty: the other ranks' samples are enough for a fit.
+
+        Args:
+            drawn: This rank's draw.
+            received: ``shared`` of the same buckets from each member, in order; float32.
+        """
+        wanted = sum(drawn[place].numel() for place in self._places(drawn))
+        if any(of_member.numel() != wanted for of_member in received):
+            logger.warning("samples for a fit arrived damaged, and are left out")
+            return Sample()
         total = torch.zeros_like(received[0])
         for of_member in received:
             total += of_member

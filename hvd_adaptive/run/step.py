@@ -248,7 +248,8 @@ class Step:
             return drawn[rank]
         parts = [Sendable.copy_of(shares.shared(of), self.device) for of in drawn.values()]
         received = self._swapped(f"samples.{part}", shares.members, parts)
-        return shares.averaged(drawn[rank], [p.clone().view(torch.float32) for p in received])
+        whole = [part[: part.numel() // 4 * 4].clone().view(torch.float32) for part in received]
+        return shares.averaged(drawn[rank], whole)
 
     def _swapped(
         self, label: str, members: Sequence[int], parts: Sequence[Sendable]

@@ -13,6 +13,7 @@ from damage import flipped, gone, truncated
 from rank_optimizers import distributed, restart
 
 from hvd_adaptive import ALQ, ECDQ, QSGD, PayloadError
+from hvd_adaptive.run.step import Step
 from hvd_adaptive.transport.collectives import AllGather, AllToAll
 
 SEEDS = itertools.count(19_000)
@@ -31,13 +32,26 @@ MAKE = {
 
 
 def inject(monkeypatch, damage, rank, turn) -> list:
-    """Damage what ``rank`` receives in its collective number ``turn``; returns what was done."""
-    done, turns = [], itertools.count()
+    """Damage what ``rank`` receives in its collective number ``turn``; returns what was done.
+
+    Samples of a node's mean, which fits alone see, do not count.
+    """
+    done, turns, samples = [], itertools.count(), []
+    swapped = Step._swapped
+
+    def apart(self, *arguments):
+        samples.append(True)
+        try:
+            return swapped(self, *arguments)
+        finally:
+            samples.pop()
+
+    monkeypatch.setattr(Step, "_swapped", apart)
 
     def damaging(receive):
         def received(self, world, handle):
             parts = receive(self, world, handle)
-            if world.rank == rank and next(turns) == turn:
+            if not samples and world.rank == rank and next(turns) == turn:
                 place = next(i for i, part in enumerate(parts) if part.numel())
                 parts[place] = damage(parts[place].clone())
                 done.append(place)

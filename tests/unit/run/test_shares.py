@@ -194,3 +194,13 @@ def test_ranks_of_one_node_quantise_nothing_and_fit_nothing():
     assert all(group.quantized == 0 for group in ranks.layout.groups)
     exact = torch.stack(flats).double().mean(0)
     torch.testing.assert_close(model.weight.grad.view(-1).double(), exact, rtol=1e-6, atol=1e-6)
+
+
+def test_damaged_samples_are_left_out(caplog):
+    """Without an error: the other ranks wait for this one's statistics."""
+    exchange, groups = exchanges("hierarchical")[0], [Group(torch.float32, 8 * BUCKET)]
+    shares = Shares(exchange, groups, bucket_size=BUCKET, count=4, key_of=lambda rank: rank)
+    drawn = shares.draw(0, lambda group: torch.ones(8 * BUCKET))
+    sent = shares.shared(drawn)
+    assert sent.numel() and len(shares.averaged(drawn, [sent, sent])) == len(drawn)
+    assert shares.averaged(drawn, [sent, sent[:-1]]) == [] and "damaged" in caplog.text
