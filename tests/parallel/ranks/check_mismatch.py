@@ -13,6 +13,7 @@ from rank_optimizers import distributed, drain
 
 import hvd_adaptive
 from hvd_adaptive import ALQ, ECDQ, ORQ, QSGD, BinGrad, RankMismatchError
+from hvd_adaptive.hooks import description
 from hvd_adaptive.hooks.horovod import agreement
 from hvd_adaptive.hooks.horovod.placeholder import placeholder
 
@@ -83,7 +84,7 @@ def test_schemes_of_other_numbers_of_collectives(make):
 
 def test_package_versions(monkeypatch):
     if hvd.rank() == 1:
-        monkeypatch.setattr(agreement, "__version__", "0.0.1")
+        monkeypatch.setattr(description, "__version__", "0.0.1")
     told = told_everywhere(make_model(), ALQ(seed=next(SEEDS)))
     ours = hvd_adaptive.__version__
     assert f"the package version: hvd_adaptive is {ours} on {others()}, 0.0.1 on rank 1" in told
