@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 import torch
-from test_kernel_agreement import heavy, ordinary, vector, with_nan, zeros
+from kernel_cases import heavy, ordinary, vector, with_nan, zeros
 
 from hvd_adaptive.errors import PayloadError
 from hvd_adaptive.kernels import module
