@@ -44,4 +44,4 @@ def test_every_kernel_is_compiled(tmp_path):
     assert len(kernels) > 20
     # Only compiled code calls these: they are in the caches of what does.
     assert {name for _, name, signatures in kernels if signatures == "0"} <= {"apply", "add_blocks"}
-    assert [path.name for path in cache.iterdir()] == ["codes.cpython-311.pyc"]
+    assert [path.name for path in cache.iterdir()] == ["tables.cpython-311.pyc"]
