@@ -71,7 +71,7 @@ class Shares:
     def shared(self, drawn: Sample) -> torch.Tensor:
         """Of drawn buckets those of which a mean is quantised, end to end; float32."""
         buckets = [drawn[index] for index in self._places(drawn)]
-        return torch.cat(buckets) if buckets else torch.zeros(0)
+        return torch.cat(buckets) if buckets else torch.zeros(0, dtype=torch.float32, device="cpu")
 
     def averaged(self, drawn: Sample, received: Sequence[torch.Tensor]) -> Sample:
         """Return this rank's draw with means in place of gradients.

@@ -8,6 +8,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from hvd_adaptive.exchange.allgather import Allgather
+from hvd_adaptive.exchange.exchange import Place
 from hvd_adaptive.instances import Instance
 from hvd_adaptive.layout import Member, build_layout
 from hvd_adaptive.run.step import Step
@@ -20,6 +22,7 @@ class FakeBinding:
     def __init__(self, bucket_size: int, rank: int = 0) -> None:
         self.settings = Settings(bucket_size=bucket_size)
         self.world = SimpleNamespace(rank=rank)
+        self.exchange = Allgather(Place(4, rank))
         self.compressor = SimpleNamespace(check_device=lambda device: None, instance=Instance())
         self.buffers: dict[torch.dtype, torch.Tensor] = {}
 
