@@ -103,7 +103,8 @@ def test_steps_in_another_order_on_each_rank(scheme, exchange, first):
             wanted = sum(exact(net, step, name) for step in range(STEPS)) * -0.1
             assert (parameter.detach().double() - wanted).norm() < TOLERANCE * wanted.norm()
     if scheme == "alq" and exchange != "auto":  # which may send all of it as it is
-        assert [c.table_version for c in compressors] == [2, 2]
+        fits = 0 if exchange == "node" else 2  # nothing is quantised inside a node
+        assert [c.table_version for c in compressors] == [fits, fits]
 
 
 def test_a_step_before_the_other_backward_pass():
