@@ -61,6 +61,10 @@ class Group:
     def coordinates(self) -> int:
         return self.quantized + self.full
 
+    def quantize_nothing(self) -> None:
+        """Send all coordinates in full precision."""
+        self.quantized, self.full = 0, self.coordinates
+
     @property
     def slots(self) -> set[int]:
         return {piece.slot for piece in self.pieces}

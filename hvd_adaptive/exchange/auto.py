@@ -134,7 +134,7 @@ class Auto(Exchange):
             label = self.choice(group.coordinates)
             chosen.setdefault(label, []).append(group.coordinates)
             if isinstance(self._candidates[label], Plain):
-                group.quantized, group.full = 0, group.coordinates
+                group.quantize_nothing()
         for label, sizes in chosen.items():
             figures = self.forecast(max(sizes)).items()
             told = ", ".join(f"{name} {1e3 * seconds:.2f} ms" for name, seconds in figures)

@@ -81,7 +81,7 @@ class Hierarchical(Exchange):
     def arrange(self, groups: Sequence[Group]) -> None:
         """Groups that do not leave their node quantise nothing: no table is fitted to them."""
         for group in groups if self._shares_one_node else ():
-            group.quantized, group.full = 0, group.coordinates
+            group.quantize_nothing()
 
     def share(self, rank: int, quantized: int, full: int, bucket_size: int) -> Share:
         slices = cut(quantized, full, bucket_size, len(self._local))

@@ -14,6 +14,7 @@ from hvd_adaptive import kernels
 from hvd_adaptive.compressor import GradientCompressor
 from hvd_adaptive.device import Later
 from hvd_adaptive.errors import Verdict
+from hvd_adaptive.exchange.staged_codec import StagedCodec
 from hvd_adaptive.kernels.rice import most_words, rice_parameter
 from hvd_adaptive.settings import Settings
 
@@ -85,14 +86,13 @@ class SparseSGD(GradientCompressor):
             out *= factor
         return verdict
 
-    def second_codec(self, bits: int) -> GradientCompressor:
+    def second_codec(self, bits: int) -> StagedCodec:
         """Return a codec for averages that codes runs of zeros.
 
         Averages of few coordinates are sparse too.
         """
-        from hvd_adaptive.schemes.qsgd import QSGD
-
-        return QSGD(bits=bits, norm="linf", coding="elias", **self._for_averages())
+        keywords = self._for_averages()
+        return self.codec_of_averages(bits=bits, norm="linf", coding="elias", **keywords)
 
     def _most_exact(self, size: int) -> int:
         """Return the most coordinates of a bucket that can reach λ at this density."""
