@@ -11,14 +11,11 @@ from __future__ import annotations
 
 import argparse
 import os
-import signal
-import sys
 from pathlib import Path
 from typing import Any
 
-import torch
-from compare import execute
 from compare_runs import TASKS
+from missing_runs import with_results
 from orq_gradients import Errors, Histograms, Solvers
 from orq_methods import (
     BUCKET,
@@ -100,25 +97,17 @@ def jobs_of(args: argparse.Namespace) -> dict[str, list[Any]]:
     }
 
 
-def main() -> int | str:
-    """Make what is missing, then draw and write; returns what sys.exit takes."""
+def main() -> None:
+    """Make what is missing, then draw and write."""
     args = make_parser().parse_args()
-    torch.set_num_threads(1)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
-    jobs = jobs_of(args)
-    missing = [job for kind in jobs.values() for job in kind if job.load(args.output_dir) is None]
-    failed = execute(missing, args.output_dir, args.jobs)
-    if failed:
-        return "\n".join(failed)
-    made = {kind: [(job, job.load(args.output_dir)) for job in of] for kind, of in jobs.items()}
+    made = with_results(jobs_of(args), args.output_dir, args.jobs)
 
     from orq_figures import draw
     from orq_page import write_page
 
     draw(made, args.figures)
     write_page(made, args.page, os.path.relpath(args.figures, args.page.parent))
-    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

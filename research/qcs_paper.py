@@ -10,13 +10,10 @@ from __future__ import annotations
 
 import argparse
 import os
-import signal
-import sys
 from pathlib import Path
 from typing import Any
 
-import torch
-from compare import execute
+from missing_runs import with_results
 from qcs_gain import REGRESSION
 from qcs_regression import Regression
 from qcs_training import METHODS, Training
@@ -75,25 +72,17 @@ def jobs_of(args: argparse.Namespace) -> dict[str, list[Any]]:
     }
 
 
-def main() -> int | str:
-    """Make what is missing, then draw and write; returns what sys.exit takes."""
+def main() -> None:
+    """Make what is missing, then draw and write."""
     args = make_parser().parse_args()
-    torch.set_num_threads(1)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
-    jobs = jobs_of(args)
-    missing = [job for kind in jobs.values() for job in kind if job.load(args.output_dir) is None]
-    failed = execute(missing, args.output_dir, args.jobs)
-    if failed:
-        return "\n".join(failed)
-    made = {kind: [(job, job.load(args.output_dir)) for job in of] for kind, of in jobs.items()}
+    made = with_results(jobs_of(args), args.output_dir, args.jobs)
 
     from qcs_figures import draw
     from qcs_page import write_page
 
     draw(made, args.figures)
     write_page(made, args.page, os.path.relpath(args.figures, args.page.parent))
-    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

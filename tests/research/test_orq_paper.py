@@ -104,15 +104,17 @@ def looked_up(docs: Path, monkeypatch: pytest.MonkeyPatch, page: str) -> None:
 
 def missing(cwd: Path, monkeypatch: pytest.MonkeyPatch) -> list:
     """What the command would make now."""
+    import missing_runs
     import orq_paper
 
     jobs = []
     monkeypatch.chdir(cwd)
     monkeypatch.setattr(sys, "argv", ["orq_paper.py", *FLAGS])
-    monkeypatch.setattr(orq_paper.signal, "signal", lambda *_: None)
-    monkeypatch.setattr(orq_paper.torch, "set_num_threads", lambda _: None)
-    monkeypatch.setattr(orq_paper, "execute", lambda found, *_: jobs.extend(found) or ["told"])
-    assert orq_paper.main() == "told"
+    monkeypatch.setattr(missing_runs.signal, "signal", lambda *_: None)
+    monkeypatch.setattr(missing_runs.torch, "set_num_threads", lambda _: None)
+    monkeypatch.setattr(missing_runs, "execute", lambda found, *_: jobs.extend(found) or ["told"])
+    with pytest.raises(SystemExit, match=r"^told$"):
+        orq_paper.main()
     return jobs
 
 
