@@ -56,8 +56,8 @@ class Shipment:
     codec: of the group's part.  quantized, full: coordinates; the quantised ones come first.
     layout: fingerprint that payloads carry.
     count: told the bytes of payloads that this rank encoded from its gradients.
-    measure: told what this rank quantises, where it does, and None; or what it sends in plain
-    numbers in place of payloads, and their dtype.
+    measure: called with the values that this rank quantises, and None; or with the values that it
+    sends in plain numbers instead of payloads, and the dtype of these numbers.
     key: a rank's key of random numbers for this group, step and attempt; keys: those that it may
     have, where that is more than one.
     factor: what a sum over ranks is multiplied with; asked when everything has been sent.
@@ -107,9 +107,9 @@ class Shipment:
 
 
 class Share(NamedTuple):
-    """What a rank quantises of a group: coordinates ``begin`` to ``end`` of some ranks' mean.
+    """A rank's share of a group: it quantises coordinates ``begin`` to ``end`` of a mean.
 
-    members: these ranks, ascending. Each has a share, with the same members.
+    members: The ranks whose mean it is, ascending. Each of them has a share of the same mean.
     """
 
     members: Sequence[int]
@@ -159,8 +159,10 @@ class Exchange(ABC):
         need besides themselves."""
 
     def share(self, rank: int, quantized: int, full: int, bucket_size: int) -> Share:
-        """Of a group of so many coordinates, the share of this rank or of another one that some
-        group's mean is made with."""
+        """Return the share of ``rank``, this one or a rank of its node, of a group.
+
+        quantized, full: The group's quantised and full-precision coordinates.
+        """
         return Share((rank,), 0, quantized)
 
     def choice(self, coordinates: int) -> str | None:

@@ -1,4 +1,4 @@
-"""StagedCodec: a codec that knows how averages of its values travel again."""
+"""StagedCodec: a codec and its second stage, which encodes averages over ranks."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from hvd_adaptive.settings import Settings
 
 
 class StagedCodec(Codec):
-    """A codec with a second stage: the codec that encodes averages over ranks."""
+    """A codec with a second stage, a codec of averages over ranks."""
 
-    # Makes the codec of averages of schemes that name none: schemes/qsgd.py sets it.
+    # QSGD, which encodes averages unless a scheme overrides second_codec; schemes/qsgd.py sets it.
     codec_of_averages: ClassVar[Callable[..., StagedCodec]]
 
     def __init__(self, settings: Settings) -> None:
@@ -33,7 +33,7 @@ class StagedCodec(Codec):
         return self.codec_of_averages(bits=bits, norm="linf", **self._for_averages())
 
     def _for_averages(self) -> dict[str, Any]:
-        """Keywords that a codec for averages shares with this one."""
+        """Return the keywords that a codec for averages shares with this one."""
         own = self.settings
         return {"bucket_size": own.bucket_size, "seed": own.seed, "checksum": own.checksum}
 

@@ -43,14 +43,14 @@ def describe(
 
 
 def checksum(own: Description) -> int:
-    """32 bits."""
+    """Return 32 bits that differ between descriptions."""
     return zlib.crc32(json.dumps(own).encode())
 
 
 def differences(everyone: Sequence[Description], ranks: Sequence[int]) -> str:
-    """One sentence for each topic in which descriptions differ.
+    """Return one sentence for each topic in which descriptions differ; "" if none does.
 
-    ranks: the numbers by which the describing ranks are called.
+    ranks: The describing ranks' numbers, in the order of ``everyone``.
     """
     topics = list(dict.fromkeys(topic for own in everyone for topic in own))
     sentences = []

@@ -1,4 +1,4 @@
-"""Samples of what is quantised, where that is not each rank's own gradient but a node's mean."""
+"""Shares: samples of what a rank quantises, its own gradient or a slice of its node's mean."""
 
 from __future__ import annotations
 
@@ -18,16 +18,24 @@ FlatOf = Callable[[Group], torch.Tensor]
 
 
 class Shares:
-    """What a rank quantises of the groups of one part, and the buckets that it draws from that.
+    """The shares of the groups of one part that a rank quantises, and buckets drawn from them.
 
-    With exchange="hierarchical" ranks of a node quantise its mean, each a slice (Exchange.share).
-    Tables are fitted before a step's gradients travel, so the means are not there yet. A rank draws
-    buckets from its slice alone; all of its node know which, since keys are known, and send it
-    theirs of the same coordinates. So what is fitted to are buckets of this step's means, and no
-    other coordinate travels twice. A rank whose slices are empty draws none.
+    With exchange="hierarchical" the ranks of a node quantise its mean, each a slice of it
+    (Exchange.share). Tables are fitted before the step's gradients are exchanged, so the means do
+    not exist yet. A rank draws buckets from its own slices. The other ranks of its node compute the
+    same draw, since keys are known, and send it their values of these buckets. Tables are therefore
+    fitted to buckets of this step's means. A rank with empty slices draws no bucket.
 
-    members: ranks whose gradients are averaged, this one's among them, ascending.
-    key_of: a rank's key of draws, for ``samples.draw_buckets``.
+    Args:
+        exchange: This rank's exchange.
+        groups: Groups that are sent in this step.
+        bucket_size: Coordinates of a bucket.
+        count: Most buckets that a rank draws.
+        key_of: Returns a rank's key of draws, for ``samples.draw_buckets``.
+        part: Label of the part.
+
+    Attributes:
+        members: Ranks whose gradients are averaged, including this one, ascending.
     """
 
     def __init__(
@@ -48,7 +56,7 @@ class Shares:
         self.members: list[int] = sorted({own}.union(*known))
 
     def draw(self, rank: int, flat_of: FlatOf) -> Sample:
-        """The buckets that ``rank``, a member, draws, of what ``flat_of`` says groups hold."""
+        """Return the buckets that ``rank``, a member, draws; ``flat_of`` gives a group's values."""
 
         def bounds_of(group: Group) -> tuple[int, int]:
             share = self._share(rank, group)
@@ -69,7 +77,7 @@ class Shares:
         return drawn
 
     def shared(self, drawn: Sample) -> torch.Tensor:
-        """Of drawn buckets those of which a mean is quantised, end to end; float32."""
+        """Return the drawn buckets whose mean is quantised, end to end; float32."""
         buckets = [drawn[index] for index in self._places(drawn)]
         return torch.cat(buckets) if buckets else torch.zeros(0, dtype=torch.float32, device="cpu")
 
@@ -83,21 +91,21 @@ class Shares:
             drawn: This rank's draw.
             received: ``shared`` of the same buckets from each member, in order; float32.
         """
-        wanted = sum(drawn[place].numel() for place in self._places(drawn))
-        if any(of_member.numel() != wanted for of_member in received):
+        places = self._places(drawn)
+        sizes = [drawn[place].numel() for place in places]
+        if any(of_member.numel() != sum(sizes) for of_member in received):
             logger.warning("samples for a fit arrived damaged, and are left out")
             return Sample()
         total = torch.zeros_like(received[0])
         for of_member in received:
             total += of_member
         total *= 1.0 / len(received)
-        places = self._places(drawn)
-        means = total.split([drawn[place].numel() for place in places])
-        for place, mean in zip(places, means, strict=True):
+        for place, mean in zip(places, total.split(sizes), strict=True):
             drawn[place] = mean
         return drawn
 
     def _places(self, drawn: Sample) -> list[int]:
+        """Return the indices of drawn buckets whose mean is quantised."""
         return [
             place
             for place, group in enumerate(drawn.groups)
@@ -105,9 +113,11 @@ class Shares:
         ]
 
     def _factor(self, rank: int) -> float:
-        """What weights of ``rank``'s draw are multiplied with. Slices may hold different numbers of
-        buckets, and ``draw_buckets`` makes weights 1 on average whatever these are: a rank that
-        draws n of N buckets stands for N/n each."""
+        """Return the factor of the weights of ``rank``'s draw.
+
+        Slices may hold different numbers of buckets, but ``draw_buckets`` returns weights of mean
+        1. Each of n buckets drawn from N represents N/n buckets.
+        """
         held = [self._buckets(member) for member in self.members]
         drawn = sum(min(self._count, buckets) for buckets in held)
         own = self._buckets(rank)
