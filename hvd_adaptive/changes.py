@@ -11,39 +11,13 @@ import numpy as np
 
 from hvd_adaptive.instances import Instance
 from hvd_adaptive.parts import passed_on
+from hvd_adaptive.settings import UNCHANGEABLE, keyword_of
 
 if TYPE_CHECKING:
     from hvd_adaptive.connection import Connection
     from hvd_adaptive.settings import Settings
 
 logger = logging.getLogger("hvd_adaptive")
-
-# Keywords that hold as long as the compressor does.
-FIXED = (
-    "named_parameters",
-    "process_set",
-    "schedule",
-    "table",
-    "update_steps",
-    "grad_scaler",
-    "monitor",
-)
-# Where no others change, neither does what tables are fitted to.
-TABLES_STAY = frozenset(
-    (
-        "exchange",
-        "second_stage_bits",
-        "ranks_per_node",
-        "fusion_bytes",
-        "in_flight_bytes",
-        "seed",
-        "samples",
-        "warmup_steps",
-        "min_numel",
-        "tail",
-        "checksum",
-    )
-)
 
 
 class Changing:
@@ -124,7 +98,7 @@ class Changing:
         changed = {
             name: _plain(value)
             for name, value in keywords.items()
-            if name in FIXED or name not in now or now[name] != value
+            if not keyword_of(name).changeable or name not in now or now[name] != value
         }
         if changed:
             self._next = self._remade(known._changed | changed)
@@ -137,14 +111,14 @@ class Changing:
             self._changed = new._changed
             return False
         told = {n: v for n, v in new._changed.items() if self._changed.get(n, new) != v}
-        new.adopt(self, TABLES_STAY.issuperset(told))
+        new.adopt(self, not any(keyword_of(name).refits for name in told))
         logger.info("from step %d on: %s", self.step, ", ".join(f"{n}={told[n]!r}" for n in told))
         self._become(new)
         return True
 
     def _remade(self, changed: Mapping[str, Any]) -> Any:
         """A new compressor of the constructor's keywords, but for those."""
-        for name in FIXED:
+        for name in UNCHANGEABLE:
             if name in changed:
                 raise TypeError(
                     f"set() cannot change {name!r}; it can change the constructor's other keywords"
@@ -175,7 +149,7 @@ class Changing:
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         # Parameters, ranks and a user's functions are what they are.
-        shared = [self.settings, *(self._constructed.get(name) for name in FIXED)]
+        shared = [self.settings, *(self._constructed.get(name) for name in UNCHANGEABLE)]
         memo |= {id(one): one for one in shared}
         new = type(self).__new__(type(self))
         memo[id(self)] = new

@@ -16,6 +16,7 @@ import torch
 from hvd_adaptive import states
 from hvd_adaptive._version import __version__
 from hvd_adaptive.changes import Changing
+from hvd_adaptive.checks import check_integer
 from hvd_adaptive.coding import payload as payloads
 from hvd_adaptive.coding.header import DTYPE_CODES
 from hvd_adaptive.connection import Connection, Host
@@ -28,7 +29,7 @@ from hvd_adaptive.layout import Layout
 from hvd_adaptive.monitor import StepMeter
 from hvd_adaptive.on_class import callable_on_class
 from hvd_adaptive.parts import Parts
-from hvd_adaptive.settings import Settings, check_integer
+from hvd_adaptive.settings import Settings
 from hvd_adaptive.streams import Use
 
 logger = logging.getLogger("hvd_adaptive")

@@ -21,11 +21,9 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_
 from hvd_adaptive.compressor import GradientCompressor, check_compressor
 from hvd_adaptive.hooks.ddp.bucket_session import BucketSession
 from hvd_adaptive.hooks.ddp.buckets import Bucket, Names
+from hvd_adaptive.settings import keyword_of
 
 logger = logging.getLogger("hvd_adaptive")
-
-# Keywords that belong to one process, and are not pickled.
-NOT_SAVED = ("named_parameters", "process_set", "grad_scaler", "monitor")
 
 
 class CompressionState:
@@ -95,7 +93,7 @@ class CompressionState:
     def __getstate__(self) -> dict[str, Any]:
         logger.info("process group and parameters are not saved with a CompressionState")
         compressor = self.compressor
-        keywords = {n: v for n, v in compressor._constructed.items() if n not in NOT_SAVED}
+        keywords = {n: v for n, v in compressor._constructed.items() if keyword_of(n).picklable}
         if "update_steps" in keywords:  # an iterator may already have been read
             keywords["update_steps"] = compressor.schedule.planned
         return {

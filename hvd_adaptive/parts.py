@@ -8,22 +8,10 @@ from fnmatch import fnmatchcase
 from typing import Any, Generic, Protocol, TypeVar
 
 from hvd_adaptive import states
-from hvd_adaptive.settings import Settings, check_parameter_bits
+from hvd_adaptive.checks import check_parameter_bits
+from hvd_adaptive.settings import Settings, keyword_of
 
 logger = logging.getLogger("hvd_adaptive")
-
-# They tell of parts, or of training, which the compressor sees to for all its parts; some of them
-# can be read only once.
-NOT_PASSED_ON = (
-    "scope",
-    "parameter_bits",
-    "named_parameters",
-    "process_set",
-    "update_steps",
-    "schedule",
-    "grad_scaler",
-    "monitor",
-)
 
 
 class Part(Protocol):
@@ -44,7 +32,7 @@ _Part = TypeVar("_Part", bound=Part)
 
 def passed_on(keywords: Mapping[str, Any]) -> dict[str, Any]:
     """The keywords of a compressor that the codecs of its parts have, too."""
-    return {name: value for name, value in keywords.items() if name not in NOT_PASSED_ON}
+    return {name: value for name, value in keywords.items() if keyword_of(name).for_parts}
 
 
 class Parts(Generic[_Part]):
@@ -119,7 +107,7 @@ class Parts(Generic[_Part]):
     def loaded(self, state: Mapping[str, Any]) -> Parts[_Part]:
         """New codecs with a compressor's state; ValueError where it is of another partition."""
         own, kept = self._settings, state.get("parameter_bits")
-        given = state.get("scope", "network"), check_parameter_bits(kept)
+        given = state.get("scope", "network"), check_parameter_bits("parameter_bits", kept)
         if repr(given) != repr((own.scope, own.parameter_bits)):  # the patterns' order counts
             raise ValueError(
                 f"state: is of scope={given[0]!r} and parameter_bits={given[1]!r}, "

@@ -16,6 +16,7 @@ from hvd_adaptive.adapt.coverage import HEAD, Coverage, Usable, share_in
 from hvd_adaptive.adapt.joint_update import JointUpdate
 from hvd_adaptive.adapt.schedule import UpdateSchedule
 from hvd_adaptive.adapt.statistics import STATISTICS, weights_of
+from hvd_adaptive.checks import check_choice, check_flag, check_integer
 from hvd_adaptive.coding.coders import CODERS
 from hvd_adaptive.exchange.staged_codec import StagedCodec
 from hvd_adaptive.levels import (
@@ -29,7 +30,7 @@ from hvd_adaptive.once import WarnOnce
 from hvd_adaptive.schemes.buckets import buckets_of
 from hvd_adaptive.schemes.level_table import LevelTable
 from hvd_adaptive.schemes.table_scheme import TableScheme
-from hvd_adaptive.settings import Settings, check_choice, check_flag, check_integer
+from hvd_adaptive.settings import Settings, keyword_of
 
 logger = logging.getLogger("hvd_adaptive")
 
@@ -133,8 +134,11 @@ class AdaptiveScheme(TableScheme):
 
     def _again(self, *dropped: str, **changes: Any) -> AdaptiveScheme:
         """A new codec of the same keywords, but for some."""
-        dropped = (*dropped, "table", "error_feedback", "exchange", "second_stage_bits")
-        kept = {name: value for name, value in self._keywords.items() if name not in dropped}
+        kept = {
+            name: value
+            for name, value in self._keywords.items()
+            if keyword_of(name).for_averages and name not in dropped
+        }
         return type(self)(**kept | changes)
 
     def _seconds(self, labels: Sequence[str]) -> dict[str, AdaptiveScheme]:

@@ -8,11 +8,12 @@ from typing import Any
 import numpy as np
 import torch
 
+from hvd_adaptive.checks import check_choice, check_flag, check_integer
 from hvd_adaptive.levels import SOLVERS, Distribution, fit_levels
 from hvd_adaptive.levels.starts import exponential
 from hvd_adaptive.schemes.adaptive import Adaptation, AdaptiveScheme
 from hvd_adaptive.schemes.level_table import LevelTable
-from hvd_adaptive.settings import Settings, check_choice, check_flag, check_integer
+from hvd_adaptive.settings import Settings
 
 
 class ALQ(AdaptiveScheme):

@@ -7,10 +7,11 @@ from typing import Any
 
 import numpy as np
 
+from hvd_adaptive.checks import check_choice, check_integer
 from hvd_adaptive.levels import Distribution, exponential_magnitudes, fit_multiplier
 from hvd_adaptive.schemes.adaptive import Adaptation, AdaptiveScheme
 from hvd_adaptive.schemes.level_table import LevelTable
-from hvd_adaptive.settings import Settings, check_choice, check_integer
+from hvd_adaptive.settings import Settings
 
 
 class AMQ(AdaptiveScheme):

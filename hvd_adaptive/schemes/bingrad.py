@@ -6,13 +6,14 @@ from typing import Any
 
 import torch
 
+from hvd_adaptive.checks import check_choice, check_flag
 from hvd_adaptive.schemes.bucket_table_scheme import (
     BucketTableScheme,
     code_kernels,
     level_kernels,
     mirrored,
 )
-from hvd_adaptive.settings import Settings, check_choice, check_flag
+from hvd_adaptive.settings import Settings
 
 # Numbers sent for each bucket.
 NUMBERS = {"partially_biased": 1, "biased": 2}

@@ -9,10 +9,11 @@ from types import ModuleType
 import torch
 
 from hvd_adaptive import kernels
+from hvd_adaptive.checks import check_choice
 from hvd_adaptive.coding.bucket_levels import FORMATS
 from hvd_adaptive.compressor import GradientCompressor
 from hvd_adaptive.kernels.packing import packing_of
-from hvd_adaptive.settings import Settings, check_choice
+from hvd_adaptive.settings import Settings
 
 
 class BucketTableScheme(GradientCompressor):

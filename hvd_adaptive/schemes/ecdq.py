@@ -9,11 +9,12 @@ from typing import Any
 
 import torch
 
+from hvd_adaptive.checks import check_choice
 from hvd_adaptive.compressor import GradientCompressor
 from hvd_adaptive.schemes.adaptive import Adaptation
 from hvd_adaptive.schemes.dithered_code import gaussian_code
 from hvd_adaptive.schemes.dithered_scheme import DitheredScheme
-from hvd_adaptive.settings import Settings, check_choice
+from hvd_adaptive.settings import Settings
 
 LEAST_BITS, MOST_BITS = 0.5, 10.0
 LEAST_VARIANCE, MOST_VARIANCE = 2e-6, 20.0

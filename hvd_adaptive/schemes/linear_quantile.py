@@ -6,8 +6,9 @@ from typing import Any
 
 import torch
 
+from hvd_adaptive.checks import check_integer
 from hvd_adaptive.schemes.bucket_table_scheme import RandomRounding, level_kernels
-from hvd_adaptive.settings import Settings, check_integer
+from hvd_adaptive.settings import Settings
 
 
 class LinearQuantile(RandomRounding):

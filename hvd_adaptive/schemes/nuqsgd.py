@@ -7,10 +7,11 @@ import numbers
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from hvd_adaptive.checks import check_choice, check_flag, check_integer
 from hvd_adaptive.levels import exponential_magnitudes
 from hvd_adaptive.schemes.adaptive import Adaptation, FixedLevels
 from hvd_adaptive.schemes.level_table import LevelTable
-from hvd_adaptive.settings import Settings, check_choice, check_flag, check_integer
+from hvd_adaptive.settings import Settings
 
 # The least level must be a float32. Between levels below 2**-102, the gap times 2**-24 underflows,
 # and r is rounded up instead of at random: a bias of at most 2**-102 of the norm.

@@ -7,8 +7,9 @@ from typing import Any
 
 import torch
 
+from hvd_adaptive.checks import check_choice
 from hvd_adaptive.schemes.bucket_table_scheme import RandomRounding, level_kernels
-from hvd_adaptive.settings import Settings, check_choice
+from hvd_adaptive.settings import Settings
 
 ALLOWED_LEVELS = (3, 5, 9, 17, 33, 65, 129)
 # Most rounds of coordinate descent after the greedy levels.

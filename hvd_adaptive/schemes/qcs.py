@@ -11,11 +11,12 @@ from typing import Any
 import torch
 
 from hvd_adaptive import kernels
+from hvd_adaptive.checks import check_choice, check_integer
 from hvd_adaptive.compressor import GradientCompressor
 from hvd_adaptive.kernels import hadamard
 from hvd_adaptive.kernels.packing import packing_of
 from hvd_adaptive.kernels.qcs import Run
-from hvd_adaptive.settings import Settings, check_choice, check_integer
+from hvd_adaptive.settings import Settings
 
 LEAST_GAIN = 4
 SCALE_BITS = 32

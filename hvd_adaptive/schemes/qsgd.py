@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from hvd_adaptive.checks import check_choice, check_flag, check_integer
 from hvd_adaptive.exchange.staged_codec import StagedCodec
 from hvd_adaptive.levels import uniform_magnitudes
 from hvd_adaptive.schemes.adaptive import Adaptation, FixedLevels
 from hvd_adaptive.schemes.level_table import LevelTable
-from hvd_adaptive.settings import Settings, check_choice, check_flag, check_integer
+from hvd_adaptive.settings import Settings
 
 
 class QSGD(FixedLevels):

@@ -14,13 +14,14 @@ from functools import partial
 import numpy as np
 import torch
 
+from hvd_adaptive.checks import check_integer
 from hvd_adaptive.compressor import GradientCompressor, check_compressor
 from hvd_adaptive.exchange.exchange import Place, Route, Shipment, payloads_of
 from hvd_adaptive.exchange.exchanges import EXCHANGES
 from hvd_adaptive.feedback import Residuals, all_finite
 from hvd_adaptive.layout import Group, Member, build_layout, gather, parts_among
 from hvd_adaptive.run.shares import Shares
-from hvd_adaptive.settings import Settings, check_integer
+from hvd_adaptive.settings import Settings
 from hvd_adaptive.simulate.variance import Scatter, quantization_error, scatter
 from hvd_adaptive.streams import Use, group_number
 from hvd_adaptive.transport.nodes import nodes_of

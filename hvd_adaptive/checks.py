@@ -1,0 +1,105 @@
+"""Check keyword values; every error names the argument, its value and what is allowed."""
+
+from __future__ import annotations
+
+import numbers
+from collections.abc import Collection, Mapping
+from typing import Any
+
+
+def check_integer(name: str, value: Any, least: int, most: int | None = None) -> int:
+    """Return ``value`` as an int in [least, most]; raise ValueError if it is not one."""
+    allowed = f">= {least}" if most is None else f"from {least} to {most}"
+    whole = isinstance(value, numbers.Integral) and not isinstance(value, bool)
+    if not whole or value < least or (most is not None and value > most):
+        raise ValueError(f"{name}={value!r}: must be an integer {allowed}")
+    return int(value)
+
+
+def check_choice(name: str, value: Any, allowed: Collection[str]) -> str:
+    """Return ``value`` if it is one of ``allowed``; raise ValueError otherwise."""
+    if not isinstance(value, str) or value not in allowed:
+        raise ValueError(f"{name}={value!r}: must be one of {', '.join(map(repr, allowed))}")
+    return value
+
+
+def check_flag(name: str, value: Any) -> bool:
+    """Return ``value`` if it is a bool; raise ValueError otherwise."""
+    if not isinstance(value, bool):
+        raise ValueError(f"{name}={value!r}: must be True or False")
+    return value
+
+
+def check_positive(name: str, value: Any, most: float | None = None) -> float | None:
+    """Return ``value`` as a finite float above 0, at most ``most``, or None.
+
+    Raises:
+        ValueError: ``value`` is something else.
+    """
+    if value is None:
+        return None
+    real = isinstance(value, numbers.Real) and not isinstance(value, bool)
+    if not real or not 0 < value < float("inf") or (most is not None and value > most):
+        limit = "" if most is None else f" and at most {most:g}"
+        raise ValueError(f"{name}={value!r}: must be a number above 0{limit}, or None")
+    return float(value)
+
+
+def check_bits_or_full(name: str, value: Any, allowed: Collection[int]) -> int | None:
+    """Return ``value`` as an int if it is one of ``allowed``, which end with 32, or None.
+
+    Raises:
+        ValueError: ``value`` is something else.
+    """
+    if value is None:
+        return None
+    whole = isinstance(value, numbers.Integral) and not isinstance(value, bool)
+    if not whole or value not in allowed:
+        *few, _ = allowed
+        raise ValueError(
+            f"{name}={value!r}: must be an integer from {few[0]} to {few[-1]}, 32 for full "
+            "precision, or None"
+        )
+    return int(value)
+
+
+def check_has(name: str, value: Any, method: str, allowed: str) -> Any:
+    """Return ``value`` if it is None or has ``method``; raise ValueError otherwise."""
+    if value is not None and not callable(getattr(value, method, None)):
+        raise ValueError(f"{name}={value!r}: must be {allowed}, or None")
+    return value
+
+
+def check_parameter_bits(name: str, value: Any) -> dict[str, int | None] | None:
+    """Return a plain copy in the same order, or None if it is empty.
+
+    Raises:
+        ValueError: ``value`` is not a mapping of strings to integers >= 1 and None.
+    """
+    if value is None:
+        return None
+    if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
+        raise ValueError(f"{name}={value!r}: must be a mapping of name patterns to bits or None")
+    checked = {}
+    for pattern, bits in value.items():
+        whole = isinstance(bits, numbers.Integral) and not isinstance(bits, bool)
+        if bits is not None and not (whole and bits >= 1):
+            raise ValueError(
+                f"{name}[{pattern!r}]={bits!r}: must be an integer >= 1, or None for full precision"
+            )
+        checked[str(pattern)] = None if bits is None else int(bits)
+    return checked or None
+
+
+def check_named_parameters(name: str, value: Any) -> list[tuple[str, Any]] | None:
+    """Return a list of (name, parameter) pairs, or None; raise ValueError for other contents."""
+    if value is None:
+        return None
+    pairs = list(value)
+    for pair in pairs:
+        if not (isinstance(pair, tuple) and len(pair) == 2 and isinstance(pair[0], str)):
+            raise ValueError(
+                f"{name}: must hold (name, parameter) pairs as model.named_parameters() gives "
+                f"them, not {type(pair).__name__}"
+            )
+    return pairs
