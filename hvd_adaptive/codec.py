@@ -211,8 +211,8 @@ class Codec(ABC):
         layout: int = 0,
         values: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """The bytes of ``encode_payload``."""
-        return self.encode_payload(flat, quantized, key, layout, values).bytes
+        """Return the bytes of ``encode_payload``, without counting them as sent."""
+        return self._encoded(flat, quantized, key, layout, values).bytes
 
     def encode_payload(
         self,
@@ -223,15 +223,33 @@ class Codec(ABC):
         values: torch.Tensor | None = None,
         memory: Sendable | None = None,
     ) -> payloads.Encoded:
-        """Encode the first ``quantized`` coordinates and append the others in full precision.
+        """Encode a group of a training step; codecs that control their rate count its bits.
 
-        values: encoded in place of the former, where given.  memory: where the payload is made,
-        from its beginning on, if it fits and is on the same device.
+        Args:
+            flat: Coordinates (1-D). The first ``quantized`` are encoded, the others appended in
+                full precision.
+            quantized: Number of quantised coordinates.
+            key: Names the random numbers.
+            layout: Fingerprint of the layout, for the header.
+            values: Encoded in place of the first ``quantized`` coordinates, if given.
+            memory: Memory for the payload, used from its beginning if it is large enough and on the
+                same device.
         """
+        return self._encoded(flat, quantized, key, layout, values, memory)
+
+    def _encoded(
+        self,
+        flat: torch.Tensor,
+        quantized: int,
+        key: int,
+        layout: int,
+        values: torch.Tensor | None,
+        memory: Sendable | None = None,
+    ) -> payloads.Encoded:
         values = (flat[:quantized] if values is None else values).to(torch.float32)
         if self.is_on_host(flat.device):
             copies = flat.cpu(), quantized, key, layout, values.cpu()
-            return Codec.encode_payload(self, *copies).to(flat.device)
+            return self._encoded(*copies).to(flat.device)
         coding, body, sums = "fixed", None, None
         if self.varies(quantized):
             body = self._body(values, key)

@@ -53,19 +53,21 @@ class UpdateSchedule:
         self._retry_at: int | None = None
         self._wait = 1
         self._again = False  # whether the update at that step is a retry rather than a request
-        self._was_planned = False
+        self._answer = (-1, False)  # the last step that ``planned`` was called for, and its result
 
     def is_due(self, step: int) -> bool:
         """Return whether the table is refitted at ``step``."""
-        self._was_planned = bool(self.planned(step))
-        return self._was_planned or step == self._retry_at
+        return self._is_planned(step) or step == self._retry_at
 
     def retries(self, step: int) -> bool:
-        """Return whether the update at ``step`` is due only because an earlier one was incomplete.
+        """Return whether ``step`` is due only because an earlier update was incomplete."""
+        return self._again and step == self._retry_at and not self._is_planned(step)
 
-        ``step`` must be the last argument of ``is_due``.
-        """
-        return self._again and step == self._retry_at and not self._was_planned
+    def _is_planned(self, step: int) -> bool:
+        """Return ``planned(step)``; a user's function may have a state, so call it once a step."""
+        if self._answer[0] != step:
+            self._answer = step, bool(self.planned(step))
+        return self._answer[1]
 
     def request(self, step: int) -> None:
         """Request an update at ``step``, in addition to the planned ones."""

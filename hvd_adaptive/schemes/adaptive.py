@@ -71,7 +71,7 @@ class AdaptiveScheme(TableScheme):
         self.schedule = UpdateSchedule(adaptation.update_steps)
         self._statistic = STATISTICS[adaptation.statistics](adaptation.samples)
         # Second stages that are new are fitted whatever the schedule says.
-        self._second_schedule, self._seconds_alone = UpdateSchedule(()), False
+        self._second_schedule = UpdateSchedule(())
         self._warn_kept = WarnOnce(logger)
         self._asked = False  # of a second stage's codec: for its first fit
         self._share = 0.0  # Coverage.share of the last fit; 0 where none could be made
@@ -152,8 +152,11 @@ class AdaptiveScheme(TableScheme):
         }
 
     def update_due(self, step: int) -> bool:
-        self._seconds_alone = not (self.is_fitted and self.schedule.is_due(step))
-        return not self._seconds_alone or self.second_due(step)
+        return self._first_due(step) or self.second_due(step)
+
+    def _first_due(self, step: int) -> bool:
+        """Return whether the tables of gradients, not only those of averages, are refitted."""
+        return self.is_fitted and self.schedule.is_due(step)
 
     def update(
         self,
@@ -164,15 +167,16 @@ class AdaptiveScheme(TableScheme):
         finite: bool = True,
     ) -> None:
         firsts, seconds = {label: self.part(label) for label in parts}, self._seconds(parts)
-        schedule = self._second_schedule if self._seconds_alone else self.schedule
+        seconds_alone = not self._first_due(step)
+        schedule = self._second_schedule if seconds_alone else self.schedule
         joint = JointUpdate(
-            firsts, seconds, self._seconds_alone, finite, self._warn_kept, schedule.retries(step)
+            firsts, seconds, seconds_alone, finite, self._warn_kept, schedule.retries(step)
         )
         update = sync(joint.collect(samples), joint.refit)
         complete = joint.install(update, step)
         if seconds:
             self._second_schedule.done(step, complete)
-        if not self._seconds_alone:
+        if not seconds_alone:
             self.schedule.done(step, complete)
 
     def collect(self, buckets: Sequence[torch.Tensor]) -> np.ndarray:

@@ -149,7 +149,7 @@ class DitheredScheme(GradientCompressor):
         memory: Sendable | None = None,
     ) -> payloads.Encoded:
         payload = super().encode_payload(flat, quantized, key, layout, values, memory)
-        if layout and quantized:  # a training step's payload, not a user's
+        if quantized:
             full = payloads.padded((flat.numel() - quantized) * flat.element_size())
             self._sent += 8 * (payload.header.length - full), quantized
         return payload

@@ -179,7 +179,7 @@ def test_rate_control_starts_anew_with_another_budget():
     compressor = ECDQ(bits=2.0, bucket_size=512, update_steps=[])
     for step in range(3):
         compressor.apply_update(compressor.refit([compressor.collect(FLAT.split(512)[:9])]), step)
-        compressor.encode_flat(FLAT, FLAT.numel(), step, layout=1)
+        compressor.encode_payload(FLAT, FLAT.numel(), step, layout=1)
     spent, ratio = compressor._control.bits, compressor._control.ratio
     assert spent > 0 and ratio != 1
     compressor.set(exchange="scatter_reduce")

@@ -148,3 +148,13 @@ def test_a_planned_update_begins_a_new_row_of_retries():
     assert failed == [0, 1, 3, 7, 15, 31, 63, 127, 255, 511]
     schedule.done(1000, False)
     assert [step for step in range(1001, 1010) if schedule.is_due(step)] == [1001]
+
+
+def test_a_function_is_called_once_a_step():
+    """A function with a state of its own gives one answer a step, however often it is needed."""
+    answers = iter([True, False, True])
+    schedule = UpdateSchedule(lambda step: next(answers))
+    for step, due in enumerate([True, False, True]):
+        assert schedule.is_due(step) == due
+        assert not schedule.retries(step)
+        assert schedule.is_due(step) == due

@@ -269,14 +269,14 @@ def test_ranks_agree_after_an_update():
         own = [c.collect(f.split(BUCKET)) for c, f in zip(ranks, flats, strict=True)]
         update = ranks[0].refit(own)
         assert all(c.apply_update(update, round_) for c in ranks)
-        payload = ranks[0].encode_flat(flats[0], flats[0].numel(), 3, layout=1)
+        payload = ranks[0].encode_payload(flats[0], flats[0].numel(), 3, layout=1).bytes
         assert torch.equal(ranks[1].decode(payload), ranks[0].decode(payload))
         assert ranks[0].table_version == ranks[1].table_version == round_ + 1
         if round_ == 0:  # nothing has been sent: it is the fit of all buckets
             alone = ECDQ(bits=1.5, bucket_size=BUCKET)
             alone.fit(flats)
             assert alone.code.fingerprint == ranks[1].code.fingerprint
-        ranks[1].encode_flat(flats[1], flats[1].numel(), 4, layout=1)
+        ranks[1].encode_payload(flats[1], flats[1].numel(), 4, layout=1)
     with pytest.raises(PayloadError, match="table"):
         alone.decode(payload)
 
@@ -343,7 +343,7 @@ def test_state_survives():
     for part in ("", "bits=4"):
         codec = scheme.part(part)
         codec.apply_update(codec.refit([codec.collect(flats[0].split(BUCKET))]), 0)
-        codec.encode_flat(flats[0], flats[0].numel(), 1, layout=1)
+        codec.encode_payload(flats[0], flats[0].numel(), 1, layout=1)
     file = io.BytesIO()
     torch.save(scheme.state_dict(), file)
     file.seek(0)

@@ -209,7 +209,9 @@ def train(scheme: ECDQ, steps: int, ranks: int = 2) -> np.ndarray:
             # As in a simulation: one codec has sent for all ranks, so its counters stand for all.
             own = [scheme.collect(flat.split(8192)) for flat in flats]
             scheme.schedule.done(step, scheme.apply_update(scheme.refit(own), step))
-        payloads = [scheme.encode_flat(f, n, 7 * step + r, layout=1) for r, f in enumerate(flats)]
+        payloads = [
+            scheme.encode_payload(f, n, 7 * step + r, layout=1).bytes for r, f in enumerate(flats)
+        ]
         spent.append(sum(p.numel() for p in payloads) * 8 / n / ranks)
     return np.array(spent)
 
@@ -238,7 +240,7 @@ def test_a_budget_that_headers_use_up_is_told(caplog):
     scheme, flat = ECDQ(bits=0.5, bucket_size=512), vector("gaussian")[:600]
     for step in range(3):
         scheme.apply_update(scheme.refit([scheme.collect(flat.split(512)[:1])]), step)
-        scheme.encode_flat(flat, flat.numel(), step, layout=1)
+        scheme.encode_payload(flat, flat.numel(), step, layout=1)
     assert "bits=0.5 cannot be met" in caplog.text
 
 

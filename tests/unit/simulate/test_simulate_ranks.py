@@ -125,7 +125,9 @@ def test_training_equals_a_loop_written_by_hand(name):
         if step < own.settings.warmup_steps:
             quantized = 0
         payloads = [
-            own.encode_flat(f, quantized, stream_key(own.settings.seed, rank, step, 0), layout)
+            own.encode_payload(
+                f, quantized, stream_key(own.settings.seed, rank, step, 0), layout
+            ).bytes
             for rank, f in enumerate(flats)
         ]
         average = own.decode_sum(payloads, read_header(payloads[0]), 1 / WORKERS)
