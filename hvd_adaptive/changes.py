@@ -1,4 +1,4 @@
-"""Settings that change in the middle of training."""
+"""Change settings during training."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ logger = logging.getLogger("hvd_adaptive")
 
 
 class Changing:
-    """The part of a compressor that remembers its keywords, and becomes one of others.
+    """Base of compressors that remembers their keywords and changes them.
 
-    Keywords are checked in constructors alone: a change constructs another compressor, which
-    ``adopt``s what this one has come to, and whose attributes become this one's. So optimizers keep
-    holding the same object.
+    Only constructors check keywords. A change therefore constructs another compressor, which
+    ``adopt``s the state of this one; then this one takes over its attributes, so that optimizers
+    keep the same object.
     """
 
     settings: Settings
@@ -37,62 +37,71 @@ class Changing:
     _constructed: dict[str, Any]
     _changed: dict[str, Any]
     _keywords: dict[str, Any]
-    _next: Any  # what this becomes when the step in progress has ended
-    _asked_at: int
+    _next: Any  # the compressor that replaces this one's attributes after the step in progress
+    _scheduled_at: int  # the step for which the schedule was last called
 
     def __new__(cls, *args: Any, **keywords: Any) -> Changing:
-        """Keeps the keywords, from which the codecs of parts are made, too."""
+        """Store the keywords, from which the codecs of parts are made, too."""
         self = super().__new__(cls)
         self._constructed = dict(keywords)
         self._changed = {}
         self._keywords = passed_on(keywords)
         self._next = None
-        self._asked_at = -1
+        self._scheduled_at = -1
         return self
 
     def set(self, **keywords: Any) -> None:
-        """Change settings from the next step on; on every rank alike, before the same step.
+        """Change settings from the next step on.
 
-        Any keyword of the constructor but named_parameters, process_set, schedule, table,
-        update_steps, grad_scaler and monitor. Between two steps it holds at once, from ``backward``
-        to the end of ``optimizer.step`` for the step that follows. Ranks that ask for different
-        things, or at different steps, end in a RankMismatchError at their next step.
+        Call it on every rank with the same keywords, before the same step; otherwise the next step
+        raises RankMismatchError. Between two steps the change applies at once. Between ``backward``
+        and the end of ``optimizer.step`` it applies to the following step.
 
         The step, its random numbers, the schedule of updates and residuals (by parameters' names)
-        go on as they were. So do level tables, where their number of levels stays; they are
-        refitted at the next step, unless nothing changes that they are fitted to.
+        are kept. Level tables are kept if their number of levels stays, and are refitted at the
+        next step if the keyword changes what they are fitted to.
 
-        Raises TypeError for unknown keywords and those above, ValueError for values that are not
-        allowed; then nothing has changed.
+        Args:
+            **keywords: Keywords of the constructor, except for named_parameters, process_set,
+                schedule, table, update_steps, grad_scaler and monitor.
+
+        Raises:
+            TypeError: A keyword is unknown or cannot be changed. Nothing has changed.
+            ValueError: A value is not allowed. Nothing has changed.
         """
-        self._ask(keywords)
+        self._request(keywords)
         if self._session is None or self._session.is_idle:
             self._take_changes()
 
     def begin_step(self) -> bool:
-        """Before a step's first gradient: take the settings that ``set`` and the schedule want from
-        it on; whether any changed."""
+        """Apply the changes by ``set`` and the schedule, before a step's first gradient.
+
+        Returns:
+            Whether any setting changed.
+        """
         schedule = self.settings.schedule
-        if schedule is not None and self._asked_at != self.step:
-            self._asked_at = self.step
-            told = schedule(self.step)
-            if told is not None and not isinstance(told, Mapping):
+        if schedule is not None and self._scheduled_at != self.step:
+            self._scheduled_at = self.step
+            keywords = schedule(self.step)
+            if keywords is not None and not isinstance(keywords, Mapping):
                 raise ValueError(
-                    f"schedule: gave {told!r} for step {self.step}; must give a dict of keywords, "
-                    "or None"
+                    f"schedule: returned {keywords!r} for step {self.step}; must return a dict of "
+                    "keywords, or None"
                 )
-            self._ask(told or {})
+            self._request(keywords or {})
         return self._take_changes()
 
     def adopt(self, old: Any, keep: bool) -> None:
-        """Go on where ``old``, of other keywords, stopped.
+        """Continue the state of ``old``, which has other keywords.
 
-        keep: what tables are fitted to has not changed.
+        Args:
+            old: The compressor that this one replaces.
+            keep: Keep fitted tables, because nothing that they are fitted to has changed.
         """
         raise NotImplementedError
 
-    def _ask(self, keywords: Mapping[str, Any]) -> None:
-        """Note changes, once they are known to be possible."""
+    def _request(self, keywords: Mapping[str, Any]) -> None:
+        """Check changes, and keep them for ``_take_changes``."""
         known = self._next or self
         now = known._constructed | known._changed
         changed = {
@@ -110,21 +119,22 @@ class Changing:
         if new.fingerprint == self.fingerprint:
             self._changed = new._changed
             return False
-        told = {n: v for n, v in new._changed.items() if self._changed.get(n, new) != v}
-        new.adopt(self, not any(keyword_of(name).refits for name in told))
-        logger.info("from step %d on: %s", self.step, ", ".join(f"{n}={told[n]!r}" for n in told))
+        changed = {n: v for n, v in new._changed.items() if self._changed.get(n, new) != v}
+        new.adopt(self, not any(keyword_of(name).refits for name in changed))
+        listed = ", ".join(f"{name}={value!r}" for name, value in changed.items())
+        logger.info("from step %d on: %s", self.step, listed)
         self._become(new)
         return True
 
     def _remade(self, changed: Mapping[str, Any]) -> Any:
-        """A new compressor of the constructor's keywords, but for those."""
+        """Return a new compressor with the constructor's keywords and these changes."""
         for name in UNCHANGEABLE:
             if name in changed:
                 raise TypeError(
                     f"set() cannot change {name!r}; it can change the constructor's other keywords"
                 )
         given = dict(self._constructed)
-        # What could be read only once has been read.
+        # These may be iterators, which have been read.
         if "named_parameters" in given:
             given["named_parameters"] = self.settings.named_parameters
         if "update_steps" in given:
@@ -136,19 +146,19 @@ class Changing:
         return new
 
     def _become(self, new: Any) -> None:
-        session, asked_at = self._session, self._asked_at
+        session, scheduled_at = self._session, self._scheduled_at
         self.__dict__ = new.__dict__
-        self._session, self._asked_at = session, asked_at
+        self._session, self._scheduled_at = session, scheduled_at
         if session is not None:
             session.rebind()
 
-    # Copies are of settings and state; they serve no optimizer yet.
+    # A copy has settings and state, but serves no optimizer.
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_session": None}
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
-        # Parameters, ranks and a user's functions are what they are.
+        # Parameters, process sets and a user's functions are shared, not copied.
         shared = [self.settings, *(self._constructed.get(name) for name in UNCHANGEABLE)]
         memo |= {id(one): one for one in shared}
         new = type(self).__new__(type(self))
@@ -158,7 +168,7 @@ class Changing:
 
 
 def _plain(value: Any) -> Any:
-    """Without NumPy's types: it goes into states."""
+    """Return ``value`` without NumPy's types, for states."""
     if isinstance(value, Mapping):
         return {name: _plain(of_name) for name, of_name in value.items()}
     return value.item() if isinstance(value, np.generic) else value

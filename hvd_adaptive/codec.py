@@ -1,4 +1,4 @@
-"""Codec: a scheme's bodies inside payloads. Knows no Horovod."""
+"""Define Codec: the payloads of a scheme's bodies, without ranks or Horovod."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from hvd_adaptive.settings import Settings
 
 logger = logging.getLogger("hvd_adaptive")
 
-# What a receiver must find equal, in the order in which differences are told.
+# Header fields that a receiver compares, in the order in which errors name them.
 _CHECKED = (
     "scheme",
     "alphabet",
@@ -40,25 +40,25 @@ _CHECKED = (
     "layout",
 )
 
-# A payload, with its header where that has been read.
+# A payload, with its header if that has been read.
 Received = torch.Tensor | payloads.Arrived
-# Of a body: its length, where that varies, or sums of it.
-Told = int | Later | BlockSums | None
+# Result of encode_body: the body's length if that varies, or its block checksums.
+EncodeResult = int | Later | BlockSums | None
 
 
 class Codec(ABC):
-    """What a scheme implements, and payloads made from it.
+    """Quantiser of a scheme, and payloads made from its bodies.
 
-    A scheme names itself and implements ``alphabet``, ``codec_settings``, ``body_bytes``,
-    ``encode_body``, and ``add_bodies`` or ``decode_bodies``. One whose bodies a lossless coder can
-    shorten names these ``codings`` and implements ``coder``, ``coded_body``, ``fixed_body`` and
-    ``least_coded_bytes``.
+    A scheme defines ``name`` and implements ``alphabet``, ``codec_settings``, ``body_bytes``,
+    ``encode_body``, and ``add_bodies`` or ``decode_bodies``. A scheme whose bodies lossless coders
+    can shorten lists them in ``codings`` and implements ``coder``, ``coded_body``, ``fixed_body``
+    and ``least_coded_bytes``.
     """
 
     name: str = ""
     codings: tuple[str, ...] = ("fixed",)
-    # The subject of its kernels, if plain torch is too slow at them: tensors on a device that has
-    # no faster ones are copied to the host, results back.
+    # Subject of the scheme's kernels if plain torch is too slow for them. On a device that has no
+    # faster kernels, tensors are then copied to the host, and results back.
     slow_in_torch: str = ""
 
     def __init__(self, settings: Settings) -> None:
@@ -73,49 +73,49 @@ class Codec(ABC):
     @property
     @abstractmethod
     def alphabet(self) -> int:
-        """Number of different codes."""
+        """Return the number of different codes."""
 
     @property
     def table_version(self) -> int:
-        """How often the table was fitted; 0 for fixed tables."""
+        """Return how often the table was fitted; 0 for fixed tables."""
         return 0
 
     @property
     def table_fingerprint(self) -> int:
-        """32 bits that differ between tables."""
+        """Return 32 bits that differ between tables."""
         return 0
 
     @abstractmethod
     def codec_settings(self) -> dict[str, Any]:
-        """The scheme's settings that a payload's bytes depend on."""
+        """Return the scheme's settings that a payload's bytes depend on."""
 
     def scheme_settings(self) -> dict[str, Any]:
-        """All of the scheme's own settings, which all ranks must have alike."""
+        """Return all of the scheme's own settings; they must be equal on all ranks."""
         return self.codec_settings()
 
     @abstractmethod
     def body_bytes(self, coordinates: int) -> int:
-        """Bytes of the body of ``coordinates`` quantised coordinates; where the length varies, at
-        most."""
+        """Return the bytes of a body of ``coordinates`` coordinates; the most if they vary."""
 
     def least_body_bytes(self, coordinates: int) -> int:
-        """The fewest bytes of such a body: fewer than ``body_bytes`` where the length varies.
+        """Return the fewest bytes of such a body, less than ``body_bytes`` if the length varies.
 
-        They bound what a lying header can make a receiver allocate.
+        They bound the memory that a corrupt header can make a receiver allocate.
         """
         return self.body_bytes(coordinates)
 
     def varies(self, coordinates: int) -> bool:
-        """Whether payloads of so many quantised coordinates differ in length."""
+        """Return whether payloads of ``coordinates`` quantised coordinates vary in length."""
         least, most = self.least_body_bytes(coordinates), self.body_bytes(coordinates)
         return self.coder is not None or least < most
 
     @abstractmethod
-    def encode_body(self, flat: torch.Tensor, body: torch.Tensor, key: int) -> Told:
+    def encode_body(self, flat: torch.Tensor, body: torch.Tensor, key: int) -> EncodeResult:
         """Quantise ``flat`` (float32, 1-D) into ``body`` (uint8, body_bytes(flat.numel())).
 
-        Returns how many bytes it took, where the length varies: ``body[:that]`` is the body, and on
-        a GPU waits for it. Where it does not vary, None, or what is already known of its checksum.
+        Returns:
+            The length in bytes if it varies; ``body[:length]`` is the body, and waits for a GPU.
+            Otherwise the block checksums of the body if they are known, or None.
         """
 
     def decode_bodies(
@@ -126,13 +126,23 @@ class Codec(ABC):
         out: torch.Tensor,
         add: bool = True,
     ) -> Verdict | None:
-        """out (float32, 1-D) becomes factor * (out + the bodies' values, added in order).
+        """Set ``out`` (float32, 1-D) to factor * (out + the bodies' values, added in order).
 
-        add: if not, ``out`` counts as zeros, whatever it holds. Schemes whose kernels see to that
-        on the way implement this, the others ``add_bodies``.
+        Schemes implement either this method or ``add_bodies``.
 
-        Bodies whose length varies are followed by up to 7 zero bytes. PayloadError where one cannot
-        be read; where that is known later, as on a GPU, what is returned raises it.
+        Args:
+            bodies: Bodies (uint8). If their length varies, up to 7 zero bytes follow each.
+            keys: The key of each body.
+            factor: Scale of the sum.
+            out: Result, in place.
+            add: If False, the contents of ``out`` are ignored and count as zeros.
+
+        Returns:
+            None, or a function that waits for a device and raises PayloadError if a body could not
+            be read.
+
+        Raises:
+            PayloadError: A body cannot be read.
         """
         if not add:
             out.zero_()
@@ -141,34 +151,37 @@ class Codec(ABC):
     def add_bodies(
         self, bodies: Sequence[torch.Tensor], keys: Sequence[int], factor: float, out: torch.Tensor
     ) -> Verdict | None:
-        """``decode_bodies`` that adds."""
+        """Implement ``decode_bodies`` for add=True."""
         raise NotImplementedError
 
     # Lossless coding of bodies --------------------------------------------------------------------
 
     @property
     def coder(self) -> Coder | None:
-        """What shortens bodies; None where they travel as they are."""
+        """Return the lossless coder of bodies, or None."""
         return None
 
     def coded_body(self, body: torch.Tensor, coordinates: int) -> torch.Tensor | None:
-        """A body, coded; None where that would not make the payload shorter."""
+        """Return a coded body, or None if the payload would not become shorter."""
         return None
 
     def fixed_body(self, coded: torch.Tensor, coordinates: int) -> torch.Tensor:
-        """Inverse of ``coded_body``; ``coded`` is followed by up to 7 zero bytes. PayloadError
-        where it cannot be read."""
+        """Invert ``coded_body``; up to 7 zero bytes follow ``coded``.
+
+        Raises:
+            PayloadError: The coded body cannot be read.
+        """
         raise NotImplementedError
 
     def least_coded_bytes(self, coordinates: int) -> int:
-        """The fewest bytes of a coded body, as ``least_body_bytes``."""
+        """Return the fewest bytes of a coded body, as ``least_body_bytes``."""
         raise NotImplementedError
 
     # Codecs of averages ---------------------------------------------------------------------------
 
     @abstractmethod
     def second_codec(self, bits: int) -> Codec:
-        """Return a codec for averages: one of more bits, unbiased and without clipping."""
+        """Return a codec for averages, unbiased and without clipping."""
 
     def fitted_to(self, flat: torch.Tensor) -> Codec:
         """Return this codec or, if it adapts, a copy of it that is fitted to ``flat``."""
@@ -177,13 +190,21 @@ class Codec(ABC):
     # Payloads -------------------------------------------------------------------------------------
 
     def payload_bytes(self, quantized: int, full: int, dtype: torch.dtype) -> int:
-        """Length of a payload of so many quantised and full-precision coordinates; where bodies
-        vary or are coded, at most."""
+        """Return the length of a payload; the most if bodies vary in length or are coded.
+
+        Args:
+            quantized: Number of quantised coordinates.
+            full: Number of full-precision coordinates.
+            dtype: Their dtype.
+        """
         return payloads.payload_bytes(self.body_bytes(quantized), full * dtype.itemsize)
 
     def check_device(self, device: torch.device) -> None:
-        """ValueError where tensors on ``device`` cannot be encoded with these settings; a warning
-        where they take a way that is slow."""
+        """Warn if encoding tensors on ``device`` is slow.
+
+        Raises:
+            ValueError: They cannot be encoded with these settings.
+        """
         if device.type == "cpu":
             return
         if self.settings.coding != "fixed":
@@ -200,7 +221,7 @@ class Codec(ABC):
             )
 
     def is_on_host(self, device: torch.device) -> bool:
-        """Whether tensors on ``device`` are copied to the host and encoded there."""
+        """Return whether tensors on ``device`` are copied to the host and encoded there."""
         return bool(self.slow_in_torch) and not kernels.has_fast(device, self.slow_in_torch)
 
     def encode_flat(
@@ -276,8 +297,8 @@ class Codec(ABC):
             memory = Sendable(header.length, flat.device)
         payload = payloads.Encoded.within(memory.part(0, header.length), header, size)
         if body is None:
-            told = self.encode_body(values, payload.body, key)
-            sums = told if isinstance(told, BlockSums) and told.size == size else None
+            result = self.encode_body(values, payload.body, key)
+            sums = result if isinstance(result, BlockSums) and result.size == size else None
         else:
             payload.body.copy_(body)
         if full:
@@ -288,7 +309,7 @@ class Codec(ABC):
     def decode_sum(
         self, encoded: Sequence[Received], expected: Header | Frame, factor: float
     ) -> torch.Tensor:
-        """``decode_wide`` in ``expected``'s dtype; averages of finite gradients stay finite."""
+        """Return ``decode_wide`` in ``expected``'s dtype; averages of finite values stay finite."""
         wide = self.decode_wide(encoded, expected, factor)
         if factor * len(encoded) > 1:  # a sum, which may be too large for the dtype
             return wide.to(expected.dtype)
@@ -300,15 +321,17 @@ class Codec(ABC):
     def decode_wide(
         self, encoded: Sequence[Received], expected: Header | Frame, factor: float
     ) -> torch.Tensor:
-        """factor * sum of payloads, added in order, in float32; float64 where that is
-        ``expected``'s dtype.
+        """Return factor * sum of payloads, added in order.
 
-        Sums are float32 (the full-precision part of float64 payloads: float64). Every payload must
-        have ``expected``'s coordinates, dtype and layout; PayloadError where one does not, or does
-        not fit this compressor.
+        The result is float32, or float64 if that is ``expected``'s dtype. Sums of quantised
+        coordinates are float32 in either case.
+
+        Raises:
+            PayloadError: A payload differs from ``expected`` in coordinates, dtype or layout, or
+                does not fit this codec.
         """
         opened = [self._open(payload, expected) for payload in encoded]
-        # Nothing of a size that a header tells is allocated before all of it has been checked.
+        # Sizes come from headers, so verify everything before memory is allocated.
         self._verifying(opened)()
         wide = torch.float64 if expected.dtype == torch.float64 else torch.float32
         out = torch.empty(expected.coordinates, dtype=wide, device=opened[0].bytes.device)
@@ -324,8 +347,10 @@ class Codec(ABC):
         values: torch.Tensor,
         full: torch.Tensor,
     ) -> None:
-        """The two sections of ``decode_wide``, of its dtype, into given memory; it holds anything
-        where PayloadError is raised."""
+        """Write the two sections of ``decode_wide`` to given memory of its dtype.
+
+        The contents of that memory are undefined if PayloadError is raised.
+        """
         opened = [self._open(payload, expected) for payload in encoded]
         # A device decodes while the host waits for the checksums.
         verified = self._verifying(opened)
@@ -360,33 +385,39 @@ class Codec(ABC):
         out: torch.Tensor,
         add: bool = True,
     ) -> Verdict:
-        """out (float32, 1-D) becomes factor * (out + the payloads' values, added in order).
+        """Set ``out`` (float32, 1-D) to factor * (out + the payloads' values, added in order).
 
-        add: if not, ``out`` counts as zeros, whatever it holds. What is returned waits for what
-        ``decode_bodies`` tells later.
+        Coded bodies are expanded one at a time, so that memory does not grow with the ranks.
 
-        Where bodies are coded one at a time is expanded, whatever the number of ranks.
+        Args:
+            opened: Payloads with checked headers.
+            factor: Scale of the sum.
+            out: Result, in place.
+            add: If False, the contents of ``out`` are ignored and count as zeros.
+
+        Returns:
+            A function that waits for a device and raises PayloadError if a body could not be read.
         """
         if self.is_on_host(out.device):
             copy = out.cpu() if add else torch.empty(out.shape, dtype=out.dtype, device="cpu")
             cpu = copy.device
             self.decode_opened([payload.to(cpu) for payload in opened], factor, copy, add)
             out.copy_(copy)
-            return _well
+            return _nothing_to_verify
         if all(p.header.coding == "fixed" for p in opened):
             bodies, keys = [p.body for p in opened], [p.header.key for p in opened]
-            return self.decode_bodies(bodies, keys, factor, out, add) or _well
-        for place, payload in enumerate(opened, 1):
+            return self.decode_bodies(bodies, keys, factor, out, add) or _nothing_to_verify
+        for number, payload in enumerate(opened, 1):
             body = payload.body
             if payload.header.coding != "fixed":
                 body = self.fixed_body(body, out.numel())
-            last = place == len(opened)
-            key, adding = payload.header.key, add or place > 1
+            last = number == len(opened)
+            key, adding = payload.header.key, add or number > 1
             self.decode_bodies([body], [key], factor if last else 1.0, out, adding)
-        return _well
+        return _nothing_to_verify
 
     def roundtrip(self, flat: torch.Tensor, key: int) -> torch.Tensor:
-        """``flat`` (float32) as a receiver would see it."""
+        """Return ``flat`` (float32) as a receiver would decode it."""
         if self.is_on_host(flat.device):
             return self.roundtrip(flat.cpu(), key).to(flat.device)
         out = torch.empty_like(flat)
@@ -394,17 +425,27 @@ class Codec(ABC):
         return out
 
     def squared_errors(self, flat: torch.Tensor, key: int) -> torch.Tensor:
-        """Of each bucket of ``flat`` (float32): float64 (buckets, 2), the squared error of what a
-        receiver sees and the squared L2 norm. The error is its expectation where that is known
-        exactly, else that of one draw, which ``key`` names. Nothing waits for it."""
+        """Return the squared error and the squared L2 norm of each bucket, without waiting.
+
+        Args:
+            flat: Coordinates, float32.
+            key: Names the random numbers.
+
+        Returns:
+            float64 (buckets, 2). The error is the expected one if a formula gives it, else that of
+            one draw.
+        """
         size = self.settings.bucket_size
         error = self.roundtrip(flat, key).sub_(flat)
         squares = [squares_of(values, size) for values in (error, flat)]
         return torch.stack(squares, dim=1)
 
     def body_length(self, header: Header) -> int:
-        """Bytes of a payload's body, its padding included where the length varies; PayloadError
-        where it cannot be so long or short."""
+        """Return the bytes of a payload's body, with its padding if the length varies.
+
+        Raises:
+            PayloadError: No body of so many coordinates has this length.
+        """
         quantized = header.coordinates - header.full
         if header.coding == "fixed":
             most, least = self.body_bytes(quantized), self.least_body_bytes(quantized)
@@ -416,8 +457,8 @@ class Codec(ABC):
         size = header.length - payloads.payload_bytes(0, header.full * header.dtype.itemsize)
         if size % 8 or not payloads.padded(least) <= size <= payloads.padded(most):
             raise PayloadError(
-                f"payload says it has {header.length} bytes; its body of {quantized} coordinates "
-                f"would take {size}, not {least} to {most}"
+                f"payload has {header.length} bytes according to its header; its body of "
+                f"{quantized} coordinates would have {size}, not {least} to {most}"
             )
         return size
 
@@ -425,28 +466,27 @@ class Codec(ABC):
         return -(-coordinates // self.settings.bucket_size)
 
     def _bucket(self, coordinates: int) -> int:
-        """The bucket size, cut to the coordinates there are."""
+        """Return the bucket size, or ``coordinates`` if that is less."""
         return max(1, min(self.settings.bucket_size, coordinates))
 
     def _clipped(self, flat: torch.Tensor) -> torch.Tensor:
-        """``flat`` (float32) after the clipping of ALQ Eq. 49, itself where there is none."""
+        """Return ``flat`` (float32) clipped as in ALQ Eq. 49, or itself without clipping."""
         if self.settings.clip is None:
             return flat
         ops = kernels.for_device(flat.device)
         return ops.clipped(flat, self._bucket(flat.numel()), self.settings.clip)
 
     def _body(self, flat: torch.Tensor, key: int) -> torch.Tensor:
-        """A body alone, as long as it must be."""
+        """Return a body alone, of its actual length."""
         body = torch.empty(self.body_bytes(flat.numel()), dtype=torch.uint8, device=flat.device)
         return body[: self.encode_body(flat, body, key)]
 
     def _verifying(self, opened: Sequence[payloads.Payload]) -> Callable[[], None]:
-        """See payloads.verifying; nothing where payloads carry no checksum."""
+        """Return payloads.verifying, of no payloads if they have no checksums."""
         return payloads.verifying(opened if self.settings.checksum else ())
 
     def _open(self, payload: Received, expected: Header | Frame) -> payloads.Payload:
-        """A received payload, once everything in its header is as it must be; its checksum may
-        still be wrong."""
+        """Return a received payload after its header is checked, but not yet its checksum."""
         if isinstance(payload, torch.Tensor):
             header, data = payloads.read_header(payload), payload
         else:
@@ -473,13 +513,13 @@ class Codec(ABC):
         return payloads.opened(data, header, self.body_length(header))
 
     def _difference(self, header: Header, own: Header, known: str) -> str:
-        """What is wrong with a header, as an error message."""
+        """Return an error message that names the first difference."""
         field = next(f for f in _CHECKED if getattr(header, f) != getattr(own, f))
         if field == "coding":
             return f"payload has coding {header.coding!r}, this compressor {known!r}"
         if field == "settings":
-            told = ", ".join(f"{name}={value!r}" for name, value in self.codec_settings().items())
-            return f"payload was encoded with other settings than {told}"
+            listed = ", ".join(f"{name}={value!r}" for name, value in self.codec_settings().items())
+            return f"payload was encoded with other settings than {listed}"
         return (
             f"payload has {field.replace('_', ' ')} {getattr(header, field)}, "
             f"this compressor {getattr(own, field)}"
@@ -487,20 +527,20 @@ class Codec(ABC):
 
     @functools.cached_property
     def codec_fingerprint(self) -> int:
-        """32 bits of the settings that a receiver must share."""
+        """Return 32 bits of the settings that a receiver must share."""
         return zlib.crc32(repr((self.name, sorted(self.codec_settings().items()))).encode())
 
 
 def squares_of(flat: torch.Tensor, bucket_size: int) -> torch.Tensor:
-    """Each bucket's squared L2 norm, float64 (buckets,)."""
+    """Return each bucket's squared L2 norm, float64 (buckets,)."""
     return torch.stack([part.dot(part) for part in flat.to(torch.float64).split(bucket_size)])
 
 
 def rounding_errors(flat: torch.Tensor, dtype: torch.dtype, bucket_size: int) -> torch.Tensor:
-    """As ``Codec.squared_errors``, of float32 numbers that travel as ``dtype``."""
+    """Return ``Codec.squared_errors`` of float32 numbers that are sent as ``dtype``."""
     error = flat.to(dtype).to(flat.dtype) - flat
     return torch.stack([squares_of(values, bucket_size) for values in (error, flat)], dim=1)
 
 
-def _well() -> None:
-    """The verdict on bodies that have been read."""
+def _nothing_to_verify() -> None:
+    """Do nothing: the verdict on bodies that have been read."""

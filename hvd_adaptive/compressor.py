@@ -1,4 +1,4 @@
-"""GradientCompressor: what every scheme is to Horovod and to a user."""
+"""Define GradientCompressor, the interface of every scheme to Horovod and to a user."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ logger = logging.getLogger("hvd_adaptive")
 
 _plugging = threading.Lock()
 
-# Horovod's own base class where the user has already imported it; `import hvd_adaptive` never does.
+# Horovod's own base class if the user has already imported it; `import hvd_adaptive` never does.
 _horovod = sys.modules.get("horovod.torch.compression")
 _Base: Any = _horovod.Compressor if _horovod is not None else object
 
 
 def _rank() -> int:
-    """This process's rank, Horovod's or torch.distributed's; 0 where neither is running."""
+    """Return this process's rank in Horovod or torch.distributed, or 0 if neither is running."""
     hvd = sys.modules.get("horovod.torch")
     if hvd is not None and hvd.is_initialized():
         return hvd.rank()
@@ -53,8 +53,11 @@ def _rank() -> int:
 
 @contextlib.contextmanager
 def _ordinary_mode() -> Iterator[None]:
-    """Tensors made here can be changed later, in inference mode or not: a user's optimizer.step()
-    may run in inference mode, and what is kept from step to step is used in ``backward``, too."""
+    """Leave inference mode, so that tensors made here can be changed later.
+
+    A user's optimizer.step() may run in inference mode, but tensors that are kept from step to step
+    are also used in ``backward``.
+    """
     if not torch.is_inference_mode_enabled():
         yield
         return
@@ -63,7 +66,7 @@ def _ordinary_mode() -> Iterator[None]:
 
 
 class GradientCompressor(Changing, StagedCodec, _Base):
-    """Base of all schemes: Horovod's Compressor contract, encode and decode, state and report."""
+    """Base of all schemes: Horovod's Compressor interface, encode and decode, state and report."""
 
     host: ClassVar[Host]
 
@@ -82,7 +85,7 @@ class GradientCompressor(Changing, StagedCodec, _Base):
     # Level tables: adaptive schemes override these ------------------------------------------------
 
     def update_due(self, step: int) -> bool:
-        """Whether the table is refitted at ``step``; never for fixed tables."""
+        """Return whether tables are refitted at ``step``; never for fixed tables."""
         return False
 
     def update(
@@ -93,59 +96,74 @@ class GradientCompressor(Changing, StagedCodec, _Base):
         parts: Sequence[str] = ("",),
         finite: bool = True,
     ) -> None:
-        """Refit the tables of ``parts``: ``samples(count, part)`` draws buckets, ``sync(vector,
-        fit)`` lets the first rank fit the vectors of all ranks and gives every rank the result.
+        """Refit the tables of ``parts``, on all ranks.
 
-        finite: whether this rank's gradients are. Where a rank's are not, nothing is fitted.
+        Args:
+            step: Number of the step.
+            samples: Function (count, part) that draws buckets of this rank's gradients.
+            sync: Function (vector, fit) that calls ``fit`` with the vectors of all ranks on the
+                first rank, and returns its result on every rank.
+            parts: Labels of the parts.
+            finite: Whether this rank's gradients are finite. If those of any rank are not, nothing
+                is fitted.
         """
 
     def prepare_second_stages(self, ranks: int, labels: Sequence[str], step: int) -> None:
         for label in labels:
             self.part(label).second_stage(ranks)
 
-    # Parts: parameters that have bits or tables of their own -------------------------------------
+    # Parts: parameters with bits or tables of their own ------------------------------------------
 
     def part(self, label: str) -> GradientCompressor:
-        """The codec of a part: this compressor for "", for the others one with its own table,
-        version, ``levels``, ``encode`` and ``fit``. ValueError where there can be no such part.
+        """Return the codec of a part: a compressor with its own table.
 
-        label: "bits=4" for parameters whose ``parameter_bits`` are 4; with ``scope="tensor"`` a
-        parameter's name.
+        Args:
+            label: "" for the default part, which is this compressor; "bits=4" for parameters whose
+                ``parameter_bits`` are 4; a parameter's name with ``scope="tensor"``.
+
+        Raises:
+            ValueError: There is no such part.
         """
         return self if label == "" else self._parts[label]
 
     def part_of(self, name: str) -> str | None:
-        """Label of the part of a parameter; None where its pattern says full precision."""
+        """Return the label of a parameter's part, or None for full precision."""
         return self._parts.label_of(name)
 
     @property
     def parts(self) -> dict[str, GradientCompressor]:
-        """Codecs by label: the default part "" first, then all that are known; those of single
-        tensors from the first gradient on."""
+        """Return codecs by label, the default part "" first.
+
+        With ``scope="tensor"`` the others are known after the first gradients.
+        """
         return {"": self} | self._parts.codecs
 
     def know_parameters(self, names: Sequence[str]) -> None:
-        """Told the parameters' names: a warning where ``parameter_bits`` fit none of them."""
+        """Warn of patterns in ``parameter_bits`` that match none of the parameters' names."""
         self._parts.warn_of_idle_patterns(names)
 
     # What a user and Horovod call ---------------------------------------------------------------
 
     @callable_on_class
     def compress(self, tensor: torch.Tensor) -> tuple[torch.Tensor, Any]:
-        """Take over a gradient. Horovod reduces the small placeholder that is returned instead.
+        """Accept a gradient, and return a small placeholder for Horovod to reduce.
 
         The gradient must not change until it has been decompressed. Integer and sparse tensors
-        are returned as they are, for Horovod to reduce.
+        are returned unchanged, for Horovod to reduce.
+
+        Returns:
+            The placeholder and the context for ``decompress``.
         """
         with _ordinary_mode():
             return self._plugged().compress(tensor)
 
     @callable_on_class
     def decompress(self, output: torch.Tensor, ctx: Any) -> torch.Tensor:
-        """The reduced gradient for ``ctx``; the first call of a step finishes its exchange.
+        """Return the averaged gradient of ``ctx``; the first call of a step ends its exchange.
 
-        Raises RankMismatchError where the ranks' placeholders show that they disagree, and
-        PayloadError where a payload arrived corrupt.
+        Raises:
+            RankMismatchError: The ranks' placeholders show that ranks differ.
+            PayloadError: A payload arrived corrupt.
         """
         if ctx is None:
             return output
@@ -155,9 +173,15 @@ class GradientCompressor(Changing, StagedCodec, _Base):
     def encode(self, flat: torch.Tensor, *, seed: int | None = None) -> torch.Tensor:
         """Encode a 1-D floating-point tensor as a payload (uint8, 1-D, same device).
 
-        seed: names the random numbers, for repeatable payloads, the same from every compressor;
-        where None each call, compressor and rank has a fresh stream. Quantised values pass through
-        float32: float64 beyond its range become NaN.
+        Quantised values are converted to float32; float64 values beyond its range become NaN.
+
+        Args:
+            flat: Coordinates, float16, bfloat16, float32 or float64.
+            seed: Seed of the random numbers, for repeatable payloads, which do not depend on the
+                compressor. If None, each call, compressor and rank draws fresh numbers.
+
+        Raises:
+            ValueError: ``flat`` or ``seed`` is not allowed.
         """
         if not isinstance(flat, torch.Tensor) or flat.dtype not in DTYPE_CODES:
             kind = flat.dtype if isinstance(flat, torch.Tensor) else type(flat).__name__
@@ -179,10 +203,11 @@ class GradientCompressor(Changing, StagedCodec, _Base):
         return self.encode_flat(flat, self.settings.quantized_part(flat.numel()), key)
 
     def decode(self, payload: torch.Tensor) -> torch.Tensor:
-        """The tensor of a payload: same length and dtype as was encoded.
+        """Return the decoded tensor, of the length and dtype that was encoded.
 
-        Raises PayloadError where the payload is short, foreign or corrupt, or was encoded with
-        other settings or another table version.
+        Raises:
+            PayloadError: The payload is short, foreign or corrupt, or was encoded with other
+                settings or another table version.
         """
         if not isinstance(payload, torch.Tensor) or payload.dtype != torch.uint8:
             raise PayloadError("payload: must be a uint8 tensor")
@@ -191,7 +216,7 @@ class GradientCompressor(Changing, StagedCodec, _Base):
 
     @functools.cached_property
     def fingerprint(self) -> int:
-        """32 bits of the scheme and all settings that ranks must have alike."""
+        """Return 32 bits of the scheme and all settings that must be equal on all ranks."""
         agreed = sorted((self.settings.shared() | self.scheme_settings()).items())
         return zlib.crc32(repr((__version__, self.name, agreed)).encode())
 
@@ -210,15 +235,16 @@ class GradientCompressor(Changing, StagedCodec, _Base):
                 second.set(checksum=self.settings.checksum)
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything that a resumed run needs: plain tensors and numbers.
+        """Return everything that a resumed run needs, as plain tensors and numbers.
 
-        It names the random numbers, too: the compressor that loads it goes on with this one's, so
-        load it into one that takes this one's place. (Two that go on side by side draw the same.)
+        The state includes the stream of random numbers. Load it only into a compressor that
+        replaces this one; two that are used side by side would draw the same numbers.
 
-        With error feedback each rank has residuals of its own, as of the last step that ended (and
-        ECDQ what it has sent since the last update). Then every rank must save its state, and load
-        that one: ``torch.save(compressor.state_dict(), f"compressor-{hvd.rank()}.pt")``, or a list
-        of all ranks', ``hvd.allgather_object(compressor.state_dict())``, of which it loads its own.
+        With error feedback each rank has residuals of its own, as of the last complete step, and
+        ECDQ counts the bits that each rank has sent since the last update. Then every rank must
+        save and load its own state: ``torch.save(compressor.state_dict(),
+        f"compressor-{hvd.rank()}.pt")``, or its entry of the list
+        ``hvd.allgather_object(compressor.state_dict())``.
         """
         own = {"scheme": self.name, "step": self.step, "encodes": self._encodes}
         own |= self.instance.state_dict()
@@ -227,12 +253,14 @@ class GradientCompressor(Changing, StagedCodec, _Base):
         return own | changed | self._parts.state_dict() | residuals | self._second_state()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Inverse of ``state_dict``; ValueError where the state is another scheme's or incomplete,
-        and then nothing has been changed. A step in progress is given up.
+        """Load what ``state_dict`` returned. A step in progress is given up.
 
-        Settings that ``set`` or the schedule had changed are taken from the state. Residuals are
-        found by parameters' names, whatever the groups. Those of another rank or number of ranks
-        are left out with a warning at the next step, all else is kept.
+        Settings that ``set`` or the schedule had changed come from the state. Residuals are matched
+        by parameters' names. Residuals of another rank or number of ranks are dropped with a
+        warning at the next step.
+
+        Raises:
+            ValueError: The state is of another scheme or incomplete; nothing has changed.
         """
         changed = states.mapping(state).get("settings", {})
         states.mapping(changed, "state: settings")
@@ -247,10 +275,10 @@ class GradientCompressor(Changing, StagedCodec, _Base):
             new.instance = self.instance
             new.take_state(state)
             self._become(new)
-        self._next, self._asked_at = None, -1
+        self._next, self._scheduled_at = None, -1
 
     def take_state(self, state: dict[str, Any]) -> None:
-        """``load_state_dict`` for a state of these settings; schemes add what is theirs."""
+        """Load a state of these settings; schemes add their own entries."""
         self.check_state(state)
         step, encodes = states.whole(state, "step"), states.whole(state, "encodes")
         parts, second = self._parts.loaded(state), self._loaded_second(state)
@@ -268,7 +296,7 @@ class GradientCompressor(Changing, StagedCodec, _Base):
             raise ValueError(f"state: settings {changed!r} do not fit: {error}") from error
 
     def check_state(self, state: dict[str, Any], more: Sequence[str] = ()) -> None:
-        """ValueError unless ``state`` is this scheme's, of the same parts, and has all entries."""
+        """Raise ValueError unless ``state`` has this scheme, the same parts and all entries."""
         if states.mapping(state).get("scheme") != self.name:
             raise ValueError(f"state: is of scheme {state.get('scheme')!r}, not {self.name!r}")
         for entry in ("step", "encodes", *more):
@@ -278,20 +306,24 @@ class GradientCompressor(Changing, StagedCodec, _Base):
         check_residuals(state)
 
     def report(self) -> dict[str, float]:
-        """What the last step sent and how good it was; the keys are told in monitor.StepMeter.
-        table_version is that of the part that was fitted most often."""
+        """Return what the last step sent, and its error; see monitor.StepMeter for the keys.
+
+        table_version is that of the part that was fitted most often.
+        """
         version = max(codec.table_version for codec in self.parts.values())
         return self.meter.report() | {"table_version": version}
 
     @property
     def layout(self) -> Layout | None:
-        """Which coordinate travels in which group; None until it serves an optimizer or a model,
-        and until its gradients are known. Read it, do not change it."""
+        """Return which coordinate is sent in which group; read-only.
+
+        It is None until this compressor serves an optimizer or a model whose gradients are known.
+        """
         return None if self._session is None else self._session.layout
 
     @property
     def connection(self) -> Connection | None:
-        """What serves an optimizer or a model with this compressor; None if it is free."""
+        """Return the connection to the optimizer or model that this compressor serves, or None."""
         return self._session
 
     def attach(self, connection: Connection) -> None:
@@ -299,7 +331,7 @@ class GradientCompressor(Changing, StagedCodec, _Base):
         self._session = connection
 
     def close(self) -> None:
-        """Let go of the optimizer and its gradients; the compressor can be used again."""
+        """Release the optimizer and its gradients; the compressor can then serve another."""
         self._session = None
 
     def _plugged(self) -> Connection:
@@ -321,7 +353,7 @@ class GradientCompressor(Changing, StagedCodec, _Base):
 
 
 def check_compressor(name: str, value: Any) -> GradientCompressor:
-    """``value`` if it is a compressor; ValueError otherwise."""
+    """Return ``value`` if it is a compressor; raise ValueError otherwise."""
     if isinstance(value, type) and issubclass(value, GradientCompressor):
         scheme = value.__name__
         raise ValueError(f"{name}={scheme}: is a class; give an instance, {name}={scheme}(...)")

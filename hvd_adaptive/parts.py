@@ -1,4 +1,4 @@
-"""Parts: tensors that share bits and a level table, and the codec that each part has of its own."""
+"""Define parts: parameters that share bits and a level table, with a codec of their own."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ logger = logging.getLogger("hvd_adaptive")
 
 
 class Part(Protocol):
-    """What parts need of a codec."""
+    """Interface of a part's codec."""
 
     def state_dict(self) -> dict[str, Any]:
         """Return everything that a resumed run needs."""
@@ -24,25 +24,31 @@ class Part(Protocol):
         """Load what ``state_dict`` returned."""
 
     def adopt(self, old: Any, keep: bool) -> None:
-        """Go on where ``old``, of other keywords, stopped."""
+        """Continue the state of ``old``, which has other keywords."""
 
 
 _Part = TypeVar("_Part", bound=Part)
 
 
 def passed_on(keywords: Mapping[str, Any]) -> dict[str, Any]:
-    """The keywords of a compressor that the codecs of its parts have, too."""
+    """Return the keywords of a compressor that the codecs of its parts have, too."""
     return {name: value for name, value in keywords.items() if keyword_of(name).for_parts}
 
 
 class Parts(Generic[_Part]):
-    """The codecs of a compressor's parts but the default one, "", which is the compressor itself.
+    """Codecs of a compressor's parts, except for the default part "", which is the compressor.
 
-    Labels are "bits=4" and the like, all made at once, or, with ``scope="tensor"``, the tensors'
-    names, made when first asked for. Each codec is a compressor of the same class and keywords,
-    but for its bits, and has a table of its own.
+    Labels are "bits=4" and similar; these codecs are made at once. With ``scope="tensor"`` labels
+    are the tensors' names, and a codec is made when it is first needed. Each codec has a table of
+    its own and the compressor's class and keywords, except for its bits.
 
-    keywords: those of ``passed_on``. ValueError where its class cannot be made with other bits.
+    Args:
+        scheme: The compressor's class.
+        keywords: Its keywords, see ``passed_on``.
+        settings: Its settings.
+
+    Raises:
+        ValueError: The class does not accept other bits.
     """
 
     def __init__(
@@ -52,21 +58,22 @@ class Parts(Generic[_Part]):
         self._warned = False
         self._by_tensor = settings.scope == "tensor"
         patterns = settings.parameter_bits or {}
-        # What a pattern changes: None for full precision, nothing where no pattern matches.
+        # Keywords that a pattern changes, None for full precision. The key None is for parameters
+        # that no pattern matches.
         self._changes: dict[str | None, dict[str, int] | None] = {None: {}} | {
             pattern: None if bits is None else {"bits": bits} for pattern, bits in patterns.items()
         }
-        # Tensors' names are not known yet, but what cannot be made is told now, too.
+        # The names of tensors are not known yet, but bits that are not allowed fail now.
         wanted = [c for c in self._changes.values() if c or (c == {} and self._by_tensor)]
         made = {_label(changes): self._make(changes) for changes in wanted}
         self.codecs: dict[str, _Part] = {} if self._by_tensor else made
 
     def __bool__(self) -> bool:
-        """Whether there can be parts besides the default one."""
+        """Return whether there can be parts besides the default one."""
         return self._by_tensor or len(self._changes) > 1
 
     def __getitem__(self, label: str) -> _Part:
-        """The codec of a part; ValueError where there can be no such part."""
+        """Return the codec of a part; raise ValueError if there is no such part."""
         if label not in self.codecs:
             changes = self._changes[self._pattern(label)] if self._by_tensor else None
             if changes is None:
@@ -76,14 +83,14 @@ class Parts(Generic[_Part]):
         return self.codecs[label]
 
     def label_of(self, name: str) -> str | None:
-        """The part of a parameter; None where it travels in full precision."""
+        """Return the label of a parameter's part, or None for full precision."""
         changes = self._changes[self._pattern(name)]
         if changes is None:
             return None
         return name if self._by_tensor else _label(changes)
 
     def warn_of_idle_patterns(self, names: Iterable[str]) -> None:
-        """Tell, once, which patterns decide on none of these parameters."""
+        """Warn, once, of patterns that apply to none of these parameters."""
         used = {self._pattern(name) for name in names}
         idle = [repr(p) for p in self._changes if p is not None and p not in used]
         if idle and not self._warned:
@@ -94,7 +101,7 @@ class Parts(Generic[_Part]):
             self._warned = True
 
     def state_dict(self) -> dict[str, Any]:
-        """The partition and its codecs' states; nothing where there is the default part alone."""
+        """Return the partition and its codecs' states, or {} if there is only the default part."""
         if not self:
             return {}
         patterns = self._settings.parameter_bits
@@ -105,7 +112,7 @@ class Parts(Generic[_Part]):
         }
 
     def loaded(self, state: Mapping[str, Any]) -> Parts[_Part]:
-        """New codecs with a compressor's state; ValueError where it is of another partition."""
+        """Return new codecs with a compressor's state; ValueError if it has another partition."""
         own, kept = self._settings, state.get("parameter_bits")
         given = state.get("scope", "network"), check_parameter_bits("parameter_bits", kept)
         if repr(given) != repr((own.scope, own.parameter_bits)):  # the patterns' order counts
@@ -125,7 +132,7 @@ class Parts(Generic[_Part]):
         return parts
 
     def adopt(self, old: Parts[_Part], keep: bool) -> None:
-        """Go on with another compressor's codecs, where there still are such parts."""
+        """Continue another compressor's codecs of the parts that still exist."""
         self._warned = old._warned
         for label, codec in old.codecs.items():
             known = label in self.codecs
@@ -133,15 +140,16 @@ class Parts(Generic[_Part]):
                 self[label].adopt(codec, keep)
 
     def _pattern(self, name: str) -> str | None:
-        """The first pattern that matches."""
+        """Return the first pattern that matches, or None."""
         return next((p for p in self._changes if p is not None and fnmatchcase(name, p)), None)
 
     def _make(self, changes: Mapping[str, int]) -> _Part:
         try:
             return self._scheme(**{**self._keywords, **changes})
         except (TypeError, ValueError) as error:
-            asked = "parameter_bits" if changes else "scope"
-            raise ValueError(f"{asked}={getattr(self._settings, asked)!r}: {error}") from error
+            keyword = "parameter_bits" if changes else "scope"
+            value = getattr(self._settings, keyword)
+            raise ValueError(f"{keyword}={value!r}: {error}") from error
 
 
 def _label(changes: Mapping[str, int]) -> str:

@@ -1,4 +1,4 @@
-"""JointUpdate: one fit of several codecs' tables, from one exchange of statistics."""
+"""Define JointUpdate, which fits several codecs' tables in one exchange of statistics."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ import torch
 
 logger = logging.getLogger("hvd_adaptive")
 
-# An update that changes nothing.
-NOT_AGAIN = np.zeros(1)
+# The update that changes nothing, because a retry would see nothing new.
+NOTHING_NEW = np.zeros(1)
 
 
 class Fitted(Protocol):
-    """What an update needs of a codec whose table is fitted (schemes/adaptive.py)."""
+    """Interface of a codec whose table is fitted (schemes/adaptive.py)."""
 
     @property
     def adaptation(self) -> Any:
-        """How statistics are gathered; ``samples`` buckets of each rank."""
+        """Return the parameters of statistics; ``samples`` is the number of buckets per rank."""
 
     def collect(self, buckets: Sequence[torch.Tensor]) -> np.ndarray:
         """Return statistics of sampled buckets."""
 
     def has_more(self, collected: Sequence[np.ndarray]) -> bool:
-        """Return whether statistics hold notably more than those of the last fit."""
+        """Return whether statistics contain notably more than those of the last fit."""
 
     def refit(self, collected: Sequence[np.ndarray]) -> np.ndarray:
-        """Return the update that follows from all ranks' statistics."""
+        """Return the update computed from all ranks' statistics."""
 
     def refit_second(
         self, collected: Sequence[np.ndarray], first: Any, update: np.ndarray | None
@@ -37,23 +37,25 @@ class Fitted(Protocol):
         """Return the update of a codec of the averages of ``first``."""
 
     def put_off(self) -> None:
-        """Make the next statistics worth a fit: an update could not be made."""
+        """Record that an update failed, so that the next statistics are fitted in any case."""
 
     def apply_update(self, update: np.ndarray, step: int, part: str = "") -> bool:
-        """Take an update; return whether it need not be repeated soon."""
+        """Apply an update; return whether it need not be repeated soon."""
 
 
 class JointUpdate:
-    """One update of several parts' tables: their statistics and tables travel end to end.
+    """One update of several parts' tables, whose statistics and tables are sent concatenated.
 
-    codecs: by label, in the same order on every rank.
-    seconds: by label of these, the codecs of averages, which are fitted to the same statistics.
-    alone: the seconds are, and the codecs are left as they are.
-    finite: whether this rank's gradients are. Where a rank's are not, AMP skips the step on all,
-        and nothing is fitted to it.
-    warn: told why tables are kept.
-    again: the last update was incomplete, and this one is worth a fit only if there is more to see
-        than then: layers that never get a gradient would be fitted for again and again.
+    Args:
+        codecs: Codecs by label, in the same order on every rank.
+        seconds: Codecs of averages by label, fitted to the same statistics.
+        alone: Fit only ``seconds``.
+        finite: Whether this rank's gradients are finite. If those of any rank are not, AMP skips
+            the step on all ranks, and nothing is fitted.
+        warn: Logs why tables are kept.
+        again: The update retries an incomplete one. It fits only if there are notably more
+            statistics than then; otherwise layers that never get a gradient would cause fits
+            without end.
     """
 
     def __init__(
@@ -71,7 +73,7 @@ class JointUpdate:
         self._ends: list[int] = []
 
     def collect(self, samples: Callable[[int, str], Sequence[torch.Tensor]]) -> np.ndarray:
-        """This rank's statistics; ``samples(count, label)`` draws a part's buckets."""
+        """Return this rank's statistics; ``samples(count, label)`` draws a part's buckets."""
         vectors = [np.array([float(self._finite)])] + [
             codec.collect(samples(codec.adaptation.samples, label))
             for label, codec in self.codecs.items()
@@ -80,8 +82,12 @@ class JointUpdate:
         return np.concatenate(vectors)
 
     def refit(self, collected: Sequence[np.ndarray]) -> np.ndarray:
-        """The update that the first rank broadcasts: each part's length, then each part's own;
-        nothing where the step is not to be fitted to, NOT_AGAIN where it is not worth while."""
+        """Return the update that the first rank broadcasts.
+
+        Returns:
+            The length of each part's update, then the updates. It is empty if gradients are not
+            finite, and NOTHING_NEW if a retry is not worthwhile.
+        """
         finite, *of_parts = zip(*(np.split(row, self._ends[:-1]) for row in collected), strict=True)
         if not np.all(finite):
             self._warn("level tables are kept, and fitted later: a rank's gradients are not finite")
@@ -89,7 +95,7 @@ class JointUpdate:
         statistics = dict(zip(self.codecs, of_parts, strict=True))
         fitted = [*self._firsts.items(), *self._seconds.items()]
         if self._again and not any(codec.has_more(statistics[label]) for label, codec in fitted):
-            return NOT_AGAIN
+            return NOTHING_NEW
         updates = {label: codec.refit(statistics[label]) for label, codec in self._firsts.items()}
         seconds = [
             second.refit_second(statistics[label], self.codecs[label], updates.get(label))
@@ -98,18 +104,18 @@ class JointUpdate:
         all_updates = [*updates.values(), *seconds]
         if not all(update[1] for update in all_updates):
             self._warn(
-                "some level tables are kept, and fitted later: no sampled gradient of theirs is "
-                "different from zero, or none that levels can be fitted to"
+                "some level tables are kept, and fitted later: all their sampled gradients are "
+                "zero, or levels cannot be fitted to them"
             )
         return np.concatenate([[update.size for update in all_updates], *all_updates])
 
     def install(self, update: np.ndarray, step: int) -> bool:
-        """Take the broadcast update; whether none of the parts needs another soon."""
+        """Apply the broadcast update; return whether no part needs another one soon."""
         if not update.size:
             for codec in [*self._firsts.values(), *self._seconds.values()]:
                 codec.put_off()
             return False
-        if np.array_equal(update, NOT_AGAIN):
+        if np.array_equal(update, NOTHING_NEW):
             return False
         seconds = {f"{label} second stage".strip(): c for label, c in self._seconds.items()}
         fitted = [*self._firsts.items(), *seconds.items()]

@@ -1,4 +1,4 @@
-"""Table schemes that fit to the gradients, levels or code book: statistics, schedule, state."""
+"""Define table schemes whose levels or code book are fitted to the gradients."""
 
 from __future__ import annotations
 
@@ -40,9 +40,13 @@ OUTCOME = 5
 
 @dataclasses.dataclass(frozen=True)
 class Adaptation:
-    """How a scheme gathers statistics and when it refits.
+    """Parameters of a scheme's statistics and refits.
 
-    normalized: weigh buckets alike instead of by their squared norms.
+    Attributes:
+        normalized: Weigh all buckets equally instead of by their squared norms.
+        update_steps: See ``adapt.schedule.UpdateSchedule``.
+        samples: Number of buckets to sample.
+        statistics: Kind of statistics, a key of ``adapt.statistics.STATISTICS``.
     """
 
     normalized: bool = False
@@ -59,7 +63,7 @@ class Adaptation:
 class AdaptiveScheme(TableScheme):
     """A table scheme with ``fit`` and updates during training (ALQ paper, Algorithm 1).
 
-    Where ``coding`` wants a code book, the symbols' probabilities (Props 6, 8) are fitted with the
+    If ``coding`` needs a code book, the symbols' probabilities (Props 6, 8) are fitted with the
     levels, from the same statistics, and are part of the table.
     """
 
@@ -70,25 +74,25 @@ class AdaptiveScheme(TableScheme):
         self.adaptation = adaptation
         self.schedule = UpdateSchedule(adaptation.update_steps)
         self._statistic = STATISTICS[adaptation.statistics](adaptation.samples)
-        # Second stages that are new are fitted whatever the schedule says.
+        # New second stages are fitted regardless of the schedule.
         self._second_schedule = UpdateSchedule(())
         self._warn_kept = WarnOnce(logger)
-        self._asked = False  # of a second stage's codec: for its first fit
-        self._share = 0.0  # Coverage.share of the last fit; 0 where none could be made
+        self._requested = False  # whether the first fit of this second stage was requested
+        self._share = 0.0  # Coverage.share of the last fit; 0 if it failed
 
     @abstractmethod
     def fit_magnitudes(self, distribution: Distribution) -> np.ndarray:
-        """Magnitudes (float64, ascending to 1) that fit the law of r = abs(v)/norm."""
+        """Return magnitudes (float64, ascending to 1) that fit the law of r = abs(v)/norm."""
 
     @property
     def has_book(self) -> bool:
-        """Whether the coding is made from symbol probabilities."""
+        """Return whether the coding uses the probabilities of symbols."""
         coding = self.settings.coding
         return coding in CODERS and CODERS[coding].fitted
 
     @property
     def is_fitted(self) -> bool:
-        """Whether a fit changes anything."""
+        """Return whether a fit changes anything."""
         return True
 
     def scheme_settings(self) -> dict[str, Any]:
@@ -96,12 +100,17 @@ class AdaptiveScheme(TableScheme):
         return super().scheme_settings() | {name: getattr(self.adaptation, name) for name in own}
 
     def fit(self, gradients: torch.Tensor | Sequence[torch.Tensor]) -> None:
-        """Refit table and code book from gradients, this process alone: the default part's, if
-        there are others (``part(label).fit`` refits theirs).
+        """Refit table and code book from gradients, in this process alone.
 
-        gradients: a tensor or a list of them, any shapes; they are laid end to end, as in training,
-        and all buckets that would be quantised are used (schemes/buckets.py). Non-finite and zero
-        buckets are left out; where nothing is left, ValueError.
+        If there are other parts, this refits the default part's; ``part(label).fit`` refits theirs.
+
+        Args:
+            gradients: A tensor or a list of tensors of any shapes, concatenated as in training. All
+                buckets that would be quantised are used (schemes/buckets.py), except for non-finite
+                and zero buckets.
+
+        Raises:
+            ValueError: No bucket is finite and nonzero.
         """
         buckets = buckets_of(gradients, self.settings)
         statistic = STATISTICS[self.adaptation.statistics](len(buckets))
@@ -120,8 +129,8 @@ class AdaptiveScheme(TableScheme):
     def prepare_second_stages(self, ranks: int, labels: Sequence[str], step: int) -> None:
         super().prepare_second_stages(ranks, labels, step)
         for second in self._seconds(labels).values():
-            if second.table_version == 0 and not second._asked:
-                second._asked = True
+            if second.table_version == 0 and not second._requested:
+                second._requested = True
                 self._second_schedule.request(step)
 
     def second_due(self, step: int) -> bool:
@@ -133,7 +142,7 @@ class AdaptiveScheme(TableScheme):
         return copy
 
     def _again(self, *dropped: str, **changes: Any) -> AdaptiveScheme:
-        """A new codec of the same keywords, but for some."""
+        """Return a new codec with the same keywords, except for ``dropped`` and ``changes``."""
         kept = {
             name: value
             for name, value in self._keywords.items()
@@ -142,7 +151,7 @@ class AdaptiveScheme(TableScheme):
         return type(self)(**kept | changes)
 
     def _seconds(self, labels: Sequence[str]) -> dict[str, AdaptiveScheme]:
-        """The second stages of parts, as far as they are fitted."""
+        """Return the second stages of parts, if they are fitted."""
         firsts = {label: self.part(label) for label in labels}
         codecs = {label: (f, f._second.codec) for label, f in firsts.items() if f._second}
         return {
@@ -180,13 +189,13 @@ class AdaptiveScheme(TableScheme):
             self.schedule.done(step, complete)
 
     def collect(self, buckets: Sequence[torch.Tensor]) -> np.ndarray:
-        """Statistics of sampled buckets as float64 [coverage.Usable's head, ...]."""
+        """Return statistics of sampled buckets, float64 [coverage.Usable's head, ...]."""
         usable = self._usable(buckets)
         statistics = self._statistic.collect(usable.buckets, usable.norms, usable.weights)
         return np.concatenate([usable.head, statistics])
 
     def has_more(self, collected: Sequence[np.ndarray]) -> bool:
-        """Whether these statistics hold notably more than those of the last fit."""
+        """Return whether these statistics contain notably more than those of the last fit."""
         return Coverage.of(collected).has_grown(self._share)
 
     def refit(
@@ -194,12 +203,18 @@ class AdaptiveScheme(TableScheme):
         collected: Sequence[np.ndarray],
         seen: Callable[[Distribution], Distribution] = lambda law: law,
     ) -> np.ndarray:
-        """The update that rank 0 broadcasts, from all ranks' statistics: float64
-        [complete, fitted, expected variance before, after, share of coordinates fitted to,
-        magnitudes..., probabilities...], the latter where there is a code book.
+        """Return the update that rank 0 broadcasts, computed from all ranks' statistics.
 
-        seen: makes of the ranks' law of coordinates the one that this codec sees.
-        Hostile statistics keep the old table; nothing is raised in the middle of a step.
+        Hostile statistics keep the old table; no exception is raised in the middle of a step.
+
+        Args:
+            collected: Results of ``collect``, one per rank.
+            seen: Function that converts the ranks' law of coordinates to the law that this codec
+                quantises.
+
+        Returns:
+            float64 [complete, fitted, expected variance before, after, share of coordinates fitted
+            to, magnitudes..., probabilities...]; probabilities if there is a code book.
         """
         coverage, table = Coverage.of(collected), self._table
         outcome = [float(coverage.complete), *[0.0] * (OUTCOME - 1)]
@@ -221,8 +236,13 @@ class AdaptiveScheme(TableScheme):
     def refit_second(
         self, collected: Sequence[np.ndarray], first: AdaptiveScheme, update: np.ndarray | None
     ) -> np.ndarray:
-        """As ``refit``, of a codec of averages, from the statistics of the first stage's codec and
-        the update that it will take."""
+        """Return the update of a codec of averages.
+
+        Args:
+            collected: Statistics of the first stage's codec.
+            first: That codec.
+            update: The update that it will apply, or None.
+        """
         size = first.table.magnitudes.size
         magnitudes = first.table.magnitudes if update is None else update[OUTCOME:][:size]
         assert first._second is not None  # this codec belongs to it
@@ -234,9 +254,15 @@ class AdaptiveScheme(TableScheme):
         return self.refit(collected, averaged)
 
     def apply_update(self, update: np.ndarray, step: int, part: str = "") -> bool:
-        """Take the broadcast update, the same on every rank; whether it need not be repeated soon.
+        """Apply the broadcast update, which is the same on every rank.
 
-        part: what the log calls this codec.
+        Args:
+            update: See ``refit``.
+            step: Number of the step.
+            part: Name of this codec in the log.
+
+        Returns:
+            Whether the update is complete, so that it need not be repeated soon.
         """
         complete, fitted, self._share = bool(update[0]), bool(update[1]), float(update[4])
         if fitted:
@@ -259,12 +285,12 @@ class AdaptiveScheme(TableScheme):
     def install(
         self, magnitudes: np.ndarray, version: int, probabilities: np.ndarray | None = None
     ) -> None:
-        """Make ``magnitudes`` the table in use, and ``probabilities`` those of its symbols."""
+        """Use a table of these magnitudes and symbol probabilities from now on."""
         bits, symmetric = self._table.bits, self._table.symmetric
         self._table = LevelTable(bits, symmetric, magnitudes, version, probabilities)
 
     def _fitted(self, law: Distribution, of_coordinates: Distribution) -> LevelTable:
-        """A table fitted to ``law``, and its symbols' probabilities where a book wants them."""
+        """Return a table fitted to ``law``, with probabilities if there is a code book."""
         bits, symmetric, magnitudes = (
             self._table.bits,
             self._table.symmetric,
@@ -276,11 +302,11 @@ class AdaptiveScheme(TableScheme):
         return LevelTable(bits, symmetric, magnitudes, probabilities=probabilities)
 
     def put_off(self) -> None:
-        """An update could not be made: the next statistics are worth a fit, whatever they hold."""
+        """Record that an update failed: a fit to the next statistics is worthwhile in any case."""
         self._share = 0.0
 
     def _usable(self, buckets: Sequence[torch.Tensor]) -> Usable:
-        """Clipped, if so asked."""
+        """Return the usable buckets, clipped if the settings say so."""
         clipped = [self._clipped(bucket) for bucket in buckets]
         return Usable.among(clipped, weights_of(buckets), self.norm)
 
@@ -296,7 +322,7 @@ class AdaptiveScheme(TableScheme):
             self.schedule.request(self.step)
 
     def can_take(self, table: LevelTable) -> bool:
-        """Whether such a table could come of a fit."""
+        """Return whether a fit could return such a table."""
         own = self._table
         return (table.bits, table.symmetric) == (own.bits, own.symmetric)
 
@@ -330,12 +356,11 @@ class AdaptiveScheme(TableScheme):
         if "second_schedule" in state:
             self._second_schedule.load_state_dict(state["second_schedule"])
             for second in self._seconds(list(self.parts)).values():
-                second._asked = True
+                second._requested = True
 
 
 class FixedLevels(AdaptiveScheme):
-    """A scheme whose levels are its own and stay; what is fitted is the code book of ``coding``,
-    where it has one."""
+    """A scheme with fixed levels; only a code book is fitted, if ``coding`` has one."""
 
     @property
     def is_fitted(self) -> bool:
@@ -379,8 +404,10 @@ class FixedLevels(AdaptiveScheme):
 
 
 def _numbers(table: LevelTable, has_book: bool) -> list[np.ndarray]:
-    """What of a table is broadcast. Zeros for probabilities that do not exist: the update says that
-    nothing was fitted then."""
+    """Return what is broadcast of a table.
+
+    Probabilities that do not exist are zeros; the update then says that nothing was fitted.
+    """
     if not has_book:
         return [table.magnitudes]
     none = np.zeros(2 * table.magnitudes.size - (0 if table.symmetric else 1))

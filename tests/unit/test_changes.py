@@ -283,7 +283,7 @@ def test_a_schedule_is_asked_once_a_step():
 
 @pytest.mark.parametrize(
     ("schedule", "message"),
-    [(3, "schedule=3: must be a function"), (lambda step: 4, "schedule: gave 4 for step 0")],
+    [(3, "schedule=3: must be a function"), (lambda step: 4, "schedule: returned 4 for step 0")],
 )
 def test_wrong_schedules(schedule, message):
     with pytest.raises(ValueError, match=message):
