@@ -1,4 +1,4 @@
-"""What ranks must have alike, in words: descriptions, and sentences about their differences.
+"""Descriptions of what must be the same on all ranks, and sentences about their differences.
 
 A rank describes itself in topics ("settings", "parameters", ...) of named values.
 """
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 Description = dict[str, dict[str, str]]
 
 # Differences of a topic that a message lists; characters of a value.
-MOST_TOLD, LONGEST = 4, 60
+MOST_LISTED, LONGEST = 4, 60
 ADVICE = (
     "Every rank must construct the same compressor for the same parameters and take the same steps"
 )
@@ -38,7 +38,7 @@ def describe(
     return {
         "the package version": {"hvd_adaptive": __version__},
         "settings": {name: repr(value) for name, value in settings.items()},
-        "parameters": {name: _told_parameter(p) for name, p in parameters},
+        "parameters": {name: _describe_parameter(p) for name, p in parameters},
     }
 
 
@@ -57,16 +57,16 @@ def differences(everyone: Sequence[Description], ranks: Sequence[int]) -> str:
     for topic in topics:
         found = _differences_of([own.get(topic, {}) for own in everyone], topic, ranks)
         if found:
-            more = len(found) - MOST_TOLD
-            told = "; ".join(found[:MOST_TOLD]) + (f"; and {more} more" if more > 0 else "")
-            sentences.append(f"ranks disagree on {topic}: {told}")
+            more = len(found) - MOST_LISTED
+            listed = "; ".join(found[:MOST_LISTED]) + (f"; and {more} more" if more > 0 else "")
+            sentences.append(f"ranks disagree on {topic}: {listed}")
     return ". ".join([*sentences, ADVICE]) if sentences else ""
 
 
 def _differences_of(
     everyone: Sequence[dict[str, str]], topic: str, ranks: Sequence[int]
 ) -> list[str]:
-    """A clause for each name whose values differ. Another scheme's keywords are not missed."""
+    """Return a clause for each name whose values differ, without keywords of other schemes."""
     names = list(dict.fromkeys(name for own in everyone for name in own))
     clauses = []
     for name in names:
@@ -75,12 +75,12 @@ def _differences_of(
             holders.setdefault(own.get(name), []).append(rank)
         if len(holders) == 1 or (topic == "settings" and None in holders):
             continue
-        told = [f"{_short(value)} on {_told_ranks(held)}" for value, held in holders.items()]
+        told = [f"{_short(value)} on {_format_ranks(held)}" for value, held in holders.items()]
         clauses.append(f"{name} is {', '.join(told)}")
     return clauses
 
 
-def _told_parameter(parameter: torch.Tensor) -> str:
+def _describe_parameter(parameter: torch.Tensor) -> str:
     return f"{str(parameter.dtype).removeprefix('torch.')} {list(parameter.shape)}"
 
 
@@ -94,7 +94,7 @@ def _short(value: str | None) -> str:
     )
 
 
-def _told_ranks(ranks: Sequence[int]) -> str:
+def _format_ranks(ranks: Sequence[int]) -> str:
     """ "rank 1", "ranks 0, 2-5"."""
     runs: list[list[int]] = []
     for rank in ranks:

@@ -1,10 +1,11 @@
-"""From DistributedDataParallel's buckets to steps."""
+"""The steps of a DistributedDataParallel model, from its buckets."""
 
 from __future__ import annotations
 
 import logging
 import zlib
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -22,40 +23,58 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("hvd_adaptive")
 
-# Steps after which lengths of payloads are asked for again, lest frames stay larger than need be.
+# Lengths of payloads are exchanged again after so many steps, so that frames can shrink.
 LENGTHS_LAST = 256
 UNKNOWN = -1
 
 
+@dataclass
+class _PendingStep:
+    """One step's buckets.
+
+    due: whether tables are fitted; None until all buckets have arrived, if there is no layout.
+    used: for each slot, whether this rank's gradient has a value other than zero; empty without
+        residuals.
+    sending: the step that sends buckets as they arrive; None if they wait for the last one.
+    check: the gather of positions, which has been submitted.
+    """
+
+    binding: BucketBinding
+    due: bool | None = None
+    sending: Step | None = None
+    check: Any = None
+    buckets: list[Bucket] = field(default_factory=list)
+    used: list[bool] = field(default_factory=list)
+
+    def arrive(self, step: Step, index: int) -> None:
+        """Give the gradients of bucket ``index`` to ``step``."""
+        first = self.binding.first_slot(index)
+        for offset, gradient in enumerate(self.buckets[index].gradients):
+            step.arrive(first + offset, gradient)
+
+
 class BucketSession:
-    """A compressor at work for a DDP model: buckets come in by ``take``, ``finish`` averages them.
+    """Connect a compressor to a DDP model: ``take`` receives buckets, ``finish`` averages them.
 
-    1. The first bucket of a step begins it. Where the buckets are those of the step before, each
-       is encoded and sent as soon as backward has filled it.
-    2. At the first step, where DDP has built its buckets anew (as it does after the first step),
-       and where tables are to be fitted, buckets wait for the last one.
-    3. ``finish``: ranks make sure that they agree, fit tables if this is an update step, and finish
-       the exchange. Averages take the gradients' place in DDP's buckets.
+    1. The first bucket begins a step. If the buckets are those of the previous step, each is
+       encoded and sent as soon as backward has filled it.
+    2. Buckets wait for the last one at the first step, after DDP has built its buckets anew (as it
+       does after the first step), and at steps that fit tables.
+    3. ``finish``: ranks check that they agree, fit tables if this is an update step, and complete
+       the exchange. Averages replace the gradients in DDP's buckets.
 
-    group: the process group; the default one where None.
+    group: the process group; None for the default one.
     """
 
     def __init__(
         self, compressor: GradientCompressor, names: Names, group: dist.ProcessGroup | None
     ) -> None:
         self.compressor, self.names, self.group = compressor, names, group
-        self._world: TorchWorld | None = None
+        self._world: TorchWorld | None = None  # until the first bucket
         self._binding: BucketBinding | None = None
         self._stale = False
         self._attempt = 0
-        self._forget_step()
-
-    def _forget_step(self) -> None:
-        self._buckets: list[Bucket] = []
-        self._used: list[bool] = []
-        self._step: Step | None = None
-        self._check: Any = None
-        self._due: bool | None = None
+        self._pending: _PendingStep | None = None
 
     @property
     def layout(self) -> Layout | None:
@@ -65,16 +84,16 @@ class BucketSession:
     @property
     def is_idle(self) -> bool:
         """Whether no step is in progress."""
-        return self._check is None
+        return self._pending is None
 
     def forget(self) -> None:
         """Give up the step in progress, if there is one."""
-        if not self.is_idle:
-            self._drop_step()
-            self._forget_step()
+        pending, self._pending = self._pending, None
+        if pending is not None:
+            self._stop_sending(pending)
 
     def rebind(self) -> None:
-        """Settings have changed: the next step is laid out anew."""
+        """Lay out the next step anew: settings have changed."""
         self.forget()
         self._stale = True
 
@@ -90,126 +109,128 @@ class BucketSession:
         return self.compress(output)
 
     def take(self, index: int, bucket: Bucket) -> None:
-        """Bucket ``index`` of a step is full."""
-        if index == 0:
-            self._begin_step()
-        elif self.is_idle:
+        """Receive bucket ``index`` of a step, which is full."""
+        pending = self._begin_step() if index == 0 else self._pending
+        if pending is None:
             raise RuntimeError(
                 f"bucket {index} came without the ones before: compression_hook must be registered "
                 "between steps, and its state with one model"
             )
-        self._buckets.append(bucket)
+        pending.buckets.append(bucket)
         if self.compressor.residuals is not None:
-            self._used += [bool(gradient.any()) for gradient in bucket.gradients]
-        if self._step is not None:
-            if self._binding.knows(index, bucket):
-                self._arrive(index)
+            pending.used += [bool(gradient.any()) for gradient in bucket.gradients]
+        if pending.sending is not None:
+            if pending.binding.knows(index, bucket):
+                pending.arrive(pending.sending, index)
             elif index == 0:
-                self._step = None
+                pending.sending = None
             else:
-                self._drop_step()
+                self._stop_sending(pending)
 
     def finish(self) -> None:
-        """All buckets are full: average them."""
-        if self._step is not None and not self._binding.knows_all(self._buckets):
-            self._drop_step()
-        self._agree(self._world.end_gather(self._check))
+        """Average the buckets of a step, all of which are full."""
+        pending = self._pending
+        if pending is None:
+            raise RuntimeError("finish() was called before the first bucket of a step")
+        binding = pending.binding
+        if pending.sending is not None and not binding.knows_all(pending.buckets):
+            self._stop_sending(pending)
+        self._check_positions(binding, binding.world.end_gather(pending.check))
         try:
-            if self._step is None:
-                self._take_all()
-            self._exchange()
+            self._exchange(pending, pending.sending or self._send_all(pending))
         except BaseException:
             self.forget()
             raise
-        for bucket in self._buckets:
+        for bucket in pending.buckets:
             if bucket.gradients:
                 bucket.future.set_result(bucket.buffer)
-        self._forget_step()
+        self._pending = None
 
-    def _begin_step(self) -> None:
+    def _begin_step(self) -> _PendingStep:
         self.forget()  # backward ended before its last bucket
-        self._meet()
+        world = self._compared_world()
         compressor = self.compressor
         compressor.begin_step()
         if self._stale or self._binding is None:
-            self._binding, self._stale = BucketBinding(compressor, self._world), False
+            self._binding, self._stale = BucketBinding(compressor, world), False
         binding, number = self._binding, compressor.step
+        pending = _PendingStep(binding)
         if number % LENGTHS_LAST == 0 or number == compressor.settings.warmup_steps:
-            self._world.forget_lengths()
+            world.forget_lengths()
         if binding.layout is not None:
             binding.prepare(number)
-            self._due = compressor.update_due(number)
-            if binding.exchange.settled and not self._due:
-                self._step = self._new_step()
-                self._step.release()
-        self._check = self._world.begin_gather(self._position())
+            pending.due = compressor.update_due(number)
+            if binding.exchange.settled and not pending.due:
+                pending.sending = self._new_step(binding, binding.layout)
+                pending.sending.release()
+        pending.check = world.begin_gather(self._position(pending))
+        self._pending = pending
+        return pending
 
-    def _meet(self) -> None:
-        """Ranks tell each other their settings, once."""
+    def _compared_world(self) -> TorchWorld:
+        """Return the ranks, which have compared their settings once."""
         if self._world is not None and self._world.is_current():
-            return
-        self._world, self._binding = TorchWorld(self.group), None
-        own = describe(self.compressor)
-        everyone = self._world.gather_objects(own)
-        if told := differences(everyone, range(self._world.size)):
-            self._world = None
-            raise RankMismatchError(told)
+            return self._world
+        self._world, self._binding = None, None
+        world = TorchWorld(self.group)
+        everyone = world.gather_objects(describe(self.compressor))
+        if mismatch := differences(everyone, range(world.size)):
+            raise RankMismatchError(mismatch)
+        self._world = world
+        return world
 
-    def _position(self) -> torch.Tensor:
-        """Where this rank is, int64: what ranks must have alike before they wait for each other."""
-        binding = self._binding
-        layout = UNKNOWN if binding.layout is None else binding.layout.fingerprint >> 1
-        due = UNKNOWN if self._due is None else int(self._due)
-        here = (self.compressor.fingerprint, self.compressor.step, self._attempt, due, layout)
-        return torch.tensor([*here, int(self._step is not None)], device="cpu")
+    def _position(self, pending: _PendingStep) -> torch.Tensor:
+        """Return what must be the same on all ranks before they wait for each other, int64."""
+        layout = pending.binding.layout
+        laid_out = UNKNOWN if layout is None else layout.fingerprint >> 1
+        due = UNKNOWN if pending.due is None else int(pending.due)
+        here = (self.compressor.fingerprint, self.compressor.step, self._attempt, due, laid_out)
+        return torch.tensor([*here, int(pending.sending is not None)], device="cpu")
 
-    def _agree(self, positions: torch.Tensor) -> None:
-        """RankMismatchError, on every rank, where they are not in the same place."""
-        told = differences([_told(row) for row in positions.tolist()], range(self._world.size))
-        if told:
+    def _check_positions(self, binding: BucketBinding, positions: torch.Tensor) -> None:
+        """Raise RankMismatchError, on every rank, if their positions differ."""
+        described = [_describe_position(row) for row in positions.tolist()]
+        if mismatch := differences(described, range(binding.world.size)):
             self.forget()
-            raise RankMismatchError(told)
+            raise RankMismatchError(mismatch)
 
-    def _take_all(self) -> None:
-        """No bucket has been sent yet; perhaps none has been laid out."""
-        compressor, binding = self.compressor, self._binding
-        if binding.layout is None or not binding.knows_all(self._buckets):
-            names = self.names.of(self._buckets, compressor.settings)
-            binding.lay_out(self._buckets, names)
-            self._world.forget_lengths()
+    def _send_all(self, pending: _PendingStep) -> Step:
+        """Return a new step with all buckets, none of which has been sent."""
+        compressor, binding, buckets = self.compressor, pending.binding, pending.buckets
+        layout = binding.layout
+        if layout is None or not binding.knows_all(buckets):
+            layout = binding.lay_out(buckets, self.names.of(buckets, compressor.settings))
+            binding.world.forget_lengths()
             logger.debug(
                 "%d buckets of DDP in %d groups over %d ranks",
-                len(self._buckets),
-                len(binding.layout.groups),
-                self._world.size,
+                len(buckets),
+                len(layout.groups),
+                binding.world.size,
             )
-        if self._due is None:
+        if pending.due is None:
             binding.prepare(compressor.step)
-            self._due = compressor.update_due(compressor.step)
-        if self._due:
-            self._world.forget_lengths()
-        self._agree(self._world.gather_equal(self._position(), "position"))
-        self._step = self._new_step()
-        for index in range(len(self._buckets)):
-            self._arrive(index)
+            pending.due = compressor.update_due(compressor.step)
+        if pending.due:
+            binding.world.forget_lengths()
+        positions = binding.world.gather_equal(self._position(pending), "position")
+        self._check_positions(binding, positions)
+        pending.sending = step = self._new_step(binding, layout)
+        for index in range(len(buckets)):
+            pending.arrive(step, index)
+        return step
 
-    def _exchange(self) -> None:
-        """Fit tables, send what has not been sent, put averages into the buckets."""
-        compressor, binding, step, world = (
-            self.compressor,
-            self._binding,
-            self._step,
-            self._world,
-        )
-        step.factor = 1.0 / world.size
+    def _exchange(self, pending: _PendingStep, step: Step) -> None:
+        """Fit tables, send the remaining groups, write averages into the buckets."""
+        compressor, binding = self.compressor, pending.binding
+        step.factor = 1.0 / binding.world.size
         binding.settle(step.layout, step.number, step.device)
-        if self._due or compressor.second_due(step.number):
+        if pending.due or compressor.second_due(step.number):
             compressor.update(
                 step.number, step.samples, binding.sync(), step.parts, step.is_finite()
             )
-        used = self._used_somewhere()
+        used = self._used_somewhere(pending)
         step.launch_all()
-        gradients = [gradient for bucket in self._buckets for gradient in bucket.gradients]
+        gradients = [gradient for bucket in pending.buckets for gradient in bucket.gradients]
         for slot, gradient in enumerate(gradients):
             result = step.result(slot, absent=not used[slot])
             if result.data_ptr() != gradient.data_ptr():
@@ -219,39 +240,40 @@ class BucketSession:
         step.commit()
         binding.monitored.step_ended(binding, step.number, step.layout)
 
-    def _new_step(self) -> Step:
-        binding, residuals = self._binding, self.compressor.residuals
+    def _new_step(self, binding: BucketBinding, layout: Layout) -> Step:
+        residuals = self.compressor.residuals
         if residuals is not None:
-            residuals.lay_out(binding.layout, self._world.rank, self._world.size)
-        step = Step(binding, binding.layout, self.compressor.step, self._attempt, residuals)
+            residuals.lay_out(layout, binding.world.rank, binding.world.size)
+        step = Step(binding, layout, self.compressor.step, self._attempt, residuals)
         step.disjoint = True
         return step
 
-    def _arrive(self, index: int) -> None:
-        slot = self._binding.first_slot(index)
-        for place, gradient in enumerate(self._buckets[index].gradients):
-            self._step.arrive(slot + place, gradient)
+    def _stop_sending(self, pending: _PendingStep) -> None:
+        """Give up what was sent of a step.
 
-    def _drop_step(self) -> None:
-        """What was sent is left alone. Payloads of the next attempt differ from this one's, so that
-        ranks that gave up different things find out."""
-        if self._step is not None:
-            self._step.abandon()
-            self._step = None
+        Payloads of the next attempt differ from this one's, so ranks detect that they gave up
+        different attempts.
+        """
+        if pending.sending is not None:
+            pending.sending.abandon()
+            pending.sending = None
             self._attempt += 1
         self.compressor.meter.restart()
 
-    def _used_somewhere(self) -> Sequence[bool]:
-        """Of each slot, whether some rank has a gradient other than zeros. Where none has, DDP
-        applies nothing (find_unused_parameters), and what a residual would send must stay in it."""
+    def _used_somewhere(self, pending: _PendingStep) -> Sequence[bool]:
+        """Return for each slot whether some rank's gradient has a value other than zero.
+
+        If none has, DDP applies nothing (find_unused_parameters), so the residual must keep what it
+        would send.
+        """
         if self.compressor.residuals is None:
-            return [True] * sum(len(bucket.gradients) for bucket in self._buckets)
-        used = torch.tensor(self._used, dtype=torch.uint8, device="cpu")
-        return self._world.gather_equal(used, "used").any(dim=0).tolist()
+            return [True] * sum(len(bucket.gradients) for bucket in pending.buckets)
+        used = torch.tensor(pending.used, dtype=torch.uint8, device="cpu")
+        return pending.binding.world.gather_equal(used, "used").any(dim=0).tolist()
 
 
-def _told(position: Sequence[int]) -> Description:
-    """In the words of hooks/horovod/agreement.py."""
+def _describe_position(position: Sequence[int]) -> Description:
+    """Return a position as topics of named values; see hooks/description.py."""
     fingerprint, step, attempt, due, layout, sending = position
     fits = {0: "not due", 1: "due"}
     return {

@@ -22,10 +22,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Bucket:
-    """What remains to be known of a torch.distributed.GradBucket, which is gone after the hook.
+    """The content of a torch.distributed.GradBucket, which does not outlive the hook.
 
-    buffer: its gradients end to end; their average takes their place.
-    gradients: of each parameter, a 1-D view; none where the bucket cannot be compressed.
+    buffer: the gradients end to end; their average replaces them.
+    gradients: a 1-D view for each parameter; none if the bucket cannot be compressed.
     """
 
     buffer: torch.Tensor
@@ -35,11 +35,11 @@ class Bucket:
 
     @classmethod
     def of(cls, bucket: Any) -> Bucket:
-        """From the argument of a hook."""
+        """Read the argument of a hook."""
         buffer, parameters = bucket.buffer(), bucket.parameters()
         gradients: Sequence[torch.Tensor] = ()
         if is_compressible(buffer):
-            # In memory's order, whatever their strides; complex ones are pairs of real numbers.
+            # In the order of memory, for all strides; complex numbers are pairs of real ones.
             gradients = buffer.split([p.numel() * (1 + p.is_complex()) for p in parameters])
         else:
             parameters = ()
@@ -48,7 +48,7 @@ class Bucket:
 
 
 def is_compressible(buffer: torch.Tensor) -> bool:
-    """Whether gradients are dense and of a dtype that payloads have."""
+    """Return whether gradients are dense and payloads support their dtype."""
     return buffer.layout == torch.strided and buffer.dtype in DTYPE_CODES
 
 
@@ -63,20 +63,21 @@ class BucketBinding(Groups):
         self._buckets: list[tuple[int, ...]] = []
 
     def knows(self, index: int, bucket: Bucket) -> bool:
-        """Whether bucket ``index`` holds the parameters that it held when it was laid out."""
+        """Return whether bucket ``index`` has the parameters for which it was laid out."""
         known = self.layout is not None and index < len(self._buckets)
         return known and self._buckets[index] == _identities(bucket)
 
     def knows_all(self, buckets: Sequence[Bucket]) -> bool:
-        """Whether these are the buckets that were laid out, and no fewer."""
+        """Return whether these are all buckets that were laid out."""
         return len(buckets) == len(self._buckets) and all(
             self.knows(index, bucket) for index, bucket in enumerate(buckets)
         )
 
-    def lay_out(self, buckets: Sequence[Bucket], names: dict[int, str]) -> None:
-        """Cut buckets into groups, slots in their order; the first bucket's are launched first.
+    def lay_out(self, buckets: Sequence[Bucket], names: dict[int, str]) -> Layout:
+        """Cut buckets into groups, with slots in their order. The first bucket's groups are
+        launched first.
 
-        names: of parameters, by their ``id``.
+        names: the parameters' names by ``id``.
         """
         part_of = self.compressor.part_of
         members = [
@@ -91,19 +92,21 @@ class BucketBinding(Groups):
         def cut(members_in_order: list[Member], in_order: bool, **bounds: Any) -> Layout:
             return _by_bucket(members, **bounds)
 
-        self.layout = self.build_layout([m for of_one in members for m in of_one], True, cut)
+        layout = self.build_layout([m for of_one in members for m in of_one], True, cut)
+        self.layout = layout
+        return layout
 
     def first_slot(self, index: int) -> int:
-        """Of bucket ``index``."""
+        """Return the slot of the first gradient in bucket ``index``."""
         return sum(map(len, self._buckets[:index]))
 
 
 class Names:
     """Names of a model's parameters.
 
-    given: (name, parameter) pairs, or none: then parameters are numbered in the order of the first
-    step's buckets. numbered: (name, coordinates) in that order, of another process; taken over
-    where the sizes are the same.
+    given: (name, parameter) pairs. If there are none, parameters are numbered in the order of the
+        first step's buckets.
+    numbered: another process's (name, coordinates) in that order, used if the sizes are the same.
     """
 
     def __init__(
@@ -113,11 +116,15 @@ class Names:
     ) -> None:
         self._are_given = bool(given)
         self._by_id = {id(parameter): name for name, parameter in given}
-        self._alive = list(given)  # so that no other parameter gets an ``id`` of theirs
+        self._alive = list(given)  # so that no other parameter gets one of these ids
         self.numbered = list(numbered)
 
     def of(self, buckets: Sequence[Bucket], settings: Settings) -> dict[int, str]:
-        """By ``id``, of all parameters in ``buckets``. ValueError where one has none."""
+        """Return the names of all parameters in ``buckets`` by ``id``.
+
+        Raises:
+            ValueError: A parameter has no name.
+        """
         parameters = [p for bucket in buckets for p in bucket.parameters]
         missing = [p for p in parameters if id(p) not in self._by_id]
         if missing and self._are_given:
@@ -145,7 +152,7 @@ def _identities(bucket: Bucket) -> tuple[int, ...]:
 
 
 def _by_bucket(buckets: Sequence[Sequence[Member]], **bounds: Any) -> Layout:
-    """A layout in which no group has members of two buckets."""
+    """Return a layout in which no group has members of two buckets."""
     members: list[Member] = []
     of_buckets = []
     for bucket in buckets:

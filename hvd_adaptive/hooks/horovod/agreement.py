@@ -1,9 +1,9 @@
-"""What ranks must have alike: compared when they first meet, and told when they differ later.
+"""Compare between ranks what must be the same: before the first step, and after a disagreement.
 
 Each rank describes itself in topics ("settings", "parameters", ...) of named values. Two
-collectives compare the descriptions: digests, and where these differ the descriptions themselves,
-so that every rank can raise the same message. They are waited for with a limit: a rank that never
-comes, or had no reason to, leaves the others with what they know. No hook waits for them.
+collectives compare the descriptions: the first compares digests; if these differ, the second
+gathers the descriptions, so that every rank can raise the same message. Ranks wait for a limited
+time, because another rank may never take part, or have no reason to. No hook waits.
 """
 
 from __future__ import annotations
@@ -28,52 +28,54 @@ if TYPE_CHECKING:
 logger = logging.getLogger("hvd_adaptive")
 
 FIRST_SECONDS, LATER_SECONDS = 30.0, 30.0
-# In which ranks that have begun to meet have met.
+# Within this time ranks that have begun to compare have finished.
 SOON_SECONDS = 5.0
 _DIGEST_BYTES = 8
 _PAUSE, _LONGEST_PAUSE = 0.0005, 0.02
 
 
-class Meeting:
-    """Ranks compare their descriptions when they first meet, while backward passes go on.
+class FirstComparison:
+    """Compare the ranks' descriptions in a thread, while backward passes continue.
 
-    Ranks with other parameters would wait for each other's gradients for ever, inside Horovod, and
-    never come to ``decompress``. So a thread compares and, where ranks differ, submits a
-    placeholder for each parameter that only others have. Then every placeholder comes back, and
-    ``decompress`` raises what is ``told`` here, on every rank.
+    Ranks with different parameters would wait for each other's gradients for ever, inside Horovod,
+    and never reach ``decompress``. If ranks differ, the thread therefore submits a placeholder for
+    each parameter that only other ranks have. Then every placeholder is reduced, and
+    ``decompress`` raises ``mismatch`` on every rank.
 
-    A rank that does not come (it compiles, or its gradients are not compressed) keeps nobody
-    waiting but the thread, which ends with Horovod.
+    If a rank does not take part (it compiles, or its gradients are not compressed), only the thread
+    waits for it. The thread ends with Horovod.
 
-    label: tells optimizers apart, which may meet at once.
-    answer: submits a placeholder under a parameter's name, and gives its handle; None where no
-    optimizer names gradients.
-    told: what ranks differ in; "" where in nothing, or as long as that is not known.
-    joined: some ranks had called hvd.join(), and are to be asked later.
+    label: distinguishes optimizers, which may compare at the same time.
+    submit: submits a placeholder under a parameter's name, and returns its handle; None if no
+        optimizer names gradients.
+    mismatch: what ranks disagree on; "" if on nothing, or if that is not known yet.
+    joined: some ranks had called hvd.join(), so ranks must compare again later.
     """
 
     def __init__(
-        self, world: HorovodWorld, own: Description, label: str, answer: Callable[[str], Any] | None
+        self, world: HorovodWorld, own: Description, label: str, submit: Callable[[str], Any] | None
     ) -> None:
-        self.told, self.joined = "", False
-        self._world, self._own, self._answer = world, own, answer
+        self.mismatch, self.joined = "", False
+        self._world, self._own, self._submit = world, own, submit
         self._name = f"hvd_adaptive.agreement.{label}"
         self._differ, self._known = False, threading.Event()
         # Submitted before any placeholder of the step: see wait.
         begun = self._submitted()
         threading.Thread(
-            target=self._compare, args=(begun,), name="hvd_adaptive.meeting", daemon=True
+            target=self._compare, args=(begun,), name="hvd_adaptive.comparison", daemon=True
         ).start()
 
     def wait(self) -> str:
-        """``told``, once all ranks that have come have compared; a placeholder has come back, so
-        that all ranks which meet have begun to."""
+        """Return ``mismatch`` once the ranks that take part have compared.
+
+        A placeholder has come back, so all of these ranks have begun.
+        """
         if not self._known.wait(SOON_SECONDS) and self._differ:
             self._known.wait(FIRST_SECONDS)
-        return self.told
+        return self.mismatch
 
     def _submitted(self) -> Any:
-        """A handle; None where an earlier meeting of this label has not ended."""
+        """Submit the checksum; None if an earlier comparison with this label has not ended."""
         world = self._world
         # An allreduce: in any other collective a rank that has joined may crash (roll_call.py).
         try:
@@ -111,20 +113,21 @@ class Meeting:
             everyone = _everyone(world, self._own, f"{self._name}.{number}", FIRST_SECONDS)
         if everyone is not None:
             told = differences(everyone, world.process_set.ranks)
-        self.told = told
+        self.mismatch = told
         self._known.set()
-        if self._answer is not None:
+        if self._submit is not None:
             own = self._own["parameters"]
             names = {name for theirs in everyone or () for name in theirs["parameters"]}
-            for answered in [self._answer(name) for name in sorted(names.difference(own))]:
+            for answered in [self._submit(name) for name in sorted(names.difference(own))]:
                 _ended(world, answered)
 
 
 def compare(world: HorovodWorld, own: Description, name: str, seconds: float) -> str | None:
-    """What ranks differ in, the same words on every rank, "" where in nothing; None where not all
-    of them answered within ``seconds``.
+    """Return what ranks disagree on, the same text on every rank; "" if on nothing.
 
-    name: of the collectives.
+    None if not all ranks answer within ``seconds``.
+
+    name: the name of the collectives.
     """
     if world.size == 1:
         return ""
@@ -135,7 +138,7 @@ def compare(world: HorovodWorld, own: Description, name: str, seconds: float) ->
 def _everyone(
     world: HorovodWorld, own: Description, name: str, seconds: float
 ) -> list[Description] | None:
-    """All ranks' descriptions."""
+    """Return all ranks' descriptions; None if not all ranks answer in time."""
     data = json.dumps(own).encode()
     digest = hashlib.blake2b(data, digest_size=_DIGEST_BYTES).digest()
     head = torch.tensor(
@@ -158,7 +161,7 @@ def _everyone(
 def _waited_for(
     world: HorovodWorld, own: torch.Tensor, name: str, seconds: float
 ) -> torch.Tensor | None:
-    """What an allgather gives; None where some rank does not answer, or has joined."""
+    """Return the result of an allgather; None if a rank does not answer, or has joined."""
     hvd = world.hvd
     try:
         handle = hvd.allgather_async(own, name=name, process_set=world.process_set)
@@ -179,7 +182,7 @@ def _waited_for(
 
 
 def _ended(world: HorovodWorld, handle: Any) -> torch.Tensor | None:
-    """What a collective gives, however long it takes; None where Horovod has ended."""
+    """Wait for a collective and return its result; None if Horovod has ended."""
     pause = _PAUSE
     while world.is_current():
         if world.hvd.poll(handle):

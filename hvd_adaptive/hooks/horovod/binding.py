@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import logging
 import os
 import zlib
 from collections import Counter
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from hvd_adaptive.hooks.description import Description, checksum, describe
-from hvd_adaptive.hooks.horovod.agreement import Meeting
+from hvd_adaptive.hooks.horovod.agreement import FirstComparison
 from hvd_adaptive.hooks.horovod.changed import Watch, gradient_dtype, is_laid_out, is_unscaled
 from hvd_adaptive.hooks.horovod.given_up import GivenUp
 from hvd_adaptive.hooks.horovod.owner import (
@@ -42,23 +44,26 @@ class Binding(Groups):
     """
 
     def __init__(self, compressor: GradientCompressor, known: Binding | None = None) -> None:
-        """known: the binding that this one replaces. Ranks that agreed then are not asked again:
-        perhaps only some of them have a new one."""
+        """Bind ``compressor`` to the optimizer that calls it.
+
+        known: the binding that this one replaces. Ranks that agreed then do not compare again,
+            because perhaps only some of them have a new binding.
+        """
         self.owner = _owner_of(compressor)
         members = compressor.settings.process_set or (self.owner and self.owner.process_set)
         super().__init__(compressor, HorovodWorld(members))
-        self._meeting: Meeting | None = None
+        self._comparison: FirstComparison | None = None
         self.described = checksum(self.description())
         if self.owner is not None:
             if known is None or not known.serves(self.owner):
-                self.meet()
+                self.start_comparison()
             _check_op(self.owner, compressor)
         self.prediction = Prediction(0)
-        kept = known is not None and known.world.is_current()
-        self._all_given_up: dict[tuple[int, ...], GivenUp] = known._all_given_up if kept else {}
+        kept = known if known is not None and known.world.is_current() else None
+        self._all_given_up: dict[tuple[int, ...], GivenUp] = kept._all_given_up if kept else {}
         ranks = tuple(self.world.process_set.ranks)
         self.given_up = self._all_given_up.setdefault(ranks, GivenUp())
-        self._names: dict[int, str] = known._names if kept else {}
+        self._names: dict[int, str] = kept._names if kept else {}
         self._parameters: list[torch.nn.Parameter] = []
         self._sparse: set[int] | None = None
         if self.owner is not None:
@@ -83,66 +88,81 @@ class Binding(Groups):
             _warn_of_names(len(tensors) + len(self.layout.groups))
 
     def serves(self, owner: Owner) -> bool:
-        """Whether this is a binding to the same optimizer among the same ranks, which agree."""
+        """Return whether this binding is to the same optimizer and ranks, and the ranks agree."""
         ours = None if self.owner is None else self.owner.optimizer
         same = ours is not None and owner.optimizer is not None and ours() is owner.optimizer()
-        agreed = self._meeting is None or not self._meeting.told
+        agreed = self._comparison is None or not self._comparison.mismatch
         return same and agreed and self.world.is_current()
 
     def is_current(self) -> bool:
-        """Whether ranks, optimizer, and dtypes and shapes of parameters are still the same.
-        RuntimeError where a second optimizer calls."""
+        """Return whether ranks, optimizer, and dtypes and shapes of parameters are still the same.
+
+        Raises:
+            RuntimeError: A second optimizer calls.
+        """
         same = self.world.is_current() and (
             self.owner is None or self._is_called_by_its_optimizer()
         )
         return same and (self.layout is None or is_laid_out(self.layout, self._parameters))
 
-    def meet(self) -> None:
-        """Ranks begin to make sure that they agree: see Meeting."""
-        if self.world.size == 1:
+    def start_comparison(self) -> None:
+        """Start to compare settings and parameters between ranks: see FirstComparison.
+
+        Without parameters there is nothing to compare before a step's first decompress.
+        """
+        owner = self.owner
+        if owner is None or self.world.size == 1:
             return
-        # Parameters' names differ between optimizers, as stock Horovod wants it.
-        names = [name for name, _ in [*self.owner.named_parameters, *self.owner.frozen]]
+        # Parameters' names differ between optimizers, as stock Horovod requires.
+        names = [name for name, _ in [*owner.named_parameters, *owner.frozen]]
         label = min(names, default="")
-        answer = None if self.owner.optimizer is None else self._answer
-        self._meeting = Meeting(self.world, self.description(), label, answer)
+        submit = None if owner.optimizer is None else functools.partial(self._submit, owner.op)
+        self._comparison = FirstComparison(self.world, self.description(), label, submit)
 
     @property
-    def met(self) -> bool:
-        """Whether ranks have met, or are about to; not where some had called hvd.join()."""
-        return self._meeting is None or not self._meeting.joined
+    def is_compared(self) -> bool:
+        """Whether ranks have compared settings or are comparing them. False if some ranks had
+        called hvd.join() when they did."""
+        return self._comparison is None or not self._comparison.joined
 
-    def told(self) -> str:
-        """What ranks differed in when they met, "" where in nothing; waits where they are at it."""
-        return "" if self._meeting is None else self._meeting.wait()
+    def mismatch(self) -> str:
+        """Return what ranks disagreed on in their first comparison, "" if on nothing. Waits for a
+        comparison in progress."""
+        return "" if self._comparison is None else self._comparison.wait()
 
-    def _answer(self, name: str) -> Any:
-        """As Horovod's optimizer would, for a parameter that only other ranks have."""
+    def _submit(self, op: Any, name: str) -> Any:
+        """Submit a placeholder, as Horovod's optimizer would, for a parameter that only other ranks
+        have."""
         optimizer, hvd = self._optimizer(), self.world.hvd
         divisor = getattr(optimizer, "gradient_predivide_factor", 1.0)
-        factors = (1.0 / divisor, divisor) if self.owner.op == hvd.Average else (1.0, 1.0)
+        factors = (1.0 / divisor, divisor) if op == hvd.Average else (1.0, 1.0)
         return hvd.allreduce_async(
             placeholder(self.world.rank, 0, 0, 0),
             name=name,
-            op=self.owner.op,
+            op=op,
             prescale_factor=factors[0],
             postscale_factor=factors[1],
             process_set=self.world.process_set,
         )
 
+    @property
+    def unnamed(self) -> str:
+        """The beginning of the names of collectives if no optimizer was found."""
+        return f"hvd_adaptive.{self.compressor.fingerprint:08x}.unnamed"
+
     def description(self) -> Description:
-        """What ranks must have alike, as differences are told."""
+        """Return what must be the same on all ranks."""
         return describe(self.compressor, () if self.owner is None else self.owner.named_parameters)
 
     def _claimed(self, fingerprint: int) -> str:
-        """The name of these groups. Settings that come back have the name that they had: Horovod's
-        response cache would overflow with new ones."""
+        """Return the name of these groups. Settings that return have their earlier name again,
+        because new names would fill Horovod's response cache."""
         if fingerprint not in self._names:
             self._names[fingerprint] = _claim_name(fingerprint, self.world.life)
         return self._names[fingerprint]
 
     def slot_of(self, tensor: torch.Tensor) -> int | None:
-        """The slot of the parameter whose gradient ``tensor`` is; None where there is none."""
+        """Return the slot of the parameter whose gradient is ``tensor``, or None."""
         slot = self.prediction.find(lambda i: self._parameters[i].grad is tensor)
         if slot is not None:
             return slot
@@ -154,24 +174,24 @@ class Binding(Groups):
         return self.prediction.find(lambda i: self._parameters[i] is asked)
 
     def unfrozen(self) -> list[str]:
-        """Names of parameters that have gradients by now, but no hook of Horovod's."""
+        """Return the names of parameters that have gradients, but no hook of Horovod's."""
         frozen = () if self.owner is None else self.owner.frozen
         return [name for name, p in frozen if p.requires_grad and p.grad is not None]
 
     def learn_sparse(self) -> None:
-        """After a step: which parameters have sparse gradients."""
+        """Note, after a step, which parameters have sparse gradients."""
         if self._sparse is None:
             gradients = enumerate(p.grad for p in self._parameters)
             self._sparse = {slot for slot, g in gradients if g is not None and g.is_sparse}
 
     def would_wait(self, slot: int) -> bool:
-        """Whether Horovod would wait for ever if this absent gradient were there on other ranks: it
+        """Return whether Horovod would wait for ever if another rank had this absent gradient: it
         would be sparse there, and dense zeros here."""
         return slot in (self._sparse or ()) and not self._optimizer().sparse_as_dense
 
     def is_absent(self, slot: int, tensor: torch.Tensor) -> bool:
-        """Whether no backward pass has reached the parameter in ``slot`` since the last step, and
-        zeros stand for its gradient: it is frozen or was not used."""
+        """Return whether no backward pass has reached the parameter in ``slot`` since the last
+        step, because it is frozen or was not used. ``tensor`` is then zeros."""
         optimizer = self._optimizer()
         if optimizer is None:
             return False
@@ -179,8 +199,10 @@ class Binding(Groups):
         return delay == optimizer.backward_passes_per_step and not bool(tensor.any())
 
     def resolved(self, slot: int, tensor: torch.Tensor) -> torch.Tensor:
-        """``tensor`` without the negative bit, which says that memory holds its opposite; then it
-        is a copy, which takes the gradient's place: ``set_`` would keep the bit."""
+        """Return ``tensor`` without the negative bit, which means that memory holds its negative.
+
+        If it has the bit, a copy replaces the gradient, because ``set_`` would keep the bit.
+        """
         if not tensor.is_neg():
             return tensor
         plain = tensor.detach().resolve_neg()
@@ -189,40 +211,46 @@ class Binding(Groups):
         return plain
 
     def is_gradient(self, slot: int, tensor: torch.Tensor) -> bool:
-        """Whether ``tensor`` is the gradient of the parameter in ``slot``, and an optimizer asked
-        for its average, which may then take its place; hvd.allreduce must not change its input."""
+        """Return whether the average may be written to ``tensor``: it is the gradient of the
+        parameter in ``slot``, in an optimizer's call. hvd.allreduce must not change its input."""
         optimizer = self.owner is not None and self.owner.optimizer is not None
         return optimizer and self._parameters[slot].grad is tensor
 
     def roll_call(self) -> RollCall | None:
-        """For one step; None where no optimizer was found."""
+        """Return a roll call for one step; None if no optimizer was found."""
         if self.owner is None or self.owner.optimizer is None:
             return None
         return RollCall(self.world.hvd, self.owner.optimizer, self.world.size)
 
-    def watch(self) -> Watch | None:
-        """For one step's gradients; None where no optimizer was found."""
-        if self.owner is None or self._optimizer() is None:
+    def watch(self, members: Sequence[Member]) -> Watch | None:
+        """Return a watch of one step's gradients; None if no optimizer was found."""
+        find = None if self.owner is None else self.owner.optimizer
+        if find is None or find() is None:
             return None
-        # An optimizer that is dropped with a step in progress must not live on in it.
-        find, scaler = self.owner.optimizer, self.settings.grad_scaler
+        # A step in progress holds the optimizer weakly, so that it may be dropped meanwhile.
+        optimizer, scaler = find, self.settings.grad_scaler
 
         def unscaled() -> bool:
-            optimizer = find()
-            return optimizer is not None and is_unscaled(optimizer, scaler)
+            current = optimizer()
+            return current is not None and is_unscaled(current, scaler)
 
-        return Watch(self.layout.members, unscaled)
+        return Watch(members, unscaled)
 
     def parameter(self, slot: int) -> torch.nn.Parameter:
-        """The parameter in ``slot`` of the layout."""
+        """Return the parameter in ``slot`` of the layout."""
         return self._parameters[slot]
 
     def _optimizer(self) -> Any:
-        """Its own, as long as there is one."""
-        return None if self.owner.optimizer is None else self.owner.optimizer()
+        """Return the optimizer of this binding, as long as it exists."""
+        find = None if self.owner is None else self.owner.optimizer
+        return None if find is None else find()
 
     def _is_called_by_its_optimizer(self) -> bool:
-        """False where another one calls, because its own is gone or there never was one."""
+        """Return False if another optimizer calls because this one is gone, or never existed.
+
+        Raises:
+            RuntimeError: Another optimizer calls, and this one still exists.
+        """
         caller = calling_optimizer(self.compressor)
         if caller is None or caller is self._optimizer():
             return True
@@ -255,7 +283,7 @@ def _check_op(owner: Owner, compressor: GradientCompressor) -> None:
 
 
 def _warn_of_names(count: int) -> None:
-    """Each parameter's placeholder and each group is a collective with a name of its own."""
+    """Warn if placeholders and groups have more names than Horovod's response cache holds."""
     cached = os.environ.get("HOROVOD_CACHE_CAPACITY", "1024")
     if cached.isdecimal() and 0 < int(cached) < count:
         logger.warning(
@@ -271,16 +299,16 @@ _taken_in: list[Any] = [None]  # World.life
 
 
 def forget_names() -> None:
-    """Count from zero again: Horovod starts anew, and so do ranks that join it."""
+    """Count from zero again, as ranks that join do: Horovod has been initialised anew."""
     _taken.clear()
 
 
 def _claim_name(fingerprint: int, life: Any) -> str:
-    """A collective name that no other binding of this process has in this life of Horovod.
+    """Return a collective name that no other binding of this process has in this life of Horovod.
 
-    Bindings of equal layouts and settings are counted in the order in which optimizers took their
-    compressors, which is the program's and so the same on all ranks. (The lowest number that is
-    free would depend on when each rank collects its garbage.)
+    Bindings of equal layouts and settings are counted in the order in which optimizers first call
+    their compressors. The program determines this order, so it is the same on all ranks. (The
+    lowest unused number would depend on when each rank collects its garbage.)
     """
     if _taken_in[0] is not life:
         forget_names()

@@ -1,7 +1,7 @@
-"""What has become of parameters and gradients since they were last looked at.
+"""Detect changes of parameters between steps, and of gradients within a step.
 
-After ``model.double()`` between two steps groups are laid out anew. A gradient that changes between
-``backward`` and ``optimizer.step`` changes too late: perhaps it has been sent.
+After ``model.double()`` between two steps groups are laid out anew. A change of a gradient between
+``backward`` and ``optimizer.step`` is too late: the gradient may have been sent.
 """
 
 from __future__ import annotations
@@ -24,8 +24,12 @@ FRAMES = 24
 
 
 def is_unscaled(optimizer: Any, scaler: Any = None) -> bool:
-    """Whether AMP's GradScaler, ``scaler`` or else the one among the callers, has unscaled the
-    optimizer's gradients since its last update. ``Tensor._version`` does not show that."""
+    """Return whether AMP's GradScaler has unscaled the optimizer's gradients since its last update.
+
+    ``Tensor._version`` does not show that.
+
+    scaler: the GradScaler; by default the one among the callers.
+    """
     if scaler is None:
         scaler = _calling_scaler()
     state = getattr(scaler, "_per_optimizer_states", {}).get(id(optimizer), {})
@@ -44,19 +48,22 @@ def _calling_scaler() -> Any:
 
 
 def gradient_dtype(parameter: torch.Tensor) -> torch.dtype:
-    """The dtype that a parameter's gradient will have: its own, unless the user has set
-    ``grad_dtype`` (from torch 2.10 on; None there allows every dtype)."""
+    """Return the dtype that a parameter's gradient will have.
+
+    It is the parameter's, unless the user has set ``grad_dtype`` (from torch 2.10 on; None there
+    allows every dtype).
+    """
     return getattr(parameter, "grad_dtype", None) or parameter.dtype
 
 
 def is_laid_out(layout: Layout, parameters: Sequence[torch.Tensor]) -> bool:
-    """Whether parameters, in the layout's order, still have its dtypes and shapes."""
+    """Return whether parameters, in the layout's order, still have its dtypes and shapes."""
     pairs = zip(parameters, layout.members, strict=True)
     return all(gradient_dtype(p) == m.dtype and p.shape == m.shape for p, m in pairs)
 
 
 def check_gradient(gradient: torch.Tensor, member: Member) -> None:
-    """ValueError unless a gradient is as its group was laid out."""
+    """Raise ValueError if a gradient has not the dtype and shape of the layout."""
     if gradient.dtype != member.dtype or gradient.shape != member.shape:
         raise ValueError(
             f"{member.name}: its gradient is {_kind(gradient.dtype, gradient.shape)} where "
@@ -73,12 +80,12 @@ class _Seen(NamedTuple):
 
 
 class Watch:
-    """The gradients of one step, from ``backward`` to the first ``decompress``.
+    """Watch the gradients of one step, from ``backward`` to the first ``decompress``.
 
-    A change in place is told from ``Tensor._version``, which autograd counts. Changes by way of
-    ``.data`` are not counted, and go unnoticed.
+    ``Tensor._version``, which autograd counts, shows a change in place. Changes through ``.data``
+    are not counted, so they are not detected.
 
-    unscaled: whether AMP has unscaled the gradients by now.
+    unscaled: returns whether AMP has unscaled the gradients by now.
     """
 
     def __init__(
@@ -87,20 +94,23 @@ class Watch:
         self._members, self._unscaled = members, unscaled
         self._was_unscaled = unscaled()
         self._seen: dict[int, _Seen] = {}
-        self._latest: dict[int, int] = {}  # version of what lies in a storage
+        self._latest: dict[int, int] = {}  # the version of the tensors in a storage
 
     def look(self, slot: int, parameter: torch.nn.Parameter, gradient: torch.Tensor) -> None:
-        """A gradient has been handed over."""
+        """Remember a gradient that the optimizer has handed over."""
         if parameter.grad is not gradient or gradient.is_inference():
             return  # a dense copy of a sparse gradient, or a tensor without a version
         storage = gradient.untyped_storage().data_ptr()
         self._seen[slot] = _Seen(parameter, gradient, gradient.data_ptr(), storage)
-        # Views of one tensor share its version, and autograd may yet add to another one of them.
+        # Views of one tensor share a version, and autograd may still add to another view.
         self._latest[storage] = max(self._latest.get(storage, 0), gradient._version)
 
     def changed(self) -> list[str]:
-        """Names of parameters whose gradients are others by now. ValueError where one has another
-        dtype or shape, so that it cannot be sent."""
+        """Return the names of parameters whose gradients have changed.
+
+        Raises:
+            ValueError: A gradient has another dtype or shape, so it cannot be sent.
+        """
         names, too_late = [], self._unscaled() and not self._was_unscaled
         for slot, seen in sorted(self._seen.items()):
             gradient, member = seen.gradient, self._members[slot]
@@ -116,7 +126,7 @@ class Watch:
 
 
 class WarnOfChanges:
-    """Tells, once, that gradients were changed too late."""
+    """Warn, once, that gradients were changed too late."""
 
     def __init__(self) -> None:
         self._warn = WarnOnce(logger)

@@ -1,11 +1,11 @@
-"""What is still in flight of steps that were given up before they had ended.
+"""Complete the collectives in flight of steps that were given up before they had ended.
 
-Groups set out as soon as a rank knows that all ranks take part, so one rank may have sent a group
-of such a step that another one had not reached. Horovod waits for the other one's; it would warn of
-that for good, and take what is sent next under the same name for it. So each attempt at a step has
-names of its own and, once all ranks are known to be there and to be at the same attempt, they tell
-each other what is in flight, and each submits something in place of what it had not sent. The step
-ends when all of that has, and then its names may be used again.
+A rank sends groups as soon as it knows that all ranks take part. It may have sent a group of such a
+step before another rank reached that group. Horovod then waits for the other rank. It would warn of
+that from then on, and pair the collective with the next one of the same name. Each attempt at a
+step therefore has its own names. Once all ranks are known to take part in the same attempt, they
+exchange lists of what is in flight, and each submits a substitute for what it had not sent. The
+step ends after all of these collectives; then its names may be used again.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from hvd_adaptive.transport.horovod_world import HorovodWorld
 
 
-# In place of a collective of this kind that a rank never sent. Horovod pairs them by name and
-# operation; if tensors then differ in dtype or shape it ends both with an error, which is enough.
+# Substitutes, by kind, for collectives that a rank never sent. Horovod pairs them by name and
+# operation. If tensors then differ in dtype or shape, both end with an error, which is enough.
 KINDS: dict[str, Callable[[HorovodWorld, str, Sendable], Any]] = {
     "payloads": lambda world, name, nothing: AllGather(nothing).submit(world, name),
     "parts": lambda world, name, nothing: AllToAll([nothing] * world.size).submit(world, name),
@@ -39,9 +39,9 @@ KINDS: dict[str, Callable[[HorovodWorld, str, Sendable], Any]] = {
 
 
 class GivenUp:
-    """Of one compressor among the same ranks.
+    """The given-up collectives of one compressor among the same ranks.
 
-    attempt: at the step in progress, the first one being 0.
+    attempt: the number of the attempt at the step in progress, from 0.
     """
 
     def __init__(self) -> None:
@@ -52,54 +52,54 @@ class GivenUp:
         self._life: Any = None
 
     def take(self, step: Any, life: Any) -> None:
-        """A Step or a JoinedStep that is given up now. life: HorovodWorld.life when it began."""
+        """Add a Step or a JoinedStep that is given up. life: HorovodWorld.life when it began."""
         self._bury(life)
         self._names |= step.names
         self._flying += step.abandon()
         self.attempt += 1
 
     def leave(self, sent: Sent, life: Any) -> None:
-        """A collective that this rank waits for no longer."""
+        """Add a collective for which this rank no longer waits."""
         self._bury(life)
         self._names.add(sent.name)
         self._flying.append(sent)
 
     def _bury(self, life: Any) -> None:
-        """Nothing is in flight of a life of Horovod that is over."""
+        """Forget what was in flight in an earlier life of Horovod."""
         if life is not self._life:
             self._life, self._flying, self._drained = life, [], []
 
     def drain(self, world: HorovodWorld, label: str, device: torch.device) -> None:
-        """All ranks are at this attempt, and here: what is in flight anywhere comes to its end.
+        """Complete what is in flight on any rank. All ranks call this at the same attempt.
 
-        label: ends the names of its collectives.  device: where gradients are.
+        label: ends the names of this method's collectives.  device: where gradients are.
         """
         self._bury(world.life)
         hvd, nothing = world.hvd, Sendable.copy_of(torch.zeros(4, dtype=torch.uint8, device=device))
         flying = [sent for sent in self._flying if not hvd.poll(sent.handle)]
         self._drained += [sent.handle for sent in self._flying]
         self._flying = []
-        for name, kind in _told(world, flying, f"hvd_adaptive.given_up.{label}"):
+        for name, kind in _in_flight_anywhere(world, flying, f"hvd_adaptive.given_up.{label}"):
             if name not in self._names:
                 self._drained.append(KINDS[kind](world, name, nothing))
                 self._names.add(name)
 
     def end(self, world: HorovodWorld) -> None:
-        """The step has ended; wait for what was in flight when it drained."""
+        """End the step, after what was in flight when it drained."""
         self._bury(world.life)
         for handle in self._drained:
-            with suppress(RuntimeError):  # of a collective that nobody reads
+            with suppress(RuntimeError):  # no rank reads the result
                 world.hvd.synchronize(handle)
         self.attempt, self._names, self._flying, self._drained = 0, set(), [], []
 
 
-def _told(world: HorovodWorld, own: list[Sent], name: str) -> list[tuple[str, str]]:
-    """Name and kind of all that is in flight on some rank, in the same order on all of them."""
+def _in_flight_anywhere(world: HorovodWorld, own: list[Sent], name: str) -> list[tuple[str, str]]:
+    """Return name and kind of all that is in flight on any rank, in one order on all ranks."""
     text = json.dumps([(sent.name, sent.kind) for sent in own]).encode()
     data = torch.frombuffer(bytearray(text), dtype=torch.uint8)
     lengths = world.gather_equal(
         torch.tensor([data.numel()], device="cpu"), f"{name}.lengths"
     ).view(-1)
     everyone = world.hvd.allgather(data, name=name, process_set=world.process_set)
-    told = [json.loads(bytes(part.tolist())) for part in everyone.split(lengths.tolist())]
-    return sorted({(name, kind) for of_rank in told for name, kind in of_rank})
+    everywhere = [json.loads(bytes(part.tolist())) for part in everyone.split(lengths.tolist())]
+    return sorted({(name, kind) for of_rank in everywhere for name, kind in of_rank})

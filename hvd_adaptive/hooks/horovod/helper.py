@@ -1,23 +1,23 @@
-"""Steps whose gradients are all there come to their end while the program does something else.
+"""Complete steps whose gradients have all arrived while the program does something else.
 
 Stock Horovod's allreduces end once the hooks of all ranks have fired, whatever the programs do
-next. Here a step needs work of each rank: statistics, payloads, second stages. Its first
-``decompress`` does that. But where a process has several optimizers, ranks may call them in
-different orders, and each waits in one for what the others would send in another. So a thread
-watches the sessions of a process that has several, and a step that has been ready for ``PATIENCE``
-gets a thread that does what ``decompress`` would.
+next. In this package a step needs work of each rank: statistics, payloads, second stages. The first
+``decompress`` of the step does it. But if a process has several optimizers, ranks may call them in
+different orders, and each rank waits in one for what the others would send in another. A thread
+therefore watches the sessions of a process that has several. If a step has been ready for
+``PATIENCE``, a helper thread does what ``decompress`` would.
 
-No rank waits for ever where stock Horovod would not:
+No rank waits for ever unless stock Horovod would, too:
 
 1. A step is ready once all its placeholders have come back reduced: every rank has submitted all
    of them. That is true on all ranks or on none, and needs no further call of any program.
-2. On each rank a ready step is brought to its end by a thread that waits for nothing else: the
-   program's in ``decompress``, or a helper. Each holds the lock of one session alone.
-3. All that they wait for are collectives of this step, which the same threads of the other ranks
-   submit. Horovod pairs them by name, and names differ between sessions.
+2. On each rank a thread that waits for nothing else completes a ready step: the program's thread in
+   ``decompress``, or a helper. Each holds the lock of one session only.
+3. These threads wait only for collectives of this step, which the same threads of the other ranks
+   submit. Horovod pairs collectives by name, and names differ between sessions.
 
-So steps end independently of each other. One that is not ready is waited for inside Horovod, as in
-stock Horovod.
+So steps end independently of each other. For a step that is not ready, ranks wait inside Horovod,
+as in stock Horovod.
 """
 
 from __future__ import annotations
@@ -31,19 +31,23 @@ from typing import Any, Protocol
 
 import torch
 
-# A program that calls ``step`` by itself is seldom slower.
+# In seconds. A program is seldom slower to call ``step``.
 PATIENCE = 0.05
 
 
 class Helped(Protocol):
-    """What a watch looks at."""
+    """A session, as a watch sees it."""
 
     def wants_watch(self) -> bool:
-        """Begin to help with a step that has been ready for long; whether to look again soon."""
+        """Start a helper if a step has been ready for ``PATIENCE``.
+
+        Returns:
+            Whether the watch must look again soon.
+        """
 
 
 class Watch:
-    """A thread that looks after the sessions of this process, as soon as there are several."""
+    """A thread that watches the sessions of this process, as soon as there are several."""
 
     def __init__(self) -> None:
         self._sessions: weakref.WeakSet[Any] = weakref.WeakSet()
@@ -51,7 +55,7 @@ class Watch:
         self._thread: threading.Thread | None = None
 
     def add(self, session: Helped) -> None:
-        """Look after a session from now on."""
+        """Watch a session from now on."""
         with self._lock:
             self._sessions.add(session)
             if len(self._sessions) > 1 and (self._thread is None or not self._thread.is_alive()):
@@ -61,7 +65,7 @@ class Watch:
                 self._thread.start()
 
     def wake(self) -> None:
-        """A step has begun."""
+        """Look at the sessions: a step has begun."""
         self._wake.set()
 
     def _run(self) -> None:
@@ -83,7 +87,7 @@ WATCH = Watch()
 
 @contextmanager
 def finished_on(device: torch.device) -> Iterator[None]:
-    """Work on ``device``, all of which is done at the end, whatever streams others use."""
+    """Run a block on ``device``, and wait at its end for all of its work there."""
     if device.type != "cuda":
         yield
         return

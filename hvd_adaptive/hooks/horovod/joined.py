@@ -1,9 +1,10 @@
-"""A step while some ranks are in ``hvd.join()``, out of data: the others' gradients travel by
-Horovod's own allreduce, the only collective in which a joined rank takes part, with zeros.
+"""A step while some ranks are in ``hvd.join()`` because they have no more data.
 
-They are summed in float32 (float64 where they are), and averages are over all ranks, as stock
-Horovod's are. Nothing is quantised, no table is fitted, residuals stay as they are. Such a step is
-not counted, so that ranks count alike when the joined ones come back.
+Gradients travel by Horovod's own allreduce. It is the only collective in which a joined rank takes
+part; the rank adds zeros. Gradients are summed in float32 (float64 if they are float64). Averages
+are over all ranks, as in stock Horovod. Nothing is quantised, no table is fitted, and residuals do
+not change. Such a step is not counted, so all ranks have the same count when the joined ranks
+return.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class JoinedStep:
-    """What Step is to the session, for gradients that all active ranks have, by slot."""
+    """The counterpart of Step for gradients, by slot, that all active ranks have."""
 
     counts = False
     names: frozenset[str] = frozenset()
@@ -53,7 +54,7 @@ class JoinedStep:
             meter.add("wire_bytes", 2 * bytes_ * (world.size - 1) // world.size)  # of a ring
 
     def result(self, slot: int, absent: bool = False) -> torch.Tensor:
-        """The reduced gradient, in its own shape and dtype."""
+        """Return the reduced gradient, in its own shape and dtype."""
         gradient = self._gradients.pop(slot)
         with self.binding.compressor.meter.time("exchange_s"):
             total = self.binding.world.hvd.synchronize(self._handles.pop(slot))
@@ -64,8 +65,8 @@ class JoinedStep:
         return not self._gradients
 
     def abandon(self) -> list[Any]:
-        """Give it up. What is in flight ends once every active rank has sent it, too."""
+        """Give up the step. Allreduces in flight end once every active rank has submitted them."""
         return []
 
     def commit(self) -> None:
-        """The step has ended, and changes nothing."""
+        """End the step, which changes nothing."""

@@ -1,15 +1,15 @@
-"""Ranks that came later take the first rank's state.
+"""Give the first rank's state to ranks that came later.
 
 Elastic Horovod starts workers in the middle of training. Their compressors are new, at step 0, and
-those of workers that lived through a crash may be a step apart. Horovod shares the model's state
-and, if it is told of the compressor, the compressor's; else ranks find here that they differ in
-the step alone.
+those of workers that survived a crash may be a step apart. Horovod shares the model's state and, if
+the elastic state holds the compressor, the compressor's. Otherwise ranks detect here that they
+differ in the step alone.
 
-A rank takes the first rank's state if its own is at step 0, or if it is of an earlier life of
-Horovod. So it does if it has another table at the same step, where an attempt at the step was given
-up while tables were fitted. Any other difference is an error of the program: a rank that took a
-step more, or loaded another checkpoint. Residuals are each rank's own: newcomers have none, the
-others keep theirs.
+A rank adopts the first rank's state if its own is at step 0, or of an earlier life of Horovod. It
+also does so if it has another table at the same step, and an attempt at the step was given up while
+tables were fitted. Any other difference is an error of the program: a rank made one more step, or
+loaded another checkpoint. Residuals belong to each rank: newcomers have none, and the other ranks
+keep theirs.
 """
 
 from __future__ import annotations
@@ -32,8 +32,10 @@ logger = logging.getLogger("hvd_adaptive")
 def take_first_state(
     world: HorovodWorld, compressor: GradientCompressor, name: str, attempt: int, survives: bool
 ) -> bool:
-    """Make ranks alike that differ in the step alone; False, on all of them, where they must not
-    be. A collective, over ranks none of which has sent anything of the step.
+    """Give ranks that differ in the step alone the same state. This is a collective.
+
+    No rank may have sent anything of the step. Returns False, on all ranks, if the difference is an
+    error.
 
     name: begins the names of its collectives.  attempt: at the step.
     survives: the state is of an earlier life of Horovod.
@@ -67,14 +69,14 @@ def take_first_state(
 
 
 def tables_fitted(compressor: GradientCompressor) -> int:
-    """How often, in all: of all parts, and of the averages of each."""
+    """Return the number of fits of tables: of all parts, and of the averages of each."""
     codecs = list(compressor.parts.values())
     seconds = [codec._second.codec for codec in codecs if codec._second is not None]
     return sum(codec.table_version for codec in {id(c): c for c in [*codecs, *seconds]}.values())
 
 
 def _first_state(world: HorovodWorld, compressor: GradientCompressor, name: str) -> dict:
-    """The first rank's, without what each rank has of its own."""
+    """Return the first rank's state, without the values that belong to each rank."""
     data = torch.empty(0, dtype=torch.uint8, device="cpu")
     if world.rank == 0:
         file = io.BytesIO()

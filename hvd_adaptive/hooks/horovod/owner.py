@@ -1,4 +1,4 @@
-"""Whose gradients these are: the optimizer that calls compress, its parameters, op and ranks."""
+"""Find the optimizer that calls compress, with its parameters, op and ranks."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ FRAMES = 5
 class Owner:
     """Named parameters whose gradients arrive, with the optimizer's op and process set.
 
-    optimizer: a weak reference, or None where the names were given by the user.
-    frozen: the optimizer's other parameters, without gradients when it was made.
+    optimizer: a weak reference, or None if the user gave the names.
+    frozen: the optimizer's other parameters, which required no gradient when it was constructed.
     """
 
     named_parameters: list[tuple[str, torch.nn.Parameter]]
@@ -31,10 +31,10 @@ class Owner:
 
 
 def find_owner(compressor: Any, callers_only: bool = False) -> Owner | None:
-    """The Horovod optimizer that holds ``compressor``, seen from inside its call of compress.
+    """Return the Horovod optimizer that holds ``compressor``, from inside its call of compress.
 
-    Horovod tells compress no name, so the optimizer is looked up among the callers (10 us), and
-    failing that, unless ``callers_only``, among all objects that refer to the compressor (slow).
+    Horovod passes no name to compress. The optimizer is therefore searched for among the callers
+    (10 us) and then, unless ``callers_only``, among all referrers of the compressor (slow).
     """
     optimizer = calling_optimizer(compressor)
     if optimizer is None and not callers_only:
@@ -49,8 +49,8 @@ def find_owner(compressor: Any, callers_only: bool = False) -> Owner | None:
 
 
 def optimizer_given(scheme: type) -> Any:
-    """The optimizer among the callers whose compression is the class ``scheme``, or a compressor
-    that has taken its place meanwhile."""
+    """Return the optimizer among the callers whose compression is the class ``scheme``, or a
+    compressor that has replaced the class meanwhile."""
 
     def holds(candidate: Any, scheme: type) -> bool:
         compression = getattr(candidate, "_compression", None)
@@ -62,27 +62,30 @@ def optimizer_given(scheme: type) -> Any:
 
 
 def optimizers_given(scheme: type, caller: Any) -> list[Any]:
-    """All optimizers whose compression is the class ``scheme``, ``caller`` one of them, in the
-    order of their parameters' names."""
+    """Return all optimizers whose compression is the class ``scheme``, including ``caller``, in
+    the order of their parameters' names."""
     gc.collect()  # Horovod's optimizers are rings of references
     found = {id(o): o for o in (*_referring_optimizers(scheme), caller)}
     return sorted(found.values(), key=lambda o: sorted(map(str, o._parameter_names.values())))
 
 
 def calling_parameter(compressor: Any) -> torch.Tensor | None:
-    """The parameter whose gradient the optimizer compresses, seen from inside that call."""
+    """Return the parameter whose gradient the calling optimizer compresses, if there is one."""
     frame = _calling_frame(compressor)
     parameter = None if frame is None else frame.f_locals.get("p")
     return parameter if isinstance(parameter, torch.Tensor) else None
 
 
 def take_adasums_step_back(compressor: Any) -> None:
-    """Horovod's Adasum optimizer steps a parameter, and puts the difference in its place, before it
-    calls compress: put back what was there, and the optimizer's parameters."""
+    """Restore the parameter and the optimizer's parameter groups in a call by Horovod's Adasum
+    optimizer, which steps a parameter, and replaces it by the difference, before it calls
+    compress."""
     frame = _calling_frame(compressor)
-    optimizer = None if frame is None else frame.f_locals["self"]
+    if frame is None:
+        return
+    optimizer = frame.f_locals["self"]
     before = getattr(optimizer, "_starting_models", {})
-    if frame is None or frame.f_locals.get("p") not in before:
+    if frame.f_locals.get("p") not in before:
         return
     parameter = frame.f_locals["p"]
     with torch.no_grad():
@@ -112,13 +115,13 @@ def _holds(candidate: Any, compressor: Any) -> bool:
 
 
 def calling_optimizer(compressor: Any) -> Any:
-    """The Horovod optimizer that holds ``compressor`` and is among the callers (10 us)."""
+    """Return the Horovod optimizer among the callers that holds ``compressor`` (10 us)."""
     frame = _calling_frame(compressor)
     return None if frame is None else frame.f_locals["self"]
 
 
 def _calling_frame(compressor: Any, holds: Callable[[Any, Any], bool] = _holds) -> FrameType | None:
-    """The nearest caller that is a method of an optimizer that holds the compressor."""
+    """Return the frame of the nearest method of an optimizer that holds the compressor."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and str(frame.f_globals.get("__name__")).startswith("hvd_adaptive."):
         frame = frame.f_back

@@ -1,14 +1,15 @@
-"""The small tensor that Horovod reduces in a gradient's stead, and what its sum tells.
+"""The small tensor that Horovod reduces instead of a gradient, and the meaning of its sum.
 
-float64 [1, rank, 1 on rank 0, slot, slot**2, step, step**2, place, place**2, low, low**2, high,
-high**2, absent, +-2**40], where place is a checksum of the attempt at the step, of how often tables
-were fitted, and whether they are now, low and high are the halves of a 32-bit fingerprint, and
-absent is 1 where backward has not reached the parameter. After the reduction the first entry tells
-Average from Sum, and how many ranks took part: one that has called hvd.join() adds zeros. The next
-two give Min, Max, Product and other factors away, and a variance above zero shows that ranks
-disagree. The last entry, negative on odd ranks, makes neighbours' vectors point in opposite ways,
-where Adasum is far from any average. The numbers are taken modulo 2**16, so that sums of squares
-over 1,000 ranks are exact in float64, with room for the rounding of a gradient_predivide_factor.
+float64 [1, rank, 1 on rank 0, slot, slot**2, step, step**2, progress, progress**2, low, low**2,
+high, high**2, absent, +-2**40]. ``progress`` is a checksum of the attempt at the step, of how often
+tables were fitted, and of whether they are now. ``low`` and ``high`` are the halves of a 32-bit
+fingerprint. ``absent`` is 1 if backward has not reached the parameter. After the reduction the
+first entry distinguishes Average from Sum, and shows how many ranks took part: a rank that has
+called hvd.join() adds zeros. The next two expose Min, Max, Product and other factors. A variance
+above zero shows that ranks disagree. The last entry, negative on odd ranks, makes neighbours'
+vectors point in opposite ways, where Adasum is far from any average. The numbers are taken modulo
+2**16, so that sums of squares over 1,000 ranks are exact in float64, with room for the rounding of
+a gradient_predivide_factor.
 """
 
 from __future__ import annotations
@@ -27,21 +28,21 @@ MODULUS = 1 << 16
 OPPOSED = float(1 << 40)
 _SETTINGS = "settings, parameters or package version"
 # Whoever disagrees on settings may disagree on the rest too, so those are told first.
-_STEP, _PLACE = 1, 2
+_STEP, _PROGRESS = 1, 2
 _TOPICS = (
     (4, _SETTINGS),
     (3, _SETTINGS),
     (0, "the order of their gradients"),
     (_STEP, "the step"),
-    (_PLACE, "the step"),
+    (_PROGRESS, "the step"),
 )
 
 
 class Reduction(NamedTuple):
-    """What Horovod made of a step.
+    """The reduction that Horovod applied to a placeholder.
 
-    factor: turns a sum over ranks into what was asked for: 1/size or 1.
-    active: ranks that took part; fewer than all where some have called hvd.join().
+    factor: turns a sum over ranks into its result: 1/size or 1.
+    active: the number of ranks that took part; fewer than all if some have called hvd.join().
     """
 
     factor: float
@@ -51,29 +52,29 @@ class Reduction(NamedTuple):
 class StepsDiffer(RankMismatchError):
     """Ranks agree on all but the step, or whether tables are fitted at it."""
 
-    def __init__(self, told: str, read: Reduction) -> None:
-        super().__init__(told)
+    def __init__(self, mismatch: str, read: Reduction) -> None:
+        super().__init__(mismatch)
         self.read = read
 
 
 def placeholder(
-    rank: int, slot: int, step: int, fingerprint: int, absent: bool = False, place: int = 0
+    rank: int, slot: int, step: int, fingerprint: int, absent: bool = False, progress: int = 0
 ) -> torch.Tensor:
     """The tensor for one gradient; ``fingerprint`` (32 bits) covers what ranks must agree on at all
-    steps, ``step`` and ``place`` what they must at this one.
+    steps, ``step`` and ``progress`` what they must at this one.
 
     absent: the gradient is missing here, and zeros stand for it.
     """
-    values, slot = _without_slot(rank, step, fingerprint, place).copy(), slot % MODULUS
+    values, slot = _without_slot(rank, step, fingerprint, progress).copy(), slot % MODULUS
     values[3], values[4], values[-2] = slot, slot * slot, absent
     return torch.from_numpy(values)
 
 
 @functools.lru_cache(maxsize=16)
-def _without_slot(rank: int, step: int, fingerprint: int, place: int) -> np.ndarray:
-    """What a rank's placeholders of a step have in common."""
+def _without_slot(rank: int, step: int, fingerprint: int, progress: int) -> np.ndarray:
+    """Return the values that all placeholders of a rank have in one step."""
     values = [1.0, float(rank), float(rank == 0)]
-    for number in (0, step, place, fingerprint, fingerprint >> 16):
+    for number in (0, step, progress, fingerprint, fingerprint >> 16):
         values += [float(number % MODULUS), float((number % MODULUS) ** 2)]
     values += [0.0, -OPPOSED if rank % 2 else OPPOSED]
     return np.array(values, dtype=np.float64)
@@ -91,14 +92,14 @@ def check_reduced(reduced: torch.Tensor, size: int, any_step: bool = False) -> R
         total, squares = whole[2 * pair], whole[2 * pair + 1]
         if read.active * squares == total * total:
             continue
-        told = (
+        mismatch = (
             f"ranks disagree on {topic}: every rank must construct the same compressor for the "
             "same parameters and take the same steps"
         )
-        if pair not in (_STEP, _PLACE):
-            raise RankMismatchError(told)
+        if pair not in (_STEP, _PROGRESS):
+            raise RankMismatchError(mismatch)
         if not any_step:
-            raise StepsDiffer(told, read)
+            raise StepsDiffer(mismatch, read)
     return read
 
 
@@ -184,7 +185,7 @@ def _is_whole(value: float) -> bool:
 
 
 def _op(entries: list[float], size: int) -> str:
-    """What gave these entries, as far as they tell."""
+    """Return the op that gave these entries, as far as they show it."""
     known: dict[tuple[float, float, float], str]
     known = {(0, 0, -1): "Min", (size - 1, 1, 1): "Max", (0, 0, 0): "Product"}
     ranks, first, balance = entries[1:]

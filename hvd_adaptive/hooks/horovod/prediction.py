@@ -1,4 +1,4 @@
-"""Which parameter's gradient comes next."""
+"""Predict which parameter's gradient comes next."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 
 class Prediction:
-    """Which slot comes next: the previous step's order is tried before a search through all."""
+    """Find slots: in the order of the previous step first, then among all."""
 
     def __init__(self, count: int) -> None:
         self._order = list(range(count - 1, -1, -1))
@@ -14,11 +14,11 @@ class Prediction:
         self._next = 0
 
     def restart(self) -> None:
-        """A new step begins; the slot found last is its first."""
+        """Begin a new step; the slot found last is its first."""
         self._seen = self._seen[-1:]
 
     def find(self, matches: Callable[[int], bool]) -> int | None:
-        """The slot for which ``matches(slot)`` holds."""
+        """Return the slot for which ``matches(slot)`` holds, or None."""
         count = len(self._order)
         for offset in range(count):
             position = (self._next + offset) % count
@@ -30,7 +30,7 @@ class Prediction:
         return None
 
     def learn(self) -> None:
-        """The step is over: its order is the next one's prediction."""
+        """End a step; its order predicts that of the next one."""
         rest = set(self._order) - set(self._seen)
         self._order = list(dict.fromkeys(self._seen)) + [s for s in self._order if s in rest]
         self._seen, self._next = [], 0

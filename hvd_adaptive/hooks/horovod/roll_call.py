@@ -1,8 +1,9 @@
-"""Whether all ranks take part in a step, told by the first placeholder that comes back.
+"""Detect from a step's first reduced placeholder whether all ranks take part.
 
-A rank in ``hvd.join()`` adds zeros to every allreduce. Every other collective fails there or, where
-Horovod has it in its response cache, breaks the job (MPI_ERR_TRUNCATE, a segmentation fault). So
-groups are launched once all ranks are known to be there, during the backward pass still.
+A rank in ``hvd.join()`` adds zeros to every allreduce. Every other collective fails on it or, if
+Horovod has the collective in its response cache, breaks the job (MPI_ERR_TRUNCATE, a segmentation
+fault). Groups are therefore launched only once all ranks are known to take part, which is still
+during the backward pass.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from hvd_adaptive.hooks.horovod.placeholder import Reduction, check_reduced
 
 
 class RollCall:
-    """Waits, without ever blocking, for one placeholder of an optimizer's."""
+    """Poll for the first reduced placeholder of an optimizer; never block."""
 
     def __init__(self, hvd: Any, optimizer: Any, size: int) -> None:
         self._hvd, self._optimizer, self._size = hvd, optimizer, size
@@ -26,35 +27,39 @@ class RollCall:
         self._over = False
 
     def expect(self, parameter: torch.nn.Parameter, placeholder: torch.Tensor, slot: int) -> None:
-        """Horovod is about to reduce this placeholder in place; the first one is waited for."""
+        """Note a placeholder that Horovod is about to reduce in place; only the first counts."""
         if self._placeholder is None:
             self._parameter, self._placeholder, self._slot = parameter, placeholder, slot
 
     @property
     def first(self) -> tuple[torch.Tensor, int]:
-        """The first placeholder, reduced once all ``are_back``, and its slot."""
+        """The first placeholder and its slot. It is reduced if ``are_back()``."""
         assert self._placeholder is not None
         return self._placeholder, self._slot
 
     def are_back(self) -> bool:
-        """Whether every gradient of the optimizer's has come back reduced: so every rank has
-        submitted all of its own, and needs no further call of the program for that."""
+        """Return whether all placeholders of the optimizer have been reduced.
+
+        Then every rank has submitted all of its own, without further calls of its program.
+        """
         optimizer = self._optimizer()
         if optimizer is None or self._placeholder is None:
             return False
         try:
             return all(map(self._is_back, optimizer._requires_update))
-        except ValueError:  # the program waits for them at this moment, and has taken some
+        except ValueError:  # the program waits for them now, and has removed some
             return False
 
     def _is_back(self, parameter: torch.nn.Parameter) -> bool:
         handle = self._handle(parameter)
-        # Sparse gradients have a function in a handle's place, and are nothing of ours.
+        # Sparse gradients have a function instead of a handle, and are not compressed.
         return handle is not None and (callable(handle) or self._hvd.poll(handle))
 
     def answer(self) -> Reduction | None:
-        """Given once, where all ranks are there and agree. All else is for ``decompress`` to
-        tell."""
+        """Return, once, the reduction if all ranks take part and agree.
+
+        ``decompress`` reports every other result.
+        """
         if self._over or self._placeholder is None:
             return None
         handle = self._handle(self._parameter)
@@ -68,7 +73,7 @@ class RollCall:
         return read if read.active == self._size else None
 
     def _handle(self, parameter: Any) -> Any:
-        """Of a placeholder's allreduce, which Horovod keeps by parameter or by group of them."""
+        """Return a placeholder's handle, which Horovod keeps by parameter or group of them."""
         optimizer = self._optimizer()
         if optimizer is None:
             return None

@@ -166,7 +166,7 @@ def test_a_step_that_is_given_up_leaves_no_trace():
         hidden.register_hook(answered)
         torch.nn.functional.cross_entropy(model[1:](hidden), y).backward()
         if torn:
-            assert compressor.connection._batch.step._flying, "groups were encoded"
+            assert compressor.connection._pending.step._flying, "groups were encoded"
             handles = [handle for handle, _ in optimizer._handles.values()]
             optimizer.load_state_dict(optimizer.state_dict())
             for handle in handles:

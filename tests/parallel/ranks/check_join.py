@@ -125,7 +125,7 @@ def test_groups_are_launched_while_backward_runs():
     handle, ticket = optimizer._handles[weights[2]]
     while not hvd.poll(handle):
         pass
-    step = ticket.batch.step
+    step = ticket.pending.step
     assert not step._flying
     weights[1].sum().backward()
     assert len(step._flying) == 2

@@ -82,7 +82,7 @@ def tear(model, optimizer, compressor, monkeypatch):
         hidden = model[0](x)
         hidden.register_hook(answered)
         torch.nn.functional.cross_entropy(model[1:](hidden), y).backward()
-    assert bool(compressor.connection._batch.step._flying) == (hvd.rank() == 0)
+    assert bool(compressor.connection._pending.step._flying) == (hvd.rank() == 0)
     handles = [handle for handle, _ in optimizer._handles.values()]
     optimizer.load_state_dict(optimizer.state_dict())
     for handle in handles:

@@ -87,10 +87,12 @@ def summed(*ranks) -> torch.Tensor:
 
 
 @pytest.mark.parametrize(
-    "odd", [{"step": 9}, {"place": 1}, {"step": 0, "place": 3}], ids=["step", "place", "both"]
+    "odd",
+    [{"step": 9}, {"progress": 1}, {"step": 0, "progress": 3}],
+    ids=["step", "progress", "both"],
 )
 def test_placeholders_that_differ_in_the_step_alone(odd):
-    own = {"slot": 4, "step": 5, "fingerprint": 2**31 + 7, "place": 0}
+    own = {"slot": 4, "step": 5, "fingerprint": 2**31 + 7, "progress": 0}
     reduced = summed(own, own | odd, own)
     with pytest.raises(StepsDiffer) as caught:
         check_reduced(reduced, 3)

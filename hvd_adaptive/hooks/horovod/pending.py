@@ -1,0 +1,161 @@
+"""The gradients of one step, from the first compress to the last decompress."""
+
+from __future__ import annotations
+
+import logging
+import weakref
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from hvd_adaptive.errors import RankMismatchError
+from hvd_adaptive.hooks.horovod.joined import JoinedStep
+from hvd_adaptive.layout import Layout, Member
+from hvd_adaptive.run.step import Step
+
+if TYPE_CHECKING:
+    from hvd_adaptive.hooks.horovod.binding import Binding
+    from hvd_adaptive.hooks.horovod.changed import Watch
+    from hvd_adaptive.hooks.horovod.placeholder import Reader
+    from hvd_adaptive.hooks.horovod.roll_call import RollCall
+
+logger = logging.getLogger("hvd_adaptive")
+
+
+@dataclass(frozen=True)
+class Ticket:
+    """What decompress needs to know of a gradient."""
+
+    pending: PendingGradients
+    slot: int
+
+
+@dataclass(kw_only=True)
+class PendingGradients(ABC):
+    """The gradients of one step.
+
+    running: the step that exchanges them; None until the first decompress.
+    lost: Horovod dropped a gradient of this step without a call of decompress.
+    watch: detects changes of gradients; None if no optimizer was found.
+    helped: a helper completes this step, or has completed it.
+    failure: the helper's error.
+    given_up: no result of this step will be requested.
+    life: Horovod's (``HorovodWorld.life``) when the step began.
+    """
+
+    binding: Binding
+    running: Step | JoinedStep | None = None
+    lost: bool = False
+    watch: Watch | None = None
+    helped: bool = False
+    failure: Exception | None = None
+    given_up: bool = False
+    reader: Reader | None = None
+    life: Any = None
+    tickets: list[weakref.ref] = field(default_factory=list)
+
+    def ticket(self, slot: int) -> Ticket:
+        """Return a ticket for the gradient in ``slot``. If it is dropped, the step is lost."""
+        ticket = Ticket(self, slot)
+        self.tickets.append(weakref.ref(ticket, self._mark_lost))
+        return ticket
+
+    def _mark_lost(self, ticket: weakref.ref) -> None:
+        self.lost = True
+
+    @property
+    @abstractmethod
+    def latest_step(self) -> Step | JoinedStep | None:
+        """The running step, or else the step that collects gradients, if there is one."""
+
+    @abstractmethod
+    def complete_step(self) -> Step:
+        """Return the step that holds all gradients. It may be a collective."""
+
+    def joined_step(self) -> JoinedStep:
+        """Return a step of the same gradients for ranks of which some have called hvd.join()."""
+        logger.info("some ranks have called hvd.join(): this step travels uncompressed")
+        attempt = self.binding.given_up.attempt
+        return JoinedStep(self.binding, self._take_gradients(), self._joined_name(), attempt)
+
+    @abstractmethod
+    def _take_gradients(self) -> dict[int, torch.Tensor]:
+        """Return the gradients by slot, out of the step that collected them."""
+
+    @abstractmethod
+    def _joined_name(self) -> str:
+        """Return the beginning of the names of a joined step's collectives."""
+
+
+@dataclass(kw_only=True)
+class NamedGradients(PendingGradients):
+    """The gradients of known parameters; they join the step's groups as they arrive.
+
+    held: nothing may be launched before the first decompress.
+    ready: when all placeholders were first seen to be back.
+    """
+
+    step: Step
+    roll_call: RollCall | None
+    held: bool
+    ready: float | None = None
+
+    @property
+    def latest_step(self) -> Step | JoinedStep:
+        return self.running or self.step
+
+    def complete_step(self) -> Step:
+        return self.step
+
+    def _take_gradients(self) -> dict[int, torch.Tensor]:
+        gradients = self.step.arrived
+        self.step.abandon()  # nothing of it has been sent
+        return gradients
+
+    def _joined_name(self) -> str:
+        return self.binding.name
+
+
+@dataclass(kw_only=True)
+class UnnamedGradients(PendingGradients):
+    """Gradients that no optimizer names; they are laid out at the first decompress."""
+
+    tensors: list[torch.Tensor] = field(default_factory=list)
+
+    @property
+    def latest_step(self) -> Step | JoinedStep | None:
+        return self.running
+
+    def complete_step(self) -> Step:
+        """Lay out the tensors in the order of arrival, if ranks have the same ones."""
+        binding, part_of = self.binding, self.binding.compressor.part_of
+        members = [
+            Member(str(i), tuple(t.shape), t.dtype, part_of(str(i)))
+            for i, t in enumerate(self.tensors)
+        ]
+        layout = binding.build_layout(members, in_order=True)
+        binding.name = binding.unnamed
+        own = torch.tensor([layout.fingerprint >> 1], dtype=torch.int64, device="cpu")
+        if not bool((binding.world.gather_equal(own, f"{binding.name}.layout") == own).all()):
+            raise RankMismatchError("ranks disagree on their gradients' shapes or order")
+        step = new_step(binding, layout)
+        for slot, tensor in enumerate(self.tensors):
+            step.arrive(slot, tensor)
+        return step
+
+    def _take_gradients(self) -> dict[int, torch.Tensor]:
+        return dict(enumerate(self.tensors))
+
+    def _joined_name(self) -> str:
+        return self.binding.unnamed
+
+
+def new_step(binding: Binding, layout: Layout) -> Step:
+    """Return the step that comes next, without gradients."""
+    compressor = binding.compressor
+    residuals = compressor.residuals
+    if residuals is not None:
+        residuals.lay_out(layout, binding.world.rank, binding.world.size)
+    return Step(binding, layout, compressor.step, binding.given_up.attempt, residuals)
