@@ -46,6 +46,7 @@ class PendingGradients(ABC):
     """
 
     binding: Binding
+    life: Any
     running: Step | JoinedStep | None = None
     lost: bool = False
     watch: Watch | None = None
@@ -53,7 +54,6 @@ class PendingGradients(ABC):
     failure: Exception | None = None
     given_up: bool = False
     reader: Reader | None = None
-    life: Any = None
     tickets: list[weakref.ref] = field(default_factory=list)
 
     def ticket(self, slot: int) -> Ticket:

@@ -180,7 +180,7 @@ class Session:
             )
         pending = self._pending
         if not isinstance(pending, UnnamedGradients) or pending.running is not None or pending.lost:
-            self._pending = pending = UnnamedGradients(binding=binding)
+            self._pending = pending = UnnamedGradients(binding=binding, life=binding.world.life)
         pending.tensors.append(tensor)
         if len(pending.tensors) > 1:
             self._warn_of_names(
