@@ -81,7 +81,7 @@ class Residuals:
             named = self._named()
             self._current, self._spare, self._loaded = {}, {}, {}
             self._layout = layout
-            self._assign(named)
+            self._assign(layout, named)
 
     def added(self, index: int, flat: torch.Tensor) -> torch.Tensor:
         """Return z (float32) of group ``index``.
@@ -220,14 +220,14 @@ class Residuals:
                 named[member.name][of_tensor] = self._current[index][of_group].cpu()
         return named
 
-    def _assign(self, named: Mapping[str, torch.Tensor]) -> None:
+    def _assign(self, layout: Layout, named: Mapping[str, torch.Tensor]) -> None:
         """Assign residuals by parameter to groups; warn about parameters that lose theirs."""
         lost = {name for name, residual in named.items() if bool(residual.any())}
-        for index, (member, of_tensor, of_group) in _quantized_slices(self._layout):
+        for index, (member, of_tensor, of_group) in _quantized_slices(layout):
             residual = named.get(member.name)
             if residual is not None and residual.numel() == member.numel:
                 if index not in self._current:
-                    self._current[index] = _zeros(self._layout.groups[index].quantized)
+                    self._current[index] = _zeros(layout.groups[index].quantized)
                 self._current[index][of_group] = residual[of_tensor]
                 lost.discard(member.name)
         if lost:

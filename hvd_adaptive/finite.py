@@ -36,20 +36,26 @@ class Finite:
 
     def ask(self) -> Finite:
         """Start the copy of the result to the host; return this object."""
-        if self._flags and self._answer is None:
-            first = self._flags[0].device
-            self._answer = stacked([flag.to(first) for flag in self._flags])
+        if self._flags:
+            self._copied()
         return self
 
     def is_there(self) -> bool:
         """Return whether ``bool`` would return without waiting."""
-        return not self._known or not self._flags or self.ask()._answer.is_there()
+        return not self._known or not self._flags or self._copied().is_there()
 
     def __bool__(self) -> bool:
         if self._known and self._flags:
-            self._known = bool(self.ask()._answer.get().all())
+            self._known = bool(self._copied().get().all())
             self._flags = []
         return self._known
+
+    def _copied(self) -> Later:
+        """Return the copy of the flags, of which there is at least one; start it if necessary."""
+        if self._answer is None:
+            first = self._flags[0].device
+            self._answer = stacked([flag.to(first) for flag in self._flags])
+        return self._answer
 
 
 def all_finite(tensors: Iterable[torch.Tensor]) -> bool:

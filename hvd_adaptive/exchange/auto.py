@@ -218,10 +218,10 @@ def measure(
 
 def _carry_out(route: Route, world: World, name: str) -> None:
     """All stages of one group, each waited for."""
-    received = None
+    request = next(route)
     for stage in itertools.count():
+        received = request.receive(world, request.submit(world, f"{name}.{stage}"))
         try:
             request = route.send(received)
         except StopIteration:
             return
-        received = request.receive(world, request.submit(world, f"{name}.{stage}"))

@@ -19,6 +19,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
@@ -54,18 +55,61 @@ MOST_GATHERED = 2
 HEADERS = 1024
 
 
+@dataclass(frozen=True)
+class Topology:
+    """Nodes as one rank sees them.
+
+    Attributes:
+        local: Ranks of this rank's node, ascending.
+        index: This rank's place among them.
+        across: The rank in this place of each node.
+        between: The exchange among those.
+    """
+
+    local: Sequence[int]
+    index: int
+    across: Sequence[int]
+    between: Exchange
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether every rank has a node to itself, and there are several nodes."""
+        return len(self.local) == 1 < len(self.across)
+
+    @property
+    def shares_one_node(self) -> bool:
+        """Whether all ranks share a node, so that nothing is compressed."""
+        return len(self.across) == 1
+
+    def inside(self, request: AllGather | AllToAll) -> Among:
+        """Return a collective of the ranks of each node."""
+        ranks = len(self.local) * len(self.across)
+        return Among(self.local, request, ranks, local=True)
+
+
+def find_topology(nodes: Sequence[int], rank: int) -> Topology:
+    """Return the topology of ``rank``; ``nodes`` holds each rank's node."""
+    names = sorted(set(nodes))
+    members = [[r for r, of_rank in enumerate(nodes) if of_rank == node] for node in names]
+    own = names.index(nodes[rank])
+    index = members[own].index(rank)
+    kind = Allgather if len(names) <= MOST_GATHERED else ScatterReduce
+    across = [of_node[index] for of_node in members]
+    return Topology(members[own], index, across, kind(Place(len(names), own)))
+
+
 class Hierarchical(Exchange):
     """Ranks that share a node, then nodes, then ranks that share a node."""
 
     def __init__(self, place: Place) -> None:
         super().__init__(place)
-        self._between: Exchange | None = None
+        self._known: Topology | None = None
         if place.nodes:
             self._know(place.nodes)
 
     @property
     def settled(self) -> bool:
-        return self._between is not None
+        return self._known is not None
 
     def settle(
         self, world: World, compressor: StagedCodec, name: str, device: torch.device
@@ -80,16 +124,16 @@ class Hierarchical(Exchange):
 
     def arrange(self, groups: Sequence[Group]) -> None:
         """Groups that do not leave their node quantise nothing: no table is fitted to them."""
-        for group in groups if self._shares_one_node else ():
+        for group in groups if self._topology.shares_one_node else ():
             group.quantize_nothing()
 
     def share(self, rank: int, quantized: int, full: int, bucket_size: int) -> Share:
-        slices = cut(quantized, full, bucket_size, len(self._local))
-        own = slices[self._local.index(rank)]
-        return Share(self._local, own.begin, own.end)
+        slices = cut(quantized, full, bucket_size, len(self._topology.local))
+        own = slices[self._topology.local.index(rank)]
+        return Share(self._topology.local, own.begin, own.end)
 
     def prepare(self, compressor: StagedCodec, labels: Sequence[str], step: int) -> None:
-        self._between.prepare(compressor, labels, step)
+        self._topology.between.prepare(compressor, labels, step)
 
     def in_flight_bytes(
         self, codec: StagedCodec, quantized: int, full: int, dtype: torch.dtype
@@ -105,37 +149,35 @@ class Hierarchical(Exchange):
     def working_bytes(self, codec: StagedCodec, quantized: int, full: int) -> int:
         # The average of a node's slice; what is then exchanged is not larger.
         size = codec.settings.bucket_size
-        return 8 * max(c.coordinates for c in cut(quantized, full, size, len(self._local)))
+        return 8 * max(c.coordinates for c in cut(quantized, full, size, len(self._topology.local)))
 
     def _know(self, nodes: Sequence[int]) -> None:
-        names = sorted(set(nodes))
-        members = [[r for r in range(self.ranks) if nodes[r] == node] for node in names]
-        own = names.index(nodes[self.rank])
-        self._local = members[own]
-        self._index = self._local.index(self.rank)
-        # Ranks in the same place of their nodes.
-        self._across = [of_node[self._index] for of_node in members]
-        kind = Allgather if len(names) <= MOST_GATHERED else ScatterReduce
-        self._between = kind(Place(len(names), own))
-        if len(names) == 1:
+        self._known = find_topology(nodes, self.rank)
+        if self._known.shares_one_node:
             logger.info("all %d ranks share a node: nothing is compressed", self.ranks)
+
+    @property
+    def _topology(self) -> Topology:
+        if self._known is None:
+            raise RuntimeError("exchange='hierarchical': nodes are known only after settle")
+        return self._known
 
     def encode(
         self, shipment: Shipment, flat: torch.Tensor, values: torch.Tensor
     ) -> list[Outgoing]:
         slices = self._slices(shipment)
-        if self._is_alone:
-            return self._between.encode(self._part(shipment, slices[0]), flat, values)
-        if self._shares_one_node:
+        if self._topology.is_alone:
+            return self._topology.between.encode(self._part(shipment, slices[0]), flat, values)
+        if self._topology.shares_one_node:
             shipment.measure(flat, flat.dtype)
         return _copied(flat, slices)
 
     def route(self, shipment: Shipment, sent: Sequence[Outgoing]) -> Route:
         slices = self._slices(shipment)
-        own = slices[self._index]
-        if self._is_alone:
+        own = slices[self._topology.index]
+        if self._topology.is_alone:
             return (yield from self._sent_across(self._part(shipment, own), sent))
-        parts = yield self._inside(AllToAll([memory_of(part) for part in sent]))
+        parts = yield self._topology.inside(AllToAll([memory_of(part) for part in sent]))
         del sent
         failures: list[PayloadError] = []
         mean = _mean(parts, own, shipment.dtype, failures)
@@ -146,61 +188,51 @@ class Hierarchical(Exchange):
         except PayloadError as error:
             # The others would wait for this rank for ever: they get nothing, and fail, too.
             failures.append(error)
-        (gathered,) = yield self._inside(AllGather(result))
+        (gathered,) = yield self._topology.inside(AllGather(result))
         if failures:
             raise failures[0]
         return _joined(gathered, slices, shipment)
 
-    @property
-    def _is_alone(self) -> bool:
-        """Whether this rank has a node to itself, as the others have, and there are others."""
-        return len(self._local) == 1 < len(self._across)
-
-    @property
-    def _shares_one_node(self) -> bool:
-        """Whether all ranks do, so that nothing is compressed."""
-        return len(self._across) == 1
-
-    def _inside(self, request: AllGather | AllToAll) -> Among:
-        """A request of the ranks of each node."""
-        return Among(self._local, request, self.ranks, local=True)
-
     def _exchanged(self, shipment: Shipment, own: Chunk, mean: torch.Tensor) -> Route:
         """The slice's average (or sum) over all ranks, from the means of nodes."""
-        if self._shares_one_node:
-            return (mean * (shipment.factor() * len(self._local))).to(shipment.dtype)
+        if self._topology.shares_one_node:
+            return (mean * (shipment.factor() * len(self._topology.local))).to(shipment.dtype)
         part = self._part(shipment, own)
         with shipment.time("encode_s"):
-            payloads = self._between.encode(part, mean.to(part.dtype), mean[: own.quantized])
+            payloads = self._topology.between.encode(
+                part, mean.to(part.dtype), mean[: own.quantized]
+            )
         return (yield from self._sent_across(part, payloads))
 
     def _part(self, shipment: Shipment, own: Chunk) -> Shipment:
         """Of a slice, whose senders are nodes."""
-        across, inside = self._across, len(self._local)
+        across, inside, keys = self._topology.across, len(self._topology.local), shipment.keys
         return dataclasses.replace(
             shipment,
             quantized=own.quantized,
             full=own.full,
             key=lambda node: shipment.key(across[node]),
-            keys=shipment.keys and (lambda node: shipment.keys(across[node])),
+            keys=None if keys is None else (lambda node: keys(across[node])),
             factor=lambda: shipment.factor() * inside,
         )
 
     def _sent_across(self, part: Shipment, sent: Sequence[Outgoing]) -> Route:
         """What nodes make of their slices, each given the same place."""
-        route, received = self._between.route(part, sent), None
+        topology = self._topology
+        route = topology.between.route(part, sent)
         del sent
+        request = next(route)
         while True:
+            assert isinstance(request, AllGather | AllToAll)
+            received = yield Among(topology.across, request, self.ranks)
             try:
                 request = route.send(received)
             except StopIteration as end:
                 return end.value
-            assert isinstance(request, AllGather | AllToAll)
-            received = yield Among(self._across, request, self.ranks)
 
     def _slices(self, shipment: Shipment) -> Sequence[Chunk]:
         size = shipment.codec.settings.bucket_size
-        return cut(shipment.quantized, shipment.full, size, len(self._local))
+        return cut(shipment.quantized, shipment.full, size, len(self._topology.local))
 
 
 def _copied(flat: torch.Tensor, slices: Sequence[Chunk]) -> list[Outgoing]:

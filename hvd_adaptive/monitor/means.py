@@ -56,12 +56,13 @@ class Means:
         that the monitor took) and groups (the figures of each group).
         """
         whole = _means(self._total, self.steps)
+        begin = self.ended if self._begin is None else self._begin
         return {
             "step": self._step,
             "steps": self.steps,
             **whole,
             "peak_bytes": self._total.peak_bytes,
-            "step_s": (self.ended - self._begin) / self._timed if self._timed else None,
+            "step_s": (self.ended - begin) / self._timed if self._timed else None,
             "non_finite": sum(self._non_finite.values()),
             "table_version": self._version,
             "monitor_s": self.monitor_s / self.steps,

@@ -185,11 +185,12 @@ class Monitor:
 
     def _to_sinks(self, call: Callable[[Sink], None]) -> None:
         """Call ``call`` for each sink; drop a sink that fails, and continue."""
-        for sink in list(self._sinks or ()):
+        sinks = self._sinks or []
+        for sink in list(sinks):
             try:
                 call(sink)
             except OSError as error:
-                self._sinks.remove(sink)
+                sinks.remove(sink)
                 logger.warning("monitor: writing stopped: %s", error)
                 with contextlib.suppress(OSError):
                     sink.close()

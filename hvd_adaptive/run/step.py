@@ -86,7 +86,8 @@ class Step:
         self._flying: deque[_Flight] = deque()
         self.names: set[str] = set()  # of what was submitted
         self._held = 0
-        self._results: dict[int, torch.Tensor | None] = {}
+        self._returned: set[int] = set()  # groups that have been received, or could not be read
+        self._results: dict[int, torch.Tensor] = {}  # those that were not written back
         self._residuals = residuals
         self._after: dict[int, torch.Tensor] = {}  # the groups' residuals once this step has ended
         self._absent: list[int] = []
@@ -148,10 +149,9 @@ class Step:
         """
         pieces = self.layout.pieces_of[slot]
         for group, _ in pieces:
-            while group not in self._results:
+            while group not in self._returned:
                 self._advance_oldest()
-        tensor, self._tensors[slot] = self._tensors[slot], None
-        self._pending -= 1
+        tensor = self._removed(slot)
         if self._failures.first is None and not self._written_back[slot]:
             parts = [self._results[group][_range(piece)] for group, piece in pieces]
             whole = parts[0] if len(parts) == 1 else torch.cat(parts)
@@ -161,6 +161,17 @@ class Step:
             tensor.detach().zero_()
         if self.finished:
             self._check_everywhere()
+        return tensor
+
+    def _removed(self, slot: int) -> torch.Tensor:
+        """Return the member's gradient, which leaves the step."""
+        tensor, self._tensors[slot] = self._tensors[slot], None
+        if tensor is None:
+            raise RuntimeError(
+                f"{self.layout.members[slot].name}: no gradient is in this step; it has not "
+                "arrived, or its result was read before"
+            )
+        self._pending -= 1
         return tensor
 
     def _check_everywhere(self) -> None:
@@ -331,6 +342,13 @@ class Step:
         """What turns sums into what was asked for, as far as it is known by now."""
         return self._early_factor if self.factor is None else self.factor
 
+    def _final_factor(self) -> float:
+        """Return the known factor; payloads are decoded only when it is known."""
+        factor = self._known_factor
+        if factor is None:
+            raise RuntimeError(f"step {self.number}: a group is decoded before its factor is known")
+        return factor
+
     def _goes_on_early(self, index: int) -> bool:
         group, binding = self.layout.groups[index], self.binding
         return self.device.type == "cpu" and binding.exchange.goes_on_early(group.coordinates)
@@ -428,7 +446,7 @@ class Step:
             layout=self.layout.fingerprint,
             key=lambda rank: self._key(rank, index),
             keys=lambda rank: instance.keys(*self._stream(rank, index)),
-            factor=lambda: self._known_factor,
+            factor=self._final_factor,
             time=lambda field: meter.time(field, index),
             count=lambda size: meter.add("payload_bytes", size, index),
             measure=functools.partial(self._measure, index),
@@ -480,7 +498,10 @@ class Step:
         self._held -= self.binding.in_flight_bytes(self.layout.groups[index])
         self._account("flight", index, 0)
         self._account("work", index, 0)
-        self._results[index] = None if decoded is None else self._taken(index, decoded)
+        kept = None if decoded is None else self._taken(index, decoded)
+        if kept is not None:
+            self._results[index] = kept
+        self._returned.add(index)
         self._launch()
 
     def _taken(self, index: int, decoded: torch.Tensor) -> torch.Tensor | None:
@@ -525,11 +546,13 @@ class Step:
         kept = None
         for piece in self.layout.groups[index].pieces:
             tensor = self._tensors[piece.slot]
+            if tensor is None:
+                continue
             if self._written_back[piece.slot]:
                 flat = tensor.detach().view(-1)[piece.start : piece.stop]
                 if flat.data_ptr() != decoded.data_ptr():
                     flat.copy_(decoded[_range(piece)])
-            elif tensor is not None and kept is None:
+            elif kept is None:
                 kept = decoded.clone()  # its memory is used again
         return kept
 

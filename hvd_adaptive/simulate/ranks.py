@@ -120,8 +120,10 @@ class Ranks:
             )
         self._exchanges[0].arrange(self.layout.groups)
         weight = self.settings.error_feedback
-        count = 0 if weight is None else self.workers
-        self.residuals = [Residuals(weight, self.settings.grad_scaler) for _ in range(count)]
+        self.residuals: list[Residuals] = []
+        if weight is not None:
+            scaler = self.settings.grad_scaler
+            self.residuals = [Residuals(weight, scaler) for _ in range(self.workers)]
         for rank, residuals in enumerate(self.residuals):
             residuals.lay_out(self.layout, rank, self.workers)
         self.coordinates = sum(group.coordinates for group in self.layout.groups)
@@ -230,6 +232,17 @@ class Ranks:
         """Return the scatter of the ranks' unquantised gradients."""
         return scatter(self.flats, self.settings.bucket_size)
 
+    @property
+    def _scheme(self) -> GradientCompressor:
+        """Return the compressor.
+
+        Raises:
+            ValueError: There is none, so nothing is quantised or fitted.
+        """
+        if self.compressor is None:
+            raise ValueError("compressor: must not be None for tables and payloads")
+        return self.compressor
+
     def _give(self, results: Sequence[torch.Tensor]) -> None:
         """Cut groups into the parameters' gradients."""
         for slot, parameter in enumerate(self.parameters):
@@ -250,16 +263,16 @@ class Ranks:
             self._update(rank, step, collect)
         except _Collected as collected:
             return collected.args[0]
-        raise RuntimeError(f"{self.compressor.name}: an update ended without an exchange")
+        raise RuntimeError(f"{self._scheme.name}: an update ended without an exchange")
 
     def _update(self, rank: int, step: int, sync: Callable) -> None:
         """Run one rank's part of an update."""
         parts = parts_among(self.layout.groups)
         finite = all_finite(flat[rank] for flat in self.flats)
-        self.compressor.update(step, self._samples(rank, step), sync, parts, finite)
+        self._scheme.update(step, self._samples(rank, step), sync, parts, finite)
 
     def _samples(self, rank: int, step: int) -> Callable[[int, str], list[torch.Tensor]]:
-        seed, instance = self.settings.seed, self.compressor.instance
+        seed, instance = self.settings.seed, self._scheme.instance
 
         def flat_of(member: int, group: Group) -> torch.Tensor:
             index = next(i for i, other in enumerate(self.layout.groups) if other is group)
@@ -315,7 +328,7 @@ class Ranks:
 
     def _shipment(self, index: int, step: int, of_rank: int) -> Shipment:
         group, quantized = self.layout.groups[index], self._quantized(index, step)
-        seed, instance = self.settings.seed, self.compressor.instance
+        seed, instance = self.settings.seed, self._scheme.instance
         return Shipment(
             codec=self._codec(index),
             dtype=group.dtype,
@@ -334,7 +347,7 @@ class Ranks:
 
     def _codec(self, index: int) -> GradientCompressor:
         """Return the codec of the group's part."""
-        return self.compressor.part(self.layout.groups[index].part)
+        return self._scheme.part(self.layout.groups[index].part)
 
     def _quantized(self, index: int, step: int) -> int:
         """Return the number of coordinates of a group that are quantised: 0 during warm-up."""

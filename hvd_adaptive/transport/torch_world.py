@@ -51,7 +51,10 @@ class TorchWorld(World):
     """
 
     def __init__(self, group: dist.ProcessGroup | None = None) -> None:
-        self.group = dist.group.WORLD if group is None else group
+        group = dist.group.WORLD if group is None else group
+        if group is None:
+            raise ValueError("process_group: the default group is not initialized")
+        self.group = group
         self.size, self.rank = dist.get_world_size(self.group), dist.get_rank(self.group)
         if self.rank < 0:
             raise ValueError("process_group: this process is not a member of it")
