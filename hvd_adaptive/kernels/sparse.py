@@ -1,7 +1,7 @@
-"""What the kernels of random sparsification share: a body and its sections.
+"""Define what the kernels of random sparsification share: a body and its sections.
 
-A body: how many values travel in full (int64), λ of each bucket (float32), those values (float32),
-then the words of kernels/rice.py.
+A body holds the number of values that travel in full (int64), λ of each bucket (float32), those
+values (float32), and then the words of kernels/rice.py.
 """
 
 from __future__ import annotations

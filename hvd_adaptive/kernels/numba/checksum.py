@@ -56,7 +56,7 @@ def checksum(words: torch.Tensor, seed: int) -> int:
 
 @intrinsic
 def _rows_hashed(typingctx, words, rows, start, lanes):
-    """Set ``lanes`` (uint32, 64) to the hash of ``rows`` rows of 64 words, started from ``start``."""
+    """Set ``lanes`` (uint32, 64) to the hash of ``rows`` rows of 64 words, from ``start``."""
     signature = types.void(words, types.int64, types.uint32, lanes)
 
     def codegen(context, builder, signature, args):

@@ -99,7 +99,7 @@ def _encode(codes, zero, heads, tails, out):
 
 @inline
 def _number(window, entry):
-    """Return the number whose code begins at the top of ``window``, and the bits before its last 0."""
+    """Return the number whose code begins at ``window``'s top, and the bits before its last 0."""
     before, digits = entry & _BYTE, entry >> _U(8) & _BYTE
     # Shifts by 64 are undefined, and digits may be 0.
     number = ((window << before) >> _U(1) >> (_U(63) - digits)) + (entry >> _U(16))

@@ -83,7 +83,7 @@ def _sixty_four(typingctx, y, at):
 
 
 def _across_lanes(builder: ir.IRBuilder, row: ir.Value) -> ir.Value:
-    """Apply strides 8, 4, 2, 1 inside a vector: add each lane to its partner lane, or subtract it."""
+    """Apply strides 8, 4, 2, 1 inside a vector: add each lane to its partner or subtract it."""
     whole = ir.VectorType(ir.IntType(32), _LANES)
     lanes = range(_LANES)
     for stride in (8, 4, 2, 1):

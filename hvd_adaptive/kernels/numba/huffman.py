@@ -214,7 +214,7 @@ def _decode(data, bit, quick, lookup, width, pool, size, longest, out):
 
 @jit
 def _decode_two(a, b, quick, lookup, width, pool, size, longest, out_a, out_b):
-    """Run the fast way on both streams as far as it goes for both; then decode one after the other."""
+    """Run the fast way on both streams while it works for both; then decode one after the other."""
     mask = np.uint64((_U1 << np.uint64(width)) - _U1)
     safe = np.int64(out_a.size - _RUN * (longest + _COPIED))
     byte_a, bits_a, at_a = np.int64(0), np.int64(0), np.int64(0)

@@ -13,7 +13,7 @@ from hvd_adaptive.kernels.numba.lanes import INTS, LONG, Lanes, arrays_of
 
 @inline
 def _piece(row, shift, width):
-    """Return the part of a row of ``width`` bits, put at bit ``shift``, that falls into one word."""
+    """Return the part of a row of ``width`` bits, put at bit ``shift``, that one word holds."""
     if 0 <= shift < 32:
         return np.uint32(row << np.uint32(shift))
     if -width < shift < 0:

@@ -31,7 +31,7 @@ _ONE = np.float32(1)
 
 @inline
 def uniform24(counter, high):
-    """Return an integer below 2**24 from the counter j * COUNTER + low (uint32) and the high key."""
+    """Mix an integer below 2**24 from counter j * COUNTER + low (uint32) and the high key."""
     h = np.uint32(np.uint32(counter ^ np.uint32(counter >> np.uint32(16))) * _MIX32_A)
     h = np.uint32(h + high)
     h = np.uint32(np.uint32(h ^ np.uint32(h >> np.uint32(13))) * _MIX32_B)

@@ -1,4 +1,4 @@
-"""Convert codes of small alphabets to numbers and back in Numba, laid out as in kernels/radix.py."""
+"""Convert codes of small alphabets to numbers and back in Numba, as in kernels/radix.py."""
 
 from __future__ import annotations
 

@@ -67,7 +67,7 @@ def largest_bits(x):
 
 @inline
 def norm_of(x, linf, acc, cell):
-    """Return the norm of a bucket: 0 below the normal range, NaN if not finite. cell: float32 (1,)."""
+    """Return a bucket's norm: 0 below the normal range, NaN if not finite. cell: float32 (1,)."""
     if linf:
         cell.view(np.uint32)[0] = largest_bits(x)
         norm = cell[0]

@@ -36,7 +36,7 @@ def bucket_steps(flat: torch.Tensor, bucket_size: int, delta: float) -> torch.Te
 
 @dataclass(frozen=True)
 class Dither:
-    """Hold the dither of every coordinate: sign (bool, True is negative), size a and m (float32)."""
+    """Hold every coordinate's dither: sign (bool, True is negative), size a and m (float32)."""
 
     negative: torch.Tensor
     size: torch.Tensor
