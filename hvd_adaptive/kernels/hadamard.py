@@ -49,9 +49,7 @@ def kept(order: int, rows: int) -> int:
 
 
 def matrix(order: int) -> np.ndarray:
-    """Return the Hadamard matrix H of this order: int8 (order, order), entries ±1, H Hᵀ = order *
-    I.
-    """
+    """Return the Hadamard matrix H: int8 (order, order), entries ±1, H Hᵀ = order * I."""
     return np.kron(_sylvester(order // base_order(order)), base(base_order(order)))
 
 

@@ -20,7 +20,7 @@ def head_bytes(coordinates: int, bucket_size: int) -> int:
 
 
 def write_body(sections: Sections, body: torch.Tensor) -> int:
-    """Put sections into ``body`` (uint8, as long as it can be); return how many bytes they take."""
+    """Put sections into ``body`` (uint8, of the largest length); return how many bytes are used."""
     body[:8].view(torch.int64)[0] = sections[1].numel()
     at = 8
     for section in sections:

@@ -163,9 +163,7 @@ def _thresholds(lower: np.ndarray, upper: np.ndarray) -> tuple[np.ndarray, np.nd
 
 @functools.cache
 def _cell_edges() -> np.ndarray:
-    """Return the edges of the search cells; the first cell starts below every r, the last has no
-    end.
-    """
+    """Return the search cells' edges; the first cell starts below every r, the last has no end."""
     bits = (np.arange(CELLS + 1, dtype=np.int64) + CELL_BASE) << CELL_SHIFT
     edges = bits.astype(np.uint32).view(np.float32).copy()
     edges[0], edges[-1] = -1.0, np.inf

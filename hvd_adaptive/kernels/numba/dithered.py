@@ -1,5 +1,4 @@
-"""Code and decode bodies of dithered payloads (kernels/dithered.py) in Numba, several segments at a
-time.
+"""Code and decode dithered payloads (kernels/dithered.py) in Numba, several segments at a time.
 
 Signatures and bytes are the same as in reference/dithered.py.
 """

@@ -36,9 +36,7 @@ def bucket_key(stream, bucket):
 
 
 def chunk_size(packing: Packing) -> int:
-    """Return how many coordinates are packed at a time: a block of fixed width, or some rows of
-    units.
-    """
+    """Return the coordinates packed at a time: a block of fixed width, or some rows of units."""
     if packing.digits == 1:
         return BLOCK
     row = LANES * packing.digits

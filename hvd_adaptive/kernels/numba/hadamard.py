@@ -145,9 +145,7 @@ def _multiply(y, columns, total):
 
 
 def padded(matrix: np.ndarray) -> np.ndarray:
-    """Return the columns of a base as ``apply`` reads them: float32 (m, m rounded up to 16), C
-    order.
-    """
+    """Return a base's columns as ``apply`` reads them: float32 (m, m rounded up to 16), C order."""
     m = len(matrix)
     columns = np.zeros((m, -(-m // _LANES) * _LANES), np.float32)
     columns[:, :m] = matrix.T
@@ -190,9 +188,7 @@ def fold(y, size):
 
 @inline
 def repeat(y, size):
-    """Fill y with copies of y[:size]. (The function uses loops: assigning slices costs seconds to
-    compile.)
-    """
+    """Fill y with copies of y[:size], in loops: assigning slices costs seconds to compile."""
     while size < y.size:
         for i in range(size):
             y[size + i] = y[i]

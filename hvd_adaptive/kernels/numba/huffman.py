@@ -21,9 +21,7 @@ _COPIED = 16
 
 
 def most_bytes(count: int) -> int:
-    """Return how many bytes ``encode`` may touch behind the byte it begins in, for ``count``
-    symbols.
-    """
+    """Return how many bytes ``encode`` may touch behind its first one, for ``count`` symbols."""
     return (LONGEST * count + 7) // 8 + 16
 
 
@@ -180,7 +178,7 @@ def _decode(data, bit, quick, lookup, width, pool, size, longest, out):
     while byte + 8 <= data.size and at <= safe:
         buffer = np.uint64(load64(data, byte) >> np.uint64(bits))
         for _ in range(_RUN):
-            # The code is written out, here and below: a helper of so many arrays takes twice the
+            # The code is written out, here and below: a helper of so many arrays needs twice the
             # time.
             entry = quick[np.uint64(buffer & _QUICK)]
             if entry == _U0:

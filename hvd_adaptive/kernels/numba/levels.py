@@ -82,9 +82,7 @@ def _room(flat: torch.Tensor, bucket_size: int, columns: int) -> torch.Tensor:
 
 @inline
 def _bucket(x, b, bucket_size, clip, acc, cell, buffer):
-    """Return bucket b, clipped if ``clip`` is set, and its largest magnitude: 0 or NaN if the
-    bucket has no levels.
-    """
+    """Return bucket b, clipped if ``clip`` > 0, and its largest magnitude (0 or NaN: no levels)."""
     bucket = x[b * bucket_size : min(x.size, (b + 1) * bucket_size)]
     if clip > 0:
         clip_to(bucket, clip, acc, cell, buffer[: bucket.size])

@@ -42,9 +42,7 @@ def _above(v):
 
 @inline
 def _side_means(x, low, high, means):
-    """Compute the sides' means: lane l adds x[l], x[l + 32], ... in order, then a tree adds the
-    lanes.
-    """
+    """Compute means of sides: lane l adds x[l], x[l + 32], ... in order, a tree adds the lanes."""
     low[:], high[:] = _ZERO, _ZERO
     negative = np.int32(0)
     quads = x.size // (4 * NORM_LANES)

@@ -76,8 +76,7 @@ class _Lanes(Lanes):
 
 @intrinsic(prefer_literal=True)
 def permuted(typingctx, run, steps, part, inverse, offset, high, table, first, total, depth):
-    """Fill ``part`` with the codes of the first ``run.size // 16 * 16`` coordinates; return their
-    number.
+    """Put codes of the first ``run.size // 16 * 16`` coordinates into ``part``; return how many.
 
     table: the result of ``tables`` for ``depth``, a constant from 1 to 7; first: the code of index
     0. The other arguments are those of the functions in quantize.py.

@@ -1,5 +1,4 @@
-"""Find the index of the level that a coordinate is rounded to, in Numba, one function for each
-rule.
+"""Find the index of the level to which a coordinate is rounded, in Numba, rule by rule.
 
 Each function fills ``part`` with the codes of ``run``; tables.KernelTable defines them. ``ladder``
 holds the codes of the indices 0, 1, 2, ... and ``total`` is the alphabet less one.

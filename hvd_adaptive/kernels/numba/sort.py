@@ -46,9 +46,7 @@ def sort_floats(x, ordered, keys, spare, counts):
 
 @inline
 def _scatter(keys, out, counts, shift):
-    """Run one stable pass: sort by the digit at ``shift`` and turn the digits' counts into the ends
-    of their places.
-    """
+    """Sort stably by the digit at ``shift``; the digits' counts become the ends of their places."""
     place = 0
     for k in range(BINS):
         count = counts[k]

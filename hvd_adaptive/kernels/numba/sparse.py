@@ -211,9 +211,7 @@ def _encode(x, bucket_size, density, k, stream, lambdas, exact, words):
 
 @inline
 def _next_one(words, at):
-    """Return the position of the first 1 at or after bit ``at``; the stream's length if there is
-    none.
-    """
+    """Return the place of the first 1 at or after bit ``at``, or the stream's length."""
     word = at // _WORD
     if word >= words.size:
         return np.int64(words.size * _WORD)

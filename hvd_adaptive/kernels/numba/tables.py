@@ -125,8 +125,7 @@ def _constants(table: KernelTable) -> tuple[int, int, int]:
 
 @functools.lru_cache(maxsize=64)
 def _prepared(table: KernelTable) -> tuple[Callable, tuple]:
-    """Return the encoder of a table's rule and packing, and the table's arrays in the encoder's
-    form.
+    """Return the encoder of a table's rule and packing, and the arrays in the encoder's form.
 
     Thresholds are padded by some that nothing exceeds.
     """

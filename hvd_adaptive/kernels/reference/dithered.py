@@ -122,9 +122,7 @@ def _decoded(
     coordinates: int,
     segment: int,
 ) -> torch.Tensor:
-    """Invert ``_coded``: return q (int32) of all coordinates. Raise PayloadError if a segment is
-    corrupt.
-    """
+    """Invert ``_coded``: return q (int32). Raise PayloadError if a segment is corrupt."""
     begins = range(0, coordinates, segment)
     ends, data = checked_ends(data, len(begins))
     parts = [torch.zeros(0, dtype=torch.int32, device=steps.device)]

@@ -30,8 +30,7 @@ def encode(codes: np.ndarray, alphabet: int, out: np.ndarray) -> int:
 
 
 def decode(data: np.ndarray, alphabet: int, codes: np.ndarray) -> bool:
-    """Fill ``codes`` (uint8) from a segment's bytes (uint8); return whether the bytes are such a
-    segment.
+    """Fill ``codes`` (uint8) from a segment's bytes (uint8); return whether these are valid.
 
     Only ``codes`` is written, whatever the bytes hold.
     """

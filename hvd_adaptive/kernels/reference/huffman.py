@@ -1,6 +1,4 @@
-"""Code symbols with prefix codes over blocks, bit by bit in plain Python: the oracle of
-numba/huffman.py.
-"""
+"""Code symbols by prefix codes over blocks, bit by bit, in Python: numba/huffman.py's oracle."""
 
 from __future__ import annotations
 
@@ -12,9 +10,7 @@ from hvd_adaptive.kernels.prefix_tables import PrefixTables
 
 
 def most_bytes(count: int) -> int:
-    """Return how many bytes ``encode`` may touch behind the byte it begins in, for ``count``
-    symbols.
-    """
+    """Return how many bytes ``encode`` may touch behind its first one, for ``count`` symbols."""
     return 2 * count + 16
 
 
@@ -47,8 +43,7 @@ def encode(symbols: np.ndarray, book: PrefixTables, out: np.ndarray, bit: int = 
 
 
 def decode(data: np.ndarray, bit: int, book: PrefixTables, symbols: np.ndarray) -> int:
-    """Fill ``symbols`` from a stream that begins at ``bit``; return the end of what was read, in
-    bits.
+    """Fill ``symbols`` from a stream that begins at ``bit``; return the last code's end, in bits.
 
     data: uint8, contiguous. symbols: uint8 or uint16, contiguous. Symbols of the last block beyond
     them are dropped. If the stream ends too early, the result is -1 and the content of ``symbols``

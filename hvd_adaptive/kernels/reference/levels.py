@@ -1,5 +1,4 @@
-"""Compute levels of each bucket from its own coordinates (ORQ paper, 2019), in plain torch: the
-oracle.
+"""Compute a bucket's levels from its coordinates (ORQ paper, 2019) in plain torch: the oracle.
 
 The functions return a row per bucket (float32, (buckets, columns)). The row is zeros for a bucket
 whose largest magnitude is below 2**-126, and NaN for a bucket with a coordinate that is not finite.
@@ -28,8 +27,7 @@ from hvd_adaptive.kernels.reference.tables import bucket_norms, clipped
 def orq_levels(
     flat: torch.Tensor, bucket_size: int, levels: int, clip: float | None, sweeps: int
 ) -> torch.Tensor:
-    """Run Algorithm 1: use the extremes, then the best level between each two neighbours
-    (``split``).
+    """Run Algorithm 1: the extremes, then the best level between two neighbours (``split``).
 
     levels: 2**K + 1. sweeps: the most rounds of coordinate descent that follow. In a round each
     inner level in turn becomes the best one between its neighbours; a round that moves none is the
@@ -57,8 +55,7 @@ def orq_levels(
 
 
 def split(ordered: torch.Tensor, low: int, high: int) -> int:
-    """Return the place in ``ordered`` of the best level b between a = ordered[low] and c =
-    ordered[high].
+    """Return the place of the best level b between a = ordered[low] and c = ordered[high].
 
     Eq. 9's D(b) = sum_{v<=b} (v-a)(b-v) + sum_{v>b} (v-b)(c-v) over the n samples between a and c
     is convex, and linear between samples. Its slope there is sum_{v<b} (v-a) - sum_{v>b} (c-v) =
@@ -76,9 +73,7 @@ def split(ordered: torch.Tensor, low: int, high: int) -> int:
 def quantile_levels(
     flat: torch.Tensor, bucket_size: int, levels: int, clip: float | None
 ) -> torch.Tensor:
-    """Return the quantiles at k/(levels-1), k = 0 ... levels-1, interpolated linearly between
-    samples.
-    """
+    """Return the quantiles at k/(levels-1), k = 0 ... levels-1, interpolated linearly."""
     last = levels - 1
 
     def solve(bucket: torch.Tensor) -> list[float]:
@@ -181,9 +176,7 @@ def conditional_means(
 
 
 def lane_sum(values: torch.Tensor) -> float:
-    """Return the sum of float64 values: lane l adds values[l], values[l + 32], ..., then a tree
-    adds the lanes.
-    """
+    """Sum float64 values: lane l adds values[l], values[l + 32], ..., a tree adds the lanes."""
     padded = values.new_zeros(-(-values.numel() // NORM_LANES) * NORM_LANES)
     padded[: values.numel()] = values
     lanes = values.new_zeros(NORM_LANES)

@@ -1,5 +1,4 @@
-"""Quantise to level tables in plain torch: slow, for any device, and the oracle for the fast
-kernels.
+"""Quantise to level tables in plain torch: slow, for any device, the fast kernels' oracle.
 
 Every product and sum is written as its own float32 operation in the order that the fast kernels
 follow, so that results can be compared bit for bit.
@@ -34,8 +33,7 @@ def encode(
     clip: float | None = None,
     summing: bool = False,
 ) -> BlockSums | None:
-    """Quantise ``flat`` (float32, (n,)) bucket by bucket, clipped if ``clip`` is given; pack the
-    codes.
+    """Quantise ``flat`` (float32, (n,)) by buckets, clipped if ``clip`` is given; pack the codes.
 
     Fill ``scales`` (float32, one per bucket: its norm, NaN for a bucket with a non-finite
     coordinate or an overflowing norm, 0 for a zero bucket) and ``words`` (int32).

@@ -16,13 +16,12 @@ from hvd_adaptive.kernels.tables import KernelTable, interval_ends
 def variances(
     flat: torch.Tensor, norms: torch.Tensor, bucket_size: int, table: KernelTable
 ) -> torch.Tensor:
-    """Return the variance of each bucket of ``flat`` (float32, (n,)) with ``norms`` (float32):
-    float64 (buckets,).
+    """Return the variance of each bucket of ``flat`` (float32, (n,)): float64 (buckets,).
 
     A bucket's variance is the sum over its coordinates of (u - r)(r - l), the variance of rounding
     r = abs(v)/norm to its neighbours l <= r <= u without bias (ALQ paper, Eqs 1, 2), in units of
     the squared norm. It is 0 if the norm is 0, NaN if the norm is NaN. The function does not wait
-    for the result.
+    for the result. norms: float32 (buckets,).
     """
     ends = _ends(table, flat.device)
     padded = flat.new_zeros(len(norms) * bucket_size)

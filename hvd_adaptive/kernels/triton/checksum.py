@@ -74,7 +74,7 @@ def _sums(bodies: Sequence[torch.Tensor]) -> torch.Tensor:
     """Return the 64 sums of each body (int32 words): int32 (bodies, 64)."""
     sums = torch.zeros(len(bodies), CHECK_LANES, dtype=torch.int32, device=bodies[0].device)
     stride = _stride(bodies)
-    # Bodies at equal distances, as in a gathered tensor, take one launch.
+    # Bodies at equal distances, as in a gathered tensor, need one launch.
     runs = [(body, own, 1) for body, own in zip(bodies, sums, strict=True)]
     if stride is not None:
         runs = [(bodies[0], sums, len(bodies))]

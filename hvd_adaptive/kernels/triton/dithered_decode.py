@@ -1,5 +1,4 @@
-"""Decode bodies of dithered payloads (kernels/dithered.py) in Triton; flags mark the bodies that
-the CPU refuses.
+"""Decode dithered payloads (kernels/dithered.py) in Triton; flag the bodies that the CPU refuses.
 
 A lane reads the codes of each segment of each payload; the segments' escapes are read side by side.
 Then a program for each segment adds the segment's values, payload by payload. No byte outside a

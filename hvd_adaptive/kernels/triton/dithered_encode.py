@@ -138,9 +138,7 @@ def _number(q, most):
 def _quantized_tile(
     tile, n, bucket_size, magic, stream, x, steps, TILE: tl.constexpr, BUCKETS: tl.constexpr
 ):
-    """Return the places of a tile's coordinates, which of them exist, and their dithers, steps and
-    integers.
-    """
+    """Return a tile's places, which of them exist, and their dithers, steps and integers."""
     i, there, bucket, place = place_of(tile, n, bucket_size, magic, TILE, BUCKETS)
     negative, m = dither(stream, bucket, place)
     step = tl.load(steps + bucket, mask=there, other=0.0)
@@ -165,9 +163,7 @@ def _split_kernel(
     SEGMENT: tl.constexpr,
     CLASSES: tl.constexpr,
 ):
-    """Put a tile's symbols, in each program, into its segment's runs; store the bytes of its
-    escapes.
-    """
+    """Put a tile's symbols into its segment's runs in each program; store its escapes' bytes."""
     tile = tl.program_id(0).to(tl.int64)
     _i, _there, m, step, q = _quantized_tile(
         tile, n, bucket_size, magic, stream, x, steps, TILE, BUCKETS

@@ -1,5 +1,4 @@
-"""Compute levels of each bucket from its own coordinates (ORQ paper) in Triton, a warp for each
-bucket.
+"""Compute a bucket's levels from its coordinates (ORQ paper) in Triton, a warp for each bucket.
 
 Signatures and numbers are the same as in reference/levels.py. torch sorts the buckets.
 """
@@ -94,9 +93,7 @@ def _solved(
 
 
 def _ordered(flat: torch.Tensor, bucket_size: int) -> torch.Tensor:
-    """Return each bucket in ascending order, without negative zeros; infinities fill up the last
-    one.
-    """
+    """Sort each bucket in ascending order, without negative zeros; infinities fill the last one."""
     rows = flat.new_full((-(-flat.numel() // bucket_size) * bucket_size,), float("inf"))
     rows[: flat.numel()] = flat + 0.0
     return torch.sort(rows.view(-1, bucket_size), dim=1).values.reshape(-1)

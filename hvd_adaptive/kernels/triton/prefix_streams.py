@@ -1,5 +1,4 @@
-"""Code runs of symbols with prefix codes over blocks (coding/prefix_code.py), and decode them, in
-Triton.
+"""Code and decode runs of symbols by prefix codes over blocks (coding/prefix_code.py) in Triton.
 
 The bits are the same as in reference/huffman.py. A parse tree is walked symbol by symbol, and a
 stream is read code by code: one lane does so for each run when it writes, and for each segment when

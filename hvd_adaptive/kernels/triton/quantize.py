@@ -1,5 +1,4 @@
-"""Find the index of the level that a coordinate is rounded to, in Triton, one function for each
-rule.
+"""Find the index of the level to which a coordinate is rounded, in Triton, rule by rule.
 
 tables.KernelTable defines the rules; encoder.py describes how the functions are called. ``state``
 begins with the buckets' scales and limits; ``OPTIONS`` is (thresholds, base, alphabet, clip).
@@ -65,9 +64,7 @@ def code_of(v, counter, high, about, state, i, there, rule: tl.constexpr, OPTION
 
 @triton.jit
 def count(r, u, state, OPTIONS: tl.constexpr):
-    """Count the thresholds that r exceeds. They ascend; starts and gaps are arguments of the
-    kernel.
-    """
+    """Count the ascending thresholds that r exceeds; starts and gaps are kernel arguments."""
     THRESHOLDS: tl.constexpr = OPTIONS[0]
     m = tl.zeros(r.shape, tl.int32)
     for j in tl.static_range(THRESHOLDS):

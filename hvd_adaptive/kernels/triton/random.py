@@ -25,9 +25,7 @@ def bucket_key(stream, bucket):
 
 @triton.jit
 def integer24(counter, high):
-    """Return integers below 2**24 (int32) from counters j * COUNTER + low and the high keys
-    (uint32).
-    """
+    """Mix integers below 2**24 (int32) of counters j * COUNTER + low and high keys (uint32)."""
     h = (counter ^ (counter >> 16)) * _MIX32_A + high
     h = (h ^ (h >> 13)) * _MIX32_B
     return (h >> 8).to(tl.int32)

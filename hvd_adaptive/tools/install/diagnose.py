@@ -82,9 +82,7 @@ def diagnose(log: str) -> list[str]:
 
 
 def tail(log: str, count: int = 20) -> Sequence[str]:
-    """Return the last lines of the compiler's output, with the first errors if those lie before
-    them.
-    """
+    """Return the compiler's last lines, with the first errors if those lie before them."""
     lines = [line.rstrip() for line in log.splitlines() if line.strip()]
     end = next((at for at, line in enumerate(lines) if _PYTHON.match(line)), len(lines))
     lines = lines[:end] if any(map(_ERROR.search, lines[:end])) else lines

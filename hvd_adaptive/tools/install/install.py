@@ -93,9 +93,7 @@ def install(job: Job) -> Outcome:
 
 
 def installed_is_good(job: Job) -> bool:
-    """Return whether the installed Horovod is as requested, by its key or (if installed by hand) by
-    its features.
-    """
+    """Return whether the installed Horovod is as requested, by key or (by hand) by its features."""
     found = find_installed()
     if found is None or found.version != job.options.version:
         return False

@@ -42,7 +42,7 @@ class Plan:
     Args:
         command: what to run.
         environment: what to set for it.
-        removed: what to take out of the environment.
+        removed: what to remove from the environment.
         folder: the command's working folder, which receives the wheel.
     """
 

@@ -59,9 +59,7 @@ def compiler_problem(environ: Mapping[str, str], standard: int) -> str | None:
 
 
 def try_compile(command: Sequence[str], standard: int) -> str | None:
-    """Compile one line as C++ `standard`; return None if that works, else the compiler's first
-    words.
-    """
+    """Compile one line as C++ `standard`; return None or the compiler's first words."""
     with tempfile.TemporaryDirectory(prefix="hvd_adaptive-") as folder:
         source = Path(folder, "probe.cc")
         source.write_text("#include <string>\nint main() { return std::string().size(); }\n")
