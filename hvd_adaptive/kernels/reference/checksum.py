@@ -40,8 +40,8 @@ def seal(
 def checksums(
     payloads: Sequence[torch.Tensor], seeds: Sequence[int]
 ) -> Sequence[int] | torch.Tensor:
-    """Return the checksum of each payload: numbers on the CPU; int32 (payloads,) if the device
-    still computes them.
+    """Return the checksum of each payload: numbers here; int32 (payloads,) from kernels that
+    do not wait for the device.
     """
     return [_checksum(*pair) for pair in zip(payloads, seeds, strict=True)]
 
