@@ -1,4 +1,4 @@
-"""Connection: what a compressor is attached to while it serves an optimizer or a model.
+"""Connection: the object that a compressor is attached to while it serves an optimizer or a model.
 
 A compressor imports nothing of Horovod's side. ``plug_in`` (hooks/horovod/host.py) gives the class
 of all compressors a ``Host``, which connects them when Horovod first calls ``compress``.
@@ -14,15 +14,15 @@ from hvd_adaptive.layout import Layout
 
 
 class Connection(Protocol):
-    """One compressor at work for one optimizer or model."""
+    """Represent one compressor at work for one optimizer or model."""
 
     @property
     def layout(self) -> Layout | None:
-        """Which coordinate travels in which group; None until gradients are known."""
+        """Return which coordinate travels in which group; None until gradients are known."""
 
     @property
     def is_idle(self) -> bool:
-        """Whether no step is in progress."""
+        """Return whether no step is in progress."""
 
     def compress(self, tensor: torch.Tensor) -> tuple[torch.Tensor, Any]:
         """See GradientCompressor.compress."""
@@ -34,11 +34,11 @@ class Connection(Protocol):
         """Give up the step in progress, if there is one."""
 
     def rebind(self) -> None:
-        """Lay out the next step anew: settings have changed."""
+        """Lay out the next step anew because settings have changed."""
 
 
 class Host(Protocol):
-    """The distributed framework that calls ``compress``."""
+    """Represent the distributed framework that calls ``compress``."""
 
     def constructed(self, compressor: Any) -> None:
         """Note that a compressor exists."""

@@ -14,7 +14,7 @@ _TOP = 14
 
 
 class Float32Levels:
-    """Rows of float32 numbers."""
+    """Store rows of float32 numbers."""
 
     name = "float32"
 
@@ -40,7 +40,7 @@ class Float32Levels:
 
 
 class Float16Levels:
-    """Rows of float16 numbers, then an int8 exponent for each bucket.
+    """Store rows of float16 numbers, then an int8 exponent for each bucket.
 
     With exponent e a level is number 2**(e - 14), and 2**e <= the largest magnitude < 2**(e+1), so
     no gradient is too small or too large for float16. The first level is rounded down, the last one

@@ -1,9 +1,10 @@
-"""The hot loops, and which backend runs them for a tensor.
+"""Hold the hot loops, and choose the backend that runs them for a tensor.
 
-A subject is a set of functions. Each backend that serves it has a module of its name, with the same
-signatures and the same integers: ``reference`` (plain torch, any device, the oracle), ``numba``
-(CPU) and ``triton`` (CUDA). What the backends share lies beside them in this folder. A module is
-loaded when it is first needed: neither Numba nor Triton has to be installed for the other.
+A subject is a set of functions. Each backend that serves a subject has a module of that name, with
+the same signatures and the same integers: ``reference`` (plain torch, any device, the oracle),
+``numba`` (CPU) and ``triton`` (CUDA). Code that the backends share lies beside them in this folder.
+A module is loaded when it is first needed, so that CPU kernels need no Triton and CUDA kernels need
+no Numba.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ SUBJECTS: dict[str, tuple[str, ...]] = {
     "checksum": ("numba", "triton"),
     "codes": ("numba", "triton"),  # bare codes to words and back
     "uniforms": ("triton",),  # random integers
-    "variance": ("numba",),  # what rounding adds
+    "variance": ("numba",),  # variance that rounding adds
     "huffman": ("numba",),  # NumPy arrays to prefix codes and back
     "elias": ("numba",),  # NumPy arrays to Elias codes and back
 }
@@ -51,7 +52,7 @@ def on_host(subject: str) -> ModuleType:
 
 
 def has_fast(device: torch.device, subject: str) -> bool:
-    """Whether tensors on ``device`` have kernels that are faster than plain torch."""
+    """Return whether tensors on ``device`` have kernels that are faster than plain torch."""
     triton = device.type in TRITON_DEVICES
     return _backend(device.type, subject, triton) != "reference"
 

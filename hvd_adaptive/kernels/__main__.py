@@ -1,4 +1,4 @@
-"""``python -m hvd_adaptive.kernels`` compiles every Numba kernel into its cache."""
+"""Compile every Numba kernel into its cache: ``python -m hvd_adaptive.kernels``."""
 
 from hvd_adaptive.kernels.numba.warm import compile_all
 

@@ -1,4 +1,4 @@
-"""What an encoder knows of a payload's checksum."""
+"""Hold the part of a payload's checksum that an encoder has computed."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ import numpy as np
 
 @dataclass(frozen=True)
 class BlockSums:
-    """Sums of some blocks of a body, made while they lay in the cache.
+    """Hold sums of some blocks of a body, computed while the blocks lay in the cache.
 
     size: of the body, in bytes, for ``body[:sums]``.  sums: uint32 (constants.CHECK_LANES,).
-    summed: int64 (2 k,): the first block and the end of each of k ascending runs of them.
+    summed: int64 (2 k,): the first block and the end of each of k ascending runs of blocks.
     """
 
     size: int

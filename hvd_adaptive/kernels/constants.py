@@ -1,4 +1,4 @@
-"""Numbers that the kernels of all backends share."""
+"""Define numbers that the kernels of all backends share."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ CHECK_A, CHECK_B = 0x9E3779B1, 0x85EBCA77
 # A payload's header (coding/header.py): its length in bytes, and where the checksum is in it.
 HEADER_BYTES, CHECKSUM_AT = 96, 12
 
-# Streams of segments: an end is 32 bits. What would be longer travels uncoded.
+# Streams of segments: an end is 32 bits. A longer stream travels uncoded.
 LAST_END = 2**32 - 1
 
 # Natural compression: bits of float32 infinity, of the largest finite float32 and of a NaN.
@@ -26,7 +26,7 @@ INFINITE, LARGEST, NAN = 0x7F800000, 0x7F7FFFFF, 0x7FC00000
 # Levels of a bucket. symmetric_levels: 2 |slope| width <= TOLERANCE * spread bounds the loss by
 # that share of the objective; a spread of NEGLIGIBLE * squares is rounding.
 TOLERANCE, NEGLIGIBLE = 0.01, 1e-12
-# Slopes of symmetric_level's first bracket over sum |v|: their signs are sure, a Gaussian's sizes
-# make the first step.
+# Slopes of symmetric_level's first bracket over sum |v|: their signs are certain, and a Gaussian's
+# sizes make the first step.
 START_LOW, START_HIGH = -0.42, 0.27
 MOST_PASSES = 64

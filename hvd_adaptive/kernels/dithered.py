@@ -1,12 +1,12 @@
-"""What the kernels of dithered payloads share: the body's layout, and the buckets' steps.
+"""Define what the kernels of dithered payloads share: the body's layout, and the buckets' steps.
 
-Little-endian: u32 ``kind``; float32 steps, one for each bucket; then, where kind is CODED, two u32
-for each segment of SEGMENT coordinates, where its codes and where its escaped integers end, counted
-from the first byte behind these numbers; then the segments. A segment's codes are the symbols of
-the first class in that class's book, then those of the second, and so on, without a gap; zero bits
-fill the last byte. Coordinates of buckets without a step above 0 have no symbol.
+The body is little-endian: u32 ``kind``; float32 steps, one for each bucket; then, if kind is CODED,
+two u32 for each segment of SEGMENT coordinates, the ends of its codes and of its escaped integers,
+counted from the first byte behind these numbers; then the segments. A segment's codes are the
+symbols of the first class in that class's book, then those of the second, and so on, without a gap;
+zero bits fill the last byte. Coordinates of buckets without a step above 0 have no symbol.
 
-Where the codes would be longer, kind is the bytes of an integer, and all integers follow, in order.
+If the codes would be longer, kind is the bytes of an integer, and all integers follow, in order.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ HALF = 2**23  # integers of one sign of the dither
 
 
 class Code(Protocol):
-    """A step and code books: see schemes/dithered_code.py."""
+    """Describe a step and code books: see schemes/dithered_code.py."""
 
     @property
     def delta(self) -> float: ...
@@ -44,24 +44,25 @@ class Code(Protocol):
 
 
 def least_bytes(coordinates: int, bucket_size: int, width: int) -> int:
-    """The fewest bytes of a body."""
+    """Return the fewest bytes of a body."""
     offsets = 8 * -(-coordinates // SEGMENT)
     return head_bytes(coordinates, bucket_size) + min(offsets, width * coordinates)
 
 
 def most_bytes(coordinates: int, bucket_size: int, width: int) -> int:
-    """The most bytes of a body, integers of ``width`` bytes each."""
+    """Return the most bytes of a body, with integers of ``width`` bytes each."""
     return head_bytes(coordinates, bucket_size) + width * coordinates
 
 
 def head_bytes(coordinates: int, bucket_size: int) -> int:
-    """Bytes of ``kind`` and the steps."""
+    """Return the bytes of ``kind`` and the steps."""
     return 4 + 4 * -(-coordinates // bucket_size)
 
 
 def step_factors(coordinates: int, bucket_size: int, delta: float) -> np.ndarray:
-    """What a bucket's norm is multiplied with to give its step, delta root mean squares: float32,
-    of a whole bucket and of the last one."""
+    """Return the factors that turn a bucket's norm into its step, delta root mean squares: float32,
+    for a whole bucket and for the last one.
+    """
     rest = coordinates - (-(-coordinates // bucket_size) - 1) * bucket_size
     return (delta / np.sqrt(np.array([bucket_size, max(rest, 1)], float))).astype(np.float32)
 
@@ -75,7 +76,7 @@ def check_lengths(bodies: Sequence[torch.Tensor], bucket_size: int, out: torch.T
 
 
 def checked_steps(data: np.ndarray) -> np.ndarray:
-    """Return the steps (float32) in ``data`` (uint8); PayloadError if one is none."""
+    """Return the steps (float32) in ``data`` (uint8). Raise PayloadError if one is invalid."""
     steps = data.view("<f4")
     if not np.all((steps >= 0) & (steps < np.inf) | np.isnan(steps)):
         raise PayloadError("payload holds impossible steps")
@@ -83,8 +84,9 @@ def checked_steps(data: np.ndarray) -> np.ndarray:
 
 
 def checked_ends(data: np.ndarray, segments: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return 0 and the ends (int64) of codes and escapes, and the data behind these numbers;
-    PayloadError if they do not fit each other."""
+    """Return 0 and the ends (int64) of codes and escapes, and the data behind these numbers. Raise
+    PayloadError if they do not fit each other.
+    """
     head = 8 * segments
     if data.size < head:
         raise PayloadError(f"payload's body is too short for {segments} segments")

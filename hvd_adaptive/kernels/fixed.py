@@ -14,7 +14,7 @@ BLOCK = 512
 LANES = 16
 QUARTERS = 4
 ROWS = 8
-# Coordinates of a quarter of a block.
+# Number of coordinates of a quarter of a block.
 QUARTER = ROWS * LANES
 
 

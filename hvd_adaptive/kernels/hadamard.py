@@ -1,4 +1,4 @@
-"""Hadamard matrices, and the transform by them in plain torch (the oracle of numba/hadamard.py).
+"""Build Hadamard matrices, and transform by them in plain torch (the oracle of numba/hadamard.py).
 
 A matrix of order n = p * m is ``S_p ⊗ B_m``: Sylvester's matrix of a power of two p (entry
 (-1)^popcount(i & j)) times a base of order m, which is 1, or 12 or 20 (Paley's first construction),
@@ -18,29 +18,30 @@ _BASE_OF = {96: 12, 100: 100, 192: 12, 200: 100, 288: 36, 320: 20, 384: 12}
 ALLOWED = f"a power of two up to {LARGEST} or one of {', '.join(map(str, _BASE_OF))}"
 
 # First rows of four symmetric circulants A, B, C, D of order 25 with A² + B² + C² + D² = 100 I,
-# found by matching the power spectra of all such rows; bit j is 1 where entry j (and 25 - j) is -1.
+# found by matching the power spectra of all such rows; bit j is 1 if entry j (and 25 - j) is -1.
 _WILLIAMSON_25 = (0b1111010100110, 0b1000011101100, 0b1111010100110, 0b0111100010010)
 
 
 def is_order(size: int) -> bool:
-    """Whether ``matrix(size)`` is there."""
+    """Return whether ``matrix(size)`` exists."""
     return size in _BASE_OF or (0 < size <= LARGEST and size & (size - 1) == 0)
 
 
 def smallest_order(size: int) -> int:
-    """The smallest order >= ``size``, 1 <= size <= LARGEST."""
+    """Return the smallest order >= ``size``, 1 <= size <= LARGEST."""
     power = 1 << (size - 1).bit_length()
     return min([order for order in _BASE_OF if size <= order] + [power])
 
 
 def base_order(order: int) -> int:
-    """m of an order n = p * m."""
+    """Return m of an order n = p * m."""
     return _BASE_OF.get(order, 1)
 
 
 def kept(order: int, rows: int) -> int:
-    """Length to which the transform folds where only the first ``rows`` of its outputs are wanted:
-    the shortest p' * m >= rows. The first p'*m rows of S_p ⊗ B are (1 … 1) ⊗ S_p' ⊗ B."""
+    """Return the length to which the transform folds if only its first ``rows`` outputs are needed:
+    the shortest p' * m >= rows. The first p'*m rows of S_p ⊗ B are (1 … 1) ⊗ S_p' ⊗ B.
+    """
     size = base_order(order)
     while size < rows:
         size *= 2
@@ -48,13 +49,13 @@ def kept(order: int, rows: int) -> int:
 
 
 def matrix(order: int) -> np.ndarray:
-    """The Hadamard matrix H of this order: int8 (order, order), entries ±1, H Hᵀ = order * I."""
+    """Return the Hadamard matrix H: int8 (order, order), entries ±1, H Hᵀ = order * I."""
     return np.kron(_sylvester(order // base_order(order)), base(base_order(order)))
 
 
 @functools.cache
 def base(order: int) -> np.ndarray:
-    """B of order 1, 12, 20, 36 or 100: int8, read-only."""
+    """Return B of order 1, 12, 20, 36 or 100: int8, read-only."""
     build = {
         1: lambda: np.ones((1, 1), np.int8),
         12: lambda: _paley_one(11),
@@ -75,7 +76,7 @@ def _sylvester(order: int) -> np.ndarray:
 
 
 def _jacobsthal(q: int) -> np.ndarray:
-    """Q[i, j] = χ(i - j), the quadratic character modulo an odd prime q."""
+    """Return Q with Q[i, j] = χ(i - j), the quadratic character modulo an odd prime q."""
     character = np.full(q, -1)
     character[np.arange(1, q) ** 2 % q] = 1
     character[0] = 0
@@ -83,7 +84,7 @@ def _jacobsthal(q: int) -> np.ndarray:
 
 
 def _paley_one(q: int) -> np.ndarray:
-    """Order q + 1 for a prime q = 3 mod 4: I plus a skew conference matrix."""
+    """Build order q + 1 for a prime q = 3 mod 4: I plus a skew conference matrix."""
     core = np.ones((q + 1, q + 1), np.int64)
     core[1:, 0] = -1
     core[1:, 1:] = _jacobsthal(q) + np.eye(q, dtype=np.int64)
@@ -91,7 +92,7 @@ def _paley_one(q: int) -> np.ndarray:
 
 
 def _paley_two(q: int) -> np.ndarray:
-    """Order 2 (q + 1) for a prime q = 1 mod 4, from the symmetric conference matrix."""
+    """Build order 2 (q + 1) for a prime q = 1 mod 4, from the symmetric conference matrix."""
     conference = np.ones((q + 1, q + 1), np.int64)
     conference[0, 0] = 0
     conference[1:, 1:] = _jacobsthal(q)
@@ -100,17 +101,17 @@ def _paley_two(q: int) -> np.ndarray:
 
 
 def _williamson(n: int, rows: tuple[int, int, int, int]) -> np.ndarray:
-    """Order 4 n from Williamson's array of four symmetric circulants of order n."""
+    """Build order 4 n from Williamson's array of four symmetric circulants of order n."""
     at = (np.arange(n) - np.arange(n)[:, None]) % n
     a, b, c, d = (1 - 2 * (row >> np.minimum(at, n - at) & 1) for row in rows)
     return np.block([[a, b, c, d], [-b, a, -d, c], [-c, d, a, -b], [-d, -c, b, a]])
 
 
 def transform(x: torch.Tensor, rows: int) -> torch.Tensor:
-    """The first ``rows`` coordinates of H x. x: float32 (..., n); result: (..., rows).
+    """Return the first ``rows`` coordinates of H x. x: float32 (..., n); result: (..., rows).
 
-    Butterflies of strides n/2, n/4, ..., m in turn, each sum its own float32 operation; sums that
-    no wanted output needs are left out. Then B, column by column.
+    Butterflies of strides n/2, n/4, ..., m run in turn; each sum is its own float32 operation, and
+    sums that no needed output depends on are left out. Then B is applied, column by column.
     """
     order = x.shape[-1]
     size = kept(order, rows)
@@ -121,7 +122,7 @@ def transform(x: torch.Tensor, rows: int) -> torch.Tensor:
 
 
 def transpose(y: torch.Tensor, order: int) -> torch.Tensor:
-    """Hᵀ y for y that is zero beyond its first k coordinates. y: (..., k); result: (..., n)."""
+    """Return Hᵀ y; y is zero beyond its first k coordinates. y: (..., k); result: (..., n)."""
     size, m = kept(order, y.shape[-1]), base_order(order)
     y = torch.nn.functional.pad(y, (0, size - y.shape[-1]))
     x = _base(_butterflies(y, m), m, True)
@@ -138,7 +139,7 @@ def _butterflies(x: torch.Tensor, least: int) -> torch.Tensor:
 
 
 def _base(x: torch.Tensor, order: int, transposed: bool) -> torch.Tensor:
-    """Each run of ``order`` coordinates times B, or Bᵀ: sums over its columns, in order."""
+    """Multiply each run of ``order`` coordinates by B, or Bᵀ: sums over its columns, in order."""
     if order == 1:
         return x
     runs = x.reshape(*x.shape[:-1], -1, order)
@@ -150,6 +151,6 @@ def _base(x: torch.Tensor, order: int, transposed: bool) -> torch.Tensor:
 
 @functools.lru_cache(maxsize=32)
 def _columns(order: int, transposed: bool, device: torch.device) -> torch.Tensor:
-    """Those of B, or of Bᵀ, as rows, float32: copied to a device once."""
+    """Return the columns of B, or of Bᵀ, as rows, float32; they are copied to a device once."""
     matrix = base(order) if transposed else base(order).T
     return torch.from_numpy(matrix.astype(np.float32)).to(device)

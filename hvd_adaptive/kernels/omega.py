@@ -130,7 +130,7 @@ def records(alphabet: int) -> np.ndarray:
     """Return the table of the whole records in the first RECORD_BITS bits, uint64.
 
     A record is a distance (at most 15 here), a sign, and a level's number. The lowest 4 bits of an
-    entry are the bits that its records, at most MOST_RECORDS, take; 0 if there are none. From bit 4
+    entry are the bits of its records, at most MOST_RECORDS; 0 if there are none. From bit 4
     on, 14 bits follow for each record: the distance from the start of the first one | the level's
     code << 6. If there are fewer records, the last one is repeated. The shape is (2**RECORD_BITS,).
     """

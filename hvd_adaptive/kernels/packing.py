@@ -16,7 +16,7 @@ ROOM = 1.03
 
 @dataclass(frozen=True)
 class Packing:
-    """Packing of ``digits`` codes into a unit of ``width`` bits: alphabet**digits <= 2**width.
+    """Pack ``digits`` codes into a unit of ``width`` bits: alphabet**digits <= 2**width.
 
     digits = 1 is fixed width (fixed.py), more is radix packing (radix.py).
     """
@@ -64,7 +64,7 @@ def packing_of(alphabet: int) -> Packing:
     return min(units, key=lambda unit: (unit.bits_per_code, -unit.digits))
 
 
-# Packing of signs, and of the sides of a bucket.
+# This is the packing of signs, and of the sides of a bucket.
 ONE_BIT = Packing(alphabet=2, digits=1, width=1)
 
 

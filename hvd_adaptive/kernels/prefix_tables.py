@@ -1,6 +1,6 @@
-"""Tables of a prefix code over blocks of symbols, as the kernels read them.
+"""Build tables of a prefix code over blocks of symbols, as the kernels read them.
 
-coding/prefix_code.py says what such a code is, and builds it.
+coding/prefix_code.py describes and builds such a code.
 """
 
 from __future__ import annotations
@@ -11,20 +11,20 @@ from dataclasses import dataclass
 import numpy as np
 
 LONGEST = 16
-# Bits of the decoder's first look-up.
+# The decoder's first look-up reads so many bits.
 QUICK_BITS = 12
 
 
 @dataclass(frozen=True, eq=False)
 class PrefixTables:
-    """A parse tree, a code for each leaf, and the tables of coding and decoding.
+    """Hold a parse tree, a code for each leaf, and the tables of coding and decoding.
 
-    Inner nodes are numbered as they were split, the root is 0; leaves in the order of the first
-    ones' branches. children: int32 (inner, alphabet): a branch leads to inner node n where it holds
-    n > 0, to leaf -n - 1 where it is negative. lengths: uint8 (leaves,), bits of each leaf's code.
-    Codes are canonical: of two leaves the one with the shorter code, or else the lower number, has
-    the smaller code, first bit highest. They are written first bit first, bytes filled from their
-    lowest bit.
+    Inner nodes are numbered in the order in which they were split; the root is 0. Leaves are
+    numbered in the order of the inner nodes' branches. children: int32 (inner, alphabet): a branch
+    leads to inner node n if it holds n > 0, and to leaf -n - 1 if it holds a negative n. lengths:
+    uint8 (leaves,), bits of each leaf's code. Codes are canonical: of two leaves the one with the
+    shorter code, or else the lower number, has the smaller code, first bit highest. They are
+    written first bit first; bytes are filled from their lowest bit.
     """
 
     children: np.ndarray
@@ -32,17 +32,17 @@ class PrefixTables:
 
     @property
     def alphabet(self) -> int:
-        """Number of symbols."""
+        """Return the number of symbols."""
         return self.children.shape[1]
 
     @functools.cached_property
     def width(self) -> int:
-        """Bits of the longest code."""
+        """Return the bits of the longest code."""
         return int(self.lengths.max())
 
     @functools.cached_property
     def codes(self) -> np.ndarray:
-        """uint16 (leaves,): the codes, first bit lowest, as they are written."""
+        """Return uint16 (leaves,): the codes, first bit lowest, as they are written."""
         order = self._order
         lengths = self.lengths[order].astype(np.int64)
         first_bit_highest = np.cumsum(1 << (LONGEST - lengths)) - (1 << (LONGEST - lengths))
@@ -52,8 +52,9 @@ class PrefixTables:
 
     @functools.cached_property
     def blocks(self) -> tuple[np.ndarray, np.ndarray]:
-        """Symbols of all leaves end to end (uint16), and where each leaf's begin (int64,
-        (leaves + 1,))."""
+        """Return the symbols of all leaves end to end (uint16), and the place at which each leaf's
+        begin (int64, (leaves + 1,)).
+        """
         inner, alphabet = np.nonzero(self.children < 0)
         leaf = -1 - self.children[inner, alphabet].astype(np.int64)
         node, symbol = np.empty_like(leaf), np.empty_like(leaf)
@@ -71,9 +72,11 @@ class PrefixTables:
 
     @functools.cached_property
     def steps(self) -> np.ndarray:
-        """uint64 (inner * alphabet,), the encoder's table: at ``state + symbol`` lie the length of
-        the code to write (8 bits, 0 for none), the code (16 bits), and from bit 32 the next
-        state, an inner node times the alphabet."""
+        """Return the encoder's table, uint64 (inner * alphabet,).
+
+        The entry at ``state + symbol`` holds the length of the code to write (8 bits, 0 for none),
+        the code (16 bits), and from bit 32 the next state, an inner node times the alphabet.
+        """
         leaf = np.maximum(-1 - self.children, 0)
         state = np.maximum(self.children, 0).astype(np.uint64) * np.uint64(self.alphabet)
         steps = np.where(self.children < 0, self._emitted[leaf], state << np.uint64(32))
@@ -81,8 +84,9 @@ class PrefixTables:
 
     @functools.cached_property
     def ends(self) -> np.ndarray:
-        """uint64 (inner,): length and code, as in ``steps``, of what completes a block that ends at
-        an inner node: the leaf of the shortest code below it; 0 at the root."""
+        """Return uint64 (inner,): length and code, as in ``steps``, of the leaf that completes a
+        block that ends at an inner node: the leaf of the shortest code below it; 0 at the root.
+        """
         best = np.zeros(len(self.children), np.int64)
         for node in range(len(best) - 1, -1, -1):
             below = self.children[node]
@@ -94,9 +98,12 @@ class PrefixTables:
 
     @functools.cached_property
     def lookup(self) -> np.ndarray:
-        """uint64 (2**width,), the decoder's table: at the next ``width`` bits lie the length of the
-        code that they begin with (8 bits), its block's symbols (24 bits) and from bit 32 where
-        these begin in ``blocks``."""
+        """Return the decoder's table, uint64 (2**width,).
+
+        The entry at the next ``width`` bits holds the length of the code that they begin with (8
+        bits), the number of its block's symbols (24 bits) and from bit 32 the place at which these
+        begin in ``blocks``.
+        """
         starts = self.blocks[1].astype(np.uint64)
         entries = (
             self.lengths.astype(np.uint64)
@@ -111,29 +118,31 @@ class PrefixTables:
 
     @functools.cached_property
     def quick(self) -> np.ndarray:
-        """uint64 (2**QUICK_BITS,), the decoder's first look-up, as ``lookup`` but for QUICK_BITS
-        bits; 0 where the next code is longer. Of a symbol code it gives all the symbols whose codes
-        these bits hold."""
+        """Return the decoder's first look-up, uint64 (2**QUICK_BITS,), as ``lookup`` but for
+        QUICK_BITS bits; an entry is 0 if the next code is longer. For a symbol code an entry has
+        all the symbols whose codes these bits hold.
+        """
         return self._quick[0]
 
     def pool(self, dtype: np.dtype) -> np.ndarray:
-        """The symbols to which ``lookup`` and ``quick`` point as ``dtype``, as bytes, and 16 bytes
-        more."""
+        """Return the symbols to which ``lookup`` and ``quick`` point as ``dtype``, as bytes, and 16
+        bytes more.
+        """
         return self._pools[np.dtype(dtype).itemsize]
 
     @functools.cached_property
     def longest_copy(self) -> int:
-        """Symbols that a look-up gives at most."""
+        """Return the most symbols that a look-up gives."""
         return max(self.longest_block, QUICK_BITS)
 
     @functools.cached_property
     def longest_block(self) -> int:
-        """Symbols of the longest block."""
+        """Return the number of symbols of the longest block."""
         return int(np.diff(self.blocks[1]).max())
 
     @functools.cached_property
     def _quick(self) -> tuple[np.ndarray, np.ndarray]:
-        """``quick``, and the symbols that follow those of ``blocks``."""
+        """Return ``quick``, and the symbols that follow those of ``blocks``."""
         bits, mask = np.arange(1 << QUICK_BITS), (1 << self.width) - 1
         first = self.lookup[bits & mask]
         length = (first & np.uint64(0xFF)).astype(np.int64)
@@ -167,7 +176,7 @@ class PrefixTables:
 
     @functools.cached_property
     def _order(self) -> np.ndarray:
-        """Leaves in the order of their codes."""
+        """Return the leaves in the order of their codes."""
         return np.argsort(self.lengths, kind="stable")
 
     @functools.cached_property
@@ -179,7 +188,7 @@ class PrefixTables:
 
     @functools.cached_property
     def _branch(self) -> np.ndarray:
-        """The symbol that leads to each inner node."""
+        """Return the symbol that leads to each inner node."""
         branch = np.zeros(len(self.children), np.int64)
         node, symbol = np.nonzero(self.children > 0)
         branch[self.children[node, symbol]] = symbol
@@ -187,7 +196,7 @@ class PrefixTables:
 
     @functools.cached_property
     def _depths(self) -> np.ndarray:
-        """Symbols before each inner node."""
+        """Return the number of symbols before each inner node."""
         depths = np.zeros(len(self.children), np.int64)
         for node, parent in enumerate(self._parent[1:].tolist(), 1):
             depths[node] = depths[parent] + 1
@@ -195,7 +204,7 @@ class PrefixTables:
 
 
 def _reversed(values: np.ndarray, width: int) -> np.ndarray:
-    """The lowest ``width`` bits of each in reverse order."""
+    """Return the lowest ``width`` bits of each value in reverse order."""
     values, out = np.asarray(values, np.int64), np.zeros(np.shape(values), np.int64)
     for bit in range(width):
         out |= (values >> bit & 1) << (width - 1 - bit)

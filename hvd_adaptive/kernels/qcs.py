@@ -1,4 +1,4 @@
-"""Quantized compressive sampling: the runs of buckets, their dithers and random streams."""
+"""Define the runs of buckets, dithers and random streams of quantized compressive sampling."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from dataclasses import dataclass
 from hvd_adaptive.kernels import random
 from hvd_adaptive.streams import Inside
 
-# An integer h < 2**24 stands for the dither h * 2**-24 - DITHER_OFFSET, symmetric in (-1/2, 1/2)
-# and exact in float32, and for the sign -1 from 2**23 on.
+# An integer h < 2**24 is the dither h * 2**-24 - DITHER_OFFSET, symmetric in (-1/2, 1/2) and exact
+# in float32. From 2**23 on it is the sign -1.
 DITHER_OFFSET = 0.5 - 2.0**-25
 NEGATIVE_FROM = 2.0**23
 
 
 @dataclass(frozen=True)
 class Run:
-    """Neighbouring buckets of a tensor that are projected alike.
+    """Describe neighbouring buckets of a tensor that are projected alike.
 
-    start, stop: their coordinates; where the last bucket is short, zeros fill it up.
+    start, stop: their coordinates; if the last bucket is short, zeros fill it up.
     first: number of their first bucket in the tensor.
     order: n, coordinates of a bucket; rows: k <= n, its measurements; weight: alpha (Eq. 8).
     """
@@ -39,6 +39,6 @@ class Run:
 
 
 def streams(key: int, run: Run) -> tuple[int, int]:
-    """Streams of a run's signs and dithers; inside them bucket ``run.first`` counts as 0."""
+    """Return the streams of a run's signs and dithers; in them bucket ``run.first`` counts as 0."""
     signs = random.stream_key(key, Inside.SIGNS, run.first)
     return signs, random.stream_key(key, Inside.DITHERS, run.first)

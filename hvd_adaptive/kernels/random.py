@@ -1,9 +1,10 @@
-"""Counter-based random numbers: keys are mixed on the host, coordinates in the kernels.
+"""Derive counter-based random numbers: the host mixes keys, the kernels mix coordinates.
 
 A stream is named by (seed, rank, step, group) and, except for a process's first compressor, the
-compressor's number (instances.py); inside it, bucket ``b`` owns the 64-bit key
-``bucket_key(stream, b)`` and coordinate ``j`` of the bucket the 32-bit hash of ``j`` under it.
-Every kernel (reference, Numba, Triton) computes the same integers, so codes agree bit for bit.
+compressor's number (instances.py). In a stream, bucket ``b`` owns the 64-bit key
+``bucket_key(stream, b)``, and coordinate ``j`` of the bucket owns the 32-bit hash of ``j`` under
+that key. Every kernel (reference, Numba, Triton) computes the same integers, so codes agree bit for
+bit.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ MIX32_B = 0xC2B2AE35
 
 
 def mix64(value: int) -> int:
-    """The 64-bit finaliser of SplitMix64 (Steele, Lea and Flood 2014), a bijection."""
+    """Apply the 64-bit finaliser of SplitMix64 (Steele, Lea and Flood 2014), a bijection."""
     value &= MASK64
     value = ((value ^ (value >> 30)) * MIX64_A) & MASK64
     value = ((value ^ (value >> 27)) * MIX64_B) & MASK64
@@ -30,9 +31,9 @@ def mix64(value: int) -> int:
 
 
 def stream_key(seed: int, rank: int = 0, step: int = 0, group: int = 0, *more: int) -> int:
-    """64-bit key of the stream (seed, rank, step, group, ...).
+    """Return the 64-bit key of the stream (seed, rank, step, group, ...).
 
-    Each number is added and mixed in turn; ``bucket_key`` mixes once more, so that the last one
+    Each number is added and mixed in turn; ``bucket_key`` mixes once more, so that the last number
     passes through two rounds as well.
     """
     key = _seeded(seed)
@@ -47,6 +48,6 @@ def _seeded(seed: int) -> int:
 
 
 def bucket_key(stream: int, bucket: int) -> tuple[int, int]:
-    """Low and high 32 bits of bucket ``bucket``'s key in ``stream``."""
+    """Return the low and high 32 bits of bucket ``bucket``'s key in ``stream``."""
     key = mix64(stream + (bucket + 1) * GOLDEN64)
     return key & 0xFFFFFFFF, key >> 32

@@ -1,7 +1,7 @@
-"""What the kernels of random sparsification share: a body and its sections.
+"""Define what the kernels of random sparsification share: a body and its sections.
 
-A body: how many values travel in full (int64), λ of each bucket (float32), those values (float32),
-then the words of kernels/rice.py.
+A body holds the number of values that travel in full (int64), λ of each bucket (float32), those
+values (float32), and then the words of kernels/rice.py.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ def head_bytes(coordinates: int, bucket_size: int) -> int:
 
 
 def write_body(sections: Sections, body: torch.Tensor) -> int:
-    """Put sections into ``body`` (uint8, as long as it can be); return how many bytes they take."""
+    """Put sections into ``body`` (uint8, of the largest length); return how many bytes are used."""
     body[:8].view(torch.int64)[0] = sections[1].numel()
     at = 8
     for section in sections:

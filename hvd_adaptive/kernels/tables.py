@@ -1,4 +1,4 @@
-"""Level tables in the form that the kernels read: float32 thresholds and reconstruction values."""
+"""Build level tables in the kernels' form: float32 thresholds and reconstruction values."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 
 from hvd_adaptive.kernels.packing import Packing, packing_of
 
-# A uniform number is an integer k below 2**24 and stands for (k + 1/2) / 2**24: the gaps carry the
+# A uniform number is an integer k below 2**24 and means (k + 1/2) / 2**24: the gaps carry the
 # factor 2**-24, the starts the half.
 UNIFORM_SCALE = np.float32(2.0**-24)
 LARGEST_UNIFORM = np.float32(2**24 - 1)
@@ -32,24 +32,24 @@ LOG2_COEFFICIENTS = (
     -0.2726979,
     0.17063443,
 )
-# Few thresholds are compared with one by one, which is no slower.
+# Up to so many thresholds are compared with one by one, which is no slower.
 _LEAST_EXPONENTIAL = 9
 
 
 @dataclass(frozen=True, eq=False)
 class KernelTable:
-    """A level table as arrays.
+    """Hold a level table as arrays.
 
     A coordinate v of a bucket with norm N has r = abs(v)/N, one uniform integer k < 2**24, and an
     index m from 0 to ``thresholds``: the magnitude to which r is rounded (ALQ paper, section 3:
     h(r) is the upper level with probability rho(r)). Its code is ``c = base + m``, or
-    ``alphabet - 1 - c`` where v < 0: the place of the level among all levels in ascending order.
-    It stands for ``values[code] * N``. How m is found is told by ``rule``:
+    ``alphabet - 1 - c`` if v < 0: the place of the level among all levels in ascending order. The
+    code is decoded as ``values[code] * N``. ``rule`` defines m:
 
     "thresholds": m = sum_j [r > start[j] + k gap[j]].
     "uniform": with y = min(r, 1) slope + offset and i = floor(y),
         m = i + [y - i > (k + 1/2)/2**24].
-    "exponential", ratio p: where r <= lower[1] as "thresholds" (one comparison); above it, for
+    "exponential", ratio p: if r <= lower[1], as "thresholds" (one comparison); above it, for
         w = r / (1 + (1/p - 1)(k + 1/2)/2**24), m = floor(log2(w) / log2(1/p) + thresholds + 1),
         from 1 to ``thresholds``: r exceeds the threshold between p**(i+1) and p**i if and only if w
         exceeds p**(i+1).
@@ -58,7 +58,7 @@ class KernelTable:
     start, gap: float32 (thresholds,), gap already multiplied by 2**-24
     numbers: float32 (4,), the rule's own: slope, offset | gain, first, 1/log2(1/p), thresholds + 1,
         where 1 + (1/p - 1)(k + 1/2)/2**24 = k gain + first
-    values: float32 (alphabet,), and one more where codes of fixed width leave one over
+    values: float32 (alphabet,), and one more if codes of fixed width leave one over
     """
 
     packing: Packing
@@ -80,7 +80,7 @@ class KernelTable:
 
     @functools.cached_property
     def search(self) -> np.ndarray:
-        """uint8 (CELLS,): a lower bound of the interval of r; ``corrections`` steps mend it."""
+        """Return uint8 (CELLS,): bounds below r's interval, which ``corrections`` steps correct."""
         return np.searchsorted(self.lower[1:], _cell_edges()[:-1], side="left").astype(np.uint8)
 
     @functools.cached_property
@@ -112,7 +112,7 @@ def kernel_table(magnitudes: np.ndarray, symmetric: bool) -> KernelTable:
     if _is_uniform(magnitudes, symmetric):
         rule = "uniform"
         numbers[:2] = (alphabet - 1) / 2, 0.5 if symmetric else 0.0
-        # The same products as in a decoder that computes them.
+        # The values are the same products as in a decoder that computes them.
         steps = np.arange(1 - alphabet, 2 * codes - alphabet, 2, dtype=np.float32)
         values = steps * np.float32(1 / (alphabet - 1))
     elif len(start) >= _LEAST_EXPONENTIAL and _is_exponential(magnitudes[0 if symmetric else 1 :]):
@@ -125,7 +125,7 @@ def kernel_table(magnitudes: np.ndarray, symmetric: bool) -> KernelTable:
 
 
 def padded_values(values: torch.Tensor, packing: Packing) -> torch.Tensor:
-    """Rows as long as the largest code that can be read, 16 at least."""
+    """Pad rows to the largest code that can be read, and to at least 16."""
     room = max(16, 1 << packing.width if packing.digits == 1 else packing.alphabet)
     padded = values.new_full((values.shape[0], room), torch.nan)
     padded[:, : packing.alphabet] = values
@@ -133,7 +133,7 @@ def padded_values(values: torch.Tensor, packing: Packing) -> torch.Tensor:
 
 
 def interval_ends(table: KernelTable) -> np.ndarray:
-    """Ends of the intervals between the levels that r can lie between, ascending: float32."""
+    """Return the ends of the intervals between the levels around r, ascending: float32."""
     return np.append(table.lower, np.float32(1))
 
 
@@ -149,7 +149,7 @@ def _is_exponential(positive: np.ndarray) -> bool:
 
 
 def _thresholds(lower: np.ndarray, upper: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Starts and gaps such that lower <= start + k * gap <= upper in float32, for any k.
+    """Return starts and gaps such that lower <= start + k * gap <= upper in float32, for any k.
 
     Then counting thresholds below r and searching r's interval give the same index.
     """
@@ -163,7 +163,7 @@ def _thresholds(lower: np.ndarray, upper: np.ndarray) -> tuple[np.ndarray, np.nd
 
 @functools.cache
 def _cell_edges() -> np.ndarray:
-    """Edges of the search cells; the first cell starts below every r, the last has no end."""
+    """Return the search cells' edges; the first cell starts below every r, the last has no end."""
     bits = (np.arange(CELLS + 1, dtype=np.int64) + CELL_BASE) << CELL_SHIFT
     edges = bits.astype(np.uint32).view(np.float32).copy()
     edges[0], edges[-1] = -1.0, np.inf

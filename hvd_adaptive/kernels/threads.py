@@ -1,4 +1,4 @@
-"""Work on the parts of a payload, some of them at a time."""
+"""Work on the parts of a payload, several at a time."""
 
 from __future__ import annotations
 

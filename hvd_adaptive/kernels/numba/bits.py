@@ -1,4 +1,4 @@
-"""Numba: words of 64 bits at any byte of an array, as bit streams want them."""
+"""Read and write words of 64 bits at any byte of an array, as bit streams need them, in Numba."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ _WORD = ir.IntType(64)
 
 
 def _address(context, builder, array_type, array, at):
-    """Where byte ``at`` of an array of bytes lies."""
+    """Return the address of byte ``at`` of an array of bytes."""
     data = context.make_array(array_type)(context, builder, array).data
     start = builder.bitcast(data, ir.IntType(8).as_pointer())
     return builder.bitcast(builder.gep(start, [at]), _WORD.as_pointer())
@@ -17,8 +17,9 @@ def _address(context, builder, array_type, array, at):
 
 @numba.extending.intrinsic
 def load64(typingctx, array, at):
-    """The uint64 at byte ``at`` (int64) of a contiguous uint8 array, whatever its alignment. The
-    caller has made sure that it is there."""
+    """Read the uint64 at byte ``at`` (int64) of a contiguous uint8 array, whatever its alignment.
+    The caller guarantees that these bytes exist.
+    """
 
     def codegen(context, builder, signature, args):
         address = _address(context, builder, signature.args[0], args[0], args[1])

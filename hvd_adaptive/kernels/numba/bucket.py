@@ -1,6 +1,6 @@
-"""Numba: codes of buckets that have levels of their own, to packed words and back.
+"""Pack and unpack codes of buckets that have levels of their own, in Numba.
 
-Same signatures and the same integers as reference/bucket.py.
+Signatures and integers are the same as in reference/bucket.py.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ def _constants(packing: Packing) -> tuple[int, int, int]:
 
 @inline
 def _scaled(levels, base, gap, cell):
-    """Fill base and gap, padded by what nothing exceeds; the factor of the bucket."""
+    """Fill base and gap, padded by values that nothing exceeds; return the factor of the bucket."""
     last = levels.size - 1
     base[:], gap[:] = np.float32(np.inf), np.float32(0)
     largest = max(np.abs(levels[0]), np.abs(levels[last]))
@@ -105,13 +105,13 @@ def _scaled(levels, base, gap, cell):
 
 @inline
 def _odd(counter, high):
-    """k | 1 for the coordinate's integer k."""
+    """Return k | 1 for the coordinate's integer k."""
     return np.float32(np.int32(np.int32(uniform24(counter, high)) | np.int32(1)))
 
 
 @inline
 def _pick4(x, u, b0, b1, b2, b3, g0, g1, g2, g3, c0, c1, c2, c3, c4):
-    """The code after the last of four thresholds that x exceeds; see quantize.pick2."""
+    """Return the code after the last of four thresholds that x exceeds; see quantize.pick2."""
     c = c1 if x - b0 > u * g0 else c0
     c = c2 if x - b1 > u * g1 else c
     c = c3 if x - b2 > u * g2 else c
@@ -128,7 +128,7 @@ def _count_one(run, factor, steps, offset, high, base, gap, part):
 
 @inline
 def _count_four(run, factor, steps, offset, high, base, gap, ladder, us, part):
-    """The first four thresholds; keeps the random numbers."""
+    """Count the first four thresholds; keep the random numbers."""
     b0, b1, b2, b3 = base[0], base[1], base[2], base[3]
     g0, g1, g2, g3 = gap[0], gap[1], gap[2], gap[3]
     c0, c1, c2, c3, c4 = ladder[0], ladder[1], ladder[2], ladder[3], ladder[4]
@@ -140,7 +140,7 @@ def _count_four(run, factor, steps, offset, high, base, gap, ladder, us, part):
 
 @inline
 def _count_on(run, factor, base, gap, ladder, us, part):
-    """Four thresholds more."""
+    """Count four more thresholds."""
     b0, b1, b2, b3 = base[0], base[1], base[2], base[3]
     g0, g1, g2, g3 = gap[0], gap[1], gap[2], gap[3]
     c1, c2, c3, c4 = ladder[1], ladder[2], ladder[3], ladder[4]

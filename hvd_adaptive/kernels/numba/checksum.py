@@ -1,6 +1,6 @@
-"""Numba: checksums of whole payloads, with a block's lanes in registers.
+"""Compute checksums of whole payloads in Numba, with a block's lanes in registers.
 
-Same signatures and the same numbers as reference/checksum.py.
+Signatures and numbers are the same as in reference/checksum.py.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def checksum(words: torch.Tensor, seed: int) -> int:
 
 @intrinsic
 def _rows_hashed(typingctx, words, rows, start, lanes):
-    """``lanes`` (uint32, 64) become what ``rows`` rows of 64 words make of ``start``."""
+    """Set ``lanes`` (uint32, 64) to the hash of ``rows`` rows of 64 words, from ``start``."""
     signature = types.void(words, types.int64, types.uint32, lanes)
 
     def codegen(context, builder, signature, args):
@@ -89,8 +89,9 @@ def _hashed(lane, word):
 
 @jit
 def add_blocks(words, first, begin, end, lanes, sums):
-    """Add to ``sums`` what blocks ``begin`` to ``end`` of a body make, of which ``words`` are those
-    from ``first`` on. lanes: room for CHECK_LANES."""
+    """Add the hashes of blocks ``begin`` to ``end`` of a body to ``sums``. ``words`` are the body's
+    words from ``first`` on. lanes: room for CHECK_LANES.
+    """
     for index in range(begin, end):
         at = index * CHECK_BLOCK - first
         block = words[at : at + CHECK_BLOCK]
@@ -105,14 +106,15 @@ def add_blocks(words, first, begin, end, lanes, sums):
 
 @inline
 def first_block(word):
-    """The first block that begins at ``word`` of a body or later."""
+    """Return the first block that begins at ``word`` of a body or later."""
     return (word + CHECK_BLOCK - 1) // CHECK_BLOCK
 
 
 @inline
 def add_done(words, first, done, lanes, sums, run):
-    """``add_blocks`` for those that end by word ``done`` of the body and are not in ``run``, the
-    first block and the end of those that are; nothing where ``sums`` has no room."""
+    """Call ``add_blocks`` for the blocks that end by word ``done`` of the body and are not in
+    ``run``, the first and the end of the blocks already added. Do nothing if ``sums`` has no room.
+    """
     until = done // CHECK_BLOCK
     if sums.size and until > run[1]:
         add_blocks(words, first, run[1], until, lanes, sums)
@@ -121,7 +123,7 @@ def add_done(words, first, done, lanes, sums, run):
 
 @jit
 def _checksum(words, seed, known, summed):
-    """seed: an int below 2**32.  known, summed: see BlockSums."""
+    """Return the checksum of ``words``. seed: an int below 2**32.  known, summed: see BlockSums."""
     lanes, sums, at = np.empty(CHECK_LANES, np.uint32), known.copy(), 0
     for run in range(0, summed.size, 2):
         add_blocks(words, 0, at, summed[run], lanes, sums)

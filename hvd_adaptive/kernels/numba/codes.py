@@ -1,4 +1,4 @@
-"""Numba: bare codes to words and back, laid out as fixed.py and radix.py say."""
+"""Pack bare codes into words and unpack them in Numba, laid out as in fixed.py and radix.py."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Numba: unpack, look up, scale and add over all ranks' payloads, block by block."""
+"""Unpack, look up, scale and add over all ranks' payloads in Numba, block by block."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from hvd_adaptive.kernels.packing import Packing
 
 @inline
 def _row(index, width, words, lane):
-    """Row ``index`` of a lane: ``width`` bits that may straddle two words."""
+    """Return row ``index`` of a lane: ``width`` bits that may straddle two words."""
     word, shift = (index * width) // 32, (index * width) % 32
     row = np.uint32(words[word * LANES + lane] >> np.uint32(shift))
     if shift + width > 32:
@@ -34,7 +34,7 @@ def _load_partial(words, count, bits, rows):
 
 @inline
 def _pick4(c, t0, t1, t2, t3):
-    """t[c & 3], by selections on the code's bits: faster than a gather."""
+    """Return t[c & 3], by selections on the code's bits: faster than a gather."""
     odd = (c & np.uint32(1)) != 0
     low = t1 if odd else t0
     high = t3 if odd else t2
@@ -49,7 +49,7 @@ def _pick8(c, t0, t1, t2, t3, t4, t5, t6, t7):
 
 @inline
 def _add_uniform(part, scale, alphabet, step, target):
-    """The products that tables.kernel_table takes for values."""
+    """Add values by the same products as in tables.kernel_table."""
     last = np.int32(alphabet - 1)
     for j in range(target.size):
         k = np.int32(np.int32(np.int32(part[j]) * np.int32(2)) - last)
@@ -58,7 +58,7 @@ def _add_uniform(part, scale, alphabet, step, target):
 
 @inline
 def add_small(part, scale, alphabet, values, target):
-    """Up to 16 values, selected from registers."""
+    """Add up to 16 values, selected from registers."""
     t0, t1, t2, t3 = values[0] * scale, values[1] * scale, values[2] * scale, values[3] * scale
     t4, t5, t6, t7 = values[4] * scale, values[5] * scale, values[6] * scale, values[7] * scale
     t8, t9 = values[8] * scale, values[9] * scale
@@ -85,7 +85,7 @@ def add_looked_up(part, scale, values, target):
 
 @inline
 def load_chunk(words, index, rest, chunk, alphabet, digits, width, rows, codes):
-    """Unpack chunk ``index``, of which ``rest`` coordinates are there."""
+    """Unpack chunk ``index``, which has ``rest`` coordinates."""
     if digits > 1:
         row = LANES * digits
         first = index * (chunk // row)
@@ -110,9 +110,9 @@ def load_chunk(words, index, rest, chunk, alphabet, digits, width, rows, codes):
 
 
 def make_decoder(uniform: bool, registers: int, alphabet: int, digits: int, width: int):
-    """The decoder for one packing, which is a constant of the compiled code.
+    """Make the decoder for one packing, which is a constant of the compiled code.
 
-    registers: that hold the values, see permute.py; 0 for look-ups in memory.
+    registers: number of registers that hold the values, see permute.py; 0 for look-ups in memory.
     """
     chunk = chunk_size(Packing(alphabet, digits, width))
     step = np.float32(1 / (alphabet - 1))
@@ -156,7 +156,7 @@ def make_decoder(uniform: bool, registers: int, alphabet: int, digits: int, widt
 
 @numba.extending.intrinsic
 def pointer(typingctx, address):
-    """An int64 address as a void pointer, for numba.carray."""
+    """Convert an int64 address to a void pointer, for numba.carray."""
     signature = numba.types.voidptr(numba.types.int64)
 
     def codegen(context, builder, signature, args):

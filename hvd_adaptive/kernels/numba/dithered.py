@@ -1,6 +1,6 @@
-"""Numba: the bodies of dithered payloads (kernels/dithered.py), several segments at a time.
+"""Code and decode dithered payloads (kernels/dithered.py) in Numba, several segments at a time.
 
-Same signatures and the same bytes as reference/dithered.py.
+Signatures and bytes are the same as in reference/dithered.py.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ def _encode_segments(
     out: np.ndarray,
     segment: int,
 ) -> int | None:
-    """Fill ``out`` (uint8) with offsets and segments; None where they do not fit."""
+    """Fill ``out`` (uint8) with offsets and segments; return None if they do not fit."""
     begins, n = range(0, flat.numel(), segment), flat.numel()
     head = 8 * len(begins)
     if head > out.size:
@@ -111,7 +111,7 @@ def _encode_segments(
     out = out[: head + LAST_END]
 
     def coded(share: range) -> list[np.ndarray]:
-        """Codes and escapes of some segments, one after another."""
+        """Return codes and escapes of some segments, one after another."""
         splitter = ecdq.Splitter(min(segment, n), len(code.books), code.most, code.dtype)
         room = np.empty(huffman.most_bytes(min(segment, n)), np.uint8)
         coded_parts: list[np.ndarray] = []
@@ -125,7 +125,7 @@ def _encode_segments(
             escapes = ecdq.put_numbers(escaped, code.most)
             coded_parts += [room[: -(-bits // 8)].copy(), escapes]
             size += coded_parts[-2].size + escapes.size
-            if size > out.size:  # it will not fit: do not go on
+            if size > out.size:  # The segments do not fit: stop.
                 break
         return coded_parts
 
@@ -176,15 +176,16 @@ def _add_segments(
 
 
 def _shares(begins: range) -> list[range]:
-    """Segments that are next to each other for each of torch's threads, all of them used."""
+    """Divide segments into runs of neighbours, one for each of torch's threads; use all threads."""
     threads = max(1, min(torch.get_num_threads(), len(begins)))
     cuts = [len(begins) * thread // threads for thread in range(threads + 1)]
     return [begins[a:b] for a, b in itertools.pairwise(cuts)]
 
 
 def _read(data: np.ndarray, code: Code, counts: list[int], runs: np.ndarray) -> bool:
-    """Fill the rows of ``runs`` with so many symbols each; whether all the data were needed and the
-    bits that fill its last byte are 0."""
+    """Fill the rows of ``runs`` with so many symbols each; return whether all the data were used
+    and the bits that fill the last byte are 0.
+    """
     bits = 0
     for row, count, book in zip(runs, counts, code.books, strict=True):
         bits = huffman.decode(data, bits, book, row[:count])

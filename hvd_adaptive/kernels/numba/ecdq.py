@@ -1,6 +1,6 @@
-"""Numba: dithered quantisation, chunk by chunk.
+"""Quantise with dither in Numba, chunk by chunk.
 
-Same functions and the same integers as reference/ecdq.py.
+Functions and integers are the same as in reference/ecdq.py.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ _HALF, _PER_CLASS = np.float32(HALF), np.float32(1 / HALF)
 _SCALE, _MIDDLE = np.float32(2.0**-24), np.float32(0.5)
 _ZERO, _ONE, _NAN = np.float32(0), np.float32(1), np.float32(np.nan)
 _STEPS = (np.arange(_CHUNK, dtype=np.uint64) * random.COUNTER).astype(np.uint32)
-# Counters of a chunk's symbols in each class, 16 bits of one register each: counters in memory
-# would wait for each other.
+# The counters of a chunk's symbols in the classes share one register, 16 bits each: counters in
+# memory would wait for each other.
 _ZERO64, _NEXT, _FOUR, _LANE = np.uint64(0), np.uint64(1), np.uint64(4), np.uint64(0xFFFF)
 _MOST_SHIFT = 28  # of the last of a number's bytes
 
@@ -58,9 +58,9 @@ def add(
 
 
 class Splitter:
-    """reference.ecdq.split and the quantiser in one pass, with buffers that are used again.
+    """Quantise and run reference.ecdq.split in one pass, with reused buffers.
 
-    size: coordinates of a segment at most. dtype: of symbols, np.uint8 or np.uint16.
+    size: the most coordinates of a segment. dtype: of symbols, np.uint8 or np.uint16.
     """
 
     def __init__(self, size: int, classes: int, most: int, dtype: type) -> None:
@@ -77,7 +77,7 @@ class Splitter:
         begin: int,
         end: int,
     ) -> tuple[list[np.ndarray], np.ndarray]:
-        """Runs of symbols and escaped integers (int32), valid until the next call."""
+        """Return runs of symbols and escaped integers (int32), valid until the next call."""
         starts = _starts(self._runs)
         ends = starts.copy()
         count = _split(
@@ -97,13 +97,13 @@ class Splitter:
 
 
 def put_numbers(values: np.ndarray, most: int) -> np.ndarray:
-    """Escaped integers (int32) as bytes (uint8): see reference.ecdq.split."""
+    """Convert escaped integers (int32) to bytes (uint8): see reference.ecdq.split."""
     out = np.empty(5 * values.size, np.uint8)
     return out[: _put_numbers(values, np.int64(most), out)]
 
 
 def numbers(data: np.ndarray, most: int) -> np.ndarray | None:
-    """Inverse of ``put_numbers``; None where the bytes are not its."""
+    """Invert ``put_numbers``; return None if it cannot have made the bytes."""
     values = np.empty(data.size, np.int32)
     count = _numbers(data, np.int64(most), values)
     return None if count < 0 else values[:count]
@@ -129,9 +129,9 @@ def add_runs(
     most: int,
     out: torch.Tensor,
 ) -> bool:
-    """reference.ecdq.joined and add in one pass; whether the escapes fit the runs.
+    """Run reference.ecdq.joined and add in one pass; return whether the escapes fit the runs.
 
-    runs: uint8 or uint16 (classes, ...), whose rows begin with so many symbols as ``counts`` says.
+    runs: uint8 or uint16 (classes, ...); each row begins with as many symbols as ``counts`` gives.
     """
     return _add_runs(
         runs.reshape(-1),
@@ -165,7 +165,7 @@ def warm() -> None:
 
 @inline
 def _quantized(run, inverse, offset, high, per, q, group):
-    """Integers and classes of a run of one bucket."""
+    """Compute integers and classes of a run of one bucket."""
     for j in range(run.size):
         k = uniform24(np.uint32(_STEPS[j] + offset), high)
         negative = k >= _HALF
@@ -184,7 +184,7 @@ def _bucket_keys(stream, bucket):
 
 @inline
 def _added(q, step, offset, high, out):
-    """Add what the integers of a run of one bucket stand for."""
+    """Add the decoded integers of a run of one bucket."""
     for j in range(out.size):
         k = uniform24(np.uint32(_STEPS[j] + offset), high)
         negative = k >= _HALF

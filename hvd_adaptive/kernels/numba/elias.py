@@ -1,6 +1,6 @@
-"""Numba: Elias coding of sparse codes.
+"""Code sparse codes with Elias's code in Numba.
 
-Same signatures and the same bytes as reference/elias.py.
+Signatures and bytes are the same as in reference/elias.py.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from hvd_adaptive.kernels.omega import (
     zero_code,
 )
 
-# Bytes behind a segment's own that a store of 8 may touch.
+# A store of 8 bytes may touch so many bytes behind a segment's own.
 SLACK = 8
-# Tables of distances hold all numbers of so many digits, so that there are few of them.
+# A table of distances covers at least so many digits, so that there are few tables.
 _LEAST_DIGITS = 12
-# Coordinates that are searched at a time.
+# So many coordinates are searched at a time.
 _BLOCK = 4096
 
 _U = np.uint64
@@ -32,7 +32,7 @@ _TOP, _TOP_RECORDS = _U(64 - LOOKUP_BITS), _U(64 - RECORD_BITS)
 
 
 def encode(codes: np.ndarray, alphabet: int, out: np.ndarray) -> int:
-    """See reference.elias.encode. ``out`` must be SLACK longer than what is written."""
+    """See reference.elias.encode. ``out`` must be SLACK longer than the segment."""
     heads = code_words(max(_LEAST_DIGITS, (codes.size + 1).bit_length()))
     return int(_encode(codes, np.uint8(zero_code(alphabet)), heads, signed_words(alphabet), out))
 
@@ -51,7 +51,7 @@ def warm() -> None:
 
 @inline
 def _store(out, at, bits):
-    """8 bytes, the highest first."""
+    """Store 8 bytes, the highest first."""
     for byte in range(8):
         out[at + _U(byte)] = np.uint8(bits >> _U(56 - 8 * byte))
 
@@ -66,13 +66,13 @@ def _load(data, at):
 
 @jit
 def _encode(codes, zero, heads, tails, out):
-    # ``held`` < 8 bits lie at the top of ``bits`` between two records, which have at most 32
-    # and 14 bits: a record fits.
+    # Between two records, ``held`` < 8 bits lie at the top of ``bits``. The parts of a record have
+    # at most 32 and 14 bits, so that a record fits.
     bits, held, at = _U(0), _U(0), _U(0)
     last = -1
     where = np.empty(_BLOCK + 1, np.int32)
     for begin in range(0, codes.size, _BLOCK):
-        # Without branches, since processors cannot guess where nonzero coordinates are.
+        # The loop has no branches, since processors cannot predict where nonzero coordinates are.
         found = 0
         for i in range(begin, min(begin + _BLOCK, codes.size)):
             where[found] = i
@@ -99,7 +99,7 @@ def _encode(codes, zero, heads, tails, out):
 
 @inline
 def _number(window, entry):
-    """The number whose code begins at the top of ``window``, and the bits before its last 0."""
+    """Return the number whose code begins at ``window``'s top, and the bits before its last 0."""
     before, digits = entry & _BYTE, entry >> _U(8) & _BYTE
     # Shifts by 64 are undefined, and digits may be 0.
     number = ((window << before) >> _U(1) >> (_U(63) - digits)) + (entry >> _U(16))
@@ -113,13 +113,14 @@ def _decode(data, zero, table, several, codes):
     padded[: data.size] = data
     padded[data.size :] = np.uint8(0)
     at, end = _U(0), _U(8 * data.size)
-    # Places count from 1, so that they need no sign; 0 is before the first.
+    # Places count from 1 and so need no sign; place 0 is before the first coordinate.
     place, last, most = _U(0), _U(codes.size), _U(zero)
     while place != last:
-        # 57 bits or more; a record has at most 46. Behind the data lie zeros, and ``at`` never gets
-        # beyond ``end``.
+        # The window has 57 bits or more; a record has at most 46. Zeros follow the data, and ``at``
+        # never exceeds ``end``.
         window = _load(padded, at >> _U(3)) << (at & _U(7))
-        # Several short records at once, where they end in time: this keeps them inside ``codes``.
+        # Several short records are read at once if they end in time: this keeps them inside
+        # ``codes``.
         entry = several[window >> _TOP_RECORDS]
         used = entry & _U(15)
         reach = place + (entry >> _U(4 + 14 * (MOST_RECORDS - 1)) & _U(63))

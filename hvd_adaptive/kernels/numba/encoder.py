@@ -1,4 +1,4 @@
-"""Numba: norm, stochastic rounding and packing in one trip to memory."""
+"""Compute the norm, round stochastically and pack in Numba, in one trip to memory."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from hvd_adaptive.kernels.numba.radix import store_row
 from hvd_adaptive.kernels.numba.scan import clip_to, norm_of
 from hvd_adaptive.kernels.packing import Packing
 
-# How the index is found: see quantize.py, and permute.py for the last.
+# The rules that find the index: see quantize.py, and permute.py for the last one.
 COUNT_TWO, COUNT_FOUR, COUNT_EIGHT, COUNT_MANY, SEARCH, UNIFORM, EXPONENTIAL, PERMUTE = range(8)
 
 _GOLDEN64 = np.uint64(random.GOLDEN64)
@@ -36,7 +36,7 @@ def bucket_key(stream, bucket):
 
 
 def chunk_size(packing: Packing) -> int:
-    """Coordinates that are packed at a time: a block of fixed width, or some rows of units."""
+    """Return the coordinates packed at a time: a block of fixed width, or some rows of units."""
     if packing.digits == 1:
         return BLOCK
     row = LANES * packing.digits
@@ -45,7 +45,7 @@ def chunk_size(packing: Packing) -> int:
 
 @inline
 def store_chunk(codes, index, rest, chunk, alphabet, digits, width, rows, words):
-    """Pack chunk ``index``, of which ``rest`` coordinates are there."""
+    """Pack chunk ``index``, which has ``rest`` coordinates."""
     if digits > 1:
         row = LANES * digits
         first, count = index * (chunk // row), (rest + row - 1) // row
@@ -64,11 +64,11 @@ def store_chunk(codes, index, rest, chunk, alphabet, digits, width, rows, words)
 
 
 def make_encoder(rule: int, depth: int, alphabet: int, digits: int, width: int):
-    """The encoder for one rule and packing, which are constants of the compiled code.
+    """Make the encoder for one rule and packing, which are constants of the compiled code.
 
-    depth: of the search tree where the rule is PERMUTE. The encoder adds blocks of the body, which
-    begins with the scales, to ``sums`` (CHECK_LANES, or none to leave that); ``summed`` (2,)
-    becomes what BlockSums says.
+    depth: of the search tree if the rule is PERMUTE. The encoder adds blocks of the body, which
+    begins with the scales, to ``sums`` (CHECK_LANES; with no entries, nothing is added). ``summed``
+    (2,) is set as BlockSums describes.
     """
     chunk = chunk_size(Packing(alphabet, digits, width))
 
@@ -123,7 +123,7 @@ def make_encoder(rule: int, depth: int, alphabet: int, digits: int, width: int):
                 part = codes[at : at + stop - i]
                 offset = np.uint32(np.uint32(np.uint32(i - begin) * _COUNTER) + low)
                 if not usable:
-                    part[:] = np.uint32(alphabet // 2)  # as good as any; coders like it best
+                    part[:] = np.uint32(alphabet // 2)  # any code would do; coders make it short
                 elif rule == COUNT_TWO:
                     quantize.count_two(
                         run, inverse, steps, offset, high, start, gap, ladder, total, part

@@ -1,7 +1,8 @@
-"""Numba: the transforms of kernels/hadamard.py in place, the same sums in the same order.
+"""Transform as kernels/hadamard.py does, in place in Numba, with the same sums in the same order.
 
-Butterflies of large strides run over the whole buffer two strides at a time, those below BLOCK
-over pieces that fit the L1 cache, and the last six strides of every 64 floats in vector registers.
+Butterflies of large strides run over the whole buffer two strides at a time. Those below BLOCK run
+over pieces that fit the L1 cache, and the last six strides of every 64 floats run in vector
+registers.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ def _radix2(a, b):
 
 @inline
 def _radix4(a, b, c, d):
-    """Strides 2 s, then s, of four neighbouring runs of s floats."""
+    """Apply strides 2 s, then s, to four neighbouring runs of s floats."""
     for i in range(a.size):
         w, x, y, z = a[i], b[i], c[i], d[i]
         p, q, r, t = w + y, x + z, w - y, x - z
@@ -39,7 +40,7 @@ def _radix4(a, b, c, d):
 
 @inline
 def _butterflies(y, top, least):
-    """Strides top/2, top/4, ..., least of every ``top`` floats."""
+    """Apply strides top/2, top/4, ..., least to every ``top`` floats."""
     stride = top // 2
     while stride > least:
         half = stride // 2
@@ -58,9 +59,10 @@ def _butterflies(y, top, least):
 
 @numba.extending.intrinsic
 def _sixty_four(typingctx, y, at):
-    """Strides 32, 16, 8, 4, 2, 1 of the 64 floats from y[at]: four vectors of 16 lanes.
+    """Apply strides 32, 16, 8, 4, 2, 1 to the 64 floats from y[at]: four vectors of 16 lanes.
 
-    Written as vector instructions because LLVM does not find them in a loop over so few floats.
+    The code is written as vector instructions because LLVM does not find them in a loop over so few
+    floats.
     """
     signature = numba.types.void(y, numba.types.intp)
 
@@ -81,7 +83,7 @@ def _sixty_four(typingctx, y, at):
 
 
 def _across_lanes(builder: ir.IRBuilder, row: ir.Value) -> ir.Value:
-    """Strides 8, 4, 2, 1 inside a vector: its partner lane plus or minus each lane."""
+    """Apply strides 8, 4, 2, 1 inside a vector: add each lane to its partner or subtract it."""
     whole = ir.VectorType(ir.IntType(32), _LANES)
     lanes = range(_LANES)
     for stride in (8, 4, 2, 1):
@@ -96,8 +98,9 @@ def _across_lanes(builder: ir.IRBuilder, row: ir.Value) -> ir.Value:
 
 @numba.extending.intrinsic
 def _add_four(typingctx, total, columns, run, row, lane):
-    """total[lane + l] += columns[row + q, lane + l] * run[row + q] for 16 lanes l and q = 0 ... 3,
-    one q after another."""
+    """Add columns[row + q, lane + l] * run[row + q] to total[lane + l] for 16 lanes l and q = 0 ...
+    3, one q after another.
+    """
     signature = numba.types.void(total, columns, run, numba.types.intp, numba.types.intp)
 
     def codegen(context, builder, signature, args):
@@ -129,7 +132,7 @@ def _add_four(typingctx, total, columns, run, row, lane):
 
 @inline
 def _multiply(y, columns, total):
-    """Each run of m floats of y times the matrix whose padded transpose is ``columns``."""
+    """Multiply each run of m floats of y by the matrix whose padded transpose is ``columns``."""
     m = len(columns)
     for at in range(0, y.size, m):
         run = y[at : at + m]
@@ -142,7 +145,7 @@ def _multiply(y, columns, total):
 
 
 def padded(matrix: np.ndarray) -> np.ndarray:
-    """The columns of a base as ``apply`` reads them: float32 (m, m rounded up to 16), C order."""
+    """Return a base's columns as ``apply`` reads them: float32 (m, m rounded up to 16), C order."""
     m = len(matrix)
     columns = np.zeros((m, -(-m // _LANES) * _LANES), np.float32)
     columns[:, :m] = matrix.T
@@ -151,10 +154,10 @@ def padded(matrix: np.ndarray) -> np.ndarray:
 
 @jit
 def apply(y, columns, total):
-    """S_p ⊗ B times y (float32, (p * m,)), in place.
+    """Multiply y (float32, (p * m,)) by S_p ⊗ B, in place.
 
-    columns: padded(B), or padded(B.T) for the transposed transform.
-    total: scratch, float32 (columns.shape[1],).
+    columns: padded(B), or padded(B.T) for the transposed transform. total: scratch, float32
+    (columns.shape[1],).
     """
     m = len(columns)
     if m > 1:
@@ -174,7 +177,7 @@ def apply(y, columns, total):
 
 @inline
 def fold(y, size):
-    """y[:size] becomes what butterflies of strides n/2, ..., size leave there."""
+    """Set y[:size] to the result of butterflies of strides n/2, ..., size there."""
     stride = y.size // 2
     while stride >= size:
         a, b = y[:stride], y[stride : 2 * stride]
@@ -185,7 +188,7 @@ def fold(y, size):
 
 @inline
 def repeat(y, size):
-    """Fill y with copies of y[:size]. (Loops: assigning slices costs seconds to compile.)"""
+    """Fill y with copies of y[:size], in loops: assigning slices costs seconds to compile."""
     while size < y.size:
         for i in range(size):
             y[size + i] = y[i]

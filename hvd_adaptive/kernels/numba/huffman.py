@@ -1,6 +1,6 @@
-"""Numba: symbols to prefix codes over blocks (coding/prefix_code.py) and back.
+"""Code symbols with prefix codes over blocks (coding/prefix_code.py), and decode them, in Numba.
 
-Same signatures and the same bytes as reference/huffman.py.
+Signatures and bytes are the same as in reference/huffman.py.
 """
 
 from __future__ import annotations
@@ -11,17 +11,17 @@ from hvd_adaptive.kernels.numba.bits import load64, store64
 from hvd_adaptive.kernels.numba.jit import inline, jit
 from hvd_adaptive.kernels.prefix_tables import LONGEST, QUICK_BITS, PrefixTables
 
-# Codes between two refills: their bits and those of an unfinished byte fit 64.
+# Number of codes between two refills: their bits and those of an unfinished byte fit 64.
 _RUN = 3
 _U0, _U1, _U8, _U32 = np.uint64(0), np.uint64(1), np.uint64(8), np.uint64(32)
 _QUICK = np.uint64((1 << QUICK_BITS) - 1)
 _BYTE, _CODE, _COUNT = np.uint64(0xFF), np.uint64(0xFFFF), np.uint64(0xFFFFFF)
-# Bytes that are copied at a time.
+# So many bytes are copied at a time.
 _COPIED = 16
 
 
 def most_bytes(count: int) -> int:
-    """Bytes that ``encode`` may touch behind the byte it begins in, for ``count`` symbols."""
+    """Return how many bytes ``encode`` may touch behind its first one, for ``count`` symbols."""
     return (LONGEST * count + 7) // 8 + 16
 
 
@@ -50,8 +50,9 @@ def decode(data: np.ndarray, bit: int, book: PrefixTables, symbols: np.ndarray) 
 
 
 def encode_two(symbols: np.ndarray, book: PrefixTables, out: np.ndarray) -> tuple[int, int]:
-    """See reference.huffman.encode_two; at the same time, so that neither waits for the other's
-    look-ups."""
+    """See reference.huffman.encode_two. The rows are coded at the same time, so that neither waits
+    for the other's look-ups.
+    """
     steps, ends = book.steps, book.ends
     a, b = _encode_two(symbols[0], symbols[1], steps, ends, np.int64(book.alphabet), out[0], out[1])
     return int(a), int(b)
@@ -60,7 +61,7 @@ def encode_two(symbols: np.ndarray, book: PrefixTables, out: np.ndarray) -> tupl
 def decode_two(
     first: np.ndarray, second: np.ndarray, book: PrefixTables, symbols: np.ndarray
 ) -> tuple[int, int]:
-    """See reference.huffman.decode_two; at the same time."""
+    """See reference.huffman.decode_two. The rows are decoded at the same time."""
     size, both = symbols.itemsize, symbols.view(np.uint8)
     a, b = _decode_two(
         first,
@@ -91,14 +92,14 @@ def warm() -> None:
 
 @inline
 def _flush(out, at, buffer, bits):
-    """Write what is there; an unfinished byte is written once more."""
+    """Write the buffer's bytes; an unfinished byte is written once more."""
     store64(out, at, buffer)
     return at + (bits >> 3), np.uint64(buffer >> np.uint64(bits & ~7)), bits & 7
 
 
 @inline
 def _put(steps, state, symbol, top, buffer, bits):
-    """Follow one symbol's branch; its leaf's code, if it ends there, goes to the buffer."""
+    """Follow one symbol's branch; if a leaf is reached, put its code into the buffer."""
     step = steps[state + min(np.uint64(symbol), top)]
     buffer |= np.uint64(((step >> _U8) & _CODE) << np.uint64(bits))
     return np.uint64(step >> _U32), buffer, bits + np.int64(step & _BYTE)
@@ -106,7 +107,7 @@ def _put(steps, state, symbol, top, buffer, bits):
 
 @inline
 def _finish(symbols, steps, ends, alphabet, out, state, at, buffer, bits):
-    """The last symbols, fewer than a run, and what completes their block."""
+    """Code the last symbols, fewer than a run, and complete their block."""
     top = np.uint64(alphabet - 1)
     for i in range(symbols.size):
         state, buffer, bits = _put(steps, state, symbols[i], top, buffer, bits)
@@ -161,20 +162,24 @@ def _copy(pool, start, count, out, at):
 
 @jit
 def _decode(data, bit, quick, lookup, width, pool, size, longest, out):
-    """pool, out: bytes of symbols of ``size`` bytes each; pool goes on for 16 bytes behind its end.
-    longest: bytes that a look-up gives at most."""
+    """Decode one stream from ``bit``.
+
+    pool, out: bytes of symbols of ``size`` bytes each; pool continues for 16 bytes behind its end.
+    longest: the most bytes that a look-up gives.
+    """
     mask = np.uint64((_U1 << np.uint64(width)) - _U1)
     total = np.int64(8 * data.size)
     at = np.int64(0)
     if bit > total:
         return np.int64(-1)
-    # The fast way: 8 bytes of data and room for whole blocks.
+    # The fast way needs 8 bytes of data and room for whole blocks.
     byte, bits = bit >> 3, bit & 7
     safe = np.int64(out.size - _RUN * (longest + _COPIED))
     while byte + 8 <= data.size and at <= safe:
         buffer = np.uint64(load64(data, byte) >> np.uint64(bits))
         for _ in range(_RUN):
-            # Written out, here and below: a helper of so many arrays takes twice the time.
+            # The code is written out, here and below: a helper of so many arrays needs twice the
+            # time.
             entry = quick[np.uint64(buffer & _QUICK)]
             if entry == _U0:
                 entry = lookup[np.uint64(buffer & mask)]
@@ -188,7 +193,7 @@ def _decode(data, bit, quick, lookup, width, pool, size, longest, out):
         bits &= 7
     bit = 8 * byte + bits
     while at < out.size:
-        # Up to 24 bits from here; what is behind the end counts as zeros.
+        # Up to 24 bits are read from here; bits behind the end count as zeros.
         byte, value = bit >> 3, _U0
         for k in range(3):
             if byte + k < data.size:
@@ -207,7 +212,7 @@ def _decode(data, bit, quick, lookup, width, pool, size, longest, out):
 
 @jit
 def _decode_two(a, b, quick, lookup, width, pool, size, longest, out_a, out_b):
-    """Both the fast way, as far as it goes for both; then one after the other."""
+    """Run the fast way on both streams while it works for both; then decode one after the other."""
     mask = np.uint64((_U1 << np.uint64(width)) - _U1)
     safe = np.int64(out_a.size - _RUN * (longest + _COPIED))
     byte_a, bits_a, at_a = np.int64(0), np.int64(0), np.int64(0)

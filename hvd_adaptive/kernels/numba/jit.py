@@ -1,4 +1,4 @@
-"""Numba's compiler with this project's settings: no fastmath, no GIL, cached where it can be."""
+"""Configure Numba's compiler for this project: no fastmath, no GIL, cached if possible."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ _OPTIONS = {"nogil": True, "error_model": "numpy", "fastmath": False, "boundsche
 
 
 def jit(function: Callable) -> Callable:
-    """Compile ``function`` on first use; cached on disk unless no cache folder can be written."""
+    """Compile ``function`` on first use; cache it on disk unless no cache folder can be written."""
     try:
         return numba.njit(function, cache=True, **_OPTIONS)
-    except RuntimeError:  # no folder that Numba could cache in
+    except RuntimeError:  # Numba found no folder to cache in
         return numba.njit(function, **_OPTIONS)
 
 
 def inline(function: Callable) -> Callable:
-    """A helper that LLVM inlines into each kernel, so that constants reach its loops."""
+    """Compile a helper that LLVM inlines into each kernel, so that constants reach its loops."""
     return numba.njit(function, forceinline=True, **_OPTIONS)

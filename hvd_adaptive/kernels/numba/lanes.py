@@ -1,4 +1,4 @@
-"""LLVM written out for loops over 16 coordinates, where Numba's own loops do not vectorise."""
+"""Write LLVM code for loops over 16 coordinates that Numba does not vectorise by itself."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ FLOATS, INTS = ir.VectorType(FLOAT, WIDTH), ir.VectorType(INT, WIDTH)
 def arrays_of(
     context: Any, builder: ir.IRBuilder, signature: Any, args: tuple[ir.Value, ...], *places: int
 ) -> list[Any]:
-    """Arguments of an intrinsic, those in ``places``, as arrays with ``data`` and ``shape``."""
+    """Return the arguments of an intrinsic at ``places``, as arrays with ``data`` and ``shape``."""
     return [context.make_array(signature.args[at])(context, builder, args[at]) for at in places]
 
 
 class Lanes:
-    """Operations on 16 lanes."""
+    """Emit operations on 16 lanes."""
 
     def __init__(self, builder: ir.IRBuilder) -> None:
         self.builder = builder
@@ -48,7 +48,7 @@ class Lanes:
         return b.mul(b.xor(h, b.lshr(h, self.integers(shift))), self.integers(factor))
 
     def shifted(self, value: ir.Value, left: int) -> ir.Value:
-        """To the left; to the right where that is negative."""
+        """Shift to the left, or to the right if ``left`` is negative."""
         if left == 0:
             return value
         move = self.builder.shl if left > 0 else self.builder.lshr

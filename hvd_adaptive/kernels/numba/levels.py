@@ -1,6 +1,6 @@
-"""Numba: levels of each bucket from its own coordinates (ORQ paper).
+"""Compute levels of each bucket from its own coordinates (ORQ paper) in Numba.
 
-Same signatures and the same numbers as reference/levels.py.
+Signatures and numbers are the same as in reference/levels.py.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def _room(flat: torch.Tensor, bucket_size: int, columns: int) -> torch.Tensor:
 
 @inline
 def _bucket(x, b, bucket_size, clip, acc, cell, buffer):
-    """Bucket b, clipped if so asked, and its largest magnitude: 0 or NaN if it has no levels."""
+    """Return bucket b, clipped if ``clip`` > 0, and its largest magnitude (0 or NaN: no levels)."""
     bucket = x[b * bucket_size : min(x.size, (b + 1) * bucket_size)]
     if clip > 0:
         clip_to(bucket, clip, acc, cell, buffer[: bucket.size])
@@ -98,7 +98,7 @@ def _scratch(bucket_size, clip):
 
 @inline
 def _lane_sum(x, term, at, lanes):
-    """See reference.levels.lane_sum; ``term`` gives what a coordinate adds (float64)."""
+    """See reference.levels.lane_sum; ``term`` returns a coordinate's summand (float64)."""
     lanes[:] = _ZERO
     quads = x.size // (4 * NORM_LANES)
     for quad in range(quads):

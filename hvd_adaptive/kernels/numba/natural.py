@@ -1,6 +1,6 @@
-"""Numba: natural compression, on the bits of the floats.
+"""Compress naturally in Numba, on the bits of the floats.
 
-Same signatures and the same integers as reference/natural.py.
+Signatures and integers are the same as in reference/natural.py.
 """
 
 from __future__ import annotations
@@ -87,7 +87,11 @@ def _round(run, steps, offset, high, exponents, signs):
 
 @jit
 def _encode(x, exponents, words, sums, summed, bucket_size, stream):
-    """sums: (CHECK_LANES,), or none to leave them; summed: (4,), becomes what BlockSums says."""
+    """Fill ``exponents`` and ``words``.
+
+    sums: (CHECK_LANES,); with no entries, nothing is added. summed: (4,), set as BlockSums
+    describes.
+    """
     whole = exponents[: x.size // 4 * 4].view(np.uint32)
     first = (x.size + 3) // 4  # word of the body that begins the signs
     summed[2:], lanes = first_block(first), np.empty(CHECK_LANES, np.uint32)

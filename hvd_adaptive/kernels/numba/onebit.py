@@ -1,6 +1,6 @@
-"""Numba: 1-bit SGD, means and signs in one trip to memory; numba/bucket.py decodes.
+"""Encode 1-bit SGD in Numba, means and signs in one trip to memory; numba/bucket.py decodes.
 
-Same signature and the same numbers as reference/onebit.py.
+The signature and the numbers are the same as in reference/onebit.py.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def _above(v):
 
 @inline
 def _side_means(x, low, high, means):
-    """Lane l adds x[l], x[l + 32], ... in order, then a tree over the lanes."""
+    """Compute means of sides: lane l adds x[l], x[l + 32], ... in order, a tree adds the lanes."""
     low[:], high[:] = _ZERO, _ZERO
     negative = np.int32(0)
     quads = x.size // (4 * NORM_LANES)

@@ -1,4 +1,4 @@
-"""Numba: codes become words, laid out as kernels/fixed.py says."""
+"""Pack codes into words in Numba, laid out as in kernels/fixed.py."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hvd_adaptive.kernels.numba.lanes import INTS, LONG, Lanes, arrays_of
 
 @inline
 def _piece(row, shift, width):
-    """The part of a row of ``width`` bits, put at bit ``shift``, that falls into one word."""
+    """Return the part of a row of ``width`` bits, put at bit ``shift``, that one word holds."""
     if 0 <= shift < 32:
         return np.uint32(row << np.uint32(shift))
     if -width < shift < 0:
@@ -23,7 +23,7 @@ def _piece(row, shift, width):
 
 @intrinsic(prefer_literal=True)
 def store_block(typingctx, codes, words, bits):
-    """512 codes of ``bits`` bits, a constant, become ``bits`` words, 16 lanes side by side."""
+    """Pack 512 codes of ``bits`` bits, a constant, into ``bits`` words for each of 16 lanes."""
     count = bits.literal_value
     width = QUARTERS * count
     signature = types.void(codes, words, bits)
@@ -50,7 +50,7 @@ def store_block(typingctx, codes, words, bits):
 
 @intrinsic(prefer_literal=True)
 def load_block(typingctx, words, codes, bits):
-    """Inverse of store_block."""
+    """Invert store_block."""
     count = bits.literal_value
     width = QUARTERS * count
     signature = types.void(words, codes, bits)
@@ -76,7 +76,7 @@ def load_block(typingctx, words, codes, bits):
 
 @inline
 def store_partial(rows, count, bits, words):
-    """The last ``count`` < 8 rows of a payload, 4 * bits bits each."""
+    """Store the last ``count`` < 8 rows of a payload, 4 * bits bits each."""
     width = QUARTERS * bits
     for word in range((count * width + 31) // 32):
         for lane in range(LANES):

@@ -1,9 +1,9 @@
-"""Numba: the thresholds rule, and levels of codes, by look-ups in vector registers, on processors
-with AVX-512.
+"""Look up thresholds and levels of codes in vector registers, on processors with AVX-512.
 
 Counting thresholds costs four instructions each, and look-ups in memory do not vectorise; but an
-AVX-512 permutation reads 16 or 32 table entries from registers at once. LLVM does not find that by
-itself, so the loops over 16 coordinates are written in its own language.
+AVX-512 permutation reads 16 or 32 table entries from registers at once. Numba compiles no such loop
+by itself, since LLVM does not find the permutation, so the loops over 16 coordinates are written in
+LLVM's language.
 """
 
 from __future__ import annotations
@@ -21,7 +21,9 @@ MOST_VALUES = 8 * WIDTH  # in registers
 
 
 def _compiles_avx512() -> bool:
-    """Whether Numba compiles for AVX-512: as this processor has it, unless it is told otherwise."""
+    """Return whether Numba compiles for AVX-512: Numba follows the processor unless it is
+    configured otherwise.
+    """
     told = config.CPU_FEATURES
     return "+avx512f" in (get_host_cpu_features() if told is None else told).split(",")
 
@@ -30,10 +32,10 @@ AVAILABLE = _compiles_avx512()
 
 
 def tables(lower: np.ndarray, start: np.ndarray, gap: np.ndarray, depth: int) -> np.ndarray:
-    """The tables of ``permuted``, end to end: float32 (3 * max(16, 2**depth),).
+    """Return the tables of ``permuted``, end to end: float32 (3 * max(16, 2**depth),).
 
-    First the inner lower ends as a search tree: the children of node h are 2 h and 2 h + 1, the
-    root is node 1. Then starts and gaps. Intervals that are not there are beyond every r.
+    The inner lower ends come first, as a search tree: the children of node h are 2 h and 2 h + 1,
+    the root is node 1. Then come starts and gaps. Unused intervals are beyond every r.
     """
     size = 1 << depth
     result = np.zeros((3, max(WIDTH, size)), np.float32)
@@ -43,17 +45,17 @@ def tables(lower: np.ndarray, start: np.ndarray, gap: np.ndarray, depth: int) ->
         nodes = 1 << level
         half = size >> (level + 1)
         result[0, nodes : 2 * nodes] = ends[half :: 2 * half][:nodes]
-    # Interval i is node ``size + i``, of which look-ups see the low bits.
+    # Interval i is node ``size + i``; look-ups use its low bits.
     at = size % max(WIDTH, size)
     result[1, at : at + len(start)], result[2, at : at + len(gap)] = start, gap
     return result.reshape(-1)
 
 
 class _Lanes(Lanes):
-    """Operations on 16 lanes, with AVX-512's own."""
+    """Emit operations on 16 lanes, including those of AVX-512."""
 
     def look_up(self, registers: list[ir.Value], index: ir.Value) -> ir.Value:
-        """Entry ``index`` (its low bits) of a table in 1, 2, 4 or 8 registers."""
+        """Return entry ``index`` (its low bits) of a table in 1, 2, 4 or 8 registers."""
         b, module = self.builder, self.builder.module
         if len(registers) == 1:
             kind = ir.FunctionType(FLOATS, [FLOATS, INTS])
@@ -74,10 +76,10 @@ class _Lanes(Lanes):
 
 @intrinsic(prefer_literal=True)
 def permuted(typingctx, run, steps, part, inverse, offset, high, table, first, total, depth):
-    """Fill ``part`` with the codes of the first ``run.size // 16 * 16`` coordinates.
+    """Put codes of the first ``run.size // 16 * 16`` coordinates into ``part``; return how many.
 
-    table: what ``tables`` makes, for ``depth``, a constant from 1 to 7; first: the code of index 0.
-    The other arguments are those of the functions in quantize.py. Returns how many were done.
+    table: the result of ``tables`` for ``depth``, a constant from 1 to 7; first: the code of index
+    0. The other arguments are those of the functions in quantize.py.
     """
     levels = depth.literal_value
     signature = types.int64(
@@ -117,7 +119,7 @@ def permuted(typingctx, run, steps, part, inverse, offset, high, table, first, t
             u = builder.sitofp(h, FLOATS)
             node = lanes.integers(1)
             for level in range(levels):
-                # Nodes of one level lie in whole registers, or in the first one.
+                # Nodes of one tree level fill whole registers, or lie in the first register.
                 group = nodes[:1] if level < 4 else nodes[1 << (level - 4) : 2 << (level - 4)]
                 right = builder.fcmp_ordered(">", r, lanes.look_up(group, node))
                 node = builder.add(node, node)
@@ -137,9 +139,9 @@ def permuted(typingctx, run, steps, part, inverse, offset, high, table, first, t
 @intrinsic(prefer_literal=True)
 def add_permuted(typingctx, part, scale, values, target, registers):
     """Add ``values[code] * scale`` to the first ``target.size // 16 * 16`` coordinates of
-    ``target``; returns how many these were.
+    ``target``; return their number.
 
-    registers: a constant, 1, 2, 4 or 8, that ``values`` fills; part: codes below 16 * registers.
+    registers: a constant, 1, 2, 4 or 8; ``values`` fills so many. part: codes below 16 * registers.
     """
     count = registers.literal_value
     signature = types.int64(part, types.float32, values, target, registers)

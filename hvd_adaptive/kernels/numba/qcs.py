@@ -1,6 +1,6 @@
-"""Numba: quantized compressive sampling, bucket by bucket in the L1 and L2 caches.
+"""Sample compressively and quantise (QCS) in Numba, bucket by bucket in the L1 and L2 caches.
 
-Same signatures and the same integers as reference/qcs.py.
+Signatures and integers are the same as in reference/qcs.py.
 """
 
 from __future__ import annotations
@@ -102,13 +102,13 @@ def warm(alphabet: int) -> None:
 
 @functools.cache
 def _steps() -> np.ndarray:
-    """j * COUNTER: loading it beats multiplying."""
+    """Return j * COUNTER for each j: loading it beats multiplying."""
     return (np.arange(_CHUNK, dtype=np.uint64) * random.COUNTER).astype(np.uint32)
 
 
 @functools.cache
 def _folded(order: int, rows: int, transposed: bool) -> tuple[int, np.ndarray]:
-    """Length of the folded buffer and the base as the transform reads it."""
+    """Return the length of the folded buffer, and the base as the transform reads it."""
     base = hadamard.base(hadamard.base_order(order))
     return hadamard.kept(order, rows), padded(base.T if transposed else base)
 
@@ -126,7 +126,7 @@ def _offset(begin, low):
 
 @inline
 def _flip(x, stream, bucket, steps, y):
-    """y becomes x with the bucket's signs."""
+    """Set y to x with the bucket's signs."""
     low, high = _halves(stream, bucket)
     for begin in range(0, x.size, _CHUNK):
         part, target = x[begin : begin + _CHUNK], y[begin : begin + _CHUNK]
@@ -151,7 +151,7 @@ def _quantize(w, inverse, half_alphabet, stream, bucket, steps, codes):
 
 @inline
 def _dequantize(codes, half, stream, bucket, steps, y):
-    """y becomes v̂/ς."""
+    """Set y to v̂/ς."""
     low, high = _halves(stream, bucket)
     for begin in range(0, codes.size, _CHUNK):
         part, target = codes[begin : begin + _CHUNK], y[begin : begin + _CHUNK]
@@ -163,7 +163,7 @@ def _dequantize(codes, half, stream, bucket, steps, y):
 
 @inline
 def _add_flipped(y, factor, stream, bucket, steps, out):
-    """out gains y * factor with the bucket's signs; y repeats where it is shorter."""
+    """Add y * factor with the bucket's signs to out; y repeats if it is shorter."""
     low, high = _halves(stream, bucket)
     for begin in range(0, out.size, _CHUNK):
         target, at = out[begin : begin + _CHUNK], begin % y.size

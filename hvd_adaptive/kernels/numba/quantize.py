@@ -1,7 +1,7 @@
-"""Numba: the index of the level that a coordinate is rounded to, one function for each rule.
+"""Find the index of the level to which a coordinate is rounded, in Numba, rule by rule.
 
-Each fills ``part`` with the codes of ``run``; what they compute is told in tables.KernelTable.
-``ladder`` holds the codes of the indices 0, 1, 2, ... and ``total`` is the alphabet less one.
+Each function fills ``part`` with the codes of ``run``; tables.KernelTable defines them. ``ladder``
+holds the codes of the indices 0, 1, 2, ... and ``total`` is the alphabet less one.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _ONE = np.float32(1)
 
 @inline
 def uniform24(counter, high):
-    """An integer below 2**24 from the counter j * COUNTER + low (uint32) and the high key."""
+    """Mix an integer below 2**24 from counter j * COUNTER + low (uint32) and the high key."""
     h = np.uint32(np.uint32(counter ^ np.uint32(counter >> np.uint32(16))) * _MIX32_A)
     h = np.uint32(h + high)
     h = np.uint32(np.uint32(h ^ np.uint32(h >> np.uint32(13))) * _MIX32_B)
@@ -44,8 +44,11 @@ def _signed(code, v, total):
 
 @inline
 def pick2(r, u, a0, a1, g0, g1, c0, c1, c2):
-    """The code after the last threshold that r exceeds. Selections of codes that the compiler
-    cannot know to be consecutive cost one instruction each; counting comparisons costs two."""
+    """Return the code after the last threshold that r exceeds.
+
+    A selection of codes that the compiler cannot know to be consecutive costs one instruction;
+    counting a comparison costs two.
+    """
     c = c1 if r > a0 + u * g0 else c0
     return c2 if r > a1 + u * g1 else c
 
@@ -97,7 +100,7 @@ def count_eight(run, inverse, steps, offset, high, start, gap, ladder, total, pa
 
 @inline
 def count_few(run, inverse, steps, offset, high, start, gap, ladder, total, part):
-    """Any number of thresholds for a few coordinates."""
+    """Compare with any number of thresholds, for a few coordinates."""
     for j in range(run.size):
         r = np.float32(np.abs(run[j]) * inverse)
         u = uniform24(np.uint32(steps[j] + offset), high)
@@ -109,7 +112,7 @@ def count_few(run, inverse, steps, offset, high, start, gap, ladder, total, part
 
 @inline
 def count_many(run, inverse, steps, offset, high, start, gap, ladder, total, rs, us, part):
-    """Four more thresholds are compared with in each pass over the run."""
+    """Compare with four more thresholds in each pass over the run."""
     for j in range(run.size):
         rs[j] = np.float32(np.abs(run[j]) * inverse)
         us[j] = uniform24(np.uint32(steps[j] + offset), high)
@@ -144,8 +147,11 @@ def search(
     us,
     part,
 ):
-    """r's interval from a table of cells, then one comparison. The look-ups do not vectorise (nor
-    would gathers pay on many processors), so all else is done before them."""
+    """Find r's interval from a table of cells, then compare once.
+
+    The look-ups do not vectorise (nor would gathers pay on many processors), so all else is done
+    before them.
+    """
     for j in range(run.size):
         r = np.float32(np.abs(run[j]) * inverse)
         rs[j] = r
@@ -191,7 +197,9 @@ def exponential(
     us,
     part,
 ):
-    """Two loops, so that bits of float32 numbers can be read from memory as integers."""
+    """Find the index on an exponential table in two loops, so that bits of float32 numbers can be
+    read from memory as integers.
+    """
     gain, first, per_octave, top = numbers[0], numbers[1], numbers[2], numbers[3]
     a0, g0, least, code = start[0], gap[0], lower[1], ladder[0]
     most = np.int32(thresholds)
@@ -199,7 +207,7 @@ def exponential(
         r = np.float32(np.abs(run[j]) * inverse)
         u = uniform24(np.uint32(steps[j] + offset), high)
         rs[j] = r / (u * gain + first)
-        # The index below ``least`` where it applies, else a number that no index reaches.
+        # This is the index below ``least`` if it applies, else a number that no index reaches.
         us[j] = np.float32(4096) if r > least else np.float32(r > a0 + u * g0)
     bits = rs.view(np.int32)
     for j in range(run.size):

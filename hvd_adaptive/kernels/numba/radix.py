@@ -1,4 +1,4 @@
-"""Numba: codes of small alphabets become numbers and back, laid out as kernels/radix.py says."""
+"""Convert codes of small alphabets to numbers and back in Numba, as in kernels/radix.py."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from hvd_adaptive.kernels.radix import LANES
 
 @inline
 def store_row(codes, alphabet, digits, width, row, units, words):
-    """16 units of ``digits`` codes each become row ``row`` of the lanes' streams.
+    """Store 16 units of ``digits`` codes each as row ``row`` of the lanes' streams.
 
-    Rows come in order: the first that begins a word overwrites what the word held. units: room for
-    16; the loops are apart so that each is vectorised.
+    Rows come in order: the first row that begins a word overwrites the word's old content. units:
+    room for 16. The loops are separate so that each is vectorised.
     """
     for lane in range(LANES):
         unit = codes[(digits - 1) * LANES + lane]
@@ -33,7 +33,7 @@ def store_row(codes, alphabet, digits, width, row, units, words):
 
 @inline
 def load_row(words, alphabet, digits, width, row, units, codes):
-    """Inverse of ``store_row``."""
+    """Invert ``store_row``."""
     at, shift = (row * width) // 32 * LANES, (row * width) % 32
     for lane in range(LANES):
         units[lane] = np.uint32(words[at + lane] >> np.uint32(shift))

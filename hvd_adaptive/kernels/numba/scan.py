@@ -1,4 +1,4 @@
-"""Numba loops that only read: bucket norms, histograms."""
+"""Compute bucket norms and histograms in Numba: loops that only read."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def add_lanes(acc):
 
 @inline
 def _squares(x, acc):
-    """Sum of squares: lane l adds x[l], x[l + 32], ... in order, then a tree over the lanes."""
+    """Sum squares: lane l adds x[l], x[l + 32], ... in order, then a tree adds the lanes."""
     acc[:] = np.float32(0)
     rows = x.size // NORM_LANES
     quads = rows // 4
@@ -55,7 +55,9 @@ def _scaled_squares(x, factor, acc):
 
 @inline
 def largest_bits(x):
-    """Largest absolute value; infinite or NaN bit patterns are larger than every finite one."""
+    """Return the bits of the largest absolute value; infinite or NaN bit patterns are larger than
+    every finite one.
+    """
     bits = x.view(np.uint32)
     largest = np.uint32(0)
     for i in range(x.size):
@@ -65,7 +67,7 @@ def largest_bits(x):
 
 @inline
 def norm_of(x, linf, acc, cell):
-    """Norm of a bucket: 0 below the normal range, NaN where not finite. cell: float32 (1,)."""
+    """Return a bucket's norm: 0 below the normal range, NaN if not finite. cell: float32 (1,)."""
     if linf:
         cell.view(np.uint32)[0] = largest_bits(x)
         norm = cell[0]
@@ -96,7 +98,7 @@ def bucket_norms(x, bucket_size, linf):
 
 @inline
 def clip_to(x, clip, acc, cell, out):
-    """out becomes x within ``clip`` root mean squares, NaN where x has no norm."""
+    """Set out to x within ``clip`` root mean squares, NaN if x has no norm."""
     norm = norm_of(x, False, acc, cell)
     limit = np.float32(norm * np.float32(clip / np.sqrt(np.float64(x.size))))
     if np.isnan(limit):
@@ -131,6 +133,6 @@ def histogram(x, scale):
             counts[max((bits[i] >> 20) - ((127 - 28) << 3), 0)] += 1
         elif r[i] < _ONE:
             counts[COARSE_BINS + (bits[i] >> 16) - ((127 - 12) << 7)] += 1
-        elif r[i] >= _ONE:  # a NaN is nowhere
+        elif r[i] >= _ONE:  # a NaN is in no bin
             counts[BINS + 1] += 1
     return counts

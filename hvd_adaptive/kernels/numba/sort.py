@@ -1,4 +1,4 @@
-"""Numba: a bucket's coordinates in ascending order, by radix sort (no comparisons)."""
+"""Sort a bucket's coordinates in ascending order in Numba, by radix sort (no comparisons)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _MASK, _DIGIT = np.uint32(BINS - 1), np.uint32(DIGIT_BITS)
 
 @inline
 def sort_floats(x, ordered, keys, spare, counts):
-    """ordered becomes ``x`` (float32, (n,), no NaN) in ascending order; -0 counts as 0.
+    """Set ordered to ``x`` (float32, (n,), no NaN) in ascending order; -0 counts as 0.
 
     ordered: float32 (n,). keys, spare: uint32 (n,). counts: int64 (PASSES, BINS).
     """
@@ -29,7 +29,7 @@ def sort_floats(x, ordered, keys, spare, counts):
         return
     bits = ordered.view(np.uint32)
     counts[:] = 0
-    # Keys order as the numbers do: negative ones are inverted, the others get the sign bit.
+    # Keys have the order of the numbers: negative ones are inverted, the others get the sign bit.
     for i in range(bits.size):
         key = np.uint32(bits[i] ^ (_ALL if bits[i] >= _SIGN else _SIGN))
         keys[i] = key
@@ -46,7 +46,7 @@ def sort_floats(x, ordered, keys, spare, counts):
 
 @inline
 def _scatter(keys, out, counts, shift):
-    """One stable pass: by the digit at ``shift``, whose counts become the places' ends."""
+    """Sort stably by the digit at ``shift``; the digits' counts become the ends of their places."""
     place = 0
     for k in range(BINS):
         count = counts[k]

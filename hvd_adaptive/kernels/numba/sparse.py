@@ -1,6 +1,6 @@
-"""Numba: random sparsification, bucket by bucket.
+"""Sparsify at random in Numba, bucket by bucket.
 
-Same signatures and the same numbers as reference/sparse.py.
+Signatures and numbers are the same as in reference/sparse.py.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def encode(flat: torch.Tensor, bucket_size: int, density: float, k: int, key: in
     """See reference.sparse.encode."""
     n = flat.numel()
     lambdas = np.empty(-(-n // bucket_size), np.float32)
-    # Pages of these that are never written take no memory.
+    # Pages of these arrays that are never written take no memory.
     exact, words = np.empty(n, np.float32), np.zeros(most_words(n, k), np.uint32)
     count, bits = _encode(
         flat.numpy(), bucket_size, density, np.int64(k), np.uint64(key), lambdas, exact, words
@@ -95,7 +95,7 @@ def _below(v, limit):
 
 @inline
 def _sum_below(x, limit, acc):
-    """Sum of the sizes below ``limit``: lane l adds its own in order, then a tree."""
+    """Sum the sizes below ``limit``: lane l adds its own in order, then a tree adds the lanes."""
     acc[:] = np.float64(0)
     quads = x.size // (4 * NORM_LANES)
     for quad in range(quads):
@@ -142,7 +142,7 @@ def _threshold(x, density, acc):
 
 @inline
 def _mark(x, limit, steps, offset, high, marks):
-    """0 for what is left out, 1 for what becomes plus or minus ``limit``, 2 for what is exact."""
+    """Mark coordinates: 0 if dropped, 1 if rounded to plus or minus ``limit``, 2 if exact."""
     for j in range(x.size):
         size = _size(x[j])
         u = uniform24(np.uint32(steps[j] + offset), high)
@@ -153,7 +153,7 @@ def _mark(x, limit, steps, offset, high, marks):
 
 @inline
 def _put(words, at, value, width):
-    """``value``, of ``width`` <= 32 bits, at bit ``at`` of words that are still zero there."""
+    """Put ``value``, of ``width`` <= 32 bits, at bit ``at`` of words that are still zero there."""
     word, shift = at // _WORD, at % _WORD
     wide = np.uint64(np.uint64(value) << np.uint64(shift))
     words[word] |= np.uint32(wide & _LOW)
@@ -211,7 +211,7 @@ def _encode(x, bucket_size, density, k, stream, lambdas, exact, words):
 
 @inline
 def _next_one(words, at):
-    """Position of the first 1 at or after bit ``at``; the stream's length where there is none."""
+    """Return the place of the first 1 at or after bit ``at``, or the stream's length."""
     word = at // _WORD
     if word >= words.size:
         return np.int64(words.size * _WORD)
@@ -232,7 +232,7 @@ def _next_one(words, at):
 
 @inline
 def _get(words, at, width):
-    """``width`` <= 32 bits from bit ``at``; the caller has made sure that they are there."""
+    """Return ``width`` <= 32 bits from bit ``at``; the caller guarantees that they exist."""
     word, shift = at // _WORD, at % _WORD
     value = np.uint64(words[word])
     if shift + width > _WORD:

@@ -1,6 +1,6 @@
-"""The kernels for CPU tensors, in Numba: one pass through L1-sized blocks, vectorised, no GIL.
+"""Quantise to level tables in Numba: one pass through L1-sized blocks, vectorised, no GIL.
 
-Same signatures and the same integers as reference/tables.py.
+Signatures and integers are the same as in reference/tables.py.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from hvd_adaptive.kernels.numba import decoder, encoder, permute, scan
 from hvd_adaptive.kernels.numba.lanes import WIDTH
 from hvd_adaptive.kernels.tables import KernelTable
 
-# Which rule of encoder.py serves up to so many thresholds; the arrays are padded to the number, and
-# the search wants one beyond the last.
+# The rules of encoder.py, and the most thresholds that each serves. The arrays are padded to that
+# number; the search needs one entry beyond the last.
 _RULES = (
     (2, encoder.COUNT_TWO),
     (4, encoder.COUNT_FOUR),
@@ -107,8 +107,9 @@ _decoder = functools.cache(decoder.make_decoder)
 
 @functools.lru_cache(maxsize=64)
 def _levels(table: KernelTable) -> tuple[Callable, np.ndarray]:
-    """The decoder of a table's packing, and the table's values as it wants them: whole registers of
-    them, a power of two, where the processor can look up in registers."""
+    """Return the decoder of a table's packing, and the table's values in the decoder's form: whole
+    registers of them, a power of two, if the processor can look up in registers.
+    """
     uniform = table.rule == "uniform"
     size, registers = max(WIDTH, 1 << (len(table.values) - 1).bit_length()), 0
     if PERMUTES and size <= permute.MOST_VALUES and not uniform:
@@ -124,7 +125,7 @@ def _constants(table: KernelTable) -> tuple[int, int, int]:
 
 @functools.lru_cache(maxsize=64)
 def _prepared(table: KernelTable) -> tuple[Callable, tuple]:
-    """The encoder of a table's rule and packing, and the table's arrays as it wants them.
+    """Return the encoder of a table's rule and packing, and the arrays in the encoder's form.
 
     Thresholds are padded by some that nothing exceeds.
     """

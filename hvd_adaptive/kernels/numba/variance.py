@@ -1,4 +1,4 @@
-"""Numba: what rounding to a level table adds, exactly. See reference/variance.py."""
+"""Compute the exact variance that rounding to a level table adds. See reference/variance.py."""
 
 from __future__ import annotations
 

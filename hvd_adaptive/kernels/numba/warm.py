@@ -41,25 +41,25 @@ def each_table() -> Iterator[KernelTable]:
         uneven = np.linspace(0 if not symmetric else 1 / count, 1, count) ** 1.1
         for magnitudes in (uneven, _uniform(count, symmetric), _exponential(count, symmetric)):
             yield kernel_table(magnitudes, symmetric)
-    # QSGD's 5 and 9 levels, with which the ORQ paper compares.
+    # The ORQ paper compares with QSGD's 5 and 9 levels.
     for count in (3, 5):
         yield kernel_table(_uniform(count, False), False)
 
 
 def _uniform(count: int, symmetric: bool) -> np.ndarray:
-    """Equal steps of the signed table (levels/magnitudes.py)."""
+    """Return equal steps of the signed table (levels/magnitudes.py)."""
     return np.linspace(1 / (2 * count - 1) if symmetric else 0, 1, count)
 
 
 def _exponential(count: int, symmetric: bool) -> np.ndarray:
-    """Powers of 0.9 (levels/magnitudes.py)."""
+    """Return powers of 0.9 (levels/magnitudes.py)."""
     powers = 0.9 ** np.arange(count - 1, -1, -1.0)
     powers[0] *= symmetric
     return powers
 
 
 def packings() -> list[Packing]:
-    """Of those tables, each once."""
+    """Return the packings of those tables, each once."""
     return list(dict.fromkeys(table.packing for table in each_table()))
 
 
@@ -112,7 +112,8 @@ def forget() -> None:
 
 def compile_all() -> None:
     """Compile everything anew, each kernel in one process: Numba's index of a kernel's cache is not
-    safe against two writers."""
+    safe against two writers.
+    """
     forget()
     parts = (warm_encoders, warm_decoders, warm_others)
     with ProcessPoolExecutor(len(os.sched_getaffinity(0)), get_context("spawn")) as pool:

@@ -1,4 +1,4 @@
-"""Codes of buckets that have levels of their own, in plain torch: the oracle."""
+"""Pack codes of buckets that have levels of their own, in plain torch: the oracle."""
 
 from __future__ import annotations
 
@@ -17,11 +17,12 @@ def round_codes(
 ) -> None:
     """Round ``flat`` (float32, (n,)) at random to its buckets' levels (ORQ paper, Eq. 7); pack.
 
-    levels: float32 (buckets, alphabet), ascending; v beyond them becomes the nearest one. words:
-    int32, filled. A bucket's numbers are multiplied by the power of two that brings its largest
-    level into [2, 4), so that no difference overflows or is lost. With k | 1 for an integer k below
-    2**24 (reference/uniforms.py) the code is #{j: v - level_j > (k | 1) 2**-24 (level_j+1 -
-    level_j)}: v on a level keeps it for certain. Buckets of zero or NaN levels have codes 0.
+    levels: float32 (buckets, alphabet), ascending; a coordinate v beyond them becomes the nearest
+    level. words: int32, filled. The numbers of a bucket are multiplied by the power of two that
+    brings its largest level into [2, 4), so that no difference overflows or is lost. With k | 1 for
+    an integer k below 2**24 (reference/uniforms.py) the code is #{j: v - level_j > (k | 1) 2**-24
+    (level_j+1 - level_j)}, so a v on a level always keeps that level. Buckets of zero or NaN levels
+    have codes 0.
     """
     largest = torch.maximum(levels[:, 0].abs(), levels[:, -1].abs())
     exponent = (largest.view(torch.int32) >> 23).clamp(min=1)
@@ -44,7 +45,7 @@ def round_codes(
 def cut_codes(
     flat: torch.Tensor, cuts: torch.Tensor, words: torch.Tensor, bucket_size: int
 ) -> None:
-    """One bit for each coordinate: [v >= the bucket's cut] (Eq. 16), packed into ``words``."""
+    """Pack one bit for each coordinate, [v >= the bucket's cut] (Eq. 16), into ``words``."""
     codes = flat >= _per_coordinate(cuts, flat.numel(), bucket_size)
     words.copy_(pack_codes(codes.to(torch.int64), packing_of(2)))
 
@@ -55,10 +56,10 @@ def decode_add(
     factor: float,
     out: torch.Tensor,
 ) -> None:
-    """out (float32, (n,)) becomes factor * (out + the payloads' values, added in order).
+    """Set out (float32, (n,)) to factor * (out + the payloads' values, added in order).
 
-    A payload is its (values float32 (buckets, alphabet), words int32). Codes that no encoder makes
-    stand for NaN.
+    A payload is its (values float32 (buckets, alphabet), words int32). A code that no encoder makes
+    is decoded as NaN.
     """
     n = out.numel()
     of = torch.arange(n, device=out.device) // bucket_size

@@ -1,6 +1,7 @@
-"""Checksums of whole payloads, in plain torch: uint8 of a multiple of 8 bytes, 96 of them header.
+"""Compute checksums of whole payloads, in plain torch.
 
-The checksum of what follows the header, seeded with the header's own part.
+A payload is uint8, a multiple of 8 bytes long; its first 96 bytes are the header. The checksum
+covers what follows the header and is seeded with the header's own part.
 """
 
 from __future__ import annotations
@@ -26,8 +27,10 @@ from hvd_adaptive.kernels.constants import (
 def seal(
     payload: torch.Tensor, header: bytes, seed: int | None, known: BlockSums | None = None
 ) -> None:
-    """Write ``header`` to the beginning of ``payload``, and the checksum, where there is a seed, to
-    its place in the header. known: of the body, which kernels for the CPU need not sum again."""
+    """Write ``header`` to the beginning of ``payload``; if there is a seed, write the checksum to
+    its place in the header. known: sums of the body, which kernels for the CPU need not compute
+    again.
+    """
     data = bytearray(header)
     if seed is not None:
         struct.pack_into("<I", data, CHECKSUM_AT, _checksum(payload, seed))
@@ -37,7 +40,9 @@ def seal(
 def checksums(
     payloads: Sequence[torch.Tensor], seeds: Sequence[int]
 ) -> Sequence[int] | torch.Tensor:
-    """Of each payload: numbers here, 32 bits as int32 (payloads,) where they are still made."""
+    """Return the checksum of each payload: numbers here; int32 (payloads,) from kernels that
+    do not wait for the device.
+    """
     return [_checksum(*pair) for pair in zip(payloads, seeds, strict=True)]
 
 
@@ -46,11 +51,11 @@ def _checksum(payload: torch.Tensor, seed: int) -> int:
 
 
 def checksum(words: torch.Tensor, seed: int) -> int:
-    """Position-dependent 32-bit checksum of ``words`` (int32).
+    """Return the position-dependent 32-bit checksum of ``words`` (int32).
 
-    Word 64 r + l of a block of 4096 enters the block's lane l, which starts from the block's
-    number, so that no block waits for another. Lanes are mixed and added over the blocks; then
-    comes a chain over the 64 sums.
+    Word 64 r + l of a block of 4096 enters the block's lane l. The lanes start from the block's
+    number, so that no block waits for another. Lanes are mixed and added over the blocks; then a
+    chain runs over the 64 sums.
     """
     count = -(-words.numel() // CHECK_BLOCK)
     rows = torch.zeros(count * CHECK_BLOCK, dtype=torch.int64, device=words.device)

@@ -1,4 +1,4 @@
-"""Bare codes to words and back, in plain torch."""
+"""Pack bare codes into words and unpack them, in plain torch."""
 
 from __future__ import annotations
 
@@ -9,12 +9,13 @@ from hvd_adaptive.kernels.reference.pack import pack_codes, unpack_codes
 
 
 def pack(codes: torch.Tensor, packing: Packing, words: torch.Tensor) -> None:
-    """Pack ``codes`` (uint8, (n,), each below the alphabet) into ``words`` (int32, all of the
-    packing.words(n) first ones filled)."""
+    """Pack ``codes`` (uint8, (n,), each below the alphabet) into ``words`` (int32); the first
+    packing.words(n) words are filled.
+    """
     words[: packing.words(codes.numel())] = pack_codes(codes.to(torch.int64), packing)
 
 
 def unpack(words: torch.Tensor, packing: Packing, codes: torch.Tensor) -> None:
-    """Invert ``pack``: fill ``codes`` (uint8, (n,)). ValueError if the words are too few."""
+    """Invert ``pack``: fill ``codes`` (uint8, (n,)). Raise ValueError if the words are too few."""
     check_words(words, packing, codes)
     codes.copy_(unpack_codes(words, codes.numel(), packing))

@@ -1,4 +1,7 @@
-"""The bodies of dithered payloads (kernels/dithered.py) in plain torch and Python: the oracle."""
+"""Code and decode bodies of dithered payloads in plain torch and Python: the oracle.
+
+kernels/dithered.py describes the layout.
+"""
 
 from __future__ import annotations
 
@@ -35,10 +38,11 @@ def encode_body(
     body: torch.Tensor,
     segment: int = SEGMENT,
 ) -> int | Later:
-    """Quantise ``flat`` (float32, (n,)) into ``body`` (uint8, most_bytes); return how many bytes it
-    took, on a GPU later.
+    """Quantise ``flat`` (float32, (n,)) into ``body`` (uint8, most_bytes); return how many bytes
+    are used, on a GPU as a ``Later``.
 
-    bucket_size: at most n. width: bytes of an integer that every one fits. segment: coordinates.
+    bucket_size: at most n. width: the bytes of an integer; every integer fits into them. segment:
+    in coordinates.
     """
     if not flat.numel():
         body.zero_()
@@ -66,8 +70,8 @@ def add_bodies(
 ) -> Verdict | None:
     """Add the values of ``bodies`` to ``out`` (float32, (n,)) in order.
 
-    Raises PayloadError if a body is not one of ours (``out`` is of no use then): at once, or when
-    the returned function is called, if there is one.
+    Raise PayloadError if a body is not valid; ``out`` is then of no use. The error is raised at
+    once, or, if a function is returned, when that function is called.
 
     bodies: uint8, followed by up to 7 bytes of padding, which must be 0.
     """
@@ -118,7 +122,7 @@ def _decoded(
     coordinates: int,
     segment: int,
 ) -> torch.Tensor:
-    """Invert ``_coded``: q (int32) of all coordinates; PayloadError if a segment is corrupt."""
+    """Invert ``_coded``: return q (int32). Raise PayloadError if a segment is corrupt."""
     begins = range(0, coordinates, segment)
     ends, data = checked_ends(data, len(begins))
     parts = [torch.zeros(0, dtype=torch.int32, device=steps.device)]
@@ -138,7 +142,7 @@ def _decoded(
 
 
 def _runs(data: np.ndarray, code: Code, counts: Sequence[int]) -> list[np.ndarray] | None:
-    """Return so many symbols of each class; None unless they use all of the data."""
+    """Return the given number of symbols of each class, or None unless they use all of the data."""
     runs, bits = [], 0
     for count, book in zip(counts, code.books, strict=True):
         run = np.empty(count, np.uint16)

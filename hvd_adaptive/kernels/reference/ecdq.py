@@ -1,9 +1,9 @@
-"""Dithered quantisation in plain torch and Python: the oracle for the fast kernels.
+"""Quantise with dither in plain torch and Python: the oracle for the fast kernels.
 
 The dither of a coordinate comes from its integer k below 2**24 (reference/uniforms.py). The top bit
-is its sign, the m = k mod 2**23 of the others its size a = (m + 1/2)/2**24 in (0, 1/2), and the top
-bits of m its class, one of 1, 2 or 4. A coordinate v in a bucket of step s becomes
-q = round(±v/s + a), to even at halves, and stands for ±s (q - a).
+is the dither's sign. The other bits, m = k mod 2**23, give its size a = (m + 1/2)/2**24 in (0,
+1/2), and the top bits of m give its class, one of 1, 2 or 4. A coordinate v in a bucket of step s
+becomes q = round(±v/s + a), to even at halves, and is decoded as ±s (q - a).
 """
 
 from __future__ import annotations
@@ -21,8 +21,11 @@ from hvd_adaptive.kernels.reference.uniforms import uniforms
 
 
 def bucket_steps(flat: torch.Tensor, bucket_size: int, delta: float) -> torch.Tensor:
-    """Steps of the buckets of ``flat`` (float32, (n,)): 0 for a zero bucket and where the step
-    falls below the normal range, NaN for one that is not finite or whose step or norm is not."""
+    """Return the steps of the buckets of ``flat`` (float32, (n,)).
+
+    A step is 0 for a zero bucket and if it falls below the normal range. It is NaN if the bucket,
+    its norm or its step is not finite.
+    """
     steps = bucket_norms(flat, bucket_size, "l2")
     whole, last = step_factors(flat.numel(), bucket_size, delta).tolist()
     steps[:-1] *= whole
@@ -33,7 +36,7 @@ def bucket_steps(flat: torch.Tensor, bucket_size: int, delta: float) -> torch.Te
 
 @dataclass(frozen=True)
 class Dither:
-    """Of every coordinate: sign (bool, True is negative), size a and m (float32)."""
+    """Hold every coordinate's dither: sign (bool, True is negative), size a and m (float32)."""
 
     negative: torch.Tensor
     size: torch.Tensor
@@ -47,12 +50,12 @@ class Dither:
         return cls(negative, (m + 0.5) * 2.0**-24, m)
 
     def group(self, classes: int) -> torch.Tensor:
-        """The class (int64) of every coordinate."""
+        """Return the class (int64) of every coordinate."""
         return (self.m * (classes / HALF)).to(torch.int64)
 
 
 def quantize(flat: torch.Tensor, steps: torch.Tensor, bucket_size: int, key: int) -> torch.Tensor:
-    """q (int32) of all coordinates; 0 in buckets without a step above 0."""
+    """Return q (int32) of all coordinates; 0 in buckets without a step above 0."""
     dither = Dither.of(flat.numel(), bucket_size, key, flat.device)
     usable = steps > 0
     inverse = torch.where(usable, 1.0 / steps, torch.zeros_like(steps))
@@ -64,7 +67,7 @@ def quantize(flat: torch.Tensor, steps: torch.Tensor, bucket_size: int, key: int
 def add(
     q: torch.Tensor, steps: torch.Tensor, bucket_size: int, key: int, out: torch.Tensor
 ) -> None:
-    """Add what ``q`` (int32) stands for to ``out`` (float32); NaN where the step is."""
+    """Add the decoded values of ``q`` (int32) to ``out`` (float32); NaN if the step is NaN."""
     dither = Dither.of(out.numel(), bucket_size, key, out.device)
     spread = _spread(steps, out.numel(), bucket_size)
     value = (q.to(torch.float32) - dither.size) * spread
@@ -82,12 +85,13 @@ def split(
     classes: int,
     most: int,
 ) -> tuple[list[np.ndarray], bytes]:
-    """Symbols (uint16) of each class, in order, of the coordinates ``begin`` to ``end`` in buckets
-    with a step above 0, and the integers that escaped.
+    """Return the symbols (uint16) of each class, in order, and the escaped integers.
 
-    The symbol of q is its place in -most..most, then comes the escape. Escaped integers are
-    numbered from the inside out, even numbers for positive ones, and stored in the coordinates'
-    order as bytes of 7 bits, lowest first, all but a number's last one with the top bit set.
+    Only the coordinates ``begin`` to ``end`` in buckets with a step above 0 have symbols. The
+    symbol of q is its place in -most..most; the next symbol is the escape. Escaped integers are
+    numbered from the inside out, even numbers for positive ones. They are stored in the
+    coordinates' order as bytes of 7 bits, lowest first; all bytes of a number but the last have the
+    top bit set.
     """
     dither = Dither.of(q.numel(), bucket_size, key, q.device)
     usable = _spread(steps > 0, q.numel(), bucket_size)[begin:end]
@@ -107,7 +111,7 @@ def joined(
     end: int,
     most: int,
 ) -> torch.Tensor | None:
-    """Inverse of ``split``: q (int32) of the coordinates; None where the escapes do not fit."""
+    """Invert ``split``: return q (int32) of the coordinates, or None if the escapes do not fit."""
     group = Dither.of(end, bucket_size, key, steps.device).group(len(runs))[begin:end]
     usable = _spread(steps > 0, end, bucket_size)[begin:end]
     q = torch.zeros(end - begin, dtype=torch.int32, device=steps.device)
@@ -124,7 +128,7 @@ def joined(
 def counts(
     steps: torch.Tensor, bucket_size: int, key: int, begin: int, end: int, classes: int
 ) -> list[int]:
-    """How many symbols each class has."""
+    """Return the number of symbols of each class."""
     group = Dither.of(end, bucket_size, key, steps.device).group(classes)[begin:end]
     usable = _spread(steps > 0, end, bucket_size)[begin:end]
     return [int((usable & (group == c)).sum()) for c in range(classes)]
@@ -143,7 +147,7 @@ def _number(q: int, most: int) -> bytes:
 
 
 def _numbers(data: bytes, most: int) -> list[int] | None:
-    """The integers; None where one is cut off, padded with zeros, or beyond 30 bits."""
+    """Return the integers; None if one is cut off, padded with zeros, or beyond 30 bits."""
     values, number, shift = [], 0, 0
     for byte in data:
         number += (byte & 127) << shift

@@ -1,4 +1,4 @@
-"""Elias coding of sparse codes in plain Python: the oracle for the fast kernels."""
+"""Code sparse codes with Elias's code in plain Python: the oracle for the fast kernels."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ import numpy as np
 
 from hvd_adaptive.kernels.omega import code_word, zero_code
 
-# Bytes behind a segment's own that ``encode`` may touch.
+# ``encode`` may touch so many bytes behind a segment's own.
 SLACK = 0
 
 
 def encode(codes: np.ndarray, alphabet: int, out: np.ndarray) -> int:
-    """Code a segment as coding/elias.py says; how many bytes it took.
+    """Code a segment as coding/elias.py describes; return the number of bytes.
 
     codes: uint8 (n,), each below ``alphabet``, which is odd.  out: uint8, long enough.
     """
@@ -30,9 +30,9 @@ def encode(codes: np.ndarray, alphabet: int, out: np.ndarray) -> int:
 
 
 def decode(data: np.ndarray, alphabet: int, codes: np.ndarray) -> bool:
-    """Fill ``codes`` (uint8) from a segment's bytes (uint8); whether these are such a segment.
+    """Fill ``codes`` (uint8) from a segment's bytes (uint8); return whether these are valid.
 
-    Nothing but ``codes`` is touched, whatever the bytes hold.
+    Only ``codes`` is written, whatever the bytes hold.
     """
     zero, position = zero_code(alphabet), -1
     bits = iter(np.unpackbits(data).tolist())
@@ -59,7 +59,7 @@ def _word(k: int) -> str:
 
 
 def _read(bits: Iterator[int], most: int) -> int:
-    """The next number, or some number above ``most`` where it is more."""
+    """Return the next number, or some number above ``most`` if the number exceeds ``most``."""
     k = 1
     while next(bits):
         if k >= most.bit_length():

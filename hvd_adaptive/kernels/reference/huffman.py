@@ -1,4 +1,4 @@
-"""Prefix codes over blocks in plain Python, bit by bit: the oracle of numba/huffman.py."""
+"""Code symbols by prefix codes over blocks, bit by bit, in Python: numba/huffman.py's oracle."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from hvd_adaptive.kernels.prefix_tables import PrefixTables
 
 
 def most_bytes(count: int) -> int:
-    """Bytes that ``encode`` may touch behind the byte it begins in, for ``count`` symbols."""
+    """Return how many bytes ``encode`` may touch behind its first one, for ``count`` symbols."""
     return 2 * count + 16
 
 
 def encode(symbols: np.ndarray, book: PrefixTables, out: np.ndarray, bit: int = 0) -> int:
-    """Append the codes of ``symbols`` to a stream; where it ends, in bits.
+    """Append the codes of ``symbols`` to a stream; return the stream's end, in bits.
 
     symbols: uint8 or uint16, contiguous, each below book.alphabet (larger ones count as the last).
     out: uint8, contiguous, at least bit // 8 + most_bytes(symbols.size) bytes, else ValueError.
-    bit: where the stream ends so far; the bits below it are kept, all of the last byte's bits
-    behind the new end are 0, and bytes behind that one may have been overwritten. A block that
-    ``symbols`` end in is completed: several books can follow each other in a stream.
+    bit: the end of the stream so far. The bits below ``bit`` are kept, all of the last byte's bits
+    behind the new end are 0, and bytes behind that one may have been overwritten. If ``symbols``
+    end inside a block, the block is completed: several books can follow each other in a stream.
     """
     if out.size < bit // 8 + most_bytes(symbols.size):
         raise ValueError(f"out: {out.size} bytes are too few for {symbols.size} symbols")
@@ -43,12 +43,12 @@ def encode(symbols: np.ndarray, book: PrefixTables, out: np.ndarray, bit: int = 
 
 
 def decode(data: np.ndarray, bit: int, book: PrefixTables, symbols: np.ndarray) -> int:
-    """Fill ``symbols`` from a stream that begins at ``bit``; where what was read ends, in bits.
+    """Fill ``symbols`` from a stream that begins at ``bit``; return the last code's end, in bits.
 
     data: uint8, contiguous. symbols: uint8 or uint16, contiguous. Symbols of the last block beyond
-    them are dropped. -1 where the stream ends too early; ``symbols`` hold anything then. No byte
-    outside ``data`` is read, none outside ``symbols`` written; each code gives a symbol at least,
-    so that it always ends.
+    them are dropped. If the stream ends too early, the result is -1 and the content of ``symbols``
+    is undefined. No byte outside ``data`` is read, none outside ``symbols`` is written. Each code
+    gives at least one symbol, so that the loop always ends.
     """
     leaf_of = _leaves(book)
     blocks, starts = book.blocks
@@ -71,20 +71,21 @@ def decode(data: np.ndarray, bit: int, book: PrefixTables, symbols: np.ndarray) 
 
 def encode_two(symbols: np.ndarray, book: PrefixTables, out: np.ndarray) -> tuple[int, int]:
     """Code the two rows of ``symbols`` (2, n) into the rows of ``out`` (2, most_bytes(n)), as
-    ``encode`` would from bit 0."""
+    ``encode`` does from bit 0.
+    """
     return encode(symbols[0], book, out[0]), encode(symbols[1], book, out[1])
 
 
 def decode_two(
     first: np.ndarray, second: np.ndarray, book: PrefixTables, symbols: np.ndarray
 ) -> tuple[int, int]:
-    """Fill the two rows of ``symbols`` (2, n) from two streams, as ``decode`` would from bit 0."""
+    """Fill the two rows of ``symbols`` (2, n) from two streams, as ``decode`` does from bit 0."""
     return decode(first, 0, book, symbols[0]), decode(second, 0, book, symbols[1])
 
 
 @functools.lru_cache(maxsize=16)
 def _leaves(book: PrefixTables) -> dict[tuple[int, ...], int]:
-    """Leaves by their codes."""
+    """Return the leaves by their codes."""
     return {tuple(_code(book, leaf)): leaf for leaf in range(book.lengths.size)}
 
 
@@ -93,8 +94,9 @@ def _code(book: PrefixTables, leaf: int) -> list[int]:
 
 
 def _shortest(book: PrefixTables, node: int) -> tuple[int, int]:
-    """Length and number of the leaf of the shortest code below an inner node; of equal ones that
-    of the first branch."""
+    """Return the length and number of the leaf with the shortest code below an inner node; of
+    equally short ones, the leaf of the first branch.
+    """
     found = [
         (int(book.lengths[-1 - child]), -1 - child) if child < 0 else _shortest(book, child)
         for child in book.children[node].tolist()

@@ -1,8 +1,9 @@
-"""Levels of each bucket from its own coordinates (ORQ paper, 2019), in plain torch: the oracle.
+"""Compute a bucket's levels from its coordinates (ORQ paper, 2019) in plain torch: the oracle.
 
-The functions return a row per bucket (float32, (buckets, columns)): zeros for a bucket whose
-largest magnitude is below 2**-126, NaN for one with a coordinate that is not finite. ``clip``
-clips the bucket first (reference.tables.clipped). Sums are float64, in the order of ``lane_sum``.
+The functions return a row per bucket (float32, (buckets, columns)). The row is zeros for a bucket
+whose largest magnitude is below 2**-126, and NaN for a bucket with a coordinate that is not finite.
+``clip`` clips the bucket first (reference.tables.clipped). Sums are float64, in the order of
+``lane_sum``.
 """
 
 from __future__ import annotations
@@ -26,10 +27,11 @@ from hvd_adaptive.kernels.reference.tables import bucket_norms, clipped
 def orq_levels(
     flat: torch.Tensor, bucket_size: int, levels: int, clip: float | None, sweeps: int
 ) -> torch.Tensor:
-    """Algorithm 1: the extremes, then between each two neighbours the best level (``split``).
+    """Run Algorithm 1: the extremes, then the best level between two neighbours (``split``).
 
-    levels: 2**K + 1. sweeps: then so many rounds of coordinate descent at most, in which each
-    inner level in turn becomes the best between its neighbours; ended by one that moves none.
+    levels: 2**K + 1. sweeps: the most rounds of coordinate descent that follow. In a round each
+    inner level in turn becomes the best one between its neighbours; a round that moves none is the
+    last.
     """
 
     def solve(bucket: torch.Tensor) -> list[float]:
@@ -53,12 +55,12 @@ def orq_levels(
 
 
 def split(ordered: torch.Tensor, low: int, high: int) -> int:
-    """Where in ``ordered`` the best level b between a = ordered[low] and c = ordered[high] is.
+    """Return the place of the best level b between a = ordered[low] and c = ordered[high].
 
-    Eq. 9's D(b) = sum_{v<=b} (v-a)(b-v) + sum_{v>b} (v-b)(c-v) over the n samples between is convex
-    and linear between samples: its slope there is sum_{v<b} (v-a) - sum_{v>b} (c-v) = (c-a) k -
-    sum (c-v), where k samples are below b. So the best b is the sample of rank ceil(m), m =
-    sum (c-v) / (c-a), at which the slope changes sign. Eq. 12 says the same, #{v >= b} = n - m, but
+    Eq. 9's D(b) = sum_{v<=b} (v-a)(b-v) + sum_{v>b} (v-b)(c-v) over the n samples between a and c
+    is convex, and linear between samples. Its slope there is sum_{v<b} (v-a) - sum_{v>b} (c-v) =
+    (c-a) k - sum (c-v), if k samples are below b. So the best b is the sample of rank ceil(m), m =
+    sum (c-v) / (c-a), at which the slope changes sign. Eq. 12 is equivalent, #{v >= b} = n - m, but
     as printed counts samples equal to b on both sides.
     """
     bottom, top = ordered[low].item(), ordered[high].item()
@@ -71,7 +73,7 @@ def split(ordered: torch.Tensor, low: int, high: int) -> int:
 def quantile_levels(
     flat: torch.Tensor, bucket_size: int, levels: int, clip: float | None
 ) -> torch.Tensor:
-    """Quantiles at k/(levels-1), k = 0 ... levels-1, between samples interpolated linearly."""
+    """Return the quantiles at k/(levels-1), k = 0 ... levels-1, interpolated linearly."""
     last = levels - 1
 
     def solve(bucket: torch.Tensor) -> list[float]:
@@ -87,24 +89,25 @@ def quantile_levels(
 
 
 def mean_magnitudes(flat: torch.Tensor, bucket_size: int, clip: float | None) -> torch.Tensor:
-    """Eq. 13's scale: the mean of |v|, one column."""
+    """Return Eq. 13's scale, the mean of |v|, as one column."""
     return _per_bucket(
         flat, bucket_size, clip, 1, lambda v: [lane_sum(v.abs().to(torch.float64)) / v.numel()]
     )
 
 
 def symmetric_levels(flat: torch.Tensor, bucket_size: int, clip: float | None) -> torch.Tensor:
-    """b_1 of Eq. 15, one column: see ``symmetric_level``."""
+    """Return b_1 of Eq. 15 as one column: see ``symmetric_level``."""
     return _per_bucket(flat, bucket_size, clip, 1, lambda bucket: [symmetric_level(bucket)])
 
 
 def symmetric_level(bucket: torch.Tensor) -> float:
-    """b with n b = sum_{|v|>b} |v| (Eq. 15 for samples), by bracketed regula falsi.
+    """Return b with n b = sum_{|v|>b} |v| (Eq. 15 for samples), by bracketed regula falsi.
 
-    It minimises E(b) = sum_{|v|<=b} (b**2 - v**2) + sum_{|v|>b} (|v| - b)**2, which is convex with
+    b minimises E(b) = sum_{|v|<=b} (b**2 - v**2) + sum_{|v|>b} (|v| - b)**2, which is convex with
     slope 2 (n b - sum_{|v|>b} |v|). With the mean magnitude m, n m - n b <= sum_{|v|>b} |v| <= n m,
     so b is from m/2 to m. E exceeds its least value by at most 2 |slope| times the bracket's width
-    and is at least ``spread``, the squared deviation of the magnitudes from m: hence the end.
+    and is at least ``spread``, the squared deviation of the magnitudes from m. The loop ends by
+    that bound.
     """
     n, wide = bucket.numel(), bucket.abs().to(torch.float64)
     total, squares = lane_sum(wide), lane_sum(wide * wide)
@@ -142,10 +145,10 @@ def symmetric_level(bucket: torch.Tensor) -> float:
 def conditional_means(
     flat: torch.Tensor, bucket_size: int, clip: float | None, iterate: bool
 ) -> torch.Tensor:
-    """Eq. 17: columns b_-1, b_1 and b_0, the means of {v < b_0} and {v >= b_0}.
+    """Return Eq. 17's columns b_-1, b_1 and b_0, the means of {v < b_0} and {v >= b_0}, and b_0.
 
-    b_0 is the mean, or, ``iterate``, moved to (b_-1 + b_1)/2 until it stays: then all of Eq. 17
-    holds. A constant bucket has b_-1 = b_1.
+    b_0 is the mean. If ``iterate``, b_0 is moved to (b_-1 + b_1)/2 until it stays: then all of Eq.
+    17 holds. A constant bucket has b_-1 = b_1.
     """
 
     def solve(bucket: torch.Tensor) -> list[float]:
@@ -173,7 +176,7 @@ def conditional_means(
 
 
 def lane_sum(values: torch.Tensor) -> float:
-    """Sum of float64 values: lane l adds values[l], values[l + 32], ..., then a tree over lanes."""
+    """Sum float64 values: lane l adds values[l], values[l + 32], ..., a tree adds the lanes."""
     padded = values.new_zeros(-(-values.numel() // NORM_LANES) * NORM_LANES)
     padded[: values.numel()] = values
     lanes = values.new_zeros(NORM_LANES)
@@ -192,7 +195,7 @@ def _per_bucket(
     columns: int,
     solve: Callable[[torch.Tensor], Sequence[float]],
 ) -> torch.Tensor:
-    """A row from ``solve`` for every bucket that has levels."""
+    """Return a row from ``solve`` for every bucket that has levels."""
     if clip is not None:
         flat = clipped(flat, bucket_size, clip)
     norms = bucket_norms(flat, bucket_size, "linf")
@@ -204,7 +207,7 @@ def _per_bucket(
 
 
 def _ordered(bucket: torch.Tensor) -> torch.Tensor:
-    """Ascending, without negative zeros."""
+    """Return the coordinates in ascending order, without negative zeros."""
     return torch.sort(bucket + 0.0).values
 
 

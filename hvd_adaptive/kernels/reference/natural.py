@@ -1,7 +1,7 @@
-"""Natural compression in plain torch: the oracle for the fast kernels.
+"""Compress naturally in plain torch: the oracle for the fast kernels.
 
 A coordinate's code is the exponent field of a float32 and a sign bit. Exponents 1 to 254 are the
-powers 2**-126 to 2**127, 0 is zero and 255 the largest finite float32, which stands in for 2**128.
+powers 2**-126 to 2**127, 0 is zero and 255 is the largest finite float32, which replaces 2**128.
 Exponent 0 with the sign bit set is NaN.
 """
 
@@ -28,12 +28,12 @@ def encode(
 ) -> BlockSums | None:
     """Round ``flat`` (float32, (n,)) to powers of two, at random and without bias.
 
-    Fills ``exponents`` (uint8, (n,)) and ``words`` (int32, the packed sign bits). The 23 bits of
-    the mantissa are the probability of the upper power; for a denormal, whose exponent field is 0,
-    these are 2**-126 and 0, and the same holds. Buckets with NaN or Inf become NaN.
+    Fill ``exponents`` (uint8, (n,)) and ``words`` (int32, the packed sign bits). The 23 bits of the
+    mantissa are the probability of the upper power. For a denormal, whose exponent field is 0, the
+    two powers are 2**-126 and 0, and the same holds. Buckets with NaN or Inf become NaN.
 
-    summing: kernels for the CPU return what spares the seal of a payload, whose body begins with
-    ``exponents``, to read them.
+    summing: kernels for the CPU return sums of the payload's body, which begins with ``exponents``;
+    the seal of the payload then need not read these bytes.
     """
     bits = flat.view(torch.int32).to(torch.int64) & MASK32
     up = uniforms(flat.numel(), bucket_size, key, flat.device) < (bits << 1 & 0xFFFFFF)
@@ -48,7 +48,7 @@ def encode(
 def decode_add(
     payloads: Sequence[tuple[torch.Tensor, torch.Tensor]], factor: float, out: torch.Tensor
 ) -> None:
-    """out (float32, (n,)) becomes factor * (out + the payloads' values, added in order).
+    """Set out (float32, (n,)) to factor * (out + the payloads' values, added in order).
 
     A payload is its (exponents uint8, words int32).
     """
@@ -64,7 +64,7 @@ def decode_add(
 
 
 def _broken(bits: torch.Tensor, bucket_size: int) -> torch.Tensor:
-    """Which coordinates share a bucket with a NaN or Inf."""
+    """Return which coordinates share a bucket with a NaN or Inf."""
     count = -(-bits.numel() // bucket_size)
     padded = bits.new_zeros(count * bucket_size)
     padded[: bits.numel()] = bits & 0x7FFFFFFF

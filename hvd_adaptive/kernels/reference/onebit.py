@@ -1,4 +1,4 @@
-"""1-bit SGD in plain torch, the oracle for the fast kernels; reference/bucket.py decodes."""
+"""Encode 1-bit SGD in plain torch: the oracle for the fast kernels. reference/bucket.py decodes."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from hvd_adaptive.kernels.reference.pack import pack_codes
 
 
 def encode(flat: torch.Tensor, means: torch.Tensor, words: torch.Tensor, bucket_size: int) -> None:
-    """Code 0 for coordinates below 0, code 1 for the others of ``flat`` (float32, (n,)).
+    """Give code 0 to coordinates of ``flat`` (float32, (n,)) below 0, code 1 to the others.
 
-    Fills ``means`` (float32, (buckets, 2): mean of each side, 0 for a side without coordinates,
-    NaN for both in a bucket with NaN or Inf) and ``words`` (int32, the packed codes). Sums are
-    float64, in the fixed tree of 32 lanes: they cannot overflow.
+    Fill ``means`` (float32, (buckets, 2): mean of each side, 0 for a side without coordinates, NaN
+    for both in a bucket with NaN or Inf) and ``words`` (int32, the packed codes). Sums are float64,
+    in the fixed tree of 32 lanes, and cannot overflow.
     """
     count = -(-flat.numel() // bucket_size)
     width = -(-bucket_size // NORM_LANES) * NORM_LANES
@@ -35,7 +35,7 @@ def encode(flat: torch.Tensor, means: torch.Tensor, words: torch.Tensor, bucket_
 
 
 def add_lanes(values: torch.Tensor) -> torch.Tensor:
-    """Sums of the rows: lane l adds values l, l + 32, ... in order, then a tree over the lanes."""
+    """Sum the rows: lane l adds values l, l + 32, ... in order, then a tree adds the lanes."""
     total = values.new_zeros(values.shape[0], NORM_LANES)
     for begin in range(0, values.shape[1], NORM_LANES):
         total = total + values[:, begin : begin + NORM_LANES]

@@ -1,4 +1,4 @@
-"""Packing in plain torch: fixed width (kernels/fixed.py) and radix (kernels/radix.py)."""
+"""Pack codes in plain torch: fixed width (kernels/fixed.py) and radix (kernels/radix.py)."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from hvd_adaptive.kernels.packing import Packing
 
 
 def pack_codes(codes: torch.Tensor, packing: Packing) -> torch.Tensor:
-    """Codes (int64, (n,)) to words (int32, (packing.words(n),))."""
+    """Pack codes (int64, (n,)) into words (int32, (packing.words(n),))."""
     if packing.digits == 1:
         return pack(codes, packing.width)
     return pack_radix(codes, packing)
 
 
 def unpack_codes(words: torch.Tensor, coordinates: int, packing: Packing) -> torch.Tensor:
-    """Inverse of ``pack_codes``: codes (int64, (coordinates,))."""
+    """Invert ``pack_codes``: return codes (int64, (coordinates,))."""
     if packing.digits == 1:
         return unpack(words, coordinates, packing.width)
     return unpack_radix(words, coordinates, packing)
 
 
 def pack(codes: torch.Tensor, bits: int) -> torch.Tensor:
-    """Codes (int64, (n,)) to words (int32), laid out as kernels/fixed.py says."""
+    """Pack codes (int64, (n,)) into words (int32), laid out as in kernels/fixed.py."""
     full = codes.numel() // BLOCK * BLOCK
     parts = [_pack_blocks(codes[:full].view(-1, QUARTERS, ROWS, LANES), bits)]
     rest = codes.numel() - full
@@ -51,7 +51,7 @@ def _pack_blocks(codes: torch.Tensor, bits: int) -> torch.Tensor:
 
 
 def unpack(words: torch.Tensor, coordinates: int, bits: int) -> torch.Tensor:
-    """Inverse of ``pack``: codes (int64, (coordinates,))."""
+    """Invert ``pack``: return codes (int64, (coordinates,))."""
     full = coordinates // BLOCK * BLOCK
     split = packed_words(full, bits)
     parts = [_unpack_blocks(words[:split].view(-1, bits, LANES), ROWS, bits)]
@@ -77,7 +77,7 @@ def _unpack_blocks(words: torch.Tensor, rows: int, bits: int) -> torch.Tensor:
 
 
 def pack_radix(codes: torch.Tensor, packing: Packing) -> torch.Tensor:
-    """Codes (int64, (n,)) to words (int32), laid out as kernels/radix.py says."""
+    """Pack codes (int64, (n,)) into words (int32), laid out as in kernels/radix.py."""
     row = LANES * packing.digits
     rows = -(-codes.numel() // row)
     padded = codes.new_zeros(rows * row)
@@ -94,7 +94,7 @@ def pack_radix(codes: torch.Tensor, packing: Packing) -> torch.Tensor:
 
 
 def unpack_radix(words: torch.Tensor, coordinates: int, packing: Packing) -> torch.Tensor:
-    """Inverse of ``pack_radix``."""
+    """Invert ``pack_radix``."""
     wide = words.to(torch.int64).view(-1, LANES) & MASK32
     rows = -(-coordinates // (LANES * packing.digits))
     units = wide.new_zeros(rows, LANES)

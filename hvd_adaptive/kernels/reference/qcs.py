@@ -1,4 +1,4 @@
-"""Quantized compressive sampling in plain torch: the oracle for the fast kernels.
+"""Sample compressively and quantise (QCS) in plain torch: the oracle for the fast kernels.
 
 Every product and sum is its own float32 operation, in the order that the fast kernels follow.
 """
@@ -28,9 +28,9 @@ def encode(
 ) -> None:
     """Project, quantise and pack ``flat`` (float32, (n,)), which the runs cover in order.
 
-    alphabet: 2 Q + 1. Fills ``scales`` (float32, one per bucket: ς = ‖v‖∞/Q; NaN where v is not
-    finite, 0 where ς is below the normal range) and ``words`` (int32). Sums beyond float32's range
-    make a bucket NaN.
+    alphabet: 2 Q + 1. Fill ``scales`` (float32, one per bucket: ς = ‖v‖∞/Q; NaN if v is not finite,
+    0 if ς is below the normal range) and ``words`` (int32). If a sum exceeds float32's range, its
+    bucket becomes NaN.
     """
     codes = [flat.new_zeros(0, dtype=torch.int64)]
     for run in runs:
@@ -43,7 +43,7 @@ def encode(
 def quantize(
     x: torch.Tensor, run: Run, alphabet: int, key: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Scales (buckets,) and codes (int64, (buckets, rows)) of a run's coordinates.
+    """Return scales (buckets,) and codes (int64, (buckets, rows)) of a run's coordinates.
 
     1. w = H (r ⊙ g) (Eq. 2 without its 1/√k)        2. step = ‖w‖∞ / Q, ς = step / √k
     3. code = floor(w / step + u + Q + 1/2) (Eq. 4), from 0 to 2 Q; for Q = 1/2 this is Eq. 5.
@@ -71,7 +71,7 @@ def decode_add(
     factor: float,
     out: torch.Tensor,
 ) -> None:
-    """out (float32, (n,)) becomes factor * (out + the payloads' values, added in order).
+    """Set out (float32, (n,)) to factor * (out + the payloads' values, added in order).
 
     A payload is its (scales float32, words int32). Buckets of scale 0 add nothing.
     """
@@ -91,18 +91,18 @@ def decode_add(
 
 
 def _estimate(codes: torch.Tensor, run: Run, alphabet: int, key: int) -> torch.Tensor:
-    """Hᵀ v̂/ς (Eqs 6, 8), v̂/ς = q - u: float32 (buckets, order)."""
+    """Return Hᵀ v̂/ς (Eqs 6, 8), v̂/ς = q - u: float32 (buckets, order)."""
     q = codes.to(torch.float32) - (alphabet - 1) / 2
     return hadamard.transpose(q - _dither(q, streams(key, run)[1]), run.order)
 
 
 def _flipped(x: torch.Tensor, stream: int) -> torch.Tensor:
-    """Each row of x times its bucket's signs."""
+    """Multiply each row of x by its bucket's signs."""
     h = uniforms(x.numel(), x.shape[1], stream, x.device).view(x.shape)
     return torch.where(h >= NEGATIVE_FROM, -x, x)
 
 
 def _dither(like: torch.Tensor, stream: int) -> torch.Tensor:
-    """u ~ U(-1/2, 1/2) for each row of the buckets' measurements."""
+    """Draw u ~ U(-1/2, 1/2) for each row of the buckets' measurements."""
     h = uniforms(like.numel(), like.shape[1], stream, like.device).view(like.shape)
     return h * 2.0**-24 - DITHER_OFFSET

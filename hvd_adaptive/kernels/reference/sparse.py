@@ -1,4 +1,4 @@
-"""Random sparsification in plain torch and Python: the oracle for the fast kernels."""
+"""Sparsify at random in plain torch and Python: the oracle for the fast kernels."""
 
 from __future__ import annotations
 
@@ -19,8 +19,9 @@ from hvd_adaptive.kernels.tables import UNIFORM_SCALE
 def encode_body(
     flat: torch.Tensor, bucket_size: int, density: float, k: int, key: int, body: torch.Tensor
 ) -> int | Later:
-    """Fill ``body`` (uint8, as long as it can be) from ``flat`` (float32, (n,)); return how many
-    bytes it took, on a GPU later. The other arguments: see ``encode``."""
+    """Fill ``body`` (uint8, of the largest possible length) from ``flat`` (float32, (n,)); return
+    how many bytes are used, on a GPU as a ``Later``. For the other arguments see ``encode``.
+    """
     if not flat.numel():
         body.zero_()
         return body.numel()
@@ -32,10 +33,11 @@ def add_bodies(
 ) -> Verdict | None:
     """Add the values of ``bodies`` to ``out`` (float32, (n,)) in order.
 
-    Raises PayloadError if a body cannot be read (``out`` is of no use then): at once, or when the
-    returned function is called, if there is one.
+    Raise PayloadError if a body cannot be read; ``out`` is then of no use. The error is raised at
+    once, or, if a function is returned, when that function is called.
 
-    bodies: uint8, long enough for their thresholds."""
+    bodies: uint8, long enough for their thresholds.
+    """
     for body in bodies:
         if not add(sections_of(body, out.numel(), bucket_size), bucket_size, k, out):
             raise unreadable(out.numel())
@@ -45,8 +47,8 @@ def add_bodies(
 def encode(flat: torch.Tensor, bucket_size: int, density: float, k: int, key: int) -> Sections:
     """Keep coordinates of ``flat`` (float32, (n,)) at random: see schemes/sparse.py.
 
-    Thresholds are λ, 0 for a zero bucket and NaN for one with NaN or Inf, or whose λ overflows.
-    ``words`` is the stream of kernels/rice.py with parameter ``k``.
+    The threshold of a bucket is λ; it is 0 for a zero bucket, and NaN for a bucket with NaN or Inf
+    or whose λ overflows. ``words`` is the stream of kernels/rice.py with parameter ``k``.
     """
     buckets = flat.split(bucket_size) if flat.numel() else ()
     lambdas = flat.new_tensor([threshold(bucket, density) for bucket in buckets])
@@ -72,13 +74,13 @@ def encode(flat: torch.Tensor, bucket_size: int, density: float, k: int, key: in
 
 
 def threshold(bucket: torch.Tensor, density: float) -> float:
-    """λ of one bucket (float32): the sum of min(1, abs(v)/λ) is ``density`` times its size.
+    """Return λ of one bucket (float32): the sum of min(1, abs(v)/λ) is ``density`` times its size.
 
-    Wangni et al.'s Algorithm 3, whose factor is 1/λ: start from λ as if no coordinate reached it,
-    then leave out those that do, until no more do. λ falls, so it ends, and with the solution, or
-    at its next neighbour: where rounding makes λ rise, fewer reach it, and that ends it too.
-    Sums are float64 in the fixed tree; λ is rounded up, so that no more coordinates than the
-    density allows reach it. Coordinates below the normal range count as zeros.
+    This is Wangni et al.'s Algorithm 3, whose factor is 1/λ: start from λ as if no coordinate
+    reached it, then leave out those that do, until no more do. λ falls, so the loop ends with the
+    solution or its next neighbour. If rounding makes λ rise, fewer coordinates reach it, and that
+    also ends the loop. Sums are float64 in the fixed tree. λ is rounded up, so that no more
+    coordinates than the density allows reach it. Coordinates below the normal range count as zeros.
     """
     if not bool(bucket.isfinite().all()):
         return float("nan")
@@ -107,9 +109,9 @@ def _rounded_up(value: float) -> float:
 
 
 def add(sections: Sections, bucket_size: int, k: int, out: torch.Tensor) -> bool:
-    """Add a payload's values to ``out`` (float32, (n,)); whether its stream could be read.
+    """Add a payload's values to ``out`` (float32, (n,)); return whether its stream is readable.
 
-    Nothing beyond ``out`` is touched, whatever the stream holds.
+    Only ``out`` is written, whatever the stream holds.
     """
     lambdas, _, words = sections
     out[lambdas.isnan().repeat_interleave(bucket_size)[: out.numel()]] = torch.nan

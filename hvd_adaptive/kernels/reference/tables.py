@@ -1,7 +1,7 @@
-"""The kernels in plain torch: slow, for any device, and the oracle for the fast ones.
+"""Quantise to level tables in plain torch: slow, for any device, the fast kernels' oracle.
 
 Every product and sum is written as its own float32 operation in the order that the fast kernels
-follow, so that they can be compared bit for bit.
+follow, so that results can be compared bit for bit.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ def encode(
     clip: float | None = None,
     summing: bool = False,
 ) -> BlockSums | None:
-    """Quantise ``flat`` (float32, (n,)) bucket by bucket, clipped if so asked, and pack the codes.
+    """Quantise ``flat`` (float32, (n,)) by buckets, clipped if ``clip`` is given; pack the codes.
 
-    Fills ``scales`` (float32, one per bucket: its norm, NaN for a bucket with a non-finite
+    Fill ``scales`` (float32, one per bucket: its norm, NaN for a bucket with a non-finite
     coordinate or an overflowing norm, 0 for a zero bucket) and ``words`` (int32).
 
-    summing: kernels for the CPU return what spares the seal of a payload, whose body is ``scales``
-    and then ``words``, to read them.
+    summing: kernels for the CPU return sums of the payload's body, which is ``scales`` and then
+    ``words``; the seal of the payload then need not read these bytes.
     """
     if clip is not None:
         flat = clipped(flat, bucket_size, clip)
@@ -50,7 +50,7 @@ def encode(
 
 
 def bucket_norms(flat: torch.Tensor, bucket_size: int, norm: str) -> torch.Tensor:
-    """L2 or L-infinity norms of the buckets, summed in the fixed 32-lane tree."""
+    """Return the L2 or L-infinity norms of the buckets, summed in the fixed 32-lane tree."""
     count = -(-flat.numel() // bucket_size)
     width = -(-bucket_size // NORM_LANES) * NORM_LANES
     padded = flat.new_zeros(count * bucket_size)
@@ -77,7 +77,7 @@ def bucket_norms(flat: torch.Tensor, bucket_size: int, norm: str) -> torch.Tenso
 
 
 def clipped(flat: torch.Tensor, bucket_size: int, clip: float) -> torch.Tensor:
-    """A copy of ``flat`` whose coordinates lie within ``clip`` deviations of their bucket.
+    """Return a copy of ``flat`` whose coordinates lie within ``clip`` deviations of their bucket.
 
     The deviation is the root mean square: Eq. 49 of the ALQ paper clips about zero, and a deviation
     about the mean would clip a constant bucket to nothing. A bucket without a norm becomes NaN.
@@ -93,7 +93,7 @@ def clipped(flat: torch.Tensor, bucket_size: int, clip: float) -> torch.Tensor:
 
 
 def _sqrt(x: torch.Tensor) -> torch.Tensor:
-    """Correctly rounded; torch's own float32 square root is off by one unit on some builds."""
+    """Return the correctly rounded root; torch's float32 root is off by one unit on some builds."""
     return torch.sqrt(x.to(torch.float64)).to(torch.float32)
 
 
@@ -111,8 +111,11 @@ def _tree_of_squares(lanes: torch.Tensor) -> torch.Tensor:
 def quantize(
     flat: torch.Tensor, scales: torch.Tensor, bucket_size: int, table: KernelTable, key: int
 ) -> torch.Tensor:
-    """Codes (int64, (n,)) of ``flat`` under stochastic rounding; in zero and NaN
-    buckets alphabet // 2, the level nearest zero, which coders make shortest."""
+    """Return codes (int64, (n,)) of ``flat`` under stochastic rounding.
+
+    Zero and NaN buckets have codes alphabet // 2, the level nearest zero, which coders make
+    shortest.
+    """
     usable = scales > 0
     inverse = torch.where(usable, 1.0 / scales, torch.zeros_like(scales))
     r = flat.abs() * _per_coordinate(inverse, flat.numel(), bucket_size)
@@ -125,7 +128,7 @@ def quantize(
 
 
 def _count(r: torch.Tensor, u: torch.Tensor, table: KernelTable) -> torch.Tensor:
-    """Thresholds that r exceeds."""
+    """Count the thresholds that r exceeds."""
     m = torch.zeros(r.numel(), dtype=torch.int64, device=r.device)
     for start, gap in zip(table.start.tolist(), table.gap.tolist(), strict=True):
         m += r > u * gap + start
@@ -133,7 +136,7 @@ def _count(r: torch.Tensor, u: torch.Tensor, table: KernelTable) -> torch.Tensor
 
 
 def _uniform(r: torch.Tensor, u: torch.Tensor, table: KernelTable) -> torch.Tensor:
-    """Index on a uniform table."""
+    """Return the index on a uniform table."""
     slope, offset = table.numbers[:2].tolist()
     y = r.clamp(max=1.0) * slope + offset
     whole = y.trunc()
@@ -142,7 +145,7 @@ def _uniform(r: torch.Tensor, u: torch.Tensor, table: KernelTable) -> torch.Tens
 
 
 def _exponential(r: torch.Tensor, u: torch.Tensor, table: KernelTable) -> torch.Tensor:
-    """Index on an exponential table, by the logarithm of w."""
+    """Return the index on an exponential table, by the logarithm of w."""
     gain, first, per_octave, top = table.numbers.tolist()
     bits = (r / (u * gain + first)).view(torch.int32) - HALF_BITS
     t = ((bits & MANTISSA_BITS) + HALF_BITS).view(torch.float32) - 1.0
@@ -170,9 +173,9 @@ def decode_add(
     out: torch.Tensor,
     add: bool = True,
 ) -> None:
-    """out (float32, (n,)) becomes factor * (out + the payloads' values, added in order).
+    """Set out (float32, (n,)) to factor * (out + the payloads' values, added in order).
 
-    A payload is its (scales float32, words int32).  add: if not, ``out`` counts as zeros.
+    A payload is its (scales float32, words int32).  add: if False, ``out`` counts as zeros.
     """
     if not add:
         out.zero_()
@@ -185,16 +188,16 @@ def decode_add(
 
 
 def histogram(bucket: torch.Tensor, scale: float) -> np.ndarray:
-    """Counts of r = abs(v)/scale, int64 (1666,): log-spaced bins, the zeros, the ones.
+    """Count r = abs(v)/scale in bins, int64 (1666,): log-spaced bins, the zeros, the ones.
 
-    Bins 1 to 127 begin at 2**(-28 + k//8) * (1 + k%8 / 8), bins 128 + k at 2**(-12 + k//128)
-    * (1 + k%128 / 128); bin 0 begins above zero. A NaN is in none.
+    Bins 1 to 127 begin at 2**(-28 + k//8) * (1 + k%8 / 8), bins 128 + k at 2**(-12 + k//128) * (1 +
+    k%128 / 128); bin 0 begins above zero. A NaN is in no bin.
     """
     return counts(bucket, scale).cpu().numpy()
 
 
 def counts(bucket: torch.Tensor, scale: float) -> torch.Tensor:
-    """``histogram`` on the bucket's device, which nothing waits for."""
+    """Compute ``histogram`` on the bucket's device, without waiting for it."""
     r = bucket.abs() * (1.0 / torch.tensor(scale, dtype=torch.float32, device=bucket.device))
     bits = r.view(torch.int32)
     coarse = ((bits >> 20) - ((127 - 28) << 3)).clamp(min=0)

@@ -1,4 +1,4 @@
-"""The random integers of coordinates, in plain torch (kernels/random.py)."""
+"""Draw the random integers of coordinates (kernels/random.py), in plain torch."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from hvd_adaptive.kernels.constants import MASK32
 
 
 def uniforms(coordinates: int, bucket_size: int, key: int, device: torch.device) -> torch.Tensor:
-    """The integers below 2**24 (float32) that round ``coordinates`` coordinates."""
+    """Return the integers below 2**24 (float32) that round ``coordinates`` coordinates."""
     count = -(-coordinates // bucket_size)
     keys = [random.bucket_key(key, bucket) for bucket in range(count)]
     low, high = torch.tensor(keys, dtype=torch.int64, device=device).view(count, 2, 1).unbind(1)

@@ -1,4 +1,4 @@
-"""What rounding to a level table adds, exactly: the oracle for any device.
+"""Compute the exact variance that rounding to a level table adds: the oracle for any device.
 
 numba/variance.py has the same function for CPU tensors.
 """
@@ -16,11 +16,12 @@ from hvd_adaptive.kernels.tables import KernelTable, interval_ends
 def variances(
     flat: torch.Tensor, norms: torch.Tensor, bucket_size: int, table: KernelTable
 ) -> torch.Tensor:
-    """Of each bucket of ``flat`` (float32, (n,)) with these norms (float32): float64 (buckets,).
+    """Return the variance of each bucket of ``flat`` (float32, (n,)): float64 (buckets,).
 
-    Sum over its coordinates of (u - r)(r - l), the variance of rounding r = abs(v)/norm to its
-    neighbours l <= r <= u without bias (ALQ paper, Eqs 1, 2), in units of the squared norm. 0 where
-    the norm is 0, NaN where it is NaN. Nothing waits for it.
+    A bucket's variance is the sum over its coordinates of (u - r)(r - l), the variance of rounding
+    r = abs(v)/norm to its neighbours l <= r <= u without bias (ALQ paper, Eqs 1, 2), in units of
+    the squared norm. It is 0 if the norm is 0, NaN if the norm is NaN. The function does not wait
+    for the result. norms: float32 (buckets,).
     """
     ends = _ends(table, flat.device)
     padded = flat.new_zeros(len(norms) * bucket_size)
@@ -29,7 +30,7 @@ def variances(
     r = (padded.view(len(norms), bucket_size).abs().to(torch.float64) / wide).clamp(max=1)
     index = torch.bucketize(r, ends[1:-1])
     variance = (ends[index + 1] - r) * (r - ends[index])
-    # The last bucket may be shorter than what it was padded to.
+    # The last bucket may be shorter than its padded length.
     places = torch.arange(padded.numel(), device=flat.device).view(r.shape)
     total = torch.where(places < flat.numel(), variance, 0.0).sum(dim=1)
     return torch.where(norms == 0, 0.0, total)

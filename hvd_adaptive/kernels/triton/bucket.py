@@ -1,6 +1,6 @@
-"""Triton: codes of buckets that have levels of their own, to packed words and back.
+"""Pack and unpack codes of buckets that have levels of their own, in Triton.
 
-Same signatures and the same integers as reference/bucket.py.
+Signatures and integers are the same as in reference/bucket.py.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from hvd_adaptive.kernels.triton.decoder import unpack_add
 from hvd_adaptive.kernels.triton.encoder import pack
 from hvd_adaptive.kernels.triton.random import integer24
 
-# Thresholds that are laid out one after the other, 128 times in the kernel of codes of whole bits,
-# else once for each digit of a unit: so compiling takes seconds for any number of levels.
+# So many thresholds are laid out one after the other, 128 times in the kernel of codes of whole
+# bits, else once for each digit of a unit. Compiling thus takes seconds for any number of levels.
 _MOST_OF_BITS, _MOST_OF_DIGITS = 3, 8
 
 
@@ -84,7 +84,7 @@ def decode_add(
 
 
 def _turn(packing: Packing) -> int:
-    """Thresholds that are compared with in one turn of ``_rounded``'s loop."""
+    """Return how many thresholds one turn of ``_rounded``'s loop compares with."""
     thresholds = packing.alphabet - 1
     turns = -(-thresholds // (_MOST_OF_BITS if packing.digits == 1 else _MOST_OF_DIGITS))
     return -(-thresholds // turns)
@@ -92,8 +92,9 @@ def _turn(packing: Packing) -> int:
 
 @triton.jit
 def _scaling(bucket, there, state, OPTIONS: tl.constexpr):
-    """The power of two that brings the largest level into [2, 4), 0 where there is none, and where
-    the bucket's levels begin (int64)."""
+    """Return the power of two that brings the largest level into [2, 4), 0 if there is none, and
+    the place at which the bucket's levels begin (int64).
+    """
     row = bucket * OPTIONS[0]
     first = tl.load(state[0] + row, mask=there, other=0.0)
     last = tl.load(state[0] + row + (OPTIONS[0] - 1), mask=there, other=0.0)
@@ -105,8 +106,9 @@ def _scaling(bucket, there, state, OPTIONS: tl.constexpr):
 
 @triton.jit
 def _rounded(v, counter, high, about, state, i, there, rule: tl.constexpr, OPTIONS: tl.constexpr):
-    """Gaps that the random number leaves below v."""
-    # Few thresholds are one turn; of more the kernel is told the number, or compilers unroll all.
+    """Count the gaps that the random number leaves below v."""
+    # Few thresholds are one turn. For more, their number is an argument of the kernel, or compilers
+    # would unroll all turns.
     TURN: tl.constexpr = OPTIONS[1]
     alphabet = OPTIONS[0] if OPTIONS[0] - 1 == TURN else state[1]
     factor, levels = about[0], state[0] + about[1]
@@ -116,7 +118,7 @@ def _rounded(v, counter, high, about, state, i, there, rule: tl.constexpr, OPTIO
     lower = tl.load(levels, mask=there, other=0.0) * factor
     for first in range(1, alphabet, TURN):
         for j in tl.static_range(TURN):
-            # Nothing exceeds what is not there.
+            # Nothing exceeds a missing threshold.
             known = there & (first + j < alphabet)
             upper = tl.load(levels + (first + j), mask=known, other=float("inf")) * factor
             gap = (upper - lower) * 2.0**-24
@@ -137,6 +139,6 @@ def _side(v, counter, high, about, state, i, there, rule: tl.constexpr, OPTIONS:
 
 @triton.jit
 def _level(code, bucket, i, there, levels, state, OPTIONS: tl.constexpr):
-    """The bucket's level; NaN for codes that no encoder makes."""
+    """Return the bucket's level; NaN for codes that no encoder makes."""
     known = code < OPTIONS[0]
     return tl.load(levels + bucket * OPTIONS[0] + code, mask=there & known, other=float("nan"))

@@ -1,8 +1,8 @@
-"""Checksums of whole payloads in Triton: the same numbers as reference/checksum.py.
+"""Compute checksums of whole payloads in Triton: the same numbers as reference/checksum.py.
 
-Blocks of 4096 words are hashed side by side, one to a program; their 64 lanes are added to 64 sums
-by atomics, whose order does not matter to integers; a second kernel runs the chain over the sums.
-Nothing waits for the device but ``checksum``.
+Blocks of 4096 words are hashed side by side, one to a program. Their 64 lanes are added to 64 sums
+by atomics, whose order does not matter to integers. A second kernel runs the chain over the sums.
+Only ``checksum`` waits for the device.
 
 Offsets are 64-bit: a program's first word is its block's number, as int64, times 4096. The one mask
 is ``at < n``, in words behind the payload's header.
@@ -65,16 +65,16 @@ def checksum(words: torch.Tensor, seed: int) -> int:
 
 
 def _finish(words: torch.Tensor, seed: int, out: torch.Tensor) -> None:
-    """The checksum of words to the first number of ``out`` (int32)."""
+    """Write the checksum of words to the first number of ``out`` (int32)."""
     start = _signed((seed + words.numel()) & 0xFFFFFFFF)
     launch(_finish_one, 1, words, _sums([words]), start, out, num_warps=1)
 
 
 def _sums(bodies: Sequence[torch.Tensor]) -> torch.Tensor:
-    """The 64 sums of each body (int32 words): int32 (bodies, 64)."""
+    """Return the 64 sums of each body (int32 words): int32 (bodies, 64)."""
     sums = torch.zeros(len(bodies), CHECK_LANES, dtype=torch.int32, device=bodies[0].device)
     stride = _stride(bodies)
-    # Bodies at equal distances, as in a gathered tensor, take one launch.
+    # Bodies at equal distances, as in a gathered tensor, need one launch.
     runs = [(body, own, 1) for body, own in zip(bodies, sums, strict=True)]
     if stride is not None:
         runs = [(bodies[0], sums, len(bodies))]
@@ -85,8 +85,9 @@ def _sums(bodies: Sequence[torch.Tensor]) -> torch.Tensor:
 
 
 def _stride(bodies: Sequence[torch.Tensor]) -> int | None:
-    """Words from each body to the next where all are as long and lie in one tensor at equal
-    distances; None otherwise."""
+    """Return the words from each body to the next if all have the same length and lie in one tensor
+    at equal distances, else None.
+    """
     steps = {b.data_ptr() - a.data_ptr() for a, b in itertools.pairwise(bodies)} or {0}
     storages = {body.untyped_storage().data_ptr() for body in bodies}
     alike = len({body.numel() for body in bodies}) == len(storages) == 1
@@ -95,7 +96,7 @@ def _stride(bodies: Sequence[torch.Tensor]) -> int | None:
 
 
 def _signed(value: int) -> int:
-    """The int32 of the same bits."""
+    """Return the int32 of the same bits."""
     return value - (1 << 32) if value >> 31 else value
 
 
@@ -122,7 +123,7 @@ def _add_blocks(words, stride: tl.int64, n: tl.int64, blocks: tl.int64, sums):
 
 @triton.jit
 def _chain(sums, start):
-    """The chain over 64 sums, from uint32 ``start``: int32."""
+    """Run the chain over 64 sums, from uint32 ``start``: int32."""
     total = start
     for lane in tl.static_range(_LANES):
         total = (total ^ tl.load(sums + lane).to(tl.uint32, bitcast=True)) * _A
@@ -132,13 +133,13 @@ def _chain(sums, start):
 
 @triton.jit(do_not_specialize=_NUMBERS)
 def _finish_one(sums, start: tl.int32, out):
-    """start: the seed and the number of words, added."""
+    """Finish one checksum. start: the sum of the seed and the number of words."""
     tl.store(out, _chain(sums, start.to(tl.uint32, bitcast=True)))
 
 
 @triton.jit(do_not_specialize=_NUMBERS)
 def _finish_all(sums, facts, count: tl.int64, out):
-    """facts: int64 (2, count), words and seeds of the bodies."""
+    """Finish all checksums. facts: int64 (2, count), words and seeds of the bodies."""
     body = tl.program_id(0).to(tl.int64)
     n, seed = tl.load(facts + body), tl.load(facts + count + body)
     tl.store(out + body, _chain(sums + body * _LANES, seed.to(tl.uint32) + n.to(tl.uint32)))

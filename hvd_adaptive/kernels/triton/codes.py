@@ -1,4 +1,4 @@
-"""Triton: bare codes, for schemes that pack in a step of its own."""
+"""Pack and unpack bare codes in Triton, for schemes that pack in a separate step."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hvd_adaptive.kernels.triton.decoder import unpack_add
 from hvd_adaptive.kernels.triton.encoder import nothing
 from hvd_adaptive.kernels.triton.encoder import pack as pack_words
 
-# Buckets do not matter where bare codes are packed.
+# Buckets do not matter if bare codes are packed.
 _ANY_BUCKET = 512
 
 
@@ -44,5 +44,5 @@ def _itself(v, counter, high, about, state, i, there, rule: tl.constexpr, OPTION
 
 @triton.jit
 def _bare(code, bucket, i, there, payload, state, OPTIONS: tl.constexpr):
-    """A float32 holds a code; the sum is stored as a byte."""
+    """Return the code as a float32, which holds it exactly; the sum is stored as a byte."""
     return code.to(tl.float32)

@@ -1,8 +1,9 @@
-"""Triton: unpack, look up, scale and add over all ranks' payloads.
+"""Unpack, look up, scale and add over all ranks' payloads in Triton.
 
 A scheme is a constant of the kernel: ``VALUE(code, bucket, i, there, payload, state, OPTIONS)``
-gives what codes (int32) in buckets (int64) stand for, float32. i: of the coordinates in the tensor
-(int64); there: which of them exist. payload: pointer to the first of the rank's two tensors.
+returns the decoded values, float32, of codes (int32) in buckets (int64). i: the coordinates' places
+in the tensor (int64); there: which of them exist. payload: pointer to the first of the rank's two
+tensors.
 """
 
 from __future__ import annotations
@@ -60,11 +61,11 @@ def unpack_add(
     OPTIONS: tuple = (),
     **scheme: Any,
 ) -> None:
-    """out (float32, (n,)) becomes factor * (out + the payloads' values, added in order).
+    """Set out (float32, (n,)) to factor * (out + the payloads' values, added in order).
 
-    A payload is two tensors, the second its words (int32); the caller has made sure that
-    both are long enough. add: if not, ``out`` counts as zeros. scheme: VALUE; ``state``,
-    which must not be empty, and ``OPTIONS`` for it.
+    A payload is two tensors, the second its words (int32); the caller guarantees that both are long
+    enough. add: if False, ``out`` counts as zeros. scheme: VALUE; ``state``, which must not be
+    empty, and ``OPTIONS`` are its arguments.
     """
     if not payloads:
         (out if add else out.zero_()).mul_(factor)
@@ -99,7 +100,7 @@ def unpack_add(
 
 @triton.jit
 def _scaled_level(code, bucket, i, there, scales, state, OPTIONS: tl.constexpr):
-    """A shared table's value times the bucket's scale."""
+    """Multiply a shared table's value by the bucket's scale."""
     scale = tl.load(scales + bucket, mask=there, other=0.0)
     return tl.load(state[0] + code) * scale
 
@@ -134,8 +135,9 @@ def _decode_kernel(
     VALUE: tl.constexpr,
     OPTIONS: tl.constexpr,
 ):
-    """A tile of segments for each program; the first payload's sections begin at ``payload`` and
-    ``words``, the next ones ``step`` and ``words_step`` numbers behind."""
+    """Decode a tile of segments in each program. The first payload's sections begin at ``payload``
+    and ``words``, those of the next ones ``step`` and ``words_step`` numbers behind.
+    """
     thread = tl.arange(0, 16 * SEGMENTS)
     segment = tl.program_id(0).to(tl.int64) * SEGMENTS + thread // 16
     bucket, within = bucket_under(segment, bucket_size, 16 * ROWS * DIGITS)
@@ -230,7 +232,7 @@ def _decode_row(
     VALUE: tl.constexpr,
     OPTIONS: tl.constexpr,
 ):
-    """Row k of all payloads, into ``out``."""
+    """Add row k of all payloads into ``out``."""
     left = coordinates_left(segment, n, 16 * ROWS * DIGITS)
     own_words = words_left(segment, lane_words, ROWS * WIDTH // 32)
     totals = ()
@@ -261,7 +263,7 @@ def _decode_row(
 
 @triton.jit
 def _unit_of(k, source, own_words, FIXED: tl.constexpr, WIDTH: tl.constexpr):
-    """The unit (uint32) of row k; its lane's words begin at ``source``, 16 apart."""
+    """Return the unit (uint32) of row k; its lane's words begin at ``source``, 16 apart."""
     word, shift = k * WIDTH // 32, k * WIDTH % 32
     low = tl.load(source + word * 16, mask=word < own_words, other=0)
     unit = low.to(tl.uint32, bitcast=True) >> shift

@@ -1,6 +1,6 @@
-"""Triton: the bodies of dithered payloads (kernels/dithered.py).
+"""Code and decode bodies of dithered payloads (kernels/dithered.py) in Triton.
 
-Same signatures and the same bytes as reference/dithered.py; nothing is waited for.
+Signatures and bytes are the same as in reference/dithered.py. Nothing waits for the device.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def add_bodies(
 
 
 def _judge(flags: Sequence[int]) -> None:
-    """Raise PayloadError if a flag of dithered_decode.add says that a body could not be read."""
+    """Raise PayloadError if a flag of dithered_decode.add marks a body as unreadable."""
     for flag in filter(None, flags):
         if flag in dithered_decode.REASONS:
             raise PayloadError(dithered_decode.REASONS[flag])

@@ -1,7 +1,8 @@
-"""Triton: values of dithered payloads' bodies (kernels/dithered.py); what the CPU refuses is told.
+"""Decode dithered payloads (kernels/dithered.py) in Triton; flag the bodies that the CPU refuses.
 
-A lane reads the codes of each segment of each payload, whose escapes are read side by side; then a
-program for each segment adds its values, payload by payload. No byte outside a body is read.
+A lane reads the codes of each segment of each payload; the segments' escapes are read side by side.
+Then a program for each segment adds the segment's values, payload by payload. No byte outside a
+body is read.
 """
 
 from __future__ import annotations
@@ -29,9 +30,9 @@ from hvd_adaptive.kernels.triton.places import place_of
 from hvd_adaptive.kernels.triton.prefix_streams import byte_of, segment_ends
 
 _TILE = 1024
-# Decoders' symbols take so many bytes at most; payloads beyond wait for their turn.
+# Decoders' symbols use so many bytes at most; payloads beyond are decoded afterwards.
 MOST_SCRATCH = 1 << 28
-# What is wrong with a body: also SEGMENT_FLAG and the segment's number.
+# Flags of faults in a body; another is SEGMENT_FLAG plus the segment's number.
 _KIND, _END = tl.constexpr(IMPOSSIBLE_STEPS + 1), tl.constexpr(IMPOSSIBLE_STEPS + 2)
 REASONS = {
     IMPOSSIBLE_STEPS: "payload holds impossible steps",
@@ -49,8 +50,10 @@ def add(
     out: torch.Tensor,
     segment: int,
 ) -> Later:
-    """Add the bodies' values to ``out`` in order. What is told later: int32, of each body 0, one of
-    REASONS, or SEGMENT_FLAG and the number of a segment that is corrupt.
+    """Add the bodies' values to ``out`` in order; return flags as a ``Later``.
+
+    The flags are int32, one for each body: 0, one of REASONS, or SEGMENT_FLAG plus the number of a
+    corrupt segment.
 
     bodies: uint8, long enough for their steps.
     """
@@ -77,7 +80,7 @@ def _add(
     books: prefix_streams.Tables,
     flags: torch.Tensor,
 ) -> None:
-    """Of bodies (int32) whose codes are read at the same time."""
+    """Add bodies (int32) whose codes are read at the same time."""
     symbols = torch.empty(len(bodies), shape.n, dtype=books.pool.dtype, device=out.device)
     steps = [body[1 : shape.words].view(torch.float32) for body in bodies]
     runs = [
@@ -144,8 +147,9 @@ def _numbers_kernel(
     most: tl.int64,
     TILE: tl.constexpr,
 ):
-    """The escaped integers of a segment for each program, and how many there are; -1 where they
-    cannot be read. Those of a segment whose escapes begin at byte b begin at ``values + b``."""
+    """Read the escaped integers of a segment in each program, and their number; -1 if they cannot
+    be read. The integers of a segment whose escapes begin at byte b begin at ``values + b``.
+    """
     segment = tl.program_id(0).to(tl.int64)
     there = (tl.load(words) == 0) & (size >= 8 * segments)
     listed, data = head * 4, head * 4 + 8 * segments
@@ -161,7 +165,7 @@ def _numbers_kernel(
             before = byte_of(words, at - k, joined & (at - k >= middle)).to(tl.int64)
             joined = joined & (before >= 128)
             value = tl.where(joined, (value << 7) | (before & 127), value)
-            # The last of several bytes is never 0; there are five at most.
+            # The last of several bytes is never 0; an integer has five at most.
             bad = joined & ((byte == 0) | (k == 5))
             wrong += tl.sum(bad.to(tl.int64), 0)
         wrong += tl.sum((ends & (value >= 1 << 31)).to(tl.int64), 0)
@@ -200,7 +204,7 @@ def _add_kernel(
     WIDTH: tl.constexpr,
     FLAG: tl.constexpr,
 ):
-    """A segment for each program."""
+    """Add the values of a segment in each program."""
     segment = tl.program_id(0).to(tl.int64)
     segments = (n + SEGMENT - 1) // SEGMENT
     kind = tl.load(words)

@@ -1,10 +1,10 @@
-"""Triton: bodies of dithered payloads (kernels/dithered.py), byte for byte the CPU's.
+"""Code bodies of dithered payloads (kernels/dithered.py) in Triton, byte for byte the CPU's.
 
-All is queued, nothing waited for:
+All steps are queued; none waits for the device:
 
-1. Each tile quantises and puts its symbols into the runs of its segment; what escapes is counted.
-2. One lane for each run adds up its codes' bits. Sums of these tell where each run's codes, and
-   each tile's escapes, go, and whether integers would be shorter.
+1. Each tile quantises and puts its symbols into the runs of its segment. Escapes are counted.
+2. One lane for each run adds up its codes' bits. Sums of these give the place of each run's codes
+   and of each tile's escapes, and decide if integers would be shorter.
 3. One lane for each run writes its codes, each tile its escapes; or else each tile its integers.
 """
 
@@ -41,7 +41,7 @@ def encode(
     body: torch.Tensor,
     segment: int,
 ) -> Later:
-    """Do what reference.dithered.encode_body does, for one coordinate at least.
+    """Run reference.dithered.encode_body on the device, for at least one coordinate.
 
     segment: whole tiles or less than a tile.
     """
@@ -82,8 +82,9 @@ def _put_segments(
     code: Any,
     shape: Shape,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Fill ``words`` behind the steps, where segments fit; whether they do (int64, one number), and
-    the bytes behind the steps (int64)."""
+    """Fill ``words`` behind the steps if segments fit; return whether they do (int64, one number),
+    and the bytes behind the steps (int64).
+    """
     books, listed = books_of(code, flat.device), 2 * shape.segments
     counts = counts_of(steps, key, shape)
     runs = Runs.of(counts, shape)
@@ -124,7 +125,7 @@ def _put_segments(
 
 @triton.jit
 def _number(q, most):
-    """Of integers (int32): whether they escape, as what number (int64) and in how many bytes."""
+    """Return whether integers (int32) escape, their numbers (int64) and the bytes of these."""
     size = tl.abs(q.to(tl.int64))
     number = 2 * (size - most - 1) + (q < 0).to(tl.int64)
     count = 1 + (number >= 1 << 7).to(tl.int64) + (number >= 1 << 14).to(tl.int64)
@@ -137,7 +138,7 @@ def _number(q, most):
 def _quantized_tile(
     tile, n, bucket_size, magic, stream, x, steps, TILE: tl.constexpr, BUCKETS: tl.constexpr
 ):
-    """Of a tile's coordinates: their places, which there are, their dithers, steps and integers."""
+    """Return a tile's places, which of them exist, and their dithers, steps and integers."""
     i, there, bucket, place = place_of(tile, n, bucket_size, magic, TILE, BUCKETS)
     negative, m = dither(stream, bucket, place)
     step = tl.load(steps + bucket, mask=there, other=0.0)
@@ -162,7 +163,7 @@ def _split_kernel(
     SEGMENT: tl.constexpr,
     CLASSES: tl.constexpr,
 ):
-    """A tile for each program: its symbols to its segment's runs, and the bytes of its escapes."""
+    """Put a tile's symbols into its segment's runs in each program; store its escapes' bytes."""
     tile = tl.program_id(0).to(tl.int64)
     _i, _there, m, step, q = _quantized_tile(
         tile, n, bucket_size, magic, stream, x, steps, TILE, BUCKETS
@@ -197,7 +198,7 @@ def _escapes_kernel(
     SEGMENT: tl.constexpr,
     CLASSES: tl.constexpr,
 ):
-    """A tile for each program: the bytes of its escapes, where there are any and segments fit."""
+    """Write the bytes of a tile's escapes in each program, if there are any and segments fit."""
     tile = tl.program_id(0).to(tl.int64)
     if (tl.load(fits) != 0) & (tl.load(escapes + tile) > 0):
         _i, _there, _m, _step, q = _quantized_tile(
@@ -227,7 +228,7 @@ def _integers_kernel(
     CLASSES: tl.constexpr,
     WIDTH: tl.constexpr,
 ):
-    """A tile for each program: its integers, where segments do not fit."""
+    """Write a tile's integers in each program, if segments do not fit."""
     tile = tl.program_id(0).to(tl.int64)
     if tl.load(fits) == 0:
         i, there, _m, _step, q = _quantized_tile(

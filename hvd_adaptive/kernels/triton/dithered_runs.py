@@ -1,6 +1,7 @@
-"""Triton: runs of dithered symbols (kernels/dithered.py), for who writes and who reads them.
+"""Find the runs of dithered symbols (kernels/dithered.py) in Triton, for writers and readers.
 
-Symbols of each class are counted in tiles; sums of these tell where a tile's symbols lie.
+Symbols of each class are counted in tiles; sums of these counts give the places of a tile's
+symbols.
 """
 
 from __future__ import annotations
@@ -19,13 +20,13 @@ from hvd_adaptive.kernels.triton.places import buckets_on, place_of
 from hvd_adaptive.kernels.triton.prefix_streams import Tables, tables
 
 _TILE = 1024
-# What is wrong with a body where a step is none.
+# The flag of a body with an invalid step.
 IMPOSSIBLE_STEPS = 1
 
 
 @dataclass(frozen=True)
 class Shape:
-    """Of a body: what its kernels are started with."""
+    """Hold the arguments that the kernels of a body are started with."""
 
     n: int
     bucket_size: int
@@ -42,12 +43,12 @@ class Shape:
 
     @property
     def tiles(self) -> int:
-        """Of whole segments."""
+        """Return the tiles of whole segments."""
         return self.segments * (self.segment // self.tile)
 
     @property
     def words(self) -> int:
-        """32-bit words before the list of segments' ends, or the integers."""
+        """Return the 32-bit words before the list of segments' ends, or the integers."""
         return 1 + -(-self.n // self.bucket_size)
 
     def launch(
@@ -72,10 +73,10 @@ class Shape:
 
 @dataclass(frozen=True)
 class Runs:
-    """Where symbols of the classes lie, segment by segment.
+    """Locate the symbols of the classes, segment by segment.
 
-    bases: int32 (segments, 4, tiles of a segment), where those of each tile begin in their segment.
-    begins, counts: int64 and int32 (segments * classes,), of the runs.
+    bases: int32 (segments, 4, tiles of a segment), the places at which each tile's symbols begin in
+    their segment. begins, counts: int64 and int32 (segments * classes,), of the runs.
     """
 
     bases: torch.Tensor
@@ -84,7 +85,7 @@ class Runs:
 
     @classmethod
     def of(cls, counts: torch.Tensor, shape: Shape) -> Runs:
-        """counts: int32 (segments, 4, tiles of a segment)."""
+        """Return the runs of ``counts``, int32 (segments, 4, tiles of a segment)."""
         flat = counts.view(len(counts), -1)
         bases = (flat.cumsum(1) - flat).to(torch.int32).view_as(counts)
         starts = torch.arange(len(counts), device=counts.device)[:, None] * shape.segment
@@ -101,9 +102,9 @@ def books_of(code: Any, device: torch.device) -> Tables:
 def counts_of(
     steps: torch.Tensor, key: int, shape: Shape, flag: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """Symbols of each class in each tile: int32 (segments, 4, tiles of a segment).
+    """Count the symbols of each class in each tile: int32 (segments, 4, tiles of a segment).
 
-    flag: int32, becomes IMPOSSIBLE_STEPS where a step is none.
+    flag: int32, set to IMPOSSIBLE_STEPS if a step is invalid.
     """
     counts = torch.empty(
         shape.segments, 4, shape.segment // shape.tile, dtype=torch.int32, device=steps.device
@@ -125,14 +126,15 @@ def counts_of(
 
 @triton.jit
 def group_of(m, CLASSES: tl.constexpr):
-    """The class of a dither: its top bits."""
+    """Return the class of a dither: its top bits."""
     return (m.to(tl.int64) * CLASSES) >> 23
 
 
 @triton.jit
 def ranks_of(usable, group):
-    """Of the symbols of a tile: how many of the same class come before each (int64), and how many
-    there are of each class, 16 bits for each (int64)."""
+    """Return how many symbols of the same class come before each symbol of a tile (int64), and how
+    many there are of each class, 16 bits for each (int64).
+    """
     one = tl.where(usable, tl.full(group.shape, 1, tl.int64) << (16 * group), 0)
     return ((tl.cumsum(one, 0) >> (16 * group)) & 0xFFFF) - 1, tl.sum(one, 0)
 
@@ -153,7 +155,7 @@ def _counts_kernel(
     CHECK: tl.constexpr,
     WRONG: tl.constexpr,
 ):
-    """A tile for each program."""
+    """Count a tile in each program."""
     tile = tl.program_id(0).to(tl.int64)
     _i, there, bucket, place = place_of(tile, n, bucket_size, magic, TILE, BUCKETS)
     _negative, m = dither(stream, bucket, place)

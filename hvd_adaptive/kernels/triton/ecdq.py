@@ -1,6 +1,6 @@
-"""Triton: dithered quantisation; dithered_encode.py codes its integers.
+"""Quantise with dither in Triton; dithered_encode.py codes the integers.
 
-Same functions and the same integers as reference/ecdq.py.
+Functions and integers are the same as in reference/ecdq.py.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from hvd_adaptive.kernels.triton.places import for_each, own_integer, own_place
 from hvd_adaptive.kernels.triton.scan import bucket_norms
 
 _HALF = tl.constexpr(HALF)
-_WHOLE = tl.constexpr(2.0**23)  # floats from here on are whole numbers
+_WHOLE = tl.constexpr(2.0**23)  # all floats from this one on are whole numbers
 
 
 def bucket_steps(flat: torch.Tensor, bucket_size: int, delta: float) -> torch.Tensor:
@@ -45,7 +45,7 @@ def add(
 
 @triton.jit
 def dither(stream, bucket, place):
-    """Whether it is negative, and m (int32)."""
+    """Return whether the dither is negative, and m (int32)."""
     k = own_integer(stream, bucket, place)
     negative = k >= _HALF
     return negative, tl.where(negative, k - _HALF, k)
@@ -53,14 +53,14 @@ def dither(stream, bucket, place):
 
 @triton.jit
 def _rounded(t):
-    """To the nearest whole number, to even at halves."""
+    """Round to the nearest whole number, to even at halves."""
     up, down = (t + _WHOLE) - _WHOLE, (t - _WHOLE) + _WHOLE
     return tl.where(tl.abs(t) < _WHOLE, tl.where(t < 0, down, up), t)
 
 
 @triton.jit
 def quantized(v, step, negative, m):
-    """q (int32) of coordinates, 0 in buckets without a step above 0."""
+    """Return q (int32) of coordinates, 0 in buckets without a step above 0."""
     usable = step > 0
     inverse = tl.where(usable, tl.div_rn(tl.full(v.shape, 1.0, tl.float32), step), 0.0)
     rounded = _rounded(tl.where(negative, v * -1.0, v) * inverse + _size(m))
@@ -69,7 +69,7 @@ def quantized(v, step, negative, m):
 
 @triton.jit
 def value_of(q, step, negative, m):
-    """What q (int32) stands for; NaN where the step is."""
+    """Return the decoded value of q (int32); NaN if the step is NaN."""
     value = (q.to(tl.float32) - _size(m)) * step
     value = tl.where(negative, value * -1.0, value)
     return tl.where(step > 0, value, tl.where(step != step, step, 0.0))

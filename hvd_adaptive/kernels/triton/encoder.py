@@ -1,10 +1,10 @@
-"""Triton: stochastic rounding and packing, and norms in the same launch where buckets allow it.
+"""Round stochastically and pack in Triton, with norms in the same launch if buckets allow it.
 
-A scheme is three constants of the kernels: ``PREPARE(bucket, there, state, OPTIONS)`` gives a
-tuple that belongs to a bucket, ``CODE(v, counter, high, about, state, i, there, RULE, OPTIONS)``
-the codes (uint32) of coordinates v. counter, high: for random.uniform24. about: what PREPARE
-gave. i: of the coordinates in the tensor (int64); there: which of them exist. state: a tuple of
-tensors and floats, OPTIONS one of integers.
+A scheme is three constants of the kernels. ``PREPARE(bucket, there, state, OPTIONS)`` returns a
+tuple that belongs to a bucket. ``CODE(v, counter, high, about, state, i, there, RULE, OPTIONS)``
+returns the codes (uint32) of coordinates v. counter, high: for random.uniform24. about: the tuple
+of PREPARE. i: the coordinates' places in the tensor (int64); there: which of them exist. state: a
+tuple of tensors and floats, OPTIONS one of integers.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ from hvd_adaptive.kernels.triton.layout import (
 from hvd_adaptive.kernels.triton.random import COUNTER, bucket_key
 from hvd_adaptive.kernels.triton.scan import clip_limits, fill_norms
 
-# Norm and codes come from one launch where a bucket is whole tiles of a warp and not longer than
-# this: a warp walks over it, and reads it again from the L2 cache.
+# Norm and codes come from one launch if a bucket is whole tiles of a warp and not longer than this:
+# a warp walks over the bucket, and reads it again from the L2 cache.
 _TILE, _MOST_FUSED = 1024, 1 << 16
-# Below so many buckets for each multiprocessor so many warps share one: each sums all of it (the
-# tree's order allows no less), then each packs a part.
+# Below so many buckets for each multiprocessor, so many warps share a bucket: each sums all of it
+# (the tree's order allows no less), then packs a part.
 _WARPS_OF_FEW = ((2, 8), (8, 4))
 
 
@@ -96,7 +96,8 @@ def pack(
 ) -> None:
     """Fill ``words`` (int32) with the codes of ``flat`` (float32, (n,)).
 
-    scheme: PREPARE, CODE, RULE and OPTIONS; ``state``, which must not be empty, for them.
+    scheme: PREPARE, CODE, RULE and OPTIONS. ``state``, which must not be empty, is an argument of
+    these.
     """
     segments, n = segments_of(packing), flat.numel()
     tile = 2 * WARPS
@@ -143,7 +144,7 @@ def _pack_kernel(
     RULE: tl.constexpr,
     OPTIONS: tl.constexpr,
 ):
-    """A tile of segments for each program."""
+    """Pack a tile of segments in each program."""
     thread = tl.arange(0, 16 * SEGMENTS)
     segment = tl.program_id(0).to(tl.int64) * SEGMENTS + thread // 16
     bucket, within = bucket_under(segment, bucket_size, 16 * ROWS * DIGITS)
@@ -198,7 +199,7 @@ def _fused_kernel(
     RULE: tl.constexpr,
     OPTIONS: tl.constexpr,
 ):
-    """A bucket for each program: its norm, then its codes, a tile of segments at a time."""
+    """Compute a bucket's norm in each program, then its codes, a tile of segments at a time."""
     bucket = tl.program_id(0).to(tl.int64)
     size = tl.minimum(n - bucket * bucket_size, bucket_size)
     limit = tl.load(state[1] + bucket) if OPTIONS[3] else 0.0
@@ -210,7 +211,7 @@ def _fused_kernel(
     thread = tl.arange(0, 16 * SEGMENTS)
     for first in range(0, bucket_size, SEGMENTS * 512):
         within = first + (thread // 16).to(tl.int64) * 512
-        # A tile may reach beyond its bucket: those segments are of no tensor.
+        # A tile may reach beyond its bucket: those segments belong to no tensor.
         segment = tl.where(within < bucket_size, (bucket * bucket_size + within) // 512, 1 << 50)
         of_bucket = (within.to(tl.uint32) * COUNTER + low, high, about)
         _pack_tile(
@@ -244,14 +245,15 @@ def _fused_kernel(
 
 @triton.jit
 def nothing(bucket, there, state, OPTIONS: tl.constexpr):
-    """PREPARE of schemes to whose codes buckets do not matter."""
+    """PREPARE nothing, for schemes whose codes do not depend on buckets."""
     return (bucket,)
 
 
 @triton.jit
 def _about(bucket, within, buckets, stream, state, PREPARE: tl.constexpr, OPTIONS: tl.constexpr):
-    """Of buckets: the counter of the coordinate ``-within`` places behind their first (uint32), the
-    high key, and what PREPARE gives."""
+    """Return the counter (uint32) of the coordinate ``-within`` places behind the buckets' first
+    one, the high key, and the tuple of PREPARE.
+    """
     low, high = bucket_key(stream, bucket)
     about = PREPARE(bucket, bucket < buckets, state, OPTIONS)
     return within.to(tl.uint32) * COUNTER + low, high, about
@@ -285,8 +287,9 @@ def _pack_tile(
     RULE: tl.constexpr,
     OPTIONS: tl.constexpr,
 ):
-    """The words of lanes (int32) of segments (int64), row by row: a lane's bits are gathered in 64
-    bits, of which the lower word leaves when it is full."""
+    """Return the words of lanes (int32) of segments (int64), row by row: a lane's bits are gathered
+    in 64 bits, whose lower word is written out when it is full.
+    """
     WORDS: tl.constexpr = ROWS * WIDTH // 32
     left = coordinates_left(segment, n, 16 * ROWS * DIGITS)
     own_words = words_left(segment, lane_words, WORDS)
@@ -389,7 +392,7 @@ def _unit(
     RULE: tl.constexpr,
     OPTIONS: tl.constexpr,
 ):
-    """The unit of row k, from its last digit to its first; coordinates that are not there are 0."""
+    """Build the unit of row k from its last digit to its first; missing coordinates are 0."""
     unit = tl.zeros(segment.shape, tl.uint32)
     for digit in tl.static_range(DIGITS):
         place, i, there = coordinate(
@@ -420,7 +423,7 @@ def _unit(
 
 @triton.jit
 def _chosen(condition, a, b):
-    """Of what ``_about`` gives of two buckets."""
+    """Choose between the results of ``_about`` for two buckets."""
     PARTS: tl.constexpr = len(a[2])
     about = ()
     for part in tl.static_range(PARTS):

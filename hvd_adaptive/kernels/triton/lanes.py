@@ -1,4 +1,4 @@
-"""Triton: sums over buckets in the fixed tree of 32 lanes, a warp for each bucket.
+"""Sum over buckets in the fixed tree of 32 lanes in Triton, a warp for each bucket.
 
 Tiles are (buckets, 32): lane l of a bucket adds its coordinates l, l + 32, ... in order.
 """
@@ -9,13 +9,13 @@ import triton
 import triton.language as tl
 
 LANES = tl.constexpr(32)
-# Rows whose loads are under way together.
+# The loads of so many rows are under way together.
 UNROLL = tl.constexpr(16)
 
 
 @triton.jit
 def lane_tree(lanes, BUCKETS: tl.constexpr):
-    """Sums of the 32 lanes: halves are added, (BUCKETS, 32) to (BUCKETS,)."""
+    """Sum the 32 lanes by adding halves, (BUCKETS, 32) to (BUCKETS,)."""
     total = tl.sum(tl.reshape(lanes, (BUCKETS, 2, 16)), axis=1)
     total = tl.sum(tl.reshape(total, (BUCKETS, 2, 8)), axis=1)
     total = tl.sum(tl.reshape(total, (BUCKETS, 2, 4)), axis=1)
@@ -25,13 +25,13 @@ def lane_tree(lanes, BUCKETS: tl.constexpr):
 
 @triton.jit
 def bucket_sizes(buckets, n, bucket_size):
-    """Coordinates of buckets (int64), 0 beyond the last one."""
+    """Return the coordinates of buckets (int64), 0 beyond the last one."""
     return tl.minimum(tl.maximum(n - buckets * bucket_size, 0), bucket_size)
 
 
 @triton.jit
 def clamped(v, limit):
-    """v within ``limit``; NaN where the limit is."""
+    """Return v within ``limit``; NaN if the limit is NaN."""
     low = limit * -1.0  # of 0 Triton's own minus makes +0
     v = tl.where(v < low, low, v)
     v = tl.where(v > limit, limit, v)
@@ -40,8 +40,8 @@ def clamped(v, limit):
 
 @triton.jit
 def fold(x, begin, size, longest, term: tl.constexpr, state, total, other=0.0):
-    """total becomes term(v, state, total) over the coordinates v = x[begin : begin + size] of each
-    lane, in order; ``other``, which must change nothing, stands for those that are not there.
+    """Fold term(v, state, total) into total over the coordinates v = x[begin : begin + size] of
+    each lane, in order. ``other``, which must change nothing, replaces missing coordinates.
 
     begin, size: int64 (buckets, 1). longest: no size is larger. total: (buckets, 32).
     """
@@ -69,7 +69,7 @@ def add_clamped_square(v, state, total):
 
 @triton.jit
 def largest_bits(v, state, total):
-    """Infinite or NaN bit patterns are larger than every finite one."""
+    """Keep the largest bits: infinite or NaN bit patterns are larger than every finite one."""
     return tl.maximum(total, v.to(tl.int32, bitcast=True) & 0x7FFFFFFF)
 
 
@@ -89,7 +89,7 @@ def norms_of(
     LINF: tl.constexpr,
     CLIP: tl.constexpr,
 ):
-    """Norms (BUCKETS, 1) of buckets: see reference.bucket_norms. limit: of |v|, where CLIP."""
+    """Return norms (BUCKETS, 1) of buckets: see reference.bucket_norms. limit: of |v|, if CLIP."""
     if LINF:
         bits = tl.zeros((BUCKETS, 32), tl.int32)
         if CLIP:
@@ -106,7 +106,7 @@ def norms_of(
             lanes = fold(x, begin, size, longest, add_square, one, zeros)
         total = lane_tree(lanes, BUCKETS)
         factor = tl.where(total < 2.0**-80, 2.0**96, tl.where(total <= 2.0**120, 1.0, 2.0**-96))
-        # Rare: sums that left the safe range are made anew, scaled.
+        # In rare cases a sum leaves the safe range: it is computed again, scaled.
         if tl.max((factor != 1.0).to(tl.int32), axis=0) > 0:
             scale = tl.reshape(factor, (BUCKETS, 1))
             if CLIP:
@@ -123,7 +123,7 @@ def norms_of(
 
 @triton.jit
 def norm_of(x, begin, size, limit, LINF: tl.constexpr, CLIP: tl.constexpr):
-    """The norm of one bucket, all scalars."""
+    """Return the norm of one bucket; all arguments are scalars."""
     zero = tl.zeros((1, 1), tl.int64)
     limits = limit + tl.zeros((1, 1), tl.float32)
     return tl.sum(norms_of(x, begin + zero, size + zero, size, limits, 1, LINF, CLIP))

@@ -1,4 +1,4 @@
-"""What every Triton kernel is started with, and tables on their device."""
+"""Start Triton kernels, and put tables on their device."""
 
 from __future__ import annotations
 
@@ -17,8 +17,9 @@ MOST_PROGRAMS = 2**31 - 1
 
 
 def kernel(function: Callable) -> Any:
-    """A Triton kernel that is compiled once for each set of constants and types: group by group,
-    sizes and alignments differ."""
+    """Make a Triton kernel that is compiled once for each set of constants and types: sizes and
+    alignments differ from group to group.
+    """
     parameters = inspect.signature(function).parameters
     names = [name for name, p in parameters.items() if "constexpr" not in str(p.annotation)]
     return triton.jit(function, do_not_specialize=names, do_not_specialize_on_alignment=names)
@@ -34,8 +35,8 @@ def launch(
 ) -> None:
     """Queue ``programs`` programs on the current stream of the device of ``on``.
 
-    Products and sums are not fused, so that every one is rounded as in the other kernels; integers
-    may wrap around. ValueError: more programs than a GPU starts.
+    Products and sums are not fused, so that every one is rounded as in the other kernels. Integers
+    may wrap around. Raise ValueError if there are more programs than a GPU starts.
     """
     if programs == 0:
         return
@@ -56,26 +57,27 @@ def launch(
 
 
 def signed(key: int) -> int:
-    """A 64-bit key as kernels take it."""
+    """Convert a 64-bit key to the signed form that kernels need."""
     return key - (1 << 64) if key >= 1 << 63 else key
 
 
 @functools.lru_cache(maxsize=8)
 def multiprocessors(device: torch.device) -> int:
-    """Of a GPU; 1 elsewhere."""
+    """Return the multiprocessors of a GPU; 1 for other devices."""
     if device.type != "cuda":
         return 1
     return torch.cuda.get_device_properties(device).multi_processor_count
 
 
 def on_device(array: np.ndarray, device: torch.device) -> torch.Tensor:
-    """A copy, which is waited for: kernels on any stream may read it."""
+    """Copy and wait for the copy, so that kernels on any stream may read it."""
     return torch.from_numpy(np.ascontiguousarray(array)).to(device)
 
 
 def whole_words(body: torch.Tensor, filled: bool = False) -> torch.Tensor:
-    """``body`` (uint8) itself or, where it is not whole 32-bit words, a tensor that is, with up to
-    three bytes more; filled: with the body's bytes, and zeros."""
+    """Return ``body`` (uint8) itself if it is whole 32-bit words, else a tensor that is, with up to
+    three bytes more. If ``filled``, the tensor holds the body's bytes, and zeros behind them.
+    """
     if body.numel() % 4 == 0 and body.data_ptr() % 4 == 0 and body.storage_offset() % 4 == 0:
         return body
     room = body.new_zeros(-(-body.numel() // 4) * 4)
@@ -87,10 +89,10 @@ def whole_words(body: torch.Tensor, filled: bool = False) -> torch.Tensor:
 def regular_runs(
     payloads: Sequence[tuple[torch.Tensor, torch.Tensor]],
 ) -> Iterator[tuple[int, int, tuple[int, int]]]:
-    """Payloads as few runs, (first, count, distances), of equal distances in memory.
+    """Yield payloads as few runs, (first, count, distances), of equal distances in memory.
 
-    A payload is two tensors; their distances are counted in their numbers. Views of one gathered
-    buffer are one run; any two payloads are.
+    A payload is two tensors; distances are counted in their numbers. Views of one gathered buffer
+    are one run, and so are any two payloads.
     """
     places = [
         tuple(part.data_ptr() // part.element_size() for part in payload) for payload in payloads

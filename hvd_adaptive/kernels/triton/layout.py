@@ -1,8 +1,8 @@
-"""Triton: how coordinates lie in words, and words and buckets under a tile of coordinates.
+"""Locate coordinates in words, and words and buckets under a tile of coordinates, in Triton.
 
 A segment is the least run of coordinates that begins and ends with whole words in every lane: a
 block of fixed.py, or some rows of radix.py (kernels/). A tile is ``SEGMENTS`` segments times 16
-lanes, one thread for each lane: it makes all of its words by itself. In both packings a row has
+lanes, one thread for each lane; a thread makes all words of its lane. In both packings a row has
 some digits in each lane, which make a unit of ``width`` bits, sum_digit code * base**digit.
 """
 
@@ -20,15 +20,16 @@ from hvd_adaptive.kernels.packing import Packing
 
 _LEAST_ROWS = 8
 
-# How the buckets lie on the segments: each segment in one bucket; one boundary in a segment at
-# most; any number of buckets in it.
+# How the buckets lie on the segments. ALIGNED: each segment lies in one bucket. LONG: a segment
+# holds one boundary at most. SHORT: a segment holds any number of buckets.
 ALIGNED, LONG, SHORT = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
 
 
 @dataclass(frozen=True)
 class Segments:
-    """The constants of a packing: see above. fixed: by kernels/fixed.py, whose last block has
-    shorter quarters."""
+    """Hold the constants of a packing: see above. fixed: packed as in kernels/fixed.py, whose last
+    block has shorter quarters.
+    """
 
     fixed: bool
     rows: int
@@ -42,7 +43,7 @@ class Segments:
 
     @property
     def constants(self) -> dict[str, int]:
-        """As keywords of the kernels."""
+        """Return the constants as keywords of the kernels."""
         return {
             "FIXED": self.fixed,
             "ROWS": self.rows,
@@ -52,7 +53,7 @@ class Segments:
         }
 
     def buckets(self, bucket_size: int) -> int:
-        """How buckets of this size lie on the segments."""
+        """Return how buckets of this size lie on the segments."""
         if bucket_size % self.coordinates == 0:
             return ALIGNED.value
         return LONG.value if bucket_size >= self.coordinates else SHORT.value
@@ -60,7 +61,7 @@ class Segments:
 
 @functools.cache
 def segments_of(packing: Packing) -> Segments:
-    """The segments of a packing."""
+    """Return the segments of a packing."""
     if packing.digits == 1:
         bits = packing.width
         return Segments(True, fixed.ROWS, fixed.QUARTERS, 1 << bits, fixed.QUARTERS * bits)
@@ -70,13 +71,15 @@ def segments_of(packing: Packing) -> Segments:
 
 
 def magic(bucket_size: int) -> int:
-    """What ``crossed`` divides by where buckets are SHORT: 2**31 / bucket_size, rounded up."""
+    """Return the factor by which ``crossed`` divides if buckets are SHORT: 2**31 / bucket_size,
+    rounded up.
+    """
     return min(-(-(1 << 31) // bucket_size), 1 << 31)
 
 
 @triton.jit
 def coordinates_left(segment, n, SIZE: tl.constexpr):
-    """Coordinates (int32, 0 to SIZE) that segments (int64) have."""
+    """Return the coordinates (int32, 0 to SIZE) that segments (int64) have."""
     return tl.minimum(tl.maximum(n - segment * SIZE, 0), SIZE).to(tl.int32)
 
 
@@ -91,8 +94,9 @@ def coordinate(
     ROWS: tl.constexpr,
     DIGITS: tl.constexpr,
 ):
-    """Of a digit of row k: its place in the segment (int32) and in the tensor (int64), and whether
-    it is there."""
+    """Return the place of a digit of row k in the segment (int32) and in the tensor (int64), and
+    whether it exists.
+    """
     if FIXED:
         quarter = ((left + 63) // 64) * 16
         place = digit * quarter + lane
@@ -106,13 +110,13 @@ def coordinate(
 
 @triton.jit
 def words_left(segment, lane_words, WORDS: tl.constexpr):
-    """Words (int32, 0 to WORDS) that a lane has in segments (int64)."""
+    """Return the words (int32, 0 to WORDS) that a lane has in segments (int64)."""
     return tl.minimum(tl.maximum(lane_words - segment * WORDS, 0), WORDS).to(tl.int32)
 
 
 @triton.jit
 def bucket_under(segment, bucket_size, SIZE: tl.constexpr):
-    """The bucket (int64) of the segments' first coordinates, and where in it these lie (int64)."""
+    """Return the bucket of the segments' first coordinates, and their places in it (both int64)."""
     first = segment * SIZE
     bucket = first // bucket_size
     return bucket, first - bucket * bucket_size
@@ -120,12 +124,12 @@ def bucket_under(segment, bucket_size, SIZE: tl.constexpr):
 
 @triton.jit
 def crossed(place, within, bucket_size, magic, BUCKETS: tl.constexpr):
-    """How many buckets after the segment's first one a coordinate lies: int32.
+    """Return how many buckets after the segment's first one a coordinate lies: int32.
 
     place: of the coordinate in the segment (int32). within: of the segment's first coordinate in
     its bucket (int64). SHORT: with t = within + place < 2**14 and buckets of b < 2**13 coordinates,
-    (2 t + 1) (2**31 / b + e) / 2**32 for 0 <= e < 1 has the same whole part as t / b, since
-    (2 t + 1) b < 2**31.
+    (2 t + 1) (2**31 / b + e) / 2**32 for 0 <= e < 1 has the same whole part as t / b, since (2 t +
+    1) b < 2**31.
     """
     if BUCKETS == ALIGNED:
         return place * 0

@@ -1,6 +1,6 @@
-"""Triton: levels of each bucket from its own coordinates (ORQ paper), a warp for each bucket.
+"""Compute a bucket's levels from its coordinates (ORQ paper) in Triton, a warp for each bucket.
 
-Same signatures and the same numbers as reference/levels.py. Buckets are sorted by torch.
+Signatures and numbers are the same as in reference/levels.py. torch sorts the buckets.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def quantile_levels(
     place, rest = products // (levels - 1), products % (levels - 1)
     below = rows.gather(1, place).to(torch.float64)
     above = rows.gather(1, torch.minimum(place + 1, ends)).to(torch.float64)
-    # By a number torch would multiply with its inverse on a GPU, which rounds twice.
+    # For a division by a number torch would multiply with its inverse on a GPU, which rounds twice.
     last = torch.full((), levels - 1, dtype=torch.float64, device=flat.device)
     found = below + (above - below) * (rest.to(torch.float64) / last)
     return torch.where(norms > 0, found.to(torch.float32), norms)
@@ -85,7 +85,7 @@ def conditional_means(
 def _solved(
     solver: Any, flat: torch.Tensor, bucket_size: int, clip: float | None, columns: int, **more: int
 ) -> torch.Tensor:
-    """A row for each bucket."""
+    """Return a row for each bucket."""
     flat = flat if clip is None else clipped(flat, bucket_size, clip)
     out = flat.new_empty(-(-flat.numel() // bucket_size), columns)
     launch(solver, out.shape[0], flat, flat, out, flat.numel(), bucket_size, num_warps=1, **more)
@@ -93,7 +93,7 @@ def _solved(
 
 
 def _ordered(flat: torch.Tensor, bucket_size: int) -> torch.Tensor:
-    """Each bucket in ascending order, without negative zeros; infinities fill up the last one."""
+    """Sort each bucket in ascending order, without negative zeros; infinities fill the last one."""
     rows = flat.new_full((-(-flat.numel() // bucket_size) * bucket_size,), float("inf"))
     rows[: flat.numel()] = flat + 0.0
     return torch.sort(rows.view(-1, bucket_size), dim=1).values.reshape(-1)
@@ -101,7 +101,7 @@ def _ordered(flat: torch.Tensor, bucket_size: int) -> torch.Tensor:
 
 @triton.jit
 def _own_bucket(n, bucket_size):
-    """Number, first coordinate and size of the program's bucket: int64."""
+    """Return number, first coordinate and size of the program's bucket: int64."""
     bucket = tl.program_id(0).to(tl.int64)
     begin = bucket * bucket_size
     return bucket, begin, tl.minimum(n - begin, bucket_size)
@@ -109,7 +109,7 @@ def _own_bucket(n, bucket_size):
 
 @triton.jit
 def _lane_sum(x, begin, size, term: tl.constexpr, state, other=0.0):
-    """See reference.levels.lane_sum; ``term`` gives what a coordinate adds (float64)."""
+    """See reference.levels.lane_sum; ``term`` returns a coordinate's summand (float64)."""
     zero = tl.zeros((1, 1), tl.int64)
     lanes = tl.zeros((1, 32), tl.float64)
     lanes = fold(x, begin + zero, size + zero, size, term, state, lanes, other)
@@ -147,7 +147,7 @@ def _below(v, cut, total):
 
 @triton.jit
 def _one_from(v, cut, total):
-    """Counts; what is not there is NaN."""
+    """Count; missing coordinates are NaN."""
     return total + tl.where(v.to(tl.float64) >= cut, 1.0, 0.0)
 
 
@@ -158,7 +158,7 @@ def _short_of(v, top, total):
 
 @triton.jit
 def _narrow(value):
-    """A float64 rounded to float32."""
+    """Round a float64 to float32."""
     return value.to(tl.float32).to(tl.float64)
 
 
@@ -247,7 +247,7 @@ def _split(ordered, low, high):
 
 @triton.jit
 def _at(places, index, k):
-    """The place of level k, k of any number."""
+    """Return the place of level k, k of any number."""
     return tl.sum(tl.where(index == k, places, 0))
 
 
@@ -270,7 +270,7 @@ def _orq_kernel(
     ordered, index = x + begin, tl.arange(0, ROOM)
     last = levels - 1
     places = tl.where(index == last, size - 1, 0)
-    # Nothing is searched for in a bucket without levels.
+    # No search runs in a bucket without levels.
     step = tl.where(usable, last // 2, 0)
     while step > 0:
         for k in range(step, last, 2 * step):

@@ -1,6 +1,6 @@
-"""Triton: natural compression, on the bits of the floats.
+"""Compress naturally in Triton, on the bits of the floats.
 
-Same signatures and the same integers as reference/natural.py.
+Signatures and integers are the same as in reference/natural.py.
 """
 
 from __future__ import annotations
@@ -61,14 +61,14 @@ def decode_add(
 
 @triton.jit
 def _broken(bucket, there, state, OPTIONS: tl.constexpr):
-    """Whether a bucket holds a NaN or Inf."""
+    """Return whether a bucket holds a NaN or Inf."""
     norm = tl.load(state[0] + bucket, mask=there, other=0.0)
     return (norm != norm,)
 
 
 @triton.jit
 def _round(v, counter, high, about, state, i, there, rule: tl.constexpr, OPTIONS: tl.constexpr):
-    """Sign bits; stores the exponents."""
+    """Return sign bits; store the exponents."""
     bits = v.to(tl.uint32, bitcast=True)
     up = integer24(counter, high) < ((bits << 1) & 0xFFFFFF).to(tl.int32)
     exponent = ((bits >> 23) & 0xFF) + up.to(tl.uint32)

@@ -1,6 +1,6 @@
-"""Triton: 1-bit SGD; triton/bucket.py decodes.
+"""Encode 1-bit SGD in Triton; triton/bucket.py decodes.
 
-Same signature and the same numbers as reference/onebit.py.
+The signature and the numbers are the same as in reference/onebit.py.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def encode(flat: torch.Tensor, means: torch.Tensor, words: torch.Tensor, bucket_
 def _means_kernel(
     x, means, n: tl.int64, bucket_size: tl.int64, buckets: tl.int64, BUCKETS: tl.constexpr
 ):
-    """A tile of buckets for each program."""
+    """Compute the means of a tile of buckets in each program."""
     b = tl.program_id(0).to(tl.int64) * BUCKETS + tl.arange(0, BUCKETS)[:, None]
     size = bucket_sizes(b, n, bucket_size)
     sums = tl.zeros((BUCKETS, 32), tl.float64)

@@ -1,4 +1,4 @@
-"""Triton: kernels that treat coordinates one by one, a tile of them for each program."""
+"""Treat coordinates one by one in Triton, a tile of them in each program."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def for_each(
 
 
 def buckets_on(bucket_size: int, tile: int) -> int:
-    """How buckets of this size lie on tiles of so many coordinates, 1024 at most."""
+    """Return how buckets of this size lie on tiles of ``tile`` coordinates, 1024 at most."""
     if bucket_size % tile == 0:
         return ALIGNED.value
     return LONG.value if bucket_size >= tile else SHORT.value
@@ -44,15 +44,16 @@ def buckets_on(bucket_size: int, tile: int) -> int:
 
 @triton.jit
 def own_place(n, bucket_size, magic, TILE: tl.constexpr, BUCKETS: tl.constexpr):
-    """Of a tile of coordinates for each program: see ``place_of``."""
+    """Return ``place_of`` of the program's own tile of coordinates."""
     tile = tl.program_id(0).to(tl.int64)
     return place_of(tile, n, bucket_size, magic, TILE, BUCKETS)
 
 
 @triton.jit
 def place_of(tile, n, bucket_size, magic, TILE: tl.constexpr, BUCKETS: tl.constexpr):
-    """Of the coordinates of a tile (int64): where they are in the tensor (int64), whether they are
-    there, their buckets (int64), and their places in these (uint32, modulo 2**32)."""
+    """Return the coordinates' places in the tensor (int64), whether they exist, their buckets
+    (int64), and their places in these (uint32, modulo 2**32). tile: int64.
+    """
     bucket, within = bucket_under(tile, bucket_size, TILE)
     place = tl.arange(0, TILE)
     i = tile * TILE + place
@@ -62,6 +63,6 @@ def place_of(tile, n, bucket_size, magic, TILE: tl.constexpr, BUCKETS: tl.conste
 
 @triton.jit
 def own_integer(stream, bucket, place):
-    """Integers below 2**24 (int32) of coordinates at places of buckets."""
+    """Return integers below 2**24 (int32) of coordinates at places of buckets."""
     low, high = bucket_key(stream, bucket)
     return integer24(place * COUNTER + low, high)

@@ -1,9 +1,9 @@
-"""Triton: runs of symbols to prefix codes over blocks (coding/prefix_code.py) and back.
+"""Code and decode runs of symbols by prefix codes over blocks (coding/prefix_code.py) in Triton.
 
-The same bits as reference/huffman.py. A parse tree is walked symbol by symbol, and a stream
-read code by code: one lane does so for each run when it writes, for each segment when it reads, and
-what makes these fast is that there are many. Runs are numbered segment by segment, those of a
-segment in the order of its books.
+The bits are the same as in reference/huffman.py. A parse tree is walked symbol by symbol, and a
+stream is read code by code: one lane does so for each run when it writes, and for each segment when
+it reads. The kernels are fast because there are many lanes. Runs are numbered segment by segment,
+those of a segment in the order of its books.
 """
 
 from __future__ import annotations
@@ -22,21 +22,23 @@ from hvd_adaptive.kernels.prefix_tables import QUICK_BITS, PrefixTables
 from hvd_adaptive.kernels.triton.launch import kernel, launch, on_device
 
 _LANES = 32
-# Symbols that a turn of the reading loop copies, and turns between two looks at who is done.
+# Symbols that a turn of the reading loop copies, and turns between two checks of which lanes are
+# done.
 _COPIED, _TURNS = 4, 4
 _QUICK, _ENTRIES = tl.constexpr(QUICK_BITS), tl.constexpr(1 << QUICK_BITS)
-# Numbers of ``Tables.places`` for each book.
+# Entries of ``Tables.places`` for each book.
 _PLACES = tl.constexpr(5)
-# Reasons that segments are corrupt for begin here in ``flags``: a segment's number is added.
+# In ``flags``, the values for corrupt segments begin here: a segment's number is added.
 SEGMENT_FLAG = 16
 
 
 @dataclass(frozen=True)
 class Tables:
-    """Of some books of one alphabet, end to end on a device.
+    """Hold the tables of some books of one alphabet, end to end on a device.
 
-    steps, ends, quick, lookup: int64, as PrefixTables has them. pool: uint8 or int16. places: int64
-    (books, 5), where a book's steps, ends and lookup begin, lookup's mask, where its pool begins.
+    steps, ends, quick, lookup: int64, as in PrefixTables. pool: uint8 or int16. places: int64
+    (books, 5), the places at which a book's steps, ends and lookup begin, lookup's mask, and the
+    place at which the book's pool begins.
     """
 
     books: int
@@ -51,7 +53,7 @@ class Tables:
 
 @functools.lru_cache(maxsize=32)
 def tables(books: tuple[PrefixTables, ...], dtype: torch.dtype, device: torch.device) -> Tables:
-    """dtype: of symbols, torch.uint8 or torch.int16. Waits for the copy."""
+    """Copy books' tables to a device and wait. dtype: of symbols, torch.uint8 or torch.int16."""
     kind = np.dtype(np.uint8 if dtype == torch.uint8 else np.uint16)
     pools = [book.pool(kind).view(kind) for book in books]
     parts = [
@@ -83,10 +85,10 @@ def tables(books: tuple[PrefixTables, ...], dtype: torch.dtype, device: torch.de
 def lengths(
     runs: torch.Tensor, begins: torch.Tensor, counts: torch.Tensor, books: Tables
 ) -> torch.Tensor:
-    """Bits (int32) that each run takes.
+    """Return the bits (int32) of each run's codes.
 
-    runs: symbols, of the tables' dtype. begins, counts: int64 and int32, where a run begins in
-    ``runs`` and its symbols.
+    runs: symbols, of the tables' dtype. begins, counts: int64 and int32, the place at which a run
+    begins in ``runs`` and the number of its symbols.
     """
     bits = torch.empty_like(counts)
     _walk(runs, begins, counts, begins, begins, bits, books, WRITE=False)
@@ -104,7 +106,7 @@ def write(
 ) -> None:
     """Write each run's codes from bit ``at`` (int64) of ``out`` (int32, zeros) on.
 
-    wanted: int64, one number; where it is 0 nothing is written.
+    wanted: int64, one number; if it is 0, nothing is written.
     """
     _walk(runs, begins, counts, at, wanted, out, books, WRITE=True)
 
@@ -155,12 +157,12 @@ def read(
 ) -> None:
     """Fill ``runs`` from streams that were cut into ``segments``.
 
-    streams: int32. head: words before a stream's list of segments' ends; where there are any, the
-    first must be 0, else the stream is left alone, as is one too short for the list. ends: numbers
-    listed for each segment, 1 or 2; the codes end at the first of them, the segment at the last.
-    begins, counts: int64 and int32, of the first stream's runs, the second's, and so on. flags:
-    int32, for each stream at least SEGMENT_FLAG and the number of a corrupt segment, whose runs
-    hold anything. No byte outside a stream is read.
+    streams: int32. head: words before a stream's list of segments' ends; if there are any, the
+    first must be 0, else the stream is left alone, as is a stream too short for the list. ends:
+    numbers listed for each segment, 1 or 2; the codes end at the first of them, the segment at the
+    last. begins, counts: int64 and int32, of the first stream's runs, the second's, and so on.
+    flags: int32, one for each stream, raised to at least SEGMENT_FLAG plus the number of a corrupt
+    segment; the runs of such a segment are undefined. No byte outside a stream is read.
     """
     first, lanes = streams[0].data_ptr(), len(streams) * segments
     facts = torch.tensor([[s.data_ptr() - first, 4 * s.numel()] for s in streams], device="cpu")
@@ -194,7 +196,8 @@ def read(
 @triton.jit
 def _put(code, length, buffer, fill, word, fresh):
     """Append codes (uint64) of ``length`` bits (int32). A run's first word may hold the end of the
-    run before it, so that it is added; the others are its own."""
+    run before it and is therefore added; its other words belong to the run alone.
+    """
     buffer = buffer | (code << fill.to(tl.uint64))
     fill = fill + length
     full = fill >= 32
@@ -223,7 +226,7 @@ def _walk_kernel(
     WRITE: tl.constexpr,
     LANES: tl.constexpr,
 ):
-    """A run for each lane. out: the stream's words or, where nothing is written, bits of runs."""
+    """Walk a run in each lane. out: the stream's words or, if nothing is written, bits of runs."""
     run = tl.program_id(0).to(tl.int64) * LANES + tl.arange(0, LANES)
     there = run < total
     if WRITE:
@@ -263,15 +266,15 @@ def _walk_kernel(
 
 @triton.jit
 def byte_of(words, at, mask):
-    """The byte (int32) at a place (int64) counted from ``words``."""
+    """Return the byte (int32) at a place (int64) counted from ``words``."""
     word = tl.load(words + (at >> 2), mask=mask, other=0).to(tl.uint32, bitcast=True)
     return ((word >> ((at & 3) * 8).to(tl.uint32)) & 0xFF).to(tl.int32)
 
 
 @triton.jit
 def segment_ends(words, origin, size, segment, segments, there, ENDS: tl.constexpr):
-    """Where segments (int64) begin, where their codes end and where they end, in bytes from
-    ``words`` on (int64), and whether these can be.
+    """Return the begins of segments (int64), the ends of their codes and their own ends, in bytes
+    from ``words`` on (int64), and whether these are possible.
 
     origin: of the list of ends, in bytes from ``words``. size: of the stream, in bytes.
     """
@@ -315,8 +318,9 @@ def _read_kernel(
     TURNS: tl.constexpr,
     LANES: tl.constexpr,
 ):
-    """A segment for each lane. facts: int64 (streams, 2), distances from the first stream and
-    sizes, in bytes."""
+    """Read a segment in each lane. facts: int64 (streams, 2), distances from the first stream and
+    sizes, in bytes.
+    """
     lane = tl.program_id(0).to(tl.int64) * LANES + tl.arange(0, LANES)
     there = lane < lanes
     stream = lane // segments
@@ -341,7 +345,7 @@ def _read_kernel(
                 tl.store(runs + at + k, symbol, mask=copied)
             taken = tl.minimum(left, COPIED)
             at, source, left = at + taken, source + taken, left - taken
-            # The next run, where this one is full.
+            # Go to the next run if this one is full.
             full = live & (at == until) & (left == 0)
             own = own + full.to(tl.int64)
             live = live & (own < CLASSES)
@@ -349,7 +353,7 @@ def _read_kernel(
             first = tl.load(begins + lane * CLASSES + own, mask=full, other=0)
             count = tl.load(counts + lane * CLASSES + own, mask=full, other=0)
             at, until = tl.where(full, first, at), tl.where(full, first + count, until)
-            # The next code, where the last one's symbols have been copied.
+            # Read the next code if the last one's symbols have been copied.
             wanting = live & (left == 0) & (at < until)
             place = tables + tl.where(live, own, 0) * _PLACES
             word = bit >> 5
@@ -358,7 +362,7 @@ def _read_kernel(
             both = low.to(tl.uint32, bitcast=True).to(tl.uint64)
             both = both | (high.to(tl.uint32, bitcast=True).to(tl.uint64) << 32)
             window = (both >> (bit & 31).to(tl.uint64)).to(tl.int64)
-            # The quick look-up may give as many symbols as it has bits.
+            # The quick look-up may return as many symbols as it has bits.
             many = wanting & (until - at >= _QUICK)
             near = quick + tl.where(live, own, 0) * _ENTRIES + (window & (_ENTRIES - 1))
             entry = tl.load(near, mask=many, other=0)
@@ -372,7 +376,7 @@ def _read_kernel(
             given = tl.minimum((entry >> 8) & 0xFFFFFF, until - at)
             left = tl.where(wanting, given, left)
             source = tl.where(wanting, tl.load(place + 4) + (entry >> 32), source)
-    # All bytes were needed, and the bits that fill the last one are 0.
+    # All bytes must have been used, and the bits that fill the last one must be 0.
     rest = end - bit
     good = good & (rest < 8)
     byte = byte_of(words, middle - 1, good & (rest > 0))

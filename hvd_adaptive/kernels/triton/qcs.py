@@ -1,8 +1,8 @@
-"""Triton: quantized compressive sampling.
+"""Sample compressively and quantise (QCS) in Triton.
 
-Same signatures and the same integers as reference/qcs.py. Transforms of powers of two up to
-``_LARGEST`` are made here, a tile of whole buckets for each program; the others by
-hadamard.transform, with random numbers from here.
+Signatures and integers are the same as in reference/qcs.py. These kernels compute transforms of
+powers of two up to ``_LARGEST``, a tile of whole buckets in each program. hadamard.transform
+computes the others, with random numbers from these kernels.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def decode_add(
 
 
 def _tile(run: Run) -> dict[str, int]:
-    """Constants of the kernels that transform."""
+    """Return the constants of the kernels that transform."""
     each = max(1, _TILE // run.order)
     return {
         "EACH": each,
@@ -95,7 +95,7 @@ def _tiled(run: Run) -> bool:
 def _quantize(
     x: torch.Tensor, run: Run, alphabet: int, key: int, codes: torch.Tensor
 ) -> torch.Tensor:
-    """Scales of a run's buckets; fills their codes: see reference.qcs.quantize."""
+    """Return scales of a run's buckets; fill their codes: see reference.qcs.quantize."""
     signs, dithers = streams(key, run)
     w = (_projected if _tiled(run) else _projected_by_torch)(x, run, signs)
     steps = bucket_norms(w, run.rows, "linf") * (2 / (alphabet - 1))
@@ -109,7 +109,7 @@ def _quantize(
 
 
 def _projected(x: torch.Tensor, run: Run, signs: int) -> torch.Tensor:
-    """H (r ⊙ g), float32 (buckets * rows,)."""
+    """Return H (r ⊙ g), float32 (buckets * rows,)."""
     w = torch.empty(run.codes, dtype=torch.float32, device=x.device)
     tile = _tile(run)
     launch(
@@ -177,7 +177,7 @@ def _flipped(x: torch.Tensor, stream: int) -> torch.Tensor:
 
 @triton.jit
 def _signed(x, stream, bucket, place):
-    """x with the signs of places (int32) in buckets (int64)."""
+    """Return x with the signs of places (int32) in buckets (int64)."""
     low, high = bucket_key(stream, bucket)
     h = integer24(place.to(tl.uint32) * COUNTER + low, high)
     return tl.where(h >= _NEGATIVE_FROM, x * -1.0, x)
@@ -185,7 +185,7 @@ def _signed(x, stream, bucket, place):
 
 @triton.jit
 def _butterflies(x, COUNT: tl.constexpr, SIZE: tl.constexpr):
-    """Strides SIZE/2, ..., 1 in turn, of COUNT numbers (a power of two)."""
+    """Apply strides SIZE/2, ..., 1 in turn to COUNT numbers (a power of two)."""
     if SIZE > 1:
         HALF: tl.constexpr = SIZE // 2
         pairs = tl.permute(tl.reshape(x, (COUNT // SIZE, 2, HALF)), (0, 2, 1))
@@ -197,7 +197,7 @@ def _butterflies(x, COUNT: tl.constexpr, SIZE: tl.constexpr):
 
 @triton.jit
 def _folded(x, EACH: tl.constexpr, ORDER: tl.constexpr, SIZE: tl.constexpr):
-    """Halves of EACH runs of ORDER numbers are added until they are SIZE long."""
+    """Add the halves of EACH runs of ORDER numbers until they are SIZE long."""
     if ORDER > SIZE:
         HALF: tl.constexpr = ORDER // 2
         x = tl.reshape(tl.sum(tl.reshape(x, (EACH, 2, HALF)), axis=1), (EACH * HALF,))
@@ -217,7 +217,7 @@ def _project_kernel(
     ORDER: tl.constexpr,
     SIZE: tl.constexpr,
 ):
-    """EACH buckets for each program: signs, folding, butterflies; the first ``rows`` are stored."""
+    """Project EACH buckets per program (signs, folds, butterflies); store the first ``rows``."""
     first = tl.program_id(0).to(tl.int64) * EACH
     place = tl.arange(0, EACH * ORDER)
     i = first * ORDER + place
@@ -270,8 +270,9 @@ def _transpose_kernel(
     SIZE: tl.constexpr,
     ALPHABET: tl.constexpr,
 ):
-    """EACH buckets for each program: dither, butterflies, then signs and scales for each of the
-    ORDER / SIZE repetitions."""
+    """Transpose EACH buckets in each program: dither, butterflies, then signs and scales for each
+    of the ORDER / SIZE repetitions.
+    """
     first = tl.program_id(0).to(tl.int64) * EACH
     at = tl.arange(0, EACH * SIZE)
     bucket, row = first + at // SIZE, at % SIZE

@@ -1,6 +1,6 @@
-"""Triton: the index of the level that a coordinate is rounded to, one function for each rule.
+"""Find the index of the level to which a coordinate is rounded, in Triton, rule by rule.
 
-What they compute is told in tables.KernelTable; encoder.py says how they are called. ``state``
+tables.KernelTable defines the rules; encoder.py describes how the functions are called. ``state``
 begins with the buckets' scales and limits; ``OPTIONS`` is (thresholds, base, alphabet, clip).
 """
 
@@ -25,8 +25,8 @@ from hvd_adaptive.kernels.triton.lanes import clamped
 from hvd_adaptive.kernels.triton.launch import on_device
 from hvd_adaptive.kernels.triton.random import uniform24
 
-# More thresholds are searched: a comparison takes four instructions and two registers, a step of a
-# search, which halves what is left, five.
+# More thresholds than these are searched: a comparison costs four instructions and two registers; a
+# step of a search, which halves the rest, costs five.
 MOST_COUNTED = 4
 
 _HALF_BITS, _MANTISSA_BITS = tl.constexpr(HALF_BITS), tl.constexpr(MANTISSA_BITS)
@@ -36,7 +36,7 @@ _STATE = tl.constexpr(2)
 
 @triton.jit
 def of_scale(scale):
-    """What quantising needs of a bucket with this norm: (1/norm or 0, whether it has levels)."""
+    """Prepare a bucket with this norm: return (1/norm or 0, whether it has levels)."""
     usable = scale > 0
     one = tl.full(scale.shape, 1.0, tl.float32)
     return tl.where(usable, tl.div_rn(one, scale), 0.0), usable
@@ -44,7 +44,7 @@ def of_scale(scale):
 
 @triton.jit
 def prepare(bucket, there, state, OPTIONS: tl.constexpr):
-    """What quantising needs of buckets (int64): ``of_scale``, and the limit of magnitudes."""
+    """Prepare buckets (int64): return ``of_scale``, and the limit of magnitudes."""
     inverse, usable = of_scale(tl.load(state[0] + bucket, mask=there, other=0.0))
     limit = tl.load(state[1] + bucket, mask=there, other=0.0) if OPTIONS[3] else inverse
     return inverse, usable, limit
@@ -52,7 +52,7 @@ def prepare(bucket, there, state, OPTIONS: tl.constexpr):
 
 @triton.jit
 def code_of(v, counter, high, about, state, i, there, rule: tl.constexpr, OPTIONS: tl.constexpr):
-    """Codes (uint32) of coordinates v."""
+    """Return codes (uint32) of coordinates v."""
     if OPTIONS[3]:
         v = clamped(v, about[2])
     r = tl.abs(v) * about[0]
@@ -64,7 +64,7 @@ def code_of(v, counter, high, about, state, i, there, rule: tl.constexpr, OPTION
 
 @triton.jit
 def count(r, u, state, OPTIONS: tl.constexpr):
-    """Thresholds that r exceeds, which ascend; starts and gaps are arguments of the kernel."""
+    """Count the ascending thresholds that r exceeds; starts and gaps are kernel arguments."""
     THRESHOLDS: tl.constexpr = OPTIONS[0]
     m = tl.zeros(r.shape, tl.int32)
     for j in tl.static_range(THRESHOLDS):
@@ -76,7 +76,7 @@ def count(r, u, state, OPTIONS: tl.constexpr):
 
 @triton.jit
 def search(r, u, state, OPTIONS: tl.constexpr):
-    """r's interval by bisection, then one comparison; see ``_search_rows`` for the arrays."""
+    """Find r's interval by bisection, then compare once; see ``_search_rows`` for the arrays."""
     STEPS: tl.constexpr = OPTIONS[5]
     lower, room = state[_STATE], OPTIONS[4]
     m = tl.zeros(r.shape, tl.int32)
@@ -98,7 +98,7 @@ def uniform(r, u, state, OPTIONS: tl.constexpr):
 
 @triton.jit
 def exponential(r, u, state, OPTIONS: tl.constexpr):
-    """By the logarithm of w."""
+    """Find the index by the logarithm of w."""
     gain, first = tl.cast(state[_STATE], tl.float32), state[_STATE + 1]
     per_octave, top = state[_STATE + 2], state[_STATE + 3]
     start, gap = tl.cast(state[_STATE + 4], tl.float32), tl.cast(state[_STATE + 5], tl.float32)
@@ -112,8 +112,9 @@ def exponential(r, u, state, OPTIONS: tl.constexpr):
 
 
 def rule_of(table: KernelTable, device: torch.device) -> tuple[Any, tuple, tuple]:
-    """A table's rule, what it wants behind scales and limits in ``state``, and its ``OPTIONS``
-    behind the first four."""
+    """Return a table's rule, its entries in ``state`` behind scales and limits, and its ``OPTIONS``
+    behind the first four.
+    """
     return _RULES[table.rule](table, device)
 
 
@@ -143,8 +144,9 @@ _RULES: dict[str, Callable[[KernelTable, torch.device], tuple[Any, tuple, tuple]
 
 @functools.lru_cache(maxsize=64)
 def _search_rows(table: KernelTable, device: torch.device) -> torch.Tensor:
-    """float32 (3, a power of two): lower ends of the intervals, filled up by what nothing exceeds,
-    starts and gaps."""
+    """Return float32 (3, a power of two): lower ends of the intervals, padded by values that
+    nothing exceeds, starts and gaps.
+    """
     rows = np.full((3, 1 << (table.thresholds - 1).bit_length()), np.inf, np.float32)
     for row, values in zip(rows, (table.lower, table.start, table.gap), strict=True):
         row[: table.thresholds] = values

@@ -1,4 +1,4 @@
-"""Triton: the integers of kernels/random.py."""
+"""Compute the integers of kernels/random.py in Triton."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _MIX32_A, _MIX32_B = tl.constexpr(random.MIX32_A), tl.constexpr(random.MIX32_B)
 
 @triton.jit
 def bucket_key(stream, bucket):
-    """Low and high halves (uint32) of the keys of buckets (int64) in a stream (int64)."""
+    """Return low and high halves (uint32) of the keys of buckets (int64) in a stream (int64)."""
     key = stream.to(tl.uint64) + (bucket + 1).to(tl.uint64) * _GOLDEN64
     key = (key ^ (key >> 30)) * _MIX64_A
     key = (key ^ (key >> 27)) * _MIX64_B
@@ -25,7 +25,7 @@ def bucket_key(stream, bucket):
 
 @triton.jit
 def integer24(counter, high):
-    """Integers below 2**24 (int32) from counters j * COUNTER + low and the high keys (uint32)."""
+    """Mix integers below 2**24 (int32) of counters j * COUNTER + low and high keys (uint32)."""
     h = (counter ^ (counter >> 16)) * _MIX32_A + high
     h = (h ^ (h >> 13)) * _MIX32_B
     return (h >> 8).to(tl.int32)
@@ -33,5 +33,5 @@ def integer24(counter, high):
 
 @triton.jit
 def uniform24(counter, high):
-    """``integer24`` as float32."""
+    """Return ``integer24`` as float32."""
     return integer24(counter, high).to(tl.float32)

@@ -1,4 +1,4 @@
-"""Triton: bucket norms, clipping, histograms."""
+"""Compute bucket norms, clipping limits and histograms in Triton."""
 
 from __future__ import annotations
 
@@ -28,8 +28,9 @@ def fill_norms(
     limits: torch.Tensor | None,
     norms: torch.Tensor,
 ) -> None:
-    """Fill ``norms`` (float32, (buckets,)): reference.bucket_norms of ``flat`` within the buckets'
-    limits of magnitude (float32), where there are any."""
+    """Fill ``norms`` (float32, (buckets,)) with reference.bucket_norms of ``flat``, within the
+    buckets' limits of magnitude (float32) if there are any.
+    """
     n = flat.numel()
     launch(
         _norms_kernel,
@@ -48,7 +49,7 @@ def fill_norms(
 
 
 def clip_limits(flat: torch.Tensor, bucket_size: int, clip: float) -> torch.Tensor:
-    """Limits of the buckets' magnitudes, float32: see reference.tables.clipped."""
+    """Return limits of the buckets' magnitudes, float32: see reference.tables.clipped."""
     limits = bucket_norms(flat, bucket_size, "l2")
     rest = flat.numel() - (limits.numel() - 1) * bucket_size
     for part, size in ((limits[:-1], bucket_size), (limits[-1:], rest)):
@@ -64,7 +65,7 @@ def clipped(flat: torch.Tensor, bucket_size: int, clip: float) -> torch.Tensor:
 
 
 def histogram(bucket: torch.Tensor, scale: float) -> np.ndarray:
-    """See reference.tables.histogram; waits for the device."""
+    """See reference.tables.histogram. The function waits for the device."""
     return counts(bucket, scale).cpu().numpy()
 
 
@@ -99,7 +100,7 @@ def _norms_kernel(
     LINF: tl.constexpr,
     CLIP: tl.constexpr,
 ):
-    """A tile of buckets for each program."""
+    """Compute the norms of a tile of buckets in each program."""
     b = tl.program_id(0).to(tl.int64) * BUCKETS + tl.arange(0, BUCKETS)[:, None]
     there = b < buckets
     size = bucket_sizes(b, n, bucket_size)

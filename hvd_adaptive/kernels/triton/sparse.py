@@ -1,11 +1,12 @@
-"""Triton: random sparsification with its bodies (kernels/sparse.py), byte for byte the CPU's.
+"""Sparsify at random in Triton, with bodies (kernels/sparse.py) that equal the CPU's byte for byte.
 
-Encoding: thresholds bucket by bucket; a mark for each coordinate; tiles tell how many bits and
-exact values theirs take, sums of which tell where they go; then they are put there.
+Encoding: thresholds are found bucket by bucket, and coordinates are marked one by one. Tiles count
+the bits and exact values of their coordinates; sums of these counts give the places of both, which
+are then written.
 
-Decoding: a stream has no places to begin at but its first bit. So from every bit the end of the
+Decoding: a stream has no known starting point but its first bit. So from every bit the end of the
 code that would begin there is found, and codes are those that are met on the way from the first
-one: ways of one step, then of two, four, and so on, are made of each other.
+one: ways of one step, then of two, four, and so on, are composed of each other.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ _TILE = 1024
 _SMALLEST = tl.constexpr(SMALLEST_NORM)
 _SCALE, _HALF_SCALE = tl.constexpr(float(UNIFORM_SCALE)), tl.constexpr(float(UNIFORM_SCALE) / 2)
 _LARGEST = tl.constexpr(0x7F7FFFFF)  # bits of the largest finite float32
-# Marks of coordinates that are kept: plus or minus the threshold, or exactly.
+# Marks of kept coordinates: sent as plus or minus the threshold, or exactly.
 _PLUS, _MINUS, _EXACT = tl.constexpr(1), tl.constexpr(2), tl.constexpr(3)
 
 
@@ -112,12 +113,12 @@ def flags_of(bodies: Sequence[torch.Tensor], bucket_size: int, k: int, out: torc
 def _add(
     words: torch.Tensor, bucket_size: int, k: int, out: torch.Tensor, flag: torch.Tensor
 ) -> None:
-    """One body (int32)."""
+    """Add one body (int32)."""
     n, device, head = out.numel(), out.device, 2 + -(-out.numel() // bucket_size)
     limits, data = words[2:head].view(torch.float32), words[head:]
     for_each(_broken_kernel, out, n, bucket_size, 0, limits, out)
     bits = 32 * data.numel()
-    # The next word from each one on that is not 0.
+    # For each word, the next word that is not 0.
     there = torch.arange(data.numel(), device=device)
     there = torch.where(data != 0, there, data.numel())
     following = torch.full((data.numel() + 1,), data.numel(), dtype=torch.int64, device=device)
@@ -161,7 +162,7 @@ def _size(v):
 
 @triton.jit
 def _add_below(v, limit, total):
-    """The sum of sizes below a limit, and how many are not."""
+    """Return the sum of sizes below a limit, and how many are not below it."""
     size = _size(v)
     below = size < limit
     return total[0] + tl.where(below, size, 0.0).to(tl.float64), total[1] + (below == 0).to(
@@ -171,7 +172,7 @@ def _add_below(v, limit, total):
 
 @kernel
 def _limits_kernel(x, limits, n: tl.int64, bucket_size: tl.int64, density: tl.int64):
-    """A bucket for each program: reference.sparse.threshold. density: a float64's bits."""
+    """Compute reference.sparse.threshold of a bucket in each program. density: a float64's bits."""
     bucket = tl.program_id(0).to(tl.int64)
     zero = tl.zeros((1, 1), tl.int64)
     begin, count = bucket * bucket_size, tl.minimum(n - bucket * bucket_size, bucket_size)
@@ -231,8 +232,9 @@ def _larger(a, b):
 
 @triton.jit
 def _marked(marks, n, TILE: tl.constexpr):
-    """Of a tile: places (int64), marks (int32), and the last place before each that is kept, from
-    the one before the tile's first on; -1 where there is none."""
+    """Return a tile's places (int64), marks (int32), and the last kept place before each, from the
+    one before the tile's first on; -1 if there is none.
+    """
     i = tl.program_id(0).to(tl.int64) * TILE + tl.arange(0, TILE)
     mark = tl.load(marks + i, mask=i < n, other=0).to(tl.int32)
     before = tl.load(marks + i - 1, mask=(i > 0) & (i < n), other=0)
@@ -242,8 +244,9 @@ def _marked(marks, n, TILE: tl.constexpr):
 
 @kernel
 def _sizes_kernel(marks, first, last, bits, exact, n: tl.int64, k: tl.int64, TILE: tl.constexpr):
-    """Of each tile: the first kept place, if none is known before it, and the last one, -1 where
-    there is none; bits without the first gap's quotient then; exact values."""
+    """Store for each tile the first kept place, if none is known before it, and the last one, -1 if
+    there is none; bits, without the first gap's quotient in that case; exact values.
+    """
     tile = tl.program_id(0).to(tl.int64)
     i, mark, before = _marked(marks, n, TILE)
     kept, known = mark > 0, before >= 0
@@ -270,8 +273,9 @@ def _put_kernel(
     k: tl.int64,
     TILE: tl.constexpr,
 ):
-    """Exact values, ``count`` of them, and behind them codes, of which no two share a bit, into
-    ``out`` (int32, ``room`` zeros). last, bits, exact: what comes before each tile."""
+    """Write exact values, ``count`` of them, and behind them codes, of which no two share a bit,
+    into ``out`` (int32, ``room`` zeros). last, bits, exact: totals before each tile.
+    """
     tile = tl.program_id(0).to(tl.int64)
     i, mark, before = _marked(marks, n, TILE)
     kept, full = mark > 0, mark == _EXACT
@@ -303,7 +307,7 @@ def _broken_kernel(
     TILE: tl.constexpr,
     BUCKETS: tl.constexpr,
 ):
-    """NaN where thresholds are."""
+    """Write NaN if thresholds are NaN."""
     i, there, bucket, _ = own_place(n, bucket_size, magic, TILE, BUCKETS)
     limit = tl.load(limits + bucket, mask=there, other=0.0)
     tl.store(out + i, limit, mask=there & (limit != limit))
@@ -311,23 +315,24 @@ def _broken_kernel(
 
 @triton.jit
 def _lowest_one(word):
-    """Place of the lowest 1 of words (uint32) that are not 0: int64."""
+    """Return the place of the lowest 1 of words (uint32) that are not 0: int64."""
     alone = word & ((word ^ 0xFFFFFFFF) + 1)
     return ((alone.to(tl.float32).to(tl.int32, bitcast=True) >> 23) - 127).to(tl.int64)
 
 
 @triton.jit
 def _bit(data, at, bits):
-    """The bit (int64) at a place, 0 behind the last one."""
+    """Return the bit (int64) at a place, 0 behind the last one."""
     word = tl.load(data + (at >> 5), mask=at < bits, other=0).to(tl.uint32, bitcast=True)
     return ((word >> (at & 31).to(tl.uint32)) & 1).to(tl.int64)
 
 
 @triton.jit
 def _code_at(at, data, following, bits, n, k):
-    """The code that would begin at places (int64): its gap, whether a full value and whether a
-    minus follows (int64), where it ends; and whether it can be read, and whether it is none but
-    zeros up to the end."""
+    """Read the code that would begin at places (int64): return its gap, whether a full value and
+    whether a minus follows (int64), and its end; then whether it can be read, and whether only
+    zeros remain up to the stream's end.
+    """
     inside = at < bits
     word = at >> 5
     own = tl.load(data + word, mask=inside, other=0).to(tl.uint32, bitcast=True)
@@ -338,7 +343,7 @@ def _code_at(at, data, following, bits, n, k):
     one = tl.where(own != 0, at + _lowest_one(own), later * 32 + _lowest_one(other))
     ended = (inside == 0) | ((own == 0) & (other == 0))
     one = tl.where(ended, bits, one)
-    # The low bits, and the one behind them, lie in two words.
+    # The low bits, and the one behind them, may lie in two words.
     low = tl.load(data + ((one + 1) >> 5), mask=one + 1 < bits, other=0)
     high = tl.load(data + ((one + 1) >> 5) + 1, mask=((one + 1) | 31) + 1 < bits, other=0)
     both = low.to(tl.uint32, bitcast=True).to(tl.uint64)
@@ -365,8 +370,9 @@ def _ways_kernel(
     flag,
     TILE: tl.constexpr,
 ):
-    """From each bit to where the next code begins, the end where there is none; the first code's
-    place is met."""
+    """Set the way from each bit to the begin of the next code, or to the end if there is none; mark
+    the first code's place as met.
+    """
     tile = tl.program_id(0).to(tl.int64)
     at = tile * TILE + tl.arange(0, TILE)
     _, _, _, end, good, ended = _code_at(at, data, following, bits, n, k)
@@ -381,7 +387,7 @@ def _ways_kernel(
 
 @kernel
 def _double_kernel(ways, again, met, bits: tl.int64, TILE: tl.constexpr):
-    """What is a way from what has been met is met; ways become twice as long."""
+    """Mark as met each end of a way from a met place; double the length of ways."""
     at = tl.program_id(0).to(tl.int64) * TILE + tl.arange(0, TILE)
     way = tl.load(ways + at, mask=at <= bits, other=0).to(tl.int64)
     known = tl.load(met + at, mask=at <= bits, other=0)
@@ -391,7 +397,7 @@ def _double_kernel(ways, again, met, bits: tl.int64, TILE: tl.constexpr):
 
 @triton.jit
 def _met_codes(data, following, bits, n, k, met, TILE: tl.constexpr):
-    """Codes that begin in a tile: those that there are, and ``_code_at``."""
+    """Return which codes begin in a tile, and ``_code_at``."""
     at = tl.program_id(0).to(tl.int64) * TILE + tl.arange(0, TILE)
     known = tl.load(met + at, mask=at < bits, other=0) > 0
     gap, full, minus, _, good, ended = _code_at(at, data, following, bits, n, k)
@@ -411,7 +417,7 @@ def _moves_kernel(
     flag,
     TILE: tl.constexpr,
 ):
-    """Coordinates that each tile's codes pass, and full values that follow them."""
+    """Count the coordinates that each tile's codes pass, and the full values that follow them."""
     tile = tl.program_id(0).to(tl.int64)
     there, gap, full, _, good = _met_codes(data, following, bits, n, k, met, TILE)
     bad = tl.max((there & (good == 0)).to(tl.int32), 0)
@@ -438,7 +444,7 @@ def _values_kernel(
     flag,
     TILE: tl.constexpr,
 ):
-    """Add what each tile's codes stand for. moved, used: before each tile."""
+    """Add the decoded values of each tile's codes. moved, used: totals before each tile."""
     tile = tl.program_id(0).to(tl.int64)
     there, gap, full, minus, good = _met_codes(data, following, bits, n, k, met, TILE)
     there = there & good

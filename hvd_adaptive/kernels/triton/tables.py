@@ -1,6 +1,6 @@
-"""The kernels for CUDA tensors, in Triton.
+"""Quantise to level tables for CUDA tensors, in Triton.
 
-Same signatures and the same integers as reference/tables.py. Everything is queued on the current
+Signatures and integers are the same as in reference/tables.py. Everything is queued on the current
 stream of the tensors' device; ``histogram`` waits for its result.
 """
 

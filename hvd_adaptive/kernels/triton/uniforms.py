@@ -1,4 +1,4 @@
-"""Triton: the random integers of coordinates (kernels/random.py)."""
+"""Draw the random integers of coordinates (kernels/random.py) in Triton."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs the build, writes its log, shows how far it is."""
+"""Run the build, write its log, show its progress."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Show = Callable[[int, str], None]
 
 
 def run_build(plan: Plan, environ: Mapping[str, str], log: Path, console: Console) -> int:
-    """Run `plan`; all its output goes to `log`. Returns the exit status."""
+    """Run `plan`, write all its output to `log`, and return the exit status."""
     with log.open("wb") as output:
         process = subprocess.Popen(
             plan.command,
@@ -33,7 +33,7 @@ def run_build(plan: Plan, environ: Mapping[str, str], log: Path, console: Consol
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
-            # Its own group, so that an interrupt ends the compilers too.
+            # The build has its own process group, so that an interrupt ends the compilers too.
             start_new_session=True,
         )
         try:
@@ -49,7 +49,7 @@ def run_build(plan: Plan, environ: Mapping[str, str], log: Path, console: Consol
 
 
 def progress_of(lines: list[str]) -> tuple[int, str] | None:
-    """The newest percentage that make printed, and what it was building."""
+    """Return the newest percentage that make printed, and the target that it was building."""
     for line in reversed(lines):
         match = _PERCENT.match(line)
         if match:
@@ -58,7 +58,7 @@ def progress_of(lines: list[str]) -> tuple[int, str] | None:
 
 
 def _short(step: str) -> str:
-    """ "Building CXX object a/b/operations.cc.o" says enough as "operations.cc"."""
+    """Shorten "Building CXX object a/b/operations.cc.o" to "operations.cc"."""
     words = step.split()
     if not words:
         return ""
@@ -94,7 +94,7 @@ def _follow(process: subprocess.Popen[bytes], log: Path, show: Show) -> None:
     with log.open("r", encoding="utf-8", errors="replace") as text:
         running = True
         while running:
-            running = process.poll() is None  # once more after its end
+            running = process.poll() is None  # look once more after its end
             # The last piece may be half a line: keep it for the next round.
             *lines, rest = (rest + text.read()).split("\n")
             done, step = progress_of(lines) or (done, step)

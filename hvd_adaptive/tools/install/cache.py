@@ -1,4 +1,4 @@
-"""Where built wheels are kept, one folder for each key."""
+"""Keep built wheels, one folder for each key."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from .errors import MISSING, InstallError
 
 
 def wheel_root(chosen: Path | None, environ: Mapping[str, str]) -> Path:
-    """The folder of all kept wheels: `chosen`, else one in the user's cache folder."""
+    """Return the folder of all kept wheels: `chosen`, else one in the user's cache folder."""
     if chosen is not None:
         return chosen.expanduser().absolute()
     base = environ.get("XDG_CACHE_HOME")
-    # The XDG convention: a path that is not absolute counts as not set.
+    # By the XDG convention, a path that is not absolute counts as not set.
     cache = Path(base) if base and os.path.isabs(base) else Path.home() / ".cache"
     return cache / "hvd_adaptive" / "wheels"
 
 
 def find_wheel(root: Path, key: str) -> Path | None:
-    """The wheel kept under `key`."""
+    """Return the wheel kept under `key`, or None."""
     return next(iter(sorted((root / key).glob("horovod-*.whl"))), None)
 
 
@@ -37,13 +37,13 @@ def keep_wheel(root: Path, key: str, wheel: Path, log: Path, parts: Mapping[str,
     for old in folder.glob("horovod-*.whl"):
         if old.name != wheel.name:
             old.unlink(missing_ok=True)
-    # One rename within one file system: another process sees the whole wheel or none.
+    # The move is one rename within one file system: another process sees the whole wheel or none.
     return wheel.replace(folder / wheel.name)
 
 
 @contextmanager
 def build_folder(root: Path) -> Iterator[Path]:
-    """A folder of its own for one build; kept for its log only when the build fails."""
+    """Make a folder for one build; keep it for its log only if the build fails."""
     try:
         root.mkdir(parents=True, exist_ok=True)
         folder = Path(tempfile.mkdtemp(prefix="build-", dir=root))

@@ -1,4 +1,4 @@
-"""`hvd-adaptive install-horovod`."""
+"""Define the command `hvd-adaptive install-horovod`."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
 
 
 def run(arguments: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
-    """Carry the command out; returns the exit status."""
+    """Carry the command out; return the exit status."""
     if not arguments.mpi and not arguments.gloo:
         parser.error("--no-mpi and --no-gloo together leave nothing to communicate with")
     options = Options(
@@ -75,7 +75,7 @@ def run(arguments: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
         rebuild=arguments.rebuild,
         wheel_dir=arguments.wheel_dir,
     )
-    # Standard output is the result's; what a person watches goes to standard error.
+    # Standard output is for the result; progress for a person goes to standard error.
     console = Console(stderr=True, soft_wrap=True, highlight=False)
     # A batch system's or CI's stop signal must end the compilers too, as Ctrl-C does.
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)
@@ -98,7 +98,7 @@ def run(arguments: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
 
 
 def describe(job: Job) -> list[str]:
-    """What the build is made from, said before it starts."""
+    """Describe the inputs of the build before it starts."""
     facts = job.facts
     lines = [
         f"torch  {facts.torch.version}, headers need C++{facts.torch.standard}",

@@ -1,4 +1,4 @@
-"""Which CUDA and NCCL are here, and whether Horovod can be built with them."""
+"""Find CUDA and NCCL, and decide whether Horovod can be built with them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .torch_facts import Torch
 
 @dataclass(frozen=True)
 class Nccl:
-    """NCCL's header folder and shared library."""
+    """Locate NCCL's header folder and shared library."""
 
     include: Path
     library: Path
@@ -23,10 +23,10 @@ class Nccl:
 
 @dataclass(frozen=True)
 class Gpu:
-    """What the build does about GPUs, and why.
+    """Describe how the build treats GPUs, and why.
 
-    With `nccl` gradients on GPUs travel by NCCL. With only `home`, Horovod's own CMake compiles
-    its staging of GPU tensors through host memory. With neither the build knows no GPU.
+    With `nccl`, gradients on GPUs travel by NCCL. With only `home`, Horovod's own CMake compiles
+    its staging of GPU tensors through host memory. With neither, the build has no GPU support.
     """
 
     reason: str
@@ -41,8 +41,8 @@ def find_gpu(wish: str, torch: Torch, environ: Mapping[str, str], site: Path) ->
     Args:
         wish: "auto", "yes" (anything missing is an error) or "no" (no NCCL).
         torch: the torch to build against.
-        environ: where HOROVOD_CUDA_HOME, CUDA_HOME, HOROVOD_NCCL_HOME, NCCL_HOME and PATH are.
-        site: the site-packages folder, where PyPI's NCCL wheels put header and library.
+        environ: holds HOROVOD_CUDA_HOME, CUDA_HOME, HOROVOD_NCCL_HOME, NCCL_HOME and PATH.
+        site: the site-packages folder, in which PyPI's NCCL wheels put header and library.
     """
     gpu = _look(wish, torch, environ, site)
     if wish == "yes" and gpu.nccl is None:

@@ -1,4 +1,4 @@
-"""Reads a failed build's output: what went wrong, and what to install or change."""
+"""Read a failed build's output to find the fault, and what to install or change."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ _PYTHON = re.compile(
 
 
 def diagnose(log: str) -> list[str]:
-    """What to install or change, the likeliest first; empty where nothing known fits."""
+    """Return what to install or change, the likeliest first; empty if no known cause fits."""
     hints = [hint for pattern, hint in _CAUSES if re.search(pattern, log)]
     modules = {name.split(".")[0] for name in _ANY_MODULE.findall(log)} - {"torch", "distutils"}
     hints += [f"python -m pip install {name}" for name in sorted(modules)]
@@ -82,7 +82,7 @@ def diagnose(log: str) -> list[str]:
 
 
 def tail(log: str, count: int = 20) -> Sequence[str]:
-    """The last lines of the compiler's output, with the first errors if those lie before them."""
+    """Return the compiler's last lines, with the first errors if those lie before them."""
     lines = [line.rstrip() for line in log.splitlines() if line.strip()]
     end = next((at for at, line in enumerate(lines) if _PYTHON.match(line)), len(lines))
     lines = lines[:end] if any(map(_ERROR.search, lines[:end])) else lines

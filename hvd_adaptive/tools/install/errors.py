@@ -1,4 +1,4 @@
-"""The one error this package raises on purpose, and the exit codes that go with it."""
+"""Define the one error that this package raises on purpose, and its exit codes."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ INTERRUPTED = 130
 
 
 class InstallError(Exception):
-    """Installing Horovod stopped here; carries what a person needs to go on.
+    """Report that installing Horovod stopped, with what a person needs to go on.
 
     Args:
         message: what went wrong, in one sentence.
         exit_code: one of this module's codes.
         hints: what to install or change, one sentence each.
-        log: the whole output, where there is one.
+        log: the whole output, if there is one.
         tail: the last lines of the output that say something.
     """
 

@@ -1,4 +1,4 @@
-"""What is asked for, and what is here: all that decides how Horovod is built."""
+"""Collect the options and the facts of the environment that decide how Horovod is built."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .torch_facts import Torch, find_torch
 
 VERSION = "0.28.1"
 
-# Horovod's own requirements, which --no-build-isolation leaves to us: module -> package.
+# Horovod's own requirements, which --no-build-isolation leaves to this package: module -> package.
 _MODULES = {
     "setuptools": "setuptools",
     "wheel": "wheel",
@@ -27,13 +27,13 @@ _MODULES = {
     "yaml": "pyyaml",
     "cffi": "cffi",
 }
-# The only instruction sets Horovod's CMake asks for, each where the building CPU has it.
+# Horovod's CMake requests only these instruction sets, each if the building CPU has it.
 _CPU_FEATURES = {"avx", "f16c", "fma"}
 
 
 @dataclass(frozen=True)
 class Options:
-    """What the user asked for."""
+    """Hold the user's options."""
 
     version: str = VERSION
     mpi: bool = True
@@ -46,7 +46,7 @@ class Options:
 
 @dataclass(frozen=True)
 class Facts:
-    """What this environment has."""
+    """Hold the facts of this environment."""
 
     torch: Torch
     mpi: Mpi | None
@@ -74,12 +74,12 @@ def gather(options: Options, environ: Mapping[str, str]) -> Facts:
 
 
 def search_path(scripts: Path, environ: Mapping[str, str]) -> str:
-    """PATH with the environment's own programs first, whether or not it is activated."""
+    """Return PATH with the environment's own programs first, whether or not it is activated."""
     return os.pathsep.join([str(scripts), environ.get("PATH", os.defpath)])
 
 
 def cpu_features(cpuinfo: Path) -> tuple[str, ...]:
-    """Which of the instruction sets that Horovod may use this CPU has."""
+    """Return which of the instruction sets that Horovod may use this CPU has."""
     try:
         text = cpuinfo.read_text(errors="replace")
     except OSError:
@@ -89,7 +89,7 @@ def cpu_features(cpuinfo: Path) -> tuple[str, ...]:
 
 
 def require_modules() -> None:
-    """Raise InstallError where a Python package is missing that Horovod builds or runs with."""
+    """Raise InstallError if a Python package is missing that Horovod builds or runs with."""
     if importlib.util.find_spec("pip") is None:
         raise InstallError(
             "this environment has no pip",

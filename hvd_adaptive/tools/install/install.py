@@ -1,4 +1,4 @@
-"""The whole way: look, reuse what is good, else build; install; verify."""
+"""Install Horovod: look, reuse what is good, else build; install; verify."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _GIB_PER_JOB = 2
 
 @dataclass
 class Job:
-    """One call of the command: what was asked, what is here, where to show and keep things."""
+    """Describe one call of the command: options, facts, and places to show and keep things."""
 
     options: Options
     environ: Mapping[str, str]
@@ -45,7 +45,7 @@ class Job:
 
 @dataclass(frozen=True)
 class Outcome:
-    """How it ended: `status` is "already installed", "installed from cache" or "built"."""
+    """Describe the result: `status` is "already installed", "installed from cache" or "built"."""
 
     status: str
     key: str
@@ -54,11 +54,13 @@ class Outcome:
 
 
 def install(job: Job) -> Outcome:
-    """Make sure the Horovod that was asked for is installed and imports.
+    """Make sure that the requested Horovod is installed and imports.
 
-    1. What is installed already, if it is the same and works.
-    2. Else the wheel kept from an earlier build with the same key, if it works.
-    3. Else a new build.
+    The function uses the first of these that is possible:
+
+    1. The installed Horovod, if it is the same and works.
+    2. The wheel kept from an earlier build with the same key, if it works.
+    3. A new build.
     """
     start = time.monotonic()
     require_modules()
@@ -91,7 +93,7 @@ def install(job: Job) -> Outcome:
 
 
 def installed_is_good(job: Job) -> bool:
-    """Whether the installed Horovod is what was asked for, by key or (by hand) by what it does."""
+    """Return whether the installed Horovod is as requested, by key or (by hand) by its features."""
     found = find_installed()
     if found is None or found.version != job.options.version:
         return False
@@ -99,7 +101,7 @@ def installed_is_good(job: Job) -> bool:
 
 
 def build(job: Job) -> Path:
-    """Build the wheel, keep it, and return where it is kept."""
+    """Build the wheel, keep it, and return its new path."""
     plan_of = prepare(job)
     with build_folder(job.root) as folder:
         plan, script = plan_of(folder)
@@ -148,7 +150,7 @@ def prepare(job: Job) -> Callable[[Path], tuple[Plan, str]]:
 
 
 def default_jobs() -> int:
-    """As many compilers as there are cores, and memory for them."""
+    """Return as many compilers as there are cores, and memory for them."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     try:
         gib = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30

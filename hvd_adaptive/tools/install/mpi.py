@@ -1,4 +1,4 @@
-"""Which MPI is here."""
+"""Find MPI."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
-# What each implementation's compiler prints; the first that matches names it.
+# The output of each implementation's compiler; the first match names the implementation.
 _KINDS = (
     ("Open MPI", re.compile(r"Open MPI v?(\d+\.\d+[\w.]*)")),
     ("Intel MPI", re.compile(r"Intel\(R\) MPI Library\s+(?:Version\s+)?(\d+\.\d+[\w.]*)")),
@@ -20,7 +20,7 @@ _KINDS = (
 
 @dataclass(frozen=True)
 class Mpi:
-    """An MPI installation, known by its C++ compiler wrapper."""
+    """Describe an MPI installation, known by its C++ compiler wrapper."""
 
     compiler: Path
     kind: str
@@ -32,7 +32,7 @@ class Mpi:
 
     @property
     def warning(self) -> str | None:
-        """What will not work with this MPI although it builds; None if nothing is known."""
+        """Return what will not work with this MPI although it builds; None if nothing is known."""
         if self.kind != "Open MPI" or not self.version or int(self.version.split(".")[0]) < 5:
             return None
         return (
@@ -43,7 +43,7 @@ class Mpi:
 
 
 def find_mpi(search_path: str) -> Mpi | None:
-    """The first mpicxx (or its other names) on `search_path`, or None."""
+    """Return the first mpicxx (or its other names) on `search_path`, or None."""
     for name in ("mpicxx", "mpic++", "mpiCC", "mpiicpc"):
         found = shutil.which(name, path=search_path)
         if found:
@@ -52,7 +52,7 @@ def find_mpi(search_path: str) -> Mpi | None:
 
 
 def describe(compiler: Path) -> Mpi:
-    """Ask an MPI compiler wrapper whose it is and where its libraries are."""
+    """Query an MPI compiler wrapper for its implementation and its libraries' folders."""
     answers = "\n".join(_ask(compiler, flag) for flag in ("-showme:version", "-v"))
     kind, version = "MPI", ""
     for name, pattern in _KINDS:
@@ -67,7 +67,7 @@ def describe(compiler: Path) -> Mpi:
 
 
 def _ask(compiler: Path, flag: str) -> str:
-    """What the wrapper prints for `flag`; nothing where it does not know the flag."""
+    """Return what the wrapper prints for `flag`; nothing if it does not know the flag."""
     try:
         done = subprocess.run(
             [str(compiler), flag], capture_output=True, text=True, errors="replace", timeout=30

@@ -1,4 +1,4 @@
-"""The command that builds Horovod's wheel, its environment, and the key of the result."""
+"""Plan the command that builds Horovod's wheel, its environment, and the key of the result."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ from pathlib import Path
 
 from .facts import Facts, Options, search_path
 
-# Raised whenever the same inputs would give another wheel than before.
+# This number is raised whenever the same inputs would give another wheel than before.
 RECIPE = 1
 
-# An older cmake_minimum_required in Horovod's Gloo than CMake 4 accepts.
+# Horovod's Gloo has an older cmake_minimum_required than CMake 4 accepts.
 _CMAKE_POLICY = {"CMAKE_POLICY_VERSION_MINIMUM": "3.5"}
 _FRAMEWORKS = {
     "HOROVOD_WITH_PYTORCH": "1",
     "HOROVOD_WITHOUT_TENSORFLOW": "1",
     "HOROVOD_WITHOUT_MXNET": "1",
 }
-# Settings from outside that contradict ours, name another generator than make, or (make's own)
-# hand the build a job server that it cannot reach.
+# These outside settings contradict the plan's, name another generator than make, or (make's own)
+# pass a job server to the build that it cannot reach.
 _DROPPED = re.compile(
     r"HOROVOD_(WITH|WITHOUT|GPU|NCCL)_?.*|HOROVOD_(CMAKE|SKIP_COMPILE|LOCAL_VERSION|CUDA_HOME)"
     r"|CMAKE_GENERATOR|MAKEFLAGS|MFLAGS|MAKELEVEL|MAKEOVERRIDES|MPI_HOME"
 )
-# Settings from outside that are kept, and change what is built.
+# These outside settings are kept, and change the result of the build.
 _KEPT = re.compile(r"(CPP|CXX|LD)FLAGS|HOROVOD_(BUILD|CPU|DEBUG|ALLOW).*|CCL_ROOT")
 
 
@@ -42,8 +42,8 @@ class Plan:
     Args:
         command: what to run.
         environment: what to set for it.
-        removed: what to take out of the environment.
-        folder: where the command works; its wheel comes to lie here.
+        removed: what to remove from the environment.
+        folder: the command's working folder, which receives the wheel.
     """
 
     command: tuple[str, ...]
@@ -52,7 +52,7 @@ class Plan:
     folder: Path
 
     def full_environment(self, environ: Mapping[str, str]) -> dict[str, str]:
-        """`environ` with this plan's changes."""
+        """Return `environ` with this plan's changes."""
         kept = {name: value for name, value in environ.items() if name not in self.removed}
         return {**kept, **self.environment}
 
@@ -63,7 +63,7 @@ def make_plan(
     """Plan a build in `folder`, where the compiler wrapper lies as `cxx`."""
     command = (
         *(sys.executable, "-m", "pip", "wheel", "--verbose", "--no-deps"),
-        # pip's own cache knows nothing of torch or MPI: it would hand back any earlier build.
+        # pip's own cache ignores torch and MPI: it would return any earlier build.
         *("--no-cache-dir", "--no-build-isolation", "--no-binary", "horovod"),
         *("--disable-pip-version-check", "--wheel-dir", str(folder)),
         f"horovod=={options.version}",
@@ -85,13 +85,13 @@ def make_plan(
 
 
 def build_key(options: Options, facts: Facts, environ: Mapping[str, str]) -> str:
-    """A name for the wheel that these inputs give: equal keys, interchangeable wheels."""
+    """Return a name for the wheel of these inputs: wheels of equal keys are interchangeable."""
     text = json.dumps(key_parts(options, facts, environ), sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def key_parts(options: Options, facts: Facts, environ: Mapping[str, str]) -> dict[str, object]:
-    """All that a built wheel depends on, in words."""
+    """Return all that a built wheel depends on, in words."""
     torch, mpi, nccl = facts.torch, facts.mpi, facts.gpu.nccl
     return {
         "recipe": RECIPE,
@@ -108,12 +108,12 @@ def key_parts(options: Options, facts: Facts, environ: Mapping[str, str]) -> dic
 
 
 def relative_rpaths(facts: Facts) -> list[str]:
-    """Folders of the environment's own MPI, as seen from Horovod's library inside it."""
+    """Return folders of the environment's own MPI, relative to Horovod's library inside it."""
     return [place for place in _library_places(facts) if place.startswith("$ORIGIN")]
 
 
 def _library_places(facts: Facts) -> list[str]:
-    """MPI's library folders: relative inside the environment, so that wheels can move."""
+    """Return MPI's library folders, relative inside the environment, so that wheels can move."""
     library = facts.site / "horovod" / "torch"
     places = []
     for folder in facts.mpi.library_dirs if facts.mpi else ():

@@ -1,7 +1,8 @@
-"""Is there a C++ compiler, and are there Python headers?
+"""Check for a C++ compiler and Python headers.
 
-Standard library only, and no import of this package, because `make setup` runs this file with the
-system's Python before anything is installed: better to stop there than after a long download.
+The module uses the standard library only, and imports nothing of this package, because `make setup`
+runs this file with the system's Python before anything is installed: it is better to stop there
+than after a long download.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ INSTALL_MAKE = "install GNU make with your system's package manager"
 
 
 def find_compiler(environ: Mapping[str, str]) -> tuple[str, ...] | None:
-    """The C++ compiler's command: $CXX if set, else the first known one on the path."""
+    """Return the C++ compiler's command: $CXX if set, else the first known one on the path."""
     wanted = [shlex.split(environ["CXX"])] if environ.get("CXX") else [[name] for name in COMPILERS]
     for name, *arguments in wanted:
         found = shutil.which(name, path=environ.get("PATH"))
@@ -42,7 +43,7 @@ def find_compiler(environ: Mapping[str, str]) -> tuple[str, ...] | None:
 
 
 def compiler_problem(environ: Mapping[str, str], standard: int) -> str | None:
-    """Why there is no compiler for C++ `standard`, with what to do; None where there is one."""
+    """Return why there is no compiler for C++ `standard`, with what to do; None if there is one."""
     command = find_compiler(environ)
     if command is None:
         named = environ.get("CXX")
@@ -58,7 +59,7 @@ def compiler_problem(environ: Mapping[str, str], standard: int) -> str | None:
 
 
 def try_compile(command: Sequence[str], standard: int) -> str | None:
-    """Compile one line as C++ `standard`; None if that works, else the compiler's first words."""
+    """Compile one line as C++ `standard`; return None or the compiler's first words."""
     with tempfile.TemporaryDirectory(prefix="hvd_adaptive-") as folder:
         source = Path(folder, "probe.cc")
         source.write_text("#include <string>\nint main() { return std::string().size(); }\n")
@@ -80,7 +81,7 @@ def try_compile(command: Sequence[str], standard: int) -> str | None:
 
 
 def headers_problem() -> str | None:
-    """Why Python.h is missing, with what to do; None where it is there."""
+    """Return why Python.h is missing, with what to do; None if it exists."""
     folder = sysconfig.get_paths()["include"]
     if Path(folder, "Python.h").is_file():
         return None
@@ -88,21 +89,21 @@ def headers_problem() -> str | None:
 
 
 def make_problem(environ: Mapping[str, str]) -> str | None:
-    """Why Horovod's makefiles cannot be run; None where they can."""
+    """Return why Horovod's makefiles cannot be run; None if they can."""
     if shutil.which("make", path=environ.get("PATH")):
         return None
     return f"there is no make: {INSTALL_MAKE}"
 
 
 def folder_problem(folder: Path) -> str | None:
-    """Why Open MPI cannot be used from `folder`; None where it can."""
+    """Return why Open MPI cannot be used from `folder`; None if it can."""
     if not any(letter.isspace() for letter in str(folder)):
         return None
     return f"'{folder}' has a space in it, which Open MPI's compilers cannot handle: move it"
 
 
 def venv_problem() -> str | None:
-    """Why this Python cannot make a virtual environment; None where it can."""
+    """Return why this Python cannot make a virtual environment; None if it can."""
     if importlib.util.find_spec("venv") and importlib.util.find_spec("ensurepip"):
         return None
     return f"{sys.executable} cannot make virtual environments: {INSTALL_VENV}"

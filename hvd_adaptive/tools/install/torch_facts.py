@@ -1,7 +1,7 @@
-"""Which torch is here, and which C++ standard its headers need.
+"""Find torch, and the C++ standard that its headers need.
 
-Read from torch's files, not by importing it: that takes no time, and works while torch's own
-libraries cannot be loaded.
+The module reads torch's files instead of importing torch: that is quick, and works even if torch's
+own libraries cannot be loaded.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 from .errors import MISSING, InstallError
 
 KNOWN_STANDARDS = (11, 14, 17, 20, 23, 26)
-# Only where torch's files say nothing: the first version that needs each standard.
+# Used only if torch's files name no standard: the first version that needs each standard.
 BY_VERSION = (((2, 13), 20), ((2, 1), 17), ((0, 0), 14))
 
 _HEADERS = (
@@ -28,7 +28,8 @@ _HEADERS = (
 _CMAKE = ("share/cmake/Torch/TorchConfig.cmake", "share/cmake/Caffe2/Caffe2Targets.cmake")
 _EXTENSIONS = "utils/cpp_extension.py"
 
-# "#if ... __cplusplus < 201703L", with the "#error" that makes it a demand close behind.
+# The pattern matches "#if ... __cplusplus < 201703L" with an "#error" close behind, which makes it
+# a requirement.
 _DEMANDED = re.compile(
     r"^#\s*if.*__cplusplus\s*<\s*20(\d\d)\d\dL?.*\n(?:.*\n){0,2}?#\s*error", re.M
 )
@@ -38,7 +39,7 @@ _FLAG = re.compile(r"""["'=:]c\+\+(\d\d)\b""")
 
 @dataclass(frozen=True)
 class Torch:
-    """What a build against torch has to know about it."""
+    """Describe torch for a build against it."""
 
     version: str
     root: Path
@@ -65,10 +66,11 @@ def find_torch(root: Path | None = None) -> Torch:
 
 
 def required_standard(root: Path, version: str) -> int:
-    """The C++ standard that torch's own files ask of whatever is compiled against them.
+    """Return the C++ standard that torch's own files require of code compiled against them.
 
-    The highest of what the headers demand by `#error`, what torch's CMake files request, and the
-    flag torch.utils.cpp_extension passes: headers use a newer standard before they demand it.
+    The result is the highest of the standard that the headers require by `#error`, the one that
+    torch's CMake files request, and the flag that torch.utils.cpp_extension passes: headers use a
+    newer standard before they require it.
     """
     found = {standard for standard in _mentioned(root) if standard in KNOWN_STANDARDS}
     if found:

@@ -1,4 +1,4 @@
-"""Does the installed Horovod import, and can it do what was asked?"""
+"""Check whether the installed Horovod imports and has the requested features."""
 
 from __future__ import annotations
 
@@ -29,34 +29,35 @@ print(json.dumps({
 
 @dataclass(frozen=True)
 class Installed:
-    """The Horovod in this environment; `key` is None for one installed in another way."""
+    """Describe the Horovod in this environment; `key` is None if it was installed otherwise."""
 
     version: str
     key: str | None
 
 
 def find_installed() -> Installed | None:
-    """The installed Horovod, read from its metadata."""
+    """Return the installed Horovod, read from its metadata."""
     try:
         found = metadata.distribution("horovod")
     except metadata.PackageNotFoundError:
         return None
     origin = json.loads(found.read_text("direct_url.json") or "{}")
-    # pip notes the file it installed from; our wheels lie in a folder named by their key.
+    # pip notes the file it installed from; kept wheels lie in a folder named by their key.
     folder = Path(unquote(urlparse(origin.get("url", "")).path)).parent.name
     return Installed(found.version, folder if re.fullmatch(r"[0-9a-f]{16}", folder) else None)
 
 
 def problems(options: Options, facts: Facts) -> list[str]:
-    """How the installed Horovod differs from what was asked for; empty where it is good."""
+    """Return how the installed Horovod differs from the request; empty if it is good."""
     seen, trouble = probe()
     return [trouble] if seen is None else differences(seen, options, facts)
 
 
 def probe() -> tuple[dict[str, object] | None, str]:
-    """What the installed Horovod says of itself: version, mpi, gloo, nccl, torch (that it was built
-    for); or None and why it cannot be imported."""
-    # A folder of its own, so that no ./horovod hides the installed one.
+    """Return what the installed Horovod reports: version, mpi, gloo, nccl, torch (the version that
+    it was built for); or None and why it cannot be imported.
+    """
+    # The probe runs in a folder of its own, so that no ./horovod hides the installed one.
     with tempfile.TemporaryDirectory(prefix="hvd_adaptive-") as folder:
         try:
             done = subprocess.run(
@@ -76,7 +77,7 @@ def probe() -> tuple[dict[str, object] | None, str]:
 
 
 def differences(seen: dict[str, object], options: Options, facts: Facts) -> list[str]:
-    """Compare what the probe saw with what was asked for."""
+    """Compare the probe's result with the request."""
     wanted = {
         "version": options.version,
         "torch": facts.torch.version,

@@ -1,4 +1,4 @@
-"""A compiler wrapper that raises the C++ standard, so that Horovod's source stays as it is."""
+"""Write a compiler wrapper that raises the C++ standard and leaves Horovod's source unchanged."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
-# Every spelling of each standard that compilers take.
+# Every spelling of each standard that compilers accept.
 _SPELLINGS = {
     98: ("98", "03"),
     11: ("0x", "11"),
@@ -46,11 +46,11 @@ exec {compiler} "$@"
 
 
 def wrapper_script(compiler: Sequence[str], standard: int, rpaths: Sequence[str] = ()) -> str:
-    """The wrapper's text.
+    """Return the wrapper's text.
 
     Args:
         compiler: the real compiler's command, which may be several words.
-        standard: the C++ standard that lower ones are raised to; higher ones stay.
+        standard: the C++ standard to which lower ones are raised; higher ones stay.
         rpaths: library folders, relative to the library ($ORIGIN/...), searched before any other.
             They keep a cached wheel from loading the MPI of the environment it was built in.
     """
