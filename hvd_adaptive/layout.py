@@ -1,4 +1,7 @@
-"""Fusion groups: which coordinate of which parameter travels where. Fixed by names alone."""
+"""Define fusion groups: which coordinate of which parameter is in which payload.
+
+The layout depends only on the parameters' names, shapes and dtypes, and on settings.
+"""
 
 from __future__ import annotations
 
@@ -11,16 +14,21 @@ from dataclasses import dataclass, field
 
 import torch
 
-LONGEST_NAME = 48  # of a parameter in a group's label
-# Copying so much of a group takes longer than sending one more.
+LONGEST_NAME = 48  # characters of a parameter's name in a group's label
+# A member of at least this fraction of a group has its own groups: copying takes longer than
+# sending one more group.
 ALONE = 4
 
 
 @dataclass(frozen=True)
 class Member:
-    """A tensor that takes part: its name, shape and dtype; its slot is its place in the layout.
+    """A tensor of the layout; its slot is its index in the layout.
 
-    part: which of the compressor's codecs quantises it; None where it stays in full precision.
+    Attributes:
+        name: Its name.
+        shape: Its shape.
+        dtype: Its dtype.
+        part: Label of the codec that quantises it; None for full precision.
     """
 
     name: str
@@ -45,10 +53,15 @@ class Piece:
 
 @dataclass
 class Group:
-    """A payload's worth of coordinates of one dtype: first the quantised, then the others.
+    """The coordinates of one payload, of one dtype; quantised coordinates come first.
 
-    part: which of the compressor's codecs encodes it; "" is the compressor itself. Only its groups
-    hold members in full precision.
+    Attributes:
+        dtype: Their dtype.
+        quantized: Number of quantised coordinates.
+        full: Number of full-precision coordinates.
+        pieces: Where each member's coordinates are.
+        part: Label of the codec that encodes the group; "" is the compressor itself. Only groups of
+            part "" contain members in full precision.
     """
 
     dtype: torch.dtype
@@ -74,7 +87,7 @@ class Group:
 class Layout:
     """Members in natural order of their names, cut into groups.
 
-    ``fingerprint`` (64 bits) covers names, shapes, dtypes and groups: equal on ranks that agree.
+    ``fingerprint`` (64 bits) covers names, shapes, dtypes and groups; ranks compare it.
     """
 
     members: list[Member]
@@ -83,7 +96,7 @@ class Layout:
 
     @functools.cached_property
     def pieces_of(self) -> list[list[tuple[int, Piece]]]:
-        """For each slot its (group, piece) pairs, in the order of its coordinates."""
+        """Return the (group, piece) pairs of each slot, in the order of its coordinates."""
         pieces: list[list[tuple[int, Piece]]] = [[] for _ in self.members]
         for index, group in enumerate(self.groups):
             for piece in group.pieces:
@@ -92,8 +105,7 @@ class Layout:
 
     @functools.cached_property
     def labels(self) -> list[str]:
-        """What each group's collectives are called in Horovod's timeline: its number, and the first
-        and the last of its members."""
+        """Return each group's name in Horovod's timeline: its number, first and last member."""
         return [self._label(index, group.slots) for index, group in enumerate(self.groups)]
 
     def _label(self, index: int, slots: set[int]) -> str:
@@ -154,7 +166,7 @@ def build_layout(
 
 
 class _Builder:
-    """Fills the groups of one dtype and part, a member at a time."""
+    """Fill the groups of one dtype and part, one member at a time."""
 
     def __init__(
         self, dtype: torch.dtype, part: str, most: int, bucket_size: int, groups: list[Group]
@@ -188,7 +200,7 @@ class _Builder:
             self._put(piece, []) if quantize else self._put([], piece)
 
     def _put(self, quantized: list[tuple[int, int, int]], full: list[tuple[int, int, int]]) -> None:
-        """A group of these pieces."""
+        """Append a group of these pieces."""
         group, at = Group(self.dtype, part=self.part), 0
         for slot, start, stop in [*quantized, *full]:
             group.pieces.append(Piece(slot, start, stop, at))
@@ -199,20 +211,19 @@ class _Builder:
 
 
 def _move_tail(group: Group, bucket_size: int) -> None:
-    """Let a partial last bucket travel in full precision: it lies just before that section."""
+    """Send a partial last bucket in full precision; it is just before that section."""
     rest = group.quantized % bucket_size
     group.quantized -= rest
     group.full += rest
 
 
 def parts_among(groups: Iterable[Group]) -> list[str]:
-    """Labels of the parts that quantise anything in ``groups``, in their order; the default's where
-    none does."""
+    """Return labels of the parts that quantise anything in ``groups``, in order; [""] if none."""
     return list(dict.fromkeys(group.part for group in groups if group.quantized)) or [""]
 
 
 def gather(group: Group, tensors: Sequence[torch.Tensor | None], flat: torch.Tensor) -> None:
-    """Copy the members' tensors (by slot; None for a missing one: zeros) into ``flat``."""
+    """Copy the members' tensors, by slot, to ``flat``; None stands for zeros."""
     for piece in group.pieces:
         target = flat[piece.at : piece.at + piece.stop - piece.start]
         tensor = tensors[piece.slot]

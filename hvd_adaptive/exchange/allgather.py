@@ -30,7 +30,9 @@ class Allgather(Exchange):
         self, shipment: Shipment, flat: torch.Tensor, values: torch.Tensor
     ) -> list[Outgoing]:
         s = shipment
-        payload = s.codec.encode_payload(flat, s.quantized, s.key(self.rank), s.layout, values)
+        payload = s.codec.encode_payload(
+            flat, s.quantized, s.key(self.rank), s.layout_fingerprint, values
+        )
         s.count(payload.header.length)
         s.measure(values, None)
         return [payload]

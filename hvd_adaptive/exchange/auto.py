@@ -1,14 +1,14 @@
-"""The exchange that is fastest here, for each group: measured, once, by all ranks together.
+"""Choose the fastest exchange for each group, by one measurement of all ranks.
 
-At the first step, when all ranks are known to agree, each candidate exchanges groups of two sizes,
-``SIZES``, with the compressor's own codec over the real network. Other sizes lie on the line
-through the two; smaller ones take as long as the small one. A step's groups overlap, so these are
-no forecasts of it; they rank the candidates. The slowest rank's times count, the first rank
-joins them and tells all, and so all choose alike. Of those within ``TOLERANCE`` of the best, the
-most exact is taken: candidates are listed in that order.
+In the first step, after the ranks have compared their settings, each candidate exchanges groups of
+two sizes, ``SIZES``, with the compressor's codec over the real network. The time of other sizes is
+interpolated linearly; smaller groups take as long as the small size. A step's groups overlap, so
+these times do not forecast a step; they rank the candidates. The slowest rank's times count. The
+first rank combines and broadcasts them, so that all ranks choose alike. Of the candidates within
+``TOLERANCE`` of the best, the most exact one is chosen; candidates are listed in that order.
 
-Times vary from run to run, and so may choices and bits. To repeat a run, give ``exchange=`` what
-the log says was chosen.
+Times vary between runs, and so may choices and bits. To repeat a run, set ``exchange=`` to the
+choice in the log.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ logger = logging.getLogger("hvd_adaptive")
 SIZES = (1 << 12, 1 << 20)
 REPEATS = 3
 TOLERANCE = 1.05
-# Beyond so many ranks an allgather of 3-bit payloads moves more than float32 would.
+# With more ranks an allgather of 3-bit payloads sends more than float32.
 MOST_GATHERED = 32
 
 
@@ -57,12 +57,12 @@ class Auto(Exchange):
         self._candidates: dict[str, Exchange] = {"float32": Plain(place), "bfloat16": Half(place)}
         if place.ranks <= MOST_GATHERED:
             self._candidates["allgather"] = Allgather(place)
-        # Without nodes it serves for the bound on memory alone.
+        # Without nodes it only serves for the bound on memory.
         self._candidates["hierarchical"] = Hierarchical(Place(place.ranks, place.rank))
         self._candidates["scatter_reduce"] = ScatterReduce(place)
-        # Seconds of the small size, and of each coordinate more, once they are measured.
+        # Seconds of the small size and of each further coordinate, after the measurement.
         self._lines: dict[str, tuple[float, float]] = {}
-        self._told: set[str] = set()
+        self._logged: set[str] = set()
 
     @property
     def settled(self) -> bool:
@@ -72,7 +72,7 @@ class Auto(Exchange):
         self, world: World, compressor: StagedCodec, name: str, device: torch.device
     ) -> None:
         self.know_nodes(self.place.nodes or find_nodes(world, name), compressor)
-        # Candidates want second stages of different bits; a loaded one must not be lost to them.
+        # Candidates make second stages of different bits, which must not replace a loaded one.
         compressor = copy.copy(compressor)
         own = [
             [
@@ -89,7 +89,7 @@ class Auto(Exchange):
         self.choose_by(dict(zip(self._candidates, agreed.tolist(), strict=True)))
 
     def know_nodes(self, nodes: tuple[int, ...], compressor: StagedCodec) -> None:
-        """Keep "hierarchical" where there are several nodes of several ranks."""
+        """Keep "hierarchical" if there are several nodes of several ranks."""
         del self._candidates["hierarchical"]
         several = 1 < len(set(nodes)) < self.ranks
         if several and compressor.settings.error_feedback is None:
@@ -98,37 +98,37 @@ class Auto(Exchange):
             self._candidates |= {"hierarchical": Hierarchical(place), "scatter_reduce": last}
 
     def choose_by(self, seconds: Mapping[str, Sequence[float]]) -> None:
-        """Take these seconds of each candidate for groups of ``SIZES``."""
-        # Both average on the way, but among different numbers of ranks: the faster one stays, so
-        # that averages have one codec.
+        """Choose by each candidate's seconds for groups of ``SIZES``."""
+        # Both average different numbers of ranks. Keep the faster one, so that averages have one
+        # codec.
         rivals = [label for label in ("hierarchical", "scatter_reduce") if label in seconds]
         for slower in sorted(rivals, key=lambda label: seconds[label][-1])[1:]:
             del self._candidates[slower]
         for label in self._candidates:
             small, large = seconds[label]
             self._lines[label] = small, max(large - small, 0.0) / (SIZES[1] - SIZES[0])
-        told = [f"{label} {1e3 * a:.2f} and {1e3 * b:.2f}" for label, (a, b) in seconds.items()]
+        listed = [f"{label} {1e3 * a:.2f} and {1e3 * b:.2f}" for label, (a, b) in seconds.items()]
         logger.info(
             "exchange='auto': over %d ranks groups of %d and %d coordinates take, in milliseconds: "
             "%s",
             self.ranks,
             *SIZES,
-            ", ".join(told),
+            ", ".join(listed),
         )
 
     def forecast(self, coordinates: int) -> dict[str, float]:
-        """Seconds of each candidate for a group of so many coordinates."""
+        """Return each candidate's seconds for a group of ``coordinates`` coordinates."""
         more = max(0, coordinates - SIZES[0])
         return {label: least + slope * more for label, (least, slope) in self._lines.items()}
 
     def choice(self, coordinates: int) -> str:
-        """What such a group travels by: the most exact of those that are about the fastest."""
+        """Return the most exact candidate of those that are about the fastest."""
         seconds = self.forecast(coordinates)
         best = min(seconds.values())
         return next(label for label in seconds if seconds[label] <= TOLERANCE * best)
 
     def arrange(self, groups: Sequence[Group]) -> None:
-        """Groups that travel plain quantise nothing: no table is fitted to them."""
+        """Quantise nothing of groups that are sent plainly, so that no table is fitted to them."""
         chosen: dict[str, list[int]] = {}
         for group in groups:
             label = self.choice(group.coordinates)
@@ -137,11 +137,12 @@ class Auto(Exchange):
                 group.quantize_nothing()
         for label, sizes in chosen.items():
             figures = self.forecast(max(sizes)).items()
-            told = ", ".join(f"{name} {1e3 * seconds:.2f} ms" for name, seconds in figures)
-            told = f"{len(sizes)} groups by {label}; the largest, {max(sizes)} coordinates: {told}"
-            if told not in self._told:
-                logger.info("exchange='auto': %s", told)
-                self._told.add(told)
+            listed = ", ".join(f"{name} {1e3 * seconds:.2f} ms" for name, seconds in figures)
+            largest = f"the largest, {max(sizes)} coordinates: {listed}"
+            summary = f"{len(sizes)} groups by {label}; {largest}"
+            if summary not in self._logged:
+                logger.info("exchange='auto': %s", summary)
+                self._logged.add(summary)
 
     def share(self, rank: int, quantized: int, full: int, bucket_size: int) -> Share:
         chosen = self._candidates[self.choice(quantized + full)]
@@ -154,7 +155,7 @@ class Auto(Exchange):
     def in_flight_bytes(
         self, codec: StagedCodec, quantized: int, full: int, dtype: torch.dtype
     ) -> int:
-        # Groups are cut before anything is measured: no candidate may exceed the bound.
+        # Groups are cut before the measurement, so no candidate may exceed the bound.
         kinds = list(self._candidates.values())
         if self.settled:
             kinds = [self._candidates[self.choice(quantized + full)]]
@@ -165,7 +166,7 @@ class Auto(Exchange):
         return chosen.working_bytes(codec, quantized, full)
 
     def goes_on_early(self, coordinates: int) -> bool:
-        # Beside routes of more stages ranks could come to wait for each other.
+        # Beside routes of more stages, ranks could wait for each other.
         if "hierarchical" in self._candidates:
             return False
         return self._candidates[self.choice(coordinates)].goes_on_early(coordinates)
@@ -190,8 +191,10 @@ def measure(
     name: str,
     device: torch.device,
 ) -> float:
-    """Seconds of this rank for one group of ``size`` float32 coordinates: the least of several,
-    after one for the compiler."""
+    """Return this rank's least seconds for a group of ``size`` float32 coordinates.
+
+    The first exchange compiles kernels and does not count.
+    """
     once = references(compressor.settings.bucket_size)[0]
     flat = once.repeat(-(-size // once.numel()))[:size].to(device)
     shipment = Shipment(
@@ -199,7 +202,7 @@ def measure(
         dtype=torch.float32,
         quantized=size,
         full=0,
-        layout=0,
+        layout_fingerprint=0,
         key=lambda rank: stream_key(compressor.settings.seed, rank, size, Use.AUTO),
         factor=lambda: 1.0 / exchange.ranks,
         time=lambda field: nullcontext(),
@@ -217,7 +220,7 @@ def measure(
 
 
 def _carry_out(route: Route, world: World, name: str) -> None:
-    """All stages of one group, each waited for."""
+    """Perform all stages of one group, and wait for each."""
     request = next(route)
     for stage in itertools.count():
         received = request.receive(world, request.submit(world, f"{name}.{stage}"))

@@ -1,4 +1,4 @@
-"""Cutting a group into one chunk for each owner."""
+"""Cut a group into one chunk for each owner."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import torch
 
 @dataclass(frozen=True)
 class Chunk:
-    """Quantised coordinates ``begin`` to ``end`` of a group, and ``full_begin`` to ``full_end``,
-    of the group too, in full precision."""
+    """Quantised coordinates ``begin`` to ``end`` of a group, and its full-precision coordinates
+    ``full_begin`` to ``full_end``."""
 
     begin: int
     end: int
@@ -36,8 +36,11 @@ class Chunk:
         chunk[self.quantized :] = flat[self.full_begin : self.full_end]
 
     def frame(self, flat: torch.Tensor) -> torch.Tensor:
-        """The chunk of a group's tensor, where quantised coordinates are given apart: these may be
-        anything here. A view where one of its sections is empty."""
+        """Return the chunk of a group's tensor; its quantised section is undefined if both exist.
+
+        The caller encodes quantised values from elsewhere. The result is a view if one of the
+        sections is empty.
+        """
         if not self.full:
             return flat[self.begin : self.end]
         if not self.quantized:
@@ -47,14 +50,14 @@ class Chunk:
         return frame
 
     def put(self, chunk: torch.Tensor, flat: torch.Tensor) -> None:
-        """Inverse of ``take``: into the group's tensor."""
+        """Invert ``take``: copy ``chunk`` to the group's tensor."""
         flat[self.begin : self.end] = chunk[: self.quantized]
         flat[self.full_begin : self.full_end] = chunk[self.quantized :]
 
 
 @functools.lru_cache(maxsize=1024)
 def cut(quantized: int, full: int, bucket_size: int, owners: int) -> tuple[Chunk, ...]:
-    """One chunk for each owner, as even as whole buckets allow; they cover the group in order."""
+    """Return a chunk for each owner, as equal as whole buckets allow, in the group's order."""
     buckets = -(-quantized // bucket_size)
     edges = [min(quantized, buckets * o // owners * bucket_size) for o in range(owners + 1)]
     full_edges = [quantized + full * o // owners for o in range(owners + 1)]

@@ -1,4 +1,4 @@
-"""Exchange: how the ranks' payloads of a group become everybody's average."""
+"""Define Exchange, the base of all ways from ranks' payloads to averages."""
 
 from __future__ import annotations
 
@@ -22,24 +22,24 @@ if TYPE_CHECKING:
     from hvd_adaptive.layout import Group
     from hvd_adaptive.transport.world import World
 
-# What ``encode`` makes; a Sendable is an empty part, or one that travels as it is.
+# Result of ``encode``; a Sendable is an empty part, or one that is sent without a header.
 Outgoing = Encoded | Sendable
 
-# Yields what to do together, gets back what was received, returns the group's average.
+# Yields collectives, receives their results, and returns the group's average.
 Route = Generator[Collective, list[torch.Tensor], torch.Tensor]
 
 
 class FailedElsewhereError(PayloadError):
-    """Another rank could not read what it received; its own error says more."""
+    """Another rank could not read a payload; the error on that rank has the details."""
 
 
 def memory_of(outgoing: Outgoing) -> Sendable:
-    """The bytes that travel."""
+    """Return the memory that is sent."""
     return outgoing.memory if isinstance(outgoing, Encoded) else outgoing
 
 
 def payloads_of(sent: Sequence[Outgoing]) -> list[Encoded]:
-    """Without empty parts."""
+    """Return the payloads without empty parts."""
     return [part for part in sent if isinstance(part, Encoded)]
 
 
@@ -51,27 +51,34 @@ def _new_memory(
 
 @dataclass(frozen=True)
 class Shipment:
-    """A group on its way.
+    """A group that is exchanged, and functions of its step.
 
-    codec: of the group's part.  quantized, full: coordinates; the quantised ones come first.
-    layout: fingerprint that payloads carry.
-    count: told the bytes of payloads that this rank encoded from its gradients.
-    measure: called with the values that this rank quantises, and None; or with the values that it
-    sends in plain numbers instead of payloads, and the dtype of these numbers.
-    key: a rank's key of random numbers for this group, step and attempt; keys: those that it may
-    have, where that is more than one.
-    factor: what a sum over ranks is multiplied with; asked when everything has been sent.
-    time: adds the seconds spent inside to a field of the step's figures.
-    memory: for so many coordinates of a dtype on a device, holding anything. It is lent until the
-    exchange's next collective: then another group may use it for the same. That of a "result" may
-    be the gradient's own, so that it is asked for once the group's payloads are made.
+    Attributes:
+        codec: Codec of the group's part.
+        dtype: Dtype of the group.
+        quantized: Number of quantised coordinates, which come first.
+        full: Number of full-precision coordinates.
+        layout_fingerprint: Fingerprint of the layout, for payloads' headers.
+        key: Function that returns a rank's key of random numbers for this group, step and attempt.
+        factor: Function that returns the scale of sums over ranks; called after everything was
+            sent.
+        time: Context manager that adds its duration to a field of the step's figures.
+        count: Function that records the bytes of payloads encoded from this rank's gradients.
+        memory: Function (use, coordinates, dtype, device) that returns uninitialised memory. The
+            memory may be used until the exchange's next collective; then another group may use it.
+            The memory of a "result" may be the gradient's own, so call it only after the group's
+            payloads are encoded.
+        keys: Function that returns all keys that a rank may use, if there are several.
+        measure: Function that records quantisation errors. It is called with the values that this
+            rank quantises and None, or with the values that it sends as plain numbers and the dtype
+            of these numbers.
     """
 
     codec: StagedCodec
     dtype: torch.dtype
     quantized: int
     full: int
-    layout: int
+    layout_fingerprint: int
     key: Callable[[int], int]
     factor: Callable[[], float]
     time: Callable[[str], AbstractContextManager]
@@ -81,28 +88,29 @@ class Shipment:
     measure: Callable[[torch.Tensor, torch.dtype | None], None] = lambda values, dtype: None
 
     def is_from(self, rank: int, key: int, of: Callable[[int], int] = int) -> bool:
-        """Whether a payload's ``key`` is one that ``rank`` may have; ``of`` derives it from the
-        group's."""
+        """Return whether ``rank`` may use ``key``, or ``of`` a key of the group."""
         keys = (self.key(rank),) if self.keys is None else self.keys(rank)
         return any(of(known) == key for known in keys)
 
     def frame(self, quantized: int, full: int) -> Frame:
-        """Of a payload of so many of its coordinates."""
-        return Frame(quantized + full, full, self.dtype, self.layout)
+        """Return the frame of a payload of these numbers of coordinates."""
+        return Frame(quantized + full, full, self.dtype, self.layout_fingerprint)
 
     def wide(self, use: str, coordinates: int, device: torch.device) -> torch.Tensor:
-        """Memory in float32; float64 where that is the group's dtype."""
+        """Return memory in float32, or in float64 if that is the group's dtype."""
         dtype = torch.float64 if self.dtype == torch.float64 else torch.float32
         return self.memory(use, coordinates, dtype, device)
 
     def narrowed(self, wide: torch.Tensor, quantized: int, ranks: int) -> torch.Tensor:
-        """What came back from ``ranks`` ranks, in the group's dtype: averages as finite.narrowed
-        has it, sums as they are. ``wide`` may change."""
+        """Return the result of ``ranks`` ranks in the group's dtype; ``wide`` may change.
+
+        Averages are converted by finite.narrowed; sums are not limited.
+        """
         averages = self.factor() * ranks < 1 + 1e-6
         return narrowed(wide, quantized if averages else 0, self.dtype)
 
     def empty_result(self, device: torch.device) -> torch.Tensor:
-        """For the whole group; holding anything."""
+        """Return uninitialised memory for the whole group."""
         return self.wide("result", self.quantized + self.full, device)
 
 
@@ -119,7 +127,13 @@ class Share(NamedTuple):
 
 @dataclass(frozen=True)
 class Place:
-    """Rank ``rank`` of ``ranks``; nodes: of each rank, the node that it runs on, where known."""
+    """Position of a rank.
+
+    Attributes:
+        ranks: Number of ranks.
+        rank: This rank.
+        nodes: The node of each rank, or () if unknown.
+    """
 
     ranks: int
     rank: int
@@ -127,9 +141,9 @@ class Place:
 
 
 class Exchange(ABC):
-    """A way to exchange groups between ranks, seen from one of them.
+    """A way to exchange groups between ranks, on one rank.
 
-    Knows no Horovod: what it wants done together it yields, so that a simulation of all ranks runs
+    It does not depend on Horovod: it yields collectives, so that the simulation of all ranks runs
     the same code.
     """
 
@@ -138,67 +152,88 @@ class Exchange(ABC):
 
     @property
     def settled(self) -> bool:
-        """Whether it knows all it must know; if not, ``settle`` comes before the first group."""
+        """Return whether ``settle`` has been called or is not needed."""
         return True
 
     def settle(  # noqa: B027
         self, world: World, compressor: StagedCodec, name: str, device: torch.device
     ) -> None:
-        """Find out, together with the other ranks, who agree on everything by now.
+        """Detect or measure what the exchange depends on, together with the other ranks.
 
-        name: begins the names of its collectives.  device: where gradients are.
+        The ranks have compared their settings and layouts before.
+
+        Args:
+            world: The ranks.
+            compressor: The default part's codec.
+            name: Beginning of the names of collectives.
+            device: Device of the gradients.
         """
 
     def arrange(self, groups: Sequence[Group]) -> None:  # noqa: B027
-        """Change which coordinates of a layout's groups are quantised, once it is settled."""
+        """Change which coordinates of a layout's groups are quantised, after ``settle``."""
 
     def prepare(  # noqa: B027
         self, compressor: StagedCodec, labels: Sequence[str], step: int
     ) -> None:
-        """Before ``step`` is asked for an update, once it is settled: make what the parts' codecs
-        need besides themselves."""
+        """Make the parts' second stages, after ``settle`` and before ``step`` updates tables."""
 
     def share(self, rank: int, quantized: int, full: int, bucket_size: int) -> Share:
         """Return the share of ``rank``, this one or a rank of its node, of a group.
 
-        quantized, full: The group's quantised and full-precision coordinates.
+        Args:
+            rank: The rank.
+            quantized: The group's number of quantised coordinates.
+            full: The group's number of full-precision coordinates.
+            bucket_size: Coordinates of a bucket.
         """
         return Share((rank,), 0, quantized)
 
     def choice(self, coordinates: int) -> str | None:
-        """What a group of so many coordinates travels by, where that was found out."""
+        """Return the exchange that was chosen for a group of this size, or None."""
         return None
 
     @abstractmethod
     def in_flight_bytes(
         self, codec: StagedCodec, quantized: int, full: int, dtype: torch.dtype
     ) -> int:
-        """Memory that a group's exchange holds at most, and no less than any of its collectives;
-        the same on every rank."""
+        """Return the most bytes that a group's exchange holds, the same on every rank.
+
+        The result is at least the size of each of its collectives.
+        """
 
     def working_bytes(self, codec: StagedCodec, quantized: int, full: int) -> int:
-        """Memory besides payloads and result that a group takes while one of its collectives'
-        results is worked on."""
+        """Return the bytes for processing a collective's result, besides payloads and result."""
         return 0
 
     def goes_on_early(self, coordinates: int) -> bool:
-        """Whether a group of so many coordinates has a second stage, its last, that may be sent as
-        soon as the first one is there, while other groups are not even launched."""
+        """Return whether a group's second and last stage may be sent before other groups start."""
         return False
 
     @abstractmethod
     def encode(
         self, shipment: Shipment, flat: torch.Tensor, values: torch.Tensor
     ) -> list[Outgoing]:
-        """What the group sends first, in the order of its coordinates; together they cover all.
-        Payloads, or empty parts, where there is error feedback.
+        """Encode the group's first messages, in the order of its coordinates.
 
-        flat: the group, in its dtype.  values: what is encoded in place of the quantised ones.
-        Both are lent until this returns.
+        With error feedback each is a payload or empty.
+
+        Args:
+            shipment: The group.
+            flat: Its coordinates, in its dtype; valid during this call.
+            values: Encoded in place of the quantised coordinates; valid during this call.
+
+        Returns:
+            Messages that together contain all coordinates.
         """
 
     @abstractmethod
     def route(self, shipment: Shipment, sent: Sequence[Outgoing]) -> Route:
-        """Exchange what ``encode`` made; returns the average (or sum), in the group's dtype, the
-        same bits on every rank. PayloadError if a payload arrived corrupt, perhaps on this rank
-        alone: only after the last of its collectives, since other ranks wait for each."""
+        """Exchange the messages of ``encode``.
+
+        Returns:
+            The average (or sum) in the group's dtype, the same bits on every rank.
+
+        Raises:
+            PayloadError: A payload arrived corrupt, perhaps on this rank alone. It is raised after
+                the group's last collective, because other ranks wait for each of them.
+        """

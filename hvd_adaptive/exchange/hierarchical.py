@@ -1,17 +1,17 @@
-"""Full precision inside a node, compressed payloads between nodes.
+"""Exchange in full precision inside a node, and compressed between nodes.
 
-1. Ranks of a node cut the group into a slice for each of them (chunks.py) and send each other
-   theirs as they are; each averages its slice of the node in rank order, in float32 (float64 for
+1. The ranks of a node cut the group into one slice per rank (chunks.py) and exchange the slices in
+   full precision. Each rank averages its slice over the node in rank order, in float32 (float64 for
    float64).
-2. Ranks with the same place in their nodes exchange this slice, compressed: by allgather where that
-   sends less (two nodes), else by scatter_reduce. All of a node's ranks work, each on its slice.
-3. Ranks of a node send each other the result of their slices, as it is.
+2. Ranks with the same index in their nodes exchange this slice, compressed: by allgather if that
+   sends less (two nodes), else by scatter_reduce. All ranks of a node work, each on its slice.
+3. The ranks of a node exchange the results of their slices in full precision.
 
-Where all ranks share a node nothing is compressed; where none do, step 2 is all.
+If all ranks share a node, nothing is compressed. If no ranks do, only step 2 remains.
 
-Horovod's process sets would have to be made by its ``init``, or in a mode that a variable of the
-environment turns on. They are not needed: some ranks' collective is an alltoall of all ranks in
-which the others send nothing (collectives.Among).
+Horovod's process sets are not used: they must be created in its ``init``, or in a mode that an
+environment variable enables. A collective of some ranks is an alltoall of all ranks in which the
+others send nothing (collectives.Among).
 """
 
 from __future__ import annotations
@@ -49,21 +49,21 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("hvd_adaptive")
 
-# More nodes than these send less by scatter_reduce, whose averages have 1 to 3 bits more.
+# With more nodes, scatter_reduce sends less, although its averages have 1 to 3 bits more.
 MOST_GATHERED = 2
-# Bytes of headers and scales that a rank may add, whatever it sends.
+# Most bytes of headers and scales that a rank adds.
 HEADERS = 1024
 
 
 @dataclass(frozen=True)
 class Topology:
-    """Nodes as one rank sees them.
+    """A rank's position in the nodes.
 
     Attributes:
         local: Ranks of this rank's node, ascending.
-        index: This rank's place among them.
-        across: The rank in this place of each node.
-        between: The exchange among those.
+        index: This rank's index in ``local``.
+        across: The rank with this index of each node.
+        between: The exchange of these ranks.
     """
 
     local: Sequence[int]
@@ -73,12 +73,12 @@ class Topology:
 
     @property
     def is_alone(self) -> bool:
-        """Whether every rank has a node to itself, and there are several nodes."""
+        """Return whether every rank has a node of its own, and there are several nodes."""
         return len(self.local) == 1 < len(self.across)
 
     @property
     def shares_one_node(self) -> bool:
-        """Whether all ranks share a node, so that nothing is compressed."""
+        """Return whether all ranks share a node, so that nothing is compressed."""
         return len(self.across) == 1
 
     def inside(self, request: AllGather | AllToAll) -> Among:
@@ -99,7 +99,7 @@ def find_topology(nodes: Sequence[int], rank: int) -> Topology:
 
 
 class Hierarchical(Exchange):
-    """Ranks that share a node, then nodes, then ranks that share a node."""
+    """Average inside nodes, exchange between nodes, and distribute inside nodes."""
 
     def __init__(self, place: Place) -> None:
         super().__init__(place)
@@ -123,7 +123,7 @@ class Hierarchical(Exchange):
         self._know(nodes)
 
     def arrange(self, groups: Sequence[Group]) -> None:
-        """Groups that do not leave their node quantise nothing: no table is fitted to them."""
+        """Quantise nothing if all ranks share a node, so that no table is fitted."""
         for group in groups if self._topology.shares_one_node else ():
             group.quantize_nothing()
 
@@ -138,7 +138,7 @@ class Hierarchical(Exchange):
     def in_flight_bytes(
         self, codec: StagedCodec, quantized: int, full: int, dtype: torch.dtype
     ) -> int:
-        # Whatever the nodes: slices as they are, sent and received, the largest a bucket too large;
+        # For any nodes: slices sent and received in full precision, the largest a bucket longer;
         # then two payloads of such slices, or one and averages of at most 8 bits.
         coordinates = quantized + full
         spare = self.ranks * min(codec.settings.bucket_size, coordinates)
@@ -147,7 +147,7 @@ class Hierarchical(Exchange):
         return inside + 2 * payload + 2 * (quantized + spare) + HEADERS * self.ranks
 
     def working_bytes(self, codec: StagedCodec, quantized: int, full: int) -> int:
-        # The average of a node's slice; what is then exchanged is not larger.
+        # The average of a node's slice; later messages are not larger.
         size = codec.settings.bucket_size
         return 8 * max(c.coordinates for c in cut(quantized, full, size, len(self._topology.local)))
 
@@ -186,7 +186,7 @@ class Hierarchical(Exchange):
         try:
             result = Sendable.copy_of((yield from self._exchanged(shipment, own, mean)))
         except PayloadError as error:
-            # The others would wait for this rank for ever: they get nothing, and fail, too.
+            # Other ranks wait for this one. They receive an empty result, and fail, too.
             failures.append(error)
         (gathered,) = yield self._topology.inside(AllGather(result))
         if failures:
@@ -194,7 +194,7 @@ class Hierarchical(Exchange):
         return _joined(gathered, slices, shipment)
 
     def _exchanged(self, shipment: Shipment, own: Chunk, mean: torch.Tensor) -> Route:
-        """The slice's average (or sum) over all ranks, from the means of nodes."""
+        """Return the slice's average (or sum) over all ranks, computed from the nodes' means."""
         if self._topology.shares_one_node:
             return (mean * (shipment.factor() * len(self._topology.local))).to(shipment.dtype)
         part = self._part(shipment, own)
@@ -205,7 +205,7 @@ class Hierarchical(Exchange):
         return (yield from self._sent_across(part, payloads))
 
     def _part(self, shipment: Shipment, own: Chunk) -> Shipment:
-        """Of a slice, whose senders are nodes."""
+        """Return the shipment of a slice, which nodes exchange."""
         across, inside, keys = self._topology.across, len(self._topology.local), shipment.keys
         return dataclasses.replace(
             shipment,
@@ -217,7 +217,7 @@ class Hierarchical(Exchange):
         )
 
     def _sent_across(self, part: Shipment, sent: Sequence[Outgoing]) -> Route:
-        """What nodes make of their slices, each given the same place."""
+        """Exchange a slice between nodes."""
         topology = self._topology
         route = topology.between.route(part, sent)
         del sent
@@ -236,7 +236,7 @@ class Hierarchical(Exchange):
 
 
 def _copied(flat: torch.Tensor, slices: Sequence[Chunk]) -> list[Outgoing]:
-    """The slices of a group as they are, end to end."""
+    """Return copies of a group's slices, in contiguous memory."""
     size = flat.element_size()
     memory, at = Sendable(flat.numel() * size, flat.device), 0
     parts: list[Outgoing] = []
@@ -254,8 +254,11 @@ def _mean(
     dtype: torch.dtype,
     failures: list[PayloadError],
 ) -> torch.Tensor:
-    """Of a node's ranks, added in their order. NaN if a part is not as long as it must be: that is
-    added to ``failures``, and the other nodes' ranks are still sent something."""
+    """Return the mean of a node's ranks, added in rank order.
+
+    If a part has a wrong length, the mean is NaN and ``failures`` receives an error. The ranks of
+    other nodes must still receive a message.
+    """
     wide = torch.float64 if dtype == torch.float64 else torch.float32
     total = torch.zeros(own.coordinates, dtype=wide, device=parts[0].device)
     size = own.coordinates * dtype.itemsize

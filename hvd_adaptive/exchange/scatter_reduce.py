@@ -1,4 +1,4 @@
-"""Each rank averages a part of the group for all: what a rank sends does not grow with the ranks.
+"""Exchange groups so that each rank averages one part for all; bytes do not grow with the ranks.
 
 1. A rank cuts the group into one chunk for each rank, its owner, encodes each and sends them by
    alltoall.
@@ -7,11 +7,11 @@
    it to all by allgather.
 3. All ranks, the owner included, decode the same bytes.
 
-A chunk ends at a bucket's end, so buckets are those of the whole group; the full-precision section
-is cut likewise. Where there are fewer buckets than ranks, some own nothing and send nothing.
+Chunks end at buckets' ends, so buckets are those of the whole group. The full-precision section is
+cut likewise. If there are fewer buckets than ranks, some ranks own no chunk and send no average.
 
-With error feedback the residual holds what the first stage lost of this rank's own payloads. The
-second stage is unbiased; what it loses is in no residual.
+With error feedback the residual contains the first stage's error of this rank's own payloads. The
+second stage is unbiased, and its error is in no residual.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from hvd_adaptive.exchange.staged_codec import StagedCodec
 
 FIRST, SECOND = 0, 1
-# Sent in place of an average by an owner that could not read what it was sent.
+# Sent instead of an average by an owner that could not read a payload.
 FAILED = b"HVDAFAIL"
 
 
@@ -61,7 +61,7 @@ class ScatterReduce(Exchange):
         chunks = [c for c in self._chunks(codec, quantized, full) if c.coordinates]
         own = [codec.payload_bytes(c.quantized, c.full, dtype) for c in chunks]
         averages = [second.payload_bytes(c.quantized, c.full, dtype) for c in chunks]
-        # What is sent and received in the first stage; of the second, the owner's own and all.
+        # First stage: payloads sent and received. Second stage: the own average and all averages.
         first = sum(own) + self.ranks * max(own, default=0)
         return max(first, copies_sent(self.ranks) * max(averages, default=0) + sum(averages))
 
@@ -74,7 +74,7 @@ class ScatterReduce(Exchange):
         codec, key = shipment.codec, shipment.key(self.rank)
         chunks, used = self._chunks_of(shipment), 0
         empty = memory = Sendable(0, flat.device)
-        # Made end to end, as they will be sent; a GPU copies soon, and wants them aligned.
+        # On the CPU payloads are encoded contiguously, as they are sent; a GPU needs alignment.
         if flat.is_cpu and not codec.varies(shipment.quantized):
             size = sum(codec.payload_bytes(c.quantized, c.full, flat.dtype) for c in chunks)
             memory = Sendable(size)
@@ -87,7 +87,7 @@ class ScatterReduce(Exchange):
                 chunk.frame(flat),
                 chunk.quantized,
                 chunk_key(key, owner, FIRST),
-                shipment.layout,
+                shipment.layout_fingerprint,
                 values[chunk.begin : chunk.end],
                 memory.part(used),
             )
@@ -100,7 +100,7 @@ class ScatterReduce(Exchange):
     def route(self, shipment: Shipment, sent: Sequence[Outgoing]) -> Route:
         own = self._chunks_of(shipment)[self.rank]
         expected = shipment.frame(own.quantized, own.full) if own.coordinates else None
-        # Horovod keeps what is sent, or a copy of it: no other is kept while it travels.
+        # Horovod keeps the memory that is sent; keep no other reference meanwhile.
         request = [AllToAll([memory_of(part) for part in sent])]
         del sent
         received = yield request.pop()
@@ -109,9 +109,9 @@ class ScatterReduce(Exchange):
             if expected is not None:
                 average = self._average(shipment, received, expected)
         except PayloadError as error:
-            # The others would wait for this rank for ever: they are told, and all fail together.
-            told = torch.frombuffer(bytearray(FAILED), dtype=torch.uint8)
-            failure, average = error, Sendable.copy_of(told, average.device)
+            # Other ranks wait for this one. They receive FAILED, so that all fail together.
+            failed = torch.frombuffer(bytearray(FAILED), dtype=torch.uint8)
+            failure, average = error, Sendable.copy_of(failed, average.device)
         del received
         averages = yield AllGather(average)
         if failure is not None:
@@ -122,7 +122,7 @@ class ScatterReduce(Exchange):
     def _average(
         self, shipment: Shipment, received: Sequence[torch.Tensor], expected: Frame
     ) -> Sendable:
-        """The average of this rank's chunk, encoded."""
+        """Return the encoded average of this rank's chunk."""
         codec, payloads = shipment.codec, arrived(received)
         for rank, payload in enumerate(payloads):
             of = functools.partial(chunk_key, owner=self.rank, stage=FIRST)
@@ -139,11 +139,13 @@ class ScatterReduce(Exchange):
             key = chunk_key(shipment.key(self.rank), self.rank, SECOND)
             values = average[:quantized]
             flat = shipment.narrowed(average, expected.coordinates - expected.full, self.ranks)
-            encoded = second.codec.encode_payload(flat, quantized, key, shipment.layout, values)
+            encoded = second.codec.encode_payload(
+                flat, quantized, key, shipment.layout_fingerprint, values
+            )
             return encoded.memory
 
     def _decode(self, shipment: Shipment, averages: Sequence[torch.Tensor]) -> torch.Tensor:
-        """The whole group, of all owners' averages."""
+        """Return the whole group, decoded from all owners' averages."""
         second = self._second_stage(shipment.codec)
         out = shipment.empty_result(averages[0].device)
         chunks = self._chunks_of(shipment)
@@ -170,7 +172,7 @@ class ScatterReduce(Exchange):
                 values = out[chunk.begin : chunk.end]
                 full = out[chunk.full_begin : chunk.full_end]
                 second.codec.decode_into([payload], expected, 1.0, values, full)
-            else:  # all of it as it is
+            else:  # averages in full precision
                 chunk.put(second.codec.decode_wide([payload], expected, 1.0), out)
         row.end()
         return shipment.narrowed(out, shipment.quantized, self.ranks)
@@ -186,6 +188,8 @@ class ScatterReduce(Exchange):
 
 
 def chunk_key(key: int, owner: int, stage: int) -> int:
-    """Key of the random numbers of a chunk: coordinates are counted from its start, so that equal
-    keys would repeat numbers."""
+    """Return the key of a chunk's random numbers.
+
+    Coordinates count from the chunk's start, so equal keys would repeat numbers.
+    """
     return stream_key(key, owner, stage)

@@ -1,11 +1,11 @@
-"""Payloads of a step that arrived corrupt, and how every rank comes to know of them.
+"""Make every rank fail if a payload of a step arrived corrupt at one of them.
 
-1. A rank that cannot read a payload notes it and takes part in all that is left of the step: the
-   others, who may have read theirs, would wait for it for ever.
-2. When all groups have come back, and before the last gradient is handed out, ranks send each other
-   one number (``everywhere``). Either every rank ends the step or none does.
+1. A rank that cannot read a payload records it and takes part in the rest of the step, because the
+   other ranks wait for it.
+2. After all groups are received and before the last gradient is returned, ranks exchange one number
+   (``everywhere``). Either every rank completes the step or none does.
 
-That number is the step's last message. Should it be damaged itself, ranks may read it differently.
+This number is the step's last message. If it is corrupted itself, ranks may read it differently.
 """
 
 from __future__ import annotations
@@ -21,14 +21,15 @@ from hvd_adaptive.exchange.exchange import FailedElsewhereError
 if TYPE_CHECKING:
     from hvd_adaptive.transport.world import World
 
-# Of the ranks that could not read a payload so many are named.
+# Most ranks that the error names.
 MOST_NAMED = 8
 
 
 class Failures:
-    """Of one rank in one step.
+    """Failures of one rank in one step.
 
-    first: the error to be told.
+    Attributes:
+        first: The error to raise.
     """
 
     def __init__(self) -> None:
@@ -36,26 +37,28 @@ class Failures:
         self._number = 0
 
     def note(self, index: int, error: PayloadError) -> None:
-        """This rank could not read a payload of group ``index``, or was told that another one could
-        not. Its own come first."""
-        told = isinstance(error, FailedElsewhereError)
-        if self.first is None or (self._number < 0 and not told):
-            self.first, self._number = error, -1 - index if told else 1 + index
+        """Record that this rank, or another one, could not read a payload of group ``index``.
+
+        Failures of this rank take precedence.
+        """
+        elsewhere = isinstance(error, FailedElsewhereError)
+        if self.first is None or (self._number < 0 and not elsewhere):
+            self.first, self._number = error, -1 - index if elsewhere else 1 + index
 
     def everywhere(self, world: World | Any, name: str) -> dict[int, int]:
-        """Groups that could not be read, by rank; every rank must ask. Nothing if all is well."""
+        """Return the groups that could not be read, by rank; a collective."""
         own = torch.tensor([self._number], device="cpu")
         everyone = [self._number]
         if world.size > 1:
             everyone = world.gather_equal(own, name).view(-1).tolist()
         failed = {rank: number for rank, number in enumerate(everyone) if number}
-        # Those that were told by others are named only if nobody else is.
+        # Ranks that failed because of another rank are named only if no other rank is.
         origins = {rank: number for rank, number in failed.items() if number > 0} or failed
         return {rank: abs(number) - 1 for rank, number in origins.items()}
 
 
 def step_failed(number: int, failed: Mapping[int, int], labels: list[str]) -> PayloadError:
-    """The error that every rank raises. labels: of the groups."""
+    """Return the error that every rank raises; ``labels`` are those of the groups."""
     named = [
         f"rank {rank} ({labels[group] if group < len(labels) else f'group {group}'})"
         for rank, group in failed.items()

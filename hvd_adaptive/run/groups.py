@@ -1,4 +1,4 @@
-"""Groups: what all steps of a compressor among the same ranks share."""
+"""Define Groups, the state that all steps of a compressor with the same ranks share."""
 
 from __future__ import annotations
 
@@ -21,11 +21,12 @@ if TYPE_CHECKING:
 
 
 class Groups:
-    """Ranks, exchange, layout and memory that stay the same from step to step.
+    """Ranks, exchange, layout and memory that persist between steps.
 
-    world: a transport.world.World, or what answers as one.
-    layout: None until it is known which gradients there are.
-    name: begins the names of collectives.
+    Attributes:
+        world: A transport.world.World, or an object with its methods.
+        layout: The layout; None until the gradients are known.
+        name: Beginning of the names of collectives.
     """
 
     def __init__(self, compressor: GradientCompressor, world: Any, name: str = "") -> None:
@@ -52,9 +53,15 @@ class Groups:
         in_order: bool = False,
         cut: Callable[..., Layout] = build_layout,
     ) -> Layout:
-        """A layout whose groups fit Horovod's and the user's bounds: smaller ones as ranks grow.
+        """Return a layout whose groups fit Horovod's and the user's bounds for this many ranks.
 
-        cut: makes it, as fusion.layout.build_layout does.
+        Args:
+            members: The tensors.
+            in_order: Keep their order.
+            cut: Function that builds a layout, like ``layout.build_layout``.
+
+        Raises:
+            ValueError: Even the smallest groups exceed ``in_flight_bytes``.
         """
         bound = min(LARGEST_COLLECTIVE, self.settings.in_flight_bytes // 2)
         most = self.settings.fusion_bytes // 4
@@ -83,7 +90,7 @@ class Groups:
             most //= 2
 
     def settle(self, layout: Layout, step: int, device: torch.device, attempt: int = 0) -> None:
-        """Before the first group is sent, and once all ranks agree: what the exchange must know."""
+        """Settle the exchange, after ranks have compared settings and before the first group."""
         if self.exchange.settled:
             return
         self.exchange.settle(self.world, self.compressor, self.name_at(attempt), device)
@@ -92,15 +99,14 @@ class Groups:
         self.prepare(step)
 
     def prepare(self, step: int) -> None:
-        """Before a step is asked for an update."""
+        """Prepare the exchange for a step, before tables are updated."""
         if self.exchange.settled:
             self.exchange.prepare(self.compressor, self.parts, step)
 
     def buffer(
         self, use: str, coordinates: int, dtype: torch.dtype, device: torch.device
     ) -> torch.Tensor:
-        """Memory that is used again for every group, holding anything: what is put there is read,
-        or copied, at once."""
+        """Return uninitialised memory that all groups share; read or copy its contents at once."""
         key = (use, dtype, place(device))
         buffer = self._buffers.get(key)
         if buffer is None or buffer.numel() < coordinates:
@@ -110,12 +116,14 @@ class Groups:
         return buffer[:coordinates]
 
     def quantized_now(self, group: Group) -> int:
-        """Coordinates of a group that are quantised at this step: none while warming up."""
+        """Return how many of a group's coordinates this step quantises: none in a warm-up."""
         return 0 if self.compressor.step < self.settings.warmup_steps else group.quantized
 
     def in_flight_bytes(self, group: Group) -> int:
-        """Memory that a group's exchange holds, at most: in full precision if there is a warm-up
-        (a loaded state may lead back into it)."""
+        """Return the most bytes that a group's exchange holds.
+
+        With a warm-up, this is in full precision; a loaded state may return to the warm-up.
+        """
         quantized = 0 if self.settings.warmup_steps else group.quantized
         key = group.part, quantized, group.coordinates, group.dtype, self.exchange.settled
         if key not in self._in_flight:
@@ -125,9 +133,9 @@ class Groups:
         return self._in_flight[key]
 
     def name_at(self, attempt: int) -> str:
-        """Begins the names of an attempt's collectives: an earlier one's may be in flight still."""
+        """Return the beginning of names of an attempt's collectives, which differ by attempt."""
         return self.name + (f".attempt{attempt}" if attempt else "")
 
     def sync(self, step: int = 0, attempt: int = 0) -> LevelSync:
-        """Level sync over these ranks; every rank must ask for it at the same step."""
+        """Return the level sync of these ranks; every rank must use it at the same step."""
         return LevelSync(self.world, self.name_at(attempt), step)

@@ -1,4 +1,4 @@
-"""What a monitor is told of a step that has ended."""
+"""Report completed steps to a monitor."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class Bound(Protocol):
-    """What is monitored of a binding."""
+    """Attributes of a binding that are reported."""
 
     name: str
     compressor: GradientCompressor
@@ -28,35 +28,41 @@ class Bound(Protocol):
 
 
 class Monitored:
-    """A compressor's monitor on this rank, as long as ranks and optimizer are the same.
+    """A compressor's monitor on this rank, for the same ranks and optimizer.
 
-    Nothing here is a collective: ranks may have different monitors, or none.
+    No method is a collective, so ranks may have different monitors, or none.
     """
 
     def __init__(self, compressor: GradientCompressor, rank: int) -> None:
         monitor: Monitor | None = compressor.settings.monitor
         watches = monitor is not None and monitor.watches(rank)
         self._monitor = monitor if watches else None
-        self._told: int | None = None  # fingerprint of the layout that it knows
+        self._reported: int | None = None  # fingerprint of the layout that was reported
         compressor.meter.detailed = watches
 
     def step_ended(self, binding: Bound, number: int, layout: Layout | None) -> None:
-        """The compressor's last figures are those of step ``number``.
+        """Report step ``number``, whose figures the compressor's meter contains.
 
-        layout: None for a step without groups: some ranks had called hvd.join().
+        Args:
+            binding: The binding of the step.
+            number: The step.
+            layout: Its layout; None for a step without groups, after ranks called hvd.join().
         """
         if self._monitor is None:
             return
         fingerprint = 0 if layout is None else layout.fingerprint
-        if self._told is None or (layout is not None and fingerprint != self._told):
-            self._told = fingerprint
+        if self._reported is None or (layout is not None and fingerprint != self._reported):
+            self._reported = fingerprint
             self._monitor.begin(binding.compressor, facts(binding, number, layout))
         self._monitor.step(binding.compressor, number)
 
 
 def facts(binding: Bound, number: int, layout: Layout | None) -> dict[str, Any]:
-    """Facts of a compressor at work, from step ``number`` on: scheme (its settings), name (begins
-    its collectives' names), version, torch, host, rank, ranks, and its groups."""
+    """Return facts about a compressor from step ``number`` on.
+
+    They are its scheme with settings, the beginning of its collectives' names, versions, host,
+    rank, ranks and groups.
+    """
     return {
         "scheme": repr(binding.compressor),
         "name": binding.name,
@@ -74,7 +80,10 @@ def facts(binding: Bound, number: int, layout: Layout | None) -> dict[str, Any]:
 
 
 def _group(binding: Bound, layout: Layout, index: int) -> dict[str, Any]:
-    """members: [name, quantised coordinates, full-precision coordinates] of each parameter."""
+    """Return a group's facts.
+
+    ``members`` has [name, quantised coordinates, full-precision coordinates] of each parameter.
+    """
     group = layout.groups[index]
     return {
         "group": index,

@@ -1,4 +1,4 @@
-"""One step's gradients: they arrive in any order, travel in groups, and come back reduced."""
+"""Define Step, which exchanges one step's gradients in groups."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _PAUSE = 0.0005
 
 @dataclass(eq=False)
 class _Flight:
-    """A group on its way: what its exchange is waiting for."""
+    """A group in flight, and the collective that its exchange waits for."""
 
     index: int
     route: Route
@@ -47,16 +47,16 @@ class _Flight:
 
 
 class Step:
-    """Gradients of one step on their way.
+    """Exchange the gradients of one step.
 
-    1. ``arrive``: a member's gradient is there; once it is ``release``d, groups that are complete
-       are launched, in the layout's reverse order on every rank (the order of the backward pass,
-       roughly), as far as the bound on memory allows. Update steps are not released.
-    2. Groups whose first stage has come back meanwhile go on to their second one.
-    3. ``launch_all`` at the first decompress: by now every gradient is there.
-    4. ``result``: waits for the group of a member, and for what was submitted before it.
-    5. The last ``result`` raises PayloadError, on every rank, if a payload arrived corrupt at any
-       of them. Averages have taken the gradients' place by then; all become NaN.
+    1. ``arrive`` accepts a member's gradient. After ``release``, complete groups are launched in
+       the layout's reverse order on every rank (roughly the order of the backward pass), within the
+       bound on memory. Update steps are not released.
+    2. Groups whose first stage has been received submit their second stage.
+    3. ``launch_all`` at the first decompress launches the rest; every gradient has arrived.
+    4. ``result`` waits for the groups of a member, and for what was submitted before them.
+    5. The last ``result`` raises PayloadError on every rank if a payload arrived corrupt at any of
+       them. Averages have replaced the gradients by then; all become NaN.
     """
 
     counts = True
@@ -79,42 +79,42 @@ class Step:
         self._all_arrived = False
         self._tensors: list[torch.Tensor | None] = [None] * len(layout.members)
         self._written_back = [False] * len(layout.members)
-        self._memory: dict[int, int] = {}  # the first slot whose gradient lies in a storage
-        self.disjoint = False  # gradients are known not to overlap, even in one storage
+        self._memory: dict[int, int] = {}  # the first slot with a gradient in each storage
+        self.disjoint = False  # whether gradients of one storage are known not to overlap
         self._missing = [len(group.slots) for group in layout.groups]
         self._next = len(layout.groups)
         self._flying: deque[_Flight] = deque()
-        self.names: set[str] = set()  # of what was submitted
+        self.names: set[str] = set()  # of the collectives that were submitted
         self._held = 0
         self._returned: set[int] = set()  # groups that have been received, or could not be read
         self._results: dict[int, torch.Tensor] = {}  # those that were not written back
         self._residuals = residuals
-        self._after: dict[int, torch.Tensor] = {}  # the groups' residuals once this step has ended
+        self._after: dict[int, torch.Tensor] = {}  # the groups' residuals after this step
         self._absent: list[int] = []
         self._finite = Finite()
         self._streams = Streams()
         self._failures = Failures()
         self._failed: dict[int, int] | None = None
-        self._gradients: list[torch.Tensor] = []  # those that results take the place of
+        self._gradients: list[torch.Tensor] = []  # those that results replace
         self._pending = 0
 
     @property
     def arrived(self) -> dict[int, torch.Tensor]:
-        """Gradients by slot."""
+        """Return the gradients by slot."""
         return {slot: tensor for slot, tensor in enumerate(self._tensors) if tensor is not None}
 
     def has(self, slot: int) -> bool:
-        """Whether the member's gradient has arrived."""
+        """Return whether the member's gradient has arrived."""
         return self._tensors[slot] is not None
 
     def arrive(self, slot: int, tensor: torch.Tensor) -> None:
-        """Take a member's gradient; launch what has become complete."""
+        """Accept a member's gradient, and launch groups that are complete."""
         self.binding.compressor.check_device(tensor.device)
         self._tensors[slot] = tensor
         self._streams.arrived(slot, tensor)
         self._pending += 1
-        # No second copy of the gradients is held, and no memory is new in every step. Autograd may
-        # give two parameters one gradient: neither is written to before both have been read.
+        # Results are written to the gradients' own memory, so that no step allocates memory.
+        # Autograd may give two parameters one gradient; such gradients are not written to.
         if self.binding.is_gradient(slot, tensor) and not tensor.is_inference():
             self._gradients.append(tensor)
             self._written_back[slot] = tensor.is_contiguous()
@@ -125,27 +125,33 @@ class Step:
             self._missing[group] -= 1
         if not self._hold:
             self._launch()
-            self._go_on()
+            self._submit_second_stages()
 
     def release(self, factor: float | None = None) -> None:
-        """Groups may be launched from now on, and go on to second stages where ``factor`` (what
-        turns sums into what was asked for) is known."""
+        """Launch complete groups from now on.
+
+        Args:
+            factor: Scale of sums over ranks. If it is known, groups also submit second stages.
+        """
         self._hold, self._early_factor = False, factor
         self._launch()
 
     def launch_all(self) -> None:
-        """Submit every group, as far as the memory bound allows before waiting.
+        """Submit every group, within the bound on memory.
 
-        A group none of whose members arrived (sparse parameters, which Horovod exchanges itself)
-        is left out: every dense gradient has arrived by now, on every rank.
+        Every dense gradient has arrived, on every rank. A group without any gradient (sparse
+        parameters, which Horovod exchanges itself) is omitted.
         """
         self._hold, self._all_arrived = False, True
         self._launch()
 
     def result(self, slot: int, absent: bool = False) -> torch.Tensor:
-        """The reduced gradient of a member, in its own shape and dtype.
+        """Return the reduced gradient of a member, in its own shape and dtype.
 
-        absent: no rank has it, so it is zero, whatever its bucket mates make of zeros.
+        Args:
+            slot: The member.
+            absent: No rank has the gradient. The result is then zero; quantisation could turn the
+                zeros of a bucket into other values.
         """
         pieces = self.layout.pieces_of[slot]
         for group, _ in pieces:
@@ -155,7 +161,7 @@ class Step:
         if self._failures.first is None and not self._written_back[slot]:
             parts = [self._results[group][_range(piece)] for group, piece in pieces]
             whole = parts[0] if len(parts) == 1 else torch.cat(parts)
-            tensor = self._as(tensor, slot, whole.view(self.layout.members[slot].shape))
+            tensor = self._strided_like(tensor, slot, whole.view(self.layout.members[slot].shape))
         if absent:
             self._absent.append(slot)
             tensor.detach().zero_()
@@ -175,22 +181,26 @@ class Step:
         return tensor
 
     def _check_everywhere(self) -> None:
-        """PayloadError, on every rank, if a rank could not read what it received."""
+        """Raise PayloadError, on every rank, if a rank could not read what it received."""
         if failed := self._failed_everywhere():
             for gradient in self._gradients:
                 gradient.detach().fill_(float("nan"))
             raise step_failed(self.number, failed, self.layout.labels) from self._failures.first
 
     def _failed_everywhere(self) -> dict[int, int]:
-        """Groups that could not be read, by rank; once all have come back."""
+        """Return the groups that could not be read, by rank, after all were received."""
         if self._failed is None:
-            name = self._attempted("corrupt")
+            name = self._name_of_attempt("corrupt")
             self._failed = self._failures.everywhere(self.binding.world, name)
         return self._failed
 
-    def _as(self, gradient: torch.Tensor, slot: int, result: torch.Tensor) -> torch.Tensor:
-        """``result`` with the gradient's strides, which optimizers may compare with the weights',
-        unless its coordinates overlap."""
+    def _strided_like(
+        self, gradient: torch.Tensor, slot: int, result: torch.Tensor
+    ) -> torch.Tensor:
+        """Return ``result`` with the gradient's strides, unless its coordinates overlap.
+
+        Optimizers may compare strides of gradients and weights.
+        """
         if result.stride() == gradient.stride() or not self.binding.is_gradient(slot, gradient):
             return result
         like = torch.empty_like(gradient)
@@ -198,11 +208,11 @@ class Step:
 
     @property
     def finished(self) -> bool:
-        """Whether every member that arrived has been given back."""
+        """Return whether the result of every gradient that arrived was returned."""
         return self._pending == 0
 
     def abandon(self) -> list[Sent]:
-        """Give up a step that was never finished; returns what is in flight."""
+        """Give up an unfinished step, and return the collectives in flight."""
         flying = [
             Sent(
                 self._name(f.index, f.stage),
@@ -218,7 +228,7 @@ class Step:
         return flying
 
     def commit(self) -> None:
-        """The step has ended: its residuals hold, unless AMP must skip it."""
+        """Apply the step's residuals after its end, unless AMP skips the step."""
         if self._residuals is None:
             return
         for slot in self._absent:
@@ -231,19 +241,23 @@ class Step:
 
     @property
     def parts(self) -> list[str]:
-        """Labels of the parts that are sent: see parts_among. The same on every rank, once every
-        dense gradient has arrived."""
+        """Return labels of the parts that are sent (see parts_among), the same on every rank.
+
+        Every dense gradient must have arrived.
+        """
         groups = enumerate(self.layout.groups)
         return parts_among(group for index, group in groups if self._any_arrived(index))
 
     def is_finite(self) -> bool:
-        """Whether this rank's gradients are, before any of them has come back."""
+        """Return whether this rank's gradients are finite, before any result replaces them."""
         self._streams.join(range(len(self._tensors)))
         return bool(Finite(tensor for tensor in self._tensors if tensor is not None))
 
     def samples(self, count: int, part: str = "") -> list[torch.Tensor]:
-        """Up to ``count`` buckets of ``part`` that this rank will quantise: see run/shares.py.
-        Where ranks of a node quantise its mean, all of them must call it alike."""
+        """Draw up to ``count`` buckets of ``part`` that this rank will quantise (run/shares.py).
+
+        If ranks of a node quantise its mean, this is a collective of these ranks.
+        """
         settings, rank = self.binding.settings, self.binding.world.rank
         instance = self.binding.compressor.instance
         shares = Shares(
@@ -265,8 +279,8 @@ class Step:
     def _swapped(
         self, label: str, members: Sequence[int], parts: Sequence[Sendable]
     ) -> list[torch.Tensor]:
-        """Some ranks' alltoall, waited for; all ranks take part, each with members of its own."""
-        world, name = self.binding.world, self._attempted(label)
+        """Return the result of an alltoall among members, in which all ranks take part."""
+        world, name = self.binding.world, self._name_of_attempt(label)
         request = Among(members, AllToAll(parts), world.size, local=True)
         self.names.add(name)
         handle = request.submit(world, name)
@@ -274,8 +288,10 @@ class Step:
         return request.receive(world, handle)
 
     def _flat(self, group: Group) -> torch.Tensor:
-        """The group's coordinates, valid until the next call, and not to be changed unless there
-        are residuals."""
+        """Return the group's coordinates, valid until the next call.
+
+        They may be changed only if there are residuals.
+        """
         self._streams.join(group.slots)
         if self._residuals is None and (flat := self._in_place(group)) is not None:
             return flat
@@ -284,8 +300,10 @@ class Step:
         return flat
 
     def _in_place(self, group: Group) -> torch.Tensor | None:
-        """The group in its only member's own memory; None where it has others, or lies there in
-        another order."""
+        """Return the group in its only member's memory.
+
+        The result is None if the group has several members or the gradient is not contiguous.
+        """
         if len(group.pieces) != 1:
             return None
         (piece,) = group.pieces
@@ -295,7 +313,7 @@ class Step:
         return tensor.detach().view(-1)[piece.start : piece.stop]
 
     def _quantized_flat(self, group: Group) -> torch.Tensor:
-        """What the quantiser sees of a group, its residual included; valid until the next call."""
+        """Return a group's quantised coordinates with residuals, valid until the next call."""
         flat = self._flat(group)[: group.quantized]
         if self._residuals is None:
             return flat
@@ -304,11 +322,11 @@ class Step:
 
     @property
     def device(self) -> torch.device:
-        """Of its gradients."""
+        """Return the device of the gradients."""
         return next((t.device for t in self._tensors if t is not None), torch.device("cpu"))
 
     def _launch(self) -> None:
-        """Launch what is ready, in order, as far as it fits."""
+        """Launch groups that are ready, in order, within the bound on memory."""
         while self._next > 0 and (self._all_arrived or not self._missing[self._next - 1]):
             index = self._next - 1
             if self._all_arrived and not self._any_arrived(index):
@@ -318,28 +336,27 @@ class Step:
                 break
             self._next = index
             self._start(index)
-            self._go_on()
+            self._submit_second_stages()
 
-    def _go_on(self) -> None:
-        """Submit the second stages of groups whose first one has come back, without waiting.
+    def _submit_second_stages(self) -> None:
+        """Submit the second stages of groups whose first stage has been received, without waiting.
 
-        Ranks do so at different times, which Horovod, who puts collectives in order, allows. Nobody
-        waits for ever: first stages are taken in the order of their launch, which all ranks share,
-        so that a rank that waits for its oldest flight waits for ranks that are further behind, or
-        for an older group. Averages are not decoded here: they would overwrite gradients, in memory
-        of which autograd may have told only half.
+        Ranks do so at different times; Horovod orders collectives. There is no deadlock: all ranks
+        advance first stages in the order of their launch, so a rank that waits for its oldest group
+        waits for ranks that are behind it, or for an older group. Averages are not decoded here,
+        because they would overwrite memory into which autograd may still accumulate.
         """
         world = self.binding.world
         if self._known_factor is None or not world.orders_collectives:
             return
         while flight := next((f for f in self._flying if f.stage == 0), None):
-            if not (self._goes_on_early(flight.index) and world.poll(flight.handle)):
+            if not (self._has_early_second_stage(flight.index) and world.poll(flight.handle)):
                 return
             self._advance(flight)
 
     @property
     def _known_factor(self) -> float | None:
-        """What turns sums into what was asked for, as far as it is known by now."""
+        """Return the scale of sums over ranks, or None if it is not known yet."""
         return self._early_factor if self.factor is None else self.factor
 
     def _final_factor(self) -> float:
@@ -349,12 +366,12 @@ class Step:
             raise RuntimeError(f"step {self.number}: a group is decoded before its factor is known")
         return factor
 
-    def _goes_on_early(self, index: int) -> bool:
+    def _has_early_second_stage(self, index: int) -> bool:
         group, binding = self.layout.groups[index], self.binding
         return self.device.type == "cpu" and binding.exchange.goes_on_early(group.coordinates)
 
     def _fits(self, index: int) -> bool:
-        """Whether the memory bound allows a group beside those in flight."""
+        """Return whether the bound on memory allows a group beside those in flight."""
         total = self._held + self.binding.in_flight_bytes(self.layout.groups[index])
         return not self._flying or total <= self.binding.settings.in_flight_bytes
 
@@ -383,7 +400,7 @@ class Step:
         self._submit(_Flight(index, route, next(route)))
 
     def _submit(self, flight: _Flight) -> None:
-        """Send what a group's exchange wants done next."""
+        """Submit the next collective of a group's exchange."""
         world = self.binding.world
         sent = flight.request.sent_bytes(world.rank, world.size)
         self.binding.compressor.meter.add("wire_bytes", sent, flight.index)
@@ -395,11 +412,13 @@ class Step:
         self._flying.append(flight)
 
     def _name(self, index: int, stage: int) -> str:
-        """Of a collective, the same on all ranks."""
-        return self._attempted(self.layout.labels[index] + (f".stage{stage}" if stage else ""))
+        """Return the name of a group's collective, the same on all ranks."""
+        return self._name_of_attempt(
+            self.layout.labels[index] + (f".stage{stage}" if stage else "")
+        )
 
-    def _attempted(self, label: str) -> str:
-        """A collective's name: what another attempt gave up is in flight until this step ends."""
+    def _name_of_attempt(self, label: str) -> str:
+        """Return a collective's name; attempts differ, as they may be in flight together."""
         name = f"{self.binding.name}.{label}"
         return name + (f".attempt{self.attempt}" if self.attempt else "")
 
@@ -410,14 +429,20 @@ class Step:
         return self.binding.exchange.working_bytes(self._codec(index), quantized, full)
 
     def _account(self, kind: str, index: int, size: int) -> None:
-        """So many bytes are held for a group from now on, until the end of the step at most."""
+        """Record that a group holds ``size`` bytes from now on, in this step."""
         self.binding.compressor.meter.hold((kind, index), size)
 
     def _measure(self, index: int, flat: torch.Tensor, dtype: torch.dtype | None) -> None:
-        """Add the squared error of a few buckets to the step's figures: of ERROR_BUCKETS full ones,
-        drawn at equal distances from a random one on, each of which stands for as many as there are
-        to each drawn, and of the partial one at the end. dtype: what the buckets are rounded to;
-        None where the codec quantises them."""
+        """Add the squared error of a few buckets to the step's figures.
+
+        ERROR_BUCKETS full buckets are drawn at equal distances, beginning with a random one, and
+        represent all full buckets; the partial bucket at the end is always included.
+
+        Args:
+            index: The group.
+            flat: Coordinates that this rank quantises.
+            dtype: The dtype to which buckets are rounded; None if the codec quantises them.
+        """
         if not flat.numel():
             return
         size = self.binding.settings.bucket_size
@@ -426,7 +451,7 @@ class Step:
         chosen = [(key + k * full // count) % full for k in range(count)]
         if partial:
             chosen.append(full)
-        buckets = [flat[place * size : (place + 1) * size] for place in chosen]
+        buckets = [flat[i * size : (i + 1) * size] for i in chosen]
         sample = torch.cat(buckets).to(torch.float32)
         if dtype is None:
             squares = self._codec(index).squared_errors(sample, key)
@@ -443,7 +468,7 @@ class Step:
             dtype=group.dtype,
             quantized=quantized,
             full=group.coordinates - quantized,
-            layout=self.layout.fingerprint,
+            layout_fingerprint=self.layout.fingerprint,
             key=lambda rank: self._key(rank, index),
             keys=lambda rank: instance.keys(*self._stream(rank, index)),
             factor=self._final_factor,
@@ -454,14 +479,13 @@ class Step:
         )
 
     def _advance_oldest(self) -> None:
-        """Wait for the collective submitted first. A group's second stage is under way while the
-        next group's first one is."""
+        """Wait for the collective that was submitted first, and advance its group."""
         if not self._flying:
             raise RuntimeError("this gradient's step was given up: backward has run again since")
         self._advance(self._flying[0])
 
     def drain(self, is_over: Callable[[], bool]) -> None:
-        """Do all that ``result`` will wait for, unless ``is_over`` meanwhile."""
+        """Complete what ``result`` waits for, until ``is_over`` returns True."""
         while self._flying and not is_over():
             if self.binding.world.poll(self._flying[0].handle):
                 self._advance_oldest()
@@ -471,8 +495,10 @@ class Step:
             self._failed_everywhere()
 
     def _advance(self, flight: _Flight) -> None:
-        """Wait for a flight; submit what its group's exchange wants next or, where that was all,
-        launch what now fits."""
+        """Wait for a collective, then submit the next one of its group.
+
+        After the last one, launch further groups that fit.
+        """
         self._flying.remove(flight)
         meter = self.binding.compressor.meter
         with meter.time("exchange_s", flight.index):
@@ -494,55 +520,58 @@ class Step:
             self._submit(flight)
 
     def _finish(self, index: int, decoded: torch.Tensor | None) -> None:
-        """A group has come back; None if it could not be read."""
+        """Record a group's result; ``decoded`` is None if a payload could not be read."""
         self._held -= self.binding.in_flight_bytes(self.layout.groups[index])
         self._account("flight", index, 0)
         self._account("work", index, 0)
-        kept = None if decoded is None else self._taken(index, decoded)
+        kept = None if decoded is None else self._receive_decoded(index, decoded)
         if kept is not None:
             self._results[index] = kept
         self._returned.add(index)
         self._launch()
 
-    def _taken(self, index: int, decoded: torch.Tensor) -> torch.Tensor | None:
-        """See ``_keep``."""
+    def _receive_decoded(self, index: int, decoded: torch.Tensor) -> torch.Tensor | None:
+        """Record figures of a decoded group, and write it back; see ``_write_back``."""
         if self._residuals is not None:
             self._finite.look(decoded)
         group, binding = self.layout.groups[index], self.binding
         quantized = decoded[: binding.quantized_now(group)]
         binding.compressor.meter.look(quantized, binding.settings.bucket_size, index)
-        kept = self._keep(index, decoded)
+        kept = self._write_back(index, decoded)
         self._account("result", index, 0 if kept is None else kept.nbytes)
         return kept
 
     def _codec(self, index: int) -> GradientCompressor:
-        """Of the group's part."""
+        """Return the codec of the group's part."""
         return self.binding.compressor.part(self.layout.groups[index].part)
 
     def _any_arrived(self, index: int) -> bool:
         return self._missing[index] < len(self.layout.groups[index].slots)
 
     def _key(self, rank: int, index: int) -> int:
-        """Key of a rank's random numbers for a group, as far as this rank knows."""
+        """Return the key of a rank's random numbers for a group, as far as this rank knows."""
         return self.binding.compressor.instance.key(*self._stream(rank, index))
 
     def _stream(self, rank: int, index: int) -> tuple[int, int, int, int]:
-        """What names a rank's random numbers for a group, but for the compressor's number."""
+        """Return what identifies a rank's random numbers for a group, within a compressor."""
         return self.binding.settings.seed, rank, self.number, group_number(index, self.attempt)
 
     def _memory_for(
         self, group: Group, use: str, coordinates: int, dtype: torch.dtype, device: torch.device
     ) -> torch.Tensor:
-        """As Shipment says: the gradient's own where it is a result and the only one."""
+        """Return Shipment.memory; the result of a single member uses its gradient's memory."""
         if use == "result" and self._written_back[group.pieces[0].slot]:
             own = self._in_place(group)
             if own is not None and (own.numel(), own.dtype) == (coordinates, dtype):
                 return own
         return self.binding.buffer(use, coordinates, dtype, device)
 
-    def _keep(self, index: int, decoded: torch.Tensor) -> torch.Tensor | None:
-        """What must be kept of a decoded group; None where all of it went back into the gradients
-        that it was made from."""
+    def _write_back(self, index: int, decoded: torch.Tensor) -> torch.Tensor | None:
+        """Copy a decoded group to its gradients' memory.
+
+        Returns:
+            A copy of the group if some of it could not be written back, else None.
+        """
         kept = None
         for piece in self.layout.groups[index].pieces:
             tensor = self._tensors[piece.slot]
@@ -553,10 +582,10 @@ class Step:
                 if flat.data_ptr() != decoded.data_ptr():
                     flat.copy_(decoded[_range(piece)])
             elif kept is None:
-                kept = decoded.clone()  # its memory is used again
+                kept = decoded.clone()  # the memory of ``decoded`` is reused
         return kept
 
 
 def _range(piece: Piece) -> slice:
-    """Where a piece lies in its group."""
+    """Return the range of a piece in its group."""
     return slice(piece.at, piece.at + piece.stop - piece.start)

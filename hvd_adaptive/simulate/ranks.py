@@ -334,7 +334,7 @@ class Ranks:
             dtype=group.dtype,
             quantized=quantized,
             full=group.coordinates - quantized,
-            layout=self.layout.fingerprint,
+            layout_fingerprint=self.layout.fingerprint,
             key=lambda rank: instance.key(seed, rank, step, group_number(index)),
             factor=lambda: 1.0 / self.workers,
             time=lambda field: nullcontext(),

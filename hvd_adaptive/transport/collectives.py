@@ -1,8 +1,9 @@
-"""What ranks do together: requests that an exchange makes, and two ways to carry them out.
+"""Define collectives, which exchanges yield, and two ways to perform them.
 
-Over Horovod a rank ``submit``s a request and ``receive``s what comes of it; in a simulation all
-ranks' requests are handed over in one process. What is sent is Sendable: a collective reads it
-while other groups are encoded and decoded. What is received are uint8 tensors, 1-D, of any lengths.
+Over a World a rank ``submit``s a collective and ``receive``s its result. In a simulation,
+``hand_over`` performs those of all ranks in one process. Collectives send ``Sendable`` memory,
+because they read it while other groups are encoded and decoded. They receive uint8 tensors, 1-D, of
+any lengths.
 """
 
 from __future__ import annotations
@@ -27,39 +28,43 @@ class Collective(ABC):
 
     @abstractmethod
     def submit(self, world: World, name: str) -> Any:
-        """A handle; every rank must submit under this name."""
+        """Submit, and return a handle; every rank must submit under this name."""
 
     @abstractmethod
     def receive(self, world: World, handle: Any) -> list[torch.Tensor]:
-        """Wait; what each rank sent to this one, in rank order."""
+        """Wait, and return what each rank sent to this one, in rank order."""
 
     @abstractmethod
     def waiting(self) -> Collective:
-        """What ``receive`` needs of a request once it is submitted, without copies of what is sent:
-        Horovod keeps that for as long as it must."""
+        """Return what ``receive`` needs after ``submit``, without the memory that is sent.
+
+        Horovod keeps that memory as long as needed.
+        """
 
     @abstractmethod
     def held_bytes(self, world: World) -> int:
-        """Memory that it takes from ``submit`` to ``receive``, what is received included, where
-        others send as much as this rank."""
+        """Return the bytes held from ``submit`` to ``receive``, including the result.
+
+        Other ranks are assumed to send as much as this one.
+        """
 
     @abstractmethod
     def sent_bytes(self, rank: int, ranks: int) -> int:
-        """Bytes that leave this rank."""
+        """Return the bytes that this rank sends."""
 
     @staticmethod
     @abstractmethod
     def hand_over(requests: Sequence[Any]) -> list[list[torch.Tensor]]:
-        """What each rank receives, from all ranks' requests."""
+        """Return what each rank receives, given all ranks' collectives."""
 
 
 @dataclass(frozen=True)
 class AllGather(Collective):
-    """Every rank gets what every rank sends.
+    """Send ``data`` to every rank.
 
-    The result comes as one tensor, since Horovod does not tell where a rank's bytes end: payloads
-    do (``coding.payload.Row``). A few ranks on the CPU send to each other directly, see
-    ``World.sends_directly``; then each has a tensor, and what is a rank's own never leaves it.
+    The result is one tensor, because Horovod does not return the ranks' lengths; payloads contain
+    them (``coding.payload.Row``). A few ranks on the CPU send to each other directly
+    (``World.sends_directly``); then the result has a tensor for each rank.
     """
 
     data: Sendable
@@ -88,7 +93,7 @@ class AllGather(Collective):
         return self
 
     def held_bytes(self, world: World) -> int:
-        # It, all ranks' and, sent directly, a copy for each of the others; its own then comes free.
+        # All ranks' data and this rank's, of which direct sending needs a copy for each other rank.
         copies = world.size - 1 if self._is_direct(world) else 1
         return (copies + world.size) * self.data.size
 
@@ -102,14 +107,16 @@ class AllGather(Collective):
 
 
 def copies_sent(ranks: int) -> int:
-    """How often an allgather holds what a rank sends besides its result, at most: see
-    ``World.sends_directly``."""
+    """Return the most copies of a rank's data that an allgather holds besides its result.
+
+    See ``World.sends_directly``.
+    """
     return ranks - 1 if 1 < ranks <= MOST_DIRECT else 1
 
 
 @dataclass(frozen=True)
 class AllToAll(Collective):
-    """Rank r gets ``parts[r]``; empty ones need not travel."""
+    """Send ``parts[r]`` to rank r; empty parts are not sent."""
 
     parts: Sequence[Sendable]
 
@@ -129,8 +136,7 @@ class AllToAll(Collective):
         return AllToAll(())
 
     def held_bytes(self, world: World) -> int:
-        # Parts, and a copy of them where they do not lie end to end; then one of the two, and as
-        # much received.
+        # Either the parts and a copy, if they are not contiguous, or one of both and the result.
         return 2 * sum(part.size for part in self.parts)
 
     def sent_bytes(self, rank: int, ranks: int) -> int:
@@ -144,7 +150,7 @@ class AllToAll(Collective):
 
 
 def _joined(parts: Sequence[Sendable]) -> torch.Tensor:
-    """The parts end to end, without a copy where they lie like that."""
+    """Return the parts concatenated, without a copy if they are contiguous."""
     there = [part.bytes for part in parts if part.size]
     if not there:
         return parts[0].bytes
@@ -158,10 +164,15 @@ def _joined(parts: Sequence[Sendable]) -> torch.Tensor:
 
 @dataclass(frozen=True)
 class Among(Collective):
-    """A request of some ranks, ``members``, numbered in their order: an alltoall of all ``ranks``.
+    """A collective of some ranks, performed as an alltoall of all ranks.
 
-    All ranks must take part at the same time, each with members of its own.
-    local: these share a node, so that nothing leaves it.
+    All ranks must take part at the same time, each with its own members.
+
+    Attributes:
+        members: The ranks, in the order of ``request``.
+        request: Their collective.
+        ranks: Number of all ranks.
+        local: The members share a node, so that nothing is sent over the network.
     """
 
     members: Sequence[int]
@@ -190,7 +201,7 @@ class Among(Collective):
         return [own._found(parts) for own, parts in zip(requests, received, strict=True)]
 
     def _spread(self) -> AllToAll:
-        """What each of all ranks gets."""
+        """Return the alltoall of all ranks."""
         if isinstance(self.request, AllGather):
             own: Sequence[Sendable] = [self.request.data] * len(self.members)
         else:
@@ -206,9 +217,13 @@ class Among(Collective):
 
 
 class Sent(NamedTuple):
-    """A collective in flight that its step waits for no longer.
+    """A collective in flight whose step was given up.
 
-    kind: "payloads" (an AllGather), "parts" (an AllToAll), or Horovod's "allgather", "broadcast".
+    Attributes:
+        name: Its name.
+        kind: "payloads" (an AllGather), "parts" (an AllToAll), or Horovod's "allgather" or
+            "broadcast".
+        handle: Its handle.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""HorovodWorld: the ranks of a Horovod process set; Horovod is imported when first used."""
+"""Define HorovodWorld, the ranks of a Horovod process set; Horovod is imported at first use."""
 
 from __future__ import annotations
 
@@ -18,10 +18,12 @@ _waiting = threading.local()
 
 
 class Abandoned(Exception):
-    """The caller of ``patient`` waits no longer.
+    """The caller of ``patient`` has stopped waiting.
 
-    handle: of the collective that it waited for, which goes on; None if it was none of Horovod's.
-    operation: of that collective, a kind of ``collectives.Sent``.
+    Attributes:
+        name: Name of the collective that it waited for.
+        handle: Handle of this collective, which is still in flight; None if it is not Horovod's.
+        operation: Kind of this collective, see ``collectives.Sent``.
     """
 
     def __init__(self, name: str, handle: Any = None, operation: str = "") -> None:
@@ -31,7 +33,7 @@ class Abandoned(Exception):
 
 @contextmanager
 def patient(is_over: Callable[[], bool]) -> Iterator[None]:
-    """Inside, ``HorovodWorld.wait`` raises Abandoned in this thread as soon as ``is_over``."""
+    """Make ``HorovodWorld.wait`` raise Abandoned in this thread when ``is_over`` returns True."""
     _waiting.is_over = is_over
     try:
         yield
@@ -40,7 +42,7 @@ def patient(is_over: Callable[[], bool]) -> Iterator[None]:
 
 
 def wait_until(is_done: Callable[[], bool], name: str) -> None:
-    """Wait for what Horovod does not know of; see ``patient``."""
+    """Wait for an event outside Horovod; see ``patient``."""
     is_over = getattr(_waiting, "is_over", None)
     while not is_done():
         if is_over is not None and is_over():
@@ -49,7 +51,11 @@ def wait_until(is_done: Callable[[], bool], name: str) -> None:
 
 
 def horovod() -> Any:
-    """The module ``horovod.torch``; a clear error where it is missing or not initialised."""
+    """Return the module ``horovod.torch``.
+
+    Raises:
+        RuntimeError: It is missing or not initialised.
+    """
     try:
         import horovod.torch as hvd
     except ImportError as error:
@@ -63,7 +69,7 @@ def horovod() -> Any:
 
 
 def _size(process_set: Any) -> int | None:
-    """Of a process set; None where Horovod has it no more: it was removed, or Horovod shut down."""
+    """Return the size of a process set, or None if it was removed or Horovod shut down."""
     try:
         return process_set.size()
     except ValueError:
@@ -73,7 +79,9 @@ def _size(process_set: Any) -> int | None:
 class HorovodWorld(World):
     """Ranks of one process set; see World.
 
-    hvd: the module ``horovod.torch``.  process_set: theirs.
+    Attributes:
+        hvd: The module ``horovod.torch``.
+        process_set: The process set.
     """
 
     orders_collectives = True
@@ -91,10 +99,10 @@ class HorovodWorld(World):
 
     @property
     def sends_directly(self) -> bool:  # type: ignore[override]
-        """Whether an allgather goes by ``hvd.alltoall``, a copy to each rank.
+        """Return whether an allgather uses ``hvd.alltoall``, with a copy for each rank.
 
         Open MPI's allgather of long messages is a ring of size - 1 rounds, each as slow as its
-        slowest rank; its alltoall has all messages under way at once.
+        slowest rank; its alltoall sends all messages at once.
         """
         return 1 < self.size <= MOST_DIRECT and self.hvd.mpi_enabled()
 
@@ -115,7 +123,7 @@ class HorovodWorld(World):
 
     @property
     def life(self) -> Any:
-        """Another object after each hvd.init(), from which on handles are numbered anew."""
+        """Return an object that differs after each hvd.init(), which numbers handles anew."""
         return self.hvd.mpi_ops._handle_map
 
     def is_current(self) -> bool:
@@ -124,11 +132,11 @@ class HorovodWorld(World):
 
     @property
     def root(self) -> int:
-        """Global rank of the process set's first member."""
+        """Return the global rank of the process set's first member."""
         return self.process_set.ranks[0]
 
     def wait(self, handle: Any, name: str, operation: str = "allgather") -> Any:
-        """What the collective ``name`` gives; see ``patient`` and ``Abandoned``."""
+        """Return the result of the collective ``name``; see ``patient`` and ``Abandoned``."""
         self.wait_until_there(handle, name, operation)
         return self.hvd.synchronize(handle)
 

@@ -1,4 +1,4 @@
-"""Level sync: statistics to the first rank, the fitted table to all, over MPI if it is there."""
+"""Gather statistics on the first rank and broadcast the fitted table, over MPI if possible."""
 
 from __future__ import annotations
 
@@ -21,21 +21,23 @@ Fit = Callable[[Sequence[np.ndarray]], np.ndarray]
 
 
 class LevelSync:
-    """Gathers float64 vectors of equal length, lets the first rank fit, broadcasts the result.
+    """Gather float64 vectors of equal length, fit on the first rank, and broadcast the result.
 
-    Over MPI if all ranks can use mpi4py; else by collectives of the gradients' library. Both pair
-    messages by name: ranks may fit the tables of two optimizers in different orders.
+    It uses MPI if all ranks can use mpi4py, else collectives of the World. Both pair messages by
+    name, because ranks may fit the tables of two optimizers in different orders.
 
-    name: begins the names of its messages and collectives.
-    step: names messages, too. What a rank sent at a step that was given up is never received, and
-    must not be taken for a later step's. (Horovod's collectives are brought to an end instead.)
+    Args:
+        world: The ranks.
+        name: Beginning of the names of messages and collectives.
+        step: Part of messages' names. Messages of a step that was given up are never received, and
+            must not be confused with a later step's. (Horovod's collectives are drained instead.)
     """
 
     def __init__(self, world: World, name: str, step: int = 0) -> None:
         self.world, self.name, self.step = world, name, step
 
     def __call__(self, own: np.ndarray, fit: Fit) -> np.ndarray:
-        """``fit`` of all ranks' vectors, computed by the first rank; the same bits everywhere."""
+        """Return ``fit`` of all ranks' vectors, computed by the first rank, on every rank."""
         world = self.world
         if world.size == 1:
             return fit([own])
@@ -54,7 +56,7 @@ class LevelSync:
 
 
 def _attempt(fit: Fit, vectors: Sequence[np.ndarray]) -> np.ndarray:
-    """The first rank's fit; a single NaN if it failed, so that no rank waits for ever."""
+    """Return the fit, or a single NaN if it failed, because other ranks wait for a result."""
     try:
         return fit(vectors)
     except Exception:

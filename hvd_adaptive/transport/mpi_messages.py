@@ -1,7 +1,7 @@
-"""Messages between ranks over MPI, by mpi4py, paired by their names.
+"""Send messages between ranks by mpi4py, paired by name.
 
-MPI's own collectives pair by the order of calls, but ranks may fit the tables of two optimizers in
-different orders. So each message is a point-to-point one, whose tag is a hash of its name.
+MPI pairs collectives by the order of calls, but ranks may fit the tables of two optimizers in
+different orders. Messages are therefore point-to-point, and their tags are hashes of their names.
 """
 
 from __future__ import annotations
@@ -25,9 +25,11 @@ _GROUP_TAG = 7
 
 
 class MpiMessages:
-    """Gathers vectors at the first member of a process set, and sends its vector to all members.
+    """Gather vectors on the first member of a process set, and broadcast its vector.
 
-    communicator: of the members, in their order.
+    Args:
+        mpi: The module ``mpi4py.MPI``.
+        communicator: Communicator of the members, in their order.
     """
 
     def __init__(self, mpi: Any, communicator: Any) -> None:
@@ -35,14 +37,14 @@ class MpiMessages:
         self.size, self.rank = communicator.Get_size(), communicator.Get_rank()
 
     def gather(self, own: np.ndarray, name: str) -> list[np.ndarray] | None:
-        """All members' float64 vectors, in their order, on the first one; None on the others."""
+        """Return all members' float64 vectors on the first member, and None on the others."""
         if self.rank:
             self._send(own, [0], name)
             return None
         return [own, *(self._receive(sender, name) for sender in range(1, self.size))]
 
     def broadcast(self, values: np.ndarray | None, name: str) -> np.ndarray:
-        """The first member's float64 vector, of any length; the others give None."""
+        """Return the first member's float64 vector of any length; the others pass None."""
         if self.rank:
             return self._receive(0, name)
         assert values is not None
@@ -80,8 +82,11 @@ class MpiMessages:
 
 
 class _Communicator:
-    """A communicator while it is made: a blocking call of all its members, in a thread, so that a
-    rank that gives up its step keeps no other one from that."""
+    """A communicator that a thread creates.
+
+    Creation blocks until all members call it. In a thread it also completes if this rank gives up
+    its step.
+    """
 
     def __init__(self, mpi: Any, numbers: Sequence[int]) -> None:
         self.made: Any = None
@@ -107,10 +112,7 @@ class _Communicator:
 
 
 class _Communicators:
-    """One communicator for each set of ranks, however often compressors are bound to optimizers.
-
-    After each ``hvd.init()`` new ones are made.
-    """
+    """One communicator for each set of ranks; new ones are created after each ``hvd.init()``."""
 
     def __init__(self) -> None:
         self._lock, self._life = threading.Lock(), None
@@ -118,7 +120,7 @@ class _Communicators:
         self._warned = False
 
     def of(self, world: HorovodWorld, mpi: Any, numbers: Sequence[int]) -> _Communicator:
-        """That of the ranks with these numbers in MPI's world; all of them must ask."""
+        """Return the communicator of these ranks of MPI's world; all of them must call this."""
         with self._lock:
             self._start_over(world)
             key = tuple(numbers)
@@ -127,7 +129,7 @@ class _Communicators:
             return self._known[key]
 
     def warn(self, world: HorovodWorld, message: str, *values: Any) -> None:
-        """Log a warning, once in a life of Horovod."""
+        """Log a warning, once after each ``hvd.init()``."""
         with self._lock:
             self._start_over(world)
             if not self._warned:
@@ -143,10 +145,10 @@ _COMMUNICATORS = _Communicators()
 
 
 def mpi_messages(world: HorovodWorld, name: str) -> MpiMessages | None:
-    """Messages among ``world``'s ranks; None, on all of them, if one of them cannot use MPI.
+    """Return messages among ``world``'s ranks, or None on all of them if one cannot use MPI.
 
-    Ranks send each other their numbers in MPI's world, under ``name``: ``hvd.init(comm=...)``
-    gives them others.
+    Ranks exchange their numbers in MPI's world under ``name``, because ``hvd.init(comm=...)`` may
+    number them differently.
     """
     mpi = _mpi(world)
     own = torch.tensor([-1 if mpi is None else mpi.COMM_WORLD.Get_rank()], device="cpu")
@@ -162,7 +164,7 @@ def mpi_messages(world: HorovodWorld, name: str) -> MpiMessages | None:
 
 
 def _mpi(world: HorovodWorld) -> Any:
-    """The module ``mpi4py.MPI`` if it shares Horovod's MPI, and threads may use it."""
+    """Return the module ``mpi4py.MPI`` if it shares Horovod's MPI and threads may use it."""
     hvd = world.hvd
     if not (hvd.mpi_built() and hvd.mpi_enabled() and hvd.mpi_threads_supported()):
         return None

@@ -1,4 +1,4 @@
-"""Which ranks share a node."""
+"""Find the ranks that share a node."""
 
 from __future__ import annotations
 
@@ -8,7 +8,11 @@ from hvd_adaptive.transport.world import World
 
 
 def nodes_of(ranks_per_node: int | None, ranks: int) -> tuple[int, ...]:
-    """Each rank's node, where so many ranks that follow each other share one; nothing for None."""
+    """Return the node of each rank if consecutive ranks share one; () for None.
+
+    Raises:
+        ValueError: ``ranks_per_node`` does not divide ``ranks``.
+    """
     if ranks_per_node is None:
         return ()
     if ranks % ranks_per_node:
@@ -17,9 +21,8 @@ def nodes_of(ranks_per_node: int | None, ranks: int) -> tuple[int, ...]:
 
 
 def find_nodes(world: World, name: str) -> tuple[int, ...]:
-    """Each rank's node, as the world numbers them; every rank must ask. Nothing where nodes hold
-    different numbers of the ranks."""
-    # cross_rank numbers nodes where all run as many ranks.
+    """Return each rank's node, or () if nodes run different numbers of ranks; a collective."""
+    # cross_rank numbers nodes only if all run equally many ranks.
     own = torch.tensor(world.node(), device="cpu")
     everyone = world.gather_equal(own, f"{name}.nodes").tolist()
     nodes = tuple(node for node, _ in everyone)

@@ -1,11 +1,11 @@
-"""TorchWorld: the ranks of a torch.distributed process group.
+"""Define TorchWorld, the ranks of a torch.distributed process group.
 
-Horovod's allgather and alltoall carry any lengths; those of torch.distributed want every receiver
-to know them. Asking first would keep a rank waiting for the slowest one in the middle of its
-backward pass, so lengths are asked for once under each name. From then on a rank sends frames: how
-long its message is, whether any message of its own is longer than its frame, and as much of the
-message as there is room for. Where some rank's are longer, which all ranks see, the rests follow
-when the frames are received, and frames are made larger. ``forget_lengths`` starts anew.
+Horovod's allgather and alltoall accept any lengths. In torch.distributed every receiver must know
+the lengths. Exchanging them before each message would block the backward pass until the slowest
+rank arrives, so lengths are exchanged once for each name. Afterwards a rank sends frames. A frame
+contains the length of the message, whether any message of this rank is longer than its frame, and
+as much of the message as fits. If messages of some rank are longer, all ranks see it; the rests
+follow when the frames are received, and frames become larger. ``forget_lengths`` starts over.
 """
 
 from __future__ import annotations
@@ -23,15 +23,16 @@ import torch.distributed as dist
 from hvd_adaptive.transport.world import World
 
 HEAD = 16  # bytes of a frame before its message: two int64
-# Frames that were too short once get a share more, and these bytes.
+# Frames that were too short get a share of the length and these bytes more.
 SLACK, LEAST_SLACK = 32, 64
 
 
 @dataclass(frozen=True)
 class _Flight:
-    """A collective under way; what it reads and writes stays until it ends.
+    """A collective in flight; it keeps the memory that it reads and writes.
 
-    room: int64 [sender, receiver], bytes of a message that a frame holds.
+    Attributes:
+        room: int64 [sender, receiver], bytes of a message that fit into a frame.
     """
 
     name: str
@@ -44,10 +45,12 @@ class _Flight:
 
 
 class TorchWorld(World):
-    """Ranks of a process group; see World. Their collectives are paired by their order, which is
-    the same on every rank, not by name.
+    """Ranks of a process group; see World.
 
-    group: torch.distributed's; the default one if None.
+    Collectives are paired by their order, which must be the same on every rank, not by name.
+
+    Args:
+        group: The process group; the default one if None.
     """
 
     def __init__(self, group: dist.ProcessGroup | None = None) -> None:
@@ -67,7 +70,7 @@ class TorchWorld(World):
         return now == (self.size, self.rank)
 
     def forget_lengths(self) -> None:
-        """Messages will have other lengths; on every rank at the same time."""
+        """Exchange lengths anew; every rank must call this before the same collective."""
         self._rooms.clear()
 
     # Small host arrays ----------------------------------------------------------------------------
@@ -79,20 +82,20 @@ class TorchWorld(World):
         return torch.stack(everyone).to(values.device)
 
     def begin_gather(self, values: torch.Tensor) -> tuple[Any, list[torch.Tensor]]:
-        """As ``gather_equal``, without waiting; ``end_gather`` gives the result."""
+        """Start ``gather_equal`` without waiting; ``end_gather`` returns the result."""
         own = values.contiguous().to(self._device)
         everyone = [torch.empty_like(own) for _ in range(self.size)]
         return dist.all_gather(everyone, own, group=self.group, async_op=True), everyone
 
     @staticmethod
     def end_gather(begun: tuple[Any, list[torch.Tensor]]) -> torch.Tensor:
-        """On the CPU."""
+        """Return the result of ``begin_gather`` on the CPU."""
         work, everyone = begun
         work.wait()
         return torch.stack(everyone).cpu()
 
     def gather_objects(self, own: Any) -> list[Any]:
-        """All ranks' objects, pickled on their way."""
+        """Return all ranks' objects, which are sent pickled."""
         everyone: list[Any] = [None] * self.size
         dist.all_gather_object(everyone, own, group=self.group)
         return everyone
@@ -104,7 +107,7 @@ class TorchWorld(World):
 
     @property
     def _device(self) -> torch.device:
-        """Where the group's backend takes small arrays."""
+        """Return the device of small arrays that the group's backend accepts."""
         if "cpu:" in str(dist.get_backend_config(self.group)):
             return torch.device("cpu")
         return torch.device("cuda", torch.cuda.current_device())
@@ -112,7 +115,7 @@ class TorchWorld(World):
     # Collectives of payloads ----------------------------------------------------------------------
 
     def node(self) -> tuple[int, int]:
-        """See World.node; a collective, the first time."""
+        """Return World.node; the first call is a collective."""
         numbers = self._node_numbers()
         own = numbers[self.rank]
         return own, numbers.count(own)
@@ -171,8 +174,13 @@ class TorchWorld(World):
         return _Flight(name, parts, room, work, sent, received.split(sizes), gathers)
 
     def _lengths(self, name: str, parts: Sequence[torch.Tensor]) -> torch.Tensor:
-        """int64 [sender, receiver]; frames will have room for messages of such lengths, and for
-        more where there has once been too little."""
+        """Exchange lengths, and enlarge frames accordingly.
+
+        Frames that were once too short get extra room.
+
+        Returns:
+            Lengths, int64 [sender, receiver].
+        """
         own = torch.tensor([part.numel() for part in parts], device="cpu")
         lengths = self.gather_equal(own, name)
         slack = (lengths // SLACK + LEAST_SLACK) * (lengths > 0) if name in self._outgrown else 0
@@ -180,7 +188,7 @@ class TorchWorld(World):
         return lengths
 
     def _exchange_rests(self, flight: _Flight) -> list[torch.Tensor]:
-        """What of each rank's message to this one its frame had no room for."""
+        """Return the part of each rank's message that did not fit into its frame."""
         self._outgrown.add(flight.name)
         rests = (self._lengths(flight.name, flight.parts) - flight.room).clamp(min=0)
         own = [
@@ -197,6 +205,6 @@ def _frame(message: torch.Tensor, room: int, exceeded: int) -> torch.Tensor:
     frame = message.new_zeros(HEAD + room)
     head = torch.tensor([message.numel(), exceeded], device="cpu").view(torch.uint8)
     frame[:HEAD] = head.to(frame.device)
-    told = min(message.numel(), room)
-    frame[HEAD : HEAD + told] = message[:told]
+    size = min(message.numel(), room)
+    frame[HEAD : HEAD + size] = message[:size]
     return frame

@@ -14,14 +14,16 @@ MOST_DIRECT = 6
 
 
 class World(ABC):
-    """One rank's view of all ranks.
+    """All ranks, seen from one of them.
 
-    Collectives have names. Every rank submits each of them once under its name; ``allgather`` and
-    ``alltoall`` return a handle at once.
+    Collectives have names. Every rank submits each collective once under its name; ``allgather``
+    and ``alltoall`` return a handle without waiting.
 
-    size, rank: the number of ranks and this rank's number among them.
-    sends_directly: an allgather is made of messages to each rank (``AllGather``).
-    orders_collectives: ranks may submit collectives in different orders.
+    Attributes:
+        size: Number of ranks.
+        rank: Number of this rank.
+        sends_directly: Whether an allgather consists of messages to each rank (``AllGather``).
+        orders_collectives: Whether ranks may submit collectives in different orders.
     """
 
     size: int
@@ -35,21 +37,27 @@ class World(ABC):
 
     @abstractmethod
     def allgather(self, data: torch.Tensor, name: str) -> Any:
-        """Submit ``data`` (uint8, 1-D, any length) to every rank; ``synchronize`` returns all
-        ranks' bytes end to end."""
+        """Submit ``data`` (uint8, 1-D, any length) to every rank.
+
+        ``synchronize`` returns all ranks' bytes, concatenated.
+        """
 
     @abstractmethod
     def alltoall(self, data: torch.Tensor, splits: torch.Tensor, name: str) -> Any:
-        """Submit part r of ``data`` (uint8, 1-D) to rank r. ``splits`` (int32) holds the parts'
-        lengths; ``synchronize`` returns the bytes received and their lengths by rank."""
+        """Submit part r of ``data`` (uint8, 1-D) to rank r; ``splits`` (int32) contains lengths.
+
+        ``synchronize`` returns the received bytes and their lengths by rank.
+        """
 
     @abstractmethod
     def poll(self, handle: Any) -> bool:
-        """Return whether a collective has ended; never waits."""
+        """Return whether a collective has ended, without waiting."""
 
     def wait_until_there(self, handle: Any, name: str, operation: str) -> None:  # noqa: B027
-        """Wait for a collective that must be given up if its step is, before ``synchronize``; by
-        default no step is given up while it waits."""
+        """Wait for a collective that is given up with its step, before ``synchronize``.
+
+        By default no step is given up while it waits.
+        """
 
     @abstractmethod
     def synchronize(self, handle: Any) -> Any:
@@ -57,13 +65,12 @@ class World(ABC):
 
     @abstractmethod
     def gather_equal(self, values: torch.Tensor, name: str) -> torch.Tensor:
-        """Return all ranks' tensors of equal shape, stacked; waits."""
+        """Wait, and return all ranks' tensors of equal shape, stacked."""
 
     @abstractmethod
     def broadcast(self, values: np.ndarray, name: str) -> np.ndarray:
-        """Return the first rank's array, byte for byte; waits."""
+        """Wait, and return the first rank's array, byte for byte."""
 
     @abstractmethod
     def node(self) -> tuple[int, int]:
-        """Return the number of this rank's node, and how many of the ranks run on it; perhaps a
-        collective."""
+        """Return this rank's node and the number of ranks on it; may be a collective."""

@@ -83,7 +83,7 @@ class BucketSession:
 
     @property
     def is_idle(self) -> bool:
-        """Whether no step is in progress."""
+        """Return whether no step is in progress."""
         return self._pending is None
 
     def forget(self) -> None:

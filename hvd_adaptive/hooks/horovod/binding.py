@@ -121,8 +121,10 @@ class Binding(Groups):
 
     @property
     def is_compared(self) -> bool:
-        """Whether ranks have compared settings or are comparing them. False if some ranks had
-        called hvd.join() when they did."""
+        """Return whether ranks have compared settings or are comparing them.
+
+        It is False if some ranks had called hvd.join() when the others compared.
+        """
         return self._comparison is None or not self._comparison.joined
 
     def mismatch(self) -> str:
@@ -147,7 +149,7 @@ class Binding(Groups):
 
     @property
     def unnamed(self) -> str:
-        """The beginning of the names of collectives if no optimizer was found."""
+        """Return the beginning of the names of collectives if no optimizer was found."""
         return f"hvd_adaptive.{self.compressor.fingerprint:08x}.unnamed"
 
     def description(self) -> Description:

@@ -68,7 +68,7 @@ class PendingGradients(ABC):
     @property
     @abstractmethod
     def latest_step(self) -> Step | JoinedStep | None:
-        """The running step, or else the step that collects gradients, if there is one."""
+        """Return the running step, or else the step that collects gradients, or None."""
 
     @abstractmethod
     def complete_step(self) -> Step:

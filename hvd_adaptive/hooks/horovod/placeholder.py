@@ -60,10 +60,15 @@ class StepsDiffer(RankMismatchError):
 def placeholder(
     rank: int, slot: int, step: int, fingerprint: int, absent: bool = False, progress: int = 0
 ) -> torch.Tensor:
-    """The tensor for one gradient; ``fingerprint`` (32 bits) covers what ranks must agree on at all
-    steps, ``step`` and ``progress`` what they must at this one.
+    """Return the tensor that Horovod reduces in place of a gradient.
 
-    absent: the gradient is missing here, and zeros stand for it.
+    Args:
+        rank: This rank.
+        slot: The gradient.
+        step: The step, which ranks compare.
+        fingerprint: 32 bits of what must be equal on all ranks in every step.
+        absent: The gradient is missing on this rank, and zeros replace it.
+        progress: What must be equal on all ranks in this step, besides ``step``.
     """
     values, slot = _without_slot(rank, step, fingerprint, progress).copy(), slot % MODULUS
     values[3], values[4], values[-2] = slot, slot * slot, absent
@@ -83,9 +88,10 @@ def _without_slot(rank: int, step: int, fingerprint: int, progress: int) -> np.n
 def check_reduced(reduced: torch.Tensor, size: int, any_step: bool = False) -> Reduction:
     """Read a placeholder after its reduction over ``size`` ranks.
 
-    Raises RankMismatchError, with the same message on every rank, where ranks disagree (StepsDiffer
-    where that is on the step alone, and never with ``any_step``), and ValueError where the
-    reduction was neither a sum nor an average.
+    Raises:
+        StepsDiffer: Ranks differ only in the step; not raised if ``any_step``.
+        RankMismatchError: Ranks differ in something else; with the same message on every rank.
+        ValueError: The reduction was neither a sum nor an average.
     """
     read, whole = _read(reduced, size)
     for pair, topic in _TOPICS:
@@ -104,9 +110,10 @@ def check_reduced(reduced: torch.Tensor, size: int, any_step: bool = False) -> R
 
 
 class Reader:
-    """``check_reduced`` of a step's placeholders: all but the first are compared with it.
+    """Call ``check_reduced`` for a step's first placeholder, and compare the others with it.
 
-    any_step: ranks have found out about their steps, and may differ in them.
+    Attributes:
+        any_step: Ranks have compared their steps, and may differ in them.
     """
 
     def __init__(self, size: int) -> None:
@@ -116,8 +123,10 @@ class Reader:
         self._read: Reduction | None = None
 
     def read(self, reduced: torch.Tensor, slot: int) -> tuple[Reduction, bool]:
-        """See check_reduced; ``slot`` is what this rank has sent in it. Also, whether no rank that
-        took part has this gradient."""
+        """Return ``check_reduced``, and whether no rank that took part has this gradient.
+
+        ``slot`` is the slot that this rank sent.
+        """
         values = reduced.tolist()
         read = self._read
         if read is None or values != self._alike(values, slot):
@@ -126,17 +135,22 @@ class Reader:
         return read, round(values[-2] / read.factor) == read.active
 
     def _alike(self, values: list[float], slot: int) -> list[float]:
-        """What ``values`` are where all ranks agree as they did in the first placeholder. Rounding
-        may have made them differ a little; then all is read anew."""
+        """Return the expected ``values`` if all ranks agree as in the first placeholder.
+
+        If rounding makes them differ slightly, the placeholder is read in full.
+        """
         slot, scale = slot % MODULUS, self._first[0]
         first, absent = self._first, values[-2]
         return [*first[:3], slot * scale, slot**2 * scale, *first[5:-2], absent, first[-1]]
 
 
 def disagreement(reduced: torch.Tensor, size: int) -> str | None:
-    """A name for what ranks disagree on, the same whichever of a step's placeholders a rank reads
-    first; None where not all ranks are there to tell (some have called hvd.join()), or where it is
-    but the order, which other placeholders may not show."""
+    """Return a name for what ranks disagree on.
+
+    The name does not depend on which placeholder of a step a rank reads first. It is None if some
+    ranks have called hvd.join(), or if only the order differs, which other placeholders may not
+    show.
+    """
     read, (_, _, *sums) = _read(reduced, size)
     pairs = zip(sums[::2], sums[1::2], strict=True)
     if read.active < size or all(size * square == total**2 for total, square in pairs):
@@ -145,7 +159,7 @@ def disagreement(reduced: torch.Tensor, size: int) -> str | None:
 
 
 def _read(reduced: torch.Tensor, size: int) -> tuple[Reduction, list[int]]:
-    """What the reduction was, and the sums over ranks of the other numbers."""
+    """Return the reduction, and the sums over ranks of the other numbers."""
     ones, ranks, first, *pairs, _, opposed = reduced.tolist()
     entries = [ones, ranks, first, opposed / OPPOSED]
     finite = all(map(math.isfinite, [*entries, *pairs]))
@@ -160,8 +174,10 @@ def _read(reduced: torch.Tensor, size: int) -> tuple[Reduction, list[int]]:
 
 
 def _active(sums: list[float], size: int) -> int:
-    """Over how many of ``size`` ranks these are sums: of 1, rank, 1 on rank 0, +1 or -1; 0 where
-    they are not."""
+    """Return the number of ranks over which ``sums`` of 1, rank, [rank = 0], ±1 were taken.
+
+    The result is 0 if no subset of ``size`` ranks has these sums.
+    """
     if not all(map(_is_whole, sums)):
         return 0
     active, total, first, balance = map(round, sums)

@@ -33,7 +33,7 @@ class RollCall:
 
     @property
     def first(self) -> tuple[torch.Tensor, int]:
-        """The first placeholder and its slot. It is reduced if ``are_back()``."""
+        """Return the first placeholder and its slot; it is reduced if ``are_back()``."""
         assert self._placeholder is not None
         return self._placeholder, self._slot
 

@@ -70,7 +70,7 @@ class Session:
 
     @property
     def is_idle(self) -> bool:
-        """Whether no step is in progress."""
+        """Return whether no step is in progress."""
         return self._pending is None or self._pending.lost
 
     def compress(self, tensor: torch.Tensor) -> tuple[torch.Tensor, Ticket | None]:

@@ -162,7 +162,7 @@ def shipped(codec, quantized: int, full: int) -> Shipment:
         dtype=torch.float32,
         quantized=quantized,
         full=full,
-        layout=7,
+        layout_fingerprint=7,
         key=lambda rank: stream_key(0, rank, 0, 0),
         factor=lambda: 0.25,
         time=lambda field: nullcontext(),
