@@ -75,8 +75,8 @@ def _differences_of(
             holders.setdefault(own.get(name), []).append(rank)
         if len(holders) == 1 or (topic == "settings" and None in holders):
             continue
-        told = [f"{_short(value)} on {_format_ranks(held)}" for value, held in holders.items()]
-        clauses.append(f"{name} is {', '.join(told)}")
+        parts = [f"{_short(value)} on {_format_ranks(held)}" for value, held in holders.items()]
+        clauses.append(f"{name} is {', '.join(parts)}")
     return clauses
 
 
@@ -102,5 +102,5 @@ def _format_ranks(ranks: Sequence[int]) -> str:
             runs[-1].append(rank)
         else:
             runs.append([rank])
-    told = ", ".join(str(r[0]) if len(r) == 1 else f"{r[0]}-{r[-1]}" for r in runs)
-    return f"rank {told}" if len(ranks) == 1 else f"ranks {told}"
+    listed = ", ".join(str(r[0]) if len(r) == 1 else f"{r[0]}-{r[-1]}" for r in runs)
+    return f"rank {listed}" if len(ranks) == 1 else f"ranks {listed}"

@@ -284,7 +284,7 @@ class DitheredScheme(GradientCompressor):
         if not coordinates > 0:
             return self._control
         now = self.code.bits(law, self._unit) + self._side
-        return self._control.told(bits, coordinates, (now + (self._modelled or now)) / 2)
+        return self._control.updated(bits, coordinates, (now + (self._modelled or now)) / 2)
 
     def _usable(self, buckets: Sequence[torch.Tensor]) -> Usable:
         """Return the usable buckets, clipped if the settings say so."""

@@ -46,7 +46,7 @@ class RateControl:
         excess = min(max(self.average - self.budget, -most), most)
         return (self.budget - excess) / self.ratio
 
-    def told(self, bits: float, coordinates: float, modelled: float) -> RateControl:
+    def updated(self, bits: float, coordinates: float, modelled: float) -> RateControl:
         """Return the control after ``bits`` for ``coordinates`` more were sent.
 
         ``modelled`` is the number of bits per coordinate that the model predicted.

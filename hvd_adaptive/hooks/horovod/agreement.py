@@ -107,13 +107,13 @@ class FirstComparison:
             self.joined = check_reduced(reduced, world.size).active < world.size
             return
         except RankMismatchError as error:
-            self._differ, told = True, str(error)
+            self._differ, mismatch = True, str(error)
         number, everyone = disagreement(reduced, world.size), None
         if number is not None:
             everyone = _everyone(world, self._own, f"{self._name}.{number}", FIRST_SECONDS)
         if everyone is not None:
-            told = differences(everyone, world.process_set.ranks)
-        self.mismatch = told
+            mismatch = differences(everyone, world.process_set.ranks)
+        self.mismatch = mismatch
         self._known.set()
         if self._submit is not None:
             own = self._own["parameters"]

@@ -27,7 +27,7 @@ from hvd_adaptive.errors import RankMismatchError
 MODULUS = 1 << 16
 OPPOSED = float(1 << 40)
 _SETTINGS = "settings, parameters or package version"
-# Whoever disagrees on settings may disagree on the rest too, so those are told first.
+# Whoever disagrees on settings may disagree on the rest, too, so settings are reported first.
 _STEP, _PROGRESS = 1, 2
 _TOPICS = (
     (4, _SETTINGS),

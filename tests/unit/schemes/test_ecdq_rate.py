@@ -49,8 +49,8 @@ def bits_of(scheme: ECDQ, flat: torch.Tensor, seed: int = 0) -> float:
 @pytest.mark.parametrize("bits", (np.nan, np.inf, -1.0))
 def test_nonsense_about_bits_changes_nothing(bits):
     control = RateControl(2.0)
-    assert control.told(bits, 100.0, 2.0) is control
-    assert control.told(100.0, bits, 2.0) is control
+    assert control.updated(bits, 100.0, 2.0) is control
+    assert control.updated(100.0, bits, 2.0) is control
 
 
 ATOMS = Histogram([0.0, 0.1, 0.3, 0.35, 0.8, 1.0], [1.0, 2.0, 0.0, 1.0, 0.5], 3.0, 0.7)
@@ -227,12 +227,12 @@ def test_training_that_drifts_stays_within_two_percent(bits):
 
 def test_rate_control_pays_back():
     control = RateControl(2.0)
-    assert control.aim == 2.0 and control.told(0, 0, 1.0) == control
-    control = control.told(2.1 * 1000, 1000, 2.0)  # 5 % more than modelled, and than the budget
+    assert control.aim == 2.0 and control.updated(0, 0, 1.0) == control
+    control = control.updated(2.1 * 1000, 1000, 2.0)  # 5 % more than modelled, and than the budget
     assert control.ratio == pytest.approx(1.05) and control.aim == pytest.approx(1.9 / 1.05)
-    control = control.told(1.9 * 1000, 1000, 1.9 / 1.05)
+    control = control.updated(1.9 * 1000, 1000, 1.9 / 1.05)
     assert control.aim == pytest.approx(2.0 / 1.05)
-    far = RateControl(2.0).told(5.0 * 1000, 1000, 2.0)
+    far = RateControl(2.0).updated(5.0 * 1000, 1000, 2.0)
     assert far.aim * far.ratio == pytest.approx(2.0 * (1 - LARGEST_CORRECTION))
 
 
