@@ -16,10 +16,9 @@ others send nothing (collectives.Among).
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -207,7 +206,7 @@ class Hierarchical(Exchange):
     def _part(self, shipment: Shipment, own: Chunk) -> Shipment:
         """Return the shipment of a slice, which nodes exchange."""
         across, inside, keys = self._topology.across, len(self._topology.local), shipment.keys
-        return dataclasses.replace(
+        return replace(
             shipment,
             quantized=own.quantized,
             full=own.full,
