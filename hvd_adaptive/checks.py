@@ -7,13 +7,27 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 
+def is_real(value: Any) -> bool:
+    """Return whether ``value`` is a real number and no bool; NaN and infinity are real."""
+    return isinstance(value, numbers.Real) and not isinstance(value, bool)
+
+
+def is_whole(value: Any) -> bool:
+    """Return whether ``value`` is an integer and no bool."""
+    return isinstance(value, numbers.Integral) and not isinstance(value, bool)
+
+
 def check_integer(name: str, value: Any, least: int, most: int | None = None) -> int:
     """Return ``value`` as an int in [least, most]; raise ValueError if it is not one."""
     allowed = f">= {least}" if most is None else f"from {least} to {most}"
-    whole = isinstance(value, numbers.Integral) and not isinstance(value, bool)
-    if not whole or value < least or (most is not None and value > most):
+    if not is_whole(value) or value < least or (most is not None and value > most):
         raise ValueError(f"{name}={value!r}: must be an integer {allowed}")
     return int(value)
+
+
+def check_optional_integer(name: str, value: Any, least: int) -> int | None:
+    """Return ``check_integer`` of ``value``, or None for None."""
+    return None if value is None else check_integer(name, value, least)
 
 
 def check_choice(name: str, value: Any, allowed: Collection[str]) -> str:
@@ -38,8 +52,7 @@ def check_positive(name: str, value: Any, most: float | None = None) -> float | 
     """
     if value is None:
         return None
-    real = isinstance(value, numbers.Real) and not isinstance(value, bool)
-    if not real or not 0 < value < float("inf") or (most is not None and value > most):
+    if not is_real(value) or not 0 < value < float("inf") or (most is not None and value > most):
         limit = "" if most is None else f" and at most {most:g}"
         raise ValueError(f"{name}={value!r}: must be a number above 0{limit}, or None")
     return float(value)
@@ -53,8 +66,7 @@ def check_bits_or_full(name: str, value: Any, allowed: Collection[int]) -> int |
     """
     if value is None:
         return None
-    whole = isinstance(value, numbers.Integral) and not isinstance(value, bool)
-    if not whole or value not in allowed:
+    if not is_whole(value) or value not in allowed:
         *few, _ = allowed
         raise ValueError(
             f"{name}={value!r}: must be an integer from {few[0]} to {few[-1]}, 32 for full "
@@ -82,8 +94,7 @@ def check_parameter_bits(name: str, value: Any) -> dict[str, int | None] | None:
         raise ValueError(f"{name}={value!r}: must be a mapping of name patterns to bits or None")
     checked = {}
     for pattern, bits in value.items():
-        whole = isinstance(bits, numbers.Integral) and not isinstance(bits, bool)
-        if bits is not None and not (whole and bits >= 1):
+        if bits is not None and not (is_whole(bits) and bits >= 1):
             raise ValueError(
                 f"{name}[{pattern!r}]={bits!r}: must be an integer >= 1, or None for full precision"
             )

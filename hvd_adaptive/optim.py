@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import numbers
 import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -12,7 +11,7 @@ from typing import Any
 import torch
 
 from hvd_adaptive import kernels, states
-from hvd_adaptive.checks import check_integer
+from hvd_adaptive.checks import check_integer, is_real
 from hvd_adaptive.coding.header import SIZE
 from hvd_adaptive.coding.payload import read_header, split
 from hvd_adaptive.coding.sendable import Sendable
@@ -283,7 +282,6 @@ class QSVRG:
 
 
 def _check_positive(name: str, value: Any) -> float:
-    real = isinstance(value, numbers.Real) and not isinstance(value, bool)
-    if not real or not 0 < value < math.inf:
+    if not is_real(value) or not 0 < value < math.inf:
         raise ValueError(f"{name}={value!r}: must be a number above 0")
     return float(value)

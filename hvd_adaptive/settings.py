@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -16,6 +16,7 @@ from hvd_adaptive.checks import (
     check_has,
     check_integer,
     check_named_parameters,
+    check_optional_integer,
     check_parameter_bits,
     check_positive,
 )
@@ -26,8 +27,8 @@ EXCHANGES = ("allgather", "scatter_reduce", "hierarchical", "auto")
 SECOND_STAGE_BITS = (*range(2, 9), 32)
 
 
-def _optional(check: Callable[..., Any], name: str, value: Any, **limits: Any) -> Any:
-    return None if value is None else check(name, value, **limits)
+# Properties of keywords that belong to one process.
+LOCAL = {"agreed": False, "changeable": False, "for_parts": False}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,7 +102,7 @@ class Settings:
     second_stage_bits: int | None = keyword(
         None, partial(check_bits_or_full, allowed=SECOND_STAGE_BITS), for_averages=False
     )
-    ranks_per_node: int | None = keyword(None, partial(_optional, check_integer, least=1))
+    ranks_per_node: int | None = keyword(None, partial(check_optional_integer, least=1))
     error_feedback: float | None = keyword(
         None, partial(check_positive, most=1), refits=True, for_averages=False
     )
@@ -122,35 +123,25 @@ class Settings:
     schedule: Callable[[int], Mapping[str, Any] | None] | None = keyword(
         None,
         partial(check_has, method="__call__", allowed="a function of the step"),
-        agreed=False,
-        changeable=False,
-        for_parts=False,
+        **LOCAL,
     )
     grad_scaler: Any = keyword(
         None,
         partial(check_has, method="get_scale", allowed="a torch.amp.GradScaler"),
-        agreed=False,
-        changeable=False,
-        for_parts=False,
+        **LOCAL,
         picklable=False,
     )
     monitor: Any = keyword(
         None,
         partial(check_has, method="watches", allowed="a hvd_adaptive.Monitor"),
-        agreed=False,
-        changeable=False,
-        for_parts=False,
+        **LOCAL,
         picklable=False,
     )
-    process_set: Any = keyword(
-        None, agreed=False, changeable=False, for_parts=False, picklable=False
-    )
+    process_set: Any = keyword(None, None, **LOCAL, picklable=False)
     named_parameters: Iterable[tuple[str, torch.nn.Parameter]] | None = keyword(
         None,
         check_named_parameters,
-        agreed=False,
-        changeable=False,
-        for_parts=False,
+        **LOCAL,
         picklable=False,
     )
 
@@ -167,7 +158,7 @@ class Settings:
     @classmethod
     def from_keywords(cls, scheme: str, keywords: dict[str, Any]) -> Settings:
         """Return settings from a constructor's remaining keywords; TypeError if one is unknown."""
-        known = [field.name for field in fields(cls)]
+        known = declared(cls)
         for name in keywords:
             if name not in known:
                 raise TypeError(

@@ -40,7 +40,16 @@ class Fitted(Protocol):
         """Record that an update failed, so that the next statistics are fitted in any case."""
 
     def apply_update(self, update: np.ndarray, step: int, part: str = "") -> bool:
-        """Apply an update; return whether it need not be repeated soon."""
+        """Apply the broadcast update, which is the same on every rank.
+
+        Args:
+            update: See ``refit``.
+            step: Number of the step.
+            part: Name of this codec in the log.
+
+        Returns:
+            Whether the update is complete, so that it need not be repeated soon.
+        """
 
 
 class JointUpdate:

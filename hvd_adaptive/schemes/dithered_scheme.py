@@ -233,16 +233,7 @@ class DitheredScheme(GradientCompressor):
         return np.concatenate([outcome, state, own])
 
     def apply_update(self, update: np.ndarray, step: int, part: str = "") -> bool:
-        """Apply the broadcast update, which is the same on every rank.
-
-        Args:
-            update: See ``refit``.
-            step: Number of the step.
-            part: Name of this codec in the log.
-
-        Returns:
-            Whether the update is complete, so that it need not be repeated soon.
-        """
+        """See ``adapt.joint_update.Fitted.apply_update``."""
         complete, fitted, self._share = bool(update[0]), bool(update[1]), float(update[2])
         if fitted:
             self._modelled, ratio, bits, coordinates = update[3:7].tolist()

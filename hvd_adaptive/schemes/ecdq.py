@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import math
-import numbers
 from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 
-from hvd_adaptive.checks import check_choice
+from hvd_adaptive.checks import check_choice, is_real
 from hvd_adaptive.compressor import GradientCompressor
 from hvd_adaptive.schemes.adaptive import Adaptation
 from hvd_adaptive.schemes.dithered_code import gaussian_code
@@ -132,7 +131,6 @@ class ECDQ(DitheredScheme):
 
 def _number(name: str, value: Any, least: float, most: float) -> float:
     """Return ``value`` as a float in [least, most]; raise ValueError otherwise."""
-    real = isinstance(value, numbers.Real) and not isinstance(value, bool)
-    if not real or not least <= value <= most:
+    if not is_real(value) or not least <= value <= most:
         raise ValueError(f"{name}={value!r}: must be a number from {least:g} to {most:g}")
     return float(value)

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import math
-import numbers
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from hvd_adaptive.checks import check_choice, check_flag, check_integer
+from hvd_adaptive.checks import check_choice, check_flag, check_integer, is_real
 from hvd_adaptive.levels import exponential_magnitudes
 from hvd_adaptive.schemes.adaptive import Adaptation, FixedLevels
 from hvd_adaptive.schemes.level_table import LevelTable
@@ -69,8 +68,7 @@ class NUQSGD(FixedLevels):
 
 
 def _check_multiplier(value: Any, powers: int) -> float:
-    real = isinstance(value, numbers.Real) and not isinstance(value, bool)
     least = _LEAST ** (1 / max(powers, 1))
-    if not real or not math.isfinite(value) or not least <= value < 1:
+    if not is_real(value) or not math.isfinite(value) or not least <= value < 1:
         raise ValueError(f"multiplier={value!r}: must be a number from {least:.3g} to below 1")
     return float(value)

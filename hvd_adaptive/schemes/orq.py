@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import numbers
 from typing import Any
 
 import torch
 
-from hvd_adaptive.checks import check_choice
+from hvd_adaptive.checks import check_choice, is_whole
 from hvd_adaptive.schemes.bucket_table_scheme import RandomRounding, level_kernels
 from hvd_adaptive.settings import Settings
 
@@ -55,8 +54,7 @@ class ORQ(RandomRounding):
         level_dtype: str = "float32",
         **shared: Any,
     ) -> None:
-        whole = isinstance(levels, numbers.Integral) and not isinstance(levels, bool)
-        if not whole or levels not in ALLOWED_LEVELS:
+        if not is_whole(levels) or levels not in ALLOWED_LEVELS:
             raise ValueError(
                 f"levels={levels!r}: must be one of {', '.join(map(str, ALLOWED_LEVELS))}"
             )

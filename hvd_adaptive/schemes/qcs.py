@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import numbers
 from collections.abc import Sequence
 from types import ModuleType
 from typing import Any
@@ -11,7 +10,7 @@ from typing import Any
 import torch
 
 from hvd_adaptive import kernels
-from hvd_adaptive.checks import check_choice, check_integer
+from hvd_adaptive.checks import check_choice, check_integer, is_real
 from hvd_adaptive.compressor import GradientCompressor
 from hvd_adaptive.kernels import hadamard
 from hvd_adaptive.kernels.packing import packing_of
@@ -201,8 +200,7 @@ def _kernels(device: torch.device) -> ModuleType:
 
 def _check_gain(gain: Any, order: int) -> float:
     most = 32 * order / (SCALE_BITS + 1)
-    real = isinstance(gain, numbers.Real) and not isinstance(gain, bool)
-    if not real or not LEAST_GAIN <= gain <= most:
+    if not is_real(gain) or not LEAST_GAIN <= gain <= most:
         raise ValueError(
             f"gain={gain!r}: must be a number from {LEAST_GAIN} to {most:.6g} (one measurement of "
             f"one bit, and the scale) for bucket_size={order}"
@@ -211,8 +209,7 @@ def _check_gain(gain: Any, order: int) -> float:
 
 
 def _check_range(value: Any) -> float:
-    real = isinstance(value, numbers.Real) and not isinstance(value, bool)
-    if not real or value not in RANGES:
+    if not is_real(value) or value not in RANGES:
         raise ValueError(
             f"quantizer_range={value!r}: must be 0.5 or an integer from 1 to {RANGES[-1]}"
         )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import numbers
 from collections.abc import Sequence
 from types import ModuleType
 from typing import Any
@@ -11,6 +10,7 @@ from typing import Any
 import torch
 
 from hvd_adaptive import kernels
+from hvd_adaptive.checks import is_real
 from hvd_adaptive.compressor import GradientCompressor
 from hvd_adaptive.device import Later
 from hvd_adaptive.errors import Verdict
@@ -104,7 +104,6 @@ def _kernels(device: torch.device) -> ModuleType:
 
 
 def _check_density(value: Any) -> float:
-    real = isinstance(value, numbers.Real) and not isinstance(value, bool)
-    if not real or not 0 < value <= 1:
+    if not is_real(value) or not 0 < value <= 1:
         raise ValueError(f"density={value!r}: must be a number above 0 and at most 1")
     return float(value)

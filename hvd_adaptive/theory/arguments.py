@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import math
-import numbers
 from typing import Any
+
+from hvd_adaptive.checks import is_real
 
 
 def check_count(name: str, value: Any) -> int:
     """Return ``value`` as an int >= 1 (whole floats are allowed); raise ValueError otherwise."""
-    whole = isinstance(value, numbers.Real) and not isinstance(value, bool)
-    if not (whole and math.isfinite(value) and value == int(value) and value >= 1):
+    if not (is_real(value) and math.isfinite(value) and value == int(value) and value >= 1):
         raise ValueError(f"{name}={value!r}: must be a whole number >= 1")
     return int(value)
 
 
 def check_positive(name: str, value: Any, below: float = math.inf) -> float:
     """Return ``value`` as a float in (0, below); raise ValueError otherwise."""
-    if not (_is_real(value) and 0 < value < below):
+    if not (is_real(value) and 0 < value < below):
         limit = "" if below == math.inf else f" and below {below}"
         raise ValueError(f"{name}={value!r}: must be a finite number above 0{limit}")
     return float(value)
@@ -25,7 +25,7 @@ def check_positive(name: str, value: Any, below: float = math.inf) -> float:
 
 def check_not_negative(name: str, value: Any, below: float = math.inf) -> float:
     """Return ``value`` as a float in [0, below); raise ValueError otherwise."""
-    if not (_is_real(value) and 0 <= value < below):
+    if not (is_real(value) and 0 <= value < below):
         limit = "" if below == math.inf else f" and below {below}"
         raise ValueError(f"{name}={value!r}: must be a finite number >= 0{limit}")
     return float(value)
@@ -33,10 +33,6 @@ def check_not_negative(name: str, value: Any, below: float = math.inf) -> float:
 
 def check_order(value: Any) -> float:
     """Return the order q of an Lq norm, 1 <= q <= inf; raise ValueError otherwise."""
-    if not (_is_real(value) and value >= 1):
+    if not (is_real(value) and value >= 1):
         raise ValueError(f"norm_order={value!r}: must be a number >= 1, infinity included")
     return float(value)
-
-
-def _is_real(value: Any) -> bool:
-    return isinstance(value, numbers.Real) and not isinstance(value, bool)
