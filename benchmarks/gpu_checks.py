@@ -97,7 +97,7 @@ def large(arguments: argparse.Namespace) -> dict[str, Any]:
     begin = arguments.beyond // bucket * bucket
     n, device = begin + tail, arguments.device
     scheme = hvd_adaptive.ALQ(bits=3, bucket_size=bucket)
-    table = scheme.table.kernel
+    table = scheme.codec.table.kernel
     flat = torch.randn(n, device=device)
     scales = torch.empty(-(-n // bucket), device=device)
     words = torch.empty(table.packing.words(n), dtype=torch.int32, device=device)

@@ -27,8 +27,11 @@ from laboratory.shapes import read_shapes
 from rich.table import Table
 from tqdm import tqdm
 
-from hvd_adaptive.compressor import GradientCompressor
+from hvd_adaptive.coding.payload import read_header
 from hvd_adaptive.exchange.second_stage import default_bits, make_second_stage
+from hvd_adaptive.exchange.staged_codec import StagedCodec
+from hvd_adaptive.kernels.random import stream_key
+from hvd_adaptive.streams import Use
 from hvd_adaptive.tools.methods import Method, parse
 from hvd_adaptive.tools.output import console, whole
 
@@ -69,7 +72,7 @@ def _flat(sizes: list[tuple[int, ...]], rank: int) -> torch.Tensor:
 
 def _stages(method: Method, flat: list[torch.Tensor]) -> Iterator[dict[str, Any]]:
     """One row for the allgather, which has no second stage, and one for each of its bits."""
-    codec, ranks = method.scheme(), len(flat)
+    codec, ranks = method.scheme().codec, len(flat)
     if hasattr(codec, "fit"):
         codec.fit(flat)
     exact = torch.stack(flat).mean(dim=0)
@@ -97,12 +100,14 @@ def _stages(method: Method, flat: list[torch.Tensor]) -> Iterator[dict[str, Any]
         }
 
 
-def _again(codec: GradientCompressor, values: torch.Tensor, seed: int) -> torch.Tensor:
-    """As a receiver sees them."""
-    return codec.decode(codec.encode(values, seed=seed))
+def _again(codec: StagedCodec, values: torch.Tensor, seed: int) -> torch.Tensor:
+    """Return ``values`` as a receiver decodes them."""
+    quantized = codec.settings.quantized_part(values.numel())
+    payload = codec.encode_flat(values, quantized, stream_key(seed, 0, 0, Use.ENCODE))
+    return codec.decode_sum([payload], read_header(payload), 1.0)
 
 
-def _bits(codec: GradientCompressor, values: torch.Tensor) -> float:
+def _bits(codec: StagedCodec, values: torch.Tensor) -> float:
     return 8 * codec.body_bytes(values.numel()) / values.numel()
 
 

@@ -9,12 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from hvd_adaptive.instances import Instance
-from hvd_adaptive.parts import passed_on
 from hvd_adaptive.settings import UNCHANGEABLE, keyword_of
 
 if TYPE_CHECKING:
     from hvd_adaptive.connection import Connection
+    from hvd_adaptive.exchange.staged_codec import StagedCodec
     from hvd_adaptive.settings import Settings
 
 logger = logging.getLogger("hvd_adaptive")
@@ -23,32 +22,33 @@ logger = logging.getLogger("hvd_adaptive")
 class Changing:
     """Base of compressors that remembers their keywords and changes them.
 
-    Only constructors check keywords. A change therefore constructs another compressor, which
-    ``adopt``s the state of this one; then this one takes over its attributes, so that optimizers
-    keep the same object.
+    Only constructors check keywords. A change therefore constructs another compressor, which shows
+    that the keywords are allowed. Before the next step this compressor's constructor is called with
+    them again, and ``_adopt`` restores its state.
     """
 
     settings: Settings
     step: int
-    fingerprint: Any
-    schedule: Any
-    instance: Instance
-    _session: Connection | None
+    updates: Any
+    _connection: Connection | None
     _constructed: dict[str, Any]
     _changed: dict[str, Any]
     _keywords: dict[str, Any]
-    _next: Any  # the compressor that replaces this one's attributes after the step in progress
+    _next: Any  # a compressor with the settings of the next step
     _scheduled_at: int  # the step for which the schedule was last called
 
     def __new__(cls, *args: Any, **keywords: Any) -> Changing:
         """Store the keywords, from which the codecs of parts are made, too."""
         self = super().__new__(cls)
-        self._constructed = dict(keywords)
-        self._changed = {}
-        self._keywords = passed_on(keywords)
-        self._next = None
-        self._scheduled_at = -1
+        self._constructed, self._changed = dict(keywords), {}
+        self._keywords = dict(keywords)
+        self._next, self._scheduled_at = None, -1
         return self
+
+    @property
+    def codec(self) -> StagedCodec:
+        """Return the codec."""
+        raise NotImplementedError
 
     def set(self, **keywords: Any) -> None:
         """Change settings from the next step on.
@@ -70,7 +70,7 @@ class Changing:
             ValueError: A value is not allowed. Nothing has changed.
         """
         self._request(keywords)
-        if self._session is None or self._session.is_idle:
+        if self._connection is None or self._connection.is_idle:
             self._take_changes()
 
     def begin_step(self) -> bool:
@@ -91,7 +91,7 @@ class Changing:
             self._request(keywords or {})
         return self._take_changes()
 
-    def adopt(self, old: Any, keep: bool) -> None:
+    def _adopt(self, old: Any, keep: bool) -> None:
         """Continue the state of ``old``, which has other keywords.
 
         Args:
@@ -110,52 +110,66 @@ class Changing:
             if not keyword_of(name).changeable or name not in now or now[name] != value
         }
         if changed:
-            self._next = self._remade(known._changed | changed)
+            self._next = self._with(known._changed | changed)
 
     def _take_changes(self) -> bool:
         new, self._next = self._next, None
         if new is None:
             return False
-        if new.fingerprint == self.fingerprint:
+        changed = {n: v for n, v in new._changed.items() if self._changed.get(n, new) != v}
+        if new.codec.settings_fingerprint == self.codec.settings_fingerprint:
             self._changed = new._changed
             return False
-        changed = {n: v for n, v in new._changed.items() if self._changed.get(n, new) != v}
-        new.adopt(self, not any(keyword_of(name).refits for name in changed))
+        old = copy.copy(self)
+        self._construct(new._changed)
+        self._adopt(old, not any(keyword_of(name).refits for name in changed))
         listed = ", ".join(f"{name}={value!r}" for name, value in changed.items())
         logger.info("from step %d on: %s", self.step, listed)
-        self._become(new)
+        self._rebind()
         return True
 
-    def _remade(self, changed: Mapping[str, Any]) -> Any:
+    def _with(self, changed: Mapping[str, Any]) -> Any:
         """Return a new compressor with the constructor's keywords and these changes."""
         for name in UNCHANGEABLE:
             if name in changed:
                 raise TypeError(
                     f"set() cannot change {name!r}; it can change the constructor's other keywords"
                 )
-        given = dict(self._constructed)
-        # These may be iterators, which have been read.
-        if "named_parameters" in given:
-            given["named_parameters"] = self.settings.named_parameters
-        if "update_steps" in given:
-            given["update_steps"] = self.schedule.planned
-        if changed:
-            given.pop("table", None)
-        new: Any = type(self)(**given | dict(changed))
+        new: Any = type(self)(**self._given(changed))
         new._constructed, new._changed = self._constructed, dict(changed)
         return new
 
-    def _become(self, new: Any) -> None:
-        session, scheduled_at = self._session, self._scheduled_at
-        self.__dict__ = new.__dict__
-        self._session, self._scheduled_at = session, scheduled_at
-        if session is not None:
-            session.rebind()
+    def _construct(self, changed: Mapping[str, Any]) -> None:
+        """Call the constructor again, with these changes, which ``_with`` has accepted."""
+        connection, given, itself = self._connection, self._given(changed), self
+        constructor: Any = type(itself).__init__
+        self._changed, self._keywords = dict(changed), given
+        constructor(self, **given)
+        self._connection = connection
+
+    def _given(self, changed: Mapping[str, Any]) -> dict[str, Any]:
+        given = self.constructor_keywords()
+        if changed:
+            given.pop("table", None)
+        return given | dict(changed)
+
+    def constructor_keywords(self) -> dict[str, Any]:
+        """Return the constructor's keywords; some may have been iterators, which have been read."""
+        given = dict(self._constructed)
+        if "named_parameters" in given:
+            given["named_parameters"] = self.settings.named_parameters
+        if "update_steps" in given:
+            given["update_steps"] = self.updates.schedule.planned
+        return given
+
+    def _rebind(self) -> None:
+        if self._connection is not None:
+            self._connection.rebind()
 
     # A copy has settings and state, but serves no optimizer.
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_session": None}
+        return self.__dict__ | {"_connection": None}
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         # Parameters, process sets and a user's functions are shared, not copied.

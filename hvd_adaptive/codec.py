@@ -12,12 +12,13 @@ from typing import Any
 import torch
 
 from hvd_adaptive import kernels
+from hvd_adaptive._version import __version__
 from hvd_adaptive.coding import payload as payloads
 from hvd_adaptive.coding.coder import Coder
 from hvd_adaptive.coding.header import Frame, Header
 from hvd_adaptive.coding.sendable import Sendable
-from hvd_adaptive.device import Later
-from hvd_adaptive.errors import PayloadError, Verdict
+from hvd_adaptive.device import HostCopy
+from hvd_adaptive.errors import BodyCheck, PayloadError
 from hvd_adaptive.finite import narrowed
 from hvd_adaptive.kernels.block_sums import BlockSums
 from hvd_adaptive.once import WarnOnce
@@ -43,7 +44,7 @@ _CHECKED = (
 # A payload, with its header if that has been read.
 Received = torch.Tensor | payloads.Arrived
 # Result of encode_body: the body's length if that varies, or its block checksums.
-EncodeResult = int | Later | BlockSums | None
+EncodeResult = int | HostCopy | BlockSums | None
 
 
 class Codec(ABC):
@@ -64,11 +65,6 @@ class Codec(ABC):
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
         self._warn_of_copies = WarnOnce(logger)
-        if settings.coding not in self.codings:
-            allowed = ", ".join(map(repr, self.codings))
-            raise ValueError(
-                f"coding={settings.coding!r}: {type(self).__name__} allows {allowed} alone"
-            )
 
     @property
     @abstractmethod
@@ -125,7 +121,7 @@ class Codec(ABC):
         factor: float,
         out: torch.Tensor,
         add: bool = True,
-    ) -> Verdict | None:
+    ) -> BodyCheck | None:
         """Set ``out`` (float32, 1-D) to factor * (out + the bodies' values, added in order).
 
         Schemes implement either this method or ``add_bodies``.
@@ -150,7 +146,7 @@ class Codec(ABC):
 
     def add_bodies(
         self, bodies: Sequence[torch.Tensor], keys: Sequence[int], factor: float, out: torch.Tensor
-    ) -> Verdict | None:
+    ) -> BodyCheck | None:
         """Implement ``decode_bodies`` for add=True."""
         raise NotImplementedError
 
@@ -216,7 +212,7 @@ class Codec(ABC):
             self._warn_of_copies(
                 "%s without triton: gradients on %s are copied to the host and encoded there, "
                 "payloads copied back, which takes longer than the codes save on fast networks",
-                type(self).__name__,
+                self.name,
                 device.type,
             )
 
@@ -364,7 +360,7 @@ class Codec(ABC):
         factor: float,
         values: torch.Tensor,
         full: torch.Tensor,
-    ) -> Verdict:
+    ) -> BodyCheck:
         wide = values.dtype != torch.float32
         narrow = values.new_empty(values.shape, dtype=torch.float32) if wide else values
         readable = self.decode_opened(opened, factor, narrow, add=False)
@@ -384,7 +380,7 @@ class Codec(ABC):
         factor: float,
         out: torch.Tensor,
         add: bool = True,
-    ) -> Verdict:
+    ) -> BodyCheck:
         """Set ``out`` (float32, 1-D) to factor * (out + the payloads' values, added in order).
 
         Coded bodies are expanded one at a time, so that memory does not grow with the ranks.
@@ -529,6 +525,21 @@ class Codec(ABC):
     def codec_fingerprint(self) -> int:
         """Return 32 bits of the settings that a receiver must share."""
         return zlib.crc32(repr((self.name, sorted(self.codec_settings().items()))).encode())
+
+    @functools.cached_property
+    def settings_fingerprint(self) -> int:
+        """Return 32 bits of the scheme and all settings that must be equal on all ranks."""
+        agreed = sorted((self.settings.shared() | self.scheme_settings()).items())
+        return zlib.crc32(repr((__version__, self.name, agreed)).encode())
+
+    @functools.cached_property
+    def described(self) -> str:
+        """Return the settings that must be equal on all ranks, as keywords."""
+        settings = self.scheme_settings() | self.settings.shared()
+        return ", ".join(f"{name}={value!r}" for name, value in settings.items())
+
+    def __repr__(self) -> str:
+        return f"{self.name}({self.described})"
 
 
 def squares_of(flat: torch.Tensor, bucket_size: int) -> torch.Tensor:

@@ -7,21 +7,20 @@ import functools
 import logging
 import sys
 import threading
-import zlib
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, ClassVar
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from hvd_adaptive import states
-from hvd_adaptive._version import __version__
+from hvd_adaptive.adapt.updates import ScheduledUpdates, Updates
 from hvd_adaptive.changes import Changing
 from hvd_adaptive.checks import check_integer
 from hvd_adaptive.coding import payload as payloads
 from hvd_adaptive.coding.header import DTYPE_CODES
-from hvd_adaptive.connection import Connection, Host
+from hvd_adaptive.connection import Connection, host
 from hvd_adaptive.errors import PayloadError
-from hvd_adaptive.exchange.staged_codec import StagedCodec
+from hvd_adaptive.exchange.staged_codec import StagedCodec, check_scheme
 from hvd_adaptive.feedback import Residuals, check_residuals
 from hvd_adaptive.instances import Instance
 from hvd_adaptive.kernels.random import stream_key
@@ -29,7 +28,7 @@ from hvd_adaptive.layout import Layout
 from hvd_adaptive.monitor import StepMeter
 from hvd_adaptive.on_class import callable_on_class
 from hvd_adaptive.parts import Parts
-from hvd_adaptive.settings import Settings
+from hvd_adaptive.settings import keyword_of
 from hvd_adaptive.streams import Use
 
 logger = logging.getLogger("hvd_adaptive")
@@ -38,7 +37,10 @@ _plugging = threading.Lock()
 
 # Horovod's own base class if the user has already imported it; `import hvd_adaptive` never does.
 _horovod = sys.modules.get("horovod.torch.compression")
-_Base: Any = _horovod.Compressor if _horovod is not None else object
+if TYPE_CHECKING:
+    _Base = object
+else:
+    _Base = _horovod.Compressor if _horovod is not None else object
 
 
 def _rank() -> int:
@@ -65,82 +67,74 @@ def _ordinary_mode() -> Iterator[None]:
         yield
 
 
-class GradientCompressor(Changing, StagedCodec, _Base):
-    """Base of all schemes: Horovod's Compressor interface, encode and decode, state and report."""
+class GradientCompressor(Changing, _Base):
+    """Base of all schemes: Horovod's Compressor interface, encode and decode, state and report.
 
-    host: ClassVar[Host]
+    Args:
+        codec: Codec of the default part; it has the settings.
 
-    def __init__(self, settings: Settings) -> None:
-        super().__init__(settings)
-        self.host.constructed(self)
-        self._parts = Parts(type(self), self._keywords, settings)
+    Attributes:
+        settings: Keywords that all schemes share.
+        step: Number of the next step.
+        updates: When tables are refitted.
+        meter: Measures what is sent, for ``report``.
+        residuals: Residuals of error feedback, or None.
+        instance: Number of this compressor in its random streams.
+    """
+
+    def __init__(self, codec: StagedCodec) -> None:
+        settings = codec.settings
+        if settings.coding not in codec.codings:
+            allowed, scheme = ", ".join(map(repr, codec.codings)), type(self).__name__
+            raise ValueError(f"coding={settings.coding!r}: {scheme} allows {allowed} alone")
+        host().constructed(self)
+        self._codec, self.settings = codec, settings
+        self._parts = Parts(codec, _maker(type(self), self._keywords, "for_parts"))
+        self.updates: Updates = Updates(self._parts)
+        if codec.adaptation is not None:
+            self.updates = ScheduledUpdates(self._parts, codec.adaptation.update_steps)
         self.step = 0
         self.meter = StepMeter()
         weight = settings.error_feedback
         self.residuals = None if weight is None else Residuals(weight, settings.grad_scaler)
         self._encodes = 0
         self.instance = Instance()
-        self._session: Connection | None = None
+        self._connection: Connection | None = None
 
-    # Level tables: adaptive schemes override these ------------------------------------------------
+    @property
+    def codec(self) -> StagedCodec:
+        """Return the codec of the default part."""
+        return self._codec
 
-    def update_due(self, step: int) -> bool:
-        """Return whether tables are refitted at ``step``; never for fixed tables."""
-        return False
+    @property
+    def name(self) -> str:
+        """Return the scheme's name in payloads and states."""
+        return self.codec.name
 
-    def update(
-        self,
-        step: int,
-        samples: Callable[[int, str], list[torch.Tensor]],
-        sync: Callable,
-        parts: Sequence[str] = ("",),
-        finite: bool = True,
-    ) -> None:
-        """Refit the tables of ``parts``, on all ranks.
+    @property
+    def _again(self) -> Callable[..., Any]:
+        """Return a function (*dropped, **changes): a codec with these keywords, for averages."""
+        return _maker(type(self), self._keywords, "for_parts", "for_averages")
 
-        Args:
-            step: Number of the step.
-            samples: Function (count, part) that draws buckets of this rank's gradients.
-            sync: Function (vector, fit) that calls ``fit`` with the vectors of all ranks on the
-                first rank, and returns its result on every rank.
-            parts: Labels of the parts.
-            finite: Whether this rank's gradients are finite. If those of any rank are not, nothing
-                is fitted.
+    @property
+    def parts(self) -> Parts:
+        """Return the codecs of the parts by label, a mapping; the default part "" is first.
+
+        With ``scope="tensor"`` the others are known after the first gradients.
         """
+        return self._parts
 
-    def prepare_second_stages(self, ranks: int, labels: Sequence[str], step: int) -> None:
-        for label in labels:
-            self.part(label).second_stage(ranks)
-
-    # Parts: parameters with bits or tables of their own ------------------------------------------
-
-    def part(self, label: str) -> GradientCompressor:
-        """Return the codec of a part: a compressor with its own table.
+    def part(self, label: str) -> StagedCodec:
+        """Return the codec of a part, which has its own level table.
 
         Args:
-            label: "" for the default part, which is this compressor; "bits=4" for parameters whose
-                ``parameter_bits`` are 4; a parameter's name with ``scope="tensor"``.
+            label: "" for the default part; "bits=4" for parameters whose ``parameter_bits`` are 4;
+                a parameter's name with ``scope="tensor"``.
 
         Raises:
             ValueError: There is no such part.
         """
-        return self if label == "" else self._parts[label]
-
-    def part_of(self, name: str) -> str | None:
-        """Return the label of a parameter's part, or None for full precision."""
-        return self._parts.label_of(name)
-
-    @property
-    def parts(self) -> dict[str, GradientCompressor]:
-        """Return codecs by label, the default part "" first.
-
-        With ``scope="tensor"`` the others are known after the first gradients.
-        """
-        return {"": self} | self._parts.codecs
-
-    def know_parameters(self, names: Sequence[str]) -> None:
-        """Warn of patterns in ``parameter_bits`` that match none of the parameters' names."""
-        self._parts.warn_of_idle_patterns(names)
+        return self.parts[label]
 
     # What a user and Horovod call ---------------------------------------------------------------
 
@@ -192,7 +186,7 @@ class GradientCompressor(Changing, StagedCodec, _Base):
             raise ValueError(f"flat: must have one dimension, not shape {tuple(flat.shape)}")
         if flat.layout != torch.strided:
             raise ValueError(f"flat: must be a dense tensor, not {flat.layout}")
-        self.check_device(flat.device)
+        self.codec.check_device(flat.device)
         if seed is None:
             key = self.instance.next_alone(self.settings.seed, _rank(), self._encodes)
             self._encodes += 1
@@ -200,7 +194,7 @@ class GradientCompressor(Changing, StagedCodec, _Base):
             seed = check_integer("seed", seed, 0, 2**64 - 1)
             key = stream_key(seed, 0, 0, Use.ENCODE)
         flat = flat.detach().resolve_neg().contiguous()
-        return self.encode_flat(flat, self.settings.quantized_part(flat.numel()), key)
+        return self.codec.encode_flat(flat, self.settings.quantized_part(flat.numel()), key)
 
     def decode(self, payload: torch.Tensor) -> torch.Tensor:
         """Return the decoded tensor, of the length and dtype that was encoded.
@@ -212,27 +206,18 @@ class GradientCompressor(Changing, StagedCodec, _Base):
         if not isinstance(payload, torch.Tensor) or payload.dtype != torch.uint8:
             raise PayloadError("payload: must be a uint8 tensor")
         header = payloads.read_header(payload.reshape(-1))
-        return self.decode_sum([payload.reshape(-1)], header, 1.0)
-
-    @functools.cached_property
-    def fingerprint(self) -> int:
-        """Return 32 bits of the scheme and all settings that must be equal on all ranks."""
-        agreed = sorted((self.settings.shared() | self.scheme_settings()).items())
-        return zlib.crc32(repr((__version__, self.name, agreed)).encode())
+        return self.codec.decode_sum([payload.reshape(-1)], header, 1.0)
 
     # State and report ---------------------------------------------------------------------------
 
-    def adopt(self, old: GradientCompressor, keep: bool) -> None:
+    def _adopt(self, old: GradientCompressor, keep: bool) -> None:
         self.step, self._encodes, self.meter = old.step, old._encodes, old.meter
         self.instance = old.instance
         if self.residuals is not None and old.residuals is not None:
             self.residuals = self.residuals.loaded(old.residuals.state_dict())
-        self._parts.adopt(old._parts, keep)
-        if keep and old._second is not None and old._second.codec is not old:
-            self._second = old._second  # with its table
-            if self.settings.checksum != old.settings.checksum:
-                second: Any = self._second.codec
-                second.set(checksum=self.settings.checksum)
+        self.parts.adopt(old.parts, keep)
+        self.codec.adopt_tables(old.codec, keep)
+        self.updates.adopt(old.updates, keep, self.step)
 
     def state_dict(self) -> dict[str, Any]:
         """Return everything that a resumed run needs, as plain tensors and numbers.
@@ -250,60 +235,69 @@ class GradientCompressor(Changing, StagedCodec, _Base):
         own |= self.instance.state_dict()
         changed = {"settings": dict(self._changed)} if self._changed else {}
         residuals = {} if self.residuals is None else self.residuals.state_dict()
-        return own | changed | self._parts.state_dict() | residuals | self._second_state()
+        tables = self.parts.state_dict() | self.codec.tables_state() | self.updates.state_dict()
+        return own | changed | residuals | tables
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: dict[str, Any], *, in_step: bool = False) -> None:
         """Load what ``state_dict`` returned. A step in progress is given up.
 
         Settings that ``set`` or the schedule had changed come from the state. Residuals are matched
         by parameters' names. Residuals of another rank or number of ranks are dropped with a
         warning at the next step.
 
+        Args:
+            state: The state.
+            in_step: Keep the step in progress and the settings; for the connection, before it
+                sends anything.
+
         Raises:
             ValueError: The state is of another scheme or incomplete; nothing has changed.
         """
+        if in_step:
+            self._take_state(state)
+            return
         changed = states.mapping(state).get("settings", {})
         states.mapping(changed, "state: settings")
         if any(isinstance(value, torch.Tensor) for value in changed.values()):
             raise ValueError(f"state: settings must be plain values, not tensors: {changed!r}")
         if changed == self._changed:
-            self.take_state(state)
-            if self._session is not None:
-                self._session.forget()
+            self._take_state(state)
+            if self._connection is not None:
+                self._connection.forget()
         else:
-            new = self._changed_as(changed)
-            new.instance = self.instance
-            new.take_state(state)
-            self._become(new)
+            self._check_changed(changed, state)
+            instance = self.instance
+            self._construct(changed)
+            self.instance = instance
+            self._take_state(state)
+            self._rebind()
         self._next, self._scheduled_at = None, -1
 
-    def take_state(self, state: dict[str, Any]) -> None:
-        """Load a state of these settings; schemes add their own entries."""
-        self.check_state(state)
+    def _take_state(self, state: dict[str, Any]) -> None:
+        """Load a state of these settings; raise ValueError, and change nothing, if it is wrong."""
+        check_scheme(state, self.name)
         step, encodes = states.whole(state, "step"), states.whole(state, "encodes")
-        parts, second = self._parts.loaded(state), self._loaded_second(state)
+        self.updates.check_state(state)
+        check_residuals(state)
+        self.codec.check_tables(state)
+        parts = self.parts.loaded(state)
         self.instance = self.instance.loaded(state.get("instance", {}))
-        self.step, self._encodes, self._parts, self._second = step, encodes, parts, second
+        self.step, self._encodes = step, encodes
+        self.parts.use(parts)
+        self.codec.take_tables(state)
+        self.updates.take_state(state)
         if self.residuals is not None:
             self.residuals = self.residuals.loaded(state)
         elif "residuals" in state:
             logger.warning("error_feedback=None: the residuals of the loaded state are dropped")
 
-    def _changed_as(self, changed: Any) -> GradientCompressor:
+    def _check_changed(self, changed: Any, state: dict[str, Any]) -> None:
+        """Raise ValueError unless a compressor with the changed settings can load ``state``."""
         try:
-            return self._remade(changed)
+            new = self._with(changed)
         except (TypeError, ValueError) as error:
             raise ValueError(f"state: settings {changed!r} do not fit: {error}") from error
-
-    def check_state(self, state: dict[str, Any], more: Sequence[str] = ()) -> None:
-        """Raise ValueError unless ``state`` has this scheme, the same parts and all entries."""
-        if states.mapping(state).get("scheme") != self.name:
-            raise ValueError(f"state: is of scheme {state.get('scheme')!r}, not {self.name!r}")
-        for entry in ("step", "encodes", *more):
-            states.entry(state, entry)
-        self._parts.loaded(state)
-        self._loaded_second(state)
-        check_residuals(state)
+        new._take_state(state)
 
     def report(self) -> dict[str, float]:
         """Return what the last step sent, and its error; see monitor.StepMeter for the keys.
@@ -319,37 +313,53 @@ class GradientCompressor(Changing, StagedCodec, _Base):
 
         It is None until this compressor serves an optimizer or a model whose gradients are known.
         """
-        return None if self._session is None else self._session.layout
+        return None if self._connection is None else self._connection.layout
 
     @property
     def connection(self) -> Connection | None:
-        """Return the connection to the optimizer or model that this compressor serves, or None."""
-        return self._session
+        """Return the connection to the optimizer or model that this compressor serves, or None.
 
-    def attach(self, connection: Connection) -> None:
-        """Serve ``connection``, which ``set`` and ``load_state_dict`` notify from now on."""
-        self._session = connection
+        ``set`` and ``load_state_dict`` notify it.
+        """
+        return self._connection
+
+    @connection.setter
+    def connection(self, connection: Connection | None) -> None:
+        self._connection = connection
 
     def close(self) -> None:
         """Release the optimizer and its gradients; the compressor can then serve another."""
-        self._session = None
+        self._connection = None
 
     def _plugged(self) -> Connection:
-        session = self._session
-        if session is not None:
-            return session
+        connection = self._connection
+        if connection is not None:
+            return connection
         with _plugging:  # backward passes in several threads may begin at once
-            if self._session is None:
-                self._session = self.host.connect(self)
-            return self._session
+            if self._connection is None:
+                self._connection = host().connect(self)
+            return self._connection
 
     def __repr__(self) -> str:
-        return self._described
+        return f"{type(self).__name__}({self.codec.described})"
 
-    @functools.cached_property
-    def _described(self) -> str:
-        settings = self.scheme_settings() | self.settings.shared()
-        return f"{type(self).__name__}({', '.join(f'{k}={v!r}' for k, v in settings.items())})"
+
+def _maker(scheme: type, keywords: Mapping[str, Any], *uses: str) -> Callable[..., Any]:
+    """Return a function (*dropped, **changes) that returns a new codec of ``scheme``.
+
+    It has those of the ``keywords`` whose declarations have all ``uses``.
+    """
+    kept = {
+        name: value
+        for name, value in keywords.items()
+        if all(getattr(keyword_of(name), use) for use in uses)
+    }
+    return functools.partial(_codec, scheme, kept)
+
+
+def _codec(scheme: Any, keywords: Mapping[str, Any], *dropped: str, **changes: Any) -> Any:
+    kept = {name: value for name, value in keywords.items() if name not in dropped}
+    return scheme(**kept | changes).codec
 
 
 def check_compressor(name: str, value: Any) -> GradientCompressor:

@@ -1,7 +1,7 @@
 """Connection: the object that a compressor is attached to while it serves an optimizer or a model.
 
-A compressor imports nothing of Horovod's side. ``plug_in`` (hooks/horovod/host.py) gives the class
-of all compressors a ``Host``, which connects them when Horovod first calls ``compress``.
+A compressor imports nothing of Horovod's side. ``use_host`` (called by hooks/horovod/host.py) sets
+the ``Host``, which connects compressors when Horovod first calls ``compress``.
 """
 
 from __future__ import annotations
@@ -48,3 +48,16 @@ class Host(Protocol):
 
     def compressor_of_caller(self, scheme: type) -> Any:
         """Return the compressor of the calling optimizer, which was given the class ``scheme``."""
+
+
+_hosts: list[Host] = []
+
+
+def use_host(new: Host) -> None:
+    """Connect compressors by ``new`` from now on."""
+    _hosts[:] = [new]
+
+
+def host() -> Host:
+    """Return the host in use."""
+    return _hosts[0]

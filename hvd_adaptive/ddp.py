@@ -68,7 +68,7 @@ class CompressionState:
             named_parameters = compressor.settings.named_parameters
         given = [] if named_parameters is None else list(named_parameters)
         if given:
-            compressor.know_parameters([name for name, _ in given])
+            compressor.parts.warn_of_idle_patterns([name for name, _ in given])
         self._set_up(compressor, Names(given), process_group)
 
     def _set_up(
@@ -79,7 +79,7 @@ class CompressionState:
     ) -> None:
         self.compressor = compressor
         self.session = BucketSession(compressor, names, process_group)
-        compressor.attach(self.session)
+        compressor.connection = self.session
 
     @property
     def process_group(self) -> dist.ProcessGroup | None:
@@ -93,9 +93,8 @@ class CompressionState:
     def __getstate__(self) -> dict[str, Any]:
         logger.info("process group and parameters are not saved with a CompressionState")
         compressor = self.compressor
-        keywords = {n: v for n, v in compressor._constructed.items() if keyword_of(n).picklable}
-        if "update_steps" in keywords:  # an iterator may already have been read
-            keywords["update_steps"] = compressor.schedule.planned
+        given = compressor.constructor_keywords()
+        keywords = {name: value for name, value in given.items() if keyword_of(name).picklable}
         return {
             "scheme": type(compressor),
             "keywords": keywords,
@@ -123,7 +122,7 @@ def compression_hook(
     """
     session = state.session
     if state.compressor.connection is None:  # it was closed
-        state.compressor.attach(session)
+        state.compressor.connection = session
     if state.compressor.connection is not session:
         raise RuntimeError("one compressor serves one model, but this one serves another")
     taken = Bucket.of(bucket)

@@ -14,7 +14,7 @@ import torch
 HOST: dict[str, Any] = {"dtype": torch.float32, "device": "cpu"}
 
 
-class Later:
+class HostCopy:
     """Small tensor that is being copied to the host.
 
     ``get`` waits for this copy and for earlier work of its stream, not for later work or other
@@ -48,9 +48,9 @@ class Later:
         return int(self.get())
 
 
-def stacked(tensors: Sequence[torch.Tensor]) -> Later:
+def stacked(tensors: Sequence[torch.Tensor]) -> HostCopy:
     """Start to copy tensors of equal shape and device to the host, as the rows of one tensor."""
-    return Later(torch.stack(list(tensors)))
+    return HostCopy(torch.stack(list(tensors)))
 
 
 def from_host(data: torch.Tensor, device: torch.device) -> torch.Tensor:
@@ -69,7 +69,7 @@ def wait_for(device: torch.device) -> None:
         torch.cuda.current_stream(device).synchronize()
 
 
-def place(device: torch.device) -> Hashable:
+def stream_of(device: torch.device) -> Hashable:
     """Return the scope within which memory may be reused: on CUDA, the current stream."""
     if device.type != "cuda":
         return device

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 # Waits until it is known whether payloads' bodies could be read; PayloadError if one could not.
-Verdict = Callable[[], None]
+BodyCheck = Callable[[], None]
 
 
 class PayloadError(ValueError):

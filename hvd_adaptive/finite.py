@@ -6,19 +6,19 @@ from collections.abc import Iterable
 
 import torch
 
-from hvd_adaptive.device import Later, stacked
+from hvd_adaptive.device import HostCopy, stacked
 
 
 class Finite:
     """Whether no checked tensor contains NaN or Inf.
 
-    ``bool`` waits for the result as ``Later.get`` does; on the CPU the result is immediate.
+    ``bool`` waits for the result as ``HostCopy.get`` does; on the CPU the result is immediate.
     """
 
     def __init__(self, tensors: Iterable[torch.Tensor] = ()) -> None:
         self._known = True
         self._flags: list[torch.Tensor] = []
-        self._answer: Later | None = None
+        self._answer: HostCopy | None = None
         for tensor in tensors:
             self.look(tensor)
 
@@ -50,7 +50,7 @@ class Finite:
             self._flags = []
         return self._known
 
-    def _copied(self) -> Later:
+    def _copied(self) -> HostCopy:
         """Return the copy of the flags, of which there is at least one; start it if necessary."""
         if self._answer is None:
             first = self._flags[0].device

@@ -10,7 +10,7 @@ import hashlib
 import itertools
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -51,7 +51,7 @@ class Piece:
     at: int
 
 
-@dataclass
+@dataclass(frozen=True)
 class Group:
     """The coordinates of one payload, of one dtype; quantised coordinates come first.
 
@@ -67,20 +67,21 @@ class Group:
     dtype: torch.dtype
     quantized: int = 0
     full: int = 0
-    pieces: list[Piece] = field(default_factory=list)
+    pieces: tuple[Piece, ...] = ()
     part: str = ""
 
     @property
     def coordinates(self) -> int:
         return self.quantized + self.full
 
-    def quantize_nothing(self) -> None:
-        """Send all coordinates in full precision."""
-        self.quantized, self.full = 0, self.coordinates
-
     @property
     def slots(self) -> set[int]:
         return {piece.slot for piece in self.pieces}
+
+    def moved(self, slots: int) -> Group:
+        """Return the group of a layout that has ``slots`` more members before these."""
+        pieces = tuple(replace(piece, slot=piece.slot + slots) for piece in self.pieces)
+        return replace(self, pieces=pieces)
 
 
 @dataclass(frozen=True)
@@ -154,11 +155,10 @@ def build_layout(
     # Backward completes a group with its first member: that one's order is the launch's.
     groups.sort(key=lambda group: (min(group.slots), group.pieces[0].start))
     if tail == "full":
-        for group in groups:
-            _move_tail(group, bucket_size)
+        groups = [_tail_moved(group, bucket_size) for group in groups]
     described = repr(
         [(m.name, m.shape, str(m.dtype)) for m in ordered]
-        + [(str(g.dtype), g.quantized, g.full, g.pieces) for g in groups]
+        + [(str(g.dtype), g.quantized, g.full, list(g.pieces)) for g in groups]
         + [(index, g.part) for index, g in enumerate(groups) if g.part]
     )
     digest = hashlib.sha256(described.encode()).digest()
@@ -201,25 +201,18 @@ class _Builder:
 
     def _put(self, quantized: list[tuple[int, int, int]], full: list[tuple[int, int, int]]) -> None:
         """Append a group of these pieces."""
-        group, at = Group(self.dtype, part=self.part), 0
+        pieces, at = [], 0
         for slot, start, stop in [*quantized, *full]:
-            group.pieces.append(Piece(slot, start, stop, at))
+            pieces.append(Piece(slot, start, stop, at))
             at += stop - start
-        group.quantized = sum(stop - start for _, start, stop in quantized)
-        group.full = at - group.quantized
-        self.groups.append(group)
+        count = sum(stop - start for _, start, stop in quantized)
+        self.groups.append(Group(self.dtype, count, at - count, tuple(pieces), self.part))
 
 
-def _move_tail(group: Group, bucket_size: int) -> None:
-    """Send a partial last bucket in full precision; it is just before that section."""
+def _tail_moved(group: Group, bucket_size: int) -> Group:
+    """Return ``group`` with its partial last bucket in the section in full precision after it."""
     rest = group.quantized % bucket_size
-    group.quantized -= rest
-    group.full += rest
-
-
-def parts_among(groups: Iterable[Group]) -> list[str]:
-    """Return labels of the parts that quantise anything in ``groups``, in order; [""] if none."""
-    return list(dict.fromkeys(group.part for group in groups if group.quantized)) or [""]
+    return replace(group, quantized=group.quantized - rest, full=group.full + rest)
 
 
 def gather(group: Group, tensors: Sequence[torch.Tensor | None], flat: torch.Tensor) -> None:

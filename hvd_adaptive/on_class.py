@@ -7,6 +7,8 @@ from collections.abc import Callable
 from types import MethodType
 from typing import Any, TypeVar, cast
 
+from hvd_adaptive.connection import host
+
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
@@ -31,6 +33,6 @@ class _Method:
         def on_class(*arguments: Any) -> Any:
             if arguments and isinstance(arguments[0], scheme):
                 return function(*arguments)
-            return function(cast(Any, scheme).host.compressor_of_caller(scheme), *arguments)
+            return function(host().compressor_of_caller(scheme), *arguments)
 
         return on_class

@@ -192,7 +192,8 @@ class QSVRG:
             "intervals", best if intervals is None else intervals, 1, most
         )
         self.seed = check_integer("seed", seed, 0, 2**64 - 1)
-        self.codec = QSGD(intervals=self.intervals, bucket_size=min(n, most**2), seed=seed)
+        scheme = QSGD(intervals=self.intervals, bucket_size=min(n, most**2), seed=seed)
+        self.codec = scheme.codec
         self.point, self.epochs = start.detach().clone(), 0
         self.bits: EpochBits | None = None
         self._portions = list(portions)

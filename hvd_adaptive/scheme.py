@@ -23,10 +23,29 @@ from __future__ import annotations
 import torch
 
 from hvd_adaptive import kernels
-from hvd_adaptive.compressor import GradientCompressor as Scheme
+from hvd_adaptive.compressor import GradientCompressor
+from hvd_adaptive.exchange.staged_codec import StagedCodec
 from hvd_adaptive.settings import Settings
 
 __all__ = ["Scheme", "Settings", "in_buckets", "uniforms"]
+
+
+class Scheme(GradientCompressor, StagedCodec):
+    """Base of custom schemes, which are their own codecs.
+
+    Args:
+        settings: ``Settings.from_keywords(...)``.
+    """
+
+    name: str = ""
+
+    def __init__(self, settings: Settings) -> None:
+        StagedCodec.__init__(self, settings)
+        GradientCompressor.__init__(self, self)
+
+    @property
+    def codec(self) -> Scheme:
+        return self
 
 
 def in_buckets(flat: torch.Tensor, bucket_size: int) -> torch.Tensor:

@@ -23,7 +23,7 @@ def exact_error(codec: GradientCompressor, flat: torch.Tensor) -> float | None:
 def rounding_error(codec: ORQ | LinearQuantile, flat: torch.Tensor) -> float:
     """Of random rounding to levels of each bucket's own: ORQ paper, Eq. 9."""
     bucket, total = codec.settings.bucket_size, 0.0
-    for levels, part in zip(codec.solve(flat, bucket), flat.split(bucket), strict=True):
+    for levels, part in zip(codec.codec.solve(flat, bucket), flat.split(bucket), strict=True):
         levels, v = levels.double(), part.double()
         above = torch.searchsorted(levels, v).clamp(1, levels.numel() - 1)
         total += float(((v - levels[above - 1]) * (levels[above] - v)).sum())

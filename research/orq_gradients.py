@@ -156,9 +156,9 @@ class Solvers(Job):
         Records({"run": self.settings}, rows).write(self.path(folder))
 
 
-def roundtrip(codec: GradientCompressor, flat: torch.Tensor, step: int) -> torch.Tensor:
+def roundtrip(scheme: GradientCompressor, flat: torch.Tensor, step: int) -> torch.Tensor:
     """``flat`` after encoding and decoding."""
-    return codec.roundtrip(flat, stream_key(0, 0, step, MEASURE_STREAM))
+    return scheme.codec.roundtrip(flat, stream_key(0, 0, step, MEASURE_STREAM))
 
 
 def relative_error(coded: torch.Tensor, flat: torch.Tensor) -> float:
@@ -167,10 +167,10 @@ def relative_error(coded: torch.Tensor, flat: torch.Tensor) -> float:
     return float((coded.double() - exact).square().sum() / exact.square().sum())
 
 
-def compression_ratio(codec: GradientCompressor, coordinates: int) -> float:
+def compression_ratio(scheme: GradientCompressor, coordinates: int) -> float:
     """float32's bytes over those of a real payload: header, levels and codes."""
     flat = torch.randn(coordinates, generator=torch.Generator().manual_seed(1))
-    return 4 * coordinates / codec.encode(flat).numel()
+    return 4 * coordinates / scheme.encode(flat).numel()
 
 
 def ideal_ratio(levels: int) -> float:

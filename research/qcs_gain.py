@@ -62,9 +62,9 @@ def best_printed(order: int, gain: float) -> tuple[int, float]:
     return min(pairs, key=lambda pair: variance_bound(order, *pair))
 
 
-def body_gain(codec: GradientCompressor, flat: torch.Tensor) -> float:
+def body_gain(scheme: GradientCompressor, flat: torch.Tensor) -> float:
     """Of a real payload, its 96-byte header left out."""
-    return 4 * flat.numel() / (codec.encode(flat, seed=0).numel() - HEADER_BYTES)
+    return 4 * flat.numel() / (scheme.encode(flat, seed=0).numel() - HEADER_BYTES)
 
 
 def sparse_density(gain: float, bucket: int, coordinates: int = 64_000) -> float:
@@ -78,12 +78,12 @@ def sparse_density(gain: float, bucket: int, coordinates: int = 64_000) -> float
     return low / 1000
 
 
-def relative_error(codec: GradientCompressor, flat: torch.Tensor, draws: int = 1) -> float:
+def relative_error(scheme: GradientCompressor, flat: torch.Tensor, draws: int = 1) -> float:
     """Mean of ‖Q(g) - g‖²/‖g‖² over random draws of the codec."""
     exact, total = flat.double(), 0.0
     for draw in range(draws):
         key = stream_key(0, 0, draw, MEASURE_STREAM)
-        total += float((codec.roundtrip(flat, key).double() - exact).square().sum())
+        total += float((scheme.codec.roundtrip(flat, key).double() - exact).square().sum())
     return total / draws / float(exact.square().sum())
 
 
@@ -113,18 +113,22 @@ def _printed_qcs(gain: float) -> QCS:
     return QCS(measurements=measurements, quantizer_range=quantizer_range, bucket_size=ORDER)
 
 
-def told_gain(name: str, codec: GradientCompressor | None) -> float:
+def told_gain(name: str, scheme: GradientCompressor | None) -> float:
     """Gain of a method of Fig. 2, all bits but the message's header counted; by Eq. 11 where its
     name says so."""
     if name.endswith("Eq. 11"):
-        k, q = (codec.measurements, codec.quantizer_range) if isinstance(codec, QCS) else (ORDER, 1)
+        k, q = (
+            (scheme.codec.measurements, scheme.codec.quantizer_range)
+            if isinstance(scheme, QCS)
+            else (ORDER, 1)
+        )
         return printed_gain(ORDER, k, q)
-    if codec is None:
+    if scheme is None:
         return 1.0
-    if isinstance(codec, QCS):
-        return codec.compression_gain
-    if isinstance(codec, SparseSGD):
+    if isinstance(scheme, QCS):
+        return scheme.codec.compression_gain
+    if isinstance(scheme, SparseSGD):
         flat = torch.randn(64_000, generator=torch.Generator().manual_seed(1))
-        return body_gain(codec, flat)
-    bucket = codec.settings.bucket_size
+        return body_gain(scheme, flat)
+    bucket = scheme.settings.bucket_size
     return ternary_gain(bucket) if name == "QSGD" else qsgd_gain(bucket, 1)

@@ -55,18 +55,18 @@ class Regression:
 
     def execute(self, folder: Path) -> None:
         """Make all runs, and write the records."""
-        codec = codec_of(self.method)
+        scheme = codec_of(self.method)
         rows: list[dict[str, Any]] = []
         paths = Paths(self.repeats, self.steps)
-        for step, ratio in enumerate(losses(codec, self.repeats, self.steps)):
+        for step, ratio in enumerate(losses(scheme, self.repeats, self.steps)):
             paths.follow(step, ratio)
             if step % TOLD_EVERY == 0 or step == self.steps:
                 rows += [told(rate, step, ratio[i]) for i, rate in enumerate(RATES)]
         flat = torch.randn(64_000, generator=torch.Generator().manual_seed(2))
         figures = {
             "run": self.settings,
-            "gain": told_gain(self.method, codec),
-            "error": 0.0 if codec is None else relative_error(codec, flat, 4),
+            "gain": told_gain(self.method, scheme),
+            "error": 0.0 if scheme is None else relative_error(scheme, flat, 4),
             "limits": paths.limits(),
             "steps": paths.first.tolist(),
         }
@@ -124,7 +124,7 @@ def told(rate: float, step: int, ratio: torch.Tensor) -> dict[str, Any]:
     }
 
 
-def losses(codec: Any, repeats: int, steps: int) -> Any:
+def losses(scheme: Any, repeats: int, steps: int) -> Any:
     """Yields (rates, repeats) float64: loss / first loss before each step and after the last."""
     draw = torch.Generator().manual_seed(0)
     basis = torch.linalg.qr(torch.randn(INPUTS, INPUTS, generator=draw)).Q
@@ -140,10 +140,10 @@ def losses(codec: Any, repeats: int, steps: int) -> Any:
     for step in range(steps):
         x = (torch.randn(repeats, BATCH, INPUTS, generator=draw) @ root.T).repeat(len(RATES), 1, 1)
         gradient = (error @ x.mT) @ x / BATCH
-        if codec is not None:
+        if scheme is not None:
             # Buckets divide a run's 3,200 coordinates, so runs share nothing but the key.
             key = stream_key(0, 0, step, MEASURE_STREAM)
-            gradient = codec.roundtrip(gradient.reshape(-1), key).view_as(gradient)
+            gradient = scheme.codec.roundtrip(gradient.reshape(-1), key).view_as(gradient)
         error = error - rates * gradient
         ratio = _loss(error, basis, values) / first
         gone |= ~(ratio < DIVERGED)

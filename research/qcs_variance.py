@@ -66,11 +66,11 @@ class Scale:
         gaussian = torch.randn(65_536, generator=torch.Generator().manual_seed(3 + self.seed))
         *_, (_, lenet, _) = trajectory(self.steps, self.seed, 0)
         rows = []
-        for name, order, gain, bound, codec in scaled(self.gains, self.intervals):
+        for name, order, gain, bound, scheme in scaled(self.gains, self.intervals):
             row = {"method": name, "order": order, "bound": bound}
             for source, flat in (("gaussian", gaussian), ("lenet", lenet)):
-                row[f"gain_{source}"] = body_gain(codec, flat) if gain is None else gain
-                coded = codec.roundtrip(flat, stream_key(self.seed, 0, 0, Use.MEASURE))
+                row[f"gain_{source}"] = body_gain(scheme, flat) if gain is None else gain
+                coded = scheme.codec.roundtrip(flat, stream_key(self.seed, 0, 0, Use.MEASURE))
                 row[source] = float((coded - flat).square().sum() / flat.square().sum())
             rows.append(row)
         Records({"run": self.settings}, rows).write(self.path(folder))
@@ -84,18 +84,20 @@ def scaled(
     for order in ORDERS:
         for gain in gains:
             if gain <= 32 * order / 33:
-                codec = QCS(gain=gain, bucket_size=order)
-                points.append(("QCS", order, codec.compression_gain, codec.gamma, codec))
+                scheme = QCS(gain=gain, bucket_size=order)
+                points.append(
+                    ("QCS", order, scheme.codec.compression_gain, scheme.codec.gamma, scheme)
+                )
     d = QSGD_BUCKET
     for s in intervals:
         bound = min(d / s**2, d**0.5 / s)  # Lemma 3.1 of Alistarh et al. 2017
-        codec = QSGD(intervals=s, bucket_size=d)
-        points.append(("QSGD", d, qsgd_gain(d, s), bound, codec))
-        codec = QSGD(intervals=s, norm="linf", bucket_size=d)
-        points.append(("QSGD L∞", d, qsgd_gain(d, s), None, codec))
+        scheme = QSGD(intervals=s, bucket_size=d)
+        points.append(("QSGD", d, qsgd_gain(d, s), bound, scheme))
+        scheme = QSGD(intervals=s, norm="linf", bucket_size=d)
+        points.append(("QSGD L∞", d, qsgd_gain(d, s), None, scheme))
     for density in DENSITIES:
-        codec = SparseSGD(density=density)
-        points.append(("Sparse SGD", 8192, None, None, codec))
+        scheme = SparseSGD(density=density)
+        points.append(("Sparse SGD", 8192, None, None, scheme))
     return points
 
 
@@ -137,8 +139,8 @@ class Trajectory:
         for step, flat, accuracy in trajectory(self.steps, self.seed, 2):
             if accuracy is None:
                 continue
-            for (panel, name), codec in codecs.items():
-                coded = codec.roundtrip(flat, stream_key(self.seed, 0, step, 0))
+            for (panel, name), scheme in codecs.items():
+                coded = scheme.codec.roundtrip(flat, stream_key(self.seed, 0, step, 0))
                 error = float((coded - flat).square().sum() / flat.square().sum())
                 rows.append(
                     {

@@ -128,14 +128,14 @@ class Claim:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class BodyCheck:
     """p: after Holm's correction, of the likelier direction; None if the claim was computed."""
 
     word: str
     p: float | None
 
 
-def decide(claims: Sequence[Claim], alpha: float = ALPHA) -> list[Verdict]:
+def decide(claims: Sequence[Claim], alpha: float = ALPHA) -> list[BodyCheck]:
     """Verdicts of all claims of one page together, in their order."""
     tested = [claim for claim in claims if claim.comparisons]
     p = [side for claim in tested for side in _both_directions(claim.comparisons)]
@@ -143,11 +143,11 @@ def decide(claims: Sequence[Claim], alpha: float = ALPHA) -> list[Verdict]:
     verdicts = []
     for claim in claims:
         if claim.computed is not None:
-            verdicts.append(Verdict(HOLDS if claim.computed else FAILS, None))
+            verdicts.append(BodyCheck(HOLDS if claim.computed else FAILS, None))
             continue
         up, down = next(corrected), next(corrected)
         word = HOLDS if up <= alpha else FAILS if down <= alpha else OPEN
-        verdicts.append(Verdict(word, min(up, down)))
+        verdicts.append(BodyCheck(word, min(up, down)))
     return verdicts
 
 
@@ -192,7 +192,7 @@ significant is not decided. p is given after the correction. Intervals are 95%, 
 by itself."""
 
 
-def _line(claim: Claim, verdict: Verdict) -> str:
+def _line(claim: Claim, verdict: BodyCheck) -> str:
     return f"- **{verdict.word}** ({_how(verdict.p)}): {claim.text}. {claim.evidence}"
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from hvd_adaptive import kernels
-from hvd_adaptive.device import Later
+from hvd_adaptive.device import HostCopy
 
 # Length of ``Usable.head``, with which codecs' statistics begin.
 HEAD = 4
@@ -75,7 +75,7 @@ def _norms_and_nonzero(
     norms = torch.cat([ops.bucket_norms(bucket, bucket.numel(), norm) for bucket in buckets])
     counts = torch.stack([bucket.count_nonzero() for bucket in buckets])
     both = torch.stack([norms.to(torch.float64), counts.to(torch.float64)])
-    of_norms, of_counts = Later(both).get().tolist()
+    of_norms, of_counts = HostCopy(both).get().tolist()
     return of_norms, of_counts
 
 

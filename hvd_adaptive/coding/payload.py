@@ -10,7 +10,7 @@ import torch
 from hvd_adaptive import kernels
 from hvd_adaptive.coding.header import SIZE, Header, body_seed
 from hvd_adaptive.coding.sendable import Sendable
-from hvd_adaptive.device import Later, stacked
+from hvd_adaptive.device import HostCopy, stacked
 from hvd_adaptive.errors import PayloadError
 from hvd_adaptive.kernels.block_sums import BlockSums
 
@@ -99,7 +99,7 @@ def verifying(payloads: Sequence[Payload]) -> Callable[[], None]:
     found = ops.checksums([payload.bytes for payload in payloads], seeds)
     wanted = [payload.header.checksum for payload in payloads]
     if isinstance(found, torch.Tensor):
-        there = Later(found)
+        there = HostCopy(found)
         return lambda: _compare([value & 0xFFFFFFFF for value in there.get().tolist()], wanted)
     _compare(found, wanted)
     return lambda: None

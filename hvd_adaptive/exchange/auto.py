@@ -35,6 +35,7 @@ from hvd_adaptive.streams import Use
 from hvd_adaptive.transport.nodes import find_nodes
 
 if TYPE_CHECKING:
+    from hvd_adaptive.adapt.updates import Updates
     from hvd_adaptive.exchange.staged_codec import StagedCodec
     from hvd_adaptive.layout import Group
     from hvd_adaptive.transport.world import World
@@ -65,10 +66,10 @@ class Auto(Exchange):
         self._logged: set[str] = set()
 
     @property
-    def settled(self) -> bool:
+    def is_set_up(self) -> bool:
         return bool(self._lines)
 
-    def settle(
+    def set_up(
         self, world: World, compressor: StagedCodec, name: str, device: torch.device
     ) -> None:
         self.know_nodes(self.place.nodes or find_nodes(world, name), compressor)
@@ -127,14 +128,14 @@ class Auto(Exchange):
         best = min(seconds.values())
         return next(label for label in seconds if seconds[label] <= TOLERANCE * best)
 
-    def arrange(self, groups: Sequence[Group]) -> None:
-        """Quantise nothing of groups that are sent plainly, so that no table is fitted to them."""
+    def quantized(self, group: Group) -> int:
+        return self._candidates[self.choice(group.coordinates)].quantized(group)
+
+    def log_choices(self, groups: Sequence[Group]) -> None:
         chosen: dict[str, list[int]] = {}
         for group in groups:
             label = self.choice(group.coordinates)
             chosen.setdefault(label, []).append(group.coordinates)
-            if isinstance(self._candidates[label], Plain):
-                group.quantize_nothing()
         for label, sizes in chosen.items():
             figures = self.forecast(max(sizes)).items()
             listed = ", ".join(f"{name} {1e3 * seconds:.2f} ms" for name, seconds in figures)
@@ -144,20 +145,20 @@ class Auto(Exchange):
                 logger.info("exchange='auto': %s", summary)
                 self._logged.add(summary)
 
-    def share(self, rank: int, quantized: int, full: int, bucket_size: int) -> Share:
-        chosen = self._candidates[self.choice(quantized + full)]
-        return chosen.share(rank, quantized, full, bucket_size)
+    def share(self, rank: int, group: Group, bucket_size: int) -> Share:
+        chosen = self._candidates[self.choice(group.coordinates)]
+        return chosen.share(rank, group, bucket_size)
 
-    def prepare(self, compressor: StagedCodec, labels: Sequence[str], step: int) -> None:
+    def prepare(self, updates: Updates, labels: Sequence[str], step: int) -> None:
         for exchange in self._candidates.values():
-            exchange.prepare(compressor, labels, step)
+            exchange.prepare(updates, labels, step)
 
     def in_flight_bytes(
         self, codec: StagedCodec, quantized: int, full: int, dtype: torch.dtype
     ) -> int:
         # Groups are cut before the measurement, so no candidate may exceed the bound.
         kinds = list(self._candidates.values())
-        if self.settled:
+        if self.is_set_up:
             kinds = [self._candidates[self.choice(quantized + full)]]
         return max(kind.in_flight_bytes(codec, quantized, full, dtype) for kind in kinds)
 

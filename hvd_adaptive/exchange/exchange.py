@@ -18,6 +18,7 @@ from hvd_adaptive.finite import narrowed
 from hvd_adaptive.transport.collectives import Collective
 
 if TYPE_CHECKING:
+    from hvd_adaptive.adapt.updates import Updates
     from hvd_adaptive.exchange.staged_codec import StagedCodec
     from hvd_adaptive.layout import Group
     from hvd_adaptive.transport.world import World
@@ -151,11 +152,11 @@ class Exchange(ABC):
         self.place, self.ranks, self.rank = place, place.ranks, place.rank
 
     @property
-    def settled(self) -> bool:
-        """Return whether ``settle`` has been called or is not needed."""
+    def is_set_up(self) -> bool:
+        """Return whether ``set_up`` has been called or is not needed."""
         return True
 
-    def settle(  # noqa: B027
+    def set_up(  # noqa: B027
         self, world: World, compressor: StagedCodec, name: str, device: torch.device
     ) -> None:
         """Detect or measure what the exchange depends on, together with the other ranks.
@@ -169,24 +170,26 @@ class Exchange(ABC):
             device: Device of the gradients.
         """
 
-    def arrange(self, groups: Sequence[Group]) -> None:  # noqa: B027
-        """Change which coordinates of a layout's groups are quantised, after ``settle``."""
+    def log_choices(self, groups: Sequence[Group]) -> None:  # noqa: B027
+        """Log how each of a layout's groups is sent, if that is measured; after ``set_up``."""
 
-    def prepare(  # noqa: B027
-        self, compressor: StagedCodec, labels: Sequence[str], step: int
-    ) -> None:
-        """Make the parts' second stages, after ``settle`` and before ``step`` updates tables."""
+    def quantized(self, group: Group) -> int:
+        """Return how many of a group's coordinates are quantised, the first ones; after ``set_up``.
 
-    def share(self, rank: int, quantized: int, full: int, bucket_size: int) -> Share:
-        """Return the share of ``rank``, this one or a rank of its node, of a group.
-
-        Args:
-            rank: The rank.
-            quantized: The group's number of quantised coordinates.
-            full: The group's number of full-precision coordinates.
-            bucket_size: Coordinates of a bucket.
+        They are none if the exchange sends the group in full precision.
         """
-        return Share((rank,), 0, quantized)
+        return group.quantized
+
+    def parts_among(self, groups: Iterable[Group]) -> list[str]:
+        """Return labels of the parts that quantise anything in ``groups``, in order; or [""]."""
+        return list(dict.fromkeys(g.part for g in groups if self.quantized(g))) or [""]
+
+    def prepare(self, updates: Updates, labels: Sequence[str], step: int) -> None:  # noqa: B027
+        """Make the parts' second stages, after ``set_up`` and before ``step`` updates tables."""
+
+    def share(self, rank: int, group: Group, bucket_size: int) -> Share:
+        """Return the share of ``rank``, this one or a rank of its node, of a group."""
+        return Share((rank,), 0, self.quantized(group))
 
     def choice(self, coordinates: int) -> str | None:
         """Return the exchange that was chosen for a group of this size, or None."""

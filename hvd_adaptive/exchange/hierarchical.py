@@ -42,6 +42,7 @@ from hvd_adaptive.transport.collectives import AllGather, AllToAll, Among
 from hvd_adaptive.transport.nodes import find_nodes
 
 if TYPE_CHECKING:
+    from hvd_adaptive.adapt.updates import Updates
     from hvd_adaptive.exchange.staged_codec import StagedCodec
     from hvd_adaptive.layout import Group
     from hvd_adaptive.transport.world import World
@@ -107,10 +108,10 @@ class Hierarchical(Exchange):
             self._know(place.nodes)
 
     @property
-    def settled(self) -> bool:
+    def is_set_up(self) -> bool:
         return self._known is not None
 
-    def settle(
+    def set_up(
         self, world: World, compressor: StagedCodec, name: str, device: torch.device
     ) -> None:
         nodes = find_nodes(world, name)
@@ -121,18 +122,18 @@ class Hierarchical(Exchange):
             )
         self._know(nodes)
 
-    def arrange(self, groups: Sequence[Group]) -> None:
-        """Quantise nothing if all ranks share a node, so that no table is fitted."""
-        for group in groups if self._topology.shares_one_node else ():
-            group.quantize_nothing()
+    def quantized(self, group: Group) -> int:
+        return 0 if self._topology.shares_one_node else group.quantized
 
-    def share(self, rank: int, quantized: int, full: int, bucket_size: int) -> Share:
+    def share(self, rank: int, group: Group, bucket_size: int) -> Share:
+        quantized = self.quantized(group)
+        full = group.coordinates - quantized
         slices = cut(quantized, full, bucket_size, len(self._topology.local))
         own = slices[self._topology.local.index(rank)]
         return Share(self._topology.local, own.begin, own.end)
 
-    def prepare(self, compressor: StagedCodec, labels: Sequence[str], step: int) -> None:
-        self._topology.between.prepare(compressor, labels, step)
+    def prepare(self, updates: Updates, labels: Sequence[str], step: int) -> None:
+        self._topology.between.prepare(updates, labels, step)
 
     def in_flight_bytes(
         self, codec: StagedCodec, quantized: int, full: int, dtype: torch.dtype
@@ -158,7 +159,7 @@ class Hierarchical(Exchange):
     @property
     def _topology(self) -> Topology:
         if self._known is None:
-            raise RuntimeError("exchange='hierarchical': nodes are known only after settle")
+            raise RuntimeError("exchange='hierarchical': nodes are known only after set_up")
         return self._known
 
     def encode(

@@ -17,13 +17,18 @@ from hvd_adaptive.exchange.scatter_reduce import ScatterReduce
 from hvd_adaptive.exchange.second_stage import FULL_PRECISION, SecondStage
 
 if TYPE_CHECKING:
+    from hvd_adaptive.adapt.updates import Updates
     from hvd_adaptive.exchange.staged_codec import StagedCodec
+    from hvd_adaptive.layout import Group
 
 
 class Plain(ScatterReduce):
     """The scatter-reduce of groups none of whose coordinates is quantised, in their own dtype."""
 
-    def prepare(self, compressor: StagedCodec, labels: Sequence[str], step: int) -> None:
+    def quantized(self, group: Group) -> int:
+        return 0
+
+    def prepare(self, updates: Updates, labels: Sequence[str], step: int) -> None:
         pass
 
     def in_flight_bytes(

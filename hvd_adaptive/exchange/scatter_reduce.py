@@ -41,6 +41,7 @@ from hvd_adaptive.kernels.random import stream_key
 from hvd_adaptive.transport.collectives import AllGather, AllToAll, copies_sent
 
 if TYPE_CHECKING:
+    from hvd_adaptive.adapt.updates import Updates
     from hvd_adaptive.exchange.staged_codec import StagedCodec
 
 FIRST, SECOND = 0, 1
@@ -51,8 +52,8 @@ FAILED = b"HVDAFAIL"
 class ScatterReduce(Exchange):
     """``hvd.alltoall`` of chunks, then ``hvd.allgather`` of their averages."""
 
-    def prepare(self, compressor: StagedCodec, labels: Sequence[str], step: int) -> None:
-        compressor.prepare_second_stages(self.ranks, labels, step)
+    def prepare(self, updates: Updates, labels: Sequence[str], step: int) -> None:
+        updates.prepare_second_stages(self.ranks, labels, step)
 
     def in_flight_bytes(
         self, codec: StagedCodec, quantized: int, full: int, dtype: torch.dtype

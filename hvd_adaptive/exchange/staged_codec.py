@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-from abc import abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
 from hvd_adaptive import states
+from hvd_adaptive.adapt.schedule import UpdateSchedule
 from hvd_adaptive.codec import Codec
 from hvd_adaptive.exchange.second_stage import (
     LEAST_BITS,
@@ -20,14 +20,19 @@ from hvd_adaptive.settings import Settings
 
 
 class StagedCodec(Codec):
-    """A codec with a second stage, a codec of averages over ranks."""
+    """A codec with a second stage, a codec of averages over ranks.
 
-    # QSGD, which encodes averages unless a scheme overrides second_codec; schemes/qsgd.py sets it.
+    Attributes:
+        adaptation: How the codec is fitted to gradients (adapt/adaptation.py); None if it never is.
+    """
+
+    # Codec of QSGD, which encodes averages unless second_codec is overridden; qsgd.py sets it.
     codec_of_averages: ClassVar[Callable[..., StagedCodec]]
+    adaptation: Any = None
 
     def __init__(self, settings: Settings) -> None:
         super().__init__(settings)
-        self._second: SecondStage | None = None
+        self.second: SecondStage | None = None
 
     def second_codec(self, bits: int) -> StagedCodec:
         return self.codec_of_averages(bits=bits, norm="linf", **self._for_averages())
@@ -40,36 +45,50 @@ class StagedCodec(Codec):
     def second_stage(self, ranks: int) -> SecondStage:
         """Return how the averages of ``ranks`` ranks travel (exchange/second_stage.py)."""
         bits = self.settings.second_stage_bits or default_bits(self, ranks)
-        if self._second is None or self._second.bits != bits:
-            self._second = make_second_stage(self, ranks, bits)
-        elif self._second.ranks != ranks:
-            self._second = dataclasses.replace(self._second, ranks=ranks)
-        return self._second
+        if self.second is None or self.second.bits != bits:
+            self.second = make_second_stage(self, ranks, bits)
+        elif self.second.ranks != ranks:
+            self.second = dataclasses.replace(self.second, ranks=ranks)
+        return self.second
 
-    @abstractmethod
-    def prepare_second_stages(self, ranks: int, labels: Sequence[str], step: int) -> None:
-        """Make the second stages of parts before ``step``, at which new tables are fitted."""
+    @property
+    def fitted_second(self) -> Any:
+        """Return the codec of averages if it is fitted with this one's table; None otherwise."""
+        return None
 
-    def second_due(self, step: int) -> bool:
-        """Return whether new second stages are fitted at ``step``, whatever the schedule says."""
-        return False
+    def adopt_tables(self, old: Any, keep: bool) -> None:
+        """Continue the tables of ``old``, the codec that this one replaces.
 
-    @abstractmethod
-    def state_dict(self) -> dict[str, Any]:
-        """Return everything that a resumed run needs: plain tensors and numbers."""
+        Args:
+            old: A codec of the same scheme with other settings.
+            keep: Keep fitted tables, because nothing that they are fitted to has changed.
+        """
+        if keep and old.second is not None and old.second.codec is not old:
+            self.second, codec = old.second, old.second.codec
+            codec.settings = dataclasses.replace(codec.settings, checksum=self.settings.checksum)
 
-    @abstractmethod
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Load what ``state_dict`` returned."""
+    # States of codecs have the entries that states of compressors had in their first format.
 
-    def _second_state(self) -> dict[str, Any]:
-        """Return the state's entry of the second stage, if there is one besides this codec."""
-        if self._second is None or self._second.codec is self:
+    def tables_state(self) -> dict[str, Any]:
+        """Return the tables that a resumed run needs: plain tensors and numbers."""
+        if self.second is None or self.second.codec is self:
             return {}
-        codec: Any = self._second.codec
-        return {"second_stage": {"bits": self._second.bits, "codec": codec.state_dict()}}
+        codec: Any = self.second.codec
+        return {"second_stage": {"bits": self.second.bits, "codec": state_of(codec)}}
 
-    def _loaded_second(self, state: dict[str, Any]) -> SecondStage | None:
+    def check_tables(self, state: Mapping[str, Any]) -> None:
+        """Raise ValueError unless ``take_tables`` can load ``state``."""
+        self._loaded_second(state)
+
+    def take_tables(self, state: Mapping[str, Any]) -> None:
+        """Load what ``tables_state`` returned.
+
+        Raises:
+            ValueError: The state is incomplete or does not fit; nothing has changed.
+        """
+        self.second = self._loaded_second(state)
+
+    def _loaded_second(self, state: Mapping[str, Any]) -> SecondStage | None:
         """Return the second stage of a state; it is kept if ranks still need its bits."""
         if "second_stage" not in state:
             return None
@@ -77,5 +96,27 @@ class StagedCodec(Codec):
         bits = states.whole(saved, "bits", LEAST_BITS, MOST_BITS, of)
         second = make_second_stage(self, 1, bits)
         codec: Any = second.codec
-        codec.load_state_dict(states.entry(saved, "codec", of))
+        load_state(codec, states.entry(saved, "codec", of))
         return second
+
+
+def state_of(codec: StagedCodec) -> dict[str, Any]:
+    """Return the state of a part's or second stage's codec."""
+    state = {"scheme": codec.name, "step": 0, "encodes": 0} | codec.tables_state()
+    if codec.adaptation is not None:
+        state["schedule"] = UpdateSchedule(()).state_dict()
+    return state
+
+
+def load_state(codec: StagedCodec, state: Any) -> None:
+    """Load what ``state_of`` returned; raise ValueError if it does not fit."""
+    check_scheme(state, codec.name)
+    for entry in ("step", "encodes"):
+        states.whole(state, entry)
+    codec.take_tables(state)
+
+
+def check_scheme(state: Any, name: str) -> None:
+    """Raise ValueError unless ``state`` is of the scheme ``name``."""
+    if states.mapping(state).get("scheme") != name:
+        raise ValueError(f"state: is of scheme {state.get('scheme')!r}, not {name!r}")

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import torch
 
-from hvd_adaptive.device import Later
+from hvd_adaptive.device import HostCopy
 
 
 @dataclass
@@ -63,7 +63,7 @@ class StepMeter:
         self.last_non_finite: dict[int, torch.Tensor] = {}
         self._groups: dict[int, StepFigures] = {}
         self._non_finite: dict[int, torch.Tensor] = {}
-        self._squares: list[tuple[Later, Sequence[float], int]] = []
+        self._squares: list[tuple[HostCopy, Sequence[float], int]] = []
         self._held: dict[Hashable, int] = {}
         self._total = 0  # the sum of these, a few for each group in flight
 
@@ -106,7 +106,7 @@ class StepMeter:
         if self.detailed and decoded.numel():
             self._non_finite[group] = decoded[::bucket_size].isfinite().logical_not_().sum()
 
-    def measured(self, squares: Later, weights: Sequence[float], group: int) -> None:
+    def measured(self, squares: HostCopy, weights: Sequence[float], group: int) -> None:
         """Record squared errors and norms of a group's sampled buckets.
 
         Args:

@@ -96,7 +96,7 @@ class Monitor:
     def close(self) -> None:
         """Write pending records and close the files; this also happens at exit.
 
-        Later records open the files again.
+        HostCopy records open the files again.
         """
         with self._lock:
             for source in list(self._sources.values()):

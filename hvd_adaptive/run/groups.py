@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from hvd_adaptive.device import place
+from hvd_adaptive.device import stream_of
 from hvd_adaptive.exchange.exchange import Exchange, Place
 from hvd_adaptive.exchange.exchanges import EXCHANGES
-from hvd_adaptive.layout import Group, Layout, Member, build_layout, parts_among
+from hvd_adaptive.layout import Group, Layout, Member, build_layout
 from hvd_adaptive.run.monitored import Monitored
 from hvd_adaptive.transport.collectives import LARGEST_COLLECTIVE
 from hvd_adaptive.transport.level_sync import LevelSync
@@ -76,9 +76,8 @@ class Groups:
             )
             largest = max(map(self.in_flight_bytes, layout.groups), default=0)
             if largest <= bound:
-                if self.exchange.settled:
-                    self.exchange.arrange(layout.groups)
-                self.parts = parts_among(layout.groups)
+                if self.exchange.is_set_up:
+                    self._exchange_is_known(layout)
                 return layout
             if most < self.settings.bucket_size:
                 raise ValueError(
@@ -89,25 +88,28 @@ class Groups:
                 )
             most //= 2
 
-    def settle(self, layout: Layout, step: int, device: torch.device, attempt: int = 0) -> None:
-        """Settle the exchange, after ranks have compared settings and before the first group."""
-        if self.exchange.settled:
+    def set_up(self, layout: Layout, step: int, device: torch.device, attempt: int = 0) -> None:
+        """Set the exchange up, after ranks have compared settings and before the first group."""
+        if self.exchange.is_set_up:
             return
-        self.exchange.settle(self.world, self.compressor, self.name_at(attempt), device)
-        self.exchange.arrange(layout.groups)
-        self.parts = parts_among(layout.groups)
+        self.exchange.set_up(self.world, self.compressor.codec, self.name_at(attempt), device)
+        self._exchange_is_known(layout)
         self.prepare(step)
+
+    def _exchange_is_known(self, layout: Layout) -> None:
+        self.exchange.log_choices(layout.groups)
+        self.parts = self.exchange.parts_among(layout.groups)
 
     def prepare(self, step: int) -> None:
         """Prepare the exchange for a step, before tables are updated."""
-        if self.exchange.settled:
-            self.exchange.prepare(self.compressor, self.parts, step)
+        if self.exchange.is_set_up:
+            self.exchange.prepare(self.compressor.updates, self.parts, step)
 
     def buffer(
         self, use: str, coordinates: int, dtype: torch.dtype, device: torch.device
     ) -> torch.Tensor:
         """Return uninitialised memory that all groups share; read or copy its contents at once."""
-        key = (use, dtype, place(device))
+        key = (use, dtype, stream_of(device))
         buffer = self._buffers.get(key)
         if buffer is None or buffer.numel() < coordinates:
             buffer = torch.empty(coordinates, dtype=dtype, device=device)
@@ -117,15 +119,20 @@ class Groups:
 
     def quantized_now(self, group: Group) -> int:
         """Return how many of a group's coordinates this step quantises: none in a warm-up."""
-        return 0 if self.compressor.step < self.settings.warmup_steps else group.quantized
+        if self.compressor.step < self.settings.warmup_steps:
+            return 0
+        return self.exchange.quantized(group)
 
     def in_flight_bytes(self, group: Group) -> int:
         """Return the most bytes that a group's exchange holds.
 
         With a warm-up, this is in full precision; a loaded state may return to the warm-up.
         """
-        quantized = 0 if self.settings.warmup_steps else group.quantized
-        key = group.part, quantized, group.coordinates, group.dtype, self.exchange.settled
+        known = self.exchange.is_set_up
+        quantized = self.exchange.quantized(group) if known else group.quantized
+        if self.settings.warmup_steps:
+            quantized = 0
+        key = group.part, quantized, group.coordinates, group.dtype, known
         if key not in self._in_flight:
             codec = self.compressor.part(group.part)
             sizes = quantized, group.coordinates - quantized

@@ -85,24 +85,25 @@ def _group(binding: Bound, layout: Layout, index: int) -> dict[str, Any]:
     ``members`` has [name, quantised coordinates, full-precision coordinates] of each parameter.
     """
     group = layout.groups[index]
+    quantized = binding.exchange.quantized(group)
     return {
         "group": index,
         "part": group.part,
         "dtype": str(group.dtype).removeprefix("torch."),
         "coordinates": group.coordinates,
-        "quantized": group.quantized,
-        "buckets": -(-group.quantized // binding.settings.bucket_size),
+        "quantized": quantized,
+        "buckets": -(-quantized // binding.settings.bucket_size),
         "exchange": binding.exchange.choice(group.coordinates) or binding.settings.exchange,
-        "members": _members(layout, group),
+        "members": _members(layout, group, quantized),
     }
 
 
-def _members(layout: Layout, group: Group) -> list[list[Any]]:
+def _members(layout: Layout, group: Group, quantized: int) -> list[list[Any]]:
     found: dict[int, list[Any]] = {}
     for piece in group.pieces:
         size = piece.stop - piece.start
-        quantized = min(size, max(0, group.quantized - piece.at))
+        count = min(size, max(0, quantized - piece.at))
         entry = found.setdefault(piece.slot, [layout.members[piece.slot].name, 0, 0])
-        entry[1] += quantized
-        entry[2] += size - quantized
+        entry[1] += count
+        entry[2] += size - count
     return list(found.values())

@@ -128,4 +128,4 @@ class Shares:
         return sum(-(-(share.end - share.begin) // self._bucket_size) for share in shares)
 
     def _share(self, rank: int, group: Group) -> Share:
-        return self._exchange.share(rank, group.quantized, group.full, self._bucket_size)
+        return self._exchange.share(rank, group, self._bucket_size)

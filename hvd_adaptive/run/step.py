@@ -13,20 +13,20 @@ import torch
 
 from hvd_adaptive.codec import rounding_errors
 from hvd_adaptive.coding.sendable import Sendable
-from hvd_adaptive.compressor import GradientCompressor
-from hvd_adaptive.device import Later, Streams
+from hvd_adaptive.device import HostCopy, Streams
 from hvd_adaptive.errors import PayloadError
 from hvd_adaptive.exchange.exchange import Route, Shipment, payloads_of
 from hvd_adaptive.feedback import Residuals
 from hvd_adaptive.finite import Finite
 from hvd_adaptive.kernels.random import stream_key
-from hvd_adaptive.layout import Group, Layout, Piece, gather, parts_among
+from hvd_adaptive.layout import Group, Layout, Piece, gather
 from hvd_adaptive.run.failures import Failures, step_failed
 from hvd_adaptive.run.shares import Shares
 from hvd_adaptive.streams import Use, group_number
 from hvd_adaptive.transport.collectives import AllGather, AllToAll, Among, Collective, Sent
 
 if TYPE_CHECKING:
+    from hvd_adaptive.exchange.staged_codec import StagedCodec
     from hvd_adaptive.run.groups import Groups
 
 # Full buckets of a group on which the relative error is measured in each step.
@@ -109,7 +109,7 @@ class Step:
 
     def arrive(self, slot: int, tensor: torch.Tensor) -> None:
         """Accept a member's gradient, and launch groups that are complete."""
-        self.binding.compressor.check_device(tensor.device)
+        self.binding.compressor.codec.check_device(tensor.device)
         self._tensors[slot] = tensor
         self._streams.arrived(slot, tensor)
         self._pending += 1
@@ -241,12 +241,14 @@ class Step:
 
     @property
     def parts(self) -> list[str]:
-        """Return labels of the parts that are sent (see parts_among), the same on every rank.
+        """Return labels of the parts that are sent, the same on every rank.
 
         Every dense gradient must have arrived.
         """
         groups = enumerate(self.layout.groups)
-        return parts_among(group for index, group in groups if self._any_arrived(index))
+        return self.binding.exchange.parts_among(
+            group for index, group in groups if self._any_arrived(index)
+        )
 
     def is_finite(self) -> bool:
         """Return whether this rank's gradients are finite, before any result replaces them."""
@@ -314,7 +316,7 @@ class Step:
 
     def _quantized_flat(self, group: Group) -> torch.Tensor:
         """Return a group's quantised coordinates with residuals, valid until the next call."""
-        flat = self._flat(group)[: group.quantized]
+        flat = self._flat(group)[: self.binding.exchange.quantized(group)]
         if self._residuals is None:
             return flat
         index = next(i for i, other in enumerate(self.layout.groups) if other is group)
@@ -458,7 +460,7 @@ class Step:
         else:
             squares = rounding_errors(sample, dtype, size)
         weights = [full / count for _ in chosen[:count]] + [1.0] * bool(partial)
-        self.binding.compressor.meter.measured(Later(squares), weights, index)
+        self.binding.compressor.meter.measured(HostCopy(squares), weights, index)
 
     def _shipment(self, index: int, quantized: int) -> Shipment:
         group, meter = self.layout.groups[index], self.binding.compressor.meter
@@ -541,7 +543,7 @@ class Step:
         self._account("result", index, 0 if kept is None else kept.nbytes)
         return kept
 
-    def _codec(self, index: int) -> GradientCompressor:
+    def _codec(self, index: int) -> StagedCodec:
         """Return the codec of the group's part."""
         return self.binding.compressor.part(self.layout.groups[index].part)
 

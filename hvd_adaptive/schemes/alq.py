@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 
+from hvd_adaptive.adapt.adaptation import Adaptation
 from hvd_adaptive.checks import check_choice, check_flag, check_integer
 from hvd_adaptive.levels import SOLVERS, Distribution, fit_levels
 from hvd_adaptive.levels.starts import exponential
-from hvd_adaptive.schemes.adaptive import Adaptation, AdaptiveScheme
+from hvd_adaptive.schemes.adaptive_codec import AdaptiveCodec
+from hvd_adaptive.schemes.level_scheme import LevelScheme
 from hvd_adaptive.schemes.level_table import LevelTable
 from hvd_adaptive.settings import Settings
 
 
-class ALQ(AdaptiveScheme):
+class ALQ(LevelScheme):
     """Adaptive level quantization (Faghri, Tabrizian, Markov, Alistarh, Roy, Ramezani-Kebrya:
     Adaptive Gradient Quantization for Data-Parallel SGD, 2020).
 
@@ -45,8 +48,6 @@ class ALQ(AdaptiveScheme):
         ValueError: A keyword is wrong.
     """
 
-    name = "alq"
-
     def __init__(
         self,
         *,
@@ -64,20 +65,19 @@ class ALQ(AdaptiveScheme):
         bits = check_integer("bits", bits, 2, 8)
         check_choice("norm", norm, ("l2", "linf"))
         check_flag("symmetric", symmetric)
-        self.solver = check_choice("solver", solver, SOLVERS)
+        check_choice("solver", solver, SOLVERS)
         first = first_table(bits, symmetric, table)
         adaptation = Adaptation(normalized, update_steps, samples, statistics)
-        super().__init__(Settings.from_keywords("ALQ", shared), norm, first, adaptation)
+        settings, own = Settings.from_keywords("ALQ", shared), {"solver": solver}
+        fit = partial(_fitted, solver)
+        super().__init__(
+            AdaptiveCodec("alq", settings, norm, first, adaptation, fit, own, self._again)
+        )
 
-    def scheme_settings(self) -> dict[str, Any]:
-        return super().scheme_settings() | {"solver": self.solver}
 
-    def fit_magnitudes(self, distribution: Distribution) -> np.ndarray:
-        bits, symmetric = self._table.bits, self._table.symmetric
-        current = (self._table.magnitudes,)
-        return fit_levels(
-            distribution, bits, symmetric, self.solver, extra_starts=current
-        ).magnitudes
+def _fitted(solver: str, law: Distribution, table: LevelTable) -> np.ndarray:
+    starts = (table.magnitudes,)
+    return fit_levels(law, table.bits, table.symmetric, solver, extra_starts=starts).magnitudes
 
 
 def first_table(

@@ -7,18 +7,21 @@ from typing import Any
 
 import numpy as np
 
+from hvd_adaptive.adapt.adaptation import Adaptation
 from hvd_adaptive.checks import check_choice, check_integer
 from hvd_adaptive.levels import Distribution, exponential_magnitudes, fit_multiplier
-from hvd_adaptive.schemes.adaptive import Adaptation, AdaptiveScheme
+from hvd_adaptive.schemes.adaptive_codec import AdaptiveCodec
+from hvd_adaptive.schemes.level_scheme import LevelScheme
 from hvd_adaptive.schemes.level_table import LevelTable
 from hvd_adaptive.settings import Settings
 
 
-class AMQ(AdaptiveScheme):
+class AMQ(LevelScheme):
     """Adaptive multiplier quantization (Faghri et al., Adaptive Gradient Quantization for
     Data-Parallel SGD, 2020, section 3.3, Eqs 8, 32, 38, App. B.3.3, C.3).
 
-    The table is +-1, +-p, +-p**2, ... with a single parameter, the multiplier p. It is fitted by
+    The table is +-1, +-p, +-p**2, ... with a single parameter, the multiplier p
+    = ``levels[-2]``. It is fitted by
     descent on the expected variance of the sampled buckets or, if ``normalized`` (AMQ-N), on the
     expected normalized variance. Statistics, schedule and broadcast are those of ALQ.
 
@@ -34,8 +37,6 @@ class AMQ(AdaptiveScheme):
     Raises:
         ValueError: A keyword is wrong.
     """
-
-    name = "amq"
 
     def __init__(
         self,
@@ -53,13 +54,11 @@ class AMQ(AdaptiveScheme):
         count = 1 << (bits - 1)
         first = LevelTable(bits, True, exponential_magnitudes(count, 0.5, symmetric=True))
         adaptation = Adaptation(normalized, update_steps, samples, statistics)
-        super().__init__(Settings.from_keywords("AMQ", shared), norm, first, adaptation)
+        settings = Settings.from_keywords("AMQ", shared)
+        super().__init__(
+            AdaptiveCodec("amq", settings, norm, first, adaptation, _fitted, {}, self._again)
+        )
 
-    @property
-    def multiplier(self) -> float:
-        """Return p, the ratio of neighbouring levels."""
-        return float(self._table.magnitudes[-2])
 
-    def fit_magnitudes(self, distribution: Distribution) -> np.ndarray:
-        count = len(self._table.magnitudes)
-        return fit_multiplier(distribution, count, start=self.multiplier).magnitudes
+def _fitted(law: Distribution, table: LevelTable) -> np.ndarray:
+    return fit_multiplier(law, len(table.magnitudes), start=float(table.magnitudes[-2])).magnitudes

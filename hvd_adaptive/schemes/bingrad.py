@@ -7,8 +7,9 @@ from typing import Any
 import torch
 
 from hvd_adaptive.checks import check_choice, check_flag
-from hvd_adaptive.schemes.bucket_table_scheme import (
-    BucketTableScheme,
+from hvd_adaptive.compressor import GradientCompressor
+from hvd_adaptive.schemes.bucket_codec import (
+    BucketCodec,
     code_kernels,
     level_kernels,
     mirrored,
@@ -19,7 +20,7 @@ from hvd_adaptive.settings import Settings
 NUMBERS = {"partially_biased": 1, "biased": 2}
 
 
-class BinGrad(BucketTableScheme):
+class BinGrad(GradientCompressor):
     """Binary gradients with the best two levels (ORQ paper, 2019, section 3.2).
 
     Clipped coordinates (clip=2.5) enter the levels clipped.
@@ -40,17 +41,23 @@ class BinGrad(BucketTableScheme):
         ValueError: A keyword is wrong.
     """
 
-    name = "bingrad"
-
     def __init__(
         self, *, variant: str = "partially_biased", iterate: bool = False, **shared: Any
     ) -> None:
-        self.variant = check_choice("variant", variant, tuple(NUMBERS))
-        self.iterate = check_flag("iterate", iterate)
-        if self.iterate and self.variant != "biased":
+        check_choice("variant", variant, tuple(NUMBERS))
+        check_flag("iterate", iterate)
+        if iterate and variant != "biased":
             raise ValueError(f"iterate={iterate!r}: must be False unless variant='biased'")
         settings = Settings.from_keywords("BinGrad", shared)
-        super().__init__(settings, alphabet=2, numbers=NUMBERS[self.variant])
+        super().__init__(_Codec(settings, variant, iterate))
+
+
+class _Codec(BucketCodec):
+    name = "bingrad"
+
+    def __init__(self, settings: Settings, variant: str, iterate: bool) -> None:
+        super().__init__(settings, alphabet=2, numbers=NUMBERS[variant])
+        self.variant, self.iterate = variant, iterate
 
     def codec_settings(self) -> dict[str, Any]:
         return {"variant": self.variant}

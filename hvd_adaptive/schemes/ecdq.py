@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, cast
 
 import torch
 
+from hvd_adaptive.adapt.adaptation import Adaptation
 from hvd_adaptive.checks import check_choice, is_real
 from hvd_adaptive.compressor import GradientCompressor
-from hvd_adaptive.schemes.adaptive import Adaptation
-from hvd_adaptive.schemes.dithered_code import gaussian_code
-from hvd_adaptive.schemes.dithered_scheme import DitheredScheme
+from hvd_adaptive.schemes.dithered_codec import DitheredCodec
 from hvd_adaptive.settings import Settings
 
 LEAST_BITS, MOST_BITS = 0.5, 10.0
@@ -29,7 +28,7 @@ def often(step: int) -> bool:
     return step >= 1000 and step % 500 == 0
 
 
-class ECDQ(DitheredScheme):
+class ECDQ(GradientCompressor):
     """Entropy-coded dithered quantisation: uniform steps with subtractive dither, then a prefix
     code that depends on the dither (Ziv 1985; Zamir and Feder 1992).
 
@@ -84,8 +83,6 @@ class ECDQ(DitheredScheme):
             given.
     """
 
-    name = "ecdq"
-
     def __init__(
         self,
         *,
@@ -109,24 +106,26 @@ class ECDQ(DitheredScheme):
             delta = math.sqrt(12 * _number("relative_variance", relative_variance, *ends))
         steps = often if update_steps is None else update_steps
         adaptation = Adaptation(True, steps, samples, statistics)
-        super().__init__(Settings.from_keywords("ECDQ", shared), bits, delta, adaptation)
+        settings = Settings.from_keywords("ECDQ", shared)
+        super().__init__(DitheredCodec(settings, bits, delta, adaptation))
 
-    def second_codec(self, bits: int) -> GradientCompressor:
-        """Return a codec for averages, with the step that takes ``bits`` for Gaussian buckets.
+    @property
+    def codec(self) -> DitheredCodec:
+        return cast(DitheredCodec, super().codec)
 
-        It needs no fit: its variance is the same for any law, and averages approach Gaussian laws
-        as ranks increase.
+    def fit(self, gradients: torch.Tensor | Sequence[torch.Tensor]) -> None:
+        """Refit δ and the code from gradients, in this process alone.
+
+        If there are other parts, this refits the default part's code; ``part(label).fit`` refits
+        theirs.
+
+        Args:
+            gradients: See schemes/buckets.py. Non-finite and zero buckets are ignored.
+
+        Raises:
+            ValueError: No bucket is finite and nonzero.
         """
-        variance = gaussian_code(float(bits), None).delta ** 2 / 12
-        return ECDQ(relative_variance=variance, **self._for_averages())
-
-    def fitted_to(self, flat: torch.Tensor) -> GradientCompressor:
-        if self.bits is None:  # the variance is the same for any law
-            return self
-        own = self.settings
-        copy = ECDQ(bits=self.bits, bucket_size=own.bucket_size, clip=own.clip)
-        copy.fit(flat)
-        return copy
+        self.codec.fit(gradients)
 
 
 def _number(name: str, value: Any, least: float, most: float) -> float:

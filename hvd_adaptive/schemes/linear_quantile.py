@@ -7,11 +7,12 @@ from typing import Any
 import torch
 
 from hvd_adaptive.checks import check_integer
-from hvd_adaptive.schemes.bucket_table_scheme import RandomRounding, level_kernels
+from hvd_adaptive.compressor import GradientCompressor
+from hvd_adaptive.schemes.bucket_codec import RandomRounding, level_kernels
 from hvd_adaptive.settings import Settings
 
 
-class LinearQuantile(RandomRounding):
+class LinearQuantile(GradientCompressor):
     """Linear-s, the ORQ paper's comparison: level k of s is the quantile k/(s-1) of the bucket.
 
     The extreme levels are those of the bucket. Quantiles between coordinates are interpolated
@@ -28,12 +29,14 @@ class LinearQuantile(RandomRounding):
         ValueError: A keyword is wrong.
     """
 
-    name = "linear_quantile"
-
     def __init__(self, *, levels: int = 9, level_dtype: str = "float32", **shared: Any) -> None:
         levels = check_integer("levels", levels, 2, 256)
         settings = Settings.from_keywords("LinearQuantile", shared)
-        super().__init__(settings, levels, levels, level_dtype)
+        super().__init__(_Codec(settings, levels, levels, level_dtype))
+
+
+class _Codec(RandomRounding):
+    name = "linear_quantile"
 
     def codec_settings(self) -> dict[str, Any]:
         return {"levels": self.alphabet, "level_dtype": self.level_dtype}

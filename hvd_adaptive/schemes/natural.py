@@ -10,6 +10,7 @@ import torch
 
 from hvd_adaptive import kernels
 from hvd_adaptive.compressor import GradientCompressor
+from hvd_adaptive.exchange.staged_codec import StagedCodec
 from hvd_adaptive.kernels.block_sums import BlockSums
 from hvd_adaptive.kernels.packing import ONE_BIT
 from hvd_adaptive.settings import Settings
@@ -40,10 +41,12 @@ class NaturalCompression(GradientCompressor):
             for NaN, which makes its whole bucket NaN.
     """
 
-    name = "natural"
-
     def __init__(self, **shared: Any) -> None:
-        super().__init__(Settings.from_keywords("NaturalCompression", shared))
+        super().__init__(_Codec(Settings.from_keywords("NaturalCompression", shared)))
+
+
+class _Codec(StagedCodec):
+    name = "natural"
 
     @property
     def alphabet(self) -> int:

@@ -6,9 +6,11 @@ import math
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from hvd_adaptive.adapt.adaptation import Adaptation
 from hvd_adaptive.checks import check_choice, check_flag, check_integer, is_real
 from hvd_adaptive.levels import exponential_magnitudes
-from hvd_adaptive.schemes.adaptive import Adaptation, FixedLevels
+from hvd_adaptive.schemes.adaptive_codec import FixedCodec
+from hvd_adaptive.schemes.level_scheme import LevelScheme
 from hvd_adaptive.schemes.level_table import LevelTable
 from hvd_adaptive.settings import Settings
 
@@ -17,7 +19,7 @@ from hvd_adaptive.settings import Settings
 _LEAST = 2.0**-140
 
 
-class NUQSGD(FixedLevels):
+class NUQSGD(LevelScheme):
     """Nonuniform quantized SGD (Ramezani-Kebrya, Faghri, Roy, 2019).
 
     The levels are 0, p**s, ..., p, 1 with a sign, and rounding is random and unbiased. The paper
@@ -37,8 +39,6 @@ class NUQSGD(FixedLevels):
     Raises:
         ValueError: A keyword is wrong.
     """
-
-    name = "nuqsgd"
 
     def __init__(
         self,
@@ -60,11 +60,8 @@ class NUQSGD(FixedLevels):
         magnitudes = exponential_magnitudes(1 << (bits - 1), p, symmetric)
         table = LevelTable(bits, symmetric, magnitudes)
         adaptation = Adaptation(False, update_steps, samples, statistics)
-        super().__init__(Settings.from_keywords("NUQSGD", shared), norm, table, adaptation)
-        self.multiplier = p
-
-    def scheme_settings(self) -> dict[str, Any]:
-        return super().scheme_settings() | {"multiplier": self.multiplier}
+        settings, own = Settings.from_keywords("NUQSGD", shared), {"multiplier": p}
+        super().__init__(FixedCodec("nuqsgd", settings, norm, table, adaptation, own))
 
 
 def _check_multiplier(value: Any, powers: int) -> float:

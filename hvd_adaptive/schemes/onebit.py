@@ -7,11 +7,12 @@ from typing import Any
 import torch
 
 from hvd_adaptive import kernels
-from hvd_adaptive.schemes.bucket_table_scheme import BucketTableScheme
+from hvd_adaptive.compressor import GradientCompressor
+from hvd_adaptive.schemes.bucket_codec import BucketCodec
 from hvd_adaptive.settings import Settings
 
 
-class OneBitSGD(BucketTableScheme):
+class OneBitSGD(GradientCompressor):
     """1-bit SGD (Seide, Fu, Droppo, Li, Yu, Interspeech 2014, section 3.2).
 
     One bit encodes the side of zero on which a coordinate lies (zero counts as positive). The
@@ -31,12 +32,14 @@ class OneBitSGD(BucketTableScheme):
         **shared: See ``settings.Settings``.
     """
 
-    name = "onebit"
-
     def __init__(self, *, error_feedback: float | None = 1.0, **shared: Any) -> None:
         shared = shared | {"error_feedback": error_feedback}
         settings = Settings.from_keywords("OneBitSGD", shared)
-        super().__init__(settings, alphabet=2, numbers=2)
+        super().__init__(_Codec(settings, alphabet=2, numbers=2))
+
+
+class _Codec(BucketCodec):
+    name = "onebit"
 
     def codec_settings(self) -> dict[str, Any]:
         return {}

@@ -7,7 +7,8 @@ from typing import Any
 import torch
 
 from hvd_adaptive.checks import check_choice, is_whole
-from hvd_adaptive.schemes.bucket_table_scheme import RandomRounding, level_kernels
+from hvd_adaptive.compressor import GradientCompressor
+from hvd_adaptive.schemes.bucket_codec import RandomRounding, level_kernels
 from hvd_adaptive.settings import Settings
 
 ALLOWED_LEVELS = (3, 5, 9, 17, 33, 65, 129)
@@ -15,7 +16,7 @@ ALLOWED_LEVELS = (3, 5, 9, 17, 33, 65, 129)
 SWEEPS = {"greedy": 0, "coordinate_descent": 30}
 
 
-class ORQ(RandomRounding):
+class ORQ(GradientCompressor):
     """Optimized random quantization ("Optimal Gradient Quantization Condition for
     Communication-Efficient Distributed Training", 2020).
 
@@ -44,8 +45,6 @@ class ORQ(RandomRounding):
         ValueError: A keyword is wrong.
     """
 
-    name = "orq"
-
     def __init__(
         self,
         *,
@@ -58,9 +57,17 @@ class ORQ(RandomRounding):
             raise ValueError(
                 f"levels={levels!r}: must be one of {', '.join(map(str, ALLOWED_LEVELS))}"
             )
-        self.solver = check_choice("solver", solver, tuple(SWEEPS))
+        check_choice("solver", solver, tuple(SWEEPS))
         settings = Settings.from_keywords("ORQ", shared)
-        super().__init__(settings, int(levels), int(levels), level_dtype)
+        super().__init__(_Codec(settings, int(levels), solver, level_dtype))
+
+
+class _Codec(RandomRounding):
+    name = "orq"
+
+    def __init__(self, settings: Settings, levels: int, solver: str, level_dtype: str) -> None:
+        super().__init__(settings, levels, levels, level_dtype)
+        self.solver = solver
 
     def codec_settings(self) -> dict[str, Any]:
         return {"levels": self.alphabet, "level_dtype": self.level_dtype}

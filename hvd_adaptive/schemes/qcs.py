@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from types import ModuleType
-from typing import Any
+from typing import Any, cast
 
 import torch
 
 from hvd_adaptive import kernels
 from hvd_adaptive.checks import check_choice, check_integer, is_real
 from hvd_adaptive.compressor import GradientCompressor
+from hvd_adaptive.exchange.staged_codec import StagedCodec
 from hvd_adaptive.kernels import hadamard
 from hvd_adaptive.kernels.packing import packing_of
 from hvd_adaptive.kernels.qcs import Run
@@ -95,8 +96,6 @@ class QCS(GradientCompressor):
         ValueError: A keyword is wrong.
     """
 
-    name = "qcs"
-
     def __init__(
         self,
         *,
@@ -106,7 +105,7 @@ class QCS(GradientCompressor):
         quantizer_range: float | None = None,
         **shared: Any,
     ) -> None:
-        self.estimator = check_choice("estimator", estimator, ("unbiased", "mmse"))
+        check_choice("estimator", estimator, ("unbiased", "mmse"))
         settings = Settings.from_keywords("QCS", shared)
         order = settings.bucket_size
         if not hadamard.is_order(order):
@@ -119,19 +118,33 @@ class QCS(GradientCompressor):
                 f"gain={gain!r}: cannot be given together with measurements or quantizer_range"
             )
         measurements = order if measurements is None else measurements
-        self._measurements = check_integer("measurements", measurements, 1, order)
-        self._quantizer_range = _check_range(quantizer_range)
+        check_integer("measurements", measurements, 1, order)
+        quantizer_range = _check_range(quantizer_range)
+        super().__init__(QCSCodec(settings, estimator, int(measurements), quantizer_range))
+
+    @property
+    def codec(self) -> QCSCodec:
+        return cast(QCSCodec, super().codec)
+
+
+class QCSCodec(StagedCodec):
+    """Codec of QCS.
+
+    Args:
+        settings: Shared settings.
+        estimator: "unbiased" or "mmse".
+        measurements: k.
+        quantizer_range: Q: 0.5, or an integer.
+    """
+
+    name = "qcs"
+
+    def __init__(
+        self, settings: Settings, estimator: str, measurements: int, quantizer_range: float
+    ) -> None:
         super().__init__(settings)
-
-    @property
-    def measurements(self) -> int:
-        """Return k, the measurements of a partition."""
-        return self._measurements
-
-    @property
-    def quantizer_range(self) -> float:
-        """Return Q: 0.5, or an integer."""
-        return self._quantizer_range
+        self.estimator, self.measurements = estimator, measurements
+        self.quantizer_range = quantizer_range
 
     @property
     def gamma(self) -> float:

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, cast
 
+from hvd_adaptive.adapt.adaptation import Adaptation
 from hvd_adaptive.checks import check_choice, check_flag, check_integer
 from hvd_adaptive.exchange.staged_codec import StagedCodec
 from hvd_adaptive.levels import uniform_magnitudes
-from hvd_adaptive.schemes.adaptive import Adaptation, FixedLevels
+from hvd_adaptive.schemes.adaptive_codec import FixedCodec
+from hvd_adaptive.schemes.level_scheme import LevelScheme
 from hvd_adaptive.schemes.level_table import LevelTable
 from hvd_adaptive.settings import Settings
 
 
-class QSGD(FixedLevels):
+class QSGD(LevelScheme):
     """Quantized SGD (Alistarh, Grubic, Li, Tomioka, Vojnovic, 2017, Eq. 4, Lemma 3.1).
 
     The levels are 0, 1/s, ..., 1 with a sign. |v_i|/||v|| is rounded at random, without bias, to
@@ -33,8 +35,6 @@ class QSGD(FixedLevels):
     Raises:
         ValueError: A keyword is wrong.
     """
-
-    name = "qsgd"
 
     def __init__(
         self,
@@ -62,12 +62,13 @@ class QSGD(FixedLevels):
             count = 1 << (bits - 1)
         table = LevelTable(bits, symmetric, uniform_magnitudes(count, symmetric))
         adaptation = Adaptation(False, update_steps, samples, statistics)
-        super().__init__(Settings.from_keywords("QSGD", shared), norm, table, adaptation)
-        self.intervals = intervals
-
-    def scheme_settings(self) -> dict[str, Any]:
-        chosen = {} if self.intervals is None else {"bits": None, "intervals": self.intervals}
-        return super().scheme_settings() | chosen
+        own = {} if intervals is None else {"bits": None, "intervals": intervals}
+        settings = Settings.from_keywords("QSGD", shared)
+        super().__init__(FixedCodec("qsgd", settings, norm, table, adaptation, own))
 
 
-StagedCodec.codec_of_averages = QSGD
+def _codec(**keywords: Any) -> FixedCodec:
+    return cast(FixedCodec, QSGD(**keywords).codec)
+
+
+StagedCodec.codec_of_averages = staticmethod(_codec)

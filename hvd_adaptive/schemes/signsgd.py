@@ -6,8 +6,9 @@ from typing import Any
 
 import torch
 
-from hvd_adaptive.schemes.bucket_table_scheme import (
-    BucketTableScheme,
+from hvd_adaptive.compressor import GradientCompressor
+from hvd_adaptive.schemes.bucket_codec import (
+    BucketCodec,
     code_kernels,
     level_kernels,
     mirrored,
@@ -15,7 +16,7 @@ from hvd_adaptive.schemes.bucket_table_scheme import (
 from hvd_adaptive.settings import Settings
 
 
-class SignSGD(BucketTableScheme):
+class SignSGD(GradientCompressor):
     """Scaled SignSGD (ORQ paper, Eq. 13): Q(v) = sign(v) times the mean of |v| over the bucket.
 
     The result is biased and not random. The scale has the least squared error for signs. One bit
@@ -25,10 +26,13 @@ class SignSGD(BucketTableScheme):
         **shared: See ``settings.Settings``.
     """
 
-    name = "signsgd"
-
     def __init__(self, **shared: Any) -> None:
-        super().__init__(Settings.from_keywords("SignSGD", shared), alphabet=2, numbers=1)
+        settings = Settings.from_keywords("SignSGD", shared)
+        super().__init__(_Codec(settings, alphabet=2, numbers=1))
+
+
+class _Codec(BucketCodec):
+    name = "signsgd"
 
     def codec_settings(self) -> dict[str, Any]:
         return {}

@@ -12,8 +12,8 @@ import torch
 from hvd_adaptive import kernels
 from hvd_adaptive.checks import is_real
 from hvd_adaptive.compressor import GradientCompressor
-from hvd_adaptive.device import Later
-from hvd_adaptive.errors import Verdict
+from hvd_adaptive.device import HostCopy
+from hvd_adaptive.errors import BodyCheck
 from hvd_adaptive.exchange.staged_codec import StagedCodec
 from hvd_adaptive.kernels.rice import most_words, rice_parameter
 from hvd_adaptive.settings import Settings
@@ -49,13 +49,18 @@ class SparseSGD(GradientCompressor):
         ValueError: A keyword is wrong.
     """
 
+    def __init__(self, *, density: float, **shared: Any) -> None:
+        density = _check_density(density)
+        super().__init__(_Codec(Settings.from_keywords("SparseSGD", shared), density))
+
+
+class _Codec(StagedCodec):
     name = "sparse"
     slow_in_torch = "sparse"
 
-    def __init__(self, *, density: float, **shared: Any) -> None:
-        self.density = _check_density(density)
-        super().__init__(Settings.from_keywords("SparseSGD", shared))
-        self._rice = rice_parameter(self.density)
+    def __init__(self, settings: Settings, density: float) -> None:
+        super().__init__(settings)
+        self.density, self._rice = density, rice_parameter(density)
 
     @property
     def alphabet(self) -> int:
@@ -73,13 +78,13 @@ class SparseSGD(GradientCompressor):
     def least_body_bytes(self, coordinates: int) -> int:
         return 8 + 4 * self._buckets(coordinates)
 
-    def encode_body(self, flat: torch.Tensor, body: torch.Tensor, key: int) -> int | Later:
+    def encode_body(self, flat: torch.Tensor, body: torch.Tensor, key: int) -> int | HostCopy:
         encode, bucket = _kernels(flat.device).encode_body, self._bucket(flat.numel())
         return encode(self._clipped(flat), bucket, self.density, self._rice, key, body)
 
     def add_bodies(
         self, bodies: Sequence[torch.Tensor], keys: Sequence[int], factor: float, out: torch.Tensor
-    ) -> Verdict | None:
+    ) -> BodyCheck | None:
         bucket = self._bucket(out.numel())
         verdict = _kernels(out.device).add_bodies(bodies, bucket, self._rice, out)
         if factor != 1.0:

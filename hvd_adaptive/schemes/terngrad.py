@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from hvd_adaptive.adapt.adaptation import Adaptation
 from hvd_adaptive.levels import uniform_magnitudes
-from hvd_adaptive.schemes.adaptive import Adaptation, FixedLevels
+from hvd_adaptive.schemes.adaptive_codec import FixedCodec
+from hvd_adaptive.schemes.level_scheme import LevelScheme
 from hvd_adaptive.schemes.level_table import LevelTable
 from hvd_adaptive.settings import Settings
 
 
-class TernGrad(FixedLevels):
+class TernGrad(LevelScheme):
     """Ternary gradients (Wen et al. 2017, as the ALQ paper, App. K.2, and the ORQ paper use it).
 
     Each bucket is clipped to ``clip`` times its deviation (ALQ paper, Eq. 49), divided by its
@@ -27,8 +29,6 @@ class TernGrad(FixedLevels):
         **shared: See ``settings.Settings``.
     """
 
-    name = "terngrad"
-
     def __init__(
         self,
         *,
@@ -41,4 +41,4 @@ class TernGrad(FixedLevels):
         settings = Settings.from_keywords("TernGrad", shared | {"clip": clip})
         table = LevelTable(2, False, uniform_magnitudes(2, False))
         adaptation = Adaptation(False, update_steps, samples, statistics)
-        super().__init__(settings, "linf", table, adaptation)
+        super().__init__(FixedCodec("terngrad", settings, "linf", table, adaptation, {}))

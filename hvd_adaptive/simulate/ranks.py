@@ -18,8 +18,9 @@ from hvd_adaptive.checks import check_integer
 from hvd_adaptive.compressor import GradientCompressor, check_compressor
 from hvd_adaptive.exchange.exchange import Place, Route, Shipment, payloads_of
 from hvd_adaptive.exchange.exchanges import EXCHANGES
+from hvd_adaptive.exchange.staged_codec import StagedCodec
 from hvd_adaptive.feedback import Residuals, all_finite
-from hvd_adaptive.layout import Group, Member, build_layout, gather, parts_among
+from hvd_adaptive.layout import Group, Member, build_layout, gather
 from hvd_adaptive.run.shares import Shares
 from hvd_adaptive.settings import Settings
 from hvd_adaptive.simulate.variance import Scatter, quantization_error, scatter
@@ -95,8 +96,8 @@ class Ranks:
         if not by_name:
             raise ValueError("named_parameters: no parameter requires a gradient")
         if compressor is not None:
-            compressor.know_parameters(list(by_name))
-        part_of = compressor.part_of if compressor is not None else lambda name: ""
+            compressor.parts.warn_of_idle_patterns(list(by_name))
+        part_of = compressor.parts.label_of if compressor is not None else lambda name: ""
         self.layout = build_layout(
             [Member(n, tuple(p.shape), p.dtype, part_of(n)) for n, p in by_name.items()],
             min_numel=self.settings.min_numel,
@@ -113,12 +114,11 @@ class Ranks:
         make = EXCHANGES[self.settings.exchange]
         nodes = nodes_of(self.settings.ranks_per_node, self.workers)
         self._exchanges = [make(Place(workers, rank, nodes)) for rank in range(workers)]
-        if not self._exchanges[0].settled:
+        if not self._exchanges[0].is_set_up:
             raise ValueError(
                 f"exchange={self.settings.exchange!r}: simulated ranks have no nodes and no "
                 "network to measure; give ranks_per_node with 'hierarchical'"
             )
-        self._exchanges[0].arrange(self.layout.groups)
         weight = self.settings.error_feedback
         self.residuals: list[Residuals] = []
         if weight is not None:
@@ -167,8 +167,9 @@ class Ranks:
         """Return whether the schedule refits a table at ``step``; call this once per step."""
         if self.compressor is None:
             return False
-        self._exchanges[0].prepare(self.compressor, parts_among(self.layout.groups), step)
-        return self.compressor.update_due(step)
+        exchange = self._exchanges[0]
+        exchange.prepare(self.compressor.updates, exchange.parts_among(self.layout.groups), step)
+        return self.compressor.updates.due(step)
 
     def refit(self, step: int) -> None:
         """Update the tables from all ranks' samples."""
@@ -267,16 +268,16 @@ class Ranks:
 
     def _update(self, rank: int, step: int, sync: Callable) -> None:
         """Run one rank's part of an update."""
-        parts = parts_among(self.layout.groups)
+        parts = self._exchanges[rank].parts_among(self.layout.groups)
         finite = all_finite(flat[rank] for flat in self.flats)
-        self._scheme.update(step, self._samples(rank, step), sync, parts, finite)
+        self._scheme.updates.run(step, self._samples(rank, step), sync, parts, finite)
 
     def _samples(self, rank: int, step: int) -> Callable[[int, str], list[torch.Tensor]]:
         seed, instance = self.settings.seed, self._scheme.instance
 
         def flat_of(member: int, group: Group) -> torch.Tensor:
             index = next(i for i, other in enumerate(self.layout.groups) if other is group)
-            return self._quantized_values(index, member, group.quantized)
+            return self._quantized_values(index, member, self._exchanges[rank].quantized(group))
 
         def samples(count: int, part: str) -> list[torch.Tensor]:
             shares = Shares(
@@ -345,13 +346,15 @@ class Ranks:
     def _count(self, size: int) -> None:
         self.payload_bytes += size
 
-    def _codec(self, index: int) -> GradientCompressor:
+    def _codec(self, index: int) -> StagedCodec:
         """Return the codec of the group's part."""
         return self._scheme.part(self.layout.groups[index].part)
 
     def _quantized(self, index: int, step: int) -> int:
         """Return the number of coordinates of a group that are quantised: 0 during warm-up."""
-        return 0 if step < self.settings.warmup_steps else self.layout.groups[index].quantized
+        if step < self.settings.warmup_steps:
+            return 0
+        return self._exchanges[0].quantized(self.layout.groups[index])
 
 
 class Lent:

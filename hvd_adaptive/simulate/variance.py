@@ -9,12 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
 from hvd_adaptive import kernels
+from hvd_adaptive.codec import Codec
+from hvd_adaptive.compressor import GradientCompressor
 from hvd_adaptive.kernels.random import stream_key
+from hvd_adaptive.schemes.table_codec import TableCodec
 from hvd_adaptive.streams import Use
 
 # Draws of a Monte Carlo mean.
@@ -37,20 +39,21 @@ class QuantizationError:
     bias: torch.Tensor | None = None
 
 
-def quantization_error(codec: Any, flat: torch.Tensor) -> QuantizationError:
-    """Return the exact error (ALQ Eq. 1) if ``codec`` has a level table, else an estimate.
+def quantization_error(scheme: GradientCompressor | Codec, flat: torch.Tensor) -> QuantizationError:
+    """Return the exact error (ALQ Eq. 1) if ``scheme`` has a level table, else an estimate.
 
     The estimate is the mean square of ``DRAWS`` draws; a bias then counts as variance.
 
     Args:
-        codec: A scheme's codec.
+        scheme: A scheme, or a codec of one.
         flat: 1-D, any floating dtype. Zero buckets contribute nothing; a non-finite bucket makes
             all results NaN.
     """
     flat = flat.detach().resolve_neg().to(torch.float32)
     if not flat.numel():
         return QuantizationError(0.0, 0.0)
-    if not hasattr(codec, "table"):
+    codec = scheme.codec if isinstance(scheme, GradientCompressor) else scheme
+    if not isinstance(codec, TableCodec):
         keys = [stream_key(0, 0, draw, Use.DRAW) for draw in range(DRAWS)]
         squares = [(codec.roundtrip(flat, key) - flat).double().square().sum() for key in keys]
         return QuantizationError(float(sum(squares) / DRAWS), float("nan"))

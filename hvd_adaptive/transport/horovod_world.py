@@ -95,7 +95,7 @@ class HorovodWorld(World):
             raise RuntimeError(f"this rank is not a member of {self.process_set}")
         self.size: int = size
         self.rank: int = self.process_set.rank()
-        self._life = self.life
+        self._generation = self.generation
 
     @property
     def sends_directly(self) -> bool:  # type: ignore[override]
@@ -122,12 +122,12 @@ class HorovodWorld(World):
         return self.hvd.synchronize(handle)
 
     @property
-    def life(self) -> Any:
+    def generation(self) -> Any:
         """Return an object that differs after each hvd.init(), which numbers handles anew."""
         return self.hvd.mpi_ops._handle_map
 
     def is_current(self) -> bool:
-        same = self.hvd.is_initialized() and self.life is self._life
+        same = self.hvd.is_initialized() and self.generation is self._generation
         return same and (_size(self.process_set), self.process_set.rank()) == (self.size, self.rank)
 
     @property

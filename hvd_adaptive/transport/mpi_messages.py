@@ -115,7 +115,7 @@ class _Communicators:
     """One communicator for each set of ranks; new ones are created after each ``hvd.init()``."""
 
     def __init__(self) -> None:
-        self._lock, self._life = threading.Lock(), None
+        self._lock, self._generation = threading.Lock(), None
         self._known: dict[tuple[int, ...], _Communicator] = {}
         self._warned = False
 
@@ -137,8 +137,8 @@ class _Communicators:
             self._warned = True
 
     def _start_over(self, world: HorovodWorld) -> None:
-        if self._life is not world.life:
-            self._life, self._known, self._warned = world.life, {}, False
+        if self._generation is not world.generation:
+            self._generation, self._known, self._warned = world.generation, {}, False
 
 
 _COMMUNICATORS = _Communicators()

@@ -21,11 +21,12 @@ TABLES = wire.SHARED_TABLE
 NUMBERS = {"biased": 2, "partially_biased": 1}
 
 
-def quantiser_of(codec: Any, values: np.ndarray) -> Quantiser:
-    """The codec's quantiser, for a vector of these ``values`` (float64).
+def quantiser_of(given: Any, values: np.ndarray) -> Quantiser:
+    """The quantiser of a compressor or codec, for a vector of these ``values`` (float64).
 
     Levels that each bucket has of its own are those of a payload that it makes of the vector.
     """
+    codec = getattr(given, "codec", given)
     found: dict[str, Any] = {
         name: getattr(codec, name)
         for name in (
@@ -48,8 +49,9 @@ def quantiser_of(codec: Any, values: np.ndarray) -> Quantiser:
     return Quantiser(codec.name, settings.bucket_size, settings.clip, **found)
 
 
-def known_of(codec: Any) -> wire.Known:
+def known_of(given: Any) -> wire.Known:
     """What a receiver knows without the payload."""
+    codec = getattr(given, "codec", given)
     names = ("measurements", "quantizer_range", "estimator", "density", "level_dtype")
     found = {name: getattr(codec, name) for name in names if hasattr(codec, name)}
     if codec.name in TABLES:
@@ -64,7 +66,8 @@ def known_of(codec: Any) -> wire.Known:
 
 def own_levels(codec: Any, values: np.ndarray) -> np.ndarray:
     """The levels of each bucket, by the payload of ``values``."""
-    payload = codec.encode(torch.from_numpy(values.astype(np.float32)), seed=0)
+    flat = torch.from_numpy(values.astype(np.float32))
+    payload = codec.encode_flat(flat, codec.settings.quantized_part(flat.numel()), 0)
     head, body, _ = wire.sections(payload.numpy().tobytes())
     count = head["coordinates"] - head["full"]
     return wire.levels_of_buckets(head, body, count, known_of(codec))[0].astype(np.float64)

@@ -48,7 +48,7 @@ class OneRank:
         self.exchange, self.name = Allgather(Place(1, 0)), "test"
         dtypes = dtypes or [torch.float32] * len(sizes)
         members = [
-            Member(chr(ord("a") + i), (size,), dtype, compressor.part_of(chr(ord("a") + i)))
+            Member(chr(ord("a") + i), (size,), dtype, compressor.parts.label_of(chr(ord("a") + i)))
             for i, (size, dtype) in enumerate(zip(sizes, dtypes, strict=True))
         ]
         self.layout = build_layout(

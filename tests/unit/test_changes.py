@@ -31,12 +31,12 @@ def fitted(**keywords) -> ALQ:
     compressor = ALQ(**{"bits": 3, "bucket_size": 100} | keywords)
     compressor.fit(FLAT**3)
     compressor.step = 7
-    compressor.schedule.done(6, complete=True)
+    compressor.updates.schedule.done(6, complete=True)
     return compressor
 
 
 def due(compressor, first: int, count: int = 60) -> list[int]:
-    return [step for step in range(first, first + count) if compressor.update_due(step)]
+    return [step for step in range(first, first + count) if compressor.updates.due(step)]
 
 
 def make(scheme, **keywords):
@@ -52,7 +52,10 @@ def test_every_scheme_changes_in_place(scheme):
     compressor.set(bucket_size=256, exchange="scatter_reduce", min_numel=np.int64(9))
     other = make(scheme, bucket_size=256, exchange="scatter_reduce", min_numel=9)
     assert compressor.settings == other.settings and repr(compressor) == repr(other)
-    assert compressor.fingerprint == other.fingerprint and compressor.step == 5
+    assert (
+        compressor.codec.settings_fingerprint == other.codec.settings_fingerprint
+        and compressor.step == 5
+    )
     assert torch.equal(compressor.encode(FLAT, seed=3), other.encode(FLAT, seed=3))
     state = through_disk(compressor.state_dict())
     assert state["settings"] == {
@@ -76,7 +79,7 @@ def test_copies_go_on_like_the_original(scheme):
     assert all(torch.equal(one.encode(FLAT), payload) for one in copies)
     if hasattr(compressor, "fit"):
         compressor.fit(FLAT)
-        assert all(one.table_version == 0 for one in copies)
+        assert all(one.codec.table_version == 0 for one in copies)
 
 
 def test_copies_of_schedules_that_are_generators():
@@ -84,7 +87,7 @@ def test_copies_of_schedules_that_are_generators():
     assert due(compressor, 0, 6) == [3, 5]
     other = copy.deepcopy(compressor)
     assert due(other, 0) == due(compressor, 0) == [3, 5, 40]
-    other.schedule.done(40, complete=False)
+    other.updates.schedule.done(40, complete=False)
     assert due(other, 41) == [41] and due(compressor, 41) == []
 
 
@@ -104,13 +107,13 @@ def test_tables_go_on_and_are_refitted_at_once_where_need_be(changes, stays):
     compressor = fitted(update_steps=[20])
     levels = compressor.levels
     compressor.set(**changes)
-    assert torch.equal(compressor.levels, levels) and compressor.table_version == 1
+    assert torch.equal(compressor.levels, levels) and compressor.codec.table_version == 1
     assert due(compressor, 7) == ([20] if stays else [7, 20])
 
 
 def test_without_checksums_averages_travel_so_too_with_the_table_that_they_had():
     compressor = fitted(update_steps=[20], exchange="scatter_reduce", second_stage_bits=5)
-    second = compressor.second_stage(4).codec
+    second = compressor.codec.second_stage(4).codec
     second.fit(FLAT)
     assert header(second.encode(FLAT)).checksum != 0
     compressor.set(checksum=False)
@@ -123,10 +126,12 @@ def test_without_checksums_averages_travel_so_too_with_the_table_that_they_had()
 def test_other_bits_start_from_their_own_table_and_are_fitted_at_once():
     compressor = fitted(update_steps=iter([0, 20]))
     compressor.set(bits=4)
-    assert torch.equal(compressor.levels, ALQ(bits=4).levels) and compressor.table_version == 1
+    assert (
+        torch.equal(compressor.levels, ALQ(bits=4).levels) and compressor.codec.table_version == 1
+    )
     assert due(compressor, 7) == [7, 20]
     compressor.fit(FLAT)
-    assert compressor.table_version == 2
+    assert compressor.codec.table_version == 2
     compressor.set(bits=3)
     assert len(compressor.levels) == 8
 
@@ -167,28 +172,30 @@ def test_schemes_own_keywords(scheme, given, changes):
 def test_a_book_is_fitted_at_once():
     compressor = QSGD(update_steps=[0])
     compressor.set(coding="huffman")
-    assert due(compressor, 0) == [0] and compressor.coder is None
+    assert due(compressor, 0) == [0] and compressor.codec.coder is None
     compressor.fit(FLAT)
     compressor.set(exchange="scatter_reduce")
-    assert compressor.coder is not None, "the book is part of the table"
+    assert compressor.codec.coder is not None, "the book is part of the table"
     compressor.set(coding="fixed")
-    assert compressor.coder is None
+    assert compressor.codec.coder is None
 
 
 def test_rate_control_starts_anew_with_another_budget():
     compressor = ECDQ(bits=2.0, bucket_size=512, update_steps=[])
     for step in range(3):
-        compressor.apply_update(compressor.refit([compressor.collect(FLAT.split(512)[:9])]), step)
-        compressor.encode_payload(FLAT, FLAT.numel(), step, layout=1)
-    spent, ratio = compressor._control.bits, compressor._control.ratio
+        compressor.codec.apply_update(
+            compressor.codec.refit([compressor.codec.collect(FLAT.split(512)[:9])]), step
+        )
+        compressor.codec.encode_payload(FLAT, FLAT.numel(), step, layout=1)
+    spent, ratio = compressor.codec._control.bits, compressor.codec._control.ratio
     assert spent > 0 and ratio != 1
     compressor.set(exchange="scatter_reduce")
-    assert compressor._control.bits == spent and compressor._sent[0] > 0
+    assert compressor.codec._control.bits == spent and compressor.codec._sent[0] > 0
     compressor.set(bits=3.0)
-    assert (compressor._control.bits, compressor._control.ratio) == (0, ratio)
-    assert compressor._control.budget == 3.0 and not compressor._sent.any()
+    assert (compressor.codec._control.bits, compressor.codec._control.ratio) == (0, ratio)
+    assert compressor.codec._control.budget == 3.0 and not compressor.codec._sent.any()
     compressor.step = 3
-    assert compressor.schedule.is_due(0), "as set() was called before step 0"
+    assert compressor.updates.schedule.is_due(0), "as set() was called before step 0"
 
 
 def test_parts_keep_their_tables():
@@ -225,11 +232,11 @@ def test_residuals_go_on_by_name():
 
 def test_what_is_so_already_changes_nothing():
     compressor = fitted(update_steps=[20], bits=3)
-    inner = compressor.schedule
+    inner = compressor.updates.schedule
     compressor.set(bits=3, symmetric=True, norm="l2")
-    assert compressor.schedule is inner and due(compressor, 7) == [20]
+    assert compressor.updates.schedule is inner and due(compressor, 7) == [20]
     compressor.set()
-    assert compressor.schedule is inner
+    assert compressor.updates.schedule is inner
 
 
 @pytest.mark.parametrize(
@@ -267,7 +274,7 @@ def test_a_schedule_is_asked_once_a_step():
     for step in range(4):
         compressor.step = step
         changed = [compressor.begin_step() for _ in range(2)]
-        seen.append((changed, compressor.table.bits))
+        seen.append((changed, compressor.codec.table.bits))
     assert asked == [0, 1, 2, 3]
     assert seen == [
         ([False, False], 3),
@@ -275,7 +282,7 @@ def test_a_schedule_is_asked_once_a_step():
         ([False, False], 4),
         ([True, False], 2),
     ]
-    assert compressor.norm == "linf"
+    assert compressor.codec.norm == "linf"
     resumed = ALQ(schedule=schedule)
     resumed.load_state_dict(through_disk(compressor.state_dict()))
     assert repr(resumed) == repr(compressor) and resumed.settings.schedule is schedule

@@ -94,7 +94,7 @@ def test_lossless_coding_is_refused(coding, gpu):
 def test_a_length_is_waited_for_by_one_event(scheme, gpu):
     compressor = SCHEMES[scheme]()
     gpu.uploads_allowed = True
-    compressor.roundtrip(on_gpu(flat(n=40)), 1)
+    compressor.codec.roundtrip(on_gpu(flat(n=40)), 1)
     compressor.encode(on_gpu(flat(n=40)))
     gpu.uploads_allowed = False
     gpu.waits.clear()
@@ -106,8 +106,8 @@ def test_what_a_hook_measures_is_not_waited_for(gpu):
     """The coder, which loses nothing, is left out."""
     compressor, gpu.uploads_allowed = SCHEMES["ecdq-3"](), True
     with gpu.never_waiting():
-        found = compressor.roundtrip(on_gpu(flat()), 7)
-    assert torch.equal(off_gpu(found), compressor.roundtrip(flat(), 7))
+        found = compressor.codec.roundtrip(on_gpu(flat()), 7)
+    assert torch.equal(off_gpu(found), compressor.codec.roundtrip(flat(), 7))
 
 
 @pytest.mark.parametrize("scheme", OF_ANY_LENGTH)
@@ -148,8 +148,8 @@ def test_statistics_are_the_cpus_by_two_copies(scheme, gpu, quick_kernels):
     buckets = list(flat(n=5 * BUCKET).split(BUCKET))
     buckets[1] = torch.zeros(BUCKET)
     buckets[3] = torch.full((BUCKET,), torch.nan)
-    wanted = compressor.collect(buckets)
-    found = compressor.collect([on_gpu(bucket.clone()) for bucket in buckets])
+    wanted = compressor.codec.collect(buckets)
+    found = compressor.codec.collect([on_gpu(bucket.clone()) for bucket in buckets])
     assert gpu.waits == ["an event's synchronize"] * 2
     assert (found == wanted).all() and wanted[:2].tolist() == [3, 5]
 
@@ -158,4 +158,4 @@ def test_a_fit_is_the_cpus(gpu, quick_kernels):
     here, there = (SCHEMES["alq-3"]() for _ in range(2))
     here.fit(flat())
     there.fit(on_gpu(flat()))
-    assert torch.equal(here.levels, there.levels) and here.table_version == 1
+    assert torch.equal(here.levels, there.levels) and here.codec.table_version == 1

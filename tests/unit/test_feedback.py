@@ -78,7 +78,7 @@ def test_the_payload_encodes_z():
     r, (g,) = rank.residuals()["a"], gradients([500], 1)
     key = rank.begin()._key(0, 0)
     rank.step([g])
-    alone = QSGD(bits=4, bucket_size=64).encode_flat(g + 0.5 * r, 500, key)
+    alone = QSGD(bits=4, bucket_size=64).codec.encode_flat(g + 0.5 * r, 500, key)
     assert torch.equal(rank.hvd.sent[1][SIZE:], alone[SIZE:])
 
 

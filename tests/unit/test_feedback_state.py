@@ -174,6 +174,8 @@ def test_residuals_that_nobody_uses_are_told(caplog):
 
 
 def test_ranks_must_agree_on_the_weight():
-    prints = {QSGD(error_feedback=weight).fingerprint for weight in (None, 0.5, 1.0, 1)}
+    prints = {
+        QSGD(error_feedback=weight).codec.settings_fingerprint for weight in (None, 0.5, 1.0, 1)
+    }
     assert len(prints) == 3
     assert "error_feedback=0.5" in repr(QSGD(error_feedback=0.5))

@@ -51,7 +51,11 @@ def make(scheme: str, **keywords):
 
 
 def table(compressor) -> np.ndarray:
-    return compressor.code.numbers() if isinstance(compressor, ECDQ) else compressor.levels.numpy()
+    return (
+        compressor.codec.code.numbers()
+        if isinstance(compressor, ECDQ)
+        else compressor.levels.numpy()
+    )
 
 
 @every_scheme
@@ -60,9 +64,9 @@ def test_samples_that_say_little_give_a_valid_table(scheme):
         compressor = make(scheme)
         with warnings.catch_warnings():
             warnings.simplefilter("error")  # NumPy's, of numbers that are none
-            update = compressor.refit([compressor.collect(buckets)] * 2)
-            compressor.apply_update(update, 0)
-        assert compressor.table_version == 1, name
+            update = compressor.codec.refit([compressor.codec.collect(buckets)] * 2)
+            compressor.codec.apply_update(update, 0)
+        assert compressor.codec.table_version == 1, name
         assert np.isfinite(table(compressor)).all(), name
         if not isinstance(compressor, ECDQ):
             assert (np.diff(table(compressor)) > 0).all() and table(compressor)[-1] == 1, name
@@ -81,8 +85,10 @@ def test_samples_that_say_nothing_keep_the_table(scheme):
             continue  # their scale does not overflow
         compressor = make(scheme)
         before = table(compressor)
-        complete = compressor.apply_update(compressor.refit([compressor.collect([bucket])] * 2), 0)
-        assert not complete and compressor.table_version == 0, name
+        complete = compressor.codec.apply_update(
+            compressor.codec.refit([compressor.codec.collect([bucket])] * 2), 0
+        )
+        assert not complete and compressor.codec.table_version == 0, name
         assert np.array_equal(table(compressor), before), name
 
 
@@ -118,12 +124,12 @@ def test_an_update_is_put_off_and_told_once(scheme, kind, caplog):
     bad = {**NOT_FINITE, **ZEROS}[kind]
     for step in range(3):
         run.step(step, normal() if kind != "zeros" else bad, bad)
-        assert run.compressor.table_version == 0
+        assert run.compressor.codec.table_version == 0
         assert np.array_equal(table(run.compressor), before)
     told = warned(caplog)
     assert len(told) == 1 and "kept, and fitted later" in told[0]
     run.step(3, normal(), normal(1))
-    assert run.compressor.table_version == 1
+    assert run.compressor.codec.table_version == 1
     run.step(4, normal(), bad)  # no update is due
     run.step(5, bad, bad)
-    assert run.compressor.table_version == 1 and len(warned(caplog)) == 1
+    assert run.compressor.codec.table_version == 1 and len(warned(caplog)) == 1

@@ -45,14 +45,14 @@ def heavy(seed: int, size: int = 2000) -> torch.Tensor:
 class TestLabels:
     def test_network(self):
         compressor = ALQ(parameter_bits=BITS)
-        labels = [compressor.part_of(name) for name in NAMES]
+        labels = [compressor.parts.label_of(name) for name in NAMES]
         assert labels == ["bits=5", "bits=4", None, "", None]
         assert list(compressor.parts) == ["", "bits=5", "bits=4"]
         assert compressor.part("") is compressor
 
     def test_tensor(self):
         compressor = ALQ(parameter_bits=BITS, scope="tensor")
-        labels = [compressor.part_of(name) for name in NAMES]
+        labels = [compressor.parts.label_of(name) for name in NAMES]
         assert labels == ["conv1.weight", "conv2.weight", None, "fc.weight", None]
         widths = [compressor.part(label).table.bits for label in labels if label]
         assert widths == [5, 4, 3]
@@ -60,20 +60,20 @@ class TestLabels:
 
     def test_neither(self):
         compressor = ALQ()
-        assert [compressor.part_of(name) for name in NAMES] == [""] * 5
+        assert [compressor.parts.label_of(name) for name in NAMES] == [""] * 5
         assert list(compressor.parts) == [""]
 
     @pytest.mark.parametrize("patterns", [{"a*": 4, "ab*": 5}, {"ab*": 5, "a*": 4}], ids=str)
     def test_the_first_match_holds(self, patterns):
         compressor = QSGD(parameter_bits=patterns)
         first = next(iter(patterns.values()))
-        assert compressor.part_of("abc") == f"bits={first}"
-        assert compressor.part_of("axe") == "bits=4"
+        assert compressor.parts.label_of("abc") == f"bits={first}"
+        assert compressor.parts.label_of("axe") == "bits=4"
 
     def test_patterns_match_whole_names_and_their_case(self):
         compressor = QSGD(parameter_bits={"conv*": 4, "Fc.weight": 5, "x[12]": 6})
         names = ("layer.conv", "conv", "fc.weight", "Fc.weight.x", "Fc.weight", "x1", "x3")
-        labels = [compressor.part_of(name) for name in names]
+        labels = [compressor.parts.label_of(name) for name in names]
         assert labels == ["", "bits=4", "", "", "bits=5", "bits=6", ""]
 
     def test_unknown_parts(self):
@@ -111,7 +111,7 @@ class TestCodecs:
         named = ((name, torch.nn.Parameter(torch.zeros(3))) for name in ("a", "b"))
         compressor = ALQ(scope="tensor", update_steps=steps, named_parameters=named)
         assert compressor.part("a").settings.named_parameters is None
-        assert [s for s in range(60) if compressor.update_due(s)] == [0, 5, 50]
+        assert [s for s in range(60) if compressor.updates.due(s)] == [0, 5, 50]
         assert len(compressor.settings.named_parameters) == 2
 
     def test_tables_are_independent(self):
@@ -119,7 +119,11 @@ class TestCodecs:
         a, b = compressor.part("a"), compressor.part("b")
         first = compressor.levels
         a.fit(heavy(1))
-        assert (a.table_version, b.table_version, compressor.table_version) == (1, 0, 0)
+        assert (a.table_version, b.table_version, compressor.codec.table_version) == (
+            1,
+            0,
+            0,
+        )
         assert torch.equal(b.levels, first) and torch.equal(compressor.levels, first)
         assert not torch.equal(a.levels, first)
         assert compressor.part("a") is a and compressor.report()["table_version"] == 1
@@ -175,16 +179,19 @@ class TestArguments:
     @pytest.mark.parametrize("construct", (TernGrad, lambda **k: QSGD(intervals=5, **k)))
     def test_full_precision_needs_no_bits(self, construct):
         compressor = construct(parameter_bits={"*.bias": None})
-        assert compressor.part_of("fc.bias") is None and compressor.part_of("fc.weight") == ""
+        assert (
+            compressor.parts.label_of("fc.bias") is None
+            and compressor.parts.label_of("fc.weight") == ""
+        )
 
     def test_an_empty_mapping_is_none(self):
-        assert ALQ(parameter_bits={}).fingerprint == ALQ().fingerprint
+        assert ALQ(parameter_bits={}).codec.settings_fingerprint == ALQ().codec.settings_fingerprint
 
     def test_the_mapping_is_copied(self):
         patterns = {"conv*": 4}
         compressor = ALQ(parameter_bits=patterns)
         patterns.clear()
-        assert compressor.part_of("conv1") == "bits=4"
+        assert compressor.parts.label_of("conv1") == "bits=4"
 
     def test_fingerprints(self):
         """Whatever assigns parameters otherwise: the patterns' order, too."""
@@ -196,24 +203,27 @@ class TestArguments:
             ALQ(parameter_bits={"a*": None, "ab*": 5}),
             ALQ(parameter_bits={"a*": 4, "ab*": 5}, scope="tensor"),
         ]
-        assert len({compressor.fingerprint for compressor in made}) == len(made)
+        assert len({compressor.codec.settings_fingerprint for compressor in made}) == len(made)
         typed = ALQ(parameter_bits={np.str_("a*"): np.int64(4), "ab*": 5})
-        assert typed.fingerprint == made[2].fingerprint
-        assert eval(repr(typed), {"ALQ": ALQ}).fingerprint == typed.fingerprint
+        assert typed.codec.settings_fingerprint == made[2].codec.settings_fingerprint
+        assert (
+            eval(repr(typed), {"ALQ": ALQ}).codec.settings_fingerprint
+            == typed.codec.settings_fingerprint
+        )
 
     def test_idle_patterns_are_told_once(self, caplog):
         compressor = ALQ(parameter_bits={"conv*": 4, "conv1*": 5, "*.bias": None, "cnov*": 6})
         with caplog.at_level(logging.WARNING, "hvd_adaptive"):
-            compressor.know_parameters(NAMES)
+            compressor.parts.warn_of_idle_patterns(NAMES)
             compressor.load_state_dict(compressor.state_dict())
-            compressor.know_parameters(NAMES)
+            compressor.parts.warn_of_idle_patterns(NAMES)
         assert len(caplog.messages) == 1
         assert "'conv1*', 'cnov*'" in caplog.messages[0]
 
     def test_patterns_that_all_match_are_not_told(self, caplog):
         with caplog.at_level(logging.WARNING, "hvd_adaptive"):
-            ALQ(parameter_bits=BITS).know_parameters(NAMES)
-            ALQ(scope="tensor").know_parameters(NAMES)
+            ALQ(parameter_bits=BITS).parts.warn_of_idle_patterns(NAMES)
+            ALQ(scope="tensor").parts.warn_of_idle_patterns(NAMES)
         assert not caplog.messages
 
 
@@ -240,7 +250,7 @@ class TestUpdates:
             calls.append(own)
             return fit([own, other])
 
-        compressor.update(step, self.samples(0, empty), sync, self.LABELS)
+        compressor.updates.run(step, self.samples(0, empty), sync, self.LABELS)
         assert len(calls) == 1, "one sync, however many parts"
 
     def test_each_part_is_fitted_to_its_own_samples(self):
@@ -248,23 +258,23 @@ class TestUpdates:
         self.update(compressor, 0)
         for label in self.LABELS:
             alone = ALQ(bucket_size=100, bits=5 if label == "c" else 3)
-            vectors = [alone.collect(self.samples(rank)(20, label)) for rank in (0, 1)]
-            alone.apply_update(alone.refit(vectors), 0)
+            vectors = [alone.codec.collect(self.samples(rank)(20, label)) for rank in (0, 1)]
+            alone.codec.apply_update(alone.codec.refit(vectors), 0)
             assert torch.equal(compressor.part(label).levels, alone.levels)
             assert compressor.part(label).table_version == 1
         tables = {tuple(compressor.part(label).levels.tolist()) for label in self.LABELS}
         assert len(tables) == 3
-        assert compressor.table_version == 0, "the default part had no samples"
+        assert compressor.codec.table_version == 0, "the default part had no samples"
 
     def test_an_update_is_complete_when_all_parts_found_their_samples(self):
         compressor = ALQ(bucket_size=100, scope="tensor", update_steps=[0])
         versions = []
         for step, empty in ((0, ((0, "b"), (1, "b"))), (1, ((1, "c"),)), (3, ())):
-            assert compressor.update_due(step)
+            assert compressor.updates.due(step)
             self.update(compressor, step, empty)
             versions.append([compressor.part(label).table_version for label in self.LABELS])
         assert versions == [[1, 0, 1], [2, 1, 2], [3, 2, 3]]
-        assert not any(compressor.update_due(step) for step in range(4, 2000))
+        assert not any(compressor.updates.due(step) for step in range(4, 2000))
 
     def test_one_part_alone_sends_what_it_always_sent(self):
         compressor, alone = ALQ(bucket_size=100), ALQ(bucket_size=100)
@@ -275,7 +285,7 @@ class TestUpdates:
             sent.append(own)
             return fit([own])
 
-        compressor.update(0, lambda count, part: buckets[:count], sync)
-        assert np.array_equal(sent[0], np.append(1.0, alone.collect(buckets[:20])))
-        alone.apply_update(alone.refit([sent[0][1:]]), 0)
+        compressor.updates.run(0, lambda count, part: buckets[:count], sync)
+        assert np.array_equal(sent[0], np.append(1.0, alone.codec.collect(buckets[:20])))
+        alone.codec.apply_update(alone.codec.refit([sent[0][1:]]), 0)
         assert torch.equal(compressor.levels, alone.levels)

@@ -28,7 +28,7 @@ def through_disk(state: dict) -> dict:
 def fitted(**keywords) -> ALQ:
     compressor = ALQ(bucket_size=100, **keywords)
     for power, name in enumerate(NAMES, 2):
-        codec = compressor.part(compressor.part_of(name))
+        codec = compressor.part(compressor.parts.label_of(name))
         codec.fit(torch.linspace(-1, 1, 1000) ** (2 * power - 1))
     return compressor
 
@@ -43,7 +43,7 @@ def tables(compressor: ALQ) -> dict:
 @pytest.mark.parametrize("case", CASES)
 def test_roundtrip_through_a_file_before_the_parts_exist(case):
     old, new = fitted(**CASES[case]), ALQ(bucket_size=100, **CASES[case])
-    label = old.part_of(NAMES[0])
+    label = old.parts.label_of(NAMES[0])
     flat = torch.linspace(-1, 1, 500)
     old.part(label).encode(flat)
     new.load_state_dict(through_disk(old.state_dict()))
@@ -59,9 +59,9 @@ def test_a_state_replaces_what_was_there(case):
     fresh, used = ALQ(bucket_size=100, **CASES[case]), fitted(**CASES[case])
     used.load_state_dict(through_disk(fresh.state_dict()))
     assert tables(used) == tables(fresh)
-    again = used.part(used.part_of(NAMES[0]))
+    again = used.part(used.parts.label_of(NAMES[0]))
     assert again.table_version == 0 and again.levels.tolist() == (
-        fresh.part(fresh.part_of(NAMES[0])).levels.tolist()
+        fresh.part(fresh.parts.label_of(NAMES[0])).levels.tolist()
     )
 
 
@@ -96,7 +96,7 @@ def test_a_refused_state_changes_nothing(harm):
     compressor = fitted(parameter_bits=PATTERNS)
     state = ALQ(bucket_size=100, parameter_bits=PATTERNS).state_dict() | {"step": 9}
     state["schedule"] = {"retry_at": 7, "wait": 4}
-    before, schedule = tables(compressor), compressor.schedule.state_dict()
+    before, schedule = tables(compressor), compressor.updates.schedule.state_dict()
     part = state["parts"]["bits=4"]
     if harm == "other bits":
         part["table"] = ALQ(bits=5).state_dict()["table"]
@@ -111,7 +111,7 @@ def test_a_refused_state_changes_nothing(harm):
     with pytest.raises(ValueError):
         compressor.load_state_dict(state)
     assert tables(compressor) == before and compressor.step == 0
-    assert compressor.schedule.state_dict() == schedule
+    assert compressor.updates.schedule.state_dict() == schedule
 
 
 def test_fixed_tables_too():

@@ -107,7 +107,7 @@ def test_each_call_of_each_instance_has_its_own_key():
 
 def test_constructing_does_not_count():
     v = gradient()
-    QSGD(), ALQ(parameter_bits={"a": 4}), QSGD().second_codec(6)
+    QSGD(), ALQ(parameter_bits={"a": 4}), QSGD().codec.second_codec(6)
     assert key_of(QSGD().encode(v)) == oracle.stream_key(0, 0, 0, 2**63)
 
 

@@ -159,8 +159,8 @@ class BucketSession:
             world.forget_lengths()
         if binding.layout is not None:
             binding.prepare(number)
-            pending.due = compressor.update_due(number)
-            if binding.exchange.settled and not pending.due:
+            pending.due = compressor.updates.due(number)
+            if binding.exchange.is_set_up and not pending.due:
                 pending.sending = self._new_step(binding, binding.layout)
                 pending.sending.release()
         pending.check = world.begin_gather(self._position(pending))
@@ -184,7 +184,8 @@ class BucketSession:
         layout = pending.binding.layout
         laid_out = UNKNOWN if layout is None else layout.fingerprint >> 1
         due = UNKNOWN if pending.due is None else int(pending.due)
-        here = (self.compressor.fingerprint, self.compressor.step, self._attempt, due, laid_out)
+        settings, step = self.compressor.codec.settings_fingerprint, self.compressor.step
+        here = (settings, step, self._attempt, due, laid_out)
         return torch.tensor([*here, int(pending.sending is not None)], device="cpu")
 
     def _check_positions(self, binding: BucketBinding, positions: torch.Tensor) -> None:
@@ -209,7 +210,7 @@ class BucketSession:
             )
         if pending.due is None:
             binding.prepare(compressor.step)
-            pending.due = compressor.update_due(compressor.step)
+            pending.due = compressor.updates.due(compressor.step)
         if pending.due:
             binding.world.forget_lengths()
         positions = binding.world.gather_equal(self._position(pending), "position")
@@ -223,9 +224,9 @@ class BucketSession:
         """Fit tables, send the remaining groups, write averages into the buckets."""
         compressor, binding = self.compressor, pending.binding
         step.factor = 1.0 / binding.world.size
-        binding.settle(step.layout, step.number, step.device)
-        if pending.due or compressor.second_due(step.number):
-            compressor.update(
+        binding.set_up(step.layout, step.number, step.device)
+        if pending.due or compressor.updates.second_due(step.number):
+            compressor.updates.run(
                 step.number, step.samples, binding.sync(), step.parts, step.is_finite()
             )
         used = self._used_somewhere(pending)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from hvd_adaptive.coding.header import DTYPE_CODES
-from hvd_adaptive.layout import Layout, Member, build_layout
+from hvd_adaptive.layout import Group, Layout, Member, build_layout
 from hvd_adaptive.run.groups import Groups
 
 if TYPE_CHECKING:
@@ -79,7 +78,7 @@ class BucketBinding(Groups):
 
         names: the parameters' names by ``id``.
         """
-        part_of = self.compressor.part_of
+        part_of = self.compressor.parts.label_of
         members = [
             [
                 Member(names[id(p)], (g.numel(),), g.dtype, part_of(names[id(p)]))
@@ -154,16 +153,12 @@ def _identities(bucket: Bucket) -> tuple[int, ...]:
 def _by_bucket(buckets: Sequence[Sequence[Member]], **bounds: Any) -> Layout:
     """Return a layout in which no group has members of two buckets."""
     members: list[Member] = []
-    of_buckets = []
+    groups: list[Group] = []
+    fingerprints = []
     for bucket in buckets:
         layout = build_layout(bucket, in_order=True, **bounds)
-        for group in layout.groups:
-            group.pieces = [
-                dataclasses.replace(piece, slot=piece.slot + len(members)) for piece in group.pieces
-            ]
+        groups = [group.moved(len(members)) for group in layout.groups] + groups
         members += layout.members
-        of_buckets.append(layout)
-    described = repr([layout.fingerprint for layout in of_buckets]).encode()
-    fingerprint = int.from_bytes(hashlib.sha256(described).digest()[:8], "little")
-    groups = [group for layout in reversed(of_buckets) for group in layout.groups]
-    return Layout(members, groups, fingerprint)
+        fingerprints.append(layout.fingerprint)
+    digest = hashlib.sha256(repr(fingerprints).encode()).digest()
+    return Layout(members, groups, int.from_bytes(digest[:8], "little"))

@@ -68,14 +68,15 @@ class Binding(Groups):
         self._sparse: set[int] | None = None
         if self.owner is not None:
             by_name = dict(self.owner.named_parameters)
-            compressor.know_parameters(list(by_name))
+            compressor.parts.warn_of_idle_patterns(list(by_name))
             tensors = [
-                Member(n, tuple(p.shape), gradient_dtype(p), compressor.part_of(n))
+                Member(n, tuple(p.shape), gradient_dtype(p), compressor.parts.label_of(n))
                 for n, p in by_name.items()
             ]
             self.layout = self.build_layout(tensors)
             among = zlib.crc32(repr(self.world.process_set.ranks).encode())
-            self.name = self._claimed(self.layout.fingerprint ^ compressor.fingerprint ^ among)
+            settings = compressor.codec.settings_fingerprint
+            self.name = self._claimed(self.layout.fingerprint ^ settings ^ among)
             self._parameters = [by_name[member.name] for member in self.layout.members]
             self.prediction = Prediction(len(self._parameters))
             logger.debug(
@@ -150,7 +151,7 @@ class Binding(Groups):
     @property
     def unnamed(self) -> str:
         """Return the beginning of the names of collectives if no optimizer was found."""
-        return f"hvd_adaptive.{self.compressor.fingerprint:08x}.unnamed"
+        return f"hvd_adaptive.{self.compressor.codec.settings_fingerprint:08x}.unnamed"
 
     def description(self) -> Description:
         """Return what must be the same on all ranks."""
@@ -160,7 +161,7 @@ class Binding(Groups):
         """Return the name of these groups. Settings that return have their earlier name again,
         because new names would fill Horovod's response cache."""
         if fingerprint not in self._names:
-            self._names[fingerprint] = _claim_name(fingerprint, self.world.life)
+            self._names[fingerprint] = _claim_name(fingerprint, self.world.generation)
         return self._names[fingerprint]
 
     def slot_of(self, tensor: torch.Tensor) -> int | None:
@@ -297,7 +298,7 @@ def _warn_of_names(count: int) -> None:
 
 
 _taken: Counter[str] = Counter()
-_taken_in: list[Any] = [None]  # World.life
+_taken_in: list[Any] = [None]  # World.generation
 
 
 def forget_names() -> None:
@@ -305,16 +306,16 @@ def forget_names() -> None:
     _taken.clear()
 
 
-def _claim_name(fingerprint: int, life: Any) -> str:
-    """Return a collective name that no other binding of this process has in this life of Horovod.
+def _claim_name(fingerprint: int, generation: Any) -> str:
+    """Return a collective name that no other binding has in this generation of Horovod.
 
     Bindings of equal layouts and settings are counted in the order in which optimizers first call
     their compressors. The program determines this order, so it is the same on all ranks. (The
     lowest unused number would depend on when each rank collects its garbage.)
     """
-    if _taken_in[0] is not life:
+    if _taken_in[0] is not generation:
         forget_names()
-        _taken_in[0] = life
+        _taken_in[0] = generation
     base = f"hvd_adaptive.{fingerprint:016x}"
     _taken[base] += 1
     return f"{base}.{_taken[base] - 1}"

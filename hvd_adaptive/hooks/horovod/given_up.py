@@ -49,32 +49,37 @@ class GivenUp:
         self._names: set[str] = set()
         self._flying: list[Sent] = []
         self._drained: list[Any] = []
-        self._life: Any = None
+        self._generation: Any = None
 
-    def take(self, step: Any, life: Any) -> None:
-        """Add a Step or a JoinedStep that is given up. life: HorovodWorld.life when it began."""
-        self._bury(life)
+    def take(self, step: Any, generation: Any) -> None:
+        """Add a Step or a JoinedStep that is given up.
+
+        Args:
+            step: The step.
+            generation: HorovodWorld.generation when it began.
+        """
+        self._bury(generation)
         self._names |= step.names
         self._flying += step.abandon()
         self.attempt += 1
 
-    def leave(self, sent: Sent, life: Any) -> None:
+    def leave(self, sent: Sent, generation: Any) -> None:
         """Add a collective for which this rank no longer waits."""
-        self._bury(life)
+        self._bury(generation)
         self._names.add(sent.name)
         self._flying.append(sent)
 
-    def _bury(self, life: Any) -> None:
-        """Forget what was in flight in an earlier life of Horovod."""
-        if life is not self._life:
-            self._life, self._flying, self._drained = life, [], []
+    def _bury(self, generation: Any) -> None:
+        """Forget what was in flight in an earlier generation of Horovod."""
+        if generation is not self._generation:
+            self._generation, self._flying, self._drained = generation, [], []
 
     def drain(self, world: HorovodWorld, label: str, device: torch.device) -> None:
         """Complete what is in flight on any rank. All ranks call this at the same attempt.
 
         label: ends the names of this method's collectives.  device: where gradients are.
         """
-        self._bury(world.life)
+        self._bury(world.generation)
         hvd, nothing = world.hvd, Sendable.copy_of(torch.zeros(4, dtype=torch.uint8, device=device))
         flying = [sent for sent in self._flying if not hvd.poll(sent.handle)]
         self._drained += [sent.handle for sent in self._flying]
@@ -86,7 +91,7 @@ class GivenUp:
 
     def end(self, world: HorovodWorld) -> None:
         """End the step, after what was in flight when it drained."""
-        self._bury(world.life)
+        self._bury(world.generation)
         for handle in self._drained:
             with suppress(RuntimeError):  # no rank reads the result
                 world.hvd.synchronize(handle)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from hvd_adaptive.compressor import GradientCompressor
+from hvd_adaptive.connection import use_host
 from hvd_adaptive.hooks.horovod import elastic
 from hvd_adaptive.hooks.horovod.by_class import compressor_for_caller
 from hvd_adaptive.hooks.horovod.session import Session
@@ -26,4 +27,4 @@ class HorovodHost:
 
 def plug_in() -> None:
     """Make Horovod's calls of ``compress`` reach sessions."""
-    GradientCompressor.host = HorovodHost()
+    use_host(HorovodHost())

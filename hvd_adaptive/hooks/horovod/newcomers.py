@@ -5,11 +5,11 @@ those of workers that survived a crash may be a step apart. Horovod shares the m
 the elastic state holds the compressor, the compressor's. Otherwise ranks detect here that they
 differ in the step alone.
 
-A rank adopts the first rank's state if its own is at step 0, or of an earlier life of Horovod. It
-also does so if it has another table at the same step, and an attempt at the step was given up while
-tables were fitted. Any other difference is an error of the program: a rank made one more step, or
-loaded another checkpoint. Residuals belong to each rank: newcomers have none, and the other ranks
-keep theirs.
+A rank adopts the first rank's state if its own is at step 0, or of an earlier generation of
+Horovod. It also does so if it has another table at the same step, and an attempt at the step was
+given up while tables were fitted. Any other difference is an error of the program: a rank made one
+more step, or loaded another checkpoint. Residuals belong to each rank: newcomers have none, and the
+other ranks keep theirs.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def take_first_state(
     error.
 
     name: begins the names of its collectives.  attempt: at the step.
-    survives: the state is of an earlier life of Horovod.
+    survives: the state is of an earlier generation of Horovod.
     """
     step = compressor.step
     numbers = [step, tables_fitted(compressor), attempt, int(step == 0 or survives)]
@@ -63,7 +63,7 @@ def take_first_state(
     )
     if takes:
         residuals = compressor.residuals
-        compressor.take_state(with_own(state, compressor.state_dict()))
+        compressor.load_state_dict(with_own(state, compressor.state_dict()), in_step=True)
         compressor.residuals = residuals
     return True
 
@@ -71,7 +71,7 @@ def take_first_state(
 def tables_fitted(compressor: GradientCompressor) -> int:
     """Return the number of fits of tables: of all parts, and of the averages of each."""
     codecs = list(compressor.parts.values())
-    seconds = [codec._second.codec for codec in codecs if codec._second is not None]
+    seconds = [codec.second.codec for codec in codecs if codec.second is not None]
     return sum(codec.table_version for codec in {id(c): c for c in [*codecs, *seconds]}.values())
 
 

@@ -42,11 +42,11 @@ class PendingGradients(ABC):
     helped: a helper completes this step, or has completed it.
     failure: the helper's error.
     given_up: no result of this step will be requested.
-    life: Horovod's (``HorovodWorld.life``) when the step began.
+    generation: Horovod's (``HorovodWorld.generation``) when the step began.
     """
 
     binding: Binding
-    life: Any
+    generation: Any
     running: Step | JoinedStep | None = None
     lost: bool = False
     watch: Watch | None = None
@@ -130,7 +130,7 @@ class UnnamedGradients(PendingGradients):
 
     def complete_step(self) -> Step:
         """Lay out the tensors in the order of arrival, if ranks have the same ones."""
-        binding, part_of = self.binding, self.binding.compressor.part_of
+        binding, part_of = self.binding, self.binding.compressor.parts.label_of
         members = [
             Member(str(i), tuple(t.shape), t.dtype, part_of(str(i)))
             for i, t in enumerate(self.tensors)

@@ -36,7 +36,7 @@ class Position:
         function, is evaluated once a step."""
         if self._due[0] != step:
             binding.prepare(step)
-            self._due = (step, self._compressor.update_due(step))
+            self._due = (step, self._compressor.updates.due(step))
             self._tables = tables_fitted(self._compressor)
         return self._due[1]
 
@@ -49,7 +49,7 @@ class Position:
         """
         step = self._compressor.step
         named = "" if binding.layout is None else binding.name
-        agreed = _crc(self._compressor.fingerprint, binding.described, named)
+        agreed = _crc(self._compressor.codec.settings_fingerprint, binding.described, named)
         due = self.update_due(binding, step)
         progress = _crc(binding.given_up.attempt, due, self._tables)
         return placeholder(binding.world.rank, slot, step, agreed, absent, progress)

@@ -61,7 +61,7 @@ class Session:
         self._warn_of_sparse = WarnOnce(logger)
         self._warn_of_changes = WarnOfChanges()
         self._stale = False
-        self._lived_in: Any = None  # the life of Horovod in which the last step ended
+        self._last_generation: Any = None  # the generation of Horovod in which the last step ended
 
     @property
     def layout(self) -> Layout | None:
@@ -162,9 +162,9 @@ class Session:
         self._pending = pending = NamedGradients(
             binding=binding,
             step=step,
-            held=due or not binding.exchange.settled,
+            held=due or not binding.exchange.is_set_up,
             roll_call=binding.roll_call(),
-            life=binding.world.life,
+            generation=binding.world.generation,
             watch=binding.watch(layout.members),
         )
         WATCH.wake()
@@ -180,7 +180,9 @@ class Session:
             )
         pending = self._pending
         if not isinstance(pending, UnnamedGradients) or pending.running is not None or pending.lost:
-            self._pending = pending = UnnamedGradients(binding=binding, life=binding.world.life)
+            self._pending = pending = UnnamedGradients(
+                binding=binding, generation=binding.world.generation
+            )
         pending.tensors.append(tensor)
         if len(pending.tensors) > 1:
             self._warn_of_names(
@@ -236,11 +238,12 @@ class Session:
 
     def _refit(self, binding: Binding, step: Step) -> None:
         """Refit the tables if this is an update step."""
-        binding.settle(step.layout, step.number, step.device, step.attempt)
+        binding.set_up(step.layout, step.number, step.device, step.attempt)
         due = self._position.update_due(binding, step.number)
-        if due or self.compressor.second_due(step.number):
+        updates = self.compressor.updates
+        if due or updates.second_due(step.number):
             sync = binding.sync(step.number, step.attempt)
-            self.compressor.update(step.number, step.samples, sync, step.parts, step.is_finite())
+            updates.run(step.number, step.samples, sync, step.parts, step.is_finite())
 
     def wants_watch(self) -> bool:
         """See helper.Helped."""
@@ -249,7 +252,7 @@ class Session:
             return False
         if pending.lost or pending.helped or pending.running is not None:
             return False
-        if pending.life is not pending.binding.world.life:
+        if pending.generation is not pending.binding.world.generation:
             return False
         now = time.monotonic()
         if pending.ready is None and pending.roll_call.are_back():
@@ -293,7 +296,7 @@ class Session:
             except Abandoned as left:
                 if left.handle is not None:
                     sent = Sent(left.name, left.operation, left.handle)
-                    binding.given_up.leave(sent, pending.life)
+                    binding.given_up.leave(sent, pending.generation)
             except Exception as error:
                 pending.failure = error
 
@@ -324,7 +327,10 @@ class Session:
         """Return whether ranks have the same state now; see newcomers.py."""
         binding, compressor = pending.binding, self.compressor
         name, attempt = binding.name or binding.unnamed, binding.given_up.attempt
-        survives = self._lived_in is not None and self._lived_in is not binding.world.life
+        survives = (
+            self._last_generation is not None
+            and self._last_generation is not binding.world.generation
+        )
         if not take_first_state(binding.world, compressor, name, attempt, survives):
             return False
         self._position.forget_due()
@@ -353,7 +359,7 @@ class Session:
             self._position.forget_due()
             pending, self._pending = self._pending, None
             if pending is not None and (step := pending.latest_step) is not None:
-                pending.binding.given_up.take(step, pending.life)
+                pending.binding.given_up.take(step, pending.generation)
                 self.compressor.meter.restart()
 
     def rebind(self) -> None:
@@ -370,7 +376,7 @@ class Session:
                 "gradients as they are on each rank; make the optimizer before layers are frozen",
                 ", ".join(unfrozen),
             )
-        self._lived_in = binding.world.life
+        self._last_generation = binding.world.generation
         if step.counts:
             self.compressor.step = step.number + 1
         self.compressor.meter.finish()

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from hvd_adaptive.device import HOST
-from hvd_adaptive.errors import Verdict
+from hvd_adaptive.errors import BodyCheck
 from hvd_adaptive.kernels import random
 from hvd_adaptive.kernels.constants import NORM_LANES, SMALLEST_NORM
 from hvd_adaptive.kernels.numba.encoder import bucket_key
@@ -44,7 +44,7 @@ def encode_body(
 
 def add_bodies(
     bodies: Sequence[torch.Tensor], bucket_size: int, k: int, out: torch.Tensor
-) -> Verdict | None:
+) -> BodyCheck | None:
     """See reference.sparse.add_bodies."""
     for body in bodies:
         if not add(sections_of(body, out.numel(), bucket_size), bucket_size, k, out):

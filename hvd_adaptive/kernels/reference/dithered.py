@@ -10,8 +10,8 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from hvd_adaptive.device import Later
-from hvd_adaptive.errors import Verdict
+from hvd_adaptive.device import HostCopy
+from hvd_adaptive.errors import BodyCheck
 from hvd_adaptive.kernels.constants import LAST_END
 from hvd_adaptive.kernels.dithered import (
     CODED,
@@ -37,9 +37,9 @@ def encode_body(
     width: int,
     body: torch.Tensor,
     segment: int = SEGMENT,
-) -> int | Later:
+) -> int | HostCopy:
     """Quantise ``flat`` (float32, (n,)) into ``body`` (uint8, most_bytes); return how many bytes
-    are used, on a GPU as a ``Later``.
+    are used, on a GPU as a ``HostCopy``.
 
     bucket_size: at most n. width: the bytes of an integer; every integer fits into them. segment:
     in coordinates.
@@ -67,7 +67,7 @@ def add_bodies(
     width: int,
     out: torch.Tensor,
     segment: int = SEGMENT,
-) -> Verdict | None:
+) -> BodyCheck | None:
     """Add the values of ``bodies`` to ``out`` (float32, (n,)) in order.
 
     Raise PayloadError if a body is not valid; ``out`` is then of no use. The error is raised at

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 
 import torch
 
-from hvd_adaptive.device import Later
-from hvd_adaptive.errors import PayloadError, Verdict
+from hvd_adaptive.device import HostCopy
+from hvd_adaptive.errors import BodyCheck, PayloadError
 from hvd_adaptive.kernels.dithered import SEGMENT, Code, check_lengths, corrupt_segment
 from hvd_adaptive.kernels.triton import dithered_decode, dithered_encode
 from hvd_adaptive.kernels.triton.prefix_streams import SEGMENT_FLAG
@@ -24,7 +24,7 @@ def encode_body(
     width: int,
     body: torch.Tensor,
     segment: int = SEGMENT,
-) -> int | Later:
+) -> int | HostCopy:
     """See reference.dithered.encode_body."""
     if not flat.numel():
         body.zero_()
@@ -40,7 +40,7 @@ def add_bodies(
     width: int,
     out: torch.Tensor,
     segment: int = SEGMENT,
-) -> Verdict | None:
+) -> BodyCheck | None:
     """See reference.dithered.add_bodies."""
     check_lengths(bodies, bucket_size, out)
     if not out.numel():

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 import triton.language as tl
 
-from hvd_adaptive.device import Later
+from hvd_adaptive.device import HostCopy
 from hvd_adaptive.kernels.triton import prefix_streams
 from hvd_adaptive.kernels.triton.dithered_runs import (
     IMPOSSIBLE_STEPS,
@@ -49,8 +49,8 @@ def add(
     width: int,
     out: torch.Tensor,
     segment: int,
-) -> Later:
-    """Add the bodies' values to ``out`` in order; return flags as a ``Later``.
+) -> HostCopy:
+    """Add the bodies' values to ``out`` in order; return flags as a ``HostCopy``.
 
     The flags are int32, one for each body: 0, one of REASONS, or SEGMENT_FLAG plus the number of a
     corrupt segment.
@@ -67,7 +67,7 @@ def add(
     for first in range(0, len(bodies), batch):
         of_batch = slice(first, first + batch)
         _add(words[of_batch], keys[of_batch], code.most, width, out, shape, books, flags[of_batch])
-    return Later(flags)
+    return HostCopy(flags)
 
 
 def _add(

@@ -16,7 +16,7 @@ import torch
 import triton
 import triton.language as tl
 
-from hvd_adaptive.device import Later
+from hvd_adaptive.device import HostCopy
 from hvd_adaptive.kernels.constants import LAST_END
 from hvd_adaptive.kernels.triton import ecdq, prefix_streams
 from hvd_adaptive.kernels.triton.dithered_runs import (
@@ -40,7 +40,7 @@ def encode(
     width: int,
     body: torch.Tensor,
     segment: int,
-) -> Later:
+) -> HostCopy:
     """Run reference.dithered.encode_body on the device, for at least one coordinate.
 
     segment: whole tiles or less than a tile.
@@ -70,7 +70,7 @@ def encode(
     )
     if filled is not body:
         body.copy_(filled[: body.numel()])
-    return Later(used + 4 * shape.words)
+    return HostCopy(used + 4 * shape.words)
 
 
 def _put_segments(

@@ -18,8 +18,8 @@ import torch
 import triton
 import triton.language as tl
 
-from hvd_adaptive.device import Later
-from hvd_adaptive.errors import Verdict
+from hvd_adaptive.device import HostCopy
+from hvd_adaptive.errors import BodyCheck
 from hvd_adaptive.kernels.constants import SMALLEST_NORM
 from hvd_adaptive.kernels.sparse import unreadable
 from hvd_adaptive.kernels.tables import UNIFORM_SCALE
@@ -37,7 +37,7 @@ _PLUS, _MINUS, _EXACT = tl.constexpr(1), tl.constexpr(2), tl.constexpr(3)
 
 def encode_body(
     flat: torch.Tensor, bucket_size: int, density: float, k: int, key: int, body: torch.Tensor
-) -> int | Later:
+) -> int | HostCopy:
     """See reference.sparse.encode_body."""
     if not flat.numel():
         body.zero_()
@@ -84,12 +84,12 @@ def encode_body(
     )
     if filled is not body:
         body.copy_(filled[: body.numel()])
-    return Later(4 * (head + exact_to[-1:] + (bits_to[-1:] + 31) // 32))
+    return HostCopy(4 * (head + exact_to[-1:] + (bits_to[-1:] + 31) // 32))
 
 
 def add_bodies(
     bodies: Sequence[torch.Tensor], bucket_size: int, k: int, out: torch.Tensor
-) -> Verdict | None:
+) -> BodyCheck | None:
     """See reference.sparse.add_bodies."""
     if not out.numel():
         return None
@@ -102,12 +102,14 @@ def add_bodies(
     return judge
 
 
-def flags_of(bodies: Sequence[torch.Tensor], bucket_size: int, k: int, out: torch.Tensor) -> Later:
+def flags_of(
+    bodies: Sequence[torch.Tensor], bucket_size: int, k: int, out: torch.Tensor
+) -> HostCopy:
     """Add the values of ``bodies``; return int32 flags, 0 for each body that could be read."""
     flags = torch.zeros(len(bodies), dtype=torch.int32, device=out.device)
     for body, flag in zip(bodies, flags.split(1), strict=True):
         _add(whole_words(body, True).view(torch.int32), bucket_size, k, out, flag)
-    return Later(flags)
+    return HostCopy(flags)
 
 
 def _add(

@@ -86,7 +86,7 @@ def cases(options: Options) -> dict[str, Any]:
             made[written(name, own)] = getattr(hvd_adaptive, name)(**own, **shared)
     if options.device != "cpu":
         device = torch.device(options.device)
-        return {k: v for k, v in made.items() if not v.is_on_host(device)}
+        return {k: v for k, v in made.items() if not v.codec.is_on_host(device)}
     again = _coded(made, options.codings)
     return made | again if "fixed" in options.codings else again
 
@@ -96,11 +96,11 @@ def _coded(made: dict[str, Any], codings: Sequence[str]) -> dict[str, Any]:
     again = {}
     for coding in [coding for coding in codings if coding != "fixed"]:
         for label, scheme in made.items():
-            if coding not in scheme.codings:
+            if coding not in scheme.codec.codings:
                 continue
             (method,) = read(label)
             own = {**method.keywords, "coding": coding}
-            keywords = scheme._keywords | {"coding": coding}
+            keywords = scheme.constructor_keywords() | {"coding": coding}
             with contextlib.suppress(ValueError):  # tables that this coder does not code
                 again[written(method.name, own)] = type(scheme)(**keywords)
     return again
@@ -112,13 +112,13 @@ def run(options: Options) -> Iterator[tuple[str, dict[str, float]]]:
     torch.set_num_threads(options.threads)
     try:
         for label, scheme in cases(options).items():
-            yield label, measure(scheme, label, options)
+            yield label, measure(scheme.codec, label, options)
     finally:
         torch.set_num_threads(before)
 
 
-def measure(scheme: Any, label: str, options: Options) -> dict[str, float]:
-    """Medians over the rounds for one scheme, in seconds, and bits per coordinate.
+def measure(codec: Any, label: str, options: Options) -> dict[str, float]:
+    """Medians over the rounds for one codec, in seconds, and bits per coordinate.
 
     encode, decode: of a body.  sealed, bare: whole payloads made, with a checksum and without.
     checksum: what the former took longer, in the same round; medians of the rounds that began with
@@ -128,20 +128,20 @@ def measure(scheme: Any, label: str, options: Options) -> dict[str, float]:
     flat = torch.empty(options.coordinates, device=device)
     target, total = torch.empty_like(flat), torch.zeros_like(flat)
     flat.normal_()
-    if hasattr(scheme, "fit"):
-        scheme.fit(flat[: 100 * options.bucket_size])
-    body = flat.new_empty(scheme.body_bytes(options.coordinates), dtype=torch.uint8)
-    first = _encoded(scheme, flat, body)
-    used, is_coded = first.numel(), scheme.coder is not None and first.numel() < body.numel()
+    if hasattr(codec, "fit"):
+        codec.fit(flat[: 100 * options.bucket_size])
+    body = flat.new_empty(codec.body_bytes(options.coordinates), dtype=torch.uint8)
+    first = _encoded(codec, flat, body)
+    used, is_coded = first.numel(), codec.coder is not None and first.numel() < body.numel()
     # A first sample's body is decoded in every round: a later one's length may differ.
     received = body.new_zeros(-(-used // 8) * 8)
     received[:used] = first
-    bare = without_checksum(scheme)
+    bare = without_checksum(codec)
     actions: dict[str, Callable[[], object]] = {
         "memcpy": lambda: target.copy_(flat),
         "encode": lambda: _encoded(bare, flat, body),
-        "decode": lambda: _decoded(scheme, received, is_coded, total),
-        "sealed": lambda: scheme.encode_flat(flat, flat.numel(), 1),
+        "decode": lambda: _decoded(codec, received, is_coded, total),
+        "sealed": lambda: codec.encode_flat(flat, flat.numel(), 1),
         "bare": lambda: bare.encode_flat(flat, flat.numel(), 1),
     }
     for action in actions.values():
@@ -164,25 +164,25 @@ def measure(scheme: Any, label: str, options: Options) -> dict[str, float]:
     return medians | {"bits": 8 * used / options.coordinates}
 
 
-def without_checksum(scheme: Any) -> Any:
-    """Return the same scheme, tables included, whose payloads carry no checksum."""
-    bare = copy.copy(scheme)
-    bare.settings = replace(scheme.settings, checksum=False)
+def without_checksum(codec: Any) -> Any:
+    """Return the same codec, tables included, whose payloads carry no checksum."""
+    bare = copy.copy(codec)
+    bare.settings = replace(codec.settings, checksum=False)
     return bare
 
 
-def _encoded(scheme: Any, flat: torch.Tensor, body: torch.Tensor) -> torch.Tensor:
+def _encoded(codec: Any, flat: torch.Tensor, body: torch.Tensor) -> torch.Tensor:
     """Return a body as it travels. ``body`` is memory for a body of fixed length."""
-    body = body[: scheme.encode_body(flat, body, 1)]
-    shorter = scheme.coded_body(body, flat.numel())
+    body = body[: codec.encode_body(flat, body, 1)]
+    shorter = codec.coded_body(body, flat.numel())
     return body if shorter is None else shorter
 
 
-def _decoded(scheme: Any, body: torch.Tensor, is_coded: bool, total: torch.Tensor) -> None:
+def _decoded(codec: Any, body: torch.Tensor, is_coded: bool, total: torch.Tensor) -> None:
     """Add what a body holds to ``total``."""
     if is_coded:
-        body = scheme.fixed_body(body, total.numel())
-    scheme.decode_bodies([body], [1], 1.0, total)
+        body = codec.fixed_body(body, total.numel())
+    codec.decode_bodies([body], [1], 1.0, total)
 
 
 def _seconds(function: Callable[[], object]) -> float:

@@ -132,29 +132,29 @@ def codec(method: str, ranks: int, hosts: int) -> Codec:
     """Measure a scheme, and its second stage over so many ranks and over so many hosts."""
     (read,) = parse([method])
     scheme = read.scheme()
-    flat = gradient(COORDINATES)
-    _fit(scheme, flat)
+    flat, first = gradient(COORDINATES), scheme.codec
+    _fit(first, flat)
     with _one_thread():
-        bits, encode_s, decode_s, error = _timed(scheme, flat)
-        second = _averages(scheme, ranks, flat)
-        between = second if hosts == ranks else _averages(scheme, hosts, flat)
+        bits, encode_s, decode_s, error = _timed(first, flat)
+        second = _averages(first, ranks, flat)
+        between = second if hosts == ranks else _averages(first, hosts, flat)
     return Codec(read.label, bits, encode_s, decode_s, error, second, between, is_unbiased(scheme))
 
 
-def _averages(scheme: Any, ranks: int, flat: torch.Tensor) -> Averages:
+def _averages(first: Any, ranks: int, flat: torch.Tensor) -> Averages:
     """Measure the second stage of so many ranks."""
     # A training would be warned of what is measured here.
     with _quiet():
-        second = scheme.second_stage(max(2, ranks))
+        second = first.second_stage(max(2, ranks))
     if second.bits == 32:
         return Averages(32.0, 0.0, 0.0)
     _fit(second.codec, flat)
     return Averages(*_timed(second.codec, flat)[:3], second.bits)
 
 
-def _fit(scheme: Any, flat: torch.Tensor) -> None:
-    if hasattr(scheme, "fit"):
-        scheme.fit(flat[: 20 * scheme.settings.bucket_size])
+def _fit(codec: Any, flat: torch.Tensor) -> None:
+    if hasattr(codec, "fit"):
+        codec.fit(flat[: 20 * codec.settings.bucket_size])
 
 
 @contextlib.contextmanager
@@ -182,20 +182,20 @@ def gradient(coordinates: int) -> torch.Tensor:
     return heavy_tailed((coordinates,), torch.Generator().manual_seed(0))
 
 
-def _timed(scheme: Any, flat: torch.Tensor) -> tuple[float, float, float, float]:
+def _timed(codec: Any, flat: torch.Tensor) -> tuple[float, float, float, float]:
     """Return bits per coordinate, seconds of encoding and of decoding a coordinate, and the
     relative squared error."""
     size = flat.numel()
-    payload = scheme.encode_flat(flat, size, 1)
+    payload = codec.encode_flat(flat, size, 1)
     expected, out = read_header(payload), torch.zeros_like(flat)
     received = [payload] * PAYLOADS
 
     def decode(payloads: list[torch.Tensor]) -> None:
-        scheme.decode_into(payloads, expected, 1.0 / len(payloads), out, out[:0])
+        codec.decode_into(payloads, expected, 1.0 / len(payloads), out, out[:0])
 
     decode(received)
     error = float((out - flat).square().sum() / flat.square().sum())
-    encode_s = _median(lambda: scheme.encode_flat(flat, size, 1))
+    encode_s = _median(lambda: codec.encode_flat(flat, size, 1))
     decode_s = _median(lambda: decode(received)) / PAYLOADS
     return 8 * payload.numel() / size, encode_s / size, decode_s / size, error
 

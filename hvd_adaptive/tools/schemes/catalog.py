@@ -15,7 +15,7 @@ import hvd_adaptive
 from hvd_adaptive import theory
 from hvd_adaptive.compressor import GradientCompressor
 from hvd_adaptive.device import HOST
-from hvd_adaptive.schemes.table_scheme import TableScheme
+from hvd_adaptive.schemes.level_scheme import LevelScheme
 
 # Required keywords of schemes.
 REQUIRED: dict[str, dict[str, Any]] = {"ECDQ": {"bits": 2}, "SparseSGD": {"density": 0.01}}
@@ -100,11 +100,11 @@ def bound(scheme: GradientCompressor) -> float | None:
     if isinstance(scheme, hvd_adaptive.NaturalCompression):
         return 1 / 8
     for name in ("gamma", "relative_variance"):  # QCS, ECDQ
-        if hasattr(scheme, name):
-            return float(getattr(scheme, name))
-    if isinstance(scheme, TableScheme) and scheme.settings.clip is None:
-        table, size = scheme.table, scheme.settings.bucket_size
-        order = {"l2": 2.0, "linf": math.inf}[scheme.norm]
+        if hasattr(scheme.codec, name):
+            return float(getattr(scheme.codec, name))
+    if isinstance(scheme, LevelScheme) and scheme.settings.clip is None:
+        table, size = scheme.codec.table, scheme.settings.bucket_size
+        order = {"l2": 2.0, "linf": math.inf}[scheme.codec.norm]
         return float(theory.variance_bound(table.magnitudes, size, order, table.symmetric))
     return None
 
@@ -117,7 +117,7 @@ def is_unbiased(scheme: GradientCompressor) -> bool:
     v = torch.from_numpy(np.random.Generator(np.random.Philox(key=1)).gamma(0.7, size=64))
     v = v.to(torch.float32).repeat(256) - 0.5
     settings = {"bucket_size": 64, "seed": 1, "min_numel": 0}
-    small = type(scheme)(**scheme._keywords | settings)
+    small = type(scheme)(**scheme.constructor_keywords() | settings).codec
     draws = torch.cat([small.roundtrip(v, key).view(256, 64) for key in range(1, 17)]).double()
     exact = v[:64].double()
     weights = torch.stack([exact, exact.sign(), exact.abs() - exact.abs().mean(), exact**3], dim=1)

@@ -58,7 +58,7 @@ def check_training_with_updates():
         losses.append(backward(model, step % 2))
         optimizer.step()
     assert sum(losses[-4:]) < 0.7 * sum(losses[:4])
-    assert state.compressor.table_version == 3
+    assert state.compressor.codec.table_version == 3
     assert_same_everywhere([*net.parameters(), state.compressor.levels])
     report = state.compressor.report()
     coordinates = sum(p.numel() for p in net.parameters())

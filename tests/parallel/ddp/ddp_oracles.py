@@ -87,30 +87,30 @@ def assert_same_everywhere(tensors: Sequence[torch.Tensor]) -> None:
 
 
 def codec_average(
-    codec,
+    scheme,
     buckets: Sequence[Sequence[str]],
     own: dict[str, torch.Tensor],
     step: int,
 ) -> dict[str, torch.Tensor]:
     """What an allgather of one payload for each bucket gives: every rank's payload encoded here,
-    by ``codec``, and decoded and added in rank order.
+    by ``scheme``, and decoded and added in rank order.
 
     buckets: names, in DDP's order. Each bucket must make one group; the first one's number is the
     highest.
     """
     ranks, results = dist.get_world_size(), {}
     for place, names in enumerate(buckets):
-        large = [n for n in names if own[n].numel() >= codec.settings.min_numel]
+        large = [n for n in names if own[n].numel() >= scheme.settings.min_numel]
         order = large + [n for n in names if n not in large]
         flat = torch.cat([own[name].reshape(-1) for name in order])
         quantized = sum(own[name].numel() for name in large)
         payloads = []
         for rank, of_rank in enumerate(gathered(flat)):
-            key = stream_key(codec.settings.seed, rank, step, len(buckets) - 1 - place)
-            payloads.append(codec.encode_flat(of_rank, quantized, key))
+            key = stream_key(scheme.settings.seed, rank, step, len(buckets) - 1 - place)
+            payloads.append(scheme.codec.encode_flat(of_rank, quantized, key))
         total = torch.zeros_like(flat)
         for payload in payloads:
-            total += codec.decode(payload)
+            total += scheme.decode(payload)
         average = total * (1 / ranks)
         for name, part in zip(order, average.split([own[n].numel() for n in order]), strict=True):
             results[name] = part.view(own[name].shape)

@@ -124,7 +124,7 @@ def test_a_change_between_backward_and_step_holds_for_the_next_one():
         torch.nn.functional.cross_entropy(model(x), y).backward()
         if step == 1:
             compressor.set(bits=6)
-            assert compressor.table.bits == 3
+            assert compressor.codec.table.bits == 3
         optimizer.step()
         bits.append(compressor.report()["bits_per_coordinate"])
     assert [more - bits[0] for more in bits] == pytest.approx([0, 0, 3], rel=0.05)

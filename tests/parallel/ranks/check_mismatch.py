@@ -164,7 +164,7 @@ def test_ranks_that_differ_later():
     session = optimizer._compression.connection
     if hvd.rank() == 1:
         optimizer._compression.settings.__dict__["min_numel"] = 7
-        del optimizer._compression.fingerprint
+        del optimizer._compression.codec.settings_fingerprint
     with pytest.raises(RankMismatchError, match=f"min_numel is 1024 on {others()}, 7 on rank 1"):
         train(model, optimizer, 1)
     assert session is optimizer._compression.connection

@@ -31,7 +31,7 @@ def veteran(scheme: str, steps: int = 3, **keywords):
     """The state of a compressor that all ranks have trained with."""
     model, compressor = make_model(), SCHEMES[scheme](seed=next(SEEDS), **keywords)
     train(model, distributed(model, compressor), steps)
-    return compressor.state_dict(), compressor.table_version
+    return compressor.state_dict(), compressor.codec.table_version
 
 
 @pytest.mark.parametrize("feedback", [None, 0.5], ids=["plain", "feedback"])
@@ -61,7 +61,7 @@ def test_newcomers_take_the_first_ranks_state(scheme, feedback, caplog):
                 with optimizer.skip_synchronize():
                     optimizer.step()
         assert compressor.step == steps + 2
-        assert compressor.table_version >= version
+        assert compressor.codec.table_version >= version
         told = [r for r in caplog.records if "go on from the first rank's step" in r.message]
         assert len(told) == 1
         assert (told[0].levelno == logging.WARNING) is (hvd.rank() != 0)

@@ -95,9 +95,9 @@ def main(folder: Path) -> None:
             "rank": hvd.rank(),
             "size": hvd.size(),
             "steps": [compressor.step for compressor in compressors],
-            "versions": [compressor.table_version for compressor in compressors],
-            "tables": [compressor.table_fingerprint for compressor in compressors],
-            "bits": compressors[0].table.bits,
+            "versions": [compressor.codec.table_version for compressor in compressors],
+            "tables": [compressor.codec.table_fingerprint for compressor in compressors],
+            "bits": compressors[0].codec.table.bits,
             "hash": hashlib.sha256(flat.numpy().tobytes()).hexdigest(),
         }
         with (folder / f"{host}.log").open("a") as log:

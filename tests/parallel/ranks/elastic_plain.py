@@ -96,8 +96,8 @@ def main(folder: Path, ending: str) -> None:
             "rank": hvd.rank(),
             "error": error,
             "step": compressor.step,
-            "version": compressor.table_version,
-            "table": compressor.table_fingerprint,
+            "version": compressor.codec.table_version,
+            "table": compressor.codec.table_fingerprint,
             "hash": digest,
         }
         with (folder / f"{host}.log").open("a") as log:

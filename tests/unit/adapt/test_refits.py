@@ -42,9 +42,9 @@ class Run:
         compressor, step = self.rank.compressor, self.rank.begin()
         for slot, gradient in enumerate(own):
             step.arrive(slot, gradient)
-        if compressor.update_due(step.number):
+        if compressor.updates.due(step.number):
             self.due.append(step.number)
-            compressor.update(
+            compressor.updates.run(
                 step.number,
                 step.samples,
                 lambda vector, fit: fit([vector]),
@@ -52,7 +52,7 @@ class Run:
                 step.is_finite(),
             )
         compressor.step += 1
-        return compressor.table_version
+        return compressor.codec.table_version
 
 
 def flat(own: list[torch.Tensor]) -> np.ndarray:
@@ -151,16 +151,16 @@ def test_rank_one_follows_from_the_broadcast_alone():
 
     for step in range(40):
         own, elsewhere = gradients(step, A if step < 5 else ()), gradients(step)
-        due = [run.rank.compressor.update_due(step) for run in (first, other)]
+        due = [run.rank.compressor.updates.due(step) for run in (first, other)]
         assert due[0] == due[1]
         if due[0]:
             for run, seen, meet in ((first, own, fits), (other, elsewhere, takes)):
                 now = run.rank.begin()
                 for slot, gradient in enumerate(seen):
                     now.arrive(slot, gradient)
-                run.rank.compressor.update(step, now.samples, meet, now.parts)
+                run.rank.compressor.updates.run(step, now.samples, meet, now.parts)
         states = [run.rank.compressor.state_dict() for run in (first, other)]
         assert states[0]["schedule"] == states[1]["schedule"]
         assert states[0].get("share") == states[1].get("share")
         assert torch.equal(states[0]["table"]["magnitudes"], states[1]["table"]["magnitudes"])
-    assert first.rank.compressor.table_version == 2
+    assert first.rank.compressor.codec.table_version == 2

@@ -87,23 +87,28 @@ class TestPayloads:
         coder.fit(flat)
         payload = coder.encode(flat, seed=0)
         stream = payload.numel() - 96 - 4 * -(-count // bucket)
-        assert 8 * stream / count <= 1.03 * entropy_bits(coder.table.probabilities)
+        assert 8 * stream / count <= 1.03 * entropy_bits(coder.codec.table.probabilities)
 
     def test_ternary_at_far_less_than_a_bit(self):
         flat = sample("sparse", 200_000)
         scheme = TernGrad(clip=None, coding="huffman", bucket_size=8192)
         scheme.fit(flat)
         bits = 8 * scheme.encode(flat, seed=0).numel() / 200_000
-        assert bits < 0.15 and entropy_bits(scheme.table.probabilities) > bits / 1.1
+        assert bits < 0.15 and entropy_bits(scheme.codec.table.probabilities) > bits / 1.1
 
     @pytest.mark.parametrize("scheme", ("alq-3", "qsgd-3", "terngrad"))
     def test_a_book_of_other_data_falls_back_to_fixed(self, scheme):
         """Never longer, whatever was fitted: here a book that makes the frequent codes longest."""
         coded, fixed = pair(scheme, "normal", bucket_size=100)
         flat = torch.tensor([1.0, -1.0] * 2500)
-        far = np.abs(np.arange(coded.alphabet) - (coded.alphabet - 1) / 2) > 0.3 * coded.alphabet
+        far = (
+            np.abs(np.arange(coded.codec.alphabet) - (coded.codec.alphabet - 1) / 2)
+            > 0.3 * coded.codec.alphabet
+        )
         for each in (coded, fixed):  # TernGrad sends no zeros here, the others many
-            each.install(each.table.magnitudes, 2, 1e-9 + (far != (scheme == "terngrad")))
+            each.codec.install(
+                each.codec.table.magnitudes, 2, 1e-9 + (far != (scheme == "terngrad"))
+            )
         ours, theirs = coded.encode(flat, seed=1), fixed.encode(flat, seed=1)
         assert coding_of(ours) == 0 and ours.numel() == theirs.numel()
         assert torch.equal(coded.decode(ours), fixed.decode(theirs))
@@ -113,7 +118,7 @@ class TestPayloads:
         coded, fixed = SCHEMES[scheme](coding="huffman"), SCHEMES[scheme]()
         flat = sample("normal", 5000)
         ours = coded.encode(flat, seed=1)
-        assert coded.coder is None and torch.equal(ours, fixed.encode(flat, seed=1))
+        assert coded.codec.coder is None and torch.equal(ours, fixed.encode(flat, seed=1))
         assert torch.equal(coded.decode(ours), fixed.decode(ours))
 
     @pytest.mark.parametrize("dtype", (torch.float16, torch.bfloat16, torch.float64))
@@ -139,15 +144,15 @@ class TestPayloads:
         coded, fixed = pair("qsgd-3", bucket_size=100)
         flats = [sample("normal", 3000, seed) for seed in range(3)] + [torch.ones(3000)]
         sums, expanded = [], []
-        original = coded.decode_bodies
+        original = coded.codec.decode_bodies
         coded.decode_bodies = lambda bodies, *rest: (
             expanded.append(len(bodies)),
             original(bodies, *rest),
         )
         for scheme in (coded, fixed):
-            payloads = [scheme.encode_flat(f, 3000, key) for key, f in enumerate(flats)]
+            payloads = [scheme.codec.encode_flat(f, 3000, key) for key, f in enumerate(flats)]
             header = hvd_adaptive.codec.payloads.read_header(payloads[0])
-            sums.append(scheme.decode_sum(payloads, header, 1 / 3))
+            sums.append(scheme.codec.decode_sum(payloads, header, 1 / 3))
         assert torch.equal(*sums) and expanded == [1] * 4
 
     @pytest.mark.parametrize("feedback", (0.5, 1.0))
@@ -170,7 +175,7 @@ class TestPayloads:
 class TestUpdates:
     def update(self, scheme, gradients: list[torch.Tensor]) -> np.ndarray:
         size = scheme.settings.bucket_size
-        return scheme.refit([scheme.collect(list(g.split(size))) for g in gradients])
+        return scheme.codec.refit([scheme.codec.collect(list(g.split(size))) for g in gradients])
 
     @pytest.mark.parametrize("scheme", SCHEMES)
     @pytest.mark.parametrize("statistics", ("histogram", "normal"))
@@ -181,10 +186,10 @@ class TestUpdates:
         ]
         gradients = [sample("normal", 10_000, seed) for seed in (0, 1)]
         update = self.update(ranks[0], gradients)
-        assert all(rank.apply_update(update, 0) for rank in ranks)
+        assert all(rank.codec.apply_update(update, 0) for rank in ranks)
         a, b = ranks
-        assert a.table_version == b.table_version == 1
-        assert a.table_fingerprint == b.table_fingerprint != a.table.fingerprint
+        assert a.codec.table_version == b.codec.table_version == 1
+        assert a.codec.table_fingerprint == b.codec.table_fingerprint != a.codec.table.fingerprint
         payload = a.encode(gradients[0], seed=3)
         assert coding_of(payload) == 1
         assert torch.equal(b.decode(payload), a.decode(payload))
@@ -194,13 +199,13 @@ class TestUpdates:
         of another law are half of the coordinates."""
         large, small = 1e6 * sample("sparse", 50_000), sample("normal", 50_000)
         scheme = QSGD(bits=3, coding="huffman", bucket_size=500)
-        scheme.apply_update(self.update(scheme, [large, small]), 0)
+        scheme.codec.apply_update(self.update(scheme, [large, small]), 0)
         book = [QSGD(bits=3, coding="huffman", bucket_size=500) for _ in range(2)]
         for each, flat in zip(book, (large, small), strict=True):
-            each.apply_update(self.update(each, [flat]), 0)
-        mean = (book[0].table.probabilities + book[1].table.probabilities) / 2
-        assert np.allclose(scheme.table.probabilities, mean, atol=1e-3)
-        assert not np.allclose(book[0].table.probabilities, mean, atol=1e-2)
+            each.codec.apply_update(self.update(each, [flat]), 0)
+        mean = (book[0].codec.table.probabilities + book[1].codec.table.probabilities) / 2
+        assert np.allclose(scheme.codec.table.probabilities, mean, atol=1e-3)
+        assert not np.allclose(book[0].codec.table.probabilities, mean, atol=1e-2)
 
     @pytest.mark.parametrize("scheme", ("qsgd-3", "terngrad", "alq-3"))
     def test_clipping_is_seen(self, scheme):
@@ -211,8 +216,8 @@ class TestUpdates:
             made = {"qsgd-3": QSGD, "terngrad": TernGrad, "alq-3": ALQ}[scheme]
             fitted = made(coding="huffman", clip=clip, bucket_size=1000)
             fitted.fit(flat)
-            payload, p = fitted.encode(flat, seed=1), fitted.table.probabilities
-            words = fitted.fixed_body(payload[96:], 50_000)[200:].view(torch.int32)
+            payload, p = fitted.encode(flat, seed=1), fitted.codec.table.probabilities
+            words = fitted.codec.fixed_body(payload[96:], 50_000)[200:].view(torch.int32)
             codes = torch.empty(50_000, dtype=torch.uint8)
             unpack(words, packing_of(p.size), codes)
             counts[clip] = np.bincount(codes.numpy(), minlength=p.size) / 50_000
@@ -224,26 +229,26 @@ class TestUpdates:
     @pytest.mark.parametrize("scheme", (QSGD, NUQSGD, TernGrad))
     def test_fixed_levels_are_updated_for_a_book_alone(self, scheme):
         plain, coded = scheme(update_steps=[3]), scheme(update_steps=[3], coding="huffman")
-        assert [s for s in range(9) if plain.update_due(s)] == []
-        assert [s for s in range(9) if coded.update_due(s)] == [3]
+        assert [s for s in range(9) if plain.updates.due(s)] == []
+        assert [s for s in range(9) if coded.updates.due(s)] == [3]
         for each in (plain, coded):
             levels = each.levels
             each.fit(sample("normal", 20_000))
             assert torch.equal(each.levels, levels)
-        assert (plain.table_version, coded.table_version) == (0, 1)
-        assert plain.coder is None and coded.coder is not None
+        assert (plain.codec.table_version, coded.codec.table_version) == (0, 1)
+        assert plain.codec.coder is None and coded.codec.coder is not None
 
     def test_hostile_statistics_keep_the_book(self):
         scheme = QSGD(coding="huffman", bucket_size=100)
         scheme.fit(sample("normal", 1000))
-        before = scheme.table_fingerprint
+        before = scheme.codec.table_fingerprint
         for vector in ([np.inf], [np.nan], [-1.0]):
-            collected = scheme.collect([sample("normal", 100)])
+            collected = scheme.codec.collect([sample("normal", 100)])
             collected[2:] = vector[0]
-            update = scheme.refit([collected])
+            update = scheme.codec.refit([collected])
             assert update[1] == 0.0
-            scheme.apply_update(update, 1)
-        assert scheme.table_fingerprint == before
+            scheme.codec.apply_update(update, 1)
+        assert scheme.codec.table_fingerprint == before
 
     def test_state_through_a_file(self):
         for name in SCHEMES:
@@ -256,7 +261,7 @@ class TestUpdates:
             payload = old.encode(sample("normal", 5000))
             assert coding_of(payload) == 1
             assert torch.equal(new.decode(payload), old.decode(payload))
-            assert new.table_fingerprint == old.table_fingerprint
+            assert new.codec.table_fingerprint == old.codec.table_fingerprint
 
     def test_states_of_other_levels_or_bad_books_are_refused(self):
         scheme, _ = pair("qsgd-3")
@@ -280,22 +285,25 @@ class TestReceivers:
         other = ALQ(bits=3, coding="huffman")
         with pytest.raises(PayloadError, match="coding 'huffman'"):
             other.decode(payload)
-        other.install(coded.table.magnitudes, 1, np.full(8, 1 / 8))
+        other.codec.install(coded.codec.table.magnitudes, 1, np.full(8, 1 / 8))
         with pytest.raises(PayloadError, match="fingerprint"):
             other.decode(payload)
-        other.install(coded.table.magnitudes, 1, coded.table.probabilities)
+        other.codec.install(coded.codec.table.magnitudes, 1, coded.codec.table.probabilities)
         assert torch.equal(other.decode(payload), coded.decode(payload))
 
     def test_fingerprints_of_ranks_differ(self):
-        assert ALQ(coding="huffman").fingerprint != ALQ().fingerprint
-        assert QSGD(coding="huffman", samples=7).fingerprint != QSGD(coding="huffman").fingerprint
+        assert ALQ(coding="huffman").codec.settings_fingerprint != ALQ().codec.settings_fingerprint
+        assert (
+            QSGD(coding="huffman", samples=7).codec.settings_fingerprint
+            != QSGD(coding="huffman").codec.settings_fingerprint
+        )
 
     def test_repr_makes_an_equal_one(self):
         for name in ("QSGD(bits=4, coding='huffman', samples=7)", "TernGrad(coding='huffman')"):
             made = eval(name, vars(hvd_adaptive))
             keywords = repr(made).replace("norm='linf', bits=2, symmetric=False, ", "")
             again = eval(keywords if "TernGrad" in name else repr(made), vars(hvd_adaptive))
-            assert again.fingerprint == made.fingerprint
+            assert again.codec.settings_fingerprint == made.codec.settings_fingerprint
 
 
 @pytest.mark.parametrize(

@@ -120,4 +120,4 @@ def test_the_keyword_is_checked(value):
 def test_averages_carry_a_checksum_where_payloads_do(label):
     for checksum in (True, False):
         compressor, _ = SCHEMES[checksum][label]
-        assert compressor.second_codec(4).settings.checksum is checksum
+        assert compressor.codec.second_codec(4).settings.checksum is checksum

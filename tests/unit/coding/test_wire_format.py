@@ -37,16 +37,17 @@ def gradient(count: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> t
 
 def known_to(scheme) -> wire.Known:
     """What a receiver knows without the payload."""
-    found = {"level_dtype": getattr(scheme, "level_dtype", "float32")}
+    codec = scheme.codec
+    found = {"level_dtype": getattr(codec, "level_dtype", "float32")}
     for name in ("measurements", "quantizer_range", "estimator", "density"):
-        if hasattr(scheme, name):
-            found[name] = getattr(scheme, name)
-    if hasattr(scheme, "levels"):
-        found |= {"levels": scheme.levels.numpy(), "probabilities": scheme.table.probabilities}
+        if hasattr(codec, name):
+            found[name] = getattr(codec, name)
+    if hasattr(codec, "levels"):
+        found |= {"levels": codec.levels.numpy(), "probabilities": codec.table.probabilities}
     if isinstance(scheme, BinGrad):
-        found["numbers"] = {"biased": 2, "partially_biased": 1}[scheme.variant]
+        found["numbers"] = {"biased": 2, "partially_biased": 1}[codec.variant]
     if isinstance(scheme, ECDQ):
-        found["probabilities"] = scheme.code.probabilities
+        found["probabilities"] = codec.code.probabilities
     return wire.Known(**found)
 
 
@@ -137,14 +138,14 @@ def test_segments():
 @pytest.mark.parametrize("name", ["huffman-2", "huffman-8", "huffman-ternary", "alq-3", "terngrad"])
 def test_fingerprints_of_tables(name):
     scheme = SCHEMES[name]()
-    table = scheme.table
+    table = scheme.codec.table
     own = wire.zlib.crc32(table.magnitudes.astype("<f8").tobytes(), int(table.symmetric))
     if scheme.settings.coding == "huffman":
         book = wire.book_of(table.probabilities)
         own = wire.zlib.crc32(book.fingerprint.to_bytes(4, "little"), own)
     head, _ = read(scheme.encode(gradient(600), seed=0), scheme)
     assert head["table_fingerprint"] == own
-    assert head["table_version"] == scheme.table_version
+    assert head["table_version"] == scheme.codec.table_version
 
 
 def test_every_scheme_is_on_the_page_and_read():

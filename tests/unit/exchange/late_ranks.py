@@ -96,7 +96,7 @@ class LateBinding(Groups):
     def __init__(self, compressor, world, shapes, dtype):
         super().__init__(compressor, world, "late")
         members = [
-            Member(f"w{i}", shape, dtype, compressor.part_of(f"w{i}"))
+            Member(f"w{i}", shape, dtype, compressor.parts.label_of(f"w{i}"))
             for i, shape in enumerate(shapes)
         ]
         self.layout = self.build_layout(members)

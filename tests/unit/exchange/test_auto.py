@@ -71,7 +71,7 @@ def test_the_fastest_for_each_size_and_the_most_exact_of_equals():
         "scatter_reduce": (0.003, 0.0290),
     }
     auto = chosen(Place(4, 0), seconds)
-    assert auto.settled
+    assert auto.is_set_up
     assert auto.choice(SIZES[0]) == "float32", "as fast as bfloat16, and exact"
     assert auto.choice(SIZES[1]) == "allgather", "within 5 %, and quantised once"
     assert (
@@ -94,9 +94,9 @@ def test_all_ranks_choose_alike_and_plain_groups_quantise_nothing(caplog):
         for rank in range(3):
             auto = chosen(Place(3, rank), seconds)
             groups = [Group(torch.float32, 1 << 20, 7), Group(torch.float32, 900, 100)]
-            auto.arrange(groups)
-            arranged.append([(g.quantized, g.full) for g in groups])
-    assert arranged == [[(1 << 20, 7), (0, 1000)]] * 3
+            auto.log_choices(groups)
+            arranged.append([auto.quantized(group) for group in groups])
+    assert arranged == [[1 << 20, 0]] * 3
     assert "1 groups by scatter_reduce" in caplog.text and "1 groups by float32" in caplog.text
     assert "scatter_reduce 2.00 and 100.00" in caplog.text
 
@@ -134,15 +134,15 @@ def test_cannot_be_simulated():
 def test_measuring_leaves_the_second_stage_alone(monkeypatch):
     """Candidates want such of other bits; a table that was loaded is not to be fitted once more."""
     compressor = ALQ(exchange="auto")
-    stage, more = compressor.second_stage(2), []
+    stage, more = compressor.codec.second_stage(2), []
 
     def measure(exchange, world, codec, size, name, device):
-        more.append(codec.second_stage(64).bits)
+        more.append(codec.codec.second_stage(64).bits)
         return 1.0
 
     monkeypatch.setattr(module, "measure", measure)
     world = SimpleNamespace(
         gather_equal=lambda own, name: own[None], broadcast=lambda values, name: values
     )
-    Auto(Place(2, 0, (0, 1))).settle(world, compressor, "test", torch.device("cpu"))
-    assert set(more) != {stage.bits} and compressor.second_stage(2) is stage
+    Auto(Place(2, 0, (0, 1))).set_up(world, compressor, "test", torch.device("cpu"))
+    assert set(more) != {stage.bits} and compressor.codec.second_stage(2) is stage

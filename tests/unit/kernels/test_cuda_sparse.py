@@ -26,21 +26,21 @@ KEY = (1 << 63) + 5
 
 def body_of(scheme: SparseSGD, flat: torch.Tensor) -> torch.Tensor:
     """By the CPU."""
-    body = torch.empty(scheme.body_bytes(flat.numel()), dtype=torch.uint8)
-    return body[: scheme.encode_body(flat, body, KEY)]
+    body = torch.empty(scheme.codec.body_bytes(flat.numel()), dtype=torch.uint8)
+    return body[: scheme.codec.encode_body(flat, body, KEY)]
 
 
 def check(flat: torch.Tensor, bucket: int, density: float) -> None:
     scheme, n = SparseSGD(density=density, bucket_size=bucket), flat.numel()
-    wanted, k = body_of(scheme, flat), scheme._rice
-    room = torch.full((scheme.body_bytes(n),), 7, dtype=torch.uint8, device=DEVICE)
+    wanted, k = body_of(scheme, flat), scheme.codec._rice
+    room = torch.full((scheme.codec.body_bytes(n),), 7, dtype=torch.uint8, device=DEVICE)
     bucket = min(bucket, n)
     with np.errstate(all="ignore"):
         used = cuda_sparse_bodies.encode_body(*moved(flat), bucket, density, k, KEY, room)
     assert torch.equal(room[:used].cpu(), wanted)
     padded = torch.cat([wanted, wanted.new_zeros(-wanted.numel() % 8)])
     sums = torch.linspace(-1, 1, n), torch.linspace(-1, 1, n).to(DEVICE)
-    scheme.add_bodies([padded, padded], [KEY, KEY], 1.0, sums[0])
+    scheme.codec.add_bodies([padded, padded], [KEY, KEY], 1.0, sums[0])
     told = cuda_sparse_bodies.flags_of(moved(padded, padded), bucket, k, sums[1])
     assert told.get().tolist() == [0, 0]
     assert torch.equal(sums[0].isnan(), sums[1].cpu().isnan())
@@ -93,22 +93,28 @@ def test_what_the_cpu_refuses_is_refused():
     """And what it reads is read alike."""
     n, bucket = 150, 32
     scheme = SparseSGD(density=0.2, bucket_size=bucket)
-    body, head = body_of(scheme, vector(heavy, n)), scheme.least_body_bytes(n)
+    body, head = body_of(scheme, vector(heavy, n)), scheme.codec.least_body_bytes(n)
     bodies = [spoiled(body, head, seed) for seed in range(20)]
     good, total = [], torch.zeros(n)
     for place, bad in enumerate(bodies):
         out = torch.zeros(n)
         try:
-            scheme.add_bodies([bad], [KEY], 1.0, out)
+            scheme.codec.add_bodies([bad], [KEY], 1.0, out)
         except PayloadError:
             continue
         good.append(place)
         total += out
     there = torch.zeros(n, device=DEVICE)
-    flags = cuda_sparse_bodies.flags_of(moved(*bodies), bucket, scheme._rice, there).get().tolist()
+    flags = (
+        cuda_sparse_bodies.flags_of(moved(*bodies), bucket, scheme.codec._rice, there)
+        .get()
+        .tolist()
+    )
     assert [place for place, flag in enumerate(flags) if flag == 0] == good
     assert 0 < len(good) < len(bodies)
     there.zero_()
-    cuda_sparse_bodies.flags_of(moved(*[bodies[k] for k in good]), bucket, scheme._rice, there)
+    cuda_sparse_bodies.flags_of(
+        moved(*[bodies[k] for k in good]), bucket, scheme.codec._rice, there
+    )
     assert torch.equal(there.cpu().isnan(), total.isnan())
     assert torch.equal(there.cpu().nan_to_num(), total.nan_to_num())

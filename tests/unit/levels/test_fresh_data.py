@@ -54,7 +54,9 @@ def errors(fresh: Fresh, schemes: dict, flat: torch.Tensor, symmetric: bool) -> 
     for name, scheme in schemes.items():
         if isinstance(scheme, ALQ | AMQ):
             scheme.fit(flat)
-        found[name] = fresh.errors(scheme.table.magnitudes, symmetric).sum() / fresh.totals.sum()
+        found[name] = (
+            fresh.errors(scheme.codec.table.magnitudes, symmetric).sum() / fresh.totals.sum()
+        )
     return found
 
 

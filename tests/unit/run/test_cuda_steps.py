@@ -13,7 +13,7 @@ from fake_gpu import OnGPU, Stream, Waited, off_gpu, on_gpu, pretended, quick  #
 from feedback_steps import OneRank, gradients
 
 from hvd_adaptive import ECDQ, QSGD, NaturalCompression, SparseSGD
-from hvd_adaptive.device import Later, taken_over
+from hvd_adaptive.device import HostCopy, taken_over
 from hvd_adaptive.errors import PayloadError
 from hvd_adaptive.exchange.allgather import Allgather
 from hvd_adaptive.exchange.exchange import Place, Shipment
@@ -217,4 +217,4 @@ def test_the_pretended_gpu_notices(gpu):
             wait()
     with pytest.raises(AssertionError, match="on the GPU and on the CPU"):
         tensor + host
-    assert torch.equal(Later(tensor).get(), torch.ones(3)) and len(gpu.waits) == 1
+    assert torch.equal(HostCopy(tensor).get(), torch.ones(3)) and len(gpu.waits) == 1

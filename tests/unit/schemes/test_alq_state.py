@@ -54,10 +54,10 @@ def test_roundtrip_through_a_file(symmetric):
 
 def test_state_holds_the_retry_in_progress():
     old, new = ALQ(update_steps=[10]), ALQ(update_steps=[10])
-    old.schedule.done(10, complete=False)
-    old.schedule.done(11, complete=False)
+    old.updates.schedule.done(10, complete=False)
+    old.updates.schedule.done(11, complete=False)
     new.load_state_dict(through_disk(old.state_dict()))
-    assert [s for s in range(11, 20) if new.schedule.is_due(s)] == [13]
+    assert [s for s in range(11, 20) if new.updates.schedule.is_due(s)] == [13]
 
 
 def test_state_is_a_snapshot():
@@ -161,6 +161,8 @@ def test_repr_names_what_was_chosen():
     again = eval(text, {"ALQ": ALQ})
     assert (
         repr(again) == text
-        and again.fingerprint
-        == ALQ(bits=5, norm="linf", bucket_size=77, normalized=True, tail="full").fingerprint
+        and again.codec.settings_fingerprint
+        == ALQ(
+            bits=5, norm="linf", bucket_size=77, normalized=True, tail="full"
+        ).codec.settings_fingerprint
     )

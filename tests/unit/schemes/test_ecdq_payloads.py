@@ -31,9 +31,9 @@ def test_bodies_are_as_told(variance, n):
     flat = vector(heavy, n)
     flat[700:1300] = 0
     scheme = ECDQ(relative_variance=variance, bucket_size=BUCKET)
-    code, bucket = scheme.code, min(BUCKET, n)
+    code, bucket = scheme.codec.code, min(BUCKET, n)
     payload = scheme.encode(flat, seed=5)
-    assert payload.numel() <= scheme.payload_bytes(n, 0, torch.float32)
+    assert payload.numel() <= scheme.codec.payload_bytes(n, 0, torch.float32)
     body, key = payload[96:].numpy().tobytes(), oracle.read_field(payload.numpy().tobytes(), "key")
     steps = reference_ecdq.bucket_steps(flat, bucket, code.delta)
     q = reference_ecdq.quantize(flat, steps, bucket, key)
@@ -71,7 +71,7 @@ def test_lengths_and_zeros(n, tail):
     shortest = min(8 * -(-quantized // 65536), 2 * quantized)
     least = 96 + -(-(4 + 4 * -(-quantized // BUCKET) + shortest) // 8) * 8 + -(-full // 2) * 8
     assert payload.numel() % 8 == 0 and payload.numel() >= least
-    assert payload.numel() <= scheme.payload_bytes(quantized, full, torch.float32)
+    assert payload.numel() <= scheme.codec.payload_bytes(quantized, full, torch.float32)
     decoded = scheme.decode(payload)
     assert decoded.numel() == n and torch.equal(decoded[quantized:], flat[quantized:])
     zeros = scheme.encode(torch.zeros(n))
@@ -84,7 +84,10 @@ def test_integers_that_the_books_do_not_expect_travel_as_they_are():
         scheme = ECDQ(relative_variance=2e-6, bucket_size=size)
         scheme.fit(torch.cat([torch.ones(1), torch.zeros(size - 1)]))
         flat = vector(ordinary, size)
-        payload, most = scheme.encode(flat, seed=1), scheme.payload_bytes(size, 0, torch.float32)
+        payload, most = (
+            scheme.encode(flat, seed=1),
+            scheme.codec.payload_bytes(size, 0, torch.float32),
+        )
         assert payload.numel() <= most == -(-(96 + 8 + width * size) // 8) * 8
         assert payload.numel() == most or width == 4
         error = (scheme.decode(payload) - flat).square().sum() / flat.square().sum()
@@ -113,7 +116,7 @@ def test_sums_are_added_in_order():
     from hvd_adaptive.coding.payload import read_header
 
     payloads = [scheme.encode(flat, seed=s) for s, flat in enumerate(flats)]
-    total = scheme.decode_sum(payloads, read_header(payloads[0]), 0.25)
+    total = scheme.codec.decode_sum(payloads, read_header(payloads[0]), 0.25)
     a, b, c = map(scheme.decode, payloads)
     assert torch.equal(total, ((a + b) + c) * 0.25)
 
@@ -266,30 +269,30 @@ def test_ranks_agree_after_an_update():
     ranks = [ECDQ(bits=1.5, bucket_size=BUCKET) for _ in range(2)]
     flats = [vector(heavy, 20 * BUCKET, seed) for seed in range(2)]
     for round_ in range(2):
-        own = [c.collect(f.split(BUCKET)) for c, f in zip(ranks, flats, strict=True)]
-        update = ranks[0].refit(own)
-        assert all(c.apply_update(update, round_) for c in ranks)
-        payload = ranks[0].encode_payload(flats[0], flats[0].numel(), 3, layout=1).bytes
+        own = [c.codec.collect(f.split(BUCKET)) for c, f in zip(ranks, flats, strict=True)]
+        update = ranks[0].codec.refit(own)
+        assert all(c.codec.apply_update(update, round_) for c in ranks)
+        payload = ranks[0].codec.encode_payload(flats[0], flats[0].numel(), 3, layout=1).bytes
         assert torch.equal(ranks[1].decode(payload), ranks[0].decode(payload))
-        assert ranks[0].table_version == ranks[1].table_version == round_ + 1
+        assert ranks[0].codec.table_version == ranks[1].codec.table_version == round_ + 1
         if round_ == 0:  # nothing has been sent: it is the fit of all buckets
             alone = ECDQ(bits=1.5, bucket_size=BUCKET)
             alone.fit(flats)
-            assert alone.code.fingerprint == ranks[1].code.fingerprint
-        ranks[1].encode_payload(flats[1], flats[1].numel(), 4, layout=1)
+            assert alone.codec.code.fingerprint == ranks[1].codec.code.fingerprint
+        ranks[1].codec.encode_payload(flats[1], flats[1].numel(), 4, layout=1)
     with pytest.raises(PayloadError, match="table"):
         alone.decode(payload)
 
 
 def test_an_update_without_samples_keeps_the_code_and_is_tried_again():
     scheme = ECDQ(bits=2.0, bucket_size=BUCKET)
-    delta = scheme.delta
+    delta = scheme.codec.delta
     zeros = [torch.zeros(BUCKET), torch.full((BUCKET,), torch.nan)]
-    assert not scheme.apply_update(scheme.refit([scheme.collect(zeros)]), 0)
-    assert scheme.delta == delta and scheme.table_version == 0
+    assert not scheme.codec.apply_update(scheme.codec.refit([scheme.codec.collect(zeros)]), 0)
+    assert scheme.codec.delta == delta and scheme.codec.table_version == 0
     some = [*zeros, vector(ordinary, BUCKET)]
-    assert not scheme.apply_update(scheme.refit([scheme.collect(some)]), 0)
-    assert scheme.table_version == 1
+    assert not scheme.codec.apply_update(scheme.codec.refit([scheme.codec.collect(some)]), 0)
+    assert scheme.codec.table_version == 1
     with pytest.raises(ValueError, match="no bucket"):
         scheme.fit(zeros)
     with pytest.raises(ValueError, match="gradients"):
@@ -299,18 +302,18 @@ def test_an_update_without_samples_keeps_the_code_and_is_tried_again():
 def test_hostile_statistics_keep_the_code():
     scheme = ECDQ(bits=2.0, bucket_size=BUCKET)
     for poison in (np.nan, np.inf, -1e9):
-        own = scheme.collect([vector(ordinary, BUCKET)])
+        own = scheme.codec.collect([vector(ordinary, BUCKET)])
         own[10] = poison
-        assert scheme.apply_update(scheme.refit([own]), 0)
-        assert scheme.table_version == 0
+        assert scheme.codec.apply_update(scheme.codec.refit([own]), 0)
+        assert scheme.codec.table_version == 0
 
 
 def test_a_fixed_variance_stays():
     scheme = ECDQ(relative_variance=0.1, bucket_size=BUCKET)
-    before, flat = scheme.alphabet, vector(heavy, 40 * BUCKET)
+    before, flat = scheme.codec.alphabet, vector(heavy, 40 * BUCKET)
     first = scheme.encode(flat).numel()
     scheme.fit(flat)
-    assert scheme.relative_variance == pytest.approx(0.1) and scheme.alphabet != before
+    assert scheme.codec.relative_variance == pytest.approx(0.1) and scheme.codec.alphabet != before
     assert scheme.encode(flat).numel() < first
 
 
@@ -319,10 +322,10 @@ def test_averages_have_a_step_of_their_own(bits):
     """The second stage adds at most a quarter of the variance of an average over four ranks, also
     where gradients are heavy-tailed and the same on all ranks, the worst case."""
     scheme, flat = ECDQ(bits=bits), vector(heavy, 8192)
-    second = scheme.second_stage(4).codec
+    second = scheme.codec.second_stage(4).codec
     decoded = [scheme.decode(scheme.encode(flat, seed=s)) for s in range(4)]
     average = torch.stack(decoded).mean(dim=0)
-    first = scheme.relative_variance * float(flat.double().square().sum()) / 4
+    first = scheme.codec.relative_variance * float(flat.double().square().sum()) / 4
     error = second.decode(second.encode(average, seed=9)).double() - average
     assert float(error.square().sum()) < 0.25 * first * 1.05
     assert scheme.second_stage(4).bits <= bits + 3
@@ -377,7 +380,7 @@ def test_state_of_others_is_refused():
     for sent in ([torch.inf, 1], [1.0], [1, -1]):
         with pytest.raises(ValueError, match="sent"):
             scheme.load_state_dict(state | {"sent": torch.tensor(sent)})
-    assert scheme.code.fingerprint == DitheredCode.from_numbers(code.numpy()).fingerprint
+    assert scheme.codec.code.fingerprint == DitheredCode.from_numbers(code.numpy()).fingerprint
     with pytest.raises(ValueError, match="relative_variance"):
         ECDQ(relative_variance=0.1).load_state_dict(state)
 
@@ -385,5 +388,5 @@ def test_state_of_others_is_refused():
 def test_buffers_of_other_lengths_are_refused():
     with pytest.raises(PayloadError, match="too short"):
         dithered.add_bodies(
-            [torch.zeros(7, dtype=torch.uint8)], 10, SCHEME.code, [0], 2, torch.zeros(100)
+            [torch.zeros(7, dtype=torch.uint8)], 10, SCHEME.codec.code, [0], 2, torch.zeros(100)
         )

@@ -67,7 +67,7 @@ def buckets_by_hand(flat: torch.Tensor, quantized: int, compressor, rank: int, s
     whole, rest = divmod(quantized, size)
     key = stream_key(compressor.settings.seed, rank, step, Use.SAMPLE)
     draw = np.random.Generator(np.random.Philox(key=key))
-    count = compressor.adaptation.samples - bool(rest)
+    count = compressor.codec.adaptation.samples - bool(rest)
     chosen = np.sort(draw.choice(whole, count, replace=False))
     buckets = [flat[i * size : (i + 1) * size] for i in chosen]
     if not rest:
@@ -84,8 +84,8 @@ def fit_by_hand(compressor, flats, quantized, step) -> None:
     for rank, flat in enumerate(flats):
         buckets, weights = buckets_by_hand(flat, quantized, compressor, rank, step)
         pooled.append(statistic.collect(buckets, [norm_of(b) for b in buckets], weights))
-    law = statistic.pool(pooled, compressor.adaptation.normalized)
-    compressor.install(compressor.fit_magnitudes(law), compressor.table_version + 1)
+    law = statistic.pool(pooled, compressor.codec.adaptation.normalized)
+    compressor.codec.install(compressor.fit_magnitudes(law), compressor.table_version + 1)
 
 
 def norm_of(bucket: torch.Tensor) -> float:
@@ -120,17 +120,17 @@ def test_training_equals_a_loop_written_by_hand(name):
             nn.functional.cross_entropy(other(x), y).backward()
             flat, quantized, ordered = laid_out(other, own.settings)
             flats.append(flat)
-        if own.update_due(step):
+        if own.updates.due(step):
             fit_by_hand(own, flats, quantized, step)
         if step < own.settings.warmup_steps:
             quantized = 0
         payloads = [
-            own.encode_payload(
+            own.codec.encode_payload(
                 f, quantized, stream_key(own.settings.seed, rank, step, 0), layout
             ).bytes
             for rank, f in enumerate(flats)
         ]
-        average = own.decode_sum(payloads, read_header(payloads[0]), 1 / WORKERS)
+        average = own.codec.decode_sum(payloads, read_header(payloads[0]), 1 / WORKERS)
         parts = average.split([p.numel() for p in ordered])
         for parameter, part in zip(ordered, parts, strict=True):
             parameter.grad = part.view(parameter.shape)
@@ -138,7 +138,7 @@ def test_training_equals_a_loop_written_by_hand(name):
         assert result.rows[step]["bits_per_coordinate"] == 8 * len(payloads[0]) / len(average)
     assert torch.equal(parameters_of(model), parameters_of(other))
     assert torch.equal(compressor.levels, own.levels)
-    assert compressor.table_version == own.table_version
+    assert compressor.codec.table_version == own.codec.table_version
     assert compressor.step == steps
 
 

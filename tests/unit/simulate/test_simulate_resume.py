@@ -99,7 +99,7 @@ def test_a_loaded_second_stage_waits_for_its_retry(case):
     train(model, old, HALF)
     new = ALQ(update_steps=[0], **REDUCE)
     new.load_state_dict(through_disk(old.state_dict()))
-    new.prepare_second_stages(3, [""], HALF)
-    due = [s for s in range(HALF, 40) if new.second_due(s)]
-    assert due == [s for s in range(HALF, 40) if old.second_due(s)]
+    new.updates.prepare_second_stages(3, [""], HALF)
+    due = [s for s in range(HALF, 40) if new.updates.second_due(s)]
+    assert due == [s for s in range(HALF, 40) if old.updates.second_due(s)]
     assert due == ([7] if case else []), "after steps 0, 1 and 3"

@@ -193,7 +193,7 @@ def test_variance_on_the_trajectory_of_sgd():
     assert [(row["step"], row["method"]) for row in records.rows] == [
         (step, method) for step in (1, 5) for method in ("SGD", "SuperSGD", *schemes)
     ]
-    assert schemes["ALQ"].table_version == 2 and schemes["QSGDinf"].table_version == 0
+    assert schemes["ALQ"].codec.table_version == 2 and schemes["QSGDinf"].codec.table_version == 0
 
     plain, gradients = make_model(), {}
     stepper = sgd(plain.parameters())

@@ -96,5 +96,5 @@ def test_settings_that_changed_are_pickled():
     state = CompressionState(QSGD(bits=3))
     state.compressor.set(bits=6)
     loaded = pickle.loads(pickle.dumps(state))
-    assert loaded.compressor.codec_settings()["bits"] == 6
+    assert loaded.compressor.codec.codec_settings()["bits"] == 6
     assert loaded.process_group is None

@@ -54,7 +54,7 @@ def test_restore_goes_back_to_what_was_saved(caplog):
     rank.step(gradients(SIZES, 2))
     rank.compressor.begin_step()
     rank.compressor.fit(gradients(SIZES, 10))
-    assert rank.compressor.table.bits == 4
+    assert rank.compressor.codec.table.bits == 4
     handler.restore()
     assert rank.compressor.step == 2 and torch.equal(rank.compressor.levels, levels)
     handler.save()

@@ -45,12 +45,12 @@ def _text(told) -> bytes:
     return json.dumps(told).encode()
 
 
-def world_of(hvd, life):
+def world_of(hvd, generation):
     length = len(_text(hvd.others))
     return SimpleNamespace(
         hvd=hvd,
         size=2,
-        life=life,
+        generation=generation,
         process_set=None,
         sends_directly=False,
         allgather=hvd.submit,
@@ -71,12 +71,12 @@ def test_what_others_have_in_flight_is_filled():
         done=["of a"],
     )
     hvd.known.add("of b")
-    given_up, life = GivenUp(), {}
-    given_up.take(step_of(Sent("a", "payloads", "of a"), Sent("b", "parts", "of b")), life)
+    given_up, generation = GivenUp(), {}
+    given_up.take(step_of(Sent("a", "payloads", "of a"), Sent("b", "parts", "of b")), generation)
     assert given_up.attempt == 1
-    given_up.drain(world_of(hvd, life), "here", CPU)
+    given_up.drain(world_of(hvd, generation), "here", CPU)
     assert hvd.told == [["b", "parts"]] and hvd.sent == ["c"]
-    given_up.end(world_of(hvd, life))
+    given_up.end(world_of(hvd, generation))
     assert given_up.attempt == 0 and not hvd.known  # all of it was waited for
 
 
@@ -94,8 +94,8 @@ def test_what_takes_a_collectives_place_is_the_same_operation():
         return submit
 
     hvd.allgather_async, hvd.broadcast_async = submitted("allgather"), submitted("broadcast")
-    given_up, life = GivenUp(), {}
-    world = world_of(hvd, life)
+    given_up, generation = GivenUp(), {}
+    world = world_of(hvd, generation)
     world.allgather, world.alltoall = submitted("allgather"), submitted("alltoall")
     world.sends_directly, world.rank, world.root = True, 0, 0
     given_up.drain(world, "here", CPU)
@@ -107,9 +107,9 @@ def test_what_takes_a_collectives_place_is_the_same_operation():
 
 def test_nothing_is_in_flight_of_a_life_that_is_over():
     """Horovod numbers handles anew after its shutdown: those of before are somebody else's."""
-    hvd, given_up, life, next_life = Hvd([]), GivenUp(), {}, {}
-    given_up.take(step_of(Sent("a", "payloads", 0)), life)
-    given_up.drain(world_of(hvd, next_life), "here", CPU)
+    hvd, given_up, generation, next_generation = Hvd([]), GivenUp(), {}, {}
+    given_up.take(step_of(Sent("a", "payloads", 0)), generation)
+    given_up.drain(world_of(hvd, next_generation), "here", CPU)
     assert hvd.told == [] and hvd.sent == []
-    given_up.end(world_of(hvd, next_life))
+    given_up.end(world_of(hvd, next_generation))
     assert given_up.attempt == 0

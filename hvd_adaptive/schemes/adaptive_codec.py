@@ -1,22 +1,19 @@
-"""Define table schemes whose levels or code book are fitted to the gradients."""
+"""Define table codecs whose levels or code book are fitted to the gradients."""
 
 from __future__ import annotations
 
 import dataclasses
 import logging
-from abc import abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 
 from hvd_adaptive import states
+from hvd_adaptive.adapt.adaptation import Adaptation
 from hvd_adaptive.adapt.coverage import HEAD, Coverage, Usable, share_in
-from hvd_adaptive.adapt.joint_update import JointUpdate
-from hvd_adaptive.adapt.schedule import UpdateSchedule
 from hvd_adaptive.adapt.statistics import STATISTICS, weights_of
-from hvd_adaptive.checks import check_choice, check_flag, check_integer
 from hvd_adaptive.coding.coders import CODERS
 from hvd_adaptive.exchange.staged_codec import StagedCodec
 from hvd_adaptive.levels import (
@@ -26,11 +23,10 @@ from hvd_adaptive.levels import (
     expected_variance,
     symbol_probabilities,
 )
-from hvd_adaptive.once import WarnOnce
 from hvd_adaptive.schemes.buckets import buckets_of
 from hvd_adaptive.schemes.level_table import LevelTable
-from hvd_adaptive.schemes.table_scheme import TableScheme
-from hvd_adaptive.settings import Settings, keyword_of
+from hvd_adaptive.schemes.table_codec import TableCodec
+from hvd_adaptive.settings import Settings
 
 logger = logging.getLogger("hvd_adaptive")
 
@@ -38,51 +34,45 @@ logger = logging.getLogger("hvd_adaptive")
 OUTCOME = 5
 
 
-@dataclasses.dataclass(frozen=True)
-class Adaptation:
-    """Parameters of a scheme's statistics and refits.
-
-    Attributes:
-        normalized: Weigh all buckets equally instead of by their squared norms.
-        update_steps: See ``adapt.schedule.UpdateSchedule``.
-        samples: Number of buckets to sample.
-        statistics: Kind of statistics, a key of ``adapt.statistics.STATISTICS``.
-    """
-
-    normalized: bool = False
-    update_steps: Iterable[int] | Callable[[int], bool] | None = None
-    samples: int = 20
-    statistics: str = "histogram"
-
-    def __post_init__(self) -> None:
-        check_flag("normalized", self.normalized)
-        object.__setattr__(self, "samples", check_integer("samples", self.samples, 1))
-        check_choice("statistics", self.statistics, STATISTICS)
-
-
-class AdaptiveScheme(TableScheme):
-    """A table scheme with ``fit`` and updates during training (ALQ paper, Algorithm 1).
+class AdaptiveCodec(TableCodec):
+    """A table codec that is fitted to gradients (ALQ paper, Algorithm 1).
 
     If ``coding`` needs a code book, the symbols' probabilities (Props 6, 8) are fitted with the
     levels, from the same statistics, and are part of the table.
+
+    Args:
+        name: Name of the scheme, in payloads and states.
+        settings: Shared settings.
+        norm: "l2" or "linf".
+        table: First table.
+        adaptation: Statistics and schedule.
+        fit_magnitudes: Function (law of r = abs(v)/norm, current table) that returns fitted
+            magnitudes, float64, ascending to 1.
+        own_settings: The scheme's other settings, which must be equal on all ranks.
+        again: Function (*dropped, **changes) that returns a new codec with the same keywords,
+            except for these (GradientCompressor._again).
     """
 
-    def __init__(
-        self, settings: Settings, norm: str, table: LevelTable, adaptation: Adaptation
-    ) -> None:
-        super().__init__(settings, norm, table)
-        self.adaptation = adaptation
-        self.schedule = UpdateSchedule(adaptation.update_steps)
-        self._statistic = STATISTICS[adaptation.statistics](adaptation.samples)
-        # New second stages are fitted regardless of the schedule.
-        self._second_schedule = UpdateSchedule(())
-        self._warn_kept = WarnOnce(logger)
-        self._requested = False  # whether the first fit of this second stage was requested
-        self._share = 0.0  # Coverage.share of the last fit; 0 if it failed
+    adaptation: Adaptation
 
-    @abstractmethod
-    def fit_magnitudes(self, distribution: Distribution) -> np.ndarray:
-        """Return magnitudes (float64, ascending to 1) that fit the law of r = abs(v)/norm."""
+    def __init__(
+        self,
+        name: str,
+        settings: Settings,
+        norm: str,
+        table: LevelTable,
+        adaptation: Adaptation,
+        fit_magnitudes: Callable[[Distribution, LevelTable], np.ndarray],
+        own_settings: Mapping[str, Any],
+        again: Any,
+    ) -> None:
+        super().__init__(name, settings, norm, table)
+        self.adaptation = adaptation
+        self.fit_requested = False  # whether the first fit of this second stage was requested
+        self.fit_magnitudes, self._own_settings = fit_magnitudes, own_settings
+        self._again = again
+        self._statistic = STATISTICS[adaptation.statistics](adaptation.samples)
+        self._share = 0.0  # Coverage.share of the last fit; 0 if it failed
 
     @property
     def has_book(self) -> bool:
@@ -95,23 +85,20 @@ class AdaptiveScheme(TableScheme):
         """Return whether a fit changes anything."""
         return True
 
+    @property
+    def fitted_second(self) -> AdaptiveCodec | None:
+        second = None if self.second is None else self.second.codec
+        if second is self or not isinstance(second, AdaptiveCodec) or not second.is_fitted:
+            return None
+        return second
+
     def scheme_settings(self) -> dict[str, Any]:
-        own = ("normalized", "samples", "statistics")
-        return super().scheme_settings() | {name: getattr(self.adaptation, name) for name in own}
+        names = ("normalized", "samples", "statistics")
+        adaptation = {name: getattr(self.adaptation, name) for name in names}
+        return super().scheme_settings() | adaptation | dict(self._own_settings)
 
     def fit(self, gradients: torch.Tensor | Sequence[torch.Tensor]) -> None:
-        """Refit table and code book from gradients, in this process alone.
-
-        If there are other parts, this refits the default part's; ``part(label).fit`` refits theirs.
-
-        Args:
-            gradients: A tensor or a list of tensors of any shapes, concatenated as in training. All
-                buckets that would be quantised are used (schemes/buckets.py), except for non-finite
-                and zero buckets.
-
-        Raises:
-            ValueError: No bucket is finite and nonzero.
-        """
+        """See ``level_scheme.LevelScheme.fit``."""
         buckets = buckets_of(gradients, self.settings)
         statistic = STATISTICS[self.adaptation.statistics](len(buckets))
         usable = self._usable(buckets)
@@ -126,67 +113,10 @@ class AdaptiveScheme(TableScheme):
     def second_codec(self, bits: int) -> StagedCodec:
         return self._again("clip", bits=bits)
 
-    def prepare_second_stages(self, ranks: int, labels: Sequence[str], step: int) -> None:
-        super().prepare_second_stages(ranks, labels, step)
-        for second in self._seconds(labels).values():
-            if second.table_version == 0 and not second._requested:
-                second._requested = True
-                self._second_schedule.request(step)
-
-    def second_due(self, step: int) -> bool:
-        return self._second_schedule.is_due(step)
-
     def fitted_to(self, flat: torch.Tensor) -> StagedCodec:
         copy = self._again()
         copy.fit(flat)
         return copy
-
-    def _again(self, *dropped: str, **changes: Any) -> AdaptiveScheme:
-        """Return a new codec with the same keywords, except for ``dropped`` and ``changes``."""
-        kept = {
-            name: value
-            for name, value in self._keywords.items()
-            if keyword_of(name).for_averages and name not in dropped
-        }
-        return type(self)(**kept | changes)
-
-    def _seconds(self, labels: Sequence[str]) -> dict[str, AdaptiveScheme]:
-        """Return the second stages of parts, if they are fitted."""
-        firsts = {label: self.part(label) for label in labels}
-        codecs = {label: (f, f._second.codec) for label, f in firsts.items() if f._second}
-        return {
-            label: second
-            for label, (first, second) in codecs.items()
-            if second is not first and isinstance(second, AdaptiveScheme) and second.is_fitted
-        }
-
-    def update_due(self, step: int) -> bool:
-        return self._first_due(step) or self.second_due(step)
-
-    def _first_due(self, step: int) -> bool:
-        """Return whether the tables of gradients, not only those of averages, are refitted."""
-        return self.is_fitted and self.schedule.is_due(step)
-
-    def update(
-        self,
-        step: int,
-        samples: Callable[[int, str], list[torch.Tensor]],
-        sync: Callable,
-        parts: Sequence[str] = ("",),
-        finite: bool = True,
-    ) -> None:
-        firsts, seconds = {label: self.part(label) for label in parts}, self._seconds(parts)
-        seconds_alone = not self._first_due(step)
-        schedule = self._second_schedule if seconds_alone else self.schedule
-        joint = JointUpdate(
-            firsts, seconds, seconds_alone, finite, self._warn_kept, schedule.retries(step)
-        )
-        update = sync(joint.collect(samples), joint.refit)
-        complete = joint.install(update, step)
-        if seconds:
-            self._second_schedule.done(step, complete)
-        if not seconds_alone:
-            self.schedule.done(step, complete)
 
     def collect(self, buckets: Sequence[torch.Tensor]) -> np.ndarray:
         """Return statistics of sampled buckets, float64 [coverage.Usable's head, ...]."""
@@ -234,7 +164,7 @@ class AdaptiveScheme(TableScheme):
         return np.concatenate([outcome, *_numbers(table, self.has_book)])
 
     def refit_second(
-        self, collected: Sequence[np.ndarray], first: AdaptiveScheme, update: np.ndarray | None
+        self, collected: Sequence[np.ndarray], first: AdaptiveCodec, update: np.ndarray | None
     ) -> np.ndarray:
         """Return the update of a codec of averages.
 
@@ -245,8 +175,8 @@ class AdaptiveScheme(TableScheme):
         """
         size = first.table.magnitudes.size
         magnitudes = first.table.magnitudes if update is None else update[OUTCOME:][:size]
-        assert first._second is not None  # this codec belongs to it
-        symmetric, ranks = first.table.symmetric, first._second.ranks
+        assert first.second is not None  # this codec belongs to it
+        symmetric, ranks = first.table.symmetric, first.second.ranks
 
         def averaged(law: Distribution) -> Distribution:
             return averaged_law(law, magnitudes, symmetric, ranks, first.norm, self.norm)
@@ -282,11 +212,8 @@ class AdaptiveScheme(TableScheme):
 
     def _fitted(self, law: Distribution, of_coordinates: Distribution) -> LevelTable:
         """Return a table fitted to ``law``, with probabilities if there is a code book."""
-        bits, symmetric, magnitudes = (
-            self._table.bits,
-            self._table.symmetric,
-            self.fit_magnitudes(law),
-        )
+        bits, symmetric = self._table.bits, self._table.symmetric
+        magnitudes = self.fit_magnitudes(law, self._table)
         probabilities = None
         if self.has_book:
             probabilities = symbol_probabilities(magnitudes, of_coordinates, symmetric)
@@ -301,64 +228,60 @@ class AdaptiveScheme(TableScheme):
         clipped = [self._clipped(bucket) for bucket in buckets]
         return Usable.among(clipped, weights_of(buckets), self.norm)
 
-    def adopt(self, old: AdaptiveScheme, keep: bool) -> None:
-        super().adopt(old, keep)
+    def adopt_tables(self, old: AdaptiveCodec, keep: bool) -> None:
+        super().adopt_tables(old, keep)
         table = old._table if self.can_take(old._table) else self._table
         self._table = dataclasses.replace(table, version=old.table_version)
         self._share = old._share
-        self.schedule.load_state_dict(old.schedule.state_dict())
-        if keep:
-            self._second_schedule = old._second_schedule
-        elif self.is_fitted:
-            self.schedule.request(self.step)
 
     def can_take(self, table: LevelTable) -> bool:
         """Return whether a fit could return such a table."""
         own = self._table
         return (table.bits, table.symmetric) == (own.bits, own.symmetric)
 
-    def state_dict(self) -> dict[str, Any]:
-        own = {
-            "table": self._table.state_dict(),
-            "schedule": self.schedule.state_dict(),
-        }
-        if self._share:
-            own["share"] = self._share
-        if self._seconds(list(self.parts)):
-            own |= {"second_schedule": self._second_schedule.state_dict()}
-        return super().state_dict() | own
+    def tables_state(self) -> dict[str, Any]:
+        own = {"table": self._table.state_dict()}
+        share = {"share": self._share} if self._share else {}
+        return super().tables_state() | own | share
 
-    def take_state(self, state: dict[str, Any]) -> None:
-        self.check_state(state, ("table", "schedule"))
-        table = LevelTable.from_state_dict(state["table"])
-        for schedule in ("schedule", "second_schedule"):
-            if schedule in state:
-                UpdateSchedule.checked(state[schedule])
+    def check_tables(self, state: Mapping[str, Any]) -> None:
+        self._table_of(state)
+        share_in(state)
+        super().check_tables(state)
+
+    def take_tables(self, state: Mapping[str, Any]) -> None:
+        table, share = self._table_of(state), share_in(state)
+        super().take_tables(state)
+        self._table, self._share = table, share
+
+    def _table_of(self, state: Mapping[str, Any]) -> LevelTable:
+        table = LevelTable.from_state_dict(states.entry(state, "table"))
         if (table.bits, table.symmetric) != (self._table.bits, self._table.symmetric):
             raise ValueError(
                 f"state: table of bits={table.bits}, symmetric={table.symmetric} does not fit "
                 f"bits={self._table.bits}, symmetric={self._table.symmetric}"
             )
-        share = share_in(state)
-        super().take_state(state)
-        self.schedule.load_state_dict(state["schedule"])
-        self._table, self._share = table, share
-        self._second_schedule = UpdateSchedule(())
-        if "second_schedule" in state:
-            self._second_schedule.load_state_dict(state["second_schedule"])
-            for second in self._seconds(list(self.parts)).values():
-                second._requested = True
+        return table
 
 
-class FixedLevels(AdaptiveScheme):
-    """A scheme with fixed levels; only a code book is fitted, if ``coding`` has one."""
+class FixedCodec(AdaptiveCodec):
+    """A table codec with fixed levels; only a code book is fitted, if ``coding`` has one."""
+
+    def __init__(
+        self,
+        name: str,
+        settings: Settings,
+        norm: str,
+        table: LevelTable,
+        adaptation: Adaptation,
+        own_settings: Mapping[str, Any],
+    ) -> None:
+        fit = _same_magnitudes
+        super().__init__(name, settings, norm, table, adaptation, fit, own_settings, again=None)
 
     @property
     def is_fitted(self) -> bool:
         return self.has_book
-
-    def fit_magnitudes(self, distribution: Distribution) -> np.ndarray:
-        return self._table.magnitudes
 
     def second_codec(self, bits: int) -> StagedCodec:
         coding, adaptation = self.settings.coding, self.adaptation
@@ -376,22 +299,23 @@ class FixedLevels(AdaptiveScheme):
 
     def scheme_settings(self) -> dict[str, Any]:
         settings = super().scheme_settings()
-        del settings["normalized"]
-        if not self.is_fitted:
-            del settings["samples"], settings["statistics"]
-        return settings
+        unused = ("normalized",) if self.is_fitted else ("normalized", "samples", "statistics")
+        return {name: value for name, value in settings.items() if name not in unused}
 
     def can_take(self, table: LevelTable) -> bool:
         return np.array_equal(table.magnitudes, self._table.magnitudes)
 
-    def take_state(self, state: dict[str, Any]) -> None:
-        if "table" in states.mapping(state):
-            table = LevelTable.from_state_dict(state["table"])
-            if not self.can_take(table):
-                raise ValueError(
-                    f"state: levels {table.levels.tolist()} are not {self.levels.tolist()}"
-                )
-        super().take_state(state)
+    def _table_of(self, state: Mapping[str, Any]) -> LevelTable:
+        table = LevelTable.from_state_dict(states.entry(state, "table"))
+        if not self.can_take(table):
+            raise ValueError(
+                f"state: levels {table.levels.tolist()} are not {self.levels.tolist()}"
+            )
+        return super()._table_of(state)
+
+
+def _same_magnitudes(law: Distribution, table: LevelTable) -> np.ndarray:
+    return table.magnitudes
 
 
 def _numbers(table: LevelTable, has_book: bool) -> list[np.ndarray]:

@@ -1,4 +1,4 @@
-"""Provide the base of schemes whose buckets have their own levels: a body of levels and codes."""
+"""Define BucketCodec, whose buckets have their own levels: a body of levels and codes."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ import torch
 from hvd_adaptive import kernels
 from hvd_adaptive.checks import check_choice
 from hvd_adaptive.coding.bucket_levels import FORMATS
-from hvd_adaptive.compressor import GradientCompressor
+from hvd_adaptive.exchange.staged_codec import StagedCodec
 from hvd_adaptive.kernels.packing import packing_of
 from hvd_adaptive.settings import Settings
 
 
-class BucketTableScheme(GradientCompressor):
-    """Base of schemes that quantise each bucket to levels computed from its own coordinates.
+class BucketCodec(StagedCodec):
+    """Base of codecs that quantise each bucket to levels computed from its own coordinates.
 
     The body holds ``numbers`` numbers for each bucket, from which a receiver computes its
     ``alphabet`` levels (coding/bucket_levels.py), then the codes' 32-bit words
-    (kernels/packing.py). A scheme implements ``quantize_buckets`` and, if the numbers are not the
-    levels, ``values``.
+    (kernels/packing.py). A codec defines ``name`` and implements ``codec_settings``,
+    ``quantize_buckets`` and, if the numbers are not the levels, ``values``.
 
     Args:
         settings: Shared settings.
@@ -83,10 +83,10 @@ class BucketTableScheme(GradientCompressor):
         return self._format.section_bytes(self._buckets(coordinates), self._numbers)
 
 
-class RandomRounding(BucketTableScheme):
-    """Base of schemes that round at random, without bias, between neighbouring levels (ORQ, Eq. 7).
+class RandomRounding(BucketCodec):
+    """Base of codecs that round at random, without bias, between neighbouring levels (ORQ, Eq. 7).
 
-    A scheme implements ``solve``.
+    A codec implements ``solve``.
     """
 
     @abstractmethod

@@ -1,4 +1,4 @@
-"""Provide the base of schemes whose buckets share one level table: a body of scales and codes."""
+"""Define TableCodec, whose buckets share one level table: a body of scales and codes."""
 
 from __future__ import annotations
 
@@ -13,25 +13,31 @@ from hvd_adaptive.codec import squares_of
 from hvd_adaptive.coding.coder import Coder
 from hvd_adaptive.coding.coders import CODERS
 from hvd_adaptive.coding.payload import padded
-from hvd_adaptive.compressor import GradientCompressor
+from hvd_adaptive.exchange.staged_codec import StagedCodec
 from hvd_adaptive.kernels.block_sums import BlockSums
 from hvd_adaptive.schemes.level_table import LevelTable
 from hvd_adaptive.settings import Settings
 
 
-class TableScheme(GradientCompressor):
-    """Base of schemes that quantise buckets by their norm and one table of levels.
+class TableCodec(StagedCodec):
+    """Codec that quantises buckets by their norm and one table of levels.
 
     The body holds one float32 scale for each bucket, then the codes' 32-bit words
     (kernels/packing.py). If ``coding`` names a coder and its stream (coding/coder.py) is shorter,
     the stream replaces the words.
+
+    Args:
+        name: Name of the scheme, in payloads and states.
+        settings: Shared settings.
+        norm: "l2" or "linf".
+        table: First table.
     """
 
     codings = ("fixed", *CODERS)
 
-    def __init__(self, settings: Settings, norm: str, table: LevelTable) -> None:
+    def __init__(self, name: str, settings: Settings, norm: str, table: LevelTable) -> None:
         super().__init__(settings)
-        self.norm = norm
+        self.name, self.norm = name, norm
         self._table = table
         self._coder: tuple[LevelTable | None, Coder | None] = (None, None)
         if settings.coding in CODERS:

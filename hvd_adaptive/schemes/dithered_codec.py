@@ -1,30 +1,27 @@
-"""Implement the base of ECDQ: payloads of dithered integers, fits of their code, rate control."""
+"""Define DitheredCodec, ECDQ's: payloads of dithered integers, fits of their code, rate control."""
 
 from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 
 from hvd_adaptive import kernels, states
+from hvd_adaptive.adapt.adaptation import Adaptation
 from hvd_adaptive.adapt.coverage import HEAD, Coverage, Usable, share_in
-from hvd_adaptive.adapt.joint_update import JointUpdate
-from hvd_adaptive.adapt.schedule import UpdateSchedule
 from hvd_adaptive.adapt.statistics import histograms, weights_of
 from hvd_adaptive.coding import payload as payloads
 from hvd_adaptive.coding.sendable import Sendable
-from hvd_adaptive.compressor import GradientCompressor
-from hvd_adaptive.device import Later
-from hvd_adaptive.errors import Verdict
+from hvd_adaptive.device import HostCopy
+from hvd_adaptive.errors import BodyCheck
+from hvd_adaptive.exchange.staged_codec import StagedCodec
 from hvd_adaptive.kernels import dithered
 from hvd_adaptive.kernels.constants import BINS
 from hvd_adaptive.levels import Histogram
-from hvd_adaptive.once import WarnOnce
-from hvd_adaptive.schemes.adaptive import Adaptation
 from hvd_adaptive.schemes.buckets import buckets_of
 from hvd_adaptive.schemes.dithered_code import LEAST_DELTA, DitheredCode, gaussian_code
 from hvd_adaptive.schemes.rate_control import RateControl
@@ -39,14 +36,20 @@ LEAST_CODED_BITS = 0.25
 LARGEST_UNIT = 256.0
 
 
-class DitheredScheme(GradientCompressor):
+class DitheredCodec(StagedCodec):
     """Dithered quantisation with a fixed or an adapted step.
 
-    The step is ``delta`` root mean squares, or rate control adapts it so that ``bits`` per
-    coordinate are sent; one of the two is None.
+    Args:
+        settings: Shared settings.
+        bits: Bits per coordinate, for which rate control adapts the step; or None.
+        delta: The step in root mean squares; None if ``bits`` is given.
+        adaptation: Samples and schedule of the fits.
     """
 
+    name = "ecdq"
     slow_in_torch = "dithered"
+    is_fitted = True
+    adaptation: Adaptation
 
     def __init__(
         self, settings: Settings, bits: float | None, delta: float | None, adaptation: Adaptation
@@ -61,7 +64,6 @@ class DitheredScheme(GradientCompressor):
                 f"per coordinate; must be at least {LEAST_CODED_BITS} more"
             )
         self.adaptation = adaptation
-        self.schedule = UpdateSchedule(adaptation.update_steps)
         self._width = 2 if math.sqrt(size) / LEAST_DELTA < 2**15 - 8 else 4
         self._unit = min(2.0 ** math.ceil(math.log2(size) / 2), LARGEST_UNIT)
         self._fitted: DitheredCode | None = None
@@ -69,7 +71,6 @@ class DitheredScheme(GradientCompressor):
         self._modelled = 0.0  # expected bits of the current code when it was fitted
         self._control = RateControl(bits or 0.0)
         self._sent = np.zeros(2)  # bits and coordinates of this rank since the last update
-        self._warn_kept = WarnOnce(logger)
         self._share = 0.0  # Coverage.share of the last fit; 0 after none
 
     @property
@@ -116,14 +117,14 @@ class DitheredScheme(GradientCompressor):
     def least_body_bytes(self, coordinates: int) -> int:
         return dithered.least_bytes(coordinates, self._bucket(coordinates), self._width)
 
-    def encode_body(self, flat: torch.Tensor, body: torch.Tensor, key: int) -> int | Later:
+    def encode_body(self, flat: torch.Tensor, body: torch.Tensor, key: int) -> int | HostCopy:
         bucket, values = self._bucket(flat.numel()), self._clipped(flat)
         encode = kernels.for_device(flat.device, "dithered").encode_body
         return encode(values, bucket, self.code, key, self._width, body)
 
     def add_bodies(
         self, bodies: Sequence[torch.Tensor], keys: Sequence[int], factor: float, out: torch.Tensor
-    ) -> Verdict | None:
+    ) -> BodyCheck | None:
         bucket = self._bucket(out.numel())
         add = kernels.for_device(out.device, "dithered").add_bodies
         verdict = add(bodies, bucket, self.code, keys, self._width, out)
@@ -154,43 +155,34 @@ class DitheredScheme(GradientCompressor):
             self._sent += 8 * (payload.header.length - full), quantized
         return payload
 
+    def second_codec(self, bits: int) -> DitheredCodec:
+        """Return a codec for averages, with the step that takes ``bits`` for Gaussian buckets.
+
+        It needs no fit: its variance is the same for any law, and averages approach Gaussian laws
+        as ranks increase.
+        """
+        variance = gaussian_code(float(bits), None).delta ** 2 / 12
+        settings, delta = Settings(**self._for_averages()), math.sqrt(12 * variance)
+        return DitheredCodec(settings, None, delta, self.adaptation)
+
+    def fitted_to(self, flat: torch.Tensor) -> DitheredCodec:
+        if self.bits is None:  # the variance is the same for any law
+            return self
+        settings = Settings(bucket_size=self.settings.bucket_size, clip=self.settings.clip)
+        copy = DitheredCodec(settings, self.bits, None, self.adaptation)
+        copy.fit(flat)
+        return copy
+
     # Fits -----------------------------------------------------------------------------------------
 
     def fit(self, gradients: torch.Tensor | Sequence[torch.Tensor]) -> None:
-        """Refit δ and the code from gradients, in this process alone.
-
-        If there are other parts, this refits the default part's code; ``part(label).fit`` refits
-        theirs.
-
-        Args:
-            gradients: See schemes/buckets.py. Non-finite and zero buckets are ignored.
-
-        Raises:
-            ValueError: No bucket is finite and nonzero.
-        """
+        """See ``ecdq.ECDQ.fit``."""
         usable = self._usable(buckets_of(gradients, self.settings))
         if not usable.buckets:
             raise ValueError("gradients: no bucket is finite and different from zero")
         law = _law(self._counts(usable))
         self._fitted, self._modelled = self._code_for(law, self._control)
         self._version += 1
-
-    def update_due(self, step: int) -> bool:
-        return self.schedule.is_due(step)
-
-    def update(
-        self,
-        step: int,
-        samples: Callable[[int, str], list[torch.Tensor]],
-        sync: Callable,
-        parts: Sequence[str] = ("",),
-        finite: bool = True,
-    ) -> None:
-        codecs = {label: self.part(label) for label in parts}
-        again = self.schedule.retries(step)
-        joint = JointUpdate(codecs, finite=finite, warn=self._warn_kept, again=again)
-        update = sync(joint.collect(samples), joint.refit)
-        self.schedule.done(step, joint.install(update, step))
 
     def collect(self, buckets: Sequence[torch.Tensor]) -> np.ndarray:
         """Return the statistics of sampled buckets, float64.
@@ -296,58 +288,66 @@ class DitheredScheme(GradientCompressor):
 
     # State ----------------------------------------------------------------------------------------
 
-    def adopt(self, old: DitheredScheme, keep: bool) -> None:
-        super().adopt(old, keep)
+    def adopt_tables(self, old: DitheredCodec, keep: bool) -> None:
+        super().adopt_tables(old, keep)
         self._version, self._sent, self._share = old._version, old._sent, old._share
         self._fitted, self._modelled, self._control = old._fitted, old._modelled, old._control
         if (old.bits, old._delta) != (self.bits, self._delta):
             # The budget has changed: earlier bits do not count.
             self._fitted, self._modelled, self._sent = None, 0.0, np.zeros(2)
             self._control = RateControl(self.bits or 0.0, old._control.ratio)
-        self.schedule.load_state_dict(old.schedule.state_dict())
-        if not keep:
-            self.schedule.request(self.step)
 
-    def state_dict(self) -> dict[str, Any]:
+    def tables_state(self) -> dict[str, Any]:
         code = np.empty(0) if self._fitted is None else self._fitted.numbers()
         control = self._control
         rate = [self._modelled, control.ratio, control.bits, control.coordinates]
-        return super().state_dict() | {
+        return super().tables_state() | {
             "code": torch.from_numpy(code),
             "version": self._version,
             "rate": torch.tensor(rate, dtype=torch.float64, device="cpu"),
             "sent": torch.from_numpy(self._sent.copy()),
-            "schedule": self.schedule.state_dict(),
             "share": self._share,
         }
 
-    def take_state(self, state: dict[str, Any]) -> None:
-        self.check_state(state, ("code", "version", "rate", "sent", "schedule"))
-        of_code, code = states.numbers(state, "code"), None
-        if of_code.size:
-            try:
-                code = DitheredCode.from_numbers(of_code)
-            except ValueError as error:
-                raise ValueError(f"state: code: {error}") from None
-        if code is not None and self._delta is not None and code.delta != self._delta:
+    def check_tables(self, state: Mapping[str, Any]) -> None:
+        _Saved(self, state)
+        super().check_tables(state)
+
+    def take_tables(self, state: Mapping[str, Any]) -> None:
+        saved = _Saved(self, state)
+        super().take_tables(state)
+        self._fitted, self._version, self._modelled = saved.code, saved.version, saved.rate[0]
+        self._control = RateControl(self.bits or 0.0, *saved.rate[1:])
+        self._sent, self._share = np.array(saved.sent), saved.share
+
+    def check_code(self, code: DitheredCode) -> None:
+        """Raise ValueError if ``code``, which is from a state, is not one of this codec."""
+        if self._delta is not None and code.delta != self._delta:
             raise ValueError(
                 f"state: δ={code.delta} does not fit relative_variance={self._delta**2 / 12}"
             )
-        version = states.whole(state, "version", 0, states.MOST_VERSION)
-        rate = _counts_of(state, "rate", 4)
-        sent = _counts_of(state, "sent", 2)
-        if not rate[1]:
-            raise ValueError(f"state: the second number of rate must be above 0, not {rate}")
-        UpdateSchedule.checked(state["schedule"])
-        share = share_in(state)
-        super().take_state(state)
-        self.schedule.load_state_dict(state["schedule"])
-        self._fitted, self._version, self._modelled = code, version, rate[0]
-        self._control = RateControl(self.bits or 0.0, *rate[1:])
-        self._sent, self._share = np.array(sent), share
 
 
-def _counts_of(state: dict[str, Any], entry: str, count: int) -> list[float]:
+class _Saved:
+    """The entries of a state; the constructor raises ValueError if one is wrong."""
+
+    def __init__(self, codec: DitheredCodec, state: Mapping[str, Any]) -> None:
+        of_code = states.numbers(state, "code")
+        self.code: DitheredCode | None = None
+        if of_code.size:
+            try:
+                self.code = DitheredCode.from_numbers(of_code)
+            except ValueError as error:
+                raise ValueError(f"state: code: {error}") from None
+            codec.check_code(self.code)
+        self.version = states.whole(state, "version", 0, states.MOST_VERSION)
+        self.rate, self.sent = _counts_of(state, "rate", 4), _counts_of(state, "sent", 2)
+        if not self.rate[1]:
+            raise ValueError(f"state: the second number of rate must be above 0, not {self.rate}")
+        self.share = share_in(state)
+
+
+def _counts_of(state: Mapping[str, Any], entry: str, count: int) -> list[float]:
     numbers = states.numbers(state, entry).tolist()
     if len(numbers) != count or not all(0 <= number < math.inf for number in numbers):
         raise ValueError(

@@ -1,0 +1,165 @@
+"""Define Updates: when the tables of a compressor's codecs are refitted, on all ranks together."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from hvd_adaptive import states
+from hvd_adaptive.adapt.joint_update import JointUpdate
+from hvd_adaptive.adapt.schedule import UpdateSchedule
+from hvd_adaptive.once import WarnOnce
+
+logger = logging.getLogger("hvd_adaptive")
+
+
+class Updates:
+    """Updates of a scheme that is never fitted: there are none.
+
+    Args:
+        codecs: Codec of each part by label; "" is the default part.
+    """
+
+    def __init__(self, codecs: Mapping[str, Any]) -> None:
+        self._codecs = codecs
+
+    def due(self, step: int) -> bool:
+        """Return whether tables are refitted at ``step``."""
+        return False
+
+    def second_due(self, step: int) -> bool:
+        """Return whether new second stages are fitted at ``step``, whatever the schedule says."""
+        return False
+
+    def prepare_second_stages(self, ranks: int, labels: Sequence[str], step: int) -> None:
+        """Make the second stages of parts before ``step``, at which new tables are fitted."""
+        for label in labels:
+            self._codecs[label].second_stage(ranks)
+
+    def run(
+        self,
+        step: int,
+        samples: Callable[[int, str], list[torch.Tensor]],
+        sync: Callable,
+        parts: Sequence[str] = ("",),
+        finite: bool = True,
+    ) -> None:
+        """Refit the tables of ``parts``, on all ranks.
+
+        Args:
+            step: Number of the step.
+            samples: Function (count, part) that draws buckets of this rank's gradients.
+            sync: Function (vector, fit) that calls ``fit`` with the vectors of all ranks on the
+                first rank, and returns its result on every rank.
+            parts: Labels of the parts.
+            finite: Whether this rank's gradients are finite. If those of any rank are not, nothing
+                is fitted.
+        """
+
+    def adopt(self, old: Any, keep: bool, step: int) -> None:
+        """Continue the schedule of ``old``, whose compressor had other settings.
+
+        Args:
+            old: The updates that these replace.
+            keep: Nothing that tables are fitted to has changed.
+            step: The next step, at which tables are fitted anew if ``keep`` is False.
+        """
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the pending updates."""
+        return {}
+
+    def check_state(self, state: Mapping[str, Any]) -> None:
+        """Raise ValueError unless ``take_state`` can load ``state``."""
+
+    def take_state(self, state: Mapping[str, Any]) -> None:
+        """Load what ``state_dict`` returned, after ``check_state`` and the codecs' tables."""
+
+
+class ScheduledUpdates(Updates):
+    """Updates of a scheme that is fitted to gradients.
+
+    Args:
+        codecs: See ``Updates``. Each implements ``joint_update.Fitted``.
+        steps: See ``UpdateSchedule``.
+    """
+
+    def __init__(
+        self, codecs: Mapping[str, Any], steps: Iterable[int] | Callable[[int], bool] | None
+    ) -> None:
+        super().__init__(codecs)
+        self.schedule = UpdateSchedule(steps)
+        # New second stages are fitted regardless of the schedule.
+        self._second_schedule = UpdateSchedule(())
+        self._warn_kept = WarnOnce(logger)
+
+    def due(self, step: int) -> bool:
+        return self._first_due(step) or self.second_due(step)
+
+    def second_due(self, step: int) -> bool:
+        return self._second_schedule.is_due(step)
+
+    def prepare_second_stages(self, ranks: int, labels: Sequence[str], step: int) -> None:
+        super().prepare_second_stages(ranks, labels, step)
+        for second in self._seconds(labels).values():
+            if second.table_version == 0 and not second.fit_requested:
+                second.fit_requested = True
+                self._second_schedule.request(step)
+
+    def run(
+        self,
+        step: int,
+        samples: Callable[[int, str], list[torch.Tensor]],
+        sync: Callable,
+        parts: Sequence[str] = ("",),
+        finite: bool = True,
+    ) -> None:
+        firsts, seconds = {label: self._codecs[label] for label in parts}, self._seconds(parts)
+        alone = not self._first_due(step)
+        schedule = self._second_schedule if alone else self.schedule
+        again = schedule.retries(step)
+        joint = JointUpdate(firsts, seconds, alone, finite, self._warn_kept, again)
+        update = sync(joint.collect(samples), joint.refit)
+        complete = joint.install(update, step)
+        if seconds:
+            self._second_schedule.done(step, complete)
+        if not alone:
+            self.schedule.done(step, complete)
+
+    def adopt(self, old: ScheduledUpdates, keep: bool, step: int) -> None:
+        self.schedule.load_state_dict(old.schedule.state_dict())
+        if keep:
+            self._second_schedule = old._second_schedule
+        elif self._codecs[""].is_fitted:
+            self.schedule.request(step)
+
+    def state_dict(self) -> dict[str, Any]:
+        state = {"schedule": self.schedule.state_dict()}
+        if self._seconds(list(self._codecs)):
+            state["second_schedule"] = self._second_schedule.state_dict()
+        return state
+
+    def check_state(self, state: Mapping[str, Any]) -> None:
+        UpdateSchedule.checked(states.entry(state, "schedule"))
+        if "second_schedule" in state:
+            UpdateSchedule.checked(state["second_schedule"])
+
+    def take_state(self, state: Mapping[str, Any]) -> None:
+        self.schedule.load_state_dict(state["schedule"])
+        self._second_schedule = UpdateSchedule(())
+        if "second_schedule" in state:
+            self._second_schedule.load_state_dict(state["second_schedule"])
+            for second in self._seconds(list(self._codecs)).values():
+                second.fit_requested = True
+
+    def _first_due(self, step: int) -> bool:
+        """Return whether the tables of gradients, not only those of averages, are refitted."""
+        return self._codecs[""].is_fitted and self.schedule.is_due(step)
+
+    def _seconds(self, labels: Sequence[str]) -> dict[str, Any]:
+        """Return the second stages of parts, if they are fitted."""
+        seconds = {label: self._codecs[label].fitted_second for label in labels}
+        return {label: second for label, second in seconds.items() if second is not None}
