@@ -43,6 +43,7 @@ class Changing:
         self._constructed, self._changed = dict(keywords), {}
         self._keywords = dict(keywords)
         self._next, self._scheduled_at = None, -1
+        self._connection = None
         return self
 
     @property
@@ -141,11 +142,10 @@ class Changing:
 
     def _construct(self, changed: Mapping[str, Any]) -> None:
         """Call the constructor again, with these changes, which ``_with`` has accepted."""
-        connection, given, itself = self._connection, self._given(changed), self
-        constructor: Any = type(itself).__init__
+        constructor: Any = type(self).__init__
+        given = self._given(changed)
         self._changed, self._keywords = dict(changed), given
         constructor(self, **given)
-        self._connection = connection
 
     def _given(self, changed: Mapping[str, Any]) -> dict[str, Any]:
         given = self.constructor_keywords()

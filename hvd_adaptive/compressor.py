@@ -99,7 +99,6 @@ class GradientCompressor(Changing, _Base):
         self.residuals = None if weight is None else Residuals(weight, settings.grad_scaler)
         self._encodes = 0
         self.instance = Instance()
-        self._connection: Connection | None = None
 
     @property
     def codec(self) -> StagedCodec:

@@ -15,7 +15,7 @@ from hvd_adaptive import states
 from hvd_adaptive.finite import Finite, all_finite
 
 if TYPE_CHECKING:
-    from hvd_adaptive.codec import Codec
+    from hvd_adaptive.codec.codec import Codec
     from hvd_adaptive.coding.payload import Payload
     from hvd_adaptive.layout import Layout
 

@@ -34,7 +34,7 @@ from hvd_adaptive.kernels.random import stream_key
 from hvd_adaptive.streams import Use
 
 if TYPE_CHECKING:
-    from hvd_adaptive.codec import Codec
+    from hvd_adaptive.codec.codec import Codec
 
 logger = logging.getLogger("hvd_adaptive")
 

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 from hvd_adaptive import states
 from hvd_adaptive.adapt.schedule import UpdateSchedule
-from hvd_adaptive.codec import Codec
+from hvd_adaptive.codec.codec import Codec
 from hvd_adaptive.exchange.second_stage import (
     LEAST_BITS,
     MOST_BITS,
@@ -113,6 +113,8 @@ def load_state(codec: StagedCodec, state: Any) -> None:
     check_scheme(state, codec.name)
     for entry in ("step", "encodes"):
         states.whole(state, entry)
+    if codec.adaptation is not None:
+        UpdateSchedule.checked(states.entry(state, "schedule"))
     codec.take_tables(state)
 
 

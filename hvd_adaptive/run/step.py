@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from hvd_adaptive.codec import rounding_errors
+from hvd_adaptive.codec.errors import rounding_errors
 from hvd_adaptive.coding.sendable import Sendable
 from hvd_adaptive.device import HostCopy, Streams
 from hvd_adaptive.errors import PayloadError

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 
 from hvd_adaptive import kernels
-from hvd_adaptive.codec import Codec
+from hvd_adaptive.codec.codec import Codec
 from hvd_adaptive.compressor import GradientCompressor
 from hvd_adaptive.kernels.random import stream_key
 from hvd_adaptive.schemes.table_codec import TableCodec

@@ -101,7 +101,7 @@ def test_imports_in_functions_and_for_types_count(tmp_path):
     path = tmp_path / "a.py"
     path.write_text(
         "from typing import TYPE_CHECKING\n"
-        "if TYPE_CHECKING:\n    from hvd_adaptive.codec import Codec\n"
+        "if TYPE_CHECKING:\n    from hvd_adaptive.codec.codec import Codec\n"
         "def f():\n    import hvd_adaptive.kernels.numba\n"
     )
     known = {"hvd_adaptive": path, "hvd_adaptive.codec": path, "hvd_adaptive.kernels": path}

@@ -11,7 +11,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hvd_adaptive.layout import Layout, Member, build_layout, parts_among
+from hvd_adaptive.exchange.allgather import Allgather
+from hvd_adaptive.exchange.exchange import Place
+from hvd_adaptive.layout import Layout, Member, build_layout
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 PARTS = ("", "", "bits=4", "conv.weight", None)
@@ -126,7 +128,7 @@ def test_a_group_holds_one_part(members, options):
         for slot in group.slots:
             member = layout.members[slot]
             assert group.part == (member.part if quantised(member, options) else "")
-    labels = parts_among(layout.groups)
+    labels = Allgather(Place(1, 0)).parts_among(layout.groups)
     used = {g.part for g in layout.groups if g.quantized}
     assert set(labels) == (used or {""}) and len(labels) == len(set(labels))
     firsts = [min(group.slots) for group in layout.groups]
@@ -235,7 +237,7 @@ def test_parts_side_by_side():
         ("bits=4", 54, 0),
         ("", 30, 11),
     ]
-    assert parts_among(layout.groups) == ["bits=4", ""]
+    assert Allgather(Place(1, 0)).parts_among(layout.groups) == ["bits=4", ""]
 
 
 def test_a_worked_example():

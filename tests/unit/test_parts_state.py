@@ -45,13 +45,12 @@ def test_roundtrip_through_a_file_before_the_parts_exist(case):
     old, new = fitted(**CASES[case]), ALQ(bucket_size=100, **CASES[case])
     label = old.parts.label_of(NAMES[0])
     flat = torch.linspace(-1, 1, 500)
-    old.part(label).encode(flat)
     new.load_state_dict(through_disk(old.state_dict()))
     assert tables(new) == tables(old)
     assert len({tuple(levels) for levels, _ in tables(new).values()}) == len(tables(new))
     assert new.report()["table_version"] == 1
-    payload = new.part(label).encode(flat)
-    assert torch.equal(payload, old.part(label).encode(flat)), "the stream of numbers goes on"
+    payloads = [one.part(label).encode_flat(flat, 500, 3) for one in (old, new)]
+    assert torch.equal(*payloads)
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -111,15 +111,6 @@ def test_constructing_does_not_count():
     assert key_of(QSGD().encode(v)) == oracle.stream_key(0, 0, 0, 2**63)
 
 
-def test_parts_have_streams_of_their_own():
-    v = gradient()
-    codec = QSGD(bits=3, parameter_bits={"a": 4, "b": 5})
-    labels = ("", "bits=4", "bits=5", "")
-    keys = [key_of(codec.part(label).encode(v)) for label in labels]
-    want = [(0, 0, 0, 2**63), (0, 0, 0, 2**63, 1), (0, 0, 0, 2**63, 2), (0, 0, 1, 2**63)]
-    assert keys == [oracle.stream_key(*numbers) for numbers in want]
-
-
 def resumed(saved: dict) -> QSGD:
     codec = QSGD(bits=3)
     codec.load_state_dict(saved)

@@ -18,12 +18,12 @@ from hvd_adaptive.kernels.random import stream_key
 from hvd_adaptive.layout import Group
 from hvd_adaptive.simulate.ranks import together
 
-COMPRESSOR = QSGD(bits=4, bucket_size=512)
+CODEC = QSGD(bits=4, bucket_size=512).codec
 
 
 def shipment(size: int, dtype: torch.dtype, ranks: int) -> Shipment:
     return Shipment(
-        COMPRESSOR,
+        CODEC,
         dtype,
         size // 2,
         size - size // 2,
@@ -35,9 +35,9 @@ def shipment(size: int, dtype: torch.dtype, ranks: int) -> Shipment:
     )
 
 
-def chosen(place: Place, seconds: dict, nodes: tuple[int, ...] = (), compressor=COMPRESSOR) -> Auto:
+def chosen(place: Place, seconds: dict, nodes: tuple[int, ...] = (), codec=CODEC) -> Auto:
     auto = Auto(place)
-    auto.know_nodes(nodes or tuple(range(place.ranks)), compressor)
+    auto.know_nodes(nodes or tuple(range(place.ranks)), codec)
     auto.choose_by(seconds)
     return auto
 
@@ -102,21 +102,21 @@ def test_all_ranks_choose_alike_and_plain_groups_quantise_nothing(caplog):
 
 
 @pytest.mark.parametrize(
-    ("nodes", "compressor", "found"),
+    ("nodes", "codec", "found"),
     [
-        ((0, 0, 1, 1), COMPRESSOR, True),
-        ((0, 1, 2, 3), COMPRESSOR, False),
-        ((0, 0, 0, 0), COMPRESSOR, False),
-        ((0, 0, 1, 1), QSGD(error_feedback=0.1), False),
+        ((0, 0, 1, 1), CODEC, True),
+        ((0, 1, 2, 3), CODEC, False),
+        ((0, 0, 0, 0), CODEC, False),
+        ((0, 0, 1, 1), QSGD(error_feedback=0.1).codec, False),
     ],
     ids=["two-by-two", "one-rank-each", "one-node", "feedback"],
 )
-def test_nodes_are_asked_where_there_are_any(nodes, compressor, found):
+def test_nodes_are_asked_where_there_are_any(nodes, codec, found):
     labels = ["float32", "bfloat16", "allgather", "scatter_reduce", "hierarchical"]
     seconds = dict.fromkeys(labels, (1.0, 2.0)) | {"hierarchical": (0.1, 0.2)}
     if not found:
         del seconds["hierarchical"]
-    auto = chosen(Place(4, 1), seconds, nodes, compressor)
+    auto = chosen(Place(4, 1), seconds, nodes, codec)
     assert (auto.choice(5) == "hierarchical") == found
 
 
@@ -137,12 +137,12 @@ def test_measuring_leaves_the_second_stage_alone(monkeypatch):
     stage, more = compressor.codec.second_stage(2), []
 
     def measure(exchange, world, codec, size, name, device):
-        more.append(codec.codec.second_stage(64).bits)
+        more.append(codec.second_stage(64).bits)
         return 1.0
 
     monkeypatch.setattr(module, "measure", measure)
     world = SimpleNamespace(
         gather_equal=lambda own, name: own[None], broadcast=lambda values, name: values
     )
-    Auto(Place(2, 0, (0, 1))).set_up(world, compressor, "test", torch.device("cpu"))
+    Auto(Place(2, 0, (0, 1))).set_up(world, compressor.codec, "test", torch.device("cpu"))
     assert set(more) != {stage.bits} and compressor.codec.second_stage(2) is stage

@@ -41,9 +41,9 @@ def test_averages_are_exact(scheme, exchange):
 @pytest.mark.parametrize("scheme", LOSSLESS)
 def test_second_stage_is_in_full_precision(scheme):
     for ranks in (2, 5):
-        assert default_bits(LOSSLESS[scheme](), ranks) == FULL_PRECISION
+        assert default_bits(LOSSLESS[scheme]().codec, ranks) == FULL_PRECISION
 
 
 def test_a_little_loss_is_not_none():
     """One coordinate in a hundred is lost by chance: 8 bits, and a warning, as before."""
-    assert default_bits(SparseSGD(density=0.99), 4) == 8
+    assert default_bits(SparseSGD(density=0.99).codec, 4) == 8

@@ -32,32 +32,34 @@ def heavy(count: int, seed: int) -> torch.Tensor:
 
 
 def fitted(make, v: torch.Tensor, **keywords):
-    codec = make(bucket_size=BUCKET, min_numel=0, **keywords)
-    if isinstance(codec, ALQ):
-        codec.fit(v)
-    return codec
+    scheme = make(bucket_size=BUCKET, min_numel=0, **keywords)
+    if isinstance(scheme, ALQ):
+        scheme.fit(v)
+    return scheme
 
 
 @pytest.mark.parametrize("name", TABLES)
 @pytest.mark.parametrize("count", [1, 100, BUCKET, 3 * BUCKET + 77])
 def test_errors_of_tables_are_exact(name, count):
     v = heavy(count, 1)
-    codec = fitted(TABLES[name], v)
-    found = codec.codec.squared_errors(v, key=3)
-    wanted = bucket_errors(v.numpy(), codec.levels.numpy(), BUCKET, codec.codec.norm)
+    scheme = fitted(TABLES[name], v)
+    found = scheme.codec.squared_errors(v, key=3)
+    wanted = bucket_errors(v.numpy(), scheme.levels.numpy(), BUCKET, scheme.codec.norm)
     squares = [float(part.double().square().sum()) for part in v.split(BUCKET)]
     assert found.dtype == torch.float64 and found.shape == (len(squares), 2)
     np.testing.assert_allclose(found[:, 0].numpy(), wanted, rtol=2e-5, atol=1e-9 * max(squares))
     np.testing.assert_allclose(found[:, 1].numpy(), squares, rtol=1e-12)
-    norms = reference.bucket_norms(v, min(count, BUCKET), codec.codec.norm)
-    variances = reference_variance.variances(v, norms, min(count, BUCKET), codec.codec.table.kernel)
+    norms = reference.bucket_norms(v, min(count, BUCKET), scheme.codec.norm)
+    variances = reference_variance.variances(
+        v, norms, min(count, BUCKET), scheme.codec.table.kernel
+    )
     by_reference = (variances * norms.double().square()).numpy()
     np.testing.assert_allclose(by_reference, wanted, rtol=2e-5, atol=1e-9 * max(squares))
 
 
 def test_clipping_counts_with_its_squared_bias():
     v, clip = heavy(2 * BUCKET + 50, 2), 1.5
-    codec = TernGrad(bucket_size=BUCKET, clip=clip)
+    scheme = TernGrad(bucket_size=BUCKET, clip=clip)
     parts = v.double().numpy()
     cut = np.concatenate(
         [
@@ -65,9 +67,9 @@ def test_clipping_counts_with_its_squared_bias():
             for part in np.split(parts, [BUCKET, 2 * BUCKET])
         ]
     )
-    errors = bucket_errors(cut, codec.levels.numpy(), BUCKET, "linf")
+    errors = bucket_errors(cut, scheme.levels.numpy(), BUCKET, "linf")
     bias = [np.sum(part**2) for part in np.split(cut - parts, [BUCKET, 2 * BUCKET])]
-    found = codec.codec.squared_errors(v, key=0)[:, 0].numpy()
+    found = scheme.codec.squared_errors(v, key=0)[:, 0].numpy()
     np.testing.assert_allclose(found, errors + bias, rtol=1e-5)
 
 
@@ -84,14 +86,14 @@ def test_zero_and_non_finite_buckets():
 )
 def test_errors_of_other_schemes_are_those_of_a_draw(make):
     """The mean of 200 draws against 200 payloads decoded by hand, within 5 sigma of both."""
-    v, codec = heavy(2 * BUCKET + 100, 4), make(bucket_size=BUCKET)
+    v, scheme = heavy(2 * BUCKET + 100, 4), make(bucket_size=BUCKET)
 
     def by_hand(seed: int) -> list[float]:
-        error = codec.decode(codec.encode(v, seed=seed)).double() - v.double()
+        error = scheme.decode(scheme.encode(v, seed=seed)).double() - v.double()
         return [float(part.square().sum()) for part in error.split(BUCKET)]
 
     decoded = np.array([by_hand(seed) for seed in range(200)])
-    found = np.array([codec.codec.squared_errors(v, key)[:, 0].tolist() for key in range(200)])
+    found = np.array([scheme.codec.squared_errors(v, key)[:, 0].tolist() for key in range(200)])
     spread = np.sqrt(decoded.var(axis=0) + found.var(axis=0)) / np.sqrt(200)
     assert (np.abs(decoded.mean(axis=0) - found.mean(axis=0)) <= 5 * spread).all()
 
@@ -155,12 +157,12 @@ def test_a_partial_bucket_that_a_table_never_saw_is_told(bits):
     """The sizes of an MLP's layers (784-256-256-10), whose last one is the partial bucket."""
     sizes = [784 * 256, 256 * 256, 2560]
     gradients = [torch.randn(sizes[0]) * 0.01, torch.randn(sizes[1]) * 0.01, heavy(2560, 7)]
-    codec = ALQ(bits=bits)
-    codec.fit(torch.cat(gradients[:2]))
-    rank = OneRank(codec, sizes)
+    scheme = ALQ(bits=bits)
+    scheme.fit(torch.cat(gradients[:2]))
+    rank = OneRank(scheme, sizes)
     (flat,) = sent(rank, gradients)
-    wanted = relative_error(flat, codec.levels.numpy(), 8192)
-    assert wanted > 10 * relative_error(flat[:262144], codec.levels.numpy(), 8192)
+    wanted = relative_error(flat, scheme.levels.numpy(), 8192)
+    assert wanted > 10 * relative_error(flat[:262144], scheme.levels.numpy(), 8192)
     rank.step(gradients)
     assert rank.compressor.report()["relative_error"] == pytest.approx(wanted, rel=0.1)
 

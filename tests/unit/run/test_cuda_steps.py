@@ -133,7 +133,7 @@ def test_buffers_of_streams_are_their_own(gpu):
 
 @pytest.mark.parametrize("exchange", EXCHANGES)
 def test_exchanges_are_the_cpus(exchange, gpu):
-    codec = (
+    scheme = (
         NaturalCompression(bucket_size=64)
         if exchange == "hierarchical"
         else QSGD(bits=3, bucket_size=64)
@@ -144,7 +144,7 @@ def test_exchanges_are_the_cpus(exchange, gpu):
         routes = []
         for rank, flat in enumerate(flats):
             way, own = EXCHANGES[exchange](rank), device(flat.clone())
-            shipment = shipped(codec, 900, 100)
+            shipment = shipped(scheme.codec, 900, 100)
             with gpu.never_waiting():
                 sent = way.encode(shipment, own, own[:900])
                 routes.append(way.route(shipment, sent))
@@ -173,7 +173,7 @@ def shipped(codec, quantized: int, full: int) -> Shipment:
 @pytest.mark.parametrize("place", (3, 40, 120, 900))
 def test_corrupt_payloads_are_told(place, gpu):
     """Before the group's result is handed out, wherever the flipped byte lies."""
-    codec = QSGD(bits=3, bucket_size=64)
+    codec = QSGD(bits=3, bucket_size=64).codec
     ways = [Allgather(Place(2, rank)) for rank in range(2)]
     flats = [on_gpu(torch.randn(2000)) for _ in ways]
     with gpu.waiting():

@@ -23,7 +23,8 @@ class FakeBinding:
         self.settings = Settings(bucket_size=bucket_size)
         self.world = SimpleNamespace(rank=rank)
         self.exchange = Allgather(Place(4, rank))
-        self.compressor = SimpleNamespace(check_device=lambda device: None, instance=Instance())
+        codec = SimpleNamespace(check_device=lambda device: None)
+        self.compressor = SimpleNamespace(codec=codec, instance=Instance())
         self.buffers: dict[torch.dtype, torch.Tensor] = {}
 
     def buffer(self, use, coordinates, dtype, device):

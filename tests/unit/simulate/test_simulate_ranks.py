@@ -85,7 +85,8 @@ def fit_by_hand(compressor, flats, quantized, step) -> None:
         buckets, weights = buckets_by_hand(flat, quantized, compressor, rank, step)
         pooled.append(statistic.collect(buckets, [norm_of(b) for b in buckets], weights))
     law = statistic.pool(pooled, compressor.codec.adaptation.normalized)
-    compressor.codec.install(compressor.fit_magnitudes(law), compressor.table_version + 1)
+    codec = compressor.codec
+    codec.install(codec.fit_magnitudes(law, codec.table), codec.table_version + 1)
 
 
 def norm_of(bucket: torch.Tensor) -> float:

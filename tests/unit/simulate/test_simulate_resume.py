@@ -88,7 +88,7 @@ def test_another_number_of_ranks_keeps_the_tables():
     assert torch.equal(new.part(label).levels, old.part(label).levels)
     train(model, new, 1, workers=8)
     assert torch.equal(new.part(label).levels, old.part(label).levels)
-    stages = [one.part(label)._second for one in (old, new)]
+    stages = [one.part(label).second for one in (old, new)]
     assert stages[0].bits < stages[1].bits
     assert stages[1].codec.table_version == 1, "fitted before it was used"
 

@@ -46,7 +46,7 @@ def test_equals_equation_one_bucket_by_bucket(name):
     scheme, flat = SCHEMES[name](), gradient(1)
     variance = normalized = 0.0
     for bucket in flat.double().numpy().reshape(-1)[:896].reshape(-1, BUCKET):
-        norm = np.abs(bucket).max() if scheme.codec.norm == "linf" else np.linalg.codec.norm(bucket)
+        norm = np.abs(bucket).max() if scheme.codec.norm == "linf" else np.linalg.norm(bucket)
         table = scheme.codec.table
         part = sample_variance(table.magnitudes, np.abs(bucket) / norm, table.symmetric)
         variance += norm**2 * part
@@ -72,8 +72,8 @@ def test_schemes_without_a_table_are_drawn():
     """Any codec will do: here one that hides its table."""
 
     class Hidden:
-        def __init__(self, codec):
-            self.settings, self.codec.roundtrip = codec.settings, codec.codec.roundtrip
+        def __init__(self, scheme):
+            self.settings, self.roundtrip = scheme.settings, scheme.codec.roundtrip
 
     scheme, flat = QSGD(bits=4, bucket_size=BUCKET, norm="linf"), gradient()
     exact = simulate.quantization_error(scheme, flat)

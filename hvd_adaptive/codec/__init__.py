@@ -1,0 +1,1 @@
+"""A quantiser: bodies and payloads, without ranks or Horovod."""

@@ -1,0 +1,216 @@
+"""Define BodyCodec, a quantiser of coordinates: the bodies of payloads."""
+
+from __future__ import annotations
+
+import functools
+import zlib
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from hvd_adaptive import kernels
+from hvd_adaptive._version import __version__
+from hvd_adaptive.codec.errors import squares_of
+from hvd_adaptive.coding.coder import Coder
+from hvd_adaptive.device import HostCopy
+from hvd_adaptive.errors import BodyCheck
+from hvd_adaptive.kernels.block_sums import BlockSums
+from hvd_adaptive.settings import Settings
+
+# Result of encode_body: the body's length if that varies, or its block checksums.
+EncodeResult = int | HostCopy | BlockSums | None
+
+
+class BodyCodec(ABC):
+    """Quantiser of a scheme.
+
+    A scheme defines ``name`` and implements ``alphabet``, ``codec_settings``, ``body_bytes``,
+    ``encode_body``, and ``add_bodies`` or ``decode_bodies``. A scheme whose bodies lossless coders
+    can shorten lists them in ``codings`` and implements ``coder``, ``coded_body``, ``fixed_body``
+    and ``least_coded_bytes``.
+    """
+
+    name: str = ""
+    codings: tuple[str, ...] = ("fixed",)
+    # Subject of the scheme's kernels if plain torch is too slow for them. On a device that has no
+    # faster kernels, tensors are then copied to the host, and results back.
+    slow_in_torch: str = ""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+
+    @property
+    @abstractmethod
+    def alphabet(self) -> int:
+        """Return the number of different codes."""
+
+    @property
+    def table_version(self) -> int:
+        """Return how often the table was fitted; 0 for fixed tables."""
+        return 0
+
+    @property
+    def table_fingerprint(self) -> int:
+        """Return 32 bits that differ between tables."""
+        return 0
+
+    @abstractmethod
+    def codec_settings(self) -> dict[str, Any]:
+        """Return the scheme's settings that a payload's bytes depend on."""
+
+    def scheme_settings(self) -> dict[str, Any]:
+        """Return all of the scheme's own settings; they must be equal on all ranks."""
+        return self.codec_settings()
+
+    @abstractmethod
+    def body_bytes(self, coordinates: int) -> int:
+        """Return the bytes of a body of ``coordinates`` coordinates; the most if they vary."""
+
+    def least_body_bytes(self, coordinates: int) -> int:
+        """Return the fewest bytes of such a body, less than ``body_bytes`` if the length varies.
+
+        They bound the memory that a corrupt header can make a receiver allocate.
+        """
+        return self.body_bytes(coordinates)
+
+    def varies(self, coordinates: int) -> bool:
+        """Return whether payloads of ``coordinates`` quantised coordinates vary in length."""
+        least, most = self.least_body_bytes(coordinates), self.body_bytes(coordinates)
+        return self.coder is not None or least < most
+
+    @abstractmethod
+    def encode_body(self, flat: torch.Tensor, body: torch.Tensor, key: int) -> EncodeResult:
+        """Quantise ``flat`` (float32, 1-D) into ``body`` (uint8, body_bytes(flat.numel())).
+
+        Returns:
+            The length in bytes if it varies; ``body[:length]`` is the body, and waits for a GPU.
+            Otherwise the block checksums of the body if they are known, or None.
+        """
+
+    def decode_bodies(
+        self,
+        bodies: Sequence[torch.Tensor],
+        keys: Sequence[int],
+        factor: float,
+        out: torch.Tensor,
+        add: bool = True,
+    ) -> BodyCheck | None:
+        """Set ``out`` (float32, 1-D) to factor * (out + the bodies' values, added in order).
+
+        Schemes implement either this method or ``add_bodies``.
+
+        Args:
+            bodies: Bodies (uint8). If their length varies, up to 7 zero bytes follow each.
+            keys: The key of each body.
+            factor: Scale of the sum.
+            out: Result, in place.
+            add: If False, the contents of ``out`` are ignored and count as zeros.
+
+        Returns:
+            None, or a function that waits for a device and raises PayloadError if a body could not
+            be read.
+
+        Raises:
+            PayloadError: A body cannot be read.
+        """
+        if not add:
+            out.zero_()
+        return self.add_bodies(bodies, keys, factor, out)
+
+    def add_bodies(
+        self, bodies: Sequence[torch.Tensor], keys: Sequence[int], factor: float, out: torch.Tensor
+    ) -> BodyCheck | None:
+        """Implement ``decode_bodies`` for add=True."""
+        raise NotImplementedError
+
+    # Lossless coding of bodies --------------------------------------------------------------------
+
+    @property
+    def coder(self) -> Coder | None:
+        """Return the lossless coder of bodies, or None."""
+        return None
+
+    def coded_body(self, body: torch.Tensor, coordinates: int) -> torch.Tensor | None:
+        """Return a coded body, or None if the payload would not become shorter."""
+        return None
+
+    def fixed_body(self, coded: torch.Tensor, coordinates: int) -> torch.Tensor:
+        """Invert ``coded_body``; up to 7 zero bytes follow ``coded``.
+
+        Raises:
+            PayloadError: The coded body cannot be read.
+        """
+        raise NotImplementedError
+
+    def least_coded_bytes(self, coordinates: int) -> int:
+        """Return the fewest bytes of a coded body, as ``least_body_bytes``."""
+        raise NotImplementedError
+
+    def is_on_host(self, device: torch.device) -> bool:
+        """Return whether tensors on ``device`` are copied to the host and encoded there."""
+        return bool(self.slow_in_torch) and not kernels.has_fast(device, self.slow_in_torch)
+
+    def roundtrip(self, flat: torch.Tensor, key: int) -> torch.Tensor:
+        """Return ``flat`` (float32) as a receiver would decode it."""
+        if self.is_on_host(flat.device):
+            return self.roundtrip(flat.cpu(), key).to(flat.device)
+        out = torch.empty_like(flat)
+        self.decode_bodies([self._body(flat, key)], [key], 1.0, out, add=False)
+        return out
+
+    def squared_errors(self, flat: torch.Tensor, key: int) -> torch.Tensor:
+        """Return the squared error and the squared L2 norm of each bucket, without waiting.
+
+        Args:
+            flat: Coordinates, float32.
+            key: Names the random numbers.
+
+        Returns:
+            float64 (buckets, 2). The error is the expected one if a formula gives it, else that of
+            one draw.
+        """
+        size = self.settings.bucket_size
+        error = self.roundtrip(flat, key).sub_(flat)
+        squares = [squares_of(values, size) for values in (error, flat)]
+        return torch.stack(squares, dim=1)
+
+    def _buckets(self, coordinates: int) -> int:
+        return -(-coordinates // self.settings.bucket_size)
+
+    def _bucket(self, coordinates: int) -> int:
+        """Return the bucket size, or ``coordinates`` if that is less."""
+        return max(1, min(self.settings.bucket_size, coordinates))
+
+    def _clipped(self, flat: torch.Tensor) -> torch.Tensor:
+        """Return ``flat`` (float32) clipped as in ALQ Eq. 49, or itself without clipping."""
+        if self.settings.clip is None:
+            return flat
+        ops = kernels.for_device(flat.device)
+        return ops.clipped(flat, self._bucket(flat.numel()), self.settings.clip)
+
+    def _body(self, flat: torch.Tensor, key: int) -> torch.Tensor:
+        """Return a body alone, of its actual length."""
+        body = torch.empty(self.body_bytes(flat.numel()), dtype=torch.uint8, device=flat.device)
+        return body[: self.encode_body(flat, body, key)]
+
+    @functools.cached_property
+    def codec_fingerprint(self) -> int:
+        """Return 32 bits of the settings that a receiver must share."""
+        return zlib.crc32(repr((self.name, sorted(self.codec_settings().items()))).encode())
+
+    @functools.cached_property
+    def settings_fingerprint(self) -> int:
+        """Return 32 bits of the scheme and all settings that must be equal on all ranks."""
+        agreed = sorted((self.settings.shared() | self.scheme_settings()).items())
+        return zlib.crc32(repr((__version__, self.name, agreed)).encode())
+
+    @functools.cached_property
+    def described(self) -> str:
+        """Return the settings that must be equal on all ranks, as keywords."""
+        settings = self.scheme_settings() | self.settings.shared()
+        return ", ".join(f"{name}={value!r}" for name, value in settings.items())
+
+    def __repr__(self) -> str:
+        return f"{self.name}({self.described})"
