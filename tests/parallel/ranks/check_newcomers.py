@@ -67,7 +67,7 @@ def test_newcomers_take_the_first_ranks_state(scheme, feedback, caplog):
         assert (told[0].levelno == logging.WARNING) is (hvd.rank() != 0)
         assert_same_everywhere(flat_parameters(model), f"newcomers.{scheme}")
         tables = hvd.allgather_object(
-            [repr(codec.state_dict().get("table")) for codec in compressor.parts.values()]
+            [repr(codec.tables_state().get("table")) for codec in compressor.parts.values()]
         )
         assert all(table == tables[0] for table in tables)
 
