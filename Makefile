@@ -16,6 +16,9 @@ PIP_INSTALL := $(BIN)/python -m pip install --constraint $(CONSTRAINTS)
 # Rank checks have the cores to themselves: MPI's ranks spin while they wait, and take several times
 # as long where others keep theirs from running.
 RANK_CHECKS := tests/parallel/test_ranks.py
+# `make test` takes a part of their cases.
+SHORTENED := tests/parallel/test_accidents.py tests/parallel/test_elastic_plain.py \
+  tests/unit/test_defaults.py
 # The rest is side by side, a file at a time, in this order: the long ones first, so that no worker
 # is left with one at the end.
 OTHERS := --ignore $(RANK_CHECKS) --numprocesses logical --dist loadfile --no-loadscope-reorder \
@@ -38,8 +41,8 @@ demo: setup ## train LeNet on MNIST on 4 ranks: float32, fp16, ALQ
 test: setup ## run the whole suite
 	@$(RUN) -m pytest $(RANK_CHECKS); ranks=$$?; $(RUN) -m pytest $(OTHERS) && exit $$ranks
 
-ranks: setup ## run every rank check under every launcher; the suite takes a fifth of some
-	@HVD_ADAPTIVE_EVERY_CASE=1 $(RUN) -m pytest $(RANK_CHECKS)
+ranks: setup ## run every rank check under every launcher, and every case that `make test` leaves out
+	@HVD_ADAPTIVE_EVERY_CASE=1 $(RUN) -m pytest $(RANK_CHECKS) $(SHORTENED)
 
 coverage: setup ## run the whole suite and print the lines of the package that it does not run
 	@rm -f .coverage .coverage.*

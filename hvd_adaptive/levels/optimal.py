@@ -18,6 +18,8 @@ from hvd_adaptive.levels.distributions import Array, Distribution, Moments
 from hvd_adaptive.levels.histogram import Histogram, tabulated
 from hvd_adaptive.levels.magnitudes import LEAST_LEVEL, separated
 
+_PART = 8  # rows of a pass's finer grid in one of its coarser grid
+
 
 def grid_optimum(distribution: Distribution, count: int, symmetric: bool, grid: int) -> Array:
     """Return the best ``count`` magnitudes for a distribution.
@@ -118,28 +120,34 @@ def _next_layer(
 ) -> tuple[Array, Array]:
     """Return min and argmin over i < j of best[i] + cost(i, j), for all j >= layer.
 
-    Rows j are solved from coarse to fine, each between the argmins of its two solved neighbours.
+    Rows j are solved from coarse to fine, each between the argmins of its two solved neighbours. A
+    pass solves seven rows between two neighbours at once, since passes cost more than sums.
     """
     rows = best.size - layer
     chosen = np.full(best.size, layer - 1)
     values = np.full(best.size, np.inf)
-    stride = 1 << max(rows - 1, 0).bit_length()
-    while stride:
-        # Odd multiples of the stride; the first, coarsest pass also solves row 0 of the layer.
-        j = layer + np.arange(stride, rows, 2 * stride)
-        if stride >= rows:
-            j = np.array([layer])
-        least = np.where(j - stride >= layer, chosen[np.maximum(j - stride, 0)], layer - 1)
-        beyond = np.minimum(j + stride, best.size - 1)
-        most = np.where(j + stride < best.size, np.minimum(chosen[beyond], j - 1), j - 1)
+    values[layer] = best[layer - 1] + cost(np.array(layer - 1), np.array(layer))
+    wide = _PART
+    while wide < rows:
+        wide *= _PART
+    while wide > 1:
+        stride = wide // _PART
+        at = np.arange(0, rows, stride)
+        at = at[at % wide != 0]
+        j, below = layer + at, layer + at // wide * wide
+        least, beyond = chosen[below], below + wide
+        solved = chosen[np.minimum(beyond, best.size - 1)]
+        most = np.where(beyond < best.size, np.minimum(solved, j - 1), j - 1)
+        # Of equal sums, a pass may take a later one for an earlier row.
+        most = np.maximum(most, least)
         lengths = most - least + 1
         starts = np.cumsum(lengths) - lengths
-        owner = np.repeat(np.arange(j.size), lengths)
-        i = np.arange(lengths.sum()) - starts[owner] + least[owner]
-        sums = best[i] + cost(i, j[owner])
+        i = np.arange(lengths.sum()) + np.repeat(least - starts, lengths)
+        sums = best[i] + cost(i, np.repeat(j, lengths))
         lowest = np.minimum.reduceat(sums, starts)
-        hits = np.flatnonzero(sums == lowest[owner])[::-1]
-        chosen[j[owner[hits]]] = i[hits]  # the first of equal sums is written last
+        hits = np.flatnonzero(sums == np.repeat(lowest, lengths))[::-1]
+        owner = np.searchsorted(starts, hits, side="right") - 1
+        chosen[j[owner]] = i[hits]  # the first of equal sums is written last
         values[j] = lowest
-        stride //= 2
+        wide = stride
     return values, chosen

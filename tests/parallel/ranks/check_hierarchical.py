@@ -36,6 +36,7 @@ def distributed(model, compressor):
     )
 
 
+@pytest.mark.nodes
 @pytest.mark.parametrize("name", CASES)
 def test_equal_replicas_and_the_same_bits_as_simulated(name):
     steps, seed = 5, next(SEEDS)

@@ -89,6 +89,7 @@ def pretend(monkeypatch, fastest_of):
     monkeypatch.setattr(auto, "measure", seconds)
 
 
+@pytest.mark.nodes
 @pytest.mark.parametrize("tensors", [(LARGE,), (BUCKET,), (LARGE, SMALL)], ids=str)
 def test_the_error_told_is_that_of_this_ranks_slice_of_the_mean(tensors):
     if hvd.size() != 4:
@@ -119,6 +120,7 @@ def test_the_error_told_is_that_of_this_ranks_slice_of_the_mean(tensors):
         assert math.isnan(found) and tensors == (BUCKET,)
 
 
+@pytest.mark.nodes
 @pytest.mark.parametrize("exchange", ["hierarchical", "auto"])
 @pytest.mark.parametrize("statistics", ["histogram", "normal"])
 def test_tables_are_fitted_to_what_is_quantised(exchange, statistics, monkeypatch):

@@ -16,7 +16,7 @@ from hvd_adaptive.hooks.horovod.helper import PATIENCE
 
 NUMBER = itertools.count()
 SIZES = {"w": 9000, "b": 700, "v": 4100}
-STEPS = 5
+STEPS = 4  # two fits, and a step after each
 # 7 bits under L-infinity: far below the error of another optimizer's or step's gradient, above 1.
 TOLERANCE = 0.05
 
@@ -62,7 +62,7 @@ def order() -> list[int]:
 
 
 COMPRESSORS = {
-    "alq": lambda **k: ALQ(bits=7, norm="linf", update_steps=[0, 3], **k),
+    "alq": lambda **k: ALQ(bits=7, norm="linf", update_steps=[0, 2], **k),
     "qsgd": lambda **k: QSGD(bits=8, norm="linf", **k),
 }
 SECOND = {"second_stage_bits": 7}  # the default is measured, which takes a moment
@@ -129,7 +129,7 @@ def test_a_step_before_the_other_backward_pass():
 
 
 @pytest.mark.parametrize("exchange", ["allgather", "scatter"])
-@pytest.mark.parametrize("at", [0, 2, 3], ids=["first", "plain", "fit"])
+@pytest.mark.parametrize("at", [0, 1, 2], ids=["first", "plain", "fit"])
 def test_a_step_is_given_up_while_some_rank_is_helped(exchange, at):
     """Between backward and step: odd ranks so late that helpers have begun, and wait for others."""
     keywords = {"bucket_size": 512} | EXCHANGES[exchange]

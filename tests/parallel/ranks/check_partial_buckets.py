@@ -56,6 +56,7 @@ def train(model, optimizer, steps: int, compressor) -> tuple[float, float, list[
     return means[0], means[1], [flats[name] for name, _ in weights]
 
 
+@pytest.mark.once
 @pytest.mark.parametrize(("bits", "most"), [(3, 0.5), (8, 0.005)])
 def test_an_mlp_with_defaults(bits, most):
     """784-256-256-10: the weights fill 32 buckets and, with the classifier, a third of one more.
