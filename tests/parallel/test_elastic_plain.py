@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 
 import pytest
@@ -17,11 +18,13 @@ class FourAtMost(Elastic):
 
 # Of 8 bits under L-infinity; without the others' part it would be above 0.5.
 TOLERANCE = 0.05
+# "killed" grows first, and all that is told of "grown" is told of it, too: `make ranks` runs both.
+ENDINGS = ["grown", "killed"] if "HVD_ADAPTIVE_EVERY_CASE" in os.environ else ["killed"]
 
 
 @pytest.mark.parallel
 @pytest.mark.timeout(SECONDS + 20)
-@pytest.mark.parametrize("ending", ["grown", "killed"])
+@pytest.mark.parametrize("ending", ENDINGS)
 def test_a_newcomer_takes_the_first_ranks_tables(ending, tmp_path, monkeypatch):
     """And, where a worker is killed, survivors whose steps differ go on alike."""
     monkeypatch.setenv("HOROVOD_GLOO_TIMEOUT_SECONDS", "40")

@@ -20,7 +20,7 @@ from pathlib import Path
 
 import horovod.torch as hvd
 import torch
-from conftest import batches, flat_parameters, make_model
+from conftest import batches, flat_parameters, make_model, rest_while_waiting
 
 from hvd_adaptive import ALQ, ECDQ
 
@@ -31,6 +31,7 @@ SECOND, ADDED = "127.0.0.1", "127.1"
 def main(folder: Path) -> None:
     """Two models, each with its own optimizer and compressor."""
     hvd.init()
+    rest_while_waiting()
     torch.set_num_threads(1)
     host = os.environ["HOROVOD_HOSTNAME"]
     compressors = [

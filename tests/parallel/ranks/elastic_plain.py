@@ -23,7 +23,7 @@ from pathlib import Path
 
 import horovod.torch as hvd
 import torch
-from conftest import batches, flat_parameters, make_model
+from conftest import batches, flat_parameters, make_model, rest_while_waiting
 
 from hvd_adaptive import ALQ
 
@@ -34,6 +34,7 @@ SECOND, ADDED, WORKERS = "127.0.0.1", "127.1", 2
 def main(folder: Path, ending: str) -> None:
     """One model; the compressor is no part of the state."""
     hvd.init()
+    rest_while_waiting()
     torch.set_num_threads(1)
     host = os.environ["HOROVOD_HOSTNAME"]
     model = make_model()
