@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 from numpy.typing import ArrayLike
-from scipy.special import entr
 
 from hvd_adaptive.levels.distributions import Array, Distribution
 from hvd_adaptive.levels.magnitudes import check_magnitudes
@@ -54,4 +53,6 @@ def magnitude_probabilities(
 
 def entropy_bits(probabilities: ArrayLike) -> float:
     """Return the entropy in bits per symbol; zero probabilities contribute nothing."""
+    from scipy.special import entr  # slow to import, and only code books need it
+
     return float(entr(np.asarray(probabilities, dtype=np.float64)).sum() / np.log(2))

@@ -25,7 +25,6 @@ from __future__ import annotations
 
 import numpy as np
 from numpy.typing import ArrayLike
-from scipy.optimize import brentq
 
 from hvd_adaptive.levels.distributions import Array
 from hvd_adaptive.levels.histogram import LOG_BINS, LOG_EDGES, Histogram
@@ -103,6 +102,8 @@ def _exponent(largest: Array, start: float) -> float:
     With u = a log(1/start) the mean is log(1/start) (1/u - 1/(e^u - 1)), which decreases from one
     half of log(1/start) at u = 0.
     """
+    from scipy.optimize import brentq  # slow to import, and only fits need it
+
     middles = (np.maximum(LOG_EDGES[:-1], start) + np.maximum(LOG_EDGES[1:], start)) / 2
     reach = -np.log(start)
     wanted = largest @ np.log(middles / start) / largest.sum() / reach

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import numpy as np
 from numpy.typing import ArrayLike
-from scipy.special import erfcx
 
 from hvd_adaptive.levels.distributions import Array, invert_cdf
 
@@ -29,6 +28,8 @@ _ROOT_TWO_PI = np.sqrt(2 * np.pi)
 
 def _mills(z: Array) -> Array:
     """Return (1 - Phi(z)) / phi(z) for z >= 0."""
+    from scipy.special import erfcx  # slow to import, and only statistics="normal" needs it
+
     return np.sqrt(np.pi / 2) * erfcx(z / np.sqrt(2))
 
 

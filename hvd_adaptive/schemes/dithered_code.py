@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.special import erf
 
 from hvd_adaptive.coding.prefix_code import FLOOR, PrefixCode
 from hvd_adaptive.levels.distributions import Array, Distribution
@@ -170,6 +169,8 @@ def gaussian_law() -> Histogram:
 
     It is used before the first fit.
     """
+    from scipy.special import erf  # slow to import, and only ECDQ needs it
+
     cumulated = erf(LOG_EDGES * (GAUSSIAN_UNIT / np.sqrt(2)))
     cumulated[-1] = 1.0
     return Histogram(LOG_EDGES, np.diff(cumulated))
