@@ -103,7 +103,7 @@ def speed(arguments: argparse.Namespace, known: dict[str, Any], keep: Callable) 
         if label in results or time.monotonic() > arguments.end - RESERVED_S:
             continue
         try:
-            results[label] = codec.measure(scheme, label, options)
+            results[label] = codec.measure(scheme.codec, label, options)
         except Exception as error:  # the other cases are still worth their time
             print(f"  {label}: {error!r}", flush=True)
             torch.cuda.empty_cache()

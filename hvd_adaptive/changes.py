@@ -148,19 +148,10 @@ class Changing:
         constructor(self, **given)
 
     def _given(self, changed: Mapping[str, Any]) -> dict[str, Any]:
-        given = self.constructor_keywords()
+        given = keywords_of(self)
         if changed:
             given.pop("table", None)
         return given | dict(changed)
-
-    def constructor_keywords(self) -> dict[str, Any]:
-        """Return the constructor's keywords; some may have been iterators, which have been read."""
-        given = dict(self._constructed)
-        if "named_parameters" in given:
-            given["named_parameters"] = self.settings.named_parameters
-        if "update_steps" in given:
-            given["update_steps"] = self.updates.schedule.planned
-        return given
 
     def _rebind(self) -> None:
         if self._connection is not None:
@@ -179,6 +170,16 @@ class Changing:
         memo[id(self)] = new
         new.__dict__ = copy.deepcopy(self.__getstate__(), memo)
         return new
+
+
+def keywords_of(compressor: Any) -> dict[str, Any]:
+    """Return the constructor's keywords; some may have been iterators, which have been read."""
+    given = dict(compressor._constructed)
+    if "named_parameters" in given:
+        given["named_parameters"] = compressor.settings.named_parameters
+    if "update_steps" in given:
+        given["update_steps"] = compressor.updates.schedule.planned
+    return given
 
 
 def _plain(value: Any) -> Any:

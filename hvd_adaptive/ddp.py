@@ -18,6 +18,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 
+from hvd_adaptive.changes import keywords_of
 from hvd_adaptive.compressor import GradientCompressor, check_compressor
 from hvd_adaptive.hooks.ddp.bucket_session import BucketSession
 from hvd_adaptive.hooks.ddp.buckets import Bucket, Names
@@ -93,7 +94,7 @@ class CompressionState:
     def __getstate__(self) -> dict[str, Any]:
         logger.info("process group and parameters are not saved with a CompressionState")
         compressor = self.compressor
-        given = compressor.constructor_keywords()
+        given = keywords_of(compressor)
         keywords = {name: value for name, value in given.items() if keyword_of(name).picklable}
         return {
             "scheme": type(compressor),

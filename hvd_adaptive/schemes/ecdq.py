@@ -113,6 +113,11 @@ class ECDQ(GradientCompressor):
     def codec(self) -> DitheredCodec:
         return cast(DitheredCodec, super().codec)
 
+    @property
+    def table_version(self) -> int:
+        """Return how often the default part's code was fitted."""
+        return self.codec.table_version
+
     def fit(self, gradients: torch.Tensor | Sequence[torch.Tensor]) -> None:
         """Refit δ and the code from gradients, in this process alone.
 

@@ -23,6 +23,11 @@ class LevelScheme(GradientCompressor):
         """Return the ascending signed reconstruction levels in [-1, 1], float64."""
         return self.codec.levels
 
+    @property
+    def table_version(self) -> int:
+        """Return how often the default part's table was fitted."""
+        return self.codec.table_version
+
     def fit(self, gradients: torch.Tensor | Sequence[torch.Tensor]) -> None:
         """Refit table and code book from gradients, in this process alone.
 

@@ -66,6 +66,7 @@ def known_of(given: Any) -> wire.Known:
 
 def own_levels(codec: Any, values: np.ndarray) -> np.ndarray:
     """The levels of each bucket, by the payload of ``values``."""
+    codec = getattr(codec, "codec", codec)
     flat = torch.from_numpy(values.astype(np.float32))
     payload = codec.encode_flat(flat, codec.settings.quantized_part(flat.numel()), 0)
     head, body, _ = wire.sections(payload.numpy().tobytes())

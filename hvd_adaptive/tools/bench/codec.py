@@ -21,6 +21,7 @@ import torch
 from tqdm import tqdm
 
 import hvd_adaptive
+from hvd_adaptive.changes import keywords_of
 from hvd_adaptive.coding.header import CODINGS
 from hvd_adaptive.tools.methods import read, written
 
@@ -100,7 +101,7 @@ def _coded(made: dict[str, Any], codings: Sequence[str]) -> dict[str, Any]:
                 continue
             (method,) = read(label)
             own = {**method.keywords, "coding": coding}
-            keywords = scheme.constructor_keywords() | {"coding": coding}
+            keywords = keywords_of(scheme) | {"coding": coding}
             with contextlib.suppress(ValueError):  # tables that this coder does not code
                 again[written(method.name, own)] = type(scheme)(**keywords)
     return again

@@ -13,6 +13,7 @@ import torch
 
 import hvd_adaptive
 from hvd_adaptive import theory
+from hvd_adaptive.changes import keywords_of
 from hvd_adaptive.compressor import GradientCompressor
 from hvd_adaptive.device import HOST
 from hvd_adaptive.schemes.level_scheme import LevelScheme
@@ -117,7 +118,7 @@ def is_unbiased(scheme: GradientCompressor) -> bool:
     v = torch.from_numpy(np.random.Generator(np.random.Philox(key=1)).gamma(0.7, size=64))
     v = v.to(torch.float32).repeat(256) - 0.5
     settings = {"bucket_size": 64, "seed": 1, "min_numel": 0}
-    small = type(scheme)(**scheme.constructor_keywords() | settings).codec
+    small = type(scheme)(**keywords_of(scheme) | settings).codec
     draws = torch.cat([small.roundtrip(v, key).view(256, 64) for key in range(1, 17)]).double()
     exact = v[:64].double()
     weights = torch.stack([exact, exact.sign(), exact.abs() - exact.abs().mean(), exact**3], dim=1)
