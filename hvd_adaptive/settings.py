@@ -77,6 +77,9 @@ class Settings:
             corrupt payload raises PayloadError and is never averaged. If False, corruption that no
             decoder detects becomes wrong numbers.
         warmup_steps: Number of first steps whose gradients are sent in full precision.
+        worker: Whether a thread of the compressor encodes, sends and decodes groups of gradients on
+            the CPU while the backward pass goes on. If False, the calling thread does so. The
+            averages are the same bits.
         schedule: Function of the step that returns a dict of keywords for ``set``, which apply from
             that step on, or None. It is called once a step, and must return the same on all ranks.
         grad_scaler: torch.amp.GradScaler (any object with ``get_scale()``), for error feedback, so
@@ -120,6 +123,7 @@ class Settings:
     in_flight_bytes: int = keyword(512 * 2**20, partial(check_integer, least=4096))
     checksum: bool = keyword(True, check_flag)
     warmup_steps: int = keyword(0, partial(check_integer, least=0))
+    worker: bool = keyword(True, check_flag, **LOCAL)
     schedule: Callable[[int], Mapping[str, Any] | None] | None = keyword(
         None,
         partial(check_has, method="__call__", allowed="a function of the step"),

@@ -26,6 +26,9 @@ class Allgather(Exchange):
         copies = self.ranks + copies_sent(self.ranks)
         return copies * codec.payload_bytes(quantized, full, dtype)
 
+    def stages(self, coordinates: int) -> int:
+        return 1
+
     def encode(
         self, shipment: Shipment, flat: torch.Tensor, values: torch.Tensor
     ) -> list[Outgoing]:

@@ -166,11 +166,11 @@ class Auto(Exchange):
         chosen = self._candidates[self.choice(quantized + full)]
         return chosen.working_bytes(codec, quantized, full)
 
-    def goes_on_early(self, coordinates: int) -> bool:
+    def stages(self, coordinates: int) -> int | None:
         # Beside routes of more stages, ranks could wait for each other.
         if "hierarchical" in self._candidates:
-            return False
-        return self._candidates[self.choice(coordinates)].goes_on_early(coordinates)
+            return None
+        return self._candidates[self.choice(coordinates)].stages(coordinates)
 
     def encode(
         self, shipment: Shipment, flat: torch.Tensor, values: torch.Tensor

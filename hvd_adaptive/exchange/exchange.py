@@ -208,9 +208,12 @@ class Exchange(ABC):
         """Return the bytes for processing a collective's result, besides payloads and result."""
         return 0
 
-    def goes_on_early(self, coordinates: int) -> bool:
-        """Return whether a group's second and last stage may be sent before other groups start."""
-        return False
+    def stages(self, coordinates: int) -> int | None:
+        """Return the number of a group's collectives if it may go on before other groups start.
+
+        It is 1 or 2. None if the group must wait for groups that were launched before it.
+        """
+        return None
 
     @abstractmethod
     def encode(

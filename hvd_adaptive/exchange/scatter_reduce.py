@@ -66,8 +66,8 @@ class ScatterReduce(Exchange):
         first = sum(own) + self.ranks * max(own, default=0)
         return max(first, copies_sent(self.ranks) * max(averages, default=0) + sum(averages))
 
-    def goes_on_early(self, coordinates: int) -> bool:
-        return True
+    def stages(self, coordinates: int) -> int:
+        return 2
 
     def encode(
         self, shipment: Shipment, flat: torch.Tensor, values: torch.Tensor

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import functools
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import torch
 
@@ -28,6 +29,9 @@ from hvd_adaptive.transport.collectives import AllGather, AllToAll, Among, Colle
 if TYPE_CHECKING:
     from hvd_adaptive.exchange.staged_codec import StagedCodec
     from hvd_adaptive.run.groups import Groups
+    from hvd_adaptive.run.worker import Worker
+
+_Method = TypeVar("_Method", bound=Callable[..., Any])
 
 # Full buckets of a group on which the relative error is measured in each step.
 ERROR_BUCKETS = 2
@@ -46,14 +50,28 @@ class _Flight:
     begun: float = 0.0
 
 
+def _locked(method: _Method) -> _Method:
+    """Hold the step's lock during a method, and begin with what has arrived."""
+
+    @functools.wraps(method)
+    def locked(step: Step, *arguments: Any, **keywords: Any) -> Any:
+        with step.lock:
+            step._read_mail()
+            return method(step, *arguments, **keywords)
+
+    return cast(_Method, locked)
+
+
 class Step:
     """Exchange the gradients of one step.
 
     1. ``arrive`` accepts a member's gradient. After ``release``, complete groups are launched in
        the layout's reverse order on every rank (roughly the order of the backward pass), within the
        bound on memory. Update steps are not released.
-    2. Groups whose first stage has been received submit their second stage.
-    3. ``launch_all`` at the first decompress launches the rest; every gradient has arrived.
+    2. Groups whose first stage has been received submit their second stage. A worker (worker.py)
+       also decodes what has been received; averages stay in memory of their own meanwhile.
+    3. ``launch_all`` at the first decompress launches the rest; every gradient has arrived. From
+       now on averages replace gradients.
     4. ``result`` waits for the groups of a member, and for what was submitted before them.
     5. The last ``result`` raises PayloadError on every rank if a payload arrived corrupt at any of
        them. Averages have replaced the gradients by then; all become NaN.
@@ -68,6 +86,7 @@ class Step:
         number: int,
         attempt: int = 0,
         residuals: Residuals | None = None,
+        worker: Worker | None = None,
     ) -> None:
         self.binding = binding
         self.layout = layout
@@ -75,6 +94,12 @@ class Step:
         self.factor: float | None = None
         self._early_factor: float | None = None
         self.attempt = attempt
+        self.lock = threading.RLock()
+        self._worker = worker
+        self._error: BaseException | None = None  # of the worker
+        self._mail: deque[tuple[int, torch.Tensor, bool]] = deque()
+        self._here: set[int] = set()
+        self._device: torch.device | None = None
         self._hold = True
         self._all_arrived = False
         self._tensors: list[torch.Tensor | None] = [None] * len(layout.members)
@@ -88,6 +113,7 @@ class Step:
         self._held = 0
         self._returned: set[int] = set()  # groups that have been received, or could not be read
         self._results: dict[int, torch.Tensor] = {}  # those that were not written back
+        self._early: dict[int, torch.Tensor] = {}  # those that may not be written back yet
         self._residuals = residuals
         self._after: dict[int, torch.Tensor] = {}  # the groups' residuals after this step
         self._absent: list[int] = []
@@ -101,32 +127,48 @@ class Step:
     @property
     def arrived(self) -> dict[int, torch.Tensor]:
         """Return the gradients by slot."""
-        return {slot: tensor for slot, tensor in enumerate(self._tensors) if tensor is not None}
+        with self.lock:
+            self._read_mail()
+            return {slot: tensor for slot, tensor in enumerate(self._tensors) if tensor is not None}
 
     def has(self, slot: int) -> bool:
         """Return whether the member's gradient has arrived."""
-        return self._tensors[slot] is not None
+        return slot in self._here
 
     def arrive(self, slot: int, tensor: torch.Tensor) -> None:
-        """Accept a member's gradient, and launch groups that are complete."""
-        self.binding.compressor.codec.check_device(tensor.device)
-        self._tensors[slot] = tensor
-        self._streams.arrived(slot, tensor)
-        self._pending += 1
-        # Results are written to the gradients' own memory, so that no step allocates memory.
-        # Autograd may give two parameters one gradient; such gradients are not written to.
-        if self.binding.is_gradient(slot, tensor) and not tensor.is_inference():
-            self._gradients.append(tensor)
-            self._written_back[slot] = tensor.is_contiguous()
-        other = self._memory.setdefault(tensor.untyped_storage().data_ptr(), slot)
-        if other != slot and not self.disjoint:
-            self._written_back[slot] = self._written_back[other] = False
-        for group, _ in self.layout.pieces_of[slot]:
-            self._missing[group] -= 1
-        if not self._hold:
-            self._launch()
-            self._submit_second_stages()
+        """Accept a member's gradient; without a worker, launch groups that are complete.
 
+        A worker may hold the lock meanwhile.
+        """
+        self.binding.compressor.codec.check_device(tensor.device)
+        may_write = self.binding.is_gradient(slot, tensor) and not tensor.is_inference()
+        self._streams.arrived(slot, tensor)
+        self._device = self._device or tensor.device
+        self._pending += 1
+        self._here.add(slot)
+        self._mail.append((slot, tensor, may_write))
+        if self._worker is not None:
+            self._worker.wake()
+        elif not self._hold:
+            self._go_on()
+
+    def _read_mail(self) -> None:
+        """Note the gradients that have arrived."""
+        while self._mail:
+            slot, tensor, may_write = self._mail.popleft()
+            self._tensors[slot] = tensor
+            # Results are written to the gradients' own memory, so that no step allocates memory.
+            # Autograd may give two parameters one gradient; such gradients are not written to.
+            if may_write:
+                self._gradients.append(tensor)
+                self._written_back[slot] = tensor.is_contiguous()
+            other = self._memory.setdefault(tensor.untyped_storage().data_ptr(), slot)
+            if other != slot and not self.disjoint:
+                self._written_back[slot] = self._written_back[other] = False
+            for group, _ in self.layout.pieces_of[slot]:
+                self._missing[group] -= 1
+
+    @_locked
     def release(self, factor: float | None = None) -> None:
         """Launch complete groups from now on.
 
@@ -134,8 +176,36 @@ class Step:
             factor: Scale of sums over ranks. If it is known, groups also submit second stages.
         """
         self._hold, self._early_factor = False, factor
-        self._launch()
+        if self._worker is None:
+            self._launch()
 
+    @_locked
+    def _go_on(self) -> None:
+        """Launch groups that are complete, and submit second stages."""
+        self._launch()
+        self._submit_second_stages()
+
+    def advance(self) -> bool | None:
+        """See ``worker.Work.advance``."""
+        with self.lock:
+            if self._all_arrived or self._error is not None:
+                return None
+            try:
+                self._read_mail()
+                if self._hold:
+                    return None
+                before = self._next, len(self.names), len(self._returned)
+                self._launch()
+                self._receive_last_stages()
+                self._submit_second_stages()
+            except BaseException as error:
+                self._error = error  # the program's thread raises it
+                return None
+            if before != (self._next, len(self.names), len(self._returned)):
+                return True
+            return False if self._flying else None
+
+    @_locked
     def launch_all(self) -> None:
         """Submit every group, within the bound on memory.
 
@@ -143,8 +213,14 @@ class Step:
         parameters, which Horovod exchanges itself) is omitted.
         """
         self._hold, self._all_arrived = False, True
+        if self._error is not None:
+            raise self._error
+        for index, decoded in self._early.items():
+            self._keep(index, self._write_back(index, decoded))
+        self._early.clear()
         self._launch()
 
+    @_locked
     def result(self, slot: int, absent: bool = False) -> torch.Tensor:
         """Return the reduced gradient of a member, in its own shape and dtype.
 
@@ -211,8 +287,10 @@ class Step:
         """Return whether the result of every gradient that arrived was returned."""
         return self._pending == 0
 
+    @_locked
     def abandon(self) -> list[Sent]:
         """Give up an unfinished step, and return the collectives in flight."""
+        self._hold = True
         flying = [
             Sent(
                 self._name(f.index, f.stage),
@@ -223,6 +301,7 @@ class Step:
         ]
         self._flying.clear()
         self._after.clear()
+        self._early.clear()
         self._held = 0
         self._next = 0
         return flying
@@ -245,16 +324,19 @@ class Step:
 
         Every dense gradient must have arrived.
         """
+        self._read_mail()
         groups = enumerate(self.layout.groups)
         return self.binding.exchange.parts_among(
             group for index, group in groups if self._any_arrived(index)
         )
 
+    @_locked
     def is_finite(self) -> bool:
         """Return whether this rank's gradients are finite, before any result replaces them."""
         self._streams.join(range(len(self._tensors)))
         return bool(Finite(tensor for tensor in self._tensors if tensor is not None))
 
+    @_locked
     def samples(self, count: int, part: str = "") -> list[torch.Tensor]:
         """Draw up to ``count`` buckets of ``part`` that this rank will quantise (run/shares.py).
 
@@ -325,7 +407,7 @@ class Step:
     @property
     def device(self) -> torch.device:
         """Return the device of the gradients."""
-        return next((t.device for t in self._tensors if t is not None), torch.device("cpu"))
+        return self._device or torch.device("cpu")
 
     def _launch(self) -> None:
         """Launch groups that are ready, in order, within the bound on memory."""
@@ -348,11 +430,8 @@ class Step:
         waits for ranks that are behind it, or for an older group. Averages are not decoded here,
         because they would overwrite memory into which autograd may still accumulate.
         """
-        world = self.binding.world
-        if self._known_factor is None or not world.orders_collectives:
-            return
         while flight := next((f for f in self._flying if f.stage == 0), None):
-            if not (self._has_early_second_stage(flight.index) and world.poll(flight.handle)):
+            if self._early_stages(flight) != 2 or not self._is_back(flight):
                 return
             self._advance(flight)
 
@@ -368,9 +447,18 @@ class Step:
             raise RuntimeError(f"step {self.number}: a group is decoded before its factor is known")
         return factor
 
-    def _has_early_second_stage(self, index: int) -> bool:
-        group, binding = self.layout.groups[index], self.binding
-        return self.device.type == "cpu" and binding.exchange.goes_on_early(group.coordinates)
+    def _early_stages(self, flight: _Flight) -> int | None:
+        """Return the number of a group's stages if it may go on before the first result."""
+        if self._known_factor is None or self.device.type != "cpu":
+            return None
+        if not self.binding.world.orders_collectives:
+            return None
+        coordinates = self.layout.groups[flight.index].coordinates
+        return self.binding.exchange.stages(coordinates)
+
+    def _is_back(self, flight: _Flight) -> bool:
+        """Return whether what a group waits for has been received."""
+        return self.binding.world.poll(flight.handle)
 
     def _fits(self, index: int) -> bool:
         """Return whether the bound on memory allows a group beside those in flight."""
@@ -477,7 +565,7 @@ class Step:
             time=lambda field: meter.time(field, index),
             count=lambda size: meter.add("payload_bytes", size, index),
             measure=functools.partial(self._measure, index),
-            memory=lambda *like: self._memory_for(group, *like),
+            memory=lambda *like: self._memory_for(index, *like),
         )
 
     def _advance_oldest(self) -> None:
@@ -486,6 +574,7 @@ class Step:
             raise RuntimeError("this gradient's step was given up: backward has run again since")
         self._advance(self._flying[0])
 
+    @_locked
     def drain(self, is_over: Callable[[], bool]) -> None:
         """Complete what ``result`` waits for, until ``is_over`` returns True."""
         while self._flying and not is_over():
@@ -495,6 +584,16 @@ class Step:
                 time.sleep(_PAUSE)
         if not self._flying:
             self._failed_everywhere()
+
+    def _receive_last_stages(self) -> None:
+        """Decode groups whose last stage has been received, without waiting.
+
+        A group's first stage is advanced in the order of launch (``_submit_second_stages``). After
+        its last stage a group submits nothing, so the order does not matter.
+        """
+        for flight in list(self._flying):
+            if self._early_stages(flight) == flight.stage + 1 and self._is_back(flight):
+                self._advance(flight)
 
     def _advance(self, flight: _Flight) -> None:
         """Wait for a collective, then submit the next one of its group.
@@ -526,22 +625,28 @@ class Step:
         self._held -= self.binding.in_flight_bytes(self.layout.groups[index])
         self._account("flight", index, 0)
         self._account("work", index, 0)
-        kept = None if decoded is None else self._receive_decoded(index, decoded)
-        if kept is not None:
-            self._results[index] = kept
+        if decoded is not None:
+            self._receive_decoded(index, decoded)
         self._returned.add(index)
         self._launch()
 
-    def _receive_decoded(self, index: int, decoded: torch.Tensor) -> torch.Tensor | None:
-        """Record figures of a decoded group, and write it back; see ``_write_back``."""
+    def _receive_decoded(self, index: int, decoded: torch.Tensor) -> None:
+        """Record figures of a decoded group, and write it back if that is allowed."""
         if self._residuals is not None:
             self._finite.look(decoded)
         group, binding = self.layout.groups[index], self.binding
         quantized = decoded[: binding.quantized_now(group)]
         binding.compressor.meter.look(quantized, binding.settings.bucket_size, index)
-        kept = self._write_back(index, decoded)
+        if self._all_arrived:
+            self._keep(index, self._write_back(index, decoded))
+        else:
+            self._early[index] = decoded
+
+    def _keep(self, index: int, kept: torch.Tensor | None) -> None:
+        """Keep what could not be written back until its results are returned."""
         self._account("result", index, 0 if kept is None else kept.nbytes)
-        return kept
+        if kept is not None:
+            self._results[index] = kept
 
     def _codec(self, index: int) -> StagedCodec:
         """Return the codec of the group's part."""
@@ -559,11 +664,16 @@ class Step:
         return self.binding.settings.seed, rank, self.number, group_number(index, self.attempt)
 
     def _memory_for(
-        self, group: Group, use: str, coordinates: int, dtype: torch.dtype, device: torch.device
+        self, index: int, use: str, coordinates: int, dtype: torch.dtype, device: torch.device
     ) -> torch.Tensor:
-        """Return Shipment.memory; the result of a single member uses its gradient's memory."""
-        if use == "result" and self._written_back[group.pieces[0].slot]:
-            own = self._in_place(group)
+        """Return Shipment.memory; the result of a single member uses its gradient's memory.
+
+        Results of groups that are decoded early have memory of their own.
+        """
+        if use == "result" and not self._all_arrived:
+            use = f"result of group {index}"
+        elif use == "result" and self._written_back[self.layout.groups[index].pieces[0].slot]:
+            own = self._in_place(self.layout.groups[index])
             if own is not None and (own.numel(), own.dtype) == (coordinates, dtype):
                 return own
         return self.binding.buffer(use, coordinates, dtype, device)

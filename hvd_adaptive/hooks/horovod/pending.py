@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from hvd_adaptive.hooks.horovod.changed import Watch
     from hvd_adaptive.hooks.horovod.placeholder import Reader
     from hvd_adaptive.hooks.horovod.roll_call import RollCall
+    from hvd_adaptive.run.worker import Worker
 
 logger = logging.getLogger("hvd_adaptive")
 
@@ -100,7 +101,9 @@ class NamedGradients(PendingGradients):
     step: Step
     roll_call: RollCall | None
     held: bool
+    worker: Worker | None = None
     ready: float | None = None
+    is_released: bool = False
 
     @property
     def latest_step(self) -> Step | JoinedStep:
@@ -108,6 +111,24 @@ class NamedGradients(PendingGradients):
 
     def complete_step(self) -> Step:
         return self.step
+
+    def release(self) -> None:
+        """Launch groups from now on if all ranks are known to take part."""
+        if self.held or self.is_released or self.roll_call is None:
+            return
+        if (read := self.roll_call.answer()) is not None:
+            self.is_released = True
+            self.step.release(read.factor)
+
+    def advance(self) -> bool | None:
+        """See ``worker.Work.advance``."""
+        if self.lost or self.given_up or self.running is not None:
+            return None
+        self.release()
+        if not self.is_released:
+            waits = not self.held and self.roll_call is not None and not self.roll_call.is_over
+            return False if waits else None
+        return self.step.advance()
 
     def _take_gradients(self) -> dict[int, torch.Tensor]:
         gradients = self.step.arrived
@@ -152,10 +173,11 @@ class UnnamedGradients(PendingGradients):
         return self.binding.unnamed
 
 
-def new_step(binding: Binding, layout: Layout) -> Step:
+def new_step(binding: Binding, layout: Layout, worker: Worker | None = None) -> Step:
     """Return the step that comes next, without gradients."""
     compressor = binding.compressor
     residuals = compressor.residuals
     if residuals is not None:
         residuals.lay_out(layout, binding.world.rank, binding.world.size)
-    return Step(binding, layout, compressor.step, binding.given_up.attempt, residuals)
+    attempt = binding.given_up.attempt
+    return Step(binding, layout, compressor.step, attempt, residuals, worker)

@@ -55,6 +55,11 @@ class RollCall:
         # Sparse gradients have a function instead of a handle, and are not compressed.
         return handle is not None and (callable(handle) or self._hvd.poll(handle))
 
+    @property
+    def is_over(self) -> bool:
+        """Return whether ``answer`` will return nothing any more."""
+        return self._over
+
     def answer(self) -> Reduction | None:
         """Return, once, the reduction if all ranks take part and agree.
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import threading
 import time
+import weakref
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -27,6 +29,7 @@ from hvd_adaptive.hooks.horovod.position import Position
 from hvd_adaptive.layout import Layout
 from hvd_adaptive.once import WarnOnce
 from hvd_adaptive.run.step import Step
+from hvd_adaptive.run.worker import Work, Worker
 from hvd_adaptive.transport.collectives import Sent
 from hvd_adaptive.transport.horovod_world import Abandoned, patient
 
@@ -56,6 +59,7 @@ class Session:
         self._pending: PendingGradients | None = None
         self._position = Position(compressor)
         self._lock = threading.RLock()
+        self._worker = Worker(functools.partial(_work_of, weakref.ref(self)))
         self._warn_of_names = WarnOnce(logger)
         self._warn_of_unfrozen = WarnOnce(logger)
         self._warn_of_sparse = WarnOnce(logger)
@@ -122,7 +126,7 @@ class Session:
     ) -> tuple[torch.Tensor, Ticket]:
         check_gradient(tensor, layout.members[slot])
         tensor = binding.resolved(slot, tensor)
-        pending = self._pending_for(binding, layout, slot)
+        pending = self._pending_for(binding, layout, slot, tensor.is_cpu)
         if pending.watch is not None:
             pending.watch.look(slot, binding.parameter(slot), tensor)
         pending.step.arrive(slot, tensor)
@@ -136,11 +140,13 @@ class Session:
         small = self._position.placeholder(binding, slot, absent)
         if pending.roll_call is not None:
             pending.roll_call.expect(binding.parameter(slot), small, slot)
-            if not pending.held and (read := pending.roll_call.answer()) is not None:
-                pending.step.release(read.factor)
+            if pending.worker is None:
+                pending.release()
         return small, pending.ticket(slot)
 
-    def _pending_for(self, binding: Binding, layout: Layout, slot: int) -> NamedGradients:
+    def _pending_for(
+        self, binding: Binding, layout: Layout, slot: int, on_cpu: bool
+    ) -> NamedGradients:
         """Return the gradients that the one in ``slot`` joins.
 
         A new step begins if there is none, or if it runs or already has this gradient.
@@ -157,13 +163,15 @@ class Session:
         if not binding.is_compared:
             binding.start_comparison()
         binding.prediction.restart()
-        step = new_step(binding, layout)
+        worker = self._worker if on_cpu and self.compressor.settings.worker else None
+        step = new_step(binding, layout, worker)
         due = self._position.update_due(binding, step.number)
         self._pending = pending = NamedGradients(
             binding=binding,
             step=step,
             held=due or not binding.exchange.is_set_up,
             roll_call=binding.roll_call(),
+            worker=worker,
             generation=binding.world.generation,
             watch=binding.watch(layout.members),
         )
@@ -384,3 +392,10 @@ class Session:
         binding.monitored.step_ended(binding, step.number, step.layout)
         binding.given_up.end(binding.world)
         self._pending = None
+
+
+def _work_of(find_session: weakref.ref[Session]) -> Work | None:
+    """Return the gradients that a session's worker exchanges, or None."""
+    session = find_session()
+    pending = None if session is None else session._pending
+    return pending if isinstance(pending, NamedGradients) else None

@@ -1,0 +1,119 @@
+"""Define Worker, a thread that exchanges groups while the backward pass goes on.
+
+The program's thread hands gradients over (``Step.arrive``) and, after the backward pass, requests
+averages (``Step.result``). In between the worker encodes and submits groups, submits their second
+stages, and decodes what has been received. It never waits for another rank: it polls, and leaves
+what is not there to the program's thread. A step without a worker is therefore the same step, only
+later, and both compute the same bits.
+
+Who owns what: the program's thread owns what has arrived; the thread that holds ``Step.lock`` owns
+what flies and what has been received. The worker holds no reference to a step while it sleeps.
+"""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+import threading
+import weakref
+from collections.abc import Callable
+from typing import Protocol
+
+import torch
+
+logger = logging.getLogger("hvd_adaptive")
+
+# Seconds between two looks at collectives in flight.
+PAUSE = 0.001
+
+
+class Work(Protocol):
+    """A step, as a worker sees it."""
+
+    def advance(self) -> bool | None:
+        """Do what can be done without waiting.
+
+        Returns:
+            Whether anything was done; None if there is nothing more to do until ``wake``.
+        """
+
+
+class Worker:
+    """A thread that advances the step of one session.
+
+    Args:
+        find: Function that returns the step in progress, or None. It must not refer to the session
+            strongly.
+    """
+
+    def __init__(self, find: Callable[[], Work | None]) -> None:
+        self._find = find
+        self._wake = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._process = -1
+        self._stopped = False
+
+    def wake(self) -> None:
+        """Look for work: something has arrived, or may be sent."""
+        if self._thread is None or self._process != os.getpid():
+            self._start()  # threads do not survive a fork
+        self._wake.set()
+
+    def stop(self) -> None:
+        """End the thread; what is in progress stays with the program's thread."""
+        self._stopped = True
+        self._wake.set()
+
+    def _start(self) -> None:
+        self._wake, self._process = threading.Event(), os.getpid()
+        self._thread = threading.Thread(
+            target=_run,
+            args=(weakref.ref(self), self._wake),
+            name="hvd_adaptive.worker",
+            daemon=True,
+        )
+        _running.add(self)
+        weakref.finalize(self, self._wake.set)
+        self._thread.start()
+
+    def turn(self) -> bool | None:
+        """Do what can be done now; see ``Work.advance``."""
+        step = None if self._stopped else self._find()
+        return None if step is None else step.advance()
+
+
+def _run(find_worker: weakref.ref[Worker], wake: threading.Event) -> None:
+    with torch.no_grad():
+        while True:
+            wake.wait()
+            wake.clear()
+            while (done := _turn(find_worker)) is not None:
+                if not done:
+                    wake.wait(PAUSE)
+                    wake.clear()
+            worker = find_worker()
+            if worker is None or worker._stopped:
+                return
+            del worker
+
+
+def _turn(find_worker: weakref.ref[Worker]) -> bool | None:
+    """Return ``Worker.turn``; no reference outlives the call."""
+    worker = find_worker()
+    return None if worker is None else worker.turn()
+
+
+_running: weakref.WeakSet[Worker] = weakref.WeakSet()
+
+
+def stop_all() -> None:
+    """End the threads of all workers, before the interpreter ends."""
+    for worker in list(_running):
+        worker.stop()
+        thread = worker._thread
+        if thread is not None and worker._process == os.getpid():
+            thread.join(timeout=5.0)
+
+
+atexit.register(stop_all)
