@@ -1,0 +1,117 @@
+"""Steps with a worker: the same bits as without, whatever the delays at each hand-over."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+
+import horovod.torch as hvd
+import pytest
+import torch
+from conftest import assert_same_everywhere, batches, flat_parameters, make_model, train
+from rank_optimizers import distributed
+
+from hvd_adaptive import ALQ, ECDQ, QSGD, instances
+from hvd_adaptive.run.step import Step
+
+STEPS = 4
+CASES = {
+    "allgather": lambda **k: ALQ(bits=3, exchange="allgather", **k),
+    "scatter_reduce": lambda **k: ALQ(bits=3, exchange="scatter_reduce", **k),
+    "hierarchical": lambda **k: ALQ(bits=3, exchange="hierarchical", ranks_per_node=1, **k),
+    "feedback": lambda **k: QSGD(bits=4, error_feedback=0.5, **k),
+    "parts": lambda **k: ALQ(scope="tensor", exchange="scatter_reduce", **k),
+    "ecdq": lambda **k: ECDQ(bits=2.0, **k),
+}
+
+
+def trained(case: str, worker: bool) -> torch.Tensor:
+    instances.start_over()
+    compressor = CASES[case](bucket_size=128, min_numel=10, fusion_bytes=2048, worker=worker)
+    model = make_model()
+    train(model, distributed(model, compressor), STEPS)
+    return flat_parameters(model)
+
+
+@pytest.fixture
+def delays(monkeypatch):
+    """Random delays wherever the worker and the program's thread meet."""
+    numbers = random.Random(hvd.rank())
+
+    def delayed(name: str):
+        method = getattr(Step, name)
+
+        def later(self, *arguments, **keywords):
+            if numbers.random() < 0.4:
+                time.sleep(0.003 * numbers.random())
+            return method(self, *arguments, **keywords)
+
+        monkeypatch.setattr(Step, name, later)
+
+    for name in ("arrive", "advance", "_read_mail", "_start", "_advance", "launch_all", "result"):
+        delayed(name)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_same_bits(case, delays):
+    without, found = trained(case, False), trained(case, True)
+    assert torch.equal(found, without)
+    assert_same_everywhere(found, f"worker.{case}")
+
+
+def test_groups_leave_while_the_backward_pass_goes_on():
+    """The last hook finds averages of earlier groups decoded already."""
+    compressor = ALQ(bucket_size=128, min_numel=10, fusion_bytes=2048, worker=True)
+    model = make_model()
+    optimizer = distributed(model, compressor)
+    train(model, optimizer, 1)
+    decoded = []
+
+    def wait(gradient: torch.Tensor) -> None:
+        time.sleep(0.3)
+        pending = compressor.connection._pending
+        decoded.append(len(pending.step._returned))
+
+    first = next(iter(model.parameters()))
+    handle = first.register_hook(wait)
+    train(model, optimizer, 1)
+    handle.remove()
+    assert decoded[0] >= 1
+
+
+def test_a_step_that_is_given_up_stops_its_worker(delays):
+    """Backward runs again without a step; the worker of the first has sent some groups."""
+    compressor = ALQ(bucket_size=128, min_numel=10, fusion_bytes=2048, worker=True)
+    model = make_model()
+    optimizer = distributed(model, compressor)
+    train(model, optimizer, 1)
+    for _ in range(2):
+        x, y = batches(hvd.rank())()
+        torch.nn.functional.cross_entropy(model(x), y).backward()
+        time.sleep(0.02 * (1 + hvd.rank()))
+        handles = [handle for handle, _ in optimizer._handles.values()]
+        optimizer.load_state_dict(optimizer.state_dict())
+        for handle in handles:  # or stock Horovod refuses their names
+            hvd.synchronize(handle)
+        optimizer.zero_grad()
+    train(model, optimizer, 2)
+    assert_same_everywhere(flat_parameters(model), "worker.given_up")
+
+
+def test_no_thread_is_left():
+    def named() -> list[str]:
+        return [t.name for t in threading.enumerate() if t.name == "hvd_adaptive.worker"]
+
+    before = len(named())
+    compressor = ALQ(worker=True)
+    model = make_model()
+    optimizer = distributed(model, compressor)
+    train(model, optimizer, 2)
+    assert len(named()) == before + 1
+    compressor.close()
+    end = time.monotonic() + 10
+    while len(named()) > before and time.monotonic() < end:
+        time.sleep(0.01)
+    assert len(named()) == before
+    del optimizer
