@@ -59,8 +59,8 @@ class GivenUp:
             generation: HorovodWorld.generation when it began.
         """
         self._bury(generation)
+        self._flying += step.abandon()  # its worker then adds no more names
         self._names |= step.names
-        self._flying += step.abandon()
         self.attempt += 1
 
     def leave(self, sent: Sent, generation: Any) -> None:
