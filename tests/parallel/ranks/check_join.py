@@ -115,7 +115,7 @@ def test_hvd_allreduce_without_an_optimizer():
 def test_groups_are_launched_while_backward_runs():
     """The roll call costs no overlap beyond the first placeholder."""
     weights = [torch.nn.Parameter(torch.zeros(2000)) for _ in range(3)]
-    compressor = QSGD(bucket_size=100, fusion_bytes=8000)
+    compressor = QSGD(bucket_size=100, fusion_bytes=8000, worker=False)
     optimizer = hvd.DistributedOptimizer(
         torch.optim.SGD(weights, lr=1.0),
         named_parameters=[(f"roll.{i}", w) for i, w in enumerate(weights)],
