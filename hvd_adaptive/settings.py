@@ -77,9 +77,10 @@ class Settings:
             corrupt payload raises PayloadError and is never averaged. If False, corruption that no
             decoder detects becomes wrong numbers.
         warmup_steps: Number of first steps whose gradients are sent in full precision.
-        worker: Whether a thread of the compressor encodes, sends and decodes groups of gradients on
-            the CPU while the backward pass goes on. If False, the calling thread does so. The
-            averages are the same bits.
+        worker: Whether a thread of the compressor encodes, sends and decodes groups while the
+            backward pass goes on, with Horovod and gradients on the CPU. If False, the calling
+            thread does so. The averages are the same bits. Averages that arrive before the end of
+            the backward pass take memory of their own, at most the gradients' size.
         schedule: Function of the step that returns a dict of keywords for ``set``, which apply from
             that step on, or None. It is called once a step, and must return the same on all ranks.
         grad_scaler: torch.amp.GradScaler (any object with ``get_scale()``), for error feedback, so
