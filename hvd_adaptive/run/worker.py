@@ -13,7 +13,6 @@ what flies and what has been received. The worker holds no reference to a step w
 from __future__ import annotations
 
 import atexit
-import logging
 import os
 import threading
 import weakref
@@ -21,8 +20,6 @@ from collections.abc import Callable
 from typing import Protocol
 
 import torch
-
-logger = logging.getLogger("hvd_adaptive")
 
 # Seconds between two looks at collectives in flight.
 PAUSE = 0.001
