@@ -1,6 +1,6 @@
 """Define fusion groups: which coordinate of which parameter is in which payload.
 
-The layout depends only on the parameters' names, shapes and dtypes, and on settings.
+The layout depends only on the parameters' names, shapes, dtypes and order, and on settings.
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ LONGEST_NAME = 48  # characters of a parameter's name in a group's label
 # A member of at least this fraction of a group has its own groups: copying takes longer than
 # sending one more group.
 ALONE = 4
+# The first group, which the backward pass completes last, is at most this fraction of others.
+FIRST = 16
 
 
 @dataclass(frozen=True)
@@ -86,7 +88,10 @@ class Group:
 
 @dataclass(frozen=True)
 class Layout:
-    """Members in natural order of their names, cut into groups.
+    """Members and their groups.
+
+    Slots number members in natural order of their names, so they do not depend on the order of
+    registration. Groups do: the last one is launched first.
 
     ``fingerprint`` (64 bits) covers names, shapes, dtypes and groups; ranks compare it.
     """
@@ -94,6 +99,11 @@ class Layout:
     members: list[Member]
     groups: list[Group]
     fingerprint: int
+
+    @functools.cached_property
+    def identity(self) -> int:
+        """Return 64 bits that cover names, shapes and dtypes, but not groups."""
+        return _digest([(m.name, m.shape, str(m.dtype)) for m in self.members])
 
     @functools.cached_property
     def pieces_of(self) -> list[list[tuple[int, Piece]]]:
@@ -128,7 +138,8 @@ def build_layout(
     bucket_size: int,
     tail: str,
     most_coordinates: int,
-    in_order: bool = False,
+    by_name: bool = False,
+    together: bool = False,
 ) -> Layout:
     """Cut members into groups of at most ``most_coordinates`` (rounded to whole buckets).
 
@@ -136,53 +147,98 @@ def build_layout(
     those without a part join their neighbours of part "" in full precision. A member of at least a
     quarter of a group (ALONE) has groups of its own, which need not be gathered, cut evenly at
     bucket boundaries.
-    ``in_order`` keeps the given order.
+
+    The backward pass reaches members in reverse order and completes a group with its first member.
+    A group holds at most as many coordinates as there are before it (at least a FIRST-th of
+    ``most_coordinates``), so little is left to exchange after the backward pass.
+
+    Args:
+        members: The tensors, in the order in which the model registers them.
+        min_numel: Least number of coordinates of a quantised member.
+        bucket_size: Coordinates of a bucket.
+        tail: "quantize" or "full", for a group's partial last bucket.
+        most_coordinates: Most coordinates of a group.
+        by_name: Cut in natural order of names instead.
+        together: All gradients arrive at the same time. Slots number members in the given order,
+            and groups are as large as possible.
     """
-    ordered = list(members)
-    if not in_order:
-        ordered.sort(key=lambda member: (natural_order(member.name), member.name))
+    given = list(members)
+    ordered = given if together else sorted(given, key=_by_name)
     most = max(bucket_size, most_coordinates // bucket_size * bucket_size)
+    least = most if together else max(bucket_size, most // FIRST)
+    slots = {id(member): slot for slot, member in enumerate(ordered)}
     groups: list[Group] = []
     open_groups: dict[tuple[torch.dtype, str], _Builder] = {}
-    for slot, member in enumerate(ordered):
+    before = 0
+    position: dict[int, int] = {}
+    for member in ordered if by_name else given:
+        slot = slots[id(member)]
+        position[slot] = len(position)
         quantize = member.part is not None and member.numel >= min_numel
         kind = (member.dtype, (member.part or "") if quantize else "")
         if kind not in open_groups:
-            open_groups[kind] = _Builder(*kind, most, bucket_size, groups)
-        open_groups[kind].add(slot, member.numel, quantize)
+            open_groups[kind] = _Builder(*kind, most, least, bucket_size, groups)
+        open_groups[kind].add(slot, member.numel, quantize, before)
+        before += member.numel
     for builder in open_groups.values():
         builder.close()
     # Backward completes a group with its first member: that one's order is the launch's.
-    groups.sort(key=lambda group: (min(group.slots), group.pieces[0].start))
+    groups.sort(
+        key=lambda group: (min(position[slot] for slot in group.slots), group.pieces[0].start)
+    )
     if tail == "full":
         groups = [_tail_moved(group, bucket_size) for group in groups]
-    described = repr(
+    described = (
         [(m.name, m.shape, str(m.dtype)) for m in ordered]
         + [(str(g.dtype), g.quantized, g.full, list(g.pieces)) for g in groups]
         + [(index, g.part) for index, g in enumerate(groups) if g.part]
     )
-    digest = hashlib.sha256(described.encode()).digest()
-    return Layout(ordered, groups, int.from_bytes(digest[:8], "little"))
+    return Layout(ordered, groups, _digest(described))
+
+
+def _by_name(member: Member) -> tuple[list[tuple[int, int, str]], str]:
+    return natural_order(member.name), member.name
+
+
+def _digest(described: Sequence[object]) -> int:
+    return int.from_bytes(hashlib.sha256(repr(described).encode()).digest()[:8], "little")
 
 
 class _Builder:
-    """Fill the groups of one dtype and part, one member at a time."""
+    """Fill the groups of one dtype and part, one member at a time.
+
+    Args:
+        dtype: The dtype.
+        part: The part.
+        most: Most coordinates of a group.
+        least: ... of a group that begins with the first member.
+        bucket_size: Coordinates of a bucket.
+        groups: The list to which groups are appended.
+    """
 
     def __init__(
-        self, dtype: torch.dtype, part: str, most: int, bucket_size: int, groups: list[Group]
+        self,
+        dtype: torch.dtype,
+        part: str,
+        most: int,
+        least: int,
+        bucket_size: int,
+        groups: list[Group],
     ) -> None:
         self.dtype, self.part, self.groups = dtype, part, groups
-        self.most, self.bucket_size = most, bucket_size
+        self.most, self.least, self.bucket_size = most, least, bucket_size
         self.quantized: list[tuple[int, int, int]] = []
         self.full: list[tuple[int, int, int]] = []
-        self.size = 0
+        self.size = self.limit = 0
 
-    def add(self, slot: int, numel: int, quantize: bool) -> None:
+    def add(self, slot: int, numel: int, quantize: bool, before: int) -> None:
+        """Add a member; ``before``: the number of coordinates of all members before it."""
         if ALONE * numel >= self.most:
-            self._add_alone(slot, numel, quantize)
+            self._add_alone(slot, numel, quantize, before)
             return
-        if self.size + numel > self.most:
+        if self.size + numel > self.limit:
             self.close()
+            self.limit = self._limit(before)
         (self.quantized if quantize else self.full).append((slot, 0, numel))
         self.size += numel
 
@@ -192,8 +248,14 @@ class _Builder:
         self._put(self.quantized, self.full)
         self.quantized, self.full, self.size = [], [], 0
 
-    def _add_alone(self, slot: int, numel: int, quantize: bool) -> None:
-        buckets, count = -(-numel // self.bucket_size), -(-numel // self.most)
+    def _limit(self, before: int) -> int:
+        """Return the most coordinates of a group after so many others."""
+        return min(self.most, max(self.least, before))
+
+    def _add_alone(self, slot: int, numel: int, quantize: bool, before: int) -> None:
+        size = min(self.most, max(self._limit(before), -(-numel // ALONE)))
+        buckets, of_group = -(-numel // self.bucket_size), -(-size // self.bucket_size)
+        count = -(-buckets // of_group)
         edges = [min(numel, buckets * k // count * self.bucket_size) for k in range(count + 1)]
         for start, stop in itertools.pairwise(edges):
             piece = [(slot, start, stop)]

@@ -11,8 +11,15 @@ from hvd_adaptive.tools.bench.models import MODELS
 FOLDER = Path(__file__).parent / "shapes"
 
 # Tensors and coordinates of each table. lstm: embedding, two layers and output over 10,000 words
-# (Penn Treebank), 472 units. tiny: for tests.
-SIZES = {name: MODELS[name] for name in ("resnet18", "resnet50", "lstm")} | {"tiny": (6, 121_892)}
+# (Penn Treebank), 472 units. llama, vgg, bert: small ones with the names of Hugging Face's Llama
+# (10 layers of 256, 8,192 tokens), torchvision's VGG-11 (for images of 32 x 32 pixels) and Hugging
+# Face's BERT (4 layers of 256). tiny: for tests.
+SIZES = {name: MODELS[name] for name in ("resnet18", "resnet50", "lstm")} | {
+    "llama": (93, 11_121_920),
+    "vgg": (22, 11_820_392),
+    "bert": (73, 11_171_074),
+    "tiny": (6, 121_892),
+}
 
 
 def read_shapes(model: str) -> Shapes:

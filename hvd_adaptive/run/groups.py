@@ -50,14 +50,12 @@ class Groups:
     def build_layout(
         self,
         members: list[Member],
-        in_order: bool = False,
         cut: Callable[..., Layout] = build_layout,
     ) -> Layout:
         """Return a layout whose groups fit Horovod's and the user's bounds for this many ranks.
 
         Args:
             members: The tensors.
-            in_order: Keep their order.
             cut: Function that builds a layout, like ``layout.build_layout``.
 
         Raises:
@@ -72,7 +70,6 @@ class Groups:
                 bucket_size=self.settings.bucket_size,
                 tail=self.settings.tail,
                 most_coordinates=most,
-                in_order=in_order,
             )
             largest = max(map(self.in_flight_bytes, layout.groups), default=0)
             if largest <= bound:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from hvd_adaptive.exchange.allgather import Allgather
 from hvd_adaptive.exchange.exchange import Place
-from hvd_adaptive.layout import Layout, Member, build_layout
+from hvd_adaptive.layout import ALONE, FIRST, Group, Layout, Member, build_layout
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 PARTS = ("", "", "bits=4", "conv.weight", None)
@@ -104,7 +104,8 @@ def test_groups_are_bounded_and_cut_at_buckets(members, options):
     counts = Counter((g.dtype, g.part) for g in layout.groups)
     assert counts.keys() == totals.keys()
     for kind, total in totals.items():
-        assert counts[kind] <= 1 + 4 * total // most, "groups are filled"
+        # The first ones are at most as large as what lies before them, at least a FIRST-th.
+        assert counts[kind] <= 4 * FIRST.bit_length() + 4 * total // most, "groups are filled"
 
 
 @given(members_lists, options)
@@ -117,7 +118,9 @@ def test_a_large_member_has_groups_of_its_own(members, options):
             groups = [layout.groups[index] for index, _ in layout.pieces_of[slot]]
             assert all(len(group.pieces) == 1 for group in groups)
             buckets = [-(-group.coordinates // bucket) for group in groups]
-            assert len(groups) == -(-member.numel // most) and max(buckets) - min(buckets) <= 1
+            fewest = -(-member.numel // most)
+            assert fewest <= len(groups) <= max(fewest, ALONE)
+            assert max(buckets) - min(buckets) <= 1
 
 
 @given(members_lists, options)
@@ -131,17 +134,41 @@ def test_a_group_holds_one_part(members, options):
     labels = Allgather(Place(1, 0)).parts_among(layout.groups)
     used = {g.part for g in layout.groups if g.quantized}
     assert set(labels) == (used or {""}) and len(labels) == len(set(labels))
-    firsts = [min(group.slots) for group in layout.groups]
+    firsts = [min(registered(group, layout, members)) for group in layout.groups]
     assert firsts == sorted(firsts), "groups become complete in the launch's reverse order"
 
 
+@given(members_lists, options)
+def test_a_group_is_no_larger_than_what_the_backward_pass_reaches_after_it(members, options):
+    bucket = options["bucket_size"]
+    most = max(bucket, options["most_coordinates"] // bucket * bucket)
+    layout = build_layout(members, **options)
+    for group in layout.groups:
+        later = sum(m.numel for m in members[: min(registered(group, layout, members))])
+        limit = max(bucket, most // FIRST, later)
+        if len(group.pieces) > 1:
+            assert group.coordinates <= limit
+            continue
+        whole = layout.members[group.pieces[0].slot].numel
+        assert group.coordinates < max(limit, -(-whole // ALONE)) + bucket or ALONE * whole < most
+
+
+def registered(group: Group, layout: Layout, members: list[Member]) -> list[int]:
+    return [members.index(layout.members[slot]) for slot in group.slots]
+
+
 @given(members_lists, options, st.randoms(use_true_random=False))
-def test_order_of_the_members_does_not_matter(members, options, shuffler):
+def test_order_of_the_members(members, options, shuffler):
+    """Slots and identity do not depend on it; groups do not either if they follow names."""
     layout = build_layout(members, **options)
     shuffled = list(members)
     shuffler.shuffle(shuffled)
-    assert build_layout(shuffled, **options) == layout
-    kept = build_layout(shuffled, **options, in_order=True)
+    other = build_layout(shuffled, **options)
+    assert (other.members, other.identity) == (layout.members, layout.identity)
+    by_name = build_layout(members, **options, by_name=True)
+    assert build_layout(shuffled, **options, by_name=True) == by_name
+    assert build_layout(layout.members, **options) == by_name
+    kept = build_layout(shuffled, **options, together=True)
     assert kept.members == shuffled
 
 

@@ -88,10 +88,10 @@ class BucketBinding(Groups):
         ]
         self._buckets = [_identities(bucket) for bucket in buckets]
 
-        def cut(members_in_order: list[Member], in_order: bool, **bounds: Any) -> Layout:
+        def cut(_: list[Member], **bounds: Any) -> Layout:
             return _by_bucket(members, **bounds)
 
-        layout = self.build_layout([m for of_one in members for m in of_one], True, cut)
+        layout = self.build_layout([m for of_one in members for m in of_one], cut)
         self.layout = layout
         return layout
 
@@ -156,7 +156,7 @@ def _by_bucket(buckets: Sequence[Sequence[Member]], **bounds: Any) -> Layout:
     groups: list[Group] = []
     fingerprints = []
     for bucket in buckets:
-        layout = build_layout(bucket, in_order=True, **bounds)
+        layout = build_layout(bucket, together=True, **bounds)
         groups = [group.moved(len(members)) for group in layout.groups] + groups
         members += layout.members
         fingerprints.append(layout.fingerprint)

@@ -27,7 +27,7 @@ from hvd_adaptive.hooks.horovod.owner import (
 from hvd_adaptive.hooks.horovod.placeholder import placeholder
 from hvd_adaptive.hooks.horovod.prediction import Prediction
 from hvd_adaptive.hooks.horovod.roll_call import RollCall
-from hvd_adaptive.layout import Member
+from hvd_adaptive.layout import Layout, Member, build_layout
 from hvd_adaptive.run.groups import Groups
 from hvd_adaptive.transport.horovod_world import HorovodWorld, horovod
 
@@ -65,28 +65,46 @@ class Binding(Groups):
         self.given_up = self._all_given_up.setdefault(ranks, GivenUp())
         self._names: dict[int, str] = kept._names if kept else {}
         self._parameters: list[torch.nn.Parameter] = []
+        self._members: list[Member] = []  # in the order of registration
+        self._by_name = False
         self._sparse: set[int] | None = None
         if self.owner is not None:
             by_name = dict(self.owner.named_parameters)
             compressor.parts.warn_of_idle_patterns(list(by_name))
-            tensors = [
+            self._members = [
                 Member(n, tuple(p.shape), gradient_dtype(p), compressor.parts.label_of(n))
                 for n, p in by_name.items()
             ]
-            self.layout = self.build_layout(tensors)
+            self.layout = self._laid_out(known is not None and known._by_name)
             among = zlib.crc32(repr(self.world.process_set.ranks).encode())
             settings = compressor.codec.settings_fingerprint
-            self.name = self._claimed(self.layout.fingerprint ^ settings ^ among)
+            self.name = self._claimed(self.layout.identity ^ settings ^ among)
             self._parameters = [by_name[member.name] for member in self.layout.members]
             self.prediction = Prediction(len(self._parameters))
             logger.debug(
                 "%s: %d tensors in %d groups over %d ranks",
                 self.name,
-                len(tensors),
+                len(self._members),
                 len(self.layout.groups),
                 self.world.size,
             )
-            _warn_of_names(len(tensors) + len(self.layout.groups))
+            _warn_of_names(len(self._members) + len(self.layout.groups))
+
+    def _laid_out(self, by_name: bool) -> Layout:
+        self._by_name = by_name
+        return self.build_layout(self._members, functools.partial(build_layout, by_name=by_name))
+
+    def lay_out_by_name(self) -> Layout:
+        """Return the layout whose groups follow names: ranks register parameters differently.
+
+        Slots stay the same.
+        """
+        logger.warning(
+            "ranks register the model's parameters in different orders: groups follow the "
+            "parameters' names, so fewer of them can be sent during the backward pass"
+        )
+        self.layout = self._laid_out(by_name=True)
+        return self.layout
 
     def serves(self, owner: Owner) -> bool:
         """Return whether this binding is to the same optimizer and ranks, and the ranks agree."""

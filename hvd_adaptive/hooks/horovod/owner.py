@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import sys
 import weakref
 from collections.abc import Callable, Iterator, Sequence
@@ -19,6 +20,7 @@ FRAMES = 5
 class Owner:
     """Named parameters whose gradients arrive, with the optimizer's op and process set.
 
+    named_parameters: in the order of registration, as far as the optimizer's groups show it.
     optimizer: a weak reference, or None if the user gave the names.
     frozen: the optimizer's other parameters, which required no gradient when it was constructed.
     """
@@ -99,12 +101,32 @@ def take_adasums_step_back(compressor: Any) -> None:
 def _owner(optimizer: Any) -> Owner:
     names = optimizer._parameter_names
     hooked = optimizer._requires_update
-    named = [(name, parameter) for parameter, name in names.items() if parameter in hooked]
+    listed = [p for group in optimizer.param_groups for p in group["params"]]
+    registered = dict.fromkeys(p for p in (*listed, *names) if p in hooked)
+    named = in_modules([(names[parameter], parameter) for parameter in registered])
     op = getattr(optimizer, "op", None)  # Horovod's Adasum optimizer has none
-    its_own = {parameter for group in optimizer.param_groups for parameter in group["params"]}
-    frozen = [(name, p) for p, name in names.items() if p in its_own and p not in hooked]
+    own = set(listed)
+    frozen = [(name, p) for p, name in names.items() if p in own and p not in hooked]
     members = getattr(optimizer, "process_set", None)
     return Owner(named, op, members, weakref.ref(optimizer), frozen)
+
+
+def in_modules(
+    named_parameters: Sequence[tuple[str, torch.nn.Parameter]],
+) -> list[tuple[str, torch.nn.Parameter]]:
+    """Return parameters with those of a module together, as the model registers them.
+
+    An optimizer may hold weights in one group and biases in another. Modules, and parameters in
+    them, keep the order in which they first appear.
+    """
+    seen: dict[str, int] = {}
+
+    def place(name: str) -> list[int]:
+        prefixes = itertools.accumulate(name.split("."), "{}.{}".format)
+        return [seen.setdefault(prefix, len(seen)) for prefix in prefixes]
+
+    places = {name: place(name) for name, _ in named_parameters}
+    return sorted(named_parameters, key=lambda pair: places[pair[0]])
 
 
 def _holds(candidate: Any, compressor: Any) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import weakref
 from abc import ABC, abstractmethod
@@ -12,7 +13,7 @@ import torch
 
 from hvd_adaptive.errors import RankMismatchError
 from hvd_adaptive.hooks.horovod.joined import JoinedStep
-from hvd_adaptive.layout import Layout, Member
+from hvd_adaptive.layout import Layout, Member, build_layout
 from hvd_adaptive.run.step import Step
 
 if TYPE_CHECKING:
@@ -72,8 +73,11 @@ class PendingGradients(ABC):
         """Return the running step, or else the step that collects gradients, or None."""
 
     @abstractmethod
-    def complete_step(self) -> Step:
-        """Return the step that holds all gradients. It may be a collective."""
+    def complete_step(self, same_groups: bool) -> Step:
+        """Return the step that holds all gradients. It may be a collective.
+
+        same_groups: whether ranks cut their gradients into the same groups so far.
+        """
 
     def joined_step(self) -> JoinedStep:
         """Return a step of the same gradients for ranks of which some have called hvd.join()."""
@@ -109,7 +113,9 @@ class NamedGradients(PendingGradients):
     def latest_step(self) -> Step | JoinedStep:
         return self.running or self.step
 
-    def complete_step(self) -> Step:
+    def complete_step(self, same_groups: bool) -> Step:
+        if not same_groups:
+            self._group_by_name()
         return self.step
 
     def release(self) -> None:
@@ -130,6 +136,12 @@ class NamedGradients(PendingGradients):
             return False if waits else None
         return self.step.advance()
 
+    def _group_by_name(self) -> None:
+        gradients = self._take_gradients()
+        self.step = new_step(self.binding, self.binding.lay_out_by_name(), self.worker)
+        for slot, gradient in gradients.items():
+            self.step.arrive(slot, gradient)
+
     def _take_gradients(self) -> dict[int, torch.Tensor]:
         gradients = self.step.arrived
         self.step.abandon()  # nothing of it has been sent
@@ -149,14 +161,14 @@ class UnnamedGradients(PendingGradients):
     def latest_step(self) -> Step | JoinedStep | None:
         return self.running
 
-    def complete_step(self) -> Step:
+    def complete_step(self, same_groups: bool) -> Step:
         """Lay out the tensors in the order of arrival, if ranks have the same ones."""
         binding, part_of = self.binding, self.binding.compressor.parts.label_of
         members = [
             Member(str(i), tuple(t.shape), t.dtype, part_of(str(i)))
             for i, t in enumerate(self.tensors)
         ]
-        layout = binding.build_layout(members, in_order=True)
+        layout = binding.build_layout(members, functools.partial(build_layout, together=True))
         binding.name = binding.unnamed
         own = torch.tensor([layout.fingerprint >> 1], dtype=torch.int64, device="cpu")
         if not bool((binding.world.gather_equal(own, f"{binding.name}.layout") == own).all()):

@@ -1,9 +1,10 @@
 """The small tensor that Horovod reduces instead of a gradient, and the meaning of its sum.
 
 float64 [1, rank, 1 on rank 0, slot, slot**2, step, step**2, progress, progress**2, low, low**2,
-high, high**2, absent, +-2**40]. ``progress`` is a checksum of the attempt at the step, of how often
-tables were fitted, and of whether they are now. ``low`` and ``high`` are the halves of a 32-bit
-fingerprint. ``absent`` is 1 if backward has not reached the parameter. After the reduction the
+high, high**2, groups, groups**2, absent, +-2**40]. ``progress`` is a checksum of the attempt at the
+step, of how often tables were fitted, and of whether they are now. ``low`` and ``high`` are the
+halves of a 32-bit fingerprint. ``groups`` is a checksum of how parameters are cut into groups.
+``absent`` is 1 if backward has not reached the parameter. After the reduction the
 first entry distinguishes Average from Sum, and shows how many ranks took part: a rank that has
 called hvd.join() adds zeros. The next two expose Min, Max, Product and other factors. A variance
 above zero shows that ranks disagree. The last entry, negative on odd ranks, makes neighbours'
@@ -28,7 +29,7 @@ MODULUS = 1 << 16
 OPPOSED = float(1 << 40)
 _SETTINGS = "settings, parameters or package version"
 # Whoever disagrees on settings may disagree on the rest, too, so settings are reported first.
-_STEP, _PROGRESS = 1, 2
+_STEP, _PROGRESS, _GROUPS = 1, 2, 5
 _TOPICS = (
     (4, _SETTINGS),
     (3, _SETTINGS),
@@ -43,10 +44,12 @@ class Reduction(NamedTuple):
 
     factor: turns a sum over ranks into its result: 1/size or 1.
     active: the number of ranks that took part; fewer than all if some have called hvd.join().
+    same_groups: whether ranks cut their parameters into the same groups.
     """
 
     factor: float
     active: int
+    same_groups: bool = True
 
 
 class StepsDiffer(RankMismatchError):
@@ -58,7 +61,13 @@ class StepsDiffer(RankMismatchError):
 
 
 def placeholder(
-    rank: int, slot: int, step: int, fingerprint: int, absent: bool = False, progress: int = 0
+    rank: int,
+    slot: int,
+    step: int,
+    fingerprint: int,
+    absent: bool = False,
+    progress: int = 0,
+    groups: int = 0,
 ) -> torch.Tensor:
     """Return the tensor that Horovod reduces in place of a gradient.
 
@@ -69,17 +78,18 @@ def placeholder(
         fingerprint: 32 bits of what must be equal on all ranks in every step.
         absent: The gradient is missing on this rank, and zeros replace it.
         progress: What must be equal on all ranks in this step, besides ``step``.
+        groups: Number of the groups; if it differs between ranks, they change their groups.
     """
-    values, slot = _without_slot(rank, step, fingerprint, progress).copy(), slot % MODULUS
+    values, slot = _without_slot(rank, step, fingerprint, progress, groups).copy(), slot % MODULUS
     values[3], values[4], values[-2] = slot, slot * slot, absent
     return torch.from_numpy(values)
 
 
 @functools.lru_cache(maxsize=16)
-def _without_slot(rank: int, step: int, fingerprint: int, progress: int) -> np.ndarray:
+def _without_slot(rank: int, step: int, fingerprint: int, progress: int, groups: int) -> np.ndarray:
     """Return the values that all placeholders of a rank have in one step."""
     values = [1.0, float(rank), float(rank == 0)]
-    for number in (0, step, progress, fingerprint, fingerprint >> 16):
+    for number in (0, step, progress, fingerprint, fingerprint >> 16, groups):
         values += [float(number % MODULUS), float((number % MODULUS) ** 2)]
     values += [0.0, -OPPOSED if rank % 2 else OPPOSED]
     return np.array(values, dtype=np.float64)
@@ -106,7 +116,8 @@ def check_reduced(reduced: torch.Tensor, size: int, any_step: bool = False) -> R
             raise RankMismatchError(mismatch)
         if not any_step:
             raise StepsDiffer(mismatch, read)
-    return read
+    total, squares = whole[2 * _GROUPS :]
+    return read._replace(same_groups=read.active * squares == total * total)
 
 
 class Reader:
@@ -151,7 +162,8 @@ def disagreement(reduced: torch.Tensor, size: int) -> str | None:
     ranks have called hvd.join(), or if only the order differs, which other placeholders may not
     show.
     """
-    read, (_, _, *sums) = _read(reduced, size)
+    read, whole = _read(reduced, size)
+    sums = whole[2 : 2 * _GROUPS]
     pairs = zip(sums[::2], sums[1::2], strict=True)
     if read.active < size or all(size * square == total**2 for total, square in pairs):
         return None

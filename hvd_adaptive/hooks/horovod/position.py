@@ -52,7 +52,8 @@ class Position:
         agreed = _crc(self._compressor.codec.settings_fingerprint, binding.described, named)
         due = self.update_due(binding, step)
         progress = _crc(binding.given_up.attempt, due, self._tables)
-        return placeholder(binding.world.rank, slot, step, agreed, absent, progress)
+        groups = 0 if binding.layout is None else binding.layout.fingerprint
+        return placeholder(binding.world.rank, slot, step, agreed, absent, progress, groups)
 
     def mismatch(self, binding: Binding, reduced: torch.Tensor) -> str:
         """Return what ranks disagree on, after a reduced placeholder has shown that they do.

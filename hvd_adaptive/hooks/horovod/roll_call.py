@@ -61,7 +61,7 @@ class RollCall:
         return self._over
 
     def answer(self) -> Reduction | None:
-        """Return, once, the reduction if all ranks take part and agree.
+        """Return, once, the reduction if all ranks take part and agree on everything.
 
         ``decompress`` reports every other result.
         """
@@ -75,7 +75,7 @@ class RollCall:
             read = check_reduced(self._placeholder, self._size)
         except (RankMismatchError, ValueError):
             return None
-        return read if read.active == self._size else None
+        return read if read.active == self._size and read.same_groups else None
 
     def _handle(self, parameter: Any) -> Any:
         """Return a placeholder's handle, which Horovod keeps by parameter or group of them."""

@@ -225,7 +225,7 @@ class Session:
             pending.running = running = pending.joined_step()
             running.factor = read.factor
         else:
-            pending.running = running = step = pending.complete_step()
+            pending.running = running = step = pending.complete_step(read.same_groups)
             step.factor = read.factor
             self._drain(pending, step)
             self._refit(pending.binding, step)
