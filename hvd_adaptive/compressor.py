@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import logging
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -53,18 +52,16 @@ def _rank() -> int:
     return distributed.get_rank() if running else 0
 
 
-@contextlib.contextmanager
-def _ordinary_mode() -> Iterator[None]:
-    """Leave inference mode, so that tensors made here can be changed later.
+def _in_ordinary_mode(function: Callable[..., Any], *arguments: Any) -> Any:
+    """Call ``function`` outside of inference mode, so that tensors made there can be changed later.
 
     A user's optimizer.step() may run in inference mode, but tensors that are kept from step to step
     are also used in ``backward``.
     """
     if not torch.is_inference_mode_enabled():
-        yield
-        return
+        return function(*arguments)
     with torch.inference_mode(False), torch.no_grad():
-        yield
+        return function(*arguments)
 
 
 class GradientCompressor(Changing, _Base):
@@ -147,8 +144,7 @@ class GradientCompressor(Changing, _Base):
         Returns:
             The placeholder and the context for ``decompress``.
         """
-        with _ordinary_mode():
-            return self._plugged().compress(tensor)
+        return _in_ordinary_mode(self._plugged().compress, tensor)
 
     @callable_on_class
     def decompress(self, output: torch.Tensor, ctx: Any) -> torch.Tensor:
@@ -160,8 +156,7 @@ class GradientCompressor(Changing, _Base):
         """
         if ctx is None:
             return output
-        with _ordinary_mode():
-            return self._plugged().decompress(output, ctx)
+        return _in_ordinary_mode(self._plugged().decompress, output, ctx)
 
     def encode(self, flat: torch.Tensor, *, seed: int | None = None) -> torch.Tensor:
         """Encode a 1-D floating-point tensor as a payload (uint8, 1-D, same device).

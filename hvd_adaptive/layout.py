@@ -38,7 +38,7 @@ class Member:
     dtype: torch.dtype
     part: str | None = ""
 
-    @property
+    @functools.cached_property
     def numel(self) -> int:
         return torch.Size(self.shape).numel()
 
@@ -51,6 +51,10 @@ class Piece:
     start: int
     stop: int
     at: int
+
+    @functools.cached_property
+    def numel(self) -> int:
+        return self.stop - self.start
 
 
 @dataclass(frozen=True)
@@ -277,16 +281,29 @@ def _tail_moved(group: Group, bucket_size: int) -> Group:
     return replace(group, quantized=group.quantized - rest, full=group.full + rest)
 
 
+@torch.no_grad()  # create_graph=True: payloads carry no graph
 def gather(group: Group, tensors: Sequence[torch.Tensor | None], flat: torch.Tensor) -> None:
     """Copy the members' tensors, by slot, to ``flat``; None stands for zeros."""
-    for piece in group.pieces:
-        target = flat[piece.at : piece.at + piece.stop - piece.start]
-        tensor = tensors[piece.slot]
+    pairs = [(piece, tensors[piece.slot]) for piece in group.pieces]
+    views = [view_of(piece, t) for piece, t in pairs if t is not None and _fits(t, flat)]
+    if len(views) == len(pairs):
+        torch.cat(views, out=flat)
+        return
+    for piece, tensor in pairs:
+        target = flat[piece.at : piece.at + piece.numel]
         if tensor is None:
             target.zero_()
-            continue
-        tensor = tensor.detach()  # create_graph=True: payloads carry no graph
-        if piece.stop - piece.start == tensor.numel():
+        elif piece.numel == tensor.numel():
             target.view(tensor.shape).copy_(tensor)
         else:
             target.copy_(tensor.reshape(-1)[piece.start : piece.stop])
+
+
+def _fits(tensor: torch.Tensor, flat: torch.Tensor) -> bool:
+    return tensor.is_contiguous() and tensor.device == flat.device
+
+
+def view_of(piece: Piece, tensor: torch.Tensor) -> torch.Tensor:
+    """Return a piece of a contiguous tensor, 1-D, without a copy."""
+    flat = tensor.view(-1)
+    return flat if piece.numel == flat.numel() else flat[piece.start : piece.stop]

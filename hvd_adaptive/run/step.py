@@ -20,7 +20,7 @@ from hvd_adaptive.exchange.exchange import Route, Shipment, payloads_of
 from hvd_adaptive.feedback import Residuals
 from hvd_adaptive.finite import Finite
 from hvd_adaptive.kernels.random import stream_key
-from hvd_adaptive.layout import Group, Layout, Piece, gather
+from hvd_adaptive.layout import Group, Layout, Piece, gather, view_of
 from hvd_adaptive.run.failures import Failures, step_failed
 from hvd_adaptive.run.shares import Shares
 from hvd_adaptive.streams import Use, group_number
@@ -140,10 +140,11 @@ class Step:
 
         A worker may hold the lock meanwhile.
         """
-        self.binding.compressor.codec.check_device(tensor.device)
+        if tensor.device != self._device:
+            self.binding.compressor.codec.check_device(tensor.device)
+            self._device = self._device or tensor.device
         may_write = self.binding.is_gradient(slot, tensor) and not tensor.is_inference()
         self._streams.arrived(slot, tensor)
-        self._device = self._device or tensor.device
         self._pending += 1
         self._here.add(slot)
         self._mail.append((slot, tensor, may_write))
@@ -678,26 +679,29 @@ class Step:
                 return own
         return self.binding.buffer(use, coordinates, dtype, device)
 
+    @torch.no_grad()
     def _write_back(self, index: int, decoded: torch.Tensor) -> torch.Tensor | None:
         """Copy a decoded group to its gradients' memory.
 
         Returns:
             A copy of the group if some of it could not be written back, else None.
         """
-        kept = None
-        for piece in self.layout.groups[index].pieces:
-            tensor = self._tensors[piece.slot]
-            if tensor is None:
-                continue
-            if self._written_back[piece.slot]:
-                flat = tensor.detach().view(-1)[piece.start : piece.stop]
-                if flat.data_ptr() != decoded.data_ptr():
-                    flat.copy_(decoded[_range(piece)])
-            elif kept is None:
-                kept = decoded.clone()  # the memory of ``decoded`` is reused
-        return kept
+        pieces = self.layout.groups[index].pieces
+        there = [piece for piece in pieces if self._tensors[piece.slot] is not None]
+        back = [piece for piece in there if self._written_back[piece.slot]]
+        gradients = [cast(torch.Tensor, self._tensors[piece.slot]) for piece in back]
+        targets = [view_of(piece, tensor) for piece, tensor in zip(back, gradients, strict=True)]
+        if len(targets) == 1 and targets[0].data_ptr() == decoded.data_ptr():
+            return None
+        if len(targets) == len(pieces) and all(t.device == decoded.device for t in targets):
+            torch.split_with_sizes_copy(decoded, [piece.numel for piece in pieces], out=targets)
+        else:
+            for piece, target in zip(back, targets, strict=True):
+                target.copy_(decoded[_range(piece)])
+        # The memory of ``decoded`` is reused.
+        return None if len(back) == len(there) else decoded.clone()
 
 
 def _range(piece: Piece) -> slice:
     """Return the range of a piece in its group."""
-    return slice(piece.at, piece.at + piece.stop - piece.start)
+    return slice(piece.at, piece.at + piece.numel)

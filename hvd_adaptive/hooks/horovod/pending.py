@@ -19,19 +19,20 @@ from hvd_adaptive.run.step import Step
 if TYPE_CHECKING:
     from hvd_adaptive.hooks.horovod.binding import Binding
     from hvd_adaptive.hooks.horovod.changed import Watch
-    from hvd_adaptive.hooks.horovod.placeholder import Reader
+    from hvd_adaptive.hooks.horovod.placeholder import Reader, Template
     from hvd_adaptive.hooks.horovod.roll_call import RollCall
     from hvd_adaptive.run.worker import Worker
 
 logger = logging.getLogger("hvd_adaptive")
 
 
-@dataclass(frozen=True)
 class Ticket:
     """What decompress needs to know of a gradient."""
 
-    pending: PendingGradients
-    slot: int
+    __slots__ = ("__weakref__", "pending", "slot")
+
+    def __init__(self, pending: PendingGradients, slot: int) -> None:
+        self.pending, self.slot = pending, slot
 
 
 @dataclass(kw_only=True)
@@ -98,16 +99,24 @@ class PendingGradients(ABC):
 class NamedGradients(PendingGradients):
     """The gradients of known parameters; they join the step's groups as they arrive.
 
+    template: makes the placeholders.
     held: nothing may be launched before the first decompress.
     ready: when all placeholders were first seen to be back.
     """
 
     step: Step
+    template: Template
     roll_call: RollCall | None
     held: bool
     worker: Worker | None = None
     ready: float | None = None
     is_released: bool = False
+
+    @property
+    def accepts(self) -> bool:
+        """Return whether a gradient may join the others."""
+        current = self.generation is self.binding.world.generation
+        return current and self.running is None and not self.lost
 
     @property
     def latest_step(self) -> Step | JoinedStep:

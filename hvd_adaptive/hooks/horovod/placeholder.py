@@ -15,7 +15,6 @@ a gradient_predivide_factor.
 
 from __future__ import annotations
 
-import functools
 import math
 import zlib
 from typing import NamedTuple
@@ -60,6 +59,38 @@ class StepsDiffer(RankMismatchError):
         self.read = read
 
 
+class Template:
+    """Make the placeholders of one rank in one step.
+
+    Args:
+        rank: This rank.
+        step: The step, which ranks compare.
+        fingerprint: 32 bits of what must be equal on all ranks in every step.
+        progress: What must be equal on all ranks in this step, besides ``step``.
+        groups: Number of the groups; if it differs between ranks, they change their groups.
+    """
+
+    def __init__(
+        self, rank: int, step: int, fingerprint: int, progress: int = 0, groups: int = 0
+    ) -> None:
+        values = [1.0, float(rank), float(rank == 0)]
+        for number in (0, step, progress, fingerprint, fingerprint >> 16, groups):
+            values += [float(number % MODULUS), float((number % MODULUS) ** 2)]
+        values += [0.0, -OPPOSED if rank % 2 else OPPOSED]
+        self._values = np.array(values, dtype=np.float64)
+
+    def placeholder(self, slot: int, absent: bool = False) -> torch.Tensor:
+        """Return the tensor that Horovod reduces in place of a gradient.
+
+        Args:
+            slot: The gradient.
+            absent: The gradient is missing on this rank, and zeros replace it.
+        """
+        values, slot = self._values.copy(), slot % MODULUS
+        values[3], values[4], values[-2] = slot, slot * slot, absent
+        return torch.from_numpy(values)
+
+
 def placeholder(
     rank: int,
     slot: int,
@@ -69,30 +100,8 @@ def placeholder(
     progress: int = 0,
     groups: int = 0,
 ) -> torch.Tensor:
-    """Return the tensor that Horovod reduces in place of a gradient.
-
-    Args:
-        rank: This rank.
-        slot: The gradient.
-        step: The step, which ranks compare.
-        fingerprint: 32 bits of what must be equal on all ranks in every step.
-        absent: The gradient is missing on this rank, and zeros replace it.
-        progress: What must be equal on all ranks in this step, besides ``step``.
-        groups: Number of the groups; if it differs between ranks, they change their groups.
-    """
-    values, slot = _without_slot(rank, step, fingerprint, progress, groups).copy(), slot % MODULUS
-    values[3], values[4], values[-2] = slot, slot * slot, absent
-    return torch.from_numpy(values)
-
-
-@functools.lru_cache(maxsize=16)
-def _without_slot(rank: int, step: int, fingerprint: int, progress: int, groups: int) -> np.ndarray:
-    """Return the values that all placeholders of a rank have in one step."""
-    values = [1.0, float(rank), float(rank == 0)]
-    for number in (0, step, progress, fingerprint, fingerprint >> 16, groups):
-        values += [float(number % MODULUS), float((number % MODULUS) ** 2)]
-    values += [0.0, -OPPOSED if rank % 2 else OPPOSED]
-    return np.array(values, dtype=np.float64)
+    """Return a single placeholder; see Template."""
+    return Template(rank, step, fingerprint, progress, groups).placeholder(slot, absent)
 
 
 def check_reduced(reduced: torch.Tensor, size: int, any_step: bool = False) -> Reduction:

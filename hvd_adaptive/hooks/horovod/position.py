@@ -12,7 +12,7 @@ import torch
 from hvd_adaptive.hooks.description import Description
 from hvd_adaptive.hooks.horovod.agreement import LATER_SECONDS, compare
 from hvd_adaptive.hooks.horovod.newcomers import tables_fitted
-from hvd_adaptive.hooks.horovod.placeholder import disagreement, placeholder
+from hvd_adaptive.hooks.horovod.placeholder import Template, disagreement
 
 if TYPE_CHECKING:
     from hvd_adaptive.compressor import GradientCompressor
@@ -40,10 +40,10 @@ class Position:
             self._tables = tables_fitted(self._compressor)
         return self._due[1]
 
-    def placeholder(self, binding: Binding, slot: int, absent: bool = False) -> torch.Tensor:
-        """Return the placeholder of one gradient.
+    def template(self, binding: Binding) -> Template:
+        """Return what makes the placeholders of this step.
 
-        It covers all that must be the same on all ranks before they wait for each other: the names
+        They cover all that must be the same on all ranks before they wait for each other: the names
         of collectives (settings, layout, instance), the attempt, the tables, and whether this is an
         update step.
         """
@@ -53,7 +53,7 @@ class Position:
         due = self.update_due(binding, step)
         progress = _crc(binding.given_up.attempt, due, self._tables)
         groups = 0 if binding.layout is None else binding.layout.fingerprint
-        return placeholder(binding.world.rank, slot, step, agreed, absent, progress, groups)
+        return Template(binding.world.rank, step, agreed, progress, groups)
 
     def mismatch(self, binding: Binding, reduced: torch.Tensor) -> str:
         """Return what ranks disagree on, after a reduced placeholder has shown that they do.

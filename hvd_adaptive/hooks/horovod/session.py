@@ -89,7 +89,7 @@ class Session:
         if (pending := self._pending) is not None and pending.helped:
             pending.given_up = True  # it had all its gradients
         with self._lock:
-            binding = self._current_binding()
+            binding = self._binding_of_step() or self._current_binding()
             layout = binding.layout
             if layout is None:
                 return self._compress_unnamed(binding, tensor.resolve_neg())
@@ -98,6 +98,13 @@ class Session:
                 self._warn_of_names("a gradient belongs to no known parameter: Horovod reduces it")
                 return tensor, None
             return self._compress_named(binding, layout, slot, tensor)
+
+    def _binding_of_step(self) -> Binding | None:
+        """Return the binding of the step that gradients may join, or None."""
+        pending = self._pending
+        if self._stale or not isinstance(pending, NamedGradients) or not pending.accepts:
+            return None
+        return pending.binding
 
     def _current_binding(self) -> Binding:
         """Return the binding to the calling optimizer and the current ranks."""
@@ -137,7 +144,7 @@ class Session:
                 "one, Horovod waits for ever: use sparse_as_dense=True",
                 layout.members[slot].name,
             )
-        small = self._position.placeholder(binding, slot, absent)
+        small = pending.template.placeholder(slot, absent)
         if pending.roll_call is not None:
             pending.roll_call.expect(binding.parameter(slot), small, slot)
             if pending.worker is None:
@@ -152,12 +159,7 @@ class Session:
         A new step begins if there is none, or if it runs or already has this gradient.
         """
         pending = self._pending
-        if (
-            isinstance(pending, NamedGradients)
-            and not pending.lost
-            and pending.running is None
-            and not pending.step.has(slot)
-        ):
+        if isinstance(pending, NamedGradients) and pending.accepts and not pending.step.has(slot):
             return pending
         self.forget()
         if not binding.is_compared:
@@ -169,6 +171,7 @@ class Session:
         self._pending = pending = NamedGradients(
             binding=binding,
             step=step,
+            template=self._position.template(binding),
             held=due or not binding.exchange.is_set_up,
             roll_call=binding.roll_call(),
             worker=worker,
@@ -198,7 +201,7 @@ class Session:
                 "arrival, which must be the same on all ranks (or give named_parameters=)"
             )
         slot = len(pending.tensors) - 1
-        return self._position.placeholder(binding, slot), pending.ticket(slot)
+        return self._position.template(binding).placeholder(slot), pending.ticket(slot)
 
     def decompress(self, output: torch.Tensor, ticket: Ticket) -> torch.Tensor:
         """See GradientCompressor.decompress."""

@@ -96,15 +96,15 @@ def test_placeholders_that_differ_in_the_step_alone(odd):
     reduced = summed(own, own | odd, own)
     with pytest.raises(StepsDiffer) as caught:
         check_reduced(reduced, 3)
-    assert caught.value.read == (1.0, 3)
-    assert check_reduced(reduced, 3, any_step=True) == (1.0, 3)
+    assert caught.value.read == (1.0, 3, True)
+    assert check_reduced(reduced, 3, any_step=True) == (1.0, 3, True)
     reader = Reader(3)
     with pytest.raises(StepsDiffer):
         reader.read(reduced, 4)
     reader.any_step = True
-    assert reader.read(reduced, 4) == ((1.0, 3), False)
+    assert reader.read(reduced, 4) == ((1.0, 3, True), False)
     other = {"slot": 8}
-    assert reader.read(summed(own | other, own | odd | other, own | other), 8)[0] == (1.0, 3)
+    assert reader.read(summed(own | other, own | odd | other, own | other), 8)[0] == (1.0, 3, True)
     for more in ({"fingerprint": 2**31 + 6}, {"slot": 5}):
         with pytest.raises(RankMismatchError) as caught:
             check_reduced(summed(own, own | odd | more, own), 3, any_step=True)

@@ -12,6 +12,7 @@ from hvd_adaptive import RankMismatchError
 from hvd_adaptive.hooks.horovod.placeholder import (
     Reader,
     check_reduced,
+    disagreement,
     placeholder,
 )
 
@@ -55,7 +56,7 @@ def total(rows: np.ndarray, before: float = 1.0, after: float = 1.0, order: str 
 def test_shape_is_small_and_on_the_cpu():
     tensor = placeholder(3, 2**70, 5, 2**63)
     assert tensor.dtype == torch.float64 and tensor.device.type == "cpu"
-    assert tensor.dim() == 1 and tensor.numel() <= 16
+    assert tensor.dim() == 1 and tensor.numel() <= 17
     assert tensor.tolist()[:3] == [1, 3, 0] and tensor.tolist()[5:7] == [5, 25]
     for number in (0, 2**16, 2**20 - 1, 2**32 - 1):
         other = placeholder(0, number, number, number)
@@ -69,9 +70,9 @@ def test_shape_is_small_and_on_the_cpu():
 @example(1, 5, 6, 7, "chain")
 def test_sums_and_averages_of_ranks_that_agree_pass(size, slot, step, fingerprint, order):
     rows = all_ranks(size, slot, step, fingerprint)
-    assert check_reduced(total(rows, order=order), size) == (1, size)
-    assert check_reduced(total(rows, after=1 / size, order=order), size) == (1 / size, size)
-    assert check_reduced(total(rows, before=1 / size, order=order), size) == (1 / size, size)
+    assert check_reduced(total(rows, order=order), size) == (1, size, True)
+    assert check_reduced(total(rows, after=1 / size, order=order), size) == (1 / size, size, True)
+    assert check_reduced(total(rows, before=1 / size, order=order), size) == (1 / size, size, True)
 
 
 @pytest.mark.parametrize("size", (1, 2, 3, 4, 7, 16, 64, 100, 333, 512, 1000))
@@ -83,7 +84,7 @@ def test_gradient_predivide_factor(size, factor):
         rows = all_ranks(size, number, number, number << 16 | number)
         for order in ("chain", "tree"):
             reduced = total(rows, 1 / factor, factor / size, order)
-            assert check_reduced(reduced, size) == (1 / size, size)
+            assert check_reduced(reduced, size) == (1 / size, size, True)
 
 
 @given(
@@ -142,7 +143,7 @@ def test_ranks_that_have_joined_are_counted(size, data, number, average):
     rows = all_ranks(size, number, number, number)
     rows[[rank for rank in range(size) if rank not in active]] = 0
     factor = 1 / size if average else 1.0
-    assert check_reduced(total(rows, after=factor), size) == (factor, len(active))
+    assert check_reduced(total(rows, after=factor), size) == (factor, len(active), True)
     rank = data.draw(st.sampled_from(sorted(active)))
     if len(active) > 1:
         rows[rank] = all_ranks(size, number + 1, number, number)[rank]
@@ -212,7 +213,7 @@ def test_a_reader_tells_what_check_reduced_tells(size, average):
     reader = Reader(size)
     for slot in (5, 0, 70_000, 3):
         reduced = total(sent(size, slot, absent=slot == 0), after=scale)
-        assert reader.read(reduced, slot)[0] == check_reduced(reduced, size) == (scale, size)
+        assert reader.read(reduced, slot)[0] == check_reduced(reduced, size) == (scale, size, True)
     for entry in range(len(reduced)):
         wrong = total(sent(size, 8), after=scale)
         wrong[entry] += 1.0
@@ -235,3 +236,13 @@ def test_a_reader_notices_another_gradient():
         reader.read(total(sent(2, slot)), slot)
     with pytest.raises(RankMismatchError, match="order"):
         reader.read(total(np.array([sent(2, 5)[0], sent(2, 6)[1]])), 5)
+
+
+@pytest.mark.parametrize("factor", (1.0, 0.25))
+def test_groups_may_differ(factor):
+    """Other groups are no disagreement: ranks read that they differ, and cut groups by name."""
+    rows = [placeholder(rank, 2, 3, 4, groups=7 + (rank == 1)).numpy() for rank in range(4)]
+    reduced = total(np.array(rows), after=factor)
+    assert check_reduced(reduced, 4) == (factor, 4, False)
+    assert Reader(4).read(reduced, 2) == ((factor, 4, False), False)
+    assert disagreement(reduced, 4) is None

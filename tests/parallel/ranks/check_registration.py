@@ -1,0 +1,78 @@
+"""Groups follow the order in which ranks register parameters, or names if the orders differ."""
+
+from __future__ import annotations
+
+import logging
+
+import horovod.torch as hvd
+import pytest
+import torch
+from conftest import assert_same_everywhere
+
+from hvd_adaptive import ALQ, QSGD, instances
+
+# Natural order of names would put the head first.
+SIZES = {"model.a": 5000, "model.b": 300, "model.c": 4000, "head": 2000}
+STEPS = 3
+TOLERANCE = 0.05
+CASES = {
+    "allgather": lambda **k: ALQ(bits=7, norm="linf", update_steps=[0, 2], **k),
+    "scatter": lambda **k: ALQ(
+        bits=7, norm="linf", exchange="scatter_reduce", second_stage_bits=8, **k
+    ),
+    "worker": lambda **k: ALQ(bits=7, norm="linf", worker=True, **k),
+    "feedback": lambda **k: QSGD(bits=8, norm="linf", error_feedback=0.5, **k),
+}
+
+
+def gradient(rank: int, step: int, name: str) -> torch.Tensor:
+    """What ``rank`` contributes; any rank can make it."""
+    seed = 100 * step + 10 * rank + list(SIZES).index(name)
+    return torch.randn(SIZES[name], generator=torch.Generator().manual_seed(seed))
+
+
+def trained(case: str, names: list[str], compare: bool = True) -> tuple[torch.Tensor, list]:
+    """Train with parameters registered in this order; return them, and each group's members."""
+    instances.start_over()
+    compressor = CASES[case](bucket_size=128, fusion_bytes=16384)
+    model = {name: torch.nn.Parameter(torch.zeros(SIZES[name])) for name in names}
+    optimizer = hvd.DistributedOptimizer(
+        torch.optim.SGD(model.values(), lr=0.1),
+        named_parameters=model.items(),
+        compression=compressor,
+    )
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        loss = sum((p * gradient(hvd.rank(), step, name)).sum() for name, p in model.items())
+        loss.backward()
+        optimizer.step()
+        for name, parameter in model.items():
+            every = [gradient(rank, step, name).double() for rank in range(hvd.size())]
+            exact = torch.stack(every).mean(0)
+            error = (parameter.grad.double() - exact).norm() / exact.norm()
+            assert "feedback" in case or error < TOLERANCE, (step, name, float(error))
+    layout = compressor.connection.layout
+    groups = [sorted(layout.members[slot].name for slot in g.slots) for g in layout.groups]
+    whole = torch.cat([model[name].detach() for name in SIZES])
+    assert_same_everywhere(whole, f"registration.{case}")
+    return whole, groups
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_ranks_may_register_parameters_in_different_orders(case, caplog):
+    """The bits are those of groups by name, which is the order of one of the runs."""
+    by_name, expected = trained(case, sorted(SIZES))
+    assert "different orders" not in caplog.text
+    names = list(SIZES) if hvd.rank() % 2 else list(SIZES)[::-1]
+    with caplog.at_level(logging.WARNING, logger="hvd_adaptive"):
+        whole, groups = trained(case, names)
+    assert torch.equal(whole, by_name) and groups == expected
+    warned = [r for r in caplog.records if "in different orders" in r.getMessage()]
+    assert len(warned) == 1
+
+
+def test_groups_follow_the_order_of_registration():
+    _, groups = trained("allgather", list(SIZES))
+    assert groups[0] == ["model.a"] and groups[-1] == ["head"]
+    _, by_name = trained("allgather", sorted(SIZES))
+    assert by_name[0] == ["head"]
