@@ -124,7 +124,7 @@ class Settings:
     in_flight_bytes: int = keyword(512 * 2**20, partial(check_integer, least=4096))
     checksum: bool = keyword(True, check_flag)
     warmup_steps: int = keyword(0, partial(check_integer, least=0))
-    worker: bool = keyword(False, check_flag, **LOCAL)
+    worker: bool = keyword(True, check_flag, **LOCAL)
     schedule: Callable[[int], Mapping[str, Any] | None] | None = keyword(
         None,
         partial(check_has, method="__call__", allowed="a function of the step"),

@@ -64,7 +64,7 @@ class Ranks:
 
     Args:
         named_parameters: As from ``model.named_parameters()``; parameters without requires_grad are
-            ignored.
+            ignored. Real ranks group parameters in the order of the optimizer's.
         compressor: A scheme, or None for float32. ``in_flight_bytes`` has no effect on the size of
             groups, since nothing is in flight.
         workers: Number of ranks, >= 1.
@@ -92,7 +92,7 @@ class Ranks:
             check_compressor("compressor", compressor)
         self.workers = check_integer("workers", workers, 1)
         self.settings = Settings() if compressor is None else compressor.settings
-        by_name = {name: p for name, p in named_parameters if p.requires_grad}
+        self._by_name = by_name = {name: p for name, p in named_parameters if p.requires_grad}
         if not by_name:
             raise ValueError("named_parameters: no parameter requires a gradient")
         if compressor is not None:
@@ -136,8 +136,7 @@ class Ranks:
 
         Residuals are kept by name. Call ``take`` again for all gradients.
         """
-        names = [member.name for member in self.layout.members]
-        new = Ranks(zip(names, self.parameters, strict=True), self.compressor, self.workers)
+        new = Ranks(self._by_name.items(), self.compressor, self.workers)
         if self.residuals and new.residuals:
             kept = [residuals.state_dict() for residuals in self.residuals]
             new.residuals = [r.loaded(k) for r, k in zip(new.residuals, kept, strict=True)]

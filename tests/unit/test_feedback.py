@@ -192,7 +192,9 @@ def test_a_missing_gradient_is_zeros_plus_the_residual():
     """Group mates arrive without it; a group none of whose members arrive keeps its residual."""
     sizes = [270, 270, 600]
     ranks = [
-        OneRank(QSGD(bits=3, min_numel=0, bucket_size=60, error_feedback=1.0), sizes, fusion=1200)
+        OneRank(
+            QSGD(bits=3, min_numel=0, bucket_size=60, error_feedback=1.0), sizes, fusion=16 * 540
+        )
         for _ in range(2)
     ]
     assert [group.slots for group in ranks[0].layout.groups] == [{0, 1}, {2}]

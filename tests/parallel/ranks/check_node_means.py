@@ -224,10 +224,11 @@ def test_groups_that_travel_plain_have_the_error_of_that(label, warmup, monkeypa
 
 def test_plain_and_quantised_groups_weigh_as_their_gradients(monkeypatch):
     """And a monitor's figures of groups are each one's own."""
+    # The first tensor, which the backward pass reaches last, is cut into two groups.
     sizes = (2 * BUCKET, BUCKET + 9)
     pretend(monkeypatch, lambda size: "allgather")
     monkeypatch.setattr(
-        auto.Auto, "choice", lambda self, size: "allgather" if size == sizes[0] else "bfloat16"
+        auto.Auto, "choice", lambda self, size: "allgather" if size == BUCKET else "bfloat16"
     )
     compressor = QSGD(
         bits=4,

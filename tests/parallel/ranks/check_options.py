@@ -8,7 +8,7 @@ import time
 import horovod.torch as hvd
 import pytest
 import torch
-from conftest import assert_same_everywhere, batches, flat_parameters, make_model, train
+from conftest import assert_same_everywhere, batches, flat_parameters, make_model, train, wait_for
 from gradient_schemes import every_scheme, make
 
 from hvd_adaptive import ALQ
@@ -82,9 +82,12 @@ def tear(model, optimizer, compressor, monkeypatch):
         hidden = model[0](x)
         hidden.register_hook(answered)
         torch.nn.functional.cross_entropy(model[1:](hidden), y).backward()
-    assert bool(compressor.connection._pending.step._flying) == (hvd.rank() == 0)
-    handles = [handle for handle, _ in optimizer._handles.values()]
-    optimizer.load_state_dict(optimizer.state_dict())
+        names = compressor.connection._pending.step.names
+        if hvd.rank() == 0:
+            wait_for(lambda: names)
+        assert bool(names) == (hvd.rank() == 0)
+        handles = [handle for handle, _ in optimizer._handles.values()]
+        optimizer.load_state_dict(optimizer.state_dict())
     for handle in handles:
         hvd.synchronize(handle)
     optimizer.zero_grad()

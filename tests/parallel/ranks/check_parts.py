@@ -92,13 +92,13 @@ def test_who_travels_with_whom():
         model, compressor = make_network(), CASES[case]()
         train(model, distributed(model, compressor), 1)
         told[case] = layout_names(compressor)
-    names = ["conv.bias", "conv.weight", "fc1.bias", "fc1.weight", "fc2.bias", "fc2.weight"]
-    *alone, fc2 = [(name, [name], []) for name in names if name != "fc2.bias"]
-    assert told["alq_tensor"] == [*alone, ("", [], ["fc2.bias"]), fc2]
-    small = ["conv.bias", "fc1.bias", "fc2.bias", "fc2.weight"]
+    names = ["conv.weight", "conv.bias", "fc1.weight", "fc1.bias", "fc2.weight"]
+    alone = [(name, [name], []) for name in names]
+    assert told["alq_tensor"] == [*alone, ("", [], ["fc2.bias"])]
+    small = ["conv.bias", "fc1.bias", "fc2.weight", "fc2.bias"]
     conv, fc1 = (["conv.weight"], []), (["fc1.weight"], [])
-    assert told["alq_bits"] == [("", fc1[0], small), ("bits=4", *conv)]
-    assert told["qsgd_tensor"] == [("", [], small), ("conv.weight", *conv), ("fc1.weight", *fc1)]
+    assert told["alq_bits"] == [("bits=4", *conv), ("", fc1[0], small)]
+    assert told["qsgd_tensor"] == [("conv.weight", *conv), ("", [], small), ("fc1.weight", *fc1)]
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -99,6 +99,14 @@ def pytest_runtest_logreport(report):
         os._exit(1)
 
 
+def wait_for(happened: Callable[[], object]) -> None:
+    """Return once ``happened()`` is true, which a worker's thread may bring about."""
+    end = time.monotonic() + 60
+    while not happened():
+        assert time.monotonic() < end
+        time.sleep(0.001)
+
+
 def make_model(seed: int = 0, width: int = 300) -> torch.nn.Module:
     """A small network, the same on all ranks."""
     torch.manual_seed(seed)

@@ -111,7 +111,7 @@ def sent(rank: OneRank, gradients) -> list[np.ndarray]:
 def test_all_of_few_buckets_are_measured_exactly():
     gradients = [heavy(2 * BUCKET + 77, 5), 30 * heavy(BUCKET + 3, 6)]
     rank = OneRank(
-        fitted(TABLES["alq-8"], gradients[0]), [2 * BUCKET + 77, BUCKET + 3], fusion=3 * BUCKET
+        fitted(TABLES["alq-8"], gradients[0]), [2 * BUCKET + 77, BUCKET + 3], fusion=9 * BUCKET
     )
     flats = sent(rank, gradients)
     assert len(flats) == 2
@@ -159,7 +159,7 @@ def test_a_partial_bucket_that_a_table_never_saw_is_told(bits):
     gradients = [torch.randn(sizes[0]) * 0.01, torch.randn(sizes[1]) * 0.01, heavy(2560, 7)]
     scheme = ALQ(bits=bits)
     scheme.fit(torch.cat(gradients[:2]))
-    rank = OneRank(scheme, sizes)
+    rank = OneRank(scheme, sizes, fusion=2**23)  # one group
     (flat,) = sent(rank, gradients)
     wanted = relative_error(flat, scheme.levels.numpy(), 8192)
     assert wanted > 10 * relative_error(flat[:262144], scheme.levels.numpy(), 8192)
