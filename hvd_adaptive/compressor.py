@@ -293,13 +293,15 @@ class GradientCompressor(Changing, _Base):
             raise ValueError(f"state: settings {changed!r} do not fit: {error}") from error
         new._take_state(state)
 
-    def report(self) -> dict[str, float]:
+    def report(self) -> dict[str, Any]:
         """Return what the last step sent, and its error; see monitor.StepMeter for the keys.
 
-        table_version is that of the part that was fitted most often.
+        table_version is that of the part that was fitted most often. exchange is the name of the
+        exchange, None if it is not known yet.
         """
         version = max(codec.table_version for codec in self.parts.values())
-        return self.meter.report() | {"table_version": version}
+        known = self.settings.exchange if self._connection is None else self._connection.exchange
+        return self.meter.report() | {"table_version": version, "exchange": known}
 
     @property
     def layout(self) -> Layout | None:

@@ -21,6 +21,10 @@ class Connection(Protocol):
         """Return which coordinate travels in which group; None until gradients are known."""
 
     @property
+    def exchange(self) -> str | None:
+        """Return the name of the exchange; None until the ranks are known."""
+
+    @property
     def is_idle(self) -> bool:
         """Return whether no step is in progress."""
 

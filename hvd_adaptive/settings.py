@@ -16,6 +16,7 @@ from hvd_adaptive.checks import (
     check_has,
     check_integer,
     check_named_parameters,
+    check_optional_choice,
     check_optional_integer,
     check_parameter_bits,
     check_positive,
@@ -50,7 +51,7 @@ class Settings:
             few ranks. In "scatter_reduce" each rank averages one part for all, and averages are
             sent again. "hierarchical" uses full precision between ranks of a node and compresses
             between nodes. "auto" measures which is fastest for each group; it also tries float32
-            and bfloat16.
+            and bfloat16. None stands for "allgather" up to 3 ranks and "scatter_reduce" beyond.
         second_stage_bits: Bits of averages that are sent again, 2 to 8, or 32 for full precision.
             If None, the fewest bits that add at most a quarter of the first stage's variance for
             normal or Laplacian coordinates, or 32 if the first stage is lossless.
@@ -100,8 +101,8 @@ class Settings:
     min_numel: int = keyword(1024, partial(check_integer, least=0))
     tail: str = keyword("quantize", partial(check_choice, allowed=("quantize", "full")))
     coding: str = keyword("fixed", partial(check_choice, allowed=CODINGS), refits=True)
-    exchange: str = keyword(
-        "allgather", partial(check_choice, allowed=EXCHANGES), for_averages=False
+    exchange: str | None = keyword(
+        None, partial(check_optional_choice, allowed=EXCHANGES), for_averages=False
     )
     second_stage_bits: int | None = keyword(
         None, partial(check_bits_or_full, allowed=SECOND_STAGE_BITS), for_averages=False

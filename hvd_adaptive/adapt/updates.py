@@ -30,6 +30,10 @@ class Updates:
         """Return whether tables are refitted at ``step``."""
         return False
 
+    def first_due(self, step: int) -> bool:
+        """Return whether the tables of gradients, not only those of averages, are refitted."""
+        return False
+
     def second_due(self, step: int) -> bool:
         """Return whether new second stages are fitted at ``step``, whatever the schedule says."""
         return False
@@ -97,7 +101,10 @@ class ScheduledUpdates(Updates):
         self._warn_kept = WarnOnce(logger)
 
     def due(self, step: int) -> bool:
-        return self._first_due(step) or self.second_due(step)
+        return self.first_due(step) or self.second_due(step)
+
+    def first_due(self, step: int) -> bool:
+        return self._codecs[""].is_fitted and self.schedule.is_due(step)
 
     def second_due(self, step: int) -> bool:
         return self._second_schedule.is_due(step)
@@ -118,7 +125,7 @@ class ScheduledUpdates(Updates):
         finite: bool = True,
     ) -> None:
         firsts, seconds = {label: self._codecs[label] for label in parts}, self._seconds(parts)
-        alone = not self._first_due(step)
+        alone = not self.first_due(step)
         schedule = self._second_schedule if alone else self.schedule
         again = schedule.retries(step)
         joint = JointUpdate(firsts, seconds, alone, finite, self._warn_kept, again)
@@ -154,10 +161,6 @@ class ScheduledUpdates(Updates):
             self._second_schedule.load_state_dict(state["second_schedule"])
             for second in self._seconds(list(self._codecs)).values():
                 second.fit_requested = True
-
-    def _first_due(self, step: int) -> bool:
-        """Return whether the tables of gradients, not only those of averages, are refitted."""
-        return self._codecs[""].is_fitted and self.schedule.is_due(step)
 
     def _seconds(self, labels: Sequence[str]) -> dict[str, Any]:
         """Return the second stages of parts, if they are fitted."""

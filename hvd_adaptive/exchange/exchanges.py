@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from hvd_adaptive.exchange.allgather import Allgather
 from hvd_adaptive.exchange.auto import Auto
 from hvd_adaptive.exchange.exchange import Exchange
 from hvd_adaptive.exchange.hierarchical import Hierarchical
 from hvd_adaptive.exchange.scatter_reduce import ScatterReduce
+
+if TYPE_CHECKING:
+    from hvd_adaptive.settings import Settings
+
+# Most ranks that use allgather by default. A rank sends (ranks - 1) payloads in an allgather, and
+# about two payloads in a scatter-reduce, whatever the number of ranks.
+FEW_RANKS = 3
 
 EXCHANGES: dict[str, type[Exchange]] = {
     "allgather": Allgather,
@@ -14,3 +23,11 @@ EXCHANGES: dict[str, type[Exchange]] = {
     "hierarchical": Hierarchical,
     "auto": Auto,
 }
+
+
+def name_of_exchange(settings: Settings, ranks: int) -> str:
+    """Return the exchange of these settings over so many ranks.
+
+    Without ``exchange=`` nothing is measured, so runs can be repeated.
+    """
+    return settings.exchange or ("allgather" if ranks <= FEW_RANKS else "scatter_reduce")

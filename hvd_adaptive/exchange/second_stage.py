@@ -100,7 +100,7 @@ def _choose(codec: Codec, ranks: int) -> int:
         logger.warning(
             "the second stage of exchange=%r over %d ranks adds %.2g times the first one's "
             "variance at 8 bits, and should add %.2g at most: second_stage_bits=32 adds none",
-            codec.settings.exchange,
+            codec.settings.exchange or "scatter_reduce",
             ranks,
             share,
             SHARE,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Hashable
 from typing import TYPE_CHECKING, Any
 
@@ -9,7 +10,7 @@ import torch
 
 from hvd_adaptive.device import stream_of
 from hvd_adaptive.exchange.exchange import Exchange, Place
-from hvd_adaptive.exchange.exchanges import EXCHANGES
+from hvd_adaptive.exchange.exchanges import EXCHANGES, name_of_exchange
 from hvd_adaptive.layout import Group, Layout, Member, build_layout
 from hvd_adaptive.run.monitored import Monitored
 from hvd_adaptive.transport.collectives import LARGEST_COLLECTIVE
@@ -19,6 +20,8 @@ from hvd_adaptive.transport.nodes import nodes_of
 if TYPE_CHECKING:
     from hvd_adaptive.compressor import GradientCompressor
 
+logger = logging.getLogger("hvd_adaptive")
+
 
 class Groups:
     """Ranks, exchange, layout and memory that persist between steps.
@@ -26,13 +29,17 @@ class Groups:
     Attributes:
         world: A transport.world.World, or an object with its methods.
         layout: The layout; None until the gradients are known.
+        exchange_name: Name of the exchange.
         name: Beginning of the names of collectives.
     """
 
     def __init__(self, compressor: GradientCompressor, world: Any, name: str = "") -> None:
         self.compressor, self.settings, self.world = compressor, compressor.settings, world
-        make = EXCHANGES[self.settings.exchange]
+        self.exchange_name = name_of_exchange(self.settings, world.size)
+        if self.settings.exchange is None and world.size > 1:
+            logger.info("exchange=None: %s, for %d ranks", self.exchange_name, world.size)
         nodes = nodes_of(self.settings.ranks_per_node, world.size)
+        make = EXCHANGES[self.exchange_name]
         self.exchange: Exchange = make(Place(world.size, world.rank, nodes))
         self.layout: Layout | None = None
         self.parts: list[str] = []
@@ -79,7 +86,7 @@ class Groups:
             if most < self.settings.bucket_size:
                 raise ValueError(
                     f"in_flight_bytes={self.settings.in_flight_bytes}: "
-                    f"exchange={self.settings.exchange!r} of the smallest group over "
+                    f"exchange={self.exchange_name!r} of the smallest group over "
                     f"{self.world.size} ranks takes {largest} bytes, and two must fit; raise it, "
                     "lower bucket_size, or use exchange='scatter_reduce'"
                 )

@@ -24,6 +24,7 @@ class Bound(Protocol):
     compressor: GradientCompressor
     settings: Settings
     exchange: Exchange
+    exchange_name: str
     world: Any
 
 
@@ -72,7 +73,7 @@ def facts(binding: Bound, number: int, layout: Layout | None) -> dict[str, Any]:
         "rank": binding.world.rank,
         "ranks": binding.world.size,
         "first_step": number,
-        "exchange": binding.settings.exchange,
+        "exchange": binding.exchange_name,
         "groups": []
         if layout is None
         else [_group(binding, layout, index) for index in range(len(layout.groups))],
@@ -93,7 +94,7 @@ def _group(binding: Bound, layout: Layout, index: int) -> dict[str, Any]:
         "coordinates": group.coordinates,
         "quantized": quantized,
         "buckets": -(-quantized // binding.settings.bucket_size),
-        "exchange": binding.exchange.choice(group.coordinates) or binding.settings.exchange,
+        "exchange": binding.exchange.choice(group.coordinates) or binding.exchange_name,
         "members": _members(layout, group, quantized),
     }
 

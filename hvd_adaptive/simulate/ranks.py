@@ -17,7 +17,7 @@ import torch
 from hvd_adaptive.checks import check_integer
 from hvd_adaptive.compressor import GradientCompressor, check_compressor
 from hvd_adaptive.exchange.exchange import Place, Route, Shipment, payloads_of
-from hvd_adaptive.exchange.exchanges import EXCHANGES
+from hvd_adaptive.exchange.exchanges import EXCHANGES, name_of_exchange
 from hvd_adaptive.exchange.staged_codec import StagedCodec
 from hvd_adaptive.feedback import Residuals, all_finite
 from hvd_adaptive.layout import Group, Member, build_layout, gather
@@ -111,7 +111,7 @@ class Ranks:
             torch.zeros(self.workers, group.coordinates, dtype=group.dtype, device=device)
             for group in self.layout.groups
         ]
-        make = EXCHANGES[self.settings.exchange]
+        make = EXCHANGES[name_of_exchange(self.settings, self.workers)]
         nodes = nodes_of(self.settings.ranks_per_node, self.workers)
         self._exchanges = [make(Place(workers, rank, nodes)) for rank in range(workers)]
         if not self._exchanges[0].is_set_up:

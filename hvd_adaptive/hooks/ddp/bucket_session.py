@@ -82,6 +82,11 @@ class BucketSession:
         return None if self._binding is None else self._binding.layout
 
     @property
+    def exchange(self) -> str | None:
+        """See Connection.exchange."""
+        return None if self._binding is None else self._binding.exchange_name
+
+    @property
     def is_idle(self) -> bool:
         """Return whether no step is in progress."""
         return self._pending is None
@@ -183,8 +188,11 @@ class BucketSession:
         """Return what must be the same on all ranks before they wait for each other, int64."""
         layout = pending.binding.layout
         laid_out = UNKNOWN if layout is None else layout.fingerprint >> 1
-        due = UNKNOWN if pending.due is None else int(pending.due)
         settings, step = self.compressor.codec.settings_fingerprint, self.compressor.step
+        due = UNKNOWN
+        if pending.due is not None:
+            updates = self.compressor.updates
+            due = updates.first_due(step) + 2 * updates.second_due(step)
         here = (settings, step, self._attempt, due, laid_out)
         return torch.tensor([*here, int(pending.sending is not None)], device="cpu")
 
@@ -276,12 +284,13 @@ class BucketSession:
 def _describe_position(position: Sequence[int]) -> Description:
     """Return a position as topics of named values; see hooks/description.py."""
     fingerprint, step, attempt, due, layout, sending = position
-    fits = {0: "not due", 1: "due"}
+    fits = {False: "not due", True: "due"}
     return {
         "the step": {
             "its number": str(step),
             "its attempt": str(attempt),
-            "a fit of tables (update_steps)": fits.get(due, "to be asked"),
+            "a fit of tables (update_steps)": "not known" if due < 0 else fits[bool(due & 1)],
+            "a fit of averages' tables": "not known" if due < 0 else fits[bool(due & 2)],
             "sending": "at once" if sending else "at the end",
         },
         "settings": {"all of them": f"{fingerprint:08x}"},

@@ -51,7 +51,8 @@ class Position:
         named = "" if binding.layout is None else binding.name
         agreed = _crc(self._compressor.codec.settings_fingerprint, binding.described, named)
         due = self.update_due(binding, step)
-        progress = _crc(binding.given_up.attempt, due, self._tables)
+        first_due = self._compressor.updates.first_due(step)
+        progress = _crc(binding.given_up.attempt, due, first_due, self._tables)
         groups = 0 if binding.layout is None else binding.layout.fingerprint
         return Template(binding.world.rank, step, agreed, progress, groups)
 
@@ -70,11 +71,14 @@ class Position:
 
     def _description(self, binding: Binding) -> Description:
         step = self._compressor.step
-        due = "due" if self.update_due(binding, step) else "not due"
+        self.update_due(binding, step)
+        updates = self._compressor.updates
+        due = {True: "due", False: "not due"}
         return {
             "the step": {
                 "its number": str(step),
-                "a fit of tables (update_steps)": due,
+                "a fit of tables (update_steps)": due[updates.first_due(step)],
+                "a fit of averages' tables": due[updates.second_due(step)],
                 "its attempt": str(binding.given_up.attempt),
                 "tables fitted so far": str(self._tables),
             },

@@ -73,6 +73,11 @@ class Session:
         return None if self._binding is None else self._binding.layout
 
     @property
+    def exchange(self) -> str | None:
+        """See Connection.exchange."""
+        return None if self._binding is None else self._binding.exchange_name
+
+    @property
     def is_idle(self) -> bool:
         """Return whether no step is in progress."""
         return self._pending is None or self._pending.lost

@@ -23,10 +23,12 @@ def settled():
 
 
 @pytest.mark.parametrize("due", [True, False])
-def test_different_update_steps(due):
+@pytest.mark.parametrize("exchange", ["allgather", "scatter_reduce"])
+def test_different_update_steps(exchange, due):
+    """Tables of averages are due on all ranks at the first step of a scatter-reduce."""
     model = make_model()
     own = due == (hvd.rank() == 1)
-    compressor = ALQ(seed=next(SEEDS), update_steps=[0] if own else [])
+    compressor = ALQ(seed=next(SEEDS), update_steps=[0] if own else [], exchange=exchange)
     optimizer = distributed(model, compressor)
     on = [rank for rank in range(hvd.size()) if due == (rank == 1)]
     with pytest.raises(RankMismatchError, match=r"update_steps\) is (not )?due on rank") as caught:

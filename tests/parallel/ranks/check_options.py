@@ -11,7 +11,8 @@ import torch
 from conftest import assert_same_everywhere, batches, flat_parameters, make_model, train, wait_for
 from gradient_schemes import every_scheme, make
 
-from hvd_adaptive import ALQ
+from hvd_adaptive import ALQ, instances
+from hvd_adaptive.exchange import exchanges
 from hvd_adaptive.hooks.horovod.roll_call import RollCall
 
 CASES = {
@@ -196,3 +197,26 @@ def test_a_compressor_used_alone_first_finds_its_optimizer_later():
     optimizer.step()
     assert compressor.layout is not None
     assert_same_everywhere(flat_parameters(model), "later")
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+def test_the_exchange_without_exchange(ranks, monkeypatch, caplog):
+    """Up to ``ranks`` ranks allgather, beyond scatter_reduce; report() and the log name it."""
+    monkeypatch.setattr(exchanges, "FEW_RANKS", ranks)
+    expected = "allgather" if hvd.size() <= ranks else "scatter_reduce"
+    found = []
+    for exchange in (None, expected):
+        instances.start_over()
+        model, compressor = make_model(), ALQ(bits=4, exchange=exchange)
+        optimizer = hvd.DistributedOptimizer(
+            torch.optim.SGD(model.parameters(), lr=0.1),
+            named_parameters=[(f"few.{ranks}.{n}", p) for n, p in model.named_parameters()],
+            compression=compressor,
+        )
+        with caplog.at_level("INFO", logger="hvd_adaptive"):
+            train(model, optimizer, 3)
+        assert compressor.report()["exchange"] == expected
+        found.append(flat_parameters(model))
+    assert torch.equal(*found)
+    lines = [r.getMessage() for r in caplog.records if "exchange=None" in r.getMessage()]
+    assert lines == [f"exchange=None: {expected}, for {hvd.size()} ranks"]
