@@ -11,6 +11,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
 
+import overlap
 from laboratory import gradients, hosts, measure, shapes, tables
 from laboratory.methods import parse, refusals
 
@@ -39,8 +40,8 @@ def test_lstm_shapes_are_those_of_pytorch():
 
 
 def test_wrong_shapes_are_noticed(tmp_path, monkeypatch):
-    with pytest.raises(ValueError, match="model='vgg'"):
-        shapes.read_shapes("vgg")
+    with pytest.raises(ValueError, match="model='vgg19'"):
+        shapes.read_shapes("vgg19")
     text = (shapes.FOLDER / "tiny.txt").read_text()
     (tmp_path / "tiny.txt").write_text(text.replace("1024", "1025"))
     monkeypatch.setattr(shapes, "FOLDER", tmp_path)
@@ -217,3 +218,14 @@ def test_a_launch_that_no_rank_saw_is_tried_again(monkeypatch, endings, last):
     monkeypatch.setattr(measure, "launch", lambda *arguments: next(left))
     assert measure._launched(None, {}, 1.0) is endings[last]
     assert next(left, None) is None
+
+
+@pytest.mark.parametrize(
+    ("backward", "exchange", "both", "hidden"),
+    [(0.12, 0.08, 0.2, 0.0), (0.12, 0.08, 0.12, 1.0), (0.1, 0.3, 0.35, 0.5)],
+)
+def test_the_share_that_is_hidden(backward, exchange, both, hidden):
+    method = parse(["mpi/float32"])[0]
+    alone = measure.Result(method, seconds=[exchange])
+    together = measure.Result(method, seconds=[both], backward_s=[backward])
+    assert overlap.figures(alone, together)["hidden"] == pytest.approx(hidden)
