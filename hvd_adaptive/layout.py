@@ -56,6 +56,11 @@ class Piece:
     def numel(self) -> int:
         return self.stop - self.start
 
+    @functools.cached_property
+    def in_group(self) -> slice:
+        """Return the range of these coordinates in their group."""
+        return slice(self.at, self.at + self.stop - self.start)
+
 
 @dataclass(frozen=True)
 class Group:
@@ -290,7 +295,7 @@ def gather(group: Group, tensors: Sequence[torch.Tensor | None], flat: torch.Ten
         torch.cat(views, out=flat)
         return
     for piece, tensor in pairs:
-        target = flat[piece.at : piece.at + piece.numel]
+        target = flat[piece.in_group]
         if tensor is None:
             target.zero_()
         elif piece.numel == tensor.numel():

@@ -12,22 +12,21 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import torch
 
-from hvd_adaptive.codec.errors import rounding_errors
 from hvd_adaptive.coding.sendable import Sendable
-from hvd_adaptive.device import HostCopy, Streams
 from hvd_adaptive.errors import PayloadError
-from hvd_adaptive.exchange.exchange import Route, Shipment, payloads_of
+from hvd_adaptive.exchange.exchange import Route, payloads_of
 from hvd_adaptive.feedback import Residuals
 from hvd_adaptive.finite import Finite
-from hvd_adaptive.kernels.random import stream_key
-from hvd_adaptive.layout import Group, Layout, Piece, gather, view_of
+from hvd_adaptive.layout import Group, Layout
+from hvd_adaptive.run.arrivals import Arrivals
 from hvd_adaptive.run.failures import Failures, step_failed
+from hvd_adaptive.run.results import Results
 from hvd_adaptive.run.shares import Shares
-from hvd_adaptive.streams import Use, group_number
+from hvd_adaptive.run.shipping import Shipping
+from hvd_adaptive.streams import Use
 from hvd_adaptive.transport.collectives import AllGather, AllToAll, Among, Collective, Sent
 
 if TYPE_CHECKING:
-    from hvd_adaptive.exchange.staged_codec import StagedCodec
     from hvd_adaptive.run.groups import Groups
     from hvd_adaptive.run.worker import Worker
 
@@ -56,7 +55,7 @@ def _locked(method: _Method) -> _Method:
     @functools.wraps(method)
     def locked(step: Step, *arguments: Any, **keywords: Any) -> Any:
         with step.lock:
-            step._read_mail()
+            step.arrivals.read()
             return method(step, *arguments, **keywords)
 
     return cast(_Method, locked)
@@ -87,87 +86,67 @@ class Step:
         attempt: int = 0,
         residuals: Residuals | None = None,
         worker: Worker | None = None,
+        disjoint: bool = False,
     ) -> None:
         self.binding = binding
         self.layout = layout
-        self.number = number
         self.factor: float | None = None
         self._early_factor: float | None = None
         self.attempt = attempt
         self.lock = threading.RLock()
+        self.arrivals = Arrivals(layout, disjoint)
+        self.names: set[str] = set()  # of the collectives that were submitted
+        self._shipping = Shipping(binding, layout, number, attempt)
+        self._results = Results(self.arrivals, layout, binding.compressor.meter)
         self._worker = worker
         self._error: BaseException | None = None  # of the worker
-        self._mail: deque[tuple[int, torch.Tensor, bool]] = deque()
-        self._here: set[int] = set()
-        self._device: torch.device | None = None
         self._hold = True
         self._all_arrived = False
-        self._tensors: list[torch.Tensor | None] = [None] * len(layout.members)
-        self._written_back = [False] * len(layout.members)
-        self._memory: dict[int, int] = {}  # the first slot with a gradient in each storage
-        self.disjoint = False  # whether gradients of one storage are known not to overlap
-        self._missing = [len(group.slots) for group in layout.groups]
         self._next = len(layout.groups)
         self._flying: deque[_Flight] = deque()
-        self.names: set[str] = set()  # of the collectives that were submitted
         self._held = 0
         self._returned: set[int] = set()  # groups that have been received, or could not be read
-        self._results: dict[int, torch.Tensor] = {}  # those that were not written back
-        self._early: dict[int, torch.Tensor] = {}  # those that may not be written back yet
         self._residuals = residuals
         self._after: dict[int, torch.Tensor] = {}  # the groups' residuals after this step
         self._absent: list[int] = []
         self._finite = Finite()
-        self._streams = Streams()
         self._failures = Failures()
         self._failed: dict[int, int] | None = None
-        self._gradients: list[torch.Tensor] = []  # those that results replace
-        self._pending = 0
+
+    @property
+    def number(self) -> int:
+        """Return the number of the step; newcomers adopt that of the first rank."""
+        return self._shipping.number
+
+    @number.setter
+    def number(self, number: int) -> None:
+        self._shipping.number = number
 
     @property
     def arrived(self) -> dict[int, torch.Tensor]:
         """Return the gradients by slot."""
         with self.lock:
-            self._read_mail()
-            return {slot: tensor for slot, tensor in enumerate(self._tensors) if tensor is not None}
+            self.arrivals.read()
+            there = enumerate(self.arrivals.tensors)
+            return {slot: tensor for slot, tensor in there if tensor is not None}
 
     def has(self, slot: int) -> bool:
         """Return whether the member's gradient has arrived."""
-        return slot in self._here
+        return self.arrivals.has(slot)
 
     def arrive(self, slot: int, tensor: torch.Tensor) -> None:
         """Accept a member's gradient; without a worker, launch groups that are complete.
 
         A worker may hold the lock meanwhile.
         """
-        if tensor.device != self._device:
+        if self.arrivals.is_new(tensor.device):
             self.binding.compressor.codec.check_device(tensor.device)
-            self._device = self._device or tensor.device
         may_write = self.binding.is_gradient(slot, tensor) and not tensor.is_inference()
-        self._streams.arrived(slot, tensor)
-        self._pending += 1
-        self._here.add(slot)
-        self._mail.append((slot, tensor, may_write))
+        self.arrivals.post(slot, tensor, may_write)
         if self._worker is not None:
             self._worker.wake()
         elif not self._hold:
             self._go_on()
-
-    def _read_mail(self) -> None:
-        """Note the gradients that have arrived."""
-        while self._mail:
-            slot, tensor, may_write = self._mail.popleft()
-            self._tensors[slot] = tensor
-            # Results are written to the gradients' own memory, so that no step allocates memory.
-            # Autograd may give two parameters one gradient; such gradients are not written to.
-            if may_write:
-                self._gradients.append(tensor)
-                self._written_back[slot] = tensor.is_contiguous()
-            other = self._memory.setdefault(tensor.untyped_storage().data_ptr(), slot)
-            if other != slot and not self.disjoint:
-                self._written_back[slot] = self._written_back[other] = False
-            for group, _ in self.layout.pieces_of[slot]:
-                self._missing[group] -= 1
 
     @_locked
     def release(self, factor: float | None = None) -> None:
@@ -192,7 +171,7 @@ class Step:
             if self._all_arrived or self._error is not None:
                 return None
             try:
-                self._read_mail()
+                self.arrivals.read()
                 if self._hold:
                     return None
                 before = self._next, len(self.names), len(self._returned)
@@ -216,9 +195,7 @@ class Step:
         self._hold, self._all_arrived = False, True
         if self._error is not None:
             raise self._error
-        for index, decoded in self._early.items():
-            self._keep(index, self._write_back(index, decoded))
-        self._early.clear()
+        self._results.write_early()
         self._launch()
 
     @_locked
@@ -230,15 +207,12 @@ class Step:
             absent: No rank has the gradient. The result is then zero; quantisation could turn the
                 zeros of a bucket into other values.
         """
-        pieces = self.layout.pieces_of[slot]
-        for group, _ in pieces:
+        for group, _ in self.layout.pieces_of[slot]:
             while group not in self._returned:
                 self._advance_oldest()
-        tensor = self._removed(slot)
-        if self._failures.first is None and not self._written_back[slot]:
-            parts = [self._results[group][_range(piece)] for group, piece in pieces]
-            whole = parts[0] if len(parts) == 1 else torch.cat(parts)
-            tensor = self._strided_like(tensor, slot, whole.view(self.layout.members[slot].shape))
+        tensor = self.arrivals.take(slot)
+        if self._failures.first is None:
+            tensor = self._results.of(slot, tensor, self.binding.is_gradient(slot, tensor))
         if absent:
             self._absent.append(slot)
             tensor.detach().zero_()
@@ -246,47 +220,24 @@ class Step:
             self._check_everywhere()
         return tensor
 
-    def _removed(self, slot: int) -> torch.Tensor:
-        """Return the member's gradient, which leaves the step."""
-        tensor, self._tensors[slot] = self._tensors[slot], None
-        if tensor is None:
-            raise RuntimeError(
-                f"{self.layout.members[slot].name}: no gradient is in this step; it has not "
-                "arrived, or its result was read before"
-            )
-        self._pending -= 1
-        return tensor
-
     def _check_everywhere(self) -> None:
         """Raise PayloadError, on every rank, if a rank could not read what it received."""
         if failed := self._failed_everywhere():
-            for gradient in self._gradients:
+            for gradient in self.arrivals.replaced:
                 gradient.detach().fill_(float("nan"))
             raise step_failed(self.number, failed, self.layout.labels) from self._failures.first
 
     def _failed_everywhere(self) -> dict[int, int]:
         """Return the groups that could not be read, by rank, after all were received."""
         if self._failed is None:
-            name = self._name_of_attempt("corrupt")
+            name = self._shipping.name_of("corrupt")
             self._failed = self._failures.everywhere(self.binding.world, name)
         return self._failed
-
-    def _strided_like(
-        self, gradient: torch.Tensor, slot: int, result: torch.Tensor
-    ) -> torch.Tensor:
-        """Return ``result`` with the gradient's strides, unless its coordinates overlap.
-
-        Optimizers may compare strides of gradients and weights.
-        """
-        if result.stride() == gradient.stride() or not self.binding.is_gradient(slot, gradient):
-            return result
-        like = torch.empty_like(gradient)
-        return like.copy_(result) if like.stride() == gradient.stride() else result
 
     @property
     def finished(self) -> bool:
         """Return whether the result of every gradient that arrived was returned."""
-        return self._pending == 0
+        return self.arrivals.pending == 0
 
     @_locked
     def abandon(self) -> list[Sent]:
@@ -294,7 +245,7 @@ class Step:
         self._hold = True
         flying = [
             Sent(
-                self._name(f.index, f.stage),
+                self._shipping.name(f.index, f.stage),
                 "payloads" if isinstance(f.request, AllGather) else "parts",
                 f.handle,
             )
@@ -302,7 +253,7 @@ class Step:
         ]
         self._flying.clear()
         self._after.clear()
-        self._early.clear()
+        self._results.forget_early()
         self._held = 0
         self._next = 0
         return flying
@@ -314,7 +265,7 @@ class Step:
         for slot in self._absent:
             for index, piece in self.layout.pieces_of[slot]:
                 if index in self._after:
-                    self._residuals.hold(index, _range(piece), self._after[index])
+                    self._residuals.hold(index, piece.in_group, self._after[index])
         self._residuals.commit(self._after, self._finite.ask())
         self._after = {}
         self._residuals.watch(self.binding.compressor.meter.report()["relative_error"])
@@ -325,17 +276,18 @@ class Step:
 
         Every dense gradient must have arrived.
         """
-        self._read_mail()
+        self.arrivals.read()
+        return self.binding.exchange.parts_among(self._groups_here())
+
+    def _groups_here(self) -> list[Group]:
+        """Return the groups of which any gradient has arrived."""
         groups = enumerate(self.layout.groups)
-        return self.binding.exchange.parts_among(
-            group for index, group in groups if self._any_arrived(index)
-        )
+        return [group for index, group in groups if self.arrivals.any_of(index)]
 
     @_locked
     def is_finite(self) -> bool:
         """Return whether this rank's gradients are finite, before any result replaces them."""
-        self._streams.join(range(len(self._tensors)))
-        return bool(Finite(tensor for tensor in self._tensors if tensor is not None))
+        return self.arrivals.is_finite()
 
     @_locked
     def samples(self, count: int, part: str = "") -> list[torch.Tensor]:
@@ -347,7 +299,7 @@ class Step:
         instance = self.binding.compressor.instance
         shares = Shares(
             self.binding.exchange,
-            [group for index, group in enumerate(self.layout.groups) if self._any_arrived(index)],
+            self._groups_here(),
             bucket_size=settings.bucket_size,
             count=count,
             key_of=lambda rank: instance.key(settings.seed, rank, self.number, Use.SAMPLE),
@@ -365,7 +317,7 @@ class Step:
         self, label: str, members: Sequence[int], parts: Sequence[Sendable]
     ) -> list[torch.Tensor]:
         """Return the result of an alltoall among members, in which all ranks take part."""
-        world, name = self.binding.world, self._name_of_attempt(label)
+        world, name = self.binding.world, self._shipping.name_of(label)
         request = Among(members, AllToAll(parts), world.size, local=True)
         self.names.add(name)
         handle = request.submit(world, name)
@@ -377,25 +329,11 @@ class Step:
 
         They may be changed only if there are residuals.
         """
-        self._streams.join(group.slots)
-        if self._residuals is None and (flat := self._in_place(group)) is not None:
+        self.arrivals.join(group)
+        if self._residuals is None and (flat := self.arrivals.own_memory(group)) is not None:
             return flat
         flat = self.binding.buffer("gradients", group.coordinates, group.dtype, self.device)
-        gather(group, self._tensors, flat)
-        return flat
-
-    def _in_place(self, group: Group) -> torch.Tensor | None:
-        """Return the group in its only member's memory.
-
-        The result is None if the group has several members or the gradient is not contiguous.
-        """
-        if len(group.pieces) != 1:
-            return None
-        (piece,) = group.pieces
-        tensor = self._tensors[piece.slot]
-        if tensor is None or not tensor.is_contiguous():
-            return None
-        return tensor.detach().view(-1)[piece.start : piece.stop]
+        return self.arrivals.gather(group, flat)
 
     def _quantized_flat(self, group: Group) -> torch.Tensor:
         """Return a group's quantised coordinates with residuals, valid until the next call."""
@@ -408,13 +346,13 @@ class Step:
     @property
     def device(self) -> torch.device:
         """Return the device of the gradients."""
-        return self._device or torch.device("cpu")
+        return self.arrivals.device
 
     def _launch(self) -> None:
         """Launch groups that are ready, in order, within the bound on memory."""
-        while self._next > 0 and (self._all_arrived or not self._missing[self._next - 1]):
+        while self._next > 0 and (self._all_arrived or self.arrivals.all_of(self._next - 1)):
             index = self._next - 1
-            if self._all_arrived and not self._any_arrived(index):
+            if self._all_arrived and not self.arrivals.any_of(index):
                 self._next = index
                 continue
             if not self._fits(index):
@@ -473,7 +411,9 @@ class Step:
         with meter.time("encode_s", index):
             flat = self._flat(group)
             quantized = binding.quantized_now(group)
-            shipment = self._shipment(index, quantized)
+            shipment = self._shipping.shipment(
+                index, quantized, self._final_factor, self._memory_for
+            )
             codec = shipment.codec
             values = flat[:quantized]
             if self._residuals is not None and quantized:
@@ -495,79 +435,16 @@ class Step:
         world = self.binding.world
         sent = flight.request.sent_bytes(world.rank, world.size)
         self.binding.compressor.meter.add("wire_bytes", sent, flight.index)
-        name = self._name(flight.index, flight.stage)
+        name = self._shipping.name(flight.index, flight.stage)
         self._account("flight", flight.index, flight.request.held_bytes(world))
         flight.handle, flight.begun = flight.request.submit(world, name), time.perf_counter()
         self.names.add(name)
         flight.request = flight.request.waiting()
         self._flying.append(flight)
 
-    def _name(self, index: int, stage: int) -> str:
-        """Return the name of a group's collective, the same on all ranks."""
-        return self._name_of_attempt(
-            self.layout.labels[index] + (f".stage{stage}" if stage else "")
-        )
-
-    def _name_of_attempt(self, label: str) -> str:
-        """Return a collective's name; attempts differ, as they may be in flight together."""
-        name = f"{self.binding.name}.{label}"
-        return name + (f".attempt{self.attempt}" if self.attempt else "")
-
-    def _working_bytes(self, index: int) -> int:
-        group = self.layout.groups[index]
-        quantized = self.binding.quantized_now(group)
-        full = group.coordinates - quantized
-        return self.binding.exchange.working_bytes(self._codec(index), quantized, full)
-
     def _account(self, kind: str, index: int, size: int) -> None:
         """Record that a group holds ``size`` bytes from now on, in this step."""
         self.binding.compressor.meter.hold((kind, index), size)
-
-    def _measure(self, index: int, flat: torch.Tensor, dtype: torch.dtype | None) -> None:
-        """Add the squared error of a few buckets to the step's figures.
-
-        ERROR_BUCKETS full buckets are drawn at equal distances, beginning with a random one, and
-        represent all full buckets; the partial bucket at the end is always included.
-
-        Args:
-            index: The group.
-            flat: Coordinates that this rank quantises.
-            dtype: The dtype to which buckets are rounded; None if the codec quantises them.
-        """
-        if not flat.numel():
-            return
-        size = self.binding.settings.bucket_size
-        full, partial = divmod(flat.numel(), size)
-        count, key = min(ERROR_BUCKETS, full), stream_key(index, 0, self.number, Use.ERROR)
-        chosen = [(key + k * full // count) % full for k in range(count)]
-        if partial:
-            chosen.append(full)
-        buckets = [flat[i * size : (i + 1) * size] for i in chosen]
-        sample = torch.cat(buckets).to(torch.float32)
-        if dtype is None:
-            squares = self._codec(index).squared_errors(sample, key)
-        else:
-            squares = rounding_errors(sample, dtype, size)
-        weights = [full / count for _ in chosen[:count]] + [1.0] * bool(partial)
-        self.binding.compressor.meter.measured(HostCopy(squares), weights, index)
-
-    def _shipment(self, index: int, quantized: int) -> Shipment:
-        group, meter = self.layout.groups[index], self.binding.compressor.meter
-        instance = self.binding.compressor.instance
-        return Shipment(
-            codec=self._codec(index),
-            dtype=group.dtype,
-            quantized=quantized,
-            full=group.coordinates - quantized,
-            layout_fingerprint=self.layout.fingerprint,
-            key=lambda rank: self._key(rank, index),
-            keys=lambda rank: instance.keys(*self._stream(rank, index)),
-            factor=self._final_factor,
-            time=lambda field: meter.time(field, index),
-            count=lambda size: meter.add("payload_bytes", size, index),
-            measure=functools.partial(self._measure, index),
-            memory=lambda *like: self._memory_for(index, *like),
-        )
 
     def _advance_oldest(self) -> None:
         """Wait for the collective that was submitted first, and advance its group."""
@@ -607,7 +484,7 @@ class Step:
             received = flight.request.receive(self.binding.world, flight.handle)
         meter.add("flight_s", time.perf_counter() - flight.begun, flight.index)
         self._account("flight", flight.index, sum(part.numel() for part in received))
-        self._account("work", flight.index, self._working_bytes(flight.index))
+        self._account("work", flight.index, self._shipping.working_bytes(flight.index))
         try:
             flight.request = flight.route.send(received)
             flight.stage += 1
@@ -638,31 +515,7 @@ class Step:
         group, binding = self.layout.groups[index], self.binding
         quantized = decoded[: binding.quantized_now(group)]
         binding.compressor.meter.look(quantized, binding.settings.bucket_size, index)
-        if self._all_arrived:
-            self._keep(index, self._write_back(index, decoded))
-        else:
-            self._early[index] = decoded
-
-    def _keep(self, index: int, kept: torch.Tensor | None) -> None:
-        """Keep what could not be written back until its results are returned."""
-        self._account("result", index, 0 if kept is None else kept.nbytes)
-        if kept is not None:
-            self._results[index] = kept
-
-    def _codec(self, index: int) -> StagedCodec:
-        """Return the codec of the group's part."""
-        return self.binding.compressor.part(self.layout.groups[index].part)
-
-    def _any_arrived(self, index: int) -> bool:
-        return self._missing[index] < len(self.layout.groups[index].slots)
-
-    def _key(self, rank: int, index: int) -> int:
-        """Return the key of a rank's random numbers for a group, as far as this rank knows."""
-        return self.binding.compressor.instance.key(*self._stream(rank, index))
-
-    def _stream(self, rank: int, index: int) -> tuple[int, int, int, int]:
-        """Return what identifies a rank's random numbers for a group, within a compressor."""
-        return self.binding.settings.seed, rank, self.number, group_number(index, self.attempt)
+        self._results.add(index, decoded, early=not self._all_arrived)
 
     def _memory_for(
         self, index: int, use: str, coordinates: int, dtype: torch.dtype, device: torch.device
@@ -673,35 +526,8 @@ class Step:
         """
         if use == "result" and not self._all_arrived:
             use = f"result of group {index}"
-        elif use == "result" and self._written_back[self.layout.groups[index].pieces[0].slot]:
-            own = self._in_place(self.layout.groups[index])
-            if own is not None and (own.numel(), own.dtype) == (coordinates, dtype):
+        elif use == "result":
+            own = self._results.place_of(index, coordinates, dtype)
+            if own is not None:
                 return own
         return self.binding.buffer(use, coordinates, dtype, device)
-
-    @torch.no_grad()
-    def _write_back(self, index: int, decoded: torch.Tensor) -> torch.Tensor | None:
-        """Copy a decoded group to its gradients' memory.
-
-        Returns:
-            A copy of the group if some of it could not be written back, else None.
-        """
-        pieces = self.layout.groups[index].pieces
-        there = [piece for piece in pieces if self._tensors[piece.slot] is not None]
-        back = [piece for piece in there if self._written_back[piece.slot]]
-        gradients = [cast(torch.Tensor, self._tensors[piece.slot]) for piece in back]
-        targets = [view_of(piece, tensor) for piece, tensor in zip(back, gradients, strict=True)]
-        if len(targets) == 1 and targets[0].data_ptr() == decoded.data_ptr():
-            return None
-        if len(targets) == len(pieces) and all(t.device == decoded.device for t in targets):
-            torch.split_with_sizes_copy(decoded, [piece.numel for piece in pieces], out=targets)
-        else:
-            for piece, target in zip(back, targets, strict=True):
-                target.copy_(decoded[_range(piece)])
-        # The memory of ``decoded`` is reused.
-        return None if len(back) == len(there) else decoded.clone()
-
-
-def _range(piece: Piece) -> slice:
-    """Return the range of a piece in its group."""
-    return slice(piece.at, piece.at + piece.numel)

@@ -18,6 +18,7 @@ from hvd_adaptive import (
 )
 from hvd_adaptive.coding.header import SIZE
 from hvd_adaptive.feedback import PATIENCE, Residuals, all_finite
+from hvd_adaptive.streams import group_number
 
 SIZES = [700, 30, 450]  # "b" travels in full precision
 SCHEMES = {
@@ -76,7 +77,8 @@ def test_the_payload_encodes_z():
     rank = OneRank(QSGD(bits=4, bucket_size=64, min_numel=0, error_feedback=0.5), [500])
     rank.step(gradients([500], 0))
     r, (g,) = rank.residuals()["a"], gradients([500], 1)
-    key = rank.begin()._key(0, 0)
+    step, seed = rank.compressor.step, rank.settings.seed
+    key = rank.compressor.instance.key(seed, 0, step, group_number(0))
     rank.step([g])
     alone = QSGD(bits=4, bucket_size=64).codec.encode_flat(g + 0.5 * r, 500, key)
     assert torch.equal(rank.hvd.sent[1][SIZE:], alone[SIZE:])

@@ -253,9 +253,8 @@ class BucketSession:
         residuals = self.compressor.residuals
         if residuals is not None:
             residuals.lay_out(layout, binding.world.rank, binding.world.size)
-        step = Step(binding, layout, self.compressor.step, self._attempt, residuals)
-        step.disjoint = True
-        return step
+        number = self.compressor.step
+        return Step(binding, layout, number, self._attempt, residuals, disjoint=True)
 
     def _stop_sending(self, pending: _PendingStep) -> None:
         """Give up what was sent of a step.

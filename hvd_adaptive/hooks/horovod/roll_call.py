@@ -68,7 +68,11 @@ class RollCall:
         if self._over or self._placeholder is None:
             return None
         handle = self._handle(self._parameter)
-        if handle is None or not self._hvd.poll(handle):
+        try:
+            if handle is None or not self._hvd.poll(handle):
+                return None
+        except ValueError:  # another thread: the program waits for it now, and has removed it
+            self._over = True
             return None
         self._over = True
         try:

@@ -49,7 +49,7 @@ def delays(monkeypatch):
 
         monkeypatch.setattr(Step, name, later)
 
-    for name in ("arrive", "advance", "_read_mail", "_start", "_advance", "launch_all", "result"):
+    for name in ("arrive", "advance", "_start", "_advance", "launch_all", "result"):
         delayed(name)
 
 

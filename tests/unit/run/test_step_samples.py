@@ -12,6 +12,7 @@ from hvd_adaptive.exchange.allgather import Allgather
 from hvd_adaptive.exchange.exchange import Place
 from hvd_adaptive.instances import Instance
 from hvd_adaptive.layout import Member, build_layout
+from hvd_adaptive.monitor.meter import StepMeter
 from hvd_adaptive.run.step import Step
 from hvd_adaptive.settings import Settings
 
@@ -24,7 +25,7 @@ class FakeBinding:
         self.world = SimpleNamespace(rank=rank)
         self.exchange = Allgather(Place(4, rank))
         codec = SimpleNamespace(check_device=lambda device: None)
-        self.compressor = SimpleNamespace(codec=codec, instance=Instance())
+        self.compressor = SimpleNamespace(codec=codec, instance=Instance(), meter=StepMeter())
         self.buffers: dict[torch.dtype, torch.Tensor] = {}
 
     def buffer(self, use, coordinates, dtype, device):

@@ -1,0 +1,128 @@
+"""Define Arrivals: the gradients of one step that are there already, and their memory."""
+
+from __future__ import annotations
+
+from collections import deque
+
+import torch
+
+from hvd_adaptive.device import Streams
+from hvd_adaptive.finite import Finite
+from hvd_adaptive.layout import Group, Layout, gather, view_of
+
+
+class Arrivals:
+    """Hold the gradients of one step by slot.
+
+    ``post`` and ``has`` may be called by any thread. The other methods need a lock of the caller's,
+    and see what was posted before the last ``read``.
+
+    Args:
+        layout: The layout.
+        disjoint: Whether gradients of one storage are known not to overlap.
+
+    Attributes:
+        tensors: The gradients by slot; None before they arrive and after ``take``.
+        in_place: For each slot, whether the average may be written to the gradient's memory.
+        replaced: All gradients that averages replace.
+        pending: Number of gradients that were posted and not taken.
+    """
+
+    def __init__(self, layout: Layout, disjoint: bool = False) -> None:
+        self._layout, self._disjoint = layout, disjoint
+        self.tensors: list[torch.Tensor | None] = [None] * len(layout.members)
+        self.in_place = [False] * len(layout.members)
+        self.replaced: list[torch.Tensor] = []
+        self.pending = 0
+        self._device: torch.device | None = None
+        self._mail: deque[tuple[int, torch.Tensor, bool]] = deque()
+        self._here: set[int] = set()
+        self._memory: dict[int, int] = {}  # the first slot with a gradient in each storage
+        self._missing = [len(group.slots) for group in layout.groups]
+        self._streams = Streams()
+
+    @property
+    def device(self) -> torch.device:
+        """Return the device of the gradients."""
+        return self._device or torch.device("cpu")
+
+    def is_new(self, device: torch.device) -> bool:
+        """Return whether no gradient on ``device`` has arrived."""
+        return device != self._device
+
+    def has(self, slot: int) -> bool:
+        """Return whether the member's gradient has arrived."""
+        return slot in self._here
+
+    def post(self, slot: int, tensor: torch.Tensor, may_write: bool) -> None:
+        """Accept a member's gradient.
+
+        may_write: whether the average may be written to it, as far as the caller knows.
+        """
+        self._streams.arrived(slot, tensor)
+        self._device = self._device or tensor.device
+        self.pending += 1
+        self._here.add(slot)
+        self._mail.append((slot, tensor, may_write))
+
+    def read(self) -> None:
+        """Note the gradients that were posted."""
+        while self._mail:
+            slot, tensor, may_write = self._mail.popleft()
+            self.tensors[slot] = tensor
+            # Results are written to the gradients' own memory, so that no step allocates memory.
+            # Autograd may give two parameters one gradient; such gradients are not written to.
+            if may_write:
+                self.replaced.append(tensor)
+                self.in_place[slot] = tensor.is_contiguous()
+            other = self._memory.setdefault(tensor.untyped_storage().data_ptr(), slot)
+            if other != slot and not self._disjoint:
+                self.in_place[slot] = self.in_place[other] = False
+            for group, _ in self._layout.pieces_of[slot]:
+                self._missing[group] -= 1
+
+    def take(self, slot: int) -> torch.Tensor:
+        """Return the member's gradient, which leaves the step."""
+        tensor, self.tensors[slot] = self.tensors[slot], None
+        if tensor is None:
+            raise RuntimeError(
+                f"{self._layout.members[slot].name}: no gradient is in this step; it has not "
+                "arrived, or its result was read before"
+            )
+        self.pending -= 1
+        return tensor
+
+    def all_of(self, group: int) -> bool:
+        """Return whether all gradients of a group have arrived."""
+        return not self._missing[group]
+
+    def any_of(self, group: int) -> bool:
+        """Return whether any gradient of a group has arrived."""
+        return self._missing[group] < len(self._layout.groups[group].slots)
+
+    def is_finite(self) -> bool:
+        """Return whether the gradients are finite."""
+        self._streams.join(range(len(self.tensors)))
+        return bool(Finite(tensor for tensor in self.tensors if tensor is not None))
+
+    def own_memory(self, group: Group) -> torch.Tensor | None:
+        """Return the group in its only member's memory.
+
+        The result is None if the group has several members or the gradient is not contiguous.
+        """
+        if len(group.pieces) != 1:
+            return None
+        (piece,) = group.pieces
+        tensor = self.tensors[piece.slot]
+        if tensor is None or not tensor.is_contiguous():
+            return None
+        return view_of(piece, tensor.detach())
+
+    def join(self, group: Group) -> None:
+        """Make the current stream wait for the gradients of a group."""
+        self._streams.join(group.slots)
+
+    def gather(self, group: Group, flat: torch.Tensor) -> torch.Tensor:
+        """Copy a group's gradients to ``flat``, and return it."""
+        gather(group, self.tensors, flat)
+        return flat

@@ -1,0 +1,110 @@
+"""Define Results: the averages of one step, which replace its gradients."""
+
+from __future__ import annotations
+
+from typing import cast
+
+import torch
+
+from hvd_adaptive.layout import Layout, view_of
+from hvd_adaptive.monitor.meter import StepMeter
+from hvd_adaptive.run.arrivals import Arrivals
+
+
+class Results:
+    """Hold the averages of groups until each member's is returned.
+
+    Until ``write_early`` averages stay in memory of their own, because autograd may still add to
+    gradients, and the program may read them. Later ones replace the gradients at once.
+
+    Args:
+        arrivals: The gradients.
+        layout: The layout.
+        meter: Records how much memory the averages hold.
+    """
+
+    def __init__(self, arrivals: Arrivals, layout: Layout, meter: StepMeter) -> None:
+        self._arrivals, self._layout, self._meter = arrivals, layout, meter
+        self._early: dict[int, torch.Tensor] = {}
+        self._kept: dict[int, torch.Tensor] = {}  # those that could not be written back
+
+    def add(self, index: int, decoded: torch.Tensor, early: bool) -> None:
+        """Accept the average of a group.
+
+        Args:
+            index: The group.
+            decoded: The average. Its memory is reused unless ``early``.
+            early: ``write_early`` will be called.
+        """
+        if early:
+            self._early[index] = decoded
+            return
+        kept = self._write_back(index, decoded)
+        self._meter.hold(("result", index), 0 if kept is None else kept.nbytes)
+        if kept is not None:
+            self._kept[index] = kept
+
+    def write_early(self) -> None:
+        """Write the averages that came early to the gradients."""
+        for index, decoded in self._early.items():
+            self.add(index, decoded, early=False)
+        self._early.clear()
+
+    def forget_early(self) -> None:
+        """Drop the averages that came early."""
+        self._early.clear()
+
+    def of(self, slot: int, gradient: torch.Tensor, is_gradient: bool) -> torch.Tensor:
+        """Return the average of a member whose groups have all been added.
+
+        Args:
+            slot: The member.
+            gradient: Its gradient, which is the result if the average was written to it.
+            is_gradient: Whether it is a parameter's ``grad``.
+        """
+        if self._arrivals.in_place[slot]:
+            return gradient
+        parts = [self._kept[group][piece.in_group] for group, piece in self._layout.pieces_of[slot]]
+        whole = parts[0] if len(parts) == 1 else torch.cat(parts)
+        result = whole.view(self._layout.members[slot].shape)
+        return _strided_like(gradient, result) if is_gradient else result
+
+    def place_of(self, index: int, size: int, dtype: torch.dtype) -> torch.Tensor | None:
+        """Return memory of a gradient for the average of its only member, or None."""
+        group = self._layout.groups[index]
+        if not self._arrivals.in_place[group.pieces[0].slot]:
+            return None
+        own = self._arrivals.own_memory(group)
+        return own if own is not None and (own.numel(), own.dtype) == (size, dtype) else None
+
+    @torch.no_grad()
+    def _write_back(self, index: int, decoded: torch.Tensor) -> torch.Tensor | None:
+        """Copy a decoded group to its gradients' memory.
+
+        Returns:
+            A copy of the group if some of it could not be written back, else None.
+        """
+        tensors, pieces = self._arrivals.tensors, self._layout.groups[index].pieces
+        there = [piece for piece in pieces if tensors[piece.slot] is not None]
+        back = [piece for piece in there if self._arrivals.in_place[piece.slot]]
+        targets = [view_of(piece, cast(torch.Tensor, tensors[piece.slot])) for piece in back]
+        if len(targets) == 1 and targets[0].data_ptr() == decoded.data_ptr():
+            return None
+        if len(targets) == len(pieces) and all(t.device == decoded.device for t in targets):
+            torch.split_with_sizes_copy(decoded, [piece.numel for piece in pieces], out=targets)
+        else:
+            for piece, target in zip(back, targets, strict=True):
+                target.copy_(decoded[piece.in_group])
+        # The memory of ``decoded`` is reused.
+        return None if len(back) == len(there) else decoded.clone()
+
+
+def _strided_like(gradient: torch.Tensor, result: torch.Tensor) -> torch.Tensor:
+    """Return ``result`` with the gradient's strides, unless its coordinates overlap.
+
+    Optimizers may compare strides of gradients and weights.
+    """
+    if result.stride() == gradient.stride():
+        return result
+    like = torch.empty_like(gradient)
+    return like.copy_(result) if like.stride() == gradient.stride() else result
