@@ -68,7 +68,7 @@ class ALQ(LevelScheme):
         check_choice("solver", solver, SOLVERS)
         first = first_table(bits, symmetric, table)
         adaptation = Adaptation(normalized, update_steps, samples, statistics)
-        settings, own = Settings.from_keywords("ALQ", shared), {"solver": solver}
+        settings, own = Settings.from_keywords(ALQ, shared), {"solver": solver}
         fit = partial(_fitted, solver)
         super().__init__(
             AdaptiveCodec("alq", settings, norm, first, adaptation, fit, own, self._again)
