@@ -69,7 +69,8 @@ OTHERS = {1: "other unbiased schemes and codings", 0: "biased or clipped schemes
 
 
 def _draw_series(axes: Any, name: str, rows: list[Row]) -> None:
-    unbiased, colour = rows[0]["unbiased"], COLOURS.get(name, FADED)
+    unbiased = rows[0]["unbiased"]
+    colour = COLOURS.get(name, FADED if unbiased else "#808080")
     is_named = name in COLOURS
     axes.plot(
         *zip(*_points(rows), strict=True),
