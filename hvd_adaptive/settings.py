@@ -20,7 +20,7 @@ from hvd_adaptive.checks import (
     check_parameter_bits,
     check_positive,
 )
-from hvd_adaptive.coding.header import CODINGS
+from hvd_adaptive.coding.codings import CODINGS
 from hvd_adaptive.keywords import OTHER, SCHEMES_OWN, Keyword, declared, keyword, unknown_keyword
 
 EXCHANGES = ("allgather", "scatter_reduce", "hierarchical", "auto")

@@ -23,7 +23,7 @@ from tqdm import tqdm
 
 import hvd_adaptive
 from hvd_adaptive.changes import keywords_of
-from hvd_adaptive.coding.header import CODINGS
+from hvd_adaptive.coding.codings import CODINGS
 from hvd_adaptive.tools.methods import read, written
 
 BITS = tuple(range(2, 9))
@@ -56,7 +56,7 @@ class Options:
     Args:
         schemes: among NAMES.
         bits: of table schemes.
-        codings: among coding.header.CODINGS.
+        codings: among coding.codings.CODINGS.
         device: "cpu", or "cuda" for the current GPU. Schemes that encode on the host are left out
             there.
     """

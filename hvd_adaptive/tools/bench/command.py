@@ -8,6 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from hvd_adaptive.coding.codings import CODINGS
 from hvd_adaptive.tools import launch
 from hvd_adaptive.tools.bench.models import MODELS, tensors_and_coordinates
 from hvd_adaptive.tools.output import (
@@ -49,8 +50,6 @@ def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
 
 
 def _register_codec(kinds: Any) -> None:
-    from hvd_adaptive.coding.header import CODINGS
-
     parser = kinds.add_parser(
         "codec",
         help="encode and decode against memcpy",
