@@ -25,6 +25,7 @@ from scipy import stats
 
 from hvd_adaptive.tools.launch import Ranks, RanksError, available
 from hvd_adaptive.tools.processes import Job
+from hvd_adaptive.tools.tables import Column, make_table
 
 SCRIPT = Path(__file__).with_name("mnist.py")
 FORWARDED = ("batch_size", "test_batch_size", "epochs", "lr", "momentum", "seed", "test_interval")
@@ -84,7 +85,7 @@ def demo(args: argparse.Namespace, launcher: Launcher, console: Console) -> int:
     """Train with every method, show what each sent and how good it is."""
     compared = methods(args)
     launcher.run_all(compared, console)
-    for table in (traffic_table(compared, args.ranks), *level_tables(compared)):
+    for table in (traffic_table(compared, args.ranks, console.width), *level_tables(compared)):
         console.print(table)
     picture = args.output_dir / "mnist_demo.png"
     draw(compared, picture)
@@ -108,29 +109,23 @@ def check(method: Method) -> Iterator[str]:
         yield f"{method.label}: payload is 1/{ratio:.2f} of float32's, not 1/{LEAST_RATIO}"
 
 
-def traffic_table(compared: list[Method], ranks: int) -> Table:
+def traffic_table(compared: list[Method], ranks: int, width: int) -> Table:
     """What each method sent, and what came of it."""
-    table = Table(
-        title=f"LeNet, {compared[0].runs[0]['coordinates']:,} parameters, {ranks} ranks",
-        caption="bytes are those of one rank's gradients in one step; wire: sent by that rank "
-        "(ring allreduce, or allgather); relative error: ‖Q(v)-v‖²/‖v‖²",
-    )
-    table.add_column("method", no_wrap=True)
-    for heading in (
-        "test\naccuracy",
-        "payload\nbytes",
-        "float32 /\npayload",
-        "wire\nbytes",
-        "float32 /\nwire",
-        "bits per\ncoordinate",
-        "relative\nerror",
-        "ms per\nstep",
-    ):
-        table.add_column(heading, justify="right", no_wrap=True)
-    plain = compared[0].runs[0]
+    columns = [
+        Column("method", text=True),
+        Column("test\naccuracy"),
+        Column("payload\nbytes"),
+        Column("float32 /\npayload"),
+        Column("wire\nbytes", drop=2),
+        Column("float32 /\nwire"),
+        Column("bits per\ncoordinate", drop=3),
+        Column("relative\nerror", drop=1),
+        Column("ms per\nstep"),
+    ]
+    plain, rows = compared[0].runs[0], []
     for method in compared:
         run = method.runs[0]
-        table.add_row(
+        cells = (
             method.label,
             f"{run['accuracy']:.1%}",
             f"{run['payload_bytes']:,.0f}",
@@ -141,7 +136,16 @@ def traffic_table(compared: list[Method], ranks: int) -> Table:
             "-" if run["relative_error"] is None else f"{run['relative_error']:.2g}",
             f"{1000 * run['seconds_per_step']:.1f}",
         )
-    return table
+        rows.append(cells)
+    return make_table(
+        columns,
+        rows,
+        width,
+        title=f"LeNet, {plain['coordinates']:,} parameters, {ranks} ranks",
+        caption="bytes are those of one rank's gradients in one step; wire: sent by that rank "
+        "(ring allreduce, or allgather); relative error: ‖Q(v)-v‖²/‖v‖²",
+        more="a wider terminal shows them",
+    )
 
 
 def ratio_text(whole: float, part: float) -> str:

@@ -1,25 +1,37 @@
-"""Adaptive gradient compression for stock Horovod."""
+"""Adaptive gradient compression for stock Horovod.
+
+Importing the package imports nothing else, not even torch. A name's module is imported when the
+name is first used. So commands start quickly.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+from typing import TYPE_CHECKING, Any
 
 from hvd_adaptive._version import __version__
-from hvd_adaptive.errors import PayloadError, RankMismatchError
-from hvd_adaptive.hooks.horovod.host import plug_in as _plug_in
-from hvd_adaptive.monitor import Monitor
-from hvd_adaptive.schemes import (
-    ALQ,
-    AMQ,
-    ECDQ,
-    NUQSGD,
-    ORQ,
-    QCS,
-    QSGD,
-    BinGrad,
-    LinearQuantile,
-    NaturalCompression,
-    OneBitSGD,
-    SignSGD,
-    SparseSGD,
-    TernGrad,
-)
+from hvd_adaptive.connection import load_host_by
+
+if TYPE_CHECKING:
+    from hvd_adaptive.errors import PayloadError, RankMismatchError
+    from hvd_adaptive.monitor import Monitor
+    from hvd_adaptive.schemes import (
+        ALQ,
+        AMQ,
+        ECDQ,
+        NUQSGD,
+        ORQ,
+        QCS,
+        QSGD,
+        BinGrad,
+        LinearQuantile,
+        NaturalCompression,
+        OneBitSGD,
+        SignSGD,
+        SparseSGD,
+        TernGrad,
+    )
 
 __all__ = [
     "ALQ",
@@ -42,4 +54,29 @@ __all__ = [
     "__version__",
 ]
 
-_plug_in()
+# Modules of the names that are not schemes.
+_MODULES = {"Monitor": "monitor", "PayloadError": "errors", "RankMismatchError": "errors"}
+
+
+def __getattr__(name: str) -> Any:
+    """Import what ``name`` stands for: an exported class, or a module of the package."""
+    if name in __all__:
+        module = importlib.import_module(f"{__name__}.{_MODULES.get(name, 'schemes')}")
+        value = globals()[name] = getattr(module, name)
+        return value
+    if not name.startswith("_") and importlib.util.find_spec(f"{__name__}.{name}") is not None:
+        return importlib.import_module(f"{__name__}.{name}")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
+
+
+def _plug_in() -> None:
+    from hvd_adaptive.hooks.horovod.host import plug_in
+
+    plug_in()
+
+
+load_host_by(_plug_in)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from hvd_adaptive.keywords import check_keywords_only
 from hvd_adaptive.settings import UNCHANGEABLE, keyword_of
 
 if TYPE_CHECKING:
@@ -39,6 +40,7 @@ class Changing:
 
     def __new__(cls, *args: Any, **keywords: Any) -> Changing:
         """Store the keywords, from which the codecs of parts are made, too."""
+        check_keywords_only(cls, args)
         self = super().__new__(cls)
         self._constructed, self._changed = dict(keywords), {}
         self._keywords = dict(keywords)

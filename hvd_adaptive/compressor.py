@@ -26,6 +26,7 @@ from hvd_adaptive.kernels.random import stream_key
 from hvd_adaptive.layout import Layout
 from hvd_adaptive.monitor import StepMeter
 from hvd_adaptive.on_class import callable_on_class
+from hvd_adaptive.once import WarnOnce
 from hvd_adaptive.parts import Parts
 from hvd_adaptive.settings import keyword_of
 from hvd_adaptive.streams import Use
@@ -33,6 +34,7 @@ from hvd_adaptive.streams import Use
 logger = logging.getLogger("hvd_adaptive")
 
 _plugging = threading.Lock()
+_warn_alone = WarnOnce(logger)
 
 # Horovod's own base class if the user has already imported it; `import hvd_adaptive` never does.
 _horovod = sys.modules.get("horovod.torch.compression")
@@ -44,12 +46,19 @@ else:
 
 def _rank() -> int:
     """Return this process's rank in Horovod or torch.distributed, or 0 if neither is running."""
+    return _place()[0]
+
+
+def _place() -> tuple[int, int]:
+    """Return this process's rank and the number of ranks in Horovod or torch.distributed, or (0, 0)
+    if neither is running."""
     hvd = sys.modules.get("horovod.torch")
     if hvd is not None and hvd.is_initialized():
-        return hvd.rank()
+        return hvd.rank(), hvd.size()
     distributed = torch.distributed
-    running = distributed.is_available() and distributed.is_initialized()
-    return distributed.get_rank() if running else 0
+    if distributed.is_available() and distributed.is_initialized():
+        return distributed.get_rank(), distributed.get_world_size()
+    return 0, 0
 
 
 def _in_ordinary_mode(function: Callable[..., Any], *arguments: Any) -> Any:
@@ -297,8 +306,15 @@ class GradientCompressor(Changing, _Base):
         """Return what the last step sent, and its error; see monitor.StepMeter for the keys.
 
         table_version is that of the part that was fitted most often. exchange is the name of the
-        exchange, None if it is not known yet.
+        exchange, None if it is not known yet. Before the first exchange, and with one rank, which
+        exchanges nothing, all figures are 0 and relative_error is NaN.
         """
+        if self.meter.last is None and _place()[1] == 1:
+            _warn_alone(
+                "report(): all figures are 0 or NaN because one rank exchanges nothing, and its "
+                "gradients are not compressed; start two or more ranks, such as mpirun -np 2, or "
+                "use encode() and decode()"
+            )
         version = max(codec.table_version for codec in self.parts.values())
         known = self.settings.exchange if self._connection is None else self._connection.exchange
         return self.meter.report() | {"table_version": version, "exchange": known}

@@ -1,16 +1,19 @@
 """Connection: the object that a compressor is attached to while it serves an optimizer or a model.
 
 A compressor imports nothing of Horovod's side. ``use_host`` (called by hooks/horovod/host.py) sets
-the ``Host``, which connects compressors when Horovod first calls ``compress``.
+the ``Host``, which connects compressors when Horovod first calls ``compress``. ``load_host_by``
+(called by the package's __init__.py) names the function that sets it when it is first needed.
 """
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Protocol
 
-import torch
+if TYPE_CHECKING:
+    import torch
 
-from hvd_adaptive.layout import Layout
+    from hvd_adaptive.layout import Layout
 
 
 class Connection(Protocol):
@@ -55,6 +58,12 @@ class Host(Protocol):
 
 
 _hosts: list[Host] = []
+_loaders: list[Callable[[], None]] = []
+
+
+def load_host_by(loader: Callable[[], None]) -> None:
+    """Call ``loader``, which calls ``use_host``, if a host is needed and there is none."""
+    _loaders[:] = [loader]
 
 
 def use_host(new: Host) -> None:
@@ -64,4 +73,6 @@ def use_host(new: Host) -> None:
 
 def host() -> Host:
     """Return the host in use."""
+    if not _hosts:
+        _loaders[0]()
     return _hosts[0]

@@ -22,6 +22,7 @@ from hvd_adaptive.changes import keywords_of
 from hvd_adaptive.compressor import GradientCompressor, check_compressor
 from hvd_adaptive.hooks.ddp.bucket_session import BucketSession
 from hvd_adaptive.hooks.ddp.buckets import Bucket, Names
+from hvd_adaptive.hooks.ddp.names import plain_names
 from hvd_adaptive.settings import keyword_of
 
 logger = logging.getLogger("hvd_adaptive")
@@ -43,8 +44,10 @@ class CompressionState:
     Args:
         compressor: A compressor that serves only this state.
         named_parameters: As from ``model.named_parameters()``. parameter_bits, scope="tensor" and
-            residuals in checkpoints refer to parameters by these names. If None here and in the
-            compressor, parameters are numbered in the order of the first step's buckets.
+            residuals in checkpoints refer to parameters by these names, without the "module." of
+            DistributedDataParallel and the "_orig_mod." of torch.compile (which stay if a pattern
+            of parameter_bits has them). If None here and in the compressor, parameters are numbered
+            in the order of the first step's buckets.
         process_group: The model's process group; the default one if None.
 
     Raises:
@@ -68,6 +71,7 @@ class CompressionState:
         if named_parameters is None:
             named_parameters = compressor.settings.named_parameters
         given = [] if named_parameters is None else list(named_parameters)
+        given = plain_names(given, compressor.settings.parameter_bits or ())
         if given:
             compressor.parts.warn_of_idle_patterns([name for name, _ in given])
         self._set_up(compressor, Names(given), process_group)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+import difflib
+import inspect
+from collections.abc import Callable, Iterable
 from typing import Any
 
 
@@ -51,3 +53,57 @@ OTHER = Keyword(refits=True)
 def declared(settings: Any) -> dict[str, Keyword]:
     """Return the declarations of the fields of a dataclass."""
     return {f.name: f.metadata["keyword"] for f in dataclasses.fields(settings)}
+
+
+# Keywords of some schemes that say the same as others of other schemes.
+ALIKE = {"bits": ("levels",), "levels": ("bits",)}
+
+
+def own_keywords(scheme: type) -> dict[str, str]:
+    """Return a scheme's own keywords and the text of their defaults, "" if there is none."""
+    parameters = inspect.signature(scheme).parameters.values()
+    return {
+        p.name: "" if p.default is p.empty else repr(p.default)
+        for p in parameters
+        if p.kind is p.KEYWORD_ONLY
+    }
+
+
+def check_keywords_only(scheme: type, values: tuple[Any, ...]) -> None:
+    """Raise TypeError if values are given without a name to a scheme that takes keywords only."""
+    parameters = inspect.signature(scheme).parameters.values()
+    if not values or any(p.kind not in (p.KEYWORD_ONLY, p.VAR_KEYWORD) for p in parameters):
+        return
+    name, own = scheme.__name__, own_keywords(scheme)
+    given = ", ".join(map(repr, values))
+    example = f"{next(iter(own))}={values[0]!r}" if own else "bucket_size=8192"
+    raise TypeError(
+        f"{name}({given}): values must be given by keyword, such as {name}({example})"
+        + (f"; {name}'s own keywords are {_listed(own)}" if own else "")
+    )
+
+
+def unknown_keyword(scheme: str | type, name: str, shared: Iterable[str]) -> TypeError:
+    """Return the error about a keyword that a scheme does not have.
+
+    Args:
+        scheme: The scheme, or its name if its own keywords are not to be listed.
+        name: The keyword.
+        shared: Names of the keywords of every scheme.
+    """
+    own = own_keywords(scheme) if isinstance(scheme, type) else {}
+    called = scheme.__name__ if isinstance(scheme, type) else scheme
+    known = [*own, *shared]
+    alike = [other for other in ALIKE.get(name, ()) if other in own]
+    close = alike or difflib.get_close_matches(name, known, n=1)
+    parts = [f"{called}() has no keyword {name!r}"]
+    if close:
+        parts[0] += f"; did you mean {close[0]!r}?"
+    if own:
+        parts.append(f"{called}'s own keywords are {_listed(own)}")
+    parts.append(f"shared keywords are {', '.join(shared)}")
+    return TypeError((" " if close else "; ").join([parts[0], "; ".join(parts[1:])]))
+
+
+def _listed(own: dict[str, str]) -> str:
+    return ", ".join(f"{name}={default}" if default else name for name, default in own.items())

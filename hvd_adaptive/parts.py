@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import difflib
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -12,6 +13,9 @@ from hvd_adaptive.checks import check_parameter_bits
 from hvd_adaptive.exchange.staged_codec import StagedCodec, load_state, state_of
 
 logger = logging.getLogger("hvd_adaptive")
+
+LISTED = 4  # names in a warning
+ALIKE = 0.7  # of 1: a name that resembles a pattern so much is listed
 
 
 class Parts(Mapping[str, StagedCodec]):
@@ -79,12 +83,13 @@ class Parts(Mapping[str, StagedCodec]):
 
     def warn_of_idle_patterns(self, names: Iterable[str]) -> None:
         """Warn, once, of patterns of ``parameter_bits`` that match none of these parameters."""
+        names = list(names)
         used = {self._pattern(name) for name in names}
-        idle = [repr(p) for p in self._changes if p is not None and p not in used]
+        idle = [p for p in self._changes if p is not None and p not in used]
         if idle and not self._warned:
             logger.warning(
-                "parameter_bits: %s: no parameter matches that no earlier pattern matches",
-                ", ".join(idle),
+                "parameter_bits: %s",
+                "; ".join(f"{pattern!r} {_idle(pattern, names)}" for pattern in idle),
             )
             self._warned = True
 
@@ -145,3 +150,27 @@ class Parts(Mapping[str, StagedCodec]):
 
 def _label(changes: Mapping[str, int]) -> str:
     return ",".join(f"{name}={value}" for name, value in changes.items())
+
+
+def _idle(pattern: str, names: Sequence[str]) -> str:
+    """Return why a pattern applies to none of the names, and which are close to it."""
+    if any(fnmatchcase(name, pattern) for name in names):
+        return "applies to no parameter: earlier patterns match all that it matches"
+    bare = pattern.replace("*", "").lower()
+    inside = [name for name in names if bare and bare in name.lower()]
+    alike = [name for name in names if name not in inside and _likeness(bare, name) >= ALIKE]
+    alike.sort(key=lambda name: -_likeness(bare, name))
+    close = [*inside, *alike][:LISTED]
+    hint = f"close names are {_quoted(close)}" if close else f"names are {_quoted(names[:LISTED])}"
+    return f"matches no parameter; {hint}" if names else "matches no parameter, as there is none"
+
+
+def _likeness(bare: str, name: str) -> float:
+    """Return how much a pattern resembles a name, one of the name's parts, or its beginning."""
+    name = name.lower()
+    texts = {name, *name.split("."), name[: len(bare)]}
+    return max(difflib.SequenceMatcher(None, bare, text).ratio() for text in texts)
+
+
+def _quoted(names: Sequence[str]) -> str:
+    return ", ".join(map(repr, names))

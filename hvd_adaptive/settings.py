@@ -21,8 +21,8 @@ from hvd_adaptive.checks import (
     check_parameter_bits,
     check_positive,
 )
-from hvd_adaptive.coding.header import CODINGS
-from hvd_adaptive.keywords import OTHER, SCHEMES_OWN, Keyword, declared, keyword
+from hvd_adaptive.coding.codings import CODINGS
+from hvd_adaptive.keywords import OTHER, SCHEMES_OWN, Keyword, declared, keyword, unknown_keyword
 
 EXCHANGES = ("allgather", "scatter_reduce", "hierarchical", "auto")
 SECOND_STAGE_BITS = (*range(2, 9), 32)
@@ -162,14 +162,20 @@ class Settings:
             )
 
     @classmethod
-    def from_keywords(cls, scheme: str, keywords: dict[str, Any]) -> Settings:
-        """Return settings from a constructor's remaining keywords; TypeError if one is unknown."""
+    def from_keywords(cls, scheme: str | type, keywords: dict[str, Any]) -> Settings:
+        """Return settings from a constructor's remaining keywords.
+
+        Args:
+            scheme: Class, or its name, for errors. Only a class's own keywords are listed in them.
+            keywords: What the constructor has not used itself.
+
+        Raises:
+            TypeError: A keyword is unknown.
+        """
         known = declared(cls)
         for name in keywords:
             if name not in known:
-                raise TypeError(
-                    f"{scheme}() has no keyword {name!r}; shared keywords are {', '.join(known)}"
-                )
+                raise unknown_keyword(scheme, name, known)
         return cls(**keywords)
 
     def shared(self) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import matplotlib
 
@@ -21,28 +22,15 @@ from hvd_adaptive.simulate.records import Row
 # ECDQ is to be ahead of every other unbiased scheme from here to there.
 LEAST, MOST = 1.2, 8.0
 SHOWN_BITS = (1.2, 2.0, 3.0, 4.0, 6.0, 8.0)
+# Five series are drawn in colour and named. The others stand behind them, in grey.
 COLOURS = {
     "ECDQ": "#000000",
     "ALQ": "#0072b2",
-    "ALQ with zero": "#56b4e9",
-    "ALQ L∞ with zero": "#7a5fb5",
-    "AMQ": "#cc79a7",
-    "NUQSGD": "#d55e00",
-    "QSGD": "#8c564b",
     "QSGD L∞": "#e69f00",
-    "TernGrad, not clipped": "#bcbd22",
     "ORQ": "#009e73",
-    "LinearQuantile": "#98d98e",
-    "NaturalCompression": "#17becf",
-    "SparseSGD": "#7f7f7f",
     "QCS": "#d62728",
-    "TernGrad, clipped at 2.5 σ": "#bcbd22",
-    "QCS, MMSE": "#d62728",
-    "BinGrad": "#009e73",
-    "SignSGD": "#e377c2",
-    "OneBitSGD": "#7f7f7f",
 }
-LINES = {"Huffman": "--", "Elias": ":"}
+FADED = "#c4c4c4"
 
 
 def draw(records: Records, path: Path) -> None:
@@ -51,29 +39,14 @@ def draw(records: Records, path: Path) -> None:
     figure, axes = plt.subplots(
         1,
         len(stages),
-        figsize=(5.2 * len(stages), 6.6),
+        figsize=(5.2 * len(stages), 5.6),
         sharey=True,
         layout="constrained",
         squeeze=False,
     )
     for each, stage in zip(axes[0], stages, strict=True):
         for name, rows in _by_scheme(records.rows, stage).items():
-            scheme, _, coding = (
-                name.rpartition(", ") if name.endswith(tuple(LINES)) else (name, "", "")
-            )
-            points = _points(rows)
-            unbiased = rows[0]["unbiased"]
-            each.plot(
-                *zip(*points, strict=True),
-                label=name,
-                color=COLOURS[scheme],
-                markersize=5,
-                linestyle=LINES.get(coding, "-") if unbiased else "none",
-                marker="o" if unbiased else "s",
-                markerfacecolor=None if unbiased else "none",
-                linewidth=3 if scheme == "ECDQ" else 1.1,
-                zorder=3 if scheme == "ECDQ" else 2,
-            )
+            _draw_series(each, name, rows)
         each.set_xscale("log", base=2)
         each.set_yscale("log")
         each.xaxis.set_major_formatter(PLAIN)
@@ -82,11 +55,34 @@ def draw(records: Records, path: Path) -> None:
         each.set_xlabel("wire bits per coordinate, all included")
         each.grid(True, which="major", alpha=0.3)
     axes[0][0].set_ylabel("mean squared error / ||g||²")
-    handles, labels = axes[0][0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=6, fontsize=8)
+    named = dict(zip(*reversed(axes[0][0].get_legend_handles_labels()), strict=True))
+    order = [label for label in (*COLOURS, *OTHERS.values()) if label in named]
+    handles = [named[label] for label in order]
+    figure.legend(handles, order, loc="outside lower center", ncols=len(order), fontsize=10)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=92, pil_kwargs={"optimize": True})
     plt.close(figure)
+
+
+# By whether they are unbiased.
+OTHERS = {1: "other unbiased schemes and codings", 0: "biased or clipped schemes"}
+
+
+def _draw_series(axes: Any, name: str, rows: list[Row]) -> None:
+    unbiased = rows[0]["unbiased"]
+    colour = COLOURS.get(name, FADED if unbiased else "#808080")
+    is_named = name in COLOURS
+    axes.plot(
+        *zip(*_points(rows), strict=True),
+        label=name if is_named else OTHERS[unbiased],
+        color=colour,
+        markersize=5 if is_named else 3.5,
+        linestyle="-" if unbiased else "none",
+        marker="o" if unbiased else "s",
+        markerfacecolor=None if unbiased else "none",
+        linewidth=2.4 if is_named else 0.9,
+        zorder=3 if is_named else 2,
+    )
 
 
 def write_page(records: Records, bound: Records, page: Path) -> None:
@@ -102,6 +98,8 @@ def write_page(records: Records, bound: Records, page: Path) -> None:
         "||Q(g) - g||²/||g||². " + _how(records),
         "{rule}",
         "![error against bits](images/rate_curve.png)",
+        "Five schemes are in colour. The others, and schemes with lossless coding, are grey; the "
+        "table below has the numbers of all of them.",
         "Filled points and lines: unbiased schemes, whose error is all variance, so that it falls "
         "as 1/N in the average over N ranks. Hollow squares: biased or clipped ones, part of whose "
         "error stays, and which need error feedback; they are not compared with the others.",

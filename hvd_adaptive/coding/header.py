@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import torch
 
+from hvd_adaptive.coding.codings import CODING_NAMES, CODINGS
 from hvd_adaptive.errors import PayloadError
 from hvd_adaptive.kernels.constants import CHECKSUM_AT, HEADER_BYTES
 
@@ -20,8 +21,6 @@ _FIELDS = struct.Struct("<4sHBBII16sQQQIIQQQII")
 
 DTYPES = {1: torch.float16, 2: torch.bfloat16, 3: torch.float32, 4: torch.float64}
 DTYPE_CODES = {dtype: code for code, dtype in DTYPES.items()}
-CODINGS = {"fixed": 0, "huffman": 1, "elias": 2}
-CODING_NAMES = {code: name for name, code in CODINGS.items()}
 
 
 class Frame(NamedTuple):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import heapq
-
 import numpy as np
 
 # Limits of a tree: symbols of all leaves together, and symbols of a block.
@@ -14,44 +12,46 @@ LONGEST_BLOCK = 1024
 def grown(p: np.ndarray, most: int) -> tuple[np.ndarray, np.ndarray]:
     """Grow a tree of at most ``most`` leaves by splitting the most probable leaf repeatedly.
 
+    Of leaves that are equally probable, the one that appeared first is split first. No leaf that
+    appears is more probable than ``max(p)`` times the most probable leaf, so all leaves above this
+    bound are split together.
+
     Returns:
         The children (see ``PrefixCode``) and the leaves' probabilities.
     """
-    alphabet = p.size
-    rows: list[np.ndarray] = []
-    heap: list[tuple[float, int, int]] = []
-    # The heap holds for each leaf: minus its probability, its number (to order ties), its depth.
-    parents: list[tuple[int, int]] = []
-
-    def split(probability: float, depth: int) -> None:
-        first = len(parents)
-        node = len(rows)
-        rows.append(np.arange(first, first + alphabet))
-        parents.extend((node, symbol) for symbol in range(alphabet))
-        for number, weight in enumerate((p * probability).tolist(), first):
-            heapq.heappush(heap, (-weight, number, depth + 1))
-
-    split(1.0, 0)
-    pool = alphabet
-    links = []
-    while len(heap) + alphabet - 1 <= most:
-        weight, number, depth = heap[0]
-        pool += alphabet * (depth + 1) - depth
-        if depth >= LONGEST_BLOCK or pool > POOL:
+    alphabet, growth = p.size, p.size - 1
+    room = max(1, (most - 1) // growth)  # inner nodes
+    children, weights = np.zeros((room, alphabet), np.int32), np.empty((room, alphabet))
+    depths = np.empty(room, np.int64)  # symbols before each inner node
+    weights[0], depths[0] = p, 0
+    count, pool, highest = 1, alphabet, p.max()
+    # A leaf's number is its place in ``weights``: leaves are numbered as they appear.
+    leaves, of_leaves = np.arange(alphabet), p.copy()
+    while count < room:
+        together = np.nonzero(of_leaves > of_leaves.max() * highest)[0]
+        if not together.size:
+            together = np.array([np.argmax(of_leaves)])
+        order = np.argsort(-of_leaves[together], kind="stable")
+        chosen = together[order][: room - count]
+        depth = depths[leaves[chosen] // alphabet] + 1
+        pools = pool + np.cumsum(alphabet * (depth + 1) - depth)
+        over = np.nonzero((depth >= LONGEST_BLOCK) | (pools > POOL))[0]
+        if over.size:
+            chosen, depth, pools = chosen[: over[0]], depth[: over[0]], pools[: over[0]]
+        nodes = np.arange(count, count + chosen.size)
+        weights[nodes], depths[nodes] = np.multiply.outer(of_leaves[chosen], p), depth
+        children.reshape(-1)[leaves[chosen]] = nodes
+        count += chosen.size
+        if over.size:
             break
-        heapq.heappop(heap)
-        links.append((*parents[number], len(rows)))
-        split(-weight, depth)
-    children = np.zeros((len(rows), alphabet), np.int32)
-    for node, symbol, child in links:
-        children[node, symbol] = child
-    ends = np.nonzero(children == 0)
-    children[ends] = -1 - np.arange(ends[0].size)
-    weights = np.empty(ends[0].size)
-    number_of = {number: -weight for weight, number, _ in heap}
-    for leaf, (node, symbol) in enumerate(zip(*ends, strict=True)):
-        weights[leaf] = number_of[int(rows[node][symbol])]
-    return children, weights
+        pool = int(pools[-1])
+        new = np.arange(nodes[0] * alphabet, count * alphabet)
+        leaves = np.concatenate([np.delete(leaves, chosen), new])
+        of_leaves = np.concatenate([np.delete(of_leaves, chosen), weights[nodes].reshape(-1)])
+    children, weights = children[:count], weights[:count]
+    ends = children == 0
+    children[ends] = -1 - np.arange(np.count_nonzero(ends))
+    return children, weights[ends]
 
 
 def limited_lengths(weights: np.ndarray, longest: int) -> np.ndarray:
@@ -68,7 +68,7 @@ def limited_lengths(weights: np.ndarray, longest: int) -> np.ndarray:
     single = weights[order]
     n, merged, counts = single.size, single, []
     for _ in range(longest - 1):
-        pairs = merged[: merged.size // 2 * 2].reshape(-1, 2).sum(axis=1)
+        pairs = merged[: merged.size - 1 : 2] + merged[1::2]
         # If a package weighs as much as a symbol, the symbol comes first.
         both = np.concatenate([single, pairs])
         place = np.argsort(both, kind="stable")

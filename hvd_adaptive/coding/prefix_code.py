@@ -62,9 +62,14 @@ class PrefixCode(PrefixTables):
         if leaves < 2 * p.size:
             return simple
         children, weights = grown(p, leaves)
-        trees = [_code(children, weights, bits) for bits in TREE_BITS if weights.size <= 1 << bits]
-        costs = [math.fsum(weights * tree.lengths) for tree in trees]
-        tree = next(t for t, cost in zip(trees, costs, strict=True) if cost <= ROOM * costs[-1])
+        tree = _code(children, weights, TREE_BITS[-1])
+        most = ROOM * math.fsum(weights * tree.lengths)
+        for bits in TREE_BITS[:-1]:
+            if weights.size <= 1 << bits:
+                shorter = _code(children, weights, bits)
+                if math.fsum(weights * shorter.lengths) <= most:
+                    tree = shorter
+                    break
         better = ROOM * tree.bits_per_symbol(p) < simple.bits_per_symbol(p)
         return tree if better else simple
 

@@ -9,6 +9,7 @@ no Numba.
 
 from __future__ import annotations
 
+import collections
 import functools
 import importlib
 import importlib.util
@@ -16,6 +17,8 @@ import logging
 from types import ModuleType
 
 import torch
+
+from hvd_adaptive.kernels.tables import KernelTable
 
 # The fast backends of each subject; ``reference`` serves all of them.
 SUBJECTS: dict[str, tuple[str, ...]] = {
@@ -39,6 +42,19 @@ SUBJECTS: dict[str, tuple[str, ...]] = {
 # Triton's interpreter.
 TRITON_DEVICES = {"cuda"}
 _HOST = torch.device("cpu")
+
+
+# Tables that compressors of this process will use; of the last ones.
+EXPECTED: collections.deque[KernelTable] = collections.deque(maxlen=4)
+
+
+def expect(table: KernelTable) -> None:
+    """Note that a table of this form will be used.
+
+    A process that waits while another one compiles a kernel compiles the table's others meanwhile
+    (numba/host_cache.py). Nothing is compiled here.
+    """
+    EXPECTED.append(table)
 
 
 def for_device(device: torch.device, subject: str = "tables") -> ModuleType:

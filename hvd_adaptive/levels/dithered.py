@@ -12,7 +12,6 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from hvd_adaptive.levels.distributions import Array, Distribution
-from hvd_adaptive.levels.probabilities import entropy_bits
 
 # The differential entropy of exp(-x**2/2)/sqrt(2 pi); a deviation adds its log2.
 _GAUSS_BITS = 0.5 * np.log2(2 * np.pi * np.e)
@@ -54,14 +53,6 @@ def _at_most(law: Distribution, step: float, classes: int, k: np.ndarray) -> Arr
     cdf, mean, _ = law.moments(np.minimum(size * step, 1.0))
     integral = (y + size * cdf - mean / step) / 2
     return (integral[:-1] - integral[1:]) * (2 * classes)
-
-
-def dithered_entropy(law: Distribution, step: float, classes: int, most: int) -> float:
-    """Return the bits per coordinate of ideal codes for q, one for each class.
-
-    All integers beyond ``most`` count as one symbol.
-    """
-    return entropy_bits(dithered_probabilities(law, step, classes, most)) / classes
 
 
 def rate_bound(delta: float) -> float:

@@ -23,6 +23,8 @@ buckets.
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 from numpy.typing import ArrayLike
 
@@ -102,16 +104,20 @@ def _exponent(largest: Array, start: float) -> float:
     With u = a log(1/start) the mean is log(1/start) (1/u - 1/(e^u - 1)), which decreases from one
     half of log(1/start) at u = 0.
     """
-    from scipy.optimize import brentq  # slow to import, and only fits need it
-
     middles = (np.maximum(LOG_EDGES[:-1], start) + np.maximum(LOG_EDGES[1:], start)) / 2
     reach = -np.log(start)
-    wanted = largest @ np.log(middles / start) / largest.sum() / reach
+    wanted = float(largest @ np.log(middles / start) / largest.sum() / reach)
+    low, high = _LEAST, _MOST
+    if _mean_of(low) <= wanted:
+        return low / reach
+    # Bisection to the last bit; importing SciPy's root finders would take longer than a fit.
+    while low < (middle := (low + high) / 2) < high:
+        low, high = (middle, high) if _mean_of(middle) > wanted else (low, middle)
+    return low / reach
 
-    def lack(u: float) -> float:
-        return 1 / u + np.exp(-u) / np.expm1(-u) - wanted
 
-    return (brentq(lack, _LEAST, _MOST) if lack(_LEAST) > 0 else _LEAST) / reach
+def _mean_of(u: float) -> float:
+    return 1 / u + math.exp(-u) / math.expm1(-u)
 
 
 def _survival(start: float, exponent: float) -> Array:

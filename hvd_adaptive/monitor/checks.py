@@ -50,3 +50,15 @@ def checked_writer(value: Any) -> Any:
             f"tensorboard={value!r}: must be a torch.utils.tensorboard.SummaryWriter, or None"
         )
     return value
+
+
+def checked_sinks(name: str, value: Any) -> list[Any]:
+    """Return a list of objects that can be written to; raise ValueError otherwise."""
+    if isinstance(value, str) or not isinstance(value, Collection):
+        raise ValueError(f"{name}={value!r}: must be a collection of sinks")
+    for sink in value:
+        lacks = [m for m in ("write", "flush", "close") if not callable(getattr(sink, m, None))]
+        if lacks or isinstance(sink, type):
+            called = ", ".join(f"{m}()" for m in lacks) or "an instance, not a class"
+            raise ValueError(f"{name}: {sink!r}: must have {called}")
+    return list(value)

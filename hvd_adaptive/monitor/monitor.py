@@ -18,6 +18,7 @@ from hvd_adaptive.monitor.checks import (
     checked_limit,
     checked_name,
     checked_ranks,
+    checked_sinks,
     checked_steps,
     checked_writer,
 )
@@ -40,6 +41,9 @@ class Monitor:
         every: Steps between two records.
         log: Whether to write records also to the logger "hvd_adaptive", at level INFO.
         tensorboard: A ``torch.utils.tensorboard.SummaryWriter``, which the caller closes.
+        sinks: Objects with ``write(record)``, ``flush()`` and ``close()``, which receive every
+            record: ``monitor.trackers.MLflow``, ``WandB``, or your own (monitor/sinks.py). A sink
+            that raises an exception is dropped with a warning, and training continues.
         ranks: Ranks (of the compressor's process set) that record, or "all".
         name: Prefix of file names and of TensorBoard's tags.
         error_limit: Warn once if the relative squared error over 50 steps exceeds it; None never
@@ -62,6 +66,7 @@ class Monitor:
         every: int = 10,
         log: bool = False,
         tensorboard: Any = None,
+        sinks: Collection[Sink] = (),
         ranks: Collection[int] | str = (0,),
         name: str = "gradients",
         error_limit: float | None = 1.0,
@@ -72,6 +77,7 @@ class Monitor:
         self._every = checked_steps("every", every)
         self._log = log
         self._writer = checked_writer(tensorboard)
+        self._own = checked_sinks("sinks", sinks)
         self._ranks = checked_ranks(ranks)
         self._name = checked_name(name)
         self._limits = Limits(
@@ -187,18 +193,21 @@ class Monitor:
         """Call ``call`` for each sink; drop a sink that fails, and continue."""
         sinks = self._sinks or []
         for sink in list(sinks):
+            # A tracker raises errors of its own, which must not end a training.
+            expected = Exception if sink in self._own else OSError
             try:
                 call(sink)
-            except OSError as error:
+            except expected as error:
                 sinks.remove(sink)
                 logger.warning("monitor: writing stopped: %s", error)
-                with contextlib.suppress(OSError):
+                with contextlib.suppress(expected):
                     sink.close()
 
     def _opened(self, rank: int) -> list[Sink]:
         sinks: list[Sink] = [PythonLog(logger)] if self._log else []
         if self._writer is not None:
             sinks.append(TensorBoard(self._writer, self._name))
+        sinks += self._own
         if self._folder is not None:
             try:
                 sinks.append(JsonLines(self._folder, self._name, rank))
@@ -211,7 +220,14 @@ class Monitor:
     # A pickled copy has the settings only, and writes to files of its own.
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_sinks": None, "_sources": None, "_writer": None, "_lock": None}
+        without: dict[str, Any] = {
+            "_sinks": None,
+            "_sources": None,
+            "_writer": None,
+            "_own": [],
+            "_lock": None,
+        }
+        return self.__dict__ | without
 
     def __setstate__(self, state: Mapping[str, Any]) -> None:
         self.__dict__.update(state)

@@ -121,23 +121,26 @@ def _step_line(record: Record) -> str:
 _LINES: dict[str, Callable[[Record], str]] = {"start": _start_line, "step": _step_line}
 
 
+# Figures of a step record that are curves.
+SCALARS = (
+    "wire_bytes",
+    "payload_bytes",
+    "ratio",
+    "bits_per_coordinate",
+    "relative_error",
+    "encode_s",
+    "exchange_s",
+    "decode_s",
+    "step_s",
+    "peak_bytes",
+    "non_finite",
+    "table_version",
+)
+
+
 class TensorBoard:
     """Writer of scalars by the user's object with ``add_scalar(tag, value, step)``."""
 
-    SCALARS = (
-        "wire_bytes",
-        "payload_bytes",
-        "ratio",
-        "bits_per_coordinate",
-        "relative_error",
-        "encode_s",
-        "exchange_s",
-        "decode_s",
-        "step_s",
-        "peak_bytes",
-        "non_finite",
-        "table_version",
-    )
     OF_GROUPS = ("payload_bytes", "relative_error", "encode_s", "exchange_s", "decode_s")
 
     def __init__(self, writer: Any, prefix: str) -> None:
@@ -161,7 +164,7 @@ class TensorBoard:
 
     def _step(self, record: Record) -> None:
         prefix = self._labelled(record)
-        for name in self.SCALARS:
+        for name in SCALARS:
             self._add(f"{prefix}/{name}", record[name], record["step"])
         for of_group in record["groups"]:
             for name in self.OF_GROUPS:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any
@@ -9,8 +10,10 @@ from typing import Any
 import numpy as np
 import torch
 
+from hvd_adaptive import kernels
 from hvd_adaptive.adapt.adaptation import Adaptation
 from hvd_adaptive.checks import check_choice, check_flag, check_integer
+from hvd_adaptive.kernels.tables import KernelTable, kernel_table
 from hvd_adaptive.levels import SOLVERS, Distribution, fit_levels
 from hvd_adaptive.levels.starts import exponential
 from hvd_adaptive.schemes.adaptive_codec import AdaptiveCodec
@@ -68,11 +71,20 @@ class ALQ(LevelScheme):
         check_choice("solver", solver, SOLVERS)
         first = first_table(bits, symmetric, table)
         adaptation = Adaptation(normalized, update_steps, samples, statistics)
-        settings, own = Settings.from_keywords("ALQ", shared), {"solver": solver}
+        settings, own = Settings.from_keywords(ALQ, shared), {"solver": solver}
         fit = partial(_fitted, solver)
+        kernels.expect(_uneven(bits, symmetric))
         super().__init__(
             AdaptiveCodec("alq", settings, norm, first, adaptation, fit, own, self._again)
         )
+
+
+@functools.cache
+def _uneven(bits: int, symmetric: bool) -> KernelTable:
+    """Return a table whose kernels are those of every fitted table: its steps obey no rule."""
+    count = 1 << (bits - 1)
+    least = 1 / count if symmetric else 0.0
+    return kernel_table(np.linspace(least, 1, count) ** 1.1, symmetric)
 
 
 def _fitted(solver: str, law: Distribution, table: LevelTable) -> np.ndarray:

@@ -54,7 +54,7 @@ class AMQ(LevelScheme):
         count = 1 << (bits - 1)
         first = LevelTable(bits, True, exponential_magnitudes(count, 0.5, symmetric=True))
         adaptation = Adaptation(normalized, update_steps, samples, statistics)
-        settings = Settings.from_keywords("AMQ", shared)
+        settings = Settings.from_keywords(AMQ, shared)
         super().__init__(
             AdaptiveCodec("amq", settings, norm, first, adaptation, _fitted, {}, self._again)
         )

@@ -48,7 +48,7 @@ class BinGrad(GradientCompressor):
         check_flag("iterate", iterate)
         if iterate and variant != "biased":
             raise ValueError(f"iterate={iterate!r}: must be False unless variant='biased'")
-        settings = Settings.from_keywords("BinGrad", shared)
+        settings = Settings.from_keywords(BinGrad, shared)
         super().__init__(_Codec(settings, variant, iterate))
 
 

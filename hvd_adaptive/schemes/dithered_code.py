@@ -11,8 +11,9 @@ import numpy as np
 
 from hvd_adaptive.coding.prefix_code import FLOOR, PrefixCode
 from hvd_adaptive.levels.distributions import Array, Distribution
-from hvd_adaptive.levels.dithered import dithered_entropy, dithered_probabilities, dithered_tail
+from hvd_adaptive.levels.dithered import dithered_probabilities, dithered_tail
 from hvd_adaptive.levels.histogram import LOG_EDGES, Histogram
+from hvd_adaptive.levels.probabilities import entropy_bits
 
 # Range of steps in root mean squares. Below it, an int16 could not hold the integers of a bucket of
 # 8192, and the rest of a float32 would be little more than the dither. At its upper end the bound
@@ -25,6 +26,8 @@ _ESCAPED = (0.3, 3e-2, 3e-3, 3e-4, 3e-5)
 # Typical cost of real books relative to ideal ones.
 TYPICAL_REDUNDANCY = 1.006
 _ROUNDS = 6
+# Entropies and expected bits, which are sums of some hundred numbers, are exact to this factor.
+_ROUNDING = 1 - 1e-9
 # Steps whose logarithms differ by less share the choice of symbols.
 _NEAR = 0.1
 
@@ -59,10 +62,17 @@ class DitheredCode:
         """
         shares = _beyond(law, unit, delta, MOST_SYMBOLS)
         wanted = {int(np.argmax(np.array([*shares[:-1], 0.0]) <= share)) for share in _ESCAPED}
-        codes = [
-            cls(delta, _law_of(law, unit, delta, MOST_SYMBOLS[index])) for index in sorted(wanted)
-        ]
-        return min(codes, key=lambda code: code.bits(law, unit))
+        laws = {i: _law_of(law, unit, delta, MOST_SYMBOLS[i]) for i in sorted(wanted)}
+        # Books take milliseconds to build, and no book beats the entropy: those whose entropy is
+        # more than the bits of another's are not built.
+        least = {i: _ideal_bits_of(law, unit, delta, MOST_SYMBOLS[i], laws[i]) for i in laws}
+        found: dict[int, tuple[float, DitheredCode]] = {}
+        for i in sorted(laws, key=lambda i: least[i]):
+            if found and least[i] * _ROUNDING > min(bits for bits, _ in found.values()):
+                break
+            code = cls(delta, laws[i])
+            found[i] = code.bits(law, unit), code
+        return found[min(found, key=lambda i: (found[i][0], i))][1]
 
     @classmethod
     def of_rate(cls, law: Distribution, unit: float, bits: float) -> DitheredCode:
@@ -199,7 +209,12 @@ def _law_of(law: Distribution, unit: float, delta: float, most: int) -> Array:
 def _ideal_bits(law: Distribution, unit: float, delta: float) -> float:
     """Return the bits of ideal codes with the largest useful number of symbols."""
     most = int(min(MOST_SYMBOLS[-1], 40 / delta + 3))
-    coded = dithered_entropy(law, delta / unit, classes_of(delta), most)
+    return _ideal_bits_of(law, unit, delta, most, _law_of(law, unit, delta, most))
+
+
+def _ideal_bits_of(law: Distribution, unit: float, delta: float, most: int, of: Array) -> float:
+    """Return the bits of ideal codes for the probabilities ``of`` symbols up to ``most``."""
+    coded = entropy_bits(of) / len(of)
     escaped = _beyond(law, unit, delta, (most, most + 64, most + 8192))
     return coded + 8 * float(escaped.sum())
 

@@ -67,6 +67,7 @@ class DitheredCodec(StagedCodec):
         self._width = 2 if math.sqrt(size) / LEAST_DELTA < 2**15 - 8 else 4
         self._unit = min(2.0 ** math.ceil(math.log2(size) / 2), LARGEST_UNIT)
         self._fitted: DitheredCode | None = None
+        self._proposed: DitheredCode | None = None  # by this rank, until all ranks use it
         self._version = 0
         self._modelled = 0.0  # expected bits of the current code when it was fitted
         self._control = RateControl(bits or 0.0)
@@ -217,6 +218,7 @@ class DitheredCodec(StagedCodec):
                 law = _law(counts)
                 control = self._updated_control(law, bits, coordinates)
                 code, modelled = self._code_for(law, control)
+                self._proposed = code
                 outcome[1:] = [1.0, coverage.share]
             except ValueError as error:
                 logger.info("the dithered code was kept: %s", error)
@@ -230,7 +232,7 @@ class DitheredCodec(StagedCodec):
         if fitted:
             self._modelled, ratio, bits, coordinates = update[3:7].tolist()
             self._control = RateControl(self.bits or 0.0, ratio, bits, coordinates)
-            self._fitted = DitheredCode.from_numbers(update[7:])
+            self._fitted = self._from_numbers(update[7:])
             self._version += 1
             self._sent = np.zeros(2)
             logger.info(
@@ -245,6 +247,13 @@ class DitheredCodec(StagedCodec):
                 self._control.average,
             )
         return complete
+
+    def _from_numbers(self, numbers: np.ndarray) -> DitheredCode:
+        """Return the code of ``numbers``; the rank that has fitted it has its books already."""
+        proposed, self._proposed = self._proposed, None
+        if proposed is not None and np.array_equal(proposed.numbers(), numbers):
+            return proposed
+        return DitheredCode.from_numbers(numbers)
 
     def _code_for(self, law: Histogram, control: RateControl) -> tuple[DitheredCode, float]:
         """Return a code for a law, and the bits per coordinate that it should take."""

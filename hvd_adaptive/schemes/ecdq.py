@@ -106,7 +106,7 @@ class ECDQ(GradientCompressor):
             delta = math.sqrt(12 * _number("relative_variance", relative_variance, *ends))
         steps = often if update_steps is None else update_steps
         adaptation = Adaptation(True, steps, samples, statistics)
-        settings = Settings.from_keywords("ECDQ", shared)
+        settings = Settings.from_keywords(ECDQ, shared)
         super().__init__(DitheredCodec(settings, bits, delta, adaptation))
 
     @property

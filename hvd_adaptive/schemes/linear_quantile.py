@@ -31,7 +31,7 @@ class LinearQuantile(GradientCompressor):
 
     def __init__(self, *, levels: int = 9, level_dtype: str = "float32", **shared: Any) -> None:
         levels = check_integer("levels", levels, 2, 256)
-        settings = Settings.from_keywords("LinearQuantile", shared)
+        settings = Settings.from_keywords(LinearQuantile, shared)
         super().__init__(_Codec(settings, levels, levels, level_dtype))
 
 

@@ -42,7 +42,7 @@ class NaturalCompression(GradientCompressor):
     """
 
     def __init__(self, **shared: Any) -> None:
-        super().__init__(_Codec(Settings.from_keywords("NaturalCompression", shared)))
+        super().__init__(_Codec(Settings.from_keywords(NaturalCompression, shared)))
 
 
 class _Codec(StagedCodec):

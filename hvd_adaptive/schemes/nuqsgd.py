@@ -60,7 +60,7 @@ class NUQSGD(LevelScheme):
         magnitudes = exponential_magnitudes(1 << (bits - 1), p, symmetric)
         table = LevelTable(bits, symmetric, magnitudes)
         adaptation = Adaptation(False, update_steps, samples, statistics)
-        settings, own = Settings.from_keywords("NUQSGD", shared), {"multiplier": p}
+        settings, own = Settings.from_keywords(NUQSGD, shared), {"multiplier": p}
         super().__init__(FixedCodec("nuqsgd", settings, norm, table, adaptation, own))
 
 

@@ -34,7 +34,7 @@ class OneBitSGD(GradientCompressor):
 
     def __init__(self, *, error_feedback: float | None = 1.0, **shared: Any) -> None:
         shared = shared | {"error_feedback": error_feedback}
-        settings = Settings.from_keywords("OneBitSGD", shared)
+        settings = Settings.from_keywords(OneBitSGD, shared)
         super().__init__(_Codec(settings, alphabet=2, numbers=2))
 
 

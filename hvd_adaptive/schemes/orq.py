@@ -58,7 +58,7 @@ class ORQ(GradientCompressor):
                 f"levels={levels!r}: must be one of {', '.join(map(str, ALLOWED_LEVELS))}"
             )
         check_choice("solver", solver, tuple(SWEEPS))
-        settings = Settings.from_keywords("ORQ", shared)
+        settings = Settings.from_keywords(ORQ, shared)
         super().__init__(_Codec(settings, int(levels), solver, level_dtype))
 
 

@@ -106,7 +106,7 @@ class QCS(GradientCompressor):
         **shared: Any,
     ) -> None:
         check_choice("estimator", estimator, ("unbiased", "mmse"))
-        settings = Settings.from_keywords("QCS", shared)
+        settings = Settings.from_keywords(QCS, shared)
         order = settings.bucket_size
         if not hadamard.is_order(order):
             raise ValueError(f"bucket_size={order!r}: must be {hadamard.ALLOWED}")

@@ -63,7 +63,7 @@ class QSGD(LevelScheme):
         table = LevelTable(bits, symmetric, uniform_magnitudes(count, symmetric))
         adaptation = Adaptation(False, update_steps, samples, statistics)
         own = {} if intervals is None else {"bits": None, "intervals": intervals}
-        settings = Settings.from_keywords("QSGD", shared)
+        settings = Settings.from_keywords(QSGD, shared)
         super().__init__(FixedCodec("qsgd", settings, norm, table, adaptation, own))
 
 

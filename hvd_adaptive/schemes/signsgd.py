@@ -27,7 +27,7 @@ class SignSGD(GradientCompressor):
     """
 
     def __init__(self, **shared: Any) -> None:
-        settings = Settings.from_keywords("SignSGD", shared)
+        settings = Settings.from_keywords(SignSGD, shared)
         super().__init__(_Codec(settings, alphabet=2, numbers=1))
 
 

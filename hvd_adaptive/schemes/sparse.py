@@ -51,7 +51,7 @@ class SparseSGD(GradientCompressor):
 
     def __init__(self, *, density: float, **shared: Any) -> None:
         density = _check_density(density)
-        super().__init__(_Codec(Settings.from_keywords("SparseSGD", shared), density))
+        super().__init__(_Codec(Settings.from_keywords(SparseSGD, shared), density))
 
 
 class _Codec(StagedCodec):

@@ -38,7 +38,7 @@ class TernGrad(LevelScheme):
         statistics: str = "histogram",
         **shared: Any,
     ) -> None:
-        settings = Settings.from_keywords("TernGrad", shared | {"clip": clip})
+        settings = Settings.from_keywords(TernGrad, shared | {"clip": clip})
         table = LevelTable(2, False, uniform_magnitudes(2, False))
         adaptation = Adaptation(False, update_steps, samples, statistics)
         super().__init__(FixedCodec("terngrad", settings, "linf", table, adaptation, {}))

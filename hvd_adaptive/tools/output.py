@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,9 +15,14 @@ OK, PROBLEM, USAGE = 0, 1, 2
 
 
 def console() -> Console:
-    """Return standard output's console, a wide one if standard output is no terminal."""
+    """Return standard output's console.
+
+    If standard output is no terminal, the console is ``COLUMNS`` characters wide, or ``WIDTH`` if
+    this variable is not set.
+    """
     own = Console(highlight=False)
-    return own if own.is_terminal else Console(width=WIDTH, highlight=False)
+    wide = own.is_terminal or os.environ.get("COLUMNS", "").isdecimal()
+    return own if wide else Console(width=WIDTH, highlight=False)
 
 
 def errors() -> Console:

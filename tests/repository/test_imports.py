@@ -45,13 +45,39 @@ def run(code: str, root: Path = PACKAGE.parent, **environment: str) -> str:
         timeout=200,
     )
     assert result.returncode == 0, result.stderr
-    return result.stdout
+    return result.stdout + result.stderr
 
 
 def test_import_brings_neither_horovod_nor_mpi_nor_plotting():
     code = "import sys, hvd_adaptive; print(*sorted({m.split('.')[0] for m in sys.modules}))"
     loaded = set(run(code).split())
     assert not loaded & {"horovod", "mpi4py", "triton", "matplotlib", "mlxtend", "sklearn", "rich"}
+
+
+def test_commands_start_without_torch():
+    """Nor does importing the package load it; the names' modules are loaded when they are used."""
+    code = (
+        "import sys, hvd_adaptive\nfrom hvd_adaptive.tools import cli\n"
+        "cli.make_parser().format_help()\n"
+        "print(*sorted({m.split('.')[0] for m in sys.modules}))"
+    )
+    assert not set(run(code).split()) & {"torch", "scipy", "numba", "horovod", "matplotlib"}
+
+
+def test_names_are_loaded_when_they_are_used():
+    run(
+        "import hvd_adaptive\n"
+        "assert set(hvd_adaptive.__all__) <= set(dir(hvd_adaptive))\n"
+        "assert hvd_adaptive.ALQ is __import__('hvd_adaptive.schemes', fromlist=['ALQ']).ALQ\n"
+        "assert callable(hvd_adaptive.instances.start_over)  # a module of the package\n"
+        "for name in ('no_such', '_private'):\n"
+        "    try:\n        getattr(hvd_adaptive, name)\n"
+        "    except AttributeError as error:\n        assert name in str(error)\n"
+        "    else:\n        raise SystemExit(name)\n"
+        "from hvd_adaptive import *\n"
+        "assert ALQ(bits=3).encode and issubclass(PayloadError, Exception)\n"
+    )
+    run("from hvd_adaptive.schemes.qsgd import QSGD\nQSGD(bits=4)\n")  # a host is loaded
 
 
 def test_import_needs_neither_numba_nor_triton():
@@ -128,3 +154,5 @@ def test_encode_where_no_cache_folder_can_be_written(tmp_path):
         PYTHONSAFEPATH="1",
     )
     assert str(copy) in told
+    assert told.count("each process compiles them at every start") == 1
+    assert "set the environment variable NUMBA_CACHE_DIR" in told

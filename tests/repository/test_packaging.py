@@ -5,7 +5,9 @@
 
 from __future__ import annotations
 
+import importlib
 import os
+import re
 import subprocess
 import sys
 import tarfile
@@ -53,6 +55,35 @@ def test_the_wheel_holds_the_package_and_nothing_else(built):
     assert told["Version"] == hvd_adaptive.__version__
     assert told["License-Expression"] == "Apache-2.0" or told["License"] == "Apache-2.0"
     assert {"horovod", "test", "docs", "dev"} <= set(told.get_all("Provides-Extra"))
+    assert told["Description-Content-Type"] == "text/markdown"
+    text = told.get_payload()
+    assert "hvd.DistributedOptimizer(" in text and "compression=ALQ(bits=3)" in text
+    # Nothing on PyPI lies beside the page.
+    assert not [t for t in re.findall(r"\]\(([^)]+)\)", text) if not t.startswith(("http", "#"))]
+
+
+def test_pypi_would_take_it(built):
+    """Where twine is installed."""
+    pytest.importorskip("twine")
+    command = [sys.executable, "-m", "twine", "check", "--strict", *map(str, built)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_links_lead_into_the_repository():
+    sys.path.insert(0, str(ROOT))
+    try:
+        setup = importlib.import_module("setup")
+    finally:
+        sys.path.remove(str(ROOT))
+        sys.modules.pop("setup", None)
+    readme = "![a b](docs/a.png) [c](docs/c.md#d) [e](#e) [f](https://g.org)"
+    assert setup.description(readme, "https://host/owner/name") == (
+        "![a b](https://host/owner/name/raw/main/docs/a.png) "
+        "[c](https://host/owner/name/blob/main/docs/c.md#d) [e](#e) [f](https://g.org)"
+    )
+    alone = setup.description(readme, "")
+    assert alone.startswith(" c [e](#e) [f](https://g.org)")
 
 
 def test_the_sdist_holds_what_its_tests_need(built):

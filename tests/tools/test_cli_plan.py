@@ -56,9 +56,15 @@ def test_command_with_kept_constants(constants, capsys):
     assert plan["recommended"]["compression"] == "ALQ(bits=3, exchange='scatter_reduce')"
     assert plan["predictions"] == sorted(plan["predictions"], key=lambda p: p["step_s"])
     assert main(command) == 0
-    assert (
-        "recommended: ALQ(bits=3, exchange='scatter_reduce'): a step of" in capsys.readouterr().out
-    )
+    printed = capsys.readouterr().out
+    assert "recommended: ALQ(bits=3, exchange='scatter_reduce'): a step of" in printed
+    assert "in float16 (" in printed and "/ float16" in printed
+    assert ", for the exchange alone" in printed and "--compute-ms was not given" in printed
+    # As `bench exchange` names its arguments, stock methods included.
+    alike = ["float32", "float16", *command[command.index("--schemes") + 1 :]]
+    again = [*command[: command.index("--schemes")], "--methods", *alike]
+    assert main([*again, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["predictions"] == plan["predictions"]
 
 
 @pytest.mark.parametrize(
@@ -78,6 +84,7 @@ def test_command_with_kept_constants(constants, capsys):
         (["--schemes", "float32"], "predicted in any case"),
         (["--schemes", "QSGD()"], "has no constants of QSGD()"),
         (["--bandwidth", "10"], "must be a rate such as 10gbit"),
+        (["--bandwidth", "10GB"], "in bits per second"),
         (["--compute-ms", "-1"], "must be a number above 0"),
     ],
     ids=lambda value: value[-1] if isinstance(value, list) else "",
@@ -153,10 +160,14 @@ def test_command_where_ranks_cannot_start(monkeypatch, capsys):
     monkeypatch.setattr(measure, "run_ranks", fails)
     assert main(["plan", "--params", "5", "--ranks", "4", "--bandwidth", "1gbit"]) == 1
     told = " ".join(capsys.readouterr().err.split())
+    assert "measuring this machine, which takes about 3 min" in told
     assert "OMPI_ALLOW_RUN_AS_ROOT=1" in told and "hvd-adaptive doctor" in told
 
 
-@pytest.mark.parametrize(("text", "bytes_per_second"), [("10gbit", 1.25e9), ("0.5Mbps", 62_500)])
+@pytest.mark.parametrize(
+    ("text", "bytes_per_second"),
+    [("10gbit", 1.25e9), ("0.5Mbps", 62_500), ("25G", 3.125e9), ("25 Gbit/s", 3.125e9)],
+)
 def test_bandwidth(text, bytes_per_second):
     assert bandwidth(text) == bytes_per_second
 

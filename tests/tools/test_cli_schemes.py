@@ -9,6 +9,7 @@ import math
 import pytest
 
 import hvd_adaptive
+from hvd_adaptive.keywords import own_keywords
 from hvd_adaptive.tools.cli import main
 from hvd_adaptive.tools.schemes import catalog
 
@@ -67,7 +68,7 @@ def test_all_that_is_exported_is_listed():
     assert {"ALQ", "QCS", "TernGrad"} <= set(catalog.scheme_classes())
     for name, kind in catalog.scheme_classes().items():
         assert kind.__name__ == name
-        for keyword, default in catalog.own_keywords(kind).items():
+        for keyword, default in own_keywords(kind).items():
             parameter = inspect.signature(kind).parameters[keyword]
             assert default in (repr(parameter.default), "")
 

@@ -131,7 +131,7 @@ def test_hierarchical_sends_slices_between_hosts(hosts, per_host):
     assert found.step_s == pytest.approx(leaves / LINK)
     advice = advise(predict(cluster, Job(1, N), machine()))
     assert in_script(advice.choice) == "ALQ(bits=3, exchange='hierarchical')"
-    assert " MB to other hosts instead of " in advice.why[1]
+    assert " MB to other hosts instead of " in advice.why[2]
 
 
 @pytest.mark.parametrize("hosts", [2, 4])
@@ -226,11 +226,16 @@ def test_advice_is_the_most_exact_of_the_fastest():
     predictions = predict(Cluster(2, LINK), Job(1, N), machine(FREE, exact, noisy, biased))
     advice = advise(predictions)
     assert in_script(advice.choice) == "B()"
-    assert (
-        "381 ms instead of 4 s (10.49 times as fast)" in advice.why[0]
-        and "ALQ(bits=3) would take" in advice.why[2]
+    assert "381 ms instead of 2 s in float16 (5.25 times as fast)" in advice.why[0]
+    assert "float32 takes 4 s (10.49 times as long)" in advice.why[1]
+    assert "ALQ(bits=3) would take" in advice.why[3]
+    assert "mostly the link" in advice.why[4]
+    assert advice.uncompressed.method == "float16" and "--compute-ms" not in str(advice.why)
+    alone = advise(predictions, is_computing_known=False)
+    assert alone.choice is advice.choice and alone.why[0] == advice.why[0] + (
+        ", for the exchange alone"
     )
-    assert "mostly the link" in advice.why[3]
+    assert "--compute-ms was not given" in alone.why[-1]
     scatter = next(p for p in predictions if p.exchange == "scatter_reduce")
     assert in_script(scatter) == "ALQ(bits=3, exchange='scatter_reduce')"
     assert in_script(replace(scatter, method="T()")) == "T(exchange='scatter_reduce')"

@@ -217,7 +217,22 @@ class TestArguments:
             compressor.load_state_dict(compressor.state_dict())
             compressor.parts.warn_of_idle_patterns(NAMES)
         assert len(caplog.messages) == 1
-        assert "'conv1*', 'cnov*'" in caplog.messages[0]
+        assert "'conv1*' applies to no parameter: earlier patterns" in caplog.messages[0]
+        assert "'cnov*' matches no parameter; close names are 'conv1.weight'" in caplog.messages[0]
+
+    @pytest.mark.parametrize(
+        ("pattern", "close"),
+        [
+            ("Conv*", "close names are 'conv1.weight', 'conv2.weight'"),
+            ("fcc.weight", "close names are 'fc.weight'"),
+            ("onv2.weigh", "close names are 'conv2.weight'"),
+            ("zzz*", "names are 'conv1.weight'"),
+        ],
+    )
+    def test_close_names_are_listed(self, pattern, close, caplog):
+        with caplog.at_level(logging.WARNING, "hvd_adaptive"):
+            ALQ(parameter_bits={pattern: 4}).parts.warn_of_idle_patterns(NAMES)
+        assert f"{pattern!r} matches no parameter; {close}" in caplog.messages[0]
 
     def test_patterns_that_all_match_are_not_told(self, caplog):
         with caplog.at_level(logging.WARNING, "hvd_adaptive"):

@@ -15,8 +15,14 @@ import torch
 from hvd_adaptive.device import HOST
 from hvd_adaptive.kernels import random
 from hvd_adaptive.kernels.fixed import QUARTER
-from hvd_adaptive.kernels.numba.decoder import add_looked_up, add_small, load_chunk, pointer
-from hvd_adaptive.kernels.numba.encoder import bucket_key, chunk_size, store_chunk
+from hvd_adaptive.kernels.numba.decoder import (
+    add_looked_up,
+    add_small,
+    load_fixed,
+    load_units,
+    pointer,
+)
+from hvd_adaptive.kernels.numba.encoder import bucket_key, chunk_size, store_fixed, store_units
 from hvd_adaptive.kernels.numba.jit import inline, jit
 from hvd_adaptive.kernels.numba.quantize import uniform24
 from hvd_adaptive.kernels.packing import Packing, packing_of
@@ -187,7 +193,10 @@ def _rounder(alphabet: int, digits: int, width: int):
                 if stop % chunk == 0 or stop == x.size:
                     index = (stop - 1) // chunk
                     rest = stop - index * chunk
-                    store_chunk(codes, index, rest, chunk, alphabet, digits, width, rows, words)
+                    if digits > 1:
+                        store_units(codes, index, rest, chunk, alphabet, digits, width, rows, words)
+                    else:
+                        store_fixed(codes, index, rest, width, rows, words)
                 i = stop
 
     return round_codes
@@ -211,7 +220,11 @@ def _cutter(alphabet: int, digits: int, width: int):
                 for j in range(run.size):
                     part[j] = np.uint32(run[j] >= cut)
                 i = stop
-            store_chunk(codes, index, end - begin, chunk, alphabet, digits, width, rows, words)
+            rest = end - begin
+            if digits > 1:
+                store_units(codes, index, rest, chunk, alphabet, digits, width, rows, words)
+            else:
+                store_fixed(codes, index, rest, width, rows, words)
 
     return cut_codes
 
@@ -231,7 +244,11 @@ def _decoder(alphabet: int, digits: int, width: int):
             for rank in range(word_at.size):
                 tables = numba.carray(pointer(table_at[rank]), buckets * room, np.float32)
                 words = numba.carray(pointer(word_at[rank]), size, np.uint32)
-                load_chunk(words, index, end - begin, chunk, alphabet, digits, width, rows, codes)
+                rest = end - begin
+                if digits > 1:
+                    load_units(words, index, rest, chunk, alphabet, digits, width, rows, codes)
+                else:
+                    load_fixed(words, index, rest, width, rows, codes)
                 i = begin
                 while i < end:
                     bucket = i // bucket_size

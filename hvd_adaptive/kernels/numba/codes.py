@@ -8,8 +8,8 @@ import numpy as np
 import torch
 
 from hvd_adaptive.kernels.fixed import QUARTER
-from hvd_adaptive.kernels.numba.decoder import load_chunk
-from hvd_adaptive.kernels.numba.encoder import chunk_size, store_chunk
+from hvd_adaptive.kernels.numba.decoder import load_fixed, load_units
+from hvd_adaptive.kernels.numba.encoder import chunk_size, store_fixed, store_units
 from hvd_adaptive.kernels.numba.jit import jit
 from hvd_adaptive.kernels.packing import Packing, check_words
 
@@ -46,7 +46,10 @@ def _packer(alphabet: int, digits: int, width: int):
             part = codes[index * chunk : (index + 1) * chunk]
             for i in range(part.size):
                 block[i] = np.uint32(part[i])
-            store_chunk(block, index, part.size, chunk, alphabet, digits, width, rows, words)
+            if digits > 1:
+                store_units(block, index, part.size, chunk, alphabet, digits, width, rows, words)
+            else:
+                store_fixed(block, index, part.size, width, rows, words)
 
     return pack
 
@@ -60,7 +63,10 @@ def _unpacker(alphabet: int, digits: int, width: int):
         block, rows = np.empty(chunk, np.uint32), np.empty(QUARTER, np.uint32)
         for index in range((codes.size + chunk - 1) // chunk):
             part = codes[index * chunk : (index + 1) * chunk]
-            load_chunk(words, index, part.size, chunk, alphabet, digits, width, rows, block)
+            if digits > 1:
+                load_units(words, index, part.size, chunk, alphabet, digits, width, rows, block)
+            else:
+                load_fixed(words, index, part.size, width, rows, block)
             for i in range(part.size):
                 part[i] = np.uint8(block[i])
 

@@ -84,15 +84,18 @@ def add_looked_up(part, scale, values, target):
 
 
 @inline
-def load_chunk(words, index, rest, chunk, alphabet, digits, width, rows, codes):
-    """Unpack chunk ``index``, which has ``rest`` coordinates."""
-    if digits > 1:
-        row = LANES * digits
-        first = index * (chunk // row)
-        for k in range((rest + row - 1) // row):
-            part = codes[k * row : (k + 1) * row]
-            load_row(words, alphabet, digits, width, first + k, rows[:LANES], part)
-        return
+def load_units(words, index, rest, chunk, alphabet, digits, width, rows, codes):
+    """Invert ``store_units``."""
+    row = LANES * digits
+    first = index * (chunk // row)
+    for k in range((rest + row - 1) // row):
+        part = codes[k * row : (k + 1) * row]
+        load_row(words, alphabet, digits, width, first + k, rows[:LANES], part)
+
+
+@inline
+def load_fixed(words, index, rest, width, rows, codes):
+    """Invert ``store_fixed``."""
     mask = np.uint32((1 << width) - 1)
     count = (rest + QUARTERS * LANES - 1) // (QUARTERS * LANES)
     block = words[index * width * LANES :]
@@ -130,7 +133,11 @@ def make_decoder(uniform: bool, registers: int, alphabet: int, digits: int, widt
             for rank in range(word_at.size):
                 scales = numba.carray(pointer(scale_at[rank]), buckets, np.float32)
                 words = numba.carray(pointer(word_at[rank]), size, np.uint32)
-                load_chunk(words, index, end - begin, chunk, alphabet, digits, width, rows, codes)
+                rest = end - begin
+                if digits > 1:
+                    load_units(words, index, rest, chunk, alphabet, digits, width, rows, codes)
+                else:
+                    load_fixed(words, index, rest, width, rows, codes)
                 i = begin
                 while i < end:
                     bucket = i // bucket_size

@@ -43,17 +43,23 @@ def chunk_size(packing: Packing) -> int:
     return -(-BLOCK // row) * row
 
 
+# Kernels choose between units and fixed width by a constant of theirs, so that Numba compiles only
+# one of the two.
 @inline
-def store_chunk(codes, index, rest, chunk, alphabet, digits, width, rows, words):
-    """Pack chunk ``index``, which has ``rest`` coordinates."""
-    if digits > 1:
-        row = LANES * digits
-        first, count = index * (chunk // row), (rest + row - 1) // row
-        codes[rest : count * row] = np.uint32(0)
-        for k in range(count):
-            part = codes[k * row : (k + 1) * row]
-            store_row(part, alphabet, digits, width, first + k, rows[:LANES], words)
-    elif rest == chunk:
+def store_units(codes, index, rest, chunk, alphabet, digits, width, rows, words):
+    """Pack chunk ``index``, which has ``rest`` coordinates, in units of several digits."""
+    row = LANES * digits
+    first, count = index * (chunk // row), (rest + row - 1) // row
+    codes[rest : count * row] = np.uint32(0)
+    for k in range(count):
+        part = codes[k * row : (k + 1) * row]
+        store_row(part, alphabet, digits, width, first + k, rows[:LANES], words)
+
+
+@inline
+def store_fixed(codes, index, rest, width, rows, words):
+    """Pack block ``index``, which has ``rest`` coordinates, in codes of ``width`` bits."""
+    if rest == BLOCK:
         at = index * width * LANES
         store_block(codes, words[at : at + width * LANES], numba.literally(width))
     else:
@@ -107,7 +113,7 @@ def make_encoder(rule: int, depth: int, alphabet: int, digits: int, width: int):
             end = min(x.size, begin + bucket_size)
             bucket = x[begin:end]
             if clip > 0:
-                clip_to(bucket, clip, acc, cell, clipped[: bucket.size])
+                clip_to(bucket, clip, acc, clipped[: bucket.size])
                 bucket = clipped[: bucket.size]
             scale = norm_of(bucket, linf, acc, cell)
             scales[b] = scale
@@ -197,15 +203,21 @@ def make_encoder(rule: int, depth: int, alphabet: int, digits: int, width: int):
                         part,
                     )
                 if stop % chunk == 0:
-                    store_chunk(
-                        codes, stop // chunk - 1, chunk, chunk, alphabet, digits, width, rows, words
-                    )
+                    index = stop // chunk - 1
+                    if digits > 1:
+                        store_units(
+                            codes, index, chunk, chunk, alphabet, digits, width, rows, words
+                        )
+                    else:
+                        store_fixed(codes, index, chunk, width, rows, words)
                     done = scales.size + stop // (LANES * digits) * width // 32 * LANES
                     add_done(words, scales.size, done, lanes, sums, summed)
                 i = stop
         if x.size % chunk:
-            store_chunk(
-                codes, x.size // chunk, x.size % chunk, chunk, alphabet, digits, width, rows, words
-            )
+            index, rest = x.size // chunk, x.size % chunk
+            if digits > 1:
+                store_units(codes, index, rest, chunk, alphabet, digits, width, rows, words)
+            else:
+                store_fixed(codes, index, rest, width, rows, words)
 
     return encode

@@ -6,14 +6,17 @@ from collections.abc import Callable
 
 import numba
 
+from hvd_adaptive.kernels.numba.host_cache import once_a_host, warn_uncached
+
 _OPTIONS = {"nogil": True, "error_model": "numpy", "fastmath": False, "boundscheck": False}
 
 
 def jit(function: Callable) -> Callable:
-    """Compile ``function`` on first use; cache it on disk unless no cache folder can be written."""
+    """Compile ``function`` on first use, once a host; cache it unless no folder can be written."""
     try:
-        return numba.njit(function, cache=True, **_OPTIONS)
-    except RuntimeError:  # Numba found no folder to cache in
+        return once_a_host(numba.njit(function, cache=True, **_OPTIONS))
+    except RuntimeError as error:  # Numba found no folder to cache in
+        warn_uncached(str(error))
         return numba.njit(function, **_OPTIONS)
 
 

@@ -85,7 +85,7 @@ def _bucket(x, b, bucket_size, clip, acc, cell, buffer):
     """Return bucket b, clipped if ``clip`` > 0, and its largest magnitude (0 or NaN: no levels)."""
     bucket = x[b * bucket_size : min(x.size, (b + 1) * bucket_size)]
     if clip > 0:
-        clip_to(bucket, clip, acc, cell, buffer[: bucket.size])
+        clip_to(bucket, clip, acc, buffer[: bucket.size])
         bucket = buffer[: bucket.size]
     return bucket, norm_of(bucket, True, acc, cell)
 

@@ -17,8 +17,8 @@ from hvd_adaptive.kernels.block_sums import BlockSums
 from hvd_adaptive.kernels.constants import CHECK_LANES, INFINITE, LARGEST, NAN
 from hvd_adaptive.kernels.fixed import BLOCK, QUARTER
 from hvd_adaptive.kernels.numba.checksum import add_done, first_block
-from hvd_adaptive.kernels.numba.decoder import load_chunk, pointer
-from hvd_adaptive.kernels.numba.encoder import bucket_key, store_chunk
+from hvd_adaptive.kernels.numba.decoder import load_fixed, pointer
+from hvd_adaptive.kernels.numba.encoder import bucket_key, store_fixed
 from hvd_adaptive.kernels.numba.jit import inline, jit
 from hvd_adaptive.kernels.numba.quantize import uniform24
 from hvd_adaptive.kernels.numba.scan import largest_bits
@@ -118,12 +118,12 @@ def _encode(x, exponents, words, sums, summed, bucket_size, stream):
                 target[:] = np.uint8(0)
                 part[:] = np.uint32(1)
             if stop % BLOCK == 0:
-                store_chunk(signs, stop // BLOCK - 1, BLOCK, BLOCK, 2, 1, 1, rows, words)
+                store_fixed(signs, stop // BLOCK - 1, BLOCK, 1, rows, words)
             add_done(whole, 0, stop // 4, lanes, sums, summed[:2])
             add_done(words, first, first + stop // BLOCK * _BLOCK_WORDS, lanes, sums, summed[2:])
             i = stop
     if x.size % BLOCK:
-        store_chunk(signs, x.size // BLOCK, x.size % BLOCK, BLOCK, 2, 1, 1, rows, words)
+        store_fixed(signs, x.size // BLOCK, x.size % BLOCK, 1, rows, words)
 
 
 @inline
@@ -147,7 +147,7 @@ def _decode_add(exponents_at, words_at, size, factor, out):
         for rank in range(words_at.size):
             exponents = numba.carray(pointer(exponents_at[rank]), out.size, np.uint8)
             words = numba.carray(pointer(words_at[rank]), size, np.uint32)
-            load_chunk(words, index, end - begin, BLOCK, 2, 1, 1, rows, signs)
+            load_fixed(words, index, end - begin, 1, rows, signs)
             _add(exponents[begin:end], signs, target)
         if factor != 1:
             for j in range(target.size):

@@ -11,7 +11,7 @@ import torch
 from hvd_adaptive.device import HOST
 from hvd_adaptive.kernels.constants import NORM_LANES
 from hvd_adaptive.kernels.fixed import BLOCK, QUARTER
-from hvd_adaptive.kernels.numba.encoder import store_chunk
+from hvd_adaptive.kernels.numba.encoder import store_fixed
 from hvd_adaptive.kernels.numba.jit import inline, jit
 from hvd_adaptive.kernels.numba.scan import add_lanes
 
@@ -82,7 +82,7 @@ def _encode(x, means, words, bucket_size):
             for j in range(run.size):
                 part[j] = np.uint32(0) if run[j] < 0 else np.uint32(1)
             if stop % BLOCK == 0:
-                store_chunk(codes, stop // BLOCK - 1, BLOCK, BLOCK, 2, 1, 1, rows, words)
+                store_fixed(codes, stop // BLOCK - 1, BLOCK, 1, rows, words)
             i = stop
     if x.size % BLOCK:
-        store_chunk(codes, x.size // BLOCK, x.size % BLOCK, BLOCK, 2, 1, 1, rows, words)
+        store_fixed(codes, x.size // BLOCK, x.size % BLOCK, 1, rows, words)

@@ -22,7 +22,8 @@ def store_row(codes, alphabet, digits, width, row, units, words):
         units[lane] = unit
     at, shift = (row * width) // 32 * LANES, (row * width) % 32
     if shift == 0:
-        words[at : at + LANES] = units
+        for lane in range(LANES):  # assigning a slice takes Numba two seconds to compile
+            words[at + lane] = units[lane]
         return
     for lane in range(LANES):
         words[at + lane] |= np.uint32(units[lane] << np.uint32(shift))

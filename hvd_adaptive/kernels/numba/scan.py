@@ -72,13 +72,22 @@ def norm_of(x, linf, acc, cell):
         cell.view(np.uint32)[0] = largest_bits(x)
         norm = cell[0]
     else:
-        total = _squares(x, acc)
-        if total < _SMALL:
-            norm = np.sqrt(_scaled_squares(x, _UP, acc)) * _DOWN
-        elif total <= _LARGE:
-            norm = np.sqrt(total)
-        else:
-            norm = np.sqrt(_scaled_squares(x, _DOWN, acc)) * _UP
+        norm = _euclidean(x, acc)
+    return _normal(norm)
+
+
+@inline
+def _euclidean(x, acc):
+    total = _squares(x, acc)
+    if total < _SMALL:
+        return np.sqrt(_scaled_squares(x, _UP, acc)) * _DOWN
+    if total <= _LARGE:
+        return np.sqrt(total)
+    return np.sqrt(_scaled_squares(x, _DOWN, acc)) * _UP
+
+
+@inline
+def _normal(norm):
     if norm < _SMALLEST_NORM:
         return np.float32(0)
     if not np.isfinite(norm):
@@ -97,9 +106,9 @@ def bucket_norms(x, bucket_size, linf):
 
 
 @inline
-def clip_to(x, clip, acc, cell, out):
+def clip_to(x, clip, acc, out):
     """Set out to x within ``clip`` root mean squares, NaN if x has no norm."""
-    norm = norm_of(x, False, acc, cell)
+    norm = _normal(_euclidean(x, acc))
     limit = np.float32(norm * np.float32(clip / np.sqrt(np.float64(x.size))))
     if np.isnan(limit):
         out[:] = _NAN
@@ -113,10 +122,10 @@ def clip_to(x, clip, acc, cell, out):
 @jit
 def clipped(x, bucket_size, clip):
     out = np.empty_like(x)
-    acc, cell = np.empty(NORM_LANES, np.float32), np.empty(1, np.float32)
+    acc = np.empty(NORM_LANES, np.float32)
     for begin in range(0, x.size, bucket_size):
         end = min(x.size, begin + bucket_size)
-        clip_to(x[begin:end], clip, acc, cell, out[begin:end])
+        clip_to(x[begin:end], clip, acc, out[begin:end])
     return out
 
 

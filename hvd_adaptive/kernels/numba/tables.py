@@ -11,9 +11,12 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
+from hvd_adaptive import kernels
+from hvd_adaptive.device import HOST
 from hvd_adaptive.kernels.block_sums import BlockSums
 from hvd_adaptive.kernels.constants import CHECK_LANES
-from hvd_adaptive.kernels.numba import decoder, encoder, permute, scan
+from hvd_adaptive.kernels.numba import checksum, decoder, encoder, permute, scan, variance
+from hvd_adaptive.kernels.numba.host_cache import expecting
 from hvd_adaptive.kernels.numba.lanes import WIDTH
 from hvd_adaptive.kernels.tables import KernelTable
 
@@ -26,6 +29,7 @@ _RULES = (
     (16, encoder.COUNT_MANY),
     (129, encoder.SEARCH),
 )
+SMALL = 600  # coordinates: a block and a partial one
 PERMUTES = permute.AVAILABLE
 _DIRECT = {"uniform": encoder.UNIFORM, "exponential": encoder.EXPONENTIAL}
 
@@ -99,6 +103,30 @@ def bucket_norms(flat: torch.Tensor, bucket_size: int, norm: str) -> torch.Tenso
     """See reference.tables.bucket_norms."""
     return torch.from_numpy(scan.bucket_norms(flat.numpy(), bucket_size, norm == "linf"))
 
+
+def calls(table: KernelTable) -> list[Callable[[], object]]:
+    """Return small calls of every kernel that a gradient passes through with this table."""
+    flat, scales = torch.ones(SMALL, **HOST), torch.ones(1, **HOST)
+    words = torch.zeros(table.packing.words(SMALL), dtype=torch.int32, device="cpu")
+    bucket = (SMALL, "l2")
+    return [
+        lambda: encode(flat, scales.clone(), words.clone(), *bucket, table, 0),
+        lambda: decode_add([(scales, words)], SMALL, table, 1.0, flat.clone()),
+        lambda: bucket_norms(flat, *bucket),
+        lambda: variance.variances(flat, bucket_norms(flat, *bucket), SMALL, table),
+        lambda: checksum.checksum(words, 0),
+        lambda: histogram(flat, 1.0),
+    ]
+
+
+def _new_calls() -> list[Callable[[], object]]:
+    found = []
+    while kernels.EXPECTED:
+        found += calls(kernels.EXPECTED.popleft())
+    return found
+
+
+expecting(_new_calls)
 
 _NO_CELLS, _NO_TREE = np.zeros(1, np.uint8), np.zeros(1, np.float32)
 _encoder = functools.cache(encoder.make_encoder)

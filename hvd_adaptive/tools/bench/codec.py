@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import math
 import statistics
 import sys
 import time
@@ -22,7 +23,7 @@ from tqdm import tqdm
 
 import hvd_adaptive
 from hvd_adaptive.changes import keywords_of
-from hvd_adaptive.coding.header import CODINGS
+from hvd_adaptive.coding.codings import CODINGS
 from hvd_adaptive.tools.methods import read, written
 
 BITS = tuple(range(2, 9))
@@ -55,7 +56,7 @@ class Options:
     Args:
         schemes: among NAMES.
         bits: of table schemes.
-        codings: among coding.header.CODINGS.
+        codings: among coding.codings.CODINGS.
         device: "cpu", or "cuda" for the current GPU. Schemes that encode on the host are left out
             there.
     """
@@ -123,7 +124,8 @@ def measure(codec: Any, label: str, options: Options) -> dict[str, float]:
 
     encode, decode: of a body.  sealed, bare: whole payloads made, with a checksum and without.
     checksum: what the former took longer, in the same round; medians of the rounds that began with
-    the one and with the other, averaged.
+    the one and with the other, averaged. It is below 0 if it is less than its standard error,
+    checksum_error.
     """
     device = torch.device(options.device)
     flat = torch.empty(options.coordinates, device=device)
@@ -162,6 +164,7 @@ def measure(codec: Any, label: str, options: Options) -> dict[str, float]:
     # The first of a pair finds the caches cold: each of the two is so in every second round.
     orders = [statistics.median(longer[place::2]) for place in range(min(2, len(longer)))]
     medians["checksum"] = statistics.mean(orders)
+    medians["checksum_error"] = _median_error(longer)
     return medians | {"bits": 8 * used / options.coordinates}
 
 
@@ -184,6 +187,15 @@ def _decoded(codec: Any, body: torch.Tensor, is_coded: bool, total: torch.Tensor
     if is_coded:
         body = codec.fixed_body(body, total.numel())
     codec.decode_bodies([body], [1], 1.0, total)
+
+
+def _median_error(values: list[float]) -> float:
+    """Return the standard error of the median of normal values with these quartiles.
+
+    It is sqrt(pi/2)·sigma/sqrt(n), and sigma is the distance of the quartiles / 1.349.
+    """
+    low, _, high = statistics.quantiles(values * 2, n=4, method="inclusive")
+    return math.sqrt(math.pi / 2) * (high - low) / 1.349 / math.sqrt(len(values))
 
 
 def _seconds(function: Callable[[], object]) -> float:

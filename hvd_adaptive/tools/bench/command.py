@@ -8,6 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from hvd_adaptive.coding.codings import CODINGS
 from hvd_adaptive.tools import launch
 from hvd_adaptive.tools.bench.models import MODELS, tensors_and_coordinates
 from hvd_adaptive.tools.output import (
@@ -20,6 +21,7 @@ from hvd_adaptive.tools.output import (
     print_json,
     whole,
 )
+from hvd_adaptive.tools.tables import Column, make_table
 
 CODEC = """\
 Times encode and decode-and-accumulate of every scheme against memcpy, on fresh random data, all in
@@ -48,8 +50,6 @@ def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
 
 
 def _register_codec(kinds: Any) -> None:
-    from hvd_adaptive.coding.header import CODINGS
-
     parser = kinds.add_parser(
         "codec",
         help="encode and decode against memcpy",
@@ -104,7 +104,6 @@ def _register_exchange(kinds: Any) -> None:
 def run_codec(arguments: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     """Measure, print, and return the exit status."""
     import torch
-    from rich.table import Table
 
     from hvd_adaptive.tools.bench import codec
 
@@ -137,18 +136,24 @@ def run_codec(arguments: argparse.Namespace, parser: argparse.ArgumentParser) ->
         if arguments.json:
             print_json(written)
             return OK
+    _print_codec(results, options)
+    return OK
+
+
+def _print_codec(results: dict[str, dict[str, float]], options: Any) -> None:
     gigabytes = 4 * options.coordinates / 1e9
-    table = Table(
-        title=f"{options.device}: {options.coordinates:,} coordinates, "
-        f"bucket {options.bucket_size}, "
-        f"norm {options.norm}",
-        caption="GB/s of float32; ratios to memcpy; checksum's share of a payload's encoding",
-    )
-    table.add_column("scheme", overflow="fold")
-    for column in ("bits", "memcpy", "encode", "ratio", "decode+add", "ratio", "checksum"):
-        table.add_column(column, justify="right", no_wrap=True)
-    for label, t in results.items():
-        table.add_row(
+    columns = [
+        Column("scheme", text=True),
+        Column("bits"),
+        Column("memcpy", drop=3),
+        Column("encode", drop=2),
+        Column("encode\n/ memcpy"),
+        Column("decode\n+ add", drop=2),
+        Column("decode\n/ memcpy"),
+        Column("checksum", drop=1),
+    ]
+    rows = [
+        (
             label,
             f"{t['bits']:.3f}",
             f"{gigabytes / t['memcpy']:.1f}",
@@ -156,10 +161,27 @@ def run_codec(arguments: argparse.Namespace, parser: argparse.ArgumentParser) ->
             f"{t['memcpy'] / t['encode']:.2f}",
             f"{gigabytes / t['decode']:.2f}",
             f"{t['memcpy'] / t['decode']:.2f}",
-            f"{100 * t['checksum'] / t['sealed']:.1f} %",
+            _share(t["checksum"], t["checksum_error"], t["sealed"]),
         )
-    console().print(table, markup=False)
-    return OK
+        for label, t in results.items()
+    ]
+    out = console()
+    table = make_table(
+        columns,
+        rows,
+        out.width,
+        title=f"{options.device}: {options.coordinates:,} coordinates, "
+        f"bucket {options.bucket_size}, norm {options.norm}",
+        caption="GB/s of float32; ratios to memcpy's; checksum's share of a payload's encoding",
+    )
+    out.print(table, markup=False)
+
+
+def _share(part: float, error: float, whole: float) -> str:
+    """Return a measured part in percent, or a bound if it is not above its standard error."""
+    if part > error:
+        return f"{100 * part / whole:.1f} %"
+    return f"< {100 * max(error, part + 2 * error) / whole:.1f} %"
 
 
 def run_exchange(arguments: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
@@ -192,27 +214,40 @@ def run_exchange(arguments: argparse.Namespace, parser: argparse.ArgumentParser)
 
 
 def _print_exchange(rows: list, facts: dict[str, Any]) -> None:
-    from rich.table import Table
-
-    table = Table(
+    columns = [
+        Column("method", text=True),
+        Column("ms"),
+        Column("quartiles", drop=2),
+        Column("/ float32"),
+        Column("sent MB"),
+        Column("error"),
+        Column("encode", drop=1),
+        Column("wait", drop=1),
+        Column("decode", drop=1),
+    ]
+    float32 = next((row.seconds for row in rows if row.method == "float32"), None)
+    cells = []
+    for row in rows:
+        low, high = row.quartiles
+        parts = (row.encode_s, row.exchange_s, row.decode_s)
+        cells.append(
+            (
+                row.method,
+                f"{1e3 * row.seconds:.1f}",
+                f"{1e3 * low:.1f} {1e3 * high:.1f}",
+                "-" if float32 is None else f"{row.seconds / float32:.2f}",
+                "-" if row.wire_bytes is None else f"{row.wire_bytes / 1e6:.2f}",
+                "-" if row.relative_error is None else f"{row.relative_error:.3g}",
+                *("-" if part is None else f"{1e3 * part:.1f}" for part in parts),
+            )
+        )
+    out = console()
+    table = make_table(
+        columns,
+        cells,
+        out.width,
         title=f"{facts['coordinates']:,} coordinates in {facts['tensors']} tensors, "
         f"{facts['ranks']} ranks on {facts['hosts']} hosts, {facts['launcher']}",
         caption="ms of the slowest rank, median over steps; wait: in Horovod, for other ranks",
     )
-    table.add_column("method", overflow="fold")
-    for column in ("ms", "quartiles", "/ float32", "sent MB", "error", "encode", "wait", "decode"):
-        table.add_column(column, justify="right", no_wrap=True)
-    float32 = next((row.seconds for row in rows if row.method == "float32"), None)
-    for row in rows:
-        low, high = row.quartiles
-        parts = (row.encode_s, row.exchange_s, row.decode_s)
-        table.add_row(
-            row.method,
-            f"{1e3 * row.seconds:.1f}",
-            f"{1e3 * low:.1f} {1e3 * high:.1f}",
-            "-" if float32 is None else f"{row.seconds / float32:.2f}",
-            "-" if row.wire_bytes is None else f"{row.wire_bytes / 1e6:.2f}",
-            "-" if row.relative_error is None else f"{row.relative_error:.3g}",
-            *("-" if part is None else f"{1e3 * part:.1f}" for part in parts),
-        )
-    console().print(table, markup=False)
+    out.print(table, markup=False)

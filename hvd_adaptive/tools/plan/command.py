@@ -21,6 +21,7 @@ from hvd_adaptive.tools.output import (
     print_json,
     whole,
 )
+from hvd_adaptive.tools.tables import Column, make_table
 
 DESCRIPTION = """\
 Predicts a training step in float32, in float16 and with each scheme and exchange, recommends one
@@ -29,9 +30,10 @@ machine (three minutes); the formulas are in hvd_adaptive/tools/plan/model.py. R
 the cluster. GPUs and NCCL are not in the model.
 
     hvd-adaptive plan --model resnet50 --ranks 16 --bandwidth 10gbit --compute-ms 120
-    hvd-adaptive plan --params 340000000 --ranks 8 --bandwidth 100gbit --schemes "ALQ(bits=4)\""""
+    hvd-adaptive plan --params 340000000 --ranks 8 --bandwidth 100G --methods "ALQ(bits=4)\""""
 EXIT_CODES = """\
 exit status: 0 predicted, 1 ranks could not be started here to measure, 2 wrong arguments"""
+MEASURING, MEASURING_SCHEME = 40.0, 7.0  # seconds: of Horovod, and of each scheme; see the docs
 UNITS = {"k": 1e3, "m": 1e6, "g": 1e9}
 
 
@@ -51,7 +53,12 @@ def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
     add("--tensors", type=whole(1), metavar="N", help="in so many tensors (default: the model's)")
     add("--ranks", type=whole(1), required=True)
     add("--ranks-per-host", type=whole(1), default=1, help="that share a link (1)")
-    add("--bandwidth", type=bandwidth, required=True, help="of a host's link: 10gbit, 100mbit")
+    add(
+        "--bandwidth",
+        type=bandwidth,
+        required=True,
+        help="of a host's link, in bits per second: 25gbit, 25G, 100mbit",
+    )
     add("--latency-us", type=positive, default=50.0, help="of a message (%(default)s)")
     add("--compute-ms", type=positive, help="forward and backward pass of a step, without exchange")
     add("--cores", type=positive, help="of each host, for Horovod and compression (as here)")
@@ -61,7 +68,14 @@ def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
         help="whose collectives: Horovod's on MPI, or on Gloo, as "
         "horovodrun --gloo starts them (default: mpi where mpirun is)",
     )
-    add("--schemes", nargs="+", metavar="SCHEME", help='as in Python: "ALQ(bits=3)"')
+    add(
+        "--methods",
+        "--schemes",
+        dest="methods",
+        nargs="+",
+        metavar="METHOD",
+        help='schemes as in Python: "ALQ(bits=3)"; float32 and float16 are predicted in any case',
+    )
     add(
         "--constants",
         type=Path,
@@ -78,9 +92,11 @@ def bandwidth(text: str) -> float:
     Raises:
         ArgumentTypeError: it is no such rate.
     """
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmg])(?:bit|bps|bit/s)", text.lower())
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmg])(?:bit|bits|bps|bit/s)?", text.lower())
     if match is None or not float(match[1]):
-        raise argparse.ArgumentTypeError(f"{text!r}: must be a rate such as 10gbit or 100mbit")
+        raise argparse.ArgumentTypeError(
+            f"{text!r}: must be a rate such as 10gbit, 25G or 100mbit, in bits per second"
+        )
     return float(match[1]) * UNITS[match[2]] / 8
 
 
@@ -100,13 +116,15 @@ def run(arguments: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     tensors, coordinates = tensors_and_coordinates(arguments.model, arguments.params)
     tensors = arguments.tensors or tensors
     try:
-        methods = parse(arguments.schemes or measuring.DEFAULTS)
-        for method in methods:
-            if not method.is_scheme:
-                raise ValueError(f"{method.label!r} is predicted in any case")
+        methods = parse(arguments.methods or measuring.DEFAULTS)
     except ValueError as error:
-        parser.error(f"--schemes {error}")
-    schemes = [method.label for method in methods]
+        parser.error(f"--methods {error}")
+    schemes = [method.label for method in methods if method.is_scheme]
+    if not schemes:
+        named = " ".join(arguments.methods)
+        parser.error(
+            f"--methods {named}: must name a scheme; float32 and float16 are predicted in any case"
+        )
     cores = arguments.cores or float(len(os.sched_getaffinity(0)))
     cluster = Cluster(
         arguments.ranks,
@@ -131,7 +149,7 @@ def run(arguments: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
         return PROBLEM
     job = Job(tensors, coordinates, (arguments.compute_ms or 0.0) * 1e-3)
     predictions = sorted(predict(cluster, job, machine), key=lambda p: p.step_s)
-    advice = advise(predictions)
+    advice = advise(predictions, is_computing_known=arguments.compute_ms is not None)
     if arguments.json:
         print_json(
             {
@@ -139,7 +157,11 @@ def run(arguments: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
                 "job": asdict(job),
                 "machine": asdict(machine),
                 "predictions": [asdict(p) for p in predictions],
-                "recommended": {"compression": in_script(advice.choice), "why": advice.why},
+                "recommended": {
+                    "compression": in_script(advice.choice),
+                    "why": advice.why,
+                    "fastest_uncompressed": advice.uncompressed.method,
+                },
             }
         )
         return OK
@@ -151,51 +173,58 @@ def _measured(schemes: list[str], conditions: Any) -> Any:
     """Return the constants of this machine."""
     from hvd_adaptive.tools.plan import measure as measuring
 
-    with errors().status("measuring") as status:
+    out = errors()
+    minutes = round((MEASURING + MEASURING_SCHEME * len(schemes)) / 60) or 1
+    out.print(
+        f"measuring this machine, which takes about {minutes} min; --constants FILE keeps the "
+        "figures for the next time, and fewer --methods take less"
+    )
+    with out.status("measuring") as status:
         return measuring.measure(
             schemes, conditions, lambda what: status.update(f"measuring {what}")
         )
 
 
 def _print(predictions: list, advice: Any, cluster: Any, job: Any, launcher: str) -> None:
-    from rich.table import Table
-
-    float32 = next(p for p in predictions if p.method == "float32")
+    base = next(p for p in predictions if p is advice.uncompressed)
     out = console()
     compute = f", {1e3 * job.compute_s:.3g} ms of computing" if job.compute_s else ""
-    table = Table(
+    columns = [
+        Column("method", text=True),
+        Column("exchange", text=True),
+        Column("step"),
+        Column(f"/ {base.method}"),
+        Column("wire", drop=1),
+        Column("processor", drop=2),
+        Column("encode", drop=3),
+        Column("decode", drop=3),
+        Column("MB sent"),
+        Column("error"),
+    ]
+    rows = [
+        (
+            p.method,
+            p.exchange,
+            f"{1e3 * p.step_s:.1f}",
+            f"{p.step_s / base.step_s:.2f}" if base.step_s else "-",
+            *(f"{1e3 * t:.1f}" for t in (p.wire_s, p.processor_s, p.encode_s, p.decode_s)),
+            f"{p.wire_bytes / 1e6:.3g}" if p.wire_bytes < 1e9 else f"{p.wire_bytes / 1e6:,.0f}",
+            f"{p.error:.2g}{'' if p.unbiased else ' b'}",
+        )
+        for p in predictions
+    ]
+    table = make_table(
+        columns,
+        rows,
+        out.width,
         title=f"{job.coordinates:,} parameters over {cluster.ranks} ranks at "
         f"{8e-9 * cluster.bandwidth:.4g} Gbit/s{compute}, ms",
         caption="wire: bytes on a host's link, and latency; processor: all else; they overlap with "
         "computing and each other. error: relative, squared; b: biased. Exchanges are the "
         f"processor's, over {launcher}: GPUs and NCCL are not in the model.",
+        styles=["bold green" if p is advice.choice else None for p in predictions],
     )
-    table.add_column("method", overflow="fold")
-    table.add_column("exchange")
-    for column in (
-        "step",
-        "/ float32",
-        "wire",
-        "processor",
-        "encode",
-        "decode",
-        "MB sent",
-        "error",
-    ):
-        table.add_column(column, justify="right", no_wrap=True)
-    for p in predictions:
-        chosen = p is advice.choice
-        table.add_row(
-            p.method,
-            p.exchange,
-            f"{1e3 * p.step_s:.1f}",
-            f"{p.step_s / float32.step_s:.2f}" if float32.step_s else "-",
-            *(f"{1e3 * t:.1f}" for t in (p.wire_s, p.processor_s, p.encode_s, p.decode_s)),
-            f"{p.wire_bytes / 1e6:.3g}",
-            f"{p.error:.2g}{'' if p.unbiased else ' b'}",
-            style="bold green" if chosen else None,
-        )
-    out.print(table)
+    out.print(table, markup=False)
     first, *more = advice.why
     out.print(f"recommended: {first}", style="bold", markup=False, soft_wrap=True)
     for reason in more:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import matplotlib
+from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter
@@ -22,11 +23,12 @@ INK, FAINT = "#22272e", "#e6e8eb"
 NARROW, WIDE = 7.2, 14.8  # inches, so that text is as large in both
 MOST_POINTS = 400
 MOST_BARS = 12
+MOST_LEVELS = 8  # in a tooltip
 STYLE: Any = {
     "svg.fonttype": "none",
     "font.family": "sans-serif",
     "font.sans-serif": ["system-ui", "Segoe UI", "Helvetica", "Arial", "DejaVu Sans"],
-    "font.size": 10,
+    "font.size": 11,
     "text.parse_math": False,  # a "$" in a parameter's name is a "$"
     "axes.edgecolor": FAINT,
     "axes.labelcolor": INK,
@@ -47,8 +49,12 @@ def bytes_figure(log: Log, summary: Summary) -> str:
 
     def draw(axes: Axes) -> None:
         steps, sent = _series(log.steps, "wire_bytes")
-        axes.plot(steps, sent, color=BLUE, drawstyle="steps-pre", label="sent by this rank")
-        axes.axhline(summary.ring_bytes, color=ORANGE, dashes=(5, 3), label="float32 over a ring")
+        lines = axes.plot(steps, sent, color=BLUE, drawstyle="steps-pre", label="sent by this rank")
+        ring = axes.axhline(
+            summary.ring_bytes, color=ORANGE, dashes=(5, 3), label="float32 over a ring"
+        )
+        _tip(axes, lines[0], f"sent by this rank: {_range(sent)} bytes a step")
+        _tip(axes, ring, f"float32 over a ring: {summary.ring_bytes:,.0f} bytes a step")
         axes.set_ylim(0, 1.12 * max([summary.ring_bytes, *sent]))
         axes.yaxis.set_major_formatter(EngFormatter("B"))
         axes.set_xlabel("step")
@@ -64,10 +70,12 @@ def error_figure(log: Log) -> str | None:
         return None
 
     def draw(axes: Axes) -> None:
-        axes.plot(steps, errors, color=BLUE, label="relative squared error")
+        lines = axes.plot(steps, errors, color=BLUE, label="relative squared error")
+        _tip(axes, lines[0], f"relative squared error: {_range(errors)}")
         for at, table in enumerate(_fitted(log)):
             label = "level table refitted" if not at else None
-            axes.axvline(table["step"], color=GREY, lw=1, dashes=(2, 2), label=label)
+            line = axes.axvline(table["step"], color=GREY, lw=1, dashes=(2, 2), label=label)
+            _tip(axes, line, f"table {table['version']}, fitted at step {table['step']}")
         if max(errors) > 20 * min(errors) > 0:
             axes.set_yscale("log")
         else:
@@ -88,7 +96,9 @@ def levels_figure(log: Log, part: str) -> str | None:
     def draw(axes: Axes) -> None:
         least = min(abs(v) for table in tables for v in table["levels"] if v)
         for table, end in zip(tables, ends, strict=True):
-            axes.hlines(table["levels"], table["step"], end, color=BLUE, lw=1.6)
+            lines = axes.hlines(table["levels"], table["step"], end, color=BLUE, lw=1.6)
+            levels = ", ".join(f"{level:.3g}" for level in table["levels"][-MOST_LEVELS:])
+            _tip(axes, lines, f"table {table['version']} from step {table['step']}: ..., {levels}")
         for table in tables[1:]:
             axes.axvline(table["step"], color=GREY, lw=1, dashes=(2, 2))
         axes.set_yscale("symlog", linthresh=least, linscale=0.5)
@@ -114,7 +124,11 @@ def time_figure(log: Log) -> str:
         steps, _ = _series(rows, "rest")
         parts = [_series(rows, name)[1] for name in [*names.values(), "rest"]]
         labels = [*names, "the rest of the step"]
-        axes.stackplot(steps, parts, labels=labels, colors=(BLUE, ORANGE, GREEN, GREY), lw=0)
+        colours = (BLUE, ORANGE, GREEN, GREY)
+        areas = axes.stackplot(steps, parts, labels=labels, colors=colours, lw=0)
+        for area, name, part in zip(areas, labels, parts, strict=True):
+            milliseconds = 1e3 * sum(part) / max(1, len(part))
+            _tip(axes, area, f"{name}: {milliseconds:.3g} ms of a step, on average")
         totals = sorted(map(sum, zip(*parts, strict=True)))
         # A first step that compiles must not flatten all others.
         axes.set_ylim(0, 1.15 * totals[int(0.95 * (len(totals) - 1))])
@@ -125,17 +139,23 @@ def time_figure(log: Log) -> str:
     return _svg("time", draw)
 
 
-def costs_figure(rows: Sequence[Cost]) -> str | None:
-    """Draw the payload bytes of the parameters that send most; None if there are none."""
+def costs_figure(rows: Sequence[Cost], wide: bool = True) -> str | None:
+    """Draw the payload bytes of the parameters that send most; None if there are none.
+
+    ``wide``: for a page of two columns, not for a telephone.
+    """
     shown = rows[:MOST_BARS]
     if not shown:
         return None
     total = sum(row.payload_bytes for row in rows)
 
     def draw(axes: Axes) -> None:
-        names = [_short(row.name) for row in shown]
+        names = [_short(row.name, 34 if wide else 18) for row in shown]
         places = range(len(shown))
-        axes.barh(places, [row.payload_bytes for row in shown], color=BLUE, height=0.7)
+        bars = axes.barh(places, [row.payload_bytes for row in shown], color=BLUE, height=0.7)
+        for bar, row in zip(bars, shown, strict=True):
+            sent = f"{row.payload_bytes:,.0f} bytes a step, {share(row.payload_bytes, total)}"
+            _tip(axes, bar, f"{_printable(row.name)}: {sent}")
         axes.set_yticks(places, names)
         axes.invert_yaxis()
         for place, row in zip(places, shown, strict=True):
@@ -147,7 +167,8 @@ def costs_figure(rows: Sequence[Cost]) -> str | None:
         axes.grid(axis="y", visible=False)
         axes.set_xlabel("payload bytes a step")
 
-    return _svg("costs", draw, WIDE, 0.8 + 0.27 * len(shown))
+    label, width = ("costs", WIDE) if wide else ("costs, narrow", NARROW)
+    return _svg(label, draw, width, 0.8 + 0.27 * len(shown))
 
 
 def _series(records: Sequence[dict[str, Any]], name: str) -> tuple[list[float], list[float]]:
@@ -174,6 +195,19 @@ def share(part: float, total: float) -> str:
     return f"{percent:.1f} %" if percent >= 0.05 or not percent else "< 0.1 %"
 
 
+def _range(values: Sequence[float]) -> str:
+    """Return the least and the largest value."""
+    ends = [f"{value:,.4g}" for value in (min(values), max(values))]
+    return ends[0] if ends[0] == ends[1] else f"{ends[0]} to {ends[1]}"
+
+
+def _tip(axes: Axes, artist: Artist, text: str) -> None:
+    """Show ``text`` where a mouse rests on an artist."""
+    tips = axes.__dict__.setdefault("tips", [])
+    artist.set_gid(f"tip{len(tips)}")
+    tips.append(text)
+
+
 def _short(name: str, most: int = 34) -> str:
     name = _printable(name)
     return name if len(name) <= most else f"...{name[3 - most :]}"
@@ -191,11 +225,18 @@ def _svg(
     label = _printable(label)
     with matplotlib.rc_context(STYLE | {"svg.hashsalt": label}):
         figure = Figure(figsize=(width, height), layout="constrained")
-        draw(figure.add_subplot())
+        axes = figure.add_subplot()
+        draw(axes)
         file = io.StringIO()
-        figure.savefig(file, format="svg", metadata={"Date": None, "Creator": None})
+        metadata = {"Date": None, "Creator": None}
+        figure.savefig(file, format="svg", metadata=metadata, transparent=True)
     svg = file.getvalue()
     svg = svg[svg.index("<svg") :]
+    # The page's colours, which depend on the reader's choice of a light or a dark ground.
+    svg = svg.replace(INK, "var(--ink)").replace(FAINT, "var(--line)")
+    for number, tip in enumerate(axes.__dict__.get("tips", [])):
+        begin = f'class="tip"><title>{html.escape(tip)}</title>'
+        svg = svg.replace(f'id="tip{number}">', begin)
     found = re.match(r'<svg [^>]*?viewBox="([^"]+)"[^>]*>', svg)
     if found is None:
         raise ValueError("matplotlib drew an SVG without a viewBox")

@@ -60,6 +60,7 @@ def section(log: Log) -> dict[str, Any]:
         "more_parts": max(0, len(parts) - MOST_PARTS),
         "times": figures.time_figure(log),
         "costs_figure": figures.costs_figure(rows),
+        "costs_narrow": figures.costs_figure(rows, wide=False),
         "costs": rows[:MOST_ROWS],
         "more_costs": len(rows[MOST_ROWS:]),
         "total": sum(row.payload_bytes for row in rows),

@@ -44,9 +44,11 @@ class Cost:
     """Cost of a parameter per step.
 
     A group's payload bytes and seconds are divided among its parameters. Bytes of full-precision
-    coordinates belong to their parameters; everything else is divided by coordinates.
+    coordinates belong to their parameters; everything else is divided by coordinates. The page
+    shows seconds and errors of groups only, to which they belong.
 
     Attributes:
+        groups: Numbers of the groups in which the parameter is.
         error: Relative error of the parameter's group; if it is in several groups, of the one with
             most of its coordinates.
     """
@@ -58,6 +60,7 @@ class Cost:
     seconds: float
     error: float | None
     exchange: str
+    groups: tuple[int, ...] = ()
 
 
 def summarise(log: Log) -> Summary:
@@ -108,6 +111,7 @@ def costs(log: Log) -> list[Cost]:
     """Return the cost of every parameter, sorted by payload bytes in descending order."""
     found: dict[str, list[tuple[float, ...]]] = {}
     kinds: dict[str, list[tuple[int, str, float | None]]] = {}
+    places: dict[str, list[int]] = {}
     for group in group_means(log):
         if group["payload_bytes"] is None:  # none of its members had a gradient
             continue
@@ -123,6 +127,7 @@ def costs(log: Log) -> list[Cost]:
             if quantized:
                 sent = size * full + rest * own / quantized
             found.setdefault(name, []).append((own + full, sent, seconds * share))
+            places.setdefault(name, []).append(group["group"])
             # Where a group quantises others, those in full precision have no error.
             error = group["relative_error"] if own or not quantized else None
             kinds.setdefault(name, []).append((own + full, group["exchange"], error))
@@ -131,7 +136,8 @@ def costs(log: Log) -> list[Cost]:
         numbers, sent, seconds = (sum(column) for column in zip(*parts, strict=True))
         _, exchange, error = max(kinds[name], key=lambda kind: kind[0])
         bits = 8 * sent / numbers if numbers else 0.0
-        rows.append(Cost(name, int(numbers), bits, sent, seconds, error, exchange))
+        cost = Cost(name, int(numbers), bits, sent, seconds, error, exchange, tuple(places[name]))
+        rows.append(cost)
     return sorted(rows, key=lambda row: (-row.payload_bytes, row.name))
 
 

@@ -16,6 +16,7 @@ from hvd_adaptive import theory
 from hvd_adaptive.changes import keywords_of
 from hvd_adaptive.compressor import GradientCompressor
 from hvd_adaptive.device import HOST
+from hvd_adaptive.keywords import own_keywords
 from hvd_adaptive.schemes.level_scheme import LevelScheme
 
 # Required keywords of schemes.
@@ -84,16 +85,6 @@ def entry(name: str) -> Entry:
         unbiased=is_unbiased(fitted),
         documentation=documentation,
     )
-
-
-def own_keywords(kind: type) -> dict[str, str]:
-    """Return a scheme's own keywords and their defaults."""
-    parameters = inspect.signature(kind).parameters.values()
-    return {
-        p.name: "" if p.default is p.empty else repr(p.default)
-        for p in parameters
-        if p.kind is p.KEYWORD_ONLY
-    }
 
 
 def bound(scheme: GradientCompressor) -> float | None:

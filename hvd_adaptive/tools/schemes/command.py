@@ -7,6 +7,9 @@ from dataclasses import asdict
 from typing import Any
 
 from hvd_adaptive.tools.output import OK, console, print_json
+from hvd_adaptive.tools.tables import Column, make_table
+
+WIDE = 110  # characters from which on keywords are shown
 
 DESCRIPTION = """\
 Lists every compression scheme with its paper, its own parameters, its bits a coordinate and its
@@ -52,23 +55,32 @@ def run(arguments: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
 
 
 def _print_table(entries: list) -> None:
-    from rich.table import Table
-
-    table = Table(caption=NOTES.partition("  exit")[0], caption_justify="left", show_lines=True)
-    table.add_column("scheme, its own keywords", ratio=5)
-    table.add_column("method", ratio=6)
-    for column in ("bits", "error", "bound", "unbiased"):
-        table.add_column(column, justify="right", no_wrap=True)
-    for one in entries:
-        table.add_row(
-            f"{one.name}({', '.join(_keyword(*pair) for pair in one.keywords.items())})",
+    out = console()
+    wide = out.width >= WIDE
+    columns = [
+        Column("scheme, its own keywords" if wide else "scheme", text=True, least=34),
+        Column("method", text=True, least=28, drop=1),
+        Column("bits"),
+        Column("error"),
+        Column("bound"),
+        Column("unbiased"),
+    ]
+    rows = [
+        (
+            _signature(one) if wide else one.name,
             one.method,
             f"{one.bits:.2f}",
             _errors(one),
             "-" if one.bound is None else f"{one.bound:.3g}",
             "yes" if one.unbiased else "no",
         )
-    console().print(table, markup=False)
+        for one in entries
+    ]
+    caption = NOTES.partition("  exit")[0].replace("\n", " ")
+    if not wide:
+        caption += "  `hvd-adaptive schemes NAME` prints a scheme's method and keywords."
+    table = make_table(columns, rows, out.width, caption=caption, lines=wide)
+    out.print(table, markup=False)
 
 
 def _print_all(entries: list) -> None:
@@ -78,7 +90,7 @@ def _print_all(entries: list) -> None:
     for one in entries:
         proved = "no bound is proved" if one.bound is None else f"at most {one.bound:.3g}"
         out.print(
-            f"{one.name}({', '.join(_keyword(*pair) for pair in one.keywords.items())})",
+            _signature(one),
             style="bold",
             markup=False,
         )
@@ -95,6 +107,10 @@ def _print_all(entries: list) -> None:
 
 def _errors(one: Any) -> str:
     return f"{one.relative_error:.3g} | {one.laplacian_error:.3g}"
+
+
+def _signature(one: Any) -> str:
+    return f"{one.name}({', '.join(_keyword(*pair) for pair in one.keywords.items())})"
 
 
 def _keyword(name: str, default: str) -> str:

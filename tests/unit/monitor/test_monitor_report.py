@@ -12,7 +12,8 @@ import pytest
 
 from hvd_adaptive.monitor.log import LogError, read_logs
 from hvd_adaptive.tools.cli import main
-from hvd_adaptive.tools.report.summary import costs, summarise
+from hvd_adaptive.tools.report.command import run_name
+from hvd_adaptive.tools.report.summary import costs, describe, summarise
 
 FIGURES = {
     "coordinates": 3000.0,
@@ -178,9 +179,60 @@ def test_the_page_stands_alone(folder, capsys):
     ):
         assert text in page, text
     drawn = re.findall(r"<svg .*?</svg>", page, re.S)
-    assert len(drawn) == 5
+    assert len(drawn) == 6
     labels = [ET.fromstring(_namespaced(svg)).get("aria-label") for svg in drawn]
-    assert labels == ["bytes", "error", "time", "levels ", "costs"]
+    assert labels == ["bytes", "error", "time", "levels ", "costs", "costs, narrow"]
+
+
+def test_figures_have_tooltips_and_the_pages_colours(folder):
+    pytest.importorskip("matplotlib")
+    from hvd_adaptive.tools.report import figures
+
+    assert main(["report", str(folder)]) == 0
+    page = (folder / "report.html").read_text()
+    drawn = dict(re.findall(r'<svg [^>]*aria-label="([^"]+)"[^>]*>(.*?)</svg>', page, re.S))
+    tips = {label: re.findall(r"<title>([^<]+)</title>", svg) for label, svg in drawn.items()}
+    assert tips["bytes"][1].startswith("float32 over a ring: ")
+    assert [tip.partition(":")[0] for tip in tips["time"]] == [
+        "encode",
+        "wait",
+        "decode",
+        "the rest of the step",
+    ]
+    assert any("&lt;b&gt;.weight: " in tip and "bytes a step" in tip for tip in tips["costs"])
+    assert all(tips.values())
+    # Text and lines have the page's colours, which follow a dark ground; nothing is painted white.
+    assert "prefers-color-scheme: dark" in page
+    for svg in drawn.values():
+        assert "var(--ink)" in svg and figures.INK not in svg and "#ffffff" not in svg
+
+
+def test_figures_of_groups_are_no_parameters(folder):
+    """A parameter is shown with its group; seconds and errors are the group's."""
+    pytest.importorskip("matplotlib")
+    assert main(["report", str(folder)]) == 0
+    page = (folder / "report.html").read_text()
+    of_parameters, of_groups = re.findall(r"<tr><th>(?:parameter|group)<.*?</tr>", page, re.S)
+    assert "relative error" not in of_parameters and "encode" not in of_parameters
+    assert "<th>group</th>" in of_parameters
+    assert "relative error" in of_groups and "encode" in of_groups
+    (told,) = [describe(log) for log in read_logs(folder)]
+    assert all(row["groups"] for row in told["parameters"])
+
+
+@pytest.mark.parametrize(
+    ("given", "title"),
+    [
+        ("runs/1", "runs/1"),
+        ("runs/1/gradients.jsonl", "runs/1"),
+        ("/data/runs/bert/7", "bert/7"),
+        (".", "here/now"),
+    ],
+)
+def test_titles_are_paths(given, title, tmp_path, monkeypatch):
+    (tmp_path / "here" / "now").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / "here" / "now")
+    assert run_name(Path(given)) == title
 
 
 def _namespaced(svg: str) -> str:
@@ -192,7 +244,7 @@ def test_a_run_without_levels_or_errors(tmp_path, capsys):
     pytest.importorskip("matplotlib")
     write(tmp_path / "x.jsonl", start(1, ranks=1), step(2, 0, relative_error=None, step_s=None))
     assert main(["report", str(tmp_path / "x.jsonl"), "--output", str(tmp_path / "o.html")]) == 0
-    assert (tmp_path / "o.html").read_text().count("<svg") == 3
+    assert (tmp_path / "o.html").read_text().count("<svg") == 4
 
 
 def test_json(folder, capsys):

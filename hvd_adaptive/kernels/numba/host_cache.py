@@ -1,0 +1,254 @@
+"""Compile each kernel once on a host: one process compiles it, the others wait and load it.
+
+Numba caches a kernel's machine code in a folder, but does not keep processes from compiling the
+same kernel at the same time: all ranks start together, and would each compile everything. Here a
+process takes a file lock before it compiles. A process that waits for a lock compiles other kernels
+that it will need (``expecting``), so that the ranks of a host share the work.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+logger = logging.getLogger("hvd_adaptive")
+
+REMEDY = "set the environment variable NUMBA_CACHE_DIR to a folder that can be written"
+LONG = 1.0  # seconds of compiling, after which a line is logged
+LONGEST = 300.0  # seconds that a process waits for another one before it compiles itself
+PAUSE = 0.01  # seconds between looks at a lock
+LOCAL_RANK = ("OMPI_COMM_WORLD_LOCAL_RANK", "HOROVOD_LOCAL_RANK", "LOCAL_RANK", "SLURM_LOCALID")
+
+
+class Busy(Exception):
+    """Another process compiles this kernel, and this one has other work."""
+
+
+class HostCache:
+    """Numba's cache of one kernel; a process that compiles the kernel holds a lock meanwhile.
+
+    Args:
+        cache: Numba's ``FunctionCache``.
+    """
+
+    def __init__(self, cache: Any) -> None:
+        self._cache = cache
+        self._held: contextlib.ExitStack | None = None
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._cache, name)
+
+    def load_overload(self, signature: Any, target: Any) -> Any:
+        """Return the cached kernel, or None if this process is to compile it.
+
+        Raises:
+            Busy: Another process compiles it, and this call is one of ``expecting``.
+        """
+        found = self._cache.load_overload(signature, target)
+        if found is None and self._held is None:
+            self._held = contextlib.ExitStack()
+            self._held.enter_context(_notice.of(Path(self._cache.cache_path)))
+            self._held.enter_context(_turn(self._lock_path()))
+            found = self._cache.load_overload(signature, target)
+        return found
+
+    def save_overload(self, signature: Any, data: Any) -> None:
+        """Keep a compiled kernel. If the folder cannot be written, only later runs notice."""
+        try:
+            self._cache.save_overload(signature, data)
+        except OSError as error:
+            warn_uncached(str(error))
+
+    def release(self) -> bool:
+        """Let other processes compile, or load what this one has compiled; return whether this
+        process had to wait or to compile."""
+        held, self._held = self._held, None
+        if held is not None:
+            held.close()
+        return held is not None
+
+    def _lock_path(self) -> Path:
+        return Path(self._cache.cache_path) / f"{self._cache._impl.filename_base}.lock"
+
+
+def once_a_host(dispatcher: Any) -> Any:
+    """Make a cached dispatcher of Numba's compile under the host's lock; return it."""
+    cache = dispatcher._cache = HostCache(dispatcher._cache)
+    compile_it = dispatcher.compile
+
+    def compile_in_turn(signature: Any) -> Any:
+        was_missing = False
+        try:
+            entry = compile_it(signature)
+        finally:
+            was_missing = cache.release()
+        if was_missing and not (_thread.working or _thread.holding):
+            while _do_one(_expected()):
+                pass
+        return entry
+
+    dispatcher.compile = compile_in_turn
+    return dispatcher
+
+
+def expecting(calls: Callable[[], Iterable[Callable[[], object]]]) -> None:
+    """Use ``calls`` from now on: it returns new calls of kernels that this process will need.
+
+    They are done while this process waits for another one, and after it has compiled a kernel.
+    """
+    _sources[:] = [calls]
+
+
+def warn_uncached(reason: str) -> None:
+    """Warn, once, that compiled kernels are not kept."""
+    if _warned:
+        return
+    _warned.append(reason)
+    first = all(os.environ.get(name, "0") == "0" for name in LOCAL_RANK)
+    logger.log(
+        logging.WARNING if first else logging.DEBUG,
+        "no folder keeps compiled kernels, so each process compiles them at every start, which "
+        "takes some seconds: %s (%s)",
+        REMEDY,
+        reason,
+    )
+
+
+_sources: list[Callable[[], Iterable[Callable[[], object]]]] = []
+_calls: list[Callable[[], object]] = []  # to do
+_warned: list[str] = []
+
+
+class _Thread(threading.local):
+    """State of a thread. working: it does expected calls. holding: locks held."""
+
+    working = False
+    holding = 0
+
+
+_thread = _Thread()
+
+
+@contextlib.contextmanager
+def _turn(path: Path) -> Iterator[None]:
+    """Hold the lock in the file ``path``, as no other process does, or none if there can be none.
+
+    Raises:
+        Busy: Another process holds it, and this thread should not wait.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        file = path.open("a")
+    except OSError as error:  # then Numba cannot save the kernel, either
+        logger.debug("no lock in %s: %s", path, error)
+        yield
+        return
+    with file:  # closing it releases the lock
+        _wait_for(file)
+        _thread.holding += 1
+        try:
+            yield
+        finally:
+            _thread.holding -= 1
+
+
+def _wait_for(file: Any) -> None:
+    begin = time.monotonic()
+    while not _taken(file):
+        if _thread.working and not _thread.holding:
+            raise Busy
+        if time.monotonic() - begin > LONGEST:
+            logger.debug("%s: locked for %.0f s; compiling without it", file.name, LONGEST)
+            return
+        # While this thread holds a kernel's lock, it compiles a helper of it, and only waits.
+        if _thread.holding or not _do_one(_expected()):
+            time.sleep(PAUSE)
+
+
+def _taken(file: Any) -> bool:
+    """Return whether this process now holds the lock, or locks do not work here."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError as error:  # a file system without locks
+        logger.debug("%s: %s", file.name, error)
+    return True
+
+
+def _expected() -> list[Callable[[], object]]:
+    """Return the calls that are still to do."""
+    for source in _sources:
+        _calls.extend(source())
+    return _calls
+
+
+def _do_one(calls: list[Callable[[], object]]) -> bool:
+    """Do the first call that no other process does; return whether there was one."""
+    _thread.working = True
+    try:
+        for call in list(calls):
+            try:
+                call()
+            except Busy:
+                continue
+            with contextlib.suppress(ValueError):  # another thread has done it, too
+                calls.remove(call)
+            return True
+    finally:
+        _thread.working = False
+    return False
+
+
+class _Notice:
+    """Log one line, in one process of the host, if compiling takes long."""
+
+    def __init__(self) -> None:
+        self._depth, self._spent, self._begun = 0, 0.0, 0.0
+        self._timer: threading.Timer | None = None
+        self._folder = Path()
+        self._said: Any = (
+            None  # the file whose lock shows other processes that this one has said it
+        )
+
+    def of(self, folder: Path) -> _Notice:
+        """Return this notice, for kernels that are kept in ``folder``."""
+        self._folder = folder
+        return self
+
+    def __enter__(self) -> None:
+        self._depth += 1
+        if self._depth == 1 and self._said is None:
+            self._begun = time.monotonic()
+            self._timer = threading.Timer(max(0.0, LONG - self._spent), self._say)
+            self._timer.daemon = True
+            self._timer.start()
+
+    def __exit__(self, *error: object) -> None:
+        self._depth -= 1
+        if self._depth == 0 and self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+            self._spent += time.monotonic() - self._begun
+
+    def _say(self) -> None:
+        try:
+            self._said = (self._folder / "hvd_adaptive.notice.lock").open("a")
+            fcntl.flock(self._said, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:  # another process of this host logs the line
+            return
+        logger.warning(
+            "compiling kernels for this processor, which takes some seconds; they are kept in %s "
+            "for later runs (NUMBA_CACHE_DIR names another folder)",
+            self._folder,
+        )
+
+
+_notice = _Notice()

@@ -1,0 +1,135 @@
+"""Tables in terminals of 80 and 120 columns."""
+
+from __future__ import annotations
+
+import dataclasses
+from types import SimpleNamespace
+
+import pytest
+from plan_machines import FREE, machine
+from rich.console import Console
+
+from hvd_adaptive.tools import output
+from hvd_adaptive.tools.bench import command as bench
+from hvd_adaptive.tools.bench.codec import Options
+from hvd_adaptive.tools.bench.exchange import Measured
+from hvd_adaptive.tools.plan import command as plan
+from hvd_adaptive.tools.plan.advice import advise
+from hvd_adaptive.tools.plan.model import predict
+from hvd_adaptive.tools.plan.quantities import Cluster, Job
+from hvd_adaptive.tools.schemes import command as schemes
+from hvd_adaptive.tools.tables import Column, fitting, make_table
+
+LONG = "ALQ(bits=3, norm='linf', exchange='scatter_reduce', second_stage_bits=4)"
+SHORT = "QSGD(bits=4, norm='linf')"
+WIDTHS = (80, 120)
+
+
+def print_plan() -> None:
+    codec = dataclasses.replace(FREE, label=SHORT, encode_s=1e-9, decode_s=1e-9)
+    cluster, job = Cluster(16, 1.25e9), Job(161, 340_000_000, 0.12)
+    predictions = predict(cluster, job, machine(codec))
+    plan._print(predictions, advise(predictions), cluster, job, "mpi")
+
+
+def print_exchange() -> None:
+    rows = [
+        Measured("float32", 1.0071, (1.0012, 1.0123)),
+        Measured(LONG, 0.1151, (0.1112, 0.1193), 4.383e6, 0.1421, 0.0312, 0.0423, 0.0231),
+    ]
+    bench._print_exchange(
+        rows,
+        {"coordinates": 11_689_512, "tensors": 62, "ranks": 4, "hosts": 4, "launcher": "mpi"},
+    )
+
+
+def print_codec() -> None:
+    figures = {"bits": 3.004, "memcpy": 0.004, "encode": 0.006, "decode": 0.005, "sealed": 0.007}
+    bench._print_codec(
+        {LONG: figures | {"checksum": -1e-5, "checksum_error": 1e-4}}, Options(schemes=("ALQ",))
+    )
+
+
+def print_schemes() -> None:
+    entry = SimpleNamespace(
+        name="NaturalCompression",
+        method="Natural compression (Horvath, Ho, Horvath, Sahu, Canini, Richtarik 2019)",
+        keywords={"first": "'value'", "second": "'another value'", "third": "None"},
+        bits=9.0,
+        relative_error=0.08193,
+        laplacian_error=0.08151,
+        bound=0.125,
+        unbiased=True,
+    )
+    schemes._print_table([entry, entry])
+
+
+TABLES = {
+    "plan": (print_plan, SHORT, ["exchange", "step", "MB sent", "error"]),
+    "exchange": (print_exchange, LONG, ["ms", "/ float32", "sent MB", "error"]),
+    "codec": (print_codec, LONG, ["bits", "/ memcpy", "checksum"]),
+    "schemes": (print_schemes, "NaturalCompression", ["bits", "error", "bound", "unbiased"]),
+}
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize("name", TABLES)
+def test_tables_are_readable(name, width, monkeypatch, capsys):
+    """No line is too long, no cell is cut or squeezed, and rows are short."""
+    show, label, headings = TABLES[name]
+    monkeypatch.setenv("COLUMNS", str(width))
+    show()
+    lines = capsys.readouterr().out.splitlines()
+    framed = [line for line in lines if line[:1] in "┏┃┡│├└"]
+    assert framed and max(map(len, framed)) <= width
+    assert "…" not in "".join(framed)
+    head = "\n".join(framed)
+    for heading in headings:
+        assert heading in head, heading
+    # The cells of the first column, put together, are the whole label.
+    cells = [line[1:].split("│")[0].strip() for line in framed if line.startswith("│")]
+    assert label.replace(" ", "") in "".join(cells).replace(" ", "")
+    assert len(cells) <= 8
+    assert all("  " not in cell.strip() for cell in cells)
+
+
+def test_columns_that_do_not_fit_are_named(monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", "80")
+    print_exchange()
+    narrow = capsys.readouterr().out
+    monkeypatch.setenv("COLUMNS", "120")
+    print_exchange()
+    wide = capsys.readouterr().out
+    assert "Not shown, for want of width: quartiles" in narrow and "--json" in narrow
+    assert "Not shown" not in wide and "quartiles" in wide and "decode" in wide
+
+
+def test_columns_leave_in_order():
+    """Those of a rank together."""
+    columns = [Column("a", text=True), Column("b", drop=1), Column("c", drop=2), Column("d")]
+    rows = [("x" * 40, "1" * 10, "2" * 10, "3" * 10)]
+    # 24 characters of text at least, ten of each number; three beside each column and one left.
+    assert fitting(columns, rows, 24 + 30 + 13) == [0, 1, 2, 3]
+    assert fitting(columns, rows, 24 + 30 + 12) == [0, 1, 3]
+    assert fitting(columns, rows, 24 + 20 + 9) == [0, 3]
+    assert fitting(columns, rows, 10) == [0, 3]  # the others are always shown
+    pair = [Column("a", text=True), Column("b", drop=1), Column("c", drop=1), Column("d")]
+    assert fitting(pair, rows, 24 + 30 + 12) == [0, 3]
+    with pytest.raises(ValueError, match="4 cells"):
+        make_table(columns, [("x",)], 80)
+
+
+def test_width_of_what_is_no_terminal(monkeypatch):
+    monkeypatch.delenv("COLUMNS", raising=False)
+    assert output.console().width == output.WIDTH
+    monkeypatch.setenv("COLUMNS", "80")
+    assert output.console().width == 80
+    monkeypatch.setenv("COLUMNS", "wide")
+    assert output.console().width == output.WIDTH
+
+
+def test_shares_below_the_noise_are_bounds():
+    assert bench._share(0.2, 0.01, 1.0) == "20.0 %"
+    assert bench._share(-0.01, 0.02, 1.0) == "< 3.0 %"
+    assert bench._share(-0.5, 0.02, 1.0) == "< 2.0 %"
+    assert isinstance(output.errors(), Console)

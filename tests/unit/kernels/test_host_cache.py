@@ -1,0 +1,200 @@
+"""Kernels are compiled by one process of a host; the others wait, do other work, and load."""
+
+from __future__ import annotations
+
+import collections
+import fcntl
+import json
+import logging
+import os
+import subprocess
+import sys
+import threading
+import time
+from types import SimpleNamespace
+
+import pytest
+
+from hvd_adaptive import kernels
+from hvd_adaptive.kernels.numba import host_cache
+from hvd_adaptive.kernels.numba.host_cache import Busy, once_a_host
+
+# Kernels as a rank needs them first, and what this process itself has compiled.
+PROGRAM = """
+import json, torch
+from hvd_adaptive.kernels.numba import scan, variance
+from numba.core import event
+import numpy as np
+names = {id(scan.histogram): "histogram", id(variance._variances): "variances"}
+class Compiled(event.Listener):
+    found = []
+    def on_start(self, e): self.found.append(names.get(id(e.data["dispatcher"])))
+    def on_end(self, e): pass
+event.register("numba:compile", Compiled())
+variance.warm()
+scan.histogram(np.ones(5, np.float32), np.float32(1))
+print(json.dumps([name for name in Compiled.found if name]))
+"""
+
+
+def test_processes_that_start_together_compile_each_kernel_once(tmp_path):
+    environment = os.environ | {"NUMBA_CACHE_DIR": str(tmp_path)}
+    started = [
+        subprocess.Popen(
+            [sys.executable, "-c", PROGRAM], env=environment, stdout=subprocess.PIPE, text=True
+        )
+        for _ in range(3)
+    ]
+    compiled = [json.loads(one.communicate(timeout=120)[0]) for one in started]
+    counts = collections.Counter(name for names in compiled for name in names)
+    assert counts == {"variances": 1, "histogram": 1}
+
+
+class FakeCache:
+    """Numba's cache of one kernel in a folder; ``saved`` is what all processes see."""
+
+    def __init__(self, folder, saved):
+        self.cache_path, self.saved = str(folder), saved
+        self._impl = SimpleNamespace(filename_base="kernel-1")
+
+    def load_overload(self, signature, target):
+        return self.saved.get(signature)
+
+    def save_overload(self, signature, data):
+        self.saved[signature] = data
+
+
+class FakeDispatcher:
+    def __init__(self, folder, saved, fails=False):
+        self._cache, self.fails, self.compiled = FakeCache(folder, saved), fails, 0
+
+    def compile(self, signature):
+        found = self._cache.load_overload(signature, None)
+        if found is not None:
+            return found
+        if self.fails:
+            raise RuntimeError("cannot compile")
+        self.compiled += 1
+        time.sleep(0.1)
+        self._cache.save_overload(signature, "code")
+        return "code"
+
+
+@pytest.fixture(autouse=True)
+def anew(monkeypatch):
+    monkeypatch.setattr(host_cache, "_notice", host_cache._Notice())
+    monkeypatch.setattr(host_cache, "_sources", [])
+    monkeypatch.setattr(host_cache, "_calls", [])
+    monkeypatch.setattr(host_cache, "_warned", [])
+    for name in host_cache.LOCAL_RANK:
+        monkeypatch.delenv(name, raising=False)
+
+
+def held(folder):
+    """As another process holds the lock: a lock belongs to an open file."""
+    file = (folder / "kernel-1.lock").open("a")
+    fcntl.flock(file, fcntl.LOCK_EX)
+    return file
+
+
+def test_threads_with_locks_of_their_own_compile_once(tmp_path):
+    saved, dispatchers = {}, []
+    for _ in range(3):
+        dispatchers.append(once_a_host(FakeDispatcher(tmp_path, saved)))
+    threads = [threading.Thread(target=d.compile, args=("f",)) for d in dispatchers]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sum(d.compiled for d in dispatchers) == 1
+
+
+def test_a_failed_compilation_releases_the_lock(tmp_path):
+    broken = once_a_host(FakeDispatcher(tmp_path, {}, fails=True))
+    with pytest.raises(RuntimeError, match="cannot compile"):
+        broken.compile("f")
+    assert once_a_host(FakeDispatcher(tmp_path, {})).compile("f") == "code"
+
+
+def test_a_waiting_process_does_what_it_expects(tmp_path, monkeypatch):
+    saved, done = {}, []
+    file = held(tmp_path)
+
+    def other_kernel():
+        done.append("other")
+        saved["f"] = "loaded"  # meanwhile the other process has compiled this one
+        file.close()
+
+    def is_busy():
+        done.append("busy")
+        raise Busy
+
+    new = [[is_busy, other_kernel]]
+    host_cache.expecting(lambda: new.pop() if new else [])
+    waiting = once_a_host(FakeDispatcher(tmp_path, saved))
+    assert waiting.compile("f") == "loaded" and waiting.compiled == 0
+    assert done[:2] == ["busy", "other"] and done.count("other") == 1
+
+
+def test_expected_calls_do_not_wait(tmp_path):
+    with held(tmp_path):
+        expected = once_a_host(FakeDispatcher(tmp_path, {}))
+        assert not host_cache._do_one([lambda: expected.compile("f")])
+    assert host_cache._do_one([lambda: expected.compile("f")]) and expected.compiled == 1
+
+
+def test_nobody_waits_for_ever(tmp_path, monkeypatch):
+    monkeypatch.setattr(host_cache, "LONGEST", 0.05)
+    with held(tmp_path):
+        assert once_a_host(FakeDispatcher(tmp_path, {})).compile("f") == "code"
+
+
+def test_long_compilations_are_announced_once_a_host(tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr(host_cache, "LONG", 0.05)
+    first, second = host_cache._Notice(), host_cache._Notice()  # of two processes
+    with caplog.at_level(logging.WARNING, "hvd_adaptive"):
+        for notice in (first, second, first):
+            with notice.of(tmp_path):
+                time.sleep(0.15)
+    (message,) = caplog.messages
+    assert str(tmp_path) in message and "NUMBA_CACHE_DIR" in message
+
+
+def test_short_compilations_are_silent(tmp_path, caplog):
+    with host_cache._Notice().of(tmp_path):
+        pass
+    time.sleep(0.05)
+    assert not caplog.messages
+
+
+def test_a_folder_that_cannot_be_written_is_a_warning(tmp_path, caplog):
+    dispatcher = FakeDispatcher(tmp_path / "missing" / "deep", {})
+    (tmp_path / "missing").write_text("no folder")
+
+    def save(signature, data):
+        raise OSError("No space left on device")
+
+    dispatcher._cache.save_overload = save
+    assert once_a_host(dispatcher).compile("f") == "code"
+    host_cache.warn_uncached("again")
+    (message,) = caplog.messages
+    assert "NUMBA_CACHE_DIR" in message and "No space left" in message
+
+
+def test_other_ranks_of_the_host_do_not_repeat_the_warning(monkeypatch, caplog):
+    monkeypatch.setenv("OMPI_COMM_WORLD_LOCAL_RANK", "1")
+    with caplog.at_level(logging.WARNING, "hvd_adaptive"):
+        host_cache.warn_uncached("nowhere")
+    assert not caplog.messages
+
+
+def test_alq_expects_the_kernels_of_fitted_tables():
+    import hvd_adaptive
+
+    kernels.EXPECTED.clear()
+    compressor = hvd_adaptive.ALQ(bits=3)
+    (table,) = kernels.EXPECTED
+    assert table.rule == "thresholds" and table.packing == compressor.codec.table.kernel.packing
+    from hvd_adaptive.kernels.numba import tables
+
+    assert len(tables._new_calls()) == 6 and not kernels.EXPECTED

@@ -1,0 +1,83 @@
+"""Errors about keywords that a scheme does not have."""
+
+from __future__ import annotations
+
+import inspect
+
+import pytest
+
+from hvd_adaptive import ALQ, ORQ, QSGD, SignSGD
+from hvd_adaptive.keywords import own_keywords
+from hvd_adaptive.scheme import Scheme, Settings
+from hvd_adaptive.tools.schemes.catalog import scheme_classes
+
+
+@pytest.mark.parametrize(
+    ("make", "nearest", "others"),
+    [
+        (lambda: ALQ(bit=3), "bits", "ALQ's own keywords are bits=3, norm='l2'"),
+        (lambda: ORQ(bits=3), "levels", "ORQ's own keywords are levels=9, solver="),
+        (lambda: QSGD(levels=8), "bits", "QSGD's own keywords are bits=None, intervals=None"),
+        (lambda: ALQ(bits=3, bucketsize=512), "bucket_size", "shared keywords are bucket_size"),
+        (lambda: SignSGD(errorfeedback=1.0), "error_feedback", "shared keywords are bucket_size"),
+    ],
+)
+def test_unknown_keywords(make, nearest, others):
+    with pytest.raises(TypeError, match=f"did you mean '{nearest}'") as raised:
+        make()
+    assert others in str(raised.value)
+
+
+def test_nothing_is_near():
+    with pytest.raises(TypeError) as raised:
+        ALQ(zzz=1)
+    text = str(raised.value)
+    assert "ALQ() has no keyword 'zzz'; ALQ's own" in text and "did you mean" not in text
+
+
+@pytest.mark.parametrize("name", scheme_classes())
+def test_values_without_a_name(name):
+    kind = scheme_classes()[name]
+    first = next(iter(own_keywords(kind)), None)
+    wanted = f"{name}({first}=3)" if first else f"{name}(bucket_size="
+    with pytest.raises(TypeError) as raised:
+        kind(3)
+    assert f"{name}(3): values must be given by keyword, such as {wanted}" in str(raised.value)
+
+
+@pytest.mark.parametrize("name", scheme_classes())
+def test_every_scheme_lists_its_own(name):
+    kind = scheme_classes()[name]
+    kinds = inspect.signature(kind.__init__).parameters
+    own = [p.name for p in kinds.values() if p.kind is p.KEYWORD_ONLY]
+    required = {"density": 0.1} if name == "SparseSGD" else {}
+    required |= {"bits": 2} if name == "ECDQ" else {}
+    with pytest.raises(TypeError, match="has no keyword 'no_such'") as raised:
+        kind(no_such=1, **required)
+    assert own == list(own_keywords(kind))
+    assert all(one in str(raised.value) for one in own)
+
+
+def test_custom_schemes_may_take_values():
+    class Own(Scheme):
+        def __init__(self, width, **shared):
+            self.width = width
+            super().__init__(Settings.from_keywords("Own", shared))
+
+        name, alphabet = "Own", 2
+
+        def codec_settings(self):
+            return {}
+
+        def body_bytes(self, n):
+            return n
+
+        def encode_body(self, flat, body, key):
+            return 0
+
+        def add_bodies(self, bodies, keys, factor, out):
+            return None
+
+    assert Own(3).width == 3
+    with pytest.raises(TypeError, match=r"Own\(\) has no keyword 'sed'; did you mean 'seed'"):
+        Own(3, sed=1)
