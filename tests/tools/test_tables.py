@@ -132,4 +132,5 @@ def test_shares_below_the_noise_are_bounds():
     assert bench._share(0.2, 0.01, 1.0) == "20.0 %"
     assert bench._share(-0.01, 0.02, 1.0) == "< 3.0 %"
     assert bench._share(-0.5, 0.02, 1.0) == "< 2.0 %"
+    assert bench._share(0.1, 0.6, 1.0) == "-"  # more than the whole
     assert isinstance(output.errors(), Console)

@@ -178,10 +178,12 @@ def _print_codec(results: dict[str, dict[str, float]], options: Any) -> None:
 
 
 def _share(part: float, error: float, whole: float) -> str:
-    """Return a measured part in percent, or a bound if it is not above its standard error."""
+    """Return a measured part in percent, or a bound if it is not above its standard error, or "-"
+    if that says nothing."""
     if part > error:
         return f"{100 * part / whole:.1f} %"
-    return f"< {100 * max(error, part + 2 * error) / whole:.1f} %"
+    bound = max(error, part + 2 * error) / whole
+    return f"< {100 * bound:.1f} %" if bound < 1 else "-"
 
 
 def run_exchange(arguments: argparse.Namespace, parser: argparse.ArgumentParser) -> int:

@@ -108,7 +108,7 @@ def levels_figure(log: Log, part: str) -> str | None:
         axes.set_yticks([*decades, 0.0, *(-value for value in decades)])
         axes.minorticks_off()
         axes.set_xlabel("step")
-        axes.set_ylabel("level, times the bucket's norm")
+        axes.set_ylabel("level / the bucket's norm")
 
     return _svg(f"levels {part}", draw, height=2.6)
 
