@@ -7,7 +7,9 @@ from hvd_adaptive.monitor import Monitor
 from hvd_adaptive.schemes import (
     ALQ,
     AMQ,
+    DRIVE,
     ECDQ,
+    EDEN,
     NUQSGD,
     ORQ,
     QCS,
@@ -24,7 +26,9 @@ from hvd_adaptive.schemes import (
 __all__ = [
     "ALQ",
     "AMQ",
+    "DRIVE",
     "ECDQ",
+    "EDEN",
     "NUQSGD",
     "ORQ",
     "QCS",
