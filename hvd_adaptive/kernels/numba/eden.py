@@ -17,15 +17,15 @@ from hvd_adaptive.kernels import random
 from hvd_adaptive.kernels.constants import NORM_LANES, SMALLEST_NORM
 from hvd_adaptive.kernels.eden import APART, SPAN, Buckets, Levels, block_order, shared_streams
 from hvd_adaptive.kernels.fixed import BLOCK, QUARTER
-from hvd_adaptive.kernels.numba.decoder import load_chunk, pointer
+from hvd_adaptive.kernels.numba.decoder import add_small, load_chunk, pick4, pointer
 from hvd_adaptive.kernels.numba.encoder import bucket_key, store_chunk
 from hvd_adaptive.kernels.numba.hadamard import apply
 from hvd_adaptive.kernels.numba.jit import inline, jit
 from hvd_adaptive.kernels.numba.scan import add_lanes, largest_bits, norm_of
 from hvd_adaptive.kernels.packing import packing_of
 
-# Up to so many levels are compared with in passes over vectors; more are searched.
-_MOST_PASSES = 32
+# Up to so many sizes of levels are selected in vector registers; more are searched.
+_MOST_PICKED = 8
 _COUNTER, _LOW = np.uint32(random.COUNTER), np.uint64(0xFFFFFFFF)
 _MIX32_A, _MIX32_B = np.uint32(random.MIX32_A), np.uint32(random.MIX32_B)
 _SMALLEST, _INFINITE = np.float32(SMALLEST_NORM), np.uint32(0x7F800000)
@@ -111,24 +111,47 @@ def _factors(size: int, last: int, rotations: int) -> np.ndarray:
 
 
 @inline
-def _flip(y, stream, bucket, hashes):
-    """Give y the bucket's signs. hashes: uint32 (APART,)."""
+def _hash(stream, bucket, begin, hashes):
+    """Set hashes (uint32 (APART,)) to those of a bucket's coordinates from ``begin`` on."""
     key = bucket_key(stream, bucket)
     low, high = np.uint32(key & _LOW), np.uint32(key >> np.uint64(32))
+    first = np.uint32(begin // SPAN * APART)
+    for lane in range(APART):
+        h = np.uint32(np.uint32(np.uint32(first + np.uint32(lane)) * _COUNTER) + low)
+        h = np.uint32(np.uint32(h ^ np.uint32(h >> np.uint32(16))) * _MIX32_A)
+        h = np.uint32(h + high)
+        hashes[lane] = np.uint32(np.uint32(h ^ np.uint32(h >> np.uint32(13))) * _MIX32_B)
+
+
+@inline
+def _flip(y, stream, bucket, hashes):
+    """Give y the bucket's signs. hashes: uint32 (APART,)."""
     bits = y.view(np.uint32)
     for begin in range(0, y.size, SPAN):
-        first = np.uint32(begin // SPAN * APART)
-        for lane in range(APART):
-            h = np.uint32(np.uint32(np.uint32(first + np.uint32(lane)) * _COUNTER) + low)
-            h = np.uint32(np.uint32(h ^ np.uint32(h >> np.uint32(16))) * _MIX32_A)
-            h = np.uint32(h + high)
-            hashes[lane] = np.uint32(np.uint32(h ^ np.uint32(h >> np.uint32(13))) * _MIX32_B)
+        _hash(stream, bucket, begin, hashes)
         span = bits[begin : min(y.size, begin + SPAN)]
         for row in range((span.size + APART - 1) // APART):
             part = span[row * APART : min(span.size, (row + 1) * APART)]
             shift = np.uint32(31 - row)
             for lane in range(part.size):
                 part[lane] ^= np.uint32(np.uint32(hashes[lane] << shift) & _SIGN)
+
+
+@inline
+def _add_flipped(y, factor, stream, bucket, hashes, target):
+    """Add y with the bucket's signs, times factor, to target, which may be shorter."""
+    for begin in range(0, target.size, SPAN):
+        _hash(stream, bucket, begin, hashes)
+        end = min(target.size, begin + SPAN)
+        for row in range((end - begin + APART - 1) // APART):
+            at = begin + row * APART
+            stop = min(end, at + APART)
+            part, sums = y[at:stop], target[at:stop]
+            bits, shift = part.view(np.uint32), np.uint32(31 - row)
+            for lane in range(part.size):
+                bits[lane] ^= np.uint32(np.uint32(hashes[lane] << shift) & _SIGN)
+            for lane in range(part.size):
+                sums[lane] += part[lane] * factor
 
 
 @inline
@@ -159,8 +182,8 @@ def _rotate_back(y, root, columns, total):
     while 2 * m <= y.size:
         m *= 2
     apply(y[y.size - m :], columns, total)
-    _times(y[y.size - m :], root)
     if m != y.size:
+        _times(y[y.size - m :], root)
         apply(y[:m], columns, total)
         _times(y[:m], root)
 
@@ -187,50 +210,82 @@ def _load(x, y, cell):
 
 
 @inline
-def _dot(y, v, acc):
-    """Add y v to 32 lanes, in order."""
-    for row in range(y.size // NORM_LANES):
-        a = y[row * NORM_LANES : (row + 1) * NORM_LANES]
-        b = v[row * NORM_LANES : (row + 1) * NORM_LANES]
-        for lane in range(NORM_LANES):
-            acc[lane] += a[lane] * b[lane]
+def _pick(y, half, t1, t2, t3, t4, t5, t6, t7, v0, v1, v2, v3, v4, v5, v6, v7):
+    """Return the code of y, and the size of its level: ``half`` is a constant of at most 8."""
+    size = np.abs(y)
+    m, v = np.uint32(0), v0
+    if half >= 2:
+        m, v = (np.uint32(1), v1) if size >= t1 else (m, v)
+    if half >= 4:
+        m, v = (np.uint32(2), v2) if size >= t2 else (m, v)
+        m, v = (np.uint32(3), v3) if size >= t3 else (m, v)
+    if half >= 8:
+        m, v = (np.uint32(4), v4) if size >= t4 else (m, v)
+        m, v = (np.uint32(5), v5) if size >= t5 else (m, v)
+        m, v = (np.uint32(6), v6) if size >= t6 else (m, v)
+        m, v = (np.uint32(7), v7) if size >= t7 else (m, v)
+    code = np.uint32(np.uint32(half - 1) - m) if y < 0 else np.uint32(np.uint32(half) + m)
+    return code, size * v
 
 
 @inline
-def _searched(y, thresholds, bits, codes):
+def _round(y, half, t, v, codes, acc):
+    """Set the codes of y; add sizes times levels to 32 lanes, in order. t: ends with infinity."""
+    t1, t2, t3, t4, t5, t6, t7 = t[0], t[1], t[2], t[3], t[4], t[5], t[6]
+    v0, v1, v2, v3, v4, v5, v6, v7 = v[0], v[1], v[2], v[3], v[4], v[5], v[6], v[7]
+    for row in range(0, y.size, 2 * NORM_LANES):
+        part, out = y[row : row + 2 * NORM_LANES], codes[row : row + 2 * NORM_LANES]
+        for i in range(NORM_LANES):
+            c, p = _pick(part[i], half, t1, t2, t3, t4, t5, t6, t7, v0, v1, v2, v3, v4, v5, v6, v7)
+            d, q = _pick(
+                part[i + NORM_LANES],
+                half,
+                t1,
+                t2,
+                t3,
+                t4,
+                t5,
+                t6,
+                t7,
+                v0,
+                v1,
+                v2,
+                v3,
+                v4,
+                v5,
+                v6,
+                v7,
+            )
+            out[i] = c
+            out[i + NORM_LANES] = d
+            acc[i] = (acc[i] + p) + q
+
+
+@inline
+def _search(y, half, t, v, codes, acc):
+    """Do as ``_round`` for any ``half``, a power of two, by bisection."""
     for i in range(y.size):
-        code = 0
-        step = 1 << (bits - 1)
+        size, m, step = np.abs(y[i]), 0, half // 2
         while step:
-            code += step if y[i] >= thresholds[code + step - 1] else 0
+            m += step if size >= t[m + step - 1] else 0
             step //= 2
-        codes[i] = np.uint32(code)
-
-
-@inline
-def _select(y, deviation, thresholds, values, codes, v):
-    """Set codes and their levels v, by a pass for each threshold."""
-    for i in range(y.size):
-        codes[i], v[i] = np.uint32(0), values[0]
-    for t in range(thresholds.size):
-        threshold, code, value = thresholds[t] * deviation, np.uint32(t + 1), values[t + 1]
-        for i in range(y.size):
-            above = y[i] >= threshold
-            codes[i] = code if above else codes[i]
-            v[i] = value if above else v[i]
+        codes[i] = np.uint32(half - 1 - m) if y[i] < 0 else np.uint32(half + m)
+        acc[i % NORM_LANES] += size * v[m]
 
 
 @functools.cache
 def _encoder(bits: int):
-    alphabet = 1 << bits
+    alphabet, half = 1 << bits, 1 << (bits - 1)
 
     @jit
     def encode(x, scales, words, size, last, thresholds, values, streams, factors):
         room = max(size, BLOCK)
         codes, rows = np.zeros(room, np.uint32), np.empty(QUARTER, np.uint32)
-        memory, v = np.empty(max(size, last), np.float32), np.empty(BLOCK, np.float32)
+        memory = np.empty(max(size, last), np.float32)
         acc, cell = np.empty(NORM_LANES, np.float32), np.empty(1, np.float32)
-        hashes, scaled = np.empty(APART, np.uint32), np.empty(alphabet - 1, np.float32)
+        hashes, sizes = np.empty(APART, np.uint32), np.zeros(max(half, _MOST_PICKED), np.float32)
+        scaled = np.full(sizes.size, np.float32(np.inf))
+        sizes[:half] = values[half:]
         columns, total = np.ones((1, 16), np.float32), np.empty(16, np.float32)
         filled, index = 0, 0
         for b in range(scales.size):
@@ -247,20 +302,13 @@ def _encoder(bits: int):
                     _rotate(y, root, columns, total)
                 norm = norm_of(y, False, acc, cell)
                 deviation = norm * factors[kind, 2]
+                for t in range(half - 1):
+                    scaled[t] = thresholds[half + t] * deviation
                 acc[:] = np.float32(0)
-                if alphabet > _MOST_PASSES:
-                    for t in range(alphabet - 1):
-                        scaled[t] = thresholds[t] * deviation
-                for begin in range(0, length, BLOCK):
-                    end = min(length, begin + BLOCK)
-                    run, some = y[begin:end], part[begin:end]
-                    if alphabet <= _MOST_PASSES:
-                        _select(run, deviation, thresholds, values, some, v)
-                    else:
-                        _searched(run, scaled, bits, some)
-                        for i in range(run.size):
-                            v[i] = values[np.int64(some[i])]
-                    _dot(run, v, acc)
+                if half <= _MOST_PICKED:
+                    _round(y, half, scaled, sizes, part, acc)
+                else:
+                    _search(y, half, scaled, sizes, part, acc)
                 scale = norm * norm / add_lanes(acc) * factors[kind, 1] / factor
                 if scale < _SMALLEST:
                     scale = np.float32(0)
@@ -283,15 +331,19 @@ def _encoder(bits: int):
 
 @inline
 def _take(part, scale, alphabet, values, y):
-    """Set y to the codes' levels times scale."""
-    if alphabet <= _MOST_PASSES // 2:
-        first = values[0] * scale
+    """Set y to the codes' levels times scale, selected from registers if they are few."""
+    if alphabet == 2:
+        t0, t1 = values[0] * scale, values[1] * scale
         for i in range(y.size):
-            y[i] = first
-        for t in range(1, alphabet):
-            code, value = np.uint32(t), values[t] * scale
-            for i in range(y.size):
-                y[i] = value if part[i] == code else y[i]
+            y[i] = t1 if part[i] != 0 else t0
+    elif alphabet == 4:
+        t0, t1 = values[0] * scale, values[1] * scale
+        t2, t3 = values[2] * scale, values[3] * scale
+        for i in range(y.size):
+            y[i] = pick4(part[i], t0, t1, t2, t3)
+    elif alphabet <= 16:
+        y[:] = np.float32(0)
+        add_small(part, scale, alphabet, values, y)
     else:
         for i in range(y.size):
             y[i] = values[np.int64(part[i])] * scale
@@ -306,7 +358,8 @@ def _decoder(bits: int):
         room = max(size, BLOCK)
         codes, rows = np.empty(room, np.uint32), np.empty(QUARTER, np.uint32)
         memory, hashes = np.empty(room, np.float32), np.empty(APART, np.uint32)
-        sums = np.empty(room, np.float32)
+        sums, padded = np.empty(room, np.float32), np.zeros(max(alphabet, 16), np.float32)
+        padded[:alphabet] = values
         columns, total = np.ones((1, 16), np.float32), np.empty(16, np.float32)
         buckets = (out.size + size - 1) // size
         each = room // size
@@ -342,11 +395,9 @@ def _decoder(bits: int):
                     kind = 0 if filled - at >= size else 1
                     length = size if kind == 0 else last
                     y, part, target = memory[:length], codes[at:], sums[at : at + length]
-                    _take(part, scale, alphabet, values, y)
+                    _take(part, scale * factors[kind, 1], alphabet, padded, y)
                     _rotate_back(y, factors[kind, 0], columns, total)
-                    _flip(y, owns[rank], b, hashes)
-                    for i in range(length):
-                        target[i] += y[i]
+                    _add_flipped(y, np.float32(1), owns[rank], b, hashes, target)
             for b in range(first, stop):
                 used = False
                 for rank in range(word_at.size):
@@ -357,11 +408,12 @@ def _decoder(bits: int):
                 at = (b - first) * size
                 kind = 0 if filled - at >= size else 1
                 y = sums[at : at + (size if kind == 0 else last)]
-                for stream in shared[::-1]:
+                for again in range(shared.size - 1, 0, -1):
                     _rotate_back(y, factors[kind, 0], columns, total)
-                    _flip(y, stream, b, hashes)
+                    _flip(y, shared[again], b, hashes)
+                    _times(y, factors[kind, 1])
+                _rotate_back(y, factors[kind, 0], columns, total)
                 target = out[b * size : min(out.size, (b + 1) * size)]
-                for i in range(target.size):
-                    target[i] += y[i]
+                _add_flipped(y, factors[kind, 1], shared[0], b, hashes, target)
 
     return decode

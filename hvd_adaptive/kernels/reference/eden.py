@@ -64,13 +64,14 @@ def decode_add(
         for (scales, words), own in zip(payloads, owns, strict=True):
             codes = unpack_codes(words, buckets.codes, packing_of(1 << levels.bits))
             scale = scales[first : first + len(rows)].unsqueeze(1)
-            y = values[codes[begin : begin + rows.numel()]].view_as(rows) * scale
+            taken = values[codes[begin : begin + rows.numel()]].view_as(rows)
+            y = taken * (scale * _root(length))
             y = _rotated_back(y) * _signs(own, first, len(rows), length, out.device)
             total = torch.where(scale == 0, total, total + y)
             used |= scale != 0
         for stream in reversed(shared_streams(shared, levels.bits)):
             signs = _signs(stream, first, len(rows), length, out.device)
-            total = _rotated_back(total) * signs
+            total = _rotated_back(total) * signs * _root(length)
         result = torch.where(used, rows + total, rows)
         target = out[begin : begin + rows.numel()]
         target.copy_(result.reshape(-1)[: target.numel()])
@@ -109,10 +110,12 @@ def _quantize(
     norm = bucket_norms(y.reshape(-1), length, "l2")
     deviation = (norm * length**-0.5).unsqueeze(1)
     thresholds = torch.from_numpy(levels.thresholds).to(rows.device)
-    codes = torch.zeros_like(y, dtype=torch.int64)
-    for threshold in thresholds:
-        codes += y >= threshold * deviation
-    product = _lane_sums(y * torch.from_numpy(levels.values).to(rows.device)[codes])
+    half = 1 << (levels.bits - 1)
+    place = torch.zeros_like(y, dtype=torch.int64)
+    for threshold in thresholds[half:]:
+        place += y.abs() >= threshold * deviation
+    product = _lane_sums(y.abs() * torch.from_numpy(levels.values[half:]).to(rows.device)[place])
+    codes = torch.where(y < 0, half - 1 - place, half + place)
     whole = block_order(length) == length
     weight = float(length) ** (-len(streams) / 2) if whole else 1.0
     scales = norm * norm / product * weight / factor
@@ -137,13 +140,17 @@ def _rotated(y: torch.Tensor) -> torch.Tensor:
 
 
 def _rotated_back(y: torch.Tensor) -> torch.Tensor:
-    """Invert the rotation of ``_rotated`` with its factor."""
+    """Invert the rotation of ``_rotated``; of a power of two, without its factor ``_root``."""
     length = y.shape[1]
     m = block_order(length)
     if m == length:
-        return hadamard.transform(y, m) * m**-0.5
+        return hadamard.transform(y, m)
     y = torch.cat([y[:, :-m], hadamard.transform(y[:, -m:], m) * m**-0.5], dim=1)
     return torch.cat([hadamard.transform(y[:, :m], m) * m**-0.5, y[:, m:]], dim=1)
+
+
+def _root(length: int) -> float:
+    return length**-0.5 if block_order(length) == length else 1.0
 
 
 def _signs(stream: int, first: int, count: int, length: int, device: torch.device) -> torch.Tensor:
