@@ -137,9 +137,12 @@ def _flip(y, stream, bucket, hashes):
                 part[lane] ^= np.uint32(np.uint32(hashes[lane] << shift) & _SIGN)
 
 
-@inline
+@jit
 def _add_flipped(y, factor, stream, bucket, hashes, target):
-    """Add y with the bucket's signs, times factor, to target, which may be shorter."""
+    """Add y with the bucket's signs, times factor, to target, which may be shorter.
+
+    Like ``_add``, it is not inlined.
+    """
     for begin in range(0, target.size, SPAN):
         _hash(stream, bucket, begin, hashes)
         end = min(target.size, begin + SPAN)
@@ -152,6 +155,13 @@ def _add_flipped(y, factor, stream, bucket, hashes, target):
                 bits[lane] ^= np.uint32(np.uint32(hashes[lane] << shift) & _SIGN)
             for lane in range(part.size):
                 sums[lane] += part[lane] * factor
+
+
+@jit
+def _add(y, target):
+    # A function of its own: LLVM does not vectorise the loop inside of the decoder.
+    for i in range(target.size):
+        target[i] += y[i]
 
 
 @inline
@@ -395,9 +405,11 @@ def _decoder(bits: int):
                     kind = 0 if filled - at >= size else 1
                     length = size if kind == 0 else last
                     y, part, target = memory[:length], codes[at:], sums[at : at + length]
-                    _take(part, scale * factors[kind, 1], alphabet, padded, y)
-                    _rotate_back(y, factors[kind, 0], columns, total)
-                    _add_flipped(y, np.float32(1), owns[rank], b, hashes, target)
+                    weight, root = scale * factors[kind, 1], factors[kind, 0]
+                    _take(part, weight, alphabet, padded, y)
+                    _rotate_back(y, root, columns, total)
+                    _flip(y, owns[rank], b, hashes)
+                    _add(y, target)
             for b in range(first, stop):
                 used = False
                 for rank in range(word_at.size):
