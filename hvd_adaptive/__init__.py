@@ -19,7 +19,9 @@ if TYPE_CHECKING:
     from hvd_adaptive.schemes import (
         ALQ,
         AMQ,
+        DRIVE,
         ECDQ,
+        EDEN,
         NUQSGD,
         ORQ,
         QCS,
@@ -36,7 +38,9 @@ if TYPE_CHECKING:
 __all__ = [
     "ALQ",
     "AMQ",
+    "DRIVE",
     "ECDQ",
+    "EDEN",
     "NUQSGD",
     "ORQ",
     "QCS",

@@ -21,6 +21,7 @@ class Use(enum.IntEnum):
     MEASURE = 2**63 + 32  # errors that determine a second stage's bits
     PICK = 2**63 + 33  # functions picked by QSVRG
     UPDATE = 2**63 + 34  # QSVRG's updates
+    ROTATION = 2**63 + 48  # signs of EDEN's shared rotation
     AUTO = 2**63 + 64  # groups sent by exchange="auto" to measure
 
 
@@ -30,6 +31,8 @@ class Inside(enum.IntEnum):
 
     SIGNS = 1  # of QCS's randomised Hadamard transform
     DITHERS = 2  # of QCS's quantiser
+    ROTATION = 3  # signs of a rank's own rotation in EDEN
+    AGAIN = 4  # signs of EDEN's second shared rotation
 
 
 def group_number(index: int, attempt: int = 0) -> int:

@@ -4,6 +4,7 @@ from hvd_adaptive.schemes.alq import ALQ
 from hvd_adaptive.schemes.amq import AMQ
 from hvd_adaptive.schemes.bingrad import BinGrad
 from hvd_adaptive.schemes.ecdq import ECDQ
+from hvd_adaptive.schemes.eden import DRIVE, EDEN
 from hvd_adaptive.schemes.linear_quantile import LinearQuantile
 from hvd_adaptive.schemes.natural import NaturalCompression
 from hvd_adaptive.schemes.nuqsgd import NUQSGD
@@ -18,7 +19,9 @@ from hvd_adaptive.schemes.terngrad import TernGrad
 __all__ = [
     "ALQ",
     "AMQ",
+    "DRIVE",
     "ECDQ",
+    "EDEN",
     "NUQSGD",
     "ORQ",
     "QCS",

@@ -48,6 +48,9 @@ SCHEMES: dict[str, tuple[str, dict[str, Any]]] = {
     "QCS mmse": ("QCS", {"estimator": "mmse"}),
     "SparseSGD": ("SparseSGD", {"density": 0.1}),
     "ECDQ": ("ECDQ", {"bits": 2}),
+    "EDEN": ("EDEN", {"bits": 2}),
+    "EDEN fine": ("EDEN", {"bits": 6}),
+    "DRIVE": ("DRIVE", {}),
     "ECDQ variance": ("ECDQ", {"relative_variance": 0.1}),
 }
 EXCHANGES: dict[str, dict[str, Any]] = {

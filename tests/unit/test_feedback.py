@@ -36,6 +36,8 @@ SCHEMES = {
     "bingrad": scheme("bingrad-biased", bucket_size=64),
     "signsgd": scheme("signsgd", bucket_size=64),
     "ecdq": scheme("ecdq-3", bucket_size=64),
+    "eden": scheme("eden-2", bucket_size=64),
+    "drive": scheme("drive", bucket_size=64),
     "amq": scheme("amq-3", bucket_size=64),
     "two_parts": scheme("qsgd-3", bucket_size=64, parameter_bits={"c": 5}),
 }

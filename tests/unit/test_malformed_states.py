@@ -21,6 +21,8 @@ from hvd_adaptive.optim import QSVRG, Portion
 EXPORTED = [getattr(hvd_adaptive, name) for name in hvd_adaptive.__all__]
 SCHEMES = [one for one in EXPORTED if isinstance(one, type) and issubclass(one, GradientCompressor)]
 NEEDED = {"ECDQ": {"bits": 2.0}, "QCS": {"gain": 10}, "SparseSGD": {"density": 0.1}}
+# Their buckets are powers of two.
+NEEDED |= {name: {"bucket_size": 128} for name in ("EDEN", "DRIVE")}
 FLAT = torch.linspace(-1, 1, 1200) ** 3
 MISSING = object()
 # What a damaged entry may hold; none of these is an entry's value.
@@ -89,7 +91,7 @@ def used(name: str) -> Any:
     if "feedback" in name:
         residuals = {"rank": 1, "size": 2, "parameters": {"a": torch.ones(700)}}
         compressor.load_state_dict(compressor.state_dict() | {"residuals": residuals})
-    compressor.set(bucket_size=200)
+    compressor.set(bucket_size=2 * compressor.settings.bucket_size)
     return compressor
 
 

@@ -577,6 +577,51 @@ def qcs_weight(order: int, rows: int, known: Known) -> float:
     return 1 / (1 + order / rows - 1 + order / known.quantizer_range**2 * noise)
 
 
+def hashed_signs(key: int, bucket: int, count: int) -> np.ndarray:
+    """EDEN's signs of a bucket: a hash has those of 32 coordinates."""
+    own = mix(key + (bucket + 1) * GOLDEN & M64)
+    signs = []
+    for j in range(count):
+        h = ((j // 4096 * 128 + j % 128) * 0x9E3779B1 + own) & M32
+        h = (h ^ h >> 16) * 0x85EBCA6B & M32
+        h = (h + (own >> 32)) & M32
+        h = (h ^ h >> 13) * 0xC2B2AE35 & M32
+        signs.append(1 - 2 * (h >> j // 128 % 32 & 1))
+    return np.array(signs, np.float64)
+
+
+def unmixed(y: np.ndarray) -> np.ndarray:
+    """Undo T of EDEN."""
+    m = 1 << y.size.bit_length() - 1
+    y = y.copy()
+    y[-m:] = walsh(y[-m:]) / math.sqrt(m)
+    if m < y.size:
+        y[:m] = walsh(y[:m]) / math.sqrt(m)
+    return y
+
+
+def eden_body(head: dict, body: bytes, count: int, known: Known) -> np.ndarray:
+    assert zlib.crc32(known.levels.astype("<f4").tobytes()) == head["table_fingerprint"]
+    n, alphabet = head["bucket_size"], head["alphabet"]
+    whole, rest = divmod(count, n)
+    lengths = [n] * whole + [64 * ceil(rest, 64)] * (rest > 0)
+    (shared,) = struct.unpack("<Q", body[:8])
+    streams = [stream(head["key"], 3, 0, 0), shared]
+    if alphabet > 16:
+        streams.insert(1, stream(shared, 4, 0, 0))
+    at = 8 + 4 * len(lengths)
+    scales = np.frombuffer(body[8:at], "<f4").tolist()
+    codes = unpack(body[at:][: 4 * words_of(sum(lengths), alphabet)], sum(lengths), alphabet)
+    out = []
+    for bucket, (length, scale) in enumerate(zip(lengths, scales, strict=True)):
+        y = known.levels.astype("<f4").astype(np.float64)[codes[:length]] * scale
+        codes = codes[length:]
+        for own in streams:
+            y = unmixed(y) * hashed_signs(own, bucket, length)
+        out.append(y)
+    return np.concatenate(out)[:count] if out else np.empty(0)
+
+
 def walsh(y: np.ndarray) -> np.ndarray:
     """Sylvester's matrix times y."""
     if y.size == 1:
@@ -592,4 +637,5 @@ BODIES = {
     "sparse": sparse_body,
     "ecdq": ecdq_body,
     "qcs": qcs_body,
+    "eden": eden_body,
 }

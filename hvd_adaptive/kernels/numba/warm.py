@@ -15,11 +15,13 @@ import torch
 from tqdm import tqdm
 
 from hvd_adaptive.device import HOST
+from hvd_adaptive.kernels.eden import Levels
 from hvd_adaptive.kernels.numba import (
     bucket,
     checksum,
     codes,
     ecdq,
+    eden,
     elias,
     huffman,
     levels,
@@ -32,6 +34,7 @@ from hvd_adaptive.kernels.numba import (
 )
 from hvd_adaptive.kernels.packing import Packing
 from hvd_adaptive.kernels.tables import KernelTable, kernel_table
+from hvd_adaptive.levels.lloyd_max import normal_levels
 
 
 def each_table() -> Iterator[KernelTable]:
@@ -98,6 +101,7 @@ def warm_others(place: int) -> None:
         variance.warm,
         *(functools.partial(codes.warm, packing) for packing in packings()),
         *(functools.partial(bucket.warm, alphabet) for alphabet in (2, 3, 5, 9, 17)),
+        *(functools.partial(eden.warm, Levels.of(normal_levels(bits))) for bits in range(1, 9)),
         *(functools.partial(qcs.warm, alphabet) for alphabet in (2, 3, 5, 7, 9)),
     ]
     for action in tqdm(actions, desc="compiling the rest", unit="kernel", position=place):

@@ -31,6 +31,7 @@ TABLE_SCHEMES = ("ALQ", "AMQ", "NUQSGD", "QSGD")
 # Schemes without bits and norm, by their keywords.
 OTHERS: dict[str, tuple[dict[str, Any], ...]] = {
     "ECDQ": tuple({"bits": bits} for bits in (0.5, 1.0, 2.0, 3.0, 5.0, 8.0)),
+    "EDEN": tuple({"bits": bits} for bits in (1, 2, 3, 4, 8)),
     "TernGrad": ({}, {"clip": None}),
     "ORQ": (
         *({"levels": levels} for levels in (3, 5, 9, 17, 33)),

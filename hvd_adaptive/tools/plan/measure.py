@@ -57,6 +57,8 @@ DEFAULTS = (
     "ECDQ(bits=1)",
     "ECDQ(bits=2)",
     "ECDQ(bits=3)",
+    "EDEN(bits=1)",
+    "EDEN(bits=2)",
     "NaturalCompression()",
     "SignSGD()",
     "OneBitSGD()",

@@ -1,0 +1,76 @@
+"""Define the buckets, tables and signs of EDEN's rotated quantisation."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from hvd_adaptive.kernels.random import stream_key
+from hvd_adaptive.streams import Inside
+
+# Rotated coordinates of a partial bucket are a multiple of this: packing fills up to it anyway.
+STEP = 64
+# A hash has the signs of 32 coordinates that are this far apart, so that loops over neighbours run
+# in vector registers. Coordinate j has bit j // APART % 32 of hash (j // SPAN) APART + j % APART.
+APART = 128
+SPAN = 32 * APART
+# Levels of more bits than this are as close as the sums of signs that one-hot buckets become, so
+# that one more shared rotation is needed.
+MOST_BITS_ROTATED_ONCE = 4
+
+
+@dataclass(frozen=True)
+class Buckets:
+    """Describe the buckets of ``coordinates`` coordinates: ``size`` each, the last one shorter."""
+
+    coordinates: int
+    size: int
+
+    @property
+    def whole(self) -> int:
+        return self.coordinates // self.size
+
+    @property
+    def rest(self) -> int:
+        return self.coordinates % self.size
+
+    @property
+    def last(self) -> int:
+        """Return the rotated coordinates of the partial bucket."""
+        return -(-self.rest // STEP) * STEP
+
+    @property
+    def count(self) -> int:
+        return self.whole + (self.rest > 0)
+
+    @property
+    def codes(self) -> int:
+        return self.whole * self.size + self.last
+
+
+@dataclass(frozen=True, eq=False)
+class Levels:
+    """Hold levels of N(0, 1), ascending, and the thresholds between them: float32."""
+
+    bits: int
+    thresholds: np.ndarray
+    values: np.ndarray
+
+    @classmethod
+    def of(cls, levels: np.ndarray) -> Levels:
+        """Return float32 levels and their thresholds."""
+        thresholds = ((levels[1:] + levels[:-1]) / 2).astype(np.float32)
+        return cls((len(levels) - 1).bit_length(), thresholds, levels.astype(np.float32))
+
+
+def shared_streams(rotation: int, bits: int) -> list[int]:
+    """Return the streams of the shared rotations' signs, in the order of the encoder."""
+    more = [stream_key(rotation, Inside.AGAIN)] if bits > MOST_BITS_ROTATED_ONCE else []
+    return [rotation, *more]
+
+
+def block_order(length: int) -> int:
+    """Return the order of the Hadamard matrices that rotate ``length`` coordinates: the largest
+    power of two within."""
+    return 1 << (length.bit_length() - 1)

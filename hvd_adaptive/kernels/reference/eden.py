@@ -1,0 +1,177 @@
+"""Rotate, quantise and pack (EDEN) in plain torch: the oracle for the fast kernels.
+
+Every product and sum is its own float32 operation, in the order that the fast kernels follow.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from hvd_adaptive.kernels import hadamard, random
+from hvd_adaptive.kernels.constants import MASK32, NORM_LANES, SMALLEST_NORM
+from hvd_adaptive.kernels.eden import APART, SPAN, Buckets, Levels, block_order, shared_streams
+from hvd_adaptive.kernels.packing import packing_of
+from hvd_adaptive.kernels.reference.pack import pack_codes, unpack_codes
+from hvd_adaptive.kernels.reference.tables import bucket_norms
+
+
+def encode(
+    flat: torch.Tensor,
+    scales: torch.Tensor,
+    words: torch.Tensor,
+    bucket_size: int,
+    levels: Levels,
+    shared: int,
+    own: int,
+) -> None:
+    """Rotate ``flat`` (float32, (n,)), round to the nearest levels, and pack.
+
+    shared, own: streams of the rotations' signs; see kernels/eden.py for the former. scales:
+    float32 (buckets,), filled with S = ‖y‖²/⟨y, q⟩ of the rotated bucket y and its levels q
+    (Vargaftik et al. 2022, section 3); 0 if S is below the normal range, NaN if the bucket is not
+    finite. words: int32, filled.
+    """
+    buckets = Buckets(flat.numel(), bucket_size)
+    codes = [flat.new_zeros(0, dtype=torch.int64)]
+    for rows, first in _parts(flat, buckets):
+        found, quantized = _quantize(rows, first, levels, shared, own)
+        scales[first : first + len(rows)] = found
+        codes.append(quantized.reshape(-1))
+    words.copy_(pack_codes(torch.cat(codes), packing_of(1 << levels.bits)))
+
+
+def decode_add(
+    payloads: Sequence[tuple[torch.Tensor, torch.Tensor]],
+    bucket_size: int,
+    levels: Levels,
+    shared: int,
+    owns: Sequence[int],
+    out: torch.Tensor,
+) -> None:
+    """Add the payloads' values, summed in order, to out (float32, (n,)).
+
+    A payload is its (scales float32, words int32). Payloads share one rotation, which is inverted
+    once, after the sum. Buckets whose scales are all 0 add nothing.
+    """
+    buckets = Buckets(out.numel(), bucket_size)
+    values = torch.from_numpy(levels.values).to(out.device)
+    for rows, first in _parts(out, buckets):
+        total, length = torch.zeros_like(rows), rows.shape[1]
+        begin = first * bucket_size
+        used = torch.zeros(len(rows), 1, dtype=torch.bool, device=out.device)
+        for (scales, words), own in zip(payloads, owns, strict=True):
+            codes = unpack_codes(words, buckets.codes, packing_of(1 << levels.bits))
+            scale = scales[first : first + len(rows)].unsqueeze(1)
+            taken = values[codes[begin : begin + rows.numel()]].view_as(rows)
+            y = taken * (scale * _root(length))
+            y = _rotated_back(y) * _signs(own, first, len(rows), length, out.device)
+            total = torch.where(scale == 0, total, total + y)
+            used |= scale != 0
+        for stream in reversed(shared_streams(shared, levels.bits)):
+            signs = _signs(stream, first, len(rows), length, out.device)
+            total = _rotated_back(total) * signs * _root(length)
+        result = torch.where(used, rows + total, rows)
+        target = out[begin : begin + rows.numel()]
+        target.copy_(result.reshape(-1)[: target.numel()])
+
+
+def _parts(flat: torch.Tensor, buckets: Buckets) -> list[tuple[torch.Tensor, int]]:
+    """Return rows of whole buckets and of the partial one, each with its first bucket's number."""
+    split, found = buckets.whole * buckets.size, []
+    if buckets.whole:
+        found.append((flat[:split].view(-1, buckets.size), 0))
+    if buckets.rest:
+        padded = flat.new_zeros(1, buckets.last)
+        padded[0, : buckets.rest] = flat[split:]
+        found.append((padded, buckets.whole))
+    return found
+
+
+def _quantize(
+    rows: torch.Tensor, first: int, levels: Levels, shared: int, own: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return scales (buckets,) and codes (int64, (buckets, length)).
+
+    A bucket is multiplied by the power of two that brings its largest coordinate into [2, 4), so
+    that nothing overflows.
+    """
+    count, length = rows.shape
+    largest = bucket_norms(rows.reshape(-1), length, "linf")
+    usable = largest > 0
+    exponent = (largest.view(torch.int32) >> 23).clamp(1, 254)
+    factor = ((255 - exponent) << 23).view(torch.float32)
+    scaled = torch.where(usable.unsqueeze(1), rows * factor.unsqueeze(1), 0.0)
+    y = scaled
+    streams = (*shared_streams(shared, levels.bits), own)
+    for stream in streams:
+        y = _rotated(y * _signs(stream, first, count, length, rows.device))
+    norm = bucket_norms(y.reshape(-1), length, "l2")
+    deviation = (norm * length**-0.5).unsqueeze(1)
+    thresholds = torch.from_numpy(levels.thresholds).to(rows.device)
+    half = 1 << (levels.bits - 1)
+    place = torch.zeros_like(y, dtype=torch.int64)
+    for threshold in thresholds[half:]:
+        place += y.abs() >= threshold * deviation
+    product = _lane_sums(y.abs() * torch.from_numpy(levels.values[half:]).to(rows.device)[place])
+    codes = torch.where(y < 0, half - 1 - place, half + place)
+    whole = block_order(length) == length
+    weight = float(length) ** (-len(streams) / 2) if whole else 1.0
+    scales = norm * norm / product * weight / factor
+    scales = torch.where(scales < SMALLEST_NORM, torch.zeros_like(scales), scales)
+    scales = torch.where(torch.isfinite(scales), scales, torch.nan)
+    scales = torch.where(usable, scales, torch.where(largest == 0, 0.0, torch.nan))
+    return scales, torch.where((scales > 0).unsqueeze(1), codes, 0)
+
+
+def _rotated(y: torch.Tensor) -> torch.Tensor:
+    """Multiply rows by H if their length is a power of two, without its factor.
+
+    Otherwise H m**-0.5 of the largest power of two m is applied to the first m coordinates, then to
+    the last m.
+    """
+    length = y.shape[1]
+    m = block_order(length)
+    if m == length:
+        return hadamard.transform(y, m)
+    y = torch.cat([hadamard.transform(y[:, :m], m) * m**-0.5, y[:, m:]], dim=1)
+    return torch.cat([y[:, :-m], hadamard.transform(y[:, -m:], m) * m**-0.5], dim=1)
+
+
+def _rotated_back(y: torch.Tensor) -> torch.Tensor:
+    """Invert the rotation of ``_rotated``; of a power of two, without its factor ``_root``."""
+    length = y.shape[1]
+    m = block_order(length)
+    if m == length:
+        return hadamard.transform(y, m)
+    y = torch.cat([y[:, :-m], hadamard.transform(y[:, -m:], m) * m**-0.5], dim=1)
+    return torch.cat([hadamard.transform(y[:, :m], m) * m**-0.5, y[:, m:]], dim=1)
+
+
+def _root(length: int) -> float:
+    return length**-0.5 if block_order(length) == length else 1.0
+
+
+def _signs(stream: int, first: int, count: int, length: int, device: torch.device) -> torch.Tensor:
+    """Return the signs of ``count`` buckets from number ``first``: float32 (count, length)."""
+    keys = [random.bucket_key(stream, bucket) for bucket in range(first, first + count)]
+    low, high = torch.tensor(keys, dtype=torch.int64, device=device).view(count, 2, 1).unbind(1)
+    j = torch.arange(length, dtype=torch.int64, device=device)
+    counter = j // SPAN * APART + j % APART
+    h = ((counter * random.COUNTER & MASK32) + low) & MASK32
+    h = ((h ^ (h >> 16)) * random.MIX32_A) & MASK32
+    h = (h + high) & MASK32
+    h = ((h ^ (h >> 13)) * random.MIX32_B) & MASK32
+    return (1 - 2 * (h >> (j // APART % 32) & 1)).to(torch.float32)
+
+
+def _lane_sums(products: torch.Tensor) -> torch.Tensor:
+    """Sum rows: lane l adds numbers l, l + 32, ... in order, then a tree adds the lanes."""
+    lanes = products.new_zeros(len(products), NORM_LANES)
+    for part in products.view(len(products), -1, NORM_LANES).unbind(1):
+        lanes = lanes + part
+    while lanes.shape[1] > 1:
+        half = lanes.shape[1] // 2
+        lanes = lanes[:, :half] + lanes[:, half:]
+    return lanes[:, 0]

@@ -1,0 +1,163 @@
+"""EDEN and DRIVE: error, unbiasedness, averages over ranks, keywords."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from hvd_adaptive import DRIVE, EDEN
+from hvd_adaptive.kernels.random import stream_key
+
+# P(|z| > 5) = 5.7e-7 for one normal number. Tests below look at fewer than 200.
+SIGMAS = 5
+
+
+def normal(count: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(count, generator=torch.Generator().manual_seed(seed))
+
+
+def sparse(size: int, *values: float) -> torch.Tensor:
+    """A bucket whose nonzero coordinates are spread evenly."""
+    out = torch.zeros(size)
+    out[:: size // len(values)][: len(values)] = torch.tensor(values)
+    return out
+
+
+BUCKETS = {
+    "one-hot": (1.0,),
+    "two-hot": (1.0, 0.4),
+    "equal two": (1.0, 1.0),
+    "three": (1.0, -0.5, 0.25),
+    "32-sparse": tuple(1.5 ** -(i % 8) for i in range(32)),
+}
+
+
+def laws(size: int) -> dict[str, torch.Tensor]:
+    own = {label: sparse(size, *values) for label, values in BUCKETS.items()}
+    return own | {"constant": torch.full((size,), 0.3), "cubes": normal(size) ** 3}
+
+
+def draws(x: torch.Tensor, bits: int, count: int) -> torch.Tensor:
+    """``count`` estimates of one bucket: each is a bucket of its own, with its own signs."""
+    codec = EDEN(bits=bits, bucket_size=x.numel()).codec
+    return codec.roundtrip(x.repeat(count), key=11).view(count, -1)
+
+
+@pytest.mark.parametrize("bits", range(1, 9))
+@pytest.mark.parametrize("law", laws(64))
+def test_relative_error(law, bits):
+    """At most 3 % above D/(1 - D), one bit at most 0.58, whatever the gradient is."""
+    x = laws(4096)[law]
+    errors = (draws(x, bits, 16) - x).square().sum(dim=1) / x.square().sum()
+    expected = EDEN(bits=bits).codec.expected_error
+    assert errors.mean() <= 1.03 * expected
+    assert bits > 1 or errors.mean() <= 0.58
+
+
+@pytest.mark.parametrize("law", laws(64))
+@pytest.mark.parametrize("bits", (1, 2, 3))
+def test_unbiased(law, bits):
+    """The mean error, along each nonzero coordinate and along x, is 0 within 5 standard errors.
+
+    One rotation fails: of (a, b, 0, ...) with |a| > |b|, one bit keeps the first coordinate alone.
+    """
+    x, count = laws(1024)[law], 1500
+    error = draws(x, bits, count) - x
+    along = torch.cat([error[:, x != 0][:, :16], (error @ x).unsqueeze(1)], dim=1).double()
+    # S makes <estimate, x> = ||x||² but for rounding.
+    assert along[:, -1].abs().max() <= 1e-5 * x.square().sum()
+    mean, deviation = along.mean(dim=0), along.std(dim=0)
+    rounding = 1e-6 * x.norm()
+    assert (mean.abs() <= SIGMAS * deviation / math.sqrt(count) + rounding).all()
+
+
+def test_one_rotation_would_be_biased():
+    """What the test above guards against: with D_own alone, a two-hot bucket loses its second."""
+    from hvd_adaptive.kernels.reference import eden as reference
+
+    x = sparse(256, 1.0, 0.4).unsqueeze(0)
+    kept = []
+    for stream in range(50):
+        signs = reference._signs(stream, 0, 1, 256, x.device)
+        y = reference._rotated(x * signs) / 16
+        estimate = reference._rotated_back(torch.sign(y)) * signs / 16
+        kept.append(estimate[0, 128].item())
+    assert max(map(abs, kept)) < 1e-6
+
+
+@pytest.mark.parametrize("law", ["normal", "two-hot", "constant"])
+def test_errors_of_ranks_average_out_for_equal_gradients(law):
+    """The average of N payloads has 1/N of the error, with one shared rotation."""
+    x = (laws(4096) | {"normal": normal(4096)})[law].repeat(4)
+    codec, ranks = EDEN(bits=1).codec, 64
+    bodies = [codec._body(x, key=stream_key(0, rank)) for rank in range(ranks)]
+    out = torch.empty_like(x)
+    keys = [stream_key(0, rank) for rank in range(ranks)]
+    codec.decode_bodies(bodies, keys, 1 / ranks, out, add=False)
+    error = ((out - x).square().sum() / x.square().sum()).item()
+    # Of 16,384 coordinates: the relative deviation of a sum of squares is sqrt(2/16384) = 1.1 %.
+    assert error == pytest.approx(codec.expected_error / ranks, rel=0.06)
+
+
+def test_bodies_of_other_rotations_are_added_too():
+    """Compressors with other seeds have other shared rotations; a body names its own."""
+    x = normal(3000)
+    codecs = [EDEN(bits=8, seed=seed).codec for seed in (1, 2, 2, 1)]
+    bodies = [codec._body(x, key) for key, codec in enumerate(codecs)]
+    assert not torch.equal(bodies[0][:8], bodies[1][:8])
+    out = torch.empty_like(x)
+    codecs[0].decode_bodies(bodies, range(4), 0.25, out, add=False)
+    assert (out - x).square().sum() <= 1e-4 * x.square().sum()
+
+
+@pytest.mark.parametrize("count", (1, 2, 3, 63, 64, 65, 100, 1000, 4095))
+def test_partial_buckets(count):
+    """The error is that of whole buckets or less, and codes take whole rows of 64 at most."""
+    x = normal(count, seed=count)
+    codec = EDEN(bits=2).codec
+    mean = sum((codec.roundtrip(x, key) - x).square().sum() for key in range(40)) / 40
+    assert mean <= 1.1 * codec.expected_error * x.square().sum()
+    assert codec.body_bytes(count) == 8 + 4 + 4 * codec._packing.words(count)
+
+
+def test_scale_is_equivariant():
+    """Gradients times a power of two decode to the same times that power."""
+    x = normal(300)
+    codec = EDEN(bits=3, bucket_size=256).codec
+    once = codec.roundtrip(x, key=1)
+    for power in (-100, -20, 90):
+        assert torch.equal(codec.roundtrip(x * 2.0**power, key=1), once * 2.0**power)
+
+
+def test_drive_is_eden_with_one_bit():
+    x = normal(500)
+    drive, eden = DRIVE(), EDEN(bits=1)
+    assert torch.equal(drive.encode(x, seed=4), eden.encode(x, seed=4))
+    drive.set(bucket_size=512)
+    assert drive.codec.bits == 1
+
+
+@pytest.mark.parametrize("bits", (0, 9, 1.5, "2", True, None))
+def test_wrong_bits(bits):
+    with pytest.raises((TypeError, ValueError), match="bits"):
+        EDEN(bits=bits)
+
+
+@pytest.mark.parametrize("size", (1, 32, 96, 5000, 1 << 17))
+def test_wrong_bucket_sizes(size):
+    with pytest.raises(ValueError, match=f"bucket_size={size}"):
+        EDEN(bucket_size=size)
+
+
+def test_drive_has_no_bits():
+    with pytest.raises(TypeError, match="bits"):
+        DRIVE(bits=2)
+
+
+def test_other_bits_of_some_parameters():
+    eden = EDEN(bits=1, parameter_bits={"*.bias": 4})
+    assert (eden.codec.bits, eden.part("bits=4").bits) == (1, 4)
+    with pytest.raises(ValueError, match="parameter_bits"):
+        DRIVE(parameter_bits={"*.bias": 4})
