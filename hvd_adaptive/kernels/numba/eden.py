@@ -17,8 +17,8 @@ from hvd_adaptive.kernels import random
 from hvd_adaptive.kernels.constants import NORM_LANES, SMALLEST_NORM
 from hvd_adaptive.kernels.eden import APART, SPAN, Buckets, Levels, block_order, shared_streams
 from hvd_adaptive.kernels.fixed import BLOCK, QUARTER
-from hvd_adaptive.kernels.numba.decoder import add_small, load_chunk, pick4, pointer
-from hvd_adaptive.kernels.numba.encoder import bucket_key, store_chunk
+from hvd_adaptive.kernels.numba.decoder import add_small, load_fixed, pick4, pointer
+from hvd_adaptive.kernels.numba.encoder import bucket_key, store_fixed
 from hvd_adaptive.kernels.numba.hadamard import apply
 from hvd_adaptive.kernels.numba.jit import inline, jit
 from hvd_adaptive.kernels.numba.scan import add_lanes, largest_bits, norm_of
@@ -285,7 +285,7 @@ def _search(y, half, t, v, codes, acc):
 
 @functools.cache
 def _encoder(bits: int):
-    alphabet, half = 1 << bits, 1 << (bits - 1)
+    half = 1 << (bits - 1)
 
     @jit
     def encode(x, scales, words, size, last, thresholds, values, streams, factors):
@@ -332,7 +332,7 @@ def _encoder(bits: int):
             if filled >= room or b == scales.size - 1:
                 for begin in range(0, filled, BLOCK):
                     rest = min(BLOCK, filled - begin)
-                    store_chunk(codes[begin:], index, rest, BLOCK, alphabet, 1, bits, rows, words)
+                    store_fixed(codes[begin:], index, rest, bits, rows, words)
                     index += 1
                 filled = 0
 
@@ -386,17 +386,7 @@ def _decoder(bits: int):
                 index = first * size // BLOCK
                 for begin in range(0, filled, BLOCK):
                     rest = min(BLOCK, filled - begin)
-                    load_chunk(
-                        words,
-                        index + begin // BLOCK,
-                        rest,
-                        BLOCK,
-                        alphabet,
-                        1,
-                        bits,
-                        rows,
-                        codes[begin:],
-                    )
+                    load_fixed(words, index + begin // BLOCK, rest, bits, rows, codes[begin:])
                 for b in range(first, stop):
                     scale = scales[b]
                     if scale == 0:
