@@ -16,9 +16,10 @@ from hvd_adaptive.compressor import GradientCompressor
 # Horovod's own.
 STOCK = {"none": hvd.Compression.none, "fp16": hvd.Compression.fp16}
 # What hvd_adaptive exports, by its lower-case name.
+EXPORTED = {name: getattr(hvd_adaptive, name) for name in hvd_adaptive.__all__}
 ADAPTIVE = {
     name.lower(): value
-    for name, value in vars(hvd_adaptive).items()
+    for name, value in EXPORTED.items()
     if inspect.isclass(value) and issubclass(value, GradientCompressor)
 }
 OPTIONS = (

@@ -22,9 +22,10 @@ from torch.nn.parallel import DistributedDataParallel
 import hvd_adaptive
 from hvd_adaptive.ddp import CompressionState, compression_hook
 
+EXPORTED = {name: getattr(hvd_adaptive, name) for name in hvd_adaptive.__all__}
 SCHEMES = {
     name.lower(): value
-    for name, value in vars(hvd_adaptive).items()
+    for name, value in EXPORTED.items()
     if inspect.isclass(value) and hasattr(value, "compress")
 }
 
