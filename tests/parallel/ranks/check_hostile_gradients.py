@@ -25,6 +25,8 @@ from hostile_buckets import (
     normal,
 )
 
+# Their estimates of coordinates near float32's largest may be infinite.
+ONE_BIT = ("drive",)
 KINDS = NOT_FINITE | ZEROS | DENORMAL | HUGE | FINITE
 
 
@@ -41,6 +43,8 @@ def test_every_kind_on_one_rank_and_on_all(scheme):
             assert one.isnan().all() and every.isnan().all(), name
         elif name == "largest":  # the sum over ranks is beyond float32
             assert one.isfinite().all() and every.isinf().all(), name
+        elif name == "constant_1e38" and scheme in ONE_BIT:
+            assert not one.isnan().any() and not every.isnan().any(), name
         elif name == "constant_1e38":
             assert one.isfinite().all() and not every.isnan().any(), name
         else:
