@@ -19,7 +19,7 @@ BITS = (2, 3, 4, 8)
 # Bucket sizes of ``equal``, and coordinates that leave a partial bucket of each.
 SIZES = ((1000, 20_011), (8192, 30_000), (7, 200))
 # Schemes that take no shorter buckets, in these checks.
-LEAST = {"QCS": 8192, "ECDQ": 1000}
+LEAST = {"QCS": 8192, "ECDQ": 1000, "EDEN": 8192, "DRIVE": 8192}
 
 
 def sample(n: int, device: torch.device, seed: int = SEED) -> torch.Tensor:

@@ -35,7 +35,9 @@ def build(folder: Path) -> tuple[Path, Path]:
 def unpacked(sdist: Path, folder: Path) -> Path:
     """The sdist's files but for the package itself, so that only an installed one can be found."""
     with tarfile.open(sdist) as archive:
-        archive.extractall(folder, filter="data")
+        # Early releases of Python 3.10 and 3.11 have no filters.
+        safe = {"filter": "data"} if hasattr(tarfile, "data_filter") else {}
+        archive.extractall(folder, **safe)
     (root,) = folder.iterdir()
     shutil.rmtree(root / "hvd_adaptive")
     return root

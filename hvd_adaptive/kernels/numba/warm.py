@@ -34,7 +34,11 @@ from hvd_adaptive.kernels.numba import (
 )
 from hvd_adaptive.kernels.packing import Packing
 from hvd_adaptive.kernels.tables import KernelTable, kernel_table
-from hvd_adaptive.levels.lloyd_max import normal_levels
+
+
+def _levels(bits: int) -> Levels:
+    """Return some levels of so many bits; compiled code does not depend on their values."""
+    return Levels.of(np.linspace(-1.0, 1.0, 1 << bits))
 
 
 def each_table() -> Iterator[KernelTable]:
@@ -101,7 +105,7 @@ def warm_others(place: int) -> None:
         variance.warm,
         *(functools.partial(codes.warm, packing) for packing in packings()),
         *(functools.partial(bucket.warm, alphabet) for alphabet in (2, 3, 5, 9, 17)),
-        *(functools.partial(eden.warm, Levels.of(normal_levels(bits))) for bits in range(1, 9)),
+        *(functools.partial(eden.warm, _levels(bits)) for bits in range(1, 9)),
         *(functools.partial(qcs.warm, alphabet) for alphabet in (2, 3, 5, 7, 9)),
     ]
     for action in tqdm(actions, desc="compiling the rest", unit="kernel", position=place):

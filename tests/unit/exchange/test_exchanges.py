@@ -1,26 +1,121 @@
-"""The exchange without ``exchange=``: by the number of ranks alone."""
+"""Every exchange, all ranks in this process."""
 
 from __future__ import annotations
 
 import pytest
+import torch
 
-from hvd_adaptive import ALQ
-from hvd_adaptive.exchange.exchanges import EXCHANGES, name_of_exchange
+from hvd_adaptive import ALQ, QSGD, SparseSGD, simulate
+from hvd_adaptive.coding.sendable import Sendable
+from hvd_adaptive.settings import EXCHANGES
+from hvd_adaptive.transport.collectives import AllGather, AllToAll, Among
+
+# What can be simulated: the others measure a network.
+SIMULATED = [exchange for exchange in EXCHANGES if exchange != "auto"]
+SIZES = (5000, 30, 1, 2300)
+
+
+def averaged(compressor, workers: int, dtype=torch.float32, scale=1.0, steps=1):
+    """Ranks' gradients and their average, as vectors, by parameter."""
+    named = [(str(i), torch.nn.Parameter(torch.zeros(n, dtype=dtype))) for i, n in enumerate(SIZES)]
+    ranks, exact = simulate.Ranks(named, compressor, workers), []
+    generator = torch.Generator().manual_seed(1)
+    for step in range(steps):
+        exact = [torch.zeros(n, dtype=torch.float64) for n in SIZES]
+        for rank in range(workers):
+            for total, (_, p) in zip(exact, named, strict=True):
+                p.grad = (torch.randn(p.numel(), generator=generator) * scale).to(dtype)
+                total += p.grad.double() / workers
+            ranks.take(rank)
+        if ranks.due(step):
+            ranks.refit(step)
+        ranks.average(step)
+    return exact, [p.grad for _, p in named]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.float64], ids=str)
+@pytest.mark.parametrize("bucket", [64, 512, 10_000])
+@pytest.mark.parametrize(("workers", "per_node"), [(1, 1), (2, 1), (4, 2), (6, 2), (6, 3), (4, 4)])
+@pytest.mark.parametrize("exchange", SIMULATED)
+def test_close_to_the_average(exchange, workers, per_node, bucket, dtype):
+    """Small tensors exactly, up to rounding; large ones as 8 bits allow."""
+    compressor = QSGD(
+        bits=8, norm="linf", bucket_size=bucket, exchange=exchange, ranks_per_node=per_node
+    )
+    exact, found = averaged(compressor, workers, dtype)
+    rounding = 4 * torch.finfo(dtype).eps
+    for want, got in zip(exact, found, strict=True):
+        assert got.dtype == dtype
+        error = (got.double() - want).norm() / want.norm()
+        assert error < (0.03 if want.numel() >= 1024 else max(rounding, 1e-6))
+
+
+@pytest.mark.parametrize("exchange", SIMULATED)
+def test_sums_do_not_leave_the_range_of_half_precision(exchange):
+    """Of 6 ranks at 20,000: the average is one, their sum is not."""
+    compressor = QSGD(bits=8, norm="linf", bucket_size=64, exchange=exchange, ranks_per_node=2)
+    exact, found = averaged(compressor, 6, torch.float16, scale=12_000.0)
+    for want, got in zip(exact, found, strict=True):
+        assert got.isfinite().all()
+        assert (got.double() - want).norm() < 0.03 * want.norm()
+
+
+@pytest.mark.parametrize("exchange", SIMULATED)
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda **k: ALQ(bits=3, bucket_size=500, update_steps=[0, 1], tail="full", **k),
+        lambda **k: ALQ(bits=3, bucket_size=256, scope="tensor", warmup_steps=1, **k),
+        lambda **k: SparseSGD(density=0.2, bucket_size=700, fusion_bytes=8000, **k),
+    ],
+    ids=["alq", "alq-tensor", "sparse"],
+)
+def test_repeats_and_is_unbiased_enough(make, exchange):
+    """Same bits again; within a few of the deviations that the error itself allows."""
+    runs = [averaged(make(exchange=exchange, ranks_per_node=2), 4, steps=2) for _ in range(2)]
+    for want, one, two in zip(runs[0][0], runs[0][1], runs[1][1], strict=True):
+        assert torch.equal(one, two)
+        assert (one.double() - want).norm() < 3 * want.norm()
+
+
+def test_one_node_compresses_nothing():
+    compressor = QSGD(bits=2, bucket_size=64, exchange="hierarchical", ranks_per_node=4)
+    exact, found = averaged(compressor, 4)
+    for want, got in zip(exact, found, strict=True):
+        torch.testing.assert_close(got.double(), want, rtol=1e-5, atol=1e-6)
+
+
+def test_some_ranks_collectives_are_an_alltoall_of_all():
+    data = [torch.full((r + 1,), r, dtype=torch.uint8) for r in range(4)]
+    members = [(0, 2), (1, 3), (0, 2), (1, 3)]
+    pairs = list(zip(members, data, strict=True))
+    gathers = [Among(m, AllGather(Sendable.copy_of(d)), 4) for m, d in pairs]
+    received = Among.hand_over(gathers)
+    assert torch.equal(received[2][0], torch.tensor([0, 2, 2, 2], dtype=torch.uint8))
+    assert [r[0].numel() for r in received] == [4, 6, 4, 6]
+    assert [g.sent_bytes(r, 4) for r, g in enumerate(gathers)] == [1, 2, 3, 4]
+    both = [(m, [Sendable.copy_of(d), Sendable.copy_of(d[:1])]) for m, d in pairs]
+    scatters = [Among(m, AllToAll(parts), 4, local=True) for m, parts in both]
+    assert [p.tolist() for p in Among.hand_over(scatters)[3]] == [[1], [3]]
+    assert scatters[0].sent_bytes(0, 4) == 0
 
 
 @pytest.mark.parametrize(
-    ("ranks", "expected"),
-    [(1, "allgather"), (3, "allgather"), (4, "scatter_reduce"), (1000, "scatter_reduce")],
+    ("keywords", "message"),
+    [
+        ({"exchange": "ring"}, "exchange='ring': must be one of 'allgather', 'scatter_reduce'"),
+        ({"exchange": 3}, "exchange=3: must be one of"),
+        ({"ranks_per_node": 0}, "ranks_per_node=0: must be an integer >= 1"),
+        ({"ranks_per_node": True}, "ranks_per_node=True: must be an integer >= 1"),
+        ({"exchange": "hierarchical", "error_feedback": 0.5}, "error_feedback=0.5: must be None"),
+    ],
 )
-def test_the_number_of_ranks_decides(ranks, expected):
-    assert name_of_exchange(ALQ().settings, ranks) == expected
+def test_refuses(keywords, message):
+    with pytest.raises(ValueError, match=message):
+        QSGD(**keywords)
 
 
-@pytest.mark.parametrize("name", EXCHANGES)
-def test_a_given_exchange_is_kept(name):
-    assert all(name_of_exchange(ALQ(exchange=name).settings, n) == name for n in (2, 64))
-
-
-def test_the_report_names_it():
-    assert ALQ().report()["exchange"] is None
-    assert ALQ(exchange="auto").report()["exchange"] == "auto"
+@pytest.mark.parametrize("per_node", [None, 3])
+def test_refuses_nodes_that_cannot_be(per_node):
+    with pytest.raises(ValueError, match="ranks_per_node"):
+        averaged(QSGD(exchange="hierarchical", ranks_per_node=per_node), 4)

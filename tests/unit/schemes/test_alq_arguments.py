@@ -29,7 +29,7 @@ WRONG = [
     *(("min_numel", v, ">= 0") for v in (-1, 1.5, None)),
     *(("tail", v, "'quantize', 'full'") for v in ("drop", None, True)),
     *(("coding", v, "'fixed'") for v in ("zip", None)),
-    *(("exchange", v, "'allgather'") for v in ("ring", None)),
+    *(("exchange", v, "'allgather'") for v in ("ring", 3)),
     *(
         ("error_feedback", v, "above 0 and at most 1, or None")
         for v in ("yes", 0, -0.5, 1.5, float("nan"), float("inf"), True, [1.0])

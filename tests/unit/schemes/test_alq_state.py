@@ -22,6 +22,7 @@ REPORT = {
     "decode_s",
     "peak_bytes",
     "table_version",
+    "exchange",
 }
 
 
