@@ -30,12 +30,18 @@ BOUND = 120_000
     ],
     ids=["allgather", "scatter", "feedback", "ecdq"],
 )
-def test_peak_bytes_is_bounded(make):
-    """By in_flight_bytes, two buffers and the average of a group, and twice the residuals."""
+@pytest.mark.parametrize("worker", [False, True])
+def test_peak_bytes_is_bounded(make, worker):
+    """By in_flight_bytes, two buffers and the average of a group, and twice the residuals. A worker
+    holds averages, which arrive at different times, of at most the gradients' size."""
     model = make_model()
-    compressor = make(
-        bucket_size=128, fusion_bytes=4 * LARGEST_GROUP, in_flight_bytes=BOUND, min_numel=0
-    )
+    keywords = {
+        "bucket_size": 128,
+        "fusion_bytes": 4 * LARGEST_GROUP,
+        "min_numel": 0,
+        "worker": worker,
+    }
+    compressor = make(in_flight_bytes=BOUND, **keywords)
     optimizer = distributed(model, compressor)
     peaks = []
     for _ in range(3):
@@ -43,14 +49,15 @@ def test_peak_bytes_is_bounded(make):
         peaks.append(compressor.report()["peak_bytes"])
     coordinates = sum(p.numel() for p in model.parameters())
     residuals = 8 * coordinates if compressor.residuals is not None else 0
-    timed = compressor.settings.exchange == "scatter_reduce"  # when second stages set out
-    assert timed or peaks[1] == peaks[2]
-    assert residuals < peaks[-1] <= BOUND + 3 * 4 * LARGEST_GROUP + residuals
+    early = 4 * coordinates if worker else 0
+    for peak in peaks[1:]:  # they differ by which groups are in flight together
+        assert residuals < peak <= BOUND + 3 * 4 * LARGEST_GROUP + residuals + early
     # No bound: every group is in flight at a time.
-    free = make(bucket_size=128, fusion_bytes=4 * LARGEST_GROUP, min_numel=0)
+    free = make(**keywords)
     model = make_model()
     train(model, distributed(model, free), 3)
-    assert timed or free.report()["peak_bytes"] >= peaks[-1]
+    timed = worker or compressor.settings.exchange == "scatter_reduce"
+    assert timed or free.report()["peak_bytes"] >= min(peaks[1:])
 
 
 def test_peak_bytes_of_one_group():
