@@ -35,6 +35,8 @@ def describe(
     parameters = sorted(named_parameters, key=lambda pair: pair[0])
     settings = compressor.settings.shared() | compressor.codec.scheme_settings()
     settings = {"scheme": type(compressor).__name__} | settings
+    # The comparison is a collective.
+    settings["Monitor(compare=)"] = getattr(compressor.settings.monitor, "compare", False)
     return {
         "the package version": {"hvd_adaptive": __version__},
         "settings": {name: repr(value) for name, value in settings.items()},

@@ -11,6 +11,8 @@ from hvd_adaptive.monitor.meter import StepFigures, StepMeter
 # Figures that are summed over steps; ``peak_bytes`` is maximised instead.
 SUMMED = tuple(name for name in vars(StepFigures()) if name != "peak_bytes")
 SQUARES = ("squared_error", "squared_norm")
+# Figures that groups do not have. They are compared with step_s, so they are of the same steps.
+OF_WHOLE = ("blocked_s", "arrival_s")
 
 
 class Means:
@@ -22,6 +24,7 @@ class Means:
     def __init__(self, begin: float | None) -> None:
         self._begin = begin
         self._timed = 0  # steps since then
+        self._of_timed = dict.fromkeys(OF_WHOLE, 0.0)
         self.ended = begin or 0.0
         self.steps = 0
         self.monitor_s = 0.0
@@ -39,6 +42,8 @@ class Means:
             self._begin = self.ended
         else:
             self._timed += 1
+            for name in OF_WHOLE:
+                self._of_timed[name] += getattr(meter.last or StepFigures(), name)
         self.steps += 1
         self._step, self._version = number, version
         _add(self._total, meter.last or StepFigures())
@@ -63,16 +68,19 @@ class Means:
             **whole,
             "peak_bytes": self._total.peak_bytes,
             "step_s": (self.ended - begin) / self._timed if self._timed else None,
+            **{n: s / self._timed if self._timed else None for n, s in self._of_timed.items()},
             "non_finite": sum(self._non_finite.values()),
             "table_version": self._version,
             "monitor_s": self.monitor_s / self.steps,
             "groups": [
-                {"group": group}
-                | _means(figures, self.steps)
-                | {"non_finite": self._non_finite.get(group, 0)}
-                for group, figures in sorted(self._groups.items())
+                self._group(group, figures) for group, figures in sorted(self._groups.items())
             ],
         }
+
+    def _group(self, group: int, figures: StepFigures) -> dict[str, Any]:
+        means = _means(figures, self.steps)
+        own = {name: mean for name, mean in means.items() if name not in OF_WHOLE}
+        return {"group": group} | own | {"non_finite": self._non_finite.get(group, 0)}
 
 
 def _add(total: StepFigures, one: StepFigures) -> None:

@@ -30,6 +30,9 @@ class StepFigures:
         decode_s: Seconds of decoding.
         flight_s: Seconds from submitting collectives to Horovod until their results are read,
             summed over groups, which overlap. Measured only with a monitor.
+        blocked_s: Seconds that the training's thread spent in this package; those of a worker's
+            thread are not among them.
+        arrival_s: Seconds from the first gradient's arrival until the exchange was waited for.
         peak_bytes: Most memory held at a time; see ``StepMeter.hold``.
     """
 
@@ -43,6 +46,8 @@ class StepFigures:
     exchange_s: float = 0.0
     decode_s: float = 0.0
     flight_s: float = 0.0
+    blocked_s: float = 0.0
+    arrival_s: float = 0.0
     peak_bytes: int = 0
 
 

@@ -13,6 +13,7 @@ from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
+from hvd_adaptive.checks import check_flag
 from hvd_adaptive.monitor.alarms import Alarms, Limits
 from hvd_adaptive.monitor.checks import (
     checked_limit,
@@ -31,9 +32,9 @@ logger = logging.getLogger("hvd_adaptive")
 class Monitor:
     """Recorder of what a compressor sends and how accurate it is.
 
-    Use it as ``ALQ(monitor=Monitor("runs/1"))``, on all ranks or on some: it joins no collective.
-    One monitor may serve several compressors. A record holds means over the steps since the
-    previous one.
+    Use it as ``ALQ(monitor=Monitor("runs/1"))``, on all ranks or on some: without ``compare`` it
+    joins no collective. One monitor may serve several compressors. A record holds means over the
+    steps since the previous one.
 
     Args:
         folder: JSON lines are written to a new file in this folder, or appended to this file
@@ -51,6 +52,19 @@ class Monitor:
         non_finite_limit: Warn once if more than this share of averaged buckets is not finite over
             50 steps; None never warns.
         warn_slow: Warn once if float32 would have been faster (see monitor/alarms.py).
+        compare: Measure at the end of the first step, and again when ranks change, how long stock
+            float32 and float16 take to average tensors of the gradients' sizes (run/stock.py), so
+            that a report can tell what the same step takes with them. Every rank must have a
+            monitor with ``compare=True``, or none; otherwise the first step raises
+            RankMismatchError. This takes twelve exchanges, and memory for the gradients one and a
+            half times while it lasts.
+
+            Measured are these exchanges, each alone, and in training the step and the time that
+            its thread spends in this package. The step with stock float32 or float16 is estimated:
+            the step, without the time in this package, and with their exchange. It takes at most
+            that long, if nothing of their exchange overlaps with the backward pass. It takes at
+            least so much less as passes from the first gradient to the last. Waiting for slower
+            ranks before the exchange counts as the step's own time.
 
     Raises:
         ValueError: A value is not allowed.
@@ -72,6 +86,7 @@ class Monitor:
         error_limit: float | None = 1.0,
         non_finite_limit: float | None = 0.2,
         warn_slow: bool = True,
+        compare: bool = False,
     ) -> None:
         self._folder = None if folder is None else Path(folder)
         self._every = checked_steps("every", every)
@@ -85,6 +100,7 @@ class Monitor:
             non_finite=checked_limit("non_finite_limit", non_finite_limit),
             slow=warn_slow,
         )
+        self.compare = check_flag("compare", compare)
         self._sinks: list[Sink] | None = None
         self._sources: weakref.WeakKeyDictionary[Any, _Source] = weakref.WeakKeyDictionary()
         self._known = 0
@@ -127,6 +143,17 @@ class Monitor:
             source.means, source.versions = None, {}
             source.alarms.compares = facts["exchange"] != "auto"  # "auto" has measured it
             self._write(source, "start", facts)
+
+    def stock(self, compressor: Any, ranks: Any) -> dict[str, float] | None:
+        """Return what ``keep_stock`` was given for these ranks, or None."""
+        with self._lock:
+            kept, seconds = self._source(compressor).stock
+            return seconds if kept == ranks else None
+
+    def keep_stock(self, compressor: Any, ranks: Any, seconds: Mapping[str, float]) -> None:
+        """Keep the seconds of stock exchanges between these ranks, by name."""
+        with self._lock:
+            self._source(compressor).stock = ranks, dict(seconds)
 
     def step(self, compressor: Any, number: int) -> None:
         """Record the compressor's last figures at the end of a step."""
@@ -246,6 +273,7 @@ class _Source:
         facts: Facts of its groups.
         buckets: Quantised buckets of each group.
         versions: Versions of the tables that were written, by part.
+        stock: The ranks that stock exchanges were measured with, and their seconds by name.
     """
 
     def __init__(
@@ -255,5 +283,6 @@ class _Source:
         self.facts: dict[str, Any] = {}
         self.buckets: dict[int, int] = {}
         self.versions: dict[str, int] = {}
+        self.stock: tuple[Any, dict[str, float] | None] = None, None
         self.means: Means | None = None
         self.alarms = Alarms(limits, lambda kind, text: warn(self, kind, text))

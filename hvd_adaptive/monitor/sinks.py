@@ -100,6 +100,10 @@ def _start_line(record: Record) -> str:
     return (
         f"monitoring {record['scheme']} over {record['ranks']} ranks: "
         f"{sum(group['coordinates'] for group in groups):,} coordinates in {len(groups)} groups"
+        + "".join(
+            f"; one exchange in stock {name} takes {1e3 * seconds:.1f} ms"
+            for name, seconds in (record.get("stock") or {}).items()
+        )
     )
 
 

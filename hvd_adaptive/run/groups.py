@@ -54,6 +54,10 @@ class Groups:
         """Return whether the average may be written to ``tensor``, the gradient in ``slot``."""
         return True
 
+    def stock_sizes(self, layout: Layout) -> list[int]:
+        """Return the lengths of the tensors that training without compression averages."""
+        return [member.numel for member in layout.members]
+
     def build_layout(
         self,
         members: list[Member],

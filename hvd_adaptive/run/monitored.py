@@ -9,6 +9,7 @@ import torch
 
 from hvd_adaptive._version import __version__
 from hvd_adaptive.layout import Group, Layout
+from hvd_adaptive.run.stock import stock_seconds
 
 if TYPE_CHECKING:
     from hvd_adaptive.compressor import GradientCompressor
@@ -27,35 +28,59 @@ class Bound(Protocol):
     exchange_name: str
     world: Any
 
+    def stock_sizes(self, layout: Layout) -> list[int]: ...
+
 
 class Monitored:
     """A compressor's monitor on this rank, for the same ranks and optimizer.
 
-    No method is a collective, so ranks may have different monitors, or none.
+    Ranks may have different monitors, or none. Only with ``compare=True``, which all ranks must
+    have, is the first ``step_ended`` a collective.
     """
 
     def __init__(self, compressor: GradientCompressor, rank: int) -> None:
         monitor: Monitor | None = compressor.settings.monitor
+        self._compares = monitor is not None and getattr(monitor, "compare", False)
         watches = monitor is not None and monitor.watches(rank)
         self._monitor = monitor if watches else None
         self._reported: int | None = None  # fingerprint of the layout that was reported
         compressor.meter.detailed = watches
 
-    def step_ended(self, binding: Bound, number: int, layout: Layout | None) -> None:
+    def step_ended(
+        self, binding: Bound, number: int, layout: Layout | None, device: torch.device
+    ) -> None:
         """Report step ``number``, whose figures the compressor's meter contains.
 
         Args:
             binding: The binding of the step.
             number: The step.
             layout: Its layout; None for a step without groups, after ranks called hvd.join().
+            device: Device of its gradients.
         """
+        stock = None
+        if self._compares and layout is not None and binding.world.size > 1:
+            stock = self._stock(binding, layout, device)
         if self._monitor is None:
             return
         fingerprint = 0 if layout is None else layout.fingerprint
         if self._reported is None or (layout is not None and fingerprint != self._reported):
             self._reported = fingerprint
-            self._monitor.begin(binding.compressor, facts(binding, number, layout))
+            begun = facts(binding, number, layout) | {"stock": stock}
+            self._monitor.begin(binding.compressor, begun)
         self._monitor.step(binding.compressor, number)
+
+    def _stock(self, binding: Bound, layout: Layout, device: torch.device) -> dict[str, float]:
+        """Return the seconds of stock exchanges, measured once with these ranks.
+
+        The monitor keeps them, because perhaps only some ranks have a new binding.
+        """
+        monitor, world = binding.settings.monitor, binding.world
+        ranks = world.generation, world.size
+        seconds = monitor.stock(binding.compressor, ranks)
+        if seconds is None:
+            seconds = stock_seconds(world, binding.stock_sizes(layout), binding.name, device)
+            monitor.keep_stock(binding.compressor, ranks, seconds)
+        return seconds
 
 
 def facts(binding: Bound, number: int, layout: Layout | None) -> dict[str, Any]:

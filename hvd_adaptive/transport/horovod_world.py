@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -129,6 +129,16 @@ class HorovodWorld(World):
     def is_current(self) -> bool:
         same = self.hvd.is_initialized() and self.generation is self._generation
         return same and (_size(self.process_set), self.process_set.rank()) == (self.size, self.rank)
+
+    def average_all(self, tensors: Sequence[torch.Tensor], name: str) -> None:
+        handles = [
+            self.hvd.allreduce_async_(
+                tensor, name=f"{name}.{index}", op=self.hvd.Average, process_set=self.process_set
+            )
+            for index, tensor in enumerate(tensors)
+        ]
+        for handle in handles:  # Horovod fuses what waits together
+            self.hvd.synchronize(handle)
 
     @property
     def root(self) -> int:

@@ -112,6 +112,14 @@ class TorchWorld(World):
             return torch.device("cpu")
         return torch.device("cuda", torch.cuda.current_device())
 
+    def average_all(self, tensors: Sequence[torch.Tensor], name: str) -> None:
+        works = []
+        for tensor in tensors:
+            tensor.div_(self.size)
+            works.append(dist.all_reduce(tensor, group=self.group, async_op=True))
+        for work in works:
+            work.wait()
+
     # Collectives of payloads ----------------------------------------------------------------------
 
     def node(self) -> tuple[int, int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -70,6 +71,15 @@ class World(ABC):
     @abstractmethod
     def broadcast(self, values: np.ndarray, name: str) -> np.ndarray:
         """Wait, and return the first rank's array, byte for byte."""
+
+    @property
+    def generation(self) -> Any:
+        """Return an object that differs if ranks have been started anew."""
+        return self
+
+    def average_all(self, tensors: Sequence[torch.Tensor], name: str) -> None:
+        """Average tensors over ranks in place, as training without compression does, and wait."""
+        raise NotImplementedError
 
     @abstractmethod
     def node(self) -> tuple[int, int]:

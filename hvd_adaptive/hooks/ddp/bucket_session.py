@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -37,6 +38,7 @@ class _PendingStep:
         residuals.
     sending: the step that sends buckets as they arrive; None if they wait for the last one.
     check: the gather of positions, which has been submitted.
+    begun: when the first bucket arrived.
     """
 
     binding: BucketBinding
@@ -45,6 +47,7 @@ class _PendingStep:
     check: Any = None
     buckets: list[Bucket] = field(default_factory=list)
     used: list[bool] = field(default_factory=list)
+    begun: float = field(default_factory=time.perf_counter)
 
     def arrive(self, step: Step, index: int) -> None:
         """Give the gradients of bucket ``index`` to ``step``."""
@@ -115,6 +118,10 @@ class BucketSession:
 
     def take(self, index: int, bucket: Bucket) -> None:
         """Receive bucket ``index`` of a step, which is full."""
+        with self.compressor.meter.time("blocked_s"):
+            self._take(index, bucket)
+
+    def _take(self, index: int, bucket: Bucket) -> None:
         pending = self._begin_step() if index == 0 else self._pending
         if pending is None:
             raise RuntimeError(
@@ -137,12 +144,13 @@ class BucketSession:
         pending = self._pending
         if pending is None:
             raise RuntimeError("finish() was called before the first bucket of a step")
-        binding = pending.binding
+        binding, begin = pending.binding, time.perf_counter()
+        self.compressor.meter.add("arrival_s", begin - pending.begun)
         if pending.sending is not None and not binding.knows_all(pending.buckets):
             self._stop_sending(pending)
         self._check_positions(binding, binding.world.end_gather(pending.check))
         try:
-            self._exchange(pending, pending.sending or self._send_all(pending))
+            self._exchange(pending, pending.sending or self._send_all(pending), begin)
         except BaseException:
             self.forget()
             raise
@@ -228,8 +236,11 @@ class BucketSession:
             pending.arrive(step, index)
         return step
 
-    def _exchange(self, pending: _PendingStep, step: Step) -> None:
-        """Fit tables, send the remaining groups, write averages into the buckets."""
+    def _exchange(self, pending: _PendingStep, step: Step, begin: float) -> None:
+        """Fit tables, send the remaining groups, write averages into the buckets.
+
+        begin: when the last bucket was full.
+        """
         compressor, binding = self.compressor, pending.binding
         step.factor = 1.0 / binding.world.size
         binding.set_up(step.layout, step.number, step.device)
@@ -245,9 +256,10 @@ class BucketSession:
             if result.data_ptr() != gradient.data_ptr():
                 gradient.copy_(result)
         compressor.step, self._attempt = step.number + 1, 0
+        compressor.meter.add("blocked_s", time.perf_counter() - begin)
         compressor.meter.finish()
         step.commit()
-        binding.monitored.step_ended(binding, step.number, step.layout)
+        binding.monitored.step_ended(binding, step.number, step.layout, step.device)
 
     def _new_step(self, binding: BucketBinding, layout: Layout) -> Step:
         residuals = self.compressor.residuals

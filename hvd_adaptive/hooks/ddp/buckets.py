@@ -95,6 +95,11 @@ class BucketBinding(Groups):
         self.layout = layout
         return layout
 
+    def stock_sizes(self, layout: Layout) -> list[int]:
+        """Return the lengths of DDP's buckets."""
+        members = iter(layout.members)
+        return [sum(next(members).numel for _ in bucket) for bucket in self._buckets]
+
     def first_slot(self, index: int) -> int:
         """Return the slot of the first gradient in bucket ``index``."""
         return sum(map(len, self._buckets[:index]))

@@ -24,6 +24,7 @@ class JoinedStep:
     counts = False
     names: frozenset[str] = frozenset()
     layout = None
+    device = torch.device("cpu")
 
     def __init__(
         self, binding: Groups, gradients: Mapping[int, torch.Tensor], name: str, attempt: int

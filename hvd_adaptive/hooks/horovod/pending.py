@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import time
 import weakref
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
@@ -46,6 +47,7 @@ class PendingGradients(ABC):
     failure: the helper's error.
     given_up: no result of this step will be requested.
     generation: Horovod's (``HorovodWorld.generation``) when the step began.
+    begun: when the first gradient arrived, by time.perf_counter.
     """
 
     binding: Binding
@@ -58,6 +60,7 @@ class PendingGradients(ABC):
     given_up: bool = False
     reader: Reader | None = None
     tickets: list[weakref.ref] = field(default_factory=list)
+    begun: float = field(default_factory=time.perf_counter)
 
     def ticket(self, slot: int) -> Ticket:
         """Return a ticket for the gradient in ``slot``. If it is dropped, the step is lost."""

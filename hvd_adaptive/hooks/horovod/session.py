@@ -84,6 +84,10 @@ class Session:
 
     def compress(self, tensor: torch.Tensor) -> tuple[torch.Tensor, Ticket | None]:
         """See GradientCompressor.compress."""
+        with self.compressor.meter.time("blocked_s"):
+            return self._compress(tensor)
+
+    def _compress(self, tensor: torch.Tensor) -> tuple[torch.Tensor, Ticket | None]:
         if tensor is None:
             raise ValueError(
                 "groups=: Horovod exchanges a group in which a parameter has no gradient; every "
@@ -210,6 +214,7 @@ class Session:
 
     def decompress(self, output: torch.Tensor, ticket: Ticket) -> torch.Tensor:
         """See GradientCompressor.decompress."""
+        begin, meter = time.perf_counter(), self.compressor.meter
         with self._lock:
             pending = ticket.pending
             if pending.failure is not None:
@@ -221,6 +226,7 @@ class Session:
             if step is None:
                 step = self._run(pending, read)
             result = step.result(ticket.slot, absent)
+            meter.add("blocked_s", time.perf_counter() - begin)
             if step.finished:
                 self._end(pending.binding, step)
             return result
@@ -228,6 +234,7 @@ class Session:
     def _run(self, pending: PendingGradients, read: Reduction) -> Step | JoinedStep:
         """Exchange the gradients, all of which have arrived."""
         self._look_for_changes(pending)
+        self.compressor.meter.add("arrival_s", time.perf_counter() - pending.begun)
         running: Step | JoinedStep
         if read.active < pending.binding.world.size:
             pending.running = running = pending.joined_step()
@@ -397,7 +404,7 @@ class Session:
             self.compressor.step = step.number + 1
         self.compressor.meter.finish()
         step.commit()
-        binding.monitored.step_ended(binding, step.number, step.layout)
+        binding.monitored.step_ended(binding, step.number, step.layout, step.device)
         binding.given_up.end(binding.world)
         self._pending = None
 

@@ -3,13 +3,29 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from hvd_adaptive.monitor.log import Log
 
 TIMES = ("encode_s", "exchange_s", "decode_s")
+
+
+@dataclass(frozen=True)
+class Stock:
+    """What the same step takes without compression; see Monitor's ``compare``.
+
+    Attributes:
+        exchange_s: Seconds of one exchange alone, measured when the run began.
+        least_s: Least seconds of a step, estimated; None if the run's step is unknown.
+        most_s: Most seconds of a step, estimated; None if the run's step is unknown.
+    """
+
+    name: str
+    exchange_s: float
+    least_s: float | None
+    most_s: float | None
 
 
 @dataclass(frozen=True)
@@ -20,6 +36,8 @@ class Summary:
         ring_bytes: Bytes that a rank would send in float32 by a ring, 2 (N - 1) / N of the
             gradient.
         step_s: Seconds from one step's end to the next one's; None if unknown.
+        blocked_s: Those of them that the training's thread spent in this package; None if unknown.
+        stock: Steps without compression, if the monitor compared.
         relative_error: None if nothing was quantised.
     """
 
@@ -37,6 +55,8 @@ class Summary:
     step_s: float | None
     peak_bytes: int
     non_finite: int
+    blocked_s: float | None
+    stock: tuple[Stock, ...]
 
 
 @dataclass(frozen=True)
@@ -76,11 +96,31 @@ def summarise(log: Log) -> Summary:
         step_s=mean(log.steps, "step_s"),
         peak_bytes=max(record["peak_bytes"] for record in log.steps),
         non_finite=sum(record["non_finite"] for record in log.steps),
+        blocked_s=mean(log.steps, "blocked_s"),
+        stock=tuple(_stock(log)),
         **{
             name: mean(log.steps, name) or 0.0
             for name in ("wire_bytes", "payload_bytes", "uncompressed_bytes", *TIMES)
         },
     )
+
+
+def _stock(log: Log) -> Iterator[Stock]:
+    """Estimate steps without compression, from the steps since ranks last changed."""
+    start = next((s for s in reversed(log.starts) if s.get("stock")), None)
+    if start is None:
+        return
+    steps = [r for r in log.steps if r["time"] >= start["time"] and r["step_s"] is not None]
+    step_s, blocked_s, arrival_s = (
+        mean(steps, name) for name in ("step_s", "blocked_s", "arrival_s")
+    )
+    for name, exchange_s in start["stock"].items():
+        least_s = most_s = None
+        if step_s is not None and blocked_s is not None and arrival_s is not None:
+            rest_s = max(0.0, step_s - blocked_s)
+            least_s = rest_s + max(0.0, exchange_s - arrival_s)
+            most_s = rest_s + exchange_s
+        yield Stock(name, exchange_s, least_s, most_s)
 
 
 def mean(records: Sequence[dict[str, Any]], name: str) -> float | None:

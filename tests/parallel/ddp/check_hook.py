@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import logging
 
 import pytest
@@ -18,7 +19,7 @@ from ddp_oracles import (
 )
 from torch import nn
 
-from hvd_adaptive import ALQ, QSGD, RankMismatchError, SparseSGD, instances
+from hvd_adaptive import ALQ, QSGD, Monitor, RankMismatchError, SparseSGD, instances
 from hvd_adaptive.ddp import CompressionState, compression_hook
 from hvd_adaptive.hooks.ddp.buckets import Bucket
 from hvd_adaptive.transport.torch_world import TorchWorld
@@ -351,3 +352,29 @@ def check_messages_of_any_lengths():
             assert torch.equal(part, message(sender, RANK)), (turn, sender)
         expected = torch.cat([message(sender, 0) for sender in range(RANKS)])
         assert torch.equal(world.synchronize(gather), expected), turn
+
+
+def check_stock_exchanges_are_measured_once(tmp_path):
+    """As many coordinates as DDP's buckets have, and the bits of a training without them."""
+    nets = [make_net(), make_net()]
+    monitor = Monitor(tmp_path / "all.jsonl", every=1, compare=True)
+    for net, given in zip(nets, (monitor, None), strict=True):
+        instances.start_over()
+        model, state = wrap(net, QSGD(bits=4, monitor=given), bucket_cap_mb=0.05)
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+        for step in range(4):
+            backward(model, step)
+            optimizer.step()
+        binding = state.session._binding
+        sizes = binding.stock_sizes(binding.layout)
+        assert len(sizes) > 1 and sum(sizes) == sum(p.numel() for p in net.parameters())
+    monitor.close()
+    if RANK == 0:
+        lines = [json.loads(line) for line in (tmp_path / "all.jsonl").read_text().splitlines()]
+        stock = [line["stock"] for line in lines if line["kind"] == "start"]
+        assert stock[0]["float32"] > 0 and stock[0]["float16"] > 0
+        assert all(one == stock[0] for one in stock)
+        last = lines[-1]
+        assert 0 < last["blocked_s"] < last["step_s"] and 0 < last["arrival_s"] < last["step_s"]
+    for a, b in zip(nets[0].parameters(), nets[1].parameters(), strict=True):
+        assert torch.equal(a, b)

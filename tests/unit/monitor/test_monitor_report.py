@@ -240,6 +240,36 @@ def _namespaced(svg: str) -> str:
     return svg.replace("<svg ", '<svg xmlns:xlink="http://www.w3.org/1999/xlink" ', 1)
 
 
+def test_steps_without_compression_are_estimated(tmp_path, capsys):
+    """30 of 50 ms are the step's own; 8 ms pass while gradients arrive, which 20 ms exceed and
+    5 ms do not."""
+    own = {"step_s": 0.05, "blocked_s": 0.02, "arrival_s": 0.008}
+    stock = {"float32": 0.02, "float16": 0.005}
+    path = tmp_path / "x.jsonl"
+    before = step(2, 0, step_s=9.0, blocked_s=1.0, arrival_s=1.0)  # with other ranks
+    write(path, start(1), before, start(3, stock=stock), step(4, 1, **own), step(5, 2, **own))
+    (log,) = read_logs(path)
+    summary = summarise(log)
+    told = {one.name: (one.exchange_s, one.least_s, one.most_s) for one in summary.stock}
+    assert told["float32"] == pytest.approx((0.02, 0.042, 0.05))
+    assert told["float16"] == pytest.approx((0.005, 0.03, 0.035))
+    assert describe(log)["stock"][0]["name"] == "float32"
+    pytest.importorskip("matplotlib")
+    assert main(["report", str(path)]) == 0
+    page = Path(capsys.readouterr().out.strip()).read_text()
+    assert "Did it help?" in page and "42 ms to 50 ms" in page and "30 ms to 35 ms" in page
+
+
+def test_a_run_that_ended_early_has_no_estimate(tmp_path, capsys):
+    path = tmp_path / "x.jsonl"
+    write(path, start(1, stock={"float32": 0.02}), step(2, 0, step_s=None))
+    (log,) = read_logs(path)
+    (one,) = summarise(log).stock
+    assert (one.exchange_s, one.least_s, one.most_s) == (0.02, None, None)
+    pytest.importorskip("matplotlib")
+    assert main(["report", str(path)]) == 0
+
+
 def test_a_run_without_levels_or_errors(tmp_path, capsys):
     pytest.importorskip("matplotlib")
     write(tmp_path / "x.jsonl", start(1, ranks=1), step(2, 0, relative_error=None, step_s=None))
