@@ -231,13 +231,11 @@ class Session:
         running: Step | JoinedStep
         if read.active < pending.binding.world.size:
             pending.running = running = pending.joined_step()
-            running.factor = read.factor
         else:
             pending.running = running = step = pending.complete_step(read.same_groups)
-            step.factor = read.factor
             self._drain(pending, step)
             self._refit(pending.binding, step)
-        running.launch_all()
+        running.launch_all(read.factor)
         return running
 
     def _look_for_changes(self, pending: PendingGradients) -> None:
@@ -351,7 +349,7 @@ class Session:
             return False
         self._position.forget_due()
         if (step := pending.latest_step) is not None:
-            step.number = compressor.step
+            step.renumber(compressor.step)
         return True
 
     def _raise_mismatch(self, binding: Binding, reduced: torch.Tensor) -> None:
