@@ -4,7 +4,7 @@
 
 500x2000 is a step of 500 tensors of 2,000 coordinates each, whose backward pass does nothing but
 call the hooks: it shows what each tensor costs. conv is a real training step of a convolution
-network of 2.8 million parameters on random images, a core for each rank. Methods take turns, a few
+network of 2.6 million parameters on random images, a core for each rank. Methods take turns, a few
 steps each, in one launch. Medians of the slowest rank's seconds are printed, and of the seconds
 that the program's own thread computes.
 """
