@@ -123,6 +123,10 @@ class Layout:
                 pieces[piece.slot].append((index, piece))
         return pieces
 
+    def index_of(self, group: Group) -> int:
+        """Return the index of one of the groups."""
+        return next(index for index, other in enumerate(self.groups) if other is group)
+
     @functools.cached_property
     def labels(self) -> list[str]:
         """Return each group's name in Horovod's timeline: its number, first and last member."""

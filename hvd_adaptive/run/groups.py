@@ -125,12 +125,6 @@ class Groups:
             self.compressor.meter.hold("buffers", sum(b.nbytes for b in self._buffers.values()))
         return buffer[:coordinates]
 
-    def quantized_now(self, group: Group) -> int:
-        """Return how many of a group's coordinates this step quantises: none in a warm-up."""
-        if self.compressor.step < self.settings.warmup_steps:
-            return 0
-        return self.exchange.quantized(group)
-
     def in_flight_bytes(self, group: Group) -> int:
         """Return the most bytes that a group's exchange holds.
 

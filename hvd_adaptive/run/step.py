@@ -14,16 +14,14 @@ import torch
 
 from hvd_adaptive.coding.sendable import Sendable
 from hvd_adaptive.errors import PayloadError
-from hvd_adaptive.exchange.exchange import Route, payloads_of
+from hvd_adaptive.exchange.exchange import Route
 from hvd_adaptive.feedback import Residuals
-from hvd_adaptive.finite import Finite
 from hvd_adaptive.layout import Group, Layout
 from hvd_adaptive.run.arrivals import Arrivals
 from hvd_adaptive.run.failures import Failures, step_failed
 from hvd_adaptive.run.results import Results
-from hvd_adaptive.run.shares import Shares
+from hvd_adaptive.run.sending import Sending
 from hvd_adaptive.run.shipping import Shipping
-from hvd_adaptive.streams import Use
 from hvd_adaptive.transport.collectives import AllGather, AllToAll, Among, Collective, Sent
 
 if TYPE_CHECKING:
@@ -32,8 +30,6 @@ if TYPE_CHECKING:
 
 _Method = TypeVar("_Method", bound=Callable[..., Any])
 
-# Full buckets of a group on which the relative error is measured in each step.
-ERROR_BUCKETS = 2
 _PAUSE = 0.0005
 
 
@@ -90,13 +86,21 @@ class Step:
     ) -> None:
         self.binding = binding
         self.layout = layout
-        self.factor: float | None = None
-        self._early_factor: float | None = None
+        self._factor: float | None = None
         self.attempt = attempt
         self.lock = threading.RLock()
         self.arrivals = Arrivals(layout, disjoint)
         self.names: set[str] = set()  # of the collectives that were submitted
-        self._shipping = Shipping(binding, layout, number, attempt)
+        self._shipping = Shipping(
+            binding.compressor,
+            binding.exchange,
+            layout,
+            number,
+            attempt=attempt,
+            name=binding.name,
+            meter=binding.compressor.meter,
+        )
+        self._sending = Sending(self._shipping, residuals)
         self._results = Results(self.arrivals, layout, binding.compressor.meter)
         self._worker = worker
         self._error: BaseException | None = None  # of the worker
@@ -106,20 +110,16 @@ class Step:
         self._flying: deque[_Flight] = deque()
         self._held = 0
         self._returned: set[int] = set()  # groups that have been received, or could not be read
-        self._residuals = residuals
-        self._after: dict[int, torch.Tensor] = {}  # the groups' residuals after this step
-        self._absent: list[int] = []
-        self._finite = Finite()
         self._failures = Failures()
         self._failed: dict[int, int] | None = None
 
     @property
     def number(self) -> int:
-        """Return the number of the step; newcomers adopt that of the first rank."""
+        """Return the number of the step."""
         return self._shipping.number
 
-    @number.setter
-    def number(self, number: int) -> None:
+    def renumber(self, number: int) -> None:
+        """Adopt the number of the first rank, before anything is sent."""
         self._shipping.number = number
 
     @property
@@ -155,7 +155,7 @@ class Step:
         Args:
             factor: Scale of sums over ranks. If it is known, groups also submit second stages.
         """
-        self._hold, self._early_factor = False, factor
+        self._hold, self._factor = False, factor
         if self._worker is None:
             self._launch()
 
@@ -186,13 +186,16 @@ class Step:
             return False if self._flying else None
 
     @_locked
-    def launch_all(self) -> None:
+    def launch_all(self, factor: float) -> None:
         """Submit every group, within the bound on memory.
 
         Every dense gradient has arrived, on every rank. A group without any gradient (sparse
         parameters, which Horovod exchanges itself) is omitted.
+
+        Args:
+            factor: Scale of sums over ranks.
         """
-        self._hold, self._all_arrived = False, True
+        self._hold, self._all_arrived, self._factor = False, True, factor
         if self._error is not None:
             raise self._error
         self._results.write_early()
@@ -214,7 +217,7 @@ class Step:
         if self._failures.first is None:
             tensor = self._results.of(slot, tensor, self.binding.is_gradient(slot, tensor))
         if absent:
-            self._absent.append(slot)
+            self._sending.hold(slot)
             tensor.detach().zero_()
         if self.finished:
             self._check_everywhere()
@@ -252,7 +255,7 @@ class Step:
             for f in self._flying
         ]
         self._flying.clear()
-        self._after.clear()
+        self._sending.abandon()
         self._results.forget_early()
         self._held = 0
         self._next = 0
@@ -260,15 +263,8 @@ class Step:
 
     def commit(self) -> None:
         """Apply the step's residuals after its end, unless AMP skips the step."""
-        if self._residuals is None:
-            return
-        for slot in self._absent:
-            for index, piece in self.layout.pieces_of[slot]:
-                if index in self._after:
-                    self._residuals.hold(index, piece.in_group, self._after[index])
-        self._residuals.commit(self._after, self._finite.ask())
-        self._after = {}
-        self._residuals.watch(self.binding.compressor.meter.report()["relative_error"])
+        self._sending.commit()
+        self._sending.watch(self.binding.compressor.meter.report()["relative_error"])
 
     @property
     def parts(self) -> list[str]:
@@ -295,23 +291,15 @@ class Step:
 
         If ranks of a node quantise its mean, this is a collective of these ranks.
         """
-        settings, rank = self.binding.settings, self.binding.world.rank
-        instance = self.binding.compressor.instance
-        shares = Shares(
-            self.binding.exchange,
-            self._groups_here(),
-            bucket_size=settings.bucket_size,
-            count=count,
-            key_of=lambda rank: instance.key(settings.seed, rank, self.number, Use.SAMPLE),
-            part=part,
-        )
+        shares = self._shipping.shares(self._groups_here(), count, part)
         drawn = {member: shares.draw(member, self._quantized_flat) for member in shares.members}
+        own = drawn[self.binding.world.rank]
         if len(drawn) == 1:
-            return drawn[rank]
+            return own
         parts = [Sendable.copy_of(shares.shared(of), self.device) for of in drawn.values()]
         received = self._swapped(f"samples.{part}", shares.members, parts)
         whole = [part[: part.numel() // 4 * 4].clone().view(torch.float32) for part in received]
-        return shares.averaged(drawn[rank], whole)
+        return shares.averaged(own, whole)
 
     def _swapped(
         self, label: str, members: Sequence[int], parts: Sequence[Sendable]
@@ -330,18 +318,17 @@ class Step:
         They may be changed only if there are residuals.
         """
         self.arrivals.join(group)
-        if self._residuals is None and (flat := self.arrivals.own_memory(group)) is not None:
-            return flat
+        if not self._sending.changes_values:
+            flat = self.arrivals.own_memory(group)
+            if flat is not None:
+                return flat
         flat = self.binding.buffer("gradients", group.coordinates, group.dtype, self.device)
         return self.arrivals.gather(group, flat)
 
     def _quantized_flat(self, group: Group) -> torch.Tensor:
         """Return a group's quantised coordinates with residuals, valid until the next call."""
         flat = self._flat(group)[: self.binding.exchange.quantized(group)]
-        if self._residuals is None:
-            return flat
-        index = next(i for i, other in enumerate(self.layout.groups) if other is group)
-        return self._residuals.added(index, flat)
+        return self._sending.values(self.layout.index_of(group), flat)
 
     @property
     def device(self) -> torch.device:
@@ -374,21 +361,15 @@ class Step:
                 return
             self._advance(flight)
 
-    @property
-    def _known_factor(self) -> float | None:
-        """Return the scale of sums over ranks, or None if it is not known yet."""
-        return self._early_factor if self.factor is None else self.factor
-
-    def _final_factor(self) -> float:
-        """Return the known factor; payloads are decoded only when it is known."""
-        factor = self._known_factor
-        if factor is None:
+    def _known_factor(self) -> float:
+        """Return the scale of sums over ranks; payloads are decoded only when it is known."""
+        if self._factor is None:
             raise RuntimeError(f"step {self.number}: a group is decoded before its factor is known")
-        return factor
+        return self._factor
 
     def _early_stages(self, flight: _Flight) -> int | None:
         """Return the number of a group's stages if it may go on before the first result."""
-        if self._known_factor is None or self.device.type != "cpu":
+        if self._factor is None or self.device.type != "cpu":
             return None
         if not self.binding.world.orders_collectives:
             return None
@@ -410,24 +391,12 @@ class Step:
         meter = binding.compressor.meter
         with meter.time("encode_s", index):
             flat = self._flat(group)
-            quantized = binding.quantized_now(group)
-            shipment = self._shipping.shipment(
-                index, quantized, self._final_factor, self._memory_for
-            )
-            codec = shipment.codec
-            values = flat[:quantized]
-            if self._residuals is not None and quantized:
-                values = self._residuals.added(index, values)
-            payloads = binding.exchange.encode(shipment, flat, values)
-            if self._residuals is not None and quantized:
-                after = self._residuals.after(index, values, codec, payloads_of(payloads))
-                self._after[index] = after
-                size = self._residuals.held_bytes(index) + after.nbytes
-                meter.hold(f"residual of group {index}", size)
+            route = self._sending.encode(index, flat, self._known_factor, self._memory_for)
+        if size := self._sending.held_bytes(index):
+            meter.hold(f"residual of group {index}", size)
         meter.add("coordinates", group.coordinates, index)
         meter.add("uncompressed_bytes", group.coordinates * group.dtype.itemsize, index)
         self._held += binding.in_flight_bytes(group)
-        route = binding.exchange.route(shipment, payloads)
         self._submit(_Flight(index, route, next(route)))
 
     def _submit(self, flight: _Flight) -> None:
@@ -510,10 +479,8 @@ class Step:
 
     def _receive_decoded(self, index: int, decoded: torch.Tensor) -> None:
         """Record figures of a decoded group, and write it back if that is allowed."""
-        if self._residuals is not None:
-            self._finite.look(decoded)
-        group, binding = self.layout.groups[index], self.binding
-        quantized = decoded[: binding.quantized_now(group)]
+        self._sending.receive(decoded)
+        binding, quantized = self.binding, decoded[: self._shipping.quantized(index)]
         binding.compressor.meter.look(quantized, binding.settings.bucket_size, index)
         self._results.add(index, decoded, early=not self._all_arrived)
 

@@ -7,7 +7,6 @@ averaged gradients equal, bit for bit, those of real ranks with these gradients.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 
@@ -16,15 +15,15 @@ import torch
 
 from hvd_adaptive.checks import check_integer
 from hvd_adaptive.compressor import GradientCompressor, check_compressor
-from hvd_adaptive.exchange.exchange import Place, Route, Shipment, payloads_of
+from hvd_adaptive.exchange.exchange import Place, Route
 from hvd_adaptive.exchange.exchanges import EXCHANGES, name_of_exchange
-from hvd_adaptive.exchange.staged_codec import StagedCodec
 from hvd_adaptive.feedback import Residuals, all_finite
 from hvd_adaptive.layout import Group, Member, build_layout, gather
-from hvd_adaptive.run.shares import Shares
+from hvd_adaptive.monitor import StepMeter
+from hvd_adaptive.run.sending import Sending
+from hvd_adaptive.run.shipping import Shipping
 from hvd_adaptive.settings import Settings
 from hvd_adaptive.simulate.variance import Scatter, quantization_error, scatter
-from hvd_adaptive.streams import Use, group_number
 from hvd_adaptive.transport.nodes import nodes_of
 
 
@@ -184,28 +183,26 @@ class Ranks:
             self.payload_bytes = sum(f[0].numel() * f.element_size() for f in self.flats)
             if self.workers == 1:
                 return
-        else:
-            self.payload_bytes = 0
         error = norm = 0.0
         results = []
-        after: list[dict[int, torch.Tensor]] = [{} for _ in self.residuals]
+        meters = [StepMeter() for _ in range(self.workers)]
+        senders = [] if self.compressor is None else self._senders(step, meters)
         for index, flat in enumerate(self.flats):
             exact = _mean(flat)
-            result = exact if self.compressor is None else self._exchanged(index, step, after)
+            result = self._exchanged(index, senders) if senders else exact
             results.append(result)
             error += float((result - exact).square().sum())
             norm += float(exact.square().sum())
         self.relative_error = error / norm if norm else 0.0
-        absent = set.intersection(*self._missing)
-        for index, piece in (place for slot in absent for place in self.layout.pieces_of[slot]):
-            where = slice(piece.at, piece.at + piece.stop - piece.start)
-            results[index][where] = 0.0
-            for residuals, of_rank in zip(self.residuals, after, strict=True):
-                if index in of_rank:
-                    residuals.hold(index, where, of_rank[index])
-        if self.residuals and all_finite(results):
-            for residuals, of_rank in zip(self.residuals, after, strict=True):
-                residuals.commit(of_rank)
+        for slot in set.intersection(*self._missing):
+            for index, piece in self.layout.pieces_of[slot]:
+                results[index][piece.in_group] = 0.0
+            for sending in senders:
+                sending.hold(slot)
+        for sending in senders:
+            sending.commit()
+        if senders:
+            self.payload_bytes = meters[0].current.payload_bytes
         self._give(results)
 
     def restore(self, rank: int) -> None:
@@ -217,7 +214,8 @@ class Ranks:
         sgd = self.scatter()
         excess = normalized = bias = 0.0
         for index, flat in enumerate(self.flats if self.compressor is not None else ()):
-            codec, quantized = self._codec(index), self._quantized(index, step)
+            shipping = self._shipping(0, step)
+            codec, quantized = shipping.codec(index), shipping.quantized(index)
             errors = [quantization_error(codec, row[:quantized]) for row in flat]
             excess += sum(error.variance for error in errors) / self.workers
             normalized += sum(error.normalized for error in errors) / self.workers
@@ -272,21 +270,18 @@ class Ranks:
         self._scheme.updates.run(step, self._samples(rank, step), sync, parts, finite)
 
     def _samples(self, rank: int, step: int) -> Callable[[int, str], list[torch.Tensor]]:
-        seed, instance = self.settings.seed, self._scheme.instance
+        exchange, shipping = self._exchanges[rank], self._shipping(rank, step)
 
         def flat_of(member: int, group: Group) -> torch.Tensor:
-            index = next(i for i, other in enumerate(self.layout.groups) if other is group)
-            return self._quantized_values(index, member, self._exchanges[rank].quantized(group))
+            index = self.layout.index_of(group)
+            values = self.flats[index][member][: exchange.quantized(group)]
+            if not self.residuals:
+                return values
+            wide = values.to(torch.float32, copy=True)
+            return self.residuals[member].added(index, wide)
 
         def samples(count: int, part: str) -> list[torch.Tensor]:
-            shares = Shares(
-                self._exchanges[rank],
-                self.layout.groups,
-                bucket_size=self.settings.bucket_size,
-                count=count,
-                key_of=lambda rank: instance.key(seed, rank, step, Use.SAMPLE),
-                part=part,
-            )
+            shares = shipping.shares(self.layout.groups, count, part)
             drawn = {m: shares.draw(rank, partial(flat_of, m)) for m in shares.members}
             if len(drawn) == 1:
                 return drawn[rank]
@@ -295,65 +290,31 @@ class Ranks:
 
         return samples
 
-    def _quantized_values(self, index: int, rank: int, quantized: int) -> torch.Tensor:
-        """Return the values of a group that a rank quantises, with its residual if there is one."""
-        values = self.flats[index][rank][:quantized]
-        if not self.residuals:
-            return values
-        return self.residuals[rank].added(index, values.to(torch.float32, copy=True))
+    def _shipping(self, rank: int, step: int, meter: StepMeter | None = None) -> Shipping:
+        exchange, meter = self._exchanges[rank], meter or StepMeter()
+        return Shipping(self._scheme, exchange, self.layout, step, meter=meter)
 
-    def _exchanged(
-        self, index: int, step: int, after: Sequence[dict[int, torch.Tensor]]
-    ) -> torch.Tensor:
-        """Return a group's average by the exchange; write the ranks' new residuals to ``after``."""
+    def _senders(self, step: int, meters: Sequence[StepMeter]) -> list[Sending]:
+        """Return what each rank sends of a step."""
+        kept: Sequence[Residuals | None] = self.residuals or [None] * self.workers
+        shippings = [self._shipping(rank, step, meter) for rank, meter in enumerate(meters)]
+        return [Sending(of, own) for of, own in zip(shippings, kept, strict=True)]
+
+    def _exchanged(self, index: int, senders: Sequence[Sending]) -> torch.Tensor:
+        """Return a group's average by the exchange."""
         routes = []
-        for rank, row in enumerate(self.flats[index]):
-            exchange, shipment = self._exchanges[rank], self._shipment(index, step, rank)
-            flat = self._lent[rank].memory("gradients", row.numel(), row.dtype, row.device)
+        for sending, row, lent in zip(senders, self.flats[index], self._lent, strict=True):
+            flat = lent.memory("gradients", row.numel(), row.dtype, row.device)
             flat.copy_(row)
-            values = flat[: shipment.quantized]
-            if self.residuals:
-                values = self._quantized_values(index, rank, shipment.quantized)
-            payloads = exchange.encode(shipment, flat, values)
-            if self.residuals and shipment.quantized:
-                codec, residuals = shipment.codec, self.residuals[rank]
-                own = payloads_of(payloads)
-                after[rank][index] = residuals.after(index, values, codec, own)
-            routes.append(exchange.route(shipment, payloads))
-        return together(routes, self._take_back).clone()
+            routes.append(sending.encode(index, flat, lambda: 1.0 / self.workers, lent.of_group))
+        average = together(routes, self._take_back).clone()
+        for sending in senders:
+            sending.receive(average)
+        return average
 
     def _take_back(self) -> None:
         for lent in self._lent:
             lent.take_back()
-
-    def _shipment(self, index: int, step: int, of_rank: int) -> Shipment:
-        group, quantized = self.layout.groups[index], self._quantized(index, step)
-        seed, instance = self.settings.seed, self._scheme.instance
-        return Shipment(
-            codec=self._codec(index),
-            dtype=group.dtype,
-            quantized=quantized,
-            full=group.coordinates - quantized,
-            layout_fingerprint=self.layout.fingerprint,
-            key=lambda rank: instance.key(seed, rank, step, group_number(index)),
-            factor=lambda: 1.0 / self.workers,
-            time=lambda field: nullcontext(),
-            count=self._count if of_rank == 0 else lambda size: None,
-            memory=self._lent[of_rank].memory,
-        )
-
-    def _count(self, size: int) -> None:
-        self.payload_bytes += size
-
-    def _codec(self, index: int) -> StagedCodec:
-        """Return the codec of the group's part."""
-        return self._scheme.part(self.layout.groups[index].part)
-
-    def _quantized(self, index: int, step: int) -> int:
-        """Return the number of coordinates of a group that are quantised: 0 during warm-up."""
-        if step < self.settings.warmup_steps:
-            return 0
-        return self._exchanges[0].quantized(self.layout.groups[index])
 
 
 class Lent:
@@ -374,6 +335,12 @@ class Lent:
         if key not in self._buffers or self._buffers[key].numel() < coordinates:
             self._buffers[key] = torch.empty(coordinates, dtype=dtype, device=device)
         return self._buffers[key][:coordinates]
+
+    def of_group(
+        self, index: int, use: str, coordinates: int, dtype: torch.dtype, device: torch.device
+    ) -> torch.Tensor:
+        """Return memory for a group; see ``memory``."""
+        return self.memory(use, coordinates, dtype, device)
 
     def take_back(self) -> None:
         """Overwrite all memory with NaN."""

@@ -65,9 +65,6 @@ class OneRank:
     def is_gradient(self, slot, tensor):
         return False
 
-    def quantized_now(self, group):
-        return 0 if self.compressor.step < self.settings.warmup_steps else group.quantized
-
     def in_flight_bytes(self, group):
         return 4 * group.coordinates
 
@@ -83,8 +80,7 @@ class OneRank:
         for slot, gradient in enumerate(gradients):
             if gradient is not None:
                 step.arrive(slot, gradient.clone())
-        step.factor = 1.0
-        step.launch_all()
+        step.launch_all(1.0)
         return step
 
     def step(self, gradients) -> list[torch.Tensor | None]:

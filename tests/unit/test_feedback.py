@@ -102,8 +102,7 @@ def test_a_gradient_is_not_changed():
     for _ in range(2):
         step = rank.begin()
         step.arrive(0, g)
-        step.factor = 1.0
-        step.launch_all()
+        step.launch_all(1.0)
         step.result(0)
         step.commit()
     assert torch.equal(g, kept)

@@ -242,14 +242,13 @@ class BucketSession:
         begin: when the last bucket was full.
         """
         compressor, binding = self.compressor, pending.binding
-        step.factor = 1.0 / binding.world.size
         binding.set_up(step.layout, step.number, step.device)
         if pending.due or compressor.updates.second_due(step.number):
             compressor.updates.run(
                 step.number, step.samples, binding.sync(), step.parts, step.is_finite()
             )
         used = self._used_somewhere(pending)
-        step.launch_all()
+        step.launch_all(1.0 / binding.world.size)
         gradients = [gradient for bucket in pending.buckets for gradient in bucket.gradients]
         for slot, gradient in enumerate(gradients):
             result = step.result(slot, absent=not used[slot])

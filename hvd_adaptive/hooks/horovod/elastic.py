@@ -45,7 +45,7 @@ class CompressorStateHandler:
         """Load the first rank's state on every rank. This is a collective."""
         import horovod.torch as hvd
 
-        from hvd_adaptive.hooks.horovod.binding import forget_names
+        from hvd_adaptive.hooks.horovod.names import forget_names
 
         compressor, residuals = self.value, self.value.residuals
         compressor.close()

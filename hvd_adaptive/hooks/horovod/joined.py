@@ -31,7 +31,7 @@ class JoinedStep:
     ) -> None:
         self.binding = binding
         self.number = binding.compressor.step
-        self.factor: float | None = None
+        self._factor = 1.0
         self._gradients = dict(gradients)
         self._name = f"{name}.joined.{attempt}"
         self._handles: dict[int, Any] = {}
@@ -39,8 +39,13 @@ class JoinedStep:
     def has(self, slot: int) -> bool:
         return slot in self._gradients
 
-    def launch_all(self) -> None:
-        """Submit every gradient."""
+    def renumber(self, number: int) -> None:
+        """See ``Step.renumber``."""
+        self.number = number
+
+    def launch_all(self, factor: float) -> None:
+        """Submit every gradient. factor: scale of sums over ranks."""
+        self._factor = factor
         world, meter = self.binding.world, self.binding.compressor.meter
         for slot, gradient in sorted(self._gradients.items()):
             wide = torch.float64 if gradient.dtype == torch.float64 else torch.float32
@@ -59,7 +64,7 @@ class JoinedStep:
         gradient = self._gradients.pop(slot)
         with self.binding.compressor.meter.time("exchange_s"):
             total = self.binding.world.hvd.synchronize(self._handles.pop(slot))
-        return total.mul_(self.factor).to(gradient.dtype).view(gradient.shape)
+        return total.mul_(self._factor).to(gradient.dtype).view(gradient.shape)
 
     @property
     def finished(self) -> bool:

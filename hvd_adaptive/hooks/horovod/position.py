@@ -49,7 +49,9 @@ class Position:
         """
         step = self._compressor.step
         named = "" if binding.layout is None else binding.name
-        agreed = _crc(self._compressor.codec.settings_fingerprint, binding.described, named)
+        agreed = _crc(
+            self._compressor.codec.settings_fingerprint, binding.comparison.checksum, named
+        )
         due = self.update_due(binding, step)
         first_due = self._compressor.updates.first_due(step)
         progress = _crc(binding.given_up.attempt, due, first_due, self._tables)
@@ -65,7 +67,7 @@ class Position:
         name = disagreement(reduced, binding.world.size)
         if name is None:
             return ""
-        own = binding.description() | self._description(binding)
+        own = binding.comparison.description() | self._description(binding)
         name = f"hvd_adaptive.disagreement.{name}"
         return compare(binding.world, own, name, LATER_SECONDS) or ""
 

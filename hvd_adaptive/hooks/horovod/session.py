@@ -102,7 +102,7 @@ class Session:
             layout = binding.layout
             if layout is None:
                 return self._compress_unnamed(binding, tensor.resolve_neg())
-            slot = binding.slot_of(tensor)
+            slot = binding.parameters.slot_of(tensor)
             if slot is None:
                 self._warn_of_names("a gradient belongs to no known parameter: Horovod reduces it")
                 return tensor, None
@@ -141,13 +141,13 @@ class Session:
         self, binding: Binding, layout: Layout, slot: int, tensor: torch.Tensor
     ) -> tuple[torch.Tensor, Ticket]:
         check_gradient(tensor, layout.members[slot])
-        tensor = binding.resolved(slot, tensor)
+        tensor = binding.parameters.resolved(slot, tensor)
         pending = self._pending_for(binding, layout, slot, tensor.is_cpu)
         if pending.watch is not None:
-            pending.watch.look(slot, binding.parameter(slot), tensor)
+            pending.watch.look(slot, binding.parameters[slot], tensor)
         pending.step.arrive(slot, tensor)
-        absent = binding.is_absent(slot, tensor)
-        if absent and binding.would_wait(slot):
+        absent = binding.parameters.is_absent(slot, tensor)
+        if absent and binding.parameters.would_wait(slot):
             self._warn_of_sparse(
                 "%s: its gradients are sparse, and it has none now. Should another rank have "
                 "one, Horovod waits for ever: use sparse_as_dense=True",
@@ -155,7 +155,7 @@ class Session:
             )
         small = pending.template.placeholder(slot, absent)
         if pending.roll_call is not None:
-            pending.roll_call.expect(binding.parameter(slot), small, slot)
+            pending.roll_call.expect(binding.parameters[slot], small, slot)
             if pending.worker is None:
                 pending.release()
         return small, pending.ticket(slot)
@@ -171,9 +171,9 @@ class Session:
         if isinstance(pending, NamedGradients) and pending.accepts and not pending.step.has(slot):
             return pending
         self.forget()
-        if not binding.is_compared:
-            binding.start_comparison()
-        binding.prediction.restart()
+        if not binding.comparison.is_started:
+            binding.comparison.start()
+        binding.parameters.begin_step()
         worker = self._worker if on_cpu and self.compressor.settings.worker else None
         step = new_step(binding, layout, worker)
         due = self._position.update_due(binding, step.number)
@@ -185,7 +185,7 @@ class Session:
             roll_call=binding.roll_call(),
             worker=worker,
             generation=binding.world.generation,
-            watch=binding.watch(layout.members),
+            watch=binding.parameters.watch(layout.members),
         )
         WATCH.wake()
         return pending
@@ -238,13 +238,11 @@ class Session:
         running: Step | JoinedStep
         if read.active < pending.binding.world.size:
             pending.running = running = pending.joined_step()
-            running.factor = read.factor
         else:
             pending.running = running = step = pending.complete_step(read.same_groups)
-            step.factor = read.factor
             self._drain(pending, step)
             self._refit(pending.binding, step)
-        running.launch_all()
+        running.launch_all(read.factor)
         return running
 
     def _look_for_changes(self, pending: PendingGradients) -> None:
@@ -314,7 +312,7 @@ class Session:
                     step.drain(is_over)
                 if watch is not None:  # averages have replaced the gradients
                     for arrived, gradient in step.arrived.items():
-                        watch.look(arrived, binding.parameter(arrived), gradient)
+                        watch.look(arrived, binding.parameters[arrived], gradient)
                     pending.watch = watch
             except Abandoned as left:
                 if left.handle is not None:
@@ -358,12 +356,12 @@ class Session:
             return False
         self._position.forget_due()
         if (step := pending.latest_step) is not None:
-            step.number = compressor.step
+            step.renumber(compressor.step)
         return True
 
     def _raise_mismatch(self, binding: Binding, reduced: torch.Tensor) -> None:
         """Raise RankMismatchError with what ranks disagree on, if they can find out."""
-        if mismatch := binding.mismatch():
+        if mismatch := binding.comparison.mismatch():
             self._stale = True  # the next binding compares settings again
         else:
             mismatch = self._position.mismatch(binding, reduced)
@@ -391,9 +389,8 @@ class Session:
         self._stale = True
 
     def _end(self, binding: Binding, step: Step | JoinedStep) -> None:
-        binding.prediction.learn()
-        binding.learn_sparse()
-        if unfrozen := binding.unfrozen():
+        binding.parameters.end_step()
+        if unfrozen := binding.parameters.unfrozen():
             self._warn_of_unfrozen(
                 "%s: was frozen when hvd.DistributedOptimizer was made, so Horovod leaves its "
                 "gradients as they are on each rank; make the optimizer before layers are frozen",

@@ -118,8 +118,7 @@ class LateRank:
         slots = [int(member.name[1:]) for member in self.binding.layout.members]
         for slot in reversed(range(len(slots))):
             step.arrive(slot, gradients[slots[slot]])
-        step.factor = 1.0 / self.world.size
-        step.launch_all()
+        step.launch_all(1.0 / self.world.size)
         results = {slots[slot]: step.result(slot) for slot in range(len(slots))}
         assert step.finished
         return [results[slot] for slot in range(len(slots))]

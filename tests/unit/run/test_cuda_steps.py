@@ -62,8 +62,7 @@ def run(rank: Rank, of_step, gpu=None, streams=(), waits=False) -> list[torch.Te
                 stack.enter_context(nullcontext() if waits else gpu.never_waiting())
                 stack.enter_context(gpu.on(streams[slot] if streams else gpu.stream))
             step.arrive(slot, own)
-    step.factor = 1.0
-    step.launch_all()
+    step.launch_all(1.0)
     results = [step.result(slot) for slot in range(len(of_step))]
     rank.compressor.meter.finish()
     rank.compressor.step += 1

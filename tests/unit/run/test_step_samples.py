@@ -23,9 +23,11 @@ class FakeBinding:
     def __init__(self, bucket_size: int, rank: int = 0) -> None:
         self.settings = Settings(bucket_size=bucket_size)
         self.world = SimpleNamespace(rank=rank)
-        self.exchange = Allgather(Place(4, rank))
+        self.exchange, self.name = Allgather(Place(4, rank)), "test"
         codec = SimpleNamespace(check_device=lambda device: None)
-        self.compressor = SimpleNamespace(codec=codec, instance=Instance(), meter=StepMeter())
+        self.compressor = SimpleNamespace(
+            codec=codec, instance=Instance(), meter=StepMeter(), settings=self.settings
+        )
         self.buffers: dict[torch.dtype, torch.Tensor] = {}
 
     def buffer(self, use, coordinates, dtype, device):

@@ -101,8 +101,7 @@ class Rank(LateRank):
             pause()
             step.arrive(slot, gradients[slots[slot]])
         pause()
-        step.factor = 1.0 / self.world.size
-        step.launch_all()
+        step.launch_all(1.0 / self.world.size)
         results = {slots[slot]: step.result(slot) for slot in range(len(slots))}
         assert step.finished
         step.commit()
@@ -222,7 +221,7 @@ def test_an_error_of_the_worker_is_raised_in_the_programs_thread():
     while step._error is None and time.monotonic() < end:
         time.sleep(0.001)
     with pytest.raises(ConnectionError, match="gone"):
-        step.launch_all()
+        step.launch_all(1.0)
 
 
 def test_a_worker_starts_again_after_a_fork():

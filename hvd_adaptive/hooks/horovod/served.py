@@ -1,0 +1,141 @@
+"""Define ServedParameters, an optimizer's parameters by slot and what it does with gradients."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from hvd_adaptive.hooks.horovod.changed import Watch, is_unscaled
+from hvd_adaptive.hooks.horovod.owner import Owner, calling_optimizer, calling_parameter
+from hvd_adaptive.hooks.horovod.prediction import Prediction
+
+if TYPE_CHECKING:
+    from hvd_adaptive.compressor import GradientCompressor
+    from hvd_adaptive.layout import Member
+
+
+class ServedParameters:
+    """The parameters that a compressor serves, by slot of the layout.
+
+    Args:
+        compressor: The compressor.
+        owner: Its optimizer; None if none was found. Then there are no parameters.
+        by_slot: The parameters.
+    """
+
+    def __init__(
+        self,
+        compressor: GradientCompressor,
+        owner: Owner | None,
+        by_slot: Sequence[torch.nn.Parameter],
+    ) -> None:
+        self._compressor, self._owner, self._by_slot = compressor, owner, by_slot
+        self._prediction = Prediction(len(by_slot))
+        self._sparse: set[int] | None = None
+
+    def __getitem__(self, slot: int) -> torch.nn.Parameter:
+        return self._by_slot[slot]
+
+    def __iter__(self) -> Any:
+        return iter(self._by_slot)
+
+    @property
+    def optimizer(self) -> Any:
+        """Return the optimizer as long as it exists, or None."""
+        find = None if self._owner is None else self._owner.optimizer
+        return None if find is None else find()
+
+    def begin_step(self) -> None:
+        """Begin a step; its first gradient has been found."""
+        self._prediction.restart()
+
+    def end_step(self) -> None:
+        """Note the order of gradients, and which ones are sparse."""
+        self._prediction.learn()
+        if self._sparse is None:
+            gradients = enumerate(p.grad for p in self._by_slot)
+            self._sparse = {slot for slot, g in gradients if g is not None and g.is_sparse}
+
+    def slot_of(self, tensor: torch.Tensor) -> int | None:
+        """Return the slot of the parameter whose gradient is ``tensor``, or None."""
+        slot = self._prediction.find(lambda i: self._by_slot[i].grad is tensor)
+        if slot is not None:
+            return slot
+        self.is_called_by_its_optimizer()
+        # Perhaps a dense copy of a sparse gradient.
+        asked = calling_parameter(self._compressor)
+        if asked is None or asked.grad is None or not asked.grad.is_sparse:
+            return None
+        return self._prediction.find(lambda i: self._by_slot[i] is asked)
+
+    def unfrozen(self) -> list[str]:
+        """Return the names of parameters that have gradients, but no hook of Horovod's."""
+        frozen = () if self._owner is None else self._owner.frozen
+        return [name for name, p in frozen if p.requires_grad and p.grad is not None]
+
+    def would_wait(self, slot: int) -> bool:
+        """Return whether Horovod would wait for ever if another rank had this absent gradient: it
+        would be sparse there, and dense zeros here."""
+        return slot in (self._sparse or ()) and not self.optimizer.sparse_as_dense
+
+    def is_absent(self, slot: int, tensor: torch.Tensor) -> bool:
+        """Return whether no backward pass has reached the parameter in ``slot`` since the last
+        step, because it is frozen or was not used. ``tensor`` is then zeros."""
+        optimizer = self.optimizer
+        if optimizer is None:
+            return False
+        delay = optimizer._allreduce_delay.get(self._by_slot[slot])
+        return delay == optimizer.backward_passes_per_step and not bool(tensor.any())
+
+    def resolved(self, slot: int, tensor: torch.Tensor) -> torch.Tensor:
+        """Return ``tensor`` without the negative bit, which means that memory holds its negative.
+
+        If it has the bit, a copy replaces the gradient, because ``set_`` would keep the bit.
+        """
+        if not tensor.is_neg():
+            return tensor
+        plain = tensor.detach().resolve_neg()
+        if self.is_gradient(slot, tensor):
+            self._by_slot[slot].grad = plain
+        return plain
+
+    def is_gradient(self, slot: int, tensor: torch.Tensor) -> bool:
+        """Return whether the average may be written to ``tensor``: it is the gradient of the
+        parameter in ``slot``, in an optimizer's call. hvd.allreduce must not change its input."""
+        optimizer = self._owner is not None and self._owner.optimizer is not None
+        return optimizer and self._by_slot[slot].grad is tensor
+
+    def watch(self, members: Sequence[Member]) -> Watch | None:
+        """Return a watch of one step's gradients; None if no optimizer was found."""
+        find = None if self._owner is None else self._owner.optimizer
+        if find is None or find() is None:
+            return None
+        # A step in progress holds the optimizer weakly, so that it may be dropped meanwhile.
+        optimizer, scaler = find, self._compressor.settings.grad_scaler
+
+        def unscaled() -> bool:
+            current = optimizer()
+            return current is not None and is_unscaled(current, scaler)
+
+        return Watch(members, unscaled)
+
+    def is_called_by_its_optimizer(self) -> bool:
+        """Return False if another optimizer calls because this one is gone, or never existed.
+
+        Raises:
+            RuntimeError: Another optimizer calls, and this one still exists.
+        """
+        caller = calling_optimizer(self._compressor)
+        if caller is None or caller is self.optimizer:
+            return True
+        if self.optimizer is not None:
+            gc.collect()  # Horovod's optimizers are rings of references
+        if self.optimizer is not None:
+            raise RuntimeError(
+                "one compressor serves one optimizer at a time, but two call this one: construct a "
+                "compressor for each (or close() it before it serves another)"
+            )
+        return False
