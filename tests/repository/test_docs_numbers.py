@@ -1,4 +1,4 @@
-"""docs/choosing.md quotes the results pages: every line of its tables is found there."""
+"""README.md and docs/choosing.md quote the results pages: what they say is found there."""
 
 from __future__ import annotations
 
@@ -55,3 +55,31 @@ def test_what_the_text_says_of_them():
         assert error["ECDQ"][column] < min(value for value in others if value is not None)
     coded, packed = error["ALQ L∞ with zero, Huffman"], error["ALQ L∞ with zero"]
     assert all(coded[column] < packed[column + 1] for column in (1, 2))  # one bit less
+
+
+def test_the_readmes_three_numbers():
+    readme = (DOCS.parent / "README.md").read_text(encoding="utf-8")
+    told = {row[0].strip("*"): row[1] for row in lines(readme)[1:]}
+    head, *rows = lines(after("performance.md", "## In a backward pass"))
+    both = len(head) - 1 - head[::-1].index("both")  # of 4 hosts
+    steps = {row[0]: row[both] for row in rows}
+    methods = (
+        "`ALQ(bits=3)`",
+        "DDP, Gloo, fp16 hook",
+        "DDP, Gloo, float32",
+        "Horovod, MPI, float32",
+    )
+    assert re.findall(r"(\d\.\d+) s\b", told["step time"])[:4] == [steps[m] for m in methods]
+    head, *rows = lines(after("performance.md", "## `make demo`"))
+    (ratio,) = [row[head.index("float32 / payload")] for row in rows if row[0] == "`ALQ(bits=3)`"]
+    assert told["bytes"].startswith(f"{ratio} times less than float32")
+    head, *rows = lines(after("results.md", "### LeNet-5"))
+    (alq,) = [row for row in rows if row[0] == "ALQ"]
+    deficit = alq[head.index("deficit to SuperSGD, points")].removeprefix("+")
+    interval = alq[head.index("95% interval")]
+    expected = f"{deficit} percentage points below float32, 95 % interval {interval}:"
+    assert told["accuracy"].startswith(expected)
+
+
+def test_the_readme_is_short():
+    assert len((DOCS.parent / "README.md").read_text(encoding="utf-8").splitlines()) < 150
