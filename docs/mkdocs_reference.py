@@ -1,6 +1,7 @@
-"""A hook of mkdocs: docs/reference.md gets the signatures and docstrings that it names.
+"""Hooks of mkdocs: docs/reference.md gets the signatures and docstrings that it names.
 
-<!-- help: NAME --> becomes a heading and what help() tells of NAME.
+<!-- help: NAME --> becomes a heading and what help() tells of NAME. Pages get a link to the
+repository if setup.py has its address.
 """
 
 from __future__ import annotations
@@ -8,11 +9,25 @@ from __future__ import annotations
 import inspect
 import pydoc
 import re
+from pathlib import Path
 from typing import Any
 
 ASKED = re.compile(r"^<!-- help: ([\w.]+) -->$", re.MULTILINE)
 # Of longer signatures each parameter has a line.
 WIDTH = 100
+
+
+def on_config(config: Any) -> Any:
+    """Called by mkdocs at the start."""
+    setup = (Path(__file__).parents[1] / "setup.py").read_text(encoding="utf-8")
+    config.repo_url = address(setup) or None
+    return config
+
+
+def address(setup: str) -> str:
+    """The repository's address in the text of setup.py; "" while it is unknown."""
+    (found,) = re.findall(r'^REPOSITORY = "(.*)"$', setup, re.MULTILINE)
+    return found
 
 
 def on_page_markdown(markdown: str, **_: Any) -> str:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import re
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -35,9 +37,34 @@ def test_it_builds_strictly(tmp_path):
         built = (tmp_path / page.with_suffix(".html").name).read_text(encoding="utf-8")
         title = page.read_text(encoding="utf-8").splitlines()[0].removeprefix("# ")
         assert title.split("`")[0].split(":")[0] in built
+        assert "md-footer__link--" in built  # to the page before or after
+    assert 'data-md-color-scheme="slate"' in built  # dark
     # Nothing is fetched from elsewhere by whoever reads them.
     html = (tmp_path / "index.html").read_text(encoding="utf-8")
     assert not re.search(r"<(script|link)[^>]+(src|href)=\"https?://(?!127)", html)
+
+
+def test_the_menu_and_the_home_page_have_the_same_groups():
+    groups = yaml.safe_load(navigation())["nav"][1:]
+    home = (DOCS / "index.md").read_text(encoding="utf-8")
+    told = {
+        title: re.findall(r"\]\((\w+\.md)\)", text)
+        for title, text in re.findall(r"^\*\*([\w ]+)\.\*\*(.*?)(?:\n\n|\Z)", home, re.M | re.S)
+    }
+    listed = {
+        t: [p for e in entries for p in e.values()] for g in groups for t, entries in g.items()
+    }
+    assert told == listed
+
+
+def test_the_repository_has_a_link_if_it_has_an_address():
+    spec = importlib.util.spec_from_file_location("hook", DOCS / "mkdocs_reference.py")
+    hook = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(hook)
+    assert hook.address('x = 1\nREPOSITORY = "https://h/o/n"\n') == "https://h/o/n"
+    config = hook.on_config(SimpleNamespace(repo_url=None))
+    setup = (ROOT / "setup.py").read_text(encoding="utf-8")
+    assert (config.repo_url is None) == ('REPOSITORY = ""' in setup)
 
 
 def test_every_page_is_in_the_navigation():
