@@ -15,6 +15,7 @@ from hvd_adaptive.connection import load_host_by
 
 if TYPE_CHECKING:
     from hvd_adaptive.errors import PayloadError, RankMismatchError
+    from hvd_adaptive.local_sgd import LocalSGD
     from hvd_adaptive.monitor import Monitor
     from hvd_adaptive.schemes import (
         ALQ,
@@ -47,6 +48,7 @@ __all__ = [
     "QSGD",
     "BinGrad",
     "LinearQuantile",
+    "LocalSGD",
     "Monitor",
     "NaturalCompression",
     "OneBitSGD",
@@ -59,7 +61,12 @@ __all__ = [
 ]
 
 # Modules of the names that are not schemes.
-_MODULES = {"Monitor": "monitor", "PayloadError": "errors", "RankMismatchError": "errors"}
+_MODULES = {
+    "LocalSGD": "local_sgd",
+    "Monitor": "monitor",
+    "PayloadError": "errors",
+    "RankMismatchError": "errors",
+}
 
 
 def __getattr__(name: str) -> Any:

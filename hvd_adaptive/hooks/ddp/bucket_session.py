@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +17,7 @@ from hvd_adaptive.hooks.ddp.buckets import Bucket, BucketBinding, Names
 from hvd_adaptive.hooks.description import Description, describe, differences
 from hvd_adaptive.layout import Layout
 from hvd_adaptive.run.step import Step
+from hvd_adaptive.transport.horovod_rounds import HorovodRounds
 from hvd_adaptive.transport.torch_world import TorchWorld
 
 if TYPE_CHECKING:
@@ -67,13 +68,21 @@ class BucketSession:
        the exchange. Averages replace the gradients in DDP's buckets.
 
     group: the process group; None for the default one.
+    make_world: makes the ranks; None for those of ``group``.
+    name: beginning of the names of collectives.
     """
 
     def __init__(
-        self, compressor: GradientCompressor, names: Names, group: dist.ProcessGroup | None
+        self,
+        compressor: GradientCompressor,
+        names: Names,
+        group: dist.ProcessGroup | None,
+        make_world: Callable[[], TorchWorld | HorovodRounds] | None = None,
+        name: str = "ddp",
     ) -> None:
         self.compressor, self.names, self.group = compressor, names, group
-        self._world: TorchWorld | None = None  # until the first bucket
+        self._make_world, self._name = make_world or (lambda: TorchWorld(self.group)), name
+        self._world: TorchWorld | HorovodRounds | None = None  # until the first bucket
         self._binding: BucketBinding | None = None
         self._stale = False
         self._attempt = 0
@@ -165,7 +174,7 @@ class BucketSession:
         compressor = self.compressor
         compressor.begin_step()
         if self._stale or self._binding is None:
-            self._binding, self._stale = BucketBinding(compressor, world), False
+            self._binding, self._stale = BucketBinding(compressor, world, self._name), False
         binding, number = self._binding, compressor.step
         pending = _PendingStep(binding)
         if number % LENGTHS_LAST == 0 or number == compressor.settings.warmup_steps:
@@ -180,12 +189,12 @@ class BucketSession:
         self._pending = pending
         return pending
 
-    def _compared_world(self) -> TorchWorld:
+    def _compared_world(self) -> TorchWorld | HorovodRounds:
         """Return the ranks, which have compared their settings once."""
         if self._world is not None and self._world.is_current():
             return self._world
         self._world, self._binding = None, None
-        world = TorchWorld(self.group)
+        world = self._make_world()
         everyone = world.gather_objects(describe(self.compressor))
         if mismatch := differences(everyone, range(world.size)):
             raise RankMismatchError(mismatch)

@@ -16,6 +16,7 @@ from hvd_adaptive.run.groups import Groups
 if TYPE_CHECKING:
     from hvd_adaptive.compressor import GradientCompressor
     from hvd_adaptive.settings import Settings
+    from hvd_adaptive.transport.horovod_rounds import HorovodRounds
     from hvd_adaptive.transport.torch_world import TorchWorld
 
 
@@ -57,8 +58,10 @@ class BucketBinding(Groups):
     layout: None until all buckets have been seen.
     """
 
-    def __init__(self, compressor: GradientCompressor, world: TorchWorld) -> None:
-        super().__init__(compressor, world, "ddp")
+    def __init__(
+        self, compressor: GradientCompressor, world: TorchWorld | HorovodRounds, name: str = "ddp"
+    ) -> None:
+        super().__init__(compressor, world, name)
         self._buckets: list[tuple[int, ...]] = []
 
     def knows(self, index: int, bucket: Bucket) -> bool:

@@ -1,0 +1,27 @@
+"""LocalSGD over torch.distributed: rounds, uneven ends, ranks that differ."""
+
+from __future__ import annotations
+
+import local_rounds
+import pytest
+import torch.distributed as dist
+
+
+@pytest.mark.parametrize("scheme", local_rounds.SCHEMES)
+@pytest.mark.parametrize("outer", local_rounds.OUTER)
+def check_rounds_are_simulates(scheme, outer):
+    local_rounds.check_rounds(dist.get_rank(), dist.get_world_size(), scheme, outer)
+
+
+@pytest.mark.parametrize("ended", [5, 6])
+def check_ranks_may_end_apart(ended):
+    local_rounds.check_uneven_ends(dist.get_rank(), dist.get_world_size(), ended)
+
+
+def check_parameters_become_their_mean():
+    local_rounds.check_mean(dist.get_rank(), dist.get_world_size())
+
+
+@pytest.mark.parametrize("differs", local_rounds.TOLD)
+def check_ranks_that_differ_are_told(differs):
+    local_rounds.check_ranks_that_differ(dist.get_rank(), differs)

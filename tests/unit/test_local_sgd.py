@@ -1,0 +1,111 @@
+"""LocalSGD on one rank, and its errors; tests/parallel has several ranks."""
+
+from __future__ import annotations
+
+import copy
+import io
+
+import pytest
+import torch
+from local_rounds import Mirror, backward, make_net, make_optimizer
+from torch import nn
+
+from hvd_adaptive import ALQ, LocalSGD
+
+
+@pytest.mark.parametrize(("momentum", "lr"), [(0.0, 1.0), (0.9, 0.7)])
+def test_one_rank_takes_outer_steps(momentum, lr):
+    """And sends nothing, so its compressor quantises nothing."""
+    net, mirror = make_net(), Mirror(1, None, momentum, lr)
+    optimizer = LocalSGD(
+        make_optimizer(net), every=3, compression=ALQ(bits=3), momentum=momentum, lr=lr
+    )
+    for step in range(9):
+        backward(net, 0, step)
+        optimizer.step()
+        mirror.train(0, step, 1)
+        if step % 3 == 2:
+            mirror.end_round()
+        for own, other in zip(net.parameters(), mirror.nets[0].parameters(), strict=True):
+            assert torch.equal(own, other), step
+    optimizer.finish()  # nothing is left
+    assert optimizer.rounds == 3
+    report = optimizer.report()
+    assert report["rounds"] == 3 and report["wire_bytes_per_step"] == 0
+
+
+def test_a_rest_is_a_round_of_its_own():
+    net = make_net()
+    optimizer = LocalSGD(make_optimizer(net), every=3)
+    for step in range(5):
+        backward(net, 0, step)
+        optimizer.step()
+    optimizer.finish()
+    assert optimizer.rounds == 2
+
+
+def test_a_state_continues_in_the_middle_of_a_round():
+    def trained(steps, net, optimizer):
+        for step in steps:
+            backward(net, 0, step)
+            optimizer.step()
+        return [p.detach().clone() for p in net.parameters()]
+
+    def made():
+        net = make_net()
+        return net, LocalSGD(make_optimizer(net), every=3, momentum=0.9, compression=ALQ(bits=3))
+
+    whole = trained(range(8), *made())
+    net, optimizer = made()
+    trained(range(4), net, optimizer)
+    file = io.BytesIO()
+    torch.save({"net": net.state_dict(), "optimizer": optimizer.state_dict()}, file)
+    file.seek(0)
+    saved = torch.load(file, weights_only=True)
+    net, optimizer = made()
+    net.load_state_dict(saved["net"])
+    optimizer.load_state_dict(saved["optimizer"])
+    assert optimizer.rounds == 1
+    for a, b in zip(trained(range(4, 8), net, optimizer), whole, strict=True):
+        assert torch.equal(a, b)
+
+
+def test_states_of_others_are_refused():
+    optimizer = LocalSGD(make_optimizer(make_net()), every=3)
+    state = optimizer.state_dict()
+    with pytest.raises(ValueError, match="anchors"):
+        LocalSGD(torch.optim.SGD(nn.Linear(2, 2).parameters()), every=3).load_state_dict(state)
+    with pytest.raises(ValueError, match="compressor"):
+        other = LocalSGD(make_optimizer(make_net()), every=3, compression=ALQ(bits=3))
+        other.load_state_dict(state)
+    for name in state:
+        broken = copy.copy(state)
+        del broken[name]
+        with pytest.raises(ValueError, match=f"no entry '{name}'"):
+            optimizer.load_state_dict(broken)
+
+
+@pytest.mark.parametrize(
+    ("keywords", "told"),
+    [
+        ({"every": 0}, "every"),
+        ({"momentum": 1.0}, "momentum=1.0"),
+        ({"momentum": True}, "momentum=True"),
+        ({"lr": 0}, "lr=0"),
+        ({"compression": "alq"}, "compression='alq'"),
+        ({"compression": ALQ}, "compression=ALQ"),
+        ({"process_set": 1, "process_group": 2}, "give one of them"),
+    ],
+)
+def test_wrong_arguments(keywords, told):
+    with pytest.raises(ValueError, match=told):
+        LocalSGD(make_optimizer(make_net()), **{"every": 2} | keywords)
+
+
+def test_wrong_optimizers():
+    for wrong in (make_net(), None):
+        with pytest.raises(ValueError, match="optimizer: must be a torch optimizer"):
+            LocalSGD(wrong, every=2)
+    with pytest.raises(ValueError, match="complex"):
+        numbers = nn.Parameter(torch.zeros(3, dtype=torch.complex64))
+        LocalSGD(torch.optim.SGD([numbers]), every=2)
