@@ -44,3 +44,17 @@ def test_ddp_hook(tmp_path: Path) -> None:
     sent, bits = done.stdout.partition(" ms a step")[2].split("\n")[1].split(" bytes sent")
     assert 3 < float(bits.rsplit(",", 1)[1].split()[0]) < 3.3
     assert 9.5 < 4 * 431_080 / int(sent.replace(",", "")) < 32 / 3
+
+
+def test_local_sgd(tmp_path: Path) -> None:
+    """torchrun, two processes: four rounds, of which the last one is shorter; it learns."""
+    pytest.importorskip("mlxtend")
+    command = [str(BIN / "torchrun"), "--standalone", "--nproc-per-node", "2"]
+    command += [str(ROOT / "examples" / "local_sgd.py"), "--steps", "70", "--every", "20"]
+    done = run(command, tmp_path, 300)
+    assert done.returncode == 0, done.stdout
+    assert "after 4 rounds" in done.stdout
+    assert float(done.stdout.partition("accuracy ")[2].partition("%")[0]) > 60
+    # 4 of 32 bits, every 20th step.
+    sent = int(done.stdout.rpartition(" rounds, ")[2].split()[0].replace(",", ""))
+    assert 7.5 < 4 * 431_080 / 20 / sent < 8
