@@ -56,7 +56,8 @@ class Monitor:
             float32 and float16 take to average tensors of the gradients' sizes (run/stock.py), so
             that a report can tell what the same step takes with them. Every rank must have a
             monitor with ``compare=True``, or none; otherwise the first step raises
-            RankMismatchError. This takes twelve exchanges, and memory for the gradients one and a
+            RankMismatchError. Ranks wait for each other in it, so with several optimizers their
+            first steps must have the same order on all ranks. It takes twelve exchanges, and memory for the gradients one and a
             half times while it lasts.
 
             Measured are these exchanges, each alone, and in training the step and the time that
