@@ -65,7 +65,7 @@ def same_initial_weights():
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Two ranks over MPI take every case. Of each check, four ranks take one case in eight and ranks
+    """Two ranks over MPI take every case. Of each check, four ranks take one case in eight, ranks
     over Gloo another one, or one case each where there are fewer, and neither takes one that is
     marked ``once``: ranks are slow where cores are few. What is marked ``nodes`` has few cases, all
     of which four ranks take, since fewer ranks fill no nodes.
