@@ -41,8 +41,9 @@ demo: setup ## train LeNet on MNIST on 4 ranks: float32, fp16, ALQ
 test: setup ## run the whole suite
 	@$(RUN) -m pytest $(RANK_CHECKS); ranks=$$?; $(RUN) -m pytest $(OTHERS) && exit $$ranks
 
-ranks: setup ## run every rank check under every launcher, and every case that `make test` leaves out
+ranks: setup ## run every rank check under every launcher, and everything that `make test` leaves out
 	@HVD_ADAPTIVE_EVERY_CASE=1 $(RUN) -m pytest $(RANK_CHECKS) $(SHORTENED)
+	@HVD_ADAPTIVE_EVERY_CASE=1 $(RUN) -m pytest -m thorough $(OTHERS)
 
 coverage: setup ## run the whole suite and print the lines of the package that it does not run
 	@rm -f .coverage .coverage.*

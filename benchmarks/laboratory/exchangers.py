@@ -15,6 +15,9 @@ from laboratory.methods import POWERSGD, Method
 POWERSGD_START = 2
 ONE_BUCKET_MB = 4096
 
+# What to call forward, the optimizer, and the compressor or None.
+Prepared = tuple[Any, Any, Any]
+
 
 class Exchanger:
     """A method on a network: ``step`` exchanges the gradients that ``fill`` has made."""
@@ -60,15 +63,19 @@ class HorovodRanks:
 
     def exchanger(self, method: Method, network: FakeNetwork) -> Exchanger:
         """``hvd.DistributedOptimizer`` with the method's compression."""
-        compression = method.method.compression(self.hvd.Compression)
-        optimizer = self.hvd.DistributedOptimizer(
-            Still(network.parameters(), lr=1.0),
-            named_parameters=network.named(),
-            compression=compression,
-        )
-        if not method.is_scheme:
+        still = Still(network.parameters(), lr=1.0)
+        _, optimizer, scheme = self.prepare(method, network, still, network.named())
+        if scheme is None:
             return Exchanger(network, network, optimizer)
-        return Exchanger(network, network, optimizer, compression.report, compression.close)
+        return Exchanger(network, network, optimizer, scheme.report, scheme.close)
+
+    def prepare(self, method: Method, model: Any, optimizer: Any, named: Any) -> Prepared:
+        """Make a network and its optimizer exchange gradients by a method."""
+        compression = method.method.compression(self.hvd.Compression)
+        distributed = self.hvd.DistributedOptimizer(
+            optimizer, named_parameters=named, compression=compression
+        )
+        return model, distributed, compression if method.is_scheme else None
 
     def close(self) -> None:
         self.hvd.shutdown()
@@ -91,7 +98,12 @@ class DdpRanks:
         self.dist.barrier()
 
     def exchanger(self, method: Method, network: FakeNetwork) -> Exchanger:
-        """DistributedDataParallel with its defaults and the method's hook.
+        """DistributedDataParallel with its defaults and the method's hook."""
+        wrapped, optimizer, _ = self.prepare(method, network, Still(network.parameters(), lr=1.0))
+        return Exchanger(network, wrapped, optimizer)
+
+    def prepare(self, method: Method, model: Any, optimizer: Any, named: Any = None) -> Prepared:
+        """Make a network exchange gradients by a method.
 
         PowerSGD gets one bucket: its hook starts each bucket's later collectives from the threads
         on which the earlier ones end, so that with several buckets ranks start them in different
@@ -100,11 +112,11 @@ class DdpRanks:
         from torch.nn.parallel import DistributedDataParallel
 
         one = {"bucket_cap_mb": ONE_BUCKET_MB} if method.name == POWERSGD else {}
-        wrapped = DistributedDataParallel(network, init_sync=False, **one)
+        wrapped = DistributedDataParallel(model, init_sync=False, **one)
         hooks = {"float32": None, "float16": self._fp16, POWERSGD: self._powersgd}
         if (register := hooks[method.name]) is not None:
             register(wrapped, **method.method.keywords)
-        return Exchanger(network, wrapped, Still(network.parameters(), lr=1.0))
+        return wrapped, optimizer, None
 
     def close(self) -> None:
         self.dist.destroy_process_group()

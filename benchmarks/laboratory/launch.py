@@ -19,12 +19,15 @@ SSH = HERE / "bin" / "ssh"
 LAUNCHERS = {"mpi": "mpi", "gloo": "gloo", "ddp": "mpi"}
 
 
-def launch(hosts: Hosts, plan: dict[str, Any], seconds: float) -> dict[str, Any]:
-    """Run the worker on all hosts.
+def launch(
+    hosts: Hosts, plan: dict[str, Any], seconds: float, program: str = "laboratory.worker"
+) -> dict[str, Any]:
+    """Run a program on all hosts.
 
     Args:
         hosts: where it runs.
         plan: see worker.py. Its ``folder`` is emptied.
+        program: module that reads the plan, and writes rank-R.json as worker.py does.
         seconds: time limit. A launcher that does not end after a rank has failed, as horovodrun
             sometimes does not, is ended earlier.
 
@@ -36,7 +39,7 @@ def launch(hosts: Hosts, plan: dict[str, Any], seconds: float) -> dict[str, Any]
         old.unlink()
     (folder / "plan.json").write_text(json.dumps(plan), encoding="utf-8")
     ranks = _ranks(hosts, plan["backend"], plan["ranks_per_host"])
-    command = ranks.command([sys.executable, "-m", "laboratory.worker", f"{folder}/plan.json"])
+    command = ranks.command([sys.executable, "-m", program, f"{folder}/plan.json"])
     first = hosts.addresses[0]
     job = Job(
         hosts.inside(first, command),

@@ -149,3 +149,34 @@ def test_one_laboratory_at_a_time():
         fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
         with pytest.raises(hosts.LaboratoryError, match="another laboratory is open"):
             hosts.Hosts(2, "1gbit").__enter__()
+
+
+@pytest.mark.thorough
+@pytest.mark.timeout(420)
+def test_time_to_accuracy_goes_on_where_it_was_cut_off(tmp_path):
+    script = NETWORK[1].replace("network.py", "time_to_accuracy.py")
+    command = [sys.executable, script, "--hosts", "2", "--rate", "1gbit", "--steps", "4"]
+    command += ["--every", "2", "--output-dir", "out", "--methods", "ddp/float32", "EDEN(bits=2)"]
+    kept = tmp_path / "out" / "mnist-2x1gbit-4steps.json"
+    runs = []
+    for seeds in (1, 2):
+        done = subprocess.run(
+            [*command, "--seeds", str(seeds)],
+            cwd=tmp_path,
+            timeout=180,
+            text=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+        )
+        assert done.returncode == 0, done.stdout
+        found = json.loads(kept.read_text())
+        runs.append({label: own["0"] for label, own in found.items()})
+    assert runs[0] == runs[1]
+    assert set(found) == {"ddp/float32", "mpi/EDEN(bits=2)"}
+    for own in found.values():
+        for curve in own.values():
+            steps, seconds, accuracies = zip(*curve, strict=True)
+            assert steps == (0, 2, 4, 5) and seconds[0] == 0 < seconds[1] < seconds[2]
+            assert all(0 <= accuracy <= 1 for accuracy in accuracies)
+    assert "mpi/EDEN(bits=2)" in done.stdout and " of 2 " in done.stdout
+    assert kept.with_suffix(".png").read_bytes()[:4] == b"\x89PNG"

@@ -12,7 +12,7 @@ from launch import ROOT, Launcher, start
 
 
 @pytest.mark.parallel
-@pytest.mark.parametrize("ranks", [3, 4])
+@pytest.mark.parametrize("ranks", [3, pytest.param(4, marks=pytest.mark.thorough)])
 def test_gloo_gives_the_bits_of_a_simulation(ranks, tmp_path) -> None:
     """As every launch of the rank checks does (check_simulation.py), so that all are alike. Sums in
     rank order depend on nothing that carries them: stock allreduce differs from run to run."""

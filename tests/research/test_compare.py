@@ -79,6 +79,7 @@ def made(tmp_path_factory) -> tuple[Path, str]:
     return folder, done.stdout
 
 
+@pytest.mark.thorough
 def test_runs_are_files_with_their_settings(made):
     folder, _ = made
     files = sorted(path.name for path in (folder / "runs/resnet8").iterdir())
@@ -98,6 +99,7 @@ def test_runs_are_files_with_their_settings(made):
     assert set(METHODS) < {row["method"] for row in path.rows}
 
 
+@pytest.mark.thorough
 def test_methods_are_paired(made):
     """Equal seeds start from equal weights, on equal minibatches: the first loss is the same."""
     folder, _ = made
@@ -116,6 +118,7 @@ def final(folder: Path, method: str, bits: int, column: str, seed: int = 0) -> f
     return simulate.Result.read(path).rows[-1][column]
 
 
+@pytest.mark.thorough
 def test_methods_of_a_budget_send_as_many_bits(made):
     folder, _ = made
     reference = final(folder, "TernGrad", 3, "bits_per_coordinate")
@@ -126,6 +129,7 @@ def test_methods_of_a_budget_send_as_many_bits(made):
     assert told.settings["run"]["keywords"] == {"gain": 20}
 
 
+@pytest.mark.thorough
 def test_page_at_equal_bits(made):
     folder, _ = made
     page = (folder / "page/results.md").read_text().split("## At equal wire bits")[1]
@@ -142,6 +146,7 @@ def test_page_at_equal_bits(made):
     assert "ORQ-3 trains to higher accuracy than Linear-3 and QSGDinf-3" in page
 
 
+@pytest.mark.thorough
 def test_figures(made):
     folder, _ = made
     assert {path.stem for path in (folder / "page/images").iterdir()} == FIGURES
@@ -152,6 +157,7 @@ def test_figures(made):
         assert 4_000 < path.stat().st_size < 120_000
 
 
+@pytest.mark.thorough
 def test_page(made):
     folder, printed = made
     page = (folder / "page/results.md").read_text()
@@ -176,6 +182,7 @@ def test_page(made):
     assert "ALQ" in printed and "\x1b" not in printed and "run/s" not in printed
 
 
+@pytest.mark.thorough
 def test_finished_runs_are_not_made_again(made):
     folder, _ = made
     kept = folder / "runs/resnet8/QSGD-4w-3b-2048d-3t-0.csv"

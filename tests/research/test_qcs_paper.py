@@ -65,6 +65,7 @@ def paper(cwd: Path) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.thorough
 def test_end_to_end_and_resumed(tmp_path, monkeypatch):
     done = paper(tmp_path)
     assert done.returncode == 0, done.stdout

@@ -30,6 +30,7 @@ def line(output: str, start: str) -> str:
     return only.strip()
 
 
+@pytest.mark.thorough
 def test_one_process_and_two_ranks_agree_to_the_bit(tmp_path: Path) -> None:
     launcher = [*MPIRUN, sys.executable]
     excess, point = judged_run(seed=0)

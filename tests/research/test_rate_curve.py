@@ -13,6 +13,7 @@ RESEARCH = Path(__file__).resolve().parents[2] / "research"
 pytestmark = pytest.mark.integration
 
 
+@pytest.mark.thorough
 def test_end_to_end_and_kept(tmp_path, monkeypatch):
     """Page and figure; a second call measures nothing. ECDQ is ahead here, too."""
     pytest.importorskip("mlxtend")

@@ -20,7 +20,7 @@ from hvd_adaptive.exchange import exchanges
 torch.set_num_threads(1)
 # Checks that do not name an exchange are of "allgather", on any number of ranks.
 exchanges.FEW_RANKS = 2**31
-MANY_RANKS, SHARE = 4, 5
+MANY_RANKS, SHARE = 4, 8
 PAUSE = 1e-4  # seconds: a tenth of a cycle of Horovod
 ALL = "HVD_ADAPTIVE_EVERY_CASE"  # `make ranks` sets it
 
@@ -65,7 +65,7 @@ def same_initial_weights():
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Two ranks over MPI take every case. Of each check, four ranks take one case in five and ranks
+    """Two ranks over MPI take every case. Of each check, four ranks take one case in eight, ranks
     over Gloo another one, or one case each where there are fewer, and neither takes one that is
     marked ``once``: ranks are slow where cores are few. What is marked ``nodes`` has few cases, all
     of which four ranks take, since fewer ranks fill no nodes.

@@ -1,0 +1,129 @@
+"""Seconds to a quality, from the curves of paired runs."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from scipy import stats
+
+SMOOTHED = 3  # tests whose mean is the quality at the last of them
+CONFIDENCE = 0.95
+
+# (step, seconds, quality) of each test.
+Curve = Sequence[Sequence[float]]
+
+
+def smoothed(curve: Curve) -> list[tuple[float, float]]:
+    """Return (seconds, mean quality of the last tests)."""
+    qualities = [row[2] for row in curve]
+    return [
+        (row[1], statistics.fmean(qualities[max(0, i + 1 - SMOOTHED) : i + 1]))
+        for i, row in enumerate(curve)
+    ]
+
+
+def seconds_to(curve: Curve, target: float, larger_is_better: bool) -> float | None:
+    """Return when the smoothed quality first reaches ``target``, linear between tests, or None."""
+    sign = 1 if larger_is_better else -1
+    before = None
+    for seconds, quality in smoothed(curve):
+        if sign * quality >= sign * target:
+            if before is None or quality == before[1]:
+                return seconds
+            share = (target - before[1]) / (quality - before[1])
+            return before[0] + share * (seconds - before[0])
+        before = seconds, quality
+    return None
+
+
+@dataclass(frozen=True)
+class Reached:
+    """How fast a method reaches a quality, over seeds.
+
+    Attributes:
+        seconds: Median over the seeds that reach it; None if none does.
+        ratio: Geometric mean over seeds of the baseline's seconds by the method's, with its
+            interval of 95 %; None unless every seed of at least two reaches it.
+        reached: Seeds that reach it.
+        seeds: All seeds.
+        final: Mean quality at the end.
+        step: Median seconds of a step.
+    """
+
+    seconds: float | None
+    ratio: tuple[float, float, float] | None
+    reached: int
+    seeds: int
+    final: float
+    step: float
+
+
+def summary(
+    curves: Mapping[str, Mapping[int, Curve]], baseline: str, steps: int, larger_is_better: bool
+) -> dict[str, Reached]:
+    """Return how fast each method reaches the baseline's quality after ``steps`` steps.
+
+    The target is the mean over seeds of the baseline's smoothed quality, the same for all seeds and
+    methods.
+
+    Args:
+        curves: {method: {seed: curve}}.
+        baseline: A method of ``curves``.
+        steps: Steps of the baseline until the target; it may train more.
+        larger_is_better: Whether a larger quality is better.
+    """
+    base = curves[baseline]
+    known = [[row for row in curve if row[0] <= steps] for curve in base.values()]
+    target = statistics.fmean(smoothed(curve)[-1][1] for curve in known)
+    times = {seed: seconds_to(curve, target, larger_is_better) for seed, curve in base.items()}
+    there = {seed: seconds for seed, seconds in times.items() if seconds}
+    return {label: _reached(own, target, larger_is_better, there) for label, own in curves.items()}
+
+
+def _reached(
+    own: Mapping[int, Curve], target: float, larger_is_better: bool, base: Mapping[int, float]
+) -> Reached:
+    found = {seed: seconds_to(curve, target, larger_is_better) for seed, curve in own.items()}
+    there = {seed: seconds for seed, seconds in found.items() if seconds}
+    logs = [math.log(base[seed] / seconds) for seed, seconds in there.items() if seed in base]
+    return Reached(
+        statistics.median(there.values()) if there else None,
+        interval(logs) if len(logs) == len(own) > 1 else None,
+        len(there),
+        len(own),
+        statistics.fmean(smoothed(curve)[-1][1] for curve in own.values()),
+        statistics.median(curve[-1][1] / curve[-1][0] for curve in own.values()),
+    )
+
+
+def interval(logs: Sequence[float]) -> tuple[float, float, float]:
+    """Return the geometric mean and the ends of its t interval, from logarithms."""
+    mean, error = statistics.fmean(logs), statistics.stdev(logs) / len(logs) ** 0.5
+    half = float(stats.t.ppf((1 + CONFIDENCE) / 2, len(logs) - 1)) * error
+    return math.exp(mean), math.exp(mean - half), math.exp(mean + half)
+
+
+def draw(curves: Mapping[str, Mapping[int, Curve]], quality: str, title: str, path: str) -> None:
+    """Draw each method's mean quality against its mean seconds."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(figsize=(8, 5), layout="constrained")
+    for number, (label, own) in enumerate(curves.items()):
+        rows = [smoothed(curve) for curve in own.values()]
+        seconds = [statistics.fmean(row[0] for row in at) for at in zip(*rows, strict=True)]
+        qualities = [statistics.fmean(row[1] for row in at) for at in zip(*rows, strict=True)]
+        style = "--" if label.startswith("ddp/") else ":" if "float" in label else "-"
+        axes.plot(seconds, qualities, style, color=f"C{number % 10}", label=label, lw=1.3)
+    axes.set_xlabel("seconds of training")
+    axes.set_ylabel(quality)
+    axes.set_title(title, fontsize="medium")
+    axes.set_xscale("log")
+    axes.legend(fontsize="x-small")
+    figure.savefig(path, dpi=120)
+    pyplot.close(figure)

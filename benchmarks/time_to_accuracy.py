@@ -1,0 +1,188 @@
+"""Seconds of training until a network is as good as float32 makes it, on hosts of the laboratory.
+
+    python benchmarks/time_to_accuracy.py --output-dir runs/time_to_accuracy [--task mnist] ...
+
+Every method trains the same network from the same seeds, with the same batches and learning rate,
+on hosts whose links are shaped (network.py). Tests are not timed. Each launch's curves are kept in
+the output folder as they end, so that a series that was cut off goes on. The target is the mean
+quality of the first method after --steps steps; all methods train some more. Needs Linux, root and
+iproute2.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+from pathlib import Path
+from typing import Any
+
+from laboratory import curves
+from laboratory import methods as asked
+from laboratory.files import write_json
+from laboratory.hosts import FOLDER, Hosts, LaboratoryError
+from laboratory.launch import check_programs, launch
+from laboratory.methods import Method
+from laboratory.tasks import TASKS, tuned
+from tqdm import tqdm
+
+from hvd_adaptive.tools.output import console, whole
+from hvd_adaptive.tools.tables import Column, make_table
+
+METHODS = (
+    "ddp/float32",
+    "ddp/float16",
+    "ddp/PowerSGD(rank=1|4)",
+    "mpi/float32",
+    "mpi/float16",
+    "ALQ(bits=3)",
+    "ALQ(bits=3, norm='linf', exchange='scatter_reduce', second_stage_bits=4)",
+    "ECDQ(bits=2)",
+    "EDEN(bits=1|2)",
+)
+SECONDS = 1500.0  # of a launch
+LAUNCHES = 3  # until one has ended well
+
+# {method: {seed: curve}}
+Kept = dict[str, dict[int, Any]]
+
+
+def arguments() -> argparse.Namespace:
+    """Read the command line."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--task", choices=TASKS, default="mnist")
+    parser.add_argument("--hosts", type=whole(2), default=4)
+    parser.add_argument("--rate", default="100mbit", help="of each link, as tc writes it: 100mbit")
+    parser.add_argument("--methods", nargs="+", default=METHODS, metavar="METHOD")
+    parser.add_argument("--seeds", type=whole(1), default=5, help="runs of each method (5)")
+    parser.add_argument("--steps", type=whole(1), help="of the target; the task's own if not given")
+    parser.add_argument(
+        "--extra", type=float, default=1.25, help="so many times the steps are trained (1.25)"
+    )
+    parser.add_argument("--every", type=whole(1), default=10, help="steps between tests (10)")
+    parser.add_argument("--output-dir", type=Path, default=Path("runs/time_to_accuracy"))
+    parser.add_argument(
+        "--tune", action="store_true", help="try learning rates of float32, and end"
+    )
+    return parser.parse_args()
+
+
+def main() -> int:
+    """Train, print the table and draw the curves; 2 if the hosts cannot be built."""
+    args = arguments()
+    task = TASKS[args.task]
+    steps = args.steps or task.steps
+    if args.tune:
+        tune(args, steps)
+        return 0
+    methods = asked.parse(args.methods)
+    args.output_dir.mkdir(parents=True, exist_ok=True)
+    name = f"{args.task}-{args.hosts}x{args.rate}-{steps}steps"
+    try:
+        check_programs({method.backend for method in methods})
+        kept, trouble = trained(args, methods, steps, args.output_dir / f"{name}.json")
+    except (LaboratoryError, ValueError) as error:
+        print(f"time_to_accuracy.py: {error}", file=sys.stderr)
+        return 2
+    for label, why in trouble.items():
+        print(f"{label}: {why}", file=sys.stderr)
+    labels = [method.label for method in methods if method.label in kept]
+    own = {label: {s: c for s, c in kept[label].items() if s < args.seeds} for label in labels}
+    own = {label: found for label, found in own.items() if found}
+    if methods[0].label not in own:
+        print(f"time_to_accuracy.py: {methods[0].label} has no runs", file=sys.stderr)
+        return 1
+    show(own, methods[0].label, args, steps)
+    title = f"{args.task}, {args.hosts} hosts at {args.rate}, mean of {args.seeds} seeds"
+    curves.draw(own, task.quality, title, str(args.output_dir / f"{name}.png"))
+    return 0
+
+
+def trained(
+    args: argparse.Namespace, methods: list[Method], steps: int, path: Path
+) -> tuple[Kept, dict[str, str]]:
+    """Return the curves of all runs, from the file or made now, and why some are missing."""
+    kept: Kept = {}
+    if path.exists():
+        found = json.loads(path.read_text(encoding="utf-8"))
+        kept = {label: {int(s): c for s, c in own.items()} for label, own in found.items()}
+    trouble = asked.refusals(methods)
+    backends = list(dict.fromkeys(method.backend for method in methods))
+    launches = [(seed, backend) for seed in range(args.seeds) for backend in backends]
+    with tqdm(launches, unit="launch", disable=not sys.stderr.isatty()) as bar:
+        for seed, backend in bar:
+            bar.set_description(f"seed {seed}, {backend}")
+            missing = {
+                method.label: round(args.extra * steps)
+                for method in methods
+                if method.backend == backend
+                and method.label not in trouble
+                and seed not in kept.get(method.label, {})
+            }
+            if not missing:
+                continue
+            plan = {"backend": backend, "task": args.task, "seed": seed, "methods": missing}
+            plan |= {"every": args.every, "ranks_per_host": 1}
+            for label, found in launched(args, plan).items():
+                if isinstance(found, str):
+                    trouble[label] = found
+                else:
+                    kept.setdefault(label, {})[seed] = found
+            write_json(path, kept)
+    return kept, trouble
+
+
+def launched(args: argparse.Namespace, plan: dict[str, Any]) -> dict[str, Any]:
+    """Return each method's curve, or why there is none."""
+    found: dict[str, Any] = {}
+    for _ in range(LAUNCHES):
+        missing = {label: n for label, n in plan["methods"].items() if label not in found}
+        if not missing:
+            break
+        with Hosts(args.hosts, args.rate) as hosts:
+            this = plan | {"methods": missing, "folder": str(FOLDER)}
+            ended = launch(hosts, this, SECONDS, "laboratory.trainer")
+        for label in missing:
+            rows = [rank["methods"].get(label) for rank in ended["ranks"]]
+            if len(rows) == args.hosts and None not in rows:
+                same = len({row["crc"] for row in rows}) == 1
+                found[label] = rows[0]["curve"] if same else "ranks end with other parameters"
+        error = next((r["failed"] for r in ended["ranks"] if r.get("failed")), ended.get("error"))
+    return {label: found.get(label, f"failed: {error}") for label in plan["methods"]}
+
+
+def show(kept: Kept, baseline: str, args: argparse.Namespace, steps: int) -> None:
+    """Print how fast each method reaches the baseline's quality."""
+    task = TASKS[args.task]
+    found, rows = curves.summary(kept, baseline, steps, task.larger_is_better), []
+    for label, own in found.items():
+        ratio = "-"
+        if own.ratio is not None:
+            mean, low, high = own.ratio
+            ratio = f"{mean:.2f} ({low:.2f} to {high:.2f})"
+        seconds = "never" if own.seconds is None else f"{own.seconds:.1f}"
+        reached = f"{own.reached} of {own.seeds}"
+        rows.append((label, f"{1e3 * own.step:.0f}", f"{own.final:.4f}", reached, seconds, ratio))
+    columns = [Column("method", text=True), Column("ms\na step"), Column(f"final\n{task.quality}")]
+    columns += [Column("seeds that\nreach it"), Column("seconds"), Column("times as fast\n(95 %)")]
+    out = console()
+    title = f"{args.task}: {steps} steps on {args.hosts} hosts at {args.rate}"
+    caption = f"target: mean {task.quality} of {baseline} after {steps} steps; rate {task.rate}"
+    out.print(make_table(columns, rows, out.width, title=title, caption=caption), markup=False)
+
+
+def tune(args: argparse.Namespace, steps: int) -> None:
+    """Print the quality of float32 at the end for each learning rate."""
+    task, rows = TASKS[args.task], []
+    for rate in task.rates:
+        found = [tuned(task, rate, seed, steps, args.hosts) for seed in range(args.seeds)]
+        rows.append((f"{rate:g}", f"{statistics.fmean(found):.4f}"))
+    out = console()
+    out.print(make_table([Column("rate"), Column(task.quality)], rows, out.width), markup=False)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
