@@ -57,8 +57,8 @@ class Monitor:
             that a report can tell what the same step takes with them. Every rank must have a
             monitor with ``compare=True``, or none; otherwise the first step raises
             RankMismatchError. Ranks wait for each other in it, so with several optimizers their
-            first steps must have the same order on all ranks. It takes twelve exchanges, and memory for the gradients one and a
-            half times while it lasts.
+            first steps must have the same order on all ranks. It takes twelve exchanges, and as
+            much memory as one and a half times the gradients while it lasts.
 
             Measured are these exchanges, each alone, and in training the step and the time that
             its thread spends in this package. The step with stock float32 or float16 is estimated:
