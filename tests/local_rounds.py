@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from hvd_adaptive import ALQ, QSGD, LocalSGD, RankMismatchError
+from hvd_adaptive import ALQ, QSGD, LocalSGD, RankMismatchError, instances
 from hvd_adaptive.simulate import Ranks
 
 RATE = 0.1
@@ -119,7 +119,12 @@ class Mirror:
 
 
 def train_beside_mirror(
-    rank: int, counts: Sequence[int], make: object, every: int, **keywords: float
+    rank: int,
+    counts: Sequence[int],
+    make: object,
+    every: int,
+    process_set: object = None,
+    **keywords: float,
 ) -> tuple[LocalSGD, nn.Module, Mirror]:
     """Train this rank with LocalSGD, and all ranks in a mirror.
 
@@ -128,7 +133,13 @@ def train_beside_mirror(
     keywords: momentum and lr.
     """
     net, mirror = make_net(), Mirror(len(counts), make and make(), **keywords)
-    optimizer = LocalSGD(make_optimizer(net), every=every, compression=make and make(), **keywords)
+    optimizer = LocalSGD(
+        make_optimizer(net),
+        every=every,
+        compression=make and make(),
+        process_set=process_set,
+        **keywords,
+    )
     for step in range(counts[rank]):
         backward(net, rank, step)
         optimizer.step()
@@ -172,6 +183,35 @@ def check_mean(rank: int, ranks: int) -> None:
         torch.testing.assert_close(a, b)
     sent = sum(4 * p.numel() for p in net.parameters()) * 2 * (ranks - 1) / ranks
     assert optimizer.report()["wire_bytes_per_step"] == pytest.approx(sent / 3)
+
+
+def check_resumed_runs(rank: int) -> None:
+    """Saved within a round by every rank, and loaded, residuals included."""
+
+    def made() -> tuple[nn.Module, LocalSGD]:
+        net = make_net()
+        instances.start_over()
+        compressor = SCHEMES["feedback"]()
+        return net, LocalSGD(make_optimizer(net), every=3, momentum=0.9, compression=compressor)
+
+    def train(steps: Sequence[int], net: nn.Module, optimizer: LocalSGD) -> None:
+        for step in steps:
+            backward(net, rank, step)
+            optimizer.step()
+
+    whole, optimizer = made()
+    train(range(10), whole, optimizer)
+    optimizer.finish()
+    net, optimizer = made()
+    train(range(5), net, optimizer)
+    saved = copy.deepcopy((net.state_dict(), optimizer.state_dict()))
+    net, optimizer = made()
+    net.load_state_dict(saved[0])
+    optimizer.load_state_dict(saved[1])
+    train(range(5, 10), net, optimizer)
+    optimizer.finish()
+    assert optimizer.rounds == 4
+    assert_equal(net, whole)
 
 
 def check_ranks_that_differ(rank: int, differs: str) -> None:

@@ -25,3 +25,7 @@ def check_parameters_become_their_mean():
 @pytest.mark.parametrize("differs", local_rounds.TOLD)
 def check_ranks_that_differ_are_told(differs):
     local_rounds.check_ranks_that_differ(dist.get_rank(), differs)
+
+
+def check_a_run_resumes_within_a_round():
+    local_rounds.check_resumed_runs(dist.get_rank())

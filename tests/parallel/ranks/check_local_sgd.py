@@ -25,3 +25,23 @@ def test_parameters_become_their_mean():
 @pytest.mark.parametrize("differs", local_rounds.TOLD)
 def test_ranks_that_differ_are_told(differs):
     local_rounds.check_ranks_that_differ(hvd.rank(), differs)
+
+
+def test_a_run_resumes_within_a_round():
+    local_rounds.check_resumed_runs(hvd.rank())
+
+
+def test_process_sets_train_by_themselves():
+    """Even and odd ranks; with two ranks each is alone, and exchanges nothing."""
+    size = hvd.size()
+    sets = [hvd.add_process_set(list(range(first, size, 2))) for first in (0, 1)]
+    mine = sets[hvd.rank() % 2]
+    make = local_rounds.SCHEMES["alq"] if mine.size() > 1 else None
+    optimizer, net, mirror = local_rounds.train_beside_mirror(
+        mine.rank(), [6] * mine.size(), make, 3, mine, momentum=0.5
+    )
+    local_rounds.assert_equal(net, mirror.nets[0])
+    assert optimizer.rounds == 2
+    hvd.barrier()
+    for one in sets:
+        hvd.remove_process_set(one)
