@@ -16,12 +16,14 @@ from hvd_adaptive.device import HOST
 from hvd_adaptive.kernels import random
 from hvd_adaptive.kernels.constants import NORM_LANES, SMALLEST_NORM
 from hvd_adaptive.kernels.eden import APART, SPAN, Buckets, Levels, block_order, shared_streams
-from hvd_adaptive.kernels.fixed import BLOCK, QUARTER
+from hvd_adaptive.kernels.fixed import BLOCK, LANES, QUARTER
+from hvd_adaptive.kernels.numba.butterflies import RUN, add_last_butterflies
 from hvd_adaptive.kernels.numba.decoder import add_small, load_fixed, pick4, pointer
 from hvd_adaptive.kernels.numba.encoder import bucket_key, store_fixed
-from hvd_adaptive.kernels.numba.hadamard import apply
+from hvd_adaptive.kernels.numba.hadamard import apply, long_strides
 from hvd_adaptive.kernels.numba.jit import inline, jit
 from hvd_adaptive.kernels.numba.scan import add_lanes, largest_bits, norm_of
+from hvd_adaptive.kernels.numba.take import MOST_BITS, take_block
 from hvd_adaptive.kernels.packing import packing_of
 
 # Up to so many sizes of levels are selected in vector registers; more are searched.
@@ -29,7 +31,8 @@ _MOST_PICKED = 8
 _COUNTER, _LOW = np.uint32(random.COUNTER), np.uint64(0xFFFFFFFF)
 _MIX32_A, _MIX32_B = np.uint32(random.MIX32_A), np.uint32(random.MIX32_B)
 _SMALLEST, _INFINITE = np.float32(SMALLEST_NORM), np.uint32(0x7F800000)
-_SIGN = np.uint32(1 << 31)
+_SIGN, _ONE = np.uint32(1 << 31), np.float32(1)
+_LINE = 64  # bytes of a cache line, and of a vector register
 
 
 def encode(
@@ -111,6 +114,14 @@ def _factors(size: int, last: int, rotations: int) -> np.ndarray:
 
 
 @inline
+def aligned(count):
+    """Return uninitialised float32 (count,) that begins with a cache line."""
+    memory = np.empty(count + _LINE // 4, np.float32)
+    skip = -memory.ctypes.data % _LINE // 4
+    return memory[skip : skip + count]
+
+
+@inline
 def _hash(stream, bucket, begin, hashes):
     """Set hashes (uint32 (APART,)) to those of a bucket's coordinates from ``begin`` on."""
     key = bucket_key(stream, bucket)
@@ -137,31 +148,27 @@ def _flip(y, stream, bucket, hashes):
                 part[lane] ^= np.uint32(np.uint32(hashes[lane] << shift) & _SIGN)
 
 
-@jit
-def _add_flipped(y, factor, stream, bucket, hashes, target):
-    """Add y with the bucket's signs, times factor, to target, which may be shorter.
-
-    Like ``_add``, it is not inlined.
-    """
-    for begin in range(0, target.size, SPAN):
+@inline
+def _add_rotated_back(y, root, columns, total, stream, bucket, factor, hashes, target):
+    """Undo a rotation of y, and add y times factor to target, which may be shorter."""
+    if y.size < RUN or y.size & (y.size - 1) or target.size < y.size:
+        _rotate_back(y, root, columns, total)
+        _flip(y, stream, bucket, hashes)
+        _add(y, factor, target)
+        return
+    long_strides(y)
+    for begin in range(0, y.size, SPAN):
         _hash(stream, bucket, begin, hashes)
-        end = min(target.size, begin + SPAN)
-        for row in range((end - begin + APART - 1) // APART):
-            at = begin + row * APART
-            stop = min(end, at + APART)
-            part, sums = y[at:stop], target[at:stop]
-            bits, shift = part.view(np.uint32), np.uint32(31 - row)
-            for lane in range(part.size):
-                bits[lane] ^= np.uint32(np.uint32(hashes[lane] << shift) & _SIGN)
-            for lane in range(part.size):
-                sums[lane] += part[lane] * factor
+        for at in range(begin, min(y.size, begin + SPAN), RUN):
+            shift = np.uint32(31 - (at - begin) // APART)
+            add_last_butterflies(y, at, hashes, at % APART, shift, factor, target)
 
 
 @jit
-def _add(y, target):
+def _add(y, factor, target):
     # A function of its own: LLVM does not vectorise the loop inside of the decoder.
     for i in range(target.size):
-        target[i] += y[i]
+        target[i] += y[i] * factor
 
 
 @inline
@@ -291,7 +298,7 @@ def _encoder(bits: int):
     def encode(x, scales, words, size, last, thresholds, values, streams, factors):
         room = max(size, BLOCK)
         codes, rows = np.zeros(room, np.uint32), np.empty(QUARTER, np.uint32)
-        memory = np.empty(max(size, last), np.float32)
+        memory = aligned(max(size, last))
         acc, cell = np.empty(NORM_LANES, np.float32), np.empty(1, np.float32)
         hashes, sizes = np.empty(APART, np.uint32), np.zeros(max(half, _MOST_PICKED), np.float32)
         scaled = np.full(sizes.size, np.float32(np.inf))
@@ -367,9 +374,11 @@ def _decoder(bits: int):
     def decode(scale_at, word_at, count, size, last, values, shared, owns, factors, out):
         room = max(size, BLOCK)
         codes, rows = np.empty(room, np.uint32), np.empty(QUARTER, np.uint32)
-        memory, hashes = np.empty(room, np.float32), np.empty(APART, np.uint32)
-        sums, padded = np.empty(room, np.float32), np.zeros(max(alphabet, 16), np.float32)
-        padded[:alphabet] = values
+        memory, hashes = aligned(room), np.empty(APART, np.uint32)
+        sums, padded = aligned(room), np.empty(max(alphabet, 16), np.float32)
+        for i in range(padded.size):
+            padded[i] = values[i % alphabet]
+        direct = bits <= MOST_BITS and size >= BLOCK
         columns, total = np.ones((1, 16), np.float32), np.empty(16, np.float32)
         buckets = (out.size + size - 1) // size
         each = room // size
@@ -384,9 +393,10 @@ def _decoder(bits: int):
                 scales = numba.carray(pointer(scale_at[rank]), buckets, np.float32)
                 words = numba.carray(pointer(word_at[rank]), count, np.uint32)
                 index = first * size // BLOCK
-                for begin in range(0, filled, BLOCK):
-                    rest = min(BLOCK, filled - begin)
-                    load_fixed(words, index + begin // BLOCK, rest, bits, rows, codes[begin:])
+                if not direct or filled < size:
+                    for begin in range(0, filled, BLOCK):
+                        rest = min(BLOCK, filled - begin)
+                        load_fixed(words, index + begin // BLOCK, rest, bits, rows, codes[begin:])
                 for b in range(first, stop):
                     scale = scales[b]
                     if scale == 0:
@@ -396,10 +406,13 @@ def _decoder(bits: int):
                     length = size if kind == 0 else last
                     y, part, target = memory[:length], codes[at:], sums[at : at + length]
                     weight, root = scale * factors[kind, 1], factors[kind, 0]
-                    _take(part, weight, alphabet, padded, y)
-                    _rotate_back(y, root, columns, total)
-                    _flip(y, owns[rank], b, hashes)
-                    _add(y, target)
+                    if direct and length == size:
+                        for begin in range(0, size, BLOCK):
+                            packed = words[(b * size + begin) // BLOCK * bits * LANES :]
+                            take_block(packed, padded, weight, y, begin, numba.literally(bits))
+                    else:
+                        _take(part, weight, alphabet, padded, y)
+                    _add_rotated_back(y, root, columns, total, owns[rank], b, _ONE, hashes, target)
             for b in range(first, stop):
                 used = False
                 for rank in range(word_at.size):
@@ -414,8 +427,8 @@ def _decoder(bits: int):
                     _rotate_back(y, factors[kind, 0], columns, total)
                     _flip(y, shared[again], b, hashes)
                     _times(y, factors[kind, 1])
-                _rotate_back(y, factors[kind, 0], columns, total)
+                root, weight = factors[kind, 0], factors[kind, 1]
                 target = out[b * size : min(out.size, (b + 1) * size)]
-                _add_flipped(y, factors[kind, 1], shared[0], b, hashes, target)
+                _add_rotated_back(y, root, columns, total, shared[0], b, weight, hashes, target)
 
     return decode
