@@ -1,5 +1,7 @@
-"""Divide bits among buckets so that the sum of their squared errors is least (reverse water-filling;
-Cover and Thomas, Elements of Information Theory, section 10.3.3).
+"""Divide bits among buckets so that the sum of their squared errors is least.
+
+This is reverse water-filling (Cover and Thomas, Elements of Information Theory, section 10.3.3) for
+quantisers with given errors.
 
 A bucket of n coordinates and energy e has the error d_b e at b bits per coordinate, with d_b of
 ``losses``. At the multiplier λ, b + 1 bits are better than b if (d_b - d_{b+1}) e > λ n. A bucket
@@ -9,6 +11,8 @@ p = sqrt((1 + d_1) e/(λ n)). The bits fall as λ grows, so λ is found by bisec
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 import numpy as np
 
@@ -36,29 +40,47 @@ def allocate(
     widths, chances = np.zeros(len(density), np.int64), np.zeros(len(density))
     if not used.any():
         return widths, chances
-    gains = losses[:-1] - losses[1:]
-    own, counts = density[used], lengths[used]
-    # At the lowest λ all buckets have all bits; at the highest one less than 1e-9 of a bit each.
-    low, high = np.log(own.min() * gains[-1]) - 1, np.log(own.max() * (1 + losses[0])) + 42 - 2 * min(np.log(bits), 0)
-    found = _at(np.exp(high), own, losses[0], gains)
-    for _ in range(_HALVINGS):
-        middle = (low + high) / 2
-        tried = _at(np.exp(middle), own, losses[0], gains)
-        if (tried[0] * tried[1]) @ counts <= budget:
-            high, found = middle, tried
-        else:
-            low = middle
-    widths[used], chances[used] = found
+    gains, loss = losses[:-1] - losses[1:], losses[0]
+    # Equal buckets would all change at the same λ: those that come later count for a little more.
+    own = density[used] * (1 + 1e-9 * np.arange(used.sum()))
+    counts = lengths[used]
+    # At the lowest λ all buckets have all bits; at the highest one at most min(1, bits) each.
+    low = np.log(own.min() * gains[-1]) - 1
+    high = np.log(own.max() * (1 + loss)) - 2 * min(np.log(bits), 0.0)
+
+    def spent(log: float) -> float:
+        whole, chances = _widths(log, own, gains), _chances(log, own, loss)
+        return float(np.where(whole > 1, whole, chances) @ counts)
+
+    multiplier = _least(spent, low, high, budget)
+    found = _widths(multiplier, own, gains)
+    # One bucket's next bit may be too much; buckets of less than one bit take what is left.
+    few = found <= 1
+    left = budget - found[~few] @ counts[~few]
+
+    def sampled(log: float) -> float:
+        return float(_chances(log, own[few], loss) @ counts[few])
+
+    multiplier = _least(sampled, low - 1, multiplier, left)
+    widths[used], chances[used] = found, 1.0
+    chances[np.flatnonzero(used)[few]] = _chances(multiplier, own[few], loss)
     return widths, chances
 
 
-def _at(
-    multiplier: float, density: np.ndarray, loss: float, gains: np.ndarray
-) -> tuple[np.ndarray, np.ndarray]:
-    """Return widths and chances at λ = ``multiplier``."""
-    widths = 1 + np.searchsorted(multiplier / gains, density)
-    chances = np.minimum(np.sqrt((1 + loss) / multiplier * density), 1.0)
-    return widths, np.where(widths > 1, 1.0, chances)
+def _least(spent: Callable[[float], float], low: float, high: float, budget: float) -> float:
+    """Return the least log λ at which no more than ``budget`` is spent; it is at most ``high``."""
+    for _ in range(_HALVINGS):
+        middle = (low + high) / 2
+        low, high = (low, middle) if spent(middle) <= budget else (middle, high)
+    return high
+
+
+def _widths(log: float, density: np.ndarray, gains: np.ndarray) -> np.ndarray:
+    return 1 + np.searchsorted(np.exp(log) / gains, density)
+
+
+def _chances(log: float, density: np.ndarray, loss: float) -> np.ndarray:
+    return np.minimum(np.sqrt((1 + loss) * np.exp(-log) * density), 1.0)
 
 
 def sample(chances: np.ndarray, uniform: float) -> np.ndarray:

@@ -76,7 +76,7 @@ def test_short_payloads_are_refused():
 
 def rotation(stream: int, bucket: int, length: int) -> np.ndarray:
     """The orthogonal matrix of one rotation, in float64."""
-    signs = reference._signs(stream, bucket, 1, length, torch.device("cpu"))[0].double().numpy()
+    signs = reference._signs(stream, [bucket], length, torch.device("cpu"))[0].double().numpy()
     m = 1 << (length.bit_length() - 1)
     first, last = np.eye(length), np.eye(length)
     first[:m, :m] = sylvester(m) / m**0.5
@@ -114,7 +114,7 @@ def test_signs_are_fair_and_differ():
     """Sums of 2**16 signs, of a bucket, between buckets and streams: within 5 standard errors."""
     device, count = torch.device("cpu"), 1 << 16
     signs = {
-        (stream, bucket): reference._signs(stream, bucket, 1, count, device)[0]
+        (stream, bucket): reference._signs(stream, [bucket], count, device)[0]
         for stream in (1, 2)
         for bucket in (0, 1)
     }
