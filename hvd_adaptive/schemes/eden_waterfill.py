@@ -75,7 +75,7 @@ class WaterfillCodec(StagedCodec):
         return WaterfillCodec(settings, float(bits))
 
     def body_bytes(self, coordinates: int) -> int:
-        # Sampling sends a bucket more than expected at most, and sections are filled up to 16 words.
+        # Sampling sends a bucket more than expected at most; sections are filled up to 16 words.
         buckets = self._all(coordinates)
         codes = int(self.bits * buckets.codes) + buckets.size * (buckets.count > 0)
         padding = MOST_WIDTH * 64 * (buckets.count > 0)
