@@ -141,7 +141,6 @@ EVERY = (
     "drive",
     "ecdq-3",
     "eden-2",
-    "eden-2-waterfill",
     "natural",
     "nuqsgd-3",
     "onebit-no-feedback",

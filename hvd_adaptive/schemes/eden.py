@@ -67,10 +67,10 @@ class EDEN(GradientCompressor):
     """
 
     def __init__(self, *, bits: float = 2, allocation: str | None = None, **shared: Any) -> None:
-        self._build("EDEN", bits, shared, allocation)
+        self._build(EDEN, bits, shared, allocation)
 
     def _build(
-        self, name: str, bits: float, shared: dict[str, Any], allocation: str | None = None
+        self, kind: type, bits: float, shared: dict[str, Any], allocation: str | None = None
     ) -> None:
         if check_optional_choice("allocation", allocation, ("waterfill",)) is None:
             bits = check_integer("bits", bits, LEAST_BITS, MOST_BITS)
@@ -78,7 +78,7 @@ class EDEN(GradientCompressor):
             raise ValueError(
                 f"bits={bits!r}: must be a number from {LEAST_MEAN_BITS} to {MOST_BITS}"
             )
-        settings = Settings.from_keywords(name, {"bucket_size": DEFAULT_BUCKET} | shared)
+        settings = Settings.from_keywords(kind, {"bucket_size": DEFAULT_BUCKET} | shared)
         size = settings.bucket_size
         if not LEAST_BUCKET <= size <= MOST_BUCKET or size & (size - 1):
             raise ValueError(
@@ -108,7 +108,7 @@ class DRIVE(EDEN):
     """
 
     def __init__(self, **shared: Any) -> None:
-        self._build("DRIVE", 1, shared)
+        self._build(DRIVE, 1, shared)
 
 
 class EDENCodec(StagedCodec):
