@@ -76,9 +76,10 @@ def test_equal_gradients_have_a_mean_without_bias(law, second):
 
 
 @pytest.mark.parametrize("second", (None, 4))
-def test_replicas_stay_equal_and_learn(second):
+@pytest.mark.parametrize("name", ("eden-1", "eden-2-waterfill"))
+def test_replicas_stay_equal_and_learn(name, second):
     model = make_model()
-    compressor = scheme("eden-1", bucket_size=1024, min_numel=100, **options(second))()
+    compressor = scheme(name, bucket_size=1024, min_numel=100, **options(second))()
     optimizer = hvd.DistributedOptimizer(
         torch.optim.SGD(model.parameters(), lr=0.5),
         named_parameters=model.named_parameters(),
