@@ -40,7 +40,7 @@ def _take(part, scale, alphabet, values, y):
         add_small(part, scale, alphabet, values, y)
     else:
         for i in range(y.size):
-            y[i] = values[np.int64(part[i])] * scale
+            y[i] = values[np.uint64(part[i])] * scale
 
 
 @functools.cache

@@ -94,14 +94,24 @@ def _round(y, half, t, v, codes, acc):
 
 @inline
 def _search(y, half, t, v, codes, acc):
-    """Do as ``_round`` for any ``half``, a power of two, by bisection."""
+    """Do as ``_round`` for any ``half``, a power of two, by bisection: a loop over y at each step,
+    which LLVM vectorises.
+    """
     for i in range(y.size):
-        size, m, step = np.abs(y[i]), 0, half // 2
-        while step:
-            m += step if size >= t[m + step - 1] else 0
-            step //= 2
-        codes[i] = np.uint32(half - 1 - m) if y[i] < 0 else np.uint32(half + m)
-        acc[i % NORM_LANES] += size * v[m]
+        codes[i] = np.uint32(0)
+    step = np.uint32(half // 2)
+    while step:
+        for i in range(y.size):
+            m = codes[i]
+            above = np.abs(y[i]) >= t[np.uint64(np.uint32(m + step) - np.uint32(1))]
+            codes[i] = np.uint32(m + step) if above else m
+        step = np.uint32(step >> np.uint32(1))
+    for row in range(0, y.size, NORM_LANES):
+        part, out = y[row : row + NORM_LANES], codes[row : row + NORM_LANES]
+        for i in range(NORM_LANES):
+            m = out[i]
+            acc[i] += np.abs(part[i]) * v[np.uint64(m)]
+            out[i] = np.uint32(np.uint32(half - 1) - m) if part[i] < 0 else np.uint32(half + m)
 
 
 @functools.cache
