@@ -64,6 +64,24 @@ class Levels:
         return cls((len(levels) - 1).bit_length(), thresholds, levels.astype(np.float32))
 
 
+def with_widths(scales: np.ndarray, bits: int) -> np.ndarray:
+    """Return scales whose three lowest bits are ``bits`` - 1: the nearest such float32, (buckets,).
+
+    They differ from ``scales`` by at most four units in the last place.
+    """
+    whole = scales.view(np.int32) - (bits - 1)
+    return ((whole + 4 & ~7) + (bits - 1)).astype(np.int32).view(np.float32)
+
+
+def widths_of(scales: np.ndarray) -> np.ndarray:
+    """Return the widths that ``with_widths`` has set, int64; 0 of scales that are 0 or not finite.
+
+    Any scales that were received have widths.
+    """
+    widths = 1 + (scales.view(np.int32) & 7).astype(np.int64)
+    return np.where(np.isfinite(scales) & (scales != 0), widths, 0)
+
+
 def shared_streams(rotation: int, bits: int) -> list[int]:
     """Return the streams of the shared rotations' signs, in the order of the encoder."""
     more = [stream_key(rotation, Inside.AGAIN)] if bits > MOST_BITS_ROTATED_ONCE else []

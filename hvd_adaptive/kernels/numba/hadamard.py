@@ -1,8 +1,8 @@
 """Transform as kernels/hadamard.py does, in place in Numba, with the same sums in the same order.
 
 Butterflies of large strides run over the whole buffer two strides at a time. Those below BLOCK run
-over pieces that fit the L1 cache, and the last six strides of every 64 floats run in vector
-registers.
+over pieces that fit the L1 cache, several strides in one trip, and the last six strides of every 64
+floats run in vector registers (butterflies.py).
 """
 
 from __future__ import annotations
@@ -11,11 +11,14 @@ import numba
 import numpy as np
 from llvmlite import ir
 
+from hvd_adaptive.kernels.numba.butterflies import RUN, butterflies, last_butterflies
 from hvd_adaptive.kernels.numba.jit import inline, jit
+from hvd_adaptive.kernels.numba.permute import AVAILABLE
 
 BLOCK = 4096
-_RUN = 64
 _LANES = 16
+# Strides in one trip: eight rows of 16 floats and their sums fill the registers of AVX-512.
+_ORDER = 8 if AVAILABLE else 4
 
 
 @inline
@@ -55,45 +58,6 @@ def _butterflies(y, top, least):
     if stride == least:
         for at in range(0, y.size, 2 * stride):
             _radix2(y[at : at + stride], y[at + stride : at + 2 * stride])
-
-
-@numba.extending.intrinsic
-def _sixty_four(typingctx, y, at):
-    """Apply strides 32, 16, 8, 4, 2, 1 to the 64 floats from y[at]: four vectors of 16 lanes.
-
-    The code is written as vector instructions because LLVM does not find them in a loop over so few
-    floats.
-    """
-    signature = numba.types.void(y, numba.types.intp)
-
-    def codegen(context, builder, signature, args):
-        vector = ir.VectorType(ir.FloatType(), _LANES)
-        data = context.make_array(signature.args[0])(context, builder, args[0]).data
-        first = builder.bitcast(builder.gep(data, [args[1]]), vector.as_pointer())
-        places = [builder.gep(first, [ir.Constant(ir.IntType(64), k)]) for k in range(4)]
-        a, b, c, d = (builder.load(place, align=4) for place in places)
-        a, c = builder.fadd(a, c), builder.fsub(a, c)
-        b, d = builder.fadd(b, d), builder.fsub(b, d)
-        rows = builder.fadd(a, b), builder.fsub(a, b), builder.fadd(c, d), builder.fsub(c, d)
-        for row, place in zip(rows, places, strict=True):
-            builder.store(_across_lanes(builder, row), place, align=4)
-        return context.get_dummy_value()
-
-    return signature, codegen
-
-
-def _across_lanes(builder: ir.IRBuilder, row: ir.Value) -> ir.Value:
-    """Apply strides 8, 4, 2, 1 inside a vector: add each lane to its partner or subtract it."""
-    whole = ir.VectorType(ir.IntType(32), _LANES)
-    lanes = range(_LANES)
-    for stride in (8, 4, 2, 1):
-        swapped = builder.shuffle_vector(
-            row, row, ir.Constant(whole, [lane ^ stride for lane in lanes])
-        )
-        signs = ir.Constant(whole, [(1 << 31) if lane & stride else 0 for lane in lanes])
-        signed = builder.bitcast(builder.xor(builder.bitcast(row, whole), signs), row.type)
-        row = builder.fadd(swapped, signed)
-    return row
 
 
 @numba.extending.intrinsic
@@ -163,16 +127,43 @@ def apply(y, columns, total):
     if m > 1:
         _butterflies(y, y.size, m)
         _multiply(y, columns, total)
-    elif y.size < _RUN:
+    elif y.size < RUN:
         _butterflies(y, y.size, 1)
     else:
-        if y.size > BLOCK:
-            _butterflies(y, y.size, BLOCK)
-        for at in range(0, y.size, BLOCK):
-            block = y[at : min(y.size, at + BLOCK)]
-            _butterflies(block, block.size, _RUN)
-            for run in range(0, block.size, _RUN):
-                _sixty_four(block, run)
+        long_strides(y)
+        for run in range(0, y.size, RUN):
+            last_butterflies(y, run)
+
+
+@inline
+def long_strides(y):
+    """Apply all strides from RUN on to y, whose size is a power of two of at least RUN."""
+    top = y.size
+    while top >= 4 * BLOCK:
+        for at in range(0, y.size, top):
+            butterflies(y, at, top // 4, numba.literally(4))
+        top //= 4
+    if top == 2 * BLOCK:
+        for at in range(0, y.size, top):
+            butterflies(y, at, BLOCK, numba.literally(2))
+        top = BLOCK
+    for begin in range(0, y.size, top):
+        _strides(y[begin : begin + top])
+
+
+@inline
+def _strides(y):
+    top = y.size
+    while top >= _ORDER * RUN:
+        for at in range(0, y.size, top):
+            butterflies(y, at, top // _ORDER, numba.literally(_ORDER))
+        top //= _ORDER
+    if top == 4 * RUN:
+        for at in range(0, y.size, top):
+            butterflies(y, at, RUN, numba.literally(4))
+    elif top == 2 * RUN:
+        for at in range(0, y.size, top):
+            butterflies(y, at, RUN, numba.literally(2))
 
 
 @inline

@@ -51,7 +51,7 @@ def tables(lower: np.ndarray, start: np.ndarray, gap: np.ndarray, depth: int) ->
     return result.reshape(-1)
 
 
-class _Lanes(Lanes):
+class TableLanes(Lanes):
     """Emit operations on 16 lanes, including those of AVX-512."""
 
     def look_up(self, registers: list[ir.Value], index: ir.Value) -> ir.Value:
@@ -98,7 +98,7 @@ def permuted(typingctx, run, steps, part, inverse, offset, high, table, first, t
     def codegen(context, builder, signature, args):
         arrays = arrays_of(context, builder, signature, args, 0, 1, 2, 6)
         x, counters, codes, data = (array.data for array in arrays)
-        lanes, size = _Lanes(builder), 1 << levels
+        lanes, size = TableLanes(builder), 1 << levels
         registers = [
             lanes.load(data, LONG(at), FLOATS) for at in range(0, 3 * max(WIDTH, size), WIDTH)
         ]
@@ -149,7 +149,7 @@ def add_permuted(typingctx, part, scale, values, target, registers):
     def codegen(context, builder, signature, args):
         arrays = arrays_of(context, builder, signature, args, 0, 2, 3)
         codes, data, sums = (array.data for array in arrays)
-        lanes = _Lanes(builder)
+        lanes = TableLanes(builder)
         factor = lanes.spread(args[1])
         table = [
             builder.fmul(lanes.load(data, LONG(at), FLOATS), factor)

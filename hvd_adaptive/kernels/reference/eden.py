@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 
 from hvd_adaptive.kernels import hadamard, random
@@ -33,12 +34,34 @@ def encode(
     (Vargaftik et al. 2022, section 3); 0 if S is below the normal range, NaN if the bucket is not
     finite. words: int32, filled.
     """
-    buckets = Buckets(flat.numel(), bucket_size)
-    codes = [flat.new_zeros(0, dtype=torch.int64)]
-    for rows, first in _parts(flat, buckets):
-        found, quantized = _quantize(rows, first, levels, shared, own)
-        scales[first : first + len(rows)] = found
-        codes.append(quantized.reshape(-1))
+    numbers = range(Buckets(flat.numel(), bucket_size).count)
+    streams = [*shared_streams(shared, levels.bits), own]
+    encode_some(flat, numbers, scales, words, bucket_size, levels, streams)
+
+
+def encode_some(
+    flat: torch.Tensor,
+    numbers: Sequence[int],
+    scales: torch.Tensor,
+    words: torch.Tensor,
+    bucket_size: int,
+    levels: Levels,
+    streams: Sequence[int],
+) -> None:
+    """Encode the buckets ``numbers``, ascending, as ``encode`` does all of them.
+
+    streams: of the rotations' signs, in the order in which they are applied. scales, words: of
+    these buckets alone.
+    """
+    codes, at = [flat.new_zeros(0, dtype=torch.int64)], 0
+    for rows, first in _parts(flat, Buckets(flat.numel(), bucket_size)):
+        own = [number for number in numbers if first <= number < first + len(rows)]
+        if own:
+            chosen = rows[[number - first for number in own]]
+            found, quantized = _quantize(chosen, own, levels, streams)
+            scales[at : at + len(own)] = found
+            codes.append(quantized.reshape(-1))
+            at += len(own)
     words.copy_(pack_codes(torch.cat(codes), packing_of(1 << levels.bits)))
 
 
@@ -59,22 +82,66 @@ def decode_add(
     values = torch.from_numpy(levels.values).to(out.device)
     for rows, first in _parts(out, buckets):
         total, length = torch.zeros_like(rows), rows.shape[1]
-        begin = first * bucket_size
+        begin, own_numbers = first * bucket_size, range(first, first + len(rows))
         used = torch.zeros(len(rows), 1, dtype=torch.bool, device=out.device)
         for (scales, words), own in zip(payloads, owns, strict=True):
             codes = unpack_codes(words, buckets.codes, packing_of(1 << levels.bits))
             scale = scales[first : first + len(rows)].unsqueeze(1)
             taken = values[codes[begin : begin + rows.numel()]].view_as(rows)
             y = taken * (scale * _root(length))
-            y = _rotated_back(y) * _signs(own, first, len(rows), length, out.device)
+            y = _rotated_back(y) * _signs(own, own_numbers, length, out.device)
             total = torch.where(scale == 0, total, total + y)
             used |= scale != 0
         for stream in reversed(shared_streams(shared, levels.bits)):
-            signs = _signs(stream, first, len(rows), length, out.device)
+            signs = _signs(stream, own_numbers, length, out.device)
             total = _rotated_back(total) * signs * _root(length)
         result = torch.where(used, rows + total, rows)
         target = out[begin : begin + rows.numel()]
         target.copy_(result.reshape(-1)[: target.numel()])
+
+
+def add_own(
+    scales: torch.Tensor,
+    words: torch.Tensor,
+    numbers: Sequence[int],
+    bucket_size: int,
+    levels: Levels,
+    own: int,
+    sums: torch.Tensor,
+) -> None:
+    """Undo a rank's own rotation of the buckets ``numbers``, ascending, and add them to sums.
+
+    scales, words: of these buckets alone. sums: float32 (Buckets.codes,), of all buckets.
+    """
+    lengths = [min(bucket_size, sums.numel() - number * bucket_size) for number in numbers]
+    codes = unpack_codes(words, sum(lengths), packing_of(1 << levels.bits))
+    values = torch.from_numpy(levels.values).to(sums.device)
+    for place, (number, length) in enumerate(zip(numbers, lengths, strict=True)):
+        begin = place * bucket_size
+        taken = values[codes[begin : begin + length]].unsqueeze(0)
+        y = _rotated_back(taken * (scales[place : place + 1] * _root(length)))
+        target = sums[number * bucket_size :][:length]
+        target += (y * _signs(own, [number], length, sums.device))[0]
+
+
+def add_sums(
+    sums: torch.Tensor,
+    used: np.ndarray,
+    bucket_size: int,
+    shared: Sequence[int],
+    out: torch.Tensor,
+) -> None:
+    """Undo the shared rotations of the buckets that are ``used``, and add them to out.
+
+    shared: the streams of these rotations, in the order of the encoder.
+    """
+    for number in np.flatnonzero(used).tolist():
+        total = sums[number * bucket_size :][:bucket_size].unsqueeze(0)
+        length, target = total.shape[1], out[number * bucket_size :][:bucket_size]
+        for stream in reversed(shared):
+            total = _rotated_back(total) * _signs(stream, [number], length, out.device)
+            total = total * _root(length)
+        target += total[0, : target.numel()]
 
 
 def _parts(flat: torch.Tensor, buckets: Buckets) -> list[tuple[torch.Tensor, int]]:
@@ -90,23 +157,22 @@ def _parts(flat: torch.Tensor, buckets: Buckets) -> list[tuple[torch.Tensor, int
 
 
 def _quantize(
-    rows: torch.Tensor, first: int, levels: Levels, shared: int, own: int
+    rows: torch.Tensor, numbers: Sequence[int], levels: Levels, streams: Sequence[int]
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return scales (buckets,) and codes (int64, (buckets, length)).
 
     A bucket is multiplied by the power of two that brings its largest coordinate into [2, 4), so
     that nothing overflows.
     """
-    count, length = rows.shape
+    length = rows.shape[1]
     largest = bucket_norms(rows.reshape(-1), length, "linf")
     usable = largest > 0
     exponent = (largest.view(torch.int32) >> 23).clamp(1, 254)
     factor = ((255 - exponent) << 23).view(torch.float32)
     scaled = torch.where(usable.unsqueeze(1), rows * factor.unsqueeze(1), 0.0)
     y = scaled
-    streams = (*shared_streams(shared, levels.bits), own)
     for stream in streams:
-        y = _rotated(y * _signs(stream, first, count, length, rows.device))
+        y = _rotated(y * _signs(stream, numbers, length, rows.device))
     norm = bucket_norms(y.reshape(-1), length, "l2")
     deviation = (norm * length**-0.5).unsqueeze(1)
     thresholds = torch.from_numpy(levels.thresholds).to(rows.device)
@@ -153,10 +219,10 @@ def _root(length: int) -> float:
     return length**-0.5 if block_order(length) == length else 1.0
 
 
-def _signs(stream: int, first: int, count: int, length: int, device: torch.device) -> torch.Tensor:
-    """Return the signs of ``count`` buckets from number ``first``: float32 (count, length)."""
-    keys = [random.bucket_key(stream, bucket) for bucket in range(first, first + count)]
-    low, high = torch.tensor(keys, dtype=torch.int64, device=device).view(count, 2, 1).unbind(1)
+def _signs(stream: int, numbers: Sequence[int], length: int, device: torch.device) -> torch.Tensor:
+    """Return the signs of the buckets ``numbers``: float32 (len(numbers), length)."""
+    keys = [random.bucket_key(stream, bucket) for bucket in numbers]
+    low, high = torch.tensor(keys, dtype=torch.int64, device=device).view(-1, 2, 1).unbind(1)
     j = torch.arange(length, dtype=torch.int64, device=device)
     counter = j // SPAN * APART + j % APART
     h = ((counter * random.COUNTER & MASK32) + low) & MASK32

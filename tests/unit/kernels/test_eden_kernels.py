@@ -58,6 +58,27 @@ def test_same_codes_and_sums_for_all_kinds_of_vectors(kind):
         compare(vector(kind, 2 * bucket + bucket // 2), EDEN(bits=2, bucket_size=bucket).codec, 9)
 
 
+@pytest.mark.parametrize("bits, size", [(1, 64), (2, 512), (3, 1024), (4, 128), (5, 512), (8, 64)])
+def test_same_codes_and_sums_of_some_buckets(bits, size):
+    """Buckets of one width, the partial one among them or not, added to what other widths left."""
+    codec, flat = EDEN(bits=bits, bucket_size=size).codec, vector(heavy, 9 * size + size // 2)
+    for numbers in ([0], [1, 4, 5, 8], [2, 3, 6, 7, 9], list(range(10))):
+        codes = codec._all(flat.numel()).codes
+        count = sum(min(size, codes - b * size) for b in numbers)
+        found = []
+        for module in (reference, fast):
+            scales = torch.full((len(numbers),), -1.0)
+            words = torch.full((codec._packing.words(count),), 0x55555555, dtype=torch.int32)
+            module.encode_some(flat, numbers, scales, words, size, codec._levels, [7, 8, 9])
+            sums, out = torch.linspace(-1, 1, codes), torch.linspace(-1, 1, flat.numel())
+            module.add_own(scales, words, numbers, size, codec._levels, 9, sums)
+            used = np.isin(np.arange(10), numbers)
+            module.add_sums(sums.clone(), used, size, [7, 8], out)
+            found.append((scales, words, sums, out))
+        for want, got in zip(*found, strict=True):
+            assert torch.equal(want.view(torch.int32), got.view(torch.int32))
+
+
 def test_same_sums_of_hostile_scales():
     codec = EDEN(bits=2, bucket_size=64).codec
     _, words = encoded(fast, vector(ordinary, 300), codec, 77, 1)
@@ -76,7 +97,7 @@ def test_short_payloads_are_refused():
 
 def rotation(stream: int, bucket: int, length: int) -> np.ndarray:
     """The orthogonal matrix of one rotation, in float64."""
-    signs = reference._signs(stream, bucket, 1, length, torch.device("cpu"))[0].double().numpy()
+    signs = reference._signs(stream, [bucket], length, torch.device("cpu"))[0].double().numpy()
     m = 1 << (length.bit_length() - 1)
     first, last = np.eye(length), np.eye(length)
     first[:m, :m] = sylvester(m) / m**0.5
@@ -114,7 +135,7 @@ def test_signs_are_fair_and_differ():
     """Sums of 2**16 signs, of a bucket, between buckets and streams: within 5 standard errors."""
     device, count = torch.device("cpu"), 1 << 16
     signs = {
-        (stream, bucket): reference._signs(stream, bucket, 1, count, device)[0]
+        (stream, bucket): reference._signs(stream, [bucket], count, device)[0]
         for stream in (1, 2)
         for bucket in (0, 1)
     }

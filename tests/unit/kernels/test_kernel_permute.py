@@ -20,7 +20,7 @@ def plain(monkeypatch):
         raise AssertionError("permutations in code for a processor without them")
 
     monkeypatch.setattr(cpu, "PERMUTES", False)
-    monkeypatch.setattr(cpu_permute._Lanes, "look_up", refuse)
+    monkeypatch.setattr(cpu_permute.TableLanes, "look_up", refuse)
     cpu._prepared.cache_clear()
     yield
     cpu._prepared.cache_clear()

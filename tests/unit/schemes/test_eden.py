@@ -80,7 +80,7 @@ def test_one_rotation_would_be_biased():
     x = sparse(256, 1.0, 0.4).unsqueeze(0)
     kept = []
     for stream in range(50):
-        signs = reference._signs(stream, 0, 1, 256, x.device)
+        signs = reference._signs(stream, [0], 256, x.device)
         y = reference._rotated(x * signs) / 16
         estimate = reference._rotated_back(torch.sign(y)) * signs / 16
         kept.append(estimate[0, 128].item())

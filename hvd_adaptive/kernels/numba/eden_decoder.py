@@ -1,0 +1,168 @@
+"""Unpack codes, look levels up, rotate back and add (EDEN) in Numba."""
+
+from __future__ import annotations
+
+import functools
+
+import numba
+import numpy as np
+
+from hvd_adaptive.kernels.eden import APART
+from hvd_adaptive.kernels.fixed import BLOCK, LANES, QUARTER
+from hvd_adaptive.kernels.numba.decoder import add_small, load_fixed, pick4, pointer
+from hvd_adaptive.kernels.numba.jit import inline, jit
+from hvd_adaptive.kernels.numba.rotation import (
+    add_rotated_back,
+    aligned,
+    flip,
+    rotate_back,
+    times,
+)
+from hvd_adaptive.kernels.numba.take import MOST_BITS, take_block
+
+_ONE = np.float32(1)
+
+
+@inline
+def _take(part, scale, alphabet, values, y):
+    """Set y to the codes' levels times scale, selected from registers if they are few."""
+    if alphabet == 2:
+        t0, t1 = values[0] * scale, values[1] * scale
+        for i in range(y.size):
+            y[i] = t1 if part[i] != 0 else t0
+    elif alphabet == 4:
+        t0, t1 = values[0] * scale, values[1] * scale
+        t2, t3 = values[2] * scale, values[3] * scale
+        for i in range(y.size):
+            y[i] = pick4(part[i], t0, t1, t2, t3)
+    elif alphabet <= 16:
+        y[:] = np.float32(0)
+        add_small(part, scale, alphabet, values, y)
+    else:
+        for i in range(y.size):
+            y[i] = values[np.uint64(part[i])] * scale
+
+
+@functools.cache
+def decoder_of(bits: int):
+    alphabet = 1 << bits
+
+    @jit
+    def decode(scale_at, word_at, count, size, last, values, shared, owns, factors, out):
+        room = max(size, BLOCK)
+        codes, rows = np.empty(room, np.uint32), np.empty(QUARTER, np.uint32)
+        memory, hashes = aligned(room), np.empty(APART, np.uint32)
+        sums, padded = aligned(room), np.empty(max(alphabet, 16), np.float32)
+        for i in range(padded.size):
+            padded[i] = values[i % alphabet]
+        direct = bits <= MOST_BITS and size >= BLOCK
+        columns, total = np.ones((1, 16), np.float32), np.empty(16, np.float32)
+        buckets = (out.size + size - 1) // size
+        each = room // size
+        for first in range(0, buckets, each):
+            stop = min(buckets, first + each)
+            filled = (stop - first) * size
+            if stop == buckets and last:
+                filled += last - size
+            for i in range(filled):
+                sums[i] = np.float32(0)
+            for rank in range(word_at.size):
+                scales = numba.carray(pointer(scale_at[rank]), buckets, np.float32)
+                words = numba.carray(pointer(word_at[rank]), count, np.uint32)
+                index = first * size // BLOCK
+                if not direct or filled < size:
+                    for begin in range(0, filled, BLOCK):
+                        rest = min(BLOCK, filled - begin)
+                        load_fixed(words, index + begin // BLOCK, rest, bits, rows, codes[begin:])
+                for b in range(first, stop):
+                    scale = scales[b]
+                    if scale == 0:
+                        continue
+                    at = (b - first) * size
+                    kind = 0 if filled - at >= size else 1
+                    length = size if kind == 0 else last
+                    y, part, target = memory[:length], codes[at:], sums[at : at + length]
+                    weight, root = scale * factors[kind, 1], factors[kind, 0]
+                    if direct and length == size:
+                        for begin in range(0, size, BLOCK):
+                            packed = words[(b * size + begin) // BLOCK * bits * LANES :]
+                            take_block(packed, padded, weight, y, begin, numba.literally(bits))
+                    else:
+                        _take(part, weight, alphabet, padded, y)
+                    add_rotated_back(y, root, columns, total, owns[rank], b, _ONE, hashes, target)
+            for b in range(first, stop):
+                used = False
+                for rank in range(word_at.size):
+                    scales = numba.carray(pointer(scale_at[rank]), buckets, np.float32)
+                    used |= scales[b] != 0
+                if not used:
+                    continue
+                at = (b - first) * size
+                kind = 0 if filled - at >= size else 1
+                y = sums[at : at + (size if kind == 0 else last)]
+                target = out[b * size : min(out.size, (b + 1) * size)]
+                _add_unshared(y, shared, b, factors[kind], columns, total, hashes, target)
+
+    return decode
+
+
+@inline
+def _add_unshared(y, shared, b, factors, columns, total, hashes, target):
+    """Undo the shared rotations of bucket b's sum y, and add it to target."""
+    for again in range(shared.size - 1, 0, -1):
+        rotate_back(y, factors[0], columns, total)
+        flip(y, shared[again], b, hashes)
+        times(y, factors[1])
+    add_rotated_back(y, factors[0], columns, total, shared[0], b, factors[1], hashes, target)
+
+
+@functools.cache
+def adder_of(bits: int):
+    """Return the kernel that adds some buckets of one width, in the rotated domain."""
+    alphabet = 1 << bits
+
+    @jit
+    def add(scales, words, numbers, size, values, own, factors, sums):
+        room = max(size, BLOCK)
+        codes, rows = np.empty(room, np.uint32), np.empty(QUARTER, np.uint32)
+        memory, hashes = aligned(size), np.empty(APART, np.uint32)
+        padded = np.empty(max(alphabet, 16), np.float32)
+        for i in range(padded.size):
+            padded[i] = values[i % alphabet]
+        columns, total = np.ones((1, 16), np.float32), np.empty(16, np.float32)
+        end = numbers.size * size
+        if numbers.size:
+            end -= max(0, (numbers[-1] + 1) * size - sums.size)
+        for place in range(numbers.size):
+            b, at = numbers[place], place * size
+            length = min(size, end - at)
+            kind = 0 if length == size else 1
+            y, target = memory[:length], sums[b * size : b * size + length]
+            weight = scales[place] * factors[kind, 1]
+            if bits <= MOST_BITS and length % BLOCK == 0:
+                for begin in range(0, length, BLOCK):
+                    packed = words[(at + begin) // BLOCK * bits * LANES :]
+                    take_block(packed, padded, weight, y, begin, numba.literally(bits))
+            else:
+                if at % room == 0:
+                    for begin in range(0, min(room, end - at), BLOCK):
+                        rest = min(BLOCK, end - at - begin)
+                        index = (at + begin) // BLOCK
+                        load_fixed(words, index, rest, bits, rows, codes[begin:])
+                _take(codes[at % room :], weight, alphabet, padded, y)
+            add_rotated_back(y, factors[kind, 0], columns, total, own, b, _ONE, hashes, target)
+
+    return add
+
+
+@jit
+def add_sums(sums, used, size, shared, factors, out):
+    """Undo the shared rotations of all used buckets' sums, and add them to out."""
+    columns, total = np.ones((1, 16), np.float32), np.empty(16, np.float32)
+    hashes = np.empty(APART, np.uint32)
+    for b in range(used.size):
+        if used[b]:
+            y = sums[b * size : min(sums.size, (b + 1) * size)]
+            target = out[b * size : min(out.size, (b + 1) * size)]
+            kind = 0 if y.size == size else 1
+            _add_unshared(y, shared, b, factors[kind], columns, total, hashes, target)

@@ -1,0 +1,171 @@
+"""Rotate, quantise and pack (EDEN) in Numba, bucket by bucket in the L1 cache."""
+
+from __future__ import annotations
+
+import functools
+
+import numpy as np
+
+from hvd_adaptive.kernels.constants import NORM_LANES, SMALLEST_NORM
+from hvd_adaptive.kernels.eden import APART
+from hvd_adaptive.kernels.fixed import BLOCK, QUARTER
+from hvd_adaptive.kernels.numba.encoder import store_fixed
+from hvd_adaptive.kernels.numba.jit import inline, jit
+from hvd_adaptive.kernels.numba.rotation import aligned, flip, rotate
+from hvd_adaptive.kernels.numba.scan import add_lanes, largest_bits, norm_of
+
+# Up to so many sizes of levels are selected in vector registers; more are searched.
+_MOST_PICKED = 8
+_SMALLEST, _INFINITE = np.float32(SMALLEST_NORM), np.uint32(0x7F800000)
+
+
+@inline
+def _load(x, y, cell):
+    """Set y to x times a power of two, then zeros; return the power.
+
+    It is 0 if x is zero or below the normal range, NaN if x is not finite.
+    """
+    largest = largest_bits(x)
+    if largest >= _INFINITE:
+        return np.float32(np.nan)
+    exponent = largest >> np.uint32(23)
+    if exponent == 0:
+        return np.float32(0)
+    cell.view(np.uint32)[0] = np.uint32(np.uint32(255) - np.uint32(exponent)) << np.uint32(23)
+    factor = cell[0]
+    for i in range(x.size):
+        y[i] = x[i] * factor
+    for i in range(x.size, y.size):
+        y[i] = np.float32(0)
+    return factor
+
+
+@inline
+def _pick(y, half, t1, t2, t3, t4, t5, t6, t7, v0, v1, v2, v3, v4, v5, v6, v7):
+    """Return the code of y, and the size of its level: ``half`` is a constant of at most 8."""
+    size = np.abs(y)
+    m, v = np.uint32(0), v0
+    if half >= 2:
+        m, v = (np.uint32(1), v1) if size >= t1 else (m, v)
+    if half >= 4:
+        m, v = (np.uint32(2), v2) if size >= t2 else (m, v)
+        m, v = (np.uint32(3), v3) if size >= t3 else (m, v)
+    if half >= 8:
+        m, v = (np.uint32(4), v4) if size >= t4 else (m, v)
+        m, v = (np.uint32(5), v5) if size >= t5 else (m, v)
+        m, v = (np.uint32(6), v6) if size >= t6 else (m, v)
+        m, v = (np.uint32(7), v7) if size >= t7 else (m, v)
+    code = np.uint32(np.uint32(half - 1) - m) if y < 0 else np.uint32(np.uint32(half) + m)
+    return code, size * v
+
+
+@inline
+def _round(y, half, t, v, codes, acc):
+    """Set the codes of y; add sizes times levels to 32 lanes, in order. t: ends with infinity."""
+    t1, t2, t3, t4, t5, t6, t7 = t[0], t[1], t[2], t[3], t[4], t[5], t[6]
+    v0, v1, v2, v3, v4, v5, v6, v7 = v[0], v[1], v[2], v[3], v[4], v[5], v[6], v[7]
+    for row in range(0, y.size, 2 * NORM_LANES):
+        part, out = y[row : row + 2 * NORM_LANES], codes[row : row + 2 * NORM_LANES]
+        for i in range(NORM_LANES):
+            c, p = _pick(part[i], half, t1, t2, t3, t4, t5, t6, t7, v0, v1, v2, v3, v4, v5, v6, v7)
+            d, q = _pick(
+                part[i + NORM_LANES],
+                half,
+                t1,
+                t2,
+                t3,
+                t4,
+                t5,
+                t6,
+                t7,
+                v0,
+                v1,
+                v2,
+                v3,
+                v4,
+                v5,
+                v6,
+                v7,
+            )
+            out[i] = c
+            out[i + NORM_LANES] = d
+            acc[i] = (acc[i] + p) + q
+
+
+@inline
+def _search(y, half, t, v, codes, acc):
+    """Do as ``_round`` for any ``half``, a power of two, by bisection: a loop over y at each step,
+    which LLVM vectorises.
+    """
+    for i in range(y.size):
+        codes[i] = np.uint32(0)
+    step = np.uint32(half // 2)
+    while step:
+        for i in range(y.size):
+            m = codes[i]
+            above = np.abs(y[i]) >= t[np.uint64(np.uint32(m + step) - np.uint32(1))]
+            codes[i] = np.uint32(m + step) if above else m
+        step = np.uint32(step >> np.uint32(1))
+    for row in range(0, y.size, NORM_LANES):
+        part, out = y[row : row + NORM_LANES], codes[row : row + NORM_LANES]
+        for i in range(NORM_LANES):
+            m = out[i]
+            acc[i] += np.abs(part[i]) * v[np.uint64(m)]
+            out[i] = np.uint32(np.uint32(half - 1) - m) if part[i] < 0 else np.uint32(half + m)
+
+
+@functools.cache
+def encoder_of(bits: int):
+    half = 1 << (bits - 1)
+
+    @jit
+    def encode(x, numbers, scales, words, size, last, thresholds, values, streams, factors):
+        room = max(size, BLOCK)
+        codes, rows = np.zeros(room, np.uint32), np.empty(QUARTER, np.uint32)
+        memory = aligned(max(size, last))
+        acc, cell = np.empty(NORM_LANES, np.float32), np.empty(1, np.float32)
+        hashes, sizes = np.empty(APART, np.uint32), np.zeros(max(half, _MOST_PICKED), np.float32)
+        scaled = np.full(sizes.size, np.float32(np.inf))
+        sizes[:half] = values[half:]
+        columns, total = np.ones((1, 16), np.float32), np.empty(16, np.float32)
+        filled, index = 0, 0
+        for place in range(numbers.size):
+            b = numbers[place]
+            own_x = x[b * size : min(x.size, (b + 1) * size)]
+            kind = 0 if own_x.size == size else 1
+            length = size if kind == 0 else last
+            y, part = memory[:length], codes[filled : filled + length]
+            factor = _load(own_x, y, cell)
+            scale = factor
+            if factor > 0:
+                root = factors[kind, 0]
+                for stream in streams:
+                    flip(y, stream, b, hashes)
+                    rotate(y, root, columns, total)
+                norm = norm_of(y, False, acc, cell)
+                deviation = norm * factors[kind, 2]
+                for t in range(half - 1):
+                    scaled[t] = thresholds[half + t] * deviation
+                acc[:] = np.float32(0)
+                if half <= _MOST_PICKED:
+                    _round(y, half, scaled, sizes, part, acc)
+                else:
+                    _search(y, half, scaled, sizes, part, acc)
+                scale = norm * norm / add_lanes(acc) * factors[kind, 1] / factor
+                if scale < _SMALLEST:
+                    scale = np.float32(0)
+                elif not np.isfinite(scale):
+                    scale = np.float32(np.nan)
+            if not scale > 0:
+                for i in range(length):
+                    part[i] = np.uint32(0)
+            scales[place] = scale
+            filled += length
+            if filled >= room or place == numbers.size - 1:
+                for begin in range(0, filled, BLOCK):
+                    rest = min(BLOCK, filled - begin)
+                    store_fixed(codes[begin:], index, rest, bits, rows, words)
+                    index += 1
+                filled = 0
+
+    return encode

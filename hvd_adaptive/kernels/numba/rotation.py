@@ -1,0 +1,122 @@
+"""Rotate buckets by random signs and Hadamard matrices in Numba (EDEN), and rotate them back."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from hvd_adaptive.kernels import random
+from hvd_adaptive.kernels.eden import APART, SPAN, block_order
+from hvd_adaptive.kernels.numba.butterflies import RUN, add_last_butterflies
+from hvd_adaptive.kernels.numba.encoder import bucket_key
+from hvd_adaptive.kernels.numba.hadamard import apply, long_strides
+from hvd_adaptive.kernels.numba.jit import inline, jit
+
+_COUNTER, _LOW = np.uint32(random.COUNTER), np.uint64(0xFFFFFFFF)
+_MIX32_A, _MIX32_B = np.uint32(random.MIX32_A), np.uint32(random.MIX32_B)
+_SIGN = np.uint32(1 << 31)
+_LINE = 64  # bytes of a cache line, and of a vector register
+
+
+def factors_of(size: int, last: int, rotations: int) -> np.ndarray:
+    """Return a row for whole buckets, and one for the partial bucket.
+
+    It holds m**-0.5, the weight of S after so many rotations without factors, and length**-0.5.
+    """
+    rows = []
+    for length in (size, max(last, 1)):
+        m = block_order(length)
+        weight = float(length) ** (-rotations / 2) if m == length else 1.0
+        rows.append((m**-0.5, weight, length**-0.5))
+    return np.array(rows, dtype=np.float32)
+
+
+@inline
+def aligned(count):
+    """Return uninitialised float32 (count,) that begins with a cache line."""
+    memory = np.empty(count + _LINE // 4, np.float32)
+    skip = -memory.ctypes.data % _LINE // 4
+    return memory[skip : skip + count]
+
+
+@inline
+def hash(stream, bucket, begin, hashes):
+    """Set hashes (uint32 (APART,)) to those of a bucket's coordinates from ``begin`` on."""
+    key = bucket_key(stream, bucket)
+    low, high = np.uint32(key & _LOW), np.uint32(key >> np.uint64(32))
+    first = np.uint32(begin // SPAN * APART)
+    for lane in range(APART):
+        h = np.uint32(np.uint32(np.uint32(first + np.uint32(lane)) * _COUNTER) + low)
+        h = np.uint32(np.uint32(h ^ np.uint32(h >> np.uint32(16))) * _MIX32_A)
+        h = np.uint32(h + high)
+        hashes[lane] = np.uint32(np.uint32(h ^ np.uint32(h >> np.uint32(13))) * _MIX32_B)
+
+
+@inline
+def flip(y, stream, bucket, hashes):
+    """Give y the bucket's signs. hashes: uint32 (APART,)."""
+    bits = y.view(np.uint32)
+    for begin in range(0, y.size, SPAN):
+        hash(stream, bucket, begin, hashes)
+        span = bits[begin : min(y.size, begin + SPAN)]
+        for row in range((span.size + APART - 1) // APART):
+            part = span[row * APART : min(span.size, (row + 1) * APART)]
+            shift = np.uint32(31 - row)
+            for lane in range(part.size):
+                part[lane] ^= np.uint32(np.uint32(hashes[lane] << shift) & _SIGN)
+
+
+@inline
+def add_rotated_back(y, root, columns, total, stream, bucket, factor, hashes, target):
+    """Undo a rotation of y, and add y times factor to target, which may be shorter."""
+    if y.size < RUN or y.size & (y.size - 1) or target.size < y.size:
+        rotate_back(y, root, columns, total)
+        flip(y, stream, bucket, hashes)
+        _add(y, factor, target)
+        return
+    long_strides(y)
+    for begin in range(0, y.size, SPAN):
+        hash(stream, bucket, begin, hashes)
+        for at in range(begin, min(y.size, begin + SPAN), RUN):
+            shift = np.uint32(31 - (at - begin) // APART)
+            add_last_butterflies(y, at, hashes, at % APART, shift, factor, target)
+
+
+@jit
+def _add(y, factor, target):
+    # A function of its own: LLVM does not vectorise the loop inside of the decoder.
+    for i in range(target.size):
+        target[i] += y[i] * factor
+
+
+@inline
+def times(y, factor):
+    for i in range(y.size):
+        y[i] *= factor
+
+
+@inline
+def rotate(y, root, columns, total):
+    """See reference.eden._rotated."""
+    m = 1
+    while 2 * m <= y.size:
+        m *= 2
+    if m == y.size:
+        apply(y, columns, total)
+        return
+    apply(y[:m], columns, total)
+    times(y[:m], root)
+    apply(y[y.size - m :], columns, total)
+    times(y[y.size - m :], root)
+
+
+@inline
+def rotate_back(y, root, columns, total):
+    """See reference.eden._rotated_back."""
+    m = 1
+    while 2 * m <= y.size:
+        m *= 2
+    apply(y[y.size - m :], columns, total)
+    if m != y.size:
+        times(y[y.size - m :], root)
+        apply(y[:m], columns, total)
+        times(y[:m], root)

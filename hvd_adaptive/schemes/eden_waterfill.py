@@ -1,0 +1,205 @@
+"""Define WaterfillCodec, EDEN's with widths of buckets: bits where they reduce the error most."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterator, Sequence
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import torch
+
+from hvd_adaptive import kernels
+from hvd_adaptive.errors import PayloadError
+from hvd_adaptive.exchange.staged_codec import StagedCodec
+from hvd_adaptive.kernels.eden import Buckets, Levels, shared_streams, widths_of, with_widths
+from hvd_adaptive.kernels.packing import packing_of
+from hvd_adaptive.kernels.random import stream_key
+from hvd_adaptive.levels.lloyd_max import distortion, normal_levels
+from hvd_adaptive.levels.waterfill import allocate, sample
+from hvd_adaptive.schemes.eden_bodies import KEY_BYTES, by_rotation, own_stream, signed
+from hvd_adaptive.settings import Settings
+from hvd_adaptive.streams import Inside, Use
+
+MOST_WIDTH = 8
+WIDTHS = range(1, MOST_WIDTH + 1)
+# Buckets of a smaller root mean square are sent as zeros: S, about as large, would not be normal.
+_SMALLEST_ROOT, _SMALLEST_SCALE = 2.0**-120, 2.0**-124
+
+
+class WaterfillCodec(StagedCodec):
+    """Codec of ``EDEN(allocation="waterfill")``.
+
+    Each bucket has 0 to 8 bits a coordinate (levels/waterfill.py). Its width is in the lowest bits
+    of its scale (kernels/eden.py), so that nothing else is sent. Codes follow the scales, those of
+    one width together. All buckets are rotated three times, whatever their width, so that payloads
+    can be added before the shared rotations are undone.
+
+    Args:
+        settings: Shared settings.
+        bits: Bits per coordinate, on average over the buckets of a body.
+    """
+
+    name = "eden_waterfill"
+    slow_in_torch = "eden"
+
+    def __init__(self, settings: Settings, bits: float) -> None:
+        super().__init__(settings)
+        self.bits = bits
+        self._levels = {width: Levels.of(normal_levels(width)) for width in WIDTHS}
+        lost = np.array([distortion(normal_levels(width)) for width in WIDTHS])
+        self._losses = lost / (1 - lost)
+        self._fingerprint = zlib.crc32(self.levels.astype("<f4").tobytes())
+        self._shared = stream_key(settings.seed, 0, 0, Use.ROTATION)
+
+    @property
+    def alphabet(self) -> int:
+        return 1 << MOST_WIDTH
+
+    @property
+    def table_fingerprint(self) -> int:
+        return self._fingerprint
+
+    @property
+    def levels(self) -> np.ndarray:
+        """Return the levels of 1 to 8 bits, one after another, each ascending: float32."""
+        return np.concatenate([levels.values for levels in self._levels.values()])
+
+    def codec_settings(self) -> dict[str, Any]:
+        return {"bits": self.bits, "allocation": "waterfill"}
+
+    def second_codec(self, bits: int) -> StagedCodec:
+        own = self.settings
+        settings = Settings(bucket_size=own.bucket_size, seed=own.seed, checksum=own.checksum)
+        return WaterfillCodec(settings, float(bits))
+
+    def body_bytes(self, coordinates: int) -> int:
+        # Sampling sends a bucket more than expected at most; sections are filled up to 16 words.
+        buckets = self._all(coordinates)
+        codes = int(self.bits * buckets.codes) + buckets.size * (buckets.count > 0)
+        padding = MOST_WIDTH * 64 * (buckets.count > 0)
+        return self.least_body_bytes(coordinates) + 4 * -(-codes // 32) + padding
+
+    def least_body_bytes(self, coordinates: int) -> int:
+        return KEY_BYTES + 4 * self._all(coordinates).count
+
+    def encode_body(self, flat: torch.Tensor, body: torch.Tensor, key: int) -> int:
+        body[:KEY_BYTES].view(torch.int64).fill_(signed(self._shared))
+        flat = self._clipped(flat)
+        at = self.least_body_bytes(flat.numel())
+        scales = body[KEY_BYTES:at].view(torch.float32)
+        widths, chances = self._widths(flat, scales, key)
+        for width in WIDTHS:
+            numbers = np.flatnonzero(widths == width)
+            while numbers.size:
+                own, words = self._section(flat, numbers, width, key)
+                own = (own.double() / torch.from_numpy(chances[numbers])).float()
+                # NaN if it overflows, 0 if it is too small, as bodies of one width.
+                own[~torch.isfinite(own)] = torch.nan
+                own[own < _SMALLEST_SCALE] = 0.0
+                kept = (own > 0).numpy()
+                scales[torch.from_numpy(numbers)] = own
+                if kept.all():
+                    scales[torch.from_numpy(numbers)] = _marked(own, width)
+                    size = 4 * words.numel()
+                    body[at : at + size].view(torch.int32).copy_(words)
+                    at += size
+                    break
+                numbers = numbers[kept]
+        return at
+
+    def _widths(
+        self, flat: torch.Tensor, scales: torch.Tensor, key: int
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Return widths and chances of buckets; fill scales with 0, or NaN if not finite."""
+        buckets = self._all(flat.numel())
+        norms = kernels.for_device(flat.device).bucket_norms(flat, buckets.size, "l2")
+        scales.copy_(torch.where(torch.isnan(norms), norms, 0.0))
+        lengths = np.minimum(np.arange(buckets.count) * -buckets.size + buckets.codes, buckets.size)
+        roots = np.nan_to_num(norms.double().numpy()) / np.sqrt(lengths)
+        energies = np.where(roots < _SMALLEST_ROOT, 0.0, roots**2 * lengths)
+        widths, chances = allocate(energies, lengths, self._losses, self.bits)
+        few = chances < 1
+        uniform = (stream_key(key, Inside.SAMPLED) >> 11) * 2.0**-53
+        widths[few] *= sample(chances[few], uniform)
+        return widths, chances
+
+    def _section(
+        self, flat: torch.Tensor, numbers: np.ndarray, width: int, key: int
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return scales and words of the buckets ``numbers`` at one width."""
+        buckets = self._all(flat.numel())
+        scales = torch.empty(numbers.size, dtype=torch.float32, device="cpu")
+        count = packing_of(1 << width).words(_codes(buckets, numbers))
+        words = torch.empty(count, dtype=torch.int32, device="cpu")
+        streams = [*shared_streams(self._shared, MOST_WIDTH), own_stream(key)]
+        encode, levels = _kernels(flat.device).encode_some, self._levels[width]
+        encode(flat, numbers.tolist(), scales, words, buckets.size, levels, streams)
+        return scales, words
+
+    def add_bodies(
+        self, bodies: Sequence[torch.Tensor], keys: Sequence[int], factor: float, out: torch.Tensor
+    ) -> None:
+        ops, buckets = _kernels(out.device), self._all(out.numel())
+        for shared, pairs in by_rotation(bodies, keys):
+            sums = torch.zeros(buckets.codes, dtype=torch.float32, device="cpu")
+            used = np.zeros(buckets.count, dtype=bool)
+            for body, key in pairs:
+                used |= self._add(body, own_stream(key), buckets, sums)
+            ops.add_sums(sums, used, buckets.size, shared_streams(shared, MOST_WIDTH), out)
+        if factor != 1.0:
+            out *= factor
+
+    def _add(
+        self, body: torch.Tensor, own: int, buckets: Buckets, sums: torch.Tensor
+    ) -> np.ndarray:
+        """Add a body in the rotated domain; return which buckets are not zero."""
+        end = KEY_BYTES + 4 * buckets.count
+        scales = body[KEY_BYTES:end].view(torch.float32)
+        for number in torch.nonzero(~torch.isfinite(scales)).flatten().tolist():
+            sums[number * buckets.size :][: buckets.size] = torch.nan
+        add = _kernels(sums.device).add_own
+        for width, numbers, begin, stop in self._sections(body, scales, buckets):
+            words, levels = body[begin:stop].view(torch.int32), self._levels[width]
+            add(scales[torch.from_numpy(numbers)], words, numbers, buckets.size, levels, own, sums)
+        return (scales != 0).numpy()
+
+    def _sections(
+        self, body: torch.Tensor, scales: torch.Tensor, buckets: Buckets
+    ) -> Iterator[tuple[int, np.ndarray, int, int]]:
+        """Yield width, buckets, begin and end of each section of codes.
+
+        Raises:
+            PayloadError: The body has another length; nothing was yielded.
+        """
+        widths, at, found = widths_of(scales.numpy()), KEY_BYTES + 4 * buckets.count, []
+        for width in WIDTHS:
+            numbers = np.flatnonzero(widths == width)
+            if numbers.size:
+                begin = at
+                at += 4 * packing_of(1 << width).words(_codes(buckets, numbers))
+                found.append((width, numbers, begin, at))
+        if not at <= body.numel() < at + 8:
+            raise PayloadError(
+                f"a body of {body.numel()} bytes has scales of buckets that take {at}"
+            )
+        yield from found
+
+    def _all(self, coordinates: int) -> Buckets:
+        return Buckets(coordinates, self.settings.bucket_size)
+
+
+def _codes(buckets: Buckets, numbers: np.ndarray) -> int:
+    """Return the rotated coordinates of the buckets ``numbers``, ascending."""
+    return numbers.size * buckets.size - max(
+        0, (int(numbers[-1]) + 1) * buckets.size - buckets.codes
+    )
+
+
+def _marked(scales: torch.Tensor, width: int) -> torch.Tensor:
+    return torch.from_numpy(with_widths(scales.numpy(), width))
+
+
+def _kernels(device: torch.device) -> ModuleType:
+    return kernels.for_device(device, "eden")

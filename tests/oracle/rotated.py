@@ -1,0 +1,114 @@
+"""EDEN (Vargaftik et al. 2022, section 3) in float64: levels, rotations, averages of ranks.
+
+Levels are found by Lloyd's iteration. Random numbers and the order of rotations follow
+docs/wire_format.md.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Sequence
+from statistics import NormalDist
+
+import numpy as np
+
+M32, M64 = (1 << 32) - 1, (1 << 64) - 1
+GOLDEN = 0x9E3779B97F4A7C15
+OWN, AGAIN, SHARED = 3, 4, 2**63 + 48
+
+
+def mix(x: int) -> int:
+    x = (x ^ x >> 30) * 0xBF58476D1CE4E5B9 & M64
+    x = (x ^ x >> 27) * 0x94D049BB133111EB & M64
+    return x ^ x >> 31
+
+
+def stream(*numbers: int) -> int:
+    key = mix(GOLDEN)
+    for number in (*numbers, *[0] * (4 - len(numbers))):
+        key = mix(key + number * GOLDEN + 1 & M64)
+    return key
+
+
+@functools.cache
+def levels(bits: int) -> np.ndarray:
+    """Each level is the mean of N(0, 1) between the midpoints to its neighbours."""
+    found, law = np.zeros(0), NormalDist(0, math.sqrt(3))
+    better = np.array([law.inv_cdf((j + 0.5) / (1 << bits)) for j in range(1 << bits)])
+    while found.size == 0 or np.abs(better - found).max() > 1e-11:
+        found = better
+        edges = [-math.inf, *((found[1:] + found[:-1]) / 2), math.inf]
+        below = np.array([math.erfc(-e / math.sqrt(2)) / 2 for e in edges])
+        density = np.array([math.exp(-e * e / 2) / math.sqrt(2 * math.pi) for e in edges])
+        better = (density[:-1] - density[1:]) / np.diff(below)
+    return better
+
+
+def lost(bits: int) -> float:
+    """D/(1 - D) of these levels."""
+    found = levels(bits)
+    edges = [-math.inf, *((found[1:] + found[:-1]) / 2), math.inf]
+    masses = np.diff([math.erfc(-e / math.sqrt(2)) / 2 for e in edges])
+    kept = float(found**2 @ masses)
+    return (1 - kept) / kept
+
+
+def signs(key: int, bucket: int, count: int) -> np.ndarray:
+    own, j = mix(key + (bucket + 1) * GOLDEN & M64), np.arange(count, dtype=np.uint64)
+    h = ((j // 4096 * 128 + j % 128) * 0x9E3779B1 + (own & M32)) & M32
+    h = (h ^ h >> 16) * 0x85EBCA6B & M32
+    h = (h + (own >> 32)) & M32
+    h = (h ^ h >> 13) * 0xC2B2AE35 & M32
+    return 1.0 - 2.0 * (h >> j // 128 % 32 & 1)
+
+
+def walsh(y: np.ndarray) -> np.ndarray:
+    """Sylvester's matrix over the root of its order, times y."""
+    half = 1
+    while half < y.size:
+        a, b = y.reshape(-1, 2, half).swapaxes(0, 1)
+        y = np.stack([a + b, a - b], axis=1).reshape(-1)
+        half *= 2
+    return y / math.sqrt(y.size)
+
+
+def estimate(x: np.ndarray, bits: int, size: int, shared: int, key: int) -> np.ndarray:
+    """What x becomes, bucket by bucket; x.size is a multiple of ``size``, a power of two."""
+    streams = [shared, *([stream(shared, AGAIN)] if bits > 4 else []), stream(key, OWN)]
+    table, out = levels(bits), []
+    for bucket, own in enumerate(x.reshape(-1, size).astype(np.float64)):
+        flips, y = [signs(each, bucket, size) for each in streams], own
+        for flip in flips:
+            y = walsh(y * flip)
+        nearest = np.abs(y[:, None] / np.sqrt(y @ y / size) - table).argmin(axis=1)
+        q = table[nearest]
+        back = q * (y @ y) / (y @ q)
+        for flip in reversed(flips):
+            back = walsh(back) * flip
+        out.append(back)
+    return np.concatenate(out)
+
+
+def average(
+    vectors: Sequence[np.ndarray], bits: int, second: int | None, size: int, seed: int
+) -> np.ndarray:
+    """The average of ranks' vectors at a compressor's first step, in one group.
+
+    second: the bits of averages by scatter_reduce, in which each rank owns as many buckets; None
+    for allgather.
+    """
+    ranks, shared = len(vectors), stream(seed, 0, 0, SHARED)
+    keys = [stream(seed, rank, 0, 0) for rank in range(ranks)]
+    if second is None:
+        found = [estimate(v, bits, size, shared, k) for v, k in zip(vectors, keys, strict=True)]
+        return np.mean(found, axis=0)
+    parts = []
+    for owner, chunks in enumerate(zip(*(np.split(v, ranks) for v in vectors), strict=True)):
+        sent = [
+            estimate(v, bits, size, shared, stream(k, owner, 0))
+            for v, k in zip(chunks, keys, strict=True)
+        ]
+        key = stream(keys[owner], owner, 1)
+        parts.append(estimate(np.mean(sent, axis=0), second, size, shared, key))
+    return np.concatenate(parts)

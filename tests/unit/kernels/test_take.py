@@ -1,0 +1,34 @@
+"""Levels of packed codes, looked up by permutations and, for other processors, by selections."""
+
+from __future__ import annotations
+
+import numba
+import numpy as np
+import pytest
+import torch
+
+from hvd_adaptive.kernels.fixed import BLOCK
+from hvd_adaptive.kernels.numba import permute, take
+from hvd_adaptive.kernels.packing import packing_of
+from hvd_adaptive.kernels.reference.pack import pack_codes
+
+
+@pytest.mark.parametrize("permutes", (False, True))
+@pytest.mark.parametrize("bits", range(1, take.MOST_BITS + 1))
+def test_levels_of_a_block(bits, permutes, monkeypatch):
+    if permutes and not permute.AVAILABLE:
+        pytest.skip("no AVX-512 here")
+    monkeypatch.setattr(take, "AVAILABLE", permutes)
+
+    @numba.njit
+    def taken(words, values, scale, y):
+        take.take_block(words, values, scale, y, 16, numba.literally(bits))
+
+    draw = np.random.default_rng(bits)
+    codes = draw.integers(1 << bits, size=BLOCK)
+    values = draw.standard_normal(1 << bits).astype(np.float32)
+    words = pack_codes(torch.from_numpy(codes), packing_of(1 << bits)).numpy().view(np.uint32)
+    y = np.zeros(BLOCK + 32, np.float32)
+    taken(words, np.tile(values, 16 >> bits), np.float32(0.7), y)
+    np.testing.assert_array_equal(y[16:-16], (values * np.float32(0.7))[codes])
+    assert not y[:16].any() and not y[-16:].any()
