@@ -31,7 +31,7 @@ class StepFigures:
         flight_s: Seconds from submitting collectives to Horovod until their results are read,
             summed over groups, which overlap. Measured only with a monitor.
         blocked_s: Seconds that the training's thread spent in this package; those of a worker's
-            thread are not among them.
+            thread are not among them. Measured only with a monitor.
         arrival_s: Seconds from the first gradient's arrival until the exchange was waited for.
         peak_bytes: Most memory held at a time; see ``StepMeter.hold``.
     """

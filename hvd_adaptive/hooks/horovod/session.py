@@ -84,7 +84,10 @@ class Session:
 
     def compress(self, tensor: torch.Tensor) -> tuple[torch.Tensor, Ticket | None]:
         """See GradientCompressor.compress."""
-        with self.compressor.meter.time("blocked_s"):
+        meter = self.compressor.meter
+        if not meter.detailed:
+            return self._compress(tensor)
+        with meter.time("blocked_s"):
             return self._compress(tensor)
 
     def _compress(self, tensor: torch.Tensor) -> tuple[torch.Tensor, Ticket | None]:
@@ -226,7 +229,8 @@ class Session:
             if step is None:
                 step = self._run(pending, read)
             result = step.result(ticket.slot, absent)
-            meter.add("blocked_s", time.perf_counter() - begin)
+            if meter.detailed:
+                meter.add("blocked_s", time.perf_counter() - begin)
             if step.finished:
                 self._end(pending.binding, step)
             return result
