@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from hvd_adaptive.transport.in_flight import IN_FLIGHT
 from hvd_adaptive.transport.world import MOST_DIRECT, World
 
 _PAUSE = 0.0005
@@ -110,16 +111,44 @@ class HorovodWorld(World):
         return self.hvd.cross_rank(), self.hvd.local_size()
 
     def allgather(self, data: torch.Tensor, name: str) -> Any:
-        return self.hvd.allgather_async(data, name=name, process_set=self.process_set)
+        return self._kept(self.hvd.allgather_async(data, name=name, process_set=self.process_set))
 
     def alltoall(self, data: torch.Tensor, splits: torch.Tensor, name: str) -> Any:
-        return self.hvd.alltoall_async(data, splits, name=name, process_set=self.process_set)
+        handle = self.hvd.alltoall_async(data, splits, name=name, process_set=self.process_set)
+        return self._kept(handle)
+
+    def allreduce(self, data: torch.Tensor, name: str, op: Any, **factors: float) -> Any:
+        """Submit ``hvd.allreduce_async`` and return its handle.
+
+        Args:
+            data: The tensor, which is left as it is.
+            name: Name of the collective.
+            op: Horovod's operation, e.g. ``hvd.Sum``.
+            factors: ``prescale_factor`` and ``postscale_factor``.
+        """
+        return self._kept(
+            self.hvd.allreduce_async(
+                data, name=name, op=op, process_set=self.process_set, **factors
+            )
+        )
+
+    def broadcast_from_root(self, data: torch.Tensor, name: str) -> Any:
+        """Submit ``hvd.broadcast_async`` from the first member, and return its handle."""
+        return self._kept(
+            self.hvd.broadcast_async(data, self.root, name=name, process_set=self.process_set)
+        )
+
+    def _kept(self, handle: Any) -> Any:
+        IN_FLIGHT.add(self.generation, handle)
+        return handle
 
     def poll(self, handle: Any) -> bool:
         return self.hvd.poll(handle)
 
     def synchronize(self, handle: Any) -> Any:
-        return self.hvd.synchronize(handle)
+        result = self.hvd.synchronize(handle)
+        IN_FLIGHT.end(handle)
+        return result
 
     @property
     def generation(self) -> Any:
@@ -137,8 +166,8 @@ class HorovodWorld(World):
             )
             for index, tensor in enumerate(tensors)
         ]
-        for handle in handles:  # Horovod fuses what waits together
-            self.hvd.synchronize(handle)
+        for handle in map(self._kept, handles):  # Horovod fuses what waits together
+            self.synchronize(handle)
 
     @property
     def root(self) -> int:
@@ -148,7 +177,7 @@ class HorovodWorld(World):
     def wait(self, handle: Any, name: str, operation: str = "allgather") -> Any:
         """Return the result of the collective ``name``; see ``patient`` and ``Abandoned``."""
         self.wait_until_there(handle, name, operation)
-        return self.hvd.synchronize(handle)
+        return self.synchronize(handle)
 
     def wait_until_there(self, handle: Any, name: str, operation: str) -> None:
         """See ``patient`` and ``Abandoned``."""
@@ -164,5 +193,5 @@ class HorovodWorld(World):
 
     def broadcast(self, values: np.ndarray, name: str) -> np.ndarray:
         data = torch.from_numpy(values.view(np.uint8).copy())
-        handle = self.hvd.broadcast_async(data, self.root, name=name, process_set=self.process_set)
+        handle = self.broadcast_from_root(data, name)
         return self.wait(handle, name, "broadcast").numpy().view(values.dtype)

@@ -7,8 +7,10 @@ import contextlib
 import faulthandler
 import gc
 import hashlib
+import itertools
 import os
 import sys
+import threading
 import time
 import weakref
 
@@ -17,6 +19,7 @@ import torch
 from horovod.common.exceptions import HorovodInternalError
 
 from hvd_adaptive import ALQ, ECDQ, QSGD, BinGrad
+from hvd_adaptive.transport.horovod_world import HorovodWorld
 
 SCHEMES = {
     "alq": lambda: ALQ(bucket_size=256, update_steps=[0, 2]),
@@ -242,8 +245,60 @@ def unlike_processors() -> None:
     hvd.shutdown()
 
 
+def ended_in_flight() -> None:
+    """Horovod fails on rank 1 while one thread of rank 0 waits for collectives and another submits
+    them: both threads end with an error. Without transport/in_flight.py, they wait forever."""
+    from mpi4py import MPI  # noqa: F401
+
+    hvd.init()
+    model = torch.nn.ParameterList(torch.ones(3) for _ in range(1000))
+    optimizer = hvd.DistributedOptimizer(
+        torch.optim.SGD(model.parameters(), lr=0.1),
+        named_parameters=model.named_parameters(),
+        compression=QSGD(bucket_size=256),
+    )
+    world, errors = HorovodWorld(), []
+
+    def submit() -> None:
+        try:
+            for number in itertools.count():
+                world.allgather(torch.zeros(4), f"submitted.{number}")
+                time.sleep(0.0002)
+        except (HorovodInternalError, RuntimeError, ValueError) as error:
+            errors.append(error)
+
+    if hvd.rank() == 0:
+        handles = [world.allgather(torch.zeros(4), f"waiting.{i}") for i in range(1000)]
+        sum(p.sum() for p in model.parameters()).backward()
+        thread = threading.Thread(target=submit, daemon=True)
+        thread.start()
+        for handle in handles:
+            try:
+                world.synchronize(handle)
+            except HorovodInternalError as error:
+                errors.append(error)
+        try:
+            optimizer.synchronize()
+        except HorovodInternalError as error:
+            errors.append(error)
+        thread.join()
+        assert len(errors) == len(handles) + 2, errors[-1]
+        optimizer._handles.clear()
+    else:
+        time.sleep(1.5)
+    hvd.shutdown()
+
+
 SECONDS = 360
-PROGRAMS = (shutdown_and_init, subsets, static_process_sets, alone, closed, unlike_processors)
+PROGRAMS = (
+    shutdown_and_init,
+    subsets,
+    static_process_sets,
+    alone,
+    closed,
+    ended_in_flight,
+    unlike_processors,
+)
 
 # A processor of 2003, for everything that chooses its instructions when it starts.
 OLD_PROCESSOR = {

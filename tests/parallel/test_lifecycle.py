@@ -14,6 +14,7 @@ PROGRAM = ROOT / "tests/parallel/lifecycle.py"
 LAUNCHED = [
     ("shutdown_and_init", Launcher(2, "mpirun")),
     ("subsets", Launcher(4, "mpirun")),
+    ("ended_in_flight", Launcher(2, "mpirun")),
     # It compiles every kernel twice; tests/golden holds the bits of one processor.
     pytest.param("unlike_processors", Launcher(2, "mpirun"), marks=pytest.mark.thorough),
 ]

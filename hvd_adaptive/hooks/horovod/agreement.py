@@ -79,12 +79,8 @@ class FirstComparison:
         world = self._world
         # An allreduce: in any other collective a rank that has joined may crash (roll_call.py).
         try:
-            return world.hvd.allreduce_async(
-                placeholder(world.rank, 0, 0, checksum(self._own)),
-                name=self._name,
-                op=world.hvd.Sum,
-                process_set=world.process_set,
-            )
+            own = placeholder(world.rank, 0, 0, checksum(self._own))
+            return world.allreduce(own, self._name, world.hvd.Sum)
         except ValueError:
             return None
 
@@ -162,19 +158,18 @@ def _waited_for(
     world: HorovodWorld, own: torch.Tensor, name: str, seconds: float
 ) -> torch.Tensor | None:
     """Return the result of an allgather; None if a rank does not answer, or has joined."""
-    hvd = world.hvd
     try:
-        handle = hvd.allgather_async(own, name=name, process_set=world.process_set)
+        handle = world.allgather(own, name)
     except ValueError as error:  # an earlier one that was given up has not ended
         logger.debug("%s: %s", name, error)
         return None
     end = time.monotonic() + seconds
-    while not hvd.poll(handle):
+    while not world.poll(handle):
         if time.monotonic() > end:
             return None
         time.sleep(_PAUSE)
     try:
-        return hvd.synchronize(handle)
+        return world.synchronize(handle)
     except Exception as error:
         if "Join" not in str(error):
             raise
@@ -185,8 +180,8 @@ def _ended(world: HorovodWorld, handle: Any) -> torch.Tensor | None:
     """Wait for a collective and return its result; None if Horovod has ended."""
     pause = _PAUSE
     while world.is_current():
-        if world.hvd.poll(handle):
-            return world.hvd.synchronize(handle)
+        if world.poll(handle):
+            return world.synchronize(handle)
         time.sleep(pause)
         pause = min(1.5 * pause, _LONGEST_PAUSE)
     return None

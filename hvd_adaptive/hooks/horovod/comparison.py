@@ -75,11 +75,10 @@ def _submit(world: HorovodWorld, find_optimizer: Any, op: Any, name: str) -> Any
     hvd = world.hvd
     divisor = getattr(find_optimizer(), "gradient_predivide_factor", 1.0)
     factors = (1.0 / divisor, divisor) if op == hvd.Average else (1.0, 1.0)
-    return hvd.allreduce_async(
+    return world.allreduce(
         placeholder(world.rank, 0, 0, 0),
-        name=name,
-        op=op,
+        name,
+        op,
         prescale_factor=factors[0],
         postscale_factor=factors[1],
-        process_set=world.process_set,
     )

@@ -29,12 +29,8 @@ if TYPE_CHECKING:
 KINDS: dict[str, Callable[[HorovodWorld, str, Sendable], Any]] = {
     "payloads": lambda world, name, nothing: AllGather(nothing).submit(world, name),
     "parts": lambda world, name, nothing: AllToAll([nothing] * world.size).submit(world, name),
-    "allgather": lambda world, name, nothing: world.hvd.allgather_async(
-        nothing.bytes, name=name, process_set=world.process_set
-    ),
-    "broadcast": lambda world, name, nothing: world.hvd.broadcast_async(
-        nothing.bytes, world.root, name=name, process_set=world.process_set
-    ),
+    "allgather": lambda world, name, nothing: world.allgather(nothing.bytes, name),
+    "broadcast": lambda world, name, nothing: world.broadcast_from_root(nothing.bytes, name),
 }
 
 
@@ -80,8 +76,8 @@ class GivenUp:
         label: ends the names of this method's collectives.  device: where gradients are.
         """
         self._bury(world.generation)
-        hvd, nothing = world.hvd, Sendable.copy_of(torch.zeros(4, dtype=torch.uint8, device=device))
-        flying = [sent for sent in self._flying if not hvd.poll(sent.handle)]
+        nothing = Sendable.copy_of(torch.zeros(4, dtype=torch.uint8, device=device))
+        flying = [sent for sent in self._flying if not world.poll(sent.handle)]
         self._drained += [sent.handle for sent in self._flying]
         self._flying = []
         for name, kind in _in_flight_anywhere(world, flying, f"hvd_adaptive.given_up.{label}"):
@@ -94,7 +90,7 @@ class GivenUp:
         self._bury(world.generation)
         for handle in self._drained:
             with suppress(RuntimeError):  # no rank reads the result
-                world.hvd.synchronize(handle)
+                world.synchronize(handle)
         self.attempt, self._names, self._flying, self._drained = 0, set(), [], []
 
 
@@ -105,6 +101,6 @@ def _in_flight_anywhere(world: HorovodWorld, own: list[Sent], name: str) -> list
     lengths = world.gather_equal(
         torch.tensor([data.numel()], device="cpu"), f"{name}.lengths"
     ).view(-1)
-    everyone = world.hvd.allgather(data, name=name, process_set=world.process_set)
+    everyone = world.synchronize(world.allgather(data, name))
     everywhere = [json.loads(bytes(part.tolist())) for part in everyone.split(lengths.tolist())]
     return sorted({(name, kind) for of_rank in everywhere for name, kind in of_rank})

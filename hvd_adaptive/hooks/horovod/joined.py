@@ -50,9 +50,7 @@ class JoinedStep:
         for slot, gradient in sorted(self._gradients.items()):
             wide = torch.float64 if gradient.dtype == torch.float64 else torch.float32
             data = gradient.detach().to(wide).contiguous().view(-1)
-            self._handles[slot] = world.hvd.allreduce_async(
-                data, op=world.hvd.Sum, name=f"{self._name}.{slot}", process_set=world.process_set
-            )
+            self._handles[slot] = world.allreduce(data, f"{self._name}.{slot}", world.hvd.Sum)
             bytes_ = data.numel() * data.element_size()
             meter.add("payload_bytes", bytes_)
             meter.add("coordinates", data.numel())
@@ -63,7 +61,7 @@ class JoinedStep:
         """Return the reduced gradient, in its own shape and dtype."""
         gradient = self._gradients.pop(slot)
         with self.binding.compressor.meter.time("exchange_s"):
-            total = self.binding.world.hvd.synchronize(self._handles.pop(slot))
+            total = self.binding.world.synchronize(self._handles.pop(slot))
         return total.mul_(self._factor).to(gradient.dtype).view(gradient.shape)
 
     @property

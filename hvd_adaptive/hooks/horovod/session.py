@@ -24,7 +24,7 @@ from hvd_adaptive.hooks.horovod.pending import (
     UnnamedGradients,
     new_step,
 )
-from hvd_adaptive.hooks.horovod.placeholder import Reader, Reduction, StepsDiffer
+from hvd_adaptive.hooks.horovod.placeholder import Reader, Reduction, StepsDiffer, Template
 from hvd_adaptive.hooks.horovod.position import Position
 from hvd_adaptive.layout import Layout
 from hvd_adaptive.once import WarnOnce
@@ -32,6 +32,7 @@ from hvd_adaptive.run.step import Step
 from hvd_adaptive.run.worker import Work, Worker
 from hvd_adaptive.transport.collectives import Sent
 from hvd_adaptive.transport.horovod_world import Abandoned, patient
+from hvd_adaptive.transport.in_flight import reference
 
 if TYPE_CHECKING:
     from hvd_adaptive.compressor import GradientCompressor
@@ -66,6 +67,8 @@ class Session:
         self._warn_of_changes = WarnOfChanges()
         self._stale = False
         self._last_generation: Any = None  # the generation of Horovod in which the last step ended
+        # References to placeholders since the last step ended, see transport/in_flight.py.
+        self._placeholders: list[torch.Tensor] = []
 
     @property
     def layout(self) -> Layout | None:
@@ -156,7 +159,7 @@ class Session:
                 "one, Horovod waits for ever: use sparse_as_dense=True",
                 layout.members[slot].name,
             )
-        small = pending.template.placeholder(slot, absent)
+        small = self._placeholder(pending.template, slot, absent)
         if pending.roll_call is not None:
             pending.roll_call.expect(binding.parameters[slot], small, slot)
             if pending.worker is None:
@@ -213,7 +216,13 @@ class Session:
                 "arrival, which must be the same on all ranks (or give named_parameters=)"
             )
         slot = len(pending.tensors) - 1
-        return self._position.template(binding).placeholder(slot), pending.ticket(slot)
+        small = self._placeholder(self._position.template(binding), slot)
+        return small, pending.ticket(slot)
+
+    def _placeholder(self, template: Template, slot: int, absent: bool = False) -> torch.Tensor:
+        small = template.placeholder(slot, absent)
+        self._placeholders.append(reference(small))
+        return small
 
     def decompress(self, output: torch.Tensor, ticket: Ticket) -> torch.Tensor:
         """See GradientCompressor.decompress."""
@@ -401,6 +410,7 @@ class Session:
                 ", ".join(unfrozen),
             )
         self._last_generation = binding.world.generation
+        self._placeholders.clear()
         if step.counts:
             self.compressor.step = step.number + 1
         self.compressor.meter.finish()

@@ -66,10 +66,10 @@ class Horovod:
     """A rank whose fellows send what they are told to, or do not answer."""
 
     def __init__(self, world_size: int, fellows=None) -> None:
-        self.hvd, self.process_set, self.size = self, self, world_size
+        self.process_set, self.size = self, world_size
         self.ranks, self.fellows, self.asked = list(range(world_size)), fellows, []
 
-    def allgather_async(self, data, name, process_set):
+    def allgather(self, data, name):
         self.asked.append(name)
         return torch.cat([data] * self.size)
 
