@@ -35,10 +35,13 @@ class Arrivals:
         self.replaced: list[torch.Tensor] = []
         self.pending = 0
         self._device: torch.device | None = None
-        self._mail: deque[tuple[int, torch.Tensor, bool]] = deque()
-        self._here: set[int] = set()
+        # Gradients are many: nothing here adds an object per gradient to the garbage collector's.
+        self._mail: deque[int] = deque()  # slots
+        self._here = bytearray(len(layout.members))
+        self._may_write = bytearray(len(layout.members))
         self._memory: dict[int, int] = {}  # the first slot with a gradient in each storage
         self._missing = [len(group.slots) for group in layout.groups]
+        self._unposted = self._missing.copy()
         self._streams = Streams()
 
     @property
@@ -52,27 +55,41 @@ class Arrivals:
 
     def has(self, slot: int) -> bool:
         """Return whether the member's gradient has arrived."""
-        return slot in self._here
+        return bool(self._here[slot])
 
-    def post(self, slot: int, tensor: torch.Tensor, may_write: bool) -> None:
+    def post(self, slot: int, tensor: torch.Tensor, may_write: bool) -> bool:
         """Accept a member's gradient.
 
-        may_write: whether the average may be written to it, as far as the caller knows.
+        Args:
+            slot: The member.
+            tensor: The gradient.
+            may_write: Whether the average may be written to it, as far as the caller knows.
+
+        Returns:
+            Whether it is the first one, or a group is complete now. If several threads post at the
+            same time, a complete group may be missed.
         """
         self._streams.arrived(slot, tensor)
-        self._device = self._device or tensor.device
+        first = self._device is None
+        if first:
+            self._device = tensor.device
         self.pending += 1
-        self._here.add(slot)
-        self._mail.append((slot, tensor, may_write))
+        self.tensors[slot], self._may_write[slot], self._here[slot] = tensor, may_write, True
+        self._mail.append(slot)
+        for group, _ in self._layout.pieces_of[slot]:
+            self._unposted[group] -= 1
+            first = first or not self._unposted[group]
+        return first
 
     def read(self) -> None:
         """Note the gradients that were posted."""
         while self._mail:
-            slot, tensor, may_write = self._mail.popleft()
-            self.tensors[slot] = tensor
+            slot = self._mail.popleft()
+            tensor = self.tensors[slot]
+            assert tensor is not None
             # Results are written to the gradients' own memory, so that no step allocates memory.
             # Autograd may give two parameters one gradient; such gradients are not written to.
-            if may_write:
+            if self._may_write[slot]:
                 self.replaced.append(tensor)
                 self.in_place[slot] = tensor.is_contiguous()
             other = self._memory.setdefault(tensor.untyped_storage().data_ptr(), slot)

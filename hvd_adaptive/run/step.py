@@ -142,9 +142,10 @@ class Step:
         if self.arrivals.is_new(tensor.device):
             self.binding.compressor.codec.check_device(tensor.device)
         may_write = self.binding.is_gradient(slot, tensor) and not tensor.is_inference()
-        self.arrivals.post(slot, tensor, may_write)
+        news = self.arrivals.post(slot, tensor, may_write)
         if self._worker is not None:
-            self._worker.wake()
+            if news:
+                self._worker.wake()
         elif not self._hold:
             self._go_on()
 

@@ -10,7 +10,7 @@ import logging
 import sys
 from collections.abc import Callable, Sequence
 from types import FrameType
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -72,13 +72,6 @@ def check_gradient(gradient: torch.Tensor, member: Member) -> None:
         )
 
 
-class _Seen(NamedTuple):
-    parameter: torch.nn.Parameter
-    gradient: torch.Tensor
-    pointer: int
-    storage: int
-
-
 class Watch:
     """Watch the gradients of one step, from ``backward`` to the first ``decompress``.
 
@@ -93,7 +86,10 @@ class Watch:
     ) -> None:
         self._members, self._unscaled = members, unscaled
         self._was_unscaled = unscaled()
-        self._seen: dict[int, _Seen] = {}
+        self._parameters: dict[int, torch.nn.Parameter] = {}
+        self._gradients: dict[int, torch.Tensor] = {}
+        self._pointers: dict[int, int] = {}
+        self._storages: dict[int, int] = {}
         self._latest: dict[int, int] = {}  # the version of the tensors in a storage
 
     def look(self, slot: int, parameter: torch.nn.Parameter, gradient: torch.Tensor) -> None:
@@ -101,7 +97,8 @@ class Watch:
         if parameter.grad is not gradient or gradient.is_inference():
             return  # a dense copy of a sparse gradient, or a tensor without a version
         storage = gradient.untyped_storage().data_ptr()
-        self._seen[slot] = _Seen(parameter, gradient, gradient.data_ptr(), storage)
+        self._parameters[slot], self._gradients[slot] = parameter, gradient
+        self._pointers[slot], self._storages[slot] = gradient.data_ptr(), storage
         # Views of one tensor share a version, and autograd may still add to another view.
         self._latest[storage] = max(self._latest.get(storage, 0), gradient._version)
 
@@ -112,14 +109,14 @@ class Watch:
             ValueError: A gradient has another dtype or shape, so it cannot be sent.
         """
         names, too_late = [], self._unscaled() and not self._was_unscaled
-        for slot, seen in sorted(self._seen.items()):
-            gradient, member = seen.gradient, self._members[slot]
+        for slot, gradient in sorted(self._gradients.items()):
+            member = self._members[slot]
             check_gradient(gradient, member)
             if (
                 too_late
-                or seen.parameter.grad is not gradient
-                or gradient.data_ptr() != seen.pointer
-                or gradient._version > self._latest[seen.storage]
+                or self._parameters[slot].grad is not gradient
+                or gradient.data_ptr() != self._pointers[slot]
+                or gradient._version > self._latest[self._storages[slot]]
             ):
                 names.append(member.name)
         return names

@@ -20,20 +20,35 @@ from hvd_adaptive.run.step import Step
 if TYPE_CHECKING:
     from hvd_adaptive.hooks.horovod.binding import Binding
     from hvd_adaptive.hooks.horovod.changed import Watch
-    from hvd_adaptive.hooks.horovod.placeholder import Reader, Template
+    from hvd_adaptive.hooks.horovod.placeholder import Reader
+    from hvd_adaptive.hooks.horovod.placeholders import Placeholders
     from hvd_adaptive.hooks.horovod.roll_call import RollCall
     from hvd_adaptive.run.worker import Worker
 
 logger = logging.getLogger("hvd_adaptive")
 
 
+class _Holder:
+    """What the tickets of one step hold; it is freed with the last of them."""
+
+    __slots__ = ("__weakref__", "pending")
+
+    def __init__(self, pending: PendingGradients) -> None:
+        self.pending = pending
+
+
 class Ticket:
     """What decompress needs to know of a gradient."""
 
-    __slots__ = ("__weakref__", "pending", "slot")
+    __slots__ = ("_holder", "slot")
 
-    def __init__(self, pending: PendingGradients, slot: int) -> None:
-        self.pending, self.slot = pending, slot
+    def __init__(self, holder: _Holder, slot: int) -> None:
+        self._holder, self.slot = holder, slot
+
+    @property
+    def pending(self) -> PendingGradients:
+        """Return the gradients of the step."""
+        return self._holder.pending
 
 
 @dataclass(kw_only=True)
@@ -41,7 +56,7 @@ class PendingGradients(ABC):
     """The gradients of one step.
 
     running: the step that exchanges them; None until the first decompress.
-    lost: Horovod dropped a gradient of this step without a call of decompress.
+    lost: Horovod dropped the gradients of this step without calls of decompress.
     watch: detects changes of gradients; None if no optimizer was found.
     helped: a helper completes this step, or has completed it.
     failure: the helper's error.
@@ -59,16 +74,18 @@ class PendingGradients(ABC):
     failure: Exception | None = None
     given_up: bool = False
     reader: Reader | None = None
-    tickets: list[weakref.ref] = field(default_factory=list)
     begun: float = field(default_factory=time.perf_counter)
+    _holder: weakref.ref[_Holder] | None = None
 
     def ticket(self, slot: int) -> Ticket:
-        """Return a ticket for the gradient in ``slot``. If it is dropped, the step is lost."""
-        ticket = Ticket(self, slot)
-        self.tickets.append(weakref.ref(ticket, self._mark_lost))
-        return ticket
+        """Return a ticket for the gradient in ``slot``. If all are dropped, the step is lost."""
+        holder = None if self._holder is None else self._holder()
+        if holder is None:
+            holder = _Holder(self)
+            self._holder = weakref.ref(holder, self._mark_lost)
+        return Ticket(holder, slot)
 
-    def _mark_lost(self, ticket: weakref.ref) -> None:
+    def _mark_lost(self, holder: weakref.ref) -> None:
         self.lost = True
 
     @property
@@ -102,13 +119,13 @@ class PendingGradients(ABC):
 class NamedGradients(PendingGradients):
     """The gradients of known parameters; they join the step's groups as they arrive.
 
-    template: makes the placeholders.
+    placeholders: the tensors that Horovod reduces instead of the gradients.
     held: nothing may be launched before the first decompress.
     ready: when all placeholders were first seen to be back.
     """
 
     step: Step
-    template: Template
+    placeholders: Placeholders
     roll_call: RollCall | None
     held: bool
     worker: Worker | None = None

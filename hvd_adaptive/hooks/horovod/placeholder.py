@@ -24,6 +24,7 @@ import torch
 
 from hvd_adaptive.errors import RankMismatchError
 
+ENTRIES = 17
 MODULUS = 1 << 16
 OPPOSED = float(1 << 40)
 _SETTINGS = "settings, parameters or package version"
@@ -79,6 +80,12 @@ class Template:
         values += [0.0, -OPPOSED if rank % 2 else OPPOSED]
         self._values = np.array(values, dtype=np.float64)
 
+    def fill(self, rows: np.ndarray) -> None:
+        """Write the placeholder of gradient ``slot`` to ``rows[slot]``, for all slots."""
+        rows[:] = self._values
+        slots = np.arange(len(rows)) % MODULUS
+        rows[:, 3], rows[:, 4] = slots, slots * slots
+
     def placeholder(self, slot: int, absent: bool = False) -> torch.Tensor:
         """Return the tensor that Horovod reduces in place of a gradient.
 
@@ -87,8 +94,15 @@ class Template:
             absent: The gradient is missing on this rank, and zeros replace it.
         """
         values, slot = self._values.copy(), slot % MODULUS
-        values[3], values[4], values[-2] = slot, slot * slot, absent
+        values[3], values[4] = slot, slot * slot
+        if absent:
+            self.mark_absent(values)
         return torch.from_numpy(values)
+
+    @staticmethod
+    def mark_absent(values: np.ndarray) -> None:
+        """Note in a placeholder that its gradient is missing on this rank."""
+        values[-2] = 1.0
 
 
 def placeholder(

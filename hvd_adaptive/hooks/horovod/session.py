@@ -24,7 +24,8 @@ from hvd_adaptive.hooks.horovod.pending import (
     UnnamedGradients,
     new_step,
 )
-from hvd_adaptive.hooks.horovod.placeholder import Reader, Reduction, StepsDiffer, Template
+from hvd_adaptive.hooks.horovod.placeholder import Reader, Reduction, StepsDiffer
+from hvd_adaptive.hooks.horovod.placeholders import Placeholders
 from hvd_adaptive.hooks.horovod.position import Position
 from hvd_adaptive.layout import Layout
 from hvd_adaptive.once import WarnOnce
@@ -67,8 +68,9 @@ class Session:
         self._warn_of_changes = WarnOfChanges()
         self._stale = False
         self._last_generation: Any = None  # the generation of Horovod in which the last step ended
-        # References to placeholders since the last step ended, see transport/in_flight.py.
-        self._placeholders: list[torch.Tensor] = []
+        self._placeholders: Placeholders | None = None  # those of the last step, if it ended
+        # Placeholders since the last step ended, see transport/in_flight.py.
+        self._in_flight: list[Any] = []
 
     @property
     def layout(self) -> Layout | None:
@@ -159,7 +161,7 @@ class Session:
                 "one, Horovod waits for ever: use sparse_as_dense=True",
                 layout.members[slot].name,
             )
-        small = self._placeholder(pending.template, slot, absent)
+        small = pending.placeholders.of(slot, absent)
         if pending.roll_call is not None:
             pending.roll_call.expect(binding.parameters[slot], small, slot)
             if pending.worker is None:
@@ -186,7 +188,7 @@ class Session:
         self._pending = pending = NamedGradients(
             binding=binding,
             step=step,
-            template=self._position.template(binding),
+            placeholders=self._begun_placeholders(binding, layout),
             held=due or not binding.exchange.is_set_up,
             roll_call=binding.roll_call(),
             worker=worker,
@@ -216,13 +218,19 @@ class Session:
                 "arrival, which must be the same on all ranks (or give named_parameters=)"
             )
         slot = len(pending.tensors) - 1
-        small = self._placeholder(self._position.template(binding), slot)
+        small = self._position.template(binding).placeholder(slot)
+        self._in_flight.append(reference(small))
         return small, pending.ticket(slot)
 
-    def _placeholder(self, template: Template, slot: int, absent: bool = False) -> torch.Tensor:
-        small = template.placeholder(slot, absent)
-        self._placeholders.append(reference(small))
-        return small
+    def _begun_placeholders(self, binding: Binding, layout: Layout) -> Placeholders:
+        """Return the placeholders of a new step: those of the last one, if Horovod has reduced all
+        of them."""
+        placeholders, self._placeholders = self._placeholders, None
+        if placeholders is None or len(placeholders) != len(layout.members):
+            placeholders = Placeholders(len(layout.members))
+        placeholders.begin(self._position.template(binding))
+        self._in_flight.append(placeholders)
+        return placeholders
 
     def decompress(self, output: torch.Tensor, ticket: Ticket) -> torch.Tensor:
         """See GradientCompressor.decompress."""
@@ -241,7 +249,7 @@ class Session:
             if meter.detailed:
                 meter.add("blocked_s", time.perf_counter() - begin)
             if step.finished:
-                self._end(pending.binding, step)
+                self._end(pending, step)
             return result
 
     def _run(self, pending: PendingGradients, read: Reduction) -> Step | JoinedStep:
@@ -401,7 +409,8 @@ class Session:
         self.forget()
         self._stale = True
 
-    def _end(self, binding: Binding, step: Step | JoinedStep) -> None:
+    def _end(self, pending: PendingGradients, step: Step | JoinedStep) -> None:
+        binding = pending.binding
         binding.parameters.end_step()
         if unfrozen := binding.parameters.unfrozen():
             self._warn_of_unfrozen(
@@ -410,7 +419,9 @@ class Session:
                 ", ".join(unfrozen),
             )
         self._last_generation = binding.world.generation
-        self._placeholders.clear()
+        self._in_flight.clear()
+        if isinstance(pending, NamedGradients):
+            self._placeholders = pending.placeholders
         if step.counts:
             self.compressor.step = step.number + 1
         self.compressor.meter.finish()
