@@ -55,15 +55,14 @@ class Results:
         self._early.clear()
 
     def of(self, slot: int, gradient: torch.Tensor, is_gradient: bool) -> torch.Tensor:
-        """Return the average of a member whose groups have all been added.
+        """Return the average of a member whose groups have all been added, and were not written to
+        its memory.
 
         Args:
             slot: The member.
-            gradient: Its gradient, which is the result if the average was written to it.
+            gradient: Its gradient.
             is_gradient: Whether it is a parameter's ``grad``.
         """
-        if self._arrivals.in_place[slot]:
-            return gradient
         parts = [self._kept[group][piece.in_group] for group, piece in self._layout.pieces_of[slot]]
         whole = parts[0] if len(parts) == 1 else torch.cat(parts)
         result = whole.view(self._layout.members[slot].shape)

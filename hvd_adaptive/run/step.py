@@ -215,7 +215,7 @@ class Step:
             while group not in self._returned:
                 self._advance_oldest()
         tensor = self.arrivals.take(slot)
-        if self._failures.first is None:
+        if not self.arrivals.in_place[slot] and self._failures.first is None:
             tensor = self._results.of(slot, tensor, self.binding.is_gradient(slot, tensor))
         if absent:
             self._sending.hold(slot)

@@ -153,29 +153,24 @@ class Reader:
     def __init__(self, size: int) -> None:
         self._size = size
         self.any_step = False
-        self._first: list[float] = []
-        self._read: Reduction | None = None
+        self._expected: list[float] = []  # if all ranks agree as in the first placeholder
+        self._agreed: tuple[Reduction, bool] | None = None
 
     def read(self, reduced: torch.Tensor, slot: int) -> tuple[Reduction, bool]:
         """Return ``check_reduced``, and whether no rank that took part has this gradient.
 
         ``slot`` is the slot that this rank sent.
         """
-        values = reduced.tolist()
-        read = self._read
-        if read is None or values != self._alike(values, slot):
-            read = check_reduced(reduced, self._size, self.any_step)
-            self._first, self._read = values, read
-        return read, round(values[-2] / read.factor) == read.active
-
-    def _alike(self, values: list[float], slot: int) -> list[float]:
-        """Return the expected ``values`` if all ranks agree as in the first placeholder.
-
-        If rounding makes them differ slightly, the placeholder is read in full.
-        """
-        slot, scale = slot % MODULUS, self._first[0]
-        first, absent = self._first, values[-2]
-        return [*first[:3], slot * scale, slot**2 * scale, *first[5:-2], absent, first[-1]]
+        values, expected, agreed = reduced.tolist(), self._expected, self._agreed
+        if agreed is not None:
+            slot, scale = slot % MODULUS, expected[0]
+            expected[3], expected[4] = slot * scale, slot * slot * scale
+            if values == expected:  # if rounding makes them differ, the placeholder is read in full
+                return agreed
+        read = check_reduced(reduced, self._size, self.any_step)
+        self._expected, self._agreed = values, (read, False)
+        absent, self._expected[-2] = values[-2], 0.0
+        return read, round(absent / read.factor) == read.active
 
 
 def disagreement(reduced: torch.Tensor, size: int) -> str | None:

@@ -27,7 +27,7 @@ from hvd_adaptive.hooks.horovod.pending import (
 from hvd_adaptive.hooks.horovod.placeholder import Reader, Reduction, StepsDiffer
 from hvd_adaptive.hooks.horovod.placeholders import Placeholders
 from hvd_adaptive.hooks.horovod.position import Position
-from hvd_adaptive.layout import Layout
+from hvd_adaptive.layout import Layout, Member
 from hvd_adaptive.once import WarnOnce
 from hvd_adaptive.run.step import Step
 from hvd_adaptive.run.worker import Work, Worker
@@ -106,7 +106,8 @@ class Session:
         if (pending := self._pending) is not None and pending.helped:
             pending.given_up = True  # it had all its gradients
         with self._lock:
-            binding = self._binding_of_step() or self._current_binding()
+            pending = self._joinable()
+            binding = self._current_binding() if pending is None else pending.binding
             layout = binding.layout
             if layout is None:
                 return self._compress_unnamed(binding, tensor.resolve_neg())
@@ -114,14 +115,16 @@ class Session:
             if slot is None:
                 self._warn_of_names("a gradient belongs to no known parameter: Horovod reduces it")
                 return tensor, None
-            return self._compress_named(binding, layout, slot, tensor)
+            if pending is None or pending.step.has(slot):
+                pending = self._begin(binding, layout, tensor.is_cpu)
+            return self._compress_named(pending, layout.members[slot], slot, tensor)
 
-    def _binding_of_step(self) -> Binding | None:
-        """Return the binding of the step that gradients may join, or None."""
+    def _joinable(self) -> NamedGradients | None:
+        """Return the gradients that others may join, or None."""
         pending = self._pending
         if self._stale or not isinstance(pending, NamedGradients) or not pending.accepts:
             return None
-        return pending.binding
+        return pending
 
     def _current_binding(self) -> Binding:
         """Return the binding to the calling optimizer and the current ranks."""
@@ -146,38 +149,30 @@ class Session:
         return self._binding
 
     def _compress_named(
-        self, binding: Binding, layout: Layout, slot: int, tensor: torch.Tensor
+        self, pending: NamedGradients, member: Member, slot: int, tensor: torch.Tensor
     ) -> tuple[torch.Tensor, Ticket]:
-        check_gradient(tensor, layout.members[slot])
-        tensor = binding.parameters.resolved(slot, tensor)
-        pending = self._pending_for(binding, layout, slot, tensor.is_cpu)
+        check_gradient(tensor, member)
+        parameters = pending.binding.parameters
+        tensor = parameters.resolved(slot, tensor)
         if pending.watch is not None:
-            pending.watch.look(slot, binding.parameters[slot], tensor)
+            pending.watch.look(slot, parameters[slot], tensor)
         pending.step.arrive(slot, tensor)
-        absent = binding.parameters.is_absent(slot, tensor)
-        if absent and binding.parameters.would_wait(slot):
+        absent = parameters.is_absent(slot, tensor)
+        if absent and parameters.would_wait(slot):
             self._warn_of_sparse(
                 "%s: its gradients are sparse, and it has none now. Should another rank have "
                 "one, Horovod waits for ever: use sparse_as_dense=True",
-                layout.members[slot].name,
+                member.name,
             )
         small = pending.placeholders.of(slot, absent)
         if pending.roll_call is not None:
-            pending.roll_call.expect(binding.parameters[slot], small, slot)
+            pending.roll_call.expect(parameters[slot], small, slot)
             if pending.worker is None:
                 pending.release()
         return small, pending.ticket(slot)
 
-    def _pending_for(
-        self, binding: Binding, layout: Layout, slot: int, on_cpu: bool
-    ) -> NamedGradients:
-        """Return the gradients that the one in ``slot`` joins.
-
-        A new step begins if there is none, or if it runs or already has this gradient.
-        """
-        pending = self._pending
-        if isinstance(pending, NamedGradients) and pending.accepts and not pending.step.has(slot):
-            return pending
+    def _begin(self, binding: Binding, layout: Layout, on_cpu: bool) -> NamedGradients:
+        """Begin a step, and return its gradients; the one in progress, if any, is given up."""
         self.forget()
         if not binding.comparison.is_started:
             binding.comparison.start()
@@ -234,7 +229,8 @@ class Session:
 
     def decompress(self, output: torch.Tensor, ticket: Ticket) -> torch.Tensor:
         """See GradientCompressor.decompress."""
-        begin, meter = time.perf_counter(), self.compressor.meter
+        meter = self.compressor.meter
+        begin = time.perf_counter() if meter.detailed else 0.0
         with self._lock:
             pending = ticket.pending
             if pending.failure is not None:
