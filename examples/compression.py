@@ -24,6 +24,7 @@ ADAPTIVE = {
 }
 OPTIONS = (
     "bits",
+    "allocation",
     "levels",
     "norm",
     "density",
@@ -42,6 +43,13 @@ OPTIONS = (
 def names() -> list[str]:
     """What --compression takes."""
     return [*STOCK, *sorted(ADAPTIVE)]
+
+
+def own_defaults(defaults: dict[str, Any], compression: str) -> dict[str, Any]:
+    """Return the defaults without keywords that the scheme does not have."""
+    scheme = ADAPTIVE.get(compression)
+    known = inspect.signature(scheme).parameters if scheme is not None else {}
+    return {k: v for k, v in defaults.items() if k not in OPTIONS or k in known}
 
 
 def make_compression(args: argparse.Namespace, seed: int, **more: Any) -> Any:

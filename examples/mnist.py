@@ -28,7 +28,7 @@ try:
 except ImportError as error:
     sys.exit(f"Horovod cannot be imported ({error}); build it with: hvd-adaptive install-horovod")
 
-from compression import Traffic, make_compression, names
+from compression import Traffic, make_compression, names, own_defaults
 from lenet import LeNet, read_images, split
 from progress import Progress
 
@@ -76,6 +76,7 @@ def make_parser() -> argparse.ArgumentParser:
         help="the same as --compression fp16",
     )
     method.add_argument("--bits", type=_number, help="of a code, sign included; of ECDQ any number")
+    method.add_argument("--allocation", help="of EDEN's bits to buckets: waterfill")
     method.add_argument("--levels", type=int, help="of ORQ and LinearQuantile")
     method.add_argument("--norm", choices=("l2", "linf"), help="that buckets are divided by (l2)")
     method.add_argument("--density", type=float, help="share of coordinates that SparseSGD sends")
@@ -157,7 +158,9 @@ def main() -> int | str:
     if args.demo or args.paired_seeds:
         from mnist_demo import compare
 
-        parser.set_defaults(**DEMO_DEFAULTS)
+        parser.set_defaults(compression=DEMO_DEFAULTS["compression"])
+        compression = parser.parse_args().compression
+        parser.set_defaults(**own_defaults(DEMO_DEFAULTS, compression))
         return compare(parser.parse_args())
     try:
         make_compression(args, args.seed)

@@ -14,6 +14,10 @@ from script_runs import MPIRUN, ROOT, png_size, run
 from hvd_adaptive.monitor.log import read_logs
 from hvd_adaptive.tools.cli import main
 
+sys.path.insert(0, str(ROOT / "examples"))
+
+import compression
+
 pytestmark = [pytest.mark.integration, pytest.mark.parallel, pytest.mark.timeout(330)]
 
 MNIST = ROOT / "examples" / "mnist.py"
@@ -147,6 +151,17 @@ def test_refuses_bad_flags(command: list[str], message: str, tmp_path: Path) -> 
     assert done.returncode != 0
     assert message in done.stdout, done.stdout
     assert "Traceback" not in done.stdout
+
+
+def test_demo_defaults_are_those_that_the_scheme_has() -> None:
+    """EDEN has no level table to fit; 3 bits are the demo's default of schemes with bits."""
+    found = {}
+    for name in ("alq", "eden", "bingrad", "fp16"):
+        own = compression.own_defaults({"bits": 3, "update_steps": [0], "epochs": 6}, name)
+        found[name] = sorted(own)
+    assert found["alq"] == ["bits", "epochs", "update_steps"]
+    assert found["eden"] == ["bits", "epochs"]
+    assert found["bingrad"] == found["fp16"] == ["epochs"]
 
 
 def test_demo_kills_ranks_that_hang(tmp_path: Path) -> None:
