@@ -11,6 +11,7 @@ from compare_methods import Method
 from hvd_adaptive import (
     ALQ,
     ECDQ,
+    EDEN,
     ORQ,
     QCS,
     QSGD,
@@ -77,6 +78,8 @@ BUDGETS = {
             "QCS-32-MMSE-rate": _own(QCS, 1 + _qcs_gamma(32), gain=32, estimator="mmse"),
             "SparseSGD-1": _sparse(0.114, 0.107, 0.136),
             "ECDQ-1": _own(ECDQ, bits=1.0),
+            "EDEN-1": _own(EDEN, bits=1),
+            "EDEN-1-wf": _own(EDEN, bits=1, allocation="waterfill"),
         },
     ),
     "1.6": Budget(
@@ -95,6 +98,7 @@ BUDGETS = {
         | {
             "QCS-13.7": _own(QCS, gain=13.7),
             "ECDQ-2.3": _own(ECDQ, bits=2.33),
+            "EDEN-2.3-wf": _own(EDEN, bits=2.33, allocation="waterfill"),
         },
     ),
     "3.2": Budget(
@@ -103,6 +107,8 @@ BUDGETS = {
         | {
             "QCS-10": _own(QCS, gain=10),
             "ECDQ-3.2": _own(ECDQ, bits=3.2),
+            "EDEN-3": _own(EDEN, bits=3),
+            "EDEN-3.2-wf": _own(EDEN, bits=3.2, allocation="waterfill"),
         },
         ("QSGD", "QSGDinf", "ALQ", "AMQ"),
     ),

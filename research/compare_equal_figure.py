@@ -36,6 +36,8 @@ FAMILIES = {
     "QCS-MMSE-EF": ("#7fce9f", "^"),
     "QCS-MMSE-rate": ("#7fce9f", "X"),
     "ECDQ": ("#e41a8c", "o"),
+    "EDEN": ("#17becf", "p"),
+    "EDEN-wf": ("#17becf", "h"),
     "SparseSGD": ("#8c564b", "s"),
     "NaturalCompression": ("#000000", "*"),
 }
