@@ -11,6 +11,7 @@ The ranks are Horovod's or torch.distributed's.
 
 from __future__ import annotations
 
+import itertools
 import zlib
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
@@ -22,7 +23,10 @@ from hvd_adaptive import states
 from hvd_adaptive.checks import check_integer, is_real
 from hvd_adaptive.compressor import GradientCompressor, check_compressor
 from hvd_adaptive.errors import RankMismatchError
+from hvd_adaptive.hooks.horovod import elastic
 from hvd_adaptive.hooks.rounds import Exchange, find_world
+
+_numbers = itertools.count()
 
 
 class LocalSGD:
@@ -39,7 +43,9 @@ class LocalSGD:
     DiLoCo (Douillard et al. 2023) has Nesterov momentum 0.9 and rate 0.7. Buffers, such as those of
     batch normalisation, and the state of ``optimizer`` stay each rank's own.
 
-    Give a learning rate schedule ``optimizer`` itself. Elastic Horovod is not supported.
+    Give a learning rate schedule ``optimizer`` itself. For elastic Horovod give this object to
+    ``hvd.elastic.TorchState(model=model, optimizer=...)``. When workers join or leave, all continue
+    from the first rank's parameters and state.
 
     Args:
         optimizer: A torch optimizer. Its parameters must be equal on all ranks.
@@ -79,12 +85,22 @@ class LocalSGD:
         self._outer = torch.optim.SGD(self._anchors, lr, momentum, nesterov=momentum > 0)
         settings = (self.every, float(momentum), float(lr), compression is None)
         self._settings = zlib.crc32(repr(settings).encode())
-        self._compared = False
-        world = find_world(process_group, process_set)
-        self._exchange = None
+        self._ranks = process_group, process_set, next(_numbers)
+        self._named = list(named_parameters or ())
+        self.connect()
+        elastic.register_handler(LocalSGD, elastic.LocalStateHandler)
+
+    def connect(self) -> None:
+        """Find the ranks, which elastic Horovod may have changed; they compare their models next.
+
+        ``hvd.elastic.TorchState`` calls this.
+        """
+        self._compared, self._exchange = False, None
+        if self.compressor is not None:
+            self.compressor.close()
+        world = find_world(*self._ranks)
         if world is not None:
-            named = list(named_parameters or ())
-            self._exchange = Exchange(world, self._parameters, compression, named)
+            self._exchange = Exchange(world, self._parameters, self.compressor, self._named)
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:
@@ -198,7 +214,12 @@ class LocalSGD:
             return [self._steps], finished
         start = 0 if self._compared else _checksum(self._anchors)
         own = [self._steps, int(finished), self._settings, start]
-        gather = self._exchange.world.gather_equal
+        world = self._exchange.world
+        if not world.is_current():
+            raise RuntimeError(
+                "LocalSGD: ranks have changed; give it to hvd.elastic.TorchState(optimizer=...)"
+            )
+        gather = world.gather_equal
         everyone = gather(torch.tensor(own, device="cpu"), "round").tolist()
         steps, ends, settings, starts = zip(*everyone, strict=True)
         if len(set(settings)) > 1:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -18,8 +17,6 @@ from hvd_adaptive.transport.torch_world import TorchWorld
 
 if TYPE_CHECKING:
     from hvd_adaptive.compressor import GradientCompressor
-
-_labels = itertools.count()
 
 
 class Exchange:
@@ -81,11 +78,17 @@ class Exchange:
 
 
 def find_world(
-    group: dist.ProcessGroup | None, process_set: Any
+    group: dist.ProcessGroup | None, process_set: Any, number: int
 ) -> TorchWorld | HorovodRounds | None:
     """Return the ranks; None for one rank alone.
 
-    Without arguments they are Horovod's if it is initialised, else torch.distributed's.
+    If group and process_set are None, they are Horovod's if it is initialised, else
+    torch.distributed's.
+
+    Args:
+        group: A group of torch.distributed.
+        process_set: A process set of Horovod.
+        number: The number of the caller, the same on all ranks, and different from other callers'.
 
     Raises:
         ValueError: Both arguments are given.
@@ -95,7 +98,7 @@ def find_world(
     hvd = sys.modules.get("horovod.torch")
     world: TorchWorld | HorovodRounds
     if process_set is not None or (group is None and hvd is not None and hvd.is_initialized()):
-        world = HorovodRounds(process_set, f"hvd_adaptive.local{next(_labels)}")
+        world = HorovodRounds(process_set, f"hvd_adaptive.local{number}")
     elif group is not None or (dist.is_available() and dist.is_initialized()):
         world = TorchWorld(group)
     else:

@@ -85,3 +85,29 @@ def test_newcomers_go_on_when_all_first_workers_have_left(tmp_path, monkeypatch)
     begin = min(alone, key=lambda e: e["batch"])
     assert begin["version"] == last["version"] == 3 and begin["table"] == last["table"]
     assert begin["step"] > last["step"]
+
+
+@pytest.mark.parallel
+@pytest.mark.thorough
+@pytest.mark.timeout(SECONDS + 20)
+def test_local_sgd_continues_with_other_workers(tmp_path, monkeypatch):
+    """Rounds end with the mean of all workers, before and after one is added and one is killed."""
+    monkeypatch.setenv("HOROVOD_GLOO_TIMEOUT_SECONDS", "40")
+    script = tmp_path / "discover.sh"
+    script.write_text(f"#!/bin/sh\ncat {tmp_path}/hosts\n")
+    script.chmod(0o755)
+    (tmp_path / "hosts").write_text("localhost:1\n127.0.0.1:1\n")
+    program = str(ROOT / "tests/parallel/ranks/elastic_local.py")
+    done = run(Elastic(2, str(script)), [sys.executable, program, str(tmp_path)], SECONDS)
+    assert done.returncode == 0, done.stdout
+    assert "Traceback" not in done.stdout, done.stdout
+    logs = {path.stem: lines(path) for path in tmp_path.glob("*.log")}
+    first, added = logs["localhost"], logs["127.1"]
+    sizes = [entry["size"] for entry in first]
+    assert [s for s, before in zip(sizes, [0, *sizes], strict=False) if s != before] == [2, 3, 2]
+    assert [entry["rounds"] for entry in first] == [entry["round"] for entry in first]
+    assert first[0]["version"] >= 1 and added[0]["version"] == first[-1]["version"] >= 2
+    for entry in [*first, *logs["127.0.0.1"], *added]:
+        assert entry["error"] < TOLERANCE, entry
+        twins = [e for e in first if (e["round"], e["size"]) == (entry["round"], entry["size"])]
+        assert any(e["hash"] == entry["hash"] for e in twins), entry

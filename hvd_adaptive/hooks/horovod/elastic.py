@@ -1,4 +1,4 @@
-"""Support compressors in ``hvd.elastic.TorchState(..., compression=compressor)``.
+"""Support compressors and LocalSGD in ``hvd.elastic.TorchState(..., compression=compressor)``.
 
 ``register`` adds a handler of compressors' states to Horovod's registry of state handlers. The
 handler works as follows when workers join or leave:
@@ -13,9 +13,10 @@ handler works as follows when workers join or leave:
 
 from __future__ import annotations
 
+import copy
 import sys
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
@@ -63,17 +64,75 @@ class CompressorStateHandler:
         self.save()
 
 
+class Local(Protocol):
+    """LocalSGD, as its handler sees it."""
+
+    def connect(self) -> None:
+        """Find the ranks."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state."""
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Load a state."""
+
+
+class LocalStateHandler:
+    """Horovod's StateHandler for LocalSGD.
+
+    Within a round each rank has parameters and a state of its own. ``sync`` copies the first rank's
+    to all ranks, so what the others have learned since the last round is lost.
+    """
+
+    def __init__(self, local: Local) -> None:
+        self.set_value(local)
+
+    def save(self) -> None:
+        """Keep a copy of the current state."""
+        self._saved = copy.deepcopy(self.value.state_dict())
+
+    def restore(self) -> None:
+        """Return to the saved state. Collectives in flight have failed with Horovod."""
+        self.value.load_state_dict(copy.deepcopy(self._saved))
+
+    def sync(self) -> None:
+        """Load the first rank's state on every rank, and connect to the ranks there are now. This
+        is a collective."""
+        import horovod.torch as hvd
+
+        local = self.value
+        local.connect()
+        own = local.state_dict()
+        shared = dict(own)
+        if own["compressor"] is not None:
+            shared["compressor"] = without_own(own["compressor"])
+        shared = hvd.broadcast_object(shared, 0, name="hvd_adaptive.elastic.local")
+        if own["compressor"] is not None:
+            shared["compressor"] = with_own(shared["compressor"], own["compressor"])
+        local.load_state_dict(shared)
+        self.save()
+
+    def set_value(self, local: Local) -> None:
+        """Handle another object from now on."""
+        self.value = local
+        self.save()
+
+
 def register() -> None:
-    """Register the handler with Horovod if its elastic module has been imported."""
+    """Register the handler of compressors with Horovod; see ``register_handler``."""
     from hvd_adaptive.compressor import GradientCompressor
 
+    register_handler(GradientCompressor, CompressorStateHandler)
+
+
+def register_handler(kind: type, handler: type) -> None:
+    """Register a handler of a class with Horovod if its elastic module has been imported."""
     horovod = sys.modules.get("horovod.torch.elastic.state")
     if horovod is None:
         return
     registry = horovod.get_handler_registry()
-    if not any(kind is GradientCompressor for kind, _ in registry):
-        entry = (GradientCompressor, CompressorStateHandler)
-        horovod.set_handler_registry([*registry, entry])
+    if not any(known is kind for known, _ in registry):
+        horovod.set_handler_registry([*registry, (kind, handler)])
 
 
 def without_own(state: Mapping[str, Any]) -> dict[str, Any]:
