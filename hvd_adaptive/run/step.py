@@ -199,8 +199,8 @@ class Step:
         self._hold, self._all_arrived, self._factor = False, True, factor
         if self._error is not None:
             raise self._error
-        self._results.write_early()
         self._launch()
+        self._results.write_early()  # while the last groups are in flight
 
     @_locked
     def result(self, slot: int, absent: bool = False) -> torch.Tensor:
