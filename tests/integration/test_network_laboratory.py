@@ -97,6 +97,7 @@ def test_measures_and_removes_everything(tmp_path):
     assert "in_flight_bytes=4096" in results["mpi/ALQ(bits=2, in_flight_bytes=4096)"]["trouble"]
 
 
+@pytest.mark.thorough
 def test_two_ranks_on_each_host_share_its_link(tmp_path):
     command = [
         *NETWORK,

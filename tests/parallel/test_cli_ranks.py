@@ -65,7 +65,7 @@ def test_bench_exchange(capsys):
     assert 0.05 < scheme["relative_error"] < 0.25
 
 
-@pytest.mark.parametrize("launcher", launch.LAUNCHERS)
+@pytest.mark.parametrize("launcher", ["mpi", pytest.param("gloo", marks=pytest.mark.thorough)])
 def test_constants_of_collectives(launcher):
     found = measure.collectives(tensors=5, launcher=launcher)
     gathers = (found[name] for name in ("allgather", "alltoall", "local"))

@@ -55,6 +55,7 @@ def test_a_newcomer_takes_the_first_ranks_tables(ending, tmp_path, monkeypatch):
 
 
 @pytest.mark.parallel
+@pytest.mark.thorough
 @pytest.mark.timeout(SECONDS + 20)
 def test_newcomers_go_on_when_all_first_workers_have_left(tmp_path, monkeypatch):
     """A host of two is added, and the first host of two taken away: the first rank is then one that
