@@ -7,16 +7,16 @@ A bucket of n coordinates and energy e has the error d_b e at b bits per coordin
 ``losses``. At the multiplier λ, b + 1 bits are better than b if (d_b - d_{b+1}) e > λ n. A bucket
 with less than one bit is sent with 1 bit and the chance p, as 1/p times its estimate, so that it
 stays unbiased. Its error then is ((1 + d_1)/p - 1) e, and e (1 + d_1)/p + λ n p is least at
-p = sqrt((1 + d_1) e/(λ n)). The bits fall as λ grows, so λ is found by bisection.
+p = sqrt((1 + d_1) e/(λ n)).
+
+As λ grows, bits fall: by a whole bit of a bucket at λ = (d_b - d_{b+1}) e/n, and continuously from
+λ = (1 + d_1) e/n on, where p = 1. Between two of these points the bits are c_0 + c_1/sqrt(λ), so
+that λ is found without iteration.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import numpy as np
-
-_HALVINGS = 60
 
 
 def allocate(
@@ -30,57 +30,62 @@ def allocate(
         lengths: Numbers of coordinates (buckets,).
         losses: d_1, d_2, ..., descending: relative errors at 1, 2, ... bits.
         bits: Mean bits per coordinate over all buckets: the sum of width · chance · length is at
-            most ``bits`` times the sum of lengths.
+            most ``bits`` times the sum of lengths, up to rounding.
 
     A chance is 1, or below 1 with a width of 1.
     """
     density = energies / lengths
-    budget = bits * lengths.sum()
+    budget = float(bits * lengths.sum())
     used = density > 0
     widths, chances = np.zeros(len(density), np.int64), np.zeros(len(density))
     if not used.any():
         return widths, chances
-    gains, loss = losses[:-1] - losses[1:], losses[0]
+    gains, counts = losses[:-1] - losses[1:], lengths[used].astype(np.float64)
     # Equal buckets would all change at the same λ: those that come later count for a little more.
     own = density[used] * (1 + 1e-9 * np.arange(used.sum()))
-    counts = lengths[used]
-    # At the lowest λ all buckets have all bits; at the highest one at most min(1, bits) each.
-    low = np.log(own.min() * gains[-1]) - 1
-    high = np.log(own.max() * (1 + loss)) - 2 * min(np.log(bits), 0.0)
-
-    def spent(log: float) -> float:
-        whole, chances = _widths(log, own, gains), _chances(log, own, loss)
-        return float(np.where(whole > 1, whole, chances) @ counts)
-
-    multiplier = _least(spent, low, high, budget)
-    found = _widths(multiplier, own, gains)
+    steps, sampled = np.outer(own, gains), (1 + losses[0]) * own
+    multiplier = _multiplier(sampled, steps, counts, budget)
+    found = 1 + np.count_nonzero(steps > multiplier, axis=1)
     # One bucket's next bit may be too much; buckets of less than one bit take what is left.
     few = found <= 1
-    left = budget - found[~few] @ counts[~few]
-
-    def sampled(log: float) -> float:
-        return float(_chances(log, own[few], loss) @ counts[few])
-
-    multiplier = _least(sampled, low - 1, multiplier, left)
+    left = budget - float(found[~few] @ counts[~few])
+    few_sampled, nothing = sampled[few], np.empty((few.sum(), 0))
+    multiplier = _multiplier(few_sampled, nothing, counts[few], left)
     widths[used], chances[used] = found, 1.0
-    chances[np.flatnonzero(used)[few]] = _chances(multiplier, own[few], loss)
+    if multiplier > 0:
+        chances[np.flatnonzero(used)[few]] = np.minimum(np.sqrt(few_sampled / multiplier), 1.0)
     return widths, chances
 
 
-def _least(spent: Callable[[float], float], low: float, high: float, budget: float) -> float:
-    """Return the least log λ at which no more than ``budget`` is spent; it is at most ``high``."""
-    for _ in range(_HALVINGS):
-        middle = (low + high) / 2
-        low, high = (low, middle) if spent(middle) <= budget else (middle, high)
-    return high
+def _multiplier(
+    sampled: np.ndarray, steps: np.ndarray, counts: np.ndarray, budget: float
+) -> float:
+    """Return the least λ at which no more than ``budget`` bits are spent; 0 if any λ does.
 
-
-def _widths(log: float, density: np.ndarray, gains: np.ndarray) -> np.ndarray:
-    return 1 + np.searchsorted(np.exp(log) / gains, density)
-
-
-def _chances(log: float, density: np.ndarray, loss: float) -> np.ndarray:
-    return np.minimum(np.sqrt((1 + loss) * np.exp(-log) * density), 1.0)
+    Args:
+        sampled: The λ of each bucket from which on it is sampled (buckets,).
+        steps: The λ at which it loses each bit beyond the first (buckets, bits - 1).
+        counts: Numbers of coordinates (buckets,).
+        budget: The bits, above 0 if there are buckets.
+    """
+    whole = float(counts.sum()) * (1 + steps.shape[1])
+    if whole <= budget:
+        return 0.0
+    points = np.concatenate([sampled, steps.ravel()])
+    lost = np.concatenate([counts, np.repeat(counts, steps.shape[1])])
+    roots = np.concatenate([counts * np.sqrt(sampled), np.zeros(steps.size)])
+    order = np.argsort(points)
+    points = points[order]
+    # At each point and up to the next one the bits are constant + root / sqrt(λ).
+    constant, root = whole - np.cumsum(lost[order]), np.cumsum(roots[order])
+    enough = np.flatnonzero(constant + root / np.sqrt(points) <= budget)
+    last = enough[0] - 1 if enough.size else len(points) - 1
+    if last < 0:
+        return float(points[0])
+    highest = points[enough[0]] if enough.size else np.inf
+    if (spare := budget - constant[last]) > 0:
+        highest = min((root[last] / spare) ** 2, highest)
+    return float(max(highest, points[last]))
 
 
 def sample(chances: np.ndarray, uniform: float) -> np.ndarray:
