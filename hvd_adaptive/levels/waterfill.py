@@ -57,9 +57,7 @@ def allocate(
     return widths, chances
 
 
-def _multiplier(
-    sampled: np.ndarray, steps: np.ndarray, counts: np.ndarray, budget: float
-) -> float:
+def _multiplier(sampled: np.ndarray, steps: np.ndarray, counts: np.ndarray, budget: float) -> float:
     """Return the least λ at which no more than ``budget`` bits are spent; 0 if any λ does.
 
     Args:
