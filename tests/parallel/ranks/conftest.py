@@ -20,7 +20,7 @@ from hvd_adaptive.exchange import exchanges
 torch.set_num_threads(1)
 # Checks that do not name an exchange are of "allgather", on any number of ranks.
 exchanges.FEW_RANKS = 2**31
-MANY_RANKS, SHARE = 4, 8
+MANY_RANKS, SHARE, SHARE_OF_TWO = 4, 8, 2
 PAUSE = 1e-4  # seconds: a tenth of a cycle of Horovod
 ALL = "HVD_ADAPTIVE_EVERY_CASE"  # `make ranks` sets it
 
@@ -65,18 +65,19 @@ def same_initial_weights():
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Two ranks over MPI take every case. Of each check, four ranks take one case in eight, ranks
-    over Gloo another one, or one case each where there are fewer, and neither takes one that is
-    marked ``once``: ranks are slow where cores are few. What is marked ``nodes`` has few cases, all
-    of which four ranks take, since fewer ranks fill no nodes.
+    """Of each check, two ranks over MPI take every second case, four ranks one in eight, and ranks
+    over Gloo another one in eight, or one case each if there are fewer. Four ranks and Gloo's do
+    not take what is marked ``once``: ranks are slow where cores are few. What is marked ``nodes``
+    has few cases, all of which four ranks take, since fewer ranks fill no nodes.
 
     Checks of hvd.join() come first. A later check may leave a collective that one rank alone has
     submitted; once that rank joins, Horovod 0.28.1 performs it on the others, and crashes."""
     items.sort(key=lambda item: item.path.stem != "check_join")
     many = int(os.environ.get("OMPI_COMM_WORLD_SIZE", 1)) >= MANY_RANKS
     gloo = os.environ.get("HOROVOD_CONTROLLER") == "gloo"
-    if ALL in os.environ or not (many or gloo):
+    if ALL in os.environ:
         return
+    share = SHARE if many or gloo else SHARE_OF_TWO
     cases: dict[tuple[object, str], list[pytest.Item]] = {}
     for item in items:
         if not (many and item.get_closest_marker("nodes")):
@@ -85,9 +86,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         item
         for place, of_check in enumerate(cases.values())
         for index, item in enumerate(of_check)
-        if (index + place + gloo) % min(len(of_check), SHARE)
+        if (index + place + gloo) % min(len(of_check), share)
     }
-    left |= {item for item in items if item.get_closest_marker("once")}
+    if many or gloo:
+        left |= {item for item in items if item.get_closest_marker("once")}
     config.hook.pytest_deselected(items=[item for item in items if item in left])
     items[:] = [item for item in items if item not in left]
 
