@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 from pathlib import Path
 
@@ -14,8 +15,10 @@ from page_blocks import OTHERS, PYTHON, SHELL, Block, blocks, pages, to_run
 ALL = [block for page in pages() for block in blocks(page)]
 # theory.md's examples are checked, figures included, by tests/unit/theory/test_theory_docs.py.
 DOCTESTS = {"theory.md"}
-# More than these must not hide behind a comment.
-MOST_NOT_RUN = 20
+# More than these must not hide behind a comment; measurements need a quiet machine, and are apart.
+MOST_NOT_RUN = 15
+MEASUREMENT = re.compile(r"python (benchmarks/\w+\.py)((?:[^\n]*\\\n)*[^\n]*)")
+OPTION = re.compile(r"--[a-z][a-z-]*")
 # Saved by a reader of the tutorial before the shell's block that launches it.
 SCRIPT = "train.py"
 
@@ -35,7 +38,19 @@ def test_few_blocks_are_not_run() -> None:
         text = page.read_text(encoding="utf-8")
         assert text.count("<!-- not run:") == sum(b.reason is not None for b in blocks(page)), page
         assert text.count("```") == 2 * len(blocks(page)), page
-    assert sum(block.reason is not None for block in ALL) <= MOST_NOT_RUN
+    not_run = [block for block in ALL if block.reason is not None]
+    assert sum(not MEASUREMENT.search(block.code) for block in not_run) <= MOST_NOT_RUN
+
+
+def test_measurements_have_these_options() -> None:
+    asked: dict[str, set[str]] = {}
+    for block in ALL:
+        for script, arguments in MEASUREMENT.findall(block.code):
+            asked.setdefault(script, set()).update(OPTION.findall(arguments))
+    for script, options in asked.items():
+        command = [BIN / "python", ROOT / script, "--help"]
+        shown = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+        assert options <= set(OPTION.findall(shown.stdout)), script
 
 
 @pytest.mark.parallel
