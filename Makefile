@@ -43,7 +43,7 @@ test: setup ## run the whole suite
 
 ranks: setup ## run every rank check under every launcher, and everything that `make test` leaves out
 	@HVD_ADAPTIVE_EVERY_CASE=1 $(RUN) -m pytest $(RANK_CHECKS) $(SHORTENED)
-	@HVD_ADAPTIVE_EVERY_CASE=1 $(RUN) -m pytest -m thorough $(OTHERS)
+	@HVD_ADAPTIVE_EVERY_CASE=1 $(RUN) -m pytest -m "thorough or many" $(OTHERS)
 
 coverage: setup ## run the whole suite and print the lines of the package that it does not run
 	@rm -f .coverage .coverage.*

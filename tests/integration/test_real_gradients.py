@@ -24,7 +24,7 @@ from fresh_laws import Fresh, lenet
 from optimal_levels import optimal_levels
 
 BUCKET = 8192
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.many]
 
 
 def normalized(gradient: torch.Tensor, norm: str) -> tuple[np.ndarray, np.ndarray]:

@@ -20,7 +20,7 @@ from hvd_adaptive.exchange import exchanges
 torch.set_num_threads(1)
 # Checks that do not name an exchange are of "allgather", on any number of ranks.
 exchanges.FEW_RANKS = 2**31
-MANY_RANKS, SHARE, SHARE_OF_TWO = 4, 8, 2
+MANY_RANKS, SHARE, SHARE_OF_TWO = 4, 8, 4
 PAUSE = 1e-4  # seconds: a tenth of a cycle of Horovod
 ALL = "HVD_ADAPTIVE_EVERY_CASE"  # `make ranks` sets it
 
@@ -65,7 +65,7 @@ def same_initial_weights():
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Of each check, two ranks over MPI take every second case, four ranks one in eight, and ranks
+    """Of each check, two ranks over MPI take one case in four, four ranks one in eight, and ranks
     over Gloo another one in eight, or one case each if there are fewer. Four ranks and Gloo's do
     not take what is marked ``once``: ranks are slow where cores are few. What is marked ``nodes``
     has few cases, all of which four ranks take, since fewer ranks fill no nodes.

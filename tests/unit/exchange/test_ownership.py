@@ -10,6 +10,7 @@ from hvd_adaptive import ALQ, QSGD
 from hvd_adaptive.coding.sendable import Sendable
 from hvd_adaptive.transport.collectives import AllGather, AllToAll
 
+pytestmark = pytest.mark.many
 SHAPES = {
     "matrices": [(40, 50)] * 12,
     "biases": [(40, 50), (40,)] * 12,

@@ -24,6 +24,7 @@ from hvd_adaptive.levels import (
 )
 from hvd_adaptive.levels.histogram import Histogram
 
+pytestmark = pytest.mark.many
 COORDINATES = 1 << 16
 LEVELS = {"l2": np.array([0.004, 0.02, 0.1, 1.0]), "linf": np.array([0.05, 0.2, 0.5, 1.0])}
 SCHEMES = {

@@ -21,6 +21,7 @@ from hvd_adaptive.levels import (
 )
 from hvd_adaptive.levels.optimal import grid_optimum
 
+pytestmark = pytest.mark.many
 BOTH = pytest.mark.parametrize("symmetric", [True, False], ids=["symmetric", "zero-based"])
 ORDER = pytest.mark.parametrize("order", [2, np.inf], ids=["l2", "linf"])
 

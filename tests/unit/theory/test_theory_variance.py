@@ -33,6 +33,7 @@ from hvd_adaptive.theory import (
     variance_bound,
 )
 
+pytestmark = pytest.mark.many
 DIMENSIONS = [2, 3, 17, 300, 8192, 100_000]
 BOTH = pytest.mark.parametrize("symmetric", [True, False], ids=["symmetric", "zero-based"])
 
