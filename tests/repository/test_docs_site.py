@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import importlib.util
 import os
 import re
@@ -24,7 +25,7 @@ LINK = re.compile(r"\]\((?!https?:|#)([^)#\s]+)(#[^)]*)?\)")
 
 
 def test_it_builds_strictly(tmp_path):
-    pytest.importorskip("mkdocs")
+    pytest.importorskip("mkdocstrings")
     done = subprocess.run(
         [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path)],
         cwd=ROOT,
@@ -39,9 +40,21 @@ def test_it_builds_strictly(tmp_path):
         assert title.split("`")[0].split(":")[0] in built
         assert "md-footer__link--" in built  # to the page before or after
     assert 'data-md-color-scheme="slate"' in built  # dark
+    check_reference((tmp_path / "reference.html").read_text(encoding="utf-8"))
     # Nothing is fetched from elsewhere by whoever reads them.
-    html = (tmp_path / "index.html").read_text(encoding="utf-8")
-    assert not re.search(r"<(script|link)[^>]+(src|href)=\"https?://(?!127)", html)
+    index = (tmp_path / "index.html").read_text(encoding="utf-8")
+    assert not re.search(r"<(script|link)[^>]+(src|href)=\"https?://(?!127)", index)
+
+
+def check_reference(page: str) -> None:
+    """Signatures have values, parameters have tables, and no formula has become bold."""
+    article = page[page.index("<article") : page.index("</article")]
+    text = html.unescape(re.sub(r"<[^>]+>", "", article))
+    assert "bucket_size: int = 8192" in text
+    assert "a table of 2**bits\nlevels" in text
+    assert article.count("<table>") > 40
+    bold = re.findall(r"<(?:strong|em)>(.*?)</(?:strong|em)>", article, re.DOTALL)
+    assert [part for part in bold if not part.endswith(":") and part != "required"] == []
 
 
 def test_the_menu_and_the_home_page_have_the_same_groups():
@@ -58,7 +71,7 @@ def test_the_menu_and_the_home_page_have_the_same_groups():
 
 
 def test_the_repository_has_a_link_if_it_has_an_address():
-    spec = importlib.util.spec_from_file_location("hook", DOCS / "mkdocs_reference.py")
+    spec = importlib.util.spec_from_file_location("hook", DOCS / "mkdocs_repository.py")
     hook = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(hook)
     assert hook.address('x = 1\nREPOSITORY = "https://h/o/n"\n') == "https://h/o/n"
@@ -104,7 +117,7 @@ def test_every_scheme_is_on_the_page(page):
     schemes = [name for name in dir(hvd_adaptive) if hasattr(thing(name), "compress")]
     assert len(schemes) >= 14
     for name in schemes:
-        assert re.search(rf"`{name}\(|: hvd_adaptive\.{name} ", text), name
+        assert re.search(rf"`{name}\(|^::: hvd_adaptive\.{name}$", text, re.MULTILINE), name
 
 
 def thing(name: str) -> object:
