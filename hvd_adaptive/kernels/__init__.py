@@ -28,7 +28,7 @@ SUBJECTS: dict[str, tuple[str, ...]] = {
     "onebit": ("numba", "triton"),
     "natural": ("numba", "triton"),
     "qcs": ("numba", "triton"),
-    "eden": ("numba",),  # rotation and rounding of EDEN
+    "eden": ("numba", "triton"),  # rotation and rounding of EDEN
     "sparse": ("numba", "triton"),  # bodies of SparseSGD
     "ecdq": ("numba", "triton"),  # dithered quantisation
     "dithered": ("numba", "triton"),  # bodies of ECDQ

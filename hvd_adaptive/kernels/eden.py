@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 
+from hvd_adaptive.kernels.constants import SMALLEST_NORM
 from hvd_adaptive.kernels.random import stream_key
 from hvd_adaptive.streams import Inside
 
@@ -51,17 +53,31 @@ class Buckets:
 
 @dataclass(frozen=True, eq=False)
 class Levels:
-    """Hold levels of N(0, 1), ascending, and the thresholds between them: float32."""
+    """Hold levels of N(0, 1), ascending, and the thresholds between them: float32.
+
+    share: the part of a bucket's rotated coordinates that have codes, the first ones. Their number
+    is a multiple of ``STEP``.
+    """
 
     bits: int
     thresholds: np.ndarray
     values: np.ndarray
+    share: float = 1.0
 
     @classmethod
-    def of(cls, levels: np.ndarray) -> Levels:
+    def of(cls, levels: np.ndarray, share: float = 1.0) -> Levels:
         """Return float32 levels and their thresholds."""
         thresholds = ((levels[1:] + levels[:-1]) / 2).astype(np.float32)
-        return cls((len(levels) - 1).bit_length(), thresholds, levels.astype(np.float32))
+        return cls((len(levels) - 1).bit_length(), thresholds, levels.astype(np.float32), share)
+
+    def kept(self, length: int) -> int:
+        """Return how many of ``length`` rotated coordinates of a bucket have codes."""
+        return -(-int(length * self.share) // STEP) * STEP
+
+    def codes(self, coordinates: int, size: int) -> int:
+        """Return the codes of so many rotated coordinates in buckets of ``size``."""
+        whole, rest = divmod(coordinates, size)
+        return whole * self.kept(size) + self.kept(rest)
 
 
 def with_widths(scales: np.ndarray, bits: int) -> np.ndarray:
@@ -92,3 +108,37 @@ def block_order(length: int) -> int:
     """Return the order of the Hadamard matrices that rotate ``length`` coordinates: the largest
     power of two within."""
     return 1 << (length.bit_length() - 1)
+
+
+def root_of(length: int) -> float:
+    """Return the factor of H, which is 1 where H is applied in two parts, each with its own."""
+    return length**-0.5 if block_order(length) == length else 1.0
+
+
+def power_of(largest: torch.Tensor) -> torch.Tensor:
+    """Return the powers of two that bring buckets' largest coordinates into [2, 4)."""
+    exponent = (largest.view(torch.int32) >> 23).clamp(1, 254)
+    return ((255 - exponent) << 23).view(torch.float32)
+
+
+def finished_scales(
+    largest: torch.Tensor,
+    norms: torch.Tensor,
+    products: torch.Tensor,
+    length: int,
+    rotations: int,
+) -> torch.Tensor:
+    """Return S = ‖y‖²/⟨y, q⟩ of buckets of one length, float32 (buckets,).
+
+    Args:
+        largest: Their largest magnitudes; 0 or NaN of those that have no codes.
+        norms: ‖y‖ of the rotated buckets, without the factors of H, times ``power_of``.
+        products: ⟨y, q⟩ likewise.
+        length: Rotated coordinates of a bucket.
+        rotations: How many rotations y has had.
+    """
+    weight = float(length) ** (-rotations / 2) if block_order(length) == length else 1.0
+    scales = norms * norms / products * weight / power_of(largest)
+    scales = torch.where(scales < SMALLEST_NORM, torch.zeros_like(scales), scales)
+    scales = torch.where(torch.isfinite(scales), scales, torch.nan)
+    return torch.where(largest > 0, scales, torch.where(largest == 0, 0.0, torch.nan))

@@ -14,7 +14,7 @@ from hvd_adaptive import kernels
 from hvd_adaptive.checks import check_integer, check_optional_choice, is_real
 from hvd_adaptive.compressor import GradientCompressor
 from hvd_adaptive.exchange.staged_codec import StagedCodec
-from hvd_adaptive.kernels.eden import Buckets, Levels
+from hvd_adaptive.kernels.eden import STEP, Buckets, Levels
 from hvd_adaptive.kernels.packing import packing_of
 from hvd_adaptive.kernels.random import stream_key
 from hvd_adaptive.levels.lloyd_max import distortion, normal_levels
@@ -24,6 +24,7 @@ from hvd_adaptive.settings import Settings
 from hvd_adaptive.streams import Use
 
 LEAST_BITS, MOST_BITS = 1, 8
+FRACTIONS = (0.5, 0.25, 0.125)
 LEAST_MEAN_BITS = 0.25
 LEAST_BUCKET, MOST_BUCKET, DEFAULT_BUCKET = 64, 1 << 16, 4096
 
@@ -44,6 +45,10 @@ class EDEN(GradientCompressor):
     H D, shared, is needed: few-hot buckets become sums of signs, which would be as far apart as the
     levels.
 
+    With less than one bit the first n · ``bits`` coordinates of y have one bit each, which is as
+    good as a random choice, since y is rotated at random (Vargaftik et al., section 4). S then is
+    ‖y‖²/⟨y, q⟩ over these, and the error about (1/(1 - D)/``bits`` - 1) ‖x‖².
+
     The partial bucket of r coordinates is filled up to a multiple of 64, which takes no bits, since
     codes are packed in rows of 64. H of the largest power of two m is then applied to the first m
     coordinates and to the last m.
@@ -57,10 +62,11 @@ class EDEN(GradientCompressor):
     Payloads then vary in length.
 
     Args:
-        bits: Bits per coordinate, 1 to 8; any number from 0.25 on with ``allocation="waterfill"``.
+        bits: Bits per coordinate: 1 to 8, or 0.5, 0.25 or 0.125; any number from 0.25 to 8 with
+            ``allocation="waterfill"``.
         allocation: "waterfill", or None for the same bits in all buckets.
         **shared: See ``settings.Settings``. ``bucket_size`` must be a power of two from 64 to
-            65,536; 4096 if not given.
+            65,536; 4096 if not given. Of ``bits`` below 1, bits · bucket_size must be at least 64.
 
     Raises:
         ValueError: A keyword is wrong.
@@ -73,7 +79,7 @@ class EDEN(GradientCompressor):
         self, kind: type, bits: float, shared: dict[str, Any], allocation: str | None = None
     ) -> None:
         if check_optional_choice("allocation", allocation, ("waterfill",)) is None:
-            bits = check_integer("bits", bits, LEAST_BITS, MOST_BITS)
+            bits = _check_bits(bits)
         elif not is_real(bits) or not LEAST_MEAN_BITS <= bits <= MOST_BITS:
             raise ValueError(
                 f"bits={bits!r}: must be a number from {LEAST_MEAN_BITS} to {MOST_BITS}"
@@ -85,7 +91,11 @@ class EDEN(GradientCompressor):
                 f"bucket_size={size!r}: must be a power of two from {LEAST_BUCKET} to {MOST_BUCKET}"
             )
         if allocation is None:
-            super().__init__(EDENCodec(settings, int(bits)))
+            if bits * size < STEP:
+                raise ValueError(
+                    f"bucket_size={size!r}: must be at least {int(STEP / bits)} with bits={bits!r}"
+                )
+            super().__init__(EDENCodec(settings, bits))
         else:
             super().__init__(WaterfillCodec(settings, float(bits)))
 
@@ -116,23 +126,24 @@ class EDENCodec(StagedCodec):
 
     Args:
         settings: Shared settings.
-        bits: Bits per coordinate.
+        bits: Bits per coordinate: 1 to 8, or one of ``FRACTIONS``.
     """
 
     name = "eden"
 
-    def __init__(self, settings: Settings, bits: int) -> None:
+    def __init__(self, settings: Settings, bits: float) -> None:
         super().__init__(settings)
         self.bits = bits
-        self._levels = Levels.of(normal_levels(bits))  # as kernels read them
-        self._packing = packing_of(1 << bits)
+        width = max(LEAST_BITS, int(bits))
+        self._levels = Levels.of(normal_levels(width), min(bits, 1.0))  # as kernels read them
+        self._packing = packing_of(1 << width)
         # Levels are computed, so that processors might differ in a last digit.
         self._fingerprint = zlib.crc32(self._levels.values.astype("<f4").tobytes())
         self._shared = stream_key(settings.seed, 0, 0, Use.ROTATION)
 
     @property
     def alphabet(self) -> int:
-        return 1 << self.bits
+        return 1 << self._levels.bits
 
     @property
     def table_fingerprint(self) -> int:
@@ -145,9 +156,9 @@ class EDENCodec(StagedCodec):
 
     @property
     def expected_error(self) -> float:
-        """Return D/(1 - D), the relative squared error of normal coordinates."""
-        lost = distortion(normal_levels(self.bits))
-        return lost / (1 - lost)
+        """Return the relative squared error of normal coordinates: D/(1 - D) of whole bits."""
+        lost = distortion(normal_levels(self._levels.bits))
+        return 1 / (1 - lost) / self._levels.share - 1
 
     def codec_settings(self) -> dict[str, Any]:
         return {"bits": self.bits}
@@ -159,7 +170,8 @@ class EDENCodec(StagedCodec):
 
     def body_bytes(self, coordinates: int) -> int:
         buckets = self._all(coordinates)
-        return KEY_BYTES + 4 * (buckets.count + self._packing.words(buckets.codes))
+        codes = self._levels.codes(buckets.codes, buckets.size)
+        return KEY_BYTES + 4 * (buckets.count + self._packing.words(codes))
 
     def encode_body(self, flat: torch.Tensor, body: torch.Tensor, key: int) -> None:
         body[:KEY_BYTES].view(torch.int64).fill_(signed(self._shared))
@@ -187,6 +199,16 @@ class EDENCodec(StagedCodec):
         """Return scales and words of a body."""
         at = KEY_BYTES + 4 * self._all(coordinates).count
         return body[KEY_BYTES:at].view(torch.float32), body[at:].view(torch.int32)
+
+
+def _check_bits(bits: float) -> float:
+    if is_real(bits) and bits in FRACTIONS:
+        return float(bits)
+    try:
+        return check_integer("bits", bits, LEAST_BITS, MOST_BITS)
+    except ValueError as error:
+        fractions = ", ".join(map(str, FRACTIONS))
+        raise ValueError(f"{error}, or {fractions}, or use allocation='waterfill'") from None
 
 
 def _kernels(device: torch.device) -> ModuleType:

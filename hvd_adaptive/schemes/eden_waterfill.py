@@ -87,14 +87,13 @@ class WaterfillCodec(StagedCodec):
     def encode_body(self, flat: torch.Tensor, body: torch.Tensor, key: int) -> int:
         body[:KEY_BYTES].view(torch.int64).fill_(signed(self._shared))
         flat = self._clipped(flat)
-        at = self.least_body_bytes(flat.numel())
-        scales = body[KEY_BYTES:at].view(torch.float32)
-        widths, chances = self._widths(flat, scales, key)
+        begin = at = self.least_body_bytes(flat.numel())
+        scales, widths, chances = self._widths(flat, key)
         for width in WIDTHS:
             numbers = np.flatnonzero(widths == width)
             while numbers.size:
-                own, words = self._section(flat, numbers, width, key)
-                own = (own.double() / torch.from_numpy(chances[numbers])).float()
+                found, words = self._section(flat, numbers, width, key)
+                own = (found.cpu().double() / torch.from_numpy(chances[numbers])).float()
                 # NaN if it overflows, 0 if it is too small, as bodies of one width.
                 own[~torch.isfinite(own)] = torch.nan
                 own[own < _SMALLEST_SCALE] = 0.0
@@ -107,15 +106,17 @@ class WaterfillCodec(StagedCodec):
                     at += size
                     break
                 numbers = numbers[kept]
+        body[KEY_BYTES:begin].view(torch.float32).copy_(scales)
         return at
 
-    def _widths(
-        self, flat: torch.Tensor, scales: torch.Tensor, key: int
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """Return widths and chances of buckets; fill scales with 0, or NaN if not finite."""
+    def _widths(self, flat: torch.Tensor, key: int) -> tuple[torch.Tensor, np.ndarray, np.ndarray]:
+        """Return scales of buckets without codes (0, or NaN if not finite), widths and chances.
+
+        All are on the host.
+        """
         buckets = self._all(flat.numel())
-        norms = kernels.for_device(flat.device).bucket_norms(flat, buckets.size, "l2")
-        scales.copy_(torch.where(torch.isnan(norms), norms, 0.0))
+        norms = kernels.for_device(flat.device).bucket_norms(flat, buckets.size, "l2").cpu()
+        scales = torch.where(torch.isnan(norms), norms, 0.0)
         lengths = np.minimum(np.arange(buckets.count) * -buckets.size + buckets.codes, buckets.size)
         roots = np.nan_to_num(norms.double().numpy()) / np.sqrt(lengths)
         energies = np.where(roots < _SMALLEST_ROOT, 0.0, roots**2 * lengths)
@@ -123,16 +124,16 @@ class WaterfillCodec(StagedCodec):
         few = chances < 1
         uniform = (stream_key(key, Inside.SAMPLED) >> 11) * 2.0**-53
         widths[few] *= sample(chances[few], uniform)
-        return widths, chances
+        return scales, widths, chances
 
     def _section(
         self, flat: torch.Tensor, numbers: np.ndarray, width: int, key: int
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Return scales and words of the buckets ``numbers`` at one width."""
         buckets = self._all(flat.numel())
-        scales = torch.empty(numbers.size, dtype=torch.float32, device="cpu")
+        scales = torch.empty(numbers.size, dtype=torch.float32, device=flat.device)
         count = packing_of(1 << width).words(_codes(buckets, numbers))
-        words = torch.empty(count, dtype=torch.int32, device="cpu")
+        words = torch.empty(count, dtype=torch.int32, device=flat.device)
         streams = [*shared_streams(self._shared, MOST_WIDTH), own_stream(key)]
         encode, levels = _kernels(flat.device).encode_some, self._levels[width]
         encode(flat, numbers.tolist(), scales, words, buckets.size, levels, streams)
@@ -143,7 +144,7 @@ class WaterfillCodec(StagedCodec):
     ) -> None:
         ops, buckets = _kernels(out.device), self._all(out.numel())
         for shared, pairs in by_rotation(bodies, keys):
-            sums = torch.zeros(buckets.codes, dtype=torch.float32, device="cpu")
+            sums = torch.zeros(buckets.codes, dtype=torch.float32, device=out.device)
             used = np.zeros(buckets.count, dtype=bool)
             for body, key in pairs:
                 used |= self._add(body, own_stream(key), buckets, sums)
@@ -156,13 +157,14 @@ class WaterfillCodec(StagedCodec):
     ) -> np.ndarray:
         """Add a body in the rotated domain; return which buckets are not zero."""
         end = KEY_BYTES + 4 * buckets.count
-        scales = body[KEY_BYTES:end].view(torch.float32)
+        scales = body[KEY_BYTES:end].view(torch.float32).cpu()
         for number in torch.nonzero(~torch.isfinite(scales)).flatten().tolist():
             sums[number * buckets.size :][: buckets.size] = torch.nan
         add = _kernels(sums.device).add_own
         for width, numbers, begin, stop in self._sections(body, scales, buckets):
             words, levels = body[begin:stop].view(torch.int32), self._levels[width]
-            add(scales[torch.from_numpy(numbers)], words, numbers, buckets.size, levels, own, sums)
+            own_scales = scales[torch.from_numpy(numbers)].to(sums.device)
+            add(own_scales, words, numbers, buckets.size, levels, own, sums)
         return (scales != 0).numpy()
 
     def _sections(

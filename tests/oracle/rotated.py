@@ -73,8 +73,12 @@ def walsh(y: np.ndarray) -> np.ndarray:
     return y / math.sqrt(y.size)
 
 
-def estimate(x: np.ndarray, bits: int, size: int, shared: int, key: int) -> np.ndarray:
-    """What x becomes, bucket by bucket; x.size is a multiple of ``size``, a power of two."""
+def estimate(x: np.ndarray, bits: float, size: int, shared: int, key: int) -> np.ndarray:
+    """What x becomes, bucket by bucket; x.size is a multiple of ``size``, a power of two.
+
+    With a fraction of a bit, so many of the first rotated coordinates have one bit.
+    """
+    kept, bits = int(size * min(bits, 1)), max(1, int(bits))
     streams = [shared, *([stream(shared, AGAIN)] if bits > 4 else []), stream(key, OWN)]
     table, out = levels(bits), []
     for bucket, own in enumerate(x.reshape(-1, size).astype(np.float64)):
@@ -82,7 +86,7 @@ def estimate(x: np.ndarray, bits: int, size: int, shared: int, key: int) -> np.n
         for flip in flips:
             y = walsh(y * flip)
         nearest = np.abs(y[:, None] / np.sqrt(y @ y / size) - table).argmin(axis=1)
-        q = table[nearest]
+        q = table[nearest] * (np.arange(size) < kept)
         back = q * (y @ y) / (y @ q)
         for flip in reversed(flips):
             back = walsh(back) * flip
@@ -91,7 +95,7 @@ def estimate(x: np.ndarray, bits: int, size: int, shared: int, key: int) -> np.n
 
 
 def average(
-    vectors: Sequence[np.ndarray], bits: int, second: int | None, size: int, seed: int
+    vectors: Sequence[np.ndarray], bits: float, second: int | None, size: int, seed: int
 ) -> np.ndarray:
     """The average of ranks' vectors at a compressor's first step, in one group.
 

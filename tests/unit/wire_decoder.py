@@ -54,6 +54,7 @@ class Known:
     numbers: those of each bucket (bingrad).  level_dtype: of orq and linear_quantile.
     density: of sparse.  classes: of ecdq, probabilities a row each.
     measurements, quantizer_range, estimator: of qcs.
+    share: of rotated coordinates that have codes (eden).
     """
 
     levels: np.ndarray | None = None
@@ -64,6 +65,7 @@ class Known:
     measurements: int = 0
     quantizer_range: float = 0.0
     estimator: str = "unbiased"
+    share: float = 1.0
 
 
 def decode(payload: bytes, known: Known) -> tuple[dict, np.ndarray]:
@@ -611,11 +613,13 @@ def eden_body(head: dict, body: bytes, count: int, known: Known) -> np.ndarray:
         streams.insert(1, stream(shared, 4, 0, 0))
     at = 8 + 4 * len(lengths)
     scales = np.frombuffer(body[8:at], "<f4").tolist()
-    codes = unpack(body[at:][: 4 * words_of(sum(lengths), alphabet)], sum(lengths), alphabet)
+    kept = [64 * ceil(int(length * known.share), 64) for length in lengths]
+    codes = unpack(body[at:][: 4 * words_of(sum(kept), alphabet)], sum(kept), alphabet)
     out = []
     for bucket, (length, scale) in enumerate(zip(lengths, scales, strict=True)):
-        y = known.levels.astype("<f4").astype(np.float64)[codes[:length]] * scale
-        codes = codes[length:]
+        y = np.zeros(length)
+        own_codes, codes = codes[: kept[bucket]], codes[kept[bucket] :]
+        y[: kept[bucket]] = known.levels.astype("<f4").astype(np.float64)[own_codes] * scale
         for own in streams:
             y = unmixed(y) * hashed_signs(own, bucket, length)
         out.append(y)

@@ -52,6 +52,7 @@ def encode_some(
         words.numpy().view(np.uint32),
         bucket_size,
         last,
+        (levels.kept(bucket_size), levels.kept(last)),
         levels.thresholds,
         levels.values,
         np.array(streams, dtype=np.uint64),
@@ -69,7 +70,8 @@ def decode_add(
 ) -> None:
     """See reference.eden.decode_add."""
     buckets = Buckets(out.numel(), bucket_size)
-    count = packing_of(1 << levels.bits).words(buckets.codes)
+    codes = levels.codes(buckets.codes, bucket_size)
+    count = packing_of(1 << levels.bits).words(codes)
     for scales, words in payloads:
         if scales.numel() < buckets.count or words.numel() < count:
             raise ValueError(
@@ -81,6 +83,7 @@ def decode_add(
         count,
         bucket_size,
         buckets.last,
+        (levels.kept(bucket_size), levels.kept(buckets.last)),
         levels.values,
         np.array(shared_streams(shared, levels.bits), dtype=np.uint64),
         np.array(owns, dtype=np.uint64),

@@ -48,29 +48,28 @@ def decoder_of(bits: int):
     alphabet = 1 << bits
 
     @jit
-    def decode(scale_at, word_at, count, size, last, values, shared, owns, factors, out):
-        room = max(size, BLOCK)
-        codes, rows = np.empty(room, np.uint32), np.empty(QUARTER, np.uint32)
-        memory, hashes = aligned(room), np.empty(APART, np.uint32)
-        sums, padded = aligned(room), np.empty(max(alphabet, 16), np.float32)
+    def decode(scale_at, word_at, count, size, last, kept, values, shared, owns, factors, out):
+        codes, rows = np.empty(max(kept[0], BLOCK), np.uint32), np.empty(QUARTER, np.uint32)
+        buckets = (out.size + size - 1) // size
+        each = codes.size // kept[0]
+        memory, hashes = aligned(size), np.empty(APART, np.uint32)
+        sums, padded = aligned(each * size), np.empty(max(alphabet, 16), np.float32)
         for i in range(padded.size):
             padded[i] = values[i % alphabet]
-        direct = bits <= MOST_BITS and size >= BLOCK
+        direct = bits <= MOST_BITS and kept[0] >= BLOCK
         columns, total = np.ones((1, 16), np.float32), np.empty(16, np.float32)
-        buckets = (out.size + size - 1) // size
-        each = room // size
         for first in range(0, buckets, each):
             stop = min(buckets, first + each)
-            filled = (stop - first) * size
+            filled, rotated = (stop - first) * kept[0], (stop - first) * size
             if stop == buckets and last:
-                filled += last - size
-            for i in range(filled):
+                filled, rotated = filled + kept[1] - kept[0], rotated + last - size
+            for i in range(rotated):
                 sums[i] = np.float32(0)
             for rank in range(word_at.size):
                 scales = numba.carray(pointer(scale_at[rank]), buckets, np.float32)
                 words = numba.carray(pointer(word_at[rank]), count, np.uint32)
-                index = first * size // BLOCK
-                if not direct or filled < size:
+                index = first * kept[0] // BLOCK
+                if not direct or rotated < size:
                     for begin in range(0, filled, BLOCK):
                         rest = min(BLOCK, filled - begin)
                         load_fixed(words, index + begin // BLOCK, rest, bits, rows, codes[begin:])
@@ -79,16 +78,19 @@ def decoder_of(bits: int):
                     if scale == 0:
                         continue
                     at = (b - first) * size
-                    kind = 0 if filled - at >= size else 1
+                    kind = 0 if rotated - at >= size else 1
                     length = size if kind == 0 else last
-                    y, part, target = memory[:length], codes[at:], sums[at : at + length]
+                    y, part = memory[:length], codes[(b - first) * kept[0] :]
+                    target = sums[at : at + length]
                     weight, root = scale * factors[kind, 1], factors[kind, 0]
                     if direct and length == size:
-                        for begin in range(0, size, BLOCK):
-                            packed = words[(b * size + begin) // BLOCK * bits * LANES :]
+                        for begin in range(0, kept[0], BLOCK):
+                            packed = words[(b * kept[0] + begin) // BLOCK * bits * LANES :]
                             take_block(packed, padded, weight, y, begin, numba.literally(bits))
                     else:
-                        _take(part, weight, alphabet, padded, y)
+                        _take(part, weight, alphabet, padded, y[: kept[kind]])
+                    for i in range(kept[kind], length):
+                        y[i] = np.float32(0)
                     add_rotated_back(y, root, columns, total, owns[rank], b, _ONE, hashes, target)
             for b in range(first, stop):
                 used = False
@@ -98,7 +100,7 @@ def decoder_of(bits: int):
                 if not used:
                     continue
                 at = (b - first) * size
-                kind = 0 if filled - at >= size else 1
+                kind = 0 if rotated - at >= size else 1
                 y = sums[at : at + (size if kind == 0 else last)]
                 target = out[b * size : min(out.size, (b + 1) * size)]
                 _add_unshared(y, shared, b, factors[kind], columns, total, hashes, target)

@@ -119,8 +119,8 @@ def encoder_of(bits: int):
     half = 1 << (bits - 1)
 
     @jit
-    def encode(x, numbers, scales, words, size, last, thresholds, values, streams, factors):
-        room = max(size, BLOCK)
+    def encode(x, numbers, scales, words, size, last, kept, thresholds, values, streams, factors):
+        room = max(kept[0], BLOCK)
         codes, rows = np.zeros(room, np.uint32), np.empty(QUARTER, np.uint32)
         memory = aligned(max(size, last))
         acc, cell = np.empty(NORM_LANES, np.float32), np.empty(1, np.float32)
@@ -134,7 +134,7 @@ def encoder_of(bits: int):
             own_x = x[b * size : min(x.size, (b + 1) * size)]
             kind = 0 if own_x.size == size else 1
             length = size if kind == 0 else last
-            y, part = memory[:length], codes[filled : filled + length]
+            y, part = memory[:length], codes[filled : filled + kept[kind]]
             factor = _load(own_x, y, cell)
             scale = factor
             if factor > 0:
@@ -148,19 +148,19 @@ def encoder_of(bits: int):
                     scaled[t] = thresholds[half + t] * deviation
                 acc[:] = np.float32(0)
                 if half <= _MOST_PICKED:
-                    _round(y, half, scaled, sizes, part, acc)
+                    _round(y[: part.size], half, scaled, sizes, part, acc)
                 else:
-                    _search(y, half, scaled, sizes, part, acc)
+                    _search(y[: part.size], half, scaled, sizes, part, acc)
                 scale = norm * norm / add_lanes(acc) * factors[kind, 1] / factor
                 if scale < _SMALLEST:
                     scale = np.float32(0)
                 elif not np.isfinite(scale):
                     scale = np.float32(np.nan)
             if not scale > 0:
-                for i in range(length):
+                for i in range(part.size):
                     part[i] = np.uint32(0)
             scales[place] = scale
-            filled += length
+            filled += part.size
             if filled >= room or place == numbers.size - 1:
                 for begin in range(0, filled, BLOCK):
                     rest = min(BLOCK, filled - begin)

@@ -11,8 +11,18 @@ import numpy as np
 import torch
 
 from hvd_adaptive.kernels import hadamard, random
-from hvd_adaptive.kernels.constants import MASK32, NORM_LANES, SMALLEST_NORM
-from hvd_adaptive.kernels.eden import APART, SPAN, Buckets, Levels, block_order, shared_streams
+from hvd_adaptive.kernels.constants import MASK32, NORM_LANES
+from hvd_adaptive.kernels.eden import (
+    APART,
+    SPAN,
+    Buckets,
+    Levels,
+    block_order,
+    finished_scales,
+    power_of,
+    root_of,
+    shared_streams,
+)
 from hvd_adaptive.kernels.packing import packing_of
 from hvd_adaptive.kernels.reference.pack import pack_codes, unpack_codes
 from hvd_adaptive.kernels.reference.tables import bucket_norms
@@ -32,7 +42,8 @@ def encode(
     shared, own: streams of the rotations' signs; see kernels/eden.py for the former. scales:
     float32 (buckets,), filled with S = ‖y‖²/⟨y, q⟩ of the rotated bucket y and its levels q
     (Vargaftik et al. 2022, section 3); 0 if S is below the normal range, NaN if the bucket is not
-    finite. words: int32, filled.
+    finite. Levels of a ``share`` below 1 have codes of a bucket's first rotated coordinates alone,
+    with ⟨y, q⟩ over these. words: int32, filled.
     """
     numbers = range(Buckets(flat.numel(), bucket_size).count)
     streams = [*shared_streams(shared, levels.bits), own]
@@ -82,21 +93,24 @@ def decode_add(
     values = torch.from_numpy(levels.values).to(out.device)
     for rows, first in _parts(out, buckets):
         total, length = torch.zeros_like(rows), rows.shape[1]
-        begin, own_numbers = first * bucket_size, range(first, first + len(rows))
+        kept, begin = levels.kept(length), first * levels.kept(bucket_size)
+        own_numbers = range(first, first + len(rows))
         used = torch.zeros(len(rows), 1, dtype=torch.bool, device=out.device)
         for (scales, words), own in zip(payloads, owns, strict=True):
-            codes = unpack_codes(words, buckets.codes, packing_of(1 << levels.bits))
+            count = levels.codes(buckets.codes, bucket_size)
+            codes = unpack_codes(words, count, packing_of(1 << levels.bits))
             scale = scales[first : first + len(rows)].unsqueeze(1)
-            taken = values[codes[begin : begin + rows.numel()]].view_as(rows)
-            y = taken * (scale * _root(length))
+            taken = values[codes[begin : begin + len(rows) * kept]].view(-1, kept)
+            y = torch.zeros_like(rows)
+            y[:, :kept] = taken * (scale * root_of(length))
             y = _rotated_back(y) * _signs(own, own_numbers, length, out.device)
             total = torch.where(scale == 0, total, total + y)
             used |= scale != 0
         for stream in reversed(shared_streams(shared, levels.bits)):
             signs = _signs(stream, own_numbers, length, out.device)
-            total = _rotated_back(total) * signs * _root(length)
+            total = _rotated_back(total) * signs * root_of(length)
         result = torch.where(used, rows + total, rows)
-        target = out[begin : begin + rows.numel()]
+        target = out[first * bucket_size :][: rows.numel()]
         target.copy_(result.reshape(-1)[: target.numel()])
 
 
@@ -119,7 +133,7 @@ def add_own(
     for place, (number, length) in enumerate(zip(numbers, lengths, strict=True)):
         begin = place * bucket_size
         taken = values[codes[begin : begin + length]].unsqueeze(0)
-        y = _rotated_back(taken * (scales[place : place + 1] * _root(length)))
+        y = _rotated_back(taken * (scales[place : place + 1] * root_of(length)))
         target = sums[number * bucket_size :][:length]
         target += (y * _signs(own, [number], length, sums.device))[0]
 
@@ -140,7 +154,7 @@ def add_sums(
         length, target = total.shape[1], out[number * bucket_size :][:bucket_size]
         for stream in reversed(shared):
             total = _rotated_back(total) * _signs(stream, [number], length, out.device)
-            total = total * _root(length)
+            total = total * root_of(length)
         target += total[0, : target.numel()]
 
 
@@ -159,22 +173,20 @@ def _parts(flat: torch.Tensor, buckets: Buckets) -> list[tuple[torch.Tensor, int
 def _quantize(
     rows: torch.Tensor, numbers: Sequence[int], levels: Levels, streams: Sequence[int]
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return scales (buckets,) and codes (int64, (buckets, length)).
+    """Return scales (buckets,) and codes (int64, (buckets, kept coordinates)).
 
     A bucket is multiplied by the power of two that brings its largest coordinate into [2, 4), so
     that nothing overflows.
     """
     length = rows.shape[1]
     largest = bucket_norms(rows.reshape(-1), length, "linf")
-    usable = largest > 0
-    exponent = (largest.view(torch.int32) >> 23).clamp(1, 254)
-    factor = ((255 - exponent) << 23).view(torch.float32)
-    scaled = torch.where(usable.unsqueeze(1), rows * factor.unsqueeze(1), 0.0)
-    y = scaled
+    usable = (largest > 0).unsqueeze(1)
+    y = torch.where(usable, rows * power_of(largest).unsqueeze(1), 0.0)
     for stream in streams:
         y = _rotated(y * _signs(stream, numbers, length, rows.device))
     norm = bucket_norms(y.reshape(-1), length, "l2")
     deviation = (norm * length**-0.5).unsqueeze(1)
+    y = y[:, : levels.kept(length)]
     thresholds = torch.from_numpy(levels.thresholds).to(rows.device)
     half = 1 << (levels.bits - 1)
     place = torch.zeros_like(y, dtype=torch.int64)
@@ -182,12 +194,7 @@ def _quantize(
         place += y.abs() >= threshold * deviation
     product = _lane_sums(y.abs() * torch.from_numpy(levels.values[half:]).to(rows.device)[place])
     codes = torch.where(y < 0, half - 1 - place, half + place)
-    whole = block_order(length) == length
-    weight = float(length) ** (-len(streams) / 2) if whole else 1.0
-    scales = norm * norm / product * weight / factor
-    scales = torch.where(scales < SMALLEST_NORM, torch.zeros_like(scales), scales)
-    scales = torch.where(torch.isfinite(scales), scales, torch.nan)
-    scales = torch.where(usable, scales, torch.where(largest == 0, 0.0, torch.nan))
+    scales = finished_scales(largest, norm, product, length, len(streams))
     return scales, torch.where((scales > 0).unsqueeze(1), codes, 0)
 
 
@@ -206,17 +213,13 @@ def _rotated(y: torch.Tensor) -> torch.Tensor:
 
 
 def _rotated_back(y: torch.Tensor) -> torch.Tensor:
-    """Invert the rotation of ``_rotated``; of a power of two, without its factor ``_root``."""
+    """Invert the rotation of ``_rotated``; of a power of two, without its factor ``root_of``."""
     length = y.shape[1]
     m = block_order(length)
     if m == length:
         return hadamard.transform(y, m)
     y = torch.cat([y[:, :-m], hadamard.transform(y[:, -m:], m) * m**-0.5], dim=1)
     return torch.cat([hadamard.transform(y[:, :m], m) * m**-0.5, y[:, m:]], dim=1)
-
-
-def _root(length: int) -> float:
-    return length**-0.5 if block_order(length) == length else 1.0
 
 
 def _signs(stream: int, numbers: Sequence[int], length: int, device: torch.device) -> torch.Tensor:

@@ -1,7 +1,7 @@
 """Sample compressively and quantise (QCS) in Triton.
 
 Signatures and integers are the same as in reference/qcs.py. These kernels compute transforms of
-powers of two up to ``_LARGEST``, a tile of whole buckets in each program. hadamard.transform
+powers of two up to ``LARGEST``, a tile of whole buckets in each program. hadamard.transform
 computes the others, with random numbers from these kernels.
 """
 
@@ -17,6 +17,7 @@ from hvd_adaptive.kernels import hadamard
 from hvd_adaptive.kernels.constants import SMALLEST_NORM
 from hvd_adaptive.kernels.packing import packing_of
 from hvd_adaptive.kernels.qcs import DITHER_OFFSET, NEGATIVE_FROM, Run, streams
+from hvd_adaptive.kernels.triton.butterflies import LARGEST, butterflies, tile_of
 from hvd_adaptive.kernels.triton.codes import pack, unpack
 from hvd_adaptive.kernels.triton.launch import kernel, launch, signed
 from hvd_adaptive.kernels.triton.places import for_each, own_integer, own_place
@@ -24,10 +25,6 @@ from hvd_adaptive.kernels.triton.random import COUNTER, bucket_key, integer24
 from hvd_adaptive.kernels.triton.scan import bucket_norms
 from hvd_adaptive.kernels.triton.uniforms import uniforms
 
-# A larger tile would not fit the registers.
-_LARGEST = 1 << 14
-_TILE = 1 << 12
-_COORDINATES_PER_WARP = 1 << 10
 _OFFSET, _NEGATIVE_FROM = tl.constexpr(DITHER_OFFSET), tl.constexpr(int(NEGATIVE_FROM))
 
 
@@ -79,17 +76,17 @@ def decode_add(
 
 def _tile(run: Run) -> dict[str, int]:
     """Return the constants of the kernels that transform."""
-    each = max(1, _TILE // run.order)
+    each, warps = tile_of(run.order)
     return {
         "EACH": each,
         "ORDER": run.order,
         "SIZE": hadamard.kept(run.order, run.rows),
-        "num_warps": max(4, each * run.order // _COORDINATES_PER_WARP),
+        "num_warps": warps,
     }
 
 
 def _tiled(run: Run) -> bool:
-    return hadamard.base_order(run.order) == 1 and run.order <= _LARGEST
+    return hadamard.base_order(run.order) == 1 and run.order <= LARGEST
 
 
 def _quantize(
@@ -184,18 +181,6 @@ def _signed(x, stream, bucket, place):
 
 
 @triton.jit
-def _butterflies(x, COUNT: tl.constexpr, SIZE: tl.constexpr):
-    """Apply strides SIZE/2, ..., 1 in turn to COUNT numbers (a power of two)."""
-    if SIZE > 1:
-        HALF: tl.constexpr = SIZE // 2
-        pairs = tl.permute(tl.reshape(x, (COUNT // SIZE, 2, HALF)), (0, 2, 1))
-        a, b = tl.split(pairs)
-        x = tl.reshape(tl.permute(tl.join(a + b, a - b), (0, 2, 1)), (COUNT,))
-        x = _butterflies(x, COUNT, HALF)
-    return x
-
-
-@triton.jit
 def _folded(x, EACH: tl.constexpr, ORDER: tl.constexpr, SIZE: tl.constexpr):
     """Add the halves of EACH runs of ORDER numbers until they are SIZE long."""
     if ORDER > SIZE:
@@ -223,7 +208,7 @@ def _project_kernel(
     i = first * ORDER + place
     v = tl.load(x + i, mask=i < n, other=0.0)
     v = _signed(v, signs, first + place // ORDER, place % ORDER)
-    v = _butterflies(_folded(v, EACH, ORDER, SIZE), EACH * SIZE, SIZE)
+    v = butterflies(_folded(v, EACH, ORDER, SIZE), EACH * SIZE, SIZE)
     at = tl.arange(0, EACH * SIZE)
     bucket, row = first + at // SIZE, at % SIZE
     tl.store(w + bucket * rows + row, v, mask=(bucket < buckets) & (row < rows))
@@ -281,7 +266,7 @@ def _transpose_kernel(
     u = integer24(row.to(tl.uint32) * COUNTER + low, high).to(tl.float32) * 2.0**-24 - _OFFSET
     q = tl.load(codes + bucket * rows + row, mask=there, other=0).to(tl.float32)
     y = tl.where(there, (q - (ALPHABET - 1) / 2) - u, 0.0)
-    y = _butterflies(y, EACH * SIZE, SIZE)
+    y = butterflies(y, EACH * SIZE, SIZE)
     zero = tl.load(scales + bucket, mask=bucket < buckets, other=0.0) == 0
     weight = tl.load(weights + bucket, mask=bucket < buckets, other=0.0)
     for part in range(ORDER // SIZE):

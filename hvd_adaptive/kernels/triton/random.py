@@ -26,9 +26,14 @@ def bucket_key(stream, bucket):
 @triton.jit
 def integer24(counter, high):
     """Mix integers below 2**24 (int32) of counters j * COUNTER + low and high keys (uint32)."""
+    return (mixed(counter, high) >> 8).to(tl.int32)
+
+
+@triton.jit
+def mixed(counter, high):
+    """Mix 32-bit integers (uint32) as ``integer24``, which has their upper bits."""
     h = (counter ^ (counter >> 16)) * _MIX32_A + high
-    h = (h ^ (h >> 13)) * _MIX32_B
-    return (h >> 8).to(tl.int32)
+    return (h ^ (h >> 13)) * _MIX32_B
 
 
 @triton.jit

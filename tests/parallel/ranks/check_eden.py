@@ -16,7 +16,7 @@ sys.path.append(str(Path(__file__).resolve().parents[2]))
 from oracle import rotated  # isort: skip
 
 BUCKET, STEPS = 256, 16
-CASES = [(1, None), (3, None), (6, None), (2, 5)]
+CASES = [(1, None), (0.5, None), (3, None), (6, None), (2, 5)]
 LAWS = ("normal", "one-hot")
 
 

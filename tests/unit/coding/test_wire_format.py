@@ -49,7 +49,7 @@ def known_to(scheme) -> wire.Known:
     if isinstance(scheme, ECDQ):
         found["probabilities"] = codec.code.probabilities
     if isinstance(scheme, EDEN):
-        found["levels"] = codec.levels
+        found |= {"levels": codec.levels, "share": min(codec.bits, 1.0)}
     return wire.Known(**found)
 
 
@@ -117,7 +117,9 @@ def test_compressive_sampling(options, estimator):
     assert np.abs(expected).max() > 0
 
 
-@pytest.mark.parametrize("bits, count", [(1, 1424), (2, 1100), (4, 1024), (5, 1300), (8, 70)])
+@pytest.mark.parametrize(
+    "bits, count", [(0.25, 1100), (0.5, 70), (1, 1424), (2, 1100), (4, 1024), (5, 1300), (8, 70)]
+)
 def test_rotated_buckets(bits, count):
     """Sums of float32 in another order: equal but for their rounding."""
     scheme, flat = EDEN(bits=bits, bucket_size=256, seed=5), gradient(count)

@@ -124,6 +124,21 @@ def dithers() -> None:
     cuda_uniforms.uniforms(3000, 1024, 1, x.device)
 
 
+def rotations() -> None:
+    """EDEN: whole buckets and a partial one, few levels and many."""
+    from hvd_adaptive.kernels.eden import Levels
+    from hvd_adaptive.kernels.packing import packing_of
+    from hvd_adaptive.kernels.triton import eden as cuda_eden
+    from hvd_adaptive.levels.lloyd_max import normal_levels
+
+    x = torch.ones(3000)
+    for bits in (1, 5):
+        levels, scales = Levels.of(normal_levels(bits)), torch.zeros(3)
+        words = torch.zeros(packing_of(1 << bits).words(3008), dtype=torch.int32)
+        cuda_eden.encode(x, scales, words, 1024, levels, 1, 2)
+        cuda_eden.decode_add([(scales, words)] * 2, 1024, levels, 1, [2, 3], x.clone())
+
+
 def lossless() -> None:
     """Bodies whose length varies."""
     from hvd_adaptive.kernels.triton import dithered_decode as cuda_dithered_decode
@@ -161,5 +176,5 @@ def checksums() -> None:
 if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as folder:
         compile_only(folder)
-        for part in (tables, buckets, dithers, lossless, levels, checksums):
+        for part in (tables, buckets, dithers, rotations, lossless, levels, checksums):
             part()

@@ -19,7 +19,8 @@ from hvd_adaptive.kernels.reference import eden as reference
 def encoded(module, flat: torch.Tensor, codec, shared: int, own: int):
     buckets = codec._all(flat.numel())
     scales = torch.full((buckets.count,), -1.0)
-    words = torch.full((codec._packing.words(buckets.codes),), 0x55555555, dtype=torch.int32)
+    codes = codec._levels.codes(buckets.codes, buckets.size)
+    words = torch.full((codec._packing.words(codes),), 0x55555555, dtype=torch.int32)
     module.encode(flat, scales, words, codec.settings.bucket_size, codec._levels, shared, own)
     return scales, words
 
@@ -50,6 +51,14 @@ def test_same_codes_and_sums_for_all_sizes(bucket):
 @pytest.mark.parametrize("bits", range(1, 9))
 def test_same_codes_and_sums_for_all_bits(bits):
     compare(vector(heavy, 1500), EDEN(bits=bits, bucket_size=256).codec, 2**63 + bits)
+
+
+@pytest.mark.parametrize("bits", (0.5, 0.25, 0.125))
+@pytest.mark.parametrize("bucket", (128, 512, 4096))
+def test_same_codes_and_sums_of_a_part_of_the_coordinates(bits, bucket):
+    if bits * bucket >= 64:
+        for n in (1, bucket - 1, bucket, 9 * bucket // 2, 9 * bucket + 65):
+            compare(vector(heavy, n), EDEN(bits=bits, bucket_size=bucket).codec, n)
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)

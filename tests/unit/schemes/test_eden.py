@@ -9,6 +9,7 @@ import torch
 
 from hvd_adaptive import DRIVE, EDEN
 from hvd_adaptive.kernels.random import stream_key
+from hvd_adaptive.schemes.eden import FRACTIONS
 
 # P(|z| > 5) = 5.7e-7 for one normal number. Tests below look at fewer than 200.
 SIGMAS = 5
@@ -39,25 +40,25 @@ def laws(size: int) -> dict[str, torch.Tensor]:
     return own | {"constant": torch.full((size,), 0.3), "cubes": normal(size) ** 3}
 
 
-def draws(x: torch.Tensor, bits: int, count: int) -> torch.Tensor:
+def draws(x: torch.Tensor, bits: float, count: int) -> torch.Tensor:
     """``count`` estimates of one bucket: each is a bucket of its own, with its own signs."""
     codec = EDEN(bits=bits, bucket_size=x.numel()).codec
     return codec.roundtrip(x.repeat(count), key=11).view(count, -1)
 
 
-@pytest.mark.parametrize("bits", range(1, 9))
+@pytest.mark.parametrize("bits", (*FRACTIONS, *range(1, 9)))
 @pytest.mark.parametrize("law", laws(64))
 def test_relative_error(law, bits):
     """At most 3 % above D/(1 - D), one bit at most 0.58, whatever the gradient is."""
     x = laws(4096)[law]
-    errors = (draws(x, bits, 16) - x).square().sum(dim=1) / x.square().sum()
+    errors = (draws(x, bits, 16 if bits >= 1 else 400) - x).square().sum(dim=1) / x.square().sum()
     expected = EDEN(bits=bits).codec.expected_error
     assert errors.mean() <= 1.03 * expected
-    assert bits > 1 or errors.mean() <= 0.58
+    assert bits != 1 or errors.mean() <= 0.58
 
 
 @pytest.mark.parametrize("law", laws(64))
-@pytest.mark.parametrize("bits", (1, 2, 3))
+@pytest.mark.parametrize("bits", (0.125, 0.5, 1, 2, 3))
 def test_unbiased(law, bits):
     """The mean error, along each nonzero coordinate and along x, is 0 within 5 standard errors.
 
@@ -87,11 +88,12 @@ def test_one_rotation_would_be_biased():
     assert max(map(abs, kept)) < 1e-6
 
 
+@pytest.mark.parametrize("bits", (0.25, 1))
 @pytest.mark.parametrize("law", ["normal", "two-hot", "constant"])
-def test_errors_of_ranks_average_out_for_equal_gradients(law):
+def test_errors_of_ranks_average_out_for_equal_gradients(law, bits):
     """The average of N payloads has 1/N of the error, with one shared rotation."""
     x = (laws(4096) | {"normal": normal(4096)})[law].repeat(4)
-    codec, ranks = EDEN(bits=1).codec, 64
+    codec, ranks = EDEN(bits=bits).codec, 64
     bodies = [codec._body(x, key=stream_key(0, rank)) for rank in range(ranks)]
     out = torch.empty_like(x)
     keys = [stream_key(0, rank) for rank in range(ranks)]
@@ -139,7 +141,12 @@ def test_drive_is_eden_with_one_bit():
     assert drive.codec.bits == 1
 
 
-@pytest.mark.parametrize("bits", (0, 9, 1.5, "2", True, None))
+def test_a_fraction_of_a_bit_needs_a_bucket_of_that_many_rows():
+    with pytest.raises(ValueError, match=r"bucket_size=256: must be at least 512 with bits=0.125"):
+        EDEN(bits=0.125, bucket_size=256)
+
+
+@pytest.mark.parametrize("bits", (0, 9, 1.5, 0.3, "2", True, None))
 def test_wrong_bits(bits):
     with pytest.raises((TypeError, ValueError), match="bits"):
         EDEN(bits=bits)

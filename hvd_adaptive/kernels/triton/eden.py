@@ -1,0 +1,360 @@
+"""Rotate, quantise and pack (EDEN) in Triton, and invert it.
+
+Signatures and integers are the same as in reference/eden.py. A rotation is a launch for all buckets
+(rotation.py); norms and products are summed in the lanes of the reference.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator, Sequence
+
+import numpy as np
+import torch
+import triton
+import triton.language as tl
+
+from hvd_adaptive.kernels.eden import Buckets, Levels, finished_scales, root_of, shared_streams
+from hvd_adaptive.kernels.packing import packing_of
+from hvd_adaptive.kernels.triton.codes import pack, unpack
+from hvd_adaptive.kernels.triton.lanes import bucket_sizes, fold, lane_tree
+from hvd_adaptive.kernels.triton.launch import WARPS, kernel, launch, on_device
+from hvd_adaptive.kernels.triton.rotation import rotate, rotate_back
+from hvd_adaptive.kernels.triton.scan import bucket_norms
+
+_TILE = 1024
+
+
+def encode(
+    flat: torch.Tensor,
+    scales: torch.Tensor,
+    words: torch.Tensor,
+    bucket_size: int,
+    levels: Levels,
+    shared: int,
+    own: int,
+) -> None:
+    """See reference.eden.encode."""
+    buckets = Buckets(flat.numel(), bucket_size)
+    streams = [*shared_streams(shared, levels.bits), own]
+    numbers = _all(buckets.count, flat.device)
+    _encode(flat, numbers, buckets.codes, scales, words, bucket_size, levels, streams)
+
+
+def encode_some(
+    flat: torch.Tensor,
+    numbers: Sequence[int],
+    scales: torch.Tensor,
+    words: torch.Tensor,
+    bucket_size: int,
+    levels: Levels,
+    streams: Sequence[int],
+) -> None:
+    """See reference.eden.encode_some."""
+    codes = _codes(numbers, Buckets(flat.numel(), bucket_size).codes, bucket_size)
+    chosen = on_device(np.asarray(numbers, dtype=np.int64), flat.device)
+    _encode(flat, chosen, codes, scales, words, bucket_size, levels, streams)
+
+
+def decode_add(
+    payloads: Sequence[tuple[torch.Tensor, torch.Tensor]],
+    bucket_size: int,
+    levels: Levels,
+    shared: int,
+    owns: Sequence[int],
+    out: torch.Tensor,
+) -> None:
+    """See reference.eden.decode_add."""
+    buckets = Buckets(out.numel(), bucket_size)
+    count = packing_of(1 << levels.bits).words(levels.codes(buckets.codes, bucket_size))
+    numbers = _all(buckets.count, out.device)
+    sums = out.new_zeros(buckets.codes)
+    used = torch.zeros(buckets.count, dtype=torch.bool, device=out.device)
+    for (scales, words), own in zip(payloads, owns, strict=True):
+        if scales.numel() < buckets.count or words.numel() < count:
+            raise ValueError(
+                f"payload of {scales.numel()} buckets and {words.numel()} words is too short"
+            )
+        scales = scales[: buckets.count]
+        _add(scales, words, numbers, buckets.codes, bucket_size, levels, own, sums)
+        used |= scales != 0
+    _add_sums(sums, used, bucket_size, shared_streams(shared, levels.bits), out)
+
+
+def add_own(
+    scales: torch.Tensor,
+    words: torch.Tensor,
+    numbers: Sequence[int],
+    bucket_size: int,
+    levels: Levels,
+    own: int,
+    sums: torch.Tensor,
+) -> None:
+    """See reference.eden.add_own."""
+    codes = _codes(numbers, sums.numel(), bucket_size)
+    chosen = on_device(np.asarray(numbers, dtype=np.int64), sums.device)
+    _add(scales, words, chosen, codes, bucket_size, levels, own, sums)
+
+
+def add_sums(
+    sums: torch.Tensor,
+    used: np.ndarray,
+    bucket_size: int,
+    shared: Sequence[int],
+    out: torch.Tensor,
+) -> None:
+    """See reference.eden.add_sums."""
+    _add_sums(sums, on_device(used, sums.device), bucket_size, shared, out)
+
+
+def _encode(
+    flat: torch.Tensor,
+    numbers: torch.Tensor,
+    coordinates: int,
+    scales: torch.Tensor,
+    words: torch.Tensor,
+    bucket_size: int,
+    levels: Levels,
+    streams: Sequence[int],
+) -> None:
+    """Encode the buckets ``numbers`` (int64, ascending) of so many rotated coordinates."""
+    largest = bucket_norms(flat, bucket_size, "linf")[numbers]
+    y = flat.new_empty(coordinates)
+    _for_each(_load_kernel, y, bucket_size, flat, numbers, largest, y, flat.numel())
+    for rows, own in _rows(y, numbers, bucket_size):
+        for stream in streams:
+            rotate(rows, own, stream)
+    norms = bucket_norms(y, bucket_size, "l2")
+    found = torch.empty(
+        levels.codes(coordinates, bucket_size), dtype=torch.uint8, device=flat.device
+    )
+    thresholds, values = _tables(levels, flat.device)
+    deviations = _times(norms, y, bucket_size, lambda length: length**-0.5)
+    kept = levels.kept(bucket_size), levels.kept(coordinates % bucket_size)
+    tables = deviations, thresholds, values
+    _for_each(_round_kernel, y, bucket_size, *kept, *tables, y, found, BITS=levels.bits)
+    products = _sums(y, bucket_size)
+    at = 0
+    for rows, of_rows in _rows(y, scales, bucket_size):
+        own = slice(at, at + len(rows))
+        length, rotations = rows.shape[1], len(streams)
+        finished = finished_scales(largest[own], norms[own], products[own], length, rotations)
+        of_rows.copy_(finished)
+        at += len(rows)
+    for rows, of_rows in _rows(found, scales, kept[0]):
+        rows.masked_fill_(~(of_rows > 0).unsqueeze(1), 0)
+    pack(found, packing_of(1 << levels.bits), words)
+
+
+def _add(
+    scales: torch.Tensor,
+    words: torch.Tensor,
+    numbers: torch.Tensor,
+    coordinates: int,
+    bucket_size: int,
+    levels: Levels,
+    own: int,
+    sums: torch.Tensor,
+) -> None:
+    """Add the buckets ``numbers`` of a payload, whose scales are not 0, in the rotated domain."""
+    codes = levels.codes(coordinates, bucket_size)
+    found = torch.empty(codes, dtype=torch.uint8, device=sums.device)
+    unpack(words, packing_of(1 << levels.bits), found)
+    y = sums.new_empty(coordinates)
+    weights = _times(scales, y, bucket_size, root_of)
+    kept = levels.kept(bucket_size), levels.kept(coordinates % bucket_size)
+    values = _tables(levels, sums.device)[1]
+    _for_each(_take_kernel, y, bucket_size, *kept, found, weights, values, y)
+    for rows, of_rows in _rows(y, numbers, bucket_size):
+        rotate_back(rows, of_rows, own, 1.0)
+    _for_each(_add_kernel, y, bucket_size, y, numbers, scales, sums)
+
+
+def _add_sums(
+    sums: torch.Tensor,
+    used: torch.Tensor,
+    bucket_size: int,
+    shared: Sequence[int],
+    out: torch.Tensor,
+) -> None:
+    for rows, own in _rows(sums, _all(used.numel(), sums.device), bucket_size):
+        for stream in reversed(shared):
+            rotate_back(rows, own, stream, root_of(rows.shape[1]))
+    _for_each(_finish_kernel, out, bucket_size, sums, used, out)
+
+
+def _sums(y: torch.Tensor, bucket_size: int) -> torch.Tensor:
+    """Return the sums of buckets in the order of reference.eden._lane_sums: float32."""
+    n = y.numel()
+    count = -(-n // bucket_size)
+    found = y.new_empty(count)
+    programs = -(-count // WARPS)
+    launch(_sums_kernel, programs, y, y, found, n, bucket_size, count, BUCKETS=WARPS)
+    return found
+
+
+def _all(count: int, device: torch.device) -> torch.Tensor:
+    return torch.arange(count, dtype=torch.int64, device=device)
+
+
+def _codes(numbers: Sequence[int], codes: int, bucket_size: int) -> int:
+    """Return the rotated coordinates of the buckets ``numbers``, of ``codes`` of all."""
+    return sum(min(bucket_size, codes - number * bucket_size) for number in numbers)
+
+
+def _rows(
+    y: torch.Tensor, of_buckets: torch.Tensor, bucket_size: int
+) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """Yield whole buckets of y as rows, then the partial one, each with its own of_buckets."""
+    whole = y.numel() // bucket_size
+    if whole:
+        yield y[: whole * bucket_size].view(whole, bucket_size), of_buckets[:whole]
+    if y.numel() % bucket_size:
+        yield y[whole * bucket_size :].view(1, -1), of_buckets[whole:]
+
+
+def _times(
+    of_buckets: torch.Tensor, y: torch.Tensor, bucket_size: int, factor: Callable[[int], float]
+) -> torch.Tensor:
+    """Return of_buckets times a factor of the buckets' lengths."""
+    found = of_buckets.clone()
+    for rows, own in _rows(y, found, bucket_size):
+        own *= factor(rows.shape[1])
+    return found
+
+
+@functools.lru_cache(maxsize=32)
+def _tables(levels: Levels, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the positive thresholds, or one that is not read, and the levels."""
+    half = len(levels.values) // 2
+    thresholds = levels.thresholds[half:] if half > 1 else levels.values
+    return on_device(thresholds, device), on_device(levels.values, device)
+
+
+def _for_each(action, on: torch.Tensor, bucket_size: int, *args, **constants) -> None:
+    """Launch ``action(n, bucket_size, *args)`` on tiles of the coordinates of ``on``."""
+    n = on.numel()
+    launch(action, -(-n // _TILE), on, n, bucket_size, *args, TILE=_TILE, **constants)
+
+
+@triton.jit
+def _place(n, bucket_size, TILE: tl.constexpr):
+    """Return places (int64), whether they exist, and their rows."""
+    i = tl.program_id(0).to(tl.int64) * TILE + tl.arange(0, TILE)
+    return i, i < n, i // bucket_size
+
+
+@triton.jit
+def _code_at(i, row, n, bucket_size, kept, kept_last):
+    """Return the places of the codes of rotated coordinates, and which have any."""
+    place = i - row * bucket_size
+    own = tl.where(row == n // bucket_size, kept_last, kept)
+    return row * kept + place, place < own
+
+
+@kernel
+def _load_kernel(
+    n: tl.int64,
+    bucket_size: tl.int64,
+    x,
+    numbers,
+    largest,
+    y,
+    coordinates: tl.int64,
+    TILE: tl.constexpr,
+):
+    """Set y to buckets times the power of two that brings the largest coordinate into [2, 4)."""
+    i, there, row = _place(n, bucket_size, TILE)
+    bucket = tl.load(numbers + row, mask=there, other=0)
+    bound = tl.load(largest + row, mask=there, other=0.0)
+    exponent = tl.minimum(tl.maximum(bound.to(tl.int32, bitcast=True) >> 23, 1), 254)
+    factor = ((255 - exponent) << 23).to(tl.float32, bitcast=True)
+    at = bucket * bucket_size + (i - row * bucket_size)
+    v = tl.load(x + at, mask=there & (at < coordinates), other=0.0)
+    tl.store(y + i, tl.where(bound > 0, v * factor, 0.0), mask=there)
+
+
+@kernel
+def _round_kernel(
+    n: tl.int64,
+    bucket_size: tl.int64,
+    kept: tl.int64,
+    kept_last: tl.int64,
+    deviations,
+    thresholds,
+    values,
+    y,
+    codes,
+    TILE: tl.constexpr,
+    BITS: tl.constexpr,
+):
+    """Store codes, and replace y by its size times the level's, or 0 if it has no code."""
+    HALF: tl.constexpr = 1 << (BITS - 1)
+    i, there, row = _place(n, bucket_size, TILE)
+    v = tl.load(y + i, mask=there, other=0.0)
+    deviation = tl.load(deviations + row, mask=there, other=0.0)
+    size = tl.abs(v)
+    m = tl.zeros((TILE,), tl.int32)
+    for k in tl.static_range(BITS - 1):
+        step = HALF >> (k + 1)
+        m = tl.where(size >= tl.load(thresholds + m + (step - 1)) * deviation, m + step, m)
+    at, coded = _code_at(i, row, n, bucket_size, kept, kept_last)
+    code = tl.where(v < 0, HALF - 1 - m, HALF + m)
+    tl.store(codes + at, code.to(tl.uint8), mask=there & coded)
+    tl.store(y + i, tl.where(coded, size * tl.load(values + HALF + m), 0.0), mask=there)
+
+
+@triton.jit
+def _term(v, state, total):
+    return total + v
+
+
+@kernel
+def _sums_kernel(
+    y, sums, n: tl.int64, bucket_size: tl.int64, buckets: tl.int64, BUCKETS: tl.constexpr
+):
+    b = tl.program_id(0).to(tl.int64) * BUCKETS + tl.arange(0, BUCKETS)[:, None]
+    size = bucket_sizes(b, n, bucket_size)
+    zeros = tl.zeros((BUCKETS, 32), tl.float32)
+    lanes = fold(y, b * bucket_size, size, tl.max(size), _term, 0, zeros)
+    total = tl.reshape(lane_tree(lanes, BUCKETS), (BUCKETS, 1))
+    tl.store(sums + b, total, mask=b < buckets)
+
+
+@kernel
+def _take_kernel(
+    n: tl.int64,
+    bucket_size: tl.int64,
+    kept: tl.int64,
+    kept_last: tl.int64,
+    codes,
+    weights,
+    values,
+    y,
+    TILE: tl.constexpr,
+):
+    i, there, row = _place(n, bucket_size, TILE)
+    at, coded = _code_at(i, row, n, bucket_size, kept, kept_last)
+    level = tl.load(values + tl.load(codes + at, mask=there & coded, other=0).to(tl.int32))
+    value = level * tl.load(weights + row, mask=there, other=0.0)
+    tl.store(y + i, tl.where(coded, value, 0.0), mask=there)
+
+
+@kernel
+def _add_kernel(n: tl.int64, bucket_size: tl.int64, y, numbers, scales, sums, TILE: tl.constexpr):
+    """Add rows of y whose scales are not 0 to the buckets ``numbers`` of sums."""
+    i, there, row = _place(n, bucket_size, TILE)
+    bucket = tl.load(numbers + row, mask=there, other=0)
+    there = there & (tl.load(scales + row, mask=there, other=0.0) != 0)
+    at = bucket * bucket_size + (i - row * bucket_size)
+    before = tl.load(sums + at, mask=there, other=0.0)
+    tl.store(sums + at, before + tl.load(y + i, mask=there, other=0.0), mask=there)
+
+
+@kernel
+def _finish_kernel(n: tl.int64, bucket_size: tl.int64, sums, used, out, TILE: tl.constexpr):
+    """Add the sums of used buckets to out."""
+    i, there, row = _place(n, bucket_size, TILE)
+    there = there & (tl.load(used + row, mask=there, other=0) != 0)
+    before = tl.load(out + i, mask=there, other=0.0)
+    tl.store(out + i, before + tl.load(sums + i, mask=there, other=0.0), mask=there)

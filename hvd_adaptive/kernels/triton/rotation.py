@@ -1,0 +1,133 @@
+"""Rotate buckets by random signs and Hadamard matrices in Triton (EDEN), and rotate them back."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from hvd_adaptive.kernels import hadamard
+from hvd_adaptive.kernels.eden import APART, SPAN, block_order
+from hvd_adaptive.kernels.triton.butterflies import LARGEST, butterflies, tile_of
+from hvd_adaptive.kernels.triton.launch import kernel, launch, signed
+from hvd_adaptive.kernels.triton.random import COUNTER, bucket_key, mixed
+
+_APART, _SPAN = tl.constexpr(APART), tl.constexpr(SPAN)
+_TILE = 1024
+
+
+def rotate(y: torch.Tensor, numbers: torch.Tensor, stream: int) -> None:
+    """Rotate rows y (float32, (buckets, length), contiguous) in place: see reference.eden._rotated.
+
+    numbers: int64, the rows' buckets, on the same device.
+    """
+    length = y.shape[1]
+    m = block_order(length)
+    if m == length and m <= LARGEST:
+        _transform(y, numbers, stream, 1.0, before=True)
+        return
+    _flip(y, numbers, stream)
+    if m == length:
+        y.copy_(hadamard.transform(y, m))
+        return
+    for part in (y[:, :m], y[:, length - m :]):
+        part.copy_(hadamard.transform(part, m) * m**-0.5)
+
+
+def rotate_back(y: torch.Tensor, numbers: torch.Tensor, stream: int, factor: float) -> None:
+    """Undo a rotation of y in place, and multiply by ``factor``: see reference.eden._rotated_back.
+
+    The factor of H is left out if the length is a power of two.
+    """
+    length = y.shape[1]
+    m = block_order(length)
+    if m == length and m <= LARGEST:
+        _transform(y, numbers, stream, factor, after=True)
+        return
+    if m == length:
+        y.copy_(hadamard.transform(y, m))
+    else:
+        for part in (y[:, length - m :], y[:, :m]):
+            part.copy_(hadamard.transform(part, m) * m**-0.5)
+    _flip(y, numbers, stream)
+    y *= factor
+
+
+def _transform(
+    y: torch.Tensor,
+    numbers: torch.Tensor,
+    stream: int,
+    factor: float,
+    *,
+    before: bool = False,
+    after: bool = False,
+) -> None:
+    rows, order = y.shape
+    each, warps = tile_of(order)
+    launch(
+        _transform_kernel,
+        -(-rows // each),
+        y,
+        y,
+        numbers,
+        rows,
+        signed(stream),
+        factor,
+        EACH=each,
+        ORDER=order,
+        BEFORE=before,
+        AFTER=after,
+        num_warps=warps,
+    )
+
+
+def _flip(y: torch.Tensor, numbers: torch.Tensor, stream: int) -> None:
+    n, length = y.numel(), y.shape[1]
+    launch(_flip_kernel, -(-n // _TILE), y, y, numbers, n, length, signed(stream), TILE=_TILE)
+
+
+@triton.jit
+def _signed(v, stream, bucket, place):
+    """Return v with the signs of places (int32) in buckets (int64): see kernels/eden.py."""
+    low, high = bucket_key(stream, bucket)
+    counter = (place // _SPAN * _APART + place % _APART).to(tl.uint32)
+    h = mixed(counter * COUNTER + low, high)
+    negative = (h >> (place // _APART % 32).to(tl.uint32)) & 1
+    return tl.where(negative != 0, v * -1.0, v)
+
+
+@kernel
+def _transform_kernel(
+    y,
+    numbers,
+    rows: tl.int64,
+    stream: tl.int64,
+    factor,
+    EACH: tl.constexpr,
+    ORDER: tl.constexpr,
+    BEFORE: tl.constexpr,
+    AFTER: tl.constexpr,
+):
+    """Transform EACH rows of ORDER in each program, with signs before or after."""
+    first = tl.program_id(0).to(tl.int64) * EACH
+    at = tl.arange(0, EACH * ORDER)
+    row, place = first + at // ORDER, at % ORDER
+    there = row < rows
+    bucket = tl.load(numbers + row, mask=there, other=0)
+    i = first * ORDER + at
+    v = tl.load(y + i, mask=there, other=0.0)
+    if BEFORE:
+        v = _signed(v, stream, bucket, place)
+    v = butterflies(v, EACH * ORDER, ORDER)
+    if AFTER:
+        v = _signed(v, stream, bucket, place)
+    tl.store(y + i, v * tl.cast(factor, tl.float32), mask=there)
+
+
+@kernel
+def _flip_kernel(y, numbers, n: tl.int64, length: tl.int64, stream: tl.int64, TILE: tl.constexpr):
+    i = tl.program_id(0).to(tl.int64) * TILE + tl.arange(0, TILE)
+    there = i < n
+    bucket = tl.load(numbers + i // length, mask=there, other=0)
+    v = tl.load(y + i, mask=there, other=0.0)
+    tl.store(y + i, _signed(v, stream, bucket, (i % length).to(tl.int32)), mask=there)
