@@ -1,6 +1,6 @@
 """Relative error of EDEN beside other schemes and the rate-distortion bound, law by law.
 
-    python benchmarks/eden.py [--bits 1,2,8] [--laws normal,lenet-50] [--bucket 4096] [--draws 4]
+    python benchmarks/eden.py [--bits 0.5,1,8] [--laws normal,lenet-50] [--bucket 4096] [--draws 4]
 
 Prints ||Q(v) - v||^2 / ||v||^2, the mean of draws, for vectors of about 2^19 coordinates and for
 LeNet's gradients at steps 0, 50 and 600. Adaptive schemes are fitted to the same vector. The bound
@@ -60,7 +60,7 @@ def laws(size: int) -> dict[str, Callable[[], np.ndarray]]:
     return found
 
 
-def schemes(bits: int, size: int) -> dict[str, GradientCompressor]:
+def schemes(bits: float, size: int) -> dict[str, GradientCompressor]:
     """Column -> compressor; tables begin at 2 bits."""
     found: dict[str, GradientCompressor] = {"EDEN": EDEN(bits=bits, bucket_size=size)}
     found["waterfill"] = EDEN(bits=bits, bucket_size=size, allocation="waterfill")
@@ -84,13 +84,14 @@ def error(scheme: GradientCompressor, flat: torch.Tensor, draws: int) -> float:
     return float(sum(squares) / draws / flat.square().sum())
 
 
-def numbers(text: str) -> tuple[int, ...]:
-    return tuple(int(number) for number in text.split(","))
+def numbers(text: str) -> tuple[float, ...]:
+    found = tuple(float(number) for number in text.split(","))
+    return tuple(int(number) if number.is_integer() else number for number in found)
 
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--bits", type=numbers, default=tuple(range(1, 9)))
+    parser.add_argument("--bits", type=numbers, default=(0.5, *range(1, 9)))
     parser.add_argument("--laws", default=None, help="labels; all if not given")
     parser.add_argument("--bucket", type=int, default=4096)
     parser.add_argument("--draws", type=int, default=4)

@@ -39,6 +39,11 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--ranks-per-host", type=whole(1), default=1, help="that share its link")
     parser.add_argument("--rate", default="1gbit", help="of each link, as tc writes it: 1gbit")
     parser.add_argument("--model", choices=SIZES, default="resnet18")
+    parser.add_argument(
+        "--trained",
+        action="store_true",
+        help="gradients of a ResNet-18 that is being trained, not drawn ones",
+    )
     parser.add_argument("--methods", nargs="+", default=asked.DEFAULTS, metavar="METHOD")
     parser.add_argument("--steps", type=whole(1), default=10, help="timed, in each round")
     parser.add_argument("--rounds", type=whole(1), default=3, help="each runs every method")
@@ -74,12 +79,15 @@ def main() -> int:
         methods = asked.parse(told["methods"])
         backends = {method.backend for method in methods}
         check_programs(backends)
+        if args.trained and args.model != "resnet18":
+            raise ValueError(f"--model {args.model}: must be resnet18 with --trained")
         settings = Settings(
             args.model,
             args.steps,
             args.rounds,
             backward_s=args.backward_ms / 1e3,
             ranks_per_host=args.ranks_per_host,
+            trained=args.trained,
         )
         with Hosts(args.hosts, args.rate) as hosts, _bar(args.rounds * len(backends)) as bar:
             results = measure(hosts, methods, settings, bar.set_description, bar.update)

@@ -45,6 +45,20 @@ def gradients(shapes: Sequence[Sequence[int]], rank: int) -> list[list[torch.Ten
     ]
 
 
+class Drawn:
+    """The gradients of a model's shapes."""
+
+    def __init__(self, shapes: Sequence[Sequence[int]]) -> None:
+        self.shapes = shapes
+
+    def gradients(self, rank: int) -> list[list[torch.Tensor]]:
+        return gradients(self.shapes, rank)
+
+    def exact_mean(self, ranks: int, variant: int) -> list[torch.Tensor]:
+        """Slot by slot."""
+        return [exact_mean(slot, s, ranks, variant) for slot, s in enumerate(self.shapes)]
+
+
 def exact_mean(slot: int, shape: Sequence[int], ranks: int, variant: int) -> torch.Tensor:
     """The mean of all ranks' gradients, summed in float64."""
     total = torch.zeros(tuple(shape), dtype=torch.float64)

@@ -27,6 +27,7 @@ class Settings:
     warmup: untimed steps before them, each time; PowerSGD compresses from its third on.
     backward_s: seconds of the backward pass, as where a GPU computes.
     ranks_per_host: share a link, and talk by shared memory (Open MPI).
+    trained: gradients of a trained ResNet-18 (trained.py), not drawn ones.
     """
 
     model: str
@@ -35,6 +36,7 @@ class Settings:
     warmup: int = 3
     backward_s: float = 0.0
     ranks_per_host: int = 1
+    trained: bool = False
 
     def ranks(self, hosts: Hosts) -> int:
         """Of a launch on these hosts."""
@@ -134,6 +136,7 @@ def _run_once(hosts: Hosts, results: list[Result], settings: Settings) -> None:
             "warmup": settings.warmup,
             "backward_s": settings.backward_s,
             "ranks_per_host": settings.ranks_per_host,
+            "trained": settings.trained,
             "methods": [result.method.label for result in waiting],
             "folder": str(FOLDER),
         }

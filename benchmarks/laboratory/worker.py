@@ -1,7 +1,7 @@
 """What runs on each host: takes a plan, times its methods in turn, writes what it measured.
 
 ``python -m laboratory.worker PLAN``; the plan is a JSON object with backend, ranks_per_host, model,
-methods (labels), steps, warmup, backward_s and folder. Each rank r writes its figures to
+trained, methods (labels), steps, warmup, backward_s and folder. Each rank r writes its figures to
 folder/rank-r.json after each method, so that the launcher knows in which method a launch ended.
 """
 
@@ -23,7 +23,7 @@ import torch
 from hvd_adaptive.tools.bench.backward import FakeNetwork, Shapes
 from laboratory.exchangers import RANKS, Exchanger, alone
 from laboratory.files import write_json
-from laboratory.gradients import VARIANTS, exact_mean, gradients
+from laboratory.gradients import VARIANTS, Drawn
 from laboratory.hosts import INTERFACE
 from laboratory.methods import Method, parse
 from laboratory.shapes import read_shapes
@@ -43,8 +43,15 @@ class Worker:
         self.file = Path(plan["folder"]) / f"rank-{self.ranks.rank}.json"
         self.found: dict[str, Any] = {"methods": {}, "now": None}
         sizes = [shape for _, shape in self.shapes]
-        self.variants = gradients(sizes, self.ranks.rank)
+        self.source = self._trained() if plan["trained"] else Drawn(sizes)
+        self.variants = self.source.gradients(self.ranks.rank)
         self.memory = torch.zeros(sum(torch.Size(shape).numel() for shape in sizes))
+
+    def _trained(self) -> Any:
+        from laboratory.trained import Trained
+
+        file = Path(self.plan["folder"]) / "trained.pt"
+        return Trained(file, self.ranks.rank == 0, self.ranks.barrier)
 
     def run(self) -> None:
         """Time the backward pass alone, then each method."""
@@ -100,10 +107,11 @@ class Worker:
     def _quality(self, network: FakeNetwork) -> dict[str, Any]:
         """Checksum of the averaged gradient, and on the first rank its relative squared error."""
         crc, error, norm = 0, 0.0, 0.0
-        for slot, parameter in enumerate(network.layers):
+        for parameter in network.layers:
             crc = zlib.crc32(parameter.grad.contiguous().numpy().data, crc)
-            if self.ranks.rank == 0:
-                exact = exact_mean(slot, parameter.shape, self.ranks.size, 0)
+        if self.ranks.rank == 0:
+            means = self.source.exact_mean(self.ranks.size, 0)
+            for parameter, exact in zip(network.layers, means, strict=True):
                 error += float((parameter.grad - exact).square().sum())
                 norm += float(exact.square().sum())
         self.ranks.barrier()
