@@ -23,7 +23,7 @@ from oracle.averages import Expected
 from oracle.bounds import FIVE_SIGMA, deviation
 
 # Comparisons of sums in a case, at most.
-COMPARISONS = 4096
+COMPARISONS = 8192
 CHANCE = FIVE_SIGMA / COMPARISONS
 
 
