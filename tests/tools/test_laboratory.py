@@ -12,7 +12,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
 
 import overlap
-from laboratory import gradients, hosts, measure, shapes, tables
+from laboratory import gradients, hosts, measure, shapes, tables, trained
 from laboratory.methods import parse, refusals
 
 from hvd_adaptive.tools.bench.backward import FakeNetwork
@@ -98,6 +98,18 @@ def test_what_the_package_refuses_is_told():
     expected = ["bits=99", "'bit'", "exchange='pigeon'", "must be one of float32, float16, ALQ"]
     for message, words in zip(refused.values(), expected, strict=True):
         assert words in message
+
+
+def test_gradients_of_a_trained_network(tmp_path, monkeypatch):
+    """Those of another rank can be computed again, and belong to the model's shapes."""
+    monkeypatch.setattr(trained, "STEPS", 1)
+    trains, waits = (trained.Trained(tmp_path / "net.pt", first, list) for first in (True, False))
+    names = [(name, tuple(p.shape)) for name, p in trains.network.named_parameters()]
+    assert names == shapes.read_shapes(trained.MODEL)
+    own = [trains.gradients(0)[2], waits.gradients(1)[2]]
+    assert not torch.equal(own[0][0], own[1][0])
+    for mean, *parts in zip(trains.exact_mean(2, 2), *own, strict=True):
+        torch.testing.assert_close(mean, (parts[0].double() + parts[1].double()) / 2)
 
 
 def test_gradients_are_alike_but_not_equal():
