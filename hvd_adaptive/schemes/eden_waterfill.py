@@ -86,58 +86,42 @@ class WaterfillCodec(StagedCodec):
 
     def encode_body(self, flat: torch.Tensor, body: torch.Tensor, key: int) -> int:
         body[:KEY_BYTES].view(torch.int64).fill_(signed(self._shared))
-        flat = self._clipped(flat)
+        flat, buckets = self._clipped(flat), self._all(flat.numel())
         begin = at = self.least_body_bytes(flat.numel())
         scales, widths, chances = self._widths(flat, key)
+        encode = _kernels(flat.device).encode_some
+        streams = [*shared_streams(self._shared, MOST_WIDTH), own_stream(key)]
         for width in WIDTHS:
             numbers = np.flatnonzero(widths == width)
             while numbers.size:
-                found, words = self._section(flat, numbers, width, key)
-                own = (found.cpu().double() / torch.from_numpy(chances[numbers])).float()
-                # NaN if it overflows, 0 if it is too small, as bodies of one width.
-                own[~torch.isfinite(own)] = torch.nan
-                own[own < _SMALLEST_SCALE] = 0.0
-                kept = (own > 0).numpy()
-                scales[torch.from_numpy(numbers)] = own
+                end = at + 4 * packing_of(1 << width).words(_codes(buckets, numbers))
+                words, levels = body[at:end].view(torch.int32), self._levels[width]
+                found = torch.empty(numbers.size, dtype=torch.float32, device=flat.device)
+                encode(flat, numbers, found, words, buckets.size, levels, streams)
+                own = _weighted(found.cpu().numpy(), chances[numbers])
+                kept, scales[numbers] = own > 0, own
                 if kept.all():
-                    scales[torch.from_numpy(numbers)] = _marked(own, width)
-                    size = 4 * words.numel()
-                    body[at : at + size].view(torch.int32).copy_(words)
-                    at += size
+                    scales[numbers] = with_widths(own, width)
+                    at = end
                     break
                 numbers = numbers[kept]
-        body[KEY_BYTES:begin].view(torch.float32).copy_(scales)
+        body[KEY_BYTES:begin].view(torch.float32).copy_(torch.from_numpy(scales))
         return at
 
-    def _widths(self, flat: torch.Tensor, key: int) -> tuple[torch.Tensor, np.ndarray, np.ndarray]:
-        """Return scales of buckets without codes (0, or NaN if not finite), widths and chances.
-
-        All are on the host.
-        """
+    def _widths(self, flat: torch.Tensor, key: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Return scales of buckets without codes (0, or NaN if not finite), widths and chances."""
         buckets = self._all(flat.numel())
-        norms = kernels.for_device(flat.device).bucket_norms(flat, buckets.size, "l2").cpu()
-        scales = torch.where(torch.isnan(norms), norms, 0.0)
+        found = kernels.for_device(flat.device).bucket_norms(flat, buckets.size, "l2")
+        norms = found.cpu().numpy()
+        scales = np.where(np.isnan(norms), norms, np.float32(0))
         lengths = np.minimum(np.arange(buckets.count) * -buckets.size + buckets.codes, buckets.size)
-        roots = np.nan_to_num(norms.double().numpy()) / np.sqrt(lengths)
+        roots = np.nan_to_num(norms.astype(np.float64)) / np.sqrt(lengths)
         energies = np.where(roots < _SMALLEST_ROOT, 0.0, roots**2 * lengths)
         widths, chances = allocate(energies, lengths, self._losses, self.bits)
         few = chances < 1
         uniform = (stream_key(key, Inside.SAMPLED) >> 11) * 2.0**-53
         widths[few] *= sample(chances[few], uniform)
         return scales, widths, chances
-
-    def _section(
-        self, flat: torch.Tensor, numbers: np.ndarray, width: int, key: int
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return scales and words of the buckets ``numbers`` at one width."""
-        buckets = self._all(flat.numel())
-        scales = torch.empty(numbers.size, dtype=torch.float32, device=flat.device)
-        count = packing_of(1 << width).words(_codes(buckets, numbers))
-        words = torch.empty(count, dtype=torch.int32, device=flat.device)
-        streams = [*shared_streams(self._shared, MOST_WIDTH), own_stream(key)]
-        encode, levels = _kernels(flat.device).encode_some, self._levels[width]
-        encode(flat, numbers.tolist(), scales, words, buckets.size, levels, streams)
-        return scales, words
 
     def add_bodies(
         self, bodies: Sequence[torch.Tensor], keys: Sequence[int], factor: float, out: torch.Tensor
@@ -157,25 +141,25 @@ class WaterfillCodec(StagedCodec):
     ) -> np.ndarray:
         """Add a body in the rotated domain; return which buckets are not zero."""
         end = KEY_BYTES + 4 * buckets.count
-        scales = body[KEY_BYTES:end].view(torch.float32).cpu()
-        for number in torch.nonzero(~torch.isfinite(scales)).flatten().tolist():
+        scales = body[KEY_BYTES:end].view(torch.float32).cpu().numpy()
+        for number in np.flatnonzero(~np.isfinite(scales)):
             sums[number * buckets.size :][: buckets.size] = torch.nan
         add = _kernels(sums.device).add_own
         for width, numbers, begin, stop in self._sections(body, scales, buckets):
             words, levels = body[begin:stop].view(torch.int32), self._levels[width]
-            own_scales = scales[torch.from_numpy(numbers)].to(sums.device)
+            own_scales = torch.from_numpy(scales[numbers]).to(sums.device)
             add(own_scales, words, numbers, buckets.size, levels, own, sums)
-        return (scales != 0).numpy()
+        return scales != 0
 
     def _sections(
-        self, body: torch.Tensor, scales: torch.Tensor, buckets: Buckets
+        self, body: torch.Tensor, scales: np.ndarray, buckets: Buckets
     ) -> Iterator[tuple[int, np.ndarray, int, int]]:
         """Yield width, buckets, begin and end of each section of codes.
 
         Raises:
             PayloadError: The body has another length; nothing was yielded.
         """
-        widths, at, found = widths_of(scales.numpy()), KEY_BYTES + 4 * buckets.count, []
+        widths, at, found = widths_of(scales), KEY_BYTES + 4 * buckets.count, []
         for width in WIDTHS:
             numbers = np.flatnonzero(widths == width)
             if numbers.size:
@@ -199,8 +183,13 @@ def _codes(buckets: Buckets, numbers: np.ndarray) -> int:
     )
 
 
-def _marked(scales: torch.Tensor, width: int) -> torch.Tensor:
-    return torch.from_numpy(with_widths(scales.numpy(), width))
+def _weighted(scales: np.ndarray, chances: np.ndarray) -> np.ndarray:
+    """Return float32 scales over chances: NaN if they overflow, 0 if they are too small."""
+    with np.errstate(over="ignore"):
+        found = (scales.astype(np.float64) / chances).astype(np.float32)
+    found[~np.isfinite(found)] = np.nan
+    found[found < _SMALLEST_SCALE] = 0
+    return found
 
 
 def _kernels(device: torch.device) -> ModuleType:

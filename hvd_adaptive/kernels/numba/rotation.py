@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import numpy as np
 
 from hvd_adaptive.kernels import random
@@ -17,6 +19,7 @@ _SIGN = np.uint32(1 << 31)
 _LINE = 64  # bytes of a cache line, and of a vector register
 
 
+@functools.lru_cache(maxsize=256)
 def factors_of(size: int, last: int, rotations: int) -> np.ndarray:
     """Return a row for whole buckets, and one for the partial bucket.
 
