@@ -112,10 +112,10 @@ def load_fixed(words, index, rest, width, rows, codes):
         codes[i + 3 * quarter] = np.uint32(r >> np.uint32(3 * width)) & mask
 
 
-def make_decoder(uniform: bool, registers: int, alphabet: int, digits: int, width: int):
+def make_decoder(uniform: bool, entries: int, alphabet: int, digits: int, width: int):
     """Make the decoder for one packing, which is a constant of the compiled code.
 
-    registers: number of registers that hold the values, see permute.py; 0 for look-ups in memory.
+    entries: size of the table that registers hold, see permute.py; 0 for look-ups in memory.
     """
     chunk = chunk_size(Packing(alphabet, digits, width))
     step = np.float32(1 / (alphabet - 1))
@@ -144,8 +144,8 @@ def make_decoder(uniform: bool, registers: int, alphabet: int, digits: int, widt
                     stop = min(end, (bucket + 1) * bucket_size)
                     scale = scales[bucket]
                     target, part = out[i:stop], codes[i - begin : stop - begin]
-                    if registers:
-                        done = add_permuted(part, scale, values, target, registers)
+                    if entries:
+                        done = add_permuted(part, scale, values, target, entries)
                         add_looked_up(part[done:], scale, values, target[done:])
                     elif uniform:
                         _add_uniform(part, scale, alphabet, step, target)

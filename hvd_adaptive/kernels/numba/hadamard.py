@@ -13,12 +13,12 @@ from llvmlite import ir
 
 from hvd_adaptive.kernels.numba.butterflies import RUN, butterflies, last_butterflies
 from hvd_adaptive.kernels.numba.jit import inline, jit
-from hvd_adaptive.kernels.numba.permute import AVAILABLE
+from hvd_adaptive.kernels.numba.permute import ENTRIES
 
 BLOCK = 4096
 _LANES = 16
 # Strides in one trip: eight rows of 16 floats and their sums fill the registers of AVX-512.
-_ORDER = 8 if AVAILABLE else 4
+_ORDER = 8 if ENTRIES == 16 else 4
 
 
 @inline

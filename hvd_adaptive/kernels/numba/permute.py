@@ -1,9 +1,9 @@
-"""Look up thresholds and levels of codes in vector registers, on processors with AVX-512.
+"""Look up thresholds and levels of codes in vector registers, on processors with AVX2 or AVX-512.
 
-Counting thresholds costs four instructions each, and look-ups in memory do not vectorise; but an
-AVX-512 permutation reads 16 or 32 table entries from registers at once. Numba compiles no such loop
-by itself, since LLVM does not find the permutation, so the loops over 16 coordinates are written in
-LLVM's language.
+Counting thresholds costs four instructions each, and look-ups in memory do not vectorise; but a
+permutation looks up every lane of a vector in a table of 8 entries (AVX2), or of 16 or 32
+(AVX-512). Numba compiles no such loop by itself, since LLVM does not find the permutation, so the
+loops over 16 coordinates are written in LLVM's language.
 """
 
 from __future__ import annotations
@@ -15,20 +15,35 @@ from numba.core.codegen import get_host_cpu_features
 from numba.extending import intrinsic
 
 from hvd_adaptive.kernels import random
-from hvd_adaptive.kernels.numba.lanes import FLOATS, INTS, LONG, WIDTH, Lanes, arrays_of
+from hvd_adaptive.kernels.numba.lanes import (
+    FLOAT,
+    FLOATS,
+    INT,
+    INTS,
+    LONG,
+    WIDTH,
+    Lanes,
+    arrays_of,
+)
 
-MOST_VALUES = 8 * WIDTH  # in registers
+_EIGHT_FLOATS, _EIGHT_INTS = ir.VectorType(FLOAT, 8), ir.VectorType(INT, 8)
 
 
-def _compiles_avx512() -> bool:
-    """Return whether Numba compiles for AVX-512: Numba follows the processor unless it is
-    configured otherwise.
+def _entries_of_a_register() -> int:
+    """Return the entries of a register that one permutation looks up; 0 if there is none.
+
+    Numba compiles for the processor that it runs on, unless it is configured otherwise.
     """
     told = config.CPU_FEATURES
-    return "+avx512f" in (get_host_cpu_features() if told is None else told).split(",")
+    features = (get_host_cpu_features() if told is None else told).split(",")
+    return 16 if "+avx512f" in features else 8 if "+avx2" in features else 0
 
 
-AVAILABLE = _compiles_avx512()
+ENTRIES = _entries_of_a_register()
+# Fewer thresholds are counted faster. More thresholds, and more values, are looked up in memory.
+FEWEST_THRESHOLDS = 5
+MOST_THRESHOLDS = {16: 128, 8: 32, 0: 0}[ENTRIES]
+MOST_VALUES = {16: 128, 8: 32, 0: 0}[ENTRIES]
 
 
 def tables(lower: np.ndarray, start: np.ndarray, gap: np.ndarray, depth: int) -> np.ndarray:
@@ -52,10 +67,26 @@ def tables(lower: np.ndarray, start: np.ndarray, gap: np.ndarray, depth: int) ->
 
 
 class TableLanes(Lanes):
-    """Emit operations on 16 lanes, including those of AVX-512."""
+    """Emit operations on 16 lanes, and look-ups in tables of ``entries`` numbers a register."""
+
+    def __init__(self, builder: ir.IRBuilder) -> None:
+        super().__init__(builder)
+        self.entries = ENTRIES
+
+    def registers(self, table: ir.Value) -> list[ir.Value]:
+        """Return 16 floats as registers."""
+        if self.entries == WIDTH:
+            return [table]
+        return self._halves(table)
 
     def look_up(self, registers: list[ir.Value], index: ir.Value) -> ir.Value:
-        """Return entry ``index`` (its low bits) of a table in 1, 2, 4 or 8 registers."""
+        """Return entry ``index`` (its low bits) of a table in a power of two of registers."""
+        if self.entries == WIDTH:
+            return self._look_up_16(registers, index)
+        found = [self._look_up_8(registers, half) for half in self._halves(index)]
+        return self.builder.shuffle_vector(*found, ir.Constant(INTS, list(range(WIDTH))))
+
+    def _look_up_16(self, registers: list[ir.Value], index: ir.Value) -> ir.Value:
         b, module = self.builder, self.builder.module
         if len(registers) == 1:
             kind = ir.FunctionType(FLOATS, [FLOATS, INTS])
@@ -70,8 +101,26 @@ class TableLanes(Lanes):
         half = len(registers) // 2
         bit = b.and_(index, self.integers(half * WIDTH))
         upper = b.icmp_unsigned("!=", bit, self.integers(0))
-        low, high = (self.look_up(part, index) for part in (registers[:half], registers[half:]))
+        low, high = (self._look_up_16(part, index) for part in (registers[:half], registers[half:]))
         return b.select(upper, high, low)
+
+    def _look_up_8(self, registers: list[ir.Value], index: ir.Value) -> ir.Value:
+        b, half = self.builder, len(registers) // 2
+        if not half:
+            kind = ir.FunctionType(_EIGHT_FLOATS, [_EIGHT_FLOATS, _EIGHT_INTS])
+            one = cgutils.get_or_insert_function(b.module, kind, "llvm.x86.avx2.permps")
+            return b.call(one, [registers[0], index])
+        low, high = (self._look_up_8(part, index) for part in (registers[:half], registers[half:]))
+        # A blend looks at signs: the bit that selects a half becomes the sign.
+        shift = 32 - (half * 8).bit_length()
+        sign = b.shl(index, ir.Constant(_EIGHT_INTS, [shift] * 8))
+        upper = b.icmp_signed("<", sign, ir.Constant(_EIGHT_INTS, [0] * 8))
+        return b.select(upper, high, low)
+
+    def _halves(self, vector: ir.Value) -> list[ir.Value]:
+        halves = (range(8), range(8, 16))
+        places = [ir.Constant(_EIGHT_INTS, list(half)) for half in halves]
+        return [self.builder.shuffle_vector(vector, vector, place) for place in places]
 
 
 @intrinsic(prefer_literal=True)
@@ -99,11 +148,19 @@ def permuted(typingctx, run, steps, part, inverse, offset, high, table, first, t
         arrays = arrays_of(context, builder, signature, args, 0, 1, 2, 6)
         x, counters, codes, data = (array.data for array in arrays)
         lanes, size = TableLanes(builder), 1 << levels
-        registers = [
-            lanes.load(data, LONG(at), FLOATS) for at in range(0, 3 * max(WIDTH, size), WIDTH)
-        ]
-        third = len(registers) // 3
-        nodes, starts, gaps = (registers[i * third : (i + 1) * third] for i in range(3))
+        third, each = max(WIDTH, size), lanes.entries
+        nodes, starts, gaps = (
+            [
+                register
+                for at in range(begin, begin + third, WIDTH)
+                for register in lanes.registers(lanes.load(data, LONG(at), FLOATS))
+            ]
+            for begin in range(0, 3 * third, third)
+        )
+        # See ``tables`` for the places of intervals.
+        first_interval = size % third // each
+        kept = slice(first_interval, first_interval + max(1, size // each))
+        starts, gaps = starts[kept], gaps[kept]
         scale, shift, key, code0, last = (lanes.spread(args[i]) for i in (3, 4, 5, 7, 8))
         length = builder.extract_value(arrays[0].shape, 0)
         done = builder.and_(length, LONG(-WIDTH))
@@ -120,7 +177,8 @@ def permuted(typingctx, run, steps, part, inverse, offset, high, table, first, t
             node = lanes.integers(1)
             for level in range(levels):
                 # Nodes of one tree level fill whole registers, or lie in the first register.
-                group = nodes[:1] if level < 4 else nodes[1 << (level - 4) : 2 << (level - 4)]
+                count = (1 << level) // each
+                group = nodes[count : 2 * count] if count else nodes[:1]
                 right = builder.fcmp_ordered(">", r, lanes.look_up(group, node))
                 node = builder.add(node, node)
                 node = builder.select(right, builder.add(node, lanes.integers(1)), node)
@@ -137,14 +195,15 @@ def permuted(typingctx, run, steps, part, inverse, offset, high, table, first, t
 
 
 @intrinsic(prefer_literal=True)
-def add_permuted(typingctx, part, scale, values, target, registers):
+def add_permuted(typingctx, part, scale, values, target, entries):
     """Add ``values[code] * scale`` to the first ``target.size // 16 * 16`` coordinates of
     ``target``; return their number.
 
-    registers: a constant, 1, 2, 4 or 8; ``values`` fills so many. part: codes below 16 * registers.
+    entries: a constant, a power of two from ENTRIES to MOST_VALUES. part: codes below ``entries``.
+    values: so many, and at least 16.
     """
-    count = registers.literal_value
-    signature = types.int64(part, types.float32, values, target, registers)
+    count = entries.literal_value
+    signature = types.int64(part, types.float32, values, target, entries)
 
     def codegen(context, builder, signature, args):
         arrays = arrays_of(context, builder, signature, args, 0, 2, 3)
@@ -152,9 +211,12 @@ def add_permuted(typingctx, part, scale, values, target, registers):
         lanes = TableLanes(builder)
         factor = lanes.spread(args[1])
         table = [
-            builder.fmul(lanes.load(data, LONG(at), FLOATS), factor)
-            for at in range(0, count * WIDTH, WIDTH)
-        ]
+            register
+            for at in range(0, count, WIDTH)
+            for register in lanes.registers(
+                builder.fmul(lanes.load(data, LONG(at), FLOATS), factor)
+            )
+        ][: count // lanes.entries]
         length = builder.extract_value(arrays[-1].shape, 0)
         done = builder.and_(length, LONG(-WIDTH))
         with cgutils.for_range_slice(builder, LONG(0), done, LONG(WIDTH), LONG) as (at, _):

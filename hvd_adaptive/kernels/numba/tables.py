@@ -30,7 +30,6 @@ _RULES = (
     (129, encoder.SEARCH),
 )
 SMALL = 600  # coordinates: a block and a partial one
-PERMUTES = permute.AVAILABLE
 _DIRECT = {"uniform": encoder.UNIFORM, "exponential": encoder.EXPONENTIAL}
 
 
@@ -135,16 +134,16 @@ _decoder = functools.cache(decoder.make_decoder)
 
 @functools.lru_cache(maxsize=64)
 def _levels(table: KernelTable) -> tuple[Callable, np.ndarray]:
-    """Return the decoder of a table's packing, and the table's values in the decoder's form: whole
-    registers of them, a power of two, if the processor can look up in registers.
+    """Return the decoder of a table's packing, and the table's values in the decoder's form: a
+    power of two, so that whole registers can hold them.
     """
     uniform = table.rule == "uniform"
-    size, registers = max(WIDTH, 1 << (len(table.values) - 1).bit_length()), 0
-    if PERMUTES and size <= permute.MOST_VALUES and not uniform:
-        registers = size // WIDTH
-    values = np.zeros(size, np.float32)
+    size = 1 << (len(table.values) - 1).bit_length()
+    permutes = size <= permute.MOST_VALUES and not uniform
+    values = np.zeros(max(size, WIDTH), np.float32)
     values[: len(table.values)] = table.values
-    return _decoder(uniform, registers, *_constants(table)), values
+    entries = max(size, permute.ENTRIES) if permutes else 0
+    return _decoder(uniform, entries, *_constants(table)), values
 
 
 def _constants(table: KernelTable) -> tuple[int, int, int]:
@@ -161,7 +160,7 @@ def _prepared(table: KernelTable) -> tuple[Callable, tuple]:
     depth, tree = 0, _NO_TREE
     if table.rule in _DIRECT:
         rule = _DIRECT[table.rule]
-    elif PERMUTES and 4 < table.thresholds <= 128:
+    elif permute.FEWEST_THRESHOLDS <= table.thresholds <= permute.MOST_THRESHOLDS:
         rule, depth = encoder.PERMUTE, (table.thresholds - 1).bit_length()
         tree = permute.tables(table.lower, table.start, table.gap, depth)
     start, gap = np.full(size, np.inf, np.float32), np.zeros(size, np.float32)

@@ -10,7 +10,7 @@ from numba.extending import intrinsic
 
 from hvd_adaptive.kernels.fixed import LANES, QUARTER, QUARTERS, ROWS
 from hvd_adaptive.kernels.numba.lanes import FLOATS, INTS, LONG, Lanes, arrays_of
-from hvd_adaptive.kernels.numba.permute import AVAILABLE, TableLanes
+from hvd_adaptive.kernels.numba.permute import TableLanes
 
 MOST_BITS = 4  # of codes whose 16 levels fill one register
 
@@ -29,12 +29,15 @@ def take_block(typingctx, words, values, scale, y, begin, bits):
         (source, levels, target), lanes = (array.data for array in arrays), TableLanes(builder)
         factor = lanes.spread(args[2])
         table = builder.fmul(lanes.load(levels, LONG(0), FLOATS), factor)
-        entries = [] if AVAILABLE else _spread_entries(lanes, table, 1 << count)
+        if lanes.entries:
+            held = lanes.registers(table)[: max(1, (1 << count) // lanes.entries)]
+        else:
+            held = _spread_entries(lanes, table, 1 << count)
         for place, shift, value in _rows(lanes, source, count):
-            if AVAILABLE:
-                level = lanes.look_up([table], lanes.shifted(value, -shift))
+            if lanes.entries:
+                level = lanes.look_up(held, lanes.shifted(value, -shift))
             else:
-                level = _select(lanes, entries, value, shift)
+                level = _select(lanes, held, value, shift)
             lanes.store(level, target, builder.add(args[4], LONG(place)))
         return context.get_dummy_value()
 

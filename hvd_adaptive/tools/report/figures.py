@@ -18,7 +18,7 @@ from hvd_adaptive.monitor.log import Log
 from hvd_adaptive.tools.report.summary import Cost, Summary
 
 # Encode, wait, decode, the rest: apart for the colour-blind, too.
-BLUE, ORANGE, GREEN, GREY = "#0072b2", "#e69f00", "#009e73", "#c4c9cf"
+BLUE, ORANGE, GREEN, GREY = "#0072b2", "#e69f00", "#009e73", "#a9b0b8"
 INK, FAINT = "#22272e", "#e6e8eb"
 NARROW, WIDE = 7.2, 14.8  # inches, so that text is as large in both
 MOST_POINTS = 400

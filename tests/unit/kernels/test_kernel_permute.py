@@ -1,12 +1,13 @@
-"""The encoder with and without AVX-512 permutations: the same codes."""
+"""Codes and levels with permutations of AVX-512 and AVX2, and without: the same ones."""
 
 from __future__ import annotations
 
+import numba
 import numpy as np
 import pytest
 import torch
 
-from hvd_adaptive.kernels.numba import permute as cpu_permute
+from hvd_adaptive.kernels.numba import permute, quantize
 from hvd_adaptive.kernels.numba import tables as cpu
 from hvd_adaptive.kernels.reference import tables as reference
 from hvd_adaptive.kernels.tables import kernel_table
@@ -14,16 +15,28 @@ from hvd_adaptive.kernels.tables import kernel_table
 
 @pytest.fixture
 def plain(monkeypatch):
-    """A processor without AVX-512; any use of its instructions fails to compile."""
+    """A processor without permutations; any use of them fails to compile."""
 
     def refuse(*args):
         raise AssertionError("permutations in code for a processor without them")
 
-    monkeypatch.setattr(cpu, "PERMUTES", False)
-    monkeypatch.setattr(cpu_permute.TableLanes, "look_up", refuse)
+    monkeypatch.setattr(permute, "MOST_THRESHOLDS", 0)
+    monkeypatch.setattr(permute, "MOST_VALUES", 0)
+    monkeypatch.setattr(permute.TableLanes, "look_up", refuse)
     cpu._prepared.cache_clear()
+    cpu._levels.cache_clear()
     yield
     cpu._prepared.cache_clear()
+    cpu._levels.cache_clear()
+
+
+@pytest.fixture(params=(8, 16))
+def entries(request, monkeypatch) -> int:
+    """Entries of a register; a processor with AVX-512 also has the permutations of AVX2."""
+    if request.param > permute.ENTRIES:
+        pytest.skip(f"this processor looks up {permute.ENTRIES} entries at once")
+    monkeypatch.setattr(permute, "ENTRIES", request.param)
+    return request.param
 
 
 def codes(module, flat: torch.Tensor, bucket: int, table) -> tuple[list, list]:
@@ -51,7 +64,7 @@ def test_without_permutations(plain, thresholds):
     assert codes(cpu, flat, 700, table) == codes(reference, flat, 700, table)
 
 
-@pytest.mark.skipif(not cpu_permute.AVAILABLE, reason="no AVX-512 here")
+@pytest.mark.skipif(permute.ENTRIES < 16, reason="no AVX-512 here")
 @pytest.mark.parametrize("thresholds", (5, 8, 15, 16, 31, 32, 64, 100, 127, 128))
 @pytest.mark.parametrize("bucket", (1, 15, 16, 17, 100, 8192))
 def test_with_permutations(thresholds, bucket):
@@ -60,7 +73,7 @@ def test_with_permutations(thresholds, bucket):
     flat[::7] *= 1e-4
     flat[5], flat[6] = 0.0, -0.0
     table = table_of(thresholds, symmetric=thresholds & (thresholds - 1) == 0)
-    assert table.thresholds == thresholds and cpu.PERMUTES
+    assert permute.FEWEST_THRESHOLDS <= table.thresholds == thresholds
     assert codes(cpu, flat, bucket, table) == codes(reference, flat, bucket, table)
 
 
@@ -69,9 +82,67 @@ def test_the_tree_finds_every_interval(depth):
     size = 1 << depth
     lower = np.sort(np.random.default_rng(depth).random(size)).astype(np.float32)
     for count in (size, size // 2 + 1):
-        nodes = cpu_permute.tables(lower[:count], lower[:count], lower[:count], depth)
+        nodes = permute.tables(lower[:count], lower[:count], lower[:count], depth)
         for r in np.concatenate([lower[1:count], lower[1:count] + 1e-4, [1e-9, 2.0]]):
             node = 1
             for _ in range(depth):
                 node = 2 * node + (r > nodes[node])
             assert node - size == np.count_nonzero(lower[1:count] < np.float32(r))
+
+
+@pytest.mark.parametrize("depth", range(1, 6))
+def test_codes_are_those_of_comparisons(depth, entries):
+    draw = np.random.default_rng(depth)
+    count = (1 << depth) - (depth > 2)  # one interval is unused
+    lower = np.sort(draw.random(count)).astype(np.float32)
+    lower[0] = 0
+    gap = np.diff(lower, append=np.float32(1)).astype(np.float32)
+    tree = permute.tables(lower, lower, gap, depth)
+    x = draw.standard_normal(1000).astype(np.float32)
+    counters = draw.integers(1 << 32, size=x.size, dtype=np.uint32)
+
+    @numba.njit
+    def codes_of(x, counters, part, tree):
+        key = np.uint32(77), np.uint32(99)
+        first, last = np.uint32(count), np.uint32(2 * count)
+        inverse, literal = np.float32(0.4), numba.literally(depth)
+        return permute.permuted(
+            x, counters, part, inverse, key[0], key[1], tree, first, last, literal
+        )
+
+    @numba.njit
+    def uniforms(counters, u):
+        for i in range(u.size):
+            u[i] = quantize.uniform24(np.uint32(counters[i] + np.uint32(77)), np.uint32(99))
+
+    found, u = np.zeros(x.size, np.uint32), np.zeros(x.size, np.float32)
+    done = codes_of(x, counters, found, tree)
+    assert done == 992
+    uniforms(counters, u)
+    r = np.abs(x) * np.float32(0.4)
+    index = np.count_nonzero(r[:, None] > lower[1:], axis=1)
+    above = r > lower[index] + u * gap[index]
+    code = count + index + above
+    expected = np.where(x < 0, 2 * count - code, code)
+    np.testing.assert_array_equal(found[:done], expected[:done])
+    assert not found[done:].any()
+
+
+@pytest.mark.parametrize("size", (8, 16, 32, 64))
+def test_values_are_those_of_codes(size, entries):
+    draw = np.random.default_rng(size)
+    codes = draw.integers(size, size=100, dtype=np.uint32)
+    values = np.zeros(max(size, 16), np.float32)
+    values[:size] = draw.standard_normal(size)
+    held = max(size, entries)
+
+    @numba.njit
+    def add(codes, values, sums):
+        scale, literal = np.float32(1.7), numba.literally(held)
+        return permute.add_permuted(codes, scale, values, sums, literal)
+
+    sums = np.ones(100, np.float32)
+    assert add(codes, values, sums) == 96
+    expected = np.float32(1) + (values * np.float32(1.7))[codes]
+    np.testing.assert_array_equal(sums[:96], expected[:96])
+    assert (sums[96:] == 1).all()

@@ -13,12 +13,12 @@ from hvd_adaptive.kernels.packing import packing_of
 from hvd_adaptive.kernels.reference.pack import pack_codes
 
 
-@pytest.mark.parametrize("permutes", (False, True))
+@pytest.mark.parametrize("entries", (0, 8, 16))
 @pytest.mark.parametrize("bits", range(1, take.MOST_BITS + 1))
-def test_levels_of_a_block(bits, permutes, monkeypatch):
-    if permutes and not permute.AVAILABLE:
-        pytest.skip("no AVX-512 here")
-    monkeypatch.setattr(take, "AVAILABLE", permutes)
+def test_levels_of_a_block(bits, entries, monkeypatch):
+    if entries > permute.ENTRIES:
+        pytest.skip(f"this processor looks up {permute.ENTRIES} entries at once")
+    monkeypatch.setattr(permute, "ENTRIES", entries)
 
     @numba.njit
     def taken(words, values, scale, y):
