@@ -18,6 +18,8 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from numba.core.runtime import rtsys
+
 logger = logging.getLogger("hvd_adaptive")
 
 REMEDY = "set the environment variable NUMBA_CACHE_DIR to a folder that can be written"
@@ -41,6 +43,7 @@ class HostCache:
     def __init__(self, cache: Any) -> None:
         self._cache = cache
         self._held: contextlib.ExitStack | None = None
+        self._waits = False
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._cache, name)
@@ -51,13 +54,31 @@ class HostCache:
         Raises:
             Busy: Another process compiles it, and this call is one of ``expecting``.
         """
-        found = self._cache.load_overload(signature, target)
+        found = self._loaded(signature, target)
+        if found is None and self._waits:
+            raise Busy  # a call of ``expecting``, while this process waits for this very kernel
         if found is None and self._held is None:
             self._held = contextlib.ExitStack()
             self._held.enter_context(_notice.of(Path(self._cache.cache_path)))
-            self._held.enter_context(_turn(self._lock_path()))
+            self._waits = True
+            try:
+                self._held.enter_context(_turn(self._lock_path()))
+            finally:
+                self._waits = False
             found = self._cache.load_overload(signature, target)
         return found
+
+    def _loaded(self, signature: Any, target: Any) -> Any:
+        """Return the cached kernel, or None.
+
+        Numba first imports and registers everything that a compilation may use, which takes longer
+        than all else in a first step. Machine code that is there already needs the runtime alone.
+        """
+        try:
+            rtsys.initialize(target)
+            return self._cache._load_overload(signature, target)
+        except AttributeError:  # another version of Numba
+            return self._cache.load_overload(signature, target)
 
     def save_overload(self, signature: Any, data: Any) -> None:
         """Keep a compiled kernel. If the folder cannot be written, only later runs notice."""

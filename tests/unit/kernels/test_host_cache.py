@@ -136,6 +136,43 @@ def test_a_waiting_process_does_what_it_expects(tmp_path, monkeypatch):
     assert done[:2] == ["busy", "other"] and done.count("other") == 1
 
 
+def test_a_waiting_process_does_not_compile_what_it_waits_for(tmp_path):
+    """The kernel is among those that it expects, and is called again while it waits."""
+    saved, file = {}, held(tmp_path)
+    waiting = once_a_host(FakeDispatcher(tmp_path, saved))
+    calls = []
+
+    def same_kernel():
+        calls.append("again")
+        if len(calls) == 3:  # meanwhile the other process has compiled it
+            saved["f"] = "loaded"
+            file.close()
+        waiting.compile("f")
+
+    new = [[same_kernel]]
+    host_cache.expecting(lambda: new.pop() if new else [])
+    assert waiting.compile("f") == "loaded" and waiting.compiled == 0
+    assert len(calls) >= 3
+
+
+def test_cached_kernels_run_without_what_compilations_need(tmp_path):
+    """Numba's registries import scipy.linalg and more, which takes longer than a first step."""
+    program = (
+        "import sys, torch; from hvd_adaptive import QSGD;"
+        "flat = torch.linspace(-1, 1, 1000); scheme = QSGD(bits=4);"
+        "out = scheme.decode(scheme.encode(flat, seed=1));"
+        "print('numba.np.linalg' in sys.modules, float(out.double().square().sum()))"
+    )
+    environment = os.environ | {"NUMBA_CACHE_DIR": str(tmp_path)}
+    command, found = [sys.executable, "-c", program], []
+    for _ in range(2):
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+        assert done.returncode == 0, done.stderr
+        found.append(done.stdout.split())
+    assert [imported for imported, _ in found] == ["True", "False"]
+    assert found[0][1] == found[1][1]
+
+
 def test_expected_calls_do_not_wait(tmp_path):
     with held(tmp_path):
         expected = once_a_host(FakeDispatcher(tmp_path, {}))
