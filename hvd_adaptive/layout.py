@@ -309,10 +309,15 @@ def gather(group: Group, tensors: Sequence[torch.Tensor | None], flat: torch.Ten
 
 
 def _fits(tensor: torch.Tensor, flat: torch.Tensor) -> bool:
-    return tensor.is_contiguous() and tensor.device == flat.device
+    return tensor.is_contiguous() and is_beside(tensor, flat)
+
+
+def is_beside(tensor: torch.Tensor, other: torch.Tensor) -> bool:
+    """Return whether two tensors are on one device; faster than a comparison of devices."""
+    return (tensor.is_cpu and other.is_cpu) or tensor.device == other.device
 
 
 def view_of(piece: Piece, tensor: torch.Tensor) -> torch.Tensor:
     """Return a piece of a contiguous tensor, 1-D, without a copy."""
-    flat = tensor.view(-1)
+    flat = tensor if tensor.dim() == 1 else tensor.view(-1)
     return flat if piece.numel == flat.numel() else flat[piece.start : piece.stop]

@@ -35,6 +35,7 @@ class Arrivals:
         self.replaced: list[torch.Tensor] = []
         self.pending = 0
         self._device: torch.device | None = None
+        self._on_host = False
         # Gradients are many: nothing here adds an object per gradient to the garbage collector's.
         self._mail: deque[int] = deque()  # slots
         self._here = bytearray(len(layout.members))
@@ -49,9 +50,9 @@ class Arrivals:
         """Return the device of the gradients."""
         return self._device or torch.device("cpu")
 
-    def is_new(self, device: torch.device) -> bool:
-        """Return whether no gradient on ``device`` has arrived."""
-        return device != self._device
+    def is_elsewhere(self, tensor: torch.Tensor) -> bool:
+        """Return whether no gradient on the tensor's device has arrived first."""
+        return not (self._on_host and tensor.is_cpu) and tensor.device != self._device
 
     def has(self, slot: int) -> bool:
         """Return whether the member's gradient has arrived."""
@@ -69,10 +70,11 @@ class Arrivals:
             Whether it is the first one, or a group is complete now. If several threads post at the
             same time, a complete group may be missed.
         """
-        self._streams.arrived(slot, tensor)
+        if not tensor.is_cpu:
+            self._streams.arrived(slot, tensor)
         first = self._device is None
         if first:
-            self._device = tensor.device
+            self._device, self._on_host = tensor.device, tensor.is_cpu
         self.pending += 1
         self.tensors[slot], self._may_write[slot], self._here[slot] = tensor, may_write, True
         self._mail.append(slot)

@@ -6,7 +6,7 @@ from typing import cast
 
 import torch
 
-from hvd_adaptive.layout import Layout, view_of
+from hvd_adaptive.layout import Layout, is_beside, view_of
 from hvd_adaptive.monitor.meter import StepMeter
 from hvd_adaptive.run.arrivals import Arrivals
 
@@ -89,7 +89,7 @@ class Results:
         targets = [view_of(piece, cast(torch.Tensor, tensors[piece.slot])) for piece in back]
         if len(targets) == 1 and targets[0].data_ptr() == decoded.data_ptr():
             return None
-        if len(targets) == len(pieces) and all(t.device == decoded.device for t in targets):
+        if len(targets) == len(pieces) and all(is_beside(t, decoded) for t in targets):
             torch.split_with_sizes_copy(decoded, [piece.numel for piece in pieces], out=targets)
         else:
             for piece, target in zip(back, targets, strict=True):

@@ -139,7 +139,7 @@ class Step:
 
         A worker may hold the lock meanwhile.
         """
-        if self.arrivals.is_new(tensor.device):
+        if self.arrivals.is_elsewhere(tensor):
             self.binding.compressor.codec.check_device(tensor.device)
         may_write = self.binding.is_gradient(slot, tensor) and not tensor.is_inference()
         news = self.arrivals.post(slot, tensor, may_write)
@@ -202,9 +202,10 @@ class Step:
         self._launch()
         self._results.write_early()  # while the last groups are in flight
 
-    @_locked
     def result(self, slot: int, absent: bool = False) -> torch.Tensor:
         """Return the reduced gradient of a member, in its own shape and dtype.
+
+        It needs no lock: after ``launch_all`` the worker does nothing for this step.
 
         Args:
             slot: The member.

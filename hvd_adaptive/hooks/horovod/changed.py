@@ -86,21 +86,17 @@ class Watch:
     ) -> None:
         self._members, self._unscaled = members, unscaled
         self._was_unscaled = unscaled()
-        self._parameters: dict[int, torch.nn.Parameter] = {}
-        self._gradients: dict[int, torch.Tensor] = {}
-        self._pointers: dict[int, int] = {}
-        self._storages: dict[int, int] = {}
-        self._latest: dict[int, int] = {}  # the version of the tensors in a storage
+        # By slot: no object is added for a gradient, which the garbage collector would look at.
+        self._parameters: list[torch.nn.Parameter | None] = [None] * len(members)
+        self._gradients: list[torch.Tensor | None] = [None] * len(members)
+        self._pointers, self._versions = [0] * len(members), [0] * len(members)
 
     def look(self, slot: int, parameter: torch.nn.Parameter, gradient: torch.Tensor) -> None:
         """Remember a gradient that the optimizer has handed over."""
         if parameter.grad is not gradient or gradient.is_inference():
             return  # a dense copy of a sparse gradient, or a tensor without a version
-        storage = gradient.untyped_storage().data_ptr()
         self._parameters[slot], self._gradients[slot] = parameter, gradient
-        self._pointers[slot], self._storages[slot] = gradient.data_ptr(), storage
-        # Views of one tensor share a version, and autograd may still add to another view.
-        self._latest[storage] = max(self._latest.get(storage, 0), gradient._version)
+        self._pointers[slot], self._versions[slot] = gradient.data_ptr(), gradient._version
 
     def changed(self) -> list[str]:
         """Return the names of parameters whose gradients have changed.
@@ -109,17 +105,34 @@ class Watch:
             ValueError: A gradient has another dtype or shape, so it cannot be sent.
         """
         names, too_late = [], self._unscaled() and not self._was_unscaled
-        for slot, gradient in sorted(self._gradients.items()):
-            member = self._members[slot]
+        seen = self._parameters, self._gradients, self._pointers, self._versions
+        there = zip(self._members, *seen, strict=True)
+        latest: dict[int, int] | None = None
+        for member, parameter, gradient, pointer, version in there:
+            if parameter is None or gradient is None:
+                continue
             check_gradient(gradient, member)
-            if (
-                too_late
-                or self._parameters[slot].grad is not gradient
-                or gradient.data_ptr() != self._pointers[slot]
-                or gradient._version > self._latest[self._storages[slot]]
-            ):
-                names.append(member.name)
+            moved = parameter.grad is not gradient or gradient.data_ptr() != pointer
+            if not (moved or too_late):
+                if gradient._version == version:
+                    continue
+                latest = latest or self._latest_versions()
+                if gradient._version <= latest[_storage(gradient)]:
+                    continue
+            names.append(member.name)
         return names
+
+    def _latest_versions(self) -> dict[int, int]:
+        """Return the version of each storage when its last gradient was handed over.
+
+        Views of one tensor share a version, and autograd may still have added to another view.
+        """
+        latest: dict[int, int] = {}
+        for gradient, version in zip(self._gradients, self._versions, strict=True):
+            if gradient is not None:
+                storage = _storage(gradient)
+                latest[storage] = max(latest.get(storage, 0), version)
+        return latest
 
 
 class WarnOfChanges:
@@ -139,6 +152,10 @@ class WarnOfChanges:
                 names[0],
                 f" and {len(names) - 1} more" if names[1:] else "",
             )
+
+
+def _storage(tensor: torch.Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()
 
 
 def _kind(dtype: torch.dtype, shape: Sequence[int]) -> str:

@@ -17,6 +17,16 @@ class Prediction:
         """Begin a new step; the slot found last is its first."""
         self._seen = self._seen[-1:]
 
+    @property
+    def likely(self) -> int:
+        """Return the slot that comes next if the order is that of the previous step."""
+        return self._order[self._next]
+
+    def confirm(self) -> None:
+        """Note that ``likely`` has come."""
+        self._seen.append(self._order[self._next])
+        self._next = (self._next + 1) % len(self._order)
+
     def find(self, matches: Callable[[int], bool]) -> int | None:
         """Return the slot for which ``matches(slot)`` holds, or None."""
         count = len(self._order)

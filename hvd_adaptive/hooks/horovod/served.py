@@ -61,6 +61,9 @@ class ServedParameters:
 
     def slot_of(self, tensor: torch.Tensor) -> int | None:
         """Return the slot of the parameter whose gradient is ``tensor``, or None."""
+        if self._by_slot and self._by_slot[likely := self._prediction.likely].grad is tensor:
+            self._prediction.confirm()
+            return likely
         slot = self._prediction.find(lambda i: self._by_slot[i].grad is tensor)
         if slot is not None:
             return slot
