@@ -51,7 +51,7 @@ class Arrivals:
         return self._device or torch.device("cpu")
 
     def is_elsewhere(self, tensor: torch.Tensor) -> bool:
-        """Return whether no gradient on the tensor's device has arrived first."""
+        """Return whether the tensor is not on the device of the first gradient."""
         return not (self._on_host and tensor.is_cpu) and tensor.device != self._device
 
     def has(self, slot: int) -> bool:
@@ -70,8 +70,7 @@ class Arrivals:
             Whether it is the first one, or a group is complete now. If several threads post at the
             same time, a complete group may be missed.
         """
-        if not tensor.is_cpu:
-            self._streams.arrived(slot, tensor)
+        self._streams.arrived(slot, tensor)
         first = self._device is None
         if first:
             self._device, self._on_host = tensor.device, tensor.is_cpu

@@ -7,7 +7,9 @@ what is not there to the program's thread. A step without a worker is therefore 
 later, and both compute the same bits.
 
 Who owns what: the program's thread owns what has arrived; the thread that holds ``Step.lock`` owns
-what flies and what has been received. The worker holds no reference to a step while it sleeps.
+what flies and what has been received. After ``Step.launch_all`` the worker does nothing for the
+step, so that ``Step.result`` needs no lock. The worker holds no reference to a step while it
+sleeps.
 """
 
 from __future__ import annotations

@@ -34,8 +34,8 @@ class Prediction:
             position = (self._next + offset) % count
             slot = self._order[position]
             if matches(slot):
-                self._next = (position + 1) % count
-                self._seen.append(slot)
+                self._next = position
+                self.confirm()
                 return slot
         return None
 

@@ -73,6 +73,11 @@ class TableLanes(Lanes):
         super().__init__(builder)
         self.entries = ENTRIES
 
+    def load_table(self, data: ir.Value, begin: int, end: int) -> list[ir.Value]:
+        """Return the floats from ``begin`` to ``end``, filled up to 16, as registers."""
+        vectors = (self.load(data, LONG(at), FLOATS) for at in range(begin, end, WIDTH))
+        return [register for vector in vectors for register in self.registers(vector)]
+
     def registers(self, table: ir.Value) -> list[ir.Value]:
         """Return 16 floats as registers."""
         if self.entries == WIDTH:
@@ -150,12 +155,7 @@ def permuted(typingctx, run, steps, part, inverse, offset, high, table, first, t
         lanes, size = TableLanes(builder), 1 << levels
         third, each = max(WIDTH, size), lanes.entries
         nodes, starts, gaps = (
-            [
-                register
-                for at in range(begin, begin + third, WIDTH)
-                for register in lanes.registers(lanes.load(data, LONG(at), FLOATS))
-            ]
-            for begin in range(0, 3 * third, third)
+            lanes.load_table(data, begin, begin + third) for begin in range(0, 3 * third, third)
         )
         # See ``tables`` for the places of intervals.
         first_interval = size % third // each
@@ -209,14 +209,9 @@ def add_permuted(typingctx, part, scale, values, target, entries):
         arrays = arrays_of(context, builder, signature, args, 0, 2, 3)
         codes, data, sums = (array.data for array in arrays)
         lanes = TableLanes(builder)
-        factor = lanes.spread(args[1])
-        table = [
-            register
-            for at in range(0, count, WIDTH)
-            for register in lanes.registers(
-                builder.fmul(lanes.load(data, LONG(at), FLOATS), factor)
-            )
-        ][: count // lanes.entries]
+        factor, *_ = lanes.registers(lanes.spread(args[1]))
+        held = lanes.load_table(data, 0, count)[: count // lanes.entries]
+        table = [builder.fmul(register, factor) for register in held]
         length = builder.extract_value(arrays[-1].shape, 0)
         done = builder.and_(length, LONG(-WIDTH))
         with cgutils.for_range_slice(builder, LONG(0), done, LONG(WIDTH), LONG) as (at, _):
