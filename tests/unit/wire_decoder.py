@@ -632,12 +632,15 @@ def eden_waterfill_body(head: dict, body: bytes, count: int, known: Known) -> np
     whole, rest = divmod(count, n)
     lengths = [n] * whole + [64 * ceil(rest, 64)] * (rest > 0)
     (shared,) = struct.unpack("<Q", body[:8])
+    most = (head["alphabet"] - 1).bit_length()
     streams = [stream(head["key"], 3, 0, 0), stream(shared, 4, 0, 0), shared]
+    if most <= 4:
+        del streams[1]
     at = 8 + 4 * len(lengths)
     numbers, scales = np.frombuffer(body[8:at], "<u4"), np.frombuffer(body[8:at], "<f4")
     sent = np.isfinite(scales) & (scales != 0)
     found = {b: np.full(lengths[b], scales[b] * 0.0, float) for b in np.flatnonzero(~sent).tolist()}
-    for width in range(1, 9):
+    for width in range(1, most + 1):
         own = [b for b in np.flatnonzero(sent).tolist() if numbers[b] % 8 == width - 1]
         total = sum(lengths[b] for b in own)
         size = 4 * words_of(total, 1 << width)

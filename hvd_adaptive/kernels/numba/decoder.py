@@ -96,12 +96,18 @@ def load_units(words, index, rest, chunk, alphabet, digits, width, rows, codes):
 @inline
 def load_fixed(words, index, rest, width, rows, codes):
     """Invert ``store_fixed``."""
+    block = words[index * width * LANES :]
+    if rest > (ROWS - 1) * QUARTERS * LANES:
+        load_block(block, codes, numba.literally(width))
+    else:
+        load_tail(block, rest, width, rows, codes)
+
+
+@inline
+def load_tail(block, rest, width, rows, codes):
+    """Invert ``encoder.store_tail``, of less than 8 rows."""
     mask = np.uint32((1 << width) - 1)
     count = (rest + QUARTERS * LANES - 1) // (QUARTERS * LANES)
-    block = words[index * width * LANES :]
-    if count == ROWS:
-        load_block(block, codes, numba.literally(width))
-        return
     quarter = count * LANES
     _load_partial(block, count, width, rows)
     for i in range(quarter):

@@ -5,16 +5,16 @@ Signatures and integers are the same as in reference/eden.py.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
 
 from hvd_adaptive.device import HOST
-from hvd_adaptive.kernels.eden import Buckets, Levels, shared_streams
-from hvd_adaptive.kernels.numba import eden_decoder
-from hvd_adaptive.kernels.numba.eden_decoder import adder_of, decoder_of
-from hvd_adaptive.kernels.numba.eden_encoder import encoder_of
+from hvd_adaptive.kernels.eden import Buckets, Levels, Sections, Widths, shared_streams
+from hvd_adaptive.kernels.numba import eden_decoder, eden_encoder
+from hvd_adaptive.kernels.numba.eden_decoder import decoder_of
 from hvd_adaptive.kernels.numba.rotation import factors_of
 from hvd_adaptive.kernels.packing import packing_of
 
@@ -29,35 +29,58 @@ def encode(
     own: int,
 ) -> None:
     """See reference.eden.encode."""
-    numbers = range(Buckets(flat.numel(), bucket_size).count)
+    numbers = np.arange(Buckets(flat.numel(), bucket_size).count)
+    ends = np.zeros(levels.bits, dtype=np.int64)
+    ends[-1] = numbers.size
     streams = [*shared_streams(shared, levels.bits), own]
-    encode_some(flat, numbers, scales, words, bucket_size, levels, streams)
+    _encode(flat, numbers, ends, scales, words, bucket_size, _alone(levels), levels.kept, streams)
 
 
-def encode_some(
+def encode_widths(
     flat: torch.Tensor,
-    numbers: Sequence[int],
+    sections: Sections,
     scales: torch.Tensor,
     words: torch.Tensor,
     bucket_size: int,
-    levels: Levels,
+    widths: Widths,
     streams: Sequence[int],
 ) -> None:
-    """See reference.eden.encode_some."""
+    """See reference.eden.encode_widths."""
+    numbers, ends = sections.numbers, sections.ends
+    _encode(flat, numbers, ends, scales, words, bucket_size, widths, int, streams)
+
+
+def _encode(
+    flat: torch.Tensor,
+    numbers: np.ndarray,
+    ends: np.ndarray,
+    scales: torch.Tensor,
+    words: torch.Tensor,
+    bucket_size: int,
+    widths: Widths,
+    kept: Callable[[int], int],
+    streams: Sequence[int],
+) -> None:
     last = Buckets(flat.numel(), bucket_size).last
-    encoder_of(levels.bits)(
+    eden_encoder.encode(
         flat.numpy(),
-        np.asarray(numbers, dtype=np.int64),
+        numbers,
+        ends,
         scales.numpy(),
         words.numpy().view(np.uint32),
         bucket_size,
         last,
-        (levels.kept(bucket_size), levels.kept(last)),
-        levels.thresholds,
-        levels.values,
+        (kept(bucket_size), kept(last)),
+        widths.positive,
+        widths.sizes,
         np.array(streams, dtype=np.uint64),
         factors_of(bucket_size, last, len(streams)),
     )
+
+
+@functools.lru_cache(maxsize=64)
+def _alone(levels: Levels) -> Widths:
+    return Widths({levels.bits: levels})
 
 
 def decode_add(
@@ -92,22 +115,23 @@ def decode_add(
     )
 
 
-def add_own(
+def add_widths(
     scales: torch.Tensor,
     words: torch.Tensor,
-    numbers: Sequence[int],
+    sections: Sections,
     bucket_size: int,
-    levels: Levels,
+    widths: Widths,
     own: int,
     sums: torch.Tensor,
 ) -> None:
-    """See reference.eden.add_own."""
-    adder_of(levels.bits)(
+    """See reference.eden.add_widths."""
+    eden_decoder.add(
         scales.numpy(),
         words.numpy().view(np.uint32),
-        np.asarray(numbers, dtype=np.int64),
+        sections.numbers,
+        sections.ends,
         bucket_size,
-        levels.values,
+        widths.values,
         np.uint64(own),
         factors_of(bucket_size, sums.numel() % bucket_size, 1),
         sums.numpy(),
@@ -136,7 +160,7 @@ def warm(levels: Levels) -> None:
     packed = torch.empty(words, dtype=torch.int32, device="cpu")
     encode(flat, scales, packed, size, levels, 0, 1)
     decode_add([(scales, packed)], size, levels, 0, [1], torch.zeros(600, **HOST))
-    sums = torch.zeros(buckets.codes, **HOST)
-    numbers = range(buckets.count)
-    add_own(scales, packed, numbers, size, levels, 1, sums)
-    add_sums(sums, np.ones(len(numbers), dtype=bool), size, [0, 1], torch.zeros(600, **HOST))
+    sums, used = torch.zeros(buckets.codes, **HOST), np.ones(buckets.count, dtype=np.int64)
+    sections = Sections.of(used * levels.bits, buckets, levels.bits)
+    add_widths(scales, packed, sections, size, _alone(levels), 1, sums)
+    add_sums(sums, used > 0, size, [0, 1], torch.zeros(600, **HOST))

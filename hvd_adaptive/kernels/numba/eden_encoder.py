@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import functools
-
 import numpy as np
 
 from hvd_adaptive.kernels.constants import NORM_LANES, SMALLEST_NORM
 from hvd_adaptive.kernels.eden import APART
-from hvd_adaptive.kernels.fixed import BLOCK, QUARTER
-from hvd_adaptive.kernels.numba.encoder import store_fixed
+from hvd_adaptive.kernels.fixed import BLOCK, LANES, QUARTER
+from hvd_adaptive.kernels.numba.encoder import store_tail
 from hvd_adaptive.kernels.numba.jit import inline, jit
+from hvd_adaptive.kernels.numba.pack import store_block
 from hvd_adaptive.kernels.numba.rotation import aligned, flip, rotate
 from hvd_adaptive.kernels.numba.scan import add_lanes, largest_bits, norm_of
 
-# Up to so many sizes of levels are selected in vector registers; more are searched.
-_MOST_PICKED = 8
 _SMALLEST, _INFINITE = np.float32(SMALLEST_NORM), np.uint32(0x7F800000)
+_NEVER = np.float32(np.inf)
 
 
 @inline
@@ -114,22 +112,64 @@ def _search(y, half, t, v, codes, acc):
             out[i] = np.uint32(np.uint32(half - 1) - m) if part[i] < 0 else np.uint32(half + m)
 
 
-@functools.cache
-def encoder_of(bits: int):
-    half = 1 << (bits - 1)
+@inline
+def _round_to(y, bits, t, v, codes, acc):
+    """Round to 2**bits levels: constants of the few where registers hold them."""
+    if bits == 1:
+        _round(y, 1, t, v, codes, acc)
+    elif bits == 2:
+        _round(y, 2, t, v, codes, acc)
+    elif bits == 3:
+        _round(y, 4, t, v, codes, acc)
+    elif bits == 4:
+        _round(y, 8, t, v, codes, acc)
+    else:
+        _search(y, 1 << (bits - 1), t, v, codes, acc)
 
-    @jit
-    def encode(x, numbers, scales, words, size, last, kept, thresholds, values, streams, factors):
-        room = max(kept[0], BLOCK)
-        codes, rows = np.zeros(room, np.uint32), np.empty(QUARTER, np.uint32)
-        memory = aligned(max(size, last))
-        acc, cell = np.empty(NORM_LANES, np.float32), np.empty(1, np.float32)
-        hashes, sizes = np.empty(APART, np.uint32), np.zeros(max(half, _MOST_PICKED), np.float32)
-        scaled = np.full(sizes.size, np.float32(np.inf))
-        sizes[:half] = values[half:]
-        columns, total = np.ones((1, 16), np.float32), np.empty(16, np.float32)
-        filled, index = 0, 0
-        for place in range(numbers.size):
+
+@inline
+def _store(codes, rest, bits, rows, words):
+    """Pack up to a block of codes; return its words."""
+    if rest < BLOCK:
+        return store_tail(codes, rest, bits, rows, words)
+    # The number of bits is a constant of each call.
+    if bits == 1:
+        store_block(codes, words[: 1 * LANES], 1)
+    elif bits == 2:
+        store_block(codes, words[: 2 * LANES], 2)
+    elif bits == 3:
+        store_block(codes, words[: 3 * LANES], 3)
+    elif bits == 4:
+        store_block(codes, words[: 4 * LANES], 4)
+    elif bits == 5:
+        store_block(codes, words[: 5 * LANES], 5)
+    elif bits == 6:
+        store_block(codes, words[: 6 * LANES], 6)
+    elif bits == 7:
+        store_block(codes, words[: 7 * LANES], 7)
+    else:
+        store_block(codes, words[: 8 * LANES], 8)
+    return bits * LANES
+
+
+@jit
+def encode(x, numbers, ends, scales, words, size, last, kept, thresholds, values, streams, factors):
+    """Encode the buckets ``numbers``: up to place ends[0] with one bit, to ends[1] with two, ...
+
+    thresholds, values: (bits, sizes), the positive ones of each number of bits.
+    """
+    room = max(kept[0], BLOCK)
+    codes, rows = np.zeros(room, np.uint32), np.empty(QUARTER, np.uint32)
+    memory = aligned(max(size, last))
+    acc, cell = np.empty(NORM_LANES, np.float32), np.empty(1, np.float32)
+    hashes, scaled = np.empty(APART, np.uint32), np.empty(values.shape[1], np.float32)
+    columns, total = np.ones((1, 16), np.float32), np.empty(16, np.float32)
+    place, word = 0, 0
+    for row in range(ends.size):
+        bits, sizes = row + 1, values[row]
+        half, filled = 1 << row, 0
+        scaled[:] = _NEVER
+        while place < ends[row]:
             b = numbers[place]
             own_x = x[b * size : min(x.size, (b + 1) * size)]
             kind = 0 if own_x.size == size else 1
@@ -145,12 +185,9 @@ def encoder_of(bits: int):
                 norm = norm_of(y, False, acc, cell)
                 deviation = norm * factors[kind, 2]
                 for t in range(half - 1):
-                    scaled[t] = thresholds[half + t] * deviation
+                    scaled[t] = thresholds[row, t] * deviation
                 acc[:] = np.float32(0)
-                if half <= _MOST_PICKED:
-                    _round(y[: part.size], half, scaled, sizes, part, acc)
-                else:
-                    _search(y[: part.size], half, scaled, sizes, part, acc)
+                _round_to(y[: part.size], bits, scaled, sizes, part, acc)
                 scale = norm * norm / add_lanes(acc) * factors[kind, 1] / factor
                 if scale < _SMALLEST:
                     scale = np.float32(0)
@@ -161,11 +198,9 @@ def encoder_of(bits: int):
                     part[i] = np.uint32(0)
             scales[place] = scale
             filled += part.size
-            if filled >= room or place == numbers.size - 1:
+            place += 1
+            if filled >= room or place == ends[row]:
                 for begin in range(0, filled, BLOCK):
                     rest = min(BLOCK, filled - begin)
-                    store_fixed(codes[begin:], index, rest, bits, rows, words)
-                    index += 1
+                    word += _store(codes[begin:], rest, bits, rows, words[word:])
                 filled = 0
-
-    return encode

@@ -59,14 +59,21 @@ def store_units(codes, index, rest, chunk, alphabet, digits, width, rows, words)
 @inline
 def store_fixed(codes, index, rest, width, rows, words):
     """Pack block ``index``, which has ``rest`` coordinates, in codes of ``width`` bits."""
+    at = index * width * LANES
     if rest == BLOCK:
-        at = index * width * LANES
         store_block(codes, words[at : at + width * LANES], numba.literally(width))
     else:
-        count = (rest + _TAIL_ROWS - 1) // _TAIL_ROWS
-        codes[rest : _TAIL_ROWS * count] = np.uint32(0)
-        merge_quarters(codes, LANES * count, width, rows)
-        store_partial(rows, count, width, words[index * width * LANES :])
+        store_tail(codes, rest, width, rows, words[at:])
+
+
+@inline
+def store_tail(codes, rest, width, rows, words):
+    """Pack the last block of ``rest`` coordinates, which is not whole; return its words."""
+    count = (rest + _TAIL_ROWS - 1) // _TAIL_ROWS
+    codes[rest : _TAIL_ROWS * count] = np.uint32(0)
+    merge_quarters(codes, LANES * count, width, rows)
+    store_partial(rows, count, width, words)
+    return (count * QUARTERS * width + 31) // 32 * LANES
 
 
 def make_encoder(rule: int, depth: int, alphabet: int, digits: int, width: int):

@@ -17,6 +17,8 @@ from hvd_adaptive.kernels.eden import (
     SPAN,
     Buckets,
     Levels,
+    Sections,
+    Widths,
     block_order,
     finished_scales,
     power_of,
@@ -47,10 +49,29 @@ def encode(
     """
     numbers = range(Buckets(flat.numel(), bucket_size).count)
     streams = [*shared_streams(shared, levels.bits), own]
-    encode_some(flat, numbers, scales, words, bucket_size, levels, streams)
+    _encode_some(flat, numbers, scales, words, bucket_size, levels, streams)
 
 
-def encode_some(
+def encode_widths(
+    flat: torch.Tensor,
+    sections: Sections,
+    scales: torch.Tensor,
+    words: torch.Tensor,
+    bucket_size: int,
+    widths: Widths,
+    streams: Sequence[int],
+) -> None:
+    """Encode the buckets of each section with as many bits as it has, as ``encode`` does all.
+
+    streams: of the rotations' signs, in the order in which they are applied. scales: of
+    ``sections.numbers``. words: of all sections, one after another.
+    """
+    for bits, places, own in sections.parts():
+        numbers, levels = sections.numbers[places].tolist(), widths.levels[bits]
+        _encode_some(flat, numbers, scales[places], words[own], bucket_size, levels, streams)
+
+
+def _encode_some(
     flat: torch.Tensor,
     numbers: Sequence[int],
     scales: torch.Tensor,
@@ -61,8 +82,7 @@ def encode_some(
 ) -> None:
     """Encode the buckets ``numbers``, ascending, as ``encode`` does all of them.
 
-    streams: of the rotations' signs, in the order in which they are applied. scales, words: of
-    these buckets alone.
+    scales, words: of these buckets alone.
     """
     codes, at = [flat.new_zeros(0, dtype=torch.int64)], 0
     for rows, first in _parts(flat, Buckets(flat.numel(), bucket_size)):
@@ -114,28 +134,30 @@ def decode_add(
         target.copy_(result.reshape(-1)[: target.numel()])
 
 
-def add_own(
+def add_widths(
     scales: torch.Tensor,
     words: torch.Tensor,
-    numbers: Sequence[int],
+    sections: Sections,
     bucket_size: int,
-    levels: Levels,
+    widths: Widths,
     own: int,
     sums: torch.Tensor,
 ) -> None:
-    """Undo a rank's own rotation of the buckets ``numbers``, ascending, and add them to sums.
+    """Undo a rank's own rotation of the buckets of all sections, and add them to sums.
 
-    scales, words: of these buckets alone. sums: float32 (Buckets.codes,), of all buckets.
+    scales, words: see ``encode_widths``. sums: float32 (Buckets.codes,), of all buckets.
     """
-    lengths = [min(bucket_size, sums.numel() - number * bucket_size) for number in numbers]
-    codes = unpack_codes(words, sum(lengths), packing_of(1 << levels.bits))
-    values = torch.from_numpy(levels.values).to(sums.device)
-    for place, (number, length) in enumerate(zip(numbers, lengths, strict=True)):
-        begin = place * bucket_size
-        taken = values[codes[begin : begin + length]].unsqueeze(0)
-        y = _rotated_back(taken * (scales[place : place + 1] * root_of(length)))
-        target = sums[number * bucket_size :][:length]
-        target += (y * _signs(own, [number], length, sums.device))[0]
+    for bits, places, part in sections.parts():
+        numbers, levels = sections.numbers[places].tolist(), widths.levels[bits]
+        lengths = [min(bucket_size, sums.numel() - number * bucket_size) for number in numbers]
+        codes = unpack_codes(words[part], sum(lengths), packing_of(1 << bits))
+        values = torch.from_numpy(levels.values).to(sums.device)
+        for place, (number, length) in enumerate(zip(numbers, lengths, strict=True)):
+            begin, scale = place * bucket_size, scales[places][place : place + 1]
+            taken = values[codes[begin : begin + length]].unsqueeze(0)
+            y = _rotated_back(taken * (scale * root_of(length)))
+            target = sums[number * bucket_size :][:length]
+            target += (y * _signs(own, [number], length, sums.device))[0]
 
 
 def add_sums(

@@ -14,7 +14,15 @@ import torch
 import triton
 import triton.language as tl
 
-from hvd_adaptive.kernels.eden import Buckets, Levels, finished_scales, root_of, shared_streams
+from hvd_adaptive.kernels.eden import (
+    Buckets,
+    Levels,
+    Sections,
+    Widths,
+    finished_scales,
+    root_of,
+    shared_streams,
+)
 from hvd_adaptive.kernels.packing import packing_of
 from hvd_adaptive.kernels.triton.codes import pack, unpack
 from hvd_adaptive.kernels.triton.lanes import bucket_sizes, fold, lane_tree
@@ -41,19 +49,22 @@ def encode(
     _encode(flat, numbers, buckets.codes, scales, words, bucket_size, levels, streams)
 
 
-def encode_some(
+def encode_widths(
     flat: torch.Tensor,
-    numbers: Sequence[int],
+    sections: Sections,
     scales: torch.Tensor,
     words: torch.Tensor,
     bucket_size: int,
-    levels: Levels,
+    widths: Widths,
     streams: Sequence[int],
 ) -> None:
-    """See reference.eden.encode_some."""
-    codes = _codes(numbers, Buckets(flat.numel(), bucket_size).codes, bucket_size)
-    chosen = on_device(np.asarray(numbers, dtype=np.int64), flat.device)
-    _encode(flat, chosen, codes, scales, words, bucket_size, levels, streams)
+    """See reference.eden.encode_widths."""
+    coordinates = Buckets(flat.numel(), bucket_size).codes
+    for bits, places, part in sections.parts():
+        numbers, levels = sections.numbers[places], widths.levels[bits]
+        codes = _codes(numbers, coordinates, bucket_size)
+        chosen, own = on_device(numbers, flat.device), scales[places]
+        _encode(flat, chosen, codes, own, words[part], bucket_size, levels, streams)
 
 
 def decode_add(
@@ -81,19 +92,21 @@ def decode_add(
     _add_sums(sums, used, bucket_size, shared_streams(shared, levels.bits), out)
 
 
-def add_own(
+def add_widths(
     scales: torch.Tensor,
     words: torch.Tensor,
-    numbers: Sequence[int],
+    sections: Sections,
     bucket_size: int,
-    levels: Levels,
+    widths: Widths,
     own: int,
     sums: torch.Tensor,
 ) -> None:
-    """See reference.eden.add_own."""
-    codes = _codes(numbers, sums.numel(), bucket_size)
-    chosen = on_device(np.asarray(numbers, dtype=np.int64), sums.device)
-    _add(scales, words, chosen, codes, bucket_size, levels, own, sums)
+    """See reference.eden.add_widths."""
+    for bits, places, part in sections.parts():
+        numbers, levels = sections.numbers[places], widths.levels[bits]
+        codes = _codes(numbers, sums.numel(), bucket_size)
+        chosen = on_device(numbers, sums.device)
+        _add(scales[places], words[part], chosen, codes, bucket_size, levels, own, sums)
 
 
 def add_sums(
@@ -197,9 +210,9 @@ def _all(count: int, device: torch.device) -> torch.Tensor:
     return torch.arange(count, dtype=torch.int64, device=device)
 
 
-def _codes(numbers: Sequence[int], codes: int, bucket_size: int) -> int:
+def _codes(numbers: np.ndarray, codes: int, bucket_size: int) -> int:
     """Return the rotated coordinates of the buckets ``numbers``, of ``codes`` of all."""
-    return sum(min(bucket_size, codes - number * bucket_size) for number in numbers)
+    return int(np.minimum(bucket_size, codes - numbers * bucket_size).sum())
 
 
 def _rows(

@@ -12,8 +12,10 @@ from kernel_cases import KINDS, heavy, ordinary, same_bits, vector
 from test_eden_kernels import decoded, encoded
 
 from hvd_adaptive import EDEN
+from hvd_adaptive.kernels.eden import Buckets, Levels, Sections, Widths
 from hvd_adaptive.kernels.reference import eden as reference
 from hvd_adaptive.kernels.triton import eden as cuda
+from hvd_adaptive.levels.lloyd_max import normal_levels
 
 
 def compare(flat: torch.Tensor, codec, own: int) -> None:
@@ -54,21 +56,22 @@ def test_same_codes_and_sums_for_all_kinds_of_vectors(kind):
     compare(vector(kind, 320), EDEN(bits=2, bucket_size=128).codec, 9)
 
 
-@pytest.mark.parametrize("bits, size", [(1, 64), (2, 512), (4, 128), (5, 64)])
-def test_same_codes_and_sums_of_some_buckets(bits, size):
-    codec, flat = EDEN(bits=bits, bucket_size=size).codec, vector(heavy, 9 * size + size // 2)
-    for numbers in ([0], [2, 3, 6, 7, 9], list(range(10))):
-        codes = codec._all(flat.numel()).codes
-        count = sum(min(size, codes - b * size) for b in numbers)
-        found = []
+@pytest.mark.parametrize("most, size", [(2, 512), (4, 128), (5, 64)])
+def test_same_codes_and_sums_of_several_widths(most, size):
+    """Sections of many or few widths, the partial bucket in any of them or in none."""
+    flat, draw = vector(heavy, 9 * size + size // 2), np.random.default_rng(most)
+    table = Widths({bits: Levels.of(normal_levels(bits)) for bits in range(1, most + 1)})
+    buckets = Buckets(flat.numel(), size)
+    rows = [[0] * 9 + [most], [1] + [0] * 9, [most] * 10]
+    for widths in [*rows, *draw.integers(0, most + 1, (4, 10)).tolist()]:
+        sections, found = Sections.of(np.array(widths), buckets, most), []
         for module in (reference, cuda):
-            scales = torch.full((len(numbers),), -1.0)
-            words = torch.full((codec._packing.words(count),), 0x55555555, dtype=torch.int32)
-            module.encode_some(flat, numbers, scales, words, size, codec._levels, [7, 8, 9])
-            sums, out = torch.linspace(-1, 1, codes), torch.linspace(-1, 1, flat.numel())
-            module.add_own(scales, words, numbers, size, codec._levels, 9, sums)
-            used = np.isin(np.arange(10), numbers)
-            module.add_sums(sums.clone(), used, size, [7, 8], out)
+            scales = torch.full((sections.numbers.size,), -1.0)
+            words = torch.full((sum(sections.words),), 0x55555555, dtype=torch.int32)
+            module.encode_widths(flat, sections, scales, words, size, table, [7, 8, 9])
+            sums, out = torch.linspace(-1, 1, buckets.codes), torch.linspace(-1, 1, flat.numel())
+            module.add_widths(scales, words, sections, size, table, 9, sums)
+            module.add_sums(sums.clone(), np.array(widths) > 0, size, [7, 8], out)
             found.append((scales, words, sums, out))
         for want, got in zip(*found, strict=True):
             assert torch.equal(want.view(torch.int32), got.view(torch.int32))

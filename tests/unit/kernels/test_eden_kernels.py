@@ -11,9 +11,10 @@ from kernel_cases import KINDS, heavy, ordinary, same_bits, vector
 from test_hadamard import sylvester
 
 from hvd_adaptive import EDEN
-from hvd_adaptive.kernels.eden import shared_streams
+from hvd_adaptive.kernels.eden import Buckets, Levels, Sections, Widths, shared_streams
 from hvd_adaptive.kernels.numba import eden as fast
 from hvd_adaptive.kernels.reference import eden as reference
+from hvd_adaptive.levels.lloyd_max import normal_levels
 
 
 def encoded(module, flat: torch.Tensor, codec, shared: int, own: int):
@@ -67,22 +68,22 @@ def test_same_codes_and_sums_for_all_kinds_of_vectors(kind):
         compare(vector(kind, 2 * bucket + bucket // 2), EDEN(bits=2, bucket_size=bucket).codec, 9)
 
 
-@pytest.mark.parametrize("bits, size", [(1, 64), (2, 512), (3, 1024), (4, 128), (5, 512), (8, 64)])
-def test_same_codes_and_sums_of_some_buckets(bits, size):
-    """Buckets of one width, the partial one among them or not, added to what other widths left."""
-    codec, flat = EDEN(bits=bits, bucket_size=size).codec, vector(heavy, 9 * size + size // 2)
-    for numbers in ([0], [1, 4, 5, 8], [2, 3, 6, 7, 9], list(range(10))):
-        codes = codec._all(flat.numel()).codes
-        count = sum(min(size, codes - b * size) for b in numbers)
-        found = []
+@pytest.mark.parametrize("most, size", [(1, 64), (2, 512), (4, 1024), (4, 128), (8, 512), (8, 64)])
+def test_same_codes_and_sums_of_several_widths(most, size):
+    """Sections of many or few widths, the partial bucket in any of them or in none."""
+    flat, draw = vector(heavy, 9 * size + size // 2), np.random.default_rng(most)
+    table = Widths({bits: Levels.of(normal_levels(bits)) for bits in range(1, most + 1)})
+    buckets = Buckets(flat.numel(), size)
+    rows = [[0] * 9 + [most], [1] + [0] * 9, [most] * 10]
+    for widths in [*rows, *draw.integers(0, most + 1, (4, 10)).tolist()]:
+        sections, found = Sections.of(np.array(widths), buckets, most), []
         for module in (reference, fast):
-            scales = torch.full((len(numbers),), -1.0)
-            words = torch.full((codec._packing.words(count),), 0x55555555, dtype=torch.int32)
-            module.encode_some(flat, numbers, scales, words, size, codec._levels, [7, 8, 9])
-            sums, out = torch.linspace(-1, 1, codes), torch.linspace(-1, 1, flat.numel())
-            module.add_own(scales, words, numbers, size, codec._levels, 9, sums)
-            used = np.isin(np.arange(10), numbers)
-            module.add_sums(sums.clone(), used, size, [7, 8], out)
+            scales = torch.full((sections.numbers.size,), -1.0)
+            words = torch.full((sum(sections.words),), 0x55555555, dtype=torch.int32)
+            module.encode_widths(flat, sections, scales, words, size, table, [7, 8, 9])
+            sums, out = torch.linspace(-1, 1, buckets.codes), torch.linspace(-1, 1, flat.numel())
+            module.add_widths(scales, words, sections, size, table, 9, sums)
+            module.add_sums(sums.clone(), np.array(widths) > 0, size, [7, 8], out)
             found.append((scales, words, sums, out))
         for want, got in zip(*found, strict=True):
             assert torch.equal(want.view(torch.int32), got.view(torch.int32))

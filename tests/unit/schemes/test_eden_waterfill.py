@@ -127,15 +127,19 @@ def test_widths_in_scales():
 
 
 def test_damaged_bodies_are_refused():
-    x, codec = uneven(512, 64), codec_of(2)
+    x, codec = uneven(4096, 512), codec_of(2, 512)
     body = codec._body(x, 1)
-    out = torch.empty(512)
+    out = torch.empty(4096)
     for damaged in (body[:-8], torch.cat([body, body.new_zeros(8)])):
         with pytest.raises(PayloadError, match="bytes"):
             codec.decode_bodies([damaged], [1], 1.0, out, add=False)
     other = body.clone()
     other[8:40].view(torch.float32)[0] = 0.0
     with pytest.raises(PayloadError, match="bytes"):
+        codec.decode_bodies([other], [1], 1.0, out, add=False)
+    other = body.clone()
+    other[8:40].view(torch.int32)[0] |= 7  # eight bits: never sent at two on average
+    with pytest.raises(PayloadError, match="8 bits, more than 4"):
         codec.decode_bodies([other], [1], 1.0, out, add=False)
 
 
