@@ -7,6 +7,9 @@ on hosts whose links are shaped (network.py). Tests are not timed. Each launch's
 the output folder as they end, so that a series that was cut off goes on. The target is the mean
 quality of the first method after --steps steps; all methods train some more. Needs Linux, root and
 iproute2.
+
+What a step learns does not depend on the network. --qualities-at 10gbit takes the quality after
+each step from runs at that rate, which may run beside other load, and only times steps at --rate.
 """
 
 from __future__ import annotations
@@ -63,6 +66,15 @@ def arguments() -> argparse.Namespace:
         "--extra", type=float, default=1.25, help="so many times the steps are trained (1.25)"
     )
     parser.add_argument("--every", type=whole(1), default=10, help="steps between tests (10)")
+    parser.add_argument(
+        "--qualities-at", metavar="RATE", help="take qualities from runs at this rate, time steps"
+    )
+    parser.add_argument(
+        "--timed", type=whole(1), default=20, help="steps that --qualities-at times (20)"
+    )
+    parser.add_argument(
+        "--timed-seeds", type=whole(1), default=2, help="runs that --qualities-at times (2)"
+    )
     parser.add_argument("--output-dir", type=Path, default=Path("runs/time_to_accuracy"))
     parser.add_argument(
         "--tune", action="store_true", help="try learning rates of float32, and end"
@@ -80,10 +92,10 @@ def main() -> int:
         return 0
     methods = asked.parse(args.methods)
     args.output_dir.mkdir(parents=True, exist_ok=True)
-    name = f"{args.task}-{args.hosts}x{args.rate}-{steps}steps"
+    name = _name(args, args.rate, steps)
     try:
         check_programs({method.backend for method in methods})
-        kept, trouble = trained(args, methods, steps, args.output_dir / f"{name}.json")
+        kept, trouble = trained(args, methods, steps)
     except (LaboratoryError, ValueError) as error:
         print(f"time_to_accuracy.py: {error}", file=sys.stderr)
         return 2
@@ -102,21 +114,45 @@ def main() -> int:
 
 
 def trained(
-    args: argparse.Namespace, methods: list[Method], steps: int, path: Path
+    args: argparse.Namespace, methods: list[Method], steps: int
 ) -> tuple[Kept, dict[str, str]]:
-    """Return the curves of all runs, from the file or made now, and why some are missing."""
-    kept: Kept = {}
-    if path.exists():
-        found = json.loads(path.read_text(encoding="utf-8"))
-        kept = {label: {int(s): c for s, c in own.items()} for label, own in found.items()}
+    """Return the curves of all runs, from files or made now, and why some are missing."""
+    folder, more = args.output_dir, round(args.extra * steps)
+    if args.qualities_at is None:
+        return made(
+            args, methods, more, args.seeds, folder / f"{_name(args, args.rate, steps)}.json"
+        )
+    known = read(folder / f"{_name(args, args.qualities_at, steps)}.json")
+    path = folder / f"{_name(args, args.rate, args.timed)}.json"
+    timed, trouble = made(args, methods, args.timed, args.timed_seeds, path)
+    both = [label for label in timed if label in known]
+    trouble |= {label: f"no runs at {args.qualities_at}" for label in timed if label not in known}
+    return {label: curves.at_speed(known[label], timed[label]) for label in both}, trouble
+
+
+def _name(args: argparse.Namespace, rate: str, steps: int) -> str:
+    return f"{args.task}-{args.hosts}x{rate}-{steps}steps"
+
+
+def read(path: Path) -> Kept:
+    """Return the curves of a file, none if there is no such file."""
+    found = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    return {label: {int(s): c for s, c in own.items()} for label, own in found.items()}
+
+
+def made(
+    args: argparse.Namespace, methods: list[Method], steps: int, seeds: int, path: Path
+) -> tuple[Kept, dict[str, str]]:
+    """Return the curves of runs of so many steps, from the file or made now."""
+    kept = read(path)
     trouble = asked.refusals(methods)
     backends = list(dict.fromkeys(method.backend for method in methods))
-    launches = [(seed, backend) for seed in range(args.seeds) for backend in backends]
+    launches = [(seed, backend) for seed in range(seeds) for backend in backends]
     with tqdm(launches, unit="launch", disable=not sys.stderr.isatty()) as bar:
         for seed, backend in bar:
             bar.set_description(f"seed {seed}, {backend}")
             missing = {
-                method.label: round(args.extra * steps)
+                method.label: steps
                 for method in methods
                 if method.backend == backend
                 and method.label not in trouble

@@ -11,6 +11,7 @@ from scipy import stats
 
 SMOOTHED = 3  # tests whose mean is the quality at the last of them
 CONFIDENCE = 0.95
+SAME = 0.02  # by which qualities may differ that were reached in other orders of sums
 
 # (step, seconds, quality) of each test.
 Curve = Sequence[Sequence[float]]
@@ -37,6 +38,30 @@ def seconds_to(curve: Curve, target: float, larger_is_better: bool) -> float | N
             return before[0] + share * (seconds - before[0])
         before = seconds, quality
     return None
+
+
+def at_speed(curves: Mapping[int, Curve], timed: Mapping[int, Curve]) -> dict[int, Curve]:
+    """Return the curves with the seconds of other runs: the median of their seconds a step.
+
+    Args:
+        curves: {seed: curve}; their seconds do not count.
+        timed: {seed: curve} of the same method elsewhere.
+
+    Raises:
+        ValueError: A run of the same seed has learned something else in the same steps.
+    """
+    for seed, curve in timed.items():
+        known = {row[0]: row[2] for row in curves.get(seed, ())}
+        for step, _, quality in curve:
+            if not math.isclose(known.get(step, quality), quality, rel_tol=SAME):
+                raise ValueError(
+                    f"seed {seed}, step {step}: quality {quality:g} here, {known[step]:g} there"
+                )
+    each = statistics.median(curve[-1][1] / curve[-1][0] for curve in timed.values())
+    return {
+        seed: [(step, step * each, quality) for step, _, quality in curve]
+        for seed, curve in curves.items()
+    }
 
 
 @dataclass(frozen=True)

@@ -42,6 +42,16 @@ def test_a_method_of_twice_the_speed_is_twice_as_fast():
     assert found["fast"].step == pytest.approx(0.2)
 
 
+def test_curves_at_another_speed():
+    """Seconds a step are the median of the timed runs', which have to learn the same."""
+    known = {seed: curve([0.0, 0.4 + seed / 10, 0.8], 99.0) for seed in range(3)}
+    timed = {seed: curve([0.0, 0.4 + seed / 10], 5.0 + seed) for seed in range(3)}
+    found = curves.at_speed(known, timed)
+    assert found[1] == [(0, 0.0, 0.0), (10, 6.0, 0.5), (20, 12.0, 0.8)]
+    with pytest.raises(ValueError, match=r"seed 2, step 10: quality 0\.7 here, 0\.6 there"):
+        curves.at_speed(known, timed | {2: curve([0.0, 0.7], 5.0)})
+
+
 def test_intervals_are_students():
     """By hand: t of two degrees of freedom is 4.303."""
     logs = [math.log(x) for x in (1.0, 2.0, 4.0)]
