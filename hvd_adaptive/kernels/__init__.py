@@ -18,6 +18,7 @@ from types import ModuleType
 
 import torch
 
+from hvd_adaptive.kernels.collector import postponed
 from hvd_adaptive.kernels.tables import KernelTable
 
 # The fast backends of each subject; ``reference`` serves all of them.
@@ -77,7 +78,8 @@ def has_fast(device: torch.device, subject: str) -> bool:
 @functools.cache
 def module(backend: str, subject: str) -> ModuleType:
     """Return a backend's kernels of a subject."""
-    return importlib.import_module(f"{__name__}.{backend}.{subject}")
+    with postponed():
+        return importlib.import_module(f"{__name__}.{backend}.{subject}")
 
 
 @functools.cache

@@ -20,6 +20,8 @@ from typing import Any
 
 from numba.core.runtime import rtsys
 
+from hvd_adaptive.kernels.collector import postponed
+
 logger = logging.getLogger("hvd_adaptive")
 
 REMEDY = "set the environment variable NUMBA_CACHE_DIR to a folder that can be written"
@@ -74,11 +76,12 @@ class HostCache:
         Numba first imports and registers everything that a compilation may use, which takes longer
         than all else in a first step. Machine code that is there already needs the runtime alone.
         """
-        try:
-            rtsys.initialize(target)
-            return self._cache._load_overload(signature, target)
-        except AttributeError:  # another version of Numba
-            return self._cache.load_overload(signature, target)
+        with postponed():
+            try:
+                rtsys.initialize(target)
+                return self._cache._load_overload(signature, target)
+            except AttributeError:  # another version of Numba
+                return self._cache.load_overload(signature, target)
 
     def save_overload(self, signature: Any, data: Any) -> None:
         """Keep a compiled kernel. If the folder cannot be written, only later runs notice."""
