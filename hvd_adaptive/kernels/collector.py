@@ -11,8 +11,8 @@ from collections.abc import Iterator
 def postponed() -> Iterator[None]:
     """Collect no garbage within the block.
 
-    Imports make many objects, all of which stay, so that Python collects again and again. A full
-    collection takes 0.1 to 0.2 s in a process with torch.
+    Imports make many objects, all of which stay, so that Python collects again and again. In a
+    process with torch a full collection takes longer than loading a kernel.
     """
     if not gc.isenabled():
         yield
