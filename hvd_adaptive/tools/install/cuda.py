@@ -12,6 +12,8 @@ from pathlib import Path
 from .errors import MISSING, InstallError
 from .torch_facts import Torch
 
+USUAL_HOME, RUNTIME_HEADER = Path("/usr/local/cuda"), "cuda_runtime.h"
+
 
 @dataclass(frozen=True)
 class Nccl:
@@ -63,7 +65,9 @@ def _look(wish: str, torch: Torch, environ: Mapping[str, str], site: Path) -> Gp
         return Gpu(f"CPU build: torch {torch.version} has no CUDA")
     home = _cuda_home(environ)
     if home is None:
-        return Gpu("CPU build: torch has CUDA, but there is no nvcc; GPU tensors cannot be reduced")
+        return Gpu(
+            "CPU build: torch has CUDA, but there is no toolkit; GPU tensors are not reduced"
+        )
     version = _nvcc_version(home)
     if version and version.split(".")[0] != torch.cuda.split(".")[0]:
         return Gpu(
@@ -78,19 +82,30 @@ def _look(wish: str, torch: Torch, environ: Mapping[str, str], site: Path) -> Gp
 
 
 def _cuda_home(environ: Mapping[str, str]) -> Path | None:
+    """Return the toolkit's folder: of a variable, of nvcc on PATH, or the usual one."""
     named = [environ.get(name) for name in ("HOROVOD_CUDA_HOME", "CUDA_HOME", "CUDA_PATH")]
+    if home := next((Path(home) for home in named if home and _nvcc(Path(home)).is_file()), None):
+        return home
     on_path = shutil.which("nvcc", path=environ.get("PATH"))
-    homes = [Path(home) for home in named if home]
-    if on_path:
-        homes.append(Path(on_path).resolve().parent.parent)
-    homes.append(Path("/usr/local/cuda"))
-    return next((home for home in homes if (home / "bin" / "nvcc").is_file()), None)
+    found = [Path(on_path).resolve().parent.parent] if on_path else []
+    return next((home for home in (*found, USUAL_HOME) if _is_whole(home)), None)
+
+
+def _nvcc(home: Path) -> Path:
+    return home / "bin" / "nvcc"
+
+
+def _is_whole(home: Path) -> bool:
+    """Return whether nvcc and the runtime's header are there: nvcc on PATH may be a script that
+    calls another."""
+    headers = [home / "include" / RUNTIME_HEADER, *home.glob(f"targets/*/include/{RUNTIME_HEADER}")]
+    return _nvcc(home).is_file() and any(header.is_file() for header in headers)
 
 
 def _nvcc_version(home: Path) -> str:
     try:
         done = subprocess.run(
-            [str(home / "bin" / "nvcc"), "--version"], capture_output=True, text=True, timeout=30
+            [str(_nvcc(home)), "--version"], capture_output=True, text=True, timeout=30
         )
     except (OSError, subprocess.TimeoutExpired):
         return ""

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from horovod_files import executable, file
 
-from hvd_adaptive.tools.install import install
+from hvd_adaptive.tools.install import cuda, install
 from hvd_adaptive.tools.install.cuda import Gpu, Nccl, find_gpu
 from hvd_adaptive.tools.install.errors import MISSING, InstallError
 from hvd_adaptive.tools.install.facts import Options, cpu_features
@@ -64,6 +64,23 @@ def test_gpu_decisions(tmp_path):
     assert find_gpu("no", torch, environ, site).nccl is None
     other = find_gpu("auto", dataclasses.replace(torch, cuda="13.0"), environ, site)
     assert other.nccl is None and "12.4" in other.reason and "13.0" in other.reason
+
+
+def test_a_script_named_nvcc_is_no_toolkit(tmp_path, monkeypatch):
+    """A script on PATH that calls the nvcc of another folder."""
+    torch, site = Torch("2.4.0", tmp_path, "12.1", True, 17), tmp_path / "site"
+    usual, script = tmp_path / "usual", tmp_path / "local" / "bin" / "nvcc"
+    monkeypatch.setattr(cuda, "USUAL_HOME", usual)
+    says = "#!/bin/sh\necho release 12.4, V12.4.1\n"
+    executable(script, says)
+    environ = {"PATH": f"{script.parent}{os.pathsep}/usr/bin{os.pathsep}/bin"}
+    gpu = find_gpu("auto", torch, environ, site)
+    assert gpu.home is None and "no toolkit" in gpu.reason
+    executable(usual / "bin" / "nvcc", says)
+    file(usual / "targets" / "x86_64-linux" / "include" / "cuda_runtime.h", "")
+    assert find_gpu("auto", torch, environ, site).home == usual
+    file(tmp_path / "local" / "include" / "cuda_runtime.h", "")
+    assert find_gpu("auto", torch, environ, site).home == tmp_path / "local"
 
 
 def test_cpu_features_are_those_horovod_uses(tmp_path):
