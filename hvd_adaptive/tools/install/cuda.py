@@ -66,7 +66,7 @@ def _look(wish: str, torch: Torch, environ: Mapping[str, str], site: Path) -> Gp
     home = _cuda_home(environ)
     if home is None:
         return Gpu(
-            "CPU build: torch has CUDA, but there is no toolkit; GPU tensors are not reduced"
+            "CPU build: torch has CUDA, but there is no toolkit: no GPU tensors"
         )
     version = _nvcc_version(home)
     if version and version.split(".")[0] != torch.cuda.split(".")[0]:
