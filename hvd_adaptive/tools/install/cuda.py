@@ -65,9 +65,7 @@ def _look(wish: str, torch: Torch, environ: Mapping[str, str], site: Path) -> Gp
         return Gpu(f"CPU build: torch {torch.version} has no CUDA")
     home = _cuda_home(environ)
     if home is None:
-        return Gpu(
-            "CPU build: torch has CUDA, but there is no toolkit: no GPU tensors"
-        )
+        return Gpu("CPU build: torch has CUDA, but there is no toolkit: no GPU tensors")
     version = _nvcc_version(home)
     if version and version.split(".")[0] != torch.cuda.split(".")[0]:
         return Gpu(
