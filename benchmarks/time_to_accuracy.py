@@ -10,6 +10,7 @@ iproute2.
 
 What a step learns does not depend on the network. --qualities-at 10gbit takes the quality after
 each step from runs at that rate, which may run beside other load, and only times steps at --rate.
+Folder curves has such runs of --task characters so far; --output-dir benchmarks/curves goes on.
 """
 
 from __future__ import annotations
