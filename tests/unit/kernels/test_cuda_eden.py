@@ -9,13 +9,11 @@ import pytest
 import torch
 import triton_interpreter  # noqa: F401
 from kernel_cases import KINDS, heavy, ordinary, same_bits, vector
-from test_eden_kernels import decoded, encoded
+from test_eden_kernels import compare_widths, decoded, encoded
 
 from hvd_adaptive import EDEN
-from hvd_adaptive.kernels.eden import Buckets, Levels, Sections, Widths
 from hvd_adaptive.kernels.reference import eden as reference
 from hvd_adaptive.kernels.triton import eden as cuda
-from hvd_adaptive.levels.lloyd_max import normal_levels
 
 
 def compare(flat: torch.Tensor, codec, own: int) -> None:
@@ -58,23 +56,7 @@ def test_same_codes_and_sums_for_all_kinds_of_vectors(kind):
 
 @pytest.mark.parametrize("most, size", [(2, 512), (4, 128), (5, 64)])
 def test_same_codes_and_sums_of_several_widths(most, size):
-    """Sections of many or few widths, the partial bucket in any of them or in none."""
-    flat, draw = vector(heavy, 9 * size + size // 2), np.random.default_rng(most)
-    table = Widths({bits: Levels.of(normal_levels(bits)) for bits in range(1, most + 1)})
-    buckets = Buckets(flat.numel(), size)
-    rows = [[0] * 9 + [most], [1] + [0] * 9, [most] * 10]
-    for widths in [*rows, *draw.integers(0, most + 1, (4, 10)).tolist()]:
-        sections, found = Sections.of(np.array(widths), buckets, most), []
-        for module in (reference, cuda):
-            scales = torch.full((sections.numbers.size,), -1.0)
-            words = torch.full((sum(sections.words),), 0x55555555, dtype=torch.int32)
-            module.encode_widths(flat, sections, scales, words, size, table, [7, 8, 9])
-            sums, out = torch.linspace(-1, 1, buckets.codes), torch.linspace(-1, 1, flat.numel())
-            module.add_widths(scales, words, sections, size, table, 9, sums)
-            module.add_sums(sums.clone(), np.array(widths) > 0, size, [7, 8], out)
-            found.append((scales, words, sums, out))
-        for want, got in zip(*found, strict=True):
-            assert torch.equal(want.view(torch.int32), got.view(torch.int32))
+    compare_widths(cuda, most, size)
 
 
 def test_same_sums_of_hostile_scales():

@@ -70,6 +70,10 @@ def test_same_codes_and_sums_for_all_kinds_of_vectors(kind):
 
 @pytest.mark.parametrize("most, size", [(1, 64), (2, 512), (4, 1024), (4, 128), (8, 512), (8, 64)])
 def test_same_codes_and_sums_of_several_widths(most, size):
+    compare_widths(fast, most, size)
+
+
+def compare_widths(module, most: int, size: int) -> None:
     """Sections of many or few widths, the partial bucket in any of them or in none."""
     flat, draw = vector(heavy, 9 * size + size // 2), np.random.default_rng(most)
     table = Widths({bits: Levels.of(normal_levels(bits)) for bits in range(1, most + 1)})
@@ -77,13 +81,13 @@ def test_same_codes_and_sums_of_several_widths(most, size):
     rows = [[0] * 9 + [most], [1] + [0] * 9, [most] * 10]
     for widths in [*rows, *draw.integers(0, most + 1, (4, 10)).tolist()]:
         sections, found = Sections.of(np.array(widths), buckets, most), []
-        for module in (reference, fast):
+        for own in (reference, module):
             scales = torch.full((sections.numbers.size,), -1.0)
             words = torch.full((sum(sections.words),), 0x55555555, dtype=torch.int32)
-            module.encode_widths(flat, sections, scales, words, size, table, [7, 8, 9])
+            own.encode_widths(flat, sections, scales, words, size, table, [7, 8, 9])
             sums, out = torch.linspace(-1, 1, buckets.codes), torch.linspace(-1, 1, flat.numel())
-            module.add_widths(scales, words, sections, size, table, 9, sums)
-            module.add_sums(sums.clone(), np.array(widths) > 0, size, [7, 8], out)
+            own.add_widths(scales, words, sections, size, table, 9, sums)
+            own.add_sums(sums.clone(), np.array(widths) > 0, size, [7, 8], out)
             found.append((scales, words, sums, out))
         for want, got in zip(*found, strict=True):
             assert torch.equal(want.view(torch.int32), got.view(torch.int32))
