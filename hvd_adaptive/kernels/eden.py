@@ -122,7 +122,7 @@ class Levels:
 
 
 class Widths:
-    """Levels of 1, 2, ... bits, for buckets that have different numbers of bits.
+    """Hold levels of 1, 2, ... bits, for buckets that have different numbers of bits.
 
     Args:
         levels: Levels by their bits.

@@ -23,8 +23,8 @@ MOST_SHOWN, PRIOR = math.log(4), 0.05
 
 
 class Threshold:
-    """The multiplier λ of a step's payloads: bits go to the buckets that have the most energy among
-    all of the step's, not of their payload alone.
+    """Predict the multiplier λ of a step's payloads: bits go to the buckets that have the most
+    energy among all of the step's, not of their payload alone.
 
     Payloads leave before the step's last gradients are known. The multiplier that fits a step is
     proportional to its energy, which varies from minibatch to minibatch, but in all layers
@@ -151,7 +151,7 @@ class Threshold:
 
 @dataclass
 class _Payload:
-    """A payload of this step.
+    """Describe a payload of this step.
 
     Attributes:
         energies: Energies of its buckets.
