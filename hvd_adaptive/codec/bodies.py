@@ -34,6 +34,7 @@ class BodyCodec(ABC):
 
     name: str = ""
     codings: tuple[str, ...] = ("fixed",)
+    knows_errors: bool = False  # a formula gives the expected error of ``squared_errors``
     # Subject of the scheme's kernels if plain torch is too slow for them. On a device that has no
     # faster kernels, tensors are then copied to the host, and results back.
     slow_in_torch: str = ""
@@ -168,7 +169,7 @@ class BodyCodec(ABC):
             key: Names the random numbers.
 
         Returns:
-            float64 (buckets, 2). The error is the expected one if a formula gives it, else that of
+            float64 (buckets, 2). The error is the expected one if ``knows_errors``, else that of
             one draw.
         """
         size = self.settings.bucket_size

@@ -12,8 +12,9 @@ By Pythagoras real gradients lie between these cases. The first is stricter unle
 case, so both are checked. One more bit divides γ2 by about 4 (steps are halved), so that about
 1 + log4(N + γ1) bits are added: two for 4 ranks and small γ1, three for up to 16.
 
-γ1 and γ2 depend on the gradients. They are measured with the codecs on two references, normal and
-Laplacian coordinates, to which tables are fitted first; the condition must hold on both. (An
+γ1 and γ2 depend on the gradients. They are those of two references, normal and Laplacian
+coordinates, to which tables are fitted first: exact if a formula gives the codec's error, else
+measured. The condition must hold on both. (An
 adaptive first stage is better on heavy tails, and its second stage must be, too.) The quarter holds
 for these laws and is not a bound for others: gradients with heavier tails may exceed it. The
 variance of a biased first stage is its squared error. If the first stage is lossless (γ1 = 0: every
@@ -42,7 +43,8 @@ LEAST_BITS, MOST_BITS, FULL_PRECISION = 2, 8, 32
 SHARE = 0.25
 # Relative variance of a float32 vector whose coordinates are rounded: at most 2**-48.
 ROUNDING = 2.0**-44
-# Most ranks whose average is measured; γ2 of more ranks is assumed equal. Draws of each error.
+# Most ranks whose average is measured; γ2 of more ranks is assumed equal. Draws of an error that no
+# formula gives.
 MOST_RANKS, DRAWS = 8, 4
 # Shift between ranks that simulates independent gradients.
 APART = 1237
@@ -115,10 +117,10 @@ class _Averages:
     def __init__(self, codec: Codec, v: torch.Tensor, ranks: int) -> None:
         measured = min(ranks, MOST_RANKS)
         self._first = codec.fitted_to(v)
-        decoded = [self._first.roundtrip(v, _key(draw)) for draw in range(max(measured, DRAWS))]
-        gamma1 = sum(_square(d - v) for d in decoded) / len(decoded) / _square(v)
-        aligned = torch.stack(decoded[:measured]).mean(dim=0)
-        apart = [d.roll(rank * APART) for rank, d in enumerate(decoded[:measured])]
+        decoded = [self._first.roundtrip(v, _key(draw)) for draw in range(measured)]
+        gamma1 = _gamma(self._first, v, 0)
+        aligned = torch.stack(decoded).mean(dim=0)
+        apart = [d.roll(rank * APART) for rank, d in enumerate(decoded)]
         orthogonal = torch.stack(apart).mean(dim=0)
         # Each with E||average||**2 / ||g||**2.
         self._cases = [(aligned, 1 + gamma1 / ranks), (orthogonal, (1 + gamma1) / ranks)]
@@ -137,14 +139,16 @@ class _Averages:
         """Return the variance that a second stage adds, relative to the first stage's."""
         both = torch.cat([average for average, _ in self._cases])
         second = self._first.second_codec(bits).fitted_to(both)
-        added = max(_gamma(second, average) * square for average, square in self._cases)
+        added = max(_gamma(second, average, -DRAWS) * square for average, square in self._cases)
         return added / max(self._variance, ROUNDING)
 
 
-def _gamma(codec: Codec, v: torch.Tensor) -> float:
-    """Return the measured relative variance."""
-    errors = [_square(codec.roundtrip(v, _key(-draw)) - v) for draw in range(1, 1 + DRAWS)]
-    return sum(errors) / DRAWS / _square(v)
+def _gamma(codec: Codec, v: torch.Tensor, first: int) -> float:
+    """Return the relative variance: exact, or measured in the draws from ``first`` on."""
+    draws = 1 if codec.knows_errors else DRAWS
+    found = [codec.squared_errors(v, _key(first + draw)) for draw in range(draws)]
+    error, square = torch.stack(found).sum(dim=(0, 1)).tolist()
+    return error / square
 
 
 @functools.lru_cache(maxsize=4)
@@ -160,10 +164,6 @@ def references(bucket_size: int) -> list[torch.Tensor]:
     y = (torch.from_numpy(order).to(torch.float32) + 0.5) / size
     laplacian = -torch.sign(y - 0.5) * torch.log1p(-2 * (y - 0.5).abs()) / 2**0.5
     return [torch.special.ndtri(y).to(torch.float32), laplacian.to(torch.float32)]
-
-
-def _square(v: torch.Tensor) -> float:
-    return float(v.double().square().sum())
 
 
 def _key(draw: int) -> int:

@@ -34,6 +34,7 @@ class TableCodec(StagedCodec):
     """
 
     codings = ("fixed", *CODERS)
+    knows_errors = True
 
     def __init__(self, name: str, settings: Settings, norm: str, table: LevelTable) -> None:
         super().__init__(settings)

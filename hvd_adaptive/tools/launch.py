@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from hvd_adaptive.kernels.meanwhile import WAIT
 from hvd_adaptive.tools.processes import Job
 
 # Each launcher's program, and how to get it; the preferred launcher first.
@@ -25,7 +26,7 @@ LAUNCHERS = tuple(PROGRAMS)
 # Open MPI refuses to run as root unless both are set.
 ROOT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
 # What ranks on other machines need of this process's environment.
-EXPORTED = ("PATH", "PYTHONPATH", "OMP_NUM_THREADS")
+EXPORTED = ("PATH", "PYTHONPATH", "OMP_NUM_THREADS", WAIT)
 # Begins the line on standard output that holds a rank's result.
 MARK = "hvd_adaptive-result "
 
@@ -71,9 +72,11 @@ class Ranks:
 
     def environment(self) -> dict[str, str]:
         """Return this process's environment with what ranks need: the Python environment's
-        programs, this package, and a fair share of this machine's threads."""
+        programs, this package, and a fair share of this machine's threads. They wait for kernels:
+        steps that are measured use the fast ones."""
         paths = [str(Path(__file__).resolve().parents[2]), os.environ.get("PYTHONPATH", "")]
         ours = {"PATH": _search_path(), "PYTHONPATH": os.pathsep.join(filter(None, paths))}
+        ours[WAIT] = "1"
         if self.hosts is not None:
             return os.environ | ours
         if os.geteuid() == 0:  # ranks on this machine can do no more than this process can

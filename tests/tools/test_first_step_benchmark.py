@@ -40,7 +40,7 @@ def test_a_cold_and_a_warm_launch_share_a_folder(first_step, monkeypatch, capsys
     ]
 
 
-def test_one_rank_is_refused(first_step, capsys):
+def test_no_rank_is_refused(first_step, capsys):
     with pytest.raises(SystemExit):
-        first_step.main(["--ranks", "1"])
-    assert "--ranks: must be two or more" in capsys.readouterr().err
+        first_step.main(["--ranks", "0"])
+    assert "--ranks: must be one or more, not 0" in capsys.readouterr().err

@@ -3,23 +3,27 @@
 Numba caches a kernel's machine code in a folder, but does not keep processes from compiling the
 same kernel at the same time: all ranks start together, and would each compile everything. Here a
 process takes a file lock before it compiles. A process that waits for a lock compiles other kernels
-that it will need (``expecting``), so that the ranks of a host share the work.
+that it will need (``expecting``), so that the ranks of a host share the work. If a call has a
+reference (kernels/meanwhile.py), one thread does all this in the background.
 """
 
 from __future__ import annotations
 
 import contextlib
 import fcntl
+import functools
 import logging
 import os
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 from numba.core.runtime import rtsys
 
+from hvd_adaptive.kernels import meanwhile
 from hvd_adaptive.kernels.collector import postponed
 
 logger = logging.getLogger("hvd_adaptive")
@@ -55,8 +59,11 @@ class HostCache:
 
         Raises:
             Busy: Another process compiles it, and this call is one of ``expecting``.
+            Missing: It is not there, and this call has a reference.
         """
         found = self._loaded(signature, target)
+        if found is None and _thread.misses:
+            raise meanwhile.Missing
         if found is None and self._waits:
             raise Busy  # a call of ``expecting``, while this process waits for this very kernel
         if found is None and self._held is None:
@@ -108,15 +115,32 @@ def once_a_host(dispatcher: Any) -> Any:
     compile_it = dispatcher.compile
 
     def compile_in_turn(signature: Any) -> Any:
+        if meanwhile.may_be_missing() and not _background.has_failed(dispatcher, signature):
+            return found_now(signature)
         was_missing = False
-        try:
-            entry = compile_it(signature)
-        finally:
-            was_missing = cache.release()
+        with _one_at_a_time:
+            try:
+                entry = compile_it(signature)
+            finally:
+                was_missing = cache.release()
         if was_missing and not (_thread.working or _thread.holding):
             while _do_one(_expected()):
                 pass
         return entry
+
+    def found_now(signature: Any) -> Any:
+        """Load the kernel. If that is not possible now, have it compiled and raise Missing."""
+        if _one_at_a_time.acquire(blocking=False):
+            _thread.misses = True
+            try:
+                return compile_it(signature)
+            except meanwhile.Missing:
+                pass
+            finally:
+                _thread.misses = False
+                _one_at_a_time.release()
+        _background.compile(dispatcher, signature)
+        raise meanwhile.Missing
 
     dispatcher.compile = compile_in_turn
     return dispatcher
@@ -151,13 +175,52 @@ _warned: list[str] = []
 
 
 class _Thread(threading.local):
-    """State of a thread. working: it does expected calls. holding: locks held."""
+    """State of a thread. working: it does expected calls. holding: locks held. misses: it loads
+    what is there, and compiles nothing."""
 
     working = False
     holding = 0
+    misses = False
 
 
 _thread = _Thread()
+_one_at_a_time = threading.RLock()  # of threads that load or compile, as Numba itself demands
+
+
+class _Background:
+    """Compile kernels, one after the other, on a thread of this process."""
+
+    def __init__(self) -> None:
+        self._asked: set[tuple[int, Any]] = set()
+        self._failed: set[tuple[int, Any]] = set()
+
+    def has_failed(self, dispatcher: Any, signature: Any) -> bool:
+        """Return whether the kernel could not be compiled; its next call raises the error."""
+        return (id(dispatcher), signature) in self._failed
+
+    def compile(self, dispatcher: Any, signature: Any) -> None:
+        """Compile a kernel soon, once."""
+        key = id(dispatcher), signature
+        if key not in self._asked:
+            self._asked.add(key)
+            _compiler(os.getpid()).submit(self._compile, dispatcher, signature)
+
+    def _compile(self, dispatcher: Any, signature: Any) -> None:
+        try:
+            with meanwhile.waiting():
+                dispatcher.compile(signature)
+        except BaseException as error:
+            logger.debug("a kernel could not be compiled in the background: %r", error)
+            self._failed.add((id(dispatcher), signature))
+
+
+_background = _Background()
+
+
+@functools.lru_cache(maxsize=1)
+def _compiler(process: int) -> ThreadPoolExecutor:
+    """Return the thread of this process. At exit Python waits for it: what it does is saved."""
+    return ThreadPoolExecutor(1, thread_name_prefix="hvd_adaptive.compiler")
 
 
 @contextlib.contextmanager
@@ -269,8 +332,8 @@ class _Notice:
         except OSError:  # another process of this host logs the line
             return
         logger.warning(
-            "compiling kernels for this processor, which takes some seconds; they are kept in %s "
-            "for later runs (NUMBA_CACHE_DIR names another folder)",
+            "compiling kernels for this processor, which takes some seconds, and steps are slower "
+            "meanwhile; they are kept in %s for later runs (NUMBA_CACHE_DIR names another folder)",
             self._folder,
         )
 

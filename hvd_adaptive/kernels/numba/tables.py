@@ -15,9 +15,11 @@ from hvd_adaptive import kernels
 from hvd_adaptive.device import HOST
 from hvd_adaptive.kernels.block_sums import BlockSums
 from hvd_adaptive.kernels.constants import CHECK_LANES
+from hvd_adaptive.kernels.meanwhile import or_reference
 from hvd_adaptive.kernels.numba import checksum, decoder, encoder, permute, scan, variance
 from hvd_adaptive.kernels.numba.host_cache import expecting
 from hvd_adaptive.kernels.numba.lanes import WIDTH
+from hvd_adaptive.kernels.reference import tables as reference
 from hvd_adaptive.kernels.tables import KernelTable
 
 # The rules of encoder.py, and the most thresholds that each serves. The arrays are padded to that
@@ -33,6 +35,7 @@ SMALL = 600  # coordinates: a block and a partial one
 _DIRECT = {"uniform": encoder.UNIFORM, "exponential": encoder.EXPONENTIAL}
 
 
+@or_reference(reference.encode)
 def encode(
     flat: torch.Tensor,
     scales: torch.Tensor,
@@ -64,6 +67,7 @@ def encode(
     return BlockSums(size, sums, summed) if summing else None
 
 
+@or_reference(reference.decode_add)
 def decode_add(
     payloads: list[tuple[torch.Tensor, torch.Tensor]],
     bucket_size: int,
@@ -83,21 +87,25 @@ def decode_add(
     decoder(scales, words, count, bucket_size, values, np.float32(factor), add, out.numpy())
 
 
+@or_reference(reference.histogram)
 def histogram(bucket: torch.Tensor, scale: float) -> np.ndarray:
     """See reference.tables.histogram."""
     return scan.histogram(bucket.numpy(), np.float32(scale))
 
 
+@or_reference(reference.counts)
 def counts(bucket: torch.Tensor, scale: float) -> torch.Tensor:
     """See reference.tables.counts."""
     return torch.from_numpy(histogram(bucket, scale))
 
 
+@or_reference(reference.clipped)
 def clipped(flat: torch.Tensor, bucket_size: int, clip: float) -> torch.Tensor:
     """See reference.tables.clipped."""
     return torch.from_numpy(scan.clipped(flat.numpy(), bucket_size, clip))
 
 
+@or_reference(reference.bucket_norms)
 def bucket_norms(flat: torch.Tensor, bucket_size: int, norm: str) -> torch.Tensor:
     """See reference.tables.bucket_norms."""
     return torch.from_numpy(scan.bucket_norms(flat.numpy(), bucket_size, norm == "linf"))

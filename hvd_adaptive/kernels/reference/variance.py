@@ -1,6 +1,7 @@
 """Compute the exact variance that rounding to a level table adds: the oracle for any device.
 
-numba/variance.py has the same function for CPU tensors.
+numba/variance.py has the same function for CPU tensors, with the same operations in the same order:
+ranks choose bits by these sums (exchange/second_stage.py), and must choose alike.
 """
 
 from __future__ import annotations
@@ -26,13 +27,15 @@ def variances(
     ends = _ends(table, flat.device)
     padded = flat.new_zeros(len(norms) * bucket_size)
     padded[: flat.numel()] = flat
-    wide = norms.to(torch.float64)[:, None]
-    r = (padded.view(len(norms), bucket_size).abs().to(torch.float64) / wide).clamp(max=1)
+    inverse = 1 / norms.to(torch.float64)[:, None]
+    r = (padded.view(len(norms), bucket_size).abs() * inverse).clamp(max=1)
+    r = r.to(torch.float32).to(torch.float64)
     index = torch.bucketize(r, ends[1:-1])
     variance = (ends[index + 1] - r) * (r - ends[index])
     # The last bucket may be shorter than its padded length.
     places = torch.arange(padded.numel(), device=flat.device).view(r.shape)
-    total = torch.where(places < flat.numel(), variance, 0.0).sum(dim=1)
+    # On the host a cumulative sum adds one term after the other.
+    total = torch.where(places < flat.numel(), variance, 0.0).cumsum(dim=1)[:, -1]
     return torch.where(norms == 0, 0.0, total)
 
 
