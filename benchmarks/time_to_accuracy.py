@@ -4,13 +4,13 @@
 
 Every method trains the same network from the same seeds, with the same batches and learning rate,
 on hosts whose links are shaped (network.py). Tests are not timed. Each launch's curves are kept in
-the output folder as they end, so that a series that was cut off goes on. The target is the mean
-quality of the first method after --steps steps; all methods train some more. Needs Linux, root and
-iproute2.
+the output folder as they end, so that a series that was cut off goes on. A seed's target is the
+quality of the first method after --steps steps from the same seed; all methods train some more.
+Needs Linux, root and iproute2.
 
 What a step learns does not depend on the network. --qualities-at 10gbit takes the quality after
 each step from runs at that rate, which may run beside other load, and only times steps at --rate.
-Folder curves has such runs of --task characters so far; --output-dir benchmarks/curves goes on.
+Folder curves has such runs of --task characters; --output-dir benchmarks/curves uses them.
 """
 
 from __future__ import annotations
@@ -65,6 +65,9 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--steps", type=whole(1), help="of the target; the task's own if not given")
     parser.add_argument(
         "--extra", type=float, default=1.25, help="so many times the steps are trained (1.25)"
+    )
+    parser.add_argument(
+        "--target", choices=("seed", "mean"), default="seed", help="of each seed, or their mean"
     )
     parser.add_argument("--every", type=whole(1), default=10, help="steps between tests (10)")
     parser.add_argument(
@@ -194,7 +197,8 @@ def launched(args: argparse.Namespace, plan: dict[str, Any]) -> dict[str, Any]:
 def show(kept: Kept, baseline: str, args: argparse.Namespace, steps: int) -> None:
     """Print how fast each method reaches the baseline's quality."""
     task = TASKS[args.task]
-    found, rows = curves.summary(kept, baseline, steps, task.larger_is_better), []
+    paired, rows = args.target == "seed", []
+    found = curves.summary(kept, baseline, steps, task.larger_is_better, paired)
     for label, own in found.items():
         ratio = "-"
         if own.ratio is not None:
@@ -202,12 +206,16 @@ def show(kept: Kept, baseline: str, args: argparse.Namespace, steps: int) -> Non
             ratio = f"{mean:.2f} ({low:.2f} to {high:.2f})"
         seconds = "never" if own.seconds is None else f"{own.seconds:.1f}"
         reached = f"{own.reached} of {own.seeds}"
-        rows.append((label, f"{1e3 * own.step:.0f}", f"{own.final:.4f}", reached, seconds, ratio))
+        apart = "-" if own.apart is None else f"{own.apart[0]:+.4f} ± {own.apart[1]:.4f}"
+        cells = f"{1e3 * own.step:.0f}", f"{own.final:.4f}", apart, reached, seconds, ratio
+        rows.append((label, *cells))
     columns = [Column("method", text=True), Column("ms\na step"), Column(f"final\n{task.quality}")]
-    columns += [Column("seeds that\nreach it"), Column("seconds"), Column("times as fast\n(95 %)")]
+    columns += [Column(f"after {steps} steps minus\n{baseline} (95 %)"), Column("seeds that\nreach it")]
+    columns += [Column("seconds"), Column("times as fast\n(95 %)")]
     out = console()
     title = f"{args.task}: {steps} steps on {args.hosts} hosts at {args.rate}"
-    caption = f"target: mean {task.quality} of {baseline} after {steps} steps; rate {task.rate}"
+    whose = "each seed's" if paired else "mean"
+    caption = f"target: {whose} {task.quality} of {baseline} after {steps} steps; rate {task.rate}"
     out.print(make_table(columns, rows, out.width, title=title, caption=caption), markup=False)
 
 

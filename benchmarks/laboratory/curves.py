@@ -6,6 +6,7 @@ import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from scipy import stats
 
@@ -66,7 +67,7 @@ def at_speed(curves: Mapping[int, Curve], timed: Mapping[int, Curve]) -> dict[in
 
 @dataclass(frozen=True)
 class Reached:
-    """How fast a method reaches a quality, over seeds.
+    """How fast a method reaches the baseline's quality, over seeds.
 
     Attributes:
         seconds: Median over the seeds that reach it; None if none does.
@@ -76,6 +77,8 @@ class Reached:
         seeds: All seeds.
         final: Mean quality at the end.
         step: Median seconds of a step.
+        apart: Mean over seeds of its quality minus the baseline's, after the baseline's steps, and
+            half of its interval of 95 %; None for less than two seeds.
     """
 
     seconds: float | None
@@ -84,50 +87,85 @@ class Reached:
     seeds: int
     final: float
     step: float
+    apart: tuple[float, float] | None
 
 
 def summary(
-    curves: Mapping[str, Mapping[int, Curve]], baseline: str, steps: int, larger_is_better: bool
+    curves: Mapping[str, Mapping[int, Curve]],
+    baseline: str,
+    steps: int,
+    larger_is_better: bool,
+    paired: bool = True,
 ) -> dict[str, Reached]:
     """Return how fast each method reaches the baseline's quality after ``steps`` steps.
-
-    The target is the mean over seeds of the baseline's smoothed quality, the same for all seeds and
-    methods.
 
     Args:
         curves: {method: {seed: curve}}.
         baseline: A method of ``curves``.
         steps: Steps of the baseline until the target; it may train more.
         larger_is_better: Whether a larger quality is better.
+        paired: Whether a seed's target is the baseline's smoothed quality of that seed. If not, it
+            is the mean over seeds, the same for all.
     """
-    base = curves[baseline]
-    known = [[row for row in curve if row[0] <= steps] for curve in base.values()]
-    target = statistics.fmean(smoothed(curve)[-1][1] for curve in known)
-    times = {seed: seconds_to(curve, target, larger_is_better) for seed, curve in base.items()}
-    there = {seed: seconds for seed, seconds in times.items() if seconds}
-    return {label: _reached(own, target, larger_is_better, there) for label, own in curves.items()}
+    targets = _after(curves[baseline], steps)
+    if not paired:
+        targets = dict.fromkeys(targets, statistics.fmean(targets.values()))
+    base = _times(curves[baseline], targets, larger_is_better)
+    return {
+        label: Reached(
+            apart=_apart(_after(own, steps), _after(curves[baseline], steps)),
+            **_reached(own, _times(own, targets, larger_is_better), base),
+        )
+        for label, own in curves.items()
+    }
+
+
+def _after(curves: Mapping[int, Curve], steps: int) -> dict[int, float]:
+    """Return each seed's smoothed quality after ``steps`` steps."""
+    known = {seed: [row for row in curve if row[0] <= steps] for seed, curve in curves.items()}
+    return {seed: smoothed(curve)[-1][1] for seed, curve in known.items()}
+
+
+def _times(
+    curves: Mapping[int, Curve], targets: Mapping[int, float], larger_is_better: bool
+) -> dict[int, float]:
+    """Return the seconds of the seeds that reach their targets."""
+    there = {
+        seed: seconds_to(curve, targets[seed], larger_is_better)
+        for seed, curve in curves.items()
+        if seed in targets
+    }
+    return {seed: seconds for seed, seconds in there.items() if seconds}
 
 
 def _reached(
-    own: Mapping[int, Curve], target: float, larger_is_better: bool, base: Mapping[int, float]
-) -> Reached:
-    found = {seed: seconds_to(curve, target, larger_is_better) for seed, curve in own.items()}
-    there = {seed: seconds for seed, seconds in found.items() if seconds}
+    own: Mapping[int, Curve], there: Mapping[int, float], base: Mapping[int, float]
+) -> dict[str, Any]:
     logs = [math.log(base[seed] / seconds) for seed, seconds in there.items() if seed in base]
-    return Reached(
-        statistics.median(there.values()) if there else None,
-        interval(logs) if len(logs) == len(own) > 1 else None,
-        len(there),
-        len(own),
-        statistics.fmean(smoothed(curve)[-1][1] for curve in own.values()),
-        statistics.median(curve[-1][1] / curve[-1][0] for curve in own.values()),
-    )
+    return {
+        "seconds": statistics.median(there.values()) if there else None,
+        "ratio": interval(logs) if len(logs) == len(own) > 1 else None,
+        "reached": len(there),
+        "seeds": len(own),
+        "final": statistics.fmean(smoothed(curve)[-1][1] for curve in own.values()),
+        "step": statistics.median(curve[-1][1] / curve[-1][0] for curve in own.values()),
+    }
+
+
+def _apart(own: Mapping[int, float], base: Mapping[int, float]) -> tuple[float, float] | None:
+    gaps = [quality - base[seed] for seed, quality in own.items() if seed in base]
+    return None if len(gaps) < 2 else (statistics.fmean(gaps), _half(gaps))
+
+
+def _half(values: Sequence[float]) -> float:
+    """Return half of the t interval of the mean."""
+    error = statistics.stdev(values) / len(values) ** 0.5
+    return float(stats.t.ppf((1 + CONFIDENCE) / 2, len(values) - 1)) * error
 
 
 def interval(logs: Sequence[float]) -> tuple[float, float, float]:
     """Return the geometric mean and the ends of its t interval, from logarithms."""
-    mean, error = statistics.fmean(logs), statistics.stdev(logs) / len(logs) ** 0.5
-    half = float(stats.t.ppf((1 + CONFIDENCE) / 2, len(logs) - 1)) * error
+    mean, half = statistics.fmean(logs), _half(logs)
     return math.exp(mean), math.exp(mean - half), math.exp(mean + half)
 
 

@@ -33,13 +33,28 @@ def test_a_method_of_twice_the_speed_is_twice_as_fast():
     fast = {seed: [(n, s / 2, q) for n, s, q in own] for seed, own in base.items()}
     poor = {seed: [(n, s, q / 2) for n, s, q in own] for seed, own in base.items()}
     every = {"base": base, "fast": fast, "poor": poor}
-    found = curves.summary(every, "base", 30, True)
+    found = curves.summary(every, "base", 30, True, paired=False)
     target = sum((0.5 + seed / 100 + 0.8 + 0.9) / 3 for seed in range(3)) / 3
     assert found["base"].seconds == pytest.approx(curves.seconds_to(base[1], target, True))
     assert found["fast"].ratio == pytest.approx((2.0, 2.0, 2.0))
     assert (found["fast"].reached, found["poor"].reached) == (3, 0)
     assert found["poor"].ratio is None and found["poor"].seconds is None
     assert found["fast"].step == pytest.approx(0.2)
+
+
+def test_each_seed_has_the_baselines_quality_as_its_target():
+    """Seeds whose baseline ends worse need less; the mean of all would leave them without."""
+    base = {seed: curve([0, 0.5, 0.5 + seed, 0.5 + seed], 4.0) for seed in range(3)}
+    fast = {seed: [(n, s / 2, q) for n, s, q in own] for seed, own in base.items()}
+    better = {seed: [(n, s, q + 0.1 * seed) for n, s, q in own] for seed, own in base.items()}
+    every = {"base": base, "fast": fast, "better": better}
+    found = curves.summary(every, "base", 30, True)
+    assert [found[label].reached for label in every] == [3, 3, 3]
+    assert found["fast"].ratio == pytest.approx((2.0, 2.0, 2.0))
+    assert found["fast"].apart == (0, 0)
+    assert curves.summary(every, "base", 30, True, paired=False)["base"].reached < 3
+    # By hand: 0, 0.1, 0.2 have the mean 0.1 and the deviation 0.1.
+    assert found["better"].apart == pytest.approx((0.1, 4.302653 * 0.1 / math.sqrt(3)))
 
 
 def test_curves_at_another_speed():
