@@ -210,8 +210,8 @@ def show(kept: Kept, baseline: str, args: argparse.Namespace, steps: int) -> Non
         cells = f"{1e3 * own.step:.0f}", f"{own.final:.4f}", apart, reached, seconds, ratio
         rows.append((label, *cells))
     columns = [Column("method", text=True), Column("ms\na step"), Column(f"final\n{task.quality}")]
-    columns += [Column(f"after {steps} steps minus\n{baseline} (95 %)"), Column("seeds that\nreach it")]
-    columns += [Column("seconds"), Column("times as fast\n(95 %)")]
+    columns += [Column(f"after {steps} steps minus\n{baseline} (95 %)")]
+    columns += [Column("seeds that\nreach it"), Column("seconds"), Column("times as fast\n(95 %)")]
     out = console()
     title = f"{args.task}: {steps} steps on {args.hosts} hosts at {args.rate}"
     whose = "each seed's" if paired else "mean"
