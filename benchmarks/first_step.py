@@ -21,12 +21,12 @@ import time
 from pathlib import Path
 from typing import Any
 
-from hvd_adaptive.kernels.meanwhile import WAIT
 from hvd_adaptive.tools.launch import MARK, Ranks, RanksError, send_result
 from hvd_adaptive.tools.methods import parse
 from hvd_adaptive.tools.output import console
 from hvd_adaptive.tools.processes import Job
 from hvd_adaptive.tools.tables import Column, make_table
+from hvd_adaptive.variables import WAIT
 
 METHODS = ("ALQ(bits=3)", "QSGD(bits=4)", "ECDQ(bits=2)")
 STEPS, SECONDS = 12, 300.0

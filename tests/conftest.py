@@ -6,7 +6,7 @@ import os
 import zlib
 from collections import Counter
 
-from hvd_adaptive.kernels.meanwhile import WAIT
+from hvd_adaptive.variables import WAIT
 
 os.environ.setdefault(WAIT, "1")  # tests of fast kernels must not run references
 EVERY = "HVD_ADAPTIVE_EVERY_CASE" in os.environ

@@ -15,7 +15,8 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar, cast
 
-WAIT = "HVD_ADAPTIVE_WAIT_FOR_KERNELS"  # if it is set, training waits, too
+from hvd_adaptive import kernels
+from hvd_adaptive.variables import WAIT
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -56,11 +57,14 @@ def waiting() -> Iterator[None]:
         _thread.waits = before
 
 
-def or_reference(reference: Function) -> Callable[[Function], Function]:
-    """Call ``reference`` if a fast kernel, with the same arguments and bits, is ``Missing``.
+def or_reference(subject: str) -> Callable[[Function], Function]:
+    """Call the reference's function of the same name if a fast kernel is ``Missing``.
 
     A function that is decorated can be called again after its kernel was missing: it changes no
     argument before, or the reference overwrites the change.
+
+    Args:
+        subject: The function's, in ``kernels.SUBJECTS``.
     """
 
     def decorated(fast: Function) -> Function:
@@ -75,7 +79,8 @@ def or_reference(reference: Function) -> Callable[[Function], Function]:
                 pass
             finally:
                 _thread.replaceable = False
-            return reference(*arguments, **keywords)
+            slow = getattr(kernels.module("reference", subject), fast.__name__)
+            return slow(*arguments, **keywords)
 
         return cast(Function, call)
 

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hvd_adaptive.kernels.meanwhile import WAIT
 from hvd_adaptive.tools.processes import Job
+from hvd_adaptive.variables import WAIT
 
 # Each launcher's program, and how to get it; the preferred launcher first.
 PROGRAMS = {

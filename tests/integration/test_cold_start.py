@@ -7,9 +7,9 @@ import sys
 
 import pytest
 
-from hvd_adaptive.kernels.meanwhile import WAIT
 from hvd_adaptive.tools.launch import MARK, Ranks
 from hvd_adaptive.tools.processes import Job
+from hvd_adaptive.variables import WAIT
 
 PROGRAM = """
 import horovod.torch as hvd, torch

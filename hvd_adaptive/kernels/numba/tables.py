@@ -19,7 +19,6 @@ from hvd_adaptive.kernels.meanwhile import or_reference
 from hvd_adaptive.kernels.numba import checksum, decoder, encoder, permute, scan, variance
 from hvd_adaptive.kernels.numba.host_cache import expecting
 from hvd_adaptive.kernels.numba.lanes import WIDTH
-from hvd_adaptive.kernels.reference import tables as reference
 from hvd_adaptive.kernels.tables import KernelTable
 
 # The rules of encoder.py, and the most thresholds that each serves. The arrays are padded to that
@@ -35,7 +34,7 @@ SMALL = 600  # coordinates: a block and a partial one
 _DIRECT = {"uniform": encoder.UNIFORM, "exponential": encoder.EXPONENTIAL}
 
 
-@or_reference(reference.encode)
+@or_reference("tables")
 def encode(
     flat: torch.Tensor,
     scales: torch.Tensor,
@@ -67,7 +66,7 @@ def encode(
     return BlockSums(size, sums, summed) if summing else None
 
 
-@or_reference(reference.decode_add)
+@or_reference("tables")
 def decode_add(
     payloads: list[tuple[torch.Tensor, torch.Tensor]],
     bucket_size: int,
@@ -87,25 +86,25 @@ def decode_add(
     decoder(scales, words, count, bucket_size, values, np.float32(factor), add, out.numpy())
 
 
-@or_reference(reference.histogram)
+@or_reference("tables")
 def histogram(bucket: torch.Tensor, scale: float) -> np.ndarray:
     """See reference.tables.histogram."""
     return scan.histogram(bucket.numpy(), np.float32(scale))
 
 
-@or_reference(reference.counts)
+@or_reference("tables")
 def counts(bucket: torch.Tensor, scale: float) -> torch.Tensor:
     """See reference.tables.counts."""
     return torch.from_numpy(histogram(bucket, scale))
 
 
-@or_reference(reference.clipped)
+@or_reference("tables")
 def clipped(flat: torch.Tensor, bucket_size: int, clip: float) -> torch.Tensor:
     """See reference.tables.clipped."""
     return torch.from_numpy(scan.clipped(flat.numpy(), bucket_size, clip))
 
 
-@or_reference(reference.bucket_norms)
+@or_reference("tables")
 def bucket_norms(flat: torch.Tensor, bucket_size: int, norm: str) -> torch.Tensor:
     """See reference.tables.bucket_norms."""
     return torch.from_numpy(scan.bucket_norms(flat.numpy(), bucket_size, norm == "linf"))

@@ -9,7 +9,6 @@ import torch
 
 from hvd_adaptive.kernels.meanwhile import or_reference
 from hvd_adaptive.kernels.numba.jit import jit
-from hvd_adaptive.kernels.reference import variance as reference
 from hvd_adaptive.kernels.tables import (
     CELL_BASE,
     CELL_SHIFT,
@@ -21,7 +20,7 @@ from hvd_adaptive.kernels.tables import (
 _CELL_SHIFT, _CELL_BASE = np.int32(CELL_SHIFT), np.int32(CELL_BASE)
 
 
-@or_reference(reference.variances)
+@or_reference("variance")
 def variances(
     flat: torch.Tensor, norms: torch.Tensor, bucket_size: int, table: KernelTable
 ) -> torch.Tensor:
