@@ -203,7 +203,8 @@ class _Background:
         key = id(dispatcher), signature
         if key not in self._asked:
             self._asked.add(key)
-            _compiler(os.getpid()).submit(self._compile, dispatcher, signature)
+            with contextlib.suppress(RuntimeError):  # the interpreter ends
+                _compiler(os.getpid()).submit(self._compile, dispatcher, signature)
 
     def _compile(self, dispatcher: Any, signature: Any) -> None:
         try:
@@ -215,6 +216,15 @@ class _Background:
 
 
 _background = _Background()
+
+
+def _begin_anew() -> None:
+    """Forget what a thread of the parent did; it is not in a forked process."""
+    global _one_at_a_time, _background
+    _one_at_a_time, _background = threading.RLock(), _Background()
+
+
+os.register_at_fork(after_in_child=_begin_anew)
 
 
 @functools.lru_cache(maxsize=1)
@@ -237,13 +247,15 @@ def _turn(path: Path) -> Iterator[None]:
         logger.debug("no lock in %s: %s", path, error)
         yield
         return
-    with file:  # closing it releases the lock
+    with file:
         _wait_for(file)
         _thread.holding += 1
         try:
             yield
         finally:
             _thread.holding -= 1
+            with contextlib.suppress(OSError):  # closing would leave it to processes forked since
+                fcntl.flock(file, fcntl.LOCK_UN)
 
 
 def _wait_for(file: Any) -> None:

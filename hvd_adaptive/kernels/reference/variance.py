@@ -34,8 +34,9 @@ def variances(
     variance = (ends[index + 1] - r) * (r - ends[index])
     # The last bucket may be shorter than its padded length.
     places = torch.arange(padded.numel(), device=flat.device).view(r.shape)
-    # On the host a cumulative sum adds one term after the other.
-    total = torch.where(places < flat.numel(), variance, 0.0).cumsum(dim=1)[:, -1]
+    variance = torch.where(places < flat.numel(), variance, 0.0)
+    # On the host a cumulative sum adds one term after the other. On a GPU it is not deterministic.
+    total = variance.cumsum(dim=1)[:, -1] if flat.device.type == "cpu" else variance.sum(dim=1)
     return torch.where(norms == 0, 0.0, total)
 
 

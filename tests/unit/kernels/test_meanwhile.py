@@ -145,6 +145,30 @@ def test_what_measures_waits(tmp_path, allowed):
         assert replaceable(once_a_host(FakeDispatcher(tmp_path, {})))() == "code"
 
 
+def test_a_forked_process_does_not_keep_the_lock(tmp_path):
+    """It may live long, as a worker of a DataLoader does."""
+    with host_cache._turn(tmp_path / "kernel-1.lock"):
+        child = os.fork()
+        if child == 0:
+            time.sleep(LIMIT)
+            os._exit(0)
+    try:
+        with (tmp_path / "kernel-1.lock").open("a") as file:
+            assert host_cache._taken(file)
+    finally:
+        os.kill(child, 9)
+        os.waitpid(child, 0)
+
+
+def test_a_forked_process_begins_anew(allowed):
+    with host_cache._one_at_a_time:
+        host_cache._background._asked.add((1, "f"))
+        child = os.fork()
+        if child == 0:
+            os._exit(bool(host_cache._background._asked))
+        assert os.waitpid(child, 0)[1] == 0
+
+
 def test_nothing_is_replaced_outside_training(tmp_path, monkeypatch):
     monkeypatch.setattr(meanwhile, "_allowed", [])
     assert replaceable(once_a_host(FakeDispatcher(tmp_path, {})))() == "code"
