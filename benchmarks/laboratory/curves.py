@@ -6,7 +6,6 @@ import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from scipy import stats
 
@@ -107,15 +106,11 @@ def summary(
         paired: Whether a seed's target is the baseline's smoothed quality of that seed. If not, it
             is the mean over seeds, the same for all.
     """
-    targets = _after(curves[baseline], steps)
-    if not paired:
-        targets = dict.fromkeys(targets, statistics.fmean(targets.values()))
-    base = _times(curves[baseline], targets, larger_is_better)
+    ends = _after(curves[baseline], steps)
+    targets = ends if paired else dict.fromkeys(ends, statistics.fmean(ends.values()))
+    times = {label: _times(own, targets, larger_is_better) for label, own in curves.items()}
     return {
-        label: Reached(
-            apart=_apart(_after(own, steps), _after(curves[baseline], steps)),
-            **_reached(own, _times(own, targets, larger_is_better), base),
-        )
+        label: _reached(own, times[label], times[baseline], _apart(_after(own, steps), ends))
         for label, own in curves.items()
     }
 
@@ -139,17 +134,21 @@ def _times(
 
 
 def _reached(
-    own: Mapping[int, Curve], there: Mapping[int, float], base: Mapping[int, float]
-) -> dict[str, Any]:
+    own: Mapping[int, Curve],
+    there: Mapping[int, float],
+    base: Mapping[int, float],
+    apart: tuple[float, float] | None,
+) -> Reached:
     logs = [math.log(base[seed] / seconds) for seed, seconds in there.items() if seed in base]
-    return {
-        "seconds": statistics.median(there.values()) if there else None,
-        "ratio": interval(logs) if len(logs) == len(own) > 1 else None,
-        "reached": len(there),
-        "seeds": len(own),
-        "final": statistics.fmean(smoothed(curve)[-1][1] for curve in own.values()),
-        "step": statistics.median(curve[-1][1] / curve[-1][0] for curve in own.values()),
-    }
+    return Reached(
+        statistics.median(there.values()) if there else None,
+        interval(logs) if len(logs) == len(own) > 1 else None,
+        len(there),
+        len(own),
+        statistics.fmean(smoothed(curve)[-1][1] for curve in own.values()),
+        statistics.median(curve[-1][1] / curve[-1][0] for curve in own.values()),
+        apart,
+    )
 
 
 def _apart(own: Mapping[int, float], base: Mapping[int, float]) -> tuple[float, float] | None:

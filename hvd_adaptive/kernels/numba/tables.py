@@ -93,7 +93,6 @@ def histogram(bucket: torch.Tensor, scale: float) -> np.ndarray:
     return scan.histogram(bucket.numpy(), np.float32(scale))
 
 
-@or_reference("tables")
 def counts(bucket: torch.Tensor, scale: float) -> torch.Tensor:
     """See reference.tables.counts."""
     return torch.from_numpy(histogram(bucket, scale))
