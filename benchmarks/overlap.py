@@ -30,8 +30,13 @@ from hvd_adaptive.tools.output import whole
 METHODS = (
     "ddp/float32",
     "ddp/float16",
+    "ddp/PowerSGD(rank=1|4)",
+    "ddp/ALQ(bits=3)",
+    "ddp/EDEN(bits=1)",
     "mpi/float32",
+    "mpi/float16",
     "ALQ(bits=3)",
+    "ALQ(bits=3, worker=False)",
     "ALQ(bits=3, norm='linf', exchange='scatter_reduce', second_stage_bits=4)",
 )
 COLUMNS = ("method", "backward", "exchange", "both", "both / larger", "hidden")

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from hvd_adaptive.ddp import CompressionState, compression_hook
 from hvd_adaptive.tools.bench.backward import FakeNetwork, Still
 from laboratory.methods import POWERSGD, Method
 
@@ -44,6 +45,15 @@ class Exchanger:
         self.optimizer.step()
 
 
+def make_exchanger(ranks: Any, method: Method, network: FakeNetwork) -> Exchanger:
+    """The method on these ranks (one of ``RANKS``)."""
+    still = Still(network.parameters(), lr=1.0)
+    forward, optimizer, scheme = ranks.prepare(method, network, still, network.named())
+    if scheme is None:
+        return Exchanger(network, forward, optimizer)
+    return Exchanger(network, forward, optimizer, scheme.report, scheme.close)
+
+
 def alone(network: FakeNetwork) -> Exchanger:
     """The backward pass without any exchange."""
     return Exchanger(network, network, Still(network.parameters(), lr=1.0))
@@ -61,16 +71,8 @@ class HorovodRanks:
     def barrier(self) -> None:
         self.hvd.barrier()
 
-    def exchanger(self, method: Method, network: FakeNetwork) -> Exchanger:
-        """``hvd.DistributedOptimizer`` with the method's compression."""
-        still = Still(network.parameters(), lr=1.0)
-        _, optimizer, scheme = self.prepare(method, network, still, network.named())
-        if scheme is None:
-            return Exchanger(network, network, optimizer)
-        return Exchanger(network, network, optimizer, scheme.report, scheme.close)
-
     def prepare(self, method: Method, model: Any, optimizer: Any, named: Any) -> Prepared:
-        """Make a network and its optimizer exchange gradients by a method."""
+        """Give ``hvd.DistributedOptimizer`` the method's compression."""
         compression = method.method.compression(self.hvd.Compression)
         distributed = self.hvd.DistributedOptimizer(
             optimizer, named_parameters=named, compression=compression
@@ -97,13 +99,8 @@ class DdpRanks:
     def barrier(self) -> None:
         self.dist.barrier()
 
-    def exchanger(self, method: Method, network: FakeNetwork) -> Exchanger:
-        """DistributedDataParallel with its defaults and the method's hook."""
-        wrapped, optimizer, _ = self.prepare(method, network, Still(network.parameters(), lr=1.0))
-        return Exchanger(network, wrapped, optimizer)
-
-    def prepare(self, method: Method, model: Any, optimizer: Any, named: Any = None) -> Prepared:
-        """Make a network exchange gradients by a method.
+    def prepare(self, method: Method, model: Any, optimizer: Any, named: Any) -> Prepared:
+        """Wrap a network in DistributedDataParallel, with its defaults and the method's hook.
 
         PowerSGD gets one bucket: its hook starts each bucket's later collectives from the threads
         on which the earlier ones end, so that with several buckets ranks start them in different
@@ -111,8 +108,12 @@ class DdpRanks:
         """
         from torch.nn.parallel import DistributedDataParallel
 
-        one = {"bucket_cap_mb": ONE_BUCKET_MB} if method.name == POWERSGD else {}
+        one = {"bucket_cap_mb": ONE_BUCKET_MB} if method.is_powersgd else {}
         wrapped = DistributedDataParallel(model, init_sync=False, **one)
+        if method.is_scheme:
+            scheme = method.method.scheme()
+            wrapped.register_comm_hook(CompressionState(scheme, named), compression_hook)
+            return wrapped, optimizer, scheme
         hooks = {"float32": None, "float16": self._fp16, POWERSGD: self._powersgd}
         if (register := hooks[method.name]) is not None:
             register(wrapped, **method.method.keywords)

@@ -3,17 +3,17 @@
 mpi/float32  gloo/float16             stock Horovod on its MPI or its Gloo operations
 mpi/ALQ(bits=3, exchange='auto')      a scheme of hvd_adaptive on either of them
 ddp/float32  ddp/float16  ddp/PowerSGD(rank=4)    PyTorch's DDP over Gloo, with its own hooks
+ddp/ALQ(bits=3)                       a scheme of hvd_adaptive as DDP's hook
 gloo/ALQ(bits=2|3, coding='fixed'|'huffman')    every combination of the values that | separates
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from hvd_adaptive.tools import methods
-from hvd_adaptive.tools.methods import STOCK
 
 BACKENDS = ("mpi", "gloo", "ddp")
 POWERSGD = "PowerSGD"
@@ -48,15 +48,20 @@ class Method:
 
     @property
     def is_scheme(self) -> bool:
-        """Whether it is a compressor of this package."""
-        return self.backend != "ddp" and self.method.is_scheme
+        """Whether it is a compressor of this package, or supposed to be one."""
+        return self.method.is_scheme and not self.is_powersgd
+
+    @property
+    def is_powersgd(self) -> bool:
+        """Whether it is PyTorch's hook of this name."""
+        return self.backend == "ddp" and self.name == POWERSGD
 
 
 def parse(texts: Iterable[str]) -> list[Method]:
     """Return the methods of all texts, each once. Schemes are not constructed (``refusals``).
 
     Raises:
-        ValueError: a text is no method, or names an unknown backend or hook.
+        ValueError: a text is no method, or names an unknown backend.
     """
     found = {method.label: method for text in texts for method in _read(text.strip())}
     return list(found.values())
@@ -82,15 +87,14 @@ def _read(text: str) -> list[Method]:
         raise ValueError(f"{text!r}: no backend {head!r}; there are {', '.join(BACKENDS)}")
     found = methods.read(tail)
     if head == "ddp":
-        for method in found:
-            _check_hook(text, method)
+        found = [
+            _check_powersgd(text, m) if m.name.lower() == POWERSGD.lower() else m for m in found
+        ]
     return [Method(head, method) for method in found]
 
 
-def _check_hook(text: str, method: methods.Method) -> None:
-    if method.name not in (*STOCK, POWERSGD):
-        raise ValueError(f"{text!r}: DDP's hooks are {', '.join([*STOCK, POWERSGD])}")
+def _check_powersgd(text: str, method: methods.Method) -> methods.Method:
     rank: Any = method.keywords.get("rank")
-    is_rank = isinstance(rank, int) and rank > 0 and len(method.keywords) == 1
-    if method.name == POWERSGD and not is_rank:
+    if len(method.keywords) != 1 or not isinstance(rank, int) or rank < 1:
         raise ValueError(f"{text!r}: must be {POWERSGD}(rank=R), R an integer above 0")
+    return replace(method, name=POWERSGD)

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 
 from hvd_adaptive.tools.bench.backward import FakeNetwork, Shapes
-from laboratory.exchangers import RANKS, Exchanger, alone
+from laboratory.exchangers import RANKS, Exchanger, alone, make_exchanger
 from laboratory.files import write_json
 from laboratory.gradients import VARIANTS, Drawn
 from laboratory.hosts import INTERFACE
@@ -76,7 +76,7 @@ class Worker:
 
     def _measure(self, method: Method) -> dict[str, Any]:
         network = self._network()
-        exchanger = self.ranks.exchanger(method, network)
+        exchanger = make_exchanger(self.ranks, method, network)
         for step in range(self.plan["warmup"]):
             self._timed_step(exchanger, step)
         self.ranks.barrier()

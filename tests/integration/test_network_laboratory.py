@@ -68,6 +68,7 @@ def test_measures_and_removes_everything(tmp_path):
         "mpi/float16",
         "ALQ(bits=3|99)",
         "ALQ(bits=2, in_flight_bytes=4096)",
+        "ddp/ALQ(bits=3)",
     ]
     done = subprocess.run(
         command,
@@ -93,6 +94,10 @@ def test_measures_and_removes_everything(tmp_path):
     assert 1 <= three["sent_bytes"][0] / three["reports"][0]["wire_bytes"] < 1.6
     assert float32["relative_error"] < 1e-12 < float16["relative_error"] < 1e-5
     assert 0.05 < three["relative_error"] < 0.6
+    hook = results["ddp/ALQ(bits=3)"]
+    assert len(hook["seconds"]) == 2 and hook["replicas_equal"]
+    assert 1 <= hook["sent_bytes"][0] / hook["reports"][0]["wire_bytes"] < 1.6
+    assert 0.05 < hook["relative_error"] < 0.6
     assert "bits=99" in results["mpi/ALQ(bits=99)"]["trouble"]
     assert "in_flight_bytes=4096" in results["mpi/ALQ(bits=2, in_flight_bytes=4096)"]["trouble"]
 
@@ -116,6 +121,20 @@ def test_two_ranks_on_each_host_share_its_link(tmp_path):
     for result, share in ((gathered, 2 / 3), (sliced, 1)):
         leaves = 2 * share * result["reports"][0]["wire_bytes"]
         assert 1 <= result["sent_bytes"][0] / leaves < 1.4
+
+
+@pytest.mark.thorough
+def test_overlap_of_every_kind_of_hook(tmp_path):
+    asked = ["ddp/float16", "ddp/PowerSGD(rank=1)", "ddp/EDEN(bits=1)", "mpi/EDEN(bits=1)"]
+    command = [NETWORK[0], NETWORK[1].replace("network.py", "overlap.py"), "--hosts", "2"]
+    command += ["--models", "tiny", "--steps", "2", "--rounds", "1", "--backward-ms", "30"]
+    command += ["--json", "found.json", "--methods", *asked]
+    done = subprocess.run(command, cwd=tmp_path, timeout=180, text=True, capture_output=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    (row,) = json.loads((tmp_path / "found.json").read_text())["rows"]
+    assert list(row["methods"]) == asked
+    for found in row["methods"].values():
+        assert found["exchange"] > 0 and found["both"] >= found["backward"] >= 0.03
 
 
 def test_a_signal_removes_everything():

@@ -50,14 +50,17 @@ def test_wrong_shapes_are_noticed(tmp_path, monkeypatch):
 
 
 def test_methods():
-    found = parse(["mpi/float32", "alq(bits=3, update_steps=(0, 100))", "ddp/PowerSGD(rank=4)"])
+    texts = ["mpi/float32", "alq(bits=3, update_steps=(0, 100))", "ddp/powersgd(rank=4)"]
+    found = parse([*texts, "ddp/eden(bits=1)"])
     read = [(method.backend, method.name, method.method.keywords) for method in found]
     assert read == [
         ("mpi", "float32", {}),
         ("mpi", "ALQ", {"bits": 3, "update_steps": (0, 100)}),
         ("ddp", "PowerSGD", {"rank": 4}),
+        ("ddp", "EDEN", {"bits": 1}),
     ]
-    assert [method.is_scheme for method in found] == [False, True, False]
+    assert [method.is_scheme for method in found] == [False, True, False, True]
+    assert [method.is_powersgd for method in found] == [False, False, True, False]
     assert [m.label for m in parse(m.label for m in found)] == [m.label for m in found]
 
 
@@ -80,7 +83,7 @@ def test_alternatives_are_spread_out_once():
         ("ALQ(bits=)", "as in Python"),
         ("ALQ(bits=3", "as in Python"),
         ("mpi/float16(bits=3)", "takes no keywords"),
-        ("ddp/ALQ(bits=3)", "hooks are float32, float16, PowerSGD"),
+        ("ddp/ALQ(3)", "only keywords are allowed"),
         ("ddp/PowerSGD", r"PowerSGD\(rank=R\)"),
         ("ddp/PowerSGD(rank=1, warm=2)", r"PowerSGD\(rank=R\)"),
         ("ddp/PowerSGD(rank=0)", "above 0"),
@@ -95,9 +98,19 @@ def test_what_the_package_refuses_is_told():
     bad = ["ALQ(bits=99)", "ALQ(bit=3)", "ALQ(exchange='pigeon')", "algebra(bits=3)"]
     refused = refusals(parse(["ALQ(bits=3)", *bad, "mpi/float32"]))
     assert list(refused) == [f"mpi/{text}" for text in bad]
+    hooks = refusals(parse([f"ddp/{text}" for text in bad] + ["ddp/PowerSGD(rank=1)"]))
+    assert list(hooks) == [f"ddp/{text}" for text in bad]
     expected = ["bits=99", "'bit'", "exchange='pigeon'", "must be one of float32, float16, ALQ"]
     for message, words in zip(refused.values(), expected, strict=True):
         assert words in message
+
+
+def test_overlap_measures_the_hook_beside_horovod():
+    found = parse(overlap.METHODS)
+    assert refusals(found) == {}
+    hooks = {method.name for method in found if method.backend == "ddp"}
+    assert hooks == {"float32", "float16", "PowerSGD", "ALQ", "EDEN"}
+    assert {"mpi/float16", "mpi/ALQ(bits=3)"} < {method.label for method in found}
 
 
 def test_gradients_of_a_trained_network(tmp_path, monkeypatch):
