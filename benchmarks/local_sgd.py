@@ -43,13 +43,11 @@ METHODS = {
     LOCAL: f"LocalSGD(every={EVERY}, momentum=0.9, lr=0.7), ALQ(bits=4, norm='linf')",
     "half": "every step, EDEN(bits=0.5)",
     "half, feedback": "every step, EDEN(bits=0.5, error_feedback=0.3)",
-    "half, waterfill": "every step, EDEN(bits=0.5, allocation='waterfill')",
     "float32": "every step, float32",
 }
 SCHEMES: dict[str, Any] = {
     "half": lambda: EDEN(bits=0.5),
     "half, feedback": lambda: EDEN(bits=0.5, error_feedback=0.3),
-    "half, waterfill": lambda: EDEN(bits=0.5, allocation="waterfill"),
 }
 
 

@@ -24,7 +24,6 @@ ADAPTIVE = {
 }
 OPTIONS = (
     "bits",
-    "allocation",
     "levels",
     "norm",
     "density",

@@ -76,7 +76,6 @@ def make_parser() -> argparse.ArgumentParser:
         help="the same as --compression fp16",
     )
     method.add_argument("--bits", type=_number, help="of a code, sign included; of ECDQ any number")
-    method.add_argument("--allocation", help="of EDEN's bits to buckets: waterfill")
     method.add_argument("--levels", type=int, help="of ORQ and LinearQuantile")
     method.add_argument("--norm", choices=("l2", "linf"), help="that buckets are divided by (l2)")
     method.add_argument("--density", type=float, help="share of coordinates that SparseSGD sends")

@@ -228,9 +228,8 @@ class GradientCompressor(Changing, _Base):
         The state includes the stream of random numbers. Load it only into a compressor that
         replaces this one; two that are used side by side would draw the same numbers.
 
-        With error feedback each rank has residuals of its own, as of the last complete step; ECDQ
-        counts the bits that each rank has sent since the last update, and EDEN with
-        ``allocation="waterfill"`` follows the energies of its gradients. Then every rank must
+        With error feedback each rank has residuals of its own, as of the last complete step, and
+        ECDQ counts the bits that each rank has sent since the last update. Then every rank must
         save and load its own state: ``torch.save(compressor.state_dict(),
         f"compressor-{hvd.rank()}.pt")``, or its entry of the list
         ``hvd.allgather_object(compressor.state_dict())``.

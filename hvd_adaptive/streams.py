@@ -33,7 +33,6 @@ class Inside(enum.IntEnum):
     DITHERS = 2  # of QCS's quantiser
     ROTATION = 3  # signs of a rank's own rotation in EDEN
     AGAIN = 4  # signs of EDEN's second shared rotation
-    SAMPLED = 5  # which buckets of few bits EDEN sends
 
 
 def group_number(index: int, attempt: int = 0) -> int:

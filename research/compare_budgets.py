@@ -79,7 +79,6 @@ BUDGETS = {
             "SparseSGD-1": _sparse(0.114, 0.107, 0.136),
             "ECDQ-1": _own(ECDQ, bits=1.0),
             "EDEN-1": _own(EDEN, bits=1),
-            "EDEN-1-wf": _own(EDEN, bits=1, allocation="waterfill"),
         },
     ),
     "1.6": Budget(
@@ -98,7 +97,6 @@ BUDGETS = {
         | {
             "QCS-13.7": _own(QCS, gain=13.7),
             "ECDQ-2.3": _own(ECDQ, bits=2.33),
-            "EDEN-2.3-wf": _own(EDEN, bits=2.33, allocation="waterfill"),
         },
     ),
     "3.2": Budget(
@@ -108,7 +106,6 @@ BUDGETS = {
             "QCS-10": _own(QCS, gain=10),
             "ECDQ-3.2": _own(ECDQ, bits=3.2),
             "EDEN-3": _own(EDEN, bits=3),
-            "EDEN-3.2-wf": _own(EDEN, bits=3.2, allocation="waterfill"),
         },
         ("QSGD", "QSGDinf", "ALQ", "AMQ"),
     ),

@@ -77,7 +77,7 @@ divides an unbiased method's, not a biased one's; with error feedback it counts 
   bring it back in time.
 - *SparseSGD*: random sparsification, its density chosen for each task.
 - *ECDQ-b*: entropy-coded dithered quantization, its wire budget b bits, its steps' own included.
-- *EDEN-b*: rotated, b bits. *-wf*: bits divided among buckets by their energies, `b` on average.
+- *EDEN-b*: rotated, b bits.
 - QSVRG is an optimizer for convex problems, and has its own script, `research/qsvrg.py`. The QCS
   paper's claims are on [its own page](qcs.md).
 """

@@ -37,7 +37,6 @@ FAMILIES = {
     "QCS-MMSE-rate": ("#7fce9f", "X"),
     "ECDQ": ("#e41a8c", "o"),
     "EDEN": ("#17becf", "p"),
-    "EDEN-wf": ("#17becf", "h"),
     "SparseSGD": ("#8c564b", "s"),
     "NaturalCompression": ("#000000", "*"),
 }

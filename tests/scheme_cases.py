@@ -74,7 +74,6 @@ CASES: dict[str, Make] = {
     "ecdq-variance0.2": partial(ECDQ, relative_variance=0.2),
     "eden-0.5": partial(EDEN, bits=0.5),
     **{f"eden-{bits}": partial(EDEN, bits=bits) for bits in range(1, 9)},
-    "eden-2-waterfill": partial(EDEN, bits=2, allocation="waterfill"),
     "quantile-10": partial(LinearQuantile, levels=10),
     "quantile-4": partial(LinearQuantile, levels=4),
     "quantile-5": partial(LinearQuantile, levels=5),

@@ -90,12 +90,6 @@ class Codec(DecodingCodec):
         """
         return self._encoded(flat, quantized, key, layout, values, memory)
 
-    def end_step(self) -> None:
-        """Adjust to what this step's payloads have taken; codecs without a rate do nothing."""
-
-    def forget_step(self) -> None:
-        """Forget this step's payloads, because the step is given up."""
-
     def _encoded(
         self,
         flat: torch.Tensor,

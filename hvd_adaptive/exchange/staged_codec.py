@@ -51,22 +51,10 @@ class StagedCodec(Codec):
             self.second = dataclasses.replace(self.second, ranks=ranks)
         return self.second
 
-    def of_worker(self, number: int) -> StagedCodec:
-        """Return the codec of a simulated rank; the same for all if ranks adjust nothing alone."""
-        return self
-
     @property
     def fitted_second(self) -> Any:
         """Return the codec of averages if it is fitted with this one's table; None otherwise."""
         return None
-
-    def end_step(self) -> None:
-        if self.second is not None and self.second.codec is not self:
-            self.second.codec.end_step()
-
-    def forget_step(self) -> None:
-        if self.second is not None and self.second.codec is not self:
-            self.second.codec.forget_step()
 
     def adopt_tables(self, old: Any, keep: bool) -> None:
         """Continue the tables of ``old``, the codec that this one replaces.

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 
 from hvd_adaptive.kernels.constants import SMALLEST_NORM
-from hvd_adaptive.kernels.fixed import packed_words
 from hvd_adaptive.kernels.random import stream_key
 from hvd_adaptive.streams import Inside
 
@@ -53,45 +51,6 @@ class Buckets:
         return self.whole * self.size + self.last
 
 
-@dataclass(frozen=True)
-class Sections:
-    """Divide buckets among sections of one width each: places in ``numbers`` and words.
-
-    Attributes:
-        numbers: Buckets that have codes, by width and then ascending: int64.
-        ends: The place after the last one of each width, 1, 2, ...: int64.
-        words: The words of each width's section.
-    """
-
-    numbers: np.ndarray
-    ends: np.ndarray
-    words: tuple[int, ...]
-
-    @classmethod
-    def of(cls, widths: np.ndarray, buckets: Buckets, most: int) -> Sections:
-        """Return the sections of buckets of these widths, 0 to ``most`` (int64 (buckets,))."""
-        order = np.argsort(widths, kind="stable")
-        begins = np.searchsorted(widths[order], np.arange(1, most + 2))
-        numbers, ends = order[begins[0] :], begins[1:] - begins[0]
-        words, first = [], 0
-        short = buckets.count * buckets.size - buckets.codes
-        for bits, end in enumerate(ends.tolist(), 1):
-            codes = (end - first) * buckets.size
-            if end > first and numbers[end - 1] == buckets.count - 1:
-                codes -= short
-            words.append(packed_words(codes, bits))
-            first = end
-        return cls(numbers, ends, tuple(words))
-
-    def parts(self) -> Iterator[tuple[int, slice, slice]]:
-        """Yield bits, places and words of each section that is not empty."""
-        first = at = 0
-        for bits, (end, words) in enumerate(zip(self.ends.tolist(), self.words, strict=True), 1):
-            if end > first:
-                yield bits, slice(first, end), slice(at, at + words)
-            first, at = end, at + words
-
-
 @dataclass(frozen=True, eq=False)
 class Levels:
     """Hold levels of N(0, 1), ascending, and the thresholds between them: float32.
@@ -119,52 +78,6 @@ class Levels:
         """Return the codes of so many rotated coordinates in buckets of ``size``."""
         whole, rest = divmod(coordinates, size)
         return whole * self.kept(size) + self.kept(rest)
-
-
-class Widths:
-    """Hold levels of 1, 2, ... bits, for buckets that have different numbers of bits.
-
-    Args:
-        levels: Levels by their bits.
-
-    Attributes:
-        positive: Their positive thresholds, float32 (most bits, at least 8), infinite beyond the
-            last. Row b - 1 is of b bits.
-        sizes: Their positive levels, likewise, 0 beyond the last.
-        values: All levels, float32 (most bits, at least 16): level c of b bits is also at every
-            c + k 2**b.
-    """
-
-    def __init__(self, levels: Mapping[int, Levels]) -> None:
-        self.levels = dict(levels)
-        self.most = max(self.levels)
-        half = max(8, 1 << (self.most - 1))
-        self.positive = np.full((self.most, half), np.inf, dtype=np.float32)
-        self.sizes = np.zeros((self.most, half), dtype=np.float32)
-        self.values = np.zeros((self.most, 2 * half), dtype=np.float32)
-        for bits, own in self.levels.items():
-            count = 1 << (bits - 1)
-            self.positive[bits - 1, : count - 1] = own.thresholds[count:]
-            self.sizes[bits - 1, :count] = own.values[count:]
-            self.values[bits - 1] = np.resize(own.values, 2 * half)
-
-
-def with_widths(scales: np.ndarray, bits: int) -> np.ndarray:
-    """Return scales whose three lowest bits are ``bits`` - 1: the nearest such float32, (buckets,).
-
-    They differ from ``scales`` by at most four units in the last place.
-    """
-    whole = scales.view(np.int32) - (bits - 1)
-    return ((whole + 4 & ~7) + (bits - 1)).astype(np.int32).view(np.float32)
-
-
-def widths_of(scales: np.ndarray) -> np.ndarray:
-    """Return the widths that ``with_widths`` has set, int64; 0 of scales that are 0 or not finite.
-
-    Any scales that were received have widths.
-    """
-    widths = 1 + (scales.view(np.int32) & 7).astype(np.int64)
-    return np.where(np.isfinite(scales) & (scales != 0), widths, 0)
 
 
 def shared_streams(rotation: int, bits: int) -> list[int]:

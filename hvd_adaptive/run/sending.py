@@ -85,11 +85,9 @@ class Sending:
     def abandon(self) -> None:
         """Give the step up: residuals stay as they are."""
         self._after.clear()
-        self._shipping.forget_step()
 
     def commit(self) -> None:
         """End the step: residuals become what was not sent, unless AMP skips the step."""
-        self._shipping.end_step()
         if self._residuals is None:
             return
         for slot in self._absent:

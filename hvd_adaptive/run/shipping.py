@@ -37,7 +37,6 @@ class Shipping:
         attempt: The attempt at the step.
         name: Beginning of the names of collectives.
         meter: Measures what is sent.
-        worker: The rank, if this process simulates several.
 
     Attributes:
         number: The step.
@@ -53,25 +52,14 @@ class Shipping:
         attempt: int = 0,
         name: str = "",
         meter: StepMeter,
-        worker: int = 0,
     ) -> None:
         self.exchange, self.layout, self.number = exchange, layout, number
         self._compressor, self._meter = compressor, meter
-        self._attempt, self._name, self._worker = attempt, name, worker
+        self._attempt, self._name = attempt, name
 
     def codec(self, index: int) -> StagedCodec:
         """Return the codec of the group's part."""
-        return self._compressor.part(self.layout.groups[index].part).of_worker(self._worker)
-
-    def end_step(self) -> None:
-        """End the step for all codecs."""
-        for codec in self._compressor.parts.values():
-            codec.of_worker(self._worker).end_step()
-
-    def forget_step(self) -> None:
-        """Give up the step for all codecs."""
-        for codec in self._compressor.parts.values():
-            codec.of_worker(self._worker).forget_step()
+        return self._compressor.part(self.layout.groups[index].part)
 
     def quantized(self, index: int) -> int:
         """Return how many of a group's coordinates this step quantises: none in a warm-up."""

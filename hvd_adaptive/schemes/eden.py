@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import groupby
 from types import ModuleType
 from typing import Any, cast
 
@@ -11,22 +12,20 @@ import numpy as np
 import torch
 
 from hvd_adaptive import kernels
-from hvd_adaptive.checks import check_integer, check_optional_choice, is_real
+from hvd_adaptive.checks import check_integer, is_real
 from hvd_adaptive.compressor import GradientCompressor
 from hvd_adaptive.exchange.staged_codec import StagedCodec
 from hvd_adaptive.kernels.eden import STEP, Buckets, Levels
 from hvd_adaptive.kernels.packing import packing_of
-from hvd_adaptive.kernels.random import stream_key
+from hvd_adaptive.kernels.random import MASK64, stream_key
 from hvd_adaptive.levels.lloyd_max import distortion, normal_levels
-from hvd_adaptive.schemes.eden_bodies import KEY_BYTES, by_rotation, own_stream, signed
-from hvd_adaptive.schemes.eden_waterfill import WaterfillCodec
 from hvd_adaptive.settings import Settings
-from hvd_adaptive.streams import Use
+from hvd_adaptive.streams import Inside, Use
 
 LEAST_BITS, MOST_BITS = 1, 8
 FRACTIONS = (0.5, 0.25, 0.125)
-LEAST_MEAN_BITS = 0.25
 LEAST_BUCKET, MOST_BUCKET, DEFAULT_BUCKET = 64, 1 << 16, 4096
+KEY_BYTES = 8  # of the shared rotation's stream, with which a body begins
 
 
 class EDEN(GradientCompressor):
@@ -56,15 +55,8 @@ class EDEN(GradientCompressor):
     A zero bucket, and one whose S is below 2**-126, decodes to zeros. A bucket with NaN or Inf
     decodes to NaN. The second stage of ``exchange="scatter_reduce"`` is an EDEN with more bits.
 
-    With ``allocation="waterfill"`` buckets of more energy have more bits, 0 to 8 (0 to 4 if
-    ``bits`` is at most 2), so that the sum of squared errors over a step is least at ``bits`` on
-    average over steps (schemes/threshold.py). A bucket with less than one bit is sent at some steps
-    alone, as a multiple that makes it unbiased (levels/waterfill.py). Payloads then vary in length.
-
     Args:
-        bits: Bits per coordinate: 1 to 8, or 0.5, 0.25 or 0.125; any number from 0.25 to 8 with
-            ``allocation="waterfill"``.
-        allocation: "waterfill", or None for the same bits in all buckets.
+        bits: Bits per coordinate: 1 to 8, or 0.5, 0.25 or 0.125.
         **shared: See ``settings.Settings``. ``bucket_size`` must be a power of two from 64 to
             65,536; 4096 if not given. Of ``bits`` below 1, bits · bucket_size must be at least 64.
 
@@ -72,36 +64,26 @@ class EDEN(GradientCompressor):
         ValueError: A keyword is wrong.
     """
 
-    def __init__(self, *, bits: float = 2, allocation: str | None = None, **shared: Any) -> None:
-        self._build(EDEN, bits, shared, allocation)
+    def __init__(self, *, bits: float = 2, **shared: Any) -> None:
+        self._build(EDEN, bits, shared)
 
-    def _build(
-        self, kind: type, bits: float, shared: dict[str, Any], allocation: str | None = None
-    ) -> None:
-        if check_optional_choice("allocation", allocation, ("waterfill",)) is None:
-            bits = _check_bits(bits)
-        elif not is_real(bits) or not LEAST_MEAN_BITS <= bits <= MOST_BITS:
-            raise ValueError(
-                f"bits={bits!r}: must be a number from {LEAST_MEAN_BITS} to {MOST_BITS}"
-            )
+    def _build(self, kind: type, bits: float, shared: dict[str, Any]) -> None:
+        bits = _check_bits(bits)
         settings = Settings.from_keywords(kind, {"bucket_size": DEFAULT_BUCKET} | shared)
         size = settings.bucket_size
         if not LEAST_BUCKET <= size <= MOST_BUCKET or size & (size - 1):
             raise ValueError(
                 f"bucket_size={size!r}: must be a power of two from {LEAST_BUCKET} to {MOST_BUCKET}"
             )
-        if allocation is None:
-            if bits * size < STEP:
-                raise ValueError(
-                    f"bucket_size={size!r}: must be at least {int(STEP / bits)} with bits={bits!r}"
-                )
-            super().__init__(EDENCodec(settings, bits))
-        else:
-            super().__init__(WaterfillCodec(settings, float(bits)))
+        if bits * size < STEP:
+            raise ValueError(
+                f"bucket_size={size!r}: must be at least {int(STEP / bits)} with bits={bits!r}"
+            )
+        super().__init__(EDENCodec(settings, bits))
 
     @property
-    def codec(self) -> EDENCodec | WaterfillCodec:
-        return cast("EDENCodec | WaterfillCodec", super().codec)
+    def codec(self) -> EDENCodec:
+        return cast("EDENCodec", super().codec)
 
 
 class DRIVE(EDEN):
@@ -174,21 +156,23 @@ class EDENCodec(StagedCodec):
         return KEY_BYTES + 4 * (buckets.count + self._packing.words(codes))
 
     def encode_body(self, flat: torch.Tensor, body: torch.Tensor, key: int) -> None:
-        body[:KEY_BYTES].view(torch.int64).fill_(signed(self._shared))
+        body[:KEY_BYTES].view(torch.int64).fill_(_signed(self._shared))
         flat = self._clipped(flat)
         scales, words = self._split(body, flat.numel())
         encode = _kernels(flat.device).encode
         size = self.settings.bucket_size
-        encode(flat, scales, words, size, self._levels, self._shared, own_stream(key))
+        encode(flat, scales, words, size, self._levels, self._shared, _own_stream(key))
 
     def add_bodies(
         self, bodies: Sequence[torch.Tensor], keys: Sequence[int], factor: float, out: torch.Tensor
     ) -> None:
         decode = _kernels(out.device).decode_add
         size = self.settings.bucket_size
-        for shared, pairs in by_rotation(bodies, keys):
+        for shared, pairs in _by_rotation(bodies, keys):
             payloads = [self._split(body, out.numel()) for body, _ in pairs]
-            decode(payloads, size, self._levels, shared, [own_stream(key) for _, key in pairs], out)
+            decode(
+                payloads, size, self._levels, shared, [_own_stream(key) for _, key in pairs], out
+            )
         if factor != 1.0:
             out *= factor
 
@@ -208,8 +192,28 @@ def _check_bits(bits: float) -> float:
         return check_integer("bits", bits, LEAST_BITS, MOST_BITS)
     except ValueError as error:
         fractions = ", ".join(map(str, FRACTIONS))
-        raise ValueError(f"{error}, or {fractions}, or use allocation='waterfill'") from None
+        raise ValueError(f"{error}, or {fractions}") from None
 
 
 def _kernels(device: torch.device) -> ModuleType:
     return kernels.for_device(device, "eden")
+
+
+def _by_rotation(
+    bodies: Sequence[torch.Tensor], keys: Sequence[int]
+) -> Iterator[tuple[int, list[tuple[torch.Tensor, int]]]]:
+    """Yield neighbouring bodies that share a rotation, with their keys."""
+    rotations = torch.stack([body[:KEY_BYTES].view(torch.int64)[0] for body in bodies]).tolist()
+    triples = zip(rotations, bodies, keys, strict=True)
+    for rotation, own in groupby(triples, key=lambda triple: triple[0]):
+        yield rotation & MASK64, [(body, key) for _, body, key in own]
+
+
+def _own_stream(key: int) -> int:
+    """Return the stream of signs of a payload's own rotation."""
+    return stream_key(key, Inside.ROTATION)
+
+
+def _signed(number: int) -> int:
+    """Return the int64 with the bits of a 64-bit number."""
+    return number - (1 << 64) if number >> 63 else number

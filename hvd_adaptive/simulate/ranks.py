@@ -292,7 +292,7 @@ class Ranks:
 
     def _shipping(self, rank: int, step: int, meter: StepMeter | None = None) -> Shipping:
         exchange, meter = self._exchanges[rank], meter or StepMeter()
-        return Shipping(self._scheme, exchange, self.layout, step, meter=meter, worker=rank)
+        return Shipping(self._scheme, exchange, self.layout, step, meter=meter)
 
     def _senders(self, step: int, meters: Sequence[StepMeter]) -> list[Sending]:
         """Return what each rank sends of a step."""

@@ -50,7 +50,6 @@ SCHEMES: dict[str, tuple[str, dict[str, Any]]] = {
     "ECDQ": ("ECDQ", {"bits": 2}),
     "EDEN": ("EDEN", {"bits": 2}),
     "EDEN fine": ("EDEN", {"bits": 6}),
-    "EDEN waterfill": ("EDEN", {"bits": 2, "allocation": "waterfill"}),
     "DRIVE": ("DRIVE", {}),
     "ECDQ variance": ("ECDQ", {"relative_variance": 0.1}),
 }

@@ -626,38 +626,6 @@ def eden_body(head: dict, body: bytes, count: int, known: Known) -> np.ndarray:
     return np.concatenate(out)[:count] if out else np.empty(0)
 
 
-def eden_waterfill_body(head: dict, body: bytes, count: int, known: Known) -> np.ndarray:
-    assert zlib.crc32(known.levels.astype("<f4").tobytes()) == head["table_fingerprint"]
-    n = head["bucket_size"]
-    whole, rest = divmod(count, n)
-    lengths = [n] * whole + [64 * ceil(rest, 64)] * (rest > 0)
-    (shared,) = struct.unpack("<Q", body[:8])
-    most = (head["alphabet"] - 1).bit_length()
-    streams = [stream(head["key"], 3, 0, 0), stream(shared, 4, 0, 0), shared]
-    if most <= 4:
-        del streams[1]
-    at = 8 + 4 * len(lengths)
-    numbers, scales = np.frombuffer(body[8:at], "<u4"), np.frombuffer(body[8:at], "<f4")
-    sent = np.isfinite(scales) & (scales != 0)
-    found = {b: np.full(lengths[b], scales[b] * 0.0, float) for b in np.flatnonzero(~sent).tolist()}
-    for width in range(1, most + 1):
-        own = [b for b in np.flatnonzero(sent).tolist() if numbers[b] % 8 == width - 1]
-        total = sum(lengths[b] for b in own)
-        size = 4 * words_of(total, 1 << width)
-        codes = unpack(body[at : at + size], total, 1 << width) if own else np.empty(0, int)
-        at += size
-        levels = known.levels[(1 << width) - 2 :][: 1 << width].astype("<f4").astype(float)
-        for b in own:
-            y = levels[codes[: lengths[b]]] * float(scales[b])
-            codes = codes[lengths[b] :]
-            for each in streams:
-                y = unmixed(y) * hashed_signs(each, b, lengths[b])
-            found[b] = y
-    assert len(body) - 8 < at <= len(body) and not any(body[at:])
-    out = [found[b] for b in range(len(lengths))]
-    return np.concatenate(out)[:count] if out else np.empty(0)
-
-
 def walsh(y: np.ndarray) -> np.ndarray:
     """Sylvester's matrix times y."""
     if y.size == 1:
@@ -674,5 +642,4 @@ BODIES = {
     "ecdq": ecdq_body,
     "qcs": qcs_body,
     "eden": eden_body,
-    "eden_waterfill": eden_waterfill_body,
 }

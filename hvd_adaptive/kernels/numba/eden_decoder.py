@@ -8,10 +8,9 @@ import numba
 import numpy as np
 
 from hvd_adaptive.kernels.eden import APART
-from hvd_adaptive.kernels.fixed import BLOCK, LANES, QUARTER, QUARTERS, ROWS
-from hvd_adaptive.kernels.numba.decoder import add_small, load_fixed, load_tail, pick4, pointer
+from hvd_adaptive.kernels.fixed import BLOCK, LANES, QUARTER
+from hvd_adaptive.kernels.numba.decoder import add_small, load_fixed, pick4, pointer
 from hvd_adaptive.kernels.numba.jit import inline, jit
-from hvd_adaptive.kernels.numba.pack import load_block
 from hvd_adaptive.kernels.numba.rotation import (
     add_rotated_back,
     aligned,
@@ -22,7 +21,6 @@ from hvd_adaptive.kernels.numba.rotation import (
 from hvd_adaptive.kernels.numba.take import MOST_BITS, take_block
 
 _ONE = np.float32(1)
-_TAIL_ROWS = QUARTERS * LANES
 
 
 @inline
@@ -118,106 +116,3 @@ def _add_unshared(y, shared, b, factors, columns, total, hashes, target):
         flip(y, shared[again], b, hashes)
         times(y, factors[1])
     add_rotated_back(y, factors[0], columns, total, shared[0], b, factors[1], hashes, target)
-
-
-@jit
-def add(scales, words, numbers, ends, size, values, own, factors, sums):
-    """Add the buckets ``numbers``, up to place ends[0] of one bit, to ends[1] of two, ...
-
-    values: (bits, 256): level c of b bits is also at every c + k 2**b.
-    """
-    room = max(size, BLOCK)
-    codes, rows = np.empty(room, np.uint32), np.empty(QUARTER, np.uint32)
-    memory, hashes = aligned(size), np.empty(APART, np.uint32)
-    columns, total = np.ones((1, 16), np.float32), np.empty(16, np.float32)
-    first, word = 0, 0
-    for row in range(ends.size):
-        bits, count, levels = row + 1, ends[row] - first, values[row]
-        end = count * size
-        if count:
-            end -= max(0, (numbers[ends[row] - 1] + 1) * size - sums.size)
-        own_words = words[word:]
-        for place in range(count):
-            b, at = numbers[first + place], place * size
-            length = min(size, end - at)
-            kind = 0 if length == size else 1
-            y, target = memory[:length], sums[b * size : b * size + length]
-            weight = scales[first + place] * factors[kind, 1]
-            if length % BLOCK == 0:
-                for begin in range(0, length, BLOCK):
-                    packed = own_words[(at + begin) // BLOCK * bits * LANES :]
-                    _take_whole(packed, levels, weight, y, begin, bits, codes)
-            else:
-                if at % room == 0:
-                    for begin in range(0, min(room, end - at), BLOCK):
-                        rest = min(BLOCK, end - at - begin)
-                        block = own_words[(at + begin) // BLOCK * bits * LANES :]
-                        _load(block, rest, bits, rows, codes[begin:])
-                part = codes[at % room :]
-                for i in range(length):
-                    y[i] = levels[np.uint64(part[i])] * weight
-            add_rotated_back(y, factors[kind, 0], columns, total, own, b, _ONE, hashes, target)
-        first = ends[row]
-        word += end // BLOCK * bits * LANES
-        rest = end % BLOCK
-        word += ((rest + _TAIL_ROWS - 1) // _TAIL_ROWS * QUARTERS * bits + 31) // 32 * LANES
-
-
-@inline
-def _take_whole(packed, levels, weight, y, begin, bits, codes):
-    """Set a block of y to the levels of its codes times weight."""
-    # The number of bits is a constant of each call.
-    if bits == 1:
-        take_block(packed, levels, weight, y, begin, 1)
-    elif bits == 2:
-        take_block(packed, levels, weight, y, begin, 2)
-    elif bits == 3:
-        take_block(packed, levels, weight, y, begin, 3)
-    elif bits == 4:
-        take_block(packed, levels, weight, y, begin, 4)
-    else:
-        _load_whole(packed, bits, codes)
-        for i in range(BLOCK):
-            y[begin + i] = levels[np.uint64(codes[i])] * weight
-
-
-@inline
-def _load(packed, rest, bits, rows, codes):
-    """Unpack up to a block of codes."""
-    if rest > (ROWS - 1) * _TAIL_ROWS:
-        _load_whole(packed, bits, codes)
-    else:
-        load_tail(packed, rest, bits, rows, codes)
-
-
-@inline
-def _load_whole(packed, bits, codes):
-    if bits == 1:
-        load_block(packed, codes, 1)
-    elif bits == 2:
-        load_block(packed, codes, 2)
-    elif bits == 3:
-        load_block(packed, codes, 3)
-    elif bits == 4:
-        load_block(packed, codes, 4)
-    elif bits == 5:
-        load_block(packed, codes, 5)
-    elif bits == 6:
-        load_block(packed, codes, 6)
-    elif bits == 7:
-        load_block(packed, codes, 7)
-    else:
-        load_block(packed, codes, 8)
-
-
-@jit
-def add_sums(sums, used, size, shared, factors, out):
-    """Undo the shared rotations of all used buckets' sums, and add them to out."""
-    columns, total = np.ones((1, 16), np.float32), np.empty(16, np.float32)
-    hashes = np.empty(APART, np.uint32)
-    for b in range(used.size):
-        if used[b]:
-            y = sums[b * size : min(sums.size, (b + 1) * size)]
-            target = out[b * size : min(out.size, (b + 1) * size)]
-            kind = 0 if y.size == size else 1
-            _add_unshared(y, shared, b, factors[kind], columns, total, hashes, target)

@@ -153,54 +153,46 @@ def _store(codes, rest, bits, rows, words):
 
 
 @jit
-def encode(x, numbers, ends, scales, words, size, last, kept, thresholds, values, streams, factors):
-    """Encode the buckets ``numbers``: up to place ends[0] with one bit, to ends[1] with two, ...
-
-    thresholds, values: (bits, sizes), the positive ones of each number of bits.
-    """
-    room = max(kept[0], BLOCK)
+def encode(x, scales, words, size, last, kept, bits, thresholds, sizes, streams, factors):
+    """Encode all buckets. thresholds, sizes: the positive ones, at least eight."""
+    buckets, half = (x.size + size - 1) // size, 1 << (bits - 1)
+    room, filled, word = max(kept[0], BLOCK), 0, 0
     codes, rows = np.zeros(room, np.uint32), np.empty(QUARTER, np.uint32)
     memory = aligned(max(size, last))
     acc, cell = np.empty(NORM_LANES, np.float32), np.empty(1, np.float32)
-    hashes, scaled = np.empty(APART, np.uint32), np.empty(values.shape[1], np.float32)
+    hashes, scaled = np.empty(APART, np.uint32), np.empty(sizes.size, np.float32)
     columns, total = np.ones((1, 16), np.float32), np.empty(16, np.float32)
-    place, word = 0, 0
-    for row in range(ends.size):
-        bits, sizes = row + 1, values[row]
-        half, filled = 1 << row, 0
-        scaled[:] = _NEVER
-        while place < ends[row]:
-            b = numbers[place]
-            own_x = x[b * size : min(x.size, (b + 1) * size)]
-            kind = 0 if own_x.size == size else 1
-            length = size if kind == 0 else last
-            y, part = memory[:length], codes[filled : filled + kept[kind]]
-            factor = _load(own_x, y, cell)
-            scale = factor
-            if factor > 0:
-                root = factors[kind, 0]
-                for stream in streams:
-                    flip(y, stream, b, hashes)
-                    rotate(y, root, columns, total)
-                norm = norm_of(y, False, acc, cell)
-                deviation = norm * factors[kind, 2]
-                for t in range(half - 1):
-                    scaled[t] = thresholds[row, t] * deviation
-                acc[:] = np.float32(0)
-                _round_to(y[: part.size], bits, scaled, sizes, part, acc)
-                scale = norm * norm / add_lanes(acc) * factors[kind, 1] / factor
-                if scale < _SMALLEST:
-                    scale = np.float32(0)
-                elif not np.isfinite(scale):
-                    scale = np.float32(np.nan)
-            if not scale > 0:
-                for i in range(part.size):
-                    part[i] = np.uint32(0)
-            scales[place] = scale
-            filled += part.size
-            place += 1
-            if filled >= room or place == ends[row]:
-                for begin in range(0, filled, BLOCK):
-                    rest = min(BLOCK, filled - begin)
-                    word += _store(codes[begin:], rest, bits, rows, words[word:])
-                filled = 0
+    scaled[:] = _NEVER
+    for b in range(buckets):
+        own_x = x[b * size : min(x.size, (b + 1) * size)]
+        kind = 0 if own_x.size == size else 1
+        length = size if kind == 0 else last
+        y, part = memory[:length], codes[filled : filled + kept[kind]]
+        factor = _load(own_x, y, cell)
+        scale = factor
+        if factor > 0:
+            root = factors[kind, 0]
+            for stream in streams:
+                flip(y, stream, b, hashes)
+                rotate(y, root, columns, total)
+            norm = norm_of(y, False, acc, cell)
+            deviation = norm * factors[kind, 2]
+            for t in range(half - 1):
+                scaled[t] = thresholds[t] * deviation
+            acc[:] = np.float32(0)
+            _round_to(y[: part.size], bits, scaled, sizes, part, acc)
+            scale = norm * norm / add_lanes(acc) * factors[kind, 1] / factor
+            if scale < _SMALLEST:
+                scale = np.float32(0)
+            elif not np.isfinite(scale):
+                scale = np.float32(np.nan)
+        if not scale > 0:
+            for i in range(part.size):
+                part[i] = np.uint32(0)
+        scales[b] = scale
+        filled += part.size
+        if filled >= room or b == buckets - 1:
+            for begin in range(0, filled, BLOCK):
+                rest = min(BLOCK, filled - begin)
+                word += _store(codes[begin:], rest, bits, rows, words[word:])
+            filled = 0

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numpy as np
 import torch
 
 from hvd_adaptive.kernels import hadamard, random
@@ -17,8 +16,6 @@ from hvd_adaptive.kernels.eden import (
     SPAN,
     Buckets,
     Levels,
-    Sections,
-    Widths,
     block_order,
     finished_scales,
     power_of,
@@ -47,52 +44,12 @@ def encode(
     finite. Levels of a ``share`` below 1 have codes of a bucket's first rotated coordinates alone,
     with ⟨y, q⟩ over these. words: int32, filled.
     """
-    numbers = range(Buckets(flat.numel(), bucket_size).count)
     streams = [*shared_streams(shared, levels.bits), own]
-    _encode_some(flat, numbers, scales, words, bucket_size, levels, streams)
-
-
-def encode_widths(
-    flat: torch.Tensor,
-    sections: Sections,
-    scales: torch.Tensor,
-    words: torch.Tensor,
-    bucket_size: int,
-    widths: Widths,
-    streams: Sequence[int],
-) -> None:
-    """Encode the buckets of each section with as many bits as it has, as ``encode`` does all.
-
-    streams: of the rotations' signs, in the order in which they are applied. scales: of
-    ``sections.numbers``. words: of all sections, one after another.
-    """
-    for bits, places, own in sections.parts():
-        numbers, levels = sections.numbers[places].tolist(), widths.levels[bits]
-        _encode_some(flat, numbers, scales[places], words[own], bucket_size, levels, streams)
-
-
-def _encode_some(
-    flat: torch.Tensor,
-    numbers: Sequence[int],
-    scales: torch.Tensor,
-    words: torch.Tensor,
-    bucket_size: int,
-    levels: Levels,
-    streams: Sequence[int],
-) -> None:
-    """Encode the buckets ``numbers``, ascending, as ``encode`` does all of them.
-
-    scales, words: of these buckets alone.
-    """
-    codes, at = [flat.new_zeros(0, dtype=torch.int64)], 0
+    codes = [flat.new_zeros(0, dtype=torch.int64)]
     for rows, first in _parts(flat, Buckets(flat.numel(), bucket_size)):
-        own = [number for number in numbers if first <= number < first + len(rows)]
-        if own:
-            chosen = rows[[number - first for number in own]]
-            found, quantized = _quantize(chosen, own, levels, streams)
-            scales[at : at + len(own)] = found
-            codes.append(quantized.reshape(-1))
-            at += len(own)
+        numbers = range(first, first + len(rows))
+        scales[first : first + len(rows)], quantized = _quantize(rows, numbers, levels, streams)
+        codes.append(quantized.reshape(-1))
     words.copy_(pack_codes(torch.cat(codes), packing_of(1 << levels.bits)))
 
 
@@ -132,52 +89,6 @@ def decode_add(
         result = torch.where(used, rows + total, rows)
         target = out[first * bucket_size :][: rows.numel()]
         target.copy_(result.reshape(-1)[: target.numel()])
-
-
-def add_widths(
-    scales: torch.Tensor,
-    words: torch.Tensor,
-    sections: Sections,
-    bucket_size: int,
-    widths: Widths,
-    own: int,
-    sums: torch.Tensor,
-) -> None:
-    """Undo a rank's own rotation of the buckets of all sections, and add them to sums.
-
-    scales, words: see ``encode_widths``. sums: float32 (Buckets.codes,), of all buckets.
-    """
-    for bits, places, part in sections.parts():
-        numbers, levels = sections.numbers[places].tolist(), widths.levels[bits]
-        lengths = [min(bucket_size, sums.numel() - number * bucket_size) for number in numbers]
-        codes = unpack_codes(words[part], sum(lengths), packing_of(1 << bits))
-        values = torch.from_numpy(levels.values).to(sums.device)
-        for place, (number, length) in enumerate(zip(numbers, lengths, strict=True)):
-            begin, scale = place * bucket_size, scales[places][place : place + 1]
-            taken = values[codes[begin : begin + length]].unsqueeze(0)
-            y = _rotated_back(taken * (scale * root_of(length)))
-            target = sums[number * bucket_size :][:length]
-            target += (y * _signs(own, [number], length, sums.device))[0]
-
-
-def add_sums(
-    sums: torch.Tensor,
-    used: np.ndarray,
-    bucket_size: int,
-    shared: Sequence[int],
-    out: torch.Tensor,
-) -> None:
-    """Undo the shared rotations of the buckets that are ``used``, and add them to out.
-
-    shared: the streams of these rotations, in the order of the encoder.
-    """
-    for number in np.flatnonzero(used).tolist():
-        total = sums[number * bucket_size :][:bucket_size].unsqueeze(0)
-        length, target = total.shape[1], out[number * bucket_size :][:bucket_size]
-        for stream in reversed(shared):
-            total = _rotated_back(total) * _signs(stream, [number], length, out.device)
-            total = total * root_of(length)
-        target += total[0, : target.numel()]
 
 
 def _parts(flat: torch.Tensor, buckets: Buckets) -> list[tuple[torch.Tensor, int]]:

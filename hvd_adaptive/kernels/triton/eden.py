@@ -9,7 +9,6 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterator, Sequence
 
-import numpy as np
 import torch
 import triton
 import triton.language as tl
@@ -17,8 +16,6 @@ import triton.language as tl
 from hvd_adaptive.kernels.eden import (
     Buckets,
     Levels,
-    Sections,
-    Widths,
     finished_scales,
     root_of,
     shared_streams,
@@ -45,26 +42,31 @@ def encode(
     """See reference.eden.encode."""
     buckets = Buckets(flat.numel(), bucket_size)
     streams = [*shared_streams(shared, levels.bits), own]
-    numbers = _all(buckets.count, flat.device)
-    _encode(flat, numbers, buckets.codes, scales, words, bucket_size, levels, streams)
-
-
-def encode_widths(
-    flat: torch.Tensor,
-    sections: Sections,
-    scales: torch.Tensor,
-    words: torch.Tensor,
-    bucket_size: int,
-    widths: Widths,
-    streams: Sequence[int],
-) -> None:
-    """See reference.eden.encode_widths."""
-    coordinates = Buckets(flat.numel(), bucket_size).codes
-    for bits, places, part in sections.parts():
-        numbers, levels = sections.numbers[places], widths.levels[bits]
-        codes = _codes(numbers, coordinates, bucket_size)
-        chosen, own = on_device(numbers, flat.device), scales[places]
-        _encode(flat, chosen, codes, own, words[part], bucket_size, levels, streams)
+    largest = bucket_norms(flat, bucket_size, "linf")
+    y = flat.new_empty(buckets.codes)
+    _for_each(_load_kernel, y, bucket_size, flat, largest, y, flat.numel())
+    for rows, numbers in _rows(y, _all(buckets.count, flat.device), bucket_size):
+        for stream in streams:
+            rotate(rows, numbers, stream)
+    norms = bucket_norms(y, bucket_size, "l2")
+    found = torch.empty(
+        levels.codes(buckets.codes, bucket_size), dtype=torch.uint8, device=flat.device
+    )
+    thresholds, values = _tables(levels, flat.device)
+    deviations = _times(norms, y, bucket_size, lambda length: length**-0.5)
+    kept = levels.kept(bucket_size), levels.kept(buckets.last)
+    tables = deviations, thresholds, values
+    _for_each(_round_kernel, y, bucket_size, *kept, *tables, y, found, BITS=levels.bits)
+    products = _sums(y, bucket_size)
+    at = 0
+    for rows, of_rows in _rows(y, scales, bucket_size):
+        part, length = slice(at, at + len(rows)), rows.shape[1]
+        bounds = largest[part], norms[part], products[part]
+        of_rows.copy_(finished_scales(*bounds, length, len(streams)))
+        at += len(rows)
+    for rows, of_rows in _rows(found, scales, kept[0]):
+        rows.masked_fill_(~(of_rows > 0).unsqueeze(1), 0)
+    pack(found, packing_of(1 << levels.bits), words)
 
 
 def decode_add(
@@ -87,113 +89,36 @@ def decode_add(
                 f"payload of {scales.numel()} buckets and {words.numel()} words is too short"
             )
         scales = scales[: buckets.count]
-        _add(scales, words, numbers, buckets.codes, bucket_size, levels, own, sums)
+        _add(scales, words, numbers, bucket_size, levels, own, sums)
         used |= scales != 0
-    _add_sums(sums, used, bucket_size, shared_streams(shared, levels.bits), out)
-
-
-def add_widths(
-    scales: torch.Tensor,
-    words: torch.Tensor,
-    sections: Sections,
-    bucket_size: int,
-    widths: Widths,
-    own: int,
-    sums: torch.Tensor,
-) -> None:
-    """See reference.eden.add_widths."""
-    for bits, places, part in sections.parts():
-        numbers, levels = sections.numbers[places], widths.levels[bits]
-        codes = _codes(numbers, sums.numel(), bucket_size)
-        chosen = on_device(numbers, sums.device)
-        _add(scales[places], words[part], chosen, codes, bucket_size, levels, own, sums)
-
-
-def add_sums(
-    sums: torch.Tensor,
-    used: np.ndarray,
-    bucket_size: int,
-    shared: Sequence[int],
-    out: torch.Tensor,
-) -> None:
-    """See reference.eden.add_sums."""
-    _add_sums(sums, on_device(used, sums.device), bucket_size, shared, out)
-
-
-def _encode(
-    flat: torch.Tensor,
-    numbers: torch.Tensor,
-    coordinates: int,
-    scales: torch.Tensor,
-    words: torch.Tensor,
-    bucket_size: int,
-    levels: Levels,
-    streams: Sequence[int],
-) -> None:
-    """Encode the buckets ``numbers`` (int64, ascending) of so many rotated coordinates."""
-    largest = bucket_norms(flat, bucket_size, "linf")[numbers]
-    y = flat.new_empty(coordinates)
-    _for_each(_load_kernel, y, bucket_size, flat, numbers, largest, y, flat.numel())
-    for rows, own in _rows(y, numbers, bucket_size):
-        for stream in streams:
-            rotate(rows, own, stream)
-    norms = bucket_norms(y, bucket_size, "l2")
-    found = torch.empty(
-        levels.codes(coordinates, bucket_size), dtype=torch.uint8, device=flat.device
-    )
-    thresholds, values = _tables(levels, flat.device)
-    deviations = _times(norms, y, bucket_size, lambda length: length**-0.5)
-    kept = levels.kept(bucket_size), levels.kept(coordinates % bucket_size)
-    tables = deviations, thresholds, values
-    _for_each(_round_kernel, y, bucket_size, *kept, *tables, y, found, BITS=levels.bits)
-    products = _sums(y, bucket_size)
-    at = 0
-    for rows, of_rows in _rows(y, scales, bucket_size):
-        own = slice(at, at + len(rows))
-        length, rotations = rows.shape[1], len(streams)
-        finished = finished_scales(largest[own], norms[own], products[own], length, rotations)
-        of_rows.copy_(finished)
-        at += len(rows)
-    for rows, of_rows in _rows(found, scales, kept[0]):
-        rows.masked_fill_(~(of_rows > 0).unsqueeze(1), 0)
-    pack(found, packing_of(1 << levels.bits), words)
+    for rows, own_numbers in _rows(sums, numbers, bucket_size):
+        for stream in reversed(shared_streams(shared, levels.bits)):
+            rotate_back(rows, own_numbers, stream, root_of(rows.shape[1]))
+    _for_each(_finish_kernel, out, bucket_size, sums, used, out)
 
 
 def _add(
     scales: torch.Tensor,
     words: torch.Tensor,
     numbers: torch.Tensor,
-    coordinates: int,
     bucket_size: int,
     levels: Levels,
     own: int,
     sums: torch.Tensor,
 ) -> None:
-    """Add the buckets ``numbers`` of a payload, whose scales are not 0, in the rotated domain."""
+    """Add the buckets of a payload whose scales are not 0, in the rotated domain."""
+    coordinates = sums.numel()
     codes = levels.codes(coordinates, bucket_size)
     found = torch.empty(codes, dtype=torch.uint8, device=sums.device)
     unpack(words, packing_of(1 << levels.bits), found)
-    y = sums.new_empty(coordinates)
+    y = torch.empty_like(sums)
     weights = _times(scales, y, bucket_size, root_of)
     kept = levels.kept(bucket_size), levels.kept(coordinates % bucket_size)
     values = _tables(levels, sums.device)[1]
     _for_each(_take_kernel, y, bucket_size, *kept, found, weights, values, y)
-    for rows, of_rows in _rows(y, numbers, bucket_size):
-        rotate_back(rows, of_rows, own, 1.0)
-    _for_each(_add_kernel, y, bucket_size, y, numbers, scales, sums)
-
-
-def _add_sums(
-    sums: torch.Tensor,
-    used: torch.Tensor,
-    bucket_size: int,
-    shared: Sequence[int],
-    out: torch.Tensor,
-) -> None:
-    for rows, own in _rows(sums, _all(used.numel(), sums.device), bucket_size):
-        for stream in reversed(shared):
-            rotate_back(rows, own, stream, root_of(rows.shape[1]))
-    _for_each(_finish_kernel, out, bucket_size, sums, used, out)
+    for rows, own_numbers in _rows(y, numbers, bucket_size):
+        rotate_back(rows, own_numbers, own, 1.0)
+    _for_each(_add_kernel, y, bucket_size, y, scales, sums)
 
 
 def _sums(y: torch.Tensor, bucket_size: int) -> torch.Tensor:
@@ -208,11 +133,6 @@ def _sums(y: torch.Tensor, bucket_size: int) -> torch.Tensor:
 
 def _all(count: int, device: torch.device) -> torch.Tensor:
     return torch.arange(count, dtype=torch.int64, device=device)
-
-
-def _codes(numbers: np.ndarray, codes: int, bucket_size: int) -> int:
-    """Return the rotated coordinates of the buckets ``numbers``, of ``codes`` of all."""
-    return int(np.minimum(bucket_size, codes - numbers * bucket_size).sum())
 
 
 def _rows(
@@ -270,7 +190,6 @@ def _load_kernel(
     n: tl.int64,
     bucket_size: tl.int64,
     x,
-    numbers,
     largest,
     y,
     coordinates: tl.int64,
@@ -278,12 +197,10 @@ def _load_kernel(
 ):
     """Set y to buckets times the power of two that brings the largest coordinate into [2, 4)."""
     i, there, row = _place(n, bucket_size, TILE)
-    bucket = tl.load(numbers + row, mask=there, other=0)
     bound = tl.load(largest + row, mask=there, other=0.0)
     exponent = tl.minimum(tl.maximum(bound.to(tl.int32, bitcast=True) >> 23, 1), 254)
     factor = ((255 - exponent) << 23).to(tl.float32, bitcast=True)
-    at = bucket * bucket_size + (i - row * bucket_size)
-    v = tl.load(x + at, mask=there & (at < coordinates), other=0.0)
+    v = tl.load(x + i, mask=there & (i < coordinates), other=0.0)
     tl.store(y + i, tl.where(bound > 0, v * factor, 0.0), mask=there)
 
 
@@ -354,14 +271,12 @@ def _take_kernel(
 
 
 @kernel
-def _add_kernel(n: tl.int64, bucket_size: tl.int64, y, numbers, scales, sums, TILE: tl.constexpr):
-    """Add rows of y whose scales are not 0 to the buckets ``numbers`` of sums."""
+def _add_kernel(n: tl.int64, bucket_size: tl.int64, y, scales, sums, TILE: tl.constexpr):
+    """Add buckets of y whose scales are not 0 to sums."""
     i, there, row = _place(n, bucket_size, TILE)
-    bucket = tl.load(numbers + row, mask=there, other=0)
     there = there & (tl.load(scales + row, mask=there, other=0.0) != 0)
-    at = bucket * bucket_size + (i - row * bucket_size)
-    before = tl.load(sums + at, mask=there, other=0.0)
-    tl.store(sums + at, before + tl.load(y + i, mask=there, other=0.0), mask=there)
+    before = tl.load(sums + i, mask=there, other=0.0)
+    tl.store(sums + i, before + tl.load(y + i, mask=there, other=0.0), mask=there)
 
 
 @kernel

@@ -76,7 +76,7 @@ def test_equal_gradients_have_a_mean_without_bias(law, second):
 
 
 @pytest.mark.parametrize("second", (None, 4))
-@pytest.mark.parametrize("name", ("eden-1", "eden-2-waterfill"))
+@pytest.mark.parametrize("name", ("eden-1", "eden-2"))
 def test_replicas_stay_equal_and_learn(name, second):
     model = make_model()
     compressor = scheme(name, bucket_size=1024, min_numel=100, **options(second))()

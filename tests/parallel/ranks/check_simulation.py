@@ -23,9 +23,7 @@ CASES = {
     "alq-feedback": lambda: ALQ(
         bits=2, bucket_size=256, error_feedback=0.4, update_steps=[0, 3], clip=3.0
     ),
-    "waterfill": lambda: EDEN(
-        bits=1, allocation="waterfill", bucket_size=256, exchange="scatter_reduce"
-    ),
+    "eden": lambda: EDEN(bits=1, bucket_size=256, exchange="scatter_reduce"),
     "terngrad": lambda: TernGrad(bucket_size=1024, fusion_bytes=40_000, warmup_steps=2),
 }
 

@@ -132,19 +132,6 @@ def test_rotated_buckets(bits, count):
     assert np.isnan(values).sum() == (256 if count > 600 else 0)
 
 
-@pytest.mark.parametrize("bits, size, count", [(2, 256, 2600), (0.5, 64, 1600), (6, 512, 700)])
-def test_rotated_buckets_of_several_widths(bits, size, count):
-    """Sums of float32 in another order: equal but for their rounding."""
-    scheme = EDEN(bits=bits, bucket_size=size, seed=5, allocation="waterfill")
-    flat = gradient(count) * 2.0 ** -(torch.arange(count) // size % 5)
-    flat[600] = torch.nan
-    payload = scheme.encode(flat, seed=3)
-    _, values = read(payload, scheme)
-    expected = scheme.decode(payload).double().numpy()
-    np.testing.assert_allclose(values, expected, rtol=1e-5, atol=1e-5 * np.nanmax(np.abs(values)))
-    assert np.isnan(values).sum() == min(size, count - 600 // size * size)
-
-
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
 def test_dtypes_and_full_precision_tails(dtype):
     scheme, flat = ALQ(bits=3, tail="full", bucket_size=64), gradient(200, dtype=dtype)
@@ -179,7 +166,7 @@ def test_fingerprints_of_tables(name):
 
 
 def test_every_scheme_is_on_the_page_and_read():
-    names = {make().name for make in schemes(*EVERY, "eden-2-waterfill").values()}
+    names = {make().name for make in schemes(*EVERY).values()}
     listed = re.search(r"filled with zeros: `([\w ]+)`", PAGE)[1].split()
     assert set(listed) == names == set(wire.BODIES)
 

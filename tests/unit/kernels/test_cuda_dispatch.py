@@ -29,7 +29,7 @@ FUNCTIONS = {
     "natural": ("encode", "decode_add"),
     "qcs": ("encode", "decode_add"),
     "sparse": ("encode_body", "add_bodies"),
-    "eden": ("encode", "encode_widths", "decode_add", "add_widths", "add_sums"),
+    "eden": ("encode", "decode_add"),
     "ecdq": ("bucket_steps", "quantize", "add"),
     "dithered": ("encode_body", "add_bodies"),
     "checksum": ("seal", "checksums", "checksum"),

@@ -9,7 +9,7 @@ import pytest
 import torch
 import triton_interpreter  # noqa: F401
 from kernel_cases import KINDS, heavy, ordinary, same_bits, vector
-from test_eden_kernels import compare_widths, decoded, encoded
+from test_eden_kernels import decoded, encoded
 
 from hvd_adaptive import EDEN
 from hvd_adaptive.kernels.reference import eden as reference
@@ -52,11 +52,6 @@ def test_same_codes_and_sums_of_a_part_of_the_coordinates(bits, bucket):
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
 def test_same_codes_and_sums_for_all_kinds_of_vectors(kind):
     compare(vector(kind, 320), EDEN(bits=2, bucket_size=128).codec, 9)
-
-
-@pytest.mark.parametrize("most, size", [(2, 512), (4, 128), (5, 64)])
-def test_same_codes_and_sums_of_several_widths(most, size):
-    compare_widths(cuda, most, size)
 
 
 def test_same_sums_of_hostile_scales():

@@ -11,10 +11,9 @@ from kernel_cases import KINDS, heavy, ordinary, same_bits, vector
 from test_hadamard import sylvester
 
 from hvd_adaptive import EDEN
-from hvd_adaptive.kernels.eden import Buckets, Levels, Sections, Widths, shared_streams
+from hvd_adaptive.kernels.eden import shared_streams
 from hvd_adaptive.kernels.numba import eden as fast
 from hvd_adaptive.kernels.reference import eden as reference
-from hvd_adaptive.levels.lloyd_max import normal_levels
 
 
 def encoded(module, flat: torch.Tensor, codec, shared: int, own: int):
@@ -66,31 +65,6 @@ def test_same_codes_and_sums_of_a_part_of_the_coordinates(bits, bucket):
 def test_same_codes_and_sums_for_all_kinds_of_vectors(kind):
     for bucket in (64, 1024):
         compare(vector(kind, 2 * bucket + bucket // 2), EDEN(bits=2, bucket_size=bucket).codec, 9)
-
-
-@pytest.mark.parametrize("most, size", [(1, 64), (2, 512), (4, 1024), (4, 128), (8, 512), (8, 64)])
-def test_same_codes_and_sums_of_several_widths(most, size):
-    compare_widths(fast, most, size)
-
-
-def compare_widths(module, most: int, size: int) -> None:
-    """Sections of many or few widths, the partial bucket in any of them or in none."""
-    flat, draw = vector(heavy, 9 * size + size // 2), np.random.default_rng(most)
-    table = Widths({bits: Levels.of(normal_levels(bits)) for bits in range(1, most + 1)})
-    buckets = Buckets(flat.numel(), size)
-    rows = [[0] * 9 + [most], [1] + [0] * 9, [most] * 10]
-    for widths in [*rows, *draw.integers(0, most + 1, (4, 10)).tolist()]:
-        sections, found = Sections.of(np.array(widths), buckets, most), []
-        for own in (reference, module):
-            scales = torch.full((sections.numbers.size,), -1.0)
-            words = torch.full((sum(sections.words),), 0x55555555, dtype=torch.int32)
-            own.encode_widths(flat, sections, scales, words, size, table, [7, 8, 9])
-            sums, out = torch.linspace(-1, 1, buckets.codes), torch.linspace(-1, 1, flat.numel())
-            own.add_widths(scales, words, sections, size, table, 9, sums)
-            own.add_sums(sums.clone(), np.array(widths) > 0, size, [7, 8], out)
-            found.append((scales, words, sums, out))
-        for want, got in zip(*found, strict=True):
-            assert torch.equal(want.view(torch.int32), got.view(torch.int32))
 
 
 def test_same_sums_of_hostile_scales():
