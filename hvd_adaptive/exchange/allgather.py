@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import torch
 
 from hvd_adaptive.coding.payload import split
 from hvd_adaptive.errors import PayloadError
-from hvd_adaptive.exchange.exchange import Exchange, Outgoing, Route, Shipment, memory_of
+from hvd_adaptive.exchange.exchange import Exchange, Route
+from hvd_adaptive.exchange.parcel import Parcel
 from hvd_adaptive.transport.collectives import AllGather, copies_sent
 
 if TYPE_CHECKING:
@@ -29,26 +29,32 @@ class Allgather(Exchange):
     def stages(self, coordinates: int) -> int:
         return 1
 
-    def encode(
-        self, shipment: Shipment, flat: torch.Tensor, values: torch.Tensor
-    ) -> list[Outgoing]:
-        s = shipment
-        payload = s.codec.encode_payload(
-            flat, s.quantized, s.key(self.rank), s.layout_fingerprint, values
-        )
-        s.count(payload.header.length)
-        s.measure(values, None)
-        return [payload]
+    def average(self, parcel: Parcel, flat: torch.Tensor, values: torch.Tensor) -> Route:
+        """Average a group as ``Exchange.average`` says.
 
-    def route(self, shipment: Shipment, sent: Sequence[Outgoing]) -> Route:
-        arrived = yield AllGather(memory_of(sent[0]))
-        expected = shipment.frame(shipment.quantized, shipment.full)
+        1. Encode the group.
+        2. Send the payload to all ranks.
+        3. Check that each rank's payload is of this group and step.
+        4. Decode all payloads, and add them in rank order.
+        """
+        with parcel.time("encode_s"):
+            key = parcel.key(self.rank)
+            payload = parcel.codec.encode_payload(
+                flat, parcel.quantized, key, parcel.layout, values
+            )
+            parcel.encoded([payload], values)
+        del flat, values
+
+        arrived = yield AllGather(payload.memory)
+
         received = split(arrived, self.ranks)
         for rank, of_rank in enumerate(received):
-            if not shipment.is_from(rank, of_rank.header.key):
+            if not parcel.is_from(rank, of_rank.header.key):
                 raise PayloadError(f"rank {rank} sent a payload of another step or group")
-        with shipment.time("decode_s"):
-            out = shipment.empty_result(arrived[0].device)
-            values, full = out[: shipment.quantized], out[shipment.quantized :]
-            shipment.codec.decode_into(received, expected, shipment.factor(), values, full)
-            return shipment.narrowed(out, shipment.quantized, self.ranks)
+
+        with parcel.time("decode_s"):
+            expected = parcel.frame(parcel.quantized, parcel.full)
+            out = parcel.empty_result()
+            quantized, full = out[: parcel.quantized], out[parcel.quantized :]
+            parcel.codec.decode_into(received, expected, parcel.factor, quantized, full)
+            return parcel.narrowed(out, parcel.quantized, self.ranks)

@@ -18,20 +18,20 @@ import itertools
 import logging
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
 from typing import TYPE_CHECKING
 
 import torch
 
 from hvd_adaptive.device import wait_for
 from hvd_adaptive.exchange.allgather import Allgather
-from hvd_adaptive.exchange.exchange import Exchange, Outgoing, Place, Route, Share, Shipment
+from hvd_adaptive.exchange.exchange import Exchange, Place, Route, Share
 from hvd_adaptive.exchange.hierarchical import Hierarchical
+from hvd_adaptive.exchange.parcel import Parcel, RandomStream
 from hvd_adaptive.exchange.plain import Half, Plain
 from hvd_adaptive.exchange.scatter_reduce import ScatterReduce
 from hvd_adaptive.exchange.second_stage import references
+from hvd_adaptive.instances import Instance
 from hvd_adaptive.kernels import meanwhile
-from hvd_adaptive.kernels.random import stream_key
 from hvd_adaptive.streams import Use
 from hvd_adaptive.transport.nodes import find_nodes
 
@@ -174,16 +174,10 @@ class Auto(Exchange):
             return None
         return self._candidates[self.choice(coordinates)].stages(coordinates)
 
-    def encode(
-        self, shipment: Shipment, flat: torch.Tensor, values: torch.Tensor
-    ) -> list[Outgoing]:
-        return self._chosen(shipment).encode(shipment, flat, values)
-
-    def route(self, shipment: Shipment, sent: Sequence[Outgoing]) -> Route:
-        return self._chosen(shipment).route(shipment, sent)
-
-    def _chosen(self, shipment: Shipment) -> Exchange:
-        return self._candidates[self.choice(shipment.quantized + shipment.full)]
+    def average(self, parcel: Parcel, flat: torch.Tensor, values: torch.Tensor) -> Route:
+        """Average a group by the exchange chosen for its size."""
+        chosen = self._candidates[self.choice(parcel.quantized + parcel.full)]
+        return chosen.average(parcel, flat, values)
 
 
 def measure(
@@ -200,23 +194,20 @@ def measure(
     """
     once = references(compressor.settings.bucket_size)[0]
     flat = once.repeat(-(-size // once.numel()))[:size].to(device)
-    shipment = Shipment(
+    parcel = Parcel(
         codec=compressor,
         dtype=torch.float32,
         quantized=size,
         full=0,
-        layout_fingerprint=0,
-        key=lambda rank: stream_key(compressor.settings.seed, rank, size, Use.AUTO),
-        factor=lambda: 1.0 / exchange.ranks,
-        time=lambda field: nullcontext(),
-        count=lambda size: None,
+        device=device,
+        stream=RandomStream(Instance(), compressor.settings.seed, size, Use.AUTO),
+        factor=1.0 / exchange.ranks,
     )
     seconds = []
     for repeat in range(1 + REPEATS):
         wait_for(device)
         begin = time.perf_counter()
-        route = exchange.route(shipment, exchange.encode(shipment, flat, flat))
-        _carry_out(route, world, f"{name}.{size}.{repeat}")
+        _carry_out(exchange.average(parcel, flat, flat), world, f"{name}.{size}.{repeat}")
         wait_for(device)
         seconds.append(time.perf_counter() - begin)
     return min(seconds[1:])

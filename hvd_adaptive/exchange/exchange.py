@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Generator, Iterable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Generator, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
-from hvd_adaptive.coding.header import Frame
-from hvd_adaptive.coding.payload import Encoded
-from hvd_adaptive.coding.sendable import Sendable
 from hvd_adaptive.errors import PayloadError
-from hvd_adaptive.finite import narrowed
+from hvd_adaptive.exchange.parcel import Parcel
 from hvd_adaptive.transport.collectives import Collective
 
 if TYPE_CHECKING:
@@ -23,96 +19,12 @@ if TYPE_CHECKING:
     from hvd_adaptive.layout import Group
     from hvd_adaptive.transport.world import World
 
-# Result of ``encode``; a Sendable is an empty part, or one that is sent without a header.
-Outgoing = Encoded | Sendable
-
 # Yields collectives, receives their results, and returns the group's average.
 Route = Generator[Collective, list[torch.Tensor], torch.Tensor]
 
 
 class FailedElsewhereError(PayloadError):
     """Another rank could not read a payload; the error on that rank has the details."""
-
-
-def memory_of(outgoing: Outgoing) -> Sendable:
-    """Return the memory that is sent."""
-    return outgoing.memory if isinstance(outgoing, Encoded) else outgoing
-
-
-def payloads_of(sent: Sequence[Outgoing]) -> list[Encoded]:
-    """Return the payloads without empty parts."""
-    return [part for part in sent if isinstance(part, Encoded)]
-
-
-def _new_memory(
-    use: str, coordinates: int, dtype: torch.dtype, device: torch.device
-) -> torch.Tensor:
-    return torch.empty(coordinates, dtype=dtype, device=device)
-
-
-@dataclass(frozen=True)
-class Shipment:
-    """A group that is exchanged, and functions of its step.
-
-    Attributes:
-        codec: Codec of the group's part.
-        dtype: Dtype of the group.
-        quantized: Number of quantised coordinates, which come first.
-        full: Number of full-precision coordinates.
-        layout_fingerprint: Fingerprint of the layout, for payloads' headers.
-        key: Function that returns a rank's key of random numbers for this group, step and attempt.
-        factor: Function that returns the scale of sums over ranks; called after everything was
-            sent.
-        time: Context manager that adds its duration to a field of the step's figures.
-        count: Function that records the bytes of payloads encoded from this rank's gradients.
-        memory: Function (use, coordinates, dtype, device) that returns uninitialised memory. The
-            memory may be used until the exchange's next collective; then another group may use it.
-            The memory of a "result" may be the gradient's own, so call it only after the group's
-            payloads are encoded.
-        keys: Function that returns all keys that a rank may use, if there are several.
-        measure: Function that records quantisation errors. It is called with the values that this
-            rank quantises and None, or with the values that it sends as plain numbers and the dtype
-            of these numbers.
-    """
-
-    codec: StagedCodec
-    dtype: torch.dtype
-    quantized: int
-    full: int
-    layout_fingerprint: int
-    key: Callable[[int], int]
-    factor: Callable[[], float]
-    time: Callable[[str], AbstractContextManager]
-    count: Callable[[int], None]
-    memory: Callable[[str, int, torch.dtype, torch.device], torch.Tensor] = _new_memory
-    keys: Callable[[int], Iterable[int]] | None = None
-    measure: Callable[[torch.Tensor, torch.dtype | None], None] = lambda values, dtype: None
-
-    def is_from(self, rank: int, key: int, of: Callable[[int], int] = int) -> bool:
-        """Return whether ``rank`` may use ``key``, or ``of`` a key of the group."""
-        keys = (self.key(rank),) if self.keys is None else self.keys(rank)
-        return any(of(known) == key for known in keys)
-
-    def frame(self, quantized: int, full: int) -> Frame:
-        """Return the frame of a payload of these numbers of coordinates."""
-        return Frame(quantized + full, full, self.dtype, self.layout_fingerprint)
-
-    def wide(self, use: str, coordinates: int, device: torch.device) -> torch.Tensor:
-        """Return memory in float32, or in float64 if that is the group's dtype."""
-        dtype = torch.float64 if self.dtype == torch.float64 else torch.float32
-        return self.memory(use, coordinates, dtype, device)
-
-    def narrowed(self, wide: torch.Tensor, quantized: int, ranks: int) -> torch.Tensor:
-        """Return the result of ``ranks`` ranks in the group's dtype; ``wide`` may change.
-
-        Averages are converted by finite.narrowed; sums are not limited.
-        """
-        averages = self.factor() * ranks < 1 + 1e-6
-        return narrowed(wide, quantized if averages else 0, self.dtype)
-
-    def empty_result(self, device: torch.device) -> torch.Tensor:
-        """Return uninitialised memory for the whole group."""
-        return self.wide("result", self.quantized + self.full, device)
 
 
 class Share(NamedTuple):
@@ -216,28 +128,20 @@ class Exchange(ABC):
         return None
 
     @abstractmethod
-    def encode(
-        self, shipment: Shipment, flat: torch.Tensor, values: torch.Tensor
-    ) -> list[Outgoing]:
-        """Encode the group's first messages, in the order of its coordinates.
+    def average(self, parcel: Parcel, flat: torch.Tensor, values: torch.Tensor) -> Route:
+        """Yield a group's collectives, receive their results, and return the group's average.
 
-        With error feedback each is a payload or empty.
+        The first messages are encoded before the first collective is yielded. Implementations then
+        delete ``flat`` and ``values``, so that no memory is kept while the collective is under way.
 
         Args:
-            shipment: The group.
-            flat: Its coordinates, in its dtype; valid during this call.
-            values: Encoded in place of the quantised coordinates; valid during this call.
+            parcel: The group.
+            flat: Its coordinates, in its dtype; valid until the first collective.
+            values: Encoded in place of the quantised coordinates; valid until the first collective.
 
         Returns:
-            Messages that together contain all coordinates.
-        """
-
-    @abstractmethod
-    def route(self, shipment: Shipment, sent: Sequence[Outgoing]) -> Route:
-        """Exchange the messages of ``encode``.
-
-        Returns:
-            The average (or sum) in the group's dtype, the same bits on every rank.
+            The average (or sum) in the group's dtype, the same bits on every rank. Its memory may
+            be borrowed (``Memory.result``).
 
         Raises:
             PayloadError: A payload arrived corrupt, perhaps on this rank alone. It is raised after

@@ -30,13 +30,11 @@ from hvd_adaptive.exchange.chunks import Chunk, cut
 from hvd_adaptive.exchange.exchange import (
     Exchange,
     FailedElsewhereError,
-    Outgoing,
     Place,
     Route,
     Share,
-    Shipment,
-    memory_of,
 )
+from hvd_adaptive.exchange.parcel import Parcel
 from hvd_adaptive.exchange.scatter_reduce import ScatterReduce
 from hvd_adaptive.transport.collectives import AllGather, AllToAll, Among
 from hvd_adaptive.transport.nodes import find_nodes
@@ -162,84 +160,87 @@ class Hierarchical(Exchange):
             raise RuntimeError("exchange='hierarchical': nodes are known only after set_up")
         return self._known
 
-    def encode(
-        self, shipment: Shipment, flat: torch.Tensor, values: torch.Tensor
-    ) -> list[Outgoing]:
-        slices = self._slices(shipment)
-        if self._topology.is_alone:
-            return self._topology.between.encode(self._part(shipment, slices[0]), flat, values)
-        if self._topology.shares_one_node:
-            shipment.measure(flat, flat.dtype)
-        return _copied(flat, slices)
+    def average(self, parcel: Parcel, flat: torch.Tensor, values: torch.Tensor) -> Route:
+        """Average a group as ``Exchange.average`` says.
 
-    def route(self, shipment: Shipment, sent: Sequence[Outgoing]) -> Route:
-        slices = self._slices(shipment)
-        own = slices[self._topology.index]
-        if self._topology.is_alone:
-            return (yield from self._sent_across(self._part(shipment, own), sent))
-        parts = yield self._topology.inside(AllToAll([memory_of(part) for part in sent]))
-        del sent
+        1. Send each rank of the node its slice of the group, and average this rank's own.
+        2. Average the slice over the nodes.
+        3. Send the result to the ranks of the node, and join all slices' results.
+
+        If every rank has a node of its own, only step 2 remains.
+        """
+        topology, slices = self._topology, self._slices(parcel)
+        own = slices[topology.index]
+        if topology.is_alone:
+            averaging = topology.between.average(self._part(parcel, own), flat, values)
+            del flat, values
+            return (yield from self._across(averaging))
+
+        with parcel.time("encode_s"):
+            if topology.shares_one_node:
+                parcel.measure(flat, flat.dtype)
+            request = [topology.inside(AllToAll(_copied(flat, slices)))]
+        del flat, values
+        parts = yield request.pop()
         failures: list[PayloadError] = []
-        mean = _mean(parts, own, shipment.dtype, failures)
+        mean = _mean(parts, own, parcel.dtype, failures)
         del parts
-        result = Sendable(0, mean.device)
+
+        averaging = self._over_nodes(parcel, own, mean)
+        del mean
+        result = Sendable(0, parcel.device)
         try:
-            result = Sendable.copy_of((yield from self._exchanged(shipment, own, mean)))
+            result = Sendable.copy_of((yield from averaging))
         except PayloadError as error:
             # Other ranks wait for this one. They receive an empty result, and fail, too.
             failures.append(error)
-        (gathered,) = yield self._topology.inside(AllGather(result))
+
+        (gathered,) = yield topology.inside(AllGather(result))
         if failures:
             raise failures[0]
-        return _joined(gathered, slices, shipment)
+        return _joined(gathered, slices, parcel)
 
-    def _exchanged(self, shipment: Shipment, own: Chunk, mean: torch.Tensor) -> Route:
+    def _over_nodes(self, parcel: Parcel, own: Chunk, mean: torch.Tensor) -> Route:
         """Return the slice's average (or sum) over all ranks, computed from the nodes' means."""
         if self._topology.shares_one_node:
-            return (mean * (shipment.factor() * len(self._topology.local))).to(shipment.dtype)
-        part = self._part(shipment, own)
-        with shipment.time("encode_s"):
-            payloads = self._topology.between.encode(
-                part, mean.to(part.dtype), mean[: own.quantized]
-            )
-        return (yield from self._sent_across(part, payloads))
+            return (mean * (parcel.factor * len(self._topology.local))).to(parcel.dtype)
+        averaging = self._topology.between.average(
+            self._part(parcel, own), mean.to(parcel.dtype), mean[: own.quantized]
+        )
+        del mean
+        return (yield from self._across(averaging))
 
-    def _part(self, shipment: Shipment, own: Chunk) -> Shipment:
-        """Return the shipment of a slice, which nodes exchange."""
-        across, inside, keys = self._topology.across, len(self._topology.local), shipment.keys
+    def _part(self, parcel: Parcel, own: Chunk) -> Parcel:
+        """Return the parcel of a slice, which nodes exchange."""
         return replace(
-            shipment,
+            parcel,
             quantized=own.quantized,
             full=own.full,
-            key=lambda node: shipment.key(across[node]),
-            keys=None if keys is None else (lambda node: keys(across[node])),
-            factor=lambda: shipment.factor() * inside,
+            ranks=self._topology.across,
+            factor=parcel.factor * len(self._topology.local),
         )
 
-    def _sent_across(self, part: Shipment, sent: Sequence[Outgoing]) -> Route:
-        """Exchange a slice between nodes."""
-        topology = self._topology
-        route = topology.between.route(part, sent)
-        del sent
-        request = next(route)
+    def _across(self, averaging: Route) -> Route:
+        """Perform the collectives of ``averaging``, which are between nodes, among all ranks."""
+        request = next(averaging)
         while True:
             assert isinstance(request, AllGather | AllToAll)
-            received = yield Among(topology.across, request, self.ranks)
+            received = yield Among(self._topology.across, request, self.ranks)
             try:
-                request = route.send(received)
+                request = averaging.send(received)
             except StopIteration as end:
                 return end.value
 
-    def _slices(self, shipment: Shipment) -> Sequence[Chunk]:
-        size = shipment.codec.settings.bucket_size
-        return cut(shipment.quantized, shipment.full, size, len(self._topology.local))
+    def _slices(self, parcel: Parcel) -> Sequence[Chunk]:
+        size = parcel.codec.settings.bucket_size
+        return cut(parcel.quantized, parcel.full, size, len(self._topology.local))
 
 
-def _copied(flat: torch.Tensor, slices: Sequence[Chunk]) -> list[Outgoing]:
+def _copied(flat: torch.Tensor, slices: Sequence[Chunk]) -> list[Sendable]:
     """Return copies of a group's slices, in contiguous memory."""
     size = flat.element_size()
     memory, at = Sendable(flat.numel() * size, flat.device), 0
-    parts: list[Outgoing] = []
+    parts: list[Sendable] = []
     for chunk in slices:
         part = memory.part(at, at + chunk.coordinates * size)
         chunk.take(flat, part.bytes.view(flat.dtype))
@@ -270,14 +271,14 @@ def _mean(
     return total.mul_(1.0 / len(parts))
 
 
-def _joined(gathered: torch.Tensor, slices: Sequence[Chunk], shipment: Shipment) -> torch.Tensor:
-    coordinates = shipment.quantized + shipment.full
-    if gathered.numel() != coordinates * shipment.dtype.itemsize:
+def _joined(gathered: torch.Tensor, slices: Sequence[Chunk], parcel: Parcel) -> torch.Tensor:
+    coordinates = parcel.quantized + parcel.full
+    if gathered.numel() != coordinates * parcel.dtype.itemsize:
         raise FailedElsewhereError(
             "a rank of this node received a corrupt payload; its own error says more"
         )
-    values = gathered.view(shipment.dtype)
-    out, at = torch.empty(coordinates, dtype=shipment.dtype, device=gathered.device), 0
+    values = gathered.view(parcel.dtype)
+    out, at = torch.empty(coordinates, dtype=parcel.dtype, device=gathered.device), 0
     for chunk in slices:
         chunk.put(values[at : at + chunk.coordinates], out)
         at += chunk.coordinates

@@ -6,13 +6,15 @@ of float32, and its rounding, at most 1/512 of a coordinate, is small beside any
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
 
-from hvd_adaptive.exchange.exchange import Outgoing, Route, Shipment
+from hvd_adaptive.errors import PayloadError
+from hvd_adaptive.exchange.exchange import Route
+from hvd_adaptive.exchange.parcel import Parcel
 from hvd_adaptive.exchange.scatter_reduce import ScatterReduce
 from hvd_adaptive.exchange.second_stage import FULL_PRECISION, SecondStage
 
@@ -36,21 +38,24 @@ class Plain(ScatterReduce):
     ) -> int:
         return super().in_flight_bytes(codec, 0, quantized + full, dtype)
 
-    def encode(
-        self, shipment: Shipment, flat: torch.Tensor, values: torch.Tensor
-    ) -> list[Outgoing]:
-        plain = self._plain(shipment)
-        shipment.measure(flat, plain.dtype)
-        return super().encode(plain, flat.to(plain.dtype), values[:0])
+    def reduce(self, parcel: Parcel, flat: torch.Tensor, values: torch.Tensor) -> Route:
+        """Average a chunk as ``ScatterReduce.reduce`` does, of gradients that are rounded first."""
+        plain = self._plain(parcel)
+        with parcel.time("encode_s"):
+            parcel.measure(flat, plain.dtype)
+            reducing = super().reduce(plain, flat.to(plain.dtype), values[:0])
+        del flat, values
+        return (yield from reducing)
 
-    def route(self, shipment: Shipment, sent: Sequence[Outgoing]) -> Route:
-        result = yield from super().route(self._plain(shipment), sent)
-        return result.to(shipment.dtype)
+    def gather(self, parcel: Parcel, mean: torch.Tensor | PayloadError) -> Route:
+        """Gather as ``ScatterReduce.gather`` does, and return the group in its own dtype."""
+        result = yield from super().gather(self._plain(parcel), mean)
+        return result.to(parcel.dtype)
 
-    def _plain(self, shipment: Shipment) -> Shipment:
-        full = shipment.quantized + shipment.full
-        dtype = self._dtype(shipment.dtype)
-        return dataclasses.replace(shipment, quantized=0, full=full, dtype=dtype)
+    def _plain(self, parcel: Parcel) -> Parcel:
+        """Return the parcel with all its coordinates in the dtype that is sent."""
+        full = parcel.quantized + parcel.full
+        return replace(parcel, quantized=0, full=full, dtype=self._dtype(parcel.dtype))
 
     def _dtype(self, own: torch.dtype) -> torch.dtype:
         return own

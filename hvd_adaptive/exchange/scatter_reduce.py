@@ -16,28 +16,19 @@ second stage is unbiased, and its error is in no residual.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
 from itertools import accumulate
 from typing import TYPE_CHECKING
 
 import torch
 
-from hvd_adaptive.coding.header import Frame
-from hvd_adaptive.coding.payload import Row, arrived
+from hvd_adaptive.coding.payload import Encoded, Row, arrived
 from hvd_adaptive.coding.sendable import Sendable
 from hvd_adaptive.errors import PayloadError
 from hvd_adaptive.exchange.chunks import Chunk, cut
-from hvd_adaptive.exchange.exchange import (
-    Exchange,
-    FailedElsewhereError,
-    Outgoing,
-    Route,
-    Shipment,
-    memory_of,
-)
+from hvd_adaptive.exchange.exchange import Exchange, FailedElsewhereError, Route
+from hvd_adaptive.exchange.parcel import Parcel
 from hvd_adaptive.exchange.second_stage import SecondStage
-from hvd_adaptive.kernels.random import stream_key
 from hvd_adaptive.transport.collectives import AllGather, AllToAll, copies_sent
 
 if TYPE_CHECKING:
@@ -69,91 +60,136 @@ class ScatterReduce(Exchange):
     def stages(self, coordinates: int) -> int:
         return 2
 
-    def encode(
-        self, shipment: Shipment, flat: torch.Tensor, values: torch.Tensor
-    ) -> list[Outgoing]:
-        codec, key = shipment.codec, shipment.key(self.rank)
-        chunks, used = self._chunks_of(shipment), 0
+    def average(self, parcel: Parcel, flat: torch.Tensor, values: torch.Tensor) -> Route:
+        """Average a group as ``Exchange.average`` says.
+
+        1. ``reduce`` chunks of the group, one on each rank.
+        2. ``gather`` their averages.
+        """
+        reducing = self.reduce(parcel, flat, values)
+        del flat, values
+        try:
+            mean: torch.Tensor | PayloadError = yield from reducing
+        except PayloadError as error:
+            mean = error  # the other ranks wait for this one in the second collective
+        return (yield from self.gather(parcel, mean))
+
+    def reduce(self, parcel: Parcel, flat: torch.Tensor, values: torch.Tensor) -> Route:
+        """Yield one collective, and return the average of the chunk that this rank owns.
+
+        1. Encode a chunk for each owner.
+        2. Send each rank its chunk.
+        3. Check that each rank's payload is of this chunk, group and step.
+        4. Decode the payloads of this rank's chunk, and add them in rank order.
+
+        Args:
+            parcel: The group.
+            flat: See ``average``.
+            values: See ``average``.
+
+        Returns:
+            The average, float32 (float64 if that is the group's dtype), quantised coordinates
+            first; empty if this rank owns no chunk. Its memory may be borrowed.
+
+        Raises:
+            PayloadError: A payload arrived corrupt, perhaps on this rank alone.
+        """
+        own = self._chunks_of(parcel)[self.rank]
+        with parcel.time("encode_s"):
+            request = [AllToAll(self._encoded_chunks(parcel, flat, values))]
+        del flat, values
+
+        # Horovod keeps the memory that is sent; no other reference to it remains.
+        received = yield request.pop()
+
+        if not own.coordinates:
+            return parcel.wide("average", 0)
+        payloads = arrived(received)
+        for rank, payload in enumerate(payloads):
+            if not parcel.is_from(rank, payload.header.key, self.rank, FIRST):
+                raise PayloadError(f"rank {rank} sent a payload of another step, group or chunk")
+
+        with parcel.time("decode_s"):
+            mean = parcel.wide("average", own.coordinates)
+            expected = parcel.frame(own.quantized, own.full)
+            quantized, full = mean[: own.quantized], mean[own.quantized :]
+            parcel.codec.decode_into(payloads, expected, parcel.factor, quantized, full)
+        return mean
+
+    def gather(self, parcel: Parcel, mean: torch.Tensor | PayloadError) -> Route:
+        """Yield one collective, and return the whole group.
+
+        1. Encode the average of this rank's chunk again, with more bits.
+        2. Send it to all ranks.
+        3. Check that each owner's payload is of this group and step, and decode it.
+
+        Args:
+            parcel: The group.
+            mean: Result of ``reduce``, or its error. The error is raised after the collective, and
+                all other ranks raise one, too.
+
+        Returns:
+            See ``average``.
+        """
+        if isinstance(mean, PayloadError):
+            failed = torch.frombuffer(bytearray(FAILED), dtype=torch.uint8)
+            sent = Sendable.copy_of(failed, parcel.device)
+        else:
+            with parcel.time("encode_s"):
+                sent = self._encoded_mean(parcel, mean)
+
+        averages = yield AllGather(sent)
+
+        if isinstance(mean, PayloadError):
+            raise mean
+        with parcel.time("decode_s"):
+            return self._decoded(parcel, averages)
+
+    def _encoded_chunks(
+        self, parcel: Parcel, flat: torch.Tensor, values: torch.Tensor
+    ) -> list[Sendable]:
+        """Return an encoded chunk for each owner; empty for ranks that own none."""
+        codec, chunks, used = parcel.codec, self._chunks_of(parcel), 0
         empty = memory = Sendable(0, flat.device)
         # On the CPU payloads are encoded contiguously, as they are sent; a GPU needs alignment.
-        if flat.is_cpu and not codec.varies(shipment.quantized):
+        if flat.is_cpu and not codec.varies(parcel.quantized):
             size = sum(codec.payload_bytes(c.quantized, c.full, flat.dtype) for c in chunks)
             memory = Sendable(size)
-        payloads: list[Outgoing] = []
+        payloads: dict[int, Encoded] = {}
         for owner, chunk in enumerate(chunks):
-            if not chunk.coordinates:
-                payloads.append(empty)
-                continue
-            payload = codec.encode_payload(
-                chunk.frame(flat),
-                chunk.quantized,
-                chunk_key(key, owner, FIRST),
-                shipment.layout_fingerprint,
-                values[chunk.begin : chunk.end],
-                memory.part(used),
-            )
-            used += payload.header.length
-            payloads.append(payload)
-        shipment.count(used)
-        shipment.measure(values, None)
-        return payloads
+            if chunk.coordinates:
+                payloads[owner] = payload = codec.encode_payload(
+                    chunk.frame(flat),
+                    chunk.quantized,
+                    parcel.key(self.rank, owner, FIRST),
+                    parcel.layout,
+                    values[chunk.begin : chunk.end],
+                    memory.part(used),
+                )
+                used += payload.header.length
+        parcel.encoded(list(payloads.values()), values)
+        return [
+            payloads[owner].memory if owner in payloads else empty for owner in range(self.ranks)
+        ]
 
-    def route(self, shipment: Shipment, sent: Sequence[Outgoing]) -> Route:
-        own = self._chunks_of(shipment)[self.rank]
-        expected = shipment.frame(own.quantized, own.full) if own.coordinates else None
-        # Horovod keeps the memory that is sent; keep no other reference meanwhile.
-        request = [AllToAll([memory_of(part) for part in sent])]
-        del sent
-        received = yield request.pop()
-        failure, average = None, Sendable(0, received[0].device)
-        try:
-            if expected is not None:
-                average = self._average(shipment, received, expected)
-        except PayloadError as error:
-            # Other ranks wait for this one. They receive FAILED, so that all fail together.
-            failed = torch.frombuffer(bytearray(FAILED), dtype=torch.uint8)
-            failure, average = error, Sendable.copy_of(failed, average.device)
-        del received
-        averages = yield AllGather(average)
-        if failure is not None:
-            raise failure
-        with shipment.time("decode_s"):
-            return self._decode(shipment, averages)
+    def _encoded_mean(self, parcel: Parcel, mean: torch.Tensor) -> Sendable:
+        """Return the encoded average of this rank's chunk; empty if it owns none."""
+        own = self._chunks_of(parcel)[self.rank]
+        if not own.coordinates:
+            return Sendable(0, parcel.device)
+        second = self._second_stage(parcel.codec)
+        quantized, key = second.quantized(own.quantized), parcel.key(self.rank, self.rank, SECOND)
+        flat = parcel.narrowed(mean, own.quantized, self.ranks)
+        return second.codec.encode_payload(
+            flat, quantized, key, parcel.layout, mean[:quantized]
+        ).memory
 
-    def _average(
-        self, shipment: Shipment, received: Sequence[torch.Tensor], expected: Frame
-    ) -> Sendable:
-        """Return the encoded average of this rank's chunk."""
-        codec, payloads = shipment.codec, arrived(received)
-        for rank, payload in enumerate(payloads):
-            of = functools.partial(chunk_key, owner=self.rank, stage=FIRST)
-            if not shipment.is_from(rank, payload.header.key, of):
-                raise PayloadError(f"rank {rank} sent a payload of another step, group or chunk")
-        with shipment.time("decode_s"):
-            average = shipment.wide("average", expected.coordinates, received[0].device)
-            quantized = expected.coordinates - expected.full
-            values, full = average[:quantized], average[quantized:]
-            codec.decode_into(payloads, expected, shipment.factor(), values, full)
-        with shipment.time("encode_s"):
-            second = self._second_stage(codec)
-            quantized = second.quantized(quantized)
-            key = chunk_key(shipment.key(self.rank), self.rank, SECOND)
-            values = average[:quantized]
-            flat = shipment.narrowed(average, expected.coordinates - expected.full, self.ranks)
-            encoded = second.codec.encode_payload(
-                flat, quantized, key, shipment.layout_fingerprint, values
-            )
-            return encoded.memory
-
-    def _decode(self, shipment: Shipment, averages: Sequence[torch.Tensor]) -> torch.Tensor:
+    def _decoded(self, parcel: Parcel, averages: Sequence[torch.Tensor]) -> torch.Tensor:
         """Return the whole group, decoded from all owners' averages."""
-        second = self._second_stage(shipment.codec)
-        out = shipment.empty_result(averages[0].device)
-        chunks = self._chunks_of(shipment)
+        second = self._second_stage(parcel.codec)
+        out, chunks = parcel.empty_result(), self._chunks_of(parcel)
         sizes = (
-            second.payload_bytes(c.quantized, c.full, shipment.dtype)
-            for c in chunks
-            if c.coordinates
+            second.payload_bytes(c.quantized, c.full, parcel.dtype) for c in chunks if c.coordinates
         )
         row = Row(averages, accumulate(sizes, initial=0))
         for owner, chunk in enumerate(chunks):
@@ -164,11 +200,10 @@ class ScatterReduce(Exchange):
                     f"rank {owner} received a corrupt payload; its own error says more"
                 )
             payload = row.take(owner)
-            of = functools.partial(chunk_key, owner=owner, stage=SECOND)
-            if not shipment.is_from(owner, payload.header.key, of):
+            if not parcel.is_from(owner, payload.header.key, owner, SECOND):
                 raise PayloadError(f"rank {owner} sent an average of another step or group")
             again = second.quantized(chunk.quantized)
-            expected = shipment.frame(again, chunk.coordinates - again)
+            expected = parcel.frame(again, chunk.coordinates - again)
             if expected.full == chunk.full:
                 values = out[chunk.begin : chunk.end]
                 full = out[chunk.full_begin : chunk.full_end]
@@ -176,21 +211,13 @@ class ScatterReduce(Exchange):
             else:  # averages in full precision
                 chunk.put(second.codec.decode_wide([payload], expected, 1.0), out)
         row.end()
-        return shipment.narrowed(out, shipment.quantized, self.ranks)
+        return parcel.narrowed(out, parcel.quantized, self.ranks)
 
     def _second_stage(self, codec: StagedCodec) -> SecondStage:
         return codec.second_stage(self.ranks)
 
-    def _chunks_of(self, shipment: Shipment) -> Sequence[Chunk]:
-        return self._chunks(shipment.codec, shipment.quantized, shipment.full)
+    def _chunks_of(self, parcel: Parcel) -> Sequence[Chunk]:
+        return self._chunks(parcel.codec, parcel.quantized, parcel.full)
 
     def _chunks(self, codec: StagedCodec, quantized: int, full: int) -> Sequence[Chunk]:
         return cut(quantized, full, codec.settings.bucket_size, self.ranks)
-
-
-def chunk_key(key: int, owner: int, stage: int) -> int:
-    """Return the key of a chunk's random numbers.
-
-    Coordinates count from the chunk's start, so equal keys would repeat numbers.
-    """
-    return stream_key(key, owner, stage)

@@ -1,53 +1,76 @@
-"""Define Results: the averages of one step, which replace its gradients."""
+"""Define Results: the gradients of one step, and the averages that replace them."""
 
 from __future__ import annotations
 
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 import torch
 
 from hvd_adaptive.layout import Layout, is_beside, view_of
-from hvd_adaptive.monitor.meter import StepMeter
 from hvd_adaptive.run.arrivals import Arrivals
+
+if TYPE_CHECKING:
+    from hvd_adaptive.run.groups import Groups
 
 
 class Results:
-    """Hold the averages of groups until each member's is returned.
+    """Gather groups, and hold their averages until each member's is returned (``trip.Gradients``).
 
     Until ``write_early`` averages stay in memory of their own, because autograd may still add to
     gradients, and the program may read them. Later ones replace the gradients at once.
 
     Args:
+        groups: Owns the memory that groups share.
         arrivals: The gradients.
         layout: The layout.
-        meter: Records how much memory the averages hold.
     """
 
-    def __init__(self, arrivals: Arrivals, layout: Layout, meter: StepMeter) -> None:
-        self._arrivals, self._layout, self._meter = arrivals, layout, meter
+    def __init__(self, groups: Groups, arrivals: Arrivals, layout: Layout) -> None:
+        self._groups, self._arrivals, self._layout = groups, arrivals, layout
+        self._is_early = True
         self._early: dict[int, torch.Tensor] = {}
         self._kept: dict[int, torch.Tensor] = {}  # those that could not be written back
 
-    def add(self, index: int, decoded: torch.Tensor, early: bool) -> None:
-        """Accept the average of a group.
+    def gather(self, index: int, changed: bool) -> torch.Tensor:
+        """Return a group's coordinates, valid until the next call; see ``trip.Gradients``."""
+        group = self._layout.groups[index]
+        self._arrivals.join(group)
+        if not changed and (own := self._arrivals.own_memory(group)) is not None:
+            return own
+        flat = self.buffer("gradients", group.coordinates, group.dtype, self._arrivals.device)
+        return self._arrivals.gather(group, flat)
 
-        Args:
-            index: The group.
-            decoded: The average. Its memory is reused unless ``early``.
-            early: ``write_early`` will be called.
-        """
-        if early:
-            self._early[index] = decoded
+    def buffer(
+        self, use: str, coordinates: int, dtype: torch.dtype, device: torch.device
+    ) -> torch.Tensor:
+        """See ``Memory.buffer``."""
+        return self._groups.buffer(use, coordinates, dtype, device)
+
+    def result(
+        self, index: int, coordinates: int, dtype: torch.dtype, device: torch.device
+    ) -> torch.Tensor:
+        """Return memory for a group's average: its only member's gradient, or a buffer."""
+        if self._is_early:
+            return self.buffer(f"result of group {index}", coordinates, dtype, device)
+        own = self._place_of(index, coordinates, dtype)
+        return self.buffer("result", coordinates, dtype, device) if own is None else own
+
+    def deliver(self, index: int, average: torch.Tensor) -> None:
+        """Accept the average of a group."""
+        if self._is_early:
+            self._early[index] = average
             return
-        kept = self._write_back(index, decoded)
-        self._meter.hold(("result", index), 0 if kept is None else kept.nbytes)
+        kept = self._write_back(index, average)
+        held = 0 if kept is None else kept.nbytes
+        self._groups.compressor.meter.hold(("result", index), held)
         if kept is not None:
             self._kept[index] = kept
 
     def write_early(self) -> None:
-        """Write the averages that came early to the gradients."""
-        for index, decoded in self._early.items():
-            self.add(index, decoded, early=False)
+        """Write the averages that came early to the gradients, and later ones at once."""
+        self._is_early = False
+        for index, average in self._early.items():
+            self.deliver(index, average)
         self._early.clear()
 
     def forget_early(self) -> None:
@@ -55,8 +78,9 @@ class Results:
         self._early.clear()
 
     def of(self, slot: int, gradient: torch.Tensor, is_gradient: bool) -> torch.Tensor:
-        """Return the average of a member whose groups have all been added, and were not written to
-        its memory.
+        """Return the average of a member whose groups have all been delivered.
+
+        They were not written to its memory.
 
         Args:
             slot: The member.
@@ -68,7 +92,7 @@ class Results:
         result = whole.view(self._layout.members[slot].shape)
         return _strided_like(gradient, result) if is_gradient else result
 
-    def place_of(self, index: int, size: int, dtype: torch.dtype) -> torch.Tensor | None:
+    def _place_of(self, index: int, size: int, dtype: torch.dtype) -> torch.Tensor | None:
         """Return memory of a gradient for the average of its only member, or None."""
         group = self._layout.groups[index]
         if not self._arrivals.in_place[group.pieces[0].slot]:

@@ -14,14 +14,12 @@ import torch
 
 from hvd_adaptive.coding.sendable import Sendable
 from hvd_adaptive.errors import PayloadError
-from hvd_adaptive.exchange.exchange import Route
 from hvd_adaptive.feedback import Residuals
 from hvd_adaptive.layout import Group, Layout
 from hvd_adaptive.run.arrivals import Arrivals
 from hvd_adaptive.run.failures import Failures, step_failed
 from hvd_adaptive.run.results import Results
-from hvd_adaptive.run.sending import Sending
-from hvd_adaptive.run.shipping import Shipping
+from hvd_adaptive.run.trip import Trip, Trips
 from hvd_adaptive.transport.collectives import AllGather, AllToAll, Among, Collective, Sent
 
 if TYPE_CHECKING:
@@ -35,10 +33,10 @@ _PAUSE = 0.0005
 
 @dataclass(eq=False)
 class _Flight:
-    """A group in flight, and the collective that its exchange waits for."""
+    """A group in flight, and the collective that its trip waits for."""
 
     index: int
-    route: Route
+    trip: Trip
     request: Collective
     stage: int = 0
     handle: Any = None
@@ -86,22 +84,23 @@ class Step:
     ) -> None:
         self.binding = binding
         self.layout = layout
-        self._factor: float | None = None
+        self._factor = 0.0  # until release or launch_all
         self.attempt = attempt
         self.lock = threading.RLock()
         self.arrivals = Arrivals(layout, disjoint)
         self.names: set[str] = set()  # of the collectives that were submitted
-        self._shipping = Shipping(
+        self._results = Results(binding, self.arrivals, layout)
+        self._trips = Trips(
             binding.compressor,
             binding.exchange,
             layout,
             number,
+            self._results,
+            meter=binding.compressor.meter,
             attempt=attempt,
             name=binding.name,
-            meter=binding.compressor.meter,
+            residuals=residuals,
         )
-        self._sending = Sending(self._shipping, residuals)
-        self._results = Results(self.arrivals, layout, binding.compressor.meter)
         self._worker = worker
         self._error: BaseException | None = None  # of the worker
         self._hold = True
@@ -116,11 +115,11 @@ class Step:
     @property
     def number(self) -> int:
         """Return the number of the step."""
-        return self._shipping.number
+        return self._trips.number
 
     def renumber(self, number: int) -> None:
         """Adopt the number of the first rank, before anything is sent."""
-        self._shipping.number = number
+        self._trips.number = number
 
     @property
     def arrived(self) -> dict[int, torch.Tensor]:
@@ -150,11 +149,11 @@ class Step:
             self._go_on()
 
     @_locked
-    def release(self, factor: float | None = None) -> None:
-        """Launch complete groups from now on.
+    def release(self, factor: float) -> None:
+        """Launch complete groups from now on, and submit their second stages.
 
         Args:
-            factor: Scale of sums over ranks. If it is known, groups also submit second stages.
+            factor: Scale of sums over ranks.
         """
         self._hold, self._factor = False, factor
         if self._worker is None:
@@ -219,7 +218,7 @@ class Step:
         if not self.arrivals.in_place[slot] and self._failures.first is None:
             tensor = self._results.of(slot, tensor, self.binding.is_gradient(slot, tensor))
         if absent:
-            self._sending.hold(slot)
+            self._trips.hold(slot)
             tensor.detach().zero_()
         if self.finished:
             self._check_everywhere()
@@ -235,7 +234,7 @@ class Step:
     def _failed_everywhere(self) -> dict[int, int]:
         """Return the groups that could not be read, by rank, after all were received."""
         if self._failed is None:
-            name = self._shipping.name_of("corrupt")
+            name = self._trips.name_of("corrupt")
             self._failed = self._failures.everywhere(self.binding.world, name)
         return self._failed
 
@@ -250,14 +249,14 @@ class Step:
         self._hold = True
         flying = [
             Sent(
-                self._shipping.name(f.index, f.stage),
+                self._trips.name(f.index, f.stage),
                 "payloads" if isinstance(f.request, AllGather) else "parts",
                 f.handle,
             )
             for f in self._flying
         ]
         self._flying.clear()
-        self._sending.abandon()
+        self._trips.abandon()
         self._results.forget_early()
         self._held = 0
         self._next = 0
@@ -265,8 +264,8 @@ class Step:
 
     def commit(self) -> None:
         """Apply the step's residuals after its end, unless AMP skips the step."""
-        self._sending.commit()
-        self._sending.watch(self.binding.compressor.meter.report()["relative_error"])
+        self._trips.commit()
+        self._trips.watch(self.binding.compressor.meter.report()["relative_error"])
 
     @property
     def parts(self) -> list[str]:
@@ -293,8 +292,8 @@ class Step:
 
         If ranks of a node quantise its mean, this is a collective of these ranks.
         """
-        shares = self._shipping.shares(self._groups_here(), count, part)
-        drawn = {member: shares.draw(member, self._quantized_flat) for member in shares.members}
+        shares = self._trips.shares(self._groups_here(), count, part)
+        drawn = {member: shares.draw(member, self._trips.values) for member in shares.members}
         own = drawn[self.binding.world.rank]
         if len(drawn) == 1:
             return own
@@ -307,30 +306,12 @@ class Step:
         self, label: str, members: Sequence[int], parts: Sequence[Sendable]
     ) -> list[torch.Tensor]:
         """Return the result of an alltoall among members, in which all ranks take part."""
-        world, name = self.binding.world, self._shipping.name_of(label)
+        world, name = self.binding.world, self._trips.name_of(label)
         request = Among(members, AllToAll(parts), world.size, local=True)
         self.names.add(name)
         handle = request.submit(world, name)
         world.wait_until_there(handle, name, "parts")
         return request.receive(world, handle)
-
-    def _flat(self, group: Group) -> torch.Tensor:
-        """Return the group's coordinates, valid until the next call.
-
-        They may be changed only if there are residuals.
-        """
-        self.arrivals.join(group)
-        if not self._sending.changes_values:
-            flat = self.arrivals.own_memory(group)
-            if flat is not None:
-                return flat
-        flat = self.binding.buffer("gradients", group.coordinates, group.dtype, self.device)
-        return self.arrivals.gather(group, flat)
-
-    def _quantized_flat(self, group: Group) -> torch.Tensor:
-        """Return a group's quantised coordinates with residuals, valid until the next call."""
-        flat = self._flat(group)[: self.binding.exchange.quantized(group)]
-        return self._sending.values(self.layout.index_of(group), flat)
 
     @property
     def device(self) -> torch.device:
@@ -363,15 +344,9 @@ class Step:
                 return
             self._advance(flight)
 
-    def _known_factor(self) -> float:
-        """Return the scale of sums over ranks; payloads are decoded only when it is known."""
-        if self._factor is None:
-            raise RuntimeError(f"step {self.number}: a group is decoded before its factor is known")
-        return self._factor
-
     def _early_stages(self, flight: _Flight) -> int | None:
         """Return the number of a group's stages if it may go on before the first result."""
-        if self._factor is None or self.device.type != "cpu":
+        if self.device.type != "cpu":
             return None
         if not self.binding.world.orders_collectives:
             return None
@@ -389,24 +364,17 @@ class Step:
 
     def _start(self, index: int) -> None:
         """Encode a group and submit its payload."""
-        binding, group = self.binding, self.layout.groups[index]
-        meter = binding.compressor.meter
-        with meter.time("encode_s", index):
-            flat = self._flat(group)
-            route = self._sending.encode(index, flat, self._known_factor, self._memory_for)
-        if size := self._sending.held_bytes(index):
-            meter.hold(f"residual of group {index}", size)
-        meter.add("coordinates", group.coordinates, index)
-        meter.add("uncompressed_bytes", group.coordinates * group.dtype.itemsize, index)
-        self._held += binding.in_flight_bytes(group)
-        self._submit(_Flight(index, route, next(route)))
+        trip = self._trips.trip(index, self._factor)
+        request = next(trip)
+        self._held += self.binding.in_flight_bytes(self.layout.groups[index])
+        self._submit(_Flight(index, trip, request))
 
     def _submit(self, flight: _Flight) -> None:
         """Submit the next collective of a group's exchange."""
         world = self.binding.world
         sent = flight.request.sent_bytes(world.rank, world.size)
         self.binding.compressor.meter.add("wire_bytes", sent, flight.index)
-        name = self._shipping.name(flight.index, flight.stage)
+        name = self._trips.name(flight.index, flight.stage)
         self._account("flight", flight.index, flight.request.held_bytes(world))
         flight.handle, flight.begun = flight.request.submit(world, name), time.perf_counter()
         self.names.add(name)
@@ -455,48 +423,24 @@ class Step:
             received = flight.request.receive(self.binding.world, flight.handle)
         meter.add("flight_s", time.perf_counter() - flight.begun, flight.index)
         self._account("flight", flight.index, sum(part.numel() for part in received))
-        self._account("work", flight.index, self._shipping.working_bytes(flight.index))
+        self._account("work", flight.index, self._trips.working_bytes(flight.index))
         try:
-            flight.request = flight.route.send(received)
+            flight.request = flight.trip.send(received)
             flight.stage += 1
-        except StopIteration as end:
-            self._finish(flight.index, end.value)
+        except StopIteration:
+            self._finish(flight.index)
         except PayloadError as error:
             self._failures.note(flight.index, error)
-            self._finish(flight.index, None)
+            self._finish(flight.index)
         else:
             del received
             self._account("work", flight.index, 0)
             self._submit(flight)
 
-    def _finish(self, index: int, decoded: torch.Tensor | None) -> None:
-        """Record a group's result; ``decoded`` is None if a payload could not be read."""
+    def _finish(self, index: int) -> None:
+        """Record that a group's average has been delivered, or could not be read."""
         self._held -= self.binding.in_flight_bytes(self.layout.groups[index])
         self._account("flight", index, 0)
         self._account("work", index, 0)
-        if decoded is not None:
-            self._receive_decoded(index, decoded)
         self._returned.add(index)
         self._launch()
-
-    def _receive_decoded(self, index: int, decoded: torch.Tensor) -> None:
-        """Record figures of a decoded group, and write it back if that is allowed."""
-        self._sending.receive(decoded)
-        binding, quantized = self.binding, decoded[: self._shipping.quantized(index)]
-        binding.compressor.meter.look(quantized, binding.settings.bucket_size, index)
-        self._results.add(index, decoded, early=not self._all_arrived)
-
-    def _memory_for(
-        self, index: int, use: str, coordinates: int, dtype: torch.dtype, device: torch.device
-    ) -> torch.Tensor:
-        """Return Shipment.memory; the result of a single member uses its gradient's memory.
-
-        Results of groups that are decoded early have memory of their own.
-        """
-        if use == "result" and not self._all_arrived:
-            use = f"result of group {index}"
-        elif use == "result":
-            own = self._results.place_of(index, coordinates, dtype)
-            if own is not None:
-                return own
-        return self.binding.buffer(use, coordinates, dtype, device)

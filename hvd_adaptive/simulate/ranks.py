@@ -6,24 +6,24 @@ averaged gradients equal, bit for bit, those of real ranks with these gradients.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from dataclasses import dataclass
-from functools import partial
+from typing import TypeVar
 
 import numpy as np
 import torch
 
 from hvd_adaptive.checks import check_integer
 from hvd_adaptive.compressor import GradientCompressor, check_compressor
-from hvd_adaptive.exchange.exchange import Place, Route
+from hvd_adaptive.exchange.exchange import Place
 from hvd_adaptive.exchange.exchanges import EXCHANGES, name_of_exchange
 from hvd_adaptive.feedback import Residuals, all_finite
-from hvd_adaptive.layout import Group, Member, build_layout, gather
+from hvd_adaptive.layout import Member, build_layout, gather
 from hvd_adaptive.monitor import StepMeter
-from hvd_adaptive.run.sending import Sending
-from hvd_adaptive.run.shipping import Shipping
+from hvd_adaptive.run.trip import Trips
 from hvd_adaptive.settings import Settings
 from hvd_adaptive.simulate.variance import Scatter, quantization_error, scatter
+from hvd_adaptive.transport.collectives import Collective
 from hvd_adaptive.transport.nodes import nodes_of
 
 
@@ -126,7 +126,9 @@ class Ranks:
         for rank, residuals in enumerate(self.residuals):
             residuals.lay_out(self.layout, rank, self.workers)
         self.coordinates = sum(group.coordinates for group in self.layout.groups)
-        self._lent = [Lent() for _ in range(self.workers)]
+        self._gradients = [
+            RankGradients([flat[rank] for flat in self.flats]) for rank in range(self.workers)
+        ]
         self._missing: list[set[int]] = [set() for _ in range(self.workers)]
         self.payload_bytes, self.relative_error = 0, 0.0
 
@@ -186,10 +188,10 @@ class Ranks:
         error = norm = 0.0
         results = []
         meters = [StepMeter() for _ in range(self.workers)]
-        senders = [] if self.compressor is None else self._senders(step, meters)
+        everyone = [] if self.compressor is None else self._everyone(step, meters)
         for index, flat in enumerate(self.flats):
             exact = _mean(flat)
-            result = self._exchanged(index, senders) if senders else exact
+            result = self._exchanged(index, everyone) if everyone else exact
             results.append(result)
             error += float((result - exact).square().sum())
             norm += float(exact.square().sum())
@@ -197,11 +199,11 @@ class Ranks:
         for slot in set.intersection(*self._missing):
             for index, piece in self.layout.pieces_of[slot]:
                 results[index][piece.in_group] = 0.0
-            for sending in senders:
-                sending.hold(slot)
-        for sending in senders:
-            sending.commit()
-        if senders:
+            for trips in everyone:
+                trips.hold(slot)
+        for trips in everyone:
+            trips.commit()
+        if everyone:
             self.payload_bytes = meters[0].current.payload_bytes
         self._give(results)
 
@@ -214,8 +216,8 @@ class Ranks:
         sgd = self.scatter()
         excess = normalized = bias = 0.0
         for index, flat in enumerate(self.flats if self.compressor is not None else ()):
-            shipping = self._shipping(0, step)
-            codec, quantized = shipping.codec(index), shipping.quantized(index)
+            trips = self._trips(0, step)
+            codec, quantized = trips.codec(index), trips.quantized(index)
             errors = [quantization_error(codec, row[:quantized]) for row in flat]
             excess += sum(error.variance for error in errors) / self.workers
             normalized += sum(error.normalized for error in errors) / self.workers
@@ -270,19 +272,11 @@ class Ranks:
         self._scheme.updates.run(step, self._samples(rank, step), sync, parts, finite)
 
     def _samples(self, rank: int, step: int) -> Callable[[int, str], list[torch.Tensor]]:
-        exchange, shipping = self._exchanges[rank], self._shipping(rank, step)
-
-        def flat_of(member: int, group: Group) -> torch.Tensor:
-            index = self.layout.index_of(group)
-            values = self.flats[index][member][: exchange.quantized(group)]
-            if not self.residuals:
-                return values
-            wide = values.to(torch.float32, copy=True)
-            return self.residuals[member].added(index, wide)
+        everyone = self._everyone(step, [StepMeter() for _ in range(self.workers)])
 
         def samples(count: int, part: str) -> list[torch.Tensor]:
-            shares = shipping.shares(self.layout.groups, count, part)
-            drawn = {m: shares.draw(rank, partial(flat_of, m)) for m in shares.members}
+            shares = everyone[rank].shares(self.layout.groups, count, part)
+            drawn = {m: shares.draw(rank, everyone[m].values) for m in shares.members}
             if len(drawn) == 1:
                 return drawn[rank]
             received = [shares.shared(of_member) for of_member in drawn.values()]
@@ -290,57 +284,75 @@ class Ranks:
 
         return samples
 
-    def _shipping(self, rank: int, step: int, meter: StepMeter | None = None) -> Shipping:
-        exchange, meter = self._exchanges[rank], meter or StepMeter()
-        return Shipping(self._scheme, exchange, self.layout, step, meter=meter)
+    def _trips(self, rank: int, step: int, meter: StepMeter | None = None) -> Trips:
+        return Trips(
+            self._scheme,
+            self._exchanges[rank],
+            self.layout,
+            step,
+            self._gradients[rank],
+            meter=meter or StepMeter(),
+            residuals=self.residuals[rank] if self.residuals else None,
+        )
 
-    def _senders(self, step: int, meters: Sequence[StepMeter]) -> list[Sending]:
-        """Return what each rank sends of a step."""
-        kept: Sequence[Residuals | None] = self.residuals or [None] * self.workers
-        shippings = [self._shipping(rank, step, meter) for rank, meter in enumerate(meters)]
-        return [Sending(of, own) for of, own in zip(shippings, kept, strict=True)]
+    def _everyone(self, step: int, meters: Sequence[StepMeter]) -> list[Trips]:
+        """Return each rank's trips of a step."""
+        return [self._trips(rank, step, meter) for rank, meter in enumerate(meters)]
 
-    def _exchanged(self, index: int, senders: Sequence[Sending]) -> torch.Tensor:
+    def _exchanged(self, index: int, everyone: Sequence[Trips]) -> torch.Tensor:
         """Return a group's average by the exchange."""
-        routes = []
-        for sending, row, lent in zip(senders, self.flats[index], self._lent, strict=True):
-            flat = lent.memory("gradients", row.numel(), row.dtype, row.device)
-            flat.copy_(row)
-            routes.append(sending.encode(index, flat, lambda: 1.0 / self.workers, lent.of_group))
-        average = together(routes, self._take_back).clone()
-        for sending in senders:
-            sending.receive(average)
+        together([trips.trip(index, 1.0 / self.workers) for trips in everyone], self._take_back)
+        average = self._gradients[0].averages.pop(index)
+        for trips in everyone[1:]:  # the same bits on every rank
+            trips.check(index, average)
         return average
 
     def _take_back(self) -> None:
-        for lent in self._lent:
-            lent.take_back()
+        for gradients in self._gradients:
+            gradients.take_back()
 
 
-class Lent:
-    """Memory of one rank that every group reuses, as for ``Shipment.memory``.
+class RankGradients:
+    """Gradients of one rank, and memory that every group reuses (``run.trip.Gradients``).
 
     In training, another group may be encoded or decoded in this memory while a collective is in
     progress. Therefore ``take_back`` overwrites it each time: a late read yields NaN.
+
+    Args:
+        flats: The groups.
+
+    Attributes:
+        averages: Copies of the averages that were delivered, by group.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, flats: Sequence[torch.Tensor]) -> None:
+        self._flats = flats
         self._buffers: dict[tuple[str, torch.dtype, torch.device], torch.Tensor] = {}
+        self.averages: dict[int, torch.Tensor] = {}
 
-    def memory(
+    def gather(self, index: int, changed: bool) -> torch.Tensor:
+        """Return a copy of a group."""
+        own = self._flats[index]
+        return self.buffer("gradients", own.numel(), own.dtype, own.device).copy_(own)
+
+    def buffer(
         self, use: str, coordinates: int, dtype: torch.dtype, device: torch.device
     ) -> torch.Tensor:
-        """Return memory for ``coordinates`` values with arbitrary contents."""
+        """See ``Memory.buffer``."""
         key = use, dtype, device
         if key not in self._buffers or self._buffers[key].numel() < coordinates:
             self._buffers[key] = torch.empty(coordinates, dtype=dtype, device=device)
         return self._buffers[key][:coordinates]
 
-    def of_group(
-        self, index: int, use: str, coordinates: int, dtype: torch.dtype, device: torch.device
+    def result(
+        self, index: int, coordinates: int, dtype: torch.dtype, device: torch.device
     ) -> torch.Tensor:
-        """Return memory for a group; see ``memory``."""
-        return self.memory(use, coordinates, dtype, device)
+        """See ``Memory.result``."""
+        return self.buffer("result", coordinates, dtype, device)
+
+    def deliver(self, index: int, average: torch.Tensor) -> None:
+        """Copy the average of a group."""
+        self.averages[index] = average.clone()
 
     def take_back(self) -> None:
         """Overwrite all memory with NaN."""
@@ -348,23 +360,31 @@ class Lent:
             buffer.fill_(float("nan"))
 
 
-def together(routes: Sequence[Route], under_way: Callable[[], None] = lambda: None) -> torch.Tensor:
+_Result = TypeVar("_Result")
+
+
+def together(
+    ways: Sequence[Generator[Collective, list[torch.Tensor], _Result]],
+    under_way: Callable[[], None] = lambda: None,
+) -> _Result:
     """Run an exchange of all ranks stage by stage, and return the first rank's result.
 
+    The other ranks, whose results are the same, do not decode their last collective.
+
     Args:
-        routes: The ranks' routes.
+        ways: A trip (``run.trip``), or the average of an exchange, on each rank.
         under_way: Called when all ranks have submitted a collective and none has read a result.
     """
-    requests = [next(route) for route in routes]
+    requests = [next(way) for way in ways]
     while True:
         under_way()
         received = type(requests[0]).hand_over(requests)
         try:
-            first = routes[0].send(received[0])
+            first = ways[0].send(received[0])
         except StopIteration as end:
             return end.value
-        others = zip(routes[1:], received[1:], strict=True)
-        requests = [first, *(route.send(own) for route, own in others)]
+        others = zip(ways[1:], received[1:], strict=True)
+        requests = [first, *(way.send(own) for way, own in others)]
 
 
 def _mean(flat: torch.Tensor) -> torch.Tensor:

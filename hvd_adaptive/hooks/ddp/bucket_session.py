@@ -184,7 +184,7 @@ class BucketSession:
             pending.due = compressor.updates.due(number)
             if binding.exchange.is_set_up and not pending.due:
                 pending.sending = self._new_step(binding, binding.layout)
-                pending.sending.release()
+                pending.sending.release(1.0 / world.size)
         pending.check = world.begin_gather(self._position(pending))
         self._pending = pending
         return pending

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from contextlib import nullcontext
 from types import SimpleNamespace
 
 import pytest
@@ -12,26 +11,26 @@ import torch
 from hvd_adaptive import ALQ, QSGD, simulate
 from hvd_adaptive.exchange import auto as module
 from hvd_adaptive.exchange.auto import SIZES, Auto
-from hvd_adaptive.exchange.exchange import Place, Shipment
+from hvd_adaptive.exchange.exchange import Place
+from hvd_adaptive.exchange.parcel import Parcel, RandomStream
 from hvd_adaptive.exchange.plain import Half, Plain
-from hvd_adaptive.kernels.random import stream_key
+from hvd_adaptive.instances import Instance
 from hvd_adaptive.layout import Group
 from hvd_adaptive.simulate.ranks import together
 
 CODEC = QSGD(bits=4, bucket_size=512).codec
 
 
-def shipment(size: int, dtype: torch.dtype, ranks: int) -> Shipment:
-    return Shipment(
-        CODEC,
-        dtype,
-        size // 2,
-        size - size // 2,
-        5,
-        lambda rank: stream_key(rank),
-        lambda: 1 / ranks,
-        lambda field: nullcontext(),
-        lambda size: None,
+def parcel(size: int, dtype: torch.dtype, ranks: int) -> Parcel:
+    return Parcel(
+        codec=CODEC,
+        dtype=dtype,
+        quantized=size // 2,
+        full=size - size // 2,
+        device=torch.device("cpu"),
+        stream=RandomStream(Instance(), seed=0, step=0, group=0),
+        factor=1 / ranks,
+        layout=5,
     )
 
 
@@ -51,8 +50,8 @@ def test_plain_exchanges_average_in_rank_order(kind, size, dtype):
     flats = [torch.randn(size, generator=generator).to(dtype) for _ in range(ranks)]
     routes = []
     for rank, flat in enumerate(flats):
-        exchange, of_rank = kind(Place(ranks, rank)), shipment(size, dtype, ranks)
-        routes.append(exchange.route(of_rank, exchange.encode(of_rank, flat, flat)))
+        exchange = kind(Place(ranks, rank))
+        routes.append(exchange.average(parcel(size, dtype, ranks), flat, flat))
     found = together(routes)
     sent = torch.bfloat16 if kind is Half and dtype == torch.float32 else dtype
     wide = torch.float64 if dtype == torch.float64 else torch.float32

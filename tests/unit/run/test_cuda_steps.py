@@ -16,11 +16,12 @@ from hvd_adaptive import ECDQ, QSGD, NaturalCompression, SparseSGD
 from hvd_adaptive.device import HostCopy, taken_over
 from hvd_adaptive.errors import PayloadError
 from hvd_adaptive.exchange.allgather import Allgather
-from hvd_adaptive.exchange.exchange import Place, Shipment
+from hvd_adaptive.exchange.exchange import Place
 from hvd_adaptive.exchange.hierarchical import Hierarchical
+from hvd_adaptive.exchange.parcel import Parcel, RandomStream
 from hvd_adaptive.exchange.plain import Half, Plain
 from hvd_adaptive.exchange.scatter_reduce import ScatterReduce
-from hvd_adaptive.kernels.random import stream_key
+from hvd_adaptive.instances import Instance
 from hvd_adaptive.run.groups import Groups
 from hvd_adaptive.simulate.ranks import together
 
@@ -54,7 +55,7 @@ def run(rank: Rank, of_step, gpu=None, streams=(), waits=False) -> list[torch.Te
     """A step; on the GPU each gradient arrives on its own stream, and no hook may wait, unless
     ``waits``: then for events."""
     step = rank.begin()
-    step.release()
+    step.release(1.0)
     for slot, gradient in enumerate(of_step):
         own = gradient.clone() if gpu is None else on_gpu(gradient.clone())
         with contextlib.ExitStack() as stack:
@@ -143,10 +144,10 @@ def test_exchanges_are_the_cpus(exchange, gpu):
         routes = []
         for rank, flat in enumerate(flats):
             way, own = EXCHANGES[exchange](rank), device(flat.clone())
-            shipment = shipped(scheme.codec, 900, 100)
             with gpu.never_waiting():
-                sent = way.encode(shipment, own, own[:900])
-                routes.append(way.route(shipment, sent))
+                routes.append(
+                    begun(way.average(parcel(scheme.codec, 900, 100, own), own, own[:900]))
+                )
         return together(routes)
 
     wanted = exchanged(lambda flat: flat)
@@ -155,17 +156,32 @@ def test_exchanges_are_the_cpus(exchange, gpu):
     assert set(gpu.waits) <= {"an event's synchronize"}
 
 
-def shipped(codec, quantized: int, full: int) -> Shipment:
-    return Shipment(
+def begun(route, damage=lambda request: None):
+    """A route whose first messages are encoded, and may be damaged, at once."""
+    request = next(route)
+    damage(request)
+
+    def rest(request):
+        while True:
+            received = yield request
+            try:
+                request = route.send(received)
+            except StopIteration as end:
+                return end.value
+
+    return rest(request)
+
+
+def parcel(codec, quantized: int, full: int, flat: torch.Tensor) -> Parcel:
+    return Parcel(
         codec=codec,
         dtype=torch.float32,
         quantized=quantized,
         full=full,
-        layout_fingerprint=7,
-        key=lambda rank: stream_key(0, rank, 0, 0),
-        factor=lambda: 0.25,
-        time=lambda field: nullcontext(),
-        count=lambda size: None,
+        device=flat.device,
+        stream=RandomStream(Instance(), seed=0, step=0, group=0),
+        factor=0.25,
+        layout=7,
     )
 
 
@@ -176,11 +192,16 @@ def test_corrupt_payloads_are_told(place, gpu):
     ways = [Allgather(Place(2, rank)) for rank in range(2)]
     flats = [on_gpu(torch.randn(2000)) for _ in ways]
     with gpu.waiting():
-        sent = [w.encode(shipped(codec, 2000, 0), f, f) for w, f in zip(ways, flats, strict=True)]
-        off_gpu(sent[1][0].bytes)[place] ^= 1
-        routes = [w.route(shipped(codec, 2000, 0), s) for w, s in zip(ways, sent, strict=True)]
+        first, second = (
+            way.average(parcel(codec, 2000, 0, flat), flat, flat)
+            for way, flat in zip(ways, flats, strict=True)
+        )
+
+        def flip(request):
+            off_gpu(request.data.bytes)[place] ^= 1
+
         with pytest.raises(PayloadError):
-            together(routes)
+            together([first, begun(second, flip)])
 
 
 def test_received_tensors_are_taken_over_from_the_default_stream(gpu, monkeypatch):

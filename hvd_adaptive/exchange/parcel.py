@@ -1,0 +1,223 @@
+"""Define Parcel, one group of one step on its way through an exchange: plain data."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol
+
+import torch
+
+from hvd_adaptive.codec.errors import rounding_errors
+from hvd_adaptive.coding.header import Frame
+from hvd_adaptive.coding.payload import Encoded
+from hvd_adaptive.device import HostCopy
+from hvd_adaptive.finite import narrowed
+from hvd_adaptive.kernels.random import stream_key
+from hvd_adaptive.streams import Use
+
+if TYPE_CHECKING:
+    from hvd_adaptive.exchange.staged_codec import StagedCodec
+    from hvd_adaptive.feedback import Residuals
+    from hvd_adaptive.instances import Instance
+    from hvd_adaptive.monitor import StepMeter
+
+# Full buckets of a group on which the relative error is measured in each step.
+ERROR_BUCKETS = 2
+
+
+class Memory(Protocol):
+    """The owner of memory that an exchange borrows until its next collective.
+
+    Then another group may use the memory. Its contents are undefined at first.
+    """
+
+    def buffer(
+        self, use: str, coordinates: int, dtype: torch.dtype, device: torch.device
+    ) -> torch.Tensor:
+        """Return memory for one use, 1-D."""
+
+    def result(
+        self, index: int, coordinates: int, dtype: torch.dtype, device: torch.device
+    ) -> torch.Tensor:
+        """Return memory for the average of group ``index``, 1-D.
+
+        It may be the gradient's own, so call this only after the group's payloads are encoded.
+        """
+
+
+class NewMemory:
+    """Memory that is allocated at each call."""
+
+    def buffer(
+        self, use: str, coordinates: int, dtype: torch.dtype, device: torch.device
+    ) -> torch.Tensor:
+        """See ``Memory.buffer``."""
+        return torch.empty(coordinates, dtype=dtype, device=device)
+
+    def result(
+        self, index: int, coordinates: int, dtype: torch.dtype, device: torch.device
+    ) -> torch.Tensor:
+        """See ``Memory.result``."""
+        return torch.empty(coordinates, dtype=dtype, device=device)
+
+
+@dataclass(frozen=True)
+class RandomStream:
+    """What names a group's random numbers, besides the rank.
+
+    Attributes:
+        instance: Number of the compressor in this process; other ranks may have other numbers.
+        seed: The compressor's seed.
+        step: The step.
+        group: Number of the group and attempt (``streams.group_number``).
+    """
+
+    instance: Instance
+    seed: int
+    step: int
+    group: int
+
+    def key(self, rank: int) -> int:
+        """Return the key of ``rank``, as far as this rank knows."""
+        return self.instance.key(self.seed, rank, self.step, self.group)
+
+    def keys(self, rank: int) -> Iterator[int]:
+        """Yield the keys that ``rank`` may use, the most likely first."""
+        return self.instance.keys(self.seed, rank, self.step, self.group)
+
+
+@dataclass(frozen=True)
+class Parcel:
+    """One group of one step, on this rank.
+
+    Attributes:
+        codec: Codec of the group's part.
+        dtype: Dtype of the group.
+        quantized: Number of quantised coordinates, which come first.
+        full: Number of full-precision coordinates.
+        device: Device of the gradients.
+        stream: Names the group's random numbers.
+        factor: Scale of sums over ranks.
+        layout: Fingerprint of the layout, for payloads' headers.
+        index: The group.
+        ranks: The ranks that exchange the group, in the exchange's order; () for all.
+        memory: Owner of memory that may be used until the exchange's next collective.
+        meter: Figures of the step; None to record nothing.
+        residuals: Residuals of error feedback of this rank; None without.
+        after: Receives the group's residual after this step, by group.
+    """
+
+    codec: StagedCodec
+    dtype: torch.dtype
+    quantized: int
+    full: int
+    device: torch.device
+    stream: RandomStream
+    factor: float
+    layout: int = 0
+    index: int = 0
+    ranks: Sequence[int] = ()
+    memory: Memory = field(default_factory=NewMemory)
+    meter: StepMeter | None = None
+    residuals: Residuals | None = None
+    after: dict[int, torch.Tensor] = field(default_factory=dict)
+
+    def key(self, rank: int, *inside: int) -> int:
+        """Return a rank's key of random numbers for this group, or for a message ``inside`` it."""
+        return _inside(self.stream.key(self._numbered(rank)), inside)
+
+    def is_from(self, rank: int, key: int, *inside: int) -> bool:
+        """Return whether ``rank`` may use ``key`` for this group, or for a message inside it."""
+        keys = self.stream.keys(self._numbered(rank))
+        return any(_inside(known, inside) == key for known in keys)
+
+    def _numbered(self, rank: int) -> int:
+        return self.ranks[rank] if self.ranks else rank
+
+    def frame(self, quantized: int, full: int) -> Frame:
+        """Return the frame of a payload of these numbers of coordinates."""
+        return Frame(quantized + full, full, self.dtype, self.layout)
+
+    def wide(self, use: str, coordinates: int) -> torch.Tensor:
+        """Return borrowed memory in float32, or in float64 if that is the group's dtype."""
+        return self.memory.buffer(use, coordinates, self._wide_dtype, self.device)
+
+    def empty_result(self) -> torch.Tensor:
+        """Return borrowed memory for the whole group, as wide as ``wide``."""
+        coordinates = self.quantized + self.full
+        return self.memory.result(self.index, coordinates, self._wide_dtype, self.device)
+
+    @property
+    def _wide_dtype(self) -> torch.dtype:
+        return torch.float64 if self.dtype == torch.float64 else torch.float32
+
+    def narrowed(self, wide: torch.Tensor, quantized: int, ranks: int) -> torch.Tensor:
+        """Return the result of ``ranks`` ranks in the group's dtype; ``wide`` may change.
+
+        Averages are converted by finite.narrowed; sums are not limited.
+        """
+        averages = self.factor * ranks < 1 + 1e-6
+        return narrowed(wide, quantized if averages else 0, self.dtype)
+
+    def time(self, figure: str) -> AbstractContextManager[None]:
+        """Add the seconds spent inside to a figure of the step and of the group."""
+        return nullcontext() if self.meter is None else self.meter.time(figure, self.index)
+
+    def encoded(self, payloads: Sequence[Encoded], values: torch.Tensor) -> None:
+        """Record this rank's payloads: their bytes, their error and the residual after this step.
+
+        Call this once, before they are sent.
+
+        Args:
+            payloads: Encode consecutive parts of ``values``.
+            values: The quantised coordinates.
+        """
+        if self.meter is not None:
+            size = sum(payload.header.length for payload in payloads)
+            self.meter.add("payload_bytes", size, self.index)
+        self.measure(values)
+        if self.residuals is None or not self.quantized:
+            return
+        after = self.residuals.after(self.index, values, self.codec, payloads)
+        self.after[self.index] = after
+        if self.meter is not None:
+            held = self.residuals.held_bytes(self.index) + after.nbytes
+            self.meter.hold(f"residual of group {self.index}", held)
+
+    def measure(self, flat: torch.Tensor, dtype: torch.dtype | None = None) -> None:
+        """Add the squared error of a few buckets to the step's figures.
+
+        ERROR_BUCKETS full buckets are drawn at equal distances, beginning with a random one, and
+        represent all full buckets; the partial bucket at the end is always included.
+
+        Args:
+            flat: Coordinates that this rank quantises, or rounds.
+            dtype: The dtype to which they are rounded; None if the codec quantises them.
+        """
+        if self.meter is None or not flat.numel():
+            return
+        size = self.codec.settings.bucket_size
+        full, partial = divmod(flat.numel(), size)
+        count = min(ERROR_BUCKETS, full)
+        key = stream_key(self.index, 0, self.stream.step, Use.ERROR)
+        chosen = [(key + k * full // count) % full for k in range(count)]
+        if partial:
+            chosen.append(full)
+        buckets = [flat[i * size : (i + 1) * size] for i in chosen]
+        sample = torch.cat(buckets).to(torch.float32)
+        if dtype is None:
+            squares = self.codec.squared_errors(sample, key)
+        else:
+            squares = rounding_errors(sample, dtype, size)
+        weights = [full / count for _ in chosen[:count]] + [1.0] * bool(partial)
+        self.meter.measured(HostCopy(squares), weights, self.index)
+
+
+def _inside(key: int, inside: Sequence[int]) -> int:
+    """Return the key of a message inside a group.
+
+    Coordinates count from a message's start, so equal keys would repeat numbers.
+    """
+    return stream_key(key, *inside) if inside else key
