@@ -134,11 +134,9 @@ def compression_hook(
     if dist.get_world_size(session.group) == 1:
         taken.future.set_result(taken.buffer)
         return taken.future
-    session.take(bucket.index(), taken)
-    future = taken.future
+    future: torch.futures.Future[torch.Tensor] = taken.future
     if not taken.gradients:
         group: Any = session.group  # may be None
         future = allreduce_hook(group, bucket)
-    if bucket.is_last():
-        session.finish()
+    session.take(taken, bucket.index(), bucket.is_last())
     return future

@@ -29,6 +29,9 @@ class Allgather(Exchange):
     def stages(self, coordinates: int) -> int:
         return 1
 
+    def collectives(self, coordinates: int) -> int:
+        return 1
+
     def average(self, parcel: Parcel, flat: torch.Tensor, values: torch.Tensor) -> Route:
         """Average a group as ``Exchange.average`` says.
 

@@ -174,6 +174,9 @@ class Auto(Exchange):
             return None
         return self._candidates[self.choice(coordinates)].stages(coordinates)
 
+    def collectives(self, coordinates: int) -> int:
+        return self._candidates[self.choice(coordinates)].collectives(coordinates)
+
     def average(self, parcel: Parcel, flat: torch.Tensor, values: torch.Tensor) -> Route:
         """Average a group by the exchange chosen for its size."""
         chosen = self._candidates[self.choice(parcel.quantized + parcel.full)]

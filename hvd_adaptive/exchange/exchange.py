@@ -128,6 +128,10 @@ class Exchange(ABC):
         return None
 
     @abstractmethod
+    def collectives(self, coordinates: int) -> int:
+        """Return the number of a group's collectives, the same on every rank."""
+
+    @abstractmethod
     def average(self, parcel: Parcel, flat: torch.Tensor, values: torch.Tensor) -> Route:
         """Yield a group's collectives, receive their results, and return the group's average.
 

@@ -149,6 +149,12 @@ class Hierarchical(Exchange):
         size = codec.settings.bucket_size
         return 8 * max(c.coordinates for c in cut(quantized, full, size, len(self._topology.local)))
 
+    def collectives(self, coordinates: int) -> int:
+        if self._topology.shares_one_node:
+            return 2
+        between = self._topology.between.collectives(coordinates)
+        return between if self._topology.is_alone else 2 + between
+
     def _know(self, nodes: Sequence[int]) -> None:
         self._known = find_topology(nodes, self.rank)
         if self._known.shares_one_node:

@@ -60,6 +60,9 @@ class ScatterReduce(Exchange):
     def stages(self, coordinates: int) -> int:
         return 2
 
+    def collectives(self, coordinates: int) -> int:
+        return 2
+
     def average(self, parcel: Parcel, flat: torch.Tensor, values: torch.Tensor) -> Route:
         """Average a group as ``Exchange.average`` says.
 

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 from hvd_adaptive.hooks.ddp.bucket_session import BucketSession
-from hvd_adaptive.hooks.ddp.buckets import Bucket, Names
+from hvd_adaptive.hooks.ddp.buckets import Bucket, BucketFuture, Names
 from hvd_adaptive.hooks.ddp.names import plain_names
 from hvd_adaptive.transport.horovod_rounds import HorovodRounds
 from hvd_adaptive.transport.torch_world import TorchWorld
@@ -64,11 +64,11 @@ class Exchange:
         if self._session is None:
             self.world.average_all(flats, f"{self._label}.average")
         else:
-            for number, (flat, kind) in enumerate(zip(flats, self._kinds, strict=True)):
+            for flat, kind, gradients in zip(flats, self._kinds, parts, strict=True):
                 parameters = [self._parameters[i] for i in kind]
                 devices: list[Any] = [flat.device] if flat.is_cuda else []
-                future: torch.futures.Future[torch.Tensor] = torch.futures.Future(devices=devices)
-                self._session.take(number, Bucket(flat, parameters, parts[number], future))
+                future = BucketFuture(devices=devices)
+                self._session.take(Bucket(flat, parameters, gradients, future))
             self._session.finish()
         averages = list(tensors)
         for of_kind, kind in zip(parts, self._kinds, strict=True):

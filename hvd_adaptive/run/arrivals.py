@@ -26,6 +26,7 @@ class Arrivals:
         in_place: For each slot, whether the average may be written to the gradient's memory.
         replaced: All gradients that averages replace.
         pending: Number of gradients that were posted and not taken.
+        completed: The groups all of whose gradients have arrived, in the order of arrival.
     """
 
     def __init__(self, layout: Layout, disjoint: bool = False) -> None:
@@ -34,6 +35,7 @@ class Arrivals:
         self.in_place = [False] * len(layout.members)
         self.replaced: list[torch.Tensor] = []
         self.pending = 0
+        self.completed: list[int] = []
         self._device: torch.device | None = None
         self._on_host = False
         # Gradients are many: nothing here adds an object per gradient to the garbage collector's.
@@ -98,6 +100,8 @@ class Arrivals:
                 self.in_place[slot] = self.in_place[other] = False
             for group, _ in self._layout.pieces_of[slot]:
                 self._missing[group] -= 1
+                if not self._missing[group]:
+                    self.completed.append(group)
 
     def take(self, slot: int) -> torch.Tensor:
         """Return the member's gradient, which leaves the step."""

@@ -30,6 +30,10 @@ class HorovodRounds(HorovodWorld):
         """Start ``gather_equal`` without waiting; ``end_gather`` returns the result."""
         return self.allgather(values, f"{self.label}.begun"), (self.size, *values.shape)
 
+    def is_gathered(self, begun: tuple[Any, tuple[int, ...]]) -> bool:
+        """Return whether ``end_gather`` would not wait for other ranks."""
+        return self.poll(begun[0])
+
     def end_gather(self, begun: tuple[Any, tuple[int, ...]]) -> torch.Tensor:
         """Return the result of ``begin_gather``."""
         handle, shape = begun

@@ -1,11 +1,15 @@
 """Define TorchWorld, the ranks of a torch.distributed process group.
 
+torch.distributed pairs collectives by their order, so these ranks have a process group of their
+own: a thread of the compressor may use it while the program uses the model's group.
+
 Horovod's allgather and alltoall accept any lengths. In torch.distributed every receiver must know
-the lengths. Exchanging them before each message would block the backward pass until the slowest
-rank arrives, so lengths are exchanged once for each name. Afterwards a rank sends frames. A frame
-contains the length of the message, whether any message of this rank is longer than its frame, and
-as much of the message as fits. If messages of some rank are longer, all ranks see it; the rests
-follow when the frames are received, and frames become larger. ``forget_lengths`` starts over.
+the lengths. Exchanging them before each message would cost a wait for the slowest rank, so lengths
+are exchanged once for each name. Afterwards a rank sends frames. A frame contains the length of the
+message, whether any message of this rank is longer than its frame, and as much of the message as
+fits. If messages of some rank are longer, all ranks see it: ``poll`` then returns False, and
+``synchronize``, which ranks must call at the same place in their order of collectives, exchanges
+the rests. Frames become larger. ``forget_lengths`` starts over.
 """
 
 from __future__ import annotations
@@ -27,12 +31,14 @@ HEAD = 16  # bytes of a frame before its message: two int64
 SLACK, LEAST_SLACK = 32, 64
 
 
-@dataclass(frozen=True)
+@dataclass
 class _Flight:
     """A collective in flight; it keeps the memory that it reads and writes.
 
     Attributes:
         room: int64 [sender, receiver], bytes of a message that fit into a frame.
+        lengths: Length of each received message, once frames have been received.
+        has_rests: Whether any message of any rank is longer than its frame, likewise.
     """
 
     name: str
@@ -42,12 +48,22 @@ class _Flight:
     sent: torch.Tensor | None
     frames: Sequence[torch.Tensor]
     gathers: bool
+    lengths: torch.Tensor | None = None
+    has_rests: bool = False
+
+    def read_heads(self) -> None:
+        """Read the frames' heads, which have been received."""
+        if self.lengths is None:
+            heads = torch.stack([frame[:HEAD].clone().view(torch.int64) for frame in self.frames])
+            self.lengths, exceeded = heads.cpu().T
+            self.has_rests = bool(exceeded.any())
 
 
 class TorchWorld(World):
     """Ranks of a process group; see World.
 
     Collectives are paired by their order, which must be the same on every rank, not by name.
+    Construction is a collective of the ranks.
 
     Args:
         group: The process group; the default one if None.
@@ -57,16 +73,17 @@ class TorchWorld(World):
         group = dist.group.WORLD if group is None else group
         if group is None:
             raise ValueError("process_group: the default group is not initialized")
-        self.group = group
-        self.size, self.rank = dist.get_world_size(self.group), dist.get_rank(self.group)
+        self._given = group
+        self.size, self.rank = dist.get_world_size(group), dist.get_rank(group)
         if self.rank < 0:
             raise ValueError("process_group: this process is not a member of it")
+        self.group = _group_like(group)
         self._rooms: dict[str, torch.Tensor] = {}
         self._outgrown: set[str] = set()
         self._nodes: list[int] | None = None
 
     def is_current(self) -> bool:
-        now = dist.get_world_size(self.group), dist.get_rank(self.group)
+        now = dist.get_world_size(self._given), dist.get_rank(self._given)
         return now == (self.size, self.rank)
 
     def forget_lengths(self) -> None:
@@ -86,6 +103,11 @@ class TorchWorld(World):
         own = values.contiguous().to(self._device)
         everyone = [torch.empty_like(own) for _ in range(self.size)]
         return dist.all_gather(everyone, own, group=self.group, async_op=True), everyone
+
+    @staticmethod
+    def is_gathered(begun: tuple[Any, list[torch.Tensor]]) -> bool:
+        """Return whether ``end_gather`` would not wait for other ranks."""
+        return begun[0].is_completed()
 
     @staticmethod
     def end_gather(begun: tuple[Any, list[torch.Tensor]]) -> torch.Tensor:
@@ -129,7 +151,12 @@ class TorchWorld(World):
         return own, numbers.count(own)
 
     def poll(self, handle: _Flight) -> bool:
-        return handle.work.is_completed()
+        """Return whether a collective has ended and ``synchronize`` only reads its result."""
+        if not handle.work.is_completed():
+            return False
+        if handle.frames[0].is_cpu:
+            handle.read_heads()
+        return not handle.has_rests
 
     def allgather(self, data: torch.Tensor, name: str) -> _Flight:
         return self._send(name, [data] * self.size, gathers=True)
@@ -140,13 +167,14 @@ class TorchWorld(World):
     def synchronize(self, handle: _Flight) -> Any:
         flight = handle
         flight.work.wait()
-        heads = torch.stack([frame[:HEAD].clone().view(torch.int64) for frame in flight.frames])
-        lengths, exceeded = heads.cpu().T
+        flight.read_heads()
+        lengths = flight.lengths
+        assert lengths is not None
         parts = [
             frame[HEAD : HEAD + min(length, frame.numel() - HEAD)]
             for frame, length in zip(flight.frames, lengths.tolist(), strict=True)
         ]
-        if bool(exceeded.any()):
+        if flight.has_rests:
             rests = self._exchange_rests(flight)
             parts = [torch.cat(both) for both in zip(parts, rests, strict=True)]
         data = torch.cat(parts)
@@ -207,6 +235,18 @@ class TorchWorld(World):
         received = data.new_empty(sum(sizes))
         dist.all_to_all_single(received, data, sizes, rests[self.rank].tolist(), group=self.group)
         return list(received.split(sizes))
+
+
+def _group_like(group: dist.ProcessGroup) -> dist.ProcessGroup:
+    """Return a new group of the same ranks, backends and time limit, which only they create."""
+    device = torch.device("cpu" if "cpu:" in str(dist.get_backend_config(group)) else "cuda")
+    options = getattr(group._get_backend(device), "options", None)
+    return dist.new_group(
+        dist.get_process_group_ranks(group),
+        timeout=getattr(options, "_timeout", None),
+        backend=dist.get_backend_config(group),
+        use_local_synchronization=True,
+    )
 
 
 def _frame(message: torch.Tensor, room: int, exceeded: int) -> torch.Tensor:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import logging
-import time
-import zlib
-from collections.abc import Callable, Sequence
+import sys
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -14,9 +15,9 @@ import torch.distributed as dist
 
 from hvd_adaptive.errors import RankMismatchError
 from hvd_adaptive.hooks.ddp.buckets import Bucket, BucketBinding, Names
-from hvd_adaptive.hooks.description import Description, describe, differences
 from hvd_adaptive.layout import Layout
-from hvd_adaptive.run.step import Step
+from hvd_adaptive.run.description import describe, differences
+from hvd_adaptive.run.driver import Driver
 from hvd_adaptive.transport.horovod_rounds import HorovodRounds
 from hvd_adaptive.transport.torch_world import TorchWorld
 
@@ -27,45 +28,60 @@ logger = logging.getLogger("hvd_adaptive")
 
 # Lengths of payloads are exchanged again after so many steps, so that frames can shrink.
 LENGTHS_LAST = 256
-UNKNOWN = -1
 
 
-@dataclass
-class _PendingStep:
-    """One step's buckets.
+@dataclass(eq=False)
+class _Pending:
+    """The buckets of one step, which is known by its parameters: none arrives twice in a step.
 
-    due: whether tables are fitted; None until all buckets have arrived, if there is no layout.
-    used: for each slot, whether this rank's gradient has a value other than zero; empty without
-        residuals.
-    sending: the step that sends buckets as they arrive; None if they wait for the last one.
-    check: the gather of positions, which has been submitted.
-    begun: when the first bucket arrived.
+    Attributes:
+        binding: What they are bound to.
+        collects: The driver receives them all at the end, because they have no layout yet.
+        plain: They are averaged in full precision, because their averages are needed before the
+            last bucket is known.
+        buckets: The buckets.
+        parameters: The ``id`` of each parameter.
+        ended: The backward pass has ended without some of the parameters.
     """
 
     binding: BucketBinding
-    due: bool | None = None
-    sending: Step | None = None
-    check: Any = None
+    collects: bool
+    plain: bool = False
     buckets: list[Bucket] = field(default_factory=list)
-    used: list[bool] = field(default_factory=list)
-    begun: float = field(default_factory=time.perf_counter)
+    parameters: set[int] = field(default_factory=set)
+    ended: bool = False
 
-    def arrive(self, step: Step, index: int) -> None:
-        """Give the gradients of bucket ``index`` to ``step``."""
-        first = self.binding.first_slot(index)
-        for offset, gradient in enumerate(self.buckets[index].gradients):
-            step.arrive(first + offset, gradient)
+    @property
+    def is_complete(self) -> bool:
+        """Return whether all parameters of the layout have arrived."""
+        layout = self.binding.layout
+        return layout is not None and len(self.parameters) == len(layout.members)
+
+    def is_before(self, bucket: Bucket) -> bool:
+        """Return whether a bucket belongs to a later step.
+
+        One of its parameters has arrived already, or it has no place in the layout.
+        """
+        if any(id(parameter) in self.parameters for parameter in bucket.parameters):
+            return True
+        return not (self.collects or self.plain or self.binding.knows(bucket))
+
+    def add(self, bucket: Bucket) -> None:
+        """Note a bucket."""
+        self.buckets.append(bucket)
+        self.parameters.update(map(id, bucket.parameters))
 
 
 class BucketSession:
     """Connect a compressor to a DDP model: ``take`` receives buckets, ``finish`` averages them.
 
-    1. The first bucket begins a step. If the buckets are those of the previous step, each is
-       encoded and sent as soon as backward has filled it.
-    2. Buckets wait for the last one at the first step, after DDP has built its buckets anew (as it
-       does after the first step), and at steps that fit tables.
-    3. ``finish``: ranks check that they agree, fit tables if this is an update step, and complete
-       the exchange. Averages replace the gradients in DDP's buckets.
+    1. The first bucket begins a step. If its parameters are laid out, each bucket is handed to the
+       driver (run/driver.py) as soon as backward has filled it, and its future is set as soon as
+       its average has replaced it.
+    2. Buckets wait for the last one at the first step, and are laid out then. Should their averages
+       be needed earlier, they are averaged in full precision.
+    3. ``finish`` completes a step. It is called in the hook if the driver sends nothing before, and
+       else when autograd ends the backward pass: DDP may skip buckets, the last one included.
 
     group: the process group; None for the default one.
     make_world: makes the ranks; None for those of ``group``.
@@ -85,8 +101,8 @@ class BucketSession:
         self._world: TorchWorld | HorovodRounds | None = None  # until the first bucket
         self._binding: BucketBinding | None = None
         self._stale = False
-        self._attempt = 0
-        self._pending: _PendingStep | None = None
+        self._driver = Driver(compressor)
+        self._pending: _Pending | None = None
 
     @property
     def layout(self) -> Layout | None:
@@ -101,13 +117,16 @@ class BucketSession:
     @property
     def is_idle(self) -> bool:
         """Return whether no step is in progress."""
-        return self._pending is None
+        return self._pending is None or self._pending.plain
+
+    def describe(self) -> str:
+        """Return what the step in progress waits for; see ``Driver.describe``."""
+        return self._driver.describe()
 
     def forget(self) -> None:
         """Give up the step in progress, if there is one."""
-        pending, self._pending = self._pending, None
-        if pending is not None:
-            self._stop_sending(pending)
+        self._pending = None
+        self._driver.give_up()
 
     def rebind(self) -> None:
         """Lay out the next step anew: settings have changed."""
@@ -125,50 +144,64 @@ class BucketSession:
         """Refuse a gradient of Horovod's."""
         return self.compress(output)
 
-    def take(self, index: int, bucket: Bucket) -> None:
-        """Receive bucket ``index`` of a step, which is full."""
-        with self.compressor.meter.time("blocked_s"):
-            self._take(index, bucket)
+    def take(self, bucket: Bucket, index: int | None = None, is_last: bool = False) -> None:
+        """Receive a full bucket of a step.
 
-    def _take(self, index: int, bucket: Bucket) -> None:
-        pending = self._begin_step() if index == 0 else self._pending
+        Args:
+            bucket: The bucket.
+            index: DDP's number of it. In the first iteration with static_graph=True all are 0.
+            is_last: DDP says that it is the last one. If not, perhaps none is.
+        """
+        with self.compressor.meter.time("blocked_s"):
+            self._take(bucket, index)
+        pending = self._pending
+        if pending is None or pending.plain:
+            return
+        bucket.future.needed = functools.partial(self._needed, pending)
+        if index is None:
+            return  # whoever calls, calls ``finish``
+        in_backward = _at_end_of_backward(functools.partial(self._backward_ended, pending))
+        if is_last and (pending.collects or self._driver.is_held or not in_backward):
+            self.finish()
+
+    def _take(self, bucket: Bucket, index: int | None) -> None:
+        pending = self._pending
+        if pending is not None and pending.is_before(bucket):
+            if pending.ended or index:
+                self.finish()  # without the buckets that DDP has skipped or changed
+            pending = None
         if pending is None:
-            raise RuntimeError(
-                f"bucket {index} came without the ones before: compression_hook must be registered "
-                "between steps, and its state with one model"
-            )
-        pending.buckets.append(bucket)
-        if self.compressor.residuals is not None:
-            pending.used += [bool(gradient.any()) for gradient in bucket.gradients]
-        if pending.sending is not None:
-            if pending.binding.knows(index, bucket):
-                pending.arrive(pending.sending, index)
-            elif index == 0:
-                pending.sending = None
-            else:
-                self._stop_sending(pending)
+            pending = self._begin_step(bucket)
+        pending.add(bucket)
+        if pending.collects and index == 0 and len(pending.buckets) > 1:
+            # DDP waits for the futures of the first iteration before it says which bucket is last.
+            self._average_plainly(pending)
+        elif pending.plain:
+            self._all_reduce(bucket)
+        elif not pending.collects:
+            self._hand_over(pending, bucket)
 
     def finish(self) -> None:
         """Average the buckets of a step, all of which are full."""
         pending = self._pending
         if pending is None:
             raise RuntimeError("finish() was called before the first bucket of a step")
-        binding, begin = pending.binding, time.perf_counter()
-        self.compressor.meter.add("arrival_s", begin - pending.begun)
-        if pending.sending is not None and not binding.knows_all(pending.buckets):
-            self._stop_sending(pending)
-        self._check_positions(binding, binding.world.end_gather(pending.check))
         try:
-            self._exchange(pending, pending.sending or self._send_all(pending), begin)
-        except BaseException:
+            if pending.collects:
+                self._lay_out(pending)
+                for bucket in pending.buckets:
+                    self._hand_over(pending, bucket)
+            self._driver.finish()
+        except BaseException as error:
             self.forget()
+            for bucket in pending.buckets:
+                bucket.set_error(error)
             raise
-        for bucket in pending.buckets:
-            if bucket.gradients:
-                bucket.future.set_result(bucket.buffer)
         self._pending = None
+        if pending.is_complete and not pending.binding.is_laid_out_for(pending.buckets):
+            self._lay_out_next(pending)  # DDP has built its buckets anew
 
-    def _begin_step(self) -> _PendingStep:
+    def _begin_step(self, bucket: Bucket) -> _Pending:
         self.forget()  # backward ended before its last bucket
         world = self._compared_world()
         compressor = self.compressor
@@ -176,18 +209,78 @@ class BucketSession:
         if self._stale or self._binding is None:
             self._binding, self._stale = BucketBinding(compressor, world, self._name), False
         binding, number = self._binding, compressor.step
-        pending = _PendingStep(binding)
         if number % LENGTHS_LAST == 0 or number == compressor.settings.warmup_steps:
             world.forget_lengths()
-        if binding.layout is not None:
-            binding.prepare(number)
-            pending.due = compressor.updates.due(number)
-            if binding.exchange.is_set_up and not pending.due:
-                pending.sending = self._new_step(binding, binding.layout)
-                pending.sending.release(1.0 / world.size)
-        pending.check = world.begin_gather(self._position(pending))
-        self._pending = pending
+        self._pending = pending = _Pending(binding, collects=not binding.knows(bucket))
+        if not pending.collects:
+            self._begin_driving(pending, bucket)
         return pending
+
+    def _begin_driving(self, pending: _Pending, bucket: Bucket) -> None:
+        layout = pending.binding.layout
+        assert layout is not None
+        if self.compressor.updates.due(self.compressor.step):
+            pending.binding.world.forget_lengths()
+        self._driver.begin(pending.binding, layout, bucket.buffer.is_cpu)
+
+    def _hand_over(self, pending: _Pending, bucket: Bucket) -> None:
+        if not bucket.gradients:
+            return
+        slots = pending.binding.slots_of(bucket)
+        self._driver.arrive(dict(zip(slots, bucket.gradients, strict=True)), bucket.set_result)
+
+    def _lay_out(self, pending: _Pending) -> None:
+        """Lay out the buckets that were collected, and begin to drive them."""
+        self._lay_out_next(pending)
+        self._begin_driving(pending, pending.buckets[0])
+
+    def _lay_out_next(self, pending: _Pending) -> None:
+        """Lay out these buckets from now on."""
+        binding, buckets = pending.binding, pending.buckets
+        layout = binding.lay_out(buckets, self.names.of(buckets, self.compressor.settings))
+        binding.world.forget_lengths()
+        logger.debug(
+            "%d buckets of DDP in %d groups over %d ranks",
+            len(buckets),
+            len(layout.groups),
+            binding.world.size,
+        )
+
+    def _backward_ended(self, pending: _Pending) -> None:
+        """Complete the step: autograd has ended a backward pass in which a bucket arrived."""
+        if self._pending is not pending or pending.plain:
+            return
+        pending.ended = True
+        # Others may follow after the backward pass of a checkpoint's segment.
+        held = pending.collects or self._driver.is_held
+        if pending.is_complete or held or not _is_nested():
+            self.finish()
+
+    def _needed(self, pending: _Pending) -> None:
+        """Go on without the buckets to come: the program waits for one that has arrived."""
+        if self._pending is not pending:
+            return
+        if pending.collects:
+            self._average_plainly(pending)
+        elif self._driver.is_held:
+            self.finish()
+
+    def _average_plainly(self, pending: _Pending) -> None:
+        logger.info(
+            "DistributedDataParallel needs averages before all buckets are known, as in the first "
+            "iteration with static_graph=True: this step travels uncompressed"
+        )
+        pending.collects, pending.plain = False, True
+        for bucket in pending.buckets:
+            self._all_reduce(bucket)
+
+    def _all_reduce(self, bucket: Bucket) -> None:
+        """Average a bucket in full precision, as DDP does; its future is set later."""
+        if not bucket.gradients:
+            return  # the hook has done so
+        size = dist.get_world_size(self.group)
+        work = dist.all_reduce(bucket.buffer.div_(size), group=self.group, async_op=True)
+        work.get_future().add_done_callback(lambda ended: bucket.set_after(ended))
 
     def _compared_world(self) -> TorchWorld | HorovodRounds:
         """Return the ranks, which have compared their settings once."""
@@ -201,117 +294,21 @@ class BucketSession:
         self._world = world
         return world
 
-    def _position(self, pending: _PendingStep) -> torch.Tensor:
-        """Return what must be the same on all ranks before they wait for each other, int64."""
-        layout = pending.binding.layout
-        laid_out = UNKNOWN if layout is None else layout.fingerprint >> 1
-        settings, step = self.compressor.codec.settings_fingerprint, self.compressor.step
-        due = UNKNOWN
-        if pending.due is not None:
-            updates = self.compressor.updates
-            due = updates.first_due(step) + 2 * updates.second_due(step)
-        here = (settings, step, self._attempt, due, laid_out)
-        return torch.tensor([*here, int(pending.sending is not None)], device="cpu")
 
-    def _check_positions(self, binding: BucketBinding, positions: torch.Tensor) -> None:
-        """Raise RankMismatchError, on every rank, if their positions differ."""
-        described = [_describe_position(row) for row in positions.tolist()]
-        if mismatch := differences(described, range(binding.world.size)):
-            self.forget()
-            raise RankMismatchError(mismatch)
-
-    def _send_all(self, pending: _PendingStep) -> Step:
-        """Return a new step with all buckets, none of which has been sent."""
-        compressor, binding, buckets = self.compressor, pending.binding, pending.buckets
-        layout = binding.layout
-        if layout is None or not binding.knows_all(buckets):
-            layout = binding.lay_out(buckets, self.names.of(buckets, compressor.settings))
-            binding.world.forget_lengths()
-            logger.debug(
-                "%d buckets of DDP in %d groups over %d ranks",
-                len(buckets),
-                len(layout.groups),
-                binding.world.size,
-            )
-        if pending.due is None:
-            binding.prepare(compressor.step)
-            pending.due = compressor.updates.due(compressor.step)
-        if pending.due:
-            binding.world.forget_lengths()
-        positions = binding.world.gather_equal(self._position(pending), "position")
-        self._check_positions(binding, positions)
-        pending.sending = step = self._new_step(binding, layout)
-        for index in range(len(buckets)):
-            pending.arrive(step, index)
-        return step
-
-    def _exchange(self, pending: _PendingStep, step: Step, begin: float) -> None:
-        """Fit tables, send the remaining groups, write averages into the buckets.
-
-        begin: when the last bucket was full.
-        """
-        compressor, binding = self.compressor, pending.binding
-        binding.set_up(step.layout, step.number, step.device)
-        if pending.due or compressor.updates.second_due(step.number):
-            compressor.updates.run(
-                step.number, step.samples, binding.sync(), step.parts, step.is_finite()
-            )
-        used = self._used_somewhere(pending)
-        step.launch_all(1.0 / binding.world.size)
-        gradients = [gradient for bucket in pending.buckets for gradient in bucket.gradients]
-        for slot, gradient in enumerate(gradients):
-            result = step.result(slot, absent=not used[slot])
-            if result.data_ptr() != gradient.data_ptr():
-                gradient.copy_(result)
-        compressor.step, self._attempt = step.number + 1, 0
-        compressor.meter.add("blocked_s", time.perf_counter() - begin)
-        compressor.meter.finish()
-        step.commit()
-        binding.monitored.step_ended(binding, step.number, step.layout, step.device)
-
-    def _new_step(self, binding: BucketBinding, layout: Layout) -> Step:
-        residuals = self.compressor.residuals
-        if residuals is not None:
-            residuals.lay_out(layout, binding.world.rank, binding.world.size)
-        number = self.compressor.step
-        return Step(binding, layout, number, self._attempt, residuals, disjoint=True)
-
-    def _stop_sending(self, pending: _PendingStep) -> None:
-        """Give up what was sent of a step.
-
-        Payloads of the next attempt differ from this one's, so ranks detect that they gave up
-        different attempts.
-        """
-        if pending.sending is not None:
-            pending.sending.abandon()
-            pending.sending = None
-            self._attempt += 1
-        self.compressor.meter.restart()
-
-    def _used_somewhere(self, pending: _PendingStep) -> Sequence[bool]:
-        """Return for each slot whether some rank's gradient has a value other than zero.
-
-        If none has, DDP applies nothing (find_unused_parameters), so the residual must keep what it
-        would send.
-        """
-        if self.compressor.residuals is None:
-            return [True] * sum(len(bucket.gradients) for bucket in pending.buckets)
-        used = torch.tensor(pending.used, dtype=torch.uint8, device="cpu")
-        return pending.binding.world.gather_equal(used, "used").any(dim=0).tolist()
+def _at_end_of_backward(call: Callable[[], None]) -> bool:
+    """Have autograd call a function when the backward pass in progress ends; False if none is."""
+    try:
+        torch.autograd.Variable._execution_engine.queue_callback(call)
+    except RuntimeError:
+        return False
+    return True
 
 
-def _describe_position(position: Sequence[int]) -> Description:
-    """Return a position as topics of named values; see hooks/description.py."""
-    fingerprint, step, attempt, due, layout, sending = position
-    fits = {False: "not due", True: "due"}
-    return {
-        "the step": {
-            "its number": str(step),
-            "its attempt": str(attempt),
-            "a fit of tables (update_steps)": "not known" if due < 0 else fits[bool(due & 1)],
-            "a fit of averages' tables": "not known" if due < 0 else fits[bool(due & 2)],
-            "sending": "at once" if sending else "at the end",
-        },
-        "settings": {"all of them": f"{fingerprint:08x}"},
-        "buckets": {"parameters": f"{zlib.crc32(repr(layout).encode()):08x}"},
-    }
+def _is_nested() -> bool:
+    """Return whether a backward pass runs within another one, as for reentrant checkpoints."""
+    frame: FrameType | None = sys._getframe()
+    passes = 0
+    while frame is not None:
+        passes += frame.f_code.co_name == "_engine_run_backward"
+        frame = frame.f_back
+    return passes > 1

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +20,23 @@ if TYPE_CHECKING:
     from hvd_adaptive.transport.torch_world import TorchWorld
 
 
+class BucketFuture(torch.futures.Future[torch.Tensor]):
+    """A bucket's average.
+
+    Attributes:
+        needed: Function that is called if Python waits for the average: a hook around ours, before
+            DDP calls it with further buckets.
+    """
+
+    needed: Callable[[], None] | None = None
+
+    def wait(self) -> torch.Tensor:
+        """Return the average; see torch.futures.Future."""
+        if self.needed is not None and not self.done():
+            self.needed()
+        return super().wait()
+
+
 @dataclass(frozen=True)
 class Bucket:
     """The content of a torch.distributed.GradBucket, which does not outlive the hook.
@@ -31,7 +48,28 @@ class Bucket:
     buffer: torch.Tensor
     parameters: Sequence[torch.nn.Parameter]
     gradients: Sequence[torch.Tensor]
-    future: torch.futures.Future[torch.Tensor]
+    future: BucketFuture
+
+    def set_result(self, error: BaseException | None = None) -> None:
+        """Set the future: the average has replaced the gradients, or there is none."""
+        if error is not None:
+            self.set_error(error)
+        elif not self.future.done():
+            self.future.set_result(self.buffer)
+
+    def set_error(self, error: BaseException) -> None:
+        """Make whoever waits for the average raise ``error``, if it is not there."""
+        if not self.future.done():
+            self.future.set_exception(error)  # type: ignore[arg-type]
+
+    def set_after(self, ended: torch.futures.Future[Any]) -> None:
+        """Set the future after a collective that has averaged the gradients."""
+        try:
+            ended.value()
+        except RuntimeError as error:
+            self.set_error(error)
+        else:
+            self.set_result()
 
     @classmethod
     def of(cls, bucket: Any) -> Bucket:
@@ -44,7 +82,7 @@ class Bucket:
         else:
             parameters = ()
         devices = [buffer.device] if buffer.is_cuda else []
-        return cls(buffer, parameters, gradients, torch.futures.Future(devices=devices))
+        return cls(buffer, parameters, gradients, BucketFuture(devices=devices))
 
 
 def is_compressible(buffer: torch.Tensor) -> bool:
@@ -63,17 +101,21 @@ class BucketBinding(Groups):
     ) -> None:
         super().__init__(compressor, world, name)
         self._buckets: list[tuple[int, ...]] = []
+        self._slots: dict[int, int] = {}
 
-    def knows(self, index: int, bucket: Bucket) -> bool:
-        """Return whether bucket ``index`` has the parameters for which it was laid out."""
-        known = self.layout is not None and index < len(self._buckets)
-        return known and self._buckets[index] == _identities(bucket)
+    def knows(self, bucket: Bucket) -> bool:
+        """Return whether all parameters of a bucket are laid out."""
+        return self.layout is not None and all(id(p) in self._slots for p in bucket.parameters)
 
-    def knows_all(self, buckets: Sequence[Bucket]) -> bool:
-        """Return whether these are all buckets that were laid out."""
-        return len(buckets) == len(self._buckets) and all(
-            self.knows(index, bucket) for index, bucket in enumerate(buckets)
+    def is_laid_out_for(self, buckets: Sequence[Bucket]) -> bool:
+        """Return whether these are buckets that were laid out; some may be missing."""
+        return {_identities(bucket) for bucket in buckets if bucket.parameters} <= set(
+            self._buckets
         )
+
+    def slots_of(self, bucket: Bucket) -> list[int]:
+        """Return the slots of a bucket's gradients."""
+        return [self._slots[id(parameter)] for parameter in bucket.parameters]
 
     def lay_out(self, buckets: Sequence[Bucket], names: dict[int, str]) -> Layout:
         """Cut buckets into groups, with slots in their order. The first bucket's groups are
@@ -90,6 +132,7 @@ class BucketBinding(Groups):
             for bucket in buckets
         ]
         self._buckets = [_identities(bucket) for bucket in buckets]
+        self._slots = {p: slot for slot, p in enumerate(p for of in self._buckets for p in of)}
 
         def cut(_: list[Member], **bounds: Any) -> Layout:
             return _by_bucket(members, **bounds)
@@ -102,10 +145,6 @@ class BucketBinding(Groups):
         """Return the lengths of DDP's buckets."""
         members = iter(layout.members)
         return [sum(next(members).numel for _ in bucket) for bucket in self._buckets]
-
-    def first_slot(self, index: int) -> int:
-        """Return the slot of the first gradient in bucket ``index``."""
-        return sum(map(len, self._buckets[:index]))
 
 
 class Names:

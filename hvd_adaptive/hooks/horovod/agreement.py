@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from hvd_adaptive.errors import RankMismatchError
-from hvd_adaptive.hooks.description import Description, checksum, differences
 from hvd_adaptive.hooks.horovod.placeholder import check_reduced, disagreement, placeholder
+from hvd_adaptive.run.description import Description, checksum, differences
 
 if TYPE_CHECKING:
     from hvd_adaptive.transport.horovod_world import HorovodWorld

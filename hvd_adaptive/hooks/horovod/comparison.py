@@ -5,9 +5,9 @@ from __future__ import annotations
 import functools
 from typing import TYPE_CHECKING, Any
 
-from hvd_adaptive.hooks.description import Description, checksum, describe
 from hvd_adaptive.hooks.horovod.agreement import FirstComparison
 from hvd_adaptive.hooks.horovod.placeholder import placeholder
+from hvd_adaptive.run.description import Description, checksum, describe
 
 if TYPE_CHECKING:
     from hvd_adaptive.compressor import GradientCompressor

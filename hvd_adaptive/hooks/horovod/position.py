@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from hvd_adaptive.hooks.description import Description
 from hvd_adaptive.hooks.horovod.agreement import LATER_SECONDS, compare
 from hvd_adaptive.hooks.horovod.newcomers import tables_fitted
 from hvd_adaptive.hooks.horovod.placeholder import Template, disagreement
+from hvd_adaptive.run.description import Description
 
 if TYPE_CHECKING:
     from hvd_adaptive.compressor import GradientCompressor

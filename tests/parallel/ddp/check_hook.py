@@ -21,7 +21,7 @@ from torch import nn
 
 from hvd_adaptive import ALQ, QSGD, Monitor, RankMismatchError, SparseSGD, instances
 from hvd_adaptive.ddp import CompressionState, compression_hook
-from hvd_adaptive.hooks.ddp.buckets import Bucket
+from hvd_adaptive.hooks.ddp.buckets import Bucket, BucketFuture
 from hvd_adaptive.transport.torch_world import TorchWorld
 
 RANKS = dist.get_world_size()
@@ -280,7 +280,7 @@ def check_a_backward_that_is_cut_off(caplog):
 
 def check_buckets_that_change_in_the_middle_of_a_step():
     """Buckets as a DDP that was made anew might bring them, given by hand: the first ones are those
-    of the step before, and on their way already, when another turns up, or one is missing."""
+    of the step before, and on their way already, when others turn up, or one is missing."""
     parameters = [nn.Parameter(torch.zeros(3000)) for _ in range(3)]
     compressor = QSGD(bits=8, norm="linf", bucket_size=128, error_feedback=0.9)
     session = CompressionState(compressor).session
@@ -294,9 +294,9 @@ def check_buckets_that_change_in_the_middle_of_a_step():
             buffer = own[slots].reshape(-1).clone()
             some = [parameters[slot] for slot in slots]
             views = buffer.split(3000)
-            buckets.append(Bucket(buffer, some, views, torch.futures.Future()))
-        for index, bucket in enumerate(buckets):
-            session.take(index, bucket)
+            buckets.append(Bucket(buffer, some, views, BucketFuture()))
+        for bucket in buckets:
+            session.take(bucket)
         session.finish()
         assert compressor.step == step + 1
         for slots, bucket in zip(order, buckets, strict=True):

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from hvd_adaptive import ALQ, ORQ, QSGD
-from hvd_adaptive.hooks.description import ADVICE, LONGEST, describe, differences
+from hvd_adaptive.run.description import ADVICE, LONGEST, describe, differences
 from hvd_adaptive.hooks.horovod.agreement import compare
 from hvd_adaptive.hooks.horovod.placeholder import disagreement, placeholder
 

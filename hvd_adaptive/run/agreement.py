@@ -1,0 +1,56 @@
+"""Describe what all ranks must have alike in a step before they wait for each other."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import torch
+
+from hvd_adaptive.run.description import Description, differences
+
+if TYPE_CHECKING:
+    from hvd_adaptive.compressor import GradientCompressor
+    from hvd_adaptive.layout import Layout
+
+
+def position(
+    compressor: GradientCompressor, attempt: int, layout: Layout, held: bool
+) -> torch.Tensor:
+    """Return what must be alike, int64: settings, step, attempt, due fits, layout, held.
+
+    Args:
+        compressor: The compressor.
+        attempt: The attempt at the step.
+        layout: The layout.
+        held: Whether the rank sends nothing before all gradients have arrived.
+    """
+    updates, step = compressor.updates, compressor.step
+    due = updates.first_due(step) + 2 * updates.second_due(step)
+    settings = compressor.codec.settings_fingerprint
+    numbers = (settings, step, attempt, due, layout.fingerprint >> 1, int(held))
+    return torch.tensor(numbers, device="cpu")
+
+
+def disagreement(positions: torch.Tensor) -> str:
+    """Return how the ranks' positions, int64 (ranks, 6), differ; "" if they do not."""
+    described = [_describe(row) for row in positions.tolist()]
+    return differences(described, range(len(described)))
+
+
+def _describe(numbers: Sequence[int]) -> Description:
+    """Return a position as topics of named values; see run/description.py."""
+    settings, step, attempt, due, layout, held = numbers
+    fits = {False: "not due", True: "due"}
+    return {
+        "the step": {
+            "its number": str(step),
+            "its attempt": str(attempt),
+            "a fit of tables (update_steps)": fits[bool(due & 1)],
+            "a fit of averages' tables": fits[bool(due & 2)],
+            "sending": "at the end" if held else "at once",
+        },
+        "settings": {"all of them": f"{settings:08x}"},
+        "buckets": {"parameters": f"{zlib.crc32(repr(layout).encode()):08x}"},
+    }
