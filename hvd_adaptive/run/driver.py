@@ -61,6 +61,7 @@ class _Drive:
         held: Nothing is sent before ``finish``: the exchange is set up, or tables are fitted.
         due: Tables are fitted.
         check: The gather of positions, which has been submitted.
+        lock: Held by the thread that takes the step further.
         used: By slot, whether this rank's gradient has a value other than zero; filled in only if
             there are residuals.
         flushed: No further gradient will arrive.
@@ -72,6 +73,7 @@ class _Drive:
     held: bool
     due: bool
     check: Any
+    lock: Any
     agreed: bool = False
     flushed: bool = False
     used: dict[int, bool] = field(default_factory=dict)
@@ -79,7 +81,6 @@ class _Drive:
     over: threading.Event = field(default_factory=threading.Event)
     error: BaseException | None = None
     begun: float = field(default_factory=time.perf_counter)
-    lock: threading.RLock = field(default_factory=threading.RLock)
 
     @property
     def binding(self) -> Groups:
@@ -200,6 +201,8 @@ class _Drive:
 class Driver:
     """Take gradients through the steps of one compressor."""
 
+    make_lock = threading.RLock  # tests replace it
+
     def __init__(self, compressor: GradientCompressor) -> None:
         self.compressor = compressor
         self._attempt = 0
@@ -235,7 +238,7 @@ class Driver:
         worker = self._worker if on_cpu and compressor.settings.worker else None
         step = OrderedStep(binding, layout, number, self._attempt, residuals, worker)
         check = binding.world.begin_gather(position(compressor, self._attempt, layout, held))
-        self._drive = _Drive(step, held, due, check)
+        self._drive = _Drive(step, held, due, check, self.make_lock())
         if not held:
             step.release(1.0 / binding.world.size)
 
@@ -266,8 +269,7 @@ class Driver:
         meter.add("arrival_s", begin - drive.begun)
         drive.flushed = True
         if self._works(drive):
-            self._worker.wake()
-            drive.over.wait()
+            self._worker.wait_for(drive.over)
         else:
             drive.advance()
         if drive.error is not None:

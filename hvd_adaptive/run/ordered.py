@@ -178,7 +178,8 @@ class OrderedStep(Step):
         stages = self.binding.exchange.collectives
         for flight in list(self._flying):
             last = stages(self.layout.groups[flight.index].coordinates) - 1
-            if flight.stage == last and self._is_back(flight):
+            back = flight.stage == last and self._is_back(flight)
+            if back and flight in self._flying:  # another's end may have taken the course further
                 self._advance(flight)
 
     def _advance_oldest(self) -> None:

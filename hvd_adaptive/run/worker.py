@@ -59,6 +59,11 @@ class Worker:
             self._start()  # threads do not survive a fork
         self._wake.set()
 
+    def wait_for(self, event: threading.Event) -> None:
+        """Wait until the thread has set an event."""
+        self.wake()
+        event.wait()
+
     def stop(self) -> None:
         """End the thread; what is in progress stays with the program's thread."""
         self._stopped = True

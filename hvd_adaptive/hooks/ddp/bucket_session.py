@@ -155,11 +155,10 @@ class BucketSession:
         with self.compressor.meter.time("blocked_s"):
             self._take(bucket, index)
         pending = self._pending
-        if pending is None or pending.plain:
-            return
-        bucket.future.needed = functools.partial(self._needed, pending)
-        if index is None:
-            return  # whoever calls, calls ``finish``
+        if pending is None or index is None:
+            return  # whoever calls without an index calls ``finish``
+        if not pending.plain:
+            bucket.future.needed = functools.partial(self._needed, pending)
         in_backward = _at_end_of_backward(functools.partial(self._backward_ended, pending))
         if is_last and (pending.collects or self._driver.is_held or not in_backward):
             self.finish()
@@ -167,7 +166,7 @@ class BucketSession:
     def _take(self, bucket: Bucket, index: int | None) -> None:
         pending = self._pending
         if pending is not None and pending.is_before(bucket):
-            if pending.ended or index:
+            if (pending.ended or index) and not pending.plain:
                 self.finish()  # without the buckets that DDP has skipped or changed
             pending = None
         if pending is None:
@@ -248,9 +247,14 @@ class BucketSession:
 
     def _backward_ended(self, pending: _Pending) -> None:
         """Complete the step: autograd has ended a backward pass in which a bucket arrived."""
-        if self._pending is not pending or pending.plain:
+        if self._pending is not pending:
             return
         pending.ended = True
+        if pending.plain:
+            if not _is_nested():
+                self._lay_out_next(pending)
+                self._pending = None
+            return
         # Others may follow after the backward pass of a checkpoint's segment.
         held = pending.collects or self._driver.is_held
         if pending.is_complete or held or not _is_nested():
@@ -262,7 +266,7 @@ class BucketSession:
             return
         if pending.collects:
             self._average_plainly(pending)
-        elif self._driver.is_held:
+        else:
             self.finish()
 
     def _average_plainly(self, pending: _Pending) -> None:

@@ -1,0 +1,199 @@
+"""Steps are known by their parameters: whichever buckets DDP brings, in whichever way."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+import torch
+import torch.distributed as dist
+from ddp_oracles import assert_same_everywhere, backward, batch, gathered, make_net, own_gradients
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from hvd_adaptive import ALQ, QSGD
+from hvd_adaptive.ddp import CompressionState, compression_hook
+
+RANKS = dist.get_world_size()
+FINE = {"bits": 8, "norm": "linf", "bucket_size": 128}
+
+
+def wrapped(net, compressor=None, hook=compression_hook, **options):
+    """A DDP model of several small buckets with the hook; the state, too."""
+    options = {"bucket_cap_mb": 0.03, **options}
+    model = nn.parallel.DistributedDataParallel(net, **options)
+    state = CompressionState(compressor or QSGD(**FINE), net.named_parameters())
+    model.register_comm_hook(state, hook)
+    return model, state
+
+
+def assert_averages(net, own, tolerance=0.02):
+    """Gradients are the ranks' means, up to the error of 8 bits."""
+    for name, parameter in net.named_parameters():
+        if own[name] is None:
+            continue
+        mean = sum(gathered(own[name])) / RANKS
+        error = float((parameter.grad - mean).norm() / mean.norm().clamp(min=1e-12))
+        assert error < tolerance, (name, error)
+    assert_same_everywhere([p.grad for p in net.parameters() if p.grad is not None])
+
+
+def check_a_static_graph():
+    """In its first iteration DDP has one bucket for each dtype."""
+    net = make_net()
+    model, state = wrapped(net, static_graph=True)
+    for step in range(4):
+        own = own_gradients(net, step)
+        backward(model, step)
+        assert_averages(net, own)
+        assert state.compressor.step == step + 1
+    assert state.compressor.report()["bits_per_coordinate"] < 12
+
+
+def check_a_static_graph_of_two_dtypes():
+    """In the first iteration all buckets have number 0, and none is the last one: they are averaged
+    in full precision, and later ones are compressed."""
+    net = nn.Sequential(nn.Linear(40, 120), nn.ReLU(), ToDouble(), nn.Linear(120, 10).double())
+    model, state = wrapped(net, static_graph=True, bucket_cap_mb=25)
+    for step in range(3):
+        x, y = batch(step)
+        names = [name for name, _ in net.named_parameters()]
+        own = dict(zip(names, gradients_of(net, x, y), strict=True))
+        net.zero_grad()
+        nn.functional.cross_entropy(model(x), y).backward()
+        assert_averages(net, own, tolerance=1e-6 if step == 0 else 0.02)
+    assert state.compressor.step == 2
+    assert state.compressor.report()["bits_per_coordinate"] < 12
+
+
+def gradients_of(net, x, y):
+    return torch.autograd.grad(nn.functional.cross_entropy(net(x), y), list(net.parameters()))
+
+
+class ToDouble(nn.Module):
+    def forward(self, x):
+        return x.double()
+
+
+class Towers(nn.Module):
+    """Three layers of a bucket each; only those named in ``used`` take part."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(3)
+        self.layers = nn.ModuleList(nn.Linear(40, 250) for _ in range(3))
+        self.head = nn.Linear(250, 10)
+        self.used = (0, 1, 2)
+
+    def forward(self, x):
+        return self.head(sum(self.layers[index](x) for index in self.used))
+
+
+@pytest.mark.parametrize("used", [(1, 2), (0, 1), (1,)])
+@pytest.mark.parametrize("worker", [True, False])
+def check_buckets_that_ddp_skips(used, worker):
+    """skip_all_reduce_unused_params: the hook is not called for some buckets, the first or the last
+    one among them."""
+    net = Towers()
+    compressor = ALQ(bits=8, bucket_size=128, update_steps=[0, 3], worker=worker)
+    model, state = wrapped(
+        net, compressor, find_unused_parameters=True, skip_all_reduce_unused_params=True
+    )
+    for step in range(6):
+        net.used = (0, 1, 2) if step in (0, 1, 4) else used
+        own = own_gradients(net, step)
+        backward(model, step)
+        for index, layer in enumerate(net.layers):
+            if index not in net.used:
+                for name in ("weight", "bias"):
+                    own[f"layers.{index}.{name}"] = None
+                assert layer.weight.grad is None or not bool(layer.weight.grad.any())
+        assert_averages(net, own)
+        assert state.compressor.step == step + 1
+
+
+@pytest.mark.parametrize("worker", [True, False])
+def check_a_hook_that_waits(worker):
+    """A hook around ours waits for each average before DDP fills the next bucket."""
+
+    def waiting(state, bucket):
+        done = torch.futures.Future()
+        done.set_result(compression_hook(state, bucket).wait() * 2)
+        return done
+
+    net = make_net()
+    compressor = ALQ(**FINE | {"bits": 8}, update_steps=[0, 2], worker=worker)
+    model, _ = wrapped(net, compressor, hook=waiting)
+    for step in range(5):
+        own = own_gradients(net, step)
+        backward(model, step)
+        for parameter in net.parameters():
+            parameter.grad /= 2
+        assert_averages(net, own)
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+def check_checkpoints(reentrant):
+    """Backward passes within the backward pass bring buckets, too."""
+
+    class Checkpointed(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.net = make_net()
+
+        def forward(self, x):
+            x = x.requires_grad_()  # or reentrant checkpoints have no backward pass
+            for layer in self.net:
+                x = checkpoint(layer, x, use_reentrant=reentrant)
+            return x
+
+    net = Checkpointed()
+    model, state = wrapped(net)
+    for step in range(4):
+        own = {f"net.{name}": g for name, g in own_gradients(net.net, step).items()}
+        backward(model, step)
+        assert_averages(net, own)
+    assert state.compressor.step == 4
+
+
+def check_collectives_of_the_program():
+    """The program uses the model's group within backward, as the worker uses its own."""
+    net = make_net()
+    model, state = wrapped(net)
+    sums = []
+
+    def hook(gradient):
+        mine = torch.ones(7) * (1 + dist.get_rank())
+        dist.all_reduce(mine)
+        sums.append(mine)
+
+    for parameter in net.parameters():
+        parameter.register_hook(hook)
+    for step in range(4):
+        own = own_gradients(net, step)
+        sums.clear()  # own_gradients copies parameters, and calls no hooks
+        backward(model, step)
+        assert_averages(net, own)
+        assert all(bool((s == RANKS * (RANKS + 1) / 2).all()) for s in sums) and len(sums) == 7
+    assert state.compressor.step == 4
+
+
+def check_futures_are_set_early():
+    """A bucket's future is set when its groups are done, before the last bucket is there."""
+    net, futures, early = make_net(), [], []
+
+    def noting(state, bucket):
+        if bucket.is_last() and len(futures) > 1:
+            end = time.monotonic() + 10
+            while not futures[0].done() and time.monotonic() < end:
+                time.sleep(0.001)
+            early.append(futures[0].done())
+        futures.append(compression_hook(state, bucket))
+        return futures[-1]
+
+    model, _ = wrapped(net, hook=noting)
+    for step in range(4):
+        futures.clear()
+        early.clear()
+        backward(model, step)
+        assert step < 2 or early == [True]

@@ -1,0 +1,284 @@
+"""Ranks, their workers and their network in one process: chance picks who goes on.
+
+Tasks are threads of which one runs at a time. A task stops where a rank would wait, or could be
+overtaken: at each collective, each look at one, each wait for a worker. The schedule then picks the
+next task, or a collective that ends on one rank. So a run repeats with the same choices, and
+nothing can go on means that the ranks would wait for ever.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+
+from hvd_adaptive.transport.world import World
+
+
+class DeadlockError(Exception):
+    """Nothing can go on; the message says what each task waits for."""
+
+
+class OrderError(AssertionError):
+    """Ranks submitted different collectives at the same place."""
+
+
+class _Ended(BaseException):
+    """Ends a task's thread after the run."""
+
+
+@dataclass(eq=False)
+class Task:
+    """name: for messages.  serves: it need not end, as a worker."""
+
+    name: str
+    serves: bool
+    go: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(0))
+    ready: Callable[[], bool] = lambda: True
+    waits_for: str = "its turn"
+    alive: bool = True
+    error: BaseException | None = None
+
+
+class Schedule:
+    """Runs tasks until those that do not serve have ended.
+
+    choose: picks an element of a list.
+    """
+
+    def __init__(self, choose: Callable[[list], Any]) -> None:
+        self._choose, self._tasks, self._control = choose, [], threading.Semaphore(0)
+        self.current: Task | None = None
+        self._over = False
+        self.events: Callable[[], list[Callable[[], None]]] = list
+
+    def add(self, name: str, work: Callable[[], None], serves: bool = False) -> Task:
+        """A new task."""
+        task = Task(name, serves)
+
+        def run() -> None:
+            task.go.acquire()
+            try:
+                if not self._over:
+                    work()
+            except _Ended:
+                pass
+            except BaseException as error:
+                task.error = error
+            task.alive = False
+            self._control.release()
+
+        threading.Thread(target=run, daemon=True).start()
+        self._tasks.append(task)
+        return task
+
+    def pause(self, waits_for: str = "its turn", ready: Callable[[], bool] = lambda: True) -> None:
+        """The running task goes on later, when ``ready()``."""
+        task = self.current
+        task.ready, task.waits_for = ready, waits_for
+        self._control.release()
+        task.go.acquire()
+        if self._over:
+            raise _Ended
+
+    def run(self) -> None:
+        """Until all is done; an error of a task that does not serve is left in it."""
+        try:
+            while any(task.alive and not task.serves for task in self._tasks):
+                able: list[Any] = [t for t in self._tasks if t.alive and t.ready()]
+                able += self.events()
+                if failed := next((t.error for t in self._tasks if t.error is not None), None):
+                    raise failed
+                if not able:
+                    waiting = [f"{t.name} waits for {t.waits_for}" for t in self._tasks if t.alive]
+                    raise DeadlockError("; ".join(waiting))
+                chosen = self._choose(able)
+                if isinstance(chosen, Task):
+                    self._turn(chosen)
+                else:
+                    chosen()
+        finally:
+            self._over = True
+            for task in self._tasks:
+                if task.alive:
+                    self._turn(task)
+
+    def _turn(self, task: Task) -> None:
+        self.current = task
+        task.go.release()
+        self._control.acquire()
+
+
+class Network:
+    """Pairs the ranks' collectives by their order, as torch.distributed does.
+
+    damage: changes a message: (number of the collective, sender, receiver, bytes) -> bytes.
+    """
+
+    def __init__(self, size: int, damage: Callable[..., torch.Tensor]) -> None:
+        self.size, self.damage = size, damage
+        self._sent: list[dict[int, tuple[str, list[torch.Tensor]]]] = []
+        self._counts = [0] * size
+        self._ended: set[tuple[int, int]] = set()
+        self.dead: set[int] = set()
+        self.version = 0
+
+    def post(self, rank: int, kind: str, parts: list[torch.Tensor]) -> int:
+        """Submit a collective, and return its number."""
+        number = self._counts[rank]
+        self._counts[rank] += 1
+        if number == len(self._sent):
+            self._sent.append({})
+        for other, (theirs, _) in self._sent[number].items():
+            if theirs != kind:
+                raise OrderError(f"collective {number}: {kind!r} on {rank}, {theirs!r} on {other}")
+        self._sent[number][rank] = kind, parts
+        self.version += 1
+        return number
+
+    def has_ended(self, number: int, rank: int) -> bool:
+        return (number, rank) in self._ended or self.is_hopeless(number)
+
+    def is_hopeless(self, number: int) -> bool:
+        """A rank died before it submitted this collective."""
+        return any(rank not in self._sent[number] for rank in self.dead)
+
+    def events(self) -> list[Callable[[], None]]:
+        """Collectives that may end on a rank: all ranks have submitted them."""
+        return [
+            lambda at=(number, rank): self._end(at)
+            for number, sent in enumerate(self._sent)
+            if len(sent) == self.size
+            for rank in range(self.size)
+            if (number, rank) not in self._ended
+        ]
+
+    def _end(self, at: tuple[int, int]) -> None:
+        self._ended.add(at)
+        self.version += 1
+
+    def received(self, number: int, rank: int) -> list[torch.Tensor]:
+        """What each rank sent to this one."""
+        if (number, rank) not in self._ended:
+            raise RuntimeError("connection closed by a rank that died")
+        return [
+            self.damage(number, sender, rank, self._sent[number][sender][1][rank].clone())
+            for sender in range(self.size)
+        ]
+
+
+class OrderedWorld(World):
+    """One rank of the network."""
+
+    def __init__(self, schedule: Schedule, network: Network, rank: int) -> None:
+        self.schedule, self.network, self.rank = schedule, network, rank
+        self.size = network.size
+
+    def is_current(self):
+        return True
+
+    def node(self):
+        return self.rank, 1
+
+    def forget_lengths(self):
+        """Messages may have any length."""
+
+    def allgather(self, data, name):
+        return self._post(f"gather {name}", [data] * self.size), True
+
+    def alltoall(self, data, splits, name):
+        return self._post(f"alltoall {name}", list(data.split(splits.tolist()))), False
+
+    def poll(self, handle):
+        self.schedule.pause("its turn after a look")
+        return self.network.has_ended(handle[0], self.rank)
+
+    def synchronize(self, handle):
+        number, gathers = handle
+        parts = self._wait(number, "a collective")
+        splits = torch.tensor([part.numel() for part in parts], dtype=torch.int32)
+        return torch.cat(parts) if gathers else (torch.cat(parts), splits)
+
+    def gather_equal(self, values, name):
+        return torch.stack(self._wait(self._post(f"equal {name}", [values] * self.size), name))
+
+    def begin_gather(self, values):
+        return self._post("position", [values] * self.size)
+
+    def is_gathered(self, begun):
+        self.schedule.pause("its turn after a look")
+        return self.network.has_ended(begun, self.rank)
+
+    def end_gather(self, begun):
+        return torch.stack(self._wait(begun, "positions"))
+
+    def gather_objects(self, own):
+        self.gather_equal(torch.zeros(1), "objects")
+        return [own] * self.size
+
+    def broadcast(self, values: np.ndarray, name: str) -> np.ndarray:
+        data = torch.from_numpy(values.view(np.uint8).copy())
+        number = self._post(f"broadcast {name}", [data] * self.size)
+        return self._wait(number, name)[0].numpy().view(values.dtype)
+
+    def _post(self, kind, parts):
+        number = self.network.post(self.rank, kind, parts)
+        self.schedule.pause()
+        return number
+
+    def _wait(self, number, name):
+        self.schedule.pause(
+            f"{name} ({number})", lambda: self.network.has_ended(number, self.rank)
+        )
+        return self.network.received(number, self.rank)
+
+
+class ScheduledLock:
+    """A lock that the running task may have to wait for."""
+
+    def __init__(self, schedule: Schedule) -> None:
+        self._schedule, self._owner, self._depth = schedule, None, 0
+
+    def __enter__(self) -> None:
+        me = self._schedule.current
+        if self._owner not in (None, me):
+            self._schedule.pause("a lock", lambda: self._owner is None)
+        self._owner, self._depth = me, self._depth + 1
+
+    def __exit__(self, *error: Any) -> None:
+        self._depth -= 1
+        if not self._depth:
+            self._owner = None
+
+
+class ScheduledWorker:
+    """Stands in for run/worker.py: a task that looks for work when it is woken, or polls."""
+
+    def __init__(self, schedule: Schedule, network: Network, find: Callable, name: str) -> None:
+        self._schedule, self._network, self._find = schedule, network, find
+        self._woken, self._polls, self._seen = False, False, -1
+        schedule.add(name, self._run, serves=True)
+
+    def wake(self) -> None:
+        self._woken = True
+
+    def wait_for(self, event) -> None:
+        self.wake()
+        self._schedule.pause("its worker", event.is_set)
+
+    def stop(self) -> None:
+        """It ends with the schedule."""
+
+    def _run(self) -> None:
+        while True:
+            self._schedule.pause("work", self._has_work)
+            self._woken, self._seen = False, self._network.version
+            work = self._find()
+            self._polls = work is not None and work.advance() is not None
+
+    def _has_work(self) -> bool:
+        return self._woken or (self._polls and self._network.version != self._seen)

@@ -1,0 +1,232 @@
+"""Whole steps of several ranks, under schedules that chance picks: no rank waits for ever, averages
+are the exact ones, and all ranks end with the same error."""
+
+from __future__ import annotations
+
+import functools
+import os
+import random
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from hvd_adaptive import ALQ, QSGD, PayloadError
+from hvd_adaptive.hooks.ddp.bucket_session import BucketSession
+from hvd_adaptive.hooks.ddp.buckets import Bucket, BucketFuture, Names
+from hvd_adaptive.run import course
+
+sys.path.append(str(Path(__file__).parent))
+from scheduler import DeadlockError, Network, OrderedWorld, OrderError, Schedule, ScheduledLock, ScheduledWorker
+
+SCHEDULES = int(os.environ.get("HVD_ADAPTIVE_SCHEDULES", "500"))
+BUCKET, SIZES = 16, ((90, 20), (64,), (130,))  # sizes of the parameters in each bucket
+STEPS = 2
+
+
+def gradients_of(ranks: int, step: int) -> list[list[torch.Tensor]]:
+    """Each rank's buckets: whole numbers, so that sums are exact in any order."""
+    generator = torch.Generator().manual_seed(step)
+    return [
+        [torch.randint(-50, 50, (sum(s),), generator=generator).float() for s in SIZES]
+        for _ in range(ranks)
+    ]
+
+
+def assert_average(step: int, bucket: int, average: torch.Tensor, rank: int, ranks: int) -> None:
+    """Within one step of 8 bits of each rank's scale, which is at most the largest coordinate; the
+    second stage adds another."""
+    everyone = gradients_of(ranks, step)
+    exact = sum(own[bucket] for own in everyone) / ranks
+    largest = max(float(own[bucket].abs().max()) for own in everyone)
+    assert float((average - exact).abs().max()) <= 2.1 * largest / 127, (step, bucket, rank)
+
+
+class Rank:
+    """A rank's program: steps of buckets, as DDP brings them. outcome: its error, or None."""
+
+    def __init__(self, schedule, network, number, make, plan) -> None:
+        self.number, self.plan, self.schedule, self.network = number, plan, schedule, network
+        self.compressor = make(bucket_size=BUCKET, min_numel=1, fusion_bytes=4 * 128)
+        self.compressor.instance.training = 0  # as in a process of its own
+        self.parameters = [[torch.nn.Parameter(torch.zeros(n)) for n in of] for of in SIZES]
+        world = OrderedWorld(schedule, network, number)
+        self.session = BucketSession(self.compressor, Names([]), None, lambda: world)
+        driver = self.session._driver
+        driver.make_lock = functools.partial(ScheduledLock, schedule)
+        driver._worker = ScheduledWorker(
+            schedule, network, lambda: driver._drive, f"worker {number}"
+        )
+        self.outcome: BaseException | None = None
+        self.completed = 0
+        schedule.add(f"rank {number}", self.run)
+
+    def run(self) -> None:
+        try:
+            for step in range(STEPS):
+                self.step(step)
+                self.completed = step + 1
+        except (PayloadError, RuntimeError, KeyError) as error:
+            self.outcome = error
+
+    def step(self, step: int) -> None:
+        own = [b.clone() for b in gradients_of(self.network.size, step)[self.number]]
+        buckets = []
+        for index, (buffer, parameters) in enumerate(zip(own, self.parameters, strict=True)):
+            self.schedule.pause()
+            if self.plan.get("dies") == (self.number, step, index):
+                self.network.dead.add(self.number)
+                self.network.version += 1
+                raise KeyError("this rank dies")
+            if self.plan.get("cut off") == (step, index):
+                return self.again(step)
+            views = buffer.split([p.numel() for p in parameters])
+            buckets.append(Bucket(buffer, parameters, views, BucketFuture()))
+            self.session.take(buckets[-1])
+        self.schedule.pause()
+        self.session.finish()
+        for index, bucket in enumerate(buckets):
+            assert bucket.future.done()
+            assert_average(step, index, bucket.future.wait(), self.number, self.network.size)
+
+    def again(self, step: int) -> None:
+        """An error in backward on every rank: the program takes the step once more."""
+        self.plan = {key: value for key, value in self.plan.items() if key != "cut off"}
+        self.step(step)
+
+
+def run(choose, ranks, make, plan):
+    """The ranks after a run under one schedule."""
+    schedule = Schedule(choose)
+    hit = plan.get("damage")
+
+    def damage(number, sender, receiver, part):
+        if part.dtype == torch.uint8 and part.numel() > 96 and hit == (number, sender, receiver):
+            part[100] ^= 255
+        return part
+
+    network = Network(ranks, damage)
+    schedule.events = network.events
+    all_ranks = [Rank(schedule, network, number, make, plan) for number in range(ranks)]
+    schedule.run()
+    for task in schedule._tasks:
+        if task.error is not None:
+            raise task.error
+    return all_ranks
+
+
+SCHEMES = {
+    "allgather": lambda **k: QSGD(bits=8, norm="linf", exchange="allgather", **k),
+    "scatter_reduce": lambda **k: QSGD(
+        bits=8, norm="linf", exchange="scatter_reduce", second_stage_bits=8, **k
+    ),
+    "fits": lambda **k: ALQ(bits=8, norm="linf", update_steps=[0, 1], exchange="allgather", **k),
+    "in the program": lambda **k: QSGD(
+        bits=8, norm="linf", exchange="scatter_reduce", second_stage_bits=8, worker=False, **k
+    ),
+}
+
+
+def check(rng: random.Random) -> None:
+    """One schedule, with at most one accident."""
+    ranks, make = rng.choice([2, 3]), SCHEMES[rng.choice(sorted(SCHEMES))]
+    accident, plan = rng.choice(["", "", "dies", "damage", "cut off"]), {}
+    if accident == "dies":
+        plan["dies"] = rng.randrange(ranks), rng.randrange(STEPS), rng.randrange(len(SIZES))
+    elif accident == "damage":
+        plan["damage"] = rng.randrange(4, 20), *rng.sample(range(ranks), 2)
+    elif accident == "cut off":
+        plan["cut off"] = rng.randrange(STEPS), rng.randrange(len(SIZES))
+    all_ranks = run(rng.choice, ranks, make, plan)
+    outcomes = [rank.outcome for rank in all_ranks]
+    if accident == "dies":
+        for rank, outcome in enumerate(outcomes):
+            kind = KeyError if rank == plan["dies"][0] else RuntimeError
+            assert type(outcome) is kind, outcomes
+    elif any(outcomes):
+        assert accident == "damage", outcomes
+        assert {type(outcome) for outcome in outcomes} == {PayloadError}
+        assert len(set(map(str, outcomes))) == len({rank.completed for rank in all_ranks}) == 1
+    else:
+        assert all(rank.completed == STEPS for rank in all_ranks)
+
+
+@settings(max_examples=SCHEDULES, deadline=None, suppress_health_check=list(HealthCheck))
+@given(st.randoms(use_true_random=False))
+def test_any_schedule(rng):
+    """500 schedules; `make soak` explores 100,000."""
+    check(rng)
+
+
+def first_failure(error, most=300):
+    """The first seed whose schedule ends with ``error``."""
+    for seed in range(most):
+        try:
+            check(random.Random(seed))
+        except error:
+            return seed
+    return None
+
+
+def test_swapped_submissions_are_found(monkeypatch):
+    """A worker that begins groups in another order than the other ranks."""
+    from hvd_adaptive.run.ordered import OrderedStep
+
+    right = OrderedStep._candidates
+
+    def wrong(self):
+        found = list(right(self))
+        return iter(found[::-1] if self.binding.world.rank else found)
+
+    monkeypatch.setattr(OrderedStep, "_candidates", wrong)
+    assert first_failure((OrderError, AssertionError)) is not None
+
+
+def test_a_dropped_wake_up_is_found(monkeypatch):
+    """A worker that is not woken when the last gradient has arrived."""
+    monkeypatch.setattr(
+        ScheduledWorker,
+        "wait_for",
+        lambda self, event: self._schedule.pause("its worker", event.is_set),
+    )
+    assert first_failure(DeadlockError) is not None
+
+
+def test_a_future_that_is_set_early_is_found(monkeypatch):
+    """A future that is set when the groups of its bucket have been sent, not received."""
+    from hvd_adaptive.run.ordered import OrderedStep
+
+    monkeypatch.setattr(OrderedStep, "is_back", lambda self, slot: True)
+    assert first_failure((AssertionError, RuntimeError, DeadlockError)) is not None
+
+
+def test_a_course_begins_in_order():
+    """A1, A2, B1, A3, B2, B3: as the module says."""
+    order, legs = [], []
+
+    class Leg:
+        def __init__(self, name):
+            self.name, self.stage, self.stages, self.is_over = name, 0, 2, False
+
+    def begin():
+        if len(legs) == 3:
+            return None
+        legs.append(Leg("123"[len(legs)]))
+        order.append(f"A{legs[-1].name}")
+        return legs[-1]
+
+    def advance(leg):
+        leg.stage += 1
+        leg.is_over = leg.stage == leg.stages
+        if not leg.is_over:
+            order.append(f"B{leg.name}")
+
+    of = course.Course(begin, advance, lambda leg: True)
+    of.all_arrived()
+    while of.turn(wait=True):
+        pass
+    assert order == ["A1", "A2", "B1", "A3", "B2", "B3"]
+    assert of.is_over and functools.reduce(lambda a, leg: a and leg.is_over, legs, True)
