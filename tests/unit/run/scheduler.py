@@ -231,9 +231,7 @@ class OrderedWorld(World):
         return number
 
     def _wait(self, number, name):
-        self.schedule.pause(
-            f"{name} ({number})", lambda: self.network.has_ended(number, self.rank)
-        )
+        self.schedule.pause(f"{name} ({number})", lambda: self.network.has_ended(number, self.rank))
         return self.network.received(number, self.rank)
 
 

@@ -9,7 +9,6 @@ import random
 import sys
 from pathlib import Path
 
-import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -20,7 +19,15 @@ from hvd_adaptive.hooks.ddp.buckets import Bucket, BucketFuture, Names
 from hvd_adaptive.run import course
 
 sys.path.append(str(Path(__file__).parent))
-from scheduler import DeadlockError, Network, OrderedWorld, OrderError, Schedule, ScheduledLock, ScheduledWorker
+from scheduler import (
+    DeadlockError,
+    Network,
+    OrderedWorld,
+    OrderError,
+    Schedule,
+    ScheduledLock,
+    ScheduledWorker,
+)
 
 SCHEDULES = int(os.environ.get("HVD_ADAPTIVE_SCHEDULES", "500"))
 BUCKET, SIZES = 16, ((90, 20), (64,), (130,))  # sizes of the parameters in each bucket

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from hvd_adaptive import ALQ, ORQ, QSGD
-from hvd_adaptive.run.description import ADVICE, LONGEST, describe, differences
 from hvd_adaptive.hooks.horovod.agreement import compare
 from hvd_adaptive.hooks.horovod.placeholder import disagreement, placeholder
+from hvd_adaptive.run.description import ADVICE, LONGEST, describe, differences
 
 
 def described(compressor, **shapes: list[int]):
