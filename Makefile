@@ -63,7 +63,8 @@ docs: setup ## build the documentation's pages into site/
 package-test: setup ## build sdist and wheel, install the wheel into an empty environment, run the tests of one process there
 	@$(RUN) tests/repository/packaged.py $(ARGS)
 
-soak: setup ## half an hour of elastic training on 4 ranks, workers killed and restarted
+soak: setup ## 100,000 schedules of steps; half an hour of elastic training, workers killed and restarted
+	@HVD_ADAPTIVE_SCHEDULES=100000 $(RUN) -m pytest --timeout 0 tests/unit/run/test_schedules.py
 	@$(RUN) tests/soak/soak.py
 
 bench: setup ## measure encode and decode against memcpy

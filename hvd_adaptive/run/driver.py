@@ -269,7 +269,7 @@ class Driver:
         meter.add("arrival_s", begin - drive.begun)
         drive.flushed = True
         if self._works(drive):
-            self._worker.wait_for(drive.over)
+            self._worker.wait_for(drive.over, self._warn_of_stall)
         else:
             drive.advance()
         if drive.error is not None:
@@ -301,6 +301,9 @@ class Driver:
         """Return what the step in progress waits for, in lines; "" if there is none."""
         drive = self._drive
         return "" if drive is None else drive.step.describe()
+
+    def _warn_of_stall(self) -> None:
+        logger.warning("still waiting for other ranks: %s", self.describe())
 
     def _known(self) -> _Drive:
         if self._drive is None:

@@ -25,6 +25,8 @@ import torch
 
 # Seconds between two looks at collectives in flight.
 PAUSE = 0.001
+# Seconds of a wait after which a warning is logged, and again after as many.
+STALL = 60.0
 
 
 class Work(Protocol):
@@ -59,10 +61,11 @@ class Worker:
             self._start()  # threads do not survive a fork
         self._wake.set()
 
-    def wait_for(self, event: threading.Event) -> None:
-        """Wait until the thread has set an event."""
+    def wait_for(self, event: threading.Event, is_late: Callable[[], None]) -> None:
+        """Wait until the thread has set an event; call ``is_late`` every STALL seconds."""
         self.wake()
-        event.wait()
+        while not event.wait(STALL):
+            is_late()
 
     def stop(self) -> None:
         """End the thread; what is in progress stays with the program's thread."""

@@ -264,7 +264,7 @@ class ScheduledWorker:
     def wake(self) -> None:
         self._woken = True
 
-    def wait_for(self, event) -> None:
+    def wait_for(self, event, is_late) -> None:
         self.wake()
         self._schedule.pause("its worker", event.is_set)
 

@@ -7,6 +7,7 @@ import functools
 import os
 import random
 import sys
+import threading
 from pathlib import Path
 
 import torch
@@ -16,7 +17,7 @@ from hypothesis import strategies as st
 from hvd_adaptive import ALQ, QSGD, PayloadError
 from hvd_adaptive.hooks.ddp.bucket_session import BucketSession
 from hvd_adaptive.hooks.ddp.buckets import Bucket, BucketFuture, Names
-from hvd_adaptive.run import course
+from hvd_adaptive.run import course, worker
 
 sys.path.append(str(Path(__file__).parent))
 from scheduler import (
@@ -94,10 +95,14 @@ class Rank:
             buckets.append(Bucket(buffer, parameters, views, BucketFuture()))
             self.session.take(buckets[-1])
         self.schedule.pause()
+        self.look()
         self.session.finish()
         for index, bucket in enumerate(buckets):
             assert bucket.future.done()
             assert_average(step, index, bucket.future.wait(), self.number, self.network.size)
+
+    def look(self) -> None:
+        """Before the program waits."""
 
     def again(self, step: int) -> None:
         """An error in backward on every rank: the program takes the step once more."""
@@ -197,7 +202,7 @@ def test_a_dropped_wake_up_is_found(monkeypatch):
     monkeypatch.setattr(
         ScheduledWorker,
         "wait_for",
-        lambda self, event: self._schedule.pause("its worker", event.is_set),
+        lambda self, event, is_late: self._schedule.pause("its worker", event.is_set),
     )
     assert first_failure(DeadlockError) is not None
 
@@ -237,3 +242,30 @@ def test_a_course_begins_in_order():
         pass
     assert order == ["A1", "A2", "B1", "A3", "B2", "B3"]
     assert of.is_over and functools.reduce(lambda a, leg: a and leg.is_over, legs, True)
+
+
+def test_a_stall_is_described(monkeypatch):
+    """A step that waits says which gradients have arrived, and what each of its groups waits
+    for; a wait for the worker calls for that now and then."""
+    told = []
+
+    def look(rank):
+        told.append(rank.session.describe())
+
+    monkeypatch.setattr(Rank, "look", look)
+    for seed in range(6):
+        run(random.Random(seed).choice, 2, SCHEMES["scatter_reduce"], {})
+    late = [text for text in told if "collective 1" in text or "collective 2" in text]
+    assert late and all(text.startswith("step 1, attempt 0: 4 of 4 gradients") for text in late)
+    assert any("group" in line and line.endswith(" s") for line in late[0].splitlines())
+
+    monkeypatch.setattr(worker, "STALL", 0.02)
+    event, calls = threading.Event(), []
+
+    def is_late():
+        calls.append(1)
+        if len(calls) == 3:
+            event.set()
+
+    worker.Worker(lambda: None).wait_for(event, is_late)
+    assert len(calls) == 3
