@@ -147,3 +147,10 @@ class Codec(DecodingCodec):
     def fitted_to(self, flat: torch.Tensor) -> Codec:
         """Return this codec or, if it adapts, a copy of it that is fitted to ``flat``."""
         return self
+
+    def trained_second(self, bits: int, ranks: int, flat: torch.Tensor) -> Codec:
+        """Return a codec for averages of ``ranks`` ranks, fitted as training on ``flat`` fits it.
+
+        flat: Gradients, float32, to which this codec is fitted.
+        """
+        return self.second_codec(bits).fitted_to(flat)

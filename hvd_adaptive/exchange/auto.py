@@ -17,7 +17,7 @@ import copy
 import itertools
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -59,9 +59,8 @@ class Auto(Exchange):
         self._candidates: dict[str, Exchange] = {"float32": Plain(place), "bfloat16": Half(place)}
         if place.ranks <= MOST_GATHERED:
             self._candidates["allgather"] = Allgather(place)
-        # Without nodes it only serves for the bound on memory.
-        self._candidates["hierarchical"] = Hierarchical(Place(place.ranks, place.rank))
-        self._candidates["scatter_reduce"] = ScatterReduce(place)
+        if place.ranks > 2:  # of two ranks an allgather sends no more, and rounds once
+            self._candidates["scatter_reduce"] = ScatterReduce(place)
         # Seconds of the small size and of each further coordinate, after the measurement.
         self._lines: dict[str, tuple[float, float]] = {}
         self._logged: set[str] = set()
@@ -92,13 +91,15 @@ class Auto(Exchange):
         self.choose_by(dict(zip(self._candidates, agreed.tolist(), strict=True)))
 
     def know_nodes(self, nodes: tuple[int, ...], compressor: StagedCodec) -> None:
-        """Keep "hierarchical" if there are several nodes of several ranks."""
-        del self._candidates["hierarchical"]
-        several = 1 < len(set(nodes)) < self.ranks
-        if several and compressor.settings.error_feedback is None:
+        """Add "hierarchical" if there are several nodes of several ranks."""
+        if self._may_have([len(set(nodes))], compressor):
             place = Place(self.ranks, self.rank, nodes)
             last = self._candidates.pop("scatter_reduce")
             self._candidates |= {"hierarchical": Hierarchical(place), "scatter_reduce": last}
+
+    def _may_have(self, nodes: Iterable[int], codec: StagedCodec) -> bool:
+        """Return whether "hierarchical" is a candidate for any of these numbers of nodes."""
+        return codec.settings.error_feedback is None and any(1 < n < self.ranks for n in nodes)
 
     def choose_by(self, seconds: Mapping[str, Sequence[float]]) -> None:
         """Choose by each candidate's seconds for groups of ``SIZES``."""
@@ -133,12 +134,13 @@ class Auto(Exchange):
     def quantized(self, group: Group) -> int:
         return self._candidates[self.choice(group.coordinates)].quantized(group)
 
-    def log_choices(self, groups: Sequence[Group]) -> None:
-        chosen: dict[str, list[int]] = {}
+    def log_choices(self, groups: Sequence[Group], codec_of: Callable[[str], StagedCodec]) -> None:
+        chosen: dict[str, list[Group]] = {}
         for group in groups:
-            label = self.choice(group.coordinates)
-            chosen.setdefault(label, []).append(group.coordinates)
-        for label, sizes in chosen.items():
+            chosen.setdefault(self.choice(group.coordinates), []).append(group)
+        for label, own in chosen.items():
+            self._candidates[label].log_choices(own, codec_of)
+            sizes = [group.coordinates for group in own]
             figures = self.forecast(max(sizes)).items()
             listed = ", ".join(f"{name} {1e3 * seconds:.2f} ms" for name, seconds in figures)
             largest = f"the largest, {max(sizes)} coordinates: {listed}"
@@ -158,10 +160,14 @@ class Auto(Exchange):
     def in_flight_bytes(
         self, codec: StagedCodec, quantized: int, full: int, dtype: torch.dtype
     ) -> int:
-        # Groups are cut before the measurement, so no candidate may exceed the bound.
-        kinds = list(self._candidates.values())
         if self.is_set_up:
             kinds = [self._candidates[self.choice(quantized + full)]]
+        else:  # groups are cut before the measurement, so no candidate may exceed the bound
+            kinds = list(self._candidates.values())
+            known = len(set(self.place.nodes))  # else as many ranks on each of any number
+            nodes = [known] if known else [n for n in range(1, self.ranks) if not self.ranks % n]
+            if self._may_have(nodes, codec):
+                kinds.append(Hierarchical(Place(self.ranks, self.rank)))
         return max(kind.in_flight_bytes(codec, quantized, full, dtype) for kind in kinds)
 
     def working_bytes(self, codec: StagedCodec, quantized: int, full: int) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -82,8 +82,14 @@ class Exchange(ABC):
             device: Device of the gradients.
         """
 
-    def log_choices(self, groups: Sequence[Group]) -> None:  # noqa: B027
-        """Log how each of a layout's groups is sent, if that is measured; after ``set_up``."""
+    def log_choices(  # noqa: B027
+        self, groups: Sequence[Group], codec_of: Callable[[str], StagedCodec]
+    ) -> None:
+        """Log how each of a layout's groups is sent, if that is measured; after ``set_up``.
+
+        Rank 0 warns if averages have an error that another setting avoids. codec_of: the codec of
+        a part.
+        """
 
     def quantized(self, group: Group) -> int:
         """Return how many of a group's coordinates are quantised, the first ones; after ``set_up``.

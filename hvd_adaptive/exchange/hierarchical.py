@@ -17,7 +17,7 @@ others send nothing (collectives.Among).
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -122,6 +122,11 @@ class Hierarchical(Exchange):
 
     def quantized(self, group: Group) -> int:
         return 0 if self._topology.shares_one_node else group.quantized
+
+    def log_choices(self, groups: Sequence[Group], codec_of: Callable[[str], StagedCodec]) -> None:
+        between = self._topology.between
+        if self.rank == 0 and isinstance(between, ScatterReduce):
+            between.warn(groups, codec_of, nodes=True)
 
     def share(self, rank: int, group: Group, bucket_size: int) -> Share:
         quantized = self.quantized(group)

@@ -16,7 +16,7 @@ second stage is unbiased, and its error is in no residual.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import accumulate
 from typing import TYPE_CHECKING
 
@@ -28,12 +28,13 @@ from hvd_adaptive.errors import PayloadError
 from hvd_adaptive.exchange.chunks import Chunk, cut
 from hvd_adaptive.exchange.exchange import Exchange, FailedElsewhereError, Route
 from hvd_adaptive.exchange.parcel import Parcel
-from hvd_adaptive.exchange.second_stage import SecondStage
+from hvd_adaptive.exchange.second_stage import SecondStage, warn_of_averages
 from hvd_adaptive.transport.collectives import AllGather, AllToAll, copies_sent
 
 if TYPE_CHECKING:
     from hvd_adaptive.adapt.updates import Updates
     from hvd_adaptive.exchange.staged_codec import StagedCodec
+    from hvd_adaptive.layout import Group
 
 FIRST, SECOND = 0, 1
 # Sent instead of an average by an owner that could not read a payload.
@@ -42,6 +43,17 @@ FAILED = b"HVDAFAIL"
 
 class ScatterReduce(Exchange):
     """``hvd.alltoall`` of chunks, then ``hvd.allgather`` of their averages."""
+
+    def log_choices(self, groups: Sequence[Group], codec_of: Callable[[str], StagedCodec]) -> None:
+        if self.rank == 0:
+            self.warn(groups, codec_of)
+
+    def warn(
+        self, groups: Sequence[Group], codec_of: Callable[[str], StagedCodec], nodes: bool = False
+    ) -> None:
+        """Warn if averages, of ranks or nodes, have an error that another setting avoids."""
+        for part in dict.fromkeys(group.part for group in groups if self.quantized(group)):
+            warn_of_averages(codec_of(part), self.ranks, nodes)
 
     def prepare(self, updates: Updates, labels: Sequence[str], step: int) -> None:
         updates.prepare_second_stages(self.ranks, labels, step)

@@ -19,6 +19,12 @@ adaptive first stage is better on heavy tails, and its second stage must be, too
 for these laws and is not a bound for others: gradients with heavier tails may exceed it. The
 variance of a biased first stage is its squared error. If the first stage is lossless (γ1 = 0: every
 coordinate is its own bucket, or all are sent), averages are sent in full precision.
+
+Behind a fine first stage even 8 bits add more than a quarter. What they add is then mostly
+negligible by itself. An average's second moment grows by the factor 1 + γ2. To reach the same
+bound, R G/√T for the second moment G² (ALQ Theorem 4, corrected; theory.nonsmooth_convex), T must
+grow by the same factor. ``NEGLIGIBLE``, γ2 = 0.01, is thus one step in a hundred. Beyond it a
+warning names what adds no error.
 """
 
 from __future__ import annotations
@@ -31,6 +37,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
+from hvd_adaptive.coding.header import SIZE
 from hvd_adaptive.kernels.random import stream_key
 from hvd_adaptive.streams import Use
 
@@ -40,7 +47,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("hvd_adaptive")
 
 LEAST_BITS, MOST_BITS, FULL_PRECISION = 2, 8, 32
-SHARE = 0.25
+SHARE, NEGLIGIBLE = 0.25, 0.01
 # Relative variance of a float32 vector whose coordinates are rounded: at most 2**-48.
 ROUNDING = 2.0**-44
 # Most ranks whose average is measured; γ2 of more ranks is assumed equal. Draws of an error that no
@@ -51,6 +58,7 @@ APART = 1237
 LEAST_COORDINATES, MOST_COORDINATES = 1 << 14, 1 << 16
 
 _chosen: dict[tuple[str, int], int] = {}
+_looked_at: set[tuple[str, int]] = set()
 
 
 @dataclass(frozen=True)
@@ -91,24 +99,62 @@ def default_bits(codec: Codec, ranks: int) -> int:
 
 
 def _choose(codec: Codec, ranks: int) -> int:
-    laws = [_Averages(codec, v, ranks) for v in references(codec.settings.bucket_size)]
+    laws = _laws(codec, ranks)
     if all(law.is_lossless for law in laws):
         return FULL_PRECISION
     for bits in range(max(law.least_bits for law in laws), MOST_BITS + 1):
-        share = max(law.share(bits) for law in laws)
-        if share <= SHARE:
+        if max(law.share(bits) for law in laws) <= SHARE:
             break
-    else:
-        logger.warning(
-            "the second stage of exchange=%r over %d ranks adds %.2g times the first one's "
-            "variance at 8 bits, and should add %.2g at most: second_stage_bits=32 adds none",
-            codec.settings.exchange or "scatter_reduce",
-            ranks,
-            share,
-            SHARE,
-        )
     logger.debug("second stage of %r over %d ranks: %d bits", codec, ranks, bits)
     return bits
+
+
+def warn_of_averages(codec: Codec, ranks: int, nodes: bool = False) -> None:
+    """Warn once if the default bits add a notable error. One rank calls this for all.
+
+    nodes: whether the averages are of ``ranks`` nodes.
+    """
+    known = repr(codec), ranks
+    if codec.settings.second_stage_bits is not None or known in _looked_at:
+        return
+    _looked_at.add(known)
+    if default_bits(codec, ranks) != MOST_BITS:
+        return
+    added = [law.added(law.trained(MOST_BITS)) for law in _laws(codec, ranks)]
+    share, error = (max(values) for values in zip(*added, strict=True))
+    if share > SHARE and error > NEGLIGIBLE:
+        logger.warning(
+            "averages over %d %s: %d bits add a relative error of up to %.2g for normal or "
+            "Laplacian coordinates, %.2g times the first stage's; %s",
+            ranks,
+            "nodes" if nodes else "ranks",
+            MOST_BITS,
+            error,
+            share,
+            _remedy(codec, ranks, nodes),
+        )
+
+
+def _remedy(codec: Codec, ranks: int, nodes: bool) -> str:
+    """Return which setting adds no error for the fewest bytes that a rank sends."""
+    v = references(codec.settings.bucket_size)[0]
+    first = codec.fitted_to(v)
+    second = first.trained_second(MOST_BITS, ranks, v)
+    own, again = _sent_bits(first, v), _sent_bits(second, v)
+    found = {"second_stage_bits=32": (own + FULL_PRECISION) * (ranks - 1) / ranks}
+    if not nodes:
+        found["exchange='allgather'"] = own * (ranks - 1)
+    best, now = min(found, key=lambda name: found[name]), (own + again) * (ranks - 1) / ranks
+    return f"{best} adds none, and sends {found[best]:.3g} bits a coordinate, not {now:.3g}"
+
+
+def _sent_bits(codec: Codec, v: torch.Tensor) -> float:
+    """Return the bits of a coordinate, without the header, of which large groups have little."""
+    return 8 * (codec.encode_flat(v, v.numel(), _key(0)).numel() - SIZE) / v.numel()
+
+
+def _laws(codec: Codec, ranks: int) -> list[_Averages]:
+    return [_Averages(codec, v, ranks) for v in references(codec.settings.bucket_size)]
 
 
 class _Averages:
@@ -116,7 +162,7 @@ class _Averages:
 
     def __init__(self, codec: Codec, v: torch.Tensor, ranks: int) -> None:
         measured = min(ranks, MOST_RANKS)
-        self._first = codec.fitted_to(v)
+        self._v, self._ranks, self._first = v, ranks, codec.fitted_to(v)
         decoded = [self._first.roundtrip(v, _key(draw)) for draw in range(measured)]
         gamma1 = _gamma(self._first, v, 0)
         aligned = torch.stack(decoded).mean(dim=0)
@@ -138,9 +184,18 @@ class _Averages:
     def share(self, bits: int) -> float:
         """Return the variance that a second stage adds, relative to the first stage's."""
         both = torch.cat([average for average, _ in self._cases])
-        second = self._first.second_codec(bits).fitted_to(both)
-        added = max(_gamma(second, average, -DRAWS) * square for average, square in self._cases)
-        return added / max(self._variance, ROUNDING)
+        return self.added(self._first.second_codec(bits).fitted_to(both))[0]
+
+    def trained(self, bits: int) -> Codec:
+        """Return a second stage that is fitted as in training, from the gradients' statistics."""
+        return self._first.trained_second(bits, self._ranks, self._v)
+
+    def added(self, second: Codec) -> tuple[float, float]:
+        """Return the variance that ``second`` adds, relative to the first stage's, and γ2."""
+        gammas = [_gamma(second, average, -DRAWS) for average, _ in self._cases]
+        squares = [square for _, square in self._cases]
+        most = max(gamma * square for gamma, square in zip(gammas, squares, strict=True))
+        return most / max(self._variance, ROUNDING), max(gammas)
 
 
 def _gamma(codec: Codec, v: torch.Tensor, first: int) -> float:

@@ -107,7 +107,7 @@ class Groups:
         self.prepare(step)
 
     def _exchange_is_known(self, layout: Layout) -> None:
-        self.exchange.log_choices(layout.groups)
+        self.exchange.log_choices(layout.groups, self.compressor.part)
         self.parts = self.exchange.parts_among(layout.groups)
 
     def prepare(self, step: int) -> None:

@@ -15,6 +15,7 @@ from hvd_adaptive.adapt.adaptation import Adaptation
 from hvd_adaptive.adapt.coverage import HEAD, Coverage, Usable, share_in
 from hvd_adaptive.adapt.statistics import STATISTICS, weights_of
 from hvd_adaptive.coding.coders import CODERS
+from hvd_adaptive.exchange.second_stage import SecondStage
 from hvd_adaptive.exchange.staged_codec import StagedCodec
 from hvd_adaptive.levels import (
     Distribution,
@@ -117,6 +118,16 @@ class AdaptiveCodec(TableCodec):
         copy = self._again()
         copy.fit(flat)
         return copy
+
+    def trained_second(self, bits: int, ranks: int, flat: torch.Tensor) -> StagedCodec:
+        buckets = buckets_of(flat, self.settings)
+        copy: Any = self.fitted_to(flat)
+        copy._statistic = STATISTICS[self.adaptation.statistics](len(buckets))
+        second = copy.second_codec(bits)
+        copy.second = SecondStage(ranks, bits, second)
+        update = second.refit_second([copy.collect(buckets)], copy, None)
+        second.install(update[OUTCOME:][: second.table.magnitudes.size], 1)
+        return second
 
     def collect(self, buckets: Sequence[torch.Tensor]) -> np.ndarray:
         """Return statistics of sampled buckets, float64 [coverage.Usable's head, ...]."""
@@ -296,6 +307,9 @@ class FixedCodec(AdaptiveCodec):
 
     def fitted_to(self, flat: torch.Tensor) -> StagedCodec:
         return self
+
+    def trained_second(self, bits: int, ranks: int, flat: torch.Tensor) -> StagedCodec:
+        return self.second_codec(bits)
 
     def scheme_settings(self) -> dict[str, Any]:
         settings = super().scheme_settings()

@@ -118,6 +118,8 @@ class Ranks:
                 f"exchange={self.settings.exchange!r}: simulated ranks have no nodes and no "
                 "network to measure; give ranks_per_node with 'hierarchical'"
             )
+        if compressor is not None:
+            self._exchanges[0].log_choices(self.layout.groups, compressor.part)
         weight = self.settings.error_feedback
         self.residuals: list[Residuals] = []
         if weight is not None:

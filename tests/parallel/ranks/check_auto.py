@@ -49,6 +49,8 @@ def test_measures_once_and_all_ranks_choose_alike(make, caplog):
 @pytest.mark.parametrize("label", ["float32", "bfloat16", "allgather", "scatter_reduce"])
 def test_each_choice_trains(label, monkeypatch):
     """As if that candidate had been measured to be the fastest."""
+    if label == "scatter_reduce" and hvd.size() == 2:
+        pytest.skip("two ranks gather")
 
     def pretended(exchange, world, compressor, size, name, device):
         return 1.0 if name.endswith(f".{label}") else 2.0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import logging
 
 import horovod.torch as hvd
 import pytest
@@ -21,6 +22,13 @@ from hvd_adaptive.coding.header import SIZE
 from hvd_adaptive.transport.collectives import AllGather, AllToAll
 
 SEEDS = itertools.count(3000)
+
+
+def coarse() -> QSGD:
+    """Averages of 3 bits, whatever is wanted."""
+    compressor = QSGD(bits=4, norm="linf", exchange="scatter_reduce", seed=next(SEEDS))
+    compressor.codec.second_codec = lambda bits: QSGD(bits=3, norm="linf").codec
+    return compressor
 
 
 def distributed(model, compressor, lr=0.3, **keywords):
@@ -261,3 +269,20 @@ def test_among_the_ranks_of_a_process_set():
         assert float((found - exact).square().sum() / exact.square().sum()) < 1e-3
     hvd.barrier()
     hvd.remove_process_set(process_set)
+
+
+@pytest.mark.parametrize(
+    ("make", "lines"),
+    [
+        (lambda: QSGD(bits=8, norm="linf", exchange="scatter_reduce", seed=next(SEEDS)), 0),
+        (coarse, 1),
+    ],
+    ids=["negligible", "notable"],
+)
+def test_the_first_rank_alone_warns_of_averages(make, lines, caplog):
+    model = make_model()
+    with caplog.at_level(logging.WARNING, "hvd_adaptive"):
+        train(model, distributed(model, make()), 2)
+    found = [record for record in caplog.records if "averages over" in record.getMessage()]
+    assert len(found) == (lines if hvd.rank() == 0 else 0)
+    assert lines or not caplog.records

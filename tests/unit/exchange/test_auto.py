@@ -10,12 +10,16 @@ import torch
 
 from hvd_adaptive import ALQ, QSGD, simulate
 from hvd_adaptive.exchange import auto as module
+from hvd_adaptive.exchange.allgather import Allgather
 from hvd_adaptive.exchange.auto import SIZES, Auto
 from hvd_adaptive.exchange.exchange import Place
+from hvd_adaptive.exchange.hierarchical import Hierarchical
 from hvd_adaptive.exchange.parcel import Parcel, RandomStream
 from hvd_adaptive.exchange.plain import Half, Plain
+from hvd_adaptive.exchange.scatter_reduce import ScatterReduce
 from hvd_adaptive.instances import Instance
-from hvd_adaptive.layout import Group
+from hvd_adaptive.layout import Group, Member
+from hvd_adaptive.run.groups import Groups
 from hvd_adaptive.simulate.ranks import together
 
 CODEC = QSGD(bits=4, bucket_size=512).codec
@@ -93,7 +97,7 @@ def test_all_ranks_choose_alike_and_plain_groups_quantise_nothing(caplog):
         for rank in range(3):
             auto = chosen(Place(3, rank), seconds)
             groups = [Group(torch.float32, 1 << 20, 7), Group(torch.float32, 900, 100)]
-            auto.log_choices(groups)
+            auto.log_choices(groups, lambda part: CODEC)
             arranged.append([auto.quantized(group) for group in groups])
     assert arranged == [[1 << 20, 0]] * 3
     assert "1 groups by scatter_reduce" in caplog.text and "1 groups by float32" in caplog.text
@@ -145,3 +149,47 @@ def test_measuring_leaves_the_second_stage_alone(monkeypatch):
     )
     Auto(Place(2, 0, (0, 1))).set_up(world, compressor.codec, "test", torch.device("cpu"))
     assert set(more) != {stage.bits} and compressor.codec.second_stage(2) is stage
+
+
+def test_two_ranks_gather_or_compress_nothing():
+    """An allgather of two ranks sends a payload, and so do both stages of a scatter-reduce, which
+    rounds twice."""
+    seconds = dict.fromkeys(("float32", "bfloat16", "allgather"), (1.0, 9.0))
+    auto = chosen(Place(2, 0), seconds | {"allgather": (0.1, 0.2)})
+    assert list(auto.forecast(SIZES[1])) == ["float32", "bfloat16", "allgather"]
+    assert auto.choice(SIZES[1]) == "allgather"
+
+
+@pytest.mark.parametrize(
+    ("ranks", "keywords", "nodes"),
+    [
+        (2, {}, ()),
+        (3, {}, ()),
+        (5, {}, ()),
+        (4, {"error_feedback": 0.1}, ()),
+        (4, {}, (0, 1, 2, 3)),
+        (4, {}, (0, 0, 0, 0)),
+    ],
+)
+def test_only_what_may_be_chosen_is_bounded(ranks, keywords, nodes):
+    """Nodes have as many ranks each: a prime number of ranks has none to speak of."""
+    codec, size = QSGD(bits=4, bucket_size=512, **keywords).codec, (512, 0, torch.float32)
+    kinds = [Plain, Half, Allgather] + [ScatterReduce] * (ranks > 2)
+    most = max(kind(Place(ranks, 0)).in_flight_bytes(codec, *size) for kind in kinds)
+    assert Hierarchical(Place(ranks, 0)).in_flight_bytes(codec, *size) > most
+    assert Auto(Place(ranks, 0, nodes)).in_flight_bytes(codec, *size) == most
+
+
+@pytest.mark.parametrize("nodes", [(), (0, 0, 1, 1)])
+def test_nodes_that_may_be_found_are_bounded(nodes):
+    size = CODEC, 512, 0, torch.float32
+    bound = Hierarchical(Place(4, 0)).in_flight_bytes(*size)
+    assert Auto(Place(4, 0, nodes)).in_flight_bytes(*size) == bound
+
+
+def test_a_layout_that_fits_what_may_be_chosen():
+    """Between the bound of a nodes' exchange and the others': two ranks are not refused."""
+    scheme = QSGD(bits=4, bucket_size=8192, exchange="auto", in_flight_bytes=160_000)
+    groups = Groups(scheme, SimpleNamespace(size=2, rank=0))
+    layout = groups.build_layout([Member("w", (8192,), torch.float32)])
+    assert [group.coordinates for group in layout.groups] == [8192]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-
 import numpy as np
 import pytest
 import torch
@@ -108,12 +106,6 @@ def test_bits_by_hand_for_uniform_levels():
             enough = (7 / steps) ** 2 * (1 + gamma1 / ranks) <= 0.25 / ranks
             wanted.append(2 + int(np.argmax(enough)) if enough.any() else 8)
         assert default_bits(codec, ranks) == max(wanted)
-
-
-def test_more_than_eight_bits_cannot_be_had(caplog):
-    with caplog.at_level(logging.WARNING, "hvd_adaptive"):
-        assert default_bits(QSGD(bits=8, norm="linf", seed=77).codec, 4) == 8
-    assert "second_stage_bits=32" in caplog.text
 
 
 @pytest.mark.parametrize("value", [1, 9, 2.0, True, "4", 0, 16])
