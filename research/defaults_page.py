@@ -75,7 +75,7 @@ def headings(runs: Runs) -> tuple[str, ...]:
     if TASKS[runs[0][0].task].model != "lenet":
         return HEADINGS
     ends = range(WINDOW, runs[0][0].steps + WINDOW, WINDOW)
-    return ("method", *(f"to step {min(end, runs[0][0].steps)}" for end in ends), "accuracy, %")
+    return ("method", *(f"to step\n{min(end, runs[0][0].steps)}" for end in ends), "accuracy,\n%")
 
 
 def rows(runs: Runs) -> list[tuple[str, ...]]:

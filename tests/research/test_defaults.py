@@ -101,7 +101,7 @@ def test_errors_of_windows_by_hand():
     run = page.Run("lenet", "EDEN(bits=2)", 0, len(errors))
     (line,) = page.window_rows([(run, Result({}, rows))])
     assert line == ("EDEN(bits=2)", "0.100", "0.200", "0.400", "50.0")
-    titles = ("method", "to step 100", "to step 200", "to step 203", "accuracy, %")
+    titles = ("method", "to step\n100", "to step\n200", "to step\n203", "accuracy,\n%")
     assert page.headings([(run, None)]) == titles
 
 
