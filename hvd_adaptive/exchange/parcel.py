@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import torch
 
@@ -63,8 +63,7 @@ class NewMemory:
         return torch.empty(coordinates, dtype=dtype, device=device)
 
 
-@dataclass(frozen=True)
-class RandomStream:
+class RandomStream(NamedTuple):
     """What names a group's random numbers, besides the rank.
 
     Attributes:
@@ -78,14 +77,6 @@ class RandomStream:
     seed: int
     step: int
     group: int
-
-    def key(self, rank: int) -> int:
-        """Return the key of ``rank``, as far as this rank knows."""
-        return self.instance.key(self.seed, rank, self.step, self.group)
-
-    def keys(self, rank: int) -> Iterator[int]:
-        """Yield the keys that ``rank`` may use, the most likely first."""
-        return self.instance.keys(self.seed, rank, self.step, self.group)
 
 
 @dataclass(frozen=True)
@@ -125,16 +116,25 @@ class Parcel:
     after: dict[int, torch.Tensor] = field(default_factory=dict)
 
     def key(self, rank: int, *inside: int) -> int:
-        """Return a rank's key of random numbers for this group, or for a message ``inside`` it."""
-        return _inside(self.stream.key(self._numbered(rank)), inside)
+        """Return a rank's key of random numbers, as far as this rank knows.
+
+        Args:
+            rank: A rank, counted as the exchange does.
+            inside: Numbers of a message of the group, if it has several. Coordinates count from a
+                message's start, so equal keys would repeat numbers.
+        """
+        return next(self._keys(rank, inside))
 
     def is_from(self, rank: int, key: int, *inside: int) -> bool:
-        """Return whether ``rank`` may use ``key`` for this group, or for a message inside it."""
-        keys = self.stream.keys(self._numbered(rank))
-        return any(_inside(known, inside) == key for known in keys)
+        """Return whether a rank may use ``key``; see ``key``."""
+        return key in self._keys(rank, inside)
 
-    def _numbered(self, rank: int) -> int:
-        return self.ranks[rank] if self.ranks else rank
+    def _keys(self, rank: int, inside: Sequence[int]) -> Iterator[int]:
+        """Yield the keys that a rank may use, the most likely first."""
+        instance, seed, step, group = self.stream
+        number = self.ranks[rank] if self.ranks else rank
+        for key in instance.keys(seed, number, step, group):
+            yield stream_key(key, *inside) if inside else key
 
     def frame(self, quantized: int, full: int) -> Frame:
         """Return the frame of a payload of these numbers of coordinates."""
@@ -213,11 +213,3 @@ class Parcel:
             squares = rounding_errors(sample, dtype, size)
         weights = [full / count for _ in chosen[:count]] + [1.0] * bool(partial)
         self.meter.measured(HostCopy(squares), weights, self.index)
-
-
-def _inside(key: int, inside: Sequence[int]) -> int:
-    """Return the key of a message inside a group.
-
-    Coordinates count from a message's start, so equal keys would repeat numbers.
-    """
-    return stream_key(key, *inside) if inside else key

@@ -61,10 +61,12 @@ class Results:
             self._early[index] = average
             return
         kept = self._write_back(index, average)
-        held = 0 if kept is None else kept.nbytes
-        self._groups.compressor.meter.hold(("result", index), held)
         if kept is not None:
             self._kept[index] = kept
+
+    def kept_bytes(self, index: int) -> int:
+        """Return the bytes of a group's average that could not be written back."""
+        return self._kept[index].nbytes if index in self._kept else 0
 
     def write_early(self) -> None:
         """Write the averages that came early to the gradients, and later ones at once."""

@@ -200,6 +200,8 @@ class Step:
             raise self._error
         self._launch()
         self._results.write_early()  # while the last groups are in flight
+        for index in self._returned:
+            self._account("result", index, self._results.kept_bytes(index))
 
     def result(self, slot: int, absent: bool = False) -> torch.Tensor:
         """Return the reduced gradient of a member, in its own shape and dtype.
@@ -442,5 +444,6 @@ class Step:
         self._held -= self.binding.in_flight_bytes(self.layout.groups[index])
         self._account("flight", index, 0)
         self._account("work", index, 0)
+        self._account("result", index, self._results.kept_bytes(index))
         self._returned.add(index)
         self._launch()

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from parcels import parcel
 
 from hvd_adaptive import ALQ, QSGD, simulate
 from hvd_adaptive.exchange import auto as module
@@ -14,28 +15,13 @@ from hvd_adaptive.exchange.allgather import Allgather
 from hvd_adaptive.exchange.auto import SIZES, Auto
 from hvd_adaptive.exchange.exchange import Place
 from hvd_adaptive.exchange.hierarchical import Hierarchical
-from hvd_adaptive.exchange.parcel import Parcel, RandomStream
 from hvd_adaptive.exchange.plain import Half, Plain
 from hvd_adaptive.exchange.scatter_reduce import ScatterReduce
-from hvd_adaptive.instances import Instance
 from hvd_adaptive.layout import Group, Member
 from hvd_adaptive.run.groups import Groups
 from hvd_adaptive.simulate.ranks import together
 
 CODEC = QSGD(bits=4, bucket_size=512).codec
-
-
-def parcel(size: int, dtype: torch.dtype, ranks: int) -> Parcel:
-    return Parcel(
-        codec=CODEC,
-        dtype=dtype,
-        quantized=size // 2,
-        full=size - size // 2,
-        device=torch.device("cpu"),
-        stream=RandomStream(Instance(), seed=0, step=0, group=0),
-        factor=1 / ranks,
-        layout=5,
-    )
 
 
 def chosen(place: Place, seconds: dict, nodes: tuple[int, ...] = (), codec=CODEC) -> Auto:
@@ -55,7 +41,7 @@ def test_plain_exchanges_average_in_rank_order(kind, size, dtype):
     routes = []
     for rank, flat in enumerate(flats):
         exchange = kind(Place(ranks, rank))
-        routes.append(exchange.average(parcel(size, dtype, ranks), flat, flat))
+        routes.append(exchange.average(parcel(CODEC, flat, size // 2, 1 / ranks), flat, flat))
     found = together(routes)
     sent = torch.bfloat16 if kind is Half and dtype == torch.float32 else dtype
     wide = torch.float64 if dtype == torch.float64 else torch.float32

@@ -11,6 +11,7 @@ import torch
 import triton_interpreter  # noqa: F401
 from fake_gpu import OnGPU, Stream, Waited, off_gpu, on_gpu, pretended, quick  # noqa: F401
 from feedback_steps import OneRank, gradients
+from parcels import parcel
 
 from hvd_adaptive import ECDQ, QSGD, NaturalCompression, SparseSGD
 from hvd_adaptive.device import HostCopy, taken_over
@@ -18,10 +19,8 @@ from hvd_adaptive.errors import PayloadError
 from hvd_adaptive.exchange.allgather import Allgather
 from hvd_adaptive.exchange.exchange import Place
 from hvd_adaptive.exchange.hierarchical import Hierarchical
-from hvd_adaptive.exchange.parcel import Parcel, RandomStream
 from hvd_adaptive.exchange.plain import Half, Plain
 from hvd_adaptive.exchange.scatter_reduce import ScatterReduce
-from hvd_adaptive.instances import Instance
 from hvd_adaptive.run.groups import Groups
 from hvd_adaptive.simulate.ranks import together
 
@@ -146,7 +145,7 @@ def test_exchanges_are_the_cpus(exchange, gpu):
             way, own = EXCHANGES[exchange](rank), device(flat.clone())
             with gpu.never_waiting():
                 routes.append(
-                    begun(way.average(parcel(scheme.codec, 900, 100, own), own, own[:900]))
+                    begun(way.average(parcel(scheme.codec, own, 900, 0.25), own, own[:900]))
                 )
         return together(routes)
 
@@ -172,19 +171,6 @@ def begun(route, damage=lambda request: None):
     return rest(request)
 
 
-def parcel(codec, quantized: int, full: int, flat: torch.Tensor) -> Parcel:
-    return Parcel(
-        codec=codec,
-        dtype=torch.float32,
-        quantized=quantized,
-        full=full,
-        device=flat.device,
-        stream=RandomStream(Instance(), seed=0, step=0, group=0),
-        factor=0.25,
-        layout=7,
-    )
-
-
 @pytest.mark.parametrize("place", (3, 40, 120, 900))
 def test_corrupt_payloads_are_told(place, gpu):
     """Before the group's result is handed out, wherever the flipped byte lies."""
@@ -193,7 +179,7 @@ def test_corrupt_payloads_are_told(place, gpu):
     flats = [on_gpu(torch.randn(2000)) for _ in ways]
     with gpu.waiting():
         first, second = (
-            way.average(parcel(codec, 2000, 0, flat), flat, flat)
+            way.average(parcel(codec, flat, 2000, 0.25), flat, flat)
             for way, flat in zip(ways, flats, strict=True)
         )
 

@@ -1,0 +1,156 @@
+"""The generators of exchanges: each callable alone, and what they keep while a collective runs."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+
+import pytest
+import torch
+from parcels import outcomes, parcel
+
+from hvd_adaptive import QSGD, PayloadError
+from hvd_adaptive.exchange.allgather import Allgather
+from hvd_adaptive.exchange.exchange import FailedElsewhereError, Place
+from hvd_adaptive.exchange.hierarchical import Hierarchical
+from hvd_adaptive.exchange.plain import Half, Plain
+from hvd_adaptive.exchange.scatter_reduce import ScatterReduce
+from hvd_adaptive.monitor import StepMeter
+
+RANKS, BUCKET, STEPS = 4, 64, 127
+# A codec of many levels: its error is at most a step of a bucket's largest coordinate.
+CODEC = QSGD(intervals=STEPS, norm="linf", bucket_size=BUCKET, second_stage_bits=8).codec
+KINDS = {
+    "allgather": lambda rank: Allgather(Place(RANKS, rank)),
+    "scatter_reduce": lambda rank: ScatterReduce(Place(RANKS, rank)),
+    "pairs": lambda rank: Hierarchical(Place(RANKS, rank, (0, 0, 1, 1))),
+    "alone": lambda rank: Hierarchical(Place(RANKS, rank, (0, 1, 2, 3))),
+    "float32": lambda rank: Plain(Place(RANKS, rank)),
+    "bfloat16": lambda rank: Half(Place(RANKS, rank)),
+}
+
+
+def drawn(size: int, dtype=torch.float32) -> list[torch.Tensor]:
+    generator = torch.Generator().manual_seed(size)
+    return [torch.randn(size, generator=generator).to(dtype) for _ in range(RANKS)]
+
+
+def sent(flats, quantized, **own):
+    return [parcel(CODEC, flat, quantized, 1 / RANKS, **own) for flat in flats]
+
+
+# Buckets: none, fewer than ranks, as many, and a partial one; without and with a full section.
+@pytest.mark.parametrize("full", [0, 3, 90])
+@pytest.mark.parametrize("quantized", [0, 50, 128, 256, 999])
+def test_reduce_alone_gives_each_rank_the_average_of_its_chunk(quantized, full):
+    """Chunks end where whole buckets end, and together they are the group."""
+    flats = drawn(quantized + full)
+    found = outcomes(
+        [
+            ScatterReduce(Place(RANKS, rank)).reduce(p, flat, flat[:quantized])
+            for rank, (p, flat) in enumerate(zip(sent(flats, quantized), flats, strict=True))
+        ]
+    )
+    exact = torch.stack(flats).double().mean(dim=0)
+    buckets, edges, full_edges = -(-quantized // BUCKET), [], []
+    for owner in range(RANKS + 1):
+        edges.append(min(quantized, buckets * owner // RANKS * BUCKET))
+        full_edges.append(quantized + full * owner // RANKS)
+    bound = max((float(flat.abs().max()) for flat in flats if flat.numel()), default=0) / STEPS
+    for owner, mean in enumerate(found):
+        assert mean.dtype == torch.float32
+        own = exact[edges[owner] : edges[owner + 1]]
+        rest = exact[full_edges[owner] : full_edges[owner + 1]]
+        assert mean.numel() == len(own) + len(rest)
+        assert torch.allclose(mean[: len(own)].double(), own, rtol=0, atol=bound)
+        assert torch.allclose(mean[len(own) :].double(), rest, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", ["scatter_reduce", "float32", "bfloat16"])
+def test_reduce_then_gather_are_the_average(kind):
+    flats, ways = drawn(1000), [KINDS[kind](rank) for rank in range(RANKS)]
+    parcels = sent(flats, 900)
+    whole = outcomes(
+        [w.average(p, f, f[:900]) for w, p, f in zip(ways, parcels, flats, strict=True)]
+    )
+    means = outcomes(
+        [w.reduce(p, f, f[:900]) for w, p, f in zip(ways, parcels, flats, strict=True)]
+    )
+    parts = outcomes([w.gather(p, m) for w, p, m in zip(ways, parcels, means, strict=True)])
+    for one, two in zip(whole, parts, strict=True):
+        assert torch.equal(one, whole[0]) and torch.equal(one, two)
+
+
+def test_what_reduce_could_not_read_ends_gather_on_all_ranks():
+    flats, parcels = drawn(1000), sent(drawn(1000), 900)
+    ways = [ScatterReduce(Place(RANKS, rank)) for rank in range(RANKS)]
+    means = outcomes(
+        [w.reduce(p, f, f[:900]) for w, p, f in zip(ways, parcels, flats, strict=True)]
+    )
+    means[2] = PayloadError("rank 0's payload is damaged")
+    found = outcomes([w.gather(p, m) for w, p, m in zip(ways, parcels, means, strict=True)])
+    assert found[2] is means[2]
+    for rank in (0, 1, 3):
+        assert isinstance(found[rank], FailedElsewhereError) and "rank 2" in str(found[rank])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_nothing_that_is_borrowed_is_kept_while_a_collective_runs(kind):
+    """Values with residuals may be copies of gradients; many groups are in flight."""
+    (flat, *_) = drawn(1000, torch.float64)
+    values = flat[:900].float()
+    kept = [weakref.ref(flat), weakref.ref(values)]
+    way = KINDS[kind](0).average(parcel(CODEC, flat, 900, 1 / RANKS), flat, values)
+    del flat, values
+    assert all(ref() is not None for ref in kept)
+    request = next(way)
+    gc.collect()
+    assert [ref() for ref in kept] == [None, None]
+    if kind not in ("allgather", "alone"):  # an alltoall
+        parts = getattr(request, "request", request).parts
+        memory = [weakref.ref(part.bytes) for part in parts]
+        del parts
+        request = request.waiting()
+        gc.collect()
+        assert [ref() for ref in memory] == [None] * len(memory), "the network alone keeps it"
+
+
+@pytest.mark.parametrize("kind", ["allgather", "scatter_reduce"])
+def test_ranks_that_exchange_are_named_by_the_parcel(kind):
+    """Ranks 5, 3, 8 and 2 of a larger job, in this order; their keys are their own."""
+    make, numbers, flats = KINDS[kind], (5, 3, 8, 2), drawn(1000)
+    parcels = sent(flats, 900, ranks=numbers)
+    instance = parcels[0].stream.instance
+    assert [parcels[0].key(place) for place in range(4)] == [
+        instance.key(0, number, 0, 0) for number in numbers
+    ]
+    averaging = [
+        make(rank).average(p, f, f[:900])
+        for rank, (p, f) in enumerate(zip(parcels, flats, strict=True))
+    ]
+    found = outcomes(averaging)
+    assert torch.allclose(found[0], torch.stack(flats).mean(dim=0), atol=0.1)
+    # A rank that takes them for ranks 0 to 3 sees payloads of others.
+    averaging = [
+        make(rank).average(p, f, f[:900])
+        for rank, (p, f) in enumerate(
+            zip([*parcels[:3], *sent(flats, 900)[3:]], flats, strict=True)
+        )
+    ]
+    assert all(isinstance(error, PayloadError) for error in outcomes(averaging))
+
+
+def test_payloads_are_counted_once():
+    flats, meters = drawn(1000), [StepMeter() for _ in range(RANKS)]
+    parcels = [
+        parcel(CODEC, flat, 900, 1 / RANKS, meter=meter, index=3)
+        for flat, meter in zip(flats, meters, strict=True)
+    ]
+    requests = [
+        next(Allgather(Place(RANKS, rank)).average(p, f, f[:900]))
+        for rank, (p, f) in enumerate(zip(parcels, flats, strict=True))
+    ]
+    for request, meter in zip(requests, meters, strict=True):
+        meter.finish()
+        assert meter.report()["payload_bytes"] == request.data.size
+        assert 0 < meter.report()["relative_error"] < 1e-3

@@ -1,0 +1,110 @@
+"""The trip of a group on one rank: from its gradient to the average, and what it leaves behind."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+
+import pytest
+import torch
+from feedback_steps import OneRank, gradients
+
+from hvd_adaptive import QSGD
+from hvd_adaptive.run.trip import Trips
+
+SIZE = 700
+
+
+class Kept:
+    """Gradients that remember what trips read and delivered."""
+
+    def __init__(self, flat: torch.Tensor) -> None:
+        self.flat, self.read, self.delivered = flat, [], {}
+
+    def gather(self, index, changed):
+        flat = self.flat.clone()
+        self.read.append((weakref.ref(flat), changed))
+        return flat
+
+    def buffer(self, use, coordinates, dtype, device):
+        return torch.full((coordinates,), torch.nan, dtype=dtype)
+
+    def result(self, index, coordinates, dtype, device):
+        return self.buffer("result", coordinates, dtype, device)
+
+    def deliver(self, index, average):
+        self.delivered[index] = average.clone()
+
+
+def begun(flat: torch.Tensor, weight: float | None = None):
+    """A rank without others, its gradients and the trips of its next step."""
+    compressor = QSGD(bits=4, bucket_size=64, min_numel=10, error_feedback=weight)
+    rank = OneRank(compressor, [SIZE], [flat.dtype])
+    if weight is not None:
+        compressor.residuals.lay_out(rank.layout, 0, 1)
+    gradients = Kept(flat)
+    trips = Trips(
+        compressor,
+        rank.exchange,
+        rank.layout,
+        0,
+        gradients,
+        meter=compressor.meter,
+        residuals=compressor.residuals,
+    )
+    return rank, gradients, trips
+
+
+def completed(trips: Trips) -> None:
+    trip = trips.trip(0, 1.0)
+    request = next(trip)
+    with pytest.raises(StopIteration):
+        trip.send(request.hand_over([request])[0])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("weight", [None, 0.5])
+def test_coordinates_are_not_kept_while_the_group_is_under_way(weight, dtype):
+    _, gradients, trips = begun(torch.randn(SIZE).to(dtype), weight)
+    trip = trips.trip(0, 1.0)
+    assert not gradients.read, "nothing is read before it starts"
+    next(trip)
+    gc.collect()
+    ((flat, changed),) = gradients.read
+    assert flat() is None and changed == (weight is not None)
+
+
+def test_what_is_sent_and_the_residual_are_the_gradient():
+    flat = torch.randn(SIZE)
+    rank, gradients, trips = begun(flat, 1.0)
+    completed(trips)
+    assert rank.residuals() == {}, "the step has not ended"
+    trips.commit()
+    average, residual = gradients.delivered[0], rank.residuals()["a"]
+    assert residual.any() and torch.allclose(average + residual, flat, atol=1e-6)
+
+
+@pytest.mark.parametrize("ending", ["given up", "not finite", "absent"])
+def test_steps_that_do_not_count_leave_no_residual(ending):
+    flat = torch.randn(SIZE)
+    if ending == "not finite":
+        flat[5] = torch.inf
+    rank, _, trips = begun(flat, 1.0)
+    completed(trips)
+    if ending == "absent":
+        trips.hold(0)
+    if ending == "given up":
+        trips.abandon()
+    trips.commit()
+    assert not any(residual.any() for residual in rank.residuals().values())
+
+
+@pytest.mark.parametrize("fusion", [None, 512])
+def test_a_kept_average_counts_when_its_messages_are_gone(fusion):
+    """Averages of gradients that must not be written to are kept, float32, until the step ends."""
+    sizes = [5000, 700, 3000]
+    compressor = QSGD(bits=4, bucket_size=128, min_numel=10)
+    rank = OneRank(compressor, sizes, fusion=fusion)
+    for number in range(2):
+        rank.step(gradients(sizes, number))
+    assert compressor.report()["peak_bytes"] == 4 * sum(sizes)
