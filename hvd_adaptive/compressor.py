@@ -165,6 +165,8 @@ class GradientCompressor(Changing, _Base):
         """
         if ctx is None:
             return output
+        if isinstance(ctx, torch.dtype):  # Horovod has reduced it in float32
+            return output.to(ctx)
         return _in_ordinary_mode(self._plugged().decompress, output, ctx)
 
     def encode(self, flat: torch.Tensor, *, seed: int | None = None) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""Check whether tensors are finite, without blocking on a GPU; keep narrowed averages finite."""
+"""Check whether tensors are finite, without blocking on a GPU; keep averages of them finite."""
 
 from __future__ import annotations
 
@@ -63,6 +63,14 @@ def all_finite(tensors: Iterable[torch.Tensor]) -> bool:
     return bool(Finite(tensors))
 
 
+def wide_of(dtype: torch.dtype) -> torch.dtype:
+    """Return the dtype in which tensors of ``dtype`` are summed, float32 or float64.
+
+    Sums in float16 overflow beyond 65,504, and Horovod reduces no bfloat16.
+    """
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
 def narrowed(wide: torch.Tensor, quantized: int, dtype: torch.dtype) -> torch.Tensor:
     """Return an average of gradients of ``dtype`` in that dtype; ``wide`` may be changed.
 
@@ -81,5 +89,4 @@ def narrowed(wide: torch.Tensor, quantized: int, dtype: torch.dtype) -> torch.Te
 
 def _is_finite(tensor: torch.Tensor) -> bool:
     """Check a tensor in one pass if its sum is finite, which is the usual case."""
-    wide = torch.float64 if tensor.dtype == torch.float64 else torch.float32
-    return bool(tensor.sum(dtype=wide).isfinite() or tensor.isfinite().all())
+    return bool(tensor.sum(dtype=wide_of(tensor.dtype)).isfinite() or tensor.isfinite().all())

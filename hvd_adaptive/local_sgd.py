@@ -23,6 +23,7 @@ from hvd_adaptive import states
 from hvd_adaptive.checks import check_integer, is_real
 from hvd_adaptive.compressor import GradientCompressor, check_compressor
 from hvd_adaptive.errors import RankMismatchError
+from hvd_adaptive.finite import wide_of
 from hvd_adaptive.hooks.horovod import elastic
 from hvd_adaptive.hooks.rounds import Exchange, find_world
 
@@ -50,7 +51,8 @@ class LocalSGD:
     Args:
         optimizer: A torch optimizer. Its parameters must be equal on all ranks.
         every: Steps of a round, >= 1.
-        compression: A compressor that serves only this object; None averages in full precision.
+        compression: A compressor that serves only this object; None averages in float32, or in
+            float64 if the parameters have it.
         momentum: Nesterov momentum of the outer SGD, at least 0 and below 1.
         lr: Rate of the outer SGD, above 0.
         named_parameters: As from ``model.named_parameters()``; parameter_bits, scope="tensor" and
@@ -147,7 +149,8 @@ class LocalSGD:
         """
         told = {} if self.compressor is None else self.compressor.report()
         ranks = 1 if self._exchange is None else self._exchange.world.size
-        ring = 2 * (ranks - 1) / ranks * sum(anchor.nbytes for anchor in self._anchors)
+        sent = sum(a.numel() * wide_of(a.dtype).itemsize for a in self._anchors)
+        ring = 2 * (ranks - 1) / ranks * sent
         per_step = told.get("wire_bytes", ring) / self.every
         return told | {"rounds": self.rounds, "wire_bytes_per_step": per_step}
 

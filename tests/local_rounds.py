@@ -185,6 +185,27 @@ def check_mean(rank: int, ranks: int) -> None:
     assert optimizer.report()["wire_bytes_per_step"] == pytest.approx(sent / 3)
 
 
+NARROW = {torch.float16: 4e4, torch.bfloat16: 1e30}  # and what N times exceeds the dtype's range
+
+
+def check_narrow_dtypes(rank: int, ranks: int, dtype: torch.dtype) -> None:
+    """Averages of 16 bits are of float32 sums, rounded once: of large and of the smallest numbers.
+    A step moves parameters from 0 by the rank's own numbers."""
+    drawn = torch.randn(ranks, 300, generator=torch.Generator().manual_seed(3))
+    drawn = torch.cat([drawn * 1e-6, drawn.sign() * NARROW[dtype]], dim=1).to(dtype)
+    moved = torch.nn.Parameter(torch.zeros(600, dtype=dtype))
+    optimizer = LocalSGD(torch.optim.SGD([moved], lr=1.0), every=1)
+    moved.grad = drawn[rank].clone()
+    optimizer.step()
+    exact = -drawn.double().mean(dim=0)
+    # Half a unit in the last place, which is at least half the smallest number.
+    info = torch.finfo(dtype)
+    unit = torch.maximum(exact.abs() * info.eps, torch.tensor(info.smallest_normal * info.eps))
+    assert ((moved.detach().double() - exact).abs() <= 0.51 * unit).all()
+    ring = 4 * moved.numel() * 2 * (ranks - 1) / ranks
+    assert optimizer.report()["wire_bytes_per_step"] == pytest.approx(ring)
+
+
 def check_resumed_runs(rank: int) -> None:
     """Saved within a round by every rank, and loaded, residuals included."""
 

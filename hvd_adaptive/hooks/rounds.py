@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
+from hvd_adaptive.finite import wide_of
 from hvd_adaptive.hooks.ddp.bucket_session import BucketSession
 from hvd_adaptive.hooks.ddp.buckets import Bucket, BucketFuture, Names
 from hvd_adaptive.hooks.ddp.names import plain_names
@@ -62,7 +63,11 @@ class Exchange:
             for flat, kind in zip(flats, self._kinds, strict=True)
         ]
         if self._session is None:
-            self.world.average_all(flats, f"{self._label}.average")
+            wide = [flat.to(wide_of(flat.dtype)) for flat in flats]
+            self.world.average_all(wide, f"{self._label}.average")
+            for flat, average in zip(flats, wide, strict=True):
+                if average is not flat:
+                    flat.copy_(average)
         else:
             for flat, kind, gradients in zip(flats, self._kinds, parts, strict=True):
                 parameters = [self._parameters[i] for i in kind]

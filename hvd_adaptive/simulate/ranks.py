@@ -18,6 +18,7 @@ from hvd_adaptive.compressor import GradientCompressor, check_compressor
 from hvd_adaptive.exchange.exchange import Place
 from hvd_adaptive.exchange.exchanges import EXCHANGES, name_of_exchange
 from hvd_adaptive.feedback import Residuals, all_finite
+from hvd_adaptive.finite import wide_of
 from hvd_adaptive.layout import Member, build_layout, gather
 from hvd_adaptive.monitor import StepMeter
 from hvd_adaptive.run.trip import Trips
@@ -195,8 +196,9 @@ class Ranks:
             exact = _mean(flat)
             result = self._exchanged(index, everyone) if everyone else exact
             results.append(result)
-            error += float((result - exact).square().sum())
-            norm += float(exact.square().sum())
+            apart, wide = result.double() - exact.double(), exact.double()
+            error += float(apart.square().sum())
+            norm += float(wide.square().sum())
         self.relative_error = error / norm if norm else 0.0
         for slot in set.intersection(*self._missing):
             for index, piece in self.layout.pieces_of[slot]:
@@ -391,7 +393,7 @@ def together(
 
 def _mean(flat: torch.Tensor) -> torch.Tensor:
     """Return the mean of the rows, added in order; a single row is returned bit for bit."""
-    total = flat[0].clone()
+    total = flat[0].to(wide_of(flat.dtype), copy=True)
     for row in flat[1:]:
         total += row
-    return total.mul_(1.0 / len(flat))
+    return total.mul_(1.0 / len(flat)).to(flat.dtype)

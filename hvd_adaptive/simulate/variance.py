@@ -15,6 +15,7 @@ import torch
 from hvd_adaptive import kernels
 from hvd_adaptive.codec.codec import Codec
 from hvd_adaptive.compressor import GradientCompressor
+from hvd_adaptive.finite import wide_of
 from hvd_adaptive.kernels.random import stream_key
 from hvd_adaptive.schemes.table_codec import TableCodec
 from hvd_adaptive.streams import Use
@@ -98,6 +99,7 @@ def scatter(flats: Sequence[torch.Tensor], bucket_size: int) -> Scatter:
         return Scatter(float("nan"), float("nan"))
     plain = normalized = 0.0
     for flat in flats:
+        flat = flat.to(wide_of(flat.dtype))
         plain += float(flat.var(dim=0).sum(dtype=torch.float64))
         for bucket in flat.split(bucket_size, dim=1):
             unit = torch.nn.functional.normalize(bucket, dim=1, eps=torch.finfo(bucket.dtype).tiny)

@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from hvd_adaptive.finite import wide_of
+
 if TYPE_CHECKING:
     from hvd_adaptive.run.groups import Groups
 
@@ -48,8 +50,7 @@ class JoinedStep:
         self._factor = factor
         world, meter = self.binding.world, self.binding.compressor.meter
         for slot, gradient in sorted(self._gradients.items()):
-            wide = torch.float64 if gradient.dtype == torch.float64 else torch.float32
-            data = gradient.detach().to(wide).contiguous().view(-1)
+            data = gradient.detach().to(wide_of(gradient.dtype)).contiguous().view(-1)
             self._handles[slot] = world.allreduce(data, f"{self._name}.{slot}", world.hvd.Sum)
             bytes_ = data.numel() * data.element_size()
             meter.add("payload_bytes", bytes_)

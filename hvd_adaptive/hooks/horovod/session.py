@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from hvd_adaptive.coding.header import DTYPE_CODES
 from hvd_adaptive.errors import RankMismatchError
+from hvd_adaptive.finite import wide_of
 from hvd_adaptive.hooks.horovod.binding import Binding
 from hvd_adaptive.hooks.horovod.changed import WarnOfChanges, check_gradient
 from hvd_adaptive.hooks.horovod.helper import PATIENCE, WATCH, finished_on
@@ -87,7 +89,7 @@ class Session:
         """Return whether no step is in progress."""
         return self._pending is None or self._pending.lost
 
-    def compress(self, tensor: torch.Tensor) -> tuple[torch.Tensor, Ticket | None]:
+    def compress(self, tensor: torch.Tensor) -> tuple[torch.Tensor, Ticket | torch.dtype | None]:
         """See GradientCompressor.compress."""
         meter = self.compressor.meter
         if not meter.detailed:
@@ -95,13 +97,13 @@ class Session:
         with meter.time("blocked_s"):
             return self._compress(tensor)
 
-    def _compress(self, tensor: torch.Tensor) -> tuple[torch.Tensor, Ticket | None]:
+    def _compress(self, tensor: torch.Tensor) -> tuple[torch.Tensor, Ticket | torch.dtype | None]:
         if tensor is None:
             raise ValueError(
                 "groups=: Horovod exchanges a group in which a parameter has no gradient; every "
                 "parameter of a group must have one, or be in no group"
             )
-        if tensor.layout != torch.strided or not tensor.is_floating_point():
+        if tensor.layout != torch.strided or tensor.dtype not in DTYPE_CODES:
             return tensor, None
         if (pending := self._pending) is not None and pending.helped:
             pending.given_up = True  # it had all its gradients
@@ -114,7 +116,8 @@ class Session:
             slot = binding.parameters.slot_of(tensor)
             if slot is None:
                 self._warn_of_names("a gradient belongs to no known parameter: Horovod reduces it")
-                return tensor, None
+                wide = wide_of(tensor.dtype)
+                return (tensor, None) if tensor.dtype == wide else (tensor.to(wide), tensor.dtype)
             if pending is None or pending.step.has(slot):
                 pending = self._begin(binding, layout, tensor.is_cpu)
             return self._compress_named(pending, layout.members[slot], slot, tensor)

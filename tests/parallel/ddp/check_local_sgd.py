@@ -22,6 +22,11 @@ def check_parameters_become_their_mean():
     local_rounds.check_mean(dist.get_rank(), dist.get_world_size())
 
 
+@pytest.mark.parametrize("dtype", local_rounds.NARROW, ids=str)
+def check_narrow_dtypes_are_averaged_in_float32(dtype):
+    local_rounds.check_narrow_dtypes(dist.get_rank(), dist.get_world_size(), dtype)
+
+
 @pytest.mark.parametrize("differs", local_rounds.TOLD)
 def check_ranks_that_differ_are_told(differs):
     local_rounds.check_ranks_that_differ(dist.get_rank(), differs)

@@ -9,7 +9,7 @@ from conftest import assert_same_everywhere, flat_parameters, make_model, train
 from gradient_schemes import assert_average, every_scheme, make
 from rank_optimizers import distributed, optimizer_of
 
-from hvd_adaptive import instances
+from hvd_adaptive import QSGD, instances
 from hvd_adaptive.simulate.ranks import Ranks
 
 
@@ -216,3 +216,15 @@ def test_two_sparse_embeddings_of_one_shape_as_dense(scheme, missing):
             optimizer.step()
     for name, weight in named.items():
         assert_same_everywhere(weight.detach(), f"{scheme}.{missing}.{name}")
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32], ids=str)
+def test_a_tensor_of_no_parameter_is_reduced_in_float32(dtype):
+    """Horovod reduces no bfloat16, and sums of float16 overflow."""
+    model, compressor = make_model(), QSGD(bits=4)
+    train(model, distributed(model, compressor), 1)
+    own = torch.full((5,), 4e4 + 64.0 * hvd.rank(), dtype=dtype)
+    found = hvd.allreduce(own, compression=compressor, name=f"check_gradients.{dtype}")
+    assert found.dtype == dtype
+    exact = 4e4 + 64.0 * (hvd.size() - 1) / 2
+    assert found.double() == pytest.approx([exact] * 5, rel=torch.finfo(dtype).eps)

@@ -22,6 +22,11 @@ def test_parameters_become_their_mean():
     local_rounds.check_mean(hvd.rank(), hvd.size())
 
 
+@pytest.mark.parametrize("dtype", local_rounds.NARROW, ids=str)
+def test_narrow_dtypes_are_averaged_in_float32(dtype):
+    local_rounds.check_narrow_dtypes(hvd.rank(), hvd.size(), dtype)
+
+
 @pytest.mark.parametrize("differs", local_rounds.TOLD)
 def test_ranks_that_differ_are_told(differs):
     local_rounds.check_ranks_that_differ(hvd.rank(), differs)

@@ -258,3 +258,18 @@ def test_refuses_sparse_gradients():
     embedding(torch.tensor([1])).sum().backward()
     with pytest.raises(ValueError, match="weight: sparse"):
         ranks.take(0)
+
+
+@pytest.mark.parametrize("scheme", [None, QSGD(bits=8, norm="linf")], ids=["exact", "qsgd"])
+def test_averages_of_float16_are_of_float32_sums(scheme):
+    """Three ranks with 40,000 each, whose sum and whose squares exceed float16."""
+    weight = nn.Parameter(torch.zeros(2000, dtype=torch.float16))
+    ranks = simulate.Ranks([("w", weight)], scheme, WORKERS)
+    for rank in range(WORKERS):
+        weight.grad = torch.linspace(-4e4, 4e4, 2000).half()
+        ranks.take(rank)
+    ranks.average(0)
+    scatter = ranks.scatter()
+    assert (weight.grad - torch.linspace(-4e4, 4e4, 2000).half()).abs().max() <= 4e4 / 100
+    assert ranks.relative_error == pytest.approx(0, abs=1e-4)
+    assert scatter.variance == scatter.normalized == 0
