@@ -10,8 +10,7 @@ computes their exact relative error on ample fresh buckets of the same law,
 
 where l_i and u_i are the levels around r_i = |v_i|/||v|| (ALQ paper, Eqs 1, 2, 27, 28); with
 --normalized each bucket is divided by its norm first. A row is ALQ's error, the mean over R fits to
-independent samples, over the least mean of the others: QSGD, NUQSGD and, if the table is symmetric,
-AMQ. All meet the same samples and the same fresh data. The standard error is a jackknife over 16
+independent samples, over the least mean of the others: AMQ, QSGD and NUQSGD. All meet the same samples and the same fresh data. The standard error is a jackknife over 16
 blocks of the fresh data. For Student-1.5 it is large without --normalized, as E||v||^2 is infinite.
 """
 
@@ -87,8 +86,7 @@ def schemes(bits: int, norm: str, symmetric: bool, normalized: bool, solver: str
     shared = {"bits": bits, "norm": norm}
     adaptive = shared | {"normalized": normalized}
     found = {"ALQ": ALQ(symmetric=symmetric, solver=solver, **adaptive)}
-    if symmetric:
-        found["AMQ"] = AMQ(**adaptive)
+    found["AMQ"] = AMQ(symmetric=symmetric, **adaptive)
     found["QSGD"] = QSGD(symmetric=symmetric, **shared)
     found["NUQSGD"] = NUQSGD(symmetric=symmetric, **shared)
     return found

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
-from compare_methods import Method
+from compare_methods import PAPER, Method
 
 from hvd_adaptive import (
     ALQ,
@@ -113,7 +114,7 @@ BUDGETS = {
         "8 bits, 9 for natural compression",
         {
             "NaturalCompression": _own(NaturalCompression),
-            "ALQ-8bit": Method(ALQ, adaptive=True, own={"bits": 8}),
+            "ALQ-8bit": Method(partial(ALQ, **PAPER), adaptive=True, own={"bits": 8}),
             "QCS-4": _own(QCS, gain=4),
             "ECDQ-8": _own(ECDQ, bits=8.0),
         },

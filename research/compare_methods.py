@@ -55,6 +55,8 @@ def _adaptive(make: Callable[..., GradientCompressor], **keywords: Any) -> Metho
     return Method(functools.partial(make, **keywords), adaptive=True)
 
 
+# The ALQ paper's form of its adaptive methods, which is not the package's default.
+PAPER: dict[str, Any] = {"norm": "l2", "symmetric": True}
 # The ALQ paper's.
 METHODS = {
     "SGD": Method(workers=1),
@@ -64,12 +66,12 @@ METHODS = {
     "QSGDinf": Method(functools.partial(QSGD, norm="linf", symmetric=True)),
     "NUQSGD": Method(functools.partial(NUQSGD, symmetric=True)),
     "TernGrad": Method(lambda bits, **shared: TernGrad(**shared)),
-    "ALQ": _adaptive(ALQ),
-    "ALQ-N": _adaptive(ALQ, normalized=True),
-    "ALQG": _adaptive(ALQ, solver="gradient_descent"),
-    "ALQG-N": _adaptive(ALQ, solver="gradient_descent", normalized=True),
-    "AMQ": _adaptive(AMQ),
-    "AMQ-N": _adaptive(AMQ, normalized=True),
+    "ALQ": _adaptive(ALQ, **PAPER),
+    "ALQ-N": _adaptive(ALQ, **PAPER, normalized=True),
+    "ALQG": _adaptive(ALQ, **PAPER, solver="gradient_descent"),
+    "ALQG-N": _adaptive(ALQ, **PAPER, solver="gradient_descent", normalized=True),
+    "AMQ": _adaptive(AMQ, **PAPER),
+    "AMQ-N": _adaptive(AMQ, **PAPER, normalized=True),
 }
 FLOAT32 = ("SGD", "SuperSGD")
 FIXED = ("QSGD", "QSGDinf", "NUQSGD", "TernGrad")

@@ -75,10 +75,10 @@ def _coded(
 HUFFMAN, BOTH = ("huffman",), ("huffman", "elias")
 FAMILIES: list[Family] = [
     Family("ECDQ", True, ECDQ, "bits", ECDQ_BITS, {}),
-    *_coded("ALQ", True, ALQ, "bits", BITS, HUFFMAN),
-    *_coded("ALQ with zero", True, ALQ, "bits", BITS, HUFFMAN, symmetric=False),
+    *_coded("ALQ", True, ALQ, "bits", BITS, HUFFMAN, symmetric=True, norm="l2"),
+    *_coded("ALQ with zero", True, ALQ, "bits", BITS, HUFFMAN, symmetric=False, norm="l2"),
     *_coded("ALQ L∞ with zero", True, ALQ, "bits", BITS, HUFFMAN, symmetric=False, norm="linf"),
-    *_coded("AMQ", True, AMQ, "bits", BITS, HUFFMAN),
+    *_coded("AMQ", True, AMQ, "bits", BITS, HUFFMAN, symmetric=True, norm="l2"),
     *_coded("NUQSGD", True, NUQSGD, "bits", BITS, BOTH),
     *_coded("QSGD", True, QSGD, "bits", BITS, BOTH),
     *_coded("QSGD L∞", True, QSGD, "bits", BITS, HUFFMAN, norm="linf"),

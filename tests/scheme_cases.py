@@ -33,32 +33,40 @@ from hvd_adaptive import (
 
 Make = Callable[..., Any]
 
+# The form of ALQ and AMQ in their paper's experiments; the defaults are others.
+PAPER: dict[str, Any] = {"norm": "l2", "symmetric": True}
+
 CASES: dict[str, Make] = {
     "alq-2": partial(ALQ, bits=2),
-    "alq-2-gradient-huffman": partial(ALQ, bits=2, solver="gradient_descent", coding="huffman"),
-    "alq-2-linf-zero": partial(ALQ, bits=2, norm="linf", symmetric=False),
+    "alq-2-paper": partial(ALQ, bits=2, **PAPER),
+    "alq-2-paper-gradient-huffman": partial(
+        ALQ, bits=2, **PAPER, solver="gradient_descent", coding="huffman"
+    ),
     "alq-3": partial(ALQ, bits=3),
     "alq-3-clip2.5": partial(ALQ, bits=3, clip=2.5),
     "alq-3-gradient": partial(ALQ, bits=3, solver="gradient_descent"),
     "alq-3-huffman": partial(ALQ, bits=3, coding="huffman"),
-    "alq-3-linf-normal": partial(ALQ, bits=3, norm="linf", statistics="normal"),
-    "alq-3-linf-zero": partial(ALQ, bits=3, norm="linf", symmetric=False),
+    "alq-3-l2": partial(ALQ, bits=3, norm="l2"),
     "alq-3-n": partial(ALQ, bits=3, normalized=True),
     "alq-3-n-normal": partial(ALQ, bits=3, normalized=True, statistics="normal"),
     "alq-3-normal": partial(ALQ, bits=3, statistics="normal"),
-    "alq-3-zero": partial(ALQ, bits=3, symmetric=False),
+    "alq-3-paper": partial(ALQ, bits=3, **PAPER),
+    "alq-3-paper-n-normal": partial(ALQ, bits=3, **PAPER, normalized=True, statistics="normal"),
+    "alq-3-paper-normal": partial(ALQ, bits=3, **PAPER, statistics="normal"),
+    "alq-3-symmetric": partial(ALQ, bits=3, symmetric=True),
+    "alq-3-symmetric-huffman": partial(ALQ, bits=3, symmetric=True, coding="huffman"),
     "alq-4": partial(ALQ, bits=4),
-    "alq-4-linf": partial(ALQ, bits=4, norm="linf"),
-    "alq-4-linf-zero": partial(ALQ, bits=4, norm="linf", symmetric=False),
     "alq-4-n": partial(ALQ, bits=4, normalized=True),
     "alq-8": partial(ALQ, bits=8),
-    "alq-8-linf": partial(ALQ, bits=8, norm="linf"),
     "alq-8-normal": partial(ALQ, bits=8, statistics="normal"),
+    "alq-8-paper": partial(ALQ, bits=8, **PAPER),
+    "alq-8-symmetric": partial(ALQ, bits=8, symmetric=True),
     "amq-3": partial(AMQ, bits=3),
-    "amq-3-linf": partial(AMQ, bits=3, norm="linf"),
-    "amq-3-linf-n-normal": partial(AMQ, bits=3, norm="linf", normalized=True, statistics="normal"),
+    "amq-3-n-normal": partial(AMQ, bits=3, normalized=True, statistics="normal"),
+    "amq-3-paper": partial(AMQ, bits=3, **PAPER),
     "amq-4": partial(AMQ, bits=4),
-    "amq-6-linf-n": partial(AMQ, bits=6, norm="linf", normalized=True),
+    "amq-4-symmetric": partial(AMQ, bits=4, symmetric=True),
+    "amq-6-n": partial(AMQ, bits=6, normalized=True),
     "bingrad": BinGrad,
     "bingrad-biased": partial(BinGrad, variant="biased"),
     "bingrad-biased-clip1.7": partial(BinGrad, variant="biased", clip=1.7),

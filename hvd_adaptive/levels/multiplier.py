@@ -15,7 +15,7 @@ from hvd_adaptive.levels.objective import expected_variance, gradient
 _LEAST = 2.0**-96
 _LARGEST = 1 - 2.0**-12
 # Distance of the starts in log(p / (1 - p)); number of best starts that descend; most steps each.
-_SPACING, _DESCENTS, _STEPS = 0.05, 4, 200
+_SPACING, _DESCENTS, _STEPS = 0.025, 4, 200
 
 
 @dataclass(frozen=True)
@@ -41,8 +41,10 @@ def multiplier_gradient(
     """Return dPsi/dp (ALQ Eqs 8, 38, App. C.3) in folded form.
 
     By the chain rule over the levels l_j = p**j, this is sum_j (dPsi/dl_j) j p**(j-1) with
-    dPsi/dl_j of Eq. 30. The printed Eq. 8 is this sum written out (half of it, for an even
-    density). App. C.3 prints half of Eq. 38's derivative.
+    dPsi/dl_j of Eq. 30, or of Eq. 6 if the table is zero-based. The level 0 depends on no p. The
+    least power l_s has no term 2 l_s F(l_s) then: coordinates in [0, l_s] are rounded to 0 or l_s
+    at the cost r (l_s - r), whose derivative is r. The printed Eq. 8 is this sum written out (half
+    of it, for an even density). App. C.3 prints half of Eq. 38's derivative.
     """
     powers = np.arange(count - 1, -1, -1.0)
     slopes = powers * np.power(multiplier, np.maximum(powers - 1, 0))
@@ -59,9 +61,16 @@ def fit_multiplier(
     includes ``start``, and the best result is returned. Steps go against the sign of the derivative
     in log(p / (1 - p)), which keeps p inside (0, 1). They grow while the objective falls and are
     halved if it would rise.
+
+    The levels 0 and 1 alone depend on no multiplier: a zero-based table of ``count`` 2 returns
+    ``start``.
     """
     law = tabulated(distribution)
-    least = max(_LEAST ** (1 / max(1, count - 1)), 1e-4)
+    powers = count - 1 if symmetric else count - 2
+    if powers == 0:
+        levels = np.array([0.0, 1.0])
+        return MultiplierFit(start, levels, float(expected_variance(levels, law, False)), 0)
+    least = max(_LEAST ** (1 / powers), 1e-4)
     rungs = np.arange(_logit(least), _logit(_LARGEST), _SPACING)
     starts = np.clip(np.append(1 / (1 + np.exp(-rungs)), start), least, _LARGEST)
     tables = np.stack([exponential_magnitudes(count, p, symmetric) for p in starts])

@@ -14,6 +14,7 @@ from hvd_adaptive import states
 from hvd_adaptive.adapt.adaptation import Adaptation
 from hvd_adaptive.adapt.coverage import HEAD, Coverage, Usable, share_in
 from hvd_adaptive.adapt.statistics import STATISTICS, weights_of
+from hvd_adaptive.checks import check_choice
 from hvd_adaptive.coding.coders import CODERS
 from hvd_adaptive.exchange.second_stage import SecondStage
 from hvd_adaptive.exchange.staged_codec import StagedCodec
@@ -33,6 +34,7 @@ logger = logging.getLogger("hvd_adaptive")
 
 # Numbers of an update before the table.
 OUTCOME = 5
+NORMS = ("l2", "linf")
 
 
 class AdaptiveCodec(TableCodec):
@@ -251,7 +253,7 @@ class AdaptiveCodec(TableCodec):
         return (table.bits, table.symmetric) == (own.bits, own.symmetric)
 
     def tables_state(self) -> dict[str, Any]:
-        own = {"table": self._table.state_dict()}
+        own = {"table": self._table.state_dict(), "norm": self.norm}
         share = {"share": self._share} if self._share else {}
         return super().tables_state() | own | share
 
@@ -267,10 +269,22 @@ class AdaptiveCodec(TableCodec):
 
     def _table_of(self, state: Mapping[str, Any]) -> LevelTable:
         table = LevelTable.from_state_dict(states.entry(state, "table"))
-        if (table.bits, table.symmetric) != (self._table.bits, self._table.symmetric):
+        # States before the entry existed do not name their norm.
+        norm = check_choice("state: norm", state.get("norm", self.norm), NORMS)
+        found, own = (
+            {"bits": of.bits, "norm": of_norm, "symmetric": of.symmetric, "levels": len(of.levels)}
+            for of, of_norm in ((table, norm), (self._table, self.norm))
+        )
+        differing = [name for name in own if found[name] != own[name]]
+        if differing:
+            told = " does not fit ".join(
+                ", ".join(f"{name}={of[name]!r}" for name in differing) for of in (found, own)
+            )
+            # States without a norm are older than today's defaults.
+            older = "" if "norm" in state else " (once the defaults: norm='l2', symmetric=True)"
             raise ValueError(
-                f"state: table of bits={table.bits}, symmetric={table.symmetric} does not fit "
-                f"bits={self._table.bits}, symmetric={self._table.symmetric}"
+                f"state: table of {told}: the compressor needs the keywords with which the state "
+                f"was saved{older}"
             )
         return table
 

@@ -16,7 +16,7 @@ from hvd_adaptive.checks import check_choice, check_flag, check_integer
 from hvd_adaptive.kernels.tables import KernelTable, kernel_table
 from hvd_adaptive.levels import SOLVERS, Distribution, fit_levels
 from hvd_adaptive.levels.starts import exponential
-from hvd_adaptive.schemes.adaptive_codec import AdaptiveCodec
+from hvd_adaptive.schemes.adaptive_codec import NORMS, AdaptiveCodec
 from hvd_adaptive.schemes.level_scheme import LevelScheme
 from hvd_adaptive.schemes.level_table import LevelTable
 from hvd_adaptive.settings import Settings
@@ -26,20 +26,24 @@ class ALQ(LevelScheme):
     """Adaptive level quantization (Faghri, Tabrizian, Markov, Alistarh, Roy, Ramezani-Kebrya:
     Adaptive Gradient Quantization for Data-Parallel SGD, 2020).
 
-    Each bucket is divided by its norm and rounded at random, without bias, to a table of 2**bits
-    levels that all ranks share (section 3, Eqs 1, 2). The levels minimise the expected variance of
+    Each bucket is divided by its norm and rounded at random, without bias, to a table of levels
+    that all ranks share (section 3, Eqs 1, 2). The levels minimise the expected variance of
     the sampled buckets (section 3.4, Eq. 10) or, if ``normalized`` (ALQ-N), the expected normalized
     variance (Eq. 3). The solver is coordinate descent (Eqs 4, 5, 31, 33) or projection-free
     gradient descent (ALQG; Eqs 6, 7, 36). The law of the samples gets a corrected tail
     (levels/tail.py), so that the table also suits new buckets.
 
+    By default the table has a level zero, so that a coordinate that is zero stays exactly zero. The
+    form of the paper's experiments is ``norm="l2", symmetric=True``, whose error is larger.
+
     Args:
         bits: 2 to 8, including the sign.
-        norm: "l2" as in the paper, or "linf".
+        norm: "linf", or "l2" as in the paper.
         normalized: Whether to minimise the expected normalized variance (ALQ-N).
         solver: "coordinate_descent" or "gradient_descent" (ALQG).
-        symmetric: True for levels +-l1 ... +-1 without zero (App. B.3), False for 0 and signed
-            magnitudes (section 3).
+        symmetric: False for 0 and signed magnitudes, 2**bits - 1 levels (section 3); with 2 bits
+            these are -1, 0 and 1, whatever the gradients. True for 2**bits levels +-l1 ... +-1
+            without zero (App. B.3).
         table: Initial levels, ascending and signed; exponential with p = 0.5 if None.
         update_steps: Steps at which the table is refitted: a collection, an ascending iterable or a
             callable. Default: 0, 100, 2,000 and every 10,000.
@@ -55,10 +59,10 @@ class ALQ(LevelScheme):
         self,
         *,
         bits: int = 3,
-        norm: str = "l2",
+        norm: str = "linf",
         normalized: bool = False,
         solver: str = "coordinate_descent",
-        symmetric: bool = True,
+        symmetric: bool = False,
         table: Sequence[float] | torch.Tensor | None = None,
         update_steps: Iterable[int] | Callable[[int], bool] | None = None,
         samples: int = 20,
@@ -66,7 +70,7 @@ class ALQ(LevelScheme):
         **shared: Any,
     ) -> None:
         bits = check_integer("bits", bits, 2, 8)
-        check_choice("norm", norm, ("l2", "linf"))
+        check_choice("norm", norm, NORMS)
         check_flag("symmetric", symmetric)
         check_choice("solver", solver, SOLVERS)
         first = first_table(bits, symmetric, table)
@@ -96,6 +100,13 @@ def first_table(
     bits: int, symmetric: bool, levels: Sequence[float] | torch.Tensor | None
 ) -> LevelTable:
     """Return the table of the given levels, or the exponential table with p = 0.5 if None."""
-    if levels is not None:
-        return LevelTable.from_levels(levels, bits, symmetric)
-    return LevelTable(bits, symmetric, exponential(None, 1 << (bits - 1), symmetric))
+    count = 1 << (bits - 1)
+    if levels is None:
+        return LevelTable(bits, symmetric, exponential(None, count, symmetric))
+    table = LevelTable.from_levels(levels, bits, symmetric)
+    if table.magnitudes.size < count:  # as fits return them
+        raise ValueError(
+            f"table: must have {2 * count - 1} levels for bits={bits}, symmetric={symmetric}, not "
+            f"{len(table.levels)}"
+        )
+    return table

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 
 from hvd_adaptive.adapt.adaptation import Adaptation
-from hvd_adaptive.checks import check_choice, check_integer
+from hvd_adaptive.checks import check_choice, check_flag, check_integer
 from hvd_adaptive.levels import Distribution, exponential_magnitudes, fit_multiplier
-from hvd_adaptive.schemes.adaptive_codec import AdaptiveCodec
+from hvd_adaptive.schemes.adaptive_codec import NORMS, AdaptiveCodec
 from hvd_adaptive.schemes.level_scheme import LevelScheme
 from hvd_adaptive.schemes.level_table import LevelTable
 from hvd_adaptive.settings import Settings
@@ -20,15 +20,17 @@ class AMQ(LevelScheme):
     """Adaptive multiplier quantization (Faghri et al., Adaptive Gradient Quantization for
     Data-Parallel SGD, 2020, section 3.3, Eqs 8, 32, 38, App. B.3.3, C.3).
 
-    The table is +-1, +-p, +-p**2, ... with a single parameter, the multiplier p
-    = ``levels[-2]``. It is fitted by
-    descent on the expected variance of the sampled buckets or, if ``normalized`` (AMQ-N), on the
-    expected normalized variance. Statistics, schedule and broadcast are those of ALQ.
+    The table is 0, +-p**s, ..., +-p, +-1 with a single parameter, the multiplier p =
+    ``levels[-2]``. It is fitted by descent on the expected variance of the sampled buckets or, if
+    ``normalized`` (AMQ-N), on the expected normalized variance. Statistics, schedule and broadcast
+    are those of ALQ. The form of the paper's experiments is ``norm="l2", symmetric=True``.
 
     Args:
         bits: 2 to 8, including the sign.
-        norm: "l2" or "linf".
+        norm: "linf", or "l2" as in the paper.
         normalized: Whether to minimise the expected normalized variance (AMQ-N).
+        symmetric: False for a level zero and s = 2**(bits-1) - 2; with 2 bits the levels are -1, 0
+            and 1, and nothing is fitted. True for no zero and s = 2**(bits-1) - 1 (App. B.3.3).
         update_steps: As in ALQ.
         samples: As in ALQ.
         statistics: As in ALQ.
@@ -42,17 +44,19 @@ class AMQ(LevelScheme):
         self,
         *,
         bits: int = 3,
-        norm: str = "l2",
+        norm: str = "linf",
         normalized: bool = False,
+        symmetric: bool = False,
         update_steps: Iterable[int] | Callable[[int], bool] | None = None,
         samples: int = 20,
         statistics: str = "histogram",
         **shared: Any,
     ) -> None:
         bits = check_integer("bits", bits, 2, 8)
-        check_choice("norm", norm, ("l2", "linf"))
+        check_choice("norm", norm, NORMS)
+        check_flag("symmetric", symmetric)
         count = 1 << (bits - 1)
-        first = LevelTable(bits, True, exponential_magnitudes(count, 0.5, symmetric=True))
+        first = LevelTable(bits, symmetric, exponential_magnitudes(count, 0.5, symmetric))
         adaptation = Adaptation(normalized, update_steps, samples, statistics)
         settings = Settings.from_keywords(AMQ, shared)
         super().__init__(
@@ -61,4 +65,5 @@ class AMQ(LevelScheme):
 
 
 def _fitted(law: Distribution, table: LevelTable) -> np.ndarray:
-    return fit_multiplier(law, len(table.magnitudes), start=float(table.magnitudes[-2])).magnitudes
+    count, start = len(table.magnitudes), float(table.magnitudes[-2])
+    return fit_multiplier(law, count, table.symmetric, start).magnitudes

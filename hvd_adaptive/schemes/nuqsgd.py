@@ -9,7 +9,7 @@ from typing import Any
 from hvd_adaptive.adapt.adaptation import Adaptation
 from hvd_adaptive.checks import check_choice, check_flag, check_integer, is_real
 from hvd_adaptive.levels import exponential_magnitudes
-from hvd_adaptive.schemes.adaptive_codec import FixedCodec
+from hvd_adaptive.schemes.adaptive_codec import NORMS, FixedCodec
 from hvd_adaptive.schemes.level_scheme import LevelScheme
 from hvd_adaptive.schemes.level_table import LevelTable
 from hvd_adaptive.settings import Settings
@@ -53,7 +53,7 @@ class NUQSGD(LevelScheme):
         **shared: Any,
     ) -> None:
         bits = check_integer("bits", bits, 2, 8)
-        check_choice("norm", norm, ("l2", "linf"))
+        check_choice("norm", norm, NORMS)
         check_flag("symmetric", symmetric)
         powers = (1 << (bits - 1)) - (1 if symmetric else 2)
         p = _check_multiplier(multiplier, powers)

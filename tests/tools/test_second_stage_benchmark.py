@@ -20,7 +20,7 @@ from hvd_adaptive.tools.methods import parse
 def test_stages_of_normal_gradients(ranks):
     """Of equal gradients the first stage's error is that of one rank, divided by the ranks."""
     flat = torch.randn(16 * 8192, generator=torch.Generator().manual_seed(5))
-    (method,) = parse(["ALQ(bits=3, norm='linf')"])
+    (method,) = parse(["ALQ(bits=3, symmetric=True)"])
     allgather, *seconds = second_stage._stages(method, [flat] * ranks)
     (alone, *_) = second_stage._stages(method, [flat])
     assert allgather["error"] == pytest.approx(alone["error"] / ranks, rel=0.1)

@@ -9,7 +9,8 @@ BUCKET = 64
 SCHEMES = schemes(
     *EVERY,
     "alq-3-clip2.5",
-    "alq-8-linf",
+    "alq-3-paper",
+    "alq-8-symmetric",
     "bingrad-biased",
     "ecdq-variance0.01",
     "qcs-mmse-gain10",
@@ -21,7 +22,9 @@ SCHEMES = schemes(
 WIDE = {
     "qsgd-3-linf",
     "qsgd-3-linf-huffman",
-    "alq-8-linf",
+    "alq-3",
+    "alq-8-symmetric",
+    "amq-3",
     "orq-5",
     "quantile-5",
     "bingrad",

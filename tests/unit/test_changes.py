@@ -99,7 +99,7 @@ def test_copies_of_schedules_that_are_generators():
         ({"checksum": False}, True),
         ({"bucket_size": 200}, False),
         ({"error_feedback": 0.5}, False),
-        ({"norm": "linf"}, False),
+        ({"norm": "l2"}, False),
     ],
     ids=str,
 )
@@ -134,12 +134,12 @@ def test_other_bits_start_from_their_own_table_and_are_fitted_at_once():
     compressor.fit(FLAT)
     assert compressor.codec.table_version == 2
     compressor.set(bits=3)
-    assert len(compressor.levels) == 8
+    assert len(compressor.levels) == 7
 
 
 def test_a_table_that_the_user_gave_is_not_installed_again():
     table = [-1.0, -0.5, 0.5, 1.0]
-    compressor = ALQ(bits=2, table=table)
+    compressor = ALQ(bits=2, symmetric=True, table=table)
     compressor.set(exchange="scatter_reduce")
     assert compressor.levels.tolist() == table
     with pytest.raises(TypeError, match="cannot change 'table'"):
@@ -234,7 +234,7 @@ def test_residuals_go_on_by_name():
 def test_what_is_so_already_changes_nothing():
     compressor = fitted(update_steps=[20], bits=3)
     inner = compressor.updates.schedule
-    compressor.set(bits=3, symmetric=True, norm="l2")
+    compressor.set(bits=3, symmetric=False, norm="linf")
     assert compressor.updates.schedule is inner and due(compressor, 7) == [20]
     compressor.set()
     assert compressor.updates.schedule is inner

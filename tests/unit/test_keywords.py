@@ -15,7 +15,7 @@ from hvd_adaptive.tools.schemes.catalog import scheme_classes
 @pytest.mark.parametrize(
     ("make", "nearest", "others"),
     [
-        (lambda: ALQ(bit=3), "bits", "ALQ's own keywords are bits=3, norm='l2'"),
+        (lambda: ALQ(bit=3), "bits", "ALQ's own keywords are bits=3, norm='linf'"),
         (lambda: ORQ(bits=3), "levels", "ORQ's own keywords are levels=9, solver="),
         (lambda: QSGD(levels=8), "bits", "QSGD's own keywords are bits=None, intervals=None"),
         (lambda: ALQ(bits=3, bucketsize=512), "bucket_size", "shared keywords are bucket_size"),

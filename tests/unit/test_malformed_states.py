@@ -54,6 +54,7 @@ OPTIONAL = {
     "a",
     "share",
     "again",
+    "norm",
 }
 ALLOWED = {
     ("parameter_bits", "None"),

@@ -17,14 +17,20 @@ BITS = {"*.bias": None, "conv1*": 5, "conv*": 4}
 NAMES = ["conv1.weight", "conv2.weight", "conv1.bias", "fc.weight", "fc.bias"]
 OWN = {
     ALQ: {
-        "norm": "linf",
-        "symmetric": False,
+        "norm": "l2",
+        "symmetric": True,
         "normalized": True,
         "statistics": "normal",
         "samples": 7,
         "solver": "gradient_descent",
     },
-    AMQ: {"norm": "linf", "normalized": True, "statistics": "normal", "samples": 3},
+    AMQ: {
+        "norm": "l2",
+        "symmetric": True,
+        "normalized": True,
+        "statistics": "normal",
+        "samples": 3,
+    },
     QSGD: {"norm": "linf", "symmetric": True, "samples": 4, "statistics": "normal"},
     NUQSGD: {
         "norm": "linf",
@@ -132,7 +138,7 @@ class TestCodecs:
             b.decode_sum([payload], read_header(payload), 1.0)
 
     def test_a_first_table_is_every_tensors(self):
-        table = [-1, -0.5, -0.25, -0.1, 0.1, 0.25, 0.5, 1]
+        table = [-1, -0.5, -0.1, 0, 0.1, 0.5, 1]
         compressor = ALQ(table=table, scope="tensor", parameter_bits={"*.bias": None})
         assert compressor.part("a").levels.tolist() == table
 
@@ -162,7 +168,7 @@ class TestArguments:
             (lambda p: ALQ(parameter_bits=p(9)), "bits=9: must be an integer from 2 to 8"),
             (lambda p: QSGD(parameter_bits=p(1)), "bits=1: must be an integer from 2 to 8"),
             (lambda p: QSGD(intervals=5, parameter_bits=p(4)), "intervals=5: cannot be given"),
-            (lambda p: ALQ(table=[-1, -0.5, 0.5, 1], bits=2, parameter_bits=p(3)), "table: must"),
+            (lambda p: ALQ(table=[-1, 0, 1], bits=2, parameter_bits=p(3)), "table: must"),
             (lambda p: NUQSGD(multiplier=0.1, parameter_bits=p(8)), "multiplier=0.1"),
             (lambda p: TernGrad(parameter_bits=p(4)), "no keyword 'bits'"),
         ],

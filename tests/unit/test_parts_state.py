@@ -73,7 +73,8 @@ def test_state_is_a_snapshot():
 
 
 def test_without_parts_the_state_is_as_it_was():
-    assert set(ALQ().state_dict()) == {"scheme", "step", "encodes", "table", "schedule"}
+    entries = {"scheme", "step", "encodes", "table", "norm", "schedule"}
+    assert set(ALQ().state_dict()) == entries
 
 
 @pytest.mark.parametrize("ours", [*CASES, "none"])

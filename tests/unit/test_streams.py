@@ -31,7 +31,7 @@ RANDOM = schemes(
     "nuqsgd-3",
     "terngrad-unclipped",
     "alq-3",
-    "amq-3-linf",
+    "amq-3",
     "orq-5",
     "quantile-5",
     "bingrad",

@@ -58,6 +58,7 @@ class Options:
         schemes: among NAMES.
         bits: of table schemes.
         codings: among coding.codings.CODINGS.
+        norm: of table schemes; None for each one's own.
         device: "cpu", or "cuda" for the current GPU. Schemes that encode on the host are left out
             there.
     """
@@ -67,7 +68,7 @@ class Options:
     codings: Sequence[str] = tuple(CODINGS)
     coordinates: int = 11_700_000
     bucket_size: int = 8192
-    norm: str = "l2"
+    norm: str | None = None
     rounds: int = 15
     threads: int = 1
     device: str = "cpu"
@@ -76,10 +77,9 @@ class Options:
 def cases(options: Options) -> dict[str, Any]:
     """Return {label: scheme}."""
     shared = {"bucket_size": options.bucket_size}
+    norm = {} if options.norm is None else {"norm": options.norm}
     made = {
-        written(name, {"bits": bits}): getattr(hvd_adaptive, name)(
-            bits=bits, norm=options.norm, **shared
-        )
+        written(name, {"bits": bits}): getattr(hvd_adaptive, name)(bits=bits, **norm, **shared)
         for name in TABLE_SCHEMES
         if name in options.schemes
         for bits in options.bits

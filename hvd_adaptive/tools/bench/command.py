@@ -64,7 +64,7 @@ def _register_codec(kinds: Any) -> None:
     add("--threads", type=whole(1), default=1)
     add("--coordinates", type=whole(1), default=11_700_000)
     add("--bucket-size", type=whole(1), default=8192)
-    add("--norm", choices=("l2", "linf"), default="l2")
+    add("--norm", choices=("l2", "linf"), help="of table schemes (default: each one's own)")
     add("--device", choices=("cpu", "cuda"), default="cpu", help="cuda: the current GPU")
     add("--rounds", type=whole(1), default=15)
     add("--json", action="store_true", help="print JSON, seconds of each action")

@@ -9,7 +9,7 @@ from scheme_cases import scheme
 BUCKET = 64
 # Buckets of one value come back exactly, but for ECDQ's dither.
 SCHEMES = {
-    "alq": scheme("alq-4-linf", update_steps=[0]),
+    "alq": scheme("alq-4", update_steps=[0]),
     "qsgd": scheme("qsgd-4-linf"),
     "bingrad": scheme("bingrad"),
     "feedback": scheme("bingrad-biased", error_feedback=1.0),

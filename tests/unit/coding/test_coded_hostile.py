@@ -20,7 +20,7 @@ import fuzz
 
 N, BUCKET, SEGMENT = 2500, 500, 600
 MADE = {
-    "alq": lambda: ALQ(bits=3, bucket_size=BUCKET, coding="huffman"),
+    "alq": lambda: ALQ(bits=3, symmetric=True, bucket_size=BUCKET, coding="huffman"),
     "terngrad": lambda: TernGrad(clip=None, bucket_size=BUCKET, coding="huffman"),
     "terngrad elias": lambda: TernGrad(bucket_size=BUCKET, clip=None, coding="elias"),
 }

@@ -210,7 +210,8 @@ SCHEMES = {
     "qsgd-linf": functools.partial(QSGD, bits=3, norm="linf"),
     "nuqsgd": functools.partial(NUQSGD, bits=3),
     "terngrad": TernGrad,
-    "alq": functools.partial(ALQ, bits=3, symmetric=False),
+    "alq": functools.partial(ALQ, bits=3),
+    "amq": functools.partial(AMQ, bits=3),
 }
 
 
@@ -246,8 +247,8 @@ def test_bytes_of_a_payload_are_the_papers_bits():
 
 def test_tables_without_zero_are_refused():
     for make in (
-        functools.partial(ALQ, bits=3),
-        functools.partial(AMQ, bits=3),
+        functools.partial(ALQ, bits=3, symmetric=True),
+        functools.partial(AMQ, bits=3, symmetric=True),
         functools.partial(QSGD, bits=3, symmetric=True),
         functools.partial(NUQSGD, bits=3, symmetric=True),
     ):

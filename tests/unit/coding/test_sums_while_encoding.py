@@ -13,7 +13,7 @@ from hvd_adaptive.kernels.block_sums import BlockSums
 from hvd_adaptive.kernels.reference import checksum as reference
 
 # Packed by whole bits, and several codes to a number; tables counted, searched, uniform and not.
-SCHEMES = schemes("alq-3", "alq-8-linf", "nuqsgd-4", "qsgd-2", "qsgd-3", "qsgd-8", "natural")
+SCHEMES = schemes("alq-3", "alq-8-symmetric", "nuqsgd-4", "qsgd-2", "qsgd-3", "qsgd-8", "natural")
 # The last two: a section of scales as long as two blocks and some words.
 SIZES = ((1, 512), (4096, 512), (16_384, 512), (131_071, 512), (200_003, 8192), (300_000, 33))
 

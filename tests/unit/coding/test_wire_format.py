@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 import wire_decoder as wire
-from scheme_cases import EVERY, scheme, schemes
+from scheme_cases import EVERY, PAPER, scheme, schemes
 
 from hvd_adaptive import (
     ALQ,
@@ -56,9 +56,10 @@ def known_to(scheme) -> wire.Known:
 SMALL = {"bucket_size": 300}
 SCHEMES = {
     **{f"alq-{b}": lambda b=b: ALQ(bits=b, **SMALL) for b in (2, 3, 5, 8)},
-    "alq-zero-linf": scheme("alq-3-linf-zero", **SMALL),
+    **{f"alq-{b}-paper": lambda b=b: ALQ(bits=b, **PAPER, **SMALL) for b in (2, 3, 5, 8)},
     "alq-tail": scheme("alq-4", tail="full", **SMALL),
     "amq": scheme("amq-4", **SMALL),
+    "amq-symmetric": scheme("amq-4-symmetric", **SMALL),
     "nuqsgd": scheme("nuqsgd-6", **SMALL),
     **{f"qsgd-{s}": lambda s=s: QSGD(intervals=s, **SMALL) for s in (2, 3, 4, 7, 127)},
     "qsgd-symmetric": scheme("qsgd-3-symmetric", **SMALL),
@@ -72,7 +73,7 @@ SCHEMES = {
     "onebit": scheme("onebit", **SMALL),
     "natural": scheme("natural", **SMALL),
     "sparse": scheme("sparse-0.05", **SMALL),
-    "huffman-2": lambda: fitted(ALQ(bits=2, coding="huffman", **SMALL)),
+    "huffman-2": lambda: fitted(ALQ(bits=2, symmetric=True, coding="huffman", **SMALL)),
     "huffman-8": lambda: fitted(ALQ(bits=8, coding="huffman", **SMALL)),
     "huffman-ternary": lambda: fitted(TernGrad(coding="huffman", **SMALL)),
     "elias": scheme("qsgd-3-elias", **SMALL),

@@ -27,8 +27,10 @@ COORDINATES = 1 << 16
 LEVELS = {"l2": np.array([0.004, 0.02, 0.1, 1.0]), "linf": np.array([0.05, 0.2, 0.5, 1.0])}
 SCHEMES = {
     "alq": scheme("alq-3", samples=8),
-    "alq-linf": scheme("alq-2-linf-zero", bucket_size=1024),
+    "alq-2": scheme("alq-2", bucket_size=1024),
+    "alq-paper": scheme("alq-3-paper", samples=8),
     "amq": scheme("amq-3", bucket_size=2048, samples=30),
+    "amq-paper": scheme("amq-3-paper", bucket_size=2048, samples=30),
     "qsgd": scheme("qsgd-3"),
     "qsgd-linf": scheme("qsgd-4-linf", bucket_size=512),
     "terngrad": scheme("terngrad-unclipped"),

@@ -65,9 +65,8 @@ def compared(size: int, bits: int, norm: str, symmetric: bool, normalized: bool,
     rivals = {
         "QSGD": QSGD(symmetric=symmetric, **shared),
         "NUQSGD": NUQSGD(symmetric=symmetric, **shared),
+        "AMQ": AMQ(symmetric=symmetric, normalized=normalized, **shared),
     }
-    if symmetric:
-        rivals["AMQ"] = AMQ(normalized=normalized, **shared)
     return {"ALQ": ALQ(symmetric=symmetric, normalized=normalized, **shared, **own), **rivals}
 
 

@@ -1,8 +1,12 @@
-"""AMQ's multiplier against brute force and finite differences."""
+"""AMQ's multiplier against brute force, quadrature and finite differences."""
+
+import itertools
+from itertools import pairwise
 
 import numpy as np
 import pytest
 from levels_oracles import LAWS
+from scipy import integrate
 
 from hvd_adaptive.levels import (
     Histogram,
@@ -13,16 +17,70 @@ from hvd_adaptive.levels import (
 from hvd_adaptive.levels.multiplier import multiplier_gradient
 
 
+def of_powers(p: float, count: int, symmetric: bool) -> np.ndarray:
+    """p**s, ..., p, 1 of ``count`` levels, the first of which is 0 unless symmetric."""
+    zero = [] if symmetric else [0.0]
+    return np.array([*zero, *(p ** np.arange(count - 1 - len(zero), -1, -1))])
+
+
 @pytest.mark.parametrize("name", LAWS)
-@pytest.mark.parametrize("count", [2, 4, 8, 32, 128])
-def test_no_multiplier_on_a_fine_scan_is_better(name, count):
+@pytest.mark.parametrize(
+    ("count", "symmetric"),
+    [*((n, True) for n in (2, 4, 8, 32, 128)), *((n, False) for n in (3, 4, 32, 128))],
+)
+def test_no_multiplier_on_a_fine_scan_is_better(name, count, symmetric):
     law = LAWS[name]
-    fitted = fit_multiplier(law, count)
-    scan = np.linspace(max(1e-3, 2.0 ** (-96 / (count - 1))), 0.9995, 3000)
-    tables = np.stack([exponential_magnitudes(count, p, True) for p in scan])
-    assert fitted.objective <= np.min(expected_variance(tables, law, True)) * (1 + 1e-3)
+    fitted = fit_multiplier(law, count, symmetric)
+    powers = count - (1 if symmetric else 2)
+    scan = np.linspace(max(1e-3, 2.0 ** (-96 / powers)), 0.9995, 3000)
+    tables = np.stack([of_powers(p, count, symmetric) for p in scan])
+    assert fitted.objective <= np.min(expected_variance(tables, law, symmetric)) * (1 + 1e-3)
     assert 0 < fitted.multiplier < 1
-    np.testing.assert_allclose(fitted.magnitudes, fitted.multiplier ** np.arange(count - 1, -1, -1))
+    wanted = of_powers(fitted.multiplier, count, symmetric)
+    np.testing.assert_allclose(fitted.magnitudes, wanted)
+    value = expected_variance(wanted, law, symmetric)
+    np.testing.assert_allclose(fitted.objective, value, rtol=1e-4)
+
+
+def slope_by_quadrature(p: float, law, count: int) -> float:
+    """d/dp of the integral of (u - r)(r - l) dF between the neighbours l, u in 0, p**s, ..., 1.
+
+    The integrand is 0 at both ends, so the ends' own movement contributes nothing:
+    d/dp (u - r)(r - l) = u' (r - l) - l' (u - r) with u' = k p**(k-1) of u = p**k, and 0' = 0.
+    """
+    powers = np.arange(count - 2, -1, -1)
+    levels = np.array([0.0, *(p**powers)])
+    slopes = np.array([0.0, *(powers * p ** (powers - 1.0))])
+    total = 0.0
+    for j in range(count - 1):
+        (low, high), (of_low, of_high) = levels[j : j + 2], slopes[j : j + 2]
+        breaks = getattr(law, "edges", np.linspace(0, 1, 101))
+        knots = [low, *breaks[(breaks > low) & (breaks < high)], high]
+
+        def slope(r, low=low, high=high, of_low=of_low, of_high=of_high):
+            return (of_high * (r - low) - of_low * (high - r)) * float(law.pdf(r))
+
+        total += sum(integrate.quad(slope, *ends, epsrel=1e-9)[0] for ends in pairwise(knots))
+    return float(total)
+
+
+@pytest.mark.parametrize("name", LAWS)
+@pytest.mark.parametrize("count", [3, 4, 8])
+def test_gradient_of_a_zero_based_table_is_its_integral(name, count):
+    law = LAWS[name]
+    for p in (0.2, 0.5, 0.85):
+        exact = slope_by_quadrature(p, law, count)
+        found = multiplier_gradient(p, law, count, symmetric=False)
+        np.testing.assert_allclose(found, exact, rtol=1e-6, atol=1e-10)
+
+
+def test_a_zero_based_table_of_two_levels_has_no_multiplier():
+    for law in LAWS.values():
+        fitted = fit_multiplier(law, 2, symmetric=False)
+        assert fitted.magnitudes.tolist() == [0, 1]
+        assert multiplier_gradient(0.3, law, 2, symmetric=False) == 0
+        value = expected_variance([0.0, 1.0], law, False)
+        np.testing.assert_allclose(fitted.objective, value, rtol=1e-4)
 
 
 @pytest.mark.parametrize("name", LAWS)
@@ -42,6 +100,7 @@ def test_gradient_against_central_differences(name, count, symmetric):
 
 
 def test_all_mass_in_one_bin_and_at_one():
-    for law in (Histogram.from_samples([0.3]), Histogram.from_samples([1.0])):
-        fitted = fit_multiplier(law, 4)
+    laws = Histogram.from_samples([0.3]), Histogram.from_samples([1.0])
+    for law, symmetric in itertools.product(laws, (True, False)):
+        fitted = fit_multiplier(law, 4, symmetric)
         assert np.all(np.diff(fitted.magnitudes) > 0) and np.isfinite(fitted.objective)

@@ -7,7 +7,7 @@ import pytest
 import torch
 from exact_errors import bucket_errors, relative_error
 from feedback_steps import OneRank
-from scheme_cases import schemes
+from scheme_cases import PAPER, schemes
 
 from hvd_adaptive import ALQ, ECDQ, ORQ, QCS, QSGD, TernGrad
 from hvd_adaptive.kernels.reference import tables as reference
@@ -17,7 +17,7 @@ BUCKET = 512
 TABLES = schemes(
     "alq-3",
     "alq-8",
-    "alq-4-linf-zero",
+    "alq-3-paper",
     "qsgd-4",
     "qsgd-2-linf-symmetric",
     "nuqsgd-5",
@@ -116,8 +116,8 @@ def test_all_of_few_buckets_are_measured_exactly():
     flats = sent(rank, gradients)
     assert len(flats) == 2
     rank.step(gradients)
-    levels = rank.compressor.levels.numpy()
-    error = sum(bucket_errors(flat, levels, BUCKET).sum() for flat in flats)
+    levels, norm = rank.compressor.levels.numpy(), rank.compressor.codec.norm
+    error = sum(bucket_errors(flat, levels, BUCKET, norm).sum() for flat in flats)
     wanted = error / sum(np.sum(flat.astype(np.float64) ** 2) for flat in flats)
     assert rank.compressor.report()["relative_error"] == pytest.approx(wanted, rel=1e-4)
 
@@ -142,7 +142,10 @@ def test_estimates_are_unbiased_in_every_group():
         )
     wanted = np.array(
         [
-            [bucket_errors(flat, levels, BUCKET).sum(), np.sum(flat.astype(np.float64) ** 2)]
+            [
+                bucket_errors(flat, levels, BUCKET, "linf").sum(),
+                np.sum(flat.astype(np.float64) ** 2),
+            ]
             for flat in flats
         ]
     )
@@ -157,7 +160,7 @@ def test_a_partial_bucket_that_a_table_never_saw_is_told(bits):
     """The sizes of an MLP's layers (784-256-256-10), whose last one is the partial bucket."""
     sizes = [784 * 256, 256 * 256, 2560]
     gradients = [torch.randn(sizes[0]) * 0.01, torch.randn(sizes[1]) * 0.01, heavy(2560, 7)]
-    scheme = ALQ(bits=bits)
+    scheme = ALQ(bits=bits, **PAPER)
     scheme.fit(torch.cat(gradients[:2]))
     rank = OneRank(scheme, sizes, fusion=2**23)  # one group
     (flat,) = sent(rank, gradients)

@@ -7,6 +7,7 @@ import pytest
 import torch
 from exact_errors import bucket_errors, relative_error
 from feedback_steps import OneRank
+from scheme_cases import PAPER
 
 from hvd_adaptive import ALQ, AMQ, ECDQ, simulate
 from hvd_adaptive.adapt.statistics import HistogramStatistic, NormalStatistic
@@ -40,7 +41,7 @@ class TestFit:
     def test_error_of_a_heavy_tail(self, scheme, bits, most):
         """ALQ had 1.08 at either, AMQ as much as is allowed here."""
         v = layered()
-        codec = scheme(bits=bits)
+        codec = scheme(bits=bits, **PAPER)
         codec.fit(v)
         assert relative_error(v.numpy(), codec.levels.numpy(), BUCKET) <= 1.25 * most
 
@@ -213,8 +214,8 @@ def test_a_step_fits_to_the_partial_buckets_it_sends(layout, statistics):
     sizes, keywords = LAYOUTS[layout]
     keywords = dict(keywords)
     fusion = keywords.pop("fusion", None)
-    keywords |= {"bucket_size": 512, "min_numel": 0, "statistics": statistics}
-    rank = OneRank(ALQ(bits=6, samples=70, **keywords), sizes, fusion=fusion)
+    shared = PAPER | {"bucket_size": 512, "statistics": statistics}
+    rank = OneRank(ALQ(bits=6, samples=70, min_numel=0, **shared, **keywords), sizes, fusion=fusion)
     gradients = [normal(size, index) for index, size in enumerate(sizes)]
     for group in rank.layout.groups:
         piece, rest = group.pieces[-1], group.quantized % 512
@@ -231,7 +232,7 @@ def test_a_step_fits_to_the_partial_buckets_it_sends(layout, statistics):
             for group in rank.layout.groups
             if group.part == part
         ]
-        best = ALQ(bits=codec.table.bits, bucket_size=512, statistics=statistics)
+        best = ALQ(bits=codec.table.bits, **shared)
         # Full buckets first: then a fit sees the partial ones, too, if there is one of them.
         if len(flats) == 1:
             best.fit(flats[0])
@@ -240,7 +241,7 @@ def test_a_step_fits_to_the_partial_buckets_it_sends(layout, statistics):
                 for levels in (codec.levels, best.levels)
             ]
             assert errors[0] <= 1.05 * errors[1]
-        full = ALQ(bits=codec.table.bits, bucket_size=512, statistics=statistics, tail="full")
+        full = ALQ(bits=codec.table.bits, tail="full", **shared)
         full.fit(torch.cat([flat[: len(flat) // 512 * 512] for flat in flats]))
         own, without = (
             sum(bucket_errors(flat.numpy(), levels.numpy(), 512).sum() for flat in flats)
@@ -255,7 +256,7 @@ def test_simulated_ranks_fit_to_partial_buckets():
         ("a", torch.nn.Parameter(torch.zeros(64 * 512))),
         ("b", torch.nn.Parameter(torch.zeros(400))),
     ]
-    compressor = ALQ(bits=8, bucket_size=512, min_numel=0, samples=20)
+    compressor = ALQ(bits=8, **PAPER, bucket_size=512, min_numel=0, samples=20)
     ranks = simulate.Ranks(parameters, compressor, 2)
     flats = []
     for rank in range(2):
@@ -266,7 +267,7 @@ def test_simulated_ranks_fit_to_partial_buckets():
     assert ranks.due(0)
     ranks.refit(0)
     errors = [relative_error(flat, compressor.levels.numpy(), 512) for flat in flats]
-    amq = AMQ(bits=8, bucket_size=512)
+    amq = AMQ(bits=8, **PAPER, bucket_size=512)
     amq.fit([torch.from_numpy(flat) for flat in flats])
     assert max(errors) <= 1.2 * max(relative_error(f, amq.levels.numpy(), 512) for f in flats)
 

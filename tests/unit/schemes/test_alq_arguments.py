@@ -11,6 +11,7 @@ import torch
 
 from hvd_adaptive import ALQ
 
+SEVEN = [-1, -0.5, -0.1, 0, 0.1, 0.5, 1]
 EIGHT = [-1, -0.5, -0.25, -0.1, 0.1, 0.25, 0.5, 1]
 
 WRONG = [
@@ -83,7 +84,6 @@ TABLES = {
     "a word": "uniform",
     "words": ["a"] * 8,
     "ragged": [[1, 2], [3]],
-    "zero-based for symmetric": [-1, -0.5, -0.1, 0, 0.1, 0.5, 1],
 }
 
 
@@ -93,18 +93,28 @@ def test_wrong_tables(kind):
         ALQ(bits=3, table=TABLES[kind])
 
 
-def test_symmetric_table_for_a_zero_based_compressor():
+@pytest.mark.parametrize("kind", [*TABLES, "zero-based"])
+def test_wrong_tables_for_a_symmetric_compressor(kind):
+    table = TABLES.get(kind, SEVEN)
     with pytest.raises(ValueError, match="table"):
-        ALQ(bits=3, symmetric=False, table=EIGHT)
+        ALQ(bits=3, symmetric=True, table=table)
+
+
+@pytest.mark.parametrize(
+    ("table", "told"),
+    [(EIGHT, "must be zero if symmetric=False"), ([-1, 0, 1], "must have 7 levels for bits=3")],
+)
+def test_wrong_tables_for_a_zero_based_compressor(table, told):
+    with pytest.raises(ValueError, match=f"table: .*{told}"):
+        ALQ(bits=3, table=table)
 
 
 def test_good_tables_are_taken_as_they_are():
     for table in (EIGHT, tuple(EIGHT), np.array(EIGHT), torch.tensor(EIGHT, dtype=torch.float64)):
-        compressor = ALQ(bits=3, table=table)
+        compressor = ALQ(bits=3, symmetric=True, table=table)
         assert compressor.levels.dtype == torch.float64
         assert compressor.levels.tolist() == EIGHT
-    zero_based = [-1, -0.5, -0.1, 0, 0.1, 0.5, 1]
-    assert ALQ(bits=3, symmetric=False, table=zero_based).levels.tolist() == zero_based
+    assert ALQ(bits=3, table=SEVEN).levels.tolist() == SEVEN
 
 
 def test_unknown_keywords_and_positional_arguments():

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 import unit_oracles as oracle
+from scheme_cases import PAPER
 
 from hvd_adaptive import ALQ, instances
 
@@ -22,12 +23,10 @@ def gradient(n: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> torch
     return torch.from_numpy(values).to(dtype)
 
 
-def check_neighbours(
-    flat, decoded, compressor: ALQ, bucket: int, quantized: int, norm="l2"
-) -> None:
+def check_neighbours(flat, decoded, compressor: ALQ, bucket: int, quantized: int) -> None:
     """Quantised values lie at one of the levels around them times the bucket's norm; float64."""
     levels = compressor.levels.numpy()
-    symmetric = 0.0 not in levels
+    symmetric, norm = 0.0 not in levels, compressor.codec.norm
     magnitudes = levels[levels > 0] if symmetric else levels[levels >= 0]
     for begin in range(0, quantized, bucket):
         part = slice(begin, min(begin + bucket, quantized))
@@ -42,14 +41,16 @@ def check_neighbours(
 
 @pytest.mark.parametrize("dtype", PRECISION, ids=str)
 @pytest.mark.parametrize("tail", ("quantize", "full"))
-def test_sizes_and_dtypes(dtype, tail):
+@pytest.mark.parametrize("form", ({}, PAPER), ids=["default", "paper"])
+def test_sizes_and_dtypes(dtype, tail, form):
     for n, bits in itertools.product(SIZES, (2, 3, 5, 8)):
-        compressor = ALQ(bits=bits, bucket_size=BUCKET, tail=tail)
+        compressor = ALQ(bits=bits, bucket_size=BUCKET, tail=tail, **form)
+        levels = 2**bits - (not form)
         flat = gradient(n, dtype)
         payload = compressor.encode(flat, seed=1)
         assert payload.dtype == torch.uint8 and payload.dim() == 1
         itemsize = torch.empty(0, dtype=dtype).element_size()
-        assert payload.numel() == oracle.payload_length(n, 2**bits, BUCKET, tail, itemsize)
+        assert payload.numel() == oracle.payload_length(n, levels, BUCKET, tail, itemsize)
         decoded = compressor.decode(payload)
         assert decoded.dtype == dtype and decoded.shape == (n,)
         quantized = n - n % BUCKET if tail == "full" else n
@@ -61,12 +62,12 @@ def test_sizes_and_dtypes(dtype, tail):
 @pytest.mark.parametrize("symmetric", (True, False))
 def test_a_million_and_three(bits, symmetric):
     n = 10**6 + 3
-    compressor = ALQ(bits=bits, symmetric=symmetric, norm="linf")
+    compressor = ALQ(bits=bits, symmetric=symmetric)
     flat = gradient(n)
     payload = compressor.encode(flat, seed=1)
     assert payload.numel() == oracle.payload_length(n, len(compressor.levels), 8192)
     decoded = compressor.decode(payload)
-    check_neighbours(flat, decoded, compressor, 8192, n, "linf")
+    check_neighbours(flat, decoded, compressor, 8192, n)
 
 
 @pytest.mark.parametrize("bucket", (1, 2, 31, 511, 512, 513, 10**6, 2**32 - 1))
@@ -74,13 +75,15 @@ def test_bucket_sizes(bucket):
     compressor = ALQ(bits=4, bucket_size=bucket)
     flat = gradient(1500)
     payload = compressor.encode(flat, seed=1)
-    assert payload.numel() == oracle.payload_length(1500, 16, bucket)
+    assert payload.numel() == oracle.payload_length(1500, 15, bucket)
     check_neighbours(flat, compressor.decode(payload), compressor, bucket, 1500)
 
 
 def test_the_example_of_the_default_at_three_bits():
-    """8192 coordinates: 96 + one scale (4, padded to 8) + 3 bits each, 3,072 bytes."""
-    assert ALQ().encode(gradient(8192)).numel() == 96 + 3072 + 8
+    """8192 coordinates: 96 + one scale (4, padded to 8) + codes. 11 of them take 31 bits: in each
+    of 16 lanes 47 times 31 bits, 46 words."""
+    assert ALQ().encode(gradient(8192)).numel() == 96 + 16 * 46 * 4 + 8
+    assert ALQ(symmetric=True).encode(gradient(8192)).numel() == 96 + 8192 * 3 // 8 + 8
 
 
 def test_same_seed_same_payload_and_other_seeds_differ():

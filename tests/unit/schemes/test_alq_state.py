@@ -8,7 +8,7 @@ import itertools
 import pytest
 import torch
 
-from hvd_adaptive import ALQ
+from hvd_adaptive import ALQ, AMQ
 
 REPORT = {
     "coordinates",
@@ -76,15 +76,39 @@ def test_state_is_a_snapshot():
 
 @pytest.mark.parametrize(
     ("ours", "theirs"),
-    list(itertools.permutations(({"bits": 3}, {"bits": 4}, {"bits": 3, "symmetric": False}), 2)),
+    list(itertools.permutations(({}, {"bits": 4}, {"symmetric": True}, {"norm": "l2"}), 2)),
     ids=str,
 )
-def test_state_of_other_bits_or_symmetry_is_refused(ours, theirs):
-    compressor = ALQ(**ours)
+@pytest.mark.parametrize("scheme", (ALQ, AMQ))
+def test_state_of_other_bits_norm_or_symmetry_is_refused(scheme, ours, theirs):
+    """The message names both values of what differs."""
+    compressor = scheme(**ours)
     before = compressor.levels
-    with pytest.raises(ValueError, match="state"):
-        compressor.load_state_dict(ALQ(**theirs).state_dict())
+    with pytest.raises(ValueError, match="state") as caught:
+        compressor.load_state_dict(scheme(**theirs).state_dict())
+    told = str(caught.value)
+    for name in ours | theirs:
+        default = {"bits": 3, "symmetric": False, "norm": "linf"}[name]
+        assert all(f"{name}={of.get(name, default)!r}" in told for of in (ours, theirs)), told
     assert torch.equal(compressor.levels, before)
+
+
+@pytest.mark.parametrize("scheme", (ALQ, AMQ))
+def test_states_of_the_former_defaults(scheme):
+    """They did not name the norm. They load with the keywords that were the defaults."""
+    paper = {"norm": "l2", "symmetric": True}
+    old = scheme(bucket_size=100, **paper)
+    old.fit(torch.linspace(-1, 1, 1000) ** 3)
+    state = old.state_dict()
+    del state["norm"]
+    told = "symmetric=True.* does not fit symmetric=False.*norm='l2', symmetric=True"
+    with pytest.raises(ValueError, match=told):
+        scheme(bucket_size=100).load_state_dict(state)
+    new = scheme(bucket_size=100, **paper)
+    new.load_state_dict(state)
+    assert torch.equal(new.levels, old.levels)
+    with pytest.raises(ValueError, match="norm='l1'"):
+        new.load_state_dict(state | {"norm": "l1"})
 
 
 def test_state_of_another_scheme_is_refused():
@@ -115,10 +139,11 @@ def test_a_refused_state_changes_nothing(missing):
 def test_a_damaged_table_in_a_state_is_refused():
     state = ALQ(bits=3).state_dict()
     for magnitudes in (
-        [0.1, 0.3, 0.2, 1],
-        [0.1, 0.2, 0.3],
-        [0.1, float("nan"), 0.5, 1],
-        [0, 0.1, 0.2, 1],
+        [0, 0.3, 0.2, 1],
+        [0, 0.2, 0.3],
+        [0, 0.2, 1],
+        [0, float("nan"), 0.5, 1],
+        [0.1, 0.2, 0.3, 1],
     ):
         broken = state | {"table": state["table"] | {"magnitudes": torch.tensor(magnitudes)}}
         with pytest.raises(ValueError):
@@ -156,7 +181,7 @@ def test_repr_names_what_was_chosen():
         "tail='full'",
         "solver='coordinate_descent'",
         "statistics='histogram'",
-        "symmetric=True",
+        "symmetric=False",
     )
     assert all(part in text for part in parts)
     again = eval(text, {"ALQ": ALQ})

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from scheme_cases import schemes
+from scheme_cases import PAPER, schemes
 from unit_oracles import neighbours, payload_length
 
 from hvd_adaptive import ALQ, AMQ, NUQSGD, QSGD, PayloadError, TernGrad
@@ -22,7 +22,9 @@ SCHEMES = schemes(
     "nuqsgd-8",
     "nuqsgd-5-p0.8-symmetric",
     "amq-3",
-    "amq-6-linf-n",
+    "amq-3-paper",
+    "amq-4-symmetric",
+    "amq-6-n",
     bucket_size=BUCKET,
 )
 
@@ -47,7 +49,9 @@ def test_tables_as_published():
     powers = np.array([0.1**3, 0.1**2, 0.1, 1])
     symmetric = NUQSGD(bits=3, multiplier=0.1, symmetric=True).levels
     np.testing.assert_allclose(symmetric, np.concatenate([-powers[::-1], powers]))
-    np.testing.assert_allclose(AMQ(bits=2).levels, [-1, -0.5, 0.5, 1])
+    np.testing.assert_allclose(AMQ(bits=2, symmetric=True).levels, [-1, -0.5, 0.5, 1])
+    np.testing.assert_allclose(AMQ(bits=2).levels, [-1, 0, 1])
+    np.testing.assert_allclose(AMQ(bits=3).levels, [-1, -0.5, -0.25, 0, 0.25, 0.5, 1])
 
 
 @pytest.mark.parametrize("name", SCHEMES)
@@ -156,11 +160,12 @@ def test_wrong_keywords(construct, message):
         construct()
 
 
-def test_amq_adapts_and_its_state_survives():
-    scheme = AMQ(bits=3, bucket_size=BUCKET)
+@pytest.mark.parametrize(("form", "most"), [({}, 0.48), (PAPER, 0.4)], ids=["default", "paper"])
+def test_amq_adapts_and_its_state_survives(form, most):
+    scheme = AMQ(bits=3, bucket_size=BUCKET, **form)
     before = scheme.levels[-2]
     scheme.fit(gradient(50 * BUCKET))
-    assert before == 0.5 and scheme.levels[-2] < 0.4 and scheme.codec.table_version == 1
-    other = AMQ(bits=3, bucket_size=BUCKET)
+    assert before == 0.5 and scheme.levels[-2] < most and scheme.codec.table_version == 1
+    other = AMQ(bits=3, bucket_size=BUCKET, **form)
     other.load_state_dict(scheme.state_dict())
     assert torch.equal(other.levels, scheme.levels) and other.levels[-2] == scheme.levels[-2]

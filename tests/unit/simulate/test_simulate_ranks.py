@@ -18,6 +18,7 @@ WORKERS = 3
 SCHEMES = {
     "alq": scheme("alq-3", bucket_size=64, seed=7, update_steps=[0, 2], samples=4),
     "alq-n": scheme("alq-4-n", bucket_size=50, update_steps=[1], samples=3),
+    "alq-paper": scheme("alq-3-paper", bucket_size=64, update_steps=[0], samples=4),
     "amq": scheme("amq-3", bucket_size=64, seed=2, update_steps=[0]),
     "qsgd": scheme("qsgd-4-linf", bucket_size=100, tail="full"),
     "nuqsgd": scheme("nuqsgd-3", bucket_size=32, min_numel=0),
@@ -82,16 +83,17 @@ def fit_by_hand(compressor, flats, quantized, step) -> None:
     pooled = []
     for rank, flat in enumerate(flats):
         buckets, weights = buckets_by_hand(flat, quantized, compressor, rank, step)
-        pooled.append(statistic.collect(buckets, [norm_of(b) for b in buckets], weights))
+        norms = [norm_of(b, compressor.codec.norm) for b in buckets]
+        pooled.append(statistic.collect(buckets, norms, weights))
     law = statistic.pool(pooled, compressor.codec.adaptation.normalized)
     codec = compressor.codec
     codec.install(codec.fit_magnitudes(law, codec.table), codec.table_version + 1)
 
 
-def norm_of(bucket: torch.Tensor) -> float:
+def norm_of(bucket: torch.Tensor, norm: str) -> float:
     from hvd_adaptive import kernels
 
-    return float(kernels.for_device(bucket.device).bucket_norms(bucket, bucket.numel(), "l2")[0])
+    return float(kernels.for_device(bucket.device).bucket_norms(bucket, bucket.numel(), norm)[0])
 
 
 @pytest.mark.parametrize("name", SCHEMES)

@@ -12,7 +12,7 @@ from hvd_adaptive.levels import sample_variance
 
 SIZE, BUCKET, DRAWS = 1000, 128, 400
 SCHEMES = schemes(
-    "alq-3", "alq-3-zero", "qsgd-s5", "qsgd-2-linf-symmetric", "terngrad", bucket_size=BUCKET
+    "alq-3", "alq-3-paper", "qsgd-s5", "qsgd-2-linf-symmetric", "terngrad", bucket_size=BUCKET
 )
 
 
