@@ -10,8 +10,9 @@ computes their exact relative error on ample fresh buckets of the same law,
 
 where l_i and u_i are the levels around r_i = |v_i|/||v|| (ALQ paper, Eqs 1, 2, 27, 28); with
 --normalized each bucket is divided by its norm first. A row is ALQ's error, the mean over R fits to
-independent samples, over the least mean of the others: AMQ, QSGD and NUQSGD. All meet the same samples and the same fresh data. The standard error is a jackknife over 16
-blocks of the fresh data. For Student-1.5 it is large without --normalized, as E||v||^2 is infinite.
+independent samples, over the least mean of the others: AMQ, QSGD and NUQSGD. All meet the same
+samples and the same fresh data. The standard error is a jackknife over 16 blocks of the fresh data.
+For Student-1.5 it is large without --normalized, as E||v||^2 is infinite.
 """
 
 from __future__ import annotations

@@ -36,6 +36,7 @@ SLOWEST = 5.0
 SEGMENT = 600
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "ALQ huffman": ("ALQ", {"bits": 3, "coding": "huffman"}),
+    "ALQ huffman symmetric": ("ALQ", {"bits": 3, "symmetric": True, "coding": "huffman"}),
     "ALQ huffman 8 bits": ("ALQ", {"bits": 8, "coding": "huffman", "tail": "full"}),
     "QSGD huffman": ("QSGD", {"bits": 8, "coding": "huffman"}),
     "TernGrad huffman": ("TernGrad", {"clip": None, "coding": "huffman"}),
@@ -43,8 +44,9 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "NUQSGD elias": ("NUQSGD", {"bits": 4, "coding": "elias"}),
     "TernGrad elias": ("TernGrad", {"coding": "elias"}),
     "ALQ": ("ALQ", {"bits": 3}),
-    "ALQ zero 8 bits": ("ALQ", {"bits": 8, "symmetric": False, "tail": "full"}),
-    "AMQ": ("AMQ", {"bits": 4, "norm": "linf"}),
+    "ALQ 8 bits": ("ALQ", {"bits": 8, "tail": "full"}),
+    "ALQ paper": ("ALQ", {"bits": 3, "norm": "l2", "symmetric": True}),
+    "AMQ": ("AMQ", {"bits": 4}),
     "NUQSGD": ("NUQSGD", {"bits": 5}),
     "QSGD 2 bits": ("QSGD", {"bits": 2}),
     "QSGD radix": ("QSGD", {"intervals": 5}),

@@ -40,7 +40,7 @@ from hvd_adaptive.tools.output import whole
 RANKS, EVERY, TASK, CONFIDENCE = 2, 7, TASKS["characters"], 0.95
 LOCAL = "LocalSGD"
 METHODS = {
-    LOCAL: f"LocalSGD(every={EVERY}, momentum=0.9, lr=0.7), ALQ(bits=4, norm='linf')",
+    LOCAL: f"LocalSGD(every={EVERY}, momentum=0.9, lr=0.7), ALQ(bits=4, symmetric=True)",
     "half": "every step, EDEN(bits=0.5)",
     "half, feedback": "every step, EDEN(bits=0.5, error_feedback=0.3)",
     "float32": "every step, float32",
@@ -62,7 +62,7 @@ def train(method: str, seed: int, steps: int) -> tuple[float, float]:
         local = LocalSGD(
             optimizer,
             every=EVERY,
-            compression=ALQ(bits=4, norm="linf", seed=seed),
+            compression=ALQ(bits=4, symmetric=True, seed=seed),
             momentum=0.9,
             lr=0.7,
             named_parameters=model.named_parameters(),

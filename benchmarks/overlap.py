@@ -37,7 +37,7 @@ METHODS = (
     "mpi/float16",
     "ALQ(bits=3)",
     "ALQ(bits=3, worker=False)",
-    "ALQ(bits=3, norm='linf', exchange='scatter_reduce', second_stage_bits=4)",
+    "ALQ(bits=3, exchange='scatter_reduce', second_stage_bits=4)",
 )
 COLUMNS = ("method", "backward", "exchange", "both", "both / larger", "hidden")
 

@@ -1,6 +1,6 @@
 """What the stages of exchange="scatter_reduce" cost in accuracy and in bytes, without a network.
 
-python benchmarks/second_stage.py [--methods "ALQ(bits=3, norm='l2'|'linf')"] [--ranks 4 8]
+python benchmarks/second_stage.py [--methods "ALQ(bits=3, symmetric=True|False)"] [--ranks 4 8]
                                   [--model resnet18] [--json FILE]
 
 The laboratory's gradients (laboratory/gradients.py), tensors end to end, are quantised by each
@@ -59,7 +59,7 @@ def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--methods", nargs="+", default=["ALQ(bits=3, norm='l2'|'linf')"])
+    parser.add_argument("--methods", nargs="+", default=["ALQ(bits=3, symmetric=True|False)"])
     parser.add_argument("--ranks", nargs="+", type=whole(2), default=[4, 8])
     parser.add_argument("--model", default="resnet18", help="resnet18, resnet50 or lstm")
     parser.add_argument("--json", type=Path)

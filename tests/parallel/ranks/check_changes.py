@@ -92,7 +92,8 @@ def test_by_set_by_schedule_and_simulated_alike(case):
 
 def test_what_is_sent_follows_the_settings():
     changes = {2: {"bits": 4}, 4: {"bits": 8}, 5: {"warmup_steps": 6}}
-    _, _, _, bits = trained_by_set(ALQ, {"seed": next(SEEDS)}, changes)
+    keywords = {"symmetric": True, "seed": next(SEEDS)}  # b bits a code, exactly
+    _, _, _, bits = trained_by_set(ALQ, keywords, changes)
     assert [more - bits[0] for more in bits[:5]] == pytest.approx([0, 0, 1, 1, 5], rel=0.05)
     assert bits[5] >= 32
 
@@ -116,7 +117,7 @@ def test_warm_up_is_exact(scheme):
 
 
 def test_a_change_between_backward_and_step_holds_for_the_next_one():
-    model, compressor = make_model(), ALQ(seed=next(SEEDS), update_steps=[])
+    model, compressor = make_model(), ALQ(symmetric=True, seed=next(SEEDS), update_steps=[])
     optimizer, batch, bits = distributed(model, compressor), batches(hvd.rank()), []
     for step in range(3):
         x, y = batch()
