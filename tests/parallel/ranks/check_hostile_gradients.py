@@ -72,7 +72,7 @@ def test_two_lossy_stages(scheme):
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
 def test_one_coordinate_reaches_every_rank_in_every_dtype(dtype, value):
     """And nobody else's bucket; full-precision coordinates keep it to themselves."""
-    compressor = make("alq-8")
+    compressor = make("alq-8-symmetric")
     flat = torch.ones(3 * BUCKET, dtype=dtype)
     if hvd.rank() == 0:
         flat[BUCKET + 9] = value
