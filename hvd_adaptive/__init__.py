@@ -14,7 +14,7 @@ from hvd_adaptive._version import __version__
 from hvd_adaptive.connection import load_host_by
 
 if TYPE_CHECKING:
-    from hvd_adaptive.errors import PayloadError, RankMismatchError
+    from hvd_adaptive.errors import PayloadError, RankMismatchError, ResidualError
     from hvd_adaptive.local_sgd import LocalSGD
     from hvd_adaptive.monitor import Monitor
     from hvd_adaptive.schemes import (
@@ -54,6 +54,7 @@ __all__ = [
     "OneBitSGD",
     "PayloadError",
     "RankMismatchError",
+    "ResidualError",
     "SignSGD",
     "SparseSGD",
     "TernGrad",
@@ -66,6 +67,7 @@ _MODULES = {
     "Monitor": "monitor",
     "PayloadError": "errors",
     "RankMismatchError": "errors",
+    "ResidualError": "errors",
 }
 
 

@@ -49,17 +49,31 @@ def check_flag(name: str, value: Any) -> bool:
     return value
 
 
-def check_positive(name: str, value: Any, most: float | None = None) -> float | None:
-    """Return ``value`` as a finite float above 0, at most ``most``, or None.
+def check_positive(name: str, value: Any) -> float | None:
+    """Return ``value`` as a finite float above 0, or None.
 
     Raises:
         ValueError: ``value`` is something else.
     """
     if value is None:
         return None
-    if not is_real(value) or not 0 < value < float("inf") or (most is not None and value > most):
-        limit = "" if most is None else f" and at most {most:g}"
-        raise ValueError(f"{name}={value!r}: must be a number above 0{limit}, or None")
+    if not is_real(value) or not 0 < value < float("inf"):
+        raise ValueError(f"{name}={value!r}: must be a number above 0, or None")
+    return float(value)
+
+
+def check_feedback(name: str, value: Any) -> float | str | None:
+    """Return ``value`` as a float above 0 and at most 1, or if it is "auto" or None.
+
+    Raises:
+        ValueError: ``value`` is something else.
+    """
+    if value is None or (isinstance(value, str) and value == "auto"):
+        return value
+    if not is_real(value) or not 0 < value <= 1:
+        raise ValueError(
+            f"{name}={value!r}: must be a number above 0 and at most 1, 'auto', or None"
+        )
     return float(value)
 
 

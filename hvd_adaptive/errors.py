@@ -14,3 +14,7 @@ class PayloadError(ValueError):
 
 class RankMismatchError(RuntimeError):
     """Ranks differ in settings, parameters, step or order; raised on every rank alike."""
+
+
+class ResidualError(RuntimeError):
+    """Residuals of error feedback have outgrown the gradients; raised on every rank alike."""

@@ -6,23 +6,32 @@ Source: Abdi and Fekri 2020, section 4.
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from hvd_adaptive import states
+from hvd_adaptive.device import HostCopy
+from hvd_adaptive.feedback_weight import (
+    Figures,
+    Own,
+    Weights,
+    check_weights,
+    growth_error,
+    growth_warning,
+)
 from hvd_adaptive.finite import Finite, all_finite
 
 if TYPE_CHECKING:
     from hvd_adaptive.codec.codec import Codec
     from hvd_adaptive.coding.payload import Payload
+    from hvd_adaptive.errors import ResidualError
     from hvd_adaptive.layout import Layout
 
 logger = logging.getLogger("hvd_adaptive")
 
-# Consecutive steps with too large an error before a warning.
-PATIENCE = 3
 # Least loss scale of AMP; smaller ones have no reciprocal in float32.
 LEAST_SCALE = 2.0**-126
 
@@ -31,37 +40,54 @@ class Residuals:
     """Residual r of each group of one rank, float32, on the gradients' device (Eqs 14a-d).
 
     z = g + β r is encoded instead of the gradient. Receivers decode ẑ. Then r becomes
-    (1 - β) r + z - ẑ, which is r + g - ẑ. For any β, everything sent plus r equals the sum of all
-    gradients. The loss by clipping is part of r.
+    (1 - β) r + z - ẑ, which is r + g - ẑ. β has cancelled: whatever it is in each step, everything
+    sent plus r equals the sum of all gradients. The loss by clipping is part of r.
 
     1. ``lay_out`` begins a step. If the layout has changed, residuals are kept by parameter name.
     2. ``added`` returns z, and ``after`` the group's next residual; r itself does not change yet.
-    3. ``commit`` ends the step. A step that is aborted, or whose reduced gradients are not all
+    3. ``agreed`` returns the next step's β from all ranks' ``row`` (feedback_weight.py).
+    4. ``commit`` ends the step. A step that is aborted, or whose reduced gradients are not all
        finite (AMP skips it), is not committed and has no effect.
 
     Residuals need 8 bytes per quantised coordinate: r and its successor, whose buffers alternate.
     Full-precision coordinates, including those of a warm-up, have no residual.
 
     Args:
-        weight: β.
+        weight: β, or "auto".
         scaler: AMP's GradScaler, whose scale S multiplies the gradients. r is stored divided by S,
             so it survives a change of S: z = g + β S r, and r becomes (1 - β) r + (z - ẑ) / S. If
             None, S = 1: residuals are then in the gradients' unit, and are wrong by the factor by
             which S changes.
+
+    Attributes:
+        weights: β of each part in this step, the same on all ranks.
     """
 
-    def __init__(self, weight: float, scaler: Any = None) -> None:
-        self.weight, self.scaler = weight, scaler
+    def __init__(self, weight: float | str, scaler: Any = None) -> None:
+        self.weights, self.scaler = Weights(weight), scaler
         self._scale = 1.0
         self._layout: Layout | None = None
         self._rank_and_size: tuple[int, int] | None = None
         self._current: dict[int, torch.Tensor] = {}
         self._spare: dict[int, torch.Tensor] = {}
-        # Residuals of the last step with the check of each one, and the check of the step.
-        self._ended: tuple[dict[int, tuple[torch.Tensor, Finite]], Finite] = {}, Finite()
+        # Residuals of the last step with the check of each one, the check of the step, and the
+        # weights after it if they have not been adopted.
+        self._ended: tuple[dict[int, tuple[torch.Tensor, Finite]], Finite, Weights | None]
+        self._ended = {}, Finite(), None
+        # Squared norms of each group's gradient, of gradient and next residual, and of the
+        # residual.
+        self._gradients: dict[int, torch.Tensor] = {}
+        self._squares: dict[int, HostCopy] = {}
+        self._held: dict[int, float] = {}
+        self._own = Own(0.0, 0.0, {})  # figures of the last step
         # Loaded residuals by parameter, not laid out yet.
         self._loaded: dict[str, torch.Tensor] = {}
-        self._above, self._warned = 0, False
+        self._warned = False
+
+    @property
+    def weight(self) -> float | str:
+        """Return the keyword ``error_feedback``."""
+        return self.weights.given
 
     def lay_out(self, layout: Layout, rank: int, size: int) -> None:
         """Prepare for a step of ``layout`` as rank ``rank`` of ``size``."""
@@ -77,9 +103,10 @@ class Residuals:
             self._loaded = {}
         self._rank_and_size = rank, size
         self._scale = 1.0 if self.scaler is None else float(self.scaler.get_scale())
+        self._gradients, self._squares = {}, {}
         if self._layout is None or self._layout.fingerprint != layout.fingerprint:
             named = self._named()
-            self._current, self._spare, self._loaded = {}, {}, {}
+            self._current, self._spare, self._loaded, self._held = {}, {}, {}, {}
             self._layout = layout
             self._assign(layout, named)
 
@@ -90,10 +117,11 @@ class Residuals:
         """
         self._adopt_ended()
         z = flat.to(torch.float32)
+        self._gradients[index] = z.dot(z)
         residual = self._current.get(index)
         if residual is not None and z.numel():
             residual = self._current[index] = residual.to(z.device)
-            z.add_(residual, alpha=self.weight * self._scale)
+            z.add_(residual, alpha=self._weight_of(index) * self._scale)
         return z
 
     def after(
@@ -107,9 +135,9 @@ class Residuals:
         if out is None or out.device != z.device:
             out = torch.empty_like(z)
         torch.neg(z, out=out)
-        residual = self._current.get(index)
-        if residual is not None and self.weight != 1:
-            out.add_(residual, alpha=(self.weight - 1) * self._scale)
+        residual, weight = self._current.get(index), self._weight_of(index)
+        if residual is not None and weight != 1:
+            out.add_(residual, alpha=(weight - 1) * self._scale)
         # At a scale of 0 gradients carry no information: ``commit`` drops NaN.
         factor = -1.0 / self._scale if self._scale >= LEAST_SCALE else float("nan")
         at = 0
@@ -117,6 +145,7 @@ class Residuals:
             end = at + payload.header.coordinates - payload.header.full
             codec.decode_opened([payload], factor, out[at:end])  # -(ẑ - z - (1 - β) S r) / S
             at = end
+        self._squares[index] = HostCopy(torch.stack([self._gradients.pop(index), out.dot(out)]))
         return out
 
     def held_bytes(self, index: int) -> int:
@@ -132,70 +161,110 @@ class Residuals:
         residual = self._current.get(index)
         after[where] = 0.0 if residual is None else residual[where]
 
-    def commit(self, after: Mapping[int, torch.Tensor], finite: Finite | None = None) -> None:
+    def row(self, errors: Mapping[int, tuple[float, float]]) -> list[float]:
+        """Return what ranks exchange after all groups were encoded; see ``Weights.row``.
+
+        Args:
+            errors: Squared error and squared norm of the measured coordinates z of each group.
+        """
+        gradient = residual = before = 0.0
+        by_part = dict.fromkeys(self._parts, (0.0, 0.0))
+        for index, squares in self._squares.items():
+            own, after = squares.get().tolist()
+            gradient, residual = gradient + own, residual + after
+            # A loaded residual is not known to have grown.
+            before += self._held.get(index, math.inf if index in self._current else 0.0)
+            error, norm = errors.get(index, (0.0, 0.0))
+            sums = by_part[self._part_of(index)]
+            by_part[self._part_of(index)] = sums[0] + error, sums[1] + norm
+        scale = self._scale if self._scale >= LEAST_SCALE else math.nan
+        residual = residual if residual > before else 0.0
+        self._own = Own(gradient / scale / scale, residual, by_part)
+        return self.weights.row(self._own)
+
+    def agreed(
+        self, number: int, rows: Sequence[Sequence[float]]
+    ) -> tuple[Weights, ResidualError | None]:
+        """Return the weights after step ``number`` from all ranks' last ``row``, for ``commit``.
+
+        The second result is the error that every rank must raise instead, or None. The first rank
+        warns, once, if residuals have grown without bound for PATIENCE steps.
+        """
+        figures = Figures.of(self._parts, rows)
+        weights = self.weights.after(self._own, figures)
+        first = self._rank_and_size is None or self._rank_and_size[0] == 0
+        if first and not self._warned and (warning := growth_warning(weights, figures)):
+            logger.warning("%s", warning)
+            self._warned = True
+        return weights, growth_error(number, weights, figures)
+
+    def commit(
+        self,
+        after: Mapping[int, torch.Tensor],
+        finite: Finite | None = None,
+        weights: Weights | None = None,
+    ) -> None:
         """End a step and adopt these groups' residuals, except those that overflowed.
 
         On a GPU the checks are read when the residuals are next needed.
 
         Args:
             after: Next residual of each group.
-            finite: Whether the step's reduced gradients are finite; if not, no residual is adopted.
+            finite: Whether the step's reduced gradients are finite; if not, nothing is adopted.
+            weights: Those of the next step; None for the same.
         """
         self._adopt_ended()
         finite = Finite() if finite is None else finite
         own = {index: (residual, Finite([residual]).ask()) for index, residual in after.items()}
-        self._ended = own, finite
+        self._ended = own, finite, weights
         if finite.is_there() and all(answer.is_there() for _, answer in own.values()):
             self._adopt_ended()
 
     def _adopt_ended(self) -> None:
-        """Adopt the last step's residuals if they are finite."""
-        (after, finite), self._ended = self._ended, ({}, Finite())
-        if after and finite:
+        """Adopt the last step's weights, and its residuals if they are finite."""
+        (after, finite, weights), self._ended = self._ended, ({}, Finite(), None)
+        if finite:
+            self.weights = weights or self.weights
             for index, (residual, own) in after.items():
                 if own:
                     if index in self._current:
                         self._spare[index] = self._current[index]
                     self._current[index] = residual
+                    squares = self._squares.get(index)
+                    self._held[index] = math.inf if squares is None else float(squares.get()[1])
 
-    def watch(self, relative_error: float) -> None:
-        """Warn, once, if the measured ||z - ẑ||² / ||z||² of several steps is too large for β.
+    @property
+    def _parts(self) -> list[str]:
+        """Return the labels of the layout's quantised parts, the same on all ranks."""
+        groups = () if self._layout is None else self._layout.groups
+        return sorted({group.part for group in groups if group.quantized})
 
-        An unbiased quantiser of relative error γ multiplies E||r||² by (1 - β)² + β² γ in each step
-        (Lemma 4): the residual grows without bound if γ >= 2/β - 1.
-        """
-        limit = 2 / self.weight - 1
-        self._above = self._above + 1 if relative_error >= limit else 0
-        if self._above >= PATIENCE and not self._warned:
-            best = 1 / (1 + relative_error)
-            logger.warning(
-                "error_feedback=%g: the measured relative error is %.3g, and was at least %.3g for "
-                "%d steps: unless the quantiser is biased, residuals grow without bound; "
-                "error_feedback=%.2g, 1/(1 + error), keeps them smallest",
-                self.weight,
-                relative_error,
-                limit,
-                PATIENCE,
-                best,
-            )
-            self._warned = True
+    def _part_of(self, index: int) -> str:
+        return "" if self._layout is None else self._layout.groups[index].part
+
+    def _weight_of(self, index: int) -> float:
+        """Return β of a group."""
+        return self.weights.of(self._part_of(index))
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the residuals as a dict of float32 tensors by parameter, or {} if there are none.
+        """Return the residuals as a dict of float32 tensors by parameter, and the weights.
 
-        The dict is {"residuals": {rank, size, parameters: {name: tensor}}}. The tensors are copies
-        on the CPU, divided by the loss scale.
+        The dict is {"residuals": {rank, size, parameters: {name: tensor}}}, without this entry if
+        there are none, and with ``Weights.state_dict``, the same on all ranks. The tensors are
+        copies on the CPU, divided by the loss scale.
         """
         named = self._named()
+        state = self.weights.state_dict()
         if not named:
-            return {}
+            return state
         rank, size = self._rank_and_size or (0, 0)
-        return {"residuals": {"rank": rank, "size": size, "parameters": named}}
+        return state | {"residuals": {"rank": rank, "size": size, "parameters": named}}
 
     def loaded(self, state: Mapping[str, Any]) -> Residuals:
         """Return new residuals from a compressor's state that ``check_residuals`` has accepted."""
         new = Residuals(self.weight, self.scaler)
         new._warned = self._warned
+        new.weights = new.weights.loaded(state)
         if "residuals" in state:
             saved = state["residuals"]
             new._rank_and_size = int(saved["rank"]), int(saved["size"])
@@ -205,7 +274,7 @@ class Residuals:
     def take_over(self, others: Residuals) -> None:
         """Continue with this process's own residuals, whatever its new rank is."""
         self._layout, self._rank_and_size, self._loaded = None, None, others._named()
-        self._current, self._spare = {}, {}
+        self._current, self._spare, self._held = {}, {}, {}
 
     def _named(self) -> dict[str, torch.Tensor]:
         """Return the residuals by parameter: 1-D, zeros for coordinates in full precision."""
@@ -241,7 +310,8 @@ class Residuals:
 
 
 def check_residuals(state: Mapping[str, Any]) -> None:
-    """Raise ValueError if the residuals in a compressor's state are invalid."""
+    """Raise ValueError if the residuals in a compressor's state, or their weights, are invalid."""
+    check_weights(state)
     if "residuals" not in state:
         return
     saved = state["residuals"]

@@ -12,6 +12,7 @@ import torch
 from hvd_adaptive.checks import (
     check_bits_or_full,
     check_choice,
+    check_feedback,
     check_flag,
     check_has,
     check_integer,
@@ -60,8 +61,10 @@ class Settings:
         error_feedback: Weight β, above 0 and at most 1, of the error of earlier steps, which is
             added to each gradient before it is quantised (feedback.Residuals); 1 is the classical
             method, None disables it. An unbiased quantiser of relative error γ needs β < 2/(1 + γ),
-            and 1/(1 + γ) keeps residuals smallest. Above 1 no bound of the QCS paper's Lemma 4
-            improves.
+            and 1/(1 + γ) keeps residuals smallest. "auto" follows this value: β of each part of
+            the parameters is 1/(1 + measured error), the same on all ranks (feedback_weight.py).
+            Above 1 no bound of the QCS paper's Lemma 4 improves. Residuals that outgrow the
+            gradients a hundredfold raise ResidualError on all ranks.
         clip: c; coordinates beyond c standard deviations of their bucket are clipped before it is
             quantised (ALQ paper, Eq. 49). The estimate is unbiased only for the clipped gradient.
             None disables clipping.
@@ -108,8 +111,8 @@ class Settings:
         None, partial(check_bits_or_full, allowed=SECOND_STAGE_BITS), for_averages=False
     )
     ranks_per_node: int | None = keyword(None, partial(check_optional_integer, least=1))
-    error_feedback: float | None = keyword(
-        None, partial(check_positive, most=1), refits=True, for_averages=False
+    error_feedback: float | str | None = keyword(
+        None, check_feedback, refits=True, for_averages=False
     )
     clip: float | None = keyword(None, check_positive, refits=True)
     scope: str = keyword(

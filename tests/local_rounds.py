@@ -18,6 +18,7 @@ RATE = 0.1
 SCHEMES = {
     "alq": lambda: ALQ(bits=3, bucket_size=512, update_steps=[0, 2], exchange="allgather"),
     "feedback": lambda: QSGD(bits=4, error_feedback=1.0, exchange="scatter_reduce"),
+    "auto": lambda: QSGD(bits=3, error_feedback="auto", exchange="allgather"),
 }
 OUTER = {"mean": {}, "diloco": {"momentum": 0.9, "lr": 0.7}}
 TOLD = {
@@ -212,7 +213,7 @@ def check_resumed_runs(rank: int) -> None:
     def made() -> tuple[nn.Module, LocalSGD]:
         net = make_net()
         instances.start_over()
-        compressor = SCHEMES["feedback"]()
+        compressor = SCHEMES["auto"]()
         return net, LocalSGD(make_optimizer(net), every=3, momentum=0.9, compression=compressor)
 
     def train(steps: Sequence[int], net: nn.Module, optimizer: LocalSGD) -> None:

@@ -121,14 +121,28 @@ class StepMeter:
         """
         self._squares.append((squares, weights, group))
 
-    def _add_squares(self) -> None:
-        """Add the squares to the figures; their copies were started before the group was sent."""
+    def errors(self) -> dict[int, tuple[float, float]]:
+        """Return the squared error and squared norm of each measured group of this step.
+
+        They are waited for, if they are being copied from a GPU.
+        """
+        sums: dict[int, tuple[float, float]] = {}
         for squares, weights, group in self._squares:
             rows = zip(squares.get().tolist(), weights, strict=True)
             finite = [(e * w, n * w) for (e, n), w in rows if math.isfinite(e) and math.isfinite(n)]
             if finite:
-                self.add("squared_error", sum(error for error, _ in finite), group)
-                self.add("squared_norm", sum(norm for _, norm in finite), group)
+                error, norm = sums.get(group, (0.0, 0.0))
+                sums[group] = (
+                    error + sum(error for error, _ in finite),
+                    norm + sum(norm for _, norm in finite),
+                )
+        return sums
+
+    def _add_squares(self) -> None:
+        """Add the squares to the figures; their copies were started before the group was sent."""
+        for group, (error, norm) in self.errors().items():
+            self.add("squared_error", error, group)
+            self.add("squared_norm", norm, group)
 
     def clear(self) -> None:
         """Record that no memory is held any more."""

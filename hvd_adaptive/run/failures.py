@@ -3,14 +3,15 @@
 1. A rank that cannot read a payload records it and takes part in the rest of the step, because the
    other ranks wait for it.
 2. After all groups are received and before the last gradient is returned, ranks exchange one number
-   (``everywhere``). Either every rank completes the step or none does.
+   (``everywhere``), and what else they must know of each other. Either every rank completes the
+   step or none does.
 
-This number is the step's last message. If it is corrupted itself, ranks may read it differently.
+These numbers are the step's last message. If it is corrupted itself, ranks may read it differently.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -45,16 +46,24 @@ class Failures:
         if self.first is None or (self._number < 0 and not elsewhere):
             self.first, self._number = error, -1 - index if elsewhere else 1 + index
 
-    def everywhere(self, world: World | Any, name: str) -> dict[int, int]:
-        """Return the groups that could not be read, by rank; a collective."""
-        own = torch.tensor([self._number], device="cpu")
-        everyone = [self._number]
-        if world.size > 1:
-            everyone = world.gather_equal(own, name).view(-1).tolist()
-        failed = {rank: number for rank, number in enumerate(everyone) if number}
+    def everywhere(
+        self, world: World | Any, name: str, more: Sequence[float] = ()
+    ) -> tuple[dict[int, int], list[list[float]]]:
+        """Return the groups that could not be read, by rank, and all ranks' ``more``; a collective.
+
+        Args:
+            world: The ranks.
+            name: Name of the collective.
+            more: Numbers of this rank, as many on all ranks.
+        """
+        numbers = torch.tensor(list(more), dtype=torch.float64, device="cpu")
+        own = torch.cat([torch.tensor([self._number], device="cpu"), numbers.view(torch.int64)])
+        everyone = world.gather_equal(own, name) if world.size > 1 else own[None]
+        failed = {rank: number for rank, number in enumerate(everyone[:, 0].tolist()) if number}
         # Ranks that failed because of another rank are named only if no other rank is.
         origins = {rank: number for rank, number in failed.items() if number > 0} or failed
-        return {rank: abs(number) - 1 for rank, number in origins.items()}
+        rows = everyone[:, 1:].contiguous().view(torch.float64).tolist()
+        return {rank: abs(number) - 1 for rank, number in origins.items()}, rows
 
 
 def step_failed(number: int, failed: Mapping[int, int], labels: list[str]) -> PayloadError:

@@ -67,7 +67,8 @@ class Step:
        now on averages replace gradients.
     4. ``result`` waits for the groups of a member, and for what was submitted before them.
     5. The last ``result`` raises PayloadError on every rank if a payload arrived corrupt at any of
-       them. Averages have replaced the gradients by then; all become NaN.
+       them, and ResidualError if residuals have outgrown the gradients. Averages have replaced the
+       gradients by then; all become NaN.
     """
 
     counts = True
@@ -227,17 +228,24 @@ class Step:
         return tensor
 
     def _check_everywhere(self) -> None:
-        """Raise PayloadError, on every rank, if a rank could not read what it received."""
-        if failed := self._failed_everywhere():
+        """Raise an error, on every rank, if the step must not be applied.
+
+        A rank could not read what it received, or residuals have outgrown the gradients.
+        """
+        failed, error = self._failed_everywhere(), cast(Exception | None, self._trips.error)
+        if failed:
+            error = step_failed(self.number, failed, self.layout.labels)
+        if error is not None:
             for gradient in self.arrivals.replaced:
                 gradient.detach().fill_(float("nan"))
-            raise step_failed(self.number, failed, self.layout.labels) from self._failures.first
+            raise error from self._failures.first
 
     def _failed_everywhere(self) -> dict[int, int]:
         """Return the groups that could not be read, by rank, after all were received."""
         if self._failed is None:
-            name = self._trips.name_of("corrupt")
-            self._failed = self._failures.everywhere(self.binding.world, name)
+            name, row = self._trips.name_of("corrupt"), self._trips.row()
+            self._failed, rows = self._failures.everywhere(self.binding.world, name, row)
+            self._trips.agree(rows)
         return self._failed
 
     @property
@@ -267,7 +275,6 @@ class Step:
     def commit(self) -> None:
         """Apply the step's residuals after its end, unless AMP skips the step."""
         self._trips.commit()
-        self._trips.watch(self.binding.compressor.meter.report()["relative_error"])
 
     @property
     def parts(self) -> list[str]:

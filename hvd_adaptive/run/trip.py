@@ -22,7 +22,9 @@ from hvd_adaptive.transport.collectives import Collective
 
 if TYPE_CHECKING:
     from hvd_adaptive.compressor import GradientCompressor
+    from hvd_adaptive.errors import ResidualError
     from hvd_adaptive.exchange.staged_codec import StagedCodec
+    from hvd_adaptive.feedback_weight import Weights
     from hvd_adaptive.monitor import StepMeter
 
 # Yields collectives, and receives their results.
@@ -47,7 +49,8 @@ class Trips:
 
     1. ``trip`` takes a group from the gradients to their average.
     2. ``hold`` excludes members that no rank has a gradient of.
-    3. ``commit`` ends the step: residuals become what was not sent. ``abandon`` gives it up.
+    3. After the last trip ranks exchange ``row``, and ``agree`` on the next weights of residuals.
+    4. ``commit`` ends the step: residuals become what was not sent. ``abandon`` gives it up.
 
     Args:
         compressor: The compressor.
@@ -62,6 +65,7 @@ class Trips:
 
     Attributes:
         number: The step.
+        error: The error that every rank must raise after ``agree``, or None.
     """
 
     def __init__(
@@ -84,6 +88,8 @@ class Trips:
         self._after: dict[int, torch.Tensor] = {}  # the groups' residuals after this step
         self._absent: list[int] = []
         self._finite = Finite()
+        self._weights: Weights | None = None  # of the next step
+        self.error: ResidualError | None = None
 
     def trip(self, index: int, factor: float) -> Trip:
         """Yield a group's collectives, receive their results, and deliver its average.
@@ -127,6 +133,15 @@ class Trips:
         """Keep the residual of a member: its average is not applied, as no rank has a gradient."""
         self._absent.append(slot)
 
+    def row(self) -> list[float]:
+        """Return what the other ranks must know of this rank's residuals; see ``Residuals.row``."""
+        return [] if self._residuals is None else self._residuals.row(self._meter.errors())
+
+    def agree(self, rows: Sequence[Sequence[float]]) -> None:
+        """Take the next weights of residuals from all ranks' ``row``, the same on every rank."""
+        if self._residuals is not None:
+            self._weights, self.error = self._residuals.agreed(self.number, rows)
+
     def abandon(self) -> None:
         """Give the step up: residuals stay as they are."""
         self._after.clear()
@@ -139,13 +154,8 @@ class Trips:
             for index, piece in self._layout.pieces_of[slot]:
                 if index in self._after:
                     self._residuals.hold(index, piece.in_group, self._after[index])
-        self._residuals.commit(self._after, self._finite.ask())
+        self._residuals.commit(self._after, self._finite.ask(), self._weights)
         self._after = {}
-
-    def watch(self, relative_error: float) -> None:
-        """See ``Residuals.watch``."""
-        if self._residuals is not None:
-            self._residuals.watch(relative_error)
 
     def codec(self, index: int) -> StagedCodec:
         """Return the codec of the group's part."""

@@ -28,11 +28,12 @@ class OneBitSGD(GradientCompressor):
 
     Args:
         error_feedback: Weight of the residual that is carried to the next step. 1.0 is the paper's
-            value, which makes one bit sufficient; None disables error feedback.
+            value, which makes one bit sufficient; None disables error feedback, and "auto" adapts
+            the weight to the error (settings.Settings).
         **shared: See ``settings.Settings``.
     """
 
-    def __init__(self, *, error_feedback: float | None = 1.0, **shared: Any) -> None:
+    def __init__(self, *, error_feedback: float | str | None = 1.0, **shared: Any) -> None:
         shared = shared | {"error_feedback": error_feedback}
         settings = Settings.from_keywords(OneBitSGD, shared)
         super().__init__(_Codec(settings, alphabet=2, numbers=2))

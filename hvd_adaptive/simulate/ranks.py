@@ -183,6 +183,9 @@ class Ranks:
         """Encode and decode every rank's groups, and average them into the parameters' gradients.
 
         With error feedback this changes the residuals, so call it once per step.
+
+        Raises:
+            ResidualError: Residuals have outgrown the gradients; nothing has changed.
         """
         if self.compressor is None:
             self.payload_bytes = sum(f[0].numel() * f.element_size() for f in self.flats)
@@ -200,6 +203,7 @@ class Ranks:
             error += float(apart.square().sum())
             norm += float(wide.square().sum())
         self.relative_error = error / norm if norm else 0.0
+        _agree(everyone)
         for slot in set.intersection(*self._missing):
             for index, piece in self.layout.pieces_of[slot]:
                 results[index][piece.in_group] = 0.0
@@ -389,6 +393,17 @@ def together(
             return end.value
         others = zip(ways[1:], received[1:], strict=True)
         requests = [first, *(way.send(own) for way, own in others)]
+
+
+def _agree(everyone: Sequence[Trips]) -> None:
+    """Exchange what ranks must know of each other's residuals; raise the error of all of them."""
+    rows = [trips.row() for trips in everyone]
+    for trips in everyone:
+        trips.agree(rows)
+    if error := next((trips.error for trips in everyone if trips.error is not None), None):
+        for trips in everyone:
+            trips.abandon()
+        raise error
 
 
 def _mean(flat: torch.Tensor) -> torch.Tensor:

@@ -9,6 +9,7 @@ import torch
 
 from hvd_adaptive.exchange.allgather import Allgather
 from hvd_adaptive.exchange.exchange import Place
+from hvd_adaptive.feedback_weight import Figures, Own, Weights
 from hvd_adaptive.layout import Member, build_layout
 from hvd_adaptive.run.step import Step
 
@@ -112,3 +113,16 @@ def gradients(sizes, step, dtypes=()):
     dtypes = dtypes or [torch.float32] * len(sizes)
     values = [torch.randn(n, generator=generator) for n in sizes]
     return [v.to(d) for v, d in zip(values, dtypes, strict=True)]
+
+
+def after(
+    weights: Weights, error: float | None, gradient: float = 1.0, residual: float = 0.0
+) -> tuple[Weights, dict[int, float]]:
+    """A lone rank's weights after a step of these norms, and whether its residual is too large.
+
+    error: relative, of the one part; None if nothing was measured.
+    """
+    measured = (0.0, 0.0) if error is None else (error, 1.0)
+    own = Own(gradient**2, residual**2, {"": measured})
+    figures = Figures.of([""], [weights.row(own)])
+    return weights.after(own, figures), dict(figures.outgrown)

@@ -3,11 +3,9 @@ was."""
 
 from __future__ import annotations
 
-import logging
-
 import pytest
 import torch
-from feedback_steps import OneRank, gradients
+from feedback_steps import OneRank, after, gradients
 from scheme_cases import scheme
 
 import hvd_adaptive
@@ -17,7 +15,9 @@ from hvd_adaptive import (
     TernGrad,
 )
 from hvd_adaptive.coding.header import SIZE
-from hvd_adaptive.feedback import PATIENCE, Residuals, all_finite
+from hvd_adaptive.errors import ResidualError
+from hvd_adaptive.feedback import Residuals, all_finite
+from hvd_adaptive.feedback_weight import PATIENCE, Weights
 from hvd_adaptive.layout import FIRST
 from hvd_adaptive.streams import group_number
 
@@ -44,14 +44,18 @@ SCHEMES = {
 }
 
 
-@pytest.mark.parametrize("weight", (1.0, 0.5, 0.03))
+@pytest.mark.parametrize(
+    "weights", ([1.0], [0.5], [0.03], [1.0, 0.2, 0.9, 0.01, 0.6, 0.3]), ids=str
+)
 @pytest.mark.parametrize("scheme", SCHEMES)
-def test_equations_14_by_hand(scheme, weight):
-    rank = OneRank(SCHEMES[scheme](error_feedback=weight, min_numel=100), SIZES)
+def test_equations_14_by_hand(scheme, weights):
+    """Also if β differs from step to step."""
+    rank = OneRank(SCHEMES[scheme](error_feedback=weights[0], min_numel=100), SIZES)
     r = {name: torch.zeros(n, dtype=torch.float64) for name, n in zip("abc", SIZES, strict=True)}
     received, added = dict.fromkeys(r, 0.0), dict.fromkeys(r, 0.0)
     for step in range(6):
-        own = gradients(SIZES, step)
+        own, weight = gradients(SIZES, step), weights[step % len(weights)]
+        rank.compressor.residuals.weights = Weights(weight)
         for name, gradient, result in zip(r, own, rank.step(own), strict=True):
             z = gradient.double() + weight * r[name]  # (14a)
             e = z - result.double()  # (14b, c): the lone rank's result is its decoded payload
@@ -140,10 +144,11 @@ def test_warm_up_leaves_residuals_alone():
     assert torch.equal(rank.residuals()["a"], kept)
 
 
+@pytest.mark.parametrize("weight", (0.5, "auto"))
 @pytest.mark.parametrize("bad", (float("nan"), float("inf"), -float("inf")))
-def test_a_step_that_is_not_finite_leaves_no_trace(bad):
+def test_a_step_that_is_not_finite_leaves_no_trace(bad, weight):
     """AMP skips it on every rank, whichever bucket, group or section holds the bad number."""
-    keywords = {"bucket_size": 64, "error_feedback": 0.5, "min_numel": 100}
+    keywords = {"bucket_size": 64, "error_feedback": weight, "min_numel": 100}
     for slot, place in ((0, 3), (1, 0), (2, 449)):
         clean, hurt = (OneRank(QSGD(bits=3, **keywords), SIZES, fusion=500) for _ in range(2))
         assert len(clean.layout.groups) > 1
@@ -155,6 +160,7 @@ def test_a_step_that_is_not_finite_leaves_no_trace(bad):
         hurt.compressor.step -= 1
         for name, residual in clean.residuals().items():
             assert torch.equal(hurt.residuals()[name], residual)
+        assert hurt.compressor.residuals.weights == clean.compressor.residuals.weights
         ends = [rank.step(gradients(SIZES, 2)) for rank in (clean, hurt)]
         assert all(torch.equal(a, b) for a, b in zip(*ends, strict=True))
 
@@ -256,27 +262,39 @@ def warnings_of(caplog) -> list[str]:
 
 def test_a_weight_too_large_for_the_error_is_told_once(caplog):
     rank = OneRank(QSGD(bits=2, bucket_size=1000, error_feedback=1.0), [4000])
-    for step in range(3 * PATIENCE):
+    for step in range(PATIENCE + 1):
         rank.step(gradients([4000], step))
         assert len(warnings_of(caplog)) == (step + 1 >= PATIENCE)
+    with pytest.raises(ResidualError, match=r"error_feedback=1\.0: residuals have outgrown"):
+        for step in range(PATIENCE + 1, 3 * PATIENCE):
+            rank.step(gradients([4000], step))
+    assert len(warnings_of(caplog)) == 1
     message = warnings_of(caplog)[0]
-    assert "error_feedback=1:" in message and "at least 1 for 3 steps" in message
-    recommended = float(message.split("error_feedback=")[2].split(",")[0])
+    assert "error_feedback=1.0:" in message and "at least 1 for 3 steps" in message
+    assert "error_feedback='auto' follows 1/(1 + error)" in message
+    recommended = float(message.split("now ")[1].split(",")[0])
     # sqrt(2 d/π) - 1 for a Gaussian bucket and levels -1, 0, 1; less as residuals grow sparse.
-    assert 0.9 / 25 < recommended < 0.2
+    assert 0.9 / 25 < recommended < 0.3
 
 
-def test_watch_counts_steps_in_a_row(caplog):
-    caplog.set_level(logging.WARNING, "hvd_adaptive")
-    for weight, limit in ((1.0, 1.0), (0.5, 3.0), (0.1, 19.0)):
-        residuals = Residuals(weight)
-        caplog.clear()
-        nearly = [limit * 1.01] * (PATIENCE - 1)
-        for error in [*nearly, limit * 0.99, *nearly, float("nan"), *nearly]:
-            residuals.watch(error)
-        assert not warnings_of(caplog)
-        residuals.watch(limit)
+def test_only_the_first_rank_warns(caplog):
+    for rank in range(3):
+        of_rank = OneRank(
+            QSGD(bits=2, bucket_size=1000, error_feedback=1.0), [4000], place=(rank, 3)
+        )
+        for step in range(PATIENCE):
+            of_rank.step(gradients([4000], step))
         assert len(warnings_of(caplog)) == 1
+
+
+def test_growth_is_counted_in_steps_in_a_row():
+    for weight, limit in ((1.0, 1.0), (0.5, 3.0), (0.1, 19.0)):
+        weights = Weights(weight)
+        nearly = [limit * 1.01] * (PATIENCE - 1)
+        for error in [*nearly, limit * 0.99, *nearly, None, *nearly]:
+            weights, _ = after(weights, error)
+        assert weights.above == {"": PATIENCE - 1}
+        assert after(weights, limit)[0].above == {"": PATIENCE}
 
 
 def test_a_contraction_is_not_warned_of(caplog):

@@ -24,7 +24,7 @@ class Scaler:
         return self.scale
 
 
-@pytest.mark.parametrize("weight", (1.0, 0.3))
+@pytest.mark.parametrize("weight", (1.0, 0.3, "auto"))
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_a_changing_scale_changes_nothing(scheme, weight):
     """Scales are powers of two, so every bit is that of a run without a scale."""
@@ -40,6 +40,9 @@ def test_a_changing_scale_changes_nothing(scheme, weight):
         for name, residual in plain.residuals().items():
             assert residual.any()
             assert torch.equal(scaled.residuals()[name], residual)
+        weights = [rank.compressor.residuals.weights for rank in (plain, scaled)]
+        assert weights[0].adapted == weights[1].adapted
+        assert weights[0].recent == pytest.approx(weights[1].recent)
 
 
 def test_without_the_scaler_a_new_scale_loses_the_residual():

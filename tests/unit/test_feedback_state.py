@@ -30,13 +30,25 @@ def resumed(old: OneRank, sizes=SIZES, place=(1, 4), fusion=None, **keywords) ->
     return new
 
 
-@pytest.mark.parametrize("keywords", ({}, {"tail": "full"}, {"scope": "tensor"}), ids=str)
+@pytest.mark.parametrize(
+    "keywords",
+    (
+        {},
+        {"tail": "full"},
+        {"scope": "tensor"},
+        {"weight": "auto"},
+        {"weight": "auto", "scope": "tensor"},
+    ),
+    ids=str,
+)
 def test_a_resumed_run_goes_on_bit_for_bit(keywords):
     old = trained(**keywords)
     new = resumed(old, **keywords)
     for step in range(2, 5):
         ends = [rank.step(gradients(SIZES, step)) for rank in (old, new)]
         assert all(torch.equal(a, b) for a, b in zip(*ends, strict=True))
+    weights = [rank.compressor.residuals.weights for rank in (old, new)]
+    assert weights[0].state_dict() == weights[1].state_dict()
     saved = [rank.residuals() for rank in (old, new)]
     assert list(saved[0]) == list(saved[1]) == ["a", "c"]
     assert all(torch.equal(saved[0][name], saved[1][name]) for name in "ac")
@@ -173,9 +185,53 @@ def test_residuals_that_nobody_uses_are_told(caplog):
     assert "residuals" not in new.state_dict()
 
 
+def test_adapted_weights_are_in_the_state():
+    old = trained(weight="auto")
+    weights = old.compressor.residuals.weights.adapted
+    assert list(weights) == [""] and 0 < weights[""] < 1
+    assert old.compressor.state_dict()["feedback_weights"] == weights
+    between = make("auto")
+    between.load_state_dict(through_disk(old.compressor.state_dict()))
+    assert between.state_dict()["feedback_weights"] == weights
+    fixed = make(0.5)
+    fixed.load_state_dict(old.compressor.state_dict())
+    assert fixed.residuals.weights.of("") == 0.5
+    assert "feedback_weights" not in fixed.state_dict()
+
+
+def test_residuals_of_another_weight_wait_for_the_first_error():
+    """Without an error 1/(1 + error) is not known: what is held is added from the next step on."""
+    old, own = trained(), gradients(SIZES, 2)
+    new, plain = resumed(old, weight="auto"), OneRank(make(None), SIZES, place=(1, 4))
+    plain.compressor.load_state_dict(without_residuals(old))
+    assert new.compressor.residuals.weights.of("") == 0
+    assert all(torch.equal(a, b) for a, b in zip(new.step(own), plain.step(own), strict=True))
+    assert 0 < new.compressor.residuals.weights.of("") < 1
+    for name, slot in (("a", 0), ("c", 2)):  # and nothing is lost
+        sent = new.residuals()[name] - old.residuals()[name] - own[slot]
+        assert float(sent.norm()) > 0.5 * float(own[slot].norm())
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"": 0.0}, {"": 1.5}, {"": float("nan")}, {"": "1"}, {"": True}, {3: 0.5}, [0.5], 0.5],
+    ids=str,
+)
+def test_a_state_with_wrong_weights_is_refused(wrong):
+    rank = trained(weight="auto")
+    before, weights = rank.residuals(), rank.compressor.residuals.weights
+    with pytest.raises(ValueError, match="state: feedback_weights"):
+        rank.compressor.load_state_dict(
+            rank.compressor.state_dict() | {"step": 77, "feedback_weights": wrong}
+        )
+    assert rank.compressor.step == 2 and rank.compressor.residuals.weights == weights
+    assert all(torch.equal(before[name], r) for name, r in rank.residuals().items())
+
+
 def test_ranks_must_agree_on_the_weight():
     prints = {
-        QSGD(error_feedback=weight).codec.settings_fingerprint for weight in (None, 0.5, 1.0, 1)
+        QSGD(error_feedback=weight).codec.settings_fingerprint
+        for weight in (None, 0.5, 1.0, 1, "auto")
     }
-    assert len(prints) == 3
+    assert len(prints) == 4
     assert "error_feedback=0.5" in repr(QSGD(error_feedback=0.5))

@@ -19,7 +19,15 @@ from ddp_oracles import (
 )
 from torch import nn
 
-from hvd_adaptive import ALQ, QSGD, Monitor, RankMismatchError, SparseSGD, instances
+from hvd_adaptive import (
+    ALQ,
+    QSGD,
+    Monitor,
+    RankMismatchError,
+    ResidualError,
+    SparseSGD,
+    instances,
+)
 from hvd_adaptive.ddp import CompressionState, compression_hook
 from hvd_adaptive.hooks.ddp.buckets import Bucket, BucketFuture
 from hvd_adaptive.transport.torch_world import TorchWorld
@@ -84,13 +92,14 @@ def check_settings_change_while_training():
     assert_same_everywhere([p.grad for p in net.parameters()])
 
 
-def check_nothing_is_lost_with_error_feedback():
+@pytest.mark.parametrize("weight", (0.1, "auto"))
+def check_nothing_is_lost_with_error_feedback(weight):
     """Over steps in which parameters go unused: all that DDP applied and what residuals hold are
     all gradients."""
     net = Branches()
     model, state = wrap(
         net,
-        SparseSGD(density=0.1, error_feedback=1.0),
+        SparseSGD(density=0.1, error_feedback=weight),
         find_unused_parameters=True,
         bucket_cap_mb=0.01,
     )
@@ -119,10 +128,45 @@ def check_nothing_is_lost_with_error_feedback():
         assert float((sent[name] + held - total).abs().max()) < 1e-4 * scale, name
 
 
-def check_overflow_skips_the_step_everywhere():
+def check_ranks_share_the_weights():
+    """Though their gradients differ."""
+    net = make_net()
+    model, state = wrap(net, QSGD(bits=2, bucket_size=512, error_feedback="auto"))
+    weights = []
+    for step in range(4):
+        backward(model, step)
+        weights.append(state.compressor.residuals.weights.of(""))
+    assert all(0 < weight < 0.5 for weight in weights) and len(set(weights)) > 1
+    assert_same_everywhere([torch.tensor(weights, dtype=torch.float64)])
+    assert state.compressor.state_dict()["feedback_weights"] == {"": weights[-1]}
+
+
+def check_residuals_that_outgrow_stop_all_ranks():
+    """One rank's alone are too large: backward raises on each, and parameters stay."""
+    net = make_net()
+    compressor = QSGD(bits=4, norm="linf", bucket_size=512, error_feedback=0.9)
+    model, _ = wrap(net, compressor, bucket_cap_mb=0.05)
+    for step in range(3):
+        backward(model, step)
+    before = [p.detach().clone() for p in net.parameters()]
+    kept = [r.clone() for r in compressor.residuals._current.values()]
+    if RANK == RANKS - 1:
+        for residual in compressor.residuals._current.values():
+            residual.copy_(1e5 * torch.randn(residual.shape))
+    with pytest.raises(ResidualError, match=f"step 3: .* at rank {RANKS - 1}; the measured"):
+        backward(model, 3)
+    assert all(torch.equal(a, b) for a, b in zip(before, net.parameters(), strict=True))
+    assert compressor.step == 3
+    for residual, own in zip(compressor.residuals._current.values(), kept, strict=True):
+        assert RANK == RANKS - 1 or torch.equal(residual, own)
+    assert len({tuple(g.tolist()) for g in gathered(torch.ones(1))}) == 1  # no rank is left behind
+
+
+@pytest.mark.parametrize("weight", (0.5, "auto"))
+def check_overflow_skips_the_step_everywhere(weight):
     """One rank's Inf becomes NaN in all ranks' gradients: GradScalers skip together."""
     net = make_net()
-    model, state = wrap(net, ALQ(bits=3, error_feedback=0.5), bucket_cap_mb=0.05)
+    model, state = wrap(net, ALQ(bits=3, error_feedback=weight), bucket_cap_mb=0.05)
     scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
     scales = []
@@ -220,12 +264,13 @@ def check_ranks_that_differ_are_told(kind):
     assert state.compressor.step == reached[kind]
 
 
-def check_saved_and_loaded():
+@pytest.mark.parametrize("weight", (0.5, "auto"))
+def check_saved_and_loaded(weight):
     """A run that is pickled as DDP's hooks are, and resumed, ends with the bits of one that was
     not. (Buckets stay the same with find_unused_parameters.)"""
 
     def run(steps, net, state=None):
-        compressor = ALQ(bits=3, error_feedback=0.5, update_steps=[0, 4], bucket_size=1000)
+        compressor = ALQ(bits=3, error_feedback=weight, update_steps=[0, 4], bucket_size=1000)
         made = state or CompressionState(compressor)
         options = {"find_unused_parameters": True, "bucket_cap_mb": 0.05}
         model = nn.parallel.DistributedDataParallel(net, **options)

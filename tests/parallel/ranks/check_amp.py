@@ -17,6 +17,7 @@ SCHEMES = {
     "bingrad": scheme("bingrad"),
     "feedback": scheme("bingrad-biased", error_feedback=1.0),
     "alq_feedback": scheme("alq-4", update_steps=[1], error_feedback=0.5),
+    "auto_feedback": scheme("qsgd-4", error_feedback="auto"),
     "ecdq": scheme("ecdq-3", update_steps=[1]),
 }
 every_scheme = pytest.mark.parametrize("scheme", SCHEMES)
@@ -45,7 +46,7 @@ def amp_step(model, optimizer, scaler, batch, overflows=False, clip=None, dtype=
 def frozen_state(compressor) -> dict:
     """What a step that is skipped must leave alone."""
     state = compressor.state_dict()
-    kept = ("table", "code", "version", "residuals")
+    kept = ("table", "code", "version", "residuals", "feedback_weights")
     return {name: state[name] for name in kept if name in state}
 
 
@@ -102,6 +103,8 @@ def test_a_scale_that_changes_leaves_no_trace(scheme):
     assert torch.equal(ends[0][0], ends[1][0])
     if "feedback" in scheme:
         assert_equal_states(ends[0][1]["residuals"], ends[1][1]["residuals"])
+    if scheme == "auto_feedback":
+        assert_equal_states(ends[0][1]["feedback_weights"], ends[1][1]["feedback_weights"])
 
 
 @every_scheme

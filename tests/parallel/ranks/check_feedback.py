@@ -17,10 +17,11 @@ from conftest import (
     train,
     wait_for,
 )
-from rank_optimizers import distributed
+from rank_optimizers import distributed, restart
 from scheme_cases import scheme
 
-from hvd_adaptive import QSGD, instances, simulate
+from hvd_adaptive import QSGD, ResidualError, instances, simulate
+from hvd_adaptive.transport.horovod_world import HorovodWorld
 
 CASES = {
     "alq": scheme("alq-3", bucket_size=256, error_feedback=1.0, update_steps=[0, 3]),
@@ -31,6 +32,15 @@ CASES = {
     "qcs": scheme("qcs-mmse-gain10", bucket_size=64, error_feedback=1.0),
     "onebit": scheme("onebit", bucket_size=256),
     "sparse": scheme("sparse-0.2", bucket_size=256, error_feedback=0.2),
+    "auto": scheme("qsgd-2", bucket_size=64, error_feedback="auto", fusion_bytes=20_000),
+    "auto_tensors": scheme(
+        "qsgd-4-linf",
+        bucket_size=64,
+        scope="tensor",
+        error_feedback="auto",
+        exchange="scatter_reduce",
+        second_stage_bits=32,
+    ),
 }
 
 
@@ -110,7 +120,7 @@ def test_a_resumed_run_goes_on_bit_for_bit(case):
     assert all(torch.equal(residuals[name], r) for name, r in other_residuals.items())
 
 
-@pytest.mark.parametrize("case", ["alq", "terngrad", "sparse"])
+@pytest.mark.parametrize("case", ["alq", "terngrad", "sparse", "auto", "auto_tensors"])
 def test_simulated_ranks_get_the_same_bits(case):
     model, compressor = make_model(), CASES[case]()
     train(model, distributed(model, compressor, lr=0.3), 5)
@@ -215,3 +225,83 @@ def test_gradients_missing_on_some_ranks():
     share = 4 * len(range(0, hvd.size(), 2)) / hvd.size()
     expected = torch.full((50, 50), share, dtype=torch.float64)
     torch.testing.assert_close(applied + held, expected, rtol=0, atol=1e-5)
+
+
+def gathers(monkeypatch) -> list[str]:
+    """Names of the collectives of equal tensors from now on."""
+    names: list[str] = []
+    gather = HorovodWorld.gather_equal
+
+    def counted(self, values, name):
+        names.append(name)
+        return gather(self, values, name)
+
+    monkeypatch.setattr(HorovodWorld, "gather_equal", counted)
+    return names
+
+
+@pytest.mark.parametrize("worker", (True, False))
+def test_ranks_share_the_weights(worker, monkeypatch):
+    """Though their gradients differ; and no collective is added to a step."""
+    counts = []
+    for feedback in (None, "auto"):
+        model = make_model()
+        compressor = QSGD(bits=2, bucket_size=64, error_feedback=feedback, worker=worker)
+        optimizer = distributed(model, compressor)
+        train(model, optimizer, 2)
+        names = gathers(monkeypatch)
+        weights = []
+        for _ in range(3):
+            train(model, optimizer, 1)
+            if feedback:
+                weights.append(compressor.residuals.weights.of(""))
+        counts.append(len(names))
+        monkeypatch.undo()
+    assert counts[0] == counts[1] == 3
+    assert all(0 < weight < 0.5 for weight in weights) and len(set(weights)) == 3
+    assert_same_everywhere(torch.tensor(weights, dtype=torch.float64), f"weights.{worker}")
+
+
+def test_one_ranks_weights_serve_all():
+    """Rank 0's checkpoint holds them for every rank."""
+    model, compressor = make_model(), CASES["auto"]()
+    train(model, distributed(model, compressor), 3)
+    state = hvd.broadcast_object(compressor.state_dict(), 0, name="state.auto")
+    new = CASES["auto"]()
+    new.load_state_dict(state)
+    assert new.residuals.weights.of("") == compressor.residuals.weights.of("") > 0
+
+
+@pytest.mark.parametrize("worker", (True, False))
+@pytest.mark.parametrize("place", (0, -1))
+def test_residuals_that_outgrow_on_one_rank_stop_all(place, worker):
+    """All ranks raise the same before parameters change, and all can go on."""
+    rank = place % hvd.size()
+    model = make_model()
+    compressor = QSGD(
+        bits=4, norm="linf", bucket_size=64, error_feedback=1.0, worker=worker, fusion_bytes=20_000
+    )
+    optimizer = distributed(model, compressor)
+    train(model, optimizer, 3)
+    kept = [r.clone() for r in compressor.residuals._current.values()]
+    if hvd.rank() == rank:
+        for residual in compressor.residuals._current.values():
+            residual.copy_(1e5 * torch.randn(residual.shape))
+    before, step = flat_parameters(model), compressor.step
+    with pytest.raises(ResidualError) as raised:
+        train(model, optimizer, 1)
+    message = str(raised.value)
+    assert f"step {step}: error_feedback=1.0: residuals have outgrown" in message
+    assert f" at rank {rank}; the measured" in message
+    assert torch.equal(flat_parameters(model), before)
+    assert all(bool(p.grad.isnan().all()) for p in model.parameters())
+    said = hvd.allgather_object(message, name=f"outgrown.{place}.{worker}")
+    assert len(set(said)) == 1
+    for residual, own in zip(compressor.residuals._current.values(), kept, strict=True):
+        if hvd.rank() != rank:
+            assert torch.equal(residual, own)
+        residual.zero_()
+    restart(optimizer)
+    train(model, optimizer, 2)
+    assert compressor.step == step + 2
+    assert_same_everywhere(flat_parameters(model), f"outgrown.{place}.{worker}.end")

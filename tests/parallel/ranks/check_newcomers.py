@@ -91,6 +91,22 @@ def test_residuals_start_from_zero_and_the_first_ranks_stay():
     assert any(bool(residual.any()) for residual in residuals.values())
 
 
+def test_newcomers_take_the_weights_of_error_feedback():
+    state, _ = veteran("qsgd", error_feedback="auto")
+    for residual in state["residuals"]["parameters"].values():
+        residual.zero_()
+    model, compressor = make_model(), SCHEMES["qsgd"](error_feedback="auto", seed=3)
+    if hvd.rank() == 0:
+        compressor.load_state_dict(state)
+    optimizer = distributed(model, compressor, lr=0.0)
+    optimizer.zero_grad()
+    # Gradients of zero and no residuals: nothing is measured, so the weights stay.
+    (sum(p.sum() for p in model.parameters()) * 0.0).backward()
+    optimizer.synchronize()
+    expected = hvd.broadcast_object(state["feedback_weights"], 0, name="check.weights")
+    assert compressor.residuals.weights.adapted == expected != {}
+
+
 @pytest.mark.parametrize(
     "case", ["a checkpoint on rank 1 alone", "another checkpoint", "a step more"]
 )

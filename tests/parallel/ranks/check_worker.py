@@ -21,6 +21,7 @@ CASES = {
     "scatter_reduce": lambda **k: ALQ(bits=3, exchange="scatter_reduce", **k),
     "hierarchical": lambda **k: ALQ(bits=3, exchange="hierarchical", ranks_per_node=1, **k),
     "feedback": lambda **k: QSGD(bits=4, error_feedback=0.5, **k),
+    "auto": lambda **k: QSGD(bits=2, error_feedback="auto", **k),
     "parts": lambda **k: ALQ(scope="tensor", exchange="scatter_reduce", **k),
     "ecdq": lambda **k: ECDQ(bits=2.0, **k),
 }

@@ -32,7 +32,7 @@ WRONG = [
     *(("coding", v, "'fixed'") for v in ("zip", None)),
     *(("exchange", v, "'allgather'") for v in ("ring", 3)),
     *(
-        ("error_feedback", v, "above 0 and at most 1, or None")
+        ("error_feedback", v, "above 0 and at most 1, 'auto', or None")
         for v in ("yes", 0, -0.5, 1.5, float("nan"), float("inf"), True, [1.0])
     ),
     *(("fusion_bytes", v, ">= ") for v in (0, 1.5, None)),

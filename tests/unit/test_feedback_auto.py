@@ -1,0 +1,383 @@
+"""error_feedback="auto": β of each part from the measured error, and residuals that outgrow."""
+
+from __future__ import annotations
+
+import math
+from fractions import Fraction
+
+import numpy as np
+import pytest
+import torch
+from feedback_steps import OneRank, after, gradients
+from test_feedback_bounds import D, assert_within, qcs, squared_residuals
+from torch import nn
+
+from hvd_adaptive import ALQ, QSGD, BinGrad, OneBitSGD, ResidualError, SparseSGD
+from hvd_adaptive.feedback_weight import (
+    FOLLOWS,
+    LIMIT,
+    MARGIN,
+    PATIENCE,
+    Figures,
+    Own,
+    Weights,
+    largest_ratio,
+)
+from hvd_adaptive.simulate.ranks import Ranks
+from hvd_adaptive.theory import (
+    best_feedback,
+    qcs_variance_bound,
+    qsgd_variance_bound,
+    residual_bound,
+)
+
+WORKERS = 3
+
+
+# Lemma 4 for an error and a weight of each step --------------------------------------------------
+
+
+def test_any_weights_leave_the_sum_exact():
+    """Eqs 14a-d in rational numbers: all that is sent plus r is the sum of the gradients."""
+    generator = np.random.default_rng(0)
+    r = sent = given = Fraction(0)
+    for _ in range(50):
+        g, beta = (Fraction(int(n), 64) for n in generator.integers(-640, 640, 2))
+        z = g + beta * r
+        received = Fraction(round(z * 4), 4) + Fraction(int(generator.integers(-3, 4)), 8)
+        r = (1 - beta) * r + z - received
+        sent, given = sent + received, given + g
+        assert sent + r == given
+
+
+def moving_errors(steps: int) -> np.ndarray:
+    """γ of each step: it stays, falls at once, and rises again by less than a doubling of 1 + γ."""
+    t = np.arange(steps)
+    return np.where(t < 60, 9.0, 0.5) + 8.0 * np.clip((t - 120) / 40, 0, 1)
+
+
+def test_residuals_stay_bounded_while_the_error_moves():
+    """A quantiser that keeps a coordinate with probability p, divided by p, has γ = 1/p - 1 for
+    every z. Residuals, drawn here, follow the recursion of Lemma 4 and stay below its bound."""
+    steps, n, generator = 240, 20_000, np.random.default_rng(1)
+    gammas, weights = moving_errors(steps), Weights("auto")
+    r, squares, expected, betas = np.zeros(n), [], [0.0], []
+    for gamma in gammas:
+        beta, g = weights.of(""), generator.standard_normal(n)
+        z = g + beta * r
+        keep = 1 / (1 + gamma)
+        r = (1 - beta) * r + z - np.where(generator.random(n) < keep, z / keep, 0.0)
+        squares.append(np.square(r).mean())
+        expected.append(((1 - beta) ** 2 + beta**2 * gamma) * expected[-1] + gamma)
+        betas.append(beta)
+        weights, _ = after(weights, gamma)
+    found, recursion = np.array(squares), np.array(expected[1:])
+    late = slice(5, None)  # the mean of n draws is not far from its expectation
+    assert np.abs(found[late] / recursion[late] - 1).max() < 0.2
+    used = np.array(betas[1:])
+    assert (used <= 1 / (1 + gammas[:-1]) + 1e-12).all(), "never above the last step's best"
+    assert recursion.max() < gammas.max() / used.min()
+    assert found.max() < 1.2 * gammas.max() / used.min()
+    # Constant errors: Eq. 17.
+    assert recursion[59] == pytest.approx(9 * 10, rel=0.02)
+    # A constant weight for the later error would diverge under the earlier one.
+    assert (1 - 1 / 1.5) ** 2 + 9 / 1.5**2 > 4
+
+
+def test_weights_fall_at_once_and_rise_slowly():
+    weights = Weights("auto")
+    assert weights.of("") == 0
+    for error, expected in (
+        (1.0, 0.5),
+        (3.0, 0.25),
+        (1.0, 0.25 + FOLLOWS * 0.25),
+        (1.0, 0.25 + 0.25 * (1 - (1 - FOLLOWS) ** 2)),
+        (9.0, 0.1),
+        (None, 0.1),
+    ):
+        weights, _ = after(weights, error)
+        assert weights.of("") == pytest.approx(expected)
+
+
+QUANTISERS = {
+    "qsgd": (QSGD(bits=2, bucket_size=D, error_feedback="auto"), qsgd_variance_bound(1, D)),
+    "qcs": (qcs("auto"), qcs_variance_bound(D, 16, 2)),
+}
+
+
+@pytest.mark.parametrize("scheme", QUANTISERS)
+def test_real_quantisers_stay_within_eq_17(scheme):
+    compressor, gamma = QUANTISERS[scheme]
+    assert_within(squared_residuals(compressor), gamma * (1 + gamma), 0.2)
+    beta = compressor.residuals.weights.of("")
+    assert 0.9 * best_feedback(gamma, correlated=False)[0] < beta < 1
+
+
+def test_classical_and_adapted_feedback_of_a_contraction():
+    """QCS's MMSE estimate has ρ = γ/(1 + γ): its bound at β = 1/(1 + ρ) is at most a third above
+    that at β = 1."""
+    gamma = qcs_variance_bound(D, 16, 2)
+    compressor = qcs("auto", "mmse")
+    norms = squared_residuals(compressor)
+    beta = compressor.residuals.weights.of("")
+    assert beta == pytest.approx(1 / (1 + gamma / (1 + gamma)), rel=0.1)
+    bound = residual_bound(gamma, beta, "mmse", correlated=False)
+    assert bound < 4 / 3 * residual_bound(gamma, 1.0, "mmse", correlated=False)
+    assert_within(norms, bound, 0.4)
+
+
+# What ranks agree on ------------------------------------------------------------------------------
+
+
+def ranks_of(compressor, shapes) -> tuple[Ranks, dict[str, nn.Parameter]]:
+    parameters = {name: nn.Parameter(torch.zeros(n)) for name, n in shapes.items()}
+    return Ranks(parameters.items(), compressor, WORKERS), parameters
+
+
+def step(ranks: Ranks, parameters, number: int, scales=(1.0,) * WORKERS) -> None:
+    """Every rank has gradients of its own."""
+    for rank in range(WORKERS):
+        sizes = [parameter.numel() for parameter in parameters.values()]
+        own = gradients(sizes, 10 * number + rank)
+        for parameter, gradient in zip(parameters.values(), own, strict=True):
+            parameter.grad = scales[rank] * gradient
+        ranks.take(rank)
+    ranks.average(number)
+
+
+@pytest.mark.parametrize("exchange", ("allgather", "scatter_reduce"))
+def test_every_rank_takes_the_error_of_all(exchange):
+    """A group of at most two buckets is measured as a whole. BinGrad-b is not random, so decoding
+    shows the error."""
+    compressor = BinGrad(
+        variant="biased",
+        bucket_size=500,
+        min_numel=0,
+        error_feedback="auto",
+        exchange=exchange,
+        second_stage_bits=32,
+    )
+    ranks, parameters = ranks_of(compressor, {"a": 900})
+    step(ranks, parameters, 0, scales=(1.0, 5.0, 0.2))
+    error = norm = 0.0
+    for rank, scale in enumerate((1.0, 5.0, 0.2)):
+        g = scale * gradients([900], rank)[0]
+        held = ranks.residuals[rank].state_dict()["residuals"]["parameters"]["a"]
+        error, norm = error + float(held.square().sum()), norm + float(g.square().sum())
+    adapted = [residuals.weights.adapted for residuals in ranks.residuals]
+    assert adapted[0] == adapted[1] == adapted[2]
+    assert adapted[0][""] == pytest.approx(1 / (1 + error / norm), rel=1e-5)
+
+
+def test_ranks_that_differ_agree_after_a_step():
+    """As if one rank had loaded another state: all take the least of all weights."""
+    known = [Weights("auto", {"": 0.3}), Weights("auto", {"": 0.1}), Weights("auto")]
+    owns = [Own(1.0, 1.0, {"": (error, 1.0)}) for error in (1.0, 2.0, 6.0)]
+    rows = [weights.row(own) for weights, own in zip(known, owns, strict=True)]
+    figures = Figures.of([""], rows)
+    best = 1 / (1 + 9 / 3)
+    for weights, own in zip(known, owns, strict=True):
+        assert weights.after(own, figures).of("") == 0.1 + (best - 0.1) * FOLLOWS
+    unmeasured = [weights.row(Own(1.0, 1.0, {"": (0.0, 0.0)})) for weights in known]
+    figures = Figures.of([""], unmeasured)
+    assert {w.after(o, figures).of("") for w, o in zip(known, owns, strict=True)} == {0.1}
+
+
+def test_one_rank_in_trouble_is_told_to_all():
+    """Each rank decides on its own residual; what the others find does not matter."""
+    parts = ["", "bits=8"]
+    fine, bad = (Own(1.0, r**2, dict.fromkeys(parts, (0.5, 1.0))) for r in (3.0, 400.0))
+    rows = [Weights(1.0).row(own) for own in (fine, bad, fine)]
+    assert dict(Figures.of(parts, rows).outgrown) == {1: 400.0}
+
+
+def test_parts_have_weights_of_their_own():
+    compressor = QSGD(
+        bits=2, bucket_size=100, min_numel=20, error_feedback="auto", parameter_bits={"fine": 8}
+    )
+    ranks, parameters = ranks_of(compressor, {"coarse": 2000, "fine": 2000, "full": 5})
+    for number in range(3):
+        step(ranks, parameters, number)
+    for residuals in ranks.residuals:
+        adapted = residuals.weights.adapted
+        assert sorted(adapted) == ["", "bits=8"]
+        assert adapted[""] < 0.2 and adapted["bits=8"] > 0.9
+        assert residuals._weight_of(ranks.layout.pieces_of[0][0][0]) in adapted.values()
+    state = ranks.residuals[0].state_dict()
+    assert state["feedback_weights"] == adapted
+
+
+def test_a_change_of_settings_keeps_residuals_and_begins_anew():
+    rank = OneRank(QSGD(bits=2, bucket_size=100, error_feedback=0.1), [2000])
+    rank.step(gradients([2000], 0))
+    before = rank.residuals()["a"]
+    rank.compressor.set(error_feedback="auto")
+    assert torch.equal(rank.residuals()["a"], before)
+    rank.step(gradients([2000], 1))
+    adapted = rank.compressor.residuals.weights.of("")
+    assert 0 < adapted < 0.3
+    rank.compressor.set(error_feedback=0.7)
+    assert rank.compressor.residuals.weights.of("") == 0.7
+
+
+@pytest.mark.parametrize("wrong", ("Auto", "1.0", 0, -0.5, 1.01, math.nan, True, [0.5]))
+def test_wrong_values(wrong):
+    with pytest.raises(
+        ValueError, match=r"error_feedback=.*: must be a number above 0 and at most 1, 'auto'"
+    ):
+        QSGD(error_feedback=wrong)
+    with pytest.raises(ValueError, match=r"error_feedback=.*'auto', or None"):
+        OneBitSGD(error_feedback=wrong)
+
+
+def test_nodes_are_refused_as_with_a_number():
+    with pytest.raises(ValueError, match="error_feedback='auto': must be None with"):
+        QSGD(error_feedback="auto", exchange="hierarchical")
+
+
+# Residuals that outgrow the gradients -------------------------------------------------------------
+
+
+def digits_run(feedback, bucket_size: int = 8192, steps: int = 80) -> float:
+    """Loss on the 8x8 digits after steps of SGD at 0.1 by two ranks, of 2-bit ALQ as in the paper.
+
+    Raises ResidualError after checking that no loss was worse than at the start.
+    """
+    from sklearn.datasets import load_digits
+
+    images, targets = load_digits(return_X_y=True)
+    x, y = torch.tensor(images).float() / 16, torch.tensor(targets)
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 10))
+    compressor = ALQ(
+        bits=2, norm="l2", symmetric=True, error_feedback=feedback, bucket_size=bucket_size
+    )
+    ranks = Ranks(model.named_parameters(), compressor, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    generator = torch.Generator().manual_seed(0)
+    for number in range(steps):
+        for rank in range(2):
+            some = torch.randint(len(x), (64,), generator=generator)
+            model.zero_grad()
+            nn.functional.cross_entropy(model(x[some]), y[some]).backward()
+            ranks.take(rank)
+        if ranks.due(number):
+            ranks.refit(number)
+        before = [residuals.state_dict() for residuals in ranks.residuals]
+        try:
+            ranks.average(number)
+        except ResidualError:
+            for residuals, state in zip(ranks.residuals, before, strict=True):
+                for name, kept in state["residuals"]["parameters"].items():
+                    assert torch.equal(
+                        residuals.state_dict()["residuals"]["parameters"][name], kept
+                    )
+            assert nn.functional.cross_entropy(model(x), y).item() < 2.5
+            raise
+        optimizer.step()
+    with torch.no_grad():
+        return float(nn.functional.cross_entropy(model(x), y))
+
+
+@pytest.mark.parametrize("bucket_size", (8192, 1024))
+def test_two_bits_of_alq_do_not_diverge(bucket_size):
+    """With β = 1 the loss would be 1e27 after these steps (1e22 in small buckets, where gradients
+    grow as fast as residuals)."""
+    with pytest.raises(ResidualError, match=r"error_feedback=1\.0: .*use error_feedback='auto'"):
+        digits_run(1.0, bucket_size)
+    plain = digits_run(None, bucket_size)
+    assert digits_run("auto", bucket_size) < 1.05 * plain < 1.4
+
+
+def test_a_rank_that_alone_sees_it_stops_all(caplog):
+    """The others' residuals are small. All stop, and none has changed."""
+    compressor = QSGD(bits=4, norm="linf", bucket_size=64, min_numel=0, error_feedback=1.0)
+    ranks, parameters = ranks_of(compressor, {"a": 1000})
+    for number in range(2):
+        step(ranks, parameters, number)
+    kept = [residuals.state_dict() for residuals in ranks.residuals]
+    parameters["a"].grad = torch.zeros(1000)
+    with pytest.raises(ResidualError) as raised:
+        step(ranks, parameters, 2, scales=(1.0, 1.0, 1.0))
+        huge = 1e4 * torch.randn(1000, generator=torch.Generator().manual_seed(9))
+        index = next(iter(ranks.residuals[1]._current))
+        ranks.residuals[1]._current[index].copy_(huge)  # as if a bit had flipped
+        kept = [residuals.state_dict() for residuals in ranks.residuals]
+        step(ranks, parameters, 3)
+    message = str(raised.value)
+    assert "step 3: " in message and " at rank 1; the measured" in message
+    assert "rank 0" not in message and "rank 2" not in message
+    for residuals, state in zip(ranks.residuals, kept, strict=True):
+        for name, residual in state["residuals"]["parameters"].items():
+            now = residuals.state_dict()["residuals"]["parameters"][name]
+            assert torch.equal(now, residual)
+
+
+def steady(ratio: float, error: float, steps: int = 40) -> Weights:
+    """Weights after steps of gradients of norm 1 and residuals of norm ``ratio``."""
+    weights = Weights("auto")
+    for _ in range(steps):
+        weights, outgrown = after(weights, error, residual=ratio)
+        expected = {0: ratio} if ratio > largest_ratio(error) else {}
+        assert outgrown == pytest.approx(expected)
+    return weights
+
+
+@pytest.mark.parametrize("error", (0.01, 0.5, 0.99, 1.0, 3.0, 80.0, 3000.0))
+def test_what_lemma_4_allows_is_no_error(error):
+    """At the best β ‖r‖² is γ (1 + γ) ‖g‖² on average, or γ/(√(γ + 1) - √γ)² for a contraction."""
+    assert largest_ratio(error) >= LIMIT
+    allowed = math.sqrt(error * (1 + error))
+    if error < 1:
+        gamma = error / (1 - error)
+        allowed = math.sqrt(gamma) / (math.sqrt(gamma + 1) - math.sqrt(gamma))
+    assert largest_ratio(error) >= MARGIN * allowed
+    steady(allowed, error)
+    steady(1.01 * largest_ratio(error), error)
+
+
+def test_small_gradients_of_some_steps_are_no_growth():
+    """A batch without a loss, a spike, an overflow: gradients of before count."""
+    weights = steady(50.0, 0.5)
+    for gradient, residual in ((0.0, 50.0), (1e-12, 50.0), (1.0, 50.0), (1e6, 900.0), (1.0, 900.0)):
+        weights, outgrown = after(weights, 0.5, gradient, residual)
+        assert not outgrown
+    for gradient in (math.inf, math.nan):
+        unknown, outgrown = after(weights, None, gradient, math.nan)
+        assert unknown == weights and not outgrown
+        assert not after(weights, None, gradient, math.inf)[1]
+    assert after(weights, None, 1.0, math.inf)[1] == {0: math.inf}
+
+
+def test_gradients_that_grow_with_residuals_are_no_measure():
+    """β = 1 and an error of 2: both grow by √2 a step, and their ratio stays below the limit."""
+    weights = Weights(1.0)
+    for number in range(60):
+        grown = math.sqrt(2) ** number
+        weights, outgrown = after(weights, 2.0, grown, 10 * grown)
+        if outgrown:
+            break
+    # 10 √2^t > 100 times the norm before the growth was noticed, √2^(PATIENCE - 1).
+    assert number == pytest.approx(PATIENCE - 1 + 2 * math.log2(10), abs=1)
+
+
+def test_a_residual_that_shrinks_is_no_error():
+    """As after loading: what is held is large, and less remains after each step."""
+    rank = OneRank(OneBitSGD(bucket_size=100, min_numel=0, error_feedback=1.0), [2000])
+    rank.step(gradients([2000], 0))
+    state = rank.compressor.state_dict()
+    state["residuals"]["parameters"]["a"] *= 1e5
+    rank.compressor.load_state_dict(state)
+    for number in range(1, 4):
+        rank.step(gradients([2000], number))
+    assert float(rank.residuals()["a"].norm()) > LIMIT * math.sqrt(2000)
+
+
+@pytest.mark.parametrize("density", (0.1, 0.001))
+def test_sparse_gradients_with_auto_raise_nothing(density):
+    """γ is about 1/density: residuals are as many times the gradient."""
+    compressor = SparseSGD(density=density, bucket_size=2000, min_numel=0, error_feedback="auto")
+    rank = OneRank(compressor, [8000])
+    for number in range(60):
+        rank.step(gradients([8000], number))
+    assert 0 < compressor.residuals.weights.of("") < 2 * density
