@@ -21,7 +21,7 @@ from lenet import LeNet, read_images, split
 
 def main(words: list[str] | None = None) -> dict[str, float]:
     """Train; returns the accuracy, the steps that were skipped and the last loss scale."""
-    parser = make_parser(__doc__, error_feedback=0.5)
+    parser = make_parser(__doc__, error_feedback="auto")
     parser.add_argument(
         "--no-error-feedback",
         dest="error_feedback",

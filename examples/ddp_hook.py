@@ -47,9 +47,9 @@ def parse(words: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--exchange", help="how payloads travel (allgather)")
     parser.add_argument(
         "--error-feedback",
-        type=float,
+        type=lambda text: text if text == "auto" else float(text),
         metavar="WEIGHT",
-        help="of what earlier steps lost, above 0 to 1",
+        help="of what earlier steps lost, above 0 to 1, or auto",
     )
     parser.add_argument("--steps", type=int, default=150)
     parser.add_argument("--batch-size", type=int, default=32, help="of each process (32)")

@@ -41,9 +41,9 @@ def make_parser(description: str | None, **defaults: object) -> argparse.Argumen
     method.add_argument("--bucket-size", type=int, help="coordinates that share one scale")
     method.add_argument(
         "--error-feedback",
-        type=float,
+        type=weight,
         metavar="WEIGHT",
-        help="of what earlier steps lost, above 0 to 1",
+        help="of what earlier steps lost, above 0 to 1, or auto",
     )
     method.add_argument("--coding", help="lossless coding of the codes (fixed)")
     method.add_argument("--exchange", help="how payloads travel (allgather)")
@@ -56,6 +56,11 @@ def make_parser(description: str | None, **defaults: object) -> argparse.Argumen
 def number(text: str) -> int | float:
     """An integer where it is one."""
     return int(text) if text.isdecimal() else float(text)
+
+
+def weight(text: str) -> float | str:
+    """Of error feedback: a number, or "auto"."""
+    return text if text == "auto" else float(text)
 
 
 def start(args: argparse.Namespace) -> torch.device:

@@ -85,9 +85,9 @@ def make_parser() -> argparse.ArgumentParser:
     method.add_argument("--clip", type=float, help="to so many deviations of the bucket first")
     method.add_argument(
         "--error-feedback",
-        type=float,
+        type=_weight,
         metavar="WEIGHT",
-        help="of what earlier steps lost, above 0 to 1",
+        help="of what earlier steps lost, above 0 to 1, or auto",
     )
     method.add_argument(
         "--update-steps",
@@ -143,6 +143,11 @@ def make_parser() -> argparse.ArgumentParser:
         help="without any progress until ranks are killed (90)",
     )
     return parser
+
+
+def _weight(text: str) -> float | str:
+    """Of error feedback: a number, or "auto"."""
+    return text if text == "auto" else float(text)
 
 
 def _number(text: str) -> int | float:

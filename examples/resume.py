@@ -26,7 +26,7 @@ from lenet import LeNet, read_images, split
 
 def main(words: list[str] | None = None) -> dict[str, Any]:
     """Train to the last step or a stop; returns the step, whether it is the last, and a hash."""
-    parser = make_parser(__doc__, error_feedback=0.5)
+    parser = make_parser(__doc__, error_feedback="auto")
     parser.add_argument("--steps", type=int, default=120)
     parser.add_argument("--stop-after", type=int, metavar="STEP", help="as a signal would")
     parser.add_argument("--save-interval", type=int, default=50, metavar="STEPS")

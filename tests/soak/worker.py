@@ -23,7 +23,7 @@ from hvd_adaptive import ALQ, ECDQ, QSGD, SignSGD
 SCHEMES = {
     "alq": lambda: ALQ(
         bucket_size=512,
-        error_feedback=0.4,
+        error_feedback="auto",
         exchange="scatter_reduce",
         update_steps=lambda step: step % 20 == 0,
     ),

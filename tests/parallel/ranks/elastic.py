@@ -38,7 +38,7 @@ def main(folder: Path) -> None:
         ALQ(
             bucket_size=256,
             fusion_bytes=60_000,
-            error_feedback=0.4,
+            error_feedback="auto",
             exchange="scatter_reduce",
             update_steps=[0, 4],
             schedule={3: {"bits": 4}}.get,

@@ -21,7 +21,7 @@ REDUCE = SMALL | {"exchange": "scatter_reduce"}
 # Updates lie before and after the half; in "retry" half of the first layer is dead, whose buckets
 # are zero, so that they are tried again.
 CASES = {
-    "alq": lambda: ALQ(error_feedback=0.4, update_steps=(s for s in (0, 3, 6)), **SMALL),
+    "alq": lambda: ALQ(error_feedback="auto", update_steps=(s for s in (0, 3, 6)), **SMALL),
     "retry": lambda: ALQ(update_steps=[2, 50], **REDUCE),
     "orq": lambda: ORQ(levels=5, error_feedback=1.0, **REDUCE),
     "ecdq": lambda: ECDQ(bits=2.0, parameter_bits={"0.weight": 3}, **SMALL),
