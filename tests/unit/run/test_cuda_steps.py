@@ -70,7 +70,7 @@ def run(rank: Rank, of_step, gpu=None, streams=(), waits=False) -> list[torch.Te
     return [off_gpu(result) for result in results]
 
 
-@pytest.mark.parametrize("weight", (None, 0.5))
+@pytest.mark.parametrize("weight", (None, 0.5, "auto"))
 @pytest.mark.parametrize("dtype", (torch.float32, torch.float16))
 def test_steps_are_the_cpus(weight, dtype, gpu):
     dtypes = [dtype] * 3
@@ -99,7 +99,7 @@ def test_steps_are_the_cpus(weight, dtype, gpu):
 def test_steps_of_payloads_of_any_length_are_the_cpus(scheme, gpu):
     """With residuals, which hold what this rank's own payloads stand for."""
     sizes, gpu.uploads_allowed = [60, 40], True
-    keywords = KEYWORDS | {"min_numel": 10, "error_feedback": 0.5}
+    keywords = KEYWORDS | {"min_numel": 10, "error_feedback": "auto"}
     here, there = (Rank(scheme(**keywords), sizes, fusion=512) for _ in range(2))
     values = gradients(sizes, 0)
     for a, b in zip(run(here, values), run(there, values, gpu, waits=True), strict=True):
