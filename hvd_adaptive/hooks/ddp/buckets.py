@@ -59,6 +59,8 @@ class Bucket:
 
     def set_error(self, error: BaseException) -> None:
         """Make whoever waits for the average raise ``error``, if it is not there."""
+        if not isinstance(error, Exception):  # a future holds no KeyboardInterrupt
+            error = RuntimeError(f"the step was ended: {error!r}")
         if not self.future.done():
             self.future.set_exception(error)  # type: ignore[arg-type]
 

@@ -102,7 +102,7 @@ class Schedule:
                 else:
                     chosen()
         finally:
-            self._over = True
+            self._over = True  # what a task does from now on is no part of the run
             for task in self._tasks:
                 if task.alive:
                     self._turn(task)
