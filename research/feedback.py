@@ -4,8 +4,9 @@ python research/feedback.py                            # the table of docs/choos
 python research/feedback.py --rate 0.3 --seeds 3
 
 A multilayer perceptron (64-128-10) is trained by plain SGD. The ranks are simulated in this
-process. Runs of one seed have the same weights at the start and the same minibatches. A run ends
-early if its residuals outgrow the gradients.
+process. Payloads are exchanged by allgather, so nothing is quantised twice. Runs of one seed have
+the same weights at the start and the same minibatches. A run ends early if its residuals outgrow
+the gradients.
 """
 
 from __future__ import annotations
@@ -122,7 +123,7 @@ def main() -> None:
 
         exact, rows = each(None), []
         for name, make in SCHEMES.items():
-            make = functools.partial(make, bucket_size=args.bucket_size)
+            make = functools.partial(make, bucket_size=args.bucket_size, exchange="allgather")
             own = [each(functools.partial(make, error_feedback=beta)) for beta in FEEDBACK]
             losses, deficits = map(loss, own), (deficit(of, exact) for of in own)
             rows.append([f"`{name}`", *losses, *deficits])

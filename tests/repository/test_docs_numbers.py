@@ -47,7 +47,8 @@ def test_what_the_text_says_of_them():
     _, *rows = lines(after("rate.md", "Step 200, unbiased schemes"))
     error = {row[0]: [float(cell) if cell else None for cell in row[1:]] for row in rows}
     told = re.search(
-        r"a (\d+)th of L2-normalised QSGD's at 3 bits", after("choosing.md", "## Error")
+        r"a (\d+)th of L2-normalised QSGD's at 3 bits",
+        after("choosing.md", "## Error at equal bits"),
     )
     assert round(error["QSGD"][2] / error["ALQ"][2]) == int(told[1])
     for column in range(6):
