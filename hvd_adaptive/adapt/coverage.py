@@ -14,7 +14,7 @@ from hvd_adaptive import kernels
 from hvd_adaptive.device import HostCopy
 
 # Length of ``Usable.head``, with which codecs' statistics begin.
-HEAD = 4
+HEAD = 5
 # A fit is complete if at most the share ZEROS of the sampled coordinates is zero. It is worth
 # repeating if the share of the others has grown by the factor GROWTH.
 ZEROS, GROWTH = 0.05, 1.05
@@ -41,8 +41,8 @@ class Usable:
         buckets: The buckets.
         norms: Their norms.
         weights: Their weights.
-        head: float64 [usable buckets, buckets, nonzero coordinates of the usable ones,
-            coordinates]; the last two are weighted.
+        head: float64 [usable buckets, buckets, buckets that are not finite, nonzero coordinates of
+            the usable ones, coordinates]; the last two are weighted.
     """
 
     buckets: list[torch.Tensor]
@@ -55,13 +55,14 @@ class Usable:
         """Return the usable ones among buckets (float32, 1-D), with one copy to the host."""
         found = list(zip(buckets, *_norms_and_nonzero(buckets, norm), weights, strict=True))
         used = [each for each in found if each[1] > 0]  # false for NaN
+        lost = sum(math.isnan(norm) for _, norm, _, _ in found)
         nonzero = sum(count * weight for _, _, count, weight in used)
         coordinates = sum(bucket.numel() * weight for bucket, _, _, weight in found)
         return cls(
             [bucket for bucket, _, _, _ in used],
             [norm for _, norm, _, _ in used],
             [weight for _, _, _, weight in used],
-            np.array([len(used), len(found), nonzero, coordinates], np.float64),
+            np.array([len(used), len(found), lost, nonzero, coordinates], np.float64),
         )
 
 
@@ -86,6 +87,7 @@ class Coverage:
     Attributes:
         found: Number of usable (finite and nonzero) buckets.
         sampled: Number of sampled buckets.
+        lost: Number of those that are not finite.
         share: Share of the coordinates that are usable and nonzero. At the first step whole tensors
             may have no gradient yet (such as the A of a LoRA adapter whose B is zero), and may
             share a bucket with others that have one.
@@ -93,18 +95,20 @@ class Coverage:
 
     found: float
     sampled: float
+    lost: float
     share: float
 
     @classmethod
     def of(cls, collected: Sequence[np.ndarray]) -> Coverage:
         """Return the coverage of the ranks' vectors, which begin with ``Usable.head``."""
-        found, sampled, nonzero, coordinates = np.sum([own[:HEAD] for own in collected], axis=0)
-        return cls(found, sampled, float(nonzero / coordinates) if coordinates else 0.0)
+        heads = np.sum([own[:HEAD] for own in collected], axis=0)
+        found, sampled, lost, nonzero, coordinates = heads.tolist()
+        return cls(found, sampled, lost, nonzero / coordinates if coordinates else 0.0)
 
     @property
     def complete(self) -> bool:
         """Return whether a fit need not be repeated soon."""
-        return bool(self.found == self.sampled > 0) and self.share >= 1 - ZEROS
+        return 0 < self.found == self.sampled - self.lost and self.share >= 1 - ZEROS
 
     def has_grown(self, share: float) -> bool:
         """Return whether a new fit pays after one to samples of ``share`` (0 after none)."""

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
 import torch
+
+from hvd_adaptive.adapt.coverage import Coverage
 
 logger = logging.getLogger("hvd_adaptive")
 
@@ -25,6 +27,10 @@ class Fitted(Protocol):
     def collect(self, buckets: Sequence[torch.Tensor]) -> np.ndarray:
         """Return statistics of sampled buckets."""
 
+    def joined(self, steps: Sequence[np.ndarray]) -> np.ndarray:
+        """Return the statistics of several steps of this rank, the last of which is this step, as
+        one vector; its length does not depend on their number."""
+
     def has_more(self, collected: Sequence[np.ndarray]) -> bool:
         """Return whether statistics contain notably more than those of the last fit."""
 
@@ -35,9 +41,6 @@ class Fitted(Protocol):
         self, collected: Sequence[np.ndarray], first: Any, update: np.ndarray | None
     ) -> np.ndarray:
         """Return the update of a codec of the averages of ``first``."""
-
-    def put_off(self) -> None:
-        """Record that an update failed, so that the next statistics are fitted in any case."""
 
     def apply_update(self, update: np.ndarray, step: int, part: str = "") -> bool:
         """Apply the broadcast update, which is the same on every rank.
@@ -55,13 +58,17 @@ class Fitted(Protocol):
 class JointUpdate:
     """One update of several parts' tables, whose statistics and tables are sent concatenated.
 
+    Buckets with NaN or Inf do not count; tables are fitted to the others. If AMP skips the step, no
+    table is the worse for it: r = abs(v)/norm does not depend on the loss scale, and a fit that
+    lacks notable parts of the gradient is incomplete, so it is repeated at the next step.
+
     Args:
         codecs: Codecs by label, in the same order on every rank.
         seconds: Codecs of averages by label, fitted to the same statistics.
         alone: Fit only ``seconds``.
-        finite: Whether this rank's gradients are finite. If those of any rank are not, AMP skips
-            the step on all ranks, and nothing is fitted.
-        warn: Logs why tables are kept.
+        earlier: Function of a label: statistics of earlier steps of this rank, to fit to as well.
+        warn_kept: Logs why tables are kept.
+        warn_lost: Logs that some sampled buckets are not finite.
         again: The update retries an incomplete one. It fits only if there are notably more
             statistics than then; otherwise layers that never get a gradient would cause fits
             without end.
@@ -72,20 +79,22 @@ class JointUpdate:
         codecs: Mapping[str, Fitted],
         seconds: Mapping[str, Fitted] | None = None,
         alone: bool = False,
-        finite: bool = True,
-        warn: Callable[..., None] = logger.warning,
+        earlier: Callable[[str], Sequence[np.ndarray]] = lambda label: (),
+        warn_kept: Callable[..., None] = logger.warning,
+        warn_lost: Callable[..., None] = logger.warning,
         again: bool = False,
     ) -> None:
-        self.codecs, self._finite, self._warn, self._again = codecs, finite, warn, again
+        self.codecs, self._earlier, self._again = codecs, earlier, again
+        self._warn_kept, self._warn_lost = warn_kept, warn_lost
         self._seconds = seconds or {}
         self._firsts = {} if alone else codecs
         self._ends: list[int] = []
 
-    def collect(self, samples: Callable[[int, str], Sequence[torch.Tensor]]) -> np.ndarray:
-        """Return this rank's statistics; ``samples(count, label)`` draws a part's buckets."""
-        vectors = [np.array([float(self._finite)])] + [
-            codec.collect(samples(codec.adaptation.samples, label))
-            for label, codec in self.codecs.items()
+    def joined(self, own: Mapping[str, np.ndarray]) -> np.ndarray:
+        """Return the statistics to send: those of this step by label, and of earlier steps."""
+        vectors = [
+            self.codecs[label].joined([*self._earlier(label), vector])
+            for label, vector in own.items()
         ]
         self._ends = np.cumsum([vector.size for vector in vectors]).tolist()
         return np.concatenate(vectors)
@@ -94,13 +103,10 @@ class JointUpdate:
         """Return the update that the first rank broadcasts.
 
         Returns:
-            The length of each part's update, then the updates. It is empty if gradients are not
-            finite, and NOTHING_NEW if a retry is not worthwhile.
+            The length of each part's update, then the updates; or NOTHING_NEW if a retry is not
+            worthwhile.
         """
-        finite, *of_parts = zip(*(np.split(row, self._ends[:-1]) for row in collected), strict=True)
-        if not np.all(finite):
-            self._warn("level tables are kept, and fitted later: a rank's gradients are not finite")
-            return np.empty(0)
+        of_parts = zip(*(np.split(row, self._ends[:-1]) for row in collected), strict=True)
         statistics = dict(zip(self.codecs, of_parts, strict=True))
         fitted = [*self._firsts.items(), *self._seconds.items()]
         if self._again and not any(codec.has_more(statistics[label]) for label, codec in fitted):
@@ -111,19 +117,29 @@ class JointUpdate:
             for label, second in self._seconds.items()
         ]
         all_updates = [*updates.values(), *seconds]
-        if not all(update[1] for update in all_updates):
-            self._warn(
-                "some level tables are kept, and fitted later: all their sampled gradients are "
-                "zero, or levels cannot be fitted to them"
-            )
+        kept = [label for (label, _), new in zip(fitted, all_updates, strict=True) if not new[1]]
+        self._report({label: Coverage.of(statistics[label]) for label in statistics}, kept)
         return np.concatenate([[update.size for update in all_updates], *all_updates])
+
+    def _report(self, coverages: Mapping[str, Coverage], kept: Collection[str]) -> None:
+        """Warn of tables that are kept although something is quantised, and of lost buckets."""
+        reasons = {_why_kept(coverages[label]) for label in kept if coverages[label].sampled}
+        if reasons:
+            self._warn_kept(
+                "some level tables are kept, and fitted later: %s", "; ".join(sorted(reasons))
+            )
+        lost = sum(coverage.lost for coverage in coverages.values())
+        if lost and not reasons:
+            sampled = sum(coverage.sampled for coverage in coverages.values())
+            self._warn_lost(
+                "level tables are fitted without %d of %d sampled buckets, which contain NaN or "
+                "Inf: one such coordinate makes its whole bucket NaN in the average",
+                lost,
+                sampled,
+            )
 
     def install(self, update: np.ndarray, step: int) -> bool:
         """Apply the broadcast update; return whether no part needs another one soon."""
-        if not update.size:
-            for codec in [*self._firsts.values(), *self._seconds.values()]:
-                codec.put_off()
-            return False
         if np.array_equal(update, NOTHING_NEW):
             return False
         seconds = {f"{label} second stage".strip(): c for label, c in self._seconds.items()}
@@ -136,3 +152,12 @@ class JointUpdate:
             for (name, codec), part in zip(fitted, own, strict=True)
         ]
         return all(complete)
+
+
+def _why_kept(coverage: Coverage) -> str:
+    """Return why nothing could be fitted to samples."""
+    if coverage.found:
+        return "levels cannot be fitted to their samples"
+    if coverage.lost == coverage.sampled:
+        return "no sampled gradient is finite"
+    return "all their sampled gradients are zero" + (" or not finite" if coverage.lost else "")

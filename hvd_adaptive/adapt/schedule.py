@@ -1,4 +1,4 @@
-"""Decide at which steps tables are refitted."""
+"""Decide at which steps tables are refitted, and which steps are sampled for it."""
 
 from __future__ import annotations
 
@@ -8,27 +8,34 @@ from typing import Any
 
 from hvd_adaptive import states
 
-
-def paper_steps(step: int) -> bool:
-    """Return True at steps 100, 2,000 and every 10,000 (ALQ paper, App. K), and at step 0.
-
-    Step 0 is included because an unfitted table adds noise of many times the gradient's norm if
-    buckets are large.
-    """
-    return step in (0, 100, 2000) or (step > 0 and step % 10_000 == 0)
-
-
 LONGEST_WAIT = 1024
+# Steps that a fit is based on: its own and those before it. If gradients of several kinds take
+# turns, as in a GAN or in SAM, this many steps in a row hold each kind in its proportion.
+WINDOW = 8
+
+
+def default_steps(step: int) -> bool:
+    """Return True at steps 0, 1, 7, 100, 2,000 and every 10,000.
+
+    The ALQ paper has 100, 2,000 and every 10,000 (App. K). Step 0 is included because no unfitted
+    table is good. It has seen one step alone, so steps 1 and 7 follow: the first two, and the first
+    ``WINDOW`` steps.
+    """
+    return step in (0, 1, WINDOW - 1, 100, 2000) or (step > 0 and step % 10_000 == 0)
 
 
 class UpdateSchedule:
-    """Schedule of the steps that refit the table.
+    """Schedule of the steps that refit the table, and of those that are sampled for it.
+
+    A fit is based on samples of ``WINDOW`` steps, of which it is the last. So a schedule is
+    evaluated up to ``WINDOW`` - 1 steps ahead.
 
     An update with insufficient samples (coverage.py) is retried at the next step, then after 2, 4,
     8, ... and finally every 1,024 further steps, until it succeeds.
 
     Args:
-        steps: A collection of steps, an ascending iterable or a callable; ``paper_steps`` if None.
+        steps: A collection of steps, an ascending iterable or a callable, which is called once for
+            each step, in order; ``default_steps`` if None.
 
     Attributes:
         planned: Callable that returns whether a step is planned, regardless of earlier updates.
@@ -39,7 +46,7 @@ class UpdateSchedule:
 
     def __init__(self, steps: Iterable[int] | Callable[[int], bool] | None = None) -> None:
         if steps is None:
-            steps = paper_steps
+            steps = default_steps
         self.planned: Callable[[int], bool]
         if callable(steps):
             self.planned = steps
@@ -53,21 +60,37 @@ class UpdateSchedule:
         self._retry_at: int | None = None
         self._wait = 1
         self._again = False  # whether the update at that step is a retry rather than a request
-        self._answer = (-1, False)  # the last step that ``planned`` was called for, and its result
+        self._answers: dict[int, bool] = {}  # of ``planned``, from the current step on
+        self._ahead = (-1, False)  # a step, and whether one of the next ones is planned
 
     def is_due(self, step: int) -> bool:
         """Return whether the table is refitted at ``step``."""
         return self._is_planned(step) or step == self._retry_at
+
+    def precedes_fit(self, step: int) -> bool:
+        """Return whether ``step`` is sampled for a fit at one of the steps after it."""
+        if self._ahead[0] != step:
+            self._ahead = step, any(self._planned_from(step, WINDOW)[1:])
+        return self._ahead[1] or self._retry_at in range(step + 1, step + WINDOW)
 
     def retries(self, step: int) -> bool:
         """Return whether ``step`` is due only because an earlier update was incomplete."""
         return self._again and step == self._retry_at and not self._is_planned(step)
 
     def _is_planned(self, step: int) -> bool:
-        """Return ``planned(step)``; a user's function may have a state, so call it once a step."""
-        if self._answer[0] != step:
-            self._answer = step, bool(self.planned(step))
-        return self._answer[1]
+        return self._answers[step] if step in self._answers else self._planned_from(step, 1)[0]
+
+    def _planned_from(self, step: int, count: int) -> list[bool]:
+        """Return ``planned`` of ``count`` steps from ``step`` on.
+
+        A user's function may have a state, so it is called once for each step, in order.
+        """
+        known = self._answers if step in self._answers else {}
+        self._answers = {later: known[later] for later in known if later >= step}
+        for later in range(step, step + count):
+            if later not in self._answers:
+                self._answers[later] = bool(self.planned(later))
+        return [self._answers[later] for later in range(step, step + count)]
 
     def request(self, step: int) -> None:
         """Request an update at ``step``, in addition to the planned ones."""
@@ -82,6 +105,11 @@ class UpdateSchedule:
             self._retry_at = None
         else:
             self._retry_at, self._wait = step + self._wait, min(2 * self._wait, LONGEST_WAIT)
+
+    def go_on(self, old: UpdateSchedule) -> None:
+        """Continue a schedule of the same steps."""
+        self.load_state_dict(old.state_dict())
+        self._answers = dict(old._answers)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the pending retry as numbers (-1 for none)."""

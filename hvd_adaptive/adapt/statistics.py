@@ -13,12 +13,15 @@ import numpy as np
 import torch
 
 from hvd_adaptive import kernels
+from hvd_adaptive.adapt.schedule import WINDOW
 from hvd_adaptive.device import stacked
 from hvd_adaptive.kernels.constants import BINS
-from hvd_adaptive.levels import Distribution, Histogram, Mixture, with_tail
+from hvd_adaptive.levels import LOG_EDGES, Distribution, Histogram, Mixture, with_tail
 
 # Most components of a pooled normal mixture: 20 samples from each of 100 ranks.
 MOST_COMPONENTS = 2048
+# Squares of r in the middle of each bin, of zero and of one.
+_SQUARES = np.concatenate([((LOG_EDGES[:-1] + LOG_EDGES[1:]) / 2) ** 2, [0.0, 1.0]])
 
 
 class Sample(list[torch.Tensor]):
@@ -62,6 +65,14 @@ class Statistic(Protocol):
             buckets: float32, 1-D, of any sizes.
             norms: Their normalising norms.
             weights: Their weights in a ``Sample``; 1 if None.
+        """
+
+    def joined(self, steps: Sequence[np.ndarray]) -> np.ndarray:
+        """Return the statistics of several steps of this rank as one vector, of a fixed length.
+
+        All steps have the energy (sum of squares) of the last one that has any: a table is to suit
+        the gradients of each step, whatever their scale. In particular, AMP's loss scale may have
+        changed between steps.
         """
 
     def pool(self, collected: Sequence[np.ndarray], normalized: bool) -> Distribution:
@@ -119,6 +130,14 @@ class HistogramStatistic:
             total += np.outer([square, weight, square**2], np.append(counts, 1))
         return total.reshape(-1)
 
+    def joined(self, steps: Sequence[np.ndarray]) -> np.ndarray:
+        tables = np.reshape(steps, (len(steps), 3, -1))
+        factors = _equalizing((tables[:, 0, :-1] * _SQUARES).sum(axis=1))[:, None]
+        tables[:, 0] *= factors
+        tables[:, 2] *= factors
+        tables[:, 2] *= factors  # the square itself could overflow
+        return tables.sum(axis=0).reshape(-1)
+
     def pool(self, collected: Sequence[np.ndarray], normalized: bool) -> Distribution:
         """Return a histogram with atoms at zero and one, and with a tail beyond the samples."""
         weighted, plain, squared = self._sums(collected)
@@ -162,6 +181,14 @@ class NormalStatistic:
             rows[: len(buckets), 2:] = stacked(moments).get().numpy()
         return rows.reshape(-1)
 
+    def joined(self, steps: Sequence[np.ndarray]) -> np.ndarray:
+        rows = np.zeros((WINDOW, self.samples, 4))
+        rows[: len(steps)] = np.reshape(steps, (len(steps), -1, 4))
+        squares, sizes, means, deviations = np.moveaxis(rows, -1, 0)
+        energies = (squares * sizes * (means**2 + deviations**2)).sum(axis=1)
+        squares *= _equalizing(energies)[:, None]
+        return rows.reshape(-1)
+
     def pool(self, collected: Sequence[np.ndarray], normalized: bool) -> Distribution:
         """Return a folded mixture of truncated normals on [-1, 1], F_r(x) = F(x) - F(-x).
 
@@ -185,6 +212,13 @@ class NormalStatistic:
         """Return rows of squared norms, coordinates, means and deviations, one for each bucket."""
         rows = np.concatenate([part.reshape(-1, 4) for part in collected])
         return rows[rows[:, 0] > 0].T
+
+
+def _equalizing(energies: np.ndarray) -> np.ndarray:
+    """Return factors that give all steps the energy of the last one whose energy is not zero."""
+    some = energies > 0
+    last = energies[some][-1] if some.any() else 1.0
+    return np.divide(last, energies, out=np.ones_like(energies), where=some)
 
 
 def _moments(bucket: torch.Tensor, norm: float) -> torch.Tensor:

@@ -1,16 +1,19 @@
-"""Define Updates: when the tables of a compressor's codecs are refitted, on all ranks together."""
+"""Define Updates: when tables of a compressor's codecs are refitted, on all ranks together."""
 
 from __future__ import annotations
 
+import functools
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 
 from hvd_adaptive import states
 from hvd_adaptive.adapt.joint_update import JointUpdate
 from hvd_adaptive.adapt.schedule import UpdateSchedule
+from hvd_adaptive.adapt.window import SampleWindow
 from hvd_adaptive.once import WarnOnce
 
 logger = logging.getLogger("hvd_adaptive")
@@ -38,6 +41,10 @@ class Updates:
         """Return whether new second stages are fitted at ``step``, whatever the schedule says."""
         return False
 
+    def needs_samples(self, step: int) -> bool:
+        """Return whether ``run`` must be called: for a fit at ``step``, or for one soon after."""
+        return False
+
     def prepare_second_stages(self, ranks: int, labels: Sequence[str], step: int) -> None:
         """Make the second stages of parts before ``step``, at which new tables are fitted."""
         for label in labels:
@@ -49,9 +56,9 @@ class Updates:
         samples: Callable[[int, str], list[torch.Tensor]],
         sync: Callable,
         parts: Sequence[str] = ("",),
-        finite: bool = True,
+        worker: int = 0,
     ) -> None:
-        """Refit the tables of ``parts``, on all ranks.
+        """Sample the gradients of ``parts``, and refit their tables if that is due, on all ranks.
 
         Args:
             step: Number of the step.
@@ -59,8 +66,7 @@ class Updates:
             sync: Function (vector, fit) that calls ``fit`` with the vectors of all ranks on the
                 first rank, and returns its result on every rank.
             parts: Labels of the parts.
-            finite: Whether this rank's gradients are finite. If those of any rank are not, nothing
-                is fitted.
+            worker: The rank, if this process simulates several.
         """
 
     def adopt(self, old: Any, keep: bool, step: int) -> None:
@@ -98,9 +104,11 @@ class ScheduledUpdates(Updates):
         self.schedule = UpdateSchedule(steps)
         # New second stages are fitted regardless of the schedule.
         self._second_schedule = UpdateSchedule(())
-        self._warn_kept = WarnOnce(logger)
+        self._window = SampleWindow()
+        self._warn_kept, self._warn_lost = WarnOnce(logger), WarnOnce(logger)
 
     def due(self, step: int) -> bool:
+        self._precedes_fit(step)  # wrong ``update_steps`` raise before anything is sent
         return self.first_due(step) or self.second_due(step)
 
     def first_due(self, step: int) -> bool:
@@ -108,6 +116,12 @@ class ScheduledUpdates(Updates):
 
     def second_due(self, step: int) -> bool:
         return self._second_schedule.is_due(step)
+
+    def needs_samples(self, step: int) -> bool:
+        return self.first_due(step) or self.second_due(step) or self._precedes_fit(step)
+
+    def _precedes_fit(self, step: int) -> bool:
+        return self._codecs[""].is_fitted and self.schedule.precedes_fit(step)
 
     def prepare_second_stages(self, ranks: int, labels: Sequence[str], step: int) -> None:
         super().prepare_second_stages(ranks, labels, step)
@@ -122,14 +136,40 @@ class ScheduledUpdates(Updates):
         samples: Callable[[int, str], list[torch.Tensor]],
         sync: Callable,
         parts: Sequence[str] = ("",),
-        finite: bool = True,
+        worker: int = 0,
     ) -> None:
-        firsts, seconds = {label: self._codecs[label] for label in parts}, self._seconds(parts)
-        alone = not self.first_due(step)
+        codecs = {label: self._codecs[label] for label in parts}
+        own = {
+            label: codec.collect(samples(codec.adaptation.samples, label))
+            for label, codec in codecs.items()
+        }
+        self._window.add(worker, step, own)
+        if self.first_due(step) or self.second_due(step):
+            self._fit(step, codecs, own, sync, worker)
+        if not self._precedes_fit(step):
+            self._window.clear()
+
+    def _fit(
+        self,
+        step: int,
+        codecs: Mapping[str, Any],
+        own: Mapping[str, np.ndarray],
+        sync: Callable,
+        worker: int,
+    ) -> None:
+        """Refit the tables of ``codecs`` to ``own`` statistics and those of earlier steps."""
+        seconds, alone = self._seconds(list(codecs)), not self.first_due(step)
         schedule = self._second_schedule if alone else self.schedule
-        again = schedule.retries(step)
-        joint = JointUpdate(firsts, seconds, alone, finite, self._warn_kept, again)
-        update = sync(joint.collect(samples), joint.refit)
+        joint = JointUpdate(
+            codecs,
+            seconds,
+            alone,
+            earlier=functools.partial(self._window.before, worker, step),
+            warn_kept=self._warn_kept,
+            warn_lost=self._warn_lost,
+            again=schedule.retries(step),
+        )
+        update = sync(joint.joined(own), joint.refit)
         complete = joint.install(update, step)
         if seconds:
             self._second_schedule.done(step, complete)
@@ -137,14 +177,14 @@ class ScheduledUpdates(Updates):
             self.schedule.done(step, complete)
 
     def adopt(self, old: ScheduledUpdates, keep: bool, step: int) -> None:
-        self.schedule.load_state_dict(old.schedule.state_dict())
+        self.schedule.go_on(old.schedule)
         if keep:
             self._second_schedule = old._second_schedule
         elif self._codecs[""].is_fitted:
             self.schedule.request(step)
 
     def state_dict(self) -> dict[str, Any]:
-        state = {"schedule": self.schedule.state_dict()}
+        state = {"schedule": self.schedule.state_dict()} | self._window.state_dict()
         if self._seconds(list(self._codecs)):
             state["second_schedule"] = self._second_schedule.state_dict()
         return state
@@ -153,14 +193,20 @@ class ScheduledUpdates(Updates):
         UpdateSchedule.checked(states.entry(state, "schedule"))
         if "second_schedule" in state:
             UpdateSchedule.checked(state["second_schedule"])
+        self._loaded_window(state)
 
     def take_state(self, state: Mapping[str, Any]) -> None:
         self.schedule.load_state_dict(state["schedule"])
+        self._window = self._loaded_window(state)
         self._second_schedule = UpdateSchedule(())
         if "second_schedule" in state:
             self._second_schedule.load_state_dict(state["second_schedule"])
             for second in self._seconds(list(self._codecs)).values():
                 second.fit_requested = True
+
+    def _loaded_window(self, state: Mapping[str, Any]) -> SampleWindow:
+        """Return the window of a state; vectors of all parts have the same length."""
+        return SampleWindow.loaded(state, self._codecs[""].collect([]).size)
 
     def _seconds(self, labels: Sequence[str]) -> dict[str, Any]:
         """Return the second stages of parts, if they are fitted."""

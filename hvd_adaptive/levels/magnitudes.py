@@ -54,8 +54,13 @@ def uniform_magnitudes(count: int, symmetric: bool) -> Array:
 
 
 def exponential_magnitudes(count: int, multiplier: float, symmetric: bool) -> Array:
-    """Return ..., p**2, p, 1 (ALQ section 3.3); the least one is 0 unless symmetric (NUQSGD)."""
-    levels = np.power(float(multiplier), np.arange(count - 1, -1, -1.0))
+    """Return ..., p**2, p, 1 (ALQ section 3.3); the least one is 0 unless symmetric (NUQSGD).
+
+    Products have the same digits on all processors, and powers need not.
+    """
+    factors = np.full(count, float(multiplier))
+    factors[0] = 1.0
+    levels = np.multiply.accumulate(factors)[::-1].copy()
     if not symmetric:
         levels[0] = 0.0
     return levels

@@ -21,7 +21,8 @@ class StepFigures:
         coordinates: Gradient coordinates encoded.
         uncompressed_bytes: Their bytes before encoding.
         payload_bytes: Bytes encoded.
-        wire_bytes: Bytes sent by this rank, computed from the exchange.
+        wire_bytes: Bytes sent by this rank, computed from the exchange; in a step, with those of
+            attempts that were given up.
         squared_error: Squared error of all coordinates that this rank quantises, or sends rounded,
             estimated from the measured buckets.
         squared_norm: Squared norm of the same coordinates, estimated likewise.
@@ -55,7 +56,7 @@ class StepMeter:
     """Collector of a step's figures; those of the last completed step can be read meanwhile.
 
     Attributes:
-        detailed: Whether to keep each group's figures and count non-finite buckets.
+        detailed: Whether to keep each group's figures.
         current: Figures of the current step.
         last: Figures of the last completed step, or None.
     """
@@ -65,9 +66,10 @@ class StepMeter:
         self.current = StepFigures()
         self.last: StepFigures | None = None
         self.last_groups: dict[int, StepFigures] = {}
-        self.last_non_finite: dict[int, torch.Tensor] = {}
         self._groups: dict[int, StepFigures] = {}
-        self._non_finite: dict[int, torch.Tensor] = {}
+        # For each bucket of a group's average whether it is finite, of the last step and this one.
+        self._last_finite: dict[int, torch.Tensor] = {}
+        self._finite: dict[int, torch.Tensor] = {}
         self._squares: list[tuple[HostCopy, Sequence[float], int]] = []
         self._held: dict[Hashable, int] = {}
         self._total = 0  # the sum of these, a few for each group in flight
@@ -103,13 +105,19 @@ class StepMeter:
             self.add(field, time.perf_counter() - begin, group)
 
     def look(self, decoded: torch.Tensor, bucket_size: int, group: int) -> None:
-        """Count the non-finite buckets of a group's quantised coordinates after averaging.
+        """Note which buckets of a group's quantised coordinates are finite after averaging.
 
         If one coordinate of a bucket is not finite, none is, so only the first is checked. The
-        count stays on the tensor's device until it is read.
+        answers stay on the tensor's device until they are counted.
         """
-        if self.detailed and decoded.numel():
-            self._non_finite[group] = decoded[::bucket_size].isfinite().logical_not_().sum()
+        if decoded.numel():
+            self._finite[group] = decoded[::bucket_size].isfinite()
+
+    def non_finite(self) -> dict[int, int]:
+        """Return the number of averaged buckets of each group that are not finite, of the last
+        step."""
+        masks = self._last_finite.items()
+        return {group: int(HostCopy((~finite).sum())) for group, finite in masks}
 
     def measured(self, squares: HostCopy, weights: Sequence[float], group: int) -> None:
         """Record squared errors and norms of a group's sampled buckets.
@@ -153,40 +161,55 @@ class StepMeter:
         """Complete the step."""
         self._add_squares()
         self.last, self.last_groups = self.current, self._groups
-        self.last_non_finite = self._non_finite
-        self.restart()
+        self._last_finite = self._finite
+        self._restart()
 
-    def restart(self) -> None:
-        """Begin a new step after a completed or aborted one; buffers and residuals remain held."""
+    def give_up(self) -> None:
+        """Give up the attempt at a step. What it has sent counts among what the step sends."""
+        sent = self.current.wire_bytes
+        self._restart()
+        self.current.wire_bytes = sent
+
+    def _restart(self) -> None:
+        """Begin a new step; buffers and residuals remain held."""
         self._held = {what: size for what, size in self._held.items() if isinstance(what, str)}
         self._total = sum(self._held.values())
         self.current = StepFigures(peak_bytes=self._total)
-        self._groups, self._non_finite, self._squares = {}, {}, []
+        self._groups, self._finite, self._squares = {}, {}, []
+
+    @property
+    def relative_error(self) -> float:
+        """Return the relative squared error of the last step; see ``report``."""
+        last = self.last or StepFigures()
+        return last.squared_error / last.squared_norm if last.squared_norm else float("nan")
 
     def report(self) -> dict[str, float]:
         """Return the figures of the last step as a dict; zeros before the first step.
 
         Returns:
             A dict with coordinates, payload_bytes, wire_bytes, uncompressed_bytes,
-            bits_per_coordinate, relative_error, encode_s, exchange_s, decode_s and peak_bytes.
+            bits_per_coordinate, relative_error, non_finite, encode_s, exchange_s, decode_s and
+            peak_bytes.
             relative_error is ||Q(v) - v||²/||v||² of all coordinates v that this rank quantises, or
             that exchange="auto" sends rounded, estimated from a few full buckets and all partial
             ones. With exchange="hierarchical" v is the rank's slice of its node's mean. For schemes
             with a level table the error is the expectation over their rounding. It is NaN if no
             bucket could be measured.
+            non_finite is the number of averaged buckets that are lost: a NaN or Inf on any rank
+            makes its whole bucket NaN.
             peak_bytes is memory held beyond the gradients: payloads in flight, buffers, residuals.
             It excludes the temporary memory of encoding one group and Horovod's own buffers.
         """
         last = self.last or StepFigures()
         bits = 8 * last.payload_bytes / last.coordinates if last.coordinates else 0.0
-        error = last.squared_error / last.squared_norm if last.squared_norm else float("nan")
         return {
             "coordinates": last.coordinates,
             "payload_bytes": last.payload_bytes,
             "wire_bytes": last.wire_bytes,
             "uncompressed_bytes": last.uncompressed_bytes,
             "bits_per_coordinate": bits,
-            "relative_error": error,
+            "relative_error": self.relative_error,
+            "non_finite": sum(self.non_finite().values()),
             "encode_s": last.encode_s,
             "exchange_s": last.exchange_s,
             "decode_s": last.decode_s,

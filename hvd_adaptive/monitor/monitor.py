@@ -164,7 +164,7 @@ class Monitor:
     def _step(self, compressor: Any, number: int) -> None:
         begin, source, meter = time.perf_counter(), self._source(compressor), compressor.meter
         version = self._note_tables(source, compressor.parts, number)
-        non_finite = {group: int(count) for group, count in meter.last_non_finite.items()}
+        non_finite = meter.non_finite()
         if source.means is None:
             source.means = Means(None)
         source.means.add(number, meter, non_finite, version)

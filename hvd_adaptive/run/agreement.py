@@ -27,7 +27,7 @@ def position(
         held: Whether the rank sends nothing before all gradients have arrived.
     """
     updates, step = compressor.updates, compressor.step
-    due = updates.first_due(step) + 2 * updates.second_due(step)
+    due = updates.first_due(step) + 2 * updates.second_due(step) + 4 * updates.needs_samples(step)
     settings = compressor.codec.settings_fingerprint
     numbers = (settings, step, attempt, due, layout.fingerprint >> 1, int(held))
     return torch.tensor(numbers, device="cpu")
@@ -49,6 +49,7 @@ def _describe(numbers: Sequence[int]) -> Description:
             "its attempt": str(attempt),
             "a fit of tables (update_steps)": fits[bool(due & 1)],
             "a fit of averages' tables": fits[bool(due & 2)],
+            "samples for a fit": fits[bool(due & 4)],
             "sending": "at the end" if held else "at once",
         },
         "settings": {"all of them": f"{settings:08x}"},

@@ -7,7 +7,6 @@ from collections import deque
 import torch
 
 from hvd_adaptive.device import Streams
-from hvd_adaptive.finite import Finite
 from hvd_adaptive.layout import Group, Layout, gather, view_of
 
 
@@ -121,11 +120,6 @@ class Arrivals:
     def any_of(self, group: int) -> bool:
         """Return whether any gradient of a group has arrived."""
         return self._missing[group] < len(self._layout.groups[group].slots)
-
-    def is_finite(self) -> bool:
-        """Return whether the gradients are finite."""
-        self._streams.join(range(len(self.tensors)))
-        return bool(Finite(tensor for tensor in self.tensors if tensor is not None))
 
     def own_memory(self, group: Group) -> torch.Tensor | None:
         """Return the group in its only member's memory.

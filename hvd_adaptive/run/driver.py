@@ -58,8 +58,8 @@ class _Drive:
     """One step.
 
     Attributes:
-        held: Nothing is sent before ``finish``: the exchange is set up, or tables are fitted.
-        due: Tables are fitted.
+        held: Nothing is sent before ``finish``: the exchange is set up, or gradients are sampled
+            for tables.
         check: The gather of positions, which has been submitted.
         lock: Held by the thread that takes the step further.
         used: By slot, whether this rank's gradient has a value other than zero; filled in only if
@@ -71,7 +71,6 @@ class _Drive:
 
     step: OrderedStep
     held: bool
-    due: bool
     check: Any
     lock: Any
     agreed: bool = False
@@ -121,8 +120,8 @@ class _Drive:
         self._agree(wait=True)
         binding.set_up(step.layout, step.number, step.device)
         updates = binding.compressor.updates
-        if self.due or updates.second_due(step.number):
-            updates.run(step.number, step.samples, binding.sync(), step.parts, step.is_finite())
+        if updates.needs_samples(step.number):
+            updates.run(step.number, step.samples, binding.sync(), step.parts)
         step.launch_all(1.0 / binding.world.size)
         used = self._used_somewhere()
         while self.deliveries:
@@ -233,12 +232,13 @@ class Driver:
         if residuals is not None:
             residuals.lay_out(layout, binding.world.rank, binding.world.size)
         binding.prepare(number)
-        due = compressor.updates.due(number)
-        held = due or not binding.exchange.is_set_up
+        compressor.updates.due(number)  # once a step, whatever it returns
+        # Averages replace gradients, so these are sampled before anything is sent.
+        held = compressor.updates.needs_samples(number) or not binding.exchange.is_set_up
         worker = self._worker if on_cpu and compressor.settings.worker else None
         step = OrderedStep(binding, layout, number, self._attempt, residuals, worker)
         check = binding.world.begin_gather(position(compressor, self._attempt, layout, held))
-        self._drive = _Drive(step, held, due, check, self.make_lock())
+        self._drive = _Drive(step, held, check, self.make_lock())
         if not held:
             step.release(1.0 / binding.world.size)
 
@@ -295,7 +295,7 @@ class Driver:
             drive.over.set()
             drive.give_up()
         self._attempt += 1
-        self.compressor.meter.restart()
+        self.compressor.meter.give_up()
 
     def describe(self) -> str:
         """Return what the step in progress waits for, in lines; "" if there is none."""

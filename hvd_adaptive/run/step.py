@@ -291,11 +291,6 @@ class Step:
         return [group for index, group in groups if self.arrivals.any_of(index)]
 
     @_locked
-    def is_finite(self) -> bool:
-        """Return whether this rank's gradients are finite, before any result replaces them."""
-        return self.arrivals.is_finite()
-
-    @_locked
     def samples(self, count: int, part: str = "") -> list[torch.Tensor]:
         """Draw up to ``count`` buckets of ``part`` that this rank will quantise (run/shares.py).
 

@@ -137,6 +137,11 @@ class AdaptiveCodec(TableCodec):
         statistics = self._statistic.collect(usable.buckets, usable.norms, usable.weights)
         return np.concatenate([usable.head, statistics])
 
+    def joined(self, steps: Sequence[np.ndarray]) -> np.ndarray:
+        """See ``adapt.joint_update.Fitted.joined``."""
+        head = np.sum([own[:HEAD] for own in steps], axis=0)
+        return np.concatenate([head, self._statistic.joined([own[HEAD:] for own in steps])])
+
     def has_more(self, collected: Sequence[np.ndarray]) -> bool:
         """Return whether these statistics contain notably more than those of the last fit."""
         return Coverage.of(collected).has_grown(self._share)
@@ -231,10 +236,6 @@ class AdaptiveCodec(TableCodec):
         if self.has_book:
             probabilities = symbol_probabilities(magnitudes, of_coordinates, symmetric)
         return LevelTable(bits, symmetric, magnitudes, probabilities=probabilities)
-
-    def put_off(self) -> None:
-        """Record that an update failed: a fit to the next statistics is worthwhile in any case."""
-        self._share = 0.0
 
     def _usable(self, buckets: Sequence[torch.Tensor]) -> Usable:
         """Return the usable buckets, clipped if the settings say so."""

@@ -15,7 +15,7 @@ from hvd_adaptive.adapt.adaptation import Adaptation
 from hvd_adaptive.checks import check_choice, check_flag, check_integer
 from hvd_adaptive.kernels.tables import KernelTable, kernel_table
 from hvd_adaptive.levels import SOLVERS, Distribution, fit_levels
-from hvd_adaptive.levels.starts import exponential
+from hvd_adaptive.levels.worst_case import safe_magnitudes
 from hvd_adaptive.schemes.adaptive_codec import NORMS, AdaptiveCodec
 from hvd_adaptive.schemes.level_scheme import LevelScheme
 from hvd_adaptive.schemes.level_table import LevelTable
@@ -44,7 +44,9 @@ class ALQ(LevelScheme):
         symmetric: False for 0 and signed magnitudes, 2**bits - 1 levels (section 3); with 2 bits
             these are -1, 0 and 1, whatever the gradients. True for 2**bits levels +-l1 ... +-1
             without zero (App. B.3).
-        table: Initial levels, ascending and signed; exponential with p = 0.5 if None.
+        table: Levels until the first fit, ascending and signed. If None, they are the exponential
+            levels with the least bound on the error of any bucket
+            (``levels.worst_case.safe_magnitudes``).
         update_steps: Steps at which the table is refitted: a collection, an ascending iterable or a
             callable. Default: 0, 100, 2,000 and every 10,000.
         samples: Buckets that each rank samples for a fit.
@@ -73,9 +75,9 @@ class ALQ(LevelScheme):
         check_choice("norm", norm, NORMS)
         check_flag("symmetric", symmetric)
         check_choice("solver", solver, SOLVERS)
-        first = first_table(bits, symmetric, table)
-        adaptation = Adaptation(normalized, update_steps, samples, statistics)
         settings, own = Settings.from_keywords(ALQ, shared), {"solver": solver}
+        first = first_table(bits, symmetric, settings.bucket_size, table)
+        adaptation = Adaptation(normalized, update_steps, samples, statistics)
         fit = partial(_fitted, solver)
         kernels.expect(_uneven(bits, symmetric))
         super().__init__(
@@ -97,12 +99,16 @@ def _fitted(solver: str, law: Distribution, table: LevelTable) -> np.ndarray:
 
 
 def first_table(
-    bits: int, symmetric: bool, levels: Sequence[float] | torch.Tensor | None
+    bits: int,
+    symmetric: bool,
+    bucket_size: int,
+    levels: Sequence[float] | torch.Tensor | None = None,
 ) -> LevelTable:
-    """Return the table of the given levels, or the exponential table with p = 0.5 if None."""
+    """Return the table of the given levels, or one that is safe for any gradient if None."""
     count = 1 << (bits - 1)
     if levels is None:
-        return LevelTable(bits, symmetric, exponential(None, count, symmetric))
+        magnitudes = safe_magnitudes(count, symmetric, bucket_size)
+        return LevelTable(bits, symmetric, np.array(magnitudes))
     table = LevelTable.from_levels(levels, bits, symmetric)
     if table.magnitudes.size < count:  # as fits return them
         raise ValueError(

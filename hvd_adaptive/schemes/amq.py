@@ -9,8 +9,9 @@ import numpy as np
 
 from hvd_adaptive.adapt.adaptation import Adaptation
 from hvd_adaptive.checks import check_choice, check_flag, check_integer
-from hvd_adaptive.levels import Distribution, exponential_magnitudes, fit_multiplier
+from hvd_adaptive.levels import Distribution, fit_multiplier
 from hvd_adaptive.schemes.adaptive_codec import NORMS, AdaptiveCodec
+from hvd_adaptive.schemes.alq import first_table
 from hvd_adaptive.schemes.level_scheme import LevelScheme
 from hvd_adaptive.schemes.level_table import LevelTable
 from hvd_adaptive.settings import Settings
@@ -55,10 +56,9 @@ class AMQ(LevelScheme):
         bits = check_integer("bits", bits, 2, 8)
         check_choice("norm", norm, NORMS)
         check_flag("symmetric", symmetric)
-        count = 1 << (bits - 1)
-        first = LevelTable(bits, symmetric, exponential_magnitudes(count, 0.5, symmetric))
-        adaptation = Adaptation(normalized, update_steps, samples, statistics)
         settings = Settings.from_keywords(AMQ, shared)
+        first = first_table(bits, symmetric, settings.bucket_size)
+        adaptation = Adaptation(normalized, update_steps, samples, statistics)
         super().__init__(
             AdaptiveCodec("amq", settings, norm, first, adaptation, _fitted, {}, self._again)
         )

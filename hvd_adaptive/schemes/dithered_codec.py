@@ -194,13 +194,15 @@ class DitheredCodec(StagedCodec):
         usable = self._usable(buckets)
         return np.concatenate([usable.head, self._sent, self._counts(usable)])
 
+    def joined(self, steps: Sequence[np.ndarray]) -> np.ndarray:
+        """See ``adapt.joint_update.Fitted.joined``. What was sent is counted since the update."""
+        total = np.sum(steps, axis=0)
+        total[HEAD : HEAD + 2] = steps[-1][HEAD : HEAD + 2]
+        return total
+
     def has_more(self, collected: Sequence[np.ndarray]) -> bool:
         """Return whether these statistics contain notably more than those of the last fit."""
         return Coverage.of(collected).has_grown(self._share)
-
-    def put_off(self) -> None:
-        """Record that an update failed: a fit to the next statistics is worthwhile in any case."""
-        self._share = 0.0
 
     def refit(self, collected: Sequence[np.ndarray]) -> np.ndarray:
         """Return the update that rank 0 broadcasts, computed from all ranks' statistics.

@@ -17,7 +17,7 @@ from hvd_adaptive.checks import check_integer
 from hvd_adaptive.compressor import GradientCompressor, check_compressor
 from hvd_adaptive.exchange.exchange import Place
 from hvd_adaptive.exchange.exchanges import EXCHANGES, name_of_exchange
-from hvd_adaptive.feedback import Residuals, all_finite
+from hvd_adaptive.feedback import Residuals
 from hvd_adaptive.finite import wide_of
 from hvd_adaptive.layout import Member, build_layout, gather
 from hvd_adaptive.monitor import StepMeter
@@ -58,7 +58,7 @@ class Ranks:
     """Gradients of ``workers`` ranks of one model, and their exchange.
 
     1. Call ``take(rank)`` after each rank's backward pass.
-    2. Call ``refit(step)`` if ``due(step)``, to refit the table of an adaptive scheme.
+    2. Call ``refit(step)`` if ``due(step)``, for the table of an adaptive scheme.
     3. Call ``average(step)`` to write the averaged decoded gradients into the parameters' ``grad``.
        One rank without a compressor keeps its own gradient unchanged.
 
@@ -167,15 +167,18 @@ class Ranks:
             self.residuals[rank].lay_out(self.layout, rank, self.workers)
 
     def due(self, step: int) -> bool:
-        """Return whether the schedule refits a table at ``step``; call this once per step."""
+        """Return whether ``refit`` must be called at ``step``; call this once per step.
+
+        Its gradients are sampled for a fit at this step or soon after it.
+        """
         if self.compressor is None:
             return False
         exchange = self._exchanges[0]
         exchange.prepare(self.compressor.updates, exchange.parts_among(self.layout.groups), step)
-        return self.compressor.updates.due(step)
+        return self.compressor.updates.needs_samples(step)
 
     def refit(self, step: int) -> None:
-        """Update the tables from all ranks' samples."""
+        """Sample all ranks' gradients, and update the tables if the schedule says so."""
         others = [self._statistics(rank, step) for rank in range(1, self.workers)]
         self._update(0, step, lambda own, fit: fit([own, *others]))
 
@@ -261,8 +264,11 @@ class Ranks:
             whole = parts[0] if len(parts) == 1 else torch.cat(parts)
             parameter.grad = whole.view(parameter.shape)
 
-    def _statistics(self, rank: int, step: int) -> np.ndarray:
-        """Return the statistics that a rank would send at an update, and abort the update."""
+    def _statistics(self, rank: int, step: int) -> np.ndarray | None:
+        """Return the statistics that a rank would send at an update, and abort the update.
+
+        The result is None if there is no update at this step.
+        """
 
         def collect(own: np.ndarray, fit: object) -> np.ndarray:
             raise _Collected(own)
@@ -271,13 +277,12 @@ class Ranks:
             self._update(rank, step, collect)
         except _Collected as collected:
             return collected.args[0]
-        raise RuntimeError(f"{self._scheme.name}: an update ended without an exchange")
+        return None
 
     def _update(self, rank: int, step: int, sync: Callable) -> None:
         """Run one rank's part of an update."""
         parts = self._exchanges[rank].parts_among(self.layout.groups)
-        finite = all_finite(flat[rank] for flat in self.flats)
-        self._scheme.updates.run(step, self._samples(rank, step), sync, parts, finite)
+        self._scheme.updates.run(step, self._samples(rank, step), sync, parts, rank)
 
     def _samples(self, rank: int, step: int) -> Callable[[int, str], list[torch.Tensor]]:
         everyone = self._everyone(step, [StepMeter() for _ in range(self.workers)])

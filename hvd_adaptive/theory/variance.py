@@ -18,6 +18,7 @@ from hvd_adaptive.levels import (
     check_magnitudes,
     exponential_magnitudes,
     sample_variance,
+    worst_case,
 )
 from hvd_adaptive.theory.arguments import (
     check_count,
@@ -62,10 +63,8 @@ def variance_bound(
 ) -> float:
     """Return epsilon_Q of any table: ALQ Theorem 2; symmetric: Theorem 9.
 
-    Above the first positive level, (high - r)(r - low) <= (ratio - 1)^2 / (4 ratio) r^2 (Eq. 40).
-    Below it, the cost is ``small_coordinates``, or l1^2 for each of the d coordinates of a
-    symmetric table. The bound is nearly reached under L1 and L2. Under L-infinity it is up to twice
-    the worst case, since the largest coordinate is exact.
+    ``levels.worst_case.worst_variance`` derives it. The bound is nearly reached under L1 and L2.
+    Under L-infinity it is up to twice the worst case, since the largest coordinate is exact.
 
     Args:
         magnitudes: (K,), as in ``levels.check_magnitudes``.
@@ -74,25 +73,15 @@ def variance_bound(
         symmetric: Whether the table is symmetric.
     """
     levels = check_magnitudes(magnitudes, symmetric)
-    positive_levels = levels if symmetric else levels[1:]
-    ratio = np.max(positive_levels[1:] / positive_levels[:-1], initial=1.0)
-    between = (ratio - 1) ** 2 / (4 * ratio)
-    reach = positive_levels[0] * _spread(dimension, norm_order)
-    return float(between + (reach**2 if symmetric else small_coordinates(reach)))
+    return worst_case.worst_variance(levels, _spread(dimension, norm_order), symmetric)
 
 
 def small_coordinates(reach: float) -> float:
     """Return inf over 0 < p < 1 of K_p reach**(2 - p), the cost bound of coordinates in [0, l1].
 
-    Source: ALQ Theorem 2. ``reach`` is l1 d**(1/min(q, 2)). The logarithm is convex in p; its
-    derivative is -log((1 - p)/(2 - p)) - log(reach), since the other terms cancel. If reach > 2,
-    the infimum is at (1 - p)/(2 - p) = 1/reach and equals reach - 1. Otherwise it is at p -> 0,
-    where K_p -> 1/4. For q = 2 the bound is attained. From reach 2 on, d equal coordinates r =
-    d**(-1/2) attain it: n equal coordinates cost sqrt(n) l1 - 1, which is largest at n = d. Below
-    reach 2, d coordinates r = l1/2 attain it if one more coordinate holds the rest of the norm.
+    Source: ALQ Theorem 2. ``reach`` is l1 d**(1/min(q, 2)); see ``worst_case.small_coordinates``.
     """
-    reach = check_not_negative("reach", reach)
-    return reach - 1 if reach > 2 else reach**2 / 4
+    return worst_case.small_coordinates(check_not_negative("reach", reach))
 
 
 def exponent_constant(exponent: float) -> float:

@@ -91,16 +91,18 @@ def test_samples_that_say_nothing_keep_the_table(scheme):
 
 
 class TwoRanks:
-    """Two ranks' gradients of one parameter, step by step."""
+    """Two ranks' gradients of one parameter of so many buckets, step by step."""
 
-    def __init__(self, compressor) -> None:
-        self.compressor = compressor
-        self.parameter = torch.nn.Parameter(torch.zeros(4 * BUCKET))
+    def __init__(self, compressor, buckets: int = 4) -> None:
+        self.compressor, self.buckets = compressor, buckets
+        self.parameter = torch.nn.Parameter(torch.zeros(buckets * BUCKET))
         self.ranks = Ranks([("w", self.parameter)], compressor, 2)
 
-    def step(self, step: int, *gradients: torch.Tensor) -> torch.Tensor:
-        for rank, gradient in enumerate(gradients):
-            self.parameter.grad = gradient.repeat(4)
+    def step(self, step: int, *gradients: torch.Tensor | list[torch.Tensor]) -> torch.Tensor:
+        """Average the ranks' buckets; a single one stands in all places."""
+        for rank, own in enumerate(gradients):
+            buckets = own if isinstance(own, list) else [own] * self.buckets
+            self.parameter.grad = torch.cat(buckets)
             self.ranks.take(rank)
         if self.ranks.due(step):
             self.ranks.refit(step)
@@ -112,22 +114,59 @@ def warned(caplog) -> list[str]:
     return [r.message for r in caplog.records if r.levelname == "WARNING"]
 
 
-@pytest.mark.parametrize("kind", ("nan", "inf", "zeros"))
 @every_scheme
-def test_an_update_is_put_off_and_told_once(scheme, kind, caplog):
-    """Where one rank's gradients are not finite nothing is fitted to the others', either: AMP skips
-    that step. Zeros everywhere cannot be fitted to."""
-    run = TwoRanks(make(scheme, update_steps=[0, 1, 2, 3, 5]))
+def test_an_update_is_put_off_and_told_once(scheme, caplog):
+    """Zeros everywhere cannot be fitted to."""
+    run, zeros = TwoRanks(make(scheme, update_steps=[0, 1, 2, 3])), ZEROS["zeros"]
     before = table(run.compressor)
-    bad = {**NOT_FINITE, **ZEROS}[kind]
     for step in range(3):
-        run.step(step, normal() if kind != "zeros" else bad, bad)
+        run.step(step, zeros, zeros)
         assert run.compressor.codec.table_version == 0
         assert np.array_equal(table(run.compressor), before)
     told = warned(caplog)
-    assert len(told) == 1 and "kept, and fitted later" in told[0]
+    assert len(told) == 1 and told[0].endswith("later: all their sampled gradients are zero")
     run.step(3, normal(), normal(1))
-    assert run.compressor.codec.table_version == 1
-    run.step(4, normal(), bad)  # no update is due
-    run.step(5, bad, bad)
     assert run.compressor.codec.table_version == 1 and len(warned(caplog)) == 1
+
+
+@pytest.mark.parametrize("kind", ("nan", "inf"))
+@every_scheme
+def test_a_table_is_fitted_to_the_finite_buckets(scheme, kind, caplog):
+    """A script may replace NaN in each step's gradients, and has no scaler that skips the step."""
+    run = TwoRanks(make(scheme, update_steps=[0, 1, 2]), buckets=8)
+    alone = TwoRanks(make(scheme, update_steps=[0]), buckets=7)
+    bad = NOT_FINITE[kind]
+    for step in range(4):
+        run.step(step, *([*[normal(8 * rank + i) for i in range(7)], bad] for rank in (0, 1)))
+        assert run.compressor.codec.table_version == min(step, 2) + 1
+        if step == 0:
+            alone.step(0, *([normal(8 * rank + i) for i in range(7)] for rank in (0, 1)))
+            assert np.array_equal(table(run.compressor), table(alone.compressor))
+    (told,) = warned(caplog)
+    assert "fitted without 2 of 16 sampled buckets, which contain NaN or Inf" in told
+
+
+@pytest.mark.parametrize("kind", ("nan", "inf"))
+@every_scheme
+def test_nothing_is_fitted_where_no_sample_is_finite(scheme, kind, caplog):
+    """As in a step that AMP skips; all is as before at the next one."""
+    run, bad = TwoRanks(make(scheme, update_steps=[0])), NOT_FINITE[kind]
+    before = table(run.compressor)
+    run.step(0, bad, bad)
+    assert np.array_equal(table(run.compressor), before)
+    assert warned(caplog) == [
+        "some level tables are kept, and fitted later: no sampled gradient is finite"
+    ]
+    run.step(1, normal(), normal(1))
+    assert run.compressor.codec.table_version == 1
+
+
+def test_nothing_is_told_where_nothing_is_quantised(caplog):
+    parameter = torch.nn.Parameter(torch.zeros(10))  # below min_numel
+    ranks = Ranks([("w", parameter)], SCHEMES["alq-3"](update_steps=[0]), 2)
+    for rank in range(2):
+        parameter.grad = torch.ones(10)
+        ranks.take(rank)
+    assert ranks.due(0)
+    ranks.refit(0)
+    assert warned(caplog) == []

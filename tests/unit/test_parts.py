@@ -262,8 +262,10 @@ class TestUpdates:
 
     def update(self, compressor: ALQ, step: int, empty: tuple = ()):
         """As two ranks do; ``vectors`` are the other's statistics."""
-        joint = JointUpdate({label: ALQ(bucket_size=100).codec for label in self.LABELS})
-        other = joint.collect(self.samples(1, empty))
+        codecs = {label: ALQ(bucket_size=100).codec for label in self.LABELS}
+        draw = self.samples(1, empty)
+        own = {label: codec.collect(draw(20, label)) for label, codec in codecs.items()}
+        other = JointUpdate(codecs).joined(own)
         calls = []
 
         def sync(own, fit):
@@ -287,14 +289,16 @@ class TestUpdates:
         assert compressor.codec.table_version == 0, "the default part had no samples"
 
     def test_an_update_is_complete_when_all_parts_found_their_samples(self):
+        """In all of the last eight steps that were sampled."""
         compressor = ALQ(bucket_size=100, scope="tensor", update_steps=[0])
-        versions = []
-        for step, empty in ((0, ((0, "b"), (1, "b"))), (1, ((1, "c"),)), (3, ())):
+        versions, nothing = [], {0: ((0, "b"), (1, "b")), 1: ((1, "c"),)}
+        for step in (0, 1, 3, 7, 15):
+            empty = nothing.get(step, ())
             assert compressor.updates.due(step)
             self.update(compressor, step, empty)
             versions.append([compressor.part(label).table_version for label in self.LABELS])
-        assert versions == [[1, 0, 1], [2, 1, 2], [3, 2, 3]]
-        assert not any(compressor.updates.due(step) for step in range(4, 2000))
+        assert versions == [[1, 0, 1], [2, 1, 2], [3, 2, 3], [4, 3, 4], [5, 4, 5]]
+        assert not any(compressor.updates.due(step) for step in range(16, 2000))
 
     def test_one_part_alone_sends_what_it_always_sent(self):
         compressor, alone = ALQ(bucket_size=100), ALQ(bucket_size=100)
@@ -306,6 +310,6 @@ class TestUpdates:
             return fit([own])
 
         compressor.updates.run(0, lambda count, part: buckets[:count], sync)
-        assert np.array_equal(sent[0], np.append(1.0, alone.codec.collect(buckets[:20])))
-        alone.codec.apply_update(alone.codec.refit([sent[0][1:]]), 0)
+        assert np.array_equal(sent[0], alone.codec.collect(buckets[:20]))
+        alone.codec.apply_update(alone.codec.refit([sent[0]]), 0)
         assert torch.equal(compressor.levels, alone.levels)

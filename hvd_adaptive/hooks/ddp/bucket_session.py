@@ -218,7 +218,7 @@ class BucketSession:
     def _begin_driving(self, pending: _Pending, bucket: Bucket) -> None:
         layout = pending.binding.layout
         assert layout is not None
-        if self.compressor.updates.due(self.compressor.step):
+        if self.compressor.updates.needs_samples(self.compressor.step):
             pending.binding.world.forget_lengths()
         self._driver.begin(pending.binding, layout, bucket.buffer.is_cpu)
 

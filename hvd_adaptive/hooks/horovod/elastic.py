@@ -138,9 +138,10 @@ def register_handler(kind: type, handler: type) -> None:
 def without_own(state: Mapping[str, Any]) -> dict[str, Any]:
     """Return a compressor's state without the values that belong to each rank.
 
-    These are the residuals, and what the rank has sent since the last update.
+    These are the residuals, the samples for the next fit, and what the rank has sent since the last
+    update.
     """
-    shared = {name: value for name, value in state.items() if name != "residuals"}
+    shared = {name: value for name, value in state.items() if name not in ("residuals", "window")}
     if "sent" in state:
         shared["sent"] = torch.zeros_like(state["sent"])
     if "parts" in state:

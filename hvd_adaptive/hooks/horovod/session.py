@@ -278,13 +278,13 @@ class Session:
             binding.given_up.drain(binding.world, binding.name_at(step.attempt), step.device)
 
     def _refit(self, binding: Binding, step: Step) -> None:
-        """Refit the tables if this is an update step."""
+        """Refit the tables if this is an update step, or sample this step for the next one."""
         binding.set_up(step.layout, step.number, step.device, step.attempt)
         due = self._position.update_due(binding, step.number)
         updates = self.compressor.updates
-        if due or updates.second_due(step.number):
+        if due or updates.needs_samples(step.number):
             sync = binding.sync(step.number, step.attempt)
-            updates.run(step.number, step.samples, sync, step.parts, step.is_finite())
+            updates.run(step.number, step.samples, sync, step.parts)
 
     def wants_watch(self) -> bool:
         """See helper.Helped."""
@@ -401,7 +401,7 @@ class Session:
             pending, self._pending = self._pending, None
             if pending is not None and (step := pending.latest_step) is not None:
                 pending.binding.given_up.take(step, pending.generation)
-                self.compressor.meter.restart()
+                self.compressor.meter.give_up()
 
     def rebind(self) -> None:
         """Lay out the next step anew: settings have changed."""

@@ -18,9 +18,10 @@ def due(schedule: UpdateSchedule, until: int) -> list[int]:
     return [step for step in range(until) if schedule.is_due(step)]
 
 
-def test_default_is_the_papers_and_step_zero():
+def test_default_is_the_papers_and_three_early_steps():
     schedule = UpdateSchedule()
-    assert due(schedule, 50_001) == [0, 100, 2000, 10_000, 20_000, 30_000, 40_000, 50_000]
+    papers = [100, 2000, 10_000, 20_000, 30_000, 40_000, 50_000]
+    assert due(schedule, 50_001) == [0, 1, 7, *papers]
 
 
 @pytest.mark.parametrize(
@@ -63,7 +64,7 @@ def test_copies_are_asked_apart_but_read_one_iterable():
     other = copy.deepcopy(schedule)
     schedule.request(9)
     assert due(other, 50) == [3, 7, 20] and due(schedule, 50) == [3, 7, 9, 20]
-    assert due(pickle.loads(pickle.dumps(UpdateSchedule())), 2001) == [0, 100, 2000]
+    assert due(pickle.loads(pickle.dumps(UpdateSchedule())), 2001) == [0, 1, 7, 100, 2000]
 
 
 def test_never():
@@ -158,3 +159,47 @@ def test_a_function_is_called_once_a_step():
         assert schedule.is_due(step) == due
         assert not schedule.retries(step)
         assert schedule.is_due(step) == due
+
+
+def preceding(schedule: UpdateSchedule, until: int) -> list[int]:
+    return [step for step in range(until) if schedule.precedes_fit(step)]
+
+
+def test_the_seven_steps_before_a_planned_one_are_sampled():
+    assert preceding(UpdateSchedule([30]), 60) == list(range(23, 30))
+    assert preceding(UpdateSchedule([3, 30]), 60) == [0, 1, 2, *range(23, 30)]
+    assert preceding(UpdateSchedule(range(0, 60, 2)), 40) == list(range(40))
+    assert preceding(UpdateSchedule(()), 60) == []
+
+
+def test_steps_before_a_retry_are_sampled():
+    schedule = UpdateSchedule([0])
+    for failed in (0, 1, 3, 7, 15):
+        schedule.done(failed, complete=False)
+    assert [step for step in range(16, 60) if schedule.precedes_fit(step)] == list(range(24, 31))
+
+
+def test_a_function_is_called_once_a_step_in_order_up_to_seven_steps_ahead():
+    called = []
+
+    def planned(step: int) -> bool:
+        called.append(step)
+        return step == 12
+
+    schedule = UpdateSchedule(planned)
+    for step in range(20):
+        assert schedule.is_due(step) == (step == 12)
+        assert schedule.precedes_fit(step) == (5 <= step < 12)
+        assert schedule.is_due(step) == (step == 12)
+        assert called == list(range(step + 8))
+    copied = UpdateSchedule(planned)
+    copied.go_on(schedule)
+    assert copied.is_due(20) == copied.precedes_fit(20)
+    assert called == list(range(28)), "a change of settings forgets no answer"
+
+
+def test_going_back_calls_a_function_again():
+    called = []
+    schedule = UpdateSchedule(lambda step: called.append(step) or step == 9)
+    assert schedule.precedes_fit(5) and schedule.precedes_fit(3)
+    assert called == [*range(5, 13), *range(3, 11)]

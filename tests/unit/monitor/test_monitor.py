@@ -20,12 +20,25 @@ def test_buffers_outlive_a_step_and_payloads_do_not():
     meter = StepMeter()
     meter.hold("buffers", 100)
     meter.hold(("flight", 0), 10)
-    meter.restart()  # the step was given up
+    meter.give_up()
     meter.hold(("flight", 0), 1)
     meter.finish()
     meter.finish()
     assert meter.report()["peak_bytes"] == 100
     meter.clear()
-    meter.restart()
+    meter.give_up()
     meter.finish()
     assert meter.report()["peak_bytes"] == 0
+
+
+def test_what_was_sent_and_given_up_counts():
+    meter = StepMeter()
+    for sent in (100, 20):
+        meter.add("wire_bytes", sent)
+        meter.add("payload_bytes", sent)
+        meter.give_up()
+    meter.add("wire_bytes", 3)
+    meter.finish()
+    assert meter.report()["wire_bytes"] == 123 and meter.report()["payload_bytes"] == 0
+    meter.finish()
+    assert meter.report()["wire_bytes"] == 0

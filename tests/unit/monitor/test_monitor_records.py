@@ -232,13 +232,13 @@ def test_buckets_that_are_not_finite(tmp_path):
     assert record["non_finite"] == 2 and [g["non_finite"] for g in record["groups"]] == [2, 0]
 
 
-def test_groups_are_looked_at_only_where_there_is_a_monitor():
+def test_groups_have_figures_only_where_there_is_a_monitor():
     codec = Codec(detailed=False)
     codec.meter.add("payload_bytes", 5, 0)
     codec.meter.look(torch.full((20,), torch.nan), 10, 0)
     codec.meter.finish()
     assert codec.meter.report()["payload_bytes"] == 5
-    assert codec.meter.last_groups == {} and codec.meter.last_non_finite == {}
+    assert codec.meter.last_groups == {} and codec.meter.report()["non_finite"] == 2
 
 
 def test_ranks_that_watch():

@@ -159,16 +159,3 @@ def test_levels_cannot_be_changed_from_outside():
     before = compressor.levels.clone()
     compressor.levels.zero_()
     assert torch.equal(compressor.levels, before)
-
-
-@pytest.mark.parametrize("bits", range(2, 9))
-@pytest.mark.parametrize("symmetric", (True, False))
-def test_first_table(bits, symmetric):
-    """Exponential with p = 0.5 up to 5 bits (16 magnitudes), as the class says."""
-    levels = ALQ(bits=bits, symmetric=symmetric).levels
-    assert levels.numel() == (1 << bits) - (not symmetric)
-    assert bool((levels.diff() > 0).all())
-    if bits <= 5:
-        count = 1 << (bits - 1)
-        powers = [0.5**k for k in range(count - 1 + symmetric)][::-1]
-        assert levels[levels > 0].tolist() == powers

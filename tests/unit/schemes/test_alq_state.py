@@ -17,6 +17,7 @@ REPORT = {
     "uncompressed_bytes",
     "bits_per_coordinate",
     "relative_error",
+    "non_finite",
     "encode_s",
     "exchange_s",
     "decode_s",
