@@ -244,7 +244,9 @@ class AdaptiveCodec(TableCodec):
 
     def adopt_tables(self, old: AdaptiveCodec, keep: bool) -> None:
         super().adopt_tables(old, keep)
-        table = old._table if self.can_take(old._table) else self._table
+        # A table that is not fitted may depend on the bucket size, which may have changed.
+        kept = (keep or old.table_version > 0) and self.can_take(old._table)
+        table = old._table if kept else self._table
         self._table = dataclasses.replace(table, version=old.table_version)
         self._share = old._share
 

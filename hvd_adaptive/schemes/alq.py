@@ -48,8 +48,8 @@ class ALQ(LevelScheme):
             levels with the least bound on the error of any bucket
             (``levels.worst_case.safe_magnitudes``).
         update_steps: Steps at which the table is refitted: a collection, an ascending iterable or a
-            callable. Default: 0, 100, 2,000 and every 10,000.
-        samples: Buckets that each rank samples for a fit.
+            callable. Default: 0, 1, 7, 100, 2,000 and every 10,000 (adapt/schedule.py).
+        samples: Buckets that each rank samples at each of the steps that a fit is based on.
         statistics: "histogram", or "normal" for the paper's truncated normals.
         **shared: See ``settings.Settings``.
 

@@ -52,9 +52,9 @@ class Position:
         agreed = _crc(
             self._compressor.codec.settings_fingerprint, binding.comparison.checksum, named
         )
-        due = self.update_due(binding, step)
-        first_due = self._compressor.updates.first_due(step)
-        progress = _crc(binding.given_up.attempt, due, first_due, self._tables)
+        due, updates = self.update_due(binding, step), self._compressor.updates
+        fits = due, updates.first_due(step), updates.needs_samples(step)
+        progress = _crc(binding.given_up.attempt, *fits, self._tables)
         groups = 0 if binding.layout is None else binding.layout.fingerprint
         return Template(binding.world.rank, step, agreed, progress, groups)
 
@@ -81,6 +81,7 @@ class Position:
                 "its number": str(step),
                 "a fit of tables (update_steps)": due[updates.first_due(step)],
                 "a fit of averages' tables": due[updates.second_due(step)],
+                "samples for a fit": due[updates.needs_samples(step)],
                 "its attempt": str(binding.given_up.attempt),
                 "tables fitted so far": str(self._tables),
             },

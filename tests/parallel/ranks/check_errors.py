@@ -36,6 +36,19 @@ def test_different_update_steps(exchange, due):
     assert f" due on rank{'s' * (len(on) > 1)} {on[0]}" in str(caught.value)
 
 
+@pytest.mark.parametrize("keywords", [{}, {"exchange": "hierarchical", "ranks_per_node": 2}])
+def test_update_steps_that_will_differ(keywords):
+    """From the first step on that only some ranks sample for a fit; in a node, that is a
+    collective."""
+    model, last = make_model(), 30 if hvd.rank() == 1 else 9
+    compressor = ALQ(seed=next(SEEDS), update_steps=[last], **keywords)
+    optimizer = distributed(model, compressor)
+    train(model, optimizer, 2)
+    told = r"samples for a fit is due on ranks? 0(, 2-3)?, not due on rank 1"
+    with pytest.raises(RankMismatchError, match=told):
+        train(model, optimizer, 1)
+
+
 def test_groups_that_do_not_fit():
     model = make_model()
     optimizer = distributed(model, ALQ(bucket_size=2**20, in_flight_bytes=4096))

@@ -53,6 +53,32 @@ def test_every_kind_on_one_rank_and_on_all(scheme):
             assert every.abs().max() < 1e-38, name
 
 
+@pytest.mark.parametrize("scheme", ["alq-3", "ecdq-3", "alq-8-linf"])
+@pytest.mark.parametrize("exchange", ["allgather", "scatter_reduce"])
+def test_a_nan_in_every_step_hinders_no_fit(scheme, exchange):
+    """A script that replaces NaN has no scaler that skips a step: every step is applied."""
+    model = torch.nn.Linear(BUCKET, 32, bias=False)
+    compressor = make(scheme, exchange=exchange)
+    named = [(f"nan.{scheme}.{exchange}", model.weight)]
+    optimizer = hvd.DistributedOptimizer(
+        torch.optim.SGD(model.parameters(), lr=0.1), named_parameters=named, compression=compressor
+    )
+    for step in range(9):
+        optimizer.zero_grad()
+        model(normal(100 * step + hvd.rank())[None]).square().sum().backward()
+        if hvd.rank() == 0:
+            model.weight.grad[3, 5] = torch.nan
+        optimizer.synchronize()
+        average = model.weight.grad
+        assert average.isnan().any(1).tolist() == [row == 3 for row in range(32)]
+        torch.nan_to_num_(average)
+        with optimizer.skip_synchronize():
+            optimizer.step()
+        assert compressor.report()["table_version"] == 1 + (step >= 1) + (step >= 7)
+        assert compressor.report()["non_finite"] == 1
+    assert_same_everywhere(model.weight.detach(), f"nan.{scheme}.{exchange}")
+
+
 @pytest.mark.parametrize("scheme", ["alq-3", "qsgd-3", "bingrad", "ecdq-3", "qsgd-3-linf"])
 def test_two_lossy_stages(scheme):
     last = hvd.rank() == hvd.size() - 1

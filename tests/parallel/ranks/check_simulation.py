@@ -13,7 +13,16 @@ STEPS = 6
 
 
 CASES = {
-    "alq": lambda: ALQ(bits=3, bucket_size=1024, update_steps=[0, 2], samples=7, seed=3),
+    "alq": lambda: ALQ(bits=3, bucket_size=1024, update_steps=[0, 5], samples=7, seed=3),
+    "alq-no-worker": lambda: ALQ(
+        bits=3, bucket_size=256, update_steps=[0, 5], fusion_bytes=20_000, worker=False
+    ),
+    "alq-small-groups": lambda: ALQ(
+        bits=3, bucket_size=256, update_steps=[0, 5], fusion_bytes=20_000, error_feedback=0.2
+    ),
+    "alq-nodes": lambda: ALQ(
+        bits=4, bucket_size=256, update_steps=[0, 5], exchange="hierarchical", ranks_per_node=2
+    ),
     "alq-tensor": lambda: ALQ(
         bits=4, bucket_size=512, scope="tensor", update_steps=[1], tail="full"
     ),

@@ -20,9 +20,7 @@ FITS = {"alq": [0, 2], "alq-n": [1], "alq-paper": [0], "amq": [0]}
 SCHEMES = {
     "alq": scheme("alq-3", bucket_size=64, seed=7, update_steps=FITS["alq"], samples=4),
     "alq-n": scheme("alq-4-n", bucket_size=50, update_steps=FITS["alq-n"], samples=3),
-    "alq-paper": scheme(
-        "alq-3-paper", bucket_size=64, update_steps=FITS["alq-paper"], samples=4
-    ),
+    "alq-paper": scheme("alq-3-paper", bucket_size=64, update_steps=FITS["alq-paper"], samples=4),
     "amq": scheme("amq-3", bucket_size=64, seed=2, update_steps=FITS["amq"]),
     "qsgd": scheme("qsgd-4-linf", bucket_size=100, tail="full"),
     "nuqsgd": scheme("nuqsgd-3", bucket_size=32, min_numel=0),
