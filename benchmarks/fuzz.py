@@ -66,9 +66,18 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "ECDQ": ("ECDQ", {"bits": 2.0}),
     "ECDQ low": ("ECDQ", {"bits": 0.5}),
     "ECDQ high": ("ECDQ", {"bits": 6.0, "tail": "full"}),
+    "EDEN": ("EDEN", {"bits": 2, "bucket_size": 512}),
+    # Of these gradients a row and one coordinate in ten are zero.
+    "ALQ symmetric, zeros": ("ALQ", {"bits": 3, "norm": "l2", "symmetric": True}),
+    "SignSGD, zeros": ("SignSGD", {"tail": "full"}),
+    "ECDQ, zeros": ("ECDQ", {"bits": 2.0}),
+    "EDEN, zeros": ("EDEN", {"bits": 1, "bucket_size": 512}),
 }
 # Header fields (byte offset, format) whose lies a receiver must survive.
-FIELDS = ((7, "<B"), (8, "<I"), (32, "<Q"), (40, "<Q"), (48, "<Q"), (56, "<I"), (64, "<Q"))
+FIELDS = (
+    *((7, "<B"), (8, "<I"), (32, "<Q"), (40, "<Q")),
+    *((48, "<Q"), (56, "<I"), (64, "<Q"), (92, "<I")),
+)
 
 
 class GuardedPage:
@@ -96,6 +105,8 @@ def subjects(seed: int, checksum: bool = True) -> dict[str, tuple[Any, bytes]]:
     """Label -> compressor and one of its payloads."""
     generator = torch.Generator().manual_seed(seed)
     flat = torch.randn(COORDINATES, generator=generator) ** 3
+    sparse = flat.clone()
+    sparse[::10], sparse[1000:1700] = 0, 0
     made = {}
     whole, coders.SEGMENT = coders.SEGMENT, SEGMENT
     try:
@@ -105,7 +116,7 @@ def subjects(seed: int, checksum: bool = True) -> dict[str, tuple[Any, bytes]]:
             )
             if hasattr(scheme, "fit"):
                 scheme.fit(flat)
-            payload = scheme.encode(flat, seed=seed)
+            payload = scheme.encode(sparse if label.endswith("zeros") else flat, seed=seed)
             if read_header(payload).coding != scheme.settings.coding:
                 raise RuntimeError(f"{label}: the payload is not coded")
             scheme.decode(payload)  # compiles what is not in Numba's cache

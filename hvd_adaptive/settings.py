@@ -77,6 +77,11 @@ class Settings:
         fusion_bytes: Maximum gradient bytes (as float32) of a group.
         in_flight_bytes: Maximum bytes of payloads, its own and received ones, that a rank holds at
             a time.
+        keep_zeros: A coordinate that is exactly zero on every rank is exactly zero in the average.
+            Schemes whose levels contain 0 do this in any case. Payloads of the others then say
+            which coordinates are zero, in at most a bit for each and 24 bytes, and encode the
+            coordinates that are not; a payload without zeros does not change. If False, zeros are
+            rounded to the nearest levels.
         checksum: Payloads contain a checksum of all their bytes, which receivers verify, so that a
             corrupt payload raises PayloadError and is never averaged. If False, corruption that no
             decoder detects becomes wrong numbers.
@@ -126,6 +131,7 @@ class Settings:
     )
     fusion_bytes: int = keyword(16 * 2**20, partial(check_integer, least=4))
     in_flight_bytes: int = keyword(512 * 2**20, partial(check_integer, least=4096))
+    keep_zeros: bool = keyword(True, check_flag, refits=True)
     checksum: bool = keyword(True, check_flag)
     warmup_steps: int = keyword(0, partial(check_integer, least=0))
     worker: bool = keyword(True, check_flag, **LOCAL)

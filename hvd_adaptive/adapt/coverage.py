@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -51,19 +51,52 @@ class Usable:
     head: np.ndarray
 
     @classmethod
-    def among(cls, buckets: Sequence[torch.Tensor], weights: Sequence[float], norm: str) -> Usable:
-        """Return the usable ones among buckets (float32, 1-D), with one copy to the host."""
-        found = list(zip(buckets, *_norms_and_nonzero(buckets, norm), weights, strict=True))
-        used = [each for each in found if each[1] > 0]  # false for NaN
-        lost = sum(math.isnan(norm) for _, norm, _, _ in found)
-        nonzero = sum(count * weight for _, _, count, weight in used)
+    def among(
+        cls,
+        buckets: Sequence[torch.Tensor],
+        weights: Sequence[float],
+        norm: str,
+        clip: Callable[[torch.Tensor], torch.Tensor] = lambda bucket: bucket,
+        without_zeros: bool = False,
+    ) -> Usable:
+        """Return the usable ones among buckets, with one copy to the host.
+
+        Args:
+            buckets: float32, 1-D.
+            weights: Their weights.
+            norm: "l2" or "linf".
+            clip: Function that clips a bucket.
+            without_zeros: Quantised buckets contain no zeros (codec/zeros.py). A bucket with zeros
+                is replaced by its other coordinates, repeated up to its size, because in a payload
+                their neighbours follow them. Its weight becomes less in proportion. If there are
+                such buckets, a second copy to the host is made.
+        """
+        clipped = [clip(bucket) for bucket in buckets]
+        found = list(zip(clipped, *_norms_and_nonzero(clipped, norm), weights, strict=True))
+        places = [at for at, each in enumerate(found) if each[1] > 0]  # false for NaN
+        nonzero = sum(count * weight for _, _, count, weight in (found[at] for at in places))
         coordinates = sum(bucket.numel() * weight for bucket, _, _, weight in found)
+        lost = sum(math.isnan(each[1]) for each in found)
+        head = np.array([len(places), len(found), lost, nonzero, coordinates], np.float64)
+        sparse = [at for at in places if without_zeros and found[at][2] < clipped[at].numel()]
+        filled = [clip(_filled(buckets[at])) for at in sparse]
+        norms, _ = _norms_and_nonzero(filled, norm)
+        for at, bucket, own in zip(sparse, filled, norms, strict=True):
+            _, _, count, weight = found[at]
+            found[at] = bucket, own, count, weight * count / bucket.numel()
+        used = [found[at] for at in places]
         return cls(
             [bucket for bucket, _, _, _ in used],
-            [norm for _, norm, _, _ in used],
+            [own for _, own, _, _ in used],
             [weight for _, _, _, weight in used],
-            np.array([len(used), len(found), lost, nonzero, coordinates], np.float64),
+            head,
         )
+
+
+def _filled(bucket: torch.Tensor) -> torch.Tensor:
+    """Return the nonzero coordinates of a bucket, repeated up to its size."""
+    others = bucket[bucket != 0]
+    return others.repeat(math.ceil(bucket.numel() / others.numel()))[: bucket.numel()]
 
 
 def _norms_and_nonzero(

@@ -13,6 +13,7 @@ import torch
 from hvd_adaptive import kernels
 from hvd_adaptive._version import __version__
 from hvd_adaptive.codec.errors import squares_of
+from hvd_adaptive.codec.zeros import Zeros
 from hvd_adaptive.coding.coder import Coder
 from hvd_adaptive.device import HostCopy
 from hvd_adaptive.errors import BodyCheck
@@ -34,7 +35,7 @@ class BodyCodec(ABC):
 
     name: str = ""
     codings: tuple[str, ...] = ("fixed",)
-    knows_errors: bool = False  # a formula gives the expected error of ``squared_errors``
+    knows_errors: bool = False  # a formula gives the expected error of ``bucket_errors``
     # Subject of the scheme's kernels if plain torch is too slow for them. On a device that has no
     # faster kernels, tensors are then copied to the host, and results back.
     slow_in_torch: str = ""
@@ -153,16 +154,26 @@ class BodyCodec(ABC):
         """Return whether tensors on ``device`` are copied to the host and encoded there."""
         return bool(self.slow_in_torch) and not kernels.has_fast(device, self.slow_in_torch)
 
+    # Measures of a payload's error ----------------------------------------------------------------
+
     def roundtrip(self, flat: torch.Tensor, key: int) -> torch.Tensor:
         """Return ``flat`` (float32) as a receiver would decode it."""
         if self.is_on_host(flat.device):
             return self.roundtrip(flat.cpu(), key).to(flat.device)
+        zeros = self.zeros_of(flat)
+        if zeros is None:
+            return self.body_roundtrip(flat, key)
+        others = self.body_roundtrip(zeros.others_of(flat), key)
+        return zeros.put(others, torch.empty_like(flat))
+
+    def body_roundtrip(self, flat: torch.Tensor, key: int) -> torch.Tensor:
+        """Return ``flat`` (float32) encoded in a body, and decoded."""
         out = torch.empty_like(flat)
         self.decode_bodies([self._body(flat, key)], [key], 1.0, out, add=False)
         return out
 
     def squared_errors(self, flat: torch.Tensor, key: int) -> torch.Tensor:
-        """Return the squared error and the squared L2 norm of each bucket, without waiting.
+        """Return the squared error and the squared L2 norm of each bucket.
 
         Args:
             flat: Coordinates, float32.
@@ -170,12 +181,43 @@ class BodyCodec(ABC):
 
         Returns:
             float64 (buckets, 2). The error is the expected one if ``knows_errors``, else that of
-            one draw.
+            one draw. Of coordinates whose zeros are kept it is always that of one draw, because
+            the buckets of payloads are others.
         """
+        if self.zeros_of(flat) is not None:
+            return BodyCodec.bucket_errors(self, flat, key)
+        return self.bucket_errors(flat, key)
+
+    def bucket_errors(self, flat: torch.Tensor, key: int) -> torch.Tensor:
+        """Return ``squared_errors`` of coordinates that are all in the body."""
         size = self.settings.bucket_size
         error = self.roundtrip(flat, key).sub_(flat)
         squares = [squares_of(values, size) for values in (error, flat)]
         return torch.stack(squares, dim=1)
+
+    # Exact zeros ----------------------------------------------------------------------------------
+
+    @property
+    def has_zero(self) -> bool:
+        """Return whether a coordinate that is zero is decoded to zero, whatever is in its bucket.
+
+        It is not if the bucket contains NaN or Inf.
+        """
+        return False
+
+    @property
+    def leaves_zeros_out(self) -> bool:
+        """Return whether bodies hold the coordinates that are not zero (codec/zeros.py)."""
+        return self.settings.keep_zeros and not self.has_zero
+
+    def zeros_of(self, flat: torch.Tensor) -> Zeros | None:
+        """Return the zeros of ``flat`` (float32, 1-D) that are left out; None if there are none.
+
+        The host waits for a GPU.
+        """
+        return Zeros.of(flat) if self.leaves_zeros_out else None
+
+    # Bodies ---------------------------------------------------------------------------------------
 
     def _buckets(self, coordinates: int) -> int:
         return -(-coordinates // self.settings.bucket_size)

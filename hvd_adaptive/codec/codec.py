@@ -8,6 +8,7 @@ from abc import abstractmethod
 import torch
 
 from hvd_adaptive.codec.decoding import DecodingCodec
+from hvd_adaptive.codec.zeros import most_section_bytes
 from hvd_adaptive.coding import payload as payloads
 from hvd_adaptive.coding.header import Header
 from hvd_adaptive.coding.sendable import Sendable
@@ -26,7 +27,7 @@ class Codec(DecodingCodec):
         self._warn_of_copies = WarnOnce(logger)
 
     def payload_bytes(self, quantized: int, full: int, dtype: torch.dtype) -> int:
-        """Return the length of a payload; the most if bodies vary in length or are coded.
+        """Return the length of a payload without zeros; the most if its body varies or is coded.
 
         Args:
             quantized: Number of quantised coordinates.
@@ -34,6 +35,11 @@ class Codec(DecodingCodec):
             dtype: Their dtype.
         """
         return payloads.payload_bytes(self.body_bytes(quantized), full * dtype.itemsize)
+
+    def most_payload_bytes(self, quantized: int, full: int, dtype: torch.dtype) -> int:
+        """Return the most bytes of a payload; for the arguments see ``payload_bytes``."""
+        zeros = most_section_bytes(quantized) if self.leaves_zeros_out else 0
+        return self.payload_bytes(quantized, full, dtype) + zeros
 
     def check_device(self, device: torch.device) -> None:
         """Warn if encoding tensors on ``device`` is slow.
@@ -104,11 +110,16 @@ class Codec(DecodingCodec):
             copies = flat.cpu(), quantized, key, layout, values.cpu()
             return self._encoded(*copies).to(flat.device)
         coding, body, sums = "fixed", None, None
-        if self.varies(quantized):
+        zeros = self.zeros_of(values)
+        section = None if zeros is None else zeros.section()
+        if zeros is not None:
+            values = zeros.others_of(values)
+        if self.varies(values.numel()):
             body = self._body(values, key)
-            coded = self.coded_body(body, quantized)
+            coded = self.coded_body(body, values.numel())
             coding, body = ("fixed", body) if coded is None else (self.settings.coding, coded)
-        size = self.body_bytes(quantized) if body is None else body.numel()
+        size = self.body_bytes(values.numel()) if body is None else body.numel()
+        zeros_bytes = 0 if section is None else section.numel()
         full = flat.numel() - quantized
         header = Header(
             scheme=self.name,
@@ -122,17 +133,21 @@ class Codec(DecodingCodec):
             table_fingerprint=self.table_fingerprint,
             key=key,
             layout=layout,
-            length=payloads.payload_bytes(size, full * flat.dtype.itemsize),
+            length=payloads.payload_bytes(size, full * flat.dtype.itemsize) + zeros_bytes,
             settings=self.codec_fingerprint,
+            zeros=zeros_bytes,
         )
         if memory is None or memory.size < header.length:
             memory = Sendable(header.length, flat.device)
-        payload = payloads.Encoded.within(memory.part(0, header.length), header, size)
+        runs = None if zeros is None else zeros.runs
+        payload = payloads.Encoded.within(memory.part(0, header.length), header, size, runs)
         if body is None:
             result = self.encode_body(values, payload.body, key)
             sums = result if isinstance(result, BlockSums) and result.size == size else None
         else:
             payload.body.copy_(body)
+        if section is not None:
+            payload.zeros.copy_(section)
         if full:
             payload.full.copy_(flat[quantized:])
         payload.seal(self.settings.checksum, sums)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 
 import torch
 
 from hvd_adaptive.codec.bodies import BodyCodec
+from hvd_adaptive.codec.zeros import alike, runs_in
 from hvd_adaptive.coding import payload as payloads
 from hvd_adaptive.coding.header import Frame, Header
 from hvd_adaptive.errors import BodyCheck, PayloadError
@@ -25,6 +27,7 @@ _CHECKED = (
     "full",
     "dtype",
     "layout",
+    "zeros",
 )
 
 # A payload, with its header if that has been read.
@@ -132,6 +135,25 @@ class DecodingCodec(BodyCodec):
             self.decode_opened([payload.to(cpu) for payload in opened], factor, copy, add)
             out.copy_(copy)
             return _nothing_to_verify
+        if all(payload.runs is None for payload in opened):
+            return self._decode_bodies(opened, factor, out, add)
+        checks = []
+        for payloads_alike, zeros in alike(opened):
+            if zeros is None:
+                checks.append(self._decode_bodies(payloads_alike, 1.0, out, add))
+            else:
+                others = zeros.others_of(out) if add else out.new_empty(zeros.runs.others)
+                checks.append(self._decode_bodies(payloads_alike, 1.0, others, add))
+                zeros.put(others, out, clear=not add)
+            add = True
+        if factor != 1.0:
+            out *= factor
+        return functools.partial(_verify_all, checks)
+
+    def _decode_bodies(
+        self, opened: Sequence[payloads.Payload], factor: float, out: torch.Tensor, add: bool
+    ) -> BodyCheck:
+        """Do as ``decode_opened``, for the coordinates of the bodies."""
         if all(p.header.coding == "fixed" for p in opened):
             bodies, keys = [p.body for p in opened], [p.header.key for p in opened]
             return self.decode_bodies(bodies, keys, factor, out, add) or _nothing_to_verify
@@ -144,13 +166,16 @@ class DecodingCodec(BodyCodec):
             self.decode_bodies([body], [key], factor if last else 1.0, out, adding)
         return _nothing_to_verify
 
-    def body_length(self, header: Header) -> int:
+    def body_length(self, header: Header, quantized: int) -> int:
         """Return the bytes of a payload's body, with its padding if the length varies.
+
+        Args:
+            header: The payload's.
+            quantized: Number of coordinates in the body.
 
         Raises:
             PayloadError: No body of so many coordinates has this length.
         """
-        quantized = header.coordinates - header.full
         if header.coding == "fixed":
             most, least = self.body_bytes(quantized), self.least_body_bytes(quantized)
             if least == most:
@@ -158,7 +183,8 @@ class DecodingCodec(BodyCodec):
         else:
             most = payloads.padded(self.body_bytes(quantized)) - 8
             least = self.least_coded_bytes(quantized)
-        size = header.length - payloads.payload_bytes(0, header.full * header.dtype.itemsize)
+        full = header.full * header.dtype.itemsize
+        size = header.length - header.zeros - payloads.payload_bytes(0, full)
         if size % 8 or not payloads.padded(least) <= size <= payloads.padded(most):
             raise PayloadError(
                 f"payload has {header.length} bytes according to its header; its body of "
@@ -191,17 +217,23 @@ class DecodingCodec(BodyCodec):
             layout=expected.layout,
             length=header.length,
             settings=self.codec_fingerprint,
+            zeros=header.zeros if self.leaves_zeros_out else 0,
             checksum=header.checksum,
         )
         if header != own:
             raise PayloadError(self._difference(header, own, known))
-        return payloads.opened(data, header, self.body_length(header))
+        quantized = header.coordinates - header.full
+        runs = runs_in(payloads.section_of_zeros(data, header), quantized)
+        inside = quantized if runs is None else runs.others
+        return payloads.opened(data, header, self.body_length(header, inside), runs)
 
     def _difference(self, header: Header, own: Header, known: str) -> str:
         """Return an error message that names the first difference."""
         field = next(f for f in _CHECKED if getattr(header, f) != getattr(own, f))
         if field == "coding":
             return f"payload has coding {header.coding!r}, this compressor {known!r}"
+        if field == "zeros":
+            return "payload leaves zeros out (keep_zeros=True), and this compressor does not"
         if field == "settings":
             listed = ", ".join(f"{name}={value!r}" for name, value in self.codec_settings().items())
             return f"payload was encoded with other settings than {listed}"
@@ -209,6 +241,11 @@ class DecodingCodec(BodyCodec):
             f"payload has {field.replace('_', ' ')} {getattr(header, field)}, "
             f"this compressor {getattr(own, field)}"
         )
+
+
+def _verify_all(checks: Sequence[BodyCheck]) -> None:
+    for check in checks:
+        check()
 
 
 def _nothing_to_verify() -> None:

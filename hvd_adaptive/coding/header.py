@@ -39,7 +39,7 @@ class Header(NamedTuple):
     checksum (u32), 16 scheme (16 bytes ASCII, zero-padded), 32 coordinates (u64), 40 coordinates in
     full precision (u64), 48 bucket size (u64), 56 table version (u32), 60 table fingerprint (u32),
     64 random key (u64), 72 layout hash (u64), 80 payload length in bytes (u64), 88 settings
-    fingerprint (u32), 92 reserved, zero (u32).
+    fingerprint (u32), 92 length of the section of zeros in bytes (u32).
     """
 
     scheme: str
@@ -55,6 +55,7 @@ class Header(NamedTuple):
     layout: int
     length: int
     settings: int
+    zeros: int = 0
     checksum: int = 0
 
     def pack(self) -> bytes:
@@ -76,7 +77,7 @@ class Header(NamedTuple):
             self.layout,
             self.length,
             self.settings,
-            0,
+            self.zeros,
         )
 
     @property
@@ -112,14 +113,14 @@ class Header(NamedTuple):
             layout,
             length,
             settings,
-            reserved,
+            zeros,
         ) = _FIELDS.unpack_from(data)
         if magic != MAGIC:
             raise PayloadError(f"payload starts with {magic!r}, not {MAGIC!r}: foreign data")
         if version != FORMAT:
             raise PayloadError(f"payload has format version {version}, this package reads {FORMAT}")
         known = dtype in DTYPES and coding in CODING_NAMES
-        if not known or reserved or full > coordinates:
+        if not known or zeros % 8 or full > coordinates:
             raise PayloadError("payload header is corrupt")
         if length > available:
             raise PayloadError(f"payload is truncated: {available} of {length} bytes")
@@ -137,6 +138,7 @@ class Header(NamedTuple):
             layout,
             length,
             settings,
+            zeros,
             checksum,
         )
 

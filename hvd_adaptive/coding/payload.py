@@ -1,9 +1,12 @@
-"""Build and open payloads: uint8 [header | body | full-precision section], padded to 8 bytes."""
+"""Build and open payloads: uint8 [header | body | zeros | full-precision section].
+
+Each section is padded to a multiple of 8 bytes.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
@@ -13,6 +16,7 @@ from hvd_adaptive.coding.sendable import Sendable
 from hvd_adaptive.device import HostCopy, stacked
 from hvd_adaptive.errors import PayloadError
 from hvd_adaptive.kernels.block_sums import BlockSums
+from hvd_adaptive.kernels.zeros import Runs
 
 
 def padded(size: int) -> int:
@@ -28,22 +32,30 @@ class Payload:
         header: The header.
         bytes: uint8, 1-D, the whole payload.
         body: uint8, the scheme's own section.
+        runs: Numbers with which ``zeros`` begins; None if that is empty.
     """
 
     header: Header
     bytes: torch.Tensor
     body: torch.Tensor
+    runs: Runs | None = None
+
+    @property
+    def zeros(self) -> torch.Tensor:
+        """Return a view of the section that says which coordinates are zero (codec/zeros.py)."""
+        at = SIZE + padded(self.body.numel())
+        return self.bytes[at : at + self.header.zeros]
 
     @property
     def full(self) -> torch.Tensor:
         """Return a view of the full-precision coordinates, in the payload's dtype."""
-        at, dtype = SIZE + padded(self.body.numel()), self.header.dtype
+        at, dtype = SIZE + padded(self.body.numel()) + self.header.zeros, self.header.dtype
         return self.bytes[at : at + self.header.full * dtype.itemsize].view(dtype)
 
     def to(self, device: torch.device) -> Payload:
         """Return a copy on another device."""
         data = self.bytes.to(device)
-        return Payload(self.header, data, data[SIZE : SIZE + self.body.numel()])
+        return Payload(self.header, data, data[SIZE : SIZE + self.body.numel()], self.runs)
 
 
 @dataclass(frozen=True)
@@ -54,24 +66,26 @@ class Encoded(Payload):
         memory: The memory that holds exactly the payload's bytes.
     """
 
-    memory: Sendable
+    memory: Sendable = field(kw_only=True)
 
     @classmethod
-    def within(cls, memory: Sendable, header: Header, body_bytes: int) -> Encoded:
+    def within(
+        cls, memory: Sendable, header: Header, body_bytes: int, runs: Runs | None = None
+    ) -> Encoded:
         """Return an unfilled payload in ``memory`` (``header.length`` bytes); clear its padding."""
         end, full_bytes = SIZE + body_bytes, header.full * header.dtype.itemsize
         data = memory.bytes
         if end % 8:
             data[end : padded(end)] = 0
         if full_bytes % 8:
-            data[padded(end) + full_bytes :] = 0
-        return cls(header, data, data[SIZE:end], memory)
+            data[padded(end) + header.zeros + full_bytes :] = 0
+        return cls(header, data, data[SIZE:end], runs, memory=memory)
 
     def to(self, device: torch.device) -> Encoded:
         """Return a copy on another device."""
         memory = Sendable.copy_of(self.bytes, device)
         body = memory.bytes[SIZE : SIZE + self.body.numel()]
-        return Encoded(self.header, memory.bytes, body, memory)
+        return Encoded(self.header, memory.bytes, body, self.runs, memory=memory)
 
     def seal(self, checksum: bool = True, known: BlockSums | None = None) -> torch.Tensor:
         """Write the header and return the bytes.
@@ -185,9 +199,19 @@ class Row:
         return (self._received[rank], 0) if alone else (self._received[0], self._taken)
 
 
-def opened(data: torch.Tensor, header: Header, body_bytes: int) -> Payload:
+def section_of_zeros(data: torch.Tensor, header: Header) -> torch.Tensor:
+    """Return ``Payload.zeros`` of a received payload, whose body's length may follow from it."""
+    end = header.length - padded(header.full * header.dtype.itemsize)
+    if data.numel() != header.length or SIZE + header.zeros > end:
+        raise PayloadError(f"payload of {data.numel()} bytes is too short for its sections")
+    return data[end - header.zeros : end]
+
+
+def opened(
+    data: torch.Tensor, header: Header, body_bytes: int, runs: Runs | None = None
+) -> Payload:
     """Return a received payload with a view of its body; raise PayloadError on a wrong length."""
-    expected = payload_bytes(body_bytes, header.full * header.dtype.itemsize)
+    expected = payload_bytes(body_bytes, header.full * header.dtype.itemsize) + header.zeros
     if data.numel() != header.length or expected != header.length:
         raise PayloadError(
             f"payload has {data.numel()} bytes, its header says {header.length}; "
@@ -195,7 +219,7 @@ def opened(data: torch.Tensor, header: Header, body_bytes: int) -> Payload:
         )
     if data.data_ptr() % 8 or data.storage_offset() % 8 or not data.is_contiguous():
         data = data.clone(memory_format=torch.contiguous_format)
-    return Payload(header, data, data[SIZE : SIZE + body_bytes])
+    return Payload(header, data, data[SIZE : SIZE + body_bytes], runs)
 
 
 def split(received: Sequence[torch.Tensor], count: int) -> list[Arrived]:

@@ -24,7 +24,7 @@ class Allgather(Exchange):
     ) -> int:
         # All ranks' payloads, and its own once more or, sent directly, for each of them.
         copies = self.ranks + copies_sent(self.ranks)
-        return copies * codec.payload_bytes(quantized, full, dtype)
+        return copies * codec.most_payload_bytes(quantized, full, dtype)
 
     def stages(self, coordinates: int) -> int:
         return 1

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from hvd_adaptive.codec.zeros import most_section_bytes
 from hvd_adaptive.coding.sendable import Sendable
 from hvd_adaptive.errors import PayloadError
 from hvd_adaptive.exchange.allgather import Allgather
@@ -146,8 +147,9 @@ class Hierarchical(Exchange):
         coordinates = quantized + full
         spare = self.ranks * min(codec.settings.bucket_size, coordinates)
         inside = dtype.itemsize * (2 * coordinates + spare)
-        payload = codec.payload_bytes(quantized + min(spare, quantized), full, dtype)
-        return inside + 2 * payload + 2 * (quantized + spare) + HEADERS * self.ranks
+        payload = codec.most_payload_bytes(quantized + min(spare, quantized), full, dtype)
+        average = quantized + spare + most_section_bytes(quantized + spare)
+        return inside + 2 * payload + 2 * average + HEADERS * self.ranks
 
     def working_bytes(self, codec: StagedCodec, quantized: int, full: int) -> int:
         # The average of a node's slice; later messages are not larger.

@@ -63,8 +63,8 @@ class ScatterReduce(Exchange):
     ) -> int:
         second = self._second_stage(codec)
         chunks = [c for c in self._chunks(codec, quantized, full) if c.coordinates]
-        own = [codec.payload_bytes(c.quantized, c.full, dtype) for c in chunks]
-        averages = [second.payload_bytes(c.quantized, c.full, dtype) for c in chunks]
+        own = [codec.most_payload_bytes(c.quantized, c.full, dtype) for c in chunks]
+        averages = [second.most_payload_bytes(c.quantized, c.full, dtype) for c in chunks]
         # First stage: payloads sent and received. Second stage: the own average and all averages.
         first = sum(own) + self.ranks * max(own, default=0)
         return max(first, copies_sent(self.ranks) * max(averages, default=0) + sum(averages))
@@ -168,7 +168,7 @@ class ScatterReduce(Exchange):
         empty = memory = Sendable(0, flat.device)
         # On the CPU payloads are encoded contiguously, as they are sent; a GPU needs alignment.
         if flat.is_cpu and not codec.varies(parcel.quantized):
-            size = sum(codec.payload_bytes(c.quantized, c.full, flat.dtype) for c in chunks)
+            size = sum(codec.most_payload_bytes(c.quantized, c.full, flat.dtype) for c in chunks)
             memory = Sendable(size)
         payloads: dict[int, Encoded] = {}
         for owner, chunk in enumerate(chunks):

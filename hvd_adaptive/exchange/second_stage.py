@@ -75,9 +75,14 @@ class SecondStage:
         return 0 if self.bits == FULL_PRECISION else coordinates
 
     def payload_bytes(self, quantized: int, full: int, dtype: torch.dtype) -> int:
-        """Return the maximum length of an average's payload."""
+        """Return ``Codec.payload_bytes`` of an average."""
         again = self.quantized(quantized)
         return self.codec.payload_bytes(again, full + quantized - again, dtype)
+
+    def most_payload_bytes(self, quantized: int, full: int, dtype: torch.dtype) -> int:
+        """Return ``Codec.most_payload_bytes`` of an average."""
+        again = self.quantized(quantized)
+        return self.codec.most_payload_bytes(again, full + quantized - again, dtype)
 
 
 def make_second_stage(codec: Codec, ranks: int, bits: int) -> SecondStage:

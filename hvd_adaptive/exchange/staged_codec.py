@@ -40,7 +40,8 @@ class StagedCodec(Codec):
     def _for_averages(self) -> dict[str, Any]:
         """Return the keywords that a codec for averages shares with this one."""
         own = self.settings
-        return {"bucket_size": own.bucket_size, "seed": own.seed, "checksum": own.checksum}
+        names = ("bucket_size", "seed", "checksum", "keep_zeros")
+        return {name: getattr(own, name) for name in names}
 
     def second_stage(self, ranks: int) -> SecondStage:
         """Return how the averages of ``ranks`` ranks travel (exchange/second_stage.py)."""

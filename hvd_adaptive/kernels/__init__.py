@@ -33,6 +33,7 @@ SUBJECTS: dict[str, tuple[str, ...]] = {
     "sparse": ("numba", "triton"),  # bodies of SparseSGD
     "ecdq": ("numba", "triton"),  # dithered quantisation
     "dithered": ("numba", "triton"),  # bodies of ECDQ
+    "zeros": ("numba",),  # places of exact zeros
     "checksum": ("numba", "triton"),
     "codes": ("numba", "triton"),  # bare codes to words and back
     "uniforms": ("triton",),  # random integers

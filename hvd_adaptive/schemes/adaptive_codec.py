@@ -102,7 +102,7 @@ class AdaptiveCodec(TableCodec):
 
     def fit(self, gradients: torch.Tensor | Sequence[torch.Tensor]) -> None:
         """See ``level_scheme.LevelScheme.fit``."""
-        buckets = buckets_of(gradients, self.settings)
+        buckets = buckets_of(gradients, self.settings, self.leaves_zeros_out)
         statistic = STATISTICS[self.adaptation.statistics](len(buckets))
         usable = self._usable(buckets)
         if not usable.buckets:
@@ -239,8 +239,8 @@ class AdaptiveCodec(TableCodec):
 
     def _usable(self, buckets: Sequence[torch.Tensor]) -> Usable:
         """Return the usable buckets, clipped if the settings say so."""
-        clipped = [self._clipped(bucket) for bucket in buckets]
-        return Usable.among(clipped, weights_of(buckets), self.norm)
+        weights, without_zeros = weights_of(buckets), self.leaves_zeros_out
+        return Usable.among(buckets, weights, self.norm, self._clipped, without_zeros)
 
     def adopt_tables(self, old: AdaptiveCodec, keep: bool) -> None:
         super().adopt_tables(old, keep)

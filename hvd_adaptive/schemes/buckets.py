@@ -11,7 +11,9 @@ from hvd_adaptive.settings import Settings
 
 
 def buckets_of(
-    gradients: torch.Tensor | Sequence[torch.Tensor], settings: Settings
+    gradients: torch.Tensor | Sequence[torch.Tensor],
+    settings: Settings,
+    without_zeros: bool = False,
 ) -> list[torch.Tensor]:
     """Return the buckets (float32, 1-D) that ``encode`` would cut from gradients laid end to end.
 
@@ -21,6 +23,7 @@ def buckets_of(
     Args:
         gradients: A tensor or a list of tensors of any shapes.
         settings: Settings of the codec.
+        without_zeros: Whether the codec leaves zeros out of its buckets (codec/zeros.py).
 
     Raises:
         ValueError: ``gradients`` is anything else.
@@ -32,6 +35,8 @@ def buckets_of(
         )
     flats = [g.detach().resolve_neg().reshape(-1).to(torch.float32) for g in tensors]
     flat = torch.cat(flats) if flats else torch.empty(0, **HOST)
+    if without_zeros:
+        flat = flat[flat != 0]
     if not flat.numel():
         return []
     quantized = settings.quantized_part(flat.numel()) or flat.numel()

@@ -133,7 +133,7 @@ class DitheredCodec(StagedCodec):
             out *= factor
         return verdict
 
-    def roundtrip(self, flat: torch.Tensor, key: int) -> torch.Tensor:
+    def body_roundtrip(self, flat: torch.Tensor, key: int) -> torch.Tensor:
         """Return the decoded gradient without the coder, which is lossless."""
         values, bucket = self._clipped(flat), self._bucket(flat.numel())
         ops, out = kernels.for_device(flat.device, "ecdq"), torch.zeros_like(flat)
@@ -178,7 +178,7 @@ class DitheredCodec(StagedCodec):
 
     def fit(self, gradients: torch.Tensor | Sequence[torch.Tensor]) -> None:
         """See ``ecdq.ECDQ.fit``."""
-        usable = self._usable(buckets_of(gradients, self.settings))
+        usable = self._usable(buckets_of(gradients, self.settings, self.leaves_zeros_out))
         if not usable.buckets:
             raise ValueError("gradients: no bucket is finite and different from zero")
         law = _law(self._counts(usable))
@@ -282,8 +282,8 @@ class DitheredCodec(StagedCodec):
 
     def _usable(self, buckets: Sequence[torch.Tensor]) -> Usable:
         """Return the usable buckets, clipped if the settings say so."""
-        clipped = [self._clipped(bucket) for bucket in buckets]
-        return Usable.among(clipped, weights_of(buckets), "l2")
+        weights, without_zeros = weights_of(buckets), self.leaves_zeros_out
+        return Usable.among(buckets, weights, "l2", self._clipped, without_zeros)
 
     def _counts(self, usable: Usable) -> np.ndarray:
         """Return weighted counts of abs(v_i)/(unit ρ) over all buckets, float64 (BINS + 2,).

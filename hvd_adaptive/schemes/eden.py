@@ -146,8 +146,7 @@ class EDENCodec(StagedCodec):
         return {"bits": self.bits}
 
     def second_codec(self, bits: int) -> StagedCodec:
-        own = self.settings
-        settings = Settings(bucket_size=own.bucket_size, seed=own.seed, checksum=own.checksum)
+        settings = Settings(**self._for_averages())
         return EDENCodec(settings, bits)
 
     def body_bytes(self, coordinates: int) -> int:

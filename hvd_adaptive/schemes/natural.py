@@ -52,6 +52,10 @@ class _Codec(StagedCodec):
     def alphabet(self) -> int:
         return 512
 
+    @property
+    def has_zero(self) -> bool:
+        return True
+
     def codec_settings(self) -> dict[str, Any]:
         return {}
 

@@ -59,6 +59,10 @@ class TableCodec(StagedCodec):
         return self._table.kernel.alphabet
 
     @property
+    def has_zero(self) -> bool:
+        return not self._table.symmetric
+
+    @property
     def table_version(self) -> int:
         return self._table.version
 
@@ -115,7 +119,7 @@ class TableCodec(StagedCodec):
             pairs, self._bucket(out.numel()), self._table.kernel, factor, out, add
         )
 
-    def squared_errors(self, flat: torch.Tensor, key: int) -> torch.Tensor:
+    def bucket_errors(self, flat: torch.Tensor, key: int) -> torch.Tensor:
         """Return exact errors: the variance of ALQ Eqs 1, 2, plus the loss by clipping."""
         size, bucket = self.settings.bucket_size, self._bucket(flat.numel())
         clipped, squares = self._clipped(flat), squares_of(flat, size)

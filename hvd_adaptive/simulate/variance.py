@@ -7,6 +7,7 @@ divided by the number of ranks.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -58,6 +59,14 @@ def quantization_error(scheme: GradientCompressor | Codec, flat: torch.Tensor) -
         keys = [stream_key(0, 0, draw, Use.DRAW) for draw in range(DRAWS)]
         squares = [(codec.roundtrip(flat, key) - flat).double().square().sum() for key in keys]
         return QuantizationError(float(sum(squares) / DRAWS), float("nan"))
+    if codec.zeros_of(flat) is not None:  # buckets are cut from the other coordinates
+        there = flat != 0
+        found = quantization_error(codec, flat[there])
+        if found.bias is None:
+            return found
+        bias = torch.zeros_like(flat, dtype=torch.float64)
+        bias[there] = found.bias
+        return dataclasses.replace(found, bias=bias)
     ops, bucket = kernels.for_device(flat.device), min(codec.settings.bucket_size, flat.numel())
     clipped, bias = flat, None
     if codec.settings.clip is not None:

@@ -69,6 +69,6 @@ def own_levels(codec: Any, values: np.ndarray) -> np.ndarray:
     codec = getattr(codec, "codec", codec)
     flat = torch.from_numpy(values.astype(np.float32))
     payload = codec.encode_flat(flat, codec.settings.quantized_part(flat.numel()), 0)
-    head, body, _ = wire.sections(payload.numpy().tobytes())
+    head, body, _, _ = wire.sections(payload.numpy().tobytes())
     count = head["coordinates"] - head["full"]
     return wire.levels_of_buckets(head, body, count, known_of(codec))[0].astype(np.float64)

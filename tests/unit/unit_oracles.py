@@ -31,7 +31,7 @@ FIELDS = {
     "layout": (72, "Q"),
     "length": (80, "Q"),
     "settings": (88, "I"),
-    "reserved": (92, "I"),
+    "zeros": (92, "I"),
 }
 
 

@@ -35,7 +35,7 @@ NAMES = (
     "layout",
     "length",
     "settings",
-    "reserved",
+    "zeros",
 )
 SHARED_TABLE = ("alq", "amq", "qsgd", "nuqsgd", "terngrad")
 NUMBERS_A_BUCKET = {"onebit": 2, "signsgd": 1}
@@ -70,22 +70,49 @@ class Known:
 
 def decode(payload: bytes, known: Known) -> tuple[dict, np.ndarray]:
     """The header's fields and the vector, in float64 (so that no dtype is lost)."""
-    head, body, tail = sections(payload)
-    count = head["coordinates"] - head["full"]
-    full = full_precision(tail, head["dtype"])
-    return head, np.concatenate([BODIES[head["scheme"]](head, body, count, known), full])
+    head, body, zeros, tail = sections(payload)
+    there = places(zeros, head["coordinates"] - head["full"])
+    values = np.zeros(there.size)
+    values[there] = BODIES[head["scheme"]](head, body, int(there.sum()), known)
+    return head, np.concatenate([values, full_precision(tail, head["dtype"])])
 
 
-def sections(payload: bytes) -> tuple[dict, bytes, bytes]:
-    """The header's fields, the body, and the coordinates in full precision."""
+def sections(payload: bytes) -> tuple[dict, bytes, bytes, bytes]:
+    """The header's fields, the body, the zeros, and the coordinates in full precision."""
     head = dict(zip(NAMES, HEADER.unpack(payload[:96]), strict=True))
-    assert head["magic"] == b"HVDA" and head["format"] == 1 and head["reserved"] == 0
+    assert head["magic"] == b"HVDA" and head["format"] == 1 and head["zeros"] % 8 == 0
     assert head["length"] == len(payload) and head["full"] <= head["coordinates"]
     head["scheme"] = head["scheme"].rstrip(b"\0").decode("ascii")
     used = head["full"] * ITEMS[head["dtype"]]
     begin = len(payload) - -(-used // 8) * 8
     assert not any(payload[begin + used :])
-    return head, payload[96:begin], payload[begin : begin + used]
+    end = begin - head["zeros"]
+    return head, payload[96:end], payload[end:begin], payload[begin : begin + used]
+
+
+def places(section: bytes, count: int) -> np.ndarray:
+    """Whether each coordinate is in the body."""
+    there = np.ones(count, bool)
+    if not section:
+        return there
+    zeros, runs = struct.unpack("<QQ", section[:16])
+    bits = bits_of(section[16:], "little")
+    k = [0, 0]
+    for i, total in enumerate((count - zeros + 1, zeros)):
+        while 3 * 2 ** (k[i] + 1) * runs <= 2 * total:
+            k[i] += 1
+    low, unary, at = 0, runs * sum(k), -1
+    for _ in range(runs):
+        numbers = []
+        for width in k:
+            rest = sum(bit << place for place, bit in enumerate(bits[low : low + width]))
+            one = bits.index(1, unary)
+            numbers.append((one - unary << width) + rest + 1)
+            low, unary = low + width, one + 1
+        there[at + numbers[0] : at + sum(numbers)] = False
+        at += sum(numbers)
+    assert there.size - there.sum() == zeros and len(bits) - unary < 64 and not any(bits[unary:])
+    return there
 
 
 def full_precision(data: bytes, dtype: int) -> np.ndarray:

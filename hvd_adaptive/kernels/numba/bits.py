@@ -1,4 +1,4 @@
-"""Read and write words of 64 bits at any byte of an array, as bit streams need them, in Numba."""
+"""Read, write and search words of 64 bits, as bit streams need them, in Numba."""
 
 from __future__ import annotations
 
@@ -38,3 +38,23 @@ def store64(typingctx, array, at, value):
         return context.get_dummy_value()
 
     return numba.types.void(array, numba.types.int64, numba.types.uint64), codegen
+
+
+@numba.extending.intrinsic
+def lowest_one(typingctx, bits):
+    """Return the place (int64) of the lowest 1 of a uint64 that is not 0."""
+
+    def codegen(context, builder, signature, args):
+        return builder.cttz(args[0], ir.Constant(ir.IntType(1), 1))
+
+    return numba.types.int64(numba.types.uint64), codegen
+
+
+@numba.extending.intrinsic
+def ones_in(typingctx, bits):
+    """Return the number (int64) of ones of a uint64."""
+
+    def codegen(context, builder, signature, args):
+        return builder.ctpop(args[0])
+
+    return numba.types.int64(numba.types.uint64), codegen

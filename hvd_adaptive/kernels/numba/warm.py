@@ -31,6 +31,7 @@ from hvd_adaptive.kernels.numba import (
     sparse,
     tables,
     variance,
+    zeros,
 )
 from hvd_adaptive.kernels.packing import Packing
 from hvd_adaptive.kernels.tables import KernelTable, kernel_table
@@ -103,6 +104,7 @@ def warm_others(place: int) -> None:
         onebit.warm,
         sparse.warm,
         variance.warm,
+        zeros.warm,
         *(functools.partial(codes.warm, packing) for packing in packings()),
         *(functools.partial(bucket.warm, alphabet) for alphabet in (2, 3, 5, 9, 17)),
         *(functools.partial(eden.warm, _levels(bits)) for bits in range(1, 9)),

@@ -62,7 +62,7 @@ LIES = [
     *({"alphabet": n} for n in (0, 1, 2, 4, 16, 256, 2**32 - 1)),
     *({"dtype": n} for n in (0, 5, 255)),
     *({"coding": n} for n in (1, 2, 255)),
-    *({"reserved": n} for n in (1, 2**31)),
+    *({"zeros": n} for n in (1, 2**31)),
     *({"format": n} for n in (0, 2, 65535)),
     *({"scheme": name} for name in (b"", b"qsgd", b"alqq", b"\xff" * 16, b"alq\0\0x", b"ALQ")),
 ]
@@ -102,7 +102,7 @@ FUZZED = (
     "table_version",
     "table_fingerprint",
     "settings",
-    "reserved",
+    "zeros",
     "format",
 )
 

@@ -1,0 +1,269 @@
+"""Find, describe and leave out exact zeros in Numba, 64 coordinates at a time.
+
+Signatures and bits are the same as in reference/zeros.py.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from hvd_adaptive.device import HOST
+from hvd_adaptive.kernels.meanwhile import or_reference
+from hvd_adaptive.kernels.numba.bits import lowest_one, ones_in
+from hvd_adaptive.kernels.numba.jit import inline, jit
+from hvd_adaptive.kernels.zeros import Runs, mask_bytes, most_stream_bytes
+
+# So many coordinates are searched before the search may end.
+_BLOCK = 4096
+_U = np.uint64
+_NONE, _ALL = _U(0), _U(2**64 - 1)
+
+
+@or_reference("zeros")
+def has_zeros(flat: torch.Tensor) -> bool:
+    """See reference.zeros.has_zeros."""
+    return bool(_has_zeros(flat.numpy().view(np.uint32)))
+
+
+@or_reference("zeros")
+def mark(flat: torch.Tensor) -> tuple[torch.Tensor, Runs]:
+    """See reference.zeros.mark."""
+    mask = torch.empty(mask_bytes(flat.numel()), dtype=torch.uint8, device="cpu")
+    zeros, runs = _mark(flat.numpy().view(np.uint32), _words(mask))
+    return mask, Runs(flat.numel(), zeros, runs)
+
+
+@or_reference("zeros")
+def write(mask: torch.Tensor, runs: Runs) -> torch.Tensor:
+    """See reference.zeros.write."""
+    stream = torch.zeros(most_stream_bytes(runs.coordinates), dtype=torch.uint8, device="cpu")
+    bits = _write(_words(mask), *_numbers(runs), _words(stream))
+    return stream[: -(-bits // 64) * 8]
+
+
+@or_reference("zeros")
+def read(stream: torch.Tensor, runs: Runs) -> torch.Tensor | None:
+    """See reference.zeros.read."""
+    mask = torch.empty(mask_bytes(runs.coordinates), dtype=torch.uint8, device="cpu")
+    readable = _read(_words(stream), *_numbers(runs), runs.zeros, _words(mask))
+    return mask if readable else None
+
+
+@or_reference("zeros")
+def take(flat: torch.Tensor, mask: torch.Tensor, values: torch.Tensor) -> None:
+    """See reference.zeros.take."""
+    _take(flat.numpy(), _words(mask), values.numpy())
+
+
+@or_reference("zeros")
+def put(values: torch.Tensor, mask: torch.Tensor, out: torch.Tensor, clear: bool) -> None:
+    """See reference.zeros.put."""
+    _put(values.numpy(), _words(mask), out.numpy(), clear)
+
+
+def warm() -> None:
+    """Compile every kernel here into Numba's cache."""
+    flat = torch.linspace(-1, 1, 101, **HOST)
+    flat[50:60] = 0
+    if has_zeros(flat):
+        mask, runs = mark(flat)
+        read(write(mask, runs), runs)
+        values = torch.empty(runs.coordinates - runs.zeros, **HOST)
+        take(flat, mask, values)
+        put(values, mask, flat, True)
+
+
+def _words(data: torch.Tensor) -> np.ndarray:
+    return data.numpy().view(np.uint64)
+
+
+def _numbers(runs: Runs) -> tuple[int, int, int, int]:
+    return runs.coordinates, runs.runs, runs.gap_bits, runs.length_bits
+
+
+@inline
+def _is_zero(bits):
+    return np.uint32(bits << np.uint32(1)) == 0
+
+
+@jit
+def _has_zeros(x):
+    for begin in range(0, x.size, _BLOCK):
+        part, found = x[begin : begin + _BLOCK], np.int32(0)
+        for i in range(part.size):
+            found += np.int32(_is_zero(part[i]))
+        if found != 0:
+            return True
+    return False
+
+
+@jit
+def _mark(x, mask):
+    """Fill the mask; return the number of zeros and of their runs."""
+    zeros, runs, last = np.int64(0), np.int64(0), _U(1)
+    for w in range(mask.size):
+        part = x[64 * w : min(x.size, 64 * w + 64)]
+        found = np.int32(0)
+        for i in range(part.size):
+            found += np.int32(_is_zero(part[i]))
+        word = _ALL >> _U(64 - part.size)
+        if found == part.size:
+            word = _NONE
+        elif found != 0:
+            word = _NONE
+            for i in range(part.size):
+                word |= _U(not _is_zero(part[i])) << _U(i)
+        mask[w] = word
+        zeros += found
+        if found != 0:
+            ends = ~word & (_ALL >> _U(64 - part.size))
+            runs += ones_in(ends & (word << _U(1) | last))
+        last = word >> _U(63)
+    return zeros, runs
+
+
+@inline
+def _store(words, at, value, width):
+    """Put ``value``, of ``width`` < 64 bits, at bit ``at`` of words that are still zero there."""
+    word, shift = at >> 6, _U(at & 63)
+    words[word] |= value << shift
+    if (at & 63) + width > 64:
+        words[word + 1] |= value >> (_U(64) - shift)
+
+
+@inline
+def _load(words, at, width):
+    """Return ``width`` < 64 bits from bit ``at``; the caller guarantees that they exist."""
+    word, shift = at >> 6, _U(at & 63)
+    value = words[word] >> shift
+    if (at & 63) + width > 64:
+        value |= words[word + 1] << (_U(64) - shift)
+    return np.int64(value & ((_U(1) << _U(width)) - _U(1)))
+
+
+@jit
+def _write(mask, n, runs, gap_bits, length_bits, words):
+    """Fill the words, which are zeros; return the number of bits."""
+    low, at = np.int64(0), np.int64(runs * (gap_bits + length_bits))
+    start, end, last = np.int64(-1), np.int64(-1), _U(1)
+    for w in range(mask.size):
+        word = mask[w]
+        edges = word ^ (word << _U(1) | last)
+        last = word >> _U(63)
+        while edges != 0:
+            place = 64 * w + lowest_one(edges)
+            edges &= edges - _U(1)
+            if place >= n:
+                break
+            if start <= end:
+                number, width = place - end - 1, gap_bits
+                start = place
+            else:
+                number, width = place - start - 1, length_bits
+                end = place
+            _store(words, low, _U(number) & ((_U(1) << _U(width)) - _U(1)), width)
+            low += width
+            at += number >> width
+            _store(words, at, _U(1), 1)
+            at += 1
+    if start > end:
+        number = n - start - 1
+        _store(words, low, _U(number) & ((_U(1) << _U(length_bits)) - _U(1)), length_bits)
+        at += number >> length_bits
+        _store(words, at, _U(1), 1)
+        at += 1
+    return at
+
+
+@inline
+def _next_one(words, at):
+    """Return the place of the first 1 at or after bit ``at``, or the stream's length."""
+    word, bits = at >> 6, 64 * words.size
+    if word >= words.size:
+        return np.int64(bits)
+    rest = words[word] >> _U(at & 63)
+    if rest != 0:
+        return at + lowest_one(rest)
+    word += 1
+    while word < words.size and words[word] == 0:
+        word += 1
+    return np.int64(bits) if word >= words.size else 64 * word + lowest_one(words[word])
+
+
+@inline
+def _clear(mask, begin, end):
+    """Clear bits ``begin`` < ``end``."""
+    first, last = begin >> 6, (end - 1) >> 6
+    head = _ALL << _U(begin & 63)
+    tail = _ALL >> _U(63 - ((end - 1) & 63))
+    if first == last:
+        mask[first] &= ~(head & tail)
+        return
+    mask[first] &= ~head
+    for w in range(first + 1, last):
+        mask[w] = _NONE
+    mask[last] &= ~tail
+
+
+@jit
+def _read(words, n, runs, gap_bits, length_bits, zeros, mask):
+    """Fill the mask; return whether the words are the stream of such runs."""
+    bits, low, at = 64 * words.size, np.int64(0), np.int64(runs * (gap_bits + length_bits))
+    if at + 2 * runs > bits:
+        return False
+    mask[:] = _ALL
+    if n & 63:
+        mask[mask.size - 1] = _ALL >> _U(64 - (n & 63))
+    end, cleared = np.int64(-1), np.int64(0)
+    for _ in range(runs):
+        one = _next_one(words, at)
+        if one >= bits or one - at > n >> gap_bits:
+            return False
+        start = end + ((one - at) << gap_bits) + _load(words, low, gap_bits) + 1
+        low, at = low + gap_bits, one + 1
+        one = _next_one(words, at)
+        if one >= bits or one - at > zeros >> length_bits:
+            return False
+        length = ((one - at) << length_bits) + _load(words, low, length_bits) + 1
+        low, at = low + length_bits, one + 1
+        if start > n or length > n - start:
+            return False
+        end = start + length
+        cleared += length
+        _clear(mask, start, end)
+    return cleared == zeros and (at - 1) >> 6 == words.size - 1 and _next_one(words, at) == bits
+
+
+@jit
+def _take(x, mask, values):
+    at = np.int64(0)
+    for w in range(mask.size):
+        word = mask[w]
+        if word == _ALL:
+            part, target = x[64 * w : 64 * w + 64], values[at : at + 64]
+            for i in range(64):
+                target[i] = part[i]
+            at += 64
+        while word != 0 and word != _ALL:
+            values[at] = x[64 * w + lowest_one(word)]
+            word &= word - _U(1)
+            at += 1
+
+
+@jit
+def _put(values, mask, out, clear):
+    at = np.int64(0)
+    for w in range(mask.size):
+        word = mask[w]
+        if clear and word != _ALL:
+            out[64 * w : min(out.size, 64 * w + 64)] = np.float32(0)
+        if word == _ALL:
+            part, target = values[at : at + 64], out[64 * w : 64 * w + 64]
+            for i in range(64):
+                target[i] = part[i]
+            at += 64
+        while word != 0 and word != _ALL:
+            out[64 * w + lowest_one(word)] = values[at]
+            word &= word - _U(1)
+            at += 1

@@ -1,0 +1,381 @@
+"""Exact zeros in payloads: kept by every scheme, without codes where there is no level for them."""
+
+from __future__ import annotations
+
+import math
+import struct
+
+import pytest
+import torch
+import unit_oracles as oracle
+from scheme_cases import CASES, EVERY, scheme, schemes
+
+from hvd_adaptive import ALQ, EDEN, PayloadError, SignSGD, TernGrad
+from hvd_adaptive.coding.header import SIZE, Frame
+from hvd_adaptive.coding.payload import read_header
+from hvd_adaptive.feedback import Residuals
+from hvd_adaptive.kernels.numba import zeros as kernels
+
+BUCKET = 128
+every_case = pytest.mark.parametrize("name", CASES)
+# Schemes whose levels contain 0, by the papers.
+WITH_ZERO = {"qsgd", "nuqsgd", "terngrad", "natural", "sparse"}
+
+
+def make(name: str, **keywords):
+    return scheme(name)(**{"bucket_size": BUCKET, "min_numel": 0} | keywords)
+
+
+def has_level_zero(name: str) -> bool:
+    """By the case's keywords alone."""
+    if "symmetric" in name:
+        return False
+    return name.split("-")[0] in WITH_ZERO or name.endswith("-zero")
+
+
+def gradient(count: int, seed: int = 0, zeros: float = 0.5) -> torch.Tensor:
+    """A zero row, a share of scattered zeros of both signs, a row without zeros."""
+    generator = torch.Generator().manual_seed(seed)
+    flat = torch.randn(count, generator=generator)
+    scattered = torch.rand(count, generator=generator) < zeros
+    scattered[: count // 4] = False
+    flat[scattered] = 0.0
+    flat[count // 2 : count // 2 + count // 8] = -0.0
+    return flat
+
+
+def others(payload: torch.Tensor) -> torch.Tensor:
+    """A payload of the coordinates that are not zero: without the section of zeros."""
+    header = read_header(payload)
+    data = payload.numpy().tobytes()
+    end = len(data) - header.zeros
+    return data[SIZE:end]
+
+
+@every_case
+def test_zeros_stay_zeros(name):
+    compressor = make(name)
+    for count in (1, 5, BUCKET, 1000):
+        for zeros in (0.0, 0.3, 1.0):
+            flat = gradient(count, zeros=zeros)
+            decoded = compressor.decode(compressor.encode(flat, seed=1))
+            assert not decoded[flat == 0].any() and decoded.isfinite().all()
+    assert compressor.codec.has_zero == has_level_zero(name)
+
+
+@every_case
+def test_without_zeros_a_payload_is_what_it_was(name):
+    flat = gradient(1000)
+    flat = flat[flat != 0]
+    kept, rounded = (make(name, keep_zeros=keep).encode(flat, seed=1) for keep in (True, False))
+    assert torch.equal(kept, rounded) and read_header(kept).zeros == 0
+
+
+@every_case
+def test_the_keyword_changes_schemes_without_a_level_zero_alone(name):
+    flat = gradient(1000)
+    kept, rounded = (make(name, keep_zeros=keep) for keep in (True, False))
+    payloads = [compressor.encode(flat, seed=1) for compressor in (kept, rounded)]
+    assert torch.equal(*payloads) == has_level_zero(name)
+    assert read_header(payloads[1]).zeros == 0
+    if not has_level_zero(name):
+        with pytest.raises(PayloadError, match="leaves zeros out"):
+            rounded.decode(payloads[0])
+        assert torch.equal(kept.decode(payloads[1]), rounded.decode(payloads[1]))
+
+
+@pytest.mark.parametrize("name", [name for name in CASES if not has_level_zero(name)])
+@pytest.mark.parametrize("tail", ["quantize", "full"])
+def test_the_body_is_that_of_the_other_coordinates(name, tail):
+    """Same key, same buckets: the payload is one of them and the places of the zeros."""
+    compressor, flat = make(name, tail=tail), gradient(1000)
+    quantized = 1000 if tail == "quantize" else 1000 // BUCKET * BUCKET
+    there = flat[:quantized] != 0
+    payload = compressor.encode(flat, seed=1)
+    alone = make(name).encode(flat[:quantized][there], seed=1)
+    full = flat[quantized:].numpy().tobytes()
+    mask, runs = kernels.mark(flat[:quantized])
+    section = struct.pack("<QQ", runs.zeros, runs.runs)
+    section += kernels.write(mask, runs).numpy().tobytes()
+    assert payload.numpy().tobytes()[SIZE:] == alone.numpy().tobytes()[SIZE:] + section + full
+    assert read_header(payload).zeros == len(section)
+    decoded = compressor.decode(payload)
+    assert torch.equal(decoded[:quantized][there], make(name).decode(alone))
+    assert torch.equal(decoded[quantized:], flat[quantized:])
+    most = compressor.codec.most_payload_bytes(quantized, 1000 - quantized, torch.float32)
+    assert payload.numel() <= most
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+def test_zeros_are_those_of_float32(dtype):
+    """A float64 below float32's range is one; the least float16 is none."""
+    flat = gradient(300).to(dtype)
+    flat[:3] = torch.tensor([1e-60, 6e-8, -0.0], dtype=torch.float64).to(dtype)
+    decoded = make("eden-4").decode(make("eden-4").encode(flat, seed=1))
+    assert decoded.dtype == dtype
+    zeros = flat.to(torch.float32) == 0
+    assert not decoded[zeros].any() and decoded[~zeros].to(torch.bool).float().mean() > 0.95
+
+
+@pytest.mark.parametrize("same", [False, True], ids=["different zeros", "the same zeros"])
+@pytest.mark.parametrize("name", EVERY)
+def test_a_sum_adds_each_payload_where_it_is_not_zero(name, same):
+    """In order, in float32; with the same rotation EDEN adds before it rotates back."""
+    codec, frame = make(name).codec, Frame(1000, 100, torch.float32, 0)
+    flats = [gradient(1000), gradient(1000, 0 if same else 2), gradient(1000, zeros=0.0)]
+    if same:
+        flats = [flat.where(flats[0] != 0, 0) for flat in flats]
+    else:
+        flats.insert(1, gradient(1000, 3).where(gradient(1000, 3) != 0, 1.0))
+    payloads = [codec.encode_flat(flat, 900, key) for key, flat in enumerate(flats)]
+    found = codec.decode_sum(payloads, frame, 0.25)
+    values = [codec.decode_sum([payload], frame, 1.0) for payload in payloads]
+    total = torch.zeros(1000)
+    for value, flat in zip(values, flats, strict=True):
+        assert not value[flat == 0].any()
+        total += value
+    if name in ("eden-2", "drive"):
+        torch.testing.assert_close(found, total * 0.25, rtol=1e-4, atol=1e-5)
+    else:
+        assert torch.equal(found, total * 0.25)
+    assert not found[torch.stack(flats).eq(0).all(dim=0)].any()
+
+
+@pytest.mark.parametrize("name", ["alq-3", "eden-2", "ecdq-2", "signsgd"])
+def test_what_is_there_is_added_to(name):
+    """As residuals need it: out becomes factor · (out + values), zeros of the payload included."""
+    codec, flat = make(name).codec, gradient(1000)
+    payload = codec.encode_payload(flat, 1000, 5)
+    out = torch.linspace(-1, 1, 1000)
+    codec.decode_opened([payload], -0.5, out)
+    wanted = -0.5 * (
+        torch.linspace(-1, 1, 1000) + codec.decode_sum([payload.bytes], payload.header, 1.0)
+    )
+    torch.testing.assert_close(out, wanted, rtol=1e-5, atol=1e-6)
+    assert torch.equal(out[flat == 0], -0.5 * torch.linspace(-1, 1, 1000)[flat == 0])
+
+
+@pytest.mark.parametrize("beta", [0.5, 1.0])
+@pytest.mark.parametrize("name", EVERY)
+def test_residuals_of_zeros_are_zeros(name, beta):
+    """Where neither a gradient nor a residual is, nothing comes to be; a residual is sent later."""
+    codec, residuals = make(name).codec, Residuals(beta)
+    sent = torch.zeros(1000)
+    total = torch.zeros(1000)
+    never = gradient(1000) == 0
+    for step in range(3):
+        flat = gradient(1000, step).where(~never, 0)
+        total += flat
+        z = residuals.added(0, flat.clone())
+        payload = codec.encode_payload(z, 1000, step)
+        sent += codec.decode_sum([payload.bytes], payload.header, 1.0)
+        residuals.commit({0: residuals.after(0, z, codec, [payload])})
+    held = residuals._current[0]
+    assert not held[never].any() and not sent[never].any()
+    scale = float(sent.abs().max() + held.abs().max())
+    torch.testing.assert_close(sent + held, total, rtol=0, atol=1e-5 * scale)
+
+
+@pytest.mark.parametrize("name", ["alq-3", "alq-3-clip2.5", "eden-2", "ecdq-2", "qcs", "orq-5"])
+def test_the_error_is_that_of_the_payload(name):
+    codec, flat = make(name).codec, gradient(1000)
+    payload = codec.encode_payload(flat, 1000, 5)
+    decoded = codec.decode_sum([payload.bytes], payload.header, 1.0)
+    torch.testing.assert_close(codec.roundtrip(flat, 5), decoded, rtol=1e-5, atol=1e-6)
+    found = codec.squared_errors(flat, 5)
+    parts = zip((decoded - flat).double().split(BUCKET), flat.double().split(BUCKET), strict=True)
+    wanted = [[float(e.square().sum()), float(v.square().sum())] for e, v in parts]
+    torch.testing.assert_close(
+        found, torch.tensor(wanted, dtype=torch.float64), rtol=1e-4, atol=1e-5
+    )
+
+
+def test_zeros_take_no_codes():
+    """Half of the rows of an embedding: about half of the bytes, and the error of the rest."""
+    flat = torch.randn(2000, 64, generator=torch.Generator().manual_seed(1))
+    half = flat.clone()
+    half[::2] = 0
+    compressor = EDEN(bits=2)
+    dense = compressor.encode(flat.view(-1), seed=1)
+    payload = compressor.encode(half.view(-1), seed=1)
+    assert payload.numel() < 0.56 * dense.numel()
+    errors = [
+        (compressor.decode(p) - x.view(-1)).square().sum() / x.square().sum()
+        for p, x in ((dense, flat), (payload, half))
+    ]
+    assert float(errors[1]) == pytest.approx(float(errors[0]), rel=0.03)
+
+
+def test_a_bucket_with_a_nan_is_nan_where_it_is_not_zero():
+    flat = gradient(1000)
+    flat[3] = math.nan
+    decoded = make("eden-2").decode(make("eden-2").encode(flat, seed=1))
+    there = flat != 0
+    numbers = there.cumsum(0) - 1
+    assert torch.equal(decoded.isnan(), there & (numbers < BUCKET))
+    assert not decoded[~there].any()
+
+
+def test_clipping_leaves_zeros_as_they_are():
+    """The deviation of a bucket is that of the coordinates in it."""
+    flat = gradient(1000)
+    there = flat != 0
+    compressor = make("alq-3-clip2.5", norm="linf")
+    largest = compressor.decode(compressor.encode(flat, seed=1)).abs()
+    alone = compressor.decode(compressor.encode(flat[there], seed=1)).abs()
+    assert torch.equal(largest[there], alone) and not largest[~there].any()
+    terngrad = TernGrad(bucket_size=BUCKET)
+    assert not terngrad.decode(terngrad.encode(flat, seed=1))[~there].any()
+
+
+# Wrong descriptions -------------------------------------------------------------------------------
+
+
+def sparse_payload(compressor) -> bytes:
+    return compressor.encode(gradient(1000), seed=1).numpy().tobytes()
+
+
+def decode(data: bytes, compressor) -> torch.Tensor:
+    return compressor.decode(torch.frombuffer(bytearray(data), dtype=torch.uint8))
+
+
+@pytest.mark.parametrize(
+    ("at", "kind", "value"),
+    [
+        (0, "Q", 0),
+        (0, "Q", 1),
+        (0, "Q", 1001),
+        (0, "Q", 2**63),
+        (0, "Q", 2**64 - 1),
+        (8, "Q", 0),
+        (8, "Q", 501),
+        (8, "Q", 2**63),
+        (8, "Q", 2**64 - 1),
+        (16, "Q", 0),
+        (16, "Q", 2**64 - 1),
+    ],
+)
+@pytest.mark.parametrize("name", ["signsgd", "ecdq-2", "eden-2", "alq-3-huffman"])
+def test_numbers_that_are_wrong(name, at, kind, value):
+    """With the right checksum."""
+    compressor = make(name)
+    data = bytearray(sparse_payload(compressor))
+    begin = len(data) - read_header(torch.frombuffer(data, dtype=torch.uint8)).zeros
+    struct.pack_into(f"<{kind}", data, begin + at, value)
+    with pytest.raises(PayloadError):
+        decode(oracle.forge(bytes(data)), compressor)
+
+
+@pytest.mark.parametrize("value", [0, 8, 16, 20, 24, 1000, 2**31, 2**32 - 8])
+def test_a_section_of_another_length(value):
+    compressor = make("signsgd")
+    data = sparse_payload(compressor)
+    assert value != oracle.read_field(data, "zeros")
+    with pytest.raises(PayloadError):
+        decode(oracle.forge(data, zeros=value), compressor)
+
+
+@pytest.mark.parametrize("count", [0, 1, 999, 1001, 2000, 2**31, 2**40, 2**63, 2**64 - 1])
+def test_other_numbers_of_coordinates_allocate_nothing_large(count, monkeypatch):
+    """999 and 1001 take as many words of codes, but are not those that the zeros are among."""
+    compressor = make("eden-2")
+    data = oracle.forge(sparse_payload(compressor), coordinates=count)
+    empty = torch.empty
+
+    def small(*size, **keywords):
+        assert math.prod(torch.Size(size[0] if isinstance(size[0], tuple) else size)) < 100_000
+        return empty(*size, **keywords)
+
+    monkeypatch.setattr(torch, "empty", small)
+    if count in (999, 1001):  # one coordinate more or less behind the last zero
+        assert decode(data, compressor).numel() == count
+    else:
+        with pytest.raises(PayloadError):
+            decode(data, compressor)
+
+
+# Fits ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["alq-3", "alq-4-linf", "amq-3", "alq-3-huffman", "ecdq-2"])
+def test_a_fit_is_to_the_coordinates_that_are_quantised(name):
+    flat = gradient(40 * BUCKET, 4)
+    fitted, wanted = make(name), make(name)
+    fitted.fit(flat)
+    wanted.fit(flat[flat != 0])
+    assert fitted.codec.table_fingerprint == wanted.codec.table_fingerprint
+    rounded = make(name, keep_zeros=False)
+    rounded.fit(flat)
+    assert rounded.codec.table_fingerprint != wanted.codec.table_fingerprint
+
+
+@pytest.mark.parametrize("norm", ["l2", "linf"])
+def test_samples_in_training_are_like_whole_buckets(norm):
+    """Half of each sampled bucket is zero. A table that is fitted to the other half, filled up, is
+    as good for buckets without zeros as one that is fitted to these, and better than one that is
+    fitted to the zeros, too."""
+    generator = torch.Generator().manual_seed(1)
+    dense = torch.randn(200, 1024, generator=generator) ** 3
+    sparse = dense * (torch.rand(200, 1024, generator=generator) < 0.5)
+
+    def error(buckets: torch.Tensor, **keywords) -> float:
+        codec = ALQ(bits=3, norm=norm, symmetric=True, bucket_size=1024, **keywords).codec
+        codec.apply_update(codec.refit([codec.collect(list(buckets))]), 0)
+        return float(codec.squared_errors(dense.view(-1), 0)[:, 0].sum())
+
+    best = error(dense)
+    assert error(sparse) < 1.01 * best
+    assert error(sparse, keep_zeros=False) > 1.03 * best
+
+
+def test_coverage_still_counts_zeros():
+    """A fit to samples that are half zero is repeated soon: whole tensors may have had none yet."""
+    bucket = gradient(1024)
+    for keep in (True, False):
+        codec = ALQ(bits=3, symmetric=True, bucket_size=1024, keep_zeros=keep).codec
+        head = codec.collect([bucket, torch.zeros(1024)])[:4].tolist()
+        assert head == [1, 2, int((bucket != 0).sum()), 2048]
+
+
+def test_rate_control_counts_all_coordinates():
+    """ECDQ meets its budget over all coordinates, and spends it on those that are not zero."""
+    errors = {}
+    for keep in (True, False):
+        codec = make("ecdq-2", bucket_size=1024, keep_zeros=keep).codec
+        bits = count = 0
+        for step in range(12):
+            flat = torch.randn(64 * 1024, generator=torch.Generator().manual_seed(step))
+            flat.view(-1, 64)[::2] = 0
+            codec.apply_update(codec.refit([codec.collect(list(flat.split(1024)))]), step)
+            payload = codec.encode_payload(flat, flat.numel(), step)
+            if step >= 4:
+                bits, count = bits + 8 * payload.header.length, count + flat.numel()
+        decoded = codec.decode_sum([payload.bytes], payload.header, 1.0)
+        errors[keep] = float((decoded - flat).square().sum() / flat.square().sum())
+        assert bits / count == pytest.approx(2, rel=0.05)
+    assert errors[True] < 0.5 * errors[False]
+
+
+# The keyword --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("value", (0, 1, None, "yes"))
+def test_the_keyword_is_checked(value):
+    with pytest.raises(ValueError, match=f"keep_zeros={value!r}: must be True or False"):
+        SignSGD(keep_zeros=value)
+
+
+@pytest.mark.parametrize("keep", [True, False])
+@pytest.mark.parametrize("name", schemes(*EVERY))
+def test_averages_are_encoded_alike(name, keep):
+    second = make(name, keep_zeros=keep).codec.second_codec(4)
+    assert second.settings.keep_zeros is keep
+    assert second.has_zero or second.leaves_zeros_out or not keep
+
+
+def test_it_changes_in_training_and_ranks_must_agree_on_it():
+    compressor = make("signsgd")
+    flat, before = gradient(300), compressor.codec.settings_fingerprint
+    compressor.set(keep_zeros=False)
+    assert compressor.codec.settings_fingerprint != before
+    assert read_header(compressor.encode(flat, seed=1)).zeros == 0

@@ -1,0 +1,175 @@
+"""Where zeros are: both backends alike, against a coder of strings; hostile streams are refused."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from hvd_adaptive.kernels.numba import zeros as cpu
+from hvd_adaptive.kernels.reference import zeros as reference
+from hvd_adaptive.kernels.zeros import Runs, most_stream_bytes
+
+BACKENDS = {"reference": reference, "numba": cpu}
+each_backend = pytest.mark.parametrize("ops", BACKENDS.values(), ids=BACKENDS)
+
+
+def alternating(lengths: list[int], first: bool) -> list[bool]:
+    """Which coordinates are not zero: runs of these lengths in turn."""
+    return [first ^ bool(i % 2) for i, length in enumerate(lengths) for _ in range(length)]
+
+
+patterns = st.one_of(
+    st.lists(st.booleans(), max_size=400),
+    st.builds(
+        alternating, st.lists(st.sampled_from([1, 2, 63, 64, 65, 500]), max_size=9), st.booleans()
+    ),
+    st.lists(st.sampled_from([True] * 40 + [False]), max_size=400),
+    st.lists(st.sampled_from([False] * 40 + [True]), max_size=400),
+)
+
+
+def vector(there: list[bool]) -> torch.Tensor:
+    """Numbers, zeros of both signs and the least number that is not zero."""
+    values = torch.tensor([1.5, -2.0, 1e-45, math.nan, math.inf]).repeat(len(there) // 5 + 1)
+    zeros = torch.tensor([0.0, -0.0]).repeat(len(there) // 2 + 1)
+    return torch.where(
+        torch.tensor(there, dtype=torch.bool), values[: len(there)], zeros[: len(there)]
+    )
+
+
+def runs_of(there: list[bool]) -> list[tuple[int, int]]:
+    """Begin and end of each run of zeros."""
+    text = "".join("01"[value] for value in there)
+    found, at = [], 0
+    while (begin := text.find("0", at)) >= 0:
+        at = text.find("1", begin) if "1" in text[begin:] else len(text)
+        found.append((begin, at))
+    return found
+
+
+def stream_of(there: list[bool]) -> str:
+    """The bits of docs/wire_format.md."""
+    runs, before, low, unary = runs_of(there), -1, "", ""
+    zeros = there.count(False)
+    totals = len(there) - zeros + 1, zeros
+    k = [0, 0]
+    for i, total in enumerate(totals):
+        while 3 * 2 ** (k[i] + 1) * len(runs) <= 2 * total:
+            k[i] += 1
+    for begin, end in runs:
+        for number, bits in zip((begin - before, end - begin), k, strict=True):
+            low += "".join(str((number - 1) >> bit & 1) for bit in range(bits))
+            unary += "0" * ((number - 1) >> bits) + "1"
+        before = end
+    return low + unary
+
+
+@given(patterns)
+@example([False])
+@example([True])
+@example([False] * 64)
+@example([True] * 63 + [False, False] + [True] * 63)
+def test_any_pattern_is_described_and_read_again(there):
+    flat = vector(there)
+    assert cpu.has_zeros(flat) == reference.has_zeros(flat) == (False in there)
+    if False not in there:
+        return
+    bits = stream_of(there)
+    for ops in BACKENDS.values():
+        mask, runs = ops.mark(flat)
+        assert runs == (len(there), there.count(False), len(runs_of(there)))
+        marked = np.unpackbits(mask.numpy(), bitorder="little")
+        assert marked[: len(there)].tolist() == there and not marked[len(there) :].any()
+        stream = ops.write(mask, runs)
+        assert stream.numel() == math.ceil(len(bits) / 64) * 8
+        found = np.unpackbits(stream.numpy(), bitorder="little")
+        assert "".join(map(str, found))[: len(bits)] == bits and not found[len(bits) :].any()
+        assert torch.equal(ops.read(stream, runs), mask)
+
+
+@given(patterns)
+def test_a_stream_has_at_most_a_bit_for_each_coordinate_and_one(there):
+    if False in there:
+        assert len(stream_of(there)) <= len(there) + 1
+        assert most_stream_bytes(len(there)) == math.ceil((len(there) + 1) / 64) * 8
+
+
+@given(patterns)
+@each_backend
+def test_other_coordinates_are_taken_out_and_put_back(ops, there):
+    flat = vector(there)
+    if False not in there:
+        return
+    mask, _ = ops.mark(flat)
+    named = torch.tensor(there, dtype=torch.bool)
+    values = torch.empty(int(named.sum()))
+    ops.take(flat, mask, values)
+    assert torch.equal(values.view(torch.int32), flat[named].view(torch.int32))
+    for clear, others in ((True, 0.0), (False, 7.0)):
+        out = torch.full((len(there),), 7.0)
+        ops.put(values, mask, out, clear)
+        assert torch.equal(out[named].view(torch.int32), flat[named].view(torch.int32))
+        assert (out[~named] == others).all()
+
+
+@given(
+    st.binary(min_size=8, max_size=40).map(lambda data: data[: len(data) // 8 * 8]),
+    st.integers(1, 400),
+    st.integers(1, 400),
+    st.integers(1, 20),
+)
+def test_a_stream_of_any_bytes_is_refused_or_read_alike(data, coordinates, zeros, count):
+    """What is read is a mask of so many zeros in so many runs, and has this very stream."""
+    runs = Runs(coordinates, min(zeros, coordinates), count)
+    if not runs.are_possible:
+        return
+    stream = torch.from_numpy(np.frombuffer(data, np.uint8).copy())
+    masks = [ops.read(stream, runs) for ops in BACKENDS.values()]
+    assert (masks[0] is None) == (masks[1] is None)
+    if masks[0] is not None:
+        assert torch.equal(*masks)
+        marked = np.unpackbits(masks[0].numpy(), bitorder="little")[:coordinates].tolist()
+        assert marked.count(0) == runs.zeros and len(runs_of(marked)) == runs.runs
+        assert torch.equal(cpu.write(masks[1], runs), stream)
+
+
+@given(patterns, st.data())
+def test_a_stream_with_one_other_bit_is_no_longer_that_of_the_mask(there, data):
+    if False not in there:
+        return
+    mask, runs = cpu.mark(vector(there))
+    stream = cpu.write(mask, runs)
+    at = data.draw(st.integers(0, 8 * stream.numel() - 1))
+    stream[at // 8] ^= 1 << at % 8
+    for ops in BACKENDS.values():
+        read = ops.read(stream, runs)
+        assert read is None or not torch.equal(read, mask)
+
+
+def test_numbers_that_no_vector_has_are_told():
+    assert Runs(10, 3, 2).are_possible
+    assert not Runs(10, 0, 0).are_possible
+    assert not Runs(10, 3, 4).are_possible
+    assert not Runs(10, 8, 4).are_possible  # two others divide zeros into three runs
+    assert not Runs(10, 11, 1).are_possible
+    assert not Runs(10, -1, 1).are_possible
+
+
+@pytest.mark.parametrize(("share", "most"), [(0.01, 0.093), (0.1, 0.55), (0.5, 1.0), (0.99, 0.093)])
+def test_scattered_zeros_take_few_more_bits_than_their_entropy(share, most):
+    """0.081, 0.469, 1 and 0.081 bits a coordinate."""
+    generator = torch.Generator().manual_seed(1)
+    flat = (torch.rand(400_000, generator=generator) >= share).to(torch.float32)
+    assert 8 * cpu.write(*cpu.mark(flat)).numel() / flat.numel() <= most + 0.002
+
+
+def test_zero_rows_take_little():
+    """Of 64 coordinates, half of them at random: 1/64 bit a coordinate would be the least."""
+    generator = torch.Generator().manual_seed(1)
+    flat = (torch.rand(10_000, generator=generator) < 0.5).repeat_interleave(64)
+    assert 8 * cpu.write(*cpu.mark(flat.to(torch.float32))).numel() / flat.numel() < 0.065
