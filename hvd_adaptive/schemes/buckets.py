@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
+from hvd_adaptive.codec.zeros import Zeros
 from hvd_adaptive.device import HOST
 from hvd_adaptive.settings import Settings
 
@@ -35,8 +36,9 @@ def buckets_of(
         )
     flats = [g.detach().resolve_neg().reshape(-1).to(torch.float32) for g in tensors]
     flat = torch.cat(flats) if flats else torch.empty(0, **HOST)
-    if without_zeros:
-        flat = flat[flat != 0]
+    zeros = Zeros.of(flat) if without_zeros else None
+    if zeros is not None:
+        flat = zeros.others_of(flat)
     if not flat.numel():
         return []
     quantized = settings.quantized_part(flat.numel()) or flat.numel()

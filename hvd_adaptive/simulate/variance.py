@@ -68,17 +68,17 @@ def quantization_error(scheme: GradientCompressor | Codec, flat: torch.Tensor) -
         bias[there] = found.bias
         return dataclasses.replace(found, bias=bias)
     ops, bucket = kernels.for_device(flat.device), min(codec.settings.bucket_size, flat.numel())
-    clipped, bias = flat, None
+    clipped, lost = flat, None
     if codec.settings.clip is not None:
         clipped = ops.clipped(flat, bucket, codec.settings.clip)
-        bias = clipped.double() - flat.double()
+        lost = clipped.double() - flat.double()
     norms = ops.bucket_norms(clipped, bucket, codec.norm)
     # NaN for a non-finite bucket.
     of_buckets = kernels.for_device(flat.device, "variance").variances(
         clipped, norms, bucket, codec.table.kernel
     )
     variance = float((of_buckets * norms.double().square()).sum())
-    return QuantizationError(variance, float(of_buckets.sum()), bias)
+    return QuantizationError(variance, float(of_buckets.sum()), lost)
 
 
 @dataclass(frozen=True)

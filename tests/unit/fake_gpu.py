@@ -46,6 +46,8 @@ WAITING = {
     "__contains__",
     "__array__",
 }
+# Of these, results that stay on the GPU.
+STAYING = {"nonzero", "bincount", "unique", "masked_select", "argwhere"}
 # They may take tensors of both devices.
 TRANSFERS = {"copy_", "to", "set_", "type_as"}
 
@@ -91,7 +93,7 @@ class OnGPU(torch.Tensor):
             assert torch.device(kwargs["device"]).type == "cuda", f"{name} to the CPU"
             kwargs = kwargs | {"device": "cpu"}
         result = _plainly(function, args, kwargs)
-        return off_gpu(result) if name in WAITING else on_gpu(result)
+        return off_gpu(result) if name in WAITING - STAYING else on_gpu(result)
 
 
 def _plainly(function, args, kwargs):

@@ -10,6 +10,7 @@ from fake_gpu import OnGPU, off_gpu, on_gpu, pretended, quick  # noqa: F401
 from scheme_cases import schemes
 
 from hvd_adaptive import ALQ, QSGD, kernels
+from hvd_adaptive.coding.payload import read_header
 from hvd_adaptive.errors import PayloadError
 
 # The last bucket is not full, nor is the only block of codes.
@@ -72,7 +73,7 @@ def test_dtypes_lengths_and_tails(dtype, n, gpu, quick_kernels):
 
 def test_a_second_payload_waits_for_nothing(gpu):
     """Not even for tables; the host goes on while the GPU has done nothing yet."""
-    compressor = ALQ(bits=3, bucket_size=BUCKET)
+    compressor = ALQ(bits=3, bucket_size=BUCKET, norm="linf", symmetric=False)
     gpu.uploads_allowed = True
     compressor.encode(on_gpu(flat()), seed=1)
     gpu.uploads_allowed = False
@@ -88,8 +89,9 @@ def test_lossless_coding_is_refused(coding, gpu):
         compressor.encode(on_gpu(flat()))
 
 
-@pytest.mark.parametrize("scheme", OF_ANY_LENGTH)
-def test_a_length_is_waited_for_by_one_event(scheme, gpu):
+@pytest.mark.parametrize(("scheme", "events"), [("sparse-0.1", 1), ("ecdq-3", 2), ("alq-3", 1)])
+def test_lengths_and_zeros_are_each_waited_for_by_one_event(scheme, events, gpu):
+    """Whether there are zeros is asked if a scheme has no level for them."""
     compressor = SCHEMES[scheme]()
     gpu.uploads_allowed = True
     compressor.codec.roundtrip(on_gpu(flat(n=40)), 1)
@@ -97,14 +99,33 @@ def test_a_length_is_waited_for_by_one_event(scheme, gpu):
     gpu.uploads_allowed = False
     gpu.waits.clear()
     compressor.encode(on_gpu(flat(n=40)))
-    assert gpu.waits == ["an event's synchronize"]
+    assert gpu.waits == ["an event's synchronize"] * events
 
 
-def test_what_a_hook_measures_is_not_waited_for(gpu):
-    """The coder, which loses nothing, is left out."""
-    compressor, gpu.uploads_allowed = SCHEMES["ecdq-3"](), True
-    with gpu.never_waiting():
-        found = compressor.codec.roundtrip(on_gpu(flat()), 7)
+@pytest.mark.parametrize("scheme", ("alq-3", "ecdq-3", "eden-1", "signsgd"))
+def test_payloads_with_zeros_are_the_cpus(scheme, gpu):
+    """Plain torch finds, describes and restores zeros; the host waits for it."""
+    compressor, values = SCHEMES[scheme](), [flat(seed) for seed in (1, 2)]
+    for seed, value in enumerate(values):
+        value[50 * seed : 90], value[::5] = 0.0, -0.0
+    gpu.uploads_allowed = True
+    wanted = [compressor.encode(value, seed=5) for value in values]
+    with gpu.waiting():
+        payloads = [compressor.encode(on_gpu(value.clone()), seed=5) for value in values]
+        found = compressor.codec.decode_sum(payloads, read_header(wanted[0]), 0.5)
+    for payload, want in zip(payloads, wanted, strict=True):
+        assert isinstance(payload, OnGPU) and torch.equal(off_gpu(payload), want)
+    total = compressor.codec.decode_sum(wanted, read_header(wanted[0]), 0.5)
+    assert isinstance(found, OnGPU) and torch.equal(off_gpu(found), total)
+    assert not total[(values[0] == 0) & (values[1] == 0)].any() and total.any()
+
+
+@pytest.mark.parametrize("keep", (True, False))
+def test_what_a_hook_measures_is_not_waited_for(keep, gpu):
+    """The coder, which loses nothing, is left out. Whether there are zeros is waited for."""
+    compressor, gpu.uploads_allowed = SCHEMES["ecdq-3"](keep_zeros=keep), True
+    found = compressor.codec.roundtrip(on_gpu(flat()), 7)
+    assert gpu.waits == ["an event's synchronize"] * keep
     assert torch.equal(off_gpu(found), compressor.codec.roundtrip(flat(), 7))
 
 

@@ -1,0 +1,191 @@
+"""What is zero on every rank is zero after the exchange, through both of its stages."""
+
+from __future__ import annotations
+
+import re
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+from scheme_cases import CASES, EVERY, scheme
+
+from hvd_adaptive import instances
+from hvd_adaptive.simulate import Ranks
+
+PAGE = Path(__file__).resolve().parents[3] / "docs" / "choosing.md"
+EXCHANGES = {
+    "allgather": {"exchange": "allgather"},
+    "scatter_reduce": {"exchange": "scatter_reduce"},
+    # Three nodes: their means travel by scatter_reduce.
+    "hierarchical": {"exchange": "hierarchical", "ranks_per_node": 2},
+}
+RANKS, ROWS, WIDTH = 6, 2000, 8
+each_exchange = pytest.mark.parametrize("exchange", EXCHANGES)
+# With each kind of table and coder.
+MORE = (
+    "alq-3-linf-zero",
+    "alq-3-zero",
+    "alq-3-clip2.5",
+    "alq-3-huffman",
+    "alq-4-linf",
+    "bingrad-biased",
+    "ecdq-variance0.01",
+    "eden-0.5",
+    "eden-6",
+    "nuqsgd-4-huffman",
+    "orq-9-half-clip2.5",
+    "qcs-mmse",
+    "qsgd-3-elias",
+    "qsgd-3-symmetric",
+    "qsgd-4-linf-clip2.5-huffman",
+    "terngrad-clip2.5",
+)
+WITH_LEVEL_ZERO = {
+    *("natural", "nuqsgd-3", "nuqsgd-4-huffman", "qsgd-3", "qsgd-3-elias", "sparse-0.2"),
+    *("qsgd-4-linf-clip2.5-huffman", "terngrad", "terngrad-clip2.5"),
+    *("alq-3-linf-zero", "alq-3-zero"),
+}
+
+
+def made(name: str, **keywords):
+    instances.start_over()
+    return scheme(name)(**{"bucket_size": 1024, "second_stage_bits": 4} | keywords)
+
+
+def zero_rows(pattern: str) -> torch.Tensor:
+    """Rows that are zero on all ranks."""
+    rows = torch.zeros(ROWS, dtype=torch.bool)
+    if pattern == "one row":
+        rows[777] = True
+    else:
+        rows[torch.randperm(ROWS, generator=torch.Generator().manual_seed(1))[: ROWS // 2]] = True
+    return rows
+
+
+def gradient(rank: int, step: int, rows: torch.Tensor) -> torch.Tensor:
+    """Rows of different sizes; some that are zero on this rank alone."""
+    generator = torch.Generator().manual_seed(100 * step + rank)
+    sizes = torch.randn(ROWS, 1, generator=generator).exp()
+    values = torch.randn(ROWS, WIDTH, generator=generator) * sizes
+    values[torch.rand(ROWS, generator=generator) < 0.1] = 0.0
+    values[rows] = torch.tensor([0.0, -0.0]).repeat(WIDTH // 2)
+    return values
+
+
+def averages(compressor, rows: torch.Tensor, steps: int = 2) -> list[torch.Tensor]:
+    """Of a table, and of a partial bucket behind it."""
+    table = torch.nn.Parameter(torch.zeros(ROWS, WIDTH))
+    rest = torch.nn.Parameter(torch.zeros(1500))
+    ranks, found = Ranks([("table", table), ("rest", rest)], compressor, RANKS), []
+    for step in range(steps):
+        for rank in range(RANKS):
+            table.grad = gradient(rank, step, rows)
+            rest.grad = torch.linspace(-1, 1, 1500)
+            rest.grad[1400:] = 0.0
+            ranks.take(rank)
+        if ranks.due(step):
+            ranks.refit(step)
+        ranks.average(step)
+        assert not rest.grad[1400:].any() or not compressor.settings.keep_zeros
+        found.append(table.grad.clone())
+    return found
+
+
+@pytest.mark.many
+@each_exchange
+@pytest.mark.parametrize("pattern", ["one row", "half of the rows"])
+@pytest.mark.parametrize("name", (*EVERY, *MORE))
+def test_rows_of_zeros_stay_zero(name, pattern, exchange):
+    rows = zero_rows(pattern)
+    for average in averages(made(name, **EXCHANGES[exchange]), rows):
+        assert not average[rows].any()
+        assert average[~rows].any(dim=1).float().mean() > 0.5
+
+
+@pytest.mark.many
+@each_exchange
+@pytest.mark.parametrize("name", (*EVERY, *MORE))
+def test_which_schemes_need_the_keyword(name, exchange):
+    rows = zero_rows("one row")
+    moved = [
+        bool(average[rows].any())
+        for average in averages(made(name, keep_zeros=False, **EXCHANGES[exchange]), rows)
+    ]
+    if name in WITH_LEVEL_ZERO:
+        assert not any(moved)
+    elif name not in ("quantile-5", "orq-9-half-clip2.5"):  # a level may happen to be 0
+        assert any(moved)
+
+
+@pytest.mark.parametrize("exchange", ["allgather", "scatter_reduce"])
+@pytest.mark.parametrize("name", EVERY)
+def test_with_error_feedback_and_tables_of_tensors(name, exchange):
+    rows = zero_rows("half of the rows")
+    compressor = made(name, error_feedback=0.2, **EXCHANGES[exchange])
+    assert not any(average[rows].any() for average in averages(compressor, rows, 3))
+    if name.startswith(("alq", "qsgd", "ecdq")):
+        compressor = made(
+            name, scope="tensor", tail="full", parameter_bits={"table": 4}, **EXCHANGES[exchange]
+        )
+        assert not any(average[rows].any() for average in averages(compressor, rows, 1))
+
+
+def test_averages_of_zeros_cost_no_codes():
+    """The second stage's payloads, too, hold half of the coordinates."""
+    rows = zero_rows("half of the rows")
+    sizes = {}
+    for keep in (True, False):
+        compressor = made("eden-2", keep_zeros=keep, **EXCHANGES["scatter_reduce"])
+        averages(compressor, rows, 1)
+        second = compressor.codec.second_stage(RANKS).codec
+        average = gradient(0, 0, rows).view(-1)
+        sizes[keep] = second.encode_flat(average, average.numel(), 1).numel()
+    assert sizes[True] < 0.6 * sizes[False]
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_adam_leaves_unused_rows_of_an_embedding_as_they_are(name):
+    """Also the padding row. Adam would make a step of the learning rate of the least number."""
+    torch.manual_seed(0)
+    table = torch.nn.Embedding(2000, 64, padding_idx=0)
+    head = torch.nn.Linear(64, 5)
+    before = table.weight.detach().clone()
+    parameters = [("table", table.weight), ("head", head.weight)]
+    ranks = Ranks(parameters, made(name, bucket_size=8192), 2)
+    optimizer = torch.optim.Adam([p for _, p in parameters], lr=0.01)
+    used = torch.zeros(2000, dtype=torch.bool)
+    for step in range(3):
+        for rank in range(2):
+            generator = torch.Generator().manual_seed(10 * step + rank)
+            words = torch.randint(0, 999, (16, 20), generator=generator)
+            used[words.unique()] = True
+            optimizer.zero_grad()
+            scores = head(table(words).mean(dim=1))
+            torch.nn.functional.cross_entropy(scores, words.sum(dim=1) % 5).backward()
+            ranks.take(rank)
+        if ranks.due(step):
+            ranks.refit(step)
+        ranks.average(step)
+        optimizer.step()
+    used[0] = False
+    assert torch.equal(table.weight[~used], before[~used]) and (~used).sum() > 1000
+    assert (table.weight[used] != before[used]).float().mean() > 0.05
+
+
+def test_the_page_says_which_schemes_keep_zeros():
+    """Always: the defaults of the class have a level 0. By default: with keep_zeros=True."""
+    told = {}
+    for line in PAGE.read_text(encoding="utf-8").splitlines():
+        cells = [cell.strip() for cell in line.strip("|").split(" | ")]
+        if line.startswith("| `") and len(cells) == 5:
+            for name in re.findall(r"`(\w+)\(", cells[0]):
+                told.setdefault(name, set()).add(cells[3])
+    for name in EVERY:
+        case = CASES[name]
+        make = case.func if isinstance(case, partial) else case
+        needed = {"density": 0.2} if name.startswith("sparse") else {}
+        needed = {"bits": 3} if name.startswith("ecdq") else needed
+        compressor = make(**needed)
+        kept = "always" if compressor.codec.has_zero else "by default"
+        assert told[type(compressor).__name__] == {kept}
