@@ -55,6 +55,10 @@ SCHEMES: dict[str, tuple[str, dict[str, Any]]] = {
     "DRIVE": ("DRIVE", {}),
     "ECDQ variance": ("ECDQ", {"relative_variance": 0.1}),
 }
+# Symmetric tables contain no 0, so that payloads leave zeros out.
+WITHOUT_ZERO: dict[str, tuple[str, dict[str, Any]]] = {
+    label: SCHEMES[label] for label in ("QSGD symmetric", "ORQ", "SignSGD", "QCS", "ECDQ", "EDEN")
+}
 EXCHANGES: dict[str, dict[str, Any]] = {
     "allgather": {},
     "scatter_reduce": {"exchange": "scatter_reduce", "second_stage_bits": 4},
@@ -95,22 +99,29 @@ def digest(*tensors: torch.Tensor) -> str:
 
 
 def payloads() -> Iterator[tuple[str, str]]:
-    """Digests of payloads and of what they decode to, for each scheme and dtype."""
+    """Digests of payloads and of what they decode to, for each scheme and dtype.
+
+    Some coordinates of float16 are zero, and are rounded.
+    """
     for label, call in SCHEMES.items():
         for dtype in DTYPES:
-            compressor = made(call, bucket_size=128)
+            compressor = made(call, bucket_size=128, keep_zeros=False)
             payload = compressor.encode(numbers(COORDINATES, 3, dtype), seed=4)
             name = f"{label} {str(dtype).removeprefix('torch.')}"
             yield name, f"{payload.numel()} {digest(payload)} {digest(compressor.decode(payload))}"
 
 
 def averages() -> Iterator[tuple[str, str]]:
-    """Digests of two steps' averages of 4 simulated ranks, for each scheme and exchange."""
+    """Digests of two steps' averages of 4 simulated ranks, for each scheme and exchange.
+
+    A coordinate is zero, and is rounded.
+    """
     shapes = {"a": (40, 12), "b": (300,), "c": (7,)}
     for label, call in SCHEMES.items():
         for exchange, more in EXCHANGES.items():
             parameters = [(n, torch.nn.Parameter(torch.zeros(s))) for n, s in shapes.items()]
-            ranks = Ranks(parameters, made(call, bucket_size=64, min_numel=20, **more), 4)
+            more = more | {"bucket_size": 64, "min_numel": 20, "keep_zeros": False}
+            ranks = Ranks(parameters, made(call, **more), 4)
             results = []
             for step in range(2):
                 for rank in range(4):
@@ -121,6 +132,15 @@ def averages() -> Iterator[tuple[str, str]]:
                 ranks.average(step)
                 results += [parameter.grad.clone() for _, parameter in parameters]
             yield f"{label} {exchange}", digest(*results)
+
+
+def zeros() -> Iterator[tuple[str, str]]:
+    """Digests of payloads with zeros that are kept, and of what they decode to."""
+    for label, call in WITHOUT_ZERO.items():
+        compressor, flat = made(call, bucket_size=128), numbers(COORDINATES, 3)
+        flat[200:264], flat[::7] = 0.0, -0.0
+        payload = compressor.encode(flat, seed=4)
+        yield label, f"{payload.numel()} {digest(payload)} {digest(compressor.decode(payload))}"
 
 
 def keys_of(state: Any) -> Any:
@@ -190,6 +210,7 @@ def options() -> Iterator[tuple[str, Any]]:
 SECTIONS: dict[str, Callable[[], Iterator[tuple[str, Any]]]] = {
     "payloads": payloads,
     "averages": averages,
+    "zeros": zeros,
     "states": states,
     "reports": reports,
     "constructors": constructors,

@@ -32,7 +32,9 @@ class Words(nn.Module):
 
 
 # The simulation, whose averages are the same, has every scheme with each exchange.
-CASES = [(name, ("allgather", "scatter_reduce")[i % 2]) for i, name in enumerate(EVERY)]
+CASES = [
+    (name, ("allgather", "scatter_reduce")[i % 2]) for i, name in enumerate((*EVERY, "alq-3-paper"))
+]
 
 
 @pytest.mark.parametrize(("name", "exchange"), CASES)

@@ -18,8 +18,21 @@ from hvd_adaptive.kernels.numba import zeros as kernels
 
 BUCKET = 128
 every_case = pytest.mark.parametrize("name", CASES)
+every_kind = pytest.mark.parametrize(
+    "name",
+    (
+        *EVERY,
+        "alq-3-paper",
+        "alq-3-symmetric-huffman",
+        "amq-4-symmetric",
+        "bingrad-biased",
+        "nuqsgd-5-p0.8-symmetric",
+        "qsgd-3-elias",
+        "qsgd-3-symmetric",
+    ),
+)
 # Schemes whose levels contain 0, by the papers.
-WITH_ZERO = {"qsgd", "nuqsgd", "terngrad", "natural", "sparse"}
+WITH_ZERO = {"alq", "amq", "qsgd", "nuqsgd", "terngrad", "natural", "sparse"}
 
 
 def make(name: str, **keywords):
@@ -28,9 +41,9 @@ def make(name: str, **keywords):
 
 def has_level_zero(name: str) -> bool:
     """By the case's keywords alone."""
-    if "symmetric" in name:
+    if "symmetric" in name or "paper" in name:
         return False
-    return name.split("-")[0] in WITH_ZERO or name.endswith("-zero")
+    return name.split("-")[0] in WITH_ZERO
 
 
 def gradient(count: int, seed: int = 0, zeros: float = 0.5) -> torch.Tensor:
@@ -63,7 +76,7 @@ def test_zeros_stay_zeros(name):
     assert compressor.codec.has_zero == has_level_zero(name)
 
 
-@every_case
+@every_kind
 def test_without_zeros_a_payload_is_what_it_was(name):
     flat = gradient(1000)
     flat = flat[flat != 0]
@@ -71,7 +84,7 @@ def test_without_zeros_a_payload_is_what_it_was(name):
     assert torch.equal(kept, rounded) and read_header(kept).zeros == 0
 
 
-@every_case
+@every_kind
 def test_the_keyword_changes_schemes_without_a_level_zero_alone(name):
     flat = gradient(1000)
     kept, rounded = (make(name, keep_zeros=keep) for keep in (True, False))
@@ -141,7 +154,7 @@ def test_a_sum_adds_each_payload_where_it_is_not_zero(name, same):
     assert not found[torch.stack(flats).eq(0).all(dim=0)].any()
 
 
-@pytest.mark.parametrize("name", ["alq-3", "eden-2", "ecdq-2", "signsgd"])
+@pytest.mark.parametrize("name", ["alq-3-paper", "eden-2", "ecdq-2", "signsgd"])
 def test_what_is_there_is_added_to(name):
     """As residuals need it: out becomes factor · (out + values), zeros of the payload included."""
     codec, flat = make(name).codec, gradient(1000)
@@ -176,7 +189,9 @@ def test_residuals_of_zeros_are_zeros(name, beta):
     torch.testing.assert_close(sent + held, total, rtol=0, atol=1e-5 * scale)
 
 
-@pytest.mark.parametrize("name", ["alq-3", "alq-3-clip2.5", "eden-2", "ecdq-2", "qcs", "orq-5"])
+@pytest.mark.parametrize(
+    "name", ["alq-3-paper", "qsgd-4-linf-symmetric-clip2.0", "eden-2", "ecdq-2", "qcs", "orq-5"]
+)
 def test_the_error_is_that_of_the_payload(name):
     codec, flat = make(name).codec, gradient(1000)
     payload = codec.encode_payload(flat, 1000, 5)
@@ -220,7 +235,7 @@ def test_clipping_leaves_zeros_as_they_are():
     """The deviation of a bucket is that of the coordinates in it."""
     flat = gradient(1000)
     there = flat != 0
-    compressor = make("alq-3-clip2.5", norm="linf")
+    compressor = make("alq-3-symmetric", clip=2.5)
     largest = compressor.decode(compressor.encode(flat, seed=1)).abs()
     alone = compressor.decode(compressor.encode(flat[there], seed=1)).abs()
     assert torch.equal(largest[there], alone) and not largest[~there].any()
@@ -255,7 +270,7 @@ def decode(data: bytes, compressor) -> torch.Tensor:
         (16, "Q", 2**64 - 1),
     ],
 )
-@pytest.mark.parametrize("name", ["signsgd", "ecdq-2", "eden-2", "alq-3-huffman"])
+@pytest.mark.parametrize("name", ["signsgd", "ecdq-2", "eden-2", "alq-3-symmetric-huffman"])
 def test_numbers_that_are_wrong(name, at, kind, value):
     """With the right checksum."""
     compressor = make(name)
@@ -297,7 +312,9 @@ def test_other_numbers_of_coordinates_allocate_nothing_large(count, monkeypatch)
 # Fits ---------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["alq-3", "alq-4-linf", "amq-3", "alq-3-huffman", "ecdq-2"])
+@pytest.mark.parametrize(
+    "name", ["alq-3-paper", "alq-3-symmetric-huffman", "amq-3-paper", "ecdq-2"]
+)
 def test_a_fit_is_to_the_coordinates_that_are_quantised(name):
     flat = gradient(40 * BUCKET, 4)
     fitted, wanted = make(name), make(name)

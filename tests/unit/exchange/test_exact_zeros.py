@@ -24,11 +24,12 @@ RANKS, ROWS, WIDTH = 6, 2000, 8
 each_exchange = pytest.mark.parametrize("exchange", EXCHANGES)
 # With each kind of table and coder.
 MORE = (
-    "alq-3-linf-zero",
-    "alq-3-zero",
     "alq-3-clip2.5",
     "alq-3-huffman",
-    "alq-4-linf",
+    "alq-3-l2",
+    "alq-3-paper",
+    "alq-3-symmetric-huffman",
+    "amq-4-symmetric",
     "bingrad-biased",
     "ecdq-variance0.01",
     "eden-0.5",
@@ -42,9 +43,9 @@ MORE = (
     "terngrad-clip2.5",
 )
 WITH_LEVEL_ZERO = {
+    *("alq-3", "alq-3-clip2.5", "alq-3-huffman", "alq-3-l2", "amq-3"),
     *("natural", "nuqsgd-3", "nuqsgd-4-huffman", "qsgd-3", "qsgd-3-elias", "sparse-0.2"),
     *("qsgd-4-linf-clip2.5-huffman", "terngrad", "terngrad-clip2.5"),
-    *("alq-3-linf-zero", "alq-3-zero"),
 }
 
 
