@@ -36,7 +36,7 @@ class Method:
         """Ready for a run of ``steps``; None for float32. clip: None for the scheme's own."""
         if self.make is None:
             return None
-        chosen: dict[str, Any] = {"bucket_size": bucket_size, "seed": seed}
+        chosen: dict[str, Any] = {"bucket_size": bucket_size, "seed": seed, "keep_zeros": False}
         chosen |= {"bits": bits} if self.own is None else self.keywords(task)
         if clip is not None:
             chosen["clip"] = clip

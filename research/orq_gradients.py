@@ -141,7 +141,7 @@ class Solvers(Job):
             flat = torch.cat(list(gradients.values()))
             for levels in SOLVER_LEVELS:
                 for size in SOLVER_BUCKETS:
-                    orq = functools.partial(ORQ, levels=levels, bucket_size=size)
+                    orq = functools.partial(ORQ, levels=levels, bucket_size=size, keep_zeros=False)
                     greedy = rounding_error(orq(), flat)
                     descent = rounding_error(orq(solver="coordinate_descent"), flat)
                     rows.append(

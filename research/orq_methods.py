@@ -50,4 +50,4 @@ def make(
     """The method's compressor, without clipping unless told; None in full precision."""
     if method == FULL:
         return None
-    return METHODS[method](bucket_size=bucket_size, clip=clip, seed=seed)
+    return METHODS[method](bucket_size=bucket_size, clip=clip, seed=seed, keep_zeros=False)

@@ -94,10 +94,10 @@ REGRESSION: dict[str, Callable[[], GradientCompressor | None]] = {
     "baseline": lambda: None,
     "QSGD": lambda: QSGD(intervals=1, bucket_size=ternary_bucket(GAIN, WHOLE)),
     "Sparse SGD": lambda: SparseSGD(density=sparse_density(GAIN, ORDER), bucket_size=ORDER),
-    "QCS": lambda: QCS(gain=GAIN, bucket_size=ORDER),
+    "QCS": lambda: QCS(gain=GAIN, bucket_size=ORDER, keep_zeros=False),
     # The largest order that divides the gradient.
-    "QCS, n = 320": lambda: QCS(gain=GAIN, bucket_size=320),
-    "QCS, 40% fewer bits": lambda: QCS(gain=FEWER, bucket_size=ORDER),
+    "QCS, n = 320": lambda: QCS(gain=GAIN, bucket_size=320, keep_zeros=False),
+    "QCS, 40% fewer bits": lambda: QCS(gain=FEWER, bucket_size=ORDER, keep_zeros=False),
     "QSGD L∞, one bucket": lambda: QSGD(intervals=1, norm="linf", bucket_size=WHOLE),
     "Sparse SGD, one bucket": lambda: SparseSGD(
         density=sparse_density(GAIN, WHOLE), bucket_size=WHOLE
@@ -110,7 +110,12 @@ REGRESSION: dict[str, Callable[[], GradientCompressor | None]] = {
 
 def _printed_qcs(gain: float) -> QCS:
     measurements, quantizer_range = best_printed(ORDER, gain)
-    return QCS(measurements=measurements, quantizer_range=quantizer_range, bucket_size=ORDER)
+    return QCS(
+        measurements=measurements,
+        quantizer_range=quantizer_range,
+        bucket_size=ORDER,
+        keep_zeros=False,
+    )
 
 
 def told_gain(name: str, scheme: GradientCompressor | None) -> float:

@@ -75,7 +75,7 @@ class Training:
             schedule=functools.partial(
                 schedule, epoch=max(1, len(train[0]) // (BATCH * self.workers))
             ),
-            compressor=None if make is None else make(seed=self.seed),
+            compressor=None if make is None else make(seed=self.seed, keep_zeros=False),
             workers=self.workers,
             steps=self.steps,
             batch_size=BATCH,

@@ -84,7 +84,7 @@ def scaled(
     for order in ORDERS:
         for gain in gains:
             if gain <= 32 * order / 33:
-                scheme = QCS(gain=gain, bucket_size=order)
+                scheme = QCS(gain=gain, bucket_size=order, keep_zeros=False)
                 points.append(
                     ("QCS", order, scheme.codec.compression_gain, scheme.codec.gamma, scheme)
                 )
@@ -103,7 +103,9 @@ def scaled(
 
 FIG4: dict[str, dict[str, Callable[[], GradientCompressor]]] = {
     f"gain {qsgd_gain(512, q):.1f}: Q = s = {q}": {
-        "QCS": functools.partial(QCS, measurements=512, quantizer_range=q, bucket_size=512),
+        "QCS": functools.partial(
+            QCS, measurements=512, quantizer_range=q, bucket_size=512, keep_zeros=False
+        ),
         "QSGD": functools.partial(QSGD, intervals=q, bucket_size=512),
         "QSGD L∞": functools.partial(QSGD, intervals=q, norm="linf", bucket_size=512),
     }

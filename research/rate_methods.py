@@ -51,7 +51,8 @@ class Family:
     def members(self) -> list[GradientCompressor]:
         """One compressor for each value."""
         own = [{self.keyword: value} for value in self.values] if self.keyword else [{}]
-        return [self.make(**each, **self.others, bucket_size=BUCKET) for each in own]
+        shared = {"bucket_size": BUCKET, "keep_zeros": False}
+        return [self.make(**each, **self.others, **shared) for each in own]
 
 
 def _coded(
