@@ -83,6 +83,8 @@ class Usable:
         norms, _ = _norms_and_nonzero(filled, norm)
         for at, bucket, own in zip(sparse, filled, norms, strict=True):
             _, _, count, weight = found[at]
+            if not math.isfinite(own):
+                continue  # the norm of repeated coordinates overflows
             found[at] = bucket, own, count, weight * count / bucket.numel()
         used = [found[at] for at in places]
         return cls(

@@ -350,8 +350,8 @@ def test_coverage_still_counts_zeros():
     bucket = gradient(1024)
     for keep in (True, False):
         codec = ALQ(bits=3, symmetric=True, bucket_size=1024, keep_zeros=keep).codec
-        head = codec.collect([bucket, torch.zeros(1024)])[:4].tolist()
-        assert head == [1, 2, int((bucket != 0).sum()), 2048]
+        head = codec.collect([bucket, torch.zeros(1024)])[:5].tolist()
+        assert head == [1, 2, 0, int((bucket != 0).sum()), 2048]
 
 
 def test_rate_control_counts_all_coordinates():
