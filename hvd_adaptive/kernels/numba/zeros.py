@@ -39,7 +39,7 @@ def write(mask: torch.Tensor, runs: Runs) -> torch.Tensor:
     """See reference.zeros.write."""
     stream = torch.zeros(most_stream_bytes(runs.coordinates), dtype=torch.uint8, device="cpu")
     bits = _write(_words(mask), *_numbers(runs), _words(stream))
-    return stream[: -(-bits // 64) * 8]
+    return stream[: bits // 8]
 
 
 @or_reference("zeros")
@@ -142,9 +142,31 @@ def _load(words, at, width):
     return np.int64(value & ((_U(1) << _U(width)) - _U(1)))
 
 
+@inline
+def _write_edges(mask, n, words):
+    """Do as ``_write`` if both parameters are 0.
+
+    Then bit i of the stream is 1 if a run begins or ends before coordinate i.
+    """
+    last, end = _U(1), mask.size
+    for w in range(mask.size):
+        words[w] = mask[w] ^ (mask[w] << _U(1) | last)
+        last = mask[w] >> _U(63)
+    if mask[(n - 1) >> 6] >> _U((n - 1) & 63) & _U(1) == 0:
+        words[n >> 6] |= _U(1) << _U(n & 63)
+        end = (n >> 6) + 1
+    elif n & 63:  # no run begins after the last coordinate
+        words[n >> 6] &= ~(_U(1) << _U(n & 63))
+    while words[end - 1] == 0:
+        end -= 1
+    return np.int64(64 * end)
+
+
 @jit
 def _write(mask, n, runs, gap_bits, length_bits, words):
-    """Fill the words, which are zeros; return the number of bits."""
+    """Fill the words, which are zeros; return the number of bits up to the end of a word."""
+    if gap_bits + length_bits == 0:
+        return _write_edges(mask, n, words)
     low, at = np.int64(0), np.int64(runs * (gap_bits + length_bits))
     start, end, last = np.int64(-1), np.int64(-1), _U(1)
     for w in range(mask.size):
@@ -173,7 +195,7 @@ def _write(mask, n, runs, gap_bits, length_bits, words):
         at += number >> length_bits
         _store(words, at, _U(1), 1)
         at += 1
-    return at
+    return (at + 63) // 64 * 64
 
 
 @inline
@@ -206,12 +228,39 @@ def _clear(mask, begin, end):
     mask[last] &= ~tail
 
 
+@inline
+def _read_edges(words, n, runs, zeros, mask):
+    """Do as ``_read`` if both parameters are 0: see ``_write_edges``."""
+    end = n >> 6
+    if words.size > end + 1 or words[words.size - 1] == 0:
+        return False
+    if words.size == end + 1 and words[end] >> _U(n & 63) > 1:
+        return False  # a run begins or ends after the last coordinate
+    edges, others, before = np.int64(0), np.int64(0), _ALL
+    for w in range(mask.size):
+        word = words[w] if w < words.size else _NONE
+        edges += ones_in(word)
+        for shift in range(6):
+            word ^= word << _U(1 << shift)
+        word ^= before
+        before = _ALL if word >> _U(63) == 1 else _NONE
+        if w == end:
+            word &= (_U(1) << _U(n & 63)) - _U(1)
+        mask[w] = word
+        others += ones_in(word)
+    if words.size > mask.size:
+        edges += 1
+    return edges == 2 * runs and others == n - zeros
+
+
 @jit
 def _read(words, n, runs, gap_bits, length_bits, zeros, mask):
     """Fill the mask; return whether the words are the stream of such runs."""
     bits, low, at = 64 * words.size, np.int64(0), np.int64(runs * (gap_bits + length_bits))
     if at + 2 * runs > bits:
         return False
+    if at == 0:
+        return _read_edges(words, n, runs, zeros, mask)
     mask[:] = _ALL
     if n & 63:
         mask[mask.size - 1] = _ALL >> _U(64 - (n & 63))
