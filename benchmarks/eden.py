@@ -1,12 +1,17 @@
 """Relative error of EDEN beside other schemes and the rate-distortion bound, law by law.
 
     python benchmarks/eden.py [--bits 0.5,1,8] [--laws normal,lenet-50] [--bucket 4096] [--draws 4]
+    python benchmarks/eden.py --methods ["ALQ(bits=3)" ...] [--laws normal,lognormal2]
 
 Prints ||Q(v) - v||^2 / ||v||^2, the mean of draws, for vectors of about 2^19 coordinates and for
 LeNet's gradients at steps 0, 50 and 600. Adaptive schemes are fitted to the same vector. The bound
 of normal coordinates at b bits is 4^-b. "Lloyd-Max" is D/(1 - D) for the levels of N(0, 1), which
-an ideal rotation would give EDEN for every law. Exits with 1 if EDEN has more than 1.03 times that
-error anywhere, or more than 0.58 at one bit.
+an ideal rotation would give EDEN for every law; "ALQ paper" is ALQ(norm="l2", symmetric=True).
+Exits with 1 if EDEN has more than 1.03 times that error anywhere, or more than 0.58 at one bit.
+
+--methods prints a row for each method, without names those of docs/choosing.md, and a column for
+each law: the error, exact if a formula gives it, and the bits of a coordinate, without the
+payload's header.
 """
 
 from __future__ import annotations
@@ -26,7 +31,9 @@ from rich.table import Table
 from tqdm import tqdm
 
 from hvd_adaptive import ALQ, ECDQ, EDEN, QSGD
+from hvd_adaptive.coding.header import SIZE
 from hvd_adaptive.compressor import GradientCompressor
+from hvd_adaptive.tools.methods import Method, parse
 
 COORDINATES, STEPS, KEPT = 1 << 19, (0, 50, 600), (1, 2, 4, 8, 32)
 MARGIN, ONE_BIT = 1.03, 0.58
@@ -40,6 +47,16 @@ def sparse(kept: int, size: int, draw: np.random.Generator) -> np.ndarray:
     return v.reshape(-1)
 
 
+def lognormal(sigma: float, draw: np.random.Generator) -> np.ndarray:
+    """Log-normal magnitudes with random signs."""
+    return draw.lognormal(0, sigma, COORDINATES) * draw.choice([-1.0, 1.0], COORDINATES)
+
+
+def mostly_zero(share: float, draw: np.random.Generator) -> np.ndarray:
+    """Normal coordinates, each with the chance ``share``; the others are zero."""
+    return draw.standard_normal(COORDINATES) * (draw.random(COORDINATES) < share)
+
+
 def laws(size: int) -> dict[str, Callable[[], np.ndarray]]:
     """Label -> sampler of a vector."""
 
@@ -48,8 +65,11 @@ def laws(size: int) -> dict[str, Callable[[], np.ndarray]]:
 
     found: dict[str, Callable[[], np.ndarray]] = {
         "normal": lambda: draw().standard_normal(COORDINATES),
+        "laplace": lambda: draw().laplace(size=COORDINATES),
         "student3": lambda: draw().standard_t(3, COORDINATES),
         "student1.5": lambda: draw().standard_t(1.5, COORDINATES),
+        "lognormal2": lambda: lognormal(2, draw()),
+        "1%-nonzero": lambda: mostly_zero(0.01, draw()),
     }
     for kept in KEPT:
         label = "one-hot" if kept == 1 else f"{kept}-sparse"
@@ -64,13 +84,48 @@ def schemes(bits: float, size: int) -> dict[str, GradientCompressor]:
     found: dict[str, GradientCompressor] = {"EDEN": EDEN(bits=bits, bucket_size=size)}
     found["ECDQ"] = ECDQ(bits=float(bits), bucket_size=size)
     if bits > 1:
-        for norm in ("l2", "linf"):
-            found[f"ALQ {norm}"] = ALQ(bits=bits, norm=norm, bucket_size=size)
+        found["ALQ paper"] = ALQ(bits=bits, norm="l2", symmetric=True, bucket_size=size)
+        found["ALQ"] = ALQ(bits=bits, bucket_size=size)
         found["QSGD linf"] = QSGD(bits=bits, norm="linf", bucket_size=size)
     return found
 
 
-COLUMNS = ("EDEN", "ECDQ", "ALQ l2", "ALQ linf", "QSGD linf")
+COLUMNS = ("EDEN", "ECDQ", "ALQ paper", "ALQ", "QSGD linf")
+
+
+METHODS = (
+    "ALQ(bits=3, norm='l2', symmetric=True)",
+    "ALQ(bits=3, symmetric=True)",
+    "ALQ(bits=3)",
+    "ALQ(bits=3, coding='huffman')",
+    "AMQ(bits=3)",
+    "ALQ(bits=2)",
+    "ALQ(bits=2, symmetric=True)",
+    "EDEN(bits=1|2)",
+)
+COMPARED = ("normal", "laplace", "student3", "student1.5", "lognormal2", "1%-nonzero")
+
+
+def compare(texts: list[str], labels: list[str], size: int, draws: int) -> None:
+    """Print the error and the bits of methods (rows) for laws (columns)."""
+    table = Table("method", *labels, title="relative error (bits of a coordinate)")
+    table.columns[0].no_wrap = True
+    samplers = laws(size)
+    flats = [torch.from_numpy(samplers[label]()).float() for label in labels]
+    for method in tqdm(parse(texts)):
+        table.add_row(str(method), *(cell(method, flat, size, draws) for flat in flats))
+    Console(width=150).print(table)
+
+
+def cell(method: Method, flat: torch.Tensor, size: int, draws: int) -> str:
+    """Return "error (bits)" after a fit."""
+    codec = Method(method.name, {"bucket_size": size, **method.keywords}, "").scheme().codec
+    if hasattr(codec, "fit"):
+        codec.fit(flat)
+    keys = range(1 if codec.knows_errors else draws)
+    sums = sum(codec.squared_errors(flat, key).sum(dim=0) for key in keys)
+    bits = 8 * (codec.encode_flat(flat, flat.numel(), 0).numel() - SIZE) / flat.numel()
+    return f"{float(sums[0] / sums[1]):.3f} ({bits:.2f})"
 
 
 def error(scheme: GradientCompressor, flat: torch.Tensor, draws: int) -> float:
@@ -91,7 +146,8 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--bits", type=numbers, default=(0.5, *range(1, 9)))
     parser.add_argument("--laws", default=None, help="labels; all if not given")
-    parser.add_argument("--bucket", type=int, default=4096)
+    parser.add_argument("--bucket", type=int, help="4096, or 8192 with --methods")
+    parser.add_argument("--methods", nargs="*", help="compare these, those of the docs if none")
     parser.add_argument("--draws", type=int, default=4)
     return parser.parse_args()
 
@@ -100,7 +156,12 @@ def main() -> None:
     """Measure and print."""
     args = arguments()
     torch.set_num_threads(1)
-    found = laws(args.bucket)
+    if args.methods is not None:
+        labels = list(COMPARED) if args.laws is None else args.laws.split(",")
+        compare(args.methods or list(METHODS), labels, args.bucket or 8192, args.draws)
+        return
+    size = args.bucket or 4096
+    found = laws(size)
     chosen = list(found) if args.laws is None else args.laws.split(",")
     table = Table("law", "bits", *COLUMNS, "Lloyd-Max", "4^-bits", title="relative error")
     table.columns[0].no_wrap = True
@@ -109,7 +170,7 @@ def main() -> None:
         for law in chosen:
             flat = torch.from_numpy(found[law]()).float()
             for bits in args.bits:
-                own = schemes(bits, args.bucket)
+                own = schemes(bits, size)
                 errors = {label: error(scheme, flat, args.draws) for label, scheme in own.items()}
                 best = EDEN(bits=bits).codec.expected_error
                 ratios.append(errors["EDEN"] / best)
