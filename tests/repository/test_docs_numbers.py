@@ -65,7 +65,7 @@ def test_the_readmes_three_numbers():
     both = len(head) - 1 - head[::-1].index("both")  # of 4 hosts
     steps = {row[0]: row[both] for row in rows}
     methods = (
-        "`ALQ(bits=3)`",
+        '`ALQ(bits=3, norm="l2", symmetric=True)`',
         "DDP, Gloo, fp16 hook",
         "DDP, Gloo, float32",
         "Horovod, MPI, float32",
