@@ -178,11 +178,11 @@ class DitheredCodec(StagedCodec):
 
     def fit(self, gradients: torch.Tensor | Sequence[torch.Tensor]) -> None:
         """See ``ecdq.ECDQ.fit``."""
-        usable = self._usable(buckets_of(gradients, self.settings, self.leaves_zeros_out))
+        usable = self._usable(buckets_of(gradients, self.settings))
         if not usable.buckets:
             raise ValueError("gradients: no bucket is finite and different from zero")
-        law = _law(self._counts(usable))
-        self._fitted, self._modelled = self._code_for(law, self._control)
+        law, inside = _law(self._counts(usable)), self._inside(Coverage.of([usable.head]))
+        self._fitted, self._modelled = self._code_for(law, inside, self._control)
         self._version += 1
 
     def collect(self, buckets: Sequence[torch.Tensor]) -> np.ndarray:
@@ -217,9 +217,9 @@ class DitheredCodec(StagedCodec):
         modelled, control, code = self._modelled, self._control, self._fitted
         if coverage.found > 0:
             try:
-                law = _law(counts)
-                control = self._updated_control(law, bits, coordinates)
-                code, modelled = self._code_for(law, control)
+                law, inside = _law(counts), self._inside(coverage)
+                control = self._updated_control(law, inside, bits, coordinates)
+                code, modelled = self._code_for(law, inside, control)
                 self._proposed = code
                 outcome[1:] = [1.0, coverage.share]
             except ValueError as error:
@@ -257,12 +257,24 @@ class DitheredCodec(StagedCodec):
             return proposed
         return DitheredCode.from_numbers(numbers)
 
-    def _code_for(self, law: Histogram, control: RateControl) -> tuple[DitheredCode, float]:
-        """Return a code for a law, and the bits per coordinate that it should take."""
+    def _inside(self, coverage: Coverage) -> float:
+        """Return the share of the coordinates that bodies hold."""
+        return coverage.share if self.leaves_zeros_out else 1.0
+
+    def _code_for(
+        self, law: Histogram, inside: float, control: RateControl
+    ) -> tuple[DitheredCode, float]:
+        """Return a code, and the bits that it should take, per coordinate of the gradient.
+
+        Args:
+            law: Of the coordinates in bodies.
+            inside: Their share of all coordinates.
+            control: Rate control.
+        """
         if self._delta is not None:
             code = DitheredCode.of_law(law, self._unit, self._delta)
         else:
-            aim = control.aim - self._side
+            aim = control.aim / inside - self._side
             if aim < LEAST_CODED_BITS / 2:
                 logger.warning(
                     "bits=%g cannot be met: %.3g per coordinate were sent so far; groups are too "
@@ -271,13 +283,15 @@ class DitheredCodec(StagedCodec):
                     control.average,
                 )
             code = DitheredCode.of_rate(law, self._unit, max(aim, LEAST_CODED_BITS / 2))
-        return code, code.bits(law, self._unit) + self._side
+        return code, inside * (code.bits(law, self._unit) + self._side)
 
-    def _updated_control(self, law: Histogram, bits: float, coordinates: float) -> RateControl:
+    def _updated_control(
+        self, law: Histogram, inside: float, bits: float, coordinates: float
+    ) -> RateControl:
         """Return rate control after ``bits`` were sent with the current code, given the new law."""
         if not coordinates > 0:
             return self._control
-        now = self.code.bits(law, self._unit) + self._side
+        now = inside * (self.code.bits(law, self._unit) + self._side)
         return self._control.updated(bits, coordinates, (now + (self._modelled or now)) / 2)
 
     def _usable(self, buckets: Sequence[torch.Tensor]) -> Usable:

@@ -36,7 +36,8 @@ RANDOM = [name for name in SCHEMES if name.startswith(("orq", "linear"))]
 
 
 def make(name: str, **keywords):
-    return SCHEMES[name][0](**{"bucket_size": BUCKET} | keywords)
+    """A scheme that rounds zeros, as the papers do."""
+    return SCHEMES[name][0](**{"bucket_size": BUCKET, "keep_zeros": False} | keywords)
 
 
 def gradient(n: int, kind: str = "heavy", seed: int = 0) -> torch.Tensor:
