@@ -13,9 +13,9 @@ from rank_optimizers import distributed, drain
 
 import hvd_adaptive
 from hvd_adaptive import ALQ, ECDQ, ORQ, QSGD, BinGrad, RankMismatchError
-from hvd_adaptive.hooks import description
 from hvd_adaptive.hooks.horovod import agreement
 from hvd_adaptive.hooks.horovod.placeholder import placeholder
+from hvd_adaptive.run import description
 
 SEEDS = itertools.count(5000)
 

@@ -312,9 +312,7 @@ def test_other_numbers_of_coordinates_allocate_nothing_large(count, monkeypatch)
 # Fits ---------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "name", ["alq-3-paper", "alq-3-symmetric-huffman", "amq-3-paper", "ecdq-2"]
-)
+@pytest.mark.parametrize("name", ["alq-3-paper", "alq-3-symmetric-huffman", "amq-3-paper"])
 def test_a_fit_is_to_the_coordinates_that_are_quantised(name):
     flat = gradient(40 * BUCKET, 4)
     fitted, wanted = make(name), make(name)
