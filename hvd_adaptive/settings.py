@@ -78,7 +78,7 @@ class Settings:
         in_flight_bytes: Maximum bytes of payloads, its own and received ones, that a rank holds at
             a time.
         keep_zeros: A coordinate that is exactly zero on every rank is exactly zero in the average.
-            Schemes whose levels contain 0 do this in any case. Payloads of the others then say
+            Schemes whose levels contain 0 do this in any case. If True, payloads of the others say
             which coordinates are zero, in at most a bit for each and 24 bytes, and encode the
             coordinates that are not; a payload without zeros does not change. If False, zeros are
             rounded to the nearest levels.
@@ -131,7 +131,7 @@ class Settings:
     )
     fusion_bytes: int = keyword(16 * 2**20, partial(check_integer, least=4))
     in_flight_bytes: int = keyword(512 * 2**20, partial(check_integer, least=4096))
-    keep_zeros: bool = keyword(True, check_flag, refits=True)
+    keep_zeros: bool = keyword(False, check_flag, refits=True)
     checksum: bool = keyword(True, check_flag)
     warmup_steps: int = keyword(0, partial(check_integer, least=0))
     worker: bool = keyword(True, check_flag, **LOCAL)

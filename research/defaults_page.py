@@ -188,7 +188,7 @@ A text is {LENGTH} independent words, drawn by the frequencies of its class. {WO
 Their rows are spread over the embedding. There are {TRAINED:,} texts to train with. Row 0 is that
 of padding (`padding_idx=0`). Without compression, this row and those of words that do not occur
 keep their bits. A scheme without a level at zero adds noise to them, unless it leaves zeros out
-(`keep_zeros=True`, the default). Under Adam they then move by about the rate at each step, however
+(`keep_zeros=True`). Under Adam they then move by about the rate at each step, however
 small the noise is.
 
 Equal seeds start from equal weights, and see equal batches. Differences are paired by seed; of

@@ -95,6 +95,7 @@ def compressors(draw: st.DrawFn) -> Compressor:
     name, keywords = draw(st.one_of(tables(), others()))
     sizes = [16, 32, 64] if name == "QCS" else SIZES[1:] if name == "ECDQ" else SIZES
     keywords["bucket_size"] = draw(st.sampled_from(sizes))
+    keywords["keep_zeros"] = False  # the papers round zeros, too
     if name == "QCS":
         size = keywords["bucket_size"]
         keywords["measurements"] = draw(st.sampled_from([size // 4, size // 2 + 1, size]))

@@ -51,7 +51,7 @@ def assert_best(part: np.ndarray, a: float, b: float, c: float) -> None:
 @given(vectors, st.sampled_from([3, 5, 9]), clips)
 def test_orq_halves_greedily(v, count, clip):
     """Algorithm 1: the ends are the bucket's own, each other level is the best between two."""
-    codec = ORQ(levels=count, bucket_size=SIZE, clip=clip)
+    codec = ORQ(keep_zeros=False, levels=count, bucket_size=SIZE, clip=clip)
     for levels, part in levels_and_buckets(codec, v):
         np.testing.assert_allclose(levels[[0, -1]], part[[0, -1]], rtol=1e-6)
         step = (count - 1) // 2
@@ -65,7 +65,7 @@ def test_orq_halves_greedily(v, count, clip):
 @given(vectors, st.sampled_from([3, 5, 9]))
 def test_orq_coordinate_descent_satisfies_the_condition_everywhere(v, count):
     """Theorem 1: every inner level is the best between its neighbours."""
-    codec = ORQ(levels=count, solver="coordinate_descent", bucket_size=SIZE)
+    codec = ORQ(keep_zeros=False, levels=count, solver="coordinate_descent", bucket_size=SIZE)
     for levels, part in levels_and_buckets(codec, v):
         for k in range(1, count - 1):
             assert_best(part, levels[k - 1], levels[k], levels[k + 1])
@@ -74,7 +74,7 @@ def test_orq_coordinate_descent_satisfies_the_condition_everywhere(v, count):
 @settings(max_examples=40)
 @given(vectors, st.sampled_from([2, 3, 10, 33]), clips)
 def test_quantiles(v, count, clip):
-    codec = LinearQuantile(levels=count, bucket_size=SIZE, clip=clip)
+    codec = LinearQuantile(keep_zeros=False, levels=count, bucket_size=SIZE, clip=clip)
     for levels, part in levels_and_buckets(codec, v):
         size = 1e-6 * np.abs(part).max()
         expected = np.quantile(part, np.linspace(0, 1, count))
@@ -86,8 +86,8 @@ def test_quantiles(v, count, clip):
 def test_levels_in_float16_cover_the_bucket(v, kind):
     """The least is rounded down, the largest up, the others by less than a part in 1,000."""
     exact, codec = (
-        LinearQuantile(levels=9, bucket_size=SIZE),
-        LinearQuantile(levels=9, bucket_size=SIZE, level_dtype=kind),
+        LinearQuantile(keep_zeros=False, levels=9, bucket_size=SIZE),
+        LinearQuantile(keep_zeros=False, levels=9, bucket_size=SIZE, level_dtype=kind),
     )
     for (levels, part), (right, _) in zip(
         levels_and_buckets(codec, v), levels_and_buckets(exact, v), strict=True
@@ -101,7 +101,9 @@ def test_levels_in_float16_cover_the_bucket(v, kind):
 @given(vectors, clips)
 def test_bingrad_is_within_a_percent_of_the_best(v, clip):
     """Eq. 15: of all levels -b, b the least squared error, looked for on a fine grid."""
-    for levels, part in levels_and_buckets(BinGrad(bucket_size=SIZE, clip=clip), v):
+    for levels, part in levels_and_buckets(
+        BinGrad(keep_zeros=False, bucket_size=SIZE, clip=clip), v
+    ):
         size = np.abs(part)
 
         def error(b, size=size):

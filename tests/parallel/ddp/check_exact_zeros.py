@@ -41,7 +41,9 @@ CASES = [
 def check_adam_leaves_unused_and_masked_rows(name, exchange):
     net = Words()
     before = {name: p.detach().clone() for name, p in net.named_parameters()}
-    compressor = scheme(name)(bucket_size=1024, exchange=exchange, second_stage_bits=4)
+    compressor = scheme(name)(
+        bucket_size=1024, exchange=exchange, second_stage_bits=4, keep_zeros=True
+    )
     model, _ = wrap(net, compressor)
     optimizer = torch.optim.Adam(net.parameters(), lr=0.01)
     for step in range(3):
@@ -65,7 +67,7 @@ def check_local_sgd_leaves_what_no_rank_has_moved(name):
     optimizer = LocalSGD(
         torch.optim.SGD([table], lr=0.1),
         every=2,
-        compression=scheme(name)(bucket_size=1024, error_feedback=0.3),
+        compression=scheme(name)(bucket_size=1024, error_feedback=0.3, keep_zeros=True),
     )
     for step in range(4):
         weights = torch.randn(2000, 8, generator=torch.Generator().manual_seed(10 * step + RANK))

@@ -92,7 +92,7 @@ def test_by_set_by_schedule_and_simulated_alike(case):
 
 def test_what_is_sent_follows_the_settings():
     changes = {2: {"bits": 4}, 4: {"bits": 8}, 5: {"warmup_steps": 6}}
-    keywords = {"symmetric": True, "seed": next(SEEDS)}  # b bits a code, exactly
+    keywords = {"symmetric": True, "keep_zeros": False, "seed": next(SEEDS)}  # b bits, exactly
     _, _, _, bits = trained_by_set(ALQ, keywords, changes)
     assert [more - bits[0] for more in bits[:5]] == pytest.approx([0, 0, 1, 1, 5], rel=0.05)
     assert bits[5] >= 32

@@ -22,6 +22,7 @@ CASES = (*EVERY, "alq-3-paper", "alq-3-huffman", "qsgd-3-elias", "terngrad-clip2
 
 def make(name: str, exchange: str = "allgather", **keywords):
     keywords = EXCHANGES[exchange] | {"bucket_size": 1024, "second_stage_bits": 4} | keywords
+    keywords = {"keep_zeros": True} | keywords
     return scheme(name)(**keywords)
 
 

@@ -36,7 +36,7 @@ WITH_ZERO = {"alq", "amq", "qsgd", "nuqsgd", "terngrad", "natural", "sparse"}
 
 
 def make(name: str, **keywords):
-    return scheme(name)(**{"bucket_size": BUCKET, "min_numel": 0} | keywords)
+    return scheme(name)(**{"bucket_size": BUCKET, "min_numel": 0, "keep_zeros": True} | keywords)
 
 
 def has_level_zero(name: str) -> bool:

@@ -33,6 +33,7 @@ FUNCTIONS = {
     "ecdq": ("bucket_steps", "quantize", "add"),
     "dithered": ("encode_body", "add_bodies"),
     "checksum": ("seal", "checksums", "checksum"),
+    "zeros": ("has_zeros", "mark", "write", "read", "take", "put"),
     "codes": ("pack", "unpack"),
     "uniforms": ("uniforms",),
     "variance": ("variances",),
