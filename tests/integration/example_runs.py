@@ -29,7 +29,7 @@ EXAMPLES = (amp_clipping, char_lstm, custom_scheme, elastic, resume, synthetic_b
 
 
 def run_synthetic_benchmark() -> None:
-    """Compressed, a rank sends 3 bits of 32; the net has torchvision's 11,689,512 parameters."""
+    """Compressed, a rank sends 2.83 bits of 32; the net has torchvision's 11,689,512 parameters."""
     small = [
         *QUICK,
         "--image-size",
@@ -46,7 +46,7 @@ def run_synthetic_benchmark() -> None:
     compressed = synthetic_benchmark.main([*small, "--bits", "3"])
     assert compressed["parameters"] == 11_689_512
     assert compressed["images_per_second"] > 0
-    assert 9.5 < 4 * 11_689_512 / compressed["wire_bytes"] < 32 / 3
+    assert 10 < 4 * 11_689_512 / compressed["wire_bytes"] < 32 / 2.8
 
 
 def check_resnets() -> None:

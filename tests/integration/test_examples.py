@@ -77,7 +77,7 @@ def test_training_with_alq(tmp_path: Path) -> None:
     assert result["curve"][-1]["wire_bytes"] == 62 * result["wire_bytes"]
     assert [table["version"] for table in result["tables"]] == [0, 1, 2, 3]
     assert [table["step"] for table in result["tables"]] == [None, 0, 20, 40]
-    assert all(len(table["levels"]) == 8 for table in result["tables"])
+    assert all(len(table["levels"]) == 7 for table in result["tables"])
 
     (log,) = read_logs(tmp_path / "log")
     assert [record["step"] for record in log.steps] == list(range(62))
