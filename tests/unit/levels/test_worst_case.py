@@ -43,8 +43,9 @@ def test_an_unfitted_table_is_safe(bits, symmetric, norm):
     assert worst(levels[levels > 0], symmetric, norm) <= LIMITS[bits]
 
 
-def test_amqs_too():
-    amq, alq = AMQ(bits=3), ALQ(bits=3, symmetric=True)
+@pytest.mark.parametrize("symmetric", (True, False))
+def test_amqs_too(symmetric):
+    amq, alq = AMQ(bits=3, symmetric=symmetric), ALQ(bits=3, symmetric=symmetric)
     assert amq.levels.tolist() == alq.levels.tolist()
 
 
