@@ -141,6 +141,12 @@ class Coverage:
         return cls(found, sampled, lost, nonzero / coordinates if coordinates else 0.0)
 
     @property
+    def share_of_finite(self) -> float:
+        """Return ``share`` among the buckets that are finite; buckets are taken as equally long."""
+        finite = self.sampled - self.lost
+        return min(1.0, self.share * self.sampled / finite) if finite else 0.0
+
+    @property
     def complete(self) -> bool:
         """Return whether a fit need not be repeated soon."""
         return 0 < self.found == self.sampled - self.lost and self.share >= 1 - ZEROS

@@ -259,7 +259,7 @@ class DitheredCodec(StagedCodec):
 
     def _inside(self, coverage: Coverage) -> float:
         """Return the share of the coordinates that bodies hold."""
-        return coverage.share if self.leaves_zeros_out else 1.0
+        return coverage.share_of_finite if self.leaves_zeros_out else 1.0
 
     def _code_for(
         self, law: Histogram, inside: float, control: RateControl
