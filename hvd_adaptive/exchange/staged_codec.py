@@ -65,8 +65,9 @@ class StagedCodec(Codec):
             keep: Keep fitted tables, because nothing that they are fitted to has changed.
         """
         if keep and old.second is not None and old.second.codec is not old:
-            self.second, codec = old.second, old.second.codec
-            codec.settings = dataclasses.replace(codec.settings, checksum=self.settings.checksum)
+            self.second = make_second_stage(self, old.second.ranks, old.second.bits)
+            second: Any = self.second.codec
+            second.adopt_tables(old.second.codec, keep)
 
     # States of codecs have the entries that states of compressors had in their first format.
 

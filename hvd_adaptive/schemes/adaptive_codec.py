@@ -248,7 +248,7 @@ class AdaptiveCodec(TableCodec):
         kept = (keep or old.table_version > 0) and self.can_take(old._table)
         table = old._table if kept else self._table
         self._table = dataclasses.replace(table, version=old.table_version)
-        self._share = old._share
+        self._share, self.fit_requested = old._share, old.fit_requested
 
     def can_take(self, table: LevelTable) -> bool:
         """Return whether a fit could return such a table."""

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import hvd_adaptive
-from hvd_adaptive import ALQ, AMQ, ECDQ, NUQSGD, ORQ, QSGD, BinGrad, TernGrad
+from hvd_adaptive import ALQ, AMQ, ECDQ, EDEN, NUQSGD, ORQ, QSGD, BinGrad, TernGrad
 from hvd_adaptive.coding.payload import read_header as header
 from hvd_adaptive.compressor import GradientCompressor
 
@@ -122,6 +122,19 @@ def test_without_checksums_averages_travel_so_too_with_the_table_that_they_had()
     assert header(kept.encode_flat(FLAT, FLAT.numel(), 0)).checksum == 0
     assert header(compressor.encode(FLAT)).checksum == 0
     assert due(compressor, 7) == [20] and not compressor.updates.second_due(7)
+
+
+def test_averages_travel_with_the_seed_that_was_set():
+    """The table stays; EDEN's rotation of averages is that of the new seed, as after a resume."""
+    own = {"exchange": "scatter_reduce", "second_stage_bits": 5, "bucket_size": 64}
+    changed, fresh = EDEN(seed=1, **own), EDEN(seed=2, **own)
+    before = changed.codec.second_stage(4).codec.encode_flat(FLAT, FLAT.numel(), 0)
+    changed.set(seed=2)
+    after, wanted = (
+        each.codec.second_stage(4).codec.encode_flat(FLAT, FLAT.numel(), 0)
+        for each in (changed, fresh)
+    )
+    assert torch.equal(after, wanted) and not torch.equal(after, before)
 
 
 def test_other_bits_start_from_their_own_table_and_are_fitted_at_once():
