@@ -11,10 +11,11 @@ import numpy as np
 import torch
 
 from hvd_adaptive import kernels
+from hvd_adaptive.codec.zeros import Zeros
 from hvd_adaptive.device import HostCopy
 
 # Length of ``Usable.head``, with which codecs' statistics begin.
-HEAD = 5
+HEAD = 6
 # A fit is complete if at most the share ZEROS of the sampled coordinates is zero. It is worth
 # repeating if the share of the others has grown by the factor GROWTH.
 ZEROS, GROWTH = 0.05, 1.05
@@ -42,7 +43,8 @@ class Usable:
         norms: Their norms.
         weights: Their weights.
         head: float64 [usable buckets, buckets, buckets that are not finite, nonzero coordinates of
-            the usable ones, coordinates]; the last two are weighted.
+            the usable ones, coordinates, bits that say where zeros are among the first]; the last
+            three are weighted.
     """
 
     buckets: list[torch.Tensor]
@@ -77,12 +79,13 @@ class Usable:
         nonzero = sum(count * weight for _, _, count, weight in (found[at] for at in places))
         coordinates = sum(bucket.numel() * weight for bucket, _, _, weight in found)
         lost = sum(math.isnan(each[1]) for each in found)
-        head = np.array([len(places), len(found), lost, nonzero, coordinates], np.float64)
+        head = np.array([len(places), len(found), lost, nonzero, coordinates, 0], np.float64)
         sparse = [at for at in places if without_zeros and found[at][2] < clipped[at].numel()]
         filled = [clip(_filled(buckets[at])) for at in sparse]
         norms, _ = _norms_and_nonzero(filled, norm)
         for at, bucket, own in zip(sparse, filled, norms, strict=True):
             _, _, count, weight = found[at]
+            head[-1] += weight * _bits_of_places(buckets[at])
             if not math.isfinite(own):
                 continue  # the norm of repeated coordinates overflows
             found[at] = bucket, own, count, weight * count / bucket.numel()
@@ -93,6 +96,12 @@ class Usable:
             [weight for _, _, _, weight in used],
             head,
         )
+
+
+def _bits_of_places(bucket: torch.Tensor) -> float:
+    """Return the bits with which a payload says where the zeros of a bucket are."""
+    zeros = Zeros.of(bucket)
+    return 0.0 if zeros is None else 8.0 * zeros.stream().numel()
 
 
 def _filled(bucket: torch.Tensor) -> torch.Tensor:
@@ -126,19 +135,22 @@ class Coverage:
         share: Share of the coordinates that are usable and nonzero. At the first step whole tensors
             may have no gradient yet (such as the A of a LoRA adapter whose B is zero), and may
             share a bucket with others that have one.
+        places: Bits that say where zeros are, for each coordinate; 0 if zeros are quantised.
     """
 
     found: float
     sampled: float
     lost: float
     share: float
+    places: float
 
     @classmethod
     def of(cls, collected: Sequence[np.ndarray]) -> Coverage:
         """Return the coverage of the ranks' vectors, which begin with ``Usable.head``."""
         heads = np.sum([own[:HEAD] for own in collected], axis=0)
-        found, sampled, lost, nonzero, coordinates = heads.tolist()
-        return cls(found, sampled, lost, nonzero / coordinates if coordinates else 0.0)
+        found, sampled, lost, nonzero, coordinates, bits = heads.tolist()
+        coordinates = coordinates or 1.0
+        return cls(found, sampled, lost, nonzero / coordinates, bits / coordinates)
 
     @property
     def share_of_finite(self) -> float:

@@ -58,9 +58,13 @@ class Zeros:
             raise PayloadError("payload does not say where its zeros are")
         return cls(runs, mask)
 
+    def stream(self) -> torch.Tensor:
+        """Return the places of the zeros as kernels/zeros.py describes: uint8."""
+        return _kernels(self.mask.device).write(self.mask, self.runs)
+
     def section(self) -> torch.Tensor:
         """Return the section of a payload: uint8, a multiple of 8 bytes."""
-        stream = _kernels(self.mask.device).write(self.mask, self.runs)
+        stream = self.stream()
         head = torch.tensor([self.runs.zeros, self.runs.runs], device=stream.device)
         return torch.cat([head.view(torch.uint8), stream])
 

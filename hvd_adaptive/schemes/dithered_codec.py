@@ -181,8 +181,8 @@ class DitheredCodec(StagedCodec):
         usable = self._usable(buckets_of(gradients, self.settings))
         if not usable.buckets:
             raise ValueError("gradients: no bucket is finite and different from zero")
-        law, inside = _law(self._counts(usable)), self._inside(Coverage.of([usable.head]))
-        self._fitted, self._modelled = self._code_for(law, inside, self._control)
+        law, coverage = _law(self._counts(usable)), Coverage.of([usable.head])
+        self._fitted, self._modelled = self._code_for(law, coverage, self._control)
         self._version += 1
 
     def collect(self, buckets: Sequence[torch.Tensor]) -> np.ndarray:
@@ -217,9 +217,9 @@ class DitheredCodec(StagedCodec):
         modelled, control, code = self._modelled, self._control, self._fitted
         if coverage.found > 0:
             try:
-                law, inside = _law(counts), self._inside(coverage)
-                control = self._updated_control(law, inside, bits, coordinates)
-                code, modelled = self._code_for(law, inside, control)
+                law = _law(counts)
+                control = self._updated_control(law, coverage, bits, coordinates)
+                code, modelled = self._code_for(law, coverage, control)
                 self._proposed = code
                 outcome[1:] = [1.0, coverage.share]
             except ValueError as error:
@@ -261,37 +261,36 @@ class DitheredCodec(StagedCodec):
         """Return the share of the coordinates that bodies hold."""
         return coverage.share_of_finite if self.leaves_zeros_out else 1.0
 
-    def _code_for(
-        self, law: Histogram, inside: float, control: RateControl
-    ) -> tuple[DitheredCode, float]:
-        """Return a code, and the bits that it should take, per coordinate of the gradient.
+    def _bits(self, code: DitheredCode, law: Histogram, coverage: Coverage) -> float:
+        """Return the bits that ``code`` should take, per coordinate of the gradient."""
+        inside = self._inside(coverage)
+        return inside * (code.bits(law, self._unit) + self._side) + coverage.places
 
-        Args:
-            law: Of the coordinates in bodies.
-            inside: Their share of all coordinates.
-            control: Rate control.
-        """
+    def _code_for(
+        self, law: Histogram, coverage: Coverage, control: RateControl
+    ) -> tuple[DitheredCode, float]:
+        """Return a code for a law of the coordinates in bodies, and its ``_bits``."""
         if self._delta is not None:
             code = DitheredCode.of_law(law, self._unit, self._delta)
         else:
-            aim = control.aim / inside - self._side
+            aim = (control.aim - coverage.places) / self._inside(coverage) - self._side
             if aim < LEAST_CODED_BITS / 2:
                 logger.warning(
-                    "bits=%g cannot be met: %.3g per coordinate were sent so far; groups are too "
-                    "small for their headers and steps",
+                    "bits=%g cannot be met: %.3g per coordinate were sent so far; headers and "
+                    "steps of small groups, or places of scattered zeros (keep_zeros), take more",
                     self.bits,
                     control.average,
                 )
             code = DitheredCode.of_rate(law, self._unit, max(aim, LEAST_CODED_BITS / 2))
-        return code, inside * (code.bits(law, self._unit) + self._side)
+        return code, self._bits(code, law, coverage)
 
     def _updated_control(
-        self, law: Histogram, inside: float, bits: float, coordinates: float
+        self, law: Histogram, coverage: Coverage, bits: float, coordinates: float
     ) -> RateControl:
         """Return rate control after ``bits`` were sent with the current code, given the new law."""
         if not coordinates > 0:
             return self._control
-        now = inside * (self.code.bits(law, self._unit) + self._side)
+        now = self._bits(self.code, law, coverage)
         return self._control.updated(bits, coordinates, (now + (self._modelled or now)) / 2)
 
     def _usable(self, buckets: Sequence[torch.Tensor]) -> Usable:

@@ -352,6 +352,19 @@ def test_coverage_still_counts_zeros():
         assert head == [1, 2, 0, int((bucket != 0).sum()), 2048]
 
 
+@pytest.mark.parametrize("rows", [True, False], ids=["rows", "scattered"])
+@pytest.mark.parametrize("share", [0.9, 0.5, 0.25])
+def test_a_fit_of_ecdq_meets_its_budget_over_all_coordinates(share, rows):
+    """What the zeros save is spent on the others, less what their places take."""
+    generator = torch.Generator().manual_seed(1)
+    flat = torch.randn(8192, 64, generator=generator)
+    flat[torch.rand(8192, 1 if rows else 64, generator=generator).expand(-1, 64) > share] = 0
+    scheme = make("ecdq-2", bucket_size=8192)
+    scheme.fit(flat)
+    bits = 8 * scheme.encode(flat.view(-1), seed=1).numel() / flat.numel()
+    assert bits == pytest.approx(2, rel=0.03)
+
+
 def test_rate_control_counts_all_coordinates():
     """ECDQ meets its budget over all coordinates, and spends it on those that are not zero."""
     errors = {}

@@ -102,7 +102,7 @@ def test_probabilities_by_simulation():
 def test_rate_is_within_the_bound(law, delta):
     """½ log2(2πe (1/δ² + 1/12)) and 1.3 % + 0.01 bits: classes, books, steps, offsets, header."""
     flat = vector(law)
-    scheme = ECDQ(relative_variance=delta**2 / 12)
+    scheme = ECDQ(relative_variance=delta**2 / 12, keep_zeros=False)
     scheme.fit(flat)
     measured = bits_of(scheme, flat)
     assert measured <= 1.013 * rate_bound(delta) + 0.01
@@ -221,11 +221,28 @@ def train(scheme: ECDQ, steps: int, ranks: int = 2) -> np.ndarray:
 
 @pytest.mark.parametrize("bits", (0.7, 2.0))
 def test_training_that_drifts_stays_within_two_percent(bits):
-    spent = train(ECDQ(bits=bits, update_steps=[0, 1, 4, *range(16, 120, 16)]), 120)
+    """In the end half of the coordinates are zero, whose places alone would take 1 bit."""
+    scheme = functools.partial(ECDQ, bits=bits, keep_zeros=False)
+    spent = train(scheme(update_steps=[0, 1, 4, *range(16, 120, 16)]), 120)
     assert abs(spent.mean() / bits - 1) < 0.02
     assert abs(spent[80:].mean() / bits - 1) < 0.03
-    once = train(ECDQ(bits=bits, update_steps=[0]), 120)
+    once = train(scheme(update_steps=[0]), 120)
     assert abs(once.mean() / bits - 1) > 0.04  # without them the drift is seen
+
+
+def test_training_whose_zeros_are_kept_stays_within_two_percent():
+    spent = train(ECDQ(bits=2.0, update_steps=[0, 1, 4, *range(16, 120, 16)]), 120)
+    assert abs(spent.mean() / 2.0 - 1) < 0.02
+    assert abs(spent[80:].mean() / 2.0 - 1) < 0.03
+
+
+def test_places_of_zeros_that_take_more_than_the_budget_are_told(caplog):
+    """Half of the coordinates, independently: 1 bit."""
+    scheme, flat = ECDQ(bits=0.7), vector("gaussian").clone()
+    flat[::2] *= (vector("laplace")[::2] > 0).to(torch.float32)
+    flat[1::2] *= (vector("student")[1::2] > 0).to(torch.float32)
+    scheme.fit(flat)
+    assert "bits=0.7 cannot be met" in caplog.text and "keep_zeros" in caplog.text
 
 
 def test_rate_control_pays_back():
