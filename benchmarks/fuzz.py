@@ -68,10 +68,10 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "ECDQ high": ("ECDQ", {"bits": 6.0, "tail": "full"}),
     "EDEN": ("EDEN", {"bits": 2, "bucket_size": 512}),
     # Of these gradients a row and one coordinate in ten are zero.
-    "ALQ symmetric, zeros": ("ALQ", {"bits": 3, "norm": "l2", "symmetric": True}),
-    "SignSGD, zeros": ("SignSGD", {"tail": "full"}),
-    "ECDQ, zeros": ("ECDQ", {"bits": 2.0}),
-    "EDEN, zeros": ("EDEN", {"bits": 1, "bucket_size": 512}),
+    "ALQ symmetric, zeros": ("ALQ", {"bits": 3, "symmetric": True, "keep_zeros": True}),
+    "SignSGD, zeros": ("SignSGD", {"tail": "full", "keep_zeros": True}),
+    "ECDQ, zeros": ("ECDQ", {"bits": 2.0, "keep_zeros": True}),
+    "EDEN, zeros": ("EDEN", {"bits": 1, "bucket_size": 512, "keep_zeros": True}),
 }
 # Header fields (byte offset, format) whose lies a receiver must survive.
 FIELDS = (
@@ -116,7 +116,7 @@ def subjects(seed: int, checksum: bool = True) -> dict[str, tuple[Any, bytes]]:
             )
             if hasattr(scheme, "fit"):
                 scheme.fit(flat)
-            payload = scheme.encode(sparse if label.endswith("zeros") else flat, seed=seed)
+            payload = scheme.encode(sparse if scheme.settings.keep_zeros else flat, seed=seed)
             if read_header(payload).coding != scheme.settings.coding:
                 raise RuntimeError(f"{label}: the payload is not coded")
             scheme.decode(payload)  # compiles what is not in Numba's cache

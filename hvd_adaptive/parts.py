@@ -36,6 +36,7 @@ class Parts(Mapping[str, StagedCodec]):
     def __init__(self, default: StagedCodec, make: Callable[..., StagedCodec]) -> None:
         self._default, self._make_codec, self._settings = default, make, default.settings
         self._warned = False
+        self.looks_for_zeros = True  # in the next step (run/rounded_zeros.py)
         self._by_tensor = self._settings.scope == "tensor"
         patterns = self._settings.parameter_bits or {}
         # Keywords that a pattern changes, None for full precision. The key None is for parameters
@@ -129,7 +130,7 @@ class Parts(Mapping[str, StagedCodec]):
 
     def adopt(self, old: Parts, keep: bool) -> None:
         """Continue another compressor's codecs of the parts that still exist."""
-        self._warned = old._warned
+        self._warned, self.looks_for_zeros = old._warned, old.looks_for_zeros
         for label, codec in old._others.items():
             known = label in self._others
             if known or (self._by_tensor and old._by_tensor and self.label_of(label) is not None):

@@ -13,8 +13,8 @@ from verdicts import Claim, Comparison, Interval, paired
 from hvd_adaptive.simulate import Result
 
 FLOAT32 = "float32"
-KEPT = ("ALQ(bits=3, norm='l2', symmetric=True)", "EDEN(bits=1)", "EDEN(bits=2)", "ECDQ(bits=2)")
-ROUNDED = tuple(f"{name[:-1]}, keep_zeros=False)" for name in KEPT)
+NAMES = ("ALQ(bits=3, norm='l2', symmetric=True", "EDEN(bits=1", "EDEN(bits=2", "ECDQ(bits=2")
+ROUNDED, KEPT = ([f"{name}, keep_zeros={keep})" for name in NAMES] for keep in (False, True))
 PAPER, DEFAULT = ROUNDED[0], "ALQ(bits=3, norm='linf', symmetric=False)"
 METHODS = (PAPER, DEFAULT, *ROUNDED[1:], *KEPT)
 TABLE_METHODS = (
@@ -188,8 +188,8 @@ A text is {LENGTH} independent words, drawn by the frequencies of its class. {WO
 Their rows are spread over the embedding. There are {TRAINED:,} texts to train with. Row 0 is that
 of padding (`padding_idx=0`). Without compression, this row and those of words that do not occur
 keep their bits. A scheme without a level at zero adds noise to them, unless it leaves zeros out
-(`keep_zeros=True`). Under Adam they then move by about the rate at each step, however
-small the noise is.
+(`keep_zeros=True`). Under Adam they then move by about the rate at each step, however small the
+noise is.
 
 Equal seeds start from equal weights, and see equal batches. Differences are paired by seed; of
 accuracies they are in points. Intervals are 95 %, Student's t. *Unchanged* means bit for bit, with

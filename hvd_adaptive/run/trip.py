@@ -16,6 +16,7 @@ from hvd_adaptive.exchange.parcel import Memory, Parcel, RandomStream
 from hvd_adaptive.feedback import Residuals
 from hvd_adaptive.finite import Finite
 from hvd_adaptive.layout import Group, Layout
+from hvd_adaptive.run.rounded_zeros import RoundedZeros
 from hvd_adaptive.run.shares import Shares
 from hvd_adaptive.streams import Use, group_number
 from hvd_adaptive.transport.collectives import Collective
@@ -90,6 +91,8 @@ class Trips:
         self._finite = Finite()
         self._weights: Weights | None = None  # of the next step
         self.error: ResidualError | None = None
+        looks = compressor.parts.looks_for_zeros and exchange.rank == 0
+        self._zeros = RoundedZeros(layout) if looks else None
 
     def trip(self, index: int, factor: float) -> Trip:
         """Yield a group's collectives, receive their results, and deliver its average.
@@ -114,6 +117,8 @@ class Trips:
             flat = self._gathered(index)
             parcel = self._parcel(index, factor, flat.device)
             values = self._with_residual(index, flat[: parcel.quantized])
+            if self._zeros is not None:
+                self._zeros.look(index, values, parcel.codec)
 
         averaging = self._exchange.average(parcel, flat, values)
         del flat, values  # valid until the first collective
@@ -148,6 +153,9 @@ class Trips:
 
     def commit(self) -> None:
         """End the step: residuals become what was not sent, unless AMP skips the step."""
+        if self._zeros is not None and self.number >= self._compressor.settings.warmup_steps:
+            self._compressor.parts.looks_for_zeros = False
+            self._zeros.tell(self._absent)
         if self._residuals is None:
             return
         for slot in self._absent:

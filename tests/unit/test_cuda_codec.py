@@ -89,10 +89,13 @@ def test_lossless_coding_is_refused(coding, gpu):
         compressor.encode(on_gpu(flat()))
 
 
-@pytest.mark.parametrize(("scheme", "events"), [("sparse-0.1", 1), ("ecdq-3", 2), ("signsgd", 1)])
-def test_lengths_and_zeros_are_each_waited_for_by_one_event(scheme, events, gpu):
-    """Whether there are zeros is asked if a scheme has no level for them."""
-    compressor = SCHEMES[scheme]()
+@pytest.mark.parametrize(
+    ("scheme", "keep", "events"),
+    [("sparse-0.1", True, 1), ("ecdq-3", False, 1), ("ecdq-3", True, 2), ("signsgd", True, 1)],
+)
+def test_lengths_and_zeros_are_each_waited_for_by_one_event(scheme, keep, events, gpu):
+    """Whether there are zeros is waited for if a scheme keeps them, and has no level for them."""
+    compressor = SCHEMES[scheme](keep_zeros=keep)
     gpu.uploads_allowed = True
     compressor.codec.roundtrip(on_gpu(flat(n=40)), 1)
     compressor.encode(on_gpu(flat(n=40)))
@@ -105,7 +108,7 @@ def test_lengths_and_zeros_are_each_waited_for_by_one_event(scheme, events, gpu)
 @pytest.mark.parametrize("scheme", ("qsgd-4-linf-symmetric-clip2.0", "ecdq-3", "eden-1", "signsgd"))
 def test_payloads_with_zeros_are_the_cpus(scheme, gpu):
     """Plain torch finds, describes and restores zeros; the host waits for it."""
-    compressor, values = SCHEMES[scheme](), [flat(seed) for seed in (1, 2)]
+    compressor, values = SCHEMES[scheme](keep_zeros=True), [flat(seed) for seed in (1, 2)]
     for seed, value in enumerate(values):
         value[50 * seed : 90], value[::5] = 0.0, -0.0
     gpu.uploads_allowed = True

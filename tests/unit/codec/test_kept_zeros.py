@@ -210,7 +210,7 @@ def test_zeros_take_no_codes():
     flat = torch.randn(2000, 64, generator=torch.Generator().manual_seed(1))
     half = flat.clone()
     half[::2] = 0
-    compressor = EDEN(bits=2)
+    compressor = EDEN(bits=2, keep_zeros=True)
     dense = compressor.encode(flat.view(-1), seed=1)
     payload = compressor.encode(half.view(-1), seed=1)
     assert payload.numel() < 0.56 * dense.numel()
@@ -334,7 +334,8 @@ def test_samples_in_training_are_like_whole_buckets(norm):
     sparse = dense * (torch.rand(200, 1024, generator=generator) < 0.5)
 
     def error(buckets: torch.Tensor, **keywords) -> float:
-        codec = ALQ(bits=3, norm=norm, symmetric=True, bucket_size=1024, **keywords).codec
+        keywords = {"keep_zeros": True, "bucket_size": 1024} | keywords
+        codec = ALQ(bits=3, norm=norm, symmetric=True, **keywords).codec
         codec.apply_update(codec.refit([codec.collect(list(buckets))]), 0)
         return float(codec.squared_errors(dense.view(-1), 0)[:, 0].sum())
 

@@ -95,7 +95,7 @@ def read(payload: torch.Tensor, scheme) -> tuple[dict, np.ndarray]:
 def bucket_of(place: int, flat: torch.Tensor, scheme) -> np.ndarray:
     """Which coordinates share a bucket with that at ``place``: zeros may be in none."""
     inside = torch.ones_like(flat, dtype=torch.bool)
-    if not scheme.codec.has_zero:
+    if scheme.settings.keep_zeros and not scheme.codec.has_zero:
         inside = flat != 0
     buckets = (inside.cumsum(0) - 1) // scheme.settings.bucket_size
     return (inside & (buckets == buckets[place])).numpy()
@@ -105,9 +105,11 @@ def largest(values: np.ndarray) -> float:
     return np.abs(values[np.isfinite(values)]).max(initial=0)
 
 
+@pytest.mark.parametrize("keep", (False, True))
 @pytest.mark.parametrize("name", SCHEMES)
-def test_payloads_are_read_bit_for_bit(name):
+def test_payloads_are_read_bit_for_bit(name, keep):
     scheme, flat = SCHEMES[name](), gradient(2321)
+    scheme.set(keep_zeros=keep)
     flat[1500] = torch.nan  # its bucket becomes NaN
     payload = scheme.encode(flat, seed=3)
     head, values = read(payload, scheme)
@@ -122,7 +124,7 @@ def test_payloads_are_read_bit_for_bit(name):
 @pytest.mark.parametrize("options", [{"gain": 10}, {"measurements": 200, "quantizer_range": 0.5}])
 def test_compressive_sampling(options, estimator):
     """Sums of float32 in another order: equal but for their rounding."""
-    scheme = QCS(bucket_size=512, estimator=estimator, **options)
+    scheme = QCS(bucket_size=512, estimator=estimator, keep_zeros=True, **options)
     flat = gradient(1424)
     payload = scheme.encode(flat, seed=3)
     _, values = read(payload, scheme)
@@ -134,9 +136,11 @@ def test_compressive_sampling(options, estimator):
 @pytest.mark.parametrize(
     "bits, count", [(0.25, 1100), (0.5, 70), (1, 1424), (2, 1100), (4, 1024), (5, 1300), (8, 70)]
 )
-def test_rotated_buckets(bits, count):
+@pytest.mark.parametrize("keep", (False, True))
+def test_rotated_buckets(bits, count, keep):
     """Sums of float32 in another order: equal but for their rounding."""
-    scheme, flat = EDEN(bits=bits, bucket_size=256, seed=5), gradient(count)
+    scheme = EDEN(bits=bits, bucket_size=256, seed=5, keep_zeros=keep)
+    flat = gradient(count)
     flat[min(600, count - 1)] = torch.nan
     payload = scheme.encode(flat, seed=3)
     _, values = read(payload, scheme)

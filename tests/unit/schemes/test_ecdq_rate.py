@@ -231,14 +231,14 @@ def test_training_that_drifts_stays_within_two_percent(bits):
 
 
 def test_training_whose_zeros_are_kept_stays_within_two_percent():
-    spent = train(ECDQ(bits=2.0, update_steps=[0, 1, 4, *range(16, 120, 16)]), 120)
+    spent = train(ECDQ(bits=2.0, keep_zeros=True, update_steps=[0, 1, 4, *range(16, 120, 16)]), 120)
     assert abs(spent.mean() / 2.0 - 1) < 0.02
     assert abs(spent[80:].mean() / 2.0 - 1) < 0.03
 
 
 def test_places_of_zeros_that_take_more_than_the_budget_are_told(caplog):
     """Half of the coordinates, independently: 1 bit."""
-    scheme, flat = ECDQ(bits=0.7), vector("gaussian").clone()
+    scheme, flat = ECDQ(bits=0.7, keep_zeros=True), vector("gaussian").clone()
     flat[::2] *= (vector("laplace")[::2] > 0).to(torch.float32)
     flat[1::2] *= (vector("student")[1::2] > 0).to(torch.float32)
     scheme.fit(flat)

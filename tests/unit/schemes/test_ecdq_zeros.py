@@ -25,12 +25,12 @@ def test_a_coded_table_with_a_zero_has_a_quarter_of_its_error_at_half_a_bit():
     draw = np.random.default_rng(0)
     values = draw.normal(size=COORDINATES) * (draw.random(COORDINATES) < DENSITY)
     values = values.astype(np.float32)
-    bits, error = rate_and_error(ECDQ(bits=0.5), values)
+    bits, error = rate_and_error(ECDQ(bits=0.5, keep_zeros=True), values)
     table_bits, table_error = rate_and_error(QSGD(bits=8, coding="huffman"), values)
     assert bits == pytest.approx(0.5, abs=0.01) and table_bits == pytest.approx(0.5, abs=0.01)
     assert error / table_error == pytest.approx(4, rel=0.1)
     # Of which its zeros, whose places take half of the bits, are a part no longer.
-    bits, rounded = rate_and_error(ECDQ(bits=0.5, keep_zeros=False), values)
+    bits, rounded = rate_and_error(ECDQ(bits=0.5), values)
     assert bits == pytest.approx(0.5, abs=0.01) and rounded / table_error == pytest.approx(
         9, rel=0.1
     )

@@ -1,0 +1,72 @@
+"""Zeros that a scheme rounds to other numbers are told of once, with what to do."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+import torch
+from scheme_cases import scheme
+
+from hvd_adaptive.simulate import Ranks
+
+
+def warnings(caplog) -> list[str]:
+    found = [r.getMessage() for r in caplog.records if r.levelno == logging.WARNING]
+    return [message for message in found if "exactly zero" in message]
+
+
+def run(compressor, steps: int = 2, rows: int = 1000, absent: bool = False) -> None:
+    """Two ranks; ``rows`` of 2000 are zero on both, or there is no gradient."""
+    table, dense = torch.nn.Parameter(torch.zeros(2000, 8)), torch.nn.Parameter(torch.zeros(3000))
+    ranks = Ranks([("words.weight", table), ("dense", dense)], compressor, 2)
+    for step in range(steps):
+        for rank in range(2):
+            draw = torch.Generator().manual_seed(10 * step + rank)
+            table.grad = None if absent else torch.randn(2000, 8, generator=draw)
+            if not absent:
+                table.grad[:rows] = 0
+            dense.grad = torch.linspace(1, 2, 3000)
+            ranks.take(rank)
+        ranks.average(step)
+        compressor.step = step + 1
+
+
+@pytest.mark.parametrize("exchange", ["allgather", "scatter_reduce"])
+@pytest.mark.parametrize("name", ["eden-2", "ecdq-2", "signsgd", "alq-3-paper"])
+def test_parameters_and_remedies_are_named(name, exchange, caplog):
+    run(scheme(name)(exchange=exchange, second_stage_bits=4))
+    (message,) = warnings(caplog)
+    assert "'words.weight' (50%)" in message and "dense" not in message
+    assert "keep_zeros=True" in message and "parameter_bits={'words.weight': None}" in message
+
+
+@pytest.mark.parametrize(
+    "compressor",
+    [
+        lambda: scheme("eden-2")(keep_zeros=True),
+        lambda: scheme("eden-2")(parameter_bits={"words*": None}),
+        lambda: scheme("alq-3")(),
+        lambda: scheme("terngrad")(),
+    ],
+    ids=["kept", "full precision", "alq", "terngrad"],
+)
+def test_nothing_is_told_if_zeros_stay(compressor, caplog):
+    run(compressor())
+    assert not warnings(caplog)
+
+
+def test_little_and_missing_gradients_are_not_told_of(caplog):
+    run(scheme("eden-2")(), rows=10)
+    run(scheme("eden-2")(), absent=True)
+    assert not warnings(caplog)
+
+
+def test_it_is_told_after_a_warm_up_and_once_for_all_settings(caplog):
+    compressor = scheme("eden-2")(warmup_steps=2)
+    run(compressor, steps=2)
+    assert not warnings(caplog)
+    run(compressor, steps=3)
+    compressor.set(seed=5)
+    run(compressor, steps=3)
+    assert len(warnings(caplog)) == 1
