@@ -26,7 +26,11 @@ class FakeBinding:
         self.exchange, self.name = Allgather(Place(4, rank)), "test"
         codec = SimpleNamespace(check_device=lambda device: None)
         self.compressor = SimpleNamespace(
-            codec=codec, instance=Instance(), meter=StepMeter(), settings=self.settings
+            codec=codec,
+            instance=Instance(),
+            meter=StepMeter(),
+            parts=SimpleNamespace(looks_for_zeros=False),
+            settings=self.settings,
         )
         self.buffers: dict[torch.dtype, torch.Tensor] = {}
 
