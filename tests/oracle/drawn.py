@@ -18,8 +18,9 @@ def travels(draw: st.DrawFn, keywords: dict, ranks: int, ways: Sequence[str]) ->
     way = keywords["exchange"] = draw(st.sampled_from(ways))
     several, fastest = [n for n in (1, 2, 3) if ranks % n == 0], ""
     if way == "auto":
-        nodes = ["hierarchical"] if ranks == 4 else []
-        labels = ["float32", "bfloat16", "allgather", "scatter_reduce", *nodes]
+        several_stages = {2: [], 4: ["scatter_reduce", "hierarchical"]}
+        labels = ["float32", "bfloat16", "allgather"]
+        labels += several_stages.get(ranks, ["scatter_reduce"])
         fastest = draw(st.sampled_from(labels))
         keywords["ranks_per_node"] = 2 if fastest == "hierarchical" else None
     if way == "hierarchical":

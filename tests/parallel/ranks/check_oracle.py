@@ -127,6 +127,8 @@ def test_options_and_exchanges(option, way):
 @pytest.mark.parametrize("fastest", ["float32", "bfloat16", "allgather", "scatter_reduce"])
 @pytest.mark.parametrize("name", ["ALQ", "QSGD-linf-8", "ECDQ", "SparseSGD"])
 def test_what_auto_chooses(name, fastest):
+    if fastest == "scatter_reduce" and hvd.size() == 2:
+        pytest.skip("no candidate between 2 ranks")
     shared = {"bucket_size": 64, "min_numel": 0, "exchange": "auto", "second_stage_bits": 8}
     judged(name, shared | (TABLES | OTHERS)[name], shapes=SHAPES, fastest=fastest)
 
