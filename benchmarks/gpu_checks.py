@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -94,10 +95,12 @@ def large(arguments: argparse.Namespace) -> dict[str, Any]:
     """The last buckets of a group beyond 32-bit indices: their scales, codes and values are those
     of a small group with the keys that belong to them."""
     bucket, tail = 8192, 3 * 8192 + 1234
-    begin = arguments.beyond // bucket * bucket
-    n, device = begin + tail, arguments.device
     scheme = hvd_adaptive.ALQ(bits=3, bucket_size=bucket)
     table = scheme.codec.table.kernel
+    # The codes from there on begin with a word of their own.
+    whole = math.lcm(bucket, 32 * table.packing.digits)
+    begin = arguments.beyond // whole * whole
+    n, device = begin + tail, arguments.device
     flat = torch.randn(n, device=device)
     scales = torch.empty(-(-n // bucket), device=device)
     words = torch.empty(table.packing.words(n), dtype=torch.int32, device=device)
