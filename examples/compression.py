@@ -26,6 +26,7 @@ OPTIONS = (
     "bits",
     "levels",
     "norm",
+    "symmetric",
     "density",
     "gain",
     "bucket_size",

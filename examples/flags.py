@@ -36,7 +36,13 @@ def make_parser(description: str | None, **defaults: object) -> argparse.Argumen
     )
     method.add_argument("--bits", type=number, help="of a code, sign included; of ECDQ any number")
     method.add_argument("--levels", type=int, help="of ORQ and LinearQuantile")
-    method.add_argument("--norm", choices=("l2", "linf"), help="that buckets are divided by (l2)")
+    method.add_argument("--norm", choices=("l2", "linf"), help="that buckets are divided by")
+    method.add_argument(
+        "--symmetric",
+        action=argparse.BooleanOptionalAction,
+        default=None,
+        help="a level table without zero, or with it",
+    )
     method.add_argument("--density", type=float, help="share of coordinates that SparseSGD sends")
     method.add_argument("--bucket-size", type=int, help="coordinates that share one scale")
     method.add_argument(

@@ -78,6 +78,12 @@ def make_parser() -> argparse.ArgumentParser:
     method.add_argument("--bits", type=_number, help="of a code, sign included; of ECDQ any number")
     method.add_argument("--levels", type=int, help="of ORQ and LinearQuantile")
     method.add_argument("--norm", choices=("l2", "linf"), help="that buckets are divided by")
+    method.add_argument(
+        "--symmetric",
+        action=argparse.BooleanOptionalAction,
+        default=None,
+        help="a level table without zero, or with it",
+    )
     method.add_argument("--density", type=float, help="share of coordinates that SparseSGD sends")
     method.add_argument("--gain", type=float, help="QCS's compression gain")
     method.add_argument("--bucket-size", type=int, help="coordinates that share one scale")

@@ -54,8 +54,8 @@ class Settings:
             between nodes. "auto" measures which is fastest for each group; it also tries float32
             and bfloat16. None stands for "allgather" up to 3 ranks and "scatter_reduce" beyond.
         second_stage_bits: Bits of averages that are sent again, 2 to 8, or 32 for full precision.
-            If None, the fewest bits that add at most a quarter of the first stage's variance for
-            normal or Laplacian coordinates, or 32 if the first stage is lossless.
+            If None, the fewest bits from which one more would lower the error by less than one more
+            in the first stage, for normal or Laplacian coordinates, or 32 if that is lossless.
         ranks_per_node: Number of consecutive ranks on a node, for exchange="hierarchical". If None,
             nodes are detected.
         error_feedback: Weight β, above 0 and at most 1, of the error of earlier steps, which is

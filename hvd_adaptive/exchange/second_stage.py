@@ -2,28 +2,34 @@
 
 Ranks' first stages are independent, each of relative variance γ1 = E||Q(g) - g||²/||g||², so their
 average a over N ranks has E||a - ḡ||² = γ1 ||g||²/N (ranks alike) and E||a||² = ||ḡ||² +
-γ1 ||g||²/N. A second stage of relative variance γ2 adds γ2 E||a||². This should be at most a
-quarter of the first stage's variance:
+γ1 ||g||²/N. A second stage of relative variance γ2 adds γ2 E||a||². As a share of γ1 ||g||²/N this
+is
 
-    gradients aligned, ||ḡ|| = ||g||:         γ2 (1 + γ1/N) <= γ1/4N
-    orthogonal, as noise is, ||ḡ||² = ||g||²/N:  γ2 (1 + γ1)/N <= γ1/4N
+    gradients aligned, ||ḡ|| = ||g||:            s = N γ2 (1 + γ1/N)/γ1
+    orthogonal, as noise is, ||ḡ||² = ||g||²/N:  s = γ2 (1 + γ1)/γ1
 
-By Pythagoras real gradients lie between these cases. The first is stricter unless γ2 depends on the
-case, so both are checked. One more bit divides γ2 by about 4 (steps are halved), so that about
-1 + log4(N + γ1) bits are added: two for 4 ranks and small γ1, three for up to 16.
+By Pythagoras real gradients lie between these cases. The first s is larger unless γ2 depends on the
+case, so both are computed, and the larger one counts.
+
+The default weighs the error of averages against bytes. A rank sends one bit more of each coordinate
+either for the first stage or for averages. A bit more halves the steps of a table and divides its
+variance by about 4. In the first stage it therefore lowers the total error by ``WORTH``, 3/4 of
+γ1 ||g||²/N. Averages have the fewest bits b from which one more would lower the error by less:
+s(b) - s(b+1) <= 3/4. Then s(b), about 4 s(b+1), is at most about 1: the second stage adds no more
+than the first one. More bits for averages would have less error than these, but the same bytes in
+the first stage have less still (benchmarks/second_stage.py).
 
 γ1 and γ2 depend on the gradients. They are those of two references, normal and Laplacian
 coordinates, to which tables are fitted first: exact if a formula gives the codec's error, else
-measured. The condition must hold on both. (An
-adaptive first stage is better on heavy tails, and its second stage must be, too.) The quarter holds
-for these laws and is not a bound for others: gradients with heavier tails may exceed it. The
-variance of a biased first stage is its squared error. If the first stage is lossless (γ1 = 0: every
-coordinate is its own bucket, or all are sent), averages are sent in full precision.
+measured. The larger share counts. (An adaptive first stage is better on heavy tails, and its second
+stage must be, too.) Gradients with heavier tails may have a larger one. The variance of a biased
+first stage is its squared error. If the first stage is lossless (γ1 = 0: every coordinate is its
+own bucket, or all are sent), averages are sent in full precision.
 
-Behind a fine first stage even 8 bits add more than a quarter. What they add is then mostly
-negligible by itself. An average's second moment grows by the factor 1 + γ2. To reach the same
-bound, R G/√T for the second moment G² (ALQ Theorem 4, corrected; theory.nonsmooth_convex), T must
-grow by the same factor. ``NEGLIGIBLE``, γ2 = 0.01, is thus one step in a hundred. Beyond it a
+Behind a fine first stage even 8 bits may add more than the first one has. What they add is then
+mostly negligible by itself. An average's second moment grows by the factor 1 + γ2. To reach the
+same bound, R G/√T for the second moment G² (ALQ Theorem 4, corrected; theory.nonsmooth_convex), T
+must grow by the same factor. ``NEGLIGIBLE``, γ2 = 0.01, is thus one step in a hundred. Beyond it a
 warning names what adds no error.
 """
 
@@ -47,6 +53,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("hvd_adaptive")
 
 LEAST_BITS, MOST_BITS, FULL_PRECISION = 2, 8, 32
+WORTH = 0.75  # of the first stage's variance: what one bit more saves there
 SHARE, NEGLIGIBLE = 0.25, 0.01
 # Relative variance of a float32 vector whose coordinates are rounded: at most 2**-48.
 ROUNDING = 2.0**-44
@@ -92,10 +99,9 @@ def make_second_stage(codec: Codec, ranks: int, bits: int) -> SecondStage:
 
 
 def default_bits(codec: Codec, ranks: int) -> int:
-    """Return the fewest bits that add at most a quarter of the first stage's variance.
+    """Return the fewest bits from which one more is worth less than one in the first stage.
 
-    The result is 8 if no number of bits suffices, and 32 if the first stage is lossless. It is the
-    same on every rank.
+    The result is at most 8, or 32 if the first stage is lossless. It is the same on every rank.
     """
     known = repr(codec), ranks
     if known not in _chosen:
@@ -107,9 +113,13 @@ def _choose(codec: Codec, ranks: int) -> int:
     laws = _laws(codec, ranks)
     if all(law.is_lossless for law in laws):
         return FULL_PRECISION
-    for bits in range(max(law.least_bits for law in laws), MOST_BITS + 1):
-        if max(law.share(bits) for law in laws) <= SHARE:
+    bits = max(law.least_bits for law in laws)
+    share = max(law.share(bits) for law in laws)
+    while bits < MOST_BITS:
+        further = max(law.share(bits + 1) for law in laws)
+        if share - further <= WORTH:
             break
+        bits, share = bits + 1, further
     logger.debug("second stage of %r over %d ranks: %d bits", codec, ranks, bits)
     return bits
 
@@ -188,8 +198,7 @@ class _Averages:
 
     def share(self, bits: int) -> float:
         """Return the variance that a second stage adds, relative to the first stage's."""
-        both = torch.cat([average for average, _ in self._cases])
-        return self.added(self._first.second_codec(bits).fitted_to(both))[0]
+        return self.added(self.trained(bits))[0]
 
     def trained(self, bits: int) -> Codec:
         """Return a second stage that is fitted as in training, from the gradients' statistics."""
