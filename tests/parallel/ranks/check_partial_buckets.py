@@ -16,11 +16,11 @@ BUCKET = 8192
 
 
 def error_of(flat: np.ndarray, levels: np.ndarray) -> float:
-    """E||Q(v) - v||² of L2 buckets laid end to end, the last one shorter (ALQ Eqs 1, 2)."""
+    """E||Q(v) - v||² of L-infinity buckets laid end to end, the last one shorter (ALQ Eqs 1, 2)."""
     total = 0.0
     for begin in range(0, flat.size, BUCKET):
         bucket = flat[begin : begin + BUCKET]
-        norm = np.sqrt(np.sum(bucket**2))
+        norm = np.abs(bucket).max()
         r = bucket / norm if norm else bucket
         above = np.clip(np.searchsorted(levels, r, side="right"), 1, levels.size - 1)
         total += np.sum((levels[above] - r) * (r - levels[above - 1])) * norm**2
@@ -57,10 +57,10 @@ def train(model, optimizer, steps: int, compressor) -> tuple[float, float, list[
 
 
 @pytest.mark.once
-@pytest.mark.parametrize(("bits", "most"), [(3, 0.5), (8, 0.005)])
+@pytest.mark.parametrize(("bits", "most"), [(3, 0.32), (8, 0.0002)])
 def test_an_mlp_with_defaults(bits, most):
     """784-256-256-10: the weights fill 32 buckets and, with the classifier, a third of one more.
-    ALQ had 0.53 at 3 bits and 0.09 at 8, and reported 0.26 and 0.0001."""
+    A table fitted without that partial bucket multiplies the error, and reports conceal it."""
     model = torch.nn.Sequential(
         torch.nn.Linear(784, 256),
         torch.nn.ReLU(),
@@ -71,7 +71,7 @@ def test_an_mlp_with_defaults(bits, most):
     compressor = ALQ(bits=bits)
     told, exact, _ = train(model, distributed(model, compressor), 40, compressor)
     assert exact <= most
-    assert 0.7 * exact <= told <= 1.4 * exact
+    assert 0.8 * exact <= told <= 1.25 * exact
     assert_same_everywhere(compressor.levels.float(), "levels")
 
 
@@ -96,8 +96,8 @@ def test_adapters():
     )
     compressor = ALQ(bits=8)
     told, exact, _ = train(model, distributed(model, compressor), 20, compressor)
-    assert exact <= 0.0015
-    assert 0.5 * exact <= told <= 2 * exact
+    assert exact <= 0.0003
+    assert 0.8 * exact <= told <= 1.25 * exact
     assert 2 <= compressor.codec.table_version <= 5
     assert_same_everywhere(compressor.levels.float(), "levels")
     schedule = compressor.updates.schedule.state_dict()
