@@ -63,7 +63,9 @@ def test_the_same_bits(case, delays):
 
 def test_groups_leave_while_the_backward_pass_goes_on():
     """The last hook finds averages of earlier groups decoded already."""
-    compressor = ALQ(bucket_size=128, min_numel=10, fusion_bytes=2048, worker=True)
+    compressor = ALQ(
+        bucket_size=128, min_numel=10, fusion_bytes=2048, worker=True, update_steps=(0,)
+    )
     model = make_model()
     optimizer = distributed(model, compressor)
     train(model, optimizer, 1)
