@@ -44,7 +44,7 @@ class HostCopy:
         return self._host
 
     def __index__(self) -> int:
-        """Return the value of a tensor of one integer, after waiting, as for ``tensor[:later]``."""
+        """Return the value of a tensor of one integer, after waiting."""
         return int(self.get())
 
 

@@ -2,11 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
-# Waits until it is known whether payloads' bodies could be read; PayloadError if one could not.
-BodyCheck = Callable[[], None]
-
 
 class PayloadError(ValueError):
     """The payload is short, foreign, corrupt, or encoded with another table or settings."""

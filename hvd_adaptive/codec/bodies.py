@@ -15,13 +15,11 @@ from hvd_adaptive._version import __version__
 from hvd_adaptive.codec.errors import squares_of
 from hvd_adaptive.codec.zeros import Zeros
 from hvd_adaptive.coding.coder import Coder
-from hvd_adaptive.device import HostCopy
-from hvd_adaptive.errors import BodyCheck
 from hvd_adaptive.kernels.block_sums import BlockSums
 from hvd_adaptive.settings import Settings
 
 # Result of encode_body: the body's length if that varies, or its block checksums.
-EncodeResult = int | HostCopy | BlockSums | None
+EncodeResult = int | BlockSums | None
 
 
 class BodyCodec(ABC):
@@ -36,9 +34,8 @@ class BodyCodec(ABC):
     name: str = ""
     codings: tuple[str, ...] = ("fixed",)
     knows_errors: bool = False  # a formula gives the expected error of ``bucket_errors``
-    # Subject of the scheme's kernels if plain torch is too slow for them. On a device that has no
-    # faster kernels, tensors are then copied to the host, and results back.
-    slow_in_torch: str = ""
+    # Plain torch would be too slow: tensors on a device are copied to the host, and results back.
+    encodes_on_host = False
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
@@ -87,7 +84,7 @@ class BodyCodec(ABC):
         """Quantise ``flat`` (float32, 1-D) into ``body`` (uint8, body_bytes(flat.numel())).
 
         Returns:
-            The length in bytes if it varies; ``body[:length]`` is the body, and waits for a GPU.
+            The length in bytes if it varies; ``body[:length]`` is the body.
             Otherwise the block checksums of the body if they are known, or None.
         """
 
@@ -98,7 +95,7 @@ class BodyCodec(ABC):
         factor: float,
         out: torch.Tensor,
         add: bool = True,
-    ) -> BodyCheck | None:
+    ) -> None:
         """Set ``out`` (float32, 1-D) to factor * (out + the bodies' values, added in order).
 
         Schemes implement either this method or ``add_bodies``.
@@ -110,20 +107,16 @@ class BodyCodec(ABC):
             out: Result, in place.
             add: If False, the contents of ``out`` are ignored and count as zeros.
 
-        Returns:
-            None, or a function that waits for a device and raises PayloadError if a body could not
-            be read.
-
         Raises:
             PayloadError: A body cannot be read.
         """
         if not add:
             out.zero_()
-        return self.add_bodies(bodies, keys, factor, out)
+        self.add_bodies(bodies, keys, factor, out)
 
     def add_bodies(
         self, bodies: Sequence[torch.Tensor], keys: Sequence[int], factor: float, out: torch.Tensor
-    ) -> BodyCheck | None:
+    ) -> None:
         """Implement ``decode_bodies`` for add=True."""
         raise NotImplementedError
 
@@ -152,7 +145,7 @@ class BodyCodec(ABC):
 
     def is_on_host(self, device: torch.device) -> bool:
         """Return whether tensors on ``device`` are copied to the host and encoded there."""
-        return bool(self.slow_in_torch) and not kernels.has_fast(device, self.slow_in_torch)
+        return self.encodes_on_host and device.type != "cpu"
 
     # Measures of a payload's error ----------------------------------------------------------------
 

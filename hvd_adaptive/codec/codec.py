@@ -56,7 +56,7 @@ class Codec(DecodingCodec):
             )
         if self.is_on_host(device):
             self._warn_of_copies(
-                "%s without triton: gradients on %s are copied to the host and encoded there, "
+                "%s: gradients on %s are copied to the host and encoded there, "
                 "payloads copied back, which takes longer than the codes save on fast networks",
                 self.name,
                 device.type,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Sequence
 
 import torch
@@ -11,7 +10,7 @@ from hvd_adaptive.codec.bodies import BodyCodec
 from hvd_adaptive.codec.zeros import alike, runs_in
 from hvd_adaptive.coding import payload as payloads
 from hvd_adaptive.coding.header import Frame, Header
-from hvd_adaptive.errors import BodyCheck, PayloadError
+from hvd_adaptive.errors import PayloadError
 from hvd_adaptive.finite import narrowed
 
 # Header fields that a receiver compares, in the order in which errors name them.
@@ -67,7 +66,7 @@ class DecodingCodec(BodyCodec):
         wide = torch.float64 if expected.dtype == torch.float64 else torch.float32
         out = torch.empty(expected.coordinates, dtype=wide, device=opened[0].bytes.device)
         quantized = expected.coordinates - expected.full
-        self._decode_sections(opened, factor, out[:quantized], out[quantized:])()
+        self._decode_sections(opened, factor, out[:quantized], out[quantized:])
         return out
 
     def decode_into(
@@ -85,9 +84,8 @@ class DecodingCodec(BodyCodec):
         opened = [self._open(payload, expected) for payload in encoded]
         # A device decodes while the host waits for the checksums.
         verified = self._verifying(opened)
-        readable = self._decode_sections(opened, factor, values, full)
+        self._decode_sections(opened, factor, values, full)
         verified()
-        readable()
 
     def _decode_sections(
         self,
@@ -95,19 +93,18 @@ class DecodingCodec(BodyCodec):
         factor: float,
         values: torch.Tensor,
         full: torch.Tensor,
-    ) -> BodyCheck:
+    ) -> None:
         wide = values.dtype != torch.float32
         narrow = values.new_empty(values.shape, dtype=torch.float32) if wide else values
-        readable = self.decode_opened(opened, factor, narrow, add=False)
+        self.decode_opened(opened, factor, narrow, add=False)
         if wide:
             values.copy_(narrow)
         if not full.numel():
-            return readable
+            return
         full.zero_()
         for payload in opened:
             full += payload.full.to(full.dtype)
         full *= factor
-        return readable
 
     def decode_opened(
         self,
@@ -115,7 +112,7 @@ class DecodingCodec(BodyCodec):
         factor: float,
         out: torch.Tensor,
         add: bool = True,
-    ) -> BodyCheck:
+    ) -> None:
         """Set ``out`` (float32, 1-D) to factor * (out + the payloads' values, added in order).
 
         Coded bodies are expanded one at a time, so that memory does not grow with the ranks.
@@ -125,38 +122,35 @@ class DecodingCodec(BodyCodec):
             factor: Scale of the sum.
             out: Result, in place.
             add: If False, the contents of ``out`` are ignored and count as zeros.
-
-        Returns:
-            A function that waits for a device and raises PayloadError if a body could not be read.
         """
         if self.is_on_host(out.device):
             copy = out.cpu() if add else torch.empty(out.shape, dtype=out.dtype, device="cpu")
             cpu = copy.device
             self.decode_opened([payload.to(cpu) for payload in opened], factor, copy, add)
             out.copy_(copy)
-            return _nothing_to_verify
+            return
         if all(payload.runs is None for payload in opened):
-            return self._decode_bodies(opened, factor, out, add)
-        checks = []
+            self._decode_bodies(opened, factor, out, add)
+            return
         for payloads_alike, zeros in alike(opened):
             if zeros is None:
-                checks.append(self._decode_bodies(payloads_alike, 1.0, out, add))
+                self._decode_bodies(payloads_alike, 1.0, out, add)
             else:
                 others = zeros.others_of(out) if add else out.new_empty(zeros.runs.others)
-                checks.append(self._decode_bodies(payloads_alike, 1.0, others, add))
+                self._decode_bodies(payloads_alike, 1.0, others, add)
                 zeros.put(others, out, clear=not add)
             add = True
         if factor != 1.0:
             out *= factor
-        return functools.partial(_verify_all, checks)
 
     def _decode_bodies(
         self, opened: Sequence[payloads.Payload], factor: float, out: torch.Tensor, add: bool
-    ) -> BodyCheck:
+    ) -> None:
         """Do as ``decode_opened``, for the coordinates of the bodies."""
         if all(p.header.coding == "fixed" for p in opened):
             bodies, keys = [p.body for p in opened], [p.header.key for p in opened]
-            return self.decode_bodies(bodies, keys, factor, out, add) or _nothing_to_verify
+            self.decode_bodies(bodies, keys, factor, out, add)
+            return
         for number, payload in enumerate(opened, 1):
             body = payload.body
             if payload.header.coding != "fixed":
@@ -164,7 +158,6 @@ class DecodingCodec(BodyCodec):
             last = number == len(opened)
             key, adding = payload.header.key, add or number > 1
             self.decode_bodies([body], [key], factor if last else 1.0, out, adding)
-        return _nothing_to_verify
 
     def body_length(self, header: Header, quantized: int) -> int:
         """Return the bytes of a payload's body, with its padding if the length varies.
@@ -241,12 +234,3 @@ class DecodingCodec(BodyCodec):
             f"payload has {field.replace('_', ' ')} {getattr(header, field)}, "
             f"this compressor {getattr(own, field)}"
         )
-
-
-def _verify_all(checks: Sequence[BodyCheck]) -> None:
-    for check in checks:
-        check()
-
-
-def _nothing_to_verify() -> None:
-    """Do nothing: the verdict on bodies that have been read."""

@@ -26,13 +26,13 @@ SUBJECTS: dict[str, tuple[str, ...]] = {
     "tables": ("numba", "triton"),  # level tables, norms, histograms
     "bucket": ("numba", "triton"),  # codes of buckets that have levels of their own
     "levels": ("numba", "triton"),  # levels of a bucket
-    "onebit": ("numba", "triton"),
-    "natural": ("numba", "triton"),
-    "qcs": ("numba", "triton"),
+    "onebit": ("numba",),
+    "natural": ("numba",),
+    "qcs": ("numba",),
     "eden": ("numba", "triton"),  # rotation and rounding of EDEN
-    "sparse": ("numba", "triton"),  # bodies of SparseSGD
-    "ecdq": ("numba", "triton"),  # dithered quantisation
-    "dithered": ("numba", "triton"),  # bodies of ECDQ
+    "sparse": ("numba",),  # bodies of SparseSGD
+    "ecdq": ("numba",),  # dithered quantisation
+    "dithered": ("numba",),  # bodies of ECDQ
     "zeros": ("numba",),  # places of exact zeros
     "checksum": ("numba", "triton"),
     "codes": ("numba", "triton"),  # bare codes to words and back
@@ -68,12 +68,6 @@ def for_device(device: torch.device, subject: str = "tables") -> ModuleType:
 def on_host(subject: str) -> ModuleType:
     """Return the fastest kernels of a subject for CPU tensors and NumPy arrays."""
     return for_device(_HOST, subject)
-
-
-def has_fast(device: torch.device, subject: str) -> bool:
-    """Return whether tensors on ``device`` have kernels that are faster than plain torch."""
-    triton = device.type in TRITON_DEVICES
-    return _backend(device.type, subject, triton) != "reference"
 
 
 @functools.cache

@@ -16,8 +16,6 @@ from hvd_adaptive.adapt.coverage import HEAD, Coverage, Usable, share_in
 from hvd_adaptive.adapt.statistics import histograms, weights_of
 from hvd_adaptive.coding import payload as payloads
 from hvd_adaptive.coding.sendable import Sendable
-from hvd_adaptive.device import HostCopy
-from hvd_adaptive.errors import BodyCheck
 from hvd_adaptive.exchange.staged_codec import StagedCodec
 from hvd_adaptive.kernels import dithered
 from hvd_adaptive.kernels.constants import BINS
@@ -47,7 +45,7 @@ class DitheredCodec(StagedCodec):
     """
 
     name = "ecdq"
-    slow_in_torch = "dithered"
+    encodes_on_host = True
     is_fitted = True
     adaptation: Adaptation
 
@@ -118,20 +116,19 @@ class DitheredCodec(StagedCodec):
     def least_body_bytes(self, coordinates: int) -> int:
         return dithered.least_bytes(coordinates, self._bucket(coordinates), self._width)
 
-    def encode_body(self, flat: torch.Tensor, body: torch.Tensor, key: int) -> int | HostCopy:
+    def encode_body(self, flat: torch.Tensor, body: torch.Tensor, key: int) -> int:
         bucket, values = self._bucket(flat.numel()), self._clipped(flat)
         encode = kernels.for_device(flat.device, "dithered").encode_body
         return encode(values, bucket, self.code, key, self._width, body)
 
     def add_bodies(
         self, bodies: Sequence[torch.Tensor], keys: Sequence[int], factor: float, out: torch.Tensor
-    ) -> BodyCheck | None:
+    ) -> None:
         bucket = self._bucket(out.numel())
         add = kernels.for_device(out.device, "dithered").add_bodies
-        verdict = add(bodies, bucket, self.code, keys, self._width, out)
+        add(bodies, bucket, self.code, keys, self._width, out)
         if factor != 1.0:
             out *= factor
-        return verdict
 
     def body_roundtrip(self, flat: torch.Tensor, key: int) -> torch.Tensor:
         """Return the decoded gradient without the coder, which is lossless."""

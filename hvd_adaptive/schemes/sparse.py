@@ -12,8 +12,6 @@ import torch
 from hvd_adaptive import kernels
 from hvd_adaptive.checks import is_real
 from hvd_adaptive.compressor import GradientCompressor
-from hvd_adaptive.device import HostCopy
-from hvd_adaptive.errors import BodyCheck
 from hvd_adaptive.exchange.staged_codec import StagedCodec
 from hvd_adaptive.kernels.rice import most_words, rice_parameter
 from hvd_adaptive.settings import Settings
@@ -56,7 +54,7 @@ class SparseSGD(GradientCompressor):
 
 class _Codec(StagedCodec):
     name = "sparse"
-    slow_in_torch = "sparse"
+    encodes_on_host = True
 
     def __init__(self, settings: Settings, density: float) -> None:
         super().__init__(settings)
@@ -82,18 +80,17 @@ class _Codec(StagedCodec):
     def least_body_bytes(self, coordinates: int) -> int:
         return 8 + 4 * self._buckets(coordinates)
 
-    def encode_body(self, flat: torch.Tensor, body: torch.Tensor, key: int) -> int | HostCopy:
+    def encode_body(self, flat: torch.Tensor, body: torch.Tensor, key: int) -> int:
         encode, bucket = _kernels(flat.device).encode_body, self._bucket(flat.numel())
         return encode(self._clipped(flat), bucket, self.density, self._rice, key, body)
 
     def add_bodies(
         self, bodies: Sequence[torch.Tensor], keys: Sequence[int], factor: float, out: torch.Tensor
-    ) -> BodyCheck | None:
+    ) -> None:
         bucket = self._bucket(out.numel())
-        verdict = _kernels(out.device).add_bodies(bodies, bucket, self._rice, out)
+        _kernels(out.device).add_bodies(bodies, bucket, self._rice, out)
         if factor != 1.0:
             out *= factor
-        return verdict
 
     def second_codec(self, bits: int) -> StagedCodec:
         """Return a codec for averages that codes runs of zeros.

@@ -11,7 +11,6 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import torch
 
-from hvd_adaptive.errors import BodyCheck
 from hvd_adaptive.kernels.constants import LAST_END
 from hvd_adaptive.kernels.dithered import (
     CODED,
@@ -64,12 +63,11 @@ def add_bodies(
     width: int,
     out: torch.Tensor,
     segment: int = SEGMENT,
-) -> BodyCheck | None:
+) -> None:
     """See reference.dithered.add_bodies."""
     check_lengths(bodies, bucket_size, out)
     for body, key in zip(bodies, keys, strict=True):
         _add(body.numpy(), bucket_size, code, key, width, out, segment)
-    return None
 
 
 def _add(

@@ -11,7 +11,6 @@ import numpy as np
 import torch
 
 from hvd_adaptive.device import HOST
-from hvd_adaptive.errors import BodyCheck
 from hvd_adaptive.kernels import random
 from hvd_adaptive.kernels.constants import NORM_LANES, SMALLEST_NORM
 from hvd_adaptive.kernels.numba.encoder import bucket_key
@@ -42,14 +41,11 @@ def encode_body(
     return write_body(encode(flat, bucket_size, density, k, key), body)
 
 
-def add_bodies(
-    bodies: Sequence[torch.Tensor], bucket_size: int, k: int, out: torch.Tensor
-) -> BodyCheck | None:
+def add_bodies(bodies: Sequence[torch.Tensor], bucket_size: int, k: int, out: torch.Tensor) -> None:
     """See reference.sparse.add_bodies."""
     for body in bodies:
         if not add(sections_of(body, out.numel(), bucket_size), bucket_size, k, out):
             raise unreadable(out.numel())
-    return None
 
 
 def encode(flat: torch.Tensor, bucket_size: int, density: float, k: int, key: int) -> Sections:

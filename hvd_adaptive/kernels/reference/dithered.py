@@ -10,8 +10,6 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from hvd_adaptive.device import HostCopy
-from hvd_adaptive.errors import BodyCheck
 from hvd_adaptive.kernels.constants import LAST_END
 from hvd_adaptive.kernels.dithered import (
     CODED,
@@ -37,9 +35,9 @@ def encode_body(
     width: int,
     body: torch.Tensor,
     segment: int = SEGMENT,
-) -> int | HostCopy:
+) -> int:
     """Quantise ``flat`` (float32, (n,)) into ``body`` (uint8, most_bytes); return how many bytes
-    are used, on a GPU as a ``HostCopy``.
+    are used.
 
     bucket_size: at most n. width: the bytes of an integer; every integer fits into them. segment:
     in coordinates.
@@ -67,11 +65,10 @@ def add_bodies(
     width: int,
     out: torch.Tensor,
     segment: int = SEGMENT,
-) -> BodyCheck | None:
+) -> None:
     """Add the values of ``bodies`` to ``out`` (float32, (n,)) in order.
 
-    Raise PayloadError if a body is not valid; ``out`` is then of no use. The error is raised at
-    once, or, if a function is returned, when that function is called.
+    Raise PayloadError if a body is not valid; ``out`` is then of no use.
 
     bodies: uint8, followed by up to 7 bytes of padding, which must be 0.
     """
@@ -90,7 +87,6 @@ def add_bodies(
         else:
             raise unknown_kind(kind, width)
         ecdq.add(q, steps, bucket_size, key, out)
-    return None
 
 
 def _coded(

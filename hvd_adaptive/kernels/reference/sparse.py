@@ -7,8 +7,6 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from hvd_adaptive.device import HostCopy
-from hvd_adaptive.errors import BodyCheck
 from hvd_adaptive.kernels.constants import NORM_LANES, SMALLEST_NORM
 from hvd_adaptive.kernels.reference.onebit import add_lanes
 from hvd_adaptive.kernels.reference.uniforms import uniforms
@@ -18,9 +16,9 @@ from hvd_adaptive.kernels.tables import UNIFORM_SCALE
 
 def encode_body(
     flat: torch.Tensor, bucket_size: int, density: float, k: int, key: int, body: torch.Tensor
-) -> int | HostCopy:
+) -> int:
     """Fill ``body`` (uint8, of the largest possible length) from ``flat`` (float32, (n,)); return
-    how many bytes are used, on a GPU as a ``HostCopy``. For the other arguments see ``encode``.
+    how many bytes are used. For the other arguments see ``encode``.
     """
     if not flat.numel():
         body.zero_()
@@ -28,20 +26,16 @@ def encode_body(
     return write_body(encode(flat, bucket_size, density, k, key), body)
 
 
-def add_bodies(
-    bodies: Sequence[torch.Tensor], bucket_size: int, k: int, out: torch.Tensor
-) -> BodyCheck | None:
+def add_bodies(bodies: Sequence[torch.Tensor], bucket_size: int, k: int, out: torch.Tensor) -> None:
     """Add the values of ``bodies`` to ``out`` (float32, (n,)) in order.
 
-    Raise PayloadError if a body cannot be read; ``out`` is then of no use. The error is raised at
-    once, or, if a function is returned, when that function is called.
+    Raise PayloadError if a body cannot be read; ``out`` is then of no use.
 
     bodies: uint8, long enough for their thresholds.
     """
     for body in bodies:
         if not add(sections_of(body, out.numel(), bucket_size), bucket_size, k, out):
             raise unreadable(out.numel())
-    return None
 
 
 def encode(flat: torch.Tensor, bucket_size: int, density: float, k: int, key: int) -> Sections:

@@ -74,18 +74,6 @@ def on_device(array: np.ndarray, device: torch.device) -> torch.Tensor:
     return torch.from_numpy(np.ascontiguousarray(array)).to(device)
 
 
-def whole_words(body: torch.Tensor, filled: bool = False) -> torch.Tensor:
-    """Return ``body`` (uint8) itself if it is whole 32-bit words, else a tensor that is, with up to
-    three bytes more. If ``filled``, the tensor holds the body's bytes, and zeros behind them.
-    """
-    if body.numel() % 4 == 0 and body.data_ptr() % 4 == 0 and body.storage_offset() % 4 == 0:
-        return body
-    room = body.new_zeros(-(-body.numel() // 4) * 4)
-    if filled:
-        room[: body.numel()].copy_(body)
-    return room
-
-
 def regular_runs(
     payloads: Sequence[tuple[torch.Tensor, torch.Tensor]],
 ) -> Iterator[tuple[int, int, tuple[int, int]]]:

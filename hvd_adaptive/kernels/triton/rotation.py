@@ -8,12 +8,15 @@ import triton.language as tl
 
 from hvd_adaptive.kernels import hadamard
 from hvd_adaptive.kernels.eden import APART, SPAN, block_order
-from hvd_adaptive.kernels.triton.butterflies import LARGEST, butterflies, tile_of
 from hvd_adaptive.kernels.triton.launch import kernel, launch, signed
 from hvd_adaptive.kernels.triton.random import COUNTER, bucket_key, mixed
 
 _APART, _SPAN = tl.constexpr(APART), tl.constexpr(SPAN)
 _TILE = 1024
+# A larger tile would not fit the registers.
+LARGEST = 1 << 14
+_FULL_TILE = 1 << 12
+_COORDINATES_PER_WARP = 1 << 10
 
 
 def rotate(y: torch.Tensor, numbers: torch.Tensor, stream: int) -> None:
@@ -131,3 +134,21 @@ def _flip_kernel(y, numbers, n: tl.int64, length: tl.int64, stream: tl.int64, TI
     bucket = tl.load(numbers + i // length, mask=there, other=0)
     v = tl.load(y + i, mask=there, other=0.0)
     tl.store(y + i, _signed(v, stream, bucket, (i % length).to(tl.int32)), mask=there)
+
+
+def tile_of(order: int) -> tuple[int, int]:
+    """Return how many transforms of an order a program does, and its warps."""
+    each = max(1, _FULL_TILE // order)
+    return each, max(4, each * order // _COORDINATES_PER_WARP)
+
+
+@triton.jit
+def butterflies(x, COUNT: tl.constexpr, SIZE: tl.constexpr):
+    """Apply strides SIZE/2, ..., 1 in turn to COUNT numbers (a power of two)."""
+    if SIZE > 1:
+        HALF: tl.constexpr = SIZE // 2
+        pairs = tl.permute(tl.reshape(x, (COUNT // SIZE, 2, HALF)), (0, 2, 1))
+        a, b = tl.split(pairs)
+        x = tl.reshape(tl.permute(tl.join(a + b, a - b), (0, 2, 1)), (COUNT,))
+        x = butterflies(x, COUNT, HALF)
+    return x

@@ -89,39 +89,23 @@ def tables() -> None:
 
 
 def buckets() -> None:
-    """The schemes whose buckets have levels of their own, and natural compression."""
+    """The schemes whose buckets have levels of their own."""
     from hvd_adaptive.kernels.packing import packing_of
     from hvd_adaptive.kernels.triton import bucket as cuda_bucket
-    from hvd_adaptive.kernels.triton import natural as cuda_natural
-    from hvd_adaptive.kernels.triton import onebit as cuda_onebit
 
-    x, bits = torch.ones(5000), torch.zeros(160, dtype=torch.int32)
+    x = torch.ones(5000)
     levels, words = torch.zeros(5, 5), torch.zeros(448, dtype=torch.int32)
     cuda_bucket.round_codes(x, levels, words, 1024, 1)
     many = torch.zeros(packing_of(256).words(5000), dtype=torch.int32)
     cuda_bucket.round_codes(x, torch.zeros(5, 256), many, 1024, 1)
     cuda_bucket.decode_add([(levels, words)], 1024, 1.0, x.clone())
-    cuda_onebit.encode(x, torch.zeros(5, 2), bits, 1024)
-    exponents = torch.zeros(5000, dtype=torch.uint8)
-    cuda_natural.encode(x, exponents, bits, 1024, 1)
-    cuda_natural.decode_add([(exponents, bits)], 1.0, x.clone())
 
 
-def dithers() -> None:
-    """QCS, and ECDQ's quantiser."""
-    from hvd_adaptive.kernels.packing import packing_of
-    from hvd_adaptive.kernels.qcs import Run
-    from hvd_adaptive.kernels.triton import ecdq as cuda_ecdq
-    from hvd_adaptive.kernels.triton import qcs as cuda_qcs
+def integers() -> None:
+    """Random integers of coordinates."""
     from hvd_adaptive.kernels.triton import uniforms as cuda_uniforms
 
-    x, runs = torch.ones(3000), [Run(0, 3000, 0, 1024, 300, 1.0)]
-    scales, words = torch.zeros(3), torch.zeros(packing_of(5).words(900), dtype=torch.int32)
-    cuda_qcs.encode(x, scales, words, runs, 5, 1)
-    cuda_qcs.decode_add([(scales, words)], [1], runs, 5, 1.0, x)
-    steps = cuda_ecdq.bucket_steps(x, 1000, 1.0)
-    cuda_ecdq.add(cuda_ecdq.quantize(x, steps, 1000, 1), steps, 1000, 1, x)
-    cuda_uniforms.uniforms(3000, 1024, 1, x.device)
+    cuda_uniforms.uniforms(3000, 1024, 1, torch.device("cpu"))
 
 
 def rotations() -> None:
@@ -137,20 +121,6 @@ def rotations() -> None:
         words = torch.zeros(packing_of(1 << bits).words(3008), dtype=torch.int32)
         cuda_eden.encode(x, scales, words, 1024, levels, 1, 2)
         cuda_eden.decode_add([(scales, words)] * 2, 1024, levels, 1, [2, 3], x.clone())
-
-
-def lossless() -> None:
-    """Bodies whose length varies."""
-    from hvd_adaptive.kernels.triton import dithered_decode as cuda_dithered_decode
-    from hvd_adaptive.kernels.triton import dithered_encode as cuda_dithered_encode
-    from hvd_adaptive.kernels.triton import sparse as cuda_sparse_bodies
-    from hvd_adaptive.schemes.dithered_code import gaussian_code
-
-    x, body, code = torch.ones(3000), torch.zeros(8000, dtype=torch.uint8), gaussian_code(None, 1.0)
-    cuda_dithered_encode.encode(x, 1000, code, 1, 2, body, 1 << 16)
-    cuda_dithered_decode.add([body], 1000, code, [1], 2, x, 1 << 16)
-    cuda_sparse_bodies.encode_body(x, 1000, 0.1, 3, 1, body)
-    cuda_sparse_bodies.add_bodies([body], 1000, 3, x)
 
 
 def levels() -> None:
@@ -176,5 +146,5 @@ def checksums() -> None:
 if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as folder:
         compile_only(folder)
-        for part in (tables, buckets, dithers, rotations, lossless, levels, checksums):
+        for part in (tables, buckets, integers, rotations, levels, checksums):
             part()

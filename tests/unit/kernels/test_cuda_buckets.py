@@ -1,5 +1,4 @@
-"""The Triton kernels of ORQ, BinGrad, 1-bit SGD and natural compression against the references, bit
-for bit."""
+"""The Triton kernels of ORQ and BinGrad against the references, bit for bit."""
 
 from __future__ import annotations
 
@@ -12,11 +11,7 @@ from triton_interpreter import DEVICE, moved
 from unit_oracles import word_count
 
 from hvd_adaptive.kernels.reference import bucket as reference_bucket
-from hvd_adaptive.kernels.reference import natural as reference_natural
-from hvd_adaptive.kernels.reference import onebit as reference_onebit
 from hvd_adaptive.kernels.triton import bucket as cuda_bucket
-from hvd_adaptive.kernels.triton import natural as cuda_natural
-from hvd_adaptive.kernels.triton import onebit as cuda_onebit
 
 
 def levels_of(flat: torch.Tensor, bucket: int, alphabet: int) -> torch.Tensor:
@@ -85,42 +80,7 @@ def test_cuts():
     assert torch.equal(want, got.cpu())
 
 
-@pytest.mark.parametrize(("of_kind", "bucket"), [(90, 90), (4, 1), (128, 512)])
-def test_onebit(of_kind: int, bucket: int):
-    flat = hostile(of_kind)
-    count = -(-flat.numel() // bucket)
-    want, got = torch.empty(count, 2), torch.empty(count, 2, device=DEVICE)
-    words = words_of(flat.numel(), 2, flat.device), words_of(flat.numel(), 2, DEVICE)
-    with np.errstate(all="ignore"):
-        reference_onebit.encode(flat, want, words[0], bucket)
-        cuda_onebit.encode(*moved(flat), got, words[1], bucket)
-    assert same_bits(want, got.cpu())
-    assert torch.equal(words[0], words[1].cpu())
-
-
-@pytest.mark.parametrize(("of_kind", "bucket"), [(90, 90), (20, 7), (128, 512)])
-def test_natural(of_kind: int, bucket: int):
-    flat = hostile(of_kind)
-    n = flat.numel()
-    found = []
-    for module, x in ((reference_natural, flat), (cuda_natural, *moved(flat))):
-        exponents = torch.full((n,), 77, dtype=torch.uint8, device=x.device)
-        words = words_of(n, 2, x.device)
-        module.encode(x, exponents, words, bucket, KEY)
-        out = torch.linspace(-1, 1, n).to(x.device)
-        module.decode_add([(exponents, words)] * 2, 0.3, out)
-        found.append([part.cpu() for part in (exponents, words, out)])
-    want, got = found
-    assert torch.equal(want[0], got[0])
-    assert torch.equal(want[1], got[1])
-    assert same_bits(want[2], got[2])
-
-
 def test_short_payloads_are_refused():
-    (levels, words, exponents) = moved(
-        torch.ones(1, 2), torch.zeros(4, dtype=torch.int32), torch.zeros(9, dtype=torch.uint8)
-    )
+    levels, words = moved(torch.ones(1, 2), torch.zeros(4, dtype=torch.int32))
     with pytest.raises(ValueError, match="1 buckets and 4 words is too short"):
         cuda_bucket.decode_add([(levels, words)], 100, 1.0, torch.zeros(200, device=DEVICE))
-    with pytest.raises(ValueError, match="9 exponents, 4 words is too short"):
-        cuda_natural.decode_add([(exponents, words)], 1.0, torch.zeros(200, device=DEVICE))

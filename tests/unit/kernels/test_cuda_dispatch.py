@@ -71,7 +71,6 @@ def test_each_device_has_its_backend(subject: str):
     for device, backend in wanted.items():
         found = kernels.for_device(device, subject)
         assert found.__name__ == f"hvd_adaptive.kernels.{backend}.{subject}"
-        assert kernels.has_fast(device, subject) == (backend != "reference")
     assert kernels.on_host(subject) is kernels.for_device(CPU, subject)
 
 
@@ -123,7 +122,6 @@ def test_without_triton(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptu
             assert not caplog.records
             for _ in range(2):
                 assert kernels.for_device(CUDA) is kernels.module("reference", "tables")
-            assert not kernels.has_fast(CUDA, "sparse")
         assert [r.message for r in caplog.records] == [
             "triton is not installed: tensors on a GPU are encoded by plain torch, which is slow"
         ]
