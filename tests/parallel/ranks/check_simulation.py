@@ -21,7 +21,11 @@ CASES = {
         bits=3, bucket_size=256, update_steps=[0, 5], fusion_bytes=20_000, error_feedback=0.2
     ),
     "alq-nodes": lambda: ALQ(
-        bits=4, bucket_size=256, update_steps=[0, 5], exchange="hierarchical", ranks_per_node=2
+        bits=4,
+        bucket_size=256,
+        update_steps=[0, 5],
+        exchange="hierarchical",
+        ranks_per_node=1 if hvd.size() % 2 else 2,
     ),
     "alq-tensor": lambda: ALQ(
         bits=4, bucket_size=512, scope="tensor", update_steps=[1], tail="full"

@@ -11,9 +11,9 @@ from check_simulation import CASES, test_simulation_equals_horovod
 def main() -> None:
     hvd.init()
     torch.set_num_threads(1)
-    for name, construct in CASES.items():
+    for construct in CASES.values():
         test_simulation_equals_horovod(construct)
-        print(f"{name}: the same bits on {hvd.size()} ranks", flush=True)
+    print(f"all cases: the same bits on {hvd.size()} ranks", flush=True)
 
 
 if __name__ == "__main__":
