@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import nn
+from torch import Tensor, nn
 
 from hvd_adaptive import ALQ, QSGD, LocalSGD, RankMismatchError, instances
 from hvd_adaptive.simulate import Ranks
@@ -41,13 +42,13 @@ def make_optimizer(net: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.SGD(net.parameters(), lr=RATE, momentum=0.5)
 
 
-def backward(net: nn.Module, rank: int, step: int) -> float:
-    """A rank's gradients of its own data."""
+def backward(net: nn.Module, rank: int, step: int, scaler: Any = None) -> float:
+    """A rank's gradients of its own data, scaled by a GradScaler if there is one."""
     generator = torch.Generator().manual_seed(1000 * rank + step)
     x = torch.randn(16, 40, generator=generator)
     net.zero_grad()
     loss = F.cross_entropy(net(x), x[:, :20].argmax(1))
-    loss.backward()
+    (loss if scaler is None else scaler.scale(loss)).backward()
     return loss.item()
 
 
@@ -249,3 +250,153 @@ def check_ranks_that_differ(rank: int, differs: str) -> None:
         for step in range(every):
             backward(net, rank, step)
             optimizer.step()
+
+
+def check_overflow(rank: int, ranks: int, collective: Callable[[], int]) -> None:
+    """Rank 0 overflows in its second step of eight: rounds and the program's own collectives stay
+    together, and that step changes nothing.
+
+    collective: One of the program's own, which returns the number of ranks.
+    """
+    net, mirror = make_net(), Mirror(ranks, None)
+    optimizer = LocalSGD(make_optimizer(net), every=4)
+    scaler = torch.amp.GradScaler("cpu", init_scale=8.0, growth_interval=1000)
+    for step in range(8):
+        backward(net, rank, step, scaler)
+        if rank == 0 and step == 1:
+            next(net.parameters()).grad[0, 0] = float("inf")
+        scaler.step(optimizer)
+        scaler.update()
+        assert collective() == ranks
+        assert optimizer.rounds == (step + 1) // 4
+        for other in range(ranks):
+            if other or step != 1:
+                mirror.train(other, step, 1)
+        if step % 4 == 3:
+            mirror.end_round()
+    for a, b in zip(net.parameters(), mirror.nets[0].parameters(), strict=True):
+        torch.testing.assert_close(a, b)
+
+
+def check_changed_groups(rank: int, ranks: int, gather: Callable[[Tensor], Tensor]) -> None:
+    """A layer is frozen, another unfrozen, and one is added: each is averaged as its ranks moved.
+
+    gather: Returns all ranks' tensors of one shape, stacked.
+    """
+    net, added = make_net(), nn.Linear(20, 20)
+    with torch.no_grad():
+        for p in added.parameters():
+            p.fill_(0.25)
+    first, middle, last = net[0], net[2], net[4]
+    middle.requires_grad_(False)
+    inner = torch.optim.SGD(net.parameters(), lr=RATE)
+    compressor = ALQ(bits=4, bucket_size=512, update_steps=[0])
+    optimizer = LocalSGD(inner, every=2, momentum=0.9, lr=0.7, compression=compressor)
+    generator = torch.Generator().manual_seed(rank)
+
+    def train(steps: int, *layers: nn.Module) -> None:
+        for _ in range(steps):
+            optimizer.zero_grad()
+            for p in (p for layer in layers for p in layer.parameters()):
+                p.grad = torch.randn(p.shape, generator=generator)
+            optimizer.step()
+
+    def equal_on_all(layer: nn.Module) -> bool:
+        flat = nn.utils.parameters_to_vector(layer.parameters()).detach()
+        return bool((gather(flat) == flat).all())
+
+    started = copy.deepcopy(middle.state_dict())
+    train(4, first, last)
+    assert all(torch.equal(started[n], p) for n, p in middle.state_dict().items())
+    frozen = copy.deepcopy(first.state_dict())
+    first.requires_grad_(False)
+    middle.requires_grad_(True)
+    optimizer.add_param_group({"params": list(added.parameters())})
+    train(1, middle, added, last)
+    # In the middle of the round, the exact mean of what is new after one more step.
+    exact = [gather(p.detach()).double() for p in [*middle.parameters(), *added.parameters()]]
+    draws = [torch.Generator() for _ in range(ranks)]
+    states = gather(generator.get_state())
+    for other, draw in enumerate(draws):
+        draw.set_state(states[other].clone())
+        for mean in exact:
+            mean[other] -= RATE * torch.randn(mean.shape[1:], generator=draw).double()
+    train(1, middle, added, last)
+    for p, mean in zip([*middle.parameters(), *added.parameters()], exact, strict=True):
+        torch.testing.assert_close(p.detach().double(), mean.mean(0), rtol=1e-5, atol=1e-6)
+    assert all(torch.equal(frozen[n], p) for n, p in first.state_dict().items())
+    train(4, middle, added, last)
+    assert all(torch.equal(frozen[n], p) for n, p in first.state_dict().items())
+    assert all(map(equal_on_all, (first, middle, last, added)))
+    assert optimizer.rounds == 5
+    # Frozen in the middle of a round, with steps already taken: averaged once, and then still.
+    train(1, middle, last)
+    middle.requires_grad_(False)
+    train(1, last)
+    assert equal_on_all(middle)
+    frozen = copy.deepcopy(middle.state_dict())
+    train(2, last)
+    assert all(torch.equal(frozen[n], p) for n, p in middle.state_dict().items())
+
+
+def check_not_finite(rank: int, ranks: int, act: str) -> None:
+    """The last rank's parameters are NaN at the end of the second round."""
+    broken = ranks - 1
+    net, mirror = make_net(), Mirror(ranks, None)
+    inner = make_optimizer(net)
+    optimizer = LocalSGD(
+        inner, every=2, on_nonfinite=act, named_parameters=list(net.named_parameters())
+    )
+
+    def train(begin: int, breaks: bool = False) -> None:
+        for step in range(begin, begin + 2):
+            backward(net, rank, step)
+            if breaks and step > begin:
+                with torch.no_grad():
+                    net[2].weight[3, 4] = float("nan")
+                    inner.state[net[2].weight]["momentum_buffer"][0, 0] = float("inf")
+            optimizer.step()
+
+    def equal(other: nn.Module) -> None:
+        for a, b in zip(net.parameters(), other.parameters(), strict=True):
+            torch.testing.assert_close(a, b)
+
+    train(0)
+    for other in range(ranks):
+        mirror.train(other, 0, 2)
+    mirror.end_round()
+    good = copy.deepcopy(net.state_dict())
+    if act == "raise":
+        with pytest.raises(FloatingPointError, match=f"2.weight of rank {broken}"):
+            train(2, rank == broken)
+        assert optimizer.rounds == 1
+        net.load_state_dict(good)
+        for state in inner.state.values():
+            state["momentum_buffer"].zero_()
+        train(4)  # the anchors have not changed
+        assert optimizer.rounds == 2
+    else:
+        train(2, rank == broken)
+        for other in range(ranks - 1):
+            mirror.train(other, 2, 2)
+        with torch.no_grad():  # it does not count
+            for p, a in zip(mirror.nets[broken].parameters(), mirror.anchors, strict=True):
+                p.copy_(a)
+        mirror.end_round(ranks - 1)
+        equal(mirror.nets[0])
+        assert (net[2].weight in inner.state) == (rank != broken)
+        train(4)
+    assert all(p.isfinite().all() for p in net.parameters())
+
+
+def check_unequal_counts(rank: int) -> None:
+    """A rank that loads an older state is in another round, and all are told."""
+    optimizer = LocalSGD(make_optimizer(net := make_net()), every=1)
+    state = copy.deepcopy(optimizer.state_dict())
+    backward(net, rank, 0)
+    optimizer.step()
+    if rank == 0:
+        optimizer.load_state_dict(state)
+    backward(net, rank, 1)
+    with pytest.raises(RankMismatchError, match="different numbers of rounds"):
+        optimizer.step()

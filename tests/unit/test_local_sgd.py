@@ -109,3 +109,81 @@ def test_wrong_optimizers():
     with pytest.raises(ValueError, match="complex"):
         numbers = nn.Parameter(torch.zeros(3, dtype=torch.complex64))
         LocalSGD(torch.optim.SGD([numbers]), every=2)
+
+
+def test_it_is_an_optimizer_for_schedulers_and_hooks():
+    net = make_net()
+    inner = make_optimizer(net)
+    optimizer, called = LocalSGD(inner, every=2), []
+    schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.5)
+    optimizer.register_step_post_hook(lambda *of: called.append("step"))
+    optimizer.register_state_dict_post_hook(lambda *of: called.append("state"))
+    for step in range(3):
+        backward(net, 0, step)
+        optimizer.step()
+        schedule.step()
+    assert inner.param_groups[0]["lr"] == 0.1 / 8 and called == ["step"] * 3
+    inner.load_state_dict(inner.state_dict())  # replaces its groups and its state
+    assert optimizer.param_groups is inner.param_groups and optimizer.state is inner.state
+    assert optimizer.defaults == inner.defaults
+    optimizer.param_groups[0]["lr"] = 1.0
+    assert inner.param_groups[0]["lr"] == 1.0 and "state" in called
+
+
+def test_copies_are_refused():
+    optimizer = LocalSGD(make_optimizer(make_net()), every=2)
+    for act in (copy.deepcopy, copy.copy, lambda one: torch.save(one, io.BytesIO())):
+        with pytest.raises(TypeError, match="LocalSGD cannot be copied"):
+            act(optimizer)
+    with pytest.raises(ValueError, match="must not be a LocalSGD"):
+        LocalSGD(optimizer, every=2)
+
+
+@pytest.mark.parametrize("unscaled", [False, True])
+@pytest.mark.parametrize("fused", [False, True])
+def test_a_scaler_gives_the_same_bits(unscaled, fused):
+    """Of the optimizer with the scaler; an overflow counts as a step of the round."""
+
+    def trained(local: bool) -> list[torch.Tensor]:
+        net = make_net()
+        inner = torch.optim.Adam(net.parameters(), lr=0.01, fused=fused)
+        optimizer = LocalSGD(inner, every=6) if local else inner
+        scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+        for step in range(4):
+            backward(net, 0, step, scaler)
+            if step == 2:
+                net[4].bias.grad[0] = float("nan")
+            if unscaled:
+                scaler.unscale_(optimizer)
+                nn.utils.clip_grad_norm_(net.parameters(), 0.1)
+            scaler.step(optimizer)
+            scaler.update()
+        if local:
+            assert optimizer.rounds == 0
+            optimizer.skip()
+            assert optimizer.rounds == 0
+            optimizer.skip()
+            assert optimizer.rounds == 1
+        return [p.detach() for p in net.parameters()]
+
+    for a, b in zip(trained(True), trained(False), strict=True):
+        torch.testing.assert_close(a, b)
+
+
+def test_only_states_with_the_right_anchors():
+    net = make_net()
+    net[2].requires_grad_(False)
+    optimizer = LocalSGD(make_optimizer(net), every=3)
+    state = optimizer.state_dict()
+    assert [anchor is None for anchor in state["anchors"]] == [
+        False,
+        False,
+        True,
+        True,
+        False,
+        False,
+    ]
+    optimizer.load_state_dict(state)
+    optimizer.add_param_group({"params": [nn.Parameter(torch.zeros(3))]})
+    with pytest.raises(ValueError, match="anchors"):
+        optimizer.load_state_dict(state)

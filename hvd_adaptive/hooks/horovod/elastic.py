@@ -132,7 +132,8 @@ def register_handler(kind: type, handler: type) -> None:
         return
     registry = horovod.get_handler_registry()
     if not any(known is kind for known, _ in registry):
-        horovod.set_handler_registry([*registry, (kind, handler)])
+        # Before the handler of torch.optim.Optimizer, which LocalSGD is, too.
+        horovod.set_handler_registry([(kind, handler), *registry])
 
 
 def without_own(state: Mapping[str, Any]) -> dict[str, Any]:

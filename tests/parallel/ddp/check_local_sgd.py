@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import local_rounds
 import pytest
+import torch
 import torch.distributed as dist
 
 
@@ -34,3 +35,28 @@ def check_ranks_that_differ_are_told(differs):
 
 def check_a_run_resumes_within_a_round():
     local_rounds.check_resumed_runs(dist.get_rank())
+
+
+def gather(tensor: torch.Tensor) -> torch.Tensor:
+    """All ranks' tensors, by the program's own collective."""
+    parts = [torch.empty_like(tensor) for _ in range(dist.get_world_size())]
+    dist.all_gather(parts, tensor.contiguous())
+    return torch.stack(parts)
+
+
+def check_an_overflow_on_one_rank():
+    size = dist.get_world_size()
+    local_rounds.check_overflow(dist.get_rank(), size, lambda: int(gather(torch.ones(1)).sum()))
+
+
+def check_groups_that_change():
+    local_rounds.check_changed_groups(dist.get_rank(), dist.get_world_size(), gather)
+
+
+@pytest.mark.parametrize("act", ["raise", "skip"])
+def check_a_rank_that_is_not_finite(act):
+    local_rounds.check_not_finite(dist.get_rank(), dist.get_world_size(), act)
+
+
+def check_ranks_in_different_rounds_are_told():
+    local_rounds.check_unequal_counts(dist.get_rank())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import horovod.torch as hvd
 import local_rounds
 import pytest
+import torch
 
 
 @pytest.mark.parametrize("scheme", local_rounds.SCHEMES)
@@ -34,6 +35,29 @@ def test_ranks_that_differ_are_told(differs):
 
 def test_a_run_resumes_within_a_round():
     local_rounds.check_resumed_runs(hvd.rank())
+
+
+def test_an_overflow_on_one_rank():
+    def collective() -> int:
+        return len(hvd.allgather(torch.ones(1), name="own"))
+
+    local_rounds.check_overflow(hvd.rank(), hvd.size(), collective)
+
+
+def test_groups_that_change():
+    def gather(tensor: torch.Tensor) -> torch.Tensor:
+        return hvd.allgather(tensor[None].contiguous(), name="gathered")
+
+    local_rounds.check_changed_groups(hvd.rank(), hvd.size(), gather)
+
+
+@pytest.mark.parametrize("act", ["raise", "skip"])
+def test_a_rank_that_is_not_finite(act):
+    local_rounds.check_not_finite(hvd.rank(), hvd.size(), act)
+
+
+def test_ranks_in_different_rounds_are_told():
+    local_rounds.check_unequal_counts(hvd.rank())
 
 
 def test_process_sets_train_by_themselves():

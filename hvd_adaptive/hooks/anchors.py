@@ -1,0 +1,105 @@
+"""Define Anchors, the parameters that a round of LocalSGD begins with, and their outer SGD."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import torch
+
+from hvd_adaptive.finite import wide_of
+
+Parameter = torch.nn.Parameter
+
+
+class Anchors:
+    """Copies of parameters, which an SGD moves by averages of what ranks have learned.
+
+    Args:
+        parameters: The parameters.
+        momentum: Nesterov momentum of the SGD.
+        lr: Rate of the SGD.
+    """
+
+    def __init__(self, parameters: Iterable[Parameter], momentum: float, lr: float) -> None:
+        self._momentum, self._lr = momentum, lr
+        self._copies: dict[Parameter, torch.Tensor] = {}
+        self._outer = self._sgd()
+        self.add(parameters)
+
+    def __contains__(self, parameter: Parameter) -> bool:
+        return parameter in self._copies
+
+    def __iter__(self) -> Iterator[Parameter]:
+        return iter(self._copies)
+
+    def add(self, parameters: Iterable[Parameter]) -> None:
+        """Copy parameters that had no anchor."""
+        self._replace(self._copies | {p: p.detach().clone() for p in parameters})
+
+    def keep(self, parameters: Iterable[Parameter]) -> None:
+        """Forget all parameters but these."""
+        kept = {p: self._copies[p] for p in parameters if p in self._copies}
+        if len(kept) < len(self._copies):
+            self._replace(kept)
+
+    def has_moved(self, parameter: Parameter) -> bool:
+        """Return whether a parameter has an anchor and differs from it."""
+        anchor = self._copies.get(parameter)
+        return anchor is not None and not torch.equal(anchor, parameter)
+
+    def way(self, parameter: Parameter) -> torch.Tensor:
+        """Return the anchor minus the parameter."""
+        return self._copies[parameter] - parameter
+
+    def move(self, parameters: Sequence[Parameter], averages: Sequence[torch.Tensor]) -> None:
+        """Take a step of the SGD, and set the parameters to their anchors.
+
+        Args:
+            parameters: The parameters.
+            averages: The averages of all ranks' ``way``, which are the gradients.
+        """
+        for parameter, average in zip(parameters, averages, strict=True):
+            self._copies[parameter].grad = average
+        self._outer.step()
+        self._outer.zero_grad()
+        for parameter in parameters:
+            parameter.copy_(self._copies[parameter])
+
+    @property
+    def full_bytes(self) -> int:
+        """Return the bytes of all anchors in the precision of an uncompressed average."""
+        return sum(a.numel() * wide_of(a.dtype).itemsize for a in self._copies.values())
+
+    def checksum(self) -> int:
+        """Return 32 bits that differ between models."""
+        value = 0
+        for anchor in self._copies.values():
+            words = anchor.contiguous().reshape(-1).view(torch.uint8).cpu().numpy()
+            value = zlib.crc32(words.data, value)
+        return value
+
+    def state_dict(self, parameters: Sequence[Parameter]) -> dict[str, Any]:
+        """Return the anchors of these parameters, None for those without one, and the SGD."""
+        anchors = [self._copies.get(parameter) for parameter in parameters]
+        copies = [None if anchor is None else anchor.clone() for anchor in anchors]
+        return {"anchors": copies, "outer": self._outer.state_dict()}
+
+    def load(
+        self, parameters: Sequence[Parameter], anchors: Sequence[torch.Tensor | None], outer: Any
+    ) -> None:
+        """Load what ``state_dict`` returned."""
+        pairs = zip(parameters, anchors, strict=True)
+        self._replace({p: anchor.to(p, copy=True) for p, anchor in pairs if anchor is not None})
+        self._outer.load_state_dict(outer)
+
+    def _replace(self, copies: dict[Parameter, torch.Tensor]) -> None:
+        self._copies, last = copies, self._outer
+        self._outer = self._sgd()
+        kept = {a: last.state[a] for a in copies.values() if a in last.state}
+        self._outer.state.update(kept)
+
+    def _sgd(self) -> torch.optim.SGD:
+        anchors = list(self._copies.values()) or [torch.zeros(0)]  # SGD refuses none at all
+        return torch.optim.SGD(anchors, self._lr, self._momentum, nesterov=self._momentum > 0)

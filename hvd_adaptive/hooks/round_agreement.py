@@ -1,0 +1,161 @@
+"""What ranks agree on before they end a round of LocalSGD."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+from hvd_adaptive.errors import RankMismatchError
+
+if TYPE_CHECKING:
+    from hvd_adaptive.transport.horovod_rounds import HorovodRounds
+    from hvd_adaptive.transport.torch_world import TorchWorld
+
+logger = logging.getLogger("hvd_adaptive")
+STALL_SECONDS = 60.0
+
+
+@dataclass(frozen=True)
+class Position:
+    """Where a rank is at the end of a round.
+
+    Attributes:
+        settings: Checksum of LocalSGD's keywords.
+        start: Checksum of the parameters that training began with; 0 if it was compared before.
+        round: Number of rounds before.
+        taken: Steps that changed parameters in this round.
+        finished: Whether the rank called ``finish``.
+        broken: Number of the first parameter that is not finite, or -1.
+        kinds: Checksum of the parameters' dtypes and shapes.
+        anchored: For each parameter, whether the round's beginning is known.
+        takes_part: For each parameter, whether this rank has a reason to average it.
+    """
+
+    settings: int
+    start: int
+    round: int
+    taken: int
+    finished: bool
+    broken: int
+    kinds: int
+    anchored: Sequence[bool]
+    takes_part: Sequence[bool]
+
+
+@dataclass(frozen=True)
+class Agreed:
+    """What all ranks know.
+
+    Attributes:
+        ranks: The number of ranks.
+        active: Those that count in the mean: they took a step, and are finite.
+        counts: Whether this rank does.
+        is_finite: Whether this rank's parameters are.
+        over: Whether all ranks have finished.
+        broken: By rank, the number of its first parameter that is not finite.
+        takes_part: For each parameter, whether some rank has a reason to average it.
+    """
+
+    ranks: int
+    active: int
+    counts: bool
+    is_finite: bool
+    over: bool
+    broken: dict[int, int]
+    takes_part: Sequence[bool]
+
+
+def agree(world: TorchWorld | HorovodRounds | None, own: Position) -> Agreed:
+    """Return what all ranks know, a collective.
+
+    Args:
+        world: The ranks; None for this rank alone.
+        own: This rank's position.
+
+    Raises:
+        RankMismatchError: Ranks differ, on every rank.
+    """
+    numbers = [own.settings, own.kinds, own.round, own.start, own.taken, own.finished, own.broken]
+    everyone, rank = [list(map(int, numbers))], 0
+    if world is not None:
+        if not world.is_current():
+            raise RuntimeError(
+                "LocalSGD: ranks have changed; give it to hvd.elastic.TorchState(optimizer=...)"
+            )
+        rank = world.rank
+        with _warning_of_stall(own.round):
+            gathered = world.gather_equal(torch.tensor(everyone[0], device="cpu"), "round")
+        everyone = gathered.tolist()
+    settings, kinds, rounds, starts, taken, finished, broken = zip(*everyone, strict=True)
+    _check_equal(settings, kinds, rounds, starts)
+    counts = [steps > 0 and index < 0 for steps, index in zip(taken, broken, strict=True)]
+    takes_part = own.takes_part
+    if world is not None:
+        flags = torch.tensor([own.takes_part, own.anchored], dtype=torch.uint8, device="cpu")
+        both = world.gather_equal(flags.reshape(-1), "parts").view(world.size, 2, -1)
+        if (both[:, 1] != both[0, 1]).any():
+            raise RankMismatchError(
+                "ranks have added, replaced or unfrozen different parameters in a round"
+            )
+        takes_part = both[:, 0].any(dim=0).tolist()
+    return Agreed(
+        ranks=len(everyone),
+        active=sum(counts),
+        counts=counts[rank],
+        is_finite=broken[rank] < 0,
+        over=all(finished),
+        broken={r: index for r, index in enumerate(broken) if index >= 0},
+        takes_part=takes_part,
+    )
+
+
+def _check_equal(
+    settings: Sequence[int], kinds: Sequence[int], rounds: Sequence[int], starts: Sequence[int]
+) -> None:
+    """Raise RankMismatchError if ranks differ in what must be equal."""
+    if len(set(settings)) > 1:
+        raise RankMismatchError(
+            "ranks disagree on LocalSGD's every, momentum, lr or on_nonfinite, or on whether it "
+            "compresses"
+        )
+    if len(set(kinds)) > 1:
+        raise RankMismatchError(
+            "ranks have different parameters in the optimizer's groups: add and replace parameters "
+            "on all ranks, in one order, in the same round"
+        )
+    if len(set(rounds)) > 1:
+        raise RankMismatchError(
+            f"ranks have ended different numbers of rounds, {list(rounds)}: load states on all "
+            "ranks or on none"
+        )
+    if len(set(starts)) > 1:
+        raise RankMismatchError(
+            "ranks began with different parameters: broadcast the first rank's before LocalSGD "
+            "is constructed, and load states on all ranks or on none"
+        )
+
+
+@contextlib.contextmanager
+def _warning_of_stall(number: int) -> Iterator[None]:
+    """Log a warning if other ranks do not end a round, too."""
+    timer = threading.Timer(
+        STALL_SECONDS,
+        logger.warning,
+        (
+            "LocalSGD: still waiting for other ranks to end round %d: every rank must call step() "
+            "equally often, and skip() where it takes no step",
+            number,
+        ),
+    )
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()

@@ -1,0 +1,111 @@
+"""Define WrappedOptimizer, a torch optimizer around another one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+
+class WrappedOptimizer(torch.optim.Optimizer):
+    """Show another optimizer's parameter groups and state, and take its steps.
+
+    Its attributes are read anew each time, since loading a state replaces them. Hooks of states are
+    the other optimizer's. Hooks of steps are this one's.
+
+    ``torch.amp.GradScaler`` calls ``step`` after an overflow, too.
+    """
+
+    _step_supports_amp_scaling = True
+    _is_made = False
+    # Set by GradScaler during a step.
+    grad_scale: torch.Tensor | None
+    found_inf: torch.Tensor
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self.optimizer = optimizer
+        super().__init__(optimizer.param_groups, optimizer.defaults)
+        self._is_made = True
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:
+        """Return the optimizer's parameter groups."""
+        return self.optimizer.param_groups
+
+    @param_groups.setter
+    def param_groups(self, groups: list[dict[str, Any]]) -> None:
+        if self._is_made:  # torch.optim.Optimizer's constructor sets it
+            self.optimizer.param_groups = groups
+
+    @property
+    def state(self) -> Any:
+        """Return the optimizer's state."""
+        return self.optimizer.state
+
+    @state.setter
+    def state(self, state: Any) -> None:
+        if self._is_made:
+            self.optimizer.state = state
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add a group to the optimizer's; the first round averages it in full precision."""
+        if not any(group is param_group for group in self.optimizer.param_groups):
+            self.optimizer.add_param_group(param_group)
+
+    def register_state_dict_pre_hook(self, hook: Any, *arguments: Any, **keywords: Any) -> Any:
+        """Register a hook of the optimizer's own state."""
+        return self.optimizer.register_state_dict_pre_hook(hook, *arguments, **keywords)
+
+    def register_state_dict_post_hook(self, hook: Any, *arguments: Any, **keywords: Any) -> Any:
+        """Register a hook of the optimizer's own state."""
+        return self.optimizer.register_state_dict_post_hook(hook, *arguments, **keywords)
+
+    def register_load_state_dict_pre_hook(self, hook: Any, *arguments: Any, **keywords: Any) -> Any:
+        """Register a hook of the optimizer's own state."""
+        return self.optimizer.register_load_state_dict_pre_hook(hook, *arguments, **keywords)
+
+    def register_load_state_dict_post_hook(
+        self, hook: Any, *arguments: Any, **keywords: Any
+    ) -> Any:
+        """Register a hook of the optimizer's own state."""
+        return self.optimizer.register_load_state_dict_post_hook(hook, *arguments, **keywords)
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Reset the gradients."""
+        self.optimizer.zero_grad(set_to_none=set_to_none)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """Refuse to be copied or pickled."""
+        raise TypeError(
+            f"{type(self).__name__} cannot be copied or pickled, since it belongs to a group of "
+            "ranks: save its state_dict(), or construct another one on every rank"
+        )
+
+    def _step_optimizer(self, closure: Callable[[], Any] | None) -> tuple[Any, bool]:
+        """Take a step; return its loss, and whether a GradScaler let it happen."""
+        inner = self.optimizer
+        if not hasattr(self, "found_inf"):
+            return (inner.step() if closure is None else inner.step(closure)), True
+        overflow, scale = bool(self.found_inf), self.grad_scale
+        if getattr(inner, "_step_supports_amp_scaling", False):
+            inner.grad_scale, inner.found_inf = scale, self.found_inf  # type: ignore[attr-defined]
+            try:
+                return inner.step(), not overflow
+            finally:
+                del inner.grad_scale, inner.found_inf  # type: ignore[attr-defined]
+        if overflow:
+            return None, False
+        if scale is not None:
+            self._unscale(scale)
+        return inner.step(), True
+
+    def _unscale(self, scale: torch.Tensor) -> None:
+        """Divide gradients, as GradScaler.unscale_ does."""
+        inverse = scale.double().reciprocal().float()
+        for parameter in self._parameters():
+            if parameter.grad is not None:
+                parameter.grad.mul_(inverse.to(parameter.grad.device))
+
+    def _parameters(self) -> list[torch.nn.Parameter]:
+        return [p for group in self.optimizer.param_groups for p in group["params"]]
