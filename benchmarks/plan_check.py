@@ -2,10 +2,9 @@
 
     python benchmarks/plan_check.py [--hosts 2 4 8] [--rates 100mbit 1gbit 10gbit] [--keep FOLDER]
 
-Needs root and iproute2. Constants are measured first, on the same machine; of the laboratory what
-plan.quantities.LABORATORY holds enters the predictions. All hosts share this machine's cores, so
-each has cores/hosts of them. Exit status: 0 where all predictions are within the target, 1 where
-not, or where a method could not be measured, 2 without a laboratory.
+Needs root and iproute2. Constants are measured first, on the same machine. All hosts share this
+machine's cores, so each has cores/hosts of them. Exit status: 0 if all predictions are within a
+factor of 1.5, 1 if not, or if a method could not be measured, 2 without a laboratory.
 """
 
 from __future__ import annotations
@@ -30,14 +29,12 @@ from rich.table import Table
 from hvd_adaptive.tools.launch import LAUNCHERS, RanksError, hints
 from hvd_adaptive.tools.methods import read, written
 from hvd_adaptive.tools.output import console, whole
-from hvd_adaptive.tools.plan import kept
 from hvd_adaptive.tools.plan import measure as measuring
-from hvd_adaptive.tools.plan.model import predict
-from hvd_adaptive.tools.plan.quantities import Cluster, Conditions, Job, Machine, Prediction
+from hvd_adaptive.tools.plan.model import Cluster, Job, Machine, Prediction, predict
 
 SCHEMES = ("ALQ(bits=3)", "ECDQ(bits=2)", "QSGD(bits=8, norm='linf')")  # that are predicted
 LATENCY = 100e-6  # of a message between two of the laboratory's hosts
-TARGET = 0.25
+TARGET = 1.5
 
 
 def arguments() -> argparse.Namespace:
@@ -47,7 +44,7 @@ def arguments() -> argparse.Namespace:
     )
     add = parser.add_argument
     add("--hosts", type=whole(2), nargs="+", default=[2, 4, 8])
-    add("--ranks-per-host", type=whole(1), default=1, help="with several, hierarchical, too")
+    add("--ranks-per-host", type=whole(1), default=1)
     add("--rates", nargs="+", default=["100mbit", "1gbit", "10gbit"], help="as tc writes them")
     add("--model", choices=SIZES, default="resnet18")
     add("--steps", type=whole(1), default=5, help="timed, in each round")
@@ -90,16 +87,9 @@ def tell(what: str) -> None:
 
 
 def constants(args: argparse.Namespace, hosts: int) -> Machine:
-    """For so many hosts, measured here or before."""
-    cluster = cluster_of(args, hosts, args.rates[0])
-    conditions = Conditions(cluster.ranks, hosts, *SIZES[args.model], cluster.crowd, args.launcher)
-    tell(f"constants for {cluster.ranks} ranks on {hosts} hosts")
-    return kept.constants(
-        kept_in(args, f"constants-{hosts}"),
-        args.schemes,
-        conditions,
-        lambda: measuring.measure(args.schemes, conditions, tell),
-    )
+    """For so many hosts."""
+    tell(f"constants for {hosts} hosts of {args.ranks_per_host} ranks")
+    return measuring.measure(args.schemes, hosts * args.ranks_per_host, args.launcher)
 
 
 def kept_in(args: argparse.Namespace, name: str) -> Path | None:
@@ -155,7 +145,7 @@ def compare(
                 "predicted": own.step_s,
                 "measured": statistics.median(seconds) if seconds else None,
                 "wire_s": own.wire_s,
-                "processor_s": own.processor_s,
+                "processor_s": own.codec_s + own.calls_s,
                 "sent": found["sent"],
                 "predicted_sent": leaves(own, args.ranks_per_host),
             }
@@ -164,23 +154,22 @@ def compare(
 
 
 def leaves(own: Prediction, per_host: int) -> float | None:
-    """Bytes that a host sends; None where its ranks also send to each other."""
-    if per_host == 1 or own.exchange == "hierarchical":
-        return per_host * own.wire_bytes
-    return None
+    """Bytes that a host sends; None if its ranks also send to each other."""
+    return own.sent if per_host == 1 else None
 
 
 def within(row: dict[str, Any]) -> bool:
     """Whether a prediction is within the target."""
-    return bool(row["measured"]) and abs(row["predicted"] / row["measured"] - 1) <= TARGET
+    seconds = row["measured"]
+    return bool(seconds) and 1 / TARGET <= row["predicted"] / seconds <= TARGET
 
 
 def show(rows: list[dict[str, Any]]) -> None:
     """As a table, and how many are within the target."""
-    table = Table(caption="ms of a step; wire and processor: the prediction's parts")
+    table = Table(caption="ms of a step; wire, codec and calls: the prediction's parts")
     for column in ("hosts", "rate", "method"):
         table.add_column(column)
-    for column in ("predicted", "measured", "ratio", "wire", "processor", "sent / predicted"):
+    for column in ("predicted", "measured", "ratio", "wire", "codec, calls", "sent / predicted"):
         table.add_column(column, justify="right")
     for row in rows:
         seconds, told = row["measured"], row["predicted_sent"]
@@ -196,7 +185,7 @@ def show(rows: list[dict[str, Any]]) -> None:
             style=None if within(row) else "red",
         )
     console().print(table)
-    console().print(f"{sum(map(within, rows))} of {len(rows)} within {TARGET:.0%}")
+    console().print(f"{sum(map(within, rows))} of {len(rows)} within a factor of {TARGET}")
 
 
 if __name__ == "__main__":

@@ -67,17 +67,11 @@ def test_bench_exchange(capsys):
 
 @pytest.mark.parametrize("launcher", ["mpi", pytest.param("gloo", marks=pytest.mark.thorough)])
 def test_constants_of_collectives(launcher):
-    found = measure.collectives(tensors=5, launcher=launcher)
-    gathers = (found[name] for name in ("allgather", "alltoall", "local"))
-    for collective in (*found["allreduce"].values(), *gathers):
-        # Between 1 MB/s and 100 GB/s of one core.
-        assert 1e-11 < collective.byte_s < 1e-6 and 0 < collective.base_s < 1
-    assert (
-        (found["local"] == found["alltoall"])
-        == (launcher == "gloo")
-        == (found["launcher"] == "gloo")
-    )
-    assert 0 < found["stock_step_s"] < 1 and 0 < found["scheme_step_s"] < 1
+    found = measure.collectives(launcher)
+    for name in ("allreduce", "allgather"):
+        assert 1e-11 < found["copy_s"][name] < 1e-6  # between 1 MB/s and 100 GB/s of one core
+    assert found["launcher"] == launcher
+    assert 0 < found["stock_call_s"] < 0.01 and 0 < found["scheme_call_s"] < 0.01
 
 
 def test_ranks_that_fail_or_hang(monkeypatch):

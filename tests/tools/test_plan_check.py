@@ -17,10 +17,7 @@ from laboratory import kept
 from laboratory.measure import Result, Settings
 from laboratory.methods import parse, refusals
 
-from hvd_adaptive.tools.plan.model import predict
-from hvd_adaptive.tools.plan.quantities import LABORATORY, Averages, Codec
-
-AVERAGES = Averages(8.0, 0.0, 0.0)
+from hvd_adaptive.tools.plan.model import Codec
 
 
 @pytest.fixture
@@ -45,8 +42,7 @@ def played(monkeypatch):
         return plan_check.predictions(args, own, 2, "1gbit")[label].step_s
 
     def constants(schemes, *unused):
-        codecs = [Codec(label, 8.0, 0.0, 0.0, 0.1, AVERAGES, AVERAGES) for label in schemes]
-        return machine(*codecs, reached=LABORATORY["mpi"])
+        return machine(*[Codec(label, 8.0, 0.0, 0.0, 0.1) for label in schemes])
 
     monkeypatch.setattr(kept, "measure", measure)
     monkeypatch.setattr(kept, "Hosts", lambda hosts, rate: contextlib.nullcontext())
@@ -70,17 +66,17 @@ def command(monkeypatch, tmp_path):
 
 def test_the_exit_status_tells_whether_predictions_are_right(played, command, capsys):
     asked, _, times = played
-    times[0] = 1.2
+    times[0] = 1.4
     assert command() == 0 and len(asked) == 8
     assert refusals(parse(asked)) == {}
-    assert "8 of 8 within 25%" in capsys.readouterr().out
+    assert "8 of 8 within a factor of 1.5" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("factor", [0.75, 1.5])
+@pytest.mark.parametrize("factor", [0.6, 1.6])
 def test_a_prediction_beyond_the_target_is_told(played, command, capsys, factor):
     played[2][0] = factor
     assert command() == 1
-    assert "0 of 8 within 25%" in capsys.readouterr().out
+    assert "0 of 8 within a factor of 1.5" in capsys.readouterr().out
 
 
 def test_what_was_measured_is_kept_and_what_failed_is_tried_again(played, command, tmp_path):
@@ -111,15 +107,3 @@ def test_a_file_that_holds_something_else_is_refused(tmp_path):
         path.write_text(text)
         with pytest.raises(ValueError, match=r"x\.json: holds no measurements"):
             kept.measured(path, ["mpi/float32"], 2, "1gbit", Settings("tiny", 1, 1))
-
-
-def test_with_several_ranks_on_a_host_hierarchical_is_compared(played, command):
-    asked, *_ = played
-    command("--ranks-per-host", "2", "--schemes", "ALQ(bits=3)")
-    assert asked[2:] == [
-        f"mpi/ALQ(bits=3, exchange={exchange!r})"
-        for exchange in ("allgather", "scatter_reduce", "hierarchical")
-    ]
-    own = predict(plan_check.Cluster(4, 1e6, 2), plan_check.Job(1, 1000), machine())
-    sent = [plan_check.leaves(prediction, 2) for prediction in own]
-    assert sent[:-1] == [None] * 4 and sent[-1] == pytest.approx(1000 * 3 / 8)

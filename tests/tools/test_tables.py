@@ -14,9 +14,7 @@ from hvd_adaptive.tools.bench import command as bench
 from hvd_adaptive.tools.bench.codec import Options
 from hvd_adaptive.tools.bench.exchange import Measured
 from hvd_adaptive.tools.plan import command as plan
-from hvd_adaptive.tools.plan.advice import advise
-from hvd_adaptive.tools.plan.model import predict
-from hvd_adaptive.tools.plan.quantities import Cluster, Job
+from hvd_adaptive.tools.plan.model import Cluster, Job, advise, predict
 from hvd_adaptive.tools.schemes import command as schemes
 from hvd_adaptive.tools.tables import Column, fitting, make_table
 
@@ -28,8 +26,9 @@ WIDTHS = (80, 120)
 def print_plan() -> None:
     codec = dataclasses.replace(FREE, label=SHORT, encode_s=1e-9, decode_s=1e-9)
     cluster, job = Cluster(16, 1.25e9), Job(161, 340_000_000, 0.12)
-    predictions = predict(cluster, job, machine(codec))
-    plan._print(predictions, advise(predictions), cluster, job, "mpi")
+    own = machine(codec)
+    predictions = predict(cluster, job, own)
+    plan._print(predictions, advise(predictions)[0], cluster, job, own)
 
 
 def print_exchange() -> None:
@@ -65,7 +64,7 @@ def print_schemes() -> None:
 
 
 TABLES = {
-    "plan": (print_plan, SHORT, ["exchange", "step", "MB sent", "error"]),
+    "plan": (print_plan, SHORT, ["exchange", "step", "MB", "error"]),
     "exchange": (print_exchange, LONG, ["ms", "/ float32", "sent MB", "error"]),
     "codec": (print_codec, LONG, ["bits", "/ memcpy", "checksum"]),
     "schemes": (print_schemes, "NaturalCompression", ["bits", "error", "bound", "unbiased"]),

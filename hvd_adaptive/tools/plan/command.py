@@ -1,4 +1,4 @@
-"""`hvd-adaptive plan`."""
+"""Define `hvd-adaptive plan`."""
 
 from __future__ import annotations
 
@@ -6,11 +6,10 @@ import argparse
 import os
 import re
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 from hvd_adaptive.tools.bench.models import MODELS, tensors_and_coordinates
-from hvd_adaptive.tools.launch import LAUNCHERS, RanksError, available, hints
+from hvd_adaptive.tools.launch import RanksError, available, hints
 from hvd_adaptive.tools.output import (
     OK,
     PROBLEM,
@@ -24,16 +23,16 @@ from hvd_adaptive.tools.output import (
 from hvd_adaptive.tools.tables import Column, make_table
 
 DESCRIPTION = """\
-Predicts a training step in float32, in float16 and with each scheme and exchange, recommends one
-and says why; that may be not to compress. Codecs, collectives and whole steps are measured on this
-machine (three minutes); the formulas are in hvd_adaptive/tools/plan/model.py. Run it on a node of
-the cluster. GPUs and NCCL are not in the model.
+Predict the time of a training step with float32, float16 and schemes, and
+recommend one, or none. Codecs and Horovod's calls are measured on this machine
+for about ten seconds: run it on a node of the cluster. The output has the
+formula. GPUs, NCCL and exchange="hierarchical" are not in the model.
 
-    hvd-adaptive plan --model resnet50 --ranks 16 --bandwidth 10gbit --compute-ms 120
-    hvd-adaptive plan --params 340000000 --ranks 8 --bandwidth 100G --methods "ALQ(bits=4)\""""
+  hvd-adaptive plan --model resnet50 --ranks 16 --bandwidth 10gbit
+  hvd-adaptive plan --params 340000000 --ranks 8 --bandwidth 100G \\
+      --compute-ms 250 --methods "ALQ(bits=4)" "EDEN(bits=2)\""""
 EXIT_CODES = """\
-exit status: 0 predicted, 1 ranks could not be started here to measure, 2 wrong arguments"""
-MEASURING, MEASURING_SCHEME = 40.0, 7.0  # seconds: of Horovod, and of each scheme; see the docs
+exit status: 0 predicted, 1 ranks could not be started here, 2 wrong arguments"""
 UNITS = {"k": 1e3, "m": 1e6, "g": 1e9}
 
 
@@ -48,39 +47,44 @@ def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
     )
     add = parser.add_argument
     size = parser.add_mutually_exclusive_group(required=True)
-    size.add_argument("--model", choices=MODELS)
-    size.add_argument("--params", type=whole(1), metavar="N", help="so many parameters")
-    add("--tensors", type=whole(1), metavar="N", help="in so many tensors (default: the model's)")
-    add("--ranks", type=whole(1), required=True)
-    add("--ranks-per-host", type=whole(1), default=1, help="that share a link (1)")
+    size.add_argument("--model", choices=MODELS, metavar="NAME", help=", ".join(MODELS))
+    size.add_argument("--params", type=whole(1), metavar="N", help="number of parameters")
+    add("--tensors", type=whole(1), metavar="N", help="number of tensors (default: the model's)")
+    add("--ranks", type=whole(2), metavar="N", required=True, help="number of ranks")
+    add(
+        "--ranks-per-host",
+        type=whole(1),
+        metavar="N",
+        default=1,
+        help="ranks per host (default 1); they share one link",
+    )
     add(
         "--bandwidth",
         type=bandwidth,
+        metavar="RATE",
         required=True,
-        help="of a host's link, in bits per second: 25gbit, 25G, 100mbit",
+        help="rate of a host's link in bits per second: 25gbit, 25G, 100mbit",
     )
-    add("--latency-us", type=positive, default=50.0, help="of a message (%(default)s)")
-    add("--compute-ms", type=positive, help="forward and backward pass of a step, without exchange")
-    add("--cores", type=positive, help="of each host, for Horovod and compression (as here)")
     add(
-        "--launcher",
-        choices=LAUNCHERS,
-        help="whose collectives: Horovod's on MPI, or on Gloo, as "
-        "horovodrun --gloo starts them (default: mpi where mpirun is)",
+        "--latency-us",
+        type=positive,
+        metavar="US",
+        default=50.0,
+        help="microseconds of a message (default %(default)g)",
     )
+    add(
+        "--compute-ms",
+        type=positive,
+        metavar="MS",
+        help="milliseconds of forward and backward pass without any exchange",
+    )
+    add("--cores", type=positive, metavar="N", help="cores of each host (default: as here)")
     add(
         "--methods",
-        "--schemes",
-        dest="methods",
         nargs="+",
         metavar="METHOD",
-        help='schemes as in Python: "ALQ(bits=3)"; float32 and float16 are predicted in any case',
-    )
-    add(
-        "--constants",
-        type=Path,
-        metavar="FILE",
-        help="what was measured: read from there, or measured and kept there",
+        help='schemes, written as in Python: "ALQ(bits=3)"; float32 and float16 are always '
+        "predicted",
     )
     add("--json", action="store_true", help="print JSON")
     parser.set_defaults(run=lambda arguments: run(arguments, parser))
@@ -90,7 +94,7 @@ def bandwidth(text: str) -> float:
     """Return the bytes per second of a rate such as "10gbit".
 
     Raises:
-        ArgumentTypeError: it is no such rate.
+        ArgumentTypeError: It is no such rate.
     """
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmg])(?:bit|bits|bps|bit/s)?", text.lower())
     if match is None or not float(match[1]):
@@ -103,53 +107,32 @@ def bandwidth(text: str) -> float:
 def run(arguments: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     """Run the command and return the exit status."""
     from hvd_adaptive.tools.methods import parse
-    from hvd_adaptive.tools.plan import kept
     from hvd_adaptive.tools.plan import measure as measuring
-    from hvd_adaptive.tools.plan.advice import advise, in_script
-    from hvd_adaptive.tools.plan.model import predict
-    from hvd_adaptive.tools.plan.quantities import Cluster, Conditions, Job
+    from hvd_adaptive.tools.plan.model import Cluster, Job, advise, in_script, predict
 
-    if arguments.ranks % arguments.ranks_per_host:
-        parser.error(
-            f"--ranks-per-host {arguments.ranks_per_host}: must divide --ranks {arguments.ranks}"
-        )
+    ranks, per_host = arguments.ranks, arguments.ranks_per_host
+    if ranks % per_host:
+        parser.error(f"--ranks-per-host {per_host}: must divide --ranks {ranks}")
     tensors, coordinates = tensors_and_coordinates(arguments.model, arguments.params)
-    tensors = arguments.tensors or tensors
     try:
         methods = parse(arguments.methods or measuring.DEFAULTS)
     except ValueError as error:
         parser.error(f"--methods {error}")
     schemes = [method.label for method in methods if method.is_scheme]
     if not schemes:
-        named = " ".join(arguments.methods)
-        parser.error(
-            f"--methods {named}: must name a scheme; float32 and float16 are predicted in any case"
-        )
+        parser.error(f"--methods {' '.join(arguments.methods)}: must name a scheme")
     cores = arguments.cores or float(len(os.sched_getaffinity(0)))
-    cluster = Cluster(
-        arguments.ranks,
-        arguments.bandwidth,
-        arguments.ranks_per_host,
-        arguments.latency_us * 1e-6,
-        cores,
-    )
-    launcher = arguments.launcher or (available() or ["mpi"])[0]
-    conditions = Conditions(
-        cluster.ranks, cluster.hosts, tensors, coordinates, cluster.crowd, launcher
-    )
+    cluster = Cluster(ranks, arguments.bandwidth, per_host, arguments.latency_us * 1e-6, cores)
+    launcher = (available() or ["mpi"])[0]
+    job = Job(arguments.tensors or tensors, coordinates, (arguments.compute_ms or 0.0) * 1e-3)
     try:
-        machine = kept.constants(
-            arguments.constants, schemes, conditions, lambda: _measured(schemes, conditions)
-        )
-    except kept.KeptError as error:
-        parser.error(f"--constants {error}")
+        with errors().status("measuring this machine, about ten seconds"):
+            machine = measuring.measure(schemes, ranks, launcher)
     except RanksError as error:
-        remedies = [*hints(error.output), "hvd-adaptive doctor says more"]
-        print_failure(error, remedies, lines=10)
+        print_failure(error, [*hints(error.output), "hvd-adaptive doctor says more"], lines=10)
         return PROBLEM
-    job = Job(tensors, coordinates, (arguments.compute_ms or 0.0) * 1e-3)
-    predictions = sorted(predict(cluster, job, machine), key=lambda p: p.step_s)
-    advice = advise(predictions, is_computing_known=arguments.compute_ms is not None)
+    predictions = predict(cluster, job, machine)
+    choice, reason = advise(predictions)
     if arguments.json:
         print_json(
             {
@@ -157,75 +140,64 @@ def run(arguments: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
                 "job": asdict(job),
                 "machine": asdict(machine),
                 "predictions": [asdict(p) for p in predictions],
-                "recommended": {
-                    "compression": in_script(advice.choice),
-                    "why": advice.why,
-                    "fastest_uncompressed": advice.uncompressed.method,
-                },
+                "recommended": {"compression": in_script(choice), "why": reason},
             }
         )
         return OK
-    _print(predictions, advice, cluster, job, machine.launcher)
+    _print(predictions, choice, cluster, job, machine)
+    console().print(
+        f"recommended: {in_script(choice)}\n  {reason}", style="bold", markup=False, soft_wrap=True
+    )
     return OK
 
 
-def _measured(schemes: list[str], conditions: Any) -> Any:
-    """Return the constants of this machine."""
-    from hvd_adaptive.tools.plan import measure as measuring
-
-    out = errors()
-    minutes = round((MEASURING + MEASURING_SCHEME * len(schemes)) / 60) or 1
-    out.print(
-        f"measuring this machine, which takes about {minutes} min; --constants FILE keeps the "
-        "figures for the next time, and fewer --methods take less"
-    )
-    with out.status("measuring") as status:
-        return measuring.measure(
-            schemes, conditions, lambda what: status.update(f"measuring {what}")
-        )
-
-
-def _print(predictions: list, advice: Any, cluster: Any, job: Any, launcher: str) -> None:
-    base = next(p for p in predictions if p is advice.uncompressed)
+def _print(predictions: list, choice: Any, cluster: Any, job: Any, machine: Any) -> None:
     out = console()
-    compute = f", {1e3 * job.compute_s:.3g} ms of computing" if job.compute_s else ""
-    columns = [
-        Column("method", text=True),
-        Column("exchange", text=True),
-        Column("step"),
-        Column(f"/ {base.method}"),
-        Column("wire", drop=1),
-        Column("processor", drop=2),
-        Column("encode", drop=3),
-        Column("decode", drop=3),
-        Column("MB sent"),
-        Column("error"),
-    ]
+    names = ("method\nexchange", "step", "wire", "codec", "calls", "MB", "error")
+    columns = [Column(name, text=not place, least=40) for place, name in enumerate(names)]
+    faster: dict[str, Any] = {}  # exchange of each method: predictions begin with the fastest
+    for prediction in predictions:
+        faster.setdefault(prediction.method, prediction)
     rows = [
         (
-            p.method,
-            p.exchange,
-            f"{1e3 * p.step_s:.1f}",
-            f"{p.step_s / base.step_s:.2f}" if base.step_s else "-",
-            *(f"{1e3 * t:.1f}" for t in (p.wire_s, p.processor_s, p.encode_s, p.decode_s)),
-            f"{p.wire_bytes / 1e6:.3g}" if p.wire_bytes < 1e9 else f"{p.wire_bytes / 1e6:,.0f}",
-            f"{p.error:.2g}{'' if p.unbiased else ' b'}",
+            f"{p.method}\n{p.exchange}",
+            *(
+                f"{1e3 * t:,.{1 if t < 0.1 else 0}f}"
+                for t in (p.step_s, p.wire_s, p.codec_s, p.calls_s)
+            ),
+            f"{p.sent / 1e6:,.{1 if p.sent < 1e8 else 0}f}",
+            f"{p.error:.1g}{'' if p.unbiased else ' b'}",
         )
-        for p in predictions
+        for p in faster.values()
     ]
-    table = make_table(
-        columns,
-        rows,
-        out.width,
-        title=f"{job.coordinates:,} parameters over {cluster.ranks} ranks at "
-        f"{8e-9 * cluster.bandwidth:.4g} Gbit/s{compute}, ms",
-        caption="wire: bytes on a host's link, and latency; processor: all else; they overlap with "
-        "computing and each other. error: relative, squared; b: biased. Exchanges are the "
-        f"processor's, over {launcher}: GPUs and NCCL are not in the model.",
-        styles=["bold green" if p is advice.choice else None for p in predictions],
-    )
-    out.print(table, markup=False)
-    first, *more = advice.why
-    out.print(f"recommended: {first}", style="bold", markup=False, soft_wrap=True)
-    for reason in more:
-        out.print(f"  {reason}", markup=False, soft_wrap=True)
+    styles = ["bold green" if p is choice else None for p in faster.values()]
+    out.print(make_table(columns, rows, out.width, styles=styles), markup=False)
+    out.print(explained(cluster, job, machine), markup=False, soft_wrap=True)
+
+
+def explained(cluster: Any, job: Any, machine: Any) -> str:
+    """Return the formula with its numbers, for terminals of 80 characters."""
+    from hvd_adaptive.tools.plan.model import REACHED, REACHED_BY_RINGS
+
+    share = f" / {cluster.core_share:.2g} of a core"
+    copies = ", ".join(f"{name} {1e9 * t:.2g}" for name, t in machine.copy_s.items())
+    calls = f"{1e6 * machine.stock_call_s:.0f} us, with a scheme {1e6 * machine.scheme_call_s:.0f}"
+    codecs = [
+        f"        {codec.label}: {1e9 * codec.encode_s:.2g} + k * {1e9 * codec.decode_s:.2g} ns"
+        for codec in machine.codecs
+    ]
+    return f"""\
+ms of a step: {job.coordinates:,} numbers in {job.tensors} tensors, \
+{cluster.ranks} ranks on {cluster.hosts} hosts
+MB: sent by a rank; error: relative, squared, of one rank; b: biased
+step  = forward + max(backward, X) + min(backward, X) / groups of 16 MiB,
+        X = wire + codec + calls; forward + backward: {1e3 * job.compute_s:g} ms
+wire  = MB / ({8e-9 * cluster.bandwidth:g} Gbit/s * {REACHED}; \
+{REACHED_BY_RINGS} for rings of 3 or more)
+        + {1e6 * cluster.latency:g} us a message + MB * ns a byte{share}:
+        {copies}
+codec = numbers * (encode + k * decode){share}:
+{chr(10).join(codecs)}
+        k = ranks with allgather; with scatter_reduce 1, and the averages' codec
+calls = {job.tensors} tensors * {calls} us{share}
+The faster exchange of each scheme is shown; --json has both, and all numbers."""

@@ -1,275 +1,250 @@
-"""The cost model. Pure functions: constants in, seconds out.
+"""Predict a step from three terms: bytes on the wire, the codec, calls per tensor.
 
-A step of N ranks with n coordinates, on H hosts of R ranks (N = H·R), each host with a link of B
-bytes per second each way and latency α, and C cores. A payload of b bits a coordinate has
-p = n·b/8 bytes; an average that travels again b₂, p₂. What leaves a rank (w), a host's link (h):
+N ranks exchange n coordinates. Each host has a link of B bytes per second. c is the part of a core
+that a rank has, divided by IN_STEP. A payload has p = n·b/8 bytes at b bits a coordinate, averages
+have p₂.
 
-    exchange          w                           h                     messages in turn
-    ring allreduce    2 (N-1)/N · s·n             Gloo the same,        2 (N-1)   s: bytes a number
-                                                  MPI 2 (H-1)/H · s·n
-    allgather         (N-1) · p                   the same              N-1
-    scatter-reduce    (N-1)/N · (p + p₂)          alltoall R (N-R)/N p, 2 (N-1)
-                                                  allgather (N-1)/N p₂
-    hierarchical      (H-1)/R · p, for H > 2      R times as much       H-1, for H > 2 2 (H-1)
-                      (H-1)/(H·R) · (p + p₂)
+    exchange        bytes of a rank           messages in turn   codec, seconds
+    ring            2 (N-1)/N · s·n           2 (N-1)            0; s: bytes of a number
+    allgather       (N-1) · p                 N-1                n (encode + N · decode)
+    scatter_reduce  (N-1)/N · (p + p₂)        2 (N-1)            n (encode + encode₂/N + decode
+                                                                    + decode₂)
 
-Rings pass from rank to rank and leave a host once; Open MPI's allreduce of powers of two is no ring
-but halves, first among a host's ranks (so the laboratory's interfaces count); other numbers of
-ranks are taken for like. Of an alltoall, and over MPI of an allgather among so few ranks that it is
-one (MOST_DIRECT), each rank's parts for other hosts leave. So at b bits an allgather sends (N-1)
-b/32 of the gradient, a scatter-reduce (b + b₂)/32. Hierarchical is predicted for several
-hosts of several ranks: its ranks of a host first send each other slices of n/R float32 numbers,
-which they add up, and the averages of these slices at last: l = (R-1)/R · 8 n bytes of a rank that
-stay in its host. Slices travel between hosts as payloads.
+    wire  = (bytes that leave a host)/(η·B) + bytes · copy / c + messages · latency
+    codec = the codec's seconds / c
+    calls = tensors · call / c
 
-Seconds, where c = min(1, C/R)/f; C/R is the part of a core that a rank's one busy thread has, f
-what whole steps take beside the sum of these parts (steps.py):
+    step  = forward + max(backward, X) + min(backward, X)/groups,   X = wire + codec + calls
 
-    wire      h/(η·B) + messages · α       η: part of the rate that is reached, by rings of three
-                                           ranks and more, an allreduce of two, and all else
-    handling  (w · byte_s + l · local byte_s + n · add_s) / c
-                                           copying, adding and handing to the kernel, both ends
-    overhead  (step_s + (collectives - those in step_s) · base_s) / c
-    encode    n · encode_s / c,        scatter-reduce: + n/N · encode_s of the second stage
-    decode    N · n · decode_s / c,    scatter-reduce: n · decode_s, + n · decode_s of the second
-              of hierarchical, n is a slice's, and N the number of hosts
+η is the part of a link's rate that TCP reaches (REACHED). copy (seconds a byte), encode, decode
+(seconds a coordinate) and call (seconds a tensor) are measured here (measure.py). The backward pass
+takes two thirds of the computing time; the exchange of all groups but one overlaps with it.
 
-The exchange X = P + W, of the processor, P = handling + overhead, and of what is seen of the wire,
-W = wire - hidden · min(wire, P): the one thread of Horovod and MPI sends and copies in turns, but
-while it copies the wire takes what the kernel was given before. It overlaps what another thread
-does in G groups: the backward pass (two thirds of the computing time) and encoding, A, and after
-them decoding, D. The last group has come after L = (A + X)/G + (G-1)/G · max(A, X), as in a
-pipeline of two stages, and
-
-    step = forward + max(L + D/G, max(A, (A + X)/G) + D, A + P + D + W/G where C < R),
-
-since a shared processor (C < R) does what it does in turns, and nothing while a last group travels.
-A group of Horovod's own is what its fusion buffer holds.
-
-byte_s, base_s, step_s, add_s, encode_s, decode_s and f are measured (measure.py), on this machine;
-η and what is hidden were measured in the laboratory (quantities.py).
-Not in the model: GPUs and NCCL, other traffic, slower ranks, more than one rail, switches that
-cannot carry all links.
+The model excludes GPUs and NCCL, other traffic, slower ranks and ``exchange="hierarchical"``.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from hvd_adaptive.exchange.hierarchical import MOST_GATHERED
-from hvd_adaptive.tools.plan.quantities import Cluster, Codec, Collective, Job, Machine, Prediction
+from hvd_adaptive.tools.methods import STOCK, read, written
 from hvd_adaptive.transport.world import MOST_DIRECT
 
-# Shares of the computing time: a backward pass takes about twice a forward one.
-BACKWARD = 2 / 3
-# Bytes of gradients in a group: ours by default, and Horovod's fusion buffer.
-GROUP_BYTES, FUSION_BYTES = 16 * 2**20, 128 * 2**20
-
-
-def predict(cluster: Cluster, job: Job, machine: Machine) -> list[Prediction]:
-    """Predict every method over every exchange. A single rank exchanges nothing."""
-    stock = [
-        ring(cluster, job, machine, label, size, error)
-        for label, size, error in (("float32", 4, 0.0), ("float16", 2, 2.0**-24))
-    ]
-    several = cluster.hosts > 1 and cluster.per_host > 1
-    kinds = (allgather, scatter_reduce, *([hierarchical] if several else []))
-    return stock + [
-        kind(cluster, job, machine, codec) for codec in machine.codecs for kind in kinds
-    ]
-
-
-def ring(
-    cluster: Cluster, job: Job, machine: Machine, label: str, size: int, error: float
-) -> Prediction:
-    """Predict stock Horovod's allreduce of numbers of ``size`` bytes."""
-    ranks, numbers = cluster.ranks, job.coordinates
-    sent = 2 * (ranks - 1) / ranks * size * numbers
-    apart = ranks if machine.launcher == "gloo" else cluster.hosts
-    leaves = 2 * (apart - 1) / apart * size * numbers
-    collective = machine.allreduce[size]
-    groups = max(1, math.ceil(size * numbers / FUSION_BYTES))
-    reached = machine.ring_part(ranks, cluster.bandwidth)
-    if job.compute_s:  # gradients come one after another, and are fused as they come
-        groups = max(groups, min(job.tensors, 8))
-    return _predicted(
-        cluster,
-        job,
-        machine,
-        label,
-        "ring",
-        sent=sent,
-        leaves=leaves / reached,
-        messages=2 * (ranks - 1) * groups,
-        handling=sent * collective.byte_s,
-        overhead=machine.stock_step_s + (groups - 1) * collective.base_s,
-        encode=0.0,
-        decode=0.0,
-        groups=groups,
-        error=error,
-    )
-
-
-def allgather(cluster: Cluster, job: Job, machine: Machine, codec: Codec) -> Prediction:
-    """Predict a scheme whose payloads go to every rank."""
-    ranks, numbers = cluster.ranks, job.coordinates
-    groups = _groups(numbers)
-    gather = _gather(cluster, machine, numbers * codec.bits / 8)
-    return _predicted(
-        cluster,
-        job,
-        machine,
-        codec.label,
-        "allgather",
-        sent=gather.sent,
-        leaves=gather.leaves,
-        messages=(ranks - 1) * groups,
-        handling=gather.sent * gather.collective.byte_s,
-        overhead=machine.scheme_step_s + (groups - 1) * gather.collective.base_s,
-        encode=numbers * codec.encode_s,
-        decode=ranks * numbers * codec.decode_s,
-        groups=groups,
-        error=codec.error,
-        unbiased=codec.unbiased,
-    )
-
-
-def scatter_reduce(cluster: Cluster, job: Job, machine: Machine, codec: Codec) -> Prediction:
-    """Predict a scheme whose payload goes in parts to the ranks, and whose averages go to all
-    ranks."""
-    ranks, numbers, per_host = cluster.ranks, job.coordinates, cluster.per_host
-    groups = _groups(numbers)
-    first = numbers * codec.bits / 8
-    parts = (ranks - 1) / ranks * first
-    outside = per_host * (ranks - per_host) / ranks * first
-    outside /= machine.direct_part(cluster.bandwidth)
-    averages = _gather(cluster, machine, numbers * codec.second.bits / 8 / ranks)
-    more = (groups - 1) * machine.alltoall.base_s + groups * averages.collective.base_s
-    return _predicted(
-        cluster,
-        job,
-        machine,
-        codec.label,
-        "scatter_reduce",
-        sent=parts + averages.sent,
-        leaves=outside + averages.leaves,
-        messages=2 * (ranks - 1) * groups,
-        handling=parts * machine.alltoall.byte_s + averages.sent * averages.collective.byte_s,
-        overhead=machine.scheme_step_s + more,
-        encode=numbers * (codec.encode_s + codec.second.encode_s / ranks),
-        decode=numbers * (codec.decode_s + codec.second.decode_s),
-        groups=groups,
-        error=codec.error,
-        unbiased=codec.unbiased,
-    )
-
-
-def hierarchical(cluster: Cluster, job: Job, machine: Machine, codec: Codec) -> Prediction:
-    """Predict a scheme whose slices are added up inside a host, and travel as payloads between
-    hosts."""
-    hosts, per_host = cluster.hosts, cluster.per_host
-    groups, numbers = _groups(job.coordinates), job.coordinates / per_host
-    first, again = numbers * codec.bits / 8, numbers * codec.between.bits / 8
-    scattered = hosts > MOST_GATHERED
-    sent = (hosts - 1) / hosts * (first + again) if scattered else (hosts - 1) * first
-    inside = 2 * (per_host - 1) * 4 * numbers
-    between = 1 + scattered  # collectives, beside two inside
-    encode, decode = numbers * codec.encode_s, hosts * numbers * codec.decode_s
-    if scattered:
-        encode += numbers / hosts * codec.between.encode_s
-        decode = numbers * (codec.decode_s + codec.between.decode_s)
-    return _predicted(
-        cluster,
-        job,
-        machine,
-        codec.label,
-        "hierarchical",
-        sent=sent,
-        leaves=per_host * sent / machine.direct_part(cluster.bandwidth),
-        messages=between * (hosts - 1) * groups,
-        handling=sent * machine.alltoall.byte_s
-        + inside * machine.local.byte_s
-        + job.coordinates * machine.add_s,
-        overhead=machine.scheme_step_s + ((between + 2) * groups - 1) * machine.alltoall.base_s,
-        encode=encode,
-        decode=decode,
-        groups=groups,
-        error=codec.error,
-        unbiased=codec.unbiased,
-    )
+# Part of a link's rate that Open MPI's rings of three or more ranks reach, and all other messages:
+# measured with benchmarks/network.py from 0.1 to 10 Gbit/s.
+REACHED_BY_RINGS, REACHED = 0.55, 0.85
+# What the processor does takes so many times longer in a step than alone: memory is new, caches are
+# shared. Measured with benchmarks/plan_check.py.
+IN_STEP = 1.3
+BACKWARD = 2 / 3  # of the computing time
+GROUP_BYTES = 16 * 2**20  # of gradients
+WORTH = 0.05  # a recommended method saves at least this part of float32's step
+ALIKE = 1.05  # of methods within this factor of the fastest, the most exact is recommended
+MOST_ERROR = 0.5  # relative squared error; methods with more are not recommended
 
 
 @dataclass(frozen=True)
-class _Gather:
-    """An allgather: bytes that a rank sends, bytes that leave a host over the reached part of the
-    rate, and the collective that handles them."""
+class Cluster:
+    """Describe ranks on hosts.
 
+    Args:
+        ranks: Number of ranks, 2 or more.
+        bandwidth: Bytes per second of a host's link, each way.
+        per_host: Ranks of each host.
+        latency: Seconds of a message.
+        cores: Cores of each host; may be a fraction.
+    """
+
+    ranks: int
+    bandwidth: float
+    per_host: int = 1
+    latency: float = 50e-6
+    cores: float = 8.0
+
+    @property
+    def hosts(self) -> int:
+        """Return the number of hosts."""
+        return self.ranks // self.per_host
+
+    @property
+    def core_share(self) -> float:
+        """Return c: the part of a core that a rank has, divided by IN_STEP."""
+        return min(1.0, self.cores / self.per_host) / IN_STEP
+
+
+@dataclass(frozen=True)
+class Job:
+    """Describe a model's gradients, and the seconds of its forward and backward pass."""
+
+    tensors: int
+    coordinates: int
+    compute_s: float = 0.0
+
+
+@dataclass(frozen=True)
+class Codec:
+    """Describe a scheme's cost.
+
+    Args:
+        label: The scheme, as ``tools.methods`` reads it.
+        bits: Per coordinate.
+        encode_s: Seconds to encode a coordinate.
+        decode_s: Seconds to decode and add a coordinate.
+        error: Relative squared error.
+        unbiased: Whether decoded gradients have the right mean.
+        second: The codec of averages in scatter_reduce; None for float32.
+    """
+
+    label: str
+    bits: float
+    encode_s: float
+    decode_s: float
+    error: float
+    unbiased: bool = True
+    second: Codec | None = None
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Hold what was measured.
+
+    Args:
+        launcher: "mpi" or "gloo", whose collectives were measured.
+        copy_s: Seconds a byte that a rank sends: in an "allreduce", as in direct messages, or in
+            the ring of an "allgather".
+        stock_call_s: Seconds a tensor of stock Horovod.
+        scheme_call_s: Seconds a tensor with a scheme.
+        codecs: The schemes.
+    """
+
+    launcher: str
+    copy_s: Mapping[str, float]
+    stock_call_s: float
+    scheme_call_s: float
+    codecs: tuple[Codec, ...]
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """Hold the seconds of a step and of its terms, the bytes that a rank sends, and the relative
+    squared error of one rank's gradient.
+
+    exchange: "ring" for stock Horovod, or the scheme's.
+    """
+
+    method: str
+    exchange: str
+    step_s: float
+    wire_s: float
+    codec_s: float
+    calls_s: float
     sent: float
-    leaves: float
-    collective: Collective
+    error: float
+    unbiased: bool
 
 
-def _gather(cluster: Cluster, machine: Machine, size: float) -> _Gather:
-    """Return the allgather of so many bytes of each rank."""
-    sent = (cluster.ranks - 1) * size
-    if cluster.ranks > MOST_DIRECT or machine.launcher != "mpi":
-        reached = machine.ring_part(cluster.ranks, cluster.bandwidth)
-        return _Gather(sent, sent / reached, machine.allgather)
-    outside = cluster.per_host * (cluster.ranks - cluster.per_host) * size
-    reached = machine.direct_part(cluster.bandwidth)
-    return _Gather(sent, outside / reached, machine.alltoall)
+def predict(cluster: Cluster, job: Job, machine: Machine) -> list[Prediction]:
+    """Predict stock Horovod, and every scheme by allgather and scatter-reduce; fastest first."""
+    ways = [*_stock(cluster, machine), *_compressed(cluster, machine)]
+    found = [_predicted(cluster, job, machine, *way) for way in ways]
+    return sorted(found, key=lambda prediction: prediction.step_s)
 
 
-def _groups(numbers: int) -> int:
-    return max(1, math.ceil(4 * numbers / GROUP_BYTES))
+# Method, exchange, error, unbiased; collectives with the bits that a rank sends for a coordinate;
+# seconds of the codec for a coordinate, and of the calls for a tensor.
+_Way = tuple[str, str, float, bool, Sequence[tuple[str, float]], float, float]
+
+
+def _stock(cluster: Cluster, machine: Machine) -> Iterator[_Way]:
+    turns = 2 * (cluster.ranks - 1) / cluster.ranks
+    for method, size, error in (("float32", 4, 0.0), ("float16", 2, 2.0**-24)):
+        ring = [("allreduce", turns * 8 * size)]
+        yield method, "ring", error, True, ring, 0.0, machine.stock_call_s
+
+
+def _compressed(cluster: Cluster, machine: Machine) -> Iterator[_Way]:
+    ranks, call = cluster.ranks, machine.scheme_call_s
+    gather = "direct" if machine.launcher == "mpi" and ranks <= MOST_DIRECT else "allgather"
+    for codec in machine.codecs:
+        named = codec.label, "allgather", codec.error, codec.unbiased
+        sent = [(gather, (ranks - 1) * codec.bits)]
+        yield *named, sent, codec.encode_s + ranks * codec.decode_s, call
+        named = codec.label, "scatter_reduce", codec.error, codec.unbiased
+        second = codec.second or Codec("float32", 32.0, 0.0, 0.0, 0.0)
+        part = (ranks - 1) / ranks
+        sent = [("direct", part * codec.bits), (gather, part * second.bits)]
+        seconds = codec.encode_s + second.encode_s / ranks + codec.decode_s + second.decode_s
+        yield *named, sent, seconds, call
 
 
 def _predicted(
     cluster: Cluster,
     job: Job,
     machine: Machine,
-    label: str,
+    method: str,
     exchange: str,
-    *,
-    sent: float,
-    leaves: float,
-    messages: int,
-    handling: float,
-    overhead: float,
-    encode: float,
-    decode: float,
-    groups: int,
     error: float,
-    unbiased: bool = True,
+    unbiased: bool,
+    collectives: Sequence[tuple[str, float]],
+    codec_s: float,
+    call_s: float,
 ) -> Prediction:
-    """Combine the parts; see the module's documentation."""
-    share = cluster.core_share
+    """Combine the terms; see the module's documentation."""
+    n, share, backward = job.coordinates, cluster.core_share, BACKWARD * job.compute_s
+    wire = sum(_wire(cluster, machine, name, n * bits / 8) for name, bits in collectives)
+    codec, calls = n * codec_s / share, job.tensors * call_s / share
+    total, groups = wire + codec + calls, max(1, math.ceil(4 * n / GROUP_BYTES))
+    step = job.compute_s - backward + max(backward, total) + min(backward, total) / groups
+    sent = n * sum(bits for _, bits in collectives) / 8
+    return Prediction(method, exchange, step, wire, codec, calls, sent, error, unbiased)
+
+
+def _wire(cluster: Cluster, machine: Machine, collective: str, sent: float) -> float:
+    """Return the seconds of a collective in which a rank sends ``sent`` bytes."""
+    ranks, direct = cluster.ranks, collective == "direct"
+    copy_s = machine.copy_s["allreduce" if direct else collective]
+    copied = sent * copy_s / cluster.core_share
     if cluster.hosts == 1:
-        leaves, messages = 0.0, 0
-    if cluster.ranks == 1:
-        handling, overhead, encode, decode = 0.0, 0.0, 0.0, 0.0
-    wire = leaves / cluster.bandwidth + messages * cluster.latency
-    slower = machine.factor(label, exchange) / share
-    handling, overhead, encode, decode = (t * slower for t in (handling, overhead, encode, decode))
-    backward, forward = BACKWARD * job.compute_s, (1 - BACKWARD) * job.compute_s
-    before, own = backward + encode, handling + overhead
-    seen = wire - machine.reached.hidden * min(wire, own)
-    exchanged = own + seen
-    # The last group has come, and is decoded; or they wait for the thread that encodes and decodes.
-    last = (before + exchanged) / groups + (groups - 1) / groups * max(before, exchanged)
-    piped = max(last + decode / groups, max(before, (before + exchanged) / groups) + decode)
-    in_turns = before + own + decode + seen / groups if share < 1 else 0.0
-    return Prediction(
-        method=label,
-        exchange=exchange,
-        step_s=forward + max(piped, in_turns),
-        exchange_s=exchanged,
-        wire_s=wire,
-        processor_s=own + encode + decode,
-        encode_s=encode,
-        decode_s=decode,
-        wire_bytes=sent,
-        error=error,
-        unbiased=unbiased,
+        return copied
+    messages = (ranks - 1) * (2 if collective == "allreduce" else 1)
+    if direct:  # of a rank's messages, those to other hosts leave its own
+        sent *= cluster.per_host * (ranks - cluster.per_host) / (ranks - 1)
+    slow = not direct and machine.launcher == "mpi" and ranks > 2
+    reached = REACHED_BY_RINGS if slow else REACHED
+    return copied + sent / (reached * cluster.bandwidth) + messages * cluster.latency
+
+
+def advise(predictions: Sequence[Prediction]) -> tuple[Prediction, str]:
+    """Return the recommended prediction, and the reason.
+
+    It is the most exact of the unbiased methods that are about as fast as the fastest, or float32
+    if none is worth its error.
+    """
+    float32 = next(p for p in predictions if p.method == "float32")
+    stock = min((p for p in predictions if p.method in STOCK), key=lambda p: p.step_s)
+    good = [p for p in predictions if p.error <= MOST_ERROR and p.unbiased]
+    fastest = min(good, key=lambda p: p.step_s)
+    if fastest.step_s > (1 - WORTH) * float32.step_s:
+        return float32, f"no method saves {WORTH:.0%} of its step, {milliseconds(float32.step_s)}"
+    alike = [p for p in good if p.step_s <= ALIKE * fastest.step_s]
+    choice = min(alike, key=lambda p: (p.error, p.step_s))
+    base = float32 if choice.method in STOCK else stock
+    return choice, (
+        f"a step of {milliseconds(choice.step_s)} instead of {milliseconds(base.step_s)} in "
+        f"{base.method}; relative squared error {choice.error:.2g}"
     )
+
+
+def in_script(prediction: Prediction) -> str:
+    """Return the compression as it is written in a script."""
+    if prediction.method in STOCK:
+        return f"hvd.Compression.{STOCK[prediction.method]}"
+    (method,) = read(prediction.method)
+    return written(method.name, {**method.keywords, "exchange": prediction.exchange})
+
+
+def milliseconds(seconds: float) -> str:
+    """Return a time in words."""
+    return f"{seconds:.3g} s" if seconds >= 1 else f"{1e3 * seconds:.3g} ms"

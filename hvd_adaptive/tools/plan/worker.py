@@ -1,14 +1,11 @@
-"""The program of each of two ranks that measure what collectives cost; see measure.py.
+"""Measure, as one of two ranks, what collectives and calls cost; see measure.py.
 
-``python -m hvd_adaptive.tools.plan.worker '{"tensors": T}'``. The first rank reports seconds of the
-slower rank, the least of several: of small and of large collectives, and of steps without numbers.
-With ``{"only": [NAMES]}`` it reports those of the named collectives.
+The first rank reports seconds of the slower rank, the least of several: of small and of large
+collectives, and of a step for each tensor.
 """
 
 from __future__ import annotations
 
-import json
-import sys
 import time
 from collections.abc import Callable
 from typing import Any
@@ -22,56 +19,36 @@ from hvd_adaptive.tools.launch import send_result
 
 SMALL, LARGE = 1 << 12, 1 << 24
 REPEATS, WARM_UP = 5, 2
-NUMBERS = 16  # in each tensor of a step that has hardly any
+TENSORS, NUMBERS = 100, 16  # of a step that has hardly any numbers
 
 
 def main() -> None:
     """Measure, and send what the first rank found."""
     import horovod.torch as hvd
 
-    asked = json.loads(sys.argv[1])
     hvd.init()
-    found: dict[str, Any] = {}
-    calls = _collectives(hvd)
-    for kind in asked.get("only", calls):
-        call = calls[kind]
-        found[kind] = [_least(hvd, f"{kind}.{size}", call, size) for size in (SMALL, LARGE)]
-    if "tensors" in asked:
-        compressions = {"stock": hvd.Compression.none, "scheme": QSGD(bits=8, norm="linf")}
-        for name, compression in compressions.items():
-            found[name] = _least(hvd, name, _step(hvd, asked["tensors"], compression), 0)
+    calls: dict[str, Callable[[str, int], object]] = {
+        # An optimizer's gradients are averaged where they lie.
+        "allreduce": lambda name, size: hvd.allreduce_(torch.ones(size // 4), name=name),
+        "allgather": lambda name, size: hvd.allgather(
+            torch.zeros(size, dtype=torch.uint8), name=name
+        ),
+    }
+    found: dict[str, Any] = {
+        kind: [_least(hvd, f"{kind}.{size}", call, size) for size in (SMALL, LARGE)]
+        for kind, call in calls.items()
+    }
+    for name, compression in (("stock", hvd.Compression.none), ("scheme", QSGD(bits=8))):
+        found[name] = _least(hvd, name, _step(hvd, compression), 0) / TENSORS
     if hvd.rank() == 0:
         send_result(found)
     hvd.shutdown()
 
 
-def _collectives(hvd: Any) -> dict[str, Callable[[str, int], object]]:
-    """Return collectives by name; each takes a name and a rank's bytes."""
-
-    def allreduce(dtype: torch.dtype) -> Callable[[str, int], object]:
-        # An optimizer's gradients are averaged where they lie.
-        return lambda name, size: hvd.allreduce_(
-            torch.ones(size // dtype.itemsize, dtype=dtype), op=hvd.Average, name=name
-        )
-
-    def alltoall(name: str, size: int) -> object:
-        splits = torch.full((hvd.size(),), size // hvd.size(), dtype=torch.int32)
-        return hvd.alltoall(torch.zeros(size, dtype=torch.uint8), splits, name=name)
-
-    return {
-        "allreduce4": allreduce(torch.float32),
-        "allreduce2": allreduce(torch.float16),
-        "allgather": lambda name, size: hvd.allgather(
-            torch.zeros(size, dtype=torch.uint8), name=name
-        ),
-        "alltoall": alltoall,
-    }
-
-
-def _step(hvd: Any, tensors: int, compression: Any) -> Callable[[str, int], object]:
-    named = shapes(tensors, tensors * NUMBERS)
+def _step(hvd: Any, compression: Any) -> Callable[[str, int], object]:
+    named = shapes(TENSORS, TENSORS * NUMBERS)
     variant = [torch.ones(shape) for _, shape in named]
-    network = FakeNetwork(named, torch.zeros(tensors * NUMBERS), [variant])
+    network = FakeNetwork(named, torch.zeros(TENSORS * NUMBERS), [variant])
     optimizer = hvd.DistributedOptimizer(
         Still(network.parameters(), lr=1.0),
         named_parameters=network.named(),
