@@ -15,6 +15,7 @@ from hvd_adaptive.connection import load_host_by
 
 if TYPE_CHECKING:
     from hvd_adaptive.errors import PayloadError, RankMismatchError, ResidualError
+    from hvd_adaptive.hooks.average import average
     from hvd_adaptive.local_sgd import LocalSGD
     from hvd_adaptive.monitor import Monitor
     from hvd_adaptive.schemes import (
@@ -59,10 +60,12 @@ __all__ = [
     "SparseSGD",
     "TernGrad",
     "__version__",
+    "average",
 ]
 
 # Modules of the names that are not schemes.
 _MODULES = {
+    "average": "hooks.average",
     "LocalSGD": "local_sgd",
     "Monitor": "monitor",
     "PayloadError": "errors",

@@ -18,6 +18,7 @@ from hvd_adaptive.checks import check_integer
 from hvd_adaptive.coding import payload as payloads
 from hvd_adaptive.coding.header import DTYPE_CODES
 from hvd_adaptive.connection import Connection, host
+from hvd_adaptive.differentiable import Differentiable
 from hvd_adaptive.errors import PayloadError
 from hvd_adaptive.exchange.staged_codec import StagedCodec, check_scheme
 from hvd_adaptive.feedback import Residuals, check_residuals
@@ -71,6 +72,10 @@ def _in_ordinary_mode(function: Callable[..., Any], *arguments: Any) -> Any:
         return function(*arguments)
     with torch.inference_mode(False), torch.no_grad():
         return function(*arguments)
+
+
+def _is_differentiated(tensor: torch.Tensor) -> bool:
+    return tensor.requires_grad and torch.is_grad_enabled()
 
 
 class GradientCompressor(Changing, _Base):
@@ -148,12 +153,18 @@ class GradientCompressor(Changing, _Base):
         """Accept a gradient, and return a small placeholder for Horovod to reduce.
 
         The gradient must not change until it has been decompressed. Integer and sparse tensors
-        are returned unchanged, for Horovod to reduce.
+        are returned unchanged, for Horovod to reduce. If the tensor requires a gradient and belongs
+        to no optimizer, its average has one, too: the allreduce of the gradient, uncompressed.
 
         Returns:
             The placeholder and the context for ``decompress``.
         """
-        return _in_ordinary_mode(self._plugged().compress, tensor)
+        connection = self._plugged()
+        small, ctx = _in_ordinary_mode(connection.compress, tensor)
+        if small is tensor or connection.layout is not None or not _is_differentiated(tensor):
+            return small, ctx
+        differentiable = Differentiable(ctx)
+        return differentiable.sent(tensor, small), differentiable
 
     @callable_on_class
     def decompress(self, output: torch.Tensor, ctx: Any) -> torch.Tensor:
@@ -167,6 +178,8 @@ class GradientCompressor(Changing, _Base):
             return output
         if isinstance(ctx, torch.dtype):  # Horovod has reduced it in float32
             return output.to(ctx)
+        if isinstance(ctx, Differentiable):
+            return ctx.received(output, self.decompress(output.detach(), ctx.ctx))
         return _in_ordinary_mode(self._plugged().decompress, output, ctx)
 
     def encode(self, flat: torch.Tensor, *, seed: int | None = None) -> torch.Tensor:

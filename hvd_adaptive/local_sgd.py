@@ -103,7 +103,7 @@ class LocalSGD(WrappedOptimizer):
         self._anchors = Anchors(trained, float(momentum), float(lr))
         settings = (self.every, float(momentum), float(lr), compression is None, on_nonfinite)
         self._settings = zlib.crc32(repr(settings).encode())
-        self._ranks = process_group, process_set, next(_numbers)
+        self._ranks = process_group, process_set, f"hvd_adaptive.local{next(_numbers)}"
         self._named = list(named_parameters or ())
         self.connect()
         elastic.register_handler(LocalSGD, elastic.LocalStateHandler)

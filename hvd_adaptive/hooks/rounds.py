@@ -83,7 +83,7 @@ class Exchange:
 
 
 def find_world(
-    group: dist.ProcessGroup | None, process_set: Any, number: int
+    group: dist.ProcessGroup | None, process_set: Any, label: str
 ) -> TorchWorld | HorovodRounds | None:
     """Return the ranks; None for one rank alone.
 
@@ -93,7 +93,7 @@ def find_world(
     Args:
         group: A group of torch.distributed.
         process_set: A process set of Horovod.
-        number: The number of the caller, the same on all ranks, and different from other callers'.
+        label: Beginning of collectives' names, the same on all ranks, and unlike other callers'.
 
     Raises:
         ValueError: Both arguments are given.
@@ -103,7 +103,7 @@ def find_world(
     hvd = sys.modules.get("horovod.torch")
     world: TorchWorld | HorovodRounds
     if process_set is not None or (group is None and hvd is not None and hvd.is_initialized()):
-        world = HorovodRounds(process_set, f"hvd_adaptive.local{number}")
+        world = HorovodRounds(process_set, label)
     elif group is not None or (dist.is_available() and dist.is_initialized()):
         world = TorchWorld(group)
     else:

@@ -4,15 +4,27 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from hvd_adaptive.run.description import Description, differences
+from hvd_adaptive.errors import RankMismatchError
+from hvd_adaptive.run.description import Description, describe, differences
 
 if TYPE_CHECKING:
     from hvd_adaptive.compressor import GradientCompressor
     from hvd_adaptive.layout import Layout
+
+
+def compare_settings(world: Any, compressor: GradientCompressor) -> None:
+    """Compare the ranks' package versions and settings, a collective.
+
+    Raises:
+        RankMismatchError: They differ, on all ranks.
+    """
+    everyone = world.gather_objects(describe(compressor))
+    if mismatch := differences(everyone, range(world.size)):
+        raise RankMismatchError(mismatch)
 
 
 def position(

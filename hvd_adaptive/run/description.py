@@ -49,10 +49,11 @@ def checksum(own: Description) -> int:
     return zlib.crc32(json.dumps(own).encode())
 
 
-def differences(everyone: Sequence[Description], ranks: Sequence[int]) -> str:
+def differences(everyone: Sequence[Description], ranks: Sequence[int], advice: str = ADVICE) -> str:
     """Return one sentence for each topic in which descriptions differ; "" if none does.
 
     ranks: The describing ranks' numbers, in the order of ``everyone``.
+    advice: The last sentence.
     """
     topics = list(dict.fromkeys(topic for own in everyone for topic in own))
     sentences = []
@@ -62,7 +63,7 @@ def differences(everyone: Sequence[Description], ranks: Sequence[int]) -> str:
             more = len(found) - MOST_LISTED
             listed = "; ".join(found[:MOST_LISTED]) + (f"; and {more} more" if more > 0 else "")
             sentences.append(f"ranks disagree on {topic}: {listed}")
-    return ". ".join([*sentences, ADVICE]) if sentences else ""
+    return ". ".join([*sentences, advice]) if sentences else ""
 
 
 def _differences_of(

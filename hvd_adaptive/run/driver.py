@@ -41,6 +41,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("hvd_adaptive")
 
+# Lengths of payloads are exchanged again after so many steps, so that frames can shrink.
+LENGTHS_LAST = 256
+
 # Called with None, or with the error because of which there are no averages.
 Done = Callable[[BaseException | None], None]
 
@@ -234,7 +237,10 @@ class Driver:
         binding.prepare(number)
         compressor.updates.due(number)  # once a step, whatever it returns
         # Averages replace gradients, so these are sampled before anything is sent.
-        held = compressor.updates.needs_samples(number) or not binding.exchange.is_set_up
+        samples = compressor.updates.needs_samples(number)
+        if samples or number % LENGTHS_LAST == 0 or number == compressor.settings.warmup_steps:
+            binding.world.forget_lengths()
+        held = samples or not binding.exchange.is_set_up
         worker = self._worker if on_cpu and compressor.settings.worker else None
         step = OrderedStep(binding, layout, number, self._attempt, residuals, worker)
         check = binding.world.begin_gather(position(compressor, self._attempt, layout, held))

@@ -62,10 +62,14 @@ def horovod() -> Any:
     except ImportError as error:
         raise RuntimeError(
             "compress() needs Horovod, which cannot be imported here "
-            f"({error}); `hvd-adaptive install-horovod` builds it"
+            f"({error}); `hvd-adaptive install-horovod` builds it; over torch.distributed use "
+            "hvd_adaptive.average(), or hvd_adaptive.ddp for DistributedDataParallel"
         ) from error
     if not hvd.is_initialized():
-        raise RuntimeError("compress() was called before hvd.init()")
+        raise RuntimeError(
+            "compress() was called before hvd.init(); over torch.distributed use "
+            "hvd_adaptive.average(), or hvd_adaptive.ddp for DistributedDataParallel"
+        )
     return hvd
 
 

@@ -59,3 +59,12 @@ def test_local_sgd(tmp_path: Path) -> None:
     # 4 of 32 bits, every 20th step.
     sent = int(done.stdout.rpartition(" rounds, ")[2].split()[0].replace(",", ""))
     assert 7.5 < 4 * 431_080 / 20 / sent < 8
+
+
+def test_ppo(tmp_path: Path) -> None:
+    """torchrun, two processes: the carts learn to stay at 0, with 3 of 32 bits."""
+    command = [str(BIN / "torchrun"), "--standalone", "--nproc-per-node", "2"]
+    done = run([*command, str(ROOT / "examples" / "ppo.py")], tmp_path, 300)
+    assert done.returncode == 0, done.stdout
+    rewards = [float(part.split(",")[0]) for part in done.stdout.split("reward ")[1:]]
+    assert rewards[0] < -1 and rewards[-1] > -0.3

@@ -13,10 +13,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
-from hvd_adaptive.errors import RankMismatchError
 from hvd_adaptive.hooks.ddp.buckets import Bucket, BucketBinding, Names
 from hvd_adaptive.layout import Layout
-from hvd_adaptive.run.description import describe, differences
+from hvd_adaptive.run.agreement import compare_settings
 from hvd_adaptive.run.driver import Driver
 from hvd_adaptive.transport.horovod_rounds import HorovodRounds
 from hvd_adaptive.transport.torch_world import TorchWorld
@@ -25,9 +24,6 @@ if TYPE_CHECKING:
     from hvd_adaptive.compressor import GradientCompressor
 
 logger = logging.getLogger("hvd_adaptive")
-
-# Lengths of payloads are exchanged again after so many steps, so that frames can shrink.
-LENGTHS_LAST = 256
 
 
 @dataclass(eq=False)
@@ -207,9 +203,7 @@ class BucketSession:
         compressor.begin_step()
         if self._stale or self._binding is None:
             self._binding, self._stale = BucketBinding(compressor, world, self._name), False
-        binding, number = self._binding, compressor.step
-        if number % LENGTHS_LAST == 0 or number == compressor.settings.warmup_steps:
-            world.forget_lengths()
+        binding = self._binding
         self._pending = pending = _Pending(binding, collects=not binding.knows(bucket))
         if not pending.collects:
             self._begin_driving(pending, bucket)
@@ -218,8 +212,6 @@ class BucketSession:
     def _begin_driving(self, pending: _Pending, bucket: Bucket) -> None:
         layout = pending.binding.layout
         assert layout is not None
-        if self.compressor.updates.needs_samples(self.compressor.step):
-            pending.binding.world.forget_lengths()
         self._driver.begin(pending.binding, layout, bucket.buffer.is_cpu)
 
     def _hand_over(self, pending: _Pending, bucket: Bucket) -> None:
@@ -292,9 +284,7 @@ class BucketSession:
             return self._world
         self._world, self._binding = None, None
         world = self._make_world()
-        everyone = world.gather_objects(describe(self.compressor))
-        if mismatch := differences(everyone, range(world.size)):
-            raise RankMismatchError(mismatch)
+        compare_settings(world, self.compressor)
         self._world = world
         return world
 

@@ -1,0 +1,254 @@
+"""Checks of average() for the ranks of torch.distributed and of Horovod."""
+
+from __future__ import annotations
+
+import copy
+import io
+from collections.abc import Callable, Sequence
+
+import pytest
+import torch
+from scheme_cases import scheme
+from torch import nn
+
+from hvd_adaptive import ALQ, QSGD, RankMismatchError, average, instances
+from hvd_adaptive.simulate import Ranks
+
+SHAPES = ((60, 50), (50,), (), (30, 100))
+MAKERS = {
+    "alq": lambda: ALQ(bits=3, bucket_size=512, update_steps=[0, 2], exchange="allgather"),
+    "feedback": lambda: QSGD(bits=4, error_feedback=1.0, exchange="scatter_reduce"),
+    "auto": lambda: QSGD(bits=3, error_feedback="auto", exchange="allgather"),
+}
+# Their rounding has a mean of zero; the others' expectation is another vector.
+UNBIASED = {"alq-3", "amq-3", "ecdq-3", "eden-2", "natural", "nuqsgd-3", "qsgd-3", "sparse-0.2"}
+CALLS = 40
+
+
+def drawn(rank: int, step: int, shapes: Sequence[tuple[int, ...]] = SHAPES) -> list[torch.Tensor]:
+    """A rank's tensors: what ranks have in common, and what is their own."""
+    both = []
+    for seed in (7, 1000 * rank + step + 8):
+        generator = torch.Generator().manual_seed(seed)
+        both.append([torch.randn(shape, generator=generator) for shape in shapes])
+    return [common + own for common, own in zip(*both, strict=True)]
+
+
+def exact(ranks: int, step: int, dtype: torch.dtype = torch.float64) -> list[torch.Tensor]:
+    """Averages of all ranks' tensors."""
+    everyone = [drawn(rank, step) for rank in range(ranks)]
+    return [torch.stack(parts).to(dtype).mean(0) for parts in zip(*everyone, strict=True)]
+
+
+def check_bits(rank: int, ranks: int, maker: str) -> None:
+    """Of four calls: tables are fitted, residuals kept, as in a training that simulate runs."""
+    compressor, mirror = MAKERS[maker](), MAKERS[maker]()
+    carrier = [nn.Parameter(torch.zeros(shape)) for shape in SHAPES]
+    simulated = Ranks([(str(i), p) for i, p in enumerate(carrier)], mirror, ranks)
+    for step in range(4):
+        given = drawn(rank, step)
+        kept = copy.deepcopy(given)
+        averages = average(given, compressor)
+        for other in range(ranks):
+            for parameter, tensor in zip(carrier, drawn(other, step), strict=True):
+                parameter.grad = tensor
+            simulated.take(other)
+        if simulated.due(step):
+            simulated.refit(step)
+        simulated.average(step)
+        for result, parameter, own, before in zip(averages, carrier, given, kept, strict=True):
+            assert torch.equal(result, parameter.grad) and torch.equal(own, before)
+    assert compressor.step == 4 and compressor.report()["wire_bytes"] > 0
+
+
+def check_exact(rank: int, ranks: int, label: str) -> None:
+    """Averages lie around the exact ones: their mean does, if the scheme is unbiased.
+
+    Without bias the squared error of a mean of CALLS is a CALLS-th of a single one's; the ratio of
+    both has a standard deviation of about sqrt(2 / 6000), or a few times that if few coordinates
+    have most of the error.
+    """
+    compressor = scheme(label, bucket_size=512)()
+    wanted, given = exact(ranks, 0), drawn(rank, 0)
+    errors = []
+    for _ in range(CALLS):
+        averages = average(given, compressor)
+        pairs = zip(averages, wanted, strict=True)
+        errors.append(torch.cat([(a.double() - w).reshape(-1) for a, w in pairs]))
+        for small in (1, 2):  # fewer than 1,024 coordinates are not quantised
+            torch.testing.assert_close(averages[small].double(), wanted[small])
+    norm = sum(w.square().sum() for w in wanted)
+    squared = torch.stack(errors).square().sum(1).mean()
+    assert 0 < squared < (5 * norm if label in UNBIASED else norm)
+    if label in UNBIASED:
+        ratio = torch.stack(errors).mean(0).square().sum() / squared * CALLS
+        assert 0.5 < ratio < 1.5, (label, float(ratio))
+
+
+def check_none(rank: int, ranks: int) -> None:
+    """None on one rank counts as zeros; None on all ranks stays None, and keeps its residual."""
+    for weight in (None, 1.0):
+        compressor = QSGD(bits=8, norm="linf", error_feedback=weight)
+        for step in range(4):
+            given: list = drawn(rank, step)
+            wanted = exact(ranks, step)
+            wanted[0] -= drawn(0, step)[0].double() / ranks
+            if rank == 0:
+                given[0] = None
+            given[2] = None
+            if step in (0, 2):
+                given[3] = None
+            averages = average(given, compressor)
+            assert averages[2] is None and (averages[3] is None) == (step in (0, 2))
+            for index in (0, 1, 3):
+                if averages[index] is not None:
+                    error = averages[index].double() - wanted[index]
+                    assert error.norm() < 0.05 * wanted[index].norm()
+    assert average([None, None], compressor) == [None, None]
+    assert compressor.step == 4
+
+
+def check_lost_residuals(rank: int, ranks: int) -> None:
+    """Everything sent, and the residual, is the sum of the gradients, though a call lacks one."""
+    compressor = QSGD(bits=4, norm="linf", error_feedback=1.0, exchange="allgather")
+    sums = [torch.zeros(60, 50, dtype=torch.float64) for _ in range(2)]
+    for step in range(6):
+        given: list = [drawn(rank, step)[0], None if step % 2 else drawn(rank, step)[3]]
+        averages = average(given, compressor)
+        for at, (total, place) in enumerate(zip(sums, (0, 3), strict=True)):
+            if averages[at] is not None:
+                wanted = exact(ranks, step)[place]
+                total += (averages[at].double() - wanted).view(total.shape)
+    residuals = compressor.state_dict()["residuals"]["parameters"]
+    for name, total in zip(("0", "1"), sums, strict=True):
+        own = residuals[name].double().view(total.shape)
+        mean = average([own], QSGD(bits=8, warmup_steps=1))[0]
+        torch.testing.assert_close(total, -mean, atol=1e-3, rtol=0)
+
+
+DIFFERENT = {
+    "number": "their number is 3 on rank 0, 4 on rank",
+    "shape": r"tensors\[0\] is float32 \[60, 51\] on rank 0, float32 \[60, 50\] on rank",
+    "dtype": r"tensors\[1\] is float64 \[50\] on rank 0, float32 \[50\] on rank",
+    "gradient": r"tensors\[1\] is float32 \[50\], which requires a gradient on rank 0",
+}
+
+
+def check_lists_that_differ(rank: int, differs: str) -> None:
+    """All ranks raise, and can go on."""
+    compressor = QSGD(bits=4)
+    average(drawn(rank, 0), compressor)
+    given: list = drawn(rank, 0)
+    if rank == 0:
+        given = {
+            "number": given[:3],
+            "shape": [torch.zeros(60, 51), *given[1:]],
+            "dtype": [given[0], given[1].double(), *given[2:]],
+            "gradient": [given[0], given[1].requires_grad_(), *given[2:]],
+        }[differs]
+    with pytest.raises(RankMismatchError, match=DIFFERENT[differs]):
+        average(given, compressor)
+    average(drawn(rank, 0), compressor)
+    assert compressor.step == 2
+
+
+def check_settings_that_differ(rank: int) -> None:
+    with pytest.raises(RankMismatchError, match="bits is 5 on rank 0, 4 on rank"):
+        average(drawn(rank, 0), QSGD(bits=5 if rank == 0 else 4))
+
+
+def check_async(rank: int, ranks: int) -> None:
+    """Several at once, of several compressors, have the bits of one after the other."""
+
+    def run(async_op: bool) -> list[torch.Tensor]:
+        instances.start_over()
+        first, second = MAKERS["feedback"](), ALQ(bits=4)
+        begun = []
+        for step in range(3):
+            for compressor in (first, second):
+                given = drawn(rank, step)
+                begun.append(average(given, compressor, async_op=async_op))
+                for tensor in given:
+                    tensor.zero_()
+        ended = [begin.wait() for begin in begun] if async_op else begun
+        if async_op:
+            assert all(begin.is_completed() for begin in begun)
+        return [tensor for averages in ended for tensor in averages]
+
+    for one, other in zip(run(True), run(False), strict=True):
+        assert torch.equal(one, other)
+
+
+def check_async_error(rank: int) -> None:
+    compressor = QSGD(bits=4)
+    begun = average(drawn(rank, 0)[: 2 + (rank == 0)], compressor, async_op=True)
+    with pytest.raises(RankMismatchError, match="their number"):
+        begun.wait()
+    with pytest.raises(ValueError, match="async_op=True"):
+        average([torch.ones(3, requires_grad=True)], compressor, async_op=True)
+
+
+def check_backward(rank: int, stock: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    """Gradients are those of the stock average, which is differentiable."""
+
+    def gradients(averaged: Callable[[list[torch.Tensor]], list[torch.Tensor]]) -> list:
+        own = [tensor.requires_grad_() for tensor in drawn(rank, 0)]
+        weighted = [tensor * (k + 2) for k, tensor in enumerate(own)]
+        averages = averaged([*weighted[:3], own[3].detach()])
+        assert not averages[3].requires_grad
+        loss = sum(((rank + 1) * a * a.detach().cos()).sum() for a in averages[:3])
+        loss.backward()
+        return [tensor.grad for tensor in own[:3]]
+
+    compressor = QSGD(bits=8, norm="linf", bucket_size=64)
+    ours = gradients(lambda tensors: average(tensors, compressor))
+    theirs = gradients(lambda tensors: [stock(tensor) for tensor in tensors])
+    for one, other in zip(ours, theirs, strict=True):
+        assert (one - other).norm() < 0.02 * other.norm()  # averages differ by their rounding
+    assert compressor.step == 1
+    with torch.no_grad():
+        assert not average(drawn(rank, 0), compressor)[0].requires_grad
+
+
+def check_resumed(rank: int) -> None:
+    """From a file, bit for bit."""
+
+    def run(compressor: object, steps: range) -> list[torch.Tensor]:
+        return [tensor for step in steps for tensor in average(drawn(rank, step), compressor)]
+
+    for maker in MAKERS.values():
+        instances.start_over()
+        whole = run(maker(), range(6))
+        instances.start_over()
+        first = maker()
+        begun = run(first, range(3))
+        file = io.BytesIO()
+        torch.save(first.state_dict(), file)
+        file.seek(0)
+        second = maker()
+        second.load_state_dict(torch.load(file, weights_only=True))
+        for one, other in zip(whole, begun + run(second, range(3, 6)), strict=True):
+            assert torch.equal(one, other)
+
+
+def check_names(rank: int) -> None:
+    """parameter_bits refers to the names of named_parameters."""
+    net = nn.Sequential(nn.Linear(50, 60, bias=False), nn.Linear(60, 50, bias=False))
+    named = list(net.named_parameters())
+    compressor = QSGD(bits=4, named_parameters=named, parameter_bits={"1.*": None})
+    given = [drawn(rank, 0)[0].view(p.shape) for _, p in named]
+    coded, plain = average(given, compressor)
+    again = average(given, QSGD(bits=4, warmup_steps=1))
+    assert torch.equal(plain, again[1]) and not torch.equal(coded, again[0])
+    with pytest.raises(ValueError, match="one for each of named_parameters, 2, not 1"):
+        average(given[:1], compressor)
+
+
+def check_half(rank: int, ranks: int) -> None:
+    """16 bits are added in float32; several dtypes share a call."""
+    dtypes = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
+    given = [tensor.to(dtype) for tensor, dtype in zip(drawn(rank, 0), dtypes, strict=True)]
+    averages = average(given, QSGD(bits=8, norm="linf"))
+    for result, wanted, dtype in zip(averages, exact(ranks, 0), dtypes, strict=True):
+        assert result.dtype == dtype
+        assert (result.double() - wanted).norm() <= 0.03 * wanted.norm()
