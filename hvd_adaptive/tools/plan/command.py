@@ -9,7 +9,7 @@ from dataclasses import asdict
 from typing import Any
 
 from hvd_adaptive.tools.bench.models import MODELS, tensors_and_coordinates
-from hvd_adaptive.tools.launch import RanksError, available, hints
+from hvd_adaptive.tools.launch import LAUNCHERS, RanksError, available, hints
 from hvd_adaptive.tools.output import (
     OK,
     PROBLEM,
@@ -79,8 +79,11 @@ def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
         help="milliseconds of forward and backward pass without any exchange",
     )
     add("--cores", type=positive, metavar="N", help="cores of each host (default: as here)")
+    add("--launcher", choices=LAUNCHERS, help="whose collectives (default: mpi if it is there)")
     add(
         "--methods",
+        "--schemes",
+        dest="methods",
         nargs="+",
         metavar="METHOD",
         help='schemes, written as in Python: "ALQ(bits=3)"; float32 and float16 are always '
@@ -123,7 +126,7 @@ def run(arguments: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
         parser.error(f"--methods {' '.join(arguments.methods)}: must name a scheme")
     cores = arguments.cores or float(len(os.sched_getaffinity(0)))
     cluster = Cluster(ranks, arguments.bandwidth, per_host, arguments.latency_us * 1e-6, cores)
-    launcher = (available() or ["mpi"])[0]
+    launcher = arguments.launcher or (available() or ["mpi"])[0]
     job = Job(arguments.tensors or tensors, coordinates, (arguments.compute_ms or 0.0) * 1e-3)
     try:
         with errors().status("measuring this machine, about ten seconds"):
