@@ -17,7 +17,7 @@ from hvd_adaptive.changes import Changing
 from hvd_adaptive.checks import check_integer
 from hvd_adaptive.coding import payload as payloads
 from hvd_adaptive.coding.header import DTYPE_CODES
-from hvd_adaptive.connection import Connection, host
+from hvd_adaptive.connection import Connection, OfInstance, host
 from hvd_adaptive.differentiable import Differentiable
 from hvd_adaptive.errors import PayloadError
 from hvd_adaptive.exchange.staged_codec import StagedCodec, check_scheme
@@ -26,7 +26,6 @@ from hvd_adaptive.instances import Instance
 from hvd_adaptive.kernels.random import stream_key
 from hvd_adaptive.layout import Layout
 from hvd_adaptive.monitor import StepMeter
-from hvd_adaptive.on_class import callable_on_class
 from hvd_adaptive.once import WarnOnce
 from hvd_adaptive.parts import Parts
 from hvd_adaptive.settings import keyword_of
@@ -148,7 +147,7 @@ class GradientCompressor(Changing, _Base):
 
     # What a user and Horovod call ---------------------------------------------------------------
 
-    @callable_on_class
+    @OfInstance
     def compress(self, tensor: torch.Tensor) -> tuple[torch.Tensor, Any]:
         """Accept a gradient, and return a small placeholder for Horovod to reduce.
 
@@ -166,7 +165,7 @@ class GradientCompressor(Changing, _Base):
         differentiable = Differentiable(ctx)
         return differentiable.sent(tensor, small), differentiable
 
-    @callable_on_class
+    @OfInstance
     def decompress(self, output: torch.Tensor, ctx: Any) -> torch.Tensor:
         """Return the averaged gradient of ``ctx``; the first call of a step ends its exchange.
 

@@ -7,8 +7,10 @@ the ``Host``, which connects compressors when Horovod first calls ``compress``. 
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Protocol
+from types import MethodType
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 if TYPE_CHECKING:
     import torch
@@ -53,8 +55,28 @@ class Host(Protocol):
     def connect(self, compressor: Any) -> Connection:
         """Return a new connection of ``compressor`` to the optimizer that calls it."""
 
-    def compressor_of_caller(self, scheme: type) -> Any:
-        """Return the compressor of the calling optimizer, which was given the class ``scheme``."""
+
+class OfInstance:
+    """Method of a compressor that refuses a call on the class, which is what Horovod does with
+    ``compression=ALQ``.
+    """
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self._function = function
+        functools.update_wrapper(cast(Any, self), function)
+
+    def __get__(self, compressor: Any, scheme: type) -> Callable[..., Any]:
+        if compressor is not None:
+            return MethodType(self._function, compressor)
+
+        @functools.wraps(self._function)
+        def refuse(*arguments: Any) -> Any:
+            if arguments and isinstance(arguments[0], scheme):
+                return self._function(*arguments)
+            name = scheme.__name__
+            raise ValueError(f"compression={name}: pass an instance, {name}()")
+
+        return refuse
 
 
 _hosts: list[Host] = []

@@ -43,8 +43,8 @@ class Monitor:
         log: Whether to write records also to the logger "hvd_adaptive", at level INFO.
         tensorboard: A ``torch.utils.tensorboard.SummaryWriter``, which the caller closes.
         sinks: Objects with ``write(record)``, ``flush()`` and ``close()``, which receive every
-            record: ``monitor.trackers.MLflow``, ``WandB``, or your own (monitor/sinks.py). A sink
-            that raises an exception is dropped with a warning, and training continues.
+            record (monitor/sinks.py). A sink that raises an exception is dropped with a warning,
+            and training continues.
         ranks: Ranks (of the compressor's process set) that record, or "all".
         name: Prefix of file names and of TensorBoard's tags.
         error_limit: Warn once if the relative squared error over 50 steps exceeds it; None never

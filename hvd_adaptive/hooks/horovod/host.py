@@ -5,7 +5,6 @@ from __future__ import annotations
 from hvd_adaptive.compressor import GradientCompressor
 from hvd_adaptive.connection import use_host
 from hvd_adaptive.hooks.horovod import elastic
-from hvd_adaptive.hooks.horovod.by_class import compressor_for_caller
 from hvd_adaptive.hooks.horovod.session import Session
 
 
@@ -19,10 +18,6 @@ class HorovodHost:
     def connect(self, compressor: GradientCompressor) -> Session:
         """Return a new session of ``compressor``."""
         return Session(compressor)
-
-    def compressor_of_caller(self, scheme: type) -> GradientCompressor:
-        """Return the compressor that serves in the place of the class ``scheme``."""
-        return compressor_for_caller(scheme)
 
 
 def plug_in() -> None:

@@ -6,7 +6,7 @@ import gc
 import itertools
 import sys
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from types import FrameType
 from typing import Any
@@ -48,27 +48,6 @@ def find_owner(compressor: Any, callers_only: bool = False) -> Owner | None:
             )
         optimizer = next(iter(found.values()), None)
     return None if optimizer is None else _owner(optimizer)
-
-
-def optimizer_given(scheme: type) -> Any:
-    """Return the optimizer among the callers whose compression is the class ``scheme``, or a
-    compressor that has replaced the class meanwhile."""
-
-    def holds(candidate: Any, scheme: type) -> bool:
-        compression = getattr(candidate, "_compression", None)
-        known = compression is scheme or type(compression) is scheme
-        return known and isinstance(candidate, torch.optim.Optimizer)
-
-    frame = _calling_frame(scheme, holds)
-    return None if frame is None else frame.f_locals["self"]
-
-
-def optimizers_given(scheme: type, caller: Any) -> list[Any]:
-    """Return all optimizers whose compression is the class ``scheme``, including ``caller``, in
-    the order of their parameters' names."""
-    gc.collect()  # Horovod's optimizers are rings of references
-    found = {id(o): o for o in (*_referring_optimizers(scheme), caller)}
-    return sorted(found.values(), key=lambda o: sorted(map(str, o._parameter_names.values())))
 
 
 def calling_parameter(compressor: Any) -> torch.Tensor | None:
@@ -142,7 +121,7 @@ def calling_optimizer(compressor: Any) -> Any:
     return None if frame is None else frame.f_locals["self"]
 
 
-def _calling_frame(compressor: Any, holds: Callable[[Any, Any], bool] = _holds) -> FrameType | None:
+def _calling_frame(compressor: Any) -> FrameType | None:
     """Return the frame of the nearest method of an optimizer that holds the compressor."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and str(frame.f_globals.get("__name__")).startswith("hvd_adaptive."):
@@ -150,7 +129,7 @@ def _calling_frame(compressor: Any, holds: Callable[[Any, Any], bool] = _holds) 
     for _ in range(FRAMES):
         if frame is None:
             return None
-        if holds(frame.f_locals.get("self"), compressor):
+        if _holds(frame.f_locals.get("self"), compressor):
             return frame
         frame = frame.f_back
     return None
