@@ -80,7 +80,3 @@ def test_the_readmes_three_numbers():
     interval = alq[head.index("95% interval")]
     expected = f"{deficit} percentage points below float32, 95 % interval {interval}:"
     assert told["accuracy"].startswith(expected)
-
-
-def test_the_readme_is_short():
-    assert len((DOCS.parent / "README.md").read_text(encoding="utf-8").splitlines()) < 150

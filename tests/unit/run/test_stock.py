@@ -46,18 +46,6 @@ def test_a_model_without_gradients_takes_no_time():
     assert set(stock_seconds(Nobody(), [], "net", torch.device("cpu"))) == {"float32", "float16"}
 
 
-def test_what_is_kept_is_kept_for_the_same_ranks():
-    class Compressor:
-        pass
-
-    monitor, compressor, generation = Monitor(compare=True), Compressor(), object()
-    assert monitor.stock(compressor, (generation, 2)) is None
-    monitor.keep_stock(compressor, (generation, 2), {"float32": 1.0})
-    assert monitor.stock(compressor, (generation, 2)) == {"float32": 1.0}
-    assert monitor.stock(compressor, (generation, 3)) is None
-    assert monitor.stock(compressor, (object(), 2)) is None
-
-
 def test_compare_is_a_flag():
     with pytest.raises(ValueError, match=r"compare=1: must be True or False"):
         Monitor(compare=1)
