@@ -26,7 +26,6 @@ from hvd_adaptive.tools.methods import parse
 from hvd_adaptive.tools.output import console
 from hvd_adaptive.tools.processes import Job
 from hvd_adaptive.tools.tables import Column, make_table
-from hvd_adaptive.variables import WAIT
 
 METHODS = ("ALQ(bits=3)", "QSGD(bits=4)", "ECDQ(bits=2)")
 STEPS, SECONDS = 12, 300.0
@@ -84,7 +83,7 @@ def launched(method: str, count: int, folder: str) -> list[float]:
     """
     ranks = Ranks(count)
     command = ranks.command([sys.executable, str(Path(__file__).resolve()), "--rank", method])
-    own = {"NUMBA_CACHE_DIR": folder, WAIT: ""}  # as a user's training, which does not wait
+    own = {"NUMBA_CACHE_DIR": folder}
     job = Job(command, SECONDS, environment=ranks.environment() | own)
     if job.wait() != 0:
         raise RanksError(f"{method}: ranks failed", job.text())

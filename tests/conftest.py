@@ -6,9 +6,6 @@ import os
 import zlib
 from collections import Counter
 
-from hvd_adaptive.variables import WAIT
-
-os.environ.setdefault(WAIT, "1")  # tests of fast kernels must not run references
 EVERY = "HVD_ADAPTIVE_EVERY_CASE" in os.environ
 SHARE = 3  # of ``many`` cases the first and one in so many
 

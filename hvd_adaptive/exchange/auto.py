@@ -31,7 +31,6 @@ from hvd_adaptive.exchange.plain import Half, Plain
 from hvd_adaptive.exchange.scatter_reduce import ScatterReduce
 from hvd_adaptive.exchange.second_stage import references
 from hvd_adaptive.instances import Instance
-from hvd_adaptive.kernels import meanwhile
 from hvd_adaptive.streams import Use
 from hvd_adaptive.transport.nodes import find_nodes
 
@@ -75,14 +74,13 @@ class Auto(Exchange):
         self.know_nodes(self.place.nodes or find_nodes(world, name), compressor)
         # Candidates make second stages of different bits, which must not replace a loaded one.
         compressor = copy.copy(compressor)
-        with meanwhile.waiting():  # for kernels; references are slower
-            own = [
-                [
-                    measure(exchange, world, compressor, size, f"{name}.auto.{label}", device)
-                    for size in SIZES
-                ]
-                for label, exchange in self._candidates.items()
+        own = [
+            [
+                measure(exchange, world, compressor, size, f"{name}.auto.{label}", device)
+                for size in SIZES
             ]
+            for label, exchange in self._candidates.items()
+        ]
         everyone = world.gather_equal(
             torch.tensor([own], dtype=torch.float32, device="cpu"), f"{name}.auto.seconds"
         )

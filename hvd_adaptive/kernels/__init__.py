@@ -9,7 +9,6 @@ no Numba.
 
 from __future__ import annotations
 
-import collections
 import functools
 import importlib
 import importlib.util
@@ -18,8 +17,7 @@ from types import ModuleType
 
 import torch
 
-from hvd_adaptive.kernels.collector import postponed
-from hvd_adaptive.kernels.tables import KernelTable
+from hvd_adaptive.kernels.no_gc import no_gc
 
 # The fast backends of each subject; ``reference`` serves all of them.
 SUBJECTS: dict[str, tuple[str, ...]] = {
@@ -47,19 +45,6 @@ TRITON_DEVICES = {"cuda"}
 _HOST = torch.device("cpu")
 
 
-# Tables that compressors of this process will use; of the last ones.
-EXPECTED: collections.deque[KernelTable] = collections.deque(maxlen=4)
-
-
-def expect(table: KernelTable) -> None:
-    """Note that a table of this form will be used.
-
-    A process that waits while another one compiles a kernel compiles the table's others meanwhile
-    (numba/host_cache.py). Nothing is compiled here.
-    """
-    EXPECTED.append(table)
-
-
 def for_device(device: torch.device, subject: str = "tables") -> ModuleType:
     """Return the fastest kernels of a subject for tensors on ``device``."""
     return module(_backend(device.type, subject, device.type in TRITON_DEVICES), subject)
@@ -73,7 +58,7 @@ def on_host(subject: str) -> ModuleType:
 @functools.cache
 def module(backend: str, subject: str) -> ModuleType:
     """Return a backend's kernels of a subject."""
-    with postponed():
+    with no_gc():
         return importlib.import_module(f"{__name__}.{backend}.{subject}")
 
 

@@ -11,7 +11,6 @@ import torch
 from hvd_adaptive.device import stream_of
 from hvd_adaptive.exchange.exchange import Exchange, Place
 from hvd_adaptive.exchange.exchanges import EXCHANGES, name_of_exchange
-from hvd_adaptive.kernels import meanwhile
 from hvd_adaptive.layout import Group, Layout, Member, build_layout
 from hvd_adaptive.run.monitored import Monitored
 from hvd_adaptive.transport.collectives import LARGEST_COLLECTIVE
@@ -49,7 +48,6 @@ class Groups:
         self._in_flight: dict[Hashable, int] = {}
         compressor.meter.clear()
         compressor.instance.bind()
-        meanwhile.allow()
         self.monitored = Monitored(compressor, world.rank)
 
     def is_gradient(self, slot: int, tensor: torch.Tensor) -> bool:

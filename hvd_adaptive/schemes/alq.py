@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any
@@ -10,10 +9,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from hvd_adaptive import kernels
 from hvd_adaptive.adapt.adaptation import Adaptation
 from hvd_adaptive.checks import check_choice, check_flag, check_integer
-from hvd_adaptive.kernels.tables import KernelTable, kernel_table
 from hvd_adaptive.levels import SOLVERS, Distribution, fit_levels
 from hvd_adaptive.levels.worst_case import safe_magnitudes
 from hvd_adaptive.schemes.adaptive_codec import NORMS, AdaptiveCodec
@@ -79,18 +76,9 @@ class ALQ(LevelScheme):
         first = first_table(bits, symmetric, settings.bucket_size, table)
         adaptation = Adaptation(normalized, update_steps, samples, statistics)
         fit = partial(_fitted, solver)
-        kernels.expect(_uneven(bits, symmetric))
         super().__init__(
             AdaptiveCodec("alq", settings, norm, first, adaptation, fit, own, self._again)
         )
-
-
-@functools.cache
-def _uneven(bits: int, symmetric: bool) -> KernelTable:
-    """Return a table whose kernels are those of every fitted table: its steps obey no rule."""
-    count = 1 << (bits - 1)
-    least = 1 / count if symmetric else 0.0
-    return kernel_table(np.linspace(least, 1, count) ** 1.1, symmetric)
 
 
 def _fitted(solver: str, law: Distribution, table: LevelTable) -> np.ndarray:

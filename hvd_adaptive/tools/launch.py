@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 from hvd_adaptive.tools.processes import Job
-from hvd_adaptive.variables import WAIT
 
 # Each launcher's program, and how to get it; the preferred launcher first.
 PROGRAMS = {
@@ -26,7 +25,7 @@ LAUNCHERS = tuple(PROGRAMS)
 # Open MPI refuses to run as root unless both are set.
 ROOT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
 # What ranks on other machines need of this process's environment.
-EXPORTED = ("PATH", "PYTHONPATH", "OMP_NUM_THREADS", WAIT)
+EXPORTED = ("PATH", "PYTHONPATH", "OMP_NUM_THREADS")
 # Begins the line on standard output that holds a rank's result.
 MARK = "hvd_adaptive-result "
 
@@ -72,11 +71,9 @@ class Ranks:
 
     def environment(self) -> dict[str, str]:
         """Return this process's environment with what ranks need: the Python environment's
-        programs, this package, and a fair share of this machine's threads. They wait for kernels:
-        steps that are measured use the fast ones."""
+        programs, this package, and a fair share of this machine's threads."""
         paths = [str(Path(__file__).resolve().parents[2]), os.environ.get("PYTHONPATH", "")]
         ours = {"PATH": _search_path(), "PYTHONPATH": os.pathsep.join(filter(None, paths))}
-        ours[WAIT] = "1"
         if self.hosts is not None:
             return os.environ | ours
         if os.geteuid() == 0:  # ranks on this machine can do no more than this process can

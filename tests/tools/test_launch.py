@@ -48,7 +48,7 @@ def test_on_other_machines(monkeypatch):
         assert command[command.index("-H") + 1] == "a:2,b:2"
     mpirun = Ranks(4, hosts="a:2,b:2").command(PROGRAM)
     exported = [mpirun[place + 1] for place, word in enumerate(mpirun) if word == "-x"]
-    assert exported == ["PATH", "PYTHONPATH", "HVD_ADAPTIVE_WAIT_FOR_KERNELS"]
+    assert exported == ["PATH", "PYTHONPATH"]
 
 
 def test_on_an_interface_and_by_another_shell():
@@ -89,12 +89,6 @@ def test_ranks_import_this_package(monkeypatch):
     monkeypatch.setenv("PYTHONPATH", "/theirs")
     first, *others = Ranks(2).environment()["PYTHONPATH"].split(":")
     assert Path(first) == Path(launch.__file__).parents[2] and others == ["/theirs"]
-
-
-def test_ranks_wait_for_kernels():
-    """What the project's commands measure are steps with fast kernels, also on other hosts."""
-    assert Ranks(2).environment()["HVD_ADAPTIVE_WAIT_FOR_KERNELS"] == "1"
-    assert "HVD_ADAPTIVE_WAIT_FOR_KERNELS" in Ranks(2, hosts="a:1,b:1").command(["true"])
 
 
 def test_nothing_else_starts_ranks():

@@ -21,7 +21,6 @@ from hvd_adaptive.kernels.constants import (
     CHECKSUM_AT,
     HEADER_BYTES,
 )
-from hvd_adaptive.kernels.meanwhile import or_reference
 from hvd_adaptive.kernels.numba.jit import inline, jit
 from hvd_adaptive.kernels.numba.lanes import INTS, LONG, WIDTH, Lanes, arrays_of
 
@@ -32,7 +31,6 @@ _HEADER, _PLACE = HEADER_BYTES // 4, CHECKSUM_AT // 4
 _NOTHING = np.zeros(CHECK_LANES, np.uint32), np.empty(0, np.int64)
 
 
-@or_reference("checksum")
 def seal(
     payload: torch.Tensor, header: bytes, seed: int | None, known: BlockSums | None = None
 ) -> None:
@@ -45,14 +43,12 @@ def seal(
         words[_PLACE] = _checksum(words[_HEADER:], seed, *found)
 
 
-@or_reference("checksum")
 def checksums(payloads: Sequence[torch.Tensor], seeds: Sequence[int]) -> list[int]:
     """See reference.checksum.checksum.checksums."""
     words = [payload.numpy().view(np.uint32)[_HEADER:] for payload in payloads]
     return [_checksum(*pair, *_NOTHING) for pair in zip(words, seeds, strict=True)]
 
 
-@or_reference("checksum")
 def checksum(words: torch.Tensor, seed: int) -> int:
     """See reference.checksum.checksum."""
     return _checksum(words.numpy().view(np.uint32), seed, *_NOTHING)

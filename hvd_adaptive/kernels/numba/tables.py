@@ -5,20 +5,15 @@ Signatures and integers are the same as in reference/tables.py.
 
 from __future__ import annotations
 
-import contextlib
 import functools
 from collections.abc import Callable
 
 import numpy as np
 import torch
 
-from hvd_adaptive import kernels
-from hvd_adaptive.device import HOST
 from hvd_adaptive.kernels.block_sums import BlockSums
 from hvd_adaptive.kernels.constants import CHECK_LANES
-from hvd_adaptive.kernels.meanwhile import or_reference
-from hvd_adaptive.kernels.numba import checksum, decoder, encoder, permute, scan, variance
-from hvd_adaptive.kernels.numba.host_cache import expecting
+from hvd_adaptive.kernels.numba import decoder, encoder, permute, scan
 from hvd_adaptive.kernels.numba.lanes import WIDTH
 from hvd_adaptive.kernels.tables import KernelTable
 
@@ -35,7 +30,6 @@ SMALL = 600  # coordinates: a block and a partial one
 _DIRECT = {"uniform": encoder.UNIFORM, "exponential": encoder.EXPONENTIAL}
 
 
-@or_reference("tables")
 def encode(
     flat: torch.Tensor,
     scales: torch.Tensor,
@@ -67,7 +61,6 @@ def encode(
     return BlockSums(size, sums, summed) if summing else None
 
 
-@or_reference("tables")
 def decode_add(
     payloads: list[tuple[torch.Tensor, torch.Tensor]],
     bucket_size: int,
@@ -87,7 +80,6 @@ def decode_add(
     decoder(scales, words, count, bucket_size, values, np.float32(factor), add, out.numpy())
 
 
-@or_reference("tables")
 def histogram(bucket: torch.Tensor, scale: float) -> np.ndarray:
     """See reference.tables.histogram."""
     return scan.histogram(bucket.numpy(), np.float32(scale))
@@ -98,42 +90,15 @@ def counts(bucket: torch.Tensor, scale: float) -> torch.Tensor:
     return torch.from_numpy(histogram(bucket, scale))
 
 
-@or_reference("tables")
 def clipped(flat: torch.Tensor, bucket_size: int, clip: float) -> torch.Tensor:
     """See reference.tables.clipped."""
     return torch.from_numpy(scan.clipped(flat.numpy(), bucket_size, clip))
 
 
-@or_reference("tables")
 def bucket_norms(flat: torch.Tensor, bucket_size: int, norm: str) -> torch.Tensor:
     """See reference.tables.bucket_norms."""
     return torch.from_numpy(scan.bucket_norms(flat.numpy(), bucket_size, norm == "linf"))
 
-
-def calls(table: KernelTable) -> list[Callable[[], object]]:
-    """Return small calls of every kernel that a gradient passes through with this table."""
-    flat, scales = torch.ones(SMALL, **HOST), torch.ones(1, **HOST)
-    words = torch.zeros(table.packing.words(SMALL), dtype=torch.int32, device="cpu")
-    bucket = (SMALL, "l2")
-    return [
-        lambda: encode(flat, scales.clone(), words.clone(), *bucket, table, 0),
-        lambda: decode_add([(scales, words)], SMALL, table, 1.0, flat.clone()),
-        lambda: bucket_norms(flat, *bucket),
-        lambda: variance.variances(flat, bucket_norms(flat, *bucket), SMALL, table),
-        lambda: checksum.checksum(words, 0),
-        lambda: histogram(flat, 1.0),
-    ]
-
-
-def _new_calls() -> list[Callable[[], object]]:
-    found = []
-    with contextlib.suppress(IndexError):  # it is empty; several threads empty it
-        while True:
-            found += calls(kernels.EXPECTED.popleft())
-    return found
-
-
-expecting(_new_calls)
 
 _NO_CELLS, _NO_TREE = np.zeros(1, np.uint8), np.zeros(1, np.float32)
 _encoder = functools.cache(encoder.make_encoder)

@@ -7,7 +7,6 @@ import functools
 import numpy as np
 import torch
 
-from hvd_adaptive.kernels.meanwhile import or_reference
 from hvd_adaptive.kernels.numba.jit import jit
 from hvd_adaptive.kernels.tables import (
     CELL_BASE,
@@ -20,7 +19,6 @@ from hvd_adaptive.kernels.tables import (
 _CELL_SHIFT, _CELL_BASE = np.int32(CELL_SHIFT), np.int32(CELL_BASE)
 
 
-@or_reference("variance")
 def variances(
     flat: torch.Tensor, norms: torch.Tensor, bucket_size: int, table: KernelTable
 ) -> torch.Tensor:

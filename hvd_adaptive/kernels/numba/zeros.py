@@ -9,7 +9,6 @@ import numpy as np
 import torch
 
 from hvd_adaptive.device import HOST
-from hvd_adaptive.kernels.meanwhile import or_reference
 from hvd_adaptive.kernels.numba.bits import lowest_one, ones_in
 from hvd_adaptive.kernels.numba.jit import inline, jit
 from hvd_adaptive.kernels.zeros import Runs, mask_bytes, most_stream_bytes
@@ -20,13 +19,11 @@ _U = np.uint64
 _NONE, _ALL = _U(0), _U(2**64 - 1)
 
 
-@or_reference("zeros")
 def has_zeros(flat: torch.Tensor) -> bool:
     """See reference.zeros.has_zeros."""
     return bool(_has_zeros(flat.numpy().view(np.uint32)))
 
 
-@or_reference("zeros")
 def mark(flat: torch.Tensor) -> tuple[torch.Tensor, Runs]:
     """See reference.zeros.mark."""
     mask = torch.empty(mask_bytes(flat.numel()), dtype=torch.uint8, device="cpu")
@@ -34,7 +31,6 @@ def mark(flat: torch.Tensor) -> tuple[torch.Tensor, Runs]:
     return mask, Runs(flat.numel(), zeros, runs)
 
 
-@or_reference("zeros")
 def write(mask: torch.Tensor, runs: Runs) -> torch.Tensor:
     """See reference.zeros.write."""
     stream = torch.zeros(most_stream_bytes(runs.coordinates), dtype=torch.uint8, device="cpu")
@@ -42,7 +38,6 @@ def write(mask: torch.Tensor, runs: Runs) -> torch.Tensor:
     return stream[: bits // 8]
 
 
-@or_reference("zeros")
 def read(stream: torch.Tensor, runs: Runs) -> torch.Tensor | None:
     """See reference.zeros.read."""
     mask = torch.empty(mask_bytes(runs.coordinates), dtype=torch.uint8, device="cpu")
@@ -50,13 +45,11 @@ def read(stream: torch.Tensor, runs: Runs) -> torch.Tensor | None:
     return mask if readable else None
 
 
-@or_reference("zeros")
 def take(flat: torch.Tensor, mask: torch.Tensor, values: torch.Tensor) -> None:
     """See reference.zeros.take."""
     _take(flat.numpy(), _words(mask), values.numpy())
 
 
-@or_reference("zeros")
 def put(values: torch.Tensor, mask: torch.Tensor, out: torch.Tensor, clear: bool) -> None:
     """See reference.zeros.put."""
     _put(values.numpy(), _words(mask), out.numpy(), clear)

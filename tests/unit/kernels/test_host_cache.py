@@ -1,4 +1,4 @@
-"""Kernels are compiled by one process of a host; the others wait, do other work, and load."""
+"""Kernels are compiled by one process of a host; the others wait and load."""
 
 from __future__ import annotations
 
@@ -15,9 +15,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from hvd_adaptive import kernels
 from hvd_adaptive.kernels.numba import host_cache
-from hvd_adaptive.kernels.numba.host_cache import Busy, once_a_host
+from hvd_adaptive.kernels.numba.host_cache import once_a_host
 
 # Kernels as a rank needs them first, and what this process itself has compiled.
 PROGRAM = """
@@ -82,10 +81,7 @@ class FakeDispatcher:
 
 @pytest.fixture(autouse=True)
 def anew(monkeypatch):
-    monkeypatch.setattr(host_cache, "_notice", host_cache._Notice())
-    monkeypatch.setattr(host_cache, "_sources", [])
-    monkeypatch.setattr(host_cache, "_calls", [])
-    monkeypatch.setattr(host_cache, "_warned", [])
+    monkeypatch.setattr(host_cache, "_said", set())
     for name in host_cache.LOCAL_RANK:
         monkeypatch.delenv(name, raising=False)
 
@@ -116,43 +112,53 @@ def test_a_failed_compilation_releases_the_lock(tmp_path):
     assert once_a_host(FakeDispatcher(tmp_path, {})).compile("f") == "code"
 
 
-def test_a_waiting_process_does_what_it_expects(tmp_path, monkeypatch):
-    saved, done = {}, []
-    file = held(tmp_path)
+def test_a_waiting_process_loads_what_the_other_one_compiles(tmp_path):
+    saved, file = {}, held(tmp_path)
 
-    def other_kernel():
-        done.append("other")
-        saved["f"] = "loaded"  # meanwhile the other process has compiled this one
+    def compiled_elsewhere():
+        time.sleep(0.1)
+        saved["f"] = "loaded"
         file.close()
 
-    def is_busy():
-        done.append("busy")
-        raise Busy
-
-    new = [[is_busy, other_kernel]]
-    host_cache.expecting(lambda: new.pop() if new else [])
+    thread = threading.Thread(target=compiled_elsewhere)
+    thread.start()
     waiting = once_a_host(FakeDispatcher(tmp_path, saved))
     assert waiting.compile("f") == "loaded" and waiting.compiled == 0
-    assert done[:2] == ["busy", "other"] and done.count("other") == 1
+    thread.join()
 
 
-def test_a_waiting_process_does_not_compile_what_it_waits_for(tmp_path):
-    """The kernel is among those that it expects, and is called again while it waits."""
-    saved, file = {}, held(tmp_path)
-    waiting = once_a_host(FakeDispatcher(tmp_path, saved))
-    calls = []
+def test_a_forked_process_does_not_keep_the_lock(tmp_path):
+    """It may live long, as a worker of a DataLoader does."""
+    with host_cache._turn(tmp_path / "kernel-1.lock"):
+        child = os.fork()
+        if child == 0:
+            time.sleep(20)
+            os._exit(0)
+    try:
+        with (tmp_path / "kernel-1.lock").open("a") as file:
+            assert host_cache._taken(file)
+    finally:
+        os.kill(child, 9)
+        os.waitpid(child, 0)
 
-    def same_kernel():
-        calls.append("again")
-        if len(calls) == 3:  # meanwhile the other process has compiled it
-            saved["f"] = "loaded"
-            file.close()
-        waiting.compile("f")
 
-    new = [[same_kernel]]
-    host_cache.expecting(lambda: new.pop() if new else [])
-    assert waiting.compile("f") == "loaded" and waiting.compiled == 0
-    assert len(calls) >= 3
+def test_a_forked_process_can_compile_while_a_thread_of_its_parent_does(tmp_path):
+    entered, leave = threading.Event(), threading.Event()
+
+    def compile_something():
+        with host_cache._one_at_a_time:
+            entered.set()
+            leave.wait(20)
+
+    thread = threading.Thread(target=compile_something)
+    thread.start()
+    entered.wait(20)
+    child = os.fork()
+    if child == 0:
+        os._exit(0 if once_a_host(FakeDispatcher(tmp_path, {})).compile("f") == "code" else 1)
+    assert os.waitpid(child, 0)[1] == 0
+    leave.set()
+    thread.join()
 
 
 def test_cached_kernels_run_without_what_compilations_need(tmp_path):
@@ -173,35 +179,24 @@ def test_cached_kernels_run_without_what_compilations_need(tmp_path):
     assert found[0][1] == found[1][1]
 
 
-def test_expected_calls_do_not_wait(tmp_path):
-    with held(tmp_path):
-        expected = once_a_host(FakeDispatcher(tmp_path, {}))
-        assert not host_cache._do_one([lambda: expected.compile("f")])
-    assert host_cache._do_one([lambda: expected.compile("f")]) and expected.compiled == 1
-
-
 def test_nobody_waits_for_ever(tmp_path, monkeypatch):
     monkeypatch.setattr(host_cache, "LONGEST", 0.05)
     with held(tmp_path):
         assert once_a_host(FakeDispatcher(tmp_path, {})).compile("f") == "code"
 
 
-def test_long_compilations_are_announced_once_a_host(tmp_path, monkeypatch, caplog):
-    monkeypatch.setattr(host_cache, "LONG", 0.05)
-    first, second = host_cache._Notice(), host_cache._Notice()  # of two processes
-    with caplog.at_level(logging.WARNING, "hvd_adaptive"):
-        for notice in (first, second, first):
-            with notice.of(tmp_path):
-                time.sleep(0.15)
+def test_compilations_are_announced_once_a_host(tmp_path, monkeypatch, caplog):
+    """What is loaded is not announced, and other ranks of the host say nothing."""
+    assert once_a_host(FakeDispatcher(tmp_path, {"f": "loaded"})).compile("f") == "loaded"
+    assert not caplog.messages
+    for _ in range(2):
+        once_a_host(FakeDispatcher(tmp_path, {})).compile("f")
     (message,) = caplog.messages
     assert str(tmp_path) in message and "NUMBA_CACHE_DIR" in message
-
-
-def test_short_compilations_are_silent(tmp_path, caplog):
-    with host_cache._Notice().of(tmp_path):
-        pass
-    time.sleep(0.05)
-    assert not caplog.messages
+    monkeypatch.setattr(host_cache, "_said", set())
+    monkeypatch.setenv("OMPI_COMM_WORLD_LOCAL_RANK", "1")
+    once_a_host(FakeDispatcher(tmp_path, {})).compile("f")
+    assert caplog.messages == [message]
 
 
 def test_a_folder_that_cannot_be_written_is_a_warning(tmp_path, caplog):
@@ -214,7 +209,7 @@ def test_a_folder_that_cannot_be_written_is_a_warning(tmp_path, caplog):
     dispatcher._cache.save_overload = save
     assert once_a_host(dispatcher).compile("f") == "code"
     host_cache.warn_uncached("again")
-    (message,) = caplog.messages
+    _, message = caplog.messages  # the first one says that it compiles
     assert "NUMBA_CACHE_DIR" in message and "No space left" in message
 
 
@@ -223,15 +218,3 @@ def test_other_ranks_of_the_host_do_not_repeat_the_warning(monkeypatch, caplog):
     with caplog.at_level(logging.WARNING, "hvd_adaptive"):
         host_cache.warn_uncached("nowhere")
     assert not caplog.messages
-
-
-def test_alq_expects_the_kernels_of_fitted_tables():
-    import hvd_adaptive
-
-    kernels.EXPECTED.clear()
-    compressor = hvd_adaptive.ALQ(bits=3)
-    (table,) = kernels.EXPECTED
-    assert table.rule == "thresholds" and table.packing == compressor.codec.table.kernel.packing
-    from hvd_adaptive.kernels.numba import tables
-
-    assert len(tables._new_calls()) == 6 and not kernels.EXPECTED

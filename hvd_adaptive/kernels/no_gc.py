@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 
 @contextlib.contextmanager
-def postponed() -> Iterator[None]:
+def no_gc() -> Iterator[None]:
     """Collect no garbage within the block.
 
     Imports make many objects, all of which stay, so that Python collects again and again. In a
