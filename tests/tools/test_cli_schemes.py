@@ -6,6 +6,9 @@ import inspect
 import itertools
 import json
 import math
+import os
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -14,6 +17,7 @@ import hvd_adaptive
 from hvd_adaptive.keywords import own_keywords
 from hvd_adaptive.tools.cli import main
 from hvd_adaptive.tools.schemes import catalog
+from hvd_adaptive.tools.schemes.outline import outlines
 
 SCALE = 32 / 8192  # bits of a bucket's scale, for each coordinate
 # What the papers' definitions give: bits of a coordinate, and whether the mean is right.
@@ -112,10 +116,38 @@ def test_a_scheme_that_is_none(capsys):
 
 
 def test_first_sentences():
-    told = {
-        name: catalog._first_sentence(inspect.getdoc(kind) or "")
-        for name, kind in catalog.scheme_classes().items()
-    }
+    told = {one.name: one.method for one in outlines()}
     assert told["QSGD"].endswith("2017, Eq. 4, Lemma 3.1)")
     assert told["TernGrad"].startswith("Ternary gradients (Wen et al. 2017")
     assert all(len(sentence) > 20 for sentence in told.values())
+
+
+def test_sources_say_what_classes_do():
+    found = outlines()
+    assert [one.name for one in found] == list(catalog.scheme_classes())
+    for one in found:
+        kind = catalog.scheme_classes()[one.name]
+        own = own_keywords(kind)
+        for keyword, default in one.keywords.items():
+            assert keyword in inspect.signature(kind).parameters and own[keyword] == default
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_the_list_imports_no_torch(width):
+    """So that it is there at once."""
+    code = (
+        "import sys; from hvd_adaptive.tools.cli import main; main(['schemes']); "
+        "assert 'torch' not in sys.modules"
+    )
+    environment = os.environ | {"COLUMNS": str(width)}
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    assert max(map(len, done.stdout.splitlines())) <= width
+    assert all(name in done.stdout for name in catalog.scheme_classes())
+    assert ("symmetric=False" in done.stdout) == (width == 120)
+
+
+def test_all_measured(capsys):
+    assert main(["schemes", "SignSGD", "TernGrad", "--measure"]) == 0
+    out = capsys.readouterr().out
+    assert "SignSGD" in out and "1.61" in out and "unbiased" in out

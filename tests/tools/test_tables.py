@@ -51,23 +51,21 @@ def print_codec() -> None:
 
 def print_schemes() -> None:
     entry = SimpleNamespace(
-        name="NaturalCompression",
-        method="Natural compression (Horvath, Ho, Horvath, Sahu, Canini, Richtarik 2019)",
-        keywords={"first": "'value'", "second": "'another value'", "third": "None"},
+        call="NaturalCompression()",
         bits=9.0,
         relative_error=0.08193,
         laplacian_error=0.08151,
         bound=0.125,
         unbiased=True,
     )
-    schemes._print_table([entry, entry])
+    schemes._print_measured([entry, entry])
 
 
 TABLES = {
     "plan": (print_plan, SHORT, ["exchange", "step", "MB", "error"]),
     "exchange": (print_exchange, LONG, ["ms", "/ float32", "sent MB", "error"]),
     "codec": (print_codec, LONG, ["bits", "/ memcpy", "checksum"]),
-    "schemes": (print_schemes, "NaturalCompression", ["bits", "error", "bound", "unbiased"]),
+    "schemes": (print_schemes, "NaturalCompression()", ["bits", "error", "bound", "unbiased"]),
 }
 
 

@@ -1,4 +1,4 @@
 """`hvd-adaptive schemes`: every scheme with its paper, parameters, bits, error and bounds.
 
-catalog describes the schemes, command is the command line.
+outline reads the schemes' documentation, catalog measures them, command is the command line.
 """

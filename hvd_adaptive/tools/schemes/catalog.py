@@ -1,10 +1,9 @@
-"""List every scheme with its paper, parameters, bits and bounds, computed from the classes."""
+"""Measure the bits, errors and bias of schemes, and compute their bounds, from the classes."""
 
 from __future__ import annotations
 
 import inspect
 import math
-import re
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +17,7 @@ from hvd_adaptive.compressor import GradientCompressor
 from hvd_adaptive.device import HOST
 from hvd_adaptive.keywords import own_keywords
 from hvd_adaptive.schemes.level_scheme import LevelScheme
+from hvd_adaptive.tools.schemes.outline import first_sentence
 
 # Required keywords of schemes.
 REQUIRED: dict[str, dict[str, Any]] = {"ECDQ": {"bits": 2}, "SparseSGD": {"density": 0.01}}
@@ -75,7 +75,7 @@ def entry(name: str) -> Entry:
     bits, error = _measured(fitted, normal)
     return Entry(
         name=name,
-        method=_first_sentence(documentation),
+        method=first_sentence(documentation),
         call=f"{name}({arguments})",
         keywords=own_keywords(kind),
         bits=bits,
@@ -134,8 +134,3 @@ def _measured(scheme: Any, v: torch.Tensor) -> tuple[float, float]:
     empty = scheme.encode(v[:0], seed=1).numel()
     error = (scheme.decode(payload) - v).double().square().sum() / v.double().square().sum()
     return 8 * (payload.numel() - empty) / v.numel(), float(error)
-
-
-def _first_sentence(documentation: str) -> str:
-    paragraph = documentation.split("\n\n")[0].replace("\n", " ")
-    return re.split(r"(?<!\bEq)(?<!\bEqs)(?<!\bApp)(?<!\bal)[.](?:\s|$)", paragraph)[0]

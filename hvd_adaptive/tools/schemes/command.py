@@ -7,68 +7,89 @@ from dataclasses import asdict
 from typing import Any
 
 from hvd_adaptive.tools.output import OK, console, print_json
+from hvd_adaptive.tools.schemes.outline import Outline, outlines
 from hvd_adaptive.tools.tables import Column, make_table
 
 WIDE = 110  # characters from which on keywords are shown
 
 DESCRIPTION = """\
-Lists every compression scheme with its paper, its own parameters, its bits a coordinate and its
-error, measured here on a quarter of a million normal and Laplacian coordinates; with names of
-schemes, all there is to know of these."""
+List every compression scheme with its method and paper. With names of
+schemes, describe these in full. With --measure, print bits and errors too."""
 NOTES = """\
-bits: of a coordinate, with scales and codes.  error: ‖Q(v) - v‖² / ‖v‖² on normal | Laplacian
-coordinates in buckets of 8192, level tables fitted.  bound: of its mean for any gradient, as it is
-proved.  exit status: 0, or 2 for wrong arguments"""
+--measure takes about ten seconds. It quantises 262,144 normal and Laplacian
+coordinates here, in buckets of 8192, with fitted tables:
+  bits      bits per coordinate, scales and codes
+  error     relative error ||Q(v) - v||^2 / ||v||^2, normal | Laplacian
+  bound     proven maximum of the mean error for any gradient
+  unbiased  whether the mean of Q(v) is v
+exit status: 0, or 2 for wrong arguments"""
 
 
 def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add the command to the `hvd-adaptive` parser."""
     parser = commands.add_parser(
         "schemes",
-        help="every scheme with its paper, parameters, bits and bounds",
+        help="every scheme with its paper; --measure: bits and errors",
         description=DESCRIPTION,
         epilog=NOTES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("names", nargs="*", metavar="SCHEME", help="such as ALQ; all where none")
+    parser.add_argument("names", nargs="*", metavar="SCHEME", help="such as ALQ; all if none")
+    parser.add_argument("--measure", action="store_true", help="measure bits and errors here")
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.set_defaults(run=lambda arguments: run(arguments, parser))
 
 
 def run(arguments: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     """Run the command and return the exit status."""
-    from hvd_adaptive.tools.schemes.catalog import entry, scheme_classes
-
-    by_name = {name.lower(): name for name in scheme_classes()}
+    every = {one.name.lower(): one for one in outlines()}
     for name in arguments.names:
-        if name.lower() not in by_name:
-            parser.error(f"{name!r}: must be one of {', '.join(by_name.values())}")
-    asked = [by_name[name.lower()] for name in arguments.names] or list(by_name.values())
-    entries = [entry(name) for name in asked]
+        if name.lower() not in every:
+            names = ", ".join(one.name for one in every.values())
+            parser.error(f"{name!r}: must be one of {names}")
+    asked = [every[name.lower()] for name in arguments.names] or list(every.values())
+    if not (arguments.names or arguments.json or arguments.measure):
+        _print_outlines(asked)
+        return OK
+    from hvd_adaptive.tools.schemes.catalog import entry
+
+    entries = [entry(one.name) for one in asked]
     if arguments.json:
         print_json([asdict(one) for one in entries])
-    elif arguments.names:
+    elif arguments.names and not arguments.measure:
         _print_all(entries)
     else:
-        _print_table(entries)
+        _print_measured(entries)
     return OK
 
 
-def _print_table(entries: list) -> None:
+def _print_outlines(asked: list[Outline]) -> None:
     out = console()
     wide = out.width >= WIDE
     columns = [
-        Column("scheme, its own keywords" if wide else "scheme", text=True, least=34),
-        Column("method", text=True, least=28, drop=1),
+        Column("scheme, its own keywords" if wide else "scheme", text=True, least=18),
+        Column("method", text=True, least=40),
+    ]
+    rows = [(one.signature if wide else one.name, one.method) for one in asked]
+    caption = (
+        "hvd-adaptive schemes NAME describes one scheme, hvd-adaptive schemes --measure prints "
+        "bits and errors of all."
+    )
+    out.print(make_table(columns, rows, out.width, caption=caption, lines=wide), markup=False)
+
+
+def _print_measured(entries: list) -> None:
+    out = console()
+    columns = [
+        Column("scheme", text=True, least=18),
         Column("bits"),
-        Column("error"),
+        Column("error, normal | Laplacian"),
         Column("bound"),
         Column("unbiased"),
     ]
     rows = [
         (
-            _signature(one) if wide else one.name,
-            one.method,
+            one.call,
             f"{one.bits:.2f}",
             _errors(one),
             "-" if one.bound is None else f"{one.bound:.3g}",
@@ -76,11 +97,8 @@ def _print_table(entries: list) -> None:
         )
         for one in entries
     ]
-    caption = NOTES.partition("  exit")[0].replace("\n", " ")
-    if not wide:
-        caption += "  `hvd-adaptive schemes NAME` prints a scheme's method and keywords."
-    table = make_table(columns, rows, out.width, caption=caption, lines=wide)
-    out.print(table, markup=False)
+    out.print(make_table(columns, rows, out.width), markup=False)
+    out.print("hvd-adaptive schemes --help explains the columns", markup=False)
 
 
 def _print_all(entries: list) -> None:
@@ -90,7 +108,7 @@ def _print_all(entries: list) -> None:
     for one in entries:
         proved = "no bound is proved" if one.bound is None else f"at most {one.bound:.3g}"
         out.print(
-            _signature(one),
+            Outline(one.name, one.method, one.keywords).signature,
             style="bold",
             markup=False,
         )
@@ -107,11 +125,3 @@ def _print_all(entries: list) -> None:
 
 def _errors(one: Any) -> str:
     return f"{one.relative_error:.3g} | {one.laplacian_error:.3g}"
-
-
-def _signature(one: Any) -> str:
-    return f"{one.name}({', '.join(_keyword(*pair) for pair in one.keywords.items())})"
-
-
-def _keyword(name: str, default: str) -> str:
-    return f"{name}={default}" if default else name
