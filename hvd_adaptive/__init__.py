@@ -63,6 +63,9 @@ __all__ = [
     "average",
 ]
 
+# Modules that users import.
+_SUBMODULES = ("ddp", "optim", "scheme", "simulate", "theory")
+
 # Modules of the names that are not schemes.
 _MODULES = {
     "average": "hooks.average",
@@ -86,7 +89,7 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted([*__all__, *_SUBMODULES, *(name for name in globals() if name[:2] == "__")])
 
 
 def _plug_in() -> None:

@@ -24,17 +24,20 @@ from hvd_adaptive.tools.output import (
 from hvd_adaptive.tools.tables import Column, make_table
 
 CODEC = """\
-Times encode and decode-and-accumulate of every scheme against memcpy, on fresh random data, all in
-one run: compare ratios, and figures of the same run."""
+Time encoding, and decoding with accumulation, of every scheme against memcpy,
+on random data, in one run. Compare ratios, and figures of the same run."""
 EXCHANGE = """\
-Times one exchange of a model's gradients, from the first backward hook to the end of
-optimizer.step(), on ranks of this machine or of the hosts given: float32 and float16 by stock
-Horovod, and schemes. The backward pass itself costs nothing here.
+Time one exchange of a model's gradients, from the first backward hook to the
+end of optimizer.step(), on ranks of this machine or of the given hosts: stock
+Horovod's float32 and float16, and schemes. The backward pass takes no time.
 
     hvd-adaptive bench exchange --ranks 4 --model resnet18
-    hvd-adaptive bench exchange --ranks 8 --hosts node1:4,node2:4 --methods float32 "ALQ(bits=2)"
+    hvd-adaptive bench exchange --ranks 8 --hosts node1:4,node2:4 \\
+        --methods float32 "ALQ(bits=2)"
 """
-EXIT_CODES = "exit status: 0 measured, 1 ranks could not be started or failed, 2 wrong arguments"
+EXIT_CODES = """\
+exit status: 0 measured, 1 ranks could not be started or failed,
+2 wrong arguments"""
 
 
 def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -42,7 +45,7 @@ def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
     parser = commands.add_parser(
         "bench",
         help="measure codecs on this machine, or exchanges between ranks",
-        description="Measures codecs on this machine, or exchanges between ranks.",
+        description="Measure codecs on this machine, or exchanges between ranks.",
     )
     kinds = parser.add_subparsers(title="what to measure", metavar="KIND", required=True)
     _register_codec(kinds)
@@ -59,14 +62,35 @@ def _register_codec(kinds: Any) -> None:
     )
     add = parser.add_argument
     add("--schemes", nargs="+", metavar="NAME", help="such as ALQ QSGD (default: all)")
-    add("--bits", type=whole(2), nargs="+", default=list(range(2, 9)), help="of table schemes")
-    add("--codings", choices=CODINGS, nargs="+", default=list(CODINGS))
-    add("--threads", type=whole(1), default=1)
-    add("--coordinates", type=whole(1), default=11_700_000)
-    add("--bucket-size", type=whole(1), default=8192)
+    add(
+        "--bits",
+        type=whole(2),
+        nargs="+",
+        default=list(range(2, 9)),
+        metavar="B",
+        help="of table schemes (2 to 8)",
+    )
+    codings = ", ".join(CODINGS)
+    add(
+        "--codings",
+        choices=CODINGS,
+        nargs="+",
+        default=list(CODINGS),
+        metavar="CODING",
+        help=f"lossless codings of table schemes: {codings} (all)",
+    )
+    add("--threads", type=whole(1), default=1, metavar="N", help="threads of a codec (1)")
+    add(
+        "--coordinates",
+        type=whole(1),
+        default=11_700_000,
+        metavar="N",
+        help="coordinates of the gradient (%(default)s)",
+    )
+    add("--bucket-size", type=whole(1), default=8192, metavar="N", help="of a bucket (8192)")
     add("--norm", choices=("l2", "linf"), help="of table schemes (default: each one's own)")
     add("--device", choices=("cpu", "cuda"), default="cpu", help="cuda: the current GPU")
-    add("--rounds", type=whole(1), default=15)
+    add("--rounds", type=whole(1), default=15, metavar="N", help="timings of each action (15)")
     add("--json", action="store_true", help="print JSON, seconds of each action")
     add("--output", type=Path, metavar="FILE", help="write that JSON to a file, too")
     parser.set_defaults(run=lambda arguments: run_codec(arguments, parser))
@@ -82,7 +106,13 @@ def _register_exchange(kinds: Any) -> None:
     )
     add = parser.add_argument
     size = parser.add_mutually_exclusive_group()
-    size.add_argument("--model", choices=MODELS, default="resnet18", help="default: %(default)s")
+    size.add_argument(
+        "--model",
+        choices=MODELS,
+        default="resnet18",
+        metavar="MODEL",
+        help=f"{', '.join(MODELS)} (%(default)s)",
+    )
     size.add_argument("--params", type=whole(1), metavar="N", help="so many coordinates instead")
     add("--ranks", type=whole(1), default=2, help="default: %(default)s")
     add("--hosts", help="as mpirun's and horovodrun's -H take them: node1:4,node2:4")

@@ -8,9 +8,10 @@ from dataclasses import asdict
 from hvd_adaptive.tools.output import OK, PROBLEM, console, errors, positive, print_json
 
 DESCRIPTION = """\
-Looks whether everything here goes together: torch, MPI, Horovod and what it was built with and for,
-mpi4py, the compiled kernels; and lets two ranks on this machine exchange compressed gradients, by
-mpirun and by horovodrun --gloo. Says what to do where something is wrong."""
+Check that everything here goes together: torch, MPI, Horovod and what it was
+built with, mpi4py, and the compiled kernels. Two ranks on this machine exchange
+compressed gradients, by mpirun and by horovodrun --gloo. For each fault the
+command says what to do."""
 EXIT_CODES = "exit status: 0 nothing is wrong, 1 there are problems, 2 wrong arguments"
 MARKS = {
     "fine": "[green]fine   [/green]",
@@ -23,7 +24,7 @@ def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
     """Add the command to the `hvd-adaptive` parser."""
     parser = commands.add_parser(
         "doctor",
-        help="look whether torch, MPI, Horovod and the kernels go together",
+        help="check that torch, MPI, Horovod and the kernels go together",
         description=DESCRIPTION,
         epilog=EXIT_CODES,
         formatter_class=argparse.RawDescriptionHelpFormatter,

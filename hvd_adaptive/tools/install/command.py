@@ -20,12 +20,12 @@ from .install import Job, Outcome, install, prepare
 from .plan import key_parts
 
 DESCRIPTION = """\
-Builds stock Horovod from its PyPI sdist against the torch, the MPI and, where present, the CUDA
-and NCCL of this environment, and installs it. The built wheel is kept: the next time takes
-seconds. Horovod's source is not changed."""
+Build stock Horovod from its PyPI sdist against the torch, the MPI and, if
+present, the CUDA and NCCL of this environment, and install it. The built wheel
+is kept, so that the next time takes seconds. Horovod's source is not changed."""
 EXIT_CODES = """\
-exit status: 0 installed and working, 1 the build failed, 2 wrong arguments, 3 something is
-missing (it is named), 4 built but not working, 130 interrupted"""
+exit status: 0 installed and working, 1 the build failed, 2 wrong arguments,
+3 something is missing (it is named), 4 built but not working, 130 interrupted"""
 
 
 def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:

@@ -10,16 +10,17 @@ from rich.console import Console
 from hvd_adaptive.tools.output import print_json
 
 DESCRIPTION = """\
-Makes a page of a training run: bytes per step, compression ratio, relative error, level tables over
-time, where the time goes and which parameters cost most. The page is one HTML file that needs no
-network. The run's compressor must have had a monitor:
+Make a page of a training run: bytes per step, compression ratio, relative
+error, level tables over time, where the time goes, and which parameters cost
+most. The page is one HTML file that needs no network. The run's compressor
+must have had a monitor:
 
     ALQ(bits=3, monitor=hvd_adaptive.Monitor("runs/1"))
 
     hvd-adaptive report runs/1 && xdg-open runs/1/report.html"""
 EXIT_CODES = """\
-exit status: 0 written, 1 there is no log, the page cannot be written or matplotlib is missing,
-2 wrong arguments"""
+exit status: 0 written, 1 there is no log, the page cannot be written or
+matplotlib is missing, 2 wrong arguments"""
 
 
 def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:

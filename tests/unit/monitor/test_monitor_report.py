@@ -289,6 +289,8 @@ def test_json(folder, capsys):
 def test_no_log(tmp_path, content, capsys):
     if content is not None:
         (tmp_path / "x.jsonl").write_text(content)
+    with pytest.raises(LogError, match="there is no such file or folder"):
+        read_logs(tmp_path / "missing")
     with pytest.raises(LogError, match=re.escape(str(tmp_path))):
         read_logs(tmp_path)
     assert main(["report", str(tmp_path)]) == 1
