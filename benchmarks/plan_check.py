@@ -30,7 +30,7 @@ from hvd_adaptive.tools.launch import LAUNCHERS, RanksError, hints
 from hvd_adaptive.tools.methods import read, written
 from hvd_adaptive.tools.output import console, whole
 from hvd_adaptive.tools.plan import measure as measuring
-from hvd_adaptive.tools.plan.model import Cluster, Job, Machine, Prediction, predict
+from hvd_adaptive.tools.plan.model import Cluster, Forecast, Job, Machine, predict
 
 SCHEMES = ("ALQ(bits=3)", "ECDQ(bits=2)", "QSGD(bits=8, norm='linf')")  # that are predicted
 LATENCY = 100e-6  # of a message between two of the laboratory's hosts
@@ -112,13 +112,13 @@ def cluster_of(args: argparse.Namespace, hosts: int, rate: str) -> Cluster:
 
 def predictions(
     args: argparse.Namespace, machine: Machine, hosts: int, rate: str
-) -> dict[str, Prediction]:
+) -> dict[str, Forecast]:
     """By the laboratory's labels."""
     found = predict(cluster_of(args, hosts, rate), Job(*SIZES[args.model]), machine)
     return {f"{args.launcher}/{_text(p)}": p for p in found}
 
 
-def _text(prediction: Prediction) -> str:
+def _text(prediction: Forecast) -> str:
     """The method with its exchange, as the laboratory reads it."""
     (method,) = read(prediction.method)
     return written(method.name, {**method.keywords, "exchange": prediction.exchange})
@@ -153,7 +153,7 @@ def compare(
     return rows
 
 
-def leaves(own: Prediction, per_host: int) -> float | None:
+def leaves(own: Forecast, per_host: int) -> float | None:
     """Bytes that a host sends; None if its ranks also send to each other."""
     return own.sent if per_host == 1 else None
 

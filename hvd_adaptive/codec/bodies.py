@@ -12,7 +12,7 @@ import torch
 
 from hvd_adaptive import kernels
 from hvd_adaptive._version import __version__
-from hvd_adaptive.codec.errors import squares_of
+from hvd_adaptive.codec.distortion import squares_of
 from hvd_adaptive.codec.zeros import Zeros
 from hvd_adaptive.coding.coder import Coder
 from hvd_adaptive.kernels.block_sums import BlockSums

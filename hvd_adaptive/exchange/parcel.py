@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import torch
 
-from hvd_adaptive.codec.errors import rounding_errors
+from hvd_adaptive.codec.distortion import rounding_errors
 from hvd_adaptive.coding.header import Frame
 from hvd_adaptive.coding.payload import Encoded
 from hvd_adaptive.device import HostCopy

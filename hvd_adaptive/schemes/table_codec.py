@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from hvd_adaptive import kernels
-from hvd_adaptive.codec.errors import squares_of
+from hvd_adaptive.codec.distortion import squares_of
 from hvd_adaptive.coding.coder import Coder
 from hvd_adaptive.coding.coders import CODERS
 from hvd_adaptive.coding.payload import padded

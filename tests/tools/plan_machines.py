@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 
-from hvd_adaptive.tools.plan.model import Cluster, Codec, Job, Machine, predict
+from hvd_adaptive.tools.plan.model import Cluster, Cost, Job, Machine, predict
 
-AVERAGES = Codec("averages", 5.0, 0.0, 0.0, 0.0)
-FREE = Codec("ALQ(bits=3)", 3.0, 0.0, 0.0, 0.2, second=AVERAGES)
+AVERAGES = Cost("averages", 5.0, 0.0, 0.0, 0.0)
+FREE = Cost("ALQ(bits=3)", 3.0, 0.0, 0.0, 0.2, second=AVERAGES)
 N = 1_000_000  # of 4 bytes: one group
 LINK = 1e6
 
 
-def machine(*codecs: Codec, **changes) -> Machine:
+def machine(*codecs: Cost, **changes) -> Machine:
     """Whose processor takes no time, but for what is given."""
     copies = {"allreduce": 0.0, "allgather": 0.0}
     base = Machine("mpi", copies, 0.0, 0.0, codecs or (FREE,))

@@ -17,7 +17,7 @@ from laboratory import kept
 from laboratory.measure import Result, Settings
 from laboratory.methods import parse, refusals
 
-from hvd_adaptive.tools.plan.model import Codec
+from hvd_adaptive.tools.plan.model import Cost
 
 
 @pytest.fixture
@@ -42,7 +42,7 @@ def played(monkeypatch):
         return plan_check.predictions(args, own, 2, "1gbit")[label].step_s
 
     def constants(schemes, *unused):
-        return machine(*[Codec(label, 8.0, 0.0, 0.0, 0.1) for label in schemes])
+        return machine(*[Cost(label, 8.0, 0.0, 0.0, 0.1) for label in schemes])
 
     monkeypatch.setattr(kept, "measure", measure)
     monkeypatch.setattr(kept, "Hosts", lambda hosts, rate: contextlib.nullcontext())

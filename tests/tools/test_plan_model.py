@@ -13,7 +13,7 @@ from hvd_adaptive.tools.plan.model import (
     REACHED,
     REACHED_BY_RINGS,
     Cluster,
-    Codec,
+    Cost,
     Job,
     advise,
     in_script,
@@ -65,7 +65,7 @@ def test_messages_have_latency():
 def test_the_processors_terms_and_its_share():
     second = replace(AVERAGES, bits=16.0, encode_s=4e-6, decode_s=8e-6)
     costs = machine(
-        Codec("A()", 8.0, 1e-6, 2e-6, 0.1, second=second),
+        Cost("A()", 8.0, 1e-6, 2e-6, 0.1, second=second),
         copy_s={"allreduce": 1e-6, "allgather": 7.0},
         stock_call_s=0.1,
         scheme_call_s=0.2,

@@ -79,9 +79,12 @@ class BucketSession:
     3. ``finish`` completes a step. It is called in the hook if the driver sends nothing before, and
        else when autograd ends the backward pass: DDP may skip buckets, the last one included.
 
-    group: the process group; None for the default one.
-    make_world: makes the ranks; None for those of ``group``.
-    name: beginning of the names of collectives.
+    Args:
+        compressor: What it connects.
+        names: Names of the parameters.
+        group: The process group; None for the default one.
+        make_world: Makes the ranks; None for those of ``group``.
+        name: Beginning of the names of collectives.
     """
 
     def __init__(

@@ -41,8 +41,11 @@ class BucketFuture(torch.futures.Future[torch.Tensor]):
 class Bucket:
     """The content of a torch.distributed.GradBucket, which does not outlive the hook.
 
-    buffer: the gradients end to end; their average replaces them.
-    gradients: a 1-D view for each parameter; none if the bucket cannot be compressed.
+    Attributes:
+        buffer: The gradients end to end; their average replaces them.
+        parameters: The parameters, in the order of the gradients.
+        gradients: A 1-D view for each parameter; none if the bucket cannot be compressed.
+        future: What DDP waits for.
     """
 
     buffer: torch.Tensor
@@ -95,7 +98,8 @@ def is_compressible(buffer: torch.Tensor) -> bool:
 class BucketBinding(Groups):
     """A compressor's groups for the buckets of one model.
 
-    layout: None until all buckets have been seen.
+    Attributes:
+        layout: None until all buckets have been seen.
     """
 
     def __init__(
@@ -120,10 +124,13 @@ class BucketBinding(Groups):
         return [self._slots[id(parameter)] for parameter in bucket.parameters]
 
     def lay_out(self, buckets: Sequence[Bucket], names: dict[int, str]) -> Layout:
-        """Cut buckets into groups, with slots in their order. The first bucket's groups are
-        launched first.
+        """Cut buckets into groups, with slots in their order.
 
-        names: the parameters' names by ``id``.
+        The first bucket's groups are launched first.
+
+        Args:
+            buckets: In the order of their arrival.
+            names: The parameters' names by ``id``.
         """
         part_of = self.compressor.parts.label_of
         members = [
@@ -152,9 +159,11 @@ class BucketBinding(Groups):
 class Names:
     """Names of a model's parameters.
 
-    given: (name, parameter) pairs. If there are none, parameters are numbered in the order of the
-        first step's buckets.
-    numbered: another process's (name, coordinates) in that order, used if the sizes are the same.
+    Args:
+        given: (name, parameter) pairs. If there are none, parameters are numbered in the order of
+            the first step's buckets.
+        numbered: Another process's (name, coordinates) in that order, used if the sizes are the
+            same.
     """
 
     def __init__(

@@ -96,8 +96,9 @@ def pack(
 ) -> None:
     """Fill ``words`` (int32) with the codes of ``flat`` (float32, (n,)).
 
-    scheme: PREPARE, CODE, RULE and OPTIONS. ``state``, which must not be empty, is an argument of
-    these.
+    Args:
+        scheme: PREPARE, CODE, RULE and OPTIONS. ``state``, which must not be empty, is an argument
+            of these.
     """
     segments, n = segments_of(packing), flat.numel()
     tile = 2 * WARPS

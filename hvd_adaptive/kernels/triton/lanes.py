@@ -57,12 +57,14 @@ def fold(x, begin, size, longest, term: tl.constexpr, state, total, other=0.0):
 
 @triton.jit
 def add_square(v, factor, total):
+    """Add the square of ``v`` times ``factor``."""
     v = v * factor
     return total + v * v
 
 
 @triton.jit
 def add_clamped_square(v, state, total):
+    """Add the square of ``v``, clipped and then multiplied; state: (factor, limit)."""
     v = clamped(v, state[1]) * state[0]
     return total + v * v
 
@@ -75,6 +77,7 @@ def largest_bits(v, state, total):
 
 @triton.jit
 def largest_clamped_bits(v, limit, total):
+    """Keep the largest bits of ``v`` clipped to ``limit``."""
     return tl.maximum(total, clamped(v, limit).to(tl.int32, bitcast=True) & 0x7FFFFFFF)
 
 

@@ -126,8 +126,11 @@ def bucket_under(segment, bucket_size, SIZE: tl.constexpr):
 def crossed(place, within, bucket_size, magic, BUCKETS: tl.constexpr):
     """Return how many buckets after the segment's first one a coordinate lies: int32.
 
-    place: of the coordinate in the segment (int32). within: of the segment's first coordinate in
-    its bucket (int64). SHORT: with t = within + place < 2**14 and buckets of b < 2**13 coordinates,
+    Args:
+        place: Place of the coordinate in the segment (int32).
+        within: Place of the segment's first coordinate in its bucket (int64).
+
+    SHORT: with t = within + place < 2**14 and buckets of b < 2**13 coordinates,
     (2 t + 1) (2**31 / b + e) / 2**32 for 0 <= e < 1 has the same whole part as t / b, since (2 t +
     1) b < 2**31.
     """

@@ -22,7 +22,8 @@ _COORDINATES_PER_WARP = 1 << 10
 def rotate(y: torch.Tensor, numbers: torch.Tensor, stream: int) -> None:
     """Rotate rows y (float32, (buckets, length), contiguous) in place: see reference.eden._rotated.
 
-    numbers: int64, the rows' buckets, on the same device.
+    Args:
+        numbers: The rows' buckets (int64), on the same device.
     """
     length = y.shape[1]
     m = block_order(length)

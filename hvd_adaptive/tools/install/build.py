@@ -7,20 +7,16 @@ import re
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, SpinnerColumn, TaskProgressColumn, TextColumn
-from rich.progress import TimeElapsedColumn as Elapsed
 
 from .plan import Plan
 
 _PERCENT = re.compile(r"^\s*\[\s*(\d+)%\]\s*(.*)")
 _POLL_S = 0.25
-_PLAIN_EVERY_S = 15.0
-
-Show = Callable[[int, str], None]
+_EVERY_S = 15.0
 
 
 def run_build(plan: Plan, environ: Mapping[str, str], log: Path, console: Console) -> int:
@@ -37,10 +33,7 @@ def run_build(plan: Plan, environ: Mapping[str, str], log: Path, console: Consol
             start_new_session=True,
         )
         try:
-            if console.is_terminal:
-                _watch_terminal(process, log, console)
-            else:
-                _watch_plain(process, log, console)
+            _follow(process, log, console)
         except BaseException:
             os.killpg(process.pid, signal.SIGTERM)
             process.wait()
@@ -66,37 +59,17 @@ def _short(step: str) -> str:
     return f"compiling {name.removesuffix('.o')}" if words[0] == "Building" else step
 
 
-def _watch_terminal(process: subprocess.Popen[bytes], log: Path, console: Console) -> None:
-    columns = (SpinnerColumn(), TextColumn("{task.fields[step]:<34.34}"), BarColumn(30))
-    with Progress(
-        *columns, TaskProgressColumn(), Elapsed(), console=console, transient=True
-    ) as bar:
-        task = bar.add_task("build", total=100, step="fetching and configuring")
-        _follow(process, log, lambda done, step: bar.update(task, completed=done, step=step))
-
-
-def _watch_plain(process: subprocess.Popen[bytes], log: Path, console: Console) -> None:
+def _follow(process: subprocess.Popen[bytes], log: Path, console: Console) -> None:
+    """Print the newest step from time to time, until ``process`` ends."""
     start = printed = time.monotonic()
-
-    def show(done: int, step: str) -> None:
-        nonlocal printed
-        now = time.monotonic()
-        if now - printed >= _PLAIN_EVERY_S:
-            printed = now
-            console.print(f"  {now - start:4.0f} s  {done:3d}%  {step}", highlight=False)
-
-    _follow(process, log, show)
-
-
-def _follow(process: subprocess.Popen[bytes], log: Path, show: Show) -> None:
-    """Call `show` with the newest step, a few times a second, until `process` ends."""
     done, step, rest = 0, "fetching and configuring", ""
     with log.open("r", encoding="utf-8", errors="replace") as text:
-        running = True
-        while running:
-            running = process.poll() is None  # look once more after its end
+        while process.poll() is None:
+            time.sleep(_POLL_S)
             # The last piece may be half a line: keep it for the next round.
             *lines, rest = (rest + text.read()).split("\n")
             done, step = progress_of(lines) or (done, step)
-            show(done, step)
-            time.sleep(_POLL_S)
+            now = time.monotonic()
+            if now - printed >= _EVERY_S:
+                printed = now
+                console.print(f"  {now - start:4.0f} s  {done:3d}%  {step}", highlight=False)

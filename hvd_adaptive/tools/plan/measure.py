@@ -15,7 +15,7 @@ from hvd_adaptive.coding.payload import read_header
 from hvd_adaptive.tools.bench.gradients import heavy_tailed
 from hvd_adaptive.tools.launch import Ranks, run_ranks
 from hvd_adaptive.tools.methods import parse
-from hvd_adaptive.tools.plan.model import Codec, Machine
+from hvd_adaptive.tools.plan.model import Cost, Machine
 from hvd_adaptive.tools.plan.worker import LARGE, SMALL
 from hvd_adaptive.tools.schemes.catalog import is_unbiased
 
@@ -69,7 +69,7 @@ def collectives(launcher: str) -> dict[str, Any]:
     }
 
 
-def codec(method: str, ranks: int) -> Codec:
+def codec(method: str, ranks: int) -> Cost:
     """Measure a scheme on one thread, and its codec of averages of ``ranks`` ranks."""
     (read,) = parse([method])
     scheme, flat = read.scheme(), gradient(COORDINATES)
@@ -85,8 +85,8 @@ def gradient(coordinates: int) -> torch.Tensor:
 
 
 def _timed(
-    codec: Any, label: str, unbiased: bool, flat: torch.Tensor, second: Codec | None = None
-) -> Codec:
+    codec: Any, label: str, unbiased: bool, flat: torch.Tensor, second: Cost | None = None
+) -> Cost:
     size = flat.numel()
     if hasattr(codec, "fit"):
         codec.fit(flat[: 20 * codec.settings.bucket_size])
@@ -100,7 +100,7 @@ def _timed(
     error = float((out - flat).square().sum() / flat.square().sum())
     encode_s = _least(lambda: codec.encode_flat(flat, size, 1)) / size
     bits = 8 * payload.numel() / size
-    return Codec(label, bits, encode_s, _least(decode) / size, error, unbiased, second)
+    return Cost(label, bits, encode_s, _least(decode) / size, error, unbiased, second)
 
 
 def _least(call: Callable[[], object]) -> float:

@@ -84,7 +84,7 @@ class Job:
 
 
 @dataclass(frozen=True)
-class Codec:
+class Cost:
     """Describe a scheme's cost.
 
     Args:
@@ -103,7 +103,7 @@ class Codec:
     decode_s: float
     error: float
     unbiased: bool = True
-    second: Codec | None = None
+    second: Cost | None = None
 
 
 @dataclass(frozen=True)
@@ -123,11 +123,11 @@ class Machine:
     copy_s: Mapping[str, float]
     stock_call_s: float
     scheme_call_s: float
-    codecs: tuple[Codec, ...]
+    codecs: tuple[Cost, ...]
 
 
 @dataclass(frozen=True)
-class Prediction:
+class Forecast:
     """Hold the seconds of a step and of its terms, the bytes that a rank sends, and the relative
     squared error of one rank's gradient.
 
@@ -145,7 +145,7 @@ class Prediction:
     unbiased: bool
 
 
-def predict(cluster: Cluster, job: Job, machine: Machine) -> list[Prediction]:
+def predict(cluster: Cluster, job: Job, machine: Machine) -> list[Forecast]:
     """Predict stock Horovod, and every scheme by allgather and scatter-reduce; fastest first."""
     ways = [*_stock(cluster, machine), *_compressed(cluster, machine)]
     found = [_predicted(cluster, job, machine, *way) for way in ways]
@@ -172,7 +172,7 @@ def _compressed(cluster: Cluster, machine: Machine) -> Iterator[_Way]:
         sent = [(gather, (ranks - 1) * codec.bits)]
         yield *named, sent, codec.encode_s + ranks * codec.decode_s, call
         named = codec.label, "scatter_reduce", codec.error, codec.unbiased
-        second = codec.second or Codec("float32", 32.0, 0.0, 0.0, 0.0)
+        second = codec.second or Cost("float32", 32.0, 0.0, 0.0, 0.0)
         part = (ranks - 1) / ranks
         sent = [("direct", part * codec.bits), (gather, part * second.bits)]
         seconds = codec.encode_s + second.encode_s / ranks + codec.decode_s + second.decode_s
@@ -190,7 +190,7 @@ def _predicted(
     collectives: Sequence[tuple[str, float]],
     codec_s: float,
     call_s: float,
-) -> Prediction:
+) -> Forecast:
     """Combine the terms; see the module's documentation."""
     n, share, backward = job.coordinates, cluster.core_share, BACKWARD * job.compute_s
     wire = sum(_wire(cluster, machine, name, n * bits / 8) for name, bits in collectives)
@@ -198,7 +198,7 @@ def _predicted(
     total, groups = wire + codec + calls, max(1, math.ceil(4 * n / GROUP_BYTES))
     step = job.compute_s - backward + max(backward, total) + min(backward, total) / groups
     sent = n * sum(bits for _, bits in collectives) / 8
-    return Prediction(method, exchange, step, wire, codec, calls, sent, error, unbiased)
+    return Forecast(method, exchange, step, wire, codec, calls, sent, error, unbiased)
 
 
 def _wire(cluster: Cluster, machine: Machine, collective: str, sent: float) -> float:
@@ -216,7 +216,7 @@ def _wire(cluster: Cluster, machine: Machine, collective: str, sent: float) -> f
     return copied + sent / (reached * cluster.bandwidth) + messages * cluster.latency
 
 
-def advise(predictions: Sequence[Prediction]) -> tuple[Prediction, str]:
+def advise(predictions: Sequence[Forecast]) -> tuple[Forecast, str]:
     """Return the recommended prediction, and the reason.
 
     It is the most exact of the unbiased methods that are about as fast as the fastest, or float32
@@ -237,7 +237,7 @@ def advise(predictions: Sequence[Prediction]) -> tuple[Prediction, str]:
     )
 
 
-def in_script(prediction: Prediction) -> str:
+def in_script(prediction: Forecast) -> str:
     """Return the compression as it is written in a script."""
     if prediction.method in STOCK:
         return f"hvd.Compression.{STOCK[prediction.method]}"
