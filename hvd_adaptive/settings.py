@@ -171,7 +171,7 @@ class Settings:
             )
 
     @classmethod
-    def from_keywords(cls, scheme: str | type, keywords: dict[str, Any]) -> Settings:
+    def from_keywords(cls, scheme: str | type, keywords: Mapping[str, Any]) -> Settings:
         """Return settings from a constructor's remaining keywords.
 
         Args:

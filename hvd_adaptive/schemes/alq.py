@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import torch
@@ -17,6 +17,11 @@ from hvd_adaptive.schemes.adaptive_codec import NORMS, AdaptiveCodec
 from hvd_adaptive.schemes.level_scheme import LevelScheme
 from hvd_adaptive.schemes.level_table import LevelTable
 from hvd_adaptive.settings import Settings
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from hvd_adaptive.shared_keywords import Norm, Shared, Statistics, Updates
 
 
 class ALQ(LevelScheme):
@@ -58,15 +63,15 @@ class ALQ(LevelScheme):
         self,
         *,
         bits: int = 3,
-        norm: str = "linf",
+        norm: Norm = "linf",
         normalized: bool = False,
-        solver: str = "coordinate_descent",
+        solver: Literal["coordinate_descent", "gradient_descent"] = "coordinate_descent",
         symmetric: bool = False,
         table: Sequence[float] | torch.Tensor | None = None,
-        update_steps: Iterable[int] | Callable[[int], bool] | None = None,
+        update_steps: Updates = None,
         samples: int = 20,
-        statistics: str = "histogram",
-        **shared: Any,
+        statistics: Statistics = "histogram",
+        **shared: Unpack[Shared],
     ) -> None:
         bits = check_integer("bits", bits, 2, 8)
         check_choice("norm", norm, NORMS)

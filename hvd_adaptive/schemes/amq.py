@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -15,6 +14,11 @@ from hvd_adaptive.schemes.alq import first_table
 from hvd_adaptive.schemes.level_scheme import LevelScheme
 from hvd_adaptive.schemes.level_table import LevelTable
 from hvd_adaptive.settings import Settings
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from hvd_adaptive.shared_keywords import Norm, Shared, Statistics, Updates
 
 
 class AMQ(LevelScheme):
@@ -45,13 +49,13 @@ class AMQ(LevelScheme):
         self,
         *,
         bits: int = 3,
-        norm: str = "linf",
+        norm: Norm = "linf",
         normalized: bool = False,
         symmetric: bool = False,
-        update_steps: Iterable[int] | Callable[[int], bool] | None = None,
+        update_steps: Updates = None,
         samples: int = 20,
-        statistics: str = "histogram",
-        **shared: Any,
+        statistics: Statistics = "histogram",
+        **shared: Unpack[Shared],
     ) -> None:
         bits = check_integer("bits", bits, 2, 8)
         check_choice("norm", norm, NORMS)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
@@ -15,6 +15,11 @@ from hvd_adaptive.schemes.bucket_codec import (
     mirrored,
 )
 from hvd_adaptive.settings import Settings
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from hvd_adaptive.shared_keywords import Shared
 
 # Numbers sent for each bucket.
 NUMBERS = {"partially_biased": 1, "biased": 2}
@@ -42,7 +47,11 @@ class BinGrad(GradientCompressor):
     """
 
     def __init__(
-        self, *, variant: str = "partially_biased", iterate: bool = False, **shared: Any
+        self,
+        *,
+        variant: Literal["partially_biased", "biased"] = "partially_biased",
+        iterate: bool = False,
+        **shared: Unpack[Shared],
     ) -> None:
         check_choice("variant", variant, tuple(NUMBERS))
         check_flag("iterate", iterate)

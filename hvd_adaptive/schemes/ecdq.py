@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any, cast
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
@@ -13,6 +13,11 @@ from hvd_adaptive.checks import check_choice, is_real
 from hvd_adaptive.compressor import GradientCompressor
 from hvd_adaptive.schemes.dithered_codec import DitheredCodec
 from hvd_adaptive.settings import Settings
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from hvd_adaptive.shared_keywords import Shared, Statistics, Updates
 
 LEAST_BITS, MOST_BITS = 0.5, 10.0
 LEAST_VARIANCE, MOST_VARIANCE = 2e-6, 20.0
@@ -88,10 +93,10 @@ class ECDQ(GradientCompressor):
         *,
         bits: float | None = None,
         relative_variance: float | None = None,
-        update_steps: Iterable[int] | Callable[[int], bool] | None = None,
+        update_steps: Updates = None,
         samples: int = 20,
-        statistics: str = "histogram",
-        **shared: Any,
+        statistics: Statistics = "histogram",
+        **shared: Unpack[Shared],
     ) -> None:
         if (bits is None) == (relative_variance is None):
             raise ValueError(

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 from types import ModuleType
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import torch
@@ -21,6 +21,11 @@ from hvd_adaptive.kernels.random import MASK64, stream_key
 from hvd_adaptive.levels.lloyd_max import distortion, normal_levels
 from hvd_adaptive.settings import Settings
 from hvd_adaptive.streams import Inside, Use
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from hvd_adaptive.shared_keywords import Shared
 
 LEAST_BITS, MOST_BITS = 1, 8
 FRACTIONS = (0.5, 0.25, 0.125)
@@ -64,12 +69,12 @@ class EDEN(GradientCompressor):
         ValueError: A keyword is wrong.
     """
 
-    def __init__(self, *, bits: float = 2, **shared: Any) -> None:
+    def __init__(self, *, bits: float = 2, **shared: Unpack[Shared]) -> None:
         self._build(EDEN, bits, shared)
 
-    def _build(self, kind: type, bits: float, shared: dict[str, Any]) -> None:
+    def _build(self, kind: type, bits: float, shared: Mapping[str, Any]) -> None:
         bits = _check_bits(bits)
-        settings = Settings.from_keywords(kind, {"bucket_size": DEFAULT_BUCKET} | shared)
+        settings = Settings.from_keywords(kind, {"bucket_size": DEFAULT_BUCKET, **shared})
         size = settings.bucket_size
         if not LEAST_BUCKET <= size <= MOST_BUCKET or size & (size - 1):
             raise ValueError(
@@ -99,7 +104,7 @@ class DRIVE(EDEN):
         ValueError: A keyword is wrong.
     """
 
-    def __init__(self, **shared: Any) -> None:
+    def __init__(self, **shared: Unpack[Shared]) -> None:
         self._build(DRIVE, 1, shared)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -10,6 +10,11 @@ from hvd_adaptive.checks import check_integer
 from hvd_adaptive.compressor import GradientCompressor
 from hvd_adaptive.schemes.bucket_codec import RandomRounding, level_kernels
 from hvd_adaptive.settings import Settings
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from hvd_adaptive.shared_keywords import Shared
 
 
 class LinearQuantile(GradientCompressor):
@@ -29,7 +34,9 @@ class LinearQuantile(GradientCompressor):
         ValueError: A keyword is wrong.
     """
 
-    def __init__(self, *, levels: int = 9, level_dtype: str = "float32", **shared: Any) -> None:
+    def __init__(
+        self, *, levels: int = 9, level_dtype: str = "float32", **shared: Unpack[Shared]
+    ) -> None:
         levels = check_integer("levels", levels, 2, 256)
         settings = Settings.from_keywords(LinearQuantile, shared)
         super().__init__(_Codec(settings, levels, levels, level_dtype))

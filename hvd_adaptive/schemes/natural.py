@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -14,6 +14,11 @@ from hvd_adaptive.exchange.staged_codec import StagedCodec
 from hvd_adaptive.kernels.block_sums import BlockSums
 from hvd_adaptive.kernels.packing import ONE_BIT
 from hvd_adaptive.settings import Settings
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from hvd_adaptive.shared_keywords import Shared
 
 
 class NaturalCompression(GradientCompressor):
@@ -41,7 +46,7 @@ class NaturalCompression(GradientCompressor):
             for NaN, which makes its whole bucket NaN.
     """
 
-    def __init__(self, **shared: Any) -> None:
+    def __init__(self, **shared: Unpack[Shared]) -> None:
         super().__init__(_Codec(Settings.from_keywords(NaturalCompression, shared)))
 
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hvd_adaptive.adapt.adaptation import Adaptation
 from hvd_adaptive.checks import check_choice, check_flag, check_integer, is_real
@@ -13,6 +12,11 @@ from hvd_adaptive.schemes.adaptive_codec import NORMS, FixedCodec
 from hvd_adaptive.schemes.level_scheme import LevelScheme
 from hvd_adaptive.schemes.level_table import LevelTable
 from hvd_adaptive.settings import Settings
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from hvd_adaptive.shared_keywords import Norm, Shared, Statistics, Updates
 
 # The least level must be a float32. Between levels below 2**-102, the gap times 2**-24 underflows,
 # and r is rounded up instead of at random: a bias of at most 2**-102 of the norm.
@@ -45,12 +49,12 @@ class NUQSGD(LevelScheme):
         *,
         bits: int = 3,
         multiplier: float = 0.5,
-        norm: str = "l2",
+        norm: Norm = "l2",
         symmetric: bool = False,
-        update_steps: Iterable[int] | Callable[[int], bool] | None = None,
+        update_steps: Updates = None,
         samples: int = 20,
-        statistics: str = "histogram",
-        **shared: Any,
+        statistics: Statistics = "histogram",
+        **shared: Unpack[Shared],
     ) -> None:
         bits = check_integer("bits", bits, 2, 8)
         check_choice("norm", norm, NORMS)

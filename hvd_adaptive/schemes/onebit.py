@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -10,6 +10,11 @@ from hvd_adaptive import kernels
 from hvd_adaptive.compressor import GradientCompressor
 from hvd_adaptive.schemes.bucket_codec import BucketCodec
 from hvd_adaptive.settings import Settings
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from hvd_adaptive.shared_keywords import WithClip
 
 
 class OneBitSGD(GradientCompressor):
@@ -33,9 +38,11 @@ class OneBitSGD(GradientCompressor):
         **shared: See ``settings.Settings``.
     """
 
-    def __init__(self, *, error_feedback: float | str | None = 1.0, **shared: Any) -> None:
-        shared = shared | {"error_feedback": error_feedback}
-        settings = Settings.from_keywords(OneBitSGD, shared)
+    def __init__(
+        self, *, error_feedback: float | str | None = 1.0, **shared: Unpack[WithClip]
+    ) -> None:
+        keywords = {**shared, "error_feedback": error_feedback}
+        settings = Settings.from_keywords(OneBitSGD, keywords)
         super().__init__(_Codec(settings, alphabet=2, numbers=2))
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -10,6 +10,11 @@ from hvd_adaptive.checks import check_choice, is_whole
 from hvd_adaptive.compressor import GradientCompressor
 from hvd_adaptive.schemes.bucket_codec import RandomRounding, level_kernels
 from hvd_adaptive.settings import Settings
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from hvd_adaptive.shared_keywords import Shared
 
 ALLOWED_LEVELS = (3, 5, 9, 17, 33, 65, 129)
 # Most rounds of coordinate descent after the greedy levels.
@@ -51,7 +56,7 @@ class ORQ(GradientCompressor):
         levels: int = 9,
         solver: str = "greedy",
         level_dtype: str = "float32",
-        **shared: Any,
+        **shared: Unpack[Shared],
     ) -> None:
         if not is_whole(levels) or levels not in ALLOWED_LEVELS:
             raise ValueError(

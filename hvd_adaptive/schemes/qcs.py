@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from types import ModuleType
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import torch
 
@@ -17,6 +17,11 @@ from hvd_adaptive.kernels import hadamard
 from hvd_adaptive.kernels.packing import packing_of
 from hvd_adaptive.kernels.qcs import Run
 from hvd_adaptive.settings import Settings
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from hvd_adaptive.shared_keywords import Shared
 
 LEAST_GAIN = 4
 SCALE_BITS = 32
@@ -99,11 +104,11 @@ class QCS(GradientCompressor):
     def __init__(
         self,
         *,
-        estimator: str = "unbiased",
+        estimator: Literal["unbiased", "mmse"] = "unbiased",
         gain: float | None = None,
         measurements: int | None = None,
         quantizer_range: float | None = None,
-        **shared: Any,
+        **shared: Unpack[Shared],
     ) -> None:
         check_choice("estimator", estimator, ("unbiased", "mmse"))
         settings = Settings.from_keywords(QCS, shared)

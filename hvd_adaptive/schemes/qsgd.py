@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from hvd_adaptive.adapt.adaptation import Adaptation
 from hvd_adaptive.checks import check_choice, check_flag, check_integer
@@ -13,6 +12,11 @@ from hvd_adaptive.schemes.adaptive_codec import NORMS, FixedCodec
 from hvd_adaptive.schemes.level_scheme import LevelScheme
 from hvd_adaptive.schemes.level_table import LevelTable
 from hvd_adaptive.settings import Settings
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from hvd_adaptive.shared_keywords import Norm, Shared, Statistics, Updates
 
 
 class QSGD(LevelScheme):
@@ -41,12 +45,12 @@ class QSGD(LevelScheme):
         *,
         bits: int | None = None,
         intervals: int | None = None,
-        norm: str = "l2",
+        norm: Norm = "l2",
         symmetric: bool = False,
-        update_steps: Iterable[int] | Callable[[int], bool] | None = None,
+        update_steps: Updates = None,
         samples: int = 20,
-        statistics: str = "histogram",
-        **shared: Any,
+        statistics: Statistics = "histogram",
+        **shared: Unpack[Shared],
     ) -> None:
         check_choice("norm", norm, NORMS)
         check_flag("symmetric", symmetric)

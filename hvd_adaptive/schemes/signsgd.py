@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -15,6 +15,11 @@ from hvd_adaptive.schemes.bucket_codec import (
 )
 from hvd_adaptive.settings import Settings
 
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from hvd_adaptive.shared_keywords import Shared
+
 
 class SignSGD(GradientCompressor):
     """Scaled SignSGD (ORQ paper, Eq. 13): Q(v) = sign(v) times the mean of |v| over the bucket.
@@ -26,7 +31,7 @@ class SignSGD(GradientCompressor):
         **shared: See ``settings.Settings``.
     """
 
-    def __init__(self, **shared: Any) -> None:
+    def __init__(self, **shared: Unpack[Shared]) -> None:
         settings = Settings.from_keywords(SignSGD, shared)
         super().__init__(_Codec(settings, alphabet=2, numbers=1))
 

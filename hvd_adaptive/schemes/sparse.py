@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -15,6 +15,11 @@ from hvd_adaptive.compressor import GradientCompressor
 from hvd_adaptive.exchange.staged_codec import StagedCodec
 from hvd_adaptive.kernels.rice import most_words, rice_parameter
 from hvd_adaptive.settings import Settings
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from hvd_adaptive.shared_keywords import Shared
 
 
 class SparseSGD(GradientCompressor):
@@ -47,7 +52,7 @@ class SparseSGD(GradientCompressor):
         ValueError: A keyword is wrong.
     """
 
-    def __init__(self, *, density: float, **shared: Any) -> None:
+    def __init__(self, *, density: float, **shared: Unpack[Shared]) -> None:
         density = _check_density(density)
         super().__init__(_Codec(Settings.from_keywords(SparseSGD, shared), density))
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from typing import Any
+from typing import TYPE_CHECKING
 
 from hvd_adaptive.adapt.adaptation import Adaptation
 from hvd_adaptive.levels import uniform_magnitudes
@@ -11,6 +10,11 @@ from hvd_adaptive.schemes.adaptive_codec import FixedCodec
 from hvd_adaptive.schemes.level_scheme import LevelScheme
 from hvd_adaptive.schemes.level_table import LevelTable
 from hvd_adaptive.settings import Settings
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from hvd_adaptive.shared_keywords import Statistics, Updates, WithFeedback
 
 
 class TernGrad(LevelScheme):
@@ -33,12 +37,12 @@ class TernGrad(LevelScheme):
         self,
         *,
         clip: float | None = 2.5,
-        update_steps: Iterable[int] | Callable[[int], bool] | None = None,
+        update_steps: Updates = None,
         samples: int = 20,
-        statistics: str = "histogram",
-        **shared: Any,
+        statistics: Statistics = "histogram",
+        **shared: Unpack[WithFeedback],
     ) -> None:
-        settings = Settings.from_keywords(TernGrad, shared | {"clip": clip})
+        settings = Settings.from_keywords(TernGrad, {**shared, "clip": clip})
         table = LevelTable(2, False, uniform_magnitudes(2, False))
         adaptation = Adaptation(False, update_steps, samples, statistics)
         super().__init__(FixedCodec("terngrad", settings, "linf", table, adaptation, {}))

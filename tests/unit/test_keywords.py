@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import inspect
+from dataclasses import fields
+from typing import get_args, get_type_hints
 
 import pytest
 
 from hvd_adaptive import ALQ, ORQ, QSGD, SignSGD
+from hvd_adaptive.coding.codings import CODINGS
 from hvd_adaptive.keywords import own_keywords
 from hvd_adaptive.scheme import Scheme, Settings
+from hvd_adaptive.settings import EXCHANGES
+from hvd_adaptive.shared_keywords import Shared
 from hvd_adaptive.tools.schemes.catalog import scheme_classes
 
 
@@ -81,3 +86,18 @@ def test_custom_schemes_may_take_values():
     assert Own(3).width == 3
     with pytest.raises(TypeError, match=r"Own\(\) has no keyword 'sed'; did you mean 'seed'"):
         Own(3, sed=1)
+
+
+def test_types_name_every_shared_keyword():
+    """tests/types/calls.py has calls that mypy accepts, and some that it refuses."""
+    assert set(get_type_hints(Shared)) == {field.name for field in fields(Settings)}
+    for hint, allowed in [
+        (get_type_hints(Shared)["exchange"], {*EXCHANGES, type(None)}),
+        (get_type_hints(Shared)["coding"], set(CODINGS)),
+    ]:
+        named = {
+            value
+            for one in (get_args(hint) if type(None) in get_args(hint) else [hint])
+            for value in (get_args(one) or [one])
+        }
+        assert named == allowed

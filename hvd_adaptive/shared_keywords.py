@@ -1,0 +1,57 @@
+"""Types of the keywords that every scheme shares, for type checkers and editors.
+
+``settings.Settings`` describes and checks them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Literal, TypedDict
+
+import torch
+
+Norm = Literal["l2", "linf"]
+Statistics = Literal["histogram", "normal"]
+Updates = Iterable[int] | Callable[[int], bool] | None
+
+
+class Common(TypedDict, total=False):
+    """Keywords of all schemes, but for two of which some schemes have another default."""
+
+    bucket_size: int
+    seed: int
+    min_numel: int
+    tail: Literal["quantize", "full"]
+    coding: Literal["fixed", "huffman", "elias"]
+    exchange: Literal["allgather", "scatter_reduce", "hierarchical", "auto"] | None
+    second_stage_bits: int | None
+    ranks_per_node: int | None
+    scope: Literal["network", "tensor"]
+    parameter_bits: Mapping[str, int | None] | None
+    fusion_bytes: int
+    in_flight_bytes: int
+    keep_zeros: bool
+    checksum: bool
+    warmup_steps: int
+    worker: bool
+    schedule: Callable[[int], Mapping[str, Any] | None] | None
+    grad_scaler: Any
+    monitor: Any
+    process_set: Any
+    named_parameters: Iterable[tuple[str, torch.nn.Parameter]] | None
+
+
+class WithClip(Common, total=False):
+    """Without ``error_feedback``."""
+
+    clip: float | None
+
+
+class WithFeedback(Common, total=False):
+    """Without ``clip``."""
+
+    error_feedback: float | Literal["auto"] | None
+
+
+class Shared(WithClip, WithFeedback, total=False):
+    """All of them."""

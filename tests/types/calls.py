@@ -1,0 +1,40 @@
+"""Calls that type checkers must accept or refuse. `mypy` reads this file; nothing runs it.
+
+An ignored error that mypy does not find is an error itself (warn_unused_ignores in setup.cfg).
+"""
+
+from __future__ import annotations
+
+from hvd_adaptive import ALQ, AMQ, ECDQ, EDEN, QCS, QSGD, BinGrad, OneBitSGD, TernGrad
+
+
+def right() -> None:
+    """Keywords of schemes, and those that all share."""
+    ALQ(bits=3, norm="linf", exchange="scatter_reduce", error_feedback="auto", clip=2.5)
+    AMQ(bits=4, update_steps=lambda step: step % 100 == 0, parameter_bits={"*bias": None})
+    QSGD(intervals=5, coding="elias", schedule=lambda step: {"bits": 4} if step > 9 else None)
+    EDEN(bits=0.5, bucket_size=1024, keep_zeros=True)
+    ECDQ(relative_variance=0.1, tail="full")
+    QCS(gain=10, estimator="mmse")
+    TernGrad(clip=None, error_feedback=0.5)
+    OneBitSGD(error_feedback=None, clip=3.0)
+    BinGrad(variant="biased", scope="network")
+
+
+def wrong() -> None:
+    """Misspelt keywords, and values that are not allowed."""
+    ALQ(bitz=3)  # type: ignore[call-arg]
+    ALQ(norm="l7")  # type: ignore[arg-type]
+    ALQ(exchange="allreduce")  # type: ignore[arg-type]
+    ALQ(bits="3")  # type: ignore[arg-type]
+    ALQ(solver="newton")  # type: ignore[arg-type]
+    ALQ(statistics="mean")  # type: ignore[arg-type]
+    AMQ(coding="gzip")  # type: ignore[arg-type]
+    QSGD(error_feedback="yes")  # type: ignore[arg-type]
+    EDEN(tail="drop")  # type: ignore[arg-type]
+    ECDQ(scope="layer")  # type: ignore[arg-type]
+    QCS(estimator="map")  # type: ignore[arg-type]
+    TernGrad(clipping=2.5)  # type: ignore[call-arg]
+    OneBitSGD(momentum=0.9)  # type: ignore[call-arg]
+    BinGrad(variant="half")  # type: ignore[arg-type]
+    ALQ(3)  # type: ignore[call-arg]
