@@ -7,8 +7,9 @@ part's results are printed and written at once. Call it again to go on: parts th
 are not repeated.
 
 facts     the card, versions
-equal     payloads of every scheme, and what they decode to, against plain torch on the CPU, bit for
-          bit (kernels/reference/), on sizes with partial buckets and blocks, with NaN and zeros
+equal     payloads of schemes that encode on the GPU, and what they decode to, against plain torch
+          on the CPU, bit for bit (kernels/reference/), on sizes with partial buckets and blocks,
+          with NaN and zeros
 suite     test_cuda_*.py of tests/unit on the GPU, where pytest and what they need is there
 large     more than 2**31 coordinates: the last buckets against plain torch
 speed     encode and decode-and-accumulate against a device-to-device copy (`bench codec`)

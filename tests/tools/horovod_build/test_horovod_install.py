@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
+from horovod_files import file
 from rich.console import Console
 
 from hvd_adaptive.tools.install import build as build_module
@@ -17,13 +18,6 @@ from hvd_adaptive.tools.install import cache, install, preflight, verify
 from hvd_adaptive.tools.install.errors import BUILD_FAILED, InstallError
 from hvd_adaptive.tools.install.facts import Options
 from hvd_adaptive.tools.install.plan import Plan
-
-
-def file(path: Path, text: str) -> Path:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(text)
-    return path
-
 
 # Running the build, keeping the wheel
 

@@ -4,20 +4,12 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
+from horovod_files import executable
 
 from hvd_adaptive.tools.install import preflight
 from hvd_adaptive.tools.install.diagnose import diagnose, tail
-
-
-def executable(path: Path, text: str) -> Path:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(text)
-    path.chmod(0o755)
-    return path
-
 
 # Prerequisites
 
