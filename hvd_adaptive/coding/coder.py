@@ -181,23 +181,6 @@ class Coder(ABC):
             pass
         return out.to(stream.device)
 
-    def decode_range(
-        self, stream: torch.Tensor, coordinates: int, first: int, last: int
-    ) -> torch.Tensor:
-        """Return the codes (uint8) of coordinates first to last - 1 of a stream (see ``decode``).
-
-        Only the segments that hold these coordinates are read.
-        """
-        if not 0 <= first <= last <= coordinates:
-            raise ValueError(f"first={first}, last={last}: must be a range of {coordinates}")
-        data = stream.cpu().numpy()
-        ends = self._ends(data, coordinates, padding=7)
-        touched = range(first // self.segment, -(-last // self.segment)) if last > first else ()
-        parts = [self._decoded(data, ends, coordinates, range(k, k + 1))[0] for k in touched]
-        at = touched[0] * self.segment if touched else 0
-        codes = np.concatenate([np.empty(0, np.uint8), *parts])[first - at : last - at]
-        return torch.from_numpy(codes).to(stream.device)
-
     def _segments(self, coordinates: int) -> int:
         return -(-coordinates // self.segment)
 
