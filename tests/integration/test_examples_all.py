@@ -68,3 +68,14 @@ def test_ppo(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout
     rewards = [float(part.split(",")[0]) for part in done.stdout.split("reward ")[1:]]
     assert rewards[0] < -1 and rewards[-1] > -0.3
+
+
+def test_fsdp2(tmp_path: Path) -> None:
+    """torchrun, two processes: the transformer learns with 4 bits."""
+    command = [str(BIN / "torchrun"), "--standalone", "--nproc-per-node", "2"]
+    done = run([*command, str(ROOT / "examples" / "fsdp2.py")], tmp_path, 300)
+    assert done.returncode == 0, done.stdout
+    losses = [float(part.split()[0]) for part in done.stdout.split("loss ")[1:]]
+    assert losses[0] > 5 and losses[-1] < 3
+    sent = int(done.stdout.split(" bytes sent")[0].split()[-1].replace(",", ""))
+    assert 7.5 < 4 * 470_000 / 2 / sent < 8.2  # float32 would send half of the gradients

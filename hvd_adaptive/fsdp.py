@@ -1,0 +1,262 @@
+"""Use compressors in FSDP2: the reduce-scatter of a ``fully_shard`` model travels as codes.
+
+    fully_shard(model)
+    compress_reduce_scatter(model, EDEN(bits=4))
+
+Each rank encodes every other rank's shard of a module's gradients, sends it, and decodes and adds
+what it receives. The all-gathers of parameters do not change.
+"""
+
+from __future__ import annotations
+
+import functools
+import io
+import itertools
+import weakref
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+from hvd_adaptive import states
+from hvd_adaptive.compressor import GradientCompressor, check_compressor
+from hvd_adaptive.hooks.sharded import ShardedModule, ShardedSession
+
+_numbers = itertools.count()
+
+
+class Compressed:
+    """What ``compress_reduce_scatter`` and ``compress_all_reduce`` return.
+
+    Attributes:
+        compressor: The compressor.
+    """
+
+    def __init__(self, session: ShardedSession, model: nn.Module) -> None:
+        self.compressor, self._session = session.compressor, session
+        self._model = weakref.ref(model)
+        hook = functools.partial(_before_step, weakref.ref(self))
+        handle = register_optimizer_step_pre_hook(hook)
+        weakref.finalize(self, handle.remove)
+        self.average = session.average
+
+    def finish(self) -> None:
+        """End a step: check what has arrived, and fit tables if that is due; a collective.
+
+        Every step of a torch.optim.Optimizer that has a parameter of the model calls it. Call it
+        yourself before the step of another optimizer. It does nothing if nothing was reduced since
+        the last call.
+
+        Raises:
+            PayloadError: A payload arrived corrupt, on any rank.
+            RankMismatchError: Ranks have reduced different modules, or differ in the step.
+        """
+        self._session.finish()
+
+    def serves(self, optimizer: torch.optim.Optimizer) -> bool:
+        """Return whether the optimizer has a parameter of the model."""
+        model = self._model()
+        own = set() if model is None else set(map(id, model.parameters()))
+        return any(id(p) in own for group in optimizer.param_groups for p in group["params"])
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the compressor's states on all ranks as bytes, a collective.
+
+        torch.distributed.checkpoint saves such an entry once. For a file of each rank
+        ``compressor.state_dict()`` is enough.
+        """
+        file = io.BytesIO()
+        torch.save(self._session.states_of_ranks(), file)
+        return {"compressor": file.getvalue()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Load what ``state_dict`` returned; other numbers of ranks load the first one's.
+
+        Raises:
+            ValueError: The state is of another scheme or incomplete.
+        """
+        saved = states.entry(state, "compressor")
+        if not isinstance(saved, bytes):
+            raise ValueError(f"state: compressor must be bytes, not {type(saved).__name__}")
+        everyone = torch.load(io.BytesIO(saved), weights_only=True)
+        rank, ranks = self._session.place
+        self.compressor.load_state_dict(everyone[rank if len(everyone) == ranks else 0])
+
+
+def compress_reduce_scatter(model: nn.Module, compressor: GradientCompressor) -> Compressed:
+    """Send the reduce-scatters of a ``fully_shard`` model as codes.
+
+    Call it on every rank, after the last ``fully_shard``. A step of the compressor is a step of the
+    optimizer: warm-up, schedule and fits of tables count these. Tables are fitted at the end of an
+    update step, to gradients of all modules, and used from the next step on. Patterns of
+    ``parameter_bits`` are those of modules' names; the outermost module's is "root". A module of
+    fewer than ``min_numel`` coordinates is sent in full precision.
+
+    Reduce operations AVG, SUM and PREMUL_SUM are supported (``set_gradient_divide_factor``), and
+    float16, bfloat16, float32 and float64 as ``reduce_dtype``. Gradients are added in float32
+    (float64 for float64), in rank order.
+
+    Args:
+        model: A model with modules that ``fully_shard`` has sharded over one group of ranks.
+        compressor: A compressor that serves only this model, without error feedback: its residuals
+            would be as large as the unsharded gradients.
+
+    Returns:
+        An object with ``finish``, ``state_dict`` and ``load_state_dict``.
+
+    Raises:
+        ValueError: An argument is not allowed.
+        RuntimeError: This version of torch cannot replace the reduce-scatter.
+    """
+    modules = _modules_of(model, "set_custom_reduce_scatter")
+    compressed = Compressed(_session(compressor, modules, shards=True), model)
+    for index, (_, module) in enumerate(modules):
+        module.set_custom_reduce_scatter(_ReduceScatter(compressed, index))
+    return compressed
+
+
+def compress_all_reduce(
+    model: nn.Module, compressor: GradientCompressor, group: dist.ProcessGroup
+) -> Compressed:
+    """Average the shards of a ``fully_shard`` model between replicas, as codes.
+
+    For a model that is sharded over the ranks of a node (a 1-D mesh) and replicated between nodes:
+    after each reduce-scatter the shard is averaged over ``group``. Shards are bitwise equal on its
+    ranks. See ``compress_reduce_scatter`` for steps, tables and names.
+
+    Args:
+        model: A model that ``fully_shard`` has sharded over a 1-D mesh.
+        compressor: A compressor that serves only this, without error feedback.
+        group: The ranks that hold this rank's shard.
+
+    Returns:
+        See ``compress_reduce_scatter``.
+
+    Raises:
+        ValueError: An argument is not allowed.
+        RuntimeError: This version of torch has no such hook.
+    """
+    modules = _modules_of(model, "set_all_reduce_hook")
+    if not isinstance(group, dist.ProcessGroup):
+        raise ValueError(f"group: must be a process group, not {type(group).__name__}")
+    compressed = Compressed(_session(compressor, modules, shards=False), model)
+    ranks = dist.get_world_size(group)
+
+    def hook(index: int, shard: torch.Tensor) -> None:
+        if ranks > 1:
+            compressed.average(index, shard, shard, group, 1.0 / ranks)
+
+    for index, (_, module) in enumerate(modules):
+        module.set_all_reduce_hook(functools.partial(hook, index))
+    return compressed
+
+
+def _before_step(find: weakref.ref[Compressed], optimizer: torch.optim.Optimizer, *_: Any) -> None:
+    compressed = find()
+    if compressed is not None and compressed.serves(optimizer):
+        compressed.finish()
+
+
+def _modules_of(model: Any, method: str) -> list[tuple[str, Any]]:
+    """Return the names and modules that FSDP2 has sharded.
+
+    Raises:
+        ValueError: There is none.
+        RuntimeError: They lack ``method``.
+    """
+    if not isinstance(model, nn.Module):
+        raise ValueError(f"model: must be a torch.nn.Module, not {type(model).__name__}")
+    try:
+        from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
+    except ImportError:
+        FSDPModule = FullyShardedDataParallel = None  # type: ignore[assignment, misc]
+    if FSDPModule is None or not hasattr(FSDPModule, method):
+        raise RuntimeError(
+            f"compression of FSDP2 needs a newer torch: {torch.__version__} has no "
+            f"FSDPModule.{method}"
+        )
+    if any(isinstance(module, FullyShardedDataParallel) for module in model.modules()):
+        raise ValueError(
+            "model: FullyShardedDataParallel (FSDP1) is not supported; shard the model by "
+            "torch.distributed.fsdp.fully_shard"
+        )
+    found = [(name, m) for name, m in model.named_modules() if isinstance(m, FSDPModule)]
+    if not found:
+        raise ValueError("model: fully_shard has sharded none of its modules; call it before")
+    return [(name or "root", module) for name, module in found]
+
+
+def _session(compressor: Any, modules: list[tuple[str, Any]], shards: bool) -> ShardedSession:
+    settings = check_compressor("compressor", compressor).settings
+    if settings.error_feedback is not None:
+        raise ValueError(
+            f"error_feedback={settings.error_feedback!r}: must be None with FSDP, whose sharding "
+            "residuals of unsharded size would undo"
+        )
+    if settings.process_set is not None:
+        raise ValueError("process_set: must be None; FSDP's ranks are those of the model's mesh")
+    allowed = (None, "scatter_reduce") if shards else (None, "allgather", "scatter_reduce")
+    if settings.exchange not in allowed:
+        raise ValueError(
+            f"exchange={settings.exchange!r}: must be one of {', '.join(map(repr, allowed))}"
+        )
+    if compressor.connection is not None:
+        raise ValueError("compressor: already serves an optimizer or a model; create another")
+    known = {id(module) for _, module in modules}
+    sharded = [ShardedModule(name, _own_coordinates(module, known)) for name, module in modules]
+    compressor.parts.warn_of_idle_patterns([name for name, _ in modules])
+    label = f"hvd_adaptive.fsdp{next(_numbers)}"
+    compressor.connection = session = ShardedSession(compressor, sharded, label, shards)
+    return session
+
+
+def _own_coordinates(module: nn.Module, sharded: set[int]) -> int:
+    """Return the coordinates of a module's parameters that no sharded module in it has.
+
+    sharded: The ``id`` of each sharded module.
+    """
+    inner = [m for m in module.modules() if m is not module and id(m) in sharded]
+    theirs = {id(p) for m in inner for p in m.parameters()}
+    return sum(p.numel() for p in module.parameters() if id(p) not in theirs)
+
+
+class _ReduceScatter:
+    """The reduce-scatter of a module, as ``FSDPModule.set_custom_reduce_scatter`` expects it."""
+
+    def __init__(self, compressed: Compressed, index: int) -> None:
+        self._compressed, self._index = compressed, index
+
+    def allocate(self, size: Any, *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+        """Return memory."""
+        return torch.empty(*size, dtype=dtype, device=device)
+
+    def __call__(
+        self,
+        output_tensor: torch.Tensor,
+        input_tensor: torch.Tensor,
+        group: dist.ProcessGroup,
+        op: Any,
+        async_op: bool = False,
+    ) -> None:
+        """Reduce."""
+        factor = _factor_of(op, dist.get_world_size(group))
+        self._compressed.average(self._index, input_tensor, output_tensor, group, factor)
+
+
+def _factor_of(op: Any, ranks: int) -> float:
+    """Return the factor of a sum over ranks that is the operation's result.
+
+    Raises:
+        ValueError: It is another operation.
+    """
+    kinds: Any = dist.ReduceOp.RedOpType
+    kind = op if isinstance(op, kinds) else op.op
+    if kind == kinds.AVG:
+        return 1.0 / ranks
+    if kind == kinds.SUM:
+        return 1.0
+    if kind == kinds.PREMUL_SUM:
+        return float(op.factor)
+    raise ValueError(f"op={kind}: must be AVG, SUM or PREMUL_SUM")

@@ -1,0 +1,98 @@
+"""What FSDP's functions refuse; tests/parallel/ddp/check_fsdp.py has several ranks."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel, fully_shard
+
+from hvd_adaptive import ALQ, EDEN, QSGD, OneBitSGD
+from hvd_adaptive.fsdp import _factor_of, compress_all_reduce, compress_reduce_scatter
+
+
+@pytest.fixture
+def model(tmp_path):
+    """A sharded model of one rank."""
+    store = dist.FileStore(str(tmp_path / "store"), 1)
+    dist.init_process_group("gloo", store=store, rank=0, world_size=1)
+    yield fully_shard(nn.Linear(4, 4))
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize(
+    ("compressor", "told"),
+    [
+        (lambda: ALQ, "compressor=ALQ: is a class"),
+        (lambda: ALQ(error_feedback=1.0), "error_feedback=1.0: must be None with FSDP"),
+        (lambda: OneBitSGD(), "error_feedback=1.0: must be None with FSDP"),
+        (lambda: ALQ(exchange="allgather"), "exchange='allgather': must be one of None, 'scatter"),
+        (lambda: ALQ(process_set=object()), "process_set: must be None"),
+    ],
+)
+def test_compressors(model, compressor, told):
+    with pytest.raises(ValueError, match=told):
+        compress_reduce_scatter(model, compressor())
+
+
+def test_a_compressor_serves_one_model(model):
+    compressor = EDEN(bits=4)
+    compress_reduce_scatter(model, compressor)
+    with pytest.raises(ValueError, match="already serves"):
+        compress_reduce_scatter(model, compressor)
+    with pytest.raises(RuntimeError, match="serves a model of FSDP"):
+        compressor.compress(torch.ones(3))
+
+
+def test_models(model):
+    with pytest.raises(ValueError, match="fully_shard has sharded none of its modules"):
+        compress_reduce_scatter(nn.Linear(3, 3), QSGD(bits=4))
+    with pytest.raises(ValueError, match=r"must be a torch\.nn\.Module, not generator"):
+        compress_reduce_scatter(model.parameters(), QSGD(bits=4))
+    old = FullyShardedDataParallel(nn.Linear(3, 3), device_id=torch.device("cpu"))
+    with pytest.raises(ValueError, match=r"\(FSDP1\) is not supported; shard the model by"):
+        compress_reduce_scatter(old, QSGD(bits=4))
+    with pytest.raises(ValueError, match="group: must be a process group, not str"):
+        compress_all_reduce(model, QSGD(bits=4), "gloo")
+
+
+@pytest.mark.parametrize("method", ["set_custom_reduce_scatter", "set_all_reduce_hook"])
+def test_older_torch(model, method, monkeypatch):
+    monkeypatch.delattr(FSDPModule, method)
+    group = dist.group.WORLD
+    with pytest.raises(RuntimeError, match=rf"needs a newer torch: .* has no FSDPModule\.{method}"):
+        if method == "set_all_reduce_hook":
+            compress_all_reduce(model, QSGD(bits=4), group)
+        else:
+            compress_reduce_scatter(model, QSGD(bits=4))
+
+
+def test_one_rank_trains(model):
+    """It sends nothing."""
+    compressed = compress_reduce_scatter(model, ALQ(bits=2))
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    model(torch.ones(2, 4)).sum().backward()
+    optimizer.step()
+    assert compressed.compressor.step == 0
+
+
+def test_operations():
+    assert _factor_of(dist.ReduceOp.AVG, 4) == 0.25
+    assert _factor_of(dist.ReduceOp.SUM, 4) == 1.0
+    assert _factor_of(dist.ReduceOp.PREMUL_SUM(0.2), 4) == 0.2
+    with pytest.raises(ValueError, match="must be AVG, SUM or PREMUL_SUM"):
+        _factor_of(dist.ReduceOp.MAX, 4)
+
+
+def test_states_of_others(model):
+    compressed = compress_reduce_scatter(model, ALQ(bits=2))
+    state = compressed.state_dict()
+    with pytest.raises(ValueError, match="no entry 'compressor'"):
+        compressed.load_state_dict({})
+    with pytest.raises(ValueError, match="must be bytes, not dict"):
+        compressed.load_state_dict({"compressor": {}})
+    compressed.load_state_dict(state)
+    other = compress_reduce_scatter(fully_shard(nn.Linear(3, 3)), QSGD(bits=2))
+    with pytest.raises(ValueError, match="scheme 'alq', not 'qsgd'"):
+        other.load_state_dict(state)
