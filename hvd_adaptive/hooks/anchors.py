@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from hvd_adaptive.device import HOST
 from hvd_adaptive.finite import wide_of
 
 Parameter = torch.nn.Parameter
@@ -101,5 +102,5 @@ class Anchors:
         self._outer.state.update(kept)
 
     def _sgd(self) -> torch.optim.SGD:
-        anchors = list(self._copies.values()) or [torch.zeros(0)]  # SGD refuses none at all
+        anchors = list(self._copies.values()) or [torch.zeros(0, **HOST)]  # SGD refuses none at all
         return torch.optim.SGD(anchors, self._lr, self._momentum, nesterov=self._momentum > 0)

@@ -13,7 +13,9 @@ def uniforms(coordinates: int, bucket_size: int, key: int, device: torch.device)
     """Return the integers below 2**24 (float32) that round ``coordinates`` coordinates."""
     count = -(-coordinates // bucket_size)
     keys = [random.bucket_key(key, bucket) for bucket in range(count)]
-    low, high = from_host(torch.tensor(keys, dtype=torch.int64).view(count, 2, 1), device).unbind(1)
+    low, high = from_host(
+        torch.tensor(keys, dtype=torch.int64, device="cpu").view(count, 2, 1), device
+    ).unbind(1)
     j = torch.arange(bucket_size, dtype=torch.int64, device=device)
     h = ((j * random.COUNTER & MASK32) + low) & MASK32
     h = ((h ^ (h >> 16)) * random.MIX32_A) & MASK32
