@@ -125,6 +125,12 @@ def check_named_parameters(name: str, value: Any) -> list[tuple[str, Any]] | Non
     """Return a list of (name, parameter) pairs, or None; raise ValueError for other contents."""
     if value is None:
         return None
+    if not hasattr(value, "__iter__"):
+        kind = type(value).__name__
+        raise ValueError(
+            f"{name}: must hold (name, parameter) pairs, not be a {kind}: give "
+            "model.named_parameters()"
+        )
     pairs = list(value)
     for pair in pairs:
         if not (isinstance(pair, tuple) and len(pair) == 2 and isinstance(pair[0], str)):

@@ -248,6 +248,7 @@ class GradientCompressor(Changing, _Base):
         f"compressor-{hvd.rank()}.pt")``, or its entry of the list
         ``hvd.allgather_object(compressor.state_dict())``.
         """
+        self._warn_if_unused()
         own = {"scheme": self.name, "step": self.step, "encodes": self._encodes}
         own |= self.instance.state_dict()
         changed = {"settings": dict(self._changed)} if self._changed else {}
@@ -329,9 +330,16 @@ class GradientCompressor(Changing, _Base):
                 "gradients are not compressed; start two or more ranks, such as mpirun -np 2, or "
                 "use encode() and decode()"
             )
+        self._warn_if_unused()
         version = max(codec.table_version for codec in self.parts.values())
         known = self.settings.exchange if self._connection is None else self._connection.exchange
         return self.meter.report() | {"table_version": version, "exchange": known}
+
+    def _warn_if_unused(self) -> None:
+        """Warn if gradients should have reached this compressor, and none has."""
+        warn = getattr(self._connection, "warn_if_unused", None)
+        if warn is not None and self.meter.last is None and _place()[1] > 1:
+            warn()
 
     @property
     def layout(self) -> Layout | None:

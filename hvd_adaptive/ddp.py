@@ -11,6 +11,7 @@ the collectives differ (transport/torch_world.py). The backends are gloo and ncc
 # No ``from __future__ import annotations``: DDP compares a hook's annotations with types.
 
 import logging
+import weakref
 from collections.abc import Iterable
 from typing import Any
 
@@ -19,6 +20,7 @@ import torch.distributed as dist
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 
 from hvd_adaptive.changes import keywords_of
+from hvd_adaptive.checks import check_named_parameters
 from hvd_adaptive.compressor import GradientCompressor, check_compressor
 from hvd_adaptive.hooks.ddp.bucket_session import BucketSession
 from hvd_adaptive.hooks.ddp.buckets import Bucket, Names
@@ -68,9 +70,13 @@ class CompressionState:
             )
         if compressor.connection is not None:
             raise ValueError("compressor: already serves an optimizer or a model; create another")
+        if process_group is not None and not isinstance(process_group, dist.ProcessGroup):
+            kind = type(process_group).__name__
+            raise ValueError(f"process_group: must be a process group, not {kind}")
         if named_parameters is None:
             named_parameters = compressor.settings.named_parameters
-        given = [] if named_parameters is None else list(named_parameters)
+        given = check_named_parameters("named_parameters", named_parameters) or []
+        _check_not_sharded(parameter for _, parameter in given)
         given = plain_names(given, compressor.settings.parameter_bits or ())
         if given:
             compressor.parts.warn_of_idle_patterns([name for name, _ in given])
@@ -85,6 +91,8 @@ class CompressionState:
         self.compressor = compressor
         self.session = BucketSession(compressor, names, process_group)
         compressor.connection = self.session
+        if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
+            weakref.finalize(self, self.session.warn_if_unused)
 
     @property
     def process_group(self) -> dist.ProcessGroup | None:
@@ -93,6 +101,7 @@ class CompressionState:
 
     @process_group.setter
     def process_group(self, group: dist.ProcessGroup | None) -> None:
+        self.session.was_used = True  # another session continues
         self._set_up(self.compressor, self.session.names, group)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -114,18 +123,26 @@ class CompressionState:
 
 
 def compression_hook(
-    state: CompressionState, bucket: dist.GradBucket
+    state: CompressionState, bucket: dist.GradBucket, *others: Any
 ) -> torch.futures.Future[torch.Tensor]:
     """Average a bucket's gradients over ranks, compressed; a hook for ``model.register_comm_hook``.
 
     Errors are raised from ``backward``.
 
+    Args:
+        state: The state.
+        bucket: The bucket.
+        *others: What FSDP1 passes, which is refused.
+
     Raises:
+        ValueError: It was not called by DistributedDataParallel's reducer.
         RankMismatchError: Ranks differ in settings or steps.
         PayloadError: A payload arrived corrupt.
         RuntimeError: The compressor serves another model.
     """
+    _check_call(state, bucket, others)
     session = state.session
+    session.was_used = True
     if state.compressor.connection is None:  # it was closed
         state.compressor.connection = session
     if state.compressor.connection is not session:
@@ -140,3 +157,31 @@ def compression_hook(
         future = allreduce_hook(group, bucket)
     session.take(taken, bucket.index(), bucket.is_last())
     return future
+
+
+def _check_call(state: Any, bucket: Any, others: Any) -> None:
+    """Raise ValueError unless DistributedDataParallel's reducer calls the hook."""
+    if isinstance(bucket, tuple):
+        raise ValueError(
+            "bucket: DistributedDataParallel's Python reducer "
+            '(torch._dynamo.config.optimize_ddp="python_reducer") calls hooks inside of compiled '
+            "code, without buckets; set optimize_ddp to True or False"
+        )
+    if others or isinstance(bucket, torch.Tensor):
+        raise ValueError(
+            "bucket: is a tensor, not a bucket of DistributedDataParallel; FSDP1 is not supported "
+            "(use fully_shard and hvd_adaptive.fsdp.compress_reduce_scatter), and tensors are "
+            "averaged by hvd_adaptive.average"
+        )
+    if not isinstance(state, CompressionState):
+        kind = type(state).__name__
+        raise ValueError(f"state: must be a CompressionState, not {kind}")
+
+
+def _check_not_sharded(parameters: Iterable[Any]) -> None:
+    """Raise ValueError if FSDP has sharded a parameter."""
+    if any(type(p).__name__ in ("DTensor", "FlatParameter") for p in parameters):
+        raise ValueError(
+            "named_parameters: the model is sharded by FSDP, which has no hooks of this kind; use "
+            "fully_shard and hvd_adaptive.fsdp.compress_reduce_scatter"
+        )

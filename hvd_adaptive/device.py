@@ -48,6 +48,12 @@ class HostCopy:
         return int(self.get())
 
 
+def check_supported(device: torch.device) -> None:
+    """Raise ValueError unless tensors on a device can be exchanged."""
+    if device.type not in ("cpu", "cuda"):
+        raise ValueError(f"tensors on {device.type}: must be on the CPU or a GPU of CUDA or ROCm")
+
+
 def stacked(tensors: Sequence[torch.Tensor]) -> HostCopy:
     """Start to copy tensors of equal shape and device to the host, as the rows of one tensor."""
     return HostCopy(torch.stack(list(tensors)))

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from hvd_adaptive.coding.header import DTYPE_CODES
+from hvd_adaptive.device import check_supported
 from hvd_adaptive.errors import RankMismatchError
 from hvd_adaptive.run.description import Description, differences
 
@@ -27,6 +28,8 @@ def checked(tensors: Any) -> list[torch.Tensor | None]:
     for index, tensor in enumerate(listed):
         if tensor is not None and (wrong := _why_not(tensor)):
             raise ValueError(f"tensors[{index}]: {wrong}")
+        if tensor is not None:
+            check_supported(tensor.device)
     devices = {str(tensor.device) for tensor in listed if tensor is not None}
     if len(devices) > 1:
         raise ValueError(f"tensors: must be on one device, not on {', '.join(sorted(devices))}")

@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 
 from hvd_adaptive.adapt.statistics import Sample
+from hvd_adaptive.device import check_supported
 from hvd_adaptive.errors import PayloadError, RankMismatchError
 from hvd_adaptive.exchange.exchange import Place, Route
 from hvd_adaptive.exchange.parcel import Parcel, RandomStream
@@ -151,6 +152,7 @@ class ShardedSession:
             compressor.connection = self
         if compressor.connection is not self:
             raise RuntimeError("one compressor serves one model, but this one serves another")
+        check_supported(flat.device)
         world = self._world_of(group)
         if not self._calls:
             self._begin(world)

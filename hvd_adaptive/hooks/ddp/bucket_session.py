@@ -15,6 +15,7 @@ import torch.distributed as dist
 
 from hvd_adaptive.hooks.ddp.buckets import Bucket, BucketBinding, Names
 from hvd_adaptive.layout import Layout
+from hvd_adaptive.once import WarnOnce
 from hvd_adaptive.run.agreement import compare_settings
 from hvd_adaptive.run.driver import Driver
 from hvd_adaptive.transport.horovod_rounds import HorovodRounds
@@ -24,6 +25,13 @@ if TYPE_CHECKING:
     from hvd_adaptive.compressor import GradientCompressor
 
 logger = logging.getLogger("hvd_adaptive")
+
+
+UNUSED = (
+    "a CompressionState has compressed nothing: register the hook with the wrapped model, "
+    "model.register_comm_hook(state, compression_hook), before the first step; a copied or "
+    "unpickled model needs it again"
+)
 
 
 @dataclass(eq=False)
@@ -101,6 +109,8 @@ class BucketSession:
         self._binding: BucketBinding | None = None
         self._stale = False
         self._driver = Driver(compressor)
+        self.was_used = make_world is not None  # only a hook can be forgotten
+        self._warn_of_no_use = WarnOnce(logger)
         self._pending: _Pending | None = None
 
     @property
@@ -117,6 +127,11 @@ class BucketSession:
     def is_idle(self) -> bool:
         """Return whether no step is in progress."""
         return self._pending is None or self._pending.plain
+
+    def warn_if_unused(self) -> None:
+        """Warn, once, if the hook was never called."""
+        if not self.was_used and self._world is None:
+            self._warn_of_no_use("%s", UNUSED)
 
     def describe(self) -> str:
         """Return what the step in progress waits for; see ``Driver.describe``."""

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from hvd_adaptive.coding.header import DTYPE_CODES
+from hvd_adaptive.device import check_supported
 from hvd_adaptive.layout import Group, Layout, Member, build_layout
 from hvd_adaptive.run.groups import Groups
 
@@ -80,6 +81,7 @@ class Bucket:
     def of(cls, bucket: Any) -> Bucket:
         """Read the argument of a hook."""
         buffer, parameters = bucket.buffer(), bucket.parameters()
+        check_supported(buffer.device)
         gradients: Sequence[torch.Tensor] = ()
         if is_compressible(buffer):
             # In the order of memory, for all strides; complex numbers are pairs of real ones.

@@ -43,7 +43,7 @@ def test_one_rank_gets_copies(one_rank):
         ([torch.ones(3, dtype=torch.int64)], r"tensors\[0\]: must be float16.*not torch.int64"),
         ([torch.ones(3, dtype=torch.cfloat)], r"tensors\[0\]: is complex"),
         ([torch.ones(3).to_sparse()], r"tensors\[0\]: must be a dense tensor"),
-        ([torch.ones(3), torch.ones(3, device="meta")], "on one device, not on cpu, meta"),
+        ([torch.ones(3, device="meta")], "tensors on meta: must be on the CPU or a GPU"),
     ],
 )
 def test_wrong_tensors(one_rank, tensors, told):

@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.fsdp import fully_shard
 
 from hvd_adaptive import ALQ, ORQ, QSGD
 from hvd_adaptive.ddp import CompressionState, compression_hook
@@ -47,6 +48,54 @@ def test_what_is_no_compressor_is_refused():
         CompressionState("alq")
     with pytest.raises(ValueError, match="process_set: must be None"):
         CompressionState(QSGD(process_set=object()))
+
+
+@pytest.mark.parametrize(
+    ("keywords", "told"),
+    [
+        ({"named_parameters": nn.Linear(2, 2)}, "named_parameters: .* give model.named_parameters"),
+        ({"named_parameters": nn.Linear(2, 2).parameters()}, "named_parameters: must hold .*pairs"),
+        ({"process_group": "gloo"}, "process_group: must be a process group, not str"),
+    ],
+)
+def test_wrong_arguments(keywords, told):
+    with pytest.raises(ValueError, match=told):
+        CompressionState(QSGD(bits=4), **keywords)
+
+
+def test_sharded_models_have_another_door(alone):
+    model = fully_shard(nn.Linear(2, 2))
+    with pytest.raises(ValueError, match=r"sharded by FSDP.*compress_reduce_scatter"):
+        CompressionState(QSGD(bits=4), model.named_parameters())
+
+
+class OnMeta:
+    """A bucket of another device."""
+
+    def buffer(self):
+        return torch.ones(3, device="meta")
+
+    def parameters(self):
+        return []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (((torch.ones(3), nn.Parameter(torch.ones(3))),), "python_reducer.*set optimize_ddp"),
+        ((torch.ones(3),), "is a tensor.*FSDP1 is not supported.*hvd_adaptive.average"),
+        ((torch.ones(4), torch.ones(2)), "is a tensor.*FSDP1 is not supported"),
+        ((OnMeta(),), "tensors on meta: must be on the CPU or a GPU of CUDA or ROCm"),
+    ],
+)
+def test_what_is_no_bucket(alone, arguments, told):
+    with pytest.raises(ValueError, match=told):
+        compression_hook(CompressionState(QSGD(bits=4)), *arguments)
+
+
+def test_what_is_no_state(alone):
+    with pytest.raises(ValueError, match="state: must be a CompressionState, not QSGD"):
+        compression_hook(QSGD(bits=4), OnMeta())
 
 
 def test_a_compressor_serves_one_state():

@@ -1,0 +1,201 @@
+"""Who calls the hook, and with which options: wrappers, copies, FSDP1, compiled models, nobody."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import inspect
+import io
+import logging
+from contextlib import nullcontext
+
+import pytest
+import torch
+import torch.distributed as dist
+from ddp_oracles import (
+    assert_same_everywhere,
+    backward,
+    batch,
+    gathered,
+    make_net,
+    own_gradients,
+    wrap,
+)
+from torch import nn
+from torch.distributed._composable import replicate
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_wrapper
+from torch.distributed.fsdp import FullyShardedDataParallel
+from torch.nn.parallel import DistributedDataParallel
+
+from hvd_adaptive import ALQ, QSGD
+from hvd_adaptive.ddp import CompressionState, compression_hook
+
+RANKS = dist.get_world_size()
+FINE = {"bits": 8, "norm": "linf", "bucket_size": 128}
+UNUSED = "has compressed nothing: register the hook"
+
+
+def assert_averages(net, own, tolerance=0.02):
+    """Gradients are the ranks' means, up to the error of 8 bits."""
+    for name, parameter in net.named_parameters():
+        mean = sum(gathered(own[name])) / RANKS
+        assert (parameter.grad - mean).norm() < tolerance * mean.norm(), name
+    assert_same_everywhere([p.grad for p in net.parameters()])
+
+
+OPTIONS = {
+    "bucket_cap_mb_list": [0.02, 0.05, 1.0],
+    "batched_grad_copy": True,
+    "gradient_as_bucket_view": True,
+}
+
+
+@pytest.mark.parametrize("option", OPTIONS)
+def check_options(option):
+    if option not in inspect.signature(DistributedDataParallel).parameters:
+        pytest.skip(f"DistributedDataParallel has no {option} in this version of torch")
+    net = make_net()
+    model, state = wrap(net, QSGD(**FINE), **{option: OPTIONS[option]})
+    for step in range(4):
+        own = own_gradients(net, step)
+        backward(model, step)
+        assert_averages(net, own)
+    assert state.compressor.step == 4
+
+
+def check_a_wrapper_in_16_bits():
+    """The bucket that ours receives is float16; so are its averages."""
+    net = make_net()
+    model = DistributedDataParallel(net, bucket_cap_mb=0.05)
+    state = CompressionState(QSGD(**FINE), net.named_parameters())
+    model.register_comm_hook(state, fp16_compress_wrapper(compression_hook))
+    for step in range(3):
+        own = own_gradients(net, step)
+        backward(model, step)
+        assert_averages(net, own)
+    assert state.compressor.step == 3
+    report = state.compressor.report()
+    assert report["uncompressed_bytes"] == 2 * report["coordinates"]
+
+
+def check_composable_replicate():
+    """It is set up by its first forward pass, so a twin computes this rank's gradients."""
+    net, twin = make_net(), make_net()
+    model = replicate(net)
+    if not hasattr(model, "register_comm_hook"):
+        pytest.skip("this version's replicate is of FSDP, and has no hooks of DDP")
+    state = CompressionState(QSGD(**FINE), net.named_parameters())
+    model.register_comm_hook(state, compression_hook)
+    for step in range(3):
+        backward(model, step)
+        assert_averages(net, own_gradients(twin, step))
+    assert state.compressor.step == 3
+
+
+@pytest.mark.parametrize("static", [False, True])
+def check_no_sync(static):
+    """Two backward passes without exchange, and one with it."""
+    net = make_net()
+    model, state = wrap(net, QSGD(**FINE), static_graph=static)
+    backward(model, 9)  # a static graph must be known before no_sync
+    for step in (0, 3):
+        model.zero_grad()
+        for part in range(3):
+            with nullcontext() if part == 2 else model.no_sync():
+                x, y = batch(step + part)
+                nn.functional.cross_entropy(model(x), y).backward()
+        own = [own_gradients(net, step + part) for part in range(3)]
+        assert_averages(net, {name: sum(of[name] for of in own) for name in own[0]})
+    assert state.compressor.step == 3
+
+
+def check_a_training_of_100_steps_is_float32s():
+    """With 8 bits, by loss and parameters."""
+    nets = [make_net(), make_net()]
+    losses = []
+    for net, compresses in zip(nets, (False, True), strict=True):
+        model = DistributedDataParallel(net)
+        if compresses:
+            state = CompressionState(ALQ(bits=8), net.named_parameters())
+            model.register_comm_hook(state, compression_hook)
+        optimizer = torch.optim.SGD(net.parameters(), 0.1)
+        for step in range(100):
+            loss = backward(model, step)
+            optimizer.step()
+        losses.append(loss)
+    assert losses[1] == pytest.approx(losses[0], rel=0.02)
+    for one, other in zip(nets[0].parameters(), nets[1].parameters(), strict=True):
+        assert (one - other).norm() < 0.05 * one.norm()
+    assert_same_everywhere(list(nets[1].parameters()))
+
+
+@pytest.mark.parametrize("way", ["copied", "unpickled"])
+def check_another_model_needs_the_hook_again(way, caplog):
+    """It trains in float32 until then; its state warns at its end."""
+    net = make_net()
+    model = DistributedDataParallel(net)
+    state = CompressionState(QSGD(**FINE), net.named_parameters())
+    model.register_comm_hook(state, compression_hook)
+    backward(model, 0)
+    if way == "copied":
+        other, saved = copy.deepcopy(model), copy.deepcopy(state)
+    else:
+        file = io.BytesIO()
+        torch.save((model, state), file)
+        file.seek(0)
+        other, saved = torch.load(file, weights_only=False)
+    backward(other, 1)
+    assert saved.compressor.step == 1
+    saved.compressor.report()
+    assert sum(UNUSED in message for message in caplog.messages) == 1
+    other.register_comm_hook(saved, compression_hook)
+    own = own_gradients(other.module, 2)
+    backward(other, 2)
+    assert_averages(other.module, own)
+    assert saved.compressor.step == 2
+
+
+@pytest.mark.parametrize("seen", ["report", "state_dict", "end"])
+def check_a_hook_that_nobody_registers(seen, caplog):
+    net = make_net()
+    model = DistributedDataParallel(net)
+    state = CompressionState(QSGD(bits=4), net.named_parameters())
+    with caplog.at_level(logging.WARNING, "hvd_adaptive"):
+        backward(model, 0)
+        if seen != "end":
+            getattr(state.compressor, seen)()
+            getattr(state.compressor, seen)()
+        del state
+        gc.collect()
+    assert sum(UNUSED in message for message in caplog.messages) == 1
+
+
+def check_a_hook_that_is_called_does_not_warn(caplog):
+    net = make_net()
+    model, state = wrap(net, QSGD(bits=4))
+    backward(model, 0)
+    state.compressor.report()
+    state.process_group = dist.new_group()
+    backward(model, 1)
+    del state, model
+    gc.collect()
+    assert UNUSED not in caplog.text
+
+
+def check_fsdp1():
+    """Its hooks get tensors."""
+    model = FullyShardedDataParallel(nn.Linear(40, 40), device_id=torch.device("cpu"))
+    model.register_comm_hook(CompressionState(QSGD(bits=4)), compression_hook)
+    with pytest.raises(ValueError, match=r"FSDP1 is not supported \(use fully_shard"):
+        model(torch.ones(2, 40)).sum().backward()
+
+
+def check_the_python_reducer():
+    """It calls hooks inside of compiled code."""
+    with torch._dynamo.config.patch(optimize_ddp="python_reducer"):
+        model = DistributedDataParallel(nn.Linear(40, 40))
+        state = CompressionState(QSGD(bits=4))
+        model.register_comm_hook(state, compression_hook)
+        compiled = torch.compile(model, backend="eager")
+        with pytest.raises(Exception, match=r"set optimize_ddp to True or False"):
+            compiled(torch.ones(2, 40)).sum().backward()
