@@ -29,6 +29,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from hvd_adaptive.device import HostCopy, stacked
 from hvd_adaptive.errors import RankMismatchError
 from hvd_adaptive.layout import Layout
 from hvd_adaptive.run.agreement import disagreement, position
@@ -65,8 +66,8 @@ class _Drive:
             for tables.
         check: The gather of positions, which has been submitted.
         lock: Held by the thread that takes the step further.
-        used: By slot, whether this rank's gradient has a value other than zero; filled in only if
-            there are residuals.
+        used: Slots that arrived together, and for each whether this rank's gradient has a value
+            other than zero; filled in only if there are residuals.
         flushed: No further gradient will arrive.
         over: Set when all is done, or ``error`` is.
         begun: When the first gradients arrived.
@@ -78,7 +79,7 @@ class _Drive:
     lock: Any
     agreed: bool = False
     flushed: bool = False
-    used: dict[int, bool] = field(default_factory=dict)
+    used: list[tuple[list[int], HostCopy]] = field(default_factory=list)
     deliveries: deque[_Delivery] = field(default_factory=deque)
     over: threading.Event = field(default_factory=threading.Event)
     error: BaseException | None = None
@@ -156,7 +157,10 @@ class _Drive:
             return None
         self.step.receive_all()  # ranks have sent different numbers of groups
         slots = range(len(self.step.layout.members))
-        own = [self.used.get(slot, False) for slot in slots]
+        own = [False for _ in slots]
+        for arrived, flags in self.used:
+            for slot, flag in zip(arrived, flags.get().tolist(), strict=True):
+                own[slot] = flag
         used = torch.tensor(own, dtype=torch.uint8, device="cpu")
         return self.binding.world.gather_equal(used, "used").any(dim=0).tolist()
 
@@ -258,7 +262,8 @@ class Driver:
         """
         drive = self._known()
         if self.compressor.residuals is not None:
-            drive.used |= {slot: bool(gradient.any()) for slot, gradient in gradients.items()}
+            flags = stacked([gradient.any() for gradient in gradients.values()])
+            drive.used.append((list(gradients), flags))
         drive.deliveries.append(_Delivery(gradients, done))
         for slot, gradient in gradients.items():
             drive.step.arrive(slot, gradient)

@@ -4,6 +4,7 @@ bit; hooks wait for nothing, and what comes back is waited for by events alone."
 from __future__ import annotations
 
 import contextlib
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -20,6 +21,7 @@ from hvd_adaptive.exchange.exchange import Place
 from hvd_adaptive.exchange.hierarchical import Hierarchical
 from hvd_adaptive.exchange.plain import Half, Plain
 from hvd_adaptive.exchange.scatter_reduce import ScatterReduce
+from hvd_adaptive.run.driver import Driver
 from hvd_adaptive.run.groups import Groups
 from hvd_adaptive.simulate.ranks import together
 
@@ -222,3 +224,22 @@ def test_the_pretended_gpu_notices(gpu):
     with pytest.raises(AssertionError, match="on the GPU and on the CPU"):
         tensor + host
     assert torch.equal(HostCopy(tensor).get(), torch.ones(3)) and len(gpu.waits) == 1
+
+
+def test_a_driver_does_not_wait_for_what_arrives(gpu):
+    """With residuals it notes which gradients are zero; the answers are read at the end."""
+
+    class Begun(Driver):
+        def _known(self):
+            return drive
+
+    step = SimpleNamespace(
+        arrive=lambda slot, gradient: None, layout=SimpleNamespace(members=[0] * 3)
+    )
+    drive = SimpleNamespace(used=[], deliveries=[], step=step)
+    driver = Begun(QSGD(bits=4, error_feedback=1.0))
+    gradients = {2: on_gpu(torch.zeros(5)), 0: on_gpu(torch.ones(3))}
+    with gpu.never_waiting(), gpu.on(gpu.stream):
+        driver.arrive(gradients, lambda error: None)
+    ((slots, flags),) = drive.used
+    assert slots == [2, 0] and off_gpu(flags.get()).tolist() == [False, True]
