@@ -10,29 +10,16 @@ The ranks are torch.distributed's or Horovod's.
 
 from __future__ import annotations
 
-import functools
-import itertools
 import sys
-import threading
-from collections.abc import Iterable, Sequence
-from contextlib import nullcontext
+from collections.abc import Iterable
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from hvd_adaptive.compressor import GradientCompressor, check_compressor
-from hvd_adaptive.finite import wide_of
-from hvd_adaptive.hooks.lists import Kind, Lists, checked
-from hvd_adaptive.hooks.rounds import find_world
-from hvd_adaptive.layout import Layout, Member, build_layout
-from hvd_adaptive.run.agreement import compare_settings
-from hvd_adaptive.run.driver import Driver
-from hvd_adaptive.run.groups import Groups
-
-Tensors = list["torch.Tensor | None"]
-
-_numbers = itertools.count()
+from hvd_adaptive.hooks.list_session import ListSession
+from hvd_adaptive.hooks.lists import checked
 
 
 def average(
@@ -85,51 +72,11 @@ def average(
     return session.begin(given)
 
 
-class Averaging:
-    """An ``average`` in progress."""
-
-    def __init__(self, session: _Session, tensors: Tensors, previous: Averaging | None) -> None:
-        self._averages: Tensors | None = None
-        self._error: BaseException | None = None
-        self._previous = previous
-        first = next((tensor for tensor in tensors if tensor is not None), None)
-        on_gpu = first is not None and first.is_cuda
-        self._stream = (
-            torch.cuda.current_stream(first.device) if first is not None and on_gpu else None
-        )
-        self._thread = threading.Thread(
-            target=self._run, args=(session, tensors), name="hvd_adaptive.average", daemon=True
-        )
-        self._thread.start()
-
-    def is_completed(self) -> bool:
-        """Return whether ``wait`` would return or raise at once."""
-        return not self._thread.is_alive()
-
-    def wait(self) -> Tensors:
-        """Return the averages, or raise the error; see ``average``."""
-        self._thread.join()
-        if self._error is not None:
-            raise self._error
-        assert self._averages is not None
-        return self._averages
-
-    def _run(self, session: _Session, tensors: Tensors) -> None:
-        previous, self._previous = self._previous, None
-        if previous is not None:
-            previous._thread.join()
-        try:
-            with torch.cuda.stream(self._stream) if self._stream is not None else nullcontext():
-                self._averages = session.average(tensors, (), are_copies=True)
-        except BaseException as error:
-            self._error = error
-
-
 class _Average(torch.autograd.Function):
     """The average of tensors, of which some require a gradient."""
 
     @staticmethod
-    def forward(ctx: Any, session: _Session, *tensors: torch.Tensor | None) -> Any:
+    def forward(ctx: Any, session: ListSession, *tensors: torch.Tensor | None) -> Any:
         needed = list(map(_needs_gradient, tensors))
         averages = session.average(tensors, needed)
         ctx.session, ctx.needed = session, needed
@@ -144,197 +91,10 @@ class _Average(torch.autograd.Function):
         return None, *ctx.session.average_exactly(given)
 
 
-class _Session:
-    """The calls of ``average`` with one compressor; a Connection.
-
-    Args:
-        compressor: The compressor.
-        group: See ``average``.
-    """
-
-    def __init__(self, compressor: GradientCompressor, group: Any) -> None:
-        self.compressor, self.group = compressor, group
-        self._label = f"hvd_adaptive.average{next(_numbers)}"
-        self._world: Any = None
-        self._binding: Groups | None = None
-        self._kinds: list[Kind | None] = []  # of the layout
-        self._lists = Lists()
-        self._driver = Driver(compressor)
-        self._last: Averaging | None = None
-        self._find_ranks()
-
-    @property
-    def layout(self) -> Layout | None:
-        """See Connection.layout."""
-        return None if self._binding is None else self._binding.layout
-
-    @property
-    def exchange(self) -> str | None:
-        """See Connection.exchange."""
-        return None if self._binding is None else self._binding.exchange_name
-
-    @property
-    def is_idle(self) -> bool:
-        """See Connection.is_idle."""
-        return self._driver.is_idle
-
-    def describe(self) -> str:
-        """Return what the step in progress waits for; see ``Driver.describe``."""
-        return self._driver.describe()
-
-    def compress(self, tensor: torch.Tensor) -> Any:
-        """Refuse a gradient of Horovod's."""
-        raise RuntimeError(
-            "one compressor serves one optimizer or list at a time, and this one serves average(): "
-            "construct another (or close() this one)"
-        )
-
-    def decompress(self, output: torch.Tensor, ctx: Any) -> Any:
-        """Refuse a gradient of Horovod's."""
-        return self.compress(output)
-
-    def forget(self) -> None:
-        """Give up the step in progress, if there is one."""
-        self._driver.give_up()
-
-    def rebind(self) -> None:
-        """Lay out the next step anew: settings have changed."""
-        self.forget()
-        self._binding = None
-
-    def check(self, tensors: Sequence[torch.Tensor | None]) -> None:
-        """Raise ValueError if the compressor's names are not those of the tensors."""
-        settings = self.compressor.settings
-        named: Any = settings.named_parameters
-        if named is None:
-            if settings.parameter_bits is not None:
-                raise ValueError(
-                    "parameter_bits: the tensors' names are unknown: give the compressor "
-                    "named_parameters="
-                )
-        elif len(named) != len(tensors):
-            raise ValueError(
-                f"tensors: must be one for each of named_parameters, {len(named)}, not "
-                f"{len(tensors)}"
-            )
-
-    def wait(self) -> None:
-        """Wait until no average is in progress."""
-        if self._last is not None:
-            self._last._thread.join()
-            self._last = None
-
-    def begin(self, tensors: Sequence[torch.Tensor | None]) -> Averaging:
-        """Average in a thread, after the averages in progress."""
-        self._current_world()  # which is made in the order of the program
-        copies = [None if tensor is None else _copy(tensor) for tensor in tensors]
-        self._last = Averaging(self, copies, self._last)
-        return self._last
-
-    @torch.no_grad()
-    def average(
-        self,
-        tensors: Sequence[torch.Tensor | None],
-        needed: Sequence[bool],
-        are_copies: bool = False,
-    ) -> Tensors:
-        """Return the averages, a step of the compressor.
-
-        Args:
-            tensors: The tensors.
-            needed: By position, whether the average is to have a gradient; () if none is.
-            are_copies: Averages may replace the tensors.
-        """
-        world = self._current_world()
-        if not are_copies:
-            tensors = [None if tensor is None else _copy(tensor) for tensor in tensors]
-        if world is None:
-            return list(tensors)
-        self._lists.compare(world, tensors, needed or [False] * len(tensors))
-        present = self._lists.present
-        if not any(present):
-            return list(tensors)
-        device = next((t.device for t in tensors if t is not None), torch.device("cpu"))
-        averages = [
-            self._zeros(slot, device) if tensor is None else tensor
-            for slot, tensor in enumerate(tensors)
-        ]
-        self._take_step(world, averages)
-        return [a if there else None for a, there in zip(averages, present, strict=True)]
-
-    @torch.no_grad()
-    def average_exactly(self, tensors: Sequence[torch.Tensor | None]) -> Tensors:
-        """Return the averages without compression, which are no step of the compressor."""
-        self.wait()
-        world = self._current_world()
-        there = [tensor for tensor in tensors if tensor is not None]
-        wide = [tensor.to(wide_of(tensor.dtype), copy=True) for tensor in there]
-        if world is not None:
-            world.average_all(wide, f"{self._label}.backward")
-        averages = (w.to(tensor.dtype) for w, tensor in zip(wide, there, strict=True))
-        return [None if tensor is None else next(averages) for tensor in tensors]
-
-    def _zeros(self, slot: int, device: torch.device) -> torch.Tensor | None:
-        """Return zeros for a tensor that this rank lacks; None if it has no place in the step.
-
-        A residual must be kept even if no rank has the tensor.
-        """
-        kind = self._lists.kinds[slot]
-        if kind is None or not (self._lists.present[slot] or self.compressor.residuals):
-            return None
-        return torch.zeros(kind[1], dtype=getattr(torch, kind[0]), device=device)
-
-    def _take_step(self, world: Any, tensors: Sequence[torch.Tensor | None]) -> None:
-        """Replace tensors by their averages."""
-        compressor, driver = self.compressor, self._driver
-        compressor.begin_step()
-        kinds = [None if kind is None else (kind[0], kind[1], False) for kind in self._lists.kinds]
-        if self._binding is None or self._binding.world is not world:
-            self._binding = Groups(compressor, world, self._label)
-            self._kinds = []
-        if self._kinds != kinds:
-            self._binding.layout, self._kinds = self._laid_out(self._binding, kinds), kinds
-            world.forget_lengths()
-        there = (t for t, kind in zip(tensors, kinds, strict=True) if kind is not None)
-        here = {slot: tensor for slot, tensor in enumerate(there) if tensor is not None}
-        layout = self._binding.layout
-        assert layout is not None
-        driver.begin(self._binding, layout, next(iter(here.values())).is_cpu)
-        driver.arrive(here, lambda error: None)
-        driver.finish()
-
-    def _laid_out(self, binding: Groups, kinds: Sequence[Kind | None]) -> Layout:
-        named = self.compressor.settings.named_parameters
-        names = [name for name, _ in named] if named else list(map(str, range(len(kinds))))
-        part_of = self.compressor.parts.label_of
-        members = [
-            Member(name, kind[1], getattr(torch, kind[0]), part_of(name))
-            for name, kind in zip(names, kinds, strict=True)
-            if kind is not None
-        ]
-        return binding.build_layout(members, functools.partial(build_layout, together=True))
-
-    def _current_world(self) -> Any:
-        """Return the ranks, which have compared their settings; None for one rank."""
-        if self._world is not None and not self._world.is_current():
-            self._find_ranks()
-        return self._world
-
-    def _find_ranks(self) -> None:
-        is_set = self.group is not None and not isinstance(self.group, dist.ProcessGroup)
-        group, process_set = (None, self.group) if is_set else (self.group, None)
-        if self.group is None:
-            process_set = self.compressor.settings.process_set
-        self._binding, self._lists = None, Lists()
-        self._world = find_world(group, process_set, self._label)
-        if self._world is not None:
-            compare_settings(self._world, self.compressor)
-
-
-def _session_of(compressor: Any, group: Any) -> _Session:
+def _session_of(compressor: Any, group: Any) -> ListSession:
     """Return the session of a compressor; the first call for a compressor is a collective."""
     connection = check_compressor("compressor", compressor).connection
-    if isinstance(connection, _Session):
+    if isinstance(connection, ListSession):
         if connection.group is not group:
             raise ValueError(
                 f"group={group!r}: the compressor serves another group; construct one for each"
@@ -343,7 +103,7 @@ def _session_of(compressor: Any, group: Any) -> _Session:
     if connection is not None:
         raise ValueError("compressor: already serves an optimizer or a model; create another")
     _check_ranks(group)
-    compressor.connection = session = _Session(compressor, group)
+    compressor.connection = session = ListSession(compressor, group)
     return session
 
 
@@ -363,8 +123,3 @@ def _check_ranks(group: Any) -> None:
 
 def _needs_gradient(tensor: torch.Tensor | None) -> bool:
     return tensor is not None and tensor.requires_grad
-
-
-def _copy(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a contiguous copy."""
-    return tensor.detach().clone(memory_format=torch.contiguous_format)
