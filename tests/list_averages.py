@@ -200,7 +200,7 @@ def check_backward(rank: int, stock: Callable[[torch.Tensor], torch.Tensor]) -> 
         loss.backward()
         return [tensor.grad for tensor in own[:3]]
 
-    compressor = QSGD(bits=8, norm="linf", bucket_size=64)
+    compressor = QSGD(bits=8, norm="linf", bucket_size=64, exchange="allgather")
     ours = gradients(lambda tensors: average(tensors, compressor))
     theirs = gradients(lambda tensors: [stock(tensor) for tensor in tensors])
     for one, other in zip(ours, theirs, strict=True):

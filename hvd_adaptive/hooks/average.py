@@ -58,8 +58,8 @@ def average(
         RankMismatchError: Ranks differ in lists, settings or steps.
         PayloadError: A payload arrived corrupt, on any rank.
     """
-    session = _session_of(compressor, group)
     given = checked(tensors)
+    session = _session_of(compressor, group)
     session.check(given)
     differentiable = torch.is_grad_enabled() and any(map(_needs_gradient, given))
     if not async_op:
