@@ -70,9 +70,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     not take what is marked ``once``: ranks are slow where cores are few. What is marked ``nodes``
     has few cases, all of which four ranks take, since fewer ranks fill no nodes.
 
-    Checks of hvd.join() come first. A later check may leave a collective that one rank alone has
-    submitted; once that rank joins, Horovod 0.28.1 performs it on the others, and crashes."""
-    items.sort(key=lambda item: item.path.stem != "check_join")
+    Checks of stock's backward pass come first, since its collectives are named by their numbers on
+    each rank. Those of hvd.join() follow: another check may leave a collective that one rank alone
+    has submitted; once that rank joins, Horovod 0.28.1 performs it on the others, and crashes."""
+    first = ("check_join", "check_backward")
+    items.sort(key=lambda item: -first.index(item.path.stem) if item.path.stem in first else 1)
     many = int(os.environ.get("OMPI_COMM_WORLD_SIZE", 1)) >= MANY_RANKS
     gloo = os.environ.get("HOROVOD_CONTROLLER") == "gloo"
     if ALL in os.environ:

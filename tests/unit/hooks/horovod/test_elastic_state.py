@@ -40,7 +40,7 @@ def test_a_compressor_registers_its_handler_once(monkeypatch):
     module = SimpleNamespace(get_handler_registry=lambda: registry, set_handler_registry=replace)
     monkeypatch.setitem(sys.modules, "horovod.torch.elastic.state", module)
     ALQ(), ECDQ(bits=2)
-    assert registry == [("model", "handler"), (GradientCompressor, CompressorStateHandler)]
+    assert registry == [(GradientCompressor, CompressorStateHandler), ("model", "handler")]
 
 
 def test_restore_goes_back_to_what_was_saved(caplog):
