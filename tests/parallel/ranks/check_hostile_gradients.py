@@ -53,7 +53,7 @@ def test_every_kind_on_one_rank_and_on_all(scheme):
             assert every.abs().max() < 1e-38, name
 
 
-@pytest.mark.parametrize("scheme", ["alq-3", "ecdq-3", "alq-8-linf"])
+@pytest.mark.parametrize("scheme", ["alq-3", "ecdq-3", "alq-8-symmetric"])
 @pytest.mark.parametrize("exchange", ["allgather", "scatter_reduce"])
 def test_a_nan_in_every_step_hinders_no_fit(scheme, exchange):
     """A script that replaces NaN has no scaler that skips a step: every step is applied."""

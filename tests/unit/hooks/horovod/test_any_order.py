@@ -21,7 +21,7 @@ sys.path.append(str(Path(__file__).parent))
 from named_ranks import NamedNetwork, Optimizer
 from scheduler import DeadlockError, Schedule, ScheduledLock, ScheduledWorker
 
-SCHEDULES = int(os.environ.get("HVD_ADAPTIVE_SCHEDULES", "100"))
+SCHEDULES = int(os.environ.get("HVD_ADAPTIVE_SCHEDULES", "40"))
 SIZES, STEPS, NETS = (90, 20, 64, 130), 2, ("a", "b")
 
 
