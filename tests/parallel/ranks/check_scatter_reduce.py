@@ -25,9 +25,9 @@ SEEDS = itertools.count(3000)
 
 
 def coarse() -> QSGD:
-    """Averages of 3 bits, whatever is wanted."""
-    compressor = QSGD(bits=4, norm="linf", exchange="scatter_reduce", seed=next(SEEDS))
-    compressor.codec.second_codec = lambda bits: QSGD(bits=3, norm="linf").codec
+    """Averages of b bits have b steps only: 8 bits, and more would be worth it."""
+    compressor = QSGD(bits=5, norm="linf", exchange="scatter_reduce", seed=next(SEEDS))
+    compressor.codec.second_codec = lambda bits: QSGD(intervals=bits, norm="linf").codec
     return compressor
 
 
