@@ -222,7 +222,7 @@ class ShardedSession:
                 "optimizer's step: call zero_grad() and go on"
             ) from cause
         if self._is_sampled:
-            compressor.updates.run(step, self._drawn, self._binding.sync(), self._parts_sent())
+            compressor.updates.run(step, self._drawn, self._binding.sync(step), self._parts_sent())
         self._binding.layout = self._laid_out()
         compressor.step += 1
         self._calls.clear()
