@@ -143,10 +143,7 @@ def compression_hook(
     _check_call(state, bucket, others)
     session = state.session
     session.was_used = True
-    if state.compressor.connection is None:  # it was closed
-        state.compressor.connection = session
-    if state.compressor.connection is not session:
-        raise RuntimeError("one compressor serves one model, but this one serves another")
+    session.reconnect()
     taken = Bucket.of(bucket)
     if dist.get_world_size(session.group) == 1:
         taken.future.set_result(taken.buffer)

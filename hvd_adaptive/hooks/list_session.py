@@ -14,6 +14,7 @@ import torch.distributed as dist
 
 from hvd_adaptive.compressor import GradientCompressor
 from hvd_adaptive.finite import wide_of
+from hvd_adaptive.hooks.connected import ApartFromHorovod
 from hvd_adaptive.hooks.lists import Kind, Lists
 from hvd_adaptive.hooks.rounds import find_world
 from hvd_adaptive.layout import Layout, Member, build_layout
@@ -66,13 +67,15 @@ class Averaging:
             self._error = error
 
 
-class ListSession:
+class ListSession(ApartFromHorovod):
     """The calls of ``average`` with one compressor; a Connection.
 
     Args:
         compressor: The compressor.
         group: See ``average``.
     """
+
+    serves = "list", "average()"
 
     def __init__(self, compressor: GradientCompressor, group: Any) -> None:
         self.compressor, self.group = compressor, group
@@ -86,16 +89,6 @@ class ListSession:
         self._find_ranks()
 
     @property
-    def layout(self) -> Layout | None:
-        """See Connection.layout."""
-        return None if self._binding is None else self._binding.layout
-
-    @property
-    def exchange(self) -> str | None:
-        """See Connection.exchange."""
-        return None if self._binding is None else self._binding.exchange_name
-
-    @property
     def is_idle(self) -> bool:
         """See Connection.is_idle."""
         return self._driver.is_idle
@@ -103,17 +96,6 @@ class ListSession:
     def describe(self) -> str:
         """Return what the step in progress waits for; see ``Driver.describe``."""
         return self._driver.describe()
-
-    def compress(self, tensor: torch.Tensor) -> Any:
-        """Refuse a gradient of Horovod's."""
-        raise RuntimeError(
-            "one compressor serves one optimizer or list at a time, and this one serves average(): "
-            "construct another (or close() this one)"
-        )
-
-    def decompress(self, output: torch.Tensor, ctx: Any) -> Any:
-        """Refuse a gradient of Horovod's."""
-        return self.compress(output)
 
     def forget(self) -> None:
         """Give up the step in progress, if there is one."""

@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING
 import torch
 
 from hvd_adaptive.errors import RankMismatchError
+from hvd_adaptive.run.worker import STALL
 
 if TYPE_CHECKING:
     from hvd_adaptive.transport.horovod_rounds import HorovodRounds
     from hvd_adaptive.transport.torch_world import TorchWorld
 
 logger = logging.getLogger("hvd_adaptive")
-STALL_SECONDS = 60.0
 
 
 @dataclass(frozen=True)
@@ -145,7 +145,7 @@ def _check_equal(
 def _warning_of_stall(number: int) -> Iterator[None]:
     """Log a warning if other ranks do not end a round, too."""
     timer = threading.Timer(
-        STALL_SECONDS,
+        STALL,
         logger.warning,
         (
             "LocalSGD: still waiting for other ranks to end round %d: every rank must call step() "

@@ -21,6 +21,7 @@ from hvd_adaptive.exchange.exchange import Place, Route
 from hvd_adaptive.exchange.parcel import Parcel, RandomStream
 from hvd_adaptive.exchange.shard_reduce import ShardReduce
 from hvd_adaptive.finite import narrowed
+from hvd_adaptive.hooks.connected import ApartFromHorovod
 from hvd_adaptive.layout import Group, Layout, Member, Piece
 from hvd_adaptive.run.agreement import compare_settings
 from hvd_adaptive.run.description import differences
@@ -56,7 +57,7 @@ class ShardedModule:
     length: int = 0
 
 
-class ShardedSession:
+class ShardedSession(ApartFromHorovod):
     """Connect a compressor to the modules of one model; a Connection.
 
     1. ``average`` is called for each module during backward passes, on all ranks in one order. It
@@ -70,6 +71,8 @@ class ShardedSession:
         label: Beginning of collectives' names.
         shards: Ranks keep shards of the average; else each rank gets all of it.
     """
+
+    serves = "model", "a model of FSDP"
 
     def __init__(
         self,
@@ -93,32 +96,14 @@ class ShardedSession:
         self._labels = [parts.label_of(module.name) for module in self.modules]
 
     @property
-    def layout(self) -> Layout | None:
-        """See Connection.layout."""
-        return None if self._binding is None else self._binding.layout
-
-    @property
     def exchange(self) -> str | None:
         """See Connection.exchange."""
-        if self._shards or self._binding is None:
-            return "reduce_scatter" if self._shards else None
-        return self._binding.exchange_name
+        return "reduce_scatter" if self._shards else super().exchange
 
     @property
     def is_idle(self) -> bool:
         """See Connection.is_idle."""
         return not self._calls
-
-    def compress(self, tensor: torch.Tensor) -> Any:
-        """Refuse a gradient of Horovod's."""
-        raise RuntimeError(
-            "one compressor serves one optimizer or model at a time, and this one serves a model "
-            "of FSDP: construct another (or close() this one)"
-        )
-
-    def decompress(self, output: torch.Tensor, ctx: Any) -> Any:
-        """Refuse a gradient of Horovod's."""
-        return self.compress(output)
 
     def forget(self) -> None:
         """Give up the step in progress: what is reduced next is of another attempt."""
@@ -147,11 +132,7 @@ class ShardedSession:
             group: The process group.
             factor: Scale of the sum over ranks.
         """
-        compressor = self.compressor
-        if compressor.connection is None:  # it was closed
-            compressor.connection = self
-        if compressor.connection is not self:
-            raise RuntimeError("one compressor serves one model, but this one serves another")
+        self.reconnect()
         check_supported(flat.device)
         world = self._world_of(group)
         if not self._calls:

@@ -8,13 +8,13 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
 
+from hvd_adaptive.hooks.connected import ApartFromHorovod
 from hvd_adaptive.hooks.ddp.buckets import Bucket, BucketBinding, Names
-from hvd_adaptive.layout import Layout
 from hvd_adaptive.once import WarnOnce
 from hvd_adaptive.run.agreement import compare_settings
 from hvd_adaptive.run.driver import Driver
@@ -76,7 +76,7 @@ class _Pending:
         self.parameters.update(map(id, bucket.parameters))
 
 
-class BucketSession:
+class BucketSession(ApartFromHorovod):
     """Connect a compressor to a DDP model: ``take`` receives buckets, ``finish`` averages them.
 
     1. The first bucket begins a step. If its parameters are laid out, each bucket is handed to the
@@ -95,6 +95,8 @@ class BucketSession:
         name: Beginning of the names of collectives.
     """
 
+    serves = "model", "a DistributedDataParallel model"
+
     def __init__(
         self,
         compressor: GradientCompressor,
@@ -112,16 +114,6 @@ class BucketSession:
         self.was_used = make_world is not None  # only a hook can be forgotten
         self._warn_of_no_use = WarnOnce(logger)
         self._pending: _Pending | None = None
-
-    @property
-    def layout(self) -> Layout | None:
-        """See Connection.layout."""
-        return None if self._binding is None else self._binding.layout
-
-    @property
-    def exchange(self) -> str | None:
-        """See Connection.exchange."""
-        return None if self._binding is None else self._binding.exchange_name
 
     @property
     def is_idle(self) -> bool:
@@ -146,17 +138,6 @@ class BucketSession:
         """Lay out the next step anew: settings have changed."""
         self.forget()
         self._stale = True
-
-    def compress(self, tensor: torch.Tensor) -> Any:
-        """Refuse a gradient of Horovod's."""
-        raise RuntimeError(
-            "one compressor serves one optimizer or model at a time, and this one serves a "
-            "DistributedDataParallel model: construct another (or close() this one)"
-        )
-
-    def decompress(self, output: torch.Tensor, ctx: Any) -> Any:
-        """Refuse a gradient of Horovod's."""
-        return self.compress(output)
 
     def take(self, bucket: Bucket, index: int | None = None, is_last: bool = False) -> None:
         """Receive a full bucket of a step.

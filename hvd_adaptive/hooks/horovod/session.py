@@ -14,6 +14,7 @@ import torch
 from hvd_adaptive.coding.header import DTYPE_CODES
 from hvd_adaptive.errors import RankMismatchError
 from hvd_adaptive.finite import wide_of
+from hvd_adaptive.hooks.connected import Connected
 from hvd_adaptive.hooks.horovod.binding import Binding
 from hvd_adaptive.hooks.horovod.changed import WarnOfChanges, check_gradient
 from hvd_adaptive.hooks.horovod.helper import PATIENCE, WATCH, finished_on
@@ -44,7 +45,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("hvd_adaptive")
 
 
-class Session:
+class Session(Connected):
     """Connect a compressor to its optimizer: ``compress`` receives gradients, ``decompress``
     returns averages.
 
@@ -73,16 +74,6 @@ class Session:
         self._placeholders: Placeholders | None = None  # those of the last step, if it ended
         # Placeholders since the last step ended, see transport/in_flight.py.
         self._in_flight: list[Any] = []
-
-    @property
-    def layout(self) -> Layout | None:
-        """See Connection.layout."""
-        return None if self._binding is None else self._binding.layout
-
-    @property
-    def exchange(self) -> str | None:
-        """See Connection.exchange."""
-        return None if self._binding is None else self._binding.exchange_name
 
     @property
     def is_idle(self) -> bool:

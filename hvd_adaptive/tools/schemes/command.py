@@ -57,7 +57,7 @@ def run(arguments: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     if arguments.json:
         print_json([asdict(one) for one in entries])
     elif arguments.names and not arguments.measure:
-        _print_all(entries)
+        _print_all(asked, entries)
     else:
         _print_measured(entries)
     return OK
@@ -101,14 +101,14 @@ def _print_measured(entries: list) -> None:
     out.print("hvd-adaptive schemes --help explains the columns", markup=False)
 
 
-def _print_all(entries: list) -> None:
+def _print_all(asked: list[Outline], entries: list) -> None:
     from hvd_adaptive.settings import Settings
 
     out = console()
-    for one in entries:
+    for outline, one in zip(asked, entries, strict=True):
         proved = "no bound is proved" if one.bound is None else f"at most {one.bound:.3g}"
         out.print(
-            Outline(one.name, one.method, one.keywords).signature,
+            outline.signature,
             style="bold",
             markup=False,
         )

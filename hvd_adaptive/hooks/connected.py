@@ -1,0 +1,67 @@
+"""What the connections of all doors have in common (connection.Connection)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, ClassVar, cast
+
+import torch
+
+if TYPE_CHECKING:
+    from hvd_adaptive.compressor import GradientCompressor
+    from hvd_adaptive.connection import Connection
+    from hvd_adaptive.layout import Layout
+    from hvd_adaptive.run.groups import Groups
+
+
+class Connected:
+    """Base of connections, which bind a compressor to ranks.
+
+    Attributes:
+        compressor: The compressor.
+    """
+
+    compressor: GradientCompressor
+    _binding: Groups | None  # until the ranks are known
+
+    @property
+    def layout(self) -> Layout | None:
+        """See Connection.layout."""
+        return None if self._binding is None else self._binding.layout
+
+    @property
+    def exchange(self) -> str | None:
+        """See Connection.exchange."""
+        return None if self._binding is None else self._binding.exchange_name
+
+
+class ApartFromHorovod(Connected):
+    """Base of connections whose gradients do not come from Horovod's optimizer.
+
+    Attributes:
+        serves: A noun for what a compressor serves once, and what this connection serves.
+    """
+
+    serves: ClassVar[tuple[str, str]]
+
+    def compress(self, tensor: torch.Tensor) -> Any:
+        """Refuse a gradient of Horovod's."""
+        kind, own = self.serves
+        raise RuntimeError(
+            f"one compressor serves one optimizer or {kind} at a time, and this one serves {own}: "
+            "construct another (or close() this one)"
+        )
+
+    def decompress(self, output: torch.Tensor, ctx: Any) -> Any:
+        """Refuse a gradient of Horovod's."""
+        return self.compress(output)
+
+    def reconnect(self) -> None:
+        """Connect the compressor again if it was closed.
+
+        Raises:
+            RuntimeError: It serves something else.
+        """
+        if self.compressor.connection is None:
+            self.compressor.connection = cast("Connection", self)
+        if self.compressor.connection is not self:
+            raise RuntimeError("one compressor serves one model, but this one serves another")
