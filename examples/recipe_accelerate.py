@@ -15,7 +15,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from hvd_adaptive import ALQ
-from hvd_adaptive.ddp import CompressionState, compression_hook
+from hvd_adaptive.integrations.accelerate import compress
 
 
 def main(steps: int) -> None:
@@ -31,9 +31,7 @@ def main(steps: int) -> None:
     model, optimizer, loader = accelerator.prepare(net, optimizer, loader)
 
     compressor = ALQ(bits=3)
-    if accelerator.num_processes > 1:  # the new lines
-        state = CompressionState(compressor, model.named_parameters())
-        model.register_comm_hook(state, compression_hook)
+    compress(accelerator, model, compressor)  # the new line
 
     losses: list[float] = []
     while len(losses) < steps:

@@ -15,7 +15,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from hvd_adaptive import ALQ
-from hvd_adaptive.ddp import CompressionState, compression_hook
+from hvd_adaptive.integrations.lightning import Compress
 
 
 class Digits(lightning.LightningModule):
@@ -32,26 +32,16 @@ class Digits(lightning.LightningModule):
         return torch.optim.SGD(self.parameters(), lr=0.1, momentum=0.9)
 
 
-class Compress(lightning.Callback):
-    """Give Lightning's DistributedDataParallel model a compressor."""
-
-    def on_train_start(self, trainer, pl_module) -> None:
-        model, self.compressor = trainer.strategy.model, ALQ(bits=3)
-        if isinstance(model, nn.parallel.DistributedDataParallel):
-            state = CompressionState(self.compressor, model.named_parameters())
-            model.register_comm_hook(state, compression_hook)
-
-
 def main(steps: int) -> None:
     """Train, and print the last loss and the size of codes."""
     images, digits = load_digits(return_X_y=True)
     data = TensorDataset(torch.from_numpy(images / 16).float(), torch.from_numpy(digits))
-    compress = Compress()
+    compressor = ALQ(bits=3)
     quiet = {"logger": False, "enable_checkpointing": False}
     options = {"strategy": "ddp", "devices": 2, "max_steps": steps, **quiet}
-    trainer = lightning.Trainer(callbacks=[compress], **options)
+    trainer = lightning.Trainer(callbacks=[Compress(compressor)], **options)
     trainer.fit(Digits(), DataLoader(data, batch_size=32, shuffle=True))
-    bits = compress.compressor.report()["bits_per_coordinate"]
+    bits = compressor.report()["bits_per_coordinate"]
     trainer.print(f"loss {trainer.callback_metrics['loss']:.3f}, {bits:.2f} bits per coordinate")
 
 

@@ -10,26 +10,12 @@ from pydoc_data import topics
 from tempfile import TemporaryDirectory
 
 import torch
-from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainerCallback, TrainingArguments
+from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
 
 from hvd_adaptive import ALQ
-from hvd_adaptive.ddp import CompressionState, compression_hook
+from hvd_adaptive.integrations.transformers import compress
 
 LENGTH = 64
-
-
-class Compress(TrainerCallback):
-    """Give the Trainer's DistributedDataParallel model a compressor."""
-
-    def __init__(self, trainer: Trainer, compressor) -> None:
-        self.trainer, self.compressor = trainer, compressor
-
-    def on_train_begin(self, args, state, control, **kwargs) -> None:
-        """Register the hook; with one process the model is not wrapped."""
-        model = self.trainer.model_wrapped
-        if isinstance(model, torch.nn.parallel.DistributedDataParallel):
-            hook_state = CompressionState(self.compressor, model.named_parameters())
-            model.register_comm_hook(hook_state, compression_hook)
 
 
 def main(steps: int) -> None:
@@ -44,7 +30,7 @@ def main(steps: int) -> None:
         arguments = TrainingArguments(folder, use_cpu=not torch.cuda.is_available(), **options)
         trainer = Trainer(model, arguments, train_dataset=examples)
         compressor = ALQ(bits=3)
-        trainer.add_callback(Compress(trainer, compressor))  # the new line
+        compress(trainer, compressor)  # the new line
         trainer.train()
     losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
     if trainer.is_world_process_zero():

@@ -104,6 +104,15 @@ class CompressionState:
         self.session.was_used = True  # another session continues
         self._set_up(self.compressor, self.session.names, group)
 
+    def close(self) -> None:
+        """Release the compressor, which another state may then serve.
+
+        Every rank of the model must call this at the same place, when no backward pass runs.
+        """
+        self.session.close()
+        if self.compressor.connection is self.session:
+            self.compressor.close()
+
     def __getstate__(self) -> dict[str, Any]:
         logger.info("process group and parameters are not saved with a CompressionState")
         compressor = self.compressor

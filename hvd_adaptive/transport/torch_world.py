@@ -15,6 +15,7 @@ the rests. Frames become larger. ``forget_lengths`` starts over.
 from __future__ import annotations
 
 import socket
+import weakref
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -77,14 +78,27 @@ class TorchWorld(World):
         self.size, self.rank = dist.get_world_size(group), dist.get_rank(group)
         if self.rank < 0:
             raise ValueError("process_group: this process is not a member of it")
-        self.group = _group_like(group)
+        left = _left.get(group)
+        self.group = left.pop() if left else _group_like(group)
         self._rooms: dict[str, torch.Tensor] = {}
         self._outgrown: set[str] = set()
         self._nodes: list[int] | None = None
 
     def is_current(self) -> bool:
-        now = dist.get_world_size(self._given), dist.get_rank(self._given)
+        try:
+            now = dist.get_world_size(self._given), dist.get_rank(self._given)
+        except ValueError:  # the program has destroyed its groups, and perhaps made others
+            return False
         return now == (self.size, self.rank)
+
+    def close(self) -> None:
+        """Leave this world's process group to the next world of the same ranks.
+
+        Every rank must call this at the same place, and not use this world afterwards. The group is
+        not destroyed: PyTorch 2.13 then fails to make another of the same ranks.
+        """
+        if self.is_current():
+            _left.setdefault(self._given, []).append(self.group)
 
     def forget_lengths(self) -> None:
         """Exchange lengths anew; every rank must call this before the same collective."""
@@ -235,6 +249,10 @@ class TorchWorld(World):
         received = data.new_empty(sum(sizes))
         dist.all_to_all_single(received, data, sizes, rests[self.rank].tolist(), group=self.group)
         return list(received.split(sizes))
+
+
+# Groups of closed worlds by the group that they were made for.
+_left: weakref.WeakKeyDictionary[Any, list[Any]] = weakref.WeakKeyDictionary()
 
 
 def _group_like(group: dist.ProcessGroup) -> dist.ProcessGroup:

@@ -1,8 +1,7 @@
-"""The recipes of docs/recipes.md, each on two processes, where its library is installed."""
+"""The recipes of docs/recipes.md, and hvd_adaptive.integrations in the libraries, on two ranks."""
 
 from __future__ import annotations
 
-import importlib.util
 import re
 import sys
 from pathlib import Path
@@ -12,13 +11,10 @@ from script_runs import ROOT, run
 
 SECONDS = 280
 LINES = 60
+FOLDER = Path(__file__).parent / "trainers"
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-# Library, and the loss that a training of 60 steps must reach.
-RECIPES = {
-    "trainer": ("transformers", 3.3),
-    "accelerate": ("accelerate", 1.0),
-    "lightning": ("lightning", 1.0),
-}
+# The loss that a training of 60 steps must reach.
+RECIPES = {"trainer": 3.3, "accelerate": 1.0, "lightning": 1.0}
 
 
 @pytest.mark.integration
@@ -26,9 +22,7 @@ RECIPES = {
 @pytest.mark.timeout(SECONDS + 30)
 @pytest.mark.parametrize("name", RECIPES)
 def test_a_recipe_trains_with_three_bits(name: str, tmp_path: Path) -> None:
-    library, reached = RECIPES[name]
-    if importlib.util.find_spec(library) is None:
-        pytest.skip(f"{library} is not installed: pip install 'hvd-adaptive[recipes]'")
+    reached = RECIPES[name]
     script = ROOT / "examples" / f"recipe_{name}.py"
     done = run([*TORCHRUN, str(script)], tmp_path, SECONDS)
     assert done.returncode == 0, done.stdout
@@ -40,7 +34,25 @@ def test_a_recipe_trains_with_three_bits(name: str, tmp_path: Path) -> None:
     assert 3 < float(bits) < 4, done.stdout
 
 
+@pytest.mark.integration
+@pytest.mark.parallel
+@pytest.mark.timeout(SECONDS + 30)
+def test_integrations() -> None:
+    """Every check passes on every rank."""
+    checks = sorted(map(str, FOLDER.glob("check_*.py")))
+    command = [sys.executable, str(FOLDER / "fork_trainers.py"), "2", *checks]
+    done = run(command, ROOT, SECONDS)
+    assert done.returncode == 0, done.stdout
+    assert done.stdout.count(" passed") == 2, done.stdout
+
+
 @pytest.mark.parametrize("name", RECIPES)
 def test_a_recipe_is_short(name: str) -> None:
     lines = (ROOT / "examples" / f"recipe_{name}.py").read_text(encoding="utf-8").splitlines()
     assert len(lines) < LINES
+
+
+def test_an_integration_is_short() -> None:
+    for path in (ROOT / "hvd_adaptive" / "integrations").glob("[!_]*.py"):
+        lines = path.read_text(encoding="utf-8").splitlines()
+        assert len(lines) < (80 if path.stem != "attachment" else 110), path.name

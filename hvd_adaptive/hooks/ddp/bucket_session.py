@@ -134,6 +134,14 @@ class BucketSession(ApartFromHorovod):
         self._pending = None
         self._driver.give_up()
 
+    def close(self) -> None:
+        """Give up the step in progress, and leave the ranks."""
+        self.forget()
+        world, self._world, self._binding = self._world, None, None
+        self.was_used = True
+        if isinstance(world, TorchWorld):
+            world.close()
+
     def rebind(self) -> None:
         """Lay out the next step anew: settings have changed."""
         self.forget()

@@ -1,0 +1,6 @@
+"""Compressors in trainers: ``integrations.transformers``, ``.accelerate`` and ``.lightning``.
+
+Each module imports its library, and is imported by itself, such as
+``from hvd_adaptive.integrations.transformers import compress``. All of them use the hook of
+``hvd_adaptive.ddp``.
+"""

@@ -1,0 +1,56 @@
+"""Compress the gradients of a Lightning Trainer.
+
+trainer = lightning.Trainer(strategy="ddp", devices=2, callbacks=[Compress(ALQ(bits=3))])
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch.distributed as dist
+from lightning.pytorch import Callback, LightningModule, Trainer
+
+from hvd_adaptive.compressor import GradientCompressor
+from hvd_adaptive.integrations.attachment import Attachment
+
+
+class Compress(Callback):
+    """Compress the gradients of all fits with strategy "ddp".
+
+    Checkpoints also contain the compressor's state of each rank, which ``ckpt_path`` restores. Rank
+    0 gathers the states, and needs the memory of all ranks' residuals to save a checkpoint. With
+    one process, and other strategies, nothing is compressed.
+
+    Args:
+        compressor: A compressor that serves nothing else. With fp16 and error feedback it needs the
+            ``grad_scaler`` that the precision plugin uses.
+
+    Raises:
+        ValueError: ``compressor`` is not a compressor.
+    """
+
+    def __init__(self, compressor: GradientCompressor) -> None:
+        self.compressor = compressor
+        self._attachment = Attachment(compressor)
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Register the hook with the model that the strategy has wrapped."""
+        model = trainer.strategy.model
+        if model is not None:
+            self._attachment.attach(model)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the states of all ranks on rank 0; Lightning calls this on all ranks."""
+        own = self.compressor.state_dict()
+        if not (dist.is_available() and dist.is_initialized()):
+            return {"ranks": [own]}
+        first = dist.get_rank() == 0
+        states: list[Any] | None = [None] * dist.get_world_size() if first else None
+        dist.gather_object(own, states)
+        return {"ranks": states or []}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Load this rank's state, or that of rank 0 if the checkpoint has none of this rank."""
+        states = state_dict["ranks"]
+        rank = dist.get_rank() if dist.is_available() and dist.is_initialized() else 0
+        self._attachment.load_state_dict(states[rank if rank < len(states) else 0])

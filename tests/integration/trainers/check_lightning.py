@@ -1,0 +1,120 @@
+"""``integrations.lightning`` in the real library: fits, resumed fits, two ranks."""
+
+from __future__ import annotations
+
+import logging
+import os
+
+import lightning
+import pytest
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from lightning.pytorch.callbacks import ModelCheckpoint
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+from trainer_runs import groups, same_everywhere, shared_folder, state_of
+
+from hvd_adaptive import ALQ
+from hvd_adaptive.integrations.lightning import Compress
+
+EPOCH = 3  # steps
+
+
+class Module(lightning.LightningModule):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.net = nn.Sequential(nn.Linear(16, 256), nn.Tanh(), nn.Linear(256, 1))
+
+    def training_step(self, batch, index):
+        # Of the step alone: a resumed fit need not get the batches that the first one got.
+        generator = torch.Generator().manual_seed(10 * self.global_step + self.global_rank)
+        inputs = torch.randn(8, 16, generator=generator)
+        return F.mse_loss(self.net(inputs)[:, 0], inputs.sum(1).sin())
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+
+def trainer_of(callbacks, steps: int, **options) -> lightning.Trainer:
+    quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
+    options = {"enable_checkpointing": False, "accelerator": "cpu"} | options
+    return lightning.Trainer(
+        strategy="ddp_find_unused_parameters_true",
+        devices=2,
+        max_steps=steps,
+        callbacks=callbacks,
+        **quiet,
+        **options,
+    )
+
+
+def loader() -> DataLoader:
+    return DataLoader(TensorDataset(torch.zeros(2 * EPOCH, 1)), batch_size=1)
+
+
+def compressor() -> ALQ:
+    return ALQ(bits=4, error_feedback=1.0)
+
+
+def check_a_resumed_fit_repeats_the_uninterrupted_one(caplog):
+    with shared_folder() as folder:
+        whole, own = Module(), Compress(compressor())
+        saves = ModelCheckpoint(folder, filename="{epoch}", save_top_k=-1)
+        trainer_of([own, saves], 2 * EPOCH, enable_checkpointing=True).fit(whole, loader())
+        assert own.compressor.step == 2 * EPOCH
+        assert 4 < own.compressor.report()["bits_per_coordinate"] < 9
+
+        resumed, again = Module(), Compress(compressor())
+        path = os.path.join(folder, "epoch=0.ckpt")
+        with caplog.at_level(logging.WARNING, logger="hvd_adaptive"):
+            trainer_of([again], 2 * EPOCH).fit(resumed, loader(), ckpt_path=path)
+        assert again.compressor.step == 2 * EPOCH
+        assert not [r for r in caplog.records if r.name == "hvd_adaptive"]
+        assert torch.equal(state_of(resumed), state_of(whole))
+        same_everywhere(state_of(resumed))
+
+
+def check_each_rank_gets_its_own_state():
+    """The checkpoint has both ranks' residuals, and each rank loads its own."""
+    with shared_folder() as folder:
+        trainer = trainer_of([Compress(compressor())], 3)
+        trainer.fit(Module(), loader())
+        path = os.path.join(folder, "three.ckpt")
+        trainer.save_checkpoint(path)
+        states = torch.load(path, weights_only=True)["callbacks"]["Compress"]["ranks"]
+        assert [state["residuals"]["rank"] for state in states] == [0, 1]
+        again = compressor()
+        Compress(again).load_state_dict({"ranks": states})
+        saved = states[dist.get_rank()]["residuals"]["parameters"]
+        loaded = again.state_dict()["residuals"]["parameters"]
+        assert saved.keys() == loaded.keys()
+        assert all(torch.equal(saved[name], loaded[name]) for name in saved)
+
+
+def check_later_fits_continue_and_another_module_starts_anew():
+    callback = Compress(compressor())
+    model = Module()
+    for fits in range(1, 4):
+        trainer_of([callback], 2).fit(model, loader())
+        assert callback.compressor.step == 2 * fits
+    same_everywhere(state_of(model))
+    first = groups()
+    for _ in range(3):
+        other = Module()
+        trainer_of([callback], 2).fit(other, loader())
+        assert callback.compressor.step == 2
+        assert groups() == first
+    same_everywhere(state_of(other))
+
+
+@pytest.mark.parametrize("precision", ["bf16-mixed", "32-true"])
+def check_accumulation_precision_and_a_compiled_module(precision):
+    callback, model = Compress(compressor()), Module()
+    trainer = trainer_of([callback], 3, accumulate_grad_batches=2, precision=precision)
+    compiled = torch.compile(model, backend="aot_eager") if precision == "32-true" else model
+    trainer.fit(compiled, loader())
+    assert callback.compressor.step == 3
+    assert 4 < callback.compressor.report()["bits_per_coordinate"] < 9
+    same_everywhere(state_of(model))
