@@ -58,25 +58,57 @@ def test_what_the_text_says_of_them():
     assert all(coded[column] < packed[column + 1] for column in (1, 2))  # one bit less
 
 
-def test_the_readmes_three_numbers():
-    readme = (DOCS.parent / "README.md").read_text(encoding="utf-8")
-    told = {row[0].strip("*"): row[1] for row in lines(readme)[1:]}
-    head, *rows = lines(after("performance.md", "## In a backward pass"))
-    both = len(head) - 1 - head[::-1].index("both")  # of 4 hosts
-    steps = {row[0]: row[both] for row in rows}
-    methods = (
-        '`ALQ(bits=3, norm="l2", symmetric=True)`',
-        "DDP, Gloo, fp16 hook",
-        "DDP, Gloo, float32",
-        "Horovod, MPI, float32",
-    )
-    assert re.findall(r"(\d\.\d+) s\b", told["step time"])[:4] == [steps[m] for m in methods]
-    head, *rows = lines(after("performance.md", "## `make demo`"))
-    (ratio,) = [row[head.index("float32 / payload")] for row in rows if row[0] == "`ALQ(bits=3)`"]
-    assert told["bytes"].startswith(f"{ratio} times less than float32")
+def readme() -> list[list[str]]:
+    """Rows of the first table of README.md; a subject stands in the first of its rows."""
+    _, *rows = lines((DOCS.parent / "README.md").read_text(encoding="utf-8"))
+    return rows
+
+
+def tables(page: str, heading: str) -> list[list[list[str]]]:
+    """All tables of a section."""
+    section = after(page, heading).split("\n## ", 1)[0]
+    return [lines(found) for found in re.findall(r"(?:^\|.*\n)+", section, re.MULTILINE)]
+
+
+def column(table: list[list[str]], heading: str) -> dict[str, str]:
+    place = table[0].index(heading)
+    return {row[0].replace("Gloo, ", ""): row[place] for row in table[1:]}
+
+
+def test_the_readmes_numbers():
+    told = readme()
+    steps = column(tables("performance.md", "## In a backward pass")[-1], "both")
+    assert len(told[:3]) == 3
+    for _, method, seconds in told[:3]:
+        assert seconds == f"{steps[method]} s", method
+    found = tables("performance.md", "## Time to accuracy")
+    of_tasks = [t for t in found if t[0][0] == "100 Mbit/s"]
+    assert len(of_tasks) == 2
+    for rows, table in zip((told[3:6], told[6:9]), of_tasks, strict=True):
+        seconds = column(table, "seconds to target")
+        for _, method, value in rows:
+            known = seconds[method.removeprefix("Horovod, ")]
+            assert value == (known if known == "never" else f"{known} s"), method
+    payloads = column(tables("performance.md", "## `make demo`")[0], "payload bytes a step")
+    for (_, method, value), name in zip(
+        told[9:11], ("Horovod float32", "`ALQ(bits=3)`"), strict=True
+    ):
+        assert name.split("(")[0].strip("`").split()[-1] in method
+        assert value == payloads[name]
+    wire = column(tables("performance.md", "## `make demo`")[0], "wire bytes a step")
+    keys = (DOCS.parent / "README.md").read_text(encoding="utf-8").split("Look at three keys", 1)[1]
+    shown = [row[1] for row in lines(keys)[1:]]
+    assert shown == [payloads["Horovod float32"], payloads["`ALQ(bits=3)`"], wire["`ALQ(bits=3)`"]]
     head, *rows = lines(after("results.md", "### LeNet-5"))
     (alq,) = [row for row in rows if row[0] == "ALQ"]
-    deficit = alq[head.index("deficit to SuperSGD, points")].removeprefix("+")
-    interval = alq[head.index("95% interval")]
-    expected = f"{deficit} percentage points below float32, 95 % interval {interval}:"
-    assert told["accuracy"].startswith(expected)
+    deficit = -float(alq[head.index("deficit to SuperSGD, points")])
+    least, most = (-float(end) for end in alq[head.index("95% interval")].split(" to "))
+    assert told[11][2] == f"{deficit:+.2f} points ({most:+.2f} to {least:+.2f})"
+    assert len(told) == 12
+
+
+def test_the_home_pages_number():
+    steps = column(tables("performance.md", "## In a backward pass")[-1], "both")
+    home = " ".join((DOCS / "index.md").read_text(encoding="utf-8").split())
+    alq, fp16 = steps["DDP, `ALQ(bits=3)`"], steps["DDP, fp16 hook"]
+    assert f"{alq} s with DDP and `ALQ(bits=3)`, and {fp16} s with DDP's fp16 hook" in home

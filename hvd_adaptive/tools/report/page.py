@@ -16,6 +16,7 @@ from hvd_adaptive.tools.report.summary import (
     group_means,
     parse_scheme,
     summarise,
+    verdict,
 )
 
 MOST_ROWS = 40
@@ -54,6 +55,7 @@ def section(log: Log) -> dict[str, Any]:
         "settings": settings,
         "summary": summary,
         "tiles": tiles(summary),
+        "verdict": verdict(summary.stock),
         "bytes": figures.bytes_figure(log, summary),
         "errors": figures.error_figure(log),
         "levels": [(part, figures.levels_figure(log, part)) for part in parts[:MOST_PARTS]],

@@ -18,12 +18,14 @@ class Stock:
 
     Attributes:
         exchange_s: Seconds of one exchange alone, measured when the run began.
+        step_s: Seconds of this run's steps since then; None if unknown.
         least_s: Least seconds of a step, estimated; None if the run's step is unknown.
         most_s: Most seconds of a step, estimated; None if the run's step is unknown.
     """
 
     name: str
     exchange_s: float
+    step_s: float | None
     least_s: float | None
     most_s: float | None
 
@@ -120,7 +122,28 @@ def _stock(log: Log) -> Iterator[Stock]:
             rest_s = max(0.0, step_s - blocked_s)
             least_s = rest_s + max(0.0, exchange_s - arrival_s)
             most_s = rest_s + exchange_s
-        yield Stock(name, exchange_s, least_s, most_s)
+        yield Stock(name, exchange_s, step_s, least_s, most_s)
+
+
+def verdict(stock: Sequence[Stock]) -> str:
+    """Say in a line whether the run's steps are shorter than those of the fastest stock exchange.
+
+    It is yes below the lower estimate, no above the upper one, and unknown in between.
+    """
+    known = [one for one in stock if one.least_s is not None and one.most_s is not None]
+    if not known:
+        return "Unknown: the run has no time of a step."
+    best = min(known, key=lambda one: (one.most_s, one.least_s))
+    step_s, least_s, most_s = best.step_s or 0.0, best.least_s or 0.0, best.most_s or 0.0
+    if step_s < least_s:
+        answer, other_s, bound = "Yes", least_s, "at least "
+    elif step_s > most_s:
+        answer, other_s, bound = "No", most_s, "at most "
+    else:
+        ends = f"{1e3 * least_s:.3g} to {1e3 * most_s:.3g} ms"
+        return f"Unclear: a step took {1e3 * step_s:.3g} ms; stock {best.name} takes {ends}."
+    took = f"a step took {1e3 * step_s:.3g} ms"
+    return f"{answer}: {took}; stock {best.name} takes {bound}{1e3 * other_s:.3g} ms."
 
 
 def mean(records: Sequence[dict[str, Any]], name: str) -> float | None:
@@ -183,7 +206,7 @@ def costs(log: Log) -> list[Cost]:
 
 def describe(log: Log) -> dict[str, Any]:
     """Return the whole summary for machines, as printed by ``hvd-adaptive report --json``."""
-    start, rows = log.starts[-1], costs(log)
+    start, rows, summary = log.starts[-1], costs(log), summarise(log)
     scheme, settings = parse_scheme(start["scheme"])
     facts = {name: start[name] for name in ("ranks", "rank", "host", "version", "torch")}
     return {
@@ -191,7 +214,8 @@ def describe(log: Log) -> dict[str, Any]:
         "scheme": scheme,
         "settings": settings,
         **facts,
-        **asdict(summarise(log)),
+        **asdict(summary),
+        "helped": verdict(summary.stock) if summary.stock else None,
         "tables": len(log.tables),
         "warnings": [warning["text"] for warning in log.warnings],
         "parameters": [asdict(row) for row in rows],

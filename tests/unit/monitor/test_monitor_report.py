@@ -13,7 +13,7 @@ import pytest
 from hvd_adaptive.monitor.log import LogError, read_logs
 from hvd_adaptive.tools.cli import main
 from hvd_adaptive.tools.report.command import run_name
-from hvd_adaptive.tools.report.summary import costs, describe, summarise
+from hvd_adaptive.tools.report.summary import Stock, costs, describe, summarise, verdict
 
 FIGURES = {
     "coordinates": 3000.0,
@@ -257,7 +257,25 @@ def test_steps_without_compression_are_estimated(tmp_path, capsys):
     pytest.importorskip("matplotlib")
     assert main(["report", str(path)]) == 0
     page = Path(capsys.readouterr().out.strip()).read_text()
+    assert "No: a step took 50 ms; stock float16 takes at most 35 ms." in page
+    assert describe(log)["helped"].startswith("No: ")
     assert "Did it help?" in page and "42 ms to 50 ms" in page and "30 ms to 35 ms" in page
+
+
+@pytest.mark.parametrize(
+    ("step_s", "told"),
+    [
+        (0.029, "Yes: a step took 29 ms; stock float16 takes at least 30 ms."),
+        (0.036, "No: a step took 36 ms; stock float16 takes at most 35 ms."),
+        (0.032, "Unclear: a step took 32 ms; stock float16 takes 30 to 35 ms."),
+    ],
+)
+def test_the_verdict_compares_with_the_fastest_stock_exchange(step_s, told):
+    stock = [
+        Stock("float32", 0.02, step_s, 0.042, 0.05),
+        Stock("float16", 0.005, step_s, 0.03, 0.035),
+    ]
+    assert verdict(stock) == told
 
 
 def test_a_run_that_ended_early_has_no_estimate(tmp_path, capsys):
@@ -266,6 +284,7 @@ def test_a_run_that_ended_early_has_no_estimate(tmp_path, capsys):
     (log,) = read_logs(path)
     (one,) = summarise(log).stock
     assert (one.exchange_s, one.least_s, one.most_s) == (0.02, None, None)
+    assert verdict([one]) == "Unknown: the run has no time of a step."
     pytest.importorskip("matplotlib")
     assert main(["report", str(path)]) == 0
 
