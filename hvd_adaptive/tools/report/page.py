@@ -55,7 +55,7 @@ def section(log: Log) -> dict[str, Any]:
         "settings": settings,
         "summary": summary,
         "tiles": tiles(summary),
-        "verdict": verdict(summary.stock),
+        "verdict": verdict(summary.timed.step_s, summary.stock),
         "bytes": figures.bytes_figure(log, summary),
         "errors": figures.error_figure(log),
         "levels": [(part, figures.levels_figure(log, part)) for part in parts[:MOST_PARTS]],

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -18,16 +18,29 @@ class Stock:
 
     Attributes:
         exchange_s: Seconds of one exchange alone, measured when the run began.
-        step_s: Seconds of this run's steps since then; None if unknown.
         least_s: Least seconds of a step, estimated; None if the run's step is unknown.
         most_s: Most seconds of a step, estimated; None if the run's step is unknown.
     """
 
     name: str
     exchange_s: float
-    step_s: float | None
     least_s: float | None
     most_s: float | None
+
+
+@dataclass(frozen=True)
+class Timed:
+    """Mean seconds of the steps that ``Stock`` is estimated from; None if unknown.
+
+    Attributes:
+        step_s: From one step's end to the next one's.
+        blocked_s: Those of them that the training's thread spent in this package.
+        arrival_s: From a step's first gradient to its last.
+    """
+
+    step_s: float | None
+    blocked_s: float | None
+    arrival_s: float | None
 
 
 @dataclass(frozen=True)
@@ -40,6 +53,7 @@ class Summary:
         step_s: Seconds from one step's end to the next one's; None if unknown.
         blocked_s: Those of them that the training's thread spent in this package; None if unknown.
         stock: Steps without compression, if the monitor compared.
+        timed: The steps of which ``stock`` is, those since ranks last changed.
         relative_error: None if nothing was quantised.
     """
 
@@ -59,6 +73,7 @@ class Summary:
     non_finite: int
     blocked_s: float | None
     stock: tuple[Stock, ...]
+    timed: Timed
 
 
 @dataclass(frozen=True)
@@ -88,6 +103,8 @@ class Cost:
 def summarise(log: Log) -> Summary:
     """Return the means over all steps."""
     last = log.starts[-1]
+    compared = next((start for start in reversed(log.starts) if start.get("stock")), None)
+    timed = _timed(log, compared)
     ranks, coordinates = last["ranks"], mean(log.steps, "coordinates") or 0.0
     return Summary(
         steps=sum(record["steps"] for record in log.steps),
@@ -99,7 +116,8 @@ def summarise(log: Log) -> Summary:
         peak_bytes=max(record["peak_bytes"] for record in log.steps),
         non_finite=sum(record["non_finite"] for record in log.steps),
         blocked_s=mean(log.steps, "blocked_s"),
-        stock=tuple(_stock(log)),
+        stock=() if compared is None else tuple(_stock(compared["stock"], timed)),
+        timed=timed,
         **{
             name: mean(log.steps, name) or 0.0
             for name in ("wire_bytes", "payload_bytes", "uncompressed_bytes", *TIMES)
@@ -107,43 +125,43 @@ def summarise(log: Log) -> Summary:
     )
 
 
-def _stock(log: Log) -> Iterator[Stock]:
-    """Estimate steps without compression, from the steps since ranks last changed."""
-    start = next((s for s in reversed(log.starts) if s.get("stock")), None)
-    if start is None:
-        return
-    steps = [r for r in log.steps if r["time"] >= start["time"] and r["step_s"] is not None]
-    step_s, blocked_s, arrival_s = (
-        mean(steps, name) for name in ("step_s", "blocked_s", "arrival_s")
-    )
-    for name, exchange_s in start["stock"].items():
+def _timed(log: Log, compared: dict[str, Any] | None) -> Timed:
+    """Return means of the timed steps since the start ``compared``."""
+    since = float("inf") if compared is None else compared["time"]
+    steps = [r for r in log.steps if r["time"] >= since and r["step_s"] is not None]
+    return Timed(*(mean(steps, name) for name in ("step_s", "blocked_s", "arrival_s")))
+
+
+def _stock(seconds: Mapping[str, float], timed: Timed) -> Iterator[Stock]:
+    """Estimate steps without compression from the seconds of each stock exchange."""
+    for name, exchange_s in seconds.items():
         least_s = most_s = None
-        if step_s is not None and blocked_s is not None and arrival_s is not None:
-            rest_s = max(0.0, step_s - blocked_s)
-            least_s = rest_s + max(0.0, exchange_s - arrival_s)
+        if timed.step_s is not None and timed.blocked_s is not None and timed.arrival_s is not None:
+            rest_s = max(0.0, timed.step_s - timed.blocked_s)
+            least_s = rest_s + max(0.0, exchange_s - timed.arrival_s)
             most_s = rest_s + exchange_s
-        yield Stock(name, exchange_s, step_s, least_s, most_s)
+        yield Stock(name, exchange_s, least_s, most_s)
 
 
-def verdict(stock: Sequence[Stock]) -> str:
+def verdict(step_s: float | None, stock: Sequence[Stock]) -> str:
     """Say in a line whether the run's steps are shorter than those of the fastest stock exchange.
 
-    It is yes below the lower estimate, no above the upper one, and unknown in between.
+    It is yes below the lower estimate, no above the upper one, and unclear in between.
     """
-    known = [one for one in stock if one.least_s is not None and one.most_s is not None]
-    if not known:
+    known = [
+        (one.most_s, one.least_s, one.name)
+        for one in stock
+        if one.least_s is not None and one.most_s is not None
+    ]
+    if step_s is None or not known:
         return "Unknown: the run has no time of a step."
-    best = min(known, key=lambda one: (one.most_s, one.least_s))
-    step_s, least_s, most_s = best.step_s or 0.0, best.least_s or 0.0, best.most_s or 0.0
+    most_s, least_s, name = min(known)
+    took, least, most = (f"{1e3 * seconds:.3g}" for seconds in (step_s, least_s, most_s))
     if step_s < least_s:
-        answer, other_s, bound = "Yes", least_s, "at least "
-    elif step_s > most_s:
-        answer, other_s, bound = "No", most_s, "at most "
-    else:
-        ends = f"{1e3 * least_s:.3g} to {1e3 * most_s:.3g} ms"
-        return f"Unclear: a step took {1e3 * step_s:.3g} ms; stock {best.name} takes {ends}."
-    took = f"a step took {1e3 * step_s:.3g} ms"
-    return f"{answer}: {took}; stock {best.name} takes {bound}{1e3 * other_s:.3g} ms."
+        return f"Yes: a step took {took} ms; stock {name} takes at least {least} ms."
+    if step_s > most_s:
+        return f"No: a step took {took} ms; stock {name} takes at most {most} ms."
+    return f"Unclear: a step took {took} ms; stock {name} takes {least} to {most} ms."
 
 
 def mean(records: Sequence[dict[str, Any]], name: str) -> float | None:
@@ -215,7 +233,7 @@ def describe(log: Log) -> dict[str, Any]:
         "settings": settings,
         **facts,
         **asdict(summary),
-        "helped": verdict(summary.stock) if summary.stock else None,
+        "helped": verdict(summary.timed.step_s, summary.stock) if summary.stock else None,
         "tables": len(log.tables),
         "warnings": [warning["text"] for warning in log.warnings],
         "parameters": [asdict(row) for row in rows],

@@ -259,6 +259,8 @@ def test_steps_without_compression_are_estimated(tmp_path, capsys):
     page = Path(capsys.readouterr().out.strip()).read_text()
     assert "No: a step took 50 ms; stock float16 takes at most 35 ms." in page
     assert describe(log)["helped"].startswith("No: ")
+    row = re.search(r", this run</td><td>(.*?)</td><td>(.*?)</td>", page)
+    assert row.groups() == ("50 ms", "20 ms")  # of the compared steps alone
     assert "Did it help?" in page and "42 ms to 50 ms" in page and "30 ms to 35 ms" in page
 
 
@@ -272,10 +274,10 @@ def test_steps_without_compression_are_estimated(tmp_path, capsys):
 )
 def test_the_verdict_compares_with_the_fastest_stock_exchange(step_s, told):
     stock = [
-        Stock("float32", 0.02, step_s, 0.042, 0.05),
-        Stock("float16", 0.005, step_s, 0.03, 0.035),
+        Stock("float32", 0.02, 0.042, 0.05),
+        Stock("float16", 0.005, 0.03, 0.035),
     ]
-    assert verdict(stock) == told
+    assert verdict(step_s, stock) == told
 
 
 def test_a_run_that_ended_early_has_no_estimate(tmp_path, capsys):
@@ -284,7 +286,7 @@ def test_a_run_that_ended_early_has_no_estimate(tmp_path, capsys):
     (log,) = read_logs(path)
     (one,) = summarise(log).stock
     assert (one.exchange_s, one.least_s, one.most_s) == (0.02, None, None)
-    assert verdict([one]) == "Unknown: the run has no time of a step."
+    assert verdict(None, [one]) == "Unknown: the run has no time of a step."
     pytest.importorskip("matplotlib")
     assert main(["report", str(path)]) == 0
 
