@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import weakref
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -29,16 +30,16 @@ class Attachment:
         self.compressor = check_compressor("compressor", compressor)
         self._first = compressor.state_dict()
         self._state: CompressionState | None = None
-        self._model = _none
-        self._module = _none
-        self._loaded = False
+        self._model: Callable[[], nn.Module | None] = lambda: None
+        self._module: Callable[[], nn.Module | None] = lambda: None
+        self._loaded_step: int | None = None
 
     def attach(self, model: nn.Module) -> None:
         """Register the hook with a DDP model, which torch.compile may have wrapped.
 
         A model that has it is left alone. A new DDP model of the same module continues with the
         compressor's state. Another module starts with the state that the compressor had at first,
-        unless a state was loaded. All ranks call this at the same place.
+        unless a state was loaded since the last step. All ranks call this at the same place.
         """
         model = _uncompiled(model)
         if not isinstance(model, DistributedDataParallel) or model is self._model():
@@ -50,12 +51,12 @@ class Attachment:
             self._state.session.forget()  # what an error cut off
         model.register_comm_hook(self._state, compression_hook)
         self._model, self._module = weakref.ref(model), weakref.ref(module)
-        self._loaded = False
+        self._loaded_step = None
 
     def _begin(self, model: DistributedDataParallel) -> None:
         if self._state is not None:
             self._state.close()
-            if not self._loaded:
+            if self._loaded_step != self.compressor.step:
                 self.compressor.load_state_dict(self._first)
         group = model.process_group
         given = None if group is dist.group.WORLD else group
@@ -64,19 +65,19 @@ class Attachment:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Load a state of the compressor."""
         self.compressor.load_state_dict(state)
-        self._loaded = True
+        self._loaded_step = self.compressor.step
 
     def save(self, folder: str | Path) -> None:
         """Write this rank's state into ``folder``; every rank calls this."""
         Path(folder).mkdir(parents=True, exist_ok=True)
-        torch.save(self.compressor.state_dict(), _path(folder, _rank()))
+        torch.save(self.compressor.state_dict(), _path(folder, rank_here()))
 
     def load(self, folder: str | Path) -> None:
         """Load this rank's state from ``folder``, or that of rank 0 if there is none.
 
         Without any, a warning is logged, and the compressor starts with its first state.
         """
-        paths = [path for rank in (_rank(), 0) if (path := _path(folder, rank)).exists()]
+        paths = [path for rank in (rank_here(), 0) if (path := _path(folder, rank)).exists()]
         if paths:
             self.load_state_dict(torch.load(paths[0], map_location="cpu", weights_only=True))
         else:
@@ -88,13 +89,10 @@ def _path(folder: str | Path, rank: int) -> Path:
     return Path(folder) / f"compressor-{rank}.pt"
 
 
-def _rank() -> int:
+def rank_here() -> int:
+    """Return this process's rank in the default process group, or 0 if there is none."""
     return dist.get_rank() if dist.is_available() and dist.is_initialized() else 0
 
 
 def _uncompiled(model: nn.Module) -> nn.Module:
     return getattr(model, "_orig_mod", model)
-
-
-def _none() -> Any:
-    return None

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from lightning.pytorch import Callback, LightningModule, Trainer
 
 from hvd_adaptive.compressor import GradientCompressor
-from hvd_adaptive.integrations.attachment import Attachment
+from hvd_adaptive.integrations.attachment import Attachment, rank_here
 
 
 class Compress(Callback):
@@ -52,5 +52,5 @@ class Compress(Callback):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load this rank's state, or that of rank 0 if the checkpoint has none of this rank."""
         states = state_dict["ranks"]
-        rank = dist.get_rank() if dist.is_available() and dist.is_initialized() else 0
+        rank = rank_here()
         self._attachment.load_state_dict(states[rank if rank < len(states) else 0])

@@ -72,15 +72,14 @@ def check_another_trainer_of_the_same_module_continues():
     """A second Trainer wraps the module in a new DDP model; the compressor goes on with it."""
     model, compressor = net(), ALQ(bits=3, error_feedback=1.0)
     with shared_folder() as folder:
-        for _ in range(3):
-            trainer = trainer_of(model, folder)
-            if not _:
-                compress(trainer, compressor)
-                callback = trainer.callback_handler.callbacks[-1]
-            else:
-                callback._trainer = trainer
-                trainer.add_callback(callback)
-            trainer.train()
+        trainer = trainer_of(model, folder)
+        compress(trainer, compressor)
+        callback = trainer.callback_handler.callbacks[-1]
+        trainer.train()
+        for _ in range(2):
+            callback._trainer = trainer_of(model, folder)
+            callback._trainer.add_callback(callback)
+            callback._trainer.train()
     assert compressor.step == 3 * STEPS
     same_everywhere(state_of(model))
 
@@ -209,7 +208,7 @@ def check_models_of_a_search_start_anew():
     with shared_folder() as folder:
         compressor = QSGD(bits=4, error_feedback=1.0)
         arguments = {"learning_rate": 1e-2, "report_to": [], "per_device_train_batch_size": 4}
-        arguments |= {"save_strategy": "no", "disable_tqdm": True, "max_steps": STEPS}
+        arguments |= {"save_steps": 2, "disable_tqdm": True, "max_steps": STEPS}
         settings = TrainingArguments(str(folder), use_cpu=True, **arguments)
         rows = [{"inputs": row, "labels": row.sum()} for row in torch.eye(16)]
         trainer = Trainer(args=settings, train_dataset=rows, model_init=net)
@@ -221,4 +220,8 @@ def check_models_of_a_search_start_anew():
             assert compressor.step == STEPS
             assert torch.equal(state_of(trainer.model), first)
         assert groups() == before
+        trainer.train(resume_from_checkpoint=os.path.join(folder, "checkpoint-2"))
+        trainer.train()  # does not continue with what the resumed training had loaded
+        assert compressor.step == STEPS
+        assert torch.equal(state_of(trainer.model), first)
     same_everywhere(first)
