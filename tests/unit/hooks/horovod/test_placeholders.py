@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import gc
 
+import pytest
 import torch
 
 from hvd_adaptive.hooks.horovod.placeholder import MODULUS, Template
 from hvd_adaptive.hooks.horovod.placeholders import Placeholders
-from hvd_adaptive.transport.in_flight import InFlight
+from hvd_adaptive.transport.in_flight import InFlight, reference
 
 
 def test_each_step_has_the_templates_values():
@@ -50,3 +51,12 @@ def test_references_end_with_their_collective_or_generation():
     assert len(in_flight) == 1
     in_flight.add({5: (tensors[0], tensors[0])}, 5)
     assert list(in_flight._references) == [5]
+
+
+@pytest.mark.parametrize("shape", [(), (0,), (3, 4)])
+def test_a_reference_does_not_depend_on_the_shape(shape):
+    """Horovod's thread gives an output its size at any time, also while it is referred to."""
+    tensor = torch.zeros(shape)
+    held = reference(tensor)
+    assert held._base is tensor and held.shape == (0,)
+    assert tensor.resize_(7).shape == (7,)
