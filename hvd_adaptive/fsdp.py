@@ -12,6 +12,7 @@ from __future__ import annotations
 import functools
 import io
 import itertools
+import math
 import weakref
 from typing import Any
 
@@ -22,7 +23,8 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from hvd_adaptive import states
 from hvd_adaptive.compressor import GradientCompressor, check_compressor
-from hvd_adaptive.hooks.sharded import ShardedModule, ShardedSession
+from hvd_adaptive.hooks.fsdp.modules import ShardedModule
+from hvd_adaptive.hooks.fsdp.session import ShardedSession
 
 _numbers = itertools.count()
 
@@ -205,21 +207,41 @@ def _session(compressor: Any, modules: list[tuple[str, Any]], shards: bool) -> S
     if compressor.connection is not None:
         raise ValueError("compressor: already serves an optimizer or a model; create another")
     known = {id(module) for _, module in modules}
-    sharded = [ShardedModule(name, _own_coordinates(module, known)) for name, module in modules]
+    sharded = []
+    for name, module in modules:
+        own = _own_parameters(module, known)
+        padding = sum(_padding(parameter, shards) for parameter in own)
+        sharded.append(ShardedModule(name, sum(p.numel() for p in own), padding))
     compressor.parts.warn_of_idle_patterns([name for name, _ in modules])
     label = f"hvd_adaptive.fsdp{next(_numbers)}"
     compressor.connection = session = ShardedSession(compressor, sharded, label, shards)
     return session
 
 
-def _own_coordinates(module: nn.Module, sharded: set[int]) -> int:
-    """Return the coordinates of a module's parameters that no sharded module in it has.
+def _own_parameters(module: nn.Module, sharded: set[int]) -> list[nn.Parameter]:
+    """Return a module's parameters that no sharded module in it has.
 
     sharded: The ``id`` of each sharded module.
     """
     inner = [m for m in module.modules() if m is not module and id(m) in sharded]
     theirs = {id(p) for m in inner for p in m.parameters()}
-    return sum(p.numel() for p in module.parameters() if id(p) not in theirs)
+    return [p for p in module.parameters() if id(p) not in theirs]
+
+
+def _padding(parameter: Any, everywhere: bool) -> float:
+    """Return the zeros that FSDP2 adds to this rank's shard, or on average to a shard.
+
+    Shards are as long as the first one, which has the most rows.
+    """
+    shape, whole = list(parameter.shape), float(parameter.numel())
+    mesh = getattr(parameter, "device_mesh", None)
+    if mesh is None:
+        return 0.0  # fully_shard was told to ignore it
+    for size, placement in zip(mesh.shape, parameter.placements, strict=True):
+        if placement.is_shard() or hasattr(placement, "split_factor"):
+            shape[placement.dim] = -(-shape[placement.dim] // size)
+            whole /= size
+    return math.prod(shape) - (whole if everywhere else parameter.to_local().numel())
 
 
 class _ReduceScatter:

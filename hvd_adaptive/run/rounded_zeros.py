@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
 import torch
 
 from hvd_adaptive.codec.codec import Codec
 from hvd_adaptive.device import HostCopy
-from hvd_adaptive.layout import Layout
+from hvd_adaptive.layout import Group, Member
 
 logger = logging.getLogger("hvd_adaptive")
 
@@ -18,29 +18,32 @@ NOTABLE, NAMED = 0.01, 3
 
 
 class RoundedZeros:
-    """Zeros in the gradients of one step that schemes without a level 0 quantise.
+    """Zeros in the gradients of one step that schemes without a level 0 quantise."""
 
-    Args:
-        layout: The layout of the step.
-    """
-
-    def __init__(self, layout: Layout) -> None:
-        self._layout = layout
+    def __init__(self) -> None:
         self._found: list[tuple[int, int, HostCopy]] = []
 
-    def look(self, index: int, values: torch.Tensor, codec: Codec) -> None:
-        """Count the zeros among the quantised coordinates of group ``index``, without waiting."""
+    def look(self, group: Group, values: torch.Tensor, codec: Codec, padding: int = 0) -> None:
+        """Count the zeros among the quantised coordinates of a group, without waiting.
+
+        Args:
+            group: The group.
+            values: The coordinates.
+            codec: Their codec.
+            padding: Zeros in each piece that are no gradients.
+        """
         if codec.has_zero or codec.leaves_zeros_out:
             return
-        for piece in self._layout.groups[index].pieces:
+        for piece in group.pieces:
             inside = values[piece.in_group]
-            if inside.numel():
-                self._found.append((piece.slot, inside.numel(), HostCopy(inside.count_nonzero())))
+            if (size := inside.numel() - padding) > 0:
+                self._found.append((piece.slot, size, HostCopy(inside.count_nonzero())))
 
-    def tell(self, absent: Collection[int]) -> None:
+    def tell(self, members: Sequence[Member], absent: Collection[int] = ()) -> None:
         """Warn of parameters of which notable parts are zero.
 
         Args:
+            members: The members of the layout.
             absent: Slots of parameters that no rank has a gradient of; their averages are zeros.
         """
         sizes: dict[str, int] = {}
@@ -48,7 +51,7 @@ class RoundedZeros:
         for slot, size, count in self._found:
             if slot in absent:
                 continue
-            name = self._layout.members[slot].name
+            name = members[slot].name
             sizes[name] = sizes.get(name, 0) + size
             others[name] = others.get(name, 0) + int(count)
         notable = {n: 1 - others[n] / sizes[n] for n in sizes}

@@ -92,7 +92,7 @@ class Trips:
         self._weights: Weights | None = None  # of the next step
         self.error: ResidualError | None = None
         looks = compressor.parts.looks_for_zeros and exchange.rank == 0
-        self._zeros = RoundedZeros(layout) if looks else None
+        self._zeros = RoundedZeros() if looks else None
 
     def trip(self, index: int, factor: float) -> Trip:
         """Yield a group's collectives, receive their results, and deliver its average.
@@ -118,7 +118,7 @@ class Trips:
             parcel = self._parcel(index, factor, flat.device)
             values = self._with_residual(index, flat[: parcel.quantized])
             if self._zeros is not None:
-                self._zeros.look(index, values, parcel.codec)
+                self._zeros.look(group, values, parcel.codec)
 
         averaging = self._exchange.average(parcel, flat, values)
         del flat, values  # valid until the first collective
@@ -155,7 +155,7 @@ class Trips:
         """End the step: residuals become what was not sent, unless AMP skips the step."""
         if self._zeros is not None and self.number >= self._compressor.settings.warmup_steps:
             self._compressor.parts.looks_for_zeros = False
-            self._zeros.tell(self._absent)
+            self._zeros.tell(self._layout.members, self._absent)
         if self._residuals is None:
             return
         for slot in self._absent:

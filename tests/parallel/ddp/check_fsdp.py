@@ -362,6 +362,51 @@ def check_a_run_resumes(way, tmp_path_factory):
     assert all(torch.equal(a, b) for a, b in zip(local(model), expected, strict=True))
 
 
+class Words(nn.Module):
+    """A table of which half the rows are used, and a layer whose rows no number of ranks divides:
+    FSDP2 fills its shards up with zeros."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.table, self.layer = nn.Embedding(400, 40), nn.Linear(40, 33)
+
+    def forward(self, words: torch.Tensor) -> torch.Tensor:
+        return self.layer(self.table(words))
+
+
+@pytest.mark.parametrize("door", ["shards", "replicas"])
+@pytest.mark.parametrize("words", [200, 400])
+def check_rounded_zeros_are_told_of_once(words, door, caplog):
+    """After the warm-up, with the module's name; padding is no gradient."""
+    model = Words()
+    inside = RANKS if door == "shards" else RANKS // 2
+    mesh = init_device_mesh("cpu", (RANKS // inside, inside), mesh_dim_names=("nodes", "shards"))
+    for layer in (model.table, model.layer):
+        fully_shard(layer, mesh=mesh["shards"])
+    fully_shard(model, mesh=mesh["shards"])
+    compressor = EDEN(bits=2, warmup_steps=1, bucket_size=256, min_numel=100)
+    if door == "shards":
+        compressed = compress_reduce_scatter(model, compressor)
+    else:
+        compressed = compress_all_reduce(model, compressor, mesh["nodes"].get_group())
+    told = []
+    for _ in range(3):
+        model.zero_grad()
+        model(torch.arange(words)).square().sum().backward()
+        compressed.finish()
+        told.append([m for m in caplog.messages if "exactly zero" in m])
+    assert not told[0] and told[1] == told[2]
+    tells = mesh["nodes" if door == "replicas" else "shards"].get_local_rank() == 0
+    # Of 2 shards of a table of which half is used, the first has no zeros.
+    tells = tells and words == 200 and (door == "shards" or RANK == RANKS // 2 - 1)
+    assert len(told[1]) == int(tells)
+    if tells:
+        share = 100 if door == "replicas" and inside > 1 else 50
+        assert "exactly zero, and this scheme rounds" in told[1][0]
+        assert f": 'table' ({share}%);" in told[1][0] and "{'table': None}" in told[1][0]
+
+
 def check_a_corrupt_payload_stops_all_ranks(monkeypatch):
     """Before the optimizer's step; the next step works."""
     net = make()

@@ -13,7 +13,7 @@ from fake_gpu import OnGPU, Stream, Waited, off_gpu, on_gpu, pretended, quick  #
 from feedback_steps import OneRank, gradients
 from parcels import parcel
 
-from hvd_adaptive import ECDQ, QSGD, NaturalCompression, SparseSGD
+from hvd_adaptive import ECDQ, EDEN, QSGD, NaturalCompression, SparseSGD
 from hvd_adaptive.device import HostCopy, taken_over
 from hvd_adaptive.errors import PayloadError
 from hvd_adaptive.exchange.allgather import Allgather
@@ -21,8 +21,10 @@ from hvd_adaptive.exchange.exchange import Place
 from hvd_adaptive.exchange.hierarchical import Hierarchical
 from hvd_adaptive.exchange.plain import Half, Plain
 from hvd_adaptive.exchange.scatter_reduce import ScatterReduce
+from hvd_adaptive.layout import Group, Member, Piece
 from hvd_adaptive.run.driver import Driver
 from hvd_adaptive.run.groups import Groups
+from hvd_adaptive.run.rounded_zeros import RoundedZeros
 from hvd_adaptive.simulate.ranks import together
 
 pytestmark = pytest.mark.usefixtures("quick_kernels")
@@ -224,6 +226,17 @@ def test_the_pretended_gpu_notices(gpu):
     with pytest.raises(AssertionError, match="on the GPU and on the CPU"):
         tensor + host
     assert torch.equal(HostCopy(tensor).get(), torch.ones(3)) and len(gpu.waits) == 1
+
+
+def test_zeros_are_counted_without_waiting(gpu, caplog):
+    values = torch.ones(1000)
+    values[:300] = 0
+    zeros, group = RoundedZeros(), Group(torch.float32, 1000, 0, (Piece(0, 0, 1000, 0),))
+    with gpu.never_waiting():
+        zeros.look(group, on_gpu(values), EDEN(bits=2).codec, padding=100)
+    zeros.tell([Member("words", (900,), torch.float32)])
+    (message,) = caplog.messages
+    assert "'words' (22%)" in message
 
 
 def test_a_driver_does_not_wait_for_what_arrives(gpu):

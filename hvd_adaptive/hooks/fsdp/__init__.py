@@ -1,0 +1,1 @@
+"""From the tensors that FSDP2 reduces to steps."""

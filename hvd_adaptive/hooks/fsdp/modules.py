@@ -1,0 +1,142 @@
+"""The modules of a model that FSDP2 shards: which of their coordinates are quantised, and how."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import torch
+
+from hvd_adaptive.exchange.parcel import Parcel, RandomStream
+from hvd_adaptive.layout import Group, Layout, Member, Piece
+from hvd_adaptive.streams import group_number
+
+if TYPE_CHECKING:
+    from hvd_adaptive.compressor import GradientCompressor
+
+
+@dataclass
+class ShardedModule:
+    """A module of the model.
+
+    Attributes:
+        name: Its name in the model.
+        numel: The number of its parameters' coordinates.
+        padding: Coordinates of a shard, on average, that FSDP2 adds so that shards are equal.
+        group: What it reduces; None until its first call.
+        length: Coordinates of a shard, or of the tensor that is averaged.
+    """
+
+    name: str
+    numel: int
+    padding: float = 0.0
+    group: Group = field(default_factory=lambda: Group(torch.float32))
+    length: int = 0
+
+
+class ShardedModules:
+    """The modules of one model, by their index, and the part of the parameters that each is in.
+
+    Args:
+        compressor: The compressor.
+        modules: The modules.
+        shards: What a module reduces are the shards of all ranks; else one shard.
+    """
+
+    def __init__(
+        self, compressor: GradientCompressor, modules: Sequence[ShardedModule], shards: bool
+    ) -> None:
+        self._compressor, self._modules, self._shards = compressor, list(modules), shards
+        self.relabel()
+
+    def __getitem__(self, index: int) -> ShardedModule:
+        return self._modules[index]
+
+    def relabel(self) -> None:
+        """Find the modules' parts anew: settings have changed."""
+        parts = self._compressor.parts
+        self._labels = [parts.label_of(module.name) for module in self._modules]
+
+    def note(self, index: int, flat: torch.Tensor, ranks: int) -> ShardedModule:
+        """Note what a module reduces, and return the module."""
+        module, part = self._modules[index], self._labels[index]
+        settings = self._compressor.settings
+        rows = ranks if self._shards else 1
+        module.length = flat.numel() // rows
+        per_row = settings.quantized_part(module.length)
+        if part is None or flat.numel() < settings.min_numel:
+            per_row = 0
+        quantized = rows * per_row
+        pieces = (Piece(index, 0, flat.numel(), 0),)
+        full = flat.numel() - quantized
+        module.group = Group(flat.dtype, quantized, full, pieces, (part or "") if per_row else "")
+        return module
+
+    def parcel(
+        self, index: int, flat: torch.Tensor, factor: float, call: int
+    ) -> tuple[torch.Tensor, Parcel]:
+        """Return a module's coordinates, those in full precision last, and their parcel.
+
+        Args:
+            index: The module.
+            flat: What it reduces.
+            factor: Scale of the sum over ranks.
+            call: Number of the call among those of the module in this step, from 0.
+        """
+        compressor, module = self._compressor, self._modules[index]
+        settings, step, part = compressor.settings, compressor.step, module.group.part
+        quantized = 0 if step < settings.warmup_steps else module.group.quantized
+        described = (module.name, flat.numel(), quantized, str(flat.dtype), self._shards)
+        digest = hashlib.sha256(repr(described).encode()).digest()
+        number = group_number(index, call)
+        return _ordered(flat.view(-1, module.length), quantized), Parcel(
+            codec=compressor.part(part),
+            dtype=flat.dtype,
+            quantized=quantized,
+            full=flat.numel() - quantized,
+            device=flat.device,
+            stream=RandomStream(compressor.instance, settings.seed, step, number),
+            factor=factor,
+            layout=int.from_bytes(digest[:8], "little"),
+            index=index,
+            meter=compressor.meter,
+        )
+
+    def portion(self, index: int, of_part: int) -> int:
+        """Return a module's portion of a number: its share of the coordinates of its part."""
+        part = self._modules[index].group.part
+        labelled = zip(self._modules, self._labels, strict=True)
+        same = sum(module.numel for module, label in labelled if label == part)
+        return round(of_part * self._modules[index].numel / max(1, same))
+
+    def parts(self) -> list[str]:
+        """Return the labels of all parts."""
+        return list(dict.fromkeys(p for p in self._labels if p is not None)) or [""]
+
+    def parts_of(self, indices: Collection[int]) -> list[str]:
+        """Return the labels of the parts of which these modules quantise anything."""
+        sent = (self._modules[index].group for index in sorted(indices))
+        return list(dict.fromkeys(group.part for group in sent if group.quantized)) or [""]
+
+    def layout(self) -> Layout:
+        """Return the layout of what modules have reduced so far."""
+        members = [
+            Member(m.name, (sum(p.numel for p in m.group.pieces),), m.group.dtype, part)
+            for m, part in zip(self._modules, self._labels, strict=True)
+        ]
+        groups = [
+            m.group if m.group.pieces else Group(m.group.dtype, pieces=(Piece(i, 0, 0, 0),))
+            for i, m in enumerate(self._modules)
+        ]
+        digest = hashlib.sha256(repr(groups).encode()).digest()
+        return Layout(members, groups, int.from_bytes(digest[:8], "little"))
+
+
+def _ordered(rows: torch.Tensor, quantized: int) -> torch.Tensor:
+    """Return the coordinates of shards, one a row, those in full precision last."""
+    per_row = quantized // len(rows)
+    if 0 < per_row < rows.shape[1] and len(rows) > 1:
+        return torch.cat([rows[:, :per_row].reshape(-1), rows[:, per_row:].reshape(-1)])
+    return rows.view(-1)

@@ -1,0 +1,227 @@
+"""The steps of a model that FSDP2 shards, from the tensors that its modules reduce."""
+
+from __future__ import annotations
+
+import logging
+import zlib
+from collections import Counter
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+
+from hvd_adaptive.device import check_supported
+from hvd_adaptive.errors import PayloadError, RankMismatchError
+from hvd_adaptive.exchange.exchange import Place
+from hvd_adaptive.exchange.shard_reduce import ShardReduce
+from hvd_adaptive.finite import narrowed
+from hvd_adaptive.hooks.connected import ApartFromHorovod
+from hvd_adaptive.hooks.fsdp.calls import check_everywhere, travelled
+from hvd_adaptive.hooks.fsdp.modules import ShardedModule, ShardedModules
+from hvd_adaptive.hooks.fsdp.samples import ModuleSamples
+from hvd_adaptive.run.agreement import compare_settings
+from hvd_adaptive.run.failures import Failures
+from hvd_adaptive.run.groups import Groups
+from hvd_adaptive.run.rounded_zeros import RoundedZeros
+from hvd_adaptive.transport.torch_world import TorchWorld
+
+if TYPE_CHECKING:
+    from hvd_adaptive.compressor import GradientCompressor
+
+logger = logging.getLogger("hvd_adaptive")
+
+# Calls of one module in a step after which a missing ``finish`` is warned of.
+MANY_CALLS = 256
+
+
+class ShardedSession(ApartFromHorovod):
+    """Connect a compressor to the modules of one model; a Connection.
+
+    1. ``average`` is called for each module during backward passes, on all ranks in one order. It
+       encodes, sends, receives and decodes. A payload that cannot be read is noted.
+    2. ``finish`` ends a step, before the optimizer's. Ranks exchange failures and positions, so
+       that all raise the same error. Tables are fitted if that is due, and used from the next step.
+
+    Args:
+        compressor: The compressor.
+        modules: The modules.
+        label: Beginning of collectives' names.
+        shards: Ranks keep shards of the average; else each rank gets all of it.
+    """
+
+    serves = "model", "a model of FSDP"
+
+    def __init__(
+        self,
+        compressor: GradientCompressor,
+        modules: Sequence[ShardedModule],
+        label: str,
+        shards: bool,
+    ) -> None:
+        self.compressor, self._modules = compressor, ShardedModules(compressor, modules, shards)
+        self._label, self._shards = label, shards
+        self._group: Any = None
+        self._world: TorchWorld | None = None  # until the first call
+        self._binding: Groups | None = None
+        self._calls: Counter[int] = Counter()  # of each module in the step in progress
+        self._attempts: Counter[int] = Counter()  # likewise, with those of steps that failed
+        self._failures = Failures()
+        self._samples, self._is_sampled = ModuleSamples(compressor, self._modules), False
+        self._zeros: RoundedZeros | None = None
+        self._device = torch.device("cpu")
+
+    @property
+    def exchange(self) -> str | None:
+        """See Connection.exchange."""
+        return "reduce_scatter" if self._shards else super().exchange
+
+    @property
+    def is_idle(self) -> bool:
+        """See Connection.is_idle."""
+        return not self._calls
+
+    def forget(self) -> None:
+        """Give up the step in progress: what is reduced next is of another attempt."""
+        if self._calls:
+            self._calls.clear()
+            self._samples.clear()
+            self._failures = Failures()
+            self.compressor.meter.give_up()
+
+    def rebind(self) -> None:
+        """Use other settings from the next call on."""
+        self.forget()
+        self._binding = None
+        self._modules.relabel()
+
+    @torch.no_grad()
+    def average(
+        self, index: int, flat: torch.Tensor, out: torch.Tensor, group: Any, factor: float
+    ) -> None:
+        """Average a module's tensor over ranks, a collective.
+
+        Args:
+            index: The module.
+            flat: What is averaged, 1-D; with shards, those of all ranks in their order.
+            out: Receives the average, or this rank's shard of it; may be ``flat``.
+            group: The process group.
+            factor: Scale of the sum over ranks.
+        """
+        self.reconnect()
+        check_supported(flat.device)
+        world = self._world_of(group)
+        if not self._calls:
+            self._begin(world)
+        binding = self._binding
+        assert binding is not None
+        module, self._device = self._modules.note(index, flat, world.size), flat.device
+        self._calls[index] += 1
+        self._attempts[index] += 1
+        if self._is_sampled and module.group.quantized:
+            self._samples.draw(index, flat, world.rank, self._attempts[index])
+        call = self._attempts[index] - 1
+        ordered, parcel = self._modules.parcel(index, flat, factor, call)
+        if self._zeros is not None:
+            values, padding = ordered[: parcel.quantized], module.padding * flat.numel()
+            self._zeros.look(module.group, values, parcel.codec, round(padding / module.length))
+        meter = self.compressor.meter
+        meter.add("coordinates", flat.numel(), index)
+        meter.add("uncompressed_bytes", flat.nbytes, index)
+        try:
+            route = binding.exchange.average(parcel, ordered, ordered[: parcel.quantized])
+            del ordered
+            average = travelled(world, route, f"{self._label}.{index}", index, meter)
+        except PayloadError as error:
+            self._failures.note(index, error)
+            out.fill_(float("nan"))
+            return
+        quantized = parcel.quantized // (world.size if self._shards else 1)
+        meter.look(average[:quantized], self.compressor.settings.bucket_size, index)
+        averages = factor * world.size < 1 + 1e-6
+        out.copy_(narrowed(average, quantized if averages else 0, out.dtype))
+        if self._calls[index] == MANY_CALLS:
+            logger.warning(
+                "%s was reduced %d times since the last optimizer step: call finish() before each "
+                "step of an optimizer that is no torch.optim.Optimizer",
+                module.name,
+                MANY_CALLS,
+            )
+
+    @torch.no_grad()
+    def finish(self) -> None:
+        """End a step, a collective; do nothing if nothing was reduced since the last one.
+
+        Raises:
+            PayloadError: A payload arrived corrupt, on any rank.
+            RankMismatchError: Ranks have reduced different modules, or differ in the step.
+        """
+        if not self._calls:
+            return
+        world, compressor, step = self._world, self.compressor, self.compressor.step
+        assert world is not None and self._binding is not None
+        try:
+            calls = zlib.crc32(repr(sorted(self._calls.items())).encode())
+            name_of = {index: self._modules[index].name for index in self._calls}
+            check_everywhere(
+                world, compressor, f"{self._label}.corrupt", self._failures, calls, name_of
+            )
+        except (PayloadError, RankMismatchError):
+            self.forget()
+            raise
+        if self._is_sampled:
+            parts = self._modules.parts_of(self._calls)
+            compressor.updates.run(step, self._samples.drawn, self._binding.sync(step), parts)
+        layout = self._binding.layout = self._modules.layout()
+        if self._zeros is not None and step >= compressor.settings.warmup_steps:
+            compressor.parts.looks_for_zeros = False
+            self._zeros.tell(layout.members)
+        compressor.step += 1
+        self._calls.clear()
+        self._attempts.clear()
+        self._samples.clear()
+        compressor.meter.finish()
+        self._binding.monitored.step_ended(self._binding, step, layout, self._device)
+
+    @property
+    def place(self) -> tuple[int, int]:
+        """Return this rank and the number of ranks that exchange; of all ranks if not known yet."""
+        known = self._world
+        return (
+            (dist.get_rank(), dist.get_world_size()) if known is None else (known.rank, known.size)
+        )
+
+    def states_of_ranks(self) -> list[dict[str, Any]]:
+        """Return the states on all ranks, a collective; before the first call this one alone."""
+        own = self.compressor.state_dict()
+        return [own] if self._world is None else self._world.gather_objects(own)
+
+    def _world_of(self, group: Any) -> TorchWorld:
+        """Return the ranks, which have compared their settings; a collective at the first call."""
+        if self._world is None:
+            self._group, self._world = group, TorchWorld(group)
+            compare_settings(self._world, self.compressor)
+        if group is not self._group:
+            raise ValueError(
+                "model: its modules are sharded over different groups of ranks; compress those of "
+                "each group with a compressor of their own"
+            )
+        return self._world
+
+    def _begin(self, world: TorchWorld) -> None:
+        compressor = self.compressor
+        compressor.begin_step()
+        step = compressor.step
+        if self._binding is None:
+            self._binding = Groups(compressor, world, self._label)
+            if self._shards:
+                self._binding.exchange = ShardReduce(Place(world.size, world.rank))
+        if not self._shards:
+            self._binding.parts = self._modules.parts()
+            self._binding.prepare(step)
+        compressor.updates.due(step)  # once a step, whatever it returns
+        self._is_sampled = compressor.updates.needs_samples(step)
+        if self._is_sampled or step == compressor.settings.warmup_steps:
+            world.forget_lengths()
+        looks = compressor.parts.looks_for_zeros and world.rank == 0
+        self._zeros = RoundedZeros() if looks else None
