@@ -214,7 +214,7 @@ class LocalSGD(WrappedOptimizer):
         """Return what all ranks know of the round, a collective."""
         position = Position(
             settings=self._settings,
-            start=0 if self._compared else self._anchors.checksum(),
+            start=[] if self._compared else self._start(parameters),
             round=self.rounds,
             taken=self._taken,
             finished=finished,
@@ -226,6 +226,16 @@ class LocalSGD(WrappedOptimizer):
         agreed = agree(self._world, position)
         self._compared = True
         return agreed
+
+    def _start(self, parameters: list[Parameter]) -> list[tuple[str, int]]:
+        """Return the names of the parameters that have anchors, with checksums of these."""
+        names, known = self._names_of(parameters), [p for p in parameters if p in self._anchors]
+        return list(zip((names[p] for p in known), self._anchors.checksums(known), strict=True))
+
+    def _names_of(self, parameters: list[Parameter]) -> dict[Parameter, str]:
+        """Return the names of parameters; those without one have their number."""
+        names = {id(parameter): name for name, parameter in self._named}
+        return {p: names.get(id(p), str(index)) for index, p in enumerate(parameters)}
 
     def _exchange_for(self, parameters: list[Parameter]) -> Exchange:
         """Return an exchange of these parameters: the last one, if they are the same."""
@@ -241,10 +251,9 @@ class LocalSGD(WrappedOptimizer):
         return self._exchange
 
     def _raise_not_finite(self, parameters: list[Parameter], agreed: Agreed) -> None:
-        names = {id(parameter): name for name, parameter in self._named}
+        names = self._names_of(parameters)
         told = ", ".join(
-            f"{names.get(id(parameters[index]), index)} of rank {rank}"
-            for rank, index in agreed.broken.items()
+            f"{names[parameters[index]]} of rank {rank}" for rank, index in agreed.broken.items()
         )
         raise FloatingPointError(
             f"LocalSGD: parameters are not finite: {told}. Nothing was averaged. Load a checkpoint "

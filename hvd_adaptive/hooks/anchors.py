@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
@@ -10,6 +9,7 @@ import torch
 
 from hvd_adaptive.device import HOST
 from hvd_adaptive.finite import wide_of
+from hvd_adaptive.run.replicas import checksums
 
 Parameter = torch.nn.Parameter
 
@@ -73,13 +73,9 @@ class Anchors:
         """Return the bytes of all anchors in the precision of an uncompressed average."""
         return sum(a.numel() * wide_of(a.dtype).itemsize for a in self._copies.values())
 
-    def checksum(self) -> int:
-        """Return 32 bits that differ between models."""
-        value = 0
-        for anchor in self._copies.values():
-            words = anchor.contiguous().reshape(-1).view(torch.uint8).cpu().numpy()
-            value = zlib.crc32(words.data, value)
-        return value
+    def checksums(self, parameters: Sequence[Parameter]) -> list[int]:
+        """Return 32 bits of the anchor of each of these parameters."""
+        return checksums(self._copies[parameter] for parameter in parameters)
 
     def state_dict(self, parameters: Sequence[Parameter]) -> dict[str, Any]:
         """Return the anchors of these parameters, None for those without one, and the SGD."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
+import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -12,6 +13,8 @@ from typing import TYPE_CHECKING
 import torch
 
 from hvd_adaptive.errors import RankMismatchError
+from hvd_adaptive.run.description import format_ranks
+from hvd_adaptive.run.replicas import differences
 from hvd_adaptive.run.worker import STALL
 
 if TYPE_CHECKING:
@@ -27,7 +30,8 @@ class Position:
 
     Attributes:
         settings: Checksum of LocalSGD's keywords.
-        start: Checksum of the parameters that training began with; 0 if it was compared before.
+        start: (name, checksum) of the parameters that training began with; empty if they were
+            compared before.
         round: Number of rounds before.
         taken: Steps that changed parameters in this round.
         finished: Whether the rank called ``finish``.
@@ -38,7 +42,7 @@ class Position:
     """
 
     settings: int
-    start: int
+    start: Sequence[tuple[str, int]]
     round: int
     taken: int
     finished: bool
@@ -81,7 +85,8 @@ def agree(world: TorchWorld | HorovodRounds | None, own: Position) -> Agreed:
     Raises:
         RankMismatchError: Ranks differ, on every rank.
     """
-    numbers = [own.settings, own.kinds, own.round, own.start, own.taken, own.finished, own.broken]
+    start = zlib.crc32(repr([c for _, c in own.start]).encode()) if own.start else 0
+    numbers = [own.settings, own.kinds, own.round, start, own.taken, own.finished, own.broken]
     everyone, rank = [list(map(int, numbers))], 0
     if world is not None:
         if not world.is_current():
@@ -93,7 +98,7 @@ def agree(world: TorchWorld | HorovodRounds | None, own: Position) -> Agreed:
             gathered = world.gather_equal(torch.tensor(everyone[0], device="cpu"), "round")
         everyone = gathered.tolist()
     settings, kinds, rounds, starts, taken, finished, broken = zip(*everyone, strict=True)
-    _check_equal(settings, kinds, rounds, starts)
+    _check_equal(settings, kinds, rounds)
     counts = [steps > 0 and index < 0 for steps, index in zip(taken, broken, strict=True)]
     takes_part = own.takes_part
     if world is not None:
@@ -103,6 +108,8 @@ def agree(world: TorchWorld | HorovodRounds | None, own: Position) -> Agreed:
             raise RankMismatchError(
                 "ranks have added, replaced or unfrozen different parameters in a round"
             )
+        if len(set(starts)) > 1:
+            raise RankMismatchError(_different_starts(world, own, starts))
         takes_part = both[:, 0].any(dim=0).tolist()
     return Agreed(
         ranks=len(everyone),
@@ -115,9 +122,7 @@ def agree(world: TorchWorld | HorovodRounds | None, own: Position) -> Agreed:
     )
 
 
-def _check_equal(
-    settings: Sequence[int], kinds: Sequence[int], rounds: Sequence[int], starts: Sequence[int]
-) -> None:
+def _check_equal(settings: Sequence[int], kinds: Sequence[int], rounds: Sequence[int]) -> None:
     """Raise RankMismatchError if ranks differ in what must be equal."""
     if len(set(settings)) > 1:
         raise RankMismatchError(
@@ -134,11 +139,21 @@ def _check_equal(
             f"ranks have ended different numbers of rounds, {list(rounds)}: load states on all "
             "ranks or on none"
         )
-    if len(set(starts)) > 1:
-        raise RankMismatchError(
-            "ranks began with different parameters: broadcast the first rank's before LocalSGD "
-            "is constructed, and load states on all ranks or on none"
-        )
+
+
+def _different_starts(
+    world: TorchWorld | HorovodRounds, own: Position, starts: Sequence[int]
+) -> str:
+    """Return how ranks' beginnings differ, a collective of ranks with the same parameters."""
+    first = ""
+    if all(starts):
+        found = differences(world, [checksum for _, checksum in own.start], "starts")
+        place, ranks = next(iter(found.items()), (0, [0]))
+        first = f" ({own.start[place][0]} of {format_ranks(ranks)} is not the first rank's)"
+    return (
+        f"ranks began with different parameters{first}: broadcast the first rank's before LocalSGD "
+        "is constructed, and load states on all ranks or on none"
+    )
 
 
 @contextlib.contextmanager

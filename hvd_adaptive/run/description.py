@@ -78,7 +78,7 @@ def _differences_of(
             holders.setdefault(own.get(name), []).append(rank)
         if len(holders) == 1 or (topic == "settings" and None in holders):
             continue
-        parts = [f"{_short(value)} on {_format_ranks(held)}" for value, held in holders.items()]
+        parts = [f"{_short(value)} on {format_ranks(held)}" for value, held in holders.items()]
         clauses.append(f"{name} is {', '.join(parts)}")
     return clauses
 
@@ -97,7 +97,7 @@ def _short(value: str | None) -> str:
     )
 
 
-def _format_ranks(ranks: Sequence[int]) -> str:
+def format_ranks(ranks: Sequence[int]) -> str:
     """ "rank 1", "ranks 0, 2-5"."""
     runs: list[list[int]] = []
     for rank in ranks:

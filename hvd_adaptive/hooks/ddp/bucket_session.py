@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from types import FrameType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -18,6 +18,7 @@ from hvd_adaptive.hooks.ddp.buckets import Bucket, BucketBinding, Names
 from hvd_adaptive.once import WarnOnce
 from hvd_adaptive.run.agreement import compare_settings
 from hvd_adaptive.run.driver import Driver
+from hvd_adaptive.run.replicas import warn_of_differences
 from hvd_adaptive.transport.horovod_rounds import HorovodRounds
 from hvd_adaptive.transport.torch_world import TorchWorld
 
@@ -110,6 +111,8 @@ class BucketSession(ApartFromHorovod):
         self._world: TorchWorld | HorovodRounds | None = None  # until the first bucket
         self._binding: BucketBinding | None = None
         self._stale = False
+        self._compares = make_world is None  # LocalSGD's ranks train apart, and it compares itself
+        self._compared: Any = None  # the ranks that have compared their parameters
         self._driver = Driver(compressor)
         self.was_used = make_world is not None  # only a hook can be forgotten
         self._warn_of_no_use = WarnOnce(logger)
@@ -235,8 +238,14 @@ class BucketSession(ApartFromHorovod):
     def _lay_out_next(self, pending: _Pending) -> None:
         """Lay out these buckets from now on."""
         binding, buckets = pending.binding, pending.buckets
-        layout = binding.lay_out(buckets, self.names.of(buckets, self.compressor.settings))
+        names = self.names.of(buckets, self.compressor.settings)
+        layout = binding.lay_out(buckets, names)
         binding.world.forget_lengths()
+        if self._compares and self._compared is not binding.world:
+            self._compared = binding.world
+            by_id = {id(p): p for bucket in buckets for p in bucket.parameters}
+            named = [(name, by_id[key]) for key, name in names.items() if key in by_id]
+            warn_of_differences(binding.world, named, self._name)
         logger.debug(
             "%d buckets of DDP in %d groups over %d ranks",
             len(buckets),

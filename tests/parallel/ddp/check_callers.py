@@ -7,6 +7,7 @@ import gc
 import inspect
 import io
 import logging
+import re
 from contextlib import nullcontext
 
 import pytest
@@ -27,7 +28,7 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compr
 from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.nn.parallel import DistributedDataParallel
 
-from hvd_adaptive import ALQ, QSGD
+from hvd_adaptive import ALQ, QSGD, RankMismatchError
 from hvd_adaptive.ddp import CompressionState, compression_hook
 
 RANKS = dist.get_world_size()
@@ -199,3 +200,55 @@ def check_the_python_reducer():
         compiled = torch.compile(model, backend="eager")
         with pytest.raises(Exception, match=r"set optimize_ddp to True or False"):
             compiled(torch.ones(2, 40)).sum().backward()
+
+
+def differing(net: nn.Module) -> None:
+    """Two parameters of the last rank that no broadcast follows, as after a checkpoint."""
+    if dist.get_rank() == RANKS - 1:
+        with torch.no_grad():
+            net[2].weight[3, 7] += 1e-3
+            net[6].bias[0] += 1e-3
+
+
+@pytest.mark.parametrize("case", ["named", "numbered", "static graph"])
+def check_replicas_that_differ(case, caplog):
+    """All ranks warn, once, of the first parameter."""
+    net = make_net()
+    options = {"static_graph": case == "static graph", "bucket_cap_mb": 0.05}
+    model = DistributedDataParallel(net, **options)
+    named = None if case == "numbered" else net.named_parameters()
+    state = CompressionState(QSGD(**FINE), named)
+    model.register_comm_hook(state, compression_hook)
+    differing(net)
+    with caplog.at_level(logging.WARNING, "hvd_adaptive"):
+        for step in range(3):
+            backward(model, step)
+    told = [m for m in caplog.messages if "different parameters" in m]
+    name = r"\d" if case == "numbered" else r"2\.weight"
+    expected = rf"parameter {name} of rank {RANKS - 1} differs from the first .*, and 1 more do"
+    assert len(told) == 1 and re.search(expected, told[0]), told
+    state.compressor.set(bits=4)
+    backward(model, 3)
+    assert sum("different parameters" in m for m in caplog.messages) == len(told)
+
+
+def check_replicas_with_other_names(caplog):
+    """No rank waits for the others' checksums."""
+    net = make_net()
+    own = "own." if dist.get_rank() == 0 else ""
+    model = DistributedDataParallel(net)
+    named = [(own + name, parameter) for name, parameter in net.named_parameters()]
+    state = CompressionState(QSGD(**FINE), named)
+    model.register_comm_hook(state, compression_hook)
+    differing(net)
+    with pytest.raises(RankMismatchError, match="ranks disagree on buckets"):
+        backward(model, 0)
+    assert "different parameters" not in caplog.text
+
+
+def check_equal_replicas_do_not_warn(caplog):
+    net = make_net()
+    model, _ = wrap(net, ALQ(bits=3))
+    with caplog.at_level(logging.WARNING, "hvd_adaptive"):
+        backward(model, 0)
+    assert "different parameters" not in caplog.text
