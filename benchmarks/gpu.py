@@ -93,7 +93,7 @@ def finished(
 def speed(arguments: argparse.Namespace, known: dict[str, Any], keep: Callable) -> dict[str, Any]:
     """Label -> seconds of each action; ``keep`` is told after each case."""
     options = codec.Options(
-        bits=BITS,
+        table_bits=BITS,
         codings=("fixed",),
         coordinates=arguments.coordinates,
         rounds=arguments.rounds,

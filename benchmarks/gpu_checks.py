@@ -20,7 +20,7 @@ BITS = (2, 3, 4, 8)
 # Bucket sizes of ``equal``, and coordinates that leave a partial bucket of each.
 SIZES = ((1000, 20_011), (8192, 30_000), (7, 200))
 # Schemes that take no shorter buckets, in these checks.
-LEAST = {"QCS": 8192, "ECDQ": 1000, "EDEN": 8192}
+LEAST = {"QCS": 8192, "ECDQ": 1000, "EDEN": 8192, "DRIVE": 8192}
 
 
 def sample(n: int, device: torch.device, seed: int = SEED) -> torch.Tensor:
@@ -74,7 +74,7 @@ def cases(bucket: int) -> dict[str, Any]:
     """Return the schemes that can have such buckets, and are encoded on the device."""
     names = [name for name in codec.NAMES if name not in LEAST or bucket >= LEAST[name]]
     options = codec.Options(
-        schemes=names, bits=BITS, codings=("fixed",), bucket_size=bucket, device="cuda"
+        schemes=names, table_bits=BITS, codings=("fixed",), bucket_size=bucket, device="cuda"
     )
     return codec.cases(options)
 

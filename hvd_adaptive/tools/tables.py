@@ -23,12 +23,14 @@ class Column:
         drop: if the table is too wide, the columns with the largest ``drop`` are left out first,
             all of them; a column with 0 is always shown.
         least: characters below which a column of text is not folded.
+        about: what the column holds, for the caption of a table that shows the column.
     """
 
     heading: str
     text: bool = False
     drop: int = 0
     least: int = LEAST_TEXT
+    about: str = ""
 
 
 def make_table(
@@ -49,7 +51,8 @@ def make_table(
         rows: a cell for each column.
         width: of the terminal, in characters.
         title: text above the table.
-        caption: text below it. The names of columns that do not fit are added.
+        caption: text below it. What the shown columns hold, and the names of columns that do not
+            fit, are added.
         styles: of the rows; none if empty.
         lines: whether lines separate the rows.
         more: how to see the columns that do not fit, for the caption.
@@ -62,6 +65,7 @@ def make_table(
     if any(len(row) != len(columns) for row in rows):
         raise ValueError(f"rows: each must have {len(columns)} cells, one for each column")
     shown = fitting(columns, rows, width)
+    caption = "; ".join(filter(None, [caption, *(columns[place].about for place in shown)]))
     left_out = [one for place, one in enumerate(columns) if place not in shown]
     if left_out:
         names = ", ".join(one.heading.replace("\n", " ") for one in left_out)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ import torch
 from hvd_adaptive import ALQ, ECDQ
 from hvd_adaptive.tools.bench import codec
 from hvd_adaptive.tools.cli import main
+from hvd_adaptive.tools.schemes.catalog import scheme_classes
 
 FEW = ["--coordinates", "20000", "--bucket-size", "512", "--rounds", "2"]
 
@@ -32,6 +34,18 @@ def test_it_measures_what_was_asked_for(capsys, tmp_path):
     assert 8 < max(bits) < 8.2 and min(bits) < 3.1
 
 
+def test_every_scheme_is_measured():
+    assert set(codec.NAMES) == set(scheme_classes())
+
+
+def test_there_is_no_row_that_nobody_asked_for():
+    """A name and bits give one row a scheme, of codes of fixed length."""
+    asked = codec.Options(schemes=["ALQ", "ECDQ", "EDEN", "DRIVE"], bits=[3], bucket_size=512)
+    assert list(codec.cases(asked)) == ["ALQ(bits=3)", "ECDQ(bits=3)", "EDEN(bits=3)", "DRIVE()"]
+    coded = codec.cases(replace(asked, codings=("fixed", "elias")))
+    assert "ALQ(bits=3, coding='elias')" in coded and len(coded) > 4
+
+
 @pytest.mark.parametrize("scheme", (ALQ(bits=3), ALQ(bits=3, coding="huffman"), ECDQ(bits=2.0)))
 def test_payloads_without_a_checksum_differ_in_nothing_else(scheme):
     flat = torch.linspace(-1, 1, 20_000) ** 3
@@ -43,10 +57,16 @@ def test_payloads_without_a_checksum_differ_in_nothing_else(scheme):
     assert scheme.settings.checksum
 
 
-def test_it_prints_a_table(capsys):
+def test_it_prints_a_table(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "50")
     assert main(["bench", "codec", *FEW, "--schemes", "SignSGD"]) == 0
     printed = capsys.readouterr().out
     assert "20,000 coordinates, bucket 512" in printed and "SignSGD" in printed
+    assert "None" not in printed
+    # At this width some columns are left out: what they hold is not explained.
+    shown, _, caption = printed.partition("└")
+    words = " ".join(caption.split())
+    assert "checksum" not in shown and "checksum:" not in words and "/ memcpy: times" in words
 
 
 @pytest.mark.parametrize(

@@ -23,15 +23,15 @@ from tqdm import tqdm
 
 import hvd_adaptive
 from hvd_adaptive.changes import keywords_of
-from hvd_adaptive.coding.codings import CODINGS
 from hvd_adaptive.tools.methods import read, written
 
-BITS = tuple(range(2, 9))
+BITS = tuple(range(2, 9))  # of table schemes
 TABLE_SCHEMES = ("ALQ", "AMQ", "NUQSGD", "QSGD")
-# Schemes without bits and norm, by their keywords.
+# The other schemes, by their keywords.
 OTHERS: dict[str, tuple[dict[str, Any], ...]] = {
     "ECDQ": tuple({"bits": bits} for bits in (0.5, 1.0, 2.0, 3.0, 5.0, 8.0)),
     "EDEN": tuple({"bits": bits} for bits in (1, 2, 3, 4, 8)),
+    "DRIVE": ({},),
     "TernGrad": ({}, {"clip": None}),
     "ORQ": (
         *({"levels": levels} for levels in (3, 5, 9, 17, 33)),
@@ -56,7 +56,8 @@ class Options:
 
     Args:
         schemes: among NAMES.
-        bits: of table schemes.
+        bits: of all schemes that have bits; None for table_bits and those of OTHERS.
+        table_bits: of table schemes.
         codings: among coding.codings.CODINGS.
         norm: of table schemes; None for each one's own.
         device: "cpu", or "cuda" for the current GPU. Schemes that encode on the host are left out
@@ -64,8 +65,9 @@ class Options:
     """
 
     schemes: Sequence[str] = NAMES
-    bits: Sequence[int] = BITS
-    codings: Sequence[str] = tuple(CODINGS)
+    bits: Sequence[int] | None = None
+    table_bits: Sequence[int] = BITS
+    codings: Sequence[str] = ("fixed",)
     coordinates: int = 11_700_000
     bucket_size: int = 8192
     norm: str | None = None
@@ -82,16 +84,22 @@ def cases(options: Options) -> dict[str, Any]:
         written(name, {"bits": bits}): getattr(hvd_adaptive, name)(bits=bits, **norm, **shared)
         for name in TABLE_SCHEMES
         if name in options.schemes
-        for bits in options.bits
+        for bits in options.bits or options.table_bits
     }
     for name in [name for name in OTHERS if name in options.schemes]:
-        for own in OTHERS[name]:
+        for own in _keywords(name, options.bits):
             made[written(name, own)] = getattr(hvd_adaptive, name)(**own, **shared)
     if options.device != "cpu":
         device = torch.device(options.device)
         return {k: v for k, v in made.items() if not v.codec.is_on_host(device)}
     again = _coded(made, options.codings)
     return made | again if "fixed" in options.codings else again
+
+
+def _keywords(name: str, bits: Sequence[int] | None) -> Sequence[dict[str, Any]]:
+    """Return the keywords of a scheme's cases: those of OTHERS, or with the given bits."""
+    own = OTHERS[name]
+    return own if bits is None or "bits" not in own[0] else [{"bits": b} for b in bits]
 
 
 def _coded(made: dict[str, Any], codings: Sequence[str]) -> dict[str, Any]:
