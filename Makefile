@@ -1,4 +1,4 @@
-# `make demo` and `make test` set everything up first, the first time. `make help` lists the rest.
+# `make demo` and `make test` first set up what they need, the first time. `make help` lists the rest.
 
 PYTHON ?= python3
 VENV := .venv
@@ -7,11 +7,19 @@ BIN := $(VENV)/bin
 CONSTRAINTS := requirements/constraints.txt
 # What `make setup` installs follows from these alone; it is done again only when one changes.
 SOURCES_OF_SETUP := setup.cfg pyproject.toml $(CONSTRAINTS)
+FOR_DEMO := $(VENV)/.hvd-adaptive-demo
 INSTALLED := $(VENV)/.hvd-adaptive-installed
 WARMED := $(VENV)/.hvd-adaptive-warmed
 # horovodrun looks for mpirun on the path: the environment's own comes first.
 RUN := PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python
 PIP_INSTALL := $(BIN)/python -m pip install --constraint $(CONSTRAINTS)
+# Few modules of these packages are ever imported: Python compiles those at their first import.
+EXTRAS_OF_DEMO := --no-compile --no-build-isolation --editable '.[horovod,examples]'
+EXTRAS := --no-compile --no-build-isolation --editable '.[horovod,examples,test,dev,docs]'
+# Prints the name of a step, and the seconds that its commands took: $(call step,NAME,COMMANDS).
+COMMA := ,
+step = @echo "== $(1)"; begin=$$(date +%s); { $(2); } || exit; \
+  echo "== $(1): $$(($$(date +%s) - begin)) s"
 
 # Rank checks have the cores to themselves: MPI's ranks spin while they wait, and take several times
 # as long where others keep theirs from running.
@@ -35,8 +43,8 @@ help: ## show this list
 
 setup: $(WARMED) ## build .venv: torch, Open MPI, stock Horovod, this package
 
-demo: setup ## train LeNet on MNIST on 4 ranks: float32, fp16, ALQ
-	@$(RUN) examples/mnist.py --demo
+demo: $(FOR_DEMO) ## train LeNet on MNIST on 4 ranks: float32, fp16, ALQ
+	$(call step,demonstration,$(RUN) examples/mnist.py --demo)
 
 test: setup ## run the whole suite
 	@$(RUN) -m pytest $(RANK_CHECKS); ranks=$$?; $(RUN) -m pytest $(OTHERS) && exit $$ranks
@@ -78,21 +86,22 @@ distclean: clean ## ... and .venv (built Horovod wheels stay in the user's cache
 	rm -rf $(VENV)
 
 # pip is the last thing that venv writes: where it is missing, an earlier attempt was cut off.
-$(INSTALLED): $(SOURCES_OF_SETUP)
+$(FOR_DEMO): $(SOURCES_OF_SETUP)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || { \
 	  echo "hvd_adaptive set-up: Python 3.10 or newer is needed, '$(PYTHON)' is" \
 	    "$$($(PYTHON) --version 2>&1); name another: make setup PYTHON=python3.12" >&2; exit 1; }
 	@test -x $(BIN)/pip || $(PYTHON) -I hvd_adaptive/tools/install/preflight.py
-	@echo "[1/4] virtual environment $(VENV)"
-	@test -x $(BIN)/pip || $(PYTHON) -m venv $(VENV)
-	@echo "[2/4] packages from PyPI"
-	@$(PIP_INSTALL) --quiet setuptools wheel
-	@$(PIP_INSTALL) --no-build-isolation --editable '.[horovod,examples,test,dev,docs]'
-	@echo "[3/4] stock Horovod"
-	@$(BIN)/hvd-adaptive install-horovod
+	$(call step,virtual environment $(VENV),test -x $(BIN)/pip || $(PYTHON) -m venv $(VENV))
+	$(call step,packages of the demonstration,$(PIP_INSTALL) --quiet setuptools wheel && \
+	  $(PIP_INSTALL) $(EXTRAS_OF_DEMO))
+	$(call step,stock Horovod,$(BIN)/hvd-adaptive install-horovod)
+	@touch $@
+
+# Kernels stay compiled if only the demonstration's part was missing.
+$(INSTALLED): $(SOURCES_OF_SETUP) | $(FOR_DEMO)
+	$(call step,packages of tests$(COMMA) lint and pages,$(PIP_INSTALL) $(EXTRAS))
 	@touch $@
 
 $(WARMED): $(INSTALLED) $(wildcard hvd_adaptive/kernels/*.py hvd_adaptive/kernels/*/*.py)
-	@echo "[4/4] compiling the kernels into Numba's cache"
-	@$(BIN)/python -m hvd_adaptive.kernels
+	$(call step,compiling the kernels into Numba's cache,$(BIN)/python -m hvd_adaptive.kernels)
 	@touch $@

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from .facts import Facts, Options, search_path
 
-# This number is raised whenever the same inputs would give another wheel than before.
+# This number is raised whenever the same inputs would give other machine code than before.
 RECIPE = 1
 
 # Horovod's Gloo has an older cmake_minimum_required than CMake 4 accepts.

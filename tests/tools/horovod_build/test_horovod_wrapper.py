@@ -58,6 +58,14 @@ def test_wrapper_names_the_standard_where_none_is_named(tmp_path):
     assert run_wrapper(tmp_path, 20, ["--version"]) == ["--version"]
 
 
+def test_wrapper_leaves_out_debugging_symbols(tmp_path, monkeypatch):
+    given = ["-O3", "-g", "-std=c++20", "-c", "x.cc"]
+    monkeypatch.delenv("HOROVOD_DEBUG", raising=False)
+    assert run_wrapper(tmp_path, 20, given) == ["-O3", "-g0", "-std=c++20", "-c", "x.cc"]
+    monkeypatch.setenv("HOROVOD_DEBUG", "1")
+    assert run_wrapper(tmp_path, 20, given) == given
+
+
 @pytest.mark.parametrize(
     "macro", ["-D__CUDA_ARCH_LIST__=800", "-D__CUDA_ARCH__=800", "-D__CUDACC__"]
 )

@@ -1,0 +1,83 @@
+"""`make demo` installs what the demonstration needs, `make setup` the rest, too."""
+
+from __future__ import annotations
+
+import ast
+import configparser
+import importlib.metadata
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+EXAMPLES = ROOT / "examples"
+
+pytestmark = pytest.mark.skipif(
+    not (ROOT / "Makefile").is_file(), reason="the tests lie apart from the repository"
+)
+
+
+def commands(target: str, folder: Path) -> str:
+    """What make would run where nothing is installed yet."""
+    made = ["make", "--dry-run", "--no-print-directory", target, f"VENV={folder / 'none'}"]
+    return subprocess.run(made, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+
+
+def installed(target: str, folder: Path) -> list[list[str]]:
+    """Extras of each installation of this package."""
+    return [e.split(",") for e in re.findall(r"\.\[([\w,]+)\]", commands(target, folder))]
+
+
+def test_the_demo_installs_its_own_packages_alone(tmp_path):
+    (of_demo,) = installed("demo", tmp_path)
+    assert of_demo == ["horovod", "examples"]
+    first, rest = installed("setup", tmp_path)
+    assert first == of_demo and set(rest) == {*of_demo, "test", "dev", "docs"}
+    assert "hvd_adaptive.kernels" in commands("setup", tmp_path)
+    assert "hvd_adaptive.kernels" not in commands("demo", tmp_path)
+
+
+def test_each_step_prints_its_name_and_seconds(tmp_path):
+    names = re.findall(r'^echo "== ([^":$]+)"; begin=', commands("demo", tmp_path), re.MULTILINE)
+    assert len(names) == 4 and names[1:] == [
+        "packages of the demonstration",
+        "stock Horovod",
+        "demonstration",
+    ]
+    for name in names:
+        assert f"== {name}: $(($(date +%s) - begin)) s" in commands("demo", tmp_path)
+
+
+def imported(path: Path) -> set[str]:
+    """Top-level modules that a script imports, also in its functions."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            found |= {name.name.partition(".")[0] for name in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            found.add(node.module.partition(".")[0])
+    return found
+
+
+def test_the_demos_imports_are_installed():
+    """Each distribution that its scripts import is among the requirements."""
+    scripts, found = ["mnist"], set[str]()
+    for script in scripts:
+        names = imported(EXAMPLES / f"{script}.py")
+        scripts += [n for n in names if (EXAMPLES / f"{n}.py").is_file() and n not in scripts]
+        found |= names
+    assert {"mnist_demo", "compression", "lenet", "plots", "progress"} <= set(scripts)
+    declared = configparser.ConfigParser()
+    declared.read(ROOT / "setup.cfg")
+    texts = (
+        declared["options"]["install_requires"],
+        *(declared["options.extras_require"][extra] for extra in ("horovod", "examples")),
+    )
+    required = {re.split(r"[<>=;\[]", line)[0] for t in texts for line in t.split()}
+    of_module = importlib.metadata.packages_distributions()
+    own = {*sys.stdlib_module_names, *scripts, "hvd_adaptive", "horovod"}
+    missing = {m for m in found - own if not required & set(of_module.get(m, ()))}
+    assert not missing and "mlxtend" in found
