@@ -27,7 +27,7 @@ COMMAND = ["plan", "--model", "resnet18", "--ranks", "4", "--bandwidth", "1gbit"
 def measured(monkeypatch):
     """Nothing is: constants are made up."""
     own = machine(FREE, copy_s={"allreduce": 1e-9, "allgather": 9.0}, stock_call_s=1e-4)
-    monkeypatch.setattr(measure, "measure", lambda schemes, ranks, launcher: own)
+    monkeypatch.setattr(measure, "measure", lambda schemes, ranks, launcher, show: own)
 
 
 def test_a_step_by_the_printed_formula(measured, capsys):
@@ -49,6 +49,28 @@ def test_a_step_by_the_printed_formula(measured, capsys):
     assert "(1 Gbit/s * 0.85; 0.55 for rings of 3 or more)" in told
     assert "allreduce 1, allgather 9e+09" in told and "calls = 62 tensors * 100 us" in told
     assert "recommended: ALQ(bits=3, exchange='scatter_reduce')" in told
+
+
+def test_lines_come_before_and_while_it_measures(monkeypatch, capsys):
+    """Not only the result, so that nobody waits without a word."""
+    monkeypatch.setattr(measure, "COORDINATES", 1 << 14)
+    monkeypatch.setattr(measure, "SECONDS", 0.0)
+    told = []
+
+    def ranks(*args):
+        told.append(capsys.readouterr().err)
+        return [{"allreduce": (0.0, 0.1), "allgather": (0.0, 0.1), "stock": 2e-5, "scheme": 6e-5}]
+
+    monkeypatch.setattr(measure, "run_ranks", ranks)
+    monkeypatch.setattr(measure.os, "sched_getaffinity", lambda _: {0, 1})
+    assert main([*COMMAND, "--methods", "ALQ(bits=3)", "EDEN(bits=2)"]) == 0
+    # A ring of 4 ranks: 6/4 of 11,689,512 numbers, at 0.55 of the link, and 6 messages.
+    float32 = 1.5 * 4 * 11_689_512 / (0.55 * 125e6) + 6 * 50e-6
+    assert f"on the link alone: float32 {float32:.3g} s, float16 {1e3 * 0.51:.3g} ms" in told[0]
+    parts, *codecs = capsys.readouterr().err.splitlines()
+    assert parts.startswith("two ranks: ns a byte") and "us a tensor 20, with a scheme 60" in parts
+    assert [line.split(":")[0] for line in codecs] == ["ALQ(bits=3)", "EDEN(bits=2)"]
+    assert all(re.search(r"bits, encode [\d.e+]+, decode [\d.e+]+ ns", line) for line in codecs)
 
 
 def test_json_has_every_exchange(measured, capsys):

@@ -25,8 +25,9 @@ from hvd_adaptive.tools.tables import Column, make_table
 DESCRIPTION = """\
 Predict the time of a training step with float32, float16 and schemes, and
 recommend one, or none. Codecs and Horovod's calls are measured on this machine
-for about ten seconds: run it on a node of the cluster. The output has the
-formula. GPUs, NCCL and exchange="hierarchical" are not in the model.
+for about ten seconds: run it on a node of the cluster. The time on the link
+alone comes first, then a line for each measurement. The output has the formula.
+GPUs, NCCL and exchange="hierarchical" are not in the model.
 
   hvd-adaptive plan --model resnet50 --ranks 16 --bandwidth 10gbit
   hvd-adaptive plan --params 340000000 --ranks 8 --bandwidth 100G \\
@@ -111,7 +112,15 @@ def run(arguments: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     """Run the command and return the exit status."""
     from hvd_adaptive.tools.methods import parse
     from hvd_adaptive.tools.plan import measure as measuring
-    from hvd_adaptive.tools.plan.model import Cluster, Job, advise, in_script, predict
+    from hvd_adaptive.tools.plan.model import (
+        Cluster,
+        Job,
+        advise,
+        by_link_alone,
+        in_script,
+        milliseconds,
+        predict,
+    )
 
     ranks, per_host = arguments.ranks, arguments.ranks_per_host
     if ranks % per_host:
@@ -128,9 +137,17 @@ def run(arguments: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     cluster = Cluster(ranks, arguments.bandwidth, per_host, arguments.latency_us * 1e-6, cores)
     launcher = arguments.launcher or (available() or ["mpi"])[0]
     job = Job(arguments.tensors or tensors, coordinates, (arguments.compute_ms or 0.0) * 1e-3)
+    out = errors()
+
+    def show(line: str) -> None:
+        out.print(line, markup=False)
+
+    stock = by_link_alone(cluster, job, launcher)
+    parts = ", ".join(f"{p.method} {milliseconds(p.wire_s)}" for p in reversed(stock))
+    show(f"an exchange on the link alone: {parts}; now measuring this machine")
     try:
-        with errors().status("measuring this machine, about ten seconds"):
-            machine = measuring.measure(schemes, ranks, launcher)
+        with out.status("measuring this machine, about ten seconds"):
+            machine = measuring.measure(schemes, ranks, launcher, show)
     except RanksError as error:
         print_failure(error, [*hints(error.output), "hvd-adaptive doctor says more"], lines=10)
         return PROBLEM

@@ -20,7 +20,7 @@ from hvd_adaptive.tools.plan.worker import LARGE, SMALL
 from hvd_adaptive.tools.schemes.catalog import is_unbiased
 
 COORDINATES = 1 << 21  # 8 MB, more than a core's cache holds
-SECONDS = 0.2  # of each codec's encoding, and of its decoding
+SECONDS = 0.1  # of each codec's encoding, and of its decoding
 LIMIT = 60.0  # seconds after which ranks count as hanging
 WORKER = "hvd_adaptive.tools.plan.worker"
 DEFAULTS = (
@@ -33,20 +33,32 @@ DEFAULTS = (
 )
 
 
-def measure(methods: Sequence[str], ranks: int, launcher: str) -> Machine:
+def measure(
+    methods: Sequence[str],
+    ranks: int,
+    launcher: str,
+    show: Callable[[str], object] = lambda line: None,
+) -> Machine:
     """Measure all constants.
 
     Args:
         methods: Schemes, as ``tools.methods`` reads them.
         ranks: Number of ranks, on which the codec of averages depends.
         launcher: "mpi" or "gloo", whose collectives are measured.
+        show: Is called with a line of text for each part that is measured.
 
     Raises:
         RanksError: Ranks cannot be started here.
     """
-    return Machine(
-        **collectives(launcher), codecs=tuple(codec(method, ranks) for method in methods)
-    )
+    found, codecs = collectives(launcher), []
+    copies = ", ".join(f"{name} {1e9 * t:.2g}" for name, t in found["copy_s"].items())
+    calls = f"{1e6 * found['stock_call_s']:.0f}, with a scheme {1e6 * found['scheme_call_s']:.0f}"
+    show(f"two ranks: ns a byte {copies}; us a tensor {calls}")
+    for method in methods:
+        codecs.append(own := codec(method, ranks))
+        times = f"encode {1e9 * own.encode_s:.2g}, decode {1e9 * own.decode_s:.2g} ns a number"
+        show(f"{own.label}: {own.bits:.3g} bits, {times}")
+    return Machine(**found, codecs=tuple(codecs))
 
 
 def collectives(launcher: str) -> dict[str, Any]:

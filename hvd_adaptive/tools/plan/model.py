@@ -216,6 +216,12 @@ def _wire(cluster: Cluster, machine: Machine, collective: str, sent: float) -> f
     return copied + sent / (reached * cluster.bandwidth) + messages * cluster.latency
 
 
+def by_link_alone(cluster: Cluster, job: Job, launcher: str) -> list[Forecast]:
+    """Predict stock Horovod's exchange if neither copying nor calls took any time."""
+    free = Machine(launcher, {"allreduce": 0.0, "allgather": 0.0}, 0.0, 0.0, ())
+    return predict(cluster, Job(job.tensors, job.coordinates), free)
+
+
 def advise(predictions: Sequence[Forecast]) -> tuple[Forecast, str]:
     """Return the recommended prediction, and the reason.
 
