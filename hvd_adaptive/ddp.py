@@ -10,21 +10,25 @@ the collectives differ (transport/torch_world.py). The backends are gloo and ncc
 
 # No ``from __future__ import annotations``: DDP compares a hook's annotations with types.
 
+import io
 import logging
 import weakref
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 
+from hvd_adaptive import states
 from hvd_adaptive.changes import keywords_of
 from hvd_adaptive.checks import check_named_parameters
 from hvd_adaptive.compressor import GradientCompressor, check_compressor
 from hvd_adaptive.hooks.ddp.bucket_session import BucketSession
 from hvd_adaptive.hooks.ddp.buckets import Bucket, Names
 from hvd_adaptive.hooks.ddp.names import plain_names
+from hvd_adaptive.hooks.horovod import elastic
+from hvd_adaptive.run.description import format_ranks
 from hvd_adaptive.settings import keyword_of
 
 logger = logging.getLogger("hvd_adaptive")
@@ -104,6 +108,44 @@ class CompressionState:
         self.session.was_used = True  # another session continues
         self._set_up(self.compressor, self.session.names, group)
 
+    def state_dict(self) -> dict[str, bytes]:
+        """Return the compressor's state for torch.distributed.checkpoint.
+
+        ``dcp.save({"compression": state, ...})`` and ``dcp.load`` call this themselves.
+
+        Its keys are the same in every step: "shared" is what all ranks of the model have alike, and
+        "rank 0 of 2" the whole state of a rank, with its residuals. A checkpoint holds those of all
+        ranks. Another number of ranks has other keys, which ``dcp.load`` refuses. With
+        ``planner=DefaultLoadPlanner(allow_partial_load=True)`` it loads "shared".
+        """
+        own = self.compressor.state_dict()
+        shared, of_rank = self._keys()
+        return {shared: _packed(elastic.without_own(own)), of_rank: _packed(own)}
+
+    def load_state_dict(self, state: Mapping[str, bytes]) -> None:
+        """Load what ``state_dict`` returned, on every rank.
+
+        If the state of this rank is not of the step of the shared one, because another number of
+        ranks has saved them, residuals start from zero, with a warning.
+
+        Raises:
+            ValueError: The state is of another scheme or incomplete; nothing has changed.
+        """
+        shared, own = (_unpacked(state, key) for key in self._keys())
+        if own["step"] != shared["step"]:
+            logger.warning("the state has none of this rank: residuals start from zero")
+            own = elastic.with_own(shared, self.compressor.state_dict())
+        self.compressor.load_state_dict(own)
+
+    def _keys(self) -> tuple[str, str]:
+        """Return the keys of the shared state and of this rank's own."""
+        if not (dist.is_available() and dist.is_initialized()):
+            return "shared", "rank 0 of 1"
+        ranks = dist.get_process_group_ranks(self.process_group)
+        everyone = len(ranks) == dist.get_world_size()
+        shared = "shared" if everyone else f"shared by {format_ranks(ranks)}"
+        return shared, f"rank {dist.get_rank()} of {dist.get_world_size()}"
+
     def close(self) -> None:
         """Release the compressor, which another state may then serve.
 
@@ -163,6 +205,22 @@ def compression_hook(
         future = allreduce_hook(group, bucket)
     session.take(taken, bucket.index(), bucket.is_last())
     return future
+
+
+def _packed(state: dict[str, Any]) -> bytes:
+    """Return a state in one piece, because a checkpoint would mix tensors of several ranks."""
+    file = io.BytesIO()
+    torch.save(state, file)
+    return file.getvalue()
+
+
+def _unpacked(state: Mapping[str, bytes], key: str) -> dict[str, Any]:
+    packed = states.entry(state, key)
+    if not isinstance(packed, bytes):
+        raise ValueError(f"state: {key!r} must be bytes, not {type(packed).__name__}")
+    unpacked = torch.load(io.BytesIO(packed), map_location="cpu", weights_only=True)
+    states.whole(unpacked, "step")
+    return unpacked
 
 
 def _check_call(state: Any, bucket: Any, others: Any) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import math
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -250,15 +251,17 @@ class Residuals:
         """Return the residuals as a dict of float32 tensors by parameter, and the weights.
 
         The dict is {"residuals": {rank, size, parameters: {name: tensor}}}, without this entry if
-        there are none, and with ``Weights.state_dict``, the same on all ranks. The tensors are
-        copies on the CPU, divided by the loss scale.
+        there are none, with ``Weights.state_dict``, the same on all ranks, and with a checksum of
+        the residuals, since a checkpoint of several ranks may mix them up. The tensors are copies
+        on the CPU, divided by the loss scale.
         """
         named = self._named()
-        state = self.weights.state_dict()
+        state = self.weights.state_dict() | {"residuals_checksum": 0}
         if not named:
             return state
         rank, size = self._rank_and_size or (0, 0)
-        return state | {"residuals": {"rank": rank, "size": size, "parameters": named}}
+        saved = {"rank": rank, "size": size, "parameters": named}
+        return state | {"residuals": saved, "residuals_checksum": _checksum(saved)}
 
     def loaded(self, state: Mapping[str, Any]) -> Residuals:
         """Return new residuals from a compressor's state that ``check_residuals`` has accepted."""
@@ -313,6 +316,7 @@ def check_residuals(state: Mapping[str, Any]) -> None:
     """Raise ValueError if the residuals in a compressor's state, or their weights, are invalid."""
     check_weights(state)
     if "residuals" not in state:
+        _check_checksum(state)
         return
     saved = state["residuals"]
     try:
@@ -330,6 +334,28 @@ def check_residuals(state: Mapping[str, Any]) -> None:
             raise ValueError(f"state: residual of {name!r} must be dense, not {r.layout}")
     if not all_finite(parameters.values()):
         raise ValueError("state: residuals must be finite")
+    _check_checksum(state)
+
+
+def _check_checksum(state: Mapping[str, Any]) -> None:
+    """Raise ValueError if a state's residuals are not the ones that were saved with it."""
+    known = states.whole(state, "residuals_checksum") if "residuals_checksum" in state else None
+    saved = state.get("residuals")
+    if known is not None and known != (0 if saved is None else _checksum(saved)):
+        raise ValueError(
+            "state: residuals are missing, or of several ranks. torch.distributed.checkpoint keeps "
+            "one rank's tensors of a name, and reads those that a new state has, but each rank has "
+            "residuals of its own: save {'compression': state} with the CompressionState of "
+            "hvd_adaptive.ddp, or a file of each rank by torch.save. To go on without residuals, "
+            "remove the entries 'residuals' and 'residuals_checksum'"
+        )
+
+
+def _checksum(saved: Mapping[str, Any]) -> int:
+    """Return 32 bits of one rank's residuals, which are never 0."""
+    parameters = dict(sorted(saved["parameters"].items()))
+    own = int(saved["rank"]), int(saved["size"]), [*parameters]
+    return zlib.crc32(repr((own, states.checksums(parameters.values()))).encode()) or 1
 
 
 def _zeros(count: int) -> torch.Tensor:

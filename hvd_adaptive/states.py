@@ -1,17 +1,18 @@
-"""Read saved states with checks, since a file may contain anything.
+"""Read saved states with checks, since a file may contain anything; compute tensors' checksums.
 
-Each function raises ValueError that names the entry, its value and the allowed range. ``of`` names
-the state in that message.
+Functions that read raise ValueError that names the entry, its value and the allowed range. ``of``
+names the state in that message.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
 import torch
 
+from hvd_adaptive import kernels
 from hvd_adaptive.checks import check_flag, check_integer
 
 # Largest counters: the limits of int64 and of the header's table version.
@@ -57,3 +58,21 @@ def numbers(state: Any, name: str, of: str = "state") -> np.ndarray:
     if read.ndim != 1:
         raise ValueError(f"{of}: {name} must have one dimension, not shape {read.shape}")
     return read
+
+
+@torch.no_grad()
+def checksums(tensors: Iterable[torch.Tensor]) -> list[int]:
+    """Return 32 bits of each dense tensor, computed on its device, and 0 for others."""
+    return [_checksum(tensor) for tensor in tensors]
+
+
+def _checksum(tensor: torch.Tensor) -> int:
+    is_stored = tensor.layout == torch.strided and tensor.device.type in ("cpu", "cuda")
+    if not is_stored or not tensor.numel():
+        return 0
+    plain = tensor.detach().resolve_conj().resolve_neg().contiguous()
+    data = plain.reshape(-1).view(torch.uint8)
+    rest = -data.numel() % 4
+    if rest or data.storage_offset() % 4 or data.data_ptr() % 4:
+        data = torch.cat([data, data.new_zeros(rest)])
+    return kernels.for_device(data.device, "checksum").checksum(data.view(torch.int32), 0)

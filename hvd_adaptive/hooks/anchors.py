@@ -9,7 +9,7 @@ import torch
 
 from hvd_adaptive.device import HOST
 from hvd_adaptive.finite import wide_of
-from hvd_adaptive.run.replicas import checksums
+from hvd_adaptive.states import checksums
 
 Parameter = torch.nn.Parameter
 

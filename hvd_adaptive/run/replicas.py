@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import logging
 import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
-from hvd_adaptive import kernels
 from hvd_adaptive.run.description import format_ranks
+from hvd_adaptive.states import checksums
 
 logger = logging.getLogger("hvd_adaptive")
 
@@ -60,24 +60,6 @@ def differences(world: Any, own: Sequence[int], name: str) -> dict[int, list[int
     others = (everyone != everyone[0]).T
     places = others.any(dim=1).nonzero().view(-1).tolist()
     return {place: others[place].nonzero().view(-1).tolist() for place in places}
-
-
-@torch.no_grad()
-def checksums(tensors: Iterable[torch.Tensor]) -> list[int]:
-    """Return 32 bits of each dense tensor, computed on its device, and 0 for others."""
-    return [_checksum(tensor) for tensor in tensors]
-
-
-def _checksum(tensor: torch.Tensor) -> int:
-    is_stored = tensor.layout == torch.strided and tensor.device.type in ("cpu", "cuda")
-    if not is_stored or not tensor.numel():
-        return 0
-    plain = tensor.detach().resolve_conj().resolve_neg().contiguous()
-    data = plain.reshape(-1).view(torch.uint8)
-    rest = -data.numel() % 4
-    if rest or data.storage_offset() % 4 or data.data_ptr() % 4:
-        data = torch.cat([data, data.new_zeros(rest)])
-    return kernels.for_device(data.device, "checksum").checksum(data.view(torch.int32), 0)
 
 
 def _crc(value: Any) -> int:

@@ -231,7 +231,7 @@ def test_parts_keep_their_tables():
 
 
 def test_residuals_go_on_by_name():
-    state = ALQ(error_feedback=0.5).state_dict()
+    state = ALQ().state_dict()
     r = torch.linspace(0, 1, 40)
     state["residuals"] = {"rank": 0, "size": 2, "parameters": {"w": r}}
     compressor = ALQ(error_feedback=0.5)

@@ -367,6 +367,7 @@ def test_a_residual_that_shrinks_is_no_error():
     rank.step(gradients([2000], 0))
     state = rank.compressor.state_dict()
     state["residuals"]["parameters"]["a"] *= 1e5
+    del state["residuals_checksum"]
     rank.compressor.load_state_dict(state)
     for number in range(1, 4):
         rank.step(gradients([2000], number))

@@ -121,7 +121,7 @@ def test_another_ranks_residuals_are_left_out(place, caplog):
 
 def without_residuals(rank: OneRank) -> dict:
     state = rank.compressor.state_dict()
-    del state["residuals"]
+    del state["residuals"], state["residuals_checksum"]
     return state
 
 
@@ -162,6 +162,23 @@ def test_a_refused_state_changes_nothing(change, message):
             state | {"step": 77, "residuals": state["residuals"] | change}
         )
     assert rank.compressor.step == 2
+    assert all(torch.equal(before[name], r) for name, r in rank.residuals().items())
+
+
+@pytest.mark.parametrize("change", ["a tensor", "all tensors", "the rank", "nothing is left"])
+def test_residuals_of_several_ranks_are_refused(change):
+    """As a checkpoint that keeps one value of a name returns them."""
+    rank, other = trained(), trained(seed=1)
+    before, state = rank.residuals(), rank.compressor.state_dict()
+    saved, foreign = state["residuals"], other.residuals()
+    if change == "nothing is left":
+        del state["residuals"]
+    elif change == "the rank":
+        saved["rank"] = 0
+    else:
+        saved["parameters"] |= foreign if change == "all tensors" else {"c": foreign["c"]}
+    with pytest.raises(ValueError, match="residuals are missing, or of several ranks"):
+        make().load_state_dict(state)
     assert all(torch.equal(before[name], r) for name, r in rank.residuals().items())
 
 

@@ -142,7 +142,8 @@ def without_own(state: Mapping[str, Any]) -> dict[str, Any]:
     These are the residuals, the samples for the next fit, and what the rank has sent since the last
     update.
     """
-    shared = {name: value for name, value in state.items() if name not in ("residuals", "window")}
+    own = ("residuals", "residuals_checksum", "window")
+    shared = {name: value for name, value in state.items() if name not in own}
     if "sent" in state:
         shared["sent"] = torch.zeros_like(state["sent"])
     if "parts" in state:
