@@ -46,6 +46,15 @@ def test_integrations() -> None:
     assert done.stdout.count(" passed") == 2, done.stdout
 
 
+@pytest.mark.integration
+def test_lightning_without_a_launcher(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The remedy of docs/failures.md; torchrun, the other one, starts the recipes above."""
+    monkeypatch.setenv("OPAL_PREFIX", sys.prefix)
+    script = "import lightning; lightning.Trainer(accelerator='cpu', logger=False); print('made')"
+    done = run([sys.executable, "-c", script], tmp_path, SECONDS)
+    assert done.returncode == 0 and "made" in done.stdout, done.stdout
+
+
 @pytest.mark.parametrize("name", RECIPES)
 def test_a_recipe_is_short(name: str) -> None:
     lines = (ROOT / "examples" / f"recipe_{name}.py").read_text(encoding="utf-8").splitlines()
