@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import functools
 import logging
-import sys
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-import torch
 import torch.distributed as dist
 
+from hvd_adaptive.errors import RankMismatchError
 from hvd_adaptive.hooks.connected import ApartFromHorovod
+from hvd_adaptive.hooks.ddp.arrived import Arrived
 from hvd_adaptive.hooks.ddp.buckets import Bucket, BucketBinding, Names
+from hvd_adaptive.hooks.ddp.pending import Pending, at_end_of_backward, is_nested
 from hvd_adaptive.once import WarnOnce
 from hvd_adaptive.run.agreement import compare_settings
 from hvd_adaptive.run.driver import Driver
@@ -33,48 +32,6 @@ UNUSED = (
     "model.register_comm_hook(state, compression_hook), before the first step; a copied or "
     "unpickled model needs it again"
 )
-
-
-@dataclass(eq=False)
-class _Pending:
-    """The buckets of one step, which is known by its parameters: none arrives twice in a step.
-
-    Attributes:
-        binding: What they are bound to.
-        collects: The driver receives them all at the end, because they have no layout yet.
-        plain: They are averaged in full precision, because their averages are needed before the
-            last bucket is known.
-        buckets: The buckets.
-        parameters: The ``id`` of each parameter.
-        ended: The backward pass has ended without some of the parameters.
-    """
-
-    binding: BucketBinding
-    collects: bool
-    plain: bool = False
-    buckets: list[Bucket] = field(default_factory=list)
-    parameters: set[int] = field(default_factory=set)
-    ended: bool = False
-
-    @property
-    def is_complete(self) -> bool:
-        """Return whether all parameters of the layout have arrived."""
-        layout = self.binding.layout
-        return layout is not None and len(self.parameters) == len(layout.members)
-
-    def is_before(self, bucket: Bucket) -> bool:
-        """Return whether a bucket belongs to a later step.
-
-        One of its parameters has arrived already, or it has no place in the layout.
-        """
-        if any(id(parameter) in self.parameters for parameter in bucket.parameters):
-            return True
-        return not (self.collects or self.plain or self.binding.knows(bucket))
-
-    def add(self, bucket: Bucket) -> None:
-        """Note a bucket."""
-        self.buckets.append(bucket)
-        self.parameters.update(map(id, bucket.parameters))
 
 
 class BucketSession(ApartFromHorovod):
@@ -109,6 +66,7 @@ class BucketSession(ApartFromHorovod):
         self.compressor, self.names, self.group = compressor, names, group
         self._make_world, self._name = make_world or (lambda: TorchWorld(self.group)), name
         self._world: TorchWorld | HorovodRounds | None = None  # until the first bucket
+        self._arrived: Arrived | None = None  # likewise; None if nothing can be skipped
         self._binding: BucketBinding | None = None
         self._stale = False
         self._compares = make_world is None  # LocalSGD's ranks train apart, and it compares itself
@@ -116,7 +74,7 @@ class BucketSession(ApartFromHorovod):
         self._driver = Driver(compressor)
         self.was_used = make_world is not None  # only a hook can be forgotten
         self._warn_of_no_use = WarnOnce(logger)
-        self._pending: _Pending | None = None
+        self._pending: Pending | None = None
 
     @property
     def is_idle(self) -> bool:
@@ -141,9 +99,12 @@ class BucketSession(ApartFromHorovod):
         """Give up the step in progress, and leave the ranks."""
         self.forget()
         world, self._world, self._binding = self._world, None, None
+        arrived, self._arrived = self._arrived, None
         self.was_used = True
         if isinstance(world, TorchWorld):
             world.close()
+        if arrived is not None:
+            arrived.close()
 
     def rebind(self) -> None:
         """Lay out the next step anew: settings have changed."""
@@ -165,7 +126,7 @@ class BucketSession(ApartFromHorovod):
             return  # whoever calls without an index calls ``finish``
         if not pending.plain:
             bucket.future.needed = functools.partial(self._needed, pending)
-        in_backward = _at_end_of_backward(functools.partial(self._backward_ended, pending))
+        in_backward = at_end_of_backward(functools.partial(self._backward_ended, pending))
         if is_last and (pending.collects or self._driver.is_held or not in_backward):
             self.finish()
 
@@ -192,6 +153,7 @@ class BucketSession(ApartFromHorovod):
         if pending is None:
             raise RuntimeError("finish() was called before the first bucket of a step")
         try:
+            self._compare_arrived(pending)
             if pending.collects:
                 self._lay_out(pending)
                 for bucket in pending.buckets:
@@ -206,7 +168,22 @@ class BucketSession(ApartFromHorovod):
         if pending.is_complete and not pending.binding.is_laid_out_for(pending.buckets):
             self._lay_out_next(pending)  # DDP has built its buckets anew
 
-    def _begin_step(self, bucket: Bucket) -> _Pending:
+    def _compare_arrived(self, pending: Pending) -> None:
+        """Compare the ranks' gradients before waiting for any of their averages.
+
+        If they differ, collectives have been paired wrongly: leave them and their ranks.
+        """
+        if self._arrived is None:
+            return
+        try:
+            self._arrived.check(self.compressor.step, pending.names(self.names))
+        except RankMismatchError:
+            self._pending, self._world, self._binding = None, None, None
+            self._driver = Driver(self.compressor)
+            self.compressor.meter.give_up()
+            raise
+
+    def _begin_step(self, bucket: Bucket) -> Pending:
         self.forget()  # backward ended before its last bucket
         world = self._compared_world()
         compressor = self.compressor
@@ -214,28 +191,28 @@ class BucketSession(ApartFromHorovod):
         if self._stale or self._binding is None:
             self._binding, self._stale = BucketBinding(compressor, world, self._name), False
         binding = self._binding
-        self._pending = pending = _Pending(binding, collects=not binding.knows(bucket))
+        self._pending = pending = Pending(binding, collects=not binding.knows(bucket))
         if not pending.collects:
             self._begin_driving(pending, bucket)
         return pending
 
-    def _begin_driving(self, pending: _Pending, bucket: Bucket) -> None:
+    def _begin_driving(self, pending: Pending, bucket: Bucket) -> None:
         layout = pending.binding.layout
         assert layout is not None
         self._driver.begin(pending.binding, layout, bucket.buffer.is_cpu)
 
-    def _hand_over(self, pending: _Pending, bucket: Bucket) -> None:
+    def _hand_over(self, pending: Pending, bucket: Bucket) -> None:
         if not bucket.gradients:
             return
         slots = pending.binding.slots_of(bucket)
         self._driver.arrive(dict(zip(slots, bucket.gradients, strict=True)), bucket.set_result)
 
-    def _lay_out(self, pending: _Pending) -> None:
+    def _lay_out(self, pending: Pending) -> None:
         """Lay out the buckets that were collected, and begin to drive them."""
         self._lay_out_next(pending)
         self._begin_driving(pending, pending.buckets[0])
 
-    def _lay_out_next(self, pending: _Pending) -> None:
+    def _lay_out_next(self, pending: Pending) -> None:
         """Lay out these buckets from now on."""
         binding, buckets = pending.binding, pending.buckets
         names = self.names.of(buckets, self.compressor.settings)
@@ -253,22 +230,22 @@ class BucketSession(ApartFromHorovod):
             binding.world.size,
         )
 
-    def _backward_ended(self, pending: _Pending) -> None:
+    def _backward_ended(self, pending: Pending) -> None:
         """Complete the step: autograd has ended a backward pass in which a bucket arrived."""
         if self._pending is not pending:
             return
         pending.ended = True
         if pending.plain:
-            if not _is_nested():
+            if not is_nested():
                 self._lay_out_next(pending)
                 self._pending = None
             return
         # Others may follow after the backward pass of a checkpoint's segment.
         held = pending.collects or self._driver.is_held
-        if pending.is_complete or held or not _is_nested():
+        if pending.is_complete or held or not is_nested():
             self.finish()
 
-    def _needed(self, pending: _Pending) -> None:
+    def _needed(self, pending: Pending) -> None:
         """Go on without the buckets to come: the program waits for one that has arrived."""
         if self._pending is not pending:
             return
@@ -277,7 +254,7 @@ class BucketSession(ApartFromHorovod):
         else:
             self.finish()
 
-    def _average_plainly(self, pending: _Pending) -> None:
+    def _average_plainly(self, pending: Pending) -> None:
         logger.info(
             "DistributedDataParallel needs averages before all buckets are known, as in the first "
             "iteration with static_graph=True: this step travels uncompressed"
@@ -301,24 +278,6 @@ class BucketSession(ApartFromHorovod):
         self._world, self._binding = None, None
         world = self._make_world()
         compare_settings(world, self.compressor)
+        self._arrived = Arrived(self.group) if self._compares else None
         self._world = world
         return world
-
-
-def _at_end_of_backward(call: Callable[[], None]) -> bool:
-    """Have autograd call a function when the backward pass in progress ends; False if none is."""
-    try:
-        torch.autograd.Variable._execution_engine.queue_callback(call)
-    except RuntimeError:
-        return False
-    return True
-
-
-def _is_nested() -> bool:
-    """Return whether a backward pass runs within another one, as for reentrant checkpoints."""
-    frame: FrameType | None = sys._getframe()
-    passes = 0
-    while frame is not None:
-        passes += frame.f_code.co_name == "_engine_run_backward"
-        frame = frame.f_back
-    return passes > 1

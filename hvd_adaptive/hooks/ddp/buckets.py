@@ -178,6 +178,11 @@ class Names:
         self._alive = list(given)  # so that no other parameter gets one of these ids
         self.numbered = list(numbered)
 
+    def name_of(self, parameter: torch.nn.Parameter, number: int) -> str:
+        """Return a parameter's name; its number and shape if it has none yet."""
+        unknown = f"number {number} of shape {tuple(parameter.shape)}"
+        return self._by_id.get(id(parameter), unknown)
+
     def of(self, buckets: Sequence[Bucket], settings: Settings) -> dict[int, str]:
         """Return the names of all parameters in ``buckets`` by ``id``.
 

@@ -11,7 +11,7 @@ from ddp_oracles import assert_same_everywhere, backward, batch, gathered, make_
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from hvd_adaptive import ALQ, QSGD
+from hvd_adaptive import ALQ, QSGD, RankMismatchError
 from hvd_adaptive.ddp import CompressionState, compression_hook
 
 RANKS = dist.get_world_size()
@@ -110,6 +110,35 @@ def check_buckets_that_ddp_skips(used, worker):
                 assert layer.weight.grad is None or not bool(layer.weight.grad.any())
         assert_averages(net, own)
         assert state.compressor.step == step + 1
+
+
+@pytest.mark.timeout(30)
+@pytest.mark.parametrize("worker", [True, False])
+@pytest.mark.parametrize(("used", "fails_at"), [([(0, 1), (1, 2)], 0), ([(0, 1, 2), (2,)], 3)])
+def check_ranks_that_skip_different_buckets(used, fails_at, worker):
+    """Refused by the parameters' names, though their collectives have been paired wrongly. The
+    compressor then serves another model, in another group of DDP's."""
+    net, compressor, group = Towers(), QSGD(**FINE, worker=worker), dist.new_group()
+    options = {"find_unused_parameters": True, "skip_all_reduce_unused_params": True}
+    model = nn.parallel.DistributedDataParallel(
+        net, process_group=group, bucket_cap_mb=0.03, **options
+    )
+    state = CompressionState(compressor, net.named_parameters(), group)
+    model.register_comm_hook(state, compression_hook)
+    words = rf"the gradients of step {fails_at}: .*layers\.0\.weight is there on rank 0, missing on"
+    with pytest.raises(RankMismatchError, match=words):
+        for step in range(4):
+            net.used = (0, 1, 2) if step < fails_at else used[dist.get_rank() > 0]
+            backward(model, step)
+    assert compressor.step == fails_at
+    state.close()
+    net = Towers()
+    model, _ = wrapped(net, compressor)
+    for step in range(2):
+        own = own_gradients(net, step)
+        backward(model, step)
+        assert_averages(net, own)
+    assert compressor.step == fails_at + 2
 
 
 @pytest.mark.parametrize("worker", [True, False])

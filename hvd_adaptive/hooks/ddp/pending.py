@@ -1,0 +1,82 @@
+"""The buckets of one step, and the backward pass that brings them."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from types import FrameType
+
+import torch
+
+from hvd_adaptive.hooks.ddp.buckets import Bucket, BucketBinding, Names
+
+
+@dataclass(eq=False)
+class Pending:
+    """The buckets of one step, which is known by its parameters: none arrives twice in a step.
+
+    Attributes:
+        binding: What they are bound to.
+        collects: The driver receives them all at the end, because they have no layout yet.
+        plain: They are averaged in full precision, because their averages are needed before the
+            last bucket is known.
+        buckets: The buckets.
+        parameters: The ``id`` of each parameter.
+        ended: The backward pass has ended without some of the parameters.
+    """
+
+    binding: BucketBinding
+    collects: bool
+    plain: bool = False
+    buckets: list[Bucket] = field(default_factory=list)
+    parameters: set[int] = field(default_factory=set)
+    ended: bool = False
+
+    @property
+    def is_complete(self) -> bool:
+        """Return whether all parameters of the layout have arrived."""
+        layout = self.binding.layout
+        return layout is not None and len(self.parameters) == len(layout.members)
+
+    def is_before(self, bucket: Bucket) -> bool:
+        """Return whether a bucket belongs to a later step.
+
+        One of its parameters has arrived already, or it has no place in the layout.
+        """
+        if any(id(parameter) in self.parameters for parameter in bucket.parameters):
+            return True
+        return not (self.collects or self.plain or self.binding.knows(bucket))
+
+    def add(self, bucket: Bucket) -> None:
+        """Note a bucket."""
+        self.buckets.append(bucket)
+        self.parameters.update(map(id, bucket.parameters))
+
+    def names(self, known: Names) -> list[str]:
+        """Return the parameters' names, in the layout's order; numbers if they have none yet."""
+        layout = self.binding.layout
+        if self.collects or layout is None:
+            parameters = [p for bucket in self.buckets for p in bucket.parameters]
+            return [known.name_of(p, number) for number, p in enumerate(parameters)]
+        slots = [slot for bucket in self.buckets for slot in self.binding.slots_of(bucket)]
+        return [layout.members[slot].name for slot in sorted(slots)]
+
+
+def at_end_of_backward(call: Callable[[], None]) -> bool:
+    """Have autograd call a function when the backward pass in progress ends; False if none is."""
+    try:
+        torch.autograd.Variable._execution_engine.queue_callback(call)
+    except RuntimeError:
+        return False
+    return True
+
+
+def is_nested() -> bool:
+    """Return whether a backward pass runs within another one, as for reentrant checkpoints."""
+    frame: FrameType | None = sys._getframe()
+    passes = 0
+    while frame is not None:
+        passes += frame.f_code.co_name == "_engine_run_backward"
+        frame = frame.f_back
+    return passes > 1
