@@ -43,10 +43,11 @@ class Arrived:
         Raises:
             RankMismatchError: They differ, on all ranks.
         """
-        row = torch.tensor([step, zlib.crc32(repr(names).encode())], device="cpu")
+        row = torch.tensor([zlib.crc32(repr(names).encode())], device="cpu")
         rows = self._world.gather_equal(row, "arrived")
         if (rows == rows[0]).all():
             return
-        topic = f"the gradients of step {step}"
-        everyone = self._world.gather_objects({topic: dict.fromkeys(names, "there")})
-        raise RankMismatchError(differences(everyone, range(len(everyone)), ADVICE))
+        own = {"the gradients of this step": dict.fromkeys(names, "there")}
+        everyone = self._world.gather_objects(own)
+        mismatch = differences(everyone, range(len(everyone)), ADVICE)
+        raise RankMismatchError(f"step {step}: {mismatch}")
