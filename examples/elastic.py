@@ -1,10 +1,13 @@
-"""LeNet on MNIST with elastic Horovod: workers come and go, training goes on, and can be stopped.
+r"""LeNet on MNIST with elastic Horovod: workers come and go, training goes on, and can be stopped.
 
-horovodrun --gloo -np 2 --min-np 1 --host-discovery-script ./hosts.sh python examples/elastic.py
+horovodrun --gloo -np 2 --min-np 1 --network-interfaces lo \
+    --host-discovery-script ./hosts.sh python examples/elastic.py
 mpirun -np 2 python examples/elastic.py --checkpoint run.pt     # again after a stop: goes on
 
-The discovery script prints a line "host:slots" for each host that there is. slurm/elastic.sh uses
-all of it.
+The discovery script is executable, and prints a line "host:slots" for each host that there is, such
+as "localhost:2". Without --network-interfaces, horovodrun starts no worker, and prints nothing,
+until there are two hosts whose interfaces it can compare. On one host, name lo; on several, the
+interface that they share. slurm/elastic.sh uses all of it.
 """
 
 from __future__ import annotations
@@ -48,6 +51,7 @@ def parse(words: list[str] | None) -> argparse.Namespace:
 def main(words: list[str] | None = None) -> dict[str, Any]:
     """Train until all epochs are done or the stop file is there; returns how far that was."""
     args = parse(words)
+    print("a worker has started, and waits for the others", flush=True)
     device = start(args)
     torch.manual_seed(args.seed)
     train_set, test_set = split(*read_images())

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import re
+import shlex
 import sys
 from pathlib import Path
 
@@ -20,6 +22,24 @@ def test_examples_on_two_ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     done = run([*MPIRUN, sys.executable, program, str(tmp_path)], tmp_path, 300)
     assert done.returncode == 0, done.stdout
     assert done.stdout.count("all examples ran") == 2
+
+
+def test_elastic_as_documented(tmp_path: Path) -> None:
+    """The command of its docstring and of the page, until the stop file is seen."""
+    pytest.importorskip("mlxtend")
+    text = (ROOT / "examples/elastic.py").read_text(encoding="utf-8")
+    documented = re.search(r"^horovodrun.*?elastic\.py$", text, re.MULTILINE | re.DOTALL)[0]
+    command = shlex.split(documented.replace("\\\n", ""))
+    assert f"`{shlex.join(command)}`" in (ROOT / "docs/examples.md").read_text(encoding="utf-8")
+    hosts = tmp_path / "hosts.sh"
+    hosts.write_text("#!/bin/sh\necho localhost:2\n")
+    hosts.chmod(0o755)
+    (tmp_path / "examples").symlink_to(ROOT / "examples")
+    (tmp_path / "stop").touch()
+    done = run([*command, "--no-cuda", "--stop-file", "stop"], tmp_path, 120)
+    assert done.returncode == 0, done.stdout
+    assert done.stdout.count("a worker has started") == 2
+    assert "stopped after step 5, 2 ranks" in done.stdout
 
 
 def test_ddp_hook(tmp_path: Path) -> None:
