@@ -18,6 +18,7 @@ from hvd_adaptive.checks import check_integer
 from hvd_adaptive.coding import payload as payloads
 from hvd_adaptive.coding.header import DTYPE_CODES
 from hvd_adaptive.connection import Connection, OfInstance, host
+from hvd_adaptive.device import check_supported
 from hvd_adaptive.differentiable import Differentiable
 from hvd_adaptive.errors import PayloadError
 from hvd_adaptive.exchange.staged_codec import StagedCodec, check_scheme
@@ -203,6 +204,7 @@ class GradientCompressor(Changing, _Base):
             raise ValueError(f"flat: must have one dimension, not shape {tuple(flat.shape)}")
         if flat.layout != torch.strided:
             raise ValueError(f"flat: must be a dense tensor, not {flat.layout}")
+        check_supported(flat.device)
         self.codec.check_device(flat.device)
         if seed is None:
             key = self.instance.next_alone(self.settings.seed, _rank(), self._encodes)
@@ -217,11 +219,13 @@ class GradientCompressor(Changing, _Base):
         """Return the decoded tensor, of the length and dtype that was encoded.
 
         Raises:
+            ValueError: The payload is on a device that is not supported.
             PayloadError: The payload is short, foreign or corrupt, or was encoded with other
                 settings or another table version.
         """
         if not isinstance(payload, torch.Tensor) or payload.dtype != torch.uint8:
             raise PayloadError("payload: must be a uint8 tensor")
+        check_supported(payload.device)
         header = payloads.read_header(payload.reshape(-1))
         return self.codec.decode_sum([payload.reshape(-1)], header, 1.0)
 

@@ -24,6 +24,7 @@ from hvd_adaptive import states
 from hvd_adaptive.changes import keywords_of
 from hvd_adaptive.checks import check_named_parameters
 from hvd_adaptive.compressor import GradientCompressor, check_compressor
+from hvd_adaptive.device import check_supported
 from hvd_adaptive.hooks.ddp.bucket_session import BucketSession
 from hvd_adaptive.hooks.ddp.buckets import Bucket, Names
 from hvd_adaptive.hooks.ddp.names import plain_names
@@ -58,7 +59,7 @@ class CompressionState:
 
     Raises:
         ValueError: ``compressor`` is not a compressor, serves another optimizer or model, or has a
-            process_set.
+            process_set; or a parameter is on another device than the CPU or a GPU of CUDA or ROCm.
     """
 
     def __init__(
@@ -81,6 +82,8 @@ class CompressionState:
             named_parameters = compressor.settings.named_parameters
         given = check_named_parameters("named_parameters", named_parameters) or []
         _check_not_sharded(parameter for _, parameter in given)
+        for _, parameter in given:
+            check_supported(parameter.device)
         given = plain_names(given, compressor.settings.parameter_bits or ())
         if given:
             compressor.parts.warn_of_idle_patterns([name for name, _ in given])

@@ -23,6 +23,7 @@ import torch.distributed as dist
 from hvd_adaptive import states
 from hvd_adaptive.checks import check_choice, check_integer, is_real
 from hvd_adaptive.compressor import GradientCompressor, check_compressor
+from hvd_adaptive.device import check_supported
 from hvd_adaptive.finite import wide_of
 from hvd_adaptive.hooks.anchors import Anchors
 from hvd_adaptive.hooks.horovod import elastic
@@ -333,7 +334,10 @@ def _check(optimizer: Any, compressor: Any, momentum: Any, lr: Any) -> None:
         )
     if isinstance(optimizer, LocalSGD):
         raise ValueError("optimizer: must not be a LocalSGD itself")
-    if any(p.is_complex() for group in optimizer.param_groups for p in group["params"]):
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    for parameter in parameters:
+        check_supported(parameter.device)
+    if any(map(torch.is_complex, parameters)):
         raise ValueError("optimizer: complex parameters are not supported")
     if not is_real(momentum) or not 0 <= momentum < 1:
         raise ValueError(f"momentum={momentum!r}: must be a number of at least 0 and below 1")

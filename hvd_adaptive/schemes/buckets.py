@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from hvd_adaptive.codec.zeros import Zeros
-from hvd_adaptive.device import HOST
+from hvd_adaptive.device import HOST, check_supported
 from hvd_adaptive.settings import Settings
 
 
@@ -34,6 +34,8 @@ def buckets_of(
         raise ValueError(
             f"gradients: must be a tensor or a list of tensors, not {type(gradients).__name__}"
         )
+    for tensor in tensors:
+        check_supported(tensor.device)
     flats = [g.detach().resolve_neg().reshape(-1).to(torch.float32) for g in tensors]
     flat = torch.cat(flats) if flats else torch.empty(0, **HOST)
     zeros = Zeros.of(flat) if without_zeros else None

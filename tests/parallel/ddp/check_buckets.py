@@ -161,8 +161,9 @@ def check_a_hook_that_waits(worker):
         assert_averages(net, own)
 
 
+@pytest.mark.parametrize("static", [False, True])
 @pytest.mark.parametrize("reentrant", [True, False])
-def check_checkpoints(reentrant):
+def check_checkpoints(reentrant, static):
     """Backward passes within the backward pass bring buckets, too."""
 
     class Checkpointed(nn.Module):
@@ -177,7 +178,7 @@ def check_checkpoints(reentrant):
             return x
 
     net = Checkpointed()
-    model, state = wrapped(net)
+    model, state = wrapped(net, static_graph=static)
     for step in range(4):
         own = {f"net.{name}": g for name, g in own_gradients(net.net, step).items()}
         backward(model, step)
