@@ -25,6 +25,10 @@ from ddp_oracles import (
 from torch import nn
 from torch.distributed._composable import replicate
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_wrapper
+from torch.distributed.algorithms.ddp_comm_hooks.optimizer_overlap_hooks import (
+    _hook_then_optimizer,
+    _OptimizerHookState,
+)
 from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.nn.parallel import DistributedDataParallel
 
@@ -108,6 +112,49 @@ def check_no_sync(static):
         own = [own_gradients(net, step + part) for part in range(3)]
         assert_averages(net, {name: sum(of[name] for of in own) for name in own[0]})
     assert state.compressor.step == 3
+
+
+def check_a_warm_up_is_exact():
+    """Added in rank order, as is its mean; the next step is compressed."""
+    net = make_net()
+    model, _ = wrap(net, ALQ(bits=2, warmup_steps=2), bucket_cap_mb=0.05)
+    for step in range(3):
+        own, equal = own_gradients(net, step), True
+        backward(model, step)
+        for name, parameter in net.named_parameters():
+            total = torch.zeros_like(parameter)
+            for gradient in gathered(own[name]):
+                total += gradient
+            equal &= torch.equal(parameter.grad, total * (1 / RANKS))
+        assert equal == (step < 2)
+
+
+class Descent:
+    """An optimizer of one parameter after the other."""
+
+    def step_param(self, parameter, gradient):
+        parameter.data.add_(gradient, alpha=-0.1)
+
+
+def check_an_optimizer_in_the_hook():
+    """It steps as soon as a bucket's average is there, in a callback of the future."""
+    nets = [make_net(), make_net()]
+    optimizer = torch.optim.SGD(nets[0].parameters(), 0.1)
+    hooks = compression_hook, _hook_then_optimizer(compression_hook, _OptimizerHookState(Descent()))
+    models = []
+    for net, hook in zip(nets, hooks, strict=True):
+        model = DistributedDataParallel(net, bucket_cap_mb=0.05)
+        state = CompressionState(QSGD(**FINE), net.named_parameters())
+        model.register_comm_hook(state, hook)
+        models.append(model)
+    for step in range(3):
+        backward(models[0], step)
+        optimizer.step()
+        backward(models[1], step)
+    for one, other in zip(nets[0].parameters(), nets[1].parameters(), strict=True):
+        assert (one - other).norm() < 0.01 * one.norm()
+    assert (nets[1][0].weight - make_net()[0].weight).norm() > 0.01
+    assert_same_everywhere(list(nets[1].parameters()))
 
 
 def check_a_training_of_100_steps_is_float32s():
