@@ -153,6 +153,20 @@ def static_process_sets() -> None:
     hvd.shutdown()
 
 
+def stalled() -> None:
+    """Rank 1 begins its backward pass late: Horovod names its gradients. Then all is well."""
+    hvd.init()
+    spare = ALQ(bucket_size=256)
+    spare.decode(spare.encode(torch.randn(3050)))  # loads kernels, which may take longer than that
+    net, optimizer = make_optimizer(ALQ(bucket_size=256))
+    hvd.barrier()
+    if hvd.rank() == 1:
+        time.sleep(4.0)
+    train(net, optimizer, 1)
+    check_same_everywhere(net)
+    hvd.shutdown()
+
+
 def alone() -> None:
     """A world of one rank: without HOROVOD_ELASTIC Horovod calls no compressor; with it, gradients
     are quantised as if there were others."""
@@ -295,6 +309,7 @@ PROGRAMS = (
     subsets,
     static_process_sets,
     alone,
+    stalled,
     closed,
     ended_in_flight,
     unlike_processors,

@@ -3,6 +3,7 @@ lifecycle.py, launched on their own."""
 
 from __future__ import annotations
 
+import re
 import sys
 
 import forked
@@ -35,6 +36,22 @@ def test_launched(program, launcher) -> None:
     done = run(launcher, [sys.executable, str(PROGRAM), program], SECONDS)
     assert done.returncode == 0, done.stdout
     assert done.stdout.count("passed in") == launcher.ranks, done.stdout
+
+
+@pytest.mark.parallel
+def test_horovods_stall_warning_is_the_pages(monkeypatch) -> None:
+    """Each line that docs/failures.md quotes is printed, but for the seconds and the order."""
+    monkeypatch.setenv("HOROVOD_STALL_CHECK_TIME_SECONDS", "1")
+    done = run(Launcher(2, "mpirun"), [sys.executable, str(PROGRAM), "stalled"], 180)
+    told = done.stdout
+    assert done.returncode == 0 and told.count("stalled passed") == 2, told
+    page = (ROOT / "docs/failures.md").read_text(encoding="utf-8")
+    quoted = re.search(r"^    One or more tensors.*?\n\n", page, re.MULTILINE | re.DOTALL)[0]
+    first, missing = " ".join(quoted.split()).split(" [...] ")
+    assert first.replace("60 seconds", "1 seconds") in told, told
+    heading, names = missing.split(" 1: [")
+    printed = re.search(rf"{heading}\n1: \[(.*)\]", told)
+    assert printed and set(names.rstrip("]").split(", ")) <= set(printed[1].split(", ")), told
 
 
 @pytest.mark.parallel
