@@ -133,6 +133,31 @@ def test_demo(tmp_path: Path) -> None:
     assert not list((tmp_path / "out").glob("*.progress"))
 
 
+def test_the_demos_bytes_are_those_of_the_page(tmp_path: Path) -> None:
+    """What 4 ranks send in a step does not depend on the step: two steps are enough. That README
+    has the same figures is checked in tests/repository/test_docs_numbers.py."""
+    page = (ROOT / "docs/performance.md").read_text(encoding="utf-8").split("## `make demo`")[1]
+    rows = [[cell.strip(" `") for cell in line.split("|")][1:-1] for line in page.splitlines()]
+    shown = {row[0]: row[2:] for row in rows if len(row) == 6}
+    ring = 2 * (4 - 1) / 4
+    sent = {"Horovod float32": (4 * COORDINATES, ring * 4 * COORDINATES)}
+    sent["Horovod fp16"] = (2 * COORDINATES, ring * 2 * COORDINATES)
+
+    command = [*MPIRUN, sys.executable, str(MNIST), "--no-cuda", "--compression", "alq"]
+    command[command.index("-np") + 1] = "4"
+    flags = ["--bits", "3", "--batch-size", "500", "--epochs", "1", "--json", "alq.json"]
+    done = run([*command, *flags], tmp_path, 180)
+    assert done.returncode == 0, done.stdout
+    result = read_run(tmp_path / "alq.json")
+    sent["ALQ(bits=3)"] = (result["payload_bytes"], result["wire_bytes"])
+    for name, numbers in sent.items():
+        expected = []
+        for number, float32 in zip(numbers, sent["Horovod float32"], strict=True):
+            ratio = "1" if number == float32 else f"{float32 / number:.2f}"
+            expected += [f"{number:,.0f}", ratio]
+        assert shown[name] == expected, name
+
+
 @pytest.mark.parametrize(
     ("command", "message"),
     [
