@@ -242,9 +242,12 @@ class Driver:
         compressor.updates.due(number)  # once a step, whatever it returns
         # Averages replace gradients, so these are sampled before anything is sent.
         samples = compressor.updates.needs_samples(number)
-        if samples or number % LENGTHS_LAST == 0 or number == compressor.settings.warmup_steps:
+        warmed_up = number == compressor.settings.warmup_steps
+        forgets = samples or number % LENGTHS_LAST == 0 or warmed_up
+        if forgets:
             binding.world.forget_lengths()
-        held = samples or not binding.exchange.is_set_up
+        # Lengths are exchanged anew: the host would wait for a GPU, and so for the backward pass.
+        held = samples or not binding.exchange.is_set_up or (forgets and not on_cpu)
         worker = self._worker if on_cpu and compressor.settings.worker else None
         step = OrderedStep(binding, layout, number, self._attempt, residuals, worker)
         check = binding.world.begin_gather(position(compressor, self._attempt, layout, held))

@@ -25,6 +25,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
+from hvd_adaptive.device import from_host, put
 from hvd_adaptive.transport.world import World
 
 HEAD = 16  # bytes of a frame before its message: two int64
@@ -114,7 +115,7 @@ class TorchWorld(World):
 
     def begin_gather(self, values: torch.Tensor) -> tuple[Any, list[torch.Tensor]]:
         """Start ``gather_equal`` without waiting; ``end_gather`` returns the result."""
-        own = values.contiguous().to(self._device)
+        own = from_host(values, self._device)
         everyone = [torch.empty_like(own) for _ in range(self.size)]
         return dist.all_gather(everyone, own, group=self.group, async_op=True), everyone
 
@@ -270,7 +271,7 @@ def _group_like(group: dist.ProcessGroup) -> dist.ProcessGroup:
 def _frame(message: torch.Tensor, room: int, exceeded: int) -> torch.Tensor:
     frame = message.new_zeros(HEAD + room)
     head = torch.tensor([message.numel(), exceeded], device="cpu").view(torch.uint8)
-    frame[:HEAD] = head.to(frame.device)
+    put(head, frame[:HEAD])
     size = min(message.numel(), room)
     frame[HEAD : HEAD + size] = message[:size]
     return frame
