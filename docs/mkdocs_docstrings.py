@@ -1,8 +1,11 @@
-"""Extension of griffe: docstrings are plain text, in which 2**bits is a power."""
+"""Extension of griffe: docstrings are plain text, in which 2**bits is a power. Shared keywords get
+the types that ``shared_keywords`` declares."""
 
 from __future__ import annotations
 
+import ast
 import re
+from pathlib import Path
 from typing import Any
 
 import griffe
@@ -13,7 +16,30 @@ class PlainText(griffe.Extension):
 
     def on_object(self, *, obj: griffe.Object, **_: Any) -> None:
         if obj.docstring:
+            if obj.path == "hvd_adaptive.settings.Settings":
+                obj.docstring.value = typed(obj.docstring.value)
             obj.docstring.value = escaped(obj.docstring.value)
+
+
+def typed(text: str) -> str:
+    """Return the docstring of Settings with the types of its attributes, as Google's style has
+    them: ``name (type): description``.
+    """
+    known = types_of_keywords()
+    names = "|".join(known)
+    return re.sub(rf"^    ({names}):", lambda m: f"    {m[1]} ({known[m[1]]}):", text, flags=re.M)
+
+
+def types_of_keywords() -> dict[str, str]:
+    """Return the declared type of each shared keyword."""
+    path = Path(__file__).resolve().parents[1] / "hvd_adaptive" / "shared_keywords.py"
+    return {
+        str(ast.unparse(field.target)): ast.unparse(field.annotation)
+        for node in ast.parse(path.read_text(encoding="utf-8")).body
+        if isinstance(node, ast.ClassDef)
+        for field in node.body
+        if isinstance(field, ast.AnnAssign)
+    }
 
 
 def escaped(text: str) -> str:

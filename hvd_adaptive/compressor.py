@@ -322,11 +322,25 @@ class GradientCompressor(Changing, _Base):
         new._take_state(state)
 
     def report(self) -> dict[str, Any]:
-        """Return what the last step sent, and its error; see monitor.StepMeter for the keys.
+        """Return what this rank sent in the last step, and its error, as a dict.
 
-        table_version is that of the part that was fitted most often. exchange is the name of the
-        exchange, None if it is not known yet. Before the first exchange, and with one rank, which
-        exchanges nothing, all figures are 0 and relative_error is NaN.
+        - ``coordinates``: Number of gradient coordinates encoded.
+        - ``uncompressed_bytes``: Their bytes before encoding.
+        - ``payload_bytes``: Bytes encoded.
+        - ``wire_bytes``: Bytes sent by this rank, computed from the exchange.
+        - ``bits_per_coordinate``: 8 payload_bytes / coordinates.
+        - ``relative_error``: ‖Q(v) - v‖²/‖v‖² of the coordinates v that this rank quantises,
+          estimated from some buckets (docs/monitoring.md).
+        - ``non_finite``: Number of averaged buckets that a NaN or Inf of any rank has made NaN.
+        - ``encode_s``, ``decode_s``: Seconds of encoding and of decoding.
+        - ``exchange_s``: Seconds of waiting for the exchange.
+        - ``peak_bytes``: Most memory held beyond the gradients (docs/failures.md).
+        - ``table_version``: How often the level table was fitted; of the part that was fitted most
+          often.
+        - ``exchange``: Name of the exchange, None if it is not known yet.
+
+        Before the first exchange, and with one rank, which exchanges nothing, all figures are 0 and
+        ``relative_error`` is NaN.
         """
         if self.meter.last is None and _place()[1] == 1:
             _warn_alone(

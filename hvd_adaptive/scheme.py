@@ -15,8 +15,8 @@ reports:
 
 A bucket with a NaN or Inf must decode to NaN as a whole, and a bucket of zeros to zeros, so that
 AMP skips such steps on all ranks. Coordinates after the last whole bucket form a shorter bucket.
-examples/custom_scheme.py is a complete example. See codec/bodies.py for bodies of variable
-length.
+docs/examples.md has a complete example, examples/custom_scheme.py. A codec whose bodies vary in
+length overrides ``least_body_bytes`` (docs/contributing.md).
 """
 
 from __future__ import annotations

@@ -40,7 +40,7 @@ class Settings:
     Attributes:
         bucket_size: Coordinates that share one scale.
         seed: Seed of the private random numbers. Equal seeds repeat a run bit for bit. Each
-            compressor of a process draws numbers of its own (instances.py).
+            compressor of a process draws numbers of its own.
         min_numel: Tensors with fewer elements are sent in full precision, inside the payload.
         tail: "quantize" quantises a group's last, partial bucket; "full" sends it in full
             precision.
@@ -59,10 +59,10 @@ class Settings:
         ranks_per_node: Number of consecutive ranks on a node, for exchange="hierarchical". If None,
             nodes are detected.
         error_feedback: Weight β, above 0 and at most 1, of the error of earlier steps, which is
-            added to each gradient before it is quantised (feedback.Residuals); 1 is the classical
+            added to each gradient before it is quantised (docs/choosing.md); 1 is the classical
             method, None disables it. An unbiased quantiser of relative error γ needs β < 2/(1 + γ),
             and 1/(1 + γ) keeps residuals smallest. "auto" follows this value: β of each part of
-            the parameters is 1/(1 + measured error), the same on all ranks (feedback_weight.py).
+            the parameters is 1/(1 + measured error), the same on all ranks.
             Above 1 no bound of the QCS paper's Lemma 4 improves. Residuals that outgrow the
             gradients a hundredfold raise ResidualError on all ranks.
         clip: c; coordinates beyond c standard deviations of their bucket are clipped before it is

@@ -22,6 +22,7 @@ COMMANDS = {
     "orq.md": "`python research/orq_paper.py`",
     "qcs.md": "`python research/qcs_paper.py`",
 }
+TITLES = {"results.md": "results", "orq.md": "ORQ", "qcs.md": "QCS"}
 WORDS = ("holds", "does not hold", "not decided")
 CLAIM = re.compile(r"^- \*\*(Holds|Does not hold|Not decided)\*\* \([^)]*\): (.*)$", re.MULTILINE)
 HEAD = """# The papers, statement by statement
@@ -65,7 +66,7 @@ def _row(item: Item) -> str:
     if item.reason:
         return f"| {item.name} | {item.text} | - | not tried | {item.reason} |"
     if item.page:
-        where = f"[{item.page}]({item.page})"
+        where = f"[{TITLES[item.page]}]({item.page})"
         return f"| {item.name} | {item.text} | {where} | {_found(item)} | {COMMANDS[item.page]} |"
     path = f"tests/unit/{item.test}"
     command = item.command or "`pytest` that file"

@@ -33,7 +33,7 @@ def _not(name: str, text: str, reason: str) -> Item:
 
 _THEORY = "theory/test_theory_{}.py".format
 _LEVELS = "levels/test_levels_{}.py".format
-_TIMES = "times on GPUs of another cluster; [performance.md](performance.md) has this package's"
+_TIMES = "times on GPUs of another cluster; [performance](performance.md) has this package's"
 _IMAGENET = "ImageNet is not at hand"
 _NO_CLAIM = "a listing of settings, no claim"
 _DRAWING = "a drawing of the method"
@@ -164,7 +164,7 @@ ALQ = [
     _not(
         "Fig. 9",
         "training loss of all methods",
-        "the table of [results.md](results.md) has it; the paper claims nothing else from it",
+        "the table of [results](results.md) has it; the paper claims nothing else from it",
     ),
     _page("Fig. 10", "Fig. 3 with more methods", "results.md", "end with a lower validation loss"),
     _page(

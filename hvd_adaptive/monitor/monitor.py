@@ -43,7 +43,7 @@ class Monitor:
         log: Whether to write records also to the logger "hvd_adaptive", at level INFO.
         tensorboard: A ``torch.utils.tensorboard.SummaryWriter``, which the caller closes.
         sinks: Objects with ``write(record)``, ``flush()`` and ``close()``, which receive every
-            record (monitor/sinks.py). A sink that raises an exception is dropped with a warning,
+            record (docs/monitoring.md). A sink that raises an exception is dropped with a warning,
             and training continues.
         ranks: Ranks (of the compressor's process set) that record, or "all".
         name: Prefix of file names and of TensorBoard's tags.
@@ -51,9 +51,9 @@ class Monitor:
             warns.
         non_finite_limit: Warn once if more than this share of averaged buckets is not finite over
             50 steps; None never warns.
-        warn_slow: Warn once if float32 would have been faster (see monitor/alarms.py).
+        warn_slow: Warn once if float32 would have been faster (docs/monitoring.md).
         compare: Measure at the end of the first step, and again when ranks change, how long stock
-            float32 and float16 take to average tensors of the gradients' sizes (run/stock.py), so
+            float32 and float16 take to average tensors of the gradients' sizes, so
             that a report can tell what the same step takes with them. Every rank must have a
             monitor with ``compare=True``, or none; otherwise the first step raises
             RankMismatchError. Ranks wait for each other in it, so with several optimizers their

@@ -33,7 +33,7 @@ class ALQ(LevelScheme):
     the sampled buckets (section 3.4, Eq. 10) or, if ``normalized`` (ALQ-N), the expected normalized
     variance (Eq. 3). The solver is coordinate descent (Eqs 4, 5, 31, 33) or projection-free
     gradient descent (ALQG; Eqs 6, 7, 36). The law of the samples gets a corrected tail
-    (levels/tail.py), so that the table also suits new buckets.
+    (docs/theory.md), so that the table also suits new buckets.
 
     By default the table has a level zero, so that a coordinate that is zero stays exactly zero. The
     form of the paper's experiments is ``norm="l2", symmetric=True``, whose error is larger.
@@ -50,10 +50,10 @@ class ALQ(LevelScheme):
             levels with the least bound on the error of any bucket
             (``levels.worst_case.safe_magnitudes``).
         update_steps: Steps at which the table is refitted: a collection, an ascending iterable or a
-            callable. Default: 0, 1, 7, 100, 2,000 and every 10,000 (adapt/schedule.py).
+            callable. Default: 0, 1, 7, 100, 2,000 and every 10,000 (docs/training.md).
         samples: Buckets that each rank samples at each of the steps that a fit is based on.
         statistics: "histogram", or "normal" for the paper's truncated normals.
-        **shared: See ``settings.Settings``.
+        **shared: See docs/reference.md.
 
     Raises:
         ValueError: A keyword is wrong.

@@ -39,7 +39,7 @@ class AMQ(LevelScheme):
         update_steps: As in ALQ.
         samples: As in ALQ.
         statistics: As in ALQ.
-        **shared: See ``settings.Settings``.
+        **shared: See docs/reference.md.
 
     Raises:
         ValueError: A keyword is wrong.

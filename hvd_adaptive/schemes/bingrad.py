@@ -40,7 +40,7 @@ class BinGrad(GradientCompressor):
             b_-1 and b_1 are the means on its two sides (Eq. 17). Two numbers are sent.
         iterate: For "biased", repeat b_0 = (b_-1 + b_1)/2 until all of Eq. 17 holds; no repetition
             raises the error.
-        **shared: See ``settings.Settings``.
+        **shared: See docs/reference.md.
 
     Raises:
         ValueError: A keyword is wrong.

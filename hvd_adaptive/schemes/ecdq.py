@@ -50,7 +50,7 @@ class ECDQ(GradientCompressor):
     last place of v_i.)
 
     The rate is at most ½ log2(2πe (1/δ² + 1/12)) bits per coordinate for ideal codes that depend on
-    the dither (levels/dithered.py), for any law of the coordinates. The losses to it are:
+    the dither (docs/theory.md), for any law of the coordinates. The losses to it are:
 
     - The sign of the dither is removed by negating v_i and u_i together. This costs nothing, and
       makes the law of ±v_i even for any signs of the coordinates.
@@ -65,12 +65,12 @@ class ECDQ(GradientCompressor):
     zeros, as does a bucket whose step is below 2**-126. A bucket with NaN or Inf, or whose norm or
     step overflows float32, becomes NaN. If the codes would be longer, a payload holds 16-bit
     integers (32-bit ones for buckets above 16,376 coordinates). For the body see
-    kernels/dithered.py.
+    docs/wire_format.md.
 
     Args:
         bits: Bits per coordinate on the wire, 0.5 to 10, including everything except full-precision
             coordinates. At update steps δ is chosen so that the average over all steps and ranks
-            reaches this value (rate_control.py). It is computed from the law of abs(v_i)/ρ, sampled
+            reaches this value. It is computed from the law of abs(v_i)/ρ, sampled
             on all ranks with equal weights of buckets, and from the bits sent so far. Fewer bits
             are sent if the least δ, 1/256, needs fewer (sparse gradients). Below 0.5 bits the
             variance exceeds 2.4 times the squared norm for Gaussian buckets; above 10, it
@@ -80,7 +80,7 @@ class ECDQ(GradientCompressor):
         update_steps: See ``adapt.schedule.UpdateSchedule``; ``often`` if None.
         samples: Buckets that each rank samples for a fit.
         statistics: "histogram".
-        **shared: See ``settings.Settings``. ``coding`` must be "fixed", since ECDQ has its own
+        **shared: See docs/reference.md. ``coding`` must be "fixed", since ECDQ has its own
             code; ``parameter_bits`` needs ``bits``, and values must be whole.
 
     Raises:
@@ -130,7 +130,8 @@ class ECDQ(GradientCompressor):
         theirs.
 
         Args:
-            gradients: See schemes/buckets.py. Non-finite and zero buckets are ignored.
+            gradients: A tensor or a list of tensors of any shapes, concatenated as in training.
+                Non-finite and zero buckets are ignored.
 
         Raises:
             ValueError: No bucket is finite and nonzero.

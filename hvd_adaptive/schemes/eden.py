@@ -62,7 +62,7 @@ class EDEN(GradientCompressor):
 
     Args:
         bits: Bits per coordinate: 1 to 8, or 0.5, 0.25 or 0.125.
-        **shared: See ``settings.Settings``. ``bucket_size`` must be a power of two from 64 to
+        **shared: See docs/reference.md. ``bucket_size`` must be a power of two from 64 to
             65,536; 4096 if not given. Of ``bits`` below 1, bits · bucket_size must be at least 64.
 
     Raises:

@@ -35,8 +35,7 @@ class LevelScheme(GradientCompressor):
 
         Args:
             gradients: A tensor or a list of tensors of any shapes, concatenated as in training. All
-                buckets that would be quantised are used (schemes/buckets.py), except for non-finite
-                and zero buckets.
+                buckets that would be quantised are used, except for non-finite and zero buckets.
 
         Raises:
             ValueError: No bucket is finite and nonzero.

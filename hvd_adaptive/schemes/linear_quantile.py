@@ -28,7 +28,7 @@ class LinearQuantile(GradientCompressor):
     Args:
         levels: 2 to 256; default 9.
         level_dtype: As in ORQ.
-        **shared: See ``settings.Settings``.
+        **shared: See docs/reference.md.
 
     Raises:
         ValueError: A keyword is wrong.

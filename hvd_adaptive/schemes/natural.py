@@ -31,7 +31,7 @@ class NaturalCompression(GradientCompressor):
     is no norm and no table. Nine bits are sent for each coordinate: the exponent (8) and the sign.
 
     The body holds one byte for each coordinate with its exponent field, padded to a multiple of
-    four bytes, then the sign bits' 32-bit words (kernels/fixed.py). Powers are float32's:
+    four bytes, then the sign bits' 32-bit words (docs/wire_format.md). Powers are float32's:
 
     - Below 2**-126 a coordinate becomes 0 or 2**-126, without bias, but with a relative variance
       that exceeds 1/8. Zeros stay zeros.
@@ -42,7 +42,7 @@ class NaturalCompression(GradientCompressor):
       their largest finite value may be rounded up to Inf when the sum is cast back.
 
     Args:
-        **shared: See ``settings.Settings``. ``bucket_size`` matters for ``clip``, for ``tail``, and
+        **shared: See docs/reference.md. ``bucket_size`` matters for ``clip``, for ``tail``, and
             for NaN, which makes its whole bucket NaN.
     """
 

@@ -38,7 +38,7 @@ class NUQSGD(LevelScheme):
         update_steps: As in ALQ, for the code book if ``coding`` has one.
         samples: As in ALQ, for the code book.
         statistics: As in ALQ, for the code book.
-        **shared: See ``settings.Settings``.
+        **shared: See docs/reference.md.
 
     Raises:
         ValueError: A keyword is wrong.

@@ -28,14 +28,14 @@ class OneBitSGD(GradientCompressor):
     the result is biased.
 
     The body holds two float32 for each bucket (the mean of the negative and of the other
-    coordinates), then the bits' 32-bit words (kernels/fixed.py). A bucket with NaN or Inf becomes
-    NaN.
+    coordinates), then the bits' 32-bit words (docs/wire_format.md). A bucket with NaN or Inf
+    becomes NaN.
 
     Args:
         error_feedback: Weight of the residual that is carried to the next step. 1.0 is the paper's
             value, which makes one bit sufficient; None disables error feedback, and "auto" adapts
-            the weight to the error (settings.Settings).
-        **shared: See ``settings.Settings``.
+            the weight to the error (docs/reference.md).
+        **shared: See docs/reference.md.
     """
 
     def __init__(

@@ -44,7 +44,7 @@ class ORQ(GradientCompressor):
             halving, only the last levels do).
         level_dtype: "float32"; or "float16", with 2 bytes per level and one per bucket, which
             rounds the least level down and the largest up.
-        **shared: See ``settings.Settings``. The paper clips at 2.5 or 1.7 deviations (clip=2.5).
+        **shared: See docs/reference.md. The paper clips at 2.5 or 1.7 deviations (clip=2.5).
 
     Raises:
         ValueError: A keyword is wrong.

@@ -28,7 +28,7 @@ class SignSGD(GradientCompressor):
     cannot represent sign(0) = 0, so a zero counts as positive; a bucket of zeros alone stays zero.
 
     Args:
-        **shared: See ``settings.Settings``.
+        **shared: See docs/reference.md.
     """
 
     def __init__(self, **shared: Unpack[Shared]) -> None:

@@ -40,13 +40,13 @@ class SparseSGD(GradientCompressor):
     Coordinates below 2**-126 count as zeros. A bucket with NaN or Inf, or whose λ overflows
     float32, becomes NaN.
 
-    The length of a payload is random; ``body_bytes`` is its maximum. kernels/sparse.py describes
-    the body.
+    The length of a payload is random; ``body_bytes`` is its maximum. docs/wire_format.md
+    describes the body.
 
     Args:
         density: Expected share of kept coordinates, above 0 and at most 1. Fewer are kept if fewer
             are nonzero.
-        **shared: See ``settings.Settings``.
+        **shared: See docs/reference.md.
 
     Raises:
         ValueError: A keyword is wrong.

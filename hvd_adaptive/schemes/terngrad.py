@@ -30,7 +30,7 @@ class TernGrad(LevelScheme):
         update_steps: As in ALQ, for the code book if ``coding`` has one.
         samples: As in ALQ, for the code book.
         statistics: As in ALQ, for the code book.
-        **shared: See ``settings.Settings``.
+        **shared: See docs/reference.md.
     """
 
     def __init__(

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import html
 import importlib.util
+import inspect
 import os
 import re
 import subprocess
@@ -14,6 +16,8 @@ from types import SimpleNamespace
 import pytest
 
 import hvd_adaptive
+from hvd_adaptive.compressor import GradientCompressor
+from hvd_adaptive.settings import Settings
 
 yaml = pytest.importorskip("yaml")
 
@@ -109,6 +113,31 @@ def test_files_that_pages_name_exist():
             assert (ROOT / path).exists(), (page.name, path)
             count += 1
     assert count > 50
+
+
+def test_links_have_titles():
+    """No file names: readers of the built pages see none."""
+    for page in [ROOT / "README.md", *DOCS.glob("*.md")]:
+        named = re.findall(r"\[`?[\w/.]+\.md`?\]\(", page.read_text(encoding="utf-8"))
+        assert not named, (page.name, named)
+
+
+def test_reports_keys_are_listed():
+    listed = re.findall(r"^ +- (``.*``):", GradientCompressor.report.__doc__, re.MULTILINE)
+    keys = [key for line in listed for key in re.findall(r"``(\w+)``", line)]
+    assert sorted(keys) == sorted(hvd_adaptive.ALQ(bits=3).report())
+
+
+def test_shared_keywords_have_types(monkeypatch):
+    pytest.importorskip("griffe")
+    monkeypatch.syspath_prepend(str(DOCS))
+    docstrings = importlib.import_module("mkdocs_docstrings")
+    text = docstrings.typed(inspect.cleandoc(Settings.__doc__))
+    attributes = re.findall(r"^    (\w+) \((.+)\): ", text, re.MULTILINE)
+    known = dict(attributes)
+    assert set(known) == {f.name for f in dataclasses.fields(Settings)}
+    assert known["bucket_size"] == "int"
+    assert known["error_feedback"] == "float | Literal['auto'] | None"
 
 
 @pytest.mark.parametrize("page", ["docs/choosing.md", "docs/reference.md"])
