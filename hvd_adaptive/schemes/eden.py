@@ -170,15 +170,25 @@ class EDENCodec(StagedCodec):
     def add_bodies(
         self, bodies: Sequence[torch.Tensor], keys: Sequence[int], factor: float, out: torch.Tensor
     ) -> None:
-        decode = _kernels(out.device).decode_add
-        size = self.settings.bucket_size
         for shared, pairs in _by_rotation(bodies, keys):
-            payloads = [self._split(body, out.numel()) for body, _ in pairs]
-            decode(
-                payloads, size, self._levels, shared, [_own_stream(key) for _, key in pairs], out
-            )
+            self._add(pairs, shared, out)
         if factor != 1.0:
             out *= factor
+
+    def body_roundtrip(self, flat: torch.Tensor, key: int) -> torch.Tensor:
+        """See ``BodyCodec.body_roundtrip``; the rotation is known, so a GPU is not waited for."""
+        out = torch.zeros_like(flat)
+        self._add([(self._body(flat, key), key)], self._shared, out)
+        return out
+
+    def _add(
+        self, pairs: Sequence[tuple[torch.Tensor, int]], shared: int, out: torch.Tensor
+    ) -> None:
+        """Add the values of bodies that share a rotation, given with their keys."""
+        payloads = [self._split(body, out.numel()) for body, _ in pairs]
+        streams = [_own_stream(key) for _, key in pairs]
+        decode = _kernels(out.device).decode_add
+        decode(payloads, self.settings.bucket_size, self._levels, shared, streams, out)
 
     def _all(self, coordinates: int) -> Buckets:
         return Buckets(coordinates, self.settings.bucket_size)

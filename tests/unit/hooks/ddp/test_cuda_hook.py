@@ -8,7 +8,7 @@ import torch.distributed as dist
 import triton_interpreter  # noqa: F401
 from fake_gpu import CUDA, off_gpu, on_gpu, pretended, quick  # noqa: F401
 
-from hvd_adaptive import QSGD, instances
+from hvd_adaptive import ALQ, EDEN, QSGD, instances
 from hvd_adaptive.ddp import CompressionState
 from hvd_adaptive.hooks.ddp.buckets import Bucket, BucketFuture
 from hvd_adaptive.run.driver import LENGTHS_LAST
@@ -28,13 +28,13 @@ def alone():
     dist.destroy_process_group()
 
 
-def averages(gpu=None, **keywords) -> list[torch.Tensor]:
+def averages(gpu=None, scheme=QSGD, **keywords) -> list[torch.Tensor]:
     """All buckets' averages in all steps; on the GPU only ``finish`` may wait.
 
     With residuals the first bucket of a step may wait for events of the last step.
     """
     instances.start_over()
-    compressor = QSGD(bits=4, bucket_size=128, min_numel=100, **keywords)
+    compressor = scheme(bits=4, bucket_size=128, min_numel=100, **keywords)
     session = CompressionState(compressor).session
     parameters = [torch.nn.Parameter(torch.zeros(SIZE)) for _ in range(BUCKETS)]
     found = []
@@ -69,4 +69,10 @@ def test_the_hook_waits_for_nothing(gpu, monkeypatch, backend, exchange, weight)
     if backend == "nccl":
         monkeypatch.setattr(TorchWorld, "_device", CUDA)
     for own, other in zip(averages(gpu, **keywords), wanted, strict=True):
+        assert torch.equal(own, other)
+
+
+@pytest.mark.parametrize("scheme", [ALQ, EDEN])
+def test_other_schemes(gpu, scheme):
+    for own, other in zip(averages(gpu, scheme), averages(scheme=scheme), strict=True):
         assert torch.equal(own, other)
