@@ -25,20 +25,27 @@ def draw_buckets(
     part: str = "",
     bounds_of: Callable[[Group], tuple[int, int]] = lambda group: (0, group.quantized),
 ) -> Sample:
-    """Up to ``count`` quantised buckets (float32 copies) of the groups of ``part``, drawn without
-    replacement, and the weights that make sums over them unbiased.
+    """Draw quantised buckets without replacement, with weights that make sums over them unbiased.
 
-    A table adds the error sum_n ||v_n||² sum_i psi(r_i) over all buckets n and their coordinates i
-    (ALQ paper, Eqs 1, 2, 10), whatever their sizes: a bucket's counts of r weigh ||v_n||², and a
-    short bucket has fewer of them. So a draw in which every bucket has a known probability p_n, and
-    weighs 1/p_n, estimates that sum without bias (Horvitz and Thompson). Groups' partial buckets,
-    which are few and often hold a network's last layer, are drawn apart from the full ones, and
-    with a larger probability where they are rarer than ``PARTIAL_SHARE``.
+    The error of a table is sum_n ||v_n||² sum_i psi(r_i) over all buckets n and their coordinates i
+    (ALQ paper, Eqs 1, 2, 10). If each bucket is drawn with a known probability p_n and has the
+    weight 1/p_n, the sum over the drawn buckets is unbiased (Horvitz and Thompson). Groups' partial
+    buckets are few and often hold a network's last layer. They are drawn apart from the full ones,
+    with a larger probability if they are rarer than ``PARTIAL_SHARE``.
 
-    flat_of: a group's coordinates, quantised ones first; asked only for groups that are drawn
-        from, one at a time, and not read after the next call.
-    key: names the random numbers (64 bits); each part has its own.
-    bounds_of: the coordinates of a group that are drawn from, whole buckets but for its last.
+    Args:
+        groups: Groups; those of ``part`` are drawn from.
+        flat_of: Function that returns a group's coordinates, quantised ones first. It is called
+            only for groups that are drawn from, and the result is not read after the next call.
+        bucket_size: Coordinates of a bucket.
+        count: Most buckets.
+        key: 64 bits that select the random numbers; each part has its own.
+        part: A part of the parameters.
+        bounds_of: Function that returns the range of a group's coordinates that are drawn from:
+            whole buckets, except for the last one.
+
+    Returns:
+        At most ``count`` buckets, as float32 copies, and their weights.
     """
     groups = [group for group in groups if group.part == part]
     bounds = [bounds_of(group) for group in groups]
