@@ -10,6 +10,7 @@ from hvd_adaptive import (
     ALQ,
     AMQ,
     ECDQ,
+    EDEN,
     NUQSGD,
     ORQ,
     QCS,
@@ -29,6 +30,7 @@ BITS = (2, 3, 4, 5, 6, 7, 8)
 LEVELS = (3, 5, 9, 17, 33, 65)
 GAINS = (4, 5, 6, 8, 10, 13, 16, 20, 27)
 DENSITIES = (0.02, 0.05, 0.1, 0.15, 0.2, 0.3)
+EDEN_BITS = (0.125, 0.25, 0.5, 1, 2, 3, 4, 5, 6, 7, 8)
 ECDQ_BITS = (0.5, 0.75, 1.0, 1.2, 1.5, 2.0, 2.5, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0, 8.5)
 
 
@@ -76,6 +78,8 @@ def _coded(
 HUFFMAN, BOTH = ("huffman",), ("huffman", "elias")
 FAMILIES: list[Family] = [
     Family("ECDQ", True, ECDQ, "bits", ECDQ_BITS, {}),
+    # Its bias, of the order ||v||/n, is far below its error (docs/theory.md).
+    Family("EDEN", True, EDEN, "bits", EDEN_BITS, {}),
     *_coded("ALQ", True, ALQ, "bits", BITS, HUFFMAN, symmetric=True, norm="l2"),
     *_coded("ALQ with zero", True, ALQ, "bits", BITS, HUFFMAN, symmetric=False, norm="l2"),
     *_coded("ALQ L∞ with zero", True, ALQ, "bits", BITS, HUFFMAN, symmetric=False, norm="linf"),

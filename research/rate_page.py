@@ -119,7 +119,7 @@ def _how(records: Records) -> str:
     return (
         f"It is exact, the expectation over the rounding (ALQ paper, Eqs 1 and 2; ORQ paper, Eq. "
         f"9), for {exact}. It is the mean of {records.settings['draws']} draws for {drawn}; the "
-        f"greatest relative standard error of these means is {100 * _worst(records):.1g}%."
+        f"greatest relative standard error of these means is {_worst(records):.0%}."
     )
 
 
