@@ -19,8 +19,8 @@ from hvd_adaptive.hooks.lists import Kind, Lists
 from hvd_adaptive.hooks.rounds import find_world
 from hvd_adaptive.layout import Layout, Member, build_layout
 from hvd_adaptive.run.agreement import compare_settings
-from hvd_adaptive.run.driver import Driver
 from hvd_adaptive.run.groups import Groups
+from hvd_adaptive.run.ordered_drive import OrderedDriver
 
 Tensors = list["torch.Tensor | None"]
 
@@ -84,7 +84,7 @@ class ListSession(ApartFromHorovod):
         self._binding: Groups | None = None
         self._kinds: list[Kind | None] = []  # of the layout
         self._lists = Lists()
-        self._driver = Driver(compressor)
+        self._driver = OrderedDriver(compressor)
         self._last: Averaging | None = None
         self._find_ranks()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterator
 
 import torch
 
@@ -58,6 +59,13 @@ class Arrivals:
     def has(self, slot: int) -> bool:
         """Return whether the member's gradient has arrived."""
         return bool(self._here[slot])
+
+    def missing(self) -> Iterator[int]:
+        """Return the members whose gradients have not arrived."""
+        slot = self._here.find(0)
+        while slot >= 0:
+            yield slot
+            slot = self._here.find(0, slot + 1)
 
     def post(self, slot: int, tensor: torch.Tensor, may_write: bool) -> bool:
         """Accept a member's gradient.

@@ -145,6 +145,6 @@ class Groups:
         """Return the beginning of names of an attempt's collectives, which differ by attempt."""
         return self.name + (f".attempt{attempt}" if attempt else "")
 
-    def sync(self, step: int = 0, attempt: int = 0) -> LevelSync:
+    def sync(self, attempt: int = 0) -> LevelSync:
         """Return the level sync of these ranks; every rank must use it at the same step."""
-        return LevelSync(self.world, self.name_at(attempt), step)
+        return LevelSync(self.world, self.name_at(attempt))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -65,46 +64,10 @@ class OrderedStep(Step):
         """Return the groups that have been received, or could not be read."""
         return self._returned
 
-    @property
-    def error(self) -> BaseException | None:
-        """Return the error that ended the worker's part of the step."""
-        return self._error
-
-    @property
-    def has_worker(self) -> bool:
-        """Return whether a worker advances the step."""
-        return self._worker is not None
-
-    @property
-    def finished(self) -> bool:
-        """Return False: ``check_everywhere`` ends the step, after all results were returned."""
-        return False
-
     def receive_all(self) -> None:
         """Complete the exchange of all groups, after ``launch_all``."""
         while self._turn(wait=True):
             pass
-
-    def check_everywhere(self) -> None:
-        """Raise PayloadError, on every rank, if a rank could not read what it received."""
-        self._check_everywhere()
-
-    def describe(self) -> str:
-        """Return what the step waits for, in lines."""
-        members = self.layout.members
-        missing = [m.name for slot, m in enumerate(members) if not self.has(slot)]
-        more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
-        lines = [
-            f"step {self.number}, attempt {self.attempt}: {len(members) - len(missing)} of "
-            f"{len(members)} gradients have arrived"
-            + (f", without {', '.join(missing[:3])}{more}" if missing else "")
-        ]
-        now = time.perf_counter()
-        lines += [
-            f"{self.layout.labels[f.index]}: collective {f.stage + 1}, for {now - f.begun:.1f} s"
-            for f in list(self._flying)
-        ]
-        return "\n".join(lines)
 
     def is_back(self, slot: int) -> bool:
         """Return whether ``result`` would return the average of a member without waiting."""

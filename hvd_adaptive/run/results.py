@@ -23,11 +23,14 @@ class Results:
         groups: Owns the memory that groups share.
         arrivals: The gradients.
         layout: The layout.
+
+    Attributes:
+        is_early: Averages stay in memory of their own.
     """
 
     def __init__(self, groups: Groups, arrivals: Arrivals, layout: Layout) -> None:
         self._groups, self._arrivals, self._layout = groups, arrivals, layout
-        self._is_early = True
+        self.is_early = True
         self._early: dict[int, torch.Tensor] = {}
         self._kept: dict[int, torch.Tensor] = {}  # those that could not be written back
 
@@ -50,14 +53,14 @@ class Results:
         self, index: int, coordinates: int, dtype: torch.dtype, device: torch.device
     ) -> torch.Tensor:
         """Return memory for a group's average: its only member's gradient, or a buffer."""
-        if self._is_early:
+        if self.is_early:
             return self.buffer(f"result of group {index}", coordinates, dtype, device)
         own = self._place_of(index, coordinates, dtype)
         return self.buffer("result", coordinates, dtype, device) if own is None else own
 
     def deliver(self, index: int, average: torch.Tensor) -> None:
         """Accept the average of a group."""
-        if self._is_early:
+        if self.is_early:
             self._early[index] = average
             return
         kept = self._write_back(index, average)
@@ -70,7 +73,7 @@ class Results:
 
     def write_early(self) -> None:
         """Write the averages that came early to the gradients, and later ones at once."""
-        self._is_early = False
+        self.is_early = False
         for index, average in self._early.items():
             self.deliver(index, average)
         self._early.clear()

@@ -28,8 +28,6 @@ if TYPE_CHECKING:
 
 _Method = TypeVar("_Method", bound=Callable[..., Any])
 
-_PAUSE = 0.0005
-
 
 @dataclass(eq=False)
 class _Flight:
@@ -63,15 +61,16 @@ class Step:
        bound on memory. Update steps are not released.
     2. Groups whose first stage has been received submit their second stage. A worker (worker.py)
        also decodes what has been received; averages stay in memory of their own meanwhile.
-    3. ``launch_all`` at the first decompress launches the rest; every gradient has arrived. From
-       now on averages replace gradients.
+    3. ``launch_all`` launches the rest; every gradient has arrived. After ``write_back`` averages
+       replace gradients.
     4. ``result`` waits for the groups of a member, and for what was submitted before them.
-    5. The last ``result`` raises PayloadError on every rank if a payload arrived corrupt at any of
+    5. ``check_everywhere`` raises PayloadError on every rank if a payload arrived corrupt at any of
        them, and ResidualError if residuals have outgrown the gradients. Averages have replaced the
        gradients by then; all become NaN.
     """
 
     counts = True
+    make_lock = threading.RLock  # tests replace it
 
     def __init__(
         self,
@@ -87,7 +86,7 @@ class Step:
         self.layout = layout
         self._factor = 0.0  # until release or launch_all
         self.attempt = attempt
-        self.lock = threading.RLock()
+        self.lock = self.make_lock()
         self.arrivals = Arrivals(layout, disjoint)
         self.names: set[str] = set()  # of the collectives that were submitted
         self._results = Results(binding, self.arrivals, layout)
@@ -103,7 +102,6 @@ class Step:
             residuals=residuals,
         )
         self._worker = worker
-        self._error: BaseException | None = None  # of the worker
         self._hold = True
         self._all_arrived = False
         self._next = len(layout.groups)
@@ -166,25 +164,29 @@ class Step:
         self._launch()
         self._submit_second_stages()
 
+    @_locked
     def advance(self) -> bool | None:
-        """See ``worker.Work.advance``."""
-        with self.lock:
-            if self._all_arrived or self._error is not None:
-                return None
-            try:
-                self.arrivals.read()
-                if self._hold:
-                    return None
-                before = self._next, len(self.names), len(self._returned)
-                self._launch()
-                self._receive_last_stages()
-                self._submit_second_stages()
-            except BaseException as error:
-                self._error = error  # the program's thread raises it
-                return None
-            if before != (self._next, len(self.names), len(self._returned)):
-                return True
-            return False if self._flying else None
+        """Do what can be done without waiting.
+
+        Returns:
+            Whether anything was done; None if there is nothing to do until a gradient arrives.
+        """
+        if self._hold:
+            return None
+        before = self._next, len(self.names), len(self._returned)
+        self._launch()
+        self._receive_last_stages()
+        self._submit_second_stages()
+        while self._all_arrived and self._flying and self._is_back(self._flying[0]):
+            self._advance(self._flying[0])
+        if before != (self._next, len(self.names), len(self._returned)):
+            return True
+        return False if self._flying else None
+
+    @property
+    def is_received(self) -> bool:
+        """Return whether all groups have been received, after ``launch_all``."""
+        return not self._flying and self._next == 0
 
     @_locked
     def launch_all(self, factor: float) -> None:
@@ -197,17 +199,19 @@ class Step:
             factor: Scale of sums over ranks.
         """
         self._hold, self._all_arrived, self._factor = False, True, factor
-        if self._error is not None:
-            raise self._error
         self._launch()
-        self._results.write_early()  # while the last groups are in flight
+
+    @_locked
+    def write_back(self) -> None:
+        """Replace gradients by their averages from now on."""
+        if not self._results.is_early:
+            return
+        self._results.write_early()
         for index in self._returned:
             self._account("result", index, self._results.kept_bytes(index))
 
     def result(self, slot: int, absent: bool = False) -> torch.Tensor:
         """Return the reduced gradient of a member, in its own shape and dtype.
-
-        It needs no lock: after ``launch_all`` the worker does nothing for this step.
 
         Args:
             slot: The member.
@@ -223,16 +227,14 @@ class Step:
         if absent:
             self._trips.hold(slot)
             tensor.detach().zero_()
-        if self.finished:
-            self._check_everywhere()
         return tensor
 
-    def _check_everywhere(self) -> None:
+    def check_everywhere(self) -> None:
         """Raise an error, on every rank, if the step must not be applied.
 
         A rank could not read what it received, or residuals have outgrown the gradients.
         """
-        failed, error = self._failed_everywhere(), cast(Exception | None, self._trips.error)
+        failed, error = self.failed_everywhere(), cast(Exception | None, self._trips.error)
         if failed:
             error = step_failed(self.number, failed, self.layout.labels)
         if error is not None:
@@ -240,7 +242,7 @@ class Step:
                 gradient.detach().fill_(float("nan"))
             raise error from self._failures.first
 
-    def _failed_everywhere(self) -> dict[int, int]:
+    def failed_everywhere(self) -> dict[int, int]:
         """Return the groups that could not be read, by rank, after all were received."""
         if self._failed is None:
             name, row = self._trips.name_of("corrupt"), self._trips.row()
@@ -252,6 +254,23 @@ class Step:
     def finished(self) -> bool:
         """Return whether the result of every gradient that arrived was returned."""
         return self.arrivals.pending == 0
+
+    def describe(self) -> str:
+        """Return what the step waits for, in lines."""
+        members = self.layout.members
+        missing = [m.name for slot, m in enumerate(members) if not self.has(slot)]
+        more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
+        lines = [
+            f"step {self.number}, attempt {self.attempt}: {len(members) - len(missing)} of "
+            f"{len(members)} gradients have arrived"
+            + (f", without {', '.join(missing[:3])}{more}" if missing else "")
+        ]
+        now = time.perf_counter()
+        lines += [
+            f"{self.layout.labels[f.index]}: collective {f.stage + 1}, for {now - f.begun:.1f} s"
+            for f in list(self._flying)
+        ]
+        return "\n".join(lines)
 
     @_locked
     def abandon(self) -> list[Sent]:
@@ -394,17 +413,6 @@ class Step:
         if not self._flying:
             raise RuntimeError("this gradient's step was given up: backward has run again since")
         self._advance(self._flying[0])
-
-    @_locked
-    def drain(self, is_over: Callable[[], bool]) -> None:
-        """Complete what ``result`` waits for, until ``is_over`` returns True."""
-        while self._flying and not is_over():
-            if self.binding.world.poll(self._flying[0].handle):
-                self._advance_oldest()
-            else:
-                time.sleep(_PAUSE)
-        if not self._flying:
-            self._failed_everywhere()
 
     def _receive_last_stages(self) -> None:
         """Decode groups whose last stage has been received, without waiting.

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -15,40 +14,20 @@ from hvd_adaptive.transport.in_flight import IN_FLIGHT
 from hvd_adaptive.transport.world import MOST_DIRECT, World
 
 _PAUSE = 0.0005
-_waiting = threading.local()
 
 
 class Abandoned(Exception):
-    """The caller of ``patient`` has stopped waiting.
+    """The step that waited for a collective was given up.
 
     Attributes:
-        name: Name of the collective that it waited for.
-        handle: Handle of this collective, which is still in flight; None if it is not Horovod's.
-        operation: Kind of this collective, see ``collectives.Sent``.
+        name: Name of the collective.
+        handle: Handle of the collective, which is still in flight.
+        operation: Kind of the collective, see ``collectives.Sent``.
     """
 
-    def __init__(self, name: str, handle: Any = None, operation: str = "") -> None:
+    def __init__(self, name: str, handle: Any, operation: str) -> None:
         super().__init__(name)
         self.name, self.handle, self.operation = name, handle, operation
-
-
-@contextmanager
-def patient(is_over: Callable[[], bool]) -> Iterator[None]:
-    """Make ``HorovodWorld.wait`` raise Abandoned in this thread when ``is_over`` returns True."""
-    _waiting.is_over = is_over
-    try:
-        yield
-    finally:
-        _waiting.is_over = None
-
-
-def wait_until(is_done: Callable[[], bool], name: str) -> None:
-    """Wait for an event outside Horovod; see ``patient``."""
-    is_over = getattr(_waiting, "is_over", None)
-    while not is_done():
-        if is_over is not None and is_over():
-            raise Abandoned(name)
-        time.sleep(_PAUSE)
 
 
 def horovod() -> Any:
@@ -87,9 +66,11 @@ class HorovodWorld(World):
     Attributes:
         hvd: The module ``horovod.torch``.
         process_set: The process set.
+        left: Set when the step in progress is given up; None if none can be.
     """
 
     orders_collectives = True
+    left: threading.Event | None = None
 
     def __init__(self, process_set: Any = None) -> None:
         self.hvd = horovod()
@@ -179,17 +160,21 @@ class HorovodWorld(World):
         return self.process_set.ranks[0]
 
     def wait(self, handle: Any, name: str, operation: str = "allgather") -> Any:
-        """Return the result of the collective ``name``; see ``patient`` and ``Abandoned``."""
+        """Return the result of the collective ``name``; see ``Abandoned``."""
         self.wait_until_there(handle, name, operation)
         return self.synchronize(handle)
 
     def wait_until_there(self, handle: Any, name: str, operation: str) -> None:
-        """See ``patient`` and ``Abandoned``."""
-        is_over = getattr(_waiting, "is_over", None)
-        while is_over is not None and not self.hvd.poll(handle):
-            if is_over():
+        """See ``Abandoned``."""
+        while self.left is not None and not self.hvd.poll(handle):
+            if self.left.is_set():
                 raise Abandoned(name, handle, operation)
             time.sleep(_PAUSE)
+
+    @property
+    def is_left(self) -> bool:
+        """Return whether the step in progress was given up."""
+        return self.left is not None and self.left.is_set()
 
     def gather_equal(self, values: torch.Tensor, name: str) -> torch.Tensor:
         handle = self.allgather(values, name)

@@ -1,4 +1,4 @@
-"""Gather statistics on the first rank and broadcast the fitted table, over MPI if possible."""
+"""Gather statistics, fit tables on the first rank, and broadcast them."""
 
 from __future__ import annotations
 
@@ -8,9 +8,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
-
-from hvd_adaptive.transport.horovod_world import HorovodWorld
-from hvd_adaptive.transport.mpi_messages import mpi_messages
 
 if TYPE_CHECKING:
     from hvd_adaptive.transport.world import World
@@ -23,31 +20,19 @@ Fit = Callable[[Sequence[np.ndarray]], np.ndarray]
 class LevelSync:
     """Gather float64 vectors of equal length, fit on the first rank, and broadcast the result.
 
-    It uses MPI if all ranks can use mpi4py, else collectives of the World. Both pair messages by
-    name, because ranks may fit the tables of two optimizers in different orders.
-
     Args:
         world: The ranks.
-        name: Beginning of the names of messages and collectives.
-        step: Part of messages' names. Messages of a step that was given up are never received, and
-            must not be confused with a later step's. (Horovod's collectives are drained instead.)
+        name: Beginning of the names of collectives.
     """
 
-    def __init__(self, world: World, name: str, step: int = 0) -> None:
-        self.world, self.name, self.step = world, name, step
+    def __init__(self, world: World, name: str) -> None:
+        self.world, self.name = world, name
 
     def __call__(self, own: np.ndarray, fit: Fit) -> np.ndarray:
         """Return ``fit`` of all ranks' vectors, computed by the first rank, on every rank."""
         world = self.world
         if world.size == 1:
             return fit([own])
-        messages = None
-        if isinstance(world, HorovodWorld):
-            messages = mpi_messages(world, f"{self.name}.mpi")
-        if messages is not None:
-            vectors = messages.gather(own, f"{self.name}.step{self.step}.statistics")
-            fitted = None if vectors is None else _attempt(fit, vectors)
-            return _checked(messages.broadcast(fitted, f"{self.name}.step{self.step}.table"))
         rows = world.gather_equal(torch.from_numpy(own)[None], f"{self.name}.statistics")
         result = np.empty(0) if world.rank else _attempt(fit, list(rows[:, 0].numpy()))
         size = world.broadcast(np.array([result.size]), f"{self.name}.table_size")

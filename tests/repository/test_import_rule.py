@@ -13,7 +13,7 @@ import hvd_adaptive
 
 PACKAGE = Path(hvd_adaptive.__file__).resolve().parent
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "architecture.md"
-HOROVOD = {"transport/horovod_world.py", "transport/mpi_messages.py", "hooks/horovod/elastic.py"}
+HOROVOD = {"transport/horovod_world.py", "hooks/horovod/elastic.py"}
 
 
 def modules() -> dict[str, Path]:

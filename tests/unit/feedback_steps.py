@@ -82,6 +82,7 @@ class OneRank:
             if gradient is not None:
                 step.arrive(slot, gradient.clone())
         step.launch_all(1.0)
+        step.write_back()
         return step
 
     def step(self, gradients) -> list[torch.Tensor | None]:
@@ -89,6 +90,7 @@ class OneRank:
         step = self.send(self.begin(), gradients)
         results = [None if g is None else step.result(i) for i, g in enumerate(gradients)]
         assert step.finished
+        step.check_everywhere()
         self.compressor.meter.finish()
         self.compressor.step += 1
         step.commit()

@@ -108,6 +108,7 @@ def test_a_gradient_is_not_changed():
         step = rank.begin()
         step.arrive(0, g)
         step.launch_all(1.0)
+        step.write_back()
         step.result(0)
         step.commit()
     assert torch.equal(g, kept)

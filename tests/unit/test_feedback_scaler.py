@@ -111,6 +111,7 @@ def test_a_gradient_that_no_rank_has_is_zero_and_keeps_its_residual(fusion, tail
     a, b, c = gradients(SIZES, 1)
     step = rank.send(rank.begin(), [a, b, torch.zeros_like(c)])
     results = [step.result(slot, absent=slot == 2) for slot in range(3)]
+    step.check_everywhere()
     step.commit()
     assert not results[2].any()
     assert torch.equal(results[1], b)

@@ -16,7 +16,7 @@ from hvd_adaptive.hooks.ddp.buckets import Bucket, BucketBinding, Names
 from hvd_adaptive.hooks.ddp.pending import Pending, at_end_of_backward, is_nested
 from hvd_adaptive.once import WarnOnce
 from hvd_adaptive.run.agreement import compare_settings
-from hvd_adaptive.run.driver import Driver
+from hvd_adaptive.run.ordered_drive import OrderedDriver
 from hvd_adaptive.run.replicas import warn_of_differences
 from hvd_adaptive.transport.horovod_rounds import HorovodRounds
 from hvd_adaptive.transport.torch_world import TorchWorld
@@ -38,8 +38,8 @@ class BucketSession(ApartFromHorovod):
     """Connect a compressor to a DDP model: ``take`` receives buckets, ``finish`` averages them.
 
     1. The first bucket begins a step. If its parameters are laid out, each bucket is handed to the
-       driver (run/driver.py) as soon as backward has filled it, and its future is set as soon as
-       its average has replaced it.
+       driver (run/ordered_drive.py) as soon as backward has filled it, and its future is set as
+       soon as its average has replaced it.
     2. Buckets wait for the last one at the first step, and are laid out then. Should their averages
        be needed earlier, they are averaged in full precision.
     3. ``finish`` completes a step. It is called in the hook if the driver sends nothing before, and
@@ -71,7 +71,7 @@ class BucketSession(ApartFromHorovod):
         self._stale = False
         self._compares = make_world is None  # LocalSGD's ranks train apart, and it compares itself
         self._compared: Any = None  # the ranks that have compared their parameters
-        self._driver = Driver(compressor)
+        self._driver = OrderedDriver(compressor)
         self.was_used = make_world is not None  # only a hook can be forgotten
         self._warn_of_no_use = WarnOnce(logger)
         self._pending: Pending | None = None

@@ -171,7 +171,7 @@ class ShardedSession(ApartFromHorovod):
             raise
         if self._is_sampled:
             parts = self._modules.parts_of(self._calls)
-            compressor.updates.run(step, self._samples.drawn, self._binding.sync(step), parts)
+            compressor.updates.run(step, self._samples.drawn, self._binding.sync(), parts)
         layout = self._binding.layout = self._modules.layout()
         if self._zeros is not None and step >= compressor.settings.warmup_steps:
             compressor.parts.looks_for_zeros = False

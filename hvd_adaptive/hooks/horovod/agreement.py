@@ -1,134 +1,196 @@
-"""Compare between ranks what must be the same: before the first step, and after a disagreement.
+"""Define Agreement: ranks compare their positions once a step, in one small allreduce.
 
-Each rank describes itself in topics ("settings", "parameters", ...) of named values. Two
-collectives compare the descriptions: the first compares digests; if these differ, the second
+It is submitted at a step's first gradient, and read before any other wait. It shows whether all
+ranks take part, with the same settings, parameters, groups, step, attempt and fits of tables. An
+allreduce, because a rank in ``hvd.join()`` adds zeros to it; every other collective fails on such a
+rank or, if Horovod has the collective in its response cache, breaks the job.
+
+If ranks differ, each describes itself in topics ("settings", "parameters", ...) of named values.
+Two collectives compare the descriptions: the first compares digests; if these differ, the second
 gathers the descriptions, so that every rank can raise the same message. Ranks wait for a limited
-time, because another rank may never take part, or have no reason to. No hook waits.
+time, because another rank may never take part.
 """
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import logging
-import threading
 import time
-from collections.abc import Callable
+import zlib
+from collections.abc import Hashable
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from hvd_adaptive.errors import RankMismatchError
-from hvd_adaptive.hooks.horovod.placeholder import check_reduced, disagreement, placeholder
-from hvd_adaptive.run.description import Description, checksum, differences
+from hvd_adaptive.hooks.horovod.newcomers import tables_fitted
+from hvd_adaptive.hooks.horovod.placeholder import disagreement, position
+from hvd_adaptive.run.description import Description, checksum, describe, differences
 
 if TYPE_CHECKING:
+    from hvd_adaptive.compressor import GradientCompressor
+    from hvd_adaptive.hooks.horovod.owner import Owner
+    from hvd_adaptive.run.groups import Groups
     from hvd_adaptive.transport.horovod_world import HorovodWorld
 
 logger = logging.getLogger("hvd_adaptive")
 
-FIRST_SECONDS, LATER_SECONDS = 30.0, 30.0
-# Within this time ranks that have begun to compare have finished.
-SOON_SECONDS = 5.0
+SECONDS = 30.0
 _DIGEST_BYTES = 8
-_PAUSE, _LONGEST_PAUSE = 0.0005, 0.02
+_PAUSE = 0.0005
 
 
-class FirstComparison:
-    """Compare the ranks' descriptions in a thread, while backward passes continue.
+class Agreement:
+    """What ranks must have alike: the settings and parameters of a binding, and each step's.
 
-    Ranks with different parameters would wait for each other's gradients for ever, inside Horovod,
-    and never reach ``decompress``. If ranks differ, the thread therefore submits a placeholder for
-    each parameter that only other ranks have. Then every placeholder is reduced, and
-    ``decompress`` raises ``mismatch`` on every rank.
+    Args:
+        compressor: The compressor.
+        owner: Its optimizer; None if none was found.
+        world: The ranks.
 
-    If a rank does not take part (it compiles, or its gradients are not compressed), only the thread
-    waits for it. The thread ends with Horovod.
-
-    label: distinguishes optimizers, which may compare at the same time.
-    submit: submits a placeholder under a parameter's name, and returns its handle; None if no
-        optimizer names gradients.
-    mismatch: what ranks disagree on; "" if on nothing, or if that is not known yet.
-    joined: some ranks had called hvd.join(), so ranks must compare again later.
+    Attributes:
+        is_new: Ranks have not agreed in any step yet.
     """
 
     def __init__(
-        self, world: HorovodWorld, own: Description, label: str, submit: Callable[[str], Any] | None
+        self, compressor: GradientCompressor, owner: Owner | None, world: HorovodWorld
     ) -> None:
-        self.mismatch, self.joined = "", False
-        self._world, self._own, self._submit = world, own, submit
-        self._name = f"hvd_adaptive.agreement.{label}"
-        self._differ, self._known = False, threading.Event()
-        # Submitted before any placeholder of the step: see wait.
-        begun = self._submitted()
-        threading.Thread(
-            target=self._compare, args=(begun,), name="hvd_adaptive.comparison", daemon=True
-        ).start()
+        self._compressor, self._owner, self._world = compressor, owner, world
+        # Parameters' names differ between optimizers, as stock Horovod requires.
+        names = () if owner is None else [n for n, _ in (*owner.named_parameters, *owner.frozen)]
+        self._name = f"hvd_adaptive.agreement.{min(names, default='')}"
+        self._checksum = checksum(self._constant())
+        self.is_new = True
+        self._due = (-1, False)
+        self._tables = 0  # as tables_fitted counts, before the step that _due is of
+        self._own = torch.empty(0)
+        self._handle: Any = None
 
-    def wait(self) -> str:
-        """Return ``mismatch`` once the ranks that take part have compared.
+    def forget_due(self) -> None:
+        """Evaluate the schedule again when it is next needed."""
+        self._due = (-1, False)
 
-        A placeholder has come back, so all of these ranks have begun.
+    def update_due(self, groups: Groups, step: int) -> bool:
+        """Return whether tables are fitted at ``step``. The schedule, which may be a user's
+        function, is evaluated once a step."""
+        if self._due[0] != step:
+            groups.prepare(step)
+            self._due = (step, self._compressor.updates.due(step))
+            self._tables = tables_fitted(self._compressor)
+        return self._due[1]
+
+    def position(self, groups: Groups, attempt: int, slot: int = 0) -> torch.Tensor:
+        """Return the vector that ranks compare in this step; see placeholder.py.
+
+        It covers all that must be the same on all ranks before they wait for each other: the names
+        of collectives (settings, layout, instance), the attempt, the tables, and which are fitted.
         """
-        if not self._known.wait(SOON_SECONDS) and self._differ:
-            self._known.wait(FIRST_SECONDS)
-        return self.mismatch
+        step, updates = self._compressor.step, self._compressor.updates
+        named = "" if groups.layout is None else groups.name
+        settings = self._compressor.codec.settings_fingerprint
+        due = self.update_due(groups, step)
+        fits = due, updates.first_due(step), updates.needs_samples(step)
+        return position(
+            self._world.rank,
+            slot,
+            step,
+            _crc(settings, self._checksum, named),
+            _crc(attempt, *fits, self._tables),
+            0 if groups.layout is None else groups.layout.fingerprint,
+        )
 
-    def _submitted(self) -> Any:
-        """Submit the checksum; None if an earlier comparison with this label has not ended."""
-        world = self._world
-        # An allreduce: in any other collective a rank that has joined may crash (roll_call.py).
-        try:
-            own = placeholder(world.rank, 0, 0, checksum(self._own))
-            return world.allreduce(own, self._name, world.hvd.Sum)
-        except ValueError:
+    def submit(self, groups: Groups, attempt: int) -> None:
+        """Submit this rank's position in the step that begins."""
+        self._own = self.position(groups, attempt)
+        if self._handle is None:
+            self._submit()
+
+    def answer(self) -> torch.Tensor | None:
+        """Return the sum of all ranks' positions once it is there; never wait."""
+        if self._world.size == 1:
+            return self._own
+        if self._handle is None:
+            self._submit()
+        if self._handle is None or not self._world.poll(self._handle[0]):
             return None
+        (handle, sent), self._handle = self._handle, None
+        reduced = self._world.synchronize(handle)
+        return reduced if sent is self._own else None  # or of a step that was given up
 
-    def _compare(self, handle: Any) -> None:
-        try:
-            while handle is None and self._world.is_current():
-                time.sleep(_LONGEST_PAUSE)
-                handle = self._submitted()
-            reduced = _ended(self._world, handle)
-            if reduced is not None:
-                self._read(reduced)
-        except Exception as error:  # Horovod ended, or a rank did; training meets the same
-            logger.debug("%s: %s", self._name, error)
-        finally:
-            self._known.set()
-
-    def _read(self, reduced: torch.Tensor) -> None:
-        world = self._world
-        try:
-            self.joined = check_reduced(reduced, world.size).active < world.size
+    def _submit(self) -> None:
+        if self._world.size == 1:
             return
-        except RankMismatchError as error:
-            self._differ, mismatch = True, str(error)
-        number, everyone = disagreement(reduced, world.size), None
-        if number is not None:
-            everyone = _everyone(world, self._own, f"{self._name}.{number}", FIRST_SECONDS)
-        if everyone is not None:
-            mismatch = differences(everyone, world.process_set.ranks)
-        self.mismatch = mismatch
-        self._known.set()
-        if self._submit is not None:
-            own = self._own["parameters"]
-            names = {name for theirs in everyone or () for name in theirs["parameters"]}
-            for answered in [self._submit(name) for name in sorted(names.difference(own))]:
-                _ended(world, answered)
+        with suppress(ValueError):  # another binding's has not ended
+            handle = self._world.allreduce(self._own, self._name, self._world.hvd.Sum)
+            self._handle = handle, self._own
+
+    def find_out(self, groups: Groups, attempt: int, reduced: torch.Tensor) -> str:
+        """Return what ranks disagree on, after ``reduced`` has shown that they do; the same text on
+        every rank, and "" if they cannot find out.
+
+        Parameters that only other ranks have are submitted to Horovod here, because these ranks
+        wait for them.
+        """
+        name = disagreement(reduced, self._world.size)
+        if name is None:
+            return ""
+        constant = self._constant()
+        own = constant | self._varying(groups, attempt)
+        everyone = _everyone(self._world, own, f"{self._name}.{name}", SECONDS)
+        if everyone is None:
+            return ""
+        self._submit_others(everyone)
+        ranks = self._world.process_set.ranks
+        # Whoever has other settings may be elsewhere, too: settings are reported first.
+        settings = [{topic: theirs[topic] for topic in constant} for theirs in everyone]
+        return differences(settings, ranks) or differences(everyone, ranks)
+
+    def _constant(self) -> Description:
+        """Return what must be the same on all ranks in every step."""
+        named = () if self._owner is None else self._owner.named_parameters
+        return describe(self._compressor, named)
+
+    def _varying(self, groups: Groups, attempt: int) -> Description:
+        step = self._compressor.step
+        self.update_due(groups, step)
+        updates = self._compressor.updates
+        due = {True: "due", False: "not due"}
+        return {
+            "the step": {
+                "its number": str(step),
+                "a fit of tables (update_steps)": due[updates.first_due(step)],
+                "a fit of averages' tables": due[updates.second_due(step)],
+                "samples for a fit": due[updates.needs_samples(step)],
+                "its attempt": str(attempt),
+                "tables fitted so far": str(self._tables),
+            },
+            "the order of optimizers": {"those before this one": groups.name.rpartition(".")[2]},
+        }
+
+    def _submit_others(self, everyone: list[Description]) -> None:
+        """Submit placeholders, as the optimizer would, for parameters that only other ranks have.
+
+        Then every placeholder is reduced, and every rank reaches ``decompress``.
+        """
+        world, owner = self._world, self._owner
+        optimizer = None if owner is None or owner.optimizer is None else owner.optimizer()
+        if owner is None or optimizer is None:
+            return
+        divisor = getattr(optimizer, "gradient_predivide_factor", 1.0)
+        factors = (1.0 / divisor, divisor) if owner.op == world.hvd.Average else (1.0, 1.0)
+        others = {name for theirs in everyone for name in theirs["parameters"]}
+        for name in sorted(others - {name for name, _ in owner.named_parameters}):
+            number = torch.zeros(1, dtype=torch.float64, device="cpu")
+            world.allreduce(
+                number, name, owner.op, prescale_factor=factors[0], postscale_factor=factors[1]
+            )
 
 
-def compare(world: HorovodWorld, own: Description, name: str, seconds: float) -> str | None:
-    """Return what ranks disagree on, the same text on every rank; "" if on nothing.
-
-    None if not all ranks answer within ``seconds``.
-
-    name: the name of the collectives.
-    """
-    if world.size == 1:
-        return ""
-    everyone = _everyone(world, own, name, seconds)
-    return None if everyone is None else differences(everyone, world.process_set.ranks)
+@functools.lru_cache(maxsize=16)
+def _crc(*agreed: Hashable) -> int:
+    return zlib.crc32(repr(agreed).encode())
 
 
 def _everyone(
@@ -165,7 +227,7 @@ def _waited_for(
         return None
     end = time.monotonic() + seconds
     while not world.poll(handle):
-        if time.monotonic() > end:
+        if time.monotonic() > end or world.is_left:
             return None
         time.sleep(_PAUSE)
     try:
@@ -174,14 +236,3 @@ def _waited_for(
         if "Join" not in str(error):
             raise
         return None
-
-
-def _ended(world: HorovodWorld, handle: Any) -> torch.Tensor | None:
-    """Wait for a collective and return its result; None if Horovod has ended."""
-    pause = _PAUSE
-    while world.is_current():
-        if world.poll(handle):
-            return world.synchronize(handle)
-        time.sleep(pause)
-        pause = min(1.5 * pause, _LONGEST_PAUSE)
-    return None

@@ -9,12 +9,11 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from hvd_adaptive.hooks.horovod.agreement import Agreement
 from hvd_adaptive.hooks.horovod.changed import gradient_dtype, is_laid_out
-from hvd_adaptive.hooks.horovod.comparison import Comparison
 from hvd_adaptive.hooks.horovod.given_up import GivenUp
 from hvd_adaptive.hooks.horovod.names import ClaimedNames, warn_of_many
 from hvd_adaptive.hooks.horovod.owner import Owner, find_owner, take_adasums_step_back
-from hvd_adaptive.hooks.horovod.roll_call import RollCall
 from hvd_adaptive.hooks.horovod.served import ServedParameters
 from hvd_adaptive.layout import Layout, Member, build_layout
 from hvd_adaptive.run.groups import Groups
@@ -32,23 +31,20 @@ class Binding(Groups):
     layout: None if no optimizer was found; then each step lays out the gradients that arrived.
     owner: the optimizer; None if none was found.
     parameters: its parameters by slot.
-    comparison: what ranks must have in common.
+    agreement: what ranks must have in common.
     given_up: what is in flight of steps that were given up, and the attempt at this one.
     """
 
     def __init__(self, compressor: GradientCompressor, known: Binding | None = None) -> None:
         """Bind ``compressor`` to the optimizer that calls it.
 
-        known: the binding that this one replaces. Ranks that agreed then do not compare again,
-            because perhaps only some of them have a new binding.
+        known: the binding that this one replaces.
         """
         self.owner = _owner_of(compressor)
         members = compressor.settings.process_set or (self.owner and self.owner.process_set)
         super().__init__(compressor, HorovodWorld(members))
-        self.comparison = Comparison(compressor, self.owner, self.world)
+        self.agreement = Agreement(compressor, self.owner, self.world)
         if self.owner is not None:
-            if known is None or not known.serves(self.owner):
-                self.comparison.start()
             _check_op(self.owner, compressor)
         kept = known if known is not None and known.world.is_current() else None
         self._all_given_up: dict[tuple[int, ...], GivenUp] = kept._all_given_up if kept else {}
@@ -97,12 +93,6 @@ class Binding(Groups):
         self.layout = self._laid_out(by_name=True)
         return self.layout
 
-    def serves(self, owner: Owner) -> bool:
-        """Return whether this binding is to the same optimizer and ranks, and the ranks agree."""
-        ours = None if self.owner is None else self.owner.optimizer
-        same = ours is not None and owner.optimizer is not None and ours() is owner.optimizer()
-        return same and not self.comparison.has_failed and self.world.is_current()
-
     def is_current(self) -> bool:
         """Return whether ranks, optimizer, and dtypes and shapes of parameters are still the same.
 
@@ -123,11 +113,10 @@ class Binding(Groups):
         """See ServedParameters.is_gradient."""
         return self.parameters.is_gradient(slot, tensor)
 
-    def roll_call(self) -> RollCall | None:
-        """Return a roll call for one step; None if no optimizer was found."""
-        if self.owner is None or self.owner.optimizer is None:
-            return None
-        return RollCall(self.world.hvd, self.owner.optimizer, self.world.size)
+    @property
+    def has_optimizer(self) -> bool:
+        """Return whether Horovod's optimizer calls."""
+        return self.owner is not None and self.owner.optimizer is not None
 
 
 def _owner_of(compressor: GradientCompressor) -> Owner | None:

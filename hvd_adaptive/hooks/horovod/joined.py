@@ -58,6 +58,15 @@ class JoinedStep:
             meter.add("uncompressed_bytes", data.numel() * gradient.element_size())
             meter.add("wire_bytes", 2 * bytes_ * (world.size - 1) // world.size)  # of a ring
 
+    @property
+    def is_received(self) -> bool:
+        """Return whether all sums are there."""
+        return all(map(self.binding.world.poll, self._handles.values()))
+
+    def describe(self) -> str:
+        """Return what the step waits for."""
+        return f"step {self.number}: allreduces of the ranks that have not called hvd.join()"
+
     def result(self, slot: int, absent: bool = False) -> torch.Tensor:
         """Return the reduced gradient, in its own shape and dtype."""
         gradient = self._gradients.pop(slot)

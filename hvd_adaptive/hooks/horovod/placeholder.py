@@ -1,16 +1,20 @@
-"""The small tensor that Horovod reduces instead of a gradient, and the meaning of its sum.
+"""What Horovod reduces instead of gradients, and the meaning of its sums.
+
+Ranks compare a *position*, a vector, once a step (agreement.py), as the sum of
 
 float64 [1, rank, 1 on rank 0, slot, slot**2, step, step**2, progress, progress**2, low, low**2,
-high, high**2, groups, groups**2, absent, +-2**40]. ``progress`` is a checksum of the attempt at the
-step, of how often tables were fitted, and of whether they are now. ``low`` and ``high`` are the
-halves of a 32-bit fingerprint. ``groups`` is a checksum of how parameters are cut into groups.
-``absent`` is 1 if backward has not reached the parameter. After the reduction the
-first entry distinguishes Average from Sum, and shows how many ranks took part: a rank that has
-called hvd.join() adds zeros. The next two expose Min, Max, Product and other factors. A variance
-above zero shows that ranks disagree. The last entry, negative on odd ranks, makes neighbours'
-vectors point in opposite ways, where Adasum is far from any average. The numbers are taken modulo
-2**16, so that sums of squares over 1,000 ranks are exact in float64, with room for the rounding of
-a gradient_predivide_factor.
+high, high**2, groups, groups**2, +-2**40]. ``progress`` is a checksum of the attempt at the step,
+of how often tables were fitted, and of whether they are now. ``low`` and ``high`` are the halves of
+a 32-bit fingerprint. ``groups`` is a checksum of how parameters are cut into groups. The first
+entry shows how many ranks took part: a rank that has called hvd.join() adds zeros. A variance above
+zero shows that ranks disagree. The numbers are taken modulo 2**16, so that sums of squares over
+1,000 ranks are exact in float64.
+
+If Horovod's optimizer calls, the op is known, and a gradient's placeholder is one number: 1 if
+backward has not reached the parameter on this rank. Without an optimizer (``hvd.allreduce``) the
+placeholder is the position itself, which shows the op, too. The first entry distinguishes Average
+from Sum. The next two expose Min, Max, Product and other factors. The last entry, negative on odd
+ranks, makes neighbours' vectors point in opposite ways, where Adasum is far from any average.
 """
 
 from __future__ import annotations
@@ -19,12 +23,11 @@ import math
 import zlib
 from typing import NamedTuple
 
-import numpy as np
 import torch
 
 from hvd_adaptive.errors import RankMismatchError
+from hvd_adaptive.transport.in_flight import reference
 
-ENTRIES = 17
 MODULUS = 1 << 16
 OPPOSED = float(1 << 40)
 _SETTINGS = "settings, parameters or package version"
@@ -40,7 +43,7 @@ _TOPICS = (
 
 
 class Reduction(NamedTuple):
-    """The reduction that Horovod applied to a placeholder.
+    """The reduction that Horovod applied to a position.
 
     factor: turns a sum over ranks into its result: 1/size or 1.
     active: the number of ranks that took part; fewer than all if some have called hvd.join().
@@ -60,66 +63,59 @@ class StepsDiffer(RankMismatchError):
         self.read = read
 
 
-class Template:
-    """Make the placeholders of one rank in one step.
+def position(
+    rank: int, slot: int, step: int, fingerprint: int, progress: int = 0, groups: int = 0
+) -> torch.Tensor:
+    """Return what ranks must have alike, as the vector whose sum shows whether they do.
 
     Args:
         rank: This rank.
-        step: The step, which ranks compare.
+        slot: The gradient, for a placeholder; 0 for a step.
+        step: The step.
         fingerprint: 32 bits of what must be equal on all ranks in every step.
         progress: What must be equal on all ranks in this step, besides ``step``.
         groups: Number of the groups; if it differs between ranks, they change their groups.
     """
+    values = [1.0, float(rank), float(rank == 0)]
+    for number in (slot, step, progress, fingerprint, fingerprint >> 16, groups):
+        values += [float(number % MODULUS), float((number % MODULUS) ** 2)]
+    values.append(-OPPOSED if rank % 2 else OPPOSED)
+    return torch.tensor(values, dtype=torch.float64, device="cpu")
 
-    def __init__(
-        self, rank: int, step: int, fingerprint: int, progress: int = 0, groups: int = 0
-    ) -> None:
-        values = [1.0, float(rank), float(rank == 0)]
-        for number in (0, step, progress, fingerprint, fingerprint >> 16, groups):
-            values += [float(number % MODULUS), float((number % MODULUS) ** 2)]
-        values += [0.0, -OPPOSED if rank % 2 else OPPOSED]
-        self._values = np.array(values, dtype=np.float64)
 
-    def fill(self, rows: np.ndarray) -> None:
-        """Write the placeholder of gradient ``slot`` to ``rows[slot]``, for all slots."""
-        rows[:] = self._values
-        slots = np.arange(len(rows)) % MODULUS
-        rows[:, 3], rows[:, 4] = slots, slots * slots
+class Placeholders:
+    """The numbers that Horovod's optimizer reduces instead of gradients, kept between steps.
 
-    def placeholder(self, slot: int, absent: bool = False) -> torch.Tensor:
+    New tensors for each of thousands of gradients would cost time in each step.
+
+    Args:
+        count: Number of gradients.
+    """
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+        self._numbers = torch.zeros(count, dtype=torch.float64, device="cpu")
+        self._tensors = self._numbers.split(1)
+        self._references = list(map(reference, self._tensors))
+
+    def begin(self) -> None:
+        """Begin a step. Horovod must have reduced all placeholders of the one before."""
+        self._numbers.zero_()
+
+    def of(self, slot: int, absent: bool) -> torch.Tensor:
         """Return the tensor that Horovod reduces in place of a gradient.
 
         Args:
             slot: The gradient.
             absent: The gradient is missing on this rank, and zeros replace it.
         """
-        values, slot = self._values.copy(), slot % MODULUS
-        values[3], values[4] = slot, slot * slot
         if absent:
-            self.mark_absent(values)
-        return torch.from_numpy(values)
-
-    @staticmethod
-    def mark_absent(values: np.ndarray) -> None:
-        """Note in a placeholder that its gradient is missing on this rank."""
-        values[-2] = 1.0
-
-
-def placeholder(
-    rank: int,
-    slot: int,
-    step: int,
-    fingerprint: int,
-    absent: bool = False,
-    progress: int = 0,
-    groups: int = 0,
-) -> torch.Tensor:
-    """Return a single placeholder; see Template."""
-    return Template(rank, step, fingerprint, progress, groups).placeholder(slot, absent)
+            self._numbers[slot] = 1.0
+        return self._tensors[slot]
 
 
 def check_reduced(reduced: torch.Tensor, size: int, any_step: bool = False) -> Reduction:
-    """Read a placeholder after its reduction over ``size`` ranks.
+    """Read a position after its reduction over ``size`` ranks.
 
     Raises:
         StepsDiffer: Ranks differ only in the step; not raised if ``any_step``.
@@ -143,42 +139,11 @@ def check_reduced(reduced: torch.Tensor, size: int, any_step: bool = False) -> R
     return read._replace(same_groups=read.active * squares == total * total)
 
 
-class Reader:
-    """Call ``check_reduced`` for a step's first placeholder, and compare the others with it.
-
-    Attributes:
-        any_step: Ranks have compared their steps, and may differ in them.
-    """
-
-    def __init__(self, size: int) -> None:
-        self._size = size
-        self.any_step = False
-        self._expected: list[float] = []  # if all ranks agree as in the first placeholder
-        self._agreed: tuple[Reduction, bool] | None = None
-
-    def read(self, reduced: torch.Tensor, slot: int) -> tuple[Reduction, bool]:
-        """Return ``check_reduced``, and whether no rank that took part has this gradient.
-
-        ``slot`` is the slot that this rank sent.
-        """
-        values, expected, agreed = reduced.tolist(), self._expected, self._agreed
-        if agreed is not None:
-            slot, scale = slot % MODULUS, expected[0]
-            expected[3], expected[4] = slot * scale, slot * slot * scale
-            if values == expected:  # if rounding makes them differ, the placeholder is read in full
-                return agreed
-        read = check_reduced(reduced, self._size, self.any_step)
-        self._expected, self._agreed = values, (read, False)
-        absent, self._expected[-2] = values[-2], 0.0
-        return read, round(absent / read.factor) == read.active
-
-
 def disagreement(reduced: torch.Tensor, size: int) -> str | None:
     """Return a name for what ranks disagree on.
 
-    The name does not depend on which placeholder of a step a rank reads first. It is None if some
-    ranks have called hvd.join(), or if only the order differs, which other placeholders may not
-    show.
+    The name does not depend on which position of a step a rank reads first. It is None if some
+    ranks have called hvd.join(), or if only the order differs, which others may not show.
     """
     read, whole = _read(reduced, size)
     sums = whole[2 : 2 * _GROUPS]
@@ -190,7 +155,7 @@ def disagreement(reduced: torch.Tensor, size: int) -> str | None:
 
 def _read(reduced: torch.Tensor, size: int) -> tuple[Reduction, list[int]]:
     """Return the reduction, and the sums over ranks of the other numbers."""
-    ones, ranks, first, *pairs, _, opposed = reduced.tolist()
+    ones, ranks, first, *pairs, opposed = reduced.tolist()
     entries = [ones, ranks, first, opposed / OPPOSED]
     finite = all(map(math.isfinite, [*entries, *pairs]))
     for factor, scale in ((1.0 / size, size), (1.0, 1)):

@@ -79,6 +79,11 @@ class ServedParameters:
         frozen = () if self._owner is None else self._owner.frozen
         return [name for name, p in frozen if p.requires_grad and p.grad is not None]
 
+    def is_sparse(self, slot: int) -> bool:
+        """Return whether Horovod exchanges the gradient itself, because it is sparse now."""
+        gradient = self._by_slot[slot].grad
+        return gradient is not None and gradient.is_sparse and not self.optimizer.sparse_as_dense
+
     def would_wait(self, slot: int) -> bool:
         """Return whether Horovod would wait for ever if another rank had this absent gradient: it
         would be sparse there, and dense zeros here."""

@@ -184,7 +184,7 @@ def test_a_step_that_is_given_up_leaves_no_trace():
         hidden.register_hook(answered)
         torch.nn.functional.cross_entropy(model[1:](hidden), y).backward()
         if torn:
-            sent = compressor.connection._pending.step.names
+            sent = compressor.connection.drive.step.names
             wait_for(lambda sent=sent: sent)
             handles = [handle for handle, _ in optimizer._handles.values()]
             optimizer.load_state_dict(optimizer.state_dict())

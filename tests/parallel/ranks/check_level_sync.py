@@ -2,21 +2,14 @@
 
 from __future__ import annotations
 
-import logging
-import sys
 import threading
-import time
 
 import horovod.torch as hvd
 import numpy as np
 import pytest
-from conftest import assert_same_everywhere, flat_parameters, make_model, train
-from rank_optimizers import distributed
 
-from hvd_adaptive import ALQ
-from hvd_adaptive.transport.horovod_world import Abandoned, HorovodWorld, patient
+from hvd_adaptive.transport.horovod_world import HorovodWorld
 from hvd_adaptive.transport.level_sync import LevelSync
-from hvd_adaptive.transport.mpi_messages import mpi_messages
 
 
 def test_every_rank_gets_what_the_first_makes_of_all():
@@ -33,40 +26,6 @@ def test_a_fit_that_fails_is_told_on_every_rank():
 
     with pytest.raises(RuntimeError, match="the first rank could not fit"):
         LevelSync(HorovodWorld(), "check.sync.fails")(np.zeros(3), fail)
-
-
-def test_messages_travel_over_mpi_if_horovod_does():
-    assert (mpi_messages(HorovodWorld(), "check.sync.mpi") is not None) is bool(hvd.mpi_enabled())
-
-
-@pytest.mark.parametrize("without", [0, 1])
-def test_no_rank_uses_mpi_if_one_cannot(without, monkeypatch, caplog):
-    monkeypatch.setattr("hvd_adaptive.transport.mpi_messages._COMMUNICATORS._warned", False)
-    if hvd.rank() == without:
-        monkeypatch.setitem(sys.modules, "mpi4py", None)
-    with caplog.at_level(logging.WARNING, "hvd_adaptive"):
-        for number in range(2):
-            sync = LevelSync(HorovodWorld(), f"check.sync.without{without}.{number}")
-            table = sync(np.full(3, float(hvd.rank())), lambda rows: np.sum(rows, axis=0))
-            assert table.tolist() == [hvd.size() * (hvd.size() - 1) / 2] * 3
-    if hvd.mpi_enabled():
-        own = "mpi4py cannot be imported"
-        expected = own if hvd.rank() == without else f"ranks [{without}] cannot use mpi4py"
-        assert [expected in record.getMessage() for record in caplog.records] == [True]
-
-
-@pytest.mark.skipif("not hvd.mpi_enabled()")
-def test_what_was_sent_at_a_step_that_was_given_up_is_not_taken_for_the_next():
-    """The first rank gives up step 3 before it receives the others' statistics."""
-    name, end = "check.sync.given_up", time.monotonic() + 1.0
-    if hvd.rank() == 0:
-        mpi_messages(HorovodWorld(), f"{name}.mpi")
-    else:
-        with pytest.raises(Abandoned), patient(lambda: time.monotonic() > end):
-            LevelSync(HorovodWorld(), name, 3)(np.full(2, 99.0), lambda rows: np.sum(rows, axis=0))
-    hvd.barrier()
-    table = LevelSync(HorovodWorld(), name, 4)(np.ones(2), lambda rows: np.sum(rows, axis=0))
-    assert table.tolist() == [hvd.size()] * 2
 
 
 def test_ranks_may_sync_in_different_orders():
@@ -89,12 +48,3 @@ def test_ranks_may_sync_in_different_orders():
     for number in numbers:
         wanted = hvd.size() * np.arange(number, number + 1000.0 + number) + ranks
         assert np.array_equal(tables[number], wanted)
-
-
-def test_training_where_one_rank_has_no_mpi4py(monkeypatch):
-    if hvd.rank() == 1:
-        monkeypatch.setitem(sys.modules, "mpi4py", None)
-    model, compressor = make_model(), ALQ(bucket_size=512, seed=77, update_steps=[0, 1])
-    train(model, distributed(model, compressor), 2)
-    assert compressor.codec.table_version == 2
-    assert_same_everywhere(flat_parameters(model), "parameters")

@@ -8,13 +8,13 @@ import time
 import horovod.torch as hvd
 import pytest
 import torch
-from conftest import make_model, train
+from conftest import make_model, train, wait_for
 from rank_optimizers import distributed, drain
 
 import hvd_adaptive
 from hvd_adaptive import ALQ, ECDQ, ORQ, QSGD, BinGrad, RankMismatchError
 from hvd_adaptive.hooks.horovod import agreement
-from hvd_adaptive.hooks.horovod.placeholder import placeholder
+from hvd_adaptive.hooks.horovod.placeholder import position
 from hvd_adaptive.run import description
 
 SEEDS = itertools.count(5000)
@@ -128,7 +128,7 @@ def test_a_frozen_parameter():
 
 def test_a_rank_without_compression(monkeypatch):
     """It does not answer; Horovod then sees that its gradients are none of ours."""
-    monkeypatch.setattr(agreement, "FIRST_SECONDS", 0.5)
+    monkeypatch.setattr(agreement, "SECONDS", 0.5)
     begin = time.monotonic()
     model = make_model()
     compressor = QSGD(bits=4, seed=next(SEEDS))
@@ -137,13 +137,12 @@ def test_a_rank_without_compression(monkeypatch):
         train(model, optimizer, 1)
     assert time.monotonic() - begin < 10  # no hook waited
     drain(optimizer)
-    if hvd.rank() == 1:  # the answer that the others' threads wait for
-        mine = placeholder(1, 0, 0, 0)
-        hvd.allreduce(mine, op=hvd.Sum, name="hvd_adaptive.agreement.0.bias")
+    if hvd.rank() == 1:  # the answer that the others' workers wait for
+        hvd.allreduce(position(1, 0, 0, 0), op=hvd.Sum, name="hvd_adaptive.agreement.0.bias")
     else:
-        assert (
-            compressor.connection._binding.comparison.mismatch()
-        )  # without words: rank 1 has none
+        drive = compressor.connection.drive
+        wait_for(drive.over.is_set)
+        assert isinstance(drive.error, RankMismatchError)  # without words: rank 1 has none
     hvd.barrier()
 
 

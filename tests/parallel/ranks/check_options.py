@@ -13,7 +13,7 @@ from gradient_schemes import every_scheme, make
 
 from hvd_adaptive import ALQ, instances
 from hvd_adaptive.exchange import exchanges
-from hvd_adaptive.hooks.horovod.roll_call import RollCall
+from hvd_adaptive.hooks.horovod.agreement import Agreement
 
 CASES = {
     "cut_tensors": {"fusion_bytes": 20_000},
@@ -57,7 +57,7 @@ def test_a_step_that_is_given_up():
     for step in range(4):
         optimizer.zero_grad()
         torch.nn.functional.cross_entropy(model(x), y).backward()
-        used.append(compressor.connection._pending.placeholders)
+        used.append(compressor.connection.drive.placeholders)
         if step == 2:
             handles = [handle for handle, _ in optimizer._handles.values()]
             optimizer.load_state_dict(optimizer.state_dict())
@@ -65,7 +65,7 @@ def test_a_step_that_is_given_up():
                 hvd.synchronize(handle)
             optimizer.zero_grad()
             torch.nn.functional.cross_entropy(model(x), y).backward()
-            used.append(compressor.connection._pending.placeholders)
+            used.append(compressor.connection.drive.placeholders)
         optimizer.step()
     assert compressor.step == 4
     # Placeholders are used again unless Horovod may still reduce them.
@@ -84,11 +84,11 @@ def tear(model, optimizer, compressor, monkeypatch):
 
     with monkeypatch.context() as torn:
         if hvd.rank():
-            torn.setattr(RollCall, "answer", lambda call: None)
+            torn.setattr(Agreement, "answer", lambda agreement: None)
         hidden = model[0](x)
         hidden.register_hook(answered)
         torch.nn.functional.cross_entropy(model[1:](hidden), y).backward()
-        names = compressor.connection._pending.step.names
+        names = compressor.connection.drive.step.names
         if hvd.rank() == 0:
             wait_for(lambda: names)
         assert bool(names) == (hvd.rank() == 0)

@@ -12,7 +12,7 @@ import torch
 from conftest import assert_same_everywhere
 
 from hvd_adaptive import ALQ, QSGD, RankMismatchError
-from hvd_adaptive.hooks.horovod.helper import PATIENCE
+from hvd_adaptive.hooks.horovod.drive import PATIENCE
 
 NUMBER = itertools.count()
 SIZES = {"w": 9000, "b": 700, "v": 4100}

@@ -119,8 +119,10 @@ class LateRank:
         for slot in reversed(range(len(slots))):
             step.arrive(slot, gradients[slots[slot]])
         step.launch_all(1.0 / self.world.size)
+        step.write_back()
         results = {slots[slot]: step.result(slot) for slot in range(len(slots))}
         assert step.finished
+        step.check_everywhere()
         return [results[slot] for slot in range(len(slots))]
 
 

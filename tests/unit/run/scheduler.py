@@ -276,7 +276,9 @@ class ScheduledWorker:
             self._schedule.pause("work", self._has_work)
             self._woken, self._seen = False, self._network.version
             work = self._find()
-            self._polls = work is not None and work.advance() is not None
+            done = None if work is None else work.advance()
+            self._polls = done is not None
+            self._woken = self._woken or bool(done)  # there may be more to do
 
     def _has_work(self) -> bool:
         return self._woken or (self._polls and self._network.version != self._seen)

@@ -22,8 +22,8 @@ from hvd_adaptive.exchange.hierarchical import Hierarchical
 from hvd_adaptive.exchange.plain import Half, Plain
 from hvd_adaptive.exchange.scatter_reduce import ScatterReduce
 from hvd_adaptive.layout import Group, Member, Piece
-from hvd_adaptive.run.driver import Driver
 from hvd_adaptive.run.groups import Groups
+from hvd_adaptive.run.ordered_drive import OrderedDrive
 from hvd_adaptive.run.rounded_zeros import RoundedZeros
 from hvd_adaptive.simulate.ranks import together
 
@@ -66,7 +66,9 @@ def run(rank: Rank, of_step, gpu=None, streams=(), waits=False) -> list[torch.Te
                 stack.enter_context(gpu.on(streams[slot] if streams else gpu.stream))
             step.arrive(slot, own)
     step.launch_all(1.0)
+    step.write_back()
     results = [step.result(slot) for slot in range(len(of_step))]
+    step.check_everywhere()
     rank.compressor.meter.finish()
     rank.compressor.step += 1
     step.commit()
@@ -242,17 +244,12 @@ def test_zeros_are_counted_without_waiting(gpu, caplog):
 def test_a_driver_does_not_wait_for_what_arrives(gpu):
     """With residuals it notes which gradients are zero; the answers are read at the end."""
 
-    class Begun(Driver):
-        def _known(self):
-            return drive
-
-    step = SimpleNamespace(
-        arrive=lambda slot, gradient: None, layout=SimpleNamespace(members=[0] * 3)
-    )
-    drive = SimpleNamespace(used=[], deliveries=[], step=step)
-    driver = Begun(QSGD(bits=4, error_feedback=1.0))
+    drive = OrderedDrive.__new__(OrderedDrive)
+    drive.binding = SimpleNamespace(compressor=QSGD(bits=4, error_feedback=1.0))
+    drive.step = SimpleNamespace(arrive=lambda slot, gradient: None)
+    drive._used, drive._deliveries = [], []
     gradients = {2: on_gpu(torch.zeros(5)), 0: on_gpu(torch.ones(3))}
     with gpu.never_waiting(), gpu.on(gpu.stream):
-        driver.arrive(gradients, lambda error: None)
-    ((slots, flags),) = drive.used
+        drive.arrive(gradients, lambda error: None)
+    ((slots, flags),) = drive._used
     assert slots == [2, 0] and off_gpu(flags.get()).tolist() == [False, True]

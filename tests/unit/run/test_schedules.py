@@ -66,7 +66,7 @@ class Rank:
         driver = self.session._driver
         driver.make_lock = functools.partial(ScheduledLock, schedule)
         driver._worker = ScheduledWorker(
-            schedule, network, lambda: driver._drive, f"worker {number}"
+            schedule, network, lambda: driver.drive, f"worker {number}"
         )
         self.outcome: BaseException | None = None
         self.completed = 0

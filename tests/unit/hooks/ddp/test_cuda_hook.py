@@ -11,7 +11,7 @@ from fake_gpu import CUDA, off_gpu, on_gpu, pretended, quick  # noqa: F401
 from hvd_adaptive import ALQ, EDEN, QSGD, instances
 from hvd_adaptive.ddp import CompressionState
 from hvd_adaptive.hooks.ddp.buckets import Bucket, BucketFuture
-from hvd_adaptive.run.driver import LENGTHS_LAST
+from hvd_adaptive.run.ordered_drive import LENGTHS_LAST
 from hvd_adaptive.transport.torch_world import TorchWorld
 
 pytestmark = pytest.mark.usefixtures("quick_kernels")

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import time
 
 import pytest
 import torch
 
 from hvd_adaptive import ALQ, ORQ, QSGD
-from hvd_adaptive.hooks.horovod.agreement import compare
-from hvd_adaptive.hooks.horovod.placeholder import disagreement, placeholder
+from hvd_adaptive.hooks.horovod.agreement import _everyone
+from hvd_adaptive.hooks.horovod.placeholder import disagreement, position
 from hvd_adaptive.run.description import ADVICE, LONGEST, describe, differences
 
 
@@ -65,6 +66,8 @@ def test_many_and_long_differences_are_cut():
 class Horovod:
     """A rank whose fellows send what they are told to, or do not answer."""
 
+    is_left = False
+
     def __init__(self, world_size: int, fellows=None) -> None:
         self.process_set, self.size = self, world_size
         self.ranks, self.fellows, self.asked = list(range(world_size)), fellows, []
@@ -81,15 +84,18 @@ class Horovod:
 
 
 def test_one_round_where_all_are_alike():
-    world = Horovod(3)
-    assert compare(world, described(QSGD(bits=3)), "n", 5.0) == ""
+    world, own = Horovod(3), described(QSGD(bits=3))
+    assert _everyone(world, own, "n", 5.0) == [own] * 3
     assert world.asked == ["n"]
-    assert compare(Horovod(1, "away"), {}, "n", 5.0) == ""
 
 
 def test_nobody_answers():
     world = Horovod(2, "away")
-    assert compare(world, described(QSGD(bits=3)), "n", 0.01) is None
+    assert _everyone(world, described(QSGD(bits=3)), "n", 0.01) is None
+    world.is_left = True  # the step was given up
+    begin = time.monotonic()
+    assert _everyone(world, described(QSGD(bits=3)), "n", 60.0) is None
+    assert time.monotonic() < begin + 30
 
 
 @pytest.mark.parametrize("told", ["Allgather is not supported with Join at this time.", "died"])
@@ -101,16 +107,16 @@ def test_a_rank_that_has_joined_or_died(told):
 
     world.synchronize = fail
     if "Join" in told:
-        assert compare(world, {}, "n", 1.0) is None
+        assert _everyone(world, {}, "n", 1.0) is None
     else:
         with pytest.raises(RuntimeError, match="died"):
-            compare(world, {}, "n", 1.0)
+            _everyone(world, {}, "n", 1.0)
 
 
 def reduced(slot: int, steps: tuple[int, ...], marks: tuple[int, ...], turned: int = 0):
-    """The sum of placeholders of ranks at these steps and with these fingerprints."""
+    """The sum of positions of ranks at these steps and with these fingerprints."""
     ranks = enumerate(zip(steps, marks, strict=True))
-    return sum(placeholder(r, slot + turned * r, step, mark) for r, (step, mark) in ranks)
+    return sum(position(r, slot + turned * r, step, mark) for r, (step, mark) in ranks)
 
 
 def test_a_disagreement_has_one_name_whatever_gradient_shows_it():

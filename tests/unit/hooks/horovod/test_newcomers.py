@@ -12,7 +12,7 @@ import torch
 from hvd_adaptive import ALQ, RankMismatchError
 from hvd_adaptive.hooks.horovod.elastic import without_own
 from hvd_adaptive.hooks.horovod.newcomers import take_first_state
-from hvd_adaptive.hooks.horovod.placeholder import Reader, StepsDiffer, check_reduced, placeholder
+from hvd_adaptive.hooks.horovod.placeholder import StepsDiffer, check_reduced, position
 
 
 class World:
@@ -83,7 +83,7 @@ def test_who_takes_it(rows, takers, caplog):
 
 
 def summed(*ranks) -> torch.Tensor:
-    return sum(placeholder(rank, **own) for rank, own in enumerate(ranks))
+    return sum(position(rank, **own) for rank, own in enumerate(ranks))
 
 
 @pytest.mark.parametrize(
@@ -91,20 +91,13 @@ def summed(*ranks) -> torch.Tensor:
     [{"step": 9}, {"progress": 1}, {"step": 0, "progress": 3}],
     ids=["step", "progress", "both"],
 )
-def test_placeholders_that_differ_in_the_step_alone(odd):
+def test_positions_that_differ_in_the_step_alone(odd):
     own = {"slot": 4, "step": 5, "fingerprint": 2**31 + 7, "progress": 0}
     reduced = summed(own, own | odd, own)
     with pytest.raises(StepsDiffer) as caught:
         check_reduced(reduced, 3)
     assert caught.value.read == (1.0, 3, True)
     assert check_reduced(reduced, 3, any_step=True) == (1.0, 3, True)
-    reader = Reader(3)
-    with pytest.raises(StepsDiffer):
-        reader.read(reduced, 4)
-    reader.any_step = True
-    assert reader.read(reduced, 4) == ((1.0, 3, True), False)
-    other = {"slot": 8}
-    assert reader.read(summed(own | other, own | odd | other, own | other), 8)[0] == (1.0, 3, True)
     for more in ({"fingerprint": 2**31 + 6}, {"slot": 5}):
         with pytest.raises(RankMismatchError) as caught:
             check_reduced(summed(own, own | odd | more, own), 3, any_step=True)

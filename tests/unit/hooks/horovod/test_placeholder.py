@@ -1,4 +1,4 @@
-"""The placeholder: tells Average from Sum, and any disagreement of any rank."""
+"""The sum of positions tells Average from Sum, and any disagreement of any rank."""
 
 from __future__ import annotations
 
@@ -10,10 +10,9 @@ from hypothesis import strategies as st
 
 from hvd_adaptive import RankMismatchError
 from hvd_adaptive.hooks.horovod.placeholder import (
-    Reader,
     check_reduced,
     disagreement,
-    placeholder,
+    position,
 )
 
 TOP = 2**16 - 1  # the largest number sent
@@ -29,12 +28,12 @@ numbers = st.one_of(
 
 
 def all_ranks(size: int, slot=0, step=0, fingerprint=0, odd: dict | None = None) -> np.ndarray:
-    """Placeholders of all ranks; ``odd``: {rank: {number: its own value}}."""
+    """Positions of all ranks; ``odd``: {rank: {number: its own value}}."""
     rows = []
     for rank in range(size):
         own = {"slot": slot, "step": step, "fingerprint": fingerprint}
         own |= (odd or {}).get(rank, {})
-        rows.append(placeholder(rank, **own).numpy())
+        rows.append(position(rank, **own).numpy())
     return np.array(rows)
 
 
@@ -54,12 +53,12 @@ def total(rows: np.ndarray, before: float = 1.0, after: float = 1.0, order: str 
 
 
 def test_shape_is_small_and_on_the_cpu():
-    tensor = placeholder(3, 2**70, 5, 2**63)
+    tensor = position(3, 2**70, 5, 2**63)
     assert tensor.dtype == torch.float64 and tensor.device.type == "cpu"
     assert tensor.dim() == 1 and tensor.numel() <= 17
     assert tensor.tolist()[:3] == [1, 3, 0] and tensor.tolist()[5:7] == [5, 25]
     for number in (0, 2**16, 2**20 - 1, 2**32 - 1):
-        other = placeholder(0, number, number, number)
+        other = position(0, number, number, number)
         assert other.shape == tensor.shape and float(other[:-1].max()) <= TOP**2
 
 
@@ -186,63 +185,10 @@ def test_non_finite_entries_never_pass(bad, place):
         check_reduced(reduced, 4)
 
 
-@pytest.mark.parametrize("size", (1, 2, 3, 7, 1000))
-@pytest.mark.parametrize("factor", (1.0, 3.0, 0.1))
-def test_a_gradient_that_no_rank_has(size, factor):
-    """Only where every rank that takes part says so, sums, averages and joined ranks alike."""
-    missing = np.array([placeholder(rank, 2, 3, 4, absent=True).numpy() for rank in range(size)])
-    some = missing.copy()
-    some[size // 2] = placeholder(size // 2, 2, 3, 4).numpy()
-    for rows, expected in ((missing, True), (some, False), (all_ranks(size, 2, 3, 4), False)):
-        for reduced in (total(rows), total(rows, 1 / factor, factor / size)):
-            assert Reader(size).read(reduced, 2)[1] == expected
-    if size > 2:
-        some[size // 2] = 0  # the one that has it has called hvd.join()
-        assert Reader(size).read(total(some), 2)[1]
-
-
-def sent(size: int, slot: int, absent: bool = False) -> np.ndarray:
-    """All ranks' placeholders; ``absent`` on all but rank 0."""
-    return np.array([placeholder(r, slot, 9, 1234567, absent and r > 0) for r in range(size)])
-
-
-@pytest.mark.parametrize("average", [True, False])
-@pytest.mark.parametrize("size", [2, 3, 4, 7])
-def test_a_reader_tells_what_check_reduced_tells(size, average):
-    scale = 1 / size if average else 1.0
-    reader = Reader(size)
-    for slot in (5, 0, 70_000, 3):
-        reduced = total(sent(size, slot, absent=slot == 0), after=scale)
-        assert reader.read(reduced, slot)[0] == check_reduced(reduced, size) == (scale, size, True)
-    for entry in range(len(reduced)):
-        wrong = total(sent(size, 8), after=scale)
-        wrong[entry] += 1.0
-        assert outcome(lambda w=wrong: reader.read(w, 8)[0]) == outcome(
-            lambda w=wrong: check_reduced(w, size)
-        )
-
-
-def outcome(read) -> object:
-    """What comes of it: a Reduction, or the error's words."""
-    try:
-        return read()
-    except (RankMismatchError, ValueError) as error:
-        return str(error)
-
-
-def test_a_reader_notices_another_gradient():
-    reader = Reader(2)
-    for slot in (4, 6):
-        reader.read(total(sent(2, slot)), slot)
-    with pytest.raises(RankMismatchError, match="order"):
-        reader.read(total(np.array([sent(2, 5)[0], sent(2, 6)[1]])), 5)
-
-
 @pytest.mark.parametrize("factor", (1.0, 0.25))
 def test_groups_may_differ(factor):
     """Other groups are no disagreement: ranks read that they differ, and cut groups by name."""
-    rows = [placeholder(rank, 2, 3, 4, groups=7 + (rank == 1)).numpy() for rank in range(4)]
+    rows = [position(rank, 2, 3, 4, groups=7 + (rank == 1)).numpy() for rank in range(4)]
     reduced = total(np.array(rows), after=factor)
     assert check_reduced(reduced, 4) == (factor, 4, False)
-    assert Reader(4).read(reduced, 2) == ((factor, 4, False), False)
     assert disagreement(reduced, 4) is None

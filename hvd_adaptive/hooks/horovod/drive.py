@@ -1,0 +1,368 @@
+"""Define HorovodDrive, one step of an optimizer of Horovod's, or of calls of ``hvd.allreduce``.
+
+Horovod pairs collectives by name, so groups may be sent in any order, and each optimizer's worker
+goes on by itself. If a process has several optimizers, ranks may call their steps in different
+orders, and each rank's program waits in one for what the others would send in another. A step whose
+gradients have all arrived for ``PATIENCE`` is therefore completed by its worker, as stock Horovod
+completes its allreduces. No rank waits for ever unless stock Horovod would, too: workers wait only
+for collectives of their own step, which the workers of the other ranks submit.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import time
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+
+from hvd_adaptive.errors import RankMismatchError
+from hvd_adaptive.hooks.horovod.joined import JoinedStep
+from hvd_adaptive.hooks.horovod.newcomers import take_first_state
+from hvd_adaptive.hooks.horovod.placeholder import Reduction, StepsDiffer, check_reduced
+from hvd_adaptive.layout import Layout, Member, build_layout
+from hvd_adaptive.run.drive import Drive, Road
+from hvd_adaptive.run.step import Step
+from hvd_adaptive.transport.collectives import Sent
+from hvd_adaptive.transport.horovod_world import Abandoned
+
+if TYPE_CHECKING:
+    from hvd_adaptive.hooks.horovod.binding import Binding
+    from hvd_adaptive.hooks.horovod.changed import Watch
+    from hvd_adaptive.hooks.horovod.placeholder import Placeholders
+    from hvd_adaptive.run.worker import Worker
+
+logger = logging.getLogger("hvd_adaptive")
+
+# In seconds. A program is seldom slower to call ``step``.
+PATIENCE = 0.05
+
+# Connections whose steps have workers; with several, workers complete steps by themselves.
+SESSIONS: weakref.WeakSet[Any] = weakref.WeakSet()
+
+
+class _Holder:
+    """What the tickets of one step hold; it is freed with the last of them."""
+
+    __slots__ = ("__weakref__", "drive")
+
+    def __init__(self, drive: HorovodDrive) -> None:
+        self.drive = drive
+
+
+class Ticket:
+    """What decompress needs to know of a gradient."""
+
+    __slots__ = ("_holder", "slot")
+
+    def __init__(self, holder: _Holder, slot: int) -> None:
+        self._holder, self.slot = holder, slot
+
+    @property
+    def drive(self) -> HorovodDrive:
+        """Return the step of the gradient."""
+        return self._holder.drive
+
+
+class HorovodDrive(Drive):
+    """Take one step to its end.
+
+    Args:
+        binding: The binding.
+        attempt: Not used: attempts are counted for the ranks (given_up.py).
+        lock: See ``Drive``.
+        worker: See ``Drive``.
+        layout: The layout; None if no optimizer names gradients. They are then laid out when all
+            have arrived.
+        survives: The compressor's state is of an earlier generation of Horovod.
+
+    Attributes:
+        step: The step; None until gradients are laid out.
+        tensors: The gradients that no optimizer names, in the order of arrival.
+        placeholders: What Horovod's optimizer reduces instead of the gradients.
+        named: Horovod's optimizer calls, so that gradients are known, and the op.
+        reduced: A reduced placeholder, if it is a position.
+        read: What the reduced position shows.
+        watch: Detects changes of gradients; None if no optimizer was found.
+        any_step: Ranks have compared their steps, and may differ in them.
+        closed: No further gradient may join the others.
+        generation: Horovod's (``HorovodWorld.generation``) when the step began.
+    """
+
+    def __init__(
+        self,
+        binding: Binding,
+        attempt: int,
+        lock: Any,
+        worker: Worker | None,
+        *,
+        layout: Layout | None = None,
+        survives: bool = False,
+    ) -> None:
+        super().__init__(binding, lock, worker)
+        self.binding: Binding = binding
+        self.generation, self._survives = binding.world.generation, survives
+        self.tensors: list[torch.Tensor] = []
+        self.watch: Watch | None = None
+        self.placeholders: Placeholders | None = None
+        self.reduced: torch.Tensor | None = None
+        self.closed = self.any_step = self._alone = False
+        self.read = Reduction(0.0, 0)  # until the reduced position is known
+        self.ready = 0.0  # when all gradients were first seen to have arrived
+        self._holder: weakref.ref[_Holder] | None = None
+        self.step: Any = None if layout is None else _new_step(binding, layout, worker)
+        due = binding.agreement.update_due(binding, binding.compressor.step)
+        self._held = due or layout is None or not binding.exchange.is_set_up
+        self.named = layout is not None and binding.has_optimizer
+        binding.world.left = self.left
+        if self.named:
+            binding.agreement.submit(binding, binding.given_up.attempt)
+
+    def ticket(self, slot: int) -> Ticket:
+        """Return a ticket for the gradient in ``slot``. If all are dropped, the step is left:
+        Horovod dropped its gradients without calls of decompress."""
+        holder = None if self._holder is None else self._holder()
+        if holder is None:
+            holder, left = _Holder(self), self.left
+            self._holder = weakref.ref(holder, lambda _: left.set())
+        return Ticket(holder, slot)
+
+    @property
+    def accepts(self) -> bool:
+        """Return whether a gradient may join the others."""
+        current = self.generation is self.binding.world.generation
+        return current and not (self.flushed or self.closed or self.left.is_set())
+
+    def is_absent(self, output: torch.Tensor) -> bool:
+        """Return whether no rank has the gradient whose placeholder was reduced to ``output``.
+
+        Raises:
+            RankMismatchError: The placeholder is a position, and ranks disagree on it.
+        """
+        if not self.named:
+            check_reduced(output, self.binding.world.size, self.any_step)
+            return False
+        return round(output.item() / self.read.factor) == self.read.active
+
+    # On the road ----------------------------------------------------------------------------------
+
+    def advance(self) -> bool | None:
+        """Go on in the worker thread.
+
+        If the program's thread takes the step further, the worker does so only until ranks agree
+        for the first time, or if the program leaves the step alone.
+        """
+        if self.left.is_set():
+            with self.lock:
+                if not self.over.is_set():
+                    self.fail(_given_up())
+            return None
+        with self.lock:
+            self._alone = len(SESSIONS) > 1 and self._is_left_alone()
+            if self.worker is None and not (self._is_new or self._alone):
+                return False if len(SESSIONS) > 1 and not self.over.is_set() else None
+            if self.step is None or self.step.device.type == "cpu":
+                return self.go_on()
+            with _finished_on(self.step.device):
+                return self.go_on()
+
+    def send_what_is_complete(self) -> None:
+        """Go on in a hook, which must not wait: its gradient's placeholder is not submitted yet."""
+        with self.lock:
+            if not self._alone:
+                self.go_on()
+
+    @property
+    def _is_new(self) -> bool:
+        """Return whether ranks have never agreed: they may have different parameters, and wait for
+        each other's placeholders until they find out."""
+        return self.named and self.binding.agreement.is_new
+
+    def road(self) -> Road:
+        while (reduced := self._answer()) is None:
+            yield False if self.named else None
+        yield from self._agree(reduced)
+        takes_part = self.read.active == self.binding.world.size
+        if takes_part and self.read.same_groups and not self._held:
+            self.step.release(self.read.factor)
+        if takes_part:
+            self.binding.agreement.is_new = False
+        yield True
+        yield from self._until_closed()
+        self.closed = True
+        yield from (self._exchange() if takes_part else self._sum_of_some())
+
+    def _answer(self) -> torch.Tensor | None:
+        return self.binding.agreement.answer() if self.named else self.reduced
+
+    def _agree(self, reduced: torch.Tensor) -> Road:
+        """Read what ranks have compared.
+
+        Ranks that differ in the step alone may go on from the first rank's state.
+
+        Raises:
+            RankMismatchError: Ranks differ; with the same message on all ranks.
+            ValueError: The op is neither Average nor Sum.
+        """
+        world = self.binding.world
+        try:
+            self.read = check_reduced(reduced, world.size)
+        except StepsDiffer as error:
+            yield from self._until_closed()
+            if error.read.active < world.size or not self._take_first_state():
+                self._raise_mismatch(reduced, error)
+            self.any_step = True
+            self.read = check_reduced(reduced, world.size, any_step=True)
+        except RankMismatchError as error:
+            if self.worker is None and not self._is_new:
+                yield from self._until_closed()
+            self._raise_mismatch(reduced, error)
+        if self.named:
+            op, hvd = cast(Any, self.binding.owner).op, world.hvd
+            self.read = self.read._replace(factor=1.0 / world.size if op == hvd.Average else 1.0)
+
+    def _raise_mismatch(self, reduced: torch.Tensor, error: RankMismatchError) -> None:
+        """Raise RankMismatchError with what ranks disagree on, if they can find out."""
+        binding = self.binding
+        mismatch = binding.agreement.find_out(binding, binding.given_up.attempt, reduced)
+        raise RankMismatchError(mismatch or str(error))
+
+    def _take_first_state(self) -> bool:
+        """Return whether ranks have the same state now; see newcomers.py."""
+        binding, compressor = self.binding, self.binding.compressor
+        name, attempt = binding.name or binding.unnamed, binding.given_up.attempt
+        if not take_first_state(binding.world, compressor, name, attempt, self._survives):
+            return False
+        binding.agreement.forget_due()
+        if self.step is not None:
+            self.step.renumber(compressor.step)
+        return True
+
+    def _until_closed(self) -> Road:
+        """Send groups that are complete, until no further gradient arrives."""
+        while not (self.flushed or self._alone):
+            done = None if self.worker is None else self.step.advance()
+            yield done or (False if len(SESSIONS) > 1 else done)
+
+    def _is_left_alone(self) -> bool:
+        """Return whether the worker must complete a step of several optimizers'."""
+        if self.flushed or not self.named:
+            return False
+        if self.closed:
+            return True
+        if not all(map(self.binding.parameters.is_sparse, self.step.arrivals.missing())):
+            return False
+        now = time.monotonic()
+        self.ready = self.ready or now
+        # A lone rank has nobody to wait for it, or Horovod has ended and reduced nothing.
+        is_lone = self.read.active == 1 < self.binding.world.size
+        return now - self.ready >= PATIENCE and not is_lone
+
+    def _exchange(self) -> Road:
+        """Complete a step in which all ranks take part."""
+        binding = self.binding
+        if self.step is None:
+            self.step = self._laid_out()
+        elif not self.read.same_groups:
+            self.step = self._grouped_by_name()
+        step = self.step
+        if step.attempt:
+            binding.given_up.drain(binding.world, binding.name_at(step.attempt), step.device)
+        binding.set_up(step.layout, step.number, step.device, step.attempt)
+        due = binding.agreement.update_due(binding, step.number)
+        updates = binding.compressor.updates
+        if due or updates.needs_samples(step.number):
+            updates.run(step.number, step.samples, binding.sync(step.attempt), step.parts)
+        step.launch_all(self.read.factor)
+        while not step.is_received:
+            if self.flushed:
+                step.write_back()  # while the last groups are in flight
+            yield step.advance()
+        step.failed_everywhere()
+        while not self.flushed:
+            yield None
+        step.write_back()
+        step.check_everywhere()
+
+    def _sum_of_some(self) -> Road:
+        """Complete a step of some ranks; the others have called hvd.join()."""
+        logger.info("some ranks have called hvd.join(): this step travels uncompressed")
+        binding, attempt = self.binding, self.binding.given_up.attempt
+        gradients = dict(enumerate(self.tensors)) if self.step is None else self._taken_back()
+        name = binding.unnamed if self.step is None else binding.name
+        self.step = JoinedStep(binding, gradients, name, attempt)
+        self.step.launch_all(self.read.factor)
+        while not self.step.is_received:
+            yield False
+        while not self.flushed:
+            yield None
+
+    def _laid_out(self) -> Step:
+        """Lay out the tensors in the order of arrival, if ranks have the same ones."""
+        binding, part_of = self.binding, self.binding.compressor.parts.label_of
+        members = [
+            Member(str(i), tuple(t.shape), t.dtype, part_of(str(i)))
+            for i, t in enumerate(self.tensors)
+        ]
+        layout = binding.build_layout(members, functools.partial(build_layout, together=True))
+        binding.name = binding.unnamed
+        own = torch.tensor([layout.fingerprint >> 1], dtype=torch.int64, device="cpu")
+        if not bool((binding.world.gather_equal(own, f"{binding.name}.layout") == own).all()):
+            raise RankMismatchError("ranks disagree on their gradients' shapes or order")
+        return self._again(layout, dict(enumerate(self.tensors)))
+
+    def _grouped_by_name(self) -> Step:
+        gradients = self._taken_back()
+        return self._again(self.binding.lay_out_by_name(), gradients)
+
+    def _taken_back(self) -> dict[int, torch.Tensor]:
+        """Return the gradients by slot, out of the step, which has sent nothing."""
+        gradients = self.step.arrived
+        self.step.abandon()
+        return gradients
+
+    def _again(self, layout: Layout, gradients: dict[int, torch.Tensor]) -> Step:
+        step = _new_step(self.binding, layout, self.worker)
+        for slot, gradient in gradients.items():
+            step.arrive(slot, gradient)
+        return step
+
+    # End ------------------------------------------------------------------------------------------
+
+    def fail(self, error: BaseException) -> None:
+        if isinstance(error, Abandoned):
+            sent = Sent(error.name, error.operation, error.handle)
+            self.binding.given_up.leave(sent, self.generation)
+            error = _given_up()
+        super().fail(error)
+
+    def give_up(self) -> None:
+        """Leave what is in flight to the next attempt; see given_up.py."""
+        self.binding.world.left = None
+        if self.step is not None:
+            self.binding.given_up.take(self.step, self.generation)
+
+
+def _given_up() -> RuntimeError:
+    return RuntimeError("this gradient's step was given up: backward has run again since")
+
+
+def _new_step(binding: Binding, layout: Layout, worker: Worker | None) -> Step:
+    """Return the step that comes next, without gradients."""
+    compressor = binding.compressor
+    residuals = compressor.residuals
+    if residuals is not None:
+        residuals.lay_out(layout, binding.world.rank, binding.world.size)
+    return Step(binding, layout, compressor.step, binding.given_up.attempt, residuals, worker)
+
+
+@contextmanager
+def _finished_on(device: torch.device) -> Iterator[None]:
+    """Run a block on ``device``, and wait at its end for all of its work there."""
+    with torch.cuda.device(device):
+        yield
+        torch.cuda.current_stream(device).synchronize()

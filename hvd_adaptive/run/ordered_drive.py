@@ -1,0 +1,246 @@
+"""Define OrderedDriver, for ranks that pair collectives by their order.
+
+A door (hooks/) finds the parameters' slots and calls, for each step,
+
+    begin(binding, layout)       when the step's first gradients are there
+    arrive(gradients, done)      for gradients that arrive together, final and disjoint
+    finish()                     when no further gradient will arrive
+
+``done`` is called as soon as averages have replaced its gradients. Ranks must call ``begin`` and
+``arrive`` in the same order. Collectives of a step follow one order: the gather of positions, fits
+of tables, groups by their course (course.py), failures.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+
+from hvd_adaptive.device import HostCopy, stacked
+from hvd_adaptive.errors import RankMismatchError
+from hvd_adaptive.layout import Layout
+from hvd_adaptive.run.agreement import disagreement, position
+from hvd_adaptive.run.drive import Drive, Road
+from hvd_adaptive.run.driver import Driver
+from hvd_adaptive.run.ordered import OrderedStep
+
+if TYPE_CHECKING:
+    from hvd_adaptive.run.groups import Groups
+    from hvd_adaptive.run.worker import Worker
+
+logger = logging.getLogger("hvd_adaptive")
+
+# Lengths of payloads are exchanged again after so many steps, so that frames can shrink.
+LENGTHS_LAST = 256
+
+# Called with None, or with the error because of which there are no averages.
+Done = Callable[[BaseException | None], None]
+
+
+class _Delivery(NamedTuple):
+    """Gradients that arrived together, by slot, and what follows when averages replaced them."""
+
+    gradients: Mapping[int, torch.Tensor]
+    done: Done
+
+
+class OrderedDrive(Drive):
+    """Take one step of DDP or LocalSGD to its end; ranks compare their positions first.
+
+    Args:
+        binding: The ranks and the exchange, whose world has ``begin_gather``.
+        layout: The layout.
+        on_cpu: Whether gradients are on the CPU.
+        attempt: The attempt at the step.
+        lock: See ``Drive``.
+        worker: See ``Drive``.
+
+    Attributes:
+        held: Nothing is sent before the step is flushed: the exchange is set up, or gradients are
+            sampled for tables, which averages would replace.
+    """
+
+    def __init__(
+        self,
+        binding: Groups,
+        layout: Layout,
+        on_cpu: bool,
+        attempt: int,
+        lock: Any,
+        worker: Worker | None,
+    ) -> None:
+        super().__init__(binding, lock, worker)
+        compressor = binding.compressor
+        number, residuals = compressor.step, compressor.residuals
+        if residuals is not None:
+            residuals.lay_out(layout, binding.world.rank, binding.world.size)
+        binding.prepare(number)
+        compressor.updates.due(number)  # once a step, whatever it returns
+        samples = compressor.updates.needs_samples(number)
+        warmed_up = number == compressor.settings.warmup_steps
+        forgets = samples or number % LENGTHS_LAST == 0 or warmed_up
+        if forgets:
+            binding.world.forget_lengths()
+        # Lengths are exchanged anew: the host would wait for a GPU, and so for the backward pass.
+        self.held = samples or not binding.exchange.is_set_up or (forgets and not on_cpu)
+        self.step = OrderedStep(binding, layout, number, attempt, residuals, worker)
+        own = position(compressor, attempt, layout, self.held)
+        self._check: Any = binding.world.begin_gather(own)
+        self._agreed = False
+        # Slots that arrived together, and for each whether this rank's gradient has a value other
+        # than zero; filled in only if there are residuals.
+        self._used: list[tuple[list[int], HostCopy]] = []
+        self._deliveries: deque[_Delivery] = deque()
+        if not self.held:
+            self.step.release(1.0 / binding.world.size)
+
+    def arrive(self, gradients: Mapping[int, torch.Tensor], done: Done) -> None:
+        """See ``OrderedDriver.arrive``."""
+        if self.binding.compressor.residuals is not None:
+            flags = stacked([gradient.any() for gradient in gradients.values()])
+            self._used.append((list(gradients), flags))
+        self._deliveries.append(_Delivery(gradients, done))
+        for slot, gradient in gradients.items():
+            self.step.arrive(slot, gradient)
+
+    def road(self) -> Road:
+        while not self.flushed:
+            yield self._do_what_needs_no_waiting()
+        self._complete()
+
+    def _do_what_needs_no_waiting(self) -> bool | None:
+        if self.held:
+            return None
+        if not self._agree(wait=False):
+            return False
+        done = self.step.advance()
+        return self._deliver_what_is_back() or done
+
+    def _complete(self) -> None:
+        """Do the rest of the step, waiting for other ranks."""
+        binding, step = self.binding, self.step
+        self._agree(wait=True)
+        binding.set_up(step.layout, step.number, step.device)
+        updates = binding.compressor.updates
+        if updates.needs_samples(step.number):
+            updates.run(step.number, step.samples, binding.sync(), step.parts)
+        step.launch_all(1.0 / binding.world.size)
+        used = self._used_somewhere()
+        while self._deliveries:
+            self._deliver(used)
+        step.check_everywhere()
+
+    def _agree(self, wait: bool) -> bool:
+        """Compare positions; return whether ranks are known to agree.
+
+        Raises:
+            RankMismatchError: They do not.
+        """
+        world: Any = self.binding.world
+        if not self._agreed:
+            if not wait and not world.is_gathered(self._check):
+                return False
+            if mismatch := disagreement(world.end_gather(self._check)):
+                raise RankMismatchError(mismatch)
+            self._agreed = self.step.may_receive = True
+        return True
+
+    def _used_somewhere(self) -> Sequence[bool] | None:
+        """Return for each slot whether some rank's gradient has a value other than zero.
+
+        If none has, DDP applies nothing (find_unused_parameters), so the residual must keep what it
+        would send. None without residuals.
+        """
+        if self.binding.compressor.residuals is None:
+            return None
+        self.step.receive_all()  # ranks have sent different numbers of groups
+        slots = range(len(self.step.layout.members))
+        own = [False for _ in slots]
+        for arrived, flags in self._used:
+            for slot, flag in zip(arrived, flags.get().tolist(), strict=True):
+                own[slot] = flag
+        used = torch.tensor(own, dtype=torch.uint8, device="cpu")
+        return self.binding.world.gather_equal(used, "used").any(dim=0).tolist()
+
+    def _deliver_what_is_back(self) -> bool:
+        """Deliver averages that have been received; with residuals all are delivered at the end."""
+        delivered = False
+        while self._deliveries and self.binding.compressor.residuals is None:
+            if not all(map(self.step.is_back, self._deliveries[0].gradients)):
+                break
+            self._deliver(None)
+            delivered = True
+        return delivered
+
+    def _deliver(self, used: Sequence[bool] | None) -> None:
+        delivery = self._deliveries[0]
+        for slot, gradient in delivery.gradients.items():
+            result = self.step.result(slot, absent=used is not None and not used[slot])
+            if result.data_ptr() != gradient.data_ptr():
+                gradient.copy_(result)
+        self._deliveries.popleft()
+        delivery.done(None)
+
+    def give_up(self) -> None:
+        """Complete what has arrived: ranks have the same gradients, but have sent different numbers
+        of groups."""
+        try:
+            if not self.held and self.error is None:
+                self._agree(wait=True)
+                self.step.send_what_has_arrived()
+        except RuntimeError as error:
+            logger.debug("step %d is given up: %s", self.step.number, error)
+        self.step.abandon()
+
+    def fail(self, error: BaseException) -> None:
+        self.error = error
+        while self._deliveries:
+            self._deliveries.popleft().done(error)
+        self.over.set()
+
+
+class OrderedDriver(Driver):
+    """Take gradients through the steps of one compressor, in one order of collectives."""
+
+    @property
+    def is_held(self) -> bool:
+        """Return whether the step in progress sends nothing before ``finish``."""
+        return self.drive is not None and (self.drive.held or self.drive.worker is None)
+
+    def begin(self, binding: Groups, layout: Layout, on_cpu: bool) -> None:
+        """Begin a step of ``layout``; ranks compare their positions.
+
+        Args:
+            binding: The ranks and the exchange, whose world has ``begin_gather``.
+            layout: The layout.
+            on_cpu: Whether gradients are on the CPU.
+        """
+        self.start(functools.partial(OrderedDrive, binding, layout, on_cpu), on_cpu)
+
+    def arrive(self, gradients: Mapping[int, torch.Tensor], done: Done) -> None:
+        """Accept gradients by slot. They are final and disjoint, and averages will replace them.
+
+        Args:
+            gradients: The gradients.
+            done: Function that is called once, from any thread, when averages have replaced them,
+                or with an error.
+        """
+        self._known().arrive(gradients, done)
+
+    def finish(self) -> None:
+        """Complete the step, all of whose gradients have arrived; averages replace them.
+
+        Raises:
+            RankMismatchError: Ranks differ in settings, steps or gradients.
+            PayloadError: A payload arrived corrupt, on any rank.
+        """
+        begin = time.perf_counter()
+        self.wait()
+        self.compressor.meter.add("blocked_s", time.perf_counter() - begin)
+        self.end()

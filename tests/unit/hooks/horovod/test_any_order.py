@@ -1,0 +1,237 @@
+"""Steps of Horovod's optimizers on several ranks, under schedules that chance picks: no rank waits
+for ever, averages are right, and the same bits whatever the order; all ranks end with one error."""
+
+from __future__ import annotations
+
+import os
+import random
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from hvd_adaptive import ALQ, ECDQ, QSGD, PayloadError, RankMismatchError
+from hvd_adaptive.hooks.horovod import drive as drive_module
+from hvd_adaptive.run.step import Step
+
+sys.path.append(str(Path(__file__).parent))
+from named_ranks import NamedNetwork, Optimizer
+from scheduler import DeadlockError, Schedule, ScheduledLock, ScheduledWorker
+
+SCHEDULES = int(os.environ.get("HVD_ADAPTIVE_SCHEDULES", "40"))
+SIZES, STEPS, NETS = (90, 20, 64, 130), 2, ("a", "b")
+
+
+def gradients_of(ranks: int, step: int, net: int) -> list[list[torch.Tensor]]:
+    """Each rank's gradients."""
+    generator = torch.Generator().manual_seed(10 * step + net)
+    return [[torch.randn(n, generator=generator) for n in SIZES] for _ in range(ranks)]
+
+
+class Rank:
+    """A rank's program: two backward passes, then two optimizers' steps in an order of its own.
+
+    averages: by step and optimizer.  outcome: the error that ended it, or None.
+    """
+
+    def __init__(self, schedule, network, number, make, plan, orders) -> None:
+        self.schedule, self.number, self.plan, self.orders = schedule, number, plan, orders
+        self.ranks = network.size
+        self.optimizers = [
+            Optimizer(
+                schedule, network, number, net, SIZES, make(number), plan.get("op", "Average")
+            )
+            for net in NETS
+        ]
+        self.averages: dict[tuple[int, int], list[torch.Tensor]] = {}
+        self.outcome: Exception | None = None
+        self.network = network
+        schedule.add(f"rank {number}", self.run)
+
+    def run(self) -> None:
+        try:
+            for step in range(STEPS):
+                while self.is_cut_off(step):
+                    for optimizer in self.optimizers:
+                        optimizer.forget_handles()
+                    self.schedule.pause()
+                    for net in self.orders(self.number):
+                        self.optimizers[net].give_up()
+                for net in self.orders(self.number):
+                    averages = self.optimizers[net].step()
+                    self.averages[step, net] = [average.clone() for average in averages]
+        except (PayloadError, RankMismatchError, RuntimeError, KeyError) as error:
+            self.outcome = error
+            if not isinstance(error, PayloadError | RankMismatchError):
+                self.network.dead.add(self.number)
+                self.network.version += 1
+
+    def is_cut_off(self, step: int) -> bool:
+        """Run the backward passes; return whether the program gives the step up after them."""
+        for net in self.orders(self.number):
+            optimizer = self.optimizers[net]
+            optimizer.begin()
+            own = [g.clone() for g in gradients_of(self.ranks, step, net)[self.number]]
+            for slot in reversed(range(len(own))):
+                self.schedule.pause()
+                if self.plan.get("dies") == (self.number, step, net, slot):
+                    raise KeyError("this rank dies")
+                optimizer.arrive(slot, own[slot])
+        self.schedule.pause()
+        if self.plan.get("cut off") != step:
+            return False
+        self.plan = {}
+        return True
+
+
+def run(choose, ranks, make, plan, orders):
+    """The ranks after a run under one schedule."""
+    schedule, hit = Schedule(choose), plan.get("damage")
+
+    def damage(number, sender, receiver, part):
+        if part.dtype == torch.uint8 and part.numel() > 96 and hit == (number, sender, receiver):
+            part[100] ^= 255
+        return part
+
+    network = NamedNetwork(ranks, damage)
+    schedule.events = network.events
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Step, "make_lock", staticmethod(lambda: ScheduledLock(schedule)))
+        patch.setattr(drive_module, "SESSIONS", NETS)
+        patch.setattr(drive_module, "PATIENCE", 0.0)
+        every = [Rank(schedule, network, n, make, plan, orders) for n in range(ranks)]
+        schedule.run()
+    for task in schedule._tasks:
+        if task.error is not None:
+            raise task.error
+    return every
+
+
+OF_ALL = {"bucket_size": 16, "min_numel": 1, "fusion_bytes": 4 * 128}
+SECOND = {"exchange": "scatter_reduce", "second_stage_bits": 8}
+SCHEMES = {
+    "allgather": lambda **k: QSGD(bits=8, norm="linf", exchange="allgather", **k),
+    "scatter_reduce": lambda **k: QSGD(bits=8, norm="linf", **SECOND, **k),
+    "fits": lambda **k: ALQ(bits=8, norm="linf", update_steps=[0, 1], **SECOND, **k),
+    "hierarchical": lambda **k: QSGD(
+        bits=8, norm="linf", exchange="hierarchical", ranks_per_node=1, second_stage_bits=8, **k
+    ),
+    "feedback": lambda **k: QSGD(bits=6, error_feedback=0.5, exchange="allgather", **k),
+    "ecdq": lambda **k: ECDQ(bits=4.0, exchange="allgather", **k),
+}
+EXACT = ("allgather", "scatter_reduce", "fits", "hierarchical")
+
+
+def any_order(rng: random.Random):
+    """Orders of the optimizers, another one at each call and rank."""
+    return lambda number: rng.sample(range(len(NETS)), len(NETS))
+
+
+def check(rng: random.Random) -> None:
+    """One schedule, with at most one accident."""
+    ranks, name = rng.choice([2, 3]), rng.choice(sorted(SCHEMES))
+    accident, plan = rng.choice(["", "", "dies", "damage", "cut off"]), {}
+    if rng.random() < 0.3:
+        plan["op"] = "Sum"
+    if accident == "dies":
+        plan["dies"] = (
+            rng.randrange(ranks),
+            rng.randrange(STEPS),
+            rng.randrange(len(NETS)),
+            rng.randrange(len(SIZES)),
+        )
+    elif accident == "damage":
+        plan["damage"] = rng.randrange(20, 60), *rng.sample(range(ranks), 2)
+    elif accident == "cut off":
+        plan["cut off"] = rng.randrange(STEPS)
+    workers = [rng.random() < 0.7 for _ in range(ranks)]
+    make = lambda number: SCHEMES[name](worker=workers[number], **OF_ALL)  # noqa: E731
+    every = run(rng.choice, ranks, make, plan, any_order(rng))
+    outcomes = [rank.outcome for rank in every]
+    if accident == "dies":
+        for rank, outcome in enumerate(outcomes):
+            assert type(outcome) is (KeyError if rank == plan["dies"][0] else RuntimeError)
+        return
+    if any(outcomes):
+        assert accident == "damage", outcomes
+        assert {type(outcome) for outcome in outcomes} == {PayloadError}
+        assert len(set(map(str, outcomes))) == 1
+        return
+    for (step, net), averages in every[0].averages.items():
+        for rank in every[1:]:
+            for own, theirs in zip(averages, rank.averages[step, net], strict=True):
+                assert torch.equal(own, theirs)
+        if name in EXACT:
+            scale = ranks if plan.get("op") == "Sum" else 1
+            check_averages(averages, ranks, step, net, scale)
+    assert len(every[0].averages) == STEPS * len(NETS)
+
+
+def check_averages(averages, ranks, step, net, scale) -> None:
+    """Within a step of 8 bits of the largest coordinate, for each of two stages."""
+    everyone = gradients_of(ranks, step, net)
+    for slot, average in enumerate(averages):
+        exact = sum(own[slot] for own in everyone) / ranks * scale
+        largest = max(float(own.abs().max()) for of_rank in everyone for own in of_rank)
+        assert float((average - exact).abs().max()) <= 2.1 * scale * largest / 100, (step, net)
+
+
+@settings(max_examples=SCHEDULES, deadline=None, suppress_health_check=list(HealthCheck))
+@given(st.randoms(use_true_random=False))
+def test_any_schedule(rng):
+    check(rng)
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_the_same_bits_with_and_without_a_worker(scheme):
+    found = []
+    for seed, works in enumerate((False, True, True)):
+        rng = random.Random(seed)
+        make = lambda number, w=works: SCHEMES[scheme](worker=w, **OF_ALL)  # noqa: E731
+        found.append(run(rng.choice, 2, make, {}, any_order(rng)))
+    for every in found[1:]:
+        for own, other in zip(every, found[0], strict=True):
+            assert own.averages.keys() == other.averages.keys()
+            for key, averages in own.averages.items():
+                assert all(map(torch.equal, averages, other.averages[key]))
+
+
+@pytest.mark.parametrize("works", [True, False])
+def test_settings_that_differ_are_told_by_all(works):
+    def make(number):
+        return QSGD(bits=8 - (number == 1), worker=works, **OF_ALL)
+
+    rng = random.Random(3)
+    every = run(rng.choice, 3, make, {}, lambda number: [0, 1])
+    assert {str(rank.outcome) for rank in every} == {str(every[0].outcome)}
+    assert "bits is 8 on ranks 0, 2, 7 on rank 1" in str(every[0].outcome)
+    assert isinstance(every[0].outcome, RankMismatchError)
+
+
+def first_failure(error, most=300):
+    """The first seed whose schedule ends with ``error``."""
+    for seed in range(most):
+        try:
+            check(random.Random(seed))
+        except error:
+            return seed
+    return None
+
+
+def test_a_dropped_wake_up_is_found(monkeypatch):
+    """A worker that is not woken when the program waits for it."""
+    monkeypatch.setattr(
+        ScheduledWorker,
+        "wait_for",
+        lambda self, event, is_late: self._schedule.pause("its worker", event.is_set),
+    )
+    assert first_failure(DeadlockError) is not None
+
+
+def test_a_step_that_nobody_completes_is_found(monkeypatch):
+    """Ranks call optimizers in different orders, and workers leave steps to the program."""
+    monkeypatch.setattr(drive_module.HorovodDrive, "_is_left_alone", lambda drive: False)
+    assert first_failure(DeadlockError) is not None
