@@ -19,6 +19,7 @@ import json
 import logging
 import time
 import zlib
+from collections import deque
 from collections.abc import Hashable
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
@@ -66,7 +67,10 @@ class Agreement:
         self._due = (-1, False)
         self._tables = 0  # as tables_fitted counts, before the step that _due is of
         self._own = torch.empty(0)
-        self._handle: Any = None
+        self._handle: Any = None  # of the first position in the queue
+        # Names and positions of steps, oldest first. Ranks submit one for each step, also for one
+        # that is given up, or they would add up positions of different steps.
+        self._queue: deque[tuple[str, torch.Tensor]] = deque()
 
     def forget_due(self) -> None:
         """Evaluate the schedule again when it is next needed."""
@@ -101,30 +105,38 @@ class Agreement:
             0 if groups.layout is None else groups.layout.fingerprint,
         )
 
+    def continue_from(self, earlier: Agreement) -> None:
+        """Submit and read what another binding of the compressor to the same ranks has begun."""
+        self._handle, self._queue = earlier._handle, earlier._queue
+
     def submit(self, groups: Groups, attempt: int) -> None:
         """Submit this rank's position in the step that begins."""
         self._own = self.position(groups, attempt)
-        if self._handle is None:
+        if self._world.size > 1:
+            self._queue.append((self._name, self._own))
             self._submit()
 
     def answer(self) -> torch.Tensor | None:
         """Return the sum of all ranks' positions once it is there; never wait."""
         if self._world.size == 1:
             return self._own
-        if self._handle is None:
+        while self._queue:
             self._submit()
-        if self._handle is None or not self._world.poll(self._handle[0]):
-            return None
-        (handle, sent), self._handle = self._handle, None
-        reduced = self._world.synchronize(handle)
-        return reduced if sent is self._own else None  # or of a step that was given up
+            if self._handle is None or not self._world.poll(self._handle):
+                return None
+            handle, self._handle = self._handle, None
+            reduced = self._world.synchronize(handle)
+            _, position = self._queue.popleft()
+            if position is self._own:
+                return reduced
+        return None
 
     def _submit(self) -> None:
-        if self._world.size == 1:
-            return
-        with suppress(ValueError):  # another binding's has not ended
-            handle = self._world.allreduce(self._own, self._name, self._world.hvd.Sum)
-            self._handle = handle, self._own
+        """Submit the first position in the queue, unless it is in flight."""
+        if self._handle is None:
+            name, position = self._queue[0]
+            with suppress(ValueError):  # another compressor's of this name has not ended
+                self._handle = self._world.allreduce(position, name, self._world.hvd.Sum)
 
     def find_out(self, groups: Groups, attempt: int, reduced: torch.Tensor) -> str:
         """Return what ranks disagree on, after ``reduced`` has shown that they do; the same text on

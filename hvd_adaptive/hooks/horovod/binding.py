@@ -50,6 +50,8 @@ class Binding(Groups):
         self._all_given_up: dict[tuple[int, ...], GivenUp] = kept._all_given_up if kept else {}
         ranks = tuple(self.world.process_set.ranks)
         self.given_up = self._all_given_up.setdefault(ranks, GivenUp())
+        if kept is not None and kept.given_up is self.given_up:
+            self.agreement.continue_from(kept.agreement)
         self._names: ClaimedNames = kept._names if kept else ClaimedNames()
         self.parameters = ServedParameters(compressor, self.owner, ())
         self._members: list[Member] = []  # in the order of registration
