@@ -44,7 +44,7 @@ class GivenUp:
         self.attempt = 0
         self._names: set[str] = set()
         self._flying: list[Sent] = []
-        self._drained: list[Any] = []
+        self._substitutes: list[Any] = []
         self._generation: Any = None
 
     def take(self, step: Any, generation: Any) -> None:
@@ -68,30 +68,31 @@ class GivenUp:
     def _bury(self, generation: Any) -> None:
         """Forget what was in flight in an earlier generation of Horovod."""
         if generation is not self._generation:
-            self._generation, self._flying, self._drained = generation, [], []
+            self._generation, self._flying, self._substitutes = generation, [], []
 
     def drain(self, world: HorovodWorld, label: str, device: torch.device) -> None:
         """Complete what is in flight on any rank. All ranks call this at the same attempt.
+
+        A rank may give this attempt up before it has read the other ranks' lists. A collective
+        therefore remains in its list until it ends.
 
         label: ends the names of this method's collectives.  device: where gradients are.
         """
         self._bury(world.generation)
         nothing = Sendable.copy_of(torch.zeros(4, dtype=torch.uint8, device=device))
         flying = [sent for sent in self._flying if not world.poll(sent.handle)]
-        self._drained += [sent.handle for sent in self._flying]
-        self._flying = []
         for name, kind in _in_flight_anywhere(world, flying, f"hvd_adaptive.given_up.{label}"):
             if name not in self._names:
-                self._drained.append(KINDS[kind](world, name, nothing))
+                self._substitutes.append(KINDS[kind](world, name, nothing))
                 self._names.add(name)
 
     def end(self, world: HorovodWorld) -> None:
         """End the step, after what was in flight when it drained."""
         self._bury(world.generation)
-        for handle in self._drained:
+        for handle in [sent.handle for sent in self._flying] + self._substitutes:
             with suppress(RuntimeError):  # no rank reads the result
                 world.synchronize(handle)
-        self.attempt, self._names, self._flying, self._drained = 0, set(), [], []
+        self.attempt, self._names, self._flying, self._substitutes = 0, set(), [], []
 
 
 def _in_flight_anywhere(world: HorovodWorld, own: list[Sent], name: str) -> list[tuple[str, str]]:
@@ -101,6 +102,6 @@ def _in_flight_anywhere(world: HorovodWorld, own: list[Sent], name: str) -> list
     lengths = world.gather_equal(
         torch.tensor([data.numel()], device="cpu"), f"{name}.lengths"
     ).view(-1)
-    everyone = world.synchronize(world.allgather(data, name))
+    everyone = world.wait(world.allgather(data, name), name)
     everywhere = [json.loads(bytes(part.tolist())) for part in everyone.split(lengths.tolist())]
     return sorted({(name, kind) for of_rank in everywhere for name, kind in of_rank})

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from hvd_adaptive import ALQ, ECDQ, QSGD, PayloadError, RankMismatchError
 from hvd_adaptive.hooks.horovod import drive as drive_module
+from hvd_adaptive.hooks.horovod.given_up import GivenUp
 from hvd_adaptive.run.step import Step
 
 sys.path.append(str(Path(__file__).parent))
@@ -34,7 +35,8 @@ def gradients_of(ranks: int, step: int, net: int) -> list[list[torch.Tensor]]:
 class Rank:
     """A rank's program: two backward passes, then two optimizers' steps in an order of its own.
 
-    averages: by step and optimizer.  outcome: the error that ended it, or None.
+    averages: by step and optimizer.  outcome: the error that ended it, or None.  cuts: how often it
+    has given a step up.
     """
 
     def __init__(self, schedule, network, number, make, plan, orders) -> None:
@@ -48,7 +50,7 @@ class Rank:
         ]
         self.averages: dict[tuple[int, int], list[torch.Tensor]] = {}
         self.outcome: Exception | None = None
-        self.network = network
+        self.network, self.cuts = network, 0
         schedule.add(f"rank {number}", self.run)
 
     def run(self) -> None:
@@ -81,9 +83,9 @@ class Rank:
                     raise KeyError("this rank dies")
                 optimizer.arrive(slot, own[slot])
         self.schedule.pause()
-        if self.plan.get("cut off") != step:
+        if self.plan.get("cut off") != step or self.cuts == self.plan["times"]:
             return False
-        self.plan = {}
+        self.cuts += 1
         return True
 
 
@@ -146,7 +148,7 @@ def check(rng: random.Random) -> None:
     elif accident == "damage":
         plan["damage"] = rng.randrange(20, 60), *rng.sample(range(ranks), 2)
     elif accident == "cut off":
-        plan["cut off"] = rng.randrange(STEPS)
+        plan |= {"cut off": rng.randrange(STEPS), "times": rng.randint(1, 3)}
     workers = [rng.random() < 0.7 for _ in range(ranks)]
     make = lambda number: SCHEMES[name](worker=workers[number], **OF_ALL)  # noqa: E731
     every = run(rng.choice, ranks, make, plan, any_order(rng))
@@ -234,4 +236,17 @@ def test_a_dropped_wake_up_is_found(monkeypatch):
 def test_a_step_that_nobody_completes_is_found(monkeypatch):
     """Ranks call optimizers in different orders, and workers leave steps to the program."""
     monkeypatch.setattr(drive_module.HorovodDrive, "_is_left_alone", lambda drive: False)
+    assert first_failure(DeadlockError) is not None
+
+
+def test_lists_that_are_lost_with_an_attempt_are_found(monkeypatch):
+    """A step is given up again while ranks exchange lists of what the last attempt has sent."""
+    drain = GivenUp.drain
+
+    def forgetful(self, world, label, device):
+        drain(self, world, label, device)
+        self._substitutes += [sent.handle for sent in self._flying]
+        self._flying = []
+
+    monkeypatch.setattr(GivenUp, "drain", forgetful)
     assert first_failure(DeadlockError) is not None

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+from contextlib import nullcontext
 from types import SimpleNamespace
+from unittest.mock import Mock
 
+import pytest
 import torch
 
 from hvd_adaptive.hooks.horovod.given_up import GivenUp
 from hvd_adaptive.transport.collectives import Sent
+from hvd_adaptive.transport.horovod_world import Abandoned
 
 CPU = torch.device("cpu")
 
@@ -59,6 +63,7 @@ def world_of(hvd, generation):
         alltoall=hvd.submit,
         poll=hvd.poll,
         synchronize=hvd.synchronize,
+        wait=lambda handle, name: hvd.synchronize(handle),
         gather_equal=lambda own, name: torch.tensor([[int(own)], [length]]),
     )
 
@@ -82,6 +87,26 @@ def test_what_others_have_in_flight_is_filled():
     assert hvd.told == [["b", "parts"]] and hvd.sent == ["c"]
     given_up.end(world_of(hvd, generation))
     assert given_up.attempt == 0 and not hvd.known  # all of it was waited for
+
+
+@pytest.mark.parametrize("waits_for", ["lengths", "lists", None])
+def test_a_collective_is_listed_until_it_ends(waits_for):
+    """An attempt may be given up while ranks exchange lists; None: by other ranks alone."""
+    hvd, given_up, generation = Hvd([]), GivenUp(), {}
+    hvd.known.add("of a")
+    given_up.take(step_of(Sent("a", "payloads", "of a")), generation)
+    world = world_of(hvd, generation)
+    if waits_for is not None:
+        error = Mock(side_effect=Abandoned("lists", "of lists", "allgather"))
+        setattr(world, {"lengths": "gather_equal", "lists": "wait"}[waits_for], error)
+    with nullcontext() if waits_for is None else pytest.raises(Abandoned):
+        given_up.drain(world, "here", CPU)
+    for _ in range(2):
+        given_up.drain(world_of(hvd, generation), "here", CPU)
+        assert hvd.told == [["a", "payloads"]]
+    hvd.done.add("of a")
+    given_up.drain(world_of(hvd, generation), "here", CPU)
+    assert hvd.told == []
 
 
 def test_what_takes_a_collectives_place_is_the_same_operation():
