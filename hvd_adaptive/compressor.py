@@ -17,7 +17,7 @@ from hvd_adaptive.changes import Changing
 from hvd_adaptive.checks import check_integer
 from hvd_adaptive.coding import payload as payloads
 from hvd_adaptive.coding.header import DTYPE_CODES
-from hvd_adaptive.connection import Connection, OfInstance, host
+from hvd_adaptive.connection import Connection, RefusesClasses, host
 from hvd_adaptive.device import check_supported
 from hvd_adaptive.differentiable import Differentiable
 from hvd_adaptive.errors import PayloadError
@@ -68,17 +68,11 @@ def _in_ordinary_mode(function: Callable[..., Any], *arguments: Any) -> Any:
     A user's optimizer.step() may run in inference mode, but tensors that are kept from step to step
     are also used in ``backward``.
     """
-    if not torch.is_inference_mode_enabled():
-        return function(*arguments)
     with torch.inference_mode(False), torch.no_grad():
         return function(*arguments)
 
 
-def _is_differentiated(tensor: torch.Tensor) -> bool:
-    return tensor.requires_grad and torch.is_grad_enabled()
-
-
-class GradientCompressor(Changing, _Base):
+class GradientCompressor(Changing, _Base, metaclass=RefusesClasses):
     """Base of all schemes: Horovod's Compressor interface, encode and decode, state and report.
 
     Args:
@@ -148,7 +142,6 @@ class GradientCompressor(Changing, _Base):
 
     # What a user and Horovod call ---------------------------------------------------------------
 
-    @OfInstance
     def compress(self, tensor: torch.Tensor) -> tuple[torch.Tensor, Any]:
         """Accept a gradient, and return a small placeholder for Horovod to reduce.
 
@@ -159,14 +152,18 @@ class GradientCompressor(Changing, _Base):
         Returns:
             The placeholder and the context for ``decompress``.
         """
-        connection = self._plugged()
-        small, ctx = _in_ordinary_mode(connection.compress, tensor)
-        if small is tensor or connection.layout is not None or not _is_differentiated(tensor):
+        connection = self._connection or self._plugged()
+        if torch.is_inference_mode_enabled():
+            small, ctx = _in_ordinary_mode(connection.compress, tensor)
+        else:
+            small, ctx = connection.compress(tensor)
+        if small is tensor or not tensor.requires_grad or not torch.is_grad_enabled():
+            return small, ctx
+        if connection.layout is not None:
             return small, ctx
         differentiable = Differentiable(ctx)
         return differentiable.sent(tensor, small), differentiable
 
-    @OfInstance
     def decompress(self, output: torch.Tensor, ctx: Any) -> torch.Tensor:
         """Return the averaged gradient of ``ctx``; the first call of a step ends its exchange.
 
@@ -180,7 +177,10 @@ class GradientCompressor(Changing, _Base):
             return output.to(ctx)
         if isinstance(ctx, Differentiable):
             return ctx.received(output, self.decompress(output.detach(), ctx.ctx))
-        return _in_ordinary_mode(self._plugged().decompress, output, ctx)
+        connection = self._connection or self._plugged()
+        if torch.is_inference_mode_enabled():
+            return _in_ordinary_mode(connection.decompress, output, ctx)
+        return connection.decompress(output, ctx)
 
     def encode(self, flat: torch.Tensor, *, seed: int | None = None) -> torch.Tensor:
         """Encode a 1-D floating-point tensor as a payload (uint8, 1-D, same device).

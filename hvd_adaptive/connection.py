@@ -8,9 +8,9 @@ the ``Host``, which connects compressors when Horovod first calls ``compress``. 
 from __future__ import annotations
 
 import functools
+from abc import ABCMeta
 from collections.abc import Callable
-from types import MethodType
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     import torch
@@ -56,27 +56,33 @@ class Host(Protocol):
         """Return a new connection of ``compressor`` to the optimizer that calls it."""
 
 
-class OfInstance:
-    """Method of a compressor that refuses a call on the class, which is what Horovod does with
-    ``compression=ALQ``.
+class RefusesClasses(ABCMeta):
+    """Type of compressors, which refuses calls of Horovod's methods on a class, as Horovod makes
+    them with ``compression=ALQ``.
     """
 
-    def __init__(self, function: Callable[..., Any]) -> None:
-        self._function = function
-        functools.update_wrapper(cast(Any, self), function)
+    @property
+    def compress(cls) -> Callable[..., Any]:
+        """Return a function that raises ValueError unless an instance comes first."""
+        return _for_instances(cls, "compress")
 
-    def __get__(self, compressor: Any, scheme: type) -> Callable[..., Any]:
-        if compressor is not None:
-            return MethodType(self._function, compressor)
+    @property
+    def decompress(cls) -> Callable[..., Any]:
+        """Return a function that raises ValueError unless an instance comes first."""
+        return _for_instances(cls, "decompress")
 
-        @functools.wraps(self._function)
-        def refuse(*arguments: Any) -> Any:
-            if arguments and isinstance(arguments[0], scheme):
-                return self._function(*arguments)
-            name = scheme.__name__
-            raise ValueError(f"compression={name}: pass an instance, {name}()")
 
-        return refuse
+def _for_instances(scheme: type, method: str) -> Callable[..., Any]:
+    function = next(vars(base)[method] for base in scheme.__mro__ if method in vars(base))
+
+    @functools.wraps(function)
+    def checked(*arguments: Any) -> Any:
+        if arguments and isinstance(arguments[0], scheme):
+            return function(*arguments)
+        name = scheme.__name__
+        raise ValueError(f"compression={name}: pass an instance, {name}()")
+
+    return checked
 
 
 _hosts: list[Host] = []

@@ -293,13 +293,12 @@ def _tail_moved(group: Group, bucket_size: int) -> Group:
 @torch.no_grad()  # create_graph=True: payloads carry no graph
 def gather(group: Group, tensors: Sequence[torch.Tensor | None], flat: torch.Tensor) -> None:
     """Copy the members' tensors, by slot, to ``flat``; None stands for zeros."""
-    pairs = [(piece, tensors[piece.slot]) for piece in group.pieces]
-    views = [view_of(piece, t) for piece, t in pairs if t is not None and _fits(t, flat)]
-    if len(views) == len(pairs):
+    views = views_beside(group.pieces, tensors, flat)
+    if views is not None:
         torch.cat(views, out=flat)
         return
-    for piece, tensor in pairs:
-        target = flat[piece.in_group]
+    for piece in group.pieces:
+        tensor, target = tensors[piece.slot], flat[piece.in_group]
         if tensor is None:
             target.zero_()
         elif piece.numel == tensor.numel():
@@ -308,13 +307,24 @@ def gather(group: Group, tensors: Sequence[torch.Tensor | None], flat: torch.Ten
             target.copy_(tensor.reshape(-1)[piece.start : piece.stop])
 
 
-def _fits(tensor: torch.Tensor, flat: torch.Tensor) -> bool:
-    return tensor.is_contiguous() and is_beside(tensor, flat)
+def views_beside(
+    pieces: Sequence[Piece], tensors: Sequence[torch.Tensor | None], other: torch.Tensor
+) -> list[torch.Tensor] | None:
+    """Return ``view_of`` each piece, in one loop, because a group may have thousands.
 
-
-def is_beside(tensor: torch.Tensor, other: torch.Tensor) -> bool:
-    """Return whether two tensors are on one device; faster than a comparison of devices."""
-    return (tensor.is_cpu and other.is_cpu) or tensor.device == other.device
+    The result is None unless all tensors are contiguous and on the device of ``other``.
+    """
+    views, on_cpu = [], other.is_cpu
+    for piece in pieces:
+        tensor = tensors[piece.slot]
+        if tensor is None or not tensor.is_contiguous():
+            return None
+        if not (on_cpu and tensor.is_cpu) and tensor.device != other.device:
+            return None
+        flat = tensor if tensor.dim() == 1 else tensor.view(-1)
+        numel = piece.stop - piece.start
+        views.append(flat if numel == flat.numel() else flat[piece.start : piece.stop])
+    return views
 
 
 def view_of(piece: Piece, tensor: torch.Tensor) -> torch.Tensor:

@@ -14,8 +14,8 @@ from hvd_adaptive.layout import Group, Layout, gather, view_of
 class Arrivals:
     """Hold the gradients of one step by slot.
 
-    ``post`` and ``has`` may be called by any thread. The other methods need a lock of the caller's,
-    and see what was posted before the last ``read``.
+    ``post`` may be called by any thread. The other methods need a lock of the caller's, and see
+    what was posted before the last ``read``.
 
     Args:
         layout: The layout.
@@ -27,6 +27,11 @@ class Arrivals:
         replaced: All gradients that averages replace.
         pending: Number of gradients that were posted and not taken.
         completed: The groups all of whose gradients have arrived, in the order of arrival.
+        here: For each slot, whether its gradient has arrived.
+        is_gradient: For each slot, whether the tensor is a parameter's gradient, which the average
+            may replace.
+        device: The device of the gradients; None before the first one.
+        on_cpu: Whether the first one is on the CPU.
     """
 
     def __init__(self, layout: Layout, disjoint: bool = False) -> None:
@@ -36,55 +41,43 @@ class Arrivals:
         self.replaced: list[torch.Tensor] = []
         self.pending = 0
         self.completed: list[int] = []
-        self._device: torch.device | None = None
-        self._on_host = False
+        self.device: torch.device | None = None
+        self.on_cpu = False
         # Gradients are many: nothing here adds an object per gradient to the garbage collector's.
         self._mail: deque[int] = deque()  # slots
-        self._here = bytearray(len(layout.members))
-        self._may_write = bytearray(len(layout.members))
+        self.here = bytearray(len(layout.members))
+        self.is_gradient = bytearray(len(layout.members))
         self._memory: dict[int, int] = {}  # the first slot with a gradient in each storage
         self._missing = [len(group.slots) for group in layout.groups]
         self._unposted = self._missing.copy()
         self._streams = Streams()
 
-    @property
-    def device(self) -> torch.device:
-        """Return the device of the gradients."""
-        return self._device or torch.device("cpu")
-
-    def is_elsewhere(self, tensor: torch.Tensor) -> bool:
-        """Return whether the tensor is not on the device of the first gradient."""
-        return not (self._on_host and tensor.is_cpu) and tensor.device != self._device
-
-    def has(self, slot: int) -> bool:
-        """Return whether the member's gradient has arrived."""
-        return bool(self._here[slot])
-
     def missing(self) -> Iterator[int]:
         """Return the members whose gradients have not arrived."""
-        slot = self._here.find(0)
+        slot = self.here.find(0)
         while slot >= 0:
             yield slot
-            slot = self._here.find(0, slot + 1)
+            slot = self.here.find(0, slot + 1)
 
-    def post(self, slot: int, tensor: torch.Tensor, may_write: bool) -> bool:
+    def post(self, slot: int, tensor: torch.Tensor, is_gradient: bool) -> bool:
         """Accept a member's gradient.
 
         Args:
             slot: The member.
             tensor: The gradient.
-            may_write: Whether the average may be written to it, as far as the caller knows.
+            is_gradient: Whether it is a parameter's gradient, which the average may replace.
 
         Returns:
             Whether it is the first one, or a group is complete now. If several threads post at the
             same time, a complete group may be missed.
         """
-        self._streams.arrived(slot, tensor)
-        first = self._device is None
+        first = self.device is None
         if first:
-            self._device, self._on_host = tensor.device, tensor.is_cpu
+            self.device, self.on_cpu = tensor.device, tensor.is_cpu
+        if not self.on_cpu:
+            self._streams.arrived(slot, tensor)
         self.pending += 1
-        self.tensors[slot], self._may_write[slot], self._here[slot] = tensor, may_write, True
+        self.tensors[slot], self.is_gradient[slot], self.here[slot] = tensor, is_gradient, True
         self._mail.append(slot)
         for group, _ in self._layout.pieces_of[slot]:
             self._unposted[group] -= 1
@@ -99,7 +92,7 @@ class Arrivals:
             assert tensor is not None
             # Results are written to the gradients' own memory, so that no step allocates memory.
             # Autograd may give two parameters one gradient; such gradients are not written to.
-            if self._may_write[slot]:
+            if self.is_gradient[slot] and not tensor.is_inference():
                 self.replaced.append(tensor)
                 self.in_place[slot] = tensor.is_contiguous()
             other = self._memory.setdefault(tensor.untyped_storage().data_ptr(), slot)

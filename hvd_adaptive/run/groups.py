@@ -50,10 +50,6 @@ class Groups:
         compressor.instance.bind()
         self.monitored = Monitored(compressor, world.rank)
 
-    def is_gradient(self, slot: int, tensor: torch.Tensor) -> bool:
-        """Return whether the average may be written to ``tensor``, the gradient in ``slot``."""
-        return True
-
     def stock_sizes(self, layout: Layout) -> list[int]:
         """Return the lengths of the tensors that training without compression averages."""
         return [member.numel for member in layout.members]

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, cast
 
 import torch
 
-from hvd_adaptive.layout import Layout, is_beside, view_of
+from hvd_adaptive.layout import Layout, view_of, views_beside
 from hvd_adaptive.run.arrivals import Arrivals
 
 if TYPE_CHECKING:
@@ -40,7 +40,8 @@ class Results:
         self._arrivals.join(group)
         if not changed and (own := self._arrivals.own_memory(group)) is not None:
             return own
-        flat = self.buffer("gradients", group.coordinates, group.dtype, self._arrivals.device)
+        device = self._arrivals.device or torch.device("cpu")
+        flat = self.buffer("gradients", group.coordinates, group.dtype, device)
         return self._arrivals.gather(group, flat)
 
     def buffer(
@@ -113,18 +114,21 @@ class Results:
             A copy of the group if some of it could not be written back, else None.
         """
         tensors, pieces = self._arrivals.tensors, self._layout.groups[index].pieces
-        there = [piece for piece in pieces if tensors[piece.slot] is not None]
-        back = [piece for piece in there if self._arrivals.in_place[piece.slot]]
-        targets = [view_of(piece, cast(torch.Tensor, tensors[piece.slot])) for piece in back]
-        if len(targets) == 1 and targets[0].data_ptr() == decoded.data_ptr():
-            return None
-        if len(targets) == len(pieces) and all(is_beside(t, decoded) for t in targets):
-            torch.split_with_sizes_copy(decoded, [piece.numel for piece in pieces], out=targets)
-        else:
-            for piece, target in zip(back, targets, strict=True):
-                target.copy_(decoded[piece.in_group])
+        in_place = self._arrivals.in_place
+        back = [piece for piece in pieces if in_place[piece.slot]]
+        back = [piece for piece in back if tensors[piece.slot] is not None]
+        if len(back) == len(pieces):
+            targets = views_beside(pieces, tensors, decoded)
+            if targets is not None:
+                if len(targets) > 1 or targets[0].data_ptr() != decoded.data_ptr():
+                    sizes = [piece.numel for piece in pieces]
+                    torch.split_with_sizes_copy(decoded, sizes, out=targets)
+                return None
+        for piece in back:
+            view_of(piece, cast(torch.Tensor, tensors[piece.slot])).copy_(decoded[piece.in_group])
+        there = sum(tensors[piece.slot] is not None for piece in pieces)
         # The memory of ``decoded`` is reused.
-        return None if len(back) == len(there) else decoded.clone()
+        return None if len(back) == there else decoded.clone()
 
 
 def _strided_like(gradient: torch.Tensor, result: torch.Tensor) -> torch.Tensor:

@@ -36,6 +36,7 @@ class _Flight:
     index: int
     trip: Trip
     request: Collective
+    early: int | None = None  # the number of its stages, if they may go on before the first result
     stage: int = 0
     handle: Any = None
     begun: float = 0.0
@@ -130,17 +131,22 @@ class Step:
 
     def has(self, slot: int) -> bool:
         """Return whether the member's gradient has arrived."""
-        return self.arrivals.has(slot)
+        return bool(self.arrivals.here[slot])
 
-    def arrive(self, slot: int, tensor: torch.Tensor) -> None:
+    def arrive(self, slot: int, tensor: torch.Tensor, is_gradient: bool = True) -> None:
         """Accept a member's gradient; without a worker, launch groups that are complete.
 
         A worker may hold the lock meanwhile.
+
+        Args:
+            slot: The member.
+            tensor: The gradient.
+            is_gradient: Whether it is a parameter's gradient, which the average may replace.
         """
-        if self.arrivals.is_elsewhere(tensor):
+        arrivals = self.arrivals
+        if not (arrivals.on_cpu and tensor.is_cpu) and tensor.device != arrivals.device:
             self.binding.compressor.codec.check_device(tensor.device)
-        may_write = self.binding.is_gradient(slot, tensor) and not tensor.is_inference()
-        news = self.arrivals.post(slot, tensor, may_write)
+        news = arrivals.post(slot, tensor, is_gradient)
         if self._worker is not None:
             if news:
                 self._worker.wake()
@@ -223,7 +229,7 @@ class Step:
                 self._advance_oldest()
         tensor = self.arrivals.take(slot)
         if not self.arrivals.in_place[slot] and self._failures.first is None:
-            tensor = self._results.of(slot, tensor, self.binding.is_gradient(slot, tensor))
+            tensor = self._results.of(slot, tensor, bool(self.arrivals.is_gradient[slot]))
         if absent:
             self._trips.hold(slot)
             tensor.detach().zero_()
@@ -339,7 +345,7 @@ class Step:
     @property
     def device(self) -> torch.device:
         """Return the device of the gradients."""
-        return self.arrivals.device
+        return self.arrivals.device or torch.device("cpu")
 
     def _launch(self) -> None:
         """Launch groups that are ready, in order, within the bound on memory."""
@@ -363,18 +369,9 @@ class Step:
         because they would overwrite memory into which autograd may still accumulate.
         """
         while flight := next((f for f in self._flying if f.stage == 0), None):
-            if self._early_stages(flight) != 2 or not self._is_back(flight):
+            if flight.early != 2 or not self._is_back(flight):
                 return
             self._advance(flight)
-
-    def _early_stages(self, flight: _Flight) -> int | None:
-        """Return the number of a group's stages if it may go on before the first result."""
-        if self.device.type != "cpu":
-            return None
-        if not self.binding.world.orders_collectives:
-            return None
-        coordinates = self.layout.groups[flight.index].coordinates
-        return self.binding.exchange.stages(coordinates)
 
     def _is_back(self, flight: _Flight) -> bool:
         """Return whether what a group waits for has been received."""
@@ -387,10 +384,13 @@ class Step:
 
     def _start(self, index: int) -> None:
         """Encode a group and submit its payload."""
+        group, binding = self.layout.groups[index], self.binding
         trip = self._trips.trip(index, self._factor)
-        request = next(trip)
-        self._held += self.binding.in_flight_bytes(self.layout.groups[index])
-        self._submit(_Flight(index, trip, request))
+        request, early = next(trip), None
+        self._held += binding.in_flight_bytes(group)
+        if self.arrivals.on_cpu and binding.world.orders_collectives:
+            early = binding.exchange.stages(group.coordinates)
+        self._submit(_Flight(index, trip, request, early))
 
     def _submit(self, flight: _Flight) -> None:
         """Submit the next collective of a group's exchange."""
@@ -421,7 +421,7 @@ class Step:
         its last stage a group submits nothing, so the order does not matter.
         """
         for flight in list(self._flying):
-            if self._early_stages(flight) == flight.stage + 1 and self._is_back(flight):
+            if flight.early == flight.stage + 1 and self._is_back(flight):
                 self._advance(flight)
 
     def _advance(self, flight: _Flight) -> None:

@@ -63,9 +63,6 @@ class OneRank:
     def buffer(self, use, coordinates, dtype, device):
         return torch.full((coordinates,), 7.0, dtype=dtype)
 
-    def is_gradient(self, slot, tensor):
-        return False
-
     def in_flight_bytes(self, group):
         return 4 * group.coordinates
 
@@ -80,7 +77,7 @@ class OneRank:
         """Gradients by slot arrive (None: is missing) and all groups leave."""
         for slot, gradient in enumerate(gradients):
             if gradient is not None:
-                step.arrive(slot, gradient.clone())
+                step.arrive(slot, gradient.clone(), is_gradient=False)
         step.launch_all(1.0)
         step.write_back()
         return step

@@ -106,7 +106,7 @@ def test_a_gradient_is_not_changed():
     kept = g.clone()
     for _ in range(2):
         step = rank.begin()
-        step.arrive(0, g)
+        step.arrive(0, g, is_gradient=False)
         step.launch_all(1.0)
         step.write_back()
         step.result(0)
@@ -240,7 +240,7 @@ def test_level_statistics_are_of_what_is_quantised():
     r, (g,) = rank.residuals()["a"], gradients([200], 1)
     step = rank.begin()
     step._hold = True
-    step.arrive(0, g)
+    step.arrive(0, g, is_gradient=False)
     torch.testing.assert_close(torch.cat(step.samples(4)), g + 0.5 * r)
 
 

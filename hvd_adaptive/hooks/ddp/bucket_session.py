@@ -179,7 +179,7 @@ class BucketSession(ApartFromHorovod):
             self._arrived.check(self.compressor.step, pending.names(self.names))
         except RankMismatchError:
             self._pending, self._world, self._binding = None, None, None
-            self._driver = Driver(self.compressor)
+            self._driver = OrderedDriver(self.compressor)
             self.compressor.meter.give_up()
             raise
 

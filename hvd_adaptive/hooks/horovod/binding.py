@@ -7,8 +7,6 @@ import logging
 import zlib
 from typing import TYPE_CHECKING
 
-import torch
-
 from hvd_adaptive.hooks.horovod.agreement import Agreement
 from hvd_adaptive.hooks.horovod.changed import gradient_dtype, is_laid_out
 from hvd_adaptive.hooks.horovod.given_up import GivenUp
@@ -104,16 +102,12 @@ class Binding(Groups):
         same = self.world.is_current() and (
             self.owner is None or self.parameters.is_called_by_its_optimizer()
         )
-        return same and (self.layout is None or is_laid_out(self.layout, list(self.parameters)))
+        return same and (self.layout is None or is_laid_out(self.layout, self.parameters.by_slot))
 
     @property
     def unnamed(self) -> str:
         """Return the beginning of the names of collectives if no optimizer was found."""
         return f"hvd_adaptive.{self.compressor.codec.settings_fingerprint:08x}.unnamed"
-
-    def is_gradient(self, slot: int, tensor: torch.Tensor) -> bool:
-        """See ServedParameters.is_gradient."""
-        return self.parameters.is_gradient(slot, tensor)
 
     @property
     def has_optimizer(self) -> bool:

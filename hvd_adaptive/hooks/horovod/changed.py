@@ -58,18 +58,19 @@ def gradient_dtype(parameter: torch.Tensor) -> torch.dtype:
 
 def is_laid_out(layout: Layout, parameters: Sequence[torch.Tensor]) -> bool:
     """Return whether parameters, in the layout's order, still have its dtypes and shapes."""
-    pairs = zip(parameters, layout.members, strict=True)
-    return all(gradient_dtype(p) == m.dtype and p.shape == m.shape for p, m in pairs)
+    for parameter, member in zip(parameters, layout.members, strict=True):
+        if gradient_dtype(parameter) != member.dtype or parameter.shape != member.shape:
+            return False
+    return True
 
 
-def check_gradient(gradient: torch.Tensor, member: Member) -> None:
-    """Raise ValueError if a gradient has not the dtype and shape of the layout."""
-    if gradient.dtype != member.dtype or gradient.shape != member.shape:
-        raise ValueError(
-            f"{member.name}: its gradient is {_kind(gradient.dtype, gradient.shape)} where "
-            f"{_kind(member.dtype, member.shape)} was expected: dtypes and shapes may change "
-            "between optimizer.step() and the next backward() alone, for whole parameters"
-        )
+def changed_kind(gradient: torch.Tensor, member: Member) -> ValueError:
+    """Return the error for a gradient that has not the dtype and shape of the layout."""
+    return ValueError(
+        f"{member.name}: its gradient is {_kind(gradient.dtype, gradient.shape)} where "
+        f"{_kind(member.dtype, member.shape)} was expected: dtypes and shapes may change "
+        "between optimizer.step() and the next backward() alone, for whole parameters"
+    )
 
 
 class Watch:
@@ -78,24 +79,36 @@ class Watch:
     ``Tensor._version``, which autograd counts, shows a change in place. Changes through ``.data``
     are not counted, so they are not detected.
 
-    unscaled: returns whether AMP has unscaled the gradients by now.
+    Args:
+        members: The members of the layout.
+        parameters: Their parameters.
+        unscaled: Function that returns whether AMP has unscaled the gradients by now.
     """
 
     def __init__(
-        self, members: Sequence[Member], unscaled: Callable[[], bool] = lambda: False
+        self,
+        members: Sequence[Member],
+        parameters: Sequence[torch.nn.Parameter],
+        unscaled: Callable[[], bool] = lambda: False,
     ) -> None:
-        self._members, self._unscaled = members, unscaled
+        self._members, self._parameters, self._unscaled = members, parameters, unscaled
         self._was_unscaled = unscaled()
         # By slot: no object is added for a gradient, which the garbage collector would look at.
-        self._parameters: list[torch.nn.Parameter | None] = [None] * len(members)
         self._gradients: list[torch.Tensor | None] = [None] * len(members)
         self._pointers, self._versions = [0] * len(members), [0] * len(members)
 
-    def look(self, slot: int, parameter: torch.nn.Parameter, gradient: torch.Tensor) -> None:
-        """Remember a gradient that the optimizer has handed over."""
-        if parameter.grad is not gradient or gradient.is_inference():
+    def look(self, slot: int, gradient: torch.Tensor) -> None:
+        """Remember a gradient that the optimizer has handed over.
+
+        Raises:
+            ValueError: It has another dtype or shape than the layout's.
+        """
+        member = self._members[slot]
+        if gradient.dtype != member.dtype or gradient.shape != member.shape:
+            raise changed_kind(gradient, member)
+        if self._parameters[slot].grad is not gradient or gradient.is_inference():
             return  # a dense copy of a sparse gradient, or a tensor without a version
-        self._parameters[slot], self._gradients[slot] = parameter, gradient
+        self._gradients[slot] = gradient
         self._pointers[slot], self._versions[slot] = gradient.data_ptr(), gradient._version
 
     def changed(self) -> list[str]:
@@ -109,9 +122,10 @@ class Watch:
         there = zip(self._members, *seen, strict=True)
         latest: dict[int, int] | None = None
         for member, parameter, gradient, pointer, version in there:
-            if parameter is None or gradient is None:
+            if gradient is None:
                 continue
-            check_gradient(gradient, member)
+            if gradient.dtype != member.dtype or gradient.shape != member.shape:
+                raise changed_kind(gradient, member)
             moved = parameter.grad is not gradient or gradient.data_ptr() != pointer
             if not (moved or too_late):
                 if gradient._version == version:

@@ -54,18 +54,8 @@ class _Holder:
         self.drive = drive
 
 
-class Ticket:
-    """What decompress needs to know of a gradient."""
-
-    __slots__ = ("_holder", "slot")
-
-    def __init__(self, holder: _Holder, slot: int) -> None:
-        self._holder, self.slot = holder, slot
-
-    @property
-    def drive(self) -> HorovodDrive:
-        """Return the step of the gradient."""
-        return self._holder.drive
+# What decompress needs to know of a gradient: its step and slot.
+Ticket = tuple[_Holder, int]
 
 
 class HorovodDrive(Drive):
@@ -129,7 +119,7 @@ class HorovodDrive(Drive):
         if holder is None:
             holder, left = _Holder(self), self.left
             self._holder = weakref.ref(holder, lambda _: left.set())
-        return Ticket(holder, slot)
+        return holder, slot
 
     @property
     def accepts(self) -> bool:
@@ -328,7 +318,7 @@ class HorovodDrive(Drive):
     def _again(self, layout: Layout, gradients: dict[int, torch.Tensor]) -> Step:
         step = _new_step(self.binding, layout, self.worker)
         for slot, gradient in gradients.items():
-            step.arrive(slot, gradient)
+            step.arrive(slot, gradient, self.binding.parameters.is_gradient(slot, gradient))
         return step
 
     # End ------------------------------------------------------------------------------------------

@@ -10,7 +10,6 @@ import torch
 
 from hvd_adaptive.hooks.horovod.changed import Watch, is_unscaled
 from hvd_adaptive.hooks.horovod.owner import Owner, calling_optimizer, calling_parameter
-from hvd_adaptive.hooks.horovod.prediction import Prediction
 
 if TYPE_CHECKING:
     from hvd_adaptive.compressor import GradientCompressor
@@ -24,6 +23,9 @@ class ServedParameters:
         compressor: The compressor.
         owner: Its optimizer; None if none was found. Then there are no parameters.
         by_slot: The parameters.
+
+    Attributes:
+        by_slot: The parameters.
     """
 
     def __init__(
@@ -32,15 +34,12 @@ class ServedParameters:
         owner: Owner | None,
         by_slot: Sequence[torch.nn.Parameter],
     ) -> None:
-        self._compressor, self._owner, self._by_slot = compressor, owner, by_slot
-        self._prediction = Prediction(len(by_slot))
+        self._compressor, self._owner, self.by_slot = compressor, owner, by_slot
         self._sparse: set[int] | None = None
-
-    def __getitem__(self, slot: int) -> torch.nn.Parameter:
-        return self._by_slot[slot]
-
-    def __iter__(self) -> Any:
-        return iter(self._by_slot)
+        # Gradients are looked for in the order of the previous step first.
+        self._order = list(range(len(by_slot) - 1, -1, -1))
+        self._seen: list[int] = []
+        self._next = 0
 
     @property
     def optimizer(self) -> Any:
@@ -50,29 +49,37 @@ class ServedParameters:
 
     def begin_step(self) -> None:
         """Begin a step; its first gradient has been found."""
-        self._prediction.restart()
+        self._seen = self._seen[-1:]
 
     def end_step(self) -> None:
         """Note the order of gradients, and which ones are sparse."""
-        self._prediction.learn()
+        rest = set(self._order) - set(self._seen)
+        self._order = list(dict.fromkeys(self._seen)) + [s for s in self._order if s in rest]
+        self._seen, self._next = [], 0
         if self._sparse is None:
-            gradients = enumerate(p.grad for p in self._by_slot)
+            gradients = enumerate(p.grad for p in self.by_slot)
             self._sparse = {slot for slot, g in gradients if g is not None and g.is_sparse}
 
     def slot_of(self, tensor: torch.Tensor) -> int | None:
         """Return the slot of the parameter whose gradient is ``tensor``, or None."""
-        if self._by_slot and self._by_slot[likely := self._prediction.likely].grad is tensor:
-            self._prediction.confirm()
-            return likely
-        slot = self._prediction.find(lambda i: self._by_slot[i].grad is tensor)
-        if slot is not None:
-            return slot
+        order, at, parameters = self._order, self._next, self.by_slot
+        for _ in order:
+            slot = order[at]
+            at = at + 1 if at + 1 < len(order) else 0
+            if parameters[slot].grad is tensor:
+                self._next = at
+                self._seen.append(slot)
+                return slot
         self.is_called_by_its_optimizer()
         # Perhaps a dense copy of a sparse gradient.
         asked = calling_parameter(self._compressor)
         if asked is None or asked.grad is None or not asked.grad.is_sparse:
             return None
-        return self._prediction.find(lambda i: self._by_slot[i] is asked)
+        found = next((slot for slot, p in enumerate(parameters) if p is asked), None)
+        if found is not None:
+            self._seen.append(found)
+            self._next = (order.index(found) + 1) % len(order)
+        return found
 
     def unfrozen(self) -> list[str]:
         """Return the names of parameters that have gradients, but no hook of Horovod's."""
@@ -81,7 +88,7 @@ class ServedParameters:
 
     def is_sparse(self, slot: int) -> bool:
         """Return whether Horovod exchanges the gradient itself, because it is sparse now."""
-        gradient = self._by_slot[slot].grad
+        gradient = self.by_slot[slot].grad
         return gradient is not None and gradient.is_sparse and not self.optimizer.sparse_as_dense
 
     def would_wait(self, slot: int) -> bool:
@@ -92,10 +99,11 @@ class ServedParameters:
     def is_absent(self, slot: int, tensor: torch.Tensor) -> bool:
         """Return whether no backward pass has reached the parameter in ``slot`` since the last
         step, because it is frozen or was not used. ``tensor`` is then zeros."""
-        optimizer = self.optimizer
+        find = None if self._owner is None else self._owner.optimizer
+        optimizer = None if find is None else find()
         if optimizer is None:
             return False
-        delay = optimizer._allreduce_delay.get(self._by_slot[slot])
+        delay = optimizer._allreduce_delay.get(self.by_slot[slot])
         return delay == optimizer.backward_passes_per_step and not bool(tensor.any())
 
     def resolved(self, slot: int, tensor: torch.Tensor) -> torch.Tensor:
@@ -107,14 +115,14 @@ class ServedParameters:
             return tensor
         plain = tensor.detach().resolve_neg()
         if self.is_gradient(slot, tensor):
-            self._by_slot[slot].grad = plain
+            self.by_slot[slot].grad = plain
         return plain
 
     def is_gradient(self, slot: int, tensor: torch.Tensor) -> bool:
         """Return whether the average may be written to ``tensor``: it is the gradient of the
         parameter in ``slot``, in an optimizer's call. hvd.allreduce must not change its input."""
         optimizer = self._owner is not None and self._owner.optimizer is not None
-        return optimizer and self._by_slot[slot].grad is tensor
+        return optimizer and self.by_slot[slot].grad is tensor
 
     def watch(self, members: Sequence[Member]) -> Watch | None:
         """Return a watch of one step's gradients; None if no optimizer was found."""
@@ -128,7 +136,7 @@ class ServedParameters:
             current = optimizer()
             return current is not None and is_unscaled(current, scaler)
 
-        return Watch(members, unscaled)
+        return Watch(members, self.by_slot, unscaled)
 
     def is_called_by_its_optimizer(self) -> bool:
         """Return False if another optimizer calls because this one is gone, or never existed.

@@ -14,7 +14,7 @@ from hvd_adaptive.coding.header import DTYPE_CODES
 from hvd_adaptive.finite import wide_of
 from hvd_adaptive.hooks.connected import Connected
 from hvd_adaptive.hooks.horovod.binding import Binding
-from hvd_adaptive.hooks.horovod.changed import WarnOfChanges, check_gradient
+from hvd_adaptive.hooks.horovod.changed import WarnOfChanges, changed_kind
 from hvd_adaptive.hooks.horovod.drive import SESSIONS, HorovodDrive, Ticket
 from hvd_adaptive.hooks.horovod.owner import find_owner
 from hvd_adaptive.hooks.horovod.placeholder import Placeholders
@@ -89,7 +89,9 @@ class Session(Connected):
         if tensor.layout != torch.strided or tensor.dtype not in DTYPE_CODES:
             return tensor, None
         with self._lock:
-            drive = self._joinable()
+            drive: HorovodDrive | None = self._driver.drive
+            if drive is None or drive.step is None or self._stale or not drive.accepts:
+                drive = None
             binding = self._current_binding() if drive is None else drive.binding
             layout = binding.layout
             if layout is None:
@@ -102,13 +104,6 @@ class Session(Connected):
             if drive is None or drive.step.has(slot):
                 drive = self._begin(binding, layout, tensor.is_cpu)
             return self._compress_named(drive, slot, tensor)
-
-    def _joinable(self) -> HorovodDrive | None:
-        """Return the step that other gradients of known parameters may join, or None."""
-        drive: HorovodDrive | None = self._driver.drive
-        if drive is None or drive.step is None or self._stale or not drive.accepts:
-            return None
-        return drive
 
     def _current_binding(self) -> Binding:
         """Return the binding to the calling optimizer and the current ranks."""
@@ -137,13 +132,15 @@ class Session(Connected):
     def _compress_named(
         self, drive: HorovodDrive, slot: int, tensor: torch.Tensor
     ) -> tuple[torch.Tensor, Ticket]:
-        binding, member = drive.binding, drive.step.layout.members[slot]
-        parameters = binding.parameters
-        check_gradient(tensor, member)
-        tensor = parameters.resolved(slot, tensor)
+        binding = drive.binding
+        parameters, member = binding.parameters, drive.step.layout.members[slot]
+        if tensor.is_neg():
+            tensor = parameters.resolved(slot, tensor)
         if drive.watch is not None:
-            drive.watch.look(slot, parameters[slot], tensor)
-        drive.step.arrive(slot, tensor)
+            drive.watch.look(slot, tensor)
+        elif tensor.dtype != member.dtype or tensor.shape != member.shape:
+            raise changed_kind(tensor, member)
+        drive.step.arrive(slot, tensor, drive.named and parameters.by_slot[slot].grad is tensor)
         absent = parameters.is_absent(slot, tensor)
         if absent and parameters.would_wait(slot):
             self._warn_of_sparse(
@@ -213,10 +210,11 @@ class Session(Connected):
         meter = self.compressor.meter
         begin = time.perf_counter() if meter.detailed else 0.0
         with self._lock:
-            drive = ticket.drive
+            holder, slot = ticket
+            drive = holder.drive
             if drive is not self._driver.drive or not drive.is_done:
                 self._complete(drive, output)
-            result = drive.step.result(ticket.slot, drive.is_absent(output))
+            result = drive.step.result(slot, drive.is_absent(output))
             if meter.detailed:
                 meter.add("blocked_s", time.perf_counter() - begin)
             if drive.step.finished:

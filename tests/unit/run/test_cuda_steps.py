@@ -49,9 +49,6 @@ class Rank(OneRank):
         super().__init__(*args, **keywords)
         self._buffers: dict = {}
 
-    def is_gradient(self, slot, tensor):
-        return True
-
 
 def run(rank: Rank, of_step, gpu=None, streams=(), waits=False) -> list[torch.Tensor]:
     """A step; on the GPU each gradient arrives on its own stream, and no hook may wait, unless

@@ -39,9 +39,6 @@ class FakeBinding:
             self.buffers[dtype] = torch.empty(100_000, dtype=dtype)
         return self.buffers[dtype][:coordinates]
 
-    def is_gradient(self, slot, tensor):
-        return False
-
 
 def step_of(
     sizes: list[int],
@@ -63,7 +60,7 @@ def step_of(
     values = torch.arange(1.0, sum(sizes) + 1)
     for slot, part in enumerate(values.split(sizes)):
         if arrived is None or slot in arrived:
-            step.arrive(slot, part)
+            step.arrive(slot, part, is_gradient=False)
     return step, values
 
 

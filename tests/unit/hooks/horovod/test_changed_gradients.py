@@ -7,7 +7,7 @@ import torch
 
 from hvd_adaptive import ALQ, QSGD, simulate
 from hvd_adaptive.ddp import CompressionState
-from hvd_adaptive.hooks.horovod.changed import Watch, check_gradient, gradient_dtype, is_laid_out
+from hvd_adaptive.hooks.horovod.changed import Watch, gradient_dtype, is_laid_out
 from hvd_adaptive.layout import Member, build_layout
 
 
@@ -17,12 +17,12 @@ def watched(*gradients: torch.Tensor) -> tuple[Watch, list[torch.nn.Parameter]]:
         parameters.append(torch.nn.Parameter(torch.zeros(gradient.shape, dtype=gradient.dtype)))
         parameters[-1].grad = gradient
     members = [Member(f"p{i}", tuple(g.shape), g.dtype) for i, g in enumerate(gradients)]
-    return Watch(members), parameters
+    return Watch(members, parameters), parameters
 
 
 def look(watch: Watch, parameters: list[torch.nn.Parameter]) -> None:
     for slot, parameter in enumerate(parameters):
-        watch.look(slot, parameter, parameter.grad)
+        watch.look(slot, parameter.grad)
 
 
 def test_what_is_untouched_is_not_told():
@@ -58,9 +58,9 @@ def test_views_share_a_version_and_later_ones_may_still_grow():
     """Autograd adds to the second view after the first one was handed over."""
     base = torch.ones(8)
     watch, parameters = watched(base[:4], base[4:])
-    watch.look(0, parameters[0], parameters[0].grad)
+    watch.look(0, parameters[0].grad)
     parameters[1].grad.add_(1)
-    watch.look(1, parameters[1], parameters[1].grad)
+    watch.look(1, parameters[1].grad)
     assert watch.changed() == []
     parameters[0].grad.add_(1)
     assert watch.changed() == ["p0", "p1"], "they cannot be told apart"
@@ -71,9 +71,9 @@ def test_tensors_without_a_version_and_copies_are_left_alone():
         gradient = torch.ones(4)
     watch, (parameter,) = watched(torch.ones(4))
     parameter.grad = None
-    watch.look(0, parameter, torch.ones(4))  # a dense copy of a sparse gradient
+    watch.look(0, torch.ones(4))  # a dense copy of a sparse gradient
     assert watch.changed() == []
-    watch.look(0, parameter, gradient)
+    watch.look(0, gradient)
     assert watch.changed() == []
 
 
@@ -90,10 +90,11 @@ def test_dtypes_and_shapes():
     parameter.data = parameter.data.double()
     assert gradient_dtype(parameter) == torch.float64 and not is_laid_out(layout, [parameter])
     assert not is_laid_out(layout, [torch.nn.Parameter(torch.zeros(3, 4))])
-    check_gradient(torch.zeros(4, 3), layout.members[0])
+    watch = Watch(layout.members, [parameter])
+    watch.look(0, torch.zeros(4, 3))
     for wrong in (torch.zeros(4, 3).half(), torch.zeros(12)):
         with pytest.raises(ValueError, match=r"w: its gradient is .* float32 \(4, 3\) was"):
-            check_gradient(wrong, layout.members[0])
+            watch.look(0, wrong)
 
 
 def test_a_class_is_refused_where_no_optimizer_can_stand_for_it():
