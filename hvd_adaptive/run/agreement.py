@@ -28,32 +28,34 @@ def compare_settings(world: Any, compressor: GradientCompressor) -> None:
 
 
 def position(
-    compressor: GradientCompressor, attempt: int, layout: Layout, held: bool
+    compressor: GradientCompressor, attempt: int, layout: Layout, held: bool, compares: bool
 ) -> torch.Tensor:
-    """Return what must be alike, int64: settings, step, attempt, due fits, layout, held.
+    """Return what must be alike, int64: settings, step, attempt, due fits, layout, held; and
+    ``compares``, which need not be.
 
     Args:
         compressor: The compressor.
         attempt: The attempt at the step.
         layout: The layout.
         held: Whether the rank sends nothing before all gradients have arrived.
+        compares: Whether the rank wants ranks to compare their parameters.
     """
     updates, step = compressor.updates, compressor.step
     due = updates.first_due(step) + 2 * updates.second_due(step) + 4 * updates.needs_samples(step)
     settings = compressor.codec.settings_fingerprint
-    numbers = (settings, step, attempt, due, layout.fingerprint >> 1, int(held))
+    numbers = (settings, step, attempt, due, layout.fingerprint >> 1, int(held), int(compares))
     return torch.tensor(numbers, device="cpu")
 
 
 def disagreement(positions: torch.Tensor) -> str:
-    """Return how the ranks' positions, int64 (ranks, 6), differ; "" if they do not."""
+    """Return how the ranks' positions, int64 (ranks, 7), differ; "" if they do not."""
     described = [_describe(row) for row in positions.tolist()]
     return differences(described, range(len(described)))
 
 
 def _describe(numbers: Sequence[int]) -> Description:
     """Return a position as topics of named values; see run/description.py."""
-    settings, step, attempt, due, layout, held = numbers
+    settings, step, attempt, due, layout, held, _ = numbers
     fits = {False: "not due", True: "due"}
     return {
         "the step": {

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -13,6 +13,7 @@ from hvd_adaptive.exchange.exchange import Exchange, Place
 from hvd_adaptive.exchange.exchanges import EXCHANGES, name_of_exchange
 from hvd_adaptive.layout import Group, Layout, Member, build_layout
 from hvd_adaptive.run.monitored import Monitored
+from hvd_adaptive.run.replicas import warn_of_differences
 from hvd_adaptive.transport.collectives import LARGEST_COLLECTIVE
 from hvd_adaptive.transport.level_sync import LevelSync
 from hvd_adaptive.transport.nodes import nodes_of
@@ -31,6 +32,8 @@ class Groups:
         layout: The layout; None until the gradients are known.
         exchange_name: Name of the exchange.
         name: Beginning of the names of collectives.
+        named: (name, parameter) pairs that ranks compare; none if they cannot be compared.
+        compared_at: How many states the compressor had loaded when ranks compared parameters.
     """
 
     def __init__(self, compressor: GradientCompressor, world: Any, name: str = "") -> None:
@@ -44,11 +47,24 @@ class Groups:
         self.layout: Layout | None = None
         self.parts: list[str] = []
         self.name = name
+        self.named: Sequence[tuple[str, torch.Tensor]] = ()
+        self.compared_at = -1
         self._buffers: dict[Hashable, torch.Tensor] = {}
         self._in_flight: dict[Hashable, int] = {}
         compressor.meter.clear()
         compressor.instance.bind()
         self.monitored = Monitored(compressor, world.rank)
+
+    @property
+    def wants_comparison(self) -> bool:
+        """Return whether ranks should compare parameters: in their first step, and in the first one
+        after a state was loaded. They do if any rank wants to."""
+        return bool(self.named) and self.compared_at != self.compressor.loads
+
+    def compare_parameters(self, attempt: int = 0) -> None:
+        """Warn if ranks have different parameters, a collective."""
+        self.compared_at = self.compressor.loads
+        warn_of_differences(self.world, self.named, self.name_at(attempt))
 
     def stock_sizes(self, layout: Layout) -> list[int]:
         """Return the lengths of the tensors that training without compression averages."""

@@ -8,7 +8,7 @@ A door (hooks/) finds the parameters' slots and calls, for each step,
 
 ``done`` is called as soon as averages have replaced its gradients. Ranks must call ``begin`` and
 ``arrive`` in the same order. Collectives of a step follow one order: the gather of positions, fits
-of tables, groups by their course (course.py), failures.
+of tables, groups by their course (course.py), parameters if they are compared, failures.
 """
 
 from __future__ import annotations
@@ -90,9 +90,9 @@ class OrderedDrive(Drive):
         # Lengths are exchanged anew: the host would wait for a GPU, and so for the backward pass.
         self.held = samples or not binding.exchange.is_set_up or (forgets and not on_cpu)
         self.step = OrderedStep(binding, layout, number, attempt, residuals, worker)
-        own = position(compressor, attempt, layout, self.held)
+        own = position(compressor, attempt, layout, self.held, binding.wants_comparison)
         self._check: Any = binding.world.begin_gather(own)
-        self._agreed = False
+        self._agreed = self._compares = False
         # Slots that arrived together, and for each whether this rank's gradient has a value other
         # than zero; filled in only if there are residuals.
         self._used: list[tuple[list[int], HostCopy]] = []
@@ -134,6 +134,8 @@ class OrderedDrive(Drive):
         used = self._used_somewhere()
         while self._deliveries:
             self._deliver(used)
+        if self._compares:
+            binding.compare_parameters()
         step.check_everywhere()
 
     def _agree(self, wait: bool) -> bool:
@@ -146,8 +148,10 @@ class OrderedDrive(Drive):
         if not self._agreed:
             if not wait and not world.is_gathered(self._check):
                 return False
-            if mismatch := disagreement(world.end_gather(self._check)):
+            positions = world.end_gather(self._check)
+            if mismatch := disagreement(positions):
                 raise RankMismatchError(mismatch)
+            self._compares = bool(positions[:, -1].any())
             self._agreed = self.step.may_receive = True
         return True
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import logging
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch.distributed as dist
 
@@ -17,7 +17,6 @@ from hvd_adaptive.hooks.ddp.pending import Pending, at_end_of_backward, is_neste
 from hvd_adaptive.once import WarnOnce
 from hvd_adaptive.run.agreement import compare_settings
 from hvd_adaptive.run.ordered_drive import OrderedDriver
-from hvd_adaptive.run.replicas import warn_of_differences
 from hvd_adaptive.transport.horovod_rounds import HorovodRounds
 from hvd_adaptive.transport.torch_world import TorchWorld
 
@@ -69,10 +68,9 @@ class BucketSession(ApartFromHorovod):
         self._arrived: Arrived | None = None  # likewise; None if nothing can be skipped
         self._binding: BucketBinding | None = None
         self._stale = False
-        self._compares = make_world is None  # LocalSGD's ranks train apart, and it compares itself
-        self._compared: Any = None  # the ranks that have compared their parameters
         self._driver = OrderedDriver(compressor)
         self.was_used = make_world is not None  # only a hook can be forgotten
+        self._are_replicas = make_world is None  # LocalSGD's ranks differ at the end of a round
         self._warn_of_no_use = WarnOnce(logger)
         self._pending: Pending | None = None
 
@@ -189,7 +187,10 @@ class BucketSession(ApartFromHorovod):
         compressor = self.compressor
         compressor.begin_step()
         if self._stale or self._binding is None:
-            self._binding, self._stale = BucketBinding(compressor, world, self._name), False
+            last, self._stale = self._binding, False
+            self._binding = BucketBinding(compressor, world, self._name)
+            if last is not None:
+                self._binding.compared_at = last.compared_at
         binding = self._binding
         self._pending = pending = Pending(binding, collects=not binding.knows(bucket))
         if not pending.collects:
@@ -217,12 +218,10 @@ class BucketSession(ApartFromHorovod):
         binding, buckets = pending.binding, pending.buckets
         names = self.names.of(buckets, self.compressor.settings)
         layout = binding.lay_out(buckets, names)
-        binding.world.forget_lengths()
-        if self._compares and self._compared is not binding.world:
-            self._compared = binding.world
+        if self._are_replicas:
             by_id = {id(p): p for bucket in buckets for p in bucket.parameters}
-            named = [(name, by_id[key]) for key, name in names.items() if key in by_id]
-            warn_of_differences(binding.world, named, self._name)
+            binding.named = [(name, by_id[key]) for key, name in names.items() if key in by_id]
+        binding.world.forget_lengths()
         logger.debug(
             "%d buckets of DDP in %d groups over %d ranks",
             len(buckets),
@@ -278,6 +277,6 @@ class BucketSession(ApartFromHorovod):
         self._world, self._binding = None, None
         world = self._make_world()
         compare_settings(world, self.compressor)
-        self._arrived = Arrived(self.group) if self._compares else None
+        self._arrived = Arrived(self.group) if self._are_replicas else None
         self._world = world
         return world

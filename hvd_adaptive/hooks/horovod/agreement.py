@@ -103,6 +103,7 @@ class Agreement:
             _crc(settings, self._checksum, named),
             _crc(attempt, *fits, self._tables),
             0 if groups.layout is None else groups.layout.fingerprint,
+            groups.wants_comparison,
         )
 
     def continue_from(self, earlier: Agreement) -> None:

@@ -50,12 +50,14 @@ class Binding(Groups):
         self.given_up = self._all_given_up.setdefault(ranks, GivenUp())
         if kept is not None and kept.given_up is self.given_up:
             self.agreement.continue_from(kept.agreement)
+            self.compared_at = kept.compared_at
         self._names: ClaimedNames = kept._names if kept else ClaimedNames()
         self.parameters = ServedParameters(compressor, self.owner, ())
         self._members: list[Member] = []  # in the order of registration
         self._by_name = False
         if self.owner is not None:
             by_name = dict(self.owner.named_parameters)
+            self.named = self.owner.named_parameters
             compressor.parts.warn_of_idle_patterns(list(by_name))
             self._members = [
                 Member(n, tuple(p.shape), gradient_dtype(p), compressor.parts.label_of(n))

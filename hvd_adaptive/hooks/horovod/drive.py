@@ -272,6 +272,8 @@ class HorovodDrive(Drive):
             if self.flushed:
                 step.write_back()  # while the last groups are in flight
             yield step.advance()
+        if self.read.compares and binding.world.size > 1:
+            binding.compare_parameters(step.attempt)
         step.failed_everywhere()
         while not self.flushed:
             yield None

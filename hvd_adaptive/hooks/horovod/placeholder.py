@@ -3,12 +3,13 @@
 Ranks compare a *position*, a vector, once a step (agreement.py), as the sum of
 
 float64 [1, rank, 1 on rank 0, slot, slot**2, step, step**2, progress, progress**2, low, low**2,
-high, high**2, groups, groups**2, +-2**40]. ``progress`` is a checksum of the attempt at the step,
-of how often tables were fitted, and of whether they are now. ``low`` and ``high`` are the halves of
-a 32-bit fingerprint. ``groups`` is a checksum of how parameters are cut into groups. The first
-entry shows how many ranks took part: a rank that has called hvd.join() adds zeros. A variance above
-zero shows that ranks disagree. The numbers are taken modulo 2**16, so that sums of squares over
-1,000 ranks are exact in float64.
+high, high**2, groups, groups**2, compares, +-2**40]. ``progress`` is a checksum of the attempt at
+the step, of how often tables were fitted, and of whether they are now. ``low`` and ``high`` are the
+halves of a 32-bit fingerprint. ``groups`` is a checksum of how parameters are cut into groups.
+``compares`` is 1 if the rank wants ranks to compare their parameters. The first entry shows how
+many ranks took part: a rank that has called hvd.join() adds zeros. A variance above zero shows that
+ranks disagree. The numbers are taken modulo 2**16, so that sums of squares over 1,000 ranks are
+exact in float64.
 
 If Horovod's optimizer calls, the op is known, and a gradient's placeholder is one number: 1 if
 backward has not reached the parameter on this rank. Without an optimizer (``hvd.allreduce``) the
@@ -48,11 +49,13 @@ class Reduction(NamedTuple):
     factor: turns a sum over ranks into its result: 1/size or 1.
     active: the number of ranks that took part; fewer than all if some have called hvd.join().
     same_groups: whether ranks cut their parameters into the same groups.
+    compares: whether a rank wants ranks to compare their parameters.
     """
 
     factor: float
     active: int
     same_groups: bool = True
+    compares: bool = False
 
 
 class StepsDiffer(RankMismatchError):
@@ -64,7 +67,13 @@ class StepsDiffer(RankMismatchError):
 
 
 def position(
-    rank: int, slot: int, step: int, fingerprint: int, progress: int = 0, groups: int = 0
+    rank: int,
+    slot: int,
+    step: int,
+    fingerprint: int,
+    progress: int = 0,
+    groups: int = 0,
+    compares: bool = False,
 ) -> torch.Tensor:
     """Return what ranks must have alike, as the vector whose sum shows whether they do.
 
@@ -75,11 +84,12 @@ def position(
         fingerprint: 32 bits of what must be equal on all ranks in every step.
         progress: What must be equal on all ranks in this step, besides ``step``.
         groups: Number of the groups; if it differs between ranks, they change their groups.
+        compares: Whether this rank wants ranks to compare their parameters.
     """
     values = [1.0, float(rank), float(rank == 0)]
     for number in (slot, step, progress, fingerprint, fingerprint >> 16, groups):
         values += [float(number % MODULUS), float((number % MODULUS) ** 2)]
-    values.append(-OPPOSED if rank % 2 else OPPOSED)
+    values += [float(compares), -OPPOSED if rank % 2 else OPPOSED]
     return torch.tensor(values, dtype=torch.float64, device="cpu")
 
 
@@ -135,8 +145,9 @@ def check_reduced(reduced: torch.Tensor, size: int, any_step: bool = False) -> R
             raise RankMismatchError(mismatch)
         if not any_step:
             raise StepsDiffer(mismatch, read)
-    total, squares = whole[2 * _GROUPS :]
-    return read._replace(same_groups=read.active * squares == total * total)
+    total, squares, compares = whole[2 * _GROUPS :]
+    same_groups = read.active * squares == total * total
+    return read._replace(same_groups=same_groups, compares=compares > 0)
 
 
 def disagreement(reduced: torch.Tensor, size: int) -> str | None:

@@ -279,6 +279,22 @@ def check_replicas_that_differ(case, caplog):
     assert sum("different parameters" in m for m in caplog.messages) == len(told)
 
 
+@pytest.mark.parametrize("by", ["all ranks", "one rank"])
+def check_replicas_after_a_state_was_loaded(by, caplog):
+    """By any rank, ranks compare their parameters again, once."""
+    net = make_net()
+    model, state = wrap(net, QSGD(**FINE), bucket_cap_mb=0.05)
+    with caplog.at_level(logging.WARNING, "hvd_adaptive"):
+        for step in range(6):
+            backward(model, step)
+            if step == 2:
+                assert "different parameters" not in caplog.text
+                differing(net)
+                if by == "all ranks" or dist.get_rank() == RANKS - 1:
+                    state.compressor.load_state_dict(state.compressor.state_dict())
+    assert sum("parameter 2.weight of rank" in m for m in caplog.messages) == 1
+
+
 def check_replicas_with_other_names(caplog):
     """No rank waits for the others' checksums."""
     net = make_net()

@@ -12,7 +12,7 @@ import torch
 from hvd_adaptive import ALQ, RankMismatchError
 from hvd_adaptive.hooks.horovod.elastic import without_own
 from hvd_adaptive.hooks.horovod.newcomers import take_first_state
-from hvd_adaptive.hooks.horovod.placeholder import StepsDiffer, check_reduced, position
+from hvd_adaptive.hooks.horovod.placeholder import Reduction, StepsDiffer, check_reduced, position
 
 
 class World:
@@ -96,8 +96,8 @@ def test_positions_that_differ_in_the_step_alone(odd):
     reduced = summed(own, own | odd, own)
     with pytest.raises(StepsDiffer) as caught:
         check_reduced(reduced, 3)
-    assert caught.value.read == (1.0, 3, True)
-    assert check_reduced(reduced, 3, any_step=True) == (1.0, 3, True)
+    assert caught.value.read == Reduction(1.0, 3)
+    assert check_reduced(reduced, 3, any_step=True) == Reduction(1.0, 3)
     for more in ({"fingerprint": 2**31 + 6}, {"slot": 5}):
         with pytest.raises(RankMismatchError) as caught:
             check_reduced(summed(own, own | odd | more, own), 3, any_step=True)

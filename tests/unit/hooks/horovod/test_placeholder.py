@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from hvd_adaptive import RankMismatchError
 from hvd_adaptive.hooks.horovod.placeholder import (
+    Reduction,
     check_reduced,
     disagreement,
     position,
@@ -69,9 +70,13 @@ def test_shape_is_small_and_on_the_cpu():
 @example(1, 5, 6, 7, "chain")
 def test_sums_and_averages_of_ranks_that_agree_pass(size, slot, step, fingerprint, order):
     rows = all_ranks(size, slot, step, fingerprint)
-    assert check_reduced(total(rows, order=order), size) == (1, size, True)
-    assert check_reduced(total(rows, after=1 / size, order=order), size) == (1 / size, size, True)
-    assert check_reduced(total(rows, before=1 / size, order=order), size) == (1 / size, size, True)
+    assert check_reduced(total(rows, order=order), size) == Reduction(1, size)
+    assert check_reduced(total(rows, after=1 / size, order=order), size) == Reduction(
+        1 / size, size
+    )
+    assert check_reduced(total(rows, before=1 / size, order=order), size) == Reduction(
+        1 / size, size
+    )
 
 
 @pytest.mark.parametrize("size", (1, 2, 3, 4, 7, 16, 64, 100, 333, 512, 1000))
@@ -83,7 +88,7 @@ def test_gradient_predivide_factor(size, factor):
         rows = all_ranks(size, number, number, number << 16 | number)
         for order in ("chain", "tree"):
             reduced = total(rows, 1 / factor, factor / size, order)
-            assert check_reduced(reduced, size) == (1 / size, size, True)
+            assert check_reduced(reduced, size) == Reduction(1 / size, size)
 
 
 @given(
@@ -142,7 +147,7 @@ def test_ranks_that_have_joined_are_counted(size, data, number, average):
     rows = all_ranks(size, number, number, number)
     rows[[rank for rank in range(size) if rank not in active]] = 0
     factor = 1 / size if average else 1.0
-    assert check_reduced(total(rows, after=factor), size) == (factor, len(active), True)
+    assert check_reduced(total(rows, after=factor), size) == Reduction(factor, len(active))
     rank = data.draw(st.sampled_from(sorted(active)))
     if len(active) > 1:
         rows[rank] = all_ranks(size, number + 1, number, number)[rank]
@@ -190,5 +195,15 @@ def test_groups_may_differ(factor):
     """Other groups are no disagreement: ranks read that they differ, and cut groups by name."""
     rows = [position(rank, 2, 3, 4, groups=7 + (rank == 1)).numpy() for rank in range(4)]
     reduced = total(np.array(rows), after=factor)
-    assert check_reduced(reduced, 4) == (factor, 4, False)
+    assert check_reduced(reduced, 4) == Reduction(factor, 4, same_groups=False)
+    assert disagreement(reduced, 4) is None
+
+
+@pytest.mark.parametrize("factor", (1.0, 0.25))
+@pytest.mark.parametrize("ranks", ((), (2,), (0, 1, 2, 3)), ids=str)
+def test_any_rank_may_want_a_comparison(factor, ranks):
+    """Of parameters, on all ranks; those that do not are no disagreement."""
+    rows = [position(rank, 2, 3, 4, compares=rank in ranks).numpy() for rank in range(4)]
+    reduced = total(np.array(rows), after=factor)
+    assert check_reduced(reduced, 4) == Reduction(factor, 4, compares=bool(ranks))
     assert disagreement(reduced, 4) is None
