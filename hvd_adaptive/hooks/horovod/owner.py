@@ -84,10 +84,21 @@ def _owner(optimizer: Any) -> Owner:
     registered = dict.fromkeys(p for p in (*listed, *names) if p in hooked)
     named = in_modules([(names[parameter], parameter) for parameter in registered])
     op = getattr(optimizer, "op", None)  # Horovod's Adasum optimizer has none
-    own = set(listed)
-    frozen = [(name, p) for p, name in names.items() if p in own and p not in hooked]
+    frozen = [(name, p) for name, p in unhooked(optimizer) if p in names]
     members = getattr(optimizer, "process_set", None)
     return Owner(named, op, members, weakref.ref(optimizer), frozen)
+
+
+def unhooked(optimizer: Any) -> list[tuple[str, torch.nn.Parameter]]:
+    """Return the optimizer's parameters whose gradients Horovod leaves alone: they required none
+    when ``hvd.DistributedOptimizer`` was made, or were added later."""
+    names, hooked = optimizer._parameter_names, optimizer._requires_update
+    listed = [
+        (names.get(p, f"parameter {place} of group {number}"), p)
+        for number, group in enumerate(optimizer.param_groups)
+        for place, p in enumerate(group["params"])
+    ]
+    return [(name, p) for name, p in listed if p not in hooked]
 
 
 def in_modules(

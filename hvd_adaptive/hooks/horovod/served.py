@@ -9,7 +9,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from hvd_adaptive.hooks.horovod.changed import Watch, is_unscaled
-from hvd_adaptive.hooks.horovod.owner import Owner, calling_optimizer, calling_parameter
+from hvd_adaptive.hooks.horovod.owner import (
+    Owner,
+    calling_optimizer,
+    calling_parameter,
+    unhooked,
+)
 
 if TYPE_CHECKING:
     from hvd_adaptive.compressor import GradientCompressor
@@ -36,6 +41,8 @@ class ServedParameters:
     ) -> None:
         self._compressor, self._owner, self.by_slot = compressor, owner, by_slot
         self._sparse: set[int] | None = None
+        self._count = -1  # of parameters in the optimizer's groups
+        self._unhooked: list[tuple[str, torch.nn.Parameter]] = []
         # Gradients are looked for in the order of the previous step first.
         self._order = list(range(len(by_slot) - 1, -1, -1))
         self._seen: list[int] = []
@@ -81,10 +88,17 @@ class ServedParameters:
             self._next = (order.index(found) + 1) % len(order)
         return found
 
-    def unfrozen(self) -> list[str]:
+    def unreduced(self) -> list[str]:
         """Return the names of parameters that have gradients, but no hook of Horovod's."""
-        frozen = () if self._owner is None else self._owner.frozen
-        return [name for name, p in frozen if p.requires_grad and p.grad is not None]
+        optimizer = self.optimizer
+        if optimizer is None:
+            return []
+        count = 0
+        for group in optimizer.param_groups:
+            count += len(group["params"])
+        if count != self._count:  # add_param_group was called
+            self._count, self._unhooked = count, unhooked(optimizer)
+        return [name for name, p in self._unhooked if p.requires_grad and p.grad is not None]
 
     def is_sparse(self, slot: int) -> bool:
         """Return whether Horovod exchanges the gradient itself, because it is sparse now."""

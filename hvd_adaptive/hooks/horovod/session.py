@@ -45,7 +45,7 @@ class Session(Connected):
         self._driver = Driver(compressor)
         self._lock = threading.RLock()
         self._warn_of_names = WarnOnce(logger)
-        self._warn_of_unfrozen = WarnOnce(logger)
+        self._unreduced: set[str] = set()  # parameters that were warned of
         self._warn_of_sparse = WarnOnce(logger)
         self._warn_of_changes = WarnOfChanges()
         self._stale = False
@@ -254,15 +254,21 @@ class Session(Connected):
     def _end(self, drive: HorovodDrive) -> None:
         binding = drive.binding
         binding.parameters.end_step()
-        if unfrozen := binding.parameters.unfrozen():
-            self._warn_of_unfrozen(
-                "%s: was frozen when hvd.DistributedOptimizer was made, so Horovod leaves its "
-                "gradients as they are on each rank; make the optimizer before layers are frozen",
-                ", ".join(unfrozen),
-            )
+        self._warn_of_unreduced(binding.parameters.unreduced())
         self._last_generation = binding.world.generation
         self._in_flight.clear()
         self._placeholders = drive.placeholders
         binding.world.left = None
         self._driver.end()
         binding.given_up.end(binding.world)
+
+    def _warn_of_unreduced(self, names: list[str]) -> None:
+        """Warn, once for each, of parameters whose gradients Horovod does not reduce."""
+        if names and (new := [name for name in names if name not in self._unreduced]):
+            self._unreduced.update(new)
+            logger.warning(
+                "%s: was frozen when hvd.DistributedOptimizer was made, or was added to it later, "
+                "so Horovod leaves its gradients as they are on each rank; make the optimizer with "
+                "all parameters, before layers are frozen",
+                ", ".join(new),
+            )

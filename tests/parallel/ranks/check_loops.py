@@ -166,3 +166,33 @@ def test_unfrozen_after_construction_is_told(scheme, caplog):
     train(model, optimizer, 2)
     told = [m for m in caplog.messages if "2.weight" in m]
     assert len(told) == 1 and "was frozen when hvd.DistributedOptimizer was made" in told[0]
+
+
+def test_what_joins_the_optimizer_later_is_told(caplog):
+    """A group that is added after the first step, and a layer that is unfrozen in it still later:
+    each is named once."""
+    model = make_model(width=30)
+    model[2].requires_grad_(False)
+    compressor = QSGD(bits=4)
+    optimizer = hvd.DistributedOptimizer(
+        torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.1),
+        named_parameters=model.named_parameters(),
+        compression=compressor,
+    )
+    extra = torch.nn.Parameter(torch.zeros(7))  # without a name
+    train(model, optimizer, 2)
+    optimizer.add_param_group({"params": [*model[2].parameters(), extra]})
+    train(model, optimizer, 1)
+    assert "added to it later" not in caplog.text
+    named = {"2.bias": model[2].bias, "2.weight": model[2].weight}
+    for number, (name, parameter) in enumerate(named.items()):
+        parameter.requires_grad_(True)
+        compressor.set(bits=5 + number)  # the compressor is bound anew
+        train(model, optimizer, 2)
+        told = [m for m in caplog.messages if "added to it later" in m]
+        assert len(told) == number + 1 and told[number].startswith(f"{name}: ")
+    extra.grad = torch.ones(7)
+    x, y = batches(hvd.rank())()
+    loss_of(model, (x, y)).backward()
+    optimizer.step()
+    assert any(m.startswith("parameter 2 of group 1: ") for m in caplog.messages)
