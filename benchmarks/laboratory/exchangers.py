@@ -100,7 +100,7 @@ class DdpRanks:
         self.dist.barrier()
 
     def prepare(self, method: Method, model: Any, optimizer: Any, named: Any) -> Prepared:
-        """Wrap a network in DistributedDataParallel, with its defaults and the method's hook.
+        """Wrap a network in DistributedDataParallel, with the method's buckets and hook.
 
         PowerSGD gets one bucket: its hook starts each bucket's later collectives from the threads
         on which the earlier ones end, so that with several buckets ranks start them in different
@@ -108,8 +108,8 @@ class DdpRanks:
         """
         from torch.nn.parallel import DistributedDataParallel
 
-        one = {"bucket_cap_mb": ONE_BUCKET_MB} if method.is_powersgd else {}
-        wrapped = DistributedDataParallel(model, init_sync=False, **one)
+        cap = ONE_BUCKET_MB if method.is_powersgd else method.bucket_cap_mb
+        wrapped = DistributedDataParallel(model, init_sync=False, bucket_cap_mb=cap)
         if method.is_scheme:
             scheme = method.method.scheme()
             wrapped.register_comm_hook(CompressionState(scheme, named), compression_hook)

@@ -4,6 +4,7 @@ mpi/float32  gloo/float16             stock Horovod on its MPI or its Gloo opera
 mpi/ALQ(bits=3, exchange='auto')      a scheme of hvd_adaptive on either of them
 ddp/float32  ddp/float16  ddp/PowerSGD(rank=4)    PyTorch's DDP over Gloo, with its own hooks
 ddp/ALQ(bits=3)                       a scheme of hvd_adaptive as DDP's hook
+ddp:4/ALQ(bits=3)                     the same with bucket_cap_mb=4
 gloo/ALQ(bits=2|3, coding='fixed'|'huffman')    every combination of the values that | separates
 """
 
@@ -37,10 +38,12 @@ class Method:
 
     backend: str
     method: methods.Method
+    bucket_cap_mb: int | None = None
 
     @property
     def label(self) -> str:
-        return f"{self.backend}/{self.method}"
+        cap = "" if self.bucket_cap_mb is None else f":{self.bucket_cap_mb}"
+        return f"{self.backend}{cap}/{self.method}"
 
     @property
     def name(self) -> str:
@@ -83,6 +86,9 @@ def _read(text: str) -> list[Method]:
     head, slash, tail = text.partition("/")
     if not slash or "(" in head:
         head, tail = "mpi", text
+    head, colon, cap = head.partition(":")
+    if colon and (head != "ddp" or not cap.isdigit() or int(cap) < 1):
+        raise ValueError(f"{text!r}: must be ddp:MB/METHOD, MB an integer above 0")
     if head not in BACKENDS:
         raise ValueError(f"{text!r}: no backend {head!r}; there are {', '.join(BACKENDS)}")
     found = methods.read(tail)
@@ -90,7 +96,10 @@ def _read(text: str) -> list[Method]:
         found = [
             _check_powersgd(text, m) if m.name.lower() == POWERSGD.lower() else m for m in found
         ]
-    return [Method(head, method) for method in found]
+    asked = [Method(head, method, int(cap) if cap else None) for method in found]
+    if cap and any(method.is_powersgd for method in asked):
+        raise ValueError(f"{text!r}: {POWERSGD} has one bucket; must be ddp/{POWERSGD}(rank=R)")
+    return asked
 
 
 def _check_powersgd(text: str, method: methods.Method) -> methods.Method:

@@ -61,6 +61,8 @@ def test_methods():
     ]
     assert [method.is_scheme for method in found] == [False, True, False, True]
     assert [method.is_powersgd for method in found] == [False, False, True, False]
+    found += parse(["ddp:4/eden(bits=1)"])
+    assert [method.bucket_cap_mb for method in found] == [None] * 4 + [4]
     assert [m.label for m in parse(m.label for m in found)] == [m.label for m in found]
 
 
@@ -87,6 +89,9 @@ def test_alternatives_are_spread_out_once():
         ("ddp/PowerSGD", r"PowerSGD\(rank=R\)"),
         ("ddp/PowerSGD(rank=1, warm=2)", r"PowerSGD\(rank=R\)"),
         ("ddp/PowerSGD(rank=0)", "above 0"),
+        ("ddp:4/PowerSGD(rank=1)", "one bucket"),
+        ("mpi:4/float16", "ddp:MB/METHOD"),
+        ("ddp:0/float16", "above 0"),
     ],
 )
 def test_wrong_methods_are_refused(text, message):
