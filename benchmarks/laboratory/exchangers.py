@@ -9,8 +9,9 @@ from typing import Any
 import torch
 
 from hvd_adaptive.ddp import CompressionState, compression_hook
-from hvd_adaptive.tools.bench.backward import FakeNetwork, Still
-from laboratory.methods import POWERSGD, Method
+from hvd_adaptive.tools.bench.backward import FakeNetwork, Shapes, Still
+from laboratory.methods import BFLOAT16, POWERSGD, Method
+from laboratory.sharded import ShardedNetwork
 
 # PowerSGD starts at this step; the worker's untimed steps must go beyond it.
 POWERSGD_START = 2
@@ -18,6 +19,7 @@ ONE_BUCKET_MB = 4096
 
 # What to call forward, the optimizer, and the compressor or None.
 Prepared = tuple[Any, Any, Any]
+Network = FakeNetwork | ShardedNetwork
 
 
 class Exchanger:
@@ -25,7 +27,7 @@ class Exchanger:
 
     def __init__(
         self,
-        network: FakeNetwork,
+        network: Network,
         forward: Callable[[], torch.Tensor],
         optimizer: torch.optim.Optimizer,
         report: Callable[[], dict[str, float]] = dict,
@@ -45,7 +47,7 @@ class Exchanger:
         self.optimizer.step()
 
 
-def make_exchanger(ranks: Any, method: Method, network: FakeNetwork) -> Exchanger:
+def make_exchanger(ranks: Any, method: Method, network: Network) -> Exchanger:
     """The method on these ranks (one of ``RANKS``)."""
     still = Still(network.parameters(), lr=1.0)
     forward, optimizer, scheme = ranks.prepare(method, network, still, network.named())
@@ -54,9 +56,22 @@ def make_exchanger(ranks: Any, method: Method, network: FakeNetwork) -> Exchange
     return Exchanger(network, forward, optimizer, scheme.report, scheme.close)
 
 
-def alone(network: FakeNetwork) -> Exchanger:
+def alone(network: Network) -> Exchanger:
     """The backward pass without any exchange."""
-    return Exchanger(network, network, Still(network.parameters(), lr=1.0))
+    forward = network.output if isinstance(network, ShardedNetwork) else network
+    return Exchanger(network, forward, Still(network.parameters(), lr=1.0))
+
+
+def make_network(
+    backend: str,
+    shapes: Shapes,
+    memory: torch.Tensor,
+    variants: list[list[torch.Tensor]],
+    seconds: float,
+) -> Network:
+    """A network that the ranks of a backend can train."""
+    make = ShardedNetwork if backend == "fsdp" else FakeNetwork
+    return make(shapes, memory, variants, seconds)
 
 
 class HorovodRanks:
@@ -138,4 +153,29 @@ class DdpRanks:
         wrapped.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
 
 
-RANKS = {"mpi": HorovodRanks, "gloo": HorovodRanks, "ddp": DdpRanks}
+class FsdpRanks(DdpRanks):
+    """Ranks of a model that FSDP2 shards."""
+
+    def prepare(self, method: Method, model: Any, optimizer: Any, named: Any) -> Prepared:
+        """Shard each block; blocks keep their parameters from forward to backward.
+
+        FSDP2 gathers parameters in the forward pass, which is not timed, and reduces gradients.
+        """
+        from torch.distributed.device_mesh import init_device_mesh
+        from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
+        dtypes = {BFLOAT16: torch.bfloat16, "float16": torch.float16}
+        policy = MixedPrecisionPolicy(reduce_dtype=dtypes.get(method.name))
+        mesh = init_device_mesh("cpu", (self.size,))
+        for module in (*model.blocks, model):
+            fully_shard(module, mesh=mesh, mp_policy=policy, reshard_after_forward=False)
+        still, scheme = Still(model.parameters(), lr=1.0), None
+        if method.is_scheme:
+            from hvd_adaptive.fsdp import compress_reduce_scatter
+
+            scheme = method.method.scheme()
+            compress_reduce_scatter(model, scheme)
+        return model.output, still, scheme
+
+
+RANKS = {"mpi": HorovodRanks, "gloo": HorovodRanks, "ddp": DdpRanks, "fsdp": FsdpRanks}

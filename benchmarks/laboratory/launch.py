@@ -15,8 +15,8 @@ from laboratory.hosts import INTERFACE, Hosts, LaboratoryError
 
 HERE = Path(__file__).resolve().parent
 SSH = HERE / "bin" / "ssh"
-# What starts the ranks of each backend; DDP's ranks meet over Gloo.
-LAUNCHERS = {"mpi": "mpi", "gloo": "gloo", "ddp": "mpi"}
+# What starts the ranks of each backend; those of DDP and FSDP meet over Gloo.
+LAUNCHERS = {"mpi": "mpi", "gloo": "gloo", "ddp": "mpi", "fsdp": "mpi"}
 
 
 def launch(

@@ -5,6 +5,7 @@ mpi/ALQ(bits=3, exchange='auto')      a scheme of hvd_adaptive on either of them
 ddp/float32  ddp/float16  ddp/PowerSGD(rank=4)    PyTorch's DDP over Gloo, with its own hooks
 ddp/ALQ(bits=3)                       a scheme of hvd_adaptive as DDP's hook
 ddp:4/ALQ(bits=3)                     the same with bucket_cap_mb=4
+fsdp/float32  fsdp/bfloat16  fsdp/EDEN(bits=4)    FSDP2's reduce-scatter over Gloo; reduce_dtype
 gloo/ALQ(bits=2|3, coding='fixed'|'huffman')    every combination of the values that | separates
 """
 
@@ -16,8 +17,9 @@ from typing import Any
 
 from hvd_adaptive.tools import methods
 
-BACKENDS = ("mpi", "gloo", "ddp")
+BACKENDS = ("mpi", "gloo", "ddp", "fsdp")
 POWERSGD = "PowerSGD"
+BFLOAT16 = "bfloat16"
 
 DEFAULTS = (
     "mpi/float32",
@@ -43,7 +45,7 @@ class Method:
     @property
     def label(self) -> str:
         cap = "" if self.bucket_cap_mb is None else f":{self.bucket_cap_mb}"
-        return f"{self.backend}{cap}/{self.method}"
+        return f"{self.backend}{cap}/{BFLOAT16 if self.is_bfloat16 else self.method}"
 
     @property
     def name(self) -> str:
@@ -52,12 +54,17 @@ class Method:
     @property
     def is_scheme(self) -> bool:
         """Whether it is a compressor of this package, or supposed to be one."""
-        return self.method.is_scheme and not self.is_powersgd
+        return self.method.is_scheme and not (self.is_powersgd or self.is_bfloat16)
 
     @property
     def is_powersgd(self) -> bool:
         """Whether it is PyTorch's hook of this name."""
         return self.backend == "ddp" and self.name == POWERSGD
+
+    @property
+    def is_bfloat16(self) -> bool:
+        """Whether it is FSDP2's own reduce-scatter in this dtype."""
+        return self.backend == "fsdp" and self.name == BFLOAT16
 
 
 def parse(texts: Iterable[str]) -> list[Method]:

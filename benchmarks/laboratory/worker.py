@@ -20,8 +20,8 @@ from typing import Any
 
 import torch
 
-from hvd_adaptive.tools.bench.backward import FakeNetwork, Shapes
-from laboratory.exchangers import RANKS, Exchanger, alone, make_exchanger
+from hvd_adaptive.tools.bench.backward import Shapes
+from laboratory.exchangers import RANKS, Exchanger, Network, alone, make_exchanger, make_network
 from laboratory.files import write_json
 from laboratory.gradients import VARIANTS, Drawn
 from laboratory.hosts import INTERFACE
@@ -70,9 +70,9 @@ class Worker:
                 os._exit(1)  # the others may wait in a collective: the launcher ends them
         self._write(now=None)
 
-    def _network(self) -> FakeNetwork:
-        seconds = self.plan["backward_s"]
-        return FakeNetwork(self.shapes, self.memory, self.variants, seconds)
+    def _network(self) -> Network:
+        backend, seconds = self.plan["backend"], self.plan["backward_s"]
+        return make_network(backend, self.shapes, self.memory, self.variants, seconds)
 
     def _measure(self, method: Method) -> dict[str, Any]:
         network = self._network()
@@ -104,15 +104,16 @@ class Worker:
         seconds, after = time.perf_counter() - begin, _processor()
         return {"seconds": seconds} | {key: after[key] - before[key] for key in before}
 
-    def _quality(self, network: FakeNetwork) -> dict[str, Any]:
+    def _quality(self, network: Network) -> dict[str, Any]:
         """Checksum of the averaged gradient, and on the first rank its relative squared error."""
         crc, error, norm = 0, 0.0, 0.0
-        for parameter in network.layers:
-            crc = zlib.crc32(parameter.grad.contiguous().numpy().data, crc)
+        averages = [average.contiguous() for average in network.averages()]
+        for average in averages:
+            crc = zlib.crc32(average.numpy().data, crc)
         if self.ranks.rank == 0:
             means = self.source.exact_mean(self.ranks.size, 0)
-            for parameter, exact in zip(network.layers, means, strict=True):
-                error += float((parameter.grad - exact).square().sum())
+            for average, exact in zip(averages, means, strict=True):
+                error += float((average - exact).square().sum())
                 norm += float(exact.square().sum())
         self.ranks.barrier()
         return {"crc": crc} | ({"relative_error": error / norm} if norm else {})

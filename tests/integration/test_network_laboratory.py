@@ -69,6 +69,8 @@ def test_measures_and_removes_everything(tmp_path):
         "ALQ(bits=3|99)",
         "ALQ(bits=2, in_flight_bytes=4096)",
         "ddp/ALQ(bits=3)",
+        "fsdp/bfloat16",
+        "fsdp/EDEN(bits=4)",
     ]
     done = subprocess.run(
         command,
@@ -98,6 +100,12 @@ def test_measures_and_removes_everything(tmp_path):
     assert len(hook["seconds"]) == 2 and hook["replicas_equal"]
     assert 1 <= hook["sent_bytes"][0] / hook["reports"][0]["wire_bytes"] < 1.6
     assert 0.05 < hook["relative_error"] < 0.6
+    half, sharded = results["fsdp/bfloat16"], results["fsdp/EDEN(bits=4)"]
+    assert half["replicas_equal"] and sharded["replicas_equal"]
+    assert 1e-8 < half["relative_error"] < 1e-4 < sharded["relative_error"] < 0.03
+    gathered = 4 * 121_892 / 2  # this rank's half of the parameters, in the forward pass
+    sent = sharded["sent_bytes"][0] - gathered
+    assert 1 <= sent / sharded["reports"][0]["wire_bytes"] < 1.6
     assert "bits=99" in results["mpi/ALQ(bits=99)"]["trouble"]
     assert "in_flight_bytes=4096" in results["mpi/ALQ(bits=2, in_flight_bytes=4096)"]["trouble"]
 
@@ -126,6 +134,7 @@ def test_two_ranks_on_each_host_share_its_link(tmp_path):
 @pytest.mark.thorough
 def test_overlap_of_every_kind_of_hook(tmp_path):
     asked = ["ddp/float16", "ddp/PowerSGD(rank=1)", "ddp/EDEN(bits=1)", "mpi/EDEN(bits=1)"]
+    asked += ["fsdp/float32", "fsdp/EDEN(bits=1)"]
     command = [NETWORK[0], NETWORK[1].replace("network.py", "overlap.py"), "--hosts", "2"]
     command += ["--models", "tiny", "--steps", "2", "--rounds", "1", "--backward-ms", "30"]
     command += ["--json", "found.json", "--methods", *asked]

@@ -14,6 +14,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
 import overlap
 from laboratory import gradients, hosts, measure, shapes, tables, trained
 from laboratory.methods import parse, refusals
+from laboratory.sharded import ShardedNetwork
 
 from hvd_adaptive.tools.bench.backward import FakeNetwork
 
@@ -61,8 +62,9 @@ def test_methods():
     ]
     assert [method.is_scheme for method in found] == [False, True, False, True]
     assert [method.is_powersgd for method in found] == [False, False, True, False]
-    found += parse(["ddp:4/eden(bits=1)"])
-    assert [method.bucket_cap_mb for method in found] == [None] * 4 + [4]
+    found += parse(["ddp:4/eden(bits=1)", "fsdp/bfloat16"])
+    assert [method.bucket_cap_mb for method in found] == [None] * 4 + [4, None]
+    assert found[-1].label == "fsdp/bfloat16" and not found[-1].is_scheme
     assert [m.label for m in parse(m.label for m in found)] == [m.label for m in found]
 
 
@@ -164,6 +166,21 @@ def test_fake_backward_fires_hooks_from_last_to_first():
             assert parameter.grad.data_ptr() != gradient.data_ptr()
     names = [name for name, _ in table]
     assert fired == names[::-1] * gradients.VARIANTS
+
+
+def test_blocks_return_their_gradients_after_a_pause():
+    table = shapes.read_shapes("tiny")
+    variants = gradients.gradients([shape for _, shape in table], rank=0)
+    network = ShardedNetwork(table, torch.zeros(shapes.SIZES["tiny"][1]), variants, seconds=0.1)
+    for variant in range(gradients.VARIANTS):
+        network.zero_grad()
+        network.fill(variant)
+        begin = time.perf_counter()
+        network.output().backward()
+        assert time.perf_counter() - begin >= 0.1
+        for (_, parameter), gradient in zip(network.named(), variants[variant], strict=True):
+            assert torch.equal(parameter.grad, gradient)
+            assert parameter.grad.data_ptr() != gradient.data_ptr()
 
 
 def test_fake_backward_takes_as_long_as_it_should():

@@ -71,6 +71,10 @@ class FakeNetwork(nn.Module):
             x = _Layer.apply(x, parameter, self.pause)
         return x
 
+    def averages(self) -> list[Any]:
+        """Return the gradients of all parameters, which averages have replaced."""
+        return [parameter.grad for parameter in self.layers]
+
     def named(self) -> list[tuple[str, nn.Parameter]]:
         """Return (name, parameter) in the order of the forward pass."""
         return list(zip(self.names, self.layers, strict=True))
