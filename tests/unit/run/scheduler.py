@@ -8,8 +8,9 @@ nothing can go on means that the ranks would wait for ever.
 
 from __future__ import annotations
 
+import random
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -282,3 +283,24 @@ class ScheduledWorker:
 
     def _has_work(self) -> bool:
         return self._woken or (self._polls and self._network.version != self._seen)
+
+
+def first_failure(
+    check: Callable[[random.Random], None], error: Any, seeds: Iterable[int] = range(300)
+) -> int | None:
+    """The first seed whose schedule ends with ``error``."""
+    for seed in seeds:
+        try:
+            check(random.Random(seed))
+        except error:
+            return seed
+    return None
+
+
+def drop_wake_ups(monkeypatch: Any) -> None:
+    """Plant a fault: workers are not woken when the program waits for them."""
+    monkeypatch.setattr(
+        ScheduledWorker,
+        "wait_for",
+        lambda self, event, is_late: self._schedule.pause("its worker", event.is_set),
+    )

@@ -28,6 +28,8 @@ from scheduler import (
     Schedule,
     ScheduledLock,
     ScheduledWorker,
+    drop_wake_ups,
+    first_failure,
 )
 
 SCHEDULES = int(os.environ.get("HVD_ADAPTIVE_SCHEDULES", "500"))
@@ -173,16 +175,6 @@ def test_any_schedule(rng):
     check(rng)
 
 
-def first_failure(error, most=300):
-    """The first seed whose schedule ends with ``error``."""
-    for seed in range(most):
-        try:
-            check(random.Random(seed))
-        except error:
-            return seed
-    return None
-
-
 def test_swapped_submissions_are_found(monkeypatch):
     """A worker that begins groups in another order than the other ranks."""
     from hvd_adaptive.run.ordered import OrderedStep
@@ -194,17 +186,13 @@ def test_swapped_submissions_are_found(monkeypatch):
         return iter(found[::-1] if self.binding.world.rank else found)
 
     monkeypatch.setattr(OrderedStep, "_candidates", wrong)
-    assert first_failure((OrderError, AssertionError)) is not None
+    assert first_failure(check, (OrderError, AssertionError)) is not None
 
 
 def test_a_dropped_wake_up_is_found(monkeypatch):
     """A worker that is not woken when the last gradient has arrived."""
-    monkeypatch.setattr(
-        ScheduledWorker,
-        "wait_for",
-        lambda self, event, is_late: self._schedule.pause("its worker", event.is_set),
-    )
-    assert first_failure(DeadlockError) is not None
+    drop_wake_ups(monkeypatch)
+    assert first_failure(check, DeadlockError) is not None
 
 
 def test_a_future_that_is_set_early_is_found(monkeypatch):
@@ -212,7 +200,7 @@ def test_a_future_that_is_set_early_is_found(monkeypatch):
     from hvd_adaptive.run.ordered import OrderedStep
 
     monkeypatch.setattr(OrderedStep, "is_back", lambda self, slot: True)
-    assert first_failure((AssertionError, RuntimeError, DeadlockError)) is not None
+    assert first_failure(check, (AssertionError, RuntimeError, DeadlockError)) is not None
 
 
 def test_a_course_begins_in_order():
