@@ -85,10 +85,9 @@ class GradientCompressor(Changing, _Base, metaclass=RefusesClasses):
         meter: Measures what is sent, for ``report``.
         residuals: Residuals of error feedback, or None.
         instance: Number of this compressor in its random streams.
-        loads: How many states were loaded.
     """
 
-    loads = 0
+    _loads = 0  # states that were loaded
 
     def __init__(self, codec: StagedCodec) -> None:
         settings = codec.settings
@@ -296,7 +295,7 @@ class GradientCompressor(Changing, _Base, metaclass=RefusesClasses):
             self.instance = instance
             self._take_state(state)
             self._rebind()
-        self.loads += 1
+        self._loads += 1
         self._next, self._scheduled_at = None, -1
 
     def _take_state(self, state: dict[str, Any]) -> None:

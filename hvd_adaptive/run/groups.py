@@ -59,11 +59,11 @@ class Groups:
     def wants_comparison(self) -> bool:
         """Return whether ranks should compare parameters: in their first step, and in the first one
         after a state was loaded. They do if any rank wants to."""
-        return bool(self.named) and self.compared_at != self.compressor.loads
+        return bool(self.named) and self.compared_at != self.compressor._loads
 
     def compare_parameters(self, attempt: int = 0) -> None:
         """Warn if ranks have different parameters, a collective."""
-        self.compared_at = self.compressor.loads
+        self.compared_at = self.compressor._loads
         warn_of_differences(self.world, self.named, self.name_at(attempt))
 
     def stock_sizes(self, layout: Layout) -> list[int]:

@@ -19,6 +19,7 @@ import torch
 def reference(tensor: torch.Tensor) -> torch.Tensor:
     """Return an object that holds a C++ reference to ``tensor`` itself, not to its memory alone.
 
+    If ``tensor`` is a view, the reference is to the tensor that it is a view of.
     It is an empty view: ``view_as`` reads the shape twice, and raises an error if Horovod's thread
     gives an output its size in between.
     """

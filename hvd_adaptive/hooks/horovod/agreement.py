@@ -66,7 +66,7 @@ class Agreement:
         self.is_new = True
         self._due = (-1, False)
         self._tables = 0  # as tables_fitted counts, before the step that _due is of
-        self._own = torch.empty(0)
+        self._own = torch.empty(0, dtype=torch.float64, device="cpu")
         self._handle: Any = None  # of the first position in the queue
         # Names and positions of steps, oldest first. Ranks submit one for each step, also for one
         # that is given up, or they would add up positions of different steps.

@@ -24,6 +24,7 @@ import math
 import zlib
 from typing import NamedTuple
 
+import numpy as np
 import torch
 
 from hvd_adaptive.errors import RankMismatchError
@@ -104,13 +105,14 @@ class Placeholders:
 
     def __init__(self, count: int) -> None:
         self.count = count
-        self._numbers = torch.zeros(count, dtype=torch.float64, device="cpu")
-        self._tensors = self._numbers.split(1)
+        self._numbers = np.zeros((count, 1))
+        # Not views of one tensor, to which ``reference`` would refer instead.
+        self._tensors = [torch.from_numpy(row) for row in self._numbers]
         self._references = list(map(reference, self._tensors))
 
     def begin(self) -> None:
         """Begin a step. Horovod must have reduced all placeholders of the one before."""
-        self._numbers.zero_()
+        self._numbers.fill(0.0)
 
     def of(self, slot: int, absent: bool) -> torch.Tensor:
         """Return the tensor that Horovod reduces in place of a gradient.

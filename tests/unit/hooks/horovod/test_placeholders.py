@@ -57,3 +57,11 @@ def test_a_reference_does_not_depend_on_the_shape(shape):
     held = reference(tensor)
     assert held._base is tensor and held.shape == (0,)
     assert tensor.resize_(7).shape == (7,)
+
+
+def test_a_placeholder_is_no_view():
+    """A reference to a view is one to the tensor that it is a view of."""
+    placeholders = Placeholders(3)
+    for slot in range(3):
+        tensor = placeholders.of(slot, absent=False)
+        assert tensor._base is None and placeholders._references[slot]._base is tensor
