@@ -12,7 +12,7 @@ import pytest
 from hvd_adaptive.tools.cli import main
 from hvd_adaptive.tools.doctor import checks
 from hvd_adaptive.tools.doctor.checks import Context
-from hvd_adaptive.tools.install.torch_facts import find_torch
+from hvd_adaptive.tools.install.environment import Torch, find_torch
 from hvd_adaptive.tools.launch import ROOT, Ranks, RanksError, hints
 
 HOROVOD = {"version": "0.28.1", "mpi": True, "gloo": True, "nccl": False}
@@ -25,7 +25,7 @@ RANK = {
     "mpi4py": "Open MPI v4.1.8",
     "libraries": ["/lib/libmpi.so.40"],
 }
-CUDA = find_torch().__class__("2.13.0", find_torch().root, "12.8", True, 20)
+CUDA = Torch("2.13.0", "12.8", True, 20)
 
 
 def found(check, **context) -> list[tuple[str, str]]:

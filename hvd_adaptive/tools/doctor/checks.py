@@ -11,12 +11,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from hvd_adaptive.tools.install.diagnose import diagnose
-from hvd_adaptive.tools.install.errors import InstallError
-from hvd_adaptive.tools.install.facts import search_path
-from hvd_adaptive.tools.install.mpi import Mpi, find_mpi
-from hvd_adaptive.tools.install.torch_facts import Torch, find_torch
-from hvd_adaptive.tools.install.verify import probe
+from hvd_adaptive.tools.install.diagnose import InstallError, diagnose
+from hvd_adaptive.tools.install.environment import Mpi, Torch, find_mpi, find_torch, search_path
+from hvd_adaptive.tools.install.install import probe
 from hvd_adaptive.tools.launch import ROOT, Ranks, RanksError, available, hints, run_ranks
 
 FINE, NOTE, PROBLEM = "fine", "note", "problem"

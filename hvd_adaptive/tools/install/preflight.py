@@ -1,8 +1,7 @@
-"""Check for a C++ compiler and Python headers.
+"""Check for a C++ compiler, Python headers and make.
 
-The module uses the standard library only, and imports nothing of this package, because `make setup`
-runs this file with the system's Python before anything is installed: it is better to stop there
-than after a long download.
+`make setup` runs this file with the system's Python before anything is installed: it imports the
+standard library only.
 """
 
 from __future__ import annotations
@@ -36,8 +35,7 @@ def find_compiler(environ: Mapping[str, str]) -> tuple[str, ...] | None:
     """Return the C++ compiler's command: $CXX if set, else the first known one on the path."""
     wanted = [shlex.split(environ["CXX"])] if environ.get("CXX") else [[name] for name in COMPILERS]
     for name, *arguments in wanted:
-        found = shutil.which(name, path=environ.get("PATH"))
-        if found:
+        if found := shutil.which(name, path=environ.get("PATH")):
             return (found, *arguments)
     return None
 
@@ -49,28 +47,22 @@ def compiler_problem(environ: Mapping[str, str], standard: int) -> str | None:
         named = environ.get("CXX")
         what = f"CXX={named} does not exist" if named else f"none of {', '.join(COMPILERS)} exists"
         return f"no C++ compiler: {what}; {INSTALL_COMPILER}"
-    complaint = try_compile(command, standard)
-    if complaint is None:
-        return None
-    return (
+    complaint = _try_compile(command, standard)
+    return complaint and (
         f"{shlex.join(command)} does not compile C++{standard} ({complaint}); g++ 11, clang++ 14 "
         f"or newer does: {INSTALL_COMPILER}"
     )
 
 
-def try_compile(command: Sequence[str], standard: int) -> str | None:
+def _try_compile(command: Sequence[str], standard: int) -> str | None:
     """Compile one line as C++ `standard`; return None or the compiler's first words."""
     with tempfile.TemporaryDirectory(prefix="hvd_adaptive-") as folder:
         source = Path(folder, "probe.cc")
         source.write_text("#include <string>\nint main() { return std::string().size(); }\n")
-        arguments = [f"-std=c++{standard}", "-c", str(source), "-o", str(source.with_suffix(".o"))]
+        words = [*command, f"-std=c++{standard}", "-c", str(source), "-o", f"{folder}/probe.o"]
         try:
             done = subprocess.run(
-                [*command, *arguments],
-                capture_output=True,
-                text=True,
-                errors="replace",
-                timeout=120,
+                words, capture_output=True, text=True, errors="replace", timeout=120
             )
         except (OSError, subprocess.TimeoutExpired) as error:
             return str(error)
@@ -83,16 +75,14 @@ def try_compile(command: Sequence[str], standard: int) -> str | None:
 def headers_problem() -> str | None:
     """Return why Python.h is missing, with what to do; None if it exists."""
     folder = sysconfig.get_paths()["include"]
-    if Path(folder, "Python.h").is_file():
-        return None
-    return f"Python.h is not in {folder}: {INSTALL_HEADERS}"
+    exists = Path(folder, "Python.h").is_file()
+    return None if exists else f"Python.h is not in {folder}: {INSTALL_HEADERS}"
 
 
 def make_problem(environ: Mapping[str, str]) -> str | None:
     """Return why Horovod's makefiles cannot be run; None if they can."""
-    if shutil.which("make", path=environ.get("PATH")):
-        return None
-    return f"there is no make: {INSTALL_MAKE}"
+    exists = shutil.which("make", path=environ.get("PATH"))
+    return None if exists else f"there is no make: {INSTALL_MAKE}"
 
 
 def folder_problem(folder: Path) -> str | None:
@@ -111,13 +101,12 @@ def venv_problem() -> str | None:
 
 def main() -> int:
     """Print every problem at once, so that one visit to the package manager is enough."""
-    standard = int(sys.argv[1]) if len(sys.argv) > 1 else 20
     checks = (
         folder_problem(Path.cwd()),
         venv_problem(),
         headers_problem(),
         make_problem(os.environ),
-        compiler_problem(os.environ, standard),
+        compiler_problem(os.environ, int(sys.argv[1]) if len(sys.argv) > 1 else 20),
     )
     problems = [problem for problem in checks if problem]
     for problem in problems:

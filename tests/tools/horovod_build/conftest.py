@@ -7,9 +7,7 @@ from pathlib import Path
 import pytest
 
 from hvd_adaptive.tools.install.cuda import Gpu
-from hvd_adaptive.tools.install.facts import Facts
-from hvd_adaptive.tools.install.mpi import Mpi
-from hvd_adaptive.tools.install.torch_facts import Torch
+from hvd_adaptive.tools.install.environment import Facts, Mpi, Torch
 
 
 @pytest.fixture
@@ -17,7 +15,7 @@ def facts(tmp_path: Path) -> Facts:
     """A made-up environment with an MPI of its own."""
     prefix = tmp_path / "env"
     return Facts(
-        torch=Torch("2.13.0", prefix / "torch", None, True, 20),
+        torch=Torch("2.13.0", None, True, 20),
         mpi=Mpi(prefix / "bin" / "mpicxx", "Open MPI", "4.1.8", (prefix / "lib",)),
         gpu=Gpu("CPU build"),
         prefix=prefix,

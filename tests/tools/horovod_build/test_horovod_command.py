@@ -12,7 +12,7 @@ import pytest
 
 from hvd_adaptive.tools import cli
 from hvd_adaptive.tools.install import preflight
-from hvd_adaptive.tools.install.errors import MISSING
+from hvd_adaptive.tools.install.diagnose import MISSING
 
 # The command line
 
@@ -25,8 +25,8 @@ def command(*arguments: str) -> int:
     ("arguments", "words"),
     [
         (["--cuda", "maybe"], "maybe"),
-        (["--jobs", "0"], "whole number of 1 or more"),
-        (["--jobs", "two"], "whole number of 1 or more"),
+        (["--jobs", "0"], "integer of 1 or more"),
+        (["--jobs", "two"], "integer of 1 or more"),
         (["--version", "newest"], "not a version"),
         (["--no-mpi", "--no-gloo"], "nothing to communicate with"),
         (["--colour"], "unrecognized"),

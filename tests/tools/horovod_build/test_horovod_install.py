@@ -13,11 +13,10 @@ import pytest
 from horovod_files import file
 from rich.console import Console
 
-from hvd_adaptive.tools.install import build as build_module
-from hvd_adaptive.tools.install import cache, install, preflight, verify
-from hvd_adaptive.tools.install.errors import BUILD_FAILED, InstallError
-from hvd_adaptive.tools.install.facts import Options
-from hvd_adaptive.tools.install.plan import Plan
+from hvd_adaptive.tools.install import build, install, preflight
+from hvd_adaptive.tools.install.diagnose import BUILD_FAILED, InstallError
+from hvd_adaptive.tools.install.environment import Options
+from hvd_adaptive.tools.install.recipe import Plan
 
 # Running the build, keeping the wheel
 
@@ -27,21 +26,20 @@ def quiet_console() -> Console:
 
 
 def test_progress_is_read_from_makes_percentages():
-    lines = ["[  3%] Building CXX object g/a.cc.o", "  [ 12%] Building CXX object h/b.cc.o", "x"]
-    assert build_module.progress_of(lines) == (12, "compiling b.cc")
-    assert build_module.progress_of(["[100%] Built target t"]) == (100, "Built target t")
-    assert build_module.progress_of(["warning: 12%"]) is None
+    log = "[  3%] Building CXX object g/a.cc.o\n  [ 12%] Building CXX object h/b.cc.o\nx\n[ 1"
+    assert build.progress_of(log) == "12%  Building CXX object h/b.cc.o"
+    assert build.progress_of("warning: 12%") == "fetching and configuring"
 
 
 def test_run_build_logs_and_returns_the_status(tmp_path, monkeypatch):
-    monkeypatch.setattr(build_module, "_EVERY_S", 0.0)
+    monkeypatch.setattr(build, "_EVERY_S", 0.0)
     script = "echo '[ 50%] Building CXX object a/b.cc.o'; echo oops $NAME >&2; sleep 0.4; exit 3"
     plan = Plan(("/bin/sh", "-c", script), {"NAME": "here"}, ("GONE",), tmp_path)
     console = quiet_console()
     environ = {**os.environ, "GONE": "1"}
-    assert build_module.run_build(plan, environ, tmp_path / "log", console) == 3
+    assert build.run_build(plan, environ, tmp_path / "log", console) == 3
     assert "oops here" in (tmp_path / "log").read_text()
-    assert " 50%  compiling b.cc" in console.file.getvalue()
+    assert "s  50%  Building CXX object a/b.cc.o" in console.file.getvalue()
 
 
 def test_an_interrupt_ends_the_compilers_too(tmp_path, monkeypatch):
@@ -50,10 +48,10 @@ def test_an_interrupt_ends_the_compilers_too(tmp_path, monkeypatch):
             time.sleep(0.01)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(build_module, "_follow", interrupt)
+    monkeypatch.setattr(build, "_follow", interrupt)
     plan = Plan(("/bin/sh", "-c", "sleep 60 & echo $! > new; mv new child; wait"), {}, (), tmp_path)
     with pytest.raises(KeyboardInterrupt):
-        build_module.run_build(plan, os.environ, tmp_path / "log", quiet_console())
+        build.run_build(plan, os.environ, tmp_path / "log", quiet_console())
     child = int((tmp_path / "child").read_text())
     deadline = time.monotonic() + 10
     while is_running(child) and time.monotonic() < deadline:
@@ -70,37 +68,39 @@ def is_running(process: int) -> bool:
 
 
 def test_wheels_are_kept_by_key(tmp_path):
-    root = cache.wheel_root(None, {"XDG_CACHE_HOME": str(tmp_path)})
+    root = build.wheel_root(None, {"XDG_CACHE_HOME": str(tmp_path)})
     assert root == tmp_path / "hvd_adaptive" / "wheels"
-    assert cache.wheel_root(None, {"XDG_CACHE_HOME": "relative"}) != Path("relative")
-    assert cache.wheel_root(tmp_path, {}) == tmp_path
-    with cache.build_folder(root) as folder:
+    assert build.wheel_root(None, {"XDG_CACHE_HOME": "relative"}) != Path("relative")
+    assert build.wheel_root(tmp_path, {}) == tmp_path
+    with build.build_folder(root) as folder:
         wheel = file(folder / "horovod-0.28.1-x.whl", "new")
-        kept = cache.keep_wheel(root, "k1", wheel, file(folder / "build.log", "log"), {"a": 1})
+        kept = build.keep_wheel(root, "k1", wheel, file(folder / "build.log", "log"), {"a": 1})
     assert not folder.exists()
-    assert cache.find_wheel(root, "k1") == kept
+    assert build.find_wheel(root, "k1") == kept
     assert kept.read_text() == "new"
     assert json.loads((root / "k1" / "about.json").read_text()) == {"a": 1}
-    assert cache.find_wheel(root, "k2") is None
+    assert build.find_wheel(root, "k2") is None
 
 
 def test_a_failed_build_keeps_its_log(tmp_path):
-    with pytest.raises(InstallError), cache.build_folder(tmp_path) as folder:
+    with pytest.raises(InstallError), build.build_folder(tmp_path) as folder:
         raise InstallError("no", exit_code=BUILD_FAILED, log=file(folder / "build.log", "why"))
     assert (folder / "build.log").read_text() == "why"
 
 
 def test_a_wheel_folder_that_cannot_be_written(tmp_path):
     blocked = file(tmp_path / "a-file", "") / "wheels"
-    with pytest.raises(InstallError, match="cannot write") as raised, cache.build_folder(blocked):
+    with pytest.raises(InstallError, match="cannot write") as raised, build.build_folder(blocked):
         pass
     assert "--wheel-dir" in raised.value.hints[0]
 
 
-def test_differences_name_what_is_wrong(facts):
+def test_problems_name_what_is_wrong(facts, monkeypatch):
     seen = {"version": "0.28.1", "torch": "2.13.0", "mpi": True, "gloo": True, "nccl": False}
-    assert verify.differences(seen, Options(), facts) == []
-    wrong = verify.differences({**seen, "mpi": False, "torch": "2.0"}, Options(), facts)
+    monkeypatch.setattr(install, "probe", lambda: (seen, ""))
+    assert install.problems(Options(), facts) == []
+    seen |= {"mpi": False, "torch": "2.0"}
+    wrong = install.problems(Options(), facts)
     assert wrong == ["torch is 2.0, not 2.13.0", "mpi is False, not True"]
 
 
@@ -108,8 +108,8 @@ def test_differences_name_what_is_wrong(facts):
 def job(facts, tmp_path, monkeypatch) -> install.Job:
     """A job in the made-up environment; nothing is installed, pip only notes what it is given."""
     monkeypatch.setattr(install, "gather", lambda options, environ: facts)
-    monkeypatch.setattr(install, "require_modules", lambda: None)
-    monkeypatch.setattr(install, "find_installed", lambda: None)
+    monkeypatch.setattr(install, "require_packages", lambda: None)
+    monkeypatch.setattr(install, "installed", lambda: (None, None))
     monkeypatch.setattr(install, "problems", lambda options, facts: [])
     monkeypatch.setattr(install, "pip_install", lambda wheel: None)
     environ = {**os.environ, "XDG_CACHE_HOME": str(tmp_path / "cache")}
@@ -153,12 +153,10 @@ def test_install_builds_once_then_uses_the_cache(job, monkeypatch):
 def test_install_leaves_a_good_horovod_alone(job, monkeypatch):
     plans = fake_build(monkeypatch, "fine", wheel=True)
     for key in (job.key, None):
-        found = verify.Installed("0.28.1", key)
-        monkeypatch.setattr(install, "find_installed", lambda found=found: found)
+        monkeypatch.setattr(install, "installed", lambda key=key: ("0.28.1", key))
         assert install.install(job).status == "already installed"
     assert not plans
-    stale = verify.Installed("0.28.1", "0" * 16)
-    monkeypatch.setattr(install, "find_installed", lambda: stale)
+    monkeypatch.setattr(install, "installed", lambda: ("0.28.1", "0" * 16))
     assert install.install(job).status == "built"
 
 
@@ -177,5 +175,5 @@ def test_a_failed_build_says_why(job, monkeypatch):
         install.install(job)
     assert raised.value.exit_code == BUILD_FAILED
     assert "python3-dev" in raised.value.hints[0]
-    assert "Python.h" in raised.value.tail[-1]
+    assert "Python.h" in raised.value.output
     assert raised.value.log.read_text().startswith("x.cc")

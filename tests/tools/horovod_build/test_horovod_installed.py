@@ -8,23 +8,23 @@ import json
 import pytest
 
 from hvd_adaptive.tools import cli
-from hvd_adaptive.tools.install import command, verify
-from hvd_adaptive.tools.install.facts import Options
+from hvd_adaptive.tools.install import command, install
+from hvd_adaptive.tools.install.environment import Options
 from hvd_adaptive.tools.install.install import Outcome
 
 
 def test_the_installed_one_is_compared_with_what_was_asked_for(facts):
     horovod = pytest.importorskip("horovod")
-    assert verify.find_installed().version == horovod.__version__
+    assert install.installed()[0] == horovod.__version__
     other = dataclasses.replace(facts, torch=dataclasses.replace(facts.torch, version="1.0"))
-    told = verify.problems(Options(version="0.0.1"), other)
+    told = install.problems(Options(version="0.0.1"), other)
     assert f"version is {horovod.__version__}, not 0.0.1" in told
     assert any(line.startswith("torch is ") and line.endswith(", not 1.0") for line in told)
 
 
 def test_one_that_cannot_be_imported(facts, monkeypatch):
-    monkeypatch.setattr(verify, "_PROBE", "raise ImportError('undefined symbol')")
-    (told,) = verify.problems(Options(), facts)
+    monkeypatch.setattr(install, "_PROBE", "raise ImportError('undefined symbol')")
+    (told,) = install.problems(Options(), facts)
     assert told.startswith("import horovod.torch fails: ")
     assert told.endswith("ImportError: undefined symbol")
 
@@ -33,7 +33,8 @@ def test_one_that_cannot_be_imported(facts, monkeypatch):
 def test_the_outcome_is_reported(facts, as_json, tmp_path, monkeypatch, capsys):
     wheel = tmp_path / "horovod.whl"
     monkeypatch.setattr("hvd_adaptive.tools.install.install.gather", lambda *_: facts)
-    monkeypatch.setattr(command, "install", lambda job: Outcome("built", "0a1b", wheel, 61.04))
+    monkeypatch.setattr("hvd_adaptive.tools.install.install.build_key", lambda *_: "0a1b")
+    monkeypatch.setattr(command, "install", lambda job: Outcome("built", wheel, 61.04))
     assert cli.main(["install-horovod", *["--json"] * as_json]) == 0
     printed = capsys.readouterr()
     if as_json:

@@ -11,11 +11,9 @@ from horovod_files import executable, file
 
 from hvd_adaptive.tools.install import cuda, install
 from hvd_adaptive.tools.install.cuda import Gpu, Nccl, find_gpu
-from hvd_adaptive.tools.install.errors import MISSING, InstallError
-from hvd_adaptive.tools.install.facts import Options, cpu_features
-from hvd_adaptive.tools.install.mpi import Mpi, find_mpi
-from hvd_adaptive.tools.install.plan import build_key, make_plan, relative_rpaths
-from hvd_adaptive.tools.install.torch_facts import Torch
+from hvd_adaptive.tools.install.diagnose import MISSING, InstallError
+from hvd_adaptive.tools.install.environment import Mpi, Options, cpu_features, find_mpi
+from hvd_adaptive.tools.install.recipe import build_key, make_plan, relative_rpaths
 
 # MPI, CUDA, CPU
 
@@ -45,10 +43,10 @@ def test_no_mpi_on_an_empty_path(tmp_path):
 
 
 def test_gpu_decisions(tmp_path):
-    torch = Torch("2.4.0", tmp_path, "12.1", True, 17)
+    torch = "12.1"
     site, home = tmp_path / "site", tmp_path / "cuda"
     environ = {"PATH": str(tmp_path / "none"), "HOROVOD_CUDA_HOME": str(home)}
-    assert find_gpu("auto", dataclasses.replace(torch, cuda=None), environ, site).home is None
+    assert find_gpu("auto", None, environ, site).home is None
     executable(home / "bin" / "nvcc", "#!/bin/sh\necho release 12.4, V12.4.1\n")
     nccl_folder = site / "nvidia" / "nccl"
     if not any(Path(f"/usr/{p}/nccl.h").exists() for p in ("include", "local/nccl/include")):
@@ -62,13 +60,13 @@ def test_gpu_decisions(tmp_path):
     assert (gpu.home, gpu.nvcc_version) == (home, "12.4")
     assert gpu.nccl == Nccl(nccl_folder / "include", library)
     assert find_gpu("no", torch, environ, site).nccl is None
-    other = find_gpu("auto", dataclasses.replace(torch, cuda="13.0"), environ, site)
+    other = find_gpu("auto", "13.0", environ, site)
     assert other.nccl is None and "12.4" in other.reason and "13.0" in other.reason
 
 
 def test_a_script_named_nvcc_is_no_toolkit(tmp_path, monkeypatch):
     """A script on PATH that calls the nvcc of another folder."""
-    torch, site = Torch("2.4.0", tmp_path, "12.1", True, 17), tmp_path / "site"
+    torch, site = "12.1", tmp_path / "site"
     usual, script = tmp_path / "usual", tmp_path / "local" / "bin" / "nvcc"
     monkeypatch.setattr(cuda, "USUAL_HOME", usual)
     says = "#!/bin/sh\necho release 12.4, V12.4.1\n"
@@ -83,10 +81,9 @@ def test_a_script_named_nvcc_is_no_toolkit(tmp_path, monkeypatch):
     assert find_gpu("auto", torch, environ, site).home == tmp_path / "local"
 
 
-def test_cpu_features_are_those_horovod_uses(tmp_path):
-    info = file(tmp_path / "cpuinfo", "model : x\nflags\t\t: sse fma avx avx2 avx512f\n")
-    assert cpu_features(info) == ("avx", "fma")
-    assert cpu_features(tmp_path / "absent") == ()
+def test_cpu_features_are_those_horovod_uses():
+    assert cpu_features("model : x\nflags\t\t: sse fma avx avx2 avx512f\n") == ("avx", "fma")
+    assert cpu_features("") == ()
 
 
 # The plan and its key

@@ -10,8 +10,8 @@ import pytest
 from horovod_files import executable, file
 
 from hvd_adaptive.tools.install import preflight
-from hvd_adaptive.tools.install.torch_facts import Torch, find_torch, required_standard
-from hvd_adaptive.tools.install.wrapper import wrapper_script, write_wrapper
+from hvd_adaptive.tools.install.environment import Torch, find_torch, required_standard
+from hvd_adaptive.tools.install.recipe import wrapper_script
 
 # The compiler wrapper
 
@@ -19,7 +19,7 @@ from hvd_adaptive.tools.install.wrapper import wrapper_script, write_wrapper
 def run_wrapper(folder: Path, standard: int, arguments: list[str], rpaths=()) -> list[str]:
     """What the wrapper passes to the real compiler, here a script that prints its arguments."""
     real = executable(folder / "a compiler", '#!/bin/sh\nprintf "%s\\n" "$@"\n')
-    write_wrapper(folder / "cxx", wrapper_script([str(real), "-first"], standard, rpaths))
+    executable(folder / "cxx", wrapper_script([str(real), "-first"], standard, rpaths))
     done = subprocess.run([folder / "cxx", *arguments], capture_output=True, text=True, check=True)
     assert done.stdout.startswith("-first\n")
     return done.stdout.splitlines()[1:]
@@ -85,7 +85,7 @@ def test_wrapper_puts_the_environments_libraries_first(tmp_path):
 def test_wrapper_with_the_real_compiler(tmp_path):
     source = file(tmp_path / "x.cc", "static_assert(__cplusplus > 201703L);\n")
     compiler = preflight.find_compiler(os.environ)
-    write_wrapper(tmp_path / "cxx", wrapper_script(compiler, 20))
+    executable(tmp_path / "cxx", wrapper_script(compiler, 20))
     arguments = ["-std=c++14", "-c", str(source), "-o", str(tmp_path / "x.o")]
     assert subprocess.run([*compiler, *arguments], capture_output=True).returncode != 0
     assert subprocess.run([tmp_path / "cxx", *arguments]).returncode == 0
@@ -132,7 +132,7 @@ def test_find_torch_reads_files_only(tmp_path):
     about = "__version__ = '2.4.1+cu121'\ndebug = False\ncuda: Optional[str] = '12.1'\n"
     file(tmp_path / "version.py", about)
     file(tmp_path / "share/cmake/Torch/TorchConfig.cmake", '"-D_GLIBCXX_USE_CXX11_ABI=0"')
-    assert find_torch(tmp_path) == Torch("2.4.1+cu121", tmp_path, "12.1", False, 17)
+    assert find_torch(tmp_path) == Torch("2.4.1+cu121", "12.1", False, 17)
     file(tmp_path / "version.py", "__version__ = '2.13.0'\ncuda: Optional[str] = None\n")
     assert find_torch(tmp_path).cuda is None
 
