@@ -1,5 +1,5 @@
-"""Extension of griffe: docstrings are plain text, in which 2**bits is a power. Shared keywords get
-the types that ``shared_keywords`` declares."""
+"""Extension of griffe: docstrings are plain text, in which 2**bits is a power and docs/NAME.md a
+page. Shared keywords get the types that ``shared_keywords`` declares."""
 
 from __future__ import annotations
 
@@ -18,7 +18,20 @@ class PlainText(griffe.Extension):
         if obj.docstring:
             if obj.path == "hvd_adaptive.settings.Settings":
                 obj.docstring.value = typed(obj.docstring.value)
-            obj.docstring.value = escaped(obj.docstring.value)
+            obj.docstring.value = linked(escaped(obj.docstring.value))
+
+
+def linked(text: str) -> str:
+    """Return the text with links to the pages, and to the shared keywords, that it names."""
+    settings = "hvd_adaptive.settings.Settings"
+    text = text.replace(f"``{settings}``", f"[`Settings`][{settings}]")
+    return re.sub(r"\bdocs/(\w+)\.md\b", lambda m: f"[{title(m[1])}](../{m[1]}.md)", text)
+
+
+def title(page: str) -> str:
+    """Return a page's heading."""
+    text = (Path(__file__).parent / f"{page}.md").read_text(encoding="utf-8")
+    return text.split("\n", 1)[0].removeprefix("# ").split(":")[0]
 
 
 def typed(text: str) -> str:

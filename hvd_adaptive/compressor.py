@@ -85,6 +85,18 @@ class GradientCompressor(Changing, _Base, metaclass=RefusesClasses):
         meter: Measures what is sent, for ``report``.
         residuals: Residuals of error feedback, or None.
         instance: Number of this compressor in its random streams.
+
+    Examples:
+        >>> from hvd_adaptive import ALQ
+        >>> compressor = ALQ(bits=3)
+        >>> gradient = torch.randn(8192)
+        >>> payload = compressor.encode(gradient)
+        >>> payload.dtype
+        torch.uint8
+        >>> compressor.decode(payload).shape
+        torch.Size([8192])
+        >>> compressor.set(bits=4)  # on every rank, before the same step
+        >>> torch.save(compressor.state_dict(), "compressor.pt")
     """
 
     _loads = 0  # states that were loaded

@@ -5,7 +5,7 @@
     model.register_comm_hook(state, compression_hook)
 
 Codec, schemes, exchanges, error feedback and table updates are those of Horovod's optimizers; only
-the collectives differ (transport/torch_world.py). The backends are gloo and nccl.
+the collectives differ. The backends are gloo and nccl.
 """
 
 # No ``from __future__ import annotations``: DDP compares a hook's annotations with types.
@@ -60,6 +60,15 @@ class CompressionState:
     Raises:
         ValueError: ``compressor`` is not a compressor, serves another optimizer or model, or has a
             process_set; or a parameter is on another device than the CPU or a GPU of CUDA or ROCm.
+
+    Examples:
+        >>> from hvd_adaptive import ALQ
+        >>> from hvd_adaptive.ddp import CompressionState, compression_hook
+        >>> model = DistributedDataParallel(net)
+        >>> state = CompressionState(ALQ(bits=3), net.named_parameters())
+        >>> model.register_comm_hook(state, compression_hook)
+        >>> model(inputs).sum().backward()
+        >>> figures = state.compressor.report()
     """
 
     def __init__(
@@ -193,6 +202,13 @@ def compression_hook(
         RankMismatchError: Ranks differ in settings or steps.
         PayloadError: A payload arrived corrupt.
         RuntimeError: The compressor serves another model.
+
+    Examples:
+        >>> from hvd_adaptive import EDEN
+        >>> from hvd_adaptive.ddp import CompressionState, compression_hook
+        >>> model = DistributedDataParallel(net)
+        >>> state = CompressionState(EDEN(bits=2), net.named_parameters())
+        >>> model.register_comm_hook(state, compression_hook)
     """
     _check_call(state, bucket, others)
     session = state.session

@@ -4,12 +4,46 @@ from __future__ import annotations
 
 
 class PayloadError(ValueError):
-    """The payload is short, foreign, corrupt, or encoded with another table or settings."""
+    """The payload is short, foreign, corrupt, or encoded with another table or settings.
+
+    Examples:
+        >>> from hvd_adaptive import ALQ, PayloadError
+        >>> compressor = ALQ(bits=3)
+        >>> payload = compressor.encode(torch.randn(8192))
+        >>> payload[-1] ^= 1  # damage it
+        >>> try:
+        ...     compressor.decode(payload)
+        ... except PayloadError:
+        ...     print("refused")
+        refused
+    """
 
 
 class RankMismatchError(RuntimeError):
-    """Ranks differ in settings, parameters, step or order; raised on every rank alike."""
+    """Ranks differ in settings, parameters, step or order; raised on every rank alike.
+
+    The message names the difference and the ranks (docs/failures.md).
+
+    Examples:
+        >>> from hvd_adaptive import RankMismatchError
+        >>> try:
+        ...     optimizer.step()
+        ... except RankMismatchError as error:
+        ...     print(error)
+        ...     raise
+    """
 
 
 class ResidualError(RuntimeError):
-    """Residuals of error feedback have outgrown the gradients; raised on every rank alike."""
+    """Residuals of error feedback have outgrown the gradients; raised on every rank alike.
+
+    ``error_feedback="auto"`` prevents it (docs/choosing.md).
+
+    Examples:
+        >>> from hvd_adaptive import ResidualError
+        >>> try:
+        ...     optimizer.step()
+        ... except ResidualError as error:
+        ...     print(error)
+        ...     raise
+    """

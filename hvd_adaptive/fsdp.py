@@ -34,6 +34,15 @@ class Compressed:
 
     Attributes:
         compressor: The compressor.
+
+    Examples:
+        >>> from torch.distributed.fsdp import fully_shard
+        >>> from hvd_adaptive import EDEN
+        >>> from hvd_adaptive.fsdp import compress_reduce_scatter
+        >>> compressed = compress_reduce_scatter(fully_shard(net), EDEN(bits=4))
+        >>> net(inputs).sum().backward()
+        >>> compressed.finish()  # steps of torch.optim.Optimizer do it themselves
+        >>> figures = compressed.compressor.report()
     """
 
     def __init__(self, session: ShardedSession, model: nn.Module) -> None:
@@ -111,6 +120,14 @@ def compress_reduce_scatter(model: nn.Module, compressor: GradientCompressor) ->
     Raises:
         ValueError: An argument is not allowed.
         RuntimeError: This version of torch cannot replace the reduce-scatter.
+
+    Examples:
+        >>> from torch.distributed.fsdp import fully_shard
+        >>> from hvd_adaptive import EDEN
+        >>> from hvd_adaptive.fsdp import compress_reduce_scatter
+        >>> model = fully_shard(net)
+        >>> compressed = compress_reduce_scatter(model, EDEN(bits=4))
+        >>> optimizer = torch.optim.AdamW(model.parameters())
     """
     modules = _modules_of(model, "set_custom_reduce_scatter")
     compressed = Compressed(_session(compressor, modules, shards=True), model)
@@ -139,6 +156,15 @@ def compress_all_reduce(
     Raises:
         ValueError: An argument is not allowed.
         RuntimeError: This version of torch has no such hook.
+
+    Examples:
+        >>> from torch.distributed.device_mesh import init_device_mesh
+        >>> from torch.distributed.fsdp import fully_shard
+        >>> from hvd_adaptive import ALQ
+        >>> from hvd_adaptive.fsdp import compress_all_reduce
+        >>> mesh = init_device_mesh("cpu", (1, 1), mesh_dim_names=("nodes", "shards"))
+        >>> model = fully_shard(net, mesh=mesh["shards"])
+        >>> compressed = compress_all_reduce(model, ALQ(bits=3), mesh["nodes"].get_group())
     """
     modules = _modules_of(model, "set_all_reduce_hook")
     if not isinstance(group, dist.ProcessGroup):

@@ -79,6 +79,14 @@ class LocalSGD(WrappedOptimizer):
 
     Raises:
         ValueError: An argument is not allowed.
+
+    Examples:
+        >>> from hvd_adaptive import EDEN, LocalSGD
+        >>> inner = torch.optim.SGD(net.parameters(), lr=0.1)
+        >>> optimizer = LocalSGD(inner, every=8, compression=EDEN(bits=4))
+        >>> net(inputs).sum().backward()
+        >>> optimizer.step()  # every eighth one averages the ranks' models
+        >>> optimizer.finish()
     """
 
     def __init__(

@@ -35,6 +35,13 @@ class Portion:
         count: Number of functions.
         gradient: Callable (x, index) that returns the gradient (1-D, x's dtype) of function
             ``index``, or for None the mean gradient of all ``count`` functions.
+
+    Examples:
+        >>> from hvd_adaptive.optim import Portion
+        >>> goals = torch.eye(4)  # the functions |x - goal|²/2
+        >>> def gradient(x, index):
+        ...     return x - (goals.mean(0) if index is None else goals[index])
+        >>> portion = Portion(count=4, gradient=gradient)
     """
 
     count: int
@@ -155,6 +162,19 @@ class QSVRG:
     Raises:
         ValueError: An argument is wrong.
         RankMismatchError: Ranks differ in start, lr, iterations, intervals or seed.
+
+    Examples:
+        >>> from hvd_adaptive.optim import QSVRG, Portion
+        >>> goals = torch.eye(4)  # rank i has the functions |x - goal|²/2 of two goals
+        >>> def portion(own):
+        ...     def gradient(x, index):
+        ...         return x - (own.mean(0) if index is None else own[index])
+        ...     return Portion(count=2, gradient=gradient)
+        >>> run = QSVRG(torch.zeros(4), [portion(goals[:2]), portion(goals[2:])], lr=0.1, iterations=50)
+        >>> for _ in range(4):
+        ...     point = run.epoch()
+        >>> torch.allclose(point, goals.mean(0), atol=0.01)
+        True
     """
 
     def __init__(

@@ -53,6 +53,12 @@ def in_buckets(flat: torch.Tensor, bucket_size: int) -> torch.Tensor:
     """Return ``flat`` (1-D) as at least one row of shape (buckets, bucket_size).
 
     The last row is padded with zeros. The result is a view if no padding is needed.
+
+    Examples:
+        >>> from hvd_adaptive.scheme import in_buckets
+        >>> in_buckets(torch.ones(5), 3)
+        tensor([[1., 1., 1.],
+                [1., 1., 0.]])
     """
     buckets = max(1, -(-flat.numel() // bucket_size))
     missing = buckets * bucket_size - flat.numel()
@@ -65,6 +71,12 @@ def uniforms(rows: torch.Tensor, key: int) -> torch.Tensor:
 
     The numbers depend only on ``key``, are the same on every machine, and leave torch's generator
     unchanged.
+
+    Examples:
+        >>> from hvd_adaptive.scheme import in_buckets, uniforms
+        >>> rows = in_buckets(torch.zeros(1000), 256)
+        >>> uniforms(rows, key=7).shape
+        torch.Size([4, 256])
     """
     buckets, size = rows.shape
     draw = kernels.for_device(rows.device, "uniforms").uniforms

@@ -102,6 +102,12 @@ class Settings:
 
     Raises:
         ValueError: A value is not allowed.
+
+    Examples:
+        >>> from hvd_adaptive import EDEN
+        >>> compressor = EDEN(bits=2, error_feedback="auto", parameter_bits={"*.bias": None})
+        >>> compressor.settings.error_feedback
+        'auto'
     """
 
     bucket_size: int = keyword(8192, partial(check_integer, least=1, most=2**32 - 1), refits=True)

@@ -57,6 +57,12 @@ def average(
         RuntimeError: Neither torch.distributed nor Horovod is initialised.
         RankMismatchError: Ranks differ in lists, settings or steps.
         PayloadError: A payload arrived corrupt, on any rank.
+
+    Examples:
+        >>> from hvd_adaptive import ALQ, average
+        >>> compressor = ALQ(bits=3)
+        >>> net(inputs).sum().backward()
+        >>> averages = average([p.grad for p in net.parameters()], compressor)
     """
     given = checked(tensors)
     session = _session_of(compressor, group)

@@ -28,7 +28,13 @@ _numbers = itertools.count()
 
 
 class Averaging:
-    """An ``average`` in progress."""
+    """An ``average`` in progress.
+
+    Examples:
+        >>> from hvd_adaptive import ALQ, average
+        >>> begun = average([torch.ones(2048)], ALQ(bits=3), async_op=True)
+        >>> averages = begun.wait()
+    """
 
     def __init__(self, session: ListSession, tensors: Tensors, previous: Averaging | None) -> None:
         self._averages: Tensors | None = None

@@ -72,6 +72,12 @@ class Monitor:
 
     If a file cannot be written, now or later, the monitor warns once and training continues without
     it.
+
+    Examples:
+        >>> from hvd_adaptive import ALQ, Monitor
+        >>> monitor = Monitor("runs/1", every=10)
+        >>> compressor = ALQ(bits=3, monitor=monitor)
+        >>> monitor.close()  # at the end; ``hvd-adaptive report runs/1`` draws the run
     """
 
     def __init__(

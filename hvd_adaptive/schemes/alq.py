@@ -47,16 +47,29 @@ class ALQ(LevelScheme):
             these are -1, 0 and 1, whatever the gradients. True for 2**bits levels +-l1 ... +-1
             without zero (App. B.3).
         table: Levels until the first fit, ascending and signed. If None, they are the exponential
-            levels with the least bound on the error of any bucket
-            (``levels.worst_case.safe_magnitudes``).
+            levels with the least bound on the error of any bucket (docs/training.md).
         update_steps: Steps at which the table is refitted: a collection, an ascending iterable or a
             callable. Default: 0, 1, 7, 100, 2,000 and every 10,000 (docs/training.md).
         samples: Buckets that each rank samples at each of the steps that a fit is based on.
         statistics: "histogram", or "normal" for the paper's truncated normals.
-        **shared: See docs/reference.md.
+        **shared: See ``hvd_adaptive.settings.Settings``.
 
     Raises:
         ValueError: A keyword is wrong.
+
+    Examples:
+        >>> from hvd_adaptive import ALQ
+        >>> compressor = ALQ(bits=3)
+        >>> gradient = torch.randn(65_536)
+        >>> compressor.fit(gradient)  # in training, ranks fit the table together
+        >>> compressor.levels.numel()
+        7
+        >>> payload = compressor.encode(gradient)
+        >>> round(gradient.nbytes / payload.nbytes, 1)
+        11.3
+        >>> difference = compressor.decode(payload) - gradient
+        >>> bool(difference.norm() < 0.5 * gradient.norm())
+        True
     """
 
     def __init__(

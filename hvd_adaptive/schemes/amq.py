@@ -39,10 +39,18 @@ class AMQ(LevelScheme):
         update_steps: As in ALQ.
         samples: As in ALQ.
         statistics: As in ALQ.
-        **shared: See docs/reference.md.
+        **shared: See ``hvd_adaptive.settings.Settings``.
 
     Raises:
         ValueError: A keyword is wrong.
+
+    Examples:
+        >>> from hvd_adaptive import AMQ
+        >>> compressor = AMQ(bits=3)
+        >>> compressor.fit(torch.randn(65_536))
+        >>> p = compressor.levels[-2]
+        >>> torch.allclose(compressor.levels[-3:], torch.stack([p**2, p, p**0]))
+        True
     """
 
     def __init__(

@@ -40,10 +40,17 @@ class BinGrad(GradientCompressor):
             b_-1 and b_1 are the means on its two sides (Eq. 17). Two numbers are sent.
         iterate: For "biased", repeat b_0 = (b_-1 + b_1)/2 until all of Eq. 17 holds; no repetition
             raises the error.
-        **shared: See docs/reference.md.
+        **shared: See ``hvd_adaptive.settings.Settings``.
 
     Raises:
         ValueError: A keyword is wrong.
+
+    Examples:
+        >>> from hvd_adaptive import BinGrad
+        >>> compressor = BinGrad(variant="biased", error_feedback="auto")
+        >>> decoded = compressor.decode(compressor.encode(torch.randn(8192)))
+        >>> decoded.unique().numel()
+        2
     """
 
     def __init__(

@@ -77,15 +77,25 @@ class ECDQ(GradientCompressor):
             approaches float32's own rounding.
         relative_variance: δ²/12, 2e-6 to 20, instead of ``bits``. δ is then fixed, and update steps
             refit only the code.
-        update_steps: See ``adapt.schedule.UpdateSchedule``; ``often`` if None.
+        update_steps: As in ALQ. Default: 0, 1, 2, 4, ... 512, and every 500 from 1,000 on.
         samples: Buckets that each rank samples for a fit.
         statistics: "histogram".
-        **shared: See docs/reference.md. ``coding`` must be "fixed", since ECDQ has its own
-            code; ``parameter_bits`` needs ``bits``, and values must be whole.
+        **shared: See ``hvd_adaptive.settings.Settings``. ``coding`` must be "fixed", since ECDQ has
+            its own code; ``parameter_bits`` needs ``bits``, and values must be whole.
 
     Raises:
         ValueError: A keyword is wrong, or both or none of ``bits`` and ``relative_variance`` are
             given.
+
+    Examples:
+        >>> from hvd_adaptive import ECDQ
+        >>> compressor = ECDQ(bits=2)
+        >>> gradient = torch.randn(65_536)
+        >>> compressor.fit(gradient)  # in training, ranks fit the code together
+        >>> payload = compressor.encode(gradient)
+        >>> difference = compressor.decode(payload) - gradient
+        >>> bool(difference.norm() < 0.32 * gradient.norm())
+        True
     """
 
     def __init__(

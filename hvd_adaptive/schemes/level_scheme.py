@@ -39,5 +39,12 @@ class LevelScheme(GradientCompressor):
 
         Raises:
             ValueError: No bucket is finite and nonzero.
+
+        Examples:
+            >>> from hvd_adaptive import ALQ
+            >>> compressor = ALQ(bits=3)
+            >>> compressor.fit([torch.randn(100, 100), torch.randn(10_000)])
+            >>> compressor.levels.numel()
+            7
         """
         self.codec.fit(gradients)

@@ -42,8 +42,15 @@ class NaturalCompression(GradientCompressor):
       their largest finite value may be rounded up to Inf when the sum is cast back.
 
     Args:
-        **shared: See docs/reference.md. ``bucket_size`` matters for ``clip``, for ``tail``, and
-            for NaN, which makes its whole bucket NaN.
+        **shared: See ``hvd_adaptive.settings.Settings``. ``bucket_size`` matters for ``clip``, for
+            ``tail``, and for NaN, which makes its whole bucket NaN.
+
+    Examples:
+        >>> from hvd_adaptive import NaturalCompression
+        >>> compressor = NaturalCompression()
+        >>> decoded = compressor.decode(compressor.encode(torch.full((8192,), 3.0)))
+        >>> decoded.unique()
+        tensor([2., 4.])
     """
 
     def __init__(self, **shared: Unpack[Shared]) -> None:

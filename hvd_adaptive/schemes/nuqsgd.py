@@ -38,10 +38,15 @@ class NUQSGD(LevelScheme):
         update_steps: As in ALQ, for the code book if ``coding`` has one.
         samples: As in ALQ, for the code book.
         statistics: As in ALQ, for the code book.
-        **shared: See docs/reference.md.
+        **shared: See ``hvd_adaptive.settings.Settings``.
 
     Raises:
         ValueError: A keyword is wrong.
+
+    Examples:
+        >>> from hvd_adaptive import NUQSGD
+        >>> NUQSGD(bits=3).levels.tolist()
+        [-1.0, -0.5, -0.25, 0.0, 0.25, 0.5, 1.0]
     """
 
     def __init__(

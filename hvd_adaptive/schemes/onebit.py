@@ -34,8 +34,14 @@ class OneBitSGD(GradientCompressor):
     Args:
         error_feedback: Weight of the residual that is carried to the next step. 1.0 is the paper's
             value, which makes one bit sufficient; None disables error feedback, and "auto" adapts
-            the weight to the error (docs/reference.md).
-        **shared: See docs/reference.md.
+            the weight to the error.
+        **shared: See ``hvd_adaptive.settings.Settings``.
+
+    Examples:
+        >>> from hvd_adaptive import OneBitSGD
+        >>> compressor = OneBitSGD()
+        >>> compressor.decode(compressor.encode(torch.tensor([3.0, -1.0, 2.0])))
+        tensor([ 2.5000, -1.0000,  2.5000])
     """
 
     def __init__(

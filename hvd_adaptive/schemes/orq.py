@@ -44,10 +44,18 @@ class ORQ(GradientCompressor):
             halving, only the last levels do).
         level_dtype: "float32"; or "float16", with 2 bytes per level and one per bucket, which
             rounds the least level down and the largest up.
-        **shared: See docs/reference.md. The paper clips at 2.5 or 1.7 deviations (clip=2.5).
+        **shared: See ``hvd_adaptive.settings.Settings``. The paper clips at 2.5 or 1.7 deviations
+            (clip=2.5).
 
     Raises:
         ValueError: A keyword is wrong.
+
+    Examples:
+        >>> from hvd_adaptive import ORQ
+        >>> compressor = ORQ(levels=9)
+        >>> decoded = compressor.decode(compressor.encode(torch.randn(8192)))
+        >>> decoded.unique().numel()
+        9
     """
 
     def __init__(

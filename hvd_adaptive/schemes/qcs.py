@@ -94,11 +94,18 @@ class QCS(GradientCompressor):
             with the least γ are chosen. Default 10. Not together with the next two.
         measurements: k, 1 to n (default n).
         quantizer_range: Q, 1/2 or 1 to 127.
-        **shared: See docs/reference.md. ``bucket_size`` must be a power of two or one of the
-            paper's 96, 100, 192, 200, 288, 320, 384.
+        **shared: See ``hvd_adaptive.settings.Settings``. ``bucket_size`` must be a power of two or
+            one of the paper's 96, 100, 192, 200, 288, 320, 384.
 
     Raises:
         ValueError: A keyword is wrong.
+
+    Examples:
+        >>> from hvd_adaptive import QCS
+        >>> compressor = QCS(gain=10.0)
+        >>> gradient = torch.randn(65_536)
+        >>> round(gradient.nbytes / compressor.encode(gradient).nbytes)
+        10
     """
 
     def __init__(

@@ -28,7 +28,13 @@ class SignSGD(GradientCompressor):
     cannot represent sign(0) = 0, so a zero counts as positive; a bucket of zeros alone stays zero.
 
     Args:
-        **shared: See docs/reference.md.
+        **shared: See ``hvd_adaptive.settings.Settings``.
+
+    Examples:
+        >>> from hvd_adaptive import SignSGD
+        >>> compressor = SignSGD(error_feedback="auto")
+        >>> compressor.decode(compressor.encode(torch.tensor([3.0, -1.0, 2.0])))
+        tensor([ 2., -2.,  2.])
     """
 
     def __init__(self, **shared: Unpack[Shared]) -> None:

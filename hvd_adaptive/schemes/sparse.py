@@ -46,10 +46,17 @@ class SparseSGD(GradientCompressor):
     Args:
         density: Expected share of kept coordinates, above 0 and at most 1. Fewer are kept if fewer
             are nonzero.
-        **shared: See docs/reference.md.
+        **shared: See ``hvd_adaptive.settings.Settings``.
 
     Raises:
         ValueError: A keyword is wrong.
+
+    Examples:
+        >>> from hvd_adaptive import SparseSGD
+        >>> compressor = SparseSGD(density=0.01)
+        >>> decoded = compressor.decode(compressor.encode(torch.randn(1_000_000)))
+        >>> bool(9_000 < decoded.count_nonzero() < 11_000)
+        True
     """
 
     def __init__(self, *, density: float, **shared: Unpack[Shared]) -> None:

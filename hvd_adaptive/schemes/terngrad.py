@@ -30,7 +30,14 @@ class TernGrad(LevelScheme):
         update_steps: As in ALQ, for the code book if ``coding`` has one.
         samples: As in ALQ, for the code book.
         statistics: As in ALQ, for the code book.
-        **shared: See docs/reference.md.
+        **shared: See ``hvd_adaptive.settings.Settings``.
+
+    Examples:
+        >>> from hvd_adaptive import TernGrad
+        >>> compressor = TernGrad()
+        >>> decoded = compressor.decode(compressor.encode(torch.randn(8192)))
+        >>> decoded.unique().numel()
+        3
     """
 
     def __init__(

@@ -121,6 +121,19 @@ def train(
 
     Raises:
         ValueError: An argument is out of range.
+
+    Examples:
+        >>> from hvd_adaptive import ALQ, simulate
+        >>> result = simulate.train(
+        ...     torch.nn.Linear(64, 10),
+        ...     (torch.randn(400, 64), torch.randint(10, (400,))),
+        ...     optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1),
+        ...     compressor=ALQ(bits=3, min_numel=1),
+        ...     batch_size=8,
+        ...     steps=10,
+        ... )
+        >>> len(result.rows)
+        10
     """
     steps = check_integer("steps", steps, 1)
     evaluate_every = check_integer("evaluate_every", evaluate_every, 0)

@@ -62,6 +62,17 @@ def variance_on_trajectory(
         Records with the columns step, method, and those of ``ranks.Variance``. The first two
         methods quantise nothing: "SGD" of one rank and "SuperSGD", the average of ``workers`` in
         float32.
+
+    Examples:
+        >>> from hvd_adaptive import ALQ, simulate
+        >>> records = simulate.variance_on_trajectory(
+        ...     torch.nn.Linear(64, 10),
+        ...     (torch.randn(400, 64), torch.randint(10, (400,))),
+        ...     {"ALQ": ALQ(bits=3, min_numel=1)},
+        ...     optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1),
+        ...     batch_size=8,
+        ...     steps=[0, 5],
+        ... )
     """
     check_integer("workers", workers, 2)
     wanted = {check_integer("steps", step, 0) for step in steps}
