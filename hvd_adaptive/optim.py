@@ -170,7 +170,8 @@ class QSVRG:
         ...     def gradient(x, index):
         ...         return x - (own.mean(0) if index is None else own[index])
         ...     return Portion(count=2, gradient=gradient)
-        >>> run = QSVRG(torch.zeros(4), [portion(goals[:2]), portion(goals[2:])], lr=0.1, iterations=50)
+        >>> portions = [portion(goals[:2]), portion(goals[2:])]
+        >>> run = QSVRG(torch.zeros(4), portions, lr=0.1, iterations=50)
         >>> for _ in range(4):
         ...     point = run.epoch()
         >>> torch.allclose(point, goals.mean(0), atol=0.01)
