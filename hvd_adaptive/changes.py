@@ -72,8 +72,9 @@ class Changing:
             TypeError: A keyword is unknown or cannot be changed. Nothing has changed.
             ValueError: A value is not allowed. Nothing has changed.
         """
+        is_idle = self._connection is None or self._connection.is_idle  # may wait for a step
         self._request(keywords)
-        if self._connection is None or self._connection.is_idle:
+        if is_idle:
             self._take_changes()
 
     def begin_step(self) -> bool:

@@ -24,10 +24,13 @@ from hvd_adaptive import states
 from hvd_adaptive.checks import check_choice, check_integer, is_real
 from hvd_adaptive.compressor import GradientCompressor, check_compressor
 from hvd_adaptive.device import check_supported
-from hvd_adaptive.finite import wide_of
 from hvd_adaptive.hooks.anchors import Anchors
+from hvd_adaptive.hooks.background import Background
+from hvd_adaptive.hooks.ddp.names import plain_names
+from hvd_adaptive.hooks.fragments import Fragments, is_due
 from hvd_adaptive.hooks.horovod import elastic
-from hvd_adaptive.hooks.round_agreement import Agreed, Position, agree
+from hvd_adaptive.hooks.local_round import Outcome, Pending, Round
+from hvd_adaptive.hooks.round_agreement import Position
 from hvd_adaptive.hooks.rounds import Exchange, find_world
 from hvd_adaptive.hooks.wrapped_optimizer import WrappedOptimizer
 
@@ -50,6 +53,18 @@ class LocalSGD(WrappedOptimizer):
     DiLoCo (Douillard et al. 2023) has Nesterov momentum 0.9 and rate 0.7. Buffers, such as those of
     batch normalisation, and the state of ``optimizer`` stay each rank's own.
 
+    Streaming DiLoCo (Douillard et al. 2025, Algorithm 2) averages the model in parts. Each of the
+    ``fragments`` has a round every ``every`` steps, in turn, and outer momentum of its own. With a
+    ``delay`` of τ a round that begins after step t runs in the background, and is applied after
+    step t + τ:
+
+        Δ(t) = mean over ranks m of φ - θ_m(t)
+        φ ← OuterSGD(φ, Δ(t))
+        θ_m(t + τ) ← α θ_m(t + τ) + (1 - α) φ
+
+    φ are the fragment's parameters that all ranks share, θ_m those of a rank, and α is ``mixing``.
+    With α = 0 the τ steps are discarded. With α > 0 ranks differ between rounds.
+
     A round averages the parameters that the groups of ``optimizer`` hold then and that require a
     gradient. One that was added, replaced or unfrozen is averaged in full precision in its first
     round. A frozen one keeps its bits, unless a rank has moved it since the last round.
@@ -68,6 +83,11 @@ class LocalSGD(WrappedOptimizer):
             float64 if the parameters have it.
         momentum: Nesterov momentum of the outer SGD, at least 0 and below 1.
         lr: Rate of the outer SGD, above 0.
+        fragments: Number of parts of the model that are averaged in turn, from 1 to ``every``.
+        delay: Steps between a round's beginning and its application, from 0 to
+            ``every // fragments``; 0 averages at once.
+        mixing: Share of its own parameters that a rank keeps when a delayed round is applied, at
+            least 0 and below 1. None is 0.5 with a delay.
         named_parameters: As from ``model.named_parameters()``; parameter_bits, scope="tensor" and
             residuals in checkpoints refer to these names. If None, parameters are numbered.
         process_group: A group of torch.distributed.
@@ -97,6 +117,9 @@ class LocalSGD(WrappedOptimizer):
         compression: GradientCompressor | None = None,
         momentum: float = 0.0,
         lr: float = 1.0,
+        fragments: int = 1,
+        delay: int = 0,
+        mixing: float | None = None,
         named_parameters: Iterable[tuple[str, torch.nn.Parameter]] | None = None,
         process_group: dist.ProcessGroup | None = None,
         process_set: Any = None,
@@ -106,14 +129,22 @@ class LocalSGD(WrappedOptimizer):
         super().__init__(optimizer)
         self.compressor = compression
         self.every = check_integer("every", every, 1)
+        self.fragments = check_integer("fragments", fragments, 1, self.every)
+        self.delay = check_integer("delay", delay, 0, self.every // self.fragments)
+        self.mixing = _check_mixing(mixing, self.delay)
         self.on_nonfinite = check_choice("on_nonfinite", on_nonfinite, ("raise", "skip"))
-        self.rounds = self._counted = self._taken = 0
+        self.rounds = self._agreements = self._counted = 0
+        self._has_moved = [False] * self.fragments
+        self._fragments = Fragments(self._parameters(), self.fragments)
         trained = [p for p in self._parameters() if p.requires_grad]
         self._anchors = Anchors(trained, float(momentum), float(lr))
-        settings = (self.every, float(momentum), float(lr), compression is None, on_nonfinite)
+        outer = float(momentum), float(lr)
+        streams = self.fragments, self.delay, self.mixing
+        settings = (self.every, *outer, *streams, compression is None, on_nonfinite)
         self._settings = zlib.crc32(repr(settings).encode())
         self._ranks = process_group, process_set, f"hvd_adaptive.local{next(_numbers)}"
-        self._named = list(named_parameters or ())
+        self._names = _names(named_parameters, compression)
+        self._pending: Pending | None = None
         self.connect()
         elastic.register_handler(LocalSGD, elastic.LocalStateHandler)
 
@@ -128,7 +159,8 @@ class LocalSGD(WrappedOptimizer):
             FloatingPointError: A rank's parameters are not finite, and ``on_nonfinite="raise"``.
         """
         loss, taken = self._step_optimizer(closure)
-        self._taken += taken
+        if taken:
+            self._has_moved = [True] * self.fragments
         self._count()
         return loss
 
@@ -140,16 +172,30 @@ class LocalSGD(WrappedOptimizer):
         self._count()
 
     def _count(self) -> None:
+        """Apply the round that is due, and begin the next one."""
+        if self._pending is not None:
+            self._pending.steps -= 1
+            if not self._pending.steps:
+                self._complete()
         self._counted += 1
-        if self._counted >= self.every:
-            self.average()
+        step = self._counted
+        self._counted %= self.every
+        if is_due(step, self.every, self.fragments):
+            if self.delay:
+                self._begin_delayed()
+            else:
+                self._round_at_once(finished=False)
 
     def average(self) -> None:
-        """End the round now. Every rank must end this round, by this or by its last step.
+        """End the round of each fragment now. Every rank must end them, too.
 
-        Ranks that took no step since the last round do not count.
+        A rank whose last step ends a round of the whole model need not call this. Ranks that took
+        no step since the last round do not count.
         """
-        self._round(finished=False)
+        self._complete()
+        self._counted = 0
+        for _ in range(self.fragments):
+            self._round_at_once(finished=False)
 
     def finish(self) -> None:
         """End the training of this rank; call it once on every rank.
@@ -158,8 +204,10 @@ class LocalSGD(WrappedOptimizer):
         steps: those that finish early take part in the others' rounds without counting, and return
         when all have finished, with equal parameters.
         """
-        while not self._round(finished=True):
-            pass
+        self._complete()
+        self._counted = ended = 0
+        while ended < self.fragments:
+            ended = ended + 1 if self._round_at_once(finished=True) else 0
 
     # Rounds ---------------------------------------------------------------------------------------
 
@@ -168,101 +216,109 @@ class LocalSGD(WrappedOptimizer):
 
         ``hvd.elastic.TorchState`` calls this.
         """
+        self._wait()
+        if self._pending is not None and self._pending.has_failed:
+            self._pending, self._has_moved = None, [True] * self.fragments
         self._compared = False
         self._exchange: Exchange | None = None
-        self._exchanged: list[Parameter] = []
         if self.compressor is not None:
             self.compressor.close()
-        self._world = find_world(*self._ranks)
-        if self._world is not None:
-            self._exchange_for(list(self._anchors))
+        world = find_world(*self._ranks)
+        if world is None:
+            return
+        averaged: list[list[Parameter]] = [[] for _ in range(self.fragments)]
+        for parameter in self._anchors:
+            averaged[self._fragments[parameter]].append(parameter)
+        self._exchange = Exchange(world, averaged, self._name_of, self.compressor, self._wait)
+
+    def _wait(self) -> None:
+        """Wait until no round is in progress; its outcome is applied later."""
+        if self._pending is not None:
+            self._pending.join()
+
+    def _round_at_once(self, finished: bool) -> bool:
+        """Average the next fragment; return whether all ranks have finished."""
+        outcome = self._begin(finished).run()
+        self._apply(outcome, 0.0)
+        return outcome.over
+
+    def _begin_delayed(self) -> None:
+        """Begin to average the next fragment in the background."""
+        self._complete()
+        device = next((p.device for p in self._anchors), torch.device("cpu"))
+        run = self._begin(finished=False).run
+        result = Background(run, device, "hvd_adaptive.local_sgd")
+        self._pending = Pending(result, self.delay)
+
+    def _complete(self) -> None:
+        """Apply the round in the background, if there is one."""
+        pending, self._pending = self._pending, None
+        if pending is not None:
+            self._apply(pending.outcome(), self.mixing)
 
     @torch.no_grad()
-    def _round(self, finished: bool) -> bool:
-        """End a round if any rank took a step; return whether all ranks have finished."""
+    def _begin(self, finished: bool) -> Round:
+        """Return the round of the next fragment."""
         parameters = self._parameters()
-        agreed = self._agreed(parameters, finished)
-        self._counted = self._taken = 0  # on all ranks, whatever follows
-        if agreed.broken and (self.on_nonfinite == "raise" or not agreed.active):
-            self._raise_not_finite(parameters, agreed)
-        if agreed.active:
-            self._average(parameters, agreed)
-            self.rounds += 1
-        return agreed.over
-
-    def _average(self, parameters: list[Parameter], agreed: Agreed) -> None:
-        """Move all parameters that take part to where the round ends."""
-        chosen = [p for p, part in zip(parameters, agreed.takes_part, strict=True) if part]
-        old = [p for p in chosen if p in self._anchors]
-        new = [p for p in chosen if p not in self._anchors]
-        share = agreed.ranks / agreed.active
+        fragment = self._agreements % self.fragments
+        self._fragments.keep(parameters)
         self._anchors.keep(parameters)
-        if old:
-            ways = [self._anchors.way(p) for p in old]
-            if not agreed.counts:
-                ways = [torch.zeros_like(way) for way in ways]
-            if self._world is not None:
-                ways = self._exchange_for(old).average(ways)
-            self._anchors.move(old, [way.mul_(share) for way in ways])
-        if new:
-            self._average_plainly(new, share if agreed.counts else 0.0)
-            self._anchors.add(new)
-        if not agreed.is_finite:
-            self._forget_broken_state()
+        position = self._position(parameters, fragment, finished)
+        self._agreements += 1
+        self._has_moved[fragment] = False
+        self._compared = True
+        return Round(self._exchange, fragment, parameters, self._anchors, position)
 
-    def _average_plainly(self, parameters: list[Parameter], share: float) -> None:
-        """Replace parameters by their mean, in full precision."""
-        wide = [p.detach().to(wide_of(p.dtype), copy=True) for p in parameters]
-        wide = [tensor.mul_(share) if share else torch.zeros_like(tensor) for tensor in wide]
-        if self._world is not None:
-            wide = Exchange(self._world, parameters, None, ()).average(wide)
-        for parameter, average in zip(parameters, wide, strict=True):
-            parameter.copy_(average)
-
-    def _agreed(self, parameters: list[Parameter], finished: bool) -> Agreed:
-        """Return what all ranks know of the round, a collective."""
-        position = Position(
+    def _position(self, parameters: list[Parameter], fragment: int, finished: bool) -> Position:
+        mine = [self._fragments[p] == fragment for p in parameters]
+        kinds = [(p.dtype, p.shape, self._fragments[p]) for p in parameters]
+        pairs = list(zip(parameters, mine, strict=True))
+        return Position(
             settings=self._settings,
             start=[] if self._compared else self._start(parameters),
-            round=self.rounds,
-            taken=self._taken,
+            round=self._agreements,
+            has_moved=self._has_moved[fragment],
             finished=finished,
-            broken=next((i for i, p in enumerate(parameters) if not p.isfinite().all()), -1),
-            kinds=zlib.crc32(repr([(p.dtype, p.shape) for p in parameters]).encode()),
+            broken=next((i for i, (p, m) in enumerate(pairs) if m and not _is_finite(p)), -1),
+            skips=self.on_nonfinite == "skip",
+            kinds=zlib.crc32(repr(kinds).encode()),
             anchored=[p in self._anchors for p in parameters],
-            takes_part=[p.requires_grad or self._anchors.has_moved(p) for p in parameters],
+            takes_part=[m and (p.requires_grad or self._anchors.has_moved(p)) for p, m in pairs],
         )
-        agreed = agree(self._world, position)
-        self._compared = True
-        return agreed
+
+    @torch.no_grad()
+    def _apply(self, outcome: Outcome, mixing: float) -> None:
+        """Move parameters and anchors to where a round ends.
+
+        Args:
+            outcome: The outcome.
+            mixing: Share of itself that a parameter keeps.
+        """
+        if outcome.broken:
+            self._raise_not_finite(outcome.broken)
+        if not outcome.applies:
+            return
+        outcome.apply(self._anchors, mixing)
+        self._has_moved[outcome.fragment] = mixing > 0
+        if not outcome.is_finite:
+            self._forget_broken_state()
+        self.rounds += 1
 
     def _start(self, parameters: list[Parameter]) -> list[tuple[str, int]]:
         """Return the names of the parameters that have anchors, with checksums of these."""
-        names, known = self._names_of(parameters), [p for p in parameters if p in self._anchors]
-        return list(zip((names[p] for p in known), self._anchors.checksums(known), strict=True))
+        known = [p for p in parameters if p in self._anchors]
+        sums = self._anchors.checksums(known)
+        return list(zip(map(self._name_of, known), sums, strict=True))
 
-    def _names_of(self, parameters: list[Parameter]) -> dict[Parameter, str]:
-        """Return the names of parameters; those without one have their number."""
-        names = {id(parameter): name for name, parameter in self._named}
-        return {p: names.get(id(p), str(index)) for index, p in enumerate(parameters)}
+    def _name_of(self, parameter: Parameter) -> str:
+        """Return the name of a parameter, or its number."""
+        number = self._fragments.number_of(parameter)
+        return self._names.get(parameter, f"parameter {number}" if self._names else str(number))
 
-    def _exchange_for(self, parameters: list[Parameter]) -> Exchange:
-        """Return an exchange of these parameters: the last one, if they are the same."""
-        same = len(parameters) == len(self._exchanged) and all(
-            one is other for one, other in zip(parameters, self._exchanged, strict=True)
-        )
-        if self._exchange is None or not same:
-            assert self._world is not None
-            if self.compressor is not None:
-                self.compressor.close()
-            self._exchange = Exchange(self._world, parameters, self.compressor, self._named)
-            self._exchanged = parameters
-        return self._exchange
-
-    def _raise_not_finite(self, parameters: list[Parameter], agreed: Agreed) -> None:
-        names = self._names_of(parameters)
+    def _raise_not_finite(self, broken: dict[int, int]) -> None:
+        parameters = self._parameters()
         told = ", ".join(
-            f"{names[parameters[index]]} of rank {rank}" for rank, index in agreed.broken.items()
+            f"{self._name_of(parameters[index])} of rank {rank}" for rank, index in broken.items()
         )
         raise FloatingPointError(
             f"LocalSGD: parameters are not finite: {told}. Nothing was averaged. Load a checkpoint "
@@ -289,23 +345,33 @@ class LocalSGD(WrappedOptimizer):
         The further keys are rounds (how many there were) and wire_bytes_per_step.
         """
         told = {} if self.compressor is None else self.compressor.report()
-        ranks = 1 if self._world is None else self._world.size
-        ring = 2 * (ranks - 1) / ranks * self._anchors.full_bytes
-        per_step = told.get("wire_bytes", ring) / self.every
+        ranks = 1 if self._exchange is None else self._exchange.world.size
+        ring = 2 * (ranks - 1) / ranks * self._anchors.full_bytes / self.fragments
+        per_step = told.get("wire_bytes", ring) * self.fragments / self.every
         return told | {"rounds": self.rounds, "wire_bytes_per_step": per_step}
 
     def state_dict(self) -> dict[str, Any]:
         """Return what a resumed run needs besides the model's parameters.
 
         Within a round, parameters and this state are each rank's own, so every rank must save both.
+        A round in the background is waited for, and its result is saved.
         """
-        return self._anchors.state_dict(self._parameters()) | {
-            "optimizer": self.optimizer.state_dict(),
-            "steps": self._counted,
-            "taken": self._taken,
-            "rounds": self.rounds,
-            "compressor": None if self.compressor is None else self.compressor.state_dict(),
-        }
+        parameters, pending = self._parameters(), self._pending
+        self._wait()
+        self._fragments.keep(parameters)
+        return (
+            self._anchors.state_dict(parameters)
+            | self._fragments.state_dict(parameters)
+            | {
+                "optimizer": self.optimizer.state_dict(),
+                "steps": self._counted,
+                "moved": list(self._has_moved),
+                "rounds": self.rounds,
+                "agreements": self._agreements,
+                "pending": None if pending is None else pending.state_dict(parameters),
+                "compressor": None if self.compressor is None else self.compressor.state_dict(),
+            }
+        )
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Load what ``state_dict`` returned; load the model's parameters as well.
@@ -319,17 +385,23 @@ class LocalSGD(WrappedOptimizer):
             for anchor, p in zip(anchors, parameters, strict=True)
         ):
             raise ValueError("state: anchors are not those of this optimizer's parameters")
-        counted, rounds = states.whole(state, "steps"), states.whole(state, "rounds")
-        taken = states.whole(state, "taken")
+        counted = states.whole(state, "steps", 0, self.every - 1)
+        rounds, agreements = states.whole(state, "rounds"), states.whole(state, "agreements")
+        moved, fragments = _moved(state, self.fragments), self._fragments.loaded(parameters, state)
+        pending = states.entry(state, "pending")
+        if pending is not None:
+            pending = Pending.loaded(pending, parameters, self.fragments)
         compressor = states.entry(state, "compressor")
         inner, outer = states.entry(state, "optimizer"), states.entry(state, "outer")
         if (compressor is None) != (self.compressor is None):
             raise ValueError("state: compressor: only one of the state and this object has one")
+        self._wait()
         if self.compressor is not None:
             self.compressor.load_state_dict(compressor)
         self.optimizer.load_state_dict(inner)
         self._anchors.load(parameters, anchors, outer)
-        self._counted, self._taken, self.rounds = counted, taken, rounds
+        self._counted, self.rounds, self._agreements = counted, rounds, agreements
+        self._has_moved, self._fragments, self._pending = moved, fragments, pending
         self._compared = False
 
 
@@ -358,3 +430,39 @@ def _check(optimizer: Any, compressor: Any, momentum: Any, lr: Any) -> None:
         raise ValueError("compression: already serves an optimizer or a model; create another")
     if compressor.settings.process_set is not None:
         raise ValueError("process_set: give it to LocalSGD, not to the compressor")
+
+
+def _names(given: Any, compressor: GradientCompressor | None) -> dict[Parameter, str]:
+    """Return names by parameter, without those of wrappers; none if none are given."""
+    named = list(given or ())
+    if compressor is not None:
+        bits = compressor.settings.parameter_bits
+        if bits is not None and not named:
+            raise ValueError(
+                "parameter_bits: the parameters' names are unknown: give LocalSGD named_parameters="
+            )
+        named = plain_names(named, bits or ())
+        if named:
+            compressor.parts.warn_of_idle_patterns([name for name, _ in named])
+    return {parameter: name for name, parameter in named}
+
+
+def _check_mixing(mixing: Any, delay: int) -> float:
+    if mixing is None:
+        return 0.5 if delay else 0.0
+    if not is_real(mixing) or not 0 <= mixing < 1:
+        raise ValueError(f"mixing={mixing!r}: must be a number of at least 0 and below 1")
+    if mixing and not delay:
+        raise ValueError(f"mixing={mixing!r}: needs a delay of at least 1")
+    return float(mixing)
+
+
+def _is_finite(parameter: Parameter) -> bool:
+    return bool(parameter.isfinite().all())
+
+
+def _moved(state: Mapping[str, Any], fragments: int) -> list[bool]:
+    moved = states.entry(state, "moved")
+    if not isinstance(moved, list) or len(moved) != fragments:
+        raise ValueError(f"state: moved={moved!r}: must be a list for fragments={fragments}")
+    return list(map(bool, moved))

@@ -39,6 +39,14 @@ class Anchors:
         """Copy parameters that had no anchor."""
         self._replace(self._copies | {p: p.detach().clone() for p in parameters})
 
+    def adopt(
+        self, parameters: Sequence[Parameter], values: Sequence[torch.Tensor], mixing: float
+    ) -> None:
+        """Let parameters that had no anchor have these values as anchors; see ``move``."""
+        pairs = zip(parameters, values, strict=True)
+        self._replace(self._copies | {p: value.to(p, copy=True) for p, value in pairs})
+        self._mix(parameters, mixing)
+
     def keep(self, parameters: Iterable[Parameter]) -> None:
         """Forget all parameters but these."""
         kept = {p: self._copies[p] for p in parameters if p in self._copies}
@@ -54,19 +62,29 @@ class Anchors:
         """Return the anchor minus the parameter."""
         return self._copies[parameter] - parameter
 
-    def move(self, parameters: Sequence[Parameter], averages: Sequence[torch.Tensor]) -> None:
+    def move(
+        self, parameters: Sequence[Parameter], averages: Sequence[torch.Tensor], mixing: float
+    ) -> None:
         """Take a step of the SGD, and set the parameters to their anchors.
 
         Args:
             parameters: The parameters.
             averages: The averages of all ranks' ``way``, which are the gradients.
+            mixing: Share of itself that a parameter keeps.
         """
         for parameter, average in zip(parameters, averages, strict=True):
             self._copies[parameter].grad = average
         self._outer.step()
         self._outer.zero_grad()
+        self._mix(parameters, mixing)
+
+    def _mix(self, parameters: Sequence[Parameter], mixing: float) -> None:
         for parameter in parameters:
-            parameter.copy_(self._copies[parameter])
+            anchor = self._copies[parameter]
+            if mixing:
+                parameter.mul_(mixing).add_(anchor, alpha=1.0 - mixing)
+            else:
+                parameter.copy_(anchor)  # also over NaN
 
     @property
     def full_bytes(self) -> int:

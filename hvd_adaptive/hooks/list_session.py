@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-import threading
 from collections.abc import Sequence
-from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -14,6 +12,7 @@ import torch.distributed as dist
 
 from hvd_adaptive.compressor import GradientCompressor
 from hvd_adaptive.finite import wide_of
+from hvd_adaptive.hooks.background import Background
 from hvd_adaptive.hooks.connected import ApartFromHorovod
 from hvd_adaptive.hooks.lists import Kind, Lists
 from hvd_adaptive.hooks.rounds import find_world
@@ -36,41 +35,30 @@ class Averaging:
         >>> averages = begun.wait()
     """
 
-    def __init__(self, session: ListSession, tensors: Tensors, previous: Averaging | None) -> None:
-        self._averages: Tensors | None = None
-        self._error: BaseException | None = None
-        self._previous = previous
+    def __init__(
+        self, session: ListSession, tensors: Tensors, previous: Background[Tensors] | None
+    ) -> None:
         first = next((tensor for tensor in tensors if tensor is not None), None)
-        on_gpu = first is not None and first.is_cuda
-        self._stream = (
-            torch.cuda.current_stream(first.device) if first is not None and on_gpu else None
-        )
-        self._thread = threading.Thread(
-            target=self._run, args=(session, tensors), name="hvd_adaptive.average", daemon=True
-        )
-        self._thread.start()
+        device = torch.device("cpu") if first is None else first.device
+        work = functools.partial(_average_after, previous, session, tensors)
+        self.background: Background[Tensors] = Background(work, device, "hvd_adaptive.average")
 
     def is_completed(self) -> bool:
         """Return whether ``wait`` would return or raise at once."""
-        return not self._thread.is_alive()
+        return self.background.is_over()
 
     def wait(self) -> Tensors:
         """Return the averages, or raise the error; see ``average``."""
-        self._thread.join()
-        if self._error is not None:
-            raise self._error
-        assert self._averages is not None
-        return self._averages
+        return self.background.wait()
 
-    def _run(self, session: ListSession, tensors: Tensors) -> None:
-        previous, self._previous = self._previous, None
-        if previous is not None:
-            previous._thread.join()
-        try:
-            with torch.cuda.stream(self._stream) if self._stream is not None else nullcontext():
-                self._averages = session.average(tensors, (), are_copies=True)
-        except BaseException as error:
-            self._error = error
+
+def _average_after(
+    previous: Background[Tensors] | None, session: ListSession, tensors: Tensors
+) -> Tensors:
+    """Return averages, once the ones before are there."""
+    if previous is not None:
+        previous.join()
+    return session.average(tensors, (), are_copies=True)
 
 
 class ListSession(ApartFromHorovod):
@@ -91,7 +79,7 @@ class ListSession(ApartFromHorovod):
         self._kinds: list[Kind | None] = []  # of the layout
         self._lists = Lists()
         self._driver = OrderedDriver(compressor)
-        self._last: Averaging | None = None
+        self._last: Background[Tensors] | None = None
         self._find_ranks()
 
     @property
@@ -131,15 +119,16 @@ class ListSession(ApartFromHorovod):
     def wait(self) -> None:
         """Wait until no average is in progress."""
         if self._last is not None:
-            self._last._thread.join()
+            self._last.join()
             self._last = None
 
     def begin(self, tensors: Sequence[torch.Tensor | None]) -> Averaging:
         """Average in a thread, after the averages in progress."""
         self._current_world()  # which is made in the order of the program
         copies = [None if tensor is None else _copy(tensor) for tensor in tensors]
-        self._last = Averaging(self, copies, self._last)
-        return self._last
+        averaging = Averaging(self, copies, self._last)
+        self._last = averaging.background
+        return averaging
 
     @torch.no_grad()
     def average(

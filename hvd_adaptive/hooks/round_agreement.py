@@ -32,11 +32,12 @@ class Position:
         settings: Checksum of LocalSGD's keywords.
         start: (name, checksum) of the parameters that training began with; empty if they were
             compared before.
-        round: Number of rounds before.
-        taken: Steps that changed parameters in this round.
+        round: Number of rounds that ranks have agreed on before.
+        has_moved: Whether the rank has moved parameters of the fragment since its last round.
         finished: Whether the rank called ``finish``.
         broken: Number of the first parameter that is not finite, or -1.
-        kinds: Checksum of the parameters' dtypes and shapes.
+        skips: Whether ranks that are not finite are left out; if not, they end the round.
+        kinds: Checksum of the parameters' dtypes, shapes and fragments.
         anchored: For each parameter, whether the round's beginning is known.
         takes_part: For each parameter, whether this rank has a reason to average it.
     """
@@ -44,9 +45,10 @@ class Position:
     settings: int
     start: Sequence[tuple[str, int]]
     round: int
-    taken: int
+    has_moved: bool
     finished: bool
     broken: int
+    skips: bool
     kinds: int
     anchored: Sequence[bool]
     takes_part: Sequence[bool]
@@ -57,6 +59,7 @@ class Agreed:
     """What all ranks know.
 
     Attributes:
+        fails: Whether parameters that are not finite end the round.
         ranks: The number of ranks.
         active: Those that count in the mean: they took a step, and are finite.
         counts: Whether this rank does.
@@ -66,6 +69,7 @@ class Agreed:
         takes_part: For each parameter, whether some rank has a reason to average it.
     """
 
+    fails: bool
     ranks: int
     active: int
     counts: bool
@@ -86,7 +90,7 @@ def agree(world: TorchWorld | HorovodRounds | None, own: Position) -> Agreed:
         RankMismatchError: Ranks differ, on every rank.
     """
     start = zlib.crc32(repr([c for _, c in own.start]).encode()) if own.start else 0
-    numbers = [own.settings, own.kinds, own.round, start, own.taken, own.finished, own.broken]
+    numbers = [own.settings, own.kinds, own.round, start, own.has_moved, own.finished, own.broken]
     everyone, rank = [list(map(int, numbers))], 0
     if world is not None:
         if not world.is_current():
@@ -97,9 +101,9 @@ def agree(world: TorchWorld | HorovodRounds | None, own: Position) -> Agreed:
         with _warning_of_stall(own.round):
             gathered = world.gather_equal(torch.tensor(everyone[0], device="cpu"), "round")
         everyone = gathered.tolist()
-    settings, kinds, rounds, starts, taken, finished, broken = zip(*everyone, strict=True)
+    settings, kinds, rounds, starts, moved, finished, broken = zip(*everyone, strict=True)
     _check_equal(settings, kinds, rounds)
-    counts = [steps > 0 and index < 0 for steps, index in zip(taken, broken, strict=True)]
+    counts = [bool(has) and index < 0 for has, index in zip(moved, broken, strict=True)]
     takes_part = own.takes_part
     if world is not None:
         flags = torch.tensor([own.takes_part, own.anchored], dtype=torch.uint8, device="cpu")
@@ -112,6 +116,7 @@ def agree(world: TorchWorld | HorovodRounds | None, own: Position) -> Agreed:
             raise RankMismatchError(_different_starts(world, own, starts))
         takes_part = both[:, 0].any(dim=0).tolist()
     return Agreed(
+        fails=max(broken) >= 0 and not (own.skips and any(counts)),
         ranks=len(everyone),
         active=sum(counts),
         counts=counts[rank],
@@ -126,8 +131,8 @@ def _check_equal(settings: Sequence[int], kinds: Sequence[int], rounds: Sequence
     """Raise RankMismatchError if ranks differ in what must be equal."""
     if len(set(settings)) > 1:
         raise RankMismatchError(
-            "ranks disagree on LocalSGD's every, momentum, lr or on_nonfinite, or on whether it "
-            "compresses"
+            "ranks disagree on LocalSGD's every, fragments, delay, mixing, momentum, lr or "
+            "on_nonfinite, or on whether it compresses"
         )
     if len(set(kinds)) > 1:
         raise RankMismatchError(

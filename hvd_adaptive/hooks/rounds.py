@@ -1,9 +1,9 @@
-"""Average tensors of a model's parameters outside of a backward pass, for LocalSGD."""
+"""Average parts of a model outside of a backward pass, for LocalSGD."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -12,74 +12,143 @@ import torch.distributed as dist
 from hvd_adaptive.finite import wide_of
 from hvd_adaptive.hooks.ddp.bucket_session import BucketSession
 from hvd_adaptive.hooks.ddp.buckets import Bucket, BucketFuture, Names
-from hvd_adaptive.hooks.ddp.names import plain_names
 from hvd_adaptive.transport.horovod_rounds import HorovodRounds
 from hvd_adaptive.transport.torch_world import TorchWorld
 
 if TYPE_CHECKING:
     from hvd_adaptive.compressor import GradientCompressor
 
+Parameter = torch.nn.Parameter
+
 
 class Exchange:
-    """Averages of one tensor for each parameter, through a compressor.
+    """Averages of tensors of one fragment's parameters, through a compressor.
 
-    The tensors of one dtype are a bucket, as if DDP had filled it (bucket_session.py). So layout,
-    keys, residuals, fits and checks are those of a step.
+    The tensors of one fragment and dtype are a bucket, as if DDP had filled it (bucket_session.py).
+    So layout, keys, residuals, fits and checks are those of a step. All fragments are laid out
+    together, and a step sends those of its own.
 
     Args:
         world: The ranks, of which there are several.
-        parameters: The parameters.
+        fragments: The parameters of each fragment.
+        name_of: Function that returns the name of a parameter.
         compressor: The compressor; None averages in full precision.
-        named: Names of the parameters; if there are none, they are numbered.
+        wait: Function that returns when no average is in progress in another thread.
     """
 
     def __init__(
         self,
         world: TorchWorld | HorovodRounds,
-        parameters: Sequence[torch.nn.Parameter],
+        fragments: Sequence[Sequence[Parameter]],
+        name_of: Callable[[Parameter], str],
         compressor: GradientCompressor | None,
-        named: Sequence[tuple[str, torch.nn.Parameter]],
+        wait: Callable[[], None],
     ) -> None:
-        self.world, self._parameters = world, list(parameters)
+        self.world, self._name_of = world, name_of
         self._label = getattr(world, "label", "local")
-        kinds: dict[Any, list[int]] = {}
-        for index, parameter in enumerate(self._parameters):
-            kinds.setdefault((parameter.dtype, parameter.device), []).append(index)
-        self._kinds = list(kinds.values())
-        self._session: BucketSession | None = None
+        self._fragments = [list(parameters) for parameters in fragments]
+        self._is_laid_out = False
+        self._session: _RoundSession | None = None
         if compressor is not None:
-            plain = plain_names(named, compressor.settings.parameter_bits or ())
-            if plain:
-                compressor.parts.warn_of_idle_patterns([name for name, _ in plain])
-            names = Names(plain)
-            self._session = BucketSession(compressor, names, None, lambda: world, self._label)
+            self._session = _RoundSession(compressor, world, self._label, wait)
             compressor.connection = self._session
 
-    def average(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """Return the averages over all ranks, a collective."""
-        flats = [torch.cat([tensors[i].reshape(-1) for i in kind]) for kind in self._kinds]
-        parts = [
-            flat.split([tensors[i].numel() for i in kind])
-            for flat, kind in zip(flats, self._kinds, strict=True)
-        ]
+    def lay_out(self, fragment: int, parameters: Sequence[Parameter]) -> None:
+        """Prepare for averages of these parameters of a fragment."""
         if self._session is None:
-            wide = [flat.to(wide_of(flat.dtype)) for flat in flats]
-            self.world.average_all(wide, f"{self._label}.average")
-            for flat, average in zip(flats, wide, strict=True):
-                if average is not flat:
-                    flat.copy_(average)
-        else:
-            for flat, kind, gradients in zip(flats, self._kinds, parts, strict=True):
-                parameters = [self._parameters[i] for i in kind]
-                devices: list[Any] = [flat.device] if flat.is_cuda else []
-                future = BucketFuture(devices=devices)
-                self._session.take(Bucket(flat, parameters, gradients, future))
-            self._session.finish()
-        averages = list(tensors)
-        for of_kind, kind in zip(parts, self._kinds, strict=True):
-            for index, part in zip(kind, of_kind, strict=True):
-                averages[index] = part.view(tensors[index].shape)
+            return
+        known = self._fragments[fragment]
+        same = list(map(id, known)) == list(map(id, parameters))
+        if same and self._is_laid_out:
+            return
+        self._fragments[fragment], self._is_laid_out = list(parameters), True
+        every = [p for of_one in self._fragments for p in of_one]
+        self._session.names = Names([(self._name_of(p), p) for p in every])
+        buckets = []
+        for of_one in self._fragments:
+            for kind in _kinds(of_one):
+                chosen = [of_one[i] for i in kind]
+                flats = [p.detach().reshape(-1) for p in chosen]
+                buckets.append(Bucket(flats[0], chosen, flats, BucketFuture()))
+        self._session.plan(buckets)
+
+    def average(
+        self, parameters: Sequence[Parameter], tensors: Sequence[torch.Tensor]
+    ) -> list[torch.Tensor]:
+        """Return the averages of tensors over all ranks, compressed; a collective.
+
+        Args:
+            parameters: Those of one fragment that ``lay_out`` was given.
+            tensors: A tensor for each parameter.
+        """
+        if self._session is None:
+            return self.average_plainly(tensors)
+        kinds = _kinds(tensors)
+        flats = _flat(tensors, kinds)
+        averages = _split(flats, tensors, kinds)
+        for flat, kind in zip(flats, kinds, strict=True):
+            devices: list[Any] = [flat.device] if flat.is_cuda else []
+            views = [averages[i].reshape(-1) for i in kind]
+            future = BucketFuture(devices=devices)
+            self._session.take(Bucket(flat, [parameters[i] for i in kind], views, future))
+        self._session.finish()
         return averages
+
+    def average_plainly(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """Return the averages of tensors over all ranks in full precision, a collective."""
+        kinds = _kinds(tensors)
+        flats = _flat(tensors, kinds)
+        wide = [flat.to(wide_of(flat.dtype)) for flat in flats]
+        self.world.average_all(wide, f"{self._label}.average")
+        for flat, average in zip(flats, wide, strict=True):
+            if average is not flat:
+                flat.copy_(average)
+        return _split(flats, tensors, kinds)
+
+
+class _RoundSession(BucketSession):
+    """A session whose steps may be in progress in another thread of this rank."""
+
+    def __init__(
+        self,
+        compressor: GradientCompressor,
+        world: TorchWorld | HorovodRounds,
+        label: str,
+        wait: Callable[[], None],
+    ) -> None:
+        super().__init__(compressor, Names([]), None, lambda: world, label)
+        self._wait = wait
+
+    @property
+    def is_idle(self) -> bool:
+        """Return True once no average is in progress: changes begin with the next one, at the same
+        one on all ranks."""
+        self._wait()
+        return super().is_idle
+
+
+def _kinds(tensors: Sequence[torch.Tensor]) -> list[list[int]]:
+    """Return the positions of the tensors of each dtype and device."""
+    kinds: dict[Any, list[int]] = {}
+    for index, tensor in enumerate(tensors):
+        kinds.setdefault((tensor.dtype, tensor.device), []).append(index)
+    return list(kinds.values())
+
+
+def _flat(tensors: Sequence[torch.Tensor], kinds: list[list[int]]) -> list[torch.Tensor]:
+    return [torch.cat([tensors[i].reshape(-1) for i in kind]) for kind in kinds]
+
+
+def _split(
+    flats: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor], kinds: list[list[int]]
+) -> list[torch.Tensor]:
+    """Return views of ``flats`` in the shapes of the tensors."""
+    views = list(tensors)
+    for flat, kind in zip(flats, kinds, strict=True):
+        parts = flat.split([tensors[i].numel() for i in kind])
+        for index, part in zip(kind, parts, strict=True):
+            views[index] = part.view(tensors[index].shape)
+    return views
 
 
 def find_world(

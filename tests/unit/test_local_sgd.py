@@ -7,6 +7,7 @@ import io
 
 import pytest
 import torch
+from fragment_rounds import check_simulation
 from local_rounds import Mirror, backward, make_net, make_optimizer
 from torch import nn
 
@@ -70,6 +71,40 @@ def test_a_state_continues_in_the_middle_of_a_round():
         assert torch.equal(a, b)
 
 
+@pytest.mark.parametrize("case", ["whole and delayed", "until the next"])
+def test_fragments_of_one_rank(case):
+    check_simulation(0, [14], case)
+
+
+def test_states_of_other_fragments_are_refused():
+    def made(**keywords):
+        net = make_net()
+        optimizer = LocalSGD(make_optimizer(net), every=4, **keywords)
+        for step in range(3):
+            backward(net, 0, step)
+            optimizer.step()
+        return optimizer
+
+    optimizer = made(fragments=2, delay=2)
+    state = optimizer.state_dict()
+    assert state["pending"]["steps"] == 1
+    with pytest.raises(ValueError, match=r"must be a list for fragments=1"):
+        made().load_state_dict(state)
+    for name in state["pending"]:
+        broken = copy.deepcopy(state)
+        del broken["pending"][name]
+        with pytest.raises(ValueError, match=f"state: pending: has no entry '{name}'"):
+            optimizer.load_state_dict(broken)
+    broken = copy.deepcopy(state)
+    broken["pending"]["ways"][0] = torch.zeros(3)
+    with pytest.raises(ValueError, match="pending: ways are not those"):
+        optimizer.load_state_dict(broken)
+    broken = copy.deepcopy(state)
+    broken["fragments"][0] = 2
+    with pytest.raises(ValueError, match="fragments"):
+        optimizer.load_state_dict(broken)
+
+
 def test_states_of_others_are_refused():
     optimizer = LocalSGD(make_optimizer(make_net()), every=3)
     state = optimizer.state_dict()
@@ -95,6 +130,17 @@ def test_states_of_others_are_refused():
         ({"compression": "alq"}, "compression='alq'"),
         ({"compression": ALQ}, "compression=ALQ"),
         ({"process_set": 1, "process_group": 2}, "give one of them"),
+        ({"fragments": 0}, "fragments=0"),
+        ({"fragments": 3}, "fragments=3: must be an integer from 1 to 2"),
+        (
+            {"every": 9, "fragments": 7},
+            "fragments=7: must be at most the number of parameters .* 6",
+        ),
+        ({"delay": 3}, "delay=3: must be an integer from 0 to 2"),
+        ({"every": 5, "fragments": 2, "delay": 3}, "delay=3: must be an integer from 0 to 2"),
+        ({"delay": 1, "mixing": 1.0}, "mixing=1.0"),
+        ({"mixing": 0.5}, "mixing=0.5: needs a delay"),
+        ({"compression": ALQ(bits=3, parameter_bits={"*": 4})}, "give LocalSGD named_parameters="),
     ],
 )
 def test_wrong_arguments(keywords, told):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import torch.distributed as dist
@@ -68,6 +68,7 @@ class BucketSession(ApartFromHorovod):
         self._arrived: Arrived | None = None  # likewise; None if nothing can be skipped
         self._binding: BucketBinding | None = None
         self._stale = False
+        self._planned: Sequence[Bucket] = ()
         self._driver = OrderedDriver(compressor)
         self.was_used = make_world is not None  # only a hook can be forgotten
         self._are_replicas = make_world is None  # LocalSGD's ranks differ at the end of a round
@@ -108,6 +109,17 @@ class BucketSession(ApartFromHorovod):
         """Lay out the next step anew: settings have changed."""
         self.forget()
         self._stale = True
+
+    def plan(self, buckets: Sequence[Bucket]) -> None:
+        """Lay out these buckets before the next step, each of whose buckets is one of them.
+
+        Nothing is sent of a bucket that a step does not bring, and its residuals are kept.
+
+        Args:
+            buckets: The buckets, whose buffers are not read.
+        """
+        self.rebind()
+        self._planned = buckets
 
     def take(self, bucket: Bucket, index: int | None = None, is_last: bool = False) -> None:
         """Receive a full bucket of a step.
@@ -164,7 +176,7 @@ class BucketSession(ApartFromHorovod):
             raise
         self._pending = None
         if pending.is_complete and not pending.binding.is_laid_out_for(pending.buckets):
-            self._lay_out_next(pending)  # DDP has built its buckets anew
+            self._lay_out_next(pending.binding, pending.buckets)  # DDP has built them anew
 
     def _compare_arrived(self, pending: Pending) -> None:
         """Compare the ranks' gradients before waiting for any of their averages.
@@ -191,6 +203,8 @@ class BucketSession(ApartFromHorovod):
             self._binding = BucketBinding(compressor, world, self._name)
             if last is not None:
                 self._binding.compared_at = last.compared_at
+            if self._planned:
+                self._lay_out_next(self._binding, self._planned)
         binding = self._binding
         self._pending = pending = Pending(binding, collects=not binding.knows(bucket))
         if not pending.collects:
@@ -210,12 +224,11 @@ class BucketSession(ApartFromHorovod):
 
     def _lay_out(self, pending: Pending) -> None:
         """Lay out the buckets that were collected, and begin to drive them."""
-        self._lay_out_next(pending)
+        self._lay_out_next(pending.binding, pending.buckets)
         self._begin_driving(pending, pending.buckets[0])
 
-    def _lay_out_next(self, pending: Pending) -> None:
+    def _lay_out_next(self, binding: BucketBinding, buckets: Sequence[Bucket]) -> None:
         """Lay out these buckets from now on."""
-        binding, buckets = pending.binding, pending.buckets
         names = self.names.of(buckets, self.compressor.settings)
         layout = binding.lay_out(buckets, names)
         if self._are_replicas:
@@ -236,7 +249,7 @@ class BucketSession(ApartFromHorovod):
         pending.ended = True
         if pending.plain:
             if not is_nested():
-                self._lay_out_next(pending)
+                self._lay_out_next(pending.binding, pending.buckets)
                 self._pending = None
             return
         # Others may follow after the backward pass of a checkpoint's segment.

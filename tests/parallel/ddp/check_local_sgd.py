@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fragment_rounds
 import local_rounds
 import pytest
 import torch
@@ -60,3 +61,51 @@ def check_a_rank_that_is_not_finite(act):
 
 def check_ranks_in_different_rounds_are_told():
     local_rounds.check_unequal_counts(dist.get_rank())
+
+
+@pytest.mark.parametrize("case", fragment_rounds.CASES)
+def check_fragments_are_those_of_a_plain_simulation(case):
+    fragment_rounds.check_simulation(dist.get_rank(), [14] * dist.get_world_size(), case)
+
+
+@pytest.mark.parametrize("case", ["in turn", "delayed", "until the next"])
+@pytest.mark.parametrize("first", [5, 13])
+def check_ranks_may_end_apart_in_fragments(case, first):
+    """One rank takes other numbers of steps; another skips one."""
+    counts = [first, *[10] * (dist.get_world_size() - 1)]
+    fragment_rounds.check_simulation(dist.get_rank(), counts, case, frozenset({(1, 4)}))
+
+
+def check_fragments_are_compressed(caplog):
+    fragment_rounds.check_compressed(dist.get_rank(), gather, caplog)
+
+
+@pytest.mark.parametrize("saved_at", [2, 4, 7])
+def check_a_run_resumes_with_a_round_in_flight(saved_at):
+    fragment_rounds.check_resumed_runs(dist.get_rank(), saved_at)
+
+
+@pytest.mark.parametrize("act", ["raise", "skip"])
+def check_a_fragment_that_is_not_finite(act):
+    fragment_rounds.check_not_finite(dist.get_rank(), dist.get_world_size(), act)
+
+
+def check_frozen_fragments():
+    fragment_rounds.check_frozen_fragments(dist.get_rank(), gather)
+
+
+def check_a_delayed_round_does_not_wait():
+    def go() -> None:
+        for other in range(1, dist.get_world_size()):
+            dist.send(torch.ones(1), other)
+
+    size = dist.get_world_size()
+    fragment_rounds.check_background(dist.get_rank(), size, lambda: dist.recv(torch.ones(1), 0), go)
+
+
+def check_ranks_that_differ_in_the_delay_are_told():
+    fragment_rounds.check_ranks_that_differ(dist.get_rank())
+
+
+def check_settings_change_with_a_round_in_flight():
+    fragment_rounds.check_changed_settings(dist.get_rank(), dist.get_world_size())

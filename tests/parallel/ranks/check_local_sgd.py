@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fragment_rounds
 import horovod.torch as hvd
 import local_rounds
 import pytest
@@ -44,10 +45,12 @@ def test_an_overflow_on_one_rank():
     local_rounds.check_overflow(hvd.rank(), hvd.size(), collective)
 
 
-def test_groups_that_change():
-    def gather(tensor: torch.Tensor) -> torch.Tensor:
-        return hvd.allgather(tensor[None].contiguous(), name="gathered")
+def gather(tensor: torch.Tensor) -> torch.Tensor:
+    """All ranks' tensors."""
+    return hvd.allgather(tensor[None].contiguous(), name="gathered")
 
+
+def test_groups_that_change():
     local_rounds.check_changed_groups(hvd.rank(), hvd.size(), gather)
 
 
@@ -74,3 +77,49 @@ def test_process_sets_train_by_themselves():
     hvd.barrier()
     for one in sets:
         hvd.remove_process_set(one)
+
+
+@pytest.mark.parametrize("case", fragment_rounds.CASES)
+def test_fragments_are_those_of_a_plain_simulation(case):
+    fragment_rounds.check_simulation(hvd.rank(), [14] * hvd.size(), case)
+
+
+@pytest.mark.parametrize("case", ["in turn", "delayed", "until the next"])
+@pytest.mark.parametrize("first", [5, 13])
+def test_ranks_may_end_apart_in_fragments(case, first):
+    """One rank takes other numbers of steps; another skips one."""
+    counts = [first, *[10] * (hvd.size() - 1)]
+    fragment_rounds.check_simulation(hvd.rank(), counts, case, frozenset({(1, 4)}))
+
+
+def test_fragments_are_compressed(caplog):
+    fragment_rounds.check_compressed(hvd.rank(), gather, caplog)
+
+
+@pytest.mark.parametrize("saved_at", [2, 4, 7])
+def test_a_run_resumes_with_a_round_in_flight(saved_at):
+    fragment_rounds.check_resumed_runs(hvd.rank(), saved_at)
+
+
+@pytest.mark.parametrize("act", ["raise", "skip"])
+def test_a_fragment_that_is_not_finite(act):
+    fragment_rounds.check_not_finite(hvd.rank(), hvd.size(), act)
+
+
+def test_frozen_fragments():
+    fragment_rounds.check_frozen_fragments(hvd.rank(), gather)
+
+
+def test_a_delayed_round_does_not_wait():
+    def meet() -> None:
+        hvd.allreduce(torch.ones(1), name="meet")
+
+    fragment_rounds.check_background(hvd.rank(), hvd.size(), meet, meet)
+
+
+def test_ranks_that_differ_in_the_delay_are_told():
+    fragment_rounds.check_ranks_that_differ(hvd.rank())
+
+
+def test_settings_change_with_a_round_in_flight():
+    fragment_rounds.check_changed_settings(hvd.rank(), hvd.size())

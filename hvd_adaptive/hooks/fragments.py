@@ -1,0 +1,112 @@
+"""Define Fragments: the parts of a model that LocalSGD averages in turn."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from hvd_adaptive import states
+from hvd_adaptive.checks import check_integer
+
+Parameter = torch.nn.Parameter
+
+
+class Fragments:
+    """The number and the fragment of each parameter, which it keeps.
+
+    The first parameters are divided in their order, into parts of about as many coordinates that
+    require a gradient. Later ones join the smallest fragment.
+
+    Args:
+        parameters: The parameters.
+        number: Number of fragments.
+
+    Raises:
+        ValueError: A fragment would have no parameter that requires a gradient.
+    """
+
+    def __init__(self, parameters: Sequence[Parameter], number: int) -> None:
+        self.number = number
+        self._of: dict[Parameter, int] = {}
+        self._numbers: dict[Parameter, int] = {}
+        self._next = 0  # number of the next parameter
+        sizes = [p.numel() * p.requires_grad for p in parameters]
+        if number > max(1, sum(map(bool, sizes))):
+            raise ValueError(
+                f"fragments={number}: must be at most the number of parameters that require a "
+                f"gradient, {sum(map(bool, sizes))}"
+            )
+        for parameter, fragment in zip(parameters, _divide(sizes, number), strict=True):
+            self._place(parameter, self._next, fragment)
+
+    def __getitem__(self, parameter: Parameter) -> int:
+        return self._of[parameter]
+
+    def number_of(self, parameter: Parameter) -> int:
+        """Return a parameter's number, which no other one has had."""
+        return self._numbers[parameter]
+
+    def keep(self, parameters: Sequence[Parameter]) -> None:
+        """Forget all parameters but these, and place new ones."""
+        new = [p for p in parameters if p not in self._of]
+        for parameter in set(self._of).difference(parameters):
+            del self._of[parameter], self._numbers[parameter]
+        for parameter in new:
+            sizes = [0] * self.number
+            for other, fragment in self._of.items():
+                sizes[fragment] += other.numel()
+            self._place(parameter, self._next, sizes.index(min(sizes)))
+
+    def state_dict(self, parameters: Sequence[Parameter]) -> dict[str, Any]:
+        """Return the number and the fragment of each of these parameters."""
+        return {
+            "numbers": [self._numbers[p] for p in parameters],
+            "fragments": [self._of[p] for p in parameters],
+        }
+
+    def loaded(self, parameters: Sequence[Parameter], state: Mapping[str, Any]) -> Fragments:
+        """Return these fragments as ``state_dict`` returned them.
+
+        Raises:
+            ValueError: The state has another number of parameters or of fragments.
+        """
+        numbers, of = states.entry(state, "numbers"), states.entry(state, "fragments")
+        if not len(numbers) == len(of) == len(parameters):
+            raise ValueError("state: fragments: are not those of this optimizer's parameters")
+        new = Fragments((), 1)
+        new.number = self.number
+        for parameter, number, fragment in zip(parameters, numbers, of, strict=True):
+            check_integer("state: fragments", fragment, 0, self.number - 1)
+            new._place(parameter, check_integer("state: numbers", number, 0), fragment)
+        return new
+
+    def _place(self, parameter: Parameter, number: int, fragment: int) -> None:
+        self._of[parameter], self._numbers[parameter] = fragment, number
+        self._next = max(self._next, number + 1)
+
+
+def is_due(step: int, every: int, fragments: int) -> bool:
+    """Return whether a fragment's round begins after a step.
+
+    Args:
+        step: Number of the step in its period of ``every`` steps, from 1 to ``every``.
+        every: Steps between two rounds of the same fragment.
+        fragments: Number of fragments, whose rounds are spread over the period.
+    """
+    return step * fragments // every > (step - 1) * fragments // every
+
+
+def _divide(sizes: Sequence[int], number: int) -> list[int]:
+    """Return the part of each size: consecutive parts of about equal sums, none of which is 0."""
+    rest, parts, part, filled = sum(sizes), [], 0, 0
+    for index, size in enumerate(sizes):
+        share = (rest + filled) / (number - part)  # of the parts from this one on
+        later = sum(map(bool, sizes[index:]))
+        full = filled + size / 2 > share or later <= number - part - 1
+        if size and filled and full and part < number - 1:
+            part, filled = part + 1, 0
+        parts.append(part)
+        filled, rest = filled + size, rest - size
+    return parts

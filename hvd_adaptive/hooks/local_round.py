@@ -1,0 +1,204 @@
+"""Define Round: one average of a fragment, from what this rank has learned until it begins."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from hvd_adaptive import states
+from hvd_adaptive.finite import wide_of
+from hvd_adaptive.hooks.anchors import Anchors
+from hvd_adaptive.hooks.background import Background
+from hvd_adaptive.hooks.round_agreement import Agreed, Position, agree
+from hvd_adaptive.hooks.rounds import Exchange
+
+Parameter = torch.nn.Parameter
+
+
+@dataclass
+class Outcome:
+    """What a round has found, for ``Anchors``.
+
+    Attributes:
+        fragment: The fragment.
+        applies: Whether any rank counted; if not, nothing changes.
+        is_finite: Whether this rank's parameters were finite.
+        over: Whether all ranks have finished.
+        broken: If parameters that are not finite end the round: by rank, the number of the first.
+        ways: Averages of the ways of parameters that have an anchor.
+        values: Averages of parameters that had none.
+    """
+
+    fragment: int
+    applies: bool
+    is_finite: bool
+    over: bool = False
+    broken: dict[int, int] = field(default_factory=dict)
+    ways: dict[Parameter, torch.Tensor] = field(default_factory=dict)
+    values: dict[Parameter, torch.Tensor] = field(default_factory=dict)
+
+    def apply(self, anchors: Anchors, mixing: float) -> None:
+        """Move anchors and parameters to where the round ends; see ``Anchors.move``."""
+        mixing = mixing if self.is_finite else 0.0
+        if self.ways:
+            anchors.move(list(self.ways), list(self.ways.values()), mixing)
+        if self.values:
+            anchors.adopt(list(self.values), list(self.values.values()), mixing)
+
+
+class Round:
+    """One average of a fragment.
+
+    ``run`` may be called in another thread: what this rank has learned is copied before, and its
+    parameters may change meanwhile.
+
+    Args:
+        exchange: The exchange; None for one rank.
+        fragment: Number of the fragment.
+        parameters: The optimizer's parameters.
+        anchors: The anchors.
+        position: This rank's position.
+    """
+
+    def __init__(
+        self,
+        exchange: Exchange | None,
+        fragment: int,
+        parameters: Sequence[Parameter],
+        anchors: Anchors,
+        position: Position,
+    ) -> None:
+        self._exchange, self._fragment = exchange, fragment
+        self._parameters, self._position = parameters, position
+        mine = [p for p, part in zip(parameters, position.takes_part, strict=True) if part]
+        self._ways = {p: anchors.way(p) for p in mine if p in anchors}
+        self._values = {p: _wide(p) for p in mine if p not in anchors}
+
+    @torch.no_grad()
+    def run(self) -> Outcome:
+        """Average, a collective.
+
+        Raises:
+            RankMismatchError: See ``agree``.
+        """
+        agreed = agree(None if self._exchange is None else self._exchange.world, self._position)
+        if agreed.fails:
+            broken = agreed.broken
+            return Outcome(self._fragment, False, agreed.is_finite, agreed.over, broken)
+        outcome = Outcome(self._fragment, agreed.active > 0, agreed.is_finite, agreed.over)
+        if agreed.active:
+            old, new = self._chosen(agreed)
+            share = agreed.ranks / agreed.active
+            outcome.ways = self._average_ways(old, agreed.counts, share)
+            outcome.values = self._average_values(new, share if agreed.counts else 0.0)
+        return outcome
+
+    def _chosen(self, agreed: Agreed) -> tuple[list[Parameter], list[Parameter]]:
+        """Return the parameters that are averaged: those with an anchor, and those without."""
+        old: list[Parameter] = []
+        new: list[Parameter] = []
+        flags = zip(self._parameters, agreed.takes_part, self._position.anchored, strict=True)
+        for parameter, takes_part, is_anchored in flags:
+            if takes_part:
+                (old if is_anchored else new).append(parameter)
+        return old, new
+
+    def _average_ways(
+        self, parameters: list[Parameter], counts: bool, share: float
+    ) -> dict[Parameter, torch.Tensor]:
+        own = self._ways if counts else {}
+        ways = [own[p] if p in own else torch.zeros_like(p) for p in parameters]
+        if self._exchange is not None and ways:
+            self._exchange.lay_out(self._fragment, parameters)
+            ways = self._exchange.average(parameters, ways)
+        return {p: way.mul_(share) for p, way in zip(parameters, ways, strict=True)}
+
+    def _average_values(
+        self, parameters: list[Parameter], share: float
+    ) -> dict[Parameter, torch.Tensor]:
+        own = (self._values[p] if p in self._values else _wide(p) for p in parameters)
+        values = [value.mul_(share) if share else torch.zeros_like(value) for value in own]
+        if self._exchange is not None and values:
+            values = self._exchange.average_plainly(values)
+        return dict(zip(parameters, values, strict=True))
+
+
+class Pending:
+    """A round that runs while this rank takes further steps.
+
+    Args:
+        result: The round in another thread, or its outcome.
+        steps: Steps until its outcome is applied.
+    """
+
+    def __init__(self, result: Background[Outcome] | Outcome, steps: int) -> None:
+        self._result, self.steps = result, steps
+
+    def join(self) -> None:
+        """Wait until the round has ended, in whatever way."""
+        if isinstance(self._result, Background):
+            self._result.join()
+
+    @property
+    def has_failed(self) -> bool:
+        """Return whether the round has ended with an error."""
+        return isinstance(self._result, Background) and self._result.has_failed
+
+    def outcome(self) -> Outcome:
+        """Return the outcome, or raise the round's error."""
+        if isinstance(self._result, Background):
+            self._result = self._result.wait()
+        return self._result
+
+    def state_dict(self, parameters: Sequence[Parameter]) -> dict[str, Any]:
+        """Return the outcome and the steps as plain values; waits for the round."""
+        outcome = self.outcome()
+        return {
+            "steps": self.steps,
+            "fragment": outcome.fragment,
+            "applies": outcome.applies,
+            "is_finite": outcome.is_finite,
+            "ways": [_cloned(outcome.ways.get(p)) for p in parameters],
+            "values": [_cloned(outcome.values.get(p)) for p in parameters],
+        }
+
+    @classmethod
+    def loaded(cls, state: Any, parameters: Sequence[Parameter], fragments: int) -> Pending:
+        """Return what ``state_dict`` returned.
+
+        Raises:
+            ValueError: It is of another model, or incomplete.
+        """
+        of = "state: pending"
+        outcome = Outcome(
+            states.whole(state, "fragment", 0, fragments - 1, of=of),
+            states.flag(state, "applies", of),
+            states.flag(state, "is_finite", of),
+            ways=_by_parameter(state, "ways", parameters),
+            values=_by_parameter(state, "values", parameters),
+        )
+        return cls(outcome, states.whole(state, "steps", 1, of=of))
+
+
+def _wide(parameter: Parameter) -> torch.Tensor:
+    return parameter.detach().to(wide_of(parameter.dtype), copy=True)
+
+
+def _cloned(tensor: torch.Tensor | None) -> torch.Tensor | None:
+    return None if tensor is None else tensor.clone()
+
+
+def _by_parameter(
+    state: Mapping[str, Any], name: str, parameters: Sequence[Parameter]
+) -> dict[Parameter, torch.Tensor]:
+    tensors = states.entry(state, name, "state: pending")
+    if len(tensors) != len(parameters) or any(
+        tensor is not None and getattr(tensor, "shape", None) != p.shape
+        for tensor, p in zip(tensors, parameters, strict=True)
+    ):
+        raise ValueError(f"state: pending: {name} are not those of this optimizer's parameters")
+    pairs = zip(parameters, tensors, strict=True)
+    return {p: tensor.to(p.device, copy=True) for p, tensor in pairs if tensor is not None}
