@@ -224,7 +224,7 @@ class _Builder:
         dtype: The dtype.
         part: The part.
         most: Most coordinates of a group.
-        least: ... of a group that begins with the first member.
+        least: Most coordinates of the group that begins with the first member.
         bucket_size: Coordinates of a bucket.
         groups: The list to which groups are appended.
     """

@@ -105,9 +105,9 @@ class Settings:
 
     Examples:
         >>> from hvd_adaptive import EDEN
-        >>> compressor = EDEN(bits=2, error_feedback="auto", parameter_bits={"*.bias": None})
-        >>> compressor.settings.error_feedback
-        'auto'
+        >>> compressor = EDEN(bits=2, parameter_bits={"*.bias": None}, seed=1)
+        >>> compressor.settings.seed
+        1
     """
 
     bucket_size: int = keyword(8192, partial(check_integer, least=1, most=2**32 - 1), refits=True)

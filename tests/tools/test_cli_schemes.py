@@ -7,6 +7,7 @@ import itertools
 import json
 import math
 import os
+import re
 import subprocess
 import sys
 
@@ -107,6 +108,22 @@ def test_one_in_full(capsys):
     out = capsys.readouterr().out
     for text in ("TernGrad(clip=2.5", "Wen et al. 2017", "1.60", "biased", "error_feedback:"):
         assert text in out, text
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_descriptions_are_filled(monkeypatch, capsys, width):
+    """No ragged lines: a line ends where the next word would not fit, or a paragraph ends."""
+    monkeypatch.setenv("COLUMNS", str(width))
+    assert main(["schemes", "ECDQ"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= width
+    ragged = 0
+    for line, after in itertools.pairwise(lines):
+        follows = after.strip() and not re.match(r"\s*(- |\S+: |>>> )|\S+:$", after)
+        code = line.strip().startswith((">>> ", "... ")) or line.endswith(":")
+        if line.strip() and follows and not code:
+            ragged += len(line.rstrip()) + 1 + len(after.split()[0]) <= width
+    assert ragged == 0
 
 
 def test_a_scheme_that_is_none(capsys):

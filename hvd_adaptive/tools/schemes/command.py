@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import inspect
+import re
+import textwrap
 from dataclasses import asdict
 from typing import Any
 
@@ -11,6 +14,8 @@ from hvd_adaptive.tools.schemes.outline import Outline, outlines
 from hvd_adaptive.tools.tables import Column, make_table
 
 WIDE = 110  # characters from which on keywords are shown
+SECTION = re.compile("(Args|Attributes|Raises|Examples):")
+ITEM = re.compile(r" *(- |\d+\. )")
 
 DESCRIPTION = """\
 List every compression scheme with its method and paper. With names of
@@ -112,7 +117,7 @@ def _print_all(asked: list[Outline], entries: list) -> None:
             style="bold",
             markup=False,
         )
-        out.print(f"\n{one.documentation}\n", markup=False)
+        out.print(f"\n{filled(one.documentation, out.width)}\n", markup=False)
         out.print(
             f"Here, {one.call}: {one.bits:.3f} bits a coordinate, relative squared error "
             f"{_errors(one)} on normal | Laplacian coordinates, for any gradient {proved}; "
@@ -120,7 +125,34 @@ def _print_all(asked: list[Outline], entries: list) -> None:
             markup=False,
         )
     out.print("Shared keywords, of every scheme", style="bold")
-    out.print(f"\n{(Settings.__doc__ or '').partition(chr(10))[2].strip(chr(10))}", markup=False)
+    documentation = inspect.cleandoc(Settings.__doc__ or "").partition("\n\n")[2]
+    out.print(f"\n{filled(documentation, out.width)}", markup=False)
+
+
+def filled(documentation: str, width: int) -> str:
+    """Return a docstring whose paragraphs and items have lines of ``width`` characters."""
+    whole: list[str] = []  # a paragraph or an item in one line
+    section, inside = "", False
+    for line in documentation.splitlines():
+        if line[:1].strip():
+            section = line if SECTION.fullmatch(line) else ""
+        begins = not inside or not line.strip() or section in (line, "Examples:")
+        if begins or ITEM.match(line) or (section and line[:5].strip()):
+            whole.append(line)
+        else:
+            whole[-1] += " " + line.strip()
+        inside = line.strip() not in ("", section)
+    return "\n".join(_wrapped(line, width) for line in whole)
+
+
+def _wrapped(line: str, width: int) -> str:
+    if line.lstrip().startswith((">>> ", "... ")):
+        return line
+    item = ITEM.match(line)
+    below = " " * (len(item[0]) if item else 2 * (len(line) - len(line.lstrip())))
+    return textwrap.fill(
+        line, width, subsequent_indent=below, break_long_words=False, break_on_hyphens=False
+    )
 
 
 def _errors(one: Any) -> str:
