@@ -54,10 +54,11 @@ class Monitor:
         warn_slow: Warn once if float32 would have been faster (docs/monitoring.md).
         compare: Measure at the end of the first step, and again when ranks change, how long stock
             float32 and float16 take to average tensors of the gradients' sizes. The report
-            estimates the same step with them. Every rank must have a monitor with ``compare=True``, or none; otherwise the first step raises
-            RankMismatchError. Ranks wait for each other in it, so with several optimizers their
-            first steps must have the same order on all ranks. It takes twelve exchanges, and as
-            much memory as one and a half times the gradients while it lasts.
+            estimates the same step with them. Every rank must have a monitor with ``compare=True``,
+            or none; otherwise the first step raises RankMismatchError. Ranks wait for each other in
+            it, so with several optimizers their first steps must have the same order on all ranks.
+            It takes twelve exchanges, and as much memory as one and a half times the gradients
+            while it lasts.
 
             Measured are these exchanges, each alone, and in training the step and the time that
             its thread spends in this package. The step with stock float32 or float16 is estimated:
