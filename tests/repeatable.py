@@ -16,6 +16,8 @@ def settle() -> None:
     Triton's kernels in its interpreter if there is no GPU. Use one core a process."""
     settings.register_profile(
         "repeatable",
+        # Of tests that name no number. `make ranks` draws as many as Hypothesis does.
+        max_examples=100 if "HVD_ADAPTIVE_EVERY_CASE" in os.environ else 50,
         deadline=None,
         derandomize=True,
         database=None,

@@ -1,4 +1,7 @@
-"""Contracts that no change of the code's shape may move: see facts.py."""
+"""A freeze: what the code gave earlier, which no change of its shape may move (facts.py).
+
+It does not say that these results are right: other tests do, by independent computation.
+"""
 
 from __future__ import annotations
 

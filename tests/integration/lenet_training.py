@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
 import torch
+from lenet import LeNet, read_images, split
 
-EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 STAGES = (0, 50, 200)
 
 
 def recorded_gradients() -> dict[int, torch.Tensor]:
     """Step -> gradient of one minibatch of 64, all layers end to end (float32, (431080,))."""
-    sys.path.insert(0, str(EXAMPLES))
-    from lenet import LeNet, read_images, split
-
     torch.manual_seed(0)
     train, _ = split(*read_images())
     model = LeNet()

@@ -7,16 +7,13 @@ import sys
 import time
 from pathlib import Path
 
+import compression
 import psutil
 import pytest
 from script_runs import MPIRUN, ROOT, png_size, run
 
 from hvd_adaptive.monitor.log import read_logs
 from hvd_adaptive.tools.cli import main
-
-sys.path.insert(0, str(ROOT / "examples"))
-
-import compression
 
 pytestmark = [pytest.mark.integration, pytest.mark.parallel, pytest.mark.timeout(330)]
 

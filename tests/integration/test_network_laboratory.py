@@ -13,9 +13,6 @@ from pathlib import Path
 
 import psutil
 import pytest
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
-
 from laboratory import hosts
 from laboratory.launch import missing_programs
 

@@ -6,23 +6,16 @@ takes buckets for samples of a law (levels/tail.py), so its table is good on oth
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
+from fresh_laws import Fresh, lenet
 from lenet_training import STAGES
+from optimal_levels import optimal_levels
 from scheme_cases import PAPER
 
 from hvd_adaptive import ALQ, AMQ, NUQSGD, QSGD
 from hvd_adaptive.levels import Histogram, fit_levels
-
-sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
-sys.path.append(str(Path(__file__).parents[1] / "unit" / "levels"))
-
-from fresh_laws import Fresh, lenet
-from optimal_levels import optimal_levels
 
 BUCKET = 8192
 pytestmark = [pytest.mark.integration, pytest.mark.many]

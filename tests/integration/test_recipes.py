@@ -20,7 +20,11 @@ RECIPES = {"trainer": 3.3, "accelerate": 1.0, "lightning": 1.0}
 @pytest.mark.integration
 @pytest.mark.parallel
 @pytest.mark.timeout(SECONDS + 30)
-@pytest.mark.parametrize("name", RECIPES)
+@pytest.mark.parametrize(
+    "name",
+    # The others' libraries train in test_integrations, too.
+    [pytest.param(n, marks=[pytest.mark.thorough] * (n != "accelerate")) for n in RECIPES],
+)
 def test_a_recipe_trains_with_three_bits(name: str, tmp_path: Path) -> None:
     reached = RECIPES[name]
     script = ROOT / "examples" / f"recipe_{name}.py"

@@ -2,5 +2,5 @@
 
 Nothing here but the tests imports hvd_adaptive (test_stands_alone.py): what is exact, and what
 error is allowed, is computed a second time, from the definitions. The reader of payloads is
-tests/unit/wire_decoder.py, which imports nothing of the package either.
+tests/wire_decoder.py, which imports nothing of the package either.
 """

@@ -5,17 +5,13 @@ Any object with these attributes will do; nothing of the package is imported.
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+import wire_decoder as wire
 
 from oracle.laws import Quantiser
-
-sys.path.append(str(Path(__file__).parents[1] / "unit"))
-import wire_decoder as wire
 
 TABLES = wire.SHARED_TABLE
 NUMBERS = {"biased": 2, "partially_biased": 1}

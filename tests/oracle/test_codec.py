@@ -68,6 +68,7 @@ def tensor(law: str, count: int, seed: int, dtype: str, broken: bool, size: floa
     return flat.to(getattr(torch, dtype))
 
 
+@pytest.mark.many
 @pytest.mark.parametrize("part", range(4))
 def test_decoded_values_follow_their_exact_law(part):
     @seed(part)

@@ -52,6 +52,7 @@ def can_be_simulated(case: Case) -> Case:
     return Case(**{**vars(case), "keywords": keywords, "summed": False, "then": {}})
 
 
+@pytest.mark.many
 @pytest.mark.parametrize("part", range(5))
 def test_averages_are_within_the_error_that_exact_variances_allow(part):
     @seed(part)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 FOLDER = Path(__file__).parent
-READER = FOLDER.parent / "unit" / "wire_decoder.py"
+READER = FOLDER.parent / "wire_decoder.py"
 MODULES = [*(p for p in FOLDER.glob("*.py") if not p.name.startswith("test_")), READER]
 ALLOWED = {"numpy", "torch", "hypothesis", "oracle", "wire_decoder", *sys.stdlib_module_names}
 

@@ -23,6 +23,14 @@ decoded = compressor.decode(compressor.encode(flat, seed=1))
 assert decoded.shape == flat.shape and bool(decoded.isfinite().all())
 """
 
+COMPRESS = """
+import torch
+try:
+    ALQ().compress(torch.ones(5))
+except RuntimeError as error:
+    print(error)
+"""
+
 # A finder that refuses whole packages, installed or not.
 BLOCK = """
 import sys
@@ -88,29 +96,10 @@ def test_import_needs_neither_numba_nor_triton():
 
 
 def test_encode_decode_and_fit_without_horovod_and_mpi():
+    """And compress() says what to do."""
     fit = "compressor.fit(flat); assert compressor.report()['table_version'] == 1\n"
-    run(BLOCK.format(blocked={"horovod", "mpi4py"}) + ROUNDTRIP + fit)
-
-
-def test_compress_without_horovod_says_what_to_do():
-    code = BLOCK.format(blocked={"horovod", "mpi4py"}) + (
-        "import torch\nfrom hvd_adaptive import ALQ\n"
-        "try:\n    ALQ().compress(torch.ones(5))\n"
-        "except RuntimeError as error:\n    print(error)\n"
-    )
-    told = run(code)
+    told = run(BLOCK.format(blocked={"horovod", "mpi4py"}) + ROUNDTRIP + fit + COMPRESS)
     assert "install-horovod" in told and "hvd_adaptive.average()" in told
-
-
-def test_compress_before_init_says_what_to_do():
-    pytest.importorskip("horovod.torch")
-    code = (
-        "import torch, horovod.torch\nfrom hvd_adaptive import ALQ\n"
-        "try:\n    ALQ().compress(torch.ones(5))\n"
-        "except RuntimeError as error:\n    print(error)\n"
-    )
-    told = run(code)
-    assert "before hvd.init()" in told and "hvd_adaptive.average()" in told
 
 
 def test_the_package_is_a_command():
@@ -121,12 +110,14 @@ def test_the_package_is_a_command():
 
 
 def test_compressor_is_horovods_where_horovod_came_first():
+    """And compress() before hvd.init() says what to do."""
     pytest.importorskip("horovod.torch")
-    run(
+    told = run(
         "import horovod.torch as hvd\nfrom hvd_adaptive import ALQ\n"
         "from horovod.torch.compression import Compressor\n"
-        "assert isinstance(ALQ(), Compressor) and not hvd.is_initialized()\n"
+        "assert isinstance(ALQ(), Compressor) and not hvd.is_initialized()\n" + COMPRESS
     )
+    assert "before hvd.init()" in told and "hvd_adaptive.average()" in told
 
 
 @pytest.mark.parametrize("place", ("below a file", "missing"))

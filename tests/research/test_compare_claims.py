@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +11,6 @@ import pytest
 pytest.importorskip("mlxtend")
 pytest.importorskip("sklearn")
 RESEARCH = Path(__file__).resolve().parents[2] / "research"
-sys.path.insert(0, str(RESEARCH))
 import compare_studies as studies  # noqa: E402
 import papers  # noqa: E402
 import verdicts  # noqa: E402
@@ -28,8 +26,6 @@ from compare_tasks import TASKS  # noqa: E402
 from papers_list import PAPERS  # noqa: E402
 
 from hvd_adaptive.simulate import Records  # noqa: E402
-
-sys.path.remove(str(RESEARCH))
 
 ARGS = argparse.Namespace(
     task=list(TASKS),

@@ -22,7 +22,6 @@ DEFAULT = "ALQ(bits=3, norm='linf', symmetric=False)"
 @pytest.fixture(autouse=True)
 def path(monkeypatch):
     pytest.importorskip("mlxtend")
-    monkeypatch.syspath_prepend(str(RESEARCH))
     yield
     for name in ("defaults", "defaults_page", "defaults_runs", "missing_runs"):
         sys.modules.pop(name, None)
@@ -114,6 +113,7 @@ def test_claims_name_methods_that_run():
 
 
 @pytest.mark.integration
+@pytest.mark.thorough
 def test_end_to_end_and_kept(tmp_path, capsys, monkeypatch):
     defaults = importlib.import_module("defaults")
     written = tmp_path / "page.md"

@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import sys
-from pathlib import Path
 
 import pytest
 
 pytest.importorskip("sklearn")
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(120)]
-
-sys.path.append(str(Path(__file__).resolve().parents[2] / "research"))
 
 
 def losses(steps: int, rescales: bool) -> float:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 pytest.importorskip("sklearn")
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(330)]
+pytestmark = [pytest.mark.integration, pytest.mark.thorough, pytest.mark.timeout(330)]
 
 ROOT = Path(__file__).resolve().parents[2]
 

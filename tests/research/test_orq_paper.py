@@ -38,13 +38,6 @@ FLAGS = [
 ]
 
 
-@pytest.fixture(scope="module", autouse=True)
-def research():
-    sys.path.insert(0, str(RESEARCH))
-    yield
-    sys.path.remove(str(RESEARCH))
-
-
 def paper(cwd: Path) -> subprocess.CompletedProcess[str]:
     path = os.pathsep.join([str(RESEARCH.parent), os.environ.get("PYTHONPATH", "")])
     return subprocess.run(

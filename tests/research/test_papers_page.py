@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import re
-import sys
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "research"))
 import papers  # noqa: E402
 import papers_list  # noqa: E402
-
-sys.path.remove(str(ROOT / "research"))
 
 # Counted in the papers.
 NUMBERED = {

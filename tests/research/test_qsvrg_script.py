@@ -15,7 +15,6 @@ from sklearn.datasets import load_breast_cancer
 
 from hvd_adaptive.optim import QSVRG, Portion, theorem_parameters
 
-sys.path.append(str(ROOT / "tests"))
 from oracle.svrg import Judged, Logistic, Recorder  # isort: skip
 
 pytestmark = [pytest.mark.integration, pytest.mark.parallel, pytest.mark.timeout(200)]

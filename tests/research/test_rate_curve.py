@@ -18,7 +18,6 @@ def test_end_to_end_and_kept(tmp_path, monkeypatch):
     """Page and figure; a second call measures nothing. ECDQ is ahead here, too."""
     pytest.importorskip("mlxtend")
     pytest.importorskip("matplotlib")
-    monkeypatch.syspath_prepend(str(RESEARCH))
     import rate_bound
     import rate_curve
     import rate_methods
@@ -56,7 +55,6 @@ def test_end_to_end_and_kept(tmp_path, monkeypatch):
 @pytest.mark.parametrize("norm", ["l2", "linf"])
 def test_exact_errors_by_hand(norm, monkeypatch):
     """Eqs 1 and 2 on the levels, bucket by bucket, in NumPy."""
-    monkeypatch.syspath_prepend(str(RESEARCH))
     from exact_error import exact_error
 
     from hvd_adaptive import ALQ
@@ -75,7 +73,6 @@ def test_exact_errors_by_hand(norm, monkeypatch):
 
 def test_exact_errors_count_the_bias_of_clipping(monkeypatch):
     """Mean of draws within five sigma; and no formula is said to exist where there is none."""
-    monkeypatch.syspath_prepend(str(RESEARCH))
     from exact_error import exact_error
 
     from hvd_adaptive import QCS, TernGrad
@@ -92,7 +89,6 @@ def test_exact_errors_count_the_bias_of_clipping(monkeypatch):
 def test_few_draws_miss_what_rare_jumps_add(monkeypatch):
     """Why the page has exact errors: one large coordinate and 1,000 small ones, which jump to the
     far level once in ten encodings. Two thirds of all means of 4 draws see no jump at all."""
-    monkeypatch.syspath_prepend(str(RESEARCH))
     from exact_error import exact_error
 
     from hvd_adaptive import QSGD

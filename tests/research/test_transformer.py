@@ -28,15 +28,9 @@ sys.exit(os.waitpid(child, 0)[1] if child else 0)
 """
 
 
-@pytest.fixture
-def research(monkeypatch):
-    monkeypatch.syspath_prepend(str(ROOT / "examples"))
-    monkeypatch.syspath_prepend(str(ROOT / "research"))
-
-
 @pytest.mark.parallel
 @pytest.mark.timeout(120)
-def test_both_doors_train(research, monkeypatch, tmp_path):
+def test_both_doors_train(monkeypatch, tmp_path):
     """Exact averages by two doors agree; codes are near them, and not the same."""
     import transformer_runs
 
@@ -57,7 +51,7 @@ def test_both_doors_train(research, monkeypatch, tmp_path):
     assert transformer_runs.Run(METHODS[0], 0, STEPS + 1).load(tmp_path) is None
 
 
-def test_differences_are_paired(research):
+def test_differences_are_paired():
     """Seeds differ by 1, and each code's loss is 0.5 above float32's of its seed."""
     import transformer_page
     from transformer_runs import Run

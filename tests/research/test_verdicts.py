@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import math
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -12,13 +11,10 @@ import pytest
 from scipy import stats
 
 RESEARCH = Path(__file__).resolve().parents[2] / "research"
-sys.path.insert(0, str(RESEARCH))
 import verdicts  # noqa: E402
 from verdicts import FAILS, HOLDS, OPEN, Claim, Comparison, decide  # noqa: E402
 
-sys.path.remove(str(RESEARCH))
-
-SEEDS, PAGES = 20, 400
+SEEDS, PAGES = 20, 200
 
 
 def most(rate: float, trials: int) -> float:

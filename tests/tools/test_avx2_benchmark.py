@@ -17,7 +17,6 @@ needs_avx2 = pytest.mark.skipif(not get_host_cpu_features().get("avx2"), reason=
 
 @pytest.fixture
 def avx2(monkeypatch):
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
     import avx2
 
     yield avx2
@@ -40,6 +39,7 @@ def test_newer_features_are_switched_off(avx2):
 
 
 @needs_avx2
+@pytest.mark.thorough
 def test_arguments_are_those_of_the_command():
     command = [sys.executable, str(BENCHMARKS / "avx2.py"), "--json", "--schemes", "ALQ"]
     command += ["--bits", "3", "--codings", "fixed", "--coordinates", "100000", "--rounds", "1"]

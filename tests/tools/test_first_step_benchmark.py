@@ -12,7 +12,6 @@ BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 
 @pytest.fixture
 def first_step(monkeypatch):
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
     import first_step
 
     yield first_step

@@ -22,7 +22,6 @@ ROW = re.compile(r"^(.*\S)\s+(\d+)\s+(\d+)\s+([\d,]+)\s+([\d.]+)$", re.MULTILINE
 @pytest.fixture
 def footprint(monkeypatch):
     pytest.importorskip("horovod.torch")
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
     import footprint
 
     yield footprint
@@ -50,6 +49,7 @@ def test_calls_of_all_threads_are_counted(footprint, monkeypatch):
 
 
 @pytest.mark.parallel
+@pytest.mark.thorough
 def test_two_ranks_print_a_row_for_each_door(footprint, tmp_path):
     command = [*MPIRUN, sys.executable, str(BENCHMARKS / "footprint.py"), "--steps", "1", "--list"]
     done = run(command, tmp_path, 120)

@@ -9,12 +9,9 @@ import sys
 import time
 from pathlib import Path
 
-import pytest
-
-sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
-
 import gpu
 import gpu_checks
+import pytest
 import torch
 
 

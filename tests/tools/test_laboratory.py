@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 import time
-from pathlib import Path
-
-import pytest
-import torch
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
 
 import overlap
+import pytest
+import torch
 from laboratory import gradients, hosts, measure, shapes, tables, trained
 from laboratory.methods import parse, refusals
 from laboratory.sharded import ShardedNetwork

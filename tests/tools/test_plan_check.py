@@ -5,17 +5,13 @@ from __future__ import annotations
 import contextlib
 import json
 import sys
-from pathlib import Path
-
-import pytest
-from plan_machines import machine
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
 
 import plan_check
+import pytest
 from laboratory import kept
 from laboratory.measure import Result, Settings
 from laboratory.methods import parse, refusals
+from plan_machines import machine
 
 from hvd_adaptive.tools.plan.model import Cost
 

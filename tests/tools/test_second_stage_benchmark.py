@@ -3,15 +3,10 @@
 from __future__ import annotations
 
 import itertools
-import sys
-from pathlib import Path
 
 import pytest
-import torch
-
-sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
-
 import second_stage
+import torch
 
 from hvd_adaptive.tools.methods import parse
 

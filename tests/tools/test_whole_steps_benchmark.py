@@ -13,7 +13,6 @@ BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 
 @pytest.fixture
 def whole_steps(monkeypatch):
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
     import whole_steps
 
     yield whole_steps

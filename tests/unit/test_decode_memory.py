@@ -21,6 +21,7 @@ def payloads_of(scheme, dtype: torch.dtype) -> list[torch.Tensor]:
     ]
 
 
+@pytest.mark.many
 @pytest.mark.parametrize("dtype", (torch.float32, torch.float64), ids=str)
 @pytest.mark.parametrize("name", SCHEMES)
 def test_old_contents_of_memory_are_overwritten(name, dtype):

@@ -44,6 +44,7 @@ SCHEMES = {
 }
 
 
+@pytest.mark.many
 @pytest.mark.parametrize(
     "weights", ([1.0], [0.5], [0.03], [1.0, 0.2, 0.9, 0.01, 0.6, 0.3]), ids=str
 )

@@ -24,6 +24,7 @@ class Scaler:
         return self.scale
 
 
+@pytest.mark.many
 @pytest.mark.parametrize("weight", (1.0, 0.3, "auto"))
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_a_changing_scale_changes_nothing(scheme, weight):

@@ -20,6 +20,7 @@ def near(largest: float, kind: str) -> torch.Tensor:
     return largest * (torch.ones(N) if kind == "constant" else u.sign() * (0.9 + 0.1 * u.abs()))
 
 
+@pytest.mark.many
 @pytest.mark.parametrize("kind", ("constant", "random", "one"))
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_float16_stays_finite(scheme, kind):
@@ -29,6 +30,7 @@ def test_float16_stays_finite(scheme, kind):
         assert codec.decode(codec.encode(flat, seed=seed)).isfinite().all()
 
 
+@pytest.mark.many
 @pytest.mark.parametrize("dtype", (torch.bfloat16, torch.float32))
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_wide_dtypes_never_become_infinite(scheme, dtype):

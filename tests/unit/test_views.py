@@ -14,6 +14,7 @@ def negative(flat: torch.Tensor) -> torch.Tensor:
     return view
 
 
+@pytest.mark.many
 @pytest.mark.parametrize("dtype", (torch.float16, torch.float32, torch.float64))
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_negative_views_are_encoded_as_what_they_are(scheme, dtype):

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
 import horovod.torch as hvd
 import numpy as np
 import pytest
@@ -12,7 +9,6 @@ import torch
 from conftest import assert_same_everywhere, flat_parameters, learn, make_model
 from scheme_cases import scheme
 
-sys.path.append(str(Path(__file__).resolve().parents[2]))
 from oracle import rotated  # isort: skip
 
 BUCKET, STEPS = 256, 16

@@ -3,15 +3,10 @@ the same result on every rank, for every scheme of the package."""
 
 from __future__ import annotations
 
-import sys
-
 import horovod.torch as hvd
 import pytest
 import torch
 from conftest import assert_same_everywhere
-
-sys.path.append(f"{__file__.rpartition('/parallel/')[0]}/unit")
-
 from hostile_buckets import (
     BUCKET,
     DENORMAL,

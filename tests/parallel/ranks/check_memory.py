@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
 import horovod.torch as hvd
+import memory
 import pytest
 import torch
 from conftest import make_model, train
 from rank_optimizers import distributed
 
 from hvd_adaptive import ALQ, ECDQ, QSGD
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[3] / "benchmarks"))
-import memory
 
 LARGEST_GROUP = 20_000
 BOUND = 120_000

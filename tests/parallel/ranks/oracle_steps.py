@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import hashlib
-import sys
 import traceback
-from pathlib import Path
 from typing import Any
 
 import horovod.torch as hvd
 import numpy as np
 import torch
+from oracle.training import Case, Residuals, Trial
 
 import hvd_adaptive
 from hvd_adaptive.exchange import auto
-
-sys.path.append(str(Path(__file__).resolve().parents[2]))
-from oracle.training import Case, Residuals, Trial
 
 
 class Training:

@@ -65,6 +65,7 @@ def others(payload: torch.Tensor) -> torch.Tensor:
     return data[SIZE:end]
 
 
+@pytest.mark.many
 @every_case
 def test_zeros_stay_zeros(name):
     compressor = make(name)
@@ -97,6 +98,7 @@ def test_the_keyword_changes_schemes_without_a_level_zero_alone(name):
         assert torch.equal(kept.decode(payloads[1]), rounded.decode(payloads[1]))
 
 
+@pytest.mark.many
 @pytest.mark.parametrize("name", [name for name in CASES if not has_level_zero(name)])
 @pytest.mark.parametrize("tail", ["quantize", "full"])
 def test_the_body_is_that_of_the_other_coordinates(name, tail):

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
-from pathlib import Path
 
+import fuzz
 import numpy as np
 import pytest
 import torch
@@ -14,9 +13,6 @@ import unit_oracles as oracle
 
 from hvd_adaptive import ALQ, PayloadError, TernGrad
 from hvd_adaptive.coding import coder as coders
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[3] / "benchmarks"))
-import fuzz
 
 N, BUCKET, SEGMENT = 2500, 500, 600
 MADE = {

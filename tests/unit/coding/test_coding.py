@@ -68,6 +68,7 @@ def fitted_state(scheme: str, law: str, bucket_size: int) -> dict:
 
 
 class TestPayloads:
+    @pytest.mark.many
     @pytest.mark.parametrize("scheme", SCHEMES)
     @pytest.mark.parametrize("law", ("normal", "heavy", "sparse", "zeros"))
     def test_the_same_numbers_in_fewer_bytes(self, scheme, law):
@@ -81,6 +82,7 @@ class TestPayloads:
             if law == "zeros" and count > 600:
                 assert coding_of(ours) == 1, "zero buckets are cheap"
 
+    @pytest.mark.many
     @pytest.mark.parametrize("scheme", SCHEMES)
     @pytest.mark.parametrize("law", ("normal", "heavy"))
     def test_within_three_percent_of_the_entropy(self, scheme, law):
@@ -181,6 +183,7 @@ class TestUpdates:
         size = scheme.settings.bucket_size
         return scheme.codec.refit([scheme.codec.collect(list(g.split(size))) for g in gradients])
 
+    @pytest.mark.many
     @pytest.mark.parametrize("scheme", SCHEMES)
     @pytest.mark.parametrize("statistics", ("histogram", "normal"))
     def test_one_update_gives_all_ranks_one_book(self, scheme, statistics):
@@ -358,6 +361,7 @@ class TestStreams:
         assert coder.encode(words, count, stream.numel() - 1) is None or count == 0
         assert torch.equal(coder.encode(words, count, stream.numel()), stream)
 
+    @pytest.mark.many
     @pytest.mark.parametrize("bucket", (1, 100, 512, 8192, 60_000, 2**31))
     @pytest.mark.parametrize("alphabet", ALPHABETS)
     def test_segments_are_whole_words_and_buckets(self, alphabet, bucket):

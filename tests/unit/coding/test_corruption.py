@@ -3,9 +3,7 @@ it is told; without one nothing is read out of bounds, and nothing but PayloadEr
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
+import fuzz
 import pytest
 import torch
 from hypothesis import given, settings
@@ -13,9 +11,6 @@ from hypothesis import strategies as st
 
 from hvd_adaptive import ALQ, PayloadError
 from hvd_adaptive.coding.payload import read_header
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[3] / "benchmarks"))
-import fuzz
 
 SCHEMES = {checksum: fuzz.subjects(3, checksum) for checksum in (True, False)}
 ROOM = fuzz.GuardedPage(3 * max(len(data) for _, data in SCHEMES[True].values()))

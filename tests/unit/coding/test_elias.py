@@ -76,6 +76,7 @@ def check(codes: np.ndarray, alphabet: int) -> None:
         np.testing.assert_array_equal(decode(module, expected, alphabet, codes.size), codes)
 
 
+@pytest.mark.many
 @pytest.mark.parametrize("alphabet", ALPHABETS)
 @pytest.mark.parametrize("density", (0.0, 0.004, 0.05, 0.4, 1.0))
 def test_streams_are_as_told(alphabet, density):

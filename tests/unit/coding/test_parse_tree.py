@@ -55,6 +55,7 @@ def laws():
             yield p / p.sum()
 
 
+@pytest.mark.many
 @pytest.mark.parametrize("p", list(laws()), ids=lambda p: f"{p.size}, {p.max():.3g}")
 @pytest.mark.parametrize("most", (2, 64, 1024))
 def test_the_same_tree(p, most):

@@ -137,6 +137,7 @@ class TestBits:
         bits = PrefixCode.build(p).bits_per_symbol(p)
         assert entropy(p) <= bits + 1e-12 <= (1.01 if p.size < 256 else 1.02) * entropy(p)
 
+    @pytest.mark.many
     @pytest.mark.parametrize(
         ("alphabet", "zero", "most"),
         [(a, z, 1.025) for a in (15, 63, 127, 255) for z in (0.5, 0.8, 0.9, 0.95)]

@@ -23,6 +23,7 @@ def sums_of(scheme, n: int) -> BlockSums:
     return scheme.codec.encode_body(torch.linspace(-1, 1, n), body, 1)
 
 
+@pytest.mark.many
 @pytest.mark.parametrize("n, bucket_size", SIZES)
 @pytest.mark.parametrize("name", SCHEMES)
 def test_a_payload_has_the_checksum_of_its_bytes(name, n, bucket_size):

@@ -105,6 +105,7 @@ def largest(values: np.ndarray) -> float:
     return np.abs(values[np.isfinite(values)]).max(initial=0)
 
 
+@pytest.mark.many
 @pytest.mark.parametrize("keep", (False, True))
 @pytest.mark.parametrize("name", SCHEMES)
 def test_payloads_are_read_bit_for_bit(name, keep):
@@ -200,7 +201,7 @@ def test_the_table_of_packings_is_right():
 
 
 def test_the_decoder_stands_alone():
-    tree = ast.parse((ROOT / "tests/unit/wire_decoder.py").read_text(encoding="utf-8"))
+    tree = ast.parse((ROOT / "tests/wire_decoder.py").read_text(encoding="utf-8"))
     imported = {
         (node.module if isinstance(node, ast.ImportFrom) else alias.name).split(".")[0]
         for node in ast.walk(tree)

@@ -33,6 +33,7 @@ def averaged(compressor, workers: int, dtype=torch.float32, scale=1.0, steps=1):
     return exact, [p.grad for _, p in named]
 
 
+@pytest.mark.many
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.float64], ids=str)
 @pytest.mark.parametrize("bucket", [64, 512, 10_000])
 @pytest.mark.parametrize(("workers", "per_node"), [(1, 1), (2, 1), (4, 2), (6, 2), (6, 3), (4, 4)])

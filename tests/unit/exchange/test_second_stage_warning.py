@@ -21,7 +21,7 @@ from hvd_adaptive.layout import Group
 
 GROUPS = [Group(torch.float32, 1 << 20, 0)]
 # 8 bits, of which averages need more.
-FINE = ("qsgd-8-linf", "alq-8", "alq-8-symmetric", "eden-7", "eden-8", "ecdq-variance0.0001")
+FINE = ("qsgd-8-linf", "alq-8", "eden-8", "ecdq-variance0.0001")
 
 
 def coarse(**keywords) -> QSGD:

@@ -54,6 +54,7 @@ def compare_codes(flat: torch.Tensor, bucket: int, levels: torch.Tensor, key: in
     assert same_bits(*sums), (flat.numel(), bucket, levels.shape)
 
 
+@pytest.mark.many
 @pytest.mark.parametrize("solver", SOLVERS)
 @pytest.mark.parametrize("clip", (None, 0.5, 2.5))
 def test_same_levels_for_all_sizes(solver, clip):
@@ -66,6 +67,7 @@ def test_same_levels_for_all_sizes(solver, clip):
                 assert want.is_contiguous() and same_bits(want, got), (n, bucket)
 
 
+@pytest.mark.many
 @pytest.mark.parametrize("solver", SOLVERS)
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
 def test_same_levels_for_all_kinds_of_vectors(solver, kind):

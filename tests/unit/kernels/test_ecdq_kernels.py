@@ -66,6 +66,7 @@ def test_same_integers_and_sums_for_all_sizes(bucket):
         compare(vector(heavy, n), bucket, delta, classes, most, key=n * 2654435761)
 
 
+@pytest.mark.many
 @pytest.mark.parametrize("delta", DELTAS)
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
 def test_same_integers_and_sums_for_all_kinds_of_vectors(kind, delta):

@@ -71,6 +71,7 @@ def test_both_kernels_agree_and_invert(alphabet, concentration, counts, fitting,
     assert streams[0] == streams[1]
 
 
+@pytest.mark.many
 @pytest.mark.parametrize("alphabet", ALPHABETS)
 @pytest.mark.parametrize("count", (1, 100, 66_000))
 def test_long_streams(alphabet, count):
@@ -85,6 +86,7 @@ def test_long_streams(alphabet, count):
     assert end / count <= 1.1 * book.bits_per_symbol(p) + 200 / count
 
 
+@pytest.mark.many
 @pytest.mark.parametrize("alphabet", (2, 3, 8, 31, 256))
 @pytest.mark.parametrize("count", (0, 1, 2, 500, 20_000))
 def test_two_streams_at_a_time(alphabet, count):

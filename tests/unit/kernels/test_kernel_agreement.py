@@ -39,6 +39,7 @@ def compare(flat: torch.Tensor, bucket: int, norm: str, table, key: int, clip=No
     assert same_bits(*results), what
 
 
+@pytest.mark.many
 @pytest.mark.parametrize(("bits", "symmetric"), TABLES)
 @pytest.mark.parametrize("shape", ("uneven", "uniform", "exponential"))
 def test_same_codes_and_sums_for_all_sizes(bits, symmetric, shape):

@@ -76,6 +76,7 @@ KINDS = {
 }
 
 
+@pytest.mark.many
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(("n", "bucket"), [(4, 4), (400, 100), (1236, 64)])
 @pytest.mark.parametrize("broken", (True, False), ids=("with NaN and zeros", "finite"))

@@ -19,6 +19,7 @@ def norms(kernels, values, bucket: int, norm: str) -> np.ndarray:
     return kernels.bucket_norms(torch.tensor(values, dtype=torch.float32), bucket, norm).numpy()
 
 
+@pytest.mark.many
 @both
 @pytest.mark.parametrize("norm", ("l2", "linf"))
 @pytest.mark.parametrize("scale", (1e-37, 1e-25, 1e-12, 1.0, 1e12, 1e17, 1e19, 1e33))

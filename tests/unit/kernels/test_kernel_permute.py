@@ -64,6 +64,7 @@ def test_without_permutations(plain, thresholds):
     assert codes(cpu, flat, 700, table) == codes(reference, flat, 700, table)
 
 
+@pytest.mark.many
 @pytest.mark.skipif(permute.ENTRIES < 16, reason="no AVX-512 here")
 @pytest.mark.parametrize("thresholds", (5, 8, 15, 16, 31, 32, 64, 100, 127, 128))
 @pytest.mark.parametrize("bucket", (1, 15, 16, 17, 100, 8192))

@@ -83,6 +83,7 @@ def test_coordinates_get_the_documented_integers(key, bucket, n):
     assert reference.uniforms(n, bucket, key, CPU).tolist() == want
 
 
+@pytest.mark.many
 @pytest.mark.parametrize("kernels", (cpu, reference), ids=("cpu", "reference"))
 @pytest.mark.parametrize(("bits", "symmetric"), ((2, True), (3, False), (4, True), (6, True)))
 @pytest.mark.parametrize("shape", ("uniform", "square", "p=0.5", "p=0.9"))

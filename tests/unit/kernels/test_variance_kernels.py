@@ -11,6 +11,7 @@ from hvd_adaptive.kernels.numba.warm import each_table
 TABLES = list(each_table())[::5]
 
 
+@pytest.mark.many
 @pytest.mark.parametrize("size", [1, 7, 512, 8192])
 @pytest.mark.parametrize("number", range(len(TABLES)))
 def test_bits_are_the_same(number, size):

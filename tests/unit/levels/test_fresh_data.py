@@ -7,18 +7,13 @@ imports nothing of the package and is checked here against a sum over coordinate
 from __future__ import annotations
 
 import functools
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from fresh_laws import LAWS, Fresh
 
 from hvd_adaptive import ALQ, AMQ, NUQSGD, QSGD
-
-sys.path.insert(0, str(Path(__file__).parents[3] / "benchmarks"))
-
-from fresh_laws import LAWS, Fresh
 
 # What ALQ may have above the best of the others. Fitted to the histogram as it was counted, without
 # a tail and a prior, most of these cases are above it, by up to 18 times.

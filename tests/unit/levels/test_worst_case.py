@@ -34,6 +34,7 @@ def worst(positive: np.ndarray, symmetric: bool, norm: str, size: int = BUCKET) 
     return max(relative_error(v, levels, size, norm) for v in bad_vectors(size))
 
 
+@pytest.mark.many
 @pytest.mark.parametrize("norm", ("l2", "linf"))
 @pytest.mark.parametrize("symmetric", (True, False))
 @pytest.mark.parametrize("bits", LIMITS)

@@ -38,6 +38,7 @@ def fitted(make, v: torch.Tensor, **keywords):
     return scheme
 
 
+@pytest.mark.many
 @pytest.mark.parametrize("name", TABLES)
 @pytest.mark.parametrize("count", [1, 100, BUCKET, 3 * BUCKET + 77])
 def test_errors_of_tables_are_exact(name, count):

@@ -6,20 +6,11 @@ from __future__ import annotations
 import functools
 import os
 import random
-import sys
 import threading
-from pathlib import Path
 
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-
-from hvd_adaptive import ALQ, QSGD, PayloadError
-from hvd_adaptive.hooks.ddp.bucket_session import BucketSession
-from hvd_adaptive.hooks.ddp.buckets import Bucket, BucketFuture, Names
-from hvd_adaptive.run import course, worker
-
-sys.path.append(str(Path(__file__).parent))
 from scheduler import (
     DeadlockError,
     Network,
@@ -31,6 +22,11 @@ from scheduler import (
     drop_wake_ups,
     first_failure,
 )
+
+from hvd_adaptive import ALQ, QSGD, PayloadError
+from hvd_adaptive.hooks.ddp.bucket_session import BucketSession
+from hvd_adaptive.hooks.ddp.buckets import Bucket, BucketFuture, Names
+from hvd_adaptive.run import course, worker
 
 SCHEDULES = int(os.environ.get("HVD_ADAPTIVE_SCHEDULES", "500"))
 BUCKET, SIZES = 16, ((90, 20), (64,), (130,))  # sizes of the parameters in each bucket

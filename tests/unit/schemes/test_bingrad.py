@@ -22,6 +22,7 @@ def symmetric_level(values: np.ndarray, clip: float | None = None) -> float:
     return cpu_levels.symmetric_levels(torch.from_numpy(values), len(values), clip).item()
 
 
+@pytest.mark.many
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("n", (1, 2, 3, 10, 100, 2000))
 def test_partially_biased_level_is_within_one_percent_of_the_least_error(kind, n):
@@ -77,6 +78,7 @@ def test_partially_biased_is_unbiased_between_its_levels_and_clips_beyond(size):
     assert abs(squared.mean() - symmetric_error(exact, b)) < 5 * squared.std() / np.sqrt(repeats)
 
 
+@pytest.mark.many
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("n", (2, 3, 10, 100, 2000))
 def test_biased_levels_are_conditional_means(kind, n):

@@ -72,6 +72,7 @@ def test_unbiased_with_the_variance_of_equation_nine(name, kind):
     assert abs(squared - variance.sum()) < 5 * np.sqrt(spread.sum() / repeats) + 1e-9 * squared
 
 
+@pytest.mark.many
 @pytest.mark.parametrize("name", SCHEMES)
 @pytest.mark.parametrize("n", (0, 1, BUCKET - 1, BUCKET, BUCKET + 1, 3000))
 def test_lengths_and_zeros(name, n):
@@ -118,6 +119,7 @@ def test_constant_and_tiny_buckets(name):
     assert not scheme.decode(scheme.encode(subnormal)).any()
 
 
+@pytest.mark.many
 @pytest.mark.parametrize("name", SCHEMES)
 @pytest.mark.parametrize("bad", (np.nan, np.inf, -np.inf))
 def test_a_bad_coordinate_makes_its_bucket_nan(name, bad):
@@ -129,6 +131,7 @@ def test_a_bad_coordinate_makes_its_bucket_nan(name, bad):
         assert decoded[:BUCKET].isfinite().all() and decoded[2 * BUCKET :].isfinite().all()
 
 
+@pytest.mark.many
 @pytest.mark.parametrize("name", SCHEMES)
 @pytest.mark.parametrize("clip", (0.5, 1.7, 2.5))
 def test_clipping_is_that_of_the_clipped_gradient(name, clip):

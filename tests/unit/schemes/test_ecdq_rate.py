@@ -97,6 +97,7 @@ def test_probabilities_by_simulation():
         assert (np.abs(np.array(counts) - wanted) < 5 * spread + 1e-3).all()
 
 
+@pytest.mark.many
 @pytest.mark.parametrize("law", LAWS)
 @pytest.mark.parametrize("delta", (0.02, 0.3, 1.0, 1.5, 3.0, 5.0))
 def test_rate_is_within_the_bound(law, delta):

@@ -46,6 +46,7 @@ def draws(x: torch.Tensor, bits: float, count: int) -> torch.Tensor:
     return codec.roundtrip(x.repeat(count), key=11).view(count, -1)
 
 
+@pytest.mark.many
 @pytest.mark.parametrize("bits", (*FRACTIONS, *range(1, 9)))
 @pytest.mark.parametrize("law", laws(64))
 def test_relative_error(law, bits):
@@ -57,6 +58,7 @@ def test_relative_error(law, bits):
     assert bits != 1 or errors.mean() <= 0.58
 
 
+@pytest.mark.many
 @pytest.mark.parametrize("law", laws(64))
 @pytest.mark.parametrize("bits", (0.125, 0.5, 1, 2, 3))
 def test_unbiased(law, bits):

@@ -44,6 +44,7 @@ def check_split(values: np.ndarray, a: float, b: float, c: float) -> None:
     assert of_level(values, a, b, c) <= least + 1e-9 * scale
 
 
+@pytest.mark.many
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("count", (3, 5, 9, 17))
 @pytest.mark.parametrize("n", (2, 3, 10, 150, 400))
@@ -76,6 +77,7 @@ def test_equation_twelve_counted_once(numbers):
     assert (exact > b).sum() <= wanted + 1e-9 and wanted <= (exact >= b).sum() + 1e-9
 
 
+@pytest.mark.many
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("count", (3, 5, 9, 17, 33))
 def test_coordinate_descent_is_never_worse_and_ends_at_equation_twelve(kind, count):
@@ -135,6 +137,7 @@ def test_levels_of_a_law_satisfy_equation_eight():
     np.testing.assert_allclose(left, moment[:-1] + moment[1:], atol=2e-4)
 
 
+@pytest.mark.many
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("n", (1, 2, 7, 100, 333))
 def test_linear_quantiles(kind, n):

@@ -72,6 +72,7 @@ def assert_mean(values: np.ndarray, expected: np.ndarray | float, slack: float) 
     assert np.all(np.abs(values.mean(axis=0) - expected) <= error)
 
 
+@pytest.mark.many
 @pytest.mark.parametrize("vector", VECTORS)
 @pytest.mark.parametrize("n", SIZES)
 def test_theorem_two(n, vector):

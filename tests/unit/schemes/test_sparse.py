@@ -43,6 +43,7 @@ def test_same_bits_and_sums_for_all_sizes(bucket, density):
         compare(vector(heavy, n), bucket, density, key=n * 2654435761)
 
 
+@pytest.mark.many
 @pytest.mark.parametrize("density", DENSITIES)
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
 def test_same_bits_and_sums_for_all_kinds_of_vectors(kind, density):

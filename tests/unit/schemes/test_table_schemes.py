@@ -82,6 +82,7 @@ def test_unbiased_with_the_variance_of_equation_one(name):
     assert abs(squared - variance.sum()) < 5 * np.sqrt(spread.sum() / repeats) + 1e-5 * squared
 
 
+@pytest.mark.many
 @pytest.mark.parametrize("name", SCHEMES)
 @pytest.mark.parametrize("n", [0, 1, BUCKET - 1, BUCKET, BUCKET + 1, 3000])
 def test_lengths_and_zeros(name, n):

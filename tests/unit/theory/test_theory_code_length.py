@@ -58,6 +58,7 @@ def huffman_bits(v, magnitudes, symmetric, order):
     return 32 + signs + v.size * float(shares @ huffman_lengths(shares))
 
 
+@pytest.mark.many
 @pytest.mark.parametrize("dimension", [2, 17, 300, 8192])
 @pytest.mark.parametrize("name", TABLES)
 def test_huffman_codes_never_exceed_theorems_3_and_10(name, dimension):
@@ -198,6 +199,7 @@ ZERO_BASED = {name: table for name, (table, symmetric) in TABLES.items() if not 
 }
 
 
+@pytest.mark.many
 @pytest.mark.parametrize("dimension", [1, 17, 300, 8192])
 @pytest.mark.parametrize("name", ZERO_BASED)
 def test_sparse_codes_never_exceed_their_bound(name, dimension):

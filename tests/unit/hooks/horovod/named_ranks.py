@@ -1,17 +1,16 @@
 """Ranks of Horovod in one process: real drives, workers and agreements, over a network that pairs
-collectives by name, under schedules that chance picks (tests/unit/run/scheduler.py)."""
+collectives by name, under schedules that chance picks (tests/scheduler.py)."""
 
 from __future__ import annotations
 
 import functools
-import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import torch
+from scheduler import Network, Schedule, ScheduledLock, ScheduledWorker
 
 from hvd_adaptive.hooks.horovod.agreement import Agreement
 from hvd_adaptive.hooks.horovod.drive import HorovodDrive
@@ -22,9 +21,6 @@ from hvd_adaptive.layout import Member
 from hvd_adaptive.run.driver import Driver
 from hvd_adaptive.run.groups import Groups
 from hvd_adaptive.transport.horovod_world import Abandoned, HorovodWorld
-
-sys.path.append(str(Path(__file__).parents[2] / "run"))
-from scheduler import Network, Schedule, ScheduledLock, ScheduledWorker
 
 
 class NamedNetwork(Network):

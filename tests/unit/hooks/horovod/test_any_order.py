@@ -5,22 +5,18 @@ from __future__ import annotations
 
 import os
 import random
-import sys
-from pathlib import Path
 
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from named_ranks import NamedNetwork, Optimizer
+from scheduler import DeadlockError, Schedule, ScheduledLock, drop_wake_ups, first_failure
 
 from hvd_adaptive import ALQ, ECDQ, QSGD, PayloadError, RankMismatchError
 from hvd_adaptive.hooks.horovod import drive as drive_module
 from hvd_adaptive.hooks.horovod.given_up import GivenUp
 from hvd_adaptive.run.step import Step
-
-sys.path.append(str(Path(__file__).parent))
-from named_ranks import NamedNetwork, Optimizer
-from scheduler import DeadlockError, Schedule, ScheduledLock, drop_wake_ups, first_failure
 
 SCHEDULES = int(os.environ.get("HVD_ADAPTIVE_SCHEDULES", "40"))
 SIZES, STEPS, NETS = (90, 20, 64, 130), 2, ("a", "b")

@@ -79,6 +79,7 @@ def test_sums_and_averages_of_ranks_that_agree_pass(size, slot, step, fingerprin
     )
 
 
+@pytest.mark.many
 @pytest.mark.parametrize("size", (1, 2, 3, 4, 7, 16, 64, 100, 333, 512, 1000))
 @pytest.mark.parametrize("factor", (1.0, 2.0, 3.0, 7.0, 0.1, "size"))
 def test_gradient_predivide_factor(size, factor):
@@ -107,6 +108,7 @@ def test_one_rank_that_disagrees_is_caught(size, data, number, what, average):
         check_reduced(total(rows, after=1 / size if average else 1.0), size)
 
 
+@pytest.mark.many
 @pytest.mark.parametrize("size", (2, 3, 4, 5, 8, 1000))
 @pytest.mark.parametrize("what", ("slot", "step", "fingerprint"))
 @pytest.mark.parametrize("average", (False, True), ids=("sum", "average"))
@@ -181,6 +183,7 @@ def test_adasum_is_refused(size, number):
         check_reduced(torch.from_numpy(rows[0]), size)
 
 
+@pytest.mark.many
 @pytest.mark.parametrize("bad", (np.nan, np.inf, -np.inf))
 @pytest.mark.parametrize("place", range(8))
 def test_non_finite_entries_never_pass(bad, place):
