@@ -103,6 +103,18 @@ def test_the_sdist_holds_what_its_tests_need(built):
     assert not [name for name in names if name.endswith((".pyc", ".nbi", ".nbc"))]
 
 
+def test_an_editable_install_is_a_path(built, tmp_path):
+    """Type checkers follow a path; they do not run an import hook."""
+    files = unpacked(built[0], tmp_path / "sdist")
+    program = "import sys; from setuptools import build_meta as b; b.build_editable(sys.argv[1])"
+    command = [sys.executable, "-c", program, str(tmp_path)]
+    subprocess.run(command, cwd=files, check=True, capture_output=True)
+    (wheel,) = tmp_path.glob("*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        (path,) = [name for name in archive.namelist() if name.endswith(".pth")]
+        assert Path(archive.read(path).decode().strip()) == files.resolve()
+
+
 def test_from_a_folder_of_its_own(built, tmp_path):
     sdist, wheel = built
     site, files = tmp_path / "site", unpacked(sdist, tmp_path / "sdist")
