@@ -10,7 +10,6 @@ the collectives differ. The backends are gloo and nccl.
 
 # No ``from __future__ import annotations``: DDP compares a hook's annotations with types.
 
-import io
 import logging
 import weakref
 from collections.abc import Iterable, Mapping
@@ -22,6 +21,7 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_
 
 from hvd_adaptive import states
 from hvd_adaptive.changes import keywords_of
+from hvd_adaptive.checkpoint import key_of_rank, packed, unpacked
 from hvd_adaptive.checks import check_named_parameters
 from hvd_adaptive.compressor import GradientCompressor, check_compressor
 from hvd_adaptive.device import check_supported
@@ -132,7 +132,7 @@ class CompressionState:
         """
         own = self.compressor.state_dict()
         shared, of_rank = self._keys()
-        return {shared: _packed(elastic.without_own(own)), of_rank: _packed(own)}
+        return {shared: packed(elastic.without_own(own)), of_rank: packed(own)}
 
     def load_state_dict(self, state: Mapping[str, bytes]) -> None:
         """Load what ``state_dict`` returned, on every rank.
@@ -152,11 +152,11 @@ class CompressionState:
     def _keys(self) -> tuple[str, str]:
         """Return the keys of the shared state and of this rank's own."""
         if not (dist.is_available() and dist.is_initialized()):
-            return "shared", "rank 0 of 1"
+            return "shared", key_of_rank()
         ranks = dist.get_process_group_ranks(self.process_group)
         everyone = len(ranks) == dist.get_world_size()
         shared = "shared" if everyone else f"shared by {format_ranks(ranks)}"
-        return shared, f"rank {dist.get_rank()} of {dist.get_world_size()}"
+        return shared, key_of_rank()
 
     def close(self) -> None:
         """Release the compressor, which another state may then serve.
@@ -226,20 +226,10 @@ def compression_hook(
     return future
 
 
-def _packed(state: dict[str, Any]) -> bytes:
-    """Return a state in one piece, because a checkpoint would mix tensors of several ranks."""
-    file = io.BytesIO()
-    torch.save(state, file)
-    return file.getvalue()
-
-
 def _unpacked(state: Mapping[str, bytes], key: str) -> dict[str, Any]:
-    packed = states.entry(state, key)
-    if not isinstance(packed, bytes):
-        raise ValueError(f"state: {key!r} must be bytes, not {type(packed).__name__}")
-    unpacked = torch.load(io.BytesIO(packed), map_location="cpu", weights_only=True)
-    states.whole(unpacked, "step")
-    return unpacked
+    own = unpacked(state, key)
+    states.whole(own, "step")
+    return own
 
 
 def _check_call(state: Any, bucket: Any, others: Any) -> None:

@@ -346,7 +346,8 @@ def _check_checksum(state: Mapping[str, Any]) -> None:
             "state: residuals are missing, or of several ranks. torch.distributed.checkpoint keeps "
             "one rank's tensors of a name, and reads those that a new state has, but each rank has "
             "residuals of its own: save {'compression': state} with the CompressionState of "
-            "hvd_adaptive.ddp, or a file of each rank by torch.save. To go on without residuals, "
+            "hvd_adaptive.ddp, PerRank(compressor=compressor) of hvd_adaptive.checkpoint, or a "
+            "file of each rank by torch.save. To go on without residuals, "
             "remove the entries 'residuals' and 'residuals_checksum'"
         )
 

@@ -37,6 +37,11 @@ from hvd_adaptive.hooks.wrapped_optimizer import WrappedOptimizer
 logger = logging.getLogger("hvd_adaptive")
 _numbers = itertools.count()
 Parameter = torch.nn.Parameter
+ADVICE = (
+    "torch.distributed.checkpoint keeps one rank's tensors, and reads those that a new state has: "
+    "save PerRank(model=model, optimizer=optimizer) of hvd_adaptive.checkpoint, or a file of each "
+    "rank by torch.save"
+)
 
 
 class LocalSGD(WrappedOptimizer):
@@ -337,6 +342,10 @@ class LocalSGD(WrappedOptimizer):
             self.rounds,
         )
 
+    @property
+    def _rank(self) -> int:
+        return 0 if self._exchange is None else self._exchange.world.rank
+
     # State ----------------------------------------------------------------------------------------
 
     def report(self) -> dict[str, Any]:
@@ -354,21 +363,25 @@ class LocalSGD(WrappedOptimizer):
         """Return what a resumed run needs besides the model's parameters.
 
         Within a round, parameters and this state are each rank's own, so every rank must save both.
-        A round in the background is waited for, and its result is saved.
+        A round in the background is waited for, and its result is saved. With
+        torch.distributed.checkpoint use ``hvd_adaptive.checkpoint.PerRank``.
         """
         parameters, pending = self._parameters(), self._pending
         self._wait()
         self._fragments.keep(parameters)
+        inner = self.optimizer.state_dict()
+        saved = None if pending is None else pending.state_dict(parameters)
         return (
             self._anchors.state_dict(parameters)
             | self._fragments.state_dict(parameters)
             | {
-                "optimizer": self.optimizer.state_dict(),
+                "optimizer": inner,
                 "steps": self._counted,
                 "moved": list(self._has_moved),
                 "rounds": self.rounds,
                 "agreements": self._agreements,
-                "pending": None if pending is None else pending.state_dict(parameters),
+                "pending": saved,
+                "own": {"rank": self._rank, "checksum": _checksum(self._rank, inner, saved)},
                 "compressor": None if self.compressor is None else self.compressor.state_dict(),
             }
         )
@@ -377,8 +390,23 @@ class LocalSGD(WrappedOptimizer):
         """Load what ``state_dict`` returned; load the model's parameters as well.
 
         Raises:
-            ValueError: The state is of another model or compressor, or incomplete.
+            ValueError: The state is of another model or compressor, incomplete, or was saved within
+                a round by another rank.
         """
+        own, moved = states.entry(state, "own"), states.entry(state, "moved")
+        inner, pending = states.entry(state, "optimizer"), states.entry(state, "pending")
+        rank = states.whole(own, "rank", of="state: own")
+        if states.entry(own, "checksum", "state: own") != _checksum(rank, inner, pending):
+            raise ValueError(f"state: the optimizer's state is lost, or of several ranks. {ADVICE}")
+        if rank != self._rank and (pending is not None or any(moved)):
+            raise ValueError(
+                f"state: rank {rank} saved it within a round, and this is rank {self._rank}, which "
+                f"has parameters and a state of its own. {ADVICE}"
+            )
+        self.take_over(state)
+
+    def take_over(self, state: Mapping[str, Any]) -> None:
+        """Load what ``state_dict`` returned on another rank, whose parameters this one has, too."""
         anchors, parameters = states.entry(state, "anchors"), self._parameters()
         if len(anchors) != len(parameters) or any(
             anchor is not None and getattr(anchor, "shape", None) != p.shape
@@ -466,3 +494,25 @@ def _moved(state: Mapping[str, Any], fragments: int) -> list[bool]:
     if not isinstance(moved, list) or len(moved) != fragments:
         raise ValueError(f"state: moved={moved!r}: must be a list for fragments={fragments}")
     return list(map(bool, moved))
+
+
+def _checksum(rank: int, inner: Any, pending: Any) -> int:
+    """Return 32 bits of what a rank has for itself."""
+    tensors: list[torch.Tensor] = []
+    others: list[Any] = [rank]
+
+    def visit(value: Any) -> None:
+        if isinstance(value, torch.Tensor):
+            tensors.append(value)
+        elif isinstance(value, Mapping):
+            for name, one in value.items():
+                others.append(name)
+                visit(one)
+        elif isinstance(value, list | tuple):
+            for one in value:
+                visit(one)
+        else:
+            others.append(value)
+
+    visit((states.entry(inner, "state", "state: optimizer"), pending))
+    return zlib.crc32(repr((others, states.checksums(tensors))).encode())

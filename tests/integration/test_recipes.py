@@ -51,6 +51,21 @@ def test_integrations() -> None:
 
 
 @pytest.mark.integration
+@pytest.mark.parallel
+@pytest.mark.timeout(SECONDS + 30)
+def test_new_processes_repeat_the_uninterrupted_training(tmp_path: Path) -> None:
+    """By Trainer, Lightning and Accelerate: parameters and residuals, bit for bit."""
+    hashes = []
+    for part in ("whole", "rest"):
+        done = run(
+            [sys.executable, str(FOLDER / "fresh_runs.py"), str(tmp_path), part], ROOT, SECONDS
+        )
+        assert done.returncode == 0, done.stdout
+        hashes.append(set(re.findall(r"(\w+) rank=(\d) hash=([0-9a-f]{64})", done.stdout)))
+    assert len(hashes[0]) == 6 and hashes[0] == hashes[1]
+
+
+@pytest.mark.integration
 def test_lightning_without_a_launcher(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With Open MPI from PyPI; torchrun starts the recipes above."""
     monkeypatch.delenv("OPAL_PREFIX", raising=False)

@@ -74,7 +74,10 @@ class Local(Protocol):
         """Return the state."""
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Load a state."""
+        """Load a state of this rank."""
+
+    def take_over(self, state: Mapping[str, Any]) -> None:
+        """Load a state of another rank."""
 
 
 class LocalStateHandler:
@@ -109,7 +112,7 @@ class LocalStateHandler:
         shared = hvd.broadcast_object(shared, 0, name="hvd_adaptive.elastic.local")
         if own["compressor"] is not None:
             shared["compressor"] = with_own(shared["compressor"], own["compressor"])
-        local.load_state_dict(shared)
+        local.take_over(shared)
         self.save()
 
     def set_value(self, local: Local) -> None:

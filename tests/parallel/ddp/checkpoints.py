@@ -1,4 +1,5 @@
-"""Train with DDP, save a distributed checkpoint half way, go on; or load it and go on.
+"""Train by DDP, average() and LocalSGD, save distributed checkpoints half way, go on; or load them
+and go on.
 
 test_distributed_checkpoint.py runs: python checkpoints.py FOLDER whole|rest|more
 """
@@ -18,74 +19,157 @@ import torch.distributed.checkpoint as dcp
 from ddp_oracles import assert_same_everywhere, backward, make_net, wrap
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 
-from hvd_adaptive import ALQ
+from hvd_adaptive import ALQ, LocalSGD, average
+from hvd_adaptive.checkpoint import PerRank
 
 HALF, STEPS = 4, 7
 
 
-def made():
+def compressor():
+    return ALQ(bits=2, bucket_size=256, error_feedback=0.5, update_steps=[0, 3, 5])
+
+
+class Ddp:
     """A model whose buckets stay the same, and its training."""
-    net = make_net()
-    compressor = ALQ(bits=2, bucket_size=256, error_feedback=0.5, update_steps=[0, 3, 5])
-    model, state = wrap(net, compressor, bucket_cap_mb=0.05, find_unused_parameters=True)
-    return model, state, torch.optim.SGD(net.parameters(), lr=0.1)
+
+    def __init__(self):
+        self.net, self.compressor = make_net(), compressor()
+        options = {"bucket_cap_mb": 0.05, "find_unused_parameters": True}
+        self.model, self.state = wrap(self.net, self.compressor, **options)
+        self.parts = {"model": self.model, "compression": self.state}
+        self.optimizer = torch.optim.SGD(self.net.parameters(), lr=0.1)
+
+    def train(self, steps):
+        for step in steps:
+            backward(self.model, step)
+            self.reduce()
+            self.optimizer.step()
+
+    def reduce(self):
+        """DDP has averaged."""
+
+    def finish(self):
+        """All ranks are equal."""
 
 
-def train(model, optimizer, steps):
-    for step in steps:
-        backward(model, step)
-        optimizer.step()
+class Average(Ddp):
+    """A loop that reduces gradients by hand."""
+
+    def __init__(self):
+        self.net, self.compressor = make_net(), compressor()
+        self.model = self.net
+        self.parts = {"model": self.net, "compression": PerRank(compressor=self.compressor)}
+        self.optimizer = torch.optim.SGD(self.net.parameters(), lr=0.1)
+
+    def reduce(self):
+        gradients = [p.grad for p in self.net.parameters()]
+        for parameter, gradient in zip(
+            self.net.parameters(), average(gradients, self.compressor), strict=True
+        ):
+            parameter.grad = gradient
 
 
-def report(model, state):
+class Local(Ddp):
+    """Ranks that differ when the checkpoint is saved, with a round in flight."""
+
+    def __init__(self):
+        self.net, self.compressor = make_net(), compressor()
+        self.model = self.net
+        inner = torch.optim.SGD(self.net.parameters(), lr=0.1, momentum=0.5)
+        streams = {"every": 4, "fragments": 2, "delay": 1, "momentum": 0.5, "lr": 0.5}
+        self.optimizer = LocalSGD(inner, compression=self.compressor, **streams)
+        self.parts = {"local": PerRank(model=self.net, optimizer=self.optimizer)}
+
+    def finish(self):
+        self.optimizer.finish()
+
+
+DOORS = {"ddp": Ddp, "average": Average, "local": Local}
+
+
+def report(name, training):
     """A hash of parameters and residuals."""
-    parameters = [p.detach().reshape(-1) for p in model.parameters()]
+    training.finish()
+    parameters = [p.detach().reshape(-1) for p in training.net.parameters()]
     assert_same_everywhere(parameters)
-    residuals = state.compressor.state_dict()["residuals"]["parameters"]
+    residuals = training.compressor.state_dict()["residuals"]["parameters"]
     whole = torch.cat([*parameters, *(residuals[name] for name in sorted(residuals))])
     digest = hashlib.sha256(whole.numpy().tobytes()).hexdigest()
-    print(f"rank={dist.get_rank()} step={state.compressor.step} hash={digest}", flush=True)
+    print(f"{name} rank={dist.get_rank()} hash={digest}", flush=True)
 
 
 def whole(folder):
     """The uninterrupted run; keys are those of a state that has taken no step."""
-    model, state, optimizer = made()
-    keys = list(state.state_dict())
-    train(model, optimizer, range(HALF))
-    assert list(state.state_dict()) == keys
-    dcp.save({"model": model, "compression": state}, checkpoint_id=folder / "state")
-    plain = {"compressor": state.compressor.state_dict()}
-    dcp.save(plain, checkpoint_id=folder / "plain")
-    for again in (plain, {"compressor": made()[1].compressor.state_dict()}):
-        dcp.load(again, checkpoint_id=folder / "plain")
+    for name, make in DOORS.items():
+        training = make()
+        keys = {part: list(of.state_dict()) for part, of in training.parts.items()}
+        training.train(range(HALF))
+        assert keys == {part: list(of.state_dict()) for part, of in training.parts.items()}
+        dcp.save(training.parts, checkpoint_id=folder / name)
+        mixed_up(training, folder / f"plain-{name}")
+        training.train(range(HALF, STEPS))
+        report(name, training)
+
+
+def mixed_up(training, folder):
+    """States that a checkpoint would mix up, or lose, are refused."""
+    if isinstance(training, Local):
+        return local_mixed_up(training.optimizer, folder)
+    plain = {"compressor": training.compressor.state_dict()}
+    dcp.save(plain, checkpoint_id=folder)
+    for again in (plain, {"compressor": compressor().state_dict()}):
+        dcp.load(again, checkpoint_id=folder)
         with pytest.raises(ValueError, match="residuals are missing, or of several ranks"):
-            state.compressor.load_state_dict(again["compressor"])
-    train(model, optimizer, range(HALF, STEPS))
-    report(model, state)
+            training.compressor.load_state_dict(again["compressor"])
+
+
+def local_mixed_up(optimizer, folder):
+    """Also if the compressor keeps no residuals, or there is none."""
+    state = optimizer.state_dict()
+    assert state["pending"] is not None
+    net = make_net()
+    plain = LocalSGD(torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.5), every=4)
+    backward(net, 0)
+    plain.step()
+    dcp.save({"optimizer": plain}, checkpoint_id=folder)
+    with pytest.raises(ValueError, match=r"lost, or of several ranks.* PerRank"):
+        dcp.load({"optimizer": plain}, checkpoint_id=folder)
+    others = [None] * dist.get_world_size()
+    dist.all_gather_object(others, plain.state_dict())
+    with pytest.raises(ValueError, match=r"saved it within a round, and this is rank .* PerRank"):
+        plain.load_state_dict(others[dist.get_rank() - 1])
+    plain.load_state_dict(others[dist.get_rank()])
+    lost = others[dist.get_rank()]
+    lost["optimizer"]["state"].clear()  # as a new optimizer's, which dcp.load leaves so
+    with pytest.raises(ValueError, match=r"the optimizer's state is lost"):
+        plain.load_state_dict(lost)
 
 
 def rest(folder):
     """The resumed one."""
-    model, state, optimizer = made()
-    dcp.load({"model": model, "compression": state}, checkpoint_id=folder / "state")
-    assert state.compressor.step == HALF
-    train(model, optimizer, range(HALF, STEPS))
-    report(model, state)
+    for name, make in DOORS.items():
+        training = make()
+        dcp.load(training.parts, checkpoint_id=folder / name)
+        assert training.compressor.step == (2 if name == "local" else HALF)
+        training.train(range(HALF, STEPS))
+        report(name, training)
 
 
 def more(folder):
-    """Among more ranks: refused, or tables and step without residuals."""
-    model, state, optimizer = made()
-    parts = {"model": model, "compression": state}
-    with pytest.raises(dcp.CheckpointException, match=r"Missing key .* compression\.rank . of 3"):
-        dcp.load(parts, checkpoint_id=folder / "state")
-    assert state.compressor.step == 0
+    """Among more ranks: refused; DDP's may be loaded without residuals."""
+    refused = r"Missing key .* (compression|local)\.rank . of 3"
+    for name, make in DOORS.items():
+        training = make()
+        with pytest.raises(dcp.CheckpointException, match=refused):
+            dcp.load(training.parts, checkpoint_id=folder / name)
+        assert training.compressor.step == 0
+    training = Ddp()
     planner = DefaultLoadPlanner(allow_partial_load=True)
-    dcp.load(parts, checkpoint_id=folder / "state", planner=planner)
-    assert state.compressor.step == HALF and state.compressor.codec.table_version == 2
-    assert "residuals" not in state.compressor.state_dict()
-    train(model, optimizer, range(HALF, STEPS))
-    report(model, state)
+    dcp.load(training.parts, checkpoint_id=folder / "ddp", planner=planner)
+    assert training.compressor.step == HALF and training.compressor.codec.table_version == 2
+    assert "residuals" not in training.compressor.state_dict()
+    training.train(range(HALF, STEPS))
+    report("ddp", training)
 
 
 if __name__ == "__main__":
