@@ -109,7 +109,7 @@ def warn_uncached(reason: str) -> None:
 def _announce(folder: Path) -> None:
     """Log one line a host, once: kernels are compiled."""
     _say_once(
-        "compiling kernels for this processor, which takes some seconds; they are kept in "
+        "compiling kernels for this processor, for up to half a minute; they are kept in "
         f"{folder} for later runs (NUMBA_CACHE_DIR names another folder)"
     )
 
