@@ -37,9 +37,20 @@ class Instance:
     training: int | None = None
     alone: int | None = None
 
-    def bind(self) -> None:
-        """Number this compressor among those that train, once."""
-        if self.training is None:
+    @property
+    def proposed(self) -> int:
+        """Return the number of this compressor among those that train, or the next free one."""
+        return _next["training"] if self.training is None else self.training
+
+    def bind(self, number: int | None = None) -> None:
+        """Number this compressor among those that train, once.
+
+        number: What ranks have agreed on, at least ``proposed`` on each of them.
+        """
+        if number is not None:
+            self.training = number
+            _next["training"] = max(_next["training"], number + 1)
+        elif self.training is None:
             self.training = _next_number("training")
 
     def key(self, seed: int, rank: int, step: int, group: int) -> int:

@@ -114,6 +114,20 @@ class BodyCodec(ABC):
             out.zero_()
         self.add_bodies(bodies, keys, factor, out)
 
+    def decode_own_bodies(
+        self,
+        bodies: Sequence[torch.Tensor],
+        keys: Sequence[int],
+        factor: float,
+        out: torch.Tensor,
+        add: bool = True,
+    ) -> None:
+        """Do as ``decode_bodies``, for bodies of codecs with these settings and this seed.
+
+        A GPU is not waited for.
+        """
+        self.decode_bodies(bodies, keys, factor, out, add)
+
     def add_bodies(
         self, bodies: Sequence[torch.Tensor], keys: Sequence[int], factor: float, out: torch.Tensor
     ) -> None:

@@ -10,7 +10,7 @@ import torch
 from hvd_adaptive.codec.decoding import DecodingCodec
 from hvd_adaptive.codec.zeros import most_section_bytes
 from hvd_adaptive.coding import payload as payloads
-from hvd_adaptive.coding.header import Header
+from hvd_adaptive.coding.header import Frame, Header
 from hvd_adaptive.coding.sendable import Sendable
 from hvd_adaptive.kernels.block_sums import BlockSums
 from hvd_adaptive.once import WarnOnce
@@ -121,21 +121,8 @@ class Codec(DecodingCodec):
         size = self.body_bytes(values.numel()) if body is None else body.numel()
         zeros_bytes = 0 if section is None else section.numel()
         full = flat.numel() - quantized
-        header = Header(
-            scheme=self.name,
-            dtype=flat.dtype,
-            coding=coding,
-            alphabet=self.alphabet,
-            coordinates=flat.numel(),
-            full=full,
-            bucket_size=self.settings.bucket_size,
-            table_version=self.table_version,
-            table_fingerprint=self.table_fingerprint,
-            key=key,
-            layout=layout,
-            length=payloads.payload_bytes(size, full * flat.dtype.itemsize) + zeros_bytes,
-            settings=self.codec_fingerprint,
-            zeros=zeros_bytes,
+        header = self._header(
+            Frame(flat.numel(), full, flat.dtype, layout), key, size, coding, zeros_bytes
         )
         if memory is None or memory.size < header.length:
             memory = Sendable(header.length, flat.device)
@@ -152,6 +139,36 @@ class Codec(DecodingCodec):
             payload.full.copy_(flat[quantized:])
         payload.seal(self.settings.checksum, sums)
         return payload
+
+    def known_header(self, frame: Frame, key: int) -> Header:
+        """Return the header, without a checksum, of a payload whose length does not vary.
+
+        Args:
+            frame: Numbers of coordinates, dtype and layout.
+            key: The sender's.
+        """
+        return self._header(frame, key, self.body_bytes(frame.coordinates - frame.full))
+
+    def _header(
+        self, frame: Frame, key: int, size: int, coding: str = "fixed", zeros: int = 0
+    ) -> Header:
+        """Return a header without a checksum; ``size`` is that of the body."""
+        return Header(
+            scheme=self.name,
+            dtype=frame.dtype,
+            coding=coding,
+            alphabet=self.alphabet,
+            coordinates=frame.coordinates,
+            full=frame.full,
+            bucket_size=self.settings.bucket_size,
+            table_version=self.table_version,
+            table_fingerprint=self.table_fingerprint,
+            key=key,
+            layout=frame.layout,
+            length=payloads.payload_bytes(size, frame.full * frame.dtype.itemsize) + zeros,
+            settings=self.codec_fingerprint,
+            zeros=zeros,
+        )
 
     # Codecs of averages ---------------------------------------------------------------------------
 

@@ -9,7 +9,8 @@ import torch
 from hvd_adaptive.codec.bodies import BodyCodec
 from hvd_adaptive.codec.zeros import alike, runs_in
 from hvd_adaptive.coding import payload as payloads
-from hvd_adaptive.coding.header import Frame, Header
+from hvd_adaptive.coding.header import SIZE, Frame, Header
+from hvd_adaptive.device import stacked
 from hvd_adaptive.errors import PayloadError
 from hvd_adaptive.finite import narrowed
 
@@ -66,7 +67,7 @@ class DecodingCodec(BodyCodec):
         wide = torch.float64 if expected.dtype == torch.float64 else torch.float32
         out = torch.empty(expected.coordinates, dtype=wide, device=opened[0].bytes.device)
         quantized = expected.coordinates - expected.full
-        self._decode_sections(opened, factor, out[:quantized], out[quantized:])
+        self._decode_sections(opened, factor, out[:quantized], out[quantized:], self.decode_opened)
         return out
 
     def decode_into(
@@ -84,8 +85,65 @@ class DecodingCodec(BodyCodec):
         opened = [self._open(payload, expected) for payload in encoded]
         # A device decodes while the host waits for the checksums.
         verified = self._verifying(opened)
-        self._decode_sections(opened, factor, values, full)
+        self._decode_sections(opened, factor, values, full, self.decode_opened)
         verified()
+
+    def decode_known(
+        self,
+        received: Sequence[torch.Tensor],
+        headers: Sequence[Header],
+        factor: float,
+        values: torch.Tensor,
+        full: torch.Tensor,
+    ) -> Callable[[], None]:
+        """Decode as ``decode_into`` payloads whose headers are known; never wait for a GPU.
+
+        Args:
+            received: Payloads of ranks that have compared their settings.
+            headers: What their headers must be, without checksums (``Codec.known_header``).
+            factor: Scale of the sum.
+            values: As for ``decode_into``.
+            full: As for ``decode_into``.
+
+        Returns:
+            A function that waits and raises PayloadError if a payload is another one, or corrupt.
+            On the CPU this method raises it itself, before anything is decoded.
+        """
+        sizes = zip(received, headers, strict=True)
+        opened = [
+            payloads.opened(data, own, self.body_bytes(own.coordinates - own.full))
+            for data, own in sizes
+        ]
+        heads = stacked([data[:SIZE] for data in received])
+        sums = payloads.checksums(opened) if self.settings.checksum else None
+
+        def verify() -> None:
+            rows = zip(heads.get(), headers, strict=True)
+            arrived = [
+                self._same(Header.unpack(row.numpy().tobytes(), own.length), own, rank)
+                for rank, (row, own) in enumerate(rows)
+            ]
+            if sums is not None:
+                payloads.compare_checksums(sums(), [head.checksum for head in arrived])
+
+        if not values.is_cuda:
+            verify()
+        self._decode_sections(opened, factor, values, full, self._decode_own)
+        return verify if values.is_cuda else lambda: None
+
+    def _same(self, found: Header, own: Header, rank: int) -> Header:
+        """Return ``found``; raise PayloadError unless it is ``own`` with a checksum."""
+        if found._replace(checksum=0) == own:
+            return found
+        if all(getattr(found, field) == getattr(own, field) for field in _CHECKED):
+            raise PayloadError(f"rank {rank} sent a payload of another step, group or chunk")
+        raise PayloadError(self._difference(found, own, own.coding))
+
+    def _decode_own(
+        self, opened: Sequence[payloads.Payload], factor: float, out: torch.Tensor, add: bool
+    ) -> None:
+        bodies, keys = [p.body for p in opened], [p.header.key for p in opened]
+        self.decode_own_bodies(bodies, keys, factor, out, add)
 
     def _decode_sections(
         self,
@@ -93,10 +151,11 @@ class DecodingCodec(BodyCodec):
         factor: float,
         values: torch.Tensor,
         full: torch.Tensor,
+        decode: Callable[..., None],
     ) -> None:
         wide = values.dtype != torch.float32
         narrow = values.new_empty(values.shape, dtype=torch.float32) if wide else values
-        self.decode_opened(opened, factor, narrow, add=False)
+        decode(opened, factor, narrow, False)
         if wide:
             values.copy_(narrow)
         if not full.numel():

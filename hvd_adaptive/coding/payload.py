@@ -108,18 +108,27 @@ def verifying(payloads: Sequence[Payload]) -> Callable[[], None]:
     """
     if not payloads:
         return lambda: None
-    ops = kernels.for_device(payloads[0].bytes.device, "checksum")
-    seeds = [payload.header.body_seed for payload in payloads]
-    found = ops.checksums([payload.bytes for payload in payloads], seeds)
     wanted = [payload.header.checksum for payload in payloads]
-    if isinstance(found, torch.Tensor):
-        there = HostCopy(found)
-        return lambda: _compare([value & 0xFFFFFFFF for value in there.get().tolist()], wanted)
-    _compare(found, wanted)
+    found = checksums(payloads)
+    if payloads[0].bytes.is_cuda:
+        return lambda: compare_checksums(found(), wanted)
+    compare_checksums(found(), wanted)
     return lambda: None
 
 
-def _compare(found: Sequence[int], wanted: Sequence[int]) -> None:
+def checksums(payloads: Sequence[Payload]) -> Callable[[], Sequence[int]]:
+    """Begin to compute payloads' checksums; return a function that completes them."""
+    ops = kernels.for_device(payloads[0].bytes.device, "checksum")
+    seeds = [payload.header.body_seed for payload in payloads]
+    found = ops.checksums([payload.bytes for payload in payloads], seeds)
+    if not isinstance(found, torch.Tensor):
+        return lambda: found
+    there = HostCopy(found)
+    return lambda: [value & 0xFFFFFFFF for value in there.get().tolist()]
+
+
+def compare_checksums(found: Sequence[int], wanted: Sequence[int]) -> None:
+    """Raise PayloadError if a checksum differs."""
     if found != wanted:
         raise PayloadError("payload is corrupt: its checksum does not match its bytes")
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple, Protocol
@@ -98,6 +98,8 @@ class Parcel:
         meter: Figures of the step; None to record nothing.
         residuals: Residuals of error feedback of this rank; None without.
         after: Receives the group's residual after this step, by group.
+        unchecked: Receives functions that raise PayloadError if what was decoded is corrupt; they
+            wait for the device.
     """
 
     codec: StagedCodec
@@ -114,6 +116,7 @@ class Parcel:
     meter: StepMeter | None = None
     residuals: Residuals | None = None
     after: dict[int, torch.Tensor] = field(default_factory=dict)
+    unchecked: list[Callable[[], None]] = field(default_factory=list)
 
     def key(self, rank: int, *inside: int) -> int:
         """Return a rank's key of random numbers, as far as this rank knows.

@@ -17,14 +17,15 @@ if TYPE_CHECKING:
 
 
 def compare_settings(world: Any, compressor: GradientCompressor) -> None:
-    """Compare the ranks' package versions and settings, a collective.
+    """Compare the ranks' package versions and settings, and number the compressor; a collective.
 
     Raises:
         RankMismatchError: They differ, on all ranks.
     """
-    everyone = world.gather_objects(describe(compressor))
-    if mismatch := differences(everyone, range(world.size)):
+    everyone = world.gather_objects((describe(compressor), compressor.instance.proposed))
+    if mismatch := differences([own for own, _ in everyone], range(world.size)):
         raise RankMismatchError(mismatch)
+    compressor.instance.bind(max(number for _, number in everyone))
 
 
 def position(

@@ -193,6 +193,21 @@ class EDENCodec(StagedCodec):
         if factor != 1.0:
             out *= factor
 
+    def decode_own_bodies(
+        self,
+        bodies: Sequence[torch.Tensor],
+        keys: Sequence[int],
+        factor: float,
+        out: torch.Tensor,
+        add: bool = True,
+    ) -> None:
+        """See ``BodyCodec.decode_own_bodies``; the rotation is this codec's."""
+        if not add:
+            out.zero_()
+        self._add(list(zip(bodies, keys, strict=True)), self._shared, out)
+        if factor != 1.0:
+            out *= factor
+
     def body_roundtrip(self, flat: torch.Tensor, key: int) -> torch.Tensor:
         """See ``BodyCodec.body_roundtrip``; the rotation is known, so a GPU is not waited for."""
         out = torch.zeros_like(flat)

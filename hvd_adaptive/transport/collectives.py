@@ -149,6 +149,19 @@ class AllToAll(Collective):
         ]
 
 
+class EqualParts(AllToAll):
+    """An alltoall of parts of one length, which all ranks know; it is complete once submitted."""
+
+    def submit(self, world: World, name: str) -> Any:
+        return world.alltoall_equal(_joined(self.parts))
+
+    def receive(self, world: World, handle: Any) -> list[torch.Tensor]:
+        return list(handle.chunk(world.size))
+
+    def waiting(self) -> EqualParts:
+        return EqualParts(())
+
+
 def _joined(parts: Sequence[Sendable]) -> torch.Tensor:
     """Return the parts concatenated, without a copy if they are contiguous."""
     there = [part.bytes for part in parts if part.size]

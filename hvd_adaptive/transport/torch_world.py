@@ -179,6 +179,11 @@ class TorchWorld(World):
     def alltoall(self, data: torch.Tensor, splits: torch.Tensor, name: str) -> _Flight:
         return self._send(name, data.split(splits.tolist()), gathers=False)
 
+    def alltoall_equal(self, data: torch.Tensor) -> torch.Tensor:
+        received = torch.empty_like(data)
+        dist.all_to_all_single(received, data, group=self.group)
+        return received
+
     def synchronize(self, handle: _Flight) -> Any:
         flight = handle
         flight.work.wait()

@@ -50,6 +50,13 @@ class World(ABC):
         ``synchronize`` returns the received bytes and their lengths by rank.
         """
 
+    def alltoall_equal(self, data: torch.Tensor) -> torch.Tensor:
+        """Send part r of ``data`` (uint8, 1-D) to rank r, and return what is received.
+
+        All parts of all ranks have the same length. The host waits only if ``data`` is on the CPU.
+        """
+        raise NotImplementedError
+
     @abstractmethod
     def poll(self, handle: Any) -> bool:
         """Return whether a collective has ended, without waiting."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import zlib
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -67,6 +67,8 @@ class ShardedSession(ApartFromHorovod):
         self._calls: Counter[int] = Counter()  # of each module in the step in progress
         self._attempts: Counter[int] = Counter()  # likewise, with those of steps that failed
         self._failures = Failures()
+        # Modules whose average was computed from payloads that are not compared yet.
+        self._unchecked: list[tuple[int, Callable[[], None]]] = []
         self._samples, self._is_sampled = ModuleSamples(compressor, self._modules), False
         self._zeros: RoundedZeros | None = None
         self._device = torch.device("cpu")
@@ -86,6 +88,7 @@ class ShardedSession(ApartFromHorovod):
         if self._calls:
             self._calls.clear()
             self._samples.clear()
+            self._unchecked.clear()
             self._failures = Failures()
             self.compressor.meter.give_up()
 
@@ -136,6 +139,7 @@ class ShardedSession(ApartFromHorovod):
             self._failures.note(index, error)
             out.fill_(float("nan"))
             return
+        self._unchecked += [(index, verify) for verify in parcel.unchecked]
         quantized = parcel.quantized // (world.size if self._shards else 1)
         meter.look(average[:quantized], self.compressor.settings.bucket_size, index)
         averages = factor * world.size < 1 + 1e-6
@@ -160,6 +164,12 @@ class ShardedSession(ApartFromHorovod):
             return
         world, compressor, step = self._world, self.compressor, self.compressor.step
         assert world is not None and self._binding is not None
+        for index, verify in self._unchecked:
+            try:
+                verify()
+            except PayloadError as error:
+                self._failures.note(index, error)
+        self._unchecked.clear()
         try:
             calls = zlib.crc32(repr(sorted(self._calls.items())).encode())
             name_of = {index: self._modules[index].name for index in self._calls}

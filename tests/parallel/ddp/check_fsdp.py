@@ -20,7 +20,7 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from hvd_adaptive import ALQ, EDEN, QSGD, Monitor, PayloadError, RankMismatchError, instances
 from hvd_adaptive.fsdp import compress_all_reduce, compress_reduce_scatter
 from hvd_adaptive.kernels.random import stream_key
-from hvd_adaptive.transport.collectives import AllToAll
+from hvd_adaptive.transport.collectives import AllToAll, EqualParts
 
 RANK, RANKS = dist.get_rank(), dist.get_world_size()
 FINE = {"bits": 8, "norm": "linf", "bucket_size": 128}
@@ -407,23 +407,34 @@ def check_rounded_zeros_are_told_of_once(words, door, caplog):
         assert f": 'table' ({share}%);" in told[1][0] and "{'table': None}" in told[1][0]
 
 
-def check_a_corrupt_payload_stops_all_ranks(monkeypatch):
+def cut_short(part: torch.Tensor) -> torch.Tensor:
+    return part[:-9].clone()
+
+
+def flipped(part: torch.Tensor) -> torch.Tensor:
+    return torch.cat([part[:-9], ~part[-9:]])
+
+
+@pytest.mark.parametrize("how", [cut_short, flipped])
+@pytest.mark.parametrize("lengths", ["equal", "that vary"])
+def check_a_corrupt_payload_stops_all_ranks(how, lengths, monkeypatch):
     """Before the optimizer's step; the next step works."""
     net = make()
     model = sharded(net)
-    compressor = QSGD(**FINE)
+    compressor = QSGD(**FINE, coding="fixed" if lengths == "equal" else "elias")
     compress_reduce_scatter(model, compressor)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    receive, turn = AllToAll.receive, []
+    collective, turn = EqualParts if lengths == "equal" else AllToAll, []
+    receive = collective.receive
 
-    def cutting(self, world, handle):
+    def damaged(self, world, handle):
         parts = receive(self, world, handle)
         turn.append(1)
         if RANK == RANKS - 1 and len(turn) == 2:
-            parts[0] = parts[0][:-9].clone()
+            parts[0] = how(parts[0])
         return parts
 
-    monkeypatch.setattr(AllToAll, "receive", cutting)
+    monkeypatch.setattr(collective, "receive", damaged)
     backward(model, 0)
     with pytest.raises(PayloadError, match=rf"corrupt at rank {RANKS - 1} \("):
         optimizer.step()
