@@ -123,8 +123,8 @@ def cell(method: Method, flat: torch.Tensor, size: int, draws: int) -> str:
     if hasattr(codec, "fit"):
         codec.fit(flat)
     keys = range(1 if codec.knows_errors else draws)
-    sums = sum(codec.squared_errors(flat, key).sum(dim=0) for key in keys)
-    bits = 8 * (codec.encode_flat(flat, flat.numel(), 0).numel() - SIZE) / flat.numel()
+    sums = sum(codec.payloads.squared_errors(flat, key).sum(dim=0) for key in keys)
+    bits = 8 * (codec.payloads.encode(flat, flat.numel(), 0).bytes.numel() - SIZE) / flat.numel()
     return f"{float(sums[0] / sums[1]):.3f} ({bits:.2f})"
 
 
@@ -133,7 +133,7 @@ def error(scheme: GradientCompressor, flat: torch.Tensor, draws: int) -> float:
     codec = scheme.codec
     if hasattr(codec, "fit"):
         codec.fit(flat)
-    squares = [(codec.roundtrip(flat, key) - flat).square().sum() for key in range(draws)]
+    squares = [(codec.payloads.roundtrip(flat, key) - flat).square().sum() for key in range(draws)]
     return float(sum(squares) / draws / flat.square().sum())
 
 

@@ -125,7 +125,7 @@ def row(case: Case, label: str, vector: torch.Tensor) -> tuple[str, ...]:
     paper = np.mean([theory.sparse_code_bits(v) for v in level_numbers(elias, flat)])
     magnitudes = elias.codec.table.magnitudes
     wire, packed = (
-        8 * (scheme.codec.encode_flat(flat, flat.numel(), KEY).numel() - SIZE) / buckets
+        8 * (scheme.codec.payloads.encode(flat, flat.numel(), KEY).bytes.numel() - SIZE) / buckets
         for scheme in (elias, fixed)
     )
     return (

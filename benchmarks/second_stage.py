@@ -8,7 +8,7 @@ rank and averaged; the average is quantised once more with every number of bits 
 than the default (*), to which tables are fitted as in training. Errors are squared, relative to the
 exact mean; added: by the second stage, as a share of the first one's. By default a bit more for
 averages would lower the error by less than a bit more in the first stage, on two reference laws
-(exchange/second_stage.py); compare with ALQ(bits=4). "none" is the allgather. bits sent: by a rank,
+(codec/second_stage.py); compare with ALQ(bits=4). "none" is the allgather. bits sent: by a rank,
 for a coordinate, without headers: b (ranks - 1) by allgather, else (ranks - 1)/ranks of both
 stages' bits.
 """
@@ -28,9 +28,9 @@ from laboratory.shapes import read_shapes
 from rich.table import Table
 from tqdm import tqdm
 
+from hvd_adaptive.codec.codec import Codec
+from hvd_adaptive.codec.second_stage import MOST_BITS, default_bits, make_second_stage
 from hvd_adaptive.coding.payload import read_header
-from hvd_adaptive.exchange.second_stage import MOST_BITS, default_bits, make_second_stage
-from hvd_adaptive.exchange.staged_codec import StagedCodec
 from hvd_adaptive.kernels.random import stream_key
 from hvd_adaptive.streams import Use
 from hvd_adaptive.tools.methods import Method, parse
@@ -101,14 +101,14 @@ def _stages(method: Method, flat: list[torch.Tensor]) -> Iterator[dict[str, Any]
         }
 
 
-def _again(codec: StagedCodec, values: torch.Tensor, seed: int) -> torch.Tensor:
+def _again(codec: Codec, values: torch.Tensor, seed: int) -> torch.Tensor:
     """Return ``values`` as a receiver decodes them."""
     quantized = codec.settings.quantized_part(values.numel())
-    payload = codec.encode_flat(values, quantized, stream_key(seed, 0, 0, Use.ENCODE))
-    return codec.decode_sum([payload], read_header(payload), 1.0)
+    payload = codec.payloads.encode(values, quantized, stream_key(seed, 0, 0, Use.ENCODE)).bytes
+    return codec.payloads.sum([payload], read_header(payload), 1.0)
 
 
-def _bits(codec: StagedCodec, values: torch.Tensor) -> float:
+def _bits(codec: Codec, values: torch.Tensor) -> float:
     return 8 * codec.body_bytes(values.numel()) / values.numel()
 
 

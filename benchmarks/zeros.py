@@ -81,9 +81,9 @@ def row(method: Method, zeros: str, coordinates: int, rounds: int) -> list[str]:
             scheme.fit(flat[:1_000_000])
         codec, payload = scheme.codec, scheme.encode(flat, seed=1)
         frame = read_header(payload)
-        actions.append(lambda codec=codec: codec.encode_flat(flat, coordinates, 1))
+        actions.append(lambda codec=codec: codec.payloads.encode(flat, coordinates, 1).bytes)
         decoders.append(
-            lambda codec=codec, payload=payload, frame=frame: codec.decode_into(
+            lambda codec=codec, payload=payload, frame=frame: codec.payloads.sum_into(
                 [payload], frame, 0.5, values, values[:0]
             )
         )

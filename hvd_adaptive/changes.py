@@ -13,8 +13,8 @@ from hvd_adaptive.keywords import check_keywords_only
 from hvd_adaptive.settings import UNCHANGEABLE, keyword_of
 
 if TYPE_CHECKING:
+    from hvd_adaptive.codec.codec import Codec
     from hvd_adaptive.connection import Connection
-    from hvd_adaptive.exchange.staged_codec import StagedCodec
     from hvd_adaptive.settings import Settings
 
 logger = logging.getLogger("hvd_adaptive")
@@ -49,7 +49,7 @@ class Changing:
         return self
 
     @property
-    def codec(self) -> StagedCodec:
+    def codec(self) -> Codec:
         """Return the codec."""
         raise NotImplementedError
 

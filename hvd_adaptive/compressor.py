@@ -15,13 +15,13 @@ from hvd_adaptive import states
 from hvd_adaptive.adapt.updates import ScheduledUpdates, Updates
 from hvd_adaptive.changes import Changing
 from hvd_adaptive.checks import check_integer
+from hvd_adaptive.codec.codec import Codec, check_scheme
 from hvd_adaptive.coding import payload as payloads
 from hvd_adaptive.coding.header import DTYPE_CODES
 from hvd_adaptive.connection import Connection, RefusesClasses, host
 from hvd_adaptive.device import check_supported
 from hvd_adaptive.differentiable import Differentiable
 from hvd_adaptive.errors import PayloadError
-from hvd_adaptive.exchange.staged_codec import StagedCodec, check_scheme
 from hvd_adaptive.feedback import Residuals, check_residuals
 from hvd_adaptive.instances import Instance
 from hvd_adaptive.kernels.random import stream_key
@@ -101,7 +101,7 @@ class GradientCompressor(Changing, _Base, metaclass=RefusesClasses):
 
     _loads = 0  # states that were loaded
 
-    def __init__(self, codec: StagedCodec) -> None:
+    def __init__(self, codec: Codec) -> None:
         settings = codec.settings
         if settings.coding not in codec.codings:
             allowed, scheme = ", ".join(map(repr, codec.codings)), type(self).__name__
@@ -120,7 +120,7 @@ class GradientCompressor(Changing, _Base, metaclass=RefusesClasses):
         self.instance = Instance()
 
     @property
-    def codec(self) -> StagedCodec:
+    def codec(self) -> Codec:
         """Return the codec of the default part."""
         return self._codec
 
@@ -142,7 +142,7 @@ class GradientCompressor(Changing, _Base, metaclass=RefusesClasses):
         """
         return self._parts
 
-    def part(self, label: str) -> StagedCodec:
+    def part(self, label: str) -> Codec:
         """Return the codec of a part, which has its own level table.
 
         Args:
@@ -219,7 +219,7 @@ class GradientCompressor(Changing, _Base, metaclass=RefusesClasses):
         if flat.layout != torch.strided:
             raise ValueError(f"flat: must be a dense tensor, not {flat.layout}")
         check_supported(flat.device)
-        self.codec.check_device(flat.device)
+        self.codec.payloads.check_device(flat.device)
         if seed is None:
             key = self.instance.next_alone(self.settings.seed, _rank(), self._encodes)
             self._encodes += 1
@@ -227,7 +227,8 @@ class GradientCompressor(Changing, _Base, metaclass=RefusesClasses):
             seed = check_integer("seed", seed, 0, 2**64 - 1)
             key = stream_key(seed, 0, 0, Use.ENCODE)
         flat = flat.detach().resolve_neg().contiguous()
-        return self.codec.encode_flat(flat, self.settings.quantized_part(flat.numel()), key)
+        quantized = self.settings.quantized_part(flat.numel())
+        return self.codec.payloads.encode(flat, quantized, key).bytes
 
     def decode(self, payload: torch.Tensor) -> torch.Tensor:
         """Return the decoded tensor, of the length and dtype that was encoded.
@@ -241,7 +242,7 @@ class GradientCompressor(Changing, _Base, metaclass=RefusesClasses):
             raise PayloadError("payload: must be a uint8 tensor")
         check_supported(payload.device)
         header = payloads.read_header(payload.reshape(-1))
-        return self.codec.decode_sum([payload.reshape(-1)], header, 1.0)
+        return self.codec.payloads.sum([payload.reshape(-1)], header, 1.0)
 
     # State and report ---------------------------------------------------------------------------
 

@@ -144,7 +144,7 @@ class Residuals:
         at = 0
         for payload in payloads:
             end = at + payload.header.coordinates - payload.header.full
-            codec.decode_opened([payload], factor, out[at:end])  # -(ẑ - z - (1 - β) S r) / S
+            codec.payloads.add([payload], factor, out[at:end])  # -(ẑ - z - (1 - β) S r) / S
             at = end
         self._squares[index] = HostCopy(torch.stack([self._gradients.pop(index), out.dot(out)]))
         return out

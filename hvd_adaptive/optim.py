@@ -233,7 +233,7 @@ class QSVRG:
             payload_bits += 8 * payloads[0].numel()
             received = self.ranks.gather(payloads, "qsvrg.update")
             header = read_header(received[0])
-            x -= self.lr * self.codec.decode_sum(received, header, 1 / self.ranks.size)
+            x -= self.lr * self.codec.payloads.sum(received, header, 1 / self.ranks.size)
         n, width = y.numel(), 8 * y.element_size()
         bound = (32 + 2.8 * n) * (self.iterations + 1) + width * n
         self.bits = EpochBits(bound, width * n + coded, width * n + payload_bits)
@@ -289,7 +289,9 @@ class QSVRG:
             weight = self.ranks.size * portion.count / self._functions
             change = portion.gradient(x, index) - portion.gradient(y, index)
             key = stream_key(self.seed, rank, step, Use.UPDATE)
-            payloads.append(self.codec.encode_flat(weight * change + full, x.numel(), key))
+            payloads.append(
+                self.codec.payloads.encode(weight * change + full, x.numel(), key).bytes
+            )
         return payloads
 
     def _coded_bits(self, payload: torch.Tensor) -> int:

@@ -10,7 +10,7 @@ from typing import Any
 
 from hvd_adaptive import states
 from hvd_adaptive.checks import check_parameter_bits
-from hvd_adaptive.exchange.staged_codec import StagedCodec, load_state, state_of
+from hvd_adaptive.codec.codec import Codec, load_state, state_of
 
 logger = logging.getLogger("hvd_adaptive")
 
@@ -18,7 +18,7 @@ LISTED = 4  # names in a warning
 ALIKE = 0.7  # of 1: a name that resembles a pattern so much is listed
 
 
-class Parts(Mapping[str, StagedCodec]):
+class Parts(Mapping[str, Codec]):
     """Codecs of a compressor's parts by label; the default part is "".
 
     Other labels are "bits=4" and similar; these codecs are made at once. With ``scope="tensor"``
@@ -33,7 +33,7 @@ class Parts(Mapping[str, StagedCodec]):
         ValueError: The scheme does not accept other bits.
     """
 
-    def __init__(self, default: StagedCodec, make: Callable[..., StagedCodec]) -> None:
+    def __init__(self, default: Codec, make: Callable[..., Codec]) -> None:
         self._default, self._make_codec, self._settings = default, make, default.settings
         self._warned = False
         self.looks_for_zeros = True  # in the next step (run/rounded_zeros.py)
@@ -47,14 +47,14 @@ class Parts(Mapping[str, StagedCodec]):
         # The names of tensors are not known yet, but bits that are not allowed fail now.
         wanted = [c for c in self._changes.values() if c or (c == {} and self._by_tensor)]
         made = {_label(changes): self._make(changes) for changes in wanted}
-        self._others: dict[str, StagedCodec] = {} if self._by_tensor else made
+        self._others: dict[str, Codec] = {} if self._by_tensor else made
 
     @property
     def may_be_several(self) -> bool:
         """Return whether there can be parts besides the default one."""
         return self._by_tensor or len(self._changes) > 1
 
-    def __getitem__(self, label: str) -> StagedCodec:
+    def __getitem__(self, label: str) -> Codec:
         """Return the codec of a part; raise ValueError if there is no such part."""
         if label == "":
             return self._default
@@ -105,7 +105,7 @@ class Parts(Mapping[str, StagedCodec]):
             "parts": {label: state_of(codec) for label, codec in self._others.items()},
         }
 
-    def loaded(self, state: Mapping[str, Any]) -> dict[str, StagedCodec]:
+    def loaded(self, state: Mapping[str, Any]) -> dict[str, Codec]:
         """Return new codecs with a state's tables; raise ValueError if its partition differs."""
         own, kept = self._settings, state.get("parameter_bits")
         given = state.get("scope", "network"), check_parameter_bits("parameter_bits", kept)
@@ -124,7 +124,7 @@ class Parts(Mapping[str, StagedCodec]):
             load_state(new[label], of_codec)
         return new._others
 
-    def use(self, others: dict[str, StagedCodec]) -> None:
+    def use(self, others: dict[str, Codec]) -> None:
         """Use these codecs of all parts except the default one from now on."""
         self._others = others
 
@@ -140,7 +140,7 @@ class Parts(Mapping[str, StagedCodec]):
         """Return the first pattern that matches, or None."""
         return next((p for p in self._changes if p is not None and fnmatchcase(name, p)), None)
 
-    def _make(self, changes: Mapping[str, int]) -> StagedCodec:
+    def _make(self, changes: Mapping[str, int]) -> Codec:
         try:
             return self._make_codec(**changes)
         except (TypeError, ValueError) as error:

@@ -24,14 +24,14 @@ from __future__ import annotations
 import torch
 
 from hvd_adaptive import kernels
+from hvd_adaptive.codec.codec import Codec
 from hvd_adaptive.compressor import GradientCompressor
-from hvd_adaptive.exchange.staged_codec import StagedCodec
 from hvd_adaptive.settings import Settings
 
 __all__ = ["Scheme", "Settings", "in_buckets", "uniforms"]
 
 
-class Scheme(GradientCompressor, StagedCodec):
+class Scheme(GradientCompressor, Codec):
     """Base of custom schemes, which are their own codecs.
 
     Args:
@@ -41,7 +41,7 @@ class Scheme(GradientCompressor, StagedCodec):
     name: str = ""
 
     def __init__(self, settings: Settings) -> None:
-        StagedCodec.__init__(self, settings)
+        Codec.__init__(self, settings)
         GradientCompressor.__init__(self, self)
 
     @property

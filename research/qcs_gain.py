@@ -83,7 +83,7 @@ def relative_error(scheme: GradientCompressor, flat: torch.Tensor, draws: int = 
     exact, total = flat.double(), 0.0
     for draw in range(draws):
         key = stream_key(0, 0, draw, MEASURE_STREAM)
-        total += float((scheme.codec.roundtrip(flat, key).double() - exact).square().sum())
+        total += float((scheme.codec.payloads.roundtrip(flat, key).double() - exact).square().sum())
     return total / draws / float(exact.square().sum())
 
 

@@ -70,7 +70,9 @@ class Scale:
             row = {"method": name, "order": order, "bound": bound}
             for source, flat in (("gaussian", gaussian), ("lenet", lenet)):
                 row[f"gain_{source}"] = body_gain(scheme, flat) if gain is None else gain
-                coded = scheme.codec.roundtrip(flat, stream_key(self.seed, 0, 0, Use.MEASURE))
+                coded = scheme.codec.payloads.roundtrip(
+                    flat, stream_key(self.seed, 0, 0, Use.MEASURE)
+                )
                 row[source] = float((coded - flat).square().sum() / flat.square().sum())
             rows.append(row)
         Records({"run": self.settings}, rows).write(self.path(folder))
@@ -142,7 +144,7 @@ class Trajectory:
             if accuracy is None:
                 continue
             for (panel, name), scheme in codecs.items():
-                coded = scheme.codec.roundtrip(flat, stream_key(self.seed, 0, step, 0))
+                coded = scheme.codec.payloads.roundtrip(flat, stream_key(self.seed, 0, step, 0))
                 error = float((coded - flat).square().sum() / flat.square().sum())
                 rows.append(
                     {

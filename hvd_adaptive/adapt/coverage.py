@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from hvd_adaptive import kernels
-from hvd_adaptive.codec.zeros import Zeros
+from hvd_adaptive.coding.zeros import Zeros
 from hvd_adaptive.device import HostCopy
 
 # Length of ``Usable.head``, with which codecs' statistics begin.
@@ -68,7 +68,7 @@ class Usable:
             weights: Their weights.
             norm: "l2" or "linf".
             clip: Function that clips a bucket.
-            without_zeros: Quantised buckets contain no zeros (codec/zeros.py). A bucket with zeros
+            without_zeros: Quantised buckets contain no zeros (coding/zeros.py). A bucket with zeros
                 is replaced by its other coordinates, repeated up to its size, because in a payload
                 their neighbours follow them. Its weight becomes less in proportion. If there are
                 such buckets, a second copy to the host is made.

@@ -11,6 +11,6 @@ def squares_of(flat: torch.Tensor, bucket_size: int) -> torch.Tensor:
 
 
 def rounding_errors(flat: torch.Tensor, dtype: torch.dtype, bucket_size: int) -> torch.Tensor:
-    """Return ``BodyCodec.squared_errors`` of float32 numbers that are sent as ``dtype``."""
+    """Return ``Payloads.squared_errors`` of float32 numbers that are sent as ``dtype``."""
     error = flat.to(dtype).to(flat.dtype) - flat
     return torch.stack([squares_of(values, bucket_size) for values in (error, flat)], dim=1)

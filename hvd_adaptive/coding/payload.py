@@ -42,7 +42,7 @@ class Payload:
 
     @property
     def zeros(self) -> torch.Tensor:
-        """Return a view of the section that says which coordinates are zero (codec/zeros.py)."""
+        """Return a view of the section that says which coordinates are zero (coding/zeros.py)."""
         at = SIZE + padded(self.body.numel())
         return self.bytes[at : at + self.header.zeros]
 

@@ -13,18 +13,16 @@ from hvd_adaptive.exchange.parcel import Parcel
 from hvd_adaptive.transport.collectives import AllGather, copies_sent
 
 if TYPE_CHECKING:
-    from hvd_adaptive.exchange.staged_codec import StagedCodec
+    from hvd_adaptive.codec.codec import Codec
 
 
 class Allgather(Exchange):
     """``hvd.allgather`` of payloads; each rank decodes all of them."""
 
-    def in_flight_bytes(
-        self, codec: StagedCodec, quantized: int, full: int, dtype: torch.dtype
-    ) -> int:
+    def in_flight_bytes(self, codec: Codec, quantized: int, full: int, dtype: torch.dtype) -> int:
         # All ranks' payloads, and its own once more or, sent directly, for each of them.
         copies = self.ranks + copies_sent(self.ranks)
-        return copies * codec.most_payload_bytes(quantized, full, dtype)
+        return copies * codec.payloads.most_length(quantized, full, dtype)
 
     def stages(self, coordinates: int) -> int:
         return 1
@@ -42,7 +40,7 @@ class Allgather(Exchange):
         """
         with parcel.time("encode_s"):
             key = parcel.key(self.rank)
-            payload = parcel.codec.encode_payload(
+            payload = parcel.codec.payloads.encode(
                 flat, parcel.quantized, key, parcel.layout, values
             )
             parcel.encoded([payload], values)
@@ -59,5 +57,5 @@ class Allgather(Exchange):
             expected = parcel.frame(parcel.quantized, parcel.full)
             out = parcel.empty_result()
             quantized, full = out[: parcel.quantized], out[parcel.quantized :]
-            parcel.codec.decode_into(received, expected, parcel.factor, quantized, full)
+            parcel.codec.payloads.sum_into(received, expected, parcel.factor, quantized, full)
             return parcel.narrowed(out, parcel.quantized, self.ranks)

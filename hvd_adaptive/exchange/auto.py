@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from hvd_adaptive.codec.second_stage import references
 from hvd_adaptive.device import wait_for
 from hvd_adaptive.exchange.allgather import Allgather
 from hvd_adaptive.exchange.exchange import Exchange, Place, Route, Share
@@ -29,14 +30,13 @@ from hvd_adaptive.exchange.hierarchical import Hierarchical
 from hvd_adaptive.exchange.parcel import Parcel, RandomStream
 from hvd_adaptive.exchange.plain import Half, Plain
 from hvd_adaptive.exchange.scatter_reduce import ScatterReduce
-from hvd_adaptive.exchange.second_stage import references
 from hvd_adaptive.instances import Instance
 from hvd_adaptive.streams import Use
 from hvd_adaptive.transport.nodes import find_nodes
 
 if TYPE_CHECKING:
     from hvd_adaptive.adapt.updates import Updates
-    from hvd_adaptive.exchange.staged_codec import StagedCodec
+    from hvd_adaptive.codec.codec import Codec
     from hvd_adaptive.layout import Group
     from hvd_adaptive.transport.world import World
 
@@ -68,9 +68,7 @@ class Auto(Exchange):
     def is_set_up(self) -> bool:
         return bool(self._lines)
 
-    def set_up(
-        self, world: World, compressor: StagedCodec, name: str, device: torch.device
-    ) -> None:
+    def set_up(self, world: World, compressor: Codec, name: str, device: torch.device) -> None:
         self.know_nodes(self.place.nodes or find_nodes(world, name), compressor)
         # Candidates make second stages of different bits, which must not replace a loaded one.
         compressor = copy.copy(compressor)
@@ -88,14 +86,14 @@ class Auto(Exchange):
         agreed = world.broadcast(slowest, f"{name}.auto.agreed").reshape(-1, len(SIZES))
         self.choose_by(dict(zip(self._candidates, agreed.tolist(), strict=True)))
 
-    def know_nodes(self, nodes: tuple[int, ...], compressor: StagedCodec) -> None:
+    def know_nodes(self, nodes: tuple[int, ...], compressor: Codec) -> None:
         """Add "hierarchical" if there are several nodes of several ranks."""
         if self._may_have([len(set(nodes))], compressor):
             place = Place(self.ranks, self.rank, nodes)
             last = self._candidates.pop("scatter_reduce")
             self._candidates |= {"hierarchical": Hierarchical(place), "scatter_reduce": last}
 
-    def _may_have(self, nodes: Iterable[int], codec: StagedCodec) -> bool:
+    def _may_have(self, nodes: Iterable[int], codec: Codec) -> bool:
         """Return whether "hierarchical" is a candidate for any of these numbers of nodes."""
         return codec.settings.error_feedback is None and any(1 < n < self.ranks for n in nodes)
 
@@ -132,7 +130,7 @@ class Auto(Exchange):
     def quantized(self, group: Group) -> int:
         return self._candidates[self.choice(group.coordinates)].quantized(group)
 
-    def log_choices(self, groups: Sequence[Group], codec_of: Callable[[str], StagedCodec]) -> None:
+    def log_choices(self, groups: Sequence[Group], codec_of: Callable[[str], Codec]) -> None:
         chosen: dict[str, list[Group]] = {}
         for group in groups:
             chosen.setdefault(self.choice(group.coordinates), []).append(group)
@@ -155,9 +153,7 @@ class Auto(Exchange):
         for exchange in self._candidates.values():
             exchange.prepare(updates, labels, step)
 
-    def in_flight_bytes(
-        self, codec: StagedCodec, quantized: int, full: int, dtype: torch.dtype
-    ) -> int:
+    def in_flight_bytes(self, codec: Codec, quantized: int, full: int, dtype: torch.dtype) -> int:
         if self.is_set_up:
             kinds = [self._candidates[self.choice(quantized + full)]]
         else:  # groups are cut before the measurement, so no candidate may exceed the bound
@@ -168,7 +164,7 @@ class Auto(Exchange):
                 kinds.append(Hierarchical(Place(self.ranks, self.rank)))
         return max(kind.in_flight_bytes(codec, quantized, full, dtype) for kind in kinds)
 
-    def working_bytes(self, codec: StagedCodec, quantized: int, full: int) -> int:
+    def working_bytes(self, codec: Codec, quantized: int, full: int) -> int:
         chosen = self._candidates[self.choice(quantized + full)]
         return chosen.working_bytes(codec, quantized, full)
 
@@ -190,7 +186,7 @@ class Auto(Exchange):
 def measure(
     exchange: Exchange,
     world: World,
-    compressor: StagedCodec,
+    compressor: Codec,
     size: int,
     name: str,
     device: torch.device,

@@ -15,7 +15,7 @@ from hvd_adaptive.transport.collectives import Collective
 
 if TYPE_CHECKING:
     from hvd_adaptive.adapt.updates import Updates
-    from hvd_adaptive.exchange.staged_codec import StagedCodec
+    from hvd_adaptive.codec.codec import Codec
     from hvd_adaptive.layout import Group
     from hvd_adaptive.transport.world import World
 
@@ -69,7 +69,7 @@ class Exchange(ABC):
         return True
 
     def set_up(  # noqa: B027
-        self, world: World, compressor: StagedCodec, name: str, device: torch.device
+        self, world: World, compressor: Codec, name: str, device: torch.device
     ) -> None:
         """Detect or measure what the exchange depends on, together with the other ranks.
 
@@ -83,7 +83,7 @@ class Exchange(ABC):
         """
 
     def log_choices(  # noqa: B027
-        self, groups: Sequence[Group], codec_of: Callable[[str], StagedCodec]
+        self, groups: Sequence[Group], codec_of: Callable[[str], Codec]
     ) -> None:
         """Log how each of a layout's groups is sent, if that is measured; after ``set_up``.
 
@@ -114,15 +114,13 @@ class Exchange(ABC):
         return None
 
     @abstractmethod
-    def in_flight_bytes(
-        self, codec: StagedCodec, quantized: int, full: int, dtype: torch.dtype
-    ) -> int:
+    def in_flight_bytes(self, codec: Codec, quantized: int, full: int, dtype: torch.dtype) -> int:
         """Return the most bytes that a group's exchange holds, the same on every rank.
 
         The result is at least the size of each of its collectives.
         """
 
-    def working_bytes(self, codec: StagedCodec, quantized: int, full: int) -> int:
+    def working_bytes(self, codec: Codec, quantized: int, full: int) -> int:
         """Return the bytes for processing a collective's result, besides payloads and result."""
         return 0
 

@@ -23,8 +23,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from hvd_adaptive.codec.zeros import most_section_bytes
 from hvd_adaptive.coding.sendable import Sendable
+from hvd_adaptive.coding.zeros import most_section_bytes
 from hvd_adaptive.errors import PayloadError
 from hvd_adaptive.exchange.allgather import Allgather
 from hvd_adaptive.exchange.chunks import Chunk, cut
@@ -42,7 +42,7 @@ from hvd_adaptive.transport.nodes import find_nodes
 
 if TYPE_CHECKING:
     from hvd_adaptive.adapt.updates import Updates
-    from hvd_adaptive.exchange.staged_codec import StagedCodec
+    from hvd_adaptive.codec.codec import Codec
     from hvd_adaptive.layout import Group
     from hvd_adaptive.transport.world import World
 
@@ -110,9 +110,7 @@ class Hierarchical(Exchange):
     def is_set_up(self) -> bool:
         return self._known is not None
 
-    def set_up(
-        self, world: World, compressor: StagedCodec, name: str, device: torch.device
-    ) -> None:
+    def set_up(self, world: World, compressor: Codec, name: str, device: torch.device) -> None:
         nodes = find_nodes(world, name)
         if not nodes:
             raise ValueError(
@@ -124,7 +122,7 @@ class Hierarchical(Exchange):
     def quantized(self, group: Group) -> int:
         return 0 if self._topology.shares_one_node else group.quantized
 
-    def log_choices(self, groups: Sequence[Group], codec_of: Callable[[str], StagedCodec]) -> None:
+    def log_choices(self, groups: Sequence[Group], codec_of: Callable[[str], Codec]) -> None:
         between = self._topology.between
         if self.rank == 0 and isinstance(between, ScatterReduce):
             between.warn(groups, codec_of, nodes=True)
@@ -139,19 +137,17 @@ class Hierarchical(Exchange):
     def prepare(self, updates: Updates, labels: Sequence[str], step: int) -> None:
         self._topology.between.prepare(updates, labels, step)
 
-    def in_flight_bytes(
-        self, codec: StagedCodec, quantized: int, full: int, dtype: torch.dtype
-    ) -> int:
+    def in_flight_bytes(self, codec: Codec, quantized: int, full: int, dtype: torch.dtype) -> int:
         # For any nodes: slices sent and received in full precision, the largest a bucket longer;
         # then two payloads of such slices, or one and averages of at most 8 bits.
         coordinates = quantized + full
         spare = self.ranks * min(codec.settings.bucket_size, coordinates)
         inside = dtype.itemsize * (2 * coordinates + spare)
-        payload = codec.most_payload_bytes(quantized + min(spare, quantized), full, dtype)
+        payload = codec.payloads.most_length(quantized + min(spare, quantized), full, dtype)
         average = quantized + spare + most_section_bytes(quantized + spare)
         return inside + 2 * payload + 2 * average + HEADERS * self.ranks
 
-    def working_bytes(self, codec: StagedCodec, quantized: int, full: int) -> int:
+    def working_bytes(self, codec: Codec, quantized: int, full: int) -> int:
         # The average of a node's slice; later messages are not larger.
         size = codec.settings.bucket_size
         return 8 * max(c.coordinates for c in cut(quantized, full, size, len(self._topology.local)))

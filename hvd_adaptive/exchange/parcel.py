@@ -18,7 +18,7 @@ from hvd_adaptive.kernels.random import stream_key
 from hvd_adaptive.streams import Use
 
 if TYPE_CHECKING:
-    from hvd_adaptive.exchange.staged_codec import StagedCodec
+    from hvd_adaptive.codec.codec import Codec
     from hvd_adaptive.feedback import Residuals
     from hvd_adaptive.instances import Instance
     from hvd_adaptive.monitor import StepMeter
@@ -102,7 +102,7 @@ class Parcel:
             wait for the device.
     """
 
-    codec: StagedCodec
+    codec: Codec
     dtype: torch.dtype
     quantized: int
     full: int
@@ -177,6 +177,8 @@ class Parcel:
             payloads: Encode consecutive parts of ``values``.
             values: The quantised coordinates.
         """
+        for payload in payloads:
+            self.codec.count(payload)
         if self.meter is not None:
             size = sum(payload.header.length for payload in payloads)
             self.meter.add("payload_bytes", size, self.index)
@@ -211,7 +213,7 @@ class Parcel:
         buckets = [flat[i * size : (i + 1) * size] for i in chosen]
         sample = torch.cat(buckets).to(torch.float32)
         if dtype is None:
-            squares = self.codec.squared_errors(sample, key)
+            squares = self.codec.payloads.squared_errors(sample, key)
         else:
             squares = rounding_errors(sample, dtype, size)
         weights = [full / count for _ in chosen[:count]] + [1.0] * bool(partial)

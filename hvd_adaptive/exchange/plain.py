@@ -12,15 +12,15 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from hvd_adaptive.codec.second_stage import FULL_PRECISION, SecondStage
 from hvd_adaptive.errors import PayloadError
 from hvd_adaptive.exchange.exchange import Route
 from hvd_adaptive.exchange.parcel import Parcel
 from hvd_adaptive.exchange.scatter_reduce import ScatterReduce
-from hvd_adaptive.exchange.second_stage import FULL_PRECISION, SecondStage
 
 if TYPE_CHECKING:
     from hvd_adaptive.adapt.updates import Updates
-    from hvd_adaptive.exchange.staged_codec import StagedCodec
+    from hvd_adaptive.codec.codec import Codec
     from hvd_adaptive.layout import Group
 
 
@@ -33,9 +33,7 @@ class Plain(ScatterReduce):
     def prepare(self, updates: Updates, labels: Sequence[str], step: int) -> None:
         pass
 
-    def in_flight_bytes(
-        self, codec: StagedCodec, quantized: int, full: int, dtype: torch.dtype
-    ) -> int:
+    def in_flight_bytes(self, codec: Codec, quantized: int, full: int, dtype: torch.dtype) -> int:
         return super().in_flight_bytes(codec, 0, quantized + full, dtype)
 
     def reduce(self, parcel: Parcel, flat: torch.Tensor, values: torch.Tensor) -> Route:
@@ -60,7 +58,7 @@ class Plain(ScatterReduce):
     def _dtype(self, own: torch.dtype) -> torch.dtype:
         return own
 
-    def _second_stage(self, codec: StagedCodec) -> SecondStage:
+    def _second_stage(self, codec: Codec) -> SecondStage:
         return SecondStage(self.ranks, FULL_PRECISION, codec)
 
 

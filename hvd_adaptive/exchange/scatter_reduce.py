@@ -22,18 +22,18 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from hvd_adaptive.codec.second_stage import SecondStage, warn_of_averages
 from hvd_adaptive.coding.payload import Encoded, Row, arrived
 from hvd_adaptive.coding.sendable import Sendable
 from hvd_adaptive.errors import PayloadError
 from hvd_adaptive.exchange.chunks import Chunk, cut
 from hvd_adaptive.exchange.exchange import Exchange, FailedElsewhereError, Route
 from hvd_adaptive.exchange.parcel import Parcel
-from hvd_adaptive.exchange.second_stage import SecondStage, warn_of_averages
 from hvd_adaptive.transport.collectives import AllGather, AllToAll, copies_sent
 
 if TYPE_CHECKING:
     from hvd_adaptive.adapt.updates import Updates
-    from hvd_adaptive.exchange.staged_codec import StagedCodec
+    from hvd_adaptive.codec.codec import Codec
     from hvd_adaptive.layout import Group
 
 FIRST, SECOND = 0, 1
@@ -44,12 +44,12 @@ FAILED = b"HVDAFAIL"
 class ScatterReduce(Exchange):
     """``hvd.alltoall`` of chunks, then ``hvd.allgather`` of their averages."""
 
-    def log_choices(self, groups: Sequence[Group], codec_of: Callable[[str], StagedCodec]) -> None:
+    def log_choices(self, groups: Sequence[Group], codec_of: Callable[[str], Codec]) -> None:
         if self.rank == 0:
             self.warn(groups, codec_of)
 
     def warn(
-        self, groups: Sequence[Group], codec_of: Callable[[str], StagedCodec], nodes: bool = False
+        self, groups: Sequence[Group], codec_of: Callable[[str], Codec], nodes: bool = False
     ) -> None:
         """Warn if averages, of ranks or nodes, have an error that another setting avoids."""
         for part in dict.fromkeys(group.part for group in groups if self.quantized(group)):
@@ -58,13 +58,11 @@ class ScatterReduce(Exchange):
     def prepare(self, updates: Updates, labels: Sequence[str], step: int) -> None:
         updates.prepare_second_stages(self.ranks, labels, step)
 
-    def in_flight_bytes(
-        self, codec: StagedCodec, quantized: int, full: int, dtype: torch.dtype
-    ) -> int:
+    def in_flight_bytes(self, codec: Codec, quantized: int, full: int, dtype: torch.dtype) -> int:
         second = self._second_stage(codec)
         chunks = [c for c in self._chunks(codec, quantized, full) if c.coordinates]
-        own = [codec.most_payload_bytes(c.quantized, c.full, dtype) for c in chunks]
-        averages = [second.most_payload_bytes(c.quantized, c.full, dtype) for c in chunks]
+        own = [codec.payloads.most_length(c.quantized, c.full, dtype) for c in chunks]
+        averages = [second.most_length(c.quantized, c.full, dtype) for c in chunks]
         # First stage: payloads sent and received. Second stage: the own average and all averages.
         first = sum(own) + self.ranks * max(own, default=0)
         return max(first, copies_sent(self.ranks) * max(averages, default=0) + sum(averages))
@@ -128,7 +126,7 @@ class ScatterReduce(Exchange):
             mean = parcel.wide("average", own.coordinates)
             expected = parcel.frame(own.quantized, own.full)
             quantized, full = mean[: own.quantized], mean[own.quantized :]
-            parcel.codec.decode_into(payloads, expected, parcel.factor, quantized, full)
+            parcel.codec.payloads.sum_into(payloads, expected, parcel.factor, quantized, full)
         return mean
 
     def gather(self, parcel: Parcel, mean: torch.Tensor | PayloadError) -> Route:
@@ -167,13 +165,13 @@ class ScatterReduce(Exchange):
         codec, chunks, used = parcel.codec, self._chunks_of(parcel), 0
         empty = memory = Sendable(0, flat.device)
         # On the CPU payloads are encoded contiguously, as they are sent; a GPU needs alignment.
-        if flat.is_cpu and not codec.varies(parcel.quantized):
-            size = sum(codec.most_payload_bytes(c.quantized, c.full, flat.dtype) for c in chunks)
+        if flat.is_cpu and not codec.payloads.varies(parcel.quantized):
+            size = sum(codec.payloads.most_length(c.quantized, c.full, flat.dtype) for c in chunks)
             memory = Sendable(size)
         payloads: dict[int, Encoded] = {}
         for owner, chunk in enumerate(chunks):
             if chunk.coordinates:
-                payloads[owner] = payload = codec.encode_payload(
+                payloads[owner] = payload = codec.payloads.encode(
                     chunk.frame(flat),
                     chunk.quantized,
                     parcel.key(self.rank, owner, FIRST),
@@ -195,17 +193,13 @@ class ScatterReduce(Exchange):
         second = self._second_stage(parcel.codec)
         quantized, key = second.quantized(own.quantized), parcel.key(self.rank, self.rank, SECOND)
         flat = parcel.narrowed(mean, own.quantized, self.ranks)
-        return second.codec.encode_payload(
-            flat, quantized, key, parcel.layout, mean[:quantized]
-        ).memory
+        return second.payloads.encode(flat, quantized, key, parcel.layout, mean[:quantized]).memory
 
     def _decoded(self, parcel: Parcel, averages: Sequence[torch.Tensor]) -> torch.Tensor:
         """Return the whole group, decoded from all owners' averages."""
         second = self._second_stage(parcel.codec)
         out, chunks = parcel.empty_result(), self._chunks_of(parcel)
-        sizes = (
-            second.payload_bytes(c.quantized, c.full, parcel.dtype) for c in chunks if c.coordinates
-        )
+        sizes = (second.length(c.quantized, c.full, parcel.dtype) for c in chunks if c.coordinates)
         row = Row(averages, accumulate(sizes, initial=0))
         for owner, chunk in enumerate(chunks):
             if not chunk.coordinates:
@@ -222,17 +216,17 @@ class ScatterReduce(Exchange):
             if expected.full == chunk.full:
                 values = out[chunk.begin : chunk.end]
                 full = out[chunk.full_begin : chunk.full_end]
-                second.codec.decode_into([payload], expected, 1.0, values, full)
+                second.payloads.sum_into([payload], expected, 1.0, values, full)
             else:  # averages in full precision
-                chunk.put(second.codec.decode_wide([payload], expected, 1.0), out)
+                chunk.put(second.payloads.sum_wide([payload], expected, 1.0), out)
         row.end()
         return parcel.narrowed(out, parcel.quantized, self.ranks)
 
-    def _second_stage(self, codec: StagedCodec) -> SecondStage:
+    def _second_stage(self, codec: Codec) -> SecondStage:
         return codec.second_stage(self.ranks)
 
     def _chunks_of(self, parcel: Parcel) -> Sequence[Chunk]:
         return self._chunks(parcel.codec, parcel.quantized, parcel.full)
 
-    def _chunks(self, codec: StagedCodec, quantized: int, full: int) -> Sequence[Chunk]:
+    def _chunks(self, codec: Codec, quantized: int, full: int) -> Sequence[Chunk]:
         return cut(quantized, full, codec.settings.bucket_size, self.ranks)

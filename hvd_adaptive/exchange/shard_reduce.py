@@ -18,7 +18,7 @@ from hvd_adaptive.exchange.scatter_reduce import FIRST, ScatterReduce
 from hvd_adaptive.transport.collectives import EqualParts
 
 if TYPE_CHECKING:
-    from hvd_adaptive.exchange.staged_codec import StagedCodec
+    from hvd_adaptive.codec.codec import Codec
 
 
 class ShardReduce(ScatterReduce):
@@ -32,9 +32,9 @@ class ShardReduce(ScatterReduce):
 
     def average(self, parcel: Parcel, flat: torch.Tensor, values: torch.Tensor) -> Route:
         """Yield one collective, and return this rank's shard of the average, in float32."""
-        codec, own = parcel.codec, self._chunks_of(parcel)[self.rank]
-        length_varies = codec.varies(own.quantized) or codec.leaves_zeros_out
-        if length_varies or codec.is_on_host(parcel.device):
+        payloads, own = parcel.codec.payloads, self._chunks_of(parcel)[self.rank]
+        length_varies = payloads.varies(own.quantized) or parcel.codec.leaves_zeros_out
+        if length_varies or payloads.is_on_host(parcel.device):
             return self.reduce(parcel, flat, values)
         return self._reduce_known(parcel, flat, values)
 
@@ -45,7 +45,7 @@ class ShardReduce(ScatterReduce):
         2. Decode what arrives, as what it must be, and add it in rank order.
         3. Leave the comparison of headers and checksums to ``parcel.unchecked``.
         """
-        codec, own = parcel.codec, self._chunks_of(parcel)[self.rank]
+        payloads, own = parcel.codec.payloads, self._chunks_of(parcel)[self.rank]
         with parcel.time("encode_s"):
             request = [EqualParts(self._encoded_chunks(parcel, flat, values))]
         del flat, values
@@ -55,14 +55,14 @@ class ShardReduce(ScatterReduce):
         with parcel.time("decode_s"):
             frame = parcel.frame(own.quantized, own.full)
             keys = [parcel.key(rank, self.rank, FIRST) for rank in range(self.ranks)]
-            headers = [codec.known_header(frame, key) for key in keys]
+            headers = [payloads.known_header(frame, key) for key in keys]
             mean = parcel.wide("average", own.coordinates)
             sections = mean[: own.quantized], mean[own.quantized :]
-            verify = codec.decode_known(received, headers, parcel.factor, *sections)
+            verify = payloads.sum_known(received, headers, parcel.factor, *sections)
             parcel.unchecked.append(verify)
         return mean
 
-    def _chunks(self, codec: StagedCodec, quantized: int, full: int) -> Sequence[Chunk]:
+    def _chunks(self, codec: Codec, quantized: int, full: int) -> Sequence[Chunk]:
         values, rest = quantized // self.ranks, full // self.ranks
         return [
             Chunk(

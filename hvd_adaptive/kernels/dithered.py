@@ -28,7 +28,7 @@ HALF = 2**23  # integers of one sign of the dither
 
 
 class Code(Protocol):
-    """Describe a step and code books: see schemes/dithered_code.py."""
+    """Describe a step and code books: see codec/dithered_code.py."""
 
     @property
     def delta(self) -> float: ...

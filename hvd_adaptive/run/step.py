@@ -145,7 +145,7 @@ class Step:
         """
         arrivals = self.arrivals
         if not (arrivals.on_cpu and tensor.is_cpu) and tensor.device != arrivals.device:
-            self.binding.compressor.codec.check_device(tensor.device)
+            self.binding.compressor.codec.payloads.check_device(tensor.device)
         news = arrivals.post(slot, tensor, is_gradient)
         if self._worker is not None:
             if news:

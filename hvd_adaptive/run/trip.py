@@ -22,9 +22,9 @@ from hvd_adaptive.streams import Use, group_number
 from hvd_adaptive.transport.collectives import Collective
 
 if TYPE_CHECKING:
+    from hvd_adaptive.codec.codec import Codec
     from hvd_adaptive.compressor import GradientCompressor
     from hvd_adaptive.errors import ResidualError
-    from hvd_adaptive.exchange.staged_codec import StagedCodec
     from hvd_adaptive.feedback_weight import Weights
     from hvd_adaptive.monitor import StepMeter
 
@@ -165,7 +165,7 @@ class Trips:
         self._residuals.commit(self._after, self._finite.ask(), self._weights)
         self._after = {}
 
-    def codec(self, index: int) -> StagedCodec:
+    def codec(self, index: int) -> Codec:
         """Return the codec of the group's part."""
         return self._compressor.part(self._layout.groups[index].part)
 

@@ -11,11 +11,11 @@ import torch
 
 from hvd_adaptive.adapt.adaptation import Adaptation
 from hvd_adaptive.checks import check_choice, check_flag, check_integer
+from hvd_adaptive.codec.adaptive_codec import NORMS, AdaptiveCodec
+from hvd_adaptive.codec.level_table import LevelTable
 from hvd_adaptive.levels import SOLVERS, Distribution, fit_levels
 from hvd_adaptive.levels.worst_case import safe_magnitudes
-from hvd_adaptive.schemes.adaptive_codec import NORMS, AdaptiveCodec
 from hvd_adaptive.schemes.level_scheme import LevelScheme
-from hvd_adaptive.schemes.level_table import LevelTable
 from hvd_adaptive.settings import Settings
 
 if TYPE_CHECKING:

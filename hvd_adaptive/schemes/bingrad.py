@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 
 from hvd_adaptive.checks import check_choice, check_flag
-from hvd_adaptive.compressor import GradientCompressor
-from hvd_adaptive.schemes.bucket_codec import (
+from hvd_adaptive.codec.bucket_codec import (
     BucketCodec,
     code_kernels,
     level_kernels,
     mirrored,
 )
+from hvd_adaptive.compressor import GradientCompressor
 from hvd_adaptive.settings import Settings
 
 if TYPE_CHECKING:

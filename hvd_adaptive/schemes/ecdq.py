@@ -10,8 +10,8 @@ import torch
 
 from hvd_adaptive.adapt.adaptation import Adaptation
 from hvd_adaptive.checks import check_choice, is_real
+from hvd_adaptive.codec.dithered_codec import DitheredCodec
 from hvd_adaptive.compressor import GradientCompressor
-from hvd_adaptive.schemes.dithered_codec import DitheredCodec
 from hvd_adaptive.settings import Settings
 
 if TYPE_CHECKING:

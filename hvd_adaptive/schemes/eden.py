@@ -13,8 +13,8 @@ import torch
 
 from hvd_adaptive import kernels
 from hvd_adaptive.checks import check_integer, is_real
+from hvd_adaptive.codec.codec import Codec
 from hvd_adaptive.compressor import GradientCompressor
-from hvd_adaptive.exchange.staged_codec import StagedCodec
 from hvd_adaptive.kernels.eden import STEP, Buckets, Levels
 from hvd_adaptive.kernels.packing import packing_of
 from hvd_adaptive.kernels.random import MASK64, stream_key
@@ -126,7 +126,7 @@ class DRIVE(EDEN):
         self._build(DRIVE, 1, shared)
 
 
-class EDENCodec(StagedCodec):
+class EDENCodec(Codec):
     """Codec of EDEN.
 
     Args:
@@ -168,7 +168,7 @@ class EDENCodec(StagedCodec):
     def codec_settings(self) -> dict[str, Any]:
         return {"bits": self.bits}
 
-    def second_codec(self, bits: int) -> StagedCodec:
+    def second_codec(self, bits: int) -> Codec:
         settings = Settings(**self._for_averages())
         return EDENCodec(settings, bits)
 
@@ -201,7 +201,7 @@ class EDENCodec(StagedCodec):
         out: torch.Tensor,
         add: bool = True,
     ) -> None:
-        """See ``BodyCodec.decode_own_bodies``; the rotation is this codec's."""
+        """See ``Quantizer.decode_own_bodies``; the rotation is this codec's."""
         if not add:
             out.zero_()
         self._add(list(zip(bodies, keys, strict=True)), self._shared, out)
@@ -209,7 +209,7 @@ class EDENCodec(StagedCodec):
             out *= factor
 
     def body_roundtrip(self, flat: torch.Tensor, key: int) -> torch.Tensor:
-        """See ``BodyCodec.body_roundtrip``; the rotation is known, so a GPU is not waited for."""
+        """See ``Quantizer.body_roundtrip``; the rotation is known, so a GPU is not waited for."""
         out = torch.zeros_like(flat)
         self._add([(self._body(flat, key), key)], self._shared, out)
         return out

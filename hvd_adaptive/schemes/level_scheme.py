@@ -7,8 +7,8 @@ from typing import cast
 
 import torch
 
+from hvd_adaptive.codec.adaptive_codec import AdaptiveCodec
 from hvd_adaptive.compressor import GradientCompressor
-from hvd_adaptive.schemes.adaptive_codec import AdaptiveCodec
 
 
 class LevelScheme(GradientCompressor):

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from hvd_adaptive import kernels
+from hvd_adaptive.codec.codec import Codec
 from hvd_adaptive.compressor import GradientCompressor
-from hvd_adaptive.exchange.staged_codec import StagedCodec
 from hvd_adaptive.kernels.block_sums import BlockSums
 from hvd_adaptive.kernels.packing import ONE_BIT
 from hvd_adaptive.settings import Settings
@@ -57,7 +57,7 @@ class NaturalCompression(GradientCompressor):
         super().__init__(_Codec(Settings.from_keywords(NaturalCompression, shared)))
 
 
-class _Codec(StagedCodec):
+class _Codec(Codec):
     name = "natural"
 
     @property

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from hvd_adaptive import kernels
+from hvd_adaptive.codec.bucket_codec import BucketCodec
 from hvd_adaptive.compressor import GradientCompressor
-from hvd_adaptive.schemes.bucket_codec import BucketCodec
 from hvd_adaptive.settings import Settings
 
 if TYPE_CHECKING:

@@ -11,8 +11,8 @@ import torch
 
 from hvd_adaptive import kernels
 from hvd_adaptive.checks import check_choice, check_integer, is_real
+from hvd_adaptive.codec.codec import Codec
 from hvd_adaptive.compressor import GradientCompressor
-from hvd_adaptive.exchange.staged_codec import StagedCodec
 from hvd_adaptive.kernels import hadamard
 from hvd_adaptive.kernels.packing import packing_of
 from hvd_adaptive.kernels.qcs import Run
@@ -139,7 +139,7 @@ class QCS(GradientCompressor):
         return cast(QCSCodec, super().codec)
 
 
-class QCSCodec(StagedCodec):
+class QCSCodec(Codec):
     """Codec of QCS.
 
     Args:

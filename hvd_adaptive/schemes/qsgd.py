@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING, Any, cast
 
 from hvd_adaptive.adapt.adaptation import Adaptation
 from hvd_adaptive.checks import check_choice, check_flag, check_integer
-from hvd_adaptive.exchange.staged_codec import StagedCodec
+from hvd_adaptive.codec.adaptive_codec import NORMS, FixedCodec
+from hvd_adaptive.codec.codec import Codec
+from hvd_adaptive.codec.level_table import LevelTable
 from hvd_adaptive.levels import uniform_magnitudes
-from hvd_adaptive.schemes.adaptive_codec import NORMS, FixedCodec
 from hvd_adaptive.schemes.level_scheme import LevelScheme
-from hvd_adaptive.schemes.level_table import LevelTable
 from hvd_adaptive.settings import Settings
 
 if TYPE_CHECKING:
@@ -85,4 +85,4 @@ def _codec(**keywords: Any) -> FixedCodec:
     return cast(FixedCodec, QSGD(**keywords).codec)
 
 
-StagedCodec.codec_of_averages = staticmethod(_codec)
+Codec.codec_of_averages = staticmethod(_codec)

@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from hvd_adaptive.compressor import GradientCompressor
-from hvd_adaptive.schemes.bucket_codec import (
+from hvd_adaptive.codec.bucket_codec import (
     BucketCodec,
     code_kernels,
     level_kernels,
     mirrored,
 )
+from hvd_adaptive.compressor import GradientCompressor
 from hvd_adaptive.settings import Settings
 
 if TYPE_CHECKING:

@@ -11,8 +11,8 @@ import torch
 
 from hvd_adaptive import kernels
 from hvd_adaptive.checks import is_real
+from hvd_adaptive.codec.codec import Codec
 from hvd_adaptive.compressor import GradientCompressor
-from hvd_adaptive.exchange.staged_codec import StagedCodec
 from hvd_adaptive.kernels.rice import most_words, rice_parameter
 from hvd_adaptive.settings import Settings
 
@@ -64,7 +64,7 @@ class SparseSGD(GradientCompressor):
         super().__init__(_Codec(Settings.from_keywords(SparseSGD, shared), density))
 
 
-class _Codec(StagedCodec):
+class _Codec(Codec):
     name = "sparse"
     encodes_on_host = True
 
@@ -104,7 +104,7 @@ class _Codec(StagedCodec):
         if factor != 1.0:
             out *= factor
 
-    def second_codec(self, bits: int) -> StagedCodec:
+    def second_codec(self, bits: int) -> Codec:
         """Return a codec for averages that codes runs of zeros.
 
         Averages of few coordinates are sparse too.

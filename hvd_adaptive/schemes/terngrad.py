@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from hvd_adaptive.adapt.adaptation import Adaptation
+from hvd_adaptive.codec.adaptive_codec import FixedCodec
+from hvd_adaptive.codec.level_table import LevelTable
 from hvd_adaptive.levels import uniform_magnitudes
-from hvd_adaptive.schemes.adaptive_codec import FixedCodec
 from hvd_adaptive.schemes.level_scheme import LevelScheme
-from hvd_adaptive.schemes.level_table import LevelTable
 from hvd_adaptive.settings import Settings
 
 if TYPE_CHECKING:

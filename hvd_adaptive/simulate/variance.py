@@ -15,10 +15,10 @@ import torch
 
 from hvd_adaptive import kernels
 from hvd_adaptive.codec.codec import Codec
+from hvd_adaptive.codec.table_codec import TableCodec
 from hvd_adaptive.compressor import GradientCompressor
 from hvd_adaptive.finite import wide_of
 from hvd_adaptive.kernels.random import stream_key
-from hvd_adaptive.schemes.table_codec import TableCodec
 from hvd_adaptive.streams import Use
 
 # Draws of a Monte Carlo mean.
@@ -57,9 +57,11 @@ def quantization_error(scheme: GradientCompressor | Codec, flat: torch.Tensor) -
     codec = scheme.codec if isinstance(scheme, GradientCompressor) else scheme
     if not isinstance(codec, TableCodec):
         keys = [stream_key(0, 0, draw, Use.DRAW) for draw in range(DRAWS)]
-        squares = [(codec.roundtrip(flat, key) - flat).double().square().sum() for key in keys]
+        squares = [
+            (codec.payloads.roundtrip(flat, key) - flat).double().square().sum() for key in keys
+        ]
         return QuantizationError(float(sum(squares) / DRAWS), float("nan"))
-    if codec.zeros_of(flat) is not None:  # buckets are cut from the other coordinates
+    if codec.payloads.zeros_of(flat) is not None:  # buckets are cut from the other coordinates
         there = flat != 0
         found = quantization_error(codec, flat[there])
         if found.bias is None:

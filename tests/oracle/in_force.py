@@ -64,7 +64,7 @@ def own_levels(codec: Any, values: np.ndarray) -> np.ndarray:
     """The levels of each bucket, by the payload of ``values``."""
     codec = getattr(codec, "codec", codec)
     flat = torch.from_numpy(values.astype(np.float32))
-    payload = codec.encode_flat(flat, codec.settings.quantized_part(flat.numel()), 0)
+    payload = codec.payloads.encode(flat, codec.settings.quantized_part(flat.numel()), 0).bytes
     head, body, _, _ = wire.sections(payload.numpy().tobytes())
     count = head["coordinates"] - head["full"]
     return wire.levels_of_buckets(head, body, count, known_of(codec))[0].astype(np.float64)

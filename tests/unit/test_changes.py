@@ -115,11 +115,11 @@ def test_without_checksums_averages_travel_so_too_with_the_table_that_they_had()
     compressor = fitted(update_steps=[20], exchange="scatter_reduce", second_stage_bits=5)
     second = compressor.codec.second_stage(4).codec
     second.fit(FLAT)
-    assert header(second.encode_flat(FLAT, FLAT.numel(), 0)).checksum != 0
+    assert header(second.payloads.encode(FLAT, FLAT.numel(), 0).bytes).checksum != 0
     compressor.set(checksum=False)
     kept = compressor.codec.second_stage(4).codec
     assert kept.table_version == 1 and torch.equal(kept.levels, second.levels)
-    assert header(kept.encode_flat(FLAT, FLAT.numel(), 0)).checksum == 0
+    assert header(kept.payloads.encode(FLAT, FLAT.numel(), 0).bytes).checksum == 0
     assert header(compressor.encode(FLAT)).checksum == 0
     assert due(compressor, 7) == [20] and not compressor.updates.second_due(7)
 
@@ -128,10 +128,10 @@ def test_averages_travel_with_the_seed_that_was_set():
     """The table stays; EDEN's rotation of averages is that of the new seed, as after a resume."""
     own = {"exchange": "scatter_reduce", "second_stage_bits": 5, "bucket_size": 64}
     changed, fresh = EDEN(seed=1, **own), EDEN(seed=2, **own)
-    before = changed.codec.second_stage(4).codec.encode_flat(FLAT, FLAT.numel(), 0)
+    before = changed.codec.second_stage(4).codec.payloads.encode(FLAT, FLAT.numel(), 0).bytes
     changed.set(seed=2)
     after, wanted = (
-        each.codec.second_stage(4).codec.encode_flat(FLAT, FLAT.numel(), 0)
+        each.codec.second_stage(4).codec.payloads.encode(FLAT, FLAT.numel(), 0).bytes
         for each in (changed, fresh)
     )
     assert torch.equal(after, wanted) and not torch.equal(after, before)
@@ -199,7 +199,7 @@ def test_rate_control_starts_anew_with_another_budget():
         compressor.codec.apply_update(
             compressor.codec.refit([compressor.codec.collect(FLAT.split(512)[:9])]), step
         )
-        compressor.codec.encode_payload(FLAT, FLAT.numel(), step, layout=1)
+        compressor.codec.count(compressor.codec.payloads.encode(FLAT, FLAT.numel(), step))
     spent, ratio = compressor.codec._control.bits, compressor.codec._control.ratio
     assert spent > 0 and ratio != 1
     compressor.set(exchange="scatter_reduce")

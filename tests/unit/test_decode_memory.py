@@ -17,7 +17,8 @@ def payloads_of(scheme, dtype: torch.dtype) -> list[torch.Tensor]:
     gradients = torch.randn(2, COORDINATES + 50, generator=generator)
     gradients[:, BUCKET : 2 * BUCKET] = 0
     return [
-        scheme.codec.encode_flat(g.to(dtype), COORDINATES, key) for key, g in enumerate(gradients)
+        scheme.codec.payloads.encode(g.to(dtype), COORDINATES, key).bytes
+        for key, g in enumerate(gradients)
     ]
 
 
@@ -29,12 +30,12 @@ def test_old_contents_of_memory_are_overwritten(name, dtype):
     payloads = payloads_of(scheme, dtype)
     expected = read_header(payloads[0])
     out = torch.full((expected.coordinates,), float("nan"), dtype=dtype)
-    scheme.codec.decode_into(payloads, expected, 0.5, out[:COORDINATES], out[COORDINATES:])
+    scheme.codec.payloads.sum_into(payloads, expected, 0.5, out[:COORDINATES], out[COORDINATES:])
     bodies = torch.zeros(COORDINATES)
     opened = [scheme.codec._open(payload, expected) for payload in payloads]
-    scheme.codec.decode_opened(opened, 0.5, bodies)
+    scheme.codec.payloads.add(opened, 0.5, bodies)
     bits = torch.int64 if dtype == torch.float64 else torch.int32
     assert torch.equal(out[:COORDINATES].view(bits), bodies.to(dtype).view(bits))
     full = 0.5 * sum(payload.full for payload in opened)
     assert torch.equal(out[COORDINATES:], full)
-    assert torch.equal(scheme.codec.decode_wide(payloads, expected, 0.5), out)
+    assert torch.equal(scheme.codec.payloads.sum_wide(payloads, expected, 0.5), out)

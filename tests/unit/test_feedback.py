@@ -88,7 +88,7 @@ def test_the_payload_encodes_z():
     step, seed = rank.compressor.step, rank.settings.seed
     key = rank.compressor.instance.key(seed, 0, step, group_number(0))
     rank.step([g])
-    alone = QSGD(bits=4, bucket_size=64).codec.encode_flat(g + 0.5 * r, 500, key)
+    alone = QSGD(bits=4, bucket_size=64).codec.payloads.encode(g + 0.5 * r, 500, key).bytes
     assert torch.equal(rank.hvd.sent[1][SIZE:], alone[SIZE:])
 
 

@@ -49,7 +49,7 @@ def test_roundtrip_through_a_file_before_the_parts_exist(case):
     assert tables(new) == tables(old)
     assert len({tuple(levels) for levels, _ in tables(new).values()}) == len(tables(new))
     assert new.report()["table_version"] == 1
-    payloads = [one.part(label).encode_flat(flat, 500, 3) for one in (old, new)]
+    payloads = [one.part(label).payloads.encode(flat, 500, 3).bytes for one in (old, new)]
     assert torch.equal(*payloads)
 
 

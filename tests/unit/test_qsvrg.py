@@ -110,7 +110,7 @@ def test_updates_are_unbiased_and_their_variance_is_at_most_their_square():
     draws = []
     for step in range(4000):
         payloads = run._updates(x, y, full, step)
-        draws.append(run.codec.decode_sum(payloads, read_header(payloads[0]), 0.5).numpy())
+        draws.append(run.codec.payloads.sum(payloads, read_header(payloads[0]), 0.5).numpy())
     draws = np.array(draws)
     error = draws.mean(axis=0) - whole.gradient(x, None).numpy()
     assert (np.abs(error) < 5 * draws.std(axis=0) / np.sqrt(len(draws))).all()
@@ -159,7 +159,7 @@ def test_intervals_are_the_root_rounded_up_and_buckets_keep_the_bound(n, interva
     assert run.intervals == intervals and run.codec.settings.bucket_size == bucket
     assert bucket / intervals**2 <= 1
     vector = torch.from_numpy(np.random.default_rng(0).standard_normal(n)).float()
-    error = run.codec.roundtrip(vector, 0) - vector
+    error = run.codec.payloads.roundtrip(vector, 0) - vector
     assert float(error.square().sum()) <= float(vector.square().sum())
 
 
@@ -172,7 +172,7 @@ def test_bits_of_an_epoch():
     payload = run._updates(x, x, full, 0)[0]
     scale = np.frombuffer(payload.numpy().tobytes(), "<f4", 1, 96)[0]
     numbers = np.rint(
-        run.codec.decode_sum([payload], read_header(payload), 1.0).numpy() / scale * 4
+        run.codec.payloads.sum([payload], read_header(payload), 1.0).numpy() / scale * 4
     ).astype(int)
     sent += 32 + sum(lengths[abs(k) + 1] + (k != 0) for k in numbers.tolist())
     run.epoch()

@@ -154,7 +154,7 @@ def payloads(compressor: GradientCompressor) -> list[bytes]:
     for codec in compressor.parts.values():
         averages = None if codec.second is None else codec.second.codec
         for each in dict.fromkeys((codec, averages or codec)):
-            found.append(each.encode_flat(flat, flat.numel(), 3).numpy().tobytes())
+            found.append(each.payloads.encode(flat, flat.numel(), 3).bytes.numpy().tobytes())
     return found
 
 

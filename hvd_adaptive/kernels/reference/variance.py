@@ -1,7 +1,7 @@
 """Compute the exact variance that rounding to a level table adds: the oracle for any device.
 
 numba/variance.py has the same function for CPU tensors, with the same operations in the same order:
-ranks choose bits by these sums (exchange/second_stage.py), and must choose alike.
+ranks choose bits by these sums (codec/second_stage.py), and must choose alike.
 """
 
 from __future__ import annotations

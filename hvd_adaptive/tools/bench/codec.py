@@ -91,7 +91,7 @@ def cases(options: Options) -> dict[str, Any]:
             made[written(name, own)] = getattr(hvd_adaptive, name)(**own, **shared)
     if options.device != "cpu":
         device = torch.device(options.device)
-        return {k: v for k, v in made.items() if not v.codec.is_on_host(device)}
+        return {k: v for k, v in made.items() if not v.codec.payloads.is_on_host(device)}
     again = _coded(made, options.codings)
     return made | again if "fixed" in options.codings else again
 
@@ -153,8 +153,8 @@ def measure(codec: Any, label: str, options: Options) -> dict[str, float]:
         "memcpy": lambda: target.copy_(flat),
         "encode": lambda: _encoded(bare, flat, body),
         "decode": lambda: _decoded(codec, received, is_coded, total),
-        "sealed": lambda: codec.encode_flat(flat, flat.numel(), 1),
-        "bare": lambda: bare.encode_flat(flat, flat.numel(), 1),
+        "sealed": lambda: codec.payloads.encode(flat, flat.numel(), 1),
+        "bare": lambda: bare.payloads.encode(flat, flat.numel(), 1),
     }
     for action in actions.values():
         action()

@@ -102,15 +102,15 @@ def _timed(
     size = flat.numel()
     if hasattr(codec, "fit"):
         codec.fit(flat[: 20 * codec.settings.bucket_size])
-    payload = codec.encode_flat(flat, size, 1)
+    payload = codec.payloads.encode(flat, size, 1).bytes
     expected, out = read_header(payload), torch.zeros_like(flat)
 
     def decode() -> None:
-        codec.decode_into([payload], expected, 1.0, out, out[:0])
+        codec.payloads.sum_into([payload], expected, 1.0, out, out[:0])
 
     decode()
     error = float((out - flat).square().sum() / flat.square().sum())
-    encode_s = _least(lambda: codec.encode_flat(flat, size, 1)) / size
+    encode_s = _least(lambda: codec.payloads.encode(flat, size, 1)) / size
     bits = 8 * payload.numel() / size
     return Cost(label, bits, encode_s, _least(decode) / size, error, unbiased, second)
 

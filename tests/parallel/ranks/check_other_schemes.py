@@ -62,9 +62,9 @@ def test_reduced_tensor_is_the_ranks_own_payloads(name):
     codec, total, lengths = SCHEMES[name](seed=11).codec, torch.zeros(5003), set()
     quantized = codec.settings.quantized_part(5003)
     for rank in range(hvd.size()):
-        payload = codec.encode_flat(values(rank), quantized, stream_key(11, rank, 0, 0))
+        payload = codec.payloads.encode(values(rank), quantized, stream_key(11, rank, 0, 0)).bytes
         lengths.add(payload.numel())
-        total += codec.decode_sum([payload], read_header(payload), 1.0)
+        total += codec.payloads.sum([payload], read_header(payload), 1.0)
     assert torch.equal(result, total * (1.0 / hvd.size()))
     assert (len(lengths) > 1) == name.startswith("sparse")
     assert_same_everywhere(result, "allreduce")

@@ -144,7 +144,9 @@ def decoded_by_hand(compressor, everyone, step) -> dict[str, list[torch.Tensor]]
                 ]
             )
             key = stream_key(compressor.settings.seed, rank, step, index)
-            total = total + alone.decode(alone.codec.encode_flat(flat, group.quantized, key))
+            total = total + alone.decode(
+                alone.codec.payloads.encode(flat, group.quantized, key).bytes
+            )
         total = total * (1.0 / hvd.size())
         for p in group.pieces:
             pieces[layout.members[p.slot].name].append(total[p.at : p.at + p.stop - p.start])

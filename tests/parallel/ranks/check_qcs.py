@@ -57,9 +57,9 @@ def test_reduced_tensor_is_the_ranks_own_estimates(estimator):
     codec, total = QCS(**keywords).codec, torch.zeros(5000)
     bodies = []
     for rank in range(hvd.size()):
-        payload = codec.encode_flat(values(rank), 5000, stream_key(11, rank, 0, 0))
+        payload = codec.payloads.encode(values(rank), 5000, stream_key(11, rank, 0, 0)).bytes
         bodies.append(payload[96 : 96 + codec.body_bytes(5000)].clone())
-        total += codec.decode_sum([payload], read_header(payload), 1.0)
+        total += codec.payloads.sum([payload], read_header(payload), 1.0)
     assert torch.equal(result, total * (1.0 / hvd.size()))
     assert not torch.equal(bodies[0], bodies[-1])
     assert_same_everywhere(result, "allreduce")

@@ -117,7 +117,7 @@ def test_the_body_is_that_of_the_other_coordinates(name, tail):
     decoded = compressor.decode(payload)
     assert torch.equal(decoded[:quantized][there], make(name).decode(alone))
     assert torch.equal(decoded[quantized:], flat[quantized:])
-    most = compressor.codec.most_payload_bytes(quantized, 1000 - quantized, torch.float32)
+    most = compressor.codec.payloads.most_length(quantized, 1000 - quantized, torch.float32)
     assert payload.numel() <= most
 
 
@@ -142,9 +142,9 @@ def test_a_sum_adds_each_payload_where_it_is_not_zero(name, same):
         flats = [flat.where(flats[0] != 0, 0) for flat in flats]
     else:
         flats.insert(1, gradient(1000, 3).where(gradient(1000, 3) != 0, 1.0))
-    payloads = [codec.encode_flat(flat, 900, key) for key, flat in enumerate(flats)]
-    found = codec.decode_sum(payloads, frame, 0.25)
-    values = [codec.decode_sum([payload], frame, 1.0) for payload in payloads]
+    payloads = [codec.payloads.encode(flat, 900, key).bytes for key, flat in enumerate(flats)]
+    found = codec.payloads.sum(payloads, frame, 0.25)
+    values = [codec.payloads.sum([payload], frame, 1.0) for payload in payloads]
     total = torch.zeros(1000)
     for value, flat in zip(values, flats, strict=True):
         assert not value[flat == 0].any()
@@ -160,11 +160,11 @@ def test_a_sum_adds_each_payload_where_it_is_not_zero(name, same):
 def test_what_is_there_is_added_to(name):
     """As residuals need it: out becomes factor · (out + values), zeros of the payload included."""
     codec, flat = make(name).codec, gradient(1000)
-    payload = codec.encode_payload(flat, 1000, 5)
+    payload = codec.payloads.encode(flat, 1000, 5)
     out = torch.linspace(-1, 1, 1000)
-    codec.decode_opened([payload], -0.5, out)
+    codec.payloads.add([payload], -0.5, out)
     wanted = -0.5 * (
-        torch.linspace(-1, 1, 1000) + codec.decode_sum([payload.bytes], payload.header, 1.0)
+        torch.linspace(-1, 1, 1000) + codec.payloads.sum([payload.bytes], payload.header, 1.0)
     )
     torch.testing.assert_close(out, wanted, rtol=1e-5, atol=1e-6)
     assert torch.equal(out[flat == 0], -0.5 * torch.linspace(-1, 1, 1000)[flat == 0])
@@ -182,8 +182,8 @@ def test_residuals_of_zeros_are_zeros(name, beta):
         flat = gradient(1000, step).where(~never, 0)
         total += flat
         z = residuals.added(0, flat.clone())
-        payload = codec.encode_payload(z, 1000, step)
-        sent += codec.decode_sum([payload.bytes], payload.header, 1.0)
+        payload = codec.payloads.encode(z, 1000, step)
+        sent += codec.payloads.sum([payload.bytes], payload.header, 1.0)
         residuals.commit({0: residuals.after(0, z, codec, [payload])})
     held = residuals._current[0]
     assert not held[never].any() and not sent[never].any()
@@ -196,10 +196,10 @@ def test_residuals_of_zeros_are_zeros(name, beta):
 )
 def test_the_error_is_that_of_the_payload(name):
     codec, flat = make(name).codec, gradient(1000)
-    payload = codec.encode_payload(flat, 1000, 5)
-    decoded = codec.decode_sum([payload.bytes], payload.header, 1.0)
-    torch.testing.assert_close(codec.roundtrip(flat, 5), decoded, rtol=1e-5, atol=1e-6)
-    found = codec.squared_errors(flat, 5)
+    payload = codec.payloads.encode(flat, 1000, 5)
+    decoded = codec.payloads.sum([payload.bytes], payload.header, 1.0)
+    torch.testing.assert_close(codec.payloads.roundtrip(flat, 5), decoded, rtol=1e-5, atol=1e-6)
+    found = codec.payloads.squared_errors(flat, 5)
     parts = zip((decoded - flat).double().split(BUCKET), flat.double().split(BUCKET), strict=True)
     wanted = [[float(e.square().sum()), float(v.square().sum())] for e, v in parts]
     torch.testing.assert_close(
@@ -339,7 +339,7 @@ def test_samples_in_training_are_like_whole_buckets(norm):
         keywords = {"keep_zeros": True, "bucket_size": 1024} | keywords
         codec = ALQ(bits=3, norm=norm, symmetric=True, **keywords).codec
         codec.apply_update(codec.refit([codec.collect(list(buckets))]), 0)
-        return float(codec.squared_errors(dense.view(-1), 0)[:, 0].sum())
+        return float(codec.payloads.squared_errors(dense.view(-1), 0)[:, 0].sum())
 
     best = error(dense)
     assert error(sparse) < 1.01 * best
@@ -378,10 +378,10 @@ def test_rate_control_counts_all_coordinates():
             flat = torch.randn(64 * 1024, generator=torch.Generator().manual_seed(step))
             flat.view(-1, 64)[::2] = 0
             codec.apply_update(codec.refit([codec.collect(list(flat.split(1024)))]), step)
-            payload = codec.encode_payload(flat, flat.numel(), step)
+            payload = codec.payloads.encode(flat, flat.numel(), step)
             if step >= 4:
                 bits, count = bits + 8 * payload.header.length, count + flat.numel()
-        decoded = codec.decode_sum([payload.bytes], payload.header, 1.0)
+        decoded = codec.payloads.sum([payload.bytes], payload.header, 1.0)
         errors[keep] = float((decoded - flat).square().sum() / flat.square().sum())
         assert bits / count == pytest.approx(2, rel=0.05)
     assert errors[True] < 0.5 * errors[False]

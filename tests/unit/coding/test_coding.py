@@ -156,9 +156,11 @@ class TestPayloads:
             original(bodies, *rest),
         )
         for scheme in (coded, fixed):
-            payloads = [scheme.codec.encode_flat(f, 3000, key) for key, f in enumerate(flats)]
+            payloads = [
+                scheme.codec.payloads.encode(f, 3000, key).bytes for key, f in enumerate(flats)
+            ]
             header = read_header(payloads[0])
-            sums.append(scheme.codec.decode_sum(payloads, header, 1 / 3))
+            sums.append(scheme.codec.payloads.sum(payloads, header, 1 / 3))
         assert torch.equal(*sums) and expanded == [1] * 4
 
     @pytest.mark.parametrize("feedback", (0.5, 1.0))

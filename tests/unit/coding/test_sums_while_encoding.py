@@ -30,7 +30,7 @@ def test_a_payload_has_the_checksum_of_its_bytes(name, n, bucket_size):
     scheme = SCHEMES[name](bucket_size=bucket_size)
     flat = torch.from_numpy(np.random.default_rng(n).normal(size=n).astype(np.float32))
     for full in (0, min(n - 1, 777)):
-        payload = scheme.codec.encode_flat(flat, n - full, 5)
+        payload = scheme.codec.payloads.encode(flat, n - full, 5).bytes
         data = payload.numpy().tobytes()
         seed = arrived([payload])[0].header.body_seed
         words = torch.from_numpy(np.frombuffer(data[SIZE:], "<i4").copy())

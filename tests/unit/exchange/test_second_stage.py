@@ -15,7 +15,7 @@ from hvd_adaptive import (
     SparseSGD,
     simulate,
 )
-from hvd_adaptive.exchange.second_stage import default_bits, references
+from hvd_adaptive.codec.second_stage import default_bits, references
 from hvd_adaptive.levels import (
     averaged_law,
     expected_variance,
@@ -247,5 +247,5 @@ def test_few_coordinates_stay_few():
     """Averages of sparse payloads take less than the packed codes of their bits."""
     codec = SparseSGD(density=0.01).codec.second_codec(3)
     v = normal(1) * (normal(2) > 1.9)
-    payload = codec.encode_flat(v, v.numel(), 1)
+    payload = codec.payloads.encode(v, v.numel(), 1).bytes
     assert 8 * payload.numel() < 0.5 * v.numel()

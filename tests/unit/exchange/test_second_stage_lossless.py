@@ -8,7 +8,7 @@ from scheme_cases import scheme
 from test_exchanges import averaged
 
 from hvd_adaptive import SparseSGD
-from hvd_adaptive.exchange.second_stage import FULL_PRECISION, default_bits
+from hvd_adaptive.codec.second_stage import FULL_PRECISION, default_bits
 
 # Each coordinate is its own bucket, and so its own scale; or all of them are sent.
 LOSSLESS = {

@@ -12,8 +12,8 @@ from test_auto import chosen
 from test_second_stage import COORDINATES, laplacian, normal, squared_error
 
 from hvd_adaptive import ALQ, QSGD, theory
+from hvd_adaptive.codec import second_stage
 from hvd_adaptive.coding.header import SIZE
-from hvd_adaptive.exchange import second_stage
 from hvd_adaptive.exchange.exchange import Place
 from hvd_adaptive.exchange.hierarchical import Hierarchical
 from hvd_adaptive.exchange.scatter_reduce import ScatterReduce
@@ -139,7 +139,7 @@ def test_bits_that_were_asked_for_are_not_spoken_of(bits, warnings):
 def test_the_cheaper_remedy(ranks, warnings):
     """By lengths of bodies: b (N - 1) bits by allgather, (b + 32)(N - 1)/N with the other."""
     codec, v = coarse().codec, normal(0)
-    own = 8 * (codec.encode_flat(v, COORDINATES, 1).numel() - SIZE) / COORDINATES
+    own = 8 * (codec.payloads.encode(v, COORDINATES, 1).bytes.numel() - SIZE) / COORDINATES
     both = {
         "exchange='allgather'": own * (ranks - 1),
         "second_stage_bits=32": (own + 32) * (ranks - 1) / ranks,

@@ -11,12 +11,12 @@ import pytest
 import torch
 from kernel_cases import heavy, ordinary, vector, with_nan, zeros
 
+from hvd_adaptive.codec.dithered_code import gaussian_code
 from hvd_adaptive.errors import PayloadError
 from hvd_adaptive.kernels import module
 from hvd_adaptive.kernels.dithered import CODED, most_bytes
 from hvd_adaptive.kernels.packing import packing_of
 from hvd_adaptive.kernels.rice import most_words
-from hvd_adaptive.schemes.dithered_code import gaussian_code
 
 KEY, SEGMENT = (1 << 63) + 5, 256
 BACKENDS = ("numba", "reference")

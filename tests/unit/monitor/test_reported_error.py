@@ -44,7 +44,7 @@ def fitted(make, v: torch.Tensor, **keywords):
 def test_errors_of_tables_are_exact(name, count):
     v = heavy(count, 1)
     scheme = fitted(TABLES[name], v)
-    found = scheme.codec.squared_errors(v, key=3)
+    found = scheme.codec.payloads.squared_errors(v, key=3)
     wanted = bucket_errors(v.numpy(), scheme.levels.numpy(), BUCKET, scheme.codec.norm)
     squares = [float(part.double().square().sum()) for part in v.split(BUCKET)]
     assert found.dtype == torch.float64 and found.shape == (len(squares), 2)
@@ -70,14 +70,14 @@ def test_clipping_counts_with_its_squared_bias():
     )
     errors = bucket_errors(cut, scheme.levels.numpy(), BUCKET, "linf")
     bias = [np.sum(part**2) for part in np.split(cut - parts, [BUCKET, 2 * BUCKET])]
-    found = scheme.codec.squared_errors(v, key=0)[:, 0].numpy()
+    found = scheme.codec.payloads.squared_errors(v, key=0)[:, 0].numpy()
     np.testing.assert_allclose(found, errors + bias, rtol=1e-5)
 
 
 def test_zero_and_non_finite_buckets():
     v = torch.cat([torch.zeros(BUCKET), heavy(BUCKET, 3), torch.full((9,), torch.nan)])
     for name in TABLES:
-        errors = fitted(TABLES[name], v[: 2 * BUCKET]).codec.squared_errors(v, 0)
+        errors = fitted(TABLES[name], v[: 2 * BUCKET]).codec.payloads.squared_errors(v, 0)
         assert errors[0].tolist() == [0.0, 0.0] and errors[1].isfinite().all()
         assert errors[2].isnan().all()
 
@@ -94,7 +94,9 @@ def test_errors_of_other_schemes_are_those_of_a_draw(make):
         return [float(part.square().sum()) for part in error.split(BUCKET)]
 
     decoded = np.array([by_hand(seed) for seed in range(200)])
-    found = np.array([scheme.codec.squared_errors(v, key)[:, 0].tolist() for key in range(200)])
+    found = np.array(
+        [scheme.codec.payloads.squared_errors(v, key)[:, 0].tolist() for key in range(200)]
+    )
     spread = np.sqrt(decoded.var(axis=0) + found.var(axis=0)) / np.sqrt(200)
     assert (np.abs(decoded.mean(axis=0) - found.mean(axis=0)) <= 5 * spread).all()
 

@@ -24,7 +24,7 @@ class FakeBinding:
         self.settings = Settings(bucket_size=bucket_size)
         self.world = SimpleNamespace(rank=rank)
         self.exchange, self.name = Allgather(Place(4, rank)), "test"
-        codec = SimpleNamespace(check_device=lambda device: None)
+        codec = SimpleNamespace(payloads=SimpleNamespace(check_device=lambda device: None))
         self.compressor = SimpleNamespace(
             codec=codec,
             instance=Instance(),

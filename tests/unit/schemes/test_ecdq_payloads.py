@@ -12,10 +12,10 @@ import unit_oracles as oracle
 from kernel_cases import heavy, ordinary, vector
 
 from hvd_adaptive import ECDQ, PayloadError
+from hvd_adaptive.codec.dithered_code import DitheredCode
 from hvd_adaptive.kernels.numba import dithered
 from hvd_adaptive.kernels.reference import ecdq as reference_ecdq
 from hvd_adaptive.kernels.reference import huffman as reference_huffman
-from hvd_adaptive.schemes.dithered_code import DitheredCode
 
 BUCKET = 500
 
@@ -33,7 +33,7 @@ def test_bodies_are_as_told(variance, n):
     scheme = ECDQ(relative_variance=variance, bucket_size=BUCKET, keep_zeros=False)
     code, bucket = scheme.codec.code, min(BUCKET, n)
     payload = scheme.encode(flat, seed=5)
-    assert payload.numel() <= scheme.codec.payload_bytes(n, 0, torch.float32)
+    assert payload.numel() <= scheme.codec.payloads.length(n, 0, torch.float32)
     body, key = payload[96:].numpy().tobytes(), oracle.read_field(payload.numpy().tobytes(), "key")
     steps = reference_ecdq.bucket_steps(flat, bucket, code.delta)
     q = reference_ecdq.quantize(flat, steps, bucket, key)
@@ -71,7 +71,7 @@ def test_lengths_and_zeros(n, tail):
     shortest = min(8 * -(-quantized // 65536), 2 * quantized)
     least = 96 + -(-(4 + 4 * -(-quantized // BUCKET) + shortest) // 8) * 8 + -(-full // 2) * 8
     assert payload.numel() % 8 == 0 and payload.numel() >= least
-    assert payload.numel() <= scheme.codec.payload_bytes(quantized, full, torch.float32)
+    assert payload.numel() <= scheme.codec.payloads.length(quantized, full, torch.float32)
     decoded = scheme.decode(payload)
     assert decoded.numel() == n and torch.equal(decoded[quantized:], flat[quantized:])
     zeros = scheme.encode(torch.zeros(n))
@@ -86,7 +86,7 @@ def test_integers_that_the_books_do_not_expect_travel_as_they_are():
         flat = vector(ordinary, size)
         payload, most = (
             scheme.encode(flat, seed=1),
-            scheme.codec.payload_bytes(size, 0, torch.float32),
+            scheme.codec.payloads.length(size, 0, torch.float32),
         )
         assert payload.numel() <= most == -(-(96 + 8 + width * size) // 8) * 8
         assert payload.numel() == most or width == 4
@@ -116,7 +116,7 @@ def test_sums_are_added_in_order():
     from hvd_adaptive.coding.payload import read_header
 
     payloads = [scheme.encode(flat, seed=s) for s, flat in enumerate(flats)]
-    total = scheme.codec.decode_sum(payloads, read_header(payloads[0]), 0.25)
+    total = scheme.codec.payloads.sum(payloads, read_header(payloads[0]), 0.25)
     a, b, c = map(scheme.decode, payloads)
     assert torch.equal(total, ((a + b) + c) * 0.25)
 
@@ -272,14 +272,16 @@ def test_ranks_agree_after_an_update():
         own = [c.codec.collect(f.split(BUCKET)) for c, f in zip(ranks, flats, strict=True)]
         update = ranks[0].codec.refit(own)
         assert all(c.codec.apply_update(update, round_) for c in ranks)
-        payload = ranks[0].codec.encode_payload(flats[0], flats[0].numel(), 3, layout=1).bytes
+        sent = [c.codec.payloads.encode(f, f.numel(), 3) for c, f in zip(ranks, flats, strict=True)]
+        ranks[0].codec.count(sent[0])
+        payload = sent[0].bytes
         assert torch.equal(ranks[1].decode(payload), ranks[0].decode(payload))
         assert ranks[0].codec.table_version == ranks[1].codec.table_version == round_ + 1
         if round_ == 0:  # nothing has been sent: it is the fit of all buckets
             alone = ECDQ(bits=1.5, bucket_size=BUCKET)
             alone.fit(flats)
             assert alone.codec.code.fingerprint == ranks[1].codec.code.fingerprint
-        ranks[1].codec.encode_payload(flats[1], flats[1].numel(), 4, layout=1)
+        ranks[1].codec.count(sent[1])
     with pytest.raises(PayloadError, match="table"):
         alone.decode(payload)
 
@@ -326,7 +328,7 @@ def test_averages_have_a_step_of_their_own(bits):
     decoded = [scheme.decode(scheme.encode(flat, seed=s)) for s in range(4)]
     average = torch.stack(decoded).mean(dim=0)
     first = scheme.codec.relative_variance * float(flat.double().square().sum()) / 4
-    error = second.roundtrip(average, 9).double() - average
+    error = second.payloads.roundtrip(average, 9).double() - average
     assert float(error.square().sum()) < first
     assert scheme.codec.second_stage(4).bits <= bits + 3
 
@@ -346,7 +348,7 @@ def test_state_survives():
     for part in ("", "bits=4"):
         codec = scheme.part(part)
         codec.apply_update(codec.refit([codec.collect(flats[0].split(BUCKET))]), 0)
-        codec.encode_payload(flats[0], flats[0].numel(), 1, layout=1)
+        codec.count(codec.payloads.encode(flats[0], flats[0].numel(), 1))
     file = io.BytesIO()
     torch.save(scheme.state_dict(), file)
     file.seek(0)
@@ -354,7 +356,9 @@ def test_state_survives():
     other.load_state_dict(torch.load(file, weights_only=True))
     for part in ("", "bits=4"):
         old, new = scheme.part(part), other.part(part)
-        payloads = [codec.encode_flat(flats[1], flats[1].numel(), 1) for codec in (old, new)]
+        payloads = [
+            codec.payloads.encode(flats[1], flats[1].numel(), 1).bytes for codec in (old, new)
+        ]
         assert torch.equal(*payloads) and new.table_version == 1
         own = [codec.collect(flats[1].split(BUCKET)) for codec in (old, new)]
         np.testing.assert_array_equal(*own)

@@ -10,9 +10,7 @@ import scipy.integrate
 import torch
 
 from hvd_adaptive import ECDQ
-from hvd_adaptive.levels import Histogram, entropy_bits
-from hvd_adaptive.levels.dithered import dithered_probabilities, rate_bound
-from hvd_adaptive.schemes.dithered_code import (
+from hvd_adaptive.codec.dithered_code import (
     GAUSSIAN_UNIT,
     LEAST_DELTA,
     MOST_DELTA,
@@ -21,8 +19,10 @@ from hvd_adaptive.schemes.dithered_code import (
     gaussian_code,
     gaussian_law,
 )
+from hvd_adaptive.codec.rate_control import LARGEST_CORRECTION, RateControl
+from hvd_adaptive.levels import Histogram, entropy_bits
+from hvd_adaptive.levels.dithered import dithered_probabilities, rate_bound
 from hvd_adaptive.schemes.ecdq import often
-from hvd_adaptive.schemes.rate_control import LARGEST_CORRECTION, RateControl
 
 LAWS = {
     "gaussian": lambda rng, n: rng.standard_normal(n),
@@ -213,10 +213,11 @@ def train(scheme: ECDQ, steps: int, ranks: int = 2) -> np.ndarray:
                 step, scheme.codec.apply_update(scheme.codec.refit(own), step)
             )
         payloads = [
-            scheme.codec.encode_payload(f, n, 7 * step + r, layout=1).bytes
-            for r, f in enumerate(flats)
+            scheme.codec.payloads.encode(f, n, 7 * step + r, layout=1) for r, f in enumerate(flats)
         ]
-        spent.append(sum(p.numel() for p in payloads) * 8 / n / ranks)
+        for payload in payloads:
+            scheme.codec.count(payload)
+        spent.append(sum(p.header.length for p in payloads) * 8 / n / ranks)
     return np.array(spent)
 
 
@@ -263,7 +264,7 @@ def test_a_budget_that_headers_use_up_is_told(caplog):
         scheme.codec.apply_update(
             scheme.codec.refit([scheme.codec.collect(flat.split(512)[:1])]), step
         )
-        scheme.codec.encode_payload(flat, flat.numel(), step, layout=1)
+        scheme.codec.count(scheme.codec.payloads.encode(flat, flat.numel(), step))
     assert "bits=0.5 cannot be met" in caplog.text
 
 

@@ -176,7 +176,7 @@ def test_sum_of_ranks_is_the_sum_of_decoded():
     total = torch.zeros(300)
     for payload in payloads:
         total += scheme.decode(payload)
-    assert torch.equal(scheme.codec.decode_sum(payloads, header, 0.5), total * 0.5)
+    assert torch.equal(scheme.codec.payloads.sum(payloads, header, 0.5), total * 0.5)
 
 
 def test_clipping_comes_before_the_projection():

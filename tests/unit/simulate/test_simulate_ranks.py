@@ -149,12 +149,12 @@ def test_training_equals_a_loop_written_by_hand(name):
         if step < own.settings.warmup_steps:
             quantized = 0
         payloads = [
-            own.codec.encode_payload(
+            own.codec.payloads.encode(
                 f, quantized, stream_key(own.settings.seed, rank, step, 0), layout
             ).bytes
             for rank, f in enumerate(flats)
         ]
-        average = own.codec.decode_sum(payloads, read_header(payloads[0]), 1 / WORKERS)
+        average = own.codec.payloads.sum(payloads, read_header(payloads[0]), 1 / WORKERS)
         parts = average.split([p.numel() for p in ordered])
         for parameter, part in zip(ordered, parts, strict=True):
             parameter.grad = part.view(parameter.shape)

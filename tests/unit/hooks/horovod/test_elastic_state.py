@@ -101,7 +101,7 @@ def test_what_was_sent_is_each_ranks_own():
     for rank in range(2):
         scheme = ECDQ(bits=2, bucket_size=64, parameter_bits={"a": 4})
         for codec in scheme.parts.values():
-            codec.encode_payload(torch.ones(100 * (1 + rank)), 100, 5, layout=1)
+            codec.count(codec.payloads.encode(torch.ones(100 * (1 + rank)), 100, 5))
         states.append(scheme.state_dict())
     shared = without_own(states[0])
     merged, fresh = with_own(shared, states[1]), with_own(shared, {})

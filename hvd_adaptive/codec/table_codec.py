@@ -9,17 +9,17 @@ from typing import Any
 import torch
 
 from hvd_adaptive import kernels
+from hvd_adaptive.codec.codec import Codec
 from hvd_adaptive.codec.distortion import squares_of
+from hvd_adaptive.codec.level_table import LevelTable
 from hvd_adaptive.coding.coder import Coder
 from hvd_adaptive.coding.coders import CODERS
 from hvd_adaptive.coding.payload import padded
-from hvd_adaptive.exchange.staged_codec import StagedCodec
 from hvd_adaptive.kernels.block_sums import BlockSums
-from hvd_adaptive.schemes.level_table import LevelTable
 from hvd_adaptive.settings import Settings
 
 
-class TableCodec(StagedCodec):
+class TableCodec(Codec):
     """Codec that quantises buckets by their norm and one table of levels.
 
     The body holds one float32 scale for each bucket, then the codes' 32-bit words
@@ -119,8 +119,8 @@ class TableCodec(StagedCodec):
             pairs, self._bucket(out.numel()), self._table.kernel, factor, out, add
         )
 
-    def bucket_errors(self, flat: torch.Tensor, key: int) -> torch.Tensor:
-        """Return exact errors: the variance of ALQ Eqs 1, 2, plus the loss by clipping."""
+    def expected_errors(self, flat: torch.Tensor) -> torch.Tensor:
+        """Return the variance of ALQ Eqs 1, 2, plus the loss by clipping."""
         size, bucket = self.settings.bucket_size, self._bucket(flat.numel())
         clipped, squares = self._clipped(flat), squares_of(flat, size)
         norms = kernels.for_device(flat.device).bucket_norms(clipped, bucket, self.norm)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
-from hvd_adaptive.codec.zeros import Zeros
+from hvd_adaptive.coding.zeros import Zeros
 from hvd_adaptive.device import HOST, check_supported
 from hvd_adaptive.settings import Settings
 
@@ -24,7 +24,7 @@ def buckets_of(
     Args:
         gradients: A tensor or a list of tensors of any shapes.
         settings: Settings of the codec.
-        without_zeros: Whether the codec leaves zeros out of its buckets (codec/zeros.py).
+        without_zeros: Whether the codec leaves zeros out of its buckets (coding/zeros.py).
 
     Raises:
         ValueError: ``gradients`` is anything else.

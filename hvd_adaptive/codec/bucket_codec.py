@@ -10,13 +10,13 @@ import torch
 
 from hvd_adaptive import kernels
 from hvd_adaptive.checks import check_choice
+from hvd_adaptive.codec.codec import Codec
 from hvd_adaptive.coding.bucket_levels import FORMATS
-from hvd_adaptive.exchange.staged_codec import StagedCodec
 from hvd_adaptive.kernels.packing import packing_of
 from hvd_adaptive.settings import Settings
 
 
-class BucketCodec(StagedCodec):
+class BucketCodec(Codec):
     """Base of codecs that quantise each bucket to levels computed from its own coordinates.
 
     The body holds ``numbers`` numbers for each bucket, from which a receiver computes its

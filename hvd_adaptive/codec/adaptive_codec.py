@@ -15,9 +15,12 @@ from hvd_adaptive.adapt.adaptation import Adaptation
 from hvd_adaptive.adapt.coverage import HEAD, Coverage, Usable, share_in
 from hvd_adaptive.adapt.statistics import STATISTICS, weights_of
 from hvd_adaptive.checks import check_choice
+from hvd_adaptive.codec.buckets import buckets_of
+from hvd_adaptive.codec.codec import Codec
+from hvd_adaptive.codec.level_table import LevelTable
+from hvd_adaptive.codec.second_stage import SecondStage
+from hvd_adaptive.codec.table_codec import TableCodec
 from hvd_adaptive.coding.coders import CODERS
-from hvd_adaptive.exchange.second_stage import SecondStage
-from hvd_adaptive.exchange.staged_codec import StagedCodec
 from hvd_adaptive.levels import (
     Distribution,
     FitError,
@@ -25,9 +28,6 @@ from hvd_adaptive.levels import (
     expected_variance,
     symbol_probabilities,
 )
-from hvd_adaptive.schemes.buckets import buckets_of
-from hvd_adaptive.schemes.level_table import LevelTable
-from hvd_adaptive.schemes.table_codec import TableCodec
 from hvd_adaptive.settings import Settings
 
 logger = logging.getLogger("hvd_adaptive")
@@ -113,15 +113,15 @@ class AdaptiveCodec(TableCodec):
             fitted = self._fitted(distribution, statistic.of_coordinates(collected))
             self.install(fitted.magnitudes, self._table.version + 1, fitted.probabilities)
 
-    def second_codec(self, bits: int) -> StagedCodec:
+    def second_codec(self, bits: int) -> Codec:
         return self._again("clip", bits=bits)
 
-    def fitted_to(self, flat: torch.Tensor) -> StagedCodec:
+    def fitted_to(self, flat: torch.Tensor) -> Codec:
         copy = self._again()
         copy.fit(flat)
         return copy
 
-    def trained_second(self, bits: int, ranks: int, flat: torch.Tensor) -> StagedCodec:
+    def trained_second(self, bits: int, ranks: int, flat: torch.Tensor) -> Codec:
         buckets = buckets_of(flat, self.settings)
         copy: Any = self.fitted_to(flat)
         copy._statistic = STATISTICS[self.adaptation.statistics](len(buckets))
@@ -311,7 +311,7 @@ class FixedCodec(AdaptiveCodec):
     def is_fitted(self) -> bool:
         return self.has_book
 
-    def second_codec(self, bits: int) -> StagedCodec:
+    def second_codec(self, bits: int) -> Codec:
         coding, adaptation = self.settings.coding, self.adaptation
         return self.codec_of_averages(
             bits=bits,
@@ -322,10 +322,10 @@ class FixedCodec(AdaptiveCodec):
             **self._for_averages(),
         )
 
-    def fitted_to(self, flat: torch.Tensor) -> StagedCodec:
+    def fitted_to(self, flat: torch.Tensor) -> Codec:
         return self
 
-    def trained_second(self, bits: int, ranks: int, flat: torch.Tensor) -> StagedCodec:
+    def trained_second(self, bits: int, ranks: int, flat: torch.Tensor) -> Codec:
         return self.second_codec(bits)
 
     def scheme_settings(self) -> dict[str, Any]:

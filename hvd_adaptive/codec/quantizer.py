@@ -1,8 +1,9 @@
-"""Define BodyCodec, a quantiser of coordinates: the bodies of payloads."""
+"""Define Quantizer, what a scheme implements: the bodies of payloads."""
 
 from __future__ import annotations
 
 import functools
+import logging
 import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -12,18 +13,20 @@ import torch
 
 from hvd_adaptive import kernels
 from hvd_adaptive._version import __version__
-from hvd_adaptive.codec.distortion import squares_of
-from hvd_adaptive.codec.zeros import Zeros
 from hvd_adaptive.coding.coder import Coder
+from hvd_adaptive.coding.payload import Payload
 from hvd_adaptive.kernels.block_sums import BlockSums
+from hvd_adaptive.once import WarnOnce
 from hvd_adaptive.settings import Settings
+
+logger = logging.getLogger("hvd_adaptive")
 
 # Result of encode_body: the body's length if that varies, or its block checksums.
 EncodeResult = int | BlockSums | None
 
 
-class BodyCodec(ABC):
-    """Quantiser of a scheme.
+class Quantizer(ABC):
+    """Quantise coordinates to bodies, and add bodies up; see payloads.py for payloads.
 
     A scheme defines ``name`` and implements ``alphabet``, ``codec_settings``, ``body_bytes``,
     ``encode_body``, and ``add_bodies`` or ``decode_bodies``. A scheme whose bodies lossless coders
@@ -33,12 +36,13 @@ class BodyCodec(ABC):
 
     name: str = ""
     codings: tuple[str, ...] = ("fixed",)
-    knows_errors: bool = False  # a formula gives the expected error of ``bucket_errors``
+    knows_errors: bool = False  # there are ``expected_errors``
     # Plain torch would be too slow: tensors on a device are copied to the host, and results back.
     encodes_on_host = False
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
+        self.warn_of_copies = WarnOnce(logger)
 
     @property
     @abstractmethod
@@ -73,11 +77,6 @@ class BodyCodec(ABC):
         They bound the memory that a corrupt header can make a receiver allocate.
         """
         return self.body_bytes(coordinates)
-
-    def varies(self, coordinates: int) -> bool:
-        """Return whether payloads of ``coordinates`` quantised coordinates vary in length."""
-        least, most = self.least_body_bytes(coordinates), self.body_bytes(coordinates)
-        return self.coder is not None or least < most
 
     @abstractmethod
     def encode_body(self, flat: torch.Tensor, body: torch.Tensor, key: int) -> EncodeResult:
@@ -134,6 +133,9 @@ class BodyCodec(ABC):
         """Implement ``decode_bodies`` for add=True."""
         raise NotImplementedError
 
+    def count(self, payload: Payload) -> None:  # noqa: B027
+        """Count a payload of a training step that this rank sends; for codecs with rate control."""
+
     # Lossless coding of bodies --------------------------------------------------------------------
 
     @property
@@ -157,21 +159,24 @@ class BodyCodec(ABC):
         """Return the fewest bytes of a coded body, as ``least_body_bytes``."""
         raise NotImplementedError
 
-    def is_on_host(self, device: torch.device) -> bool:
-        """Return whether tensors on ``device`` are copied to the host and encoded there."""
-        return self.encodes_on_host and device.type != "cpu"
+    # Codecs of averages ---------------------------------------------------------------------------
 
-    # Measures of a payload's error ----------------------------------------------------------------
+    @abstractmethod
+    def second_codec(self, bits: int) -> Quantizer:
+        """Return a quantiser for averages, unbiased and without clipping."""
 
-    def roundtrip(self, flat: torch.Tensor, key: int) -> torch.Tensor:
-        """Return ``flat`` (float32) as a receiver would decode it."""
-        if self.is_on_host(flat.device):
-            return self.roundtrip(flat.cpu(), key).to(flat.device)
-        zeros = self.zeros_of(flat)
-        if zeros is None:
-            return self.body_roundtrip(flat, key)
-        others = self.body_roundtrip(zeros.others_of(flat), key)
-        return zeros.put(others, torch.empty_like(flat))
+    def fitted_to(self, flat: torch.Tensor) -> Quantizer:
+        """Return this quantiser or, if it adapts, a copy of it that is fitted to ``flat``."""
+        return self
+
+    def trained_second(self, bits: int, ranks: int, flat: torch.Tensor) -> Quantizer:
+        """Return a quantiser for averages of ``ranks`` ranks, fitted as training on ``flat`` does.
+
+        flat: Gradients, float32, to which this quantiser is fitted.
+        """
+        return self.second_codec(bits).fitted_to(flat)
+
+    # Errors ---------------------------------------------------------------------------------------
 
     def body_roundtrip(self, flat: torch.Tensor, key: int) -> torch.Tensor:
         """Return ``flat`` (float32) encoded in a body, and decoded."""
@@ -179,28 +184,9 @@ class BodyCodec(ABC):
         self.decode_bodies([self._body(flat, key)], [key], 1.0, out, add=False)
         return out
 
-    def squared_errors(self, flat: torch.Tensor, key: int) -> torch.Tensor:
-        """Return the squared error and the squared L2 norm of each bucket.
-
-        Args:
-            flat: Coordinates, float32.
-            key: Names the random numbers.
-
-        Returns:
-            float64 (buckets, 2). The error is the expected one if ``knows_errors``, else that of
-            one draw. Of coordinates whose zeros are kept it is always that of one draw, because
-            the buckets of payloads are others.
-        """
-        if self.zeros_of(flat) is not None:
-            return BodyCodec.bucket_errors(self, flat, key)
-        return self.bucket_errors(flat, key)
-
-    def bucket_errors(self, flat: torch.Tensor, key: int) -> torch.Tensor:
-        """Return ``squared_errors`` of coordinates that are all in the body."""
-        size = self.settings.bucket_size
-        error = self.roundtrip(flat, key).sub_(flat)
-        squares = [squares_of(values, size) for values in (error, flat)]
-        return torch.stack(squares, dim=1)
+    def expected_errors(self, flat: torch.Tensor) -> torch.Tensor:
+        """Return ``Payloads.squared_errors`` by a formula, if ``knows_errors``."""
+        raise NotImplementedError
 
     # Exact zeros ----------------------------------------------------------------------------------
 
@@ -214,15 +200,8 @@ class BodyCodec(ABC):
 
     @property
     def leaves_zeros_out(self) -> bool:
-        """Return whether bodies hold the coordinates that are not zero (codec/zeros.py)."""
+        """Return whether bodies hold the coordinates that are not zero (coding/zeros.py)."""
         return self.settings.keep_zeros and not self.has_zero
-
-    def zeros_of(self, flat: torch.Tensor) -> Zeros | None:
-        """Return the zeros of ``flat`` (float32, 1-D) that are left out; None if there are none.
-
-        The host waits for a GPU.
-        """
-        return Zeros.of(flat) if self.leaves_zeros_out else None
 
     # Bodies ---------------------------------------------------------------------------------------
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from hvd_adaptive.codec import dithered_code
+from hvd_adaptive.codec.dithered_code import MOST_SYMBOLS, DitheredCode
+from hvd_adaptive.codec.dithered_codec import DitheredCodec
 from hvd_adaptive.levels.histogram import LOG_EDGES, Histogram
-from hvd_adaptive.schemes import dithered_code
-from hvd_adaptive.schemes.dithered_code import MOST_SYMBOLS, DitheredCode
-from hvd_adaptive.schemes.dithered_codec import DitheredCodec
 
 UNIT = 64.0
 

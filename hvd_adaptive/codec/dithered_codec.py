@@ -14,15 +14,14 @@ from hvd_adaptive import kernels, states
 from hvd_adaptive.adapt.adaptation import Adaptation
 from hvd_adaptive.adapt.coverage import HEAD, Coverage, Usable, share_in
 from hvd_adaptive.adapt.statistics import histograms, weights_of
-from hvd_adaptive.coding import payload as payloads
-from hvd_adaptive.coding.sendable import Sendable
-from hvd_adaptive.exchange.staged_codec import StagedCodec
+from hvd_adaptive.codec.buckets import buckets_of
+from hvd_adaptive.codec.codec import Codec
+from hvd_adaptive.codec.dithered_code import LEAST_DELTA, DitheredCode, gaussian_code
+from hvd_adaptive.codec.rate_control import RateControl
+from hvd_adaptive.coding.payload import Payload, padded
 from hvd_adaptive.kernels import dithered
 from hvd_adaptive.kernels.constants import BINS
 from hvd_adaptive.levels import Histogram
-from hvd_adaptive.schemes.buckets import buckets_of
-from hvd_adaptive.schemes.dithered_code import LEAST_DELTA, DitheredCode, gaussian_code
-from hvd_adaptive.schemes.rate_control import RateControl
 from hvd_adaptive.settings import Settings
 
 logger = logging.getLogger("hvd_adaptive")
@@ -34,7 +33,7 @@ LEAST_CODED_BITS = 0.25
 LARGEST_UNIT = 256.0
 
 
-class DitheredCodec(StagedCodec):
+class DitheredCodec(Codec):
     """Dithered quantisation with a fixed or an adapted step.
 
     Args:
@@ -138,20 +137,11 @@ class DitheredCodec(StagedCodec):
         ops.add(ops.quantize(values, steps, bucket, key), steps, bucket, key, out)
         return out
 
-    def encode_payload(
-        self,
-        flat: torch.Tensor,
-        quantized: int,
-        key: int,
-        layout: int = 0,
-        values: torch.Tensor | None = None,
-        memory: Sendable | None = None,
-    ) -> payloads.Encoded:
-        payload = super().encode_payload(flat, quantized, key, layout, values, memory)
-        if quantized:
-            full = payloads.padded((flat.numel() - quantized) * flat.element_size())
-            self._sent += 8 * (payload.header.length - full), quantized
-        return payload
+    def count(self, payload: Payload) -> None:
+        header = payload.header
+        if header.coordinates > header.full:
+            full = padded(header.full * header.dtype.itemsize)
+            self._sent += 8 * (header.length - full), header.coordinates - header.full
 
     def second_codec(self, bits: int) -> DitheredCodec:
         """Return a codec for averages, with the step that takes ``bits`` for Gaussian buckets.

@@ -1,0 +1,159 @@
+"""Read received payloads as those of one quantiser, or raise PayloadError."""
+
+from __future__ import annotations
+
+import torch
+
+from hvd_adaptive.codec.quantizer import Quantizer
+from hvd_adaptive.coding.header import Frame, Header
+from hvd_adaptive.coding.payload import (
+    Arrived,
+    Payload,
+    opened,
+    padded,
+    payload_bytes,
+    read_header,
+    section_of_zeros,
+)
+from hvd_adaptive.coding.zeros import runs_in
+from hvd_adaptive.errors import PayloadError
+
+# Header fields that a receiver compares, in the order in which errors name them.
+_CHECKED = (
+    "scheme",
+    "alphabet",
+    "bucket_size",
+    "coding",
+    "settings",
+    "table_version",
+    "table_fingerprint",
+    "coordinates",
+    "full",
+    "dtype",
+    "layout",
+    "zeros",
+)
+
+# A payload, with its header if that has been read.
+Received = torch.Tensor | Arrived
+
+
+def header_of(
+    quantizer: Quantizer,
+    frame: Frame,
+    key: int,
+    length: int,
+    coding: str = "fixed",
+    zeros: int = 0,
+) -> Header:
+    """Return the header, without a checksum, of a payload of ``quantizer``.
+
+    Args:
+        quantizer: The quantiser.
+        frame: Numbers of coordinates, dtype and layout.
+        key: The sender's key.
+        length: Bytes of the payload.
+        coding: Coding of the body.
+        zeros: Bytes of the section of zeros.
+    """
+    return Header(
+        scheme=quantizer.name,
+        dtype=frame.dtype,
+        coding=coding,
+        alphabet=quantizer.alphabet,
+        coordinates=frame.coordinates,
+        full=frame.full,
+        bucket_size=quantizer.settings.bucket_size,
+        table_version=quantizer.table_version,
+        table_fingerprint=quantizer.table_fingerprint,
+        key=key,
+        layout=frame.layout,
+        length=length,
+        settings=quantizer.codec_fingerprint,
+        zeros=zeros,
+    )
+
+
+def open_payload(quantizer: Quantizer, payload: Received, expected: Header | Frame) -> Payload:
+    """Return a received payload after its header is checked, but not yet its checksum.
+
+    Raises:
+        PayloadError: It differs from ``expected`` in coordinates, dtype or layout, or does not fit
+            the quantiser.
+    """
+    if isinstance(payload, torch.Tensor):
+        header, data = read_header(payload), payload
+    else:
+        header, data = payload.header, payload.bytes
+    known = "fixed" if quantizer.coder is None else quantizer.settings.coding
+    own = header_of(
+        quantizer,
+        Frame(expected.coordinates, expected.full, expected.dtype, expected.layout),
+        header.key,
+        header.length,
+        header.coding if header.coding == "fixed" else known,
+        header.zeros if quantizer.leaves_zeros_out else 0,
+    )
+    if header._replace(checksum=0) != own:
+        raise PayloadError(_difference(quantizer, header, own, known))
+    quantized = header.coordinates - header.full
+    runs = runs_in(section_of_zeros(data, header), quantized)
+    inside = quantized if runs is None else runs.others
+    return opened(data, header, body_length(quantizer, header, inside), runs)
+
+
+def check_known(quantizer: Quantizer, found: Header, own: Header, rank: int) -> Header:
+    """Return ``found``, the header that ``rank`` sent; raise PayloadError unless it is ``own``.
+
+    own: What it must be, without a checksum.
+    """
+    if found._replace(checksum=0) == own:
+        return found
+    if all(getattr(found, field) == getattr(own, field) for field in _CHECKED):
+        raise PayloadError(f"rank {rank} sent a payload of another step, group or chunk")
+    raise PayloadError(_difference(quantizer, found, own, own.coding))
+
+
+def body_length(quantizer: Quantizer, header: Header, quantized: int) -> int:
+    """Return the bytes of a payload's body, with its padding if the length varies.
+
+    Args:
+        quantizer: The quantiser.
+        header: The payload's.
+        quantized: Number of coordinates in the body.
+
+    Raises:
+        PayloadError: No body of so many coordinates has this length.
+    """
+    if header.coding == "fixed":
+        most, least = quantizer.body_bytes(quantized), quantizer.least_body_bytes(quantized)
+        if least == most:
+            return most
+    else:
+        most = padded(quantizer.body_bytes(quantized)) - 8
+        least = quantizer.least_coded_bytes(quantized)
+    full = header.full * header.dtype.itemsize
+    size = header.length - header.zeros - payload_bytes(0, full)
+    if size % 8 or not padded(least) <= size <= padded(most):
+        raise PayloadError(
+            f"payload has {header.length} bytes according to its header; its body of "
+            f"{quantized} coordinates would have {size}, not {least} to {most}"
+        )
+    return size
+
+
+def _difference(quantizer: Quantizer, header: Header, own: Header, known: str) -> str:
+    """Return an error message that names the first difference."""
+    field = next(f for f in _CHECKED if getattr(header, f) != getattr(own, f))
+    if field == "coding":
+        return f"payload has coding {header.coding!r}, this compressor {known!r}"
+    if field == "zeros":
+        return "payload leaves zeros out (keep_zeros=True), and this compressor does not"
+    if field == "settings":
+        settings = quantizer.codec_settings().items()
+        listed = ", ".join(f"{name}={value!r}" for name, value in settings)
+        return f"payload was encoded with other settings than {listed}"
+    return (
+        f"payload has {field.replace('_', ' ')} {getattr(header, field)}, "
+        f"this compressor {getattr(own, field)}"
+    )

@@ -1,0 +1,367 @@
+"""Define Payloads: a quantiser's bodies with all that makes them payloads."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+
+from hvd_adaptive.codec.distortion import squares_of
+from hvd_adaptive.codec.opening import (
+    Received,
+    check_known,
+    header_of,
+    open_payload,
+)
+from hvd_adaptive.codec.quantizer import Quantizer
+from hvd_adaptive.coding import payload as sections
+from hvd_adaptive.coding.header import SIZE, Frame, Header
+from hvd_adaptive.coding.payload import Encoded, Payload
+from hvd_adaptive.coding.sendable import Sendable
+from hvd_adaptive.coding.zeros import Zeros, alike, most_section_bytes
+from hvd_adaptive.device import stacked
+from hvd_adaptive.finite import narrowed
+from hvd_adaptive.kernels.block_sums import BlockSums
+
+
+class Payloads:
+    """Encode and decode payloads of one quantiser: header, checksum, lossless coder, zeros that are
+    left out, coordinates in full precision, and copies of tensors that are encoded on the host.
+
+    Args:
+        quantizer: The quantiser.
+    """
+
+    __slots__ = ("quantizer", "settings")
+
+    def __init__(self, quantizer: Quantizer) -> None:
+        self.quantizer, self.settings = quantizer, quantizer.settings
+
+    # Lengths and devices --------------------------------------------------------------------------
+
+    def length(self, quantized: int, full: int, dtype: torch.dtype) -> int:
+        """Return the bytes of a payload without zeros; the most if its body varies or is coded.
+
+        Args:
+            quantized: Number of quantised coordinates.
+            full: Number of full-precision coordinates.
+            dtype: Their dtype.
+        """
+        body = self.quantizer.body_bytes(quantized)
+        return sections.payload_bytes(body, full * dtype.itemsize)
+
+    def most_length(self, quantized: int, full: int, dtype: torch.dtype) -> int:
+        """Return the most bytes of a payload; for the arguments see ``length``."""
+        zeros = most_section_bytes(quantized) if self.quantizer.leaves_zeros_out else 0
+        return self.length(quantized, full, dtype) + zeros
+
+    def varies(self, coordinates: int) -> bool:
+        """Return whether bodies of ``coordinates`` coordinates vary in length."""
+        quantizer = self.quantizer
+        least, most = quantizer.least_body_bytes(coordinates), quantizer.body_bytes(coordinates)
+        return quantizer.coder is not None or least < most
+
+    def is_on_host(self, device: torch.device) -> bool:
+        """Return whether tensors on ``device`` are copied to the host and encoded there."""
+        return self.quantizer.encodes_on_host and device.type != "cpu"
+
+    def check_device(self, device: torch.device) -> None:
+        """Warn if encoding tensors on ``device`` is slow.
+
+        Raises:
+            ValueError: They cannot be encoded with these settings.
+        """
+        if device.type == "cpu":
+            return
+        if self.settings.coding != "fixed":
+            raise ValueError(
+                f"coding={self.settings.coding!r}: must be 'fixed' for tensors on {device.type}: "
+                "lossless coders run on the CPU alone"
+            )
+        if self.is_on_host(device):
+            self.quantizer.warn_of_copies(
+                "%s: gradients on %s are copied to the host and encoded there, "
+                "payloads copied back, which takes longer than the codes save on fast networks",
+                self.quantizer.name,
+                device.type,
+            )
+
+    # Encoding -------------------------------------------------------------------------------------
+
+    def encode(
+        self,
+        flat: torch.Tensor,
+        quantized: int,
+        key: int,
+        layout: int = 0,
+        values: torch.Tensor | None = None,
+        memory: Sendable | None = None,
+    ) -> Encoded:
+        """Return the payload of a vector.
+
+        Args:
+            flat: Coordinates (1-D). The first ``quantized`` are encoded, the others appended in
+                full precision.
+            quantized: Number of quantised coordinates.
+            key: Names the random numbers.
+            layout: Fingerprint of the layout, for the header.
+            values: Encoded in place of the first ``quantized`` coordinates, if given.
+            memory: Memory for the payload, used from its beginning if it is large enough and on the
+                same device.
+        """
+        values = (flat[:quantized] if values is None else values).to(torch.float32)
+        if self.is_on_host(flat.device):
+            copies = flat.cpu(), quantized, key, layout, values.cpu()
+            return self.encode(*copies).to(flat.device)
+        quantizer, coding, body, sums = self.quantizer, "fixed", None, None
+        zeros = self.zeros_of(values)
+        section = None if zeros is None else zeros.section()
+        if zeros is not None:
+            values = zeros.others_of(values)
+        if self.varies(values.numel()):
+            body = quantizer._body(values, key)
+            coded = quantizer.coded_body(body, values.numel())
+            coding, body = ("fixed", body) if coded is None else (self.settings.coding, coded)
+        size = quantizer.body_bytes(values.numel()) if body is None else body.numel()
+        zeros_bytes = 0 if section is None else section.numel()
+        full = flat.numel() - quantized
+        length = sections.payload_bytes(size, full * flat.dtype.itemsize) + zeros_bytes
+        frame = Frame(flat.numel(), full, flat.dtype, layout)
+        header = header_of(quantizer, frame, key, length, coding, zeros_bytes)
+        if memory is None or memory.size < length:
+            memory = Sendable(length, flat.device)
+        runs = None if zeros is None else zeros.runs
+        payload = Encoded.within(memory.part(0, length), header, size, runs)
+        if body is None:
+            result = quantizer.encode_body(values, payload.body, key)
+            sums = result if isinstance(result, BlockSums) and result.size == size else None
+        else:
+            payload.body.copy_(body)
+        if section is not None:
+            payload.zeros.copy_(section)
+        if full:
+            payload.full.copy_(flat[quantized:])
+        payload.seal(self.settings.checksum, sums)
+        return payload
+
+    def zeros_of(self, flat: torch.Tensor) -> Zeros | None:
+        """Return the zeros of ``flat`` (float32, 1-D) that are left out; None if there are none.
+
+        The host waits for a GPU.
+        """
+        return Zeros.of(flat) if self.quantizer.leaves_zeros_out else None
+
+    # Sums of payloads -----------------------------------------------------------------------------
+
+    def sum(
+        self, received: Sequence[Received], expected: Header | Frame, factor: float
+    ) -> torch.Tensor:
+        """Return ``sum_wide`` in ``expected``'s dtype; averages of finite values stay finite."""
+        wide = self.sum_wide(received, expected, factor)
+        if factor * len(received) > 1:  # a sum, which may be too large for the dtype
+            return wide.to(expected.dtype)
+        quantized = expected.coordinates - expected.full
+        largest = torch.finfo(torch.float32).max
+        wide[:quantized].clamp_(-largest, largest)
+        return narrowed(wide, quantized, expected.dtype)
+
+    def sum_wide(
+        self, received: Sequence[Received], expected: Header | Frame, factor: float
+    ) -> torch.Tensor:
+        """Return factor * sum of payloads, added in order.
+
+        The result is float32, or float64 if that is ``expected``'s dtype. Sums of quantised
+        coordinates are float32 in either case.
+
+        Raises:
+            PayloadError: A payload differs from ``expected`` in coordinates, dtype or layout, does
+                not fit the quantiser, or is corrupt.
+        """
+        opened = [open_payload(self.quantizer, payload, expected) for payload in received]
+        # Sizes come from headers, so verify everything before memory is allocated.
+        self._verifying(opened)()
+        wide = torch.float64 if expected.dtype == torch.float64 else torch.float32
+        out = torch.empty(expected.coordinates, dtype=wide, device=opened[0].bytes.device)
+        quantized = expected.coordinates - expected.full
+        self._sum_sections(opened, factor, out[:quantized], out[quantized:], self.add)
+        return out
+
+    def sum_into(
+        self,
+        received: Sequence[Received],
+        expected: Header | Frame,
+        factor: float,
+        values: torch.Tensor,
+        full: torch.Tensor,
+    ) -> None:
+        """Write the two sections of ``sum_wide`` to given memory of its dtype.
+
+        The contents of that memory are undefined if PayloadError is raised.
+        """
+        opened = [open_payload(self.quantizer, payload, expected) for payload in received]
+        # A device decodes while the host waits for the checksums.
+        verified = self._verifying(opened)
+        self._sum_sections(opened, factor, values, full, self.add)
+        verified()
+
+    def sum_known(
+        self,
+        received: Sequence[torch.Tensor],
+        headers: Sequence[Header],
+        factor: float,
+        values: torch.Tensor,
+        full: torch.Tensor,
+    ) -> Callable[[], None]:
+        """Do as ``sum_into`` with payloads whose headers are known; never wait for a GPU.
+
+        Args:
+            received: Payloads of ranks that have compared their settings.
+            headers: What their headers must be (``known_header``).
+            factor: Scale of the sum.
+            values: As for ``sum_into``.
+            full: As for ``sum_into``.
+
+        Returns:
+            A function that waits and raises PayloadError if a payload is another one, or corrupt.
+            On the CPU this method raises it itself, before anything is decoded.
+        """
+        quantizer = self.quantizer
+        opened = [
+            sections.opened(data, own, quantizer.body_bytes(own.coordinates - own.full))
+            for data, own in zip(received, headers, strict=True)
+        ]
+        heads = stacked([data[:SIZE] for data in received])
+        sums = sections.checksums(opened) if self.settings.checksum else None
+
+        def verify() -> None:
+            rows = zip(heads.get(), headers, strict=True)
+            arrived = [
+                check_known(quantizer, Header.unpack(row.numpy().tobytes(), own.length), own, rank)
+                for rank, (row, own) in enumerate(rows)
+            ]
+            if sums is not None:
+                sections.compare_checksums(sums(), [head.checksum for head in arrived])
+
+        if not values.is_cuda:
+            verify()
+        self._sum_sections(opened, factor, values, full, self._add_own)
+        return verify if values.is_cuda else lambda: None
+
+    def known_header(self, frame: Frame, key: int) -> Header:
+        """Return the header, without a checksum, of a payload whose length does not vary.
+
+        Args:
+            frame: Numbers of coordinates, dtype and layout.
+            key: The sender's.
+        """
+        length = self.length(frame.coordinates - frame.full, frame.full, frame.dtype)
+        return header_of(self.quantizer, frame, key, length)
+
+    def add(
+        self, opened: Sequence[Payload], factor: float, out: torch.Tensor, add: bool = True
+    ) -> None:
+        """Set ``out`` (float32, 1-D) to factor * (out + the payloads' values, added in order).
+
+        Coded bodies are expanded one at a time, so that memory does not grow with the ranks.
+
+        Args:
+            opened: Payloads with checked headers.
+            factor: Scale of the sum.
+            out: Result, in place.
+            add: If False, the contents of ``out`` are ignored and count as zeros.
+        """
+        if self.is_on_host(out.device):
+            copy = out.cpu() if add else torch.empty(out.shape, dtype=out.dtype, device="cpu")
+            self.add([payload.to(copy.device) for payload in opened], factor, copy, add)
+            out.copy_(copy)
+            return
+        if all(payload.runs is None for payload in opened):
+            self._add_bodies(opened, factor, out, add)
+            return
+        for payloads_alike, zeros in alike(opened):
+            if zeros is None:
+                self._add_bodies(payloads_alike, 1.0, out, add)
+            else:
+                others = zeros.others_of(out) if add else out.new_empty(zeros.runs.others)
+                self._add_bodies(payloads_alike, 1.0, others, add)
+                zeros.put(others, out, clear=not add)
+            add = True
+        if factor != 1.0:
+            out *= factor
+
+    def _verifying(self, opened: Sequence[Payload]) -> Callable[[], None]:
+        """Return payload.verifying, of no payloads if they have no checksums."""
+        return sections.verifying(opened if self.settings.checksum else ())
+
+    def _sum_sections(
+        self,
+        opened: Sequence[Payload],
+        factor: float,
+        values: torch.Tensor,
+        full: torch.Tensor,
+        add: Callable[..., None],
+    ) -> None:
+        wide = values.dtype != torch.float32
+        narrow = values.new_empty(values.shape, dtype=torch.float32) if wide else values
+        add(opened, factor, narrow, False)
+        if wide:
+            values.copy_(narrow)
+        if not full.numel():
+            return
+        full.zero_()
+        for payload in opened:
+            full += payload.full.to(full.dtype)
+        full *= factor
+
+    def _add_bodies(
+        self, opened: Sequence[Payload], factor: float, out: torch.Tensor, add: bool
+    ) -> None:
+        """Do as ``add``, for the coordinates of the bodies."""
+        if all(p.header.coding == "fixed" for p in opened):
+            bodies, keys = [p.body for p in opened], [p.header.key for p in opened]
+            self.quantizer.decode_bodies(bodies, keys, factor, out, add)
+            return
+        for number, payload in enumerate(opened, 1):
+            body = payload.body
+            if payload.header.coding != "fixed":
+                body = self.quantizer.fixed_body(body, out.numel())
+            last = number == len(opened)
+            key, adding = payload.header.key, add or number > 1
+            self.quantizer.decode_bodies([body], [key], factor if last else 1.0, out, adding)
+
+    def _add_own(
+        self, opened: Sequence[Payload], factor: float, out: torch.Tensor, add: bool
+    ) -> None:
+        """Do as ``add``, for payloads of quantisers with these settings and this seed."""
+        bodies, keys = [p.body for p in opened], [p.header.key for p in opened]
+        self.quantizer.decode_own_bodies(bodies, keys, factor, out, add)
+
+    # Measures of a payload's error ----------------------------------------------------------------
+
+    def roundtrip(self, flat: torch.Tensor, key: int) -> torch.Tensor:
+        """Return ``flat`` (float32) as a receiver would decode it."""
+        if self.is_on_host(flat.device):
+            return self.roundtrip(flat.cpu(), key).to(flat.device)
+        zeros = self.zeros_of(flat)
+        if zeros is None:
+            return self.quantizer.body_roundtrip(flat, key)
+        others = self.quantizer.body_roundtrip(zeros.others_of(flat), key)
+        return zeros.put(others, torch.empty_like(flat))
+
+    def squared_errors(self, flat: torch.Tensor, key: int) -> torch.Tensor:
+        """Return the squared error and the squared L2 norm of each bucket.
+
+        Args:
+            flat: Coordinates, float32.
+            key: Names the random numbers.
+
+        Returns:
+            float64 (buckets, 2). The error is the expected one if the quantiser ``knows_errors``,
+            else that of one draw. Of coordinates whose zeros are kept it is always that of one
+            draw, because the buckets of payloads are others.
+        """
+        if self.quantizer.knows_errors and self.zeros_of(flat) is None:
+            return self.quantizer.expected_errors(flat)
+        size = self.settings.bucket_size
+        error = self.roundtrip(flat, key).sub_(flat)
+        return torch.stack([squares_of(values, size) for values in (error, flat)], dim=1)
