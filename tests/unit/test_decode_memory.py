@@ -6,6 +6,7 @@ import pytest
 import torch
 from hostile_buckets import BUCKET, SCHEMES, make
 
+from hvd_adaptive.codec.opening import open_payload
 from hvd_adaptive.coding.payload import read_header
 
 COORDINATES = 3 * BUCKET + 100
@@ -32,7 +33,7 @@ def test_old_contents_of_memory_are_overwritten(name, dtype):
     out = torch.full((expected.coordinates,), float("nan"), dtype=dtype)
     scheme.codec.payloads.sum_into(payloads, expected, 0.5, out[:COORDINATES], out[COORDINATES:])
     bodies = torch.zeros(COORDINATES)
-    opened = [scheme.codec._open(payload, expected) for payload in payloads]
+    opened = [open_payload(scheme.codec, payload, expected) for payload in payloads]
     scheme.codec.payloads.add(opened, 0.5, bodies)
     bits = torch.int64 if dtype == torch.float64 else torch.int32
     assert torch.equal(out[:COORDINATES].view(bits), bodies.to(dtype).view(bits))

@@ -73,7 +73,7 @@ def test_schemes_without_a_table_are_drawn():
 
     class Hidden:
         def __init__(self, scheme):
-            self.settings, self.roundtrip = scheme.settings, scheme.codec.payloads.roundtrip
+            self.settings, self.payloads = scheme.settings, scheme.codec.payloads
 
     scheme, flat = QSGD(bits=4, bucket_size=BUCKET, norm="linf"), gradient()
     exact = simulate.quantization_error(scheme, flat)
