@@ -281,6 +281,7 @@ class LocalSGD(WrappedOptimizer):
         return Position(
             settings=self._settings,
             start=[] if self._compared else self._start(parameters),
+            reached=0 if self._compared else _reached([p for p, m in pairs if m]),
             round=self._agreements,
             has_moved=self._has_moved[fragment],
             finished=finished,
@@ -483,6 +484,11 @@ def _check_mixing(mixing: Any, delay: int) -> float:
     if mixing and not delay:
         raise ValueError(f"mixing={mixing!r}: needs a delay of at least 1")
     return float(mixing)
+
+
+def _reached(parameters: list[Parameter]) -> int:
+    """Return 32 bits of parameters, which are not 0."""
+    return zlib.crc32(repr(states.checksums(parameters)).encode()) or 1
 
 
 def _is_finite(parameter: Parameter) -> bool:

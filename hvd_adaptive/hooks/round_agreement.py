@@ -23,6 +23,12 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("hvd_adaptive")
 
+ALIKE = (
+    "LocalSGD: all ranks have moved their parameters in the same way: gradients are averaged at "
+    "every step already (by DistributedDataParallel, as in a Trainer and after "
+    "accelerator.prepare(model)), or ranks have the same data. Use the plain model"
+)
+
 
 @dataclass(frozen=True)
 class Position:
@@ -32,6 +38,7 @@ class Position:
         settings: Checksum of LocalSGD's keywords.
         start: (name, checksum) of the parameters that training began with; empty if they were
             compared before.
+        reached: Checksum of the fragment's parameters; 0 if they were compared before.
         round: Number of rounds that ranks have agreed on before.
         has_moved: Whether the rank has moved parameters of the fragment since its last round.
         finished: Whether the rank called ``finish``.
@@ -44,6 +51,7 @@ class Position:
 
     settings: int
     start: Sequence[tuple[str, int]]
+    reached: int
     round: int
     has_moved: bool
     finished: bool
@@ -91,7 +99,7 @@ def agree(world: TorchWorld | HorovodRounds | None, own: Position) -> Agreed:
     """
     start = zlib.crc32(repr([c for _, c in own.start]).encode()) if own.start else 0
     numbers = [own.settings, own.kinds, own.round, start, own.has_moved, own.finished, own.broken]
-    everyone, rank = [list(map(int, numbers))], 0
+    everyone, rank = [list(map(int, [*numbers, own.reached]))], 0
     if world is not None:
         if not world.is_current():
             raise RuntimeError(
@@ -101,7 +109,7 @@ def agree(world: TorchWorld | HorovodRounds | None, own: Position) -> Agreed:
         with _warning_of_stall(own.round):
             gathered = world.gather_equal(torch.tensor(everyone[0], device="cpu"), "round")
         everyone = gathered.tolist()
-    settings, kinds, rounds, starts, moved, finished, broken = zip(*everyone, strict=True)
+    settings, kinds, rounds, starts, moved, finished, broken, reached = zip(*everyone, strict=True)
     _check_equal(settings, kinds, rounds)
     counts = [bool(has) and index < 0 for has, index in zip(moved, broken, strict=True)]
     takes_part = own.takes_part
@@ -114,6 +122,8 @@ def agree(world: TorchWorld | HorovodRounds | None, own: Position) -> Agreed:
             )
         if len(set(starts)) > 1:
             raise RankMismatchError(_different_starts(world, own, starts))
+        if all(moved) and all(reached) and len(set(reached)) == 1:
+            logger.warning("%s", ALIKE)
         takes_part = both[:, 0].any(dim=0).tolist()
     return Agreed(
         fails=max(broken) >= 0 and not (own.skips and any(counts)),

@@ -11,7 +11,7 @@ from accelerate import Accelerator, DistributedDataParallelKwargs
 from torch import nn
 from trainer_runs import same_everywhere, shared_folder, state_of
 
-from hvd_adaptive import ALQ
+from hvd_adaptive import ALQ, LocalSGD
 from hvd_adaptive.ddp import CompressionState, compression_hook
 from hvd_adaptive.integrations.accelerate import compress
 
@@ -101,6 +101,30 @@ def check_a_model_that_is_prepared_again_continues():
     train(accelerator, model, optimizer, range(2, 4))
     assert own.step == 4
     same_everywhere(state_of(model))
+
+
+@pytest.mark.parametrize("prepares_model", [False, True])
+def check_local_sgd(prepares_model, caplog):
+    """A prepared LocalSGD counts the steps that accumulation lets happen; a model that DDP averages
+    is warned of."""
+    accelerator = Accelerator(cpu=True, gradient_accumulation_steps=4)
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(16, 256), nn.Tanh(), nn.Linear(256, 1))
+    inner = torch.optim.SGD(net.parameters(), lr=0.1)
+    optimizer = LocalSGD(inner, every=2, compression=compressor(), momentum=0.5, lr=0.5)
+    model = accelerator.prepare(net) if prepares_model else net
+    prepared = accelerator.prepare(optimizer)
+    schedule = accelerator.prepare(torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.5))
+    before = state_of(net)
+    with caplog.at_level(logging.WARNING, logger="hvd_adaptive"):
+        for step in range(4):
+            train(accelerator, model, prepared, [step])
+            assert optimizer.rounds == (step + 1) // 2
+            schedule.step()
+    assert inner.param_groups[0]["lr"] < 0.1
+    assert not torch.equal(before, state_of(net))
+    same_everywhere(state_of(net))
+    assert ("moved their parameters in the same way" in caplog.text) == prepares_model
 
 
 def check_what_is_no_compressor_is_refused():

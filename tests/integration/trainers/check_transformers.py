@@ -15,7 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 from trainer_runs import groups, same_everywhere, shared_folder, state_of
 from transformers import Trainer, TrainerCallback, TrainingArguments
 
-from hvd_adaptive import ALQ, QSGD
+from hvd_adaptive import ALQ, QSGD, LocalSGD
 from hvd_adaptive.integrations.transformers import compress
 
 STEPS = 4
@@ -44,14 +44,16 @@ def net() -> Net:
     return Net()
 
 
-def trainer_of(model, folder, steps: int = STEPS, **options) -> Trainer:
+def trainer_of(model, folder, steps: int = STEPS, optimizers=(None, None), **options) -> Trainer:
     inputs = torch.randn(64, 16, generator=torch.Generator().manual_seed(1))
     rows = [{"inputs": row, "labels": row.sum().sin()} for row in inputs]
     arguments = {"learning_rate": 1e-2, "report_to": [], "per_device_train_batch_size": 4}
     arguments |= {"save_strategy": "no", "disable_tqdm": True, "logging_strategy": "no"}
     arguments |= {"max_steps": steps, "use_cpu": True, "lr_scheduler_type": "constant"}
     settings = TrainingArguments(str(folder), **arguments | options)
-    return Trainer(model, settings, train_dataset=rows, eval_dataset=rows[:8])
+    return Trainer(
+        model, settings, train_dataset=rows, eval_dataset=rows[:8], optimizers=optimizers
+    )
 
 
 def check_a_second_training_continues():
@@ -225,3 +227,15 @@ def check_models_of_a_search_start_anew():
         assert compressor.step == STEPS
         assert torch.equal(state_of(trainer.model), first)
     same_everywhere(first)
+
+
+def check_a_trainer_accepts_local_sgd_and_warns(caplog):
+    """Trainer wraps the model in DDP, which averages at every step."""
+    model = net()
+    optimizer = LocalSGD(torch.optim.SGD(model.parameters(), lr=0.1), every=2)
+    schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.9)
+    with shared_folder() as folder, caplog.at_level(logging.WARNING, logger="hvd_adaptive"):
+        trainer_of(model, folder, optimizers=(optimizer, schedule)).train()
+    assert optimizer.rounds == STEPS // 2
+    assert "moved their parameters in the same way" in caplog.text
+    same_everywhere(state_of(model))
