@@ -93,6 +93,8 @@ def main(folder: str) -> None:
             source = "\n" * (block.line - 1) + block.code
             exec(compile(source, str(page), "exec", dont_inherit=True), names)
             sys.stderr.write(f"ran {block}\n")
+            if "fully_shard(" in block.code:
+                del names["optimizer"]  # the next block has a whole model
     torch.distributed.destroy_process_group()
 
 
