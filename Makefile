@@ -36,7 +36,7 @@ OTHERS := --ignore $(RANK_CHECKS) --numprocesses logical --dist loadfile --no-lo
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test ranks coverage lint docs package-test soak bench clean distclean
+.PHONY: help setup demo test ranks coverage lint docs package-test soak mutants bench clean distclean
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -74,6 +74,9 @@ package-test: setup ## build sdist and wheel, install the wheel into an empty en
 soak: setup ## 100,000 schedules of steps; half an hour of elastic training, workers killed and restarted
 	@HVD_ADAPTIVE_SCHEDULES=100000 $(RUN) -m pytest --timeout 0 tests/unit/run/test_schedules.py
 	@$(RUN) tests/soak/soak.py
+
+mutants: setup ## plant 130 faults in codec/, exchange/ and run/, and count those that tests find
+	@$(RUN) tests/mutation/mutate.py --ranks
 
 bench: setup ## measure encode and decode against memcpy
 	@$(BIN)/hvd-adaptive bench codec

@@ -1,9 +1,10 @@
 """Plant faults in the package, one at a time, and count how many the unit tests find.
 
-    nice -n 15 python tests/mutation/mutate.py --mutants 150 --seed 1
+    nice -n 15 python tests/mutation/mutate.py --mutants 130 --seed 1 --ranks
 
 A first run of the tests notes which of them run each line. Then a sample of mutants is drawn
-(mutants.py), and each is tried by tests that run its line, the quickest first, until one fails.
+(mutants.py), and each is tried by tests that run its line, the quickest first, until one fails;
+with ``--ranks`` what survives them is tried by the checks of two ranks over torch.distributed.
 Every run is a fork of a process that has imported torch, Numba and pytest, and the package not yet.
 No file of the package is changed.
 """
@@ -17,8 +18,10 @@ import importlib.machinery
 import json
 import os
 import random
+import runpy
 import signal
 import sys
+import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -32,9 +35,17 @@ from mutants import mutants, mutated
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDERS = ("codec", "exchange", "run")
-TESTS = ("tests/unit/exchange", "tests/unit/run", "tests/unit/codec", "tests/unit/hooks")
+TESTS = (
+    *(f"tests/unit/{name}" for name in ("codec", "exchange", "hooks", "monitor", "run")),
+    "tests/unit/coding/test_coding.py",
+    "tests/unit/simulate/test_simulate_ranks.py",
+    *(f"tests/unit/test_{name}.py" for name in ("changes", "malformed_states", "range", "streams")),
+    "tests/golden",
+)
 QUIET = ["-q", "-x", "-p", "no:cacheprovider", "-p", "no:randomly", "--no-header", "--tb=line"]
+RANKS = ROOT / "tests/parallel/ddp"
 TIMED_OUT = -1
+VERDICTS = ("found", "timed out", "found by ranks", "survived", "no test")
 
 
 class Lines:
@@ -137,8 +148,8 @@ def forked(work: Callable[[], int], output: Path, seconds: float) -> int:
     return TIMED_OUT
 
 
-def note_lines(file: Path, tests: Sequence[str], folders: Sequence[str]) -> dict:
-    """Run the tests as they are; write and return the lines that each of them runs."""
+def note_lines(file: Path, tests: Sequence[str], folders: Sequence[str]) -> None:
+    """Run the tests as they are; write the lines that each of them runs."""
 
     def work() -> int:
         plugin = Lines(folders)
@@ -149,7 +160,6 @@ def note_lines(file: Path, tests: Sequence[str], folders: Sequence[str]) -> dict
     status = forked(work, file.with_suffix(".log"), 24 * 3600)
     if not file.exists():
         sys.exit(f"the tests did not run: status {status}, see {file.with_suffix('.log')}")
-    return json.loads(file.read_text())
 
 
 def sample(folders: Sequence[str], count: int, seed: int) -> list[tuple[str, int]]:
@@ -187,43 +197,73 @@ def verdict(file: str, index: int, line: int, noted: dict, output: Path, seconds
 
     def work() -> int:
         sys.meta_path.insert(0, Finder(file, index))
-        return pytest.main([*QUIET, "-o", f"timeout={60 + 3 * seconds:.0f}", *names])
+        return pytest.main([*QUIET, "-o", f"timeout={20 + 4 * seconds:.0f}", *names])
 
-    status = forked(work, output, 120 + 4 * seconds)
+    status = forked(work, output, 30 + 5 * seconds)
     return {0: "survived", 5: "no test", TIMED_OUT: "timed out"}.get(status, "found")
 
 
-def main() -> int:
+def found_by_ranks(file: str, index: int, output: Path) -> bool:
+    """Return whether a check of two forked ranks fails, or hangs."""
+
+    def work() -> int:
+        sys.meta_path.insert(0, Finder(file, index))
+        sys.argv = ["fork_ranks.py", "2", *map(str, sorted(RANKS.glob("check_*.py")))]
+        try:
+            runpy.run_path(str(RANKS / "fork_ranks.py"), run_name="__main__")
+        except SystemExit as end:
+            return int(end.code or 0)
+        return 0
+
+    return forked(work, output, 300) != 0
+
+
+def tried(drawn: Sequence[tuple[str, int]], noted: dict, own: argparse.Namespace, log: Path):
+    """Yield each mutant's folder and verdict; print those that tests of one process do not find."""
+    for name, index in drawn:
+        mutant = mutants(ast.parse((ROOT / name).read_text(encoding="utf-8")))[index]
+        told = verdict(name, index, mutant.line, noted, log, own.seconds)
+        if own.ranks and told in ("survived", "no test"):
+            told = "found by ranks" if found_by_ranks(name, index, log) else told
+        if told != "found":
+            change = f"{mutant.before!r} -> {mutant.after!r}"
+            print(f"{told}: {name}:{mutant.line} (:{index}) {change}", flush=True)
+        yield name.split("/")[1], told
+
+
+def parsed() -> tuple[argparse.Namespace, list[str]]:
+    """Return the options, and what is for pytest's first run."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--mutants", type=int, default=150, help="how many (default: %(default)s)")
+    parser.add_argument("--mutants", type=int, default=130, help="how many (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--seconds", type=float, default=20.0, help="of tests for each mutant")
     parser.add_argument("--folders", nargs="+", default=FOLDERS, help="of the package")
     parser.add_argument("--tests", nargs="+", default=TESTS, help="that may find a mutant")
-    parser.add_argument("--noted", type=Path, default=Path("mutation-lines.json"))
+    parser.add_argument("--noted", type=Path, help="keep the tests of each line in this file")
+    parser.add_argument("--ranks", action="store_true", help="try survivors on two ranks, too")
     parser.add_argument("--only", nargs="+", metavar="FILE:INDEX", help="these mutants")
-    arguments, more = parser.parse_known_args()
+    return parser.parse_known_args()
+
+
+def main() -> int:
+    own, more = parsed()
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    os.chdir(ROOT)
-    file = arguments.noted
-    noted = json.loads(file.read_text()) if file.exists() else None
-    noted = noted or note_lines(file.resolve(), [*arguments.tests, *more], arguments.folders)
-    drawn = sample(arguments.folders, arguments.mutants, arguments.seed)
-    if arguments.only:
-        drawn = [(name.rpartition(":")[0], int(name.rpartition(":")[2])) for name in arguments.only]
     counts: dict[str, Counter[str]] = {}
-    for name, index in drawn:
-        mutant = mutants(ast.parse((ROOT / name).read_text(encoding="utf-8")))[index]
-        output = file.with_suffix(".log").resolve()
-        told = verdict(name, index, mutant.line, noted, output, arguments.seconds)
-        counts.setdefault(name.split("/")[1], Counter())[told] += 1
-        if told != "found":
-            change = f"{mutant.before!r} -> {mutant.after!r}" if len(mutant.before) < 200 else "..."
-            print(f"{told}: {name}:{mutant.line} (:{index}) {change}", flush=True)
-    print("| folder | mutants | found | timed out | survived | no test |\n|" + " --- |" * 6)
-    for folder, of_folder in counts.items():
-        kinds = ("found", "timed out", "survived", "no test")
-        print(f"| {folder}/ | {of_folder.total()} |", *(f"{of_folder[kind]} |" for kind in kinds))
+    with tempfile.TemporaryDirectory() as folder:
+        file = (own.noted or Path(folder, "noted.json")).resolve()
+        os.chdir(ROOT)
+        if not file.exists():
+            note_lines(file, [*own.tests, *more], own.folders)
+        places = [name.rpartition(":") for name in own.only or ()]
+        drawn = [(name, int(index)) for name, _, index in places]
+        drawn = drawn or sample(own.folders, own.mutants, own.seed)
+        noted = json.loads(file.read_text())
+        for name, told in tried(drawn, noted, own, Path(folder, "log")):
+            counts.setdefault(name, Counter())[told] += 1
+    print(f"| folder | mutants | {' | '.join(VERDICTS)} |\n|{' --- |' * (2 + len(VERDICTS))}")
+    for name, of_folder in counts.items():
+        cells = [of_folder.total(), *(of_folder[told] for told in VERDICTS)]
+        print(f"| {name}/ | {' | '.join(map(str, cells))} |")
     return 0
 
 

@@ -71,6 +71,12 @@ def test_the_fastest_for_each_size_and_the_most_exact_of_equals():
     assert auto.forecast(SIZES[0])["scatter_reduce"] == pytest.approx(0.003)
 
 
+def test_a_tenth_faster_is_faster():
+    seconds = dict.fromkeys(("float32", "bfloat16", "allgather", "scatter_reduce"), (1.0, 1.0))
+    auto = chosen(Place(4, 0), seconds | {"bfloat16": (0.9, 0.99)})
+    assert auto.choice(SIZES[0]) == "bfloat16" and auto.choice(SIZES[1]) == "float32"
+
+
 def test_all_ranks_choose_alike_and_plain_groups_quantise_nothing(caplog):
     seconds = {
         "float32": (0.001, 0.9),

@@ -4,10 +4,17 @@ from __future__ import annotations
 
 import pytest
 import torch
+from parcels import parcel
 
 from hvd_adaptive import ALQ, QSGD, SparseSGD, simulate
 from hvd_adaptive.coding.sendable import Sendable
+from hvd_adaptive.exchange.allgather import Allgather
+from hvd_adaptive.exchange.exchange import Place
+from hvd_adaptive.exchange.hierarchical import Hierarchical
+from hvd_adaptive.exchange.scatter_reduce import ScatterReduce
+from hvd_adaptive.exchange.shard_reduce import ShardReduce
 from hvd_adaptive.settings import EXCHANGES
+from hvd_adaptive.simulate.ranks import together
 from hvd_adaptive.transport.collectives import AllGather, AllToAll, Among
 
 # What can be simulated: the others measure a network.
@@ -91,6 +98,52 @@ def test_averages_repeat_and_have_no_bias(make, exchange):
 def has_no_bias(found: torch.Tensor, want: torch.Tensor) -> bool:
     products = (found.double() - want) * want
     return bool(products.sum().abs() < 6 * products.norm() + 1e-6 * want.square().sum())
+
+
+COUNTED = {
+    "allgather": lambda rank: Allgather(Place(4, rank)),
+    "scatter_reduce": lambda rank: ScatterReduce(Place(4, rank)),
+    "one node": lambda rank: Hierarchical(Place(4, rank, (0, 0, 0, 0))),
+    "two nodes": lambda rank: Hierarchical(Place(4, rank, (0, 0, 1, 1))),
+}
+
+
+@pytest.mark.parametrize("make", COUNTED.values(), ids=COUNTED)
+def test_collectives_are_as_many_as_are_sent(make):
+    """Over torch.distributed, ranks submit collectives by these numbers."""
+    codec, asked = QSGD(bits=4, bucket_size=64).codec, []
+
+    def counted(route):
+        request = next(route)
+        while True:
+            asked.append(request)
+            answer = yield request
+            try:
+                request = route.send(answer)
+            except StopIteration as end:
+                return end.value
+
+    exchanges = [make(rank) for rank in range(4)]
+    flats = [torch.ones(1000) * rank for rank in range(4)]
+    together(
+        [
+            counted(exchange.average(parcel(codec, flat, 900, 1 / 4), flat, flat.clone()))
+            for exchange, flat in zip(exchanges, flats, strict=True)
+        ]
+    )
+    assert len(asked) == 4 * exchanges[0].collectives(1000)
+
+
+def test_shards_are_even_parts_of_both_sections():
+    chunks = ShardReduce(Place(3, 1))._chunks(QSGD(bits=4).codec, 12, 6)
+    found = [(c.begin, c.end, c.full_begin, c.full_end) for c in chunks]
+    assert found == [(0, 4, 12, 14), (4, 8, 14, 16), (8, 12, 16, 18)]
+
+
+@pytest.mark.parametrize(("factor", "wanted"), [(0.5, 65504.0), (1.0, torch.inf)])
+def test_narrowed_limits_averages_of_two_ranks_and_no_sums(factor, wanted):
+    own = parcel(QSGD(bits=4).codec, torch.zeros(4, dtype=torch.float16), 4, factor)
+    assert own.narrowed(torch.full((4,), 7e4), 4, 2).tolist() == [wanted] * 4
 
 
 def test_one_node_compresses_nothing():

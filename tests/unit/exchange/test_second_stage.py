@@ -249,3 +249,9 @@ def test_few_coordinates_stay_few():
     v = normal(1) * (normal(2) > 1.9)
     payload = codec.payloads.encode(v, v.numel(), 1).bytes
     assert 8 * payload.numel() < 0.5 * v.numel()
+
+
+def test_averages_of_two_codes_of_one_bit_have_two_bits():
+    """Of two levels each: an average is one of three or four numbers, that of more ranks is not."""
+    codec = scheme("bingrad", bucket_size=512)().codec
+    assert [default_bits(codec, ranks) for ranks in (2, 3)] == [2, 3]

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import logging
+from types import SimpleNamespace
 
 import pytest
 import torch
 from scheme_cases import scheme
 
+from hvd_adaptive.run.rounded_zeros import RoundedZeros
 from hvd_adaptive.simulate import Ranks
 
 
@@ -70,3 +72,13 @@ def test_it_is_told_after_a_warm_up_and_once_for_all_settings(caplog):
     compressor.set(seed=5)
     run(compressor, steps=3)
     assert len(warnings(caplog)) == 1
+
+
+def test_tell_counts_every_coordinate(caplog):
+    """Of parameters of two coordinates and of one."""
+    pieces = [SimpleNamespace(slot=0, in_group=slice(0, 2)), SimpleNamespace(slot=1, in_group=[2])]
+    codec = SimpleNamespace(has_zero=False, leaves_zeros_out=False)
+    zeros = RoundedZeros()
+    zeros.look(SimpleNamespace(pieces=pieces), torch.tensor([0.0, 1.0, 0.0]), codec)
+    zeros.tell([SimpleNamespace(name="two"), SimpleNamespace(name="one")])
+    assert "'two' (50%), 'one' (100%)" in warnings(caplog)[0]

@@ -28,7 +28,8 @@ from hvd_adaptive.hooks.ddp.bucket_session import BucketSession
 from hvd_adaptive.hooks.ddp.buckets import Bucket, BucketFuture, Names
 from hvd_adaptive.run import course, worker
 
-SCHEDULES = int(os.environ.get("HVD_ADAPTIVE_SCHEDULES", "500"))
+# `make soak` runs 100,000.
+SCHEDULES = int(os.environ.get("HVD_ADAPTIVE_SCHEDULES", "100"))
 BUCKET, SIZES = 16, ((90, 20), (64,), (130,))  # sizes of the parameters in each bucket
 STEPS = 2
 

@@ -204,3 +204,10 @@ def test_damaged_samples_are_left_out(caplog):
     sent = shares.shared(drawn)
     assert sent.numel() and len(shares.averaged(drawn, [sent, sent])) == len(drawn)
     assert shares.averaged(drawn, [sent, sent[:-1]]) == [] and "damaged" in caplog.text
+
+
+def test_shared_is_empty_if_nothing_was_drawn():
+    """So that a rank whose share is empty sends nothing, not a number that no other one sends."""
+    exchange = exchanges("hierarchical")[0]
+    shares = Shares(exchange, [], bucket_size=BUCKET, count=4, key_of=lambda rank: rank)
+    assert shares.shared(shares.draw(0, lambda group: torch.ones(0))).numel() == 0

@@ -1,0 +1,70 @@
+"""What ranks tell each other of a step: payloads that arrived corrupt, and what must be alike."""
+
+from __future__ import annotations
+
+import itertools
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from hvd_adaptive.errors import PayloadError
+from hvd_adaptive.exchange.exchange import FailedElsewhereError
+from hvd_adaptive.run.agreement import position
+from hvd_adaptive.run.failures import Failures, step_failed
+from hvd_adaptive.run.replicas import differences
+
+LABELS = ["first", "second", "third", "fourth"]
+
+
+class Two:
+    """Two ranks; ``other`` is what the second one sends."""
+
+    size = 2
+
+    def __init__(self, other: torch.Tensor) -> None:
+        self.other = other
+
+    def gather_equal(self, own: torch.Tensor, name: str) -> torch.Tensor:
+        return torch.stack([own, self.other])
+
+
+@pytest.mark.parametrize("index", [0, 3])
+def test_everywhere_names_the_group_that_could_not_be_read(index):
+    failures = Failures()
+    failures.note(index, PayloadError("here"))
+    found, rows = failures.everywhere(Two(torch.zeros(1, dtype=torch.int64)), "name")
+    assert found == {0: index} and rows == [[], []]
+    assert f"rank 0 ({LABELS[index]})" in str(step_failed(7, found, LABELS))
+
+
+def test_everywhere_names_ranks_that_failed_by_themselves():
+    """This rank failed because of the other one, if at all."""
+    failures = Failures()
+    failures.note(1, FailedElsewhereError("there"))
+    assert failures.everywhere(Two(torch.tensor([3])), "name")[0] == {1: 2}
+    assert failures.everywhere(Two(torch.tensor([0])), "name")[0] == {0: 1}
+    failures.note(2, PayloadError("here"))
+    assert failures.everywhere(Two(torch.tensor([0])), "name")[0] == {0: 2}
+
+
+def test_position_differs_with_every_fit_that_is_due():
+    """Ranks of which one fits its table and another one asks for samples must not agree."""
+    found = set()
+    for first, second, samples in itertools.product((False, True), repeat=3):
+        updates = SimpleNamespace(
+            first_due=lambda step, due=first: due,
+            second_due=lambda step, due=second: due,
+            needs_samples=lambda step, due=samples: due,
+        )
+        codec = SimpleNamespace(settings_fingerprint=1)
+        compressor = SimpleNamespace(updates=updates, step=5, codec=codec)
+        layout = SimpleNamespace(fingerprint=8)
+        found.add(tuple(position(compressor, 0, layout, False, False).tolist()))
+    assert len(found) == 8
+
+
+def test_differences_are_those_from_the_first_rank():
+    world = Two(torch.tensor([1, 5, 3]))
+    assert differences(world, [1, 2, 3], "name") == {1: [1]}
+    assert differences(world, [1, 5, 3], "name") == {}
