@@ -2,6 +2,7 @@
 
 torchrun --nproc-per-node 2 examples/local_sgd.py
 torchrun --nproc-per-node 2 examples/local_sgd.py --every 1 --momentum 0 --lr 1
+torchrun --nproc-per-node 2 examples/local_sgd.py --fragments 2 --delay 2
 """
 
 from __future__ import annotations
@@ -25,6 +26,8 @@ def parse(words: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--bits", type=int, default=4, help="of a code (4)")
     parser.add_argument("--momentum", type=float, default=0.5, help="of the outer SGD (0.5)")
     parser.add_argument("--lr", type=float, default=0.7, help="of the outer SGD (0.7)")
+    parser.add_argument("--fragments", type=int, default=1, help="averaged in turn (1)")
+    parser.add_argument("--delay", type=int, default=0, help="steps of a round in flight (0)")
     parser.add_argument("--steps", type=int, default=150)
     return parser.parse_args(words)
 
@@ -43,6 +46,8 @@ def main(words: list[str] | None = None) -> None:
         compression=ALQ(bits=args.bits),
         momentum=args.momentum,
         lr=args.lr,
+        fragments=args.fragments,
+        delay=args.delay,
         named_parameters=net.named_parameters(),
     )
     draw = torch.Generator().manual_seed(rank)

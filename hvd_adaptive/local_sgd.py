@@ -21,15 +21,15 @@ import torch
 import torch.distributed as dist
 
 from hvd_adaptive import states
-from hvd_adaptive.checks import check_choice, check_integer, is_real
-from hvd_adaptive.compressor import GradientCompressor, check_compressor
-from hvd_adaptive.device import check_supported
+from hvd_adaptive.checks import check_choice, check_integer
+from hvd_adaptive.compressor import GradientCompressor
 from hvd_adaptive.hooks.anchors import Anchors
 from hvd_adaptive.hooks.background import Background
-from hvd_adaptive.hooks.ddp.names import plain_names
 from hvd_adaptive.hooks.fragments import Fragments, is_due
 from hvd_adaptive.hooks.horovod import elastic
+from hvd_adaptive.hooks.local_arguments import check_arguments, check_mixing, names_of
 from hvd_adaptive.hooks.local_round import Outcome, Pending, Round
+from hvd_adaptive.hooks.local_state import check_own, moved_of, own_checksum
 from hvd_adaptive.hooks.round_agreement import Position
 from hvd_adaptive.hooks.rounds import Exchange, find_world
 from hvd_adaptive.hooks.wrapped_optimizer import WrappedOptimizer
@@ -37,11 +37,6 @@ from hvd_adaptive.hooks.wrapped_optimizer import WrappedOptimizer
 logger = logging.getLogger("hvd_adaptive")
 _numbers = itertools.count()
 Parameter = torch.nn.Parameter
-ADVICE = (
-    "torch.distributed.checkpoint keeps one rank's tensors, and reads those that a new state has: "
-    "save PerRank(model=model, optimizer=optimizer) of hvd_adaptive.checkpoint, or a file of each "
-    "rank by torch.save"
-)
 
 
 class LocalSGD(WrappedOptimizer):
@@ -130,13 +125,13 @@ class LocalSGD(WrappedOptimizer):
         process_set: Any = None,
         on_nonfinite: str = "raise",
     ) -> None:
-        _check(optimizer, compression, momentum, lr)
+        check_arguments(optimizer, compression, momentum, lr)
         super().__init__(optimizer)
         self.compressor = compression
         self.every = check_integer("every", every, 1)
         self.fragments = check_integer("fragments", fragments, 1, self.every)
         self.delay = check_integer("delay", delay, 0, self.every // self.fragments)
-        self.mixing = _check_mixing(mixing, self.delay)
+        self.mixing = check_mixing(mixing, self.delay)
         self.on_nonfinite = check_choice("on_nonfinite", on_nonfinite, ("raise", "skip"))
         self.rounds = self._agreements = self._counted = 0
         self._has_moved = [False] * self.fragments
@@ -148,7 +143,7 @@ class LocalSGD(WrappedOptimizer):
         settings = (self.every, *outer, *streams, compression is None, on_nonfinite)
         self._settings = zlib.crc32(repr(settings).encode())
         self._ranks = process_group, process_set, f"hvd_adaptive.local{next(_numbers)}"
-        self._names = _names(named_parameters, compression)
+        self._names = names_of(named_parameters, compression)
         self._pending: Pending | None = None
         self.connect()
         elastic.register_handler(LocalSGD, elastic.LocalStateHandler)
@@ -382,7 +377,7 @@ class LocalSGD(WrappedOptimizer):
                 "rounds": self.rounds,
                 "agreements": self._agreements,
                 "pending": saved,
-                "own": {"rank": self._rank, "checksum": _checksum(self._rank, inner, saved)},
+                "own": {"rank": self._rank, "checksum": own_checksum(self._rank, inner, saved)},
                 "compressor": None if self.compressor is None else self.compressor.state_dict(),
             }
         )
@@ -394,16 +389,7 @@ class LocalSGD(WrappedOptimizer):
             ValueError: The state is of another model or compressor, incomplete, or was saved within
                 a round by another rank.
         """
-        own, moved = states.entry(state, "own"), states.entry(state, "moved")
-        inner, pending = states.entry(state, "optimizer"), states.entry(state, "pending")
-        rank = states.whole(own, "rank", of="state: own")
-        if states.entry(own, "checksum", "state: own") != _checksum(rank, inner, pending):
-            raise ValueError(f"state: the optimizer's state is lost, or of several ranks. {ADVICE}")
-        if rank != self._rank and (pending is not None or any(moved)):
-            raise ValueError(
-                f"state: rank {rank} saved it within a round, and this is rank {self._rank}, which "
-                f"has parameters and a state of its own. {ADVICE}"
-            )
+        check_own(state, self._rank)
         self.take_over(state)
 
     def take_over(self, state: Mapping[str, Any]) -> None:
@@ -416,7 +402,10 @@ class LocalSGD(WrappedOptimizer):
             raise ValueError("state: anchors are not those of this optimizer's parameters")
         counted = states.whole(state, "steps", 0, self.every - 1)
         rounds, agreements = states.whole(state, "rounds"), states.whole(state, "agreements")
-        moved, fragments = _moved(state, self.fragments), self._fragments.loaded(parameters, state)
+        moved, fragments = (
+            moved_of(state, self.fragments),
+            self._fragments.loaded(parameters, state),
+        )
         pending = states.entry(state, "pending")
         if pending is not None:
             pending = Pending.loaded(pending, parameters, self.fragments)
@@ -434,58 +423,6 @@ class LocalSGD(WrappedOptimizer):
         self._compared = False
 
 
-def _check(optimizer: Any, compressor: Any, momentum: Any, lr: Any) -> None:
-    """Raise ValueError if an argument of LocalSGD is not allowed."""
-    if not isinstance(optimizer, torch.optim.Optimizer) or hasattr(optimizer, "synchronize"):
-        raise ValueError(
-            "optimizer: must be a torch optimizer, not hvd.DistributedOptimizer, which averages at "
-            "every step"
-        )
-    if isinstance(optimizer, LocalSGD):
-        raise ValueError("optimizer: must not be a LocalSGD itself")
-    parameters = [p for group in optimizer.param_groups for p in group["params"]]
-    for parameter in parameters:
-        check_supported(parameter.device)
-    if any(map(torch.is_complex, parameters)):
-        raise ValueError("optimizer: complex parameters are not supported")
-    if not is_real(momentum) or not 0 <= momentum < 1:
-        raise ValueError(f"momentum={momentum!r}: must be a number of at least 0 and below 1")
-    if not is_real(lr) or not 0 < lr < float("inf"):
-        raise ValueError(f"lr={lr!r}: must be a number above 0")
-    if compressor is None:
-        return
-    check_compressor("compression", compressor)
-    if compressor.connection is not None:
-        raise ValueError("compression: already serves an optimizer or a model; create another")
-    if compressor.settings.process_set is not None:
-        raise ValueError("process_set: give it to LocalSGD, not to the compressor")
-
-
-def _names(given: Any, compressor: GradientCompressor | None) -> dict[Parameter, str]:
-    """Return names by parameter, without those of wrappers; none if none are given."""
-    named = list(given or ())
-    if compressor is not None:
-        bits = compressor.settings.parameter_bits
-        if bits is not None and not named:
-            raise ValueError(
-                "parameter_bits: the parameters' names are unknown: give LocalSGD named_parameters="
-            )
-        named = plain_names(named, bits or ())
-        if named:
-            compressor.parts.warn_of_idle_patterns([name for name, _ in named])
-    return {parameter: name for name, parameter in named}
-
-
-def _check_mixing(mixing: Any, delay: int) -> float:
-    if mixing is None:
-        return 0.5 if delay else 0.0
-    if not is_real(mixing) or not 0 <= mixing < 1:
-        raise ValueError(f"mixing={mixing!r}: must be a number of at least 0 and below 1")
-    if mixing and not delay:
-        raise ValueError(f"mixing={mixing!r}: needs a delay of at least 1")
-    return float(mixing)
-
-
 def _reached(parameters: list[Parameter]) -> int:
     """Return 32 bits of parameters, which are not 0."""
     return zlib.crc32(repr(states.checksums(parameters)).encode()) or 1
@@ -493,32 +430,3 @@ def _reached(parameters: list[Parameter]) -> int:
 
 def _is_finite(parameter: Parameter) -> bool:
     return bool(parameter.isfinite().all())
-
-
-def _moved(state: Mapping[str, Any], fragments: int) -> list[bool]:
-    moved = states.entry(state, "moved")
-    if not isinstance(moved, list) or len(moved) != fragments:
-        raise ValueError(f"state: moved={moved!r}: must be a list for fragments={fragments}")
-    return list(map(bool, moved))
-
-
-def _checksum(rank: int, inner: Any, pending: Any) -> int:
-    """Return 32 bits of what a rank has for itself."""
-    tensors: list[torch.Tensor] = []
-    others: list[Any] = [rank]
-
-    def visit(value: Any) -> None:
-        if isinstance(value, torch.Tensor):
-            tensors.append(value)
-        elif isinstance(value, Mapping):
-            for name, one in value.items():
-                others.append(name)
-                visit(one)
-        elif isinstance(value, list | tuple):
-            for one in value:
-                visit(one)
-        else:
-            others.append(value)
-
-    visit((states.entry(inner, "state", "state: optimizer"), pending))
-    return zlib.crc32(repr((others, states.checksums(tensors))).encode())

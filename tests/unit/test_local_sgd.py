@@ -12,6 +12,8 @@ from local_rounds import Mirror, backward, make_net, make_optimizer
 from torch import nn
 
 from hvd_adaptive import ALQ, LocalSGD
+from hvd_adaptive.hooks.background import Background
+from hvd_adaptive.hooks.local_round import Pending
 
 
 @pytest.mark.parametrize(("momentum", "lr"), [(0.0, 1.0), (0.9, 0.7)])
@@ -235,3 +237,24 @@ def test_only_states_with_the_right_anchors():
     optimizer.add_param_group({"params": [nn.Parameter(torch.zeros(3))]})
     with pytest.raises(ValueError, match="anchors"):
         optimizer.load_state_dict(state)
+
+
+def test_a_round_that_fails_with_its_ranks_is_left_out():
+    """As when elastic Horovod's workers change: what was learned is averaged later."""
+    net = make_net()
+    optimizer = LocalSGD(make_optimizer(net), every=2, fragments=2, delay=1)
+    backward(net, 0, 0)
+    optimizer.step()
+
+    def fail() -> None:
+        raise RuntimeError("the ranks have changed")
+
+    optimizer._pending = Pending(Background(fail, torch.device("cpu"), "fails"), 1)
+    with pytest.raises(RuntimeError, match="have changed"):
+        optimizer.state_dict()
+    optimizer.connect()
+    assert optimizer.state_dict()["moved"] == [True, True]
+    backward(net, 0, 1)
+    optimizer.step()
+    optimizer.finish()
+    assert optimizer.rounds > 0
