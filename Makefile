@@ -34,6 +34,9 @@ OTHERS := --ignore $(RANK_CHECKS) --numprocesses logical --dist loadfile --no-lo
   tests/tools tests/unit
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
+# Hundreds of processes import torch. Each one would compile torch's modules again, which takes
+# several times as long as loading them.
+unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test ranks coverage lint docs package-test soak mutants bench clean distclean
