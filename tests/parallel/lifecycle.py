@@ -262,7 +262,7 @@ def unlike_processors() -> None:
 def ended_in_flight() -> None:
     """Horovod fails on rank 1 while one thread of rank 0 waits for collectives and another submits
     them: both threads end with an error. Without transport/in_flight.py, they wait forever."""
-    from mpi4py import MPI  # noqa: F401
+    from mpi4py import MPI
 
     hvd.init()
     model = torch.nn.ParameterList(torch.ones(3) for _ in range(1000))
@@ -286,6 +286,7 @@ def ended_in_flight() -> None:
         sum(p.sum() for p in model.parameters()).backward()
         thread = threading.Thread(target=submit, daemon=True)
         thread.start()
+        MPI.COMM_WORLD.Barrier()
         for handle in handles:
             try:
                 world.synchronize(handle)
@@ -299,7 +300,8 @@ def ended_in_flight() -> None:
         assert len(errors) == len(handles) + 2, errors[-1]
         optimizer._handles.clear()
     else:
-        time.sleep(1.5)
+        MPI.COMM_WORLD.Barrier()  # everything is in flight
+        time.sleep(0.5)
     hvd.shutdown()
 
 
