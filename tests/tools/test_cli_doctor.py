@@ -25,7 +25,7 @@ RANK = {
     "mpi4py": "Open MPI v4.1.8",
     "libraries": ["/lib/libmpi.so.40"],
 }
-CUDA = Torch("2.13.0", "12.8", True, 20)
+CUDA = Torch("2.13.0", "12.8", 20)
 
 
 def found(check, **context) -> list[tuple[str, str]]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shutil
@@ -74,18 +73,14 @@ def wheel_root(chosen: Path | None, environ: Mapping[str, str]) -> Path:
 
 def find_wheel(root: Path, key: str) -> Path | None:
     """Return the wheel kept under `key`, or None."""
-    return next(iter(sorted((root / key).glob("horovod-*.whl"))), None)
+    return next((root / key).glob("horovod-*.whl"), None)
 
 
-def keep_wheel(root: Path, key: str, wheel: Path, log: Path, parts: Mapping[str, object]) -> Path:
+def keep_wheel(root: Path, key: str, wheel: Path, log: Path) -> Path:
     """Move a new wheel and its log to where `find_wheel` looks; return its new path."""
     folder = root / key
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "about.json").write_text(json.dumps(parts, indent=2, sort_keys=True) + "\n")
-    shutil.copyfile(log, folder / "build.log")
-    for old in folder.glob("horovod-*.whl"):
-        if old.name != wheel.name:
-            old.unlink(missing_ok=True)
+    log.replace(folder / "build.log")
     # The move is one rename within one file system: another process sees the whole wheel or none.
     return wheel.replace(folder / wheel.name)
 

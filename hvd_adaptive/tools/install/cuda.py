@@ -79,7 +79,7 @@ def _cuda_home(environ: Mapping[str, str]) -> Path | None:
 
     nvcc on PATH may be a script that calls another: then the runtime's header is not beside it.
     """
-    named = [environ.get(name) for name in ("HOROVOD_CUDA_HOME", "CUDA_HOME", "CUDA_PATH")]
+    named = [environ.get(name) for name in ("HOROVOD_CUDA_HOME", "CUDA_HOME")]
     for home in (Path(name) for name in named if name):
         if (home / "bin/nvcc").is_file():
             return home
@@ -93,23 +93,16 @@ def _cuda_home(environ: Mapping[str, str]) -> Path | None:
 
 
 def _nvcc_version(home: Path) -> str:
-    command = [str(home / "bin/nvcc"), "--version"]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=30)
-    except (OSError, subprocess.TimeoutExpired):
-        return ""
+    done = subprocess.run([str(home / "bin/nvcc"), "--version"], capture_output=True, text=True)
     match = re.search(r"release (\d+\.\d+)", done.stdout)
     return match[1] if match else ""
 
 
 def _find_nccl(environ: Mapping[str, str], cuda: Path, site: Path) -> Nccl | None:
-    named = [environ.get(name) for name in ("HOROVOD_NCCL_HOME", "NCCL_HOME", "NCCL_ROOT")]
-    homes = [Path(name) for name in named if name]
+    named = [environ.get(name) for name in ("HOROVOD_NCCL_HOME", "NCCL_HOME")]
     # The same NCCL that torch itself loads comes before any other.
-    homes += [site / "nvidia" / "nccl", cuda, Path("/usr/local/nccl"), Path("/usr")]
-    for home in homes:
-        folders = (home / "lib", home / "lib64", *sorted(home.glob("lib/*-linux-gnu")))
-        libraries = [path for folder in folders for path in sorted(folder.glob("libnccl.so*"))]
+    for home in (*(Path(name) for name in named if name), site / "nvidia/nccl", cuda, Path("/usr")):
+        libraries = sorted(home.glob("lib*/libnccl.so*")) or sorted(home.glob("lib/*/libnccl.so*"))
         if libraries and (home / "include" / "nccl.h").is_file():
             return Nccl(home / "include", libraries[0])
     return None

@@ -19,11 +19,9 @@ from .diagnose import MISSING, InstallError
 
 VERSION = "0.28.1"
 
-# Used only if torch names no C++ standard: the first version that needs each.
-_STANDARDS = (((2, 13), 20), ((2, 1), 17), ((0, 0), 14))
 # What Horovod builds and runs with, which --no-build-isolation leaves to this package.
 _PACKAGES = ("setuptools", "wheel", "packaging", "cloudpickle", "psutil", "pyyaml", "cffi")
-# Horovod's CMake requests only these instruction sets, each if the building CPU has it.
+# Horovod's CMake uses only these instruction sets, each if the building CPU has it.
 _CPU_FEATURES = {"avx", "f16c", "fma"}
 # What each MPI's compiler prints of its version.
 _MPI = re.compile(
@@ -50,7 +48,6 @@ class Torch:
 
     version: str
     cuda: str | None
-    cxx11_abi: bool
     standard: int
 
 
@@ -148,23 +145,19 @@ def find_torch(root: Path | None = None) -> Torch:
     if version is None:
         raise InstallError(f"{root} does not say its torch version", exit_code=MISSING)
     cuda = re.search(r"^cuda\b[^=\n]*=\s*['\"]([\d.]+)", about, re.M)
-    cmake = _read(root / "share/cmake/Torch/TorchConfig.cmake")
     return Torch(
         version=version[1],
         cuda=cuda[1] if cuda else None,
-        cxx11_abi="_GLIBCXX_USE_CXX11_ABI=0" not in cmake,
-        standard=required_standard(root, version[1]),
+        standard=required_standard(root),
     )
 
 
-def required_standard(root: Path, version: str) -> int:
-    """Return the C++ standard that torch.utils.cpp_extension compiles extensions by."""
+def required_standard(root: Path) -> int:
+    """Return the C++ standard that torch.utils.cpp_extension compiles by, 20 if it names none."""
     lines = _read(root / "utils/cpp_extension.py").splitlines()
     code = [line for line in lines if not line.lstrip().startswith(("#", ">>>", "..."))]
-    if found := re.findall(r"""["'=:]c\+\+(\d\d)\b""", "\n".join(code)):
-        return max(map(int, found))
-    numbers = tuple(int(number) for number in re.findall(r"\d+", version)[:2])
-    return next(standard for first, standard in _STANDARDS if numbers >= first)
+    found = re.findall(r"""["'=:]c\+\+(\d\d)\b""", "\n".join(code))
+    return max(map(int, found), default=20)
 
 
 def find_mpi(path: str) -> Mpi | None:

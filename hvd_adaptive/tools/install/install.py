@@ -22,7 +22,7 @@ from . import preflight
 from .build import build_folder, find_wheel, keep_wheel, run_build, wheel_root
 from .diagnose import BUILD_FAILED, MISSING, NOT_WORKING, InstallError, diagnose, tail
 from .environment import Facts, Options, gather, require_packages, search_path
-from .recipe import Plan, build_key, key_parts, make_plan, relative_rpaths, wrapper_script
+from .recipe import Plan, build_key, make_plan, relative_rpaths, wrapper_script
 
 _GIB_PER_JOB = 2
 _PROBE = """
@@ -132,22 +132,18 @@ def build(job: Job) -> Path:
                 log=log,
                 output=tail(text),
             )
-        parts = key_parts(job.options, job.facts, job.environ)
-        return keep_wheel(job.root, job.key, wheel, log, parts)
+        return keep_wheel(job.root, job.key, wheel, log)
 
 
 def prepare(job: Job) -> Callable[[Path], tuple[Plan, str]]:
     """Check what a build needs; return a function from its folder to the plan and the wrapper."""
     standard = job.facts.torch.standard
     cmake = shutil.which("cmake", path=search_path(job.facts.scripts, job.environ))
-    checks = (
-        preflight.compiler_problem(job.environ, standard),
-        preflight.headers_problem(),
-        preflight.make_problem(job.environ),
-        preflight.folder_problem(job.facts.mpi.compiler) if job.facts.mpi else None,
-        None if cmake else f"there is no cmake: {sys.executable} -m pip install cmake",
-    )
-    missing = [problem for problem in checks if problem]
+    missing = preflight.problems(job.environ, standard)
+    if job.facts.mpi:
+        missing += filter(None, [preflight.folder_problem(job.facts.mpi.compiler)])
+    if not cmake:
+        missing.append(f"there is no cmake: {sys.executable} -m pip install cmake")
     compiler = preflight.find_compiler(job.environ)
     if missing or compiler is None or cmake is None:
         raise InstallError("Horovod cannot be built yet", exit_code=MISSING, hints=missing)

@@ -72,17 +72,18 @@ def _try_compile(command: Sequence[str], standard: int) -> str | None:
     return lines[0] if lines else f"exit status {done.returncode}"
 
 
-def headers_problem() -> str | None:
-    """Return why Python.h is missing, with what to do; None if it exists."""
-    folder = sysconfig.get_paths()["include"]
-    exists = Path(folder, "Python.h").is_file()
-    return None if exists else f"Python.h is not in {folder}: {INSTALL_HEADERS}"
-
-
-def make_problem(environ: Mapping[str, str]) -> str | None:
-    """Return why Horovod's makefiles cannot be run; None if they can."""
-    exists = shutil.which("make", path=environ.get("PATH"))
-    return None if exists else f"there is no make: {INSTALL_MAKE}"
+def problems(environ: Mapping[str, str], standard: int) -> list[str]:
+    """Return what a build with C++ `standard` lacks, and what to do; empty if it lacks nothing."""
+    headers = sysconfig.get_paths()["include"]
+    found = (
+        []
+        if Path(headers, "Python.h").is_file()
+        else [f"Python.h is not in {headers}: {INSTALL_HEADERS}"]
+    )
+    if not shutil.which("make", path=environ.get("PATH")):
+        found.append(f"there is no make: {INSTALL_MAKE}")
+    compiler = compiler_problem(environ, standard)
+    return [*found, compiler] if compiler else found
 
 
 def folder_problem(folder: Path) -> str | None:
@@ -92,26 +93,15 @@ def folder_problem(folder: Path) -> str | None:
     return f"'{folder}' has a space in it, which Open MPI's compilers cannot handle: move it"
 
 
-def venv_problem() -> str | None:
-    """Return why this Python cannot make a virtual environment; None if it can."""
-    if importlib.util.find_spec("venv") and importlib.util.find_spec("ensurepip"):
-        return None
-    return f"{sys.executable} cannot make virtual environments: {INSTALL_VENV}"
-
-
 def main() -> int:
     """Print every problem at once, so that one visit to the package manager is enough."""
-    checks = (
-        folder_problem(Path.cwd()),
-        venv_problem(),
-        headers_problem(),
-        make_problem(os.environ),
-        compiler_problem(os.environ, int(sys.argv[1]) if len(sys.argv) > 1 else 20),
-    )
-    problems = [problem for problem in checks if problem]
-    for problem in problems:
+    found = problems(os.environ, 20)
+    found += filter(None, [folder_problem(Path.cwd())])
+    if not (importlib.util.find_spec("venv") and importlib.util.find_spec("ensurepip")):
+        found.append(f"{sys.executable} cannot make virtual environments: {INSTALL_VENV}")
+    for problem in found:
         print(f"hvd_adaptive set-up: {problem}", file=sys.stderr)
-    return 1 if problems else 0
+    return 1 if found else 0
 
 
 if __name__ == "__main__":

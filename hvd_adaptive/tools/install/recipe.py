@@ -28,8 +28,6 @@ _DROPPED = re.compile(
 # These outside settings are kept, and change the result of the build.
 _KEPT = re.compile(r"(CPP|CXX|LD)FLAGS|HOROVOD_(BUILD|CPU|DEBUG|ALLOW).*|CCL_ROOT")
 
-# Every spelling of each C++ standard that compilers accept.
-_SPELLINGS = {98: "98 03", 11: "0x 11", 14: "1y 14", 17: "1z 17", 20: "2a 20", 23: "2b 23"}
 _WRAPPER = """\
 #!/bin/sh
 # Written by hvd_adaptive: the real compiler, with the C++ standard that torch's headers need, and
@@ -48,7 +46,7 @@ for word in "$@"; do
     case "$word" in
         {lower})
             named=yes word=-std=c++{standard} ;;
-        -std=* | --std=*) named=yes ;;
+        -std=*) named=yes ;;
         -g) if [ "$HOROVOD_DEBUG" != 1 ]; then word=-g0; fi ;;
         -c) compiles=yes ;;
         -shared) shared=yes ;;
@@ -138,7 +136,7 @@ def key_parts(options: Options, facts: Facts, environ: Mapping[str, str]) -> dic
         "python": sysconfig.get_config_var("SOABI") or sys.implementation.cache_tag,
         "platform": [sysconfig.get_platform(), *platform.libc_ver()],
         "cpu": facts.cpu,
-        "torch": [torch.version, torch.cuda, torch.cxx11_abi, torch.standard],
+        "torch": [torch.version, torch.cuda, torch.standard],
         "mpi": [mpi.kind, mpi.version, *_library_places(facts)] if mpi else None,
         "gloo": options.gloo,
         "gpu": [str(gpu.home), gpu.nvcc_version, str(gpu.nccl)] if gpu.home else None,
@@ -172,14 +170,8 @@ def wrapper_script(compiler: Sequence[str], standard: int, rpaths: Sequence[str]
         rpaths: library folders, relative to the library ($ORIGIN/...), searched before any other.
             They keep a cached wheel from loading the MPI of the environment it was built in.
     """
-    years = [year for year in _SPELLINGS if year == 98 or year < standard]
-    lower = [
-        f"{dashes}std={kind}++{spelling}"
-        for dashes in ("-", "--")
-        for year in years
-        for spelling in _SPELLINGS[year].split()
-        for kind in ("c", "gnu")
-    ]
+    spellings = ["98", "03", "11", "0x", "14", "1y", "17", "1z"][: 6 if standard <= 17 else None]
+    lower = [f"-std={kind}++{spelling}" for spelling in spellings for kind in ("c", "gnu")]
     return _WRAPPER.format(
         compiler=shlex.join(compiler),
         standard=standard,

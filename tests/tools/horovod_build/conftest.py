@@ -15,7 +15,7 @@ def facts(tmp_path: Path) -> Facts:
     """A made-up environment with an MPI of its own."""
     prefix = tmp_path / "env"
     return Facts(
-        torch=Torch("2.13.0", None, True, 20),
+        torch=Torch("2.13.0", None, 20),
         mpi=Mpi(prefix / "bin" / "mpicxx", "Open MPI", "4.1.8", (prefix / "lib",)),
         gpu=Gpu("CPU build"),
         prefix=prefix,

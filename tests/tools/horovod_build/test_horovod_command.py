@@ -50,8 +50,8 @@ def test_a_command_is_needed(capsys):
 def real_environment(tmp_path) -> Path:
     """This environment, if it has what a build needs."""
     scripts = Path(sys.executable).parent
-    if preflight.compiler_problem(os.environ, 20) or preflight.headers_problem():
-        pytest.skip("no compiler for C++20 or no Python headers")
+    if preflight.problems(os.environ, 20):
+        pytest.skip("no compiler for C++20, no Python headers or no make")
     if not shutil.which("cmake", path=f"{scripts}{os.pathsep}{os.environ['PATH']}"):
         pytest.skip("no cmake")
     return tmp_path

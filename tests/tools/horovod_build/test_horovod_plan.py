@@ -100,7 +100,6 @@ def test_key_changes_with_all_that_changes_the_wheel(facts):
         build_key(Options(), replace(facts, mpi=replace(mpi, version="4.1.6")), {}),
         build_key(Options(), replace(facts, mpi=replace(mpi, library_dirs=(Path("/m"),))), {}),
         build_key(Options(), replace(facts, torch=replace(torch, version="2.12.0")), {}),
-        build_key(Options(), replace(facts, torch=replace(torch, cxx11_abi=False)), {}),
         build_key(Options(), replace(facts, torch=replace(torch, standard=17)), {}),
         build_key(Options(), replace(facts, cpu=("avx",)), {}),
         build_key(Options(), replace(facts, gpu=Gpu("", Path("/cuda"), "12.4")), {}),
