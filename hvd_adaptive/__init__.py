@@ -14,7 +14,7 @@ from hvd_adaptive._version import __version__
 from hvd_adaptive.connection import load_host_by
 
 if TYPE_CHECKING:
-    from hvd_adaptive.errors import PayloadError, RankMismatchError, ResidualError
+    from hvd_adaptive.base.errors import PayloadError, RankMismatchError, ResidualError
     from hvd_adaptive.hooks.average import average
     from hvd_adaptive.local_sgd import LocalSGD
     from hvd_adaptive.monitor import Monitor
@@ -71,9 +71,9 @@ _MODULES = {
     "average": "hooks.average",
     "LocalSGD": "local_sgd",
     "Monitor": "monitor",
-    "PayloadError": "errors",
-    "RankMismatchError": "errors",
-    "ResidualError": "errors",
+    "PayloadError": "base.errors",
+    "RankMismatchError": "base.errors",
+    "ResidualError": "base.errors",
 }
 
 

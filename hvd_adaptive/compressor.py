@@ -13,24 +13,23 @@ import torch
 
 from hvd_adaptive import states
 from hvd_adaptive.adapt.updates import ScheduledUpdates, Updates
+from hvd_adaptive.base.checks import check_integer
+from hvd_adaptive.base.device import check_supported
+from hvd_adaptive.base.errors import PayloadError, WarnOnce
+from hvd_adaptive.base.streams import Use
 from hvd_adaptive.changes import Changing
-from hvd_adaptive.checks import check_integer
 from hvd_adaptive.codec.codec import Codec, check_scheme
 from hvd_adaptive.coding import payload as payloads
 from hvd_adaptive.coding.header import DTYPE_CODES
 from hvd_adaptive.connection import Connection, RefusesClasses, host
-from hvd_adaptive.device import check_supported
 from hvd_adaptive.differentiable import Differentiable
-from hvd_adaptive.errors import PayloadError
 from hvd_adaptive.feedback import Residuals, check_residuals
 from hvd_adaptive.instances import Instance
 from hvd_adaptive.kernels.random import stream_key
 from hvd_adaptive.layout import Layout
 from hvd_adaptive.monitor import StepMeter
-from hvd_adaptive.once import WarnOnce
 from hvd_adaptive.parts import Parts
 from hvd_adaptive.settings import keyword_of
-from hvd_adaptive.streams import Use
 
 logger = logging.getLogger("hvd_adaptive")
 

@@ -20,11 +20,11 @@ import torch.distributed as dist
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 
 from hvd_adaptive import states
+from hvd_adaptive.base.checks import check_named_parameters
+from hvd_adaptive.base.device import check_supported
 from hvd_adaptive.changes import keywords_of
 from hvd_adaptive.checkpoint import key_of_rank, packed, unpacked
-from hvd_adaptive.checks import check_named_parameters
 from hvd_adaptive.compressor import GradientCompressor, check_compressor
-from hvd_adaptive.device import check_supported
 from hvd_adaptive.hooks.ddp.bucket_session import BucketSession
 from hvd_adaptive.hooks.ddp.buckets import Bucket, Names
 from hvd_adaptive.hooks.ddp.names import plain_names

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from hvd_adaptive import states
-from hvd_adaptive.device import HostCopy
+from hvd_adaptive.base.device import HostCopy
+from hvd_adaptive.base.finite import Finite, all_finite
 from hvd_adaptive.feedback_weight import (
     Figures,
     Own,
@@ -23,12 +24,11 @@ from hvd_adaptive.feedback_weight import (
     growth_error,
     growth_warning,
 )
-from hvd_adaptive.finite import Finite, all_finite
 
 if TYPE_CHECKING:
+    from hvd_adaptive.base.errors import ResidualError
     from hvd_adaptive.codec.codec import Codec
     from hvd_adaptive.coding.payload import Payload
-    from hvd_adaptive.errors import ResidualError
     from hvd_adaptive.layout import Layout
 
 logger = logging.getLogger("hvd_adaptive")

@@ -24,8 +24,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from hvd_adaptive import states
-from hvd_adaptive.checks import is_real
-from hvd_adaptive.errors import ResidualError
+from hvd_adaptive.base.checks import is_real
+from hvd_adaptive.base.errors import ResidualError
 
 AUTO = "auto"
 # Share of the difference by which an adapted weight, or the norm of recent gradients, follows.

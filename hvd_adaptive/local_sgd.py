@@ -21,7 +21,7 @@ import torch
 import torch.distributed as dist
 
 from hvd_adaptive import states
-from hvd_adaptive.checks import check_choice, check_integer
+from hvd_adaptive.base.checks import check_choice, check_integer
 from hvd_adaptive.compressor import GradientCompressor
 from hvd_adaptive.hooks.anchors import Anchors
 from hvd_adaptive.hooks.background import Background

@@ -9,7 +9,7 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 from hvd_adaptive import states
-from hvd_adaptive.checks import check_parameter_bits
+from hvd_adaptive.base.checks import check_parameter_bits
 from hvd_adaptive.codec.codec import Codec, load_state, state_of
 
 logger = logging.getLogger("hvd_adaptive")

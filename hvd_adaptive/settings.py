@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from hvd_adaptive.checks import (
+from hvd_adaptive.base.checks import (
     check_bits_or_full,
     check_choice,
     check_feedback,

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from hvd_adaptive import kernels
-from hvd_adaptive.checks import check_flag, check_integer
+from hvd_adaptive.base.checks import check_flag, check_integer
 
 # Largest counters: the limits of int64 and of the header's table version.
 MOST, MOST_VERSION = 2**63 - 1, 2**32 - 1

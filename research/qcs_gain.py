@@ -8,10 +8,10 @@ from collections.abc import Callable
 import torch
 
 from hvd_adaptive import QCS, QSGD, SparseSGD
+from hvd_adaptive.base.streams import Use
 from hvd_adaptive.compressor import GradientCompressor
 from hvd_adaptive.kernels.random import stream_key
 from hvd_adaptive.schemes.qcs import variance_bound
-from hvd_adaptive.streams import Use
 
 SCALE_BITS = 32
 HEADER_BYTES = 96

@@ -16,10 +16,10 @@ from qcs_gain import body_gain, qsgd_gain
 from qcs_regression import load
 
 from hvd_adaptive import QCS, QSGD, SparseSGD
+from hvd_adaptive.base.streams import Use
 from hvd_adaptive.compressor import GradientCompressor
 from hvd_adaptive.kernels.random import stream_key
 from hvd_adaptive.simulate import Minibatches, Records, evaluate
-from hvd_adaptive.streams import Use
 
 ORDERS = (64, 512, 8192)
 GAINS = (4, 6, 8, 12, 16, 21, 32, 64, 125, 250, 500, 1000)

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Callable, Iterable
 
 from hvd_adaptive.adapt.statistics import STATISTICS
-from hvd_adaptive.checks import check_choice, check_flag, check_integer
+from hvd_adaptive.base.checks import check_choice, check_flag, check_integer
 
 
 @dataclasses.dataclass(frozen=True)

@@ -11,8 +11,8 @@ import numpy as np
 import torch
 
 from hvd_adaptive import kernels
+from hvd_adaptive.base.device import HostCopy
 from hvd_adaptive.coding.zeros import Zeros
-from hvd_adaptive.device import HostCopy
 
 # Length of ``Usable.head``, with which codecs' statistics begin.
 HEAD = 6

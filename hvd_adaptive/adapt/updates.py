@@ -14,7 +14,7 @@ from hvd_adaptive import states
 from hvd_adaptive.adapt.joint_update import JointUpdate
 from hvd_adaptive.adapt.schedule import UpdateSchedule
 from hvd_adaptive.adapt.window import SampleWindow
-from hvd_adaptive.once import WarnOnce
+from hvd_adaptive.base.errors import WarnOnce
 
 logger = logging.getLogger("hvd_adaptive")
 

@@ -9,7 +9,7 @@ from types import ModuleType
 import torch
 
 from hvd_adaptive import kernels
-from hvd_adaptive.checks import check_choice
+from hvd_adaptive.base.checks import check_choice
 from hvd_adaptive.codec.codec import Codec
 from hvd_adaptive.coding.bucket_levels import FORMATS
 from hvd_adaptive.kernels.packing import packing_of

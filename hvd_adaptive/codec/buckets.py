@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import torch
 
+from hvd_adaptive.base.device import HOST, check_supported
 from hvd_adaptive.coding.zeros import Zeros
-from hvd_adaptive.device import HOST, check_supported
 from hvd_adaptive.settings import Settings
 
 

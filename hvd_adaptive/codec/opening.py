@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from hvd_adaptive.base.errors import PayloadError
 from hvd_adaptive.codec.quantizer import Quantizer
 from hvd_adaptive.coding.header import Frame, Header
 from hvd_adaptive.coding.payload import (
@@ -16,7 +17,6 @@ from hvd_adaptive.coding.payload import (
     section_of_zeros,
 )
 from hvd_adaptive.coding.zeros import runs_in
-from hvd_adaptive.errors import PayloadError
 
 # Header fields that a receiver compares, in the order in which errors name them.
 _CHECKED = (

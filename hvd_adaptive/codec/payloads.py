@@ -6,6 +6,8 @@ from collections.abc import Callable, Sequence
 
 import torch
 
+from hvd_adaptive.base.device import stacked
+from hvd_adaptive.base.finite import narrowed
 from hvd_adaptive.codec.distortion import squares_of
 from hvd_adaptive.codec.opening import (
     Received,
@@ -19,8 +21,6 @@ from hvd_adaptive.coding.header import SIZE, Frame, Header
 from hvd_adaptive.coding.payload import Encoded, Payload
 from hvd_adaptive.coding.sendable import Sendable
 from hvd_adaptive.coding.zeros import Zeros, alike, most_section_bytes
-from hvd_adaptive.device import stacked
-from hvd_adaptive.finite import narrowed
 from hvd_adaptive.kernels.block_sums import BlockSums
 
 

@@ -13,10 +13,10 @@ import torch
 
 from hvd_adaptive import kernels
 from hvd_adaptive._version import __version__
+from hvd_adaptive.base.errors import WarnOnce
 from hvd_adaptive.coding.coder import Coder
 from hvd_adaptive.coding.payload import Payload
 from hvd_adaptive.kernels.block_sums import BlockSums
-from hvd_adaptive.once import WarnOnce
 from hvd_adaptive.settings import Settings
 
 logger = logging.getLogger("hvd_adaptive")

@@ -43,10 +43,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
+from hvd_adaptive.base.streams import Use
 from hvd_adaptive.codec.payloads import Payloads
 from hvd_adaptive.coding.header import SIZE
 from hvd_adaptive.kernels.random import stream_key
-from hvd_adaptive.streams import Use
 
 if TYPE_CHECKING:
     from hvd_adaptive.codec.quantizer import Quantizer

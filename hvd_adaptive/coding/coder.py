@@ -25,7 +25,7 @@ import numpy as np
 import torch
 
 from hvd_adaptive import kernels
-from hvd_adaptive.errors import PayloadError
+from hvd_adaptive.base.errors import PayloadError
 from hvd_adaptive.kernels.constants import LAST_END
 from hvd_adaptive.kernels.fixed import BLOCK
 from hvd_adaptive.kernels.packing import Packing

@@ -9,8 +9,8 @@ from typing import NamedTuple
 
 import torch
 
+from hvd_adaptive.base.errors import PayloadError
 from hvd_adaptive.coding.codings import CODING_NAMES, CODINGS
-from hvd_adaptive.errors import PayloadError
 from hvd_adaptive.kernels.constants import CHECKSUM_AT, HEADER_BYTES
 
 MAGIC = b"HVDA"

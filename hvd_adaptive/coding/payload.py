@@ -11,10 +11,10 @@ from dataclasses import dataclass, field
 import torch
 
 from hvd_adaptive import kernels
+from hvd_adaptive.base.device import HostCopy, stacked
+from hvd_adaptive.base.errors import PayloadError
 from hvd_adaptive.coding.header import SIZE, Header, body_seed
 from hvd_adaptive.coding.sendable import Sendable
-from hvd_adaptive.device import HostCopy, stacked
-from hvd_adaptive.errors import PayloadError
 from hvd_adaptive.kernels.block_sums import BlockSums
 from hvd_adaptive.kernels.zeros import Runs
 

@@ -16,9 +16,9 @@ from types import ModuleType
 import torch
 
 from hvd_adaptive import kernels
+from hvd_adaptive.base.device import HostCopy
+from hvd_adaptive.base.errors import PayloadError
 from hvd_adaptive.coding.payload import Payload
-from hvd_adaptive.device import HostCopy
-from hvd_adaptive.errors import PayloadError
 from hvd_adaptive.kernels.zeros import Runs, most_stream_bytes
 
 # Bytes of a section before its stream: the number of zeros, and of runs of zeros.

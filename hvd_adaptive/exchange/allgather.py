@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from hvd_adaptive.base.errors import PayloadError
 from hvd_adaptive.coding.payload import split
-from hvd_adaptive.errors import PayloadError
 from hvd_adaptive.exchange.exchange import Exchange, Route
 from hvd_adaptive.exchange.parcel import Parcel
 from hvd_adaptive.transport.collectives import AllGather, copies_sent

@@ -22,8 +22,9 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from hvd_adaptive.base.device import wait_for
+from hvd_adaptive.base.streams import Use
 from hvd_adaptive.codec.second_stage import references
-from hvd_adaptive.device import wait_for
 from hvd_adaptive.exchange.allgather import Allgather
 from hvd_adaptive.exchange.exchange import Exchange, Place, Route, Share
 from hvd_adaptive.exchange.hierarchical import Hierarchical
@@ -31,7 +32,6 @@ from hvd_adaptive.exchange.parcel import Parcel, RandomStream
 from hvd_adaptive.exchange.plain import Half, Plain
 from hvd_adaptive.exchange.scatter_reduce import ScatterReduce
 from hvd_adaptive.instances import Instance
-from hvd_adaptive.streams import Use
 from hvd_adaptive.transport.nodes import find_nodes
 
 if TYPE_CHECKING:

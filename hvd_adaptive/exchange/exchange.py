@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
-from hvd_adaptive.errors import PayloadError
+from hvd_adaptive.base.errors import PayloadError
 from hvd_adaptive.exchange.parcel import Parcel
 from hvd_adaptive.transport.collectives import Collective
 

@@ -23,9 +23,9 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from hvd_adaptive.base.errors import PayloadError
 from hvd_adaptive.coding.sendable import Sendable
 from hvd_adaptive.coding.zeros import most_section_bytes
-from hvd_adaptive.errors import PayloadError
 from hvd_adaptive.exchange.allgather import Allgather
 from hvd_adaptive.exchange.chunks import Chunk, cut
 from hvd_adaptive.exchange.exchange import (

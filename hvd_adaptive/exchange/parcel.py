@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import torch
 
+from hvd_adaptive.base.device import HostCopy
+from hvd_adaptive.base.finite import narrowed
+from hvd_adaptive.base.streams import Use
 from hvd_adaptive.codec.distortion import rounding_errors
 from hvd_adaptive.coding.header import Frame
 from hvd_adaptive.coding.payload import Encoded
-from hvd_adaptive.device import HostCopy
-from hvd_adaptive.finite import narrowed
 from hvd_adaptive.kernels.random import stream_key
-from hvd_adaptive.streams import Use
 
 if TYPE_CHECKING:
     from hvd_adaptive.codec.codec import Codec

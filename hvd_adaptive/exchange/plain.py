@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from hvd_adaptive.base.errors import PayloadError
 from hvd_adaptive.codec.second_stage import FULL_PRECISION, SecondStage
-from hvd_adaptive.errors import PayloadError
 from hvd_adaptive.exchange.exchange import Route
 from hvd_adaptive.exchange.parcel import Parcel
 from hvd_adaptive.exchange.scatter_reduce import ScatterReduce

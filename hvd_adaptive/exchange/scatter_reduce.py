@@ -22,10 +22,10 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from hvd_adaptive.base.errors import PayloadError
 from hvd_adaptive.codec.second_stage import SecondStage, warn_of_averages
 from hvd_adaptive.coding.payload import Encoded, Row, arrived
 from hvd_adaptive.coding.sendable import Sendable
-from hvd_adaptive.errors import PayloadError
 from hvd_adaptive.exchange.chunks import Chunk, cut
 from hvd_adaptive.exchange.exchange import Exchange, FailedElsewhereError, Route
 from hvd_adaptive.exchange.parcel import Parcel

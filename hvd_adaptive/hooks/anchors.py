@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from hvd_adaptive.device import HOST
-from hvd_adaptive.finite import wide_of
+from hvd_adaptive.base.device import HOST
+from hvd_adaptive.base.finite import wide_of
 from hvd_adaptive.states import checksums
 
 Parameter = torch.nn.Parameter

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from hvd_adaptive import states
-from hvd_adaptive.checks import check_integer
+from hvd_adaptive.base.checks import check_integer
 
 Parameter = torch.nn.Parameter
 

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from hvd_adaptive.base.finite import wide_of
 from hvd_adaptive.compressor import GradientCompressor
-from hvd_adaptive.finite import wide_of
 from hvd_adaptive.hooks.background import Background
 from hvd_adaptive.hooks.connected import ApartFromHorovod
 from hvd_adaptive.hooks.lists import Kind, Lists

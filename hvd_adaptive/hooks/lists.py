@@ -9,9 +9,9 @@ from typing import Any
 
 import torch
 
+from hvd_adaptive.base.device import check_supported
+from hvd_adaptive.base.errors import RankMismatchError
 from hvd_adaptive.coding.header import DTYPE_CODES
-from hvd_adaptive.device import check_supported
-from hvd_adaptive.errors import RankMismatchError
 from hvd_adaptive.run.description import Description, differences
 
 ADVICE = "Every rank must give average() tensors of the same kinds in the same order"

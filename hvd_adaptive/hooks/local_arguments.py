@@ -6,9 +6,9 @@ from typing import Any
 
 import torch
 
-from hvd_adaptive.checks import is_real
+from hvd_adaptive.base.checks import is_real
+from hvd_adaptive.base.device import check_supported
 from hvd_adaptive.compressor import GradientCompressor, check_compressor
-from hvd_adaptive.device import check_supported
 from hvd_adaptive.hooks.ddp.names import plain_names
 from hvd_adaptive.hooks.wrapped_optimizer import WrappedOptimizer
 

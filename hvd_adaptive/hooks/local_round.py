@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from hvd_adaptive import states
-from hvd_adaptive.finite import wide_of
+from hvd_adaptive.base.finite import wide_of
 from hvd_adaptive.hooks.anchors import Anchors
 from hvd_adaptive.hooks.background import Background
 from hvd_adaptive.hooks.round_agreement import Agreed, Position, agree

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from hvd_adaptive.errors import RankMismatchError
+from hvd_adaptive.base.errors import RankMismatchError
 from hvd_adaptive.run.description import format_ranks
 from hvd_adaptive.run.replicas import differences
 from hvd_adaptive.run.worker import STALL

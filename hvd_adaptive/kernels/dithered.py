@@ -17,7 +17,7 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
-from hvd_adaptive.errors import PayloadError
+from hvd_adaptive.base.errors import PayloadError
 from hvd_adaptive.kernels.prefix_tables import PrefixTables
 
 # Runs of symbols stay in the second-level cache; 64 bits for each segment do not count.

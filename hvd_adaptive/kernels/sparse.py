@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import torch
 
-from hvd_adaptive.errors import PayloadError
+from hvd_adaptive.base.errors import PayloadError
 
 # A payload's sections: thresholds (float32, one per bucket), exact values (float32), words (int32).
 Sections = tuple[torch.Tensor, torch.Tensor, torch.Tensor]

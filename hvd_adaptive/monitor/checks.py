@@ -7,7 +7,7 @@ import re
 from collections.abc import Collection
 from typing import Any
 
-from hvd_adaptive.checks import check_integer
+from hvd_adaptive.base.checks import check_integer
 
 
 def checked_steps(name: str, value: Any) -> int:

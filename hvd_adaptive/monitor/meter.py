@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import torch
 
-from hvd_adaptive.device import HostCopy
+from hvd_adaptive.base.device import HostCopy
 
 
 @dataclass

@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
-from hvd_adaptive.checks import check_flag
+from hvd_adaptive.base.checks import check_flag
 from hvd_adaptive.monitor.alarms import Alarms, Limits
 from hvd_adaptive.monitor.checks import (
     checked_limit,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from hvd_adaptive.errors import RankMismatchError
+from hvd_adaptive.base.errors import RankMismatchError
 from hvd_adaptive.run.description import Description, describe, differences
 
 if TYPE_CHECKING:

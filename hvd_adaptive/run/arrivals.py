@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import torch
 
-from hvd_adaptive.device import Streams
+from hvd_adaptive.base.device import Streams
 from hvd_adaptive.layout import Group, Layout, gather, view_of
 
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from hvd_adaptive.errors import PayloadError
+from hvd_adaptive.base.errors import PayloadError
 from hvd_adaptive.exchange.exchange import FailedElsewhereError
 
 if TYPE_CHECKING:

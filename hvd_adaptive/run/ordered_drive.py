@@ -22,8 +22,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from hvd_adaptive.device import HostCopy, stacked
-from hvd_adaptive.errors import RankMismatchError
+from hvd_adaptive.base.device import HostCopy, stacked
+from hvd_adaptive.base.errors import RankMismatchError
 from hvd_adaptive.layout import Layout
 from hvd_adaptive.run.agreement import disagreement, position
 from hvd_adaptive.run.drive import Drive, Road

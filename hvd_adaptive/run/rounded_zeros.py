@@ -7,8 +7,8 @@ from collections.abc import Collection, Sequence
 
 import torch
 
+from hvd_adaptive.base.device import HostCopy
 from hvd_adaptive.codec.codec import Codec
-from hvd_adaptive.device import HostCopy
 from hvd_adaptive.layout import Group, Member
 
 logger = logging.getLogger("hvd_adaptive")

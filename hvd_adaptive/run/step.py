@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import torch
 
+from hvd_adaptive.base.errors import PayloadError
 from hvd_adaptive.coding.sendable import Sendable
-from hvd_adaptive.errors import PayloadError
 from hvd_adaptive.feedback import Residuals
 from hvd_adaptive.layout import Group, Layout
 from hvd_adaptive.run.arrivals import Arrivals

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import torch
 
-from hvd_adaptive.device import wait_for
+from hvd_adaptive.base.device import wait_for
 from hvd_adaptive.transport.world import World
 
 REPEATS = 5

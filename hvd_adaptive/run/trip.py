@@ -11,20 +11,20 @@ from typing import TYPE_CHECKING, Protocol
 
 import torch
 
+from hvd_adaptive.base.finite import Finite
+from hvd_adaptive.base.streams import Use, group_number
 from hvd_adaptive.exchange.exchange import Exchange
 from hvd_adaptive.exchange.parcel import Memory, Parcel, RandomStream
 from hvd_adaptive.feedback import Residuals
-from hvd_adaptive.finite import Finite
 from hvd_adaptive.layout import Group, Layout
 from hvd_adaptive.run.rounded_zeros import RoundedZeros
 from hvd_adaptive.run.shares import Shares
-from hvd_adaptive.streams import Use, group_number
 from hvd_adaptive.transport.collectives import Collective
 
 if TYPE_CHECKING:
+    from hvd_adaptive.base.errors import ResidualError
     from hvd_adaptive.codec.codec import Codec
     from hvd_adaptive.compressor import GradientCompressor
-    from hvd_adaptive.errors import ResidualError
     from hvd_adaptive.feedback_weight import Weights
     from hvd_adaptive.monitor import StepMeter
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
-from hvd_adaptive.checks import check_choice, check_flag
+from hvd_adaptive.base.checks import check_choice, check_flag
 from hvd_adaptive.codec.bucket_codec import (
     BucketCodec,
     code_kernels,

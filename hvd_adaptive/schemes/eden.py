@@ -12,7 +12,8 @@ import numpy as np
 import torch
 
 from hvd_adaptive import kernels
-from hvd_adaptive.checks import check_integer, is_real
+from hvd_adaptive.base.checks import check_integer, is_real
+from hvd_adaptive.base.streams import Inside, Use
 from hvd_adaptive.codec.codec import Codec
 from hvd_adaptive.compressor import GradientCompressor
 from hvd_adaptive.kernels.eden import STEP, Buckets, Levels
@@ -20,7 +21,6 @@ from hvd_adaptive.kernels.packing import packing_of
 from hvd_adaptive.kernels.random import MASK64, stream_key
 from hvd_adaptive.levels.lloyd_max import distortion, normal_levels
 from hvd_adaptive.settings import Settings
-from hvd_adaptive.streams import Inside, Use
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack

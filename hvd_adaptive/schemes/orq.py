@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from hvd_adaptive.checks import check_choice, is_whole
+from hvd_adaptive.base.checks import check_choice, is_whole
 from hvd_adaptive.codec.bucket_codec import RandomRounding, level_kernels
 from hvd_adaptive.compressor import GradientCompressor
 from hvd_adaptive.settings import Settings

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 import torch
 
 from hvd_adaptive import kernels
-from hvd_adaptive.checks import check_choice, check_integer, is_real
+from hvd_adaptive.base.checks import check_choice, check_integer, is_real
 from hvd_adaptive.codec.codec import Codec
 from hvd_adaptive.compressor import GradientCompressor
 from hvd_adaptive.kernels import hadamard

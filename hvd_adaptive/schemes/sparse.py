@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from hvd_adaptive import kernels
-from hvd_adaptive.checks import is_real
+from hvd_adaptive.base.checks import is_real
 from hvd_adaptive.codec.codec import Codec
 from hvd_adaptive.compressor import GradientCompressor
 from hvd_adaptive.kernels.rice import most_words, rice_parameter

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import torch
 
-from hvd_adaptive.checks import check_integer
+from hvd_adaptive.base.checks import check_integer
 
 Minibatch = tuple[torch.Tensor, torch.Tensor]
 # (rank, step) -> inputs and targets.

@@ -13,12 +13,12 @@ from typing import TypeVar
 import numpy as np
 import torch
 
-from hvd_adaptive.checks import check_integer
+from hvd_adaptive.base.checks import check_integer
+from hvd_adaptive.base.finite import wide_of
 from hvd_adaptive.compressor import GradientCompressor, check_compressor
 from hvd_adaptive.exchange.exchange import Place
 from hvd_adaptive.exchange.exchanges import EXCHANGES, name_of_exchange
 from hvd_adaptive.feedback import Residuals
-from hvd_adaptive.finite import wide_of
 from hvd_adaptive.layout import Member, build_layout, gather
 from hvd_adaptive.monitor import StepMeter
 from hvd_adaptive.run.trip import Trips

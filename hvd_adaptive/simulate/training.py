@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from tqdm import tqdm
 
 from hvd_adaptive._version import __version__
-from hvd_adaptive.checks import check_integer
+from hvd_adaptive.base.checks import check_integer
 from hvd_adaptive.compressor import GradientCompressor
 from hvd_adaptive.simulate.data import Batches, Minibatch, make_batches
 from hvd_adaptive.simulate.ranks import Ranks, Variance

@@ -14,12 +14,12 @@ from dataclasses import dataclass
 import torch
 
 from hvd_adaptive import kernels
+from hvd_adaptive.base.finite import wide_of
+from hvd_adaptive.base.streams import Use
 from hvd_adaptive.codec.codec import Codec
 from hvd_adaptive.codec.table_codec import TableCodec
 from hvd_adaptive.compressor import GradientCompressor
-from hvd_adaptive.finite import wide_of
 from hvd_adaptive.kernels.random import stream_key
-from hvd_adaptive.streams import Use
 
 # Draws of a Monte Carlo mean.
 DRAWS = 16

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from hvd_adaptive.checks import is_real
+from hvd_adaptive.base.checks import is_real
 
 
 def check_count(name: str, value: Any) -> int:

@@ -7,7 +7,7 @@ bounds apply to the mean of E||∇f(w_t)||² over the T iterates, and so also to
 
 from __future__ import annotations
 
-from hvd_adaptive.checks import check_choice
+from hvd_adaptive.base.checks import check_choice
 from hvd_adaptive.theory.arguments import check_count, check_not_negative, check_positive
 
 __all__ = ["compressed_descent", "feedback_descent"]

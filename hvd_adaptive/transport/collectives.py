@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 
 import torch
 
+from hvd_adaptive.base.device import taken_over
 from hvd_adaptive.coding.sendable import Sendable, check_sendable
-from hvd_adaptive.device import taken_over
 from hvd_adaptive.transport.world import MOST_DIRECT, World
 
 # Horovod counts the bytes of a collective's result in 32-bit signed displacements.

@@ -25,7 +25,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from hvd_adaptive.device import from_host, put
+from hvd_adaptive.base.device import from_host, put
 from hvd_adaptive.transport.world import World
 
 HEAD = 16  # bytes of a frame before its message: two int64

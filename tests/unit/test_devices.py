@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 from hvd_adaptive import ALQ, EDEN, QSGD, LocalSGD
+from hvd_adaptive.base.device import check_supported
 from hvd_adaptive.ddp import CompressionState
-from hvd_adaptive.device import check_supported
 
 THERE = torch.ones(3000, device="meta")
 DOORS = {

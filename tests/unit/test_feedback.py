@@ -14,12 +14,12 @@ from hvd_adaptive import (
     QSGD,
     TernGrad,
 )
+from hvd_adaptive.base.errors import ResidualError
+from hvd_adaptive.base.streams import group_number
 from hvd_adaptive.coding.header import SIZE
-from hvd_adaptive.errors import ResidualError
 from hvd_adaptive.feedback import Residuals, all_finite
 from hvd_adaptive.feedback_weight import PATIENCE, Weights
 from hvd_adaptive.layout import FIRST
-from hvd_adaptive.streams import group_number
 
 SIZES = [700, 30, 450]  # "b" travels in full precision
 SCHEMES = {

@@ -7,8 +7,8 @@ import pytest
 import torch
 import unit_oracles as oracle
 
+from hvd_adaptive.base.errors import RankMismatchError
 from hvd_adaptive.coding.payload import read_header
-from hvd_adaptive.errors import RankMismatchError
 from hvd_adaptive.optim import QSVRG, LocalRanks, Portion, theorem_parameters
 
 N, RANKS = 12, 3

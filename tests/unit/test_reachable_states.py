@@ -15,8 +15,8 @@ from hypothesis import event, example, given, settings
 from hypothesis import strategies as st
 from scheme_cases import CASES
 
+from hvd_adaptive.base.errors import ResidualError
 from hvd_adaptive.compressor import GradientCompressor
-from hvd_adaptive.errors import ResidualError
 from hvd_adaptive.simulate import Ranks
 
 RANKS, BUCKET = 2, 64

@@ -9,7 +9,7 @@ import pytest
 import torch.distributed as dist
 
 from hvd_adaptive import QSGD, compressor
-from hvd_adaptive.once import WarnOnce
+from hvd_adaptive.base.errors import WarnOnce
 
 
 @pytest.fixture(autouse=True)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from hvd_adaptive.errors import RankMismatchError
+from hvd_adaptive.base.errors import RankMismatchError
 from hvd_adaptive.run.description import differences
 from hvd_adaptive.transport.torch_world import TorchWorld
 

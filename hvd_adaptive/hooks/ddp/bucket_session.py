@@ -9,12 +9,11 @@ from typing import TYPE_CHECKING
 
 import torch.distributed as dist
 
-from hvd_adaptive.errors import RankMismatchError
+from hvd_adaptive.base.errors import RankMismatchError, WarnOnce
 from hvd_adaptive.hooks.connected import ApartFromHorovod
 from hvd_adaptive.hooks.ddp.arrived import Arrived
 from hvd_adaptive.hooks.ddp.buckets import Bucket, BucketBinding, Names
 from hvd_adaptive.hooks.ddp.pending import Pending, at_end_of_backward, is_nested
-from hvd_adaptive.once import WarnOnce
 from hvd_adaptive.run.agreement import compare_settings
 from hvd_adaptive.run.ordered_drive import OrderedDriver
 from hvd_adaptive.transport.horovod_rounds import HorovodRounds

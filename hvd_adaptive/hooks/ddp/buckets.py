@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from hvd_adaptive.base.device import check_supported
 from hvd_adaptive.coding.header import DTYPE_CODES
-from hvd_adaptive.device import check_supported
 from hvd_adaptive.layout import Group, Layout, Member, build_layout
 from hvd_adaptive.run.groups import Groups
 

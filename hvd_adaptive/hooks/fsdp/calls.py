@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from hvd_adaptive.errors import PayloadError, RankMismatchError
+from hvd_adaptive.base.errors import PayloadError, RankMismatchError
 from hvd_adaptive.exchange.exchange import Route
 from hvd_adaptive.run.description import differences
 from hvd_adaptive.run.failures import Failures

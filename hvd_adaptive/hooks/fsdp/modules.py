@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from hvd_adaptive.base.streams import group_number
 from hvd_adaptive.exchange.parcel import Parcel, RandomStream
 from hvd_adaptive.layout import Group, Layout, Member, Piece
-from hvd_adaptive.streams import group_number
 
 if TYPE_CHECKING:
     from hvd_adaptive.compressor import GradientCompressor

@@ -8,9 +8,9 @@ import numpy as np
 import torch
 
 from hvd_adaptive.adapt.statistics import Sample
+from hvd_adaptive.base.streams import Use
 from hvd_adaptive.hooks.fsdp.modules import ShardedModules
 from hvd_adaptive.layout import Group
-from hvd_adaptive.streams import Use
 
 if TYPE_CHECKING:
     from hvd_adaptive.compressor import GradientCompressor

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
-from hvd_adaptive.device import check_supported
-from hvd_adaptive.errors import PayloadError, RankMismatchError
+from hvd_adaptive.base.device import check_supported
+from hvd_adaptive.base.errors import PayloadError, RankMismatchError
+from hvd_adaptive.base.finite import narrowed
 from hvd_adaptive.exchange.exchange import Place
 from hvd_adaptive.exchange.shard_reduce import ShardReduce
-from hvd_adaptive.finite import narrowed
 from hvd_adaptive.hooks.connected import ApartFromHorovod
 from hvd_adaptive.hooks.fsdp.calls import check_everywhere, travelled
 from hvd_adaptive.hooks.fsdp.modules import ShardedModule, ShardedModules

@@ -14,8 +14,8 @@ from typing import Any
 
 import torch
 
+from hvd_adaptive.base.errors import WarnOnce
 from hvd_adaptive.layout import Layout, Member
-from hvd_adaptive.once import WarnOnce
 
 logger = logging.getLogger("hvd_adaptive")
 

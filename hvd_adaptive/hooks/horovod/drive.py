@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
-from hvd_adaptive.errors import RankMismatchError
+from hvd_adaptive.base.errors import RankMismatchError
 from hvd_adaptive.hooks.horovod.joined import JoinedStep
 from hvd_adaptive.hooks.horovod.newcomers import take_first_state
 from hvd_adaptive.hooks.horovod.placeholder import Reduction, StepsDiffer, check_reduced

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from hvd_adaptive.finite import wide_of
+from hvd_adaptive.base.finite import wide_of
 
 if TYPE_CHECKING:
     from hvd_adaptive.run.groups import Groups

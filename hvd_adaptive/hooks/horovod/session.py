@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from hvd_adaptive.base.errors import WarnOnce
+from hvd_adaptive.base.finite import wide_of
 from hvd_adaptive.coding.header import DTYPE_CODES
-from hvd_adaptive.finite import wide_of
 from hvd_adaptive.hooks.connected import Connected
 from hvd_adaptive.hooks.horovod.binding import Binding
 from hvd_adaptive.hooks.horovod.changed import WarnOfChanges, changed_kind
@@ -19,7 +20,6 @@ from hvd_adaptive.hooks.horovod.drive import SESSIONS, HorovodDrive, Ticket
 from hvd_adaptive.hooks.horovod.owner import find_owner
 from hvd_adaptive.hooks.horovod.placeholder import Placeholders
 from hvd_adaptive.layout import Layout
-from hvd_adaptive.once import WarnOnce
 from hvd_adaptive.run.driver import Driver
 from hvd_adaptive.transport.in_flight import reference
 

@@ -12,7 +12,7 @@ import numba
 import numpy as np
 import torch
 
-from hvd_adaptive.device import HOST
+from hvd_adaptive.base.device import HOST
 from hvd_adaptive.kernels import random
 from hvd_adaptive.kernels.fixed import QUARTER
 from hvd_adaptive.kernels.numba.decoder import (

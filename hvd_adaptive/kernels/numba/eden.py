@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from hvd_adaptive.device import HOST
+from hvd_adaptive.base.device import HOST
 from hvd_adaptive.kernels.eden import Buckets, Levels, shared_streams
 from hvd_adaptive.kernels.numba import eden_encoder
 from hvd_adaptive.kernels.numba.eden_decoder import decoder_of

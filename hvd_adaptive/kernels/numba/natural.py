@@ -11,7 +11,7 @@ import numba
 import numpy as np
 import torch
 
-from hvd_adaptive.device import HOST
+from hvd_adaptive.base.device import HOST
 from hvd_adaptive.kernels import random
 from hvd_adaptive.kernels.block_sums import BlockSums
 from hvd_adaptive.kernels.constants import CHECK_LANES, INFINITE, LARGEST, NAN

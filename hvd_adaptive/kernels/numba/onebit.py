@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from hvd_adaptive.device import HOST
+from hvd_adaptive.base.device import HOST
 from hvd_adaptive.kernels.constants import NORM_LANES
 from hvd_adaptive.kernels.fixed import BLOCK, QUARTER
 from hvd_adaptive.kernels.numba.encoder import store_fixed

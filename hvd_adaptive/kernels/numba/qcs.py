@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from hvd_adaptive.device import HOST
+from hvd_adaptive.base.device import HOST
 from hvd_adaptive.kernels import hadamard, random
 from hvd_adaptive.kernels.constants import NORM_LANES, SMALLEST_NORM
 from hvd_adaptive.kernels.numba.codes import pack, unpack

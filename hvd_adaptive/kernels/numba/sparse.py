@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from hvd_adaptive.device import HOST
+from hvd_adaptive.base.device import HOST
 from hvd_adaptive.kernels import random
 from hvd_adaptive.kernels.constants import NORM_LANES, SMALLEST_NORM
 from hvd_adaptive.kernels.numba.encoder import bucket_key

@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from hvd_adaptive.device import HOST
+from hvd_adaptive.base.device import HOST
 from hvd_adaptive.kernels.numba.bits import lowest_one, ones_in
 from hvd_adaptive.kernels.numba.jit import inline, jit
 from hvd_adaptive.kernels.zeros import Runs, mask_bytes, most_stream_bytes

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import torch
 
-from hvd_adaptive.device import put
+from hvd_adaptive.base.device import put
 from hvd_adaptive.kernels.block_sums import BlockSums
 from hvd_adaptive.kernels.constants import (
     CHECK_A,

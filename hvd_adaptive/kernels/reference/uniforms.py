@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from hvd_adaptive.device import from_host
+from hvd_adaptive.base.device import from_host
 from hvd_adaptive.kernels import random
 from hvd_adaptive.kernels.constants import MASK32
 

@@ -10,7 +10,7 @@ import functools
 
 import torch
 
-from hvd_adaptive.device import from_host
+from hvd_adaptive.base.device import from_host
 from hvd_adaptive.kernels.tables import KernelTable, interval_ends
 
 

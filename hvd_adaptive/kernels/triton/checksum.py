@@ -17,7 +17,7 @@ import torch
 import triton
 import triton.language as tl
 
-from hvd_adaptive.device import from_host, put
+from hvd_adaptive.base.device import from_host, put
 from hvd_adaptive.kernels.block_sums import BlockSums
 from hvd_adaptive.kernels.constants import (
     CHECK_A,

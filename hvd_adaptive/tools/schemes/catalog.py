@@ -12,9 +12,9 @@ import torch
 
 import hvd_adaptive
 from hvd_adaptive import theory
+from hvd_adaptive.base.device import HOST
 from hvd_adaptive.changes import keywords_of
 from hvd_adaptive.compressor import GradientCompressor
-from hvd_adaptive.device import HOST
 from hvd_adaptive.keywords import own_keywords
 from hvd_adaptive.schemes.level_scheme import LevelScheme
 from hvd_adaptive.tools.schemes.outline import first_sentence

@@ -7,7 +7,7 @@ import pytest
 import torch
 from conftest import assert_same_everywhere
 
-from hvd_adaptive.errors import RankMismatchError
+from hvd_adaptive.base.errors import RankMismatchError
 from hvd_adaptive.optim import QSVRG, HorovodRanks, Portion
 
 N = 20

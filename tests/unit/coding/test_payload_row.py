@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from hvd_adaptive import QSGD
+from hvd_adaptive.base.errors import PayloadError
 from hvd_adaptive.coding.payload import split
-from hvd_adaptive.errors import PayloadError
 
 COUNT = 3
 

@@ -11,8 +11,8 @@ import pytest
 import torch
 from kernel_cases import heavy, ordinary, vector, with_nan, zeros
 
+from hvd_adaptive.base.errors import PayloadError
 from hvd_adaptive.codec.dithered_code import gaussian_code
-from hvd_adaptive.errors import PayloadError
 from hvd_adaptive.kernels import module
 from hvd_adaptive.kernels.dithered import CODED, most_bytes
 from hvd_adaptive.kernels.packing import packing_of

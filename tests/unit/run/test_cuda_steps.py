@@ -14,8 +14,8 @@ from feedback_steps import OneRank, gradients
 from parcels import parcel
 
 from hvd_adaptive import ECDQ, EDEN, QSGD, NaturalCompression, SparseSGD
-from hvd_adaptive.device import HostCopy, taken_over
-from hvd_adaptive.errors import PayloadError
+from hvd_adaptive.base.device import HostCopy, taken_over
+from hvd_adaptive.base.errors import PayloadError
 from hvd_adaptive.exchange.allgather import Allgather
 from hvd_adaptive.exchange.exchange import Place
 from hvd_adaptive.exchange.hierarchical import Hierarchical

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from hvd_adaptive.errors import PayloadError
+from hvd_adaptive.base.errors import PayloadError
 from hvd_adaptive.exchange.exchange import FailedElsewhereError
 from hvd_adaptive.run.agreement import position
 from hvd_adaptive.run.failures import Failures, step_failed

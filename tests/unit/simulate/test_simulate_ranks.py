@@ -10,10 +10,10 @@ from torch import nn
 
 from hvd_adaptive import ALQ, QSGD, simulate
 from hvd_adaptive.adapt.statistics import HistogramStatistic
+from hvd_adaptive.base.streams import Use
 from hvd_adaptive.coding.payload import read_header
 from hvd_adaptive.kernels.random import stream_key
 from hvd_adaptive.levels import LOG_EDGES
-from hvd_adaptive.streams import Use
 
 WORKERS = 3
 FITS = {"alq": [0, 2], "alq-n": [1], "alq-paper": [0], "amq": [0]}

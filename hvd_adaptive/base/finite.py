@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 import torch
 
-from hvd_adaptive.device import HostCopy, stacked
+from hvd_adaptive.base.device import HostCopy, stacked
 
 
 class Finite:

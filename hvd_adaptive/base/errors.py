@@ -1,6 +1,9 @@
-"""Define exceptions that users may catch."""
+"""Define exceptions that users may catch, and warnings that are given once."""
 
 from __future__ import annotations
+
+import logging
+from typing import Any
 
 
 class PayloadError(ValueError):
@@ -47,3 +50,15 @@ class ResidualError(RuntimeError):
         ...     print(error)
         ...     raise
     """
+
+
+class WarnOnce:
+    """Logger of a first message as a warning, and of all later ones at level DEBUG."""
+
+    def __init__(self, logger: logging.Logger) -> None:
+        self._logger = logger
+        self._warned = False
+
+    def __call__(self, message: str, *args: Any) -> None:
+        self._logger.log(logging.DEBUG if self._warned else logging.WARNING, message, *args)
+        self._warned = True
