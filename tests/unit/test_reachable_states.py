@@ -8,6 +8,7 @@ settings loads the state from a file; then both encode the same payloads, and ta
 from __future__ import annotations
 
 import io
+import os
 from typing import Any
 
 import torch
@@ -20,6 +21,7 @@ from hvd_adaptive.compressor import GradientCompressor
 from hvd_adaptive.simulate import Ranks
 
 RANKS, BUCKET = 2, 64
+EXAMPLES = 100 if "HVD_ADAPTIVE_EVERY_CASE" in os.environ else 30
 SIZES = {"a": 300, "b": 130, "small": 5, "empty": 0}
 
 
@@ -174,7 +176,7 @@ steps = st.lists(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=EXAMPLES, deadline=None)
 @example(  # a codec of averages that kept the seed of before
     name="eden-4",
     more="",

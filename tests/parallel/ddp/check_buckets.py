@@ -89,8 +89,9 @@ class Towers(nn.Module):
         return self.head(sum(self.layers[index](x) for index in self.used))
 
 
-@pytest.mark.parametrize("used", [(1, 2), (0, 1), (1,)])
-@pytest.mark.parametrize("worker", [True, False])
+@pytest.mark.parametrize(
+    ("used", "worker"), [((1, 2), True), ((0, 1), False), ((1,), True), ((1,), False)]
+)
 def check_buckets_that_ddp_skips(used, worker):
     """skip_all_reduce_unused_params: the hook is not called for some buckets, the first or the last
     one among them."""
@@ -213,7 +214,8 @@ def check_futures_are_set_early():
     net, futures, early = make_net(), [], []
 
     def noting(state, bucket):
-        if bucket.is_last() and len(futures) > 1:
+        # DDP builds its buckets anew after the first step.
+        if step >= 2 and bucket.is_last():
             end = time.monotonic() + 10
             while not futures[0].done() and time.monotonic() < end:
                 time.sleep(0.001)

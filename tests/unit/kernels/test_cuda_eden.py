@@ -27,7 +27,7 @@ def compare(flat: torch.Tensor, codec, own: int) -> None:
 @pytest.mark.parametrize("bucket", (64, 128, 512, 4096))
 def test_same_codes_and_sums_for_all_sizes(bucket):
     kinds, bits = itertools.cycle((ordinary, heavy)), itertools.cycle((1, 3, 2))
-    for n in (0, 1, 65, bucket - 1, bucket, 2 * bucket + 97):
+    for n in (0, 1, bucket - 1, bucket, 2 * bucket + 97):
         codec = EDEN(bits=next(bits), bucket_size=bucket).codec
         compare(vector(next(kinds), n), codec, n * 2654435761)
 
@@ -45,7 +45,7 @@ def test_same_codes_and_sums_for_all_bits(bits):
 @pytest.mark.parametrize("bucket", (128, 1024))
 def test_same_codes_and_sums_of_a_part_of_the_coordinates(bits, bucket):
     if bits * bucket >= 64:
-        for n in (1, bucket - 1, bucket, 9 * bucket // 2, 9 * bucket + 65):
+        for n in (1, bucket - 1, 9 * bucket + 65 if bucket < 1024 else 2 * bucket + 65):
             compare(vector(heavy, n), EDEN(bits=bits, bucket_size=bucket).codec, n)
 
 

@@ -18,7 +18,7 @@ from hvd_adaptive.hooks.horovod import drive as drive_module
 from hvd_adaptive.hooks.horovod.given_up import GivenUp
 from hvd_adaptive.run.step import Step
 
-SCHEDULES = int(os.environ.get("HVD_ADAPTIVE_SCHEDULES", "40"))
+SCHEDULES = int(os.environ.get("HVD_ADAPTIVE_SCHEDULES", "20"))
 SIZES, STEPS, NETS = (90, 20, 64, 130), 2, ("a", "b")
 
 
