@@ -10,7 +10,6 @@ import pytest
 from script_runs import ROOT, run
 
 SECONDS = 280
-LINES = 60
 FOLDER = Path(__file__).parent / "trainers"
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
 # The loss that a training of 60 steps must reach.
@@ -73,15 +72,3 @@ def test_lightning_without_a_launcher(tmp_path: Path, monkeypatch: pytest.Monkey
     script += "lightning.Trainer(accelerator='cpu', logger=False); print('made')"
     done = run([sys.executable, "-c", script], tmp_path, SECONDS)
     assert done.returncode == 0 and "made" in done.stdout, done.stdout
-
-
-@pytest.mark.parametrize("name", RECIPES)
-def test_a_recipe_is_short(name: str) -> None:
-    lines = (ROOT / "examples" / f"recipe_{name}.py").read_text(encoding="utf-8").splitlines()
-    assert len(lines) < LINES
-
-
-def test_an_integration_is_short() -> None:
-    for path in (ROOT / "hvd_adaptive" / "integrations").glob("[!_]*.py"):
-        lines = path.read_text(encoding="utf-8").splitlines()
-        assert len(lines) < (80 if path.stem != "attachment" else 110), path.name

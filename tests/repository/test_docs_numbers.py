@@ -107,12 +107,6 @@ def test_the_readmes_numbers():
     assert len(told) == 12
 
 
-def test_tables_of_performance_are_short():
-    page = (DOCS / "performance.md").read_text(encoding="utf-8")
-    lengths = [found.count("\n") - 2 for found in re.findall(r"(?:^\|.*\n)+", page, re.MULTILINE)]
-    assert len(lengths) > 20 and max(lengths) <= 8
-
-
 def test_the_home_pages_number():
     steps = column(tables("performance.md", "## In a backward pass")[0], "both")
     home = " ".join((DOCS / "index.md").read_text(encoding="utf-8").split())
