@@ -25,7 +25,7 @@ import torch
 from tqdm import tqdm
 
 import hvd_adaptive
-from hvd_adaptive import PayloadError, kernels
+from hvd_adaptive import PayloadError, Tuning, kernels
 from hvd_adaptive.coding import coder as coders
 from hvd_adaptive.coding.header import SIZE, Header
 from hvd_adaptive.coding.payload import read_header
@@ -112,7 +112,7 @@ def subjects(seed: int, checksum: bool = True) -> dict[str, tuple[Any, bytes]]:
     try:
         for label, (name, keywords) in CASES.items():
             scheme = getattr(hvd_adaptive, name)(
-                **{"bucket_size": BUCKET, "checksum": checksum} | keywords
+                **{"bucket_size": BUCKET, "tuning": Tuning(checksum=checksum)} | keywords
             )
             if hasattr(scheme, "fit"):
                 scheme.fit(flat)

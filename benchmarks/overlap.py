@@ -36,8 +36,8 @@ METHODS = (
     "mpi/float32",
     "mpi/float16",
     "ALQ(bits=3)",
-    "ALQ(bits=3, worker=False)",
-    "ALQ(bits=3, exchange='scatter_reduce', second_stage_bits=4)",
+    "ALQ(bits=3, tuning=Tuning(worker=False))",
+    "ALQ(bits=3, exchange=ScatterReduce(second_stage_bits=4))",
 )
 COLUMNS = ("method", "backward", "exchange", "both", "both / larger", "hidden")
 

@@ -41,7 +41,7 @@ METHODS = (
     "mpi/float32",
     "mpi/float16",
     "ALQ(bits=3)",
-    "ALQ(bits=3, exchange='scatter_reduce', second_stage_bits=4)",
+    "ALQ(bits=3, exchange=ScatterReduce(second_stage_bits=4))",
     "ECDQ(bits=2)",
     "EDEN(bits=1|2)",
 )

@@ -27,7 +27,7 @@ from hvd_adaptive.tools.processes import Job
 from hvd_adaptive.tools.tables import Column, make_table
 
 CASES = ("500x2000", "2000x200", "5000x100", "conv")
-METHODS = ("float32", "float16", "ALQ(bits=3)", "ALQ(bits=3, worker=False)")
+METHODS = ("float32", "float16", "ALQ(bits=3)", "ALQ(bits=3, tuning=Tuning(worker=False))")
 BASELINE = "float16"
 TURNS, STEPS, SECONDS = 4, 6, 900.0
 # Placeholders of all tensors and methods fit into Horovod's response cache.

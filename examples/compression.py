@@ -36,7 +36,6 @@ OPTIONS = (
     "update_steps",
     "coding",
     "exchange",
-    "second_stage_bits",
 )
 
 

@@ -53,7 +53,6 @@ def make_parser(description: str | None, **defaults: object) -> argparse.Argumen
     )
     method.add_argument("--coding", help="lossless coding of the codes (fixed)")
     method.add_argument("--exchange", help="how payloads travel (allgather)")
-    method.add_argument("--second-stage-bits", type=int, help="of averages that travel again")
     parser.add_argument("--no-cuda", action="store_true", help="run on the CPU")
     parser.set_defaults(**dict.fromkeys(OPTIONS) | defaults)
     return parser

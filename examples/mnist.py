@@ -104,7 +104,6 @@ def make_parser() -> argparse.ArgumentParser:
     )
     method.add_argument("--coding", help="lossless coding of the codes (fixed)")
     method.add_argument("--exchange", help="how payloads travel (allgather)")
-    method.add_argument("--second-stage-bits", type=int, help="of averages that travel again")
 
     show = parser.add_argument_group("output")
     show.add_argument("--log-interval", type=int, default=10, help="steps between lines (10)")

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from hvd_adaptive.hooks.average import average
     from hvd_adaptive.local_sgd import LocalSGD
     from hvd_adaptive.monitor import Monitor
+    from hvd_adaptive.options import Auto, Hierarchical, ScatterReduce, Tuning
     from hvd_adaptive.schemes import (
         ALQ,
         AMQ,
@@ -47,7 +48,9 @@ __all__ = [
     "ORQ",
     "QCS",
     "QSGD",
+    "Auto",
     "BinGrad",
+    "Hierarchical",
     "LinearQuantile",
     "LocalSGD",
     "Monitor",
@@ -56,9 +59,11 @@ __all__ = [
     "PayloadError",
     "RankMismatchError",
     "ResidualError",
+    "ScatterReduce",
     "SignSGD",
     "SparseSGD",
     "TernGrad",
+    "Tuning",
     "__version__",
     "average",
 ]
@@ -68,6 +73,7 @@ _SUBMODULES = ("ddp", "optim", "scheme", "simulate", "theory")
 
 # Modules of the names that are not schemes.
 _MODULES = {
+    **dict.fromkeys(("Auto", "Hierarchical", "ScatterReduce", "Tuning"), "options"),
     "average": "hooks.average",
     "LocalSGD": "local_sgd",
     "Monitor": "monitor",

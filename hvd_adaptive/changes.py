@@ -122,7 +122,7 @@ class Changing:
             return False
         changed = {n: v for n, v in new._changed.items() if self._changed.get(n, new) != v}
         if new.codec.settings_fingerprint == self.codec.settings_fingerprint:
-            self._changed = new._changed
+            self._changed, self.settings = new._changed, new.settings  # settings of this rank alone
             return False
         old = copy.copy(self)
         self._construct(new._changed)

@@ -28,6 +28,7 @@ from hvd_adaptive.instances import Instance
 from hvd_adaptive.kernels.random import stream_key
 from hvd_adaptive.layout import Layout
 from hvd_adaptive.monitor import StepMeter
+from hvd_adaptive.options import from_plain, plain
 from hvd_adaptive.parts import Parts
 from hvd_adaptive.settings import keyword_of
 
@@ -269,7 +270,8 @@ class GradientCompressor(Changing, _Base, metaclass=RefusesClasses):
         self._warn_if_unused()
         own = {"scheme": self.name, "step": self.step, "encodes": self._encodes}
         own |= self.instance.state_dict()
-        changed = {"settings": dict(self._changed)} if self._changed else {}
+        settings = {name: plain(value) for name, value in self._changed.items()}
+        changed = {"settings": settings} if settings else {}
         residuals = {} if self.residuals is None else self.residuals.state_dict()
         tables = self.parts.state_dict() | self.codec.tables_state() | self.updates.state_dict()
         return own | changed | residuals | tables
@@ -292,16 +294,20 @@ class GradientCompressor(Changing, _Base, metaclass=RefusesClasses):
         if in_step:
             self._take_state(state)
             return
-        changed = states.mapping(state).get("settings", {})
-        states.mapping(changed, "state: settings")
-        if any(isinstance(value, torch.Tensor) for value in changed.values()):
-            raise ValueError(f"state: settings must be plain values, not tensors: {changed!r}")
-        if changed == self._changed:
+        saved = states.mapping(states.mapping(state).get("settings", {}), "state: settings")
+        if any(isinstance(value, torch.Tensor) for value in saved.values()):
+            raise ValueError(f"state: settings must be plain values, not tensors: {saved!r}")
+        try:
+            changed = {name: from_plain(value) for name, value in saved.items()}
+            new = None if changed == self._changed else self._with(changed)
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"state: settings {saved!r} do not fit: {error}") from error
+        if new is None:
             self._take_state(state)
             if self._connection is not None:
                 self._connection.forget()
         else:
-            self._check_changed(changed, state)
+            new._take_state(state)  # raises an error if it does not fit
             instance = self.instance
             self._construct(changed)
             self.instance = instance
@@ -327,14 +333,6 @@ class GradientCompressor(Changing, _Base, metaclass=RefusesClasses):
             self.residuals = self.residuals.loaded(state)
         elif "residuals" in state:
             logger.warning("error_feedback=None: the residuals of the loaded state are dropped")
-
-    def _check_changed(self, changed: Any, state: dict[str, Any]) -> None:
-        """Raise ValueError unless a compressor with the changed settings can load ``state``."""
-        try:
-            new = self._with(changed)
-        except (TypeError, ValueError) as error:
-            raise ValueError(f"state: settings {changed!r} do not fit: {error}") from error
-        new._take_state(state)
 
     def report(self) -> dict[str, Any]:
         """Return what this rank sent in the last step, and its error, as a dict.
@@ -365,7 +363,8 @@ class GradientCompressor(Changing, _Base, metaclass=RefusesClasses):
             )
         self._warn_if_unused()
         version = max(codec.table_version for codec in self.parts.values())
-        known = self.settings.exchange if self._connection is None else self._connection.exchange
+        connection = self._connection
+        known = self.settings.exchange_name if connection is None else connection.exchange
         return self.meter.report() | {"table_version": version, "exchange": known}
 
     def _warn_if_unused(self) -> None:

@@ -226,7 +226,7 @@ def _session(compressor: Any, modules: list[tuple[str, Any]], shards: bool) -> S
     if settings.process_set is not None:
         raise ValueError("process_set: must be None; FSDP's ranks are those of the model's mesh")
     allowed = (None, "scatter_reduce") if shards else (None, "allgather", "scatter_reduce")
-    if settings.exchange not in allowed:
+    if settings.exchange_name not in allowed:
         raise ValueError(
             f"exchange={settings.exchange!r}: must be one of {', '.join(map(repr, allowed))}"
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import inspect
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 
@@ -55,6 +55,42 @@ def declared(settings: Any) -> dict[str, Keyword]:
     return {f.name: f.metadata["keyword"] for f in dataclasses.fields(settings)}
 
 
+class Checked:
+    """Base of frozen dataclasses of keywords, which checks names and values.
+
+    The text of an object is the call that constructs it, without defaults.
+    """
+
+    def __new__(cls, *values: Any, **keywords: Any) -> Any:
+        check_keywords_only(cls, values)
+        for name in keywords:
+            if name not in declared(cls):
+                raise unknown_keyword(cls, name)
+        return super().__new__(cls)
+
+    def __post_init__(self) -> None:
+        for name, properties in declared(self).items():
+            if properties.check is not None:
+                object.__setattr__(self, name, properties.check(name, getattr(self, name)))
+
+    def given(self) -> dict[str, Any]:
+        """Return the keywords that differ from their defaults."""
+        values = {name: getattr(self, name) for name in declared(self)}
+        return {n: value for n, value in values.items() if value != getattr(type(self), n)}
+
+    def shared(self) -> dict[str, Any]:
+        """Return the keywords that all ranks must have alike."""
+        values = {n: getattr(self, n) for n, k in declared(self).items() if k.agreed}
+        return {
+            name: type(value)(**value.shared()) if isinstance(value, Checked) else value
+            for name, value in values.items()
+        }
+
+    def __repr__(self) -> str:
+        given = ", ".join(f"{name}={value!r}" for name, value in self.given().items())
+        return f"{type(self).__name__}({given})"
+
+
 # Keywords of some schemes that say the same as others of other schemes.
 ALIKE = {"bits": ("levels",), "levels": ("bits",)}
 
@@ -83,25 +119,32 @@ def check_keywords_only(scheme: type, values: tuple[Any, ...]) -> None:
     )
 
 
-def unknown_keyword(scheme: str | type, name: str, shared: Iterable[str]) -> TypeError:
+def unknown_keyword(
+    scheme: str | type,
+    name: str,
+    shared: Iterable[str] = (),
+    inside: Mapping[str, str] | None = None,
+) -> TypeError:
     """Return the error about a keyword that a scheme does not have.
 
     Args:
         scheme: The scheme, or its name if its own keywords are not to be listed.
         name: The keyword.
         shared: Names of the keywords of every scheme.
+        inside: How keywords of an object that is a keyword's value are written, by name.
     """
     own = own_keywords(scheme) if isinstance(scheme, type) else {}
     called = scheme.__name__ if isinstance(scheme, type) else scheme
-    known = [*own, *shared]
+    inside = inside or {}
     alike = [other for other in ALIKE.get(name, ()) if other in own]
-    close = alike or difflib.get_close_matches(name, known, n=1)
+    close = alike or difflib.get_close_matches(name, [*own, *shared, *inside], n=1)
     parts = [f"{called}() has no keyword {name!r}"]
     if close:
-        parts[0] += f"; did you mean {close[0]!r}?"
+        parts[0] += f"; did you mean {inside.get(close[0], repr(close[0]))}?"
     if own:
         parts.append(f"{called}'s own keywords are {_listed(own)}")
-    parts.append(f"shared keywords are {', '.join(shared)}")
+    if shared:
+        parts.append(f"shared keywords are {', '.join(shared)}")
     return TypeError((" " if close else "; ").join([parts[0], "; ".join(parts[1:])]))
 
 

@@ -9,36 +9,49 @@ from typing import Any
 
 import torch
 
-from hvd_adaptive.base.checks import (
-    check_bits_or_full,
-    check_choice,
-    check_feedback,
-    check_flag,
-    check_has,
-    check_integer,
-    check_named_parameters,
-    check_optional_choice,
-    check_optional_integer,
-    check_parameter_bits,
-    check_positive,
-)
+from hvd_adaptive.base import checks
+from hvd_adaptive.base.checks import check_choice, check_flag, check_has, check_integer
 from hvd_adaptive.coding.codings import CODINGS
-from hvd_adaptive.keywords import OTHER, SCHEMES_OWN, Keyword, declared, keyword, unknown_keyword
-
-EXCHANGES = ("allgather", "scatter_reduce", "hierarchical", "auto")
-SECOND_STAGE_BITS = (*range(2, 9), 32)
-
+from hvd_adaptive.keywords import (
+    OTHER,
+    SCHEMES_OWN,
+    Checked,
+    Keyword,
+    declared,
+    keyword,
+    unknown_keyword,
+)
+from hvd_adaptive.options import INSIDE, ScatterReduce, Tuning, check_exchange, check_tuning
 
 # Properties of keywords that belong to one process.
 LOCAL = {"agreed": False, "changeable": False, "for_parts": False}
 
 
-@dataclass(frozen=True, kw_only=True)
-class Settings:
+@dataclass(frozen=True, kw_only=True, repr=False)
+class Settings(Checked):
     """Shared keywords of all compressors, with their defaults.
 
     Attributes:
+        exchange: How payloads become averages. "allgather" sends each payload to every rank, for
+            few ranks. In "scatter_reduce" each rank averages one part for all, and averages are
+            sent again. "hierarchical" uses full precision between ranks of a node and compresses
+            between nodes. "auto" measures which is fastest for each group; it also tries float32
+            and bfloat16. None stands for "allgather" up to 3 ranks and "scatter_reduce" beyond.
+            Objects have settings of their own: ``ScatterReduce(second_stage_bits=4)``,
+            ``Hierarchical(ranks_per_node=8)``, ``Auto(...)`` (hvd_adaptive.options).
+        error_feedback: Weight β, above 0 and at most 1, of the error of earlier steps, which is
+            added to each gradient before it is quantised (docs/choosing.md); 1 is the classical
+            method, None disables it. An unbiased quantiser of relative error γ needs β < 2/(1 + γ),
+            and 1/(1 + γ) keeps residuals smallest. "auto" follows this value: β of each part of
+            the parameters is 1/(1 + measured error), the same on all ranks.
+            Above 1 no bound of the QCS paper's Lemma 4 improves. Residuals that outgrow the
+            gradients a hundredfold raise ResidualError on all ranks.
         bucket_size: Coordinates that share one scale.
+        warmup_steps: Number of first steps whose gradients are sent in full precision.
+        parameter_bits: {name pattern: bits} for parameters with other bits (the QSGD paper finds
+            convolutions more sensitive than dense layers). The first pattern that matches a
+            parameter's whole name (fnmatch, case-sensitive) applies; bits=None sends the parameter
+            in full precision. min_numel applies, too. Parameters of the same bits share a table.
         seed: Seed of the private random numbers. Equal seeds repeat a run bit for bit. Each
             compressor of a process draws numbers of its own.
         min_numel: Tensors with fewer elements are sent in full precision, inside the payload.
@@ -48,48 +61,16 @@ class Settings:
             with the level table; "elias" codes the distances between nonzero coordinates, for
             tables with a zero. Both are lossless, and a payload that they would not shorten is
             packed.
-        exchange: How payloads become averages. "allgather" sends each payload to every rank, for
-            few ranks. In "scatter_reduce" each rank averages one part for all, and averages are
-            sent again. "hierarchical" uses full precision between ranks of a node and compresses
-            between nodes. "auto" measures which is fastest for each group; it also tries float32
-            and bfloat16. None stands for "allgather" up to 3 ranks and "scatter_reduce" beyond.
-        second_stage_bits: Bits of averages that are sent again, 2 to 8, or 32 for full precision.
-            If None, the fewest bits from which one more would lower the error by less than one more
-            in the first stage, for normal or Laplacian coordinates, or 32 if that is lossless.
-        ranks_per_node: Number of consecutive ranks on a node, for exchange="hierarchical". If None,
-            nodes are detected.
-        error_feedback: Weight β, above 0 and at most 1, of the error of earlier steps, which is
-            added to each gradient before it is quantised (docs/choosing.md); 1 is the classical
-            method, None disables it. An unbiased quantiser of relative error γ needs β < 2/(1 + γ),
-            and 1/(1 + γ) keeps residuals smallest. "auto" follows this value: β of each part of
-            the parameters is 1/(1 + measured error), the same on all ranks.
-            Above 1 no bound of the QCS paper's Lemma 4 improves. Residuals that outgrow the
-            gradients a hundredfold raise ResidualError on all ranks.
         clip: c; coordinates beyond c standard deviations of their bucket are clipped before it is
             quantised (ALQ paper, Eq. 49). The estimate is unbiased only for the clipped gradient.
             None disables clipping.
         scope: "network" uses one level table for the whole network. "tensor" uses one for each
             tensor (layer-wise quantisation, ALQ paper, App. K.2), and buckets end with the tensor.
-        parameter_bits: {name pattern: bits} for parameters with other bits (the QSGD paper finds
-            convolutions more sensitive than dense layers). The first pattern that matches a
-            parameter's whole name (fnmatch, case-sensitive) applies; bits=None sends the parameter
-            in full precision. min_numel applies, too. Parameters of the same bits share a table.
-        fusion_bytes: Maximum gradient bytes (as float32) of a group.
-        in_flight_bytes: Maximum bytes of payloads, its own and received ones, that a rank holds at
-            a time.
         keep_zeros: A coordinate that is exactly zero on every rank is exactly zero in the average.
             Schemes whose levels contain 0 do this in any case. If True, payloads of the others say
             which coordinates are zero, in at most a bit for each and 24 bytes, and encode the
             coordinates that are not; a payload without zeros does not change. If False, zeros are
             rounded to the nearest levels.
-        checksum: Payloads contain a checksum of all their bytes, which receivers verify, so that a
-            corrupt payload raises PayloadError and is never averaged. If False, corruption that no
-            decoder detects becomes wrong numbers.
-        warmup_steps: Number of first steps whose gradients are sent in full precision.
-        worker: Whether a thread of the compressor encodes, sends and decodes groups while the
-            backward pass goes on, with Horovod and gradients on the CPU. If False, the calling
-            thread does so. The averages are the same bits. Averages that arrive before the end of
-            the backward pass take memory of their own, at most the gradients' size.
         schedule: Function of the step that returns a dict of keywords for ``set``, which apply from
             that step on, or None. It is called once a step, and must return the same on all ranks.
         grad_scaler: torch.amp.GradScaler (any object with ``get_scale()``), for error feedback, so
@@ -97,6 +78,9 @@ class Settings:
             are unscaled: call ``optimizer.synchronize()`` before ``scaler.unscale_(optimizer)``.
         monitor: hvd_adaptive.Monitor that records what is sent and its error, or None. It may
             differ between ranks.
+        fusion_bytes: Maximum gradient bytes (as float32) of a group.
+        tuning: ``Tuning(...)``: memory in flight, checksums and the worker thread
+            (hvd_adaptive.options).
         process_set: Horovod process set; the optimizer's if None.
         named_parameters: Used if no optimizer can be found.
 
@@ -110,37 +94,27 @@ class Settings:
         1
     """
 
+    exchange: str | ScatterReduce | None = keyword(None, check_exchange, for_averages=False)
+    error_feedback: float | str | None = keyword(
+        None, checks.check_feedback, refits=True, for_averages=False
+    )
     bucket_size: int = keyword(8192, partial(check_integer, least=1, most=2**32 - 1), refits=True)
+    warmup_steps: int = keyword(0, partial(check_integer, least=0))
+    parameter_bits: Mapping[str, int | None] | None = keyword(
+        None, checks.check_parameter_bits, refits=True, for_parts=False
+    )
     seed: int = keyword(0, partial(check_integer, least=0, most=2**64 - 1))
     min_numel: int = keyword(1024, partial(check_integer, least=0))
     tail: str = keyword("quantize", partial(check_choice, allowed=("quantize", "full")))
     coding: str = keyword("fixed", partial(check_choice, allowed=CODINGS), refits=True)
-    exchange: str | None = keyword(
-        None, partial(check_optional_choice, allowed=EXCHANGES), for_averages=False
-    )
-    second_stage_bits: int | None = keyword(
-        None, partial(check_bits_or_full, allowed=SECOND_STAGE_BITS), for_averages=False
-    )
-    ranks_per_node: int | None = keyword(None, partial(check_optional_integer, least=1))
-    error_feedback: float | str | None = keyword(
-        None, check_feedback, refits=True, for_averages=False
-    )
-    clip: float | None = keyword(None, check_positive, refits=True)
+    clip: float | None = keyword(None, checks.check_positive, refits=True)
     scope: str = keyword(
         "network",
         partial(check_choice, allowed=("network", "tensor")),
         refits=True,
         for_parts=False,
     )
-    parameter_bits: Mapping[str, int | None] | None = keyword(
-        None, check_parameter_bits, refits=True, for_parts=False
-    )
-    fusion_bytes: int = keyword(16 * 2**20, partial(check_integer, least=4))
-    in_flight_bytes: int = keyword(512 * 2**20, partial(check_integer, least=4096))
     keep_zeros: bool = keyword(False, check_flag, refits=True)
-    checksum: bool = keyword(True, check_flag)
-    warmup_steps: int = keyword(0, partial(check_integer, least=0))
-    worker: bool = keyword(True, check_flag, **LOCAL)
     schedule: Callable[[int], Mapping[str, Any] | None] | None = keyword(
         None,
         partial(check_has, method="__call__", allowed="a function of the step"),
@@ -158,19 +132,19 @@ class Settings:
         **LOCAL,
         picklable=False,
     )
+    fusion_bytes: int = keyword(16 * 2**20, partial(check_integer, least=4))
+    tuning: Tuning = keyword(Tuning(), check_tuning)
     process_set: Any = keyword(None, None, **LOCAL, picklable=False)
     named_parameters: Iterable[tuple[str, torch.nn.Parameter]] | None = keyword(
         None,
-        check_named_parameters,
+        checks.check_named_parameters,
         **LOCAL,
         picklable=False,
     )
 
     def __post_init__(self) -> None:
-        for name, properties in declared(self).items():
-            if properties.check is not None:
-                object.__setattr__(self, name, properties.check(name, getattr(self, name)))
-        if self.exchange == "hierarchical" and self.error_feedback is not None:
+        super().__post_init__()
+        if self.exchange_name == "hierarchical" and self.error_feedback is not None:
             raise ValueError(
                 f"error_feedback={self.error_feedback!r}: must be None with "
                 "exchange='hierarchical', where nodes' averages are quantised, not ranks' gradients"
@@ -190,12 +164,23 @@ class Settings:
         known = declared(cls)
         for name in keywords:
             if name not in known:
-                raise unknown_keyword(scheme, name, known)
+                raise unknown_keyword(scheme, name, known, INSIDE)
         return cls(**keywords)
 
-    def shared(self) -> dict[str, Any]:
-        """Return the settings that all ranks must have alike."""
-        return {n: getattr(self, n) for n, k in declared(self).items() if k.agreed}
+    @property
+    def exchange_name(self) -> str | None:
+        """Return the exchange's name."""
+        return self.exchange.name if isinstance(self.exchange, ScatterReduce) else self.exchange
+
+    @property
+    def second_stage_bits(self) -> int | None:
+        """Return the exchange's ``second_stage_bits``."""
+        return getattr(self.exchange, "second_stage_bits", None)
+
+    @property
+    def ranks_per_node(self) -> int | None:
+        """Return the exchange's ``ranks_per_node``."""
+        return getattr(self.exchange, "ranks_per_node", None)
 
     def quantized_part(self, coordinates: int) -> int:
         """Return how many of ``coordinates`` are quantised; the rest is the full-precision tail."""

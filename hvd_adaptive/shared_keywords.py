@@ -10,6 +10,8 @@ from typing import Any, Literal, TypedDict
 
 import torch
 
+from hvd_adaptive.options import ScatterReduce, Tuning
+
 Norm = Literal["l2", "linf"]
 Statistics = Literal["histogram", "normal"]
 Updates = Iterable[int] | Callable[[int], bool] | None
@@ -18,25 +20,21 @@ Updates = Iterable[int] | Callable[[int], bool] | None
 class Common(TypedDict, total=False):
     """Keywords of all schemes, but for two of which some schemes have another default."""
 
+    exchange: Literal["allgather", "scatter_reduce", "hierarchical", "auto"] | ScatterReduce | None
     bucket_size: int
+    warmup_steps: int
+    parameter_bits: Mapping[str, int | None] | None
     seed: int
     min_numel: int
     tail: Literal["quantize", "full"]
     coding: Literal["fixed", "huffman", "elias"]
-    exchange: Literal["allgather", "scatter_reduce", "hierarchical", "auto"] | None
-    second_stage_bits: int | None
-    ranks_per_node: int | None
     scope: Literal["network", "tensor"]
-    parameter_bits: Mapping[str, int | None] | None
-    fusion_bytes: int
-    in_flight_bytes: int
     keep_zeros: bool
-    checksum: bool
-    warmup_steps: int
-    worker: bool
     schedule: Callable[[int], Mapping[str, Any] | None] | None
     grad_scaler: Any
     monitor: Any
+    fusion_bytes: int
+    tuning: Tuning
     process_set: Any
     named_parameters: Iterable[tuple[str, torch.nn.Parameter]] | None
 

@@ -37,11 +37,6 @@ def check_choice(name: str, value: Any, allowed: Collection[str]) -> str:
     return value
 
 
-def check_optional_choice(name: str, value: Any, allowed: Collection[str]) -> str | None:
-    """Return ``check_choice`` of ``value``, or None for None."""
-    return None if value is None else check_choice(name, value, allowed)
-
-
 def check_flag(name: str, value: Any) -> bool:
     """Return ``value`` if it is a bool; raise ValueError otherwise."""
     if not isinstance(value, bool):

@@ -46,7 +46,7 @@ class Codec(Quantizer):
     def _for_averages(self) -> dict[str, Any]:
         """Return the keywords that a codec for averages shares with this one."""
         own = self.settings
-        names = ("bucket_size", "seed", "checksum", "keep_zeros")
+        names = ("bucket_size", "seed", "tuning", "keep_zeros")
         return {name: getattr(own, name) for name in names}
 
     def second_stage(self, ranks: int) -> SecondStage:

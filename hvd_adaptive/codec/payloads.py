@@ -141,7 +141,7 @@ class Payloads:
             payload.zeros.copy_(section)
         if full:
             payload.full.copy_(flat[quantized:])
-        payload.seal(self.settings.checksum, sums)
+        payload.seal(self.settings.tuning.checksum, sums)
         return payload
 
     def zeros_of(self, flat: torch.Tensor) -> Zeros | None:
@@ -231,7 +231,7 @@ class Payloads:
             for data, own in zip(received, headers, strict=True)
         ]
         heads = stacked([data[:SIZE] for data in received])
-        sums = sections.checksums(opened) if self.settings.checksum else None
+        sums = sections.checksums(opened) if self.settings.tuning.checksum else None
 
         def verify() -> None:
             rows = zip(heads.get(), headers, strict=True)
@@ -291,7 +291,7 @@ class Payloads:
 
     def _verifying(self, opened: Sequence[Payload]) -> Callable[[], None]:
         """Return payload.verifying, of no payloads if they have no checksums."""
-        return sections.verifying(opened if self.settings.checksum else ())
+        return sections.verifying(opened if self.settings.tuning.checksum else ())
 
     def _sum_sections(
         self,

@@ -162,7 +162,9 @@ def _remedy(codec: Quantizer, ranks: int, nodes: bool) -> str:
     first = codec.fitted_to(v)
     second = first.trained_second(MOST_BITS, ranks, v)
     own, again = _sent_bits(first, v), _sent_bits(second, v)
-    found = {"second_stage_bits=32": (own + FULL_PRECISION) * (ranks - 1) / ranks}
+    kind = "Hierarchical" if nodes else "ScatterReduce"
+    full = f"exchange={kind}(second_stage_bits=32)"
+    found = {full: (own + FULL_PRECISION) * (ranks - 1) / ranks}
     if not nodes:
         found["exchange='allgather'"] = own * (ranks - 1)
     best, now = min(found, key=lambda name: found[name]), (own + again) * (ranks - 1) / ranks

@@ -93,7 +93,7 @@ class TableCodec(Codec):
 
     def encode_body(self, flat: torch.Tensor, body: torch.Tensor, key: int) -> BlockSums | None:
         scales, words = self._split(body, flat.numel())
-        summing = self.settings.checksum and self.coder is None
+        summing = self.settings.tuning.checksum and self.coder is None
         return kernels.for_device(flat.device).encode(
             flat,
             scales,

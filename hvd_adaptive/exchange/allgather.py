@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from hvd_adaptive.codec.codec import Codec
 
 
-class Allgather(Exchange):
+class AllgatherExchange(Exchange):
     """``hvd.allgather`` of payloads; each rank decodes all of them."""
 
     def in_flight_bytes(self, codec: Codec, quantized: int, full: int, dtype: torch.dtype) -> int:

@@ -25,12 +25,12 @@ import torch
 from hvd_adaptive.base.device import wait_for
 from hvd_adaptive.base.streams import Use
 from hvd_adaptive.codec.second_stage import references
-from hvd_adaptive.exchange.allgather import Allgather
+from hvd_adaptive.exchange.allgather import AllgatherExchange
 from hvd_adaptive.exchange.exchange import Exchange, Place, Route, Share
-from hvd_adaptive.exchange.hierarchical import Hierarchical
+from hvd_adaptive.exchange.hierarchical import HierarchicalExchange
 from hvd_adaptive.exchange.parcel import Parcel, RandomStream
 from hvd_adaptive.exchange.plain import Half, Plain
-from hvd_adaptive.exchange.scatter_reduce import ScatterReduce
+from hvd_adaptive.exchange.scatter_reduce import ScatterReduceExchange
 from hvd_adaptive.instances import Instance
 from hvd_adaptive.transport.nodes import find_nodes
 
@@ -49,7 +49,7 @@ TOLERANCE = 1.05
 MOST_GATHERED = 32
 
 
-class Auto(Exchange):
+class AutoExchange(Exchange):
     """One of several exchanges for each group, by its size."""
 
     def __init__(self, place: Place) -> None:
@@ -57,9 +57,9 @@ class Auto(Exchange):
         # The most exact first.
         self._candidates: dict[str, Exchange] = {"float32": Plain(place), "bfloat16": Half(place)}
         if place.ranks <= MOST_GATHERED:
-            self._candidates["allgather"] = Allgather(place)
+            self._candidates["allgather"] = AllgatherExchange(place)
         if place.ranks > 2:  # of two ranks an allgather sends no more, and rounds once
-            self._candidates["scatter_reduce"] = ScatterReduce(place)
+            self._candidates["scatter_reduce"] = ScatterReduceExchange(place)
         # Seconds of the small size and of each further coordinate, after the measurement.
         self._lines: dict[str, tuple[float, float]] = {}
         self._logged: set[str] = set()
@@ -91,7 +91,10 @@ class Auto(Exchange):
         if self._may_have([len(set(nodes))], compressor):
             place = Place(self.ranks, self.rank, nodes)
             last = self._candidates.pop("scatter_reduce")
-            self._candidates |= {"hierarchical": Hierarchical(place), "scatter_reduce": last}
+            self._candidates |= {
+                "hierarchical": HierarchicalExchange(place),
+                "scatter_reduce": last,
+            }
 
     def _may_have(self, nodes: Iterable[int], codec: Codec) -> bool:
         """Return whether "hierarchical" is a candidate for any of these numbers of nodes."""
@@ -161,7 +164,7 @@ class Auto(Exchange):
             known = len(set(self.place.nodes))  # else as many ranks on each of any number
             nodes = [known] if known else [n for n in range(1, self.ranks) if not self.ranks % n]
             if self._may_have(nodes, codec):
-                kinds.append(Hierarchical(Place(self.ranks, self.rank)))
+                kinds.append(HierarchicalExchange(Place(self.ranks, self.rank)))
         return max(kind.in_flight_bytes(codec, quantized, full, dtype) for kind in kinds)
 
     def working_bytes(self, codec: Codec, quantized: int, full: int) -> int:

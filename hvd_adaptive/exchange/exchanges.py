@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from hvd_adaptive.exchange.allgather import Allgather
-from hvd_adaptive.exchange.auto import Auto
+from hvd_adaptive.exchange.allgather import AllgatherExchange
+from hvd_adaptive.exchange.auto import AutoExchange
 from hvd_adaptive.exchange.exchange import Exchange
-from hvd_adaptive.exchange.hierarchical import Hierarchical
-from hvd_adaptive.exchange.scatter_reduce import ScatterReduce
+from hvd_adaptive.exchange.hierarchical import HierarchicalExchange
+from hvd_adaptive.exchange.scatter_reduce import ScatterReduceExchange
 
 if TYPE_CHECKING:
     from hvd_adaptive.settings import Settings
@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 FEW_RANKS = 3
 
 EXCHANGES: dict[str, type[Exchange]] = {
-    "allgather": Allgather,
-    "scatter_reduce": ScatterReduce,
-    "hierarchical": Hierarchical,
-    "auto": Auto,
+    "allgather": AllgatherExchange,
+    "scatter_reduce": ScatterReduceExchange,
+    "hierarchical": HierarchicalExchange,
+    "auto": AutoExchange,
 }
 
 
@@ -30,4 +30,4 @@ def name_of_exchange(settings: Settings, ranks: int) -> str:
 
     Without ``exchange=`` nothing is measured, so runs can be repeated.
     """
-    return settings.exchange or ("allgather" if ranks <= FEW_RANKS else "scatter_reduce")
+    return settings.exchange_name or ("allgather" if ranks <= FEW_RANKS else "scatter_reduce")

@@ -26,7 +26,7 @@ import torch
 from hvd_adaptive.base.errors import PayloadError
 from hvd_adaptive.coding.sendable import Sendable
 from hvd_adaptive.coding.zeros import most_section_bytes
-from hvd_adaptive.exchange.allgather import Allgather
+from hvd_adaptive.exchange.allgather import AllgatherExchange
 from hvd_adaptive.exchange.chunks import Chunk, cut
 from hvd_adaptive.exchange.exchange import (
     Exchange,
@@ -36,7 +36,7 @@ from hvd_adaptive.exchange.exchange import (
     Share,
 )
 from hvd_adaptive.exchange.parcel import Parcel
-from hvd_adaptive.exchange.scatter_reduce import ScatterReduce
+from hvd_adaptive.exchange.scatter_reduce import ScatterReduceExchange
 from hvd_adaptive.transport.collectives import AllGather, AllToAll, Among
 from hvd_adaptive.transport.nodes import find_nodes
 
@@ -92,12 +92,12 @@ def find_topology(nodes: Sequence[int], rank: int) -> Topology:
     members = [[r for r, of_rank in enumerate(nodes) if of_rank == node] for node in names]
     own = names.index(nodes[rank])
     index = members[own].index(rank)
-    kind = Allgather if len(names) <= MOST_GATHERED else ScatterReduce
+    kind = AllgatherExchange if len(names) <= MOST_GATHERED else ScatterReduceExchange
     across = [of_node[index] for of_node in members]
     return Topology(members[own], index, across, kind(Place(len(names), own)))
 
 
-class Hierarchical(Exchange):
+class HierarchicalExchange(Exchange):
     """Average inside nodes, exchange between nodes, and distribute inside nodes."""
 
     def __init__(self, place: Place) -> None:
@@ -115,7 +115,7 @@ class Hierarchical(Exchange):
         if not nodes:
             raise ValueError(
                 "exchange='hierarchical': every node must run as many of the ranks as the others; "
-                "use exchange='scatter_reduce', or say ranks_per_node="
+                "use exchange='scatter_reduce', or exchange=Hierarchical(ranks_per_node=...)"
             )
         self._know(nodes)
 
@@ -124,7 +124,7 @@ class Hierarchical(Exchange):
 
     def log_choices(self, groups: Sequence[Group], codec_of: Callable[[str], Codec]) -> None:
         between = self._topology.between
-        if self.rank == 0 and isinstance(between, ScatterReduce):
+        if self.rank == 0 and isinstance(between, ScatterReduceExchange):
             between.warn(groups, codec_of, nodes=True)
 
     def share(self, rank: int, group: Group, bucket_size: int) -> Share:

@@ -16,7 +16,7 @@ from hvd_adaptive.base.errors import PayloadError
 from hvd_adaptive.codec.second_stage import FULL_PRECISION, SecondStage
 from hvd_adaptive.exchange.exchange import Route
 from hvd_adaptive.exchange.parcel import Parcel
-from hvd_adaptive.exchange.scatter_reduce import ScatterReduce
+from hvd_adaptive.exchange.scatter_reduce import ScatterReduceExchange
 
 if TYPE_CHECKING:
     from hvd_adaptive.adapt.updates import Updates
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from hvd_adaptive.layout import Group
 
 
-class Plain(ScatterReduce):
+class Plain(ScatterReduceExchange):
     """The scatter-reduce of groups none of whose coordinates is quantised, in their own dtype."""
 
     def quantized(self, group: Group) -> int:
@@ -37,7 +37,7 @@ class Plain(ScatterReduce):
         return super().in_flight_bytes(codec, 0, quantized + full, dtype)
 
     def reduce(self, parcel: Parcel, flat: torch.Tensor, values: torch.Tensor) -> Route:
-        """Average a chunk as ``ScatterReduce.reduce`` does, of gradients that are rounded first."""
+        """Average a chunk as the base class does, of gradients that are rounded first."""
         plain = self._plain(parcel)
         with parcel.time("encode_s"):
             parcel.measure(flat, plain.dtype)
@@ -46,7 +46,7 @@ class Plain(ScatterReduce):
         return (yield from reducing)
 
     def gather(self, parcel: Parcel, mean: torch.Tensor | PayloadError) -> Route:
-        """Gather as ``ScatterReduce.gather`` does, and return the group in its own dtype."""
+        """Gather as the base class does, and return the group in its own dtype."""
         result = yield from super().gather(self._plain(parcel), mean)
         return result.to(parcel.dtype)
 

@@ -41,7 +41,7 @@ FIRST, SECOND = 0, 1
 FAILED = b"HVDAFAIL"
 
 
-class ScatterReduce(Exchange):
+class ScatterReduceExchange(Exchange):
     """``hvd.alltoall`` of chunks, then ``hvd.allgather`` of their averages."""
 
     def log_choices(self, groups: Sequence[Group], codec_of: Callable[[str], Codec]) -> None:

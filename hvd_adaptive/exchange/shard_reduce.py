@@ -14,15 +14,15 @@ import torch
 from hvd_adaptive.exchange.chunks import Chunk
 from hvd_adaptive.exchange.exchange import Route
 from hvd_adaptive.exchange.parcel import Parcel
-from hvd_adaptive.exchange.scatter_reduce import FIRST, ScatterReduce
+from hvd_adaptive.exchange.scatter_reduce import FIRST, ScatterReduceExchange
 from hvd_adaptive.transport.collectives import EqualParts
 
 if TYPE_CHECKING:
     from hvd_adaptive.codec.codec import Codec
 
 
-class ShardReduce(ScatterReduce):
-    """``ScatterReduce.reduce`` of equal chunks; there is no second stage.
+class ShardReduce(ScatterReduceExchange):
+    """``ScatterReduceExchange.reduce`` of equal chunks; there is no second stage.
 
     Ranks have compared their settings and the compressor's number before.
     """

@@ -8,8 +8,8 @@ A door (hooks/) finds the parameters' slots and calls, for each step,
 
 Everything that needs no user code runs on a worker thread meanwhile: ranks compare their positions
 in training, groups are encoded, sent, received and decoded, tables are fitted. ``wait`` raises the
-worker's error. With ``worker=False``, and on a GPU, hooks send what they can, and ``wait`` does the
-rest, in the program's thread.
+worker's error. With ``Tuning(worker=False)``, and on a GPU, hooks send what they can, and ``wait``
+does the rest, in the program's thread.
 
 There are two kinds of drives. Those of ordered_drive.py are for ranks that pair collectives by
 their order (torch.distributed). Horovod pairs them by name, and calls optimizers in any order
@@ -64,7 +64,7 @@ class Driver:
             on_cpu: Whether gradients are on the CPU.
         """
         self.give_up()
-        works = on_cpu and self.compressor.settings.worker
+        works = on_cpu and self.compressor.settings.tuning.worker
         self.drive = make(self._attempt, self.make_lock(), self._worker if works else None)
 
     def wake(self) -> None:

@@ -84,7 +84,7 @@ class Groups:
         Raises:
             ValueError: Even the smallest groups exceed ``in_flight_bytes``.
         """
-        bound = min(LARGEST_COLLECTIVE, self.settings.in_flight_bytes // 2)
+        bound = min(LARGEST_COLLECTIVE, self.settings.tuning.in_flight_bytes // 2)
         most = self.settings.fusion_bytes // 4
         while True:
             layout = cut(
@@ -101,7 +101,7 @@ class Groups:
                 return layout
             if most < self.settings.bucket_size:
                 raise ValueError(
-                    f"in_flight_bytes={self.settings.in_flight_bytes}: "
+                    f"tuning=Tuning(in_flight_bytes={self.settings.tuning.in_flight_bytes}): "
                     f"exchange={self.exchange_name!r} of the smallest group over "
                     f"{self.world.size} ranks takes {largest} bytes, and two must fit; raise it, "
                     "lower bucket_size, or use exchange='scatter_reduce'"

@@ -84,7 +84,7 @@ class OrderedStep(Step):
         if self._course is None:
             lag, window = LAG, WINDOW
             sizes = [self.binding.in_flight_bytes(group) for group in self.layout.groups]
-            fitting = self.binding.settings.in_flight_bytes // max(1, *sizes)
+            fitting = self.binding.settings.tuning.in_flight_bytes // max(1, *sizes)
             if self.device.type != "cpu":
                 # To receive in a hook would make the host wait: send all that fits, receive later.
                 lag, window = len(sizes), fitting

@@ -380,7 +380,7 @@ class Step:
     def _fits(self, index: int) -> bool:
         """Return whether the bound on memory allows a group beside those in flight."""
         total = self._held + self.binding.in_flight_bytes(self.layout.groups[index])
-        return not self._flying or total <= self.binding.settings.in_flight_bytes
+        return not self._flying or total <= self.binding.settings.tuning.in_flight_bytes
 
     def _start(self, index: int) -> None:
         """Encode a group and submit its payload."""

@@ -78,7 +78,7 @@ class _Codec(Codec):
         flat, bucket = self._clipped(flat), self._bucket(flat.numel())
         body[flat.numel() : _exponent_bytes(flat.numel())] = 0
         exponents, words = _split(body, flat.numel())
-        summing = self.settings.checksum
+        summing = self.settings.tuning.checksum
         return _kernels(flat.device).encode(flat, exponents, words, bucket, key, summing)
 
     def add_bodies(

@@ -116,8 +116,8 @@ class Ranks:
         self._exchanges = [make(Place(workers, rank, nodes)) for rank in range(workers)]
         if not self._exchanges[0].is_set_up:
             raise ValueError(
-                f"exchange={self.settings.exchange!r}: simulated ranks have no nodes and no "
-                "network to measure; give ranks_per_node with 'hierarchical'"
+                f"exchange={self.settings.exchange_name!r}: simulated ranks have no nodes and no "
+                "network to measure; use exchange=Hierarchical(ranks_per_node=...)"
             )
         if compressor is not None:
             self._exchanges[0].log_choices(self.layout.groups, compressor.part)

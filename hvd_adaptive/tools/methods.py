@@ -3,6 +3,7 @@
 float32  float16                     stock Horovod, Compression.none and Compression.fp16
 ALQ(bits=3, exchange='auto')         a scheme of hvd_adaptive with its keywords
 ALQ(bits=2|3, coding='fixed'|'elias')    every combination of the values that | separates
+ALQ(exchange=ScatterReduce(second_stage_bits=4|8))    the same of hvd_adaptive's settings objects
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from hvd_adaptive.options import KINDS
 from hvd_adaptive.tools.schemes.catalog import scheme_classes
 
 # The names of Horovod's own methods in hvd.Compression.
@@ -86,7 +88,7 @@ def read(text: str) -> list[Method]:
     except SyntaxError as error:
         how = "must be written as in Python, such as ALQ(bits=3)"
         raise ValueError(f"{text!r}: {how}: {error.msg}") from error
-    except ValueError as error:
+    except (TypeError, ValueError) as error:
         raise ValueError(f"{text!r}: {error}") from error
     names = {name.lower(): name for name in [*STOCK, *scheme_classes()]}
     name = names.get(node.id.lower(), node.id)
@@ -110,17 +112,24 @@ def _choices(call: ast.Call) -> list[list[tuple[str, Any]]]:
     if call.args or any(word.arg is None for word in call.keywords):
         raise ValueError("only keywords are allowed, such as bits=3")
     return [
-        [(str(word.arg), _literal(node)) for node in _alternatives(word.value)]
+        [(str(word.arg), v) for node in _alternatives(word.value) for v in _values(node)]
         for word in call.keywords
     ]
 
 
-def _literal(node: ast.expr) -> Any:
+def _values(node: ast.expr) -> list[Any]:
+    """Return the value of a literal, or each settings object that a call describes."""
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in KINDS:
+        kind = KINDS[node.func.id]
+        return [kind(**dict(pairs)) for pairs in itertools.product(*_choices(node))]
     try:
-        return ast.literal_eval(node)
+        return [ast.literal_eval(node)]
     except ValueError:
         value = ast.unparse(node)
-        raise ValueError(f"{value}: must be a number, a quoted string or a tuple") from None
+        raise ValueError(
+            f"{value}: must be a number, a quoted string, a tuple, or one of {', '.join(KINDS)} "
+            "with keywords"
+        ) from None
 
 
 def _alternatives(node: ast.expr) -> list[ast.expr]:

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 import hvd_adaptive
-from hvd_adaptive import instances, scheme, simulate
+from hvd_adaptive import Hierarchical, ScatterReduce, instances, scheme, simulate
 from hvd_adaptive.simulate import Ranks
 
 GOLDEN = Path(__file__).with_name("golden.json")
@@ -61,8 +61,8 @@ WITHOUT_ZERO: dict[str, tuple[str, dict[str, Any]]] = {
 }
 EXCHANGES: dict[str, dict[str, Any]] = {
     "allgather": {},
-    "scatter_reduce": {"exchange": "scatter_reduce", "second_stage_bits": 4},
-    "hierarchical": {"exchange": "hierarchical", "ranks_per_node": 2, "second_stage_bits": 4},
+    "scatter_reduce": {"exchange": ScatterReduce(second_stage_bits=4)},
+    "hierarchical": {"exchange": Hierarchical(ranks_per_node=2, second_stage_bits=4)},
 }
 # States that hold more than a plain compressor's.
 STATEFUL: dict[str, tuple[str, dict[str, Any]]] = {

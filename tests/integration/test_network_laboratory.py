@@ -64,7 +64,7 @@ def test_measures_and_removes_everything(tmp_path):
         "mpi/float32",
         "mpi/float16",
         "ALQ(bits=3|99)",
-        "ALQ(bits=2, in_flight_bytes=4096)",
+        "ALQ(bits=2, tuning=Tuning(in_flight_bytes=4096))",
         "ddp/ALQ(bits=3)",
         "fsdp/bfloat16",
         "fsdp/EDEN(bits=4)",
@@ -104,7 +104,10 @@ def test_measures_and_removes_everything(tmp_path):
     sent = sharded["sent_bytes"][0] - gathered
     assert 1 <= sent / sharded["reports"][0]["wire_bytes"] < 1.6
     assert "bits=99" in results["mpi/ALQ(bits=99)"]["trouble"]
-    assert "in_flight_bytes=4096" in results["mpi/ALQ(bits=2, in_flight_bytes=4096)"]["trouble"]
+    assert (
+        "in_flight_bytes=4096"
+        in results["mpi/ALQ(bits=2, tuning=Tuning(in_flight_bytes=4096))"]["trouble"]
+    )
 
 
 @pytest.mark.thorough

@@ -6,6 +6,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from hypothesis import given, seed, settings
+from settings_objects import grouped
 
 import hvd_adaptive
 from hvd_adaptive.simulate.ranks import Ranks
@@ -19,7 +20,7 @@ WAYS = ["allgather", "scatter_reduce", "hierarchical"]
 def wrong_in(case: Case) -> list[str]:
     """What is wrong with the averages of simulated ranks."""
     parameters = case.parameters()
-    compressor = getattr(hvd_adaptive, case.scheme)(**case.keywords)
+    compressor = getattr(hvd_adaptive, case.scheme)(**grouped(case.keywords))
     trial = Trial(case, compressor)
     ranks = Ranks(list(zip(case.names, parameters, strict=True)), compressor, case.ranks)
     for step in range(case.steps):

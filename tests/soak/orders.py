@@ -17,7 +17,7 @@ import time
 import horovod.torch as hvd
 import torch
 
-from hvd_adaptive import ALQ, QSGD
+from hvd_adaptive import ALQ, QSGD, Tuning
 
 SECONDS = 60
 SIZES = {"w": 5000, "b": 40, "v": 900}
@@ -36,7 +36,10 @@ def one_run(number: int, steps: int, seed: int, members: hvd.ProcessSet) -> None
     pairs = []
     for net, scheme in enumerate(schemes):
         compressor = scheme(
-            bucket_size=256, fusion_bytes=8192, seed=number, worker=own.random() < 0.5
+            bucket_size=256,
+            fusion_bytes=8192,
+            seed=number,
+            tuning=Tuning(worker=own.random() < 0.5),
         )
         weights = {n: torch.nn.Parameter(torch.zeros(size)) for n, size in SIZES.items()}
         for weight in weights.values():

@@ -54,7 +54,7 @@ def test_payloads_without_a_checksum_differ_in_nothing_else(scheme):
     bare = codec.without_checksum(scheme.codec).payloads.encode(flat, flat.numel(), 1).bytes
     assert not bare[12:16].any() and sealed[12:16].any()
     assert torch.equal(sealed[:12], bare[:12]) and torch.equal(sealed[16:], bare[16:])
-    assert scheme.settings.checksum
+    assert scheme.settings.tuning.checksum
 
 
 def test_it_prints_a_table(capsys, monkeypatch):

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import hvd_adaptive
+from hvd_adaptive import ScatterReduce
 from hvd_adaptive.tools.methods import parse, read, written
 
 VALUES = st.one_of(
@@ -50,6 +51,14 @@ def test_alternatives_are_all_combinations_each_once():
     assert pairs == [(bits, norm) for bits in (2, 3, 4) for norm in ("l2", "linf")]
 
 
+def test_settings_objects_are_values_and_their_alternatives_are_combined():
+    found = parse(["ALQ(bits=2|3, exchange=ScatterReduce(second_stage_bits=4|8)|'allgather')"])
+    pairs = [(method.keywords["bits"], method.keywords["exchange"]) for method in found]
+    ways = [ScatterReduce(second_stage_bits=bits) for bits in (4, 8)] + ["allgather"]
+    assert pairs == [(bits, way) for bits in (2, 3) for way in ways]
+    assert [read(str(method))[0].keywords for method in found] == [m.keywords for m in found]
+
+
 @pytest.mark.parametrize(
     ("text", "words"),
     [
@@ -65,6 +74,9 @@ def test_alternatives_are_all_combinations_each_once():
         ("ALQ(bits=9)", "bits=9"),
         ("ALQ(bit=3)", "'bit'"),
         ("ALQ(bits=3|9)", "bits=9"),
+        ("ALQ(exchange=ScatterReduce(bits=3))", "has no keyword 'bits'"),
+        ("ALQ(exchange=ScatterReduce(second_stage_bits=1))", "second_stage_bits=1"),
+        ("ALQ(exchange=Ring(bits=3))", "must be a number, a quoted string, a tuple, or one of"),
         ("__import__('os')", "only keywords"),
     ],
 )

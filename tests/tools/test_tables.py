@@ -18,7 +18,7 @@ from hvd_adaptive.tools.plan.model import Cluster, Job, advise, predict
 from hvd_adaptive.tools.schemes import command as schemes
 from hvd_adaptive.tools.tables import Column, fitting, make_table
 
-LONG = "ALQ(bits=3, norm='linf', exchange='scatter_reduce', second_stage_bits=4)"
+LONG = "ALQ(bits=3, norm='linf', exchange=ScatterReduce(second_stage_bits=4))"
 SHORT = "QSGD(bits=4, norm='linf')"
 WIDTHS = (80, 120)
 

@@ -5,7 +5,21 @@ An ignored error that mypy does not find is an error itself (warn_unused_ignores
 
 from __future__ import annotations
 
-from hvd_adaptive import ALQ, AMQ, ECDQ, EDEN, QCS, QSGD, BinGrad, OneBitSGD, TernGrad
+from hvd_adaptive import (
+    ALQ,
+    AMQ,
+    ECDQ,
+    EDEN,
+    QCS,
+    QSGD,
+    Auto,
+    BinGrad,
+    Hierarchical,
+    OneBitSGD,
+    ScatterReduce,
+    TernGrad,
+    Tuning,
+)
 
 
 def right() -> None:
@@ -19,6 +33,9 @@ def right() -> None:
     TernGrad(clip=None, error_feedback=0.5)
     OneBitSGD(error_feedback=None, clip=3.0)
     BinGrad(variant="biased", scope="network")
+    ALQ(exchange=ScatterReduce(second_stage_bits=4), tuning=Tuning(worker=False))
+    QSGD(exchange=Hierarchical(ranks_per_node=8, second_stage_bits=None))
+    EDEN(exchange=Auto())
 
 
 def wrong() -> None:
@@ -37,4 +54,10 @@ def wrong() -> None:
     TernGrad(clipping=2.5)  # type: ignore[call-arg]
     OneBitSGD(momentum=0.9)  # type: ignore[call-arg]
     BinGrad(variant="half")  # type: ignore[arg-type]
+    ALQ(second_stage_bits=4)  # type: ignore[call-arg]
+    ALQ(worker=False)  # type: ignore[call-arg]
+    ALQ(tuning=ScatterReduce())  # type: ignore[arg-type]
+    ALQ(exchange=Tuning())  # type: ignore[arg-type]
+    ScatterReduce(second_stage_bits="4")  # type: ignore[arg-type]
+    Tuning(in_flight_byte=4096)  # type: ignore[call-arg]
     ALQ(3)  # type: ignore[call-arg]

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import torch
 from scheme_cases import scheme
 
-from hvd_adaptive import instances, simulate
+from hvd_adaptive import Hierarchical, ScatterReduce, instances, simulate
 
 CPU, F32 = torch.device("cpu"), torch.float32
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
@@ -46,8 +46,8 @@ SCHEMES = {
 EXCHANGES = {
     "allgather": {},
     "feedback": {"error_feedback": 0.5},
-    "scatter_reduce": {"exchange": "scatter_reduce", "second_stage_bits": 4},
-    "hierarchical": {"exchange": "hierarchical", "ranks_per_node": 2, "second_stage_bits": 4},
+    "scatter_reduce": {"exchange": ScatterReduce(second_stage_bits=4)},
+    "hierarchical": {"exchange": Hierarchical(ranks_per_node=2, second_stage_bits=4)},
 }
 
 

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import torch
 
-from hvd_adaptive.exchange.allgather import Allgather
+from hvd_adaptive.exchange.allgather import AllgatherExchange
 from hvd_adaptive.exchange.exchange import Place
 from hvd_adaptive.feedback_weight import Figures, Own, Weights
 from hvd_adaptive.layout import Member, build_layout
@@ -46,7 +46,7 @@ class OneRank:
             sends_directly=False,
             orders_collectives=False,
         )
-        self.exchange, self.name = Allgather(Place(1, 0)), "test"
+        self.exchange, self.name = AllgatherExchange(Place(1, 0)), "test"
         dtypes = dtypes or [torch.float32] * len(sizes)
         members = [
             Member(chr(ord("a") + i), (size,), dtype, compressor.parts.label_of(chr(ord("a") + i)))

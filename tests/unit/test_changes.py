@@ -11,7 +11,19 @@ import pytest
 import torch
 
 import hvd_adaptive
-from hvd_adaptive import ALQ, AMQ, ECDQ, EDEN, NUQSGD, ORQ, QSGD, BinGrad, TernGrad
+from hvd_adaptive import (
+    ALQ,
+    AMQ,
+    ECDQ,
+    EDEN,
+    NUQSGD,
+    ORQ,
+    QSGD,
+    BinGrad,
+    ScatterReduce,
+    TernGrad,
+    Tuning,
+)
 from hvd_adaptive.coding.payload import read_header as header
 from hvd_adaptive.compressor import GradientCompressor
 
@@ -96,7 +108,7 @@ def test_copies_of_schedules_that_are_generators():
     [
         ({"exchange": "scatter_reduce"}, True),
         ({"fusion_bytes": 10_000, "warmup_steps": 9, "seed": 4}, True),
-        ({"checksum": False}, True),
+        ({"tuning": Tuning(checksum=False)}, True),
         ({"bucket_size": 200}, False),
         ({"error_feedback": 0.5}, False),
         ({"norm": "l2"}, False),
@@ -112,11 +124,11 @@ def test_tables_go_on_and_are_refitted_at_once_where_need_be(changes, stays):
 
 
 def test_without_checksums_averages_travel_so_too_with_the_table_that_they_had():
-    compressor = fitted(update_steps=[20], exchange="scatter_reduce", second_stage_bits=5)
+    compressor = fitted(update_steps=[20], exchange=ScatterReduce(second_stage_bits=5))
     second = compressor.codec.second_stage(4).codec
     second.fit(FLAT)
     assert header(second.payloads.encode(FLAT, FLAT.numel(), 0).bytes).checksum != 0
-    compressor.set(checksum=False)
+    compressor.set(tuning=Tuning(checksum=False))
     kept = compressor.codec.second_stage(4).codec
     assert kept.table_version == 1 and torch.equal(kept.levels, second.levels)
     assert header(kept.payloads.encode(FLAT, FLAT.numel(), 0).bytes).checksum == 0
@@ -126,7 +138,7 @@ def test_without_checksums_averages_travel_so_too_with_the_table_that_they_had()
 
 def test_averages_travel_with_the_seed_that_was_set():
     """The table stays; EDEN's rotation of averages is that of the new seed, as after a resume."""
-    own = {"exchange": "scatter_reduce", "second_stage_bits": 5, "bucket_size": 64}
+    own = {"exchange": ScatterReduce(second_stage_bits=5), "bucket_size": 64}
     changed, fresh = EDEN(seed=1, **own), EDEN(seed=2, **own)
     before = changed.codec.second_stage(4).codec.payloads.encode(FLAT, FLAT.numel(), 0).bytes
     changed.set(seed=2)

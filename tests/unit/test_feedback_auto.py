@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from feedback_steps import OneRank, after, gradients
+from settings_objects import exchange_of
 from test_feedback_bounds import D, assert_within, qcs, squared_residuals
 from torch import nn
 
@@ -154,8 +155,7 @@ def test_every_rank_takes_the_error_of_all(exchange):
         bucket_size=500,
         min_numel=0,
         error_feedback="auto",
-        exchange=exchange,
-        second_stage_bits=32,
+        exchange=exchange_of(exchange, second_stage_bits=32),
     )
     ranks, parameters = ranks_of(compressor, {"a": 900})
     step(ranks, parameters, 0, scales=(1.0, 5.0, 0.2))

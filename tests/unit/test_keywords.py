@@ -8,11 +8,11 @@ from typing import get_args, get_type_hints
 
 import pytest
 
-from hvd_adaptive import ALQ, ORQ, QSGD, SignSGD
+from hvd_adaptive import ALQ, ORQ, QSGD, ScatterReduce, SignSGD
 from hvd_adaptive.coding.codings import CODINGS
 from hvd_adaptive.keywords import own_keywords
+from hvd_adaptive.options import EXCHANGES
 from hvd_adaptive.scheme import Scheme, Settings
-from hvd_adaptive.settings import EXCHANGES
 from hvd_adaptive.shared_keywords import Shared
 from hvd_adaptive.tools.schemes.catalog import scheme_classes
 
@@ -23,8 +23,8 @@ from hvd_adaptive.tools.schemes.catalog import scheme_classes
         (lambda: ALQ(bit=3), "bits", "ALQ's own keywords are bits=3, norm='linf'"),
         (lambda: ORQ(bits=3), "levels", "ORQ's own keywords are levels=9, solver="),
         (lambda: QSGD(levels=8), "bits", "QSGD's own keywords are bits=None, intervals=None"),
-        (lambda: ALQ(bits=3, bucketsize=512), "bucket_size", "shared keywords are bucket_size"),
-        (lambda: SignSGD(errorfeedback=1.0), "error_feedback", "shared keywords are bucket_size"),
+        (lambda: ALQ(bits=3, bucketsize=512), "bucket_size", "shared keywords are exchange"),
+        (lambda: SignSGD(errorfeedback=1.0), "error_feedback", "shared keywords are exchange"),
     ],
 )
 def test_unknown_keywords(make, nearest, others):
@@ -92,7 +92,7 @@ def test_types_name_every_shared_keyword():
     """tests/types/calls.py has calls that mypy accepts, and some that it refuses."""
     assert set(get_type_hints(Shared)) == {field.name for field in fields(Settings)}
     for hint, allowed in [
-        (get_type_hints(Shared)["exchange"], {*EXCHANGES, type(None)}),
+        (get_type_hints(Shared)["exchange"], {*EXCHANGES, ScatterReduce, type(None)}),
         (get_type_hints(Shared)["coding"], set(CODINGS)),
     ]:
         named = {

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import hvd_adaptive
-from hvd_adaptive import ALQ, ECDQ, QSGD
+from hvd_adaptive import ALQ, ECDQ, QSGD, ScatterReduce
 from hvd_adaptive.compressor import GradientCompressor
 from hvd_adaptive.optim import QSVRG, Portion
 
@@ -77,7 +77,7 @@ def make(name: str) -> Any:
         "parts": {"parameter_bits": {"a*": 4}},
         "book": {"coding": "huffman"},
         "feedback": {"error_feedback": 0.5},
-        "second": {"exchange": "scatter_reduce", "second_stage_bits": 5},
+        "second": {"exchange": ScatterReduce(second_stage_bits=5)},
     }[kind]
     return schemes[scheme](**{"bucket_size": 100} | NEEDED.get(scheme, {}) | more)
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from default_digests import SCHEMES
 
-from hvd_adaptive import ECDQ, QSGD, simulate
+from hvd_adaptive import ECDQ, QSGD, Hierarchical, ScatterReduce, simulate
 
 HALVES = (torch.float16, torch.bfloat16)
 N = 3000
@@ -78,9 +78,9 @@ def test_what_is_not_finite_stays_so():
     "keywords",
     (
         {},
-        {"exchange": "scatter_reduce", "second_stage_bits": 4},
-        {"exchange": "scatter_reduce", "second_stage_bits": 32},
-        {"exchange": "hierarchical", "ranks_per_node": 2, "second_stage_bits": 4},
+        {"exchange": ScatterReduce(second_stage_bits=4)},
+        {"exchange": ScatterReduce(second_stage_bits=32)},
+        {"exchange": Hierarchical(ranks_per_node=2, second_stage_bits=4)},
         {"warmup_steps": 1},
     ),
     ids=repr,

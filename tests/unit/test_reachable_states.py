@@ -15,7 +15,9 @@ import torch
 from hypothesis import event, example, given, settings
 from hypothesis import strategies as st
 from scheme_cases import CASES
+from settings_objects import exchange_of
 
+from hvd_adaptive import ScatterReduce, Tuning
 from hvd_adaptive.base.errors import ResidualError
 from hvd_adaptive.compressor import GradientCompressor
 from hvd_adaptive.simulate import Ranks
@@ -71,9 +73,8 @@ MORE: dict[str, dict[str, Any]] = {
 
 def build(name: str, more: str, exchange: str) -> GradientCompressor:
     """A compressor; ValueError if the scheme refuses such keywords."""
-    own = {"bucket_size": BUCKET, "min_numel": 16, "seed": 5, "exchange": exchange}
-    if exchange == "hierarchical":
-        own["ranks_per_node"] = 1
+    own = {"bucket_size": BUCKET, "min_numel": 16, "seed": 5}
+    own["exchange"] = exchange_of(exchange, ranks_per_node=1)
     if hasattr(CASES[name]().codec, "adaptation"):
         own["update_steps"] = [0, 1, 3]
     try:
@@ -162,10 +163,10 @@ def payloads(compressor: GradientCompressor) -> list[bytes]:
 
 CHANGES: list[dict[str, Any]] = [
     {"bucket_size": 2 * BUCKET},
-    {"checksum": False},
+    {"tuning": Tuning(checksum=False)},
     {"min_numel": 200},
     {"seed": 9},
-    {"second_stage_bits": 5},
+    {"exchange": ScatterReduce(second_stage_bits=5)},
     {"bits": 4},
     {"error_feedback": 0.25},
 ]

@@ -23,6 +23,7 @@ from tqdm import tqdm
 
 import hvd_adaptive
 from hvd_adaptive.changes import keywords_of
+from hvd_adaptive.options import Tuning
 from hvd_adaptive.tools.methods import read, written
 
 BITS = tuple(range(2, 9))  # of table schemes
@@ -180,7 +181,7 @@ def measure(codec: Any, label: str, options: Options) -> dict[str, float]:
 def without_checksum(codec: Any) -> Any:
     """Return the same codec, tables included, whose payloads carry no checksum."""
     bare = copy.copy(codec)
-    bare.settings = replace(codec.settings, checksum=False)
+    bare.settings = replace(codec.settings, tuning=Tuning(checksum=False))
     return bare
 
 

@@ -19,7 +19,7 @@ from ddp_oracles import (
 )
 from scheme_cases import scheme
 
-from hvd_adaptive import QSGD
+from hvd_adaptive import QSGD, Hierarchical
 from hvd_adaptive.simulate import Ranks
 
 SCHEMES = {
@@ -36,7 +36,7 @@ if dist.get_world_size() > 2:  # where ranks differ in what they own
 EXCHANGES = {
     "allgather": {"exchange": "allgather"},
     "scatter_reduce": {"exchange": "scatter_reduce"},
-    "nodes": {"exchange": "hierarchical", "ranks_per_node": 2},
+    "nodes": {"exchange": Hierarchical(ranks_per_node=2)},
 }
 
 

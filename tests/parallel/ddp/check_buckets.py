@@ -11,7 +11,7 @@ from ddp_oracles import assert_same_everywhere, backward, batch, gathered, make_
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from hvd_adaptive import ALQ, QSGD, RankMismatchError
+from hvd_adaptive import ALQ, QSGD, RankMismatchError, Tuning
 from hvd_adaptive.ddp import CompressionState, compression_hook
 
 RANKS = dist.get_world_size()
@@ -96,7 +96,7 @@ def check_buckets_that_ddp_skips(used, worker):
     """skip_all_reduce_unused_params: the hook is not called for some buckets, the first or the last
     one among them."""
     net = Towers()
-    compressor = ALQ(bits=8, bucket_size=128, update_steps=[0, 3], worker=worker)
+    compressor = ALQ(bits=8, bucket_size=128, update_steps=[0, 3], tuning=Tuning(worker=worker))
     model, state = wrapped(
         net, compressor, find_unused_parameters=True, skip_all_reduce_unused_params=True
     )
@@ -119,7 +119,7 @@ def check_buckets_that_ddp_skips(used, worker):
 def check_ranks_that_skip_different_buckets(used, fails_at, worker):
     """Refused by the parameters' names, though their collectives have been paired wrongly. The
     compressor then serves another model, in another group of DDP's."""
-    net, compressor, group = Towers(), QSGD(**FINE, worker=worker), dist.new_group()
+    net, compressor, group = Towers(), QSGD(**FINE, tuning=Tuning(worker=worker)), dist.new_group()
     options = {"find_unused_parameters": True, "skip_all_reduce_unused_params": True}
     model = nn.parallel.DistributedDataParallel(
         net, process_group=group, bucket_cap_mb=0.03, **options
@@ -152,7 +152,7 @@ def check_a_hook_that_waits(worker):
         return done
 
     net = make_net()
-    compressor = ALQ(**FINE | {"bits": 8}, update_steps=[0, 2], worker=worker)
+    compressor = ALQ(**FINE | {"bits": 8}, update_steps=[0, 2], tuning=Tuning(worker=worker))
     model, _ = wrapped(net, compressor, hook=waiting)
     for step in range(5):
         own = own_gradients(net, step)

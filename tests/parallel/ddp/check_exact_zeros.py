@@ -7,6 +7,7 @@ import torch
 import torch.distributed as dist
 from ddp_oracles import assert_same_everywhere, wrap
 from scheme_cases import EVERY, scheme
+from settings_objects import exchange_of
 from torch import nn
 
 from hvd_adaptive import LocalSGD
@@ -42,7 +43,7 @@ def check_adam_leaves_unused_and_masked_rows(name, exchange):
     net = Words()
     before = {name: p.detach().clone() for name, p in net.named_parameters()}
     compressor = scheme(name)(
-        bucket_size=1024, exchange=exchange, second_stage_bits=4, keep_zeros=True
+        bucket_size=1024, exchange=exchange_of(exchange, second_stage_bits=4), keep_zeros=True
     )
     model, _ = wrap(net, compressor)
     optimizer = torch.optim.Adam(net.parameters(), lr=0.01)

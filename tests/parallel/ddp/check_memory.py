@@ -9,17 +9,17 @@ import torch
 import torch.distributed as dist
 from ddp_oracles import backward, gathered, make_net, own_gradients, wrap
 
-from hvd_adaptive import QSGD, PayloadError
+from hvd_adaptive import QSGD, Hierarchical, PayloadError, ScatterReduce
 from hvd_adaptive.transport.collectives import AllGather, AllToAll
 
 RANK, RANKS = dist.get_rank(), dist.get_world_size()
 EXCHANGES = {
     "allgather": {"exchange": "allgather"},
-    "scatter_reduce": {"exchange": "scatter_reduce"},
-    "nodes of one": {"exchange": "hierarchical", "ranks_per_node": 1},
-    "one node": {"exchange": "hierarchical", "ranks_per_node": RANKS},
+    "scatter_reduce": {"exchange": ScatterReduce(second_stage_bits=8)},
+    "nodes of one": {"exchange": Hierarchical(ranks_per_node=1, second_stage_bits=8)},
+    "one node": {"exchange": Hierarchical(ranks_per_node=RANKS, second_stage_bits=8)},
 }
-KEYWORDS = {"bits": 8, "norm": "linf", "bucket_size": 512, "second_stage_bits": 8}
+KEYWORDS = {"bits": 8, "norm": "linf", "bucket_size": 512}
 # DDP's buckets, and groups, of about two layers.
 SMALL = {"bucket_cap_mb": 0.1}
 

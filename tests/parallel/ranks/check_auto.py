@@ -10,7 +10,7 @@ import pytest
 import torch
 from conftest import assert_same_everywhere, flat_parameters, learn, make_model, train
 
-from hvd_adaptive import ALQ, QSGD, RankMismatchError, SparseSGD
+from hvd_adaptive import ALQ, QSGD, Auto, RankMismatchError, SparseSGD
 from hvd_adaptive.exchange import auto
 
 SEEDS = itertools.count(5000)
@@ -24,17 +24,22 @@ def distributed(model, compressor):
     )
 
 
+def in_nodes(**keywords):
+    return SparseSGD(density=0.1, **keywords)
+
+
 @pytest.mark.parametrize(
     "make",
     [
         lambda **k: ALQ(bits=3, bucket_size=1024, fusion_bytes=60_000, **k),
         lambda **k: QSGD(bits=4, bucket_size=512, error_feedback=0.2, **k),
-        lambda **k: SparseSGD(density=0.1, ranks_per_node=max(1, hvd.size() // 2), **k),
+        in_nodes,
     ],
     ids=["alq", "feedback", "nodes"],
 )
 def test_measures_once_and_all_ranks_choose_alike(make, caplog):
-    model, compressor = make_model(), make(exchange="auto", seed=next(SEEDS))
+    exchange = Auto(ranks_per_node=max(1, hvd.size() // 2)) if make is in_nodes else "auto"
+    model, compressor = make_model(), make(exchange=exchange, seed=next(SEEDS))
     optimizer = distributed(model, compressor)
     with caplog.at_level(logging.INFO, "hvd_adaptive"):
         assert learn(model, optimizer) < 0.9

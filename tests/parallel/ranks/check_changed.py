@@ -10,7 +10,7 @@ import pytest
 import torch
 from conftest import assert_same_everywhere, batches, make_model, train
 
-from hvd_adaptive import ALQ, QSGD, RankMismatchError
+from hvd_adaptive import ALQ, QSGD, Hierarchical, RankMismatchError, ScatterReduce
 
 WARNING = "the gradient was changed between backward() and optimizer.step()"
 SEEDS = itertools.count(5000)
@@ -19,8 +19,8 @@ LOSS = torch.nn.functional.cross_entropy
 TOLERANCE = {torch.float64: 1e-6, torch.bfloat16: 2.0**-7, torch.float32: 1e-6}
 EXCHANGES = {
     "allgather": {},
-    "scatter_reduce": {"exchange": "scatter_reduce", "second_stage_bits": 32},
-    "hierarchical": {"exchange": "hierarchical", "ranks_per_node": 1, "second_stage_bits": 32},
+    "scatter_reduce": {"exchange": ScatterReduce(second_stage_bits=32)},
+    "hierarchical": {"exchange": Hierarchical(ranks_per_node=1, second_stage_bits=32)},
 }
 
 

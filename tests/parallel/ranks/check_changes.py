@@ -12,7 +12,17 @@ from conftest import assert_same_everywhere, batches, flat_parameters, make_mode
 from gradient_schemes import every_scheme, make
 from rank_optimizers import distributed
 
-from hvd_adaptive import ALQ, ECDQ, ORQ, QSGD, RankMismatchError, SignSGD, instances, simulate
+from hvd_adaptive import (
+    ALQ,
+    ECDQ,
+    ORQ,
+    QSGD,
+    RankMismatchError,
+    ScatterReduce,
+    SignSGD,
+    instances,
+    simulate,
+)
 
 SEEDS = itertools.count(7000)
 SMALL = {"bucket_size": 256, "fusion_bytes": 60_000}
@@ -21,7 +31,7 @@ CASES = {
     "alq": (
         ALQ,
         {"update_steps": [0, 3]},
-        {2: {"bits": 4}, 4: {"exchange": "scatter_reduce", "second_stage_bits": 6}},
+        {2: {"bits": 4}, 4: {"exchange": ScatterReduce(second_stage_bits=6)}},
     ),
     "qsgd": (QSGD, {"bits": 4}, {1: {"coding": "huffman"}, 3: {"bits": 2, "norm": "linf"}}),
     "orq": (ORQ, {"levels": 5}, {2: {"levels": 9, "bucket_size": 512}}),

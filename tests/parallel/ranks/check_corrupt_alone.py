@@ -12,7 +12,7 @@ from conftest import assert_same_everywhere, batches, flat_parameters, learn, ma
 from damage import flipped, gone, truncated
 from rank_optimizers import distributed, restart
 
-from hvd_adaptive import ALQ, ECDQ, QSGD, PayloadError
+from hvd_adaptive import ALQ, ECDQ, QSGD, Hierarchical, PayloadError, Tuning
 from hvd_adaptive.run.step import Step
 from hvd_adaptive.transport.collectives import AllGather, AllToAll
 
@@ -20,14 +20,16 @@ SEEDS = itertools.count(19_000)
 EXCHANGES = {
     "allgather": {"exchange": "allgather"},
     "scatter_reduce": {"exchange": "scatter_reduce"},
-    "nodes of one": {"exchange": "hierarchical", "ranks_per_node": 1},
-    "nodes of two": {"exchange": "hierarchical", "ranks_per_node": 2},
+    "nodes of one": {"exchange": Hierarchical(ranks_per_node=1)},
+    "nodes of two": {"exchange": Hierarchical(ranks_per_node=2)},
     "auto": {"exchange": "auto"},
 }
 MAKE = {
     "alq": lambda **k: ALQ(bucket_size=512, **k),
-    "ecdq": lambda **k: ECDQ(bits=2, bucket_size=512, second_stage_bits=5, **k),
-    "qsgd": lambda **k: QSGD(bits=4, bucket_size=512, in_flight_bytes=3_000_000, **k),
+    "ecdq": lambda **k: ECDQ(bits=2, bucket_size=512, **k),
+    "qsgd": lambda **k: QSGD(
+        bits=4, bucket_size=512, tuning=Tuning(in_flight_bytes=3_000_000), **k
+    ),
 }
 
 
@@ -79,7 +81,7 @@ def failing_step(model, optimizer) -> str:
 @pytest.mark.parametrize("exchange", EXCHANGES)
 def test_every_rank_raises_the_same(exchange, scheme, monkeypatch):
     keywords = EXCHANGES[exchange] | {"seed": next(SEEDS), "fusion_bytes": 60_000}
-    if hvd.size() % keywords.get("ranks_per_node", 1):
+    if hvd.size() % getattr(keywords["exchange"], "ranks_per_node", 1):
         pytest.skip("ranks do not fill nodes")
     model = make_model()
     optimizer = distributed(model, MAKE[scheme](**keywords))

@@ -13,7 +13,7 @@ from conftest import assert_same_everywhere, batches, flat_parameters, make_mode
 from damage import flipped, gone, truncated
 from rank_optimizers import distributed, restart
 
-from hvd_adaptive import ALQ, ECDQ, ORQ, PayloadError
+from hvd_adaptive import ALQ, ECDQ, ORQ, PayloadError, Tuning
 from hvd_adaptive.coding.header import SIZE
 from hvd_adaptive.coding.sendable import Sendable
 from hvd_adaptive.transport.collectives import AllGather, AllToAll
@@ -21,7 +21,7 @@ from hvd_adaptive.transport.collectives import AllGather, AllToAll
 SEEDS = itertools.count(9000)
 MAKE = {
     "alq": lambda **k: ALQ(bucket_size=512, **k),
-    "ecdq": lambda **k: ECDQ(bits=2, bucket_size=512, second_stage_bits=5, **k),
+    "ecdq": lambda **k: ECDQ(bits=2, bucket_size=512, **k),
     "orq": lambda **k: ORQ(levels=5, bucket_size=512, **k),
 }
 STAGES = {
@@ -98,7 +98,9 @@ def test_without_a_checksum_nobody_crashes(stage, monkeypatch):
     """What no decoder notices is averaged, the same on every rank."""
     exchange, kind = STAGES[stage]
     model = make_model()
-    compressor = ALQ(bucket_size=512, seed=next(SEEDS), exchange=exchange, checksum=False)
+    compressor = ALQ(
+        bucket_size=512, seed=next(SEEDS), exchange=exchange, tuning=Tuning(checksum=False)
+    )
     optimizer = distributed(model, compressor)
     train(model, optimizer, 1)
     for damage in DAMAGE:

@@ -9,6 +9,8 @@ import torch
 from conftest import assert_same_everywhere, flat_parameters, learn, make_model
 from scheme_cases import scheme
 
+from hvd_adaptive import ScatterReduce
+
 from oracle import rotated  # isort: skip
 
 BUCKET, STEPS = 256, 16
@@ -19,7 +21,7 @@ LAWS = ("normal", "one-hot")
 def options(second: int | None) -> dict[str, object]:
     if second is None:
         return {"exchange": "allgather"}
-    return {"exchange": "scatter_reduce", "second_stage_bits": second}
+    return {"exchange": ScatterReduce(second_stage_bits=second)}
 
 
 def gradient(law: str, count: int) -> torch.Tensor:

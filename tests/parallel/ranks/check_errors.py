@@ -9,7 +9,7 @@ import pytest
 from conftest import assert_same_everywhere, flat_parameters, make_model, train
 from rank_optimizers import distributed
 
-from hvd_adaptive import ALQ, RankMismatchError
+from hvd_adaptive import ALQ, Hierarchical, RankMismatchError, Tuning
 
 # A seed for each case: sessions of equal settings are numbered, and ranks that fail here differ.
 SEEDS = itertools.count(1000)
@@ -36,7 +36,7 @@ def test_different_update_steps(exchange, due):
     assert f" due on rank{'s' * (len(on) > 1)} {on[0]}" in str(caught.value)
 
 
-@pytest.mark.parametrize("keywords", [{}, {"exchange": "hierarchical", "ranks_per_node": 2}])
+@pytest.mark.parametrize("keywords", [{}, {"exchange": Hierarchical(ranks_per_node=2)}])
 def test_update_steps_that_will_differ(keywords):
     """From the first step on that only some ranks sample for a fit; in a node, that is a
     collective."""
@@ -51,7 +51,7 @@ def test_update_steps_that_will_differ(keywords):
 
 def test_groups_that_do_not_fit():
     model = make_model()
-    optimizer = distributed(model, ALQ(bucket_size=2**20, in_flight_bytes=4096))
+    optimizer = distributed(model, ALQ(bucket_size=2**20, tuning=Tuning(in_flight_bytes=4096)))
     with pytest.raises(ValueError, match="scatter_reduce"):
         train(model, optimizer, 1)
 

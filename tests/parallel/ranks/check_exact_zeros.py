@@ -9,19 +9,19 @@ from conftest import assert_same_everywhere
 from rank_optimizers import optimizer_of
 from scheme_cases import EVERY, scheme
 
-from hvd_adaptive import LocalSGD
+from hvd_adaptive import Hierarchical, LocalSGD, ScatterReduce
 
 EXCHANGES = {
     "allgather": {"exchange": "allgather"},
-    "scatter_reduce": {"exchange": "scatter_reduce"},
-    "hierarchical": {"exchange": "hierarchical", "ranks_per_node": 1},
+    "scatter_reduce": {"exchange": ScatterReduce(second_stage_bits=4)},
+    "hierarchical": {"exchange": Hierarchical(ranks_per_node=1, second_stage_bits=4)},
 }
 ROWS, WIDTH = 2000, 8
 CASES = (*EVERY, "alq-3-paper", "alq-3-huffman", "qsgd-3-elias", "terngrad-clip2.5")
 
 
 def make(name: str, exchange: str = "allgather", **keywords):
-    keywords = EXCHANGES[exchange] | {"bucket_size": 1024, "second_stage_bits": 4} | keywords
+    keywords = EXCHANGES[exchange] | {"bucket_size": 1024} | keywords
     keywords = {"keep_zeros": True} | keywords
     return scheme(name)(**keywords)
 

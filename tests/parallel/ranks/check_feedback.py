@@ -20,7 +20,7 @@ from conftest import (
 from rank_optimizers import distributed, restart
 from scheme_cases import scheme
 
-from hvd_adaptive import QSGD, ResidualError, instances, simulate
+from hvd_adaptive import QSGD, ResidualError, ScatterReduce, Tuning, instances, simulate
 from hvd_adaptive.transport.horovod_world import HorovodWorld
 
 CASES = {
@@ -38,8 +38,7 @@ CASES = {
         bucket_size=64,
         scope="tensor",
         error_feedback="auto",
-        exchange="scatter_reduce",
-        second_stage_bits=32,
+        exchange=ScatterReduce(second_stage_bits=32),
     ),
 }
 
@@ -246,7 +245,9 @@ def test_ranks_share_the_weights(worker, monkeypatch):
     counts = []
     for feedback in (None, "auto"):
         model = make_model()
-        compressor = QSGD(bits=2, bucket_size=64, error_feedback=feedback, worker=worker)
+        compressor = QSGD(
+            bits=2, bucket_size=64, error_feedback=feedback, tuning=Tuning(worker=worker)
+        )
         optimizer = distributed(model, compressor)
         train(model, optimizer, 2)
         names = gathers(monkeypatch)
@@ -279,7 +280,12 @@ def test_residuals_that_outgrow_on_one_rank_stop_all(place, worker):
     rank = place % hvd.size()
     model = make_model()
     compressor = QSGD(
-        bits=4, norm="linf", bucket_size=64, error_feedback=1.0, worker=worker, fusion_bytes=20_000
+        bits=4,
+        norm="linf",
+        bucket_size=64,
+        error_feedback=1.0,
+        tuning=Tuning(worker=worker),
+        fusion_bytes=20_000,
     )
     optimizer = distributed(model, compressor)
     train(model, optimizer, 3)

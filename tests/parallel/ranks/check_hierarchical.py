@@ -9,21 +9,28 @@ import pytest
 import torch
 from conftest import assert_same_everywhere, batches, flat_parameters, make_model, train
 
-from hvd_adaptive import ALQ, QSGD, PayloadError, TernGrad, simulate
+from hvd_adaptive import ALQ, QSGD, Hierarchical, PayloadError, TernGrad, Tuning, simulate
 from hvd_adaptive.coding.header import SIZE
 from hvd_adaptive.transport.collectives import Among
 
 SEEDS = itertools.count(4000)
+NODES_OF_TWO = Hierarchical(ranks_per_node=2)
 CASES = {
     "nodes-of-two": lambda **k: ALQ(
-        bits=3, bucket_size=1024, update_steps=[0, 3], ranks_per_node=2, **k
+        bits=3, bucket_size=1024, update_steps=[0, 3], exchange=NODES_OF_TWO, **k
     ),
-    "nodes-of-one": lambda **k: QSGD(bits=4, bucket_size=512, ranks_per_node=1, **k),
+    "nodes-of-one": lambda **k: QSGD(
+        bits=4, bucket_size=512, exchange=Hierarchical(ranks_per_node=1), **k
+    ),
     "window": lambda **k: TernGrad(
-        bucket_size=256, fusion_bytes=20_000, in_flight_bytes=150_000, ranks_per_node=2, **k
+        bucket_size=256,
+        fusion_bytes=20_000,
+        tuning=Tuning(in_flight_bytes=150_000),
+        exchange=NODES_OF_TWO,
+        **k,
     ),
     "one-bucket": lambda **k: QSGD(
-        bits=8, norm="linf", bucket_size=2**20, tail="full", ranks_per_node=2, **k
+        bits=8, norm="linf", bucket_size=2**20, tail="full", exchange=NODES_OF_TWO, **k
     ),
 }
 
@@ -40,7 +47,7 @@ def distributed(model, compressor):
 @pytest.mark.parametrize("name", CASES)
 def test_equal_replicas_and_the_same_bits_as_simulated(name):
     steps, seed = 5, next(SEEDS)
-    model, compressor = make_model(), CASES[name](exchange="hierarchical", seed=seed)
+    model, compressor = make_model(), CASES[name](seed=seed)
     optimizer, own = distributed(model, compressor), batches(hvd.rank())
     for _ in range(steps):
         x, y = own()
@@ -55,7 +62,7 @@ def test_equal_replicas_and_the_same_bits_as_simulated(name):
         simulated,
         lambda rank, step: sources[rank](),
         optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.3, momentum=0.9),
-        compressor=CASES[name](exchange="hierarchical", seed=seed),
+        compressor=CASES[name](seed=seed),
         workers=hvd.size(),
         steps=steps,
         progress=False,
@@ -76,7 +83,7 @@ def test_what_leaves_a_node_is_compressed():
     if hvd.size() % 2 or hvd.size() < 4:
         pytest.skip("needs two nodes of two ranks")
     model = make_model()
-    compressor = QSGD(bits=4, exchange="hierarchical", ranks_per_node=2, seed=next(SEEDS))
+    compressor = QSGD(bits=4, exchange=Hierarchical(ranks_per_node=2), seed=next(SEEDS))
     train(model, distributed(model, compressor), 1)
     report = compressor.report()
     # Half of the group from each rank of a node, to the other node; small tensors as they are.
@@ -90,7 +97,7 @@ def test_a_corrupt_payload_fails_on_all_ranks(monkeypatch):
     if hvd.size() < 4:
         pytest.skip("needs two nodes of two ranks")
     model = make_model()
-    compressor = QSGD(exchange="hierarchical", ranks_per_node=2, seed=next(SEEDS))
+    compressor = QSGD(exchange=Hierarchical(ranks_per_node=2), seed=next(SEEDS))
     optimizer = distributed(model, compressor)
     train(model, optimizer, 1)
     submit = Among.submit
@@ -110,7 +117,7 @@ def test_a_bucket_that_is_not_finite_is_so_everywhere():
     model = torch.nn.Linear(64, 64, bias=False)
     per_node = 2 if hvd.size() >= 4 else 1
     compressor = ALQ(
-        bucket_size=256, exchange="hierarchical", ranks_per_node=per_node, seed=next(SEEDS)
+        bucket_size=256, exchange=Hierarchical(ranks_per_node=per_node), seed=next(SEEDS)
     )
     optimizer = distributed(model, compressor)
     weight = torch.randn(64, 64, generator=torch.Generator().manual_seed(hvd.rank()))

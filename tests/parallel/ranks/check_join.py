@@ -8,7 +8,7 @@ import torch
 from conftest import assert_same_everywhere
 from scheme_cases import scheme
 
-from hvd_adaptive import QSGD
+from hvd_adaptive import QSGD, Tuning
 
 SCHEMES = {
     "alq": scheme("alq-8", bucket_size=100, update_steps=[0, 2]),
@@ -115,7 +115,7 @@ def test_hvd_allreduce_without_an_optimizer():
 def test_groups_are_launched_while_backward_runs():
     """The agreement costs no overlap beyond the first gradient."""
     weights = [torch.nn.Parameter(torch.zeros(2000)) for _ in range(3)]
-    compressor = QSGD(bucket_size=100, fusion_bytes=8000, worker=False)
+    compressor = QSGD(bucket_size=100, fusion_bytes=8000, tuning=Tuning(worker=False))
     optimizer = hvd.DistributedOptimizer(
         torch.optim.SGD(weights, lr=1.0),
         named_parameters=[(f"roll.{i}", w) for i, w in enumerate(weights)],

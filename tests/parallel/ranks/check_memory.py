@@ -9,7 +9,7 @@ import torch
 from conftest import make_model, train
 from rank_optimizers import distributed
 
-from hvd_adaptive import ALQ, ECDQ, QSGD
+from hvd_adaptive import ALQ, ECDQ, QSGD, ScatterReduce, Tuning
 
 LARGEST_GROUP = 20_000
 BOUND = 120_000
@@ -21,7 +21,7 @@ BOUND = 120_000
         lambda **k: QSGD(bits=4, **k),
         lambda **k: QSGD(bits=4, exchange="scatter_reduce", **k),
         lambda **k: ALQ(bits=3, error_feedback=0.2, **k),
-        lambda **k: ECDQ(bits=2, exchange="scatter_reduce", second_stage_bits=5, **k),
+        lambda **k: ECDQ(bits=2, exchange=ScatterReduce(second_stage_bits=5), **k),
     ],
     ids=["allgather", "scatter", "feedback", "ecdq"],
 )
@@ -34,9 +34,8 @@ def test_peak_bytes_is_bounded(make, worker):
         "bucket_size": 128,
         "fusion_bytes": 4 * LARGEST_GROUP,
         "min_numel": 0,
-        "worker": worker,
     }
-    compressor = make(in_flight_bytes=BOUND, **keywords)
+    compressor = make(tuning=Tuning(in_flight_bytes=BOUND, worker=worker), **keywords)
     optimizer = distributed(model, compressor)
     peaks = []
     for _ in range(3):
@@ -48,10 +47,10 @@ def test_peak_bytes_is_bounded(make, worker):
     for peak in peaks[1:]:  # they differ by which groups are in flight together
         assert residuals < peak <= BOUND + 3 * 4 * LARGEST_GROUP + residuals + early
     # No bound: every group is in flight at a time.
-    free = make(**keywords)
+    free = make(tuning=Tuning(worker=worker), **keywords)
     model = make_model()
     train(model, distributed(model, free), 3)
-    timed = worker or compressor.settings.exchange == "scatter_reduce"
+    timed = worker or compressor.settings.exchange_name == "scatter_reduce"
     assert timed or free.report()["peak_bytes"] >= min(peaks[1:])
 
 
@@ -75,9 +74,8 @@ def test_nothing_grows():
     compressor = ALQ(
         bits=3,
         bucket_size=128,
-        exchange="scatter_reduce",
+        exchange=ScatterReduce(second_stage_bits=5),
         error_feedback=0.2,
-        second_stage_bits=5,
         update_steps=lambda step: step % 20 == 0,
     )
     grown = memory.growth(compressor, 120, 32)

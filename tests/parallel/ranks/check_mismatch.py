@@ -12,7 +12,17 @@ from conftest import make_model, train, wait_for
 from rank_optimizers import distributed, drain
 
 import hvd_adaptive
-from hvd_adaptive import ALQ, ECDQ, ORQ, QSGD, BinGrad, RankMismatchError
+from hvd_adaptive import (
+    ALQ,
+    ECDQ,
+    ORQ,
+    QSGD,
+    BinGrad,
+    Hierarchical,
+    RankMismatchError,
+    ScatterReduce,
+    Tuning,
+)
 from hvd_adaptive.hooks.horovod import agreement
 from hvd_adaptive.hooks.horovod.placeholder import position
 from hvd_adaptive.run import description
@@ -52,7 +62,10 @@ def told_everywhere(model, compressor) -> str:
         ("fusion_bytes", 2**24, 4096),
         ("clip", None, 2.5),
         ("warmup_steps", 0, 1),
-        ("in_flight_bytes", 2**29, 2**28),
+        ("exchange", ScatterReduce(second_stage_bits=4), ScatterReduce(second_stage_bits=5)),
+        ("exchange", Hierarchical(ranks_per_node=1), Hierarchical(ranks_per_node=2)),
+        ("tuning", Tuning(), Tuning(in_flight_bytes=2**28)),
+        ("tuning", Tuning(checksum=False), Tuning()),
         ("samples", 20, 10),
     ],
 )

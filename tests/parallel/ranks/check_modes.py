@@ -12,7 +12,7 @@ import torch
 from conftest import assert_same_everywhere
 from scheme_cases import scheme
 
-from hvd_adaptive import QSGD, instances
+from hvd_adaptive import QSGD, ScatterReduce, instances
 
 SHAPES = {"a.weight": (60, 50), "a.bias": (50,), "b.weight": (1500,), "never": (40,)}
 SCHEMES = {
@@ -26,7 +26,7 @@ SCHEMES = {
 }
 EXCHANGES = {
     "allgather": {},
-    "scatter_reduce": {"exchange": "scatter_reduce", "second_stage_bits": 8},
+    "scatter_reduce": {"exchange": ScatterReduce(second_stage_bits=8)},
 }
 
 

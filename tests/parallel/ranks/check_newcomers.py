@@ -11,13 +11,13 @@ import torch
 from conftest import assert_same_everywhere, batches, flat_parameters, make_model, train
 from rank_optimizers import distributed, drain
 
-from hvd_adaptive import ALQ, ECDQ, QSGD, RankMismatchError
+from hvd_adaptive import ALQ, ECDQ, QSGD, RankMismatchError, ScatterReduce
 
 SEEDS = itertools.count(9000)
 SCHEMES = {
     "alq": lambda **k: ALQ(bits=7, norm="linf", bucket_size=512, update_steps=[0, 2, 4], **k),
     "alq-scatter": lambda **k: ALQ(
-        bits=7, norm="linf", bucket_size=512, exchange="scatter_reduce", second_stage_bits=7, **k
+        bits=7, norm="linf", bucket_size=512, exchange=ScatterReduce(second_stage_bits=7), **k
     ),
     "alq-parts": lambda **k: ALQ(
         bits=7, norm="linf", bucket_size=512, parameter_bits={"0.*": 6}, **k

@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 import torch
 from conftest import assert_same_everywhere
+from settings_objects import exchange_of
 
-from hvd_adaptive import ALQ, QSGD
+from hvd_adaptive import ALQ, QSGD, Hierarchical
 from hvd_adaptive.exchange import auto
 
 SEEDS = itertools.count(7400)
@@ -100,8 +101,7 @@ def test_the_error_told_is_that_of_this_ranks_slice_of_the_mean(tensors):
         bucket_size=BUCKET,
         min_numel=0,
         fusion_bytes=4 * 17 * BUCKET,
-        exchange="hierarchical",
-        ranks_per_node=2,
+        exchange=Hierarchical(ranks_per_node=2),
         seed=next(SEEDS),
     )
     trained(compressor, tensors)
@@ -133,13 +133,12 @@ def test_tables_are_fitted_to_what_is_quantised(exchange, statistics, monkeypatc
     pretend(monkeypatch, lambda size: "hierarchical")
     if exchange == "auto":
         monkeypatch.setattr(
-            auto.Auto,
+            auto.AutoExchange,
             "choice",
             lambda self, size: "hierarchical" if size > sizes[1] else "allgather",
         )
     compressor = ALQ(
-        exchange=exchange,
-        ranks_per_node=2,
+        exchange=exchange_of(exchange, ranks_per_node=2),
         samples=100,
         fusion_bytes=4 * sizes[0],
         min_numel=0,
@@ -168,8 +167,7 @@ def test_a_few_samples_of_a_few_ranks_are_enough_for_all():
         bits=4,
         bucket_size=BUCKET,
         min_numel=0,
-        exchange="hierarchical",
-        ranks_per_node=per_node,
+        exchange=Hierarchical(ranks_per_node=per_node),
         update_steps=[0, 1, 2],
         seed=next(SEEDS),
     )
@@ -228,7 +226,9 @@ def test_plain_and_quantised_groups_weigh_as_their_gradients(monkeypatch):
     sizes = (2 * BUCKET, BUCKET + 9)
     pretend(monkeypatch, lambda size: "allgather")
     monkeypatch.setattr(
-        auto.Auto, "choice", lambda self, size: "allgather" if size == BUCKET else "bfloat16"
+        auto.AutoExchange,
+        "choice",
+        lambda self, size: "allgather" if size == BUCKET else "bfloat16",
     )
     compressor = QSGD(
         bits=4,

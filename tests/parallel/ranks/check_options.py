@@ -10,14 +10,15 @@ import pytest
 import torch
 from conftest import assert_same_everywhere, batches, flat_parameters, make_model, train, wait_for
 from gradient_schemes import every_scheme, make
+from settings_objects import exchange_of
 
-from hvd_adaptive import ALQ, instances
+from hvd_adaptive import ALQ, Tuning, instances
 from hvd_adaptive.exchange import exchanges
 from hvd_adaptive.hooks.horovod.agreement import Agreement
 
 CASES = {
     "cut_tensors": {"fusion_bytes": 20_000},
-    "small_window": {"fusion_bytes": 20_000, "in_flight_bytes": 60_000},
+    "small_window": {"fusion_bytes": 20_000, "tuning": Tuning(in_flight_bytes=60_000)},
 }
 
 
@@ -108,8 +109,7 @@ def test_ranks_that_had_sent_different_groups_of_a_step_that_is_given_up(exchang
         bits=8,
         update_steps=[],
         fusion_bytes=20_000,
-        exchange=exchange,
-        ranks_per_node=None if exchange == "auto" else 1,
+        exchange="auto" if exchange == "auto" else exchange_of(exchange, ranks_per_node=1),
     )
     optimizer = hvd.DistributedOptimizer(
         torch.optim.SGD(model.parameters(), lr=0.1),

@@ -11,7 +11,7 @@ import pytest
 import torch
 from conftest import assert_same_everywhere
 
-from hvd_adaptive import ALQ, QSGD, RankMismatchError
+from hvd_adaptive import ALQ, QSGD, Auto, Hierarchical, RankMismatchError, ScatterReduce
 from hvd_adaptive.hooks.horovod.drive import PATIENCE
 
 NUMBER = itertools.count()
@@ -65,14 +65,14 @@ COMPRESSORS = {
     "alq": lambda **k: ALQ(bits=7, norm="linf", update_steps=[0, 2], **k),
     "qsgd": lambda **k: QSGD(bits=8, norm="linf", **k),
 }
-SECOND = {"second_stage_bits": 7}  # the default is measured, which takes a moment
+# The default bits of averages are measured, which takes a moment.
 EXCHANGES = {
     "allgather": {"exchange": "allgather"},
-    "scatter": {"exchange": "scatter_reduce"} | SECOND,
-    "nodes": {"exchange": "hierarchical", "ranks_per_node": 1} | SECOND,
-    "node": {"exchange": "hierarchical"} | SECOND,
-    "auto": {"exchange": "auto"} | SECOND,
-    "feedback": {"exchange": "scatter_reduce", "error_feedback": 0.5} | SECOND,
+    "scatter": {"exchange": ScatterReduce(second_stage_bits=7)},
+    "nodes": {"exchange": Hierarchical(ranks_per_node=1, second_stage_bits=7)},
+    "node": {"exchange": Hierarchical(second_stage_bits=7)},
+    "auto": {"exchange": Auto(second_stage_bits=7)},
+    "feedback": {"exchange": ScatterReduce(second_stage_bits=7), "error_feedback": 0.5},
 }
 
 

@@ -13,6 +13,7 @@ import horovod.torch as hvd
 import pytest
 import torch
 from conftest import assert_same_everywhere
+from settings_objects import exchange_of
 
 from hvd_adaptive import QSGD
 
@@ -62,9 +63,12 @@ def exact(model_name, step, dtype):
     return [sum(g.double() for g in of_one) / hvd.size() for of_one in zip(*ranks, strict=True)]
 
 
-def check(model_name, bound=COMPRESSED, steps=STEPS, dtype=torch.float32, **keywords):
+def check(
+    model_name, exchange, per_node=None, bound=COMPRESSED, steps=STEPS, dtype=torch.float32, **own
+):
     several = {"fusion_bytes": FUSION[model_name]} if model_name in FUSION else {}
-    keywords = {"bits": 8, "norm": "linf", "second_stage_bits": 8} | several | keywords
+    keywords = {"bits": 8, "norm": "linf"} | several | own
+    keywords["exchange"] = exchange_of(exchange, second_stage_bits=8, ranks_per_node=per_node)
     model = Vectors(MODELS[model_name], dtype)
     optimizer = hvd.DistributedOptimizer(
         torch.optim.SGD(model.parameters(), lr=0.1),
@@ -85,7 +89,7 @@ def check(model_name, bound=COMPRESSED, steps=STEPS, dtype=torch.float32, **keyw
             optimizer.step()
 
 
-def per_node():
+def sizes_of_nodes():
     """Every number of ranks that a node may hold, the number that this node does last."""
     return [n for n in (1, 2, 4) if hvd.size() % n == 0 and n <= hvd.size()]
 
@@ -94,8 +98,8 @@ def per_node():
 @pytest.mark.parametrize("model", MODELS)
 def test_compressed(exchange, model):
     """With nodes as they are found (one), and smaller ones."""
-    for ranks_per_node in [None, *per_node()[:-1]] if exchange == "hierarchical" else [None]:
-        check(model, exchange=exchange, ranks_per_node=ranks_per_node)
+    for per_node in [None, *sizes_of_nodes()[:-1]] if exchange == "hierarchical" else [None]:
+        check(model, exchange, per_node)
 
 
 @pytest.mark.parametrize("exchange", ["scatter_reduce", "hierarchical"])
@@ -111,19 +115,18 @@ def test_compressed(exchange, model):
 )
 @pytest.mark.parametrize("model", ["matrices", "biases"])
 def test_settings(model, keywords, exchange):
-    for ranks_per_node in per_node() if exchange == "hierarchical" else [None]:
-        check(model, exchange=exchange, ranks_per_node=ranks_per_node, **keywords)
+    for per_node in sizes_of_nodes() if exchange == "hierarchical" else [None]:
+        check(model, exchange, per_node, **keywords)
 
 
 @pytest.mark.parametrize("exchange", EXCHANGES)
 @pytest.mark.parametrize("model", ["matrices", "biases"])
 def test_warm_up(model, exchange):
     """Steps in full precision, then one that is compressed."""
-    for ranks_per_node in per_node() if exchange == "hierarchical" else [None]:
-        keywords = {"exchange": exchange, "ranks_per_node": ranks_per_node, "warmup_steps": 3}
+    for per_node in sizes_of_nodes() if exchange == "hierarchical" else [None]:
         bound = COMPRESSED if exchange == "auto" else EXACT  # which may round to bfloat16
-        check(model, bound, steps=3, **keywords)
-        check(model, **keywords)
+        check(model, exchange, per_node, bound, steps=3, warmup_steps=3)
+        check(model, exchange, per_node, warmup_steps=3)
 
 
 @pytest.mark.parametrize("exchange", EXCHANGES)
@@ -135,4 +138,4 @@ def test_other_dtypes(dtype, exchange):
 @pytest.mark.parametrize("exchange", ["allgather", "scatter_reduce"])
 def test_error_feedback(exchange):
     """The first step's residuals are zero; later steps send the former ones' too."""
-    check("matrices", 2 * COMPRESSED, exchange=exchange, error_feedback=1.0)
+    check("matrices", exchange, bound=2 * COMPRESSED, error_feedback=1.0)

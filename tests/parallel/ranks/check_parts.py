@@ -10,7 +10,7 @@ import torch
 from conftest import assert_same_everywhere, batches, flat_parameters, learn, make_model, train
 from rank_optimizers import distributed
 
-from hvd_adaptive import ALQ, AMQ, QSGD, RankMismatchError, instances
+from hvd_adaptive import ALQ, AMQ, QSGD, RankMismatchError, Tuning, instances
 from hvd_adaptive.kernels.random import stream_key
 
 PATTERNS = {"conv*": 4, "*.bias": None}
@@ -24,7 +24,7 @@ CASES = {
         scope="tensor",
         bucket_size=100,
         fusion_bytes=8000,
-        in_flight_bytes=20_000,
+        tuning=Tuning(in_flight_bytes=20_000),
         update_steps=[0, 4],
         statistics="normal",
         warmup_steps=1,

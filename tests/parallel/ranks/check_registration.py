@@ -9,7 +9,7 @@ import pytest
 import torch
 from conftest import assert_same_everywhere
 
-from hvd_adaptive import ALQ, QSGD, instances
+from hvd_adaptive import ALQ, QSGD, ScatterReduce, Tuning, instances
 
 # Natural order of names would put the head first.
 SIZES = {"model.a": 5000, "model.b": 300, "model.c": 4000, "head": 2000}
@@ -18,9 +18,9 @@ TOLERANCE = 0.05
 CASES = {
     "allgather": lambda **k: ALQ(bits=7, norm="linf", update_steps=[0, 2], **k),
     "scatter": lambda **k: ALQ(
-        bits=7, norm="linf", exchange="scatter_reduce", second_stage_bits=8, **k
+        bits=7, norm="linf", exchange=ScatterReduce(second_stage_bits=8), **k
     ),
-    "worker": lambda **k: ALQ(bits=7, norm="linf", worker=True, **k),
+    "worker": lambda **k: ALQ(bits=7, norm="linf", tuning=Tuning(worker=True), **k),
     "feedback": lambda **k: QSGD(bits=8, norm="linf", error_feedback=0.5, **k),
 }
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from conftest import make_model, train
 
-from hvd_adaptive import QSGD
+from hvd_adaptive import QSGD, Tuning
 
 
 def differing(model: torch.nn.Module, name: str) -> None:
@@ -34,7 +34,7 @@ def told(caplog: pytest.LogCaptureFixture) -> list[str]:
 @pytest.mark.parametrize("worker", [True, False])
 def test_the_first_step_names_the_first_parameter(worker, caplog):
     model = make_model()
-    optimizer = distributed(model, QSGD(bits=4, worker=worker))
+    optimizer = distributed(model, QSGD(bits=4, tuning=Tuning(worker=worker)))
     names = [name for name, _ in model.named_parameters()]
     differing(model, names[-1])
     differing(model, names[2])

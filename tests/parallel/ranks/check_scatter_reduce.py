@@ -11,13 +11,7 @@ import torch
 from conftest import assert_same_everywhere, batches, flat_parameters, make_model, train
 from scheme_cases import scheme
 
-from hvd_adaptive import (
-    ALQ,
-    QSGD,
-    PayloadError,
-    instances,
-    simulate,
-)
+from hvd_adaptive import ALQ, QSGD, PayloadError, ScatterReduce, Tuning, instances, simulate
 from hvd_adaptive.coding.header import SIZE
 from hvd_adaptive.transport.collectives import AllGather, AllToAll
 
@@ -47,12 +41,14 @@ CASES = {
         "amq-3", bucket_size=256, parameter_bits={"0.weight": 4}, fusion_bytes=30_000
     ),
     "alq-tensor": scheme("alq-4", bucket_size=500, scope="tensor", tail="full"),
-    "qsgd-window": scheme("qsgd-4", bucket_size=128, fusion_bytes=20_000, in_flight_bytes=60_000),
+    "qsgd-window": scheme(
+        "qsgd-4", bucket_size=128, fusion_bytes=20_000, tuning=Tuning(in_flight_bytes=60_000)
+    ),
     "orq": scheme("orq-5", bucket_size=1024, warmup_steps=2),
     "sparse": scheme("sparse-0.1", bucket_size=2048, error_feedback=0.05),
     "terngrad": scheme("terngrad", bucket_size=1024, error_feedback=0.3),
     "natural-one-bucket": scheme("natural", bucket_size=2**20),
-    "full": scheme("qsgd-3", bucket_size=256, second_stage_bits=32),
+    "full": scheme("qsgd-3", bucket_size=256, exchange=ScatterReduce(second_stage_bits=32)),
 }
 
 
@@ -119,8 +115,7 @@ def test_close_to_the_exact_average(options):
             bits=8,
             norm="linf",
             bucket_size=512,
-            exchange="scatter_reduce",
-            second_stage_bits=bits,
+            exchange=ScatterReduce(second_stage_bits=bits),
             seed=next(SEEDS),
         )
         found = reduced(model, distributed(model, compressor, **options))

@@ -7,7 +7,7 @@ import pytest
 import torch
 from conftest import batches, flat_parameters, make_model
 
-from hvd_adaptive import ALQ, EDEN, QSGD, TernGrad, instances, simulate
+from hvd_adaptive import ALQ, EDEN, QSGD, Hierarchical, TernGrad, Tuning, instances, simulate
 
 STEPS = 6
 
@@ -15,7 +15,11 @@ STEPS = 6
 CASES = {
     "alq": lambda: ALQ(bits=3, bucket_size=1024, update_steps=[0, 5], samples=7, seed=3),
     "alq-no-worker": lambda: ALQ(
-        bits=3, bucket_size=256, update_steps=[0, 5], fusion_bytes=20_000, worker=False
+        bits=3,
+        bucket_size=256,
+        update_steps=[0, 5],
+        fusion_bytes=20_000,
+        tuning=Tuning(worker=False),
     ),
     "alq-small-groups": lambda: ALQ(
         bits=3, bucket_size=256, update_steps=[0, 5], fusion_bytes=20_000, error_feedback=0.2
@@ -24,8 +28,7 @@ CASES = {
         bits=4,
         bucket_size=256,
         update_steps=[0, 5],
-        exchange="hierarchical",
-        ranks_per_node=1 if hvd.size() % 2 else 2,
+        exchange=Hierarchical(ranks_per_node=1 if hvd.size() % 2 else 2),
     ),
     "alq-tensor": lambda: ALQ(
         bits=4, bucket_size=512, scope="tensor", update_steps=[1], tail="full"

@@ -7,7 +7,7 @@ import pytest
 import torch
 from conftest import assert_same_everywhere
 
-from hvd_adaptive import ALQ, ECDQ, QCS, QSGD, instances
+from hvd_adaptive import ALQ, ECDQ, QCS, QSGD, Hierarchical, ScatterReduce, instances
 
 N = 20_000
 SCHEMES = {
@@ -18,8 +18,8 @@ SCHEMES = {
 }
 EXCHANGES = {
     "allgather": {},
-    "scatter_reduce": {"exchange": "scatter_reduce", "second_stage_bits": 4},
-    "hierarchical": {"exchange": "hierarchical", "ranks_per_node": 1, "second_stage_bits": 4},
+    "scatter_reduce": {"exchange": ScatterReduce(second_stage_bits=4)},
+    "hierarchical": {"exchange": Hierarchical(ranks_per_node=1, second_stage_bits=4)},
 }
 
 

@@ -8,7 +8,7 @@ import torch
 from conftest import assert_same_everywhere, batches, flat_parameters, learn, make_model, train
 from rank_optimizers import distributed
 
-from hvd_adaptive import ALQ, AMQ, NUQSGD, QSGD, TernGrad, instances
+from hvd_adaptive import ALQ, AMQ, NUQSGD, QSGD, TernGrad, Tuning, instances
 
 
 @pytest.mark.parametrize(
@@ -229,7 +229,9 @@ def test_two_parameters_with_one_gradient_in_memory():
     """As autograd leaves it after a sum; the bound makes one wait until the other has come back."""
     model = torch.nn.ParameterDict({name: torch.ones(5000) for name in "abcz"})
     bound = 11_000 * 2 * hvd.size()
-    compressor = QSGD(bits=8, norm="linf", fusion_bytes=20_000, in_flight_bytes=bound)
+    compressor = QSGD(
+        bits=8, norm="linf", fusion_bytes=20_000, tuning=Tuning(in_flight_bytes=bound)
+    )
     optimizer = distributed(model, compressor, lr=0.0, op=hvd.Sum)
     weight = float(hvd.rank() + 1)
     ((model["a"][None] + model["z"][None]) * weight + model["b"] + model["c"]).sum().backward()

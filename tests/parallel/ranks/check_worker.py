@@ -12,14 +12,14 @@ import torch
 from conftest import assert_same_everywhere, batches, flat_parameters, make_model, train
 from rank_optimizers import distributed
 
-from hvd_adaptive import ALQ, ECDQ, QSGD, instances
+from hvd_adaptive import ALQ, ECDQ, QSGD, Hierarchical, Tuning, instances
 from hvd_adaptive.run.step import Step
 
 STEPS = 4
 CASES = {
     "allgather": lambda **k: ALQ(bits=3, exchange="allgather", **k),
     "scatter_reduce": lambda **k: ALQ(bits=3, exchange="scatter_reduce", **k),
-    "hierarchical": lambda **k: ALQ(bits=3, exchange="hierarchical", ranks_per_node=1, **k),
+    "hierarchical": lambda **k: ALQ(bits=3, exchange=Hierarchical(ranks_per_node=1), **k),
     "feedback": lambda **k: QSGD(bits=4, error_feedback=0.5, **k),
     "auto": lambda **k: QSGD(bits=2, error_feedback="auto", **k),
     "parts": lambda **k: ALQ(scope="tensor", exchange="scatter_reduce", **k),
@@ -29,7 +29,9 @@ CASES = {
 
 def trained(case: str, worker: bool) -> torch.Tensor:
     instances.start_over()
-    compressor = CASES[case](bucket_size=128, min_numel=10, fusion_bytes=2048, worker=worker)
+    compressor = CASES[case](
+        bucket_size=128, min_numel=10, fusion_bytes=2048, tuning=Tuning(worker=worker)
+    )
     model = make_model()
     train(model, distributed(model, compressor), STEPS)
     return flat_parameters(model)
@@ -64,7 +66,11 @@ def test_the_same_bits(case, delays):
 def test_groups_leave_while_the_backward_pass_goes_on():
     """The last hook finds averages of earlier groups decoded already."""
     compressor = ALQ(
-        bucket_size=128, min_numel=10, fusion_bytes=2048, worker=True, update_steps=(0,)
+        bucket_size=128,
+        min_numel=10,
+        fusion_bytes=2048,
+        tuning=Tuning(worker=True),
+        update_steps=(0,),
     )
     model = make_model()
     optimizer = distributed(model, compressor)
@@ -86,7 +92,7 @@ def test_groups_leave_while_the_backward_pass_goes_on():
 
 def test_a_step_that_is_given_up_stops_its_worker(delays):
     """Backward runs again without a step; the worker of the first has sent some groups."""
-    compressor = ALQ(bucket_size=128, min_numel=10, fusion_bytes=2048, worker=True)
+    compressor = ALQ(bucket_size=128, min_numel=10, fusion_bytes=2048, tuning=Tuning(worker=True))
     model = make_model()
     optimizer = distributed(model, compressor)
     train(model, optimizer, 1)
@@ -104,7 +110,7 @@ def test_a_step_that_is_given_up_stops_its_worker(delays):
 
 
 def test_the_thread_ends_when_the_compressor_is_closed():
-    compressor = ALQ(worker=True)
+    compressor = ALQ(tuning=Tuning(worker=True))
     model = make_model()
     optimizer = distributed(model, compressor)
     train(model, optimizer, 2)

@@ -10,6 +10,7 @@ import horovod.torch as hvd
 import numpy as np
 import torch
 from oracle.training import Case, Residuals, Trial
+from settings_objects import grouped
 
 import hvd_adaptive
 from hvd_adaptive.exchange import auto
@@ -21,7 +22,7 @@ class Training:
     def __init__(self, case: Case) -> None:
         self.case = case
         self.parameters = case.parameters()
-        self.trial = Trial(case, getattr(hvd_adaptive, case.scheme)(**case.keywords))
+        self.trial = Trial(case, getattr(hvd_adaptive, case.scheme)(**grouped(case.keywords)))
         self.optimizer = hvd.DistributedOptimizer(
             torch.optim.SGD(self.parameters, lr=0.0),
             named_parameters=list(zip(case.names, self.parameters, strict=True)),

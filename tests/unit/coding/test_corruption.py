@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hvd_adaptive import ALQ, PayloadError
+from hvd_adaptive import ALQ, PayloadError, Tuning
 from hvd_adaptive.coding.payload import read_header
 
 SCHEMES = {checksum: fuzz.subjects(3, checksum) for checksum in (True, False)}
@@ -95,7 +95,10 @@ def test_every_single_bit_counts():
 def test_checksum_off_is_none():
     """The same bytes but for the checksum, which is 0; and a flipped bit is a wrong number."""
     flat = torch.randn(1000, generator=torch.Generator().manual_seed(1))
-    on, off = ALQ(bits=3, bucket_size=64), ALQ(bits=3, bucket_size=64, checksum=False)
+    on, off = (
+        ALQ(bits=3, bucket_size=64),
+        ALQ(bits=3, bucket_size=64, tuning=Tuning(checksum=False)),
+    )
     with_sum, without = on.encode(flat, seed=1), off.encode(flat, seed=1)
     assert (with_sum != without).nonzero().flatten().tolist() == [12, 13, 14, 15]
     assert read_header(without).checksum == 0
@@ -108,11 +111,11 @@ def test_checksum_off_is_none():
 @pytest.mark.parametrize("value", (0, 1, None, "yes"))
 def test_the_keyword_is_checked(value):
     with pytest.raises(ValueError, match=f"checksum={value!r}: must be True or False"):
-        ALQ(checksum=value)
+        ALQ(tuning=Tuning(checksum=value))
 
 
 @pytest.mark.parametrize("label", fuzz.CASES)
 def test_averages_carry_a_checksum_where_payloads_do(label):
     for checksum in (True, False):
         compressor, _ = SCHEMES[checksum][label]
-        assert compressor.codec.second_codec(4).settings.checksum is checksum
+        assert compressor.codec.second_codec(4).settings.tuning.checksum is checksum

@@ -7,6 +7,7 @@ import pytest
 import torch
 from scheme_cases import schemes
 
+from hvd_adaptive import Tuning
 from hvd_adaptive.coding.header import CHECKSUM_AT, SIZE
 from hvd_adaptive.coding.payload import arrived
 from hvd_adaptive.kernels.block_sums import BlockSums
@@ -50,7 +51,7 @@ def test_encoders_sum_all_blocks_but_the_first_and_last(name):
 
 @pytest.mark.parametrize("name", SCHEMES)
 def test_nothing_is_summed_for_payloads_without_checksum_or_that_are_coded(name):
-    scheme = SCHEMES[name](bucket_size=8192, checksum=False)
+    scheme = SCHEMES[name](bucket_size=8192, tuning=Tuning(checksum=False))
     assert sums_of(scheme, 100_000) is None
     if "huffman" in scheme.codec.codings:
         coded = SCHEMES[name](coding="huffman")

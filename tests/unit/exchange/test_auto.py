@@ -9,14 +9,14 @@ import pytest
 import torch
 from parcels import parcel
 
-from hvd_adaptive import ALQ, QSGD, simulate
+from hvd_adaptive import ALQ, QSGD, Tuning, simulate
 from hvd_adaptive.exchange import auto as module
-from hvd_adaptive.exchange.allgather import Allgather
-from hvd_adaptive.exchange.auto import SIZES, Auto
+from hvd_adaptive.exchange.allgather import AllgatherExchange
+from hvd_adaptive.exchange.auto import SIZES, AutoExchange
 from hvd_adaptive.exchange.exchange import Place
-from hvd_adaptive.exchange.hierarchical import Hierarchical
+from hvd_adaptive.exchange.hierarchical import HierarchicalExchange
 from hvd_adaptive.exchange.plain import Half, Plain
-from hvd_adaptive.exchange.scatter_reduce import ScatterReduce
+from hvd_adaptive.exchange.scatter_reduce import ScatterReduceExchange
 from hvd_adaptive.layout import Group, Member
 from hvd_adaptive.run.groups import Groups
 from hvd_adaptive.simulate.ranks import together
@@ -24,8 +24,8 @@ from hvd_adaptive.simulate.ranks import together
 CODEC = QSGD(bits=4, bucket_size=512).codec
 
 
-def chosen(place: Place, seconds: dict, nodes: tuple[int, ...] = (), codec=CODEC) -> Auto:
-    auto = Auto(place)
+def chosen(place: Place, seconds: dict, nodes: tuple[int, ...] = (), codec=CODEC) -> AutoExchange:
+    auto = AutoExchange(place)
     auto.know_nodes(nodes or tuple(range(place.ranks)), codec)
     auto.choose_by(seconds)
     return auto
@@ -139,7 +139,7 @@ def test_measuring_leaves_the_second_stage_alone(monkeypatch):
     world = SimpleNamespace(
         gather_equal=lambda own, name: own[None], broadcast=lambda values, name: values
     )
-    Auto(Place(2, 0, (0, 1))).set_up(world, compressor.codec, "test", torch.device("cpu"))
+    AutoExchange(Place(2, 0, (0, 1))).set_up(world, compressor.codec, "test", torch.device("cpu"))
     assert set(more) != {stage.bits} and compressor.codec.second_stage(2) is stage
 
 
@@ -166,22 +166,22 @@ def test_two_ranks_gather_or_compress_nothing():
 def test_only_what_may_be_chosen_is_bounded(ranks, keywords, nodes):
     """Nodes have as many ranks each: a prime number of ranks has none to speak of."""
     codec, size = QSGD(bits=4, bucket_size=512, **keywords).codec, (512, 0, torch.float32)
-    kinds = [Plain, Half, Allgather] + [ScatterReduce] * (ranks > 2)
+    kinds = [Plain, Half, AllgatherExchange] + [ScatterReduceExchange] * (ranks > 2)
     most = max(kind(Place(ranks, 0)).in_flight_bytes(codec, *size) for kind in kinds)
-    assert Hierarchical(Place(ranks, 0)).in_flight_bytes(codec, *size) > most
-    assert Auto(Place(ranks, 0, nodes)).in_flight_bytes(codec, *size) == most
+    assert HierarchicalExchange(Place(ranks, 0)).in_flight_bytes(codec, *size) > most
+    assert AutoExchange(Place(ranks, 0, nodes)).in_flight_bytes(codec, *size) == most
 
 
 @pytest.mark.parametrize("nodes", [(), (0, 0, 1, 1)])
 def test_nodes_that_may_be_found_are_bounded(nodes):
     size = CODEC, 512, 0, torch.float32
-    bound = Hierarchical(Place(4, 0)).in_flight_bytes(*size)
-    assert Auto(Place(4, 0, nodes)).in_flight_bytes(*size) == bound
+    bound = HierarchicalExchange(Place(4, 0)).in_flight_bytes(*size)
+    assert AutoExchange(Place(4, 0, nodes)).in_flight_bytes(*size) == bound
 
 
 def test_a_layout_that_fits_what_may_be_chosen():
     """Between the bound of a nodes' exchange and the others': two ranks are not refused."""
-    scheme = QSGD(bits=4, bucket_size=8192, exchange="auto", in_flight_bytes=160_000)
+    scheme = QSGD(bits=4, bucket_size=8192, exchange="auto", tuning=Tuning(in_flight_bytes=160_000))
     groups = Groups(scheme, SimpleNamespace(size=2, rank=0))
     layout = groups.build_layout([Member("w", (8192,), torch.float32)])
     assert [group.coordinates for group in layout.groups] == [8192]

@@ -9,22 +9,24 @@ import pytest
 import torch
 from parcels import outcomes, parcel
 
-from hvd_adaptive import QSGD, PayloadError
-from hvd_adaptive.exchange.allgather import Allgather
+from hvd_adaptive import QSGD, PayloadError, ScatterReduce
+from hvd_adaptive.exchange.allgather import AllgatherExchange
 from hvd_adaptive.exchange.exchange import FailedElsewhereError, Place
-from hvd_adaptive.exchange.hierarchical import Hierarchical
+from hvd_adaptive.exchange.hierarchical import HierarchicalExchange
 from hvd_adaptive.exchange.plain import Half, Plain
-from hvd_adaptive.exchange.scatter_reduce import ScatterReduce
+from hvd_adaptive.exchange.scatter_reduce import ScatterReduceExchange
 from hvd_adaptive.monitor import StepMeter
 
 RANKS, BUCKET, STEPS = 4, 64, 127
 # A codec of many levels: its error is at most a step of a bucket's largest coordinate.
-CODEC = QSGD(intervals=STEPS, norm="linf", bucket_size=BUCKET, second_stage_bits=8).codec
+CODEC = QSGD(
+    intervals=STEPS, norm="linf", bucket_size=BUCKET, exchange=ScatterReduce(second_stage_bits=8)
+).codec
 KINDS = {
-    "allgather": lambda rank: Allgather(Place(RANKS, rank)),
-    "scatter_reduce": lambda rank: ScatterReduce(Place(RANKS, rank)),
-    "pairs": lambda rank: Hierarchical(Place(RANKS, rank, (0, 0, 1, 1))),
-    "alone": lambda rank: Hierarchical(Place(RANKS, rank, (0, 1, 2, 3))),
+    "allgather": lambda rank: AllgatherExchange(Place(RANKS, rank)),
+    "scatter_reduce": lambda rank: ScatterReduceExchange(Place(RANKS, rank)),
+    "pairs": lambda rank: HierarchicalExchange(Place(RANKS, rank, (0, 0, 1, 1))),
+    "alone": lambda rank: HierarchicalExchange(Place(RANKS, rank, (0, 1, 2, 3))),
     "float32": lambda rank: Plain(Place(RANKS, rank)),
     "bfloat16": lambda rank: Half(Place(RANKS, rank)),
 }
@@ -47,7 +49,7 @@ def test_reduce_alone_gives_each_rank_the_average_of_its_chunk(quantized, full):
     flats = drawn(quantized + full)
     found = outcomes(
         [
-            ScatterReduce(Place(RANKS, rank)).reduce(p, flat, flat[:quantized])
+            ScatterReduceExchange(Place(RANKS, rank)).reduce(p, flat, flat[:quantized])
             for rank, (p, flat) in enumerate(zip(sent(flats, quantized), flats, strict=True))
         ]
     )
@@ -83,7 +85,7 @@ def test_reduce_then_gather_are_the_average(kind):
 
 def test_what_reduce_could_not_read_ends_gather_on_all_ranks():
     flats, parcels = drawn(1000), sent(drawn(1000), 900)
-    ways = [ScatterReduce(Place(RANKS, rank)) for rank in range(RANKS)]
+    ways = [ScatterReduceExchange(Place(RANKS, rank)) for rank in range(RANKS)]
     means = outcomes(
         [w.reduce(p, f, f[:900]) for w, p, f in zip(ways, parcels, flats, strict=True)]
     )
@@ -147,7 +149,7 @@ def test_payloads_are_counted_once():
         for flat, meter in zip(flats, meters, strict=True)
     ]
     requests = [
-        next(Allgather(Place(RANKS, rank)).average(p, f, f[:900]))
+        next(AllgatherExchange(Place(RANKS, rank)).average(p, f, f[:900]))
         for rank, (p, f) in enumerate(zip(parcels, flats, strict=True))
     ]
     for request, meter in zip(requests, meters, strict=True):

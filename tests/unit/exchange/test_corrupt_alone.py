@@ -7,11 +7,11 @@ import torch
 from late_ranks import run
 from test_ownership import EXCHANGES, SHAPES, drawn
 
-from hvd_adaptive import QSGD, PayloadError
+from hvd_adaptive import QSGD, Hierarchical, PayloadError, Tuning
 from hvd_adaptive.coding.header import SIZE
 
 RANKS = 4
-KEYWORDS = {"bits": 4, "bucket_size": 256, "second_stage_bits": 6, "fusion_bytes": 40_000}
+KEYWORDS = {"bits": 4, "bucket_size": 256, "fusion_bytes": 40_000}
 
 
 def flipped(data: torch.Tensor) -> torch.Tensor:
@@ -86,8 +86,8 @@ def test_every_rank_raises(exchange, damage):
 @pytest.mark.parametrize("exchange", EXCHANGES)
 def test_groups_that_wait_for_memory_still_set_out(exchange):
     """Two groups are in flight at a time: the rank that failed sends the others'."""
-    plain = "hierarchical" in EXCHANGES[exchange].values()
-    own = {"in_flight_bytes": 80_000 if plain else 24_000, "fusion_bytes": 16_000}
+    plain = isinstance(EXCHANGES[exchange]["exchange"], Hierarchical)
+    own = {"tuning": Tuning(in_flight_bytes=80_000 if plain else 24_000), "fusion_bytes": 16_000}
     names = stages(exchange, **own)
     assert len({name.split(".")[1] for name in names}) > 4
     for name in (names[0], names[-1]):

@@ -10,15 +10,15 @@ import pytest
 import torch
 from scheme_cases import CASES, EVERY, scheme
 
-from hvd_adaptive import instances
+from hvd_adaptive import Hierarchical, ScatterReduce, instances
 from hvd_adaptive.simulate import Ranks
 
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "choosing.md"
 EXCHANGES = {
     "allgather": {"exchange": "allgather"},
-    "scatter_reduce": {"exchange": "scatter_reduce"},
+    "scatter_reduce": {"exchange": ScatterReduce(second_stage_bits=4)},
     # Three nodes: their means travel by scatter_reduce.
-    "hierarchical": {"exchange": "hierarchical", "ranks_per_node": 2},
+    "hierarchical": {"exchange": Hierarchical(ranks_per_node=2, second_stage_bits=4)},
 }
 RANKS, ROWS, WIDTH = 6, 2000, 8
 each_exchange = pytest.mark.parametrize("exchange", EXCHANGES)
@@ -51,7 +51,7 @@ WITH_LEVEL_ZERO = {
 
 def made(name: str, **keywords):
     instances.start_over()
-    own = {"bucket_size": 1024, "second_stage_bits": 4, "keep_zeros": True}
+    own = {"bucket_size": 1024, "keep_zeros": True}
     return scheme(name)(**own | keywords)
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from late_ranks import run
 
-from hvd_adaptive import ALQ, QSGD
+from hvd_adaptive import ALQ, QSGD, Hierarchical, ScatterReduce
 from hvd_adaptive.coding.sendable import Sendable
 from hvd_adaptive.transport.collectives import AllGather, AllToAll
 
@@ -21,10 +21,10 @@ SHAPES = {
 FUSION = {"matrices": 40_000, "biases": 40_000, "small": 2_000, "one": 20_000}
 EXCHANGES = {
     "allgather": {"exchange": "allgather"},
-    "scatter_reduce": {"exchange": "scatter_reduce"},
-    "alone": {"exchange": "hierarchical", "ranks_per_node": 1},
-    "pairs": {"exchange": "hierarchical", "ranks_per_node": 2},
-    "all": {"exchange": "hierarchical", "ranks_per_node": 4},
+    "scatter_reduce": {"exchange": ScatterReduce(second_stage_bits=8)},
+    "alone": {"exchange": Hierarchical(ranks_per_node=1, second_stage_bits=8)},
+    "pairs": {"exchange": Hierarchical(ranks_per_node=2, second_stage_bits=8)},
+    "all": {"exchange": Hierarchical(ranks_per_node=4, second_stage_bits=8)},
 }
 SETTINGS = {
     "defaults": {},
@@ -46,7 +46,7 @@ def drawn(shapes, ranks, steps, dtype=torch.float32):
 def check(shapes, exchange, ranks, *, fusion=1 << 22, dtype=torch.float32, direct=False, **own):
     """Every rank's every average beside the exact one: within the two stages' steps, which are a
     127th of the largest gradient each, and the dtype's rounding."""
-    keywords = {"bits": 8, "norm": "linf", "bucket_size": 256, "second_stage_bits": 8}
+    keywords = {"bits": 8, "norm": "linf", "bucket_size": 256}
     keywords |= {"fusion_bytes": fusion} | exchange | own
     gradients = drawn(shapes, ranks, 3, dtype)
     exact = [

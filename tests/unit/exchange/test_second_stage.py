@@ -9,12 +9,7 @@ import pytest
 import torch
 from scheme_cases import PAPER, scheme
 
-from hvd_adaptive import (
-    ALQ,
-    QSGD,
-    SparseSGD,
-    simulate,
-)
+from hvd_adaptive import ALQ, QSGD, ScatterReduce, SparseSGD, simulate
 from hvd_adaptive.codec.second_stage import default_bits, references
 from hvd_adaptive.levels import (
     averaged_law,
@@ -81,7 +76,7 @@ def shares(name: str, workers: int, bits: list[int]) -> list[float]:
         plain = squared_error(SCHEMES[name](), workers, aligned, draw=draw)
         found.append([])
         for own in bits:
-            two = SCHEMES[name](exchange="scatter_reduce", second_stage_bits=own)
+            two = SCHEMES[name](exchange=ScatterReduce(second_stage_bits=own))
             found[-1].append(squared_error(two, workers, aligned, draw=draw) / plain - 1)
     return [max(of_bits) for of_bits in zip(*found, strict=True)]
 
@@ -111,7 +106,7 @@ def test_the_first_stage_makes_more_of_a_bit(workers, form):
     bits = default_bits(ALQ(bits=3, **form).codec, workers)
     for draw in (normal, laplacian):
         second, first = (
-            ALQ(bits=b, exchange="scatter_reduce", second_stage_bits=again, **form)
+            ALQ(bits=b, exchange=ScatterReduce(second_stage_bits=again), **form)
             for b, again in ((3, bits + 1), (4, bits))
         )
         errors = [squared_error(each, workers, True, draw=draw) for each in (second, first)]
@@ -137,7 +132,7 @@ def test_bits_by_hand_for_uniform_levels():
 @pytest.mark.parametrize("value", [1, 9, 2.0, True, "4", 0, 16])
 def test_refuses_other_bits(value):
     with pytest.raises(ValueError, match=r"second_stage_bits=.*: must be an integer from 2 to 8"):
-        ALQ(second_stage_bits=value)
+        ScatterReduce(second_stage_bits=value)
 
 
 @pytest.mark.parametrize(("index", "kurtosis"), [(0, 3), (1, 6)], ids=["normal", "laplacian"])

@@ -7,7 +7,7 @@ import torch
 from scheme_cases import scheme
 from test_exchanges import averaged
 
-from hvd_adaptive import SparseSGD
+from hvd_adaptive import Hierarchical, SparseSGD
 from hvd_adaptive.codec.second_stage import FULL_PRECISION, default_bits
 
 # Each coordinate is its own bucket, and so its own scale; or all of them are sent.
@@ -29,7 +29,7 @@ LOSSLESS = {
 @pytest.mark.parametrize("scheme", LOSSLESS)
 def test_averages_are_exact(scheme):
     """On 3 nodes of 2 ranks."""
-    exact, found = averaged(LOSSLESS[scheme](exchange="hierarchical", ranks_per_node=2), 6)
+    exact, found = averaged(LOSSLESS[scheme](exchange=Hierarchical(ranks_per_node=2)), 6)
     for want, got in zip(exact, found, strict=True):
         torch.testing.assert_close(got.double(), want, rtol=1e-5, atol=1e-6)
 

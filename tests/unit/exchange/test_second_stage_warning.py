@@ -8,15 +8,16 @@ import re
 import pytest
 import torch
 from scheme_cases import scheme
+from settings_objects import exchange_of
 from test_auto import chosen
 from test_second_stage import COORDINATES, laplacian, normal, squared_error
 
-from hvd_adaptive import ALQ, QSGD, theory
+from hvd_adaptive import ALQ, QSGD, ScatterReduce, theory
 from hvd_adaptive.codec import second_stage
 from hvd_adaptive.coding.header import SIZE
 from hvd_adaptive.exchange.exchange import Place
-from hvd_adaptive.exchange.hierarchical import Hierarchical
-from hvd_adaptive.exchange.scatter_reduce import ScatterReduce
+from hvd_adaptive.exchange.hierarchical import HierarchicalExchange
+from hvd_adaptive.exchange.scatter_reduce import ScatterReduceExchange
 from hvd_adaptive.layout import Group
 
 GROUPS = [Group(torch.float32, 1 << 20, 0)]
@@ -45,8 +46,8 @@ def warnings(caplog, monkeypatch):
     return found
 
 
-def choose(exchange, **keywords) -> None:
-    exchange.log_choices(GROUPS, lambda part: coarse(**keywords).codec)
+def choose(way, **keywords) -> None:
+    way.log_choices(GROUPS, lambda part: coarse(**keywords).codec)
 
 
 def named(line: str) -> tuple[float, float]:
@@ -112,8 +113,8 @@ def test_shares_are_those_of_tables_as_training_fits_them():
     bits = second_stage.default_bits(ALQ(**own).codec, 4)
 
     def make(**keywords) -> ALQ:
-        more = {"second_stage_bits": bits} if keywords["exchange"] == "scatter_reduce" else {}
-        return ALQ(**own, **more, **keywords)
+        keywords["exchange"] = exchange_of(keywords["exchange"], second_stage_bits=bits)
+        return ALQ(**own, **keywords)
 
     real = max(added(make, 4, aligned)[1] for aligned in (True, False))
     share = max(law.share(bits) for law in second_stage._laws(ALQ(**own).codec, 4))
@@ -122,16 +123,16 @@ def test_shares_are_those_of_tables_as_training_fits_them():
 
 def test_once_and_on_one_rank(warnings):
     for rank in (1, 2, 3):
-        choose(ScatterReduce(Place(4, rank)))
+        choose(ScatterReduceExchange(Place(4, rank)))
     assert warnings() == []
     for _ in range(2):
-        choose(ScatterReduce(Place(4, 0)))
+        choose(ScatterReduceExchange(Place(4, 0)))
     assert len(warnings()) == 1
 
 
 @pytest.mark.parametrize("bits", [4, 8, 32])
 def test_bits_that_were_asked_for_are_not_spoken_of(bits, warnings):
-    choose(ScatterReduce(Place(4, 0)), second_stage_bits=bits)
+    choose(ScatterReduceExchange(Place(4, 0)), exchange=ScatterReduce(second_stage_bits=bits))
     assert warnings() == []
 
 
@@ -142,9 +143,9 @@ def test_the_cheaper_remedy(ranks, warnings):
     own = 8 * (codec.payloads.encode(v, COORDINATES, 1).bytes.numel() - SIZE) / COORDINATES
     both = {
         "exchange='allgather'": own * (ranks - 1),
-        "second_stage_bits=32": (own + 32) * (ranks - 1) / ranks,
+        "exchange=ScatterReduce(second_stage_bits=32)": (own + 32) * (ranks - 1) / ranks,
     }
-    choose(ScatterReduce(Place(ranks, 0)))
+    choose(ScatterReduceExchange(Place(ranks, 0)))
     (line,) = warnings()
     name, sent = re.search(r"first stage's; (\S+) adds none, and sends ([\d.]+)", line).groups()
     assert name == min(both, key=both.get)
@@ -155,13 +156,16 @@ def test_the_cheaper_remedy(ranks, warnings):
 def test_nodes_are_counted_not_ranks(warnings):
     nodes = (0, 0, 1, 1, 2, 2)
     for rank in range(6):
-        choose(Hierarchical(Place(6, rank, nodes)))
+        choose(HierarchicalExchange(Place(6, rank, nodes)))
     (line,) = warnings()
-    assert "averages over 3 nodes" in line and "second_stage_bits=32 adds none" in line
+    assert (
+        "averages over 3 nodes" in line
+        and "exchange=Hierarchical(second_stage_bits=32) adds none" in line
+    )
 
 
 def test_two_nodes_gather(warnings):
-    choose(Hierarchical(Place(4, 0, (0, 0, 1, 1))))
+    choose(HierarchicalExchange(Place(4, 0, (0, 0, 1, 1))))
     assert warnings() == []
 
 

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from scheme_cases import scheme
+from settings_objects import exchange_of
 
 from hvd_adaptive.run.rounded_zeros import RoundedZeros
 from hvd_adaptive.simulate import Ranks
@@ -37,7 +38,7 @@ def run(compressor, steps: int = 2, rows: int = 1000, absent: bool = False) -> N
 @pytest.mark.parametrize("exchange", ["allgather", "scatter_reduce"])
 @pytest.mark.parametrize("name", ["eden-2", "ecdq-2", "signsgd", "alq-3-paper"])
 def test_parameters_and_remedies_are_named(name, exchange, caplog):
-    run(scheme(name)(exchange=exchange, second_stage_bits=4))
+    run(scheme(name)(exchange=exchange_of(exchange, second_stage_bits=4)))
     (message,) = warnings(caplog)
     assert "'words.weight' (50%)" in message and "dense" not in message
     assert "keep_zeros=True" in message and "parameter_bits={'words.weight': None}" in message

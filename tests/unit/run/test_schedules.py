@@ -23,7 +23,7 @@ from scheduler import (
     first_failure,
 )
 
-from hvd_adaptive import ALQ, QSGD, PayloadError
+from hvd_adaptive import ALQ, QSGD, PayloadError, ScatterReduce, Tuning
 from hvd_adaptive.hooks.ddp.bucket_session import BucketSession
 from hvd_adaptive.hooks.ddp.buckets import Bucket, BucketFuture, Names
 from hvd_adaptive.run import course, worker
@@ -132,11 +132,15 @@ def run(choose, ranks, make, plan):
 SCHEMES = {
     "allgather": lambda **k: QSGD(bits=8, norm="linf", exchange="allgather", **k),
     "scatter_reduce": lambda **k: QSGD(
-        bits=8, norm="linf", exchange="scatter_reduce", second_stage_bits=8, **k
+        bits=8, norm="linf", exchange=ScatterReduce(second_stage_bits=8), **k
     ),
     "fits": lambda **k: ALQ(bits=8, norm="linf", update_steps=[0, 1], exchange="allgather", **k),
     "in the program": lambda **k: QSGD(
-        bits=8, norm="linf", exchange="scatter_reduce", second_stage_bits=8, worker=False, **k
+        bits=8,
+        norm="linf",
+        exchange=ScatterReduce(second_stage_bits=8),
+        tuning=Tuning(worker=False),
+        **k,
     ),
 }
 

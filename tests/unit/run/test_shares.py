@@ -7,11 +7,11 @@ import pytest
 import torch
 from torch import nn
 
-from hvd_adaptive import ALQ
-from hvd_adaptive.exchange.allgather import Allgather
-from hvd_adaptive.exchange.auto import Auto
+from hvd_adaptive import ALQ, Hierarchical
+from hvd_adaptive.exchange.allgather import AllgatherExchange
+from hvd_adaptive.exchange.auto import AutoExchange
 from hvd_adaptive.exchange.exchange import Place
-from hvd_adaptive.exchange.hierarchical import Hierarchical
+from hvd_adaptive.exchange.hierarchical import HierarchicalExchange
 from hvd_adaptive.layout import Group
 from hvd_adaptive.run.shares import Shares
 from hvd_adaptive.simulate.ranks import Ranks
@@ -23,8 +23,8 @@ BUCKET = 64
 def exchanges(kind: str) -> list:
     places = [Place(4, rank, NODES) for rank in range(4)]
     if kind == "hierarchical":
-        return [Hierarchical(place) for place in places]
-    made = [Auto(Place(4, rank)) for rank in range(4)]
+        return [HierarchicalExchange(place) for place in places]
+    made = [AutoExchange(Place(4, rank)) for rank in range(4)]
     for auto in made:
         auto.know_nodes(NODES, ALQ().codec)
         slow = dict.fromkeys(("float32", "bfloat16", "scatter_reduce"), (9.0, 99.0))
@@ -145,7 +145,7 @@ def test_weighted_sums_of_all_ranks_estimate_those_over_all_that_is_quantised(ki
 def test_other_exchanges_draw_as_they_did():
     groups = [Group(torch.float32, 5 * BUCKET + 7)]
     shares = Shares(
-        Allgather(Place(4, 1)), groups, bucket_size=BUCKET, count=3, key_of=lambda rank: 7
+        AllgatherExchange(Place(4, 1)), groups, bucket_size=BUCKET, count=3, key_of=lambda rank: 7
     )
     assert shares.members == [1]
     drawn = shares.draw(1, lambda group: torch.arange(float(group.quantized)))
@@ -158,7 +158,7 @@ def test_a_table_is_fitted_to_the_means_of_nodes(statistics):
     another law; a table of theirs is another one."""
     # Under L2 the two moments of "normal" hardly differ between laws.
     keywords = {"bits": 4, "norm": "linf", "bucket_size": BUCKET, "statistics": statistics}
-    compressor = ALQ(exchange="hierarchical", ranks_per_node=2, samples=100, **keywords)
+    compressor = ALQ(exchange=Hierarchical(ranks_per_node=2), samples=100, **keywords)
     model = nn.Linear(32 * BUCKET, 1, bias=False)
     ranks = Ranks(model.named_parameters(), compressor, 4)
     (group,) = ranks.layout.groups
@@ -180,7 +180,7 @@ def test_a_table_is_fitted_to_the_means_of_nodes(statistics):
 
 
 def test_ranks_of_one_node_quantise_nothing_and_fit_nothing():
-    compressor = ALQ(exchange="hierarchical", ranks_per_node=4, bucket_size=BUCKET, min_numel=0)
+    compressor = ALQ(exchange=Hierarchical(ranks_per_node=4), bucket_size=BUCKET, min_numel=0)
     model = nn.Linear(8 * BUCKET, 1, bias=False)
     ranks = Ranks(model.named_parameters(), compressor, 4)
     flats = [torch.randn(8 * BUCKET) for _ in range(4)]

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from hvd_adaptive.exchange.allgather import Allgather
+from hvd_adaptive.exchange.allgather import AllgatherExchange
 from hvd_adaptive.exchange.exchange import Place
 from hvd_adaptive.instances import Instance
 from hvd_adaptive.layout import Member, build_layout
@@ -23,7 +23,7 @@ class FakeBinding:
     def __init__(self, bucket_size: int, rank: int = 0) -> None:
         self.settings = Settings(bucket_size=bucket_size)
         self.world = SimpleNamespace(rank=rank)
-        self.exchange, self.name = Allgather(Place(4, rank)), "test"
+        self.exchange, self.name = AllgatherExchange(Place(4, rank)), "test"
         codec = SimpleNamespace(payloads=SimpleNamespace(check_device=lambda device: None))
         self.compressor = SimpleNamespace(
             codec=codec,

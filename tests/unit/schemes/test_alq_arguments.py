@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from hvd_adaptive import ALQ
+from hvd_adaptive import ALQ, ScatterReduce, Tuning
 
 SEVEN = [-1, -0.5, -0.1, 0, 0.1, 0.5, 1]
 EIGHT = [-1, -0.5, -0.25, -0.1, 0.1, 0.25, 0.5, 1]
@@ -30,13 +30,13 @@ WRONG = [
     *(("min_numel", v, ">= 0") for v in (-1, 1.5, None)),
     *(("tail", v, "'quantize', 'full'") for v in ("drop", None, True)),
     *(("coding", v, "'fixed'") for v in ("zip", None)),
-    *(("exchange", v, "'allgather'") for v in ("ring", 3)),
+    *(("exchange", v, "'allgather'") for v in ("ring", 3, Tuning(), ScatterReduce, {"auto": {}})),
     *(
         ("error_feedback", v, "above 0 and at most 1, 'auto', or None")
         for v in ("yes", 0, -0.5, 1.5, float("nan"), float("inf"), True, [1.0])
     ),
     *(("fusion_bytes", v, ">= ") for v in (0, 1.5, None)),
-    *(("in_flight_bytes", v, ">= ") for v in (0, 1.5, None)),
+    *(("tuning", v, "a Tuning, such as") for v in (None, True, {"worker": False}, "fast")),
     *(("warmup_steps", v, ">= 0") for v in (-1, 0.5, None)),
     *(("update_steps", v, "ascending steps|callable") for v in (5, "often", b"ab", 2.5)),
     *(("update_steps", v, "ascending steps") for v in ([-1], [0.5], ["a"], [True], [None])),

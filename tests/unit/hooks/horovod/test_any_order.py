@@ -13,7 +13,16 @@ from hypothesis import strategies as st
 from named_ranks import NamedNetwork, Optimizer
 from scheduler import DeadlockError, Schedule, ScheduledLock, drop_wake_ups, first_failure
 
-from hvd_adaptive import ALQ, ECDQ, QSGD, PayloadError, RankMismatchError
+from hvd_adaptive import (
+    ALQ,
+    ECDQ,
+    QSGD,
+    Hierarchical,
+    PayloadError,
+    RankMismatchError,
+    ScatterReduce,
+    Tuning,
+)
 from hvd_adaptive.hooks.horovod import drive as drive_module
 from hvd_adaptive.hooks.horovod.given_up import GivenUp
 from hvd_adaptive.run.step import Step
@@ -109,13 +118,13 @@ def run(choose, ranks, make, plan, orders):
 
 
 OF_ALL = {"bucket_size": 16, "min_numel": 1, "fusion_bytes": 4 * 128}
-SECOND = {"exchange": "scatter_reduce", "second_stage_bits": 8}
+SECOND = {"exchange": ScatterReduce(second_stage_bits=8)}
 SCHEMES = {
     "allgather": lambda **k: QSGD(bits=8, norm="linf", exchange="allgather", **k),
     "scatter_reduce": lambda **k: QSGD(bits=8, norm="linf", **SECOND, **k),
     "fits": lambda **k: ALQ(bits=8, norm="linf", update_steps=[0, 1], **SECOND, **k),
     "hierarchical": lambda **k: QSGD(
-        bits=8, norm="linf", exchange="hierarchical", ranks_per_node=1, second_stage_bits=8, **k
+        bits=8, norm="linf", exchange=Hierarchical(ranks_per_node=1, second_stage_bits=8), **k
     ),
     "feedback": lambda **k: QSGD(bits=6, error_feedback=0.5, exchange="allgather", **k),
     "ecdq": lambda **k: ECDQ(bits=4.0, exchange="allgather", **k),
@@ -146,7 +155,7 @@ def check(rng: random.Random) -> None:
     elif accident == "cut off":
         plan |= {"cut off": rng.randrange(STEPS), "times": rng.randint(1, 3)}
     workers = [rng.random() < 0.7 for _ in range(ranks)]
-    make = lambda number: SCHEMES[name](worker=workers[number], **OF_ALL)  # noqa: E731
+    make = lambda number: SCHEMES[name](tuning=Tuning(worker=workers[number]), **OF_ALL)  # noqa: E731
     every = run(rng.choice, ranks, make, plan, any_order(rng))
     outcomes = [rank.outcome for rank in every]
     if accident == "dies":
@@ -188,7 +197,7 @@ def test_the_same_bits_with_and_without_a_worker(scheme):
     found = []
     for seed, works in enumerate((False, True, True)):
         rng = random.Random(seed)
-        make = lambda number, w=works: SCHEMES[scheme](worker=w, **OF_ALL)  # noqa: E731
+        make = lambda number, w=works: SCHEMES[scheme](tuning=Tuning(worker=w), **OF_ALL)  # noqa: E731
         found.append(run(rng.choice, 2, make, {}, any_order(rng)))
     for every in found[1:]:
         for own, other in zip(every, found[0], strict=True):
@@ -200,7 +209,7 @@ def test_the_same_bits_with_and_without_a_worker(scheme):
 @pytest.mark.parametrize("works", [True, False])
 def test_settings_that_differ_are_told_by_all(works):
     def make(number):
-        return QSGD(bits=8 - (number == 1), worker=works, **OF_ALL)
+        return QSGD(bits=8 - (number == 1), tuning=Tuning(worker=works), **OF_ALL)
 
     rng = random.Random(3)
     every = run(rng.choice, 3, make, {}, lambda number: [0, 1])

@@ -1,0 +1,187 @@
+"""Settings that are given in one object: of an exchange, and of memory and threads."""
+
+from __future__ import annotations
+
+import copy
+import io
+import pickle
+
+import pytest
+import torch
+
+import hvd_adaptive
+from hvd_adaptive import ALQ, QSGD, Auto, Hierarchical, ScatterReduce, Tuning
+from hvd_adaptive.keywords import declared
+from hvd_adaptive.options import KINDS
+from hvd_adaptive.simulate import Ranks
+
+OBJECTS = [
+    ("exchange", ScatterReduce(second_stage_bits=4)),
+    ("exchange", Hierarchical(ranks_per_node=2)),
+    ("exchange", Hierarchical(ranks_per_node=2, second_stage_bits=32)),
+    ("exchange", Auto(second_stage_bits=8)),
+    ("tuning", Tuning(in_flight_bytes=2**28)),
+    ("tuning", Tuning(checksum=False, worker=False)),
+]
+
+
+def averages(**keywords) -> list[torch.Tensor]:
+    """Of two steps of 4 simulated ranks."""
+    parameter = torch.nn.Parameter(torch.zeros(4000))
+    compressor = ALQ(bits=3, bucket_size=256, seed=7, min_numel=0, update_steps=[0], **keywords)
+    ranks, found = Ranks([("w", parameter)], compressor, 4), []
+    for step in range(2):
+        for rank in range(4):
+            drawn = torch.Generator().manual_seed(10 * step + rank)
+            parameter.grad = torch.randn(4000, generator=drawn)
+            ranks.take(rank)
+        if ranks.due(step):
+            ranks.refit(step)
+        ranks.average(step)
+        found.append(parameter.grad.clone())
+    return found
+
+
+@pytest.mark.parametrize(
+    ("plain", "grouped"),
+    [
+        ({"exchange": None}, {"exchange": ScatterReduce()}),
+        ({"exchange": "scatter_reduce"}, {"exchange": ScatterReduce()}),
+        (
+            {"exchange": "scatter_reduce"},
+            {"exchange": ScatterReduce(second_stage_bits=4)},  # the default among 4 ranks
+        ),
+        ({}, {"tuning": Tuning()}),
+        ({}, {"tuning": Tuning(in_flight_bytes=2**20, checksum=False, worker=False)}),
+    ],
+    ids=str,
+)
+def test_averages_are_those_of_the_default(plain, grouped):
+    assert all(map(torch.equal, averages(**plain), averages(**grouped)))
+
+
+def test_settings_of_an_exchange_are_used():
+    coarse, fine = (averages(exchange=ScatterReduce(second_stage_bits=bits))[0] for bits in (3, 32))
+    assert not torch.equal(coarse, fine)
+    alone, pairs = (averages(exchange=Hierarchical(ranks_per_node=n))[0] for n in (1, 2))
+    assert not torch.equal(alone, pairs)
+
+
+@pytest.mark.parametrize(("keyword", "value"), OBJECTS, ids=str)
+def test_a_repr_can_be_pasted(keyword, value):
+    names = {"ALQ": ALQ, **KINDS}
+    assert eval(repr(value), names) == value
+    compressor = ALQ(**{keyword: value})
+    agreed = type(value)(**{n: v for n, v in vars(value).items() if declared(value)[n].agreed})
+    assert f"{keyword}={agreed!r}" in repr(compressor)
+    assert getattr(eval(repr(compressor), names).settings, keyword) == agreed
+    for one in (copy.deepcopy(compressor), pickle.loads(pickle.dumps(compressor))):
+        assert one.settings == compressor.settings
+
+
+@pytest.mark.parametrize(("keyword", "value"), OBJECTS, ids=str)
+def test_states_hold_plain_data(keyword, value):
+    changed, new = ALQ(), ALQ()
+    changed.set(**{keyword: value})
+    assert changed.settings == ALQ(**{keyword: value}).settings
+    file = io.BytesIO()
+    torch.save(changed.state_dict(), file)
+    file.seek(0)
+    new.load_state_dict(torch.load(file, weights_only=True))
+    assert new.settings == changed.settings
+    assert new.codec.settings_fingerprint == changed.codec.settings_fingerprint
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"exchange": {"ScatterReduce": {"second_stage_bits": 9}}},
+        {"exchange": {"ScatterReduce": {"ranks_per_node": 2}}},
+        {"exchange": {"Ring": {}}},
+        {"exchange": {"Tuning": {}}},
+        {"tuning": {"worker": False}},
+        {"tuning": {"Tuning": {"in_flight_bytes": "all"}}},
+        {"worker": False},
+    ],
+    ids=str,
+)
+def test_damaged_states_change_nothing(settings):
+    compressor = ALQ()
+    before = repr(compressor)
+    with pytest.raises(ValueError, match=r"state: settings .* do not fit"):
+        compressor.load_state_dict(compressor.state_dict() | {"settings": settings})
+    assert repr(compressor) == before
+
+
+def test_the_worker_may_differ_between_ranks_and_change():
+    one, other = ALQ(), ALQ(tuning=Tuning(worker=False))
+    assert one.codec.settings_fingerprint == other.codec.settings_fingerprint
+    codec = one.codec
+    one.set(tuning=Tuning(worker=False))
+    assert not one.settings.tuning.worker and one.codec is codec
+    one.set(tuning=Tuning(checksum=False))
+    assert one.settings.tuning == Tuning(checksum=False)
+    assert one.codec.settings_fingerprint != other.codec.settings_fingerprint
+
+
+@pytest.mark.parametrize("name", ["scatter_reduce", "hierarchical", "auto"])
+def test_names_stand_for_objects_with_defaults(name):
+    (kind,) = (kind for kind in KINDS.values() if getattr(kind, "name", None) == name)
+    settings = QSGD(exchange=kind()).settings
+    assert settings.exchange == name and settings == QSGD(exchange=name).settings
+    assert QSGD(exchange=kind(second_stage_bits=5)).report()["exchange"] == name
+
+
+@pytest.mark.parametrize(
+    ("keyword", "place"),
+    [
+        ("second_stage_bits", "exchange=ScatterReduce(second_stage_bits=...)"),
+        ("ranks_per_node", "exchange=Hierarchical(ranks_per_node=...)"),
+        ("in_flight_bytes", "tuning=Tuning(in_flight_bytes=...)"),
+        ("checksum", "tuning=Tuning(checksum=...)"),
+        ("worker", "tuning=Tuning(worker=...)"),
+        ("check_sum", "tuning=Tuning(checksum=...)"),
+    ],
+)
+def test_a_keyword_of_an_object_is_found(keyword, place):
+    for call in (ALQ, ALQ().set):
+        with pytest.raises(TypeError) as raised:
+            call(**{keyword: 4})
+        assert f"ALQ() has no keyword {keyword!r}; did you mean {place}?" in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "message"),
+    [
+        (lambda: ScatterReduce(4), TypeError, "such as ScatterReduce(second_stage_bits=4)"),
+        (lambda: ScatterReduce(bits=4), TypeError, "ScatterReduce() has no keyword 'bits'"),
+        (
+            lambda: Hierarchical(rank_per_node=4),
+            TypeError,
+            "Hierarchical() has no keyword 'rank_per_node'; did you mean 'ranks_per_node'?",
+        ),
+        (lambda: Hierarchical(ranks_per_node=0), ValueError, "=0: must be an integer >= 1"),
+        (lambda: Hierarchical(ranks_per_node=True), ValueError, "=True: must be an integer >= 1"),
+        (lambda: Tuning(in_flight_bytes=1.5), ValueError, "=1.5: must be an integer >= 4096"),
+        (lambda: Tuning(in_flight_bytes=None), ValueError, "=None: must be an integer >= 4096"),
+        (lambda: Tuning(worker=1), ValueError, "worker=1: must be True or False"),
+        (lambda: Tuning(fusion_bytes=1), TypeError, "Tuning() has no keyword 'fusion_bytes'"),
+        (
+            lambda: ALQ(exchange=Hierarchical(ranks_per_node=2), error_feedback=0.5),
+            ValueError,
+            "error_feedback=0.5: must be None",
+        ),
+        (lambda: ALQ(exchange=Tuning()), ValueError, "exchange=Tuning(): must be one of"),
+        (lambda: ALQ(tuning=ScatterReduce()), ValueError, "must be a Tuning, such as"),
+    ],
+)
+def test_what_is_wrong_is_named(make, error, message):
+    with pytest.raises(error) as raised:
+        make()
+    assert message in str(raised.value)
+
+
+def test_the_objects_are_exported_and_frozen():
+    assert all(getattr(hvd_adaptive, name) is kind for name, kind in KINDS.items())
+    with pytest.raises(AttributeError):
+        Tuning().worker = False
