@@ -63,8 +63,9 @@ class Checked:
 
     def __new__(cls, *values: Any, **keywords: Any) -> Any:
         check_keywords_only(cls, values)
+        known = declared(cls)
         for name in keywords:
-            if name not in declared(cls):
+            if name not in known:
                 raise unknown_keyword(cls, name)
         return super().__new__(cls)
 

@@ -20,12 +20,9 @@ def exchange_of(name: str | None, **settings: Any) -> Any:
 
 def grouped(keywords: dict[str, Any]) -> dict[str, Any]:
     """Keywords of a scheme, from a plain dict that also holds settings of objects."""
-    inside = {"second_stage_bits", "ranks_per_node", *declared(Tuning)}
-    own = {key: value for key, value in keywords.items() if key not in inside}
-    tuning = {key: value for key, value in keywords.items() if key in declared(Tuning)}
+    own = dict(keywords)
+    tuning = {key: own.pop(key) for key in declared(Tuning) if key in own}
+    settings = {key: own.pop(key) for key in declared(Auto) if key in own}
     if "exchange" in own:
-        own["exchange"] = exchange_of(
-            **{"name": own["exchange"]}
-            | {key: value for key, value in keywords.items() if key in inside and key not in tuning}
-        )
+        own["exchange"] = exchange_of(own["exchange"], **settings)
     return own | ({"tuning": Tuning(**tuning)} if tuning else {})

@@ -93,7 +93,11 @@ def _cuda_home(environ: Mapping[str, str]) -> Path | None:
 
 
 def _nvcc_version(home: Path) -> str:
-    done = subprocess.run([str(home / "bin/nvcc"), "--version"], capture_output=True, text=True)
+    command = [str(home / "bin/nvcc"), "--version"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=30)
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
     match = re.search(r"release (\d+\.\d+)", done.stdout)
     return match[1] if match else ""
 
