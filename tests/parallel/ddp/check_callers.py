@@ -157,7 +157,7 @@ def check_an_optimizer_in_the_hook():
     assert_same_everywhere(list(nets[1].parameters()))
 
 
-def check_a_training_is_float32s():
+def check_a_training_of_100_steps_is_float32s():
     """With 8 bits, by loss and parameters."""
     nets = [make_net(), make_net()]
     losses = []
@@ -167,7 +167,7 @@ def check_a_training_is_float32s():
             state = CompressionState(ALQ(bits=8), net.named_parameters())
             model.register_comm_hook(state, compression_hook)
         optimizer = torch.optim.SGD(net.parameters(), 0.1)
-        for step in range(50):
+        for step in range(100):
             loss = backward(model, step)
             optimizer.step()
         losses.append(loss)
