@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from hvd_adaptive import ALQ, AMQ, NUQSGD, QSGD, PayloadError, TernGrad
+from hvd_adaptive import ALQ, AMQ, NUQSGD, QSGD, PayloadError, TernGrad, Tuning
 from hvd_adaptive.adapt.joint_update import JointUpdate
 from hvd_adaptive.coding.payload import read_header
 
@@ -214,7 +214,7 @@ class TestArguments:
         typed = ALQ(parameter_bits={np.str_("a*"): np.int64(4), "ab*": 5})
         assert typed.codec.settings_fingerprint == made[2].codec.settings_fingerprint
         assert (
-            eval(repr(typed), {"ALQ": ALQ}).codec.settings_fingerprint
+            eval(repr(typed), {"ALQ": ALQ, "Tuning": Tuning}).codec.settings_fingerprint
             == typed.codec.settings_fingerprint
         )
 

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scheme_cases import EVERY, schemes
 
-from hvd_adaptive import ALQ, NUQSGD, QSGD, PayloadError, TernGrad
+from hvd_adaptive import ALQ, NUQSGD, QSGD, PayloadError, TernGrad, Tuning
 from hvd_adaptive.coding import coder as coders
 from hvd_adaptive.coding.coders import CODERS
 from hvd_adaptive.coding.payload import read_header
@@ -308,11 +308,11 @@ class TestReceivers:
         )
 
     def test_repr_makes_an_equal_one(self):
-        schemes = {"QSGD": QSGD, "TernGrad": TernGrad}
+        names = {"QSGD": QSGD, "TernGrad": TernGrad, "Tuning": Tuning}
         for name in ("QSGD(bits=4, coding='huffman', samples=7)", "TernGrad(coding='huffman')"):
-            made = eval(name, schemes)
+            made = eval(name, names)
             keywords = repr(made).replace("norm='linf', bits=2, symmetric=False, ", "")
-            again = eval(keywords if "TernGrad" in name else repr(made), schemes)
+            again = eval(keywords if "TernGrad" in name else repr(made), names)
             assert again.codec.settings_fingerprint == made.codec.settings_fingerprint
 
 

@@ -13,7 +13,7 @@ FILES = {
     for path in PACKAGE.rglob("*.py")
 }
 FILES = {name.removesuffix(".__init__"): path for name, path in FILES.items()}
-BELOW = {"settings", "errors", "device", "streams"}
+BELOW = {"base", "settings"}
 
 
 def imported(module: str) -> set[str]:

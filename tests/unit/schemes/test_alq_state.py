@@ -8,7 +8,7 @@ import itertools
 import pytest
 import torch
 
-from hvd_adaptive import ALQ, AMQ
+from hvd_adaptive import ALQ, AMQ, Tuning
 
 REPORT = {
     "coordinates",
@@ -185,7 +185,7 @@ def test_repr_names_what_was_chosen():
         "symmetric=False",
     )
     assert all(part in text for part in parts)
-    again = eval(text, {"ALQ": ALQ})
+    again = eval(text, {"ALQ": ALQ, "Tuning": Tuning})
     assert (
         repr(again) == text
         and again.codec.settings_fingerprint
