@@ -18,18 +18,19 @@ import itertools
 import logging
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
 
 from hvd_adaptive.base.device import wait_for
+from hvd_adaptive.base.errors import PayloadError
 from hvd_adaptive.base.streams import Use
-from hvd_adaptive.codec.second_stage import references
+from hvd_adaptive.codec.second_stage import FULL_PRECISION, SecondStage, references
 from hvd_adaptive.exchange.allgather import AllgatherExchange
 from hvd_adaptive.exchange.exchange import Exchange, Place, Route, Share
 from hvd_adaptive.exchange.hierarchical import HierarchicalExchange
 from hvd_adaptive.exchange.parcel import Parcel, RandomStream
-from hvd_adaptive.exchange.plain import Half, Plain
 from hvd_adaptive.exchange.scatter_reduce import ScatterReduceExchange
 from hvd_adaptive.instances import Instance
 from hvd_adaptive.transport.nodes import find_nodes
@@ -47,6 +48,56 @@ REPEATS = 3
 TOLERANCE = 1.05
 # With more ranks an allgather of 3-bit payloads sends more than float32.
 MOST_GATHERED = 32
+
+
+class Plain(ScatterReduceExchange):
+    """The scatter-reduce of groups none of whose coordinates is quantised, in their own dtype."""
+
+    def quantized(self, group: Group) -> int:
+        return 0
+
+    def prepare(self, updates: Updates, labels: Sequence[str], step: int) -> None:
+        pass
+
+    def in_flight_bytes(self, codec: Codec, quantized: int, full: int, dtype: torch.dtype) -> int:
+        return super().in_flight_bytes(codec, 0, quantized + full, dtype)
+
+    def reduce(self, parcel: Parcel, flat: torch.Tensor, values: torch.Tensor) -> Route:
+        """Average a chunk as the base class does, of gradients that are rounded first."""
+        plain = self._plain(parcel)
+        with parcel.time("encode_s"):
+            parcel.measure(flat, plain.dtype)
+            reducing = super().reduce(plain, flat.to(plain.dtype), values[:0])
+        del flat, values
+        return (yield from reducing)
+
+    def gather(self, parcel: Parcel, mean: torch.Tensor | PayloadError) -> Route:
+        """Gather as the base class does, and return the group in its own dtype."""
+        result = yield from super().gather(self._plain(parcel), mean)
+        return result.to(parcel.dtype)
+
+    def _plain(self, parcel: Parcel) -> Parcel:
+        """Return the parcel with all its coordinates in the dtype that is sent."""
+        full = parcel.quantized + parcel.full
+        return replace(parcel, quantized=0, full=full, dtype=self._dtype(parcel.dtype))
+
+    def _dtype(self, own: torch.dtype) -> torch.dtype:
+        return own
+
+    def _second_stage(self, codec: Codec) -> SecondStage:
+        return SecondStage(self.ranks, FULL_PRECISION, codec)
+
+
+class Half(Plain):
+    """The same, float32 as bfloat16.
+
+    Horovod's own float16 overflows beyond 65,504 and loses gradients below 6e-8; bfloat16 has the
+    range of float32, and its rounding, at most 1/512 of a coordinate, is small beside any
+    quantiser's.
+    """
+
+    def _dtype(self, own: torch.dtype) -> torch.dtype:
+        return torch.bfloat16 if own == torch.float32 else own
 
 
 class AutoExchange(Exchange):

@@ -8,8 +8,14 @@ from hvd_adaptive.levels.coordinate_descent import (
     first_level,
 )
 from hvd_adaptive.levels.distributions import Distribution
-from hvd_adaptive.levels.fit import SOLVERS, FitError, FitResult, fit_levels
-from hvd_adaptive.levels.gradient_descent import gradient_descent
+from hvd_adaptive.levels.fit import (
+    SOLVERS,
+    STARTS,
+    FitError,
+    FitResult,
+    fit_levels,
+    gradient_descent,
+)
 from hvd_adaptive.levels.histogram import LOG_BINS, LOG_EDGES, Histogram, tabulated
 from hvd_adaptive.levels.magnitudes import (
     check_magnitudes,
@@ -26,7 +32,6 @@ from hvd_adaptive.levels.probabilities import (
     magnitude_probabilities,
     symbol_probabilities,
 )
-from hvd_adaptive.levels.starts import STARTS
 from hvd_adaptive.levels.tail import with_tail
 from hvd_adaptive.levels.truncated_normal import Folded, TruncatedNormal
 

@@ -10,10 +10,120 @@ from numpy.typing import ArrayLike
 
 from hvd_adaptive.levels.coordinate_descent import Descent, coordinate_descent
 from hvd_adaptive.levels.distributions import Array, Distribution
-from hvd_adaptive.levels.gradient_descent import gradient_descent
 from hvd_adaptive.levels.histogram import tabulated
-from hvd_adaptive.levels.magnitudes import check_magnitudes, magnitude_count
-from hvd_adaptive.levels.starts import STARTS
+from hvd_adaptive.levels.magnitudes import (
+    check_magnitudes,
+    exponential_magnitudes,
+    magnitude_count,
+    separated,
+    uniform_magnitudes,
+)
+from hvd_adaptive.levels.objective import curvature_bound, expected_variance, gradient
+from hvd_adaptive.levels.optimal import grid_optimum
+
+# Largest move, as a share of the distance to the nearest neighbour. At the paper's 1/2, two
+# neighbours that move towards each other would collide.
+_SHARE = 0.49
+
+
+def gradient_descent(
+    magnitudes: ArrayLike,
+    distribution: Distribution,
+    symmetric: bool,
+    tolerance: float = 1e-5,
+    max_sweeps: int = 400,
+) -> Descent:
+    """Minimise Psi from each row of magnitudes (..., K) by ALQ Eq. 7.
+
+    Each level moves against its derivative by at most (just under) half the distance to its nearest
+    neighbour. So the levels never cross, and no projection is needed.
+
+    The step size of a level is eta = 1 / ``curvature_bound``. A common eta, as printed, is not
+    usable: curvatures differ by many orders of magnitude between the bulk and the tail. This Jacobi
+    step cannot overshoot a quadratic. Backtracking covers other objectives: a row whose objective
+    would rise keeps its levels and halves its steps, and doubles them again after a success.
+
+    The arguments and the result are those of ``coordinate_descent``.
+    """
+    levels = separated(check_magnitudes(magnitudes, symmetric), symmetric)
+    history = [np.asarray(expected_variance(levels, distribution, symmetric))]
+    scale = np.ones(levels.shape[:-1])
+    converged = np.zeros(levels.shape[:-1], dtype=bool)
+    while len(history) <= max_sweeps and not converged.all():
+        slope = gradient(levels, distribution, symmetric)
+        bound = curvature_bound(levels, distribution, symmetric)
+        step = np.divide(slope, bound, out=np.zeros_like(slope), where=bound > 0)
+        gaps = np.diff(levels, prepend=-levels[..., :1] if symmetric else -1.0, append=np.inf)
+        limit = _SHARE * np.minimum(gaps[..., :-1], gaps[..., 1:])
+        step = np.clip(scale[..., None] * step, -limit, limit)
+        moved = separated(levels - step, symmetric)
+        value = np.asarray(expected_variance(moved, distribution, symmetric))
+        better = value <= history[-1]
+        levels = np.where(better[..., None], moved, levels)
+        history.append(np.where(better, value, history[-1]))
+        gain = history[-2] - history[-1]
+        small = better & (scale >= 1) & (gain <= tolerance * history[-2])
+        # A row that finds no better point even with tiny steps is at its minimum, up to rounding.
+        converged = small | (scale < 1e-6)
+        scale = np.where(better, np.minimum(2 * scale, 1.0), scale / 2)
+    return Descent(levels, np.array(history), converged)
+
+
+Start = Callable[[Distribution, int, bool], Array]
+
+
+def uniform(distribution: Distribution, count: int, symmetric: bool) -> Array:
+    """Return equal steps over [-1, 1] (QSGD; symmetric: the ALQ paper's QSGDinf)."""
+    return uniform_magnitudes(count, symmetric)
+
+
+def exponential(distribution: Distribution | None, count: int, symmetric: bool) -> Array:
+    """Return 1, p, p**2, ... with p = 0.5 (NUQSGD); p is larger if the least would pass 2**-32."""
+    return exponential_magnitudes(count, 0.5 ** min(1.0, 32 / (count - 1)), symmetric)
+
+
+def quantile(distribution: Distribution, count: int, symmetric: bool) -> Array:
+    """Return equal steps of the mass away from zero."""
+    zeros = distribution.cdf(np.zeros(1))
+    return separated(
+        distribution.ppf(zeros + (1 - zeros) * uniform_magnitudes(count, symmetric)), symmetric
+    )
+
+
+def cube_root(distribution: Distribution, count: int, symmetric: bool) -> Array:
+    """Return equal steps of the integral of density**(1/3).
+
+    This is the limit of the best table for many levels: an interval of width h costs p h**3 / 6, so
+    the spacing with the least sum is proportional to p**(-1/3). From other starts, coordinate
+    descent needs many sweeps to find it at 7 and 8 bits.
+    """
+    histogram = tabulated(distribution)
+    roots = np.cumsum(np.cbrt(histogram.density) * np.diff(histogram.edges))
+    if roots[-1] == 0:
+        return uniform(distribution, count, symmetric)
+    share = np.concatenate([[0.0], roots / roots[-1]])
+    return separated(
+        np.interp(uniform_magnitudes(count, symmetric), share, histogram.edges), symmetric
+    )
+
+
+def dynamic_programme(distribution: Distribution, count: int, symmetric: bool) -> Array:
+    """Return the optimum on a grid of candidates, which is near the global one for any shape.
+
+    Without this start, heavy tails and scale mixtures end in local minima: see tests/unit/levels.
+    """
+    levels = grid_optimum(distribution, count, symmetric, grid=max(256, 8 * count))
+    return separated(levels, symmetric)
+
+
+STARTS: dict[str, Start] = {
+    "uniform": uniform,
+    "exponential": exponential,
+    "quantile": quantile,
+    "cube_root": cube_root,
+    "dynamic_programme": dynamic_programme,
+}
+
 
 Solver = Callable[[Array, Distribution, bool], Descent]
 SOLVERS: dict[str, Solver] = {

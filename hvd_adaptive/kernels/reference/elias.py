@@ -13,7 +13,7 @@ SLACK = 0
 
 
 def encode(codes: np.ndarray, alphabet: int, out: np.ndarray) -> int:
-    """Code a segment as coding/elias.py describes; return the number of bytes.
+    """Code a segment as coding/coders.py describes; return the number of bytes.
 
     codes: uint8 (n,), each below ``alphabet``, which is odd.  out: uint8, long enough.
     """

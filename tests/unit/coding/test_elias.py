@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from test_omega import read, text
 
 from hvd_adaptive import ALQ, AMQ, NUQSGD, QSGD, PayloadError, TernGrad
-from hvd_adaptive.coding.elias import EliasCoder
+from hvd_adaptive.coding.coders import EliasCoder
 from hvd_adaptive.kernels.numba import elias as cpu_elias
 from hvd_adaptive.kernels.numba.codes import pack
 from hvd_adaptive.kernels.omega import code_length
@@ -38,7 +38,7 @@ def some_codes(rng, count: int, alphabet: int, density: float) -> np.ndarray:
 
 
 def stream(codes: np.ndarray, alphabet: int) -> bytes:
-    """What the docstring of coding/elias.py says."""
+    """What the docstring of coding/coders.py says."""
     out, run = "", 0
     for code in codes.tolist():
         run, level = run + 1, code - alphabet // 2

@@ -12,10 +12,9 @@ from parcels import parcel
 from hvd_adaptive import ALQ, QSGD, Tuning, simulate
 from hvd_adaptive.exchange import auto as module
 from hvd_adaptive.exchange.allgather import AllgatherExchange
-from hvd_adaptive.exchange.auto import SIZES, AutoExchange
+from hvd_adaptive.exchange.auto import SIZES, AutoExchange, Half, Plain
 from hvd_adaptive.exchange.exchange import Place
 from hvd_adaptive.exchange.hierarchical import HierarchicalExchange
-from hvd_adaptive.exchange.plain import Half, Plain
 from hvd_adaptive.exchange.scatter_reduce import ScatterReduceExchange
 from hvd_adaptive.layout import Group, Member
 from hvd_adaptive.run.groups import Groups

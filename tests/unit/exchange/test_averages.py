@@ -11,9 +11,9 @@ from parcels import outcomes, parcel
 
 from hvd_adaptive import QSGD, PayloadError, ScatterReduce
 from hvd_adaptive.exchange.allgather import AllgatherExchange
+from hvd_adaptive.exchange.auto import Half, Plain
 from hvd_adaptive.exchange.exchange import FailedElsewhereError, Place
 from hvd_adaptive.exchange.hierarchical import HierarchicalExchange
-from hvd_adaptive.exchange.plain import Half, Plain
 from hvd_adaptive.exchange.scatter_reduce import ScatterReduceExchange
 from hvd_adaptive.monitor import StepMeter
 

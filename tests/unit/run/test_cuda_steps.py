@@ -17,9 +17,9 @@ from hvd_adaptive import ECDQ, EDEN, QSGD, NaturalCompression, SparseSGD
 from hvd_adaptive.base.device import HostCopy, taken_over
 from hvd_adaptive.base.errors import PayloadError
 from hvd_adaptive.exchange.allgather import AllgatherExchange
+from hvd_adaptive.exchange.auto import Half, Plain
 from hvd_adaptive.exchange.exchange import Place
 from hvd_adaptive.exchange.hierarchical import HierarchicalExchange
-from hvd_adaptive.exchange.plain import Half, Plain
 from hvd_adaptive.exchange.scatter_reduce import ScatterReduceExchange
 from hvd_adaptive.layout import Group, Member, Piece
 from hvd_adaptive.run.groups import Groups

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from hvd_adaptive import Monitor
-from hvd_adaptive.run.stock import REPEATS, stock_seconds
+from hvd_adaptive.run.monitored import REPEATS, stock_seconds
 
 SLOW = {torch.float32: 0.02, torch.float16: 0.01}
 
