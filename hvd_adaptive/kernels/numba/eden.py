@@ -13,8 +13,8 @@ import torch
 
 from hvd_adaptive.base.device import HOST
 from hvd_adaptive.kernels.eden import Buckets, Levels, shared_streams
-from hvd_adaptive.kernels.numba import eden_encoder
 from hvd_adaptive.kernels.numba.eden_decoder import decoder_of
+from hvd_adaptive.kernels.numba.eden_encoder import encoder_of
 from hvd_adaptive.kernels.numba.rotation import factors_of
 from hvd_adaptive.kernels.packing import packing_of
 
@@ -31,14 +31,13 @@ def encode(
     """See reference.eden.encode."""
     last = Buckets(flat.numel(), bucket_size).last
     streams = [*shared_streams(shared, levels.bits), own]
-    eden_encoder.encode(
+    encoder_of(levels.bits)(
         flat.numpy(),
         scales.numpy(),
         words.numpy().view(np.uint32),
         bucket_size,
         last,
         (levels.kept(bucket_size), levels.kept(last)),
-        levels.bits,
         *_positive(levels),
         np.array(streams, dtype=np.uint64),
         factors_of(bucket_size, last, len(streams)),

@@ -15,7 +15,7 @@ from hvd_adaptive.kernels.numba.rotation import (
     add_rotated_back,
     aligned,
     flip,
-    rotate_back,
+    rotate,
     times,
 )
 from hvd_adaptive.kernels.numba.take import MOST_BITS, take_block
@@ -56,6 +56,7 @@ def decoder_of(bits: int):
         sums, padded = aligned(each * size), np.empty(max(alphabet, 16), np.float32)
         for i in range(padded.size):
             padded[i] = values[i % alphabet]
+        used = np.empty(each, np.bool_)
         direct = bits <= MOST_BITS and kept[0] >= BLOCK
         columns, total = np.ones((1, 16), np.float32), np.empty(16, np.float32)
         for first in range(0, buckets, each):
@@ -65,54 +66,47 @@ def decoder_of(bits: int):
                 filled, rotated = filled + kept[1] - kept[0], rotated + last - size
             for i in range(rotated):
                 sums[i] = np.float32(0)
-            for rank in range(word_at.size):
+            used[:] = False
+            for turn in range(word_at.size + 1):
+                # The last turn undoes the shared rotations of the sums of all ranks.
+                shares = turn == word_at.size
+                rank = 0 if shares else turn
+                streams = shared if shares else owns[rank : rank + 1]
                 scales = numba.carray(pointer(scale_at[rank]), buckets, np.float32)
                 words = numba.carray(pointer(word_at[rank]), count, np.uint32)
-                index = first * kept[0] // BLOCK
-                if not direct or rotated < size:
+                if not shares and (not direct or rotated < size):
+                    index = first * kept[0] // BLOCK
                     for begin in range(0, filled, BLOCK):
                         rest = min(BLOCK, filled - begin)
                         load_fixed(words, index + begin // BLOCK, rest, bits, rows, codes[begin:])
                 for b in range(first, stop):
-                    scale = scales[b]
-                    if scale == 0:
-                        continue
                     at = (b - first) * size
                     kind = 0 if rotated - at >= size else 1
                     length = size if kind == 0 else last
-                    y, part = memory[:length], codes[(b - first) * kept[0] :]
-                    target = sums[at : at + length]
-                    weight, root = scale * factors[kind, 1], factors[kind, 0]
-                    if direct and length == size:
-                        for begin in range(0, kept[0], BLOCK):
-                            packed = words[(b * kept[0] + begin) // BLOCK * bits * LANES :]
-                            take_block(packed, padded, weight, y, begin, numba.literally(bits))
+                    y, target, weight = memory[:length], sums[at : at + length], _ONE
+                    if shares:
+                        if not used[b - first]:
+                            continue
+                        y, weight = target, factors[kind, 1]
+                        target = out[b * size : min(out.size, (b + 1) * size)]
                     else:
-                        _take(part, weight, alphabet, padded, y[: kept[kind]])
-                    for i in range(kept[kind], length):
-                        y[i] = np.float32(0)
-                    add_rotated_back(y, root, columns, total, owns[rank], b, _ONE, hashes, target)
-            for b in range(first, stop):
-                used = False
-                for rank in range(word_at.size):
-                    scales = numba.carray(pointer(scale_at[rank]), buckets, np.float32)
-                    used |= scales[b] != 0
-                if not used:
-                    continue
-                at = (b - first) * size
-                kind = 0 if rotated - at >= size else 1
-                y = sums[at : at + (size if kind == 0 else last)]
-                target = out[b * size : min(out.size, (b + 1) * size)]
-                _add_unshared(y, shared, b, factors[kind], columns, total, hashes, target)
+                        if scales[b] == 0:
+                            continue
+                        used[b - first] = True
+                        scale, part = scales[b] * factors[kind, 1], codes[(b - first) * kept[0] :]
+                        if direct and length == size:
+                            for begin in range(0, kept[0], BLOCK):
+                                packed = words[(b * kept[0] + begin) // BLOCK * bits * LANES :]
+                                take_block(packed, padded, scale, y, begin, numba.literally(bits))
+                        else:
+                            _take(part, scale, alphabet, padded, y[: kept[kind]])
+                        for i in range(kept[kind], length):
+                            y[i] = np.float32(0)
+                    root = factors[kind, 0]
+                    for again in range(streams.size - 1, 0, -1):
+                        rotate(y, root, columns, total, True)
+                        flip(y, streams[again], b, hashes)
+                        times(y, weight)
+                    add_rotated_back(y, root, columns, total, streams[0], b, weight, hashes, target)
 
     return decode
-
-
-@inline
-def _add_unshared(y, shared, b, factors, columns, total, hashes, target):
-    """Undo the shared rotations of bucket b's sum y, and add it to target."""
-    for again in range(shared.size - 1, 0, -1):
-        rotate_back(y, factors[0], columns, total)
-        flip(y, shared[again], b, hashes)
-        times(y, factors[1])
-    add_rotated_back(y, factors[0], columns, total, shared[0], b, factors[1], hashes, target)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import functools
+
+import numba
 import numpy as np
 
 from hvd_adaptive.kernels.constants import NORM_LANES, SMALLEST_NORM
@@ -112,87 +115,63 @@ def _search(y, half, t, v, codes, acc):
             out[i] = np.uint32(np.uint32(half - 1) - m) if part[i] < 0 else np.uint32(half + m)
 
 
-@inline
-def _round_to(y, bits, t, v, codes, acc):
-    """Round to 2**bits levels: constants of the few where registers hold them."""
-    if bits == 1:
-        _round(y, 1, t, v, codes, acc)
-    elif bits == 2:
-        _round(y, 2, t, v, codes, acc)
-    elif bits == 3:
-        _round(y, 4, t, v, codes, acc)
-    elif bits == 4:
-        _round(y, 8, t, v, codes, acc)
-    else:
-        _search(y, 1 << (bits - 1), t, v, codes, acc)
+@functools.cache
+def encoder_of(bits: int):
+    """Return the encoder of all buckets; the number of bits is a constant of the compiled code.
 
+    thresholds, sizes: the positive ones, at least eight.
+    """
+    half = 1 << (bits - 1)
 
-@inline
-def _store(codes, rest, bits, rows, words):
-    """Pack up to a block of codes; return its words."""
-    if rest < BLOCK:
-        return store_tail(codes, rest, bits, rows, words)
-    # The number of bits is a constant of each call.
-    if bits == 1:
-        store_block(codes, words[: 1 * LANES], 1)
-    elif bits == 2:
-        store_block(codes, words[: 2 * LANES], 2)
-    elif bits == 3:
-        store_block(codes, words[: 3 * LANES], 3)
-    elif bits == 4:
-        store_block(codes, words[: 4 * LANES], 4)
-    elif bits == 5:
-        store_block(codes, words[: 5 * LANES], 5)
-    elif bits == 6:
-        store_block(codes, words[: 6 * LANES], 6)
-    elif bits == 7:
-        store_block(codes, words[: 7 * LANES], 7)
-    else:
-        store_block(codes, words[: 8 * LANES], 8)
-    return bits * LANES
+    @jit
+    def encode(x, scales, words, size, last, kept, thresholds, sizes, streams, factors):
+        buckets = (x.size + size - 1) // size
+        room, filled, word = max(kept[0], BLOCK), 0, 0
+        codes, rows = np.zeros(room, np.uint32), np.empty(QUARTER, np.uint32)
+        memory = aligned(max(size, last))
+        acc, cell = np.empty(NORM_LANES, np.float32), np.empty(1, np.float32)
+        hashes, scaled = np.empty(APART, np.uint32), np.empty(sizes.size, np.float32)
+        columns, total = np.ones((1, 16), np.float32), np.empty(16, np.float32)
+        scaled[:] = _NEVER
+        for b in range(buckets):
+            own_x = x[b * size : min(x.size, (b + 1) * size)]
+            kind = 0 if own_x.size == size else 1
+            length = size if kind == 0 else last
+            y, part = memory[:length], codes[filled : filled + kept[kind]]
+            factor = _load(own_x, y, cell)
+            scale = factor
+            if factor > 0:
+                root = factors[kind, 0]
+                for stream in streams:
+                    flip(y, stream, b, hashes)
+                    rotate(y, root, columns, total, False)
+                norm = norm_of(y, False, acc, cell)
+                deviation = norm * factors[kind, 2]
+                for t in range(half - 1):
+                    scaled[t] = thresholds[t] * deviation
+                acc[:] = np.float32(0)
+                if half <= 8:
+                    _round(y[: part.size], half, scaled, sizes, part, acc)
+                else:
+                    _search(y[: part.size], half, scaled, sizes, part, acc)
+                scale = norm * norm / add_lanes(acc) * factors[kind, 1] / factor
+                if scale < _SMALLEST:
+                    scale = np.float32(0)
+                elif not np.isfinite(scale):
+                    scale = np.float32(np.nan)
+            if not scale > 0:
+                for i in range(part.size):
+                    part[i] = np.uint32(0)
+            scales[b] = scale
+            filled += part.size
+            if filled >= room or b == buckets - 1:
+                for begin in range(0, filled, BLOCK):
+                    rest = min(BLOCK, filled - begin)
+                    if rest < BLOCK:
+                        word += store_tail(codes[begin:], rest, bits, rows, words[word:])
+                    else:
+                        store_block(codes[begin:], words[word:], numba.literally(bits))
+                        word += bits * LANES
+                filled = 0
 
-
-@jit
-def encode(x, scales, words, size, last, kept, bits, thresholds, sizes, streams, factors):
-    """Encode all buckets. thresholds, sizes: the positive ones, at least eight."""
-    buckets, half = (x.size + size - 1) // size, 1 << (bits - 1)
-    room, filled, word = max(kept[0], BLOCK), 0, 0
-    codes, rows = np.zeros(room, np.uint32), np.empty(QUARTER, np.uint32)
-    memory = aligned(max(size, last))
-    acc, cell = np.empty(NORM_LANES, np.float32), np.empty(1, np.float32)
-    hashes, scaled = np.empty(APART, np.uint32), np.empty(sizes.size, np.float32)
-    columns, total = np.ones((1, 16), np.float32), np.empty(16, np.float32)
-    scaled[:] = _NEVER
-    for b in range(buckets):
-        own_x = x[b * size : min(x.size, (b + 1) * size)]
-        kind = 0 if own_x.size == size else 1
-        length = size if kind == 0 else last
-        y, part = memory[:length], codes[filled : filled + kept[kind]]
-        factor = _load(own_x, y, cell)
-        scale = factor
-        if factor > 0:
-            root = factors[kind, 0]
-            for stream in streams:
-                flip(y, stream, b, hashes)
-                rotate(y, root, columns, total)
-            norm = norm_of(y, False, acc, cell)
-            deviation = norm * factors[kind, 2]
-            for t in range(half - 1):
-                scaled[t] = thresholds[t] * deviation
-            acc[:] = np.float32(0)
-            _round_to(y[: part.size], bits, scaled, sizes, part, acc)
-            scale = norm * norm / add_lanes(acc) * factors[kind, 1] / factor
-            if scale < _SMALLEST:
-                scale = np.float32(0)
-            elif not np.isfinite(scale):
-                scale = np.float32(np.nan)
-        if not scale > 0:
-            for i in range(part.size):
-                part[i] = np.uint32(0)
-        scales[b] = scale
-        filled += part.size
-        if filled >= room or b == buckets - 1:
-            for begin in range(0, filled, BLOCK):
-                rest = min(BLOCK, filled - begin)
-                word += _store(codes[begin:], rest, bits, rows, words[word:])
-            filled = 0
+    return encode

@@ -21,5 +21,9 @@ def jit(function: Callable) -> Callable:
 
 
 def inline(function: Callable) -> Callable:
-    """Compile a helper that LLVM inlines into each kernel, so that constants reach its loops."""
-    return numba.njit(function, forceinline=True, **_OPTIONS)
+    """Compile a helper that LLVM inlines into each kernel, so that constants reach its loops.
+
+    Only kernels can call it: it has no entry for Python or C, which would take time to compile.
+    """
+    entries = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True}
+    return numba.njit(function, forceinline=True, **entries, **_OPTIONS)

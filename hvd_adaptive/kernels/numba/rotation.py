@@ -72,7 +72,7 @@ def flip(y, stream, bucket, hashes):
 def add_rotated_back(y, root, columns, total, stream, bucket, factor, hashes, target):
     """Undo a rotation of y, and add y times factor to target, which may be shorter."""
     if y.size < RUN or y.size & (y.size - 1) or target.size < y.size:
-        rotate_back(y, root, columns, total)
+        rotate(y, root, columns, total, True)
         flip(y, stream, bucket, hashes)
         _add(y, factor, target)
         return
@@ -98,28 +98,16 @@ def times(y, factor):
 
 
 @inline
-def rotate(y, root, columns, total):
-    """See reference.eden._rotated."""
+def rotate(y, root, columns, total, back):
+    """See reference.eden._rotated, or ``_rotated_back``."""
     m = 1
     while 2 * m <= y.size:
         m *= 2
-    if m == y.size:
-        apply(y, columns, total)
-        return
-    apply(y[:m], columns, total)
-    times(y[:m], root)
-    apply(y[y.size - m :], columns, total)
-    times(y[y.size - m :], root)
-
-
-@inline
-def rotate_back(y, root, columns, total):
-    """See reference.eden._rotated_back."""
-    m = 1
-    while 2 * m <= y.size:
-        m *= 2
-    apply(y[y.size - m :], columns, total)
-    if m != y.size:
-        times(y[y.size - m :], root)
-        apply(y[:m], columns, total)
-        times(y[:m], root)
+    rest = y.size - m
+    # One call in a loop: LLVM inlines each call, and each copy takes time to compile.
+    for turn in range(2 if rest else 1):
+        begin = rest - turn * rest if back else turn * rest
+        part = y[begin : begin + m]
+        apply(part, columns, total)
+        if rest:
+            times(part, root)
