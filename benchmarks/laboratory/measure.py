@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from hvd_adaptive.adapt.schedule import WINDOW
 from laboratory.hosts import FOLDER, Hosts, bits_per_second
 from laboratory.launch import launch
 from laboratory.methods import Method, refusals
@@ -24,7 +25,8 @@ AVERAGED = ("sent_bytes", "received_bytes", "cpu_s", "machine_cpu_s")
 class Settings:
     """What is measured: a model's gradients, so many timed steps of each method in each round.
 
-    warmup: untimed steps before them, each time; PowerSGD compresses from its third on.
+    warmup: untimed steps before them, each time: the first fits, whose steps are sampled and not
+        hidden. PowerSGD compresses from its third step on.
     backward_s: seconds of the backward pass, as where a GPU computes.
     ranks_per_host: share a link, and talk by shared memory (Open MPI).
     trained: gradients of a trained ResNet-18 (trained.py), not drawn ones.
@@ -33,7 +35,7 @@ class Settings:
     model: str
     steps: int
     rounds: int
-    warmup: int = 3
+    warmup: int = WINDOW
     backward_s: float = 0.0
     ranks_per_host: int = 1
     trained: bool = False
