@@ -119,7 +119,7 @@ def compare(texts: list[str], labels: list[str], size: int, draws: int) -> None:
 
 def cell(method: Method, flat: torch.Tensor, size: int, draws: int) -> str:
     """Return "error (bits)" after a fit."""
-    codec = Method(method.name, {"bucket_size": size, **method.keywords}, "").scheme().codec
+    codec = Method(method.name, {"bucket_size": size, **method.keywords}, "").scheme().parts.default
     if hasattr(codec, "fit"):
         codec.fit(flat)
     keys = range(1 if codec.knows_errors else draws)
@@ -130,7 +130,7 @@ def cell(method: Method, flat: torch.Tensor, size: int, draws: int) -> str:
 
 def error(scheme: GradientCompressor, flat: torch.Tensor, draws: int) -> float:
     """Mean relative squared error of ``draws`` estimates."""
-    codec = scheme.codec
+    codec = scheme.parts.default
     if hasattr(codec, "fit"):
         codec.fit(flat)
     squares = [(codec.payloads.roundtrip(flat, key) - flat).square().sum() for key in range(draws)]
@@ -172,7 +172,7 @@ def main() -> None:
             for bits in args.bits:
                 own = schemes(bits, size)
                 errors = {label: error(scheme, flat, args.draws) for label, scheme in own.items()}
-                best = EDEN(bits=bits).codec.expected_error
+                best = EDEN(bits=bits).parts.default.expected_error
                 ratios.append(errors["EDEN"] / best)
                 one_bit += [errors["EDEN"]] * (bits == 1)
                 cells = [f"{errors[c]:.3g}" if c in errors else "-" for c in COLUMNS]

@@ -108,9 +108,9 @@ def vectors(buckets: int) -> dict[str, torch.Tensor]:
 
 def level_numbers(scheme: GradientCompressor, flat: torch.Tensor) -> np.ndarray:
     """(buckets, bucket size): 0 for zero, +-k for the k-th level."""
-    body = torch.empty(scheme.codec.body_bytes(flat.numel()), dtype=torch.uint8)
-    scheme.codec.encode_body(flat, body, KEY)
-    size, packing = scheme.settings.bucket_size, scheme.codec.table.kernel.packing
+    body = torch.empty(scheme.parts.default.body_bytes(flat.numel()), dtype=torch.uint8)
+    scheme.parts.default.encode_body(flat, body, KEY)
+    size, packing = scheme.settings.bucket_size, scheme.parts.default.table.kernel.packing
     codes = torch.empty(flat.numel(), dtype=torch.uint8)
     words = body[4 * (flat.numel() // size) :].view(torch.int32)
     kernels.on_host("codes").unpack(words, packing, codes)
@@ -123,9 +123,11 @@ def row(case: Case, label: str, vector: torch.Tensor) -> tuple[str, ...]:
     flat = vector[: buckets * case.bucket].contiguous()
     elias, fixed = case.make("elias"), case.make("fixed")
     paper = np.mean([theory.sparse_code_bits(v) for v in level_numbers(elias, flat)])
-    magnitudes = elias.codec.table.magnitudes
+    magnitudes = elias.parts.default.table.magnitudes
     wire, packed = (
-        8 * (scheme.codec.payloads.encode(flat, flat.numel(), KEY).bytes.numel() - SIZE) / buckets
+        8
+        * (scheme.parts.default.payloads.encode(flat, flat.numel(), KEY).bytes.numel() - SIZE)
+        / buckets
         for scheme in (elias, fixed)
     )
     return (

@@ -36,7 +36,7 @@ def collected(scheme: ALQ, samples: int, seed: int) -> list[np.ndarray]:
         scales = torch.exp(torch.randn(samples, 1, generator=generator))
         inside = torch.exp(0.5 * torch.randn(samples, BUCKET, generator=generator))
         values = torch.randn(samples, BUCKET, generator=generator) * scales * inside
-        vectors.append(scheme.codec.collect(list(values)))
+        vectors.append(scheme.parts.default.collect(list(values)))
     return vectors
 
 
@@ -61,7 +61,7 @@ def main() -> None:
         for seed in range(args.rounds + 1):
             vectors = collected(scheme, samples, seed)
             begin = time.perf_counter()
-            scheme.codec.refit(vectors)
+            scheme.parts.default.refit(vectors)
             times.append(time.perf_counter() - begin)
         milliseconds = 1e3 * statistics.median(times[1:])
         table.add_row(str(bits), str(samples), kind, solver, f"{milliseconds:.1f}")

@@ -97,7 +97,7 @@ def rows_of(sample: Sample, fresh: Fresh, args: argparse.Namespace) -> Iterator[
     """A row for each number of bits and symmetry."""
     buckets = [sample.draw(fit) for fit in range(args.fits)]
     collector = ALQ(norm=sample.norm)
-    collected = [collector.codec.collect(part) for part in buckets]
+    collected = [collector.parts.default.collect(part) for part in buckets]
     for bits, symmetric in itertools.product(args.bits, (True, False)):
         errors: dict[str, np.ndarray] = {}
         found = schemes(bits, sample.norm, symmetric, args.normalized, args.solver)
@@ -105,8 +105,10 @@ def rows_of(sample: Sample, fresh: Fresh, args: argparse.Namespace) -> Iterator[
             errors[name] = np.zeros(len(fresh.totals))
             for part in collected:
                 if isinstance(scheme, ALQ | AMQ):
-                    scheme.codec.apply_update(scheme.codec.refit([part]), 0)
-                errors[name] += fresh.errors(scheme.codec.table.magnitudes, symmetric) / args.fits
+                    scheme.parts.default.apply_update(scheme.parts.default.refit([part]), 0)
+                errors[name] += (
+                    fresh.errors(scheme.parts.default.table.magnitudes, symmetric) / args.fits
+                )
         others = {name: error.sum() for name, error in errors.items() if name != "ALQ"}
         best = min(others, key=others.__getitem__)
         total, own, other = fresh.totals.sum(), errors["ALQ"], errors[best]

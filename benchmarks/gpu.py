@@ -104,7 +104,7 @@ def speed(arguments: argparse.Namespace, known: dict[str, Any], keep: Callable) 
         if label in results or time.monotonic() > arguments.end - RESERVED_S:
             continue
         try:
-            results[label] = codec.measure(scheme.codec, label, options)
+            results[label] = codec.measure(scheme.parts.default, label, options)
         except Exception as error:  # the other cases are still worth their time
             print(f"  {label}: {error!r}", flush=True)
             torch.cuda.empty_cache()
@@ -137,7 +137,7 @@ def latency(arguments: argparse.Namespace) -> dict[str, Any]:
         for name, action in actions.items():
             times = [timed(action, device) for _ in range(50)][10:]
             queued, done = (1e6 * statistics.median(column) for column in zip(*times, strict=True))
-            told[f"{scheme.name} {name}"] = {"queued_us": queued, "done_us": done}
+            told[f"{scheme.parts.default.name} {name}"] = {"queued_us": queued, "done_us": done}
     return told
 
 

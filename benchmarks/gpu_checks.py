@@ -96,7 +96,7 @@ def large(arguments: argparse.Namespace) -> dict[str, Any]:
     of a small group with the keys that belong to them."""
     bucket, tail = 8192, 3 * 8192 + 1234
     scheme = hvd_adaptive.ALQ(bits=3, bucket_size=bucket)
-    table = scheme.codec.table.kernel
+    table = scheme.parts.default.table.kernel
     # The codes from there on begin with a word of their own.
     whole = math.lcm(bucket, 32 * table.packing.digits)
     begin = arguments.beyond // whole * whole

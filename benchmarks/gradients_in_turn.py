@@ -69,7 +69,7 @@ def trained(method: Method, steps: int, count: int, halves: bool, kinds=(0, 1)):
 def error(compressor, part: str, kind: int, count: int) -> float:
     """Return the relative error of a part's table on fresh gradients."""
     fresh = gradient(kind, count, 1 << 20)
-    squares = compressor.part(part).payloads.squared_errors(fresh, 0).sum(0)
+    squares = compressor.parts[part].payloads.squared_errors(fresh, 0).sum(0)
     return float(squares[0] / squares[1])
 
 

@@ -73,7 +73,7 @@ def _flat(sizes: list[tuple[int, ...]], rank: int) -> torch.Tensor:
 
 def _stages(method: Method, flat: list[torch.Tensor]) -> Iterator[dict[str, Any]]:
     """One row for the allgather, which has no second stage, and one for each of its bits."""
-    codec, ranks = method.scheme().codec, len(flat)
+    codec, ranks = method.scheme().parts.default, len(flat)
     if hasattr(codec, "fit"):
         codec.fit(flat)
     exact = torch.stack(flat).mean(dim=0)

@@ -79,7 +79,7 @@ def row(method: Method, zeros: str, coordinates: int, rounds: int) -> list[str]:
         scheme = replace(method, keywords={**method.keywords, "keep_zeros": keep}).scheme()
         if hasattr(scheme, "fit"):
             scheme.fit(flat[:1_000_000])
-        codec, payload = scheme.codec, scheme.encode(flat, seed=1)
+        codec, payload = scheme.parts.default, scheme.encode(flat, seed=1)
         frame = read_header(payload)
         actions.append(lambda codec=codec: codec.payloads.encode(flat, coordinates, 1).bytes)
         decoders.append(

@@ -142,8 +142,10 @@ class Traffic:
         }
 
     def _note_table(self, step: int | None) -> None:
-        version = getattr(self.compression, "table_version", None)
         levels = getattr(self.compression, "levels", None)
-        if levels is None or (self.tables and self.tables[-1]["version"] == version):
+        if levels is None:
+            return
+        version = self.compression.report()["table_version"]
+        if self.tables and self.tables[-1]["version"] == version:
             return
         self.tables.append({"step": step, "version": version, "levels": levels.tolist()})

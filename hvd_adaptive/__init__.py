@@ -15,6 +15,7 @@ from hvd_adaptive.connection import load_host_by
 
 if TYPE_CHECKING:
     from hvd_adaptive.base.errors import PayloadError, RankMismatchError, ResidualError
+    from hvd_adaptive.connection import describe
     from hvd_adaptive.hooks.average import average
     from hvd_adaptive.local_sgd import LocalSGD
     from hvd_adaptive.monitor import Monitor
@@ -66,6 +67,7 @@ __all__ = [
     "Tuning",
     "__version__",
     "average",
+    "describe",
 ]
 
 # Modules that users import.
@@ -75,6 +77,7 @@ _SUBMODULES = ("ddp", "optim", "scheme", "simulate", "theory")
 _MODULES = {
     **dict.fromkeys(("Auto", "Hierarchical", "ScatterReduce", "Tuning"), "options"),
     "average": "hooks.average",
+    "describe": "connection",
     "LocalSGD": "local_sgd",
     "Monitor": "monitor",
     "PayloadError": "base.errors",

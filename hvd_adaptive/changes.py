@@ -14,8 +14,8 @@ from hvd_adaptive.settings import UNCHANGEABLE, keyword_of
 
 if TYPE_CHECKING:
     from hvd_adaptive.codec.codec import Codec
-    from hvd_adaptive.connection import Connection
     from hvd_adaptive.settings import Settings
+    from hvd_adaptive.training import Training
 
 logger = logging.getLogger("hvd_adaptive")
 
@@ -30,8 +30,8 @@ class Changing:
 
     settings: Settings
     step: int
-    updates: Any
-    _connection: Connection | None
+    _codec: Codec
+    _training: Training
     _constructed: dict[str, Any]
     _changed: dict[str, Any]
     _keywords: dict[str, Any]
@@ -45,13 +45,7 @@ class Changing:
         self._constructed, self._changed = dict(keywords), {}
         self._keywords = dict(keywords)
         self._next, self._scheduled_at = None, -1
-        self._connection = None
         return self
-
-    @property
-    def codec(self) -> Codec:
-        """Return the codec."""
-        raise NotImplementedError
 
     def set(self, **keywords: Any) -> None:
         """Change settings from the next step on.
@@ -72,28 +66,11 @@ class Changing:
             TypeError: A keyword is unknown or cannot be changed. Nothing has changed.
             ValueError: A value is not allowed. Nothing has changed.
         """
-        is_idle = self._connection is None or self._connection.is_idle  # may wait for a step
+        connection = self._training.connection
+        is_idle = connection is None or connection.is_idle  # may wait for a step
         self._request(keywords)
         if is_idle:
             self._take_changes()
-
-    def begin_step(self) -> bool:
-        """Apply the changes by ``set`` and the schedule, before a step's first gradient.
-
-        Returns:
-            Whether any setting changed.
-        """
-        schedule = self.settings.schedule
-        if schedule is not None and self._scheduled_at != self.step:
-            self._scheduled_at = self.step
-            keywords = schedule(self.step)
-            if keywords is not None and not isinstance(keywords, Mapping):
-                raise ValueError(
-                    f"schedule: returned {keywords!r} for step {self.step}; must return a dict of "
-                    "keywords, or None"
-                )
-            self._request(keywords or {})
-        return self._take_changes()
 
     def _adopt(self, old: Any, keep: bool) -> None:
         """Continue the state of ``old``, which has other keywords.
@@ -121,7 +98,7 @@ class Changing:
         if new is None:
             return False
         changed = {n: v for n, v in new._changed.items() if self._changed.get(n, new) != v}
-        if new.codec.settings_fingerprint == self.codec.settings_fingerprint:
+        if new._codec.settings_fingerprint == self._codec.settings_fingerprint:
             self._changed, self.settings = new._changed, new.settings  # settings of this rank alone
             return False
         old = copy.copy(self)
@@ -148,7 +125,9 @@ class Changing:
         constructor: Any = type(self).__init__
         given = self._given(changed)
         self._changed, self._keywords = dict(changed), given
+        old = self._training
         constructor(self, **given)
+        self._training.serve_as(old)
 
     def _given(self, changed: Mapping[str, Any]) -> dict[str, Any]:
         given = keywords_of(self)
@@ -157,13 +136,13 @@ class Changing:
         return given | dict(changed)
 
     def _rebind(self) -> None:
-        if self._connection is not None:
-            self._connection.rebind()
+        if self._training.connection is not None:
+            self._training.connection.rebind()
 
     # A copy has settings and state, but serves no optimizer.
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_connection": None}
+        return self.__dict__ | {"_training": copy.copy(self._training)}
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         # Parameters, process sets and a user's functions are shared, not copied.
@@ -181,7 +160,7 @@ def keywords_of(compressor: Any) -> dict[str, Any]:
     if "named_parameters" in given:
         given["named_parameters"] = compressor.settings.named_parameters
     if "update_steps" in given:
-        given["update_steps"] = compressor.updates.schedule.planned
+        given["update_steps"] = compressor._training.updates.schedule.planned
     return given
 
 
@@ -190,3 +169,22 @@ def _plain(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {name: _plain(of_name) for name, of_name in value.items()}
     return value.item() if isinstance(value, np.generic) else value
+
+
+def begin_step(compressor: Changing) -> bool:
+    """Apply the changes by ``set`` and the schedule, before a step's first gradient.
+
+    Returns:
+        Whether any setting changed.
+    """
+    schedule, step = compressor.settings.schedule, compressor.step
+    if schedule is not None and compressor._scheduled_at != step:
+        compressor._scheduled_at = step
+        keywords = schedule(step)
+        if keywords is not None and not isinstance(keywords, Mapping):
+            raise ValueError(
+                f"schedule: returned {keywords!r} for step {step}; must return a dict of "
+                "keywords, or None"
+            )
+        compressor._request(keywords or {})
+    return compressor._take_changes()

@@ -12,25 +12,19 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from hvd_adaptive import states
-from hvd_adaptive.adapt.updates import ScheduledUpdates, Updates
 from hvd_adaptive.base.checks import check_integer
 from hvd_adaptive.base.device import check_supported
 from hvd_adaptive.base.errors import PayloadError, WarnOnce
-from hvd_adaptive.base.streams import Use
 from hvd_adaptive.changes import Changing
 from hvd_adaptive.codec.codec import Codec, check_scheme
 from hvd_adaptive.coding import payload as payloads
 from hvd_adaptive.coding.header import DTYPE_CODES
 from hvd_adaptive.connection import Connection, RefusesClasses, host
 from hvd_adaptive.differentiable import Differentiable
-from hvd_adaptive.feedback import Residuals, check_residuals
-from hvd_adaptive.instances import Instance
-from hvd_adaptive.kernels.random import stream_key
-from hvd_adaptive.layout import Layout
-from hvd_adaptive.monitor import StepMeter
 from hvd_adaptive.options import from_plain, plain
 from hvd_adaptive.parts import Parts
 from hvd_adaptive.settings import keyword_of
+from hvd_adaptive.training import Training
 
 logger = logging.getLogger("hvd_adaptive")
 
@@ -81,10 +75,6 @@ class GradientCompressor(Changing, _Base, metaclass=RefusesClasses):
     Attributes:
         settings: Keywords that all schemes share.
         step: Number of the next step.
-        updates: When tables are refitted.
-        meter: Measures what is sent, for ``report``.
-        residuals: Residuals of error feedback, or None.
-        instance: Number of this compressor in its random streams.
 
     Examples:
         >>> from hvd_adaptive import ALQ
@@ -99,8 +89,6 @@ class GradientCompressor(Changing, _Base, metaclass=RefusesClasses):
         >>> torch.save(compressor.state_dict(), "compressor.pt")
     """
 
-    _loads = 0  # states that were loaded
-
     def __init__(self, codec: Codec) -> None:
         settings = codec.settings
         if settings.coding not in codec.codings:
@@ -109,25 +97,8 @@ class GradientCompressor(Changing, _Base, metaclass=RefusesClasses):
         host().constructed(self)
         self._codec, self.settings = codec, settings
         self._parts = Parts(codec, _maker(type(self), self._keywords, "for_parts"))
-        self.updates: Updates = Updates(self._parts)
-        if codec.adaptation is not None:
-            self.updates = ScheduledUpdates(self._parts, codec.adaptation.update_steps)
+        self._training = Training(self._parts)
         self.step = 0
-        self.meter = StepMeter()
-        weight = settings.error_feedback
-        self.residuals = None if weight is None else Residuals(weight, settings.grad_scaler)
-        self._encodes = 0
-        self.instance = Instance()
-
-    @property
-    def codec(self) -> Codec:
-        """Return the codec of the default part."""
-        return self._codec
-
-    @property
-    def name(self) -> str:
-        """Return the scheme's name in payloads and states."""
-        return self.codec.name
 
     @property
     def _again(self) -> Callable[..., Any]:
@@ -136,23 +107,13 @@ class GradientCompressor(Changing, _Base, metaclass=RefusesClasses):
 
     @property
     def parts(self) -> Parts:
-        """Return the codecs of the parts by label, a mapping; the default part "" is first.
+        """Return the codecs of the parts by label, a mapping; each has its own level table.
 
-        With ``scope="tensor"`` the others are known after the first gradients.
+        The label is "" for the default part, which is also ``parts.default``; "bits=4" for
+        parameters whose ``parameter_bits`` are 4; a parameter's name with ``scope="tensor"``, known
+        after the first gradients.
         """
         return self._parts
-
-    def part(self, label: str) -> Codec:
-        """Return the codec of a part, which has its own level table.
-
-        Args:
-            label: "" for the default part; "bits=4" for parameters whose ``parameter_bits`` are 4;
-                a parameter's name with ``scope="tensor"``.
-
-        Raises:
-            ValueError: There is no such part.
-        """
-        return self.parts[label]
 
     # What a user and Horovod call ---------------------------------------------------------------
 
@@ -166,7 +127,7 @@ class GradientCompressor(Changing, _Base, metaclass=RefusesClasses):
         Returns:
             The placeholder and the context for ``decompress``.
         """
-        connection = self._connection or self._plugged()
+        connection = self._training.connection or self._plugged()
         if torch.is_inference_mode_enabled():
             small, ctx = _in_ordinary_mode(connection.compress, tensor)
         else:
@@ -191,7 +152,7 @@ class GradientCompressor(Changing, _Base, metaclass=RefusesClasses):
             return output.to(ctx)
         if isinstance(ctx, Differentiable):
             return ctx.received(output, self.decompress(output.detach(), ctx.ctx))
-        connection = self._connection or self._plugged()
+        connection = self._training.connection or self._plugged()
         if torch.is_inference_mode_enabled():
             return _in_ordinary_mode(connection.decompress, output, ctx)
         return connection.decompress(output, ctx)
@@ -219,16 +180,13 @@ class GradientCompressor(Changing, _Base, metaclass=RefusesClasses):
         if flat.layout != torch.strided:
             raise ValueError(f"flat: must be a dense tensor, not {flat.layout}")
         check_supported(flat.device)
-        self.codec.payloads.check_device(flat.device)
-        if seed is None:
-            key = self.instance.next_alone(self.settings.seed, _rank(), self._encodes)
-            self._encodes += 1
-        else:
+        self._codec.payloads.check_device(flat.device)
+        if seed is not None:
             seed = check_integer("seed", seed, 0, 2**64 - 1)
-            key = stream_key(seed, 0, 0, Use.ENCODE)
+        key = self._training.next_key(seed, self.settings.seed, _rank())
         flat = flat.detach().resolve_neg().contiguous()
         quantized = self.settings.quantized_part(flat.numel())
-        return self.codec.payloads.encode(flat, quantized, key).bytes
+        return self._codec.payloads.encode(flat, quantized, key).bytes
 
     def decode(self, payload: torch.Tensor) -> torch.Tensor:
         """Return the decoded tensor, of the length and dtype that was encoded.
@@ -242,18 +200,15 @@ class GradientCompressor(Changing, _Base, metaclass=RefusesClasses):
             raise PayloadError("payload: must be a uint8 tensor")
         check_supported(payload.device)
         header = payloads.read_header(payload.reshape(-1))
-        return self.codec.payloads.sum([payload.reshape(-1)], header, 1.0)
+        return self._codec.payloads.sum([payload.reshape(-1)], header, 1.0)
 
     # State and report ---------------------------------------------------------------------------
 
     def _adopt(self, old: GradientCompressor, keep: bool) -> None:
-        self.step, self._encodes, self.meter = old.step, old._encodes, old.meter
-        self.instance = old.instance
-        if self.residuals is not None and old.residuals is not None:
-            self.residuals = self.residuals.loaded(old.residuals.state_dict())
+        self.step = old.step
         self.parts.adopt(old.parts, keep)
-        self.codec.adopt_tables(old.codec, keep)
-        self.updates.adopt(old.updates, keep, self.step)
+        self._codec.adopt_tables(old._codec, keep)
+        self._training.adopt(old._training, keep, self.step)
 
     def state_dict(self) -> dict[str, Any]:
         """Return everything that a resumed run needs, as plain tensors and numbers.
@@ -268,13 +223,11 @@ class GradientCompressor(Changing, _Base, metaclass=RefusesClasses):
         ``hvd.allgather_object(compressor.state_dict())``.
         """
         self._warn_if_unused()
-        own = {"scheme": self.name, "step": self.step, "encodes": self._encodes}
-        own |= self.instance.state_dict()
+        own = {"scheme": self._codec.name, "step": self.step}
         settings = {name: plain(value) for name, value in self._changed.items()}
         changed = {"settings": settings} if settings else {}
-        residuals = {} if self.residuals is None else self.residuals.state_dict()
-        tables = self.parts.state_dict() | self.codec.tables_state() | self.updates.state_dict()
-        return own | changed | residuals | tables
+        tables = self.parts.state_dict() | self._codec.tables_state()
+        return own | changed | tables | self._training.state_dict()
 
     def load_state_dict(self, state: dict[str, Any], *, in_step: bool = False) -> None:
         """Load what ``state_dict`` returned. A step in progress is given up.
@@ -304,35 +257,28 @@ class GradientCompressor(Changing, _Base, metaclass=RefusesClasses):
             raise ValueError(f"state: settings {saved!r} do not fit: {error}") from error
         if new is None:
             self._take_state(state)
-            if self._connection is not None:
-                self._connection.forget()
+            if self._training.connection is not None:
+                self._training.connection.forget()
         else:
             new._take_state(state)  # raises an error if it does not fit
-            instance = self.instance
             self._construct(changed)
-            self.instance = instance
             self._take_state(state)
             self._rebind()
-        self._loads += 1
+        self._training.loads += 1
         self._next, self._scheduled_at = None, -1
 
     def _take_state(self, state: dict[str, Any]) -> None:
         """Load a state of these settings; raise ValueError, and change nothing, if it is wrong."""
-        check_scheme(state, self.name)
-        step, encodes = states.whole(state, "step"), states.whole(state, "encodes")
-        self.updates.check_state(state)
-        check_residuals(state)
-        self.codec.check_tables(state)
+        check_scheme(state, self._codec.name)
+        step = states.whole(state, "step")
+        self._training.check_state(state)
+        self._codec.check_tables(state)
         parts = self.parts.loaded(state)
-        self.instance = self.instance.loaded(state.get("instance", {}))
-        self.step, self._encodes = step, encodes
+        self._training.instance = self._training.instance.loaded(state.get("instance", {}))
+        self.step = step
         self.parts.use(parts)
-        self.codec.take_tables(state)
-        self.updates.take_state(state)
-        if self.residuals is not None:
-            self.residuals = self.residuals.loaded(state)
-        elif "residuals" in state:
-            logger.warning("error_feedback=None: the residuals of the loaded state are dropped")
+        self._codec.take_tables(state)
+        self._training.take_state(state)
 
     def report(self) -> dict[str, Any]:
         """Return what this rank sent in the last step, and its error, as a dict.
@@ -355,7 +301,7 @@ class GradientCompressor(Changing, _Base, metaclass=RefusesClasses):
         Before the first exchange, and with one rank, which exchanges nothing, all figures are 0 and
         ``relative_error`` is NaN.
         """
-        if self.meter.last is None and _place()[1] == 1:
+        if self._training.meter.last is None and _place()[1] == 1:
             _warn_alone(
                 "report(): all figures are 0 or NaN because one rank exchanges nothing, and its "
                 "gradients are not compressed; start two or more ranks, such as mpirun -np 2, or "
@@ -363,51 +309,28 @@ class GradientCompressor(Changing, _Base, metaclass=RefusesClasses):
             )
         self._warn_if_unused()
         version = max(codec.table_version for codec in self.parts.values())
-        connection = self._connection
+        connection = self._training.connection
         known = self.settings.exchange_name if connection is None else connection.exchange
-        return self.meter.report() | {"table_version": version, "exchange": known}
+        return self._training.meter.report() | {"table_version": version, "exchange": known}
 
     def _warn_if_unused(self) -> None:
         """Warn if gradients should have reached this compressor, and none has."""
-        warn = getattr(self._connection, "warn_if_unused", None)
-        if warn is not None and self.meter.last is None and _place()[1] > 1:
+        warn = getattr(self._training.connection, "warn_if_unused", None)
+        if warn is not None and self._training.meter.last is None and _place()[1] > 1:
             warn()
-
-    @property
-    def layout(self) -> Layout | None:
-        """Return which coordinate is sent in which group; read-only.
-
-        It is None until this compressor serves an optimizer or a model whose gradients are known.
-        """
-        return None if self._connection is None else self._connection.layout
-
-    @property
-    def connection(self) -> Connection | None:
-        """Return the connection to the optimizer or model that this compressor serves, or None.
-
-        ``set`` and ``load_state_dict`` notify it.
-        """
-        return self._connection
-
-    @connection.setter
-    def connection(self, connection: Connection | None) -> None:
-        self._connection = connection
 
     def close(self) -> None:
         """Release the optimizer and its gradients; the compressor can then serve another."""
-        self._connection = None
+        self._training.connection = None
 
     def _plugged(self) -> Connection:
-        connection = self._connection
-        if connection is not None:
-            return connection
         with _plugging:  # backward passes in several threads may begin at once
-            if self._connection is None:
-                self._connection = host().connect(self)
-            return self._connection
+            if self._training.connection is None:
+                self._training.connection = host().connect(self)
+            return self._training.connection
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}({self.codec.described})"
+        return f"{type(self).__name__}({self._codec.described})"
 
 
 def _maker(scheme: type, keywords: Mapping[str, Any], *uses: str) -> Callable[..., Any]:
@@ -425,7 +348,7 @@ def _maker(scheme: type, keywords: Mapping[str, Any], *uses: str) -> Callable[..
 
 def _codec(scheme: Any, keywords: Mapping[str, Any], *dropped: str, **changes: Any) -> Any:
     kept = {name: value for name, value in keywords.items() if name not in dropped}
-    return scheme(**kept | changes).codec
+    return scheme(**kept | changes).parts.default
 
 
 def check_compressor(name: str, value: Any) -> GradientCompressor:

@@ -56,6 +56,18 @@ class Host(Protocol):
         """Return a new connection of ``compressor`` to the optimizer that calls it."""
 
 
+def describe(compressor: Any) -> str:
+    """Return what the step in progress waits for, in lines; "" if there is none.
+
+    Call it at any time, for example in a thread or in a handler of a signal.
+
+    Args:
+        compressor: A compressor of this package.
+    """
+    of_connection: Callable[[], str] = getattr(compressor._training.connection, "describe", str)
+    return of_connection()
+
+
 class RefusesClasses(ABCMeta):
     """Type of compressors, which refuses calls of Horovod's methods on a class, as Horovod makes
     them with ``compression=ALQ``.

@@ -82,7 +82,7 @@ class CompressionState:
             raise ValueError(
                 "process_set: must be None; give CompressionState the model's process_group"
             )
-        if compressor.connection is not None:
+        if compressor._training.connection is not None:
             raise ValueError("compressor: already serves an optimizer or a model; create another")
         if process_group is not None and not isinstance(process_group, dist.ProcessGroup):
             kind = type(process_group).__name__
@@ -106,7 +106,7 @@ class CompressionState:
     ) -> None:
         self.compressor = compressor
         self.session = BucketSession(compressor, names, process_group)
-        compressor.connection = self.session
+        compressor._training.connection = self.session
         if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
             weakref.finalize(self, self.session.warn_if_unused)
 
@@ -164,7 +164,7 @@ class CompressionState:
         Every rank of the model must call this at the same place, when no backward pass runs.
         """
         self.session.close()
-        if self.compressor.connection is self.session:
+        if self.compressor._training.connection is self.session:
             self.compressor.close()
 
     def __getstate__(self) -> dict[str, Any]:

@@ -230,7 +230,7 @@ def _session(compressor: Any, modules: list[tuple[str, Any]], shards: bool) -> S
         raise ValueError(
             f"exchange={settings.exchange!r}: must be one of {', '.join(map(repr, allowed))}"
         )
-    if compressor.connection is not None:
+    if compressor._training.connection is not None:
         raise ValueError("compressor: already serves an optimizer or a model; create another")
     known = {id(module) for _, module in modules}
     sharded = []
@@ -240,7 +240,7 @@ def _session(compressor: Any, modules: list[tuple[str, Any]], shards: bool) -> S
         sharded.append(ShardedModule(name, sum(p.numel() for p in own), padding))
     compressor.parts.warn_of_idle_patterns([name for name, _ in modules])
     label = f"hvd_adaptive.fsdp{next(_numbers)}"
-    compressor.connection = session = ShardedSession(compressor, sharded, label, shards)
+    compressor._training.connection = session = ShardedSession(compressor, sharded, label, shards)
     return session
 
 

@@ -214,7 +214,7 @@ class QSVRG:
         )
         self.seed = check_integer("seed", seed, 0, 2**64 - 1)
         scheme = QSGD(intervals=self.intervals, bucket_size=min(n, most**2), seed=seed)
-        self.codec = scheme.codec
+        self.codec: Any = scheme.parts.default
         self.point, self.epochs = start.detach().clone(), 0
         self.bits: EpochBits | None = None
         self._portions = list(portions)

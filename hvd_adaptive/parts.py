@@ -29,12 +29,15 @@ class Parts(Mapping[str, Codec]):
         default: Codec of the default part.
         make: Function that returns a new codec with some keywords changed.
 
+    Attributes:
+        default: See Args.
+
     Raises:
         ValueError: The scheme does not accept other bits.
     """
 
     def __init__(self, default: Codec, make: Callable[..., Codec]) -> None:
-        self._default, self._make_codec, self._settings = default, make, default.settings
+        self.default, self._make_codec, self._settings = default, make, default.settings
         self._warned = False
         self.looks_for_zeros = True  # in the next step (run/rounded_zeros.py)
         self._by_tensor = self._settings.scope == "tensor"
@@ -57,7 +60,7 @@ class Parts(Mapping[str, Codec]):
     def __getitem__(self, label: str) -> Codec:
         """Return the codec of a part; raise ValueError if there is no such part."""
         if label == "":
-            return self._default
+            return self.default
         if label not in self._others:
             changes = self._changes[self._pattern(label)] if self._by_tensor else None
             if changes is None:
@@ -116,7 +119,7 @@ class Parts(Mapping[str, Codec]):
             )
         if self.may_be_several and "parts" not in state:
             raise ValueError("state: has no entry 'parts'")
-        new = Parts(self._default, self._make_codec)
+        new = Parts(self.default, self._make_codec)
         saved = states.mapping(state.get("parts", {}), "state: parts")
         for label in new._others:
             states.entry(saved, label, "state: parts")

@@ -44,10 +44,6 @@ class Scheme(GradientCompressor, Codec):
         Codec.__init__(self, settings)
         GradientCompressor.__init__(self, self)
 
-    @property
-    def codec(self) -> Scheme:
-        return self
-
 
 def in_buckets(flat: torch.Tensor, bucket_size: int) -> torch.Tensor:
     """Return ``flat`` (1-D) as at least one row of shape (buckets, bucket_size).

@@ -11,7 +11,7 @@ from hvd_adaptive.simulate.variance import quantization_error
 
 def exact_error(scheme: GradientCompressor, flat: torch.Tensor) -> float | None:
     """Variance and squared bias of a scheme that rounds at random to levels; None for others."""
-    if hasattr(scheme.codec, "table"):
+    if hasattr(scheme.parts.default, "table"):
         error = quantization_error(scheme, flat)
         bias = 0.0 if error.bias is None else float(error.bias.square().sum())
         return (error.variance + bias) / float(flat.double().square().sum())
@@ -23,7 +23,9 @@ def exact_error(scheme: GradientCompressor, flat: torch.Tensor) -> float | None:
 def rounding_error(scheme: ORQ | LinearQuantile, flat: torch.Tensor) -> float:
     """Of random rounding to levels of each bucket's own: ORQ paper, Eq. 9."""
     bucket, total = scheme.settings.bucket_size, 0.0
-    for levels, part in zip(scheme.codec.solve(flat, bucket), flat.split(bucket), strict=True):
+    for levels, part in zip(
+        scheme.parts.default.solve(flat, bucket), flat.split(bucket), strict=True
+    ):
         levels, v = levels.double(), part.double()
         above = torch.searchsorted(levels, v).clamp(1, levels.numel() - 1)
         total += float(((v - levels[above - 1]) * (levels[above] - v)).sum())

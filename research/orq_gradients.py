@@ -158,7 +158,7 @@ class Solvers(Job):
 
 def roundtrip(scheme: GradientCompressor, flat: torch.Tensor, step: int) -> torch.Tensor:
     """``flat`` after encoding and decoding."""
-    return scheme.codec.payloads.roundtrip(flat, stream_key(0, 0, step, MEASURE_STREAM))
+    return scheme.parts.default.payloads.roundtrip(flat, stream_key(0, 0, step, MEASURE_STREAM))
 
 
 def relative_error(coded: torch.Tensor, flat: torch.Tensor) -> float:

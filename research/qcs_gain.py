@@ -83,7 +83,9 @@ def relative_error(scheme: GradientCompressor, flat: torch.Tensor, draws: int = 
     exact, total = flat.double(), 0.0
     for draw in range(draws):
         key = stream_key(0, 0, draw, MEASURE_STREAM)
-        total += float((scheme.codec.payloads.roundtrip(flat, key).double() - exact).square().sum())
+        total += float(
+            (scheme.parts.default.payloads.roundtrip(flat, key).double() - exact).square().sum()
+        )
     return total / draws / float(exact.square().sum())
 
 
@@ -123,7 +125,7 @@ def told_gain(name: str, scheme: GradientCompressor | None) -> float:
     name says so."""
     if name.endswith("Eq. 11"):
         k, q = (
-            (scheme.codec.measurements, scheme.codec.quantizer_range)
+            (scheme.parts.default.measurements, scheme.parts.default.quantizer_range)
             if isinstance(scheme, QCS)
             else (ORDER, 1)
         )
@@ -131,7 +133,7 @@ def told_gain(name: str, scheme: GradientCompressor | None) -> float:
     if scheme is None:
         return 1.0
     if isinstance(scheme, QCS):
-        return scheme.codec.compression_gain
+        return scheme.parts.default.compression_gain
     if isinstance(scheme, SparseSGD):
         flat = torch.randn(64_000, generator=torch.Generator().manual_seed(1))
         return body_gain(scheme, flat)

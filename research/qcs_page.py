@@ -210,12 +210,12 @@ def _training(runs: list[tuple[Any, Any]], images: str) -> Parts:
         claims += [
             _near(f"{TITLES[model]}, {optimizer}", method, of) for method, of in ahead.items()
         ]
-    codecs = {method: make() for method, make in METHODS.items() if make is not None}
+    codecs = {name: make().parts.default for name, make in METHODS.items() if make is not None}
     settings = "; ".join(
-        f"{name}: k = {scheme.codec.measurements}, Q = {scheme.codec.quantizer_range:g}, "
-        f"gain {scheme.codec.compression_gain:.1f}, γ = {scheme.codec.gamma:.2f}, LeNet's wire "
+        f"{name}: k = {codec.measurements}, Q = {codec.quantizer_range:g}, "
+        f"gain {codec.compression_gain:.1f}, γ = {codec.gamma:.2f}, LeNet's wire "
         f"{bits['lenet', name]:.2f} bits a coordinate"
-        for name, scheme in codecs.items()
+        for name, codec in codecs.items()
     )
     return [
         "## Figs 6 to 8: distributed training",

@@ -143,7 +143,9 @@ def losses(scheme: Any, repeats: int, steps: int) -> Any:
         if scheme is not None:
             # Buckets divide a run's 3,200 coordinates, so runs share nothing but the key.
             key = stream_key(0, 0, step, MEASURE_STREAM)
-            gradient = scheme.codec.payloads.roundtrip(gradient.reshape(-1), key).view_as(gradient)
+            gradient = scheme.parts.default.payloads.roundtrip(gradient.reshape(-1), key).view_as(
+                gradient
+            )
         error = error - rates * gradient
         ratio = _loss(error, basis, values) / first
         gone |= ~(ratio < DIVERGED)

@@ -70,7 +70,7 @@ class Scale:
             row = {"method": name, "order": order, "bound": bound}
             for source, flat in (("gaussian", gaussian), ("lenet", lenet)):
                 row[f"gain_{source}"] = body_gain(scheme, flat) if gain is None else gain
-                coded = scheme.codec.payloads.roundtrip(
+                coded = scheme.parts.default.payloads.roundtrip(
                     flat, stream_key(self.seed, 0, 0, Use.MEASURE)
                 )
                 row[source] = float((coded - flat).square().sum() / flat.square().sum())
@@ -88,7 +88,13 @@ def scaled(
             if gain <= 32 * order / 33:
                 scheme = QCS(gain=gain, bucket_size=order, keep_zeros=False)
                 points.append(
-                    ("QCS", order, scheme.codec.compression_gain, scheme.codec.gamma, scheme)
+                    (
+                        "QCS",
+                        order,
+                        scheme.parts.default.compression_gain,
+                        scheme.parts.default.gamma,
+                        scheme,
+                    )
                 )
     d = QSGD_BUCKET
     for s in intervals:
@@ -144,7 +150,9 @@ class Trajectory:
             if accuracy is None:
                 continue
             for (panel, name), scheme in codecs.items():
-                coded = scheme.codec.payloads.roundtrip(flat, stream_key(self.seed, 0, step, 0))
+                coded = scheme.parts.default.payloads.roundtrip(
+                    flat, stream_key(self.seed, 0, step, 0)
+                )
                 error = float((coded - flat).square().sum() / flat.square().sum())
                 rows.append(
                     {

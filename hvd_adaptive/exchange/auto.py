@@ -17,7 +17,7 @@ import copy
 import itertools
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -184,12 +184,12 @@ class AutoExchange(Exchange):
     def quantized(self, group: Group) -> int:
         return self._candidates[self.choice(group.coordinates)].quantized(group)
 
-    def log_choices(self, groups: Sequence[Group], codec_of: Callable[[str], Codec]) -> None:
+    def log_choices(self, groups: Sequence[Group], codecs: Mapping[str, Codec]) -> None:
         chosen: dict[str, list[Group]] = {}
         for group in groups:
             chosen.setdefault(self.choice(group.coordinates), []).append(group)
         for label, own in chosen.items():
-            self._candidates[label].log_choices(own, codec_of)
+            self._candidates[label].log_choices(own, codecs)
             sizes = [group.coordinates for group in own]
             figures = self.forecast(max(sizes)).items()
             listed = ", ".join(f"{name} {1e3 * seconds:.2f} ms" for name, seconds in figures)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -83,12 +83,15 @@ class Exchange(ABC):
         """
 
     def log_choices(  # noqa: B027
-        self, groups: Sequence[Group], codec_of: Callable[[str], Codec]
+        self, groups: Sequence[Group], codecs: Mapping[str, Codec]
     ) -> None:
         """Log how each of a layout's groups is sent, if that is measured; after ``set_up``.
 
-        Rank 0 warns if averages have an error that another setting avoids. codec_of: the codec of
-        a part.
+        Rank 0 warns if averages have an error that another setting avoids.
+
+        Args:
+            groups: The layout's groups.
+            codecs: The codec of each part.
         """
 
     def quantized(self, group: Group) -> int:

@@ -17,7 +17,7 @@ others send nothing (collectives.Among).
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -122,10 +122,10 @@ class HierarchicalExchange(Exchange):
     def quantized(self, group: Group) -> int:
         return 0 if self._topology.shares_one_node else group.quantized
 
-    def log_choices(self, groups: Sequence[Group], codec_of: Callable[[str], Codec]) -> None:
+    def log_choices(self, groups: Sequence[Group], codecs: Mapping[str, Codec]) -> None:
         between = self._topology.between
         if self.rank == 0 and isinstance(between, ScatterReduceExchange):
-            between.warn(groups, codec_of, nodes=True)
+            between.warn(groups, codecs, nodes=True)
 
     def share(self, rank: int, group: Group, bucket_size: int) -> Share:
         quantized = self.quantized(group)

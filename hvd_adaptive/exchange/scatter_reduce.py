@@ -16,7 +16,7 @@ second stage is unbiased, and its error is in no residual.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import accumulate
 from typing import TYPE_CHECKING
 
@@ -44,16 +44,16 @@ FAILED = b"HVDAFAIL"
 class ScatterReduceExchange(Exchange):
     """``hvd.alltoall`` of chunks, then ``hvd.allgather`` of their averages."""
 
-    def log_choices(self, groups: Sequence[Group], codec_of: Callable[[str], Codec]) -> None:
+    def log_choices(self, groups: Sequence[Group], codecs: Mapping[str, Codec]) -> None:
         if self.rank == 0:
-            self.warn(groups, codec_of)
+            self.warn(groups, codecs)
 
     def warn(
-        self, groups: Sequence[Group], codec_of: Callable[[str], Codec], nodes: bool = False
+        self, groups: Sequence[Group], codecs: Mapping[str, Codec], nodes: bool = False
     ) -> None:
         """Warn if averages, of ranks or nodes, have an error that another setting avoids."""
         for part in dict.fromkeys(group.part for group in groups if self.quantized(group)):
-            warn_of_averages(codec_of(part), self.ranks, nodes)
+            warn_of_averages(codecs[part], self.ranks, nodes)
 
     def prepare(self, updates: Updates, labels: Sequence[str], step: int) -> None:
         updates.prepare_second_stages(self.ranks, labels, step)

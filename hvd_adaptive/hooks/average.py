@@ -99,7 +99,7 @@ class _Average(torch.autograd.Function):
 
 def _session_of(compressor: Any, group: Any) -> ListSession:
     """Return the session of a compressor; the first call for a compressor is a collective."""
-    connection = check_compressor("compressor", compressor).connection
+    connection = check_compressor("compressor", compressor)._training.connection
     if isinstance(connection, ListSession):
         if connection.group is not group:
             raise ValueError(
@@ -109,7 +109,7 @@ def _session_of(compressor: Any, group: Any) -> ListSession:
     if connection is not None:
         raise ValueError("compressor: already serves an optimizer or a model; create another")
     _check_ranks(group)
-    compressor.connection = session = ListSession(compressor, group)
+    compressor._training.connection = session = ListSession(compressor, group)
     return session
 
 

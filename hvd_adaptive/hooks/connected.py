@@ -61,7 +61,7 @@ class ApartFromHorovod(Connected):
         Raises:
             RuntimeError: It serves something else.
         """
-        if self.compressor.connection is None:
-            self.compressor.connection = cast("Connection", self)
-        if self.compressor.connection is not self:
+        if self.compressor._training.connection is None:
+            self.compressor._training.connection = cast("Connection", self)
+        if self.compressor._training.connection is not self:
             raise RuntimeError("one compressor serves one model, but this one serves another")

@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 
 from hvd_adaptive.base.finite import wide_of
+from hvd_adaptive.changes import begin_step
 from hvd_adaptive.compressor import GradientCompressor
 from hvd_adaptive.hooks.background import Background
 from hvd_adaptive.hooks.connected import ApartFromHorovod
@@ -179,14 +180,14 @@ class ListSession(ApartFromHorovod):
         A residual must be kept even if no rank has the tensor.
         """
         kind = self._lists.kinds[slot]
-        if kind is None or not (self._lists.present[slot] or self.compressor.residuals):
+        if kind is None or not (self._lists.present[slot] or self.compressor._training.residuals):
             return None
         return torch.zeros(kind[1], dtype=getattr(torch, kind[0]), device=device)
 
     def _take_step(self, world: Any, tensors: Sequence[torch.Tensor | None]) -> None:
         """Replace tensors by their averages."""
         compressor, driver = self.compressor, self._driver
-        compressor.begin_step()
+        begin_step(compressor)
         kinds = [None if kind is None else (kind[0], kind[1], False) for kind in self._lists.kinds]
         if self._binding is None or self._binding.world is not world:
             self._binding = Groups(compressor, world, self._label)

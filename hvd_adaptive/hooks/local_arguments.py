@@ -34,7 +34,7 @@ def check_arguments(optimizer: Any, compressor: Any, momentum: Any, lr: Any) -> 
     if compressor is None:
         return
     check_compressor("compression", compressor)
-    if compressor.connection is not None:
+    if compressor._training.connection is not None:
         raise ValueError("compression: already serves an optimizer or a model; create another")
     if compressor.settings.process_set is not None:
         raise ValueError("process_set: give it to LocalSGD, not to the compressor")

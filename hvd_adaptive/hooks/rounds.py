@@ -51,7 +51,7 @@ class Exchange:
         self._session: _RoundSession | None = None
         if compressor is not None:
             self._session = _RoundSession(compressor, world, self._label, wait)
-            compressor.connection = self._session
+            compressor._training.connection = self._session
 
     def lay_out(self, fragment: int, parameters: Sequence[Parameter]) -> None:
         """Prepare for averages of these parameters of a fragment."""

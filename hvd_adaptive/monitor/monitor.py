@@ -168,7 +168,11 @@ class Monitor:
             self._step(compressor, number)
 
     def _step(self, compressor: Any, number: int) -> None:
-        begin, source, meter = time.perf_counter(), self._source(compressor), compressor.meter
+        begin, source, meter = (
+            time.perf_counter(),
+            self._source(compressor),
+            compressor._training.meter,
+        )
         version = self._note_tables(source, compressor.parts, number)
         non_finite = meter.non_finite()
         if source.means is None:

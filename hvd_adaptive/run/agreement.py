@@ -22,10 +22,10 @@ def compare_settings(world: Any, compressor: GradientCompressor) -> None:
     Raises:
         RankMismatchError: They differ, on all ranks.
     """
-    everyone = world.gather_objects((describe(compressor), compressor.instance.proposed))
+    everyone = world.gather_objects((describe(compressor), compressor._training.instance.proposed))
     if mismatch := differences([own for own, _ in everyone], range(world.size)):
         raise RankMismatchError(mismatch)
-    compressor.instance.bind(max(number for _, number in everyone))
+    compressor._training.instance.bind(max(number for _, number in everyone))
 
 
 def position(
@@ -41,9 +41,9 @@ def position(
         held: Whether the rank sends nothing before all gradients have arrived.
         compares: Whether the rank wants ranks to compare their parameters.
     """
-    updates, step = compressor.updates, compressor.step
+    updates, step = compressor._training.updates, compressor.step
     due = updates.first_due(step) + 2 * updates.second_due(step) + 4 * updates.needs_samples(step)
-    settings = compressor.codec.settings_fingerprint
+    settings = compressor.parts.default.settings_fingerprint
     numbers = (settings, step, attempt, due, layout.fingerprint >> 1, int(held), int(compares))
     return torch.tensor(numbers, device="cpu")
 

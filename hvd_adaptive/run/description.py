@@ -33,7 +33,7 @@ def describe(
 ) -> Description:
     """Return this rank's description: package version, settings, parameters by name."""
     parameters = sorted(named_parameters, key=lambda pair: pair[0])
-    settings = compressor.settings.shared() | compressor.codec.scheme_settings()
+    settings = compressor.settings.shared() | compressor.parts.default.scheme_settings()
     settings = {"scheme": type(compressor).__name__} | settings
     # The comparison is a collective.
     settings["Monitor(compare=)"] = getattr(compressor.settings.monitor, "compare", False)

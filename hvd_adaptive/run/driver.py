@@ -79,7 +79,7 @@ class Driver:
             PayloadError: A payload arrived corrupt, on any rank.
         """
         drive = self._known()
-        self.compressor.meter.add("arrival_s", time.perf_counter() - drive.begun)
+        self.compressor._training.meter.add("arrival_s", time.perf_counter() - drive.begun)
         drive.flushed = True
         if drive.worker is not None:
             self._worker.wait_for(drive.over, self._warn_of_stall)
@@ -96,7 +96,7 @@ class Driver:
         if step.counts:
             compressor.step = step.number + 1
         self._attempt, self.drive = 0, None
-        compressor.meter.finish()
+        compressor._training.meter.finish()
         step.commit()
         binding.monitored.step_ended(binding, step.number, step.layout, step.device)
 
@@ -114,7 +114,7 @@ class Driver:
             drive.over.set()
             drive.give_up()
         self._attempt += 1
-        self.compressor.meter.give_up()
+        self.compressor._training.meter.give_up()
 
     def describe(self) -> str:
         """Return what the step in progress waits for, in lines; "" if there is none."""

@@ -51,19 +51,19 @@ class Groups:
         self.compared_at = -1
         self._buffers: dict[Hashable, torch.Tensor] = {}
         self._in_flight: dict[Hashable, int] = {}
-        compressor.meter.clear()
-        compressor.instance.bind()
+        compressor._training.meter.clear()
+        compressor._training.instance.bind()
         self.monitored = Monitored(compressor, world.rank)
 
     @property
     def wants_comparison(self) -> bool:
         """Return whether ranks should compare parameters: in their first step, and in the first one
         after a state was loaded. They do if any rank wants to."""
-        return bool(self.named) and self.compared_at != self.compressor._loads
+        return bool(self.named) and self.compared_at != self.compressor._training.loads
 
     def compare_parameters(self, attempt: int = 0) -> None:
         """Warn if ranks have different parameters, a collective."""
-        self.compared_at = self.compressor._loads
+        self.compared_at = self.compressor._training.loads
         warn_of_differences(self.world, self.named, self.name_at(attempt))
 
     def stock_sizes(self, layout: Layout) -> list[int]:
@@ -112,18 +112,20 @@ class Groups:
         """Set the exchange up, after ranks have compared settings and before the first group."""
         if self.exchange.is_set_up:
             return
-        self.exchange.set_up(self.world, self.compressor.codec, self.name_at(attempt), device)
+        self.exchange.set_up(
+            self.world, self.compressor.parts.default, self.name_at(attempt), device
+        )
         self._exchange_is_known(layout)
         self.prepare(step)
 
     def _exchange_is_known(self, layout: Layout) -> None:
-        self.exchange.log_choices(layout.groups, self.compressor.part)
+        self.exchange.log_choices(layout.groups, self.compressor.parts)
         self.parts = self.exchange.parts_among(layout.groups)
 
     def prepare(self, step: int) -> None:
         """Prepare the exchange for a step, before tables are updated."""
         if self.exchange.is_set_up:
-            self.exchange.prepare(self.compressor.updates, self.parts, step)
+            self.exchange.prepare(self.compressor._training.updates, self.parts, step)
 
     def buffer(
         self, use: str, coordinates: int, dtype: torch.dtype, device: torch.device
@@ -134,7 +136,9 @@ class Groups:
         if buffer is None or buffer.numel() < coordinates:
             buffer = torch.empty(coordinates, dtype=dtype, device=device)
             self._buffers[key] = buffer
-            self.compressor.meter.hold("buffers", sum(b.nbytes for b in self._buffers.values()))
+            self.compressor._training.meter.hold(
+                "buffers", sum(b.nbytes for b in self._buffers.values())
+            )
         return buffer[:coordinates]
 
     def in_flight_bytes(self, group: Group) -> int:
@@ -148,7 +152,7 @@ class Groups:
             quantized = 0
         key = group.part, quantized, group.coordinates, group.dtype, known
         if key not in self._in_flight:
-            codec = self.compressor.part(group.part)
+            codec = self.compressor.parts[group.part]
             sizes = quantized, group.coordinates - quantized
             self._in_flight[key] = self.exchange.in_flight_bytes(codec, *sizes, group.dtype)
         return self._in_flight[key]

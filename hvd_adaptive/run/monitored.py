@@ -95,7 +95,7 @@ class Monitored:
         watches = monitor is not None and monitor.watches(rank)
         self._monitor = monitor if watches else None
         self._reported: int | None = None  # fingerprint of the layout that was reported
-        compressor.meter.detailed = watches
+        compressor._training.meter.detailed = watches
 
     def step_ended(
         self, binding: Bound, number: int, layout: Layout | None, device: torch.device

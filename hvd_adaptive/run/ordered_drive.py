@@ -77,12 +77,12 @@ class OrderedDrive(Drive):
     ) -> None:
         super().__init__(binding, lock, worker)
         compressor = binding.compressor
-        number, residuals = compressor.step, compressor.residuals
+        number, residuals = compressor.step, compressor._training.residuals
         if residuals is not None:
             residuals.lay_out(layout, binding.world.rank, binding.world.size)
         binding.prepare(number)
-        compressor.updates.due(number)  # once a step, whatever it returns
-        samples = compressor.updates.needs_samples(number)
+        compressor._training.updates.due(number)  # once a step, whatever it returns
+        samples = compressor._training.updates.needs_samples(number)
         warmed_up = number == compressor.settings.warmup_steps
         forgets = samples or number % LENGTHS_LAST == 0 or warmed_up
         if forgets:
@@ -102,7 +102,7 @@ class OrderedDrive(Drive):
 
     def arrive(self, gradients: Mapping[int, torch.Tensor], done: Done) -> None:
         """See ``OrderedDriver.arrive``."""
-        if self.binding.compressor.residuals is not None:
+        if self.binding.compressor._training.residuals is not None:
             flags = stacked([gradient.any() for gradient in gradients.values()])
             self._used.append((list(gradients), flags))
         self._deliveries.append(_Delivery(gradients, done))
@@ -127,7 +127,7 @@ class OrderedDrive(Drive):
         binding, step = self.binding, self.step
         self._agree(wait=True)
         binding.set_up(step.layout, step.number, step.device)
-        updates = binding.compressor.updates
+        updates = binding.compressor._training.updates
         if updates.needs_samples(step.number):
             updates.run(step.number, step.samples, binding.sync(), step.parts)
         step.launch_all(1.0 / binding.world.size)
@@ -161,7 +161,7 @@ class OrderedDrive(Drive):
         If none has, DDP applies nothing (find_unused_parameters), so the residual must keep what it
         would send. None without residuals.
         """
-        if self.binding.compressor.residuals is None:
+        if self.binding.compressor._training.residuals is None:
             return None
         self.step.receive_all()  # ranks have sent different numbers of groups
         slots = range(len(self.step.layout.members))
@@ -175,7 +175,7 @@ class OrderedDrive(Drive):
     def _deliver_what_is_back(self) -> bool:
         """Deliver averages that have been received; with residuals all are delivered at the end."""
         delivered = False
-        while self._deliveries and self.binding.compressor.residuals is None:
+        while self._deliveries and self.binding.compressor._training.residuals is None:
             if not all(map(self.step.is_back, self._deliveries[0].gradients)):
                 break
             self._deliver(None)
@@ -246,5 +246,5 @@ class OrderedDriver(Driver):
         """
         begin = time.perf_counter()
         self.wait()
-        self.compressor.meter.add("blocked_s", time.perf_counter() - begin)
+        self.compressor._training.meter.add("blocked_s", time.perf_counter() - begin)
         self.end()

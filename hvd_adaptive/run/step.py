@@ -97,7 +97,7 @@ class Step:
             layout,
             number,
             self._results,
-            meter=binding.compressor.meter,
+            meter=binding.compressor._training.meter,
             attempt=attempt,
             name=binding.name,
             residuals=residuals,
@@ -145,7 +145,7 @@ class Step:
         """
         arrivals = self.arrivals
         if not (arrivals.on_cpu and tensor.is_cpu) and tensor.device != arrivals.device:
-            self.binding.compressor.codec.payloads.check_device(tensor.device)
+            self.binding.compressor.parts.default.payloads.check_device(tensor.device)
         news = arrivals.post(slot, tensor, is_gradient)
         if self._worker is not None:
             if news:
@@ -396,7 +396,7 @@ class Step:
         """Submit the next collective of a group's exchange."""
         world = self.binding.world
         sent = flight.request.sent_bytes(world.rank, world.size)
-        self.binding.compressor.meter.add("wire_bytes", sent, flight.index)
+        self.binding.compressor._training.meter.add("wire_bytes", sent, flight.index)
         name = self._trips.name(flight.index, flight.stage)
         self._account("flight", flight.index, flight.request.held_bytes(world))
         flight.handle, flight.begun = flight.request.submit(world, name), time.perf_counter()
@@ -406,7 +406,7 @@ class Step:
 
     def _account(self, kind: str, index: int, size: int) -> None:
         """Record that a group holds ``size`` bytes from now on, in this step."""
-        self.binding.compressor.meter.hold((kind, index), size)
+        self.binding.compressor._training.meter.hold((kind, index), size)
 
     def _advance_oldest(self) -> None:
         """Wait for the collective that was submitted first, and advance its group."""
@@ -430,7 +430,7 @@ class Step:
         After the last one, launch further groups that fit.
         """
         self._flying.remove(flight)
-        meter = self.binding.compressor.meter
+        meter = self.binding.compressor._training.meter
         with meter.time("exchange_s", flight.index):
             received = flight.request.receive(self.binding.world, flight.handle)
         meter.add("flight_s", time.perf_counter() - flight.begun, flight.index)

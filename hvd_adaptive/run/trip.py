@@ -167,7 +167,7 @@ class Trips:
 
     def codec(self, index: int) -> Codec:
         """Return the codec of the group's part."""
-        return self._compressor.part(self._layout.groups[index].part)
+        return self._compressor.parts[self._layout.groups[index].part]
 
     def quantized(self, index: int) -> int:
         """Return how many of a group's coordinates this step quantises: none in a warm-up."""
@@ -192,7 +192,7 @@ class Trips:
 
     def shares(self, groups: Sequence[Group], count: int, part: str) -> Shares:
         """Return the shares from which up to ``count`` buckets of ``part`` are drawn."""
-        settings, instance = self._compressor.settings, self._compressor.instance
+        settings, instance = self._compressor.settings, self._compressor._training.instance
         return Shares(
             self._exchange,
             groups,
@@ -228,7 +228,9 @@ class Trips:
             quantized=quantized,
             full=group.coordinates - quantized,
             device=device,
-            stream=RandomStream(self._compressor.instance, settings.seed, self.number, number),
+            stream=RandomStream(
+                self._compressor._training.instance, settings.seed, self.number, number
+            ),
             factor=factor,
             layout=self._layout.fingerprint,
             index=index,

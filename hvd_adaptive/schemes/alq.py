@@ -52,7 +52,9 @@ class ALQ(LevelScheme):
             callable. Default: 0, 1, 7, 100, 2,000 and every 10,000 (docs/training.md).
         samples: Buckets that each rank samples at each of the steps that a fit is based on.
         statistics: "histogram", or "normal" for the paper's truncated normals.
-        **shared: See ``hvd_adaptive.settings.Settings``.
+        **shared: Keywords of every scheme. Those that people change first are ``exchange``,
+            ``error_feedback``, ``parameter_bits``, ``warmup_steps`` and ``coding``;
+            ``help(hvd_adaptive.settings.Settings)`` describes all of them.
 
     Raises:
         ValueError: A keyword is wrong.

@@ -124,20 +124,10 @@ class ECDQ(GradientCompressor):
         settings = Settings.from_keywords(ECDQ, shared)
         super().__init__(DitheredCodec(settings, bits, delta, adaptation))
 
-    @property
-    def codec(self) -> DitheredCodec:
-        return cast(DitheredCodec, super().codec)
-
-    @property
-    def table_version(self) -> int:
-        """Return how often the default part's code was fitted."""
-        return self.codec.table_version
-
     def fit(self, gradients: torch.Tensor | Sequence[torch.Tensor]) -> None:
         """Refit δ and the code from gradients, in this process alone.
 
-        If there are other parts, this refits the default part's code; ``part(label).fit`` refits
-        theirs.
+        This refits the default part; ``parts[label].fit`` refits another one.
 
         Args:
             gradients: A tensor or a list of tensors of any shapes, concatenated as in training.
@@ -146,7 +136,7 @@ class ECDQ(GradientCompressor):
         Raises:
             ValueError: No bucket is finite and nonzero.
         """
-        self.codec.fit(gradients)
+        cast(DitheredCodec, self._codec).fit(gradients)
 
 
 def _number(name: str, value: Any, least: float, most: float) -> float:

@@ -6,7 +6,7 @@ import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -97,10 +97,6 @@ class EDEN(GradientCompressor):
                 f"bucket_size={size!r}: must be at least {int(STEP / bits)} with bits={bits!r}"
             )
         super().__init__(EDENCodec(settings, bits))
-
-    @property
-    def codec(self) -> EDENCodec:
-        return cast("EDENCodec", super().codec)
 
 
 class DRIVE(EDEN):

@@ -15,23 +15,14 @@ class LevelScheme(GradientCompressor):
     """Base of schemes whose buckets share one level table."""
 
     @property
-    def codec(self) -> AdaptiveCodec:
-        return cast(AdaptiveCodec, super().codec)
-
-    @property
     def levels(self) -> torch.Tensor:
         """Return the ascending signed reconstruction levels in [-1, 1], float64."""
-        return self.codec.levels
-
-    @property
-    def table_version(self) -> int:
-        """Return how often the default part's table was fitted."""
-        return self.codec.table_version
+        return cast(AdaptiveCodec, self._codec).levels
 
     def fit(self, gradients: torch.Tensor | Sequence[torch.Tensor]) -> None:
         """Refit table and code book from gradients, in this process alone.
 
-        If there are other parts, this refits the default part's; ``part(label).fit`` refits theirs.
+        This refits the default part; ``parts[label].fit`` refits another one.
 
         Args:
             gradients: A tensor or a list of tensors of any shapes, concatenated as in training. All
@@ -47,4 +38,4 @@ class LevelScheme(GradientCompressor):
             >>> compressor.levels.numel()
             7
         """
-        self.codec.fit(gradients)
+        cast(AdaptiveCodec, self._codec).fit(gradients)

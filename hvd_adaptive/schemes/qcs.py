@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
@@ -133,10 +133,6 @@ class QCS(GradientCompressor):
         check_integer("measurements", measurements, 1, order)
         quantizer_range = _check_range(quantizer_range)
         super().__init__(QCSCodec(settings, estimator, int(measurements), quantizer_range))
-
-    @property
-    def codec(self) -> QCSCodec:
-        return cast(QCSCodec, super().codec)
 
 
 class QCSCodec(Codec):

@@ -82,7 +82,7 @@ class QSGD(LevelScheme):
 
 
 def _codec(**keywords: Any) -> FixedCodec:
-    return cast(FixedCodec, QSGD(**keywords).codec)
+    return cast(FixedCodec, QSGD(**keywords).parts.default)
 
 
 Codec.codec_of_averages = staticmethod(_codec)

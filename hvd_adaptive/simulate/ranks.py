@@ -120,7 +120,7 @@ class Ranks:
                 "network to measure; use exchange=Hierarchical(ranks_per_node=...)"
             )
         if compressor is not None:
-            self._exchanges[0].log_choices(self.layout.groups, compressor.part)
+            self._exchanges[0].log_choices(self.layout.groups, compressor.parts)
         weight = self.settings.error_feedback
         self.residuals: list[Residuals] = []
         if weight is not None:
@@ -174,8 +174,10 @@ class Ranks:
         if self.compressor is None:
             return False
         exchange = self._exchanges[0]
-        exchange.prepare(self.compressor.updates, exchange.parts_among(self.layout.groups), step)
-        return self.compressor.updates.needs_samples(step)
+        exchange.prepare(
+            self.compressor._training.updates, exchange.parts_among(self.layout.groups), step
+        )
+        return self.compressor._training.updates.needs_samples(step)
 
     def refit(self, step: int) -> None:
         """Sample all ranks' gradients, and update the tables if the schedule says so."""
@@ -282,7 +284,7 @@ class Ranks:
     def _update(self, rank: int, step: int, sync: Callable) -> None:
         """Run one rank's part of an update."""
         parts = self._exchanges[rank].parts_among(self.layout.groups)
-        self._scheme.updates.run(step, self._samples(rank, step), sync, parts, rank)
+        self._scheme._training.updates.run(step, self._samples(rank, step), sync, parts, rank)
 
     def _samples(self, rank: int, step: int) -> Callable[[int, str], list[torch.Tensor]]:
         everyone = self._everyone(step, [StepMeter() for _ in range(self.workers)])

@@ -13,6 +13,7 @@ from tqdm import tqdm
 
 from hvd_adaptive._version import __version__
 from hvd_adaptive.base.checks import check_integer
+from hvd_adaptive.changes import begin_step
 from hvd_adaptive.compressor import GradientCompressor
 from hvd_adaptive.simulate.data import Batches, Minibatch, make_batches
 from hvd_adaptive.simulate.ranks import Ranks, Variance
@@ -159,7 +160,7 @@ def train(
     with bar:
         for step in range(first, first + steps):
             row = dict.fromkeys(COLUMNS) | {"step": step}
-            if compressor is not None and compressor.begin_step():
+            if compressor is not None and begin_step(compressor):
                 ranks = ranks.renewed()
             row["learning_rate"] = stepper.param_groups[0]["lr"]
             row["loss"] = backward(model, batches, step, loss, buffers, [ranks], ranks.workers)

@@ -54,7 +54,7 @@ def quantization_error(scheme: GradientCompressor | Codec, flat: torch.Tensor) -
     flat = flat.detach().resolve_neg().to(torch.float32)
     if not flat.numel():
         return QuantizationError(0.0, 0.0)
-    codec = scheme.codec if isinstance(scheme, GradientCompressor) else scheme
+    codec = scheme.parts.default if isinstance(scheme, GradientCompressor) else scheme
     if not isinstance(codec, TableCodec):
         keys = [stream_key(0, 0, draw, Use.DRAW) for draw in range(DRAWS)]
         squares = [

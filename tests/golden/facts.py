@@ -184,8 +184,8 @@ def constructors() -> Iterator[tuple[str, Any]]:
 
 def members() -> Iterator[tuple[str, Any]]:
     """Public names that must not disappear: of compressors, of the package and its modules."""
-    calls = ("compress", "decompress", "encode", "decode", "fit", "set", "part", "report", "close")
-    contract = (*calls, "state_dict", "load_state_dict", "levels", "parts", "step")
+    calls = ("compress", "decompress", "encode", "decode", "fit", "set", "report", "close")
+    contract = (*calls, "state_dict", "load_state_dict", "levels", "parts", "settings", "step")
     for label in ("ALQ", "ECDQ", "QSGD"):
         compressor = made(SCHEMES[label])
         yield label, sorted(name for name in contract if hasattr(compressor, name))

@@ -14,7 +14,7 @@ pytestmark = pytest.mark.integration
 def variance(scheme: ORQ | LinearQuantile, flat: torch.Tensor) -> float:
     """Expected squared error over the gradient's square (ORQ paper, Eq. 9)."""
     bucket, total = scheme.settings.bucket_size, 0.0
-    for row, part in zip(scheme.codec.solve(flat, bucket), flat.split(bucket), strict=True):
+    for row, part in zip(scheme.parts.default.solve(flat, bucket), flat.split(bucket), strict=True):
         levels, v = row.double().numpy(), part.double().numpy()
         above = np.clip(np.searchsorted(levels, v), 1, len(levels) - 1)
         total += ((v - levels[above - 1]) * (levels[above] - v)).sum()

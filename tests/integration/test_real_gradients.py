@@ -79,7 +79,7 @@ def test_on_other_minibatches_no_other_table_has_less_variance(bits, symmetric, 
         for index, scheme in enumerate(schemes):
             if isinstance(scheme, ALQ | AMQ):
                 scheme.fit(seen)
-            measured[index] += fresh.errors(scheme.codec.table.magnitudes, symmetric).sum()
+            measured[index] += fresh.errors(scheme.parts.default.table.magnitudes, symmetric).sum()
     assert measured[0] <= 1.03 * measured[1:].min()
 
 
@@ -95,7 +95,9 @@ def test_no_other_table_has_less_variance(lenet_gradients, stage, bits, symmetri
     def measured(scheme) -> float:
         if hasattr(scheme, "fit"):
             scheme.fit(gradient)
-        return float((weights * variance(scheme.codec.table.magnitudes, r, symmetric)).sum())
+        return float(
+            (weights * variance(scheme.parts.default.table.magnitudes, r, symmetric)).sum()
+        )
 
     ours = measured(ALQ(bits=bits, norm=norm, symmetric=symmetric))
     rivals = {
@@ -115,7 +117,7 @@ def test_normalized_tables_minimise_the_normalized_variance(lenet_gradients, sta
     tables = {}
     for flag in (True, False):
         law = Histogram.from_samples(r, None if flag else np.broadcast_to(weights, r.shape))
-        codec = ALQ(bits=3, **PAPER, normalized=flag).codec
+        codec = ALQ(bits=3, **PAPER, normalized=flag).parts.default
         tables[flag] = codec.fit_magnitudes(law, codec.table)
     best = optimal_levels(r, 4, True, grid=2048)
     plain = {flag: variance(m, r, True).sum() for flag, m in tables.items()}
@@ -136,7 +138,7 @@ def test_the_codec_has_the_variance_of_its_table(lenet_gradients, bits):
     scheme = ALQ(bits=bits, **PAPER)
     scheme.fit(gradient)
     r, weights = normalized(gradient, "l2")
-    below, above = neighbours(scheme.codec.table.magnitudes, r, True)
+    below, above = neighbours(scheme.parts.default.table.magnitudes, r, True)
     expected = float((weights * below * above).sum())
     spread = weights**2 * below * above * (above - below) ** 2
     errors = [
@@ -155,7 +157,9 @@ def test_statistics_side_by_side(lenet_gradients):
     for statistics in ("histogram", "normal"):
         scheme = ALQ(bits=3, **PAPER, statistics=statistics)
         scheme.fit(gradient)
-        total[statistics] = (weights * variance(scheme.codec.table.magnitudes, r, True)).sum()
+        total[statistics] = (
+            weights * variance(scheme.parts.default.table.magnitudes, r, True)
+        ).sum()
     assert total["histogram"] < 0.7 * total["normal"]
 
 
@@ -169,6 +173,8 @@ def test_the_partial_bucket_of_a_real_gradient(lenet_gradients, bits, most):
     r, weights = normalized(gradient, "l2")
     tail = np.abs(gradient[gradient.numel() // BUCKET * BUCKET :].double().numpy())
     square = np.sum(tail**2)
-    error = (weights * variance(scheme.codec.table.magnitudes, r, True)).sum()
-    error += square * variance(scheme.codec.table.magnitudes, tail / np.sqrt(square), True).sum()
+    error = (weights * variance(scheme.parts.default.table.magnitudes, r, True)).sum()
+    error += (
+        square * variance(scheme.parts.default.table.magnitudes, tail / np.sqrt(square), True).sum()
+    )
     assert square > 0 and error <= most * float(gradient.double().square().sum())

@@ -22,7 +22,7 @@ def quantiser_of(given: Any, values: np.ndarray) -> Quantiser:
 
     Levels that each bucket has of its own are those of a payload that it makes of the vector.
     """
-    codec = getattr(given, "codec", given)
+    codec = given.parts.default if hasattr(given, "parts") else given
     found: dict[str, Any] = {
         name: getattr(codec, name)
         for name in (
@@ -47,7 +47,7 @@ def quantiser_of(given: Any, values: np.ndarray) -> Quantiser:
 
 def known_of(given: Any) -> wire.Known:
     """What a receiver knows without the payload."""
-    codec = getattr(given, "codec", given)
+    codec = given.parts.default if hasattr(given, "parts") else given
     names = ("measurements", "quantizer_range", "estimator", "density", "level_dtype")
     found = {name: getattr(codec, name) for name in names if hasattr(codec, name)}
     if codec.name in TABLES:
@@ -62,7 +62,7 @@ def known_of(given: Any) -> wire.Known:
 
 def own_levels(codec: Any, values: np.ndarray) -> np.ndarray:
     """The levels of each bucket, by the payload of ``values``."""
-    codec = getattr(codec, "codec", codec)
+    codec = codec.parts.default if hasattr(codec, "parts") else codec
     flat = torch.from_numpy(values.astype(np.float32))
     payload = codec.payloads.encode(flat, codec.settings.quantized_part(flat.numel()), 0).bytes
     head, body, _, _ = wire.sections(payload.numpy().tobytes())

@@ -162,7 +162,7 @@ class Trial:
             if weight and self._exchange not in PLAIN:
                 pairs = zip(values, residuals, strict=True)
                 values = [v.astype(np.float32) + weight * r for v, r in pairs]
-            expected = self._expected(self.compressor.part(group.part), values, dtype)
+            expected = self._expected(self.compressor.parts[group.part], values, dtype)
             self._judge.see(step, result[:cut], expected, _inside(places, 0, cut))
             if weight and self._exchange not in PLAIN:
                 after = [self._of_group(group, of_rank, cut) for of_rank in self._residuals]

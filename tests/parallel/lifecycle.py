@@ -81,7 +81,7 @@ def shutdown_and_init() -> None:
             with contextlib.suppress(HorovodInternalError, RuntimeError, ValueError):
                 net(torch.ones(1, 60)).sum().backward()
                 if hvd.rank() == 0:  # the other one need not have sent any group
-                    compressor.connection.drive.step.release(1.0)
+                    compressor._training.connection.drive.step.release(1.0)
             handles = optimizer._handles
             optimizer.load_state_dict(optimizer.state_dict())
             handles.clear()

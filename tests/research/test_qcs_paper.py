@@ -132,7 +132,7 @@ def test_gain_21_of_qcs_by_brute_force():
 
     from hvd_adaptive.schemes.qcs import variance_bound
 
-    codec = REGRESSION["QCS"]().codec
+    codec = REGRESSION["QCS"]().parts.default
     pairs = [
         (k, q)
         for k in range(1, ORDER + 1)
@@ -190,7 +190,9 @@ def test_eq_11_by_brute_force():
         for q in (0.5, *range(1, 128))
         if k * math.log2(2 * q + 1) <= bits
     )
-    assert qcs.codec.gamma == pytest.approx(wanted) and told_gain("QCS, Eq. 11", qcs) >= GAIN
+    assert (
+        qcs.parts.default.gamma == pytest.approx(wanted) and told_gain("QCS, Eq. 11", qcs) >= GAIN
+    )
 
 
 def test_paths_of_runs_by_hand():

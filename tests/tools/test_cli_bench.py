@@ -50,8 +50,8 @@ def test_there_is_no_row_that_nobody_asked_for():
 def test_payloads_without_a_checksum_differ_in_nothing_else(scheme):
     flat = torch.linspace(-1, 1, 20_000) ** 3
     scheme.fit(flat)
-    sealed = scheme.codec.payloads.encode(flat, flat.numel(), 1).bytes
-    bare = codec.without_checksum(scheme.codec).payloads.encode(flat, flat.numel(), 1).bytes
+    sealed = scheme.parts.default.payloads.encode(flat, flat.numel(), 1).bytes
+    bare = codec.without_checksum(scheme.parts.default).payloads.encode(flat, flat.numel(), 1).bytes
     assert not bare[12:16].any() and sealed[12:16].any()
     assert torch.equal(sealed[:12], bare[:12]) and torch.equal(sealed[16:], bare[16:])
     assert scheme.settings.tuning.checksum

@@ -68,7 +68,7 @@ class OneRank:
 
     def begin(self, attempt: int = 0) -> Step:
         """As the session makes a step."""
-        residuals = self.compressor.residuals
+        residuals = self.compressor._training.residuals
         if residuals is not None:
             residuals.lay_out(self.layout, *self.place)
         return Step(self, self.layout, self.compressor.step, attempt, residuals)
@@ -88,7 +88,7 @@ class OneRank:
         results = [None if g is None else step.result(i) for i, g in enumerate(gradients)]
         assert step.finished
         step.check_everywhere()
-        self.compressor.meter.finish()
+        self.compressor._training.meter.finish()
         self.compressor.step += 1
         step.commit()
         return results

@@ -24,6 +24,7 @@ from hvd_adaptive import (
     TernGrad,
     Tuning,
 )
+from hvd_adaptive.changes import begin_step
 from hvd_adaptive.coding.payload import read_header as header
 from hvd_adaptive.compressor import GradientCompressor
 
@@ -43,12 +44,12 @@ def fitted(**keywords) -> ALQ:
     compressor = ALQ(**{"bits": 3, "bucket_size": 100} | keywords)
     compressor.fit(FLAT**3)
     compressor.step = 7
-    compressor.updates.schedule.done(6, complete=True)
+    compressor._training.updates.schedule.done(6, complete=True)
     return compressor
 
 
 def due(compressor, first: int, count: int = 60) -> list[int]:
-    return [step for step in range(first, first + count) if compressor.updates.due(step)]
+    return [step for step in range(first, first + count) if compressor._training.updates.due(step)]
 
 
 def make(scheme, **keywords):
@@ -65,7 +66,7 @@ def test_every_scheme_changes_in_place(scheme):
     other = make(scheme, bucket_size=256, exchange="scatter_reduce", min_numel=9)
     assert compressor.settings == other.settings and repr(compressor) == repr(other)
     assert (
-        compressor.codec.settings_fingerprint == other.codec.settings_fingerprint
+        compressor.parts.default.settings_fingerprint == other.parts.default.settings_fingerprint
         and compressor.step == 5
     )
     assert torch.equal(compressor.encode(FLAT, seed=3), other.encode(FLAT, seed=3))
@@ -91,7 +92,7 @@ def test_copies_go_on_like_the_original(scheme):
     assert all(torch.equal(one.encode(FLAT), payload) for one in copies)
     if hasattr(compressor, "fit"):
         compressor.fit(FLAT)
-        assert all(one.codec.table_version == 0 for one in copies)
+        assert all(one.parts.default.table_version == 0 for one in copies)
 
 
 def test_copies_of_schedules_that_are_generators():
@@ -99,7 +100,7 @@ def test_copies_of_schedules_that_are_generators():
     assert due(compressor, 0, 6) == [3, 5]
     other = copy.deepcopy(compressor)
     assert due(other, 0) == due(compressor, 0) == [3, 5, 40]
-    other.updates.schedule.done(40, complete=False)
+    other._training.updates.schedule.done(40, complete=False)
     assert due(other, 41) == [41] and due(compressor, 41) == []
 
 
@@ -119,31 +120,33 @@ def test_tables_go_on_and_are_refitted_at_once_where_need_be(changes, stays):
     compressor = fitted(update_steps=[20])
     levels = compressor.levels
     compressor.set(**changes)
-    assert torch.equal(compressor.levels, levels) and compressor.codec.table_version == 1
+    assert torch.equal(compressor.levels, levels) and compressor.parts.default.table_version == 1
     assert due(compressor, 7) == ([20] if stays else [7, 20])
 
 
 def test_without_checksums_averages_travel_so_too_with_the_table_that_they_had():
     compressor = fitted(update_steps=[20], exchange=ScatterReduce(second_stage_bits=5))
-    second = compressor.codec.second_stage(4).codec
+    second = compressor.parts.default.second_stage(4).codec
     second.fit(FLAT)
     assert header(second.payloads.encode(FLAT, FLAT.numel(), 0).bytes).checksum != 0
     compressor.set(tuning=Tuning(checksum=False))
-    kept = compressor.codec.second_stage(4).codec
+    kept = compressor.parts.default.second_stage(4).codec
     assert kept.table_version == 1 and torch.equal(kept.levels, second.levels)
     assert header(kept.payloads.encode(FLAT, FLAT.numel(), 0).bytes).checksum == 0
     assert header(compressor.encode(FLAT)).checksum == 0
-    assert due(compressor, 7) == [20] and not compressor.updates.second_due(7)
+    assert due(compressor, 7) == [20] and not compressor._training.updates.second_due(7)
 
 
 def test_averages_travel_with_the_seed_that_was_set():
     """The table stays; EDEN's rotation of averages is that of the new seed, as after a resume."""
     own = {"exchange": ScatterReduce(second_stage_bits=5), "bucket_size": 64}
     changed, fresh = EDEN(seed=1, **own), EDEN(seed=2, **own)
-    before = changed.codec.second_stage(4).codec.payloads.encode(FLAT, FLAT.numel(), 0).bytes
+    before = (
+        changed.parts.default.second_stage(4).codec.payloads.encode(FLAT, FLAT.numel(), 0).bytes
+    )
     changed.set(seed=2)
     after, wanted = (
-        each.codec.second_stage(4).codec.payloads.encode(FLAT, FLAT.numel(), 0).bytes
+        each.parts.default.second_stage(4).codec.payloads.encode(FLAT, FLAT.numel(), 0).bytes
         for each in (changed, fresh)
     )
     assert torch.equal(after, wanted) and not torch.equal(after, before)
@@ -153,10 +156,12 @@ def test_other_bits_start_from_their_own_table_and_are_fitted_at_once():
     compressor = fitted(update_steps=iter([0, 20]))
     compressor.set(bits=4)
     first = ALQ(bits=4, bucket_size=compressor.settings.bucket_size)
-    assert torch.equal(compressor.levels, first.levels) and compressor.codec.table_version == 1
+    assert (
+        torch.equal(compressor.levels, first.levels) and compressor.parts.default.table_version == 1
+    )
     assert due(compressor, 7) == [7, 20]
     compressor.fit(FLAT)
-    assert compressor.codec.table_version == 2
+    assert compressor.parts.default.table_version == 2
     compressor.set(bits=3)
     assert len(compressor.levels) == 7
 
@@ -197,30 +202,38 @@ def test_schemes_own_keywords(scheme, given, changes):
 def test_a_book_is_fitted_at_once():
     compressor = QSGD(update_steps=[0])
     compressor.set(coding="huffman")
-    assert due(compressor, 0) == [0] and compressor.codec.coder is None
+    assert due(compressor, 0) == [0] and compressor.parts.default.coder is None
     compressor.fit(FLAT)
     compressor.set(exchange="scatter_reduce")
-    assert compressor.codec.coder is not None, "the book is part of the table"
+    assert compressor.parts.default.coder is not None, "the book is part of the table"
     compressor.set(coding="fixed")
-    assert compressor.codec.coder is None
+    assert compressor.parts.default.coder is None
 
 
 def test_rate_control_starts_anew_with_another_budget():
     compressor = ECDQ(bits=2.0, bucket_size=512, update_steps=[])
     for step in range(3):
-        compressor.codec.apply_update(
-            compressor.codec.refit([compressor.codec.collect(FLAT.split(512)[:9])]), step
+        compressor.parts.default.apply_update(
+            compressor.parts.default.refit([compressor.parts.default.collect(FLAT.split(512)[:9])]),
+            step,
         )
-        compressor.codec.count(compressor.codec.payloads.encode(FLAT, FLAT.numel(), step))
-    spent, ratio = compressor.codec._control.bits, compressor.codec._control.ratio
+        compressor.parts.default.count(
+            compressor.parts.default.payloads.encode(FLAT, FLAT.numel(), step)
+        )
+    spent, ratio = compressor.parts.default._control.bits, compressor.parts.default._control.ratio
     assert spent > 0 and ratio != 1
     compressor.set(exchange="scatter_reduce")
-    assert compressor.codec._control.bits == spent and compressor.codec._sent[0] > 0
+    assert compressor.parts.default._control.bits == spent and compressor.parts.default._sent[0] > 0
     compressor.set(bits=3.0)
-    assert (compressor.codec._control.bits, compressor.codec._control.ratio) == (0, ratio)
-    assert compressor.codec._control.budget == 3.0 and not compressor.codec._sent.any()
+    assert (compressor.parts.default._control.bits, compressor.parts.default._control.ratio) == (
+        0,
+        ratio,
+    )
+    assert (
+        compressor.parts.default._control.budget == 3.0 and not compressor.parts.default._sent.any()
+    )
     compressor.step = 3
-    assert compressor.updates.schedule.is_due(0), "as set() was called before step 0"
+    assert compressor._training.updates.schedule.is_due(0), "as set() was called before step 0"
 
 
 def test_parts_keep_their_tables():
@@ -231,13 +244,13 @@ def test_parts_keep_their_tables():
     compressor.set(warmup_steps=3, parameter_bits={"a": 4, "c": 6})
     assert list(compressor.parts) == ["", "bits=4", "bits=6"]
     for label in ("", "bits=4"):
-        assert torch.equal(compressor.part(label).levels, before[label])
-    assert compressor.part("bits=6").table_version == 0
+        assert torch.equal(compressor.parts[label].levels, before[label])
+    assert compressor.parts["bits=6"].table_version == 0
     tensors = ALQ(bucket_size=100, scope="tensor")
-    tensors.part("w").fit(FLAT)
-    levels = tensors.part("w").levels
+    tensors.parts["w"].fit(FLAT)
+    levels = tensors.parts["w"].levels
     tensors.set(exchange="scatter_reduce")
-    assert torch.equal(tensors.part("w").levels, levels)
+    assert torch.equal(tensors.parts["w"].levels, levels)
     tensors.set(scope="network")
     assert list(tensors.parts) == [""]
 
@@ -250,18 +263,18 @@ def test_residuals_go_on_by_name():
     compressor.load_state_dict(state)
     compressor.set(error_feedback=1.0, bits=4)
     assert torch.equal(compressor.state_dict()["residuals"]["parameters"]["w"], r)
-    assert compressor.residuals.weight == 1.0
+    assert compressor._training.residuals.weight == 1.0
     compressor.set(error_feedback=None)
-    assert compressor.residuals is None and "residuals" not in compressor.state_dict()
+    assert compressor._training.residuals is None and "residuals" not in compressor.state_dict()
 
 
 def test_what_is_so_already_changes_nothing():
     compressor = fitted(update_steps=[20], bits=3)
-    inner = compressor.updates.schedule
+    inner = compressor._training.updates.schedule
     compressor.set(bits=3, symmetric=False, norm="linf")
-    assert compressor.updates.schedule is inner and due(compressor, 7) == [20]
+    assert compressor._training.updates.schedule is inner and due(compressor, 7) == [20]
     compressor.set()
-    assert compressor.updates.schedule is inner
+    assert compressor._training.updates.schedule is inner
 
 
 @pytest.mark.parametrize(
@@ -282,7 +295,7 @@ def test_wrong_changes_are_refused_and_change_nothing(keywords, error, message):
     before = repr(compressor)
     with pytest.raises(error, match=message):
         compressor.set(**keywords)
-    assert repr(compressor) == before and not compressor.begin_step()
+    assert repr(compressor) == before and not begin_step(compressor)
     with pytest.raises(ValueError, match="state: settings"):
         compressor.load_state_dict(compressor.state_dict() | {"settings": keywords})
     assert repr(compressor) == before
@@ -298,8 +311,8 @@ def test_a_schedule_is_asked_once_a_step():
     compressor, seen = ALQ(schedule=schedule), []
     for step in range(4):
         compressor.step = step
-        changed = [compressor.begin_step() for _ in range(2)]
-        seen.append((changed, compressor.codec.table.bits))
+        changed = [begin_step(compressor) for _ in range(2)]
+        seen.append((changed, compressor.parts.default.table.bits))
     assert asked == [0, 1, 2, 3]
     assert seen == [
         ([False, False], 3),
@@ -307,7 +320,7 @@ def test_a_schedule_is_asked_once_a_step():
         ([False, False], 4),
         ([True, False], 2),
     ]
-    assert compressor.codec.norm == "linf"
+    assert compressor.parts.default.norm == "linf"
     resumed = ALQ(schedule=schedule)
     resumed.load_state_dict(through_disk(compressor.state_dict()))
     assert repr(resumed) == repr(compressor) and resumed.settings.schedule is schedule
@@ -319,4 +332,4 @@ def test_a_schedule_is_asked_once_a_step():
 )
 def test_wrong_schedules(schedule, message):
     with pytest.raises(ValueError, match=message):
-        ALQ(schedule=schedule).begin_step()
+        begin_step(ALQ(schedule=schedule))

@@ -96,7 +96,7 @@ def test_zeros_are_waited_for_by_one_event(keep, gpu):
     """Whether there are zeros is waited for if a scheme keeps them, and has no level for them."""
     compressor = SCHEMES["signsgd"](keep_zeros=keep)
     gpu.uploads_allowed = True
-    compressor.codec.payloads.roundtrip(on_gpu(flat(n=40)), 1)
+    compressor.parts.default.payloads.roundtrip(on_gpu(flat(n=40)), 1)
     compressor.encode(on_gpu(flat(n=40)))
     gpu.uploads_allowed = False
     gpu.waits.clear()
@@ -114,10 +114,10 @@ def test_payloads_with_zeros_are_the_cpus(scheme, gpu):
     wanted = [compressor.encode(value, seed=5) for value in values]
     with gpu.waiting():
         payloads = [compressor.encode(on_gpu(value.clone()), seed=5) for value in values]
-        found = compressor.codec.payloads.sum(payloads, read_header(wanted[0]), 0.5)
+        found = compressor.parts.default.payloads.sum(payloads, read_header(wanted[0]), 0.5)
     for payload, want in zip(payloads, wanted, strict=True):
         assert isinstance(payload, OnGPU) and torch.equal(off_gpu(payload), want)
-    total = compressor.codec.payloads.sum(wanted, read_header(wanted[0]), 0.5)
+    total = compressor.parts.default.payloads.sum(wanted, read_header(wanted[0]), 0.5)
     assert isinstance(found, OnGPU) and torch.equal(off_gpu(found), total)
     assert not total[(values[0] == 0) & (values[1] == 0)].any() and total.any()
 
@@ -126,9 +126,9 @@ def test_payloads_with_zeros_are_the_cpus(scheme, gpu):
 def test_what_a_hook_measures_is_not_waited_for(keep, gpu):
     """Whether there are zeros is waited for."""
     compressor, gpu.uploads_allowed = SCHEMES["signsgd"](keep_zeros=keep), True
-    found = compressor.codec.payloads.roundtrip(on_gpu(flat()), 7)
+    found = compressor.parts.default.payloads.roundtrip(on_gpu(flat()), 7)
     assert gpu.waits == ["an event's synchronize"] * keep
-    assert torch.equal(off_gpu(found), compressor.codec.payloads.roundtrip(flat(), 7))
+    assert torch.equal(off_gpu(found), compressor.parts.default.payloads.roundtrip(flat(), 7))
 
 
 @pytest.mark.parametrize("scheme", ON_HOST)
@@ -151,8 +151,8 @@ def test_statistics_are_the_cpus_by_two_copies(scheme, gpu, quick_kernels):
     buckets = list(flat(n=5 * BUCKET).split(BUCKET))
     buckets[1] = torch.zeros(BUCKET)
     buckets[3] = torch.full((BUCKET,), torch.nan)
-    wanted = compressor.codec.collect(buckets)
-    found = compressor.codec.collect([on_gpu(bucket.clone()) for bucket in buckets])
+    wanted = compressor.parts.default.collect(buckets)
+    found = compressor.parts.default.collect([on_gpu(bucket.clone()) for bucket in buckets])
     assert gpu.waits == ["an event's synchronize"] * 2
     assert (found == wanted).all() and wanted[:2].tolist() == [3, 5]
 
@@ -161,4 +161,4 @@ def test_a_fit_is_the_cpus(gpu, quick_kernels):
     here, there = (SCHEMES["alq-3"]() for _ in range(2))
     here.fit(flat())
     there.fit(on_gpu(flat()))
-    assert torch.equal(here.levels, there.levels) and here.codec.table_version == 1
+    assert torch.equal(here.levels, there.levels) and here.parts.default.table_version == 1

@@ -18,7 +18,7 @@ def payloads_of(scheme, dtype: torch.dtype) -> list[torch.Tensor]:
     gradients = torch.randn(2, COORDINATES + 50, generator=generator)
     gradients[:, BUCKET : 2 * BUCKET] = 0
     return [
-        scheme.codec.payloads.encode(g.to(dtype), COORDINATES, key).bytes
+        scheme.parts.default.payloads.encode(g.to(dtype), COORDINATES, key).bytes
         for key, g in enumerate(gradients)
     ]
 
@@ -31,12 +31,14 @@ def test_old_contents_of_memory_are_overwritten(name, dtype):
     payloads = payloads_of(scheme, dtype)
     expected = read_header(payloads[0])
     out = torch.full((expected.coordinates,), float("nan"), dtype=dtype)
-    scheme.codec.payloads.sum_into(payloads, expected, 0.5, out[:COORDINATES], out[COORDINATES:])
+    scheme.parts.default.payloads.sum_into(
+        payloads, expected, 0.5, out[:COORDINATES], out[COORDINATES:]
+    )
     bodies = torch.zeros(COORDINATES)
-    opened = [open_payload(scheme.codec, payload, expected) for payload in payloads]
-    scheme.codec.payloads.add(opened, 0.5, bodies)
+    opened = [open_payload(scheme.parts.default, payload, expected) for payload in payloads]
+    scheme.parts.default.payloads.add(opened, 0.5, bodies)
     bits = torch.int64 if dtype == torch.float64 else torch.int32
     assert torch.equal(out[:COORDINATES].view(bits), bodies.to(dtype).view(bits))
     full = 0.5 * sum(payload.full for payload in opened)
     assert torch.equal(out[COORDINATES:], full)
-    assert torch.equal(scheme.codec.payloads.sum_wide(payloads, expected, 0.5), out)
+    assert torch.equal(scheme.parts.default.payloads.sum_wide(payloads, expected, 0.5), out)

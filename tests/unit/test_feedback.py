@@ -56,7 +56,7 @@ def test_equations_14_by_hand(scheme, weights):
     received, added = dict.fromkeys(r, 0.0), dict.fromkeys(r, 0.0)
     for step in range(6):
         own, weight = gradients(SIZES, step), weights[step % len(weights)]
-        rank.compressor.residuals.weights = Weights(weight)
+        rank.compressor._training.residuals.weights = Weights(weight)
         for name, gradient, result in zip(r, own, rank.step(own), strict=True):
             z = gradient.double() + weight * r[name]  # (14a)
             e = z - result.double()  # (14b, c): the lone rank's result is its decoded payload
@@ -86,9 +86,9 @@ def test_the_payload_encodes_z():
     rank.step(gradients([500], 0))
     r, (g,) = rank.residuals()["a"], gradients([500], 1)
     step, seed = rank.compressor.step, rank.settings.seed
-    key = rank.compressor.instance.key(seed, 0, step, group_number(0))
+    key = rank.compressor._training.instance.key(seed, 0, step, group_number(0))
     rank.step([g])
-    alone = QSGD(bits=4, bucket_size=64).codec.payloads.encode(g + 0.5 * r, 500, key).bytes
+    alone = QSGD(bits=4, bucket_size=64).parts.default.payloads.encode(g + 0.5 * r, 500, key).bytes
     assert torch.equal(rank.hvd.sent[1][SIZE:], alone[SIZE:])
 
 
@@ -162,7 +162,10 @@ def test_a_step_that_is_not_finite_leaves_no_trace(bad, weight):
         hurt.compressor.step -= 1
         for name, residual in clean.residuals().items():
             assert torch.equal(hurt.residuals()[name], residual)
-        assert hurt.compressor.residuals.weights == clean.compressor.residuals.weights
+        assert (
+            hurt.compressor._training.residuals.weights
+            == clean.compressor._training.residuals.weights
+        )
         ends = [rank.step(gradients(SIZES, 2)) for rank in (clean, hurt)]
         assert all(torch.equal(a, b) for a, b in zip(*ends, strict=True))
 
@@ -224,7 +227,7 @@ def test_a_missing_gradient_is_zeros_plus_the_residual():
 
 def test_memory_is_two_floats_for_each_quantised_coordinate():
     rank = OneRank(QSGD(bucket_size=64, min_numel=100, tail="full", error_feedback=0.5), SIZES)
-    residuals, buffers = rank.compressor.residuals, set()
+    residuals, buffers = rank.compressor._training.residuals, set()
     for step in range(6):
         rank.step(gradients(SIZES, step))
         held = [*residuals._current.values(), *residuals._spare.values()]
@@ -250,9 +253,9 @@ def test_relative_error_is_measured_on_z(dtype):
     """One group of two buckets: all is measured; β = 1 keeps exactly ||z - ẑ||."""
     compressor = QSGD(bits=8, norm="linf", bucket_size=100, min_numel=0, error_feedback=1.0)
     rank = OneRank(compressor, [200], [dtype])
-    rank.compressor.residuals.lay_out(rank.layout, 0, 1)
+    rank.compressor._training.residuals.lay_out(rank.layout, 0, 1)
     large = 1000 * torch.randn(200, generator=torch.Generator().manual_seed(5))
-    rank.compressor.residuals.commit({0: large})
+    rank.compressor._training.residuals.commit({0: large})
     rank.step([torch.full((200,), 1e-3, dtype=dtype)])
     error = rank.residuals()["a"].square().sum() / large.square().sum()
     assert rank.compressor.report()["relative_error"] == pytest.approx(float(error), rel=0.3)

@@ -110,7 +110,7 @@ QUANTISERS = {
 def test_real_quantisers_stay_within_eq_17(scheme):
     compressor, gamma = QUANTISERS[scheme]
     assert_within(squared_residuals(compressor), gamma * (1 + gamma), 0.2)
-    beta = compressor.residuals.weights.of("")
+    beta = compressor._training.residuals.weights.of("")
     assert 0.9 * best_feedback(gamma, correlated=False)[0] < beta < 1
 
 
@@ -120,7 +120,7 @@ def test_classical_and_adapted_feedback_of_a_contraction():
     gamma = qcs_variance_bound(D, 16, 2)
     compressor = qcs("auto", "mmse")
     norms = squared_residuals(compressor)
-    beta = compressor.residuals.weights.of("")
+    beta = compressor._training.residuals.weights.of("")
     assert beta == pytest.approx(1 / (1 + gamma / (1 + gamma)), rel=0.1)
     bound = residual_bound(gamma, beta, "mmse", correlated=False)
     assert bound < 4 / 3 * residual_bound(gamma, 1.0, "mmse", correlated=False)
@@ -214,10 +214,10 @@ def test_a_change_of_settings_keeps_residuals_and_begins_anew():
     rank.compressor.set(error_feedback="auto")
     assert torch.equal(rank.residuals()["a"], before)
     rank.step(gradients([2000], 1))
-    adapted = rank.compressor.residuals.weights.of("")
+    adapted = rank.compressor._training.residuals.weights.of("")
     assert 0 < adapted < 0.3
     rank.compressor.set(error_feedback=0.7)
-    assert rank.compressor.residuals.weights.of("") == 0.7
+    assert rank.compressor._training.residuals.weights.of("") == 0.7
 
 
 @pytest.mark.parametrize("wrong", ("Auto", "1.0", 0, -0.5, 1.01, math.nan, True, [0.5]))
@@ -381,4 +381,4 @@ def test_sparse_gradients_with_auto_raise_nothing(density):
     rank = OneRank(compressor, [8000])
     for number in range(60):
         rank.step(gradients([8000], number))
-    assert 0 < compressor.residuals.weights.of("") < 2 * density
+    assert 0 < compressor._training.residuals.weights.of("") < 2 * density

@@ -41,7 +41,7 @@ def test_a_changing_scale_changes_nothing(scheme, weight):
         for name, residual in plain.residuals().items():
             assert residual.any()
             assert torch.equal(scaled.residuals()[name], residual)
-        weights = [rank.compressor.residuals.weights for rank in (plain, scaled)]
+        weights = [rank.compressor._training.residuals.weights for rank in (plain, scaled)]
         assert weights[0].adapted == weights[1].adapted
         assert weights[0].recent == pytest.approx(weights[1].recent)
 
@@ -96,7 +96,8 @@ def test_what_is_no_scaler_is_refused(wrong):
 def test_a_scaler_is_this_ranks_own_business():
     """Its object differs between ranks, their settings do not."""
     assert (
-        QSGD(grad_scaler=Scaler()).codec.settings_fingerprint == QSGD().codec.settings_fingerprint
+        QSGD(grad_scaler=Scaler()).parts.default.settings_fingerprint
+        == QSGD().parts.default.settings_fingerprint
     )
     assert "grad_scaler" not in repr(QSGD(grad_scaler=Scaler()))
 

@@ -48,14 +48,20 @@ def test_averages_bit_for_bit_by_hand(weight):
             flat = torch.cat([a, c, b])  # quantised ones first
             key, layout = stream_key(0, rank, step, 0), ranks.layout.fingerprint
             if step == 0:
-                payloads.append(compressor.codec.payloads.encode(flat, 0, key, layout).bytes)
+                payloads.append(
+                    compressor.parts.default.payloads.encode(flat, 0, key, layout).bytes
+                )
                 continue
             z = torch.add(flat[:1150], r[rank], alpha=weight)
-            payload = compressor.codec.payloads.encode(torch.cat([z, b]), 1150, key, layout).bytes
+            payload = compressor.parts.default.payloads.encode(
+                torch.cat([z, b]), 1150, key, layout
+            ).bytes
             received = compressor.decode(payload)[:1150]
             r[rank] = torch.add(z, r[rank], alpha=1 - weight) - received
             payloads.append(payload)
-        mean = compressor.codec.payloads.sum(payloads, read_header(payloads[0]), 1 / WORKERS)
+        mean = compressor.parts.default.payloads.sum(
+            payloads, read_header(payloads[0]), 1 / WORKERS
+        )
         for slot, part in zip((0, 2, 1), mean.split([700, 450, 30]), strict=True):
             assert torch.equal(parameters[slot].grad, part)
 

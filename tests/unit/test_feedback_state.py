@@ -47,7 +47,7 @@ def test_a_resumed_run_goes_on_bit_for_bit(keywords):
     for step in range(2, 5):
         ends = [rank.step(gradients(SIZES, step)) for rank in (old, new)]
         assert all(torch.equal(a, b) for a, b in zip(*ends, strict=True))
-    weights = [rank.compressor.residuals.weights for rank in (old, new)]
+    weights = [rank.compressor._training.residuals.weights for rank in (old, new)]
     assert weights[0].state_dict() == weights[1].state_dict()
     saved = [rank.residuals() for rank in (old, new)]
     assert list(saved[0]) == list(saved[1]) == ["a", "c"]
@@ -191,7 +191,7 @@ def test_a_state_of_before_the_first_step_clears_residuals():
 def test_a_state_without_error_feedback_starts_from_zero(caplog):
     new = make()
     new.load_state_dict(make(None).state_dict())
-    assert new.residuals.weight == 0.5 and "residuals" not in new.state_dict()
+    assert new._training.residuals.weight == 0.5 and "residuals" not in new.state_dict()
     assert not caplog.messages
 
 
@@ -204,7 +204,7 @@ def test_residuals_that_nobody_uses_are_told(caplog):
 
 def test_adapted_weights_are_in_the_state():
     old = trained(weight="auto")
-    weights = old.compressor.residuals.weights.adapted
+    weights = old.compressor._training.residuals.weights.adapted
     assert list(weights) == [""] and 0 < weights[""] < 1
     assert old.compressor.state_dict()["feedback_weights"] == weights
     between = make("auto")
@@ -212,7 +212,7 @@ def test_adapted_weights_are_in_the_state():
     assert between.state_dict()["feedback_weights"] == weights
     fixed = make(0.5)
     fixed.load_state_dict(old.compressor.state_dict())
-    assert fixed.residuals.weights.of("") == 0.5
+    assert fixed._training.residuals.weights.of("") == 0.5
     assert "feedback_weights" not in fixed.state_dict()
 
 
@@ -221,9 +221,9 @@ def test_residuals_of_another_weight_wait_for_the_first_error():
     old, own = trained(), gradients(SIZES, 2)
     new, plain = resumed(old, weight="auto"), OneRank(make(None), SIZES, place=(1, 4))
     plain.compressor.load_state_dict(without_residuals(old))
-    assert new.compressor.residuals.weights.of("") == 0
+    assert new.compressor._training.residuals.weights.of("") == 0
     assert all(torch.equal(a, b) for a, b in zip(new.step(own), plain.step(own), strict=True))
-    assert 0 < new.compressor.residuals.weights.of("") < 1
+    assert 0 < new.compressor._training.residuals.weights.of("") < 1
     for name, slot in (("a", 0), ("c", 2)):  # and nothing is lost
         sent = new.residuals()[name] - old.residuals()[name] - own[slot]
         assert float(sent.norm()) > 0.5 * float(own[slot].norm())
@@ -236,18 +236,18 @@ def test_residuals_of_another_weight_wait_for_the_first_error():
 )
 def test_a_state_with_wrong_weights_is_refused(wrong):
     rank = trained(weight="auto")
-    before, weights = rank.residuals(), rank.compressor.residuals.weights
+    before, weights = rank.residuals(), rank.compressor._training.residuals.weights
     with pytest.raises(ValueError, match="state: feedback_weights"):
         rank.compressor.load_state_dict(
             rank.compressor.state_dict() | {"step": 77, "feedback_weights": wrong}
         )
-    assert rank.compressor.step == 2 and rank.compressor.residuals.weights == weights
+    assert rank.compressor.step == 2 and rank.compressor._training.residuals.weights == weights
     assert all(torch.equal(before[name], r) for name, r in rank.residuals().items())
 
 
 def test_ranks_must_agree_on_the_weight():
     prints = {
-        QSGD(error_feedback=weight).codec.settings_fingerprint
+        QSGD(error_feedback=weight).parts.default.settings_fingerprint
         for weight in (None, 0.5, 1.0, 1, "auto")
     }
     assert len(prints) == 4

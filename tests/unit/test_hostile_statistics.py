@@ -54,7 +54,7 @@ def make(scheme: str, **keywords):
 
 def table(compressor) -> np.ndarray:
     return (
-        compressor.codec.code.numbers()
+        compressor.parts.default.code.numbers()
         if isinstance(compressor, ECDQ)
         else compressor.levels.numpy()
     )
@@ -66,9 +66,9 @@ def test_samples_that_say_little_give_a_valid_table(scheme):
         compressor = make(scheme)
         with warnings.catch_warnings():
             warnings.simplefilter("error")  # NumPy's, of numbers that are none
-            update = compressor.codec.refit([compressor.codec.collect(buckets)] * 2)
-            compressor.codec.apply_update(update, 0)
-        assert compressor.codec.table_version == 1, name
+            update = compressor.parts.default.refit([compressor.parts.default.collect(buckets)] * 2)
+            compressor.parts.default.apply_update(update, 0)
+        assert compressor.parts.default.table_version == 1, name
         assert np.isfinite(table(compressor)).all(), name
         if not isinstance(compressor, ECDQ):
             assert (np.diff(table(compressor)) > 0).all() and table(compressor)[-1] == 1, name
@@ -80,13 +80,13 @@ def test_samples_that_say_little_give_a_valid_table(scheme):
 def test_samples_that_say_nothing_keep_the_table(scheme):
     for name, bucket in NOTHING.items():
         compressor = make(scheme)
-        if name == "largest" and getattr(compressor.codec, "norm", "l2") == "linf":
+        if name == "largest" and getattr(compressor.parts.default, "norm", "l2") == "linf":
             continue  # their scale does not overflow
         before = table(compressor)
-        complete = compressor.codec.apply_update(
-            compressor.codec.refit([compressor.codec.collect([bucket])] * 2), 0
+        complete = compressor.parts.default.apply_update(
+            compressor.parts.default.refit([compressor.parts.default.collect([bucket])] * 2), 0
         )
-        assert not complete and compressor.codec.table_version == 0, name
+        assert not complete and compressor.parts.default.table_version == 0, name
         assert np.array_equal(table(compressor), before), name
 
 
@@ -123,12 +123,12 @@ def test_an_update_is_put_off_and_told_once(scheme, caplog):
     before = table(run.compressor)
     for step in range(3):
         run.step(step, zeros, zeros)
-        assert run.compressor.codec.table_version == 0
+        assert run.compressor.parts.default.table_version == 0
         assert np.array_equal(table(run.compressor), before)
     told = warned(caplog)
     assert len(told) == 1 and told[0].endswith("later: all their sampled gradients are zero")
     run.step(3, normal(), normal(1))
-    assert run.compressor.codec.table_version == 1 and len(warned(caplog)) == 1
+    assert run.compressor.parts.default.table_version == 1 and len(warned(caplog)) == 1
 
 
 @pytest.mark.parametrize("kind", ("nan", "inf"))
@@ -140,7 +140,7 @@ def test_a_table_is_fitted_to_the_finite_buckets(scheme, kind, caplog):
     bad = NOT_FINITE[kind]
     for step in range(4):
         run.step(step, *([*[normal(8 * rank + i) for i in range(7)], bad] for rank in (0, 1)))
-        assert run.compressor.codec.table_version == min(step, 2) + 1
+        assert run.compressor.parts.default.table_version == min(step, 2) + 1
         if step == 0:
             alone.step(0, *([normal(8 * rank + i) for i in range(7)] for rank in (0, 1)))
             assert np.array_equal(table(run.compressor), table(alone.compressor))
@@ -160,7 +160,7 @@ def test_nothing_is_fitted_where_no_sample_is_finite(scheme, kind, caplog):
         "some level tables are kept, and fitted later: no sampled gradient is finite"
     ]
     run.step(1, normal(), normal(1))
-    assert run.compressor.codec.table_version == 1
+    assert run.compressor.parts.default.table_version == 1
 
 
 def test_nothing_is_told_where_nothing_is_quantised(caplog):

@@ -9,12 +9,14 @@ from typing import get_args, get_type_hints
 import pytest
 
 from hvd_adaptive import ALQ, ORQ, QSGD, ScatterReduce, SignSGD
-from hvd_adaptive.coding.codings import CODINGS
+from hvd_adaptive.coding.header import CODINGS
 from hvd_adaptive.keywords import own_keywords
 from hvd_adaptive.options import EXCHANGES
 from hvd_adaptive.scheme import Scheme, Settings
 from hvd_adaptive.shared_keywords import Shared
 from hvd_adaptive.tools.schemes.catalog import scheme_classes
+
+NEEDED = {"ECDQ": {"bits": 2.0}, "SparseSGD": {"density": 0.1}}
 
 
 @pytest.mark.parametrize(
@@ -31,6 +33,19 @@ def test_unknown_keywords(make, nearest, others):
     with pytest.raises(TypeError, match=f"did you mean '{nearest}'") as raised:
         make()
     assert others in str(raised.value)
+
+
+@pytest.mark.parametrize("name", scheme_classes())
+def test_public_members_are_those_of_the_reference(name):
+    """What a person sees in ``dir()``; the package's own modules use ``_training``."""
+    seen = {
+        name
+        for name in dir(scheme_classes()[name](**NEEDED.get(name, {})))
+        if not name.startswith("_")
+    }
+    horovods, alone = {"compress", "decompress"}, {"encode", "decode", "fit", "levels"}
+    state = {"state_dict", "load_state_dict", "report", "set", "close"}
+    assert seen <= horovods | alone | state | {"settings", "step", "parts"}
 
 
 def test_nothing_is_near():

@@ -89,7 +89,7 @@ def used(name: str) -> Any:
     compressor.step = 12
     compressor.encode(FLAT)
     if "second" in name:
-        compressor.codec.second_stage(4).codec.fit(FLAT)
+        compressor.parts.default.second_stage(4).codec.fit(FLAT)
     if "feedback" in name:
         residuals = {"rank": 1, "size": 2, "parameters": {"a": torch.ones(700)}}
         state = compressor.state_dict() | {"residuals": residuals}
@@ -191,7 +191,7 @@ def test_a_table_is_never_older_than_its_first():
 def test_the_last_entry_read_is_the_first_to_be_checked():
     """A bad schedule behind a good table leaves the schedule that was there."""
     for scheme in (ALQ(), ECDQ(bits=2.0), QSGD(coding="huffman")):
-        scheme.updates.schedule.done(5, complete=False)
+        scheme._training.updates.schedule.done(5, complete=False)
         state = scheme.state_dict()
         other = state | {"schedule": {"retry_at": 9, "wait": 4}, "encodes": "many"}
         with pytest.raises(ValueError, match="encodes"):

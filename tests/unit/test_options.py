@@ -89,7 +89,7 @@ def test_states_hold_plain_data(keyword, value):
     file.seek(0)
     new.load_state_dict(torch.load(file, weights_only=True))
     assert new.settings == changed.settings
-    assert new.codec.settings_fingerprint == changed.codec.settings_fingerprint
+    assert new.parts.default.settings_fingerprint == changed.parts.default.settings_fingerprint
 
 
 @pytest.mark.parametrize(
@@ -115,13 +115,13 @@ def test_damaged_states_change_nothing(settings):
 
 def test_the_worker_may_differ_between_ranks_and_change():
     one, other = ALQ(), ALQ(tuning=Tuning(worker=False))
-    assert one.codec.settings_fingerprint == other.codec.settings_fingerprint
-    codec = one.codec
+    assert one.parts.default.settings_fingerprint == other.parts.default.settings_fingerprint
+    codec = one.parts.default
     one.set(tuning=Tuning(worker=False))
-    assert not one.settings.tuning.worker and one.codec is codec
+    assert not one.settings.tuning.worker and one.parts.default is codec
     one.set(tuning=Tuning(checksum=False))
     assert one.settings.tuning == Tuning(checksum=False)
-    assert one.codec.settings_fingerprint != other.codec.settings_fingerprint
+    assert one.parts.default.settings_fingerprint != other.parts.default.settings_fingerprint
 
 
 @pytest.mark.parametrize("name", ["scatter_reduce", "hierarchical", "auto"])

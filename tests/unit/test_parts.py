@@ -55,13 +55,13 @@ class TestLabels:
         labels = [compressor.parts.label_of(name) for name in NAMES]
         assert labels == ["bits=5", "bits=4", None, "", None]
         assert list(compressor.parts) == ["", "bits=5", "bits=4"]
-        assert compressor.part("") is compressor.codec
+        assert compressor.parts[""] is compressor.parts.default
 
     def test_tensor(self):
         compressor = ALQ(parameter_bits=BITS, scope="tensor")
         labels = [compressor.parts.label_of(name) for name in NAMES]
         assert labels == ["conv1.weight", "conv2.weight", None, "fc.weight", None]
-        widths = [compressor.part(label).table.bits for label in labels if label]
+        widths = [compressor.parts[label].table.bits for label in labels if label]
         assert widths == [5, 4, 3]
         assert list(compressor.parts) == ["", "conv1.weight", "conv2.weight", "fc.weight"]
 
@@ -85,11 +85,11 @@ class TestLabels:
 
     def test_unknown_parts(self):
         with pytest.raises(ValueError, match=r"'bits=4'.*must be one of '', 'bits=5'"):
-            ALQ(parameter_bits={"a": 5}).part("bits=4")
+            ALQ(parameter_bits={"a": 5}).parts["bits=4"]
         with pytest.raises(ValueError, match=r"'fc'.*must be one of ''"):
-            ALQ().part("fc")
+            ALQ().parts["fc"]
         with pytest.raises(ValueError, match=r"'fc.bias'"):
-            ALQ(scope="tensor", parameter_bits=BITS).part("fc.bias")
+            ALQ(scope="tensor", parameter_bits=BITS).parts["fc.bias"]
 
 
 class TestCodecs:
@@ -107,13 +107,13 @@ class TestCodecs:
             scheme(**own, **bits),
             scheme(**own, scope="tensor", parameter_bits={"x": bits.get("bits")}),
         )
-        part = whole.part("x") if bits else whole.part("y")
+        part = whole.parts["x"] if bits else whole.parts["y"]
         quantized = part.settings.quantized_part(flat.numel())
         payloads = [
-            codec.payloads.encode(flat, quantized, 1).bytes for codec in (part, alone.codec)
+            codec.payloads.encode(flat, quantized, 1).bytes for codec in (part, alone.parts.default)
         ]
         assert torch.equal(*payloads)
-        assert part.settings_fingerprint == alone.codec.settings_fingerprint
+        assert part.settings_fingerprint == alone.parts.default.settings_fingerprint
         assert part.settings == alone.settings
 
     def test_steps_and_parameters_are_not_shared(self):
@@ -121,20 +121,20 @@ class TestCodecs:
         steps = iter([0, 5, 50])
         named = ((name, torch.nn.Parameter(torch.zeros(3))) for name in ("a", "b"))
         compressor = ALQ(scope="tensor", update_steps=steps, named_parameters=named)
-        assert compressor.part("a").settings.named_parameters is None
-        assert [s for s in range(60) if compressor.updates.due(s)] == [0, 5, 50]
+        assert compressor.parts["a"].settings.named_parameters is None
+        assert [s for s in range(60) if compressor._training.updates.due(s)] == [0, 5, 50]
         assert len(compressor.settings.named_parameters) == 2
 
     def test_tables_are_independent(self):
         compressor = ALQ(scope="tensor", bucket_size=100)
-        a, b = compressor.part("a"), compressor.part("b")
+        a, b = compressor.parts["a"], compressor.parts["b"]
         first = compressor.levels
         a.fit(heavy(1))
-        versions = [codec.table_version for codec in (a, b, compressor.codec)]
+        versions = [codec.table_version for codec in (a, b, compressor.parts.default)]
         assert versions == [1, 0, 0]
         assert torch.equal(b.levels, first) and torch.equal(compressor.levels, first)
         assert not torch.equal(a.levels, first)
-        assert compressor.part("a") is a and compressor.report()["table_version"] == 1
+        assert compressor.parts["a"] is a and compressor.report()["table_version"] == 1
         payload = a.payloads.encode(heavy(1), heavy(1).numel(), 1).bytes
         with pytest.raises(PayloadError, match="table"):
             b.payloads.sum([payload], read_header(payload), 1.0)
@@ -142,7 +142,7 @@ class TestCodecs:
     def test_a_first_table_is_every_tensors(self):
         table = [-1, -0.5, -0.1, 0, 0.1, 0.5, 1]
         compressor = ALQ(table=table, scope="tensor", parameter_bits={"*.bias": None})
-        assert compressor.part("a").levels.tolist() == table
+        assert compressor.parts["a"].levels.tolist() == table
 
 
 class TestArguments:
@@ -192,7 +192,10 @@ class TestArguments:
         assert labels == (None, "")
 
     def test_an_empty_mapping_is_none(self):
-        assert ALQ(parameter_bits={}).codec.settings_fingerprint == ALQ().codec.settings_fingerprint
+        assert (
+            ALQ(parameter_bits={}).parts.default.settings_fingerprint
+            == ALQ().parts.default.settings_fingerprint
+        )
 
     def test_the_mapping_is_copied(self):
         patterns = {"conv*": 4}
@@ -210,12 +213,16 @@ class TestArguments:
             ALQ(parameter_bits={"a*": None, "ab*": 5}),
             ALQ(parameter_bits={"a*": 4, "ab*": 5}, scope="tensor"),
         ]
-        assert len({compressor.codec.settings_fingerprint for compressor in made}) == len(made)
+        assert len({compressor.parts.default.settings_fingerprint for compressor in made}) == len(
+            made
+        )
         typed = ALQ(parameter_bits={np.str_("a*"): np.int64(4), "ab*": 5})
-        assert typed.codec.settings_fingerprint == made[2].codec.settings_fingerprint
         assert (
-            eval(repr(typed), {"ALQ": ALQ, "Tuning": Tuning}).codec.settings_fingerprint
-            == typed.codec.settings_fingerprint
+            typed.parts.default.settings_fingerprint == made[2].parts.default.settings_fingerprint
+        )
+        assert (
+            eval(repr(typed), {"ALQ": ALQ, "Tuning": Tuning}).parts.default.settings_fingerprint
+            == typed.parts.default.settings_fingerprint
         )
 
     def test_idle_patterns_are_told_once(self, caplog):
@@ -264,7 +271,7 @@ class TestUpdates:
 
     def update(self, compressor: ALQ, step: int, empty: tuple = ()):
         """As two ranks do; ``vectors`` are the other's statistics."""
-        codecs = {label: ALQ(bucket_size=100).codec for label in self.LABELS}
+        codecs = {label: ALQ(bucket_size=100).parts.default for label in self.LABELS}
         draw = self.samples(1, empty)
         own = {label: codec.collect(draw(20, label)) for label, codec in codecs.items()}
         other = JointUpdate(codecs).joined(own)
@@ -274,7 +281,7 @@ class TestUpdates:
             calls.append(own)
             return fit([own, other])
 
-        compressor.updates.run(step, self.samples(0, empty), sync, self.LABELS)
+        compressor._training.updates.run(step, self.samples(0, empty), sync, self.LABELS)
         assert len(calls) == 1, "one sync, however many parts"
 
     def test_each_part_is_fitted_to_its_own_samples(self):
@@ -282,13 +289,15 @@ class TestUpdates:
         self.update(compressor, 0)
         for label in self.LABELS:
             alone = ALQ(bucket_size=100, bits=5 if label == "c" else 3)
-            vectors = [alone.codec.collect(self.samples(rank)(20, label)) for rank in (0, 1)]
-            alone.codec.apply_update(alone.codec.refit(vectors), 0)
-            assert torch.equal(compressor.part(label).levels, alone.levels)
-            assert compressor.part(label).table_version == 1
-        tables = {tuple(compressor.part(label).levels.tolist()) for label in self.LABELS}
+            vectors = [
+                alone.parts.default.collect(self.samples(rank)(20, label)) for rank in (0, 1)
+            ]
+            alone.parts.default.apply_update(alone.parts.default.refit(vectors), 0)
+            assert torch.equal(compressor.parts[label].levels, alone.levels)
+            assert compressor.parts[label].table_version == 1
+        tables = {tuple(compressor.parts[label].levels.tolist()) for label in self.LABELS}
         assert len(tables) == 3
-        assert compressor.codec.table_version == 0, "the default part had no samples"
+        assert compressor.parts.default.table_version == 0, "the default part had no samples"
 
     def test_an_update_is_complete_when_all_parts_found_their_samples(self):
         """In all of the last eight steps that were sampled."""
@@ -296,11 +305,11 @@ class TestUpdates:
         versions, nothing = [], {0: ((0, "b"), (1, "b")), 1: ((1, "c"),)}
         for step in (0, 1, 3, 7, 15):
             empty = nothing.get(step, ())
-            assert compressor.updates.due(step)
+            assert compressor._training.updates.due(step)
             self.update(compressor, step, empty)
-            versions.append([compressor.part(label).table_version for label in self.LABELS])
+            versions.append([compressor.parts[label].table_version for label in self.LABELS])
         assert versions == [[1, 0, 1], [2, 1, 2], [3, 2, 3], [4, 3, 4], [5, 4, 5]]
-        assert not any(compressor.updates.due(step) for step in range(16, 2000))
+        assert not any(compressor._training.updates.due(step) for step in range(16, 2000))
 
     def test_one_part_alone_sends_what_it_always_sent(self):
         compressor, alone = ALQ(bucket_size=100), ALQ(bucket_size=100)
@@ -311,7 +320,7 @@ class TestUpdates:
             sent.append(own)
             return fit([own])
 
-        compressor.updates.run(0, lambda count, part: buckets[:count], sync)
-        assert np.array_equal(sent[0], alone.codec.collect(buckets[:20]))
-        alone.codec.apply_update(alone.codec.refit([sent[0]]), 0)
+        compressor._training.updates.run(0, lambda count, part: buckets[:count], sync)
+        assert np.array_equal(sent[0], alone.parts.default.collect(buckets[:20]))
+        alone.parts.default.apply_update(alone.parts.default.refit([sent[0]]), 0)
         assert torch.equal(compressor.levels, alone.levels)

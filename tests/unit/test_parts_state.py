@@ -28,7 +28,7 @@ def through_disk(state: dict) -> dict:
 def fitted(**keywords) -> ALQ:
     compressor = ALQ(bucket_size=100, **keywords)
     for power, name in enumerate(NAMES, 2):
-        codec = compressor.part(compressor.parts.label_of(name))
+        codec = compressor.parts[compressor.parts.label_of(name)]
         codec.fit(torch.linspace(-1, 1, 1000) ** (2 * power - 1))
     return compressor
 
@@ -49,7 +49,7 @@ def test_roundtrip_through_a_file_before_the_parts_exist(case):
     assert tables(new) == tables(old)
     assert len({tuple(levels) for levels, _ in tables(new).values()}) == len(tables(new))
     assert new.report()["table_version"] == 1
-    payloads = [one.part(label).payloads.encode(flat, 500, 3).bytes for one in (old, new)]
+    payloads = [one.parts[label].payloads.encode(flat, 500, 3).bytes for one in (old, new)]
     assert torch.equal(*payloads)
 
 
@@ -58,9 +58,9 @@ def test_a_state_replaces_what_was_there(case):
     fresh, used = ALQ(bucket_size=100, **CASES[case]), fitted(**CASES[case])
     used.load_state_dict(through_disk(fresh.state_dict()))
     assert tables(used) == tables(fresh)
-    again = used.part(used.parts.label_of(NAMES[0]))
+    again = used.parts[used.parts.label_of(NAMES[0])]
     assert again.table_version == 0 and again.levels.tolist() == (
-        fresh.part(fresh.parts.label_of(NAMES[0])).levels.tolist()
+        fresh.parts[fresh.parts.label_of(NAMES[0])].levels.tolist()
     )
 
 
@@ -96,7 +96,7 @@ def test_a_refused_state_changes_nothing(harm):
     compressor = fitted(parameter_bits=PATTERNS)
     state = ALQ(bucket_size=100, parameter_bits=PATTERNS).state_dict() | {"step": 9}
     state["schedule"] = {"retry_at": 7, "wait": 4}
-    before, schedule = tables(compressor), compressor.updates.schedule.state_dict()
+    before, schedule = tables(compressor), compressor._training.updates.schedule.state_dict()
     part = state["parts"]["bits=4"]
     if harm == "other bits":
         part["table"] = ALQ(bits=5).state_dict()["table"]
@@ -111,7 +111,7 @@ def test_a_refused_state_changes_nothing(harm):
     with pytest.raises(ValueError):
         compressor.load_state_dict(state)
     assert tables(compressor) == before and compressor.step == 0
-    assert compressor.updates.schedule.state_dict() == schedule
+    assert compressor._training.updates.schedule.state_dict() == schedule
 
 
 def test_fixed_tables_too():

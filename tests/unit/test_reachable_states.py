@@ -19,6 +19,7 @@ from settings_objects import exchange_of
 
 from hvd_adaptive import ScatterReduce, Tuning
 from hvd_adaptive.base.errors import ResidualError
+from hvd_adaptive.changes import begin_step
 from hvd_adaptive.compressor import GradientCompressor
 from hvd_adaptive.simulate import Ranks
 
@@ -75,7 +76,7 @@ def build(name: str, more: str, exchange: str) -> GradientCompressor:
     """A compressor; ValueError if the scheme refuses such keywords."""
     own = {"bucket_size": BUCKET, "min_numel": 16, "seed": 5}
     own["exchange"] = exchange_of(exchange, ranks_per_node=1)
-    if hasattr(CASES[name]().codec, "adaptation"):
+    if hasattr(CASES[name]().parts.default, "adaptation"):
         own["update_steps"] = [0, 1, 3]
     try:
         return CASES[name](**own | MORE[more])
@@ -128,7 +129,7 @@ class Run:
     def change(self, **settings: Any) -> None:
         """Change settings; the step after it takes them."""
         self.compressor.set(**settings)
-        self.compressor.begin_step()
+        begin_step(self.compressor)
         self.ranks = self.ranks.renewed()
 
     def states(self) -> list[dict]:
@@ -142,7 +143,7 @@ class Run:
         for rank, state in enumerate(map(through_file, self.states())):
             new.load_state_dict(state)  # residuals included
             if self.ranks.residuals:
-                loaded.append(new.residuals.loaded(state))
+                loaded.append(new._training.residuals.loaded(state))
             assert plain(new.state_dict()) == plain(self.states()[rank])
         run = Run(new, self.dtype)
         for rank, residuals in enumerate(loaded):

@@ -107,7 +107,7 @@ def test_each_call_of_each_instance_has_its_own_key():
 
 def test_constructing_does_not_count():
     v = gradient()
-    QSGD(), ALQ(parameter_bits={"a": 4}), QSGD().codec.second_codec(6)
+    QSGD(), ALQ(parameter_bits={"a": 4}), QSGD().parts.default.second_codec(6)
     assert key_of(QSGD().encode(v)) == oracle.stream_key(0, 0, 0, 2**63)
 
 
@@ -134,7 +134,7 @@ def test_a_state_goes_on_with_its_stream():
 def test_settings_that_change_keep_the_stream():
     v, other, codec = gradient(), QSGD(bits=3), QSGD(bits=3)
     other.encode(v), codec.encode(v)
-    codec.instance.bind()
+    codec._training.instance.bind()
     codec.set(bits=5)
     saved = codec.state_dict()
     assert saved["instance"] == {"training": 0, "alone": 1}
@@ -142,8 +142,8 @@ def test_settings_that_change_keep_the_stream():
     assert key_of(codec.encode(v)) == oracle.stream_key(0, 0, 1, 2**63, 1)
     del saved["instance"]  # as an earlier version wrote it
     codec.load_state_dict(saved)
-    assert codec.instance == Instance(0, 1)
-    assert resumed(saved).instance == Instance()
+    assert codec._training.instance == Instance(0, 1)
+    assert resumed(saved)._training.instance == Instance()
 
 
 def test_a_copy_takes_the_place_of_the_original():

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import torch.distributed as dist
 
 from hvd_adaptive.base.errors import RankMismatchError, WarnOnce
+from hvd_adaptive.changes import begin_step
 from hvd_adaptive.hooks.connected import ApartFromHorovod
 from hvd_adaptive.hooks.ddp.arrived import Arrived
 from hvd_adaptive.hooks.ddp.buckets import Bucket, BucketBinding, Names
@@ -128,7 +129,7 @@ class BucketSession(ApartFromHorovod):
             index: DDP's number of it. In the first iteration with static_graph=True all are 0.
             is_last: DDP says that it is the last one. If not, perhaps none is.
         """
-        with self.compressor.meter.time("blocked_s"):
+        with self.compressor._training.meter.time("blocked_s"):
             self._take(bucket, index)
         pending = self._pending
         if pending is None or index is None:
@@ -189,14 +190,14 @@ class BucketSession(ApartFromHorovod):
         except RankMismatchError:
             self._pending, self._world, self._binding = None, None, None
             self._driver = OrderedDriver(self.compressor)
-            self.compressor.meter.give_up()
+            self.compressor._training.meter.give_up()
             raise
 
     def _begin_step(self, bucket: Bucket) -> Pending:
         self.forget()  # backward ended before its last bucket
         world = self._compared_world()
         compressor = self.compressor
-        compressor.begin_step()
+        begin_step(compressor)
         if self._stale or self._binding is None:
             last, self._stale = self._binding, False
             self._binding = BucketBinding(compressor, world, self._name)

@@ -59,7 +59,7 @@ def check_everywhere(
         RankMismatchError: Ranks have reduced different modules, or differ in the step.
     """
     step = compressor.step
-    own = [step, compressor.codec.settings_fingerprint, calls]
+    own = [step, compressor.parts.default.settings_fingerprint, calls]
     failed, rows = failures.everywhere(world, name, own)
     described = [
         {

@@ -92,16 +92,16 @@ class ShardedModules:
         digest = hashlib.sha256(repr(described).encode()).digest()
         number = group_number(index, call)
         return _ordered(flat.view(-1, module.length), quantized), Parcel(
-            codec=compressor.part(part),
+            codec=compressor.parts[part],
             dtype=flat.dtype,
             quantized=quantized,
             full=flat.numel() - quantized,
             device=flat.device,
-            stream=RandomStream(compressor.instance, settings.seed, step, number),
+            stream=RandomStream(compressor._training.instance, settings.seed, step, number),
             factor=factor,
             layout=int.from_bytes(digest[:8], "little"),
             index=index,
-            meter=compressor.meter,
+            meter=compressor._training.meter,
         )
 
     def portion(self, index: int, of_part: int) -> int:

@@ -9,6 +9,7 @@ import torch
 
 from hvd_adaptive.adapt.statistics import Sample
 from hvd_adaptive.base.streams import Use
+from hvd_adaptive.changes import begin_step
 from hvd_adaptive.hooks.fsdp.modules import ShardedModules
 from hvd_adaptive.layout import Group
 
@@ -69,12 +70,12 @@ class ModuleSamples:
         """
         compressor, module = self._compressor, self._modules[index]
         settings, group = compressor.settings, module.group
-        most = compressor.part(group.part).adaptation.samples
+        most = compressor.parts[group.part].adaptation.samples
         rows = flat.view(-1, module.length)[:, : group.quantized // (flat.numel() // module.length)]
         per_row = -(-rows.shape[1] // settings.bucket_size)
         total = per_row * len(rows)
         count = min(total, max(1, self._modules.portion(index, most)))
-        key = compressor.instance.key(settings.seed, rank, compressor.step, Use.SAMPLE)
+        key = compressor._training.instance.key(settings.seed, rank, compressor.step, Use.SAMPLE)
         inside = (index << 32) + call
         draw = np.random.Generator(np.random.Philox(key=key + (inside << 64)))
         chosen = np.sort(draw.choice(total, count, replace=False)).tolist()
@@ -157,7 +158,7 @@ class ShardedSession(ApartFromHorovod):
             self._samples.clear()
             self._unchecked.clear()
             self._failures = Failures()
-            self.compressor.meter.give_up()
+            self.compressor._training.meter.give_up()
 
     def rebind(self) -> None:
         """Use other settings from the next call on."""
@@ -195,7 +196,7 @@ class ShardedSession(ApartFromHorovod):
         if self._zeros is not None:
             values, padding = ordered[: parcel.quantized], module.padding * flat.numel()
             self._zeros.look(module.group, values, parcel.codec, round(padding / module.length))
-        meter = self.compressor.meter
+        meter = self.compressor._training.meter
         meter.add("coordinates", flat.numel(), index)
         meter.add("uncompressed_bytes", flat.nbytes, index)
         try:
@@ -248,7 +249,7 @@ class ShardedSession(ApartFromHorovod):
             raise
         if self._is_sampled:
             parts = self._modules.parts_of(self._calls)
-            compressor.updates.run(step, self._samples.drawn, self._binding.sync(), parts)
+            compressor._training.updates.run(step, self._samples.drawn, self._binding.sync(), parts)
         layout = self._binding.layout = self._modules.layout()
         if self._zeros is not None and step >= compressor.settings.warmup_steps:
             compressor.parts.looks_for_zeros = False
@@ -257,7 +258,7 @@ class ShardedSession(ApartFromHorovod):
         self._calls.clear()
         self._attempts.clear()
         self._samples.clear()
-        compressor.meter.finish()
+        compressor._training.meter.finish()
         self._binding.monitored.step_ended(self._binding, step, layout, self._device)
 
     @property
@@ -287,7 +288,7 @@ class ShardedSession(ApartFromHorovod):
 
     def _begin(self, world: TorchWorld) -> None:
         compressor = self.compressor
-        compressor.begin_step()
+        begin_step(compressor)
         step = compressor.step
         if self._binding is None:
             self._binding = Groups(compressor, world, self._label)
@@ -296,8 +297,8 @@ class ShardedSession(ApartFromHorovod):
         if not self._shards:
             self._binding.parts = self._modules.parts()
             self._binding.prepare(step)
-        compressor.updates.due(step)  # once a step, whatever it returns
-        self._is_sampled = compressor.updates.needs_samples(step)
+        compressor._training.updates.due(step)  # once a step, whatever it returns
+        self._is_sampled = compressor._training.updates.needs_samples(step)
         if self._is_sampled or step == compressor.settings.warmup_steps:
             world.forget_lengths()
         looks = compressor.parts.looks_for_zeros and world.rank == 0

@@ -81,7 +81,7 @@ class Agreement:
         function, is evaluated once a step."""
         if self._due[0] != step:
             groups.prepare(step)
-            self._due = (step, self._compressor.updates.due(step))
+            self._due = (step, self._compressor._training.updates.due(step))
             self._tables = tables_fitted(self._compressor)
         return self._due[1]
 
@@ -91,9 +91,9 @@ class Agreement:
         It covers all that must be the same on all ranks before they wait for each other: the names
         of collectives (settings, layout, instance), the attempt, the tables, and which are fitted.
         """
-        step, updates = self._compressor.step, self._compressor.updates
+        step, updates = self._compressor.step, self._compressor._training.updates
         named = "" if groups.layout is None else groups.name
-        settings = self._compressor.codec.settings_fingerprint
+        settings = self._compressor.parts.default.settings_fingerprint
         due = self.update_due(groups, step)
         fits = due, updates.first_due(step), updates.needs_samples(step)
         return position(
@@ -168,7 +168,7 @@ class Agreement:
     def _varying(self, groups: Groups, attempt: int) -> Description:
         step = self._compressor.step
         self.update_due(groups, step)
-        updates = self._compressor.updates
+        updates = self._compressor._training.updates
         due = {True: "due", False: "not due"}
         return {
             "the step": {

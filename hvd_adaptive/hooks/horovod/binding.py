@@ -65,7 +65,7 @@ class Binding(Groups):
             ]
             self.layout = self._laid_out(known is not None and known._by_name)
             among = zlib.crc32(repr(self.world.process_set.ranks).encode())
-            settings = compressor.codec.settings_fingerprint
+            settings = compressor.parts.default.settings_fingerprint
             identity = self.layout.identity ^ settings ^ among
             self.name = self._names.of(identity, self.world.generation)
             by_slot = [by_name[member.name] for member in self.layout.members]
@@ -109,7 +109,7 @@ class Binding(Groups):
     @property
     def unnamed(self) -> str:
         """Return the beginning of the names of collectives if no optimizer was found."""
-        return f"hvd_adaptive.{self.compressor.codec.settings_fingerprint:08x}.unnamed"
+        return f"hvd_adaptive.{self.compressor.parts.default.settings_fingerprint:08x}.unnamed"
 
     @property
     def has_optimizer(self) -> bool:

@@ -264,7 +264,7 @@ class HorovodDrive(Drive):
             binding.given_up.drain(binding.world, binding.name_at(step.attempt), step.device)
         binding.set_up(step.layout, step.number, step.device, step.attempt)
         due = binding.agreement.update_due(binding, step.number)
-        updates = binding.compressor.updates
+        updates = binding.compressor._training.updates
         if due or updates.needs_samples(step.number):
             updates.run(step.number, step.samples, binding.sync(step.attempt), step.parts)
         step.launch_all(self.read.factor)
@@ -346,7 +346,7 @@ def _given_up() -> RuntimeError:
 def _new_step(binding: Binding, layout: Layout, worker: Worker | None) -> Step:
     """Return the step that comes next, without gradients."""
     compressor = binding.compressor
-    residuals = compressor.residuals
+    residuals = compressor._training.residuals
     if residuals is not None:
         residuals.lay_out(layout, binding.world.rank, binding.world.size)
     return Step(binding, layout, compressor.step, binding.given_up.attempt, residuals, worker)

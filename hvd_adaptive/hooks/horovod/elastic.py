@@ -39,8 +39,8 @@ class CompressorStateHandler:
         """Return to the saved state. Collectives in flight have failed with Horovod."""
         self.value.close()
         self.value.load_state_dict(self._saved)
-        if self.value.residuals is not None:
-            self.value.residuals.take_over(self.value.residuals)
+        if self.value._training.residuals is not None:
+            self.value._training.residuals.take_over(self.value._training.residuals)
 
     def sync(self) -> None:
         """Load the first rank's state on every rank. This is a collective."""
@@ -48,14 +48,14 @@ class CompressorStateHandler:
 
         from hvd_adaptive.hooks.horovod.names import forget_names
 
-        compressor, residuals = self.value, self.value.residuals
+        compressor, residuals = self.value, self.value._training.residuals
         compressor.close()
         forget_names()
         own = compressor.state_dict()
         shared = hvd.broadcast_object(without_own(own), 0, name="hvd_adaptive.elastic.state")
         compressor.load_state_dict(with_own(shared, own))
-        if residuals is not None and compressor.residuals is not None:
-            compressor.residuals.take_over(residuals)
+        if residuals is not None and compressor._training.residuals is not None:
+            compressor._training.residuals.take_over(residuals)
         self.save()
 
     def set_value(self, compressor: GradientCompressor) -> None:

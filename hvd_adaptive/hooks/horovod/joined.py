@@ -48,7 +48,7 @@ class JoinedStep:
     def launch_all(self, factor: float) -> None:
         """Submit every gradient. factor: scale of sums over ranks."""
         self._factor = factor
-        world, meter = self.binding.world, self.binding.compressor.meter
+        world, meter = self.binding.world, self.binding.compressor._training.meter
         for slot, gradient in sorted(self._gradients.items()):
             data = gradient.detach().to(wide_of(gradient.dtype)).contiguous().view(-1)
             self._handles[slot] = world.allreduce(data, f"{self._name}.{slot}", world.hvd.Sum)
@@ -70,7 +70,7 @@ class JoinedStep:
     def result(self, slot: int, absent: bool = False) -> torch.Tensor:
         """Return the reduced gradient, in its own shape and dtype."""
         gradient = self._gradients.pop(slot)
-        with self.binding.compressor.meter.time("exchange_s"):
+        with self.binding.compressor._training.meter.time("exchange_s"):
             total = self.binding.world.synchronize(self._handles.pop(slot))
         return total.mul_(self._factor).to(gradient.dtype).view(gradient.shape)
 

@@ -62,9 +62,9 @@ def take_first_state(
         steps[0],
     )
     if takes:
-        residuals = compressor.residuals
+        residuals = compressor._training.residuals
         compressor.load_state_dict(with_own(state, compressor.state_dict()), in_step=True)
-        compressor.residuals = residuals
+        compressor._training.residuals = residuals
     return True
 
 

@@ -12,6 +12,7 @@ import torch
 
 from hvd_adaptive.base.errors import WarnOnce
 from hvd_adaptive.base.finite import wide_of
+from hvd_adaptive.changes import begin_step
 from hvd_adaptive.coding.header import DTYPE_CODES
 from hvd_adaptive.hooks.connected import Connected
 from hvd_adaptive.hooks.horovod.binding import Binding
@@ -74,7 +75,7 @@ class Session(Connected):
 
     def compress(self, tensor: torch.Tensor) -> tuple[torch.Tensor, Ticket | torch.dtype | None]:
         """See GradientCompressor.compress."""
-        meter = self.compressor.meter
+        meter = self.compressor._training.meter
         if not meter.detailed:
             return self._compress(tensor)
         with meter.time("blocked_s"):
@@ -109,7 +110,7 @@ class Session(Connected):
         """Return the binding to the calling optimizer and the current ranks."""
         binding = self._binding
         if self.is_idle:
-            self.compressor.begin_step()
+            begin_step(self.compressor)
             self._stale = self._stale or binding is None or not binding.is_current()
         if binding is None or self._stale or not binding.world.is_current():
             binding = self._bind()
@@ -207,7 +208,7 @@ class Session(Connected):
 
     def decompress(self, output: torch.Tensor, ticket: Ticket) -> torch.Tensor:
         """See GradientCompressor.decompress."""
-        meter = self.compressor.meter
+        meter = self.compressor._training.meter
         begin = time.perf_counter() if meter.detailed else 0.0
         with self._lock:
             holder, slot = ticket

@@ -92,7 +92,7 @@ def cases(options: Options) -> dict[str, Any]:
             made[written(name, own)] = getattr(hvd_adaptive, name)(**own, **shared)
     if options.device != "cpu":
         device = torch.device(options.device)
-        return {k: v for k, v in made.items() if not v.codec.payloads.is_on_host(device)}
+        return {k: v for k, v in made.items() if not v.parts.default.payloads.is_on_host(device)}
     again = _coded(made, options.codings)
     return made | again if "fixed" in options.codings else again
 
@@ -108,7 +108,7 @@ def _coded(made: dict[str, Any], codings: Sequence[str]) -> dict[str, Any]:
     again = {}
     for coding in [coding for coding in codings if coding != "fixed"]:
         for label, scheme in made.items():
-            if coding not in scheme.codec.codings:
+            if coding not in scheme.parts.default.codings:
                 continue
             (method,) = read(label)
             own = {**method.keywords, "coding": coding}
@@ -124,7 +124,7 @@ def run(options: Options) -> Iterator[tuple[str, dict[str, float]]]:
     torch.set_num_threads(options.threads)
     try:
         for label, scheme in cases(options).items():
-            yield label, measure(scheme.codec, label, options)
+            yield label, measure(scheme.parts.default, label, options)
     finally:
         torch.set_num_threads(before)
 

@@ -86,9 +86,9 @@ def codec(method: str, ranks: int) -> Cost:
     (read,) = parse([method])
     scheme, flat = read.scheme(), gradient(COORDINATES)
     with _alone():
-        second = scheme.codec.second_stage(ranks)
+        second = scheme.parts.default.second_stage(ranks)
         own = _timed(second.codec, "averages", True, flat) if second.bits < 32 else None
-        return _timed(scheme.codec, read.label, is_unbiased(scheme), flat, own)
+        return _timed(scheme.parts.default, read.label, is_unbiased(scheme), flat, own)
 
 
 def gradient(coordinates: int) -> torch.Tensor:

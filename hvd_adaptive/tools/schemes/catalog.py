@@ -92,11 +92,12 @@ def bound(scheme: GradientCompressor) -> float | None:
     if isinstance(scheme, hvd_adaptive.NaturalCompression):
         return 1 / 8
     for name in ("gamma", "relative_variance"):  # QCS, ECDQ
-        if hasattr(scheme.codec, name):
-            return float(getattr(scheme.codec, name))
+        if hasattr(scheme.parts.default, name):
+            return float(getattr(scheme.parts.default, name))
     if isinstance(scheme, LevelScheme) and scheme.settings.clip is None:
-        table, size = scheme.codec.table, scheme.settings.bucket_size
-        order = {"l2": 2.0, "linf": math.inf}[scheme.codec.norm]
+        codec: Any = scheme.parts.default
+        table, size = codec.table, scheme.settings.bucket_size
+        order = {"l2": 2.0, "linf": math.inf}[codec.norm]
         return float(theory.variance_bound(table.magnitudes, size, order, table.symmetric))
     return None
 
@@ -109,7 +110,7 @@ def is_unbiased(scheme: GradientCompressor) -> bool:
     v = torch.from_numpy(np.random.Generator(np.random.Philox(key=1)).gamma(0.7, size=64))
     v = v.to(torch.float32).repeat(256) - 0.5
     settings = {"bucket_size": 64, "seed": 1, "min_numel": 0}
-    small = type(scheme)(**keywords_of(scheme) | settings).codec
+    small = type(scheme)(**keywords_of(scheme) | settings).parts.default
     draws = torch.cat(
         [small.payloads.roundtrip(v, key).view(256, 64) for key in range(1, 17)]
     ).double()

@@ -222,7 +222,9 @@ def check_bits_are_the_codecs():
             pass_back(net, rank, step)
             chunk = net.weight.grad.view(RANKS, -1)[RANK].contiguous()
             key = stream_key(stream_key(0, rank, step, 0), RANK, 0)
-            total += codec.decode(codec.codec.payloads.encode(chunk, chunk.numel(), key).bytes)
+            total += codec.decode(
+                codec.parts.default.payloads.encode(chunk, chunk.numel(), key).bytes
+            )
         got = model.weight.grad.to_local().reshape(-1)
         assert torch.equal(got, total * (1 / RANKS))
         compressed.finish()
@@ -275,7 +277,7 @@ def check_bits_by_module():
     assert_close({"w": got["first.weight"]}, {"w": wanted["first.weight"]}, 1e-5)
     error = (got["second.weight"] - wanted["second.weight"]).norm()
     assert 1e-4 < error / wanted["second.weight"].norm() < 0.1
-    assert [group.part for group in compressor.layout.groups][1:3] == ["", "bits=8"]
+    assert [group.part for group in compressor._training.layout.groups][1:3] == ["", "bits=8"]
 
 
 def check_partial_buckets_in_full_precision():
@@ -285,7 +287,9 @@ def check_partial_buckets_in_full_precision():
     backward(model, 0)
     compressed.finish()
     assert_close(whole(model), exact(net, 0))
-    assert any(0 < group.full < group.quantized for group in compressed.compressor.layout.groups)
+    assert any(
+        0 < group.full < group.quantized for group in compressed.compressor._training.layout.groups
+    )
 
 
 @pytest.mark.parametrize("name", ["sgd", "adam"])
@@ -475,7 +479,7 @@ def check_report_and_monitor(tmp_path):
         backward(model, step)
         compressed.finish()
     report = compressor.report()
-    sizes = [group.coordinates for group in compressor.layout.groups]
+    sizes = [group.coordinates for group in compressor._training.layout.groups]
     assert report["coordinates"] == sum(sizes) and report["exchange"] == "reduce_scatter"
     assert 0 < report["wire_bytes"] < report["payload_bytes"] <= report["uncompressed_bytes"]
     assert report["payload_bytes"] * (RANKS - 1) == pytest.approx(report["wire_bytes"] * RANKS)

@@ -67,7 +67,7 @@ def check_training_with_updates():
         losses.append(backward(model, step % 2))
         optimizer.step()
     assert sum(losses[-4:]) < 0.7 * sum(losses[:4])
-    assert state.compressor.codec.table_version == 3
+    assert state.compressor.parts.default.table_version == 3
     assert_same_everywhere([*net.parameters(), state.compressor.levels])
     report = state.compressor.report()
     coordinates = sum(p.numel() for p in net.parameters())
@@ -135,7 +135,7 @@ def check_ranks_share_the_weights():
     weights = []
     for step in range(4):
         backward(model, step)
-        weights.append(state.compressor.residuals.weights.of(""))
+        weights.append(state.compressor._training.residuals.weights.of(""))
     assert all(0 < weight < 0.5 for weight in weights) and len(set(weights)) > 1
     assert_same_everywhere([torch.tensor(weights, dtype=torch.float64)])
     assert state.compressor.state_dict()["feedback_weights"] == {"": weights[-1]}
@@ -149,15 +149,15 @@ def check_residuals_that_outgrow_stop_all_ranks():
     for step in range(3):
         backward(model, step)
     before = [p.detach().clone() for p in net.parameters()]
-    kept = [r.clone() for r in compressor.residuals._current.values()]
+    kept = [r.clone() for r in compressor._training.residuals._current.values()]
     if RANK == RANKS - 1:
-        for residual in compressor.residuals._current.values():
+        for residual in compressor._training.residuals._current.values():
             residual.copy_(1e5 * torch.randn(residual.shape))
     with pytest.raises(ResidualError, match=f"step 3: .* at rank {RANKS - 1}; the measured"):
         backward(model, 3)
     assert all(torch.equal(a, b) for a, b in zip(before, net.parameters(), strict=True))
     assert compressor.step == 3
-    for residual, own in zip(compressor.residuals._current.values(), kept, strict=True):
+    for residual, own in zip(compressor._training.residuals._current.values(), kept, strict=True):
         assert RANK == RANKS - 1 or torch.equal(residual, own)
     assert len({tuple(g.tolist()) for g in gathered(torch.ones(1))}) == 1  # no rank is left behind
 

@@ -51,4 +51,4 @@ def check_models_draw_different_numbers():
     found = torch.corrcoef(torch.stack(rows))
     off = found[~torch.eye(len(rows), dtype=torch.bool)]
     assert off.abs().max() < 5 / N**0.5, found
-    assert [state.compressor.instance.training for state in states] == [0, 1]
+    assert [state.compressor._training.instance.training for state in states] == [0, 1]

@@ -166,7 +166,7 @@ def more(folder):
     training = Ddp()
     planner = DefaultLoadPlanner(allow_partial_load=True)
     dcp.load(training.parts, checkpoint_id=folder / "ddp", planner=planner)
-    assert training.compressor.step == HALF and training.compressor.codec.table_version == 2
+    assert training.compressor.step == HALF and training.compressor.parts.default.table_version == 2
     assert "residuals" not in training.compressor.state_dict()
     training.train(range(HALF, STEPS))
     report("ddp", training)

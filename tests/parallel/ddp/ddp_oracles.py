@@ -107,7 +107,7 @@ def codec_average(
         payloads = []
         for rank, of_rank in enumerate(gathered(flat)):
             key = stream_key(scheme.settings.seed, rank, step, len(buckets) - 1 - place)
-            payloads.append(scheme.codec.payloads.encode(of_rank, quantized, key).bytes)
+            payloads.append(scheme.parts.default.payloads.encode(of_rank, quantized, key).bytes)
         total = torch.zeros_like(flat)
         for payload in payloads:
             total += scheme.decode(payload)

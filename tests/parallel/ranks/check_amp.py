@@ -70,7 +70,7 @@ def test_an_overflow_on_one_rank_skips_the_step_on_all(scheme):
     for step in range(5):
         overflows = step in OVERFLOWS
         before, state = flat_parameters(model), frozen_state(compressor)
-        due = compressor.updates.due(step)
+        due = compressor._training.updates.due(step)
         scale = scaler.get_scale()
         here = overflows and hvd.rank() == hvd.size() - 1
         dtype = torch.bfloat16 if step % 2 else torch.float16

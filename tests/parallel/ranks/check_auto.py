@@ -45,7 +45,7 @@ def test_measures_once_and_all_ranks_choose_alike(make, caplog):
         assert learn(model, optimizer) < 0.9
     assert_same_everywhere(flat_parameters(model), "auto")
     assert caplog.text.count("take, in milliseconds") == 1
-    exchange = compressor.connection._binding.exchange
+    exchange = compressor._training.connection._binding.exchange
     lines = torch.tensor(list(exchange._lines.values()))
     assert_same_everywhere(lines, "auto.lines")
     assert compressor.report()["wire_bytes"] > 0
@@ -65,9 +65,9 @@ def test_each_choice_trains(label, monkeypatch):
     losses = train(model, distributed(model, compressor), 12)
     assert_same_everywhere(flat_parameters(model), label)
     assert sum(losses[-4:]) < sum(losses[:4])
-    groups = compressor.layout.groups
+    groups = compressor._training.layout.groups
     plain = label in ("float32", "bfloat16")
-    exchange = compressor.connection._binding.exchange
+    exchange = compressor._training.connection._binding.exchange
     assert all((exchange.quantized(group) == 0) == plain for group in groups)
     bits = {"float32": 32, "bfloat16": 16, "allgather": 3, "scatter_reduce": 3}[label]
     assert compressor.report()["bits_per_coordinate"] == pytest.approx(bits, rel=0.4)

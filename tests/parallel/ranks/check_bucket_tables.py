@@ -32,7 +32,7 @@ def test_replicas_stay_equal_and_learn(case):
     left = learn(model, distributed(model, compressor, lr=0.5))
     assert_same_everywhere(flat_parameters(model), f"{case}.parameters")
     # Two levels of a bucket learn more slowly.
-    assert left < (0.5 if compressor.codec.alphabet > 2 else 0.85)
+    assert left < (0.5 if compressor.parts.default.alphabet > 2 else 0.85)
     report = compressor.report()
     assert report["payload_bytes"] < report["uncompressed_bytes"] / 4
 
@@ -53,7 +53,7 @@ def test_the_gradient_is_that_of_all_ranks_payloads(case):
             name: hvd.allgather(grad[None], name=f"{case}.{step}.{name}")
             for name, grad in own.items()
         }
-        layout, alone = compressor.layout, CASES[case]()
+        layout, alone = compressor._training.layout, CASES[case]()
         got = {name: p.grad.reshape(-1) for name, p in model.named_parameters()}
         for index, group in enumerate(layout.groups):
             total = 0.0
@@ -64,7 +64,9 @@ def test_the_gradient_is_that_of_all_ranks_payloads(case):
                     for name, piece in zip(names, group.pieces, strict=True)
                 ]
                 key = stream_key(compressor.settings.seed, rank, step, index)
-                payload = alone.codec.payloads.encode(torch.cat(parts), group.quantized, key).bytes
+                payload = alone.parts.default.payloads.encode(
+                    torch.cat(parts), group.quantized, key
+                ).bytes
                 total = total + alone.decode(payload)
             total = total * (1.0 / hvd.size())
             for name, piece in zip(names, group.pieces, strict=True):

@@ -135,7 +135,7 @@ def test_a_change_between_backward_and_step_holds_for_the_next_one():
         torch.nn.functional.cross_entropy(model(x), y).backward()
         if step == 1:
             compressor.set(bits=6)
-            assert compressor.codec.table.bits == 3
+            assert compressor.parts.default.table.bits == 3
         optimizer.step()
         bits.append(compressor.report()["bits_per_coordinate"])
     assert [more - bits[0] for more in bits] == pytest.approx([0, 0, 3], rel=0.05)
@@ -150,7 +150,7 @@ def test_settings_that_come_back_have_their_names_back():
     optimizer = distributed(model, compressor)
     for _ in range(6):
         train(model, optimizer, 1)
-        names.add(compressor.connection._binding.name)
+        names.add(compressor._training.connection._binding.name)
     assert len(names) == 2
     assert_same_everywhere(flat_parameters(model), "names")
 

@@ -87,6 +87,6 @@ def test_a_failing_fit_fails_everywhere():
     def broken(collected):
         raise FloatingPointError("made to fail")
 
-    compressor.codec.refit = broken
+    compressor.parts.default.refit = broken
     with pytest.raises(RuntimeError, match="could not fit the level table"):
         train(model, optimizer, 1)

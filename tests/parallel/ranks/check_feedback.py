@@ -183,7 +183,7 @@ def test_a_step_that_is_given_up_leaves_no_trace():
         hidden.register_hook(answered)
         torch.nn.functional.cross_entropy(model[1:](hidden), y).backward()
         if torn:
-            sent = compressor.connection.drive.step.names
+            sent = compressor._training.connection.drive.step.names
             wait_for(lambda sent=sent: sent)
             handles = [handle for handle, _ in optimizer._handles.values()]
             optimizer.load_state_dict(optimizer.state_dict())
@@ -255,7 +255,7 @@ def test_ranks_share_the_weights(worker, monkeypatch):
         for _ in range(3):
             train(model, optimizer, 1)
             if feedback:
-                weights.append(compressor.residuals.weights.of(""))
+                weights.append(compressor._training.residuals.weights.of(""))
         counts.append(len(names))
         monkeypatch.undo()
     assert counts[0] == counts[1] == 3
@@ -270,7 +270,9 @@ def test_one_ranks_weights_serve_all():
     state = hvd.broadcast_object(compressor.state_dict(), 0, name="state.auto")
     new = CASES["auto"]()
     new.load_state_dict(state)
-    assert new.residuals.weights.of("") == compressor.residuals.weights.of("") > 0
+    assert (
+        new._training.residuals.weights.of("") == compressor._training.residuals.weights.of("") > 0
+    )
 
 
 @pytest.mark.parametrize("worker", (True, False))
@@ -289,9 +291,9 @@ def test_residuals_that_outgrow_on_one_rank_stop_all(place, worker):
     )
     optimizer = distributed(model, compressor)
     train(model, optimizer, 3)
-    kept = [r.clone() for r in compressor.residuals._current.values()]
+    kept = [r.clone() for r in compressor._training.residuals._current.values()]
     if hvd.rank() == rank:
-        for residual in compressor.residuals._current.values():
+        for residual in compressor._training.residuals._current.values():
             residual.copy_(1e5 * torch.randn(residual.shape))
     before, step = flat_parameters(model), compressor.step
     with pytest.raises(ResidualError) as raised:
@@ -303,7 +305,7 @@ def test_residuals_that_outgrow_on_one_rank_stop_all(place, worker):
     assert all(bool(p.grad.isnan().all()) for p in model.parameters())
     said = hvd.allgather_object(message, name=f"outgrown.{place}.{worker}")
     assert len(set(said)) == 1
-    for residual, own in zip(compressor.residuals._current.values(), kept, strict=True):
+    for residual, own in zip(compressor._training.residuals._current.values(), kept, strict=True):
         if hvd.rank() != rank:
             assert torch.equal(residual, own)
         residual.zero_()

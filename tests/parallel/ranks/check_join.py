@@ -122,7 +122,7 @@ def test_groups_are_launched_while_backward_runs():
         compression=compressor,
     )
     weights[2].sum().backward()
-    drive = compressor.connection.drive
+    drive = compressor._training.connection.drive
     while not drive.read.active:  # on a worker thread, as ranks agree for the first time
         pass
     step = drive.step

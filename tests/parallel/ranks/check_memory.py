@@ -42,7 +42,7 @@ def test_peak_bytes_is_bounded(make, worker):
         train(model, optimizer, 1)
         peaks.append(compressor.report()["peak_bytes"])
     coordinates = sum(p.numel() for p in model.parameters())
-    residuals = 8 * coordinates if compressor.residuals is not None else 0
+    residuals = 8 * coordinates if compressor._training.residuals is not None else 0
     early = 4 * coordinates if worker else 0
     for peak in peaks[1:]:  # they differ by which groups are in flight together
         assert residuals < peak <= BOUND + 3 * 4 * LARGEST_GROUP + residuals + early

@@ -153,7 +153,7 @@ def test_a_rank_without_compression(monkeypatch):
     if hvd.rank() == 1:  # the answer that the others' workers wait for
         hvd.allreduce(position(1, 0, 0, 0), op=hvd.Sum, name="hvd_adaptive.agreement.0.bias")
     else:
-        drive = compressor.connection.drive
+        drive = compressor._training.connection.drive
         wait_for(drive.over.is_set)
         assert isinstance(drive.error, RankMismatchError)  # without words: rank 1 has none
     hvd.barrier()
@@ -175,11 +175,11 @@ def test_ranks_that_differ_later():
     model, seed = make_model(), next(SEEDS)
     optimizer = distributed(model, QSGD(bits=4, seed=seed))
     train(model, optimizer, 1)
-    session = optimizer._compression.connection
+    session = optimizer._compression._training.connection
     if hvd.rank() == 1:
         optimizer._compression.settings.__dict__["min_numel"] = 7
-        del optimizer._compression.codec.settings_fingerprint
+        del optimizer._compression.parts.default.settings_fingerprint
     with pytest.raises(RankMismatchError, match=f"min_numel is 1024 on {others()}, 7 on rank 1"):
         train(model, optimizer, 1)
-    assert session is optimizer._compression.connection
+    assert session is optimizer._compression._training.connection
     drain(optimizer)

@@ -31,7 +31,7 @@ def veteran(scheme: str, steps: int = 3, **keywords):
     """The state of a compressor that all ranks have trained with."""
     model, compressor = make_model(), SCHEMES[scheme](seed=next(SEEDS), **keywords)
     train(model, distributed(model, compressor), steps)
-    return compressor.state_dict(), compressor.codec.table_version
+    return compressor.state_dict(), compressor.parts.default.table_version
 
 
 @pytest.mark.parametrize("feedback", [None, 0.5], ids=["plain", "feedback"])
@@ -61,7 +61,7 @@ def test_newcomers_take_the_first_ranks_state(scheme, feedback, caplog):
                 with optimizer.skip_synchronize():
                     optimizer.step()
         assert compressor.step == steps + 2
-        assert compressor.codec.table_version >= version
+        assert compressor.parts.default.table_version >= version
         told = [r for r in caplog.records if "go on from the first rank's step" in r.message]
         assert len(told) == 1
         assert (told[0].levelno == logging.WARNING) is (hvd.rank() != 0)
@@ -105,7 +105,7 @@ def test_newcomers_take_the_weights_of_error_feedback():
     (sum(p.sum() for p in model.parameters()) * 0.0).backward()
     optimizer.synchronize()
     expected = hvd.broadcast_object(state["feedback_weights"], 0, name="check.weights")
-    assert compressor.residuals.weights.adapted == expected != {}
+    assert compressor._training.residuals.weights.adapted == expected != {}
 
 
 @pytest.mark.parametrize(

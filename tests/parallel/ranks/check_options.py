@@ -41,7 +41,7 @@ def test_close_to_the_uncompressed_twin(name):
         moved[kind] = flat_parameters(model) - before
     error = (moved["alq"] - moved["exact"]).square().sum() / moved["exact"].square().sum()
     assert 0 < error < 0.002
-    assert len(alq.layout.groups) > 5
+    assert len(alq._training.layout.groups) > 5
 
 
 def test_a_step_that_is_given_up():
@@ -58,7 +58,7 @@ def test_a_step_that_is_given_up():
     for step in range(4):
         optimizer.zero_grad()
         torch.nn.functional.cross_entropy(model(x), y).backward()
-        used.append(compressor.connection.drive.placeholders)
+        used.append(compressor._training.connection.drive.placeholders)
         if step == 2:
             handles = [handle for handle, _ in optimizer._handles.values()]
             optimizer.load_state_dict(optimizer.state_dict())
@@ -66,7 +66,7 @@ def test_a_step_that_is_given_up():
                 hvd.synchronize(handle)
             optimizer.zero_grad()
             torch.nn.functional.cross_entropy(model(x), y).backward()
-            used.append(compressor.connection.drive.placeholders)
+            used.append(compressor._training.connection.drive.placeholders)
         optimizer.step()
     assert compressor.step == 4
     # Placeholders are used again unless Horovod may still reduce them.
@@ -89,7 +89,7 @@ def tear(model, optimizer, compressor, monkeypatch):
         hidden = model[0](x)
         hidden.register_hook(answered)
         torch.nn.functional.cross_entropy(model[1:](hidden), y).backward()
-        names = compressor.connection.drive.step.names
+        names = compressor._training.connection.drive.step.names
         if hvd.rank() == 0:
             wait_for(lambda: names)
         assert bool(names) == (hvd.rank() == 0)
@@ -127,7 +127,7 @@ def test_ranks_that_had_sent_different_groups_of_a_step_that_is_given_up(exchang
         train(model, optimizer, 1)
     assert compressor.step == 6
     assert_same_everywhere(flat_parameters(model), f"uneven.{exchange}")
-    given_up = compressor.connection._binding.given_up
+    given_up = compressor._training.connection._binding.given_up
     assert not (given_up.attempt or given_up._names or given_up._flying or given_up._substitutes)
 
 
@@ -205,7 +205,7 @@ def test_a_compressor_used_alone_first_finds_its_optimizer_later():
     x, y = batches(hvd.rank())()
     torch.nn.functional.cross_entropy(model(x), y).backward()
     optimizer.step()
-    assert compressor.layout is not None
+    assert compressor._training.layout is not None
     assert_same_everywhere(flat_parameters(model), "later")
 
 

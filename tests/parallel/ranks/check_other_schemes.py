@@ -59,7 +59,7 @@ def test_reduced_tensor_is_the_ranks_own_payloads(name):
         op=hvd.Average,
         name="check_other_schemes",
     )
-    codec, total, lengths = SCHEMES[name](seed=11).codec, torch.zeros(5003), set()
+    codec, total, lengths = SCHEMES[name](seed=11).parts.default, torch.zeros(5003), set()
     quantized = codec.settings.quantized_part(5003)
     for rank in range(hvd.size()):
         payload = codec.payloads.encode(values(rank), quantized, stream_key(11, rank, 0, 0)).bytes

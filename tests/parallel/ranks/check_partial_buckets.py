@@ -98,7 +98,7 @@ def test_adapters():
     told, exact, _ = train(model, distributed(model, compressor), 20, compressor)
     assert exact <= 0.0003
     assert 0.8 * exact <= told <= 1.25 * exact
-    assert 2 <= compressor.codec.table_version <= 5
+    assert 2 <= compressor.parts.default.table_version <= 5
     assert_same_everywhere(compressor.levels.float(), "levels")
-    schedule = compressor.updates.schedule.state_dict()
+    schedule = compressor._training.updates.schedule.state_dict()
     assert hvd.allgather_object(schedule) == [schedule] * hvd.size()

@@ -53,13 +53,13 @@ def make_network() -> torch.nn.Module:
 
 def in_use(compressor) -> list:
     """Codecs of parts whose gradients are quantised."""
-    groups = compressor.layout.groups
-    return [compressor.part(label) for label in sorted({g.part for g in groups if g.quantized})]
+    groups = compressor._training.layout.groups
+    return [compressor.parts[label] for label in sorted({g.part for g in groups if g.quantized})]
 
 
 def layout_names(compressor) -> list[tuple[str, list[str], list[str]]]:
     """For each group its part and the names of its quantised and its other members."""
-    layout = compressor.layout
+    layout = compressor._training.layout
     told = []
     for group in layout.groups:
         first = [layout.members[p.slot].name for p in group.pieces if p.at < group.quantized]
@@ -126,15 +126,15 @@ def test_the_gradient_is_that_of_all_ranks_payloads(case):
 
 
 def decoded_by_hand(compressor, everyone, step) -> dict[str, list[torch.Tensor]]:
-    layout = compressor.layout
+    layout = compressor._training.layout
     pieces: dict[str, list[torch.Tensor]] = {name: [] for name in everyone}
     for index, group in enumerate(layout.groups):
-        codec, scheme = compressor.part(group.part), type(compressor)
+        codec, scheme = compressor.parts[group.part], type(compressor)
         keywords = {"table": codec.levels} if scheme is ALQ else {}
         keywords |= {"norm": codec.norm, "bucket_size": codec.settings.bucket_size}
         alone = scheme(bits=codec.table.bits, tail=codec.settings.tail, **keywords)
         if scheme is AMQ:
-            alone.codec.install(codec.table.magnitudes, 0)
+            alone.parts.default.install(codec.table.magnitudes, 0)
         total = 0.0
         for rank in range(hvd.size()):
             flat = torch.cat(
@@ -145,7 +145,7 @@ def decoded_by_hand(compressor, everyone, step) -> dict[str, list[torch.Tensor]]
             )
             key = stream_key(compressor.settings.seed, rank, step, index)
             total = total + alone.decode(
-                alone.codec.payloads.encode(flat, group.quantized, key).bytes
+                alone.parts.default.payloads.encode(flat, group.quantized, key).bytes
             )
         total = total * (1.0 / hvd.size())
         for p in group.pieces:
@@ -172,9 +172,9 @@ def test_a_part_without_samples_is_awaited():
         weight = 0.0 if step == 0 and hvd.rank() == 1 else 1.0
         (heads["a"](x).square().sum() + weight * heads["b"](x).square().sum()).backward()
         optimizer.step()
-        versions.append([compressor.part(name).table_version for name in heads])
+        versions.append([compressor.parts[name].table_version for name in heads])
     assert versions[:3] == [[1, 1], [2, 2], [2, 2]]
-    assert not any(compressor.updates.due(step) for step in range(16, 100)), versions
+    assert not any(compressor._training.updates.due(step) for step in range(16, 100)), versions
     assert_same_everywhere(heads["b"].weight.detach(), "b")
 
 
@@ -204,7 +204,7 @@ def test_without_an_optimizer():
     result = hvd.allreduce(values, compression=compressor, op=hvd.Average, name="parts.alone")
     expected = torch.linspace(-1, 1, 5000) * (hvd.size() + 1) / 2
     assert (result - expected).square().sum() < 0.01 * expected.square().sum()
-    assert compressor.part("0").table_version == 1 and compressor.codec.table_version == 0
+    assert compressor.parts["0"].table_version == 1 and compressor.parts.default.table_version == 0
     assert_same_everywhere(result, "parts.allreduce")
     with pytest.raises(ValueError, match=r"parameter_bits: no optimizer.*named_parameters="):
         hvd.allreduce(values, compression=QSGD(parameter_bits={"*": 4}), name="parts.nameless")

@@ -29,7 +29,7 @@ def test_replicas_stay_equal_and_learn(keywords):
     compressor = QCS(**keywords)
     # The MMSE estimator shortens every step to 1/(γ + 1).
     optimizer = _optimizer(
-        model, compressor, lr=2.0 if compressor.codec.estimator == "mmse" else 0.5
+        model, compressor, lr=2.0 if compressor.parts.default.estimator == "mmse" else 0.5
     )
     left = 1.0
     for _ in range(2):
@@ -39,7 +39,7 @@ def test_replicas_stay_equal_and_learn(keywords):
     report = compressor.report()
     assert report["coordinates"] == sum(p.numel() for p in model.parameters())
     assert report["wire_bytes"] == report["payload_bytes"] * (hvd.size() - 1)
-    assert 0 < report["relative_error"] < 3 * compressor.codec.gamma
+    assert 0 < report["relative_error"] < 3 * compressor.parts.default.gamma
 
 
 @pytest.mark.parametrize("estimator", ["unbiased", "mmse"])
@@ -54,7 +54,7 @@ def test_reduced_tensor_is_the_ranks_own_estimates(estimator):
     result = hvd.allreduce(
         values(hvd.rank()), compression=QCS(**keywords), op=hvd.Average, name="check_qcs"
     )
-    codec, total = QCS(**keywords).codec, torch.zeros(5000)
+    codec, total = QCS(**keywords).parts.default, torch.zeros(5000)
     bodies = []
     for rank in range(hvd.size()):
         payload = codec.payloads.encode(values(rank), 5000, stream_key(11, rank, 0, 0)).bytes

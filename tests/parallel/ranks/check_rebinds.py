@@ -39,5 +39,5 @@ def test_memory_of_rebinds():
 
     before = rebind(REBINDS)
     after = rebind(REBINDS)
-    assert compressor.codec.table_version == 2 * REBINDS
+    assert compressor.parts.default.table_version == 2 * REBINDS
     assert after - before < BYTES * REBINDS, (after - before) / REBINDS

@@ -51,7 +51,7 @@ def trained(case: str, names: list[str], compare: bool = True) -> tuple[torch.Te
             exact = torch.stack(every).mean(0)
             error = (parameter.grad.double() - exact).norm() / exact.norm()
             assert "feedback" in case or error < TOLERANCE, (step, name, float(error))
-    layout = compressor.connection.layout
+    layout = compressor._training.connection.layout
     groups = [sorted(layout.members[slot].name for slot in g.slots) for g in layout.groups]
     whole = torch.cat([model[name].detach() for name in SIZES])
     assert_same_everywhere(whole, f"registration.{case}")

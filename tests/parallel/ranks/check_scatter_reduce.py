@@ -21,7 +21,9 @@ SEEDS = itertools.count(3000)
 def coarse() -> QSGD:
     """Averages of b bits have b steps only: 8 bits, and more would be worth it."""
     compressor = QSGD(bits=5, norm="linf", exchange="scatter_reduce", seed=next(SEEDS))
-    compressor.codec.second_codec = lambda bits: QSGD(intervals=bits, norm="linf").codec
+    compressor.parts.default.second_codec = lambda bits: (
+        QSGD(intervals=bits, norm="linf").parts.default
+    )
     return compressor
 
 
@@ -81,7 +83,7 @@ def test_equal_replicas_and_the_same_bits_as_simulated(name):
     for label, codec in compressor.parts.items():
         second = codec.second
         if second is not None and hasattr(second.codec, "levels"):
-            twin = other.part(label).second
+            twin = other.parts[label].second
             assert second.bits == twin.bits
             assert torch.equal(second.codec.levels, twin.codec.levels), label
 
@@ -153,7 +155,7 @@ def test_as_many_bytes_as_are_sent(monkeypatch):
     assert report["wire_bytes"] == sum(sent) > 0
     coordinates = sum(p.numel() for p in model.parameters())
     assert report["coordinates"] == coordinates
-    second = compressor.codec.second_stage(hvd.size()).bits
+    second = compressor.parts.default.second_stage(hvd.size()).bits
     both = coordinates * (3 + second) / 8 * (hvd.size() - 1) / hvd.size()
     assert report["wire_bytes"] == pytest.approx(both, rel=0.25)
 
@@ -240,7 +242,7 @@ def test_a_resumed_run_goes_on_as_the_other():
             optimizer._compression = compressor
         train(model, optimizer, 1, seed=2)
         runs.append(flat_parameters(model))
-        assert compressor.codec.second_stage(hvd.size()).codec.table_version == 1
+        assert compressor.parts.default.second_stage(hvd.size()).codec.table_version == 1
     assert torch.equal(*runs)
 
 

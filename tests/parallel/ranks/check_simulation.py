@@ -73,5 +73,5 @@ def test_simulation_equals_horovod(construct):
     )
     assert torch.equal(flat_parameters(simulated), flat_parameters(model))
     for label, codec in compressor.parts.items():
-        ours, theirs = (torch.as_tensor(own.levels) for own in (codec, other.part(label)))
+        ours, theirs = (torch.as_tensor(own.levels) for own in (codec, other.parts[label]))
         assert torch.equal(ours, theirs), label

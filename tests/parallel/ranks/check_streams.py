@@ -81,7 +81,7 @@ def test_what_is_built_beside_does_not_count():
     compressor = ALQ(bits=3, parameter_bits={"a": 4}, exchange="scatter_reduce")
     errors_of([compressor], 1)
     compressor.set(bits=4)
-    assert compressor.instance.training == 0
+    assert compressor._training.instance.training == 0
     compressors = [QSGD(bits=3) for _ in range(2)]
     errors_of(compressors, 1)
     assert [c.instance.training for c in compressors] == [1, 2]

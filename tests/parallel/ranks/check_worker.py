@@ -78,7 +78,7 @@ def test_groups_leave_while_the_backward_pass_goes_on():
     decoded = []
 
     def wait(gradient: torch.Tensor) -> None:
-        step, end = compressor.connection.drive.step, time.monotonic() + 30
+        step, end = compressor._training.connection.drive.step, time.monotonic() + 30
         while not step._returned and time.monotonic() < end:
             time.sleep(0.01)
         decoded.append(len(step._returned))
@@ -114,7 +114,7 @@ def test_the_thread_ends_when_the_compressor_is_closed():
     model = make_model()
     optimizer = distributed(model, compressor)
     train(model, optimizer, 2)
-    thread = compressor.connection._driver._worker._thread
+    thread = compressor._training.connection._driver._worker._thread
     assert thread in threading.enumerate()
     compressor.close()
     thread.join(30)

@@ -96,9 +96,9 @@ def main(folder: Path) -> None:
             "rank": hvd.rank(),
             "size": hvd.size(),
             "steps": [compressor.step for compressor in compressors],
-            "versions": [compressor.codec.table_version for compressor in compressors],
-            "tables": [compressor.codec.table_fingerprint for compressor in compressors],
-            "bits": compressors[0].codec.table.bits,
+            "versions": [compressor.parts.default.table_version for compressor in compressors],
+            "tables": [compressor.parts.default.table_fingerprint for compressor in compressors],
+            "bits": compressors[0].parts.default.table.bits,
             "hash": hashlib.sha256(flat.numpy().tobytes()).hexdigest(),
         }
         with (folder / f"{host}.log").open("a") as log:

@@ -64,7 +64,7 @@ def main(folder: Path) -> None:
             state.round += 1
             digest = hashlib.sha256(flat_parameters(model).numpy().tobytes()).hexdigest()
             entry = {"round": state.round, "size": hvd.size(), "error": error, "hash": digest}
-            entry |= {"rounds": optimizer.rounds, "version": compressor.codec.table_version}
+            entry |= {"rounds": optimizer.rounds, "version": compressor.parts.default.table_version}
             with (folder / f"{host}.log").open("a") as log:
                 log.write(json.dumps(entry) + "\n")
             if state.round == GROW and hvd.rank() == 0:

@@ -97,8 +97,8 @@ def main(folder: Path, ending: str) -> None:
             "rank": hvd.rank(),
             "error": error,
             "step": compressor.step,
-            "version": compressor.codec.table_version,
-            "table": compressor.codec.table_fingerprint,
+            "version": compressor.parts.default.table_version,
+            "table": compressor.parts.default.table_fingerprint,
             "hash": digest,
         }
         with (folder / f"{host}.log").open("a") as log:

@@ -42,17 +42,17 @@ class Run:
         compressor, step = self.rank.compressor, self.rank.begin()
         for slot, gradient in enumerate(own):
             step.arrive(slot, gradient)
-        if compressor.updates.due(step.number):
+        if compressor._training.updates.due(step.number):
             self.due.append(step.number)
-        if compressor.updates.needs_samples(step.number):
-            compressor.updates.run(
+        if compressor._training.updates.needs_samples(step.number):
+            compressor._training.updates.run(
                 step.number,
                 step.samples,
                 lambda vector, fit: fit([vector]),
                 step.parts,
             )
         compressor.step += 1
-        return compressor.codec.table_version
+        return compressor.parts.default.table_version
 
 
 def flat(own: list[torch.Tensor]) -> np.ndarray:
@@ -92,7 +92,7 @@ def test_adapters_with_a_table_for_each_tensor():
     run = Run(make(scope="tensor"))
     run.step(gradients(0, A))
     run.step(gradients(1))
-    versions = [run.rank.compressor.part(chr(97 + slot)).table_version for slot in range(4)]
+    versions = [run.rank.compressor.parts[chr(97 + slot)].table_version for slot in range(4)]
     assert versions == [1, 2, 1, 2] and run.due == [0, 1]
 
 
@@ -144,7 +144,7 @@ def test_steps_of_which_most_overflows_do_little_harm(first):
             scale = 2.0 ** (16 - step)
             own = [scale * g if slot == 0 else g * torch.nan for slot, g in enumerate(own)]
         run.step(own)
-    assert run.rank.compressor.codec.table_version > 1
+    assert run.rank.compressor.parts.default.table_version > 1
     assert excess(run, 8, {"bits": 4}) <= 1.1 * excess(calm, 8, {"bits": 4})
 
 
@@ -178,16 +178,16 @@ def test_rank_one_follows_from_the_broadcast_alone():
 
     for step in range(40):
         own, elsewhere = gradients(step, A if step < 5 else ()), gradients(step)
-        due = [run.rank.compressor.updates.needs_samples(step) for run in (first, other)]
+        due = [run.rank.compressor._training.updates.needs_samples(step) for run in (first, other)]
         assert due[0] == due[1]
         if due[0]:
             for run, seen, meet in ((first, own, fits), (other, elsewhere, takes)):
                 now = run.rank.begin()
                 for slot, gradient in enumerate(seen):
                     now.arrive(slot, gradient)
-                run.rank.compressor.updates.run(step, now.samples, meet, now.parts)
+                run.rank.compressor._training.updates.run(step, now.samples, meet, now.parts)
         states = [run.rank.compressor.state_dict() for run in (first, other)]
         assert states[0]["schedule"] == states[1]["schedule"]
         assert states[0].get("share") == states[1].get("share")
         assert torch.equal(states[0]["table"]["magnitudes"], states[1]["table"]["magnitudes"])
-    assert first.rank.compressor.codec.table_version > 1
+    assert first.rank.compressor.parts.default.table_version > 1

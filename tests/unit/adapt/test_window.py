@@ -53,7 +53,7 @@ def make(norm: str = "l2", symmetric: bool = True, **keywords) -> ALQ:
 
 def errors(compressor, norm: str, parts: tuple[str, str] = ("", "")) -> list[float]:
     """Relative errors of fresh gradients of both kinds."""
-    levels = [compressor.part(part).levels.numpy() for part in parts]
+    levels = [compressor.parts[part].levels.numpy() for part in parts]
     return [relative_error(gradient(k, 9999).numpy(), levels[k], BUCKET, norm) for k in (0, 1)]
 
 
@@ -101,7 +101,7 @@ def test_a_table_for_each_tensor_suits_each_network(norm, symmetric):
 def numbers(compressor) -> np.ndarray:
     """What was fitted, of all parts."""
     if isinstance(compressor, ECDQ):
-        return compressor.codec.code.numbers()
+        return compressor.parts.default.code.numbers()
     found = []
     for codec in compressor.parts.values():
         books = codec.table.probabilities

@@ -52,7 +52,7 @@ def test_the_fitting_rank_keeps_its_books(monkeypatch):
     from hvd_adaptive import ECDQ
 
     compressor = ECDQ(bits=2)
-    codec = compressor.codec
+    codec = compressor.parts.default
     assert isinstance(codec, DitheredCodec)
     import torch
 

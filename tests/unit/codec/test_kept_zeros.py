@@ -74,7 +74,7 @@ def test_zeros_stay_zeros(name):
             flat = gradient(count, zeros=zeros)
             decoded = compressor.decode(compressor.encode(flat, seed=1))
             assert not decoded[flat == 0].any() and decoded.isfinite().all()
-    assert compressor.codec.has_zero == has_level_zero(name)
+    assert compressor.parts.default.has_zero == has_level_zero(name)
 
 
 @every_kind
@@ -117,7 +117,7 @@ def test_the_body_is_that_of_the_other_coordinates(name, tail):
     decoded = compressor.decode(payload)
     assert torch.equal(decoded[:quantized][there], make(name).decode(alone))
     assert torch.equal(decoded[quantized:], flat[quantized:])
-    most = compressor.codec.payloads.most_length(quantized, 1000 - quantized, torch.float32)
+    most = compressor.parts.default.payloads.most_length(quantized, 1000 - quantized, torch.float32)
     assert payload.numel() <= most
 
 
@@ -136,7 +136,7 @@ def test_zeros_are_those_of_float32(dtype):
 @pytest.mark.parametrize("name", EVERY)
 def test_a_sum_adds_each_payload_where_it_is_not_zero(name, same):
     """In order, in float32; with the same rotation EDEN adds before it rotates back."""
-    codec, frame = make(name).codec, Frame(1000, 100, torch.float32, 0)
+    codec, frame = make(name).parts.default, Frame(1000, 100, torch.float32, 0)
     flats = [gradient(1000), gradient(1000, 0 if same else 2), gradient(1000, zeros=0.0)]
     if same:
         flats = [flat.where(flats[0] != 0, 0) for flat in flats]
@@ -159,7 +159,7 @@ def test_a_sum_adds_each_payload_where_it_is_not_zero(name, same):
 @pytest.mark.parametrize("name", ["alq-3-paper", "eden-2", "ecdq-2", "signsgd"])
 def test_what_is_there_is_added_to(name):
     """As residuals need it: out becomes factor · (out + values), zeros of the payload included."""
-    codec, flat = make(name).codec, gradient(1000)
+    codec, flat = make(name).parts.default, gradient(1000)
     payload = codec.payloads.encode(flat, 1000, 5)
     out = torch.linspace(-1, 1, 1000)
     codec.payloads.add([payload], -0.5, out)
@@ -174,7 +174,7 @@ def test_what_is_there_is_added_to(name):
 @pytest.mark.parametrize("name", EVERY)
 def test_residuals_of_zeros_are_zeros(name, beta):
     """Where neither a gradient nor a residual is, nothing comes to be; a residual is sent later."""
-    codec, residuals = make(name).codec, Residuals(beta)
+    codec, residuals = make(name).parts.default, Residuals(beta)
     sent = torch.zeros(1000)
     total = torch.zeros(1000)
     never = gradient(1000) == 0
@@ -195,7 +195,7 @@ def test_residuals_of_zeros_are_zeros(name, beta):
     "name", ["alq-3-paper", "qsgd-4-linf-symmetric-clip2.0", "eden-2", "ecdq-2", "qcs", "orq-5"]
 )
 def test_the_error_is_that_of_the_payload(name):
-    codec, flat = make(name).codec, gradient(1000)
+    codec, flat = make(name).parts.default, gradient(1000)
     payload = codec.payloads.encode(flat, 1000, 5)
     decoded = codec.payloads.sum([payload.bytes], payload.header, 1.0)
     torch.testing.assert_close(codec.payloads.roundtrip(flat, 5), decoded, rtol=1e-5, atol=1e-6)
@@ -320,10 +320,10 @@ def test_a_fit_is_to_the_coordinates_that_are_quantised(name):
     fitted, wanted = make(name), make(name)
     fitted.fit(flat)
     wanted.fit(flat[flat != 0])
-    assert fitted.codec.table_fingerprint == wanted.codec.table_fingerprint
+    assert fitted.parts.default.table_fingerprint == wanted.parts.default.table_fingerprint
     rounded = make(name, keep_zeros=False)
     rounded.fit(flat)
-    assert rounded.codec.table_fingerprint != wanted.codec.table_fingerprint
+    assert rounded.parts.default.table_fingerprint != wanted.parts.default.table_fingerprint
 
 
 @pytest.mark.parametrize("norm", ["l2", "linf"])
@@ -337,7 +337,7 @@ def test_samples_in_training_are_like_whole_buckets(norm):
 
     def error(buckets: torch.Tensor, **keywords) -> float:
         keywords = {"keep_zeros": True, "bucket_size": 1024} | keywords
-        codec = ALQ(bits=3, norm=norm, symmetric=True, **keywords).codec
+        codec = ALQ(bits=3, norm=norm, symmetric=True, **keywords).parts.default
         codec.apply_update(codec.refit([codec.collect(list(buckets))]), 0)
         return float(codec.payloads.squared_errors(dense.view(-1), 0)[:, 0].sum())
 
@@ -350,7 +350,7 @@ def test_coverage_still_counts_zeros():
     """A fit to samples that are half zero is repeated soon: whole tensors may have had none yet."""
     bucket = gradient(1024)
     for keep in (True, False):
-        codec = ALQ(bits=3, symmetric=True, bucket_size=1024, keep_zeros=keep).codec
+        codec = ALQ(bits=3, symmetric=True, bucket_size=1024, keep_zeros=keep).parts.default
         head = codec.collect([bucket, torch.zeros(1024)])[:5].tolist()
         assert head == [1, 2, 0, int((bucket != 0).sum()), 2048]
 
@@ -372,7 +372,7 @@ def test_rate_control_counts_all_coordinates():
     """ECDQ meets its budget over all coordinates, and spends it on those that are not zero."""
     errors = {}
     for keep in (True, False):
-        codec = make("ecdq-2", bucket_size=1024, keep_zeros=keep).codec
+        codec = make("ecdq-2", bucket_size=1024, keep_zeros=keep).parts.default
         bits = count = 0
         for step in range(12):
             flat = torch.randn(64 * 1024, generator=torch.Generator().manual_seed(step))
@@ -399,14 +399,14 @@ def test_the_keyword_is_checked(value):
 @pytest.mark.parametrize("keep", [True, False])
 @pytest.mark.parametrize("name", schemes(*EVERY))
 def test_averages_are_encoded_alike(name, keep):
-    second = make(name, keep_zeros=keep).codec.second_codec(4)
+    second = make(name, keep_zeros=keep).parts.default.second_codec(4)
     assert second.settings.keep_zeros is keep
     assert second.has_zero or second.leaves_zeros_out or not keep
 
 
 def test_it_changes_in_training_and_ranks_must_agree_on_it():
     compressor = make("signsgd")
-    flat, before = gradient(300), compressor.codec.settings_fingerprint
+    flat, before = gradient(300), compressor.parts.default.settings_fingerprint
     compressor.set(keep_zeros=False)
-    assert compressor.codec.settings_fingerprint != before
+    assert compressor.parts.default.settings_fingerprint != before
     assert read_header(compressor.encode(flat, seed=1)).zeros == 0

@@ -35,7 +35,7 @@ def case(request):
     compressor.fit(flat)
     payload = compressor.encode(flat, seed=0).numpy().tobytes()
     assert oracle.read_field(payload, "coding") in (1, 2)
-    segments = -(-N // compressor.codec.coder.segment)
+    segments = -(-N // compressor.parts.default.coder.segment)
     assert segments > 2
     return compressor, payload, 96 + 4 * (N // BUCKET), segments
 
@@ -120,7 +120,7 @@ def test_bodies_of_another_coding(case):
     compressor, payload, _, _ = case
     with pytest.raises(PayloadError):
         decode(compressor, oracle.forge(payload, coding=0))
-    size = 96 + -(-compressor.codec.body_bytes(N) // 8) * 8
+    size = 96 + -(-compressor.parts.default.body_bytes(N) // 8) * 8
     fixed = payload[:96] + bytes(size - 96)
     fixed = oracle.forge(fixed, coding=0, length=size)
     assert decode(compressor, fixed).numel() == N

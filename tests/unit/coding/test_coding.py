@@ -93,14 +93,14 @@ class TestPayloads:
         coder.fit(flat)
         payload = coder.encode(flat, seed=0)
         stream = payload.numel() - 96 - 4 * -(-count // bucket)
-        assert 8 * stream / count <= 1.03 * entropy_bits(coder.codec.table.probabilities)
+        assert 8 * stream / count <= 1.03 * entropy_bits(coder.parts.default.table.probabilities)
 
     def test_ternary_at_far_less_than_a_bit(self):
         flat = sample("sparse", 200_000)
         scheme = TernGrad(clip=None, coding="huffman", bucket_size=8192)
         scheme.fit(flat)
         bits = 8 * scheme.encode(flat, seed=0).numel() / 200_000
-        assert bits < 0.15 and entropy_bits(scheme.codec.table.probabilities) > bits / 1.1
+        assert bits < 0.15 and entropy_bits(scheme.parts.default.table.probabilities) > bits / 1.1
 
     @pytest.mark.parametrize("scheme", ("alq-3", "qsgd-3", "terngrad"))
     def test_a_book_of_other_data_falls_back_to_fixed(self, scheme):
@@ -108,12 +108,14 @@ class TestPayloads:
         coded, fixed = pair(scheme, "normal", bucket_size=100)
         flat = torch.tensor([1.0, -1.0] * 2500)
         far = (
-            np.abs(np.arange(coded.codec.alphabet) - (coded.codec.alphabet - 1) / 2)
-            > 0.3 * coded.codec.alphabet
+            np.abs(np.arange(coded.parts.default.alphabet) - (coded.parts.default.alphabet - 1) / 2)
+            > 0.3 * coded.parts.default.alphabet
         )
         for each in (coded, fixed):  # no zeros are sent here under linf, many under l2
-            each.codec.install(
-                each.codec.table.magnitudes, 2, 1e-9 + (far != (each.codec.norm == "linf"))
+            each.parts.default.install(
+                each.parts.default.table.magnitudes,
+                2,
+                1e-9 + (far != (each.parts.default.norm == "linf")),
             )
         ours, theirs = coded.encode(flat, seed=1), fixed.encode(flat, seed=1)
         assert coding_of(ours) == 0 and ours.numel() == theirs.numel()
@@ -124,7 +126,7 @@ class TestPayloads:
         coded, fixed = SCHEMES[scheme](coding="huffman"), SCHEMES[scheme]()
         flat = sample("normal", 5000)
         ours = coded.encode(flat, seed=1)
-        assert coded.codec.coder is None and torch.equal(ours, fixed.encode(flat, seed=1))
+        assert coded.parts.default.coder is None and torch.equal(ours, fixed.encode(flat, seed=1))
         assert torch.equal(coded.decode(ours), fixed.decode(ours))
 
     @pytest.mark.parametrize("dtype", (torch.float16, torch.bfloat16, torch.float64))
@@ -150,17 +152,18 @@ class TestPayloads:
         coded, fixed = pair("qsgd-3", bucket_size=100)
         flats = [sample("normal", 3000, seed) for seed in range(3)] + [torch.ones(3000)]
         sums, expanded = [], []
-        original = coded.codec.decode_bodies
-        coded.codec.decode_bodies = lambda bodies, *rest: (
+        original = coded.parts.default.decode_bodies
+        coded.parts.default.decode_bodies = lambda bodies, *rest: (
             expanded.append(len(bodies)),
             original(bodies, *rest),
         )
         for scheme in (coded, fixed):
             payloads = [
-                scheme.codec.payloads.encode(f, 3000, key).bytes for key, f in enumerate(flats)
+                scheme.parts.default.payloads.encode(f, 3000, key).bytes
+                for key, f in enumerate(flats)
             ]
             header = read_header(payloads[0])
-            sums.append(scheme.codec.payloads.sum(payloads, header, 1 / 3))
+            sums.append(scheme.parts.default.payloads.sum(payloads, header, 1 / 3))
         assert torch.equal(*sums) and expanded == [1] * 4
 
     @pytest.mark.parametrize("feedback", (0.5, 1.0))
@@ -183,7 +186,9 @@ class TestPayloads:
 class TestUpdates:
     def update(self, scheme, gradients: list[torch.Tensor]) -> np.ndarray:
         size = scheme.settings.bucket_size
-        return scheme.codec.refit([scheme.codec.collect(list(g.split(size))) for g in gradients])
+        return scheme.parts.default.refit(
+            [scheme.parts.default.collect(list(g.split(size))) for g in gradients]
+        )
 
     @pytest.mark.many
     @pytest.mark.parametrize("scheme", SCHEMES)
@@ -195,10 +200,14 @@ class TestUpdates:
         ]
         gradients = [sample("normal", 10_000, seed) for seed in (0, 1)]
         update = self.update(ranks[0], gradients)
-        assert all(rank.codec.apply_update(update, 0) for rank in ranks)
+        assert all(rank.parts.default.apply_update(update, 0) for rank in ranks)
         a, b = ranks
-        assert a.codec.table_version == b.codec.table_version == 1
-        assert a.codec.table_fingerprint == b.codec.table_fingerprint != a.codec.table.fingerprint
+        assert a.parts.default.table_version == b.parts.default.table_version == 1
+        assert (
+            a.parts.default.table_fingerprint
+            == b.parts.default.table_fingerprint
+            != a.parts.default.table.fingerprint
+        )
         payload = a.encode(gradients[0], seed=3)
         assert coding_of(payload) == 1
         assert torch.equal(b.decode(payload), a.decode(payload))
@@ -208,13 +217,15 @@ class TestUpdates:
         of another law are half of the coordinates."""
         large, small = 1e6 * sample("sparse", 50_000), sample("normal", 50_000)
         scheme = QSGD(bits=3, coding="huffman", bucket_size=500)
-        scheme.codec.apply_update(self.update(scheme, [large, small]), 0)
+        scheme.parts.default.apply_update(self.update(scheme, [large, small]), 0)
         book = [QSGD(bits=3, coding="huffman", bucket_size=500) for _ in range(2)]
         for each, flat in zip(book, (large, small), strict=True):
-            each.codec.apply_update(self.update(each, [flat]), 0)
-        mean = (book[0].codec.table.probabilities + book[1].codec.table.probabilities) / 2
-        assert np.allclose(scheme.codec.table.probabilities, mean, atol=1e-3)
-        assert not np.allclose(book[0].codec.table.probabilities, mean, atol=1e-2)
+            each.parts.default.apply_update(self.update(each, [flat]), 0)
+        mean = (
+            book[0].parts.default.table.probabilities + book[1].parts.default.table.probabilities
+        ) / 2
+        assert np.allclose(scheme.parts.default.table.probabilities, mean, atol=1e-3)
+        assert not np.allclose(book[0].parts.default.table.probabilities, mean, atol=1e-2)
 
     @pytest.mark.parametrize("scheme", ("qsgd-3", "terngrad", "alq-3"))
     def test_clipping_is_seen(self, scheme):
@@ -225,8 +236,8 @@ class TestUpdates:
             made = {"qsgd-3": QSGD, "terngrad": TernGrad, "alq-3": ALQ}[scheme]
             fitted = made(coding="huffman", clip=clip, bucket_size=1000)
             fitted.fit(flat)
-            payload, p = fitted.encode(flat, seed=1), fitted.codec.table.probabilities
-            words = fitted.codec.fixed_body(payload[96:], 50_000)[200:].view(torch.int32)
+            payload, p = fitted.encode(flat, seed=1), fitted.parts.default.table.probabilities
+            words = fitted.parts.default.fixed_body(payload[96:], 50_000)[200:].view(torch.int32)
             codes = torch.empty(50_000, dtype=torch.uint8)
             unpack(words, packing_of(p.size), codes)
             counts[clip] = np.bincount(codes.numpy(), minlength=p.size) / 50_000
@@ -238,26 +249,26 @@ class TestUpdates:
     @pytest.mark.parametrize("scheme", (QSGD, NUQSGD, TernGrad))
     def test_fixed_levels_are_updated_for_a_book_alone(self, scheme):
         plain, coded = scheme(update_steps=[3]), scheme(update_steps=[3], coding="huffman")
-        assert [s for s in range(9) if plain.updates.due(s)] == []
-        assert [s for s in range(9) if coded.updates.due(s)] == [3]
+        assert [s for s in range(9) if plain._training.updates.due(s)] == []
+        assert [s for s in range(9) if coded._training.updates.due(s)] == [3]
         for each in (plain, coded):
             levels = each.levels
             each.fit(sample("normal", 20_000))
             assert torch.equal(each.levels, levels)
-        assert (plain.codec.table_version, coded.codec.table_version) == (0, 1)
-        assert plain.codec.coder is None and coded.codec.coder is not None
+        assert (plain.parts.default.table_version, coded.parts.default.table_version) == (0, 1)
+        assert plain.parts.default.coder is None and coded.parts.default.coder is not None
 
     def test_hostile_statistics_keep_the_book(self):
         scheme = QSGD(coding="huffman", bucket_size=100)
         scheme.fit(sample("normal", 1000))
-        before = scheme.codec.table_fingerprint
+        before = scheme.parts.default.table_fingerprint
         for vector in ([np.inf], [np.nan], [-1.0]):
-            collected = scheme.codec.collect([sample("normal", 100)])
+            collected = scheme.parts.default.collect([sample("normal", 100)])
             collected[2:] = vector[0]
-            update = scheme.codec.refit([collected])
+            update = scheme.parts.default.refit([collected])
             assert update[1] == 0.0
-            scheme.codec.apply_update(update, 1)
-        assert scheme.codec.table_fingerprint == before
+            scheme.parts.default.apply_update(update, 1)
+        assert scheme.parts.default.table_fingerprint == before
 
     def test_state_through_a_file(self):
         for name in SCHEMES:
@@ -270,7 +281,7 @@ class TestUpdates:
             payload = old.encode(sample("normal", 5000))
             assert coding_of(payload) == 1
             assert torch.equal(new.decode(payload), old.decode(payload))
-            assert new.codec.table_fingerprint == old.codec.table_fingerprint
+            assert new.parts.default.table_fingerprint == old.parts.default.table_fingerprint
 
     def test_states_of_other_levels_or_bad_books_are_refused(self):
         scheme, _ = pair("qsgd-3")
@@ -294,17 +305,22 @@ class TestReceivers:
         other = ALQ(bits=3, coding="huffman")
         with pytest.raises(PayloadError, match="coding 'huffman'"):
             other.decode(payload)
-        other.codec.install(coded.codec.table.magnitudes, 1, np.full(7, 1 / 7))
+        other.parts.default.install(coded.parts.default.table.magnitudes, 1, np.full(7, 1 / 7))
         with pytest.raises(PayloadError, match="fingerprint"):
             other.decode(payload)
-        other.codec.install(coded.codec.table.magnitudes, 1, coded.codec.table.probabilities)
+        other.parts.default.install(
+            coded.parts.default.table.magnitudes, 1, coded.parts.default.table.probabilities
+        )
         assert torch.equal(other.decode(payload), coded.decode(payload))
 
     def test_fingerprints_of_ranks_differ(self):
-        assert ALQ(coding="huffman").codec.settings_fingerprint != ALQ().codec.settings_fingerprint
         assert (
-            QSGD(coding="huffman", samples=7).codec.settings_fingerprint
-            != QSGD(coding="huffman").codec.settings_fingerprint
+            ALQ(coding="huffman").parts.default.settings_fingerprint
+            != ALQ().parts.default.settings_fingerprint
+        )
+        assert (
+            QSGD(coding="huffman", samples=7).parts.default.settings_fingerprint
+            != QSGD(coding="huffman").parts.default.settings_fingerprint
         )
 
     def test_repr_makes_an_equal_one(self):
@@ -313,10 +329,12 @@ class TestReceivers:
             made = eval(name, names)
             keywords = repr(made).replace("norm='linf', bits=2, symmetric=False, ", "")
             again = eval(keywords if "TernGrad" in name else repr(made), names)
-            assert again.codec.settings_fingerprint == made.codec.settings_fingerprint
+            assert (
+                again.parts.default.settings_fingerprint == made.parts.default.settings_fingerprint
+            )
 
 
-WITHOUT_CODERS = [m for m in schemes(*EVERY).values() if m().codec.codings == ("fixed",)]
+WITHOUT_CODERS = [m for m in schemes(*EVERY).values() if m().parts.default.codings == ("fixed",)]
 
 
 @pytest.mark.parametrize("make", WITHOUT_CODERS, ids=lambda make: type(make()).__name__)

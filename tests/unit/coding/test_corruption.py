@@ -118,4 +118,4 @@ def test_the_keyword_is_checked(value):
 def test_averages_carry_a_checksum_where_payloads_do(label):
     for checksum in (True, False):
         compressor, _ = SCHEMES[checksum][label]
-        assert compressor.codec.second_codec(4).settings.tuning.checksum is checksum
+        assert compressor.parts.default.second_codec(4).settings.tuning.checksum is checksum

@@ -20,8 +20,8 @@ SIZES = ((1, 512), (4096, 512), (16_384, 512), (131_071, 512), (200_003, 8192), 
 
 
 def sums_of(scheme, n: int) -> BlockSums:
-    body = torch.empty(scheme.codec.body_bytes(n), dtype=torch.uint8)
-    return scheme.codec.encode_body(torch.linspace(-1, 1, n), body, 1)
+    body = torch.empty(scheme.parts.default.body_bytes(n), dtype=torch.uint8)
+    return scheme.parts.default.encode_body(torch.linspace(-1, 1, n), body, 1)
 
 
 @pytest.mark.many
@@ -31,7 +31,7 @@ def test_a_payload_has_the_checksum_of_its_bytes(name, n, bucket_size):
     scheme = SCHEMES[name](bucket_size=bucket_size)
     flat = torch.from_numpy(np.random.default_rng(n).normal(size=n).astype(np.float32))
     for full in (0, min(n - 1, 777)):
-        payload = scheme.codec.payloads.encode(flat, n - full, 5).bytes
+        payload = scheme.parts.default.payloads.encode(flat, n - full, 5).bytes
         data = payload.numpy().tobytes()
         seed = arrived([payload])[0].header.body_seed
         words = torch.from_numpy(np.frombuffer(data[SIZE:], "<i4").copy())
@@ -43,7 +43,7 @@ def test_a_payload_has_the_checksum_of_its_bytes(name, n, bucket_size):
 def test_encoders_sum_all_blocks_but_the_first_and_last(name):
     scheme = SCHEMES[name](bucket_size=8192)
     sums = sums_of(scheme, 2_000_000)
-    assert sums.size == scheme.codec.body_bytes(2_000_000)
+    assert sums.size == scheme.parts.default.body_bytes(2_000_000)
     runs = len(sums.summed) // 2  # natural compression: of exponents and signs, one between them
     count = sum(sums.summed[1::2] - sums.summed[::2])
     assert count >= sums.size // 4 // 4096 - runs and sums.sums.any()
@@ -53,7 +53,7 @@ def test_encoders_sum_all_blocks_but_the_first_and_last(name):
 def test_nothing_is_summed_for_payloads_without_checksum_or_that_are_coded(name):
     scheme = SCHEMES[name](bucket_size=8192, tuning=Tuning(checksum=False))
     assert sums_of(scheme, 100_000) is None
-    if "huffman" in scheme.codec.codings:
+    if "huffman" in scheme.parts.default.codings:
         coded = SCHEMES[name](coding="huffman")
         coded.fit(torch.randn(100_000))
-        assert coded.codec.coder is not None and sums_of(coded, 100_000) is None
+        assert coded.parts.default.coder is not None and sums_of(coded, 100_000) is None

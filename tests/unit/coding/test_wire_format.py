@@ -37,7 +37,7 @@ def gradient(count: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> t
 
 def known_to(scheme) -> wire.Known:
     """What a receiver knows without the payload."""
-    codec = scheme.codec
+    codec = scheme.parts.default
     found = {"level_dtype": getattr(codec, "level_dtype", "float32")}
     for name in ("measurements", "quantizer_range", "estimator", "density"):
         if hasattr(codec, name):
@@ -95,7 +95,7 @@ def read(payload: torch.Tensor, scheme) -> tuple[dict, np.ndarray]:
 def bucket_of(place: int, flat: torch.Tensor, scheme) -> np.ndarray:
     """Which coordinates share a bucket with that at ``place``: zeros may be in none."""
     inside = torch.ones_like(flat, dtype=torch.bool)
-    if scheme.settings.keep_zeros and not scheme.codec.has_zero:
+    if scheme.settings.keep_zeros and not scheme.parts.default.has_zero:
         inside = flat != 0
     buckets = (inside.cumsum(0) - 1) // scheme.settings.bucket_size
     return (inside & (buckets == buckets[place])).numpy()
@@ -173,18 +173,18 @@ def test_segments():
 @pytest.mark.parametrize("name", ["huffman-2", "huffman-8", "huffman-ternary", "alq-3", "terngrad"])
 def test_fingerprints_of_tables(name):
     scheme = SCHEMES[name]()
-    table = scheme.codec.table
+    table = scheme.parts.default.table
     own = wire.zlib.crc32(table.magnitudes.astype("<f8").tobytes(), int(table.symmetric))
     if scheme.settings.coding == "huffman":
         book = wire.book_of(table.probabilities)
         own = wire.zlib.crc32(book.fingerprint.to_bytes(4, "little"), own)
     head, _ = read(scheme.encode(gradient(600), seed=0), scheme)
     assert head["table_fingerprint"] == own
-    assert head["table_version"] == scheme.codec.table_version
+    assert head["table_version"] == scheme.parts.default.table_version
 
 
 def test_every_scheme_is_on_the_page_and_read():
-    names = {make().name for make in schemes(*EVERY).values()}
+    names = {make().parts.default.name for make in schemes(*EVERY).values()}
     listed = re.search(r"filled with zeros: `([\w ]+)`", PAGE)[1].split()
     assert set(listed) == names == set(wire.BODIES)
 

@@ -20,7 +20,7 @@ from hvd_adaptive.layout import Group, Member
 from hvd_adaptive.run.groups import Groups
 from hvd_adaptive.simulate.ranks import together
 
-CODEC = QSGD(bits=4, bucket_size=512).codec
+CODEC = QSGD(bits=4, bucket_size=512).parts.default
 
 
 def chosen(place: Place, seconds: dict, nodes: tuple[int, ...] = (), codec=CODEC) -> AutoExchange:
@@ -88,7 +88,7 @@ def test_all_ranks_choose_alike_and_plain_groups_quantise_nothing(caplog):
         for rank in range(3):
             auto = chosen(Place(3, rank), seconds)
             groups = [Group(torch.float32, 1 << 20, 7), Group(torch.float32, 900, 100)]
-            auto.log_choices(groups, lambda part: CODEC)
+            auto.log_choices(groups, {"": CODEC})
             arranged.append([auto.quantized(group) for group in groups])
     assert arranged == [[1 << 20, 0]] * 3
     assert "1 groups by scatter_reduce" in caplog.text and "1 groups by float32" in caplog.text
@@ -101,7 +101,7 @@ def test_all_ranks_choose_alike_and_plain_groups_quantise_nothing(caplog):
         ((0, 0, 1, 1), CODEC, True),
         ((0, 1, 2, 3), CODEC, False),
         ((0, 0, 0, 0), CODEC, False),
-        ((0, 0, 1, 1), QSGD(error_feedback=0.1).codec, False),
+        ((0, 0, 1, 1), QSGD(error_feedback=0.1).parts.default, False),
     ],
     ids=["two-by-two", "one-rank-each", "one-node", "feedback"],
 )
@@ -128,7 +128,7 @@ def test_cannot_be_simulated():
 def test_measuring_leaves_the_second_stage_alone(monkeypatch):
     """Candidates want such of other bits; a table that was loaded is not to be fitted once more."""
     compressor = ALQ(exchange="auto")
-    stage, more = compressor.codec.second_stage(2), []
+    stage, more = compressor.parts.default.second_stage(2), []
 
     def measure(exchange, world, codec, size, name, device):
         more.append(codec.second_stage(64).bits)
@@ -138,8 +138,10 @@ def test_measuring_leaves_the_second_stage_alone(monkeypatch):
     world = SimpleNamespace(
         gather_equal=lambda own, name: own[None], broadcast=lambda values, name: values
     )
-    AutoExchange(Place(2, 0, (0, 1))).set_up(world, compressor.codec, "test", torch.device("cpu"))
-    assert set(more) != {stage.bits} and compressor.codec.second_stage(2) is stage
+    AutoExchange(Place(2, 0, (0, 1))).set_up(
+        world, compressor.parts.default, "test", torch.device("cpu")
+    )
+    assert set(more) != {stage.bits} and compressor.parts.default.second_stage(2) is stage
 
 
 def test_two_ranks_gather_or_compress_nothing():
@@ -164,7 +166,7 @@ def test_two_ranks_gather_or_compress_nothing():
 )
 def test_only_what_may_be_chosen_is_bounded(ranks, keywords, nodes):
     """Nodes have as many ranks each: a prime number of ranks has none to speak of."""
-    codec, size = QSGD(bits=4, bucket_size=512, **keywords).codec, (512, 0, torch.float32)
+    codec, size = QSGD(bits=4, bucket_size=512, **keywords).parts.default, (512, 0, torch.float32)
     kinds = [Plain, Half, AllgatherExchange] + [ScatterReduceExchange] * (ranks > 2)
     most = max(kind(Place(ranks, 0)).in_flight_bytes(codec, *size) for kind in kinds)
     assert HierarchicalExchange(Place(ranks, 0)).in_flight_bytes(codec, *size) > most

@@ -21,7 +21,7 @@ RANKS, BUCKET, STEPS = 4, 64, 127
 # A codec of many levels: its error is at most a step of a bucket's largest coordinate.
 CODEC = QSGD(
     intervals=STEPS, norm="linf", bucket_size=BUCKET, exchange=ScatterReduce(second_stage_bits=8)
-).codec
+).parts.default
 KINDS = {
     "allgather": lambda rank: AllgatherExchange(Place(RANKS, rank)),
     "scatter_reduce": lambda rank: ScatterReduceExchange(Place(RANKS, rank)),

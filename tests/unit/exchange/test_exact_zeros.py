@@ -140,7 +140,7 @@ def test_averages_of_zeros_cost_no_codes():
     for keep in (True, False):
         compressor = made("eden-2", keep_zeros=keep, **EXCHANGES["scatter_reduce"])
         averages(compressor, rows, 1)
-        second = compressor.codec.second_stage(RANKS).codec
+        second = compressor.parts.default.second_stage(RANKS).codec
         average = gradient(0, 0, rows).view(-1)
         sizes[keep] = second.payloads.encode(average, average.numel(), 1).bytes.numel()
     assert sizes[True] < 0.6 * sizes[False]
@@ -189,5 +189,5 @@ def test_the_page_says_which_schemes_keep_zeros():
         needed = {"density": 0.2} if name.startswith("sparse") else {}
         needed = {"bits": 3} if name.startswith("ecdq") else needed
         compressor = make(**needed)
-        kept = "always" if compressor.codec.has_zero else "with the keyword"
+        kept = "always" if compressor.parts.default.has_zero else "with the keyword"
         assert told[type(compressor).__name__] == {kept}

@@ -120,7 +120,7 @@ COUNTED = {
 @pytest.mark.parametrize("make", COUNTED.values(), ids=COUNTED)
 def test_collectives_are_as_many_as_are_sent(make):
     """Over torch.distributed, ranks submit collectives by these numbers."""
-    codec, asked = QSGD(bits=4, bucket_size=64).codec, []
+    codec, asked = QSGD(bits=4, bucket_size=64).parts.default, []
 
     def counted(route):
         request = next(route)
@@ -144,14 +144,14 @@ def test_collectives_are_as_many_as_are_sent(make):
 
 
 def test_shards_are_even_parts_of_both_sections():
-    chunks = ShardReduce(Place(3, 1))._chunks(QSGD(bits=4).codec, 12, 6)
+    chunks = ShardReduce(Place(3, 1))._chunks(QSGD(bits=4).parts.default, 12, 6)
     found = [(c.begin, c.end, c.full_begin, c.full_end) for c in chunks]
     assert found == [(0, 4, 12, 14), (4, 8, 14, 16), (8, 12, 16, 18)]
 
 
 @pytest.mark.parametrize(("factor", "wanted"), [(0.5, 65504.0), (1.0, torch.inf)])
 def test_narrowed_limits_averages_of_two_ranks_and_no_sums(factor, wanted):
-    own = parcel(QSGD(bits=4).codec, torch.zeros(4, dtype=torch.float16), 4, factor)
+    own = parcel(QSGD(bits=4).parts.default, torch.zeros(4, dtype=torch.float16), 4, factor)
     assert own.narrowed(torch.full((4,), 7e4), 4, 2).tolist() == [wanted] * 4
 
 

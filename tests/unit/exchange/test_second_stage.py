@@ -86,7 +86,7 @@ def shares(name: str, workers: int, bits: list[int]) -> list[float]:
 def test_a_further_bit_is_worth_less_than_in_the_first_stage(name, workers):
     """Less than 3/4 of the first stage's variance, which such a bit divides by 4. Then the second
     stage adds about as much as the first one at most. The rest is for what is random."""
-    bits = default_bits(SCHEMES[name]().codec, workers)
+    bits = default_bits(SCHEMES[name]().parts.default, workers)
     own, *further = shares(name, workers, [bits, bits + 1] if bits < 8 else [bits])
     assert own < 1.1
     assert own - sum(further) < 0.85
@@ -94,7 +94,7 @@ def test_a_further_bit_is_worth_less_than_in_the_first_stage(name, workers):
 
 @pytest.mark.parametrize("name", ["alq", "alq-paper", "qsgd-linf", "orq"])
 def test_the_last_bit_is_worth_more_than_in_the_first_stage(name):
-    bits = default_bits(SCHEMES[name]().codec, 5)
+    bits = default_bits(SCHEMES[name]().parts.default, 5)
     fewer, own = shares(name, 5, [bits - 1, bits])
     assert fewer - own > 0.6
 
@@ -103,7 +103,7 @@ def test_the_last_bit_is_worth_more_than_in_the_first_stage(name):
 @pytest.mark.parametrize("form", [{}, PAPER], ids=["default", "paper"])
 def test_the_first_stage_makes_more_of_a_bit(workers, form):
     """ALQ of 3 bits and one bit more for averages has more error than ALQ of 4 bits without it."""
-    bits = default_bits(ALQ(bits=3, **form).codec, workers)
+    bits = default_bits(ALQ(bits=3, **form).parts.default, workers)
     for draw in (normal, laplacian):
         second, first = (
             ALQ(bits=b, exchange=ScatterReduce(second_stage_bits=again), **form)
@@ -116,7 +116,7 @@ def test_the_first_stage_makes_more_of_a_bit(workers, form):
 def test_bits_by_hand_for_uniform_levels():
     """QSGDinf: the step's square says it, γ2/γ1 = (s1/s2)², but for levels that gradients meet, and
     averages of few ranks."""
-    codec, steps = QSGD(bits=4, norm="linf").codec, 2.0 ** np.arange(1, 8) - 1
+    codec, steps = QSGD(bits=4, norm="linf").parts.default, 2.0 ** np.arange(1, 8) - 1
     for ranks in (4, 8, 32):
         added = []
         for v in references(8192):
@@ -208,11 +208,11 @@ class TestAveragedLaw:
 def test_the_state_carries_the_table():
     compressor = SCHEMES["alq"](exchange="scatter_reduce", seed=5)
     squared_error(compressor, 3, False, 1)
-    second = compressor.codec.second_stage(3).codec
-    assert second.table_version == 1 and compressor.codec.table_version == 1
+    second = compressor.parts.default.second_stage(3).codec
+    assert second.table_version == 1 and compressor.parts.default.table_version == 1
     other = SCHEMES["alq"](exchange="scatter_reduce", seed=5)
     other.load_state_dict(compressor.state_dict())
-    assert torch.equal(other.codec.second_stage(3).codec.levels, second.levels)
+    assert torch.equal(other.parts.default.second_stage(3).codec.levels, second.levels)
     with pytest.raises(ValueError, match="second_stage"):
         bad = compressor.state_dict()
         bad["second_stage"]["bits"] = 9
@@ -234,13 +234,13 @@ def test_a_first_table_that_is_never_refitted_stays():
             ranks.refit(step)
         ranks.average(step)
     assert due == [True, True, False, False], "zeros say nothing: once more"
-    assert torch.equal(compressor.levels, before) and compressor.codec.table_version == 0
-    assert compressor.codec.second_stage(2).codec.table_version == 1
+    assert torch.equal(compressor.levels, before) and compressor.parts.default.table_version == 0
+    assert compressor.parts.default.second_stage(2).codec.table_version == 1
 
 
 def test_few_coordinates_stay_few():
     """Averages of sparse payloads take less than the packed codes of their bits."""
-    codec = SparseSGD(density=0.01).codec.second_codec(3)
+    codec = SparseSGD(density=0.01).parts.default.second_codec(3)
     v = normal(1) * (normal(2) > 1.9)
     payload = codec.payloads.encode(v, v.numel(), 1).bytes
     assert 8 * payload.numel() < 0.5 * v.numel()
@@ -248,5 +248,5 @@ def test_few_coordinates_stay_few():
 
 def test_averages_of_two_codes_of_one_bit_have_two_bits():
     """Of two levels each: an average is one of three or four numbers, that of more ranks is not."""
-    codec = scheme("bingrad", bucket_size=512)().codec
+    codec = scheme("bingrad", bucket_size=512)().parts.default
     assert [default_bits(codec, ranks) for ranks in (2, 3)] == [2, 3]

@@ -38,9 +38,9 @@ def test_averages_are_exact(scheme):
 @pytest.mark.parametrize("ranks", [2, 5])
 def test_second_stage_is_in_full_precision(scheme, ranks):
     """A density of one; a table, a table for each bucket, of which each has one coordinate."""
-    assert default_bits(LOSSLESS[scheme]().codec, ranks) == FULL_PRECISION
+    assert default_bits(LOSSLESS[scheme]().parts.default, ranks) == FULL_PRECISION
 
 
 def test_a_little_loss_is_not_none():
     """One coordinate in a hundred is lost by chance: 8 bits, and a warning, as before."""
-    assert default_bits(SparseSGD(density=0.99).codec, 4) == 8
+    assert default_bits(SparseSGD(density=0.99).parts.default, 4) == 8

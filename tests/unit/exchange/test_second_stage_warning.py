@@ -28,7 +28,9 @@ FINE = ("qsgd-8-linf", "alq-8", "eden-8", "ecdq-variance0.0001")
 def coarse(**keywords) -> QSGD:
     """A scheme whose averages of b bits have b steps only: 8 bits, and more would be worth it."""
     compressor = QSGD(bits=5, norm="linf", **keywords)
-    compressor.codec.second_codec = lambda bits: QSGD(intervals=bits, norm="linf").codec
+    compressor.parts.default.second_codec = lambda bits: (
+        QSGD(intervals=bits, norm="linf").parts.default
+    )
     return compressor
 
 
@@ -47,7 +49,7 @@ def warnings(caplog, monkeypatch):
 
 
 def choose(way, **keywords) -> None:
-    way.log_choices(GROUPS, lambda part: coarse(**keywords).codec)
+    way.log_choices(GROUPS, coarse(**keywords).parts)
 
 
 def named(line: str) -> tuple[float, float]:
@@ -79,7 +81,7 @@ def test_a_negligible_error_is_not_worth_a_line(name, warnings):
     square = float(normal(0).double().square().sum())
     assert both - first > second_stage.SHARE * first
     assert (both - first) / square < second_stage.NEGLIGIBLE / 10
-    assert two.codec.second_stage(4).bits == 8
+    assert two.parts.default.second_stage(4).bits == 8
     assert warnings() == []
 
 
@@ -110,14 +112,14 @@ def test_shares_are_those_of_tables_as_training_fits_them():
     """Tables of averages that were fitted to averages would have 7 times the error: their normal
     law has no tails. Few coordinates make most of it, so it varies: within a factor of three."""
     own = {"bits": 3, "norm": "l2", "symmetric": True, "statistics": "normal", "samples": 8}
-    bits = second_stage.default_bits(ALQ(**own).codec, 4)
+    bits = second_stage.default_bits(ALQ(**own).parts.default, 4)
 
     def make(**keywords) -> ALQ:
         keywords["exchange"] = exchange_of(keywords["exchange"], second_stage_bits=bits)
         return ALQ(**own, **keywords)
 
     real = max(added(make, 4, aligned)[1] for aligned in (True, False))
-    share = max(law.share(bits) for law in second_stage._laws(ALQ(**own).codec, 4))
+    share = max(law.share(bits) for law in second_stage._laws(ALQ(**own).parts.default, 4))
     assert bits == 5 and real / 3 < share < 3 * real
 
 
@@ -139,7 +141,7 @@ def test_bits_that_were_asked_for_are_not_spoken_of(bits, warnings):
 @pytest.mark.parametrize("ranks", [2, 4, 8, 10, 64])
 def test_the_cheaper_remedy(ranks, warnings):
     """By lengths of bodies: b (N - 1) bits by allgather, (b + 32)(N - 1)/N with the other."""
-    codec, v = coarse().codec, normal(0)
+    codec, v = coarse().parts.default, normal(0)
     own = 8 * (codec.payloads.encode(v, COORDINATES, 1).bytes.numel() - SIZE) / COORDINATES
     both = {
         "exchange='allgather'": own * (ranks - 1),

@@ -103,7 +103,7 @@ class Rank:
         self.number, self.schedule = number, schedule
         # A sparse code of density 1 loses nothing.
         compressor = SparseSGD(density=1.0, bucket_size=16, min_numel=1, exchange="allgather")
-        compressor.instance.training = 0  # as in a process of its own
+        compressor._training.instance.training = 0  # as in a process of its own
         self.parameters = [torch.nn.Parameter(torch.zeros(n, dtype=torch.float64)) for n in SIZES]
         world = OrderedWorld(schedule, network, number)
         found, local_sgd.find_world = local_sgd.find_world, lambda *_: world

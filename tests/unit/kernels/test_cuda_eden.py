@@ -28,17 +28,17 @@ def compare(flat: torch.Tensor, codec, own: int) -> None:
 def test_same_codes_and_sums_for_all_sizes(bucket):
     kinds, bits = itertools.cycle((ordinary, heavy)), itertools.cycle((1, 3, 2))
     for n in (0, 1, bucket - 1, bucket, 2 * bucket + 97):
-        codec = EDEN(bits=next(bits), bucket_size=bucket).codec
+        codec = EDEN(bits=next(bits), bucket_size=bucket).parts.default
         compare(vector(next(kinds), n), codec, n * 2654435761)
 
 
 def test_buckets_that_no_tile_holds():
-    compare(vector(heavy, 40_000), EDEN(bits=2, bucket_size=1 << 15).codec, 3)
+    compare(vector(heavy, 40_000), EDEN(bits=2, bucket_size=1 << 15).parts.default, 3)
 
 
 @pytest.mark.parametrize("bits", range(1, 9))
 def test_same_codes_and_sums_for_all_bits(bits):
-    compare(vector(heavy, 600), EDEN(bits=bits, bucket_size=256).codec, 2**63 + bits)
+    compare(vector(heavy, 600), EDEN(bits=bits, bucket_size=256).parts.default, 2**63 + bits)
 
 
 @pytest.mark.parametrize("bits", (0.5, 0.25, 0.125))
@@ -46,16 +46,16 @@ def test_same_codes_and_sums_for_all_bits(bits):
 def test_same_codes_and_sums_of_a_part_of_the_coordinates(bits, bucket):
     if bits * bucket >= 64:
         for n in (1, bucket - 1, 9 * bucket + 65 if bucket < 1024 else 2 * bucket + 65):
-            compare(vector(heavy, n), EDEN(bits=bits, bucket_size=bucket).codec, n)
+            compare(vector(heavy, n), EDEN(bits=bits, bucket_size=bucket).parts.default, n)
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
 def test_same_codes_and_sums_for_all_kinds_of_vectors(kind):
-    compare(vector(kind, 320), EDEN(bits=2, bucket_size=128).codec, 9)
+    compare(vector(kind, 320), EDEN(bits=2, bucket_size=128).parts.default, 9)
 
 
 def test_same_sums_of_hostile_scales():
-    codec = EDEN(bits=2, bucket_size=64).codec
+    codec = EDEN(bits=2, bucket_size=64).parts.default
     _, words = encoded(reference, vector(ordinary, 300), codec, 77, 1)
     scales = torch.tensor([np.nan, np.inf, -1.0, 3e38, 0.0])
     results = [decoded(m, [(scales, words)], codec, [1], 300) for m in (reference, cuda)]
@@ -63,7 +63,7 @@ def test_same_sums_of_hostile_scales():
 
 
 def test_short_payloads_are_refused():
-    codec = EDEN(bits=2, bucket_size=64).codec
+    codec = EDEN(bits=2, bucket_size=64).parts.default
     scales, words = encoded(reference, vector(ordinary, 300), codec, 77, 1)
     for short in ((scales[:-1], words), (scales, words[:-1])):
         with pytest.raises(ValueError, match="too short"):

@@ -21,13 +21,13 @@ PAPER = (96, 100, 192, 200, 288, 320, 384)
 
 
 def encoded(module, flat: torch.Tensor, scheme: QCS, key: int):
-    runs = scheme.codec._runs(flat.numel())
+    runs = scheme.parts.default._runs(flat.numel())
     buckets = sum(run.buckets for run in runs)
     scales = torch.full((buckets,), -1.0)
-    words = torch.full((scheme.codec.body_bytes(flat.numel()) // 4 - buckets,), 0x55555555).to(
-        torch.int32
-    )
-    module.encode(flat, scales, words, runs, scheme.codec.alphabet, key)
+    words = torch.full(
+        (scheme.parts.default.body_bytes(flat.numel()) // 4 - buckets,), 0x55555555
+    ).to(torch.int32)
+    module.encode(flat, scales, words, runs, scheme.parts.default.alphabet, key)
     return scales, words
 
 
@@ -39,8 +39,10 @@ def compare(flat: torch.Tensor, scheme: QCS, key: int) -> None:
     results = []
     for module in (reference_qcs, cpu_qcs):
         out = torch.linspace(-1, 1, flat.numel())
-        runs = scheme.codec._runs(flat.numel())
-        module.decode_add([got] * 3, [key, key + 1, 5], runs, scheme.codec.alphabet, 1 / 3, out)
+        runs = scheme.parts.default._runs(flat.numel())
+        module.decode_add(
+            [got] * 3, [key, key + 1, 5], runs, scheme.parts.default.alphabet, 1 / 3, out
+        )
         results.append(out)
     assert same_bits(*results), what
 
@@ -72,7 +74,7 @@ def test_same_codes_and_sums_for_a_million_and_three():
 
 def test_same_sums_of_hostile_scales_and_codes():
     scheme = QCS(bucket_size=64, measurements=40, quantizer_range=1)
-    runs = scheme.codec._runs(300)
+    runs = scheme.parts.default._runs(300)
     _, words = encoded(cpu_qcs, vector(ordinary, 300), scheme, 1)
     words.fill_(-1)  # codes of 3, beyond the alphabet
     scales = torch.tensor([np.nan, np.inf, -1.0, 3e38, 0.0])
@@ -86,7 +88,9 @@ def test_codes_do_not_depend_on_what_the_buffers_held():
     flat, scheme = vector(ordinary, 700), QCS(bucket_size=128, measurements=77, quantizer_range=2)
     scales, words = encoded(cpu_qcs, flat, scheme, 1)
     dirty = torch.full_like(words, -1)
-    cpu_qcs.encode(flat, torch.full_like(scales, np.nan), dirty, scheme.codec._runs(700), 5, 1)
+    cpu_qcs.encode(
+        flat, torch.full_like(scales, np.nan), dirty, scheme.parts.default._runs(700), 5, 1
+    )
     assert torch.equal(words, dirty)
 
 
@@ -96,7 +100,7 @@ def test_too_short_words_are_refused():
         cpu_qcs.decode_add(
             [(torch.ones(4), torch.zeros(10, dtype=torch.int32))],
             [0],
-            scheme.codec._runs(256),
+            scheme.parts.default._runs(256),
             3,
             1.0,
             torch.zeros(256),
@@ -121,7 +125,12 @@ def test_algorithm_one_in_float64(q, k, estimator):
     scales, words = encoded(cpu_qcs, flat, scheme, key)
     out = torch.zeros(148)
     cpu_qcs.decode_add(
-        [(scales, words)], [key], scheme.codec._runs(148), scheme.codec.alphabet, 1.0, out
+        [(scales, words)],
+        [key],
+        scheme.parts.default._runs(148),
+        scheme.parts.default.alphabet,
+        1.0,
+        out,
     )
     partial = -(-k // 2)
     estimates = []

@@ -50,7 +50,8 @@ def errors(fresh: Fresh, schemes: dict, flat: torch.Tensor, symmetric: bool) -> 
         if isinstance(scheme, ALQ | AMQ):
             scheme.fit(flat)
         found[name] = (
-            fresh.errors(scheme.codec.table.magnitudes, symmetric).sum() / fresh.totals.sum()
+            fresh.errors(scheme.parts.default.table.magnitudes, symmetric).sum()
+            / fresh.totals.sum()
         )
     return found
 

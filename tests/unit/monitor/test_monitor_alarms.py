@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
@@ -17,6 +19,7 @@ class Codec:
 
     def __init__(self) -> None:
         self.meter, self.table_version, self.parts = StepMeter(), 0, {}
+        self._training = SimpleNamespace(meter=self.meter)
         self.meter.detailed = True
 
 

@@ -9,6 +9,7 @@ import pickle
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -29,6 +30,7 @@ class Codec:
 
     def __init__(self, detailed: bool = True) -> None:
         self.meter, self.table_version = StepMeter(), 0
+        self._training = SimpleNamespace(meter=self.meter)
         self.meter.detailed = detailed
         self.levels = torch.tensor([-1.0, 0.25, 1.0], dtype=torch.float64)
         self.parts = {"": self}
@@ -249,9 +251,12 @@ def test_ranks_that_watch():
 def test_no_part_of_what_ranks_must_have_alike(tmp_path):
     monitor = Monitor(tmp_path)
     compressor = ALQ(monitor=monitor, scope="tensor")
-    assert compressor.codec.settings_fingerprint == ALQ(scope="tensor").codec.settings_fingerprint
+    assert (
+        compressor.parts.default.settings_fingerprint
+        == ALQ(scope="tensor").parts.default.settings_fingerprint
+    )
     assert "monitor" not in repr(compressor)
-    assert compressor.part("a").settings.monitor is None
+    assert compressor.parts["a"].settings.monitor is None
     assert copy.deepcopy(compressor).settings.monitor is monitor
     assert not any("monitor" in key for key in compressor.state_dict())
     with pytest.raises(TypeError, match="monitor"):

@@ -48,15 +48,15 @@ def fitted(make, v: torch.Tensor, **keywords):
 def test_errors_of_tables_are_exact(name, count):
     v = heavy(count, 1)
     scheme = fitted(TABLES[name], v)
-    found = scheme.codec.payloads.squared_errors(v, key=3)
-    wanted = bucket_errors(v.numpy(), scheme.levels.numpy(), BUCKET, scheme.codec.norm)
+    found = scheme.parts.default.payloads.squared_errors(v, key=3)
+    wanted = bucket_errors(v.numpy(), scheme.levels.numpy(), BUCKET, scheme.parts.default.norm)
     squares = [float(part.double().square().sum()) for part in v.split(BUCKET)]
     assert found.dtype == torch.float64 and found.shape == (len(squares), 2)
     np.testing.assert_allclose(found[:, 0].numpy(), wanted, rtol=2e-5, atol=1e-9 * max(squares))
     np.testing.assert_allclose(found[:, 1].numpy(), squares, rtol=1e-12)
-    norms = reference.bucket_norms(v, min(count, BUCKET), scheme.codec.norm)
+    norms = reference.bucket_norms(v, min(count, BUCKET), scheme.parts.default.norm)
     variances = reference_variance.variances(
-        v, norms, min(count, BUCKET), scheme.codec.table.kernel
+        v, norms, min(count, BUCKET), scheme.parts.default.table.kernel
     )
     by_reference = (variances * norms.double().square()).numpy()
     np.testing.assert_allclose(by_reference, wanted, rtol=2e-5, atol=1e-9 * max(squares))
@@ -74,14 +74,14 @@ def test_clipping_counts_with_its_squared_bias():
     )
     errors = bucket_errors(cut, scheme.levels.numpy(), BUCKET, "linf")
     bias = [np.sum(part**2) for part in np.split(cut - parts, [BUCKET, 2 * BUCKET])]
-    found = scheme.codec.payloads.squared_errors(v, key=0)[:, 0].numpy()
+    found = scheme.parts.default.payloads.squared_errors(v, key=0)[:, 0].numpy()
     np.testing.assert_allclose(found, errors + bias, rtol=1e-5)
 
 
 def test_zero_and_non_finite_buckets():
     v = torch.cat([torch.zeros(BUCKET), heavy(BUCKET, 3), torch.full((9,), torch.nan)])
     for name in TABLES:
-        errors = fitted(TABLES[name], v[: 2 * BUCKET]).codec.payloads.squared_errors(v, 0)
+        errors = fitted(TABLES[name], v[: 2 * BUCKET]).parts.default.payloads.squared_errors(v, 0)
         assert errors[0].tolist() == [0.0, 0.0] and errors[1].isfinite().all()
         assert errors[2].isnan().all()
 
@@ -99,7 +99,7 @@ def test_errors_of_other_schemes_are_those_of_a_draw(make):
 
     decoded = np.array([by_hand(seed) for seed in range(200)])
     found = np.array(
-        [scheme.codec.payloads.squared_errors(v, key)[:, 0].tolist() for key in range(200)]
+        [scheme.parts.default.payloads.squared_errors(v, key)[:, 0].tolist() for key in range(200)]
     )
     spread = np.sqrt(decoded.var(axis=0) + found.var(axis=0)) / np.sqrt(200)
     assert (np.abs(decoded.mean(axis=0) - found.mean(axis=0)) <= 5 * spread).all()
@@ -123,7 +123,7 @@ def test_all_of_few_buckets_are_measured_exactly():
     flats = sent(rank, gradients)
     assert len(flats) == 2
     rank.step(gradients)
-    levels, norm = rank.compressor.levels.numpy(), rank.compressor.codec.norm
+    levels, norm = rank.compressor.levels.numpy(), rank.compressor.parts.default.norm
     error = sum(bucket_errors(flat, levels, BUCKET, norm).sum() for flat in flats)
     wanted = error / sum(np.sum(flat.astype(np.float64) ** 2) for flat in flats)
     assert rank.compressor.report()["relative_error"] == pytest.approx(wanted, rel=1e-4)
@@ -137,13 +137,13 @@ def test_estimates_are_unbiased_in_every_group():
         heavy(size, 10 + slot) * torch.linspace(0.1, 10, size) for slot, size in enumerate(sizes)
     ]
     rank = OneRank(fitted(TABLES["alq-3"], gradients[0]), sizes, fusion=40 * BUCKET)
-    rank.compressor.meter.detailed = True
+    rank.compressor._training.meter.detailed = True
     flats, levels = sent(rank, gradients), rank.compressor.levels.numpy()
     assert len(flats) > 2
     found = []
     for _ in range(600):
         rank.step(gradients)
-        of_groups = rank.compressor.meter.last_groups
+        of_groups = rank.compressor._training.meter.last_groups
         found.append(
             [[of_groups[i].squared_error, of_groups[i].squared_norm] for i in range(len(flats))]
         )
@@ -189,7 +189,7 @@ def test_a_bucket_that_is_not_finite_counts_nothing():
 
 def test_measure_takes_buckets_at_equal_distances():
     """Of eight full buckets two that are four apart, whichever comes first."""
-    own, taken = QSGD(bits=4, bucket_size=BUCKET).codec, []
+    own, taken = QSGD(bits=4, bucket_size=BUCKET).parts.default, []
     flat = torch.arange(8.0).repeat_interleave(BUCKET)
 
     def squared_errors(sample, key):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from types import SimpleNamespace
 
 import pytest
 
@@ -33,6 +34,7 @@ class Codec:
 
     def __init__(self) -> None:
         self.meter, self.table_version, self.parts = StepMeter(), 0, {"": self}
+        self._training = SimpleNamespace(meter=self.meter)
         self.meter.detailed = True
 
     def steps(self, monitor, count):

@@ -66,7 +66,7 @@ def run(rank: Rank, of_step, gpu=None, streams=(), waits=False) -> list[torch.Te
     step.write_back()
     results = [step.result(slot) for slot in range(len(of_step))]
     step.check_everywhere()
-    rank.compressor.meter.finish()
+    rank.compressor._training.meter.finish()
     rank.compressor.step += 1
     step.commit()
     return [off_gpu(result) for result in results]
@@ -146,7 +146,7 @@ def test_exchanges_are_the_cpus(exchange, gpu):
             way, own = EXCHANGES[exchange](rank), device(flat.clone())
             with gpu.never_waiting():
                 routes.append(
-                    begun(way.average(parcel(scheme.codec, own, 900, 0.25), own, own[:900]))
+                    begun(way.average(parcel(scheme.parts.default, own, 900, 0.25), own, own[:900]))
                 )
         return together(routes)
 
@@ -175,7 +175,7 @@ def begun(route, damage=lambda request: None):
 @pytest.mark.parametrize("place", (3, 40, 120, 900))
 def test_corrupt_payloads_are_told(place, gpu):
     """Before the group's result is handed out, wherever the flipped byte lies."""
-    codec = QSGD(bits=3, bucket_size=64).codec
+    codec = QSGD(bits=3, bucket_size=64).parts.default
     ways = [AllgatherExchange(Place(2, rank)) for rank in range(2)]
     flats = [on_gpu(torch.randn(2000)) for _ in ways]
     with gpu.waiting():
@@ -232,7 +232,7 @@ def test_zeros_are_counted_without_waiting(gpu, caplog):
     values[:300] = 0
     zeros, group = RoundedZeros(), Group(torch.float32, 1000, 0, (Piece(0, 0, 1000, 0),))
     with gpu.never_waiting():
-        zeros.look(group, on_gpu(values), EDEN(bits=2).codec, padding=100)
+        zeros.look(group, on_gpu(values), EDEN(bits=2).parts.default, padding=100)
     zeros.tell([Member("words", (900,), torch.float32)])
     (message,) = caplog.messages
     assert "'words' (22%)" in message

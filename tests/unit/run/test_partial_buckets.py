@@ -76,7 +76,7 @@ class TestFit:
         """The partial bucket is four fifths of the coordinates: a code for the others misses."""
         v = torch.cat([normal(500) * (torch.arange(500) % 50 == 0), student(450)])
         make = functools.partial(ECDQ, bits=3.0, bucket_size=500, keep_zeros=False)
-        codec, other = (make().codec for _ in range(2))
+        codec, other = (make().parts.default for _ in range(2))
         codec.fit(v)
         other.fit(v[:500])
         assert codec.delta > 1.05 * other.delta, "the sparse bucket alone needs fewer bits"
@@ -227,9 +227,9 @@ def test_a_step_fits_to_the_partial_buckets_it_sends(layout, statistics):
     step = rank.begin()
     for slot, gradient in enumerate(gradients):
         step.arrive(slot, gradient)
-    rank.compressor.updates.run(0, step.samples, lambda own, fit: fit([own]), step.parts)
+    rank.compressor._training.updates.run(0, step.samples, lambda own, fit: fit([own]), step.parts)
     for part in step.parts:
-        codec = rank.compressor.part(part)
+        codec = rank.compressor.parts[part]
         flats = [
             torch.cat([gradients[p.slot][p.start : p.stop] for p in group.pieces])
             for group in rank.layout.groups

@@ -26,7 +26,7 @@ def exchanges(kind: str) -> list:
         return [HierarchicalExchange(place) for place in places]
     made = [AutoExchange(Place(4, rank)) for rank in range(4)]
     for auto in made:
-        auto.know_nodes(NODES, ALQ().codec)
+        auto.know_nodes(NODES, ALQ().parts.default)
         slow = dict.fromkeys(("float32", "bfloat16", "scatter_reduce"), (9.0, 99.0))
         # Small groups go by allgather, large ones by the nodes' means.
         auto.choose_by(slow | {"allgather": (0.001, 9.0), "hierarchical": (0.002, 0.003)})
@@ -190,7 +190,7 @@ def test_ranks_of_one_node_quantise_nothing_and_fit_nothing():
     ranks.due(0)
     ranks.refit(0)
     ranks.average(0)
-    assert compressor.codec.table_version == 0
+    assert compressor.parts.default.table_version == 0
     assert all(ranks._exchanges[0].quantized(group) == 0 for group in ranks.layout.groups)
     exact = torch.stack(flats).double().mean(0)
     torch.testing.assert_close(model.weight.grad.view(-1).double(), exact, rtol=1e-6, atol=1e-6)

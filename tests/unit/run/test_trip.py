@@ -41,7 +41,7 @@ def begun(flat: torch.Tensor, weight: float | None = None):
     compressor = QSGD(bits=4, bucket_size=64, min_numel=10, error_feedback=weight)
     rank = OneRank(compressor, [SIZE], [flat.dtype])
     if weight is not None:
-        compressor.residuals.lay_out(rank.layout, 0, 1)
+        compressor._training.residuals.lay_out(rank.layout, 0, 1)
     gradients = Kept(flat)
     trips = Trips(
         compressor,
@@ -49,8 +49,8 @@ def begun(flat: torch.Tensor, weight: float | None = None):
         rank.layout,
         0,
         gradients,
-        meter=compressor.meter,
-        residuals=compressor.residuals,
+        meter=compressor._training.meter,
+        residuals=compressor._training.residuals,
     )
     return rank, gradients, trips
 

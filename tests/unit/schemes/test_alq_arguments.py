@@ -172,7 +172,10 @@ class TestNumpyIntegers:
         assert torch.equal(compressor.encode(flat, seed=np.uint64(5)), want)
 
     def test_agreement_of_ranks(self):
-        assert ALQ(**PLAIN).codec.settings_fingerprint == ALQ(**TYPED).codec.settings_fingerprint
+        assert (
+            ALQ(**PLAIN).parts.default.settings_fingerprint
+            == ALQ(**TYPED).parts.default.settings_fingerprint
+        )
 
     def test_state_is_plain(self):
         state = ALQ(**TYPED).state_dict()

@@ -26,7 +26,7 @@ def gradient(n: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> torch
 def check_neighbours(flat, decoded, compressor: ALQ, bucket: int, quantized: int) -> None:
     """Quantised values lie at one of the levels around them times the bucket's norm; float64."""
     levels = compressor.levels.numpy()
-    symmetric, norm = 0.0 not in levels, compressor.codec.norm
+    symmetric, norm = 0.0 not in levels, compressor.parts.default.norm
     magnitudes = levels[levels > 0] if symmetric else levels[levels >= 0]
     for begin in range(0, quantized, bucket):
         part = slice(begin, min(begin + bucket, quantized))

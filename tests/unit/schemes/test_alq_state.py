@@ -56,10 +56,10 @@ def test_roundtrip_through_a_file(symmetric):
 
 def test_state_holds_the_retry_in_progress():
     old, new = ALQ(update_steps=[10]), ALQ(update_steps=[10])
-    old.updates.schedule.done(10, complete=False)
-    old.updates.schedule.done(11, complete=False)
+    old._training.updates.schedule.done(10, complete=False)
+    old._training.updates.schedule.done(11, complete=False)
     new.load_state_dict(through_disk(old.state_dict()))
-    assert [s for s in range(11, 20) if new.updates.schedule.is_due(s)] == [13]
+    assert [s for s in range(11, 20) if new._training.updates.schedule.is_due(s)] == [13]
 
 
 def test_state_is_a_snapshot():
@@ -160,11 +160,11 @@ def test_report_before_the_first_step():
 
 def test_report_of_a_step():
     compressor = ALQ()
-    current = compressor.meter.current
+    current = compressor._training.meter.current
     current.coordinates, current.uncompressed_bytes, current.payload_bytes = 1000, 4000, 500
     current.squared_error, current.squared_norm, current.wire_bytes = 2.0, 8.0, 1500
     assert compressor.report()["coordinates"] == 0, "a step that is not over is not told"
-    compressor.meter.finish()
+    compressor._training.meter.finish()
     report = compressor.report()
     assert set(report) == REPORT
     assert report["bits_per_coordinate"] == 4.0 and report["relative_error"] == 0.25
@@ -188,8 +188,8 @@ def test_repr_names_what_was_chosen():
     again = eval(text, {"ALQ": ALQ, "Tuning": Tuning})
     assert (
         repr(again) == text
-        and again.codec.settings_fingerprint
+        and again.parts.default.settings_fingerprint
         == ALQ(
             bits=5, norm="linf", bucket_size=77, normalized=True, tail="full"
-        ).codec.settings_fingerprint
+        ).parts.default.settings_fingerprint
     )

@@ -55,7 +55,11 @@ def test_unbiased_with_the_variance_of_equation_nine(name, kind):
         [scheme.decode(scheme.encode(flat, seed=s)).double().numpy() for s in range(repeats)]
     )
     lower, upper = np.empty_like(exact), np.empty_like(exact)
-    numbers = scheme.codec._format.rounded(scheme.codec.solve(flat, BUCKET)).double().numpy()
+    numbers = (
+        scheme.parts.default._format.rounded(scheme.parts.default.solve(flat, BUCKET))
+        .double()
+        .numpy()
+    )
     for b, row in enumerate(numbers):
         at = slice(b * BUCKET, (b + 1) * BUCKET)
         assert row[0] <= exact[at].min() and row[-1] >= exact[at].max()
@@ -80,7 +84,7 @@ def test_lengths_and_zeros(name, n):
     payload = scheme.encode(gradient(n) if n > 1 else torch.ones(n))
     levels = -(-(-(-n // BUCKET) * each) // 4) * 4
     body = levels + 4 * oracle.word_count(n, alphabet) if n else 0
-    assert scheme.codec.body_bytes(n) == body and payload.numel() == 96 + -(-body // 8) * 8
+    assert scheme.parts.default.body_bytes(n) == body and payload.numel() == 96 + -(-body // 8) * 8
     assert scheme.decode(payload).numel() == n
     zeros = scheme.decode(scheme.encode(torch.zeros(n)))
     assert torch.equal(zeros.view(torch.int32), torch.zeros(n, dtype=torch.int32))
@@ -148,7 +152,7 @@ def test_clipping_is_that_of_the_clipped_gradient(name, clip):
 @pytest.mark.parametrize("name", RANDOM)
 def test_coordinates_on_levels_stay(name):
     scheme, flat = make(name), gradient(BUCKET)
-    row = scheme.codec._format.rounded(scheme.codec.solve(flat, BUCKET))[0]
+    row = scheme.parts.default._format.rounded(scheme.parts.default.solve(flat, BUCKET))[0]
     decoded = scheme.decode(scheme.encode(flat))
     on = torch.isin(flat, row)
     assert on.sum() >= 2 or "half" in name
@@ -186,7 +190,9 @@ def test_hostile_bodies_are_read_within_bounds(name):
     scheme = make(name)
     data = bytearray(scheme.encode(gradient(1201), seed=0).numpy().tobytes())
     for filler in (b"\xff", b"\x7f", b"\x80"):
-        data[96 : 96 + scheme.codec.body_bytes(1201)] = filler * scheme.codec.body_bytes(1201)
+        data[96 : 96 + scheme.parts.default.body_bytes(1201)] = (
+            filler * scheme.parts.default.body_bytes(1201)
+        )
         forged = oracle.forge(bytes(data))
         decoded = scheme.decode(torch.from_numpy(np.frombuffer(forged, np.uint8).copy()))
         assert decoded.numel() == 1201
@@ -195,8 +201,8 @@ def test_hostile_bodies_are_read_within_bounds(name):
 def test_codes_that_no_encoder_makes_become_nan():
     scheme = make("linear-250")
     data = bytearray(scheme.encode(gradient(BUCKET), seed=0).numpy().tobytes())
-    data[96 + 1000 : 96 + scheme.codec.body_bytes(BUCKET)] = b"\xff" * (
-        scheme.codec.body_bytes(BUCKET) - 1000
+    data[96 + 1000 : 96 + scheme.parts.default.body_bytes(BUCKET)] = b"\xff" * (
+        scheme.parts.default.body_bytes(BUCKET) - 1000
     )
     forged = torch.from_numpy(np.frombuffer(oracle.forge(bytes(data)), np.uint8).copy())
     assert scheme.decode(forged).isnan().all()
@@ -224,7 +230,7 @@ def test_variants_do_not_read_each_others_payloads_but_solvers_do():
     greedy, descent = (ORQ(levels=5, solver=s) for s in ("greedy", "coordinate_descent"))
     payload = descent.encode(gradient(900))
     assert torch.equal(greedy.decode(payload), descent.decode(payload))
-    assert greedy.codec.settings_fingerprint != descent.codec.settings_fingerprint
+    assert greedy.parts.default.settings_fingerprint != descent.parts.default.settings_fingerprint
 
 
 @pytest.mark.parametrize(

@@ -31,9 +31,9 @@ def test_bodies_are_as_told(variance, n):
     flat = vector(heavy, n)
     flat[700:1300] = 0  # whole buckets among them, with a step of 0
     scheme = ECDQ(relative_variance=variance, bucket_size=BUCKET, keep_zeros=False)
-    code, bucket = scheme.codec.code, min(BUCKET, n)
+    code, bucket = scheme.parts.default.code, min(BUCKET, n)
     payload = scheme.encode(flat, seed=5)
-    assert payload.numel() <= scheme.codec.payloads.length(n, 0, torch.float32)
+    assert payload.numel() <= scheme.parts.default.payloads.length(n, 0, torch.float32)
     body, key = payload[96:].numpy().tobytes(), oracle.read_field(payload.numpy().tobytes(), "key")
     steps = reference_ecdq.bucket_steps(flat, bucket, code.delta)
     q = reference_ecdq.quantize(flat, steps, bucket, key)
@@ -71,7 +71,7 @@ def test_lengths_and_zeros(n, tail):
     shortest = min(8 * -(-quantized // 65536), 2 * quantized)
     least = 96 + -(-(4 + 4 * -(-quantized // BUCKET) + shortest) // 8) * 8 + -(-full // 2) * 8
     assert payload.numel() % 8 == 0 and payload.numel() >= least
-    assert payload.numel() <= scheme.codec.payloads.length(quantized, full, torch.float32)
+    assert payload.numel() <= scheme.parts.default.payloads.length(quantized, full, torch.float32)
     decoded = scheme.decode(payload)
     assert decoded.numel() == n and torch.equal(decoded[quantized:], flat[quantized:])
     zeros = scheme.encode(torch.zeros(n))
@@ -86,7 +86,7 @@ def test_integers_that_the_books_do_not_expect_travel_as_they_are():
         flat = vector(ordinary, size)
         payload, most = (
             scheme.encode(flat, seed=1),
-            scheme.codec.payloads.length(size, 0, torch.float32),
+            scheme.parts.default.payloads.length(size, 0, torch.float32),
         )
         assert payload.numel() <= most == -(-(96 + 8 + width * size) // 8) * 8
         assert payload.numel() == most or width == 4
@@ -116,7 +116,7 @@ def test_sums_are_added_in_order():
     from hvd_adaptive.coding.payload import read_header
 
     payloads = [scheme.encode(flat, seed=s) for s, flat in enumerate(flats)]
-    total = scheme.codec.payloads.sum(payloads, read_header(payloads[0]), 0.25)
+    total = scheme.parts.default.payloads.sum(payloads, read_header(payloads[0]), 0.25)
     a, b, c = map(scheme.decode, payloads)
     assert torch.equal(total, ((a + b) + c) * 0.25)
 
@@ -269,32 +269,43 @@ def test_ranks_agree_after_an_update():
     ranks = [ECDQ(bits=1.5, bucket_size=BUCKET) for _ in range(2)]
     flats = [vector(heavy, 20 * BUCKET, seed) for seed in range(2)]
     for round_ in range(2):
-        own = [c.codec.collect(f.split(BUCKET)) for c, f in zip(ranks, flats, strict=True)]
-        update = ranks[0].codec.refit(own)
-        assert all(c.codec.apply_update(update, round_) for c in ranks)
-        sent = [c.codec.payloads.encode(f, f.numel(), 3) for c, f in zip(ranks, flats, strict=True)]
-        ranks[0].codec.count(sent[0])
+        own = [c.parts.default.collect(f.split(BUCKET)) for c, f in zip(ranks, flats, strict=True)]
+        update = ranks[0].parts.default.refit(own)
+        assert all(c.parts.default.apply_update(update, round_) for c in ranks)
+        sent = [
+            c.parts.default.payloads.encode(f, f.numel(), 3)
+            for c, f in zip(ranks, flats, strict=True)
+        ]
+        ranks[0].parts.default.count(sent[0])
         payload = sent[0].bytes
         assert torch.equal(ranks[1].decode(payload), ranks[0].decode(payload))
-        assert ranks[0].codec.table_version == ranks[1].codec.table_version == round_ + 1
+        assert (
+            ranks[0].parts.default.table_version
+            == ranks[1].parts.default.table_version
+            == round_ + 1
+        )
         if round_ == 0:  # nothing has been sent: it is the fit of all buckets
             alone = ECDQ(bits=1.5, bucket_size=BUCKET)
             alone.fit(flats)
-            assert alone.codec.code.fingerprint == ranks[1].codec.code.fingerprint
-        ranks[1].codec.count(sent[1])
+            assert alone.parts.default.code.fingerprint == ranks[1].parts.default.code.fingerprint
+        ranks[1].parts.default.count(sent[1])
     with pytest.raises(PayloadError, match="table"):
         alone.decode(payload)
 
 
 def test_an_update_without_samples_keeps_the_code_and_is_tried_again():
     scheme = ECDQ(bits=2.0, bucket_size=BUCKET)
-    delta = scheme.codec.delta
+    delta = scheme.parts.default.delta
     zeros = [torch.zeros(BUCKET), torch.full((BUCKET,), torch.nan)]
-    assert not scheme.codec.apply_update(scheme.codec.refit([scheme.codec.collect(zeros)]), 0)
-    assert scheme.codec.delta == delta and scheme.codec.table_version == 0
+    assert not scheme.parts.default.apply_update(
+        scheme.parts.default.refit([scheme.parts.default.collect(zeros)]), 0
+    )
+    assert scheme.parts.default.delta == delta and scheme.parts.default.table_version == 0
     some = [*zeros, vector(ordinary, BUCKET)]
-    assert not scheme.codec.apply_update(scheme.codec.refit([scheme.codec.collect(some)]), 0)
-    assert scheme.codec.table_version == 1
+    assert not scheme.parts.default.apply_update(
+        scheme.parts.default.refit([scheme.parts.default.collect(some)]), 0
+    )
+    assert scheme.parts.default.table_version == 1
     with pytest.raises(ValueError, match="no bucket"):
         scheme.fit(zeros)
     with pytest.raises(ValueError, match="gradients"):
@@ -304,18 +315,21 @@ def test_an_update_without_samples_keeps_the_code_and_is_tried_again():
 def test_hostile_statistics_keep_the_code():
     scheme = ECDQ(bits=2.0, bucket_size=BUCKET)
     for poison in (np.nan, np.inf, -1e9):
-        own = scheme.codec.collect([vector(ordinary, BUCKET)])
+        own = scheme.parts.default.collect([vector(ordinary, BUCKET)])
         own[10] = poison
-        assert scheme.codec.apply_update(scheme.codec.refit([own]), 0)
-        assert scheme.codec.table_version == 0
+        assert scheme.parts.default.apply_update(scheme.parts.default.refit([own]), 0)
+        assert scheme.parts.default.table_version == 0
 
 
 def test_a_fixed_variance_stays():
     scheme = ECDQ(relative_variance=0.1, bucket_size=BUCKET)
-    before, flat = scheme.codec.alphabet, vector(heavy, 40 * BUCKET)
+    before, flat = scheme.parts.default.alphabet, vector(heavy, 40 * BUCKET)
     first = scheme.encode(flat).numel()
     scheme.fit(flat)
-    assert scheme.codec.relative_variance == pytest.approx(0.1) and scheme.codec.alphabet != before
+    assert (
+        scheme.parts.default.relative_variance == pytest.approx(0.1)
+        and scheme.parts.default.alphabet != before
+    )
     assert scheme.encode(flat).numel() < first
 
 
@@ -324,13 +338,13 @@ def test_averages_have_a_step_of_their_own(bits):
     """The second stage adds less than the variance of an average over four ranks, also where
     gradients are heavy-tailed and the same on all ranks, the worst case."""
     scheme, flat = ECDQ(bits=bits), vector(heavy, 8192)
-    second = scheme.codec.second_stage(4).codec
+    second = scheme.parts.default.second_stage(4).codec
     decoded = [scheme.decode(scheme.encode(flat, seed=s)) for s in range(4)]
     average = torch.stack(decoded).mean(dim=0)
-    first = scheme.codec.relative_variance * float(flat.double().square().sum()) / 4
+    first = scheme.parts.default.relative_variance * float(flat.double().square().sum()) / 4
     error = second.payloads.roundtrip(average, 9).double() - average
     assert float(error.square().sum()) < first
-    assert scheme.codec.second_stage(4).bits <= bits + 3
+    assert scheme.parts.default.second_stage(4).bits <= bits + 3
 
 
 def test_clipping_comes_first():
@@ -346,7 +360,7 @@ def test_state_survives():
     scheme = ECDQ(bits=2.0, bucket_size=BUCKET, parameter_bits={"a*": 4}, update_steps=[0, 9])
     flats = [vector(heavy, 20 * BUCKET, seed) for seed in range(2)]
     for part in ("", "bits=4"):
-        codec = scheme.part(part)
+        codec = scheme.parts[part]
         codec.apply_update(codec.refit([codec.collect(flats[0].split(BUCKET))]), 0)
         codec.count(codec.payloads.encode(flats[0], flats[0].numel(), 1))
     file = io.BytesIO()
@@ -355,7 +369,7 @@ def test_state_survives():
     other = ECDQ(bits=2.0, bucket_size=BUCKET, parameter_bits={"a*": 4}, update_steps=[0, 9])
     other.load_state_dict(torch.load(file, weights_only=True))
     for part in ("", "bits=4"):
-        old, new = scheme.part(part), other.part(part)
+        old, new = scheme.parts[part], other.parts[part]
         payloads = [
             codec.payloads.encode(flats[1], flats[1].numel(), 1).bytes for codec in (old, new)
         ]
@@ -384,7 +398,9 @@ def test_state_of_others_is_refused():
     for sent in ([torch.inf, 1], [1.0], [1, -1]):
         with pytest.raises(ValueError, match="sent"):
             scheme.load_state_dict(state | {"sent": torch.tensor(sent)})
-    assert scheme.codec.code.fingerprint == DitheredCode.from_numbers(code.numpy()).fingerprint
+    assert (
+        scheme.parts.default.code.fingerprint == DitheredCode.from_numbers(code.numpy()).fingerprint
+    )
     with pytest.raises(ValueError, match="relative_variance"):
         ECDQ(relative_variance=0.1).load_state_dict(state)
 
@@ -392,5 +408,10 @@ def test_state_of_others_is_refused():
 def test_buffers_of_other_lengths_are_refused():
     with pytest.raises(PayloadError, match="too short"):
         dithered.add_bodies(
-            [torch.zeros(7, dtype=torch.uint8)], 10, SCHEME.codec.code, [0], 2, torch.zeros(100)
+            [torch.zeros(7, dtype=torch.uint8)],
+            10,
+            SCHEME.parts.default.code,
+            [0],
+            2,
+            torch.zeros(100),
         )

@@ -109,7 +109,7 @@ def test_rate_is_within_the_bound(law, delta):
     assert measured <= 1.013 * rate_bound(delta) + 0.01
     # The model, which sees no header, foresaw it, where the histogram's bins, 0.8 % wide, are finer
     # than the steps or the law is smooth.
-    modelled = scheme.codec.code.bits(histogram(flat), 128.0)
+    modelled = scheme.parts.default.code.bits(histogram(flat), 128.0)
     if law != "constant" or delta > 1:
         assert abs(measured - modelled) < 0.01 * modelled + 0.01
 
@@ -162,7 +162,7 @@ def test_the_figures_that_are_promised():
 def test_the_default_is_for_gaussian_buckets(bits):
     scheme = ECDQ(bits=bits)
     assert abs(bits_of(scheme, vector("gaussian")) / bits - 1) < 0.01
-    assert gaussian_code(bits - scheme.codec._side, None) is scheme.codec.code
+    assert gaussian_code(bits - scheme.parts.default._side, None) is scheme.parts.default.code
 
 
 @pytest.mark.parametrize("law", ("laplace", "student", "positive"))
@@ -177,10 +177,13 @@ def test_sparse_gradients_use_what_they_need():
     """5 % of the coordinates: 0.5 bits go to them, and 8 cannot be spent."""
     flat, scheme = vector("sparse"), ECDQ(bits=0.5)
     scheme.fit(flat)
-    assert abs(bits_of(scheme, flat) / 0.5 - 1) < 0.015 and scheme.codec.relative_variance < 0.05
+    assert (
+        abs(bits_of(scheme, flat) / 0.5 - 1) < 0.015
+        and scheme.parts.default.relative_variance < 0.05
+    )
     scheme = ECDQ(bits=8.0)
     scheme.fit(flat)
-    assert scheme.codec.delta == LEAST_DELTA and bits_of(scheme, flat) < 1.5
+    assert scheme.parts.default.delta == LEAST_DELTA and bits_of(scheme, flat) < 1.5
 
 
 def test_steps_beyond_reach():
@@ -206,17 +209,18 @@ def train(scheme: ECDQ, steps: int, ranks: int = 2) -> np.ndarray:
         v = rng.standard_normal((ranks, n)) * np.exp(1.5 * share * rng.standard_normal((ranks, n)))
         v *= rng.random((ranks, n)) < 1 - 0.5 * share
         flats = torch.from_numpy(v.astype(np.float32))
-        if scheme.updates.due(step):
+        if scheme._training.updates.due(step):
             # As in a simulation: one codec has sent for all ranks, so its counters stand for all.
-            own = [scheme.codec.collect(flat.split(8192)) for flat in flats]
-            scheme.updates.schedule.done(
-                step, scheme.codec.apply_update(scheme.codec.refit(own), step)
+            own = [scheme.parts.default.collect(flat.split(8192)) for flat in flats]
+            scheme._training.updates.schedule.done(
+                step, scheme.parts.default.apply_update(scheme.parts.default.refit(own), step)
             )
         payloads = [
-            scheme.codec.payloads.encode(f, n, 7 * step + r, layout=1) for r, f in enumerate(flats)
+            scheme.parts.default.payloads.encode(f, n, 7 * step + r, layout=1)
+            for r, f in enumerate(flats)
         ]
         for payload in payloads:
-            scheme.codec.count(payload)
+            scheme.parts.default.count(payload)
         spent.append(sum(p.header.length for p in payloads) * 8 / n / ranks)
     return np.array(spent)
 
@@ -261,10 +265,10 @@ def test_rate_control_pays_back():
 def test_a_budget_that_headers_use_up_is_told(caplog):
     scheme, flat = ECDQ(bits=0.5, bucket_size=512), vector("gaussian")[:600]
     for step in range(3):
-        scheme.codec.apply_update(
-            scheme.codec.refit([scheme.codec.collect(flat.split(512)[:1])]), step
+        scheme.parts.default.apply_update(
+            scheme.parts.default.refit([scheme.parts.default.collect(flat.split(512)[:1])]), step
         )
-        scheme.codec.count(scheme.codec.payloads.encode(flat, flat.numel(), step))
+        scheme.parts.default.count(scheme.parts.default.payloads.encode(flat, flat.numel(), step))
     assert "bits=0.5 cannot be met" in caplog.text
 
 

@@ -92,7 +92,7 @@ def test_a_mean_of_many_payloads_converges():
     flat, scheme = vector(heavy, 8192), ECDQ(bits=1.0)
     total = sum(scheme.decode(scheme.encode(flat, seed=s)).double() for s in range(64)) / 64
     relative = float((total - flat).square().sum() / flat.double().square().sum())
-    assert abs(relative * 64 / scheme.codec.relative_variance - 1) < 5 * np.sqrt(2 / 8192)
+    assert abs(relative * 64 / scheme.parts.default.relative_variance - 1) < 5 * np.sqrt(2 / 8192)
 
 
 def test_half_precision_and_zeros():

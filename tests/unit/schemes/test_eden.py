@@ -42,7 +42,7 @@ def laws(size: int) -> dict[str, torch.Tensor]:
 
 def draws(x: torch.Tensor, bits: float, count: int) -> torch.Tensor:
     """``count`` estimates of one bucket: each is a bucket of its own, with its own signs."""
-    codec = EDEN(bits=bits, bucket_size=x.numel()).codec
+    codec = EDEN(bits=bits, bucket_size=x.numel()).parts.default
     return codec.payloads.roundtrip(x.repeat(count), key=11).view(count, -1)
 
 
@@ -53,7 +53,7 @@ def test_relative_error(law, bits):
     """At most 3 % above D/(1 - D), one bit at most 0.58, whatever the gradient is."""
     x = laws(4096)[law]
     errors = (draws(x, bits, 16 if bits >= 1 else 400) - x).square().sum(dim=1) / x.square().sum()
-    expected = EDEN(bits=bits).codec.expected_error
+    expected = EDEN(bits=bits).parts.default.expected_error
     assert errors.mean() <= 1.03 * expected
     assert bits != 1 or errors.mean() <= 0.58
 
@@ -95,7 +95,7 @@ def test_one_rotation_would_be_biased():
 def test_errors_of_ranks_average_out_for_equal_gradients(law, bits):
     """The average of N payloads has 1/N of the error, with one shared rotation."""
     x = (laws(4096) | {"normal": normal(4096)})[law].repeat(4)
-    codec, ranks = EDEN(bits=bits).codec, 64
+    codec, ranks = EDEN(bits=bits).parts.default, 64
     bodies = [codec._body(x, key=stream_key(0, rank)) for rank in range(ranks)]
     out = torch.empty_like(x)
     keys = [stream_key(0, rank) for rank in range(ranks)]
@@ -108,7 +108,7 @@ def test_errors_of_ranks_average_out_for_equal_gradients(law, bits):
 def test_bodies_of_other_rotations_are_added_too():
     """Compressors with other seeds have other shared rotations; a body names its own."""
     x = normal(3000)
-    codecs = [EDEN(bits=8, seed=seed).codec for seed in (1, 2, 2, 1)]
+    codecs = [EDEN(bits=8, seed=seed).parts.default for seed in (1, 2, 2, 1)]
     bodies = [codec._body(x, key) for key, codec in enumerate(codecs)]
     assert not torch.equal(bodies[0][:8], bodies[1][:8])
     out = torch.empty_like(x)
@@ -120,7 +120,7 @@ def test_bodies_of_other_rotations_are_added_too():
 def test_partial_buckets(count):
     """The error is that of whole buckets or less, and codes take whole rows of 64 at most."""
     x = normal(count, seed=count)
-    codec = EDEN(bits=2).codec
+    codec = EDEN(bits=2).parts.default
     mean = sum((codec.payloads.roundtrip(x, key) - x).square().sum() for key in range(40)) / 40
     assert mean <= 1.1 * codec.expected_error * x.square().sum()
     assert codec.body_bytes(count) == 8 + 4 + 4 * codec._packing.words(count)
@@ -129,7 +129,7 @@ def test_partial_buckets(count):
 def test_scale_is_equivariant():
     """Gradients times a power of two decode to the same times that power."""
     x = normal(300)
-    codec = EDEN(bits=3, bucket_size=256).codec
+    codec = EDEN(bits=3, bucket_size=256).parts.default
     once = codec.payloads.roundtrip(x, key=1)
     for power in (-100, -20, 90):
         assert torch.equal(codec.payloads.roundtrip(x * 2.0**power, key=1), once * 2.0**power)
@@ -140,7 +140,7 @@ def test_drive_is_eden_with_one_bit():
     drive, eden = DRIVE(), EDEN(bits=1)
     assert torch.equal(drive.encode(x, seed=4), eden.encode(x, seed=4))
     drive.set(bucket_size=512)
-    assert drive.codec.bits == 1
+    assert drive.parts.default.bits == 1
 
 
 def test_a_fraction_of_a_bit_needs_a_bucket_of_that_many_rows():
@@ -167,6 +167,6 @@ def test_drive_has_no_bits():
 
 def test_other_bits_of_some_parameters():
     eden = EDEN(bits=1, parameter_bits={"*.bias": 4})
-    assert (eden.codec.bits, eden.part("bits=4").bits) == (1, 4)
+    assert (eden.parts.default.bits, eden.parts["bits=4"].bits) == (1, 4)
     with pytest.raises(ValueError, match="parameter_bits"):
         DRIVE(parameter_bits={"*.bias": 4})

@@ -158,7 +158,7 @@ def test_nine_bits_a_coordinate(n, tail):
     payload = scheme.encode(vector(heavy, n))
     assert payload.numel() == 96 + -(-body // 8) * 8 + -(-full * 4 // 8) * 8
     assert scheme.decode(payload).numel() == n
-    assert scheme.codec.body_bytes(512 * 1000) * 8 == 9 * 512 * 1000
+    assert scheme.parts.default.body_bytes(512 * 1000) * 8 == 9 * 512 * 1000
 
 
 @pytest.mark.parametrize("bad", (np.nan, np.inf, -np.inf))

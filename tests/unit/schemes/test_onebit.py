@@ -146,7 +146,8 @@ def test_error_feedback_is_on_and_changes_no_payload():
     flat = vector(heavy, 500)
     with_feedback, without = OneBitSGD(), OneBitSGD(error_feedback=None)
     assert torch.equal(
-        with_feedback.decode(without.encode(flat)), without.codec.payloads.roundtrip(flat, 0)
+        with_feedback.decode(without.encode(flat)),
+        without.parts.default.payloads.roundtrip(flat, 0),
     )
 
 

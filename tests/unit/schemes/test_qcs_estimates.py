@@ -91,7 +91,7 @@ def test_theorem_two(n, vector):
         squared = np.square(estimates - g).sum(axis=1)
         assert_mean(squared - n * scales**2 / 12, (n / k - 1) * norm, 1e-5 * norm)
         error = squared.std() / math.sqrt(count)
-        assert squared.mean() <= scheme.codec.gamma * norm + 5 * error + 1e-6 * norm
+        assert squared.mean() <= scheme.parts.default.gamma * norm + 5 * error + 1e-6 * norm
 
 
 @pytest.mark.parametrize("vector", (dense, single, heavy))
@@ -102,7 +102,7 @@ def test_lemma_three(n, vector):
     norm, count = float(g @ g), 4000
     for index, (k, q) in enumerate(projections(n)):
         scheme = QCS(bucket_size=n, measurements=k, quantizer_range=q, estimator="mmse")
-        alpha = 1 / (scheme.codec.gamma + 1)
+        alpha = 1 / (scheme.parts.default.gamma + 1)
         estimates, scales = samples(scheme, g, count, 77 * n + index)
         squared = np.square(estimates - g).sum(axis=1)
         expected = ((1 - alpha) ** 2 + alpha**2 * (n / k - 1)) * norm

@@ -41,14 +41,15 @@ def test_gain_takes_the_least_gamma_of_all_pairs(order):
             continue
         best = np.where(gains >= gain * (1 - 1e-12), gamma, np.inf)
         scheme = QCS(bucket_size=order, gain=gain)
-        assert scheme.codec.gamma == pytest.approx(best.min(), rel=1e-12)
+        assert scheme.parts.default.gamma == pytest.approx(best.min(), rel=1e-12)
         at = (
-            scheme.codec.measurements - 1,
-            [0.5, *range(1, 128)].index(scheme.codec.quantizer_range),
+            scheme.parts.default.measurements - 1,
+            [0.5, *range(1, 128)].index(scheme.parts.default.quantizer_range),
         )
         assert best[at] == pytest.approx(best.min(), rel=1e-12)
         assert (
-            scheme.codec.compression_gain == pytest.approx(gains[at]) and gains[at] >= gain - 1e-9
+            scheme.parts.default.compression_gain == pytest.approx(gains[at])
+            and gains[at] >= gain - 1e-9
         )
 
 
@@ -57,20 +58,20 @@ def test_the_wire_has_the_promised_gain(gain):
     """Within the packing's 3.5 %, or 16 words at a time, header left out."""
     scheme = QCS(gain=gain)
     n = 8192 * 500
-    assert 32 * n / (8 * scheme.codec.body_bytes(n)) == pytest.approx(
-        scheme.codec.compression_gain, rel=0.035
+    assert 32 * n / (8 * scheme.parts.default.body_bytes(n)) == pytest.approx(
+        scheme.parts.default.compression_gain, rel=0.035
     )
-    assert scheme.codec.compression_gain >= gain * (1 - 1e-12)
+    assert scheme.parts.default.compression_gain >= gain * (1 - 1e-12)
 
 
 def test_gains_of_large_partitions():
     for order in (2048, 2**16, 2**20):
         scheme = QCS(bucket_size=order, gain=1000)
         assert (
-            1000 <= scheme.codec.compression_gain < 1050
-            and 1 <= scheme.codec.measurements < order / 30
+            1000 <= scheme.parts.default.compression_gain < 1050
+            and 1 <= scheme.parts.default.measurements < order / 30
         )
-    assert QCS().codec.compression_gain == pytest.approx(10, rel=0.02)
+    assert QCS().parts.default.compression_gain == pytest.approx(10, rel=0.02)
 
 
 @pytest.mark.parametrize("tail", ("quantize", "full"))
@@ -176,7 +177,7 @@ def test_sum_of_ranks_is_the_sum_of_decoded():
     total = torch.zeros(300)
     for payload in payloads:
         total += scheme.decode(payload)
-    assert torch.equal(scheme.codec.payloads.sum(payloads, header, 0.5), total * 0.5)
+    assert torch.equal(scheme.parts.default.payloads.sum(payloads, header, 0.5), total * 0.5)
 
 
 def test_clipping_comes_before_the_projection():
@@ -212,18 +213,24 @@ def test_state_survives():
 
 def test_settings_are_told():
     scheme = QCS(bucket_size=100, measurements=50, quantizer_range=2.0, estimator="mmse")
-    assert (scheme.codec.measurements, scheme.codec.quantizer_range, scheme.codec.alphabet) == (
+    assert (
+        scheme.parts.default.measurements,
+        scheme.parts.default.quantizer_range,
+        scheme.parts.default.alphabet,
+    ) == (
         50,
         2,
         5,
     )
-    assert scheme.codec.gamma == pytest.approx(1 + 100 / 16 * math.log(50) / 49)
-    assert scheme.codec.compression_gain == pytest.approx(3200 / (50 * math.log2(5) + 32))
+    assert scheme.parts.default.gamma == pytest.approx(1 + 100 / 16 * math.log(50) / 49)
+    assert scheme.parts.default.compression_gain == pytest.approx(3200 / (50 * math.log2(5) + 32))
     assert "measurements=50, quantizer_range=2" in repr(scheme)
-    assert QCS(bucket_size=100, quantizer_range=1).codec.measurements == 100
+    assert QCS(bucket_size=100, quantizer_range=1).parts.default.measurements == 100
     assert (
-        scheme.codec.settings_fingerprint
-        != QCS(bucket_size=100, measurements=50, quantizer_range=2).codec.settings_fingerprint
+        scheme.parts.default.settings_fingerprint
+        != QCS(
+            bucket_size=100, measurements=50, quantizer_range=2
+        ).parts.default.settings_fingerprint
     )
 
 

@@ -102,8 +102,8 @@ def test_never_more_exact_values_than_the_density_allows(values, density):
     flat = torch.tensor(values, dtype=torch.float32)
     scheme = SparseSGD(density=density)
     payload = scheme.encode(flat, seed=3)
-    assert 96 + scheme.codec.least_body_bytes(len(values)) <= payload.numel()
-    assert payload.numel() <= scheme.codec.payloads.length(len(values), 0, torch.float32)
+    assert 96 + scheme.parts.default.least_body_bytes(len(values)) <= payload.numel()
+    assert payload.numel() <= scheme.parts.default.payloads.length(len(values), 0, torch.float32)
     _, exact, words = cpu_sparse.encode(flat, len(values), density, 2, 5)
     assert exact.numel() <= density * len(values) * (1 + 1e-9)
     assert words.numel() <= most_words(len(values), 2)
@@ -228,7 +228,7 @@ def test_lengths_and_zeros(n, tail):
     payload = scheme.encode(flat)
     least = 96 + -(-(8 + 4 * -(-(n - full) // BUCKET)) // 8) * 8 + -(-full * 4 // 8) * 8
     assert payload.numel() % 8 == 0 and payload.numel() >= least
-    assert payload.numel() <= scheme.codec.payloads.length(n - full, full, torch.float32)
+    assert payload.numel() <= scheme.parts.default.payloads.length(n - full, full, torch.float32)
     decoded = scheme.decode(payload)
     assert decoded.numel() == n and torch.equal(decoded[n - full :], flat[n - full :])
     zeros = scheme.encode(torch.zeros(n))

@@ -63,7 +63,7 @@ def test_unbiased_with_the_variance_of_equation_one(name):
     decoded = np.array(
         [scheme.decode(scheme.encode(flat, seed=s)).double().numpy() for s in range(repeats)]
     )
-    order = np.inf if scheme.codec.norm == "linf" else 2
+    order = np.inf if scheme.parts.default.norm == "linf" else 2
     parts = np.split(exact, [BUCKET, 2 * BUCKET])
     scale = np.repeat([np.linalg.norm(part, order) for part in parts], [BUCKET, BUCKET, 100])
     positive = scheme.levels.numpy()[scheme.levels.numpy() > 0]
@@ -117,7 +117,7 @@ def test_clipping_is_equation_49_and_unbiased_for_the_clipped_gradient(construct
 def test_terngrad_is_ternary_and_takes_eight_fifths_of_a_bit():
     flat = gradient(320 * BUCKET)
     for scheme in (TernGrad(bucket_size=BUCKET), TernGrad(bucket_size=BUCKET, clip=None)):
-        assert scheme.levels.tolist() == [-1, 0, 1] and scheme.codec.norm == "linf"
+        assert scheme.levels.tolist() == [-1, 0, 1] and scheme.parts.default.norm == "linf"
         size = scheme.encode(flat).numel() - 96 - 4 * 320
         assert size * 8 == 1.6 * flat.numel()
 
@@ -168,7 +168,7 @@ def test_amq_adapts_and_its_state_survives(form, most):
     before = scheme.levels[-2]
     scheme.fit(gradient(50 * BUCKET))
     assert before != scheme.levels[-2]
-    assert scheme.levels[-2] < most and scheme.codec.table_version == 1
+    assert scheme.levels[-2] < most and scheme.parts.default.table_version == 1
     other = AMQ(bits=3, bucket_size=BUCKET, **form)
     other.load_state_dict(scheme.state_dict())
     assert torch.equal(other.levels, scheme.levels) and other.levels[-2] == scheme.levels[-2]

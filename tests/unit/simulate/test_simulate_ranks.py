@@ -69,7 +69,7 @@ def buckets_by_hand(flat: torch.Tensor, quantized: int, compressor, rank: int, s
     whole, rest = divmod(quantized, size)
     key = stream_key(compressor.settings.seed, rank, step, Use.SAMPLE)
     draw = np.random.Generator(np.random.Philox(key=key))
-    count = compressor.codec.adaptation.samples - bool(rest)
+    count = compressor.parts.default.adaptation.samples - bool(rest)
     chosen = np.sort(draw.choice(whole, count, replace=False))
     buckets = [flat[i * size : (i + 1) * size] for i in chosen]
     if not rest:
@@ -97,14 +97,14 @@ def fit_by_hand(compressor, sampled) -> None:
             factor = of_now / of_then
             total += own * [[factor], [1.0], [factor**2]]
         pooled.append(total.reshape(-1))
-    law = HistogramStatistic().pool(pooled, compressor.codec.adaptation.normalized)
-    codec = compressor.codec
+    law = HistogramStatistic().pool(pooled, compressor.parts.default.adaptation.normalized)
+    codec = compressor.parts.default
     codec.install(codec.fit_magnitudes(law, codec.table), codec.table_version + 1)
 
 
 def sampled_by_hand(compressor, flat, quantized, rank, step) -> np.ndarray:
     buckets, weights = buckets_by_hand(flat, quantized, compressor, rank, step)
-    norms = [norm_of(b, compressor.codec.norm) for b in buckets]
+    norms = [norm_of(b, compressor.parts.default.norm) for b in buckets]
     return HistogramStatistic().collect(buckets, norms, weights)
 
 
@@ -149,12 +149,12 @@ def test_training_equals_a_loop_written_by_hand(name):
         if step < own.settings.warmup_steps:
             quantized = 0
         payloads = [
-            own.codec.payloads.encode(
+            own.parts.default.payloads.encode(
                 f, quantized, stream_key(own.settings.seed, rank, step, 0), layout
             ).bytes
             for rank, f in enumerate(flats)
         ]
-        average = own.codec.payloads.sum(payloads, read_header(payloads[0]), 1 / WORKERS)
+        average = own.parts.default.payloads.sum(payloads, read_header(payloads[0]), 1 / WORKERS)
         parts = average.split([p.numel() for p in ordered])
         for parameter, part in zip(ordered, parts, strict=True):
             parameter.grad = part.view(parameter.shape)
@@ -163,7 +163,7 @@ def test_training_equals_a_loop_written_by_hand(name):
     assert torch.equal(parameters_of(model), parameters_of(other))
     # Sums over steps are in another order here.
     torch.testing.assert_close(compressor.levels, own.levels, rtol=1e-12, atol=0)
-    assert compressor.codec.table_version == own.codec.table_version
+    assert compressor.parts.default.table_version == own.parts.default.table_version
     assert compressor.step == steps
 
 
@@ -243,7 +243,7 @@ def test_parts_have_codecs_of_their_own():
     ranks.average(0)
     tables = {label: codec.levels.tolist() for label, codec in compressor.parts.items()}
     assert set(tables) == {"", "0.weight", "3.weight"}
-    assert compressor.part("0.weight").table_version == 1
+    assert compressor.parts["0.weight"].table_version == 1
     assert tables["0.weight"] != tables["3.weight"] != tables[""]
 
 

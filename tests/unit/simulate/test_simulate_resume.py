@@ -85,10 +85,10 @@ def test_another_number_of_ranks_keeps_the_tables():
     new = CASES["tensors"]()
     new.load_state_dict(through_disk(old.state_dict()))
     label = "0.weight"
-    assert torch.equal(new.part(label).levels, old.part(label).levels)
+    assert torch.equal(new.parts[label].levels, old.parts[label].levels)
     train(model, new, 1, workers=8)
-    assert torch.equal(new.part(label).levels, old.part(label).levels)
-    stages = [one.part(label).second for one in (old, new)]
+    assert torch.equal(new.parts[label].levels, old.parts[label].levels)
+    stages = [one.parts[label].second for one in (old, new)]
     assert stages[0].bits < stages[1].bits
     assert stages[1].codec.table_version == 1, "fitted before it was used"
 
@@ -99,7 +99,7 @@ def test_a_loaded_second_stage_waits_for_its_retry(case):
     train(model, old, HALF)
     new = ALQ(update_steps=[0], **REDUCE)
     new.load_state_dict(through_disk(old.state_dict()))
-    new.updates.prepare_second_stages(3, [""], HALF)
-    due = [s for s in range(HALF, 40) if new.updates.second_due(s)]
-    assert due == [s for s in range(HALF, 40) if old.updates.second_due(s)]
+    new._training.updates.prepare_second_stages(3, [""], HALF)
+    due = [s for s in range(HALF, 40) if new._training.updates.second_due(s)]
+    assert due == [s for s in range(HALF, 40) if old._training.updates.second_due(s)]
     assert due == ([7] if case else []), "after steps 0, 1 and 3"

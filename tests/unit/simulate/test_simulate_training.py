@@ -193,7 +193,10 @@ def test_variance_on_the_trajectory_of_sgd():
     assert [(row["step"], row["method"]) for row in records.rows] == [
         (step, method) for step in (1, 5) for method in ("SGD", "SuperSGD", *schemes)
     ]
-    assert schemes["ALQ"].codec.table_version == 2 and schemes["QSGDinf"].codec.table_version == 0
+    assert (
+        schemes["ALQ"].parts.default.table_version == 2
+        and schemes["QSGDinf"].parts.default.table_version == 0
+    )
 
     plain, gradients = make_model(), {}
     stepper = sgd(plain.parameters())

@@ -46,8 +46,10 @@ def test_equals_equation_one_bucket_by_bucket(name):
     scheme, flat = SCHEMES[name](), gradient(1)
     variance = normalized = 0.0
     for bucket in flat.double().numpy().reshape(-1)[:896].reshape(-1, BUCKET):
-        norm = np.abs(bucket).max() if scheme.codec.norm == "linf" else np.linalg.norm(bucket)
-        table = scheme.codec.table
+        norm = (
+            np.abs(bucket).max() if scheme.parts.default.norm == "linf" else np.linalg.norm(bucket)
+        )
+        table = scheme.parts.default.table
         part = sample_variance(table.magnitudes, np.abs(bucket) / norm, table.symmetric)
         variance += norm**2 * part
         normalized += part
@@ -73,7 +75,7 @@ def test_schemes_without_a_table_are_drawn():
 
     class Hidden:
         def __init__(self, scheme):
-            self.settings, self.payloads = scheme.settings, scheme.codec.payloads
+            self.settings, self.payloads = scheme.settings, scheme.parts.default.payloads
 
     scheme, flat = QSGD(bits=4, bucket_size=BUCKET, norm="linf"), gradient()
     exact = simulate.quantization_error(scheme, flat)

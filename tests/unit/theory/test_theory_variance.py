@@ -240,7 +240,7 @@ def test_real_encodings_at_five_sigma(name, shape):
     levels = scheme.levels.numpy()
     symmetric = not (levels == 0).any()
     magnitudes = levels[levels >= 0]
-    order = np.inf if scheme.codec.norm == "linf" else 2
+    order = np.inf if scheme.parts.default.norm == "linf" else 2
     parts = np.split(flat.astype(np.float64), [BUCKET, 2 * BUCKET])
     exact = sum(exact_variance(magnitudes, part, order, symmetric) for part in parts)
     tensor = torch.from_numpy(flat)

@@ -45,7 +45,7 @@ def averages(gpu=None, scheme=QSGD, **keywords) -> list[torch.Tensor]:
             buffer = torch.randn(SIZE, generator=draw)
             buffer = buffer if gpu is None else on_gpu(buffer)
             bucket = Bucket(buffer, [parameter], [buffer.view(SIZE)], BucketFuture())
-            if gpu is None or (compressor.residuals is not None and not index):
+            if gpu is None or (compressor._training.residuals is not None and not index):
                 session.take(bucket, index)
             else:
                 with gpu.never_waiting():

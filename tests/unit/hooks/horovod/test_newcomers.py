@@ -76,7 +76,7 @@ def test_who_takes_it(rows, takers, caplog):
         assert len(caplog.records) == alike
         if takers and rank in takers:
             assert own.step == first.step and torch.equal(own.levels, first.levels)
-            assert own.codec.table_version == first.codec.table_version
+            assert own.parts.default.table_version == first.parts.default.table_version
             assert str([10 + taker for taker in takers]) in caplog.text
         else:
             assert own.step == step and torch.equal(own.levels, before)

@@ -1,0 +1,105 @@
+"""Define Training, what a compressor keeps from step to step besides settings and level tables."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+from hvd_adaptive import states
+from hvd_adaptive.adapt.updates import ScheduledUpdates, Updates
+from hvd_adaptive.base.streams import Use
+from hvd_adaptive.connection import Connection
+from hvd_adaptive.feedback import Residuals, check_residuals
+from hvd_adaptive.instances import Instance
+from hvd_adaptive.kernels.random import stream_key
+from hvd_adaptive.layout import Layout
+from hvd_adaptive.monitor import StepMeter
+from hvd_adaptive.parts import Parts
+
+logger = logging.getLogger("hvd_adaptive")
+
+
+class Training:
+    """State of one compressor for the package's other modules; users read ``report()``.
+
+    Args:
+        parts: The compressor's codecs.
+
+    Attributes:
+        updates: When tables are refitted.
+        meter: Measures what is sent, for ``report``.
+        residuals: Residuals of error feedback, or None.
+        instance: Number of the compressor in its random streams.
+        encodes: Calls of ``encode`` without a seed.
+        loads: States that were loaded.
+        connection: Connection to the optimizer or model that the compressor serves, or None.
+    """
+
+    def __init__(self, parts: Parts) -> None:
+        codec = parts.default
+        weight, adaptation = codec.settings.error_feedback, codec.adaptation
+        self.updates: Updates = Updates(parts)
+        if adaptation is not None:
+            self.updates = ScheduledUpdates(parts, adaptation.update_steps)
+        self.meter = StepMeter()
+        self.residuals = None if weight is None else Residuals(weight, codec.settings.grad_scaler)
+        self.instance = Instance()
+        self.encodes = self.loads = 0
+        self.connection: Connection | None = None
+
+    @property
+    def layout(self) -> Layout | None:
+        """Return which coordinate is sent in which group; None until gradients are known."""
+        return None if self.connection is None else self.connection.layout
+
+    def next_key(self, seed: int | None, of_settings: int, rank: int) -> int:
+        """Return the key of the next call of ``encode``, which depends on ``seed`` alone if given.
+
+        Args:
+            seed: The call's seed, or None.
+            of_settings: The compressor's seed.
+            rank: This process's rank.
+        """
+        if seed is not None:
+            return stream_key(seed, 0, 0, Use.ENCODE)
+        key = self.instance.next_alone(of_settings, rank, self.encodes)
+        self.encodes += 1
+        return key
+
+    def serve_as(self, old: Training) -> None:
+        """Serve what ``old`` served, with its random numbers."""
+        self.instance, self.connection, self.loads = old.instance, old.connection, old.loads
+
+    def adopt(self, old: Training, keep: bool, step: int) -> None:
+        """Continue ``old``, whose compressor had other settings; see ``Updates.adopt``."""
+        self.meter, self.encodes = old.meter, old.encodes
+        if self.residuals is not None and old.residuals is not None:
+            self.residuals = self.residuals.loaded(old.residuals.state_dict())
+        self.updates.adopt(old.updates, keep, step)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what a resumed run needs, as plain tensors and numbers."""
+        residuals = {} if self.residuals is None else self.residuals.state_dict()
+        own = {"encodes": self.encodes} | self.instance.state_dict()
+        return own | residuals | self.updates.state_dict()
+
+    def check_state(self, state: Mapping[str, Any]) -> None:
+        """Raise ValueError unless ``take_state`` can load ``state``."""
+        states.whole(state, "encodes")
+        self.updates.check_state(state)
+        check_residuals(state)
+
+    def take_state(self, state: Mapping[str, Any]) -> None:
+        """Load what ``state_dict`` returned, except for the instance, after ``check_state`` and the
+        codecs' tables."""
+        self.encodes = states.whole(state, "encodes")
+        self.updates.take_state(state)
+        if self.residuals is not None:
+            self.residuals = self.residuals.loaded(state)
+        elif "residuals" in state:
+            logger.warning("error_feedback=None: the residuals of the loaded state are dropped")
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return the state of a copy, which serves no optimizer."""
+        return self.__dict__ | {"connection": None}
