@@ -11,7 +11,7 @@ import importlib.util
 from typing import TYPE_CHECKING, Any
 
 from hvd_adaptive._version import __version__
-from hvd_adaptive.connection import load_host_by
+from hvd_adaptive.connection import load_framework_by
 
 if TYPE_CHECKING:
     from hvd_adaptive.base.errors import PayloadError, RankMismatchError, ResidualError
@@ -102,9 +102,9 @@ def __dir__() -> list[str]:
 
 
 def _plug_in() -> None:
-    from hvd_adaptive.hooks.horovod.host import plug_in
+    from hvd_adaptive.hooks.horovod.framework import plug_in
 
     plug_in()
 
 
-load_host_by(_plug_in)
+load_framework_by(_plug_in)

@@ -25,7 +25,7 @@ class Changing:
 
     Only constructors check keywords. A change therefore constructs another compressor, which shows
     that the keywords are allowed. Before the next step this compressor's constructor is called with
-    them again, and ``_adopt`` restores its state.
+    them again, and ``_load_from`` restores its state.
     """
 
     settings: Settings
@@ -70,9 +70,9 @@ class Changing:
         is_idle = connection is None or connection.is_idle  # may wait for a step
         self._request(keywords)
         if is_idle:
-            self._take_changes()
+            self._apply_changes()
 
-    def _adopt(self, old: Any, keep: bool) -> None:
+    def _load_from(self, old: Any, keep: bool) -> None:
         """Continue the state of ``old``, which has other keywords.
 
         Args:
@@ -82,7 +82,7 @@ class Changing:
         raise NotImplementedError
 
     def _request(self, keywords: Mapping[str, Any]) -> None:
-        """Check changes, and keep them for ``_take_changes``."""
+        """Check changes, and keep them for ``_apply_changes``."""
         known = self._next or self
         now = known._constructed | known._changed
         changed = {
@@ -93,7 +93,7 @@ class Changing:
         if changed:
             self._next = self._with(known._changed | changed)
 
-    def _take_changes(self) -> bool:
+    def _apply_changes(self) -> bool:
         new, self._next = self._next, None
         if new is None:
             return False
@@ -103,7 +103,7 @@ class Changing:
             return False
         old = copy.copy(self)
         self._construct(new._changed)
-        self._adopt(old, not any(keyword_of(name).refits for name in changed))
+        self._load_from(old, not any(keyword_of(name).refits for name in changed))
         listed = ", ".join(f"{name}={value!r}" for name, value in changed.items())
         logger.info("from step %d on: %s", self.step, listed)
         self._rebind()
@@ -187,4 +187,4 @@ def begin_step(compressor: Changing) -> bool:
                 "keywords, or None"
             )
         compressor._request(keywords or {})
-    return compressor._take_changes()
+    return compressor._apply_changes()

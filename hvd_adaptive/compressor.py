@@ -19,7 +19,7 @@ from hvd_adaptive.changes import Changing
 from hvd_adaptive.codec.codec import Codec, check_scheme
 from hvd_adaptive.coding import payload as payloads
 from hvd_adaptive.coding.header import DTYPE_CODES
-from hvd_adaptive.connection import Connection, RefusesClasses, host
+from hvd_adaptive.connection import Connection, RefusesClasses, framework
 from hvd_adaptive.differentiable import Differentiable
 from hvd_adaptive.options import from_plain, plain
 from hvd_adaptive.parts import Parts
@@ -94,7 +94,7 @@ class GradientCompressor(Changing, _Base, metaclass=RefusesClasses):
         if settings.coding not in codec.codings:
             allowed, scheme = ", ".join(map(repr, codec.codings)), type(self).__name__
             raise ValueError(f"coding={settings.coding!r}: {scheme} allows {allowed} alone")
-        host().constructed(self)
+        framework().constructed(self)
         self._codec, self.settings = codec, settings
         self._parts = Parts(codec, _maker(type(self), self._keywords, "for_parts"))
         self._training = Training(self._parts)
@@ -204,11 +204,11 @@ class GradientCompressor(Changing, _Base, metaclass=RefusesClasses):
 
     # State and report ---------------------------------------------------------------------------
 
-    def _adopt(self, old: GradientCompressor, keep: bool) -> None:
+    def _load_from(self, old: GradientCompressor, keep: bool) -> None:
         self.step = old.step
-        self.parts.adopt(old.parts, keep)
-        self._codec.adopt_tables(old._codec, keep)
-        self._training.adopt(old._training, keep, self.step)
+        self.parts.load_from(old.parts, keep)
+        self._codec.load_tables_from(old._codec, keep)
+        self._training.load_from(old._training, keep, self.step)
 
     def state_dict(self) -> dict[str, Any]:
         """Return everything that a resumed run needs, as plain tensors and numbers.
@@ -245,7 +245,7 @@ class GradientCompressor(Changing, _Base, metaclass=RefusesClasses):
             ValueError: The state is of another scheme or incomplete; nothing has changed.
         """
         if in_step:
-            self._take_state(state)
+            self._load_state(state)
             return
         saved = states.mapping(states.mapping(state).get("settings", {}), "state: settings")
         if any(isinstance(value, torch.Tensor) for value in saved.values()):
@@ -256,18 +256,18 @@ class GradientCompressor(Changing, _Base, metaclass=RefusesClasses):
         except (TypeError, ValueError) as error:
             raise ValueError(f"state: settings {saved!r} do not fit: {error}") from error
         if new is None:
-            self._take_state(state)
+            self._load_state(state)
             if self._training.connection is not None:
-                self._training.connection.forget()
+                self._training.connection.abandon()
         else:
-            new._take_state(state)  # raises an error if it does not fit
+            new._load_state(state)  # raises an error if it does not fit
             self._construct(changed)
-            self._take_state(state)
+            self._load_state(state)
             self._rebind()
         self._training.loads += 1
         self._next, self._scheduled_at = None, -1
 
-    def _take_state(self, state: dict[str, Any]) -> None:
+    def _load_state(self, state: dict[str, Any]) -> None:
         """Load a state of these settings; raise ValueError, and change nothing, if it is wrong."""
         check_scheme(state, self._codec.name)
         step = states.whole(state, "step")
@@ -277,8 +277,8 @@ class GradientCompressor(Changing, _Base, metaclass=RefusesClasses):
         self._training.instance = self._training.instance.loaded(state.get("instance", {}))
         self.step = step
         self.parts.use(parts)
-        self._codec.take_tables(state)
-        self._training.take_state(state)
+        self._codec.load_tables(state)
+        self._training.load_state(state)
 
     def report(self) -> dict[str, Any]:
         """Return what this rank sent in the last step, and its error, as a dict.
@@ -326,7 +326,7 @@ class GradientCompressor(Changing, _Base, metaclass=RefusesClasses):
     def _plugged(self) -> Connection:
         with _plugging:  # backward passes in several threads may begin at once
             if self._training.connection is None:
-                self._training.connection = host().connect(self)
+                self._training.connection = framework().connect(self)
             return self._training.connection
 
     def __repr__(self) -> str:

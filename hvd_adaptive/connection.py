@@ -1,8 +1,9 @@
 """Connection: the object that a compressor is attached to while it serves an optimizer or a model.
 
-A compressor imports nothing of Horovod's side. ``use_host`` (called by hooks/horovod/host.py) sets
-the ``Host``, which connects compressors when Horovod first calls ``compress``. ``load_host_by``
-(called by the package's __init__.py) names the function that sets it when it is first needed.
+A compressor imports nothing of Horovod's side. ``use_framework`` (called by
+hooks/horovod/framework.py) sets the ``Framework``, which connects compressors when Horovod first
+calls ``compress``. ``load_framework_by`` (called by the package's __init__.py) names the function
+that sets it when it is first needed.
 """
 
 from __future__ import annotations
@@ -39,14 +40,14 @@ class Connection(Protocol):
     def decompress(self, output: torch.Tensor, ctx: Any) -> torch.Tensor:
         """See GradientCompressor.decompress."""
 
-    def forget(self) -> None:
+    def abandon(self) -> None:
         """Give up the step in progress, if there is one."""
 
     def rebind(self) -> None:
         """Lay out the next step anew because settings have changed."""
 
 
-class Host(Protocol):
+class Framework(Protocol):
     """Represent the distributed framework that calls ``compress``."""
 
     def constructed(self, compressor: Any) -> None:
@@ -63,6 +64,11 @@ def describe(compressor: Any) -> str:
 
     Args:
         compressor: A compressor of this package.
+
+    Examples:
+        >>> from hvd_adaptive import ALQ, describe
+        >>> describe(ALQ(bits=3))  # nothing is in progress
+        ''
     """
     of_connection: Callable[[], str] = getattr(compressor._training.connection, "describe", str)
     return of_connection()
@@ -97,22 +103,22 @@ def _for_instances(scheme: type, method: str) -> Callable[..., Any]:
     return checked
 
 
-_hosts: list[Host] = []
+_frameworks: list[Framework] = []
 _loaders: list[Callable[[], None]] = []
 
 
-def load_host_by(loader: Callable[[], None]) -> None:
-    """Call ``loader``, which calls ``use_host``, if a host is needed and there is none."""
+def load_framework_by(loader: Callable[[], None]) -> None:
+    """Call ``loader``, which calls ``use_framework``, if there is no framework yet."""
     _loaders[:] = [loader]
 
 
-def use_host(new: Host) -> None:
+def use_framework(new: Framework) -> None:
     """Connect compressors by ``new`` from now on."""
-    _hosts[:] = [new]
+    _frameworks[:] = [new]
 
 
-def host() -> Host:
-    """Return the host in use."""
-    if not _hosts:
+def framework() -> Framework:
+    """Return the framework in use."""
+    if not _frameworks:
         _loaders[0]()
-    return _hosts[0]
+    return _frameworks[0]

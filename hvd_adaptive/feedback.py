@@ -92,7 +92,7 @@ class Residuals:
 
     def lay_out(self, layout: Layout, rank: int, size: int) -> None:
         """Prepare for a step of ``layout`` as rank ``rank`` of ``size``."""
-        self._adopt_ended()
+        self._load_ended()
         if self._loaded and self._rank_and_size not in (None, (rank, size)):
             logger.warning(
                 "error feedback starts from zero: its residuals were saved by rank %d of %d, and "
@@ -116,7 +116,7 @@ class Residuals:
 
         If ``flat``, its quantised coordinates, is float32, it is changed in place.
         """
-        self._adopt_ended()
+        self._load_ended()
         z = flat.to(torch.float32)
         self._gradients[index] = z.dot(z)
         residual = self._current.get(index)
@@ -214,14 +214,14 @@ class Residuals:
             finite: Whether the step's reduced gradients are finite; if not, nothing is adopted.
             weights: Those of the next step; None for the same.
         """
-        self._adopt_ended()
+        self._load_ended()
         finite = Finite() if finite is None else finite
         own = {index: (residual, Finite([residual]).ask()) for index, residual in after.items()}
         self._ended = own, finite, weights
         if finite.is_there() and all(answer.is_there() for _, answer in own.values()):
-            self._adopt_ended()
+            self._load_ended()
 
-    def _adopt_ended(self) -> None:
+    def _load_ended(self) -> None:
         """Adopt the last step's weights, and its residuals if they are finite."""
         (after, finite, weights), self._ended = self._ended, ({}, Finite(), None)
         if finite:
@@ -274,14 +274,14 @@ class Residuals:
             new._loaded = {name: r.clone() for name, r in saved["parameters"].items()}
         return new
 
-    def take_over(self, others: Residuals) -> None:
+    def load_from(self, others: Residuals) -> None:
         """Continue with this process's own residuals, whatever its new rank is."""
         self._layout, self._rank_and_size, self._loaded = None, None, others._named()
         self._current, self._spare, self._held = {}, {}, {}
 
     def _named(self) -> dict[str, torch.Tensor]:
         """Return the residuals by parameter: 1-D, zeros for coordinates in full precision."""
-        self._adopt_ended()
+        self._load_ended()
         if self._layout is None:
             return {name: residual.clone() for name, residual in self._loaded.items()}
         named: dict[str, torch.Tensor] = {}

@@ -30,8 +30,8 @@ from hvd_adaptive.hooks.horovod import elastic
 from hvd_adaptive.hooks.local_arguments import check_arguments, check_mixing, names_of
 from hvd_adaptive.hooks.local_round import Outcome, Pending, Round
 from hvd_adaptive.hooks.local_state import check_own, moved_of, own_checksum
-from hvd_adaptive.hooks.round_agreement import Position
-from hvd_adaptive.hooks.rounds import Exchange, find_world
+from hvd_adaptive.hooks.round_agreement import TrainingPosition
+from hvd_adaptive.hooks.rounds import RoundExchange, find_world
 from hvd_adaptive.hooks.wrapped_optimizer import WrappedOptimizer
 
 logger = logging.getLogger("hvd_adaptive")
@@ -220,7 +220,7 @@ class LocalSGD(WrappedOptimizer):
         if self._pending is not None and self._pending.has_failed:
             self._pending, self._has_moved = None, [True] * self.fragments
         self._compared = False
-        self._exchange: Exchange | None = None
+        self._exchange: RoundExchange | None = None
         if self.compressor is not None:
             self.compressor.close()
         world = find_world(*self._ranks)
@@ -229,7 +229,7 @@ class LocalSGD(WrappedOptimizer):
         averaged: list[list[Parameter]] = [[] for _ in range(self.fragments)]
         for parameter in self._anchors:
             averaged[self._fragments[parameter]].append(parameter)
-        self._exchange = Exchange(world, averaged, self._name_of, self.compressor, self._wait)
+        self._exchange = RoundExchange(world, averaged, self._name_of, self.compressor, self._wait)
 
     def _wait(self) -> None:
         """Wait until no round is in progress; its outcome is applied later."""
@@ -269,11 +269,13 @@ class LocalSGD(WrappedOptimizer):
         self._compared = True
         return Round(self._exchange, fragment, parameters, self._anchors, position)
 
-    def _position(self, parameters: list[Parameter], fragment: int, finished: bool) -> Position:
+    def _position(
+        self, parameters: list[Parameter], fragment: int, finished: bool
+    ) -> TrainingPosition:
         mine = [self._fragments[p] == fragment for p in parameters]
         kinds = [(p.dtype, p.shape, self._fragments[p]) for p in parameters]
         pairs = list(zip(parameters, mine, strict=True))
-        return Position(
+        return TrainingPosition(
             settings=self._settings,
             start=[] if self._compared else self._start(parameters),
             reached=0 if self._compared else _reached([p for p, m in pairs if m]),
@@ -390,9 +392,9 @@ class LocalSGD(WrappedOptimizer):
                 a round by another rank.
         """
         check_own(state, self._rank)
-        self.take_over(state)
+        self.load_from(state)
 
-    def take_over(self, state: Mapping[str, Any]) -> None:
+    def load_from(self, state: Mapping[str, Any]) -> None:
         """Load what ``state_dict`` returned on another rank, whose parameters this one has, too."""
         anchors, parameters = states.entry(state, "anchors"), self._parameters()
         if len(anchors) != len(parameters) or any(

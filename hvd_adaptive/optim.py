@@ -15,8 +15,8 @@ from hvd_adaptive.base.checks import check_integer, is_real
 from hvd_adaptive.base.errors import RankMismatchError
 from hvd_adaptive.base.streams import Use
 from hvd_adaptive.coding.header import SIZE
+from hvd_adaptive.coding.owned_buffer import OwnedBuffer
 from hvd_adaptive.coding.payload import read_header, split
-from hvd_adaptive.coding.sendable import Sendable
 from hvd_adaptive.kernels.random import mix64, stream_key
 from hvd_adaptive.schemes.qsgd import QSGD
 from hvd_adaptive.theory.code_length import elias_bits
@@ -121,7 +121,7 @@ class HorovodRanks:
         """Return all ranks' tensors, in rank order; payloads (uint8) may differ in length."""
         (tensor,) = own
         if tensor.dtype == torch.uint8:
-            request = AllGather(Sendable.copy_of(tensor))
+            request = AllGather(OwnedBuffer.copy_of(tensor))
             received = request.receive(self._world, request.submit(self._world, name))
             return [payload.bytes for payload in split(received, self.size)]
         return list(self._world.gather_equal(tensor, name))

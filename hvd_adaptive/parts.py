@@ -131,13 +131,13 @@ class Parts(Mapping[str, Codec]):
         """Use these codecs of all parts except the default one from now on."""
         self._others = others
 
-    def adopt(self, old: Parts, keep: bool) -> None:
+    def load_from(self, old: Parts, keep: bool) -> None:
         """Continue another compressor's codecs of the parts that still exist."""
         self._warned, self.looks_for_zeros = old._warned, old.looks_for_zeros
         for label, codec in old._others.items():
             known = label in self._others
             if known or (self._by_tensor and old._by_tensor and self.label_of(label) is not None):
-                self[label].adopt_tables(codec, keep)
+                self[label].load_tables_from(codec, keep)
 
     def _pattern(self, name: str) -> str | None:
         """Return the first pattern that matches, or None."""

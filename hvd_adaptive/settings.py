@@ -11,7 +11,7 @@ import torch
 
 from hvd_adaptive.base import checks
 from hvd_adaptive.base.checks import check_choice, check_flag, check_has, check_integer
-from hvd_adaptive.coding.header import CODINGS
+from hvd_adaptive.coding import CODINGS
 from hvd_adaptive.keywords import (
     OTHER,
     SCHEMES_OWN,

@@ -71,12 +71,12 @@ class Training:
         """Serve what ``old`` served, with its random numbers."""
         self.instance, self.connection, self.loads = old.instance, old.connection, old.loads
 
-    def adopt(self, old: Training, keep: bool, step: int) -> None:
-        """Continue ``old``, whose compressor had other settings; see ``Updates.adopt``."""
+    def load_from(self, old: Training, keep: bool, step: int) -> None:
+        """Continue ``old``, whose compressor had other settings; see ``Updates.load_from``."""
         self.meter, self.encodes = old.meter, old.encodes
         if self.residuals is not None and old.residuals is not None:
             self.residuals = self.residuals.loaded(old.residuals.state_dict())
-        self.updates.adopt(old.updates, keep, step)
+        self.updates.load_from(old.updates, keep, step)
 
     def state_dict(self) -> dict[str, Any]:
         """Return what a resumed run needs, as plain tensors and numbers."""
@@ -85,16 +85,16 @@ class Training:
         return own | residuals | self.updates.state_dict()
 
     def check_state(self, state: Mapping[str, Any]) -> None:
-        """Raise ValueError unless ``take_state`` can load ``state``."""
+        """Raise ValueError unless ``load_state`` can load ``state``."""
         states.whole(state, "encodes")
         self.updates.check_state(state)
         check_residuals(state)
 
-    def take_state(self, state: Mapping[str, Any]) -> None:
+    def load_state(self, state: Mapping[str, Any]) -> None:
         """Load what ``state_dict`` returned, except for the instance, after ``check_state`` and the
         codecs' tables."""
         self.encodes = states.whole(state, "encodes")
-        self.updates.take_state(state)
+        self.updates.load_state(state)
         if self.residuals is not None:
             self.residuals = self.residuals.loaded(state)
         elif "residuals" in state:

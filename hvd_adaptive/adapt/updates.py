@@ -69,7 +69,7 @@ class Updates:
             worker: The rank, if this process simulates several.
         """
 
-    def adopt(self, old: Any, keep: bool, step: int) -> None:
+    def load_from(self, old: Any, keep: bool, step: int) -> None:
         """Continue the schedule of ``old``, whose compressor had other settings.
 
         Args:
@@ -83,9 +83,9 @@ class Updates:
         return {}
 
     def check_state(self, state: Mapping[str, Any]) -> None:
-        """Raise ValueError unless ``take_state`` can load ``state``."""
+        """Raise ValueError unless ``load_state`` can load ``state``."""
 
-    def take_state(self, state: Mapping[str, Any]) -> None:
+    def load_state(self, state: Mapping[str, Any]) -> None:
         """Load what ``state_dict`` returned, after ``check_state`` and the codecs' tables."""
 
 
@@ -176,7 +176,7 @@ class ScheduledUpdates(Updates):
         if not alone:
             self.schedule.done(step, complete)
 
-    def adopt(self, old: ScheduledUpdates, keep: bool, step: int) -> None:
+    def load_from(self, old: ScheduledUpdates, keep: bool, step: int) -> None:
         self.schedule.go_on(old.schedule)
         if keep:
             self._second_schedule = old._second_schedule
@@ -195,7 +195,7 @@ class ScheduledUpdates(Updates):
             UpdateSchedule.checked(state["second_schedule"])
         self._loaded_window(state)
 
-    def take_state(self, state: Mapping[str, Any]) -> None:
+    def load_state(self, state: Mapping[str, Any]) -> None:
         self.schedule.load_state_dict(state["schedule"])
         self._window = self._loaded_window(state)
         self._second_schedule = UpdateSchedule(())

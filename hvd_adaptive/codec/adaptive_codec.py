@@ -242,8 +242,8 @@ class AdaptiveCodec(TableCodec):
         weights, without_zeros = weights_of(buckets), self.leaves_zeros_out
         return Usable.among(buckets, weights, self.norm, self._clipped, without_zeros)
 
-    def adopt_tables(self, old: AdaptiveCodec, keep: bool) -> None:
-        super().adopt_tables(old, keep)
+    def load_tables_from(self, old: AdaptiveCodec, keep: bool) -> None:
+        super().load_tables_from(old, keep)
         # A table that is not fitted may depend on the bucket size, which may have changed.
         kept = (keep or old.table_version > 0) and self.can_take(old._table)
         table = old._table if kept else self._table
@@ -265,9 +265,9 @@ class AdaptiveCodec(TableCodec):
         share_in(state)
         super().check_tables(state)
 
-    def take_tables(self, state: Mapping[str, Any]) -> None:
+    def load_tables(self, state: Mapping[str, Any]) -> None:
         table, share = self._table_of(state), share_in(state)
-        super().take_tables(state)
+        super().load_tables(state)
         self._table, self._share = table, share
 
     def _table_of(self, state: Mapping[str, Any]) -> LevelTable:

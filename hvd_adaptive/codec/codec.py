@@ -63,7 +63,7 @@ class Codec(Quantizer):
         """Return the codec of averages if it is fitted with this one's table; None otherwise."""
         return None
 
-    def adopt_tables(self, old: Any, keep: bool) -> None:
+    def load_tables_from(self, old: Any, keep: bool) -> None:
         """Continue the tables of ``old``, the codec that this one replaces.
 
         Args:
@@ -73,7 +73,7 @@ class Codec(Quantizer):
         if keep and old.second is not None and old.second.codec is not old:
             self.second = make_second_stage(self, old.second.ranks, old.second.bits)
             second: Any = self.second.codec
-            second.adopt_tables(old.second.codec, keep)
+            second.load_tables_from(old.second.codec, keep)
 
     # States of codecs have the entries that states of compressors had in their first format.
 
@@ -85,10 +85,10 @@ class Codec(Quantizer):
         return {"second_stage": {"bits": self.second.bits, "codec": state_of(codec)}}
 
     def check_tables(self, state: Mapping[str, Any]) -> None:
-        """Raise ValueError unless ``take_tables`` can load ``state``."""
+        """Raise ValueError unless ``load_tables`` can load ``state``."""
         self._loaded_second(state)
 
-    def take_tables(self, state: Mapping[str, Any]) -> None:
+    def load_tables(self, state: Mapping[str, Any]) -> None:
         """Load what ``tables_state`` returned.
 
         Raises:
@@ -123,7 +123,7 @@ def load_state(codec: Codec, state: Any) -> None:
         states.whole(state, entry)
     if codec.adaptation is not None:
         UpdateSchedule.checked(states.entry(state, "schedule"))
-    codec.take_tables(state)
+    codec.load_tables(state)
 
 
 def check_scheme(state: Any, name: str) -> None:

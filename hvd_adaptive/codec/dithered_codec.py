@@ -299,8 +299,8 @@ class DitheredCodec(Codec):
 
     # State ----------------------------------------------------------------------------------------
 
-    def adopt_tables(self, old: DitheredCodec, keep: bool) -> None:
-        super().adopt_tables(old, keep)
+    def load_tables_from(self, old: DitheredCodec, keep: bool) -> None:
+        super().load_tables_from(old, keep)
         self._version, self._sent, self._share = old._version, old._sent, old._share
         self._fitted, self._modelled, self._control = old._fitted, old._modelled, old._control
         if (old.bits, old._delta) != (self.bits, self._delta):
@@ -324,9 +324,9 @@ class DitheredCodec(Codec):
         _Saved(self, state)
         super().check_tables(state)
 
-    def take_tables(self, state: Mapping[str, Any]) -> None:
+    def load_tables(self, state: Mapping[str, Any]) -> None:
         saved = _Saved(self, state)
-        super().take_tables(state)
+        super().load_tables(state)
         self._fitted, self._version, self._modelled = saved.code, saved.version, saved.rate[0]
         self._control = RateControl(self.bits or 0.0, *saved.rate[1:])
         self._sent, self._share = np.array(saved.sent), saved.share

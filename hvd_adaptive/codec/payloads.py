@@ -18,8 +18,8 @@ from hvd_adaptive.codec.opening import (
 from hvd_adaptive.codec.quantizer import Quantizer
 from hvd_adaptive.coding import payload as sections
 from hvd_adaptive.coding.header import SIZE, Frame, Header
+from hvd_adaptive.coding.owned_buffer import OwnedBuffer
 from hvd_adaptive.coding.payload import Encoded, Payload
-from hvd_adaptive.coding.sendable import Sendable
 from hvd_adaptive.coding.zeros import Zeros, alike, most_section_bytes
 from hvd_adaptive.kernels.block_sums import BlockSums
 
@@ -95,7 +95,7 @@ class Payloads:
         key: int,
         layout: int = 0,
         values: torch.Tensor | None = None,
-        memory: Sendable | None = None,
+        memory: OwnedBuffer | None = None,
     ) -> Encoded:
         """Return the payload of a vector.
 
@@ -129,7 +129,7 @@ class Payloads:
         frame = Frame(flat.numel(), full, flat.dtype, layout)
         header = header_of(quantizer, frame, key, length, coding, zeros_bytes)
         if memory is None or memory.size < length:
-            memory = Sendable(length, flat.device)
+            memory = OwnedBuffer(length, flat.device)
         runs = None if zeros is None else zeros.runs
         payload = Encoded.within(memory.part(0, length), header, size, runs)
         if body is None:

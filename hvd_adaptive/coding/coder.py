@@ -10,7 +10,7 @@ a stream of its own and begins at a byte, so segments can be coded in parallel, 
 coordinates can be decoded alone. All segments except the last have ``segment`` coordinates.
 
 To add a coder, write a subclass in its own file with ``make``, ``encode_segment``,
-``decode_segment`` and the two bounds, an entry in coders.CODERS and a number in header.CODINGS.
+``decode_segment`` and the two bounds, an entry in coders.CODERS and a number in ``coding.CODINGS``.
 """
 
 from __future__ import annotations

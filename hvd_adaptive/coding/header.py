@@ -10,6 +10,7 @@ from typing import NamedTuple
 import torch
 
 from hvd_adaptive.base.errors import PayloadError
+from hvd_adaptive.coding import CODINGS
 from hvd_adaptive.kernels.constants import CHECKSUM_AT, HEADER_BYTES
 
 MAGIC = b"HVDA"
@@ -18,10 +19,7 @@ SIZE = HEADER_BYTES
 _NO_CHECKSUM = bytes(4)
 _FIELDS = struct.Struct("<4sHBBII16sQQQIIQQQII")
 
-# Ways in which codes become bits, and their numbers in headers.
-CODINGS = {"fixed": 0, "huffman": 1, "elias": 2}
 CODING_NAMES = {code: name for name, code in CODINGS.items()}
-
 DTYPES = {1: torch.float16, 2: torch.bfloat16, 3: torch.float32, 4: torch.float64}
 DTYPE_CODES = {dtype: code for code, dtype in DTYPES.items()}
 

@@ -14,7 +14,7 @@ from hvd_adaptive import kernels
 from hvd_adaptive.base.device import HostCopy, stacked
 from hvd_adaptive.base.errors import PayloadError
 from hvd_adaptive.coding.header import SIZE, Header, body_seed
-from hvd_adaptive.coding.sendable import Sendable
+from hvd_adaptive.coding.owned_buffer import OwnedBuffer
 from hvd_adaptive.kernels.block_sums import BlockSums
 from hvd_adaptive.kernels.zeros import Runs
 
@@ -66,11 +66,11 @@ class Encoded(Payload):
         memory: The memory that holds exactly the payload's bytes.
     """
 
-    memory: Sendable = field(kw_only=True)
+    memory: OwnedBuffer = field(kw_only=True)
 
     @classmethod
     def within(
-        cls, memory: Sendable, header: Header, body_bytes: int, runs: Runs | None = None
+        cls, memory: OwnedBuffer, header: Header, body_bytes: int, runs: Runs | None = None
     ) -> Encoded:
         """Return an unfilled payload in ``memory`` (``header.length`` bytes); clear its padding."""
         end, full_bytes = SIZE + body_bytes, header.full * header.dtype.itemsize
@@ -83,7 +83,7 @@ class Encoded(Payload):
 
     def to(self, device: torch.device) -> Encoded:
         """Return a copy on another device."""
-        memory = Sendable.copy_of(self.bytes, device)
+        memory = OwnedBuffer.copy_of(self.bytes, device)
         body = memory.bytes[SIZE : SIZE + self.body.numel()]
         return Encoded(self.header, memory.bytes, body, self.runs, memory=memory)
 

@@ -28,7 +28,7 @@ from hvd_adaptive.base.errors import PayloadError
 from hvd_adaptive.base.streams import Use
 from hvd_adaptive.codec.second_stage import FULL_PRECISION, SecondStage, references
 from hvd_adaptive.exchange.allgather import AllgatherExchange
-from hvd_adaptive.exchange.exchange import Exchange, Place, Route, Share
+from hvd_adaptive.exchange.exchange import Exchange, RankInfo, Route, Share
 from hvd_adaptive.exchange.hierarchical import HierarchicalExchange
 from hvd_adaptive.exchange.parcel import Parcel, RandomStream
 from hvd_adaptive.exchange.scatter_reduce import ScatterReduceExchange
@@ -103,14 +103,17 @@ class Half(Plain):
 class AutoExchange(Exchange):
     """One of several exchanges for each group, by its size."""
 
-    def __init__(self, place: Place) -> None:
-        super().__init__(place)
+    def __init__(self, rank_info: RankInfo) -> None:
+        super().__init__(rank_info)
         # The most exact first.
-        self._candidates: dict[str, Exchange] = {"float32": Plain(place), "bfloat16": Half(place)}
-        if place.ranks <= MOST_GATHERED:
-            self._candidates["allgather"] = AllgatherExchange(place)
-        if place.ranks > 2:  # of two ranks an allgather sends no more, and rounds once
-            self._candidates["scatter_reduce"] = ScatterReduceExchange(place)
+        self._candidates: dict[str, Exchange] = {
+            "float32": Plain(rank_info),
+            "bfloat16": Half(rank_info),
+        }
+        if rank_info.ranks <= MOST_GATHERED:
+            self._candidates["allgather"] = AllgatherExchange(rank_info)
+        if rank_info.ranks > 2:  # of two ranks an allgather sends no more, and rounds once
+            self._candidates["scatter_reduce"] = ScatterReduceExchange(rank_info)
         # Seconds of the small size and of each further coordinate, after the measurement.
         self._lines: dict[str, tuple[float, float]] = {}
         self._logged: set[str] = set()
@@ -120,7 +123,7 @@ class AutoExchange(Exchange):
         return bool(self._lines)
 
     def set_up(self, world: World, compressor: Codec, name: str, device: torch.device) -> None:
-        self.know_nodes(self.place.nodes or find_nodes(world, name), compressor)
+        self.know_nodes(self.rank_info.nodes or find_nodes(world, name), compressor)
         # Candidates make second stages of different bits, which must not replace a loaded one.
         compressor = copy.copy(compressor)
         own = [
@@ -140,10 +143,10 @@ class AutoExchange(Exchange):
     def know_nodes(self, nodes: tuple[int, ...], compressor: Codec) -> None:
         """Add "hierarchical" if there are several nodes of several ranks."""
         if self._may_have([len(set(nodes))], compressor):
-            place = Place(self.ranks, self.rank, nodes)
+            rank_info = RankInfo(self.ranks, self.rank, nodes)
             last = self._candidates.pop("scatter_reduce")
             self._candidates |= {
-                "hierarchical": HierarchicalExchange(place),
+                "hierarchical": HierarchicalExchange(rank_info),
                 "scatter_reduce": last,
             }
 
@@ -212,10 +215,10 @@ class AutoExchange(Exchange):
             kinds = [self._candidates[self.choice(quantized + full)]]
         else:  # groups are cut before the measurement, so no candidate may exceed the bound
             kinds = list(self._candidates.values())
-            known = len(set(self.place.nodes))  # else as many ranks on each of any number
+            known = len(set(self.rank_info.nodes))  # else as many ranks on each of any number
             nodes = [known] if known else [n for n in range(1, self.ranks) if not self.ranks % n]
             if self._may_have(nodes, codec):
-                kinds.append(HierarchicalExchange(Place(self.ranks, self.rank)))
+                kinds.append(HierarchicalExchange(RankInfo(self.ranks, self.rank)))
         return max(kind.in_flight_bytes(codec, quantized, full, dtype) for kind in kinds)
 
     def working_bytes(self, codec: Codec, quantized: int, full: int) -> int:

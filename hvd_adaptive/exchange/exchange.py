@@ -39,7 +39,7 @@ class Share(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Place:
+class RankInfo:
     """Position of a rank.
 
     Attributes:
@@ -60,8 +60,8 @@ class Exchange(ABC):
     the same code.
     """
 
-    def __init__(self, place: Place) -> None:
-        self.place, self.ranks, self.rank = place, place.ranks, place.rank
+    def __init__(self, rank_info: RankInfo) -> None:
+        self.rank_info, self.ranks, self.rank = rank_info, rank_info.ranks, rank_info.rank
 
     @property
     def is_set_up(self) -> bool:

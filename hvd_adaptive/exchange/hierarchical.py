@@ -24,14 +24,14 @@ from typing import TYPE_CHECKING
 import torch
 
 from hvd_adaptive.base.errors import PayloadError
-from hvd_adaptive.coding.sendable import Sendable
+from hvd_adaptive.coding.owned_buffer import OwnedBuffer
 from hvd_adaptive.coding.zeros import most_section_bytes
 from hvd_adaptive.exchange.allgather import AllgatherExchange
 from hvd_adaptive.exchange.chunks import Chunk, cut
 from hvd_adaptive.exchange.exchange import (
     Exchange,
     FailedElsewhereError,
-    Place,
+    RankInfo,
     Route,
     Share,
 )
@@ -94,17 +94,17 @@ def find_topology(nodes: Sequence[int], rank: int) -> Topology:
     index = members[own].index(rank)
     kind = AllgatherExchange if len(names) <= MOST_GATHERED else ScatterReduceExchange
     across = [of_node[index] for of_node in members]
-    return Topology(members[own], index, across, kind(Place(len(names), own)))
+    return Topology(members[own], index, across, kind(RankInfo(len(names), own)))
 
 
 class HierarchicalExchange(Exchange):
     """Average inside nodes, exchange between nodes, and distribute inside nodes."""
 
-    def __init__(self, place: Place) -> None:
-        super().__init__(place)
+    def __init__(self, rank_info: RankInfo) -> None:
+        super().__init__(rank_info)
         self._known: Topology | None = None
-        if place.nodes:
-            self._know(place.nodes)
+        if rank_info.nodes:
+            self._know(rank_info.nodes)
 
     @property
     def is_set_up(self) -> bool:
@@ -197,9 +197,9 @@ class HierarchicalExchange(Exchange):
 
         averaging = self._over_nodes(parcel, own, mean)
         del mean
-        result = Sendable(0, parcel.device)
+        result = OwnedBuffer(0, parcel.device)
         try:
-            result = Sendable.copy_of((yield from averaging))
+            result = OwnedBuffer.copy_of((yield from averaging))
         except PayloadError as error:
             # Other ranks wait for this one. They receive an empty result, and fail, too.
             failures.append(error)
@@ -245,11 +245,11 @@ class HierarchicalExchange(Exchange):
         return cut(parcel.quantized, parcel.full, size, len(self._topology.local))
 
 
-def _copied(flat: torch.Tensor, slices: Sequence[Chunk]) -> list[Sendable]:
+def _copied(flat: torch.Tensor, slices: Sequence[Chunk]) -> list[OwnedBuffer]:
     """Return copies of a group's slices, in contiguous memory."""
     size = flat.element_size()
-    memory, at = Sendable(flat.numel() * size, flat.device), 0
-    parts: list[Sendable] = []
+    memory, at = OwnedBuffer(flat.numel() * size, flat.device), 0
+    parts: list[OwnedBuffer] = []
     for chunk in slices:
         part = memory.part(at, at + chunk.coordinates * size)
         chunk.take(flat, part.bytes.view(flat.dtype))

@@ -24,8 +24,8 @@ import torch
 
 from hvd_adaptive.base.errors import PayloadError
 from hvd_adaptive.codec.second_stage import SecondStage, warn_of_averages
+from hvd_adaptive.coding.owned_buffer import OwnedBuffer
 from hvd_adaptive.coding.payload import Encoded, Row, arrived
-from hvd_adaptive.coding.sendable import Sendable
 from hvd_adaptive.exchange.chunks import Chunk, cut
 from hvd_adaptive.exchange.exchange import Exchange, FailedElsewhereError, Route
 from hvd_adaptive.exchange.parcel import Parcel
@@ -146,7 +146,7 @@ class ScatterReduceExchange(Exchange):
         """
         if isinstance(mean, PayloadError):
             failed = torch.frombuffer(bytearray(FAILED), dtype=torch.uint8)
-            sent = Sendable.copy_of(failed, parcel.device)
+            sent = OwnedBuffer.copy_of(failed, parcel.device)
         else:
             with parcel.time("encode_s"):
                 sent = self._encoded_mean(parcel, mean)
@@ -160,14 +160,14 @@ class ScatterReduceExchange(Exchange):
 
     def _encoded_chunks(
         self, parcel: Parcel, flat: torch.Tensor, values: torch.Tensor
-    ) -> list[Sendable]:
+    ) -> list[OwnedBuffer]:
         """Return an encoded chunk for each owner; empty for ranks that own none."""
         codec, chunks, used = parcel.codec, self._chunks_of(parcel), 0
-        empty = memory = Sendable(0, flat.device)
+        empty = memory = OwnedBuffer(0, flat.device)
         # On the CPU payloads are encoded contiguously, as they are sent; a GPU needs alignment.
         if flat.is_cpu and not codec.payloads.varies(parcel.quantized):
             size = sum(codec.payloads.most_length(c.quantized, c.full, flat.dtype) for c in chunks)
-            memory = Sendable(size)
+            memory = OwnedBuffer(size)
         payloads: dict[int, Encoded] = {}
         for owner, chunk in enumerate(chunks):
             if chunk.coordinates:
@@ -185,11 +185,11 @@ class ScatterReduceExchange(Exchange):
             payloads[owner].memory if owner in payloads else empty for owner in range(self.ranks)
         ]
 
-    def _encoded_mean(self, parcel: Parcel, mean: torch.Tensor) -> Sendable:
+    def _encoded_mean(self, parcel: Parcel, mean: torch.Tensor) -> OwnedBuffer:
         """Return the encoded average of this rank's chunk; empty if it owns none."""
         own = self._chunks_of(parcel)[self.rank]
         if not own.coordinates:
-            return Sendable(0, parcel.device)
+            return OwnedBuffer(0, parcel.device)
         second = self._second_stage(parcel.codec)
         quantized, key = second.quantized(own.quantized), parcel.key(self.rank, self.rank, SECOND)
         flat = parcel.narrowed(mean, own.quantized, self.ranks)

@@ -39,7 +39,7 @@ class Anchors:
         """Copy parameters that had no anchor."""
         self._replace(self._copies | {p: p.detach().clone() for p in parameters})
 
-    def adopt(
+    def start_at(
         self, parameters: Sequence[Parameter], values: Sequence[torch.Tensor], mixing: float
     ) -> None:
         """Let parameters that had no anchor have these values as anchors; see ``move``."""

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from hvd_adaptive.compressor import GradientCompressor
     from hvd_adaptive.connection import Connection
     from hvd_adaptive.layout import Layout
-    from hvd_adaptive.run.groups import Groups
+    from hvd_adaptive.run.rank_context import RankContext
 
 
 class Connected:
@@ -21,7 +21,7 @@ class Connected:
     """
 
     compressor: GradientCompressor
-    _binding: Groups | None  # until the ranks are known
+    _binding: RankContext | None  # until the ranks are known
 
     @property
     def layout(self) -> Layout | None:

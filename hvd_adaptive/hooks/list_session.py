@@ -19,8 +19,8 @@ from hvd_adaptive.hooks.lists import Kind, Lists
 from hvd_adaptive.hooks.rounds import find_world
 from hvd_adaptive.layout import Layout, Member, build_layout
 from hvd_adaptive.run.agreement import compare_settings
-from hvd_adaptive.run.groups import Groups
 from hvd_adaptive.run.ordered_drive import OrderedDriver
+from hvd_adaptive.run.rank_context import RankContext
 
 Tensors = list["torch.Tensor | None"]
 
@@ -76,7 +76,7 @@ class ListSession(ApartFromHorovod):
         self.compressor, self.group = compressor, group
         self._label = f"hvd_adaptive.average{next(_numbers)}"
         self._world: Any = None
-        self._binding: Groups | None = None
+        self._binding: RankContext | None = None
         self._kinds: list[Kind | None] = []  # of the layout
         self._lists = Lists()
         self._driver = OrderedDriver(compressor)
@@ -92,13 +92,13 @@ class ListSession(ApartFromHorovod):
         """Return what the step in progress waits for; see ``Driver.describe``."""
         return self._driver.describe()
 
-    def forget(self) -> None:
+    def abandon(self) -> None:
         """Give up the step in progress, if there is one."""
         self._driver.give_up()
 
     def rebind(self) -> None:
         """Lay out the next step anew: settings have changed."""
-        self.forget()
+        self.abandon()
         self._binding = None
 
     def check(self, tensors: Sequence[torch.Tensor | None]) -> None:
@@ -190,7 +190,7 @@ class ListSession(ApartFromHorovod):
         begin_step(compressor)
         kinds = [None if kind is None else (kind[0], kind[1], False) for kind in self._lists.kinds]
         if self._binding is None or self._binding.world is not world:
-            self._binding = Groups(compressor, world, self._label)
+            self._binding = RankContext(compressor, world, self._label)
             self._kinds = []
         if self._kinds != kinds:
             self._binding.layout, self._kinds = self._laid_out(self._binding, kinds), kinds
@@ -203,7 +203,7 @@ class ListSession(ApartFromHorovod):
         driver.arrive(here, lambda error: None)
         driver.finish()
 
-    def _laid_out(self, binding: Groups, kinds: Sequence[Kind | None]) -> Layout:
+    def _laid_out(self, binding: RankContext, kinds: Sequence[Kind | None]) -> Layout:
         named = self.compressor.settings.named_parameters
         names = [name for name, _ in named] if named else list(map(str, range(len(kinds))))
         part_of = self.compressor.parts.label_of

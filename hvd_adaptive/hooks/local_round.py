@@ -12,8 +12,8 @@ from hvd_adaptive import states
 from hvd_adaptive.base.finite import wide_of
 from hvd_adaptive.hooks.anchors import Anchors
 from hvd_adaptive.hooks.background import Background
-from hvd_adaptive.hooks.round_agreement import Agreed, Position, agree
-from hvd_adaptive.hooks.rounds import Exchange
+from hvd_adaptive.hooks.round_agreement import Agreed, TrainingPosition, agree
+from hvd_adaptive.hooks.rounds import RoundExchange
 
 Parameter = torch.nn.Parameter
 
@@ -46,7 +46,7 @@ class Outcome:
         if self.ways:
             anchors.move(list(self.ways), list(self.ways.values()), mixing)
         if self.values:
-            anchors.adopt(list(self.values), list(self.values.values()), mixing)
+            anchors.start_at(list(self.values), list(self.values.values()), mixing)
 
 
 class Round:
@@ -65,11 +65,11 @@ class Round:
 
     def __init__(
         self,
-        exchange: Exchange | None,
+        exchange: RoundExchange | None,
         fragment: int,
         parameters: Sequence[Parameter],
         anchors: Anchors,
-        position: Position,
+        position: TrainingPosition,
     ) -> None:
         self._exchange, self._fragment = exchange, fragment
         self._parameters, self._position = parameters, position

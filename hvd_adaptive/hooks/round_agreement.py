@@ -31,7 +31,7 @@ ALIKE = (
 
 
 @dataclass(frozen=True)
-class Position:
+class TrainingPosition:
     """Where a rank is at the end of a round.
 
     Attributes:
@@ -87,7 +87,7 @@ class Agreed:
     takes_part: Sequence[bool]
 
 
-def agree(world: TorchWorld | HorovodRounds | None, own: Position) -> Agreed:
+def agree(world: TorchWorld | HorovodRounds | None, own: TrainingPosition) -> Agreed:
     """Return what all ranks know, a collective.
 
     Args:
@@ -157,7 +157,7 @@ def _check_equal(settings: Sequence[int], kinds: Sequence[int], rounds: Sequence
 
 
 def _different_starts(
-    world: TorchWorld | HorovodRounds, own: Position, starts: Sequence[int]
+    world: TorchWorld | HorovodRounds, own: TrainingPosition, starts: Sequence[int]
 ) -> str:
     """Return how ranks' beginnings differ, a collective of ranks with the same parameters."""
     first = ""

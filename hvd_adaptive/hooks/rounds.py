@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 Parameter = torch.nn.Parameter
 
 
-class Exchange:
+class RoundExchange:
     """Averages of tensors of one fragment's parameters, through a compressor.
 
     The tensors of one fragment and dtype are a bucket, as if DDP had filled it (bucket_session.py).

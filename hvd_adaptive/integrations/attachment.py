@@ -48,7 +48,7 @@ class Attachment:
         if self._state is None or module is not self._module():
             self._begin(model)
         else:
-            self._state.session.forget()  # what an error cut off
+            self._state.session.abandon()  # what an error cut off
         model.register_comm_hook(self._state, compression_hook)
         self._model, self._module = weakref.ref(model), weakref.ref(module)
         self._loaded_step = None

@@ -9,7 +9,7 @@ from collections.abc import Generator
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from hvd_adaptive.run.groups import Groups
+    from hvd_adaptive.run.rank_context import RankContext
     from hvd_adaptive.run.worker import Worker
 
 # Seconds between two looks at collectives in flight.
@@ -37,7 +37,7 @@ class Drive(ABC):
 
     step: Any
 
-    def __init__(self, binding: Groups, lock: Any, worker: Worker | None) -> None:
+    def __init__(self, binding: RankContext, lock: Any, worker: Worker | None) -> None:
         self.binding, self.lock, self.worker = binding, lock, worker
         self.flushed = self.is_done = False
         self.left, self.over = threading.Event(), threading.Event()

@@ -12,7 +12,7 @@ from hvd_adaptive.run.course import LAG, WINDOW, Course
 from hvd_adaptive.run.step import Step
 
 if TYPE_CHECKING:
-    from hvd_adaptive.run.groups import Groups
+    from hvd_adaptive.run.rank_context import RankContext
     from hvd_adaptive.run.worker import Worker
 
 
@@ -45,7 +45,7 @@ class OrderedStep(Step):
 
     def __init__(
         self,
-        binding: Groups,
+        binding: RankContext,
         layout: Layout,
         number: int,
         attempt: int = 0,

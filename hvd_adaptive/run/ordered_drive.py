@@ -31,7 +31,7 @@ from hvd_adaptive.run.driver import Driver
 from hvd_adaptive.run.ordered import OrderedStep
 
 if TYPE_CHECKING:
-    from hvd_adaptive.run.groups import Groups
+    from hvd_adaptive.run.rank_context import RankContext
     from hvd_adaptive.run.worker import Worker
 
 logger = logging.getLogger("hvd_adaptive")
@@ -68,7 +68,7 @@ class OrderedDrive(Drive):
 
     def __init__(
         self,
-        binding: Groups,
+        binding: RankContext,
         layout: Layout,
         on_cpu: bool,
         attempt: int,
@@ -217,7 +217,7 @@ class OrderedDriver(Driver):
         """Return whether the step in progress sends nothing before ``finish``."""
         return self.drive is not None and (self.drive.held or self.drive.worker is None)
 
-    def begin(self, binding: Groups, layout: Layout, on_cpu: bool) -> None:
+    def begin(self, binding: RankContext, layout: Layout, on_cpu: bool) -> None:
         """Begin a step of ``layout``; ranks compare their positions.
 
         Args:

@@ -10,7 +10,7 @@ from hvd_adaptive.layout import Layout, view_of, views_beside
 from hvd_adaptive.run.arrivals import Arrivals
 
 if TYPE_CHECKING:
-    from hvd_adaptive.run.groups import Groups
+    from hvd_adaptive.run.rank_context import RankContext
 
 
 class Results:
@@ -28,7 +28,7 @@ class Results:
         is_early: Averages stay in memory of their own.
     """
 
-    def __init__(self, groups: Groups, arrivals: Arrivals, layout: Layout) -> None:
+    def __init__(self, groups: RankContext, arrivals: Arrivals, layout: Layout) -> None:
         self._groups, self._arrivals, self._layout = groups, arrivals, layout
         self.is_early = True
         self._early: dict[int, torch.Tensor] = {}

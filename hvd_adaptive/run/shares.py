@@ -92,7 +92,7 @@ class Shares:
             received: ``shared`` of the same buckets from each member, in order; float32.
         """
         places = self._places(drawn)
-        sizes = [drawn[place].numel() for place in places]
+        sizes = [drawn[rank_info].numel() for rank_info in places]
         if any(of_member.numel() != sum(sizes) for of_member in received):
             logger.warning("samples for a fit arrived damaged, and are left out")
             return Sample()
@@ -100,15 +100,15 @@ class Shares:
         for of_member in received:
             total += of_member
         total *= 1.0 / len(received)
-        for place, mean in zip(places, total.split(sizes), strict=True):
-            drawn[place] = mean
+        for rank_info, mean in zip(places, total.split(sizes), strict=True):
+            drawn[rank_info] = mean
         return drawn
 
     def _places(self, drawn: Sample) -> list[int]:
         """Return the indices of drawn buckets whose mean is quantised."""
         return [
-            place
-            for place, group in enumerate(drawn.groups)
+            rank_info
+            for rank_info, group in enumerate(drawn.groups)
             if len(self._share(self._exchange.rank, group).members) > 1
         ]
 

@@ -13,17 +13,17 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 import torch
 
 from hvd_adaptive.base.errors import PayloadError
-from hvd_adaptive.coding.sendable import Sendable
+from hvd_adaptive.coding.owned_buffer import OwnedBuffer
 from hvd_adaptive.feedback import Residuals
 from hvd_adaptive.layout import Group, Layout
 from hvd_adaptive.run.arrivals import Arrivals
 from hvd_adaptive.run.failures import Failures, step_failed
 from hvd_adaptive.run.results import Results
 from hvd_adaptive.run.trip import Trip, Trips
-from hvd_adaptive.transport.collectives import AllGather, AllToAll, Among, Collective, Sent
+from hvd_adaptive.transport.collectives import AllGather, AllToAll, Among, Collective, InFlight
 
 if TYPE_CHECKING:
-    from hvd_adaptive.run.groups import Groups
+    from hvd_adaptive.run.rank_context import RankContext
     from hvd_adaptive.run.worker import Worker
 
 _Method = TypeVar("_Method", bound=Callable[..., Any])
@@ -75,7 +75,7 @@ class Step:
 
     def __init__(
         self,
-        binding: Groups,
+        binding: RankContext,
         layout: Layout,
         number: int,
         attempt: int = 0,
@@ -279,11 +279,11 @@ class Step:
         return "\n".join(lines)
 
     @_locked
-    def abandon(self) -> list[Sent]:
+    def abandon(self) -> list[InFlight]:
         """Give up an unfinished step, and return the collectives in flight."""
         self._hold = True
         flying = [
-            Sent(
+            InFlight(
                 self._trips.name(f.index, f.stage),
                 "payloads" if isinstance(f.request, AllGather) else "parts",
                 f.handle,
@@ -326,13 +326,13 @@ class Step:
         own = drawn[self.binding.world.rank]
         if len(drawn) == 1:
             return own
-        parts = [Sendable.copy_of(shares.shared(of), self.device) for of in drawn.values()]
+        parts = [OwnedBuffer.copy_of(shares.shared(of), self.device) for of in drawn.values()]
         received = self._swapped(f"samples.{part}", shares.members, parts)
         whole = [part[: part.numel() // 4 * 4].clone().view(torch.float32) for part in received]
         return shares.averaged(own, whole)
 
     def _swapped(
-        self, label: str, members: Sequence[int], parts: Sequence[Sendable]
+        self, label: str, members: Sequence[int], parts: Sequence[OwnedBuffer]
     ) -> list[torch.Tensor]:
         """Return the result of an alltoall among members, in which all ranks take part."""
         world, name = self.binding.world, self._trips.name_of(label)

@@ -16,7 +16,7 @@ import torch
 from hvd_adaptive.base.checks import check_integer
 from hvd_adaptive.base.finite import wide_of
 from hvd_adaptive.compressor import GradientCompressor, check_compressor
-from hvd_adaptive.exchange.exchange import Place
+from hvd_adaptive.exchange.exchange import RankInfo
 from hvd_adaptive.exchange.exchanges import EXCHANGES, name_of_exchange
 from hvd_adaptive.feedback import Residuals
 from hvd_adaptive.layout import Member, build_layout, gather
@@ -113,7 +113,7 @@ class Ranks:
         ]
         make = EXCHANGES[name_of_exchange(self.settings, self.workers)]
         nodes = nodes_of(self.settings.ranks_per_node, self.workers)
-        self._exchanges = [make(Place(workers, rank, nodes)) for rank in range(workers)]
+        self._exchanges = [make(RankInfo(workers, rank, nodes)) for rank in range(workers)]
         if not self._exchanges[0].is_set_up:
             raise ValueError(
                 f"exchange={self.settings.exchange_name!r}: simulated ranks have no nodes and no "

@@ -1,7 +1,7 @@
 """Define collectives, which exchanges yield, and two ways to perform them.
 
 Over a World a rank ``submit``s a collective and ``receive``s its result. In a simulation,
-``hand_over`` performs those of all ranks in one process. Collectives send ``Sendable`` memory,
+``hand_over`` performs those of all ranks in one process. Collectives send ``OwnedBuffer`` memory,
 because they read it while other groups are encoded and decoded. They receive uint8 tensors, 1-D, of
 any lengths.
 """
@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import torch
 
 from hvd_adaptive.base.device import taken_over
-from hvd_adaptive.coding.sendable import Sendable, check_sendable
+from hvd_adaptive.coding.owned_buffer import OwnedBuffer, check_owned
 from hvd_adaptive.transport.world import MOST_DIRECT, World
 
 # Horovod counts the bytes of a collective's result in 32-bit signed displacements.
@@ -67,10 +67,10 @@ class AllGather(Collective):
     (``World.sends_directly``); then the result has a tensor for each rank.
     """
 
-    data: Sendable
+    data: OwnedBuffer
 
     def __post_init__(self) -> None:
-        check_sendable("data", self.data)
+        check_owned("data", self.data)
 
     def submit(self, world: World, name: str) -> Any:
         if self._is_direct(world):
@@ -118,10 +118,10 @@ def copies_sent(ranks: int) -> int:
 class AllToAll(Collective):
     """Send ``parts[r]`` to rank r; empty parts are not sent."""
 
-    parts: Sequence[Sendable]
+    parts: Sequence[OwnedBuffer]
 
     def __post_init__(self) -> None:
-        check_sendable("parts", *self.parts)
+        check_owned("parts", *self.parts)
 
     def submit(self, world: World, name: str) -> Any:
         sizes = [part.size for part in self.parts]
@@ -162,7 +162,7 @@ class EqualParts(AllToAll):
         return EqualParts(())
 
 
-def _joined(parts: Sequence[Sendable]) -> torch.Tensor:
+def _joined(parts: Sequence[OwnedBuffer]) -> torch.Tensor:
     """Return the parts concatenated, without a copy if they are contiguous."""
     there = [part.bytes for part in parts if part.size]
     if not there:
@@ -216,7 +216,7 @@ class Among(Collective):
     def _spread(self) -> AllToAll:
         """Return the alltoall of all ranks."""
         if isinstance(self.request, AllGather):
-            own: Sequence[Sendable] = [self.request.data] * len(self.members)
+            own: Sequence[OwnedBuffer] = [self.request.data] * len(self.members)
         else:
             own = self.request.parts
         parts = [own[0].part(0, 0)] * self.ranks
@@ -229,7 +229,7 @@ class Among(Collective):
         return [torch.cat(own)] if isinstance(self.request, AllGather) else own
 
 
-class Sent(NamedTuple):
+class InFlight(NamedTuple):
     """A collective in flight whose step was given up.
 
     Attributes:

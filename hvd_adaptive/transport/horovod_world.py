@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from hvd_adaptive.transport.in_flight import IN_FLIGHT
+from hvd_adaptive.transport.references import REFERENCES
 from hvd_adaptive.transport.world import MOST_DIRECT, World
 
 _PAUSE = 0.0005
@@ -124,7 +124,7 @@ class HorovodWorld(World):
         )
 
     def _kept(self, handle: Any) -> Any:
-        IN_FLIGHT.add(self.generation, handle)
+        REFERENCES.add(self.generation, handle)
         return handle
 
     def poll(self, handle: Any) -> bool:
@@ -132,7 +132,7 @@ class HorovodWorld(World):
 
     def synchronize(self, handle: Any) -> Any:
         result = self.hvd.synchronize(handle)
-        IN_FLIGHT.end(handle)
+        REFERENCES.end(handle)
         return result
 
     @property

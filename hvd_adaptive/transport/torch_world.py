@@ -34,7 +34,7 @@ SLACK, LEAST_SLACK = 32, 64
 
 
 @dataclass
-class _Flight:
+class _Handle:
     """A collective in flight; it keeps the memory that it reads and writes.
 
     Attributes:
@@ -165,7 +165,7 @@ class TorchWorld(World):
         own = numbers[self.rank]
         return own, numbers.count(own)
 
-    def poll(self, handle: _Flight) -> bool:
+    def poll(self, handle: _Handle) -> bool:
         """Return whether a collective has ended and ``synchronize`` only reads its result."""
         if not handle.work.is_completed():
             return False
@@ -173,10 +173,10 @@ class TorchWorld(World):
             handle.read_heads()
         return not handle.has_rests
 
-    def allgather(self, data: torch.Tensor, name: str) -> _Flight:
+    def allgather(self, data: torch.Tensor, name: str) -> _Handle:
         return self._send(name, [data] * self.size, gathers=True)
 
-    def alltoall(self, data: torch.Tensor, splits: torch.Tensor, name: str) -> _Flight:
+    def alltoall(self, data: torch.Tensor, splits: torch.Tensor, name: str) -> _Handle:
         return self._send(name, data.split(splits.tolist()), gathers=False)
 
     def alltoall_equal(self, data: torch.Tensor) -> torch.Tensor:
@@ -184,7 +184,7 @@ class TorchWorld(World):
         dist.all_to_all_single(received, data, group=self.group)
         return received
 
-    def synchronize(self, handle: _Flight) -> Any:
+    def synchronize(self, handle: _Handle) -> Any:
         flight = handle
         flight.work.wait()
         flight.read_heads()
@@ -208,7 +208,7 @@ class TorchWorld(World):
             self._nodes = [known.index(host) for host in hosts]
         return self._nodes
 
-    def _send(self, name: str, parts: Sequence[torch.Tensor], gathers: bool) -> _Flight:
+    def _send(self, name: str, parts: Sequence[torch.Tensor], gathers: bool) -> _Handle:
         if name not in self._rooms:
             self._lengths(name, parts)
         room = self._rooms[name]
@@ -220,14 +220,14 @@ class TorchWorld(World):
             frame = _frame(parts[0], own[0], exceeded)
             frames = [torch.empty_like(frame) for _ in range(self.size)]
             work = dist.all_gather(frames, frame, group=self.group, async_op=True)
-            return _Flight(name, parts, room, work, frame, frames, gathers)
+            return _Handle(name, parts, room, work, frame, frames, gathers)
         sent = torch.cat([_frame(p, size, exceeded) for p, size in zip(parts, own, strict=True)])
         sizes = (HEAD + room[:, self.rank]).tolist()
         received = sent.new_empty(sum(sizes))
         work = dist.all_to_all_single(
             received, sent, sizes, [HEAD + size for size in own], group=self.group, async_op=True
         )
-        return _Flight(name, parts, room, work, sent, received.split(sizes), gathers)
+        return _Handle(name, parts, room, work, sent, received.split(sizes), gathers)
 
     def _lengths(self, name: str, parts: Sequence[torch.Tensor]) -> torch.Tensor:
         """Exchange lengths, and enlarge frames accordingly.
@@ -243,7 +243,7 @@ class TorchWorld(World):
         self._rooms[name] = (lengths + slack + 7) // 8 * 8
         return lengths
 
-    def _exchange_rests(self, flight: _Flight) -> list[torch.Tensor]:
+    def _exchange_rests(self, flight: _Handle) -> list[torch.Tensor]:
         """Return the part of each rank's message that did not fit into its frame."""
         self._outgrown.add(flight.name)
         rests = (self._lengths(flight.name, flight.parts) - flight.room).clamp(min=0)

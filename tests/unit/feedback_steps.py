@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import torch
 
 from hvd_adaptive.exchange.allgather import AllgatherExchange
-from hvd_adaptive.exchange.exchange import Place
+from hvd_adaptive.exchange.exchange import RankInfo
 from hvd_adaptive.feedback_weight import Figures, Own, Weights
 from hvd_adaptive.layout import Member, build_layout
 from hvd_adaptive.run.step import Step
@@ -35,9 +35,9 @@ class OneRank:
     place: rank and size that its residuals are told.
     """
 
-    def __init__(self, compressor, sizes, dtypes=(), place=(0, 1), fusion=None) -> None:
+    def __init__(self, compressor, sizes, dtypes=(), rank_info=(0, 1), fusion=None) -> None:
         self.compressor, self.settings = compressor, compressor.settings
-        self.hvd, self.place = Echo(), place
+        self.hvd, self.rank_info = Echo(), rank_info
         self.world = SimpleNamespace(
             rank=0,
             size=1,
@@ -46,7 +46,7 @@ class OneRank:
             sends_directly=False,
             orders_collectives=False,
         )
-        self.exchange, self.name = AllgatherExchange(Place(1, 0)), "test"
+        self.exchange, self.name = AllgatherExchange(RankInfo(1, 0)), "test"
         dtypes = dtypes or [torch.float32] * len(sizes)
         members = [
             Member(chr(ord("a") + i), (size,), dtype, compressor.parts.label_of(chr(ord("a") + i)))
@@ -70,7 +70,7 @@ class OneRank:
         """As the session makes a step."""
         residuals = self.compressor._training.residuals
         if residuals is not None:
-            residuals.lay_out(self.layout, *self.place)
+            residuals.lay_out(self.layout, *self.rank_info)
         return Step(self, self.layout, self.compressor.step, attempt, residuals)
 
     def send(self, step: Step, gradients) -> Step:

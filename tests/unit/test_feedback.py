@@ -193,9 +193,9 @@ def test_a_step_that_is_given_up_leaves_no_trace():
     for rank in (plain, torn):
         rank.step(gradients([5000], 0))
     before = torn.residuals()["a"]
-    given_up = torn.send(torn.begin(), gradients([5000], 1))
-    given_up.abandon()
-    given_up.commit()
+    abandoned = torn.send(torn.begin(), gradients([5000], 1))
+    abandoned.abandon()
+    abandoned.commit()
     assert torch.equal(torn.residuals()["a"], before)
     torn.send(torn.begin(attempt=1), gradients([5000], 1))  # never ends, is never told to stop
     ends = [rank.step(gradients([5000], 2)) for rank in (plain, torn)]
@@ -285,7 +285,7 @@ def test_a_weight_too_large_for_the_error_is_told_once(caplog):
 def test_only_the_first_rank_warns(caplog):
     for rank in range(3):
         of_rank = OneRank(
-            QSGD(bits=2, bucket_size=1000, error_feedback=1.0), [4000], place=(rank, 3)
+            QSGD(bits=2, bucket_size=1000, error_feedback=1.0), [4000], rank_info=(rank, 3)
         )
         for step in range(PATIENCE):
             of_rank.step(gradients([4000], step))

@@ -15,17 +15,17 @@ def make(weight: float | None = 0.5, **keywords) -> ALQ:
     return ALQ(bits=3, bucket_size=64, min_numel=100, error_feedback=weight, **keywords)
 
 
-def trained(steps: int = 2, place=(1, 4), sizes=SIZES, **keywords) -> OneRank:
-    rank = OneRank(make(**keywords), sizes, place=place)
+def trained(steps: int = 2, rank_info=(1, 4), sizes=SIZES, **keywords) -> OneRank:
+    rank = OneRank(make(**keywords), sizes, rank_info=rank_info)
     rank.compressor.fit(gradients(sizes, 99))
     for step in range(steps):
         rank.step(gradients(sizes, step))
     return rank
 
 
-def resumed(old: OneRank, sizes=SIZES, place=(1, 4), fusion=None, **keywords) -> OneRank:
+def resumed(old: OneRank, sizes=SIZES, rank_info=(1, 4), fusion=None, **keywords) -> OneRank:
     """Another process: the state is loaded before the first step."""
-    new = OneRank(make(**keywords), sizes, place=place, fusion=fusion)
+    new = OneRank(make(**keywords), sizes, rank_info=rank_info, fusion=fusion)
     new.compressor.load_state_dict(through_disk(old.compressor.state_dict()))
     return new
 
@@ -97,7 +97,7 @@ def test_other_groups_keep_every_residual(caplog):
 def test_the_same_compressor_at_another_layout(caplog):
     """An elastic reset: rank, size and groups may be others, the residuals are its own still."""
     old = trained()
-    new = OneRank(old.compressor, SIZES, place=(0, 3), fusion=256)
+    new = OneRank(old.compressor, SIZES, rank_info=(0, 3), fusion=256)
     kept = old.residuals()
     new.begin()
     assert all(torch.equal(new.residuals()[name], kept[name]) for name in "ac")
@@ -106,15 +106,15 @@ def test_the_same_compressor_at_another_layout(caplog):
     assert new.compressor.state_dict()["residuals"]["size"] == 3
 
 
-@pytest.mark.parametrize("place", [(0, 4), (1, 3)])
-def test_another_ranks_residuals_are_left_out(place, caplog):
+@pytest.mark.parametrize("rank_info", [(0, 4), (1, 3)])
+def test_another_ranks_residuals_are_left_out(rank_info, caplog):
     old = trained()
-    new = resumed(old, place=place)
+    new = resumed(old, rank_info=rank_info)
     results = new.step(gradients(SIZES, 2))
-    told = "saved by rank 1 of 4, and this is rank {} of {}".format(*place)
+    told = "saved by rank 1 of 4, and this is rank {} of {}".format(*rank_info)
     assert [told in message for message in caplog.messages] == [True]
     assert torch.equal(new.compressor.levels, old.compressor.levels), "tables are kept"
-    fresh = OneRank(make(), SIZES, place=place)
+    fresh = OneRank(make(), SIZES, rank_info=rank_info)
     fresh.compressor.load_state_dict(without_residuals(old))
     assert torch.equal(fresh.step(gradients(SIZES, 2))[0], results[0])
 
@@ -219,7 +219,7 @@ def test_adapted_weights_are_in_the_state():
 def test_residuals_of_another_weight_wait_for_the_first_error():
     """Without an error 1/(1 + error) is not known: what is held is added from the next step on."""
     old, own = trained(), gradients(SIZES, 2)
-    new, plain = resumed(old, weight="auto"), OneRank(make(None), SIZES, place=(1, 4))
+    new, plain = resumed(old, weight="auto"), OneRank(make(None), SIZES, rank_info=(1, 4))
     plain.compressor.load_state_dict(without_residuals(old))
     assert new.compressor._training.residuals.weights.of("") == 0
     assert all(torch.equal(a, b) for a, b in zip(new.step(own), plain.step(own), strict=True))

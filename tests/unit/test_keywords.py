@@ -9,7 +9,7 @@ from typing import get_args, get_type_hints
 import pytest
 
 from hvd_adaptive import ALQ, ORQ, QSGD, ScatterReduce, SignSGD
-from hvd_adaptive.coding.header import CODINGS
+from hvd_adaptive.coding import CODINGS
 from hvd_adaptive.keywords import own_keywords
 from hvd_adaptive.options import EXCHANGES
 from hvd_adaptive.scheme import Scheme, Settings

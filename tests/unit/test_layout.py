@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hvd_adaptive.exchange.allgather import AllgatherExchange
-from hvd_adaptive.exchange.exchange import Place
+from hvd_adaptive.exchange.exchange import RankInfo
 from hvd_adaptive.layout import ALONE, FIRST, Group, Layout, Member, build_layout
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
@@ -131,7 +131,7 @@ def test_a_group_holds_one_part(members, options):
         for slot in group.slots:
             member = layout.members[slot]
             assert group.part == (member.part if quantised(member, options) else "")
-    labels = AllgatherExchange(Place(1, 0)).parts_among(layout.groups)
+    labels = AllgatherExchange(RankInfo(1, 0)).parts_among(layout.groups)
     used = {g.part for g in layout.groups if g.quantized}
     assert set(labels) == (used or {""}) and len(labels) == len(set(labels))
     firsts = [min(registered(group, layout, members)) for group in layout.groups]
@@ -264,7 +264,7 @@ def test_parts_side_by_side():
         ("bits=4", 54, 0),
         ("", 30, 11),
     ]
-    assert AllgatherExchange(Place(1, 0)).parts_among(layout.groups) == ["bits=4", ""]
+    assert AllgatherExchange(RankInfo(1, 0)).parts_among(layout.groups) == ["bits=4", ""]
 
 
 def test_a_worked_example():

@@ -96,17 +96,17 @@ def test_states_of_other_fragments_are_refused():
         broken = copy.deepcopy(state)
         del broken["pending"][name]
         with pytest.raises(ValueError, match=f"state: pending: has no entry '{name}'"):
-            optimizer.take_over(broken)
+            optimizer.load_from(broken)
     broken = copy.deepcopy(state)
     broken["pending"]["ways"][0] = torch.zeros(3)
     with pytest.raises(ValueError, match="lost, or of several ranks"):
         optimizer.load_state_dict(broken)
     with pytest.raises(ValueError, match="pending: ways are not those"):
-        optimizer.take_over(broken)
+        optimizer.load_from(broken)
     broken = copy.deepcopy(state)
     broken["fragments"][0] = 2
     with pytest.raises(ValueError, match="fragments"):
-        optimizer.take_over(broken)
+        optimizer.load_from(broken)
 
 
 def test_states_of_others_are_refused():

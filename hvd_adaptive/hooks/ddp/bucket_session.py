@@ -89,14 +89,14 @@ class BucketSession(ApartFromHorovod):
         """Return what the step in progress waits for; see ``Driver.describe``."""
         return self._driver.describe()
 
-    def forget(self) -> None:
+    def abandon(self) -> None:
         """Give up the step in progress, if there is one."""
         self._pending = None
         self._driver.give_up()
 
     def close(self) -> None:
         """Give up the step in progress, and leave the ranks."""
-        self.forget()
+        self.abandon()
         world, self._world, self._binding = self._world, None, None
         arrived, self._arrived = self._arrived, None
         self.was_used = True
@@ -107,7 +107,7 @@ class BucketSession(ApartFromHorovod):
 
     def rebind(self) -> None:
         """Lay out the next step anew: settings have changed."""
-        self.forget()
+        self.abandon()
         self._stale = True
 
     def plan(self, buckets: Sequence[Bucket]) -> None:
@@ -170,7 +170,7 @@ class BucketSession(ApartFromHorovod):
                     self._hand_over(pending, bucket)
             self._driver.finish()
         except BaseException as error:
-            self.forget()
+            self.abandon()
             for bucket in pending.buckets:
                 bucket.set_error(error)
             raise
@@ -194,7 +194,7 @@ class BucketSession(ApartFromHorovod):
             raise
 
     def _begin_step(self, bucket: Bucket) -> Pending:
-        self.forget()  # backward ended before its last bucket
+        self.abandon()  # backward ended before its last bucket
         world = self._compared_world()
         compressor = self.compressor
         begin_step(compressor)

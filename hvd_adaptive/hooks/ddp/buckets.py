@@ -12,7 +12,7 @@ import torch
 from hvd_adaptive.base.device import check_supported
 from hvd_adaptive.coding.header import DTYPE_CODES
 from hvd_adaptive.layout import Group, Layout, Member, build_layout
-from hvd_adaptive.run.groups import Groups
+from hvd_adaptive.run.rank_context import RankContext
 
 if TYPE_CHECKING:
     from hvd_adaptive.compressor import GradientCompressor
@@ -97,7 +97,7 @@ def is_compressible(buffer: torch.Tensor) -> bool:
     return buffer.layout == torch.strided and buffer.dtype in DTYPE_CODES
 
 
-class BucketBinding(Groups):
+class BucketBinding(RankContext):
     """A compressor's groups for the buckets of one model.
 
     Attributes:

@@ -27,14 +27,14 @@ import torch.distributed as dist
 from hvd_adaptive.base.device import check_supported
 from hvd_adaptive.base.errors import PayloadError, RankMismatchError
 from hvd_adaptive.base.finite import narrowed
-from hvd_adaptive.exchange.exchange import Place
+from hvd_adaptive.exchange.exchange import RankInfo
 from hvd_adaptive.exchange.shard_reduce import ShardReduce
 from hvd_adaptive.hooks.connected import ApartFromHorovod
 from hvd_adaptive.hooks.fsdp.calls import check_everywhere, travelled
 from hvd_adaptive.hooks.fsdp.modules import ShardedModule
 from hvd_adaptive.run.agreement import compare_settings
 from hvd_adaptive.run.failures import Failures
-from hvd_adaptive.run.groups import Groups
+from hvd_adaptive.run.rank_context import RankContext
 from hvd_adaptive.run.rounded_zeros import RoundedZeros
 from hvd_adaptive.transport.torch_world import TorchWorld
 
@@ -131,7 +131,7 @@ class ShardedSession(ApartFromHorovod):
         self._label, self._shards = label, shards
         self._group: Any = None
         self._world: TorchWorld | None = None  # until the first call
-        self._binding: Groups | None = None
+        self._binding: RankContext | None = None
         self._calls: Counter[int] = Counter()  # of each module in the step in progress
         self._attempts: Counter[int] = Counter()  # likewise, with those of steps that failed
         self._failures = Failures()
@@ -151,7 +151,7 @@ class ShardedSession(ApartFromHorovod):
         """See Connection.is_idle."""
         return not self._calls
 
-    def forget(self) -> None:
+    def abandon(self) -> None:
         """Give up the step in progress: what is reduced next is of another attempt."""
         if self._calls:
             self._calls.clear()
@@ -162,7 +162,7 @@ class ShardedSession(ApartFromHorovod):
 
     def rebind(self) -> None:
         """Use other settings from the next call on."""
-        self.forget()
+        self.abandon()
         self._binding = None
         self._modules.relabel()
 
@@ -245,7 +245,7 @@ class ShardedSession(ApartFromHorovod):
                 world, compressor, f"{self._label}.corrupt", self._failures, calls, name_of
             )
         except (PayloadError, RankMismatchError):
-            self.forget()
+            self.abandon()
             raise
         if self._is_sampled:
             parts = self._modules.parts_of(self._calls)
@@ -291,9 +291,9 @@ class ShardedSession(ApartFromHorovod):
         begin_step(compressor)
         step = compressor.step
         if self._binding is None:
-            self._binding = Groups(compressor, world, self._label)
+            self._binding = RankContext(compressor, world, self._label)
             if self._shards:
-                self._binding.exchange = ShardReduce(Place(world.size, world.rank))
+                self._binding.exchange = ShardReduce(RankInfo(world.size, world.rank))
         if not self._shards:
             self._binding.parts = self._modules.parts()
             self._binding.prepare(step)

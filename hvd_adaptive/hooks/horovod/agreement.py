@@ -33,7 +33,7 @@ from hvd_adaptive.run.description import Description, checksum, describe, differ
 if TYPE_CHECKING:
     from hvd_adaptive.compressor import GradientCompressor
     from hvd_adaptive.hooks.horovod.owner import Owner
-    from hvd_adaptive.run.groups import Groups
+    from hvd_adaptive.run.rank_context import RankContext
     from hvd_adaptive.transport.horovod_world import HorovodWorld
 
 logger = logging.getLogger("hvd_adaptive")
@@ -76,7 +76,7 @@ class Agreement:
         """Evaluate the schedule again when it is next needed."""
         self._due = (-1, False)
 
-    def update_due(self, groups: Groups, step: int) -> bool:
+    def update_due(self, groups: RankContext, step: int) -> bool:
         """Return whether tables are fitted at ``step``. The schedule, which may be a user's
         function, is evaluated once a step."""
         if self._due[0] != step:
@@ -85,7 +85,7 @@ class Agreement:
             self._tables = tables_fitted(self._compressor)
         return self._due[1]
 
-    def position(self, groups: Groups, attempt: int, slot: int = 0) -> torch.Tensor:
+    def position(self, groups: RankContext, attempt: int, slot: int = 0) -> torch.Tensor:
         """Return the vector that ranks compare in this step; see placeholder.py.
 
         It covers all that must be the same on all ranks before they wait for each other: the names
@@ -110,7 +110,7 @@ class Agreement:
         """Submit and read what another binding of the compressor to the same ranks has begun."""
         self._handle, self._queue = earlier._handle, earlier._queue
 
-    def submit(self, groups: Groups, attempt: int) -> None:
+    def submit(self, groups: RankContext, attempt: int) -> None:
         """Submit this rank's position in the step that begins."""
         self._own = self.position(groups, attempt)
         if self._world.size > 1:
@@ -139,7 +139,7 @@ class Agreement:
             with suppress(ValueError):  # another compressor's of this name has not ended
                 self._handle = self._world.allreduce(position, name, self._world.hvd.Sum)
 
-    def find_out(self, groups: Groups, attempt: int, reduced: torch.Tensor) -> str:
+    def find_out(self, groups: RankContext, attempt: int, reduced: torch.Tensor) -> str:
         """Return what ranks disagree on, after ``reduced`` has shown that they do; the same text on
         every rank, and "" if they cannot find out.
 
@@ -165,7 +165,7 @@ class Agreement:
         named = () if self._owner is None else self._owner.named_parameters
         return describe(self._compressor, named)
 
-    def _varying(self, groups: Groups, attempt: int) -> Description:
+    def _varying(self, groups: RankContext, attempt: int) -> Description:
         step = self._compressor.step
         self.update_due(groups, step)
         updates = self._compressor._training.updates

@@ -7,14 +7,14 @@ import logging
 import zlib
 from typing import TYPE_CHECKING
 
+from hvd_adaptive.hooks.horovod.abandoned_steps import AbandonedSteps
 from hvd_adaptive.hooks.horovod.agreement import Agreement
 from hvd_adaptive.hooks.horovod.changed import gradient_dtype, is_laid_out
-from hvd_adaptive.hooks.horovod.given_up import GivenUp
 from hvd_adaptive.hooks.horovod.names import ClaimedNames, warn_of_many
 from hvd_adaptive.hooks.horovod.owner import Owner, find_owner, take_adasums_step_back
 from hvd_adaptive.hooks.horovod.served import ServedParameters
 from hvd_adaptive.layout import Layout, Member, build_layout
-from hvd_adaptive.run.groups import Groups
+from hvd_adaptive.run.rank_context import RankContext
 from hvd_adaptive.transport.horovod_world import HorovodWorld, horovod
 
 if TYPE_CHECKING:
@@ -23,14 +23,14 @@ if TYPE_CHECKING:
 logger = logging.getLogger("hvd_adaptive")
 
 
-class Binding(Groups):
+class Binding(RankContext):
     """A compressor's groups for one Horovod optimizer.
 
     layout: None if no optimizer was found; then each step lays out the gradients that arrived.
     owner: the optimizer; None if none was found.
     parameters: its parameters by slot.
     agreement: what ranks must have in common.
-    given_up: what is in flight of steps that were given up, and the attempt at this one.
+    abandoned: what is in flight of steps that were given up, and the attempt at this one.
     """
 
     def __init__(self, compressor: GradientCompressor, known: Binding | None = None) -> None:
@@ -45,10 +45,12 @@ class Binding(Groups):
         if self.owner is not None:
             _check_op(self.owner, compressor)
         kept = known if known is not None and known.world.is_current() else None
-        self._all_given_up: dict[tuple[int, ...], GivenUp] = kept._all_given_up if kept else {}
+        self._all_abandoned: dict[tuple[int, ...], AbandonedSteps] = (
+            kept._all_abandoned if kept else {}
+        )
         ranks = tuple(self.world.process_set.ranks)
-        self.given_up = self._all_given_up.setdefault(ranks, GivenUp())
-        if kept is not None and kept.given_up is self.given_up:
+        self.abandoned = self._all_abandoned.setdefault(ranks, AbandonedSteps())
+        if kept is not None and kept.abandoned is self.abandoned:
             self.agreement.continue_from(kept.agreement)
             self.compared_at = kept.compared_at
         self._names: ClaimedNames = kept._names if kept else ClaimedNames()

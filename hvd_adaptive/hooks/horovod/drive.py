@@ -27,7 +27,7 @@ from hvd_adaptive.hooks.horovod.placeholder import Reduction, StepsDiffer, check
 from hvd_adaptive.layout import Layout, Member, build_layout
 from hvd_adaptive.run.drive import Drive, Road
 from hvd_adaptive.run.step import Step
-from hvd_adaptive.transport.collectives import Sent
+from hvd_adaptive.transport.collectives import InFlight
 from hvd_adaptive.transport.horovod_world import Abandoned
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ class HorovodDrive(Drive):
 
     Args:
         binding: The binding.
-        attempt: Not used: attempts are counted for the ranks (given_up.py).
+        attempt: Not used: attempts are counted for the ranks (abandoned_steps.py).
         lock: See ``Drive``.
         worker: See ``Drive``.
         layout: The layout; None if no optimizer names gradients. They are then laid out when all
@@ -110,7 +110,7 @@ class HorovodDrive(Drive):
         self.named = layout is not None and binding.has_optimizer
         binding.world.left = self.left
         if self.named:
-            binding.agreement.submit(binding, binding.given_up.attempt)
+            binding.agreement.submit(binding, binding.abandoned.attempt)
 
     def ticket(self, slot: int) -> Ticket:
         """Return a ticket for the gradient in ``slot``. If all are dropped, the step is left:
@@ -149,7 +149,7 @@ class HorovodDrive(Drive):
         if self.left.is_set():
             with self.lock:
                 if not self.over.is_set():
-                    self.fail(_given_up())
+                    self.fail(_abandoned())
             return None
         with self.lock:
             self._alone = len(SESSIONS) > 1 and self._is_left_alone()
@@ -218,13 +218,13 @@ class HorovodDrive(Drive):
     def _raise_mismatch(self, reduced: torch.Tensor, error: RankMismatchError) -> None:
         """Raise RankMismatchError with what ranks disagree on, if they can find out."""
         binding = self.binding
-        mismatch = binding.agreement.find_out(binding, binding.given_up.attempt, reduced)
+        mismatch = binding.agreement.find_out(binding, binding.abandoned.attempt, reduced)
         raise RankMismatchError(mismatch or str(error))
 
     def _take_first_state(self) -> bool:
         """Return whether ranks have the same state now; see newcomers.py."""
         binding, compressor = self.binding, self.binding.compressor
-        name, attempt = binding.name or binding.unnamed, binding.given_up.attempt
+        name, attempt = binding.name or binding.unnamed, binding.abandoned.attempt
         if not take_first_state(binding.world, compressor, name, attempt, self._survives):
             return False
         binding.agreement.forget_due()
@@ -261,7 +261,7 @@ class HorovodDrive(Drive):
             self.step = self._grouped_by_name()
         step = self.step
         if step.attempt:
-            binding.given_up.drain(binding.world, binding.name_at(step.attempt), step.device)
+            binding.abandoned.complete(binding.world, binding.name_at(step.attempt), step.device)
         binding.set_up(step.layout, step.number, step.device, step.attempt)
         due = binding.agreement.update_due(binding, step.number)
         updates = binding.compressor._training.updates
@@ -283,7 +283,7 @@ class HorovodDrive(Drive):
     def _sum_of_some(self) -> Road:
         """Complete a step of some ranks; the others have called hvd.join()."""
         logger.info("some ranks have called hvd.join(): this step travels uncompressed")
-        binding, attempt = self.binding, self.binding.given_up.attempt
+        binding, attempt = self.binding, self.binding.abandoned.attempt
         gradients = dict(enumerate(self.tensors)) if self.step is None else self._taken_back()
         name = binding.unnamed if self.step is None else binding.name
         self.step = JoinedStep(binding, gradients, name, attempt)
@@ -327,19 +327,19 @@ class HorovodDrive(Drive):
 
     def fail(self, error: BaseException) -> None:
         if isinstance(error, Abandoned):
-            sent = Sent(error.name, error.operation, error.handle)
-            self.binding.given_up.leave(sent, self.generation)
-            error = _given_up()
+            sent = InFlight(error.name, error.operation, error.handle)
+            self.binding.abandoned.add(sent, self.generation)
+            error = _abandoned()
         super().fail(error)
 
     def give_up(self) -> None:
-        """Leave what is in flight to the next attempt; see given_up.py."""
+        """Leave what is in flight to the next attempt; see abandoned_steps.py."""
         self.binding.world.left = None
         if self.step is not None:
-            self.binding.given_up.take(self.step, self.generation)
+            self.binding.abandoned.add_step(self.step, self.generation)
 
 
-def _given_up() -> RuntimeError:
+def _abandoned() -> RuntimeError:
     return RuntimeError("this gradient's step was given up: backward has run again since")
 
 
@@ -349,7 +349,7 @@ def _new_step(binding: Binding, layout: Layout, worker: Worker | None) -> Step:
     residuals = compressor._training.residuals
     if residuals is not None:
         residuals.lay_out(layout, binding.world.rank, binding.world.size)
-    return Step(binding, layout, compressor.step, binding.given_up.attempt, residuals, worker)
+    return Step(binding, layout, compressor.step, binding.abandoned.attempt, residuals, worker)
 
 
 @contextmanager

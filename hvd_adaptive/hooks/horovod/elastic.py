@@ -40,7 +40,7 @@ class CompressorStateHandler:
         self.value.close()
         self.value.load_state_dict(self._saved)
         if self.value._training.residuals is not None:
-            self.value._training.residuals.take_over(self.value._training.residuals)
+            self.value._training.residuals.load_from(self.value._training.residuals)
 
     def sync(self) -> None:
         """Load the first rank's state on every rank. This is a collective."""
@@ -55,7 +55,7 @@ class CompressorStateHandler:
         shared = hvd.broadcast_object(without_own(own), 0, name="hvd_adaptive.elastic.state")
         compressor.load_state_dict(with_own(shared, own))
         if residuals is not None and compressor._training.residuals is not None:
-            compressor._training.residuals.take_over(residuals)
+            compressor._training.residuals.load_from(residuals)
         self.save()
 
     def set_value(self, compressor: GradientCompressor) -> None:
@@ -76,7 +76,7 @@ class Local(Protocol):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Load a state of this rank."""
 
-    def take_over(self, state: Mapping[str, Any]) -> None:
+    def load_from(self, state: Mapping[str, Any]) -> None:
         """Load a state of another rank."""
 
 
@@ -112,7 +112,7 @@ class LocalStateHandler:
         shared = hvd.broadcast_object(shared, 0, name="hvd_adaptive.elastic.local")
         if own["compressor"] is not None:
             shared["compressor"] = with_own(shared["compressor"], own["compressor"])
-        local.take_over(shared)
+        local.load_from(shared)
         self.save()
 
     def set_value(self, local: Local) -> None:

@@ -17,7 +17,7 @@ import torch
 from hvd_adaptive.base.finite import wide_of
 
 if TYPE_CHECKING:
-    from hvd_adaptive.run.groups import Groups
+    from hvd_adaptive.run.rank_context import RankContext
 
 
 class JoinedStep:
@@ -29,7 +29,7 @@ class JoinedStep:
     device = torch.device("cpu")
 
     def __init__(
-        self, binding: Groups, gradients: Mapping[int, torch.Tensor], name: str, attempt: int
+        self, binding: RankContext, gradients: Mapping[int, torch.Tensor], name: str, attempt: int
     ) -> None:
         self.binding = binding
         self.number = binding.compressor.step

@@ -22,7 +22,7 @@ from hvd_adaptive.hooks.horovod.owner import find_owner
 from hvd_adaptive.hooks.horovod.placeholder import Placeholders
 from hvd_adaptive.layout import Layout
 from hvd_adaptive.run.driver import Driver
-from hvd_adaptive.transport.in_flight import reference
+from hvd_adaptive.transport.references import reference
 
 if TYPE_CHECKING:
     from hvd_adaptive.compressor import GradientCompressor
@@ -52,7 +52,7 @@ class Session(Connected):
         self._stale = False
         self._last_generation: Any = None  # the generation of Horovod in which the last step ended
         self._placeholders: Placeholders | None = None  # those of the last step, if it ended
-        # Placeholders since the last step ended, see transport/in_flight.py.
+        # Placeholders since the last step ended, see transport/references.py.
         self._in_flight: list[Any] = []
 
     @property
@@ -122,7 +122,7 @@ class Session(Connected):
 
     def _bind(self) -> Binding:
         """Bind to the calling optimizer and the current ranks; give up a step in progress."""
-        self.forget()
+        self.abandon()
         self._binding, self._stale = Binding(self.compressor, self._binding), False
         SESSIONS.add(self)
         if len(SESSIONS) > 1:
@@ -157,7 +157,7 @@ class Session(Connected):
 
     def _begin(self, binding: Binding, layout: Layout | None, on_cpu: bool) -> HorovodDrive:
         """Begin a step, and return it; the one in progress, if any, is given up."""
-        self.forget()
+        self.abandon()
         last = self._last_generation
         survives = last is not None and last is not binding.world.generation
         binding.parameters.begin_step()
@@ -192,7 +192,7 @@ class Session(Connected):
 
     def _position(self, binding: Binding, slot: int) -> torch.Tensor:
         """Return the placeholder of a gradient whose reduction is unknown."""
-        placeholder = binding.agreement.position(binding, binding.given_up.attempt, slot)
+        placeholder = binding.agreement.position(binding, binding.abandoned.attempt, slot)
         self._in_flight.append(reference(placeholder))
         return placeholder
 
@@ -234,7 +234,7 @@ class Session(Connected):
         drive.reduced = output
         self._driver.wait()
 
-    def forget(self) -> None:
+    def abandon(self) -> None:
         """Give up the step in progress, if there is one: backward runs again, or a state is loaded.
 
         Payloads and positions of the next attempt at the step differ from this one's, so ranks
@@ -249,7 +249,7 @@ class Session(Connected):
 
     def rebind(self) -> None:
         """Lay out the next step anew: settings have changed."""
-        self.forget()
+        self.abandon()
         self._stale = True
 
     def _end(self, drive: HorovodDrive) -> None:
@@ -261,7 +261,7 @@ class Session(Connected):
         self._placeholders = drive.placeholders
         binding.world.left = None
         self._driver.end()
-        binding.given_up.end(binding.world)
+        binding.abandoned.end(binding.world)
 
     def _warn_of_unreduced(self, names: list[str]) -> None:
         """Warn, once for each, of parameters whose gradients Horovod does not reduce."""

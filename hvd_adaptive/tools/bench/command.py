@@ -8,7 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from hvd_adaptive.coding.header import CODINGS
+from hvd_adaptive.coding import CODINGS
 from hvd_adaptive.tools import launch
 from hvd_adaptive.tools.bench.models import MODELS, tensors_and_coordinates
 from hvd_adaptive.tools.output import (

@@ -15,7 +15,7 @@ from rank_optimizers import distributed, restart
 
 from hvd_adaptive import ALQ, ECDQ, ORQ, PayloadError, Tuning
 from hvd_adaptive.coding.header import SIZE
-from hvd_adaptive.coding.sendable import Sendable
+from hvd_adaptive.coding.owned_buffer import OwnedBuffer
 from hvd_adaptive.transport.collectives import AllGather, AllToAll
 
 SEEDS = itertools.count(9000)
@@ -52,7 +52,7 @@ DAMAGE = (flipped, header_flipped, truncated, gone, doubled, swapped)
 
 def replace(request: AllGather, data: torch.Tensor) -> None:
     """Before it is sent: a rank's own copy is damaged, too."""
-    object.__setattr__(request, "data", Sendable.copy_of(data))
+    object.__setattr__(request, "data", OwnedBuffer.copy_of(data))
 
 
 def inject(monkeypatch, stage: type, damage: Callable, rank: int) -> None:
@@ -64,7 +64,7 @@ def inject(monkeypatch, stage: type, damage: Callable, rank: int) -> None:
             if stage is AllGather:
                 replace(self, damage(self.data.bytes.clone()))
             else:
-                damaged_part = Sendable.copy_of(damage(self.parts[-1].bytes.clone()))
+                damaged_part = OwnedBuffer.copy_of(damage(self.parts[-1].bytes.clone()))
                 self = AllToAll([*self.parts[:-1], damaged_part])
         return submit(self, world, name)
 

@@ -127,8 +127,10 @@ def test_ranks_that_had_sent_different_groups_of_a_step_that_is_given_up(exchang
         train(model, optimizer, 1)
     assert compressor.step == 6
     assert_same_everywhere(flat_parameters(model), f"uneven.{exchange}")
-    given_up = compressor._training.connection._binding.given_up
-    assert not (given_up.attempt or given_up._names or given_up._flying or given_up._substitutes)
+    abandoned = compressor._training.connection._binding.abandoned
+    assert not (
+        abandoned.attempt or abandoned._names or abandoned._flying or abandoned._substitutes
+    )
 
 
 def test_a_step_that_is_given_up_with_its_optimizer(monkeypatch):

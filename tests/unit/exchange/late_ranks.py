@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 import torch
 
 from hvd_adaptive.layout import Member
-from hvd_adaptive.run.groups import Groups
+from hvd_adaptive.run.rank_context import RankContext
 from hvd_adaptive.run.step import Step
 from hvd_adaptive.transport.world import World
 
@@ -90,7 +90,7 @@ class LateWorld(World):
         return name
 
 
-class LateBinding(Groups):
+class LateBinding(RankContext):
     """Of parameters that no optimizer holds."""
 
     def __init__(self, compressor, world, shapes, dtype):

@@ -13,19 +13,21 @@ from hvd_adaptive import ALQ, QSGD, Tuning, simulate
 from hvd_adaptive.exchange import auto as module
 from hvd_adaptive.exchange.allgather import AllgatherExchange
 from hvd_adaptive.exchange.auto import SIZES, AutoExchange, Half, Plain
-from hvd_adaptive.exchange.exchange import Place
+from hvd_adaptive.exchange.exchange import RankInfo
 from hvd_adaptive.exchange.hierarchical import HierarchicalExchange
 from hvd_adaptive.exchange.scatter_reduce import ScatterReduceExchange
 from hvd_adaptive.layout import Group, Member
-from hvd_adaptive.run.groups import Groups
+from hvd_adaptive.run.rank_context import RankContext
 from hvd_adaptive.simulate.ranks import together
 
 CODEC = QSGD(bits=4, bucket_size=512).parts.default
 
 
-def chosen(place: Place, seconds: dict, nodes: tuple[int, ...] = (), codec=CODEC) -> AutoExchange:
-    auto = AutoExchange(place)
-    auto.know_nodes(nodes or tuple(range(place.ranks)), codec)
+def chosen(
+    rank_info: RankInfo, seconds: dict, nodes: tuple[int, ...] = (), codec=CODEC
+) -> AutoExchange:
+    auto = AutoExchange(rank_info)
+    auto.know_nodes(nodes or tuple(range(rank_info.ranks)), codec)
     auto.choose_by(seconds)
     return auto
 
@@ -39,7 +41,7 @@ def test_plain_exchanges_average_in_rank_order(kind, size, dtype):
     flats = [torch.randn(size, generator=generator).to(dtype) for _ in range(ranks)]
     routes = []
     for rank, flat in enumerate(flats):
-        exchange = kind(Place(ranks, rank))
+        exchange = kind(RankInfo(ranks, rank))
         routes.append(exchange.average(parcel(CODEC, flat, size // 2, 1 / ranks), flat, flat))
     found = together(routes)
     sent = torch.bfloat16 if kind is Half and dtype == torch.float32 else dtype
@@ -58,7 +60,7 @@ def test_the_fastest_for_each_size_and_the_most_exact_of_equals():
         "allgather": (0.0015, 0.030),
         "scatter_reduce": (0.003, 0.0290),
     }
-    auto = chosen(Place(4, 0), seconds)
+    auto = chosen(RankInfo(4, 0), seconds)
     assert auto.is_set_up
     assert auto.choice(SIZES[0]) == "float32", "as fast as bfloat16, and exact"
     assert auto.choice(SIZES[1]) == "allgather", "within 5 %, and quantised once"
@@ -72,7 +74,7 @@ def test_the_fastest_for_each_size_and_the_most_exact_of_equals():
 
 def test_a_tenth_faster_is_faster():
     seconds = dict.fromkeys(("float32", "bfloat16", "allgather", "scatter_reduce"), (1.0, 1.0))
-    auto = chosen(Place(4, 0), seconds | {"bfloat16": (0.9, 0.99)})
+    auto = chosen(RankInfo(4, 0), seconds | {"bfloat16": (0.9, 0.99)})
     assert auto.choice(SIZES[0]) == "bfloat16" and auto.choice(SIZES[1]) == "float32"
 
 
@@ -86,7 +88,7 @@ def test_all_ranks_choose_alike_and_plain_groups_quantise_nothing(caplog):
     arranged = []
     with caplog.at_level(logging.INFO, "hvd_adaptive"):
         for rank in range(3):
-            auto = chosen(Place(3, rank), seconds)
+            auto = chosen(RankInfo(3, rank), seconds)
             groups = [Group(torch.float32, 1 << 20, 7), Group(torch.float32, 900, 100)]
             auto.log_choices(groups, {"": CODEC})
             arranged.append([auto.quantized(group) for group in groups])
@@ -110,13 +112,13 @@ def test_nodes_are_asked_where_there_are_any(nodes, codec, found):
     seconds = dict.fromkeys(labels, (1.0, 2.0)) | {"hierarchical": (0.1, 0.2)}
     if not found:
         del seconds["hierarchical"]
-    auto = chosen(Place(4, 1), seconds, nodes, codec)
+    auto = chosen(RankInfo(4, 1), seconds, nodes, codec)
     assert (auto.choice(5) == "hierarchical") == found
 
 
 def test_many_ranks_do_not_gather():
     seconds = {"float32": (1.0, 9.0), "bfloat16": (1.0, 8.0), "scatter_reduce": (1.0, 2.0)}
-    assert chosen(Place(100, 7), seconds).choice(SIZES[1]) == "scatter_reduce"
+    assert chosen(RankInfo(100, 7), seconds).choice(SIZES[1]) == "scatter_reduce"
 
 
 def test_cannot_be_simulated():
@@ -138,7 +140,7 @@ def test_measuring_leaves_the_second_stage_alone(monkeypatch):
     world = SimpleNamespace(
         gather_equal=lambda own, name: own[None], broadcast=lambda values, name: values
     )
-    AutoExchange(Place(2, 0, (0, 1))).set_up(
+    AutoExchange(RankInfo(2, 0, (0, 1))).set_up(
         world, compressor.parts.default, "test", torch.device("cpu")
     )
     assert set(more) != {stage.bits} and compressor.parts.default.second_stage(2) is stage
@@ -148,7 +150,7 @@ def test_two_ranks_gather_or_compress_nothing():
     """An allgather of two ranks sends a payload, and so do both stages of a scatter-reduce, which
     rounds twice."""
     seconds = dict.fromkeys(("float32", "bfloat16", "allgather"), (1.0, 9.0))
-    auto = chosen(Place(2, 0), seconds | {"allgather": (0.1, 0.2)})
+    auto = chosen(RankInfo(2, 0), seconds | {"allgather": (0.1, 0.2)})
     assert list(auto.forecast(SIZES[1])) == ["float32", "bfloat16", "allgather"]
     assert auto.choice(SIZES[1]) == "allgather"
 
@@ -168,21 +170,21 @@ def test_only_what_may_be_chosen_is_bounded(ranks, keywords, nodes):
     """Nodes have as many ranks each: a prime number of ranks has none to speak of."""
     codec, size = QSGD(bits=4, bucket_size=512, **keywords).parts.default, (512, 0, torch.float32)
     kinds = [Plain, Half, AllgatherExchange] + [ScatterReduceExchange] * (ranks > 2)
-    most = max(kind(Place(ranks, 0)).in_flight_bytes(codec, *size) for kind in kinds)
-    assert HierarchicalExchange(Place(ranks, 0)).in_flight_bytes(codec, *size) > most
-    assert AutoExchange(Place(ranks, 0, nodes)).in_flight_bytes(codec, *size) == most
+    most = max(kind(RankInfo(ranks, 0)).in_flight_bytes(codec, *size) for kind in kinds)
+    assert HierarchicalExchange(RankInfo(ranks, 0)).in_flight_bytes(codec, *size) > most
+    assert AutoExchange(RankInfo(ranks, 0, nodes)).in_flight_bytes(codec, *size) == most
 
 
 @pytest.mark.parametrize("nodes", [(), (0, 0, 1, 1)])
 def test_nodes_that_may_be_found_are_bounded(nodes):
     size = CODEC, 512, 0, torch.float32
-    bound = HierarchicalExchange(Place(4, 0)).in_flight_bytes(*size)
-    assert AutoExchange(Place(4, 0, nodes)).in_flight_bytes(*size) == bound
+    bound = HierarchicalExchange(RankInfo(4, 0)).in_flight_bytes(*size)
+    assert AutoExchange(RankInfo(4, 0, nodes)).in_flight_bytes(*size) == bound
 
 
 def test_a_layout_that_fits_what_may_be_chosen():
     """Between the bound of a nodes' exchange and the others': two ranks are not refused."""
     scheme = QSGD(bits=4, bucket_size=8192, exchange="auto", tuning=Tuning(in_flight_bytes=160_000))
-    groups = Groups(scheme, SimpleNamespace(size=2, rank=0))
+    groups = RankContext(scheme, SimpleNamespace(size=2, rank=0))
     layout = groups.build_layout([Member("w", (8192,), torch.float32)])
     assert [group.coordinates for group in layout.groups] == [8192]

@@ -12,7 +12,7 @@ from parcels import outcomes, parcel
 from hvd_adaptive import QSGD, PayloadError, ScatterReduce
 from hvd_adaptive.exchange.allgather import AllgatherExchange
 from hvd_adaptive.exchange.auto import Half, Plain
-from hvd_adaptive.exchange.exchange import FailedElsewhereError, Place
+from hvd_adaptive.exchange.exchange import FailedElsewhereError, RankInfo
 from hvd_adaptive.exchange.hierarchical import HierarchicalExchange
 from hvd_adaptive.exchange.scatter_reduce import ScatterReduceExchange
 from hvd_adaptive.monitor import StepMeter
@@ -23,12 +23,12 @@ CODEC = QSGD(
     intervals=STEPS, norm="linf", bucket_size=BUCKET, exchange=ScatterReduce(second_stage_bits=8)
 ).parts.default
 KINDS = {
-    "allgather": lambda rank: AllgatherExchange(Place(RANKS, rank)),
-    "scatter_reduce": lambda rank: ScatterReduceExchange(Place(RANKS, rank)),
-    "pairs": lambda rank: HierarchicalExchange(Place(RANKS, rank, (0, 0, 1, 1))),
-    "alone": lambda rank: HierarchicalExchange(Place(RANKS, rank, (0, 1, 2, 3))),
-    "float32": lambda rank: Plain(Place(RANKS, rank)),
-    "bfloat16": lambda rank: Half(Place(RANKS, rank)),
+    "allgather": lambda rank: AllgatherExchange(RankInfo(RANKS, rank)),
+    "scatter_reduce": lambda rank: ScatterReduceExchange(RankInfo(RANKS, rank)),
+    "pairs": lambda rank: HierarchicalExchange(RankInfo(RANKS, rank, (0, 0, 1, 1))),
+    "alone": lambda rank: HierarchicalExchange(RankInfo(RANKS, rank, (0, 1, 2, 3))),
+    "float32": lambda rank: Plain(RankInfo(RANKS, rank)),
+    "bfloat16": lambda rank: Half(RankInfo(RANKS, rank)),
 }
 
 
@@ -49,7 +49,7 @@ def test_reduce_alone_gives_each_rank_the_average_of_its_chunk(quantized, full):
     flats = drawn(quantized + full)
     found = outcomes(
         [
-            ScatterReduceExchange(Place(RANKS, rank)).reduce(p, flat, flat[:quantized])
+            ScatterReduceExchange(RankInfo(RANKS, rank)).reduce(p, flat, flat[:quantized])
             for rank, (p, flat) in enumerate(zip(sent(flats, quantized), flats, strict=True))
         ]
     )
@@ -85,7 +85,7 @@ def test_reduce_then_gather_are_the_average(kind):
 
 def test_what_reduce_could_not_read_ends_gather_on_all_ranks():
     flats, parcels = drawn(1000), sent(drawn(1000), 900)
-    ways = [ScatterReduceExchange(Place(RANKS, rank)) for rank in range(RANKS)]
+    ways = [ScatterReduceExchange(RankInfo(RANKS, rank)) for rank in range(RANKS)]
     means = outcomes(
         [w.reduce(p, f, f[:900]) for w, p, f in zip(ways, parcels, flats, strict=True)]
     )
@@ -123,7 +123,7 @@ def test_ranks_that_exchange_are_named_by_the_parcel(kind):
     make, numbers, flats = KINDS[kind], (5, 3, 8, 2), drawn(1000)
     parcels = sent(flats, 900, ranks=numbers)
     instance = parcels[0].stream.instance
-    assert [parcels[0].key(place) for place in range(4)] == [
+    assert [parcels[0].key(rank_info) for rank_info in range(4)] == [
         instance.key(0, number, 0, 0) for number in numbers
     ]
     averaging = [
@@ -149,7 +149,7 @@ def test_payloads_are_counted_once():
         for flat, meter in zip(flats, meters, strict=True)
     ]
     requests = [
-        next(AllgatherExchange(Place(RANKS, rank)).average(p, f, f[:900]))
+        next(AllgatherExchange(RankInfo(RANKS, rank)).average(p, f, f[:900]))
         for rank, (p, f) in enumerate(zip(parcels, flats, strict=True))
     ]
     for request, meter in zip(requests, meters, strict=True):

@@ -8,9 +8,9 @@ from parcels import parcel
 from settings_objects import exchange_of
 
 from hvd_adaptive import ALQ, QSGD, Hierarchical, SparseSGD, simulate
-from hvd_adaptive.coding.sendable import Sendable
+from hvd_adaptive.coding.owned_buffer import OwnedBuffer
 from hvd_adaptive.exchange.allgather import AllgatherExchange
-from hvd_adaptive.exchange.exchange import Place
+from hvd_adaptive.exchange.exchange import RankInfo
 from hvd_adaptive.exchange.hierarchical import HierarchicalExchange
 from hvd_adaptive.exchange.scatter_reduce import ScatterReduceExchange
 from hvd_adaptive.exchange.shard_reduce import ShardReduce
@@ -110,10 +110,10 @@ def has_no_bias(found: torch.Tensor, want: torch.Tensor) -> bool:
 
 
 COUNTED = {
-    "allgather": lambda rank: AllgatherExchange(Place(4, rank)),
-    "scatter_reduce": lambda rank: ScatterReduceExchange(Place(4, rank)),
-    "one node": lambda rank: HierarchicalExchange(Place(4, rank, (0, 0, 0, 0))),
-    "two nodes": lambda rank: HierarchicalExchange(Place(4, rank, (0, 0, 1, 1))),
+    "allgather": lambda rank: AllgatherExchange(RankInfo(4, rank)),
+    "scatter_reduce": lambda rank: ScatterReduceExchange(RankInfo(4, rank)),
+    "one node": lambda rank: HierarchicalExchange(RankInfo(4, rank, (0, 0, 0, 0))),
+    "two nodes": lambda rank: HierarchicalExchange(RankInfo(4, rank, (0, 0, 1, 1))),
 }
 
 
@@ -144,7 +144,7 @@ def test_collectives_are_as_many_as_are_sent(make):
 
 
 def test_shards_are_even_parts_of_both_sections():
-    chunks = ShardReduce(Place(3, 1))._chunks(QSGD(bits=4).parts.default, 12, 6)
+    chunks = ShardReduce(RankInfo(3, 1))._chunks(QSGD(bits=4).parts.default, 12, 6)
     found = [(c.begin, c.end, c.full_begin, c.full_end) for c in chunks]
     assert found == [(0, 4, 12, 14), (4, 8, 14, 16), (8, 12, 16, 18)]
 
@@ -166,12 +166,12 @@ def test_some_ranks_collectives_are_an_alltoall_of_all():
     data = [torch.full((r + 1,), r, dtype=torch.uint8) for r in range(4)]
     members = [(0, 2), (1, 3), (0, 2), (1, 3)]
     pairs = list(zip(members, data, strict=True))
-    gathers = [Among(m, AllGather(Sendable.copy_of(d)), 4) for m, d in pairs]
+    gathers = [Among(m, AllGather(OwnedBuffer.copy_of(d)), 4) for m, d in pairs]
     received = Among.hand_over(gathers)
     assert torch.equal(received[2][0], torch.tensor([0, 2, 2, 2], dtype=torch.uint8))
     assert [r[0].numel() for r in received] == [4, 6, 4, 6]
     assert [g.sent_bytes(r, 4) for r, g in enumerate(gathers)] == [1, 2, 3, 4]
-    both = [(m, [Sendable.copy_of(d), Sendable.copy_of(d[:1])]) for m, d in pairs]
+    both = [(m, [OwnedBuffer.copy_of(d), OwnedBuffer.copy_of(d[:1])]) for m, d in pairs]
     scatters = [Among(m, AllToAll(parts), 4, local=True) for m, parts in both]
     assert [p.tolist() for p in Among.hand_over(scatters)[3]] == [[1], [3]]
     assert scatters[0].sent_bytes(0, 4) == 0

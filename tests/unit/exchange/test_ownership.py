@@ -7,7 +7,7 @@ import torch
 from late_ranks import run
 
 from hvd_adaptive import ALQ, QSGD, Hierarchical, ScatterReduce
-from hvd_adaptive.coding.sendable import Sendable
+from hvd_adaptive.coding.owned_buffer import OwnedBuffer
 from hvd_adaptive.transport.collectives import AllGather, AllToAll
 
 pytestmark = pytest.mark.many
@@ -103,19 +103,19 @@ def test_steps_with_tables_are_those_of_one_group_or_many():
 
 def test_borrowed_memory_is_refused():
     lent = torch.zeros(8, dtype=torch.uint8)
-    with pytest.raises(TypeError, match="Sendable"):
+    with pytest.raises(TypeError, match="OwnedBuffer"):
         AllGather(lent)
-    with pytest.raises(TypeError, match="Sendable"):
-        AllToAll([Sendable(8), lent])
+    with pytest.raises(TypeError, match="OwnedBuffer"):
+        AllToAll([OwnedBuffer(8), lent])
 
 
 def test_memory_to_send_is_its_own():
     lent = torch.arange(6, dtype=torch.float32)
-    copy = Sendable.copy_of(lent.view(2, 3).T)
+    copy = OwnedBuffer.copy_of(lent.view(2, 3).T)
     lent.zero_()
     wanted = torch.tensor([0.0, 3, 1, 4, 2, 5])
     assert torch.equal(copy.bytes.view(torch.float32), wanted)
-    whole = Sendable(10)
+    whole = OwnedBuffer(10)
     part = whole.part(4, 8)
     part.bytes.fill_(7)
     assert whole.bytes[4:8].eq(7).all() and part.size == 4 and whole.size == 10

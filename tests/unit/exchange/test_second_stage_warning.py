@@ -15,7 +15,7 @@ from test_second_stage import COORDINATES, laplacian, normal, squared_error
 from hvd_adaptive import ALQ, QSGD, ScatterReduce, theory
 from hvd_adaptive.codec import second_stage
 from hvd_adaptive.coding.header import SIZE
-from hvd_adaptive.exchange.exchange import Place
+from hvd_adaptive.exchange.exchange import RankInfo
 from hvd_adaptive.exchange.hierarchical import HierarchicalExchange
 from hvd_adaptive.exchange.scatter_reduce import ScatterReduceExchange
 from hvd_adaptive.layout import Group
@@ -125,16 +125,16 @@ def test_shares_are_those_of_tables_as_training_fits_them():
 
 def test_once_and_on_one_rank(warnings):
     for rank in (1, 2, 3):
-        choose(ScatterReduceExchange(Place(4, rank)))
+        choose(ScatterReduceExchange(RankInfo(4, rank)))
     assert warnings() == []
     for _ in range(2):
-        choose(ScatterReduceExchange(Place(4, 0)))
+        choose(ScatterReduceExchange(RankInfo(4, 0)))
     assert len(warnings()) == 1
 
 
 @pytest.mark.parametrize("bits", [4, 8, 32])
 def test_bits_that_were_asked_for_are_not_spoken_of(bits, warnings):
-    choose(ScatterReduceExchange(Place(4, 0)), exchange=ScatterReduce(second_stage_bits=bits))
+    choose(ScatterReduceExchange(RankInfo(4, 0)), exchange=ScatterReduce(second_stage_bits=bits))
     assert warnings() == []
 
 
@@ -147,7 +147,7 @@ def test_the_cheaper_remedy(ranks, warnings):
         "exchange='allgather'": own * (ranks - 1),
         "exchange=ScatterReduce(second_stage_bits=32)": (own + 32) * (ranks - 1) / ranks,
     }
-    choose(ScatterReduceExchange(Place(ranks, 0)))
+    choose(ScatterReduceExchange(RankInfo(ranks, 0)))
     (line,) = warnings()
     name, sent = re.search(r"first stage's; (\S+) adds none, and sends ([\d.]+)", line).groups()
     assert name == min(both, key=both.get)
@@ -158,7 +158,7 @@ def test_the_cheaper_remedy(ranks, warnings):
 def test_nodes_are_counted_not_ranks(warnings):
     nodes = (0, 0, 1, 1, 2, 2)
     for rank in range(6):
-        choose(HierarchicalExchange(Place(6, rank, nodes)))
+        choose(HierarchicalExchange(RankInfo(6, rank, nodes)))
     (line,) = warnings()
     assert (
         "averages over 3 nodes" in line
@@ -167,12 +167,12 @@ def test_nodes_are_counted_not_ranks(warnings):
 
 
 def test_two_nodes_gather(warnings):
-    choose(HierarchicalExchange(Place(4, 0, (0, 0, 1, 1))))
+    choose(HierarchicalExchange(RankInfo(4, 0, (0, 0, 1, 1))))
     assert warnings() == []
 
 
 @pytest.mark.parametrize("label", ["allgather", "scatter_reduce"])
 def test_auto_speaks_of_what_it_has_chosen(label, warnings):
     seconds = dict.fromkeys(("float32", "bfloat16", "allgather", "scatter_reduce"), (1.0, 9.0))
-    choose(chosen(Place(4, 0), seconds | {label: (0.1, 0.2)}))
+    choose(chosen(RankInfo(4, 0), seconds | {label: (0.1, 0.2)}))
     assert len(warnings()) == (label == "scatter_reduce")

@@ -18,12 +18,12 @@ from hvd_adaptive.base.device import HostCopy, taken_over
 from hvd_adaptive.base.errors import PayloadError
 from hvd_adaptive.exchange.allgather import AllgatherExchange
 from hvd_adaptive.exchange.auto import Half, Plain
-from hvd_adaptive.exchange.exchange import Place
+from hvd_adaptive.exchange.exchange import RankInfo
 from hvd_adaptive.exchange.hierarchical import HierarchicalExchange
 from hvd_adaptive.exchange.scatter_reduce import ScatterReduceExchange
 from hvd_adaptive.layout import Group, Member, Piece
-from hvd_adaptive.run.groups import Groups
 from hvd_adaptive.run.ordered_drive import OrderedDrive
+from hvd_adaptive.run.rank_context import RankContext
 from hvd_adaptive.run.rounded_zeros import RoundedZeros
 from hvd_adaptive.simulate.ranks import together
 
@@ -32,18 +32,18 @@ pytestmark = pytest.mark.usefixtures("quick_kernels")
 SIZES = [700, 30, 450]
 KEYWORDS = {"bucket_size": 128, "min_numel": 100}
 EXCHANGES = {
-    "allgather": lambda rank: AllgatherExchange(Place(4, rank)),
-    "scatter_reduce": lambda rank: ScatterReduceExchange(Place(4, rank)),
-    "hierarchical": lambda rank: HierarchicalExchange(Place(4, rank, (0, 0, 1, 1))),
-    "plain": lambda rank: Plain(Place(4, rank)),
-    "half": lambda rank: Half(Place(4, rank)),
+    "allgather": lambda rank: AllgatherExchange(RankInfo(4, rank)),
+    "scatter_reduce": lambda rank: ScatterReduceExchange(RankInfo(4, rank)),
+    "hierarchical": lambda rank: HierarchicalExchange(RankInfo(4, rank, (0, 0, 1, 1))),
+    "plain": lambda rank: Plain(RankInfo(4, rank)),
+    "half": lambda rank: Half(RankInfo(4, rank)),
 }
 
 
 class Rank(OneRank):
     """With the binding's own buffers, and gradients that their average may replace."""
 
-    buffer = Groups.buffer
+    buffer = RankContext.buffer
 
     def __init__(self, *args, **keywords) -> None:
         super().__init__(*args, **keywords)
@@ -176,7 +176,7 @@ def begun(route, damage=lambda request: None):
 def test_corrupt_payloads_are_told(place, gpu):
     """Before the group's result is handed out, wherever the flipped byte lies."""
     codec = QSGD(bits=3, bucket_size=64).parts.default
-    ways = [AllgatherExchange(Place(2, rank)) for rank in range(2)]
+    ways = [AllgatherExchange(RankInfo(2, rank)) for rank in range(2)]
     flats = [on_gpu(torch.randn(2000)) for _ in ways]
     with gpu.waiting():
         first, second = (

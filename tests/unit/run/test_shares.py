@@ -10,7 +10,7 @@ from torch import nn
 from hvd_adaptive import ALQ, Hierarchical
 from hvd_adaptive.exchange.allgather import AllgatherExchange
 from hvd_adaptive.exchange.auto import AutoExchange
-from hvd_adaptive.exchange.exchange import Place
+from hvd_adaptive.exchange.exchange import RankInfo
 from hvd_adaptive.exchange.hierarchical import HierarchicalExchange
 from hvd_adaptive.layout import Group
 from hvd_adaptive.run.shares import Shares
@@ -21,10 +21,10 @@ BUCKET = 64
 
 
 def exchanges(kind: str) -> list:
-    places = [Place(4, rank, NODES) for rank in range(4)]
+    places = [RankInfo(4, rank, NODES) for rank in range(4)]
     if kind == "hierarchical":
-        return [HierarchicalExchange(place) for place in places]
-    made = [AutoExchange(Place(4, rank)) for rank in range(4)]
+        return [HierarchicalExchange(rank_info) for rank_info in places]
+    made = [AutoExchange(RankInfo(4, rank)) for rank in range(4)]
     for auto in made:
         auto.know_nodes(NODES, ALQ().parts.default)
         slow = dict.fromkeys(("float32", "bfloat16", "scatter_reduce"), (9.0, 99.0))
@@ -60,9 +60,9 @@ def gradients(groups, seed: int) -> list[dict]:
     """Of each rank, by group: what ranks of a node have in common, and ten times as much that their
     mean does not have."""
     found: list[dict] = [{} for _ in range(4)]
-    for place, group in enumerate(groups):
+    for rank_info, group in enumerate(groups):
         for node in (0, 1):
-            generator = torch.Generator().manual_seed(100 * seed + 10 * place + node)
+            generator = torch.Generator().manual_seed(100 * seed + 10 * rank_info + node)
             common = torch.randn(group.quantized, generator=generator)
             apart = 10 * torch.randn(group.quantized, generator=generator) ** 3
             found[2 * node][id(group)] = common + apart
@@ -145,7 +145,11 @@ def test_weighted_sums_of_all_ranks_estimate_those_over_all_that_is_quantised(ki
 def test_other_exchanges_draw_as_they_did():
     groups = [Group(torch.float32, 5 * BUCKET + 7)]
     shares = Shares(
-        AllgatherExchange(Place(4, 1)), groups, bucket_size=BUCKET, count=3, key_of=lambda rank: 7
+        AllgatherExchange(RankInfo(4, 1)),
+        groups,
+        bucket_size=BUCKET,
+        count=3,
+        key_of=lambda rank: 7,
     )
     assert shares.members == [1]
     drawn = shares.draw(1, lambda group: torch.arange(float(group.quantized)))

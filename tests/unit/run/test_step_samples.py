@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from hvd_adaptive.exchange.allgather import AllgatherExchange
-from hvd_adaptive.exchange.exchange import Place
+from hvd_adaptive.exchange.exchange import RankInfo
 from hvd_adaptive.instances import Instance
 from hvd_adaptive.layout import Member, build_layout
 from hvd_adaptive.monitor.meter import StepMeter
@@ -23,7 +23,7 @@ class FakeBinding:
     def __init__(self, bucket_size: int, rank: int = 0) -> None:
         self.settings = Settings(bucket_size=bucket_size)
         self.world = SimpleNamespace(rank=rank)
-        self.exchange, self.name = AllgatherExchange(Place(4, rank)), "test"
+        self.exchange, self.name = AllgatherExchange(RankInfo(4, rank)), "test"
         codec = SimpleNamespace(payloads=SimpleNamespace(check_device=lambda device: None))
         self.compressor = SimpleNamespace(
             codec=codec,

@@ -12,14 +12,14 @@ from typing import Any
 import torch
 from scheduler import Network, Schedule, ScheduledLock, ScheduledWorker
 
+from hvd_adaptive.hooks.horovod.abandoned_steps import AbandonedSteps
 from hvd_adaptive.hooks.horovod.agreement import Agreement
 from hvd_adaptive.hooks.horovod.drive import HorovodDrive
-from hvd_adaptive.hooks.horovod.given_up import GivenUp
 from hvd_adaptive.hooks.horovod.owner import Owner
 from hvd_adaptive.hooks.horovod.placeholder import Placeholders
 from hvd_adaptive.layout import Member
 from hvd_adaptive.run.driver import Driver
-from hvd_adaptive.run.groups import Groups
+from hvd_adaptive.run.rank_context import RankContext
 from hvd_adaptive.transport.horovod_world import Abandoned, HorovodWorld
 
 
@@ -131,7 +131,7 @@ class NamedWorld(HorovodWorld):
             raise Abandoned(name, handle, operation)
 
 
-class NamedBinding(Groups):
+class NamedBinding(RankContext):
     """A compressor's groups for parameters of one optimizer."""
 
     def __init__(self, compressor, world, name: str, sizes: Sequence[int], op: str) -> None:
@@ -140,7 +140,7 @@ class NamedBinding(Groups):
         weights = [(n, torch.nn.Parameter(torch.zeros(shape))) for n, shape in shapes.items()]
         self.owner = Owner(weights, op, None, lambda: self)
         self.agreement = Agreement(compressor, self.owner, world)
-        self.given_up, self.has_optimizer = GivenUp(), True
+        self.abandoned, self.has_optimizer = AbandonedSteps(), True
         self.parameters = SimpleNamespace(is_sparse=lambda slot: False)
         members = [
             Member(n, shape, torch.float32, compressor.parts.label_of(n))
@@ -165,7 +165,7 @@ class Optimizer:
         self._handles: dict[int, Any] = {}
 
     def give_up(self) -> None:
-        """As ``Session.forget``."""
+        """As ``Session.abandon``."""
         self.binding.agreement.forget_due()
         self.driver.give_up()
 
@@ -200,5 +200,5 @@ class Optimizer:
         assert drive.step.finished
         self.world.left = None
         self.driver.end()
-        self.binding.given_up.end(self.world)
+        self.binding.abandoned.end(self.world)
         return averages

@@ -24,7 +24,7 @@ from hvd_adaptive import (
     Tuning,
 )
 from hvd_adaptive.hooks.horovod import drive as drive_module
-from hvd_adaptive.hooks.horovod.given_up import GivenUp
+from hvd_adaptive.hooks.horovod.abandoned_steps import AbandonedSteps
 from hvd_adaptive.run.step import Step
 
 SCHEDULES = int(os.environ.get("HVD_ADAPTIVE_SCHEDULES", "20"))
@@ -232,13 +232,13 @@ def test_a_step_that_nobody_completes_is_found(monkeypatch):
 
 def test_lists_that_are_lost_with_an_attempt_are_found(monkeypatch):
     """A step is given up again while ranks exchange lists of what the last attempt has sent."""
-    drain = GivenUp.drain
+    complete = AbandonedSteps.complete
 
     def forgetful(self, world, label, device):
-        drain(self, world, label, device)
+        complete(self, world, label, device)
         self._substitutes += [sent.handle for sent in self._flying]
         self._flying = []
 
-    monkeypatch.setattr(GivenUp, "drain", forgetful)
+    monkeypatch.setattr(AbandonedSteps, "complete", forgetful)
     seeds = range(54, 300)  # earlier seeds pass
     assert first_failure(check, DeadlockError, seeds) is not None

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from hvd_adaptive.hooks.horovod.placeholder import Placeholders
-from hvd_adaptive.transport.in_flight import InFlight, reference
+from hvd_adaptive.transport.references import References, reference
 
 
 def test_each_step_begins_with_zeros():
@@ -37,7 +37,7 @@ def test_a_step_creates_no_objects():
 
 def test_references_end_with_their_collective_or_generation():
     """A collective that fails keeps its tensors until Horovod has started anew."""
-    in_flight, tensors = InFlight(), [torch.zeros(2) for _ in range(4)]
+    in_flight, tensors = References(), [torch.zeros(2) for _ in range(4)]
     generation = {1: (tensors[0], tensors[1]), 2: (tensors[2], None, (tensors[3],))}
     for handle in generation:
         in_flight.add(generation, handle)

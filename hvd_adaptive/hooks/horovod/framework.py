@@ -1,15 +1,15 @@
-"""Horovod as the host of compressors."""
+"""Horovod as the framework of compressors."""
 
 from __future__ import annotations
 
 from hvd_adaptive.compressor import GradientCompressor
-from hvd_adaptive.connection import use_host
+from hvd_adaptive.connection import use_framework
 from hvd_adaptive.hooks.horovod import elastic
 from hvd_adaptive.hooks.horovod.session import Session
 
 
-class HorovodHost:
-    """See connection.Host."""
+class HorovodFramework:
+    """See connection.Framework."""
 
     def constructed(self, compressor: GradientCompressor) -> None:
         """Register the handler of compressors' states with elastic Horovod, if it is imported."""
@@ -22,4 +22,4 @@ class HorovodHost:
 
 def plug_in() -> None:
     """Make Horovod's calls of ``compress`` reach sessions."""
-    use_host(HorovodHost())
+    use_framework(HorovodFramework())

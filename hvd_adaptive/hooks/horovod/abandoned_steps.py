@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from hvd_adaptive.coding.sendable import Sendable
-from hvd_adaptive.transport.collectives import AllGather, AllToAll, Sent
+from hvd_adaptive.coding.owned_buffer import OwnedBuffer
+from hvd_adaptive.transport.collectives import AllGather, AllToAll, InFlight
 
 if TYPE_CHECKING:
     from hvd_adaptive.transport.horovod_world import HorovodWorld
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 # Substitutes, by kind, for collectives that a rank never sent. Horovod pairs them by name and
 # operation. If tensors then differ in dtype or shape, both end with an error, which is enough.
-KINDS: dict[str, Callable[[HorovodWorld, str, Sendable], Any]] = {
+KINDS: dict[str, Callable[[HorovodWorld, str, OwnedBuffer], Any]] = {
     "payloads": lambda world, name, nothing: AllGather(nothing).submit(world, name),
     "parts": lambda world, name, nothing: AllToAll([nothing] * world.size).submit(world, name),
     "allgather": lambda world, name, nothing: world.allgather(nothing.bytes, name),
@@ -34,7 +34,7 @@ KINDS: dict[str, Callable[[HorovodWorld, str, Sendable], Any]] = {
 }
 
 
-class GivenUp:
+class AbandonedSteps:
     """The given-up collectives of one compressor among the same ranks.
 
     attempt: the number of the attempt at the step in progress, from 0.
@@ -43,11 +43,11 @@ class GivenUp:
     def __init__(self) -> None:
         self.attempt = 0
         self._names: set[str] = set()
-        self._flying: list[Sent] = []
+        self._flying: list[InFlight] = []
         self._substitutes: list[Any] = []
         self._generation: Any = None
 
-    def take(self, step: Any, generation: Any) -> None:
+    def add_step(self, step: Any, generation: Any) -> None:
         """Add a Step or a JoinedStep that is given up.
 
         Args:
@@ -59,7 +59,7 @@ class GivenUp:
         self._names |= step.names
         self.attempt += 1
 
-    def leave(self, sent: Sent, generation: Any) -> None:
+    def add(self, sent: InFlight, generation: Any) -> None:
         """Add a collective for which this rank no longer waits."""
         self._bury(generation)
         self._names.add(sent.name)
@@ -70,7 +70,7 @@ class GivenUp:
         if generation is not self._generation:
             self._generation, self._flying, self._substitutes = generation, [], []
 
-    def drain(self, world: HorovodWorld, label: str, device: torch.device) -> None:
+    def complete(self, world: HorovodWorld, label: str, device: torch.device) -> None:
         """Complete what is in flight on any rank. All ranks call this at the same attempt.
 
         A rank may give this attempt up before it has read the other ranks' lists. A collective
@@ -79,9 +79,9 @@ class GivenUp:
         label: ends the names of this method's collectives.  device: where gradients are.
         """
         self._bury(world.generation)
-        nothing = Sendable.copy_of(torch.zeros(4, dtype=torch.uint8, device=device))
+        nothing = OwnedBuffer.copy_of(torch.zeros(4, dtype=torch.uint8, device=device))
         flying = [sent for sent in self._flying if not world.poll(sent.handle)]
-        for name, kind in _in_flight_anywhere(world, flying, f"hvd_adaptive.given_up.{label}"):
+        for name, kind in _in_flight_anywhere(world, flying, f"hvd_adaptive.abandoned.{label}"):
             if name not in self._names:
                 self._substitutes.append(KINDS[kind](world, name, nothing))
                 self._names.add(name)
@@ -95,7 +95,9 @@ class GivenUp:
         self.attempt, self._names, self._flying, self._substitutes = 0, set(), [], []
 
 
-def _in_flight_anywhere(world: HorovodWorld, own: list[Sent], name: str) -> list[tuple[str, str]]:
+def _in_flight_anywhere(
+    world: HorovodWorld, own: list[InFlight], name: str
+) -> list[tuple[str, str]]:
     """Return name and kind of all that is in flight on any rank, in one order on all ranks."""
     text = json.dumps([(sent.name, sent.kind) for sent in own]).encode()
     data = torch.frombuffer(bytearray(text), dtype=torch.uint8)

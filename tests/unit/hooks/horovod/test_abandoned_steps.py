@@ -10,8 +10,8 @@ from unittest.mock import Mock
 import pytest
 import torch
 
-from hvd_adaptive.hooks.horovod.given_up import GivenUp
-from hvd_adaptive.transport.collectives import Sent
+from hvd_adaptive.hooks.horovod.abandoned_steps import AbandonedSteps
+from hvd_adaptive.transport.collectives import InFlight
 from hvd_adaptive.transport.horovod_world import Abandoned
 
 CPU = torch.device("cpu")
@@ -31,7 +31,7 @@ class Hvd:
 
     def submit(self, data, *splits_and_name):
         name = splits_and_name[-1]
-        if not name.startswith("hvd_adaptive.given_up"):
+        if not name.startswith("hvd_adaptive.abandoned"):
             return self._submitted(name)
         self.told = json.loads(bytes(data.tolist()))
         return torch.cat([data, torch.tensor(list(_text(self.others)), dtype=torch.uint8)])
@@ -80,32 +80,34 @@ def test_what_others_have_in_flight_is_filled():
         done=["of a"],
     )
     hvd.known.add("of b")
-    given_up, generation = GivenUp(), {}
-    given_up.take(step_of(Sent("a", "payloads", "of a"), Sent("b", "parts", "of b")), generation)
-    assert given_up.attempt == 1
-    given_up.drain(world_of(hvd, generation), "here", CPU)
+    abandoned, generation = AbandonedSteps(), {}
+    abandoned.add_step(
+        step_of(InFlight("a", "payloads", "of a"), InFlight("b", "parts", "of b")), generation
+    )
+    assert abandoned.attempt == 1
+    abandoned.complete(world_of(hvd, generation), "here", CPU)
     assert hvd.told == [["b", "parts"]] and hvd.sent == ["c"]
-    given_up.end(world_of(hvd, generation))
-    assert given_up.attempt == 0 and not hvd.known  # all of it was waited for
+    abandoned.end(world_of(hvd, generation))
+    assert abandoned.attempt == 0 and not hvd.known  # all of it was waited for
 
 
 @pytest.mark.parametrize("waits_for", ["lengths", "lists", None])
 def test_a_collective_is_listed_until_it_ends(waits_for):
     """An attempt may be given up while ranks exchange lists; None: by other ranks alone."""
-    hvd, given_up, generation = Hvd([]), GivenUp(), {}
+    hvd, abandoned, generation = Hvd([]), AbandonedSteps(), {}
     hvd.known.add("of a")
-    given_up.take(step_of(Sent("a", "payloads", "of a")), generation)
+    abandoned.add_step(step_of(InFlight("a", "payloads", "of a")), generation)
     world = world_of(hvd, generation)
     if waits_for is not None:
         error = Mock(side_effect=Abandoned("lists", "of lists", "allgather"))
         setattr(world, {"lengths": "gather_equal", "lists": "wait"}[waits_for], error)
     with nullcontext() if waits_for is None else pytest.raises(Abandoned):
-        given_up.drain(world, "here", CPU)
+        abandoned.complete(world, "here", CPU)
     for _ in range(2):
-        given_up.drain(world_of(hvd, generation), "here", CPU)
+        abandoned.complete(world_of(hvd, generation), "here", CPU)
         assert hvd.told == [["a", "payloads"]]
     hvd.done.add("of a")
-    given_up.drain(world_of(hvd, generation), "here", CPU)
+    abandoned.complete(world_of(hvd, generation), "here", CPU)
     assert hvd.told == []
 
 
@@ -122,23 +124,23 @@ def test_what_takes_a_collectives_place_is_the_same_operation():
 
         return submit
 
-    given_up, generation = GivenUp(), {}
+    abandoned, generation = AbandonedSteps(), {}
     world = world_of(hvd, generation)
     world.allgather, world.alltoall = submitted("allgather"), submitted("alltoall")
     world.broadcast_from_root = submitted("broadcast")
     world.sends_directly, world.rank = True, 0
-    given_up.drain(world, "here", CPU)
+    abandoned.complete(world, "here", CPU)
     wanted = {"allgather": "allgather", "broadcast": "broadcast"}
     assert operations == wanted | {"parts": "alltoall", "payloads": "alltoall"}
-    given_up.end(world)
+    abandoned.end(world)
     assert not hvd.known
 
 
 def test_nothing_is_in_flight_of_a_life_that_is_over():
     """Horovod numbers handles anew after its shutdown: those of before are somebody else's."""
-    hvd, given_up, generation, next_generation = Hvd([]), GivenUp(), {}, {}
-    given_up.take(step_of(Sent("a", "payloads", 0)), generation)
-    given_up.drain(world_of(hvd, next_generation), "here", CPU)
+    hvd, abandoned, generation, next_generation = Hvd([]), AbandonedSteps(), {}, {}
+    abandoned.add_step(step_of(InFlight("a", "payloads", 0)), generation)
+    abandoned.complete(world_of(hvd, next_generation), "here", CPU)
     assert hvd.told == [] and hvd.sent == []
-    given_up.end(world_of(hvd, next_generation))
-    assert given_up.attempt == 0
+    abandoned.end(world_of(hvd, next_generation))
+    assert abandoned.attempt == 0

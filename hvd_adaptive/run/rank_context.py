@@ -1,4 +1,4 @@
-"""Define Groups, the state that all steps of a compressor with the same ranks share."""
+"""Define RankContext, the state that all steps of a compressor with the same ranks share."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from hvd_adaptive.base.device import stream_of
-from hvd_adaptive.exchange.exchange import Exchange, Place
+from hvd_adaptive.exchange.exchange import Exchange, RankInfo
 from hvd_adaptive.exchange.exchanges import EXCHANGES, name_of_exchange
 from hvd_adaptive.layout import Group, Layout, Member, build_layout
 from hvd_adaptive.run.monitored import Monitored
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("hvd_adaptive")
 
 
-class Groups:
+class RankContext:
     """Ranks, exchange, layout and memory that persist between steps.
 
     Attributes:
@@ -43,7 +43,7 @@ class Groups:
             logger.info("exchange=None: %s, for %d ranks", self.exchange_name, world.size)
         nodes = nodes_of(self.settings.ranks_per_node, world.size)
         make = EXCHANGES[self.exchange_name]
-        self.exchange: Exchange = make(Place(world.size, world.rank, nodes))
+        self.exchange: Exchange = make(RankInfo(world.size, world.rank, nodes))
         self.layout: Layout | None = None
         self.parts: list[str] = []
         self.name = name

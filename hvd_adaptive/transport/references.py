@@ -26,7 +26,7 @@ def reference(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.as_strided((0,), (1,), 0)
 
 
-class InFlight:
+class References:
     """References to the tensors of collectives that have not ended without error.
 
     Handles belong to a generation of Horovod, see ``HorovodWorld.generation``: its dict of handles
@@ -61,4 +61,4 @@ def _tensors(submitted: Any) -> Iterator[torch.Tensor]:
             yield from _tensors(part)
 
 
-IN_FLIGHT = InFlight()
+REFERENCES = References()
