@@ -68,10 +68,13 @@ def test_optimizers_draw_different_numbers(scheme, exchange):
 def test_ranks_that_count_differently_understand_each_other(exchange):
     """A rank that has trained with more compressors, alone, has other numbers."""
     for _ in range(3 * hvd.rank()):
-        QSGD().instance.bind()
+        QSGD()._training.instance.bind()
     compressors = [SCHEMES["qcs"](**EXCHANGES[exchange]) for _ in range(2)]
     assert_independent(errors_of(compressors, 2))
-    assert [c.instance.training for c in compressors] == [3 * hvd.rank(), 3 * hvd.rank() + 1]
+    assert [c._training.instance.training for c in compressors] == [
+        3 * hvd.rank(),
+        3 * hvd.rank() + 1,
+    ]
 
 
 def test_what_is_built_beside_does_not_count():
@@ -84,7 +87,7 @@ def test_what_is_built_beside_does_not_count():
     assert compressor._training.instance.training == 0
     compressors = [QSGD(bits=3) for _ in range(2)]
     errors_of(compressors, 1)
-    assert [c.instance.training for c in compressors] == [1, 2]
+    assert [c._training.instance.training for c in compressors] == [1, 2]
 
 
 @pytest.mark.once
@@ -125,5 +128,5 @@ def test_a_resumed_run_of_two_optimizers_repeats():
         if resumed:
             new = QSGD(bits=3)
             errors_of([new], 1)
-            assert new.instance.training == 2
+            assert new._training.instance.training == 2
     assert torch.equal(*kept)

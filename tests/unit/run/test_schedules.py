@@ -172,7 +172,7 @@ def check(rng: random.Random) -> None:
 @settings(max_examples=SCHEDULES, deadline=None, suppress_health_check=list(HealthCheck))
 @given(st.randoms(use_true_random=False))
 def test_any_schedule(rng):
-    """500 schedules; `make soak` explores 100,000."""
+    """100 schedules; `make soak` explores 100,000."""
     check(rng)
 
 
