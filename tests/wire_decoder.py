@@ -596,7 +596,7 @@ def qcs_body(head: dict, body: bytes, count: int, known: Known) -> np.ndarray:
         signs = integers(stream(head["key"], 1, first, 0), bucket, order) >= 1 << 23
         spread = walsh(y) * scale / math.sqrt(rows) * qcs_weight(order, rows, known)
         parts.append(np.where(signs, -spread, spread)[:kept])
-    return np.concatenate(parts)
+    return np.concatenate(parts) if parts else np.empty(0)
 
 
 def qcs_weight(order: int, rows: int, known: Known) -> float:

@@ -57,8 +57,9 @@ def test_position_differs_with_every_fit_that_is_due():
             second_due=lambda step, due=second: due,
             needs_samples=lambda step, due=samples: due,
         )
-        codec = SimpleNamespace(settings_fingerprint=1)
-        compressor = SimpleNamespace(updates=updates, step=5, codec=codec)
+        parts = SimpleNamespace(default=SimpleNamespace(settings_fingerprint=1))
+        training = SimpleNamespace(updates=updates)
+        compressor = SimpleNamespace(_training=training, step=5, parts=parts)
         layout = SimpleNamespace(fingerprint=8)
         found.add(tuple(position(compressor, 0, layout, False, False).tolist()))
     assert len(found) == 8

@@ -26,10 +26,8 @@ class FakeBinding:
         self.exchange, self.name = AllgatherExchange(RankInfo(4, rank)), "test"
         codec = SimpleNamespace(payloads=SimpleNamespace(check_device=lambda device: None))
         self.compressor = SimpleNamespace(
-            codec=codec,
-            instance=Instance(),
-            meter=StepMeter(),
-            parts=SimpleNamespace(looks_for_zeros=False),
+            _training=SimpleNamespace(instance=Instance(), meter=StepMeter()),
+            parts=SimpleNamespace(default=codec, looks_for_zeros=False),
             settings=self.settings,
         )
         self.buffers: dict[torch.dtype, torch.Tensor] = {}

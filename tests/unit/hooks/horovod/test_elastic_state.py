@@ -46,7 +46,7 @@ def test_a_compressor_registers_its_handler_once(monkeypatch):
 
 def test_restore_goes_back_to_what_was_saved(caplog):
     """Residuals are this process's own, whatever its rank will be."""
-    rank = OneRank(make(schedule={3: {"bits": 4}}.get), SIZES, place=(1, 4))
+    rank = OneRank(make(schedule={3: {"bits": 4}}.get), SIZES, rank_info=(1, 4))
     rank.compressor.fit(gradients(SIZES, 9))
     for step in range(2):
         rank.step(gradients(SIZES, step))
@@ -60,7 +60,7 @@ def test_restore_goes_back_to_what_was_saved(caplog):
     assert rank.compressor.step == 2 and torch.equal(rank.compressor.levels, levels)
     handler.save()
     handler.restore()
-    moved = OneRank(rank.compressor, SIZES, place=(0, 3))
+    moved = OneRank(rank.compressor, SIZES, rank_info=(0, 3))
     moved.begin()
     assert all(torch.equal(moved.residuals()[name], kept[name]) for name in "ac")
     assert not caplog.messages
