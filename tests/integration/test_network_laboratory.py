@@ -50,6 +50,7 @@ def namespaces() -> list[str]:
     return [line for line in listed.splitlines() if line.startswith(hosts.PREFIX)]
 
 
+@pytest.mark.thorough
 def test_measures_and_removes_everything(tmp_path):
     # What a killed run leaves: a host, with a process on it.
     subprocess.run(["ip", "netns", "add", f"{hosts.PREFIX}left"], check=True)

@@ -10,6 +10,7 @@ pytest.importorskip("peft")
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(120)]
 
 
+@pytest.mark.thorough
 def test_runs_of_both_tasks():
     """Codes of a LoRA contain the adapters and the classifier alone."""
     import fine_tuning as script
