@@ -28,6 +28,7 @@ from hvd_adaptive.compressor import GradientCompressor, check_compressor
 from hvd_adaptive.hooks.ddp.bucket_session import BucketSession
 from hvd_adaptive.hooks.ddp.buckets import Bucket, Names
 from hvd_adaptive.hooks.ddp.names import plain_names
+from hvd_adaptive.hooks.ddp.pending import called_by_autograd
 from hvd_adaptive.hooks.horovod import elastic
 from hvd_adaptive.run.description import format_ranks
 from hvd_adaptive.settings import keyword_of
@@ -222,7 +223,7 @@ def compression_hook(
     if not taken.gradients:
         group: Any = session.group  # may be None
         future = allreduce_hook(group, bucket)
-    session.take(taken, bucket.index(), bucket.is_last())
+    session.take(taken, bucket.index(), bucket.is_last(), called_by_autograd())
     return future
 
 

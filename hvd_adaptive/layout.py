@@ -152,7 +152,8 @@ def build_layout(
     tail: str,
     most_coordinates: int,
     by_name: bool = False,
-    together: bool = False,
+    as_given: bool = False,
+    before: int | None = 0,
 ) -> Layout:
     """Cut members into groups of at most ``most_coordinates`` (rounded to whole buckets).
 
@@ -172,17 +173,18 @@ def build_layout(
         tail: "quantize" or "full", for a group's partial last bucket.
         most_coordinates: Most coordinates of a group.
         by_name: Cut in natural order of names instead.
-        together: All gradients arrive at the same time. Slots number members in the given order,
-            and groups are as large as possible.
+        as_given: Slots number members in the given order, not in that of names.
+        before: Number of coordinates that the backward pass reaches after these members. None: all
+            gradients arrive at the same time, and groups are as large as possible.
     """
     given = list(members)
-    ordered = given if together else sorted(given, key=_by_name)
+    ordered = given if as_given else sorted(given, key=_by_name)
     most = max(bucket_size, most_coordinates // bucket_size * bucket_size)
-    least = most if together else max(bucket_size, most // FIRST)
+    least = most if before is None else max(bucket_size, most // FIRST)
     slots = {id(member): slot for slot, member in enumerate(ordered)}
     groups: list[Group] = []
     open_groups: dict[tuple[torch.dtype, str], _Builder] = {}
-    before = 0
+    before = before or 0
     position: dict[int, int] = {}
     for member in ordered if by_name else given:
         slot = slots[id(member)]

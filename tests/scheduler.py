@@ -52,7 +52,7 @@ class Schedule:
     """
 
     def __init__(self, choose: Callable[[list], Any]) -> None:
-        self._choose, self._tasks, self._control = choose, [], threading.Semaphore(0)
+        self.choose, self._tasks, self._control = choose, [], threading.Semaphore(0)
         self.current: Task | None = None
         self._over = False
         self.events: Callable[[], list[Callable[[], None]]] = list
@@ -97,7 +97,7 @@ class Schedule:
                 if not able:
                     waiting = [f"{t.name} waits for {t.waits_for}" for t in self._tasks if t.alive]
                     raise DeadlockError("; ".join(waiting))
-                chosen = self._choose(able)
+                chosen = self.choose(able)
                 if isinstance(chosen, Task):
                     self._turn(chosen)
                 else:

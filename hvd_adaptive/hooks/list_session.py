@@ -212,7 +212,9 @@ class ListSession(ApartFromHorovod):
             for name, kind in zip(names, kinds, strict=True)
             if kind is not None
         ]
-        return binding.build_layout(members, functools.partial(build_layout, together=True))
+        return binding.build_layout(
+            members, functools.partial(build_layout, as_given=True, before=None)
+        )
 
     def _current_world(self) -> Any:
         """Return the ranks, which have compared their settings; None for one rank."""

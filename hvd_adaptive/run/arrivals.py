@@ -26,7 +26,6 @@ class Arrivals:
         in_place: For each slot, whether the average may be written to the gradient's memory.
         replaced: All gradients that averages replace.
         pending: Number of gradients that were posted and not taken.
-        completed: The groups all of whose gradients have arrived, in the order of arrival.
         here: For each slot, whether its gradient has arrived.
         is_gradient: For each slot, whether the tensor is a parameter's gradient, which the average
             may replace.
@@ -40,7 +39,6 @@ class Arrivals:
         self.in_place = [False] * len(layout.members)
         self.replaced: list[torch.Tensor] = []
         self.pending = 0
-        self.completed: list[int] = []
         self.device: torch.device | None = None
         self.on_cpu = False
         # Gradients are many: nothing here adds an object per gradient to the garbage collector's.
@@ -100,8 +98,6 @@ class Arrivals:
                 self.in_place[slot] = self.in_place[other] = False
             for group, _ in self._layout.pieces_of[slot]:
                 self._missing[group] -= 1
-                if not self._missing[group]:
-                    self.completed.append(group)
 
     def take(self, slot: int) -> torch.Tensor:
         """Return the member's gradient, which leaves the step."""

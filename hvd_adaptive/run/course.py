@@ -5,10 +5,9 @@ timing what it submits next. With n groups of two collectives the order is
 
     A1, A2, B1, A3, B2, ..., An, Bn-1, Bn
 
-Groups begin in the order in which they are complete, which is the same on all ranks because DDP
-fills buckets in one order. A group's next collective follows the beginning of the next group, so
-one message travels while another is encoded or decoded. A group ends before the one WINDOW places
-later begins, which bounds the memory in flight.
+Groups begin in the layout's order, each when it is complete. A group's next collective follows the
+beginning of the next group, so one message travels while another is encoded or decoded. A group
+ends before the one WINDOW places later begins, which bounds the memory in flight.
 
 A rank therefore waits only for what all ranks submit before whatever they submit next: the rank
 that is behind all others never waits for them, so there is no deadlock.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -55,9 +54,8 @@ class OrderedStep(Step):
         super().__init__(binding, layout, number, attempt, residuals, worker, disjoint=True)
         self._results.write_early()  # from now on averages replace gradients at once
         self.may_receive = False
-        self._begun: set[int] = set()
         self._course: Course | None = None  # until the device is known
-        self._is_on_course = False
+        self._is_on_course = self._sends_all = False
 
     @property
     def returned(self) -> set[int]:
@@ -73,10 +71,17 @@ class OrderedStep(Step):
         """Return whether ``result`` would return the average of a member without waiting."""
         return all(group in self._returned for group, _ in self.layout.pieces_of[slot])
 
-    def send_what_has_arrived(self) -> None:
-        """Complete the exchange of what has arrived; nothing else will."""
+    def send_the_rest(self) -> None:
+        """Complete the exchange of a step that is given up.
+
+        Ranks may give it up after different gradients, so each sends all groups. Other ranks refuse
+        payloads of groups that were not complete.
+        """
         with self.lock:
             self.arrivals.read()
+            groups = range(len(self.layout.groups))
+            self._trips.incomplete = {index for index in groups if not self.arrivals.all_of(index)}
+            self._all_arrived = self._sends_all = True
             self._known_course().all_arrived()
             self.receive_all()
 
@@ -101,21 +106,21 @@ class OrderedStep(Step):
             self._is_on_course = False
 
     def _begin_next(self) -> _Leg | None:
-        """Begin the next group: in the order of completion, then those that stay incomplete."""
-        index = next((i for i in self._candidates() if i not in self._begun), None)
-        if index is None:
+        """Begin the next group in the layout's order, if it is complete or all have arrived.
+
+        Groups without any gradient are left out.
+        """
+        arrivals = self.arrivals
+        skips = self._all_arrived and not self._sends_all
+        while self._next > 0 and skips and not arrivals.any_of(self._next - 1):
+            self._next -= 1
+        index = self._next - 1
+        if index < 0 or not (self._all_arrived or arrivals.all_of(index)):
             return None
-        self._begun.add(index)
+        self._next = index
         self._start(index)
         stages = self.binding.exchange.collectives(self.layout.groups[index].coordinates)
         return _Leg(self, self._flying[-1], stages)
-
-    def _candidates(self) -> Iterator[int]:
-        yield from self.arrivals.completed[len(self._begun) :]
-        if self._all_arrived:
-            for index in reversed(range(len(self.layout.groups))):
-                if self.arrivals.any_of(index):
-                    yield index
 
     def _advance_leg(self, leg: _Leg) -> None:
         self._advance(leg.flight)

@@ -192,12 +192,11 @@ class OrderedDrive(Drive):
         delivery.done(None)
 
     def give_up(self) -> None:
-        """Complete what has arrived: ranks have the same gradients, but have sent different numbers
-        of groups."""
+        """Complete all collectives of the step, of which ranks have begun different numbers."""
         try:
             if not self.held and self.error is None:
                 self._agree(wait=True)
-                self.step.send_what_has_arrived()
+                self.step.send_the_rest()
         except RuntimeError as error:
             logger.debug("step %d is given up: %s", self.step.number, error)
         self.step.abandon()

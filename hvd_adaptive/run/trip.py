@@ -67,6 +67,7 @@ class Trips:
     Attributes:
         number: The step.
         error: The error that every rank must raise after ``agree``, or None.
+        incomplete: Groups that are sent without gradients, because the step is given up.
     """
 
     def __init__(
@@ -91,6 +92,7 @@ class Trips:
         self._finite = Finite()
         self._weights: Weights | None = None  # of the next step
         self.error: ResidualError | None = None
+        self.incomplete: set[int] = set()
         looks = compressor.parts.looks_for_zeros and exchange.rank == 0
         self._zeros = RoundedZeros() if looks else None
 
@@ -219,9 +221,16 @@ class Trips:
             return values
         return self._residuals.added(index, values)
 
+    def _number_of(self, index: int) -> int:
+        """Return a group's number in random streams: another one if it is incomplete.
+
+        Other ranks then refuse its payload.
+        """
+        return group_number(index, self._attempt + (index in self.incomplete))
+
     def _parcel(self, index: int, factor: float, device: torch.device) -> Parcel:
         group, quantized = self._layout.groups[index], self.quantized(index)
-        number, settings = group_number(index, self._attempt), self._compressor.settings
+        number, settings = self._number_of(index), self._compressor.settings
         return Parcel(
             codec=self.codec(index),
             dtype=group.dtype,

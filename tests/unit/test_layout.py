@@ -168,7 +168,7 @@ def test_order_of_the_members(members, options, shuffler):
     by_name = build_layout(members, **options, by_name=True)
     assert build_layout(shuffled, **options, by_name=True) == by_name
     assert build_layout(layout.members, **options) == by_name
-    kept = build_layout(shuffled, **options, together=True)
+    kept = build_layout(shuffled, **options, as_given=True, before=None)
     assert kept.members == shuffled
 
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
+import torch
 import torch.distributed as dist
 
 from hvd_adaptive.base.errors import RankMismatchError, WarnOnce
@@ -14,6 +15,7 @@ from hvd_adaptive.changes import begin_step
 from hvd_adaptive.hooks.connected import ApartFromHorovod
 from hvd_adaptive.hooks.ddp.arrived import Arrived
 from hvd_adaptive.hooks.ddp.buckets import Bucket, BucketBinding, Names
+from hvd_adaptive.hooks.ddp.early import EarlyGroups
 from hvd_adaptive.hooks.ddp.pending import Pending, at_end_of_backward, is_nested
 from hvd_adaptive.run.agreement import compare_settings
 from hvd_adaptive.run.ordered_drive import OrderedDriver
@@ -37,8 +39,8 @@ class BucketSession(ApartFromHorovod):
     """Connect a compressor to a DDP model: ``take`` receives buckets, ``finish`` averages them.
 
     1. The first bucket begins a step. If its parameters are laid out, each bucket is handed to the
-       driver (run/ordered_drive.py) as soon as backward has filled it, and its future is set as
-       soon as its average has replaced it.
+       driver (run/ordered_drive.py) as soon as backward has filled it, or groups of it earlier
+       (early.py), and its future is set as soon as its average has replaced it.
     2. Buckets wait for the last one at the first step, and are laid out then. Should their averages
        be needed earlier, they are averaged in full precision.
     3. ``finish`` completes a step. It is called in the hook if the driver sends nothing before, and
@@ -70,6 +72,9 @@ class BucketSession(ApartFromHorovod):
         self._stale = False
         self._planned: Sequence[Bucket] = ()
         self._driver = OrderedDriver(compressor)
+        self._as_filled = False  # see ``take``
+        self._rebuilt = False  # DDP has built its buckets anew, in the order of arrival
+        self._early = EarlyGroups(self._arrive_early)
         self.was_used = make_world is not None  # only a hook can be forgotten
         self._are_replicas = make_world is None  # LocalSGD's ranks differ at the end of a round
         self._warn_of_no_use = WarnOnce(logger)
@@ -92,11 +97,13 @@ class BucketSession(ApartFromHorovod):
     def abandon(self) -> None:
         """Give up the step in progress, if there is one."""
         self._pending = None
+        self._early.stop()
         self._driver.give_up()
 
     def close(self) -> None:
         """Give up the step in progress, and leave the ranks."""
         self.abandon()
+        self._early.remove()
         world, self._world, self._binding = self._world, None, None
         arrived, self._arrived = self._arrived, None
         self.was_used = True
@@ -121,14 +128,22 @@ class BucketSession(ApartFromHorovod):
         self.rebind()
         self._planned = buckets
 
-    def take(self, bucket: Bucket, index: int | None = None, is_last: bool = False) -> None:
+    def take(
+        self,
+        bucket: Bucket,
+        index: int | None = None,
+        is_last: bool = False,
+        as_filled: bool = False,
+    ) -> None:
         """Receive a full bucket of a step.
 
         Args:
             bucket: The bucket.
             index: DDP's number of it. In the first iteration with static_graph=True all are 0.
             is_last: DDP says that it is the last one. If not, perhaps none is.
+            as_filled: The bucket is as DDP has filled it; no hook around ours may have changed it.
         """
+        self._as_filled = as_filled
         with self.compressor._training.meter.time("blocked_s"):
             self._take(bucket, index)
         pending = self._pending
@@ -175,8 +190,12 @@ class BucketSession(ApartFromHorovod):
                 bucket.set_error(error)
             raise
         self._pending = None
-        if pending.is_complete and not pending.binding.is_laid_out_for(pending.buckets):
-            self._lay_out_next(pending.binding, pending.buckets)  # DDP has built them anew
+        if not pending.is_complete:
+            return
+        if not pending.binding.is_laid_out_for(pending.buckets):
+            self._rebuilt = True
+            self._lay_out_next(pending.binding, pending.buckets)
+        self._early.end(pending.gradients())
 
     def _compare_arrived(self, pending: Pending) -> None:
         """Compare the ranks' gradients before waiting for any of their averages.
@@ -189,6 +208,7 @@ class BucketSession(ApartFromHorovod):
             self._arrived.check(self.compressor.step, pending.names(self.names))
         except RankMismatchError:
             self._pending, self._world, self._binding = None, None, None
+            self._early.stop()
             self._driver = OrderedDriver(self.compressor)
             self.compressor._training.meter.give_up()
             raise
@@ -200,7 +220,8 @@ class BucketSession(ApartFromHorovod):
         begin_step(compressor)
         if self._stale or self._binding is None:
             last, self._stale = self._binding, False
-            self._binding = BucketBinding(compressor, world, self._name)
+            in_turn = self._are_replicas
+            self._binding = BucketBinding(compressor, world, self._name, in_turn)
             if last is not None:
                 self._binding.compared_at = last.compared_at
             if self._planned:
@@ -219,8 +240,13 @@ class BucketSession(ApartFromHorovod):
     def _hand_over(self, pending: Pending, bucket: Bucket) -> None:
         if not bucket.gradients:
             return
-        slots = pending.binding.slots_of(bucket)
-        self._driver.arrive(dict(zip(slots, bucket.gradients, strict=True)), bucket.set_result)
+        gradients = pending.binding.by_slot(bucket)
+        if bucket is pending.buckets[0] and self._as_filled:
+            self._early.begin(gradients)
+        self._driver.arrive(self._early.rest_of(gradients), bucket.set_result)
+
+    def _arrive_early(self, gradients: Mapping[int, torch.Tensor]) -> None:
+        self._driver.arrive(gradients, lambda error: None)
 
     def _lay_out(self, pending: Pending) -> None:
         """Lay out the buckets that were collected, and begin to drive them."""
@@ -230,10 +256,11 @@ class BucketSession(ApartFromHorovod):
     def _lay_out_next(self, binding: BucketBinding, buckets: Sequence[Bucket]) -> None:
         """Lay out these buckets from now on."""
         names = self.names.of(buckets, self.compressor.settings)
-        layout = binding.lay_out(buckets, names)
+        layout = binding.lay_out(buckets, names, self._rebuilt)
         if self._are_replicas:
             by_id = {id(p): p for bucket in buckets for p in bucket.parameters}
             binding.named = [(name, by_id[key]) for key, name in names.items() if key in by_id]
+            self._early.lay_out(layout, binding.divided(buckets))
         binding.world.forget_lengths()
         logger.debug(
             "%d buckets of DDP in %d groups over %d ranks",

@@ -100,14 +100,25 @@ def is_compressible(buffer: torch.Tensor) -> bool:
 class BucketBinding(RankContext):
     """A compressor's groups for the buckets of one model.
 
+    Args:
+        compressor: The compressor.
+        world: The ranks.
+        name: Beginning of the names of collectives.
+        in_turn: Gradients arrive one after the other, and not all at the same time.
+
     Attributes:
         layout: None until all buckets have been seen.
     """
 
     def __init__(
-        self, compressor: GradientCompressor, world: TorchWorld | HorovodRounds, name: str = "ddp"
+        self,
+        compressor: GradientCompressor,
+        world: TorchWorld | HorovodRounds,
+        name: str = "ddp",
+        in_turn: bool = True,
     ) -> None:
         super().__init__(compressor, world, name)
+        self._in_turn = in_turn
         self._buckets: list[tuple[int, ...]] = []
         self._slots: dict[int, int] = {}
 
@@ -116,37 +127,49 @@ class BucketBinding(RankContext):
         return self.layout is not None and all(id(p) in self._slots for p in bucket.parameters)
 
     def is_laid_out_for(self, buckets: Sequence[Bucket]) -> bool:
-        """Return whether these are buckets that were laid out; some may be missing."""
-        return {_identities(bucket) for bucket in buckets if bucket.parameters} <= set(
-            self._buckets
-        )
+        """Return whether buckets were laid out in this order; some may be missing."""
+        now = [_identities(bucket) for bucket in buckets if bucket.parameters]
+        return now == [known for known in self._buckets if known in now]
 
-    def slots_of(self, bucket: Bucket) -> list[int]:
-        """Return the slots of a bucket's gradients."""
-        return [self._slots[id(parameter)] for parameter in bucket.parameters]
+    def by_slot(self, bucket: Bucket) -> dict[int, torch.Tensor]:
+        """Return a bucket's gradients by slot."""
+        slots = (self._slots[id(parameter)] for parameter in bucket.parameters)
+        return dict(zip(slots, bucket.gradients, strict=True))
 
-    def lay_out(self, buckets: Sequence[Bucket], names: dict[int, str]) -> Layout:
-        """Cut buckets into groups, with slots in their order.
+    def divided(self, buckets: Sequence[Bucket]) -> dict[int, torch.nn.Parameter]:
+        """Return the parameters, by slot, of buckets that were laid out in several groups."""
+        assert self.layout is not None
+        found: dict[int, torch.nn.Parameter] = {}
+        for bucket in buckets:
+            slots = [self._slots[id(parameter)] for parameter in bucket.parameters]
+            if len({group for slot in slots for group, _ in self.layout.pieces_of[slot]}) > 1:
+                found |= zip(slots, bucket.parameters, strict=True)
+        return found
 
-        The first bucket's groups are launched first.
+    def lay_out(
+        self, buckets: Sequence[Bucket], names: dict[int, str], rebuilt: bool = False
+    ) -> Layout:
+        """Cut buckets into groups; the first bucket's are launched first.
 
         Args:
             buckets: In the order of their arrival.
             names: The parameters' names by ``id``.
+            rebuilt: Whether the parameters of each bucket are in the order of arrival, as DDP
+                builds buckets after the first step, and not in the model's.
         """
         part_of = self.compressor.parts.label_of
-        members = [
-            [
-                Member(names[id(p)], (g.numel(),), g.dtype, part_of(names[id(p)]))
-                for p, g in zip(bucket.parameters, bucket.gradients, strict=True)
-            ]
-            for bucket in buckets
-        ]
-        self._buckets = [_identities(bucket) for bucket in buckets]
-        self._slots = {p: slot for slot, p in enumerate(p for of in self._buckets for p in of)}
+        members: list[list[Member]] = []
+        self._buckets, self._slots = [_identities(bucket) for bucket in buckets], {}
+        for bucket in reversed(buckets):
+            pairs = list(zip(bucket.parameters, bucket.gradients, strict=True))
+            members.append([])
+            for p, g in reversed(pairs) if rebuilt else pairs:
+                name = names[id(p)]
+                members[-1].append(Member(name, (g.numel(),), g.dtype, part_of(name)))
+                self._slots[id(p)] = len(self._slots)
 
         def cut(_: list[Member], **bounds: Any) -> Layout:
-            return _by_bucket(members, **bounds)
+            return _by_bucket(members, self._in_turn, **bounds)
 
         layout = self.build_layout([m for of_one in members for m in of_one], cut)
         self.layout = layout
@@ -155,7 +178,7 @@ class BucketBinding(RankContext):
     def stock_sizes(self, layout: Layout) -> list[int]:
         """Return the lengths of DDP's buckets."""
         members = iter(layout.members)
-        return [sum(next(members).numel for _ in bucket) for bucket in self._buckets]
+        return [sum(next(members).numel for _ in bucket) for bucket in reversed(self._buckets)]
 
 
 class Names:
@@ -215,14 +238,21 @@ def _identities(bucket: Bucket) -> tuple[int, ...]:
     return tuple(map(id, bucket.parameters))
 
 
-def _by_bucket(buckets: Sequence[Sequence[Member]], **bounds: Any) -> Layout:
-    """Return a layout in which no group has members of two buckets."""
+def _by_bucket(buckets: Sequence[Sequence[Member]], in_turn: bool, **bounds: Any) -> Layout:
+    """Return a layout in which no group has members of two buckets.
+
+    Args:
+        buckets: The members of each bucket; those that arrive last are the first.
+        in_turn: See ``BucketBinding``.
+        **bounds: See ``build_layout``.
+    """
     members: list[Member] = []
     groups: list[Group] = []
     fingerprints = []
     for bucket in buckets:
-        layout = build_layout(bucket, together=True, **bounds)
-        groups = [group.moved(len(members)) for group in layout.groups] + groups
+        before = sum(member.numel for member in members) if in_turn else None
+        layout = build_layout(bucket, as_given=True, before=before, **bounds)
+        groups += [group.moved(len(members)) for group in layout.groups]
         members += layout.members
         fingerprints.append(layout.fingerprint)
     digest = hashlib.sha256(repr(fingerprints).encode()).digest()

@@ -11,6 +11,8 @@ import torch
 
 from hvd_adaptive.hooks.ddp.buckets import Bucket, BucketBinding, Names
 
+ENGINE = "_engine_run_backward"  # torch's function that calls autograd
+
 
 @dataclass(eq=False)
 class Pending:
@@ -59,8 +61,11 @@ class Pending:
         if self.collects or layout is None:
             parameters = [p for bucket in self.buckets for p in bucket.parameters]
             return [known.name_of(p, number) for number, p in enumerate(parameters)]
-        slots = [slot for bucket in self.buckets for slot in self.binding.slots_of(bucket)]
-        return [layout.members[slot].name for slot in sorted(slots)]
+        return [layout.members[slot].name for slot in sorted(self.gradients())]
+
+    def gradients(self) -> dict[int, torch.Tensor]:
+        """Return the gradients by slot."""
+        return {k: v for bucket in self.buckets for k, v in self.binding.by_slot(bucket).items()}
 
 
 def at_end_of_backward(call: Callable[[], None]) -> bool:
@@ -72,11 +77,17 @@ def at_end_of_backward(call: Callable[[], None]) -> bool:
     return True
 
 
+def called_by_autograd() -> bool:
+    """Return whether autograd itself has called the caller, and no other function of Python."""
+    caller = sys._getframe(1).f_back  # None on a thread of autograd's
+    return caller is None or caller.f_code.co_name == ENGINE
+
+
 def is_nested() -> bool:
     """Return whether a backward pass runs within another one, as for reentrant checkpoints."""
     frame: FrameType | None = sys._getframe()
     passes = 0
     while frame is not None:
-        passes += frame.f_code.co_name == "_engine_run_backward"
+        passes += frame.f_code.co_name == ENGINE
         frame = frame.f_back
     return passes > 1

@@ -300,7 +300,9 @@ class HorovodDrive(Drive):
             Member(str(i), tuple(t.shape), t.dtype, part_of(str(i)))
             for i, t in enumerate(self.tensors)
         ]
-        layout = binding.build_layout(members, functools.partial(build_layout, together=True))
+        layout = binding.build_layout(
+            members, functools.partial(build_layout, as_given=True, before=None)
+        )
         binding.name = binding.unnamed
         own = torch.tensor([layout.fingerprint >> 1], dtype=torch.int64, device="cpu")
         if not bool((binding.world.gather_equal(own, f"{binding.name}.layout") == own).all()):

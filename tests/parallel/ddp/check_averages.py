@@ -79,7 +79,8 @@ def check_first_step_is_simulates(scheme, exchange):
 def check_later_steps_are_the_codecs(view):
     """DDP builds its buckets anew after the first step: three of them, sent while backward runs.
 
-    A step that brings new buckets travels in the groups of those before.
+    A step that brings new buckets travels in the groups of those before. New buckets have the order
+    of arrival, and their groups the reverse of it.
     """
     codec = QSGD(bits=4, bucket_size=512)
     seen, net = [], make_net()
@@ -98,7 +99,8 @@ def check_later_steps_are_the_codecs(view):
         backward(model, step)
         buckets = [names for _, names in seen]
         layouts.append(buckets)
-        expected = codec_average(codec, layouts[max(0, step - 1)], own, step)
+        groups = [names[::-1] for names in layouts[step - 1]] if step > 1 else layouts[0]
+        expected = codec_average(codec, groups, own, step)
         for name, parameter in net.named_parameters():
             assert torch.equal(parameter.grad, expected[name]), (step, name)
         optimizer.step()

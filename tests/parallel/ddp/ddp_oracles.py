@@ -95,8 +95,8 @@ def codec_average(
     """What an allgather of one payload for each bucket gives: every rank's payload encoded here,
     by ``scheme``, and decoded and added in rank order.
 
-    buckets: names, in DDP's order. Each bucket must make one group; the first one's number is the
-    highest.
+    buckets: names, in the groups' order. Each bucket must make one group; the first one's number is
+    the highest.
     """
     ranks, results = dist.get_world_size(), {}
     for place, names in enumerate(buckets):

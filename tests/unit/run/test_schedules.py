@@ -68,7 +68,7 @@ class Rank:
             schedule, network, lambda: driver.drive, f"worker {number}"
         )
         self.outcome: BaseException | None = None
-        self.completed = 0
+        self.completed = self.early = 0
         schedule.add(f"rank {number}", self.run)
 
     def run(self) -> None:
@@ -78,6 +78,9 @@ class Rank:
                 self.completed = step + 1
         except (PayloadError, RuntimeError, KeyError) as error:
             self.outcome = error
+            if not isinstance(error, PayloadError):  # the process ends, and with it its connections
+                self.network.dead.add(self.number)
+                self.network.version += 1
 
     def step(self, step: int) -> None:
         own = [b.clone() for b in gradients_of(self.network.size, step)[self.number]]
@@ -85,20 +88,32 @@ class Rank:
         for index, (buffer, parameters) in enumerate(zip(own, self.parameters, strict=True)):
             self.schedule.pause()
             if self.plan.get("dies") == (self.number, step, index):
-                self.network.dead.add(self.number)
-                self.network.version += 1
                 raise KeyError("this rank dies")
             if self.plan.get("cut off") == (step, index):
                 return self.again(step)
-            views = buffer.split([p.numel() for p in parameters])
-            buckets.append(Bucket(buffer, parameters, views, BucketFuture()))
+            buckets.append(bucket_of(buffer, parameters))
             self.session.take(buckets[-1])
+            self.arrive_early(own, index + 1)
         self.schedule.pause()
         self.look()
         self.session.finish()
         for index, bucket in enumerate(buckets):
             assert bucket.future.done()
             assert_average(step, index, bucket.future.wait(), self.number, self.network.size)
+
+    def arrive_early(self, own: list[torch.Tensor], first: int) -> None:
+        """Hand over some gradients of buckets from ``first`` on, as autograd's hooks do, in this
+        rank's own order."""
+        session, early = self.session, self.session._early
+        if session._pending is None or session._pending.collects:
+            return
+        for bucket in map(bucket_of, own[first:], self.parameters[first:]):
+            for slot, view in session._binding.by_slot(bucket).items():
+                if slot not in early._sent and self.schedule.choose([False, True]):
+                    early._memory[slot] = view
+                    early._sent.add(slot)
+                    session._arrive_early({slot: view})
+                    self.early += 1
 
     def look(self) -> None:
         """Before the program waits."""
@@ -107,6 +122,12 @@ class Rank:
         """An error in backward on every rank: the program takes the step once more."""
         self.plan = {key: value for key, value in self.plan.items() if key != "cut off"}
         self.step(step)
+
+
+def bucket_of(buffer: torch.Tensor, parameters: list[torch.nn.Parameter]) -> Bucket:
+    """A full bucket."""
+    views = buffer.split([p.numel() for p in parameters])
+    return Bucket(buffer, parameters, views, BucketFuture())
 
 
 def run(choose, ranks, make, plan):
@@ -177,17 +198,29 @@ def test_any_schedule(rng):
 
 
 def test_swapped_submissions_are_found(monkeypatch):
-    """A worker that begins groups in another order than the other ranks."""
+    """A worker that begins groups in the order of their arrival."""
+    from hvd_adaptive.run import ordered
     from hvd_adaptive.run.ordered import OrderedStep
 
-    right = OrderedStep._candidates
+    right = OrderedStep._begin_next
 
     def wrong(self):
-        found = list(right(self))
-        return iter(found[::-1] if self.binding.world.rank else found)
+        begun = self.__dict__.setdefault("begun", set())
+        complete = [i for i in range(self._next) if self.arrivals.all_of(i) and i not in begun]
+        if not self.binding.world.rank or self._all_arrived or not complete:
+            return right(self)
+        begun.add(complete[0])
+        self._start(complete[0])
+        return ordered._Leg(self, self._flying[-1], 1)
 
-    monkeypatch.setattr(OrderedStep, "_candidates", wrong)
+    monkeypatch.setattr(OrderedStep, "_begin_next", wrong)
     assert first_failure(check, (OrderError, AssertionError)) is not None
+
+
+def test_early_gradients_arrive():
+    """The schedules hand over gradients before their buckets."""
+    ranks = [run(random.Random(s).choice, 2, SCHEMES["allgather"], {}) for s in range(12)]
+    assert sum(rank.early for of in ranks for rank in of) > 12
 
 
 def test_a_dropped_wake_up_is_found(monkeypatch):

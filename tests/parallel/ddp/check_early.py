@@ -1,0 +1,281 @@
+"""Groups that are handed over before their bucket is full: when, and that nothing else changes."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from contextlib import nullcontext
+
+import pytest
+import torch
+import torch.distributed as dist
+from ddp_oracles import assert_same_everywhere, batch, gathered, make_net, own_gradients
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.checkpoint import checkpoint
+
+from hvd_adaptive import ALQ, QSGD
+from hvd_adaptive.ddp import CompressionState, compression_hook
+from hvd_adaptive.hooks.ddp.early import EarlyGroups
+
+RANKS, STEPS = dist.get_world_size(), 6
+SMALL = {"bucket_size": 128, "fusion_bytes": 16384}
+FINE = {"bits": 8, "norm": "linf"} | SMALL
+SCHEMES = {
+    "allgather": lambda: QSGD(**FINE, exchange="allgather"),
+    "scatter_reduce": lambda: QSGD(**FINE, exchange="scatter_reduce"),
+    "fitted": lambda: ALQ(bits=4, update_steps=(1, 4), samples=4, **SMALL),
+    "feedback": lambda: QSGD(**FINE, error_feedback=1.0),
+}
+
+
+@pytest.fixture(autouse=True)
+def _sent(monkeypatch):
+    """The groups of each step that were handed over early."""
+    sent: list[int] = []
+    send = EarlyGroups._send
+
+    def recorded(early, group):
+        sent.append(group)
+        send(early, group)
+
+    monkeypatch.setattr(EarlyGroups, "_send", recorded)
+    return sent
+
+
+def wrapped(net, compressor, hook=compression_hook, **options):
+    """The model, whose hook DDP calls itself, and the state."""
+    model = DistributedDataParallel(net, bucket_cap_mb=0.05, **options)
+    state = CompressionState(compressor, net.named_parameters())
+    model.register_comm_hook(state, hook)
+    return model, state
+
+
+def train(model, step):
+    """Compute averaged gradients."""
+    x, y = batch(step)
+    model.zero_grad()
+    nn.functional.cross_entropy(model(x), y).backward()
+
+
+def assert_averages(net, own, tolerance=0.05):
+    for name, parameter in net.named_parameters():
+        if parameter.grad is None:
+            assert name not in own
+            continue
+        mean = sum(gathered(own[name])) / RANKS
+        assert (parameter.grad - mean).norm() <= tolerance * mean.norm(), name
+    assert_same_everywhere([p.grad for p in net.parameters() if p.grad is not None])
+
+
+def averages_of(scheme, early, monkeypatch, **options):
+    """All steps' averages, with or without early groups."""
+    with monkeypatch.context() as patch:
+        if not early:
+            patch.setattr(EarlyGroups, "begin", lambda self, gradients: None)
+        net = make_net(width=160)
+        model, state = wrapped(net, SCHEMES[scheme](), **options)
+        state.compressor._training.instance.bind(7)  # random numbers of both runs are the same
+        found = []
+        for step in range(STEPS):
+            train(model, step)
+            found += [p.grad.clone() for p in net.parameters()]
+    return found
+
+
+@pytest.mark.parametrize("view", [False, True])
+@pytest.mark.parametrize("scheme", SCHEMES)
+def check_bits_are_the_same(scheme, view, monkeypatch, _sent):
+    """With early groups, and without: the same payloads travel."""
+    late = averages_of(scheme, False, monkeypatch, gradient_as_bucket_view=view)
+    assert not _sent
+    early = averages_of(scheme, True, monkeypatch, gradient_as_bucket_view=view)
+    assert _sent
+    assert all(torch.equal(a, b) for a, b in zip(early, late, strict=True))
+    assert_same_everywhere(early)
+
+
+@pytest.mark.parametrize("scheme", ["allgather", "scatter_reduce"])
+def check_groups_leave_before_their_bucket(scheme, _sent, monkeypatch):
+    """From the fourth step on: DDP builds its buckets in the second one, the third one compares."""
+    net = make_net(width=160)
+    model, state = wrapped(net, SCHEMES[scheme]())
+    taken = []
+    take = state.session.take
+    monkeypatch.setattr(
+        state.session, "take", lambda *a, **k: (taken.append(len(_sent)), take(*a, **k))
+    )
+    for step in range(STEPS):
+        own = own_gradients(net, step)
+        del taken[:], _sent[:]
+        train(model, step)
+        assert_averages(net, own)
+        assert (taken[-1] > 0) == (step >= 3)
+        assert taken[0] == 0
+        assert len(set(_sent)) == len(_sent)
+
+
+class Branches(nn.Module):
+    """Two branches, whose gradients arrive in an order that differs between ranks."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.a, self.b = (
+            nn.Sequential(nn.Linear(40, 160), nn.ReLU(), nn.Linear(160, 160)) for _ in range(2)
+        )
+        self.head = nn.Linear(160, 10)
+
+    def forward(self, x, flipped=None):
+        flipped = dist.get_rank() % 2 if flipped is None else flipped
+        first, second = (self.b, self.a) if flipped else (self.a, self.b)
+        y = first(x)
+        return self.head(y + second(x))
+
+
+def check_ranks_may_reach_gradients_in_other_orders(_sent):
+    net = Branches()
+    model, _ = wrapped(net, QSGD(**FINE))
+    for step in range(STEPS):
+        own = own_gradients(net, step)
+        train(model, step)
+        assert_averages(net, own)
+    assert _sent
+
+
+def check_no_sync_sends_nothing(_sent):
+    """Two backward passes accumulate; groups of the third leave early, with the sum."""
+    net = make_net(width=160)
+    model, state = wrapped(net, QSGD(**FINE))
+    for step in range(STEPS):
+        model.zero_grad()
+        own = [own_gradients(net, 3 * step + part) for part in range(3)]
+        for part in range(3):
+            del _sent[:]
+            with nullcontext() if part == 2 else model.no_sync():
+                x, y = batch(3 * step + part)
+                nn.functional.cross_entropy(model(x), y).backward()
+            assert bool(_sent) == (part == 2 and step >= 3)
+        assert_averages(net, {name: sum(of[name] for of in own) for name in own[0]})
+    assert state.compressor.step == STEPS
+
+
+class Shared(nn.Module):
+    """A layer that two reentrant checkpoints use: its gradient is accumulated in two passes."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.shared = nn.Linear(40, 160), nn.Linear(160, 160)
+        self.own, self.last = nn.Linear(160, 160), nn.Linear(160, 10)
+
+    def forward(self, x):
+        x = self.first(x)
+        x = checkpoint(self.shared, x.relu(), use_reentrant=True)
+        x = self.own(x.relu())
+        x = checkpoint(self.shared, x.relu(), use_reentrant=True)
+        return self.last(x.relu())
+
+
+def check_reentrant_checkpoints(_sent):
+    net, twin = Shared(), Shared()
+    model, state = wrapped(net, QSGD(**FINE), static_graph=True)
+    for step in range(STEPS):
+        train(twin, step)
+        train(model, step)
+        assert_averages(net, {name: p.grad for name, p in twin.named_parameters()})
+    groups, members = state.session._early._slots_of, state.session._binding.layout.members
+    names = {members[slot].name for group in _sent for slot in groups[group]}
+    assert names
+    assert not any(name.startswith("shared") for name in names)
+
+
+def check_unused_parameters(_sent):
+    """A layer that no rank uses makes its groups wait for DDP; others leave early."""
+    net = make_net(width=160)
+    net.append(nn.Linear(160, 160))  # behind the forward pass
+    inner = net[:-1]
+    net.forward = inner.forward
+    model, _ = wrapped(net, QSGD(**FINE), find_unused_parameters=True)
+    for step in range(STEPS):
+        own = own_gradients(inner, step)
+        train(model, step)
+        assert_averages(inner, own)
+
+
+@pytest.mark.parametrize("factor", [0.5])
+def check_a_hook_around_ours_may_change_the_bucket(factor, _sent):
+    def scaled(state, bucket):
+        bucket.buffer().mul_(factor)
+        return compression_hook(state, bucket)
+
+    net = make_net(width=160)
+    model, _ = wrapped(net, QSGD(**FINE), hook=scaled)
+    for step in range(STEPS):
+        own = own_gradients(net, step)
+        train(model, step)
+        assert_averages(net, {name: factor * g for name, g in own.items()})
+    assert not _sent
+
+
+def check_gradients_that_reach_their_bucket_late(_sent):
+    """batched_grad_copy fills a bucket when all of its gradients are there."""
+    net = make_net(width=160)
+    try:
+        model, _ = wrapped(net, QSGD(**FINE), batched_grad_copy=True)
+    except TypeError:
+        pytest.skip("this version of torch has no batched_grad_copy")
+    for step in range(STEPS):
+        own = own_gradients(net, step)
+        train(model, step)
+        assert_averages(net, own)
+    assert not _sent
+
+
+class Fails(torch.autograd.Function):
+    """Raise an error in the backward pass."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, outer):
+        raise ArithmeticError("in backward")
+
+
+def check_a_backward_pass_that_fails(_sent):
+    """All ranks fail in the middle of a backward pass; a new model goes on with what is left."""
+    net = make_net(width=160)
+    model, state = wrapped(net, QSGD(**FINE))
+    for step in range(4):
+        train(model, step)
+    assert _sent
+    handle = net[0].register_forward_hook(lambda module, args, out: Fails.apply(out))
+    with pytest.raises(ArithmeticError):
+        train(model, 4)
+    handle.remove()
+    state.close()
+    del model, state, _sent[:]
+    gc.collect()  # or the first model's hooks are called, too
+    model, _ = wrapped(net, QSGD(**FINE))
+    for step in range(STEPS):
+        own = own_gradients(net, step)
+        train(model, step)
+        assert_averages(net, own)
+    assert _sent
+
+
+def check_hooks_keep_nothing_alive(_sent):
+    """A model and its state that nobody holds are freed."""
+    net = make_net(width=160)
+    model, state = wrapped(net, QSGD(**FINE))
+    for step in range(4):
+        train(model, step)
+    assert _sent
+    session = weakref.ref(state.session)
+    del model, state
+    gc.collect()
+    assert session() is None
+    x, y = batch(0)
+    nn.functional.cross_entropy(net(x), y).backward()  # hooks that are left do nothing
