@@ -320,6 +320,33 @@ def check_frozen_fragments(rank: int, gather: Callable[[torch.Tensor], torch.Ten
         assert bool((gather(p.detach()) == p.detach()).all())
 
 
+def check_frozen_while_delayed(
+    rank: int, gather: Callable[[torch.Tensor], torch.Tensor], frozen_after: int
+) -> None:
+    """A layer that is frozen adopts the next average that is applied, and then keeps its bits.
+
+    Its fragment's rounds begin after steps 2, 6, ..., and are applied one step later.
+    """
+    net = make_net()
+    compressor = ALQ(bits=4, bucket_size=512, min_numel=1)
+    streams = {"every": 4, "fragments": 2, "delay": 1}
+    optimizer = LocalSGD(make_optimizer(net), compression=compressor, **streams, **OUTER)
+    adopted: list[torch.Tensor] = []
+    for step in range(1, 20):
+        backward(net, rank, step)
+        optimizer.step()
+        if step == frozen_after:
+            net[0].requires_grad_(False)
+        if step == (3 if frozen_after == 2 else 7):
+            adopted = [p.detach().clone() for p in net[0].parameters()]
+            assert all(bool((gather(p) == p).all()) for p in adopted)
+        for p, value in zip(net[0].parameters(), adopted, strict=False):
+            assert torch.equal(p, value), step
+    optimizer.finish()
+    for p, value in zip(net[0].parameters(), adopted, strict=True):
+        assert torch.equal(p, value)
+
+
 def check_background(
     rank: int, ranks: int, wait: Callable[[], None], go: Callable[[], None]
 ) -> None:

@@ -94,6 +94,11 @@ def check_frozen_fragments():
     fragment_rounds.check_frozen_fragments(dist.get_rank(), gather)
 
 
+@pytest.mark.parametrize("frozen_after", [2, 3])
+def check_a_layer_frozen_while_rounds_are_delayed(frozen_after):
+    fragment_rounds.check_frozen_while_delayed(dist.get_rank(), gather, frozen_after)
+
+
 def check_a_delayed_round_does_not_wait():
     def go() -> None:
         for other in range(1, dist.get_world_size()):

@@ -110,6 +110,11 @@ def test_frozen_fragments():
     fragment_rounds.check_frozen_fragments(hvd.rank(), gather)
 
 
+@pytest.mark.parametrize("frozen_after", [2, 3])
+def test_a_layer_frozen_while_rounds_are_delayed(frozen_after):
+    fragment_rounds.check_frozen_while_delayed(hvd.rank(), gather, frozen_after)
+
+
 def test_a_delayed_round_does_not_wait():
     def meet() -> None:
         hvd.allreduce(torch.ones(1), name="meet")
