@@ -27,6 +27,10 @@ TOLD = {
     "start": r"different parameters \(2.weight of ranks? 1(-\d)? is not the first rank's\)",
     "bits": "bits is",
 }
+CHANGED = {
+    "adds": "ranks have different parameters in the optimizer's groups",
+    "replaces": "ranks have added, replaced or unfrozen different parameters in a round",
+}
 
 
 def make_net() -> nn.Module:
@@ -342,6 +346,59 @@ def check_changed_groups(rank: int, ranks: int, gather: Callable[[Tensor], Tenso
     frozen = copy.deepcopy(middle.state_dict())
     train(2, last)
     assert all(torch.equal(frozen[n], p) for n, p in middle.state_dict().items())
+
+
+def check_replaced_parameter(rank: int, ranks: int, gather: Callable[[Tensor], Tensor]) -> None:
+    """Replaced on all ranks within a round, by each rank's own numbers: becomes the exact mean once,
+    and is averaged like the others from then on."""
+    net = make_net()
+    inner = make_optimizer(net)
+    compressor = ALQ(bits=4, bucket_size=512, error_feedback=1.0)
+    optimizer = LocalSGD(inner, every=2, momentum=0.9, lr=0.7, compression=compressor)
+
+    def train(first: int, steps: int) -> None:
+        for step in range(first, first + steps):
+            backward(net, rank, step)
+            optimizer.step()
+
+    train(0, 3)
+    members = inner.param_groups[0]["params"]
+    place = next(i for i, p in enumerate(members) if p is net[2].weight)
+    generator = torch.Generator().manual_seed(rank)
+    net[2].weight = nn.Parameter(0.1 * torch.randn(80, 80, generator=generator))
+    members[place] = net[2].weight
+    backward(net, rank, 3)
+    inner.step()
+    exact = gather(net[2].weight.detach()).double().mean(0)
+    for p in net.parameters():  # the step was taken
+        p.grad = None
+    optimizer.step()
+    torch.testing.assert_close(net[2].weight.detach().double(), exact, rtol=1e-6, atol=1e-8)
+    for begin in (4, 6):
+        before = net[2].weight.detach().clone()
+        train(begin, 2)
+        assert not torch.equal(before, net[2].weight)
+        for p in net.parameters():
+            assert bool((gather(p.detach()) == p.detach()).all())
+    assert optimizer.rounds == 4
+
+
+def check_groups_that_differ(rank: int, act: str) -> None:
+    """The first rank alone adds or replaces parameters: all are told."""
+    net = make_net()
+    inner = make_optimizer(net)
+    optimizer = LocalSGD(inner, every=2)
+    for step in range(3):
+        backward(net, rank, step)
+        optimizer.step()
+    if rank == 0 and act == "adds":
+        optimizer.add_param_group({"params": [nn.Parameter(torch.ones(3))]})
+    if rank == 0 and act == "replaces":
+        net[2].weight = inner.param_groups[0]["params"][2] = nn.Parameter(torch.ones(80, 80))
+    backward(net, rank, 3)
+    with pytest.raises(RankMismatchError, match=CHANGED[act]):
+        optimizer.step()
+    assert optimizer.rounds == 1
 
 
 def check_not_finite(rank: int, ranks: int, act: str) -> None:

@@ -54,6 +54,15 @@ def check_groups_that_change():
     local_rounds.check_changed_groups(dist.get_rank(), dist.get_world_size(), gather)
 
 
+def check_a_parameter_that_is_replaced():
+    local_rounds.check_replaced_parameter(dist.get_rank(), dist.get_world_size(), gather)
+
+
+@pytest.mark.parametrize("act", local_rounds.CHANGED)
+def check_groups_that_one_rank_changes(act):
+    local_rounds.check_groups_that_differ(dist.get_rank(), act)
+
+
 @pytest.mark.parametrize("act", ["raise", "skip"])
 def check_a_rank_that_is_not_finite(act):
     local_rounds.check_not_finite(dist.get_rank(), dist.get_world_size(), act)

@@ -54,6 +54,15 @@ def test_groups_that_change():
     local_rounds.check_changed_groups(hvd.rank(), hvd.size(), gather)
 
 
+def test_a_parameter_that_is_replaced():
+    local_rounds.check_replaced_parameter(hvd.rank(), hvd.size(), gather)
+
+
+@pytest.mark.parametrize("act", local_rounds.CHANGED)
+def test_groups_that_one_rank_changes(act):
+    local_rounds.check_groups_that_differ(hvd.rank(), act)
+
+
 @pytest.mark.parametrize("act", ["raise", "skip"])
 def test_a_rank_that_is_not_finite(act):
     local_rounds.check_not_finite(hvd.rank(), hvd.size(), act)
