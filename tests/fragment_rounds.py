@@ -1,4 +1,5 @@
-"""LocalSGD in fragments, beside a plain simulation of all ranks in float64."""
+"""LocalSGD in fragments, beside a plain simulation of all ranks: in float64, or compressed by
+``simulate.Ranks``, bit for bit."""
 
 from __future__ import annotations
 
@@ -8,6 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -16,6 +18,9 @@ from local_rounds import make_net, make_optimizer
 from torch import nn
 
 from hvd_adaptive import ALQ, QSGD, LocalSGD, RankMismatchError, instances
+from hvd_adaptive.hooks.ddp.buckets import _by_bucket
+from hvd_adaptive.simulate import Ranks
+from hvd_adaptive.simulate import ranks as simulated_ranks
 
 # Of the net's parameters, of 3200, 80, 6400, 80, 1600 and 20 coordinates.
 PARTS = {1: [[0, 1, 2, 3, 4, 5]], 2: [[0, 1], [2, 3, 4, 5]], 3: [[0, 1], [2], [3, 4, 5]]}
@@ -31,12 +36,13 @@ CASES: dict[str, tuple[dict[str, Any], tuple[int, ...]]] = {
 OUTER = {"momentum": 0.9, "lr": 0.7}
 
 
-def backward(net: nn.Module, rank: int, step: int) -> None:
-    """A rank's gradients of its own data."""
+def backward(net: nn.Module, rank: int, step: int, scaler: Any = None) -> None:
+    """A rank's gradients of its own data, scaled by a GradScaler if there is one."""
     generator = torch.Generator().manual_seed(1000 * rank + step)
     x = torch.randn(16, 40, generator=generator).to(next(net.parameters()).dtype)
     net.zero_grad()
-    F.cross_entropy(net(x), x[:, :20].argmax(1)).backward()
+    loss = F.cross_entropy(net(x), x[:, :20].argmax(1))
+    (loss if scaler is None else scaler.scale(loss)).backward()
 
 
 @dataclass
@@ -53,11 +59,29 @@ class Simulated:
     later: tuple[int, int, list[torch.Tensor]] | None = None
 
 
+class FragmentRanks(Ranks):
+    """Groups of which no rank has a gradient are not sent, and tables are not fitted to them."""
+
+    def _is_sent(self, group: Any) -> bool:
+        return not set.intersection(*self._missing).issuperset(group.slots)
+
+    def _exchanged(self, index: int, everyone: Any) -> torch.Tensor:
+        if self._is_sent(self.layout.groups[index]):
+            return super()._exchanged(index, everyone)
+        return torch.zeros_like(self.flats[index][0])
+
+    def _samples(self, rank: int, step: int) -> Callable[[int, str], Any]:
+        trips = self._trips(rank, step)
+        sent = [group for group in self.layout.groups if self._is_sent(group)]
+        return lambda count, part: trips.shares(sent, count, part).draw(rank, trips.values)
+
+
 @dataclass
 class Streaming:
     """All ranks of a training in fragments.
 
     counts: Each rank's steps.  skipped: (rank, step) pairs that are no steps.
+    compressor: None averages exactly, in float64.
     """
 
     counts: Sequence[int]
@@ -69,6 +93,7 @@ class Streaming:
     momentum: float = 0.0
     lr: float = 1.0
     skipped: frozenset[tuple[int, int]] = frozenset()
+    compressor: Any = None
     rounds: int = 0
     turn: int = 0
     ranks: list[Simulated] = field(default_factory=list)
@@ -77,8 +102,11 @@ class Streaming:
 
     def run(self) -> None:
         """Until all ranks have finished."""
+        self.carrier = make_net()
+        if self.compressor is not None:
+            self.exchange = self._exchange()
         for _ in self.counts:
-            net = make_net().double()
+            net = make_net().double() if self.compressor is None else make_net()
             shared = [p.detach().clone() for p in net.parameters()]
             buffers, moved = [None] * len(shared), [False] * self.fragments
             self.ranks.append(Simulated(net, make_optimizer(net), shared, buffers, moved))
@@ -100,21 +128,42 @@ class Streaming:
         for _ in range(self.fragments):
             self._average(0)
 
+    def _exchange(self) -> Ranks:
+        """Return simulated ranks whose groups hold the parameters of one fragment each."""
+
+        def by_fragment(members: list[Any], **bounds: Any) -> Any:
+            return _by_bucket([[members[i] for i in of] for of in PARTS[self.fragments]], **bounds)
+
+        named = [(str(i), p) for i, p in enumerate(self.carrier.parameters())]
+        with mock.patch.object(simulated_ranks, "build_layout", by_fragment):
+            return FragmentRanks(named, self.compressor, len(self.counts))
+
+    def _averages(self, part: Sequence[int], ways: list[list[torch.Tensor]]) -> list[torch.Tensor]:
+        """Return the averages of all ranks' ways."""
+        if self.compressor is None:
+            return [torch.stack(of).mean(0) for of in zip(*ways, strict=True)]
+        own = list(self.carrier.parameters())
+        for rank, of_rank in enumerate(ways):
+            for i, way in zip(part, of_rank, strict=True):
+                own[i].grad = way.clone()
+            self.exchange.take(rank)
+        if self.exchange.due(self.rounds):
+            self.exchange.refit(self.rounds)
+        self.exchange.average(self.rounds)
+        averages = [own[i].grad.clone() for i in part]
+        self.carrier.zero_grad()
+        return averages
+
     @torch.no_grad()
     def _average(self, step: int) -> None:
         fragment, self.turn = self.turn % self.fragments, self.turn + 1
         active = [rank for rank in self.ranks if rank.has_moved[fragment]]
         if not active:
             return
+        part = PARTS[self.fragments][fragment]
+        ways = [[rank.shared[i] - list(rank.net.parameters())[i] for i in part] for rank in active]
+        averages = self._averages(part, ways)
         self.rounds += 1
-        ways = [
-            [
-                rank.shared[i] - list(rank.net.parameters())[i]
-                for i in PARTS[self.fragments][fragment]
-            ]
-            for rank in active
-        ]
-        averages = [torch.stack(of).mean(0) for of in zip(*ways, strict=True)]
         for rank in self.ranks:
             rank.has_moved[fragment] = False
             if self.delay and not rank.is_finished:
@@ -135,10 +184,12 @@ class Streaming:
         for i, average in zip(PARTS[self.fragments][fragment], averages, strict=True):
             way, last = average, rank.buffers[i]
             if self.momentum:
-                now = average.clone() if last is None else self.momentum * last + average
-                rank.buffers[i], way = now, average + self.momentum * now
-            rank.shared[i] = rank.shared[i] - self.lr * way
-            own[i].copy_(mixing * own[i] + (1 - mixing) * rank.shared[i])
+                # Rounded as torch's SGD rounds.
+                now = average.clone() if last is None else last.mul_(self.momentum).add_(average)
+                rank.buffers[i], way = now, average.add(now, alpha=self.momentum)
+            rank.shared[i] = rank.shared[i].add(way, alpha=-self.lr)
+            mixed = own[i].mul(mixing).add(rank.shared[i], alpha=1.0 - mixing)
+            own[i].copy_(mixed if mixing else rank.shared[i])
 
 
 def assert_close(net: nn.Module, others: Sequence[torch.Tensor]) -> None:
@@ -170,6 +221,36 @@ def check_simulation(
     for other in sim.ranks:
         assert_close(net, list(other.net.parameters()))
     assert optimizer.rounds == sim.rounds
+
+
+COMPRESSED = {
+    "feedback": lambda: QSGD(
+        bits=4, bucket_size=512, min_numel=1, error_feedback=1.0, exchange="allgather"
+    ),
+    "tables": lambda: ALQ(
+        bits=3, bucket_size=512, min_numel=1, update_steps=[0, 3], exchange="scatter_reduce"
+    ),
+    "auto": lambda: QSGD(bits=3, bucket_size=512, error_feedback="auto", exchange="allgather"),
+}
+
+
+def check_compressed_simulation(rank: int, ranks: int, scheme: str) -> None:
+    """The parameters after every step, and after the last round, bit for bit."""
+    keywords, starts = CASES["delayed"]
+    sim = Streaming([14] * ranks, starts, **keywords, **OUTER, compressor=COMPRESSED[scheme]())
+    sim.run()
+    net = make_net()
+    compressor = COMPRESSED[scheme]()
+    optimizer = LocalSGD(make_optimizer(net), compression=compressor, **keywords, **OUTER)
+    for step in range(1, 15):
+        backward(net, rank, step)
+        optimizer.step()
+        for p, other in zip(net.parameters(), sim.history[step, rank], strict=True):
+            assert torch.equal(p, other), step
+    optimizer.finish()
+    for p, other in zip(net.parameters(), sim.ranks[rank].net.parameters(), strict=True):
+        assert torch.equal(p, other)
+    assert optimizer.rounds == compressor.step == sim.rounds
 
 
 def check_compressed(
@@ -239,6 +320,33 @@ def check_resumed_runs(rank: int, saved_at: int) -> None:
     optimizer.finish()
     for a, b in zip(net.parameters(), whole.parameters(), strict=True):
         assert torch.equal(a, b)
+
+
+def check_overflow(rank: int, ranks: int, collective: Callable[[], int]) -> None:
+    """Rank 0 overflows in its second step of eight, after which a round begins: rounds and the
+    program's own collectives stay together, and that step changes nothing.
+
+    collective: One of the program's own, which returns the number of ranks.
+    """
+    keywords = {"every": 4, "fragments": 2, "delay": 1, "mixing": 0.5}
+    sim = Streaming([8] * ranks, (2, 4), **keywords, skipped=frozenset({(0, 2)}))
+    sim.run()
+    net = make_net().double()
+    optimizer = LocalSGD(make_optimizer(net), **keywords)
+    scaler = torch.amp.GradScaler("cpu", init_scale=8.0, growth_interval=1000)
+    for step in range(1, 9):
+        backward(net, rank, step, scaler)
+        if rank == 0 and step == 2:
+            net[0].weight.grad[0, 0] = float("inf")
+        scaler.step(optimizer)
+        scaler.update()
+        assert collective() == ranks
+        assert_close(net, sim.history[step, rank])
+    assert scaler.get_scale() == (4.0 if rank == 0 else 8.0)
+    optimizer.finish()
+    for other in sim.ranks:
+        assert_close(net, list(other.net.parameters()))
+    assert optimizer.rounds == sim.rounds
 
 
 def check_not_finite(rank: int, ranks: int, act: str) -> None:

@@ -349,8 +349,8 @@ def check_changed_groups(rank: int, ranks: int, gather: Callable[[Tensor], Tenso
 
 
 def check_replaced_parameter(rank: int, ranks: int, gather: Callable[[Tensor], Tensor]) -> None:
-    """Replaced on all ranks within a round, by each rank's own numbers: becomes the exact mean once,
-    and is averaged like the others from then on."""
+    """All ranks replace a parameter within a round, by numbers of their own. It becomes the exact
+    mean once, and is averaged like the others from then on."""
     net = make_net()
     inner = make_optimizer(net)
     compressor = ALQ(bits=4, bucket_size=512, error_feedback=1.0)
@@ -448,6 +448,26 @@ def check_not_finite(rank: int, ranks: int, act: str) -> None:
         equal(mirror.nets[0])
         assert (net[2].weight in inner.state) == (rank != broken)
         train(4)
+    assert all(p.isfinite().all() for p in net.parameters())
+
+
+def check_none_is_finite(rank: int) -> None:
+    """All ranks' parameters are NaN: an error, also of ``skip``, and anchors stay as they are."""
+    net = make_net()
+    optimizer = LocalSGD(make_optimizer(net), every=1, on_nonfinite="skip")
+    backward(net, rank, 0)
+    optimizer.step()
+    good = copy.deepcopy(net.state_dict())
+    backward(net, rank, 1)
+    net[4].bias.grad[0] = float("nan")
+    with pytest.raises(FloatingPointError, match="5 of rank 0, 5 of rank 1"):
+        optimizer.step()
+    assert optimizer.rounds == 1
+    net.load_state_dict(good)
+    optimizer.optimizer.state.clear()
+    backward(net, rank, 2)
+    optimizer.step()
+    assert optimizer.rounds == 2
     assert all(p.isfinite().all() for p in net.parameters())
 
 

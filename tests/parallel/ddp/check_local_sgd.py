@@ -50,6 +50,11 @@ def check_an_overflow_on_one_rank():
     local_rounds.check_overflow(dist.get_rank(), size, lambda: int(gather(torch.ones(1)).sum()))
 
 
+def check_an_overflow_on_one_rank_in_fragments():
+    size = dist.get_world_size()
+    fragment_rounds.check_overflow(dist.get_rank(), size, lambda: int(gather(torch.ones(1)).sum()))
+
+
 def check_groups_that_change():
     local_rounds.check_changed_groups(dist.get_rank(), dist.get_world_size(), gather)
 
@@ -68,6 +73,10 @@ def check_a_rank_that_is_not_finite(act):
     local_rounds.check_not_finite(dist.get_rank(), dist.get_world_size(), act)
 
 
+def check_ranks_none_of_which_is_finite():
+    local_rounds.check_none_is_finite(dist.get_rank())
+
+
 def check_ranks_in_different_rounds_are_told():
     local_rounds.check_unequal_counts(dist.get_rank())
 
@@ -83,6 +92,11 @@ def check_ranks_may_end_apart_in_fragments(case, first):
     """One rank takes other numbers of steps; another skips one."""
     counts = [first, *[10] * (dist.get_world_size() - 1)]
     fragment_rounds.check_simulation(dist.get_rank(), counts, case, frozenset({(1, 4)}))
+
+
+@pytest.mark.parametrize("scheme", fragment_rounds.COMPRESSED)
+def check_compressed_fragments_are_simulates(scheme):
+    fragment_rounds.check_compressed_simulation(dist.get_rank(), dist.get_world_size(), scheme)
 
 
 def check_fragments_are_compressed(caplog):

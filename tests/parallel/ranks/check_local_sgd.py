@@ -38,11 +38,12 @@ def test_a_run_resumes_within_a_round():
     local_rounds.check_resumed_runs(hvd.rank())
 
 
-def test_an_overflow_on_one_rank():
+@pytest.mark.parametrize("rounds", [local_rounds, fragment_rounds])
+def test_an_overflow_on_one_rank(rounds):
     def collective() -> int:
         return len(hvd.allgather(torch.ones(1), name="own"))
 
-    local_rounds.check_overflow(hvd.rank(), hvd.size(), collective)
+    rounds.check_overflow(hvd.rank(), hvd.size(), collective)
 
 
 def gather(tensor: torch.Tensor) -> torch.Tensor:
@@ -66,6 +67,10 @@ def test_groups_that_one_rank_changes(act):
 @pytest.mark.parametrize("act", ["raise", "skip"])
 def test_a_rank_that_is_not_finite(act):
     local_rounds.check_not_finite(hvd.rank(), hvd.size(), act)
+
+
+def test_ranks_none_of_which_is_finite():
+    local_rounds.check_none_is_finite(hvd.rank())
 
 
 def test_ranks_in_different_rounds_are_told():
@@ -99,6 +104,11 @@ def test_ranks_may_end_apart_in_fragments(case, first):
     """One rank takes other numbers of steps; another skips one."""
     counts = [first, *[10] * (hvd.size() - 1)]
     fragment_rounds.check_simulation(hvd.rank(), counts, case, frozenset({(1, 4)}))
+
+
+@pytest.mark.parametrize("scheme", fragment_rounds.COMPRESSED)
+def test_compressed_fragments_are_simulates(scheme):
+    fragment_rounds.check_compressed_simulation(hvd.rank(), hvd.size(), scheme)
 
 
 def test_fragments_are_compressed(caplog):
