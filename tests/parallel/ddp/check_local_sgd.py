@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import changed_groups
 import fragment_rounds
 import local_rounds
 import pytest
@@ -56,16 +57,16 @@ def check_an_overflow_on_one_rank_in_fragments():
 
 
 def check_groups_that_change():
-    local_rounds.check_changed_groups(dist.get_rank(), dist.get_world_size(), gather)
+    changed_groups.check_changed_groups(dist.get_rank(), dist.get_world_size(), gather)
 
 
 def check_a_parameter_that_is_replaced():
-    local_rounds.check_replaced_parameter(dist.get_rank(), dist.get_world_size(), gather)
+    changed_groups.check_replaced_parameter(dist.get_rank(), dist.get_world_size(), gather)
 
 
-@pytest.mark.parametrize("act", local_rounds.CHANGED)
+@pytest.mark.parametrize("act", changed_groups.CHANGED)
 def check_groups_that_one_rank_changes(act):
-    local_rounds.check_groups_that_differ(dist.get_rank(), act)
+    changed_groups.check_groups_that_differ(dist.get_rank(), act)
 
 
 @pytest.mark.parametrize("act", ["raise", "skip"])

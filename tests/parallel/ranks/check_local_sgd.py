@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import changed_groups
 import fragment_rounds
 import horovod.torch as hvd
 import local_rounds
@@ -52,16 +53,16 @@ def gather(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def test_groups_that_change():
-    local_rounds.check_changed_groups(hvd.rank(), hvd.size(), gather)
+    changed_groups.check_changed_groups(hvd.rank(), hvd.size(), gather)
 
 
 def test_a_parameter_that_is_replaced():
-    local_rounds.check_replaced_parameter(hvd.rank(), hvd.size(), gather)
+    changed_groups.check_replaced_parameter(hvd.rank(), hvd.size(), gather)
 
 
-@pytest.mark.parametrize("act", local_rounds.CHANGED)
+@pytest.mark.parametrize("act", changed_groups.CHANGED)
 def test_groups_that_one_rank_changes(act):
-    local_rounds.check_groups_that_differ(hvd.rank(), act)
+    changed_groups.check_groups_that_differ(hvd.rank(), act)
 
 
 @pytest.mark.parametrize("act", ["raise", "skip"])
