@@ -147,6 +147,7 @@ class Changing:
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         # Parameters, process sets and a user's functions are shared, not copied.
         shared = [self.settings, *(self._constructed.get(name) for name in UNCHANGEABLE)]
+        shared.append(self._training._scaler)
         memo |= {id(one): one for one in shared}
         new = type(self).__new__(type(self))
         memo[id(self)] = new

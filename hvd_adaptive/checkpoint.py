@@ -9,6 +9,7 @@ dcp.load(parts, checkpoint_id="checkpoint")  # in the next run
 from __future__ import annotations
 
 import io
+import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -25,6 +26,9 @@ class PerRank:
     has. So residuals, and parameters within a round of LocalSGD, would be lost or mixed up. This
     object has one entry, "rank 0 of 2", in every step: the whole states of the rank. Another number
     of ranks has other entries, which ``dcp.load`` refuses.
+
+    Without torch.distributed, ranks of Horovod do not share a checkpoint: each must save and load a
+    folder of its own, such as ``checkpoint_id=f"checkpoint-{hvd.rank()}"``.
 
     Args:
         **parts: Objects with ``state_dict`` and ``load_state_dict``, in the order in which they are
@@ -68,10 +72,16 @@ class PerRank:
 
 
 def key_of_rank() -> str:
-    """Return the key of this rank's own state."""
-    if not (dist.is_available() and dist.is_initialized()):
-        return "rank 0 of 1"
-    return f"rank {dist.get_rank()} of {dist.get_world_size()}"
+    """Return the key of this rank's own state.
+
+    The ranks are torch.distributed's, which ``dcp.save`` writes for, or else Horovod's.
+    """
+    if dist.is_available() and dist.is_initialized():
+        return f"rank {dist.get_rank()} of {dist.get_world_size()}"
+    hvd = sys.modules.get("horovod.torch")
+    if hvd is not None and hvd.is_initialized():
+        return f"rank {hvd.rank()} of {hvd.size()}"
+    return "rank 0 of 1"
 
 
 def packed(state: dict[str, Any]) -> bytes:

@@ -159,6 +159,24 @@ class CompressionState:
         shared = "shared" if everyone else f"shared by {format_ranks(ranks)}"
         return shared, key_of_rank()
 
+    def abandon(self) -> None:
+        """Give up the step in progress, which an error has cut off; without one, do nothing.
+
+        Every rank of the model must call this at the same place.
+        """
+        self.session.abandon()
+
+    def follow_scale(self, scaler: torch.amp.GradScaler | None) -> None:
+        """Let residuals of error feedback follow the loss scale of a GradScaler.
+
+        The compressor's own ``grad_scaler`` takes precedence.
+
+        Args:
+            scaler: The scaler; None if gradients are not scaled.
+        """
+        if self.compressor.settings.grad_scaler is None:
+            self.compressor._training.follow_scale(scaler)
+
     def close(self) -> None:
         """Release the compressor, which another state may then serve.
 

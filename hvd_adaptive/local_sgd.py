@@ -67,7 +67,7 @@ class LocalSGD(WrappedOptimizer):
 
     A round averages the parameters that the groups of ``optimizer`` hold then and that require a
     gradient. One that was added, replaced or unfrozen is averaged in full precision in its first
-    round. A frozen one keeps its bits, unless a rank has moved it since the last round.
+    round. A frozen one keeps its bits, after it has adopted the next average if ranks differ in it.
 
     Ranks must call ``step`` equally often, or ``skip`` in its place. ``torch.amp.GradScaler`` does:
     a step that it skips on one rank counts for the round, and changes nothing on that rank.

@@ -39,11 +39,12 @@ class Training:
     def __init__(self, parts: Parts) -> None:
         codec = parts.default
         weight, adaptation = codec.settings.error_feedback, codec.adaptation
+        self._scaler = codec.settings.grad_scaler
         self.updates: Updates = Updates(parts)
         if adaptation is not None:
             self.updates = ScheduledUpdates(parts, adaptation.update_steps)
         self.meter = StepMeter()
-        self.residuals = None if weight is None else Residuals(weight, codec.settings.grad_scaler)
+        self.residuals = None if weight is None else Residuals(weight, self._scaler)
         self.instance = Instance()
         self.encodes = self.loads = 0
         self.connection: Connection | None = None
@@ -67,9 +68,16 @@ class Training:
         self.encodes += 1
         return key
 
+    def follow_scale(self, scaler: Any) -> None:
+        """Let residuals follow the loss scale of a GradScaler; see ``Residuals``."""
+        self._scaler = scaler
+        if self.residuals is not None:
+            self.residuals.scaler = scaler
+
     def serve_as(self, old: Training) -> None:
-        """Serve what ``old`` served, with its random numbers."""
+        """Serve what ``old`` served, with its random numbers and its GradScaler."""
         self.instance, self.connection, self.loads = old.instance, old.connection, old.loads
+        self.follow_scale(old._scaler)
 
     def load_from(self, old: Training, keep: bool, step: int) -> None:
         """Continue ``old``, whose compressor had other settings; see ``Updates.load_from``."""

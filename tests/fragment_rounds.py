@@ -1,4 +1,4 @@
-"""LocalSGD in fragments, beside a plain simulation of all ranks in float64."""
+"""LocalSGD in fragments, beside a plain simulation of all ranks."""
 
 from __future__ import annotations
 
@@ -6,19 +6,16 @@ import copy
 import logging
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
-from local_rounds import make_net, make_optimizer
+from local_mirror import make_net, make_optimizer
+from streaming_simulation import PARTS, Streaming, assert_close, backward
 from torch import nn
 
 from hvd_adaptive import ALQ, QSGD, LocalSGD, RankMismatchError, instances
 
-# Of the net's parameters, of 3200, 80, 6400, 80, 1600 and 20 coordinates.
-PARTS = {1: [[0, 1, 2, 3, 4, 5]], 2: [[0, 1], [2, 3, 4, 5]], 3: [[0, 1], [2], [3, 4, 5]]}
 # every, fragments, delay, mixing: and the steps of a period after which rounds begin.
 CASES: dict[str, tuple[dict[str, Any], tuple[int, ...]]] = {
     "whole": ({"every": 3, "fragments": 1}, (3,)),
@@ -29,122 +26,6 @@ CASES: dict[str, tuple[dict[str, Any], tuple[int, ...]]] = {
     "whole and delayed": ({"every": 3, "fragments": 1, "delay": 3}, (3,)),
 }
 OUTER = {"momentum": 0.9, "lr": 0.7}
-
-
-def backward(net: nn.Module, rank: int, step: int) -> None:
-    """A rank's gradients of its own data."""
-    generator = torch.Generator().manual_seed(1000 * rank + step)
-    x = torch.randn(16, 40, generator=generator).to(next(net.parameters()).dtype)
-    net.zero_grad()
-    F.cross_entropy(net(x), x[:, :20].argmax(1)).backward()
-
-
-@dataclass
-class Simulated:
-    """One rank: its net, the shared parameters and their momentum, as Algorithm 2 has them."""
-
-    net: nn.Module
-    inner: torch.optim.Optimizer
-    shared: list[torch.Tensor]
-    buffers: list[torch.Tensor | None]
-    has_moved: list[bool]
-    is_finished: bool = False
-    # (step, fragment, averages) of a round that is applied later.
-    later: tuple[int, int, list[torch.Tensor]] | None = None
-
-
-@dataclass
-class Streaming:
-    """All ranks of a training in fragments.
-
-    counts: Each rank's steps.  skipped: (rank, step) pairs that are no steps.
-    """
-
-    counts: Sequence[int]
-    starts: Sequence[int]
-    every: int
-    fragments: int
-    delay: int = 0
-    mixing: float = 0.5
-    momentum: float = 0.0
-    lr: float = 1.0
-    skipped: frozenset[tuple[int, int]] = frozenset()
-    rounds: int = 0
-    turn: int = 0
-    ranks: list[Simulated] = field(default_factory=list)
-    # By step and rank: the parameters after it.
-    history: dict[tuple[int, int], list[torch.Tensor]] = field(default_factory=dict)
-
-    def run(self) -> None:
-        """Until all ranks have finished."""
-        for _ in self.counts:
-            net = make_net().double()
-            shared = [p.detach().clone() for p in net.parameters()]
-            buffers, moved = [None] * len(shared), [False] * self.fragments
-            self.ranks.append(Simulated(net, make_optimizer(net), shared, buffers, moved))
-        for step in range(1, max(self.counts) + 1):
-            for number, rank in enumerate(self.ranks):
-                if step <= self.counts[number] and (number, step) not in self.skipped:
-                    backward(rank.net, number, step)
-                    rank.inner.step()
-                    rank.has_moved = [True] * self.fragments
-                if rank.later is not None and rank.later[0] == step:
-                    self._apply_later(rank)
-            if (step - 1) % self.every + 1 in self.starts:
-                self._average(step)
-            for number, rank in enumerate(self.ranks):
-                self.history[step, number] = [p.detach().clone() for p in rank.net.parameters()]
-                if step == self.counts[number]:
-                    rank.is_finished = True
-                    self._apply_later(rank)
-        for _ in range(self.fragments):
-            self._average(0)
-
-    @torch.no_grad()
-    def _average(self, step: int) -> None:
-        fragment, self.turn = self.turn % self.fragments, self.turn + 1
-        active = [rank for rank in self.ranks if rank.has_moved[fragment]]
-        if not active:
-            return
-        self.rounds += 1
-        ways = [
-            [
-                rank.shared[i] - list(rank.net.parameters())[i]
-                for i in PARTS[self.fragments][fragment]
-            ]
-            for rank in active
-        ]
-        averages = [torch.stack(of).mean(0) for of in zip(*ways, strict=True)]
-        for rank in self.ranks:
-            rank.has_moved[fragment] = False
-            if self.delay and not rank.is_finished:
-                rank.later = step + self.delay, fragment, averages
-            else:
-                self._apply(rank, fragment, averages, 0.0)
-
-    def _apply_later(self, rank: Simulated) -> None:
-        if rank.later is not None:
-            _, fragment, averages = rank.later
-            rank.later = None
-            self._apply(rank, fragment, averages, self.mixing)
-            rank.has_moved[fragment] = self.mixing > 0
-
-    @torch.no_grad()
-    def _apply(self, rank: Simulated, fragment: int, averages: Any, mixing: float) -> None:
-        own = list(rank.net.parameters())
-        for i, average in zip(PARTS[self.fragments][fragment], averages, strict=True):
-            way, last = average, rank.buffers[i]
-            if self.momentum:
-                now = average.clone() if last is None else self.momentum * last + average
-                rank.buffers[i], way = now, average + self.momentum * now
-            rank.shared[i] = rank.shared[i] - self.lr * way
-            own[i].copy_(mixing * own[i] + (1 - mixing) * rank.shared[i])
-
-
-def assert_close(net: nn.Module, others: Sequence[torch.Tensor]) -> None:
-    """Up to the rounding of float64."""
-    for own, other in zip(net.parameters(), others, strict=True):
-        torch.testing.assert_close(own.detach(), other, rtol=1e-11, atol=1e-13)
 
 
 def check_simulation(
@@ -170,6 +51,36 @@ def check_simulation(
     for other in sim.ranks:
         assert_close(net, list(other.net.parameters()))
     assert optimizer.rounds == sim.rounds
+
+
+COMPRESSED = {
+    "feedback": lambda: QSGD(
+        bits=4, bucket_size=512, min_numel=1, error_feedback=1.0, exchange="allgather"
+    ),
+    "tables": lambda: ALQ(
+        bits=3, bucket_size=512, min_numel=1, update_steps=[0, 3], exchange="scatter_reduce"
+    ),
+    "auto": lambda: QSGD(bits=3, bucket_size=512, error_feedback="auto", exchange="allgather"),
+}
+
+
+def check_compressed_simulation(rank: int, ranks: int, scheme: str) -> None:
+    """The parameters after every step, and after the last round, bit for bit."""
+    keywords, starts = CASES["delayed"]
+    sim = Streaming([14] * ranks, starts, **keywords, **OUTER, compressor=COMPRESSED[scheme]())
+    sim.run()
+    net = make_net()
+    compressor = COMPRESSED[scheme]()
+    optimizer = LocalSGD(make_optimizer(net), compression=compressor, **keywords, **OUTER)
+    for step in range(1, 15):
+        backward(net, rank, step)
+        optimizer.step()
+        for p, other in zip(net.parameters(), sim.history[step, rank], strict=True):
+            assert torch.equal(p, other), step
+    optimizer.finish()
+    for p, other in zip(net.parameters(), sim.ranks[rank].net.parameters(), strict=True):
+        assert torch.equal(p, other)
+    assert optimizer.rounds == compressor.step == sim.rounds
 
 
 def check_compressed(
@@ -239,6 +150,33 @@ def check_resumed_runs(rank: int, saved_at: int) -> None:
     optimizer.finish()
     for a, b in zip(net.parameters(), whole.parameters(), strict=True):
         assert torch.equal(a, b)
+
+
+def check_overflow(rank: int, ranks: int, collective: Callable[[], int]) -> None:
+    """Rank 0 overflows in its second step of eight, after which a round begins: rounds and the
+    program's own collectives stay together, and that step changes nothing.
+
+    collective: One of the program's own, which returns the number of ranks.
+    """
+    keywords = {"every": 4, "fragments": 2, "delay": 1, "mixing": 0.5}
+    sim = Streaming([8] * ranks, (2, 4), **keywords, skipped=frozenset({(0, 2)}))
+    sim.run()
+    net = make_net().double()
+    optimizer = LocalSGD(make_optimizer(net), **keywords)
+    scaler = torch.amp.GradScaler("cpu", init_scale=8.0, growth_interval=1000)
+    for step in range(1, 9):
+        backward(net, rank, step, scaler)
+        if rank == 0 and step == 2:
+            net[0].weight.grad[0, 0] = float("inf")
+        scaler.step(optimizer)
+        scaler.update()
+        assert collective() == ranks
+        assert_close(net, sim.history[step, rank])
+    assert scaler.get_scale() == (4.0 if rank == 0 else 8.0)
+    optimizer.finish()
+    for other in sim.ranks:
+        assert_close(net, list(other.net.parameters()))
+    assert optimizer.rounds == sim.rounds
 
 
 def check_not_finite(rank: int, ranks: int, act: str) -> None:
@@ -318,6 +256,33 @@ def check_frozen_fragments(rank: int, gather: Callable[[torch.Tensor], torch.Ten
     assert not torch.equal(frozen["weight"], net[0].weight)
     for p in [*net.parameters(), *added.parameters()]:
         assert bool((gather(p.detach()) == p.detach()).all())
+
+
+def check_frozen_while_delayed(
+    rank: int, gather: Callable[[torch.Tensor], torch.Tensor], frozen_after: int
+) -> None:
+    """A layer that is frozen adopts the next average that is applied, and then keeps its bits.
+
+    Its fragment's rounds begin after steps 2, 6, ..., and are applied one step later.
+    """
+    net = make_net()
+    compressor = ALQ(bits=4, bucket_size=512, min_numel=1)
+    streams = {"every": 4, "fragments": 2, "delay": 1}
+    optimizer = LocalSGD(make_optimizer(net), compression=compressor, **streams, **OUTER)
+    adopted: list[torch.Tensor] = []
+    for step in range(1, 20):
+        backward(net, rank, step)
+        optimizer.step()
+        if step == frozen_after:
+            net[0].requires_grad_(False)
+        if step == (3 if frozen_after == 2 else 7):
+            adopted = [p.detach().clone() for p in net[0].parameters()]
+            assert all(bool((gather(p) == p).all()) for p in adopted)
+        for p, value in zip(net[0].parameters(), adopted, strict=False):
+            assert torch.equal(p, value), step
+    optimizer.finish()
+    for p, value in zip(net[0].parameters(), adopted, strict=True):
+        assert torch.equal(p, value)
 
 
 def check_background(

@@ -1,21 +1,24 @@
-"""LocalSGD of all ranks in one process, by simulate and by hand."""
+"""LocalSGD, beside a mirror of all ranks."""
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
-from torch import Tensor, nn
+from local_mirror import (
+    Mirror,
+    assert_equal,
+    backward,
+    make_net,
+    make_optimizer,
+    train_beside_mirror,
+)
+from torch import nn
 
 from hvd_adaptive import ALQ, QSGD, LocalSGD, RankMismatchError, instances
-from hvd_adaptive.simulate import Ranks
 
-RATE = 0.1
 SCHEMES = {
     "alq": lambda: ALQ(bits=3, bucket_size=512, update_steps=[0, 2], exchange="allgather"),
     "feedback": lambda: QSGD(bits=4, error_feedback=1.0, exchange="scatter_reduce"),
@@ -27,137 +30,6 @@ TOLD = {
     "start": r"different parameters \(2.weight of ranks? 1(-\d)? is not the first rank's\)",
     "bits": "bits is",
 }
-
-
-def make_net() -> nn.Module:
-    """The same on every rank: three tensors large enough to be quantised, and biases."""
-    torch.manual_seed(7)
-    return nn.Sequential(
-        nn.Linear(40, 80), nn.ReLU(), nn.Linear(80, 80), nn.ReLU(), nn.Linear(80, 20)
-    )
-
-
-def make_optimizer(net: nn.Module) -> torch.optim.Optimizer:
-    """With a state of its own."""
-    return torch.optim.SGD(net.parameters(), lr=RATE, momentum=0.5)
-
-
-def backward(net: nn.Module, rank: int, step: int, scaler: Any = None) -> float:
-    """A rank's gradients of its own data, scaled by a GradScaler if there is one."""
-    generator = torch.Generator().manual_seed(1000 * rank + step)
-    x = torch.randn(16, 40, generator=generator)
-    net.zero_grad()
-    loss = F.cross_entropy(net(x), x[:, :20].argmax(1))
-    (loss if scaler is None else scaler.scale(loss)).backward()
-    return loss.item()
-
-
-@dataclass
-class Mirror:
-    """All ranks of a training with LocalSGD.
-
-    compressor: None averages exactly.
-    """
-
-    ranks: int
-    compressor: object
-    momentum: float = 0.0
-    lr: float = 1.0
-    rounds: int = 0
-    nets: list[nn.Module] = field(default_factory=list)
-    buffers: list[torch.Tensor] | None = None
-
-    def __post_init__(self) -> None:
-        self.nets = [make_net() for _ in range(self.ranks)]
-        self.optimizers = [make_optimizer(net) for net in self.nets]
-        self.carrier = make_net()
-        named = [(str(i), p) for i, p in enumerate(self.carrier.parameters())]
-        self.exchange = None
-        if self.compressor is not None:
-            self.exchange = Ranks(named, self.compressor, self.ranks)
-        self.anchors = [p.detach().clone() for p in self.carrier.parameters()]
-
-    def train(self, rank: int, first: int, steps: int) -> None:
-        """Steps of one rank alone."""
-        for step in range(first, first + steps):
-            backward(self.nets[rank], rank, step)
-            self.optimizers[rank].step()
-
-    @torch.no_grad()
-    def end_round(self, active: int | None = None) -> None:
-        """Average, and move the anchors by Nesterov's rule."""
-        moved = [
-            [a - p for a, p in zip(self.anchors, net.parameters(), strict=True)]
-            for net in self.nets
-        ]
-        averages = self._averages(moved)
-        averages = [a * (self.ranks / (active or self.ranks)) for a in averages]
-        if self.momentum:
-            if self.buffers is None:
-                self.buffers = [a.clone() for a in averages]
-            else:
-                for buffer, a in zip(self.buffers, averages, strict=True):
-                    buffer.mul_(self.momentum).add_(a)
-            pairs = zip(averages, self.buffers, strict=True)
-            averages = [a.add(buffer, alpha=self.momentum) for a, buffer in pairs]
-        for anchor, a in zip(self.anchors, averages, strict=True):
-            anchor.add_(a, alpha=-self.lr)
-        for net in self.nets:
-            for parameter, anchor in zip(net.parameters(), self.anchors, strict=True):
-                parameter.copy_(anchor)
-        self.rounds += 1
-
-    def _averages(self, moved: Sequence[Sequence[torch.Tensor]]) -> list[torch.Tensor]:
-        if self.exchange is None:
-            return [torch.stack(parts).mean(0) for parts in zip(*moved, strict=True)]
-        for rank, own in enumerate(moved):
-            for parameter, tensor in zip(self.carrier.parameters(), own, strict=True):
-                parameter.grad = copy.deepcopy(tensor)
-            self.exchange.take(rank)
-        if self.exchange.due(self.rounds):
-            self.exchange.refit(self.rounds)
-        self.exchange.average(self.rounds)
-        return [p.grad.clone() for p in self.carrier.parameters()]
-
-
-def train_beside_mirror(
-    rank: int,
-    counts: Sequence[int],
-    make: object,
-    every: int,
-    process_set: object = None,
-    **keywords: float,
-) -> tuple[LocalSGD, nn.Module, Mirror]:
-    """Train this rank with LocalSGD, and all ranks in a mirror.
-
-    counts: Each rank's steps.
-    make: Makes a compressor, or None.
-    keywords: momentum and lr.
-    """
-    net, mirror = make_net(), Mirror(len(counts), make and make(), **keywords)
-    optimizer = LocalSGD(
-        make_optimizer(net),
-        every=every,
-        compression=make and make(),
-        process_set=process_set,
-        **keywords,
-    )
-    for step in range(counts[rank]):
-        backward(net, rank, step)
-        optimizer.step()
-    optimizer.finish()
-    for begin in range(0, max(counts), every):
-        taken = [max(0, min(every, count - begin)) for count in counts]
-        for other, steps in enumerate(taken):
-            mirror.train(other, begin, steps)
-        mirror.end_round(sum(steps > 0 for steps in taken))
-    return optimizer, net, mirror
-
-
-def assert_equal(one: nn.Module, other: nn.Module) -> None:
-    """Parameters of two models, bit for bit."""
-    for a, b in zip(one.parameters(), other.parameters(), strict=True):
-        assert torch.equal(a, b)
 
 
 def check_rounds(rank: int, ranks: int, scheme: str, outer: str) -> None:
@@ -283,67 +155,6 @@ def check_overflow(rank: int, ranks: int, collective: Callable[[], int]) -> None
         torch.testing.assert_close(a, b)
 
 
-def check_changed_groups(rank: int, ranks: int, gather: Callable[[Tensor], Tensor]) -> None:
-    """A layer is frozen, another unfrozen, and one is added: each is averaged as its ranks moved.
-
-    gather: Returns all ranks' tensors of one shape, stacked.
-    """
-    net, added = make_net(), nn.Linear(20, 20)
-    with torch.no_grad():
-        for p in added.parameters():
-            p.fill_(0.25)
-    first, middle, last = net[0], net[2], net[4]
-    middle.requires_grad_(False)
-    inner = torch.optim.SGD(net.parameters(), lr=RATE)
-    compressor = ALQ(bits=4, bucket_size=512, update_steps=[0])
-    optimizer = LocalSGD(inner, every=2, momentum=0.9, lr=0.7, compression=compressor)
-    generator = torch.Generator().manual_seed(rank)
-
-    def train(steps: int, *layers: nn.Module) -> None:
-        for _ in range(steps):
-            optimizer.zero_grad()
-            for p in (p for layer in layers for p in layer.parameters()):
-                p.grad = torch.randn(p.shape, generator=generator)
-            optimizer.step()
-
-    def equal_on_all(layer: nn.Module) -> bool:
-        flat = nn.utils.parameters_to_vector(layer.parameters()).detach()
-        return bool((gather(flat) == flat).all())
-
-    started = copy.deepcopy(middle.state_dict())
-    train(4, first, last)
-    assert all(torch.equal(started[n], p) for n, p in middle.state_dict().items())
-    frozen = copy.deepcopy(first.state_dict())
-    first.requires_grad_(False)
-    middle.requires_grad_(True)
-    optimizer.add_param_group({"params": list(added.parameters())})
-    train(1, middle, added, last)
-    # In the middle of the round, the exact mean of what is new after one more step.
-    exact = [gather(p.detach()).double() for p in [*middle.parameters(), *added.parameters()]]
-    draws = [torch.Generator() for _ in range(ranks)]
-    states = gather(generator.get_state())
-    for other, draw in enumerate(draws):
-        draw.set_state(states[other].clone())
-        for mean in exact:
-            mean[other] -= RATE * torch.randn(mean.shape[1:], generator=draw).double()
-    train(1, middle, added, last)
-    for p, mean in zip([*middle.parameters(), *added.parameters()], exact, strict=True):
-        torch.testing.assert_close(p.detach().double(), mean.mean(0), rtol=1e-5, atol=1e-6)
-    assert all(torch.equal(frozen[n], p) for n, p in first.state_dict().items())
-    train(4, middle, added, last)
-    assert all(torch.equal(frozen[n], p) for n, p in first.state_dict().items())
-    assert all(map(equal_on_all, (first, middle, last, added)))
-    assert optimizer.rounds == 5
-    # Frozen in the middle of a round, with steps already taken: averaged once, and then still.
-    train(1, middle, last)
-    middle.requires_grad_(False)
-    train(1, last)
-    assert equal_on_all(middle)
-    frozen = copy.deepcopy(middle.state_dict())
-    train(2, last)
-    assert all(torch.equal(frozen[n], p) for n, p in middle.state_dict().items())
-
-
 def check_not_finite(rank: int, ranks: int, act: str) -> None:
     """The last rank's parameters are NaN at the end of the second round."""
     broken = ranks - 1
@@ -391,6 +202,26 @@ def check_not_finite(rank: int, ranks: int, act: str) -> None:
         equal(mirror.nets[0])
         assert (net[2].weight in inner.state) == (rank != broken)
         train(4)
+    assert all(p.isfinite().all() for p in net.parameters())
+
+
+def check_none_is_finite(rank: int) -> None:
+    """All ranks' parameters are NaN: an error, also of ``skip``, and anchors stay as they are."""
+    net = make_net()
+    optimizer = LocalSGD(make_optimizer(net), every=1, on_nonfinite="skip")
+    backward(net, rank, 0)
+    optimizer.step()
+    good = copy.deepcopy(net.state_dict())
+    backward(net, rank, 1)
+    net[4].bias.grad[0] = float("nan")
+    with pytest.raises(FloatingPointError, match="5 of rank 0, 5 of rank 1"):
+        optimizer.step()
+    assert optimizer.rounds == 1
+    net.load_state_dict(good)
+    optimizer.optimizer.state.clear()
+    backward(net, rank, 2)
+    optimizer.step()
+    assert optimizer.rounds == 2
     assert all(p.isfinite().all() for p in net.parameters())
 
 

@@ -70,7 +70,8 @@ class Anchors:
         Args:
             parameters: The parameters.
             averages: The averages of all ranks' ``way``, which are the gradients.
-            mixing: Share of itself that a parameter keeps.
+            mixing: Share of itself that a parameter keeps; a frozen one keeps none, so that it
+                does not differ from its anchor for ever.
         """
         for parameter, average in zip(parameters, averages, strict=True):
             self._copies[parameter].grad = average
@@ -81,7 +82,7 @@ class Anchors:
     def _mix(self, parameters: Sequence[Parameter], mixing: float) -> None:
         for parameter in parameters:
             anchor = self._copies[parameter]
-            if mixing:
+            if mixing and parameter.requires_grad:
                 parameter.mul_(mixing).add_(anchor, alpha=1.0 - mixing)
             else:
                 parameter.copy_(anchor)  # also over NaN

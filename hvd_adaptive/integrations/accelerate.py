@@ -26,8 +26,7 @@ def compress(
     Args:
         accelerator: The accelerator.
         model: The prepared model.
-        compressor: A compressor that serves nothing else. With fp16 and error feedback it needs
-            ``grad_scaler=accelerator.scaler``.
+        compressor: A compressor that serves nothing else.
 
     Returns:
         An object whose ``attach(model)`` continues with a model that was prepared again.
@@ -36,6 +35,7 @@ def compress(
         ValueError: ``compressor`` is not a compressor, or serves another model.
     """
     attachment = Attachment(compressor)
+    attachment.scaler = accelerator.scaler
     attachment.attach(model)
 
     def save(models: Any, weights: Any, folder: str) -> None:

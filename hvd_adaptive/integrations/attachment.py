@@ -24,10 +24,14 @@ class Attachment:
 
     Args:
         compressor: The compressor.
+
+    Attributes:
+        scaler: The trainer's GradScaler, or None.
     """
 
     def __init__(self, compressor: GradientCompressor) -> None:
         self.compressor = check_compressor("compressor", compressor)
+        self.scaler: Any = None
         self._first = compressor.state_dict()
         self._state: CompressionState | None = None
         self._model: Callable[[], nn.Module | None] = lambda: None
@@ -37,30 +41,36 @@ class Attachment:
     def attach(self, model: nn.Module) -> None:
         """Register the hook with a DDP model, which torch.compile may have wrapped.
 
-        A model that has it is left alone. A new DDP model of the same module continues with the
+        A model that has it keeps it. A new DDP model of the same module continues with the
         compressor's state. Another module starts with the state that the compressor had at first,
-        unless a state was loaded since the last step. All ranks call this at the same place.
+        unless a state was loaded since the last step. Residuals follow ``scaler``. All ranks call
+        this at the same place.
         """
         model = _uncompiled(model)
-        if not isinstance(model, DistributedDataParallel) or model is self._model():
-            return
+        if isinstance(model, DistributedDataParallel) and model is not self._model():
+            self._register(model)
+        if self._state is not None:
+            self._state.follow_scale(self.scaler)
+
+    def _register(self, model: DistributedDataParallel) -> None:
         module = _uncompiled(model.module)
         if self._state is None or module is not self._module():
-            self._begin(model)
+            self._state = self._begin(model)
         else:
-            self._state.session.abandon()  # what an error cut off
+            self._state.abandon()
         model.register_comm_hook(self._state, compression_hook)
         self._model, self._module = weakref.ref(model), weakref.ref(module)
         self._loaded_step = None
 
-    def _begin(self, model: DistributedDataParallel) -> None:
+    def _begin(self, model: DistributedDataParallel) -> CompressionState:
+        """Return a new state for a model, with the compressor's first state if it has served."""
         if self._state is not None:
             self._state.close()
             if self._loaded_step != self.compressor.step:
                 self.compressor.load_state_dict(self._first)
         group = model.process_group
         given = None if group is dist.group.WORLD else group
-        self._state = CompressionState(self.compressor, model.named_parameters(), given)
+        return CompressionState(self.compressor, model.named_parameters(), given)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Load a state of the compressor."""

@@ -37,8 +37,7 @@ class Compress(Callback):
     one process, and other strategies, nothing is compressed.
 
     Args:
-        compressor: A compressor that serves nothing else. With fp16 and error feedback it needs the
-            ``grad_scaler`` that the precision plugin uses.
+        compressor: A compressor that serves nothing else.
 
     Raises:
         ValueError: ``compressor`` is not a compressor.
@@ -52,6 +51,7 @@ class Compress(Callback):
         """Register the hook with the model that the strategy has wrapped."""
         model = trainer.strategy.model
         if model is not None:
+            self._attachment.scaler = getattr(trainer.precision_plugin, "scaler", None)
             self._attachment.attach(model)
 
     def state_dict(self) -> dict[str, Any]:

@@ -27,8 +27,7 @@ def compress(trainer: Trainer, compressor: GradientCompressor) -> None:
 
     Args:
         trainer: The trainer, or that of a subclass.
-        compressor: A compressor that serves nothing else. With fp16 and error feedback it needs
-            ``grad_scaler=trainer.accelerator.scaler``.
+        compressor: A compressor that serves nothing else.
 
     Raises:
         ValueError: ``compressor`` is not a compressor.
@@ -54,6 +53,7 @@ class _Callback(TrainerCallback):
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **others: Any) -> None:
         """Attach the compressor; load its state if the training is resumed."""
+        self._attachment.scaler = self._trainer.accelerator.scaler
         self._attachment.attach(self._trainer.model_wrapped)
         checkpoint = self.checkpoint
         if checkpoint is True:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 
 import pytest
@@ -10,6 +11,7 @@ from feedback_steps import OneRank, gradients, through_disk
 from test_feedback import SCHEMES, SIZES
 
 from hvd_adaptive import QSGD, BinGrad
+from hvd_adaptive.ddp import CompressionState
 
 SCALES = [2.0**16, 2.0**16, 2.0**17, 2.0**15, 0.5, 0.5]
 
@@ -71,6 +73,29 @@ def test_a_state_holds_residuals_without_the_scale():
     second.compressor.load_state_dict(through_disk(first.compressor.state_dict()))
     scaler.scale = 8.0
     assert torch.equal(first.step([8 * h])[0], 8 * second.step([h])[0])
+
+
+def test_follow_scale_of_a_compression_state():
+    """A trainer's scaler serves as the keyword does, also after settings and states have changed;
+    the compressor's own takes precedence."""
+    keywords = {"bits": 3, "bucket_size": 64, "error_feedback": 1.0}
+    (g,), (h,) = gradients([2000], 0), gradients([2000], 1)
+    plain = OneRank(QSGD(**keywords), [2000])
+    exact = plain.step([g])[0], plain.step([h])[0]
+    own, others = Scaler(4096.0), Scaler(8.0)
+    for given, followed, used in ((None, own, own), (own, others, own)):
+        compressor = QSGD(bits=5, bucket_size=64, error_feedback=1.0, grad_scaler=given)
+        CompressionState(compressor).follow_scale(followed)
+        compressor.set(bits=3)
+        assert copy.deepcopy(compressor)._training.residuals.scaler is used
+        compressor.load_state_dict(compressor.state_dict())
+        rank = OneRank(compressor, [2000])
+        for tensor, expected in zip((g, h), exact, strict=True):
+            assert torch.equal(rank.step([4096 * tensor])[0], 4096 * expected)
+    state = CompressionState(QSGD(**keywords))
+    state.follow_scale(own)
+    state.follow_scale(None)
+    assert torch.equal(OneRank(state.compressor, [2000]).step([g])[0], exact[0])
 
 
 @pytest.mark.parametrize("scale", (0.0, math.inf, math.nan, 1e-45))

@@ -8,7 +8,7 @@ import io
 import pytest
 import torch
 from fragment_rounds import check_simulation
-from local_rounds import Mirror, backward, make_net, make_optimizer
+from local_mirror import Mirror, backward, make_net, make_optimizer
 from torch import nn
 
 from hvd_adaptive import ALQ, LocalSGD

@@ -258,8 +258,7 @@ class BucketSession(ApartFromHorovod):
         names = self.names.of(buckets, self.compressor.settings)
         layout = binding.lay_out(buckets, names, self._rebuilt)
         if self._are_replicas:
-            by_id = {id(p): p for bucket in buckets for p in bucket.parameters}
-            binding.named = [(name, by_id[key]) for key, name in names.items() if key in by_id]
+            binding.named = self.names.compared(buckets)
             self._early.lay_out(layout, binding.divided(buckets))
         binding.world.forget_lengths()
         logger.debug(

@@ -206,6 +206,14 @@ class Names:
         unknown = f"number {number} of shape {tuple(parameter.shape)}"
         return self._by_id.get(id(parameter), unknown)
 
+    def compared(self, buckets: Sequence[Bucket]) -> list[tuple[str, torch.nn.Parameter]]:
+        """Return the parameters of buckets and the frozen ones: those that ranks have alike.
+
+        Others, which require a gradient, are those that DDP was made to ignore.
+        """
+        taken = {id(p) for bucket in buckets for p in bucket.parameters}
+        return [(n, p) for n, p in self._alive if id(p) in taken or not p.requires_grad]
+
     def of(self, buckets: Sequence[Bucket], settings: Settings) -> dict[int, str]:
         """Return the names of all parameters in ``buckets`` by ``id``.
 

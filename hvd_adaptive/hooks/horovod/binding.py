@@ -59,7 +59,8 @@ class Binding(RankContext):
         self._by_name = False
         if self.owner is not None:
             by_name = dict(self.owner.named_parameters)
-            self.named = self.owner.named_parameters
+            frozen = *self.owner.frozen, *self.owner.frozen_elsewhere
+            self.named = [*self.owner.named_parameters, *frozen]
             compressor.parts.warn_of_idle_patterns(list(by_name))
             self._members = [
                 Member(n, tuple(p.shape), gradient_dtype(p), compressor.parts.label_of(n))
@@ -123,7 +124,9 @@ def _owner_of(compressor: GradientCompressor) -> Owner | None:
     owner = find_owner(compressor)
     named = compressor.settings.named_parameters
     if owner is None and named is not None:
-        owner = Owner([(n, p) for n, p in named if p.requires_grad], None, None)
+        frozen = [(n, p) for n, p in named if not p.requires_grad]
+        trained = [(n, p) for n, p in named if p.requires_grad]
+        owner = Owner(trained, None, None, frozen_elsewhere=frozen)
     return owner
 
 

@@ -23,6 +23,7 @@ class Owner:
     named_parameters: in the order of registration, as far as the optimizer's groups show it.
     optimizer: a weak reference, or None if the user gave the names.
     frozen: the optimizer's other parameters, which required no gradient when it was constructed.
+    frozen_elsewhere: further named parameters that require no gradient.
     """
 
     named_parameters: list[tuple[str, torch.nn.Parameter]]
@@ -30,6 +31,7 @@ class Owner:
     process_set: Any
     optimizer: weakref.ref | None = None
     frozen: Sequence[tuple[str, torch.nn.Parameter]] = ()
+    frozen_elsewhere: Sequence[tuple[str, torch.nn.Parameter]] = ()
 
 
 def find_owner(compressor: Any, callers_only: bool = False) -> Owner | None:
@@ -86,7 +88,9 @@ def _owner(optimizer: Any) -> Owner:
     op = getattr(optimizer, "op", None)  # Horovod's Adasum optimizer has none
     frozen = [(name, p) for name, p in unhooked(optimizer) if p in names]
     members = getattr(optimizer, "process_set", None)
-    return Owner(named, op, members, weakref.ref(optimizer), frozen)
+    held = {*listed, *hooked}
+    elsewhere = [(n, p) for p, n in names.items() if p not in held and not p.requires_grad]
+    return Owner(named, op, members, weakref.ref(optimizer), frozen, elsewhere)
 
 
 def unhooked(optimizer: Any) -> list[tuple[str, torch.nn.Parameter]]:

@@ -8,8 +8,16 @@ import pytest
 import torch
 import torch.nn.functional as F
 from accelerate import Accelerator, DistributedDataParallelKwargs
+from accelerate.state import AcceleratorState
 from torch import nn
-from trainer_runs import same_everywhere, shared_folder, state_of
+from trainer_runs import (
+    SCALE,
+    residuals_are_unscaled,
+    same_everywhere,
+    shared_folder,
+    state_of,
+    with_fp16,
+)
 
 from hvd_adaptive import ALQ, LocalSGD
 from hvd_adaptive.ddp import CompressionState, compression_hook
@@ -20,19 +28,23 @@ def make(**options):
     # Otherwise DDP builds its buckets anew after a step, and after a resume once more.
     kept = DistributedDataParallelKwargs(find_unused_parameters=True)
     accelerator = Accelerator(cpu=True, kwargs_handlers=[kept], **options)
+    if accelerator.mixed_precision == "fp16":
+        with_fp16(accelerator)
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(16, 256), nn.Tanh(), nn.Linear(256, 1))
     return accelerator, *accelerator.prepare(net, torch.optim.SGD(net.parameters(), lr=0.1))
 
 
-def train(accelerator, model, optimizer, steps):
+def train(accelerator, model, optimizer, steps, overflows=None):
+    """overflows: The step in which rank 0 does."""
     for step in steps:
         for part in range(accelerator.gradient_accumulation_steps):
             generator = torch.Generator().manual_seed(100 * step + 10 * part)
             inputs = torch.randn(8, 16, generator=generator)[accelerator.process_index :: 2]
             with accelerator.accumulate(model):
                 loss = F.mse_loss(model(inputs)[:, 0], inputs.sum(1).sin())
-                accelerator.backward(loss)
+                overflow = accelerator.is_main_process and step == overflows
+                accelerator.backward(loss * torch.inf if overflow else loss)
                 optimizer.step()
                 optimizer.zero_grad()
 
@@ -65,6 +77,59 @@ def check_a_resumed_loop_repeats_the_uninterrupted_one(accumulated, caplog):
         assert not [r for r in caplog.records if r.name == "hvd_adaptive"]
         assert torch.equal(state_of(model), whole)
         same_everywhere(state_of(model))
+
+
+@pytest.fixture
+def another_precision():
+    """Accelerate keeps one for the process."""
+    AcceleratorState._reset_state()
+    yield
+    AcceleratorState._reset_state()
+
+
+def check_fp16_overflows_on_one_rank_and_resumes(another_precision):
+    """That step moves nothing; residuals follow the scale; a resumed loop repeats the rest."""
+    with shared_folder() as folder:
+        accelerator, model, optimizer = make(mixed_precision="fp16")
+        own = compressor()
+        compress(accelerator, model, own)
+        train(accelerator, model, optimizer, [0])
+        before = state_of(model)
+        train(accelerator, model, optimizer, [1], overflows=1)
+        assert optimizer.step_was_skipped and accelerator.scaler.get_scale() == SCALE / 2
+        assert torch.equal(state_of(model), before)
+        train(accelerator, model, optimizer, [2])
+        assert not torch.equal(state_of(model), before)
+        accelerator.save_state(folder)
+        train(accelerator, model, optimizer, range(3, 6))
+        whole = state_of(model)
+        residuals_are_unscaled(own)
+        same_everywhere(whole)
+
+        accelerator.free_memory()
+        accelerator, model, optimizer = make(mixed_precision="fp16")
+        own = compressor()
+        compress(accelerator, model, own)
+        accelerator.load_state(folder)
+        assert accelerator.scaler.get_scale() == SCALE / 2
+        train(accelerator, model, optimizer, range(3, 6))
+        residuals_are_unscaled(own)
+        assert torch.equal(state_of(model), whole)
+
+
+@pytest.mark.parametrize("precision", ["bf16", "no"])
+def check_bf16_and_a_compiled_model(precision, another_precision):
+    accelerator, model, optimizer = make(mixed_precision=precision)
+    if precision == "no":
+        model = torch.compile(model, backend="aot_eager")
+    own = compressor()
+    compress(accelerator, model, own)
+    before = state_of(model)
+    train(accelerator, model, optimizer, range(3))
+    assert own.step == 3
+    assert 4 < own.report()["bits_per_coordinate"] < 9
+    assert not torch.equal(state_of(model), before)
+    same_everywhere(state_of(model))
 
 
 def check_register_for_checkpointing_restores_what_ranks_share(caplog):
@@ -125,6 +190,31 @@ def check_local_sgd(prepares_model, caplog):
     assert not torch.equal(before, state_of(net))
     same_everywhere(state_of(net))
     assert ("moved their parameters in the same way" in caplog.text) == prepares_model
+
+
+def check_local_sgd_overflows_on_one_rank(another_precision):
+    """The schedule takes that step on every rank, and the round comes after it."""
+    accelerator = Accelerator(cpu=True, mixed_precision="fp16")
+    with_fp16(accelerator)
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(16, 256), nn.Tanh(), nn.Linear(256, 1))
+    inner = torch.optim.SGD(net.parameters(), lr=0.1)
+    optimizer = LocalSGD(inner, every=2, compression=compressor())
+    prepared = accelerator.prepare(optimizer)
+    schedule = accelerator.prepare(torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.5))
+    for step in range(4):
+        before = state_of(net)
+        train(accelerator, net, prepared, [step], overflows=2)
+        moves = step % 2 == 1 or not (step == 2 and accelerator.is_main_process)
+        assert torch.equal(before, state_of(net)) != moves
+        assert not prepared.step_was_skipped
+        schedule.step()
+        # Accelerate takes a step of the schedule for each rank.
+        assert inner.param_groups[0]["lr"] == 0.1 * 0.5 ** (2 * (step + 1))
+    scale = SCALE / 2 if accelerator.is_main_process else SCALE
+    assert accelerator.scaler.get_scale() == scale
+    assert optimizer.rounds == 2
+    same_everywhere(state_of(net))
 
 
 def check_what_is_no_compressor_is_refused():

@@ -9,8 +9,13 @@ from contextlib import contextmanager
 
 import torch
 import torch.distributed as dist
+from accelerate import Accelerator
 from ddp_oracles import assert_same_everywhere
 from torch import nn
+
+from hvd_adaptive.compressor import GradientCompressor
+
+SCALE = 2.0**10  # of fp16; it halves when gradients overflow
 
 
 @contextmanager
@@ -36,6 +41,23 @@ def same_everywhere(values: torch.Tensor) -> None:
     """All ranks hold the same bits, and they are finite."""
     assert_same_everywhere([values])
     assert bool(values.isfinite().all())
+
+
+def scaler() -> torch.amp.GradScaler:
+    """For the CPU."""
+    return torch.amp.GradScaler("cpu", init_scale=SCALE, growth_interval=1000)
+
+
+def with_fp16(accelerator: Accelerator) -> None:
+    """Let Accelerate use float16 and a GradScaler on a CPU, as it does on a GPU."""
+    accelerator.native_amp, accelerator.scaler = True, scaler()
+
+
+def residuals_are_unscaled(compressor: GradientCompressor) -> None:
+    """Residuals have the unit of gradients that are not scaled, whose coordinates are below 1."""
+    kept = compressor.state_dict()["residuals"]["parameters"]
+    largest = max(float(residual.abs().max()) for residual in kept.values())
+    assert 0 < largest < 1
 
 
 def groups() -> int:

@@ -309,6 +309,19 @@ def check_replicas_with_other_names(caplog):
     assert "different parameters" not in caplog.text
 
 
+def check_replicas_with_frozen_parameters(caplog):
+    """As those of LoRA's base, which no bucket holds."""
+    net = make_net()
+    net[2].requires_grad_(False)
+    model, _ = wrap(net, QSGD(**FINE))
+    differing(net)
+    with caplog.at_level(logging.WARNING, "hvd_adaptive"):
+        for step in range(2):
+            backward(model, step)
+    (told,) = (m for m in caplog.messages if "different parameters" in m)
+    assert "parameter 2.weight of rank" in told and "and 1 more do" in told
+
+
 def check_equal_replicas_do_not_warn(caplog):
     net = make_net()
     model, _ = wrap(net, ALQ(bits=3))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import changed_groups
 import fragment_rounds
 import local_rounds
 import pytest
@@ -50,13 +51,31 @@ def check_an_overflow_on_one_rank():
     local_rounds.check_overflow(dist.get_rank(), size, lambda: int(gather(torch.ones(1)).sum()))
 
 
+def check_an_overflow_on_one_rank_in_fragments():
+    size = dist.get_world_size()
+    fragment_rounds.check_overflow(dist.get_rank(), size, lambda: int(gather(torch.ones(1)).sum()))
+
+
 def check_groups_that_change():
-    local_rounds.check_changed_groups(dist.get_rank(), dist.get_world_size(), gather)
+    changed_groups.check_changed_groups(dist.get_rank(), dist.get_world_size(), gather)
+
+
+def check_a_parameter_that_is_replaced():
+    changed_groups.check_replaced_parameter(dist.get_rank(), dist.get_world_size(), gather)
+
+
+@pytest.mark.parametrize("act", changed_groups.CHANGED)
+def check_groups_that_one_rank_changes(act):
+    changed_groups.check_groups_that_differ(dist.get_rank(), act)
 
 
 @pytest.mark.parametrize("act", ["raise", "skip"])
 def check_a_rank_that_is_not_finite(act):
     local_rounds.check_not_finite(dist.get_rank(), dist.get_world_size(), act)
+
+
+def check_ranks_none_of_which_is_finite():
+    local_rounds.check_none_is_finite(dist.get_rank())
 
 
 def check_ranks_in_different_rounds_are_told():
@@ -76,6 +95,11 @@ def check_ranks_may_end_apart_in_fragments(case, first):
     fragment_rounds.check_simulation(dist.get_rank(), counts, case, frozenset({(1, 4)}))
 
 
+@pytest.mark.parametrize("scheme", fragment_rounds.COMPRESSED)
+def check_compressed_fragments_are_simulates(scheme):
+    fragment_rounds.check_compressed_simulation(dist.get_rank(), dist.get_world_size(), scheme)
+
+
 def check_fragments_are_compressed(caplog):
     fragment_rounds.check_compressed(dist.get_rank(), gather, caplog)
 
@@ -92,6 +116,11 @@ def check_a_fragment_that_is_not_finite(act):
 
 def check_frozen_fragments():
     fragment_rounds.check_frozen_fragments(dist.get_rank(), gather)
+
+
+@pytest.mark.parametrize("frozen_after", [2, 3])
+def check_a_layer_frozen_while_rounds_are_delayed(frozen_after):
+    fragment_rounds.check_frozen_while_delayed(dist.get_rank(), gather, frozen_after)
 
 
 def check_a_delayed_round_does_not_wait():

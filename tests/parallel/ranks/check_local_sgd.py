@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import changed_groups
 import fragment_rounds
 import horovod.torch as hvd
 import local_rounds
@@ -38,11 +39,12 @@ def test_a_run_resumes_within_a_round():
     local_rounds.check_resumed_runs(hvd.rank())
 
 
-def test_an_overflow_on_one_rank():
+@pytest.mark.parametrize("rounds", [local_rounds, fragment_rounds])
+def test_an_overflow_on_one_rank(rounds):
     def collective() -> int:
         return len(hvd.allgather(torch.ones(1), name="own"))
 
-    local_rounds.check_overflow(hvd.rank(), hvd.size(), collective)
+    rounds.check_overflow(hvd.rank(), hvd.size(), collective)
 
 
 def gather(tensor: torch.Tensor) -> torch.Tensor:
@@ -51,12 +53,25 @@ def gather(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def test_groups_that_change():
-    local_rounds.check_changed_groups(hvd.rank(), hvd.size(), gather)
+    changed_groups.check_changed_groups(hvd.rank(), hvd.size(), gather)
+
+
+def test_a_parameter_that_is_replaced():
+    changed_groups.check_replaced_parameter(hvd.rank(), hvd.size(), gather)
+
+
+@pytest.mark.parametrize("act", changed_groups.CHANGED)
+def test_groups_that_one_rank_changes(act):
+    changed_groups.check_groups_that_differ(hvd.rank(), act)
 
 
 @pytest.mark.parametrize("act", ["raise", "skip"])
 def test_a_rank_that_is_not_finite(act):
     local_rounds.check_not_finite(hvd.rank(), hvd.size(), act)
+
+
+def test_ranks_none_of_which_is_finite():
+    local_rounds.check_none_is_finite(hvd.rank())
 
 
 def test_ranks_in_different_rounds_are_told():
@@ -92,6 +107,11 @@ def test_ranks_may_end_apart_in_fragments(case, first):
     fragment_rounds.check_simulation(hvd.rank(), counts, case, frozenset({(1, 4)}))
 
 
+@pytest.mark.parametrize("scheme", fragment_rounds.COMPRESSED)
+def test_compressed_fragments_are_simulates(scheme):
+    fragment_rounds.check_compressed_simulation(hvd.rank(), hvd.size(), scheme)
+
+
 def test_fragments_are_compressed(caplog):
     fragment_rounds.check_compressed(hvd.rank(), gather, caplog)
 
@@ -108,6 +128,11 @@ def test_a_fragment_that_is_not_finite(act):
 
 def test_frozen_fragments():
     fragment_rounds.check_frozen_fragments(hvd.rank(), gather)
+
+
+@pytest.mark.parametrize("frozen_after", [2, 3])
+def test_a_layer_frozen_while_rounds_are_delayed(frozen_after):
+    fragment_rounds.check_frozen_while_delayed(hvd.rank(), gather, frozen_after)
 
 
 def test_a_delayed_round_does_not_wait():

@@ -19,9 +19,9 @@ def differing(model: torch.nn.Module, name: str) -> None:
             dict(model.named_parameters())[name].view(-1)[5] += 1e-3
 
 
-def distributed(model: torch.nn.Module, compressor) -> torch.optim.Optimizer:
+def distributed(model: torch.nn.Module, compressor, parameters=()) -> torch.optim.Optimizer:
     return hvd.DistributedOptimizer(
-        torch.optim.SGD(model.parameters(), lr=0.1),
+        torch.optim.SGD(parameters or model.parameters(), lr=0.1),
         named_parameters=model.named_parameters(),
         compression=compressor,
     )
@@ -44,6 +44,30 @@ def test_the_first_step_names_the_first_parameter(worker, caplog):
     others = "rank 1" if hvd.size() == 2 else f"ranks 1-{hvd.size() - 1}"
     assert f"parameter {names[2]} of {others} differs" in message
     assert "and 1 more do" in message
+
+
+@pytest.mark.parametrize("held", [True, False])
+def test_frozen_parameters(held, caplog):
+    """They are compared, whether the optimizer holds them or not."""
+    model = make_model()
+    model[0].requires_grad_(False)
+    trained = [p for p in model.parameters() if held or p.requires_grad]
+    optimizer = distributed(model, QSGD(bits=4), trained)
+    differing(model, "0.weight")
+    with caplog.at_level(logging.WARNING, "hvd_adaptive"):
+        train(model, optimizer, 2, seed=1)
+    (message,) = told(caplog)
+    assert "parameter 0.weight of rank" in message and "more do" not in message
+
+
+def test_parameters_of_no_optimizer(caplog):
+    """Parameters that the optimizer does not hold, and that require a gradient, are others'."""
+    model = make_model()
+    optimizer = distributed(model, QSGD(bits=4), list(model.parameters())[1:])
+    differing(model, "0.weight")
+    with caplog.at_level(logging.WARNING, "hvd_adaptive"):
+        train(model, optimizer, 2, seed=1)
+    assert not told(caplog)
 
 
 @pytest.mark.parametrize("by", ["all ranks", "one rank"])

@@ -31,7 +31,7 @@ from scheduler import (
 
 SCHEDULES = int(os.environ.get("HVD_ADAPTIVE_SCHEDULES", "500")) // 20
 SIZES, FRAGMENTS, EVERY, DELAY, STEPS = (24, 40, 60), 3, 6, 2, 14
-# Binary fractions, and data in whole numbers: sums are exact.
+# Binary fractions, and data in whole numbers: sums are exact, and means of two ranks.
 MOMENTUM, RATE, MIXING = 0.5, 0.5, 0.5
 
 
@@ -139,7 +139,11 @@ class Rank:
 
 
 def check(rng: random.Random) -> None:
-    """One schedule: parameters are those of the simulation, bit for bit."""
+    """One schedule: parameters are those of the simulation, and equal on all ranks.
+
+    Of two ranks every bit is the simulation's. A mean of three is no binary fraction, and payloads
+    round it to float32.
+    """
     ranks = rng.choice([2, 3])
     schedule = Schedule(rng.choice)
     network = Network(ranks, lambda number, sender, receiver, part: part)
@@ -154,10 +158,10 @@ def check(rng: random.Random) -> None:
     for task in schedule._tasks:
         if task.error is not None:
             raise task.error
-    exact = simulated(ranks, STEPS)
+    exact, tolerance = simulated(ranks, STEPS), 0.0 if ranks == 2 else 1e-6
     for rank in everyone:
         for parameter, other in zip(rank.parameters, exact, strict=True):
-            torch.testing.assert_close(parameter.detach(), other, rtol=1e-6, atol=1e-6)
+            torch.testing.assert_close(parameter.detach(), other, rtol=tolerance, atol=tolerance)
         for parameter, first in zip(rank.parameters, everyone[0].parameters, strict=True):
             assert torch.equal(parameter, first)
 
