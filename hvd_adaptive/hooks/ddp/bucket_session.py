@@ -190,9 +190,7 @@ class BucketSession(ApartFromHorovod):
                 bucket.set_error(error)
             raise
         self._pending = None
-        if not pending.is_complete:
-            return
-        if not pending.binding.is_laid_out_for(pending.buckets):
+        if pending.is_complete and not pending.binding.is_laid_out_for(pending.buckets):
             self._rebuilt = True
             self._lay_out_next(pending.binding, pending.buckets)
         self._early.end(pending.gradients())

@@ -34,13 +34,13 @@ class EarlyGroups:
 
     In one step, gradients in the buckets' memory are compared with ``parameter.grad`` when they are
     accumulated. In later steps, groups are handed over whose gradients all were in their place, and
-    were not accumulated in another pass during a step, as in reentrant checkpoints. If the memory
-    changes, the comparison is repeated.
+    were not accumulated in another pass during a step, as in reentrant checkpoints. Nor is a group
+    whose bucket was full only in a later step. If the memory changes, the comparison is repeated.
 
     1. ``lay_out`` adds hooks to the parameters of buckets that have several groups.
     2. ``begin`` a step at its first bucket.
     3. ``rest_of`` each later bucket that DDP's hook receives is handed over by the caller.
-    4. ``end`` a step that had all buckets, or ``stop`` it.
+    4. ``end`` a step, or ``stop`` it.
 
     Args:
         hand_over: Receives views of the buckets' memory.
@@ -48,6 +48,7 @@ class EarlyGroups:
 
     def __init__(self, hand_over: HandOver) -> None:
         self._hand_over = hand_over
+        self._members = 0  # of the layout
         self._parameters: dict[int, torch.nn.Parameter] = {}  # by slot
         self._slots_of: list[Sequence[int]] = []  # of each group
         self._groups_of: dict[int, set[int]] = {}  # of each slot
@@ -70,6 +71,7 @@ class EarlyGroups:
     def lay_out(self, layout: Layout, parameters: Mapping[int, torch.nn.Parameter]) -> None:
         """Watch parameters, by slot, whose groups may be complete before their bucket."""
         self.remove()
+        self._members = len(layout.members)
         self._slots_of = [sorted(group.slots) for group in layout.groups]
         self._groups_of = {
             slot: {group for group, _ in layout.pieces_of[slot]} for slot in parameters
@@ -129,8 +131,10 @@ class EarlyGroups:
 
     def end(self, gradients: Mapping[int, torch.Tensor]) -> None:
         """End a step whose buckets had these gradients, by slot."""
+        # A later backward pass fills the buckets of the others, whose averages are averaged again.
+        self._twice |= self._sent - gradients.keys()
         self.stop()
-        if not self._parameters:
+        if not self._parameters or len(gradients) < self._members:
             return
         if self._memory.keys() != gradients.keys() or not self._is_known(gradients):
             self._set_memory(gradients)

@@ -160,6 +160,48 @@ def check_no_sync_sends_nothing(_sent):
     assert state.compressor.step == STEPS
 
 
+class Halves(nn.Module):
+    """Two networks, whose gradients share buckets."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.a, self.b = (
+            nn.Sequential(*(nn.Linear(40, 40) for _ in range(9)), nn.Linear(40, 10))
+            for _ in range(2)
+        )
+
+    def forward(self, x):
+        return self.a(x), self.b(x)
+
+
+def check_two_backward_passes(_sent):
+    """From step 4 on, the first one fills a bucket in part. Its groups leave early only once."""
+    net, twin = Halves(), Halves()
+    model, state = wrapped(net, QSGD(**FINE))
+    sent_by_first = []
+    for step in range(STEPS + 2):
+        x, y = batch(step)
+        for of in (twin, model):
+            of.zero_grad()
+            losses = [nn.functional.cross_entropy(out, y) for out in of(x)]
+            del _sent[:]
+            if step < 4:
+                sum(losses).backward()
+            else:
+                losses[1].backward()
+                sent_by_first.append(list(_sent))
+                losses[0].backward()
+        assert bool(_sent) == (step >= 3)
+        assert_averages(net, {name: p.grad for name, p in twin.named_parameters()})
+    again = state.session._early._twice
+    assert again
+    slots_of = state.session._early._slots_of
+    of_model = sent_by_first[1::2]
+    assert any(again & set(slots_of[group]) for group in of_model[0])
+    assert not any(again & set(slots_of[group]) for groups in of_model[1:] for group in groups)
+
+
 class Shared(nn.Module):
     """A layer that two reentrant checkpoints use: its gradient is accumulated in two passes."""
 
