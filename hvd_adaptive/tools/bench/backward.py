@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import time
 from typing import Any
 
@@ -82,6 +83,10 @@ class FakeNetwork(nn.Module):
 
 class Still(torch.optim.SGD):
     """Update nothing, so that step() is the exchange alone."""
+
+    # PyTorch's wrappers of these import torch._dynamo, which takes seconds.
+    add_param_group = inspect.unwrap(torch.optim.Optimizer.add_param_group)
+    zero_grad = inspect.unwrap(torch.optim.Optimizer.zero_grad)
 
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
         """Leave the parameters as they are."""
