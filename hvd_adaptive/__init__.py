@@ -1,4 +1,4 @@
-"""Adaptive gradient compression for stock Horovod.
+"""Compress gradients for PyTorch's DDP, FSDP2 and stock Horovod.
 
 Importing the package imports nothing else, not even torch. A name's module is imported when the
 name is first used. So commands start quickly.
