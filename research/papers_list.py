@@ -528,6 +528,6 @@ PAPERS = {
     "ALQ and AMQ (Faghri et al., 2020)": ALQ,
     "NUQSGD (Ramezani-Kebrya et al., 2019)": NUQSGD,
     "QSGD (Alistarh et al., 2017)": QSGD,
-    "ORQ and BinGrad (2019)": ORQ,
+    "ORQ and BinGrad (Xu, Huo, Huang, 2020)": ORQ,
     "QCS (Abdi and Fekri, 2020)": QCS,
 }

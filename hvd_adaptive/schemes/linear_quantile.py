@@ -18,12 +18,12 @@ if TYPE_CHECKING:
 
 
 class LinearQuantile(GradientCompressor):
-    """Linear-s, the ORQ paper's comparison: level k of s is the quantile k/(s-1) of the bucket.
+    """Linear-s, ORQ's comparison (Xu, Huo, Huang 2020): levels are equidistant quantiles.
 
-    The extreme levels are those of the bucket. Quantiles between coordinates are interpolated
-    linearly. Coordinates are rounded at random, without bias (Eq. 7). Most levels lie near zero,
-    where most coordinates are, and few where most of the variance arises. This scheme is a
-    baseline, not a recommendation.
+    Level k of s is the quantile k/(s-1) of the bucket. Quantiles between coordinates are
+    interpolated linearly. Coordinates are rounded at random, without bias (Eq. 7). Most levels lie
+    near zero, where most coordinates are, and few where most of the variance arises. This scheme is
+    a baseline, not a recommendation.
 
     Args:
         levels: 2 to 256; default 9.

@@ -22,8 +22,8 @@ SWEEPS = {"greedy": 0, "coordinate_descent": 30}
 
 
 class ORQ(GradientCompressor):
-    """Optimized random quantization ("Optimal Gradient Quantization Condition for
-    Communication-Efficient Distributed Training", 2020).
+    """Optimized random quantization (Xu, Huo, Huang: Optimal Gradient Quantization Condition for
+    Communication-Efficient Distributed Training, 2020).
 
     Each bucket is rounded at random, without bias (Eq. 7), to levels that its own coordinates
     determine: the least and the largest (Corollary 1.1), and between two levels, by halving
