@@ -71,7 +71,16 @@ __all__ = [
 ]
 
 # Modules that users import.
-_SUBMODULES = ("ddp", "optim", "scheme", "simulate", "theory")
+_SUBMODULES = (
+    "checkpoint",
+    "ddp",
+    "fsdp",
+    "integrations",
+    "optim",
+    "scheme",
+    "simulate",
+    "theory",
+)
 
 # Modules of the names that are not schemes.
 _MODULES = {

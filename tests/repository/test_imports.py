@@ -72,6 +72,57 @@ def test_commands_start_without_torch():
     assert not set(run(code).split()) & {"torch", "scipy", "numba", "horovod", "matplotlib"}
 
 
+SCHEMES = set(
+    [
+        "ALQ",
+        "AMQ",
+        "BinGrad",
+        "DRIVE",
+        "ECDQ",
+        "EDEN",
+        "LinearQuantile",
+        "NUQSGD",
+        "NaturalCompression",
+        "ORQ",
+        "OneBitSGD",
+        "QCS",
+        "QSGD",
+        "SignSGD",
+        "SparseSGD",
+        "TernGrad",
+    ]
+)
+OTHERS = set(
+    [
+        "Auto",
+        "Hierarchical",
+        "LocalSGD",
+        "Monitor",
+        "PayloadError",
+        "RankMismatchError",
+        "ResidualError",
+        "ScatterReduce",
+        "Tuning",
+        "average",
+        "describe",
+    ]
+)
+MODULES = set(
+    ["checkpoint", "ddp", "fsdp", "integrations", "optim", "scheme", "simulate", "theory"]
+)
+
+
+def test_dir_is_what_is_public():
+    """And it imports nothing."""
+    listed = run(
+        "import sys, hvd_adaptive\nprint(*dir(hvd_adaptive))\n"
+        "assert not {'torch', 'hvd_adaptive.ddp'} & set(sys.modules)\n"
+    ).split()
+    public = {name for name in listed if not name.startswith("__")}
+    assert public == SCHEMES | OTHERS | MODULES
+    run(f"import hvd_adaptive\nfor name in {MODULES}: assert getattr(hvd_adaptive, name).__doc__")
+
+
 def test_names_are_loaded_when_they_are_used():
     run(
         "import hvd_adaptive\n"
