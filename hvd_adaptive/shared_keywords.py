@@ -14,6 +14,8 @@ from hvd_adaptive.options import ScatterReduce, Tuning
 
 Norm = Literal["l2", "linf"]
 Statistics = Literal["histogram", "normal"]
+LevelDtype = Literal["float32", "float16"]
+Feedback = float | Literal["auto"] | None
 Updates = Iterable[int] | Callable[[int], bool] | None
 
 
@@ -48,7 +50,7 @@ class WithClip(Common, total=False):
 class WithFeedback(Common, total=False):
     """Without ``clip``."""
 
-    error_feedback: float | Literal["auto"] | None
+    error_feedback: Feedback
 
 
 class Shared(WithClip, WithFeedback, total=False):

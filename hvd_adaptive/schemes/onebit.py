@@ -14,7 +14,7 @@ from hvd_adaptive.settings import Settings
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-    from hvd_adaptive.shared_keywords import WithClip
+    from hvd_adaptive.shared_keywords import Feedback, WithClip
 
 
 class OneBitSGD(GradientCompressor):
@@ -44,9 +44,7 @@ class OneBitSGD(GradientCompressor):
         tensor([ 2.5000, -1.0000,  2.5000])
     """
 
-    def __init__(
-        self, *, error_feedback: float | str | None = 1.0, **shared: Unpack[WithClip]
-    ) -> None:
+    def __init__(self, *, error_feedback: Feedback = 1.0, **shared: Unpack[WithClip]) -> None:
         keywords = {**shared, "error_feedback": error_feedback}
         settings = Settings.from_keywords(OneBitSGD, keywords)
         super().__init__(_Codec(settings, alphabet=2, numbers=2))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
@@ -14,7 +14,7 @@ from hvd_adaptive.settings import Settings
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-    from hvd_adaptive.shared_keywords import Shared
+    from hvd_adaptive.shared_keywords import LevelDtype, Shared
 
 ALLOWED_LEVELS = (3, 5, 9, 17, 33, 65, 129)
 # Most rounds of coordinate descent after the greedy levels.
@@ -62,8 +62,8 @@ class ORQ(GradientCompressor):
         self,
         *,
         levels: int = 9,
-        solver: str = "greedy",
-        level_dtype: str = "float32",
+        solver: Literal["greedy", "coordinate_descent"] = "greedy",
+        level_dtype: LevelDtype = "float32",
         **shared: Unpack[Shared],
     ) -> None:
         if not is_whole(levels) or levels not in ALLOWED_LEVELS:
