@@ -67,7 +67,6 @@ lint: setup ## check style, formatting and types
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
-	@$(BIN)/mypy --strict --follow-imports=silent tests/types
 
 docs: setup ## build the documentation's pages into site/
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict

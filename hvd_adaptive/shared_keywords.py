@@ -14,8 +14,6 @@ from hvd_adaptive.options import ScatterReduce, Tuning
 
 Norm = Literal["l2", "linf"]
 Statistics = Literal["histogram", "normal"]
-LevelDtype = Literal["float32", "float16"]
-Feedback = float | Literal["auto"] | None
 Updates = Iterable[int] | Callable[[int], bool] | None
 
 
@@ -50,7 +48,7 @@ class WithClip(Common, total=False):
 class WithFeedback(Common, total=False):
     """Without ``clip``."""
 
-    error_feedback: Feedback
+    error_feedback: float | Literal["auto"] | None
 
 
 class Shared(WithClip, WithFeedback, total=False):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
@@ -14,7 +14,7 @@ from hvd_adaptive.settings import Settings
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-    from hvd_adaptive.shared_keywords import LevelDtype, Shared
+    from hvd_adaptive.shared_keywords import Shared
 
 
 class LinearQuantile(GradientCompressor):
@@ -42,7 +42,11 @@ class LinearQuantile(GradientCompressor):
     """
 
     def __init__(
-        self, *, levels: int = 9, level_dtype: LevelDtype = "float32", **shared: Unpack[Shared]
+        self,
+        *,
+        levels: int = 9,
+        level_dtype: Literal["float32", "float16"] = "float32",
+        **shared: Unpack[Shared],
     ) -> None:
         levels = check_integer("levels", levels, 2, 256)
         settings = Settings.from_keywords(LinearQuantile, shared)

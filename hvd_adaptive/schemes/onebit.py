@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
@@ -14,7 +14,7 @@ from hvd_adaptive.settings import Settings
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-    from hvd_adaptive.shared_keywords import Feedback, WithClip
+    from hvd_adaptive.shared_keywords import WithClip
 
 
 class OneBitSGD(GradientCompressor):
@@ -44,7 +44,9 @@ class OneBitSGD(GradientCompressor):
         tensor([ 2.5000, -1.0000,  2.5000])
     """
 
-    def __init__(self, *, error_feedback: Feedback = 1.0, **shared: Unpack[WithClip]) -> None:
+    def __init__(
+        self, *, error_feedback: float | Literal["auto"] | None = 1.0, **shared: Unpack[WithClip]
+    ) -> None:
         keywords = {**shared, "error_feedback": error_feedback}
         settings = Settings.from_keywords(OneBitSGD, keywords)
         super().__init__(_Codec(settings, alphabet=2, numbers=2))

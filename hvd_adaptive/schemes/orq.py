@@ -14,7 +14,7 @@ from hvd_adaptive.settings import Settings
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-    from hvd_adaptive.shared_keywords import LevelDtype, Shared
+    from hvd_adaptive.shared_keywords import Shared
 
 ALLOWED_LEVELS = (3, 5, 9, 17, 33, 65, 129)
 # Most rounds of coordinate descent after the greedy levels.
@@ -63,7 +63,7 @@ class ORQ(GradientCompressor):
         *,
         levels: int = 9,
         solver: Literal["greedy", "coordinate_descent"] = "greedy",
-        level_dtype: LevelDtype = "float32",
+        level_dtype: Literal["float32", "float16"] = "float32",
         **shared: Unpack[Shared],
     ) -> None:
         if not is_whole(levels) or levels not in ALLOWED_LEVELS:
