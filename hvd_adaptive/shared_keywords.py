@@ -1,4 +1,4 @@
-"""Types of the keywords that every scheme shares, for type checkers and editors.
+"""Declare the types of the keywords that every scheme shares, for type checkers and editors.
 
 ``settings.Settings`` describes and checks them.
 """

@@ -284,7 +284,7 @@ QSGD = [
     _test("Theorem 3.5", "convergence, smooth", _THEORY("convergence"), "mended"),
     _test(
         "Theorem 3.6",
-        "QSVRG gains 0.9 an epoch, in so many bits",
+        "QSVRG gains 0.9 an epoch, in the stated number of bits",
         "test_qsvrg.py",
         "holds",
         "`pytest` that file; `python research/qsvrg.py --simulate`",

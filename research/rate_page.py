@@ -157,7 +157,7 @@ def _by_scheme(rows: Iterable[Row], stage: int) -> dict[str, list[Row]]:
 
 
 def _error_at(rows: list[Row], bits: float) -> float | None:
-    """Of a scheme at so many bits, its logarithm interpolated; None outside its range."""
+    """Return a scheme's error at ``bits``, its logarithm interpolated; None outside its range."""
     return _interpolated(_points(rows), bits)
 
 

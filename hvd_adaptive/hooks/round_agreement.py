@@ -1,4 +1,4 @@
-"""What ranks agree on before they end a round of LocalSGD."""
+"""Compare ranks before they end a round of LocalSGD."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The `hvd-adaptive` command.
+"""Define the `hvd-adaptive` command.
 
 Each subcommand is a package of its own. Its module `command` has a function `register(commands)`
 that adds the subcommand's parser and sets `run`, a function from the parsed arguments to an exit

@@ -1,4 +1,4 @@
-"""The launcher of ranks: by mpirun or horovodrun, on this machine or on others."""
+"""Start ranks by mpirun or horovodrun, on this machine or on others."""
 
 from __future__ import annotations
 
@@ -165,7 +165,7 @@ _HINTS: Mapping[str, str] = {
 
 
 def _search_path() -> str:
-    """The Python environment's own programs come first, whether or not it is activated."""
+    """Return PATH, with this Python environment's programs first, even if it is not activated."""
     return os.pathsep.join([sysconfig.get_path("scripts"), os.environ.get("PATH", os.defpath)])
 
 

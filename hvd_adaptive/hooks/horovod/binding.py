@@ -1,4 +1,4 @@
-"""A compressor bound to an optimizer: its ranks, its parameters, its groups and their names."""
+"""Bind a compressor to an optimizer: its ranks, its parameters, its groups and their names."""
 
 from __future__ import annotations
 

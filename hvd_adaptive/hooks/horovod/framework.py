@@ -1,4 +1,4 @@
-"""Horovod as the framework of compressors."""
+"""Define Horovod as the framework of compressors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A step while some ranks are in ``hvd.join()`` because they have no more data.
+"""Average a step while some ranks are in ``hvd.join()`` because they have no more data.
 
 Gradients travel by Horovod's own allreduce. It is the only collective in which a joined rank takes
 part; the rank adds zeros. Gradients are summed in float32 (float64 if they are float64). Averages

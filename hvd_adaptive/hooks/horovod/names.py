@@ -1,4 +1,4 @@
-"""Names of collectives, which no two optimizers of a process share."""
+"""Choose names of collectives, which no two optimizers of a process share."""
 
 from __future__ import annotations
 

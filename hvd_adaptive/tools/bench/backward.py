@@ -1,4 +1,4 @@
-"""A backward pass without arithmetic: it fires the hooks of gradients that are there already."""
+"""Define a backward pass without arithmetic, which fires the hooks of given gradients."""
 
 from __future__ import annotations
 
