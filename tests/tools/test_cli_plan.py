@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import itertools
 import json
 import math
@@ -18,11 +17,17 @@ from plan_machines import machine
 from hvd_adaptive.tools import launch
 from hvd_adaptive.tools.bench.models import MODELS, shapes
 from hvd_adaptive.tools.cli import main
-from hvd_adaptive.tools.plan import measure
+from hvd_adaptive.tools.plan import command, measure
 from hvd_adaptive.tools.plan.command import bandwidth
 from hvd_adaptive.tools.plan.model import Cost
 
 COMMAND = ["plan", "--model", "resnet18", "--ranks", "4", "--bandwidth", "1gbit", "--cores", "8"]
+
+
+@pytest.fixture(autouse=True)
+def installed(monkeypatch):
+    """Horovod is, also where the suite runs without it."""
+    monkeypatch.setattr(command, "has_horovod", lambda: True)
 
 
 @pytest.fixture
@@ -121,10 +126,7 @@ def test_lines_come_before_and_while_it_measures(monkeypatch, capsys):
 
 
 def test_command_without_horovod(monkeypatch, capsys):
-    find = importlib.util.find_spec
-    monkeypatch.setattr(
-        importlib.util, "find_spec", lambda name: None if name == "horovod" else find(name)
-    )
+    monkeypatch.setattr(command, "has_horovod", lambda: False)
     assert main(COMMAND) == 1
     said = " ".join(capsys.readouterr().err.split())
     assert "Horovod, whose collectives are measured, is not installed" in said

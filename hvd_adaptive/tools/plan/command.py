@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import os
 import re
 from dataclasses import asdict, replace
 
 from hvd_adaptive.tools.bench.models import MODELS, tensors_and_coordinates
-from hvd_adaptive.tools.launch import LAUNCHERS, RanksError, available, hints
+from hvd_adaptive.tools.launch import LAUNCHERS, RanksError, available, has_horovod, hints
 from hvd_adaptive.tools.output import (
     OK,
     PROBLEM,
@@ -85,10 +84,6 @@ def bandwidth(text: str) -> float:
 
 def run(arguments: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     """Run the command and return the exit status."""
-    if importlib.util.find_spec("horovod") is None:
-        missing = "Horovod, whose collectives are measured, is not installed"
-        print_failure(ModuleNotFoundError(missing), ["hvd-adaptive install-horovod"])
-        return PROBLEM
     from hvd_adaptive.tools.methods import STOCK, parse
     from hvd_adaptive.tools.plan import measure, model, text
 
@@ -102,6 +97,10 @@ def run(arguments: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     schemes = [method.label for method in methods if method.is_scheme]
     if not schemes:
         parser.error(f"--methods {' '.join(arguments.methods)}: must name a scheme")
+    if not has_horovod():
+        missing = "Horovod, whose collectives are measured, is not installed"
+        print_failure(ModuleNotFoundError(missing), ["hvd-adaptive install-horovod"])
+        return PROBLEM
     tensors, coordinates = tensors_and_coordinates(arguments.model, arguments.params)
     job = model.Job(arguments.tensors or tensors, coordinates, (arguments.compute_ms or 0.0) * 1e-3)
     cores = arguments.cores or float(len(os.sched_getaffinity(0)))

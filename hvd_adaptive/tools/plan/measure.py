@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -69,10 +68,16 @@ def codec(method: str, ranks: int) -> Cost:
     """Measure a scheme on one thread, and its codec of averages of ``ranks`` ranks."""
     (read,) = parse([method])
     scheme, flat = read.scheme(), gradient(COORDINATES)
-    with _alone():
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    logging.disable(logging.WARNING)  # warnings about second stages are for trainings
+    try:
         second = scheme.parts.default.second_stage(ranks)
         own = _timed(second.codec, "averages", True, flat) if second.bits < 32 else None
         return _timed(scheme.parts.default, read.label, is_unbiased(scheme), flat, own)
+    finally:
+        logging.disable(logging.NOTSET)
+        torch.set_num_threads(threads)
 
 
 def gradient(coordinates: int) -> torch.Tensor:
@@ -106,17 +111,3 @@ def _least(call: Callable[[], object]) -> float:
         call()
         least = min(least, time.perf_counter() - begin)
     return least
-
-
-@contextlib.contextmanager
-def _alone() -> Iterator[None]:
-    """Use one thread, and silence warnings about second stages, which are for trainings."""
-    logger, threads = logging.getLogger("hvd_adaptive"), torch.get_num_threads()
-    level = logger.level
-    logger.setLevel(logging.ERROR)
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        logger.setLevel(level)
-        torch.set_num_threads(threads)

@@ -1,22 +1,12 @@
 """Predict a step from three terms: bytes on the wire, the codec, calls per tensor.
 
-N ranks exchange n coordinates. Each host has a link of B bytes per second. A rank has the part c of
-a core, divided by IN_STEP. Codes have b bits a coordinate, averages b₂.
+text.explained prints the formula, with its numbers. A rank sends
 
-    exchange        collectives: bytes that a rank sends      codec, seconds a coordinate
-    ring            allreduce: 2 (N-1)/N · n · 4 (float16: 2) 0
-    allgather       allgather: (N-1) · n·b/8                  encode + N · decode
-    scatter_reduce  direct:    (N-1)/N · n·b/8                encode + decode
-                    allgather: (N-1)/N · n·b₂/8               + encode₂/N + decode₂
+    ring            allreduce: 2 (N-1)/N of the numbers, in 4 bytes (float16: 2)
+    allgather       allgather: N-1 payloads
+    scatter_reduce  direct messages: (N-1)/N of a payload; allgather: (N-1)/N of the averages
 
-    wire  = sum over collectives of messages · latency + bytes · (crossing/(η·B) + copy/c)
-    codec = n · the codec's seconds / c
-    calls = tensors · call / c
-    step  = forward + max(backward, X) + min(backward, X)/groups,   X = wire + codec + calls
-
-η is the part of a link's rate that TCP reaches. The exchange of all groups but one overlaps with
-the backward pass. The model excludes GPUs and NCCL, other traffic, slower ranks and
-``exchange="hierarchical"``.
+The model excludes GPUs and NCCL, other traffic, slower ranks and ``exchange="hierarchical"``.
 """
 
 from __future__ import annotations
@@ -31,7 +21,7 @@ from hvd_adaptive.transport.world import MOST_DIRECT
 # Part of a link's rate that Open MPI's rings of three or more ranks reach, and all other messages:
 # measured with benchmarks/network.py from 0.1 to 10 Gbit/s.
 REACHED_BY_RINGS, REACHED = 0.55, 0.85
-# The processor's work takes this much longer in a step than alone, as memory is new and caches are
+# Work of the processor takes this much longer in a step than alone, as memory is new and caches are
 # shared. Measured with benchmarks/plan_check.py.
 IN_STEP = 1.3
 BACKWARD = 2 / 3  # of the computing time
