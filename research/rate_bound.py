@@ -84,7 +84,8 @@ def section(records: Records) -> list[str | list[Claim]]:
         f"Wire bits per coordinate of {records.settings['coordinates']:,} independent ones, fitted "
         "to them. The error is given, as the proved δ²/12, and as measured for each law in turn. "
         f"Values are means of {DRAWS} draws of the coordinates. The bound, for any law, is "
-        "½ log2(2πe (1/δ² + 1/12)): ideal codes that know the dither. For codes that do not, 1/12 becomes 1/3.",
+        "½ log2(2πe (1/δ² + 1/12)): ideal codes that know the dither. "
+        "For codes that do not, 1/12 becomes 1/3.",
         table,
         [
             Claim(
