@@ -23,9 +23,9 @@ from hvd_adaptive.tools.output import (
 DESCRIPTION = """\
 Predict the time of a training step with float32, float16 and schemes, and
 recommend one, or none. Codecs and Horovod's calls are measured on this machine
-for about ten seconds (the first time a minute more, as kernels compile): run it
-on a node of the cluster. Predictions come as soon as they are known, then a
-table, and the formula with all its numbers.
+for about ten seconds, and for one to two minutes more the first time, while
+kernels compile. Run it on a node of the cluster. Each prediction is printed as
+soon as it is known, then a table, and the formula with all its numbers.
 GPUs, NCCL and exchange="hierarchical" are not in the model.
 
   hvd-adaptive plan --model resnet50 --ranks 16 --bandwidth 10gbit
