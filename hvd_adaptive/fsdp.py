@@ -30,7 +30,7 @@ _numbers = itertools.count()
 
 
 class Compressed:
-    """What ``compress_reduce_scatter`` and ``compress_all_reduce`` return.
+    """Result of ``compress_reduce_scatter`` and ``compress_all_reduce``.
 
     Attributes:
         compressor: The compressor.

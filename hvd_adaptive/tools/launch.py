@@ -41,7 +41,7 @@ class RanksError(RuntimeError):
 
 @dataclass(frozen=True)
 class Ranks:
-    """How many ranks there are, where they run, and what starts them.
+    """Describe the number of ranks, their hosts, and what starts them.
 
     Args:
         count: number of ranks.

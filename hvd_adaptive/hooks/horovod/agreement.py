@@ -44,7 +44,7 @@ _PAUSE = 0.0005
 
 
 class Agreement:
-    """What ranks must have alike: the settings and parameters of a binding, and each step's.
+    """Compare what must be the same on all ranks: settings, parameters, and each step's position.
 
     Args:
         compressor: The compressor.

@@ -24,7 +24,7 @@ logger = logging.getLogger("hvd_adaptive")
 
 
 class Binding(RankContext):
-    """A compressor's groups for one Horovod optimizer.
+    """Bind a compressor's groups to one Horovod optimizer.
 
     layout: None if no optimizer was found; then each step lays out the gradients that arrived.
     owner: the optimizer; None if none was found.

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class JoinedStep:
-    """The counterpart of Step for gradients, by slot, that all active ranks have."""
+    """Take the place of Step for gradients, by slot, that all active ranks have."""
 
     counts = False
     names: frozenset[str] = frozenset()

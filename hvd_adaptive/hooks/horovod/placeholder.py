@@ -45,7 +45,7 @@ _TOPICS = (
 
 
 class Reduction(NamedTuple):
-    """The reduction that Horovod applied to a position.
+    """Hold the reduction that Horovod applied to a position.
 
     factor: turns a sum over ranks into its result: 1/size or 1.
     active: the number of ranks that took part; fewer than all if some have called hvd.join().

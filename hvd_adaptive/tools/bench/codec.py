@@ -53,7 +53,7 @@ NAMES = (*TABLE_SCHEMES, *OTHERS)
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """What is measured.
+    """Options of a measurement.
 
     Args:
         schemes: among NAMES.

@@ -105,7 +105,7 @@ def _timed(
 
 
 def _least(call: Callable[[], object]) -> float:
-    """Return the least seconds of calls that are repeated for SECONDS: what others do adds time."""
+    """Return the least seconds of a call, repeated for SECONDS: other programs only add time."""
     end, least = time.perf_counter() + SECONDS, float("inf")
     while (begin := time.perf_counter()) < end or least == float("inf"):
         call()
