@@ -72,7 +72,7 @@ CASES = (
 
 
 def lenet_gradients() -> dict[str, torch.Tensor]:
-    """Gradients of one minibatch of 64, all layers end to end, after so many steps."""
+    """Gradients of one minibatch of 64, all layers end to end, after ``steps`` steps."""
     sys.path.insert(0, str(EXAMPLES))
     from lenet import LeNet, read_images, split
 

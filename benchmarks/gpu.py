@@ -207,7 +207,7 @@ def main(words: list[str] | None = None) -> int:
     parser.add_argument("--coordinates", type=int, default=100_000_000)
     parser.add_argument("--beyond", type=int, default=2**31, help="coordinates of `large`")
     parser.add_argument("--rounds", type=int, default=10)
-    parser.add_argument("--seconds", type=float, default=450, help="begin no part after so many")
+    parser.add_argument("--seconds", type=float, default=450, help="begin no part after this time")
     arguments = parser.parse_args(words)
     if arguments.device.type == "cuda" and not torch.cuda.is_available():
         parser.error(f"--device {arguments.device}: torch sees no GPU here")

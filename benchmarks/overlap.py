@@ -76,7 +76,7 @@ def figures(alone: Result, both: Result) -> dict[str, float]:
 
 
 def measured(model: str, count: int, args: argparse.Namespace, bar: tqdm) -> dict[str, Any]:
-    """Return the figures of each method by label, on so many hosts."""
+    """Return the figures of each method by label, on ``hosts`` hosts."""
     methods = asked.parse(args.methods)
     pairs = []
     with Hosts(count, args.rate) as hosts:
@@ -91,7 +91,7 @@ def measured(model: str, count: int, args: argparse.Namespace, bar: tqdm) -> dic
 
 
 def show(console: Console, model: str, count: int, args: argparse.Namespace, found: dict) -> None:
-    """Print the figures of one model on so many hosts."""
+    """Print the figures of one model on ``hosts`` hosts."""
     table = Table(title=f"{model}, {count} hosts at {args.rate}, seconds")
     for name in COLUMNS:
         table.add_column(name, justify="left" if name == "method" else "right", overflow="fold")

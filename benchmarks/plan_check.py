@@ -87,7 +87,7 @@ def tell(what: str) -> None:
 
 
 def constants(args: argparse.Namespace, hosts: int) -> Machine:
-    """For so many hosts."""
+    """Return the constants for a number of hosts."""
     tell(f"constants for {hosts} hosts of {args.ranks_per_host} ranks")
     return measuring.measure(args.schemes, hosts * args.ranks_per_host, args.launcher)
 

@@ -64,7 +64,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--seeds", type=whole(1), default=5, help="runs of each method (5)")
     parser.add_argument("--steps", type=whole(1), help="of the target; the task's own if not given")
     parser.add_argument(
-        "--extra", type=float, default=1.25, help="so many times the steps are trained (1.25)"
+        "--extra", type=float, default=1.25, help="factor of the steps that are trained (1.25)"
     )
     parser.add_argument(
         "--target", choices=("seed", "mean"), default="seed", help="of each seed, or their mean"
@@ -147,7 +147,7 @@ def read(path: Path) -> Kept:
 def made(
     args: argparse.Namespace, methods: list[Method], steps: int, seeds: int, path: Path
 ) -> tuple[Kept, dict[str, str]]:
-    """Return the curves of runs of so many steps, from the file or made now."""
+    """Return the curves of runs of ``steps`` steps, from the file or made now."""
     kept = read(path)
     trouble = asked.refusals(methods)
     backends = list(dict.fromkeys(method.backend for method in methods))

@@ -88,7 +88,9 @@ def make_parser() -> argparse.ArgumentParser:
     method.add_argument("--gain", type=float, help="QCS's compression gain")
     method.add_argument("--bucket-size", type=int, help="coordinates that share one scale")
     method.add_argument("--tail", choices=("quantize", "full"), help="of the last, partial bucket")
-    method.add_argument("--clip", type=float, help="to so many deviations of the bucket first")
+    method.add_argument(
+        "--clip", type=float, help="first clip to this number of deviations of the bucket"
+    )
     method.add_argument(
         "--error-feedback",
         type=_weight,

@@ -1,4 +1,4 @@
-"""Adaptive gradient compression for stock Horovod.
+"""Compress gradients for PyTorch's DDP, FSDP2 and stock Horovod.
 
 Importing the package imports nothing else, not even torch. A name's module is imported when the
 name is first used. So commands start quickly.
@@ -71,7 +71,16 @@ __all__ = [
 ]
 
 # Modules that users import.
-_SUBMODULES = ("ddp", "optim", "scheme", "simulate", "theory")
+_SUBMODULES = (
+    "checkpoint",
+    "ddp",
+    "fsdp",
+    "integrations",
+    "optim",
+    "scheme",
+    "simulate",
+    "theory",
+)
 
 # Modules of the names that are not schemes.
 _MODULES = {

@@ -1,4 +1,4 @@
-"""`python -m hvd_adaptive`, the same as `hvd-adaptive`."""
+"""Run `python -m hvd_adaptive`, which is the same as `hvd-adaptive`."""
 
 from hvd_adaptive.tools.cli import main
 

@@ -1,4 +1,4 @@
-"""Connection: the object that a compressor is attached to while it serves an optimizer or a model.
+"""Define Connection, which attaches a compressor to the optimizer or model that it serves.
 
 A compressor imports nothing of Horovod's side. ``use_framework`` (called by
 hooks/horovod/framework.py) sets the ``Framework``, which connects compressors when Horovod first

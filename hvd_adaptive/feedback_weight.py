@@ -57,7 +57,7 @@ class Own:
 
 @dataclass(frozen=True)
 class Figures:
-    """What all ranks know at the end of a step, the same on each of them.
+    """Figures that all ranks know at the end of a step, the same on each of them.
 
     Attributes:
         errors: Measured relative error ‖z - ẑ‖²/‖z‖² of each part, over all ranks. Parts of which

@@ -30,7 +30,7 @@ _numbers = itertools.count()
 
 
 class Compressed:
-    """What ``compress_reduce_scatter`` and ``compress_all_reduce`` return.
+    """Result of ``compress_reduce_scatter`` and ``compress_all_reduce``.
 
     Attributes:
         compressor: The compressor.
@@ -52,6 +52,8 @@ class Compressed:
         handle = register_optimizer_step_pre_hook(hook)
         weakref.finalize(self, handle.remove)
         self.average = session.average
+        if dist.get_world_size() > 1:
+            weakref.finalize(self, session.warn_if_unused)
 
     def finish(self) -> None:
         """End a step: check what has arrived, and fit tables if that is due; a collective.

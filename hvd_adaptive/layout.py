@@ -180,7 +180,7 @@ def build_layout(
     given = list(members)
     ordered = given if as_given else sorted(given, key=_by_name)
     most = max(bucket_size, most_coordinates // bucket_size * bucket_size)
-    least = most if before is None else max(bucket_size, most // FIRST)
+    first = most if before is None else max(bucket_size, most // FIRST)
     slots = {id(member): slot for slot, member in enumerate(ordered)}
     groups: list[Group] = []
     open_groups: dict[tuple[torch.dtype, str], _Builder] = {}
@@ -192,7 +192,7 @@ def build_layout(
         quantize = member.part is not None and member.numel >= min_numel
         kind = (member.dtype, (member.part or "") if quantize else "")
         if kind not in open_groups:
-            open_groups[kind] = _Builder(*kind, most, least, bucket_size, groups)
+            open_groups[kind] = _Builder(*kind, most, first, bucket_size, groups)
         open_groups[kind].add(slot, member.numel, quantize, before)
         before += member.numel
     for builder in open_groups.values():
@@ -226,7 +226,7 @@ class _Builder:
         dtype: The dtype.
         part: The part.
         most: Most coordinates of a group.
-        least: Most coordinates of the group that begins with the first member.
+        first: Most coordinates of the group that begins with the first member.
         bucket_size: Coordinates of a bucket.
         groups: The list to which groups are appended.
     """
@@ -236,12 +236,12 @@ class _Builder:
         dtype: torch.dtype,
         part: str,
         most: int,
-        least: int,
+        first: int,
         bucket_size: int,
         groups: list[Group],
     ) -> None:
         self.dtype, self.part, self.groups = dtype, part, groups
-        self.most, self.least, self.bucket_size = most, least, bucket_size
+        self.most, self.first, self.bucket_size = most, first, bucket_size
         self.quantized: list[tuple[int, int, int]] = []
         self.full: list[tuple[int, int, int]] = []
         self.size = self.limit = 0
@@ -265,7 +265,7 @@ class _Builder:
 
     def _limit(self, before: int) -> int:
         """Return the most coordinates of a group after so many others."""
-        return min(self.most, max(self.least, before))
+        return min(self.most, max(self.first, before))
 
     def _add_alone(self, slot: int, numel: int, quantize: bool, before: int) -> None:
         size = min(self.most, max(self._limit(before), -(-numel // ALONE)))

@@ -15,7 +15,7 @@ import itertools
 import logging
 import zlib
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
@@ -123,7 +123,7 @@ class LocalSGD(WrappedOptimizer):
         named_parameters: Iterable[tuple[str, torch.nn.Parameter]] | None = None,
         process_group: dist.ProcessGroup | None = None,
         process_set: Any = None,
-        on_nonfinite: str = "raise",
+        on_nonfinite: Literal["raise", "skip"] = "raise",
     ) -> None:
         check_arguments(optimizer, compression, momentum, lr)
         super().__init__(optimizer)

@@ -27,8 +27,9 @@ class ScatterReduce(Checked):
 
     Attributes:
         second_stage_bits: Bits of averages that are sent again, 2 to 8, or 32 for full precision.
-            If None, the fewest bits from which one more would lower the error by less than one more
-            in the first stage, for normal or Laplacian coordinates, or 32 if that is lossless.
+            If None, an extra bit goes where it lowers the error more, for normal or Laplacian
+            coordinates: to the first stage or to the averages. Averages get bits until the first
+            stage gains more. They get 32 if the first stage is lossless.
 
     Raises:
         TypeError: A keyword is unknown.

@@ -1,4 +1,4 @@
-"""Types of the keywords that every scheme shares, for type checkers and editors.
+"""Declare the types of the keywords that every scheme shares, for type checkers and editors.
 
 ``settings.Settings`` describes and checks them.
 """
@@ -18,7 +18,7 @@ Updates = Iterable[int] | Callable[[int], bool] | None
 
 
 class Common(TypedDict, total=False):
-    """Keywords of all schemes, but for two of which some schemes have another default."""
+    """Keywords of all schemes, except the two whose defaults differ between schemes."""
 
     exchange: Literal["allgather", "scatter_reduce", "hierarchical", "auto"] | ScatterReduce | None
     bucket_size: int
@@ -40,16 +40,16 @@ class Common(TypedDict, total=False):
 
 
 class WithClip(Common, total=False):
-    """Without ``error_feedback``."""
+    """Keywords of all schemes, except ``error_feedback``."""
 
     clip: float | None
 
 
 class WithFeedback(Common, total=False):
-    """Without ``clip``."""
+    """Keywords of all schemes, except ``clip``."""
 
     error_feedback: float | Literal["auto"] | None
 
 
 class Shared(WithClip, WithFeedback, total=False):
-    """All of them."""
+    """Keywords of all schemes."""

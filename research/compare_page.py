@@ -92,13 +92,13 @@ Everything here is made by
 from simulated training (`hvd_adaptive.simulate`): the ranks' gradients pass through the real codec,
 layout and level updates in one process.
 
-{setting} unless told otherwise, the other keywords at their
+{setting} unless stated otherwise, other keywords at their
 defaults (tensors below 1,024 coordinates travel in full precision, and the last, shorter bucket
 is quantised). {seeds} paired seeds: a seed gives all methods the same initial weights, and
 those of equal numbers of workers the same minibatches. The deficit is SuperSGD's accuracy minus the
 method's, seed by seed; its interval is Student's t over the seeds. The training loss is that of the
 first {told_loss} training examples at the end; runs that diverged (a loss beyond chance, ln 10) are
-counted apart there, and count as they are in the accuracy.
+counted separately there; the accuracy includes them.
 
 - *SGD*: one worker in float32. *SuperSGD*: all workers in float32.
 - *QSGD*: L2 norm, zero-based uniform levels (at 3 bits 0, ±1/3, ±2/3, ±1).
@@ -108,9 +108,9 @@ counted apart there, and count as they are in the accuracy.
 - *ALQ*, *AMQ*: L2 norm. *-N* minimises the normalized variance. *ALQG* descends by gradients to the
   tables that ALQ finds; it is in the figures only.
 
-These are small networks, trained for some hundred steps on small images: they tell methods apart,
-but are not the papers' CIFAR-10 and ImageNet. Where a claim of the papers is, and what became of
-it, is listed on [one page](papers.md).
+These are small networks, trained for some hundred steps on small images. They show differences
+between methods, but are not the papers' CIFAR-10 and ImageNet. [One page](papers.md) lists each
+claim of the papers, where it is tested, and the verdict.
 """
 
 PAPERS = """## The QSGD and NUQSGD papers' claims

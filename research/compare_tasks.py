@@ -60,9 +60,9 @@ class Task:
         )
 
 
-LENET_RATE = """The rate was chosen after a look at results: at 0.02, tried first, SGD with one
-worker diverged and ALQ fell behind SuperSGD (`--task lenet --rate 0.02` shows it); at 0.01 all of
-the baselines train.
+LENET_RATE = """The rate was chosen from results: at 0.02, which was tried first, SGD with one
+worker diverged and ALQ fell behind SuperSGD (`--task lenet --rate 0.02` shows it). At 0.01 all
+baselines train.
 """
 TASKS = {
     "lenet": Task("LeNet-5 (Caffe's), MNIST", LeNet, mnist, 140, 8, 0.01, note=LENET_RATE),

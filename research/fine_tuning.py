@@ -203,7 +203,7 @@ PAGE = f"""# Fine-tuning
 `python research/fine_tuning.py --page docs/fine_tuning.md` makes this page, in some minutes.
 
 A BERT of two layers (width 64) learns masked tokens of a made-up language, and is then fine-tuned
-to tell {STYLES} styles of texts apart, by {RANKS} simulated ranks of {BATCH} texts each, with
+to distinguish {STYLES} styles of texts, by {RANKS} simulated ranks of {BATCH} texts each, with
 AdamW, in {{steps}} steps. All methods start from the same weights, with the same batches and
 dropout. There are {{seeds}} paired seeds; intervals are 95 %.
 

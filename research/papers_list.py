@@ -284,7 +284,7 @@ QSGD = [
     _test("Theorem 3.5", "convergence, smooth", _THEORY("convergence"), "mended"),
     _test(
         "Theorem 3.6",
-        "QSVRG gains 0.9 an epoch, in so many bits",
+        "QSVRG gains 0.9 an epoch, in the stated number of bits",
         "test_qsvrg.py",
         "holds",
         "`pytest` that file; `python research/qsvrg.py --simulate`",
@@ -528,6 +528,6 @@ PAPERS = {
     "ALQ and AMQ (Faghri et al., 2020)": ALQ,
     "NUQSGD (Ramezani-Kebrya et al., 2019)": NUQSGD,
     "QSGD (Alistarh et al., 2017)": QSGD,
-    "ORQ and BinGrad (2019)": ORQ,
+    "ORQ and BinGrad (Xu, Huo, Huang, 2020)": ORQ,
     "QCS (Abdi and Fekri, 2020)": QCS,
 }

@@ -82,9 +82,10 @@ def section(records: Records) -> list[str | list[Claim]]:
     return [
         "## ECDQ and its bound",
         f"Wire bits per coordinate of {records.settings['coordinates']:,} independent ones, fitted "
-        "to them; the error is promised, δ²/12, and measured for each law in turn. Means of "
-        f"{DRAWS} draws of the coordinates. The bound, for any law, is ½ log2(2πe (1/δ² + 1/12)): "
-        "ideal codes that know the dither. For codes that do not, 1/3 stands in the place of 1/12.",
+        "to them. The error is given, as the proved δ²/12, and as measured for each law in turn. "
+        f"Values are means of {DRAWS} draws of the coordinates. The bound, for any law, is "
+        "½ log2(2πe (1/δ² + 1/12)): ideal codes that know the dither. "
+        "For codes that do not, 1/12 becomes 1/3.",
         table,
         [
             Claim(

@@ -157,7 +157,7 @@ def _by_scheme(rows: Iterable[Row], stage: int) -> dict[str, list[Row]]:
 
 
 def _error_at(rows: list[Row], bits: float) -> float | None:
-    """Of a scheme at so many bits, its logarithm interpolated; None outside its range."""
+    """Return a scheme's error at ``bits``, its logarithm interpolated; None outside its range."""
     return _interpolated(_points(rows), bits)
 
 
@@ -197,8 +197,9 @@ def _claim(records: Records, stages: list[int]) -> Claim:
     return Claim(
         f"ECDQ has less variance than every other unbiased scheme from {LEAST:g} to {MOST:g} bits, "
         "on these gradients",
-        f"It has at {ahead} of {len(ratios)} points of the others, its own error interpolated "
-        f"between its points; the largest ratios of its error to theirs are {closest}.{outside}",
+        f"It has less at {ahead} of {len(ratios)} points of the others; its own error is "
+        f"interpolated between its points. The largest ratios of its error to theirs are "
+        f"{closest}.{outside}",
         tuple(comparisons),
     )
 

@@ -17,13 +17,13 @@ from laboratory.shapes import read_shapes
 LAUNCH_SECONDS = 150.0  # for a launch beside its steps
 LAUNCHES = 3
 SLOWEST = 12.0  # a step may take this many times a float32 ring's time on the link,
-SLOWEST_DECODE = 1e-8  # and so many seconds for each number that each rank has of each other
+SLOWEST_DECODE = 1e-8  # and these seconds for each number that a rank receives of another
 AVERAGED = ("sent_bytes", "received_bytes", "cpu_s", "machine_cpu_s")
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What is measured: a model's gradients, so many timed steps of each method in each round.
+    """Describe what is measured: a model's gradients, and timed steps of each method in each round.
 
     warmup: untimed steps before them, each time: the first fits, whose steps are sampled and not
         hidden. PowerSGD compresses from its third step on.

@@ -10,7 +10,7 @@ from torch import nn
 
 from hvd_adaptive.tools.bench.backward import Shapes
 
-# Consecutive parameters of a model form blocks of at least so many coordinates, which FSDP2 shards.
+# Consecutive parameters of a model form blocks of at least this size, which FSDP2 shards.
 BLOCK = 2_000_000
 
 

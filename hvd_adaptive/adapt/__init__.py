@@ -1,1 +1,1 @@
-"""Statistics of gradients, and when and how tables are refitted to them."""
+"""Collect statistics of gradients, and refit tables to them."""

@@ -1,1 +1,1 @@
-"""What every module may use: errors, checks of values, copies between devices, random streams."""
+"""Define what every module uses: errors, checks, copies between devices, random streams."""

@@ -1,1 +1,1 @@
-"""A quantiser: bodies and payloads, without ranks or Horovod."""
+"""Quantise bodies and payloads, without ranks or Horovod."""

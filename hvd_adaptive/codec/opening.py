@@ -123,7 +123,7 @@ def body_length(quantizer: Quantizer, header: Header, quantized: int) -> int:
         quantized: Number of coordinates in the body.
 
     Raises:
-        PayloadError: No body of so many coordinates has this length.
+        PayloadError: No body of this number of coordinates has this length.
     """
     if header.coding == "fixed":
         most, least = quantizer.body_bytes(quantized), quantizer.least_body_bytes(quantized)

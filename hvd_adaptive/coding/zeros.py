@@ -89,7 +89,7 @@ def runs_in(section: torch.Tensor, coordinates: int) -> Runs | None:
     """Return the numbers with which a payload's section begins, or None if it is empty.
 
     Raises:
-        PayloadError: There are no such sections of so many coordinates.
+        PayloadError: There are no such sections of this number of coordinates.
     """
     if not section.numel():
         return None

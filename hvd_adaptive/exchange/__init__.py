@@ -1,1 +1,1 @@
-"""How the ranks' payloads of a group become every rank's average."""
+"""Turn the ranks' payloads of a group into every rank's average."""

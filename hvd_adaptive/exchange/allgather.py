@@ -1,4 +1,4 @@
-"""Every rank sends its payload to every other: for small numbers of ranks."""
+"""Send every rank's payload to every other rank: for small numbers of ranks."""
 
 from __future__ import annotations
 

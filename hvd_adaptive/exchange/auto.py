@@ -89,7 +89,7 @@ class Plain(ScatterReduceExchange):
 
 
 class Half(Plain):
-    """The same, float32 as bfloat16.
+    """The same scatter-reduce, with float32 sent as bfloat16.
 
     Horovod's own float16 overflows beyond 65,504 and loses gradients below 6e-8; bfloat16 has the
     range of float32, and its rounding, at most 1/512 of a coordinate, is small beside any

@@ -1,4 +1,4 @@
-"""The exchanges by name: what ``exchange=`` says."""
+"""Find the exchange that ``exchange=`` names."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ EXCHANGES: dict[str, type[Exchange]] = {
 
 
 def name_of_exchange(settings: Settings, ranks: int) -> str:
-    """Return the exchange of these settings over so many ranks.
+    """Return the exchange of these settings over ``ranks`` ranks.
 
     Without ``exchange=`` nothing is measured, so runs can be repeated.
     """

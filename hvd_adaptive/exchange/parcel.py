@@ -64,7 +64,7 @@ class NewMemory:
 
 
 class RandomStream(NamedTuple):
-    """What names a group's random numbers, besides the rank.
+    """Names of a group's random numbers, besides the rank.
 
     Attributes:
         instance: Number of the compressor in this process; other ranks may have other numbers.

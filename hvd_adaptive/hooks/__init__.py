@@ -1,1 +1,1 @@
-"""Where frameworks call in: Horovod's optimizers and DDP's communication hooks."""
+"""Serve frameworks: Horovod's optimizers, DDP's communication hooks, FSDP2 and loops."""

@@ -12,16 +12,40 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, Literal, overload
 
 import torch
 import torch.distributed as dist
 
 from hvd_adaptive.compressor import GradientCompressor, check_compressor
-from hvd_adaptive.hooks.list_session import ListSession
+from hvd_adaptive.hooks.list_session import Averaging, ListSession
 from hvd_adaptive.hooks.lists import checked
 
 
+@overload
+def average(
+    tensors: Iterable[torch.Tensor],
+    compressor: GradientCompressor,
+    *,
+    group: Any = None,
+    async_op: Literal[False] = False,
+) -> list[torch.Tensor]: ...
+@overload
+def average(
+    tensors: Iterable[torch.Tensor | None],
+    compressor: GradientCompressor,
+    *,
+    group: Any = None,
+    async_op: Literal[False] = False,
+) -> list[torch.Tensor | None]: ...
+@overload
+def average(
+    tensors: Iterable[torch.Tensor | None],
+    compressor: GradientCompressor,
+    *,
+    group: Any = None,
+    async_op: Literal[True],
+) -> Averaging: ...
 def average(
     tensors: Iterable[torch.Tensor | None],
     compressor: GradientCompressor,

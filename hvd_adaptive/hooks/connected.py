@@ -1,4 +1,4 @@
-"""What the connections of all doors have in common (connection.Connection)."""
+"""Define what the connections of all frameworks have in common (connection.Connection)."""
 
 from __future__ import annotations
 

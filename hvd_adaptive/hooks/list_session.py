@@ -1,4 +1,4 @@
-"""The calls of average() with one compressor."""
+"""Serve the calls of average() with one compressor."""
 
 from __future__ import annotations
 

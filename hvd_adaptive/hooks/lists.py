@@ -53,7 +53,7 @@ def _why_not(tensor: Any) -> str:
 
 @dataclass
 class Lists:
-    """What ranks know of the lists that they average.
+    """Hold what ranks know of the lists that they average.
 
     Attributes:
         kinds: By position, the kind of the tensor in the last call in which a rank had one; None if

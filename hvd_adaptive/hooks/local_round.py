@@ -20,7 +20,7 @@ Parameter = torch.nn.Parameter
 
 @dataclass
 class Outcome:
-    """What a round has found, for ``Anchors``.
+    """Result of a round, for ``Anchors``.
 
     Attributes:
         fragment: The fragment.

@@ -1,4 +1,4 @@
-"""What LocalSGD's state has of each rank, and how mixed-up states are found."""
+"""Save what LocalSGD's state has of each rank, and find states that are mixed up."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What ranks agree on before they end a round of LocalSGD."""
+"""Compare ranks before they end a round of LocalSGD."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ ALIKE = (
 
 @dataclass(frozen=True)
 class TrainingPosition:
-    """Where a rank is at the end of a round.
+    """Position of a rank at the end of a round.
 
     Attributes:
         settings: Checksum of LocalSGD's keywords.
@@ -64,7 +64,7 @@ class TrainingPosition:
 
 @dataclass(frozen=True)
 class Agreed:
-    """What all ranks know.
+    """Facts that all ranks know.
 
     Attributes:
         fails: Whether parameters that are not finite end the round.

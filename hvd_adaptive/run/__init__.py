@@ -1,1 +1,1 @@
-"""One step: gradients arrive, travel in groups, and come back averaged."""
+"""Run one step: gradients arrive, travel in groups, and come back averaged."""

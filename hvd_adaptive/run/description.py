@@ -1,4 +1,4 @@
-"""Descriptions of what must be the same on all ranks, and sentences about their differences.
+"""Describe what must be the same on all ranks, and the differences.
 
 A rank describes itself in topics ("settings", "parameters", ...) of named values.
 """
@@ -98,7 +98,7 @@ def _short(value: str | None) -> str:
 
 
 def format_ranks(ranks: Sequence[int]) -> str:
-    """ "rank 1", "ranks 0, 2-5"."""
+    """Return ranks in words, such as "rank 1" or "ranks 0, 2-5"."""
     runs: list[list[int]] = []
     for rank in ranks:
         if runs and rank == runs[-1][-1] + 1:

@@ -1,6 +1,6 @@
 """Define Driver, which takes gradients through the steps of one compressor.
 
-A door (hooks/) finds the parameters' slots and calls, for each step,
+A session (hooks/) finds the parameters' slots and calls, for each step,
 
     start    when the step's first gradients are there; others join the drive as they arrive
     wait     when no further gradient will arrive

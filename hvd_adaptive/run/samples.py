@@ -1,4 +1,4 @@
-"""Which buckets of a step's groups a table is fitted to."""
+"""Draw the buckets of a step's groups to which a table is fitted."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 from hvd_adaptive.adapt.statistics import Sample
 from hvd_adaptive.layout import Group
 
-# At least this share of a sample is partial buckets, as far as there are so many.
+# Partial buckets are at least this share of a sample, if there are enough of them.
 PARTIAL_SHARE = 0.25
 
 
@@ -30,8 +30,8 @@ def draw_buckets(
     The error of a table is sum_n ||v_n||² sum_i psi(r_i) over all buckets n and their coordinates i
     (ALQ paper, Eqs 1, 2, 10). If each bucket is drawn with a known probability p_n and has the
     weight 1/p_n, the sum over the drawn buckets is unbiased (Horvitz and Thompson). Groups' partial
-    buckets are few and often hold a network's last layer. They are drawn apart from the full ones,
-    with a larger probability if they are rarer than ``PARTIAL_SHARE``.
+    buckets are few and often hold a network's last layer. They are drawn separately from the full
+    ones, with a larger probability if they are rarer than ``PARTIAL_SHARE``.
 
     Args:
         groups: Groups; those of ``part`` are drawn from.
@@ -71,12 +71,20 @@ def draw_buckets(
 def _draw(
     full: int, partial: int, count: int, draw: np.random.Generator
 ) -> tuple[np.ndarray, np.ndarray, tuple[float, float]]:
-    """Ascending indices of ``count`` buckets among so many full and partial ones, and what each
-    full and each partial one weighs; weights are 1 on average."""
+    """Return ascending indices of the drawn full and partial buckets, and the weights of both.
+
+    Weights are 1 on average.
+
+    Args:
+        full: Number of full buckets.
+        partial: Number of partial buckets.
+        count: Number of buckets to draw.
+        draw: Generator.
+    """
     total = full + partial
     count = min(count, total)
     if count == 1 or not (full and partial):
-        # One bucket alone can stand for both kinds only where either could have been drawn.
+        # One bucket can represent both kinds only if either could have been drawn.
         chosen = np.sort(draw.choice(total, count, replace=False)) if total else np.empty(0, int)
         return chosen[chosen < full], chosen[chosen >= full] - full, (1.0, 1.0)
     wanted = round(count * max(PARTIAL_SHARE, partial / total))

@@ -1,4 +1,4 @@
-"""Shares: samples of what a rank quantises, its own gradient or a slice of its node's mean."""
+"""Sample what a rank quantises: its own gradient or a slice of its node's mean."""
 
 from __future__ import annotations
 

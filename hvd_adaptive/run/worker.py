@@ -30,7 +30,7 @@ STALL = 60.0
 
 
 class Work(Protocol):
-    """A step, as a worker sees it."""
+    """Interface of a step that a worker advances."""
 
     def advance(self) -> bool | None:
         """Do what can be done without waiting.

@@ -26,7 +26,7 @@ NUMBERS = {"partially_biased": 1, "biased": 2}
 
 
 class BinGrad(GradientCompressor):
-    """Binary gradients with the best two levels (ORQ paper, 2019, section 3.2).
+    """Binary gradients with the best two levels (Xu, Huo, Huang 2020, section 3.2).
 
     Clipped coordinates (clip=2.5) enter the levels clipped.
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
@@ -18,12 +18,12 @@ if TYPE_CHECKING:
 
 
 class LinearQuantile(GradientCompressor):
-    """Linear-s, the ORQ paper's comparison: level k of s is the quantile k/(s-1) of the bucket.
+    """Linear-s, ORQ's comparison (Xu, Huo, Huang 2020): levels are equidistant quantiles.
 
-    The extreme levels are those of the bucket. Quantiles between coordinates are interpolated
-    linearly. Coordinates are rounded at random, without bias (Eq. 7). Most levels lie near zero,
-    where most coordinates are, and few where most of the variance arises. This scheme is a
-    baseline, not a recommendation.
+    Level k of s is the quantile k/(s-1) of the bucket. Quantiles between coordinates are
+    interpolated linearly. Coordinates are rounded at random, without bias (Eq. 7). Most levels lie
+    near zero, where most coordinates are, and few where most of the variance arises. This scheme is
+    a baseline, not a recommendation.
 
     Args:
         levels: 2 to 256; default 9.
@@ -42,7 +42,11 @@ class LinearQuantile(GradientCompressor):
     """
 
     def __init__(
-        self, *, levels: int = 9, level_dtype: str = "float32", **shared: Unpack[Shared]
+        self,
+        *,
+        levels: int = 9,
+        level_dtype: Literal["float32", "float16"] = "float32",
+        **shared: Unpack[Shared],
     ) -> None:
         levels = check_integer("levels", levels, 2, 256)
         settings = Settings.from_keywords(LinearQuantile, shared)

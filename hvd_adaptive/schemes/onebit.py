@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
@@ -45,7 +45,7 @@ class OneBitSGD(GradientCompressor):
     """
 
     def __init__(
-        self, *, error_feedback: float | str | None = 1.0, **shared: Unpack[WithClip]
+        self, *, error_feedback: float | Literal["auto"] | None = 1.0, **shared: Unpack[WithClip]
     ) -> None:
         keywords = {**shared, "error_feedback": error_feedback}
         settings = Settings.from_keywords(OneBitSGD, keywords)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
@@ -22,8 +22,8 @@ SWEEPS = {"greedy": 0, "coordinate_descent": 30}
 
 
 class ORQ(GradientCompressor):
-    """Optimized random quantization ("Optimal Gradient Quantization Condition for
-    Communication-Efficient Distributed Training", 2020).
+    """Optimized random quantization (Xu, Huo, Huang: Optimal Gradient Quantization Condition for
+    Communication-Efficient Distributed Training, 2020).
 
     Each bucket is rounded at random, without bias (Eq. 7), to levels that its own coordinates
     determine: the least and the largest (Corollary 1.1), and between two levels, by halving
@@ -62,8 +62,8 @@ class ORQ(GradientCompressor):
         self,
         *,
         levels: int = 9,
-        solver: str = "greedy",
-        level_dtype: str = "float32",
+        solver: Literal["greedy", "coordinate_descent"] = "greedy",
+        level_dtype: Literal["float32", "float16"] = "float32",
         **shared: Unpack[Shared],
     ) -> None:
         if not is_whole(levels) or levels not in ALLOWED_LEVELS:

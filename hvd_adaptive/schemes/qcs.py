@@ -203,7 +203,7 @@ class QCSCodec(Codec):
         return runs
 
     def _weight(self, order: int, rows: int) -> float:
-        """α of Eq. 9 or Eq. 12."""
+        """Return α of Eq. 9 or Eq. 12."""
         if self.estimator == "unbiased":
             return 1.0
         return 1 / (variance_bound(order, rows, self.quantizer_range) + 1)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class SignSGD(GradientCompressor):
-    """Scaled SignSGD (ORQ paper, Eq. 13): Q(v) = sign(v) times the mean of |v| over the bucket.
+    """Scaled SignSGD (Xu, Huo, Huang 2020, Eq. 13): signs times the mean of |v| over the bucket.
 
     The result is biased and not random. The scale has the least squared error for signs. One bit
     cannot represent sign(0) = 0, so a zero counts as positive; a bucket of zeros alone stays zero.

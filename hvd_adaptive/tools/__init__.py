@@ -1,4 +1,4 @@
-"""The `hvd-adaptive` command and what its subcommands share. No other package imports it.
+"""Define the `hvd-adaptive` command and what its subcommands share. No other package imports it.
 
 =========  ============================================================================
 cli        the command line of all subcommands

@@ -1,4 +1,4 @@
-"""The `hvd-adaptive` command.
+"""Define the `hvd-adaptive` command.
 
 Each subcommand is a package of its own. Its module `command` has a function `register(commands)`
 that adds the subcommand's parser and sets `run`, a function from the parsed arguments to an exit
@@ -28,7 +28,8 @@ COMMANDS = (install, doctor, schemes, bench, plan, report)
 def make_parser() -> argparse.ArgumentParser:
     """Return the parser of the command and of all its subcommands."""
     parser = argparse.ArgumentParser(
-        prog="hvd-adaptive", description="Adaptive gradient quantization for stock Horovod."
+        prog="hvd-adaptive",
+        description="Gradient compression for PyTorch's DDP, FSDP2 and stock Horovod.",
     )
     parser.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)

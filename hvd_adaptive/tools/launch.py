@@ -1,8 +1,9 @@
-"""The launcher of ranks: by mpirun or horovodrun, on this machine or on others."""
+"""Start ranks by mpirun or horovodrun, on this machine or on others."""
 
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import json
 import os
 import shutil
@@ -40,7 +41,7 @@ class RanksError(RuntimeError):
 
 @dataclass(frozen=True)
 class Ranks:
-    """How many ranks there are, where they run, and what starts them.
+    """Describe the number of ranks, their hosts, and what starts them.
 
     Args:
         count: number of ranks.
@@ -137,6 +138,11 @@ def available() -> list[str]:
     return [launcher for launcher in LAUNCHERS if _found(launcher) is not None]
 
 
+def has_horovod() -> bool:
+    """Return whether Horovod is installed, without importing it."""
+    return importlib.util.find_spec("horovod") is not None
+
+
 def missing(launchers: Iterable[str]) -> list[str]:
     """Return a message for each launcher whose program is missing, with how to get it."""
     lacks = [PROGRAMS[launcher] for launcher in launchers if _found(launcher) is None]
@@ -165,7 +171,7 @@ _HINTS: Mapping[str, str] = {
 
 
 def _search_path() -> str:
-    """The Python environment's own programs come first, whether or not it is activated."""
+    """Return PATH, with this Python environment's programs first, even if it is not activated."""
     return os.pathsep.join([sysconfig.get_path("scripts"), os.environ.get("PATH", os.defpath)])
 
 

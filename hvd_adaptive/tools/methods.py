@@ -1,4 +1,4 @@
-"""Methods of exchanging gradients, written as in Python.
+"""Read methods of exchanging gradients, written as in Python.
 
 float32  float16                     stock Horovod, Compression.none and Compression.fp16
 ALQ(bits=3, exchange='auto')         a scheme of hvd_adaptive with its keywords
@@ -23,7 +23,7 @@ STOCK = {"float32": "none", "float16": "fp16"}
 
 @dataclass(frozen=True)
 class Method:
-    """A method by its name and keywords; ``label`` is the text that it was read from."""
+    """Hold a method's name and keywords; ``label`` is the text that it was read from."""
 
     name: str
     keywords: Mapping[str, Any]
@@ -34,7 +34,7 @@ class Method:
 
     @property
     def is_scheme(self) -> bool:
-        """Whether it is a compressor, or supposed to be one, instead of stock Horovod's method."""
+        """Return whether it is a scheme instead of stock Horovod's method."""
         return self.name not in STOCK
 
     def scheme(self) -> Any:

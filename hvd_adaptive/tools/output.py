@@ -1,4 +1,4 @@
-"""How commands print: a table for people, or JSON for machines."""
+"""Print a table for people, or JSON for machines."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A command under a time limit that ends every process that came of it."""
+"""Run a command under a time limit, and end every process that came of it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tables that stay readable in narrow terminals: they drop columns instead of squeezing them."""
+"""Make tables for narrow terminals, which drop columns instead of squeezing them."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Collectives over Horovod, MPI and torch.distributed."""
+"""Perform collectives over Horovod, MPI and torch.distributed."""

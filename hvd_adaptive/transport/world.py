@@ -1,4 +1,4 @@
-"""World: the ranks that exchange gradients, and their collectives, whatever carries them."""
+"""Define World: the ranks that exchange gradients, and their collectives."""
 
 from __future__ import annotations
 

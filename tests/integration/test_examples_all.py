@@ -36,7 +36,6 @@ def test_elastics_page_has_its_command() -> None:
     assert f"`{shlex.join(elastic_command())}`" in page
 
 
-@pytest.mark.thorough
 def test_elastic_as_documented(tmp_path: Path) -> None:
     """Until the stop file is seen. (test_examples_on_two_ranks runs it without horovodrun.)"""
     pytest.importorskip("mlxtend")

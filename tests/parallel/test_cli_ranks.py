@@ -69,9 +69,9 @@ def test_bench_exchange(capsys):
 def test_constants_of_collectives(launcher):
     found = measure.collectives(launcher)
     for name in ("allreduce", "allgather"):
-        assert 1e-11 < found["copy_s"][name] < 1e-6  # between 1 MB/s and 100 GB/s of one core
-    assert found["launcher"] == launcher
-    assert 0 < found["stock_call_s"] < 0.01 and 0 < found["scheme_call_s"] < 0.01
+        assert 1e-11 < found.copy_s[name] < 1e-6  # between 1 MB/s and 100 GB/s of one core
+    assert found.launcher == launcher
+    assert 0 < found.stock_call_s < 0.01 and 0 < found.scheme_call_s < 0.01
 
 
 def test_ranks_that_fail_or_hang(monkeypatch):

@@ -16,11 +16,15 @@ ALL = [block for page in pages() for block in blocks(page)]
 # theory.md's examples are checked, figures included, by tests/unit/theory/test_theory_docs.py.
 DOCTESTS = {"theory.md"}
 # More than these must not hide behind a comment; measurements need a quiet machine, and are apart.
-MOST_NOT_RUN = 15
+MOST_NOT_RUN = 17
 MEASUREMENT = re.compile(r"python (benchmarks/\w+\.py)((?:[^\n]*\\\n)*[^\n]*)")
 OPTION = re.compile(r"--[a-z][a-z-]*")
-# Saved by a reader of the tutorial before the shell's block that launches it.
-SCRIPT = "train.py"
+TUTORIAL = ROOT / "docs/tutorial.md"
+# Saved by a reader of the tutorial before the shell's block that starts it.
+SCRIPTS = {
+    "train.py": next(b for b in blocks(TUTORIAL) if b.language in PYTHON),
+    "train_horovod.py": to_run(TUTORIAL)[0],
+}
 
 
 @pytest.mark.parametrize("block", ALL, ids=str)
@@ -69,10 +73,11 @@ def test_python_blocks(tmp_path: Path) -> None:
     "block", [b for b in ALL if b.language in SHELL and b.reason is None], ids=str
 )
 def test_shell_blocks(block: Block, tmp_path: Path) -> None:
-    """In a folder of their own, with the repository's files in it, and the tutorial's script."""
+    """In a folder of their own, with the repository's files in it, and the tutorial's scripts."""
     for name in ("examples", "research", "benchmarks", "slurm", "docs", "tests", "hvd_adaptive"):
         (tmp_path / name).symlink_to(ROOT / name)
-    (tmp_path / SCRIPT).write_text(to_run(ROOT / "docs/tutorial.md")[0].code)
+    for name, script in SCRIPTS.items():
+        (tmp_path / name).write_text(script.code)
     process = subprocess.Popen(
         ["bash", "-euo", "pipefail", "-c", block.code],
         cwd=tmp_path,

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 from pathlib import Path
 
 import pytest
+
+from hvd_adaptive.compressor import GradientCompressor
+from hvd_adaptive.hooks.ddp.bucket_session import UNUSED
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 # Where a table of choosing.md comes from: its section, then page and heading or opening.
@@ -89,13 +93,13 @@ def test_the_readmes_numbers():
         for _, method, value in rows:
             known = seconds[method.removeprefix("Horovod, ")]
             assert value == (known if known == "never" else f"{known} s"), method
-    payloads = column(tables("performance.md", "## `make demo`")[0], "payload bytes a step")
+    (demo,) = tables("performance.md", "## `make demo`")[:1]
+    payloads, wire = column(demo, "payload bytes a step"), column(demo, "wire bytes a step")
     for (_, method, value), name in zip(
-        told[9:11], ("Horovod float32", "`ALQ(bits=3)`"), strict=True
+        told[9:12], ("Horovod float32", "Horovod fp16", "`ALQ(bits=3)`"), strict=True
     ):
-        assert name.split("(")[0].strip("`").split()[-1] in method
-        assert value == payloads[name]
-    wire = column(tables("performance.md", "## `make demo`")[0], "wire bytes a step")
+        assert name.removeprefix("Horovod ") == method.removeprefix("Horovod, ")
+        assert value == wire[name]
     keys = (DOCS.parent / "README.md").read_text(encoding="utf-8").split("Look at three keys", 1)[1]
     shown = [row[1] for row in lines(keys)[1:]]
     assert shown == [payloads["Horovod float32"], payloads["`ALQ(bits=3)`"], wire["`ALQ(bits=3)`"]]
@@ -103,8 +107,17 @@ def test_the_readmes_numbers():
     (alq,) = [row for row in rows if row[0] == "ALQ"]
     deficit = -float(alq[head.index("deficit to SuperSGD, points")])
     least, most = (-float(end) for end in alq[head.index("95% interval")].split(" to "))
-    assert told[11][2] == f"{deficit:+.2f} points ({most:+.2f} to {least:+.2f})"
-    assert len(told) == 12
+    assert told[12][2] == f"{deficit:+.2f} points ({most:+.2f} to {least:+.2f})"
+    assert len(told) == 13
+
+
+def test_the_readmes_warnings():
+    """Are those that are printed."""
+    told = " ".join((DOCS.parent / "README.md").read_text(encoding="utf-8").split())
+    quoted = re.findall(r'"([^"]+)"', told[told.index("If the hook was not registered") :])[:2]
+    sources = [UNUSED, inspect.getsource(GradientCompressor.report)]
+    for words, source in zip(quoted, sources, strict=True):
+        assert words in " ".join(re.sub(r'"\s+"', "", source).split())
 
 
 def test_the_home_pages_number():

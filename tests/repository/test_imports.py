@@ -72,6 +72,27 @@ def test_commands_start_without_torch():
     assert not set(run(code).split()) & {"torch", "scipy", "numba", "horovod", "matplotlib"}
 
 
+# What dir() shows: schemes, other names, modules.
+PUBLIC = """
+ALQ AMQ BinGrad DRIVE ECDQ EDEN LinearQuantile NUQSGD NaturalCompression ORQ OneBitSGD QCS QSGD
+SignSGD SparseSGD TernGrad
+Auto Hierarchical LocalSGD Monitor PayloadError RankMismatchError ResidualError ScatterReduce Tuning
+average describe
+"""
+MODULES = {"checkpoint", "ddp", "fsdp", "integrations", "optim", "scheme", "simulate", "theory"}
+
+
+def test_dir_is_what_is_public():
+    """And it imports nothing."""
+    listed = run(
+        "import sys, hvd_adaptive\nprint(*dir(hvd_adaptive))\n"
+        "assert not {'torch', 'hvd_adaptive.ddp'} & set(sys.modules)\n"
+    ).split()
+    public = {name for name in listed if not name.startswith("__")}
+    assert public == {*PUBLIC.split(), *MODULES}
+    run(f"import hvd_adaptive\nfor name in {MODULES}: assert getattr(hvd_adaptive, name).__doc__")
+
+
 def test_names_are_loaded_when_they_are_used():
     run(
         "import hvd_adaptive\n"

@@ -13,7 +13,7 @@ from hvd_adaptive.tools import output
 from hvd_adaptive.tools.bench import command as bench
 from hvd_adaptive.tools.bench.codec import Options
 from hvd_adaptive.tools.bench.exchange import Measured
-from hvd_adaptive.tools.plan import command as plan
+from hvd_adaptive.tools.plan import text as plan
 from hvd_adaptive.tools.plan.model import Cluster, Job, advise, predict
 from hvd_adaptive.tools.schemes import command as schemes
 from hvd_adaptive.tools.tables import Column, fitting, make_table
@@ -28,7 +28,7 @@ def print_plan() -> None:
     cluster, job = Cluster(16, 1.25e9), Job(161, 340_000_000, 0.12)
     own = machine(codec)
     predictions = predict(cluster, job, own)
-    plan._print(predictions, advise(predictions)[0], cluster, job, own)
+    plan.print_plan(predictions, advise(predictions)[0], cluster, job, own)
 
 
 def print_exchange() -> None:

@@ -5,20 +5,26 @@ An ignored error that mypy does not find is an error itself (warn_unused_ignores
 
 from __future__ import annotations
 
+import torch
+
 from hvd_adaptive import (
     ALQ,
     AMQ,
     ECDQ,
     EDEN,
+    ORQ,
     QCS,
     QSGD,
     Auto,
     BinGrad,
     Hierarchical,
+    LinearQuantile,
+    LocalSGD,
     OneBitSGD,
     ScatterReduce,
     TernGrad,
     Tuning,
+    average,
 )
 
 
@@ -36,6 +42,19 @@ def right() -> None:
     ALQ(exchange=ScatterReduce(second_stage_bits=4), tuning=Tuning(worker=False))
     QSGD(exchange=Hierarchical(ranks_per_node=8, second_stage_bits=None))
     EDEN(exchange=Auto())
+    ORQ(solver="coordinate_descent", level_dtype="float16")
+    LinearQuantile(levels=5, level_dtype="float16")
+
+
+def right_averages(module: torch.nn.Module) -> None:
+    """Types of results."""
+    scheme, gradients = ALQ(), [p.grad for p in module.parameters()]
+    whole: list[torch.Tensor] = average([torch.ones(3)], scheme)
+    some: list[torch.Tensor | None] = average(gradients, scheme)
+    later: list[torch.Tensor | None] = average(gradients, scheme, async_op=True).wait()
+    whole[0] + torch.ones(3)
+    print(some, later)
+    LocalSGD(torch.optim.SGD(module.parameters()), every=4, on_nonfinite="skip")
 
 
 def wrong() -> None:
@@ -61,3 +80,17 @@ def wrong() -> None:
     ScatterReduce(second_stage_bits="4")  # type: ignore[arg-type]
     Tuning(in_flight_byte=4096)  # type: ignore[call-arg]
     ALQ(3)  # type: ignore[call-arg]
+    ORQ(solver="exact")  # type: ignore[arg-type]
+    ORQ(level_dtype="float64")  # type: ignore[arg-type]
+    LinearQuantile(level_dtype="int8")  # type: ignore[arg-type]
+    OneBitSGD(error_feedback="yes")  # type: ignore[arg-type]
+
+
+def wrong_averages(module: torch.nn.Module) -> None:
+    """Wrong uses of results."""
+    gradients = [p.grad for p in module.parameters()]
+    whole: list[torch.Tensor] = average(gradients, ALQ())  # type: ignore[assignment]
+    print(whole)
+    average([torch.ones(3)], ALQ()).wait()  # type: ignore[attr-defined]
+    average(torch.ones(3), ALQ(), blocking=True)  # type: ignore[call-overload]
+    LocalSGD(torch.optim.SGD([]), every=4, on_nonfinite="stop")  # type: ignore[arg-type]

@@ -1,1 +1,1 @@
-"""From the tensors that FSDP2 reduces to steps."""
+"""Turn the tensors that FSDP2 reduces into steps."""

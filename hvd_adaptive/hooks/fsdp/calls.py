@@ -1,4 +1,4 @@
-"""One call of a module's reduce-scatter, and what ranks compare after all calls of a step."""
+"""Handle one call of a module's reduce-scatter; compare ranks after all calls of a step."""
 
 from __future__ import annotations
 

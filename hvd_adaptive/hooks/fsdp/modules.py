@@ -1,4 +1,4 @@
-"""The modules of a model that FSDP2 shards: which of their coordinates are quantised, and how."""
+"""Describe the modules that FSDP2 shards: which of their coordinates are quantised, and how."""
 
 from __future__ import annotations
 

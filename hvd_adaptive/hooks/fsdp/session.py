@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 import torch.distributed as dist
 
 from hvd_adaptive.base.device import check_supported
-from hvd_adaptive.base.errors import PayloadError, RankMismatchError
+from hvd_adaptive.base.errors import PayloadError, RankMismatchError, WarnOnce
 from hvd_adaptive.base.finite import narrowed
 from hvd_adaptive.exchange.exchange import RankInfo
 from hvd_adaptive.exchange.shard_reduce import ShardReduce
@@ -101,6 +101,10 @@ logger = logging.getLogger("hvd_adaptive")
 
 # Calls of one module in a step after which a missing ``finish`` is warned of.
 MANY_CALLS = 256
+UNUSED = (
+    "nothing was compressed, because FSDP has reduced no gradient by this compressor: train the "
+    "model that was given to compress_reduce_scatter or compress_all_reduce"
+)
 
 
 class ShardedSession(ApartFromHorovod):
@@ -140,6 +144,7 @@ class ShardedSession(ApartFromHorovod):
         self._samples, self._is_sampled = ModuleSamples(compressor, self._modules), False
         self._zeros: RoundedZeros | None = None
         self._device = torch.device("cpu")
+        self._warn_of_no_use = WarnOnce(logger)
 
     @property
     def exchange(self) -> str | None:
@@ -150,6 +155,11 @@ class ShardedSession(ApartFromHorovod):
     def is_idle(self) -> bool:
         """See Connection.is_idle."""
         return not self._calls
+
+    def warn_if_unused(self) -> None:
+        """Warn, once, if nothing was ever reduced."""
+        if self._world is None:
+            self._warn_of_no_use("%s", UNUSED)
 
     def abandon(self) -> None:
         """Give up the step in progress: what is reduced next is of another attempt."""

@@ -1,1 +1,1 @@
-"""From Horovod's calls of compress and decompress, one gradient at a time, to steps."""
+"""Turn Horovod's calls of compress and decompress, one for each gradient, into steps."""

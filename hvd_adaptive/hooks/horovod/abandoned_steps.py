@@ -35,7 +35,7 @@ KINDS: dict[str, Callable[[HorovodWorld, str, OwnedBuffer], Any]] = {
 
 
 class AbandonedSteps:
-    """The given-up collectives of one compressor among the same ranks.
+    """Hold the given-up collectives of one compressor among the same ranks.
 
     attempt: the number of the attempt at the step in progress, from 0.
     """

@@ -1,9 +1,9 @@
 """Define Agreement: ranks compare their positions once a step, in one small allreduce.
 
-It is submitted at a step's first gradient, and read before any other wait. It shows whether all
-ranks take part, with the same settings, parameters, groups, step, attempt and fits of tables. An
-allreduce, because a rank in ``hvd.join()`` adds zeros to it; every other collective fails on such a
-rank or, if Horovod has the collective in its response cache, breaks the job.
+The allreduce is submitted at a step's first gradient, and read before any other wait. It shows
+whether all ranks take part, with the same settings, parameters, groups, step, attempt and fits of
+tables. It is an allreduce because a rank in ``hvd.join()`` adds zeros to it. Every other collective
+fails on such a rank or, if Horovod has the collective in its response cache, breaks the job.
 
 If ranks differ, each describes itself in topics ("settings", "parameters", ...) of named values.
 Two collectives compare the descriptions: the first compares digests; if these differ, the second
@@ -44,7 +44,7 @@ _PAUSE = 0.0005
 
 
 class Agreement:
-    """What ranks must have alike: the settings and parameters of a binding, and each step's.
+    """Compare what must be the same on all ranks: settings, parameters, and each step's position.
 
     Args:
         compressor: The compressor.

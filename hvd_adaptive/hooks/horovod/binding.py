@@ -1,4 +1,4 @@
-"""A compressor bound to an optimizer: its ranks, its parameters, its groups and their names."""
+"""Bind a compressor to an optimizer: its ranks, its parameters, its groups and their names."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ logger = logging.getLogger("hvd_adaptive")
 
 
 class Binding(RankContext):
-    """A compressor's groups for one Horovod optimizer.
+    """Bind a compressor's groups to one Horovod optimizer.
 
     layout: None if no optimizer was found; then each step lays out the gradients that arrived.
     owner: the optimizer; None if none was found.

@@ -46,7 +46,7 @@ SESSIONS: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 class _Holder:
-    """What the tickets of one step hold; it is freed with the last of them."""
+    """Hold what the tickets of one step share; it is freed with the last of them."""
 
     __slots__ = ("__weakref__", "drive")
 

@@ -65,7 +65,7 @@ class CompressorStateHandler:
 
 
 class Local(Protocol):
-    """LocalSGD, as its handler sees it."""
+    """Define LocalSGD as its handler uses it."""
 
     def connect(self) -> None:
         """Find the ranks."""

@@ -1,4 +1,4 @@
-"""Horovod as the framework of compressors."""
+"""Define Horovod as the framework of compressors."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from hvd_adaptive.hooks.horovod.session import Session
 
 
 class HorovodFramework:
-    """See connection.Framework."""
+    """Connect compressors to Horovod; see connection.Framework."""
 
     def constructed(self, compressor: GradientCompressor) -> None:
         """Register the handler of compressors' states with elastic Horovod, if it is imported."""

@@ -1,4 +1,4 @@
-"""A step while some ranks are in ``hvd.join()`` because they have no more data.
+"""Average a step while some ranks are in ``hvd.join()`` because they have no more data.
 
 Gradients travel by Horovod's own allreduce. It is the only collective in which a joined rank takes
 part; the rank adds zeros. Gradients are summed in float32 (float64 if they are float64). Averages
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class JoinedStep:
-    """The counterpart of Step for gradients, by slot, that all active ranks have."""
+    """Take the place of Step for gradients, by slot, that all active ranks have."""
 
     counts = False
     names: frozenset[str] = frozenset()

@@ -1,4 +1,4 @@
-"""Names of collectives, which no two optimizers of a process share."""
+"""Choose names of collectives, which no two optimizers of a process share."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def claim_name(fingerprint: int, generation: Any) -> str:
 
 
 class ClaimedNames:
-    """Names of the groups of one compressor, by fingerprint."""
+    """Claim names of the groups of one compressor, by fingerprint."""
 
     def __init__(self) -> None:
         self._names: dict[int, str] = {}

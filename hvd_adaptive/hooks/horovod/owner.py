@@ -18,7 +18,7 @@ FRAMES = 5
 
 @dataclass(frozen=True)
 class Owner:
-    """Named parameters whose gradients arrive, with the optimizer's op and process set.
+    """Hold named parameters whose gradients arrive, with the optimizer's op and process set.
 
     named_parameters: in the order of registration, as far as the optimizer's groups show it.
     optimizer: a weak reference, or None if the user gave the names.

@@ -1,4 +1,4 @@
-"""What Horovod reduces instead of gradients, and the meaning of its sums.
+"""Define what Horovod reduces instead of gradients, and read its sums.
 
 Ranks compare a *position*, a vector, once a step (agreement.py), as the sum of
 
@@ -6,7 +6,7 @@ float64 [1, rank, 1 on rank 0, slot, slot**2, step, step**2, progress, progress*
 high, high**2, groups, groups**2, compares, +-2**40]. ``progress`` is a checksum of the attempt at
 the step, of how often tables were fitted, and of whether they are now. ``low`` and ``high`` are the
 halves of a 32-bit fingerprint. ``groups`` is a checksum of how parameters are cut into groups.
-``compares`` is 1 if the rank wants ranks to compare their parameters. The first entry shows how
+``compares`` is 1 if ranks are to compare their parameters. The first entry shows how
 many ranks took part: a rank that has called hvd.join() adds zeros. A variance above zero shows that
 ranks disagree. The numbers are taken modulo 2**16, so that sums of squares over 1,000 ranks are
 exact in float64.
@@ -45,7 +45,7 @@ _TOPICS = (
 
 
 class Reduction(NamedTuple):
-    """The reduction that Horovod applied to a position.
+    """Hold the reduction that Horovod applied to a position.
 
     factor: turns a sum over ranks into its result: 1/size or 1.
     active: the number of ranks that took part; fewer than all if some have called hvd.join().
@@ -76,7 +76,7 @@ def position(
     groups: int = 0,
     compares: bool = False,
 ) -> torch.Tensor:
-    """Return what ranks must have alike, as the vector whose sum shows whether they do.
+    """Return a rank's position: the sum over ranks shows whether all positions are equal.
 
     Args:
         rank: This rank.
@@ -85,7 +85,7 @@ def position(
         fingerprint: 32 bits of what must be equal on all ranks in every step.
         progress: What must be equal on all ranks in this step, besides ``step``.
         groups: Number of the groups; if it differs between ranks, they change their groups.
-        compares: Whether this rank wants ranks to compare their parameters.
+        compares: Whether ranks are to compare their parameters.
     """
     values = [1.0, float(rank), float(rank == 0)]
     for number in (slot, step, progress, fingerprint, fingerprint >> 16, groups):
@@ -95,7 +95,7 @@ def position(
 
 
 class Placeholders:
-    """The numbers that Horovod's optimizer reduces instead of gradients, kept between steps.
+    """Keep the numbers that Horovod's optimizer reduces instead of gradients.
 
     New tensors for each of thousands of gradients would cost time in each step.
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class ServedParameters:
-    """The parameters that a compressor serves, by slot of the layout.
+    """Hold the parameters that a compressor serves, by slot of the layout.
 
     Args:
         compressor: The compressor.

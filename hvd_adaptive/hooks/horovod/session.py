@@ -1,4 +1,4 @@
-"""From Horovod's calls of compress and decompress to steps."""
+"""Turn Horovod's calls of compress and decompress into steps."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Compute a bucket's levels from its coordinates (ORQ paper, 2019) in plain torch: the oracle.
+"""Compute a bucket's levels from its coordinates (ORQ paper, 2020) in plain torch: the oracle.
 
 The functions return a row per bucket (float32, (buckets, columns)). The row is zeros for a bucket
 whose largest magnitude is below 2**-126, and NaN for a bucket with a coordinate that is not finite.

@@ -1,4 +1,4 @@
-"""`hvd-adaptive bench`: measures codecs on this machine, and exchanges between ranks.
+"""Measure codecs on this machine, and exchanges between ranks: `hvd-adaptive bench`.
 
 =========  ============================================================================
 codec      encode and decode of every scheme against memcpy

@@ -1,7 +1,8 @@
-"""A backward pass without arithmetic: it fires the hooks of gradients that are there already."""
+"""Define a backward pass without arithmetic, which fires the hooks of given gradients."""
 
 from __future__ import annotations
 
+import inspect
 import time
 from typing import Any
 
@@ -82,6 +83,10 @@ class FakeNetwork(nn.Module):
 
 class Still(torch.optim.SGD):
     """Update nothing, so that step() is the exchange alone."""
+
+    # PyTorch's wrappers of these import torch._dynamo, which takes seconds.
+    add_param_group = inspect.unwrap(torch.optim.Optimizer.add_param_group)
+    zero_grad = inspect.unwrap(torch.optim.Optimizer.zero_grad)
 
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
         """Leave the parameters as they are."""

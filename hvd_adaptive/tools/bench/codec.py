@@ -53,7 +53,7 @@ NAMES = (*TABLE_SCHEMES, *OTHERS)
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """What is measured.
+    """Options of a measurement.
 
     Args:
         schemes: among NAMES.
@@ -130,12 +130,16 @@ def run(options: Options) -> Iterator[tuple[str, dict[str, float]]]:
 
 
 def measure(codec: Any, label: str, options: Options) -> dict[str, float]:
-    """Medians over the rounds for one codec, in seconds, and bits per coordinate.
+    """Return medians over the rounds for one codec.
 
-    encode, decode: of a body.  sealed, bare: whole payloads made, with a checksum and without.
-    checksum: what the former took longer, in the same round; medians of the rounds that began with
-    the one and with the other, averaged. It is below 0 if it is less than its standard error,
-    checksum_error.
+    Returns:
+        bits: Bits per coordinate.
+        encode, decode: Seconds of a body.
+        sealed, bare: Seconds to make a payload with a checksum, and without one.
+        checksum: Seconds by which the former exceeds the latter in the same round. Half of the
+            rounds begin with each; the mean of both halves' medians counts. A value below 0 means
+            that the difference is less than its standard error.
+        checksum_error: This standard error.
     """
     device = torch.device(options.device)
     flat = torch.empty(options.coordinates, device=device)
@@ -215,7 +219,7 @@ def _seconds(function: Callable[[], object]) -> float:
     return time.perf_counter() - begin
 
 
-# The GPU is kept busy for so many of its clock cycles while the host queues what is timed.
+# Clock cycles for which the GPU is kept busy while the host queues what is timed.
 AHEAD = 1_000_000
 
 

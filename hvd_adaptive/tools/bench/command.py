@@ -1,4 +1,4 @@
-"""`hvd-adaptive bench codec` and `hvd-adaptive bench exchange`."""
+"""Define `hvd-adaptive bench codec` and `hvd-adaptive bench exchange`."""
 
 from __future__ import annotations
 
@@ -86,7 +86,13 @@ def _register_codec(kinds: Any) -> None:
         metavar="N",
         help="coordinates of the gradient (%(default)s)",
     )
-    add("--bucket-size", type=whole(1), default=8192, metavar="N", help="of a bucket (8192)")
+    add(
+        "--bucket-size",
+        type=whole(1),
+        default=8192,
+        metavar="N",
+        help="coordinates of a bucket (8192)",
+    )
     add("--norm", choices=("l2", "linf"), help="of table schemes (default: each one's own)")
     add("--device", choices=("cpu", "cuda"), default="cpu", help="cuda: the current GPU")
     add("--rounds", type=whole(1), default=15, metavar="N", help="timings of each action (15)")
@@ -112,9 +118,11 @@ def _register_exchange(kinds: Any) -> None:
         metavar="MODEL",
         help=f"{', '.join(MODELS)} (%(default)s)",
     )
-    size.add_argument("--params", type=whole(1), metavar="N", help="so many coordinates instead")
-    add("--ranks", type=whole(1), default=2, help="default: %(default)s")
-    add("--hosts", help="as mpirun's and horovodrun's -H take them: node1:4,node2:4")
+    size.add_argument(
+        "--params", type=whole(1), metavar="N", help="number of coordinates, instead of a model"
+    )
+    add("--ranks", type=whole(1), default=2, help="number of ranks (%(default)s)")
+    add("--hosts", help="hosts with their numbers of ranks: node1:4,node2:4 (this machine)")
     add(
         "--launcher", choices=launch.LAUNCHERS, help="mpirun or horovodrun --gloo (default: mpirun)"
     )
@@ -124,8 +132,13 @@ def _register_exchange(kinds: Any) -> None:
         metavar="METHOD",
         help='float32, float16, or a scheme as in Python: "ALQ(bits=3, clip=2.5)"',
     )
-    add("--steps", type=whole(2), default=10, help="timed, of each method (default: %(default)s)")
-    add("--timeout", type=positive, default=600, help="seconds (default: %(default)s)")
+    add("--steps", type=whole(2), default=10, help="timed steps of each method (%(default)s)")
+    add(
+        "--timeout",
+        type=positive,
+        default=600,
+        help="seconds after which ranks are ended (%(default)s)",
+    )
     add("--json", action="store_true", help="print JSON")
     parser.set_defaults(run=lambda arguments: run_exchange(arguments, parser))
 

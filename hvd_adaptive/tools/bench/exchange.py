@@ -1,4 +1,4 @@
-"""One exchange of a model's gradients: float32 and float16 by stock Horovod, and by schemes."""
+"""Time one exchange of a model's gradients: by stock Horovod, and by schemes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Gradients made from random numbers."""
+"""Make gradients from random numbers."""
 
 from __future__ import annotations
 

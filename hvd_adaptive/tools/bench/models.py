@@ -1,4 +1,4 @@
-"""How large well-known models are."""
+"""List the sizes of well-known models."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ def tensors_and_coordinates(model: str | None, params: int | None) -> tuple[int,
     return max(1, round(params * tensors / coordinates)), params
 
 
-# Of every so many tensors one is a weight, the others are biases and norms; the largest weight is
-# GROWTH times the smallest.
+# One in TENSORS_A_WEIGHT tensors is a weight, the others are biases and norms. The largest weight
+# is GROWTH times the smallest.
 TENSORS_A_WEIGHT, GROWTH = 3, 64.0
 SMALL = 512
 

@@ -1,4 +1,4 @@
-"""The program of each rank of `bench exchange`: exchanges gradients by each method in turn.
+"""Exchange gradients by each method in turn, as one rank of `bench exchange`.
 
 ``python -m hvd_adaptive.tools.bench.worker PLAN``: a JSON object with tensors, coordinates, steps
 and methods, as ``tools.methods`` reads them. The first rank sends {label: {"seconds": [...], ...}};

@@ -1,4 +1,4 @@
-"""`hvd-adaptive doctor`: checks that the installed programs work together, and says what to do.
+"""Check that the installed programs work together: `hvd-adaptive doctor`.
 
 checks examines the environment, worker runs on two ranks, command is the command line.
 """

@@ -1,4 +1,4 @@
-"""The doctor's checks. Each check is a function that yields findings."""
+"""Define the doctor's checks, functions that yield findings."""
 
 from __future__ import annotations
 

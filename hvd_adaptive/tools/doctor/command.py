@@ -1,4 +1,4 @@
-"""`hvd-adaptive doctor`."""
+"""Define `hvd-adaptive doctor`."""
 
 from __future__ import annotations
 

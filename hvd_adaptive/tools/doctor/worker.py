@@ -1,4 +1,4 @@
-"""The program of each rank of the doctor's exchange: a step whose result is known.
+"""Run a step whose result is known, as one rank of the doctor's exchange.
 
 ``python -m hvd_adaptive.tools.doctor.worker`` with a JSON value that is ignored. Each rank reports
 its number, the number of ranks, whether Horovod runs on MPI, the MPI libraries in its process, the

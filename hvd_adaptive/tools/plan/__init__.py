@@ -1,5 +1,5 @@
-"""`hvd-adaptive plan`: predicts the time of a training step, compressed and not.
+"""Predict the time of a training step, compressed and not: `hvd-adaptive plan`.
 
-command is the command line; model, the formulas and the advice (pure functions); measure, what is
-measured on this machine; worker, the program of its ranks.
+command is the command line, model the formulas, measure the constants of this machine, worker
+the program of its ranks, text the printed table and formula.
 """

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -23,21 +23,13 @@ COORDINATES = 1 << 21  # 8 MB, more than a core's cache holds
 SECONDS = 0.1  # of each codec's encoding, and of its decoding
 LIMIT = 60.0  # seconds after which ranks count as hanging
 WORKER = "hvd_adaptive.tools.plan.worker"
-DEFAULTS = (
-    "ALQ(bits=3)",
-    "ALQ(bits=4)",
-    "QSGD(bits=8, norm='linf')",
-    "EDEN(bits=1)",
-    "EDEN(bits=2)",
-    "NaturalCompression()",
-)
 
 
 def measure(
     methods: Sequence[str],
     ranks: int,
     launcher: str,
-    show: Callable[[str], object] = lambda line: None,
+    show: Callable[[Machine], object] = lambda machine: None,
 ) -> Machine:
     """Measure all constants.
 
@@ -45,50 +37,47 @@ def measure(
         methods: Schemes, as ``tools.methods`` reads them.
         ranks: Number of ranks, on which the codec of averages depends.
         launcher: "mpi" or "gloo", whose collectives are measured.
-        show: Is called with a line of text for each part that is measured.
+        show: Is called after each part, with what is known: first with no codec.
 
     Raises:
         RanksError: Ranks cannot be started here.
     """
-    found, codecs = collectives(launcher), []
-    copies = ", ".join(f"{name} {1e9 * t:.2g}" for name, t in found["copy_s"].items())
-    calls = f"{1e6 * found['stock_call_s']:.0f}, with a scheme {1e6 * found['scheme_call_s']:.0f}"
-    show(f"two ranks: ns a byte {copies}; us a tensor {calls}")
+    show(machine := collectives(launcher))
     for method in methods:
-        codecs.append(own := codec(method, ranks))
-        times = f"encode {1e9 * own.encode_s:.2g}, decode {1e9 * own.decode_s:.2g} ns a number"
-        show(f"{own.label}: {own.bits:.3g} bits, {times}")
-    return Machine(**found, codecs=tuple(codecs))
+        machine = replace(machine, codecs=(*machine.codecs, codec(method, ranks)))
+        show(machine)
+    return machine
 
 
-def collectives(launcher: str) -> dict[str, Any]:
-    """Return the Machine's fields about collectives and calls.
+def collectives(launcher: str) -> Machine:
+    """Measure collectives and calls; no codec is known yet.
 
     Two ranks exchange over TCP on the loopback device, which limits nothing: what is left is the
     time of the processor. Seconds are those of a whole core.
     """
     (found,) = run_ranks(WORKER, None, Ranks(2, launcher, tcp=True), LIMIT)
     share = min(1.0, len(os.sched_getaffinity(0)) / 2)
-
-    def of_byte(small: float, large: float) -> float:
-        return share * max(0.0, large - small) / (LARGE - SMALL)
-
-    return {
-        "launcher": launcher,
-        "copy_s": {name: of_byte(*found[name]) for name in ("allreduce", "allgather")},
-        "stock_call_s": share * found["stock"],
-        "scheme_call_s": share * found["scheme"],
+    copy_s = {
+        name: share * max(0.0, found[name][1] - found[name][0]) / (LARGE - SMALL)
+        for name in ("allreduce", "allgather")
     }
+    return Machine(launcher, copy_s, share * found["stock"], share * found["scheme"], ())
 
 
 def codec(method: str, ranks: int) -> Cost:
     """Measure a scheme on one thread, and its codec of averages of ``ranks`` ranks."""
     (read,) = parse([method])
     scheme, flat = read.scheme(), gradient(COORDINATES)
-    with _alone():
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    logging.disable(logging.WARNING)  # warnings about second stages are for trainings
+    try:
         second = scheme.parts.default.second_stage(ranks)
         own = _timed(second.codec, "averages", True, flat) if second.bits < 32 else None
         return _timed(scheme.parts.default, read.label, is_unbiased(scheme), flat, own)
+    finally:
+        logging.disable(logging.NOTSET)
+        torch.set_num_threads(threads)
 
 
 def gradient(coordinates: int) -> torch.Tensor:
@@ -116,26 +105,9 @@ def _timed(
 
 
 def _least(call: Callable[[], object]) -> float:
-    """Return the least seconds of calls that are repeated for SECONDS: what others do adds time."""
+    """Return the least seconds of a call, repeated for SECONDS: other programs only add time."""
     end, least = time.perf_counter() + SECONDS, float("inf")
-    while True:
-        begin = time.perf_counter()
+    while (begin := time.perf_counter()) < end or least == float("inf"):
         call()
-        now = time.perf_counter()
-        least = min(least, now - begin)
-        if now > end:
-            return least
-
-
-@contextlib.contextmanager
-def _alone() -> Iterator[None]:
-    """Use one thread, and silence warnings about second stages, which are for trainings."""
-    logger, threads = logging.getLogger("hvd_adaptive"), torch.get_num_threads()
-    level = logger.level
-    logger.setLevel(logging.ERROR)
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        logger.setLevel(level)
-        torch.set_num_threads(threads)
+        least = min(least, time.perf_counter() - begin)
+    return least

@@ -1,24 +1,10 @@
 """Predict a step from three terms: bytes on the wire, the codec, calls per tensor.
 
-N ranks exchange n coordinates. Each host has a link of B bytes per second. c is the part of a core
-that a rank has, divided by IN_STEP. A payload has p = n·b/8 bytes at b bits a coordinate, averages
-have p₂.
+text.explained prints the formula, with its numbers. A rank sends
 
-    exchange        bytes of a rank           messages in turn   codec, seconds
-    ring            2 (N-1)/N · s·n           2 (N-1)            0; s: bytes of a number
-    allgather       (N-1) · p                 N-1                n (encode + N · decode)
-    scatter_reduce  (N-1)/N · (p + p₂)        2 (N-1)            n (encode + encode₂/N + decode
-                                                                    + decode₂)
-
-    wire  = (bytes that leave a host)/(η·B) + bytes · copy / c + messages · latency
-    codec = the codec's seconds / c
-    calls = tensors · call / c
-
-    step  = forward + max(backward, X) + min(backward, X)/groups,   X = wire + codec + calls
-
-η is the part of a link's rate that TCP reaches (REACHED). copy (seconds a byte), encode, decode
-(seconds a coordinate) and call (seconds a tensor) are measured here (measure.py). The backward pass
-takes two thirds of the computing time; the exchange of all groups but one overlaps with it.
+    ring            allreduce: 2 (N-1)/N of the numbers, in 4 bytes (float16: 2)
+    allgather       allgather: N-1 payloads
+    scatter_reduce  direct messages: (N-1)/N of a payload; allgather: (N-1)/N of the averages
 
 The model excludes GPUs and NCCL, other traffic, slower ranks and ``exchange="hierarchical"``.
 """
@@ -26,7 +12,7 @@ The model excludes GPUs and NCCL, other traffic, slower ranks and ``exchange="hi
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from hvd_adaptive.tools.methods import STOCK, read, written
@@ -35,7 +21,7 @@ from hvd_adaptive.transport.world import MOST_DIRECT
 # Part of a link's rate that Open MPI's rings of three or more ranks reach, and all other messages:
 # measured with benchmarks/network.py from 0.1 to 10 Gbit/s.
 REACHED_BY_RINGS, REACHED = 0.55, 0.85
-# What the processor does takes so many times longer in a step than alone: memory is new, caches are
+# Work of the processor takes this much longer in a step than alone, as memory is new and caches are
 # shared. Measured with benchmarks/plan_check.py.
 IN_STEP = 1.3
 BACKWARD = 2 / 3  # of the computing time
@@ -47,21 +33,13 @@ MOST_ERROR = 0.5  # relative squared error; methods with more are not recommende
 
 @dataclass(frozen=True)
 class Cluster:
-    """Describe ranks on hosts.
+    """Describe ranks on hosts."""
 
-    Args:
-        ranks: Number of ranks, 2 or more.
-        bandwidth: Bytes per second of a host's link, each way.
-        per_host: Ranks of each host.
-        latency: Seconds of a message.
-        cores: Cores of each host; may be a fraction.
-    """
-
-    ranks: int
-    bandwidth: float
+    ranks: int  # 2 or more
+    bandwidth: float  # bytes per second of a host's link, each way
     per_host: int = 1
-    latency: float = 50e-6
-    cores: float = 8.0
+    latency: float = 50e-6  # seconds of a message
+    cores: float = 8.0  # of each host; may be a fraction
 
     @property
     def hosts(self) -> int:
@@ -82,138 +60,117 @@ class Job:
     coordinates: int
     compute_s: float = 0.0
 
+    @property
+    def groups(self) -> int:
+        """Return the number of groups in which gradients are exchanged."""
+        return max(1, math.ceil(4 * self.coordinates / GROUP_BYTES))
+
 
 @dataclass(frozen=True)
 class Cost:
-    """Describe a scheme's cost.
+    """Hold what a coordinate of a scheme costs."""
 
-    Args:
-        label: The scheme, as ``tools.methods`` reads it.
-        bits: Per coordinate.
-        encode_s: Seconds to encode a coordinate.
-        decode_s: Seconds to decode and add a coordinate.
-        error: Relative squared error.
-        unbiased: Whether decoded gradients have the right mean.
-        second: The codec of averages in scatter_reduce; None for float32.
-    """
-
-    label: str
+    label: str  # the scheme, as tools.methods reads it
     bits: float
     encode_s: float
-    decode_s: float
-    error: float
+    decode_s: float  # to decode and add
+    error: float  # relative, squared
     unbiased: bool = True
-    second: Cost | None = None
+    second: Cost | None = None  # of averages in scatter_reduce; None for float32
+
+
+FLOAT32 = Cost("float32", 32.0, 0.0, 0.0, 0.0)
+FLOAT16 = Cost("float16", 16.0, 0.0, 0.0, 2.0**-24)
 
 
 @dataclass(frozen=True)
 class Machine:
-    """Hold what was measured.
-
-    Args:
-        launcher: "mpi" or "gloo", whose collectives were measured.
-        copy_s: Seconds a byte that a rank sends: in an "allreduce", as in direct messages, or in
-            the ring of an "allgather".
-        stock_call_s: Seconds a tensor of stock Horovod.
-        scheme_call_s: Seconds a tensor with a scheme.
-        codecs: The schemes.
-    """
+    """Hold what was measured with a launcher, "mpi" or "gloo"."""
 
     launcher: str
-    copy_s: Mapping[str, float]
-    stock_call_s: float
-    scheme_call_s: float
+    copy_s: Mapping[str, float]  # a byte that a rank sends in an "allreduce" or "allgather"
+    stock_call_s: float  # a tensor of stock Horovod
+    scheme_call_s: float  # a tensor with a scheme
     codecs: tuple[Cost, ...]
 
 
 @dataclass(frozen=True)
-class Forecast:
-    """Hold the seconds of a step and of its terms, the bytes that a rank sends, and the relative
-    squared error of one rank's gradient.
+class Collective:
+    """Hold what a collective costs: its messages in turn, and the terms of a byte."""
 
-    exchange: "ring" for stock Horovod, or the scheme's.
-    """
+    messages: int
+    crossing: float  # bytes on a host's link for a byte that a rank sends
+    reached: float  # part of the link's rate
+    copy_s: float
+
+    def seconds(self, cluster: Cluster, sent: float) -> float:
+        """Return the seconds of a collective in which a rank sends ``sent`` bytes."""
+        link = self.crossing / (self.reached * cluster.bandwidth)
+        return self.messages * cluster.latency + sent * (link + self.copy_s / cluster.core_share)
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """Hold the seconds of a step and of its terms, and the bytes that a rank sends."""
 
     method: str
-    exchange: str
+    exchange: str  # "ring" for stock Horovod, or the scheme's
     step_s: float
     wire_s: float
     codec_s: float
     calls_s: float
     sent: float
-    error: float
+    error: float  # relative, squared, of one rank's gradient
     unbiased: bool
+
+
+def collectives(cluster: Cluster, machine: Machine) -> dict[str, Collective]:
+    """Return the costs of "allreduce" and "allgather", and of "direct" messages to each rank."""
+    ranks, per_host, mpi = cluster.ranks, cluster.per_host, machine.launcher == "mpi"
+    others = ranks - 1 if cluster.hosts > 1 else 0
+    ring = REACHED_BY_RINGS if mpi and ranks > 2 else REACHED
+    around = float(cluster.hosts > 1)  # one rank of a host sends to the next host
+    # Direct messages to other hosts leave their own.
+    leaving = per_host * (ranks - per_host) / (ranks - 1)
+    direct = Collective(others, leaving, REACHED, machine.copy_s["allreduce"])
+    gather = Collective(others, around, ring, machine.copy_s["allgather"])
+    return {
+        "allreduce": Collective(2 * others, around, ring, machine.copy_s["allreduce"]),
+        "direct": direct,
+        "allgather": direct if mpi and ranks <= MOST_DIRECT else gather,
+    }
 
 
 def predict(cluster: Cluster, job: Job, machine: Machine) -> list[Forecast]:
     """Predict stock Horovod, and every scheme by allgather and scatter-reduce; fastest first."""
-    ways = [*_stock(cluster, machine), *_compressed(cluster, machine)]
-    found = [_predicted(cluster, job, machine, *way) for way in ways]
-    return sorted(found, key=lambda prediction: prediction.step_s)
+    ranks, part = cluster.ranks, (cluster.ranks - 1) / cluster.ranks
+    costs = collectives(cluster, machine)
 
+    def forecast(
+        cost: Cost, exchange: str, bits: Mapping[str, float], codec_s: float, call_s: float
+    ) -> Forecast:
+        n, share, backward = job.coordinates, cluster.core_share, BACKWARD * job.compute_s
+        sent = {name: n * each / 8 for name, each in bits.items()}
+        wire = sum(costs[name].seconds(cluster, size) for name, size in sent.items())
+        codec, calls = n * codec_s / share, job.tensors * call_s / share
+        total = wire + codec + calls
+        step = job.compute_s - backward + max(backward, total) + min(backward, total) / job.groups
+        terms = step, wire, codec, calls, sum(sent.values())
+        return Forecast(cost.label, exchange, *terms, cost.error, cost.unbiased)
 
-# Method, exchange, error, unbiased; collectives with the bits that a rank sends for a coordinate;
-# seconds of the codec for a coordinate, and of the calls for a tensor.
-_Way = tuple[str, str, float, bool, Sequence[tuple[str, float]], float, float]
-
-
-def _stock(cluster: Cluster, machine: Machine) -> Iterator[_Way]:
-    turns = 2 * (cluster.ranks - 1) / cluster.ranks
-    for method, size, error in (("float32", 4, 0.0), ("float16", 2, 2.0**-24)):
-        ring = [("allreduce", turns * 8 * size)]
-        yield method, "ring", error, True, ring, 0.0, machine.stock_call_s
-
-
-def _compressed(cluster: Cluster, machine: Machine) -> Iterator[_Way]:
-    ranks, call = cluster.ranks, machine.scheme_call_s
-    gather = "direct" if machine.launcher == "mpi" and ranks <= MOST_DIRECT else "allgather"
-    for codec in machine.codecs:
-        named = codec.label, "allgather", codec.error, codec.unbiased
-        sent = [(gather, (ranks - 1) * codec.bits)]
-        yield *named, sent, codec.encode_s + ranks * codec.decode_s, call
-        named = codec.label, "scatter_reduce", codec.error, codec.unbiased
-        second = codec.second or Cost("float32", 32.0, 0.0, 0.0, 0.0)
-        part = (ranks - 1) / ranks
-        sent = [("direct", part * codec.bits), (gather, part * second.bits)]
-        seconds = codec.encode_s + second.encode_s / ranks + codec.decode_s + second.decode_s
-        yield *named, sent, seconds, call
-
-
-def _predicted(
-    cluster: Cluster,
-    job: Job,
-    machine: Machine,
-    method: str,
-    exchange: str,
-    error: float,
-    unbiased: bool,
-    collectives: Sequence[tuple[str, float]],
-    codec_s: float,
-    call_s: float,
-) -> Forecast:
-    """Combine the terms; see the module's documentation."""
-    n, share, backward = job.coordinates, cluster.core_share, BACKWARD * job.compute_s
-    wire = sum(_wire(cluster, machine, name, n * bits / 8) for name, bits in collectives)
-    codec, calls = n * codec_s / share, job.tensors * call_s / share
-    total, groups = wire + codec + calls, max(1, math.ceil(4 * n / GROUP_BYTES))
-    step = job.compute_s - backward + max(backward, total) + min(backward, total) / groups
-    sent = n * sum(bits for _, bits in collectives) / 8
-    return Forecast(method, exchange, step, wire, codec, calls, sent, error, unbiased)
-
-
-def _wire(cluster: Cluster, machine: Machine, collective: str, sent: float) -> float:
-    """Return the seconds of a collective in which a rank sends ``sent`` bytes."""
-    ranks, direct = cluster.ranks, collective == "direct"
-    copy_s = machine.copy_s["allreduce" if direct else collective]
-    copied = sent * copy_s / cluster.core_share
-    if cluster.hosts == 1:
-        return copied
-    messages = (ranks - 1) * (2 if collective == "allreduce" else 1)
-    if direct:  # of a rank's messages, those to other hosts leave its own
-        sent *= cluster.per_host * (ranks - cluster.per_host) / (ranks - 1)
-    slow = not direct and machine.launcher == "mpi" and ranks > 2
-    reached = REACHED_BY_RINGS if slow else REACHED
-    return copied + sent / (reached * cluster.bandwidth) + messages * cluster.latency
+    found = [
+        forecast(stock, "ring", {"allreduce": 2 * part * stock.bits}, 0.0, machine.stock_call_s)
+        for stock in (FLOAT32, FLOAT16)
+    ]
+    for own in machine.codecs:
+        second, call = own.second or FLOAT32, machine.scheme_call_s
+        gathered = {"allgather": (ranks - 1) * own.bits}
+        codec = own.encode_s + ranks * own.decode_s
+        found.append(forecast(own, "allgather", gathered, codec, call))
+        scattered = {"direct": part * own.bits, "allgather": part * second.bits}
+        codec = own.encode_s + own.decode_s + second.encode_s / ranks + second.decode_s
+        found.append(forecast(own, "scatter_reduce", scattered, codec, call))
+    return sorted(found, key=lambda one: one.step_s)
 
 
 def by_link_alone(cluster: Cluster, job: Job, launcher: str) -> list[Forecast]:

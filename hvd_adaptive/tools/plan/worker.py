@@ -1,8 +1,4 @@
-"""Measure, as one of two ranks, what collectives and calls cost; see measure.py.
-
-The first rank reports seconds of the slower rank, the least of several: of small and of large
-collectives, and of a step for each tensor.
-"""
+"""Measure, as one of two ranks, seconds of small and large collectives, and of a tensor's calls."""
 
 from __future__ import annotations
 
@@ -28,11 +24,9 @@ def main() -> None:
 
     hvd.init()
     calls: dict[str, Callable[[str, int], object]] = {
-        # An optimizer's gradients are averaged where they lie.
+        # An optimizer's gradients are averaged in place.
         "allreduce": lambda name, size: hvd.allreduce_(torch.ones(size // 4), name=name),
-        "allgather": lambda name, size: hvd.allgather(
-            torch.zeros(size, dtype=torch.uint8), name=name
-        ),
+        "allgather": lambda name, size: hvd.allgather(torch.zeros(size // 4), name=name),
     }
     found: dict[str, Any] = {
         kind: [_least(hvd, f"{kind}.{size}", call, size) for size in (SMALL, LARGE)]

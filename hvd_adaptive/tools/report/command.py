@@ -1,4 +1,4 @@
-"""`hvd-adaptive report`."""
+"""Define `hvd-adaptive report`."""
 
 from __future__ import annotations
 

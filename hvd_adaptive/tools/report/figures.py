@@ -1,4 +1,4 @@
-"""The report's figures, as SVG that stands in a page."""
+"""Draw the report's figures, as SVG that stands in a page."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The report's page: HTML that needs nothing besides itself."""
+"""Write the report's page: HTML that needs nothing besides itself."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ TIMES = ("encode_s", "exchange_s", "decode_s")
 
 @dataclass(frozen=True)
 class Stock:
-    """What the same step takes without compression; see Monitor's ``compare``.
+    """Seconds of the same step without compression; see Monitor's ``compare``.
 
     Attributes:
         exchange_s: Seconds of one exchange alone, measured when the run began.

@@ -1,16 +1,15 @@
-"""`hvd-adaptive schemes`."""
+"""Define `hvd-adaptive schemes`."""
 
 from __future__ import annotations
 
 import argparse
-import inspect
 import re
 import textwrap
 from dataclasses import asdict
 from typing import Any
 
 from hvd_adaptive.tools.output import OK, console, print_json
-from hvd_adaptive.tools.schemes.outline import Outline, outlines
+from hvd_adaptive.tools.schemes.outline import Outline, outlines, shared_keywords
 from hvd_adaptive.tools.tables import Column, make_table
 
 WIDE = 110  # characters from which on keywords are shown
@@ -19,7 +18,7 @@ ITEM = re.compile(r" *(- |\d+\. )")
 
 DESCRIPTION = """\
 List every compression scheme with its method and paper. With names of
-schemes, describe these in full. With --measure, print bits and errors too."""
+schemes, describe these in full. With --measure, print bits and errors, too."""
 NOTES = """\
 --measure takes about ten seconds. It quantises 262,144 normal and Laplacian
 coordinates here, in buckets of 8192, with fitted tables:
@@ -41,7 +40,9 @@ def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
     )
     parser.add_argument("names", nargs="*", metavar="SCHEME", help="such as ALQ; all if none")
     parser.add_argument("--measure", action="store_true", help="measure bits and errors here")
-    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument(
+        "--json", action="store_true", help="print JSON; with --measure, bits and errors, too"
+    )
     parser.set_defaults(run=lambda arguments: run(arguments, parser))
 
 
@@ -53,18 +54,20 @@ def run(arguments: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
             names = ", ".join(one.name for one in every.values())
             parser.error(f"{name!r}: must be one of {names}")
     asked = [every[name.lower()] for name in arguments.names] or list(every.values())
-    if not (arguments.names or arguments.json or arguments.measure):
-        _print_outlines(asked)
-        return OK
-    from hvd_adaptive.tools.schemes.catalog import entry
+    if arguments.names and not arguments.json:
+        _print_documentation(asked)
+    if arguments.measure:
+        from hvd_adaptive.tools.schemes.catalog import entry
 
-    entries = [entry(one.name) for one in asked]
-    if arguments.json:
-        print_json([asdict(one) for one in entries])
-    elif arguments.names and not arguments.measure:
-        _print_all(asked, entries)
-    else:
-        _print_measured(entries)
+        entries = [entry(one.name) for one in asked]
+        if arguments.json:
+            print_json([asdict(one) for one in entries])
+        else:
+            _print_measured(entries)
+    elif arguments.json:
+        print_json([asdict(one) for one in asked])
+    elif not arguments.names:
+        _print_outlines(asked)
     return OK
 
 
@@ -106,27 +109,13 @@ def _print_measured(entries: list) -> None:
     out.print("hvd-adaptive schemes --help explains the columns", markup=False)
 
 
-def _print_all(asked: list[Outline], entries: list) -> None:
-    from hvd_adaptive.settings import Settings
-
+def _print_documentation(asked: list[Outline]) -> None:
     out = console()
-    for outline, one in zip(asked, entries, strict=True):
-        proved = "no bound is proved" if one.bound is None else f"at most {one.bound:.3g}"
-        out.print(
-            outline.signature,
-            style="bold",
-            markup=False,
-        )
+    for one in asked:
+        out.print(one.signature, style="bold", markup=False)
         out.print(f"\n{filled(one.documentation, out.width)}\n", markup=False)
-        out.print(
-            f"Here, {one.call}: {one.bits:.3f} bits a coordinate, relative squared error "
-            f"{_errors(one)} on normal | Laplacian coordinates, for any gradient {proved}; "
-            f"{'unbiased' if one.unbiased else 'biased'}.\n",
-            markup=False,
-        )
     out.print("Shared keywords, of every scheme", style="bold")
-    documentation = inspect.cleandoc(Settings.__doc__ or "").partition("\n\n")[2]
-    out.print(f"\n{filled(documentation, out.width)}", markup=False)
+    out.print(f"\n{filled(shared_keywords(), out.width)}\n", markup=False)
 
 
 def filled(documentation: str, width: int) -> str:

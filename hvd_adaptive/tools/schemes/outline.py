@@ -1,4 +1,4 @@
-"""Read what schemes say of themselves from their source, since importing torch takes a second."""
+"""Read documentation from source files, because importing torch takes seconds."""
 
 from __future__ import annotations
 
@@ -6,27 +6,30 @@ import ast
 import inspect
 import re
 from dataclasses import dataclass
-from importlib import resources
+from pathlib import Path
 
 import hvd_adaptive
 
+PACKAGE = Path(__file__).parents[2]
 # What ends with a dot and no sentence: "Eq. 4", "et al. 2017".
 SENTENCE = re.compile(r"(?<!\bEq)(?<!\bEqs)(?<!\bApp)(?<!\bal)[.](?:\s|$)")
 
 
 @dataclass(frozen=True)
 class Outline:
-    """A scheme.
+    """Hold what a scheme's source says.
 
     Attributes:
         name: Name of the class.
         method: First sentence of its documentation, including the paper.
         keywords: The scheme's own keywords with their defaults ("" if there is none).
+        documentation: Docstring of the class.
     """
 
     name: str
     method: str
     keywords: dict[str, str]
+    documentation: str
 
     @property
     def signature(self) -> str:
@@ -37,13 +40,23 @@ class Outline:
 
 def outlines() -> list[Outline]:
     """Return all schemes that hvd_adaptive exports, in the order of ``__all__``."""
-    found = {}
-    for file in (resources.files("hvd_adaptive") / "schemes").iterdir():
-        if file.name.endswith(".py"):
-            for node in ast.parse(file.read_text(encoding="utf-8")).body:
-                if isinstance(node, ast.ClassDef) and node.name in hvd_adaptive.__all__:
-                    found[node.name] = _outline(node)
+    found = {
+        node.name: _outline(node)
+        for file in (PACKAGE / "schemes").glob("*.py")
+        for node in _classes(file)
+    }
     return [found[name] for name in hvd_adaptive.__all__ if name in found]
+
+
+def shared_keywords() -> str:
+    """Return the documentation of the keywords that every scheme shares."""
+    (node,) = _classes(PACKAGE / "settings.py")
+    return (ast.get_docstring(node) or "").partition("\n\n")[2]
+
+
+def _classes(file: Path) -> list[ast.ClassDef]:
+    nodes = ast.parse(file.read_text(encoding="utf-8")).body
+    return [node for node in nodes if isinstance(node, ast.ClassDef)]
 
 
 def first_sentence(documentation: str) -> str:
@@ -58,4 +71,5 @@ def _outline(node: ast.ClassDef) -> Outline:
         arguments = constructor.args
         for argument, default in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True):
             keywords[argument.arg] = "" if default is None else ast.unparse(default)
-    return Outline(node.name, first_sentence(ast.get_docstring(node) or ""), keywords)
+    documentation = ast.get_docstring(node) or ""
+    return Outline(node.name, first_sentence(documentation), keywords, documentation)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
+import gc
 import io
 import json
+import logging
 
 import pytest
 import torch
@@ -19,6 +21,7 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
 from hvd_adaptive import ALQ, EDEN, QSGD, Monitor, PayloadError, RankMismatchError, instances
 from hvd_adaptive.fsdp import compress_all_reduce, compress_reduce_scatter
+from hvd_adaptive.hooks.fsdp.session import UNUSED
 from hvd_adaptive.kernels.random import stream_key
 from hvd_adaptive.transport.collectives import AllToAll, EqualParts
 
@@ -551,3 +554,30 @@ def check_compressed_replicas(name):
     for parameter in model.parameters():
         everyone = gathered(parameter.full_tensor())
         assert all(torch.equal(other, everyone[0]) for other in everyone)
+
+
+@pytest.mark.parametrize("seen", ["report", "end"])
+def check_a_model_that_nobody_trains(seen, caplog):
+    """A warning, once: the copy is trained that has no compressor."""
+    model, compressor = sharded(make()), QSGD(**FINE)
+    compressed = compress_reduce_scatter(sharded(make()), compressor)
+    with caplog.at_level(logging.WARNING, "hvd_adaptive"):
+        backward(model, 0)
+        compressed.finish()
+        if seen == "report":
+            compressor.report()
+            compressor.report()
+        del compressed
+        gc.collect()
+    assert sum(UNUSED in message for message in caplog.messages) == 1
+
+
+def check_a_model_that_is_trained_does_not_warn(caplog):
+    model, compressor = sharded(make()), QSGD(**FINE)
+    compressed = compress_reduce_scatter(model, compressor)
+    backward(model, 0)
+    compressed.finish()
+    compressor.report()
+    del compressed, model
+    gc.collect()
+    assert UNUSED not in caplog.text
