@@ -19,7 +19,7 @@ LONGEST_NAME = 48  # characters of a parameter's name in a group's label
 # sending one more group.
 ALONE = 4
 # The first group, which the backward pass completes last, is at most this fraction of others.
-FIRST = 4
+FIRST = 8
 
 
 @dataclass(frozen=True)

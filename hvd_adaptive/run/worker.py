@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import atexit
 import os
+import sys
 import threading
 import weakref
 from collections.abc import Callable
@@ -25,6 +26,9 @@ import torch
 
 # Seconds between two looks at collectives in flight.
 PAUSE = 0.001
+# On Linux, threads have priorities of their own. If threads share a core, the program's thread goes
+# first: the backward pass determines when gradients arrive.
+NICENESS = 10
 # Seconds of a wait after which a warning is logged, and again after as many.
 STALL = 60.0
 
@@ -91,6 +95,8 @@ class Worker:
 
 
 def _run(find_worker: weakref.ref[Worker], wake: threading.Event) -> None:
+    if sys.platform == "linux":
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
     with torch.no_grad():
         while True:
             wake.wait()
