@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from flags import make_parser, say, start
 from lenet import LeNet, read_images, split
 
-from hvd_adaptive.scheme import Scheme, Settings, in_buckets, uniforms
+from hvd_adaptive.custom import Scheme, Settings, in_buckets, uniforms
 
 
 class Bytes(Scheme):

@@ -73,11 +73,11 @@ __all__ = [
 # Modules that users import.
 _SUBMODULES = (
     "checkpoint",
+    "custom",
     "ddp",
     "fsdp",
     "integrations",
     "optim",
-    "scheme",
     "simulate",
     "theory",
 )

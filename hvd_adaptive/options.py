@@ -15,7 +15,7 @@ from hvd_adaptive.base.checks import (
 )
 from hvd_adaptive.keywords import Checked, declared, keyword
 
-EXCHANGES = ("allgather", "scatter_reduce", "hierarchical", "auto")
+EXCHANGE_NAMES = ("allgather", "scatter_reduce", "hierarchical", "auto")
 SECOND_STAGE_BITS = (*range(2, 9), 32)
 
 
@@ -146,8 +146,8 @@ def check_exchange(name: str, value: Any) -> str | ScatterReduce | None:
     """
     if isinstance(value, ScatterReduce):
         return value if value.given() else value.name
-    if value is not None and not (isinstance(value, str) and value in EXCHANGES):
-        allowed = ", ".join(map(repr, EXCHANGES))
+    if value is not None and not (isinstance(value, str) and value in EXCHANGE_NAMES):
+        allowed = ", ".join(map(repr, EXCHANGE_NAMES))
         raise ValueError(
             f"{name}={value!r}: must be one of {allowed}, an object such as "
             "ScatterReduce(second_stage_bits=4), or None"

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 import hvd_adaptive
-from hvd_adaptive import Hierarchical, ScatterReduce, instances, scheme, simulate
+from hvd_adaptive import Hierarchical, ScatterReduce, custom, instances, simulate
 from hvd_adaptive.simulate import Ranks
 
 GOLDEN = Path(__file__).with_name("golden.json")
@@ -190,7 +190,7 @@ def members() -> Iterator[tuple[str, Any]]:
         compressor = made(SCHEMES[label])
         yield label, sorted(name for name in contract if hasattr(compressor, name))
     yield "package", sorted(hvd_adaptive.__all__)
-    for module in (scheme, simulate):
+    for module in (custom, simulate):
         yield module.__name__, sorted(module.__all__)
 
 

@@ -60,7 +60,7 @@ def check_reference(folder: Path) -> None:
         bold = re.findall(r"<(?:strong|em)>(.*?)</(?:strong|em)>", article, re.DOTALL)
         told = {re.sub(r"<[^>]+>", "", part) for part in bold if not part.endswith(":")}
         assert not any(re.search(r"[*=^ ]", name) for name in told), path  # names of arguments
-        assert ">>>" in texts[path.stem] or path.stem == "scheme", path
+        assert ">>>" in texts[path.stem] or path.stem == "custom", path
     assert "bucket_size: int = 8192" in texts["Settings"]
     assert "2**bits - 1 levels" in texts["ALQ"]
     assert "wire_bytes" in texts["GradientCompressor"]

@@ -79,7 +79,7 @@ SignSGD SparseSGD TernGrad
 Auto Hierarchical LocalSGD Monitor PayloadError RankMismatchError ResidualError ScatterReduce Tuning
 average describe
 """
-MODULES = {"checkpoint", "ddp", "fsdp", "integrations", "optim", "scheme", "simulate", "theory"}
+MODULES = {"checkpoint", "custom", "ddp", "fsdp", "integrations", "optim", "simulate", "theory"}
 
 
 def test_dir_is_what_is_public():

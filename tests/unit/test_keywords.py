@@ -10,9 +10,9 @@ import pytest
 
 from hvd_adaptive import ALQ, ORQ, QSGD, ScatterReduce, SignSGD
 from hvd_adaptive.coding import CODINGS
+from hvd_adaptive.custom import Scheme, Settings
 from hvd_adaptive.keywords import own_keywords
-from hvd_adaptive.options import EXCHANGES
-from hvd_adaptive.scheme import Scheme, Settings
+from hvd_adaptive.options import EXCHANGE_NAMES
 from hvd_adaptive.shared_keywords import Shared
 from hvd_adaptive.tools.schemes.catalog import scheme_classes
 
@@ -107,7 +107,7 @@ def test_types_name_every_shared_keyword():
     """tests/types/calls.py has calls that mypy accepts, and some that it refuses."""
     assert set(get_type_hints(Shared)) == {field.name for field in fields(Settings)}
     for hint, allowed in [
-        (get_type_hints(Shared)["exchange"], {*EXCHANGES, ScatterReduce, type(None)}),
+        (get_type_hints(Shared)["exchange"], {*EXCHANGE_NAMES, ScatterReduce, type(None)}),
         (get_type_hints(Shared)["coding"], set(CODINGS)),
     ]:
         named = {

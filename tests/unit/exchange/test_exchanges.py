@@ -14,12 +14,12 @@ from hvd_adaptive.exchange.exchange import RankInfo
 from hvd_adaptive.exchange.hierarchical import HierarchicalExchange
 from hvd_adaptive.exchange.scatter_reduce import ScatterReduceExchange
 from hvd_adaptive.exchange.shard_reduce import ShardReduce
-from hvd_adaptive.options import EXCHANGES
+from hvd_adaptive.options import EXCHANGE_NAMES
 from hvd_adaptive.simulate.ranks import together
 from hvd_adaptive.transport.collectives import AllGather, AllToAll, Among
 
 # What can be simulated: the others measure a network.
-SIMULATED = [exchange for exchange in EXCHANGES if exchange != "auto"]
+SIMULATED = [exchange for exchange in EXCHANGE_NAMES if exchange != "auto"]
 SIZES = (5000, 30, 1, 2300)
 
 

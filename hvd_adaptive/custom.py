@@ -1,4 +1,4 @@
-"""Provide the parts of a custom scheme: ``from hvd_adaptive.scheme import Scheme, Settings, ...``.
+"""Provide the parts of a custom scheme: ``from hvd_adaptive.custom import Scheme, Settings, ...``.
 
 A scheme is a class derived from ``Scheme`` that defines its name and the layout of its bodies of
 codes. ``Scheme`` provides payloads, checksums, groups, exchanges, error feedback, state and
@@ -51,7 +51,7 @@ def in_buckets(flat: torch.Tensor, bucket_size: int) -> torch.Tensor:
     The last row is padded with zeros. The result is a view if no padding is needed.
 
     Examples:
-        >>> from hvd_adaptive.scheme import in_buckets
+        >>> from hvd_adaptive.custom import in_buckets
         >>> in_buckets(torch.ones(5), 3)
         tensor([[1., 1., 1.],
                 [1., 1., 0.]])
@@ -69,7 +69,7 @@ def uniforms(rows: torch.Tensor, key: int) -> torch.Tensor:
     unchanged.
 
     Examples:
-        >>> from hvd_adaptive.scheme import in_buckets, uniforms
+        >>> from hvd_adaptive.custom import in_buckets, uniforms
         >>> rows = in_buckets(torch.zeros(1000), 256)
         >>> uniforms(rows, key=7).shape
         torch.Size([4, 256])
