@@ -117,7 +117,8 @@ class Streaming:
         """Return simulated ranks whose groups hold the parameters of one fragment each."""
 
         def by_fragment(members: list[Any], **bounds: Any) -> Any:
-            return _by_bucket([[members[i] for i in of] for of in PARTS[self.fragments]], **bounds)
+            parts = [[members[i] for i in of] for of in reversed(PARTS[self.fragments])]
+            return _by_bucket(parts, in_turn=False, **bounds)
 
         named = [(str(i), p) for i, p in enumerate(self.carrier.parameters())]
         with mock.patch.object(simulated_ranks, "build_layout", by_fragment):
