@@ -27,6 +27,9 @@ from hvd_adaptive.hooks.fsdp.modules import ShardedModule
 from hvd_adaptive.hooks.fsdp.session import ShardedSession
 
 _numbers = itertools.count()
+# All that exist, in the order of their construction, which is the same on all ranks.
+_order = itertools.count()
+_all: weakref.WeakValueDictionary[int, Compressed] = weakref.WeakValueDictionary()
 
 
 class Compressed:
@@ -48,9 +51,8 @@ class Compressed:
     def __init__(self, session: ShardedSession, model: nn.Module) -> None:
         self.compressor, self._session = session.compressor, session
         self._model = weakref.ref(model)
-        hook = functools.partial(_before_step, weakref.ref(self))
-        handle = register_optimizer_step_pre_hook(hook)
-        weakref.finalize(self, handle.remove)
+        _hook_steps()
+        _all[next(_order)] = self
         self.average = session.average
         if dist.get_world_size() > 1:
             weakref.finalize(self, session.warn_if_unused)
@@ -183,10 +185,20 @@ def compress_all_reduce(
     return compressed
 
 
-def _before_step(find: weakref.ref[Compressed], optimizer: torch.optim.Optimizer, *_: Any) -> None:
-    compressed = find()
-    if compressed is not None and compressed.serves(optimizer):
-        compressed.finish()
+@functools.cache
+def _hook_steps() -> None:
+    """Have torch call ``_before_step`` in every step, for good.
+
+    A hook of each Compressed would be removed when it is freed, which may be while torch calls the
+    hooks of another optimizer's step.
+    """
+    register_optimizer_step_pre_hook(_before_step)
+
+
+def _before_step(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+    for compressed in list(_all.values()):
+        if compressed.serves(optimizer):
+            compressed.finish()
 
 
 def _modules_of(model: Any, method: str) -> list[tuple[str, Any]]:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
+
 import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel, fully_shard
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from hvd_adaptive import ALQ, EDEN, QSGD, OneBitSGD
 from hvd_adaptive.fsdp import _factor_of, compress_all_reduce, compress_reduce_scatter
@@ -96,3 +100,18 @@ def test_states_of_others(model):
     other = compress_reduce_scatter(fully_shard(nn.Linear(3, 3)), QSGD(bits=2))
     with pytest.raises(ValueError, match="scheme 'alq', not 'qsgd'"):
         other.load_state_dict(state)
+
+
+def test_models_are_freed_in_a_step_of_another_optimizer(model):
+    """The garbage collector may run while torch calls the hooks of steps."""
+    other = nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(other.parameters(), lr=0.1)
+    handle = register_optimizer_step_pre_hook(lambda *of: gc.collect() and None)
+    freed = weakref.ref(compress_reduce_scatter(fully_shard(nn.Linear(3, 3)), QSGD(bits=2)))
+    try:
+        assert freed() is not None
+        other(torch.ones(2)).sum().backward()
+        optimizer.step()
+    finally:
+        handle.remove()
+    assert freed() is None
