@@ -54,6 +54,7 @@ def trained(folder):
     return [json.loads(result) for _, mark, result in lines if mark], job.text()
 
 
+@pytest.mark.thorough
 @pytest.mark.timeout(320)
 def test_a_cold_start_trains_the_same_parameters(tmp_path):
     (cold, told), (warm, silent) = trained(tmp_path), trained(tmp_path)

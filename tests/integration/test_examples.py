@@ -84,6 +84,7 @@ def test_training_with_alq(tmp_path: Path) -> None:
     assert "fc1.weight" in (tmp_path / "log" / "report.html").read_text()
 
 
+@pytest.mark.thorough
 def test_demo(tmp_path: Path) -> None:
     """--demo trains three times, prints both tables, draws its picture and is content."""
     command = [

@@ -61,6 +61,7 @@ def test_gloo_does_not_wait_for_ever():
     assert not job.found("done")
 
 
+@pytest.mark.thorough
 def test_ranks_are_killed_at_random_points():
     """In every phase of every scheme, without a launcher: nobody ends the survivors but themselves.
     As ``accidents.py`` does, which kills under launchers, too."""
