@@ -68,6 +68,14 @@ def assert_averages(net, own, tolerance=0.05):
     assert_same_everywhere([p.grad for p in net.parameters() if p.grad is not None])
 
 
+def assert_trains(model, net):
+    """All steps' averages are those of the ranks' own gradients."""
+    for step in range(STEPS):
+        own = own_gradients(net, step)
+        train(model, step)
+        assert_averages(net, own)
+
+
 def averages_of(scheme, early, monkeypatch, **options):
     """All steps' averages, with or without early groups."""
     with monkeypatch.context() as patch:
@@ -136,10 +144,7 @@ class Branches(nn.Module):
 def check_ranks_may_reach_gradients_in_other_orders(_sent):
     net = Branches()
     model, _ = wrapped(net, QSGD(**FINE))
-    for step in range(STEPS):
-        own = own_gradients(net, step)
-        train(model, step)
-        assert_averages(net, own)
+    assert_trains(model, net)
     assert _sent
 
 
@@ -267,10 +272,7 @@ def check_gradients_that_reach_their_bucket_late(_sent):
         model, _ = wrapped(net, QSGD(**FINE), batched_grad_copy=True)
     except TypeError:
         pytest.skip("this version of torch has no batched_grad_copy")
-    for step in range(STEPS):
-        own = own_gradients(net, step)
-        train(model, step)
-        assert_averages(net, own)
+    assert_trains(model, net)
     assert not _sent
 
 
@@ -301,10 +303,7 @@ def check_a_backward_pass_that_fails(_sent):
     del model, state, _sent[:]
     gc.collect()  # or the first model's hooks are called, too
     model, _ = wrapped(net, QSGD(**FINE))
-    for step in range(STEPS):
-        own = own_gradients(net, step)
-        train(model, step)
-        assert_averages(net, own)
+    assert_trains(model, net)
     assert _sent
 
 
