@@ -75,7 +75,7 @@ class OrderedStep(Step):
         """Complete the exchange of a step that is given up.
 
         Ranks may give it up after different gradients, so each sends all groups. Other ranks refuse
-        payloads of groups that were not complete.
+        payloads of groups that were not complete, except within a node (exchange="hierarchical").
         """
         with self.lock:
             self.arrivals.read()

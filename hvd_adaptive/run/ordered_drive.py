@@ -6,9 +6,10 @@ A door (hooks/) finds the parameters' slots and calls, for each step,
     arrive(gradients, done)      for gradients that arrive together, final and disjoint
     finish()                     when no further gradient will arrive
 
-``done`` is called as soon as averages have replaced its gradients. Ranks must call ``begin`` and
-``arrive`` in the same order. Collectives of a step follow one order: the gather of positions, fits
-of tables, groups by their course (course.py), parameters if they are compared, failures.
+``done`` is called as soon as averages have replaced its gradients. Ranks must call ``begin`` in the
+same order; gradients may arrive in any. Collectives of a step follow one order: the gather of
+positions, fits of tables, groups by their course (course.py), parameters if they are compared,
+failures.
 """
 
 from __future__ import annotations
@@ -102,7 +103,7 @@ class OrderedDrive(Drive):
 
     def arrive(self, gradients: Mapping[int, torch.Tensor], done: Done) -> None:
         """See ``OrderedDriver.arrive``."""
-        if self.binding.compressor._training.residuals is not None:
+        if self.binding.compressor._training.residuals is not None and gradients:
             flags = stacked([gradient.any() for gradient in gradients.values()])
             self._used.append((list(gradients), flags))
         self._deliveries.append(_Delivery(gradients, done))

@@ -28,6 +28,9 @@ if TYPE_CHECKING:
     from hvd_adaptive.feedback_weight import Weights
     from hvd_adaptive.monitor import StepMeter
 
+# Added to the attempt in random streams of incomplete groups.
+INCOMPLETE = 2**30
+
 # Yields collectives, and receives their results.
 Trip = Generator[Collective, list[torch.Tensor], None]
 
@@ -67,7 +70,8 @@ class Trips:
     Attributes:
         number: The step.
         error: The error that every rank must raise after ``agree``, or None.
-        incomplete: Groups that are sent without gradients, because the step is given up.
+        incomplete: Groups that are sent with zeros for gradients that are missing, because the step
+            is given up.
     """
 
     def __init__(
@@ -226,7 +230,7 @@ class Trips:
 
         Other ranks then refuse its payload.
         """
-        return group_number(index, self._attempt + (index in self.incomplete))
+        return group_number(index, self._attempt + INCOMPLETE * (index in self.incomplete))
 
     def _parcel(self, index: int, factor: float, device: torch.device) -> Parcel:
         group, quantized = self._layout.groups[index], self.quantized(index)

@@ -203,7 +203,8 @@ class BucketSession(ApartFromHorovod):
         if self._arrived is None:
             return
         try:
-            self._arrived.check(self.compressor.step, pending.names(self.names))
+            names = pending.names(self.names, self._early.sent)
+            self._arrived.check(self.compressor.step, names)
         except RankMismatchError:
             self._pending, self._world, self._binding = None, None, None
             self._early.stop()
@@ -239,9 +240,9 @@ class BucketSession(ApartFromHorovod):
         if not bucket.gradients:
             return
         gradients = pending.binding.by_slot(bucket)
+        self._driver.arrive(self._early.rest_of(gradients), bucket.set_result)
         if bucket is pending.buckets[0] and self._as_filled:
             self._early.begin(gradients)
-        self._driver.arrive(self._early.rest_of(gradients), bucket.set_result)
 
     def _arrive_early(self, gradients: Mapping[int, torch.Tensor]) -> None:
         self._driver.arrive(gradients, lambda error: None)

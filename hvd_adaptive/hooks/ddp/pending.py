@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from types import FrameType
 
@@ -55,13 +55,18 @@ class Pending:
         self.buckets.append(bucket)
         self.parameters.update(map(id, bucket.parameters))
 
-    def names(self, known: Names) -> list[str]:
-        """Return the parameters' names, in the layout's order; numbers if they have none yet."""
+    def names(self, known: Names, early: Collection[int] = ()) -> list[str]:
+        """Return the parameters' names, in the layout's order; numbers if they have none yet.
+
+        Args:
+            known: All names.
+            early: Slots of gradients that arrived before their bucket.
+        """
         layout = self.binding.layout
         if self.collects or layout is None:
             parameters = [p for bucket in self.buckets for p in bucket.parameters]
             return [known.name_of(p, number) for number, p in enumerate(parameters)]
-        return [layout.members[slot].name for slot in sorted(self.gradients())]
+        return [layout.members[slot].name for slot in sorted({*self.gradients(), *early})]
 
     def gradients(self) -> dict[int, torch.Tensor]:
         """Return the gradients by slot."""

@@ -9,7 +9,7 @@ from contextlib import nullcontext
 import pytest
 import torch
 import torch.distributed as dist
-from ddp_oracles import assert_same_everywhere, batch, gathered, make_net, own_gradients
+from ddp_oracles import assert_same_everywhere, batch, gathered, own_gradients
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
@@ -18,7 +18,7 @@ from hvd_adaptive import ALQ, QSGD
 from hvd_adaptive.ddp import CompressionState, compression_hook
 from hvd_adaptive.hooks.ddp.early import EarlyGroups
 
-RANKS, STEPS = dist.get_world_size(), 6
+RANKS, STEPS = dist.get_world_size(), 7
 SMALL = {"bucket_size": 128, "fusion_bytes": 16384}
 FINE = {"bits": 8, "norm": "linf"} | SMALL
 SCHEMES = {
@@ -41,6 +41,13 @@ def _sent(monkeypatch):
 
     monkeypatch.setattr(EarlyGroups, "_send", recorded)
     return sent
+
+
+def deep_net():
+    """Several buckets, of several groups each, of several layers."""
+    torch.manual_seed(0)
+    hidden = [layer for _ in range(24) for layer in (nn.Linear(40, 40), nn.Tanh())]
+    return nn.Sequential(*hidden, nn.Linear(40, 10))
 
 
 def wrapped(net, compressor, hook=compression_hook, **options):
@@ -81,7 +88,7 @@ def averages_of(scheme, early, monkeypatch, **options):
     with monkeypatch.context() as patch:
         if not early:
             patch.setattr(EarlyGroups, "begin", lambda self, gradients: None)
-        net = make_net(width=160)
+        net = deep_net()
         model, state = wrapped(net, SCHEMES[scheme](), **options)
         state.compressor._training.instance.bind(7)  # random numbers of both runs are the same
         found = []
@@ -105,8 +112,8 @@ def check_bits_are_the_same(scheme, view, monkeypatch, _sent):
 
 @pytest.mark.parametrize("scheme", ["allgather", "scatter_reduce"])
 def check_groups_leave_before_their_bucket(scheme, _sent, monkeypatch):
-    """From the fourth step on: DDP builds its buckets in the second one, the third one compares."""
-    net = make_net(width=160)
+    """From the fifth step on: DDP builds its buckets in the second one, the fourth one compares."""
+    net = deep_net()
     model, state = wrapped(net, SCHEMES[scheme]())
     taken = []
     take = state.session.take
@@ -118,7 +125,7 @@ def check_groups_leave_before_their_bucket(scheme, _sent, monkeypatch):
         del taken[:], _sent[:]
         train(model, step)
         assert_averages(net, own)
-        assert (taken[-1] > 0) == (step >= 3)
+        assert (taken[-1] > 0) == (step >= 4)
         assert taken[0] == 0
         assert len(set(_sent)) == len(_sent)
 
@@ -129,10 +136,8 @@ class Branches(nn.Module):
     def __init__(self):
         super().__init__()
         torch.manual_seed(0)
-        self.a, self.b = (
-            nn.Sequential(nn.Linear(40, 160), nn.ReLU(), nn.Linear(160, 160)) for _ in range(2)
-        )
-        self.head = nn.Linear(160, 10)
+        self.a, self.b = (nn.Sequential(*(nn.Linear(40, 40) for _ in range(12))) for _ in range(2))
+        self.head = nn.Linear(40, 10)
 
     def forward(self, x, flipped=None):
         flipped = dist.get_rank() % 2 if flipped is None else flipped
@@ -141,16 +146,17 @@ class Branches(nn.Module):
         return self.head(y + second(x))
 
 
-def check_ranks_may_reach_gradients_in_other_orders(_sent):
+@pytest.mark.parametrize("scheme", ["allgather", "feedback"])
+def check_ranks_may_reach_gradients_in_other_orders(scheme, _sent):
     net = Branches()
-    model, _ = wrapped(net, QSGD(**FINE))
+    model, _ = wrapped(net, SCHEMES[scheme]())
     assert_trains(model, net)
     assert _sent
 
 
 def check_no_sync_sends_nothing(_sent):
     """Two backward passes accumulate; groups of the third leave early, with the sum."""
-    net = make_net(width=160)
+    net = deep_net()
     model, state = wrapped(net, QSGD(**FINE))
     for step in range(STEPS):
         model.zero_grad()
@@ -160,7 +166,7 @@ def check_no_sync_sends_nothing(_sent):
             with nullcontext() if part == 2 else model.no_sync():
                 x, y = batch(3 * step + part)
                 nn.functional.cross_entropy(model(x), y).backward()
-            assert bool(_sent) == (part == 2 and step >= 3)
+            assert bool(_sent) == (part == 2 and step >= 4)
         assert_averages(net, {name: sum(of[name] for of in own) for name in own[0]})
     assert state.compressor.step == STEPS
 
@@ -172,7 +178,7 @@ class Halves(nn.Module):
         super().__init__()
         torch.manual_seed(0)
         self.a, self.b = (
-            nn.Sequential(*(nn.Linear(40, 40) for _ in range(9)), nn.Linear(40, 10))
+            nn.Sequential(*(nn.Linear(40, 40) for _ in range(13)), nn.Linear(40, 10))
             for _ in range(2)
         )
 
@@ -181,7 +187,7 @@ class Halves(nn.Module):
 
 
 def check_two_backward_passes(_sent):
-    """From step 4 on, the first one fills a bucket in part. Its groups leave early only once."""
+    """From step 5 on, the first one fills a bucket in part. Its groups leave early only once."""
     net, twin = Halves(), Halves()
     model, state = wrapped(net, QSGD(**FINE))
     sent_by_first = []
@@ -191,13 +197,13 @@ def check_two_backward_passes(_sent):
             of.zero_grad()
             losses = [nn.functional.cross_entropy(out, y) for out in of(x)]
             del _sent[:]
-            if step < 4:
+            if step < 5:
                 sum(losses).backward()
             else:
                 losses[1].backward()
                 sent_by_first.append(list(_sent))
                 losses[0].backward()
-        assert bool(_sent) == (step >= 3)
+        assert bool(_sent) == (step >= 4)
         assert_averages(net, {name: p.grad for name, p in twin.named_parameters()})
     again = state.session._early._twice
     assert again
@@ -213,15 +219,13 @@ class Shared(nn.Module):
     def __init__(self):
         super().__init__()
         torch.manual_seed(0)
-        self.first, self.shared = nn.Linear(40, 160), nn.Linear(160, 160)
-        self.own, self.last = nn.Linear(160, 160), nn.Linear(160, 10)
+        self.shared, self.first = nn.Linear(40, 40), nn.Linear(40, 40)
+        self.own, self.last = deep_net()[:-1], nn.Linear(40, 10)
 
     def forward(self, x):
-        x = self.first(x)
-        x = checkpoint(self.shared, x.relu(), use_reentrant=True)
-        x = self.own(x.relu())
-        x = checkpoint(self.shared, x.relu(), use_reentrant=True)
-        return self.last(x.relu())
+        x = checkpoint(self.shared, self.first(x), use_reentrant=True)
+        x = checkpoint(self.shared, self.own(x), use_reentrant=True)
+        return self.last(x)
 
 
 def check_reentrant_checkpoints(_sent):
@@ -239,8 +243,8 @@ def check_reentrant_checkpoints(_sent):
 
 def check_unused_parameters(_sent):
     """A layer that no rank uses makes its groups wait for DDP; others leave early."""
-    net = make_net(width=160)
-    net.append(nn.Linear(160, 160))  # behind the forward pass
+    net = deep_net()
+    net.append(nn.Linear(40, 40))  # behind the forward pass
     inner = net[:-1]
     net.forward = inner.forward
     model, _ = wrapped(net, QSGD(**FINE), find_unused_parameters=True)
@@ -248,15 +252,17 @@ def check_unused_parameters(_sent):
         own = own_gradients(inner, step)
         train(model, step)
         assert_averages(inner, own)
+    assert _sent
 
 
-@pytest.mark.parametrize("factor", [0.5])
-def check_a_hook_around_ours_may_change_the_bucket(factor, _sent):
+def check_a_hook_around_ours_may_change_the_bucket(_sent):
+    factor = 0.5
+
     def scaled(state, bucket):
         bucket.buffer().mul_(factor)
         return compression_hook(state, bucket)
 
-    net = make_net(width=160)
+    net = deep_net()
     model, _ = wrapped(net, QSGD(**FINE), hook=scaled)
     for step in range(STEPS):
         own = own_gradients(net, step)
@@ -267,13 +273,76 @@ def check_a_hook_around_ours_may_change_the_bucket(factor, _sent):
 
 def check_gradients_that_reach_their_bucket_late(_sent):
     """batched_grad_copy fills a bucket when all of its gradients are there."""
-    net = make_net(width=160)
+    net = deep_net()
     try:
         model, _ = wrapped(net, QSGD(**FINE), batched_grad_copy=True)
     except TypeError:
         pytest.skip("this version of torch has no batched_grad_copy")
     assert_trains(model, net)
     assert not _sent
+
+
+class Gated(nn.Module):
+    """A network whose middle counts from some step on only: its gradients are zero before."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.layers = nn.ModuleList(nn.Linear(40, 40) for _ in range(20))
+        self.last, self.is_open = nn.Linear(40, 10), False
+
+    def forward(self, x):
+        y = x
+        for layer in self.layers:
+            added = layer(y)
+            y = y + (added.relu() if self.is_open else added.clamp(max=-1e6) + 1e6)
+        return self.last(y)
+
+
+@pytest.mark.parametrize("options", [{}, {"batched_grad_copy": True}], ids=["usual", "batched"])
+def check_zero_gradients_prove_nothing(options, _sent):
+    """Nor do those of a second DDP model, whose hooks run after those that the first one left."""
+    net = Gated()
+    for is_second in (False, True):
+        try:
+            model, state = wrapped(net, QSGD(**FINE), **options)
+        except TypeError:
+            pytest.skip("this version of torch has no batched_grad_copy")
+        for step in range(2 * STEPS):
+            net.is_open = step >= STEPS
+            train(model, step)
+            own, names = twin_gradients(net, step), [n for n, _ in net.named_parameters()]
+            assert_averages(net, dict(zip(names, own, strict=True)))
+        assert not _sent
+        state.close()
+        del model, state
+        if not is_second:
+            gc.collect()
+
+
+def twin_gradients(net, step):
+    """This rank's own gradients."""
+    twin = type(net)()
+    twin.load_state_dict(net.state_dict())
+    twin.is_open = net.is_open
+    train(twin, step)
+    return [p.grad for p in twin.parameters()]
+
+
+def check_frozen_parameters(_sent):
+    """A layer is frozen after DDP was built, and thawed later."""
+    net = deep_net()
+    model, _ = wrapped(net, QSGD(**FINE), find_unused_parameters=True)
+    for step in range(2 * STEPS):
+        net[2].requires_grad_(step >= STEPS)
+        own = own_gradients(net, step)
+        if step < STEPS:
+            own = {name: g for name, g in own.items() if not name.startswith("2.")}
+        train(model, step)
+        if step < STEPS:
+            assert net[2].weight.grad is None
+        assert_averages(net, own)
+    assert _sent
 
 
 class Fails(torch.autograd.Function):
@@ -290,14 +359,14 @@ class Fails(torch.autograd.Function):
 
 def check_a_backward_pass_that_fails(_sent):
     """All ranks fail in the middle of a backward pass; a new model goes on with what is left."""
-    net = make_net(width=160)
+    net = deep_net()
     model, state = wrapped(net, QSGD(**FINE))
-    for step in range(4):
+    for step in range(5):
         train(model, step)
     assert _sent
     handle = net[0].register_forward_hook(lambda module, args, out: Fails.apply(out))
     with pytest.raises(ArithmeticError):
-        train(model, 4)
+        train(model, 5)
     handle.remove()
     state.close()
     del model, state, _sent[:]
@@ -309,9 +378,9 @@ def check_a_backward_pass_that_fails(_sent):
 
 def check_hooks_keep_nothing_alive(_sent):
     """A model and its state that nobody holds are freed."""
-    net = make_net(width=160)
+    net = deep_net()
     model, state = wrapped(net, QSGD(**FINE))
-    for step in range(4):
+    for step in range(5):
         train(model, step)
     assert _sent
     session = weakref.ref(state.session)

@@ -109,9 +109,9 @@ class Rank:
             return
         for bucket in map(bucket_of, own[first:], self.parameters[first:]):
             for slot, view in session._binding.by_slot(bucket).items():
-                if slot not in early._sent and self.schedule.choose([False, True]):
-                    early._memory[slot] = view
-                    early._sent.add(slot)
+                if slot not in early.sent and self.schedule.choose([False, True]):
+                    early._addresses[slot] = view.data_ptr()
+                    early.sent.add(slot)
                     session._arrive_early({slot: view})
                     self.early += 1
 
