@@ -28,8 +28,7 @@ from hvd_adaptive.hooks.fsdp.session import ShardedSession
 
 _numbers = itertools.count()
 # All that exist, in the order of their construction, which is the same on all ranks.
-_order = itertools.count()
-_all: weakref.WeakValueDictionary[int, Compressed] = weakref.WeakValueDictionary()
+_all: weakref.WeakValueDictionary[ShardedSession, Compressed] = weakref.WeakValueDictionary()
 
 
 class Compressed:
@@ -52,7 +51,7 @@ class Compressed:
         self.compressor, self._session = session.compressor, session
         self._model = weakref.ref(model)
         _hook_steps()
-        _all[next(_order)] = self
+        _all[session] = self
         self.average = session.average
         if dist.get_world_size() > 1:
             weakref.finalize(self, session.warn_if_unused)

@@ -55,7 +55,7 @@ class OrderedStep(Step):
         self._results.write_early()  # from now on averages replace gradients at once
         self.may_receive = False
         self._course: Course | None = None  # until the device is known
-        self._is_on_course = self._sends_all = False
+        self._is_on_course = False
 
     @property
     def returned(self) -> set[int]:
@@ -81,7 +81,7 @@ class OrderedStep(Step):
             self.arrivals.read()
             groups = range(len(self.layout.groups))
             self._trips.incomplete = {index for index in groups if not self.arrivals.all_of(index)}
-            self._all_arrived = self._sends_all = True
+            self._all_arrived = True
             self._known_course().all_arrived()
             self.receive_all()
 
@@ -108,19 +108,20 @@ class OrderedStep(Step):
     def _begin_next(self) -> _Leg | None:
         """Begin the next group in the layout's order, if it is complete or all have arrived.
 
-        Groups without any gradient are left out.
+        Groups without any gradient are left out, unless the step is given up.
         """
-        arrivals = self.arrivals
-        skips = self._all_arrived and not self._sends_all
-        while self._next > 0 and skips and not arrivals.any_of(self._next - 1):
+        while self._all_arrived and self._next > 0 and self._is_left_out(self._next - 1):
             self._next -= 1
         index = self._next - 1
-        if index < 0 or not (self._all_arrived or arrivals.all_of(index)):
+        if index < 0 or not (self._all_arrived or self.arrivals.all_of(index)):
             return None
         self._next = index
         self._start(index)
         stages = self.binding.exchange.collectives(self.layout.groups[index].coordinates)
         return _Leg(self, self._flying[-1], stages)
+
+    def _is_left_out(self, index: int) -> bool:
+        return not self.arrivals.any_of(index) and index not in self._trips.incomplete
 
     def _advance_leg(self, leg: _Leg) -> None:
         self._advance(leg.flight)

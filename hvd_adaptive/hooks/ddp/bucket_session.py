@@ -72,7 +72,6 @@ class BucketSession(ApartFromHorovod):
         self._stale = False
         self._planned: Sequence[Bucket] = ()
         self._driver = OrderedDriver(compressor)
-        self._as_filled = False  # see ``take``
         self._rebuilt = False  # DDP has built its buckets anew, in the order of arrival
         self._early = EarlyGroups(self._arrive_early)
         self.was_used = make_world is not None  # only a hook can be forgotten
@@ -143,9 +142,8 @@ class BucketSession(ApartFromHorovod):
             is_last: DDP says that it is the last one. If not, perhaps none is.
             as_filled: The bucket is as DDP has filled it; no hook around ours may have changed it.
         """
-        self._as_filled = as_filled
         with self.compressor._training.meter.time("blocked_s"):
-            self._take(bucket, index)
+            self._take(bucket, index, as_filled)
         pending = self._pending
         if pending is None or index is None:
             return  # whoever calls without an index calls ``finish``
@@ -155,7 +153,7 @@ class BucketSession(ApartFromHorovod):
         if is_last and (pending.collects or self._driver.is_held or not in_backward):
             self.finish()
 
-    def _take(self, bucket: Bucket, index: int | None) -> None:
+    def _take(self, bucket: Bucket, index: int | None, as_filled: bool) -> None:
         pending = self._pending
         if pending is not None and pending.is_before(bucket):
             if (pending.ended or index) and not pending.plain:
@@ -170,7 +168,9 @@ class BucketSession(ApartFromHorovod):
         elif pending.plain:
             self._all_reduce(bucket)
         elif not pending.collects:
-            self._hand_over(pending, bucket)
+            gradients = self._hand_over(pending, bucket)
+            if gradients and as_filled and bucket is pending.buckets[0]:
+                self._early.begin(gradients)
 
     def finish(self) -> None:
         """Average the buckets of a step, all of which are full."""
@@ -193,7 +193,10 @@ class BucketSession(ApartFromHorovod):
         if pending.is_complete and not pending.binding.is_laid_out_for(pending.buckets):
             self._rebuilt = True
             self._lay_out_next(pending.binding, pending.buckets)
-        self._early.end(pending.gradients())
+            pending.gradients = {}
+            for bucket in pending.buckets:  # in their new slots
+                pending.gradients |= pending.binding.by_slot(bucket)
+        self._early.end(pending.gradients)
 
     def _compare_arrived(self, pending: Pending) -> None:
         """Compare the ranks' gradients before waiting for any of their averages.
@@ -236,13 +239,13 @@ class BucketSession(ApartFromHorovod):
         assert layout is not None
         self._driver.begin(pending.binding, layout, bucket.buffer.is_cpu)
 
-    def _hand_over(self, pending: Pending, bucket: Bucket) -> None:
-        if not bucket.gradients:
-            return
+    def _hand_over(self, pending: Pending, bucket: Bucket) -> dict[int, torch.Tensor]:
+        """Hand the driver a bucket's gradients; return them by slot."""
         gradients = pending.binding.by_slot(bucket)
-        self._driver.arrive(self._early.rest_of(gradients), bucket.set_result)
-        if bucket is pending.buckets[0] and self._as_filled:
-            self._early.begin(gradients)
+        if gradients:
+            pending.gradients |= gradients
+            self._driver.arrive(self._early.rest_of(gradients), bucket.set_result)
+        return gradients
 
     def _arrive_early(self, gradients: Mapping[int, torch.Tensor]) -> None:
         self._driver.arrive(gradients, lambda error: None)

@@ -68,9 +68,6 @@ class EarlyGroups:
         self._fit: set[int] | None = None  # slots that were; None before the comparison
         self._twice: set[int] = set()  # slots
         self._pass_of: dict[int, int] = {}  # by slot, the pass that accumulated it last
-        self.sent: set[int] = set()
-        self._received: set[int] = set()  # slots of this step's buckets
-        self._missing: dict[int, int] = {}  # gradients of groups that may be handed over
         self.stop()
 
     def lay_out(self, layout: Layout, parameters: Mapping[int, torch.nn.Parameter]) -> None:
@@ -94,6 +91,14 @@ class EarlyGroups:
             hook.remove()
         self._hooks, self._nodes, self._parameters = [], [], {}
         self._forget()
+
+    def stop(self) -> None:
+        """Hand over nothing before the next step."""
+        self._pass = NO_PASS
+        self._last: int | None = None  # slot that this pass has accumulated last
+        self.sent: set[int] = set()
+        self._received: set[int] = set()  # slots of this step's buckets
+        self._missing: dict[int, int] = {}  # gradients of groups that may be handed over
 
     def begin(self, gradients: Mapping[int, torch.Tensor]) -> None:
         """Begin a step in the hook of its first bucket, which has these gradients, by slot."""
@@ -150,12 +155,6 @@ class EarlyGroups:
         elif self._fit is None and self._equal:
             first = next(iter(self._equal.values())).device
             self._flags = stacked([flag.to(first) for flag in self._equal.values()])
-
-    def stop(self) -> None:
-        """Hand over nothing before the next step."""
-        self._pass = NO_PASS
-        self._last: int | None = None  # slot that this pass has accumulated last
-        self.sent, self._received, self._missing = set(), set(), {}
 
     def accumulated(self, slot: int) -> None:
         """Note that autograd has accumulated a gradient, which DDP copies before the next one.

@@ -25,6 +25,7 @@ class Pending:
             last bucket is known.
         buckets: The buckets.
         parameters: The ``id`` of each parameter.
+        gradients: Those that the driver has received with their bucket, by slot.
         ended: The backward pass has ended without some of the parameters.
     """
 
@@ -33,6 +34,7 @@ class Pending:
     plain: bool = False
     buckets: list[Bucket] = field(default_factory=list)
     parameters: set[int] = field(default_factory=set)
+    gradients: dict[int, torch.Tensor] = field(default_factory=dict)
     ended: bool = False
 
     @property
@@ -66,11 +68,7 @@ class Pending:
         if self.collects or layout is None:
             parameters = [p for bucket in self.buckets for p in bucket.parameters]
             return [known.name_of(p, number) for number, p in enumerate(parameters)]
-        return [layout.members[slot].name for slot in sorted({*self.gradients(), *early})]
-
-    def gradients(self) -> dict[int, torch.Tensor]:
-        """Return the gradients by slot."""
-        return {k: v for bucket in self.buckets for k, v in self.binding.by_slot(bucket).items()}
+        return [layout.members[slot].name for slot in sorted({*self.gradients, *early})]
 
 
 def at_end_of_backward(call: Callable[[], None]) -> bool:

@@ -345,6 +345,16 @@ def check_frozen_parameters(_sent):
     assert _sent
 
 
+def trained(sent):
+    """A network, its model and state after steps that have handed groups over early."""
+    net = deep_net()
+    model, state = wrapped(net, QSGD(**FINE))
+    for step in range(5):
+        train(model, step)
+    assert sent
+    return net, model, state
+
+
 class Fails(torch.autograd.Function):
     """Raise an error in the backward pass."""
 
@@ -359,11 +369,7 @@ class Fails(torch.autograd.Function):
 
 def check_a_backward_pass_that_fails(_sent):
     """All ranks fail in the middle of a backward pass; a new model goes on with what is left."""
-    net = deep_net()
-    model, state = wrapped(net, QSGD(**FINE))
-    for step in range(5):
-        train(model, step)
-    assert _sent
+    net, model, state = trained(_sent)
     handle = net[0].register_forward_hook(lambda module, args, out: Fails.apply(out))
     with pytest.raises(ArithmeticError):
         train(model, 5)
@@ -378,11 +384,7 @@ def check_a_backward_pass_that_fails(_sent):
 
 def check_hooks_keep_nothing_alive(_sent):
     """A model and its state that nobody holds are freed."""
-    net = deep_net()
-    model, state = wrapped(net, QSGD(**FINE))
-    for step in range(5):
-        train(model, step)
-    assert _sent
+    net, model, state = trained(_sent)
     session = weakref.ref(state.session)
     del model, state
     gc.collect()
