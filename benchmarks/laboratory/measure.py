@@ -26,7 +26,7 @@ class Settings:
     """Describe what is measured: a model's gradients, and timed steps of each method in each round.
 
     warmup: untimed steps before them, each time: the first fits, whose steps are sampled and not
-        hidden. PowerSGD compresses from its third step on.
+        hidden. Methods that fit nothing have at most 2; PowerSGD compresses from its third step on.
     backward_s: seconds of the backward pass, as where a GPU computes.
     ranks_per_host: share a link, and talk by shared memory (Open MPI).
     trained: gradients of a trained ResNet-18 (trained.py), not drawn ones.

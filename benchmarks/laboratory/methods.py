@@ -57,6 +57,11 @@ class Method:
         return self.method.is_scheme and not (self.is_powersgd or self.is_bfloat16)
 
     @property
+    def fits(self) -> bool:
+        """Whether it fits tables, so that its first steps are not like later ones."""
+        return self.is_scheme and hasattr(self.method.scheme(), "fit")
+
+    @property
     def is_powersgd(self) -> bool:
         """Whether it is PyTorch's hook of this name."""
         return self.backend == "ddp" and self.name == POWERSGD
