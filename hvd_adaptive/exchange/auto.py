@@ -28,7 +28,7 @@ from hvd_adaptive.base.errors import PayloadError
 from hvd_adaptive.base.streams import Use
 from hvd_adaptive.codec.second_stage import FULL_PRECISION, SecondStage, references
 from hvd_adaptive.exchange.allgather import AllgatherExchange
-from hvd_adaptive.exchange.exchange import Exchange, RankInfo, Route, Share
+from hvd_adaptive.exchange.exchange import Exchange, OwnSlice, RankInfo, Route
 from hvd_adaptive.exchange.hierarchical import HierarchicalExchange
 from hvd_adaptive.exchange.parcel import Parcel, RandomStream
 from hvd_adaptive.exchange.scatter_reduce import ScatterReduceExchange
@@ -202,9 +202,9 @@ class AutoExchange(Exchange):
                 logger.info("exchange='auto': %s", summary)
                 self._logged.add(summary)
 
-    def share(self, rank: int, group: Group, bucket_size: int) -> Share:
+    def own_slice(self, rank: int, group: Group, bucket_size: int) -> OwnSlice:
         chosen = self._candidates[self.choice(group.coordinates)]
-        return chosen.share(rank, group, bucket_size)
+        return chosen.own_slice(rank, group, bucket_size)
 
     def prepare(self, updates: Updates, labels: Sequence[str], step: int) -> None:
         for exchange in self._candidates.values():

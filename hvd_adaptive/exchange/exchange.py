@@ -27,10 +27,10 @@ class FailedElsewhereError(PayloadError):
     """Another rank could not read a payload; the error on that rank has the details."""
 
 
-class Share(NamedTuple):
-    """A rank's share of a group: it quantises coordinates ``begin`` to ``end`` of a mean.
+class OwnSlice(NamedTuple):
+    """What a rank quantises of a group: coordinates ``begin`` to ``end`` of a mean.
 
-    members: The ranks whose mean it is, ascending. Each of them has a share of the same mean.
+    members: The ranks whose mean it is, ascending. Each of them has a slice of the same mean.
     """
 
     members: Sequence[int]
@@ -108,9 +108,9 @@ class Exchange(ABC):
     def prepare(self, updates: Updates, labels: Sequence[str], step: int) -> None:  # noqa: B027
         """Make the parts' second stages, after ``set_up`` and before ``step`` updates tables."""
 
-    def share(self, rank: int, group: Group, bucket_size: int) -> Share:
-        """Return the share of ``rank``, this one or a rank of its node, of a group."""
-        return Share((rank,), 0, self.quantized(group))
+    def own_slice(self, rank: int, group: Group, bucket_size: int) -> OwnSlice:
+        """Return what ``rank``, this one or a rank of its node, quantises of a group."""
+        return OwnSlice((rank,), 0, self.quantized(group))
 
     def choice(self, coordinates: int) -> str | None:
         """Return the exchange that was chosen for a group of this size, or None."""

@@ -31,9 +31,9 @@ from hvd_adaptive.exchange.chunks import Chunk, cut
 from hvd_adaptive.exchange.exchange import (
     Exchange,
     FailedElsewhereError,
+    OwnSlice,
     RankInfo,
     Route,
-    Share,
 )
 from hvd_adaptive.exchange.parcel import Parcel
 from hvd_adaptive.exchange.scatter_reduce import ScatterReduceExchange
@@ -127,12 +127,12 @@ class HierarchicalExchange(Exchange):
         if self.rank == 0 and isinstance(between, ScatterReduceExchange):
             between.warn(groups, codecs, nodes=True)
 
-    def share(self, rank: int, group: Group, bucket_size: int) -> Share:
+    def own_slice(self, rank: int, group: Group, bucket_size: int) -> OwnSlice:
         quantized = self.quantized(group)
         full = group.coordinates - quantized
         slices = cut(quantized, full, bucket_size, len(self._topology.local))
         own = slices[self._topology.local.index(rank)]
-        return Share(self._topology.local, own.begin, own.end)
+        return OwnSlice(self._topology.local, own.begin, own.end)
 
     def prepare(self, updates: Updates, labels: Sequence[str], step: int) -> None:
         self._topology.between.prepare(updates, labels, step)

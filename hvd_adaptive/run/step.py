@@ -317,19 +317,19 @@ class Step:
 
     @_locked
     def samples(self, count: int, part: str = "") -> list[torch.Tensor]:
-        """Draw up to ``count`` buckets of ``part`` that this rank will quantise (run/shares.py).
+        """Draw up to ``count`` buckets of ``part`` that this rank will quantise (run/draws.py).
 
         If ranks of a node quantise its mean, this is a collective of these ranks.
         """
-        shares = self._trips.shares(self._groups_here(), count, part)
-        drawn = {member: shares.draw(member, self._trips.values) for member in shares.members}
+        draws = self._trips.draws(self._groups_here(), count, part)
+        drawn = {member: draws.draw(member, self._trips.values) for member in draws.members}
         own = drawn[self.binding.world.rank]
         if len(drawn) == 1:
             return own
-        parts = [OwnedBuffer.copy_of(shares.shared(of), self.device) for of in drawn.values()]
-        received = self._swapped(f"samples.{part}", shares.members, parts)
+        parts = [OwnedBuffer.copy_of(draws.shared(of), self.device) for of in drawn.values()]
+        received = self._swapped(f"samples.{part}", draws.members, parts)
         whole = [part[: part.numel() // 4 * 4].clone().view(torch.float32) for part in received]
-        return shares.averaged(own, whole)
+        return draws.averaged(own, whole)
 
     def _swapped(
         self, label: str, members: Sequence[int], parts: Sequence[OwnedBuffer]

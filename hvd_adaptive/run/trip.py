@@ -17,8 +17,8 @@ from hvd_adaptive.exchange.exchange import Exchange
 from hvd_adaptive.exchange.parcel import Memory, Parcel, RandomStream
 from hvd_adaptive.feedback import Residuals
 from hvd_adaptive.layout import Group, Layout
+from hvd_adaptive.run.draws import Draws
 from hvd_adaptive.run.rounded_zeros import RoundedZeros
-from hvd_adaptive.run.shares import Shares
 from hvd_adaptive.transport.collectives import Collective
 
 if TYPE_CHECKING:
@@ -196,10 +196,10 @@ class Trips:
         name = f"{self._name}.{label}"
         return name + (f".attempt{self._attempt}" if self._attempt else "")
 
-    def shares(self, groups: Sequence[Group], count: int, part: str) -> Shares:
-        """Return the shares from which up to ``count`` buckets of ``part`` are drawn."""
+    def draws(self, groups: Sequence[Group], count: int, part: str) -> Draws:
+        """Return what draws up to ``count`` buckets of ``part``."""
         settings, instance = self._compressor.settings, self._compressor._training.instance
-        return Shares(
+        return Draws(
             self._exchange,
             groups,
             bucket_size=settings.bucket_size,

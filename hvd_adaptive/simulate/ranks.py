@@ -290,12 +290,12 @@ class Ranks:
         everyone = self._everyone(step, [StepMeter() for _ in range(self.workers)])
 
         def samples(count: int, part: str) -> list[torch.Tensor]:
-            shares = everyone[rank].shares(self.layout.groups, count, part)
-            drawn = {m: shares.draw(rank, everyone[m].values) for m in shares.members}
+            draws = everyone[rank].draws(self.layout.groups, count, part)
+            drawn = {m: draws.draw(rank, everyone[m].values) for m in draws.members}
             if len(drawn) == 1:
                 return drawn[rank]
-            received = [shares.shared(of_member) for of_member in drawn.values()]
-            return shares.averaged(drawn[rank], received)
+            received = [draws.shared(of_member) for of_member in drawn.values()]
+            return draws.averaged(drawn[rank], received)
 
         return samples
 

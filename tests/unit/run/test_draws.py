@@ -13,7 +13,7 @@ from hvd_adaptive.exchange.auto import AutoExchange
 from hvd_adaptive.exchange.exchange import RankInfo
 from hvd_adaptive.exchange.hierarchical import HierarchicalExchange
 from hvd_adaptive.layout import Group
-from hvd_adaptive.run.shares import Shares
+from hvd_adaptive.run.draws import Draws
 from hvd_adaptive.simulate.ranks import Ranks
 
 NODES = (0, 0, 1, 1)
@@ -37,7 +37,7 @@ def sampled(made, groups, flats, count: int, step: int) -> list:
     """What each rank's sample is, from what ranks of its node send it."""
     found = []
     for exchange in made:
-        shares = Shares(
+        shares = Draws(
             exchange,
             groups,
             bucket_size=BUCKET,
@@ -144,7 +144,7 @@ def test_weighted_sums_of_all_ranks_estimate_those_over_all_that_is_quantised(ki
 
 def test_other_exchanges_draw_as_they_did():
     groups = [Group(torch.float32, 5 * BUCKET + 7)]
-    shares = Shares(
+    shares = Draws(
         AllgatherExchange(RankInfo(4, 1)),
         groups,
         bucket_size=BUCKET,
@@ -203,7 +203,7 @@ def test_ranks_of_one_node_quantise_nothing_and_fit_nothing():
 def test_damaged_samples_are_left_out(caplog):
     """Without an error: the other ranks wait for this one's statistics."""
     exchange, groups = exchanges("hierarchical")[0], [Group(torch.float32, 8 * BUCKET)]
-    shares = Shares(exchange, groups, bucket_size=BUCKET, count=4, key_of=lambda rank: rank)
+    shares = Draws(exchange, groups, bucket_size=BUCKET, count=4, key_of=lambda rank: rank)
     drawn = shares.draw(0, lambda group: torch.ones(8 * BUCKET))
     sent = shares.shared(drawn)
     assert sent.numel() and len(shares.averaged(drawn, [sent, sent])) == len(drawn)
@@ -213,5 +213,5 @@ def test_damaged_samples_are_left_out(caplog):
 def test_shared_is_empty_if_nothing_was_drawn():
     """So that a rank whose share is empty sends nothing, not a number that no other one sends."""
     exchange = exchanges("hierarchical")[0]
-    shares = Shares(exchange, [], bucket_size=BUCKET, count=4, key_of=lambda rank: rank)
+    shares = Draws(exchange, [], bucket_size=BUCKET, count=4, key_of=lambda rank: rank)
     assert shares.shared(shares.draw(0, lambda group: torch.ones(0))).numel() == 0

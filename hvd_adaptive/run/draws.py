@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 import torch
 
 from hvd_adaptive.adapt.statistics import Sample
-from hvd_adaptive.exchange.exchange import Exchange, Share
+from hvd_adaptive.exchange.exchange import Exchange, OwnSlice
 from hvd_adaptive.layout import Group
 from hvd_adaptive.run.samples import draw_buckets
 
@@ -17,14 +17,14 @@ logger = logging.getLogger("hvd_adaptive")
 FlatOf = Callable[[Group], torch.Tensor]
 
 
-class Shares:
-    """The shares of the groups of one part that a rank quantises, and buckets drawn from them.
+class Draws:
+    """Draw buckets from what a rank quantises of the groups of one part.
 
     With exchange="hierarchical" the ranks of a node quantise its mean, each a slice of it
-    (Exchange.share). Tables are fitted before the step's gradients are exchanged, so the means do
-    not exist yet. A rank draws buckets from its own slices. The other ranks of its node compute the
-    same draw, since keys are known, and send it their values of these buckets. Tables are therefore
-    fitted to buckets of this step's means. A rank with empty slices draws no bucket.
+    (Exchange.own_slice). Tables are fitted before the step's gradients are exchanged, so the means
+    do not exist yet. A rank draws buckets from its own slices. The other ranks of its node compute
+    the same draw, since keys are known, and send it their values of these buckets. Tables are
+    therefore fitted to buckets of this step's means. A rank with empty slices draws no bucket.
 
     Args:
         exchange: This rank's exchange.
@@ -52,15 +52,15 @@ class Shares:
         self._groups = [group for group in groups if group.part == part]
         self._key_of, self._part = key_of, part
         own = exchange.rank
-        known = (self._share(own, group).members for group in self._groups)
+        known = (self._slice_of(own, group).members for group in self._groups)
         self.members: list[int] = sorted({own}.union(*known))
 
     def draw(self, rank: int, flat_of: FlatOf) -> Sample:
         """Return the buckets that ``rank``, a member, draws; ``flat_of`` gives a group's values."""
 
         def bounds_of(group: Group) -> tuple[int, int]:
-            share = self._share(rank, group)
-            return share.begin, share.end
+            own = self._slice_of(rank, group)
+            return own.begin, own.end
 
         drawn = draw_buckets(
             self._groups,
@@ -92,7 +92,7 @@ class Shares:
             received: ``shared`` of the same buckets from each member, in order; float32.
         """
         places = self._places(drawn)
-        sizes = [drawn[rank_info].numel() for rank_info in places]
+        sizes = [drawn[place].numel() for place in places]
         if any(of_member.numel() != sum(sizes) for of_member in received):
             logger.warning("samples for a fit arrived damaged, and are left out")
             return Sample()
@@ -100,16 +100,16 @@ class Shares:
         for of_member in received:
             total += of_member
         total *= 1.0 / len(received)
-        for rank_info, mean in zip(places, total.split(sizes), strict=True):
-            drawn[rank_info] = mean
+        for place, mean in zip(places, total.split(sizes), strict=True):
+            drawn[place] = mean
         return drawn
 
     def _places(self, drawn: Sample) -> list[int]:
         """Return the indices of drawn buckets whose mean is quantised."""
         return [
-            rank_info
-            for rank_info, group in enumerate(drawn.groups)
-            if len(self._share(self._exchange.rank, group).members) > 1
+            place
+            for place, group in enumerate(drawn.groups)
+            if len(self._slice_of(self._exchange.rank, group).members) > 1
         ]
 
     def _factor(self, rank: int) -> float:
@@ -124,8 +124,8 @@ class Shares:
         return own / min(self._count, own) * drawn / sum(held) if own else 1.0
 
     def _buckets(self, rank: int) -> int:
-        shares = [self._share(rank, group) for group in self._groups]
-        return sum(-(-(share.end - share.begin) // self._bucket_size) for share in shares)
+        slices = [self._slice_of(rank, group) for group in self._groups]
+        return sum(-(-(own.end - own.begin) // self._bucket_size) for own in slices)
 
-    def _share(self, rank: int, group: Group) -> Share:
-        return self._exchange.share(rank, group, self._bucket_size)
+    def _slice_of(self, rank: int, group: Group) -> OwnSlice:
+        return self._exchange.own_slice(rank, group, self._bucket_size)
