@@ -2,24 +2,17 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
 
-from hvd_adaptive.tools.install.cuda import Gpu
-from hvd_adaptive.tools.install.environment import Facts, Mpi, Torch
+from hvd_adaptive.tools.install.environment import Facts, Gpu, Mpi, Options, Torch
 
 
 @pytest.fixture
-def facts(tmp_path: Path) -> Facts:
+def facts() -> Facts:
     """A made-up environment with an MPI of its own."""
-    prefix = tmp_path / "env"
-    return Facts(
-        torch=Torch("2.13.0", None, 20),
-        mpi=Mpi(prefix / "bin" / "mpicxx", "Open MPI", "4.1.8", (prefix / "lib",)),
-        gpu=Gpu("CPU build"),
-        prefix=prefix,
-        site=prefix / "lib" / "python3.11" / "site-packages",
-        scripts=prefix / "bin",
-        cpu=("avx", "f16c", "fma"),
-    )
+    mpi = Mpi(Path(sys.prefix) / "bin" / "mpicxx", "Open MPI 4.1.8")
+    torch = Torch("2.13.0", None, 20)
+    return Facts(Options(), torch, mpi, Gpu("CPU build"), ("avx", "f16c", "fma"))

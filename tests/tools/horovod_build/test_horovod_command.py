@@ -5,16 +5,16 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import sys
 from pathlib import Path
 
 import pytest
 
 from hvd_adaptive.tools import cli
+from hvd_adaptive.tools.install import command as module
 from hvd_adaptive.tools.install import preflight
 from hvd_adaptive.tools.install.diagnose import MISSING
-
-# The command line
 
 
 def command(*arguments: str) -> int:
@@ -50,7 +50,7 @@ def test_a_command_is_needed(capsys):
 def real_environment(tmp_path) -> Path:
     """This environment, if it has what a build needs."""
     scripts = Path(sys.executable).parent
-    if preflight.problems(os.environ, 20):
+    if preflight.problems(20, Path()):
         pytest.skip("no compiler for C++20, no Python headers or no make")
     if not shutil.which("cmake", path=f"{scripts}{os.pathsep}{os.environ['PATH']}"):
         pytest.skip("no cmake")
@@ -86,3 +86,39 @@ def test_errors_as_json(monkeypatch, capsys):
     result = json.loads(capsys.readouterr().out)
     assert result["status"] == "error"
     assert any("/no/such/compiler" in hint for hint in result["hints"])
+
+
+@pytest.fixture
+def installs(facts, tmp_path, monkeypatch) -> Path:
+    """Let the command install this wheel in a made-up environment."""
+    wheel = tmp_path / ("0a" * 8) / "horovod.whl"
+    monkeypatch.setattr(module, "gather", lambda options: facts)
+    monkeypatch.setattr(module, "wheel_folder", lambda facts: wheel.parent)
+    monkeypatch.setattr(module, "install", lambda facts, says: ("built", wheel))
+    return wheel
+
+
+def test_the_outcome_is_reported(facts, installs, capsys):
+    assert command("--json") == 0
+    result = json.loads(capsys.readouterr().out)
+    assert result.pop("seconds") < 1
+    assert result == {
+        "status": "built",
+        "version": "0.28.1",
+        "torch": "2.13.0",
+        "mpi": "Open MPI 4.1.8",
+        "gloo": True,
+        "nccl": False,
+        "key": "0a" * 8,
+        "wheel": str(installs),
+    }
+    assert command() == 0
+    assert "Horovod 0.28.1: built, imports and works (0.0 s)" in capsys.readouterr().err
+
+
+def test_sigterm_interrupts_the_command(installs, monkeypatch):
+    """A batch system's signal then ends the compilers as Ctrl-C does."""
+    before = signal.getsignal(signal.SIGTERM)
+    monkeypatch.setattr(module, "install", lambda *_: signal.raise_signal(signal.SIGTERM))
+    assert command() == cli.INTERRUPTED
+    assert signal.getsignal(signal.SIGTERM) == before
