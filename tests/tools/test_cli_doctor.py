@@ -16,7 +16,7 @@ from hvd_adaptive.tools.install.environment import Torch, find_torch
 from hvd_adaptive.tools.launch import ROOT, Ranks, RanksError, hints
 
 HOROVOD = {"version": "0.28.1", "mpi": True, "gloo": True, "nccl": False}
-Mpi = SimpleNamespace(warning="", compiler="mpicxx")
+Mpi = SimpleNamespace(name="an MPI", warning="", compiler="mpicxx")
 RANK = {
     "ranks": 2,
     "mpi": True,

