@@ -76,6 +76,7 @@ package-test: setup ## build sdist and wheel, install the wheel into an empty en
 
 soak: setup ## 100,000 schedules of steps; half an hour of elastic training, workers killed and restarted
 	@HVD_ADAPTIVE_SCHEDULES=100000 $(RUN) -m pytest --timeout 0 tests/unit/run/test_schedules.py
+	@HVD_ADAPTIVE_SCHEDULES=5000 $(RUN) -m pytest --timeout 0 tests/unit/hooks -k any_schedule
 	@$(RUN) tests/soak/soak.py
 
 mutants: setup ## plant 130 faults in codec/, exchange/ and run/, and count those that tests find

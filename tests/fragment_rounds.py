@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 import torch
-from local_mirror import make_net, make_optimizer
-from streaming_simulation import PARTS, Streaming, assert_close, backward
+from local_mirror import backward, make_net, make_optimizer
+from streaming_simulation import PARTS, Streaming, assert_close
 from torch import nn
 
 from hvd_adaptive import ALQ, QSGD, LocalSGD, RankMismatchError, instances

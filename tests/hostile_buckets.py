@@ -8,30 +8,13 @@ from scheme_cases import EVERY, scheme, schemes
 BUCKET = 64
 SCHEMES = schemes(
     *EVERY,
-    "alq-3-clip2.5",
-    "alq-3-paper",
-    "alq-8-symmetric",
-    "bingrad-biased",
-    "ecdq-variance0.01",
-    "qcs-mmse-gain10",
-    "qsgd-3-elias",
-    "qsgd-3-linf",
-    "qsgd-3-linf-huffman",
+    *("alq-3-clip2.5", "alq-3-paper", "alq-8-symmetric", "bingrad-biased", "ecdq-variance0.01"),
+    *("qcs-mmse-gain10", "qsgd-3-elias", "qsgd-3-linf", "qsgd-3-linf-huffman"),
 ) | {"qcs-one-bit": scheme("qcs-range1", measurements=BUCKET)}
 # Their scale is no L2 norm, deviation or multiple of the largest, so none can overflow.
 WIDE = {
-    "qsgd-3-linf",
-    "qsgd-3-linf-huffman",
-    "alq-3",
-    "alq-8-symmetric",
-    "amq-3",
-    "orq-5",
-    "quantile-5",
-    "bingrad",
-    "bingrad-biased",
-    "signsgd",
-    "onebit-no-feedback",
-    "natural",
+    *("qsgd-3-linf", "qsgd-3-linf-huffman", "alq-3", "alq-8-symmetric", "amq-3", "orq-5"),
+    *("quantile-5", "bingrad", "bingrad-biased", "signsgd", "onebit-no-feedback", "natural"),
 }
 
 

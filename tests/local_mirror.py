@@ -33,7 +33,7 @@ def make_optimizer(net: nn.Module) -> torch.optim.Optimizer:
 def backward(net: nn.Module, rank: int, step: int, scaler: Any = None) -> float:
     """A rank's gradients of its own data, scaled by a GradScaler if there is one."""
     generator = torch.Generator().manual_seed(1000 * rank + step)
-    x = torch.randn(16, 40, generator=generator)
+    x = torch.randn(16, 40, generator=generator).to(next(net.parameters()).dtype)
     net.zero_grad()
     loss = F.cross_entropy(net(x), x[:, :20].argmax(1))
     (loss if scaler is None else scaler.scale(loss)).backward()

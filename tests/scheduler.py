@@ -285,6 +285,15 @@ class ScheduledWorker:
         return self._woken or (self._polls and self._network.version != self._seen)
 
 
+def explore(check: Callable[[random.Random], None], schedules: int) -> None:
+    """Check the schedules of the first seeds; an error names its seed."""
+    for seed in range(schedules):
+        try:
+            check(random.Random(seed))
+        except Exception as error:
+            raise AssertionError(f"schedule of seed {seed}: {error!r}") from error
+
+
 def first_failure(
     check: Callable[[random.Random], None], error: Any, seeds: Iterable[int] = range(300)
 ) -> int | None:

@@ -9,8 +9,7 @@ from typing import Any
 from unittest import mock
 
 import torch
-import torch.nn.functional as F
-from local_mirror import make_net, make_optimizer
+from local_mirror import backward, make_net, make_optimizer
 from torch import nn
 
 from hvd_adaptive.hooks.ddp.buckets import _by_bucket
@@ -19,15 +18,6 @@ from hvd_adaptive.simulate import ranks as simulated_ranks
 
 # Of the net's parameters, of 3200, 80, 6400, 80, 1600 and 20 coordinates.
 PARTS = {1: [[0, 1, 2, 3, 4, 5]], 2: [[0, 1], [2, 3, 4, 5]], 3: [[0, 1], [2], [3, 4, 5]]}
-
-
-def backward(net: nn.Module, rank: int, step: int, scaler: Any = None) -> None:
-    """A rank's gradients of its own data, scaled by a GradScaler if there is one."""
-    generator = torch.Generator().manual_seed(1000 * rank + step)
-    x = torch.randn(16, 40, generator=generator).to(next(net.parameters()).dtype)
-    net.zero_grad()
-    loss = F.cross_entropy(net(x), x[:, :20].argmax(1))
-    (loss if scaler is None else scaler.scale(loss)).backward()
 
 
 @dataclass

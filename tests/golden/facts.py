@@ -225,15 +225,27 @@ def facts(section: str) -> dict[str, Any]:
     return json.loads(json.dumps(dict(SECTIONS[section]())))
 
 
+def text_of(golden: dict[str, dict[str, Any]]) -> str:
+    """JSON that has one fact a line."""
+    sections = []
+    for section, of_section in golden.items():
+        lines = [
+            f"  {json.dumps(name, ensure_ascii=False)}: {json.dumps(fact, ensure_ascii=False)}"
+            for name, fact in of_section.items()
+        ]
+        sections.append(f" {json.dumps(section)}: {{\n" + ",\n".join(lines) + "\n }")
+    return "{\n" + ",\n".join(sections) + "\n}\n"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--write", action="store_true", help="replace golden.json")
     arguments = parser.parse_args()
-    text = json.dumps({name: facts(name) for name in SECTIONS}, indent=1, ensure_ascii=False)
+    text = text_of({name: facts(name) for name in SECTIONS})
     if arguments.write:
-        GOLDEN.write_text(text + "\n", encoding="utf-8")
+        GOLDEN.write_text(text, encoding="utf-8")
     else:
-        print(text)
+        print(text, end="")
 
 
 if __name__ == "__main__":

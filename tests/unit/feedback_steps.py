@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from types import SimpleNamespace
 
 import torch
@@ -97,13 +96,6 @@ class OneRank:
         """By parameter; empty where there are none."""
         state = self.compressor.state_dict()
         return state["residuals"]["parameters"] if "residuals" in state else {}
-
-
-def through_disk(state: dict) -> dict:
-    buffer = io.BytesIO()
-    torch.save(state, buffer)
-    buffer.seek(0)
-    return torch.load(buffer, weights_only=True)
 
 
 def gradients(sizes, step, dtypes=()):

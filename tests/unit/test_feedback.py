@@ -6,48 +6,29 @@ from __future__ import annotations
 import pytest
 import torch
 from feedback_steps import OneRank, after, gradients
-from scheme_cases import scheme
+from scheme_cases import scheme, schemes
 
 import hvd_adaptive
-from hvd_adaptive import (
-    ALQ,
-    QSGD,
-    TernGrad,
-)
+from hvd_adaptive import ALQ, QSGD, TernGrad
 from hvd_adaptive.base.errors import ResidualError
-from hvd_adaptive.base.streams import group_number
-from hvd_adaptive.coding.header import SIZE
 from hvd_adaptive.feedback import Residuals, all_finite
 from hvd_adaptive.feedback_weight import PATIENCE, Weights
 from hvd_adaptive.layout import FIRST
 
 SIZES = [700, 30, 450]  # "b" travels in full precision
-SCHEMES = {
-    "qsgd": scheme("qsgd-3", bucket_size=64),
-    "alq": scheme("alq-3", bucket_size=100),
-    "nuqsgd": scheme("nuqsgd-4", bucket_size=64, tail="full"),
-    "terngrad": scheme("terngrad-clip2.5", bucket_size=128),
-    "qcs": scheme("qcs-k24-range1", bucket_size=64),
-    "mmse": scheme("qcs-mmse-gain10", bucket_size=96),
-    "sparse": scheme("sparse-0.2", bucket_size=64),
-    "onebit": scheme("onebit", bucket_size=64),
-    "natural": scheme("natural", bucket_size=64),
-    "orq": scheme("orq-5", bucket_size=64),
-    "quantile": scheme("quantile-5", bucket_size=64),
-    "bingrad": scheme("bingrad-biased", bucket_size=64),
-    "signsgd": scheme("signsgd", bucket_size=64),
-    "ecdq": scheme("ecdq-3", bucket_size=64),
-    "eden": scheme("eden-2", bucket_size=64),
-    "drive": scheme("drive", bucket_size=64),
-    "amq": scheme("amq-3", bucket_size=64),
-    "two_parts": scheme("qsgd-3", bucket_size=64, parameter_bits={"c": 5}),
+SCHEMES = schemes(
+    *("alq-3", "amq-3", "bingrad-biased", "drive", "ecdq-3", "eden-2", "natural", "onebit"),
+    *("orq-5", "qcs-k24-range1", "qcs-mmse-gain10", "qsgd-3", "quantile-5", "signsgd"),
+    *("sparse-0.2", "terngrad-clip2.5"),
+    bucket_size=64,
+) | {
+    "full tail": scheme("nuqsgd-4", bucket_size=64, tail="full"),
+    "two parts": scheme("qsgd-3", bucket_size=64, parameter_bits={"c": 5}),
 }
 
 
 @pytest.mark.many
-@pytest.mark.parametrize(
-    "weights", ([1.0], [0.5], [0.03], [1.0, 0.2, 0.9, 0.01, 0.6, 0.3]), ids=str
-)
+@pytest.mark.parametrize("weights", ([1.0], [1.0, 0.2, 0.9, 0.01, 0.6, 0.3]), ids=str)
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_equations_14_by_hand(scheme, weights):
     """Also if β differs from step to step."""
@@ -78,18 +59,6 @@ def test_every_scheme_is_among_these():
     made = {type(make()) for make in SCHEMES.values()}
     exported = {getattr(hvd_adaptive, name) for name in hvd_adaptive.__all__}
     assert made == {each for each in exported if hasattr(each, "compress")}
-
-
-def test_the_payload_encodes_z():
-    """The second step's payload is that of g + β r under the same key."""
-    rank = OneRank(QSGD(bits=4, bucket_size=64, min_numel=0, error_feedback=0.5), [500])
-    rank.step(gradients([500], 0))
-    r, (g,) = rank.residuals()["a"], gradients([500], 1)
-    step, seed = rank.compressor.step, rank.settings.seed
-    key = rank.compressor._training.instance.key(seed, 0, step, group_number(0))
-    rank.step([g])
-    alone = QSGD(bits=4, bucket_size=64).parts.default.payloads.encode(g + 0.5 * r, 500, key).bytes
-    assert torch.equal(rank.hvd.sent[1][SIZE:], alone[SIZE:])
 
 
 def test_first_step_sends_what_it_sends_without_feedback():
@@ -147,7 +116,7 @@ def test_warm_up_leaves_residuals_alone():
 
 
 @pytest.mark.parametrize("weight", (0.5, "auto"))
-@pytest.mark.parametrize("bad", (float("nan"), float("inf"), -float("inf")))
+@pytest.mark.parametrize("bad", (float("nan"), -float("inf")))
 def test_a_step_that_is_not_finite_leaves_no_trace(bad, weight):
     """AMP skips it on every rank, whichever bucket, group or section holds the bad number."""
     keywords = {"bucket_size": 64, "error_feedback": weight, "min_numel": 100}
@@ -162,10 +131,8 @@ def test_a_step_that_is_not_finite_leaves_no_trace(bad, weight):
         hurt.compressor.step -= 1
         for name, residual in clean.residuals().items():
             assert torch.equal(hurt.residuals()[name], residual)
-        assert (
-            hurt.compressor._training.residuals.weights
-            == clean.compressor._training.residuals.weights
-        )
+        kept = [rank.compressor._training.residuals.weights for rank in (hurt, clean)]
+        assert kept[0] == kept[1]
         ends = [rank.step(gradients(SIZES, 2)) for rank in (clean, hurt)]
         assert all(torch.equal(a, b) for a, b in zip(*ends, strict=True))
 
@@ -189,7 +156,7 @@ def test_sums_that_overflow_are_not_taken_for_overflowing_numbers():
 
 
 def test_a_step_that_is_given_up_leaves_no_trace():
-    plain, torn = (OneRank(SCHEMES["alq"](error_feedback=1.0), [5000]) for _ in range(2))
+    plain, torn = (OneRank(SCHEMES["alq-3"](error_feedback=1.0), [5000]) for _ in range(2))
     for rank in (plain, torn):
         rank.step(gradients([5000], 0))
     before = torn.residuals()["a"]
@@ -205,12 +172,9 @@ def test_a_step_that_is_given_up_leaves_no_trace():
 
 def test_a_missing_gradient_is_zeros_plus_the_residual():
     """Group mates arrive without it; a group none of whose members arrive keeps its residual."""
-    sizes = [270, 270, 500]
+    sizes, keywords = [270, 270, 500], {"bits": 3, "min_numel": 0, "bucket_size": 60}
     ranks = [
-        OneRank(
-            QSGD(bits=3, min_numel=0, bucket_size=60, error_feedback=1.0), sizes, fusion=FIRST * 540
-        )
-        for _ in range(2)
+        OneRank(QSGD(error_feedback=1.0, **keywords), sizes, fusion=FIRST * 540) for _ in range(2)
     ]
     assert [group.slots for group in ranks[0].layout.groups] == [{0, 1}, {2}]
     for rank in ranks:
@@ -300,10 +264,3 @@ def test_growth_is_counted_in_steps_in_a_row():
             weights, _ = after(weights, error)
         assert weights.above == {"": PATIENCE - 1}
         assert after(weights, limit)[0].above == {"": PATIENCE}
-
-
-def test_a_contraction_is_not_warned_of(caplog):
-    rank = OneRank(SCHEMES["mmse"](error_feedback=1.0), [4000])
-    for step in range(10):
-        rank.step(gradients([4000], step))
-    assert not warnings_of(caplog)

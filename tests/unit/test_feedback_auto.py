@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from fractions import Fraction
 
 import numpy as np
 import pytest
 import torch
 from feedback_steps import OneRank, after, gradients
 from settings_objects import exchange_of
+from states import plain
 from test_feedback_bounds import D, assert_within, qcs, squared_residuals
 from torch import nn
 
@@ -36,19 +36,6 @@ WORKERS = 3
 
 
 # Lemma 4 for an error and a weight of each step --------------------------------------------------
-
-
-def test_any_weights_leave_the_sum_exact():
-    """Eqs 14a-d in rational numbers: all that is sent plus r is the sum of the gradients."""
-    generator = np.random.default_rng(0)
-    r = sent = given = Fraction(0)
-    for _ in range(50):
-        g, beta = (Fraction(int(n), 64) for n in generator.integers(-640, 640, 2))
-        z = g + beta * r
-        received = Fraction(round(z * 4), 4) + Fraction(int(generator.integers(-3, 4)), 8)
-        r = (1 - beta) * r + z - received
-        sent, given = sent + received, given + g
-        assert sent + r == given
 
 
 def moving_errors(steps: int) -> np.ndarray:
@@ -79,10 +66,7 @@ def test_residuals_stay_bounded_while_the_error_moves():
     assert (used <= 1 / (1 + gammas[:-1]) + 1e-12).all(), "never above the last step's best"
     assert recursion.max() < gammas.max() / used.min()
     assert found.max() < 1.2 * gammas.max() / used.min()
-    # Constant errors: Eq. 17.
-    assert recursion[59] == pytest.approx(9 * 10, rel=0.02)
-    # A constant weight for the later error would diverge under the earlier one.
-    assert (1 - 1 / 1.5) ** 2 + 9 / 1.5**2 > 4
+    assert recursion[59] == pytest.approx(9 * 10, rel=0.02)  # constant errors: Eq. 17
 
 
 def test_weights_fall_at_once_and_rise_slowly():
@@ -183,14 +167,6 @@ def test_ranks_that_differ_agree_after_a_step():
     assert {w.after(o, figures).of("") for w, o in zip(known, owns, strict=True)} == {0.1}
 
 
-def test_one_rank_in_trouble_is_told_to_all():
-    """Each rank decides on its own residual; what the others find does not matter."""
-    parts = ["", "bits=8"]
-    fine, bad = (Own(1.0, r**2, dict.fromkeys(parts, (0.5, 1.0))) for r in (3.0, 400.0))
-    rows = [Weights(1.0).row(own) for own in (fine, bad, fine)]
-    assert dict(Figures.of(parts, rows).outgrown) == {1: 400.0}
-
-
 def test_parts_have_weights_of_their_own():
     compressor = QSGD(
         bits=2, bucket_size=100, min_numel=20, error_feedback="auto", parameter_bits={"fine": 8}
@@ -211,16 +187,19 @@ def test_a_change_of_settings_keeps_residuals_and_begins_anew():
     rank = OneRank(QSGD(bits=2, bucket_size=100, error_feedback=0.1), [2000])
     rank.step(gradients([2000], 0))
     before = rank.residuals()["a"]
-    rank.compressor.set(error_feedback="auto")
+    rank.compressor.set(error_feedback="auto", bits=3)
     assert torch.equal(rank.residuals()["a"], before)
+    rank.compressor.set(bits=2)
     rank.step(gradients([2000], 1))
-    adapted = rank.compressor._training.residuals.weights.of("")
-    assert 0 < adapted < 0.3
+    assert 0 < rank.compressor._training.residuals.weights.of("") < 0.3
     rank.compressor.set(error_feedback=0.7)
     assert rank.compressor._training.residuals.weights.of("") == 0.7
+    rank.compressor.set(error_feedback=None)
+    assert rank.compressor._training.residuals is None
+    assert "residuals" not in rank.compressor.state_dict()
 
 
-@pytest.mark.parametrize("wrong", ("Auto", "1.0", 0, -0.5, 1.01, math.nan, True, [0.5]))
+@pytest.mark.parametrize("wrong", ("Auto", 0, 1.01, math.nan, True, [0.5]))
 def test_wrong_values(wrong):
     with pytest.raises(
         ValueError, match=r"error_feedback=.*: must be a number above 0 and at most 1, 'auto'"
@@ -228,11 +207,6 @@ def test_wrong_values(wrong):
         QSGD(error_feedback=wrong)
     with pytest.raises(ValueError, match=r"error_feedback=.*'auto', or None"):
         OneBitSGD(error_feedback=wrong)
-
-
-def test_nodes_are_refused_as_with_a_number():
-    with pytest.raises(ValueError, match="error_feedback='auto': must be None with"):
-        QSGD(error_feedback="auto", exchange="hierarchical")
 
 
 # Residuals that outgrow the gradients -------------------------------------------------------------
@@ -267,11 +241,7 @@ def digits_run(feedback, bucket_size: int = 8192, steps: int = 80) -> float:
         try:
             ranks.average(number)
         except ResidualError:
-            for residuals, state in zip(ranks.residuals, before, strict=True):
-                for name, kept in state["residuals"]["parameters"].items():
-                    assert torch.equal(
-                        residuals.state_dict()["residuals"]["parameters"][name], kept
-                    )
+            assert plain([residuals.state_dict() for residuals in ranks.residuals]) == plain(before)
             assert nn.functional.cross_entropy(model(x), y).item() < 2.5
             raise
         optimizer.step()
@@ -289,28 +259,22 @@ def test_two_bits_of_alq_do_not_diverge(bucket_size):
     assert digits_run("auto", bucket_size) < 1.05 * plain < 1.4
 
 
-def test_a_rank_that_alone_sees_it_stops_all(caplog):
+def test_a_rank_that_alone_sees_it_stops_all():
     """The others' residuals are small. All stop, and none has changed."""
     compressor = QSGD(bits=4, norm="linf", bucket_size=64, min_numel=0, error_feedback=1.0)
     ranks, parameters = ranks_of(compressor, {"a": 1000})
-    for number in range(2):
+    for number in range(3):
         step(ranks, parameters, number)
+    huge = 1e4 * torch.randn(1000, generator=torch.Generator().manual_seed(9))
+    index = next(iter(ranks.residuals[1]._current))
+    ranks.residuals[1]._current[index].copy_(huge)  # as if a bit had flipped
     kept = [residuals.state_dict() for residuals in ranks.residuals]
-    parameters["a"].grad = torch.zeros(1000)
     with pytest.raises(ResidualError) as raised:
-        step(ranks, parameters, 2, scales=(1.0, 1.0, 1.0))
-        huge = 1e4 * torch.randn(1000, generator=torch.Generator().manual_seed(9))
-        index = next(iter(ranks.residuals[1]._current))
-        ranks.residuals[1]._current[index].copy_(huge)  # as if a bit had flipped
-        kept = [residuals.state_dict() for residuals in ranks.residuals]
         step(ranks, parameters, 3)
     message = str(raised.value)
     assert "step 3: " in message and " at rank 1; the measured" in message
     assert "rank 0" not in message and "rank 2" not in message
-    for residuals, state in zip(ranks.residuals, kept, strict=True):
-        for name, residual in state["residuals"]["parameters"].items():
-            now = residuals.state_dict()["residuals"]["parameters"][name]
-            assert torch.equal(now, residual)
+    assert plain([r.state_dict() for r in ranks.residuals]) == plain(kept)
 
 
 def steady(ratio: float, error: float, steps: int = 40) -> Weights:
@@ -323,7 +287,7 @@ def steady(ratio: float, error: float, steps: int = 40) -> Weights:
     return weights
 
 
-@pytest.mark.parametrize("error", (0.01, 0.5, 0.99, 1.0, 3.0, 80.0, 3000.0))
+@pytest.mark.parametrize("error", (0.01, 0.99, 1.0, 3000.0))
 def test_what_lemma_4_allows_is_no_error(error):
     """At the best β ‖r‖² is γ (1 + γ) ‖g‖² on average, or γ/(√(γ + 1) - √γ)² for a contraction."""
     assert largest_ratio(error) >= LIMIT

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from feedback_steps import OneRank, gradients, through_disk
+from feedback_steps import OneRank, gradients
+from states import through_disk
 
 from hvd_adaptive import ALQ, QSGD
 
@@ -31,15 +32,7 @@ def resumed(old: OneRank, sizes=SIZES, rank_info=(1, 4), fusion=None, **keywords
 
 
 @pytest.mark.parametrize(
-    "keywords",
-    (
-        {},
-        {"tail": "full"},
-        {"scope": "tensor"},
-        {"weight": "auto"},
-        {"weight": "auto", "scope": "tensor"},
-    ),
-    ids=str,
+    "keywords", ({}, {"tail": "full"}, {"weight": "auto", "scope": "tensor"}), ids=str
 )
 def test_a_resumed_run_goes_on_bit_for_bit(keywords):
     old = trained(**keywords)
@@ -134,20 +127,16 @@ def test_parameters_of_another_shape_start_from_zero(caplog):
     assert [told in m and m.endswith(": c") for m in caplog.messages] == [True]
     assert torch.equal(new.residuals()["a"], old.residuals()["a"])
     assert new.residuals()["c"].count_nonzero() == 0
-
-
-def test_parameters_that_are_gone_are_told(caplog):
-    resumed(trained(), [700]).begin()
+    caplog.clear()
+    resumed(old, [700]).begin()
     assert ["for 1 parameters" in message for message in caplog.messages] == [True]
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"parameters": {"a": torch.zeros(700, dtype=torch.float64)}}, "'a' must be a float32"),
         ({"parameters": {"a": torch.zeros(7, 100)}}, "'a' must be a float32 tensor and 1-D"),
         ({"parameters": {"a": torch.full((700,), float("nan"))}}, "must be finite"),
-        ({"parameters": {"a": [0.0]}}, "'a' must be a float32"),
         ({"parameters": None}, "cannot be read"),
         ({"rank": "first"}, "cannot be read"),
     ],
@@ -189,7 +178,7 @@ def test_a_state_of_before_the_first_step_clears_residuals():
 
 
 def test_a_state_without_error_feedback_starts_from_zero(caplog):
-    new = make()
+    new = trained().compressor
     new.load_state_dict(make(None).state_dict())
     assert new._training.residuals.weight == 0.5 and "residuals" not in new.state_dict()
     assert not caplog.messages
@@ -231,7 +220,7 @@ def test_residuals_of_another_weight_wait_for_the_first_error():
 
 @pytest.mark.parametrize(
     "wrong",
-    [{"": 0.0}, {"": 1.5}, {"": float("nan")}, {"": "1"}, {"": True}, {3: 0.5}, [0.5], 0.5],
+    [{"": 0.0}, {"": 1.5}, {"": float("nan")}, {"": "1"}, {3: 0.5}, [0.5]],
     ids=str,
 )
 def test_a_state_with_wrong_weights_is_refused(wrong):

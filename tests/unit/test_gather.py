@@ -66,13 +66,6 @@ def test_transposed_strided_and_expanded_gradients_in_logical_order(shapes):
         assert np.array_equal(got, tensors[slot].numpy().reshape(-1))
 
 
-def test_channels_last():
-    shape = (4, 3, 5, 7)
-    tensor = numbered(shape, 0).contiguous(memory_format=torch.channels_last)
-    got = collected(layout_of([shape]), [tensor])[0]
-    assert np.array_equal(got, np.arange(4 * 3 * 5 * 7))
-
-
 def test_gradients_of_create_graph_are_copied_without_history():
     tensors = [numbered(s, i).requires_grad_() * 1 for i, s in enumerate(SHAPES)]
     got = collected(layout_of(SHAPES), tensors)

@@ -15,22 +15,9 @@ from hvd_adaptive import ECDQ
 from hvd_adaptive.simulate.ranks import Ranks
 
 SCHEMES = schemes(
-    "alq-3",
-    "alq-3-n",
-    "alq-3-normal",
-    "alq-3-n-normal",
-    "alq-3-paper",
-    "alq-3-paper-normal",
-    "alq-3-paper-n-normal",
-    "alq-8-normal",
-    "alq-3-gradient",
-    "alq-3-huffman",
-    "amq-3",
-    "amq-3-n-normal",
-    "amq-3-paper",
-    "qsgd-3-huffman",
-    "ecdq-3",
-    "ecdq-variance0.1",
+    *("alq-3", "alq-3-n", "alq-3-normal", "alq-3-n-normal", "alq-3-paper", "alq-3-paper-normal"),
+    *("alq-3-paper-n-normal", "alq-8-normal", "alq-3-gradient", "alq-3-huffman", "amq-3"),
+    *("amq-3-n-normal", "amq-3-paper", "qsgd-3-huffman", "ecdq-3", "ecdq-variance0.1"),
 )
 every_scheme = pytest.mark.parametrize("scheme", SCHEMES)
 
@@ -131,6 +118,7 @@ def test_an_update_is_put_off_and_told_once(scheme, caplog):
     assert run.compressor.parts.default.table_version == 1 and len(warned(caplog)) == 1
 
 
+@pytest.mark.many
 @pytest.mark.parametrize("kind", ("nan", "inf"))
 @every_scheme
 def test_a_table_is_fitted_to_the_finite_buckets(scheme, kind, caplog):
@@ -148,6 +136,7 @@ def test_a_table_is_fitted_to_the_finite_buckets(scheme, kind, caplog):
     assert "fitted without 2 of 16 sampled buckets, which contain NaN or Inf" in told
 
 
+@pytest.mark.many
 @pytest.mark.parametrize("kind", ("nan", "inf"))
 @every_scheme
 def test_nothing_is_fitted_where_no_sample_is_finite(scheme, kind, caplog):

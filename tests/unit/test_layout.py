@@ -48,8 +48,17 @@ def quantised(member: Member, options: dict) -> bool:
 
 
 @given(members_lists, options)
-def test_every_coordinate_appears_exactly_once(members, options):
+def test_build_layout(members, options):
     layout = build_layout(members, **options)
+    check_every_coordinate_once(layout, members)
+    check_quantised_before_full_precision(layout, options)
+    check_bounds_and_cuts(layout, members, options)
+    check_large_members(layout, options)
+    check_parts(layout, members, options)
+    check_first_groups(layout, members, options)
+
+
+def check_every_coordinate_once(layout, members):
     assert sorted(m.name for m in layout.members) == sorted(m.name for m in members)
     seen = [np.zeros(numel(m.shape), int) for m in layout.members]
     for group in layout.groups:
@@ -68,11 +77,9 @@ def test_every_coordinate_appears_exactly_once(members, options):
     assert empty <= set().union(*(g.slots for g in layout.groups)), "empty tensors take part too"
 
 
-@given(members_lists, options)
-def test_quantised_before_full_precision(members, options):
+def check_quantised_before_full_precision(layout, options):
     """Small members and those without a part never among the quantised; others in the full
     section only as a tail shorter than a bucket."""
-    layout = build_layout(members, **options)
     for group in layout.groups:
         large = 0
         for piece in group.pieces:
@@ -85,11 +92,9 @@ def test_quantised_before_full_precision(members, options):
             assert group.quantized == large
 
 
-@given(members_lists, options)
-def test_groups_are_bounded_and_cut_at_buckets(members, options):
+def check_bounds_and_cuts(layout, members, options):
     bucket = options["bucket_size"]
     most = max(bucket, options["most_coordinates"] // bucket * bucket)
-    layout = build_layout(members, **options)
     for group in layout.groups:
         assert group.coordinates <= most
         for piece in group.pieces:
@@ -108,11 +113,9 @@ def test_groups_are_bounded_and_cut_at_buckets(members, options):
         assert counts[kind] <= 4 * FIRST.bit_length() + 4 * total // most, "groups are filled"
 
 
-@given(members_lists, options)
-def test_a_large_member_has_groups_of_its_own(members, options):
+def check_large_members(layout, options):
     bucket = options["bucket_size"]
     most = max(bucket, options["most_coordinates"] // bucket * bucket)
-    layout = build_layout(members, **options)
     for slot, member in enumerate(layout.members):
         if 4 * member.numel >= most:
             groups = [layout.groups[index] for index, _ in layout.pieces_of[slot]]
@@ -123,10 +126,8 @@ def test_a_large_member_has_groups_of_its_own(members, options):
             assert max(buckets) - min(buckets) <= 1
 
 
-@given(members_lists, options)
-def test_a_group_holds_one_part(members, options):
+def check_parts(layout, members, options):
     """Its own quantised members; whatever travels in full precision is in the default part's."""
-    layout = build_layout(members, **options)
     for group in layout.groups:
         for slot in group.slots:
             member = layout.members[slot]
@@ -138,11 +139,9 @@ def test_a_group_holds_one_part(members, options):
     assert firsts == sorted(firsts), "groups become complete in the launch's reverse order"
 
 
-@given(members_lists, options)
-def test_a_group_is_no_larger_than_what_the_backward_pass_reaches_after_it(members, options):
+def check_first_groups(layout, members, options):
     bucket = options["bucket_size"]
     most = max(bucket, options["most_coordinates"] // bucket * bucket)
-    layout = build_layout(members, **options)
     for group in layout.groups:
         later = sum(m.numel for m in members[: min(registered(group, layout, members))])
         limit = max(bucket, most // FIRST, later)
@@ -242,29 +241,6 @@ def test_a_layout_does_not_change_unnoticed():
     members = [Member(f"layer.{i}", (n,), dtype) for i, (n, dtype) in enumerate(sizes)]
     layout = build_layout(members, min_numel=3, bucket_size=8, tail="full", most_coordinates=20)
     assert layout.fingerprint == 0x65BB3983878512
-
-
-def test_parts_side_by_side():
-    """Two convolutions of 4 bits, dense layers of the default, a small bias, one kept as it is."""
-    told = {
-        "conv1": (30, "bits=4"),
-        "conv1.b": (2, "bits=4"),
-        "fc": (20, ""),
-        "fine": (9, None),
-        "layer.conv": (24, "bits=4"),
-        "out": (10, ""),
-    }
-    members = [Member(n, (size,), torch.float32, part) for n, (size, part) in told.items()]
-    layout = build_layout(
-        members, min_numel=3, bucket_size=8, tail="quantize", most_coordinates=1000
-    )
-    names = [[layout.members[p.slot].name for p in g.pieces] for g in layout.groups]
-    assert names == [["conv1", "layer.conv"], ["fc", "out", "conv1.b", "fine"]]
-    assert [(g.part, g.quantized, g.full) for g in layout.groups] == [
-        ("bits=4", 54, 0),
-        ("", 30, 11),
-    ]
-    assert AllgatherExchange(RankInfo(1, 0)).parts_among(layout.groups) == ["bits=4", ""]
 
 
 def test_a_worked_example():

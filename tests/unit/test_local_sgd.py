@@ -9,6 +9,7 @@ import pytest
 import torch
 from fragment_rounds import check_simulation
 from local_mirror import Mirror, backward, make_net, make_optimizer
+from states import through_disk
 from torch import nn
 
 from hvd_adaptive import ALQ, LocalSGD
@@ -23,7 +24,7 @@ def test_one_rank_takes_outer_steps(momentum, lr):
     optimizer = LocalSGD(
         make_optimizer(net), every=3, compression=ALQ(bits=3), momentum=momentum, lr=lr
     )
-    for step in range(9):
+    for step in range(8):
         backward(net, 0, step)
         optimizer.step()
         mirror.train(0, step, 1)
@@ -31,20 +32,10 @@ def test_one_rank_takes_outer_steps(momentum, lr):
             mirror.end_round()
         for own, other in zip(net.parameters(), mirror.nets[0].parameters(), strict=True):
             assert torch.equal(own, other), step
-    optimizer.finish()  # nothing is left
-    assert optimizer.rounds == 3
-    report = optimizer.report()
-    assert report["rounds"] == 3 and report["wire_bytes_per_step"] == 0
-
-
-def test_a_rest_is_a_round_of_its_own():
-    net = make_net()
-    optimizer = LocalSGD(make_optimizer(net), every=3)
-    for step in range(5):
-        backward(net, 0, step)
-        optimizer.step()
-    optimizer.finish()
-    assert optimizer.rounds == 2
+    for _ in range(2):  # the rest is a round of its own, once
+        optimizer.finish()
+        assert optimizer.rounds == optimizer.report()["rounds"] == 3
+    assert optimizer.report()["wire_bytes_per_step"] == 0
 
 
 def test_a_state_continues_in_the_middle_of_a_round():
@@ -61,10 +52,7 @@ def test_a_state_continues_in_the_middle_of_a_round():
     whole = trained(range(8), *made())
     net, optimizer = made()
     trained(range(4), net, optimizer)
-    file = io.BytesIO()
-    torch.save({"net": net.state_dict(), "optimizer": optimizer.state_dict()}, file)
-    file.seek(0)
-    saved = torch.load(file, weights_only=True)
+    saved = through_disk({"net": net.state_dict(), "optimizer": optimizer.state_dict()})
     net, optimizer = made()
     net.load_state_dict(saved["net"])
     optimizer.load_state_dict(saved["optimizer"])
@@ -129,18 +117,11 @@ def test_states_of_others_are_refused():
     [
         ({"every": 0}, "every"),
         ({"momentum": 1.0}, "momentum=1.0"),
-        ({"momentum": True}, "momentum=True"),
         ({"lr": 0}, "lr=0"),
-        ({"compression": "alq"}, "compression='alq'"),
         ({"compression": ALQ}, "compression=ALQ"),
         ({"process_set": 1, "process_group": 2}, "give one of them"),
-        ({"fragments": 0}, "fragments=0"),
         ({"fragments": 3}, "fragments=3: must be an integer from 1 to 2"),
-        (
-            {"every": 9, "fragments": 7},
-            "fragments=7: must be at most the number of parameters .* 6",
-        ),
-        ({"delay": 3}, "delay=3: must be an integer from 0 to 2"),
+        ({"every": 9, "fragments": 7}, "fragments=7: must be at most the number of parameters"),
         ({"every": 5, "fragments": 2, "delay": 3}, "delay=3: must be an integer from 0 to 2"),
         ({"delay": 1, "mixing": 1.0}, "mixing=1.0"),
         ({"mixing": 0.5}, "mixing=0.5: needs a delay"),
@@ -225,14 +206,8 @@ def test_only_states_with_the_right_anchors():
     net[2].requires_grad_(False)
     optimizer = LocalSGD(make_optimizer(net), every=3)
     state = optimizer.state_dict()
-    assert [anchor is None for anchor in state["anchors"]] == [
-        False,
-        False,
-        True,
-        True,
-        False,
-        False,
-    ]
+    assert [slot for slot, anchor in enumerate(state["anchors"]) if anchor is None] == [2, 3]
+    assert len(state["anchors"]) == 6
     optimizer.load_state_dict(state)
     optimizer.add_param_group({"params": [nn.Parameter(torch.zeros(3))]})
     with pytest.raises(ValueError, match="anchors"):

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import copy
-import io
 import pickle
 
 import pytest
 import torch
+from states import through_disk
 
-import hvd_adaptive
 from hvd_adaptive import ALQ, QSGD, Auto, Hierarchical, ScatterReduce, Tuning
 from hvd_adaptive.keywords import declared
 from hvd_adaptive.options import KINDS
@@ -17,7 +16,6 @@ from hvd_adaptive.simulate import Ranks
 
 OBJECTS = [
     ("exchange", ScatterReduce(second_stage_bits=4)),
-    ("exchange", Hierarchical(ranks_per_node=2)),
     ("exchange", Hierarchical(ranks_per_node=2, second_stage_bits=32)),
     ("exchange", Auto(second_stage_bits=8)),
     ("tuning", Tuning(in_flight_bytes=2**28)),
@@ -46,12 +44,10 @@ def averages(**keywords) -> list[torch.Tensor]:
     ("plain", "grouped"),
     [
         ({"exchange": None}, {"exchange": ScatterReduce()}),
-        ({"exchange": "scatter_reduce"}, {"exchange": ScatterReduce()}),
         (
             {"exchange": "scatter_reduce"},
             {"exchange": ScatterReduce(second_stage_bits=4)},  # the default among 4 ranks
         ),
-        ({}, {"tuning": Tuning()}),
         ({}, {"tuning": Tuning(in_flight_bytes=2**20, checksum=False, worker=False)}),
     ],
     ids=str,
@@ -84,10 +80,7 @@ def test_states_hold_plain_data(keyword, value):
     changed, new = ALQ(), ALQ()
     changed.set(**{keyword: value})
     assert changed.settings == ALQ(**{keyword: value}).settings
-    file = io.BytesIO()
-    torch.save(changed.state_dict(), file)
-    file.seek(0)
-    new.load_state_dict(torch.load(file, weights_only=True))
+    new.load_state_dict(through_disk(changed.state_dict()))
     assert new.settings == changed.settings
     assert new.parts.default.settings_fingerprint == changed.parts.default.settings_fingerprint
 
@@ -96,10 +89,8 @@ def test_states_hold_plain_data(keyword, value):
     "settings",
     [
         {"exchange": {"ScatterReduce": {"second_stage_bits": 9}}},
-        {"exchange": {"ScatterReduce": {"ranks_per_node": 2}}},
         {"exchange": {"Ring": {}}},
         {"exchange": {"Tuning": {}}},
-        {"tuning": {"worker": False}},
         {"tuning": {"Tuning": {"in_flight_bytes": "all"}}},
         {"worker": False},
     ],
@@ -137,8 +128,6 @@ def test_names_stand_for_objects_with_defaults(name):
     [
         ("second_stage_bits", "exchange=ScatterReduce(second_stage_bits=...)"),
         ("ranks_per_node", "exchange=Hierarchical(ranks_per_node=...)"),
-        ("in_flight_bytes", "tuning=Tuning(in_flight_bytes=...)"),
-        ("checksum", "tuning=Tuning(checksum=...)"),
         ("worker", "tuning=Tuning(worker=...)"),
         ("check_sum", "tuning=Tuning(checksum=...)"),
     ],
@@ -154,23 +143,14 @@ def test_a_keyword_of_an_object_is_found(keyword, place):
     ("make", "error", "message"),
     [
         (lambda: ScatterReduce(4), TypeError, "such as ScatterReduce(second_stage_bits=4)"),
-        (lambda: ScatterReduce(bits=4), TypeError, "ScatterReduce() has no keyword 'bits'"),
         (
             lambda: Hierarchical(rank_per_node=4),
             TypeError,
             "Hierarchical() has no keyword 'rank_per_node'; did you mean 'ranks_per_node'?",
         ),
-        (lambda: Hierarchical(ranks_per_node=0), ValueError, "=0: must be an integer >= 1"),
         (lambda: Hierarchical(ranks_per_node=True), ValueError, "=True: must be an integer >= 1"),
-        (lambda: Tuning(in_flight_bytes=1.5), ValueError, "=1.5: must be an integer >= 4096"),
         (lambda: Tuning(in_flight_bytes=None), ValueError, "=None: must be an integer >= 4096"),
         (lambda: Tuning(worker=1), ValueError, "worker=1: must be True or False"),
-        (lambda: Tuning(fusion_bytes=1), TypeError, "Tuning() has no keyword 'fusion_bytes'"),
-        (
-            lambda: ALQ(exchange=Hierarchical(ranks_per_node=2), error_feedback=0.5),
-            ValueError,
-            "error_feedback=0.5: must be None",
-        ),
         (lambda: ALQ(exchange=Tuning()), ValueError, "exchange=Tuning(): must be one of"),
         (lambda: ALQ(tuning=ScatterReduce()), ValueError, "must be a Tuning, such as"),
     ],
@@ -179,9 +159,3 @@ def test_what_is_wrong_is_named(make, error, message):
     with pytest.raises(error) as raised:
         make()
     assert message in str(raised.value)
-
-
-def test_the_objects_are_exported_and_frozen():
-    assert all(getattr(hvd_adaptive, name) is kind for name, kind in KINDS.items())
-    with pytest.raises(AttributeError):
-        Tuning().worker = False

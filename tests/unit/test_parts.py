@@ -15,30 +15,13 @@ from hvd_adaptive.coding.payload import read_header
 
 BITS = {"*.bias": None, "conv1*": 5, "conv*": 4}
 NAMES = ["conv1.weight", "conv2.weight", "conv1.bias", "fc.weight", "fc.bias"]
+ALL = {"norm": "l2", "symmetric": True, "normalized": True, "statistics": "normal"}
 OWN = {
-    ALQ: {
-        "norm": "l2",
-        "symmetric": True,
-        "normalized": True,
-        "statistics": "normal",
-        "samples": 7,
-        "solver": "gradient_descent",
-    },
-    AMQ: {
-        "norm": "l2",
-        "symmetric": True,
-        "normalized": True,
-        "statistics": "normal",
-        "samples": 3,
-    },
+    ALQ: ALL | {"samples": 7, "solver": "gradient_descent"},
+    AMQ: ALL | {"samples": 3},
     QSGD: {"norm": "linf", "symmetric": True, "samples": 4, "statistics": "normal"},
-    NUQSGD: {
-        "norm": "linf",
-        "multiplier": 0.6,
-        "symmetric": True,
-        "samples": 5,
-        "statistics": "normal",
-    },
+    NUQSGD: {"norm": "linf", "multiplier": 0.6, "symmetric": True, "samples": 5}
+    | {"statistics": "normal"},
     TernGrad: {"clip": 1.5, "samples": 6, "statistics": "normal"},
 }
 SHARED = {"bucket_size": 100, "seed": 3, "tail": "full", "clip": 2.0}
@@ -70,14 +53,8 @@ class TestLabels:
         assert [compressor.parts.label_of(name) for name in NAMES] == [""] * 5
         assert list(compressor.parts) == [""]
 
-    @pytest.mark.parametrize("patterns", [{"a*": 4, "ab*": 5}, {"ab*": 5, "a*": 4}], ids=str)
-    def test_the_first_match_holds(self, patterns):
-        compressor = QSGD(parameter_bits=patterns)
-        first = next(iter(patterns.values()))
-        assert compressor.parts.label_of("abc") == f"bits={first}"
-        assert compressor.parts.label_of("axe") == "bits=4"
-
     def test_patterns_match_whole_names_and_their_case(self):
+        """The first one that matches holds: see test_network."""
         compressor = QSGD(parameter_bits={"conv*": 4, "Fc.weight": 5, "x[12]": 6})
         names = ("layer.conv", "conv", "fc.weight", "Fc.weight.x", "Fc.weight", "x1", "x3")
         labels = [compressor.parts.label_of(name) for name in names]
@@ -103,10 +80,8 @@ class TestCodecs:
         assert named - untried <= own.keys()
         flat = heavy(0, 1050)
         bits = {} if scheme is TernGrad else {"bits": 5}
-        alone, whole = (
-            scheme(**own, **bits),
-            scheme(**own, scope="tensor", parameter_bits={"x": bits.get("bits")}),
-        )
+        alone = scheme(**own, **bits)
+        whole = scheme(**own, scope="tensor", parameter_bits={"x": bits.get("bits")})
         part = whole.parts["x"] if bits else whole.parts["y"]
         quantized = part.settings.quantized_part(flat.numel())
         payloads = [
@@ -146,19 +121,19 @@ class TestCodecs:
 
 
 class TestArguments:
-    @pytest.mark.parametrize("value", ("layer", None, True, ["tensor"]), ids=repr)
+    @pytest.mark.parametrize("value", ("layer", None, ["tensor"]), ids=repr)
     def test_scope(self, value):
         with pytest.raises(ValueError, match="'network', 'tensor'") as caught:
             QSGD(scope=value)
         assert f"scope={value!r}" in str(caught.value)
 
-    @pytest.mark.parametrize("value", (4, "conv*", ["conv*"], [("a", 4)], {3: 4}), ids=repr)
+    @pytest.mark.parametrize("value", ("conv*", [("a", 4)], {3: 4}), ids=repr)
     def test_parameter_bits_must_be_a_mapping(self, value):
         with pytest.raises(ValueError, match="must be a mapping of name patterns") as caught:
             QSGD(parameter_bits=value)
         assert f"parameter_bits={value!r}" in str(caught.value)
 
-    @pytest.mark.parametrize("value", (0, -4, 2.5, "4", True, [4], "full"), ids=repr)
+    @pytest.mark.parametrize("value", (0, 2.5, "4", True), ids=repr)
     def test_bits_of_a_pattern(self, value):
         with pytest.raises(ValueError, match="an integer >= 1, or None") as caught:
             QSGD(parameter_bits={"a": 3, "conv*": value})
@@ -168,13 +143,12 @@ class TestArguments:
         ("construct", "said"),
         [
             (lambda p: ALQ(parameter_bits=p(9)), "bits=9: must be an integer from 2 to 8"),
-            (lambda p: QSGD(parameter_bits=p(1)), "bits=1: must be an integer from 2 to 8"),
             (lambda p: QSGD(intervals=5, parameter_bits=p(4)), "intervals=5: cannot be given"),
             (lambda p: ALQ(table=[-1, 0, 1], bits=2, parameter_bits=p(3)), "table: must"),
             (lambda p: NUQSGD(multiplier=0.1, parameter_bits=p(8)), "multiplier=0.1"),
             (lambda p: TernGrad(parameter_bits=p(4)), "no keyword 'bits'"),
         ],
-        ids=["most", "least", "intervals", "table", "multiplier", "no bits"],
+        ids=["most", "intervals", "table", "multiplier", "no bits"],
     )
     @pytest.mark.parametrize("scope", ["network", "tensor"])
     def test_schemes_that_cannot_have_these_bits_refuse_them_at_once(self, construct, said, scope):
@@ -191,12 +165,6 @@ class TestArguments:
         labels = compressor.parts.label_of("fc.bias"), compressor.parts.label_of("fc.weight")
         assert labels == (None, "")
 
-    def test_an_empty_mapping_is_none(self):
-        assert (
-            ALQ(parameter_bits={}).parts.default.settings_fingerprint
-            == ALQ().parts.default.settings_fingerprint
-        )
-
     def test_the_mapping_is_copied(self):
         patterns = {"conv*": 4}
         compressor = ALQ(parameter_bits=patterns)
@@ -205,6 +173,10 @@ class TestArguments:
 
     def test_fingerprints(self):
         """Whatever assigns parameters otherwise: the patterns' order, too."""
+
+        def fingerprint(compressor) -> int:
+            return compressor.parts.default.settings_fingerprint
+
         made = [
             ALQ(),
             ALQ(scope="tensor"),
@@ -213,17 +185,12 @@ class TestArguments:
             ALQ(parameter_bits={"a*": None, "ab*": 5}),
             ALQ(parameter_bits={"a*": 4, "ab*": 5}, scope="tensor"),
         ]
-        assert len({compressor.parts.default.settings_fingerprint for compressor in made}) == len(
-            made
-        )
+        assert len(set(map(fingerprint, made))) == len(made)
+        assert fingerprint(ALQ(parameter_bits={})) == fingerprint(made[0])
         typed = ALQ(parameter_bits={np.str_("a*"): np.int64(4), "ab*": 5})
-        assert (
-            typed.parts.default.settings_fingerprint == made[2].parts.default.settings_fingerprint
-        )
-        assert (
-            eval(repr(typed), {"ALQ": ALQ, "Tuning": Tuning}).parts.default.settings_fingerprint
-            == typed.parts.default.settings_fingerprint
-        )
+        assert fingerprint(typed) == fingerprint(made[2])
+        pasted = eval(repr(typed), {"ALQ": ALQ, "Tuning": Tuning})
+        assert fingerprint(pasted) == fingerprint(typed)
 
     def test_idle_patterns_are_told_once(self, caplog):
         compressor = ALQ(parameter_bits={"conv*": 4, "conv1*": 5, "*.bias": None, "cnov*": 6})
@@ -239,7 +206,6 @@ class TestArguments:
         ("pattern", "close"),
         [
             ("Conv*", "close names are 'conv1.weight', 'conv2.weight'"),
-            ("fcc.weight", "close names are 'fc.weight'"),
             ("onv2.weigh", "close names are 'conv2.weight'"),
             ("zzz*", "names are 'conv1.weight'"),
         ],
@@ -248,12 +214,6 @@ class TestArguments:
         with caplog.at_level(logging.WARNING, "hvd_adaptive"):
             ALQ(parameter_bits={pattern: 4}).parts.warn_of_idle_patterns(NAMES)
         assert f"{pattern!r} matches no parameter; {close}" in caplog.messages[0]
-
-    def test_patterns_that_all_match_are_not_told(self, caplog):
-        with caplog.at_level(logging.WARNING, "hvd_adaptive"):
-            ALQ(parameter_bits=BITS).parts.warn_of_idle_patterns(NAMES)
-            ALQ(scope="tensor").parts.warn_of_idle_patterns(NAMES)
-        assert not caplog.messages
 
 
 class TestUpdates:
@@ -310,17 +270,3 @@ class TestUpdates:
             versions.append([compressor.parts[label].table_version for label in self.LABELS])
         assert versions == [[1, 0, 1], [2, 1, 2], [3, 2, 3], [4, 3, 4], [5, 4, 5]]
         assert not any(compressor._training.updates.due(step) for step in range(16, 2000))
-
-    def test_one_part_alone_sends_what_it_always_sent(self):
-        compressor, alone = ALQ(bucket_size=100), ALQ(bucket_size=100)
-        buckets = list(heavy(1).split(100))
-        sent = []
-
-        def sync(own, fit):
-            sent.append(own)
-            return fit([own])
-
-        compressor._training.updates.run(0, lambda count, part: buckets[:count], sync)
-        assert np.array_equal(sent[0], alone.parts.default.collect(buckets[:20]))
-        alone.parts.default.apply_update(alone.parts.default.refit([sent[0]]), 0)
-        assert torch.equal(compressor.levels, alone.levels)

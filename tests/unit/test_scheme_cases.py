@@ -19,13 +19,6 @@ def test_each_scheme_once():
     assert len(made) == len(set(made)) and set(made) == exported()
 
 
-def test_a_scheme_has_few_public_members():
-    """The mathematics is on its codec."""
-    for make in schemes(*EVERY).values():
-        public = [name for name in dir(make()) if not name.startswith("_")]
-        assert len(public) <= 25, (make, public)
-
-
 def test_no_two_cases_are_the_same():
     calls = [(type(make()), repr(getattr(make, "keywords", {}))) for make in CASES.values()]
     assert len(set(calls)) == len(calls)

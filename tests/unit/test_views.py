@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from default_digests import SCHEMES, numbers
+from states import plain
 
 
 def negative(flat: torch.Tensor) -> torch.Tensor:
@@ -14,9 +15,8 @@ def negative(flat: torch.Tensor) -> torch.Tensor:
     return view
 
 
-@pytest.mark.many
 @pytest.mark.parametrize("dtype", (torch.float16, torch.float32, torch.float64))
-@pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.parametrize("scheme", ("qsgd", "orq", "qcs", "sparse", "ecdq"))
 def test_negative_views_are_encoded_as_what_they_are(scheme, dtype):
     codec, flat = SCHEMES[scheme](bucket_size=128), numbers(700, 3, dtype)
     assert torch.equal(codec.encode(negative(flat), seed=1), codec.encode(flat, seed=1))
@@ -30,17 +30,14 @@ def test_the_imaginary_part_of_a_conjugate():
     assert torch.equal(codec.encode(view, seed=1), codec.encode(-numbers(700, 4), seed=1))
 
 
-@pytest.mark.parametrize("scheme", [n for n in SCHEMES if n.startswith(("alq", "amq", "ecdq"))])
+@pytest.mark.parametrize("scheme", ("alq", "alq-n", "ecdq"))
 def test_fits_see_what_they_are(scheme):
     codecs = [SCHEMES[scheme](bucket_size=128) for _ in range(2)]
-    if not hasattr(codecs[0], "fit"):
-        return
     for codec, make in zip(codecs, (negative, torch.clone), strict=True):
         codec.fit(make(numbers(1280, 3).square().sqrt() + 1))
-    first, second = (codec.state_dict() for codec in codecs)
     flat = numbers(700, 5)
     assert torch.equal(codecs[0].encode(flat, seed=1), codecs[1].encode(flat, seed=1))
-    assert first.keys() == second.keys()
+    assert plain(codecs[0].state_dict()) == plain(codecs[1].state_dict())
 
 
 def test_complex_tensors_are_refused():

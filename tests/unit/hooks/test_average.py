@@ -4,18 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-import torch.distributed as dist
 
 from hvd_adaptive import ALQ, QSGD, average
-
-
-@pytest.fixture
-def one_rank(tmp_path):
-    """torch.distributed with this process alone."""
-    store = dist.FileStore(str(tmp_path / "store"), 1)
-    dist.init_process_group("gloo", store=store, rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
 
 
 def test_before_ranks_are_known():
@@ -23,7 +13,7 @@ def test_before_ranks_are_known():
         average([torch.ones(3)], QSGD(bits=4))
 
 
-def test_one_rank_gets_copies(one_rank):
+def test_one_rank_gets_copies(alone):
     compressor, own = ALQ(bits=3), torch.randn(2000)
     averages = average([own, None], compressor)
     assert torch.equal(averages[0], own) and averages[1] is None
@@ -38,20 +28,18 @@ def test_one_rank_gets_copies(one_rank):
     ("tensors", "told"),
     [
         (torch.ones(3), r"tensors: must be a list of tensors, not Tensor; for one give \[tensor\]"),
-        (3, "tensors: must be a list of tensors, not int"),
         ([torch.ones(3), 4.0], r"tensors\[1\]: must be a tensor or None, not float"),
         ([torch.ones(3, dtype=torch.int64)], r"tensors\[0\]: must be float16.*not torch.int64"),
         ([torch.ones(3, dtype=torch.cfloat)], r"tensors\[0\]: is complex"),
         ([torch.ones(3).to_sparse()], r"tensors\[0\]: must be a dense tensor"),
-        ([torch.ones(3, device="meta")], "tensors on meta: must be on the CPU or a GPU"),
     ],
 )
-def test_wrong_tensors(one_rank, tensors, told):
+def test_wrong_tensors(alone, tensors, told):
     with pytest.raises(ValueError, match=told):
         average(tensors, QSGD(bits=4))
 
 
-def test_wrong_compressors_and_groups(one_rank):
+def test_wrong_compressors_and_groups(alone):
     with pytest.raises(ValueError, match="compressor=QSGD: is a class"):
         average([torch.ones(3)], QSGD)
     with pytest.raises(ValueError, match="group: must be a process group"):

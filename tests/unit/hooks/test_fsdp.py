@@ -17,12 +17,9 @@ from hvd_adaptive.fsdp import _factor_of, compress_all_reduce, compress_reduce_s
 
 
 @pytest.fixture
-def model(tmp_path):
+def model(alone):
     """A sharded model of one rank."""
-    store = dist.FileStore(str(tmp_path / "store"), 1)
-    dist.init_process_group("gloo", store=store, rank=0, world_size=1)
-    yield fully_shard(nn.Linear(4, 4))
-    dist.destroy_process_group()
+    return fully_shard(nn.Linear(4, 4))
 
 
 @pytest.mark.parametrize(

@@ -6,18 +6,9 @@ from __future__ import annotations
 import functools
 import os
 import random
-import sys
-from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
-
-from hvd_adaptive import LocalSGD, SparseSGD, local_sgd
-from hvd_adaptive.hooks.background import Background
-
-sys.path.append(str(Path(__file__).parents[1] / "run"))
 from scheduler import (
     DeadlockError,
     Network,
@@ -26,8 +17,12 @@ from scheduler import (
     Schedule,
     ScheduledLock,
     ScheduledWorker,
+    explore,
     first_failure,
 )
+
+from hvd_adaptive import LocalSGD, SparseSGD, local_sgd
+from hvd_adaptive.hooks.background import Background
 
 SCHEDULES = int(os.environ.get("HVD_ADAPTIVE_SCHEDULES", "500")) // 20
 SIZES, FRAGMENTS, EVERY, DELAY, STEPS = (24, 40, 60), 3, 6, 2, 14
@@ -166,11 +161,8 @@ def check(rng: random.Random) -> None:
             assert torch.equal(parameter, first)
 
 
-@settings(max_examples=SCHEDULES, deadline=None, suppress_health_check=list(HealthCheck))
-@given(st.randoms(use_true_random=False))
-def test_any_schedule_of_streaming(rng):
-    """25 schedules; HVD_ADAPTIVE_SCHEDULES explores more."""
-    check(rng)
+def test_any_schedule_of_streaming():
+    explore(check, SCHEDULES)
 
 
 def test_a_round_that_reads_moving_parameters_is_found(monkeypatch):

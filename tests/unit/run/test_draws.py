@@ -8,7 +8,6 @@ import torch
 from torch import nn
 
 from hvd_adaptive import ALQ, Hierarchical
-from hvd_adaptive.exchange.allgather import AllgatherExchange
 from hvd_adaptive.exchange.auto import AutoExchange
 from hvd_adaptive.exchange.exchange import RankInfo
 from hvd_adaptive.exchange.hierarchical import HierarchicalExchange
@@ -23,7 +22,7 @@ BUCKET = 64
 def exchanges(kind: str) -> list:
     places = [RankInfo(4, rank, NODES) for rank in range(4)]
     if kind == "hierarchical":
-        return [HierarchicalExchange(rank_info) for rank_info in places]
+        return [HierarchicalExchange(place) for place in places]
     made = [AutoExchange(RankInfo(4, rank)) for rank in range(4)]
     for auto in made:
         auto.know_nodes(NODES, ALQ().parts.default)
@@ -60,9 +59,9 @@ def gradients(groups, seed: int) -> list[dict]:
     """Of each rank, by group: what ranks of a node have in common, and ten times as much that their
     mean does not have."""
     found: list[dict] = [{} for _ in range(4)]
-    for rank_info, group in enumerate(groups):
+    for place, group in enumerate(groups):
         for node in (0, 1):
-            generator = torch.Generator().manual_seed(100 * seed + 10 * rank_info + node)
+            generator = torch.Generator().manual_seed(100 * seed + 10 * place + node)
             common = torch.randn(group.quantized, generator=generator)
             apart = 10 * torch.randn(group.quantized, generator=generator) ** 3
             found[2 * node][id(group)] = common + apart
@@ -104,7 +103,7 @@ def test_buckets_are_slices_of_exact_means(case):
 
 @pytest.mark.parametrize("kind", ["hierarchical", "auto"])
 def test_weighted_sums_of_all_ranks_estimate_those_over_all_that_is_quantised(kind):
-    """Sums of squared norms, whose expectation is exact in NumPy; 600 draws, 5 sigma. Ranks' slices
+    """Sums of squared norms, whose expectation is exact in NumPy; 300 draws, 5 sigma. Ranks' slices
     hold different numbers of buckets."""
     sizes = [5 * BUCKET + 7, *[BUCKET] * 6, 30, 200 * BUCKET + 5]
     groups = [Group(torch.float32, size) for size in sizes]
@@ -127,7 +126,7 @@ def test_weighted_sums_of_all_ranks_estimate_those_over_all_that_is_quantised(ki
     everything = quantised()
     wanted = sum(np.sum(b**2) for b in everything) / len(everything)
     ratios = []
-    for step in range(600):
+    for step in range(300):
         samples = sampled(made, groups, flats, 6, step)
         sums = [
             (w * float(b.double().square().sum()), w)
@@ -139,21 +138,7 @@ def test_weighted_sums_of_all_ranks_estimate_those_over_all_that_is_quantised(ki
     # Weights alone are no estimate: their sum is what it is at every draw.
     np.testing.assert_allclose(weights, weights[0], rtol=1e-9)
     found = squares / weights
-    assert abs(found.mean() - wanted) <= 5 * found.std() / np.sqrt(600)
-
-
-def test_other_exchanges_draw_as_they_did():
-    groups = [Group(torch.float32, 5 * BUCKET + 7)]
-    shares = Draws(
-        AllgatherExchange(RankInfo(4, 1)),
-        groups,
-        bucket_size=BUCKET,
-        count=3,
-        key_of=lambda rank: 7,
-    )
-    assert shares.members == [1]
-    drawn = shares.draw(1, lambda group: torch.arange(float(group.quantized)))
-    assert len(drawn) == 3 and sum(drawn.weights) == pytest.approx(3)
+    assert abs(found.mean() - wanted) <= 5 * found.std() / np.sqrt(300)
 
 
 @pytest.mark.parametrize("statistics", ["histogram", "normal"])

@@ -11,7 +11,7 @@ from exact_errors import bucket_errors, relative_error
 from feedback_steps import OneRank
 from scheme_cases import PAPER
 
-from hvd_adaptive import ALQ, AMQ, ECDQ, simulate
+from hvd_adaptive import ALQ, AMQ, ECDQ
 from hvd_adaptive.adapt.statistics import HistogramStatistic, NormalStatistic
 from hvd_adaptive.kernels.constants import BINS
 from hvd_adaptive.layout import Group
@@ -46,24 +46,6 @@ class TestFit:
         codec = scheme(bits=bits, **PAPER)
         codec.fit(v)
         assert relative_error(v.numpy(), codec.levels.numpy(), BUCKET) <= 1.25 * most
-
-    @pytest.mark.parametrize("norm", ["l2", "linf"])
-    @pytest.mark.parametrize("symmetric", [True, False])
-    def test_no_full_buckets_table_is_better(self, norm, symmetric):
-        """The table fitted to all has the least error of all: less than one that leaves the tail
-        out, which is what fits to full buckets gave."""
-        v = layered(512, 8, 300)
-        of_all, of_full = (
-            ALQ(bits=5, bucket_size=512, norm=norm, symmetric=symmetric, tail=tail)
-            for tail in ("quantize", "full")
-        )
-        of_all.fit(v)
-        of_full.fit(v)
-        errors = [
-            relative_error(v.numpy(), codec.levels.numpy(), 512, norm)
-            for codec in (of_all, of_full)
-        ]
-        assert errors[0] < 0.9 * errors[1]
 
     def test_full_precision_tails_are_left_out(self):
         v = layered(512, 8, 300)
@@ -101,22 +83,18 @@ class TestStatistics:
 
     def test_normal_weighs_coordinates(self):
         buckets = [normal(1000) + 0.5, 5 * student(130), 0.5 * normal(400, 3)]
-        norms = [float(bucket.double().norm()) for bucket in buckets]
-        weights = [2.0, 1.0, 0.5]
-        statistic = NormalStatistic(5)
-        collected = [statistic.collect(buckets, norms, weights)]
-        wanted = np.square(norms) * [2000, 130, 200]
+        norms = np.array([float(bucket.double().norm()) for bucket in buckets])
+        statistic, counts = NormalStatistic(5), np.array([2000, 130, 200])
+        collected = [statistic.collect(buckets, norms.tolist(), [2.0, 1.0, 0.5])]
+        wanted = norms**2 * counts
         mixture = statistic.pool(collected, normalized=False)
         np.testing.assert_allclose(mixture.weights, wanted / wanted.sum(), rtol=1e-6)
         mixture = statistic.of_coordinates(collected)
-        np.testing.assert_allclose(mixture.weights, np.array([2000, 130, 200]) / 2330, rtol=1e-12)
+        np.testing.assert_allclose(mixture.weights, counts / 2330, rtol=1e-12)
         one = statistic.pool(collected, normalized=True)
-        means = [float((b.double() / n).mean()) for b, n in zip(buckets, norms, strict=True)]
-        mean = np.average(means, weights=[2000, 130, 200])
-        deviations = [
-            float((b.double() / n).std(correction=0)) for b, n in zip(buckets, norms, strict=True)
-        ]
-        deviation = np.average(deviations, weights=[2000, 130, 200])
+        scaled = [bucket.double() / norm for bucket, norm in zip(buckets, norms, strict=True)]
+        mean = np.average([float(v.mean()) for v in scaled], weights=counts)
+        deviation = np.average([float(v.std(correction=0)) for v in scaled], weights=counts)
         wanted = Mixture(mean, deviation, 1.0)
         assert float(one.cdf(0.02)) == pytest.approx(float(wanted.cdf(0.02)), rel=1e-6)
 
@@ -146,9 +124,9 @@ class TestDraw:
             for bucket in flat_of(group)[: group.quantized].split(self.SIZE)
         ]
 
-    @pytest.mark.parametrize("count", [1, 2, 3, 4, 7, 12, 30, 32, 33, 34, 100])
+    @pytest.mark.parametrize("count", [1, 3, 12, 33, 100])
     def test_sums_are_unbiased(self, groups, count):
-        """Of squared norms, of errors, of coordinates: 5 sigma of 2,000 draws; weights are 1 on
+        """Of squared norms, of errors, of coordinates: 5 sigma of 1,000 draws; weights are 1 on
         average over the buckets there are."""
         groups, flat_of = groups
         levels = np.array([-1, -0.5, -0.1, 0.1, 0.5, 1])
@@ -162,7 +140,7 @@ class TestDraw:
         exact = sum(map(figures, self.buckets(groups, flat_of)))
         known: dict[tuple[float, ...], np.ndarray] = {}
         found = []
-        for key in range(2000):
+        for key in range(1000 if count < total else 2):
             drawn = draw_buckets(groups, flat_of, bucket_size=self.SIZE, count=count, key=key)
             assert len(drawn) == len(drawn.weights) == min(count, total)
             rows = []
@@ -176,7 +154,7 @@ class TestDraw:
         spread = found.std(axis=0, ddof=1) / np.sqrt(len(found))
         assert (np.abs(found.mean(axis=0) - exact) <= 5 * spread + 1e-9 * exact).all()
 
-    @pytest.mark.parametrize("count", [4, 12, 20])
+    @pytest.mark.parametrize("count", [4, 20])
     def test_partial_buckets_are_drawn_at_least_as_often(self, groups, count):
         groups, flat_of = groups
         partial = full = 0
@@ -192,12 +170,6 @@ class TestDraw:
         for key in range(20):
             drawn = draw_buckets([group], lambda g: flat, bucket_size=16, count=20, key=key)
             assert torch.equal(drawn[-1], flat[-5:]) and len(drawn) == 20
-
-    def test_what_is_not_quantised_is_never_drawn(self, groups):
-        groups, flat_of = groups
-        for key in range(50):
-            drawn = draw_buckets(groups, flat_of, bucket_size=self.SIZE, count=20, key=key)
-            assert max(float(bucket.max()) for bucket in drawn) < 1e8
 
 
 # A step's layouts: sizes of members, and keywords.
@@ -235,44 +207,18 @@ def test_a_step_fits_to_the_partial_buckets_it_sends(layout, statistics):
             for group in rank.layout.groups
             if group.part == part
         ]
-        best = ALQ(bits=codec.table.bits, **shared)
-        # Full buckets first: then a fit sees the partial ones, too, if there is one of them.
-        if len(flats) == 1:
-            best.fit(flats[0])
-            errors = [
-                sum(bucket_errors(flat.numpy(), levels.numpy(), 512).sum() for flat in flats)
-                for levels in (codec.levels, best.levels)
-            ]
-            assert errors[0] <= 1.05 * errors[1]
-        full = ALQ(bits=codec.table.bits, tail="full", **shared)
-        full.fit(torch.cat([flat[: len(flat) // 512 * 512] for flat in flats]))
-        own, without = (
-            sum(bucket_errors(flat.numpy(), levels.numpy(), 512).sum() for flat in flats)
-            for levels in (codec.levels, full.levels)
+        best, full = (
+            ALQ(bits=codec.table.bits, tail=tail, **shared) for tail in ("quantize", "full")
         )
+        best.fit(flats[0])
+        full.fit(torch.cat([flat[: len(flat) // 512 * 512] for flat in flats]))
+        own, least, without = (
+            sum(bucket_errors(flat.numpy(), levels.numpy(), 512).sum() for flat in flats)
+            for levels in (codec.levels, best.levels, full.levels)
+        )
+        # A fit to one flat sees its partial bucket, too.
+        assert len(flats) > 1 or own <= 1.05 * least
         assert own < (0.7 if statistics == "histogram" else 1.0) * without
-
-
-def test_simulated_ranks_fit_to_partial_buckets():
-    """Two ranks and a last layer that is a partial bucket and holds most of the squared norm."""
-    parameters = [
-        ("a", torch.nn.Parameter(torch.zeros(64 * 512))),
-        ("b", torch.nn.Parameter(torch.zeros(400))),
-    ]
-    compressor = ALQ(bits=8, **PAPER, bucket_size=512, min_numel=0, samples=20)
-    ranks = simulate.Ranks(parameters, compressor, 2)
-    flats = []
-    for rank in range(2):
-        parameters[0][1].grad = normal(64 * 512, rank)
-        parameters[1][1].grad = 20 * student(400, 10 + rank)
-        flats.append(torch.cat([p.grad for _, p in parameters]).numpy())
-        ranks.take(rank)
-    assert ranks.due(0)
-    ranks.refit(0)
-    errors = [relative_error(flat, compressor.levels.numpy(), 512) for flat in flats]
-    amq = AMQ(bits=8, **PAPER, bucket_size=512)
-    amq.fit([torch.from_numpy(flat) for flat in flats])
-    assert max(errors) <= 1.2 * max(relative_error(f, amq.levels.numpy(), 512) for f in flats)
 
 
 def test_groups_that_are_not_sent_are_not_sampled():

@@ -216,54 +216,6 @@ def test_missing_gradients_count_as_zeros():
     assert torch.equal(model["b"].bias.grad, torch.zeros(40))
 
 
-def test_tensors_larger_than_a_group_are_put_together_again():
-    weight = nn.Parameter(torch.zeros(50, 60))
-    compressor = QSGD(bits=8, bucket_size=100, norm="linf", fusion_bytes=4000)
-    ranks = simulate.Ranks([("w", weight)], compressor, 2)
-    assert len(ranks.layout.groups) == 4
-    values = torch.linspace(-1, 1, 3000).view(50, 60)
-    for rank in range(2):
-        weight.grad = values.clone()
-        ranks.take(rank)
-    ranks.average(0)
-    assert weight.grad.shape == (50, 60)
-    torch.testing.assert_close(weight.grad, values, atol=0.01, rtol=0)
-
-
-def test_parts_have_codecs_of_their_own():
-    model = make_model()
-    compressor = ALQ(bits=3, bucket_size=64, scope="tensor", update_steps=[0], min_numel=500)
-    ranks = simulate.Ranks(model.named_parameters(), compressor, 2)
-    for rank in range(2):
-        model.zero_grad()
-        x, y = batch(rank, 0)
-        nn.functional.cross_entropy(model(x), y).backward()
-        ranks.take(rank)
-    ranks.refit(0)
-    ranks.average(0)
-    tables = {label: codec.levels.tolist() for label, codec in compressor.parts.items()}
-    assert set(tables) == {"", "0.weight", "3.weight"}
-    assert compressor.parts["0.weight"].table_version == 1
-    assert tables["0.weight"] != tables["3.weight"] != tables[""]
-
-
-def test_a_part_with_more_bits_has_less_error():
-    model = make_model()
-    errors = {}
-    for bits in (2, 8):
-        compressor = QSGD(bits=2, norm="linf", bucket_size=64, parameter_bits={"*": bits})
-        ranks = simulate.Ranks(model.named_parameters(), compressor, 2)
-        for rank in range(2):
-            model.zero_grad()
-            x, y = batch(rank, 0)
-            nn.functional.cross_entropy(model(x), y).backward()
-            ranks.take(rank)
-        ranks.average(0)
-        errors[bits] = ranks.relative_error
-        assert ranks.variance(0).excess > 0
-    assert 0 < errors[8] < 0.01 * errors[2]
-
-
 @pytest.mark.parametrize(
     ("call", "message"),
     [

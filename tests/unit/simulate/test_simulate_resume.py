@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import copy
-import io
 
 import pytest
 import torch
+from states import through_disk
 
 from hvd_adaptive import ALQ, AMQ, ECDQ, NUQSGD, QSGD, simulate
 
@@ -48,13 +48,6 @@ def train(model, compressor, steps, workers=3):
         steps=steps,
         progress=False,
     )
-
-
-def through_disk(state: dict) -> dict:
-    buffer = io.BytesIO()
-    torch.save(state, buffer)
-    buffer.seek(0)
-    return torch.load(buffer, weights_only=True)
 
 
 def weights(model) -> torch.Tensor:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-import torch.distributed as dist
 import triton_interpreter  # noqa: F401
 from fake_gpu import CUDA, off_gpu, on_gpu, pretended, quick  # noqa: F401
 
@@ -14,18 +13,10 @@ from hvd_adaptive.hooks.ddp.buckets import Bucket, BucketFuture
 from hvd_adaptive.run.ordered_drive import LENGTHS_LAST
 from hvd_adaptive.transport.torch_world import TorchWorld
 
-pytestmark = pytest.mark.usefixtures("quick_kernels")
+pytestmark = pytest.mark.usefixtures("quick_kernels", "alone")
 
 BUCKETS, SIZE = 3, 700
 STEPS = (0, 1, 2, LENGTHS_LAST, LENGTHS_LAST + 1)  # of which two exchange lengths
-
-
-@pytest.fixture(autouse=True)
-def alone():
-    """A process group of one, whose exchange is that of several."""
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
 
 
 def averages(gpu=None, scheme=QSGD, **keywords) -> list[torch.Tensor]:
@@ -60,8 +51,7 @@ def averages(gpu=None, scheme=QSGD, **keywords) -> list[torch.Tensor]:
 
 
 @pytest.mark.parametrize("backend", ["gloo", "nccl"])
-@pytest.mark.parametrize("exchange", ["allgather", "scatter_reduce"])
-@pytest.mark.parametrize("weight", [None, 0.5])
+@pytest.mark.parametrize(("exchange", "weight"), [("allgather", None), ("scatter_reduce", 0.5)])
 def test_the_hook_waits_for_nothing(gpu, monkeypatch, backend, exchange, weight):
     """And averages are the CPU's. NCCL has no small arrays on the host."""
     keywords = {"exchange": exchange, "error_feedback": weight}

@@ -3,25 +3,15 @@
 from __future__ import annotations
 
 import copy
-import inspect
 import pickle
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.distributed.fsdp import fully_shard
 
-from hvd_adaptive import ALQ, ORQ, QSGD
+from hvd_adaptive import ALQ, QSGD
 from hvd_adaptive.ddp import CompressionState, compression_hook
-
-
-@pytest.fixture
-def alone():
-    """A process group of one."""
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
 
 
 def test_one_process_keeps_its_gradients(alone):
@@ -35,12 +25,6 @@ def test_one_process_keeps_its_gradients(alone):
     twin(x).square().sum().backward()
     assert torch.equal(net.weight.grad, twin.weight.grad)
     assert state.compressor.step == 0
-
-
-def test_ddp_takes_the_hook_for_what_it_is():
-    signature = inspect.signature(compression_hook)
-    assert signature.parameters["bucket"].annotation is dist.GradBucket
-    assert signature.return_annotation == torch.futures.Future[torch.Tensor]
 
 
 def test_what_is_no_compressor_is_refused():
@@ -84,7 +68,6 @@ class OnMeta:
     [
         (((torch.ones(3), nn.Parameter(torch.ones(3))),), "python_reducer.*set optimize_ddp"),
         ((torch.ones(3),), "is a tensor.*FSDP1 is not supported.*hvd_adaptive.average"),
-        ((torch.ones(4), torch.ones(2)), "is a tensor.*FSDP1 is not supported"),
         ((OnMeta(),), "tensors on meta: must be on the CPU or a GPU of CUDA or ROCm"),
     ],
 )
@@ -119,31 +102,24 @@ def test_a_closed_compressor_serves_again():
     [
         ALQ(bits=4, update_steps=iter([0, 5]), coding="huffman", error_feedback=0.5),
         QSGD(intervals=3, named_parameters=nn.Linear(9, 9).named_parameters()),
-        ORQ(levels=5),
     ],
     ids=lambda compressor: compressor.parts.default.name,
 )
 def test_pickled(compressor):
-    """Scheme, settings, tables, step; parameters are not in it."""
-    if compressor.parts.default.name == "alq":
+    """Scheme, settings that have changed, tables, step; parameters are not in it."""
+    if hasattr(compressor, "fit"):
         compressor.fit(torch.randn(20_000, generator=torch.Generator().manual_seed(1)))
     compressor.step = 11
     state = CompressionState(compressor)
-    if compressor.parts.default.name == "alq":
-        with pytest.raises(TypeError):  # an iterator: as for any state that holds one
-            pickle.dumps(CompressionState(ALQ(update_steps=(n for n in range(3)))))
-    data = pickle.dumps(state)
-    loaded = pickle.loads(data).compressor
-    assert repr(loaded) == repr(compressor)
-    assert loaded.step == 11
-    assert loaded.settings.named_parameters is None
-    flat = torch.randn(5000, generator=torch.Generator().manual_seed(2))
-    assert torch.equal(loaded.encode(flat, seed=3), compressor.encode(flat, seed=3))
-
-
-def test_settings_that_changed_are_pickled():
-    state = CompressionState(QSGD(bits=3))
-    state.compressor.set(bits=6)
+    compressor.set(bucket_size=300)
     loaded = pickle.loads(pickle.dumps(state))
-    assert loaded.compressor.parts.default.codec_settings()["bits"] == 6
-    assert loaded.process_group is None
+    assert loaded.process_group is None and repr(loaded.compressor) == repr(compressor)
+    assert loaded.compressor.step == 11
+    assert loaded.compressor.settings.named_parameters is None
+    flat = torch.randn(5000, generator=torch.Generator().manual_seed(2))
+    assert torch.equal(loaded.compressor.encode(flat, seed=3), compressor.encode(flat, seed=3))
+
+
+def test_an_iterator_that_cannot_be_pickled_is_an_error():
+    with pytest.raises(TypeError):
+        pickle.dumps(CompressionState(ALQ(update_steps=(n for n in range(3)))))

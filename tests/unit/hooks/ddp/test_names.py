@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-import torch
 from torch import nn
 
 from hvd_adaptive import ALQ
@@ -34,15 +33,6 @@ def test_wrappers_are_removed(given, plain):
 def test_patterns_with_wrappers_keep_them():
     assert names_of(["module.a", "module.b"], ["module.a*"]) == ["module.a", "module.b"]
     assert names_of(["module._orig_mod.a"], ["module.*"]) == ["module.a"]
-
-
-@pytest.fixture
-def alone():
-    torch.distributed.init_process_group(
-        "gloo", store=torch.distributed.HashStore(), rank=0, world_size=1
-    )
-    yield
-    torch.distributed.destroy_process_group()
 
 
 def test_patterns_match_names_of_a_wrapped_model(alone, caplog):

@@ -8,10 +8,9 @@ import random
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 from named_ranks import NamedNetwork, Optimizer
-from scheduler import DeadlockError, Schedule, ScheduledLock, drop_wake_ups, first_failure
+from scheduler import DeadlockError, Schedule, ScheduledLock, drop_wake_ups, explore, first_failure
+from states import plain
 
 from hvd_adaptive import (
     ALQ,
@@ -27,7 +26,7 @@ from hvd_adaptive.hooks.horovod import drive as drive_module
 from hvd_adaptive.hooks.horovod.abandoned_steps import AbandonedSteps
 from hvd_adaptive.run.step import Step
 
-SCHEDULES = int(os.environ.get("HVD_ADAPTIVE_SCHEDULES", "20"))
+SCHEDULES = int(os.environ.get("HVD_ADAPTIVE_SCHEDULES", "10"))
 SIZES, STEPS, NETS = (90, 20, 64, 130), 2, ("a", "b")
 
 
@@ -186,24 +185,18 @@ def check_averages(averages, ranks, step, net, scale) -> None:
         assert float((average - exact).abs().max()) <= 2.1 * scale * largest / 100, (step, net)
 
 
-@settings(max_examples=SCHEDULES, deadline=None, suppress_health_check=list(HealthCheck))
-@given(st.randoms(use_true_random=False))
-def test_any_schedule(rng):
-    check(rng)
+def test_any_schedule():
+    explore(check, SCHEDULES)
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_the_same_bits_with_and_without_a_worker(scheme):
     found = []
-    for seed, works in enumerate((False, True, True)):
-        rng = random.Random(seed)
+    for works in (False, True):
         make = lambda number, w=works: SCHEMES[scheme](tuning=Tuning(worker=w), **OF_ALL)  # noqa: E731
-        found.append(run(rng.choice, 2, make, {}, any_order(rng)))
-    for every in found[1:]:
-        for own, other in zip(every, found[0], strict=True):
-            assert own.averages.keys() == other.averages.keys()
-            for key, averages in own.averages.items():
-                assert all(map(torch.equal, averages, other.averages[key]))
+        rng = random.Random(int(works))
+        found.append([rank.averages for rank in run(rng.choice, 2, make, {}, any_order(rng))])
+    assert len(found[0][0]) == STEPS * len(NETS) and plain(found[0]) == plain(found[1])
 
 
 @pytest.mark.parametrize("works", [True, False])

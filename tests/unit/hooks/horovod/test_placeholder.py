@@ -71,25 +71,20 @@ def test_shape_is_small_and_on_the_cpu():
 def test_sums_and_averages_of_ranks_that_agree_pass(size, slot, step, fingerprint, order):
     rows = all_ranks(size, slot, step, fingerprint)
     assert check_reduced(total(rows, order=order), size) == Reduction(1, size)
-    assert check_reduced(total(rows, after=1 / size, order=order), size) == Reduction(
-        1 / size, size
-    )
-    assert check_reduced(total(rows, before=1 / size, order=order), size) == Reduction(
-        1 / size, size
-    )
+    for scaled in ({"after": 1 / size}, {"before": 1 / size}):
+        found = check_reduced(total(rows, order=order, **scaled), size)
+        assert found == Reduction(1 / size, size)
 
 
-@pytest.mark.many
-@pytest.mark.parametrize("size", (1, 2, 3, 4, 7, 16, 64, 100, 333, 512, 1000))
-@pytest.mark.parametrize("factor", (1.0, 2.0, 3.0, 7.0, 0.1, "size"))
-def test_gradient_predivide_factor(size, factor):
+@pytest.mark.parametrize("size", (1, 2, 3, 7, 64, 333, 1000))
+def test_gradient_predivide_factor(size):
     """Horovod scales by 1/f before and by f/size after the sum; both are rounded."""
-    factor = float(size) if factor == "size" else factor
-    for number in (TOP, TOP - 1, 2**20 // 3, 12345, 1, 0):
+    for number in (TOP, 2**20 // 3, 12345, 0):
         rows = all_ranks(size, number, number, number << 16 | number)
-        for order in ("chain", "tree"):
-            reduced = total(rows, 1 / factor, factor / size, order)
-            assert check_reduced(reduced, size) == Reduction(1 / size, size)
+        for factor in (1.0, 3.0, 7.0, 0.1, float(size)):
+            for order in ("chain", "tree"):
+                reduced = total(rows, 1 / factor, factor / size, order)
+                assert check_reduced(reduced, size) == Reduction(1 / size, size)
 
 
 @given(
@@ -108,17 +103,16 @@ def test_one_rank_that_disagrees_is_caught(size, data, number, what, average):
         check_reduced(total(rows, after=1 / size if average else 1.0), size)
 
 
-@pytest.mark.many
-@pytest.mark.parametrize("size", (2, 3, 4, 5, 8, 1000))
+@pytest.mark.parametrize("size", (2, 3, 1000))
 @pytest.mark.parametrize("what", ("slot", "step", "fingerprint"))
-@pytest.mark.parametrize("average", (False, True), ids=("sum", "average"))
-def test_a_difference_of_one_is_caught(size, what, average):
+def test_a_difference_of_one_is_caught(size, what):
     """The least there is: neighbouring slots, consecutive steps."""
-    for number in (0, 1, 6, 1000, 2**15, TOP - 1, TOP, 2**20 - 1, 2**31 + TOP):
-        for rank in {0, 1, size // 2, size - 1}:
+    for number in (0, 1000, TOP - 1, TOP, 2**20 - 1, 2**31 + TOP):
+        for rank in {0, 1, size - 1}:
             rows = all_ranks(size, **{what: number}, odd={rank: {what: number + 1}})
-            with pytest.raises(RankMismatchError):
-                check_reduced(total(rows, after=1 / size if average else 1.0), size)
+            for factor in (1.0, 1 / size):
+                with pytest.raises(RankMismatchError):
+                    check_reduced(total(rows, after=factor), size)
 
 
 def test_the_topic_is_told_and_settings_come_first():
@@ -194,19 +188,14 @@ def test_non_finite_entries_never_pass(bad, place):
 
 
 @pytest.mark.parametrize("factor", (1.0, 0.25))
-def test_groups_may_differ(factor):
-    """Other groups are no disagreement: ranks read that they differ, and cut groups by name."""
-    rows = [position(rank, 2, 3, 4, groups=7 + (rank == 1)).numpy() for rank in range(4)]
-    reduced = total(np.array(rows), after=factor)
-    assert check_reduced(reduced, 4) == Reduction(factor, 4, same_groups=False)
-    assert disagreement(reduced, 4) is None
-
-
-@pytest.mark.parametrize("factor", (1.0, 0.25))
 @pytest.mark.parametrize("ranks", ((), (2,), (0, 1, 2, 3)), ids=str)
-def test_any_rank_may_want_a_comparison(factor, ranks):
-    """Of parameters, on all ranks; those that do not are no disagreement."""
-    rows = [position(rank, 2, 3, 4, compares=rank in ranks).numpy() for rank in range(4)]
-    reduced = total(np.array(rows), after=factor)
-    assert check_reduced(reduced, 4) == Reduction(factor, 4, compares=bool(ranks))
+def test_groups_may_differ_and_any_rank_may_want_a_comparison(factor, ranks):
+    """Neither is a disagreement: ranks cut groups by name, and all of them compare parameters."""
+    groups = [
+        position(rank, 2, 3, 4, groups=7 + (rank == 1), compares=rank in ranks).numpy()
+        for rank in range(4)
+    ]
+    reduced = total(np.array(groups), after=factor)
+    expected = Reduction(factor, 4, same_groups=False, compares=bool(ranks))
+    assert check_reduced(reduced, 4) == expected
     assert disagreement(reduced, 4) is None
