@@ -14,17 +14,12 @@ import torch
 import hvd_adaptive
 from hvd_adaptive import kernels
 
+LEVELS = ("mean_magnitudes", "symmetric_levels", "conditional_means")
 # What each subject's kernels must offer.
 FUNCTIONS = {
     "tables": ("encode", "decode_add", "bucket_norms", "clipped", "histogram", "counts"),
     "bucket": ("round_codes", "cut_codes", "decode_add"),
-    "levels": (
-        "orq_levels",
-        "quantile_levels",
-        "mean_magnitudes",
-        "symmetric_levels",
-        "conditional_means",
-    ),
+    "levels": ("orq_levels", "quantile_levels", *LEVELS),
     "onebit": ("encode",),
     "natural": ("encode", "decode_add"),
     "qcs": ("encode", "decode_add"),

@@ -5,16 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from kernel_cases import (
-    constant,
-    heavy,
-    one_outlier,
-    ordinary,
-    same_bits,
-    vector,
-    with_nan,
-    zeros,
-)
+from kernel_cases import constant, heavy, one_outlier, ordinary, same_bits, vector, with_nan, zeros
 from triton_interpreter import moved
 
 from hvd_adaptive.kernels.reference import levels as reference_levels
@@ -33,7 +24,7 @@ SOLVERS = {
 
 
 @pytest.mark.parametrize("name", SOLVERS)
-@pytest.mark.parametrize(("bucket", "clip"), [(60, None), (200, 1.5)])
+@pytest.mark.parametrize(("bucket", "clip"), [(60, None), (130, 1.5)])
 def test_levels(name: str, bucket: int, clip: float | None):
     """A bucket of each kind and a partial one."""
     kinds = (ordinary, heavy, zeros, with_nan, constant, one_outlier)
@@ -60,10 +51,8 @@ def test_buckets_of_one_coordinate():
     flat = torch.tensor([1.5, -2.0, 0.0, float("inf"), 3e-39])
     for solve in SOLVERS.values():
         with np.errstate(all="ignore"):
-            want, got = (
-                solve(reference_levels, flat, 1, None),
-                solve(cuda_levels, *moved(flat), 1, None),
-            )
+            want = solve(reference_levels, flat, 1, None)
+            got = solve(cuda_levels, *moved(flat), 1, None)
         assert same_bits(want, got.cpu())
 
 

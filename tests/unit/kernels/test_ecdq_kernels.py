@@ -60,7 +60,7 @@ def compare(flat: torch.Tensor, bucket: int, delta: float, classes: int, most: i
 
 @pytest.mark.parametrize("bucket", (1, 7, 100, 512, 1000))
 def test_same_integers_and_sums_for_all_sizes(bucket):
-    sizes = sorted({0, 1, bucket - 1, bucket, bucket + 1, 63, 511, 512, 513, 3000})
+    sizes = sorted({0, 1, bucket - 1, bucket, bucket + 1, 63, 511, 513, 2000})
     for n, delta in zip(sizes, 3 * DELTAS, strict=False):
         classes, most = (1, 2, 4)[n % 3], (1, 3, 127, 511)[n % 4]
         compare(vector(heavy, n), bucket, delta, classes, most, key=n * 2654435761)

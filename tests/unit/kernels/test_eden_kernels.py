@@ -32,11 +32,12 @@ def decoded(module, payloads, codec, owns, count: int) -> torch.Tensor:
     return out
 
 
-def compare(flat: torch.Tensor, codec, own: int) -> None:
-    want, got = (encoded(m, flat, codec, 77, own) for m in (reference, fast))
+def compare(module, flat: torch.Tensor, codec, own: int) -> None:
+    """A backend's module with the reference."""
+    want, got = (encoded(m, flat, codec, 77, own) for m in (reference, module))
     assert same_bits(want[0], got[0]) and torch.equal(want[1], got[1])
     owns = [own, own + 1, 5]
-    results = [decoded(m, [got] * 3, codec, owns, flat.numel()) for m in (reference, fast)]
+    results = [decoded(m, [got] * 3, codec, owns, flat.numel()) for m in (reference, module)]
     assert same_bits(*results)
 
 
@@ -45,46 +46,41 @@ def test_same_codes_and_sums_for_all_sizes(bucket):
     kinds, bits = itertools.cycle((ordinary, heavy)), itertools.cycle((1, 3, 2))
     for n in (0, 1, 63, 65, bucket - 1, bucket, bucket + 1, 2 * bucket + 97, 9 * bucket // 2):
         codec = EDEN(bits=next(bits), bucket_size=bucket).parts.default
-        compare(vector(next(kinds), n), codec, n * 2654435761)
+        compare(fast, vector(next(kinds), n), codec, n * 2654435761)
 
 
-@pytest.mark.parametrize("bits", range(1, 9))
-def test_same_codes_and_sums_for_all_bits(bits):
-    compare(vector(heavy, 1500), EDEN(bits=bits, bucket_size=256).parts.default, 2**63 + bits)
-
-
-@pytest.mark.parametrize("bits", (0.5, 0.25, 0.125))
-@pytest.mark.parametrize("bucket", (128, 512, 4096))
+@pytest.mark.parametrize(("bits", "bucket"), ((0.5, 128), (0.25, 512), (0.125, 4096)))
 def test_same_codes_and_sums_of_a_part_of_the_coordinates(bits, bucket):
-    if bits * bucket >= 64:
-        for n in (1, bucket - 1, bucket, 9 * bucket // 2, 9 * bucket + 65):
-            compare(vector(heavy, n), EDEN(bits=bits, bucket_size=bucket).parts.default, n)
+    for n in (1, bucket - 1, bucket, 9 * bucket // 2, 9 * bucket + 65):
+        compare(fast, vector(heavy, n), EDEN(bits=bits, bucket_size=bucket).parts.default, n)
 
 
-@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
-def test_same_codes_and_sums_for_all_kinds_of_vectors(kind):
+@pytest.mark.parametrize(("bits", "kind"), zip(itertools.cycle(range(1, 9)), KINDS))
+def test_same_codes_and_sums_for_all_bits_and_kinds_of_vectors(bits, kind):
     for bucket in (64, 1024):
-        compare(
-            vector(kind, 2 * bucket + bucket // 2),
-            EDEN(bits=2, bucket_size=bucket).parts.default,
-            9,
-        )
+        codec = EDEN(bits=bits, bucket_size=bucket).parts.default
+        compare(fast, vector(kind, 5 * bucket // 2), codec, 2**63 + bits)
 
 
-def test_same_sums_of_hostile_scales():
+def check_hostile_scales(module) -> None:
     codec = EDEN(bits=2, bucket_size=64).parts.default
-    _, words = encoded(fast, vector(ordinary, 300), codec, 77, 1)
+    _, words = encoded(reference, vector(ordinary, 300), codec, 77, 1)
     scales = torch.tensor([np.nan, np.inf, -1.0, 3e38, 0.0])
-    results = [decoded(m, [(scales, words)], codec, [1], 300) for m in (reference, fast)]
+    results = [decoded(m, [(scales, words)], codec, [1], 300) for m in (reference, module)]
     assert same_bits(*results)
 
 
-def test_short_payloads_are_refused():
+def check_short_payloads(module) -> None:
     codec = EDEN(bits=2, bucket_size=64).parts.default
-    scales, words = encoded(fast, vector(ordinary, 300), codec, 77, 1)
+    scales, words = encoded(reference, vector(ordinary, 300), codec, 77, 1)
     for short in ((scales[:-1], words), (scales, words[:-1])):
         with pytest.raises(ValueError, match="too short"):
-            decoded(fast, [short], codec, [1], 300)
+            decoded(module, [short], codec, [1], 300)
+
+
+def test_hostile_scales_and_short_payloads():
+    check_hostile_scales(fast)
+    check_short_payloads(fast)
 
 
 def rotation(stream: int, bucket: int, length: int) -> np.ndarray:
@@ -98,8 +94,8 @@ def rotation(stream: int, bucket: int, length: int) -> np.ndarray:
     return mixing * signs
 
 
-@pytest.mark.parametrize("n, size", [(128, 128), (100, 4096), (64, 64), (301, 512), (700, 1024)])
-@pytest.mark.parametrize("bits", (1, 2, 5))
+@pytest.mark.parametrize("n, size", [(128, 128), (100, 4096), (64, 64), (301, 512)])
+@pytest.mark.parametrize("bits", (1, 5))
 def test_encoding_and_decoding_follow_the_definition(n, size, bits):
     """Rotate by matrices, round to the nearest level, scale by S: all in float64."""
     codec, flat = EDEN(bits=bits, bucket_size=size).parts.default, vector(heavy, n)

@@ -15,7 +15,7 @@ from hvd_adaptive.kernels.reference import huffman as reference_huffman
 
 KERNELS = (cpu_huffman, reference_huffman)
 GUARD = 0xA5
-ALPHABETS = (2, 3, 5, 7, 8, 9, 16, 31, 127, 256, 300, 4096)
+ALPHABETS = (2, 3, 7, 8, 9, 31, 256, 300, 4096)
 
 
 @functools.cache
@@ -71,10 +71,8 @@ def test_both_kernels_agree_and_invert(alphabet, concentration, counts, fitting,
     assert streams[0] == streams[1]
 
 
-@pytest.mark.many
 @pytest.mark.parametrize("alphabet", ALPHABETS)
-@pytest.mark.parametrize("count", (1, 100, 66_000))
-def test_long_streams(alphabet, count):
+def test_long_streams(alphabet, count=66_000):
     """Long enough for the fast loop, and for blocks of any length."""
     book, p = book_of(alphabet, 0.1)
     symbols = draw(book, p, count, 1)
@@ -87,8 +85,8 @@ def test_long_streams(alphabet, count):
 
 
 @pytest.mark.many
-@pytest.mark.parametrize("alphabet", (2, 3, 8, 31, 256))
-@pytest.mark.parametrize("count", (0, 1, 2, 500, 20_000))
+@pytest.mark.parametrize("alphabet", (2, 3, 31, 256))
+@pytest.mark.parametrize("count", (0, 1, 500, 20_000))
 def test_two_streams_at_a_time(alphabet, count):
     """What each would be alone, guards included; one may be damaged or end too early."""
     book, p = book_of(alphabet, 0.3)
@@ -114,8 +112,8 @@ def test_two_streams_at_a_time(alphabet, count):
         assert got[0] < 0 or np.array_equal(back[0, :count], want)
 
 
-@pytest.mark.parametrize("alphabet", (2, 3, 8, 256))
-@pytest.mark.parametrize("kernel", KERNELS, ids=lambda k: k.__name__.rsplit(".", 1)[-1])
+@pytest.mark.parametrize("alphabet", (2, 8, 256))
+@pytest.mark.parametrize("kernel", KERNELS, ids=("numba", "reference"))
 def test_streams_that_end_too_early(kernel, alphabet):
     book, p = book_of(alphabet, 0.5)
     symbols = draw(book, p, 300, 2)
@@ -149,7 +147,7 @@ def test_any_bytes_are_decoded_or_refused(alphabet, concentration, data, count):
     assert results[0] == results[1]
 
 
-@pytest.mark.parametrize("kernel", KERNELS, ids=lambda k: k.__name__.rsplit(".", 1)[-1])
+@pytest.mark.parametrize("kernel", KERNELS, ids=("numba", "reference"))
 def test_symbols_outside_the_alphabet_and_too_little_room(kernel):
     """The former count as the last symbol: no code is read from outside the table."""
     book, _ = book_of(5, 1.0)

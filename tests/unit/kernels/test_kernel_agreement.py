@@ -45,10 +45,10 @@ def compare(flat: torch.Tensor, bucket: int, norm: str, table, key: int, clip=No
 def test_same_codes_and_sums_for_all_sizes(bits, symmetric, shape):
     kinds = itertools.cycle((ordinary, heavy, one_outlier))
     table = table_of(bits, symmetric, shape)
-    for bucket, norm in itertools.product(BUCKETS, ("l2", "linf")):
-        sizes = {0, 1, bucket - 1, bucket, bucket + 1, 63, 64, 65, 511, 512, 513}
-        for n in sorted(sizes):
-            compare(vector(next(kinds), n), bucket, norm, table, key=n * 2654435761)
+    norms = itertools.cycle(("l2", "linf", "linf"))
+    for bucket in BUCKETS:
+        for n in sorted({0, 1, bucket - 1, bucket, bucket + 1, 63, 64, 65, 511, 512, 513}):
+            compare(vector(next(kinds), n), bucket, next(norms), table, key=n * 2654435761)
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
@@ -61,7 +61,7 @@ def test_same_codes_and_sums_for_all_kinds_of_vectors(kind):
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
 def test_same_norms_for_every_bucket_size(kind):
-    for bucket, norm in itertools.product((*BUCKETS, 31, 32, 33, 127, 128, 129), ("l2", "linf")):
+    for bucket, norm in itertools.product((1, 7, 31, 32, 33, 129, 8192), ("l2", "linf")):
         flat = vector(kind, 2 * bucket + 1)
         want, got = (m.bucket_norms(flat, bucket, norm) for m in (reference, cpu))
         assert same_bits(want, got), (bucket, norm)
@@ -70,12 +70,11 @@ def test_same_norms_for_every_bucket_size(kind):
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
 @pytest.mark.parametrize("clip", (0.5, 2.5))
 def test_same_codes_and_sums_after_clipping(kind, clip):
-    for (bits, symmetric), norm in itertools.product(TABLES[:6], ("l2", "linf")):
-        flat = vector(kind, 1300)
-        table = table_of(bits, symmetric)
-        compare(flat, 512, norm, table, key=bits, clip=clip)
-        want, got = (m.clipped(flat, 512, clip) for m in (reference, cpu))
-        assert same_bits(want, got)
+    flat = vector(kind, 1300)
+    for (bits, symmetric), norm in itertools.product(TABLES[1:4], ("l2", "linf")):
+        compare(flat, 512, norm, table_of(bits, symmetric), key=bits, clip=clip)
+    want, got = (m.clipped(flat, 512, clip) for m in (reference, cpu))
+    assert same_bits(want, got)
 
 
 def test_alphabets_of_every_odd_size():
@@ -85,17 +84,8 @@ def test_alphabets_of_every_odd_size():
         compare(vector(ordinary, 2500), 1000, "linf", table, key=intervals)
 
 
-@pytest.mark.parametrize("bits", (3, 6))
-def test_same_codes_and_sums_for_a_million_and_three(bits):
-    compare(vector(heavy, 10**6 + 3), 8192, "l2", table_of(bits, True), key=12345)
-
-
-def test_codes_do_not_depend_on_what_the_buffers_held():
-    flat, table = vector(ordinary, 700), table_of(5, True)
-    scales, words = encoded(cpu, flat, 100, "l2", table, 1)
-    dirty = torch.full_like(words, -1)
-    cpu.encode(flat, torch.full_like(scales, np.nan), dirty, 100, "l2", table, 1)
-    assert torch.equal(words, dirty)
+def test_same_codes_and_sums_of_a_long_vector():
+    compare(vector(heavy, 10**5 + 3), 8192, "l2", table_of(6, True), key=12345)
 
 
 def test_sum_over_ranks_is_in_the_given_order():

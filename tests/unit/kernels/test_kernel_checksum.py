@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
 import torch
@@ -28,9 +30,7 @@ def test_both_kernels_compute_what_python_computes(values, seed):
     assert 0 <= want < 2**32
 
 
-@pytest.mark.parametrize(
-    "count", (0, 1, 63, 64, 65, 127, 128, 129, 4095, 4096, 4097, 4160, 4161, 8192, 10_000)
-)
+@pytest.mark.parametrize("count", (0, 1, 63, 64, 65, 128, 4095, 4096, 4097, 4161, 10_000))
 def test_kernels_agree_at_row_and_block_boundaries(count):
     values = np.random.default_rng(count).integers(0, 2**32, count, dtype=np.uint32)
     want = word_checksum(values.tolist(), 7)
@@ -56,54 +56,28 @@ def test_seal_writes_header_and_checksum_alone(module, seed):
     assert module.checksums([data, data[:96]], [seed or 0, 1]) == [want, word_checksum([], 1)]
 
 
-@pytest.mark.parametrize("count", (1, 2, 64, 65, 150))
-@pytest.mark.parametrize("fill", ("zeros", "ones", "random"))
-def test_every_single_bit_flip_is_seen(count, fill):
-    values = {
-        "zeros": np.zeros(count, np.uint32),
-        "ones": np.full(count, 2**32 - 1, np.uint32),
-        "random": np.random.default_rng(1).integers(0, 2**32, count, dtype=np.uint32),
-    }[fill]
-    before = cpu_checksum.checksum(tensor(values), 0)
-    for word in range(count):
-        for bit in range(32):
-            flipped = values.copy()
-            flipped[word] ^= np.uint32(1 << bit)
-            assert cpu_checksum.checksum(tensor(flipped), 0) != before
+@pytest.mark.parametrize("count", (1, 65, 150))
+def test_every_single_bit_flip_is_seen(count):
+    for values in (np.zeros(count, np.uint32), np.full(count, 2**32 - 1, np.uint32)):
+        before = cpu_checksum.checksum(tensor(values), 0)
+        for word, bit in itertools.product(range(count), range(32)):
+            values[word] ^= np.uint32(1 << bit)
+            assert cpu_checksum.checksum(tensor(values), 0) != before
+            values[word] ^= np.uint32(1 << bit)
 
 
-def test_every_swap_of_two_different_words_is_seen():
-    """In one lane and across lanes; 200 words, 19,900 pairs, a 32-bit sum: none may collide."""
-    values = np.arange(200, dtype=np.uint32)
-    before = cpu_checksum.checksum(tensor(values), 5)
-    for i in range(200):
-        for j in range(i):
-            swapped = values.copy()
-            swapped[[i, j]] = swapped[[j, i]]
-            assert cpu_checksum.checksum(tensor(swapped), 5) != before, (i, j)
-
-
-def test_blocks_in_each_others_place_are_seen():
-    blocks = np.random.default_rng(2).integers(0, 2**32, (6, 4096), dtype=np.uint32)
-    blocks[5] = 0
-    before = cpu_checksum.checksum(tensor(blocks.reshape(-1)), 5)
-    for i in range(6):
-        for j in range(i):
-            moved = blocks.copy()
-            moved[[i, j]] = moved[[j, i]]
-            assert cpu_checksum.checksum(tensor(moved.reshape(-1)), 5) != before, (i, j)
+@pytest.mark.parametrize(("parts", "size"), ((200, 1), (6, 4096)), ids=("words", "blocks"))
+def test_every_swap_of_two_different_parts_is_seen(parts, size):
+    """Words of one lane and of several, 19,900 pairs, and blocks: none of 32 bits may collide."""
+    values = np.random.default_rng(2).integers(0, 2**32, (parts, size), dtype=np.uint32)
+    values[-1] = 0
+    before = cpu_checksum.checksum(tensor(values.reshape(-1)), 5)
+    for i, j in itertools.combinations(range(parts), 2):
+        swapped = values.copy()
+        swapped[[i, j]] = swapped[[j, i]]
+        assert cpu_checksum.checksum(tensor(swapped.reshape(-1)), 5) != before, (i, j)
 
 
 def test_length_and_seed_count():
     assert len({cpu_checksum.checksum(tensor([0] * n), 0) for n in range(200)}) == 200
     assert len({cpu_checksum.checksum(tensor([1, 2]), seed) for seed in range(1000)}) == 1000
-
-
-def test_moved_zero_words_are_seen():
-    """A lone word among zeros gives another sum in each place."""
-    sums = set()
-    for place in range(256):
-        values = [0] * 256
-        values[place] = 0xDEADBEEF
-        sums.add(cpu_checksum.checksum(tensor(values), 0))
-    assert len(sums) == 256

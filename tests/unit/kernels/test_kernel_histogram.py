@@ -33,9 +33,9 @@ def test_every_edge_and_its_float32_neighbours(kernels):
     edges = EDGES.astype(np.float32)
     assert np.array_equal(edges.astype(np.float64), EDGES), "edges are exact in float32"
     for values in (edges, np.nextafter(edges, np.float32(0)), np.nextafter(edges, np.float32(2))):
-        for r in values:
-            got = kernels.histogram(torch.tensor([r]), 1.0)
-            assert np.array_equal(got, counts([r])), float(r)
+        for k in range(64):  # apart, so that neighbours' errors do not even out
+            own = values[k::64]
+            assert np.array_equal(kernels.histogram(torch.tensor(own), 1.0), counts(own))
 
 
 @both
@@ -44,18 +44,11 @@ def test_random_values_under_exact_scales(kernels, scale):
     generator = np.random.default_rng(5)
     r = (2.0 ** generator.uniform(-40, 0.1, 5000)).astype(np.float32)
     r[:100], r[100:200], r[200] = 0, 1, np.float32(1e-44)
-    signs = generator.choice([-1, 1], r.size).astype(np.float32)
-    v = r * signs * np.float32(scale)
+    v = r * generator.choice([-1, 1], r.size).astype(np.float32) * np.float32(scale)
     exact = np.abs(v) / np.float32(scale) == r  # not those that the product made denormal
     got = kernels.histogram(torch.from_numpy(v[exact]), scale)
     assert np.array_equal(got, counts(r[exact]))
     assert got.sum() == exact.sum() and got.dtype == np.int64 and got.shape == (1666,)
-
-
-@both
-def test_empty_and_negative_zero(kernels):
-    assert kernels.histogram(torch.empty(0), 1.0).sum() == 0
-    assert kernels.histogram(torch.tensor([-0.0]), 3.0)[1664] == 1
 
 
 def test_kernels_agree_under_any_scale():
@@ -66,7 +59,8 @@ def test_kernels_agree_under_any_scale():
 
 
 @both
-def test_a_nan_is_nowhere(kernels):
-    values = np.array([0.5, np.nan, -0.25, np.inf, 0.0, -np.nan], np.float32)
+def test_nothing_negative_zero_and_nan(kernels):
+    assert kernels.histogram(torch.empty(0), 1.0).sum() == 0
+    values = np.array([0.5, np.nan, -0.25, np.inf, 0.0, -0.0, -np.nan], np.float32)
     got = kernels.histogram(torch.from_numpy(values), 1.0)
     assert np.array_equal(got, counts(np.abs(values[~np.isnan(values)])))

@@ -19,13 +19,12 @@ def norms(kernels, values, bucket: int, norm: str) -> np.ndarray:
     return kernels.bucket_norms(torch.tensor(values, dtype=torch.float32), bucket, norm).numpy()
 
 
-@pytest.mark.many
 @both
 @pytest.mark.parametrize("norm", ("l2", "linf"))
-@pytest.mark.parametrize("scale", (1e-37, 1e-25, 1e-12, 1.0, 1e12, 1e17, 1e19, 1e33))
+@pytest.mark.parametrize("scale", (1e-37, 1e-25, 1.0, 1e19, 1e33))
 def test_norms_against_float64(kernels, norm, scale):
     x = (np.random.default_rng(3).standard_normal(20_000) * scale).astype(np.float32)
-    for bucket in (1, 7, 100, 512, 8192, 20_000):
+    for bucket in (1, 100, 20_000):
         want = [
             np.linalg.norm(x[i : i + bucket].astype(np.float64), ORDER[norm])
             for i in range(0, x.size, bucket)
@@ -90,8 +89,4 @@ def test_denormals_count_towards_a_normal_norm(kernels):
 def test_a_bad_bucket_leaves_its_neighbours_alone(kernels):
     got = norms(kernels, [3.0, 4.0, np.nan, 1.0, 0.0, 0.0, 5.0], 2, "l2")
     assert np.array_equal(got, np.float32([5.0, np.nan, 0.0, 5.0]), equal_nan=True)
-
-
-@both
-def test_no_coordinates_no_norms(kernels):
     assert norms(kernels, [], 5, "l2").shape == (0,)

@@ -55,9 +55,8 @@ def table_of(thresholds: int, symmetric: bool = True):
     return kernel_table(magnitudes, symmetric)
 
 
-@pytest.mark.parametrize(
-    "thresholds", (8, 16, 128)
-)  # one for each way to search, all compiled here
+# One for each way to search, all compiled here.
+@pytest.mark.parametrize("thresholds", (pytest.param(8, marks=pytest.mark.thorough), 16, 128))
 def test_without_permutations(plain, thresholds):
     flat = torch.from_numpy(np.random.default_rng(1).standard_normal(3001).astype(np.float32))
     table = table_of(thresholds)
@@ -66,8 +65,8 @@ def test_without_permutations(plain, thresholds):
 
 @pytest.mark.many
 @pytest.mark.skipif(permute.ENTRIES < 16, reason="no AVX-512 here")
-@pytest.mark.parametrize("thresholds", (5, 8, 15, 16, 31, 32, 64, 100, 127, 128))
-@pytest.mark.parametrize("bucket", (1, 15, 16, 17, 100, 8192))
+@pytest.mark.parametrize("thresholds", (8, 15, 16, 31, 32, 64, 127, 128))
+@pytest.mark.parametrize("bucket", (1, 15, 16, 17, 8192))
 def test_with_permutations(thresholds, bucket):
     """Buckets that are no multiples of 16 leave coordinates to another loop."""
     flat = torch.from_numpy(np.random.default_rng(1).standard_normal(1500).astype(np.float32))
@@ -91,7 +90,7 @@ def test_the_tree_finds_every_interval(depth):
             assert node - size == np.count_nonzero(lower[1:count] < np.float32(r))
 
 
-@pytest.mark.parametrize("depth", range(1, 6))
+@pytest.mark.parametrize("depth", (1, 3, 4, 5))
 def test_codes_are_those_of_comparisons(depth, entries):
     draw = np.random.default_rng(depth)
     count = (1 << depth) - (depth > 2)  # one interval is unused
@@ -129,7 +128,7 @@ def test_codes_are_those_of_comparisons(depth, entries):
     assert not found[done:].any()
 
 
-@pytest.mark.parametrize("size", (8, 16, 32, 64))
+@pytest.mark.parametrize("size", (8, 16, 64))
 def test_values_are_those_of_codes(size, entries):
     draw = np.random.default_rng(size)
     codes = draw.integers(size, size=100, dtype=np.uint32)

@@ -17,17 +17,14 @@ from hvd_adaptive.kernels.qcs import Run
 from hvd_adaptive.kernels.reference import qcs as reference_qcs
 from hvd_adaptive.kernels.reference import tables as reference
 
-PAPER = (96, 100, 192, 200, 288, 320, 384)
-
 
 def encoded(module, flat: torch.Tensor, scheme: QCS, key: int):
-    runs = scheme.parts.default._runs(flat.numel())
+    codec = scheme.parts.default
+    runs = codec._runs(flat.numel())
     buckets = sum(run.buckets for run in runs)
     scales = torch.full((buckets,), -1.0)
-    words = torch.full(
-        (scheme.parts.default.body_bytes(flat.numel()) // 4 - buckets,), 0x55555555
-    ).to(torch.int32)
-    module.encode(flat, scales, words, runs, scheme.parts.default.alphabet, key)
+    words = torch.full((codec.body_bytes(flat.numel()) // 4 - buckets,), 0x55555555).to(torch.int32)
+    module.encode(flat, scales, words, runs, codec.alphabet, key)
     return scales, words
 
 
@@ -36,40 +33,34 @@ def compare(flat: torch.Tensor, scheme: QCS, key: int) -> None:
     want, got = (encoded(m, flat, scheme, key) for m in (reference_qcs, cpu_qcs))
     assert same_bits(want[0], got[0]), what
     assert torch.equal(want[1], got[1]), what
-    results = []
-    for module in (reference_qcs, cpu_qcs):
-        out = torch.linspace(-1, 1, flat.numel())
-        runs = scheme.parts.default._runs(flat.numel())
-        module.decode_add(
-            [got] * 3, [key, key + 1, 5], runs, scheme.parts.default.alphabet, 1 / 3, out
-        )
-        results.append(out)
+    results = [torch.linspace(-1, 1, flat.numel()) for _ in range(2)]
+    codec, keys = scheme.parts.default, [key, key + 1, 5]
+    for module, out in zip((reference_qcs, cpu_qcs), results, strict=True):
+        module.decode_add([got] * 3, keys, codec._runs(len(flat)), codec.alphabet, 1 / 3, out)
     assert same_bits(*results), what
 
 
-@pytest.mark.parametrize("bucket", (1, 2, 16, 64, 512, 1024, 8192, *PAPER))
+@pytest.mark.parametrize("bucket", (1, 2, 16, 64, 512, 8192, 96, 100, 384))
 def test_same_codes_and_sums_for_all_sizes(bucket):
     kinds = itertools.cycle((ordinary, heavy))
-    ranges = itertools.cycle((0.5, 1, 2, 7, 127))
-    sizes = {0, 1, bucket - 1, bucket, bucket + 1, bucket + bucket // 3, 2 * bucket + 97}
-    measured = sorted({1, 2, bucket // 9 + 1, bucket // 2 + 1, bucket} & {*range(1, bucket + 1)})
-    for k, n, estimator in itertools.product(measured, sorted(sizes), ("unbiased", "mmse")):
-        scheme = QCS(
-            bucket_size=bucket, measurements=k, quantizer_range=next(ranges), estimator=estimator
-        )
+    ranges, estimators = itertools.cycle((0.5, 1, 2, 7, 127)), itertools.cycle(("unbiased", "mmse"))
+    sizes = {0, 1, bucket - 1, bucket, bucket + bucket // 3, 2 * bucket + 97}
+    for k, n in itertools.product(sorted({1, bucket // 9 + 1, bucket // 2 + 1, bucket}), sizes):
+        own = {"quantizer_range": next(ranges), "estimator": next(estimators)}
+        scheme = QCS(bucket_size=bucket, measurements=k, **own)
         compare(vector(next(kinds), n), scheme, n * 2654435761)
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
 def test_same_codes_and_sums_for_all_kinds_of_vectors(kind):
-    for bucket, q in itertools.product((64, 100, 1024), (0.5, 1, 127)):
+    for bucket, q in ((64, 0.5), (100, 1), (1024, 127)):
         for k in (1, bucket // 3, bucket):
             scheme = QCS(bucket_size=bucket, measurements=k, quantizer_range=q)
             compare(vector(kind, 2 * bucket + bucket // 2), scheme, 2**64 - 1 - k)
 
 
-def test_same_codes_and_sums_for_a_million_and_three():
-    compare(vector(heavy, 10**6 + 3), QCS(gain=21), key=12345)
+def test_same_codes_and_sums_of_a_long_vector():
+    compare(vector(heavy, 10**5 + 3), QCS(gain=21), key=12345)
 
 
 def test_same_sums_of_hostile_scales_and_codes():
@@ -84,27 +75,11 @@ def test_same_sums_of_hostile_scales_and_codes():
     assert same_bits(*results)
 
 
-def test_codes_do_not_depend_on_what_the_buffers_held():
-    flat, scheme = vector(ordinary, 700), QCS(bucket_size=128, measurements=77, quantizer_range=2)
-    scales, words = encoded(cpu_qcs, flat, scheme, 1)
-    dirty = torch.full_like(words, -1)
-    cpu_qcs.encode(
-        flat, torch.full_like(scales, np.nan), dirty, scheme.parts.default._runs(700), 5, 1
-    )
-    assert torch.equal(words, dirty)
-
-
 def test_too_short_words_are_refused():
-    scheme = QCS(bucket_size=64, quantizer_range=1)
+    runs = QCS(bucket_size=64, quantizer_range=1).parts.default._runs(256)
+    payload = torch.ones(4), torch.zeros(10, dtype=torch.int32)
     with pytest.raises(ValueError, match="too short"):
-        cpu_qcs.decode_add(
-            [(torch.ones(4), torch.zeros(10, dtype=torch.int32))],
-            [0],
-            scheme.parts.default._runs(256),
-            3,
-            1.0,
-            torch.zeros(256),
-        )
+        cpu_qcs.decode_add([payload], [0], runs, 3, 1.0, torch.zeros(256))
 
 
 def randomness(key: int, first: int, bucket: int, order: int, rows: int):
@@ -116,22 +91,14 @@ def randomness(key: int, first: int, bucket: int, order: int, rows: int):
 
 
 @pytest.mark.parametrize("q", (0.5, 1, 7))
-@pytest.mark.parametrize("k", (64, 41, 8))
-@pytest.mark.parametrize("estimator", ("unbiased", "mmse"))
+@pytest.mark.parametrize(("k", "estimator"), ((64, "mmse"), (41, "unbiased"), (8, "mmse")))
 def test_algorithm_one_in_float64(q, k, estimator):
     """Two whole buckets of 64 and a partial one of 20, which is filled up to 32."""
     scheme = QCS(bucket_size=64, measurements=k, quantizer_range=q, estimator=estimator)
     flat, key = vector(ordinary, 148, seed=k), 987654321987654321
     scales, words = encoded(cpu_qcs, flat, scheme, key)
-    out = torch.zeros(148)
-    cpu_qcs.decode_add(
-        [(scales, words)],
-        [key],
-        scheme.parts.default._runs(148),
-        scheme.parts.default.alphabet,
-        1.0,
-        out,
-    )
+    out, codec = torch.zeros(148), scheme.parts.default
+    cpu_qcs.decode_add([(scales, words)], [key], codec._runs(148), codec.alphabet, 1.0, out)
     partial = -(-k // 2)
     estimates = []
     for bucket, (first, inside, n, rows) in enumerate(

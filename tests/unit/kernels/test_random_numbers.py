@@ -25,26 +25,12 @@ from hvd_adaptive.kernels.tables import kernel_table
 N = 1 << 18
 CPU = torch.device("cpu")
 BASE = (7, 1, 100, 3)
-# Streams that differ in one of seed, rank, step, group, by little and by much; some whose
-# numbers are swapped, or have the same sum.
-STREAMS = [
-    BASE,
-    (8, 1, 100, 3),
-    (7, 2, 100, 3),
-    (7, 1, 101, 3),
-    (7, 1, 100, 4),
-    (7 + 2**32, 1, 100, 3),
-    (7, 1, 100, 3 + 2**63),
-    (1, 7, 100, 3),
-    (7, 1, 3, 100),
-    (6, 2, 100, 3),
-    (0, 0, 0, 0),
-    (0, 0, 0, 1),
-    (0, 0, 1, 0),
-    (0, 1, 0, 0),
-    (1, 0, 0, 0),
-    (2**64 - 1, 0, 0, 0),
-]
+# Streams that differ in one of seed, rank, step, group, by little and by much; some whose numbers
+# are swapped, or have the same sum; of small numbers.
+STREAMS = [BASE, (8, 1, 100, 3), (7, 2, 100, 3), (7, 1, 101, 3), (7, 1, 100, 4)]
+STREAMS += [(7 + 2**32, 1, 100, 3), (7, 1, 100, 3 + 2**63), (1, 7, 100, 3), (7, 1, 3, 100)]
+STREAMS += [(6, 2, 100, 3), (0, 0, 0, 0), (0, 0, 0, 1), (0, 0, 1, 0), (0, 1, 0, 0), (1, 0, 0, 0)]
+STREAMS += [(2**64 - 1, 0, 0, 0)]
 
 
 def uniform(key: int, n: int = N, bucket: int | None = None) -> np.ndarray:
@@ -83,10 +69,9 @@ def test_coordinates_get_the_documented_integers(key, bucket, n):
     assert reference.uniforms(n, bucket, key, CPU).tolist() == want
 
 
-@pytest.mark.many
 @pytest.mark.parametrize("kernels", (cpu, reference), ids=("cpu", "reference"))
-@pytest.mark.parametrize(("bits", "symmetric"), ((2, True), (3, False), (4, True), (6, True)))
-@pytest.mark.parametrize("shape", ("uniform", "square", "p=0.5", "p=0.9"))
+@pytest.mark.parametrize(("bits", "symmetric"), ((2, True), (3, False), (6, True)))
+@pytest.mark.parametrize("shape", ("uniform", "square", "p=0.9"))
 def test_codes_follow_from_the_documented_integers(kernels, bits, symmetric, shape):
     """Upper level if and only if (k + 1/2) / 2**24 < rho, in float64, rounding errors aside."""
     n, bucket, key = 3000, 700, 99
@@ -138,33 +123,6 @@ def test_uniform_over_buckets_at_a_fixed_coordinate():
         assert np.max(np.abs(lagged)) < 5.2  # p = 2e-7 each
 
 
-def test_streams_are_uncorrelated(streams):
-    """All 120 pairs: correlation x sqrt(n) is standard normal; beyond 5.3 with p = 1.2e-7."""
-    z = np.array([standard(u) for u in streams])
-    correlation = z @ z.T / np.sqrt(N)
-    off = correlation[np.triu_indices(len(STREAMS), 1)]
-    assert np.abs(off).max() < 5.3
-    # Together they must also look normal, not merely be small.
-    assert stats.kstest(off, "norm").pvalue > 1e-6
-
-
-def test_streams_are_uncorrelated_at_lags(streams):
-    """Cross-correlation of the base stream with the others, lags 1..64 both ways."""
-    base = standard(streams[0])
-    for u in streams[1:7]:
-        z = standard(u)
-        for lag in (*range(1, 65), 128, 512, 8192):
-            for a, b in ((base, z), (z, base)):
-                assert abs(np.mean(a[:-lag] * b[lag:])) * np.sqrt(N - lag) < 5.6  # p = 2e-8
-
-
-def test_no_autocorrelation_up_to_lag_64(streams):
-    for u in streams:
-        z = standard(u)
-        for lag in (*range(1, 65), 100, 512, 1000, 8192):
-            assert abs(np.mean(z[:-lag] * z[lag:])) * np.sqrt(N - lag) < 5.6  # p = 2e-8
-
-
 def test_pairs_fill_the_square(streams):
     """16 x 16 cells of (u_j, u_{j+lag}), and of the same coordinate in two streams: p > 1e-7."""
     cells = [(u * 16).astype(np.int64) for u in streams]
@@ -178,7 +136,7 @@ def test_pairs_fill_the_square(streams):
 def test_no_rhythm_in_numbers_or_bits(streams):
     """Periodograms of u and of its 8 highest bits, 131,071 frequencies: the largest ordinate of
     noise exceeds log(131,071 * 1e7) = 27.9 with a chance of 1e-7 (each ordinate is exponential)."""
-    for u in streams[:4]:
+    for u in streams[:2]:
         k = (u * 2**24).astype(np.int64)
         bits = [2.0 * (k >> bit & 1) - 1 for bit in range(16, 24)]
         for signal in (standard(u), *bits):
@@ -188,12 +146,14 @@ def test_no_rhythm_in_numbers_or_bits(streams):
 
 
 def test_streams_are_uncorrelated_at_every_shift(streams):
-    """Cyclic cross-correlation, all 262,144 shifts: beyond 7.3 with p = 262,144 * 3e-13."""
-    base = np.fft.rfft(standard(streams[0]))
-    for u in streams[1:]:
-        shifts = np.fft.irfft(base * np.conj(np.fft.rfft(standard(u)))) / np.sqrt(N)
-        assert np.abs(shifts).max() < 7.3
-        assert stats.kstest(shifts, "norm").pvalue > 1e-7
+    """Of all 136 pairs, a stream with itself, too: cyclic cross-correlations at 262,144 shifts. One
+    beyond 7.9 has p = 136 * 262,144 * 3e-15; together they look normal."""
+    spectra = [np.fft.rfft(standard(u)) for u in streams]
+    for i, j in itertools.combinations_with_replacement(range(len(spectra)), 2):
+        shifts = np.fft.irfft(spectra[i] * np.conj(spectra[j])) / np.sqrt(N)
+        own = shifts[1 : N // 2] if i == j else shifts
+        assert np.abs(own).max() < 7.9, (i, j)
+        assert i or stats.kstest(own, "norm").pvalue > 1e-7, j
 
 
 def test_triples_fill_the_cube(streams):

@@ -18,7 +18,7 @@ from unit_oracles import neighbours, signed_levels, word_count
 from hvd_adaptive.kernels.numba import tables as cpu
 from hvd_adaptive.kernels.tables import kernel_table
 
-REPEATS = 20_000
+REPEATS = 10_000
 # The probability that a normal number lies beyond 5 sigma.
 FIVE_SIGMA = 5.7e-7
 # Float32 arithmetic moves rho by a few units of 2**-24 where gaps are not tiny.
@@ -26,10 +26,8 @@ SLACK = 2e-6
 
 TABLES = {
     (2, True): [0.1, 1.0],
-    (2, False): [0.0, 1.0],
     (3, True): [0.0048, 0.018, 0.13, 1.0],
     (3, False): [0.0, 0.05, 0.25, 1.0],
-    (4, True): [0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.8, 1.0],
     (5, True): list(np.linspace(1 / 16, 1, 16)),
     (6, False): list((np.arange(32) / 31) ** 2),
     (8, True): list((np.arange(1, 129) / 128) ** 1.5),
@@ -69,31 +67,27 @@ def experiment(bits: int, symmetric: bool, norm: str, scale: float = 3.0):
     return x64, exact, out.numpy().reshape(REPEATS, x.size)
 
 
+def around(x: np.ndarray, exact: float, table: tuple[int, bool]):
+    """r of coordinates, and the levels below and above."""
+    r = np.abs(x) / exact
+    return r, *neighbours(r, TABLES[table], table[1])
+
+
 @pytest.mark.parametrize(("table", "norm"), CASES)
-def test_every_value_is_a_neighbouring_level_times_the_norm(table, norm):
+def test_values_and_probabilities_are_those_of_unbiased_rounding(table, norm):
     x, exact, decoded = experiment(*table, norm)
-    lower, upper = neighbours(np.abs(x) / exact, TABLES[table], table[1])
+    r, lower, upper = around(x, exact, table)
     sign = np.where(x < 0, -1, 1)
     near_lower = np.abs(decoded - sign * lower * exact) <= 1e-6 * exact
     near_upper = np.abs(decoded - sign * upper * exact) <= 1e-6 * exact
     # At a level, rounding errors in r may take the level itself for either end of the interval;
-    # the far end must then be (nearly) impossible, which the next test checks.
-    at_level = np.isclose(np.abs(x) / exact, upper, rtol=1e-6)
+    # the far end must then be (nearly) impossible, as its probability says.
+    at_level = np.isclose(r, upper, rtol=1e-6)
     assert np.all((near_lower | near_upper)[:, ~at_level])
-    levels = signed_levels(TABLES[table], table[1])
     values = np.unique(decoded).astype(np.float64) / exact
-    distance = np.abs(values[:, None] - levels).min(axis=1)
-    assert distance.max() <= 1e-6
-
-
-@pytest.mark.parametrize(("table", "norm"), CASES)
-def test_probabilities_are_those_of_unbiased_rounding(table, norm):
-    x, exact, decoded = experiment(*table, norm)
-    r = np.abs(x) / exact
-    lower, upper = neighbours(r, TABLES[table], table[1])
+    assert np.abs(values[:, None] - signed_levels(TABLES[table], table[1])).min(1).max() <= 1e-6
     rho = (r - lower) / (upper - lower)
-    middle = (lower + upper) / 2 * exact
-    taken = np.sum(decoded * np.where(x < 0, -1, 1) > middle, axis=0)
+    taken = np.sum(decoded * sign > (lower + upper) / 2 * exact, axis=0)
     slack = SLACK + 2e-7 * upper / (upper - lower)
     low, high = np.clip(rho - slack, 0, 1), np.clip(rho + slack, 0, 1)
     assert np.all(stats.binom.sf(taken - 1, REPEATS, high) > FIVE_SIGMA / 2), taken
@@ -101,23 +95,10 @@ def test_probabilities_are_those_of_unbiased_rounding(table, norm):
 
 
 @pytest.mark.parametrize(("table", "norm"), CASES)
-def test_mean_within_five_sigma(table, norm):
-    x, exact, decoded = experiment(*table, norm)
-    r = np.abs(x) / exact
-    lower, upper = neighbours(r, TABLES[table], table[1])
-    sigma = exact * np.sqrt(np.maximum((upper - r) * (r - lower), 0) / REPEATS)
-    error = np.abs(decoded.mean(axis=0, dtype=np.float64) - x)
-    # One pick of a rare neighbour (probability 2**-24, say) moves the mean by a gap / REPEATS.
-    rare = np.where(sigma < exact * (upper - lower) / REPEATS, (upper - lower) / REPEATS, 0)
-    assert np.all(error <= 5 * sigma + (rare + 1e-6) * exact)
-
-
-@pytest.mark.parametrize(("table", "norm"), CASES)
 def test_variance_of_equations_1_and_2(table, norm):
     """Mean of ||Q(v) - v||**2 against ||v||**2 * sum (l_up - r)(r - l_low), at 5 sigma."""
     x, exact, decoded = experiment(*table, norm)
-    r = np.abs(x) / exact
-    lower, upper = neighbours(r, TABLES[table], table[1])
+    r, lower, upper = around(x, exact, table)
     want = exact**2 * np.sum((upper - r) * (r - lower))
     errors = np.sum((decoded - x) ** 2, axis=1)
     assert abs(errors.mean() - want) <= 5 * errors.std() / np.sqrt(REPEATS) + 1e-5 * want
@@ -141,8 +122,7 @@ def test_zero_based_tables_keep_zeros_exactly():
 @pytest.mark.parametrize("scale", (1e-37, 1e-20, 1e20, 1e37))
 def test_unbiased_at_any_magnitude(scale):
     x, exact, decoded = experiment(3, True, "linf", scale)
-    r = np.abs(x) / exact
-    lower, upper = neighbours(r, TABLES[3, True], True)
+    r, lower, upper = around(x, exact, (3, True))
     sigma = np.sqrt(np.maximum((upper - r) * (r - lower), 0) / REPEATS)
     error = np.abs((decoded.astype(np.float64) / exact).mean(axis=0) - x / exact)
     assert np.all(error <= 5 * sigma + (upper - lower) / REPEATS + 1e-6)

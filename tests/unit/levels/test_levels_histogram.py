@@ -128,32 +128,16 @@ def test_samples_and_histogram_have_the_same_mass_up_to_each_edge(samples):
     np.testing.assert_allclose(law.cdf(edges), expected, atol=1e-12)
 
 
-@pytest.mark.parametrize(
-    ("edges", "masses", "zero_mass"),
-    [
-        ([0, 1], [np.nan], 0),
-        ([0, 1], [-1.0], 2),
-        ([0, 1], [0.0], 0),
-        ([0, 1], [np.inf], 0),
-        ([0, 0.5, 0.5, 1], [1, 1, 1], 0),
-        ([0, 2], [1], 0),
-        ([-1, 1], [1], 0),
-        ([0, 1], [1, 2], 0),
-        ([0, 1], [1.0], -0.5),
-    ],
-)
-def test_bad_histograms(edges, masses, zero_mass):
-    with pytest.raises(ValueError, match=r"edges|masses"):
-        Histogram(edges, masses, zero_mass)
-
-
-@pytest.mark.parametrize("r", [[-0.1], [1.1], [np.nan], [np.inf]])
-def test_bad_samples(r):
-    with pytest.raises(ValueError, match="r:"):
-        Histogram.from_samples(r)
-
-
-def test_bad_counts():
+def test_wrong_input():
+    for masses, zero_mass in ((np.nan, 0), (-1.0, 2), (0.0, 0), (np.inf, 0), (1.0, -0.5)):
+        with pytest.raises(ValueError, match=r"edges|masses"):
+            Histogram([0, 1], [masses], zero_mass)
+    for edges, count in (([0, 0.5, 0.5, 1], 3), ([0, 2], 1), ([-1, 1], 1), ([0, 1], 2)):
+        with pytest.raises(ValueError, match=r"edges|masses"):
+            Histogram(edges, [1.0] * count)
+    for r in (-0.1, 1.1, np.nan, np.inf):
+        with pytest.raises(ValueError, match="r:"):
+            Histogram.from_samples([r])
     with pytest.raises(ValueError, match=str(LOG_BINS)):
         Histogram.from_counts(np.ones(511))
 

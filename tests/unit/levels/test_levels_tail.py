@@ -94,9 +94,8 @@ def test_laws_that_are_known_are_what_samples_tend_to():
     assert changes[1] < changes[0] / 30
 
 
-@pytest.mark.many
-@pytest.mark.parametrize("count", [1, 30, 10**6, 1e20])
-@pytest.mark.parametrize("place", [0, 1, 127, 128, 900, LOG_BINS - 1])
+@pytest.mark.parametrize("count", [1, 30, 1e20])
+@pytest.mark.parametrize("place", [0, 127, 128, LOG_BINS - 1])
 def test_coordinates_that_are_all_equal_stay_where_they_are(place, count):
     counts = np.zeros(LOG_BINS + 2)
     counts[place] = count

@@ -50,8 +50,8 @@ def test_amqs_too(symmetric):
     assert amq.levels.tolist() == alq.levels.tolist()
 
 
-@pytest.mark.parametrize("size", (64, BUCKET))
-@pytest.mark.parametrize(("bits", "symmetric"), [(2, True), (3, True), (3, False), (5, False)])
+@pytest.mark.parametrize("size", (64, 1024))
+@pytest.mark.parametrize(("bits", "symmetric"), [(2, True), (3, False), (5, False)])
 def test_no_other_exponential_table_is_much_safer(bits, symmetric, size):
     count = 2 ** (bits - 1)
     powers = np.arange(count - 1, -1 if symmetric else 0, -1.0)
@@ -60,7 +60,7 @@ def test_no_other_exponential_table_is_much_safer(bits, symmetric, size):
         return worst(np.append(p ** powers[:-1], 1.0), symmetric, "l2", size)
 
     found = np.array(safe_magnitudes(count, symmetric, size))
-    least = min(of(p) for p in np.geomspace(0.01, 0.95, 40))
+    least = min(of(p) for p in np.geomspace(0.01, 0.95, 25))
     assert worst(found[found > 0], symmetric, "l2", size) <= 1.25 * least
 
 

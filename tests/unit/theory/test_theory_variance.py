@@ -6,7 +6,6 @@ from itertools import product
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy import optimize
@@ -16,14 +15,11 @@ from theory_oracles import (
     adversaries,
     exponential,
     neighbours,
-    quantize,
     signed,
     uniform,
     vectors,
 )
 
-from hvd_adaptive import ALQ, NUQSGD, QSGD, TernGrad
-from hvd_adaptive.levels import Histogram, fit_levels
 from hvd_adaptive.theory import (
     exact_variance,
     exponent_constant,
@@ -34,7 +30,7 @@ from hvd_adaptive.theory import (
 )
 
 pytestmark = pytest.mark.many
-DIMENSIONS = [2, 3, 17, 300, 8192, 100_000]
+DIMENSIONS = [2, 17, 300, 8192]
 BOTH = pytest.mark.parametrize("symmetric", [True, False], ids=["symmetric", "zero-based"])
 
 
@@ -64,32 +60,14 @@ def test_bound_is_never_exceeded(name, dimension):
         assert found <= bound * (1 + 1e-9), (order, found, bound)
 
 
-@pytest.mark.parametrize(("dimension", "intervals"), list(product(DIMENSIONS, [1, 3, 7, 127])))
-def test_qsgd_bound_is_never_exceeded(dimension, intervals):
-    for order in ORDERS:
-        bound = qsgd_variance_bound(intervals, dimension, order)
-        found = worst(uniform(intervals), False, dimension, order)
-        assert found <= bound * (1 + 1e-9), (order, found, bound)
-
-
-@pytest.mark.parametrize(("dimension", "internal"), list(product(DIMENSIONS, range(1, 8))))
-def test_nuqsgd_bound_is_never_exceeded(dimension, internal):
-    for order, p in product(ORDERS, (0.5, 0.2, 0.75)):
-        bound = nuqsgd_variance_bound(internal, dimension, p, order)
-        found = worst(exponential(internal, p), False, dimension, order)
-        assert found <= bound * (1 + 1e-9), (order, p, found, bound)
-
-
-@BOTH
-@pytest.mark.parametrize("bits", [3, 4, 8])
-def test_bound_of_fitted_tables_is_never_exceeded(bits, symmetric):
-    rng = np.random.default_rng(bits)
-    samples = np.abs(rng.laplace(size=50_000))
-    law = Histogram.from_samples(samples / np.linalg.norm(samples[:8192]))
-    magnitudes = fit_levels(law, bits, symmetric).magnitudes
-    for order, dimension in product(ORDERS, DIMENSIONS):
-        bound = variance_bound(magnitudes, dimension, order, symmetric)
-        assert worst(magnitudes, symmetric, dimension, order) <= bound * (1 + 1e-9)
+@pytest.mark.parametrize("dimension", DIMENSIONS)
+def test_published_bounds_are_never_exceeded(dimension):
+    for order, size in product(ORDERS, (1, 3, 7, 127)):
+        found = worst(uniform(size), False, dimension, order)
+        assert found <= qsgd_variance_bound(size, dimension, order) * (1 + 1e-9), (order, size)
+    for order, size, p in product(ORDERS, (1, 3, 7), (0.5, 0.2, 0.75)):
+        found = worst(exponential(size, p), False, dimension, order)
+        assert found <= nuqsgd_variance_bound(size, dimension, p, order) * (1 + 1e-9), (order, p)
 
 
 @BOTH
@@ -129,17 +107,8 @@ def test_bound_is_nearly_reached(name, dimension, order, slack):
     assert bound <= slack * worst(magnitudes, symmetric, dimension, order) * (1 + 1e-12)
 
 
-@pytest.mark.parametrize("reach", [0.01, 0.5, 1.0, 1.9, 2.0, 2.1, 5.0, 90.0, 1e4])
+@pytest.mark.parametrize("reach", [0.01, 1.0, 1.9, 2.0, 2.1, 5.0, 1e4])
 def test_infimum_over_p(reach):
-    """Against a scan of 10^5 exponents and a bounded minimisation."""
-    grid = (np.arange(100_000) + 0.5) / 100_000
-    values = np.exp(
-        -np.log(2 - grid)
-        + (1 - grid) * np.log((1 - grid) / (2 - grid))
-        + (2 - grid) * np.log(reach)
-    )
-    assert small_coordinates(reach) <= values.min() * (1 + 1e-12)
-    np.testing.assert_allclose(small_coordinates(reach), values.min(), rtol=1e-4, atol=1e-12)
     found = optimize.minimize_scalar(
         lambda p: np.log(exponent_constant(p)) + (2 - p) * np.log(reach),
         bounds=(1e-9, 1 - 1e-9),
@@ -149,28 +118,17 @@ def test_infimum_over_p(reach):
     np.testing.assert_allclose(small_coordinates(reach), np.exp(found.fun), rtol=1e-6)
 
 
-@pytest.mark.parametrize("p", [0.001, 0.2, 0.5, 0.9, 0.999])
+@pytest.mark.parametrize("p", [0.001, 0.5, 0.999])
 def test_exponent_constant_is_the_least(p):
     """K_p = max of r (l1 - r) / (l1^(2-p) r^p), for any l1; Eq. 41 as printed, too."""
-    r = np.linspace(0, 1, 1_000_001)[1:]
-    np.testing.assert_allclose(exponent_constant(p), np.max(r ** (1 - p) * (1 - r)), rtol=1e-6)
+    r = np.linspace(0, 1, 100_001)[1:]
+    np.testing.assert_allclose(exponent_constant(p), np.max(r ** (1 - p) * (1 - r)), rtol=1e-5)
     printed = (1 / p) / (2 / p - 1) * ((1 / p - 1) / (2 / p - 1)) ** (1 - p)
     np.testing.assert_allclose(exponent_constant(p), printed)
 
 
-@pytest.mark.parametrize("reach", [0.3, 1.0, 2.0, 3.0, 20.0])
-def test_small_coordinates_is_reached_under_l2(reach):
-    """n coordinates of l1 t with n (l1 t)^2 <= 1: the most that any vector's lower ones cost."""
-    dimension = 1_000_000
-    level = reach / np.sqrt(dimension)
-    t = np.linspace(0, 1, 200_001)[1:]
-    n = np.minimum(dimension, 1 / (level * t) ** 2)
-    most = np.max(n * level**2 * t * (1 - t))
-    np.testing.assert_allclose(small_coordinates(reach), most, rtol=1e-4)
-
-
 @pytest.mark.parametrize("order", ORDERS)
-@pytest.mark.parametrize("name", ["qsgd-3", "nuqsgd-2", "fitted", "alq-paper"])
+@pytest.mark.parametrize("name", ["qsgd-7", "nuqsgd-2", "fitted", "alq-paper"])
 def test_exact_variance_by_enumeration(name, order):
     """All 2^d roundings of a short vector, each with its probability."""
     magnitudes, symmetric = TABLES[name]
@@ -199,77 +157,6 @@ def test_exact_variance_of_extreme_scales():
     assert exact_variance([0, 1], []) == 0.0
 
 
-BUCKET, REPEATS = 512, 400
-SCHEMES = {
-    "qsgd-s1": (lambda: QSGD(intervals=1, bucket_size=BUCKET), lambda: 512**0.5),
-    "qsgd-s3": (lambda: QSGD(intervals=3, bucket_size=BUCKET), lambda: 512**0.5 / 3),
-    "qsgd-8bit": (
-        lambda: QSGD(bits=8, bucket_size=BUCKET),
-        lambda: qsgd_variance_bound(127, BUCKET),
-    ),
-    "qsgd-linf": (
-        lambda: QSGD(bits=3, bucket_size=BUCKET, norm="linf"),
-        lambda: qsgd_variance_bound(3, BUCKET, np.inf),
-    ),
-    "nuqsgd": (
-        lambda: NUQSGD(bits=4, bucket_size=BUCKET),
-        lambda: nuqsgd_variance_bound(6, BUCKET),
-    ),
-    "nuqsgd-p": (
-        lambda: NUQSGD(bits=3, multiplier=0.3, bucket_size=BUCKET),
-        lambda: nuqsgd_variance_bound(2, BUCKET, 0.3),
-    ),
-    "alq": (lambda: ALQ(bits=3, bucket_size=BUCKET), None),
-    "terngrad": (
-        lambda: TernGrad(clip=None, bucket_size=BUCKET),
-        lambda: qsgd_variance_bound(1, BUCKET, np.inf),
-    ),
-}
-
-
-@pytest.mark.parametrize("shape", ["normal", "sparse", "constant", "cauchy", "lognormal"])
-@pytest.mark.parametrize("name", SCHEMES)
-def test_real_encodings_at_five_sigma(name, shape):
-    """Decoded buckets: their mean squared error is Eq. 1's, and below the published bound."""
-    make, published = SCHEMES[name]
-    scheme, rng = make(), np.random.default_rng(8)
-    buckets = [dict(vectors(rng, size))[shape] for size in (BUCKET, BUCKET, 100)]
-    flat = np.concatenate(buckets).astype(np.float32)
-    if name == "alq":
-        scheme.fit(torch.from_numpy(np.tile(flat[: 2 * BUCKET], 30)))
-    levels = scheme.levels.numpy()
-    symmetric = not (levels == 0).any()
-    magnitudes = levels[levels >= 0]
-    order = np.inf if scheme.parts.default.norm == "linf" else 2
-    parts = np.split(flat.astype(np.float64), [BUCKET, 2 * BUCKET])
-    exact = sum(exact_variance(magnitudes, part, order, symmetric) for part in parts)
-    tensor = torch.from_numpy(flat)
-    errors = np.array(
-        [
-            (scheme.decode(scheme.encode(tensor, seed=seed)).double() - tensor).square().sum()
-            for seed in range(REPEATS)
-        ]
-    )
-    deviation = errors.std() / np.sqrt(REPEATS)
-    rounding = 1e-5 * exact + 1e-10 * float(tensor.double().square().sum())
-    assert abs(errors.mean() - exact) <= 5 * deviation + rounding
-    general = variance_bound(magnitudes, BUCKET, order, symmetric)
-    squared = sum(part @ part for part in parts)
-    for bound in (general, *([published()] if published else [])):
-        assert exact <= bound * squared
-        assert errors.mean() - 5 * deviation <= bound * squared
-
-
-def test_the_oracles_rounding_is_the_packages_variance():
-    rng = np.random.default_rng(1)
-    v = rng.standard_t(3, size=400)
-    for name, (magnitudes, symmetric) in TABLES.items():
-        _, values = quantize(rng, np.tile(v, (2000, 1)), magnitudes, symmetric)
-        errors = np.square(values - v).sum(axis=1)
-        exact = exact_variance(magnitudes, v, 2, symmetric)
-        assert abs(errors.mean() - exact) <= 5 * errors.std() / np.sqrt(2000) + 1e-9, name
-
-
 def test_published_values():
     np.testing.assert_allclose(qsgd_variance_bound(16, 512), np.sqrt(512) / 16)  # section 4's 1.41
     np.testing.assert_allclose(qsgd_variance_bound(100, 100), 0.01)  # d/s^2, below sqrt(d)/s
@@ -279,37 +166,6 @@ def test_published_values():
     assert variance_bound([1.0], 100, 2, True) == 100.0
     assert nuqsgd_variance_bound(3, 2**8) == 1 / 8 + 2.0**-6 * 2**8 / 4
     assert nuqsgd_variance_bound(3, 2**10) == 1 / 8 + 2.0**-3 * 2**5 - 1
-
-
-def test_monotone():
-    """More dimensions never less; more levels of one ratio never more."""
-    dims = [variance_bound([0, 0.1, 0.5, 1], d) for d in range(1, 3000, 7)]
-    assert np.all(np.diff(dims) >= 0)
-    for function in (nuqsgd_variance_bound, qsgd_variance_bound):
-        assert np.all(np.diff([function(s, 8192) for s in range(1, 20)]) <= 0)
-
-
-@pytest.mark.parametrize(
-    ("call", "message"),
-    [
-        (lambda: variance_bound([0, 1], 0), "dimension=0: must be a whole number >= 1"),
-        (lambda: variance_bound([0, 1], 2.5), "dimension=2.5"),
-        (lambda: variance_bound([0, 1], 4, 0.5), "norm_order=0.5: must be a number >= 1"),
-        (lambda: variance_bound([0, 1], 4, np.nan), "norm_order=nan"),
-        (lambda: variance_bound([0.5, 1], 4), "magnitudes: the first must be zero"),
-        (lambda: qsgd_variance_bound(0, 4), "intervals=0"),
-        (lambda: qsgd_variance_bound(True, 4), "intervals=True"),
-        (lambda: nuqsgd_variance_bound(0, 4), "internal_levels=0"),
-        (lambda: nuqsgd_variance_bound(2, 4, 1.0), "multiplier=1.0: .* above 0 and below 1.0"),
-        (lambda: exponent_constant(0), "exponent=0"),
-        (lambda: small_coordinates(-1), "reach=-1"),
-        (lambda: exact_variance([0, 1], [1.0, np.nan]), "vector: must be finite"),
-        (lambda: exact_variance([0, 1], [1.0], 0), "norm_order=0"),
-    ],
-)
-def test_wrong_input(call, message):
-    with pytest.raises(ValueError, match=message):
-        call()
 
 
 @pytest.mark.parametrize("reach", [2.0, 2.5, 4.0, 7.5])

@@ -21,15 +21,13 @@ def exponential(internal, multiplier=0.5):
 # name: (magnitudes, symmetric). The fitted ones are of ALQ's kind: dense near zero, uneven.
 TABLES = {
     "ternary": (uniform(1), False),
-    "qsgd-3": (uniform(3), False),
     "qsgd-7": (uniform(7), False),
     "qsgd-127": (uniform(127), False),
-    **{f"nuqsgd-{s}": (exponential(s), False) for s in range(1, 8)},
+    **{f"nuqsgd-{s}": (exponential(s), False) for s in (1, 2, 3, 7)},
     "nuqsgd-p0.1": (exponential(3, 0.1), False),
     "nuqsgd-p0.8": (exponential(6, 0.8), False),
     "fitted": (np.array([0, 0.0031, 0.0075, 0.0131, 0.021, 0.034, 0.091, 1.0]), False),
     "alq-paper": (np.array([0.0048, 0.018, 0.13, 1.0]), True),
-    "amq-paper": (np.array([0.0125, 0.054, 0.232, 1.0]), True),
     "two-symmetric": (np.array([1.0]), True),
     "uniform-symmetric": ((2 * np.arange(4) + 1) / 7, True),
 }

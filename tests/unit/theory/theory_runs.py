@@ -6,7 +6,20 @@ from dataclasses import dataclass
 
 import numpy as np
 from scipy import optimize
-from theory_oracles import quantize
+from theory_oracles import exponential, quantize, uniform
+
+from hvd_adaptive.theory import RunAverages, variance_bound
+
+STEPS = 300
+CHANGING = [(uniform(1), 30), (exponential(2), 120), (exponential(6), 150)]
+
+
+def epsilon_of(plan, dimension):
+    """The average over a plan's steps; no plan: exact."""
+    run = RunAverages()
+    for table, steps in plan:
+        run.add(steps, variance_bound(table, dimension))
+    return run.variance_bound if plan else 0.0
 
 
 @dataclass
