@@ -60,7 +60,7 @@ def test_every_split_of_the_greedy_recursion_is_the_best(kind, count, n):
         step //= 2
 
 
-@settings(max_examples=200)
+@settings(max_examples=80)
 @given(st.lists(st.floats(-100, 100, width=32), min_size=1, max_size=40))
 def test_equation_twelve_counted_once(numbers):
     """#{v >= b} lies between the two sides of the sign change; samples at b are counted once."""
@@ -82,7 +82,7 @@ def test_equation_twelve_counted_once(numbers):
 @pytest.mark.parametrize("count", (3, 5, 9, 17, 33))
 def test_coordinate_descent_is_never_worse_and_ends_at_equation_twelve(kind, count):
     better = 0
-    for seed in range(6):
+    for seed in range(3):
         values = sample(kind, 300, seed)
         exact = values.astype(np.float64)
         greedy, descent = levels_of(values, count), levels_of(values, count, 1000)
