@@ -330,17 +330,17 @@ def test_no_log(tmp_path, content, capsys):
 NAMES = [
     r"$\frac{$",
     "$x^2$",
+    "{{ 7 * 7 }}",
+    "]]>",
     "a_b$",
     "_private.weight",
     "",
     "x" * 500,
     "w&amp;<script>f()</script>",
-    "]]>",
     "two\nlines",
     "nul\x00",
     "half \ud800",
     "\u202eback",
-    "{{ 7 * 7 }}",
     "\"quoted'",
 ]
 
@@ -352,7 +352,10 @@ def test_any_name_of_a_parameter_is_shown_as_it_is(tmp_path, capsys):
         for number, name in enumerate(NAMES)
     ]
     tables = [table(1.5, 0, 1) | {"part": name} for name in NAMES]
-    own["groups"] = [own["groups"][0] | {"group": number} for number in range(len(NAMES))]
+    first = own["groups"][0]  # those that send most are drawn
+    own["groups"] = [
+        first | {"group": number, "payload_bytes": 1500.0 - number} for number in range(len(NAMES))
+    ]
     write(tmp_path / "net-rank0-1.jsonl", start(1, groups=groups), *tables, own)
     assert main(["report", str(tmp_path)]) == 0, capsys.readouterr().err
     page = (tmp_path / "report.html").read_text(encoding="utf-8")

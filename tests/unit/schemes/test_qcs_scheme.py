@@ -68,6 +68,21 @@ def test_gains_of_large_partitions():
     assert QCS().parts.default.compression_gain == pytest.approx(10, rel=0.02)
 
 
+@pytest.mark.parametrize(("n", "k", "q"), [(96, 96, 0.5), (256, 3, 127), (8, 1, 1)])
+def test_lengths(n, k, q):
+    """Partial buckets are filled up to the next of the allowed orders."""
+    orders = sorted([96, 100, 192, 200, 288, 320, 384, *(1 << p for p in range(15))])
+    scheme = QCS(bucket_size=n, measurements=k, quantizer_range=q)
+    for coordinates in (0, 1, 2, n - 1, n, n + 1, n + n // 2 + 1, 11 * n - 3):
+        count, rest = divmod(coordinates, n)
+        filled = min(order for order in orders if order >= rest) if rest else 0
+        codes = count * k + -(-k * filled // n)
+        body = 4 * (count + bool(rest) + oracle.word_count(codes, int(2 * q + 1)))
+        payload = scheme.encode(gradient(coordinates))
+        assert payload.numel() == 96 + -(-body // 8) * 8
+        assert scheme.decode(payload).numel() == coordinates
+
+
 def test_zero_projections():
     """k = 1 of n = 2: the signs make g_0 ± g_1, which is 0 for about half of the buckets."""
     scheme = QCS(bucket_size=2, measurements=1, quantizer_range=1)
