@@ -5,6 +5,7 @@ It must never import hvd_adaptive: it shows that the page is enough to read what
 
 from __future__ import annotations
 
+import functools
 import heapq
 import math
 import struct
@@ -324,8 +325,13 @@ class Book:
 
 def book_of(probabilities: np.ndarray) -> Book:
     """The book that every rank makes from these probabilities."""
+    return book_of_numbers(tuple(probabilities.tolist()))
+
+
+@functools.cache
+def book_of_numbers(probabilities: tuple[float, ...]) -> Book:
     total = math.fsum(probabilities)
-    p = [max(x / total, 2.0**-20) for x in probabilities.tolist()]
+    p = [max(x / total, 2.0**-20) for x in probabilities]
     total = math.fsum(p)
     p = [x / total for x in p]
     count = len(p)

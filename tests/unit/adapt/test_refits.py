@@ -73,7 +73,7 @@ def excess(run: Run, step: int, keywords: dict) -> float:
     return found / best
 
 
-@pytest.mark.parametrize("keywords", [{}, {"statistics": "normal"}], ids=repr)
+@pytest.mark.parametrize("keywords", [{}, {"statistics": "normal", "bits": 5}], ids=repr)
 def test_adapters_whose_first_gradients_are_zero(keywords):
     """Every bucket that is sampled at step 0 has a gradient, of B alone. The next fits are based on
     such buckets, too, until step 0 is no longer among the last eight steps."""
@@ -89,7 +89,7 @@ def test_adapters_whose_first_gradients_are_zero(keywords):
 
 
 def test_adapters_with_a_table_for_each_tensor():
-    run = Run(make(scope="tensor"))
+    run = Run(make(bits=3, scope="tensor"))
     run.step(gradients(0, A))
     run.step(gradients(1))
     versions = [run.rank.compressor.parts[chr(97 + slot)].table_version for slot in range(4)]

@@ -58,7 +58,7 @@ def overwritten(data: bytes, at: float, to: float) -> bytes:
 DAMAGE = st.sampled_from((flipped, truncated, lengthened, swapped, turned, overwritten))
 
 
-@settings(max_examples=800)
+@settings(max_examples=400)
 @given(LABELS, DAMAGE, place, place)
 def test_all_damage_is_told(label, damage, at, to):
     compressor, payload = SCHEMES[True][label]
@@ -68,7 +68,7 @@ def test_all_damage_is_told(label, damage, at, to):
             compressor.decode(ROOM.holding(bad))
 
 
-@settings(max_examples=800)
+@settings(max_examples=400)
 @given(LABELS, DAMAGE, place, place)
 def test_without_a_checksum_nothing_is_read_out_of_bounds(label, damage, at, to):
     compressor, payload = SCHEMES[False][label]

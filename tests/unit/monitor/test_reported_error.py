@@ -122,7 +122,7 @@ def test_all_of_few_buckets_are_measured_exactly():
 
 
 def test_estimates_are_unbiased_in_every_group():
-    """Groups of many and of few buckets, whose energies differ a hundredfold, over 600 steps: 5
+    """Groups of many and of few buckets, whose energies differ a hundredfold, over 300 steps: 5
     sigma of their scatter."""
     sizes = [40 * BUCKET + 100, 7 * BUCKET, BUCKET // 2]
     gradients = [
@@ -133,7 +133,7 @@ def test_estimates_are_unbiased_in_every_group():
     flats, levels = sent(rank, gradients), rank.compressor.levels.numpy()
     assert len(flats) > 2
     found = []
-    for _ in range(600):
+    for _ in range(300):
         rank.step(gradients)
         of_groups = rank.compressor._training.meter.last_groups
         found.append(
@@ -148,7 +148,7 @@ def test_estimates_are_unbiased_in_every_group():
             for flat in flats
         ]
     )
-    spread = np.std(found, axis=0) / np.sqrt(600)
+    spread = np.std(found, axis=0) / np.sqrt(300)
     assert (np.abs(np.mean(found, axis=0) - wanted) <= 5 * spread + 1e-5 * wanted).all()
     # Neither is far from what it estimates on average.
     assert (spread <= 0.1 * wanted).all()

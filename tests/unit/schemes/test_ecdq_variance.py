@@ -73,11 +73,3 @@ def test_errors_are_uncorrelated_with_the_vector_and_each_other(kind, variance):
         assert abs(product) < 5 / 12 / np.sqrt(REPEATS * (error.shape[1] - lag))
     product = (error[1:] * error[:-1]).mean()  # of one encoding with the next
     assert abs(product) < 5 / 12 / np.sqrt(error[1:].size)
-
-
-def test_a_mean_of_many_payloads_converges():
-    """The average of 64 ranks has 1/64 of the variance."""
-    flat, scheme = vector(heavy, 8192), ECDQ(bits=1.0)
-    total = sum(scheme.decode(scheme.encode(flat, seed=s)).double() for s in range(64)) / 64
-    relative = float((total - flat).square().sum() / flat.double().square().sum())
-    assert abs(relative * 64 / scheme.parts.default.relative_variance - 1) < 5 * np.sqrt(2 / 8192)
