@@ -5,6 +5,7 @@ It must never import hvd_adaptive: it shows that the page is enough to read what
 
 from __future__ import annotations
 
+import functools
 import heapq
 import math
 import struct
@@ -160,6 +161,13 @@ def unpack(data: bytes, count: int, alphabet: int) -> np.ndarray:
     return fixed_width(words, count, bits) if digits == 1 else units(words, count, alphabet)
 
 
+def last_codes(body: bytes, at: int, count: int, alphabet: int) -> np.ndarray:
+    """The codes from ``at`` on, behind which a body has nothing but zeros up to 8 bytes."""
+    end = at + 4 * words_of(count, alphabet)
+    assert len(body) - end == -end % 8 and not any(body[end:])
+    return unpack(body[at:end], count, alphabet)
+
+
 def lane_number(words: np.ndarray, lane: int) -> int:
     return int.from_bytes(words[lane::16].tobytes(), "little")
 
@@ -218,9 +226,7 @@ def table_body(head: dict, body: bytes, count: int, known: Known) -> np.ndarray:
     assert alphabet == len(known.levels)
     scales = np.frombuffer(body[: 4 * buckets], "<f4")
     if head["coding"] == 0:
-        end = 4 * (buckets + words_of(count, alphabet))
-        codes = unpack(body[4 * buckets : end], count, alphabet)
-        assert len(body) - end == -end % 8 and not any(body[end:])
+        codes = last_codes(body, 4 * buckets, count, alphabet)
     else:
         codes = coded_stream(body[4 * buckets :], head, count, known)
     return values_of(known.levels)[codes] * of_coordinates(scales, head, count)
@@ -319,8 +325,13 @@ class Book:
 
 def book_of(probabilities: np.ndarray) -> Book:
     """The book that every rank makes from these probabilities."""
+    return book_of_numbers(tuple(probabilities.tolist()))
+
+
+@functools.cache
+def book_of_numbers(probabilities: tuple[float, ...]) -> Book:
     total = math.fsum(probabilities)
-    p = [max(x / total, 2.0**-20) for x in probabilities.tolist()]
+    p = [max(x / total, 2.0**-20) for x in probabilities]
     total = math.fsum(p)
     p = [x / total for x in p]
     count = len(p)
@@ -338,7 +349,9 @@ def book_of(probabilities: np.ndarray) -> Book:
     return tree if 1.003 * tree.bits_a_code(p) < simple.bits_a_code(p) else simple
 
 
-def grown(p: list[float], most: int) -> tuple[list[list[int]], list[float]]:
+def grown(
+    p: list[float], most: int, longest: int = 1024, pool: int = 1 << 18
+) -> tuple[list[list[int]], list[float]]:
     """Children of the inner nodes, and the leaves' probabilities."""
     leaves: list[tuple[float, int, int]] = []  # minus the probability, when it was made, depth
     place: list[tuple[int, int]] = []  # of whatever was made: inner node, branch
@@ -357,7 +370,7 @@ def grown(p: list[float], most: int) -> tuple[list[list[int]], list[float]]:
     while len(leaves) + count - 1 <= most:
         weight, made, depth = leaves[0]
         symbols += count * (depth + 1) - depth
-        if depth >= 1024 or symbols > 1 << 18:
+        if depth >= longest or symbols > pool:
             break
         heapq.heappop(leaves)
         inner[place[made]] = nodes
@@ -430,7 +443,7 @@ def elias_segment(bits: list[int], count: int, alphabet: int) -> np.ndarray:
 
 def bucket_body(head: dict, body: bytes, count: int, known: Known) -> np.ndarray:
     levels, at = levels_of_buckets(head, body, count, known)
-    codes = unpack(body[at : at + 4 * words_of(count, head["alphabet"])], count, head["alphabet"])
+    codes = last_codes(body, at, count, head["alphabet"])
     return levels[np.arange(count) // head["bucket_size"], codes].astype(np.float64)
 
 
@@ -456,7 +469,7 @@ def levels_of_buckets(head: dict, body: bytes, count: int, known: Known) -> tupl
 def natural_body(head: dict, body: bytes, count: int, known: Known) -> np.ndarray:
     at = -(-count // 4) * 4
     exponents = np.frombuffer(body[:count], np.uint8)
-    signs = unpack(body[at : at + 4 * words_of(count, 2)], count, 2)
+    signs = last_codes(body, at, count, 2)
     values = np.ldexp(1.0, exponents.astype(int) - 127)
     values[exponents == 255] = np.finfo(np.float32).max
     values[exponents == 0] = 0.0
@@ -586,8 +599,7 @@ def qcs_body(head: dict, body: bytes, count: int, known: Known) -> np.ndarray:
         runs.append((whole, 0, m, -(-k * m // n), rest))
     scales = np.frombuffer(body[: 4 * len(runs)], "<f4")
     measured = sum(rows for _, _, _, rows, _ in runs)
-    packed = body[4 * len(runs) :][: 4 * words_of(measured, head["alphabet"])]
-    codes, parts = unpack(packed, measured, head["alphabet"]), []
+    codes, parts = last_codes(body, 4 * len(runs), measured, head["alphabet"]), []
     for scale, (first, bucket, order, rows, kept) in zip(scales.tolist(), runs, strict=True):
         own, codes = codes[:rows], codes[rows:]
         dither = integers(stream(head["key"], 2, first, 0), bucket, rows) * 2.0**-24
@@ -641,7 +653,7 @@ def eden_body(head: dict, body: bytes, count: int, known: Known) -> np.ndarray:
     at = 8 + 4 * len(lengths)
     scales = np.frombuffer(body[8:at], "<f4").tolist()
     kept = [64 * ceil(int(length * known.share), 64) for length in lengths]
-    codes = unpack(body[at:][: 4 * words_of(sum(kept), alphabet)], sum(kept), alphabet)
+    codes = last_codes(body, at, sum(kept), alphabet)
     out = []
     for bucket, (length, scale) in enumerate(zip(lengths, scales, strict=True)):
         y = np.zeros(length)

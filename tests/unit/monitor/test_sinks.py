@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import pickle
-from types import SimpleNamespace
 
 import pytest
+from watched import begun
 
 from hvd_adaptive import Monitor
-from hvd_adaptive.monitor import StepMeter
 
 
 class Kept:
@@ -29,39 +28,27 @@ class Kept:
         self.closed += 1
 
 
-class Codec:
-    """As much of a compressor as a monitor sees."""
-
-    def __init__(self) -> None:
-        self.meter, self.table_version, self.parts = StepMeter(), 0, {"": self}
-        self._training = SimpleNamespace(meter=self.meter)
-        self.meter.detailed = True
-
-    def steps(self, monitor, count):
-        groups = [{"group": 0, "buckets": 10, "coordinates": 3}]
-        facts = {"scheme": "S()", "rank": 0, "ranks": 4, "exchange": "allgather", "groups": groups}
-        monitor.begin(self, facts)
-        for number in range(count):
-            self.meter.add("coordinates", 3, 0)
-            self.meter.finish()
-            monitor.step(self, number)
+def steps(monitor: Monitor, count: int) -> None:
+    codec = begun(monitor)
+    for number in range(count):
+        codec.step(monitor, number, coordinates=(3,))
 
 
 def test_every_record_reaches_every_sink(tmp_path):
     first, second = Kept(), Kept()
     with Monitor(tmp_path, every=2, sinks=[first, second]) as monitor:
-        Codec().steps(monitor, 4)
-    assert [r["kind"] for r in first.records] == ["start", "step", "step"]
+        steps(monitor, 4)
+    assert [r["kind"] for r in first.records] == ["start", "table", "step", "step"]
     assert first.records == second.records and first.closed == second.closed == 1
-    assert first.records[1]["step"] == 1 and first.records[1]["coordinates"] == 3
+    assert first.records[2]["step"] == 1 and first.records[2]["coordinates"] == 3
     assert list(tmp_path.glob("*.jsonl"))
 
 
 def test_a_sink_that_fails_ends_no_training(caplog):
     broken, kept = Kept(fails=True), Kept()
     with Monitor(every=1, sinks=[broken, kept]) as monitor:
-        Codec().steps(monitor, 3)
-    assert len(kept.records) == 4 and broken.closed == 1
+        steps(monitor, 3)
+    assert len(kept.records) == 5 and broken.closed == 1
     assert [m for m in caplog.messages if "the tracker's server is away" in m] == [
         "monitor: writing stopped: the tracker's server is away"
     ]
@@ -69,7 +56,7 @@ def test_a_sink_that_fails_ends_no_training(caplog):
 
 def test_a_copy_of_a_monitor_has_no_sinks():
     copied = pickle.loads(pickle.dumps(Monitor(every=1, sinks=[Kept()])))
-    Codec().steps(copied, 2)
+    steps(copied, 2)
     assert copied._own == []
 
 

@@ -58,18 +58,6 @@ def symmetric_error(values: np.ndarray, b: float) -> float:
     return float(np.where(a <= b, b * b - a * a, (a - b) ** 2).sum())
 
 
-def best_symmetric(values: np.ndarray) -> float:
-    """Eq. 15 by sorting: the b at which n b - sum_{|v| > b} |v| changes sign."""
-    a = np.sort(np.abs(values))
-    beyond = np.append(np.cumsum(a[::-1])[::-1], 0.0)  # of a[i:], for b in [a[i-1], a[i])
-    edges = np.concatenate([[0.0], a, [np.inf]])
-    for i, total in enumerate(beyond):
-        b = min(max(total / len(a), edges[i]), edges[i + 1])
-        if len(a) * edges[i + 1] >= total:
-            return float(b)
-    raise AssertionError("no sign change")
-
-
 def two_sides(values: np.ndarray, cut: float) -> tuple[float, float]:
     """Means below the cut and from it on."""
     return float(values[values < cut].mean()), float(values[values >= cut].mean())

@@ -29,26 +29,20 @@ def excess(flat: torch.Tensor, levels: torch.Tensor, symmetric: bool, norm: str)
     return float(np.sum(norms**2 * (upper - r) * (r - lower)) / np.sum(buckets**2))
 
 
-CHOICES = list(
+FITS = tuple(
     itertools.product(
-        (2, 3, 4, 6),
-        (True, False),
-        ("l2", "linf"),
-        ("histogram", "normal"),
-        (False, True),
-        ("coordinate_descent", "gradient_descent"),
+        ("histogram", "normal"), (False, True), ("coordinate_descent", "gradient_descent")
     )
 )
 
 
-@pytest.mark.parametrize(("bits", "symmetric", "norm"), sorted({c[:3] for c in CHOICES}))
+@pytest.mark.parametrize("bits", (2, 3, 6))
+@pytest.mark.parametrize("symmetric", (True, False))
+@pytest.mark.parametrize("norm", ("l2", "linf"))
 def test_levels_after_fit(bits, symmetric, norm):
     """Ascending float64 in [-1, 1], symmetric, of the right number; never worse than before."""
     flat = gradient(40 * BUCKET)
-    for choice in CHOICES:
-        if choice[:3] != (bits, symmetric, norm):
-            continue
-        statistics, normalized, solver = choice[3:]
+    for statistics, normalized, solver in FITS:
         compressor = ALQ(
             bits=bits,
             symmetric=symmetric,
@@ -67,7 +61,7 @@ def test_levels_after_fit(bits, symmetric, norm):
         assert torch.equal(levels, -levels.flip(0))
         assert compressor.report()["table_version"] == 1
         was, now = (excess(flat, table, symmetric, norm) for table in (before, levels))
-        assert now <= was * 1.02, (choice, was, now)
+        assert now <= was * 1.02, (statistics, normalized, solver, was, now)
 
 
 def test_a_tensor_and_a_list_of_its_parts_give_the_same_table():
@@ -112,24 +106,15 @@ def test_non_finite_zero_and_overflowing_buckets_are_ignored(bad, statistics):
     torch.testing.assert_close(one.levels, two.levels, rtol=1e-9, atol=1e-12)
 
 
-@pytest.mark.parametrize(
-    "nothing",
-    (
-        torch.zeros(4 * BUCKET),
-        torch.full((BUCKET,), float("nan")),
-        torch.empty(0),
-        [],
-        torch.zeros(3),
-        [torch.zeros(BUCKET), torch.full((BUCKET,), float("inf"))],
-    ),
-    ids=lambda v: str(type(v).__name__),
-)
-def test_nothing_to_fit_is_a_value_error_and_keeps_the_table(nothing):
+def test_nothing_to_fit_is_a_value_error_and_keeps_the_table():
     compressor = ALQ(bits=3, bucket_size=BUCKET)
-    before = compressor.levels
-    with pytest.raises(ValueError, match="gradients"):
-        compressor.fit(nothing)
-    assert torch.equal(compressor.levels, before) and compressor.report()["table_version"] == 0
+    before = compressor.levels.clone()
+    compressor.levels.zero_()  # a copy
+    zeros, infinite = torch.zeros(BUCKET), torch.full((BUCKET,), float("inf"))
+    for nothing in (zeros, infinite * 0, torch.empty(0), [], torch.zeros(3), [zeros, infinite]):
+        with pytest.raises(ValueError, match="gradients"):
+            compressor.fit(nothing)
+        assert torch.equal(compressor.levels, before) and compressor.report()["table_version"] == 0
 
 
 def test_weights_are_the_squared_norms_unless_normalized():
@@ -152,10 +137,3 @@ def test_fit_does_not_change_or_track_the_gradients():
     compressor = ALQ(bits=3, bucket_size=BUCKET)
     compressor.fit(flat * 1)
     assert torch.equal(flat.detach(), before) and not compressor.levels.requires_grad
-
-
-def test_levels_cannot_be_changed_from_outside():
-    compressor = ALQ(bits=3)
-    before = compressor.levels.clone()
-    compressor.levels.zero_()
-    assert torch.equal(compressor.levels, before)

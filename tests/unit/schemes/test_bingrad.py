@@ -1,11 +1,11 @@
-"""BinGrad's and SignSGD's levels and codes against Eqs 13 to 17 by sorting."""
+"""BinGrad and SignSGD against Eqs 13 to 17; any vectors are in tests/oracle/test_levels.py."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 import torch
-from bucket_oracles import best_symmetric, symmetric_error, two_sides
+from bucket_oracles import symmetric_error, two_sides
 from scipy import integrate, optimize, stats
 from test_orq_levels import KINDS, sample
 
@@ -20,22 +20,6 @@ def roundtrip(scheme, values: np.ndarray, seed: int = 0) -> np.ndarray:
 
 def symmetric_level(values: np.ndarray, clip: float | None = None) -> float:
     return cpu_levels.symmetric_levels(torch.from_numpy(values), len(values), clip).item()
-
-
-@pytest.mark.many
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("n", (1, 2, 3, 10, 100, 2000))
-def test_partially_biased_level_is_within_one_percent_of_the_least_error(kind, n):
-    for seed in range(10):
-        values = sample(kind, n, seed)
-        exact = values.astype(np.float64)
-        best, found = best_symmetric(exact), symmetric_level(values)
-        least = symmetric_error(exact, best)
-        # The oracle's own condition against a minimiser that knows nothing of it.
-        for b in np.linspace(0.5 * best, 1.5 * best, 41):
-            assert least <= symmetric_error(exact, b) * (1 + 1e-12)
-        rounding = 1e-6 * np.abs(exact).max() * np.abs(exact).sum()  # b is a float32
-        assert symmetric_error(exact, found) <= 1.01 * least + rounding
 
 
 def test_level_of_a_normal_law_satisfies_equation_fifteen():
@@ -56,7 +40,7 @@ def test_level_of_a_normal_law_satisfies_equation_fifteen():
     assert error(symmetric_level(values)) <= 1.01 * error(want)
 
 
-@pytest.mark.parametrize("size", (1e-30, 1.0, 1e30))
+@pytest.mark.parametrize("size", (1e-30, 1e30))
 def test_partially_biased_is_unbiased_between_its_levels_and_clips_beyond(size):
     """Eq. 14, its third condition the right way round; mean and error within 5 sigma."""
     values = (sample("heavy", 1500, 4).astype(np.float64) * size).astype(np.float32)

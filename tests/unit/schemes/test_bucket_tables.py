@@ -1,8 +1,8 @@
-"""Schemes with levels for each bucket: unbiased rounding, lengths, ratios, special buckets."""
+"""Schemes with levels for each bucket: unbiased rounding, ratios, special buckets."""
 
 from __future__ import annotations
 
-import io
+from functools import partial
 
 import numpy as np
 import pytest
@@ -14,36 +14,38 @@ from test_orq_levels import sample
 from hvd_adaptive import ORQ, BinGrad, LinearQuantile, PayloadError, SignSGD
 from hvd_adaptive.coding.bucket_levels import FORMATS
 from hvd_adaptive.kernels.numba import levels as cpu_levels
-from hvd_adaptive.kernels.numba import tables as cpu
 
 BUCKET = 500
-# name -> scheme, alphabet, bytes of a bucket's levels
 SCHEMES = {
-    "orq-3": (lambda **k: ORQ(levels=3, **k), 3, 12),
-    "orq-9": (lambda **k: ORQ(levels=9, **k), 9, 36),
-    "orq-9-half": (lambda **k: ORQ(levels=9, level_dtype="float16", **k), 9, 19),
-    "orq-5-descent": (lambda **k: ORQ(levels=5, solver="coordinate_descent", **k), 5, 20),
-    "orq-129": (lambda **k: ORQ(levels=129, **k), 129, 516),
-    "linear-5": (lambda **k: LinearQuantile(levels=5, **k), 5, 20),
-    "linear-4-half": (lambda **k: LinearQuantile(levels=4, level_dtype="float16", **k), 4, 9),
-    "linear-250": (lambda **k: LinearQuantile(levels=250, **k), 250, 1000),
-    "bingrad-pb": (lambda **k: BinGrad(**k), 2, 4),
-    "bingrad-b": (lambda **k: BinGrad(variant="biased", **k), 2, 8),
-    "bingrad-b-iterated": (lambda **k: BinGrad(variant="biased", iterate=True, **k), 2, 8),
-    "signsgd": (lambda **k: SignSGD(**k), 2, 4),
+    "orq-3": partial(ORQ, levels=3),
+    "orq-9": partial(ORQ, levels=9),
+    "orq-9-half": partial(ORQ, levels=9, level_dtype="float16"),
+    "orq-5-descent": partial(ORQ, levels=5, solver="coordinate_descent"),
+    "orq-129": partial(ORQ, levels=129),
+    "linear-5": partial(LinearQuantile, levels=5),
+    "linear-4-half": partial(LinearQuantile, levels=4, level_dtype="float16"),
+    "linear-250": partial(LinearQuantile, levels=250),
+    "bingrad-pb": BinGrad,
+    "bingrad-b": partial(BinGrad, variant="biased"),
+    "bingrad-b-iterated": partial(BinGrad, variant="biased", iterate=True),
+    "signsgd": SignSGD,
 }
-RANDOM = [name for name in SCHEMES if name.startswith(("orq", "linear"))]
+# Their kernels are not compiled at set-up.
+COLD = ("orq-129", "linear-4-half", "linear-250")
+NAMES = [pytest.param(n, marks=[pytest.mark.thorough] * (n in COLD), id=n) for n in SCHEMES]
+RANDOM = [name for name in NAMES if name.id.startswith(("orq", "linear"))]
 
 
 def make(name: str, **keywords):
     """A scheme that rounds zeros, as the papers do."""
-    return SCHEMES[name][0](**{"bucket_size": BUCKET, "keep_zeros": False} | keywords)
+    return SCHEMES[name](**{"bucket_size": BUCKET, "keep_zeros": False} | keywords)
 
 
 def gradient(n: int, kind: str = "heavy", seed: int = 0) -> torch.Tensor:
     return torch.from_numpy(sample(kind, n, seed))
 
 
+@pytest.mark.many
 @pytest.mark.parametrize("name", RANDOM)
 @pytest.mark.parametrize("kind", ("normal", "skewed"))
 def test_unbiased_with_the_variance_of_equation_nine(name, kind):
@@ -76,20 +78,6 @@ def test_unbiased_with_the_variance_of_equation_nine(name, kind):
     assert abs(squared - variance.sum()) < 5 * np.sqrt(spread.sum() / repeats) + 1e-9 * squared
 
 
-@pytest.mark.many
-@pytest.mark.parametrize("name", SCHEMES)
-@pytest.mark.parametrize("n", (0, 1, BUCKET - 1, BUCKET, BUCKET + 1, 3000))
-def test_lengths_and_zeros(name, n):
-    scheme, (_, alphabet, each) = make(name), SCHEMES[name]
-    payload = scheme.encode(gradient(n) if n > 1 else torch.ones(n))
-    levels = -(-(-(-n // BUCKET) * each) // 4) * 4
-    body = levels + 4 * oracle.word_count(n, alphabet) if n else 0
-    assert scheme.parts.default.body_bytes(n) == body and payload.numel() == 96 + -(-body // 8) * 8
-    assert scheme.decode(payload).numel() == n
-    zeros = scheme.decode(scheme.encode(torch.zeros(n)))
-    assert torch.equal(zeros.view(torch.int32), torch.zeros(n, dtype=torch.int32))
-
-
 @pytest.mark.parametrize(
     ("name", "paper"),
     [
@@ -109,7 +97,7 @@ def test_ratios_of_the_paper_at_bucket_8192(name, paper):
     assert abs(4 * n / payload.numel() / paper - 1) < 0.03
 
 
-@pytest.mark.parametrize("name", SCHEMES)
+@pytest.mark.parametrize("name", NAMES)
 def test_constant_and_tiny_buckets(name):
     scheme = make(name)
     for value in (-0.3, 3.4e38, 1e-30, 2.0**-126):
@@ -121,32 +109,6 @@ def test_constant_and_tiny_buckets(name):
             assert torch.equal(decoded, flat)
     subnormal = torch.full((BUCKET,), 1e-39)
     assert not scheme.decode(scheme.encode(subnormal)).any()
-
-
-@pytest.mark.many
-@pytest.mark.parametrize("name", SCHEMES)
-@pytest.mark.parametrize("bad", (np.nan, np.inf, -np.inf))
-def test_a_bad_coordinate_makes_its_bucket_nan(name, bad):
-    for clip in (None, 2.5):
-        scheme, flat = make(name, clip=clip), gradient(3 * BUCKET)
-        flat[BUCKET + 7] = bad
-        decoded = scheme.decode(scheme.encode(flat))
-        assert decoded[BUCKET : 2 * BUCKET].isnan().all()
-        assert decoded[:BUCKET].isfinite().all() and decoded[2 * BUCKET :].isfinite().all()
-
-
-@pytest.mark.many
-@pytest.mark.parametrize("name", SCHEMES)
-@pytest.mark.parametrize("clip", (0.5, 1.7, 2.5))
-def test_clipping_is_that_of_the_clipped_gradient(name, clip):
-    """The encoder reads the gradient itself: its coordinates beyond the levels take the last."""
-    flat = gradient(3 * BUCKET + 77)
-    clipped = cpu.clipped(flat, BUCKET, clip)
-    direct, before = make(name, clip=clip), make(name)
-    assert not torch.equal(flat, clipped)
-    assert torch.equal(
-        direct.decode(direct.encode(flat, seed=3)), before.decode(before.encode(clipped, seed=3))
-    )
 
 
 @pytest.mark.parametrize("name", RANDOM)
@@ -182,20 +144,6 @@ def test_float16_extremes_beyond_float32_become_nan():
     largest = torch.finfo(torch.float32).max
     rounded = FORMATS["float16"].rounded(torch.tensor([[-1.0, 0.0, largest], [-1, 0, 1]]))
     assert rounded[0].isnan().all() and torch.equal(rounded[1], torch.tensor([-1.0, 0, 1]))
-
-
-@pytest.mark.parametrize("name", SCHEMES)
-def test_hostile_bodies_are_read_within_bounds(name):
-    """A right checksum over any bytes: levels of any kind, codes beyond the alphabet."""
-    scheme = make(name)
-    data = bytearray(scheme.encode(gradient(1201), seed=0).numpy().tobytes())
-    for filler in (b"\xff", b"\x7f", b"\x80"):
-        data[96 : 96 + scheme.parts.default.body_bytes(1201)] = (
-            filler * scheme.parts.default.body_bytes(1201)
-        )
-        forged = oracle.forge(bytes(data))
-        decoded = scheme.decode(torch.from_numpy(np.frombuffer(forged, np.uint8).copy()))
-        assert decoded.numel() == 1201
 
 
 def test_codes_that_no_encoder_makes_become_nan():
@@ -252,37 +200,6 @@ def test_variants_do_not_read_each_others_payloads_but_solvers_do():
 def test_wrong_keywords(construct, message):
     with pytest.raises(ValueError, match=message):
         construct()
-
-
-def test_unknown_and_positional_keywords():
-    with pytest.raises(TypeError, match=r"ORQ.. has no keyword 'bits'"):
-        ORQ(bits=3)
     for scheme in (ORQ, LinearQuantile, BinGrad, SignSGD):
         with pytest.raises(TypeError):
             scheme(9)
-
-
-@pytest.mark.parametrize("name", SCHEMES)
-def test_state_and_streams_survive(name):
-    scheme, flat = make(name), gradient(1201)
-    scheme.encode(flat)
-    file = io.BytesIO()
-    torch.save(scheme.state_dict(), file)
-    file.seek(0)
-    other = make(name)
-    other.load_state_dict(torch.load(file, weights_only=True))
-    assert torch.equal(scheme.encode(flat), other.encode(flat))
-    with pytest.raises(ValueError, match="state: is of scheme"):
-        other.load_state_dict(scheme.state_dict() | {"scheme": "alq"})
-
-
-@pytest.mark.parametrize("name", SCHEMES)
-def test_tails_and_other_dtypes(name):
-    flat = gradient(BUCKET + 30)
-    full = make(name, tail="full")
-    assert torch.equal(full.decode(full.encode(flat))[BUCKET:], flat[BUCKET:])
-    for dtype in (torch.float16, torch.bfloat16, torch.float64):
-        scheme = make(name)
-        decoded = scheme.decode(scheme.encode(flat.to(dtype), seed=1))
-        want = scheme.decode(scheme.encode(flat.to(dtype).float(), seed=1))
-        assert decoded.dtype == dtype and torch.equal(decoded, want.to(dtype))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import struct
 
 import numpy as np
@@ -25,7 +24,7 @@ def decode(scheme: ECDQ, data: bytes) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("variance", (0.001, 0.2, 3.0))
-@pytest.mark.parametrize("n", (1, 3, 499, 500, 501, 70_000, 200_000))
+@pytest.mark.parametrize("n", (1, 3, 501, 140_000))
 def test_bodies_are_as_told(variance, n):
     """A body written again from the docstrings, by the plain kernels, is the same."""
     flat = vector(heavy, n)
@@ -60,72 +59,25 @@ def test_bodies_are_as_told(variance, n):
     assert torch.equal(scheme.decode(payload), out)
 
 
-@pytest.mark.parametrize("n", (0, 1, 2, 3, 4, BUCKET - 1, BUCKET, BUCKET + 1, 3000, 70_000))
-@pytest.mark.parametrize("tail", ("quantize", "full"))
-def test_lengths_and_zeros(n, tail):
-    scheme = ECDQ(bits=2.0, bucket_size=BUCKET, tail=tail, keep_zeros=False)
-    flat = vector(heavy, n)
-    full = n % BUCKET if tail == "full" else 0
-    quantized = n - full
-    payload = scheme.encode(flat)
-    shortest = min(8 * -(-quantized // 65536), 2 * quantized)
-    least = 96 + -(-(4 + 4 * -(-quantized // BUCKET) + shortest) // 8) * 8 + -(-full // 2) * 8
-    assert payload.numel() % 8 == 0 and payload.numel() >= least
-    assert payload.numel() <= scheme.parts.default.payloads.length(quantized, full, torch.float32)
-    decoded = scheme.decode(payload)
-    assert decoded.numel() == n and torch.equal(decoded[quantized:], flat[quantized:])
-    zeros = scheme.encode(torch.zeros(n))
-    assert zeros.numel() == least and not scheme.decode(zeros).any()
-
-
 def test_integers_that_the_books_do_not_expect_travel_as_they_are():
     """Coordinates far beyond the fitted law: 2 bytes each at most, 4 in buckets that are large."""
     for size, width in ((8192, 2), (100_000, 4)):
         scheme = ECDQ(relative_variance=2e-6, bucket_size=size)
         scheme.fit(torch.cat([torch.ones(1), torch.zeros(size - 1)]))
         flat = vector(ordinary, size)
-        payload, most = (
-            scheme.encode(flat, seed=1),
-            scheme.parts.default.payloads.length(size, 0, torch.float32),
-        )
+        payload = scheme.encode(flat, seed=1)
+        most = scheme.parts.default.payloads.length(size, 0, torch.float32)
         assert payload.numel() <= most == -(-(96 + 8 + width * size) // 8) * 8
         assert payload.numel() == most or width == 4
         error = (scheme.decode(payload) - flat).square().sum() / flat.square().sum()
         assert float(error) == pytest.approx(2e-6, rel=0.1)
 
 
-@pytest.mark.parametrize("bad", (np.nan, np.inf, -np.inf))
-def test_a_bucket_that_is_not_finite_becomes_nan(bad):
-    flat = vector(heavy, 3 * BUCKET)
-    flat[BUCKET + 17] = bad
-    scheme = ECDQ(bits=2.0, bucket_size=BUCKET)
-    spoilt = scheme.decode(scheme.encode(flat)).isnan()
-    assert spoilt[BUCKET : 2 * BUCKET].all() and spoilt.sum() == BUCKET
-
-
-def test_steps_outside_float32():
-    flat = torch.full((10,), 3e38)
-    scheme = ECDQ(relative_variance=20)
-    assert scheme.decode(scheme.encode(flat)).isnan().all()
-    assert not scheme.decode(scheme.encode(torch.full((10,), 1e-41))).any()
-
-
-def test_sums_are_added_in_order():
-    scheme = ECDQ(bits=1.5, bucket_size=BUCKET)
-    flats = [vector(ordinary, 1777, seed) for seed in range(3)]
-    from hvd_adaptive.coding.payload import read_header
-
-    payloads = [scheme.encode(flat, seed=s) for s, flat in enumerate(flats)]
-    total = scheme.parts.default.payloads.sum(payloads, read_header(payloads[0]), 0.25)
-    a, b, c = map(scheme.decode, payloads)
-    assert torch.equal(total, ((a + b) + c) * 0.25)
-
-
 def test_threads_make_the_same_bytes_and_sums():
     flat, scheme = vector(heavy, 300_000), ECDQ(bits=2.0)
     payload = scheme.encode(flat, seed=1)
     decoded = scheme.decode(payload)
-    for threads in (2, 3, 9):
+    for threads in (2, 9):
         torch.set_num_threads(threads)
         try:
             assert torch.equal(scheme.encode(flat, seed=1), payload)
@@ -151,74 +103,43 @@ def changed(at: int, kind: str, value: float) -> bytes:
     return oracle.forge(bytes(data))
 
 
-def test_our_own_seal_is_accepted():
+def test_wrong_kinds_and_steps():
     assert oracle.forge(good()) == good()
-
-
-@pytest.mark.parametrize("kind", (1, 2, 3, 4, 2**32 - 1))
-def test_wrong_kinds(kind):
-    with pytest.raises(PayloadError):
-        decode(SCHEME, changed(96, "I", kind))
-
-
-@pytest.mark.parametrize("step", (-1.0, -1e-30, np.inf, -np.inf))
-def test_impossible_steps(step):
-    with pytest.raises(PayloadError, match="steps"):
-        decode(SCHEME, changed(100, "f", step))
-
-
-@pytest.mark.parametrize("which", (0, 4))
-@pytest.mark.parametrize("change", (-4096, -9, -1, 1, 9, 4096, 2**31, 2**32 - 1))
-def test_ends_that_lie(which, change):
-    (end,) = struct.unpack_from("<I", good(), HEAD + which)
-    with pytest.raises(PayloadError):
-        decode(SCHEME, changed(HEAD + which, "I", (end + change) % 2**32))
-
-
-def test_a_bucket_that_claims_to_be_empty_leaves_symbols_over():
-    for step in (0.0, np.nan):
+    for kind in (1, 2, 3, 4, 2**32 - 1):
+        with pytest.raises(PayloadError):
+            decode(SCHEME, changed(96, "I", kind))
+    for step in (-1.0, -1e-30, np.inf, -np.inf):
+        with pytest.raises(PayloadError, match="steps"):
+            decode(SCHEME, changed(100, "f", step))
+    for step in (0.0, np.nan):  # a bucket that claims to be empty leaves symbols over
         with pytest.raises(PayloadError, match="segment 0"):
             decode(SCHEME, changed(100, "f", step))
 
 
-HUGE = (2**31, 2**40, 2**62, 2**64 - 1)
-
-
-@pytest.mark.parametrize(
-    "lie",
-    [
-        *({"coordinates": n} for n in (0, 1, N - 50, N + 50, N + BUCKET, *HUGE)),
-        *({"bucket_size": n} for n in (0, 1, BUCKET + 1, *HUGE)),
-        *({"full": n} for n in (1, N, *HUGE)),
-        *({"length": n} for n in (0, 96, 104, *HUGE)),
-        *({"alphabet": n} for n in (0, 7, 2**32 - 1)),
-        *({"table_fingerprint": n} for n in (0, 7)),
-        *({"coding": n} for n in (1, 7)),
-    ],
-    ids=str,
-)
-def test_lies_in_the_header(lie):
-    with pytest.raises(PayloadError):
-        decode(SCHEME, oracle.forge(good(), **lie))
-
-
-def test_truncated_payloads():
-    data = good()
-    for size in (0, 95, 96, HEAD, len(data) - 8, len(data) - 1):
+@pytest.mark.parametrize("which", (0, 4))
+def test_ends_that_lie(which):
+    (end,) = struct.unpack_from("<I", good(), HEAD + which)
+    for change in (-4096, -9, -1, 1, 9, 4096, 2**31, 2**32 - 1):
         with pytest.raises(PayloadError):
-            decode(SCHEME, data[:size])
-    for size in range(HEAD - HEAD % 8, len(data) - 8, 40):
+            decode(SCHEME, changed(HEAD + which, "I", (end + change) % 2**32))
+
+
+def test_lies_about_lengths():
+    """The other fields are compared for every scheme alike (test_hostile_payloads.py)."""
+    for count in (0, 1, N - 50, N + 50, N + BUCKET, 2**31, 2**40, 2**62, 2**64 - 1):
         with pytest.raises(PayloadError):
-            decode(SCHEME, oracle.forge(data[:size], length=size))
+            decode(SCHEME, oracle.forge(good(), coordinates=count))
+    for size in range(HEAD - HEAD % 8, len(good()) - 8, 40):
+        with pytest.raises(PayloadError):
+            decode(SCHEME, oracle.forge(good()[:size], length=size))
 
 
-@pytest.mark.parametrize("variance", (1e-4, 0.2))
-def test_mutated_payloads_never_crash(variance):
+def test_mutated_payloads_never_crash():
     """Bytes changed at random, the checksum made right: refused, or some numbers of the length."""
-    scheme = ECDQ(relative_variance=variance, bucket_size=BUCKET)
+    scheme = ECDQ(relative_variance=0.2, bucket_size=BUCKET)
     data = scheme.encode(vector(heavy, N), seed=0).numpy()
     rng, refused = np.random.default_rng(0), 0
-    for _ in range(1500):
+    for _ in range(700):
         mutated = data.copy()
         places = rng.integers(96, data.size, rng.integers(1, 4))
         mutated[places] = rng.integers(0, 256, places.size)
@@ -226,7 +147,7 @@ def test_mutated_payloads_never_crash(variance):
             assert decode(scheme, oracle.forge(mutated.tobytes())).numel() == N
         except PayloadError:
             refused += 1
-    assert refused > 300
+    assert refused > 150
 
 
 # Arguments ----------------------------------------------------------------------------------------
@@ -254,82 +175,52 @@ def test_wrong_arguments(keywords, told):
         ECDQ(**keywords)
 
 
-def test_keywords_alone():
-    with pytest.raises(TypeError):
-        ECDQ(2.0)
-    with pytest.raises(TypeError, match="no keyword"):
-        ECDQ(bits=2.0, levels=3)
-
-
 # Updates and state --------------------------------------------------------------------------------
 
 
 def test_ranks_agree_after_an_update():
     """Rank 0 fits what both have sampled; both have the same code, and read each other."""
     ranks = [ECDQ(bits=1.5, bucket_size=BUCKET) for _ in range(2)]
+    codecs = [rank.parts.default for rank in ranks]
     flats = [vector(heavy, 20 * BUCKET, seed) for seed in range(2)]
     for round_ in range(2):
-        own = [c.parts.default.collect(f.split(BUCKET)) for c, f in zip(ranks, flats, strict=True)]
-        update = ranks[0].parts.default.refit(own)
-        assert all(c.parts.default.apply_update(update, round_) for c in ranks)
-        sent = [
-            c.parts.default.payloads.encode(f, f.numel(), 3)
-            for c, f in zip(ranks, flats, strict=True)
-        ]
-        ranks[0].parts.default.count(sent[0])
+        own = [c.collect(f.split(BUCKET)) for c, f in zip(codecs, flats, strict=True)]
+        update = codecs[0].refit(own)
+        assert all(c.apply_update(update, round_) for c in codecs)
+        sent = [c.payloads.encode(f, f.numel(), 3) for c, f in zip(codecs, flats, strict=True)]
         payload = sent[0].bytes
         assert torch.equal(ranks[1].decode(payload), ranks[0].decode(payload))
-        assert (
-            ranks[0].parts.default.table_version
-            == ranks[1].parts.default.table_version
-            == round_ + 1
-        )
+        assert all(c.table_version == round_ + 1 for c in codecs)
         if round_ == 0:  # nothing has been sent: it is the fit of all buckets
             alone = ECDQ(bits=1.5, bucket_size=BUCKET)
             alone.fit(flats)
-            assert alone.parts.default.code.fingerprint == ranks[1].parts.default.code.fingerprint
-        ranks[1].parts.default.count(sent[1])
+            assert alone.parts.default.code.fingerprint == codecs[1].code.fingerprint
+        for codec, own_payload in zip(codecs, sent, strict=True):
+            codec.count(own_payload)
     with pytest.raises(PayloadError, match="table"):
         alone.decode(payload)
 
 
-def test_an_update_without_samples_keeps_the_code_and_is_tried_again():
+def test_hostile_statistics_keep_the_code():
     scheme = ECDQ(bits=2.0, bucket_size=BUCKET)
-    delta = scheme.parts.default.delta
-    zeros = [torch.zeros(BUCKET), torch.full((BUCKET,), torch.nan)]
-    assert not scheme.parts.default.apply_update(
-        scheme.parts.default.refit([scheme.parts.default.collect(zeros)]), 0
-    )
-    assert scheme.parts.default.delta == delta and scheme.parts.default.table_version == 0
-    some = [*zeros, vector(ordinary, BUCKET)]
-    assert not scheme.parts.default.apply_update(
-        scheme.parts.default.refit([scheme.parts.default.collect(some)]), 0
-    )
-    assert scheme.parts.default.table_version == 1
+    codec = scheme.parts.default
+    for poison in (np.nan, np.inf, -1e9):
+        own = codec.collect([vector(ordinary, BUCKET)])
+        own[10] = poison
+        assert codec.apply_update(codec.refit([own]), 0)
+        assert codec.table_version == 0
     with pytest.raises(ValueError, match="no bucket"):
-        scheme.fit(zeros)
+        scheme.fit([torch.zeros(BUCKET), torch.full((BUCKET,), torch.nan)])
     with pytest.raises(ValueError, match="gradients"):
         scheme.fit("zeros")
 
 
-def test_hostile_statistics_keep_the_code():
-    scheme = ECDQ(bits=2.0, bucket_size=BUCKET)
-    for poison in (np.nan, np.inf, -1e9):
-        own = scheme.parts.default.collect([vector(ordinary, BUCKET)])
-        own[10] = poison
-        assert scheme.parts.default.apply_update(scheme.parts.default.refit([own]), 0)
-        assert scheme.parts.default.table_version == 0
-
-
 def test_a_fixed_variance_stays():
     scheme = ECDQ(relative_variance=0.1, bucket_size=BUCKET)
-    before, flat = scheme.parts.default.alphabet, vector(heavy, 40 * BUCKET)
-    first = scheme.encode(flat).numel()
+    codec, flat = scheme.parts.default, vector(heavy, 40 * BUCKET)
+    before, first = codec.alphabet, scheme.encode(flat).numel()
     scheme.fit(flat)
-    assert (
-        scheme.parts.default.relative_variance == pytest.approx(0.1)
-        and scheme.parts.default.alphabet != before
-    )
+    assert codec.relative_variance == pytest.approx(0.1) and codec.alphabet != before
     assert scheme.encode(flat).numel() < first
 
 
@@ -347,27 +238,16 @@ def test_averages_have_a_step_of_their_own(bits):
     assert scheme.parts.default.second_stage(4).bits <= bits + 3
 
 
-def test_clipping_comes_first():
-    flat = torch.ones(BUCKET)
-    flat[0] = 1e6
-    limit = 2.0 * float(flat.double().square().mean().sqrt())
-    scheme = ECDQ(bits=8.0, bucket_size=BUCKET, clip=2.0)
-    assert float(scheme.decode(scheme.encode(flat))[0]) == pytest.approx(limit, rel=1e-3)
-
-
 def test_state_survives():
-    """Through torch.save with weights_only: the same payloads, and the same next update."""
+    """The same payloads, and the same next update."""
     scheme = ECDQ(bits=2.0, bucket_size=BUCKET, parameter_bits={"a*": 4}, update_steps=[0, 9])
     flats = [vector(heavy, 20 * BUCKET, seed) for seed in range(2)]
     for part in ("", "bits=4"):
         codec = scheme.parts[part]
         codec.apply_update(codec.refit([codec.collect(flats[0].split(BUCKET))]), 0)
         codec.count(codec.payloads.encode(flats[0], flats[0].numel(), 1))
-    file = io.BytesIO()
-    torch.save(scheme.state_dict(), file)
-    file.seek(0)
     other = ECDQ(bits=2.0, bucket_size=BUCKET, parameter_bits={"a*": 4}, update_steps=[0, 9])
-    other.load_state_dict(torch.load(file, weights_only=True))
+    other.load_state_dict(scheme.state_dict())
     for part in ("", "bits=4"):
         old, new = scheme.parts[part], other.parts[part]
         payloads = [
@@ -383,24 +263,19 @@ def test_state_of_others_is_refused():
     scheme = ECDQ(bits=2.0, bucket_size=BUCKET)
     scheme.fit(vector(heavy, 5000))
     state = scheme.state_dict()
-    for entry in ("code", "version", "rate", "sent", "schedule"):
-        with pytest.raises(ValueError, match=entry):
-            scheme.load_state_dict({k: v for k, v in state.items() if k != entry})
     code = state["code"]
     broken = {"delta": code * 100, "probabilities": code[:-1], "negative": -code + 2 * code[0]}
     broken["infinite"] = torch.cat([code[:-1], torch.tensor([torch.inf])])
     for numbers in broken.values():
         with pytest.raises(ValueError):
             scheme.load_state_dict(state | {"code": numbers})
-    for rate in ([torch.nan] * 4, [1.0] * 5, [1, 0, 1, 1], [1, 1, -1, 1]):
-        with pytest.raises(ValueError, match="rate"):
-            scheme.load_state_dict(state | {"rate": torch.tensor(rate)})
-    for sent in ([torch.inf, 1], [1.0], [1, -1]):
-        with pytest.raises(ValueError, match="sent"):
-            scheme.load_state_dict(state | {"sent": torch.tensor(sent)})
-    assert (
-        scheme.parts.default.code.fingerprint == DitheredCode.from_numbers(code.numpy()).fingerprint
-    )
+    rates = ([torch.nan] * 4, [1.0] * 5, [1, 0, 1, 1], [1, 1, -1, 1])
+    for entry, wrong in {"rate": rates, "sent": ([torch.inf, 1], [1.0], [1, -1])}.items():
+        for numbers in wrong:
+            with pytest.raises(ValueError, match=entry):
+                scheme.load_state_dict(state | {entry: torch.tensor(numbers)})
+    kept = DitheredCode.from_numbers(code.numpy())
+    assert scheme.parts.default.code.fingerprint == kept.fingerprint
     with pytest.raises(ValueError, match="relative_variance"):
         ECDQ(relative_variance=0.1).load_state_dict(state)
 

@@ -46,13 +46,6 @@ def bits_of(scheme: ECDQ, flat: torch.Tensor, seed: int = 0) -> float:
     return scheme.encode(flat, seed=seed).numel() * 8 / flat.numel()
 
 
-@pytest.mark.parametrize("bits", (np.nan, np.inf, -1.0))
-def test_nonsense_about_bits_changes_nothing(bits):
-    control = RateControl(2.0)
-    assert control.updated(bits, 100.0, 2.0) is control
-    assert control.updated(100.0, bits, 2.0) is control
-
-
 ATOMS = Histogram([0.0, 0.1, 0.3, 0.35, 0.8, 1.0], [1.0, 2.0, 0.0, 1.0, 0.5], 3.0, 0.7)
 
 
@@ -127,6 +120,8 @@ def test_books_come_close_to_what_the_dither_allows(law):
     blind book is 5 % above that."""
     delta, flat = 1.5, vector(law)
     scheme = ECDQ(relative_variance=delta**2 / 12)
+    if law == "gaussian":  # as docs/rate.md says
+        assert abs(rate_bound(delta) - 1.586) < 1e-3 and bits_of(scheme, flat) < 1.61
     scheme.fit(flat)
     fine = dithered_probabilities(histogram(flat), delta / 128, 64, 40)
     best = entropy_bits(fine) / 64
@@ -150,21 +145,14 @@ def test_what_few_classes_cost_gaussian_buckets(delta, classes, more):
     assert many < rate_bound(delta) + 1e-4  # the law is a histogram
 
 
-def test_the_figures_that_are_promised():
-    """Gaussian buckets: error 0.187 for less than 1.61 bits, 1.586 being the bound; a single blind
-    Huffman code takes 1.82."""
-    scheme = ECDQ(relative_variance=1.5**2 / 12)
-    assert abs(rate_bound(1.5) - 1.586) < 1e-3
-    assert bits_of(scheme, vector("gaussian")) < 1.61
-
-
-@pytest.mark.parametrize("bits", (0.5, 1.0, 2.0, 3.3, 5.0, 8.0, 10.0))
+@pytest.mark.parametrize("bits", (0.5, 1.0, 3.3, 10.0))
 def test_the_default_is_for_gaussian_buckets(bits):
     scheme = ECDQ(bits=bits)
     assert abs(bits_of(scheme, vector("gaussian")) / bits - 1) < 0.01
     assert gaussian_code(bits - scheme.parts.default._side, None) is scheme.parts.default.code
 
 
+@pytest.mark.many
 @pytest.mark.parametrize("law", ("laplace", "student", "positive"))
 @pytest.mark.parametrize("bits", (0.5, 1.0, 2.0, 5.0, 8.0))
 def test_a_fit_meets_the_budget(law, bits):
@@ -177,16 +165,11 @@ def test_sparse_gradients_use_what_they_need():
     """5 % of the coordinates: 0.5 bits go to them, and 8 cannot be spent."""
     flat, scheme = vector("sparse"), ECDQ(bits=0.5)
     scheme.fit(flat)
-    assert (
-        abs(bits_of(scheme, flat) / 0.5 - 1) < 0.015
-        and scheme.parts.default.relative_variance < 0.05
-    )
+    assert abs(bits_of(scheme, flat) / 0.5 - 1) < 0.015
+    assert scheme.parts.default.relative_variance < 0.05
     scheme = ECDQ(bits=8.0)
     scheme.fit(flat)
     assert scheme.parts.default.delta == LEAST_DELTA and bits_of(scheme, flat) < 1.5
-
-
-def test_steps_beyond_reach():
     law = Histogram.from_samples(np.full(100, 0.5))
     assert DitheredCode.of_rate(law, 2.0, 1e-3).delta == MOST_DELTA
     zeros = Histogram([0, 0.5, 1.0], [0, 1e-9], zero_mass=1.0)
@@ -200,46 +183,43 @@ def test_buckets_of_few_coordinates_pay_for_their_steps():
     assert abs(bits_of(scheme, flat) / 2 - 1) < 0.02
 
 
+def test_update_steps_become_rarer():
+    steps = [step for step in range(2501) if often(step)]
+    assert steps == [0, 1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1000, 1500, 2000, 2500]
+
+
 def train(scheme: ECDQ, steps: int, ranks: int = 2) -> np.ndarray:
     """Bits per coordinate of every step of a training whose gradients drift from Gaussian to
     heavy-tailed and sparse, through the hooks that Horovod's steps call."""
     n, spent = 16_384, []
+    codec, updates = scheme.parts.default, scheme._training.updates
     for step in range(steps):
         rng, share = np.random.default_rng(step), min(1.0, 2 * step / steps)
         v = rng.standard_normal((ranks, n)) * np.exp(1.5 * share * rng.standard_normal((ranks, n)))
         v *= rng.random((ranks, n)) < 1 - 0.5 * share
         flats = torch.from_numpy(v.astype(np.float32))
-        if scheme._training.updates.due(step):
+        if updates.due(step):
             # As in a simulation: one codec has sent for all ranks, so its counters stand for all.
-            own = [scheme.parts.default.collect(flat.split(8192)) for flat in flats]
-            scheme._training.updates.schedule.done(
-                step, scheme.parts.default.apply_update(scheme.parts.default.refit(own), step)
-            )
+            own = [codec.collect(flat.split(8192)) for flat in flats]
+            updates.schedule.done(step, codec.apply_update(codec.refit(own), step))
         payloads = [
-            scheme.parts.default.payloads.encode(f, n, 7 * step + r, layout=1)
-            for r, f in enumerate(flats)
+            codec.payloads.encode(f, n, 7 * step + r, layout=1) for r, f in enumerate(flats)
         ]
         for payload in payloads:
-            scheme.parts.default.count(payload)
+            codec.count(payload)
         spent.append(sum(p.header.length for p in payloads) * 8 / n / ranks)
     return np.array(spent)
 
 
-@pytest.mark.parametrize("bits", (0.7, 2.0))
-def test_training_that_drifts_stays_within_two_percent(bits):
+@pytest.mark.parametrize(("bits", "keep"), ((0.7, False), (2.0, False), (2.0, True)))
+def test_training_that_drifts_stays_within_two_percent(bits, keep):
     """In the end half of the coordinates are zero, whose places alone would take 1 bit."""
-    scheme = functools.partial(ECDQ, bits=bits, keep_zeros=False)
+    scheme = functools.partial(ECDQ, bits=bits, keep_zeros=keep)
     spent = train(scheme(update_steps=[0, 1, 4, *range(16, 120, 16)]), 120)
     assert abs(spent.mean() / bits - 1) < 0.02
     assert abs(spent[80:].mean() / bits - 1) < 0.03
-    once = train(scheme(update_steps=[0]), 120)
-    assert abs(once.mean() / bits - 1) > 0.04  # without them the drift is seen
-
-
-def test_training_whose_zeros_are_kept_stays_within_two_percent():
-    spent = train(ECDQ(bits=2.0, keep_zeros=True, update_steps=[0, 1, 4, *range(16, 120, 16)]), 120)
-    assert abs(spent.mean() / 2.0 - 1) < 0.02
-    assert abs(spent[80:].mean() / 2.0 - 1) < 0.03
+    if bits < 1:  # without the later updates the drift is seen
+        assert abs(train(scheme(update_steps=[0]), 120).mean() / bits - 1) > 0.04
 
 
 def test_places_of_zeros_that_take_more_than_the_budget_are_told(caplog):
@@ -253,6 +233,9 @@ def test_places_of_zeros_that_take_more_than_the_budget_are_told(caplog):
 
 def test_rate_control_pays_back():
     control = RateControl(2.0)
+    for bits in (np.nan, np.inf, -1.0):
+        assert control.updated(bits, 100.0, 2.0) is control
+        assert control.updated(100.0, bits, 2.0) is control
     assert control.aim == 2.0 and control.updated(0, 0, 1.0) == control
     control = control.updated(2.1 * 1000, 1000, 2.0)  # 5 % more than modelled, and than the budget
     assert control.ratio == pytest.approx(1.05) and control.aim == pytest.approx(1.9 / 1.05)
@@ -263,15 +246,9 @@ def test_rate_control_pays_back():
 
 
 def test_a_budget_that_headers_use_up_is_told(caplog):
-    scheme, flat = ECDQ(bits=0.5, bucket_size=512), vector("gaussian")[:600]
+    codec = ECDQ(bits=0.5, bucket_size=512).parts.default
+    flat = vector("gaussian")[:600]
     for step in range(3):
-        scheme.parts.default.apply_update(
-            scheme.parts.default.refit([scheme.parts.default.collect(flat.split(512)[:1])]), step
-        )
-        scheme.parts.default.count(scheme.parts.default.payloads.encode(flat, flat.numel(), step))
+        codec.apply_update(codec.refit([codec.collect(flat.split(512)[:1])]), step)
+        codec.count(codec.payloads.encode(flat, flat.numel(), step))
     assert "bits=0.5 cannot be met" in caplog.text
-
-
-def test_update_steps_become_rarer():
-    steps = [step for step in range(2501) if often(step)]
-    assert steps == [0, 1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1000, 1500, 2000, 2500]

@@ -9,6 +9,7 @@ import torch
 
 from hvd_adaptive import DRIVE, EDEN
 from hvd_adaptive.kernels.random import stream_key
+from hvd_adaptive.kernels.reference import eden as reference
 from hvd_adaptive.schemes.eden import FRACTIONS
 
 # P(|z| > 5) = 5.7e-7 for one normal number. Tests below look at fewer than 200.
@@ -78,8 +79,6 @@ def test_unbiased(law, bits):
 
 def test_one_rotation_would_be_biased():
     """What the test above guards against: with D_own alone, a two-hot bucket loses its second."""
-    from hvd_adaptive.kernels.reference import eden as reference
-
     x = sparse(256, 1.0, 0.4).unsqueeze(0)
     kept = []
     for stream in range(50):
@@ -116,7 +115,7 @@ def test_bodies_of_other_rotations_are_added_too():
     assert (out - x).square().sum() <= 1e-4 * x.square().sum()
 
 
-@pytest.mark.parametrize("count", (1, 2, 3, 63, 64, 65, 100, 1000, 4095))
+@pytest.mark.parametrize("count", (1, 3, 64, 65, 1000, 4095))
 def test_partial_buckets(count):
     """The error is that of whole buckets or less, and codes take whole rows of 64 at most."""
     x = normal(count, seed=count)
@@ -143,24 +142,15 @@ def test_drive_is_eden_with_one_bit():
     assert drive.parts.default.bits == 1
 
 
-def test_a_fraction_of_a_bit_needs_a_bucket_of_that_many_rows():
+def test_wrong_keywords():
+    for bits in (0, 9, 1.5, 0.3, "2", True, None):
+        with pytest.raises((TypeError, ValueError), match="bits"):
+            EDEN(bits=bits)
+    for size in (1, 32, 96, 5000, 1 << 17):
+        with pytest.raises(ValueError, match=f"bucket_size={size}"):
+            EDEN(bucket_size=size)
     with pytest.raises(ValueError, match=r"bucket_size=256: must be at least 512 with bits=0.125"):
         EDEN(bits=0.125, bucket_size=256)
-
-
-@pytest.mark.parametrize("bits", (0, 9, 1.5, 0.3, "2", True, None))
-def test_wrong_bits(bits):
-    with pytest.raises((TypeError, ValueError), match="bits"):
-        EDEN(bits=bits)
-
-
-@pytest.mark.parametrize("size", (1, 32, 96, 5000, 1 << 17))
-def test_wrong_bucket_sizes(size):
-    with pytest.raises(ValueError, match=f"bucket_size={size}"):
-        EDEN(bucket_size=size)
-
-
-def test_drive_has_no_bits():
     with pytest.raises(TypeError, match="bits"):
         DRIVE(bits=2)
 

@@ -37,10 +37,10 @@ def compare(flat: torch.Tensor, bucket: int, key: int) -> None:
     assert same_bits(*results), (flat.numel(), bucket)
 
 
-@pytest.mark.parametrize("bucket", (1, 7, 100, 512, 1000, 8192))
-def test_same_codes_and_sums_for_all_sizes(bucket):
-    for n in sorted({0, 1, bucket - 1, bucket, bucket + 1, 63, 64, 65, 511, 512, 513, 20_000}):
-        compare(vector(heavy, n), bucket, key=n * 2654435761)
+def test_same_codes_and_sums_for_all_sizes():
+    for bucket in (1, 7, 100, 512, 1000, 8192):
+        for n in sorted({0, 1, bucket - 1, bucket, bucket + 1, 63, 64, 65, 511, 512, 513, 9000}):
+            compare(vector(heavy, n), bucket, key=n * 2654435761)
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
@@ -112,21 +112,13 @@ def test_unbiased_with_the_variance_of_the_two_powers():
     assert abs(squared - (variance / exact**2).sum()) < 5 * np.sqrt(spread / repeats)
 
 
-def test_the_bound_of_one_eighth_is_reached_at_four_thirds():
-    """|t| = 4/3 2**a; each squared error is 1/9 or 4/9, with probabilities 2/3 and 1/3."""
-    value = torch.full((100_000,), np.float32(4 / 3))
-    decoded = draws(value, 1)
-    measured = np.square(decoded - 4 / 3).mean() / (16 / 9)
-    deviation = np.sqrt(2 / 81) / (16 / 9) / np.sqrt(100_000)
-    assert abs(measured - 1 / 8) < 5 * deviation
-
-
 @pytest.mark.parametrize(
     ("value", "neighbours"),
     [
         (2.0**-126 * 0.3, (0, 2.0**-126)),
         (-(2.0**-126) * 0.7, (0, 2.0**-126)),
         (2.0**-126 * 1.4, (2.0**-126, 2.0**-125)),
+        (4 / 3, (1, 2)),
         (2.0**127 * 1.25, (2.0**127, LARGEST)),
         (-LARGEST, (2.0**127, LARGEST)),
     ],
@@ -139,6 +131,9 @@ def test_unbiased_at_the_ends_of_the_range(value, neighbours):
     low, high = neighbours
     deviation = np.sqrt((abs(exact) - low) * (high - abs(exact)) / flat.numel())
     assert abs(decoded.mean() - exact) <= 5 * deviation + abs(exact) * 2.0**-23
+    if low == 1:  # where the bound of 1/8 is reached: squared errors of 1/9 and 4/9
+        error = np.square(decoded - exact).mean() / exact**2
+        assert abs(error - 1 / 8) < 5 * np.sqrt(2 / 81 / flat.numel()) / exact**2
 
 
 def test_powers_of_two_and_zeros_stay_as_they_are():
@@ -149,57 +144,16 @@ def test_powers_of_two_and_zeros_stay_as_they_are():
     assert not np.signbit(decoded[-603:]).any()
 
 
-@pytest.mark.parametrize("n", (0, 1, 3, 4, BUCKET, 512, 513, 3000))
-@pytest.mark.parametrize("tail", ("quantize", "full"))
-def test_nine_bits_a_coordinate(n, tail):
-    scheme = NaturalCompression(bucket_size=BUCKET, tail=tail)
-    full = n % BUCKET if tail == "full" else 0
-    body = -(-(n - full) // 4) * 4 + 4 * oracle.word_count(n - full, 2)
-    payload = scheme.encode(vector(heavy, n))
-    assert payload.numel() == 96 + -(-body // 8) * 8 + -(-full * 4 // 8) * 8
-    assert scheme.decode(payload).numel() == n
-    assert scheme.parts.default.body_bytes(512 * 1000) * 8 == 9 * 512 * 1000
-
-
-@pytest.mark.parametrize("bad", (np.nan, np.inf, -np.inf))
-def test_a_bucket_that_is_not_finite_becomes_nan(bad):
-    flat = vector(heavy, 3 * BUCKET)
-    flat[BUCKET + 17] = bad
-    scheme = NaturalCompression(bucket_size=BUCKET)
-    spoilt = scheme.decode(scheme.encode(flat)).isnan()
-    assert spoilt[BUCKET : 2 * BUCKET].all() and spoilt.sum() == BUCKET
-
-
-@pytest.mark.parametrize("dtype", (torch.float16, torch.bfloat16, torch.float32, torch.float64))
-def test_dtypes(dtype):
-    flat = vector(heavy, 1000).clamp(-1000, 1000).to(dtype)
-    flat[flat.abs() < 1e-3] = 0
-    decoded = NaturalCompression().decode(NaturalCompression().encode(flat, seed=1))
-    assert decoded.dtype == dtype
-    ratio = (decoded.double() / flat.double())[flat != 0]
-    assert ((ratio > 0.5) & (ratio < 2)).all() and not decoded[flat == 0].any()
-    assert (decoded[decoded != 0].double().abs().log2() % 1 == 0).all()
-
-
-def test_clipping_comes_first():
-    flat = torch.ones(BUCKET)
-    flat[0] = 1e6
-    limit = 2.0 * float(flat.double().square().mean().sqrt())
-    scheme = NaturalCompression(bucket_size=BUCKET, clip=2.0)
-    assert float(scheme.decode(scheme.encode(flat)).max()) <= 2 * limit
-
-
-def test_wrong_keywords_and_foreign_payloads():
+def test_wrong_keywords_and_sizes():
     with pytest.raises(TypeError, match=r"NaturalCompression\(\) has no keyword 'bits'"):
         NaturalCompression(bits=9)
     with pytest.raises(ValueError, match="bucket_size=0: must be an integer from 1"):
         NaturalCompression(bucket_size=0)
-    payload = NaturalCompression(bucket_size=100).encode(vector(heavy, 300))
-    with pytest.raises(PayloadError, match="bucket size 100"):
-        NaturalCompression().decode(payload)
-    forged = oracle.forge(payload.numpy().tobytes(), coordinates=301 + 512)
+    scheme = NaturalCompression()
+    assert scheme.parts.default.body_bytes(512 * 1000) * 8 == 9 * 512 * 1000
+    payload = scheme.encode(vector(heavy, 300)).numpy().tobytes()
+    forged = oracle.forge(payload, coordinates=301 + 512)
     with pytest.raises(PayloadError):
-        scheme = NaturalCompression(bucket_size=100)
         scheme.decode(torch.from_numpy(np.frombuffer(forged, np.uint8).copy()))
 
 
@@ -212,11 +166,3 @@ def test_forged_codes_decode_to_nan_or_powers():
     forged = torch.from_numpy(np.frombuffer(oracle.forge(bytes(payload)), np.uint8).copy())
     decoded = scheme.decode(forged)
     assert decoded[0] == -LARGEST and decoded[1] == 0 and decoded[16] == -1 and decoded[2] == 1
-
-
-def test_the_state_survives():
-    ours, theirs = NaturalCompression(seed=3), NaturalCompression(seed=3)
-    ours.encode(torch.ones(5))
-    theirs.load_state_dict(ours.state_dict())
-    flat = vector(heavy, 500)
-    assert torch.equal(ours.encode(flat), theirs.encode(flat))

@@ -1,4 +1,4 @@
-"""ORQ's and LinearQuantile's levels against brute force over sorted coordinates."""
+"""ORQ's levels against brute force; each split and quantiles are in tests/oracle/test_levels.py."""
 
 from __future__ import annotations
 
@@ -44,23 +44,7 @@ def check_split(values: np.ndarray, a: float, b: float, c: float) -> None:
     assert of_level(values, a, b, c) <= least + 1e-9 * scale
 
 
-@pytest.mark.many
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("count", (3, 5, 9, 17))
-@pytest.mark.parametrize("n", (2, 3, 10, 150, 400))
-def test_every_split_of_the_greedy_recursion_is_the_best(kind, count, n):
-    values = sample(kind, n, count)
-    exact, levels = values.astype(np.float64), levels_of(values, count)
-    assert levels[0] == exact.min() and levels[-1] == exact.max()
-    assert np.all(np.diff(levels) >= 0) and np.isin(levels, exact).all()
-    step = (count - 1) // 2
-    while step:
-        for k in range(step, count - 1, 2 * step):
-            check_split(exact, levels[k - step], levels[k], levels[k + step])
-        step //= 2
-
-
-@settings(max_examples=200)
+@settings(max_examples=80)
 @given(st.lists(st.floats(-100, 100, width=32), min_size=1, max_size=40))
 def test_equation_twelve_counted_once(numbers):
     """#{v >= b} lies between the two sides of the sign change; samples at b are counted once."""
@@ -82,7 +66,7 @@ def test_equation_twelve_counted_once(numbers):
 @pytest.mark.parametrize("count", (3, 5, 9, 17, 33))
 def test_coordinate_descent_is_never_worse_and_ends_at_equation_twelve(kind, count):
     better = 0
-    for seed in range(6):
+    for seed in range(3):
         values = sample(kind, 300, seed)
         exact = values.astype(np.float64)
         greedy, descent = levels_of(values, count), levels_of(values, count, 1000)
@@ -135,19 +119,6 @@ def test_levels_of_a_law_satisfy_equation_eight():
     mass, moment = np.diff(stats.norm.cdf(levels)), -np.diff(stats.norm.pdf(levels))
     left = levels[:-2] * mass[:-1] + levels[2:] * mass[1:]
     np.testing.assert_allclose(left, moment[:-1] + moment[1:], atol=2e-4)
-
-
-@pytest.mark.many
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("n", (1, 2, 7, 100, 333))
-def test_linear_quantiles(kind, n):
-    values = sample(kind, n, 1)
-    for count in (2, 3, 6, 9, 64):
-        rows = cpu_levels.quantile_levels(torch.from_numpy(values), n, count, None)
-        want = np.quantile(values.astype(np.float64), np.linspace(0, 1, count))
-        np.testing.assert_allclose(rows[0], want, rtol=1e-6, atol=1e-12)
-        assert rows[0, 0] == values.min() and rows[0, -1] == values.max()
-        assert (rows[0].diff() >= 0).all()
 
 
 def test_each_bucket_has_its_own_levels():

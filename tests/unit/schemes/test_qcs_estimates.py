@@ -12,7 +12,7 @@ from hvd_adaptive import QCS
 from hvd_adaptive.kernels import hadamard
 from hvd_adaptive.schemes.qcs import variance_bound
 
-SIZES = (1, 2, 4, 16, 64, 96, 100, 192, 200, 256, 288, 320, 384, 1024)
+SIZES = (1, 2, 4, 16, 64, 96, 100, 192, 200, 320, 1024)
 
 
 def dense(n: int) -> np.ndarray:
@@ -44,17 +44,7 @@ VECTORS = (dense, sparse, single, constant, heavy)
 
 def projections(n: int) -> list[tuple[int, float]]:
     """Some (k, Q) of a partition of n."""
-    wanted = [
-        (1, 0.5),
-        (1, 2),
-        (2, 0.5),
-        (n // 5 + 1, 2),
-        (n // 2, 1),
-        (n // 2 + 1, 0.5),
-        (n, 0.5),
-        (n, 1),
-        (n, 7),
-    ]
+    wanted = [(1, 0.5), (2, 0.5), (n // 5 + 1, 2), (n // 2 + 1, 0.5), (n, 1), (n, 7)]
     return sorted({(k, q) for k, q in wanted if 1 <= k <= n})
 
 
@@ -79,7 +69,7 @@ def test_theorem_two(n, vector):
     """P1, unbiased: one projection of the mean error and each coordinate. P2: the squared error is
     n/k - 1 and the dither's noise n ς²/12, and no more than γ."""
     g = vector(n).astype(np.float32).astype(np.float64)
-    norm, count = float(g @ g), 3000 if n <= 400 else 1000
+    norm, count = float(g @ g), 1500 if n <= 400 else 800
     signs = np.random.default_rng(1).choice([-1.0, 1.0], n)
     for index, (k, q) in enumerate(projections(n)):
         scheme = QCS(bucket_size=n, measurements=k, quantizer_range=q)
@@ -99,7 +89,7 @@ def test_theorem_two(n, vector):
 def test_lemma_three(n, vector):
     """MMSE's error: (1 - α)² and α² times the unbiased one's, and no more than 1 - α."""
     g = vector(n).astype(np.float32).astype(np.float64)
-    norm, count = float(g @ g), 4000
+    norm, count = float(g @ g), 2000
     for index, (k, q) in enumerate(projections(n)):
         scheme = QCS(bucket_size=n, measurements=k, quantizer_range=q, estimator="mmse")
         alpha = 1 / (scheme.parts.default.gamma + 1)
@@ -123,9 +113,7 @@ def test_lemma_one():
 def test_equation_ten_bounds_the_largest_measurement():
     """E‖v‖∞² <= (Σ_i E v_i^2p)^(1/p) <= (k (2p - 1)!!)^(1/p) ‖g‖²/k (Khinchine) for every g and p;
     the least over p lies below Eq. 10's 3 log(k)/(k - 1) for all k."""
-    k = np.unique(
-        np.concatenate([np.arange(2, 20_000), np.geomspace(2e4, 2**24, 3000).astype(int)])
-    )
+    k = np.unique([*range(2, 5000), *np.geomspace(5e3, 2**24, 3000).astype(int)])
     least, log_factorial = np.full(k.size, np.inf), 0.0
     for p in range(1, 60):
         log_factorial += math.log(2 * p - 1)
@@ -149,7 +137,7 @@ def test_one_measurement_needs_its_dither():
     assert abs(squared.mean() - (3 + 4 / 3)) < 5 * error and squared.mean() > 3 + 5 * error
 
 
-@pytest.mark.parametrize("rest", (1, 3, 70, 97, 150, 250))
+@pytest.mark.parametrize("rest", (1, 97, 250))
 def test_partial_buckets(rest):
     """Unbiased; the error of each coordinate is its share of a bucket filled up with zeros:
     Σ_j≠i (HᵀH)_ij² g_j²/k² and ς²/12."""

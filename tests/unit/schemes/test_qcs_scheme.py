@@ -1,8 +1,7 @@
-"""QCS as a compressor: choice of k and Q, lengths, zeros, NaN, dtypes, state, wrong keywords."""
+"""QCS as a compressor: choice of k and Q, zeros, hostile payloads, wrong keywords."""
 
 from __future__ import annotations
 
-import io
 import itertools
 import math
 
@@ -12,13 +11,8 @@ import torch
 import unit_oracles as oracle
 
 from hvd_adaptive import QCS, QSGD, PayloadError
-from hvd_adaptive.coding.payload import read_header
-from hvd_adaptive.kernels.numba import tables as cpu
-from hvd_adaptive.kernels.reference import qcs as reference_qcs
-from hvd_adaptive.schemes import qcs
 
 SMALL = {"bucket_size": 64, "measurements": 40, "quantizer_range": 2}
-ORDERS = sorted([96, 100, 192, 200, 288, 320, 384, *(1 << p for p in range(15))])
 
 
 def gradient(n: int, seed: int = 0) -> torch.Tensor:
@@ -74,74 +68,27 @@ def test_gains_of_large_partitions():
     assert QCS().parts.default.compression_gain == pytest.approx(10, rel=0.02)
 
 
-@pytest.mark.parametrize("tail", ("quantize", "full"))
-@pytest.mark.parametrize(("n", "k", "q"), [(64, 40, 2), (96, 96, 0.5), (256, 3, 127), (8, 1, 1)])
-def test_lengths(n, k, q, tail):
-    scheme = QCS(bucket_size=n, measurements=k, quantizer_range=q, tail=tail)
-    for coordinates in (0, 1, 2, n - 1, n, n + 1, n + n // 2 + 1, 10 * n, 11 * n - 3):
+@pytest.mark.parametrize(("n", "k", "q"), [(96, 96, 0.5), (256, 3, 127), (8, 1, 1)])
+def test_lengths(n, k, q):
+    """Partial buckets are filled up to the next of the allowed orders."""
+    orders = sorted([96, 100, 192, 200, 288, 320, 384, *(1 << p for p in range(15))])
+    scheme = QCS(bucket_size=n, measurements=k, quantizer_range=q)
+    for coordinates in (0, 1, 2, n - 1, n, n + 1, n + n // 2 + 1, 11 * n - 3):
         count, rest = divmod(coordinates, n)
-        codes, full = count * k, 0
-        if rest and tail == "quantize":
-            filled = min(order for order in ORDERS if order >= rest)
-            codes += -(-k * filled // n)
-        elif rest:
-            full = 4 * rest
-        scales = count + bool(rest and tail == "quantize")
-        body = 4 * (scales + oracle.word_count(codes, int(2 * q + 1)))
+        filled = min(order for order in orders if order >= rest) if rest else 0
+        codes = count * k + -(-k * filled // n)
+        body = 4 * (count + bool(rest) + oracle.word_count(codes, int(2 * q + 1)))
         payload = scheme.encode(gradient(coordinates))
-        assert payload.numel() == 96 + -(-body // 8) * 8 + -(-full // 8) * 8
-        decoded = scheme.decode(payload)
-        assert decoded.numel() == coordinates
-        if tail == "full":
-            assert torch.equal(decoded[count * n :], gradient(coordinates)[count * n :])
+        assert payload.numel() == 96 + -(-body // 8) * 8
+        assert scheme.decode(payload).numel() == coordinates
 
 
-def test_zeros_and_zero_projections():
-    assert not QCS(**SMALL).decode(QCS(**SMALL).encode(torch.zeros(200))).any()
-    flat = torch.cat([torch.zeros(64), gradient(64), -torch.zeros(20)])
-    decoded = QCS(**SMALL).decode(QCS(**SMALL).encode(flat))
-    assert not decoded[:64].any() and decoded[64:128].all() and not decoded[128:].any()
-    # k = 1 of n = 2: the signs make g_0 ± g_1, which is 0 for about half the buckets.
+def test_zero_projections():
+    """k = 1 of n = 2: the signs make g_0 ± g_1, which is 0 for about half of the buckets."""
     scheme = QCS(bucket_size=2, measurements=1, quantizer_range=1)
     decoded = scheme.decode(scheme.encode(torch.ones(2000), seed=1)).view(-1, 2)
     zero = (decoded == 0).all(dim=1)
     assert 400 < zero.sum() < 600 and decoded[~zero].all()
-
-
-@pytest.mark.parametrize("value", (np.nan, np.inf, -np.inf))
-@pytest.mark.parametrize("settings", (SMALL, {"bucket_size": 100, "gain": 30}), ids=("64", "100"))
-def test_a_bucket_that_is_not_finite_decodes_to_nan(value, settings):
-    scheme, flat = QCS(**settings), gradient(330)
-    flat[150] = value
-    bucket = 150 // scheme.settings.bucket_size
-    inside = np.arange(330) // scheme.settings.bucket_size == bucket
-    decoded = scheme.decode(scheme.encode(flat)).numpy()
-    assert np.isnan(decoded[inside]).all() and np.isfinite(decoded[~inside]).all()
-
-
-def test_overflow_becomes_nan_and_underflow_zero():
-    scheme = QCS(**SMALL)
-    flat = torch.cat([torch.full((64,), 3e38), torch.full((64,), 1e-44), torch.full((64,), 1e30)])
-    decoded = scheme.decode(scheme.encode(flat))
-    assert decoded[:64].isnan().all() and not decoded[64:128].any()
-    assert decoded[128:].isfinite().all()
-
-
-@pytest.mark.parametrize("dtype", (torch.float16, torch.bfloat16, torch.float32, torch.float64))
-@pytest.mark.parametrize("tail", ("quantize", "full"))
-def test_dtypes(dtype, tail):
-    scheme, flat = QCS(bucket_size=256, quantizer_range=127, tail=tail), gradient(1000).to(dtype)
-    decoded = scheme.decode(scheme.encode(flat))
-    assert decoded.dtype == dtype and decoded.shape == flat.shape
-    error = (decoded.double() - flat.double()).square().sum() / flat.double().square().sum()
-    assert 0 < error < 0.01
-
-
-def test_seeds_repeat_and_differ():
-    scheme, flat = QCS(**SMALL), gradient(500)
-    first, again, other = (scheme.encode(flat, seed=s) for s in (1, 1, 2))
-    assert torch.equal(first, again) and not torch.equal(scheme.decode(first), scheme.decode(other))
-    assert not torch.equal(scheme.encode(flat)[96:], scheme.encode(flat)[96:])
 
 
 def test_payloads_of_other_settings_are_refused():
@@ -168,47 +115,6 @@ def test_hostile_scales_and_codes_do_not_crash():
     for cut in (1, 4, 8, 64):
         with pytest.raises(PayloadError):
             scheme.decode(from_bytes(oracle.forge(payload[:-cut], length=len(payload) - cut)))
-
-
-def test_sum_of_ranks_is_the_sum_of_decoded():
-    scheme = QCS(**SMALL)
-    payloads = [scheme.encode(gradient(300, seed=s), seed=s) for s in range(3)]
-    header = read_header(payloads[0])
-    total = torch.zeros(300)
-    for payload in payloads:
-        total += scheme.decode(payload)
-    assert torch.equal(scheme.parts.default.payloads.sum(payloads, header, 0.5), total * 0.5)
-
-
-def test_clipping_comes_before_the_projection():
-    flat = gradient(330) ** 3
-    clipped = cpu.clipped(flat, 64, 1.7)
-    assert not torch.equal(flat, clipped)
-    payload = QCS(**SMALL, clip=1.7).encode(flat, seed=4)
-    assert torch.equal(payload, QCS(**SMALL).encode(clipped, seed=4))
-
-
-def test_other_devices_take_the_reference(monkeypatch):
-    """The same payload and sums from the kernels for any device."""
-    scheme, flat = QCS(**SMALL), gradient(300)
-    expected = scheme.encode(flat, seed=3)
-    decoded = scheme.decode(expected)
-    monkeypatch.setattr(qcs, "_kernels", lambda device: reference_qcs)
-    assert torch.equal(scheme.encode(flat, seed=3), expected)
-    assert torch.equal(scheme.decode(expected), decoded)
-
-
-def test_state_survives():
-    scheme, flat = QCS(gain=21), gradient(9000)
-    scheme.encode(flat)
-    file = io.BytesIO()
-    torch.save(scheme.state_dict(), file)
-    file.seek(0)
-    other = QCS(gain=21)
-    other.load_state_dict(torch.load(file, weights_only=True))
-    assert torch.equal(other.encode(flat), scheme.encode(flat))
-    with pytest.raises(ValueError, match="scheme 'qcs'"):
-        QSGD().load_state_dict(scheme.state_dict())
 
 
 def test_settings_are_told():
@@ -263,8 +169,3 @@ def test_settings_are_told():
 def test_wrong_keywords(keywords, message):
     with pytest.raises(ValueError, match=message):
         QCS(**keywords)
-
-
-def test_unknown_keywords_are_named():
-    with pytest.raises(TypeError, match="QCS\\(\\) has no keyword 'bits'"):
-        QCS(bits=3)

@@ -37,10 +37,11 @@ def compare(flat: torch.Tensor, bucket: int, density: float, key: int) -> None:
 
 
 @pytest.mark.parametrize("density", DENSITIES)
-@pytest.mark.parametrize("bucket", (1, 7, 100, 512, 1000))
-def test_same_bits_and_sums_for_all_sizes(bucket, density):
-    for n in sorted({0, 1, bucket - 1, bucket, bucket + 1, 63, 64, 65, 511, 512, 513, 3000}):
-        compare(vector(heavy, n), bucket, density, key=n * 2654435761)
+def test_same_bits_and_sums_for_all_sizes(density):
+    for bucket in (1, 7, 100, 512, 1000):
+        last = 2000 if bucket > 7 else 130  # the reference is slow where buckets are many
+        for n in sorted({0, 1, bucket - 1, bucket, bucket + 1, 63, 64, 65, last}):
+            compare(vector(heavy, n), bucket, density, key=n * 2654435761)
 
 
 @pytest.mark.many
@@ -93,7 +94,7 @@ def test_thresholds_are_optimal(kind, density):
     np.testing.assert_allclose(np.minimum(1, sizes / float(lambdas[0])), best, rtol=3e-7)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100)
 @given(
     st.lists(st.floats(width=32, allow_nan=False, allow_infinity=False), min_size=1, max_size=40),
     st.floats(1e-6, 1.0),
@@ -126,43 +127,14 @@ def test_a_threshold_that_rounding_makes_rise_is_the_last():
     assert 1 <= reference_sparse.threshold(flat, 0.5) < 1 + 2.0**-22
 
 
-def read_stream(body: bytes, n: int, bucket: int, k: int) -> np.ndarray:
-    """A body, bit by bit, as the docstrings say."""
-    (count,) = struct.unpack_from("<q", body)
-    buckets = -(-n // bucket)
-    lambdas = struct.unpack_from(f"<{buckets}f", body, 8)
-    exact = list(struct.unpack_from(f"<{count}f", body, 8 + 4 * buckets))
-    number = int.from_bytes(body[8 + 4 * (buckets + count) :], "little")
-    out, index = np.zeros(n), -1
-    while number:
-        gap = 0
-        while not number & 1:
-            gap, number = gap + 2**k, number >> 1
-        number >>= 1
-        index += gap + number % 2**k + 1
-        number >>= k
-        full, number = number & 1, number >> 1
-        if full:
-            out[index] = exact.pop(0)
-        else:
-            out[index] = -lambdas[index // bucket] if number & 1 else lambdas[index // bucket]
-            number >>= 1
-    assert not exact
-    return out
-
-
 @pytest.mark.parametrize("density", DENSITIES)
-def test_payloads_are_as_told_and_kept_as_the_random_integers_say(density):
+def test_coordinates_are_kept_as_the_random_integers_say(density):
     flat = vector(heavy, 2 * BUCKET + 77)
     flat[::9] = 0
     scheme = SparseSGD(density=density, bucket_size=BUCKET)
     payload = scheme.encode(flat, seed=11)
     decoded = scheme.decode(payload).double().numpy()
-    body = payload.numpy().tobytes()
-    np.testing.assert_array_equal(
-        read_stream(body[96:], flat.numel(), BUCKET, rice_parameter(density)), decoded
-    )
-    key = oracle.read_field(body, "key")
+    key = oracle.read_field(payload.numpy().tobytes(), "key")
     exact = flat.double().numpy()
     for b, part in enumerate(np.split(exact, [BUCKET, 2 * BUCKET])):
         p = optimal(np.abs(part), density * part.size)
@@ -174,8 +146,7 @@ def test_payloads_are_as_told_and_kept_as_the_random_integers_say(density):
         np.testing.assert_allclose(got[kept], (part[kept] / p[kept]), rtol=3e-7)
 
 
-@pytest.mark.parametrize("density", (0.02, 0.3))
-@pytest.mark.parametrize("kind", (ordinary, heavy))
+@pytest.mark.parametrize(("kind", "density"), ((heavy, 0.02), (ordinary, 0.3)))
 def test_unbiased_with_the_variance_of_the_probabilities(kind, density):
     """Mean, squared error and number kept of 600 encodings within 5 standard errors."""
     flat, repeats = vector(kind, 2 * BUCKET + 100, seed=3), 600
@@ -209,63 +180,10 @@ def test_the_rice_parameter_is_the_best():
     assert rice_parameter(1.0) == 0 and rice_parameter(1e-300) == 29
 
 
-def test_bits_of_a_kept_coordinate():
-    """Within a tenth of the entropy of its place, and two bits: sign, and that it is not exact."""
-    flat, density = vector(ordinary, 400_000), 0.01
-    payload = SparseSGD(density=density).encode(flat, seed=1)
-    entropy = -(density * np.log2(density) + (1 - density) * np.log2(1 - density)) / density
-    bits = 8 * (payload.numel() - 96 - 4 * 49) / (density * flat.numel())
-    # The number kept varies by 1.6 %: 5 sigma are 8 %.
-    assert abs(bits - (entropy + 2)) < 0.1 * (entropy + 2)
-
-
-@pytest.mark.parametrize("n", (0, 1, BUCKET - 1, BUCKET, BUCKET + 1, 3000))
-@pytest.mark.parametrize("tail", ("quantize", "full"))
-def test_lengths_and_zeros(n, tail):
-    scheme = SparseSGD(density=0.05, bucket_size=BUCKET, tail=tail)
-    flat = vector(heavy, n)
-    full = n % BUCKET if tail == "full" else 0
-    payload = scheme.encode(flat)
-    least = 96 + -(-(8 + 4 * -(-(n - full) // BUCKET)) // 8) * 8 + -(-full * 4 // 8) * 8
-    assert payload.numel() % 8 == 0 and payload.numel() >= least
-    assert payload.numel() <= scheme.parts.default.payloads.length(n - full, full, torch.float32)
-    decoded = scheme.decode(payload)
-    assert decoded.numel() == n and torch.equal(decoded[n - full :], flat[n - full :])
-    zeros = scheme.encode(torch.zeros(n))
-    assert zeros.numel() == least and not scheme.decode(zeros).any()
-
-
-@pytest.mark.parametrize("bad", (np.nan, np.inf, -np.inf))
-def test_a_bucket_that_is_not_finite_becomes_nan(bad):
-    flat = vector(heavy, 3 * BUCKET)
-    flat[BUCKET + 17] = bad
-    scheme = SparseSGD(density=0.1, bucket_size=BUCKET)
-    spoilt = scheme.decode(scheme.encode(flat)).isnan()
-    assert spoilt[BUCKET : 2 * BUCKET].all() and spoilt.sum() == BUCKET
-
-
 def test_a_threshold_that_overflows_makes_its_bucket_nan():
     flat = torch.full((10,), 3e38)
     scheme = SparseSGD(density=0.01)
     assert scheme.decode(scheme.encode(flat)).isnan().all()
-
-
-@pytest.mark.parametrize("dtype", (torch.float16, torch.bfloat16, torch.float32, torch.float64))
-def test_dtypes(dtype):
-    flat = vector(ordinary, 1000).to(dtype)
-    scheme = SparseSGD(density=0.5)
-    decoded = scheme.decode(scheme.encode(flat, seed=1))
-    assert decoded.dtype == dtype
-    wide = scheme.decode(scheme.encode(flat.to(torch.float32), seed=1))
-    assert torch.equal(wide.to(dtype), decoded)
-
-
-def test_clipping_comes_first():
-    flat = torch.ones(BUCKET)
-    flat[0] = 1e6
-    limit = 2.0 * float(flat.double().square().mean().sqrt())
-    scheme = SparseSGD(density=0.01, bucket_size=BUCKET, clip=2.0)
-    assert abs(float(scheme.decode(scheme.encode(flat))[0]) - limit) < 1e-5 * limit
 
 
 @pytest.mark.parametrize("density", (0, -0.1, 1.01, float("nan"), float("inf"), True, "0.1", None))
@@ -303,17 +221,17 @@ def test_lies_about_lengths_are_refused():
         decode(longer, length=len(longer))
 
 
-@pytest.mark.parametrize("count", (-1, 0, 1, 2**31, 2**40, -(2**63), 2**63 - 1))
-def test_lies_about_exact_values_are_refused(count):
+def test_lies_about_exact_values_are_refused():
     flat = vector(heavy, 2 * BUCKET)
     data = bytearray(SparseSGD(density=0.05, bucket_size=BUCKET).encode(flat).numpy().tobytes())
     assert struct.unpack_from("<q", data, 96)[0] > 1
-    struct.pack_into("<q", data, 96, count)
-    with pytest.raises(PayloadError):
-        decode(bytes(data))
+    for count in (-1, 0, 1, 2**31, 2**40, -(2**63), 2**63 - 1):
+        struct.pack_into("<q", data, 96, count)
+        with pytest.raises(PayloadError):
+            decode(bytes(data))
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=200)
 @given(st.binary(max_size=64), st.integers(1, 100), st.sampled_from((0, 1, 5, 29)))
 def test_any_stream_is_read_alike_and_within_bounds(stream, n, k):
     """Both kernels agree on what can be read; guards around the output stay as they were."""
@@ -329,11 +247,3 @@ def test_any_stream_is_read_alike_and_within_bounds(stream, n, k):
         results.append(out)
     assert answers[0] == answers[1]
     assert not answers[0] or same_bits(*results)
-
-
-def test_the_state_survives():
-    ours, theirs = SparseSGD(density=0.1, seed=3), SparseSGD(density=0.1, seed=3)
-    ours.encode(torch.ones(5))
-    theirs.load_state_dict(ours.state_dict())
-    flat = vector(heavy, 500)
-    assert torch.equal(ours.encode(flat), theirs.encode(flat))

@@ -1,0 +1,100 @@
+"""What holds for every scheme: dtypes, tails, zeros, clipping, states, payloads of others."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+import torch
+from scheme_cases import EVERY, schemes
+from test_orq_levels import sample
+
+from hvd_adaptive import PayloadError
+from hvd_adaptive.kernels.numba import tables as cpu
+
+BUCKET = 128
+SCHEMES = schemes(
+    *EVERY,
+    "alq-3-paper",
+    "bingrad-biased",
+    "ecdq-variance0.01",
+    "nuqsgd-5-p0.8-symmetric",
+    "orq-9-half",
+    "qcs-mmse",
+    "qsgd-4-linf",
+    bucket_size=BUCKET,
+)
+every_scheme = pytest.mark.parametrize("name", SCHEMES)
+DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+
+
+def gradient(count: int, kind: str = "skewed") -> torch.Tensor:
+    return torch.from_numpy(sample(kind, count, 0))
+
+
+@every_scheme
+def test_dtypes_and_full_tails(name):
+    """Decoded as the float32 of the same values; a full tail carries anything."""
+    for dtype in DTYPES:
+        flat = gradient(3 * BUCKET + 30).to(dtype)
+        made, full = SCHEMES[name](), SCHEMES[name](tail="full")
+        decoded = made.decode(made.encode(flat, seed=1))
+        wide = made.decode(made.encode(flat.to(torch.float32), seed=1))
+        assert decoded.dtype == dtype and torch.equal(decoded, wide.to(dtype))
+        flat[-5:] = torch.tensor([torch.nan, torch.inf, -torch.inf, 1e-40, -0.0]).to(dtype)
+        tail = full.decode(full.encode(flat, seed=1))[3 * BUCKET :]
+        assert tail.dtype == dtype
+        assert torch.equal(tail.nan_to_num(7.0), flat[3 * BUCKET :].nan_to_num(7.0))
+        assert torch.equal(tail.isnan(), flat[3 * BUCKET :].isnan())
+
+
+@every_scheme
+@pytest.mark.parametrize("keep", (True, False))
+def test_zeros_are_exact_and_positive(name, keep):
+    scheme = SCHEMES[name](keep_zeros=keep)
+    for count in (0, 1, BUCKET, 3 * BUCKET + 1):
+        for zeros in (torch.zeros(count), -torch.zeros(count)):
+            decoded = scheme.decode(scheme.encode(zeros))
+            assert torch.equal(decoded.view(torch.int32), torch.zeros(count, dtype=torch.int32))
+
+
+@every_scheme
+@pytest.mark.parametrize("clip", (0.5, 2.5))
+def test_clipping_is_that_of_the_clipped_gradient(name, clip):
+    flat = gradient(3 * BUCKET + 77, "heavy")
+    clipped = cpu.clipped(flat, BUCKET, clip)
+    direct, before = SCHEMES[name](clip=clip), SCHEMES[name](clip=None)
+    assert not torch.equal(flat, clipped)
+    assert torch.equal(
+        direct.decode(direct.encode(flat, seed=3)), before.decode(before.encode(clipped, seed=3))
+    )
+
+
+@every_scheme
+def test_a_state_goes_on_with_its_stream(name):
+    """Through a file that holds plain data."""
+    scheme, flat, file = SCHEMES[name](seed=3), gradient(1201), io.BytesIO()
+    scheme.encode(flat)
+    torch.save(scheme.state_dict(), file)
+    file.seek(0)
+    other = SCHEMES[name](seed=3)
+    other.load_state_dict(torch.load(file, weights_only=True))
+    assert torch.equal(scheme.encode(flat), other.encode(flat))
+    with pytest.raises(ValueError, match="state: is of scheme"):
+        other.load_state_dict(scheme.state_dict() | {"scheme": "none"})
+
+
+def test_payloads_of_other_schemes_are_refused():
+    made = {name: SCHEMES[name]() for name in EVERY if name != "drive"}  # EDEN with one bit
+    payloads = {name: scheme.encode(gradient(300)) for name, scheme in made.items()}
+    for own, scheme in made.items():
+        for name, payload in payloads.items():
+            if name != own:
+                with pytest.raises(PayloadError, match=r"scheme |alphabet"):
+                    scheme.decode(payload)
+
+
+@every_scheme
+def test_another_bucket_size_is_refused(name):
+    with pytest.raises(PayloadError, match=rf"bucket size {BUCKET}|alphabet"):
+        SCHEMES[name](bucket_size=2 * BUCKET).decode(SCHEMES[name]().encode(gradient(300)))
