@@ -65,21 +65,3 @@ def test_payloads_of_different_lengths():
         assert_same_everywhere(flat_parameters(model), f"lengths.{coding}.parameters")
         ends.append(flat_parameters(model))
     assert torch.equal(*ends)
-
-
-def test_a_resumed_run_goes_on_with_its_book():
-    ends = []
-    for resumed in (False, True):
-        instances.start_over()
-        model, compressor = make_model(), QSGD(coding="huffman", **SHARED)
-        optimizer = distributed(model, compressor)
-        train(model, optimizer, 2)
-        if resumed:
-            weights, state = model.state_dict(), compressor.state_dict()
-            model, compressor = make_model(), QSGD(coding="huffman", **SHARED)
-            model.load_state_dict(weights)
-            compressor.load_state_dict(state)
-            optimizer = distributed(model, compressor)
-        train(model, optimizer, 3, seed=1)
-        ends.append((flat_parameters(model), compressor.report()["payload_bytes"]))
-    assert torch.equal(ends[0][0], ends[1][0]) and ends[0][1] == ends[1][1]

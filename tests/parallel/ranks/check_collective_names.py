@@ -14,6 +14,8 @@ from conftest import make_model, train
 
 from hvd_adaptive import ALQ
 
+pytestmark = pytest.mark.gloo
+
 # Hash of layout and settings, then the number of optimizers before this one.
 PREFIX = r"hvd_adaptive\.[0-9a-f]{16}\.\d+"
 GROUP = rf"{PREFIX}\.group0\.names\.\w+\.0\.bias-names\.\w+\.4\.weight"

@@ -6,12 +6,14 @@ import horovod.torch as hvd
 import numpy as np
 import pytest
 import torch
-from conftest import assert_same_everywhere, flat_parameters, learn, make_model
+from conftest import assert_same_everywhere
 from scheme_cases import scheme
 
 from hvd_adaptive import ScatterReduce
 
 from oracle import rotated  # isort: skip
+
+pytestmark = pytest.mark.ranks
 
 BUCKET, STEPS = 256, 16
 CASES = [(1, None), (0.5, None), (3, None), (6, None), (2, 5)]
@@ -71,19 +73,3 @@ def test_equal_gradients_have_a_mean_without_bias(law, second):
     assert np.mean(errors) == pytest.approx(expected, rel=0.1)
     left = ((total / STEPS - x).square().sum() / x.square().sum()).item()
     assert left == pytest.approx(expected / STEPS, rel=0.25)
-
-
-@pytest.mark.parametrize("second", (None, 4))
-@pytest.mark.parametrize("name", ("eden-1", "eden-2"))
-def test_replicas_stay_equal_and_learn(name, second):
-    model = make_model()
-    compressor = scheme(name, bucket_size=1024, min_numel=100, **options(second))()
-    optimizer = hvd.DistributedOptimizer(
-        torch.optim.SGD(model.parameters(), lr=0.5),
-        named_parameters=model.named_parameters(),
-        compression=compressor,
-    )
-    left = learn(model, optimizer, 16)
-    assert_same_everywhere(flat_parameters(model), "parameters")
-    assert left < 0.7
-    assert compressor.report()["coordinates"] == sum(p.numel() for p in model.parameters())

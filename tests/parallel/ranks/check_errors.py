@@ -6,10 +6,11 @@ import itertools
 
 import horovod.torch as hvd
 import pytest
+import torch
 from conftest import assert_same_everywhere, flat_parameters, make_model, train
 from rank_optimizers import distributed
 
-from hvd_adaptive import ALQ, Hierarchical, RankMismatchError, Tuning
+from hvd_adaptive import ALQ, ECDQ, Hierarchical, RankMismatchError, Tuning
 
 # A seed for each case: sessions of equal settings are numbered, and ranks that fail here differ.
 SEEDS = itertools.count(1000)
@@ -47,6 +48,19 @@ def test_update_steps_that_will_differ(keywords):
     told = r"samples for a fit is due on ranks? 0(, 2-3)?, not due on rank 1"
     with pytest.raises(RankMismatchError, match=told):
         train(model, optimizer, 1)
+
+
+@pytest.mark.parametrize("scheme", [ALQ, ECDQ])
+def test_a_class_is_refused(scheme):
+    """``compression=ALQ``, at the first gradient, or without an optimizer."""
+    model = make_model()
+    optimizer = distributed(model, scheme)
+    told = rf"compression={scheme.__name__}: pass an instance, {scheme.__name__}\(\)"
+    with pytest.raises(ValueError, match=told):
+        train(model, optimizer, 1)
+    assert not optimizer._handles, "nothing was sent"
+    with pytest.raises(ValueError, match=told):
+        hvd.allreduce(torch.ones(9), compression=scheme, name="by class")
 
 
 def test_groups_that_do_not_fit():

@@ -58,6 +58,7 @@ def test_every_shape_layout_and_dtype_in_one_model(scheme):
         assert_same_everywhere(parameter.detach().float(), f"{scheme}.{name}")
 
 
+@pytest.mark.ranks
 @every_scheme
 def test_gradients_missing_on_some_ranks_on_all_and_in_turn(scheme):
     names = ("always", "even", "odd", "never", "turn")

@@ -10,6 +10,8 @@ from scheme_cases import scheme
 
 from hvd_adaptive import QSGD, Tuning
 
+pytestmark = [pytest.mark.ranks, pytest.mark.gloo]
+
 SCHEMES = {
     "alq": scheme("alq-8", bucket_size=100, update_steps=[0, 2]),
     "qsgd": scheme("qsgd-8", bucket_size=100, fusion_bytes=8000),

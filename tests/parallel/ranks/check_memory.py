@@ -11,6 +11,8 @@ from rank_optimizers import distributed
 
 from hvd_adaptive import ALQ, ECDQ, QSGD, ScatterReduce, Tuning
 
+pytestmark = [pytest.mark.ranks, pytest.mark.gloo]
+
 LARGEST_GROUP = 20_000
 BOUND = 120_000
 

@@ -16,12 +16,8 @@ from hvd_adaptive import QSGD, ScatterReduce, instances
 
 SHAPES = {"a.weight": (60, 50), "a.bias": (50,), "b.weight": (1500,), "never": (40,)}
 SCHEMES = {
-    "qsgd": scheme("qsgd-8-linf", min_numel=100),
     "feedback": scheme("qsgd-4", error_feedback=0.5, min_numel=100),
     "alq": scheme("alq-4", update_steps=[0, 2], min_numel=100),
-    "orq": scheme("orq-5", min_numel=100),
-    "bingrad": scheme("bingrad", min_numel=100),
-    "onebit": scheme("onebit", min_numel=100),
     "ecdq": scheme("ecdq-3", update_steps=[0, 2]),
 }
 EXCHANGES = {

@@ -1,4 +1,4 @@
-"""Groups cut small beside an uncompressed twin, steps that are given up, sparse parameters."""
+"""Steps that are given up, sparse parameters, the default exchange."""
 
 from __future__ import annotations
 
@@ -9,39 +9,12 @@ import horovod.torch as hvd
 import pytest
 import torch
 from conftest import assert_same_everywhere, batches, flat_parameters, make_model, train, wait_for
-from gradient_schemes import every_scheme, make
+from gradient_schemes import make
 from settings_objects import exchange_of
 
-from hvd_adaptive import ALQ, Tuning, instances
+from hvd_adaptive import ALQ, instances
 from hvd_adaptive.exchange import exchanges
 from hvd_adaptive.hooks.horovod.agreement import Agreement
-
-CASES = {
-    "cut_tensors": {"fusion_bytes": 20_000},
-    "small_window": {"fusion_bytes": 20_000, "tuning": Tuning(in_flight_bytes=60_000)},
-}
-
-
-@pytest.mark.parametrize("name", CASES)
-def test_close_to_the_uncompressed_twin(name):
-    """After 4 steps at 8 bits the parameters have moved as the twin's, within a few percent."""
-    alq = ALQ(bits=8, bucket_size=256, **CASES[name])
-    compressors = {"exact": hvd.Compression.none, "alq": alq}
-    moved = {}
-    for kind, compressor in compressors.items():
-        model = make_model()
-        before = flat_parameters(model)
-        optimizer = hvd.DistributedOptimizer(
-            torch.optim.SGD(model.parameters(), lr=0.1),
-            named_parameters=[(f"{name}.{kind}.{n}", p) for n, p in model.named_parameters()],
-            compression=compressor,
-        )
-        train(model, optimizer, 4)
-        assert_same_everywhere(flat_parameters(model), f"{name}.{kind}")
-        moved[kind] = flat_parameters(model) - before
-    error = (moved["alq"] - moved["exact"]).square().sum() / moved["exact"].square().sum()
-    assert 0 < error < 0.002
-    assert len(alq._training.layout.groups) > 5
 
 
 def test_a_step_that_is_given_up():
@@ -100,6 +73,8 @@ def tear(model, optimizer, compressor, monkeypatch):
     optimizer.zero_grad()
 
 
+@pytest.mark.ranks
+@pytest.mark.gloo
 @pytest.mark.parametrize("exchange", ["allgather", "scatter_reduce", "hierarchical", "auto"])
 def test_ranks_that_had_sent_different_groups_of_a_step_that_is_given_up(exchange, monkeypatch):
     """What some had sent and others had not neither joins a later step nor waits for ever: the
@@ -174,7 +149,7 @@ def test_a_backward_that_was_lost_in_part():
     assert_same_everywhere(torch.cat([w.grad for w in weights]), "lost")
 
 
-@every_scheme
+@pytest.mark.parametrize("scheme", ["alq", "feedback", "ecdq"])
 def test_a_sparse_parameter_is_not_sent_as_zeros(scheme):
     embedding = torch.nn.Embedding(3000, 16, sparse=True)
     head = torch.nn.Linear(16, 200)
@@ -211,7 +186,7 @@ def test_a_compressor_used_alone_first_finds_its_optimizer_later():
     assert_same_everywhere(flat_parameters(model), "later")
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 3])
+@pytest.mark.parametrize("ranks", [1, 4])
 def test_the_exchange_without_exchange(ranks, monkeypatch, caplog):
     """Up to ``ranks`` ranks allgather, beyond scatter_reduce; report() and the log name it."""
     monkeypatch.setattr(exchanges, "FEW_RANKS", ranks)

@@ -14,6 +14,8 @@ from conftest import assert_same_everywhere
 from hvd_adaptive import ALQ, QSGD, Auto, Hierarchical, RankMismatchError, ScatterReduce
 from hvd_adaptive.hooks.horovod.drive import PATIENCE
 
+pytestmark = pytest.mark.ranks
+
 NUMBER = itertools.count()
 SIZES = {"w": 9000, "b": 700, "v": 4100}
 STEPS = 4  # two fits, and a step after each

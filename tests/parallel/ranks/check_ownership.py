@@ -17,6 +17,8 @@ from settings_objects import exchange_of
 
 from hvd_adaptive import QSGD
 
+pytestmark = pytest.mark.gloo
+
 STEPS = 3
 # Relative error of an average that 8 bits of the largest of a bucket's coordinates allow, and that
 # of a second stage of 8 bits: a fifth of it. Swapped gradients have 1 or more.

@@ -12,6 +12,7 @@ from conftest import assert_same_everywhere, flat_parameters, make_model, train
 from gradient_schemes import assert_average, every_scheme, make
 from rank_optimizers import optimizer_of
 
+pytestmark = pytest.mark.gloo
 THREADS = 4
 
 
