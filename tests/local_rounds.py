@@ -18,6 +18,7 @@ from local_mirror import (
     make_optimizer,
     train_beside_mirror,
 )
+from scheme_cases import scheme
 from torch import nn
 
 from hvd_adaptive import ALQ, QSGD, LocalSGD, RankMismatchError, instances
@@ -242,3 +243,24 @@ def test_ranks_in_different_rounds_are_told(rank: int) -> None:
     backward(net, rank, 1)
     with pytest.raises(RankMismatchError, match="different numbers of rounds"):
         optimizer.step()
+
+
+@pytest.mark.parametrize("label", ["alq-3-paper", "ecdq-2", "eden-2"])
+def test_what_no_rank_has_moved_stays_as_it_is(rank: int, gather: Gather, label: str) -> None:
+    """With momentum and error feedback, though schemes round zeros."""
+    torch.manual_seed(4)
+    table = nn.Parameter(torch.randn(2000, 8))
+    before, own = table.detach().clone(), {"error_feedback": 0.3, "keep_zeros": True}
+    compressor = scheme(label)(bucket_size=1024, **own)
+    inner = torch.optim.SGD([table], lr=0.1)
+    optimizer = LocalSGD(inner, every=2, compression=compressor, **OUTER["diloco"])
+    for step in range(6):
+        weights = torch.randn(2000, 8, generator=torch.Generator().manual_seed(10 * step + rank))
+        weights[::2] = 0.0
+        optimizer.zero_grad()
+        (table * weights).sum().backward()
+        optimizer.step()
+    optimizer.finish()
+    assert torch.equal(table[::2], before[::2])
+    assert (table[1::2] != before[1::2]).any(dim=1).all()
+    assert bool((gather(table.detach()) == table).all())

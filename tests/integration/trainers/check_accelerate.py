@@ -53,32 +53,6 @@ def compressor() -> ALQ:
     return ALQ(bits=4, error_feedback=1.0)
 
 
-@pytest.mark.parametrize("accumulated", [1, 2])
-def test_a_resumed_loop_repeats_the_uninterrupted_one(accumulated, caplog):
-    with shared_folder() as folder:
-        accelerator, model, optimizer = make(gradient_accumulation_steps=accumulated)
-        own = compressor()
-        compress(accelerator, model, own)
-        train(accelerator, model, optimizer, range(3))
-        accelerator.save_state(folder)
-        train(accelerator, model, optimizer, range(3, 6))
-        assert own.step == 6
-        assert 4 < own.report()["bits_per_coordinate"] < 9
-        whole = state_of(model)
-
-        accelerator.free_memory()
-        accelerator, model, optimizer = make(gradient_accumulation_steps=accumulated)
-        own = compressor()
-        compress(accelerator, model, own)
-        with caplog.at_level(logging.WARNING, logger="hvd_adaptive"):
-            accelerator.load_state(folder)
-            train(accelerator, model, optimizer, range(3, 6))
-        assert own.step == 6
-        assert not [r for r in caplog.records if r.name == "hvd_adaptive"]
-        assert torch.equal(state_of(model), whole)
-        same_everywhere(state_of(model))
-
-
 @pytest.fixture
 def another_precision():
     """Accelerate keeps one for the process."""

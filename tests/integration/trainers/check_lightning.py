@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 
 import lightning
@@ -65,24 +64,6 @@ def loader() -> DataLoader:
 
 def compressor() -> ALQ:
     return ALQ(bits=4, error_feedback=1.0)
-
-
-def test_a_resumed_fit_repeats_the_uninterrupted_one(caplog):
-    with shared_folder() as folder:
-        whole, own = Module(), Compress(compressor())
-        saves = ModelCheckpoint(folder, filename="{epoch}", save_top_k=-1)
-        trainer_of([own, saves], 2 * EPOCH, enable_checkpointing=True).fit(whole, loader())
-        assert own.compressor.step == 2 * EPOCH
-        assert 4 < own.compressor.report()["bits_per_coordinate"] < 9
-
-        resumed, again = Module(), Compress(compressor())
-        path = os.path.join(folder, "epoch=0.ckpt")
-        with caplog.at_level(logging.WARNING, logger="hvd_adaptive"):
-            trainer_of([again], 2 * EPOCH).fit(resumed, loader(), ckpt_path=path)
-        assert again.compressor.step == 2 * EPOCH
-        assert not [r for r in caplog.records if r.name == "hvd_adaptive"]
-        assert torch.equal(state_of(resumed), state_of(whole))
-        same_everywhere(state_of(resumed))
 
 
 def test_each_rank_gets_its_own_state():

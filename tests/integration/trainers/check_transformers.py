@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-from pathlib import Path
 
 import pytest
 import torch
@@ -92,31 +91,6 @@ def test_another_trainer_of_the_same_module_continues():
             callback._trainer.train()
     assert compressor.step == 3 * STEPS
     same_everywhere(state_of(model))
-
-
-def test_a_resumed_training_repeats_the_uninterrupted_one(caplog):
-    def make() -> ALQ:
-        return ALQ(bits=4, error_feedback=1.0, update_steps=(0, 3))
-
-    with shared_folder() as folder:
-        whole, compressor = net(), make()
-        # DDP builds its buckets anew after the first step, so a resumed run has them otherwise.
-        once = {"ddp_find_unused_parameters": True}
-        trainer = trainer_of(whole, folder, 6, save_strategy="steps", save_steps=3, **once)
-        compress(trainer, compressor)
-        trainer.train()
-        rank = dist.get_rank()
-        assert (Path(folder) / "checkpoint-3" / f"compressor-{rank}.pt").exists()
-
-        resumed, again = net(), make()
-        trainer = trainer_of(resumed, folder, 6, **once)
-        compress(trainer, again)
-        with caplog.at_level(logging.WARNING, logger="hvd_adaptive"):
-            trainer.train(resume_from_checkpoint=os.path.join(folder, "checkpoint-3"))
-        assert again.step == 6
-        assert not [r for r in caplog.records if r.name == "hvd_adaptive"]
-        assert torch.equal(state_of(resumed), state_of(whole))
-        same_everywhere(state_of(resumed))
 
 
 def test_a_training_resumes_in_the_same_process():

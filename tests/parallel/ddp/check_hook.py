@@ -63,7 +63,7 @@ def test_training_with_updates():
     )
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
     losses = []
-    for step in range(40):
+    for step in range(20):
         losses.append(backward(model, step % 2))
         optimizer.step()
     assert sum(losses[-4:]) < 0.7 * sum(losses[:4])
@@ -126,19 +126,6 @@ def test_nothing_is_lost_with_error_feedback(weight):
         held = sum(gathered(own))
         scale = float(total.abs().max()) + 1e-12
         assert float((sent[name] + held - total).abs().max()) < 1e-4 * scale, name
-
-
-def test_ranks_share_the_weights():
-    """Though their gradients differ."""
-    net = make_net()
-    model, state = wrap(net, QSGD(bits=2, bucket_size=512, error_feedback="auto"))
-    weights = []
-    for step in range(4):
-        backward(model, step)
-        weights.append(state.compressor._training.residuals.weights.of(""))
-    assert all(0 < weight < 0.5 for weight in weights) and len(set(weights)) > 1
-    assert_same_everywhere([torch.tensor(weights, dtype=torch.float64)])
-    assert state.compressor.state_dict()["feedback_weights"] == {"": weights[-1]}
 
 
 def test_residuals_that_outgrow_stop_all_ranks():

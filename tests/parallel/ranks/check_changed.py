@@ -9,6 +9,7 @@ import horovod.torch as hvd
 import pytest
 import torch
 from conftest import assert_same_everywhere, batches, make_model, train
+from rank_optimizers import distributed
 
 from hvd_adaptive import ALQ, QSGD, Hierarchical, RankMismatchError, ScatterReduce
 
@@ -22,13 +23,6 @@ EXCHANGES = {
     "scatter_reduce": {"exchange": ScatterReduce(second_stage_bits=32)},
     "hierarchical": {"exchange": Hierarchical(ranks_per_node=1, second_stage_bits=32)},
 }
-
-
-def distributed(model: torch.nn.Module, compression, **keywords):
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
-    return hvd.DistributedOptimizer(
-        optimizer, named_parameters=model.named_parameters(), compression=compression, **keywords
-    )
 
 
 def mean_over_ranks(tensor: torch.Tensor, name: str) -> torch.Tensor:

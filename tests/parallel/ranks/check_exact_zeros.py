@@ -6,7 +6,7 @@ import horovod.torch as hvd
 import pytest
 import torch
 from conftest import assert_same_everywhere
-from rank_optimizers import optimizer_of
+from rank_optimizers import distributed
 from scheme_cases import scheme
 
 from hvd_adaptive import Hierarchical, ScatterReduce
@@ -40,7 +40,7 @@ def zero_rows(pattern: str) -> torch.Tensor:
 def test_rows_of_zeros_stay_as_they_are(name, exchange, pattern):
     model = {"table": torch.nn.Parameter(torch.randn(ROWS, WIDTH))}
     before, rows = model["table"].detach().clone(), zero_rows(pattern)
-    optimizer = optimizer_of(model, make(name, exchange))
+    optimizer = distributed(model, make(name, exchange), lr=1.0)
     for step in range(2):
         generator = torch.Generator().manual_seed(10 * step + hvd.rank())
         weights = torch.randn(ROWS, WIDTH, generator=generator)

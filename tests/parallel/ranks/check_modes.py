@@ -10,6 +10,7 @@ import horovod.torch as hvd
 import pytest
 import torch
 from conftest import assert_same_everywhere
+from rank_optimizers import distributed
 from scheme_cases import scheme
 
 from hvd_adaptive import QSGD, ScatterReduce, instances
@@ -58,11 +59,7 @@ def trained(construct, mode, around=nullcontext, step_mode=nullcontext, steps: i
             for name, shape in SHAPES.items()
         }
         compressor = construct()
-        optimizer = hvd.DistributedOptimizer(
-            torch.optim.SGD(weights.values(), lr=0.1, momentum=0.9),
-            named_parameters=weights.items(),
-            compression=compressor,
-        )
+        optimizer = distributed(weights, compressor, momentum=0.9)
         seen = []
         for step in range(steps):
             optimizer.zero_grad()

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import assert_same_everywhere
+from rank_optimizers import distributed
 from settings_objects import exchange_of
 
 from hvd_adaptive import ALQ, QSGD, Hierarchical
@@ -58,11 +59,7 @@ def node_mean(node: int, place: int, sizes) -> np.ndarray:
 def trained(compressor, sizes):
     """One step; the averages."""
     model = Given(sizes)
-    optimizer = hvd.DistributedOptimizer(
-        torch.optim.SGD(model.parameters(), lr=1.0),
-        named_parameters=model.named_parameters(),
-        compression=compressor,
-    )
+    optimizer = distributed(model, compressor, lr=1.0)
     model(gradients_of(hvd.rank(), sizes)).backward()
     optimizer.step()
     averages = [-p.detach() for p in model.parameters()]
@@ -174,11 +171,7 @@ def test_a_few_samples_of_a_few_ranks_are_enough_for_all():
         seed=next(SEEDS),
     )
     model = Given((BUCKET,))
-    optimizer = hvd.DistributedOptimizer(
-        torch.optim.SGD(model.parameters(), lr=1.0),
-        named_parameters=model.named_parameters(),
-        compression=compressor,
-    )
+    optimizer = distributed(model, compressor, lr=1.0)
     for _ in range(4):
         optimizer.zero_grad()
         model(gradients_of(hvd.rank(), (BUCKET,))).backward()

@@ -10,6 +10,7 @@ import pytest
 import torch
 from conftest import assert_same_everywhere, batches, flat_parameters, make_model, train, wait_for
 from gradient_schemes import make
+from rank_optimizers import distributed, give_up
 from settings_objects import exchange_of
 
 from hvd_adaptive import ALQ, instances
@@ -21,11 +22,7 @@ def test_a_step_that_is_given_up():
     """load_state_dict between backward and step makes Horovod forget the gradients in flight."""
     model = make_model()
     compressor = ALQ(bits=8, bucket_size=256, update_steps=[])
-    optimizer = hvd.DistributedOptimizer(
-        torch.optim.SGD(model.parameters(), lr=0.1),
-        named_parameters=[(f"abandoned.{n}", p) for n, p in model.named_parameters()],
-        compression=compressor,
-    )
+    optimizer = distributed(model, compressor, prefix="abandoned.")
     x, y = batches(hvd.rank())()
     used = []
     for step in range(4):
@@ -33,10 +30,7 @@ def test_a_step_that_is_given_up():
         torch.nn.functional.cross_entropy(model(x), y).backward()
         used.append(compressor._training.connection.drive.placeholders)
         if step == 2:
-            handles = [handle for handle, _ in optimizer._handles.values()]
-            optimizer.load_state_dict(optimizer.state_dict())
-            for handle in handles:  # or stock Horovod refuses their names
-                hvd.synchronize(handle)
+            give_up(optimizer)
             optimizer.zero_grad()
             torch.nn.functional.cross_entropy(model(x), y).backward()
             used.append(compressor._training.connection.drive.placeholders)
@@ -66,10 +60,7 @@ def tear(model, optimizer, compressor, monkeypatch):
         if hvd.rank() == 0:
             wait_for(lambda: names)
         assert bool(names) == (hvd.rank() == 0)
-        handles = [handle for handle, _ in optimizer._handles.values()]
-        optimizer.load_state_dict(optimizer.state_dict())
-    for handle in handles:
-        hvd.synchronize(handle)
+        give_up(optimizer)
     optimizer.zero_grad()
 
 
@@ -86,11 +77,7 @@ def test_ranks_that_had_sent_different_groups_of_a_step_that_is_given_up(exchang
         fusion_bytes=20_000,
         exchange="auto" if exchange == "auto" else exchange_of(exchange, ranks_per_node=1),
     )
-    optimizer = hvd.DistributedOptimizer(
-        torch.optim.SGD(model.parameters(), lr=0.1),
-        named_parameters=[(f"uneven.{exchange}.{n}", p) for n, p in model.named_parameters()],
-        compression=compressor,
-    )
+    optimizer = distributed(model, compressor, prefix=f"uneven.{exchange}.")
     train(model, optimizer, 2)
     for _ in range(2):
         tear(model, optimizer, compressor, monkeypatch)
@@ -113,11 +100,7 @@ def test_a_step_that_is_given_up_with_its_optimizer(monkeypatch):
     compressor = ALQ(bits=8, update_steps=[], fusion_bytes=20_000)
     for life in range(3):
         model = make_model()
-        optimizer = hvd.DistributedOptimizer(
-            torch.optim.SGD(model.parameters(), lr=0.1),
-            named_parameters=[(f"gone.{n}", p) for n, p in model.named_parameters()],
-            compression=compressor,
-        )
+        optimizer = distributed(model, compressor, prefix="gone.")
         train(model, optimizer, 2)
         assert_same_everywhere(flat_parameters(model), f"gone.{life}")
         tear(model, optimizer, compressor, monkeypatch)
@@ -135,10 +118,7 @@ def test_a_backward_that_was_lost_in_part():
         compression=ALQ(bits=8, bucket_size=100, update_steps=[], fusion_bytes=12_000),
     )
     (weights[0].sum() * 1000 + weights[1].sum() * 1000).backward()
-    handles = [handle for handle, _ in optimizer._handles.values()]
-    optimizer.load_state_dict(optimizer.state_dict())
-    for handle in handles:
-        hvd.synchronize(handle)
+    give_up(optimizer)
     for weight in weights:
         weight.grad = None
     for i in (2, 1, 0):
@@ -174,11 +154,7 @@ def test_a_compressor_used_alone_first_finds_its_optimizer_later():
     compressor = ALQ(bits=8, bucket_size=100)
     hvd.allreduce(torch.ones(2000) * hvd.rank(), compression=compressor, name="alone")
     model = make_model()
-    optimizer = hvd.DistributedOptimizer(
-        torch.optim.SGD(model.parameters(), lr=0.1),
-        named_parameters=[(f"later.{n}", p) for n, p in model.named_parameters()],
-        compression=compressor,
-    )
+    optimizer = distributed(model, compressor, prefix="later.")
     x, y = batches(hvd.rank())()
     torch.nn.functional.cross_entropy(model(x), y).backward()
     optimizer.step()
@@ -195,11 +171,7 @@ def test_the_exchange_without_exchange(ranks, monkeypatch, caplog):
     for exchange in (None, expected):
         instances.start_over()
         model, compressor = make_model(), ALQ(bits=4, exchange=exchange)
-        optimizer = hvd.DistributedOptimizer(
-            torch.optim.SGD(model.parameters(), lr=0.1),
-            named_parameters=[(f"few.{ranks}.{n}", p) for n, p in model.named_parameters()],
-            compression=compressor,
-        )
+        optimizer = distributed(model, compressor, prefix=f"few.{ranks}.")
         with caplog.at_level("INFO", logger="hvd_adaptive"):
             train(model, optimizer, 3)
         assert compressor.report()["exchange"] == expected

@@ -8,21 +8,13 @@ import horovod.torch as hvd
 import pytest
 import torch
 from conftest import assert_same_everywhere, batches, make_model, train
+from rank_optimizers import distributed
 
 from hvd_adaptive import ALQ, QSGD, ScatterReduce
 
 pytestmark = pytest.mark.ranks
 
 SEEDS = itertools.count(3000)
-
-
-def distributed(model, compressor, lr=0.3, **keywords):
-    return hvd.DistributedOptimizer(
-        torch.optim.SGD(model.parameters(), lr=lr, momentum=0.9),
-        named_parameters=model.named_parameters(),
-        compression=compressor,
-        **keywords,
-    )
 
 
 def reduced(model, optimizer, rank=None):
@@ -109,11 +101,7 @@ def test_mixed_dtypes_and_tiny_models():
     compressor = QSGD(
         bits=8, norm="linf", bucket_size=512, min_numel=600, exchange="scatter_reduce"
     )
-    optimizer = hvd.DistributedOptimizer(
-        torch.optim.SGD(parameters.values(), lr=1.0),
-        named_parameters=list(parameters.items()),
-        compression=compressor,
-    )
+    optimizer = distributed(parameters, compressor, lr=1.0)
     for step in range(2):
         sum(
             (p.double() * (i + hvd.rank())).sum() for i, p in enumerate(parameters.values())

@@ -5,10 +5,10 @@ from __future__ import annotations
 import horovod.torch as hvd
 import pytest
 import torch
-from conftest import assert_same_everywhere, make_model
+from conftest import assert_same_everywhere, batches, flat_parameters, make_model
 from rank_optimizers import distributed
 
-from hvd_adaptive import ALQ, QSGD, Tuning
+from hvd_adaptive import ALQ, QSGD, Tuning, instances
 
 
 def test_small_tensors_are_exact_and_ranks_add_in_order():
@@ -98,3 +98,24 @@ def test_two_parameters_with_one_gradient_in_memory():
     expected = hvd.size() * (hvd.size() + 1) / 2
     for name in "az":
         assert torch.allclose(model[name].grad, torch.full((5000,), expected), rtol=1e-5)
+
+
+def test_coded_payloads_of_different_lengths():
+    """The first rank's gradient is zero: lengths differ, and averages are those of packed ones."""
+    ends = []
+    for coding in ("huffman", "fixed"):
+        instances.start_over()
+        model, compressor = make_model(), QSGD(bits=3, norm="linf", coding=coding)
+        optimizer, batch = distributed(model, compressor), batches(hvd.rank())
+        for _ in range(3):
+            optimizer.zero_grad()
+            x, y = batch()
+            loss = torch.nn.functional.cross_entropy(model(x), y)
+            (loss if hvd.rank() else 0.0 * loss).backward()
+            optimizer.step()
+        length = torch.tensor([float(compressor.report()["payload_bytes"])])
+        lengths = hvd.allgather(length, name=f"lengths.{coding}")
+        assert (lengths.unique().numel() > 1) == (coding == "huffman")
+        ends.append(flat_parameters(model))
+    assert_same_everywhere(ends[0], "lengths")
+    assert torch.equal(*ends)
