@@ -1,6 +1,6 @@
 """Every rank: run examples shortened, one after the other in one process, and check what they give.
 
-PYTHONPATH=examples python example_runs.py FOLDER
+test_examples_all.py runs: python example_runs.py FOLDER
 """
 
 from __future__ import annotations
@@ -9,6 +9,8 @@ import contextlib
 import io
 import sys
 from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "examples"))
 
 import amp_clipping
 import char_lstm

@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 
 import compression
+import forked
 import psutil
 import pytest
 from script_runs import MPIRUN, ROOT, png_size, run
@@ -100,11 +101,9 @@ def test_the_demos_bytes_are_those_of_the_page(tmp_path: Path) -> None:
     sent = {"Horovod float32": (4 * COORDINATES, ring * 4 * COORDINATES)}
     sent["Horovod fp16"] = (2 * COORDINATES, ring * 2 * COORDINATES)
 
-    command = [*MPIRUN, sys.executable, str(MNIST), "--no-cuda", "--compression", "alq"]
-    command[command.index("-np") + 1] = "4"
-    flags = ["--bits", "3", "--batch-size", "500", "--epochs", "1", "--json", "alq.json"]
-    done = run([*command, *flags], tmp_path, 180)
-    assert done.returncode == 0, done.stdout
+    flags = ["--no-cuda", "--compression", "alq", "--bits", "3", "--batch-size", "500"]
+    flags += ["--epochs", "1", "--json", str(tmp_path / "alq.json")]
+    forked.run(4, MNIST, flags, {}, tmp_path, 180)
     result = read_run(tmp_path / "alq.json")
     sent["ALQ(bits=3)"] = (result["payload_bytes"], result["wire_bytes"])
     for name, numbers in sent.items():

@@ -38,7 +38,7 @@ CASES = {
         "alq-3-normal",
         scope="tensor",
         bucket_size=100,
-        fusion_bytes=8000,
+        fusion_bytes=20_000,
         tuning=Tuning(in_flight_bytes=60_000),
         update_steps=[0, 4],
         warmup_steps=1,
@@ -49,7 +49,7 @@ CASES = {
     "alq-paper": scheme("alq-3-paper", bucket_size=1024),
     "alq-n": scheme("alq-2", bucket_size=128, normalized=True),
     "alq-8-descent": scheme(
-        "alq-8", bucket_size=100, fusion_bytes=40_000, solver="gradient_descent"
+        "alq-8", bucket_size=100, fusion_bytes=40_000, solver="gradient_descent", update_steps=[0]
     ),
     "alq-huffman": scheme("alq-3-huffman", bucket_size=512, update_steps=[0, 3], scope="tensor"),
     "amq": scheme("amq-4", bucket_size=1024, symmetric=True, normalized=True, update_steps=[0, 5]),
@@ -90,7 +90,11 @@ CASES = {
     "scatter-alq": scheme("alq-3", bucket_size=1024, update_steps=[0, 3], **REDUCE),
     "scatter-alq-never": scheme("alq-3", bucket_size=512, update_steps=[], **REDUCE),
     "scatter-amq-parts": scheme(
-        "amq-3", bucket_size=256, parameter_bits={"0.weight": 4}, fusion_bytes=30_000, **REDUCE
+        "amq-3",
+        bucket_size=256,
+        parameter_bits={"0.weight": 4},
+        fusion_bytes=30_000,
+        exchange=ScatterReduce(second_stage_bits=6),
     ),
     "scatter-tensor": scheme("alq-4", bucket_size=500, scope="tensor", tail="full", **REDUCE),
     "scatter-window": scheme(
@@ -141,7 +145,8 @@ def compare(construct) -> None:
         second = codec.second
         if second is not None and hasattr(second.codec, "levels"):
             assert second.bits == twin.parts[label].second.bits
-            assert torch.equal(second.codec.levels, twin.parts[label].second.codec.levels), label
+            ours, theirs = second.codec.levels, twin.parts[label].second.codec.levels
+            assert torch.equal(torch.as_tensor(ours), torch.as_tensor(theirs)), label
     report = compressor.report()
     assert report["coordinates"] == sum(p.numel() for p in model.parameters())
     if compressor.settings.exchange_name == "allgather":
@@ -161,7 +166,7 @@ def test_nodes_of_two(case):
     compare(IN_NODES[case])
 
 
-CODECS = ["natural", "onebit-no-feedback", "sparse-0.1", "qcs-mmse-gain10", "orq-9", "eden-3"]
+CODECS = ["natural", "onebit-no-feedback", "sparse-0.1", "qcs-mmse-gain10", "orq-9"]
 
 
 @pytest.mark.parametrize("label", CODECS)

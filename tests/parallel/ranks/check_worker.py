@@ -15,7 +15,7 @@ from rank_optimizers import distributed
 from hvd_adaptive import ALQ, ECDQ, QSGD, Hierarchical, Tuning, instances
 from hvd_adaptive.run.step import Step
 
-STEPS = 4
+STEPS = 3
 CASES = {
     "allgather": lambda **k: ALQ(bits=3, exchange="allgather", **k),
     "scatter_reduce": lambda **k: ALQ(bits=3, exchange="scatter_reduce", **k),
@@ -32,7 +32,7 @@ def trained(case: str, worker: bool) -> torch.Tensor:
     compressor = CASES[case](
         bucket_size=128, min_numel=10, fusion_bytes=2048, tuning=Tuning(worker=worker)
     )
-    model = make_model()
+    model = make_model(width=64)
     train(model, distributed(model, compressor), STEPS)
     return flat_parameters(model)
 
