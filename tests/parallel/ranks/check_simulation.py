@@ -39,7 +39,6 @@ CASES = {
         scope="tensor",
         bucket_size=100,
         fusion_bytes=20_000,
-        tuning=Tuning(in_flight_bytes=60_000),
         update_steps=[0, 4],
         warmup_steps=1,
     ),
