@@ -11,7 +11,7 @@ import ddp_oracles
 import pytest
 import torch
 import torch.distributed as dist
-from ddp_oracles import assert_averages, assert_same_everywhere, assert_trains, batch, own_gradients
+from ddp_oracles import assert_same_everywhere, batch, own_gradients
 from ddp_oracles import backward as train
 from torch import nn
 from torch.utils.checkpoint import checkpoint
@@ -21,9 +21,10 @@ from hvd_adaptive.ddp import compression_hook
 from hvd_adaptive.hooks.ddp.early import EarlyGroups
 
 STEPS, TOLERANCE = 7, 0.05
-wrapped = functools.partial(
-    ddp_oracles.hooked, bucket_cap_mb=0.05
-)  # two groups each, of several layers
+assert_averages = functools.partial(ddp_oracles.assert_averages, tolerance=TOLERANCE)
+assert_trains = functools.partial(ddp_oracles.assert_trains, steps=STEPS, tolerance=TOLERANCE)
+# Buckets of several groups of several layers.
+wrapped = functools.partial(ddp_oracles.hooked, bucket_cap_mb=0.05)
 SMALL = {"bucket_size": 128, "fusion_bytes": 16384}
 FINE = {"bits": 8, "norm": "linf"} | SMALL
 SCHEMES = {
@@ -122,7 +123,7 @@ class Branches(nn.Module):
 def test_ranks_may_reach_gradients_in_other_orders(scheme, _sent):
     net = Branches()
     model, _ = wrapped(net, SCHEMES[scheme]())
-    assert_trains(model, net, STEPS, TOLERANCE)
+    assert_trains(model, net)
     assert _sent
 
 
@@ -220,7 +221,7 @@ def test_unused_parameters(_sent):
     inner = net[:-1]
     net.forward = inner.forward
     model, _ = wrapped(net, QSGD(**FINE), find_unused_parameters=True)
-    assert_trains(model, inner, STEPS)
+    assert_trains(model, inner)
     assert _sent
 
 
@@ -247,7 +248,7 @@ def test_gradients_that_reach_their_bucket_late(_sent):
         model, _ = wrapped(net, QSGD(**FINE), batched_grad_copy=True)
     except TypeError:
         pytest.skip("this version of torch has no batched_grad_copy")
-    assert_trains(model, net, STEPS, TOLERANCE)
+    assert_trains(model, net)
     assert not _sent
 
 
@@ -347,7 +348,7 @@ def test_a_backward_pass_that_fails(_sent):
     del model, state, _sent[:]
     gc.collect()  # or the first model's hooks are called, too
     model, _ = wrapped(net, QSGD(**FINE))
-    assert_trains(model, net, STEPS, TOLERANCE)
+    assert_trains(model, net)
     assert _sent
 
 
