@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
 
 import pytest
 import torch
-from local_mirror import RATE, backward, make_net, make_optimizer
-from torch import Tensor, nn
+from local_mirror import RATE, Gather, backward, make_net, make_optimizer
+from torch import nn
 
 from hvd_adaptive import ALQ, LocalSGD, RankMismatchError
 
@@ -18,11 +17,8 @@ CHANGED = {
 }
 
 
-def check_changed_groups(rank: int, ranks: int, gather: Callable[[Tensor], Tensor]) -> None:
-    """A layer is frozen, another unfrozen, and one is added: each is averaged as its ranks moved.
-
-    gather: Returns all ranks' tensors of one shape, stacked.
-    """
+def test_groups_that_change(rank: int, ranks: int, gather: Gather) -> None:
+    """A layer is frozen, another unfrozen, and one is added: each is averaged as it moved."""
     net, added = make_net(), nn.Linear(20, 20)
     with torch.no_grad():
         for p in added.parameters():
@@ -79,7 +75,7 @@ def check_changed_groups(rank: int, ranks: int, gather: Callable[[Tensor], Tenso
     assert all(torch.equal(frozen[n], p) for n, p in middle.state_dict().items())
 
 
-def check_replaced_parameter(rank: int, ranks: int, gather: Callable[[Tensor], Tensor]) -> None:
+def test_a_parameter_that_is_replaced(rank: int, ranks: int, gather: Gather) -> None:
     """All ranks replace a parameter within a round, by numbers of their own. It becomes the exact
     mean once, and is averaged like the others from then on."""
     net = make_net()
@@ -114,7 +110,8 @@ def check_replaced_parameter(rank: int, ranks: int, gather: Callable[[Tensor], T
     assert optimizer.rounds == 4
 
 
-def check_groups_that_differ(rank: int, act: str) -> None:
+@pytest.mark.parametrize("act", CHANGED)
+def test_groups_that_one_rank_changes(rank: int, act: str) -> None:
     """The first rank alone adds or replaces parameters: all are told."""
     net = make_net()
     inner = make_optimizer(net)

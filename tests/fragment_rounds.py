@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from local_mirror import backward, make_net, make_optimizer
+from local_mirror import Gather, backward, make_net, make_optimizer
 from streaming_simulation import PARTS, Streaming, assert_close
 from torch import nn
 
@@ -53,6 +53,18 @@ def check_simulation(
     assert optimizer.rounds == sim.rounds
 
 
+@pytest.mark.parametrize("case", CASES)
+def test_fragments_are_those_of_a_plain_simulation(rank: int, ranks: int, case: str) -> None:
+    check_simulation(rank, [14] * ranks, case)
+
+
+@pytest.mark.parametrize("case", ["in turn", "delayed", "until the next"])
+@pytest.mark.parametrize("first", [5, 13])
+def test_ranks_may_end_apart_in_fragments(rank: int, ranks: int, case: str, first: int) -> None:
+    """One rank takes other numbers of steps; another skips one."""
+    check_simulation(rank, [first, *[10] * (ranks - 1)], case, frozenset({(1, 4)}))
+
+
 COMPRESSED = {
     "feedback": lambda: QSGD(
         bits=4, bucket_size=512, min_numel=1, error_feedback=1.0, exchange="allgather"
@@ -64,7 +76,8 @@ COMPRESSED = {
 }
 
 
-def check_compressed_simulation(rank: int, ranks: int, scheme: str) -> None:
+@pytest.mark.parametrize("scheme", COMPRESSED)
+def test_compressed_fragments_are_simulates(rank: int, ranks: int, scheme: str) -> None:
     """The parameters after every step, and after the last round, bit for bit."""
     keywords, starts = CASES["delayed"]
     sim = Streaming([14] * ranks, starts, **keywords, **OUTER, compressor=COMPRESSED[scheme]())
@@ -83,9 +96,7 @@ def check_compressed_simulation(rank: int, ranks: int, scheme: str) -> None:
     assert optimizer.rounds == compressor.step == sim.rounds
 
 
-def check_compressed(
-    rank: int, gather: Callable[[torch.Tensor], torch.Tensor], caplog: Any
-) -> None:
+def test_fragments_are_compressed(rank: int, gather: Gather, caplog: Any) -> None:
     """Each fragment's mean is as exact as 8 bits; residuals of all fragments are kept."""
     net = make_net()
     compressor = QSGD(bits=8, norm="linf", min_numel=1, error_feedback=1.0, exchange="allgather")
@@ -121,7 +132,8 @@ def check_compressed(
     assert optimizer.report()["wire_bytes_per_step"] == optimizer.report()["wire_bytes"] / 2
 
 
-def check_resumed_runs(rank: int, saved_at: int) -> None:
+@pytest.mark.parametrize("saved_at", [2, 4, 7])
+def test_a_run_resumes_with_a_round_in_flight(rank: int, saved_at: int) -> None:
     """Saved with a round in flight, or not; loaded by new objects: the same bits."""
 
     def made() -> tuple[nn.Module, LocalSGD]:
@@ -152,12 +164,9 @@ def check_resumed_runs(rank: int, saved_at: int) -> None:
         assert torch.equal(a, b)
 
 
-def check_overflow(rank: int, ranks: int, collective: Callable[[], int]) -> None:
+def test_an_overflow_on_one_rank_in_fragments(rank: int, ranks: int, gather: Gather) -> None:
     """Rank 0 overflows in its second step of eight, after which a round begins: rounds and the
-    program's own collectives stay together, and that step changes nothing.
-
-    collective: One of the program's own, which returns the number of ranks.
-    """
+    program's own collectives stay together, and that step changes nothing."""
     keywords = {"every": 4, "fragments": 2, "delay": 1, "mixing": 0.5}
     sim = Streaming([8] * ranks, (2, 4), **keywords, skipped=frozenset({(0, 2)}))
     sim.run()
@@ -170,7 +179,7 @@ def check_overflow(rank: int, ranks: int, collective: Callable[[], int]) -> None
             net[0].weight.grad[0, 0] = float("inf")
         scaler.step(optimizer)
         scaler.update()
-        assert collective() == ranks
+        assert len(gather(torch.ones(1))) == ranks
         assert_close(net, sim.history[step, rank])
     assert scaler.get_scale() == (4.0 if rank == 0 else 8.0)
     optimizer.finish()
@@ -179,7 +188,8 @@ def check_overflow(rank: int, ranks: int, collective: Callable[[], int]) -> None
     assert optimizer.rounds == sim.rounds
 
 
-def check_not_finite(rank: int, ranks: int, act: str) -> None:
+@pytest.mark.parametrize("act", ["raise", "skip"])
+def test_a_fragment_that_is_not_finite(rank: int, ranks: int, act: str) -> None:
     """The last rank has NaN in the second fragment when its delayed round begins."""
     broken, net = ranks - 1, make_net().double()
     optimizer = LocalSGD(
@@ -217,7 +227,7 @@ def check_not_finite(rank: int, ranks: int, act: str) -> None:
     assert all(bool(p.isfinite().all()) for p in net.parameters())
 
 
-def check_frozen_fragments(rank: int, gather: Callable[[torch.Tensor], torch.Tensor]) -> None:
+def test_frozen_fragments(rank: int, gather: Gather) -> None:
     """A fragment that is frozen keeps its bits, and goes on when it is unfrozen; a new layer joins
     the smallest fragment."""
     net = make_net()
@@ -258,8 +268,9 @@ def check_frozen_fragments(rank: int, gather: Callable[[torch.Tensor], torch.Ten
         assert bool((gather(p.detach()) == p.detach()).all())
 
 
-def check_frozen_while_delayed(
-    rank: int, gather: Callable[[torch.Tensor], torch.Tensor], frozen_after: int
+@pytest.mark.parametrize("frozen_after", [2, 3])
+def test_a_layer_frozen_while_rounds_are_delayed(
+    rank: int, gather: Gather, frozen_after: int
 ) -> None:
     """A layer that is frozen adopts the next average that is applied, and then keeps its bits.
 
@@ -285,12 +296,10 @@ def check_frozen_while_delayed(
         assert torch.equal(p, value)
 
 
-def check_background(
-    rank: int, ranks: int, wait: Callable[[], None], go: Callable[[], None]
-) -> None:
-    """A delayed round begins without the others.
+def test_a_delayed_round_does_not_wait(rank: int, ranks: int, meet: Callable[[], None]) -> None:
+    """It begins without the first rank, which the others then wait for.
 
-    wait, go: The first rank's ``go`` ends the others' ``wait``.
+    meet: Waits until all ranks have called it.
     """
     net = make_net().double()
     optimizer = LocalSGD(make_optimizer(net), every=2, delay=1)
@@ -298,17 +307,17 @@ def check_background(
     optimizer.step()
     backward(net, rank, 2)
     if rank:
-        wait()
+        meet()
     optimizer.step()
     if not rank:
-        go()
+        meet()
     backward(net, rank, 3)
     optimizer.step()
     assert optimizer.rounds == 1
     optimizer.finish()
 
 
-def check_ranks_that_differ(rank: int) -> None:
+def test_ranks_that_differ_in_the_delay_are_told(rank: int) -> None:
     """In the delay of their rounds; all are told when the round is applied."""
     net = make_net()
     optimizer = LocalSGD(make_optimizer(net), every=4, delay=2 if rank else 1)
@@ -318,7 +327,7 @@ def check_ranks_that_differ(rank: int) -> None:
             optimizer.step()
 
 
-def check_changed_settings(rank: int, ranks: int) -> None:
+def test_settings_change_with_a_round_in_flight(rank: int, ranks: int) -> None:
     """``set`` while a round is in flight changes the next one, on all ranks."""
     net = make_net()
     compressor = QSGD(bits=8, bucket_size=512)

@@ -1,4 +1,6 @@
-"""Checks of average() for the ranks of torch.distributed and of Horovod."""
+"""Checks of average(), over Horovod and over torch.distributed.
+
+``rank`` and ``ranks`` are fixtures of the folders of tests/parallel that import them.."""
 
 from __future__ import annotations
 
@@ -8,7 +10,7 @@ from collections.abc import Sequence
 
 import pytest
 import torch
-from scheme_cases import scheme
+from scheme_cases import EVERY, scheme
 from torch import nn
 
 from hvd_adaptive import ALQ, QSGD, RankMismatchError, average, instances
@@ -40,7 +42,8 @@ def exact(ranks: int, step: int, dtype: torch.dtype = torch.float64) -> list[tor
     return [torch.stack(parts).to(dtype).mean(0) for parts in zip(*everyone, strict=True)]
 
 
-def check_bits(rank: int, ranks: int, maker: str) -> None:
+@pytest.mark.parametrize("maker", MAKERS)
+def test_bits_are_simulates(rank: int, ranks: int, maker: str) -> None:
     """Of four calls: tables are fitted, residuals kept, as in a training that simulate runs."""
     compressor, mirror = MAKERS[maker](), MAKERS[maker]()
     carrier = [nn.Parameter(torch.zeros(shape)) for shape in SHAPES]
@@ -61,7 +64,8 @@ def check_bits(rank: int, ranks: int, maker: str) -> None:
     assert compressor.step == 4 and compressor.report()["wire_bytes"] > 0
 
 
-def check_exact(rank: int, ranks: int, label: str) -> None:
+@pytest.mark.parametrize("label", EVERY)
+def test_averages_are_around_exact_ones(rank: int, ranks: int, label: str) -> None:
     """Averages lie around the exact ones: their mean does, if the scheme is unbiased.
 
     Without bias the squared error of a mean of CALLS is a CALLS-th of a single one's; the ratio of
@@ -85,7 +89,7 @@ def check_exact(rank: int, ranks: int, label: str) -> None:
         assert 0.5 < ratio < 1.5, (label, float(ratio))
 
 
-def check_none(rank: int, ranks: int) -> None:
+def test_none_counts_as_zeros(rank: int, ranks: int) -> None:
     """None on one rank counts as zeros; None on all ranks stays None, and keeps its residual."""
     for weight in (None, 1.0):
         compressor = QSGD(bits=8, norm="linf", error_feedback=weight)
@@ -108,7 +112,7 @@ def check_none(rank: int, ranks: int) -> None:
     assert compressor.step == 4
 
 
-def check_lost_residuals(rank: int, ranks: int) -> None:
+def test_residuals_of_missing_tensors_are_kept(rank: int, ranks: int) -> None:
     """Everything sent, and the residual, is the sum of the gradients, though a call lacks one."""
     compressor = QSGD(bits=4, norm="linf", error_feedback=1.0, exchange="allgather")
     sums = [torch.zeros(60, 50, dtype=torch.float64) for _ in range(2)]
@@ -134,7 +138,8 @@ DIFFERENT = {
 }
 
 
-def check_lists_that_differ(rank: int, differs: str) -> None:
+@pytest.mark.parametrize("differs", DIFFERENT)
+def test_lists_that_differ(rank: int, differs: str) -> None:
     """All ranks raise, and can go on."""
     compressor = QSGD(bits=4)
     average(drawn(rank, 0), compressor)
@@ -152,12 +157,12 @@ def check_lists_that_differ(rank: int, differs: str) -> None:
     assert compressor.step == 2
 
 
-def check_settings_that_differ(rank: int) -> None:
+def test_settings_that_differ(rank: int) -> None:
     with pytest.raises(RankMismatchError, match="bits is 5 on rank 0, 4 on rank"):
         average(drawn(rank, 0), QSGD(bits=5 if rank == 0 else 4))
 
 
-def check_async(rank: int, ranks: int) -> None:
+def test_asynchronous_calls(rank: int, ranks: int) -> None:
     """Several at once, of several compressors, have the bits of one after the other."""
 
     def run(async_op: bool) -> list[torch.Tensor]:
@@ -179,7 +184,7 @@ def check_async(rank: int, ranks: int) -> None:
         assert torch.equal(one, other)
 
 
-def check_async_error(rank: int) -> None:
+def test_asynchronous_errors(rank: int) -> None:
     compressor = QSGD(bits=4)
     begun = average(drawn(rank, 0)[: 2 + (rank == 0)], compressor, async_op=True)
     with pytest.raises(RankMismatchError, match="their number"):
@@ -188,7 +193,7 @@ def check_async_error(rank: int) -> None:
         average([torch.ones(3, requires_grad=True)], compressor, async_op=True)
 
 
-def check_backward(rank: int, ranks: int) -> None:
+def test_gradients_are_averaged(rank: int, ranks: int) -> None:
     """Gradients are the exact averages of the ranks' gradients, as stock's are.
 
     Stock's own backward pass cannot be run beside: its collectives have numbers for names, which
@@ -209,7 +214,7 @@ def check_backward(rank: int, ranks: int) -> None:
         assert not average(drawn(rank, 0), compressor)[0].requires_grad
 
 
-def check_resumed(rank: int) -> None:
+def test_a_run_resumes(rank: int) -> None:
     """From a file, bit for bit."""
 
     def run(compressor: object, steps: range) -> list[torch.Tensor]:
@@ -230,7 +235,7 @@ def check_resumed(rank: int) -> None:
             assert torch.equal(one, other)
 
 
-def check_names(rank: int) -> None:
+def test_names(rank: int) -> None:
     """parameter_bits refers to the names of named_parameters."""
     net = nn.Sequential(nn.Linear(50, 60, bias=False), nn.Linear(60, 50, bias=False))
     named = list(net.named_parameters())
@@ -243,7 +248,7 @@ def check_names(rank: int) -> None:
         average(given[:1], compressor)
 
 
-def check_half(rank: int, ranks: int) -> None:
+def test_dtypes(rank: int, ranks: int) -> None:
     """16 bits are added in float32; several dtypes share a call."""
     dtypes = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
     given = [tensor.to(dtype) for tensor, dtype in zip(drawn(rank, 0), dtypes, strict=True)]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,6 +15,8 @@ from hvd_adaptive import LocalSGD
 from hvd_adaptive.simulate import Ranks
 
 RATE = 0.1
+# Returns all ranks' tensors of one shape, stacked.
+Gather = Callable[[torch.Tensor], torch.Tensor]
 
 
 def make_net() -> nn.Module:

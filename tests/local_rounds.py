@@ -1,13 +1,16 @@
-"""LocalSGD, beside a mirror of all ranks."""
+"""LocalSGD, beside a mirror of all ranks.
+
+``rank``, ``ranks`` and ``gather`` are fixtures of tests/parallel's folders."""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import pytest
 import torch
 from local_mirror import (
+    Gather,
     Mirror,
     assert_equal,
     backward,
@@ -15,6 +18,7 @@ from local_mirror import (
     make_optimizer,
     train_beside_mirror,
 )
+from scheme_cases import scheme
 from torch import nn
 
 from hvd_adaptive import ALQ, QSGD, LocalSGD, RankMismatchError, instances
@@ -32,7 +36,9 @@ TOLD = {
 }
 
 
-def check_rounds(rank: int, ranks: int, scheme: str, outer: str) -> None:
+@pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.parametrize("outer", OUTER)
+def test_rounds_are_simulates(rank: int, ranks: int, scheme: str, outer: str) -> None:
     """Every bit of four rounds is simulate's: tables are fitted, residuals kept."""
     counts, make = [12] * ranks, SCHEMES[scheme]
     optimizer, net, mirror = train_beside_mirror(rank, counts, make, 3, **OUTER[outer])
@@ -42,7 +48,8 @@ def check_rounds(rank: int, ranks: int, scheme: str, outer: str) -> None:
     assert 0 < report["wire_bytes_per_step"] == report["wire_bytes"] / 3
 
 
-def check_uneven_ends(rank: int, ranks: int, ended: int) -> None:
+@pytest.mark.parametrize("ended", [5, 6])
+def test_ranks_may_end_apart(rank: int, ranks: int, ended: int) -> None:
     """Rank 0 takes 11 steps, the others fewer: whoever takes no step in a round does not count."""
     counts = [11] + [ended] * (ranks - 1)
     optimizer, net, mirror = train_beside_mirror(rank, counts, SCHEMES["alq"], 3, momentum=0.5)
@@ -50,7 +57,7 @@ def check_uneven_ends(rank: int, ranks: int, ended: int) -> None:
     assert optimizer.rounds == mirror.rounds == 4
 
 
-def check_mean(rank: int, ranks: int) -> None:
+def test_parameters_become_their_mean(rank: int, ranks: int) -> None:
     """Without compression parameters become the ranks' mean."""
     optimizer, net, mirror = train_beside_mirror(rank, [6] * ranks, None, 3)
     for a, b in zip(net.parameters(), mirror.nets[0].parameters(), strict=True):
@@ -62,7 +69,8 @@ def check_mean(rank: int, ranks: int) -> None:
 NARROW = {torch.float16: 4e4, torch.bfloat16: 1e30}  # and what N times exceeds the dtype's range
 
 
-def check_narrow_dtypes(rank: int, ranks: int, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("dtype", NARROW, ids=str)
+def test_narrow_dtypes_are_averaged_in_float32(rank: int, ranks: int, dtype: torch.dtype) -> None:
     """Averages of 16 bits are of float32 sums, rounded once: of large and of the smallest numbers.
     A step moves parameters from 0 by the rank's own numbers."""
     drawn = torch.randn(ranks, 300, generator=torch.Generator().manual_seed(3))
@@ -80,7 +88,7 @@ def check_narrow_dtypes(rank: int, ranks: int, dtype: torch.dtype) -> None:
     assert optimizer.report()["wire_bytes_per_step"] == pytest.approx(ring)
 
 
-def check_resumed_runs(rank: int) -> None:
+def test_a_run_resumes_within_a_round(rank: int) -> None:
     """Saved within a round by every rank, and loaded, residuals included."""
 
     def made() -> tuple[nn.Module, LocalSGD]:
@@ -109,7 +117,8 @@ def check_resumed_runs(rank: int) -> None:
     assert_equal(net, whole)
 
 
-def check_ranks_that_differ(rank: int, differs: str) -> None:
+@pytest.mark.parametrize("differs", TOLD)
+def test_ranks_that_differ_are_told(rank: int, differs: str) -> None:
     """All of them are told."""
     first, net = rank == 0, make_net()
     if differs == "start" and first:
@@ -129,12 +138,9 @@ def check_ranks_that_differ(rank: int, differs: str) -> None:
             optimizer.step()
 
 
-def check_overflow(rank: int, ranks: int, collective: Callable[[], int]) -> None:
+def test_an_overflow_on_one_rank(rank: int, ranks: int, gather: Gather) -> None:
     """Rank 0 overflows in its second step of eight: rounds and the program's own collectives stay
-    together, and that step changes nothing.
-
-    collective: One of the program's own, which returns the number of ranks.
-    """
+    together, and that step changes nothing."""
     net, mirror = make_net(), Mirror(ranks, None)
     optimizer = LocalSGD(make_optimizer(net), every=4)
     scaler = torch.amp.GradScaler("cpu", init_scale=8.0, growth_interval=1000)
@@ -144,7 +150,7 @@ def check_overflow(rank: int, ranks: int, collective: Callable[[], int]) -> None
             next(net.parameters()).grad[0, 0] = float("inf")
         scaler.step(optimizer)
         scaler.update()
-        assert collective() == ranks
+        assert len(gather(torch.ones(1))) == ranks
         assert optimizer.rounds == (step + 1) // 4
         for other in range(ranks):
             if other or step != 1:
@@ -155,7 +161,8 @@ def check_overflow(rank: int, ranks: int, collective: Callable[[], int]) -> None
         torch.testing.assert_close(a, b)
 
 
-def check_not_finite(rank: int, ranks: int, act: str) -> None:
+@pytest.mark.parametrize("act", ["raise", "skip"])
+def test_a_rank_that_is_not_finite(rank: int, ranks: int, act: str) -> None:
     """The last rank's parameters are NaN at the end of the second round."""
     broken = ranks - 1
     net, mirror = make_net(), Mirror(ranks, None)
@@ -205,7 +212,7 @@ def check_not_finite(rank: int, ranks: int, act: str) -> None:
     assert all(p.isfinite().all() for p in net.parameters())
 
 
-def check_none_is_finite(rank: int) -> None:
+def test_ranks_none_of_which_is_finite(rank: int) -> None:
     """All ranks' parameters are NaN: an error, also of ``skip``, and anchors stay as they are."""
     net = make_net()
     optimizer = LocalSGD(make_optimizer(net), every=1, on_nonfinite="skip")
@@ -225,7 +232,7 @@ def check_none_is_finite(rank: int) -> None:
     assert all(p.isfinite().all() for p in net.parameters())
 
 
-def check_unequal_counts(rank: int) -> None:
+def test_ranks_in_different_rounds_are_told(rank: int) -> None:
     """A rank that loads an older state is in another round, and all are told."""
     optimizer = LocalSGD(make_optimizer(net := make_net()), every=1)
     state = copy.deepcopy(optimizer.state_dict())
@@ -236,3 +243,24 @@ def check_unequal_counts(rank: int) -> None:
     backward(net, rank, 1)
     with pytest.raises(RankMismatchError, match="different numbers of rounds"):
         optimizer.step()
+
+
+@pytest.mark.parametrize("label", ["alq-3-paper", "ecdq-2", "eden-2"])
+def test_what_no_rank_has_moved_stays_as_it_is(rank: int, gather: Gather, label: str) -> None:
+    """With momentum and error feedback, though schemes round zeros."""
+    torch.manual_seed(4)
+    table = nn.Parameter(torch.randn(2000, 8))
+    before, own = table.detach().clone(), {"error_feedback": 0.3, "keep_zeros": True}
+    compressor = scheme(label)(bucket_size=1024, **own)
+    inner = torch.optim.SGD([table], lr=0.1)
+    optimizer = LocalSGD(inner, every=2, compression=compressor, **OUTER["diloco"])
+    for step in range(6):
+        weights = torch.randn(2000, 8, generator=torch.Generator().manual_seed(10 * step + rank))
+        weights[::2] = 0.0
+        optimizer.zero_grad()
+        (table * weights).sum().backward()
+        optimizer.step()
+    optimizer.finish()
+    assert torch.equal(table[::2], before[::2])
+    assert (table[1::2] != before[1::2]).any(dim=1).all()
+    assert bool((gather(table.detach()) == table).all())

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
+
 import pytest
 import torch
 from lenet_training import recorded_gradients
 
 torch.set_num_threads(1)
+sys.path.append(str(Path(__file__).parents[1] / "parallel"))  # forked ranks
 
 
 @pytest.fixture(scope="session")

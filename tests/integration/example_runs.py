@@ -1,6 +1,6 @@
 """Every rank: run examples shortened, one after the other in one process, and check what they give.
 
-PYTHONPATH=examples python example_runs.py FOLDER
+test_examples_all.py runs: python example_runs.py FOLDER
 """
 
 from __future__ import annotations
@@ -9,6 +9,8 @@ import contextlib
 import io
 import sys
 from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "examples"))
 
 import amp_clipping
 import char_lstm
@@ -30,20 +32,9 @@ EXAMPLES = (amp_clipping, char_lstm, custom_scheme, elastic, resume, synthetic_b
 
 def run_synthetic_benchmark() -> None:
     """Compressed, a rank sends 2.83 bits of 32; the net has torchvision's 11,689,512 parameters."""
-    small = [
-        *QUICK,
-        "--image-size",
-        "32",
-        "--batch-size",
-        "2",
-        "--num-iters",
-        "1",
-        "--num-batches-per-iter",
-        "1",
-        "--num-warmup-batches",
-        "0",
-    ]
-    compressed = synthetic_benchmark.main([*small, "--bits", "3"])
+    small = "--image-size 32 --batch-size 2 --num-iters 1 --num-batches-per-iter 1"
+    flags = [*QUICK, *small.split(), "--num-warmup-batches", "0", "--bits", "3"]
+    compressed = synthetic_benchmark.main(flags)
     assert compressed["parameters"] == 11_689_512
     assert compressed["images_per_second"] > 0
     assert 10 < 4 * 11_689_512 / compressed["wire_bytes"] < 32 / 2.8
@@ -61,21 +52,8 @@ def check_resnets() -> None:
 
 def run_char_lstm() -> None:
     """A few steps lower the bits per character of text that was not seen."""
-    told = char_lstm.main(
-        [
-            *QUICK,
-            "--width",
-            "48",
-            "--layers",
-            "1",
-            "--steps",
-            "30",
-            "--length",
-            "32",
-            "--lr",
-            "0.01",
-        ]
-    )
+    small = "--width 48 --layers 1 --steps 30 --length 32 --lr 0.01"
+    told = char_lstm.main([*QUICK, *small.split()])
     assert 6 < told["before"] < 8  # about log2 of the number of characters
     assert told["after"] < told["before"] - 1
 
@@ -120,17 +98,8 @@ def run_custom_scheme() -> None:
 def run_elastic(folder: Path) -> None:
     """Without anybody coming or going: stopped by the file, then on to the end, each image once."""
     stop = folder / "stop"
-    flags = [
-        *QUICK,
-        "--epochs",
-        "1",
-        "--batch-size",
-        "64",
-        "--checkpoint",
-        str(folder / "elastic.pt"),
-        "--stop-file",
-        str(stop),
-    ]
+    flags = [*QUICK, "--epochs", "1", "--batch-size", "64", "--stop-file", str(stop)]
+    flags += ["--checkpoint", str(folder / "elastic.pt")]
     stop.touch()
     hvd.barrier()
     first = elastic.main(flags)

@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 
 import compression
+import forked
 import psutil
 import pytest
 from script_runs import MPIRUN, ROOT, png_size, run
@@ -32,29 +33,9 @@ def read_run(path: Path) -> dict:
 
 def test_training_with_alq(tmp_path: Path) -> None:
     """Two ranks learn, stay equal, send what 3 bits promise, and write it down."""
-    flags = [
-        "--compression",
-        "alq",
-        "--bits",
-        "3",
-        "--batch-size",
-        "32",
-        "--lr",
-        "0.01",
-        "--momentum",
-        "0.9",
-        "--epochs",
-        "1",
-        "--update-steps",
-        "0",
-        "20",
-        "40",
-        "--json",
-        "results.json",
-        "--monitor",
-        "log",
-    ]
-    done = run([*MNIST_ON_TWO_RANKS, *flags], tmp_path, 180)
+    flags = "--compression alq --bits 3 --batch-size 32 --lr 0.01 --momentum 0.9 --epochs 1"
+    flags += " --update-steps 0 20 40 --json results.json --monitor log"
+    done = run([*MNIST_ON_TWO_RANKS, *flags.split()], tmp_path, 180)
     assert done.returncode == 0, done.stdout
     assert "parameters equal on 2 ranks" in done.stdout
     assert "Train Step: 60/62" in done.stdout  # lines, as the output is no terminal
@@ -87,34 +68,12 @@ def test_training_with_alq(tmp_path: Path) -> None:
 @pytest.mark.thorough
 def test_demo(tmp_path: Path) -> None:
     """--demo trains three times, prints both tables, draws its picture and is content."""
-    command = [
-        sys.executable,
-        str(MNIST),
-        "--demo",
-        "--ranks",
-        "2",
-        "--epochs",
-        "1",
-        "--lr",
-        "0.01",
-        "--test-interval",
-        "31",
-        "--output-dir",
-        "out",
-    ]
+    flags = "--demo --ranks 2 --epochs 1 --lr 0.01 --test-interval 31 --output-dir out"
+    command = [sys.executable, str(MNIST), *flags.split()]
     done = run(command, tmp_path, 300)
     assert done.returncode == 0, done.stdout
-    for text in (
-        "Horovod float32",
-        "Horovod fp16",
-        "ALQ, 3 bits",
-        "1,724,320",
-        "862,160",
-        "bits per",
-        "before",
-        "after",
-        "±0.125",
-    ):
+    shown = ("Horovod float32", "Horovod fp16", "ALQ, 3 bits", "1,724,320", "862,160", "bits per")
+    for text in (*shown, "before", "after", "±0.125"):
         assert text in done.stdout, done.stdout
     assert "\x1b" not in done.stdout  # neither colours nor a bar where there is no terminal
     results = {
@@ -142,11 +101,9 @@ def test_the_demos_bytes_are_those_of_the_page(tmp_path: Path) -> None:
     sent = {"Horovod float32": (4 * COORDINATES, ring * 4 * COORDINATES)}
     sent["Horovod fp16"] = (2 * COORDINATES, ring * 2 * COORDINATES)
 
-    command = [*MPIRUN, sys.executable, str(MNIST), "--no-cuda", "--compression", "alq"]
-    command[command.index("-np") + 1] = "4"
-    flags = ["--bits", "3", "--batch-size", "500", "--epochs", "1", "--json", "alq.json"]
-    done = run([*command, *flags], tmp_path, 180)
-    assert done.returncode == 0, done.stdout
+    flags = ["--no-cuda", "--compression", "alq", "--bits", "3", "--batch-size", "500"]
+    flags += ["--epochs", "1", "--json", str(tmp_path / "alq.json")]
+    forked.run(4, MNIST, flags, {}, tmp_path, 180)
     result = read_run(tmp_path / "alq.json")
     sent["ALQ(bits=3)"] = (result["payload_bytes"], result["wire_bytes"])
     for name, numbers in sent.items():
@@ -190,17 +147,8 @@ def test_demo_defaults_are_those_that_the_scheme_has() -> None:
 
 def test_demo_kills_ranks_that_hang(tmp_path: Path) -> None:
     """Ranks without progress are killed, the message says so, and none is left."""
-    command = [
-        sys.executable,
-        str(MNIST),
-        "--demo",
-        "--ranks",
-        "2",
-        "--stall-timeout",
-        "0.5",
-        "--output-dir",
-        str(tmp_path),
-    ]
+    command = [sys.executable, str(MNIST), *["--demo", "--ranks", "2", "--stall-timeout", "0.5"]]
+    command += ["--output-dir", str(tmp_path)]
     done = run(command, tmp_path, 60)
     assert done.returncode == 1, done.stdout
     assert "Horovod float32: no progress for 0.5 s, so its ranks were killed" in done.stdout

@@ -5,23 +5,21 @@ from __future__ import annotations
 import math
 import re
 import shlex
-import sys
 from pathlib import Path
 
+import forked
 import pytest
-from script_runs import BIN, MPIRUN, ROOT, run
+from script_runs import BIN, ROOT, run
 
 pytestmark = [pytest.mark.integration, pytest.mark.parallel, pytest.mark.timeout(320)]
 
 
-def test_examples_on_two_ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_examples_on_two_ranks(tmp_path: Path) -> None:
     """One start for all of them: most of an example's time is its imports."""
     pytest.importorskip("mlxtend")
-    monkeypatch.setenv("PYTHONPATH", str(ROOT / "examples"))
-    program = str(Path(__file__).parent / "example_runs.py")
-    done = run([*MPIRUN, sys.executable, program, str(tmp_path)], tmp_path, 300)
-    assert done.returncode == 0, done.stdout
-    assert done.stdout.count("all examples ran") == 2
+    program = Path(__file__).parent / "example_runs.py"
+    told = forked.run(2, program, [str(tmp_path)], {}, tmp_path, 300)
+    assert told.count("all examples ran") == 2
 
 
 def elastic_command() -> list[str]:
@@ -51,22 +49,20 @@ def test_elastic_as_documented(tmp_path: Path) -> None:
     assert "stopped after step 5, 2 ranks" in done.stdout
 
 
+def torchrun(example: str) -> list[str]:
+    """Two processes of it."""
+    command = [str(BIN / "torchrun"), "--standalone", "--nproc-per-node", "2"]
+    return [*command, str(ROOT / "examples" / f"{example}.py")]
+
+
 def test_ddp_hook(tmp_path: Path) -> None:
     """torchrun, two processes: it learns, they stay equal, about log2(7) bits travel."""
     pytest.importorskip("mlxtend")
-    command = [
-        str(BIN / "torchrun"),
-        "--standalone",
-        "--nproc-per-node",
-        "2",
-        str(ROOT / "examples" / "ddp_hook.py"),
-        "--no-cuda",
-        "--steps",
-        "40",
-        "--bucket-cap-mb",
-        "0.5",
-    ]
-    done = run(command, tmp_path, 300)
+    done = run(
+        [*torchrun("ddp_hook"), *["--no-cuda", "--steps", "40", "--bucket-cap-mb", "0.5"]],
+        tmp_path,
+        300,
+    )
     assert done.returncode == 0, done.stdout
     assert "parameters equal on 2 processes" in done.stdout
     accuracy = float(done.stdout.partition("accuracy ")[2].partition("%")[0])
@@ -79,9 +75,7 @@ def test_ddp_hook(tmp_path: Path) -> None:
 def test_local_sgd(tmp_path: Path) -> None:
     """torchrun, two processes: four rounds, of which the last one is shorter; it learns."""
     pytest.importorskip("mlxtend")
-    command = [str(BIN / "torchrun"), "--standalone", "--nproc-per-node", "2"]
-    command += [str(ROOT / "examples" / "local_sgd.py"), "--steps", "70", "--every", "20"]
-    done = run(command, tmp_path, 300)
+    done = run([*torchrun("local_sgd"), "--steps", "70", "--every", "20"], tmp_path, 300)
     assert done.returncode == 0, done.stdout
     assert "after 4 rounds" in done.stdout
     assert float(done.stdout.partition("accuracy ")[2].partition("%")[0]) > 60
@@ -92,8 +86,7 @@ def test_local_sgd(tmp_path: Path) -> None:
 
 def test_ppo(tmp_path: Path) -> None:
     """torchrun, two processes: the carts learn to stay at 0, with 3 of 32 bits."""
-    command = [str(BIN / "torchrun"), "--standalone", "--nproc-per-node", "2"]
-    done = run([*command, str(ROOT / "examples" / "ppo.py")], tmp_path, 300)
+    done = run(torchrun("ppo"), tmp_path, 300)
     assert done.returncode == 0, done.stdout
     rewards = [float(part.split(",")[0]) for part in done.stdout.split("reward ")[1:]]
     assert rewards[0] < -1 and rewards[-1] > -0.3
@@ -101,8 +94,7 @@ def test_ppo(tmp_path: Path) -> None:
 
 def test_fsdp2(tmp_path: Path) -> None:
     """torchrun, two processes: the transformer learns with 4 bits."""
-    command = [str(BIN / "torchrun"), "--standalone", "--nproc-per-node", "2"]
-    done = run([*command, str(ROOT / "examples" / "fsdp2.py")], tmp_path, 300)
+    done = run(torchrun("fsdp2"), tmp_path, 300)
     assert done.returncode == 0, done.stdout
     losses = [float(part.split()[0]) for part in done.stdout.split("loss ")[1:]]
     assert losses[0] > 5 and losses[-1] < 3

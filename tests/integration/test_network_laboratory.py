@@ -19,18 +19,8 @@ from laboratory.launch import missing_programs
 ROOT = Path(__file__).resolve().parents[2]
 pytestmark = [pytest.mark.integration, pytest.mark.parallel, pytest.mark.timeout(200)]
 
-NETWORK = [
-    sys.executable,
-    str(ROOT / "benchmarks" / "network.py"),
-    "--hosts",
-    "2",
-    "--model",
-    "tiny",
-    "--steps",
-    "2",
-    "--rounds",
-    "1",
-]
+NETWORK = [sys.executable, str(ROOT / "benchmarks" / "network.py")]
+NETWORK += ["--hosts", "2", "--model", "tiny", "--steps", "2", "--rounds", "1"]
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -55,21 +45,10 @@ def test_measures_and_removes_everything(tmp_path):
     # What a killed run leaves: a host, with a process on it.
     subprocess.run(["ip", "netns", "add", f"{hosts.PREFIX}left"], check=True)
     left = subprocess.Popen(["ip", "netns", "exec", f"{hosts.PREFIX}left", "sleep", "300"])
-    command = [
-        *NETWORK,
-        "--json",
-        "found.json",
-        "--plot",
-        "found.png",
-        "--methods",
-        "mpi/float32",
-        "mpi/float16",
-        "ALQ(bits=3|99)",
-        "ALQ(bits=2, tuning=Tuning(in_flight_bytes=4096))",
-        "ddp/ALQ(bits=3)",
-        "fsdp/bfloat16",
-        "fsdp/EDEN(bits=4)",
-    ]
+    methods = ["mpi/float32", "mpi/float16", "ALQ(bits=3|99)", "ddp/ALQ(bits=3)"]
+    methods += ["ALQ(bits=2, tuning=Tuning(in_flight_bytes=4096))"]
+    methods += ["fsdp/bfloat16", "fsdp/EDEN(bits=4)"]
+    command = [*NETWORK, *["--json", "found.json", "--plot", "found.png", "--methods"], *methods]
     done = subprocess.run(
         command,
         cwd=tmp_path,
@@ -113,15 +92,8 @@ def test_measures_and_removes_everything(tmp_path):
 
 @pytest.mark.thorough
 def test_two_ranks_on_each_host_share_its_link(tmp_path):
-    command = [
-        *NETWORK,
-        "--ranks-per-host",
-        "2",
-        "--json",
-        "found.json",
-        "--methods",
-        "ALQ(bits=3, exchange='allgather'|'hierarchical')",
-    ]
+    command = [*NETWORK, *["--ranks-per-host", "2", "--json", "found.json", "--methods"]]
+    command.append("ALQ(bits=3, exchange='allgather'|'hierarchical')")
     done = subprocess.run(command, cwd=tmp_path, timeout=150, text=True, capture_output=True)
     assert done.returncode == 0, done.stdout + done.stderr
     gathered, sliced = json.loads((tmp_path / "found.json").read_text())["results"]

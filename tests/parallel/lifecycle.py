@@ -308,10 +308,10 @@ def ended_in_flight() -> None:
 SECONDS = 360
 PROGRAMS = (
     shutdown_and_init,
+    stalled,
     subsets,
     static_process_sets,
     alone,
-    stalled,
     closed,
     ended_in_flight,
     unlike_processors,

@@ -39,22 +39,8 @@ def test_doctor_finds_nothing_wrong_here(monkeypatch, tmp_path, capsys):
 
 def test_bench_exchange(capsys):
     methods = ["float32", "QSGD(bits=4, norm='linf', bucket_size=512)"]
-    assert (
-        main(
-            [
-                "bench",
-                "exchange",
-                "--params",
-                "100000",
-                "--steps",
-                "2",
-                "--json",
-                "--methods",
-                *methods,
-            ]
-        )
-        == 0
-    )
+    command = ["bench", "exchange", "--params", "100000", "--steps", "2", "--json", "--methods"]
+    assert main([*command, *methods]) == 0
     told = json.loads(capsys.readouterr().out)
     assert (told["ranks"], told["hosts"], told["tensors"]) == (2, 1, 1)
     stock, scheme = told["methods"]

@@ -13,11 +13,10 @@ from launch import ROOT, Launcher, run
 SECONDS = 400  # unlike processors compile kernels anew, the first time
 PROGRAM = ROOT / "tests/parallel/lifecycle.py"
 LAUNCHED = [
-    ("shutdown_and_init", Launcher(2, "mpirun")),
-    ("subsets", Launcher(4, "mpirun")),
-    ("ended_in_flight", Launcher(2, "mpirun")),
+    (["shutdown_and_init", "stalled", "ended_in_flight"], Launcher(2, "mpirun")),
+    (["subsets"], Launcher(4, "mpirun")),
     # It compiles every kernel twice; tests/golden holds the bits of one processor.
-    pytest.param("unlike_processors", Launcher(2, "mpirun"), marks=pytest.mark.thorough),
+    pytest.param(["unlike_processors"], Launcher(2, "mpirun"), marks=pytest.mark.thorough),
 ]
 ELASTIC = {"HOROVOD_ELASTIC": "1"}
 FORKED = [
@@ -30,21 +29,19 @@ FORKED = [
 
 @pytest.mark.parallel
 @pytest.mark.timeout(SECONDS + 30)
-@pytest.mark.parametrize(("program", "launcher"), LAUNCHED)
-def test_launched(program, launcher) -> None:
-    """Its assertions hold on every rank."""
-    done = run(launcher, [sys.executable, str(PROGRAM), program], SECONDS)
-    assert done.returncode == 0, done.stdout
-    assert done.stdout.count("passed in") == launcher.ranks, done.stdout
-
-
-@pytest.mark.parallel
-def test_horovods_stall_warning_is_the_pages(monkeypatch) -> None:
-    """Each line that docs/failures.md quotes is printed, but for the seconds and the order."""
+@pytest.mark.parametrize(("programs", "launcher"), LAUNCHED)
+def test_launched(programs, launcher, monkeypatch) -> None:
+    """Their assertions hold on every rank, one program after the other."""
     monkeypatch.setenv("HOROVOD_STALL_CHECK_TIME_SECONDS", "1")
-    done = run(Launcher(2, "mpirun"), [sys.executable, str(PROGRAM), "stalled"], 180)
-    told = done.stdout
-    assert done.returncode == 0 and told.count("stalled passed") == 2, told
+    done = run(launcher, [sys.executable, str(PROGRAM), *programs], SECONDS)
+    assert done.returncode == 0, done.stdout
+    assert done.stdout.count("passed in") == launcher.ranks * len(programs), done.stdout
+    if "stalled" in programs:
+        check_stall_warning(done.stdout)
+
+
+def check_stall_warning(told: str) -> None:
+    """Each line that docs/failures.md quotes is printed, but for the seconds and the order."""
     page = (ROOT / "docs/failures.md").read_text(encoding="utf-8")
     quoted = re.search(r"^    One or more tensors.*?\n\n", page, re.MULTILINE | re.DOTALL)[0]
     first, missing = " ".join(quoted.split()).split(" [...] ")

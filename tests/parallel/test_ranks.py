@@ -20,22 +20,10 @@ CHECK_SECONDS, SECONDS = 180, 1800
 @pytest.mark.parametrize("launcher", LAUNCHERS, ids=str)
 def test_ranks(launcher: Launcher) -> None:
     """Every check passes on every rank; a hang is killed and fails."""
-    command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "-q",
-        "-x",
-        "-p",
-        "no:cacheprovider",
-        "-o",
-        "python_files=check_*.py",
-        "-o",
-        f"timeout={CHECK_SECONDS}",
-        "-o",
-        "timeout_method=thread",
-        "tests/parallel/ranks",
-    ]
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider"]
+    for setting in (f"timeout={CHECK_SECONDS}", "timeout_method=thread", "python_files=check_*.py"):
+        command += ["-o", setting]
+    command.append("tests/parallel/ranks")
     done = run(launcher, command, SECONDS)
     assert done.returncode == 0, done.stdout
     # Every rank must have run to its end, not only the last one to print.

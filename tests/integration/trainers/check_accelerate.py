@@ -53,32 +53,6 @@ def compressor() -> ALQ:
     return ALQ(bits=4, error_feedback=1.0)
 
 
-@pytest.mark.parametrize("accumulated", [1, 2])
-def check_a_resumed_loop_repeats_the_uninterrupted_one(accumulated, caplog):
-    with shared_folder() as folder:
-        accelerator, model, optimizer = make(gradient_accumulation_steps=accumulated)
-        own = compressor()
-        compress(accelerator, model, own)
-        train(accelerator, model, optimizer, range(3))
-        accelerator.save_state(folder)
-        train(accelerator, model, optimizer, range(3, 6))
-        assert own.step == 6
-        assert 4 < own.report()["bits_per_coordinate"] < 9
-        whole = state_of(model)
-
-        accelerator.free_memory()
-        accelerator, model, optimizer = make(gradient_accumulation_steps=accumulated)
-        own = compressor()
-        compress(accelerator, model, own)
-        with caplog.at_level(logging.WARNING, logger="hvd_adaptive"):
-            accelerator.load_state(folder)
-            train(accelerator, model, optimizer, range(3, 6))
-        assert own.step == 6
-        assert not [r for r in caplog.records if r.name == "hvd_adaptive"]
-        assert torch.equal(state_of(model), whole)
-        same_everywhere(state_of(model))
-
-
 @pytest.fixture
 def another_precision():
     """Accelerate keeps one for the process."""
@@ -87,7 +61,7 @@ def another_precision():
     AcceleratorState._reset_state()
 
 
-def check_fp16_overflows_on_one_rank_and_resumes(another_precision):
+def test_fp16_overflows_on_one_rank_and_resumes(another_precision):
     """That step moves nothing; residuals follow the scale; a resumed loop repeats the rest."""
     with shared_folder() as folder:
         accelerator, model, optimizer = make(mixed_precision="fp16")
@@ -118,7 +92,7 @@ def check_fp16_overflows_on_one_rank_and_resumes(another_precision):
 
 
 @pytest.mark.parametrize("precision", ["bf16", "no"])
-def check_bf16_and_a_compiled_model(precision, another_precision):
+def test_bf16_and_a_compiled_model(precision, another_precision):
     accelerator, model, optimizer = make(mixed_precision=precision)
     if precision == "no":
         model = torch.compile(model, backend="aot_eager")
@@ -132,7 +106,7 @@ def check_bf16_and_a_compiled_model(precision, another_precision):
     same_everywhere(state_of(model))
 
 
-def check_register_for_checkpointing_restores_what_ranks_share(caplog):
+def test_register_for_checkpointing_restores_what_ranks_share(caplog):
     """Accelerate saves objects of rank 0 alone: others lose their residuals, with a warning."""
     with shared_folder() as folder:
         accelerator, model, optimizer = make()
@@ -153,7 +127,7 @@ def check_register_for_checkpointing_restores_what_ranks_share(caplog):
     assert warned == (accelerator.process_index != 0)
 
 
-def check_a_model_that_is_prepared_again_continues():
+def test_a_model_that_is_prepared_again_continues():
     accelerator, model, optimizer = make()
     own = compressor()
     attachment = compress(accelerator, model, own)
@@ -169,7 +143,7 @@ def check_a_model_that_is_prepared_again_continues():
 
 
 @pytest.mark.parametrize("prepares_model", [False, True])
-def check_local_sgd(prepares_model, caplog):
+def test_local_sgd(prepares_model, caplog):
     """A prepared LocalSGD counts the steps that accumulation lets happen; a model that DDP averages
     is warned of."""
     accelerator = Accelerator(cpu=True, gradient_accumulation_steps=4)
@@ -192,7 +166,7 @@ def check_local_sgd(prepares_model, caplog):
     assert ("moved their parameters in the same way" in caplog.text) == prepares_model
 
 
-def check_local_sgd_overflows_on_one_rank(another_precision):
+def test_local_sgd_overflows_on_one_rank(another_precision):
     """The schedule takes that step on every rank, and the round comes after it."""
     accelerator = Accelerator(cpu=True, mixed_precision="fp16")
     with_fp16(accelerator)
@@ -217,7 +191,7 @@ def check_local_sgd_overflows_on_one_rank(another_precision):
     same_everywhere(state_of(net))
 
 
-def check_what_is_no_compressor_is_refused():
+def test_what_is_no_compressor_is_refused():
     accelerator, model, _ = make()
     with pytest.raises(ValueError, match="compressor=3: must be a compressor"):
         compress(accelerator, model, 3)

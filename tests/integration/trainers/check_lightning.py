@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 
 import lightning
@@ -67,25 +66,7 @@ def compressor() -> ALQ:
     return ALQ(bits=4, error_feedback=1.0)
 
 
-def check_a_resumed_fit_repeats_the_uninterrupted_one(caplog):
-    with shared_folder() as folder:
-        whole, own = Module(), Compress(compressor())
-        saves = ModelCheckpoint(folder, filename="{epoch}", save_top_k=-1)
-        trainer_of([own, saves], 2 * EPOCH, enable_checkpointing=True).fit(whole, loader())
-        assert own.compressor.step == 2 * EPOCH
-        assert 4 < own.compressor.report()["bits_per_coordinate"] < 9
-
-        resumed, again = Module(), Compress(compressor())
-        path = os.path.join(folder, "epoch=0.ckpt")
-        with caplog.at_level(logging.WARNING, logger="hvd_adaptive"):
-            trainer_of([again], 2 * EPOCH).fit(resumed, loader(), ckpt_path=path)
-        assert again.compressor.step == 2 * EPOCH
-        assert not [r for r in caplog.records if r.name == "hvd_adaptive"]
-        assert torch.equal(state_of(resumed), state_of(whole))
-        same_everywhere(state_of(resumed))
-
-
-def check_each_rank_gets_its_own_state():
+def test_each_rank_gets_its_own_state():
     """The checkpoint has both ranks' residuals, and each rank loads its own."""
     with shared_folder() as folder:
         trainer = trainer_of([Compress(compressor())], 3)
@@ -102,7 +83,7 @@ def check_each_rank_gets_its_own_state():
         assert all(torch.equal(saved[name], loaded[name]) for name in saved)
 
 
-def check_later_fits_continue_and_another_module_starts_anew():
+def test_later_fits_continue_and_another_module_starts_anew():
     callback = Compress(compressor())
     model = Module()
     for fits in range(1, 4):
@@ -119,7 +100,7 @@ def check_later_fits_continue_and_another_module_starts_anew():
 
 
 @pytest.mark.parametrize("precision", ["bf16-mixed", "32-true"])
-def check_accumulation_precision_and_a_compiled_module(precision):
+def test_accumulation_precision_and_a_compiled_module(precision):
     callback, model = Compress(compressor()), Module()
     trainer = trainer_of([callback], 3, accumulate_grad_batches=2, precision=precision)
     compiled = torch.compile(model, backend="aot_eager") if precision == "32-true" else model
@@ -145,7 +126,7 @@ class Overflowing(Module):
         self.after.append((state_of(self), self.scaler.get_scale()))
 
 
-def check_fp16_overflows_on_one_rank_and_resumes():
+def test_fp16_overflows_on_one_rank_and_resumes():
     """That step moves nothing; residuals follow the scale; a resumed fit repeats the rest."""
 
     def fit(steps: int, callbacks, path: str | None = None) -> tuple[Overflowing, Compress]:

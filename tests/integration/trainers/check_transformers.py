@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-from pathlib import Path
 
 import pytest
 import torch
@@ -64,7 +63,7 @@ def trainer_of(model, folder, steps: int = STEPS, optimizers=(None, None), **opt
     )
 
 
-def check_a_second_training_continues():
+def test_a_second_training_continues():
     model, compressor = net(), ALQ(bits=3)
     with shared_folder() as folder:
         trainer = trainer_of(model, folder)
@@ -78,7 +77,7 @@ def check_a_second_training_continues():
     same_everywhere(state_of(model))
 
 
-def check_another_trainer_of_the_same_module_continues():
+def test_another_trainer_of_the_same_module_continues():
     """A second Trainer wraps the module in a new DDP model; the compressor goes on with it."""
     model, compressor = net(), ALQ(bits=3, error_feedback=1.0)
     with shared_folder() as folder:
@@ -94,32 +93,7 @@ def check_another_trainer_of_the_same_module_continues():
     same_everywhere(state_of(model))
 
 
-def check_a_resumed_training_repeats_the_uninterrupted_one(caplog):
-    def make() -> ALQ:
-        return ALQ(bits=4, error_feedback=1.0, update_steps=(0, 3))
-
-    with shared_folder() as folder:
-        whole, compressor = net(), make()
-        # DDP builds its buckets anew after the first step, so a resumed run has them otherwise.
-        once = {"ddp_find_unused_parameters": True}
-        trainer = trainer_of(whole, folder, 6, save_strategy="steps", save_steps=3, **once)
-        compress(trainer, compressor)
-        trainer.train()
-        rank = dist.get_rank()
-        assert (Path(folder) / "checkpoint-3" / f"compressor-{rank}.pt").exists()
-
-        resumed, again = net(), make()
-        trainer = trainer_of(resumed, folder, 6, **once)
-        compress(trainer, again)
-        with caplog.at_level(logging.WARNING, logger="hvd_adaptive"):
-            trainer.train(resume_from_checkpoint=os.path.join(folder, "checkpoint-3"))
-        assert again.step == 6
-        assert not [r for r in caplog.records if r.name == "hvd_adaptive"]
-        assert torch.equal(state_of(resumed), state_of(whole))
-        same_everywhere(state_of(resumed))
-
-
-def check_a_training_resumes_in_the_same_process():
+def test_a_training_resumes_in_the_same_process():
     with shared_folder() as folder:
         model, compressor = net(), ALQ(bits=3, error_feedback=1.0)
         trainer = trainer_of(model, folder, 6, save_strategy="steps", save_steps=2)
@@ -140,7 +114,7 @@ def check_a_training_resumes_in_the_same_process():
         same_everywhere(state_of(model))
 
 
-def check_a_checkpoint_without_a_compressor_warns(caplog):
+def test_a_checkpoint_without_a_compressor_warns(caplog):
     with shared_folder() as folder:
         trainer_of(net(), folder, 4, save_strategy="steps", save_steps=2).train()
         compressor = ALQ(bits=3)
@@ -153,7 +127,7 @@ def check_a_checkpoint_without_a_compressor_warns(caplog):
 
 
 @pytest.mark.parametrize("before", [0, 2])
-def check_auto_find_batch_size_tries_again(before):
+def test_auto_find_batch_size_tries_again(before):
     """All ranks run out of memory, before their first step or later; the retry is compressed."""
     model, compressor = net(), ALQ(bits=3, error_feedback=1.0)
     model.fail_at = before
@@ -167,7 +141,7 @@ def check_auto_find_batch_size_tries_again(before):
     same_everywhere(state_of(model))
 
 
-def check_the_best_model_is_loaded_and_accumulation_compresses_once_a_step():
+def test_the_best_model_is_loaded_and_accumulation_compresses_once_a_step():
     model, compressor = net(), ALQ(bits=4)
     with shared_folder() as folder:
         best = {"load_best_model_at_end": True, "eval_strategy": "steps", "eval_steps": 2}
@@ -186,7 +160,7 @@ def check_the_best_model_is_loaded_and_accumulation_compresses_once_a_step():
     same_everywhere(state_of(model))
 
 
-def check_bf16_and_a_compiled_model():
+def test_bf16_and_a_compiled_model():
     model, compressor = net(), ALQ(bits=4)
     with shared_folder() as folder:
         options = {"bf16": True, "torch_compile": True, "torch_compile_backend": "aot_eager"}
@@ -198,7 +172,7 @@ def check_bf16_and_a_compiled_model():
     same_everywhere(state_of(model))
 
 
-def check_fp16_overflows_on_one_rank_and_resumes():
+def test_fp16_overflows_on_one_rank_and_resumes():
     """That step moves nothing; residuals follow the scale; a resumed training repeats the rest."""
 
     class Overflowing(Net):
@@ -246,7 +220,7 @@ def check_fp16_overflows_on_one_rank_and_resumes():
     assert torch.equal(state_of(resumed), state_of(whole))
 
 
-def check_lora_compresses_the_adapters_alone():
+def test_lora_compresses_the_adapters_alone():
     model, compressor = net(), QSGD(bits=4, min_numel=1, error_feedback=1.0)
     adapted = get_peft_model(model, LoraConfig(r=4, target_modules=["first"]))
     frozen = state_of(model.last)
@@ -261,7 +235,7 @@ def check_lora_compresses_the_adapters_alone():
     same_everywhere(state_of(adapted))
 
 
-def check_models_of_a_search_start_anew():
+def test_models_of_a_search_start_anew():
     """With ``model_init`` every training has another model, tables and residuals of its own."""
     with shared_folder() as folder:
         compressor = QSGD(bits=4, error_feedback=1.0)
@@ -285,7 +259,7 @@ def check_models_of_a_search_start_anew():
     same_everywhere(first)
 
 
-def check_a_trainer_accepts_local_sgd_and_warns(caplog):
+def test_a_trainer_accepts_local_sgd_and_warns(caplog):
     """Trainer wraps the model in DDP, which averages at every step."""
     model = net()
     optimizer = LocalSGD(torch.optim.SGD(model.parameters(), lr=0.1), every=2)

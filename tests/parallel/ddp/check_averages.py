@@ -23,16 +23,10 @@ from hvd_adaptive import QSGD, Hierarchical
 from hvd_adaptive.simulate import Ranks
 
 SCHEMES = {
-    "alq": scheme("alq-3", bucket_size=1000),
-    "qsgd": scheme("qsgd-4", bucket_size=512),
     "huffman": scheme("alq-3-huffman", bucket_size=1000),
     "ecdq": scheme("ecdq-3"),
-    "bingrad": scheme("bingrad"),
-    "qcs": scheme("qcs-gain4"),
     "sparse": scheme("sparse-0.05"),
 }
-if dist.get_world_size() > 2:  # where ranks differ in what they own
-    SCHEMES = {name: SCHEMES[name] for name in ("huffman", "ecdq")}
 EXCHANGES = {
     "allgather": {"exchange": "allgather"},
     "scatter_reduce": {"exchange": "scatter_reduce"},
@@ -42,11 +36,11 @@ EXCHANGES = {
 
 @pytest.mark.parametrize("exchange", EXCHANGES)
 @pytest.mark.parametrize("scheme", SCHEMES)
-def check_first_step_is_simulates(scheme, exchange):
+def test_first_step_is_simulates(scheme, exchange):
     """Update of tables included. DDP's first bucket holds the parameters in the model's order;
     numbers as names give simulate the same."""
     make = SCHEMES[scheme]
-    if exchange == "nodes" and dist.get_world_size() == 2 and scheme != "alq":
+    if exchange == "nodes" and dist.get_world_size() == 2:
         return  # nothing is compressed in one node
     seen, net = [], make_net()
     model, _ = wrap(net, make(**EXCHANGES[exchange]), named=False, seen=seen)
@@ -76,7 +70,7 @@ def check_first_step_is_simulates(scheme, exchange):
 
 
 @pytest.mark.parametrize("view", [False, True])
-def check_later_steps_are_the_codecs(view):
+def test_later_steps_are_the_codecs(view):
     """DDP builds its buckets anew after the first step: three of them, sent while backward runs.
 
     A step that brings new buckets travels in the groups of those before. New buckets have the order
@@ -109,7 +103,7 @@ def check_later_steps_are_the_codecs(view):
     assert_same_everywhere(list(net.parameters()))
 
 
-def check_warm_up_is_exact():
+def test_warm_up_is_exact():
     """Full precision, added in rank order; compressed from step 2 on."""
     net = make_net()
     model, state = wrap(net, QSGD(bits=4, warmup_steps=2), bucket_cap_mb=0.05)
@@ -126,7 +120,7 @@ def check_warm_up_is_exact():
     assert state.compressor.report()["bits_per_coordinate"] < 7  # headers and biases besides 4
 
 
-def check_accumulated_gradients():
+def test_accumulated_gradients():
     """A backward pass without synchronisation, one with: their sum is averaged, in one step."""
     seen, net = [], make_net()
     model, state = wrap(net, QSGD(bits=4, bucket_size=512), seen=seen)

@@ -7,7 +7,16 @@ import time
 import pytest
 import torch
 import torch.distributed as dist
-from ddp_oracles import assert_same_everywhere, backward, batch, gathered, make_net, own_gradients
+from ddp_oracles import (
+    FINE,
+    assert_averages,
+    assert_trains,
+    backward,
+    batch,
+    hooked,
+    make_net,
+    own_gradients,
+)
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
@@ -15,46 +24,22 @@ from hvd_adaptive import ALQ, QSGD, RankMismatchError, Tuning
 from hvd_adaptive.ddp import CompressionState, compression_hook
 
 RANKS = dist.get_world_size()
-FINE = {"bits": 8, "norm": "linf", "bucket_size": 128}
 
 
-def wrapped(net, compressor=None, hook=compression_hook, **options):
-    """A DDP model of several small buckets with the hook; the state, too."""
-    options = {"bucket_cap_mb": 0.03, **options}
-    model = nn.parallel.DistributedDataParallel(net, **options)
-    state = CompressionState(compressor or QSGD(**FINE), net.named_parameters())
-    model.register_comm_hook(state, hook)
-    return model, state
-
-
-def assert_averages(net, own, tolerance=0.02):
-    """Gradients are the ranks' means, up to the error of 8 bits."""
-    for name, parameter in net.named_parameters():
-        if own[name] is None:
-            continue
-        mean = sum(gathered(own[name])) / RANKS
-        error = float((parameter.grad - mean).norm() / mean.norm().clamp(min=1e-12))
-        assert error < tolerance, (name, error)
-    assert_same_everywhere([p.grad for p in net.parameters() if p.grad is not None])
-
-
-def check_a_static_graph():
+def test_a_static_graph():
     """In its first iteration DDP has one bucket for each dtype."""
     net = make_net()
-    model, state = wrapped(net, static_graph=True)
-    for step in range(4):
-        own = own_gradients(net, step)
-        backward(model, step)
-        assert_averages(net, own)
-        assert state.compressor.step == step + 1
+    model, state = hooked(net, static_graph=True)
+    assert_trains(model, net, 4)
+    assert state.compressor.step == 4
     assert state.compressor.report()["bits_per_coordinate"] < 12
 
 
-def check_a_static_graph_of_two_dtypes():
+def test_a_static_graph_of_two_dtypes():
     """In the first iteration all buckets have number 0, and none is the last one: they are averaged
     in full precision, and later ones are compressed."""
     net = nn.Sequential(nn.Linear(40, 120), nn.ReLU(), ToDouble(), nn.Linear(120, 10).double())
-    model, state = wrapped(net, static_graph=True, bucket_cap_mb=25)
+    model, state = hooked(net, static_graph=True, bucket_cap_mb=25)
     for step in range(3):
         x, y = batch(step)
         names = [name for name, _ in net.named_parameters()]
@@ -92,23 +77,22 @@ class Towers(nn.Module):
 @pytest.mark.parametrize(
     ("used", "worker"), [((1, 2), True), ((0, 1), False), ((1,), True), ((1,), False)]
 )
-def check_buckets_that_ddp_skips(used, worker):
+def test_buckets_that_ddp_skips(used, worker):
     """skip_all_reduce_unused_params: the hook is not called for some buckets, the first or the last
     one among them."""
     net = Towers()
     compressor = ALQ(bits=8, bucket_size=128, update_steps=[0, 3], tuning=Tuning(worker=worker))
-    model, state = wrapped(
+    model, state = hooked(
         net, compressor, find_unused_parameters=True, skip_all_reduce_unused_params=True
     )
     for step in range(6):
         net.used = (0, 1, 2) if step in (0, 1, 4) else used
         own = own_gradients(net, step)
         backward(model, step)
-        for index, layer in enumerate(net.layers):
+        for index in range(3):
             if index not in net.used:
                 for name in ("weight", "bias"):
                     own[f"layers.{index}.{name}"] = None
-                assert layer.weight.grad is None or not bool(layer.weight.grad.any())
         assert_averages(net, own)
         assert state.compressor.step == step + 1
 
@@ -116,7 +100,7 @@ def check_buckets_that_ddp_skips(used, worker):
 @pytest.mark.timeout(30)
 @pytest.mark.parametrize("worker", [True, False])
 @pytest.mark.parametrize(("used", "fails_at"), [([(0, 1), (1, 2)], 0), ([(0, 1, 2), (2,)], 3)])
-def check_ranks_that_skip_different_buckets(used, fails_at, worker):
+def test_ranks_that_skip_different_buckets(used, fails_at, worker):
     """Refused by the parameters' names, though their collectives have been paired wrongly. The
     compressor then serves another model, in another group of DDP's."""
     net, compressor, group = Towers(), QSGD(**FINE, tuning=Tuning(worker=worker)), dist.new_group()
@@ -134,16 +118,13 @@ def check_ranks_that_skip_different_buckets(used, fails_at, worker):
     assert compressor.step == fails_at
     state.close()
     net = Towers()
-    model, _ = wrapped(net, compressor)
-    for step in range(2):
-        own = own_gradients(net, step)
-        backward(model, step)
-        assert_averages(net, own)
+    model, _ = hooked(net, compressor)
+    assert_trains(model, net, 2)
     assert compressor.step == fails_at + 2
 
 
 @pytest.mark.parametrize("worker", [True, False])
-def check_a_hook_that_waits(worker):
+def test_a_hook_that_waits(worker):
     """A hook around ours waits for each average before DDP fills the next bucket."""
 
     def waiting(state, bucket):
@@ -153,7 +134,7 @@ def check_a_hook_that_waits(worker):
 
     net = make_net()
     compressor = ALQ(**FINE | {"bits": 8}, update_steps=[0, 2], tuning=Tuning(worker=worker))
-    model, _ = wrapped(net, compressor, hook=waiting)
+    model, _ = hooked(net, compressor, hook=waiting)
     for step in range(5):
         own = own_gradients(net, step)
         backward(model, step)
@@ -164,7 +145,7 @@ def check_a_hook_that_waits(worker):
 
 @pytest.mark.parametrize("static", [False, True])
 @pytest.mark.parametrize("reentrant", [True, False])
-def check_checkpoints(reentrant, static):
+def test_checkpoints(reentrant, static):
     """Backward passes within the backward pass bring buckets, too."""
 
     class Checkpointed(nn.Module):
@@ -179,7 +160,7 @@ def check_checkpoints(reentrant, static):
             return x
 
     net = Checkpointed()
-    model, state = wrapped(net, static_graph=static)
+    model, state = hooked(net, static_graph=static)
     for step in range(4):
         own = {f"net.{name}": g for name, g in own_gradients(net.net, step).items()}
         backward(model, step)
@@ -187,10 +168,10 @@ def check_checkpoints(reentrant, static):
     assert state.compressor.step == 4
 
 
-def check_collectives_of_the_program():
+def test_collectives_of_the_program():
     """The program uses the model's group within backward, as the worker uses its own."""
     net = make_net()
-    model, state = wrapped(net)
+    model, state = hooked(net)
     sums = []
 
     def hook(gradient):
@@ -209,7 +190,7 @@ def check_collectives_of_the_program():
     assert state.compressor.step == 4
 
 
-def check_futures_are_set_early():
+def test_futures_are_set_early():
     """A bucket's future is set when its groups are done, before the last bucket is there."""
     net, futures, early = make_net(), [], []
 
@@ -223,7 +204,7 @@ def check_futures_are_set_early():
         futures.append(compression_hook(state, bucket))
         return futures[-1]
 
-    model, _ = wrapped(net, hook=noting)
+    model, _ = hooked(net, hook=noting)
     for step in range(4):
         futures.clear()
         early.clear()

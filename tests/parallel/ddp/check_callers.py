@@ -14,10 +14,13 @@ import pytest
 import torch
 import torch.distributed as dist
 from ddp_oracles import (
+    FINE,
+    assert_averages,
     assert_same_everywhere,
+    assert_trains,
     backward,
     batch,
-    gathered,
+    hooked,
     make_net,
     own_gradients,
     wrap,
@@ -32,20 +35,11 @@ from torch.distributed.algorithms.ddp_comm_hooks.optimizer_overlap_hooks import 
 from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.nn.parallel import DistributedDataParallel
 
-from hvd_adaptive import ALQ, QSGD, RankMismatchError
+from hvd_adaptive import QSGD, RankMismatchError
 from hvd_adaptive.ddp import CompressionState, compression_hook
 
 RANKS = dist.get_world_size()
-FINE = {"bits": 8, "norm": "linf", "bucket_size": 128}
 UNUSED = "has compressed nothing: register the hook"
-
-
-def assert_averages(net, own, tolerance=0.02):
-    """Gradients are the ranks' means, up to the error of 8 bits."""
-    for name, parameter in net.named_parameters():
-        mean = sum(gathered(own[name])) / RANKS
-        assert (parameter.grad - mean).norm() < tolerance * mean.norm(), name
-    assert_same_everywhere([p.grad for p in net.parameters()])
 
 
 OPTIONS = {
@@ -56,34 +50,26 @@ OPTIONS = {
 
 
 @pytest.mark.parametrize("option", OPTIONS)
-def check_options(option):
+def test_options(option):
     if option not in inspect.signature(DistributedDataParallel).parameters:
         pytest.skip(f"DistributedDataParallel has no {option} in this version of torch")
     net = make_net()
     model, state = wrap(net, QSGD(**FINE), **{option: OPTIONS[option]})
-    for step in range(4):
-        own = own_gradients(net, step)
-        backward(model, step)
-        assert_averages(net, own)
+    assert_trains(model, net, 4)
     assert state.compressor.step == 4
 
 
-def check_a_wrapper_in_16_bits():
+def test_a_wrapper_in_16_bits():
     """The bucket that ours receives is float16; so are its averages."""
     net = make_net()
-    model = DistributedDataParallel(net, bucket_cap_mb=0.05)
-    state = CompressionState(QSGD(**FINE), net.named_parameters())
-    model.register_comm_hook(state, fp16_compress_wrapper(compression_hook))
-    for step in range(3):
-        own = own_gradients(net, step)
-        backward(model, step)
-        assert_averages(net, own)
+    model, state = hooked(net, hook=fp16_compress_wrapper(compression_hook))
+    assert_trains(model, net, 3)
     assert state.compressor.step == 3
     report = state.compressor.report()
     assert report["uncompressed_bytes"] == 2 * report["coordinates"]
 
 
-def check_composable_replicate():
+def test_composable_replicate():
     """It is set up by its first forward pass, so a twin computes this rank's gradients."""
     net, twin = make_net(), make_net()
     model = replicate(net)
@@ -97,11 +83,10 @@ def check_composable_replicate():
     assert state.compressor.step == 3
 
 
-@pytest.mark.parametrize("static", [False, True])
-def check_no_sync(static):
+def test_no_sync_in_a_static_graph():
     """Two backward passes without exchange, and one with it."""
     net = make_net()
-    model, state = wrap(net, QSGD(**FINE), static_graph=static)
+    model, state = wrap(net, QSGD(**FINE), static_graph=True)
     backward(model, 9)  # a static graph must be known before no_sync
     for step in (0, 3):
         model.zero_grad()
@@ -114,21 +99,6 @@ def check_no_sync(static):
     assert state.compressor.step == 3
 
 
-def check_a_warm_up_is_exact():
-    """Added in rank order, as is its mean; the next step is compressed."""
-    net = make_net()
-    model, _ = wrap(net, ALQ(bits=2, warmup_steps=2), bucket_cap_mb=0.05)
-    for step in range(3):
-        own, equal = own_gradients(net, step), True
-        backward(model, step)
-        for name, parameter in net.named_parameters():
-            total = torch.zeros_like(parameter)
-            for gradient in gathered(own[name]):
-                total += gradient
-            equal &= torch.equal(parameter.grad, total * (1 / RANKS))
-        assert equal == (step < 2)
-
-
 class Descent:
     """An optimizer of one parameter after the other."""
 
@@ -136,17 +106,12 @@ class Descent:
         parameter.data.add_(gradient, alpha=-0.1)
 
 
-def check_an_optimizer_in_the_hook():
+def test_an_optimizer_in_the_hook():
     """It steps as soon as a bucket's average is there, in a callback of the future."""
     nets = [make_net(), make_net()]
     optimizer = torch.optim.SGD(nets[0].parameters(), 0.1)
     hooks = compression_hook, _hook_then_optimizer(compression_hook, _OptimizerHookState(Descent()))
-    models = []
-    for net, hook in zip(nets, hooks, strict=True):
-        model = DistributedDataParallel(net, bucket_cap_mb=0.05)
-        state = CompressionState(QSGD(**FINE), net.named_parameters())
-        model.register_comm_hook(state, hook)
-        models.append(model)
+    models = [hooked(net, hook=hook)[0] for net, hook in zip(nets, hooks, strict=True)]
     for step in range(3):
         backward(models[0], step)
         optimizer.step()
@@ -157,33 +122,11 @@ def check_an_optimizer_in_the_hook():
     assert_same_everywhere(list(nets[1].parameters()))
 
 
-def check_a_training_of_100_steps_is_float32s():
-    """With 8 bits, by loss and parameters."""
-    nets = [make_net(), make_net()]
-    losses = []
-    for net, compresses in zip(nets, (False, True), strict=True):
-        model = DistributedDataParallel(net)
-        if compresses:
-            state = CompressionState(ALQ(bits=8), net.named_parameters())
-            model.register_comm_hook(state, compression_hook)
-        optimizer = torch.optim.SGD(net.parameters(), 0.1)
-        for step in range(100):
-            loss = backward(model, step)
-            optimizer.step()
-        losses.append(loss)
-    assert losses[1] == pytest.approx(losses[0], rel=0.02)
-    for one, other in zip(nets[0].parameters(), nets[1].parameters(), strict=True):
-        assert (one - other).norm() < 0.05 * one.norm()
-    assert_same_everywhere(list(nets[1].parameters()))
-
-
 @pytest.mark.parametrize("way", ["copied", "unpickled"])
-def check_another_model_needs_the_hook_again(way, caplog):
+def test_another_model_needs_the_hook_again(way, caplog):
     """It trains in float32 until then; its state warns at its end."""
     net = make_net()
-    model = DistributedDataParallel(net)
-    state = CompressionState(QSGD(**FINE), net.named_parameters())
-    model.register_comm_hook(state, compression_hook)
+    model, state = hooked(net)
     backward(model, 0)
     if way == "copied":
         other, saved = copy.deepcopy(model), copy.deepcopy(state)
@@ -204,7 +147,7 @@ def check_another_model_needs_the_hook_again(way, caplog):
 
 
 @pytest.mark.parametrize("seen", ["report", "state_dict", "end"])
-def check_a_hook_that_nobody_registers(seen, caplog):
+def test_a_hook_that_nobody_registers(seen, caplog):
     net = make_net()
     model = DistributedDataParallel(net)
     state = CompressionState(QSGD(bits=4), net.named_parameters())
@@ -218,7 +161,7 @@ def check_a_hook_that_nobody_registers(seen, caplog):
     assert sum(UNUSED in message for message in caplog.messages) == 1
 
 
-def check_a_hook_that_is_called_does_not_warn(caplog):
+def test_a_hook_that_is_called_does_not_warn(caplog):
     net = make_net()
     model, state = wrap(net, QSGD(bits=4))
     backward(model, 0)
@@ -230,7 +173,7 @@ def check_a_hook_that_is_called_does_not_warn(caplog):
     assert UNUSED not in caplog.text
 
 
-def check_fsdp1():
+def test_fsdp1():
     """Its hooks get tensors."""
     model = FullyShardedDataParallel(nn.Linear(40, 40), device_id=torch.device("cpu"))
     model.register_comm_hook(CompressionState(QSGD(bits=4)), compression_hook)
@@ -238,7 +181,7 @@ def check_fsdp1():
         model(torch.ones(2, 40)).sum().backward()
 
 
-def check_the_python_reducer():
+def test_the_python_reducer():
     """It calls hooks inside of compiled code."""
     with torch._dynamo.config.patch(optimize_ddp="python_reducer"):
         model = DistributedDataParallel(nn.Linear(40, 40))
@@ -258,7 +201,7 @@ def differing(net: nn.Module) -> None:
 
 
 @pytest.mark.parametrize("case", ["named", "numbered", "static graph"])
-def check_replicas_that_differ(case, caplog):
+def test_replicas_that_differ(case, caplog):
     """All ranks warn, once, of the first parameter."""
     net = make_net()
     options = {"static_graph": case == "static graph", "bucket_cap_mb": 0.05}
@@ -280,7 +223,7 @@ def check_replicas_that_differ(case, caplog):
 
 
 @pytest.mark.parametrize("by", ["all ranks", "one rank"])
-def check_replicas_after_a_state_was_loaded(by, caplog):
+def test_replicas_after_a_state_was_loaded(by, caplog):
     """By any rank, ranks compare their parameters again, once."""
     net = make_net()
     model, state = wrap(net, QSGD(**FINE), bucket_cap_mb=0.05)
@@ -295,7 +238,7 @@ def check_replicas_after_a_state_was_loaded(by, caplog):
     assert sum("parameter 2.weight of rank" in m for m in caplog.messages) == 1
 
 
-def check_replicas_with_other_names(caplog):
+def test_replicas_with_other_names(caplog):
     """No rank waits for the others' checksums."""
     net = make_net()
     own = "own." if dist.get_rank() == 0 else ""
@@ -309,7 +252,7 @@ def check_replicas_with_other_names(caplog):
     assert "different parameters" not in caplog.text
 
 
-def check_replicas_with_frozen_parameters(caplog):
+def test_replicas_with_frozen_parameters(caplog):
     """As those of LoRA's base, which no bucket holds."""
     net = make_net()
     net[2].requires_grad_(False)
@@ -320,11 +263,3 @@ def check_replicas_with_frozen_parameters(caplog):
             backward(model, step)
     (told,) = (m for m in caplog.messages if "different parameters" in m)
     assert "parameter 2.weight of rank" in told and "and 1 more do" in told
-
-
-def check_equal_replicas_do_not_warn(caplog):
-    net = make_net()
-    model, _ = wrap(net, ALQ(bits=3))
-    with caplog.at_level(logging.WARNING, "hvd_adaptive"):
-        backward(model, 0)
-    assert "different parameters" not in caplog.text

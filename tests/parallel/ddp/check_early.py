@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import weakref
 from contextlib import nullcontext
 
+import ddp_oracles
 import pytest
 import torch
 import torch.distributed as dist
-from ddp_oracles import assert_same_everywhere, batch, gathered, own_gradients
+from ddp_oracles import assert_same_everywhere, batch, own_gradients
+from ddp_oracles import backward as train
 from torch import nn
-from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
 from hvd_adaptive import ALQ, QSGD
-from hvd_adaptive.ddp import CompressionState, compression_hook
+from hvd_adaptive.ddp import compression_hook
 from hvd_adaptive.hooks.ddp.early import EarlyGroups
 
-RANKS, STEPS = dist.get_world_size(), 7
+STEPS, TOLERANCE = 7, 0.05
+assert_averages = functools.partial(ddp_oracles.assert_averages, tolerance=TOLERANCE)
+assert_trains = functools.partial(ddp_oracles.assert_trains, steps=STEPS, tolerance=TOLERANCE)
+# Buckets of several groups of several layers.
+wrapped = functools.partial(ddp_oracles.hooked, bucket_cap_mb=0.05)
 SMALL = {"bucket_size": 128, "fusion_bytes": 16384}
 FINE = {"bits": 8, "norm": "linf"} | SMALL
 SCHEMES = {
@@ -50,39 +56,6 @@ def deep_net():
     return nn.Sequential(*hidden, nn.Linear(40, 10))
 
 
-def wrapped(net, compressor, hook=compression_hook, **options):
-    """The model, whose hook DDP calls itself, and the state."""
-    model = DistributedDataParallel(net, bucket_cap_mb=0.05, **options)
-    state = CompressionState(compressor, net.named_parameters())
-    model.register_comm_hook(state, hook)
-    return model, state
-
-
-def train(model, step):
-    """Compute averaged gradients."""
-    x, y = batch(step)
-    model.zero_grad()
-    nn.functional.cross_entropy(model(x), y).backward()
-
-
-def assert_averages(net, own, tolerance=0.05):
-    for name, parameter in net.named_parameters():
-        if parameter.grad is None:
-            assert name not in own
-            continue
-        mean = sum(gathered(own[name])) / RANKS
-        assert (parameter.grad - mean).norm() <= tolerance * mean.norm(), name
-    assert_same_everywhere([p.grad for p in net.parameters() if p.grad is not None])
-
-
-def assert_trains(model, net):
-    """All steps' averages are those of the ranks' own gradients."""
-    for step in range(STEPS):
-        own = own_gradients(net, step)
-        train(model, step)
-        assert_averages(net, own)
-
-
 def averages_of(scheme, early, monkeypatch, **options):
     """All steps' averages, with or without early groups."""
     with monkeypatch.context() as patch:
@@ -100,7 +73,7 @@ def averages_of(scheme, early, monkeypatch, **options):
 
 @pytest.mark.parametrize("view", [False, True])
 @pytest.mark.parametrize("scheme", SCHEMES)
-def check_bits_are_the_same(scheme, view, monkeypatch, _sent):
+def test_bits_are_the_same(scheme, view, monkeypatch, _sent):
     """With early groups, and without: the same payloads travel."""
     late = averages_of(scheme, False, monkeypatch, gradient_as_bucket_view=view)
     assert not _sent
@@ -111,7 +84,7 @@ def check_bits_are_the_same(scheme, view, monkeypatch, _sent):
 
 
 @pytest.mark.parametrize("scheme", ["allgather", "scatter_reduce"])
-def check_groups_leave_before_their_bucket(scheme, _sent, monkeypatch):
+def test_groups_leave_before_their_bucket(scheme, _sent, monkeypatch):
     """From the fifth step on: DDP builds its buckets in the second one, the fourth one compares."""
     net = deep_net()
     model, state = wrapped(net, SCHEMES[scheme]())
@@ -147,14 +120,14 @@ class Branches(nn.Module):
 
 
 @pytest.mark.parametrize("scheme", ["allgather", "feedback"])
-def check_ranks_may_reach_gradients_in_other_orders(scheme, _sent):
+def test_ranks_may_reach_gradients_in_other_orders(scheme, _sent):
     net = Branches()
     model, _ = wrapped(net, SCHEMES[scheme]())
     assert_trains(model, net)
     assert _sent
 
 
-def check_no_sync_sends_nothing(_sent):
+def test_no_sync_sends_nothing(_sent):
     """Two backward passes accumulate; groups of the third leave early, with the sum."""
     net = deep_net()
     model, state = wrapped(net, QSGD(**FINE))
@@ -186,7 +159,7 @@ class Halves(nn.Module):
         return self.a(x), self.b(x)
 
 
-def check_two_backward_passes(_sent):
+def test_two_backward_passes(_sent):
     """From step 5 on, the first one fills a bucket in part. Its groups leave early only once."""
     net, twin = Halves(), Halves()
     model, state = wrapped(net, QSGD(**FINE))
@@ -228,7 +201,7 @@ class Shared(nn.Module):
         return self.last(x)
 
 
-def check_reentrant_checkpoints(_sent):
+def test_reentrant_checkpoints(_sent):
     net, twin = Shared(), Shared()
     model, state = wrapped(net, QSGD(**FINE), static_graph=True)
     for step in range(STEPS):
@@ -241,21 +214,18 @@ def check_reentrant_checkpoints(_sent):
     assert not any(name.startswith("shared") for name in names)
 
 
-def check_unused_parameters(_sent):
+def test_unused_parameters(_sent):
     """A layer that no rank uses makes its groups wait for DDP; others leave early."""
     net = deep_net()
     net.append(nn.Linear(40, 40))  # behind the forward pass
     inner = net[:-1]
     net.forward = inner.forward
     model, _ = wrapped(net, QSGD(**FINE), find_unused_parameters=True)
-    for step in range(STEPS):
-        own = own_gradients(inner, step)
-        train(model, step)
-        assert_averages(inner, own)
+    assert_trains(model, inner)
     assert _sent
 
 
-def check_a_hook_around_ours_may_change_the_bucket(_sent):
+def test_a_hook_around_ours_may_change_the_bucket(_sent):
     factor = 0.5
 
     def scaled(state, bucket):
@@ -271,7 +241,7 @@ def check_a_hook_around_ours_may_change_the_bucket(_sent):
     assert not _sent
 
 
-def check_gradients_that_reach_their_bucket_late(_sent):
+def test_gradients_that_reach_their_bucket_late(_sent):
     """batched_grad_copy fills a bucket when all of its gradients are there."""
     net = deep_net()
     try:
@@ -300,7 +270,7 @@ class Gated(nn.Module):
 
 
 @pytest.mark.parametrize("options", [{}, {"batched_grad_copy": True}], ids=["usual", "batched"])
-def check_zero_gradients_prove_nothing(options, _sent):
+def test_zero_gradients_prove_nothing(options, _sent):
     """Nor do those of a second DDP model, whose hooks run after those that the first one left."""
     net = Gated()
     for is_second in (False, True):
@@ -329,7 +299,7 @@ def twin_gradients(net, step):
     return [p.grad for p in twin.parameters()]
 
 
-def check_frozen_parameters(_sent):
+def test_frozen_parameters(_sent):
     """A layer is frozen after DDP was built, and thawed later."""
     net = deep_net()
     model, _ = wrapped(net, QSGD(**FINE), find_unused_parameters=True)
@@ -367,7 +337,7 @@ class Fails(torch.autograd.Function):
         raise ArithmeticError("in backward")
 
 
-def check_a_backward_pass_that_fails(_sent):
+def test_a_backward_pass_that_fails(_sent):
     """All ranks fail in the middle of a backward pass; a new model goes on with what is left."""
     net, model, state = trained(_sent)
     handle = net[0].register_forward_hook(lambda module, args, out: Fails.apply(out))
@@ -382,7 +352,7 @@ def check_a_backward_pass_that_fails(_sent):
     assert _sent
 
 
-def check_hooks_keep_nothing_alive(_sent):
+def test_hooks_keep_nothing_alive(_sent):
     """A model and its state that nobody holds are freed."""
     net, model, state = trained(_sent)
     session = weakref.ref(state.session)

@@ -55,7 +55,7 @@ class Branches(nn.Module):
         return self.head(x)
 
 
-def check_training_with_updates():
+def test_training_with_updates():
     """Tables are fitted three times, the loss falls, ranks stay equal, no rank's table differs."""
     net = make_net()
     model, state = wrap(
@@ -76,7 +76,7 @@ def check_training_with_updates():
     assert report["wire_bytes"] == report["payload_bytes"] * (RANKS - 1)
 
 
-def check_settings_change_while_training():
+def test_settings_change_while_training():
     """A schedule's bits hold from its step on, and buckets are laid out anew."""
     net = make_net()
     schedule = {2: {"bits": 6}}.get
@@ -93,7 +93,7 @@ def check_settings_change_while_training():
 
 
 @pytest.mark.parametrize("weight", (0.1, "auto"))
-def check_nothing_is_lost_with_error_feedback(weight):
+def test_nothing_is_lost_with_error_feedback(weight):
     """Over steps in which parameters go unused: all that DDP applied and what residuals hold are
     all gradients."""
     net = Branches()
@@ -128,20 +128,7 @@ def check_nothing_is_lost_with_error_feedback(weight):
         assert float((sent[name] + held - total).abs().max()) < 1e-4 * scale, name
 
 
-def check_ranks_share_the_weights():
-    """Though their gradients differ."""
-    net = make_net()
-    model, state = wrap(net, QSGD(bits=2, bucket_size=512, error_feedback="auto"))
-    weights = []
-    for step in range(4):
-        backward(model, step)
-        weights.append(state.compressor._training.residuals.weights.of(""))
-    assert all(0 < weight < 0.5 for weight in weights) and len(set(weights)) > 1
-    assert_same_everywhere([torch.tensor(weights, dtype=torch.float64)])
-    assert state.compressor.state_dict()["feedback_weights"] == {"": weights[-1]}
-
-
-def check_residuals_that_outgrow_stop_all_ranks():
+def test_residuals_that_outgrow_stop_all_ranks():
     """One rank's alone are too large: backward raises on each, and parameters stay."""
     net = make_net()
     compressor = QSGD(bits=4, norm="linf", bucket_size=512, error_feedback=0.9)
@@ -163,7 +150,7 @@ def check_residuals_that_outgrow_stop_all_ranks():
 
 
 @pytest.mark.parametrize("weight", (0.5, "auto"))
-def check_overflow_skips_the_step_everywhere(weight):
+def test_overflow_skips_the_step_everywhere(weight):
     """One rank's Inf becomes NaN in all ranks' gradients: GradScalers skip together."""
     net = make_net()
     model, state = wrap(net, ALQ(bits=3, error_feedback=weight), bucket_cap_mb=0.05)
@@ -206,7 +193,7 @@ class Mixed(nn.Module):
         return self.image(x.view(-1, 4, 2, 5)).square().mean()
 
 
-def check_kinds_of_gradients():
+def test_kinds_of_gradients():
     """Sparse ones are averaged as they are, the others, float64 and strided ones, too, compressed
     where they are large enough."""
     net = Mixed()
@@ -232,7 +219,7 @@ def check_kinds_of_gradients():
     assert state.compressor.report()["coordinates"] == 40 * 40 + 2 * 40 + 32 * 4 * 9 + 32
 
 
-def check_uneven_inputs_in_join():
+def test_uneven_inputs_in_join():
     """Ranks that run out of data count as zeros."""
     net = make_net()
     model, state = wrap(net, QSGD(bits=4, warmup_steps=100), bucket_cap_mb=0.05)
@@ -245,7 +232,7 @@ def check_uneven_inputs_in_join():
 
 
 @pytest.mark.parametrize("kind", ["settings", "step", "update"])
-def check_ranks_that_differ_are_told(kind):
+def test_ranks_that_differ_are_told(kind):
     """All of them, in the same words, and none waits for the others."""
     first = RANK == 0
     net, group = make_net(), dist.new_group()
@@ -265,7 +252,7 @@ def check_ranks_that_differ_are_told(kind):
 
 
 @pytest.mark.parametrize("weight", (0.5, "auto"))
-def check_saved_and_loaded(weight):
+def test_saved_and_loaded(weight):
     """A run that is pickled as DDP's hooks are, and resumed, ends with the bits of one that was
     not. (Buckets stay the same with find_unused_parameters.)"""
 
@@ -298,7 +285,7 @@ def check_saved_and_loaded(weight):
         assert torch.equal(a, b)
 
 
-def check_a_backward_that_is_cut_off(caplog):
+def test_a_backward_that_is_cut_off(caplog):
     """An error in the middle of backward, on every rank: the next model goes on."""
     net, group = make_net(), dist.new_group()
     compressor = QSGD(bits=4, error_feedback=0.1)
@@ -326,7 +313,7 @@ def check_a_backward_that_is_cut_off(caplog):
     assert_same_everywhere([p.grad for p in other.parameters()])
 
 
-def check_buckets_that_change_in_the_middle_of_a_step():
+def test_buckets_that_change_in_the_middle_of_a_step():
     """Buckets as a DDP that was made anew might bring them, given by hand: the first ones are those
     of the step before, and on their way already, when others turn up, or one is missing."""
     parameters = [nn.Parameter(torch.zeros(3000)) for _ in range(3)]
@@ -357,7 +344,7 @@ def check_buckets_that_change_in_the_middle_of_a_step():
                 assert 1e-4 < error < 0.02, (step, slot, error)
 
 
-def check_exchanges_that_look_around():
+def test_exchanges_that_look_around():
     """Ranks of one node compress nothing; "auto" measures, and ranks choose alike."""
     net = make_net()
     model, _ = wrap(net, QSGD(bits=2, exchange="hierarchical"), bucket_cap_mb=0.05)
@@ -377,7 +364,7 @@ def check_exchanges_that_look_around():
     assert state.compressor.report()["wire_bytes"] > 0
 
 
-def check_messages_of_any_lengths():
+def test_messages_of_any_lengths():
     """Lengths that grow, shrink, vanish and differ between ranks; every rank compares what it got
     with what the others must have sent."""
     world = TorchWorld()
@@ -402,7 +389,7 @@ def check_messages_of_any_lengths():
         assert torch.equal(world.synchronize(gather), expected), turn
 
 
-def check_stock_exchanges_are_measured_once(tmp_path):
+def test_stock_exchanges_are_measured_once(tmp_path):
     """As many coordinates as DDP's buckets have, and the bits of a training without them."""
     nets = [make_net(), make_net()]
     monitor = Monitor(tmp_path / "all.jsonl", every=1, compare=True)

@@ -26,7 +26,7 @@ SMALL = {"bucket_cap_mb": 0.1}
 
 @pytest.mark.parametrize("own", [{}, {"warmup_steps": 2}, {"min_numel": 0}], ids=str)
 @pytest.mark.parametrize("exchange", EXCHANGES)
-def check_averages_are_exact(exchange, own):
+def test_averages_are_exact(exchange, own):
     """Of every gradient, within two stages' steps of 8 bits."""
     net = make_net()
     model, _ = wrap(net, QSGD(**KEYWORDS | EXCHANGES[exchange] | own), **SMALL)
@@ -62,7 +62,7 @@ def damage_once(monkeypatch, rank, turn):
 
 @pytest.mark.parametrize("turn", [0, 1])
 @pytest.mark.parametrize("exchange", EXCHANGES)
-def check_every_rank_raises_the_same(exchange, turn, monkeypatch):
+def test_every_rank_raises_the_same(exchange, turn, monkeypatch):
     """DDP itself cannot go on after an exception from its hook."""
     net, rank = make_net(), turn % RANKS
     compressor = QSGD(**KEYWORDS | EXCHANGES[exchange])

@@ -29,7 +29,7 @@ def values(rank: int) -> torch.Tensor:
     return torch.randn(N, generator=torch.Generator().manual_seed(rank))
 
 
-def check_models_draw_different_numbers():
+def test_models_draw_different_numbers():
     """Correlation of rounding errors within five standard errors, 1/sqrt(N); equal names, settings
     and gradients."""
     exact = torch.stack([values(rank) for rank in range(dist.get_world_size())]).double().mean(0)

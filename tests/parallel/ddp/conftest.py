@@ -6,6 +6,8 @@ import os
 from pathlib import Path
 
 import pytest
+import torch
+import torch.distributed as dist
 
 from hvd_adaptive import instances
 
@@ -17,6 +19,33 @@ SHARE = 2
 def first_compressors():
     """Each check's first compressor has the random numbers of a process's first one."""
     instances.start_over()
+
+
+@pytest.fixture
+def rank():
+    return dist.get_rank()
+
+
+@pytest.fixture
+def ranks():
+    return dist.get_world_size()
+
+
+@pytest.fixture
+def gather(ranks):
+    """The program's own collective: all ranks' tensors, stacked."""
+
+    def gather(tensor: torch.Tensor) -> torch.Tensor:
+        parts = [torch.empty_like(tensor) for _ in range(ranks)]
+        dist.all_gather(parts, tensor.contiguous())
+        return torch.stack(parts)
+
+    return gather
+
+
+@pytest.fixture
+def meet():
+    return dist.barrier
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -9,8 +9,11 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from hvd_adaptive import QSGD
 from hvd_adaptive.ddp import CompressionState, compression_hook
 from hvd_adaptive.kernels.random import stream_key
+
+FINE = {"bits": 8, "norm": "linf", "bucket_size": 128}
 
 
 def make_net(seed: int = 0, width: int = 120) -> nn.Module:
@@ -45,6 +48,14 @@ def wrap(net: nn.Module, compressor, named=True, group=None, seen=None, **option
     return model, state
 
 
+def hooked(net: nn.Module, compressor=None, hook=compression_hook, **options):
+    """A DDP model of small buckets, which calls ``hook`` itself; the state, too."""
+    model = DistributedDataParallel(net, **{"bucket_cap_mb": 0.03} | options)
+    state = CompressionState(compressor or QSGD(**FINE), net.named_parameters())
+    model.register_comm_hook(state, hook)
+    return model, state
+
+
 def batch(step: int, rank: int | None = None) -> tuple[torch.Tensor, torch.Tensor]:
     """A rank's own data."""
     rank = dist.get_rank() if rank is None else rank
@@ -72,11 +83,33 @@ def own_gradients(net: nn.Module, step: int) -> dict[str, torch.Tensor]:
     return {name: p.grad for name, p in copies.items() if p.grad is not None}
 
 
+def assert_averages(
+    net: nn.Module, own: dict[str, torch.Tensor | None], tolerance: float = 0.02
+) -> None:
+    """Gradients are the ranks' means, up to the error of 8 bits; what ``own`` lacks has none."""
+    for name, parameter in net.named_parameters():
+        if own.get(name) is None:
+            assert parameter.grad is None or not parameter.grad.any(), name
+            continue
+        mean = sum(gathered(own[name])) / dist.get_world_size()
+        error = float((parameter.grad - mean).norm() / mean.norm().clamp(min=1e-12))
+        assert error < tolerance, (name, error)
+    assert_same_everywhere([p.grad for p in net.parameters() if p.grad is not None])
+
+
 def gathered(tensor: torch.Tensor) -> list[torch.Tensor]:
     """All ranks'."""
     everyone = [torch.empty_like(tensor) for _ in range(dist.get_world_size())]
     dist.all_gather(everyone, tensor.contiguous())
     return everyone
+
+
+def assert_trains(model, net, steps: int, tolerance: float = 0.02) -> None:
+    """All steps' averages are those of the ranks' own gradients."""
+    for step in range(steps):
+        own = own_gradients(net, step)
+        backward(model, step)
+        assert_averages(net, own, tolerance)
 
 
 def assert_same_everywhere(tensors: Sequence[torch.Tensor]) -> None:

@@ -48,7 +48,6 @@ def work(rank: int, ranks: int, store: str, checks: list[str]) -> int:
     dist.init_process_group("gloo", store=dist.FileStore(store, ranks), rank=rank, world_size=ranks)
     settings = (
         "python_files=check_*.py",
-        "python_functions=check_*",
         "timeout=60",
         "timeout_method=thread",
     )

@@ -13,8 +13,6 @@ from hvd_adaptive import instances
 
 SCHEMES = {
     "alq": scheme("alq-3", update_steps=[1]),
-    "qsgd": scheme("qsgd-4-linf"),
-    "bingrad": scheme("bingrad"),
     "feedback": scheme("bingrad-biased", error_feedback=1.0),
     "alq_feedback": scheme("alq-4", update_steps=[1], error_feedback=0.5),
     "auto_feedback": scheme("qsgd-4", error_feedback="auto"),

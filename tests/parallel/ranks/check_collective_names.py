@@ -9,10 +9,12 @@ import re
 
 import horovod.torch as hvd
 import pytest
-import torch
 from conftest import make_model, train
+from rank_optimizers import distributed
 
 from hvd_adaptive import ALQ
+
+pytestmark = pytest.mark.gloo
 
 # Hash of layout and settings, then the number of optimizers before this one.
 PREFIX = r"hvd_adaptive\.[0-9a-f]{16}\.\d+"
@@ -40,10 +42,10 @@ def test_names_of_groups(exchange, monkeypatch):
 
         monkeypatch.setattr(hvd, call, recorded)
     model = make_model()
-    optimizer = hvd.DistributedOptimizer(
-        torch.optim.SGD(model.parameters(), lr=0.1),
-        named_parameters=[(f"names.{exchange}.{n}", p) for n, p in model.named_parameters()],
-        compression=ALQ(bits=3, bucket_size=256, update_steps=[], exchange=exchange),
+    optimizer = distributed(
+        model,
+        ALQ(bits=3, bucket_size=256, update_steps=[], exchange=exchange),
+        prefix=f"names.{exchange}.",
     )
     train(model, optimizer, 2)
     for pattern in NAMES[exchange]:

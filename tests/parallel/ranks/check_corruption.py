@@ -18,6 +18,8 @@ from hvd_adaptive.coding.header import SIZE
 from hvd_adaptive.coding.owned_buffer import OwnedBuffer
 from hvd_adaptive.transport.collectives import AllGather, AllToAll
 
+pytestmark = pytest.mark.gloo
+
 SEEDS = itertools.count(9000)
 MAKE = {
     "alq": lambda **k: ALQ(bucket_size=512, **k),

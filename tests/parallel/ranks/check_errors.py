@@ -6,10 +6,11 @@ import itertools
 
 import horovod.torch as hvd
 import pytest
+import torch
 from conftest import assert_same_everywhere, flat_parameters, make_model, train
-from rank_optimizers import distributed
+from rank_optimizers import distributed, give_up
 
-from hvd_adaptive import ALQ, Hierarchical, RankMismatchError, Tuning
+from hvd_adaptive import ALQ, ECDQ, Hierarchical, RankMismatchError, Tuning
 
 # A seed for each case: sessions of equal settings are numbered, and ranks that fail here differ.
 SEEDS = itertools.count(1000)
@@ -49,6 +50,19 @@ def test_update_steps_that_will_differ(keywords):
         train(model, optimizer, 1)
 
 
+@pytest.mark.parametrize("scheme", [ALQ, ECDQ])
+def test_a_class_is_refused(scheme):
+    """``compression=ALQ``, at the first gradient, or without an optimizer."""
+    model = make_model()
+    optimizer = distributed(model, scheme)
+    told = rf"compression={scheme.__name__}: pass an instance, {scheme.__name__}\(\)"
+    with pytest.raises(ValueError, match=told):
+        train(model, optimizer, 1)
+    assert not optimizer._handles, "nothing was sent"
+    with pytest.raises(ValueError, match=told):
+        hvd.allreduce(torch.ones(9), compression=scheme, name="by class")
+
+
 def test_groups_that_do_not_fit():
     model = make_model()
     optimizer = distributed(model, ALQ(bucket_size=2**20, tuning=Tuning(in_flight_bytes=4096)))
@@ -68,10 +82,7 @@ def test_different_steps_and_training_after_them():
     with pytest.raises(RankMismatchError, match=told):
         train(model, optimizer, 1)
     compressor.step = 1
-    handles = [handle for handle, _ in optimizer._handles.values()]
-    optimizer.load_state_dict(optimizer.state_dict())
-    for handle in handles:
-        hvd.synchronize(handle)
+    give_up(optimizer)
     hvd.barrier()
     train(model, optimizer, 2)
     assert compressor.step == 3

@@ -7,7 +7,7 @@ import pytest
 import torch
 from conftest import assert_same_everywhere, flat_parameters, make_model, train
 from gradient_schemes import assert_average, every_scheme, make
-from rank_optimizers import distributed, optimizer_of
+from rank_optimizers import distributed
 
 from hvd_adaptive import QSGD, instances
 from hvd_adaptive.simulate.ranks import Ranks
@@ -31,7 +31,7 @@ def test_every_shape_layout_and_dtype_in_one_model(scheme):
     model["view"], model["turned"] = (torch.nn.Parameter(torch.zeros(16, 8)) for _ in range(2))
     buffer, other = torch.zeros(400), torch.zeros(8, 16)
     compressor = make(scheme)
-    optimizer = optimizer_of(model, compressor)
+    optimizer = distributed(model, compressor, lr=1.0)
     for step in range(3):
         for parameter in model.values():
             parameter.grad = None
@@ -58,11 +58,12 @@ def test_every_shape_layout_and_dtype_in_one_model(scheme):
         assert_same_everywhere(parameter.detach().float(), f"{scheme}.{name}")
 
 
+@pytest.mark.ranks
 @every_scheme
 def test_gradients_missing_on_some_ranks_on_all_and_in_turn(scheme):
     names = ("always", "even", "odd", "never", "turn")
     model = {name: torch.nn.Parameter(torch.zeros(96)) for name in names}  # buckets are shared
-    optimizer = optimizer_of(model, make(scheme))
+    optimizer = distributed(model, make(scheme), lr=1.0)
     rank = hvd.rank()
     users = {
         "always": range(hvd.size()),
@@ -143,7 +144,7 @@ def test_tied_weights(scheme):
 @every_scheme
 def test_layers_in_another_order_on_each_rank(scheme):
     model = {f"layer{i}": torch.nn.Parameter(torch.zeros(128)) for i in range(6)}
-    optimizer = optimizer_of(model, make(scheme, fusion_bytes=4 * 256))
+    optimizer = distributed(model, make(scheme, fusion_bytes=4 * 256), lr=1.0)
     names = list(model)
     for step in range(3):
         optimizer.zero_grad()
@@ -175,7 +176,7 @@ def test_a_sparse_gradient_that_all_ranks_miss(caplog):
     """Zeros, as in stock Horovod; if only some missed it, Horovod would wait for ever."""
     embedding = torch.nn.Embedding(32, 8, sparse=True)
     named = {"embedding": embedding.weight, "other": torch.nn.Parameter(torch.zeros(64))}
-    optimizer = optimizer_of(named, make("alq"))
+    optimizer = distributed(named, make("alq"), lr=1.0)
     for step in range(4):
         optimizer.zero_grad()
         loss = named["other"].sum()
@@ -198,7 +199,7 @@ def test_two_sparse_embeddings_of_one_shape_as_dense(scheme, missing):
     with torch.no_grad():
         for weight in named.values():
             weight.zero_()
-    optimizer = optimizer_of(named, make(scheme), sparse_as_dense=True)
+    optimizer = distributed(named, make(scheme), sparse_as_dense=True, lr=1.0)
     index = torch.arange(32)
     for step in range(3):
         optimizer.zero_grad()

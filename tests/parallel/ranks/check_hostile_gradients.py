@@ -20,6 +20,8 @@ from hostile_buckets import (
     normal,
 )
 
+from hvd_adaptive import Hierarchical
+
 KINDS = NOT_FINITE | ZEROS | DENORMAL | HUGE | FINITE
 
 
@@ -76,13 +78,14 @@ def test_a_nan_in_every_step_hinders_no_fit(scheme, exchange):
     assert_same_everywhere(model.weight.detach(), f"nan.{scheme}.{exchange}")
 
 
+@pytest.mark.parametrize("exchange", ["scatter_reduce", Hierarchical(ranks_per_node=1)], ids=str)
 @pytest.mark.parametrize("scheme", ["alq-3", "qsgd-3", "bingrad", "ecdq-3", "qsgd-3-linf"])
-def test_two_lossy_stages(scheme):
+def test_two_lossy_stages(scheme, exchange):
     last = hvd.rank() == hvd.size() - 1
     kinds = NOT_FINITE | ZEROS | FINITE
     flat = torch.cat([kind if last else normal(hvd.rank()) for kind in kinds.values()])
     flat = torch.cat([flat, torch.zeros(BUCKET)])
-    compressor = make(scheme, exchange="scatter_reduce")
+    compressor = make(scheme, exchange=exchange)
     result = hvd.allreduce(flat, compression=compressor, name=f"two_stages.{scheme}")
     assert_same_everywhere(result, f"two_stages.{scheme}")
     *buckets, zeros = result.view(-1, BUCKET)

@@ -6,9 +6,12 @@ import horovod.torch as hvd
 import pytest
 import torch
 from conftest import assert_same_everywhere
+from rank_optimizers import distributed
 from scheme_cases import scheme
 
 from hvd_adaptive import QSGD, Tuning
+
+pytestmark = [pytest.mark.ranks, pytest.mark.gloo]
 
 SCHEMES = {
     "alq": scheme("alq-8", bucket_size=100, update_steps=[0, 2]),
@@ -30,11 +33,8 @@ class Training:
         self.compressor = compressor
         self.weights = {n: torch.nn.Parameter(torch.zeros(s)) for n, s in WEIGHTS.items()}
         self.weights["half"].data = self.weights["half"].data.half()
-        self.optimizer = hvd.DistributedOptimizer(
-            torch.optim.SGD(self.weights.values(), lr=1.0),
-            named_parameters=[(f"{name}.{n}", w) for n, w in self.weights.items()],
-            compression=compressor,
-            **keywords,
+        self.optimizer = distributed(
+            self.weights, compressor, lr=1.0, prefix=f"{name}.", **keywords
         )
 
     def step(self) -> dict[str, torch.Tensor]:

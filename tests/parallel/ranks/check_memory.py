@@ -15,6 +15,8 @@ LARGEST_GROUP = 20_000
 BOUND = 120_000
 
 
+@pytest.mark.ranks
+@pytest.mark.gloo
 @pytest.mark.parametrize(
     "make",
     [
@@ -54,6 +56,8 @@ def test_peak_bytes_is_bounded(make, worker):
     assert timed or free.report()["peak_bytes"] >= min(peaks[1:])
 
 
+@pytest.mark.ranks
+@pytest.mark.gloo
 def test_peak_bytes_of_one_group():
     """Counted by hand: its payload, once or for each rank, and all ranks'."""
     model = torch.nn.Linear(640, 100, bias=False)

@@ -27,6 +27,8 @@ from hvd_adaptive.hooks.horovod import agreement
 from hvd_adaptive.hooks.horovod.placeholder import position
 from hvd_adaptive.run import description
 
+pytestmark = [pytest.mark.ranks, pytest.mark.gloo]
+
 SEEDS = itertools.count(5000)
 
 

@@ -10,18 +10,15 @@ import horovod.torch as hvd
 import pytest
 import torch
 from conftest import assert_same_everywhere
+from rank_optimizers import distributed
 from scheme_cases import scheme
 
 from hvd_adaptive import QSGD, ScatterReduce, instances
 
 SHAPES = {"a.weight": (60, 50), "a.bias": (50,), "b.weight": (1500,), "never": (40,)}
 SCHEMES = {
-    "qsgd": scheme("qsgd-8-linf", min_numel=100),
     "feedback": scheme("qsgd-4", error_feedback=0.5, min_numel=100),
     "alq": scheme("alq-4", update_steps=[0, 2], min_numel=100),
-    "orq": scheme("orq-5", min_numel=100),
-    "bingrad": scheme("bingrad", min_numel=100),
-    "onebit": scheme("onebit", min_numel=100),
     "ecdq": scheme("ecdq-3", update_steps=[0, 2]),
 }
 EXCHANGES = {
@@ -62,11 +59,7 @@ def trained(construct, mode, around=nullcontext, step_mode=nullcontext, steps: i
             for name, shape in SHAPES.items()
         }
         compressor = construct()
-        optimizer = hvd.DistributedOptimizer(
-            torch.optim.SGD(weights.values(), lr=0.1, momentum=0.9),
-            named_parameters=weights.items(),
-            compression=compressor,
-        )
+        optimizer = distributed(weights, compressor, momentum=0.9)
         seen = []
         for step in range(steps):
             optimizer.zero_grad()

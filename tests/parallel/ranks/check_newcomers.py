@@ -34,6 +34,7 @@ def veteran(scheme: str, steps: int = 3, **keywords):
     return compressor.state_dict(), compressor.parts.default.table_version
 
 
+@pytest.mark.ranks
 @pytest.mark.parametrize("feedback", [None, 0.5], ids=["plain", "feedback"])
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_newcomers_take_the_first_ranks_state(scheme, feedback, caplog):

@@ -11,10 +11,13 @@ import numpy as np
 import pytest
 import torch
 from conftest import assert_same_everywhere
+from rank_optimizers import distributed
 from settings_objects import exchange_of
 
 from hvd_adaptive import ALQ, QSGD, Hierarchical
 from hvd_adaptive.exchange import auto
+
+pytestmark = pytest.mark.ranks
 
 SEEDS = itertools.count(7400)
 BUCKET = 512
@@ -56,11 +59,7 @@ def node_mean(node: int, place: int, sizes) -> np.ndarray:
 def trained(compressor, sizes):
     """One step; the averages."""
     model = Given(sizes)
-    optimizer = hvd.DistributedOptimizer(
-        torch.optim.SGD(model.parameters(), lr=1.0),
-        named_parameters=model.named_parameters(),
-        compression=compressor,
-    )
+    optimizer = distributed(model, compressor, lr=1.0)
     model(gradients_of(hvd.rank(), sizes)).backward()
     optimizer.step()
     averages = [-p.detach() for p in model.parameters()]
@@ -172,11 +171,7 @@ def test_a_few_samples_of_a_few_ranks_are_enough_for_all():
         seed=next(SEEDS),
     )
     model = Given((BUCKET,))
-    optimizer = hvd.DistributedOptimizer(
-        torch.optim.SGD(model.parameters(), lr=1.0),
-        named_parameters=model.named_parameters(),
-        compression=compressor,
-    )
+    optimizer = distributed(model, compressor, lr=1.0)
     for _ in range(4):
         optimizer.zero_grad()
         model(gradients_of(hvd.rank(), (BUCKET,))).backward()
@@ -185,11 +180,24 @@ def test_a_few_samples_of_a_few_ranks_are_enough_for_all():
     assert_same_everywhere(compressor.levels.float(), "levels")
 
 
+@pytest.mark.nodes
+def test_what_leaves_a_node_is_compressed():
+    if hvd.size() != 4:
+        pytest.skip("needs two nodes of two ranks")
+    nodes, sizes = Hierarchical(ranks_per_node=2), (64 * BUCKET, 16 * BUCKET, 300)
+    compressor = QSGD(bits=4, bucket_size=BUCKET, exchange=nodes, seed=next(SEEDS))
+    trained(compressor, sizes)
+    # Half of the group from each rank of a node, to the other node; small tensors as they are.
+    half = (4 / 8 * (sum(sizes) - 300) + 4 * 300) / 2
+    assert compressor.report()["wire_bytes"] == pytest.approx(half, rel=0.1)
+
+
 def test_ranks_of_one_node_have_no_error_and_fit_nothing():
     sizes = (LARGE, SMALL)
     compressor = ALQ(bucket_size=BUCKET, exchange="hierarchical", seed=next(SEEDS))
     averages = trained(compressor, sizes)
-    assert compressor.report()["relative_error"] == 0.0
+    report = compressor.report()
+    assert report["relative_error"] == report["wire_bytes"] == report["payload_bytes"] == 0
     assert compressor.parts.default.table_version == 0
     for place, average in enumerate(averages):
         rows = [gradients_of(rank, sizes)[place].double() for rank in range(hvd.size())]

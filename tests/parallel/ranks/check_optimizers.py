@@ -129,6 +129,7 @@ def test_synchronize_before_any_backward(scheme):
     assert_same_everywhere(torch.cat([p.grad.reshape(-1) for p in net.parameters()]), "early")
 
 
+@pytest.mark.ranks
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_process_sets_made_while_horovod_runs(scheme):
     """Even ranks train apart from odd ones, the same network with the same settings, at the same

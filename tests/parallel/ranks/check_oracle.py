@@ -16,6 +16,8 @@ from oracle_steps import Case, judge_case, wrong_in
 
 from oracle import drawn  # isort: skip
 
+pytestmark = pytest.mark.ranks
+
 # Ten parts of twelve cases, since the checks above go through every scheme, exchange and option in
 # turn; `make ranks` takes ten times as many, other ones under each launcher.
 PARTS, CASES = 10, 12

@@ -10,9 +10,12 @@ import horovod.torch as hvd
 import pytest
 import torch
 from conftest import assert_same_everywhere
+from rank_optimizers import distributed, give_up
 
 from hvd_adaptive import ALQ, QSGD, Auto, Hierarchical, RankMismatchError, ScatterReduce
 from hvd_adaptive.hooks.horovod.drive import PATIENCE
+
+pytestmark = pytest.mark.ranks
 
 NUMBER = itertools.count()
 SIZES = {"w": 9000, "b": 700, "v": 4100}
@@ -36,11 +39,7 @@ def make(net: int, compressor):
     """Parameters by name, and their optimizer."""
     number = next(NUMBER)
     model = {name: torch.nn.Parameter(torch.zeros(size)) for name, size in SIZES.items()}
-    optimizer = hvd.DistributedOptimizer(
-        torch.optim.SGD(model.values(), lr=0.1),
-        named_parameters=[(f"order{number}.{net}.{n}", p) for n, p in model.items()],
-        compression=compressor,
-    )
+    optimizer = distributed(model, compressor, prefix=f"order{number}.{net}.")
     return model, optimizer
 
 
@@ -143,10 +142,7 @@ def test_a_step_is_given_up_while_some_rank_is_helped(exchange, at):
             if again:
                 time.sleep(6 * PATIENCE if hvd.rank() % 2 else 0.0)
                 for _, optimizer in pairs:
-                    handles = [handle for handle, _ in optimizer._handles.values()]
-                    optimizer.load_state_dict(optimizer.state_dict())  # drops Horovod's handles
-                    for handle in handles:  # or their names could not be used again so soon
-                        hvd.synchronize(handle)
+                    give_up(optimizer)
         for net in order():
             pairs[net][1].step()
         for net in range(2):

@@ -13,9 +13,12 @@ import horovod.torch as hvd
 import pytest
 import torch
 from conftest import assert_same_everywhere
+from rank_optimizers import distributed
 from settings_objects import exchange_of
 
 from hvd_adaptive import QSGD
+
+pytestmark = pytest.mark.gloo
 
 STEPS = 3
 # Relative error of an average that 8 bits of the largest of a bucket's coordinates allow, and that
@@ -70,11 +73,7 @@ def check(
     keywords = {"bits": 8, "norm": "linf"} | several | own
     keywords["exchange"] = exchange_of(exchange, second_stage_bits=8, ranks_per_node=per_node)
     model = Vectors(MODELS[model_name], dtype)
-    optimizer = hvd.DistributedOptimizer(
-        torch.optim.SGD(model.parameters(), lr=0.1),
-        named_parameters=model.named_parameters(),
-        compression=QSGD(**keywords),
-    )
+    optimizer = distributed(model, QSGD(**keywords))
     for step in range(steps):
         optimizer.zero_grad()
         model.backward(drawn(model_name, hvd.rank(), step, dtype))

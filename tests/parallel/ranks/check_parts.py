@@ -2,155 +2,13 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
-
 import horovod.torch as hvd
 import pytest
 import torch
-from conftest import assert_same_everywhere, batches, flat_parameters, learn, make_model, train
+from conftest import assert_same_everywhere, make_model, train
 from rank_optimizers import distributed
 
-from hvd_adaptive import ALQ, AMQ, QSGD, RankMismatchError, Tuning, instances
-from hvd_adaptive.kernels.random import stream_key
-
-PATTERNS = {"conv*": 4, "*.bias": None}
-CASES = {
-    "alq_tensor": lambda: ALQ(scope="tensor", bucket_size=256, min_numel=100, update_steps=[0, 4]),
-    "alq_bits": lambda: ALQ(parameter_bits=PATTERNS, bucket_size=256, update_steps=[0, 4]),
-    "alq_both": lambda: ALQ(
-        scope="tensor", parameter_bits=PATTERNS, bucket_size=256, tail="full", update_steps=[0, 4]
-    ),
-    "alq_cut": lambda: ALQ(
-        scope="tensor",
-        bucket_size=100,
-        fusion_bytes=8000,
-        tuning=Tuning(in_flight_bytes=20_000),
-        update_steps=[0, 4],
-        statistics="normal",
-        warmup_steps=1,
-    ),
-    "amq_bits": lambda: AMQ(parameter_bits={"*": 5}, bucket_size=256, update_steps=[0, 4]),
-    "qsgd_bits": lambda: QSGD(parameter_bits=PATTERNS, bucket_size=64, bits=5),
-    "qsgd_tensor": lambda: QSGD(scope="tensor", bucket_size=64, norm="linf"),
-}
-
-
-def make_network() -> torch.nn.Module:
-    """Weights: conv 20,000 (the kernels see whole images), fc1 20,000, fc2 1,000."""
-    torch.manual_seed(0)
-    return torch.nn.Sequential(
-        OrderedDict(
-            image=torch.nn.Unflatten(1, (1, 10, 10)),
-            conv=torch.nn.Conv2d(1, 200, 10),
-            flat=torch.nn.Flatten(),
-            relu1=torch.nn.ReLU(),
-            fc1=torch.nn.Linear(200, 100),
-            relu2=torch.nn.ReLU(),
-            fc2=torch.nn.Linear(100, 10),
-        )
-    )
-
-
-def in_use(compressor) -> list:
-    """Codecs of parts whose gradients are quantised."""
-    groups = compressor._training.layout.groups
-    return [compressor.parts[label] for label in sorted({g.part for g in groups if g.quantized})]
-
-
-def layout_names(compressor) -> list[tuple[str, list[str], list[str]]]:
-    """For each group its part and the names of its quantised and its other members."""
-    layout = compressor._training.layout
-    told = []
-    for group in layout.groups:
-        first = [layout.members[p.slot].name for p in group.pieces if p.at < group.quantized]
-        rest = [layout.members[p.slot].name for p in group.pieces if p.at >= group.quantized]
-        told.append((group.part, first, rest))
-    return told
-
-
-@pytest.mark.parametrize("case", CASES)
-def test_replicas_stay_equal_and_learn(case):
-    model, compressor = make_network(), CASES[case]()
-    left = learn(model, distributed(model, compressor, lr=0.5))
-    assert_same_everywhere(flat_parameters(model), f"{case}.parameters")
-    codecs = in_use(compressor)
-    assert len(codecs) == {"amq_bits": 1, "alq_tensor": 5}.get(case, 2)
-    for index, codec in enumerate(codecs):
-        assert_same_everywhere(codec.levels.to(torch.float32), f"{case}.{index}")
-    versions = {codec.table_version for codec in codecs}
-    # Buckets of dead units are zero: then the update is repeated, of all parts.
-    assert len(versions) == 1 and min(versions) >= (0 if "qsgd" in case else 2)
-    assert compressor.report()["table_version"] == max(versions)
-    if "qsgd" not in case:
-        assert len({tuple(codec.levels.tolist()) for codec in codecs}) == len(codecs)
-    assert left < 0.7
-
-
-def test_who_travels_with_whom():
-    told = {}
-    for case in ("alq_tensor", "alq_bits", "qsgd_tensor"):
-        model, compressor = make_network(), CASES[case]()
-        train(model, distributed(model, compressor), 1)
-        told[case] = layout_names(compressor)
-    names = ["conv.weight", "conv.bias", "fc1.weight", "fc1.bias", "fc2.weight"]
-    alone = [(name, [name], []) for name in names]
-    assert told["alq_tensor"] == [*alone, ("", [], ["fc2.bias"])]
-    small = ["conv.bias", "fc1.bias", "fc2.weight", "fc2.bias"]
-    conv, fc1 = (["conv.weight"], []), (["fc1.weight"], [])
-    assert told["alq_bits"] == [("bits=4", *conv), ("", fc1[0], small)]
-    assert told["qsgd_tensor"] == [("conv.weight", *conv), ("", [], small), ("fc1.weight", *fc1)]
-
-
-@pytest.mark.parametrize("case", CASES)
-def test_the_gradient_is_that_of_all_ranks_payloads(case):
-    """Each group's payloads, encoded and decoded here by lone compressors with the part's table."""
-    model, compressor = make_network(), CASES[case]()
-    optimizer = distributed(model, compressor)
-    batch = batches(hvd.rank())
-    for step in range(2):
-        optimizer.zero_grad()
-        x, y = batch()
-        torch.nn.functional.cross_entropy(model(x), y).backward()
-        own = {name: p.grad.clone() for name, p in model.named_parameters()}
-        optimizer.synchronize()
-        everyone = {
-            name: hvd.allgather(grad[None], name=f"{case}.{step}.{name}")
-            for name, grad in own.items()
-        }
-        if step >= compressor.settings.warmup_steps:
-            expected = decoded_by_hand(compressor, everyone, step)
-            for name, parameter in model.named_parameters():
-                assert torch.equal(parameter.grad.reshape(-1), torch.cat(expected[name])), name
-        with optimizer.skip_synchronize():
-            optimizer.step()
-
-
-def decoded_by_hand(compressor, everyone, step) -> dict[str, list[torch.Tensor]]:
-    layout = compressor._training.layout
-    pieces: dict[str, list[torch.Tensor]] = {name: [] for name in everyone}
-    for index, group in enumerate(layout.groups):
-        codec, scheme = compressor.parts[group.part], type(compressor)
-        keywords = {"table": codec.levels} if scheme is ALQ else {}
-        keywords |= {"norm": codec.norm, "bucket_size": codec.settings.bucket_size}
-        alone = scheme(bits=codec.table.bits, tail=codec.settings.tail, **keywords)
-        if scheme is AMQ:
-            alone.parts.default.install(codec.table.magnitudes, 0)
-        total = 0.0
-        for rank in range(hvd.size()):
-            flat = torch.cat(
-                [
-                    everyone[layout.members[p.slot].name][rank].reshape(-1)[p.start : p.stop]
-                    for p in group.pieces
-                ]
-            )
-            key = stream_key(compressor.settings.seed, rank, step, index)
-            total = total + alone.decode(
-                alone.parts.default.payloads.encode(flat, group.quantized, key).bytes
-            )
-        total = total * (1.0 / hvd.size())
-        for p in group.pieces:
-            pieces[layout.members[p.slot].name].append(total[p.at : p.at + p.stop - p.start])
-    return pieces
+from hvd_adaptive import ALQ, QSGD
 
 
 def test_a_part_without_samples_is_awaited():
@@ -178,26 +36,6 @@ def test_a_part_without_samples_is_awaited():
     assert_same_everywhere(heads["b"].weight.detach(), "b")
 
 
-def test_a_resumed_run_goes_on_bit_for_bit():
-    """State goes into a compressor that has not seen its parameters yet."""
-    ends = []
-    for resumed in (False, True):
-        instances.start_over()
-        model, compressor = make_network(), CASES["alq_both"]()
-        optimizer = distributed(model, compressor)
-        train(model, optimizer, 3)
-        if resumed:
-            weights, state = model.state_dict(), compressor.state_dict()
-            model, compressor = make_network(), CASES["alq_both"]()
-            model.load_state_dict(weights)
-            compressor.load_state_dict(state)
-            optimizer = distributed(model, compressor)
-        train(model, optimizer, 4, seed=1)
-        assert compressor.step == 7
-        ends.append(flat_parameters(model))
-    assert torch.equal(*ends)
-
-
 def test_without_an_optimizer():
     values = torch.linspace(-1, 1, 5000) * (hvd.rank() + 1)
     compressor = ALQ(bits=8, bucket_size=500, scope="tensor")
@@ -208,16 +46,6 @@ def test_without_an_optimizer():
     assert_same_everywhere(result, "parts.allreduce")
     with pytest.raises(ValueError, match=r"parameter_bits: no optimizer.*named_parameters="):
         hvd.allreduce(values, compression=QSGD(parameter_bits={"*": 4}), name="parts.nameless")
-
-
-@pytest.mark.parametrize("other", [{"scope": "tensor"}, {"parameter_bits": {"0*": 4}}], ids=str)
-def test_ranks_that_partition_differently(other):
-    model = make_model()
-    compressor = ALQ(seed=77, **other) if hvd.rank() == 1 else ALQ(seed=77)
-    optimizer = distributed(model, compressor)
-    with pytest.raises(RankMismatchError, match="disagree on settings"):
-        train(model, optimizer, 1)
-    hvd.barrier()
 
 
 def test_more_names_than_horovod_remembers(caplog, monkeypatch):

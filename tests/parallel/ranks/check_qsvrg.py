@@ -10,6 +10,8 @@ from conftest import assert_same_everywhere
 from hvd_adaptive.base.errors import RankMismatchError
 from hvd_adaptive.optim import QSVRG, HorovodRanks, Portion
 
+pytestmark = pytest.mark.ranks
+
 N = 20
 
 

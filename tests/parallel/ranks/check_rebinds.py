@@ -6,7 +6,6 @@ import gc
 
 import horovod.torch as hvd
 import psutil
-import pytest
 import torch
 
 from hvd_adaptive import ALQ
@@ -16,7 +15,6 @@ REBINDS = 150
 BYTES = 4096
 
 
-@pytest.mark.once
 def test_memory_of_rebinds():
     """Each fits a table, and is followed by a change of settings to one of two."""
     weight = torch.nn.Parameter(torch.zeros(2048))

@@ -8,6 +8,7 @@ import horovod.torch as hvd
 import pytest
 import torch
 from conftest import assert_same_everywhere
+from rank_optimizers import distributed
 
 from hvd_adaptive import ALQ, QSGD, ScatterReduce, Tuning, instances
 
@@ -36,11 +37,7 @@ def trained(case: str, names: list[str], compare: bool = True) -> tuple[torch.Te
     instances.start_over()
     compressor = CASES[case](bucket_size=128, fusion_bytes=16384)
     model = {name: torch.nn.Parameter(torch.zeros(SIZES[name])) for name in names}
-    optimizer = hvd.DistributedOptimizer(
-        torch.optim.SGD(model.values(), lr=0.1),
-        named_parameters=model.items(),
-        compression=compressor,
-    )
+    optimizer = distributed(model, compressor)
     for step in range(STEPS):
         optimizer.zero_grad()
         loss = sum((p * gradient(hvd.rank(), step, name)).sum() for name, p in model.items())

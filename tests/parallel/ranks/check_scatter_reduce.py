@@ -3,89 +3,18 @@
 from __future__ import annotations
 
 import itertools
-import logging
 
 import horovod.torch as hvd
 import pytest
 import torch
-from conftest import assert_same_everywhere, batches, flat_parameters, make_model, train
-from scheme_cases import scheme
+from conftest import assert_same_everywhere, batches, make_model, train
+from rank_optimizers import distributed
 
-from hvd_adaptive import ALQ, QSGD, PayloadError, ScatterReduce, Tuning, instances, simulate
-from hvd_adaptive.coding.header import SIZE
-from hvd_adaptive.transport.collectives import AllGather, AllToAll
+from hvd_adaptive import ALQ, QSGD, ScatterReduce
+
+pytestmark = pytest.mark.ranks
 
 SEEDS = itertools.count(3000)
-
-
-def coarse() -> QSGD:
-    """Averages of b bits have b steps only: 8 bits, and more would be worth it."""
-    compressor = QSGD(bits=5, norm="linf", exchange="scatter_reduce", seed=next(SEEDS))
-    compressor.parts.default.second_codec = lambda bits: (
-        QSGD(intervals=bits, norm="linf").parts.default
-    )
-    return compressor
-
-
-def distributed(model, compressor, lr=0.3, **keywords):
-    return hvd.DistributedOptimizer(
-        torch.optim.SGD(model.parameters(), lr=lr, momentum=0.9),
-        named_parameters=model.named_parameters(),
-        compression=compressor,
-        **keywords,
-    )
-
-
-CASES = {
-    "alq": scheme("alq-3", bucket_size=1024, update_steps=[0, 3]),
-    "alq-never": scheme("alq-3", bucket_size=512, update_steps=[]),
-    "amq-parts": scheme(
-        "amq-3", bucket_size=256, parameter_bits={"0.weight": 4}, fusion_bytes=30_000
-    ),
-    "alq-tensor": scheme("alq-4", bucket_size=500, scope="tensor", tail="full"),
-    "qsgd-window": scheme(
-        "qsgd-4", bucket_size=128, fusion_bytes=20_000, tuning=Tuning(in_flight_bytes=60_000)
-    ),
-    "orq": scheme("orq-5", bucket_size=1024, warmup_steps=2),
-    "sparse": scheme("sparse-0.1", bucket_size=2048, error_feedback=0.05),
-    "terngrad": scheme("terngrad", bucket_size=1024, error_feedback=0.3),
-    "natural-one-bucket": scheme("natural", bucket_size=2**20),
-    "full": scheme("qsgd-3", bucket_size=256, exchange=ScatterReduce(second_stage_bits=32)),
-}
-
-
-@pytest.mark.parametrize("name", CASES)
-def test_equal_replicas_and_the_same_bits_as_simulated(name):
-    """Six steps, an update among them; the simulation runs all ranks here and ends with the same
-    parameters and tables."""
-    steps = 6
-    model, compressor = make_model(), CASES[name](exchange="scatter_reduce")
-    optimizer, own = distributed(model, compressor), batches(hvd.rank())
-    for _ in range(steps):
-        x, y = own()
-        optimizer.zero_grad()
-        torch.nn.functional.cross_entropy(model(x), y).backward()
-        optimizer.step()
-    assert_same_everywhere(flat_parameters(model), name)
-
-    sources = [batches(rank) for rank in range(hvd.size())]
-    simulated, other = make_model(), CASES[name](exchange="scatter_reduce")
-    simulate.train(
-        simulated,
-        lambda rank, step: sources[rank](),
-        optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.3, momentum=0.9),
-        compressor=other,
-        workers=hvd.size(),
-        steps=steps,
-        progress=False,
-    )
-    assert torch.equal(flat_parameters(simulated), flat_parameters(model))
-    for label, codec in compressor.parts.items():
-        second = codec.second
-        if second is not None and hasattr(second.codec, "levels"):
-            twin = other.parts[label].second
-            assert second.bits == twin.bits
-            assert torch.equal(second.codec.levels, twin.codec.levels), label
 
 
 def reduced(model, optimizer, rank=None):
@@ -160,39 +89,6 @@ def test_as_many_bytes_as_are_sent(monkeypatch):
     assert report["wire_bytes"] == pytest.approx(both, rel=0.25)
 
 
-@pytest.mark.parametrize("stage", [AllToAll, AllGather])
-def test_a_corrupt_payload_fails_on_all_ranks(stage, monkeypatch):
-    """Rank 0's bytes for the last rank are damaged; no rank hangs or goes on."""
-    model, compressor = make_model(), QSGD(exchange="scatter_reduce", seed=next(SEEDS))
-    optimizer = distributed(model, compressor)
-    train(model, optimizer, 1)
-    submit = stage.submit
-
-    def damaged(self, world, name):
-        if world.rank == 0:
-            (self.data if stage is AllGather else self.parts[-1]).bytes[SIZE + 5] ^= 16
-        return submit(self, world, name)
-
-    monkeypatch.setattr(stage, "submit", damaged)
-    with pytest.raises(PayloadError, match="corrupt"):
-        train(model, optimizer, 1)
-    hvd.barrier()
-
-
-def test_a_bucket_that_is_not_finite_is_so_everywhere():
-    model = torch.nn.Linear(64, 64, bias=False)
-    compressor = ALQ(bucket_size=256, exchange="scatter_reduce", seed=next(SEEDS))
-    optimizer = distributed(model, compressor)
-    weight = torch.randn(64, 64, generator=torch.Generator().manual_seed(hvd.rank()))
-    if hvd.rank() == hvd.size() - 1:
-        weight[40, 3], weight[4, 0] = torch.inf, torch.nan
-    (model.weight * weight).sum().backward()
-    optimizer.synchronize()
-    bad = model.weight.grad.reshape(-1, 256).isnan()
-    assert bad[[1, 10]].all() and bad.sum() == 512
-    assert_same_everywhere(model.weight.grad.nan_to_num(7.0), "nan")
-
-
 def test_mixed_dtypes_and_tiny_models():
     """Fewer buckets than ranks, no quantised coordinate at all, half and double precision."""
     parameters = {
@@ -205,11 +101,7 @@ def test_mixed_dtypes_and_tiny_models():
     compressor = QSGD(
         bits=8, norm="linf", bucket_size=512, min_numel=600, exchange="scatter_reduce"
     )
-    optimizer = hvd.DistributedOptimizer(
-        torch.optim.SGD(parameters.values(), lr=1.0),
-        named_parameters=list(parameters.items()),
-        compression=compressor,
-    )
+    optimizer = distributed(parameters, compressor, lr=1.0)
     for step in range(2):
         sum(
             (p.double() * (i + hvd.rank())).sum() for i, p in enumerate(parameters.values())
@@ -222,28 +114,6 @@ def test_mixed_dtypes_and_tiny_models():
                 torch.testing.assert_close(p.grad.double(), expected, rtol=1e-2, atol=0)
             assert_same_everywhere(p.grad.to(torch.float32), f"{name}.{step}")
         optimizer.zero_grad()
-
-
-def test_a_resumed_run_goes_on_as_the_other():
-    """The averages' table is in the state: without it the first step after it would differ."""
-    runs = []
-    for resumed in (False, True):
-        instances.start_over()
-        model = make_model()
-        make = CASES["alq"]
-        compressor = make(exchange="scatter_reduce", seed=3)
-        optimizer = distributed(model, compressor)
-        train(model, optimizer, 2, seed=1)
-        if resumed:
-            state = compressor.state_dict()
-            compressor.close()
-            compressor = make(exchange="scatter_reduce", seed=3)
-            compressor.load_state_dict(state)
-            optimizer._compression = compressor
-        train(model, optimizer, 1, seed=2)
-        runs.append(flat_parameters(model))
-        assert compressor.parts.default.second_stage(hvd.size()).codec.table_version == 1
-    assert torch.equal(*runs)
 
 
 def test_among_the_ranks_of_a_process_set():
@@ -266,20 +136,3 @@ def test_among_the_ranks_of_a_process_set():
         assert float((found - exact).square().sum() / exact.square().sum()) < 1e-3
     hvd.barrier()
     hvd.remove_process_set(process_set)
-
-
-@pytest.mark.parametrize(
-    ("make", "lines"),
-    [
-        (lambda: QSGD(bits=8, norm="linf", exchange="scatter_reduce", seed=next(SEEDS)), 0),
-        (coarse, 1),
-    ],
-    ids=["negligible", "notable"],
-)
-def test_the_first_rank_alone_warns_of_averages(make, lines, caplog):
-    model = make_model()
-    with caplog.at_level(logging.WARNING, "hvd_adaptive"):
-        train(model, distributed(model, make()), 2)
-    told = [record.getMessage() for record in caplog.records]
-    found = [line for line in told if "averages over" in line]
-    assert len(found) == (lines if hvd.rank() == 0 else 0)

@@ -9,6 +9,8 @@ from conftest import assert_same_everywhere
 
 from hvd_adaptive import ALQ, ECDQ, QCS, QSGD, Hierarchical, ScatterReduce, instances
 
+pytestmark = pytest.mark.ranks
+
 N = 20_000
 SCHEMES = {
     "qsgd": lambda **k: QSGD(bits=3, norm="linf", **k),
@@ -88,27 +90,6 @@ def test_what_is_built_beside_does_not_count():
     compressors = [QSGD(bits=3) for _ in range(2)]
     errors_of(compressors, 1)
     assert [c._training.instance.training for c in compressors] == [1, 2]
-
-
-@pytest.mark.once
-def test_eight_calls_of_allreduce_average_out():
-    """The mean of eight has an eighth of the squared error; 5 standard errors, estimated from the
-    scatter of ten such means."""
-    exact = torch.stack([values(rank) for rank in range(hvd.size())]).double().mean(0)
-    ratios = []
-    for repeat in range(10):
-        rows = torch.stack(
-            [
-                hvd.allreduce(values(hvd.rank()), compression=QSGD(bits=3), name=f"{repeat}.{call}")
-                for call in range(8)
-            ]
-        ).double()
-        mean = (rows.mean(0) - exact).square().sum()
-        ratios.append(8 * mean / (rows - exact).square().sum(1).mean())
-    told = torch.stack(ratios)
-    bound = 5 * told.std() / len(ratios) ** 0.5
-    assert bound < 0.5
-    assert (told.mean() - 1).abs() < bound, told
 
 
 def test_a_resumed_run_of_two_optimizers_repeats():

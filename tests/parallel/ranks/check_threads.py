@@ -10,8 +10,9 @@ import pytest
 import torch
 from conftest import assert_same_everywhere, flat_parameters, make_model, train
 from gradient_schemes import assert_average, every_scheme, make
-from rank_optimizers import optimizer_of
+from rank_optimizers import distributed
 
+pytestmark = pytest.mark.gloo
 THREADS = 4
 
 
@@ -40,7 +41,7 @@ def test_one_models_backward_passes_side_by_side(scheme):
     """Each thread has parameters of its own, in an order of its own: their hooks meet."""
     names = [f"layer{i}" for i in range(4 * THREADS)]
     model = {name: torch.nn.Parameter(torch.zeros(192)) for name in names}
-    optimizer = optimizer_of(model, make(scheme, fusion_bytes=4 * 400))
+    optimizer = distributed(model, make(scheme, fusion_bytes=4 * 400), lr=1.0)
 
     def task(thread: int, step: int):
         def backward() -> None:
@@ -67,11 +68,7 @@ def test_two_models_trained_side_by_side(exchange):
     models = [make_model(seed, width=60) for seed in (1, 2)]
     compressors = [make("alq", seed=seed, exchange=exchange, samples=3) for seed in (1, 2)]
     optimizers = [
-        hvd.DistributedOptimizer(
-            torch.optim.SGD(model.parameters(), lr=0.1),
-            named_parameters=[(f"{exchange}.net{i}.{n}", p) for n, p in model.named_parameters()],
-            compression=compressor,
-        )
+        distributed(model, compressor, prefix=f"{exchange}.net{i}.")
         for i, (model, compressor) in enumerate(zip(models, compressors, strict=True))
     ]
     together([lambda i=i: train(models[i], optimizers[i], 6, seed=i) for i in range(len(models))])

@@ -7,7 +7,6 @@ import hashlib
 import os
 import sys
 import time
-import zlib
 from collections.abc import Callable
 
 import horovod.torch as hvd
@@ -15,7 +14,7 @@ import pytest
 import torch
 from horovod.torch import mpi_ops
 
-from hvd_adaptive import instances
+from hvd_adaptive import instances, simulate
 from hvd_adaptive.exchange import exchanges
 
 torch.set_num_threads(1)
@@ -65,39 +64,54 @@ def same_initial_weights():
     torch.manual_seed(0)
 
 
+@pytest.fixture
+def rank():
+    return hvd.rank()
+
+
+@pytest.fixture
+def ranks():
+    return hvd.size()
+
+
+@pytest.fixture
+def gather():
+    """The program's own collective: all ranks' tensors, stacked."""
+    return lambda tensor: hvd.allgather(tensor[None].contiguous(), name="gathered")
+
+
+@pytest.fixture
+def meet():
+    return lambda: hvd.allreduce(torch.ones(1), name="meet")
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Of each check, two ranks over MPI take one case in four, or one if there are fewer. Four
-    ranks take one check in two, two ranks over Gloo the others: one case in eight, or one. They do
-    not take what is marked ``once``: ranks are slow where cores are few. What is marked ``nodes``
-    has few cases, all of which four ranks take, since fewer ranks fill no nodes.
+    """Of each check, two ranks over MPI take one case in four, at least one. Four ranks take one in
+    eight of the checks marked ``ranks``, and all of those marked ``nodes``; two ranks over Gloo
+    take one in eight of those marked ``gloo``.
 
     Checks of stock's backward pass come first, since its collectives are named by their numbers on
     each rank. Those of hvd.join() follow: another check may leave a collective that one rank alone
     has submitted; once that rank joins, Horovod 0.28.1 performs it on the others, and crashes."""
     first = ("check_join", "check_backward")
     items.sort(key=lambda item: -first.index(item.path.stem) if item.path.stem in first else 1)
-    many = int(os.environ.get("OMPI_COMM_WORLD_SIZE", 1)) >= MANY_RANKS
-    gloo = os.environ.get("HOROVOD_CONTROLLER") == "gloo"
     if ALL in os.environ:
         return
-    share = SHARE if many or gloo else SHARE_OF_TWO
+    gloo = os.environ.get("HOROVOD_CONTROLLER") == "gloo"
+    many = int(os.environ.get("OMPI_COMM_WORLD_SIZE", 1)) >= MANY_RANKS
+    mark = "gloo" if gloo else "ranks" if many else None
     cases: dict[tuple[object, str], list[pytest.Item]] = {}
+    chosen = set()
     for item in items:
-        if not (many and item.get_closest_marker("nodes")):
+        if many and item.get_closest_marker("nodes"):
+            chosen.add(item)
+        elif mark is None or item.get_closest_marker(mark):
             cases.setdefault((item.path, item.originalname), []).append(item)
-    left = {
-        item
-        for place, of_check in enumerate(cases.values())
-        for index, item in enumerate(of_check)
-        if (index + place + gloo) % min(len(of_check), share)
-    }
-    if many or gloo:
-        left |= {item for item in items if item.get_closest_marker("once")}
-        for (path, name), of_check in cases.items():
-            if zlib.crc32(f"{path.stem} {name}".encode()) % 2 == gloo:
-                left |= set(of_check)
-    config.hook.pytest_deselected(items=[item for item in items if item in left])
-    items[:] = [item for item in items if item not in left]
+    for place, of_check in enumerate(cases.values()):
+        share = min(len(of_check), SHARE_OF_TWO if mark is None else SHARE)
+        chosen.update(item for i, item in enumerate(of_check) if (i + place + gloo) % share == 0)
+    config.hook.pytest_deselected(items=[item for item in items if item not in chosen])
+    items[:] = [item for item in items if item in chosen]
 
 
 @pytest.hookimpl(trylast=True)
@@ -153,6 +167,25 @@ def train(model: torch.nn.Module, optimizer: torch.optim.Optimizer, steps: int, 
         optimizer.step()
         losses.append(loss.item())
     return losses
+
+
+def simulated(construct, steps: int, lr: float, momentum: float = 0.0):
+    """The model of ``train``, and its compressor, trained by all ranks in this process."""
+    sources, model, compressor = (
+        [batches(rank) for rank in range(hvd.size())],
+        make_model(),
+        construct(),
+    )
+    simulate.train(
+        model,
+        lambda rank, step: sources[rank](),
+        optimizer=lambda parameters: torch.optim.SGD(parameters, lr=lr, momentum=momentum),
+        compressor=compressor,
+        workers=hvd.size(),
+        steps=steps,
+        progress=False,
+    )
+    return model, compressor
 
 
 def learn(model: torch.nn.Module, optimizer: torch.optim.Optimizer, steps: int = 16) -> float:

@@ -1,4 +1,4 @@
-"""An elastic training with LocalSGD (run by tests/parallel/test_elastic_plain.py).
+"""An elastic training with LocalSGD (run by tests/parallel/test_elastic.py).
 
 python elastic_local.py FOLDER
 

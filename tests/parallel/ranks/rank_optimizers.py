@@ -8,24 +8,22 @@ import horovod.torch as hvd
 import torch
 
 
-def distributed(model, compressor, lr=0.1, **keywords):
-    optimizer = torch.optim.SGD(model.parameters(), lr=lr)
+def distributed(model, compressor, lr=0.1, momentum=0.0, prefix="", **keywords):
+    """SGD over the parameters of a model, or of a dict; ``prefix`` is put before their names."""
+    named = model.named_parameters() if isinstance(model, torch.nn.Module) else model.items()
+    named = [(prefix + name, parameter) for name, parameter in named]
+    inner = torch.optim.SGD([parameter for _, parameter in named], lr=lr, momentum=momentum)
     return hvd.DistributedOptimizer(
-        optimizer,
-        named_parameters=model.named_parameters(),
-        compression=compressor,
-        **keywords,
+        inner, **{"named_parameters": named, "compression": compressor} | keywords
     )
 
 
-def optimizer_of(parameters: dict[str, torch.Tensor], compressor, **keywords):
-    """SGD with rate 1 over named parameters."""
-    return hvd.DistributedOptimizer(
-        torch.optim.SGD(parameters.values(), lr=1.0),
-        named_parameters=list(parameters.items()),
-        compression=compressor,
-        **keywords,
-    )
+def give_up(optimizer) -> None:
+    """Make Horovod forget the gradients in flight; wait for them, or it refuses their names."""
+    handles = [handle for handle, _ in optimizer._handles.values()]
+    optimizer.load_state_dict(optimizer.state_dict())
+    for handle in handles:
+        hvd.synchronize(handle)
 
 
 def restart(optimizer) -> None:

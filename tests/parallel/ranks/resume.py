@@ -11,9 +11,9 @@ from pathlib import Path
 
 import horovod.torch as hvd
 import torch
-from conftest import assert_same_everywhere, flat_parameters, make_model, train
+from conftest import assert_same_everywhere, flat_parameters, make_model, rest_while_waiting, train
 
-from hvd_adaptive import ALQ, ECDQ, ORQ, QSGD
+from hvd_adaptive import ALQ, ECDQ, ORQ, QCS, QSGD, BinGrad, NaturalCompression, SparseSGD
 
 HALF, REST = 4, 3
 SMALL = {"bucket_size": 256, "fusion_bytes": 60_000}
@@ -25,6 +25,11 @@ CASES = {
     "retry": lambda: ALQ(update_steps=[2, 50], **REDUCE),
     "orq": lambda: ORQ(levels=5, error_feedback=1.0, **REDUCE),
     "ecdq": lambda: ECDQ(bits=2.0, parameter_bits={"0.weight": 3}, **SMALL),
+    "qcs": lambda: QCS(bucket_size=1024, gain=16),
+    "natural": lambda: NaturalCompression(),
+    "sparse": lambda: SparseSGD(density=0.3, error_feedback=0.5, bucket_size=256),
+    "bingrad": lambda: BinGrad(warmup_steps=5, error_feedback=1.0, bucket_size=256),
+    "parts": lambda: ALQ(scope="tensor", parameter_bits={"0.*": 4}, tail="full", **SMALL),
     "set": lambda: QSGD(coding="huffman", schedule={2: {"bits": 4}, 5: {"bits": 2}}.get, **SMALL),
 }
 
@@ -32,6 +37,7 @@ CASES = {
 def main(folder: Path, part: str) -> None:
     """Prints a hash of the parameters and residuals for each case."""
     hvd.init()
+    rest_while_waiting()
     torch.set_num_threads(1)
     for case, construct in CASES.items():
         path = folder / f"{case}-{hvd.rank()}.pt"
