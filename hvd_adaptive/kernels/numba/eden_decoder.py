@@ -58,7 +58,6 @@ def decoder_of(bits: int):
             padded[i] = values[i % alphabet]
         used = np.empty(each, np.bool_)
         direct = bits <= MOST_BITS and kept[0] >= BLOCK
-        columns, total = np.ones((1, 16), np.float32), np.empty(16, np.float32)
         for first in range(0, buckets, each):
             stop = min(buckets, first + each)
             filled, rotated = (stop - first) * kept[0], (stop - first) * size
@@ -104,9 +103,9 @@ def decoder_of(bits: int):
                             y[i] = np.float32(0)
                     root = factors[kind, 0]
                     for again in range(streams.size - 1, 0, -1):
-                        rotate(y, root, columns, total, True)
+                        rotate(y, root, True)
                         flip(y, streams[again], b, hashes)
                         times(y, weight)
-                    add_rotated_back(y, root, columns, total, streams[0], b, weight, hashes, target)
+                    add_rotated_back(y, root, streams[0], b, weight, hashes, target)
 
     return decode
