@@ -69,9 +69,9 @@ def by_hand(told: str, exchange: str) -> list[float]:
     (latency,) = found("messages [*] ")
     bits, encode, decode, second_bits, second = found("ALQ[(]bits=3[)]: ")
     stock_call, scheme_call, _ = found("calls = tensors")
-    *factors, link, messages = found(f"^ +{exchange}: ")
+    *factors, link, messages = found(f"^ +{exchange}: (?=.* messages)")
     if exchange == "ring":
-        (four, _, two, part), codec, call = factors, 0.0, stock_call
+        (four, _, _, two, part), codec, call = factors, 0.0, stock_call
         sent = four * two * part
     else:
         (_, part), codec, call = factors, encode + decode + second, scheme_call

@@ -24,28 +24,37 @@ _ONE = np.float32(1)
 
 
 @inline
-def _take(part, scale, alphabet, values, y):
-    """Set y to the codes' levels times scale, selected from registers if they are few."""
-    if alphabet == 2:
-        t0, t1 = values[0] * scale, values[1] * scale
-        for i in range(y.size):
-            y[i] = t1 if part[i] != 0 else t0
-    elif alphabet == 4:
-        t0, t1 = values[0] * scale, values[1] * scale
-        t2, t3 = values[2] * scale, values[3] * scale
-        for i in range(y.size):
-            y[i] = pick4(part[i], t0, t1, t2, t3)
-    elif alphabet <= 16:
-        y[:] = np.float32(0)
-        add_small(part, scale, alphabet, values, y)
-    else:
-        for i in range(y.size):
-            y[i] = values[np.uint64(part[i])] * scale
+def _take2(part, scale, alphabet, values, y):
+    """Set y to the codes' levels times scale."""
+    t0, t1 = values[0] * scale, values[1] * scale
+    for i in range(y.size):
+        y[i] = t1 if part[i] != 0 else t0
+
+
+@inline
+def _take4(part, scale, alphabet, values, y):
+    t0, t1, t2, t3 = values[0] * scale, values[1] * scale, values[2] * scale, values[3] * scale
+    for i in range(y.size):
+        y[i] = pick4(part[i], t0, t1, t2, t3)
+
+
+@inline
+def _take16(part, scale, alphabet, values, y):
+    y[:] = np.float32(0)
+    add_small(part, scale, alphabet, values, y)
+
+
+@inline
+def _take_any(part, scale, alphabet, values, y):
+    for i in range(y.size):
+        y[i] = values[np.uint64(part[i])] * scale
 
 
 @functools.cache
 def decoder_of(bits: int):
     alphabet = 1 << bits
+    # From registers if levels are few; the others are not compiled.
+    take = {1: _take2, 2: _take4, 3: _take16, 4: _take16}.get(bits, _take_any)
 
     @jit
     def decode(scale_at, word_at, count, size, last, kept, values, shared, owns, factors, out):
@@ -98,7 +107,7 @@ def decoder_of(bits: int):
                                 packed = words[(b * kept[0] + begin) // BLOCK * bits * LANES :]
                                 take_block(packed, padded, scale, y, begin, numba.literally(bits))
                         else:
-                            _take(part, scale, alphabet, padded, y[: kept[kind]])
+                            take(part, scale, alphabet, padded, y[: kept[kind]])
                         for i in range(kept[kind], length):
                             y[i] = np.float32(0)
                     root = factors[kind, 0]

@@ -20,12 +20,12 @@ from hvd_adaptive.tools.plan.model import Cost, Machine
 from hvd_adaptive.tools.plan.worker import LARGE, SMALL, TENSORS
 from hvd_adaptive.tools.schemes.catalog import is_unbiased, measured
 
-SIZE, ROUNDS = 1 << 21, 9  # of codecs' gradients, 8 MB: more than a core's cache holds
+SIZE, ROUNDS = 1 << 20, 7  # of codecs' gradients, 4 MB: more than a core's cache holds
 LIMIT = 60.0  # seconds after which ranks count as hanging
 
 
 def measure(methods: Sequence[str], ranks: int, launcher: str) -> Machine:
-    """Measure all constants, after kernels are compiled in a process for each core.
+    """Measure all constants, after each scheme's kernels are compiled in a process of its own.
 
     Args:
         methods: Schemes, as ``tools.methods`` reads them.
@@ -36,9 +36,12 @@ def measure(methods: Sequence[str], ranks: int, launcher: str) -> Machine:
         RanksError: Ranks cannot be started here.
     """
     compiled = functools.partial(codec, ranks=ranks, size=1 << 17, rounds=1)
-    processes = min(len(methods), len(os.sched_getaffinity(0)))
+    *others, last = methods
+    processes = max(1, min(len(others), len(os.sched_getaffinity(0)) - 1))
     with ProcessPoolExecutor(processes, get_context("spawn")) as pool:
-        list(pool.map(compiled, methods))
+        waiting = pool.map(compiled, others)
+        compiled(last)
+        list(waiting)
     machine = collectives(launcher, methods[0])
     return replace(machine, codecs=tuple(codec(method, ranks) for method in methods))
 
