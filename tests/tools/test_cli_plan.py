@@ -62,7 +62,7 @@ def by_hand(told: str, exchange: str) -> list[float]:
         (line,) = re.findall(f"^.*?{pattern}(.*)$", told, re.MULTILINE)
         return numbers(line)
 
-    of_a_step, tensors, ranks = found("ms of a step: ")
+    of_a_step, tensors, _ = found("ms of a step: ")
     groups, _ = found("min[(]backward, X[)] / ")
     (compute,), (backward,) = found("forward [+] backward: "), found("2/3 of it: ")
     copy, core = found("link [+] ")

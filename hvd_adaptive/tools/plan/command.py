@@ -23,10 +23,10 @@ from hvd_adaptive.tools.output import (
 DESCRIPTION = """\
 Predict the time of a training step with float32, float16 and schemes, and
 recommend one, or none. Codecs and Horovod's calls are measured on this machine
-for about ten seconds, and for one to two minutes more the first time, while
-kernels compile. Run it on a node of the cluster. Each prediction is printed as
-soon as it is known, then a table, and the formula with all its numbers.
-GPUs, NCCL and exchange="hierarchical" are not in the model.
+in about ten seconds. The first time kernels are compiled, which takes longer.
+Run it on a node of the cluster. The time on the link alone is printed at once,
+then a table, and the formula with all its numbers. GPUs, NCCL and
+exchange="hierarchical" are not in the model.
 
   hvd-adaptive plan --model resnet50 --ranks 16 --bandwidth 10gbit
   hvd-adaptive plan --params 340000000 --ranks 8 --bandwidth 100G \\
@@ -62,7 +62,7 @@ def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
     add("--compute-ms", type=positive, metavar="MS", help=compute)
     add("--cores", type=positive, metavar="N", help="cores of each host (default: as here)")
     add("--launcher", choices=LAUNCHERS, help="whose collectives (default: mpi if it is there)")
-    methods = 'schemes, written as in Python: "ALQ(bits=3)"; float32 and float16 are always added'
+    methods = f"schemes, as in Python (default: {', '.join(DEFAULTS)}); stock methods are added"
     add("--methods", "--schemes", dest="methods", nargs="+", metavar="METHOD", help=methods)
     add("--json", action="store_true", help="print JSON")
     parser.set_defaults(run=lambda arguments: run(arguments, parser))
