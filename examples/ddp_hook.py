@@ -108,7 +108,7 @@ def main(words: list[str] | None = None) -> int:
             f"{'equal' if same else 'DIFFER'} on {ranks} processes"
         )
         if state is not None and ranks > 1:
-            report = state.compressor.report()
+            report = state.report()
             print(
                 f"{report['wire_bytes']:,} bytes sent by a process in a step, "
                 f"{report['bits_per_coordinate']:.2f} bits per coordinate"

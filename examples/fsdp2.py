@@ -69,7 +69,7 @@ def main() -> None:
         if dist.get_rank() == 0 and (step % 20 == 0 or step == args.steps - 1):
             print(f"step {step}: loss {loss.item():.3f}", flush=True)
     if dist.get_rank() == 0 and args.bits:
-        report = compressed.compressor.report()
+        report = compressed.report()
         print(f"{report['wire_bytes']:,} bytes sent by a process for a step's gradients")
     dist.destroy_process_group()
 

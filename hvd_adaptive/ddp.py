@@ -69,7 +69,7 @@ class CompressionState:
         >>> state = CompressionState(ALQ(bits=3), net.named_parameters())
         >>> model.register_comm_hook(state, compression_hook)
         >>> model(inputs).sum().backward()
-        >>> figures = state.compressor.report()
+        >>> figures = state.report()
     """
 
     def __init__(
@@ -120,6 +120,10 @@ class CompressionState:
     def process_group(self, group: dist.ProcessGroup | None) -> None:
         self.session.was_used = True  # another session continues
         self._set_up(self.compressor, self.session.names, group)
+
+    def report(self) -> dict[str, float]:
+        """Return the compressor's figures of the last step; see ``GradientCompressor.report``."""
+        return self.compressor.report()
 
     def state_dict(self) -> dict[str, bytes]:
         """Return the compressor's state for torch.distributed.checkpoint.

@@ -44,7 +44,7 @@ class Compressed:
         >>> compressed = compress_reduce_scatter(fully_shard(net), EDEN(bits=4))
         >>> net(inputs).sum().backward()
         >>> compressed.finish()  # steps of torch.optim.Optimizer do it themselves
-        >>> figures = compressed.compressor.report()
+        >>> figures = compressed.report()
     """
 
     def __init__(self, session: ShardedSession, model: nn.Module) -> None:
@@ -68,6 +68,14 @@ class Compressed:
             RankMismatchError: Ranks have reduced different modules, or differ in the step.
         """
         self._session.finish()
+
+    def report(self) -> dict[str, float]:
+        """Return the compressor's figures of the last step; see ``GradientCompressor.report``.
+
+        This rank sends all shards but its own: of N ranks, wire_bytes are (N - 1)/N of
+        payload_bytes.
+        """
+        return self.compressor.report()
 
     def serves(self, optimizer: torch.optim.Optimizer) -> bool:
         """Return whether the optimizer has a parameter of the model."""
@@ -222,6 +230,11 @@ def _modules_of(model: Any, method: str) -> list[tuple[str, Any]]:
         raise ValueError(
             "model: FullyShardedDataParallel (FSDP1) is not supported; shard the model by "
             "torch.distributed.fsdp.fully_shard"
+        )
+    if isinstance(model, nn.parallel.DistributedDataParallel):
+        raise ValueError(
+            "model: DistributedDataParallel has a hook of its own: model.register_comm_hook("
+            "hvd_adaptive.ddp.CompressionState(...), hvd_adaptive.ddp.compression_hook)"
         )
     found = [(name, m) for name, m in model.named_modules() if isinstance(m, FSDPModule)]
     if not found:

@@ -40,6 +40,8 @@ def _why_not(tensor: Any) -> str:
     """Return why payloads cannot hold a tensor; "" if they can."""
     if not isinstance(tensor, torch.Tensor):
         return f"must be a tensor or None, not {type(tensor).__name__}"
+    if isinstance(tensor, torch.nn.Parameter):
+        return "is a parameter; give its gradient, p.grad (p.detach() to average parameters)"
     if type(tensor).__name__ == "DTensor":
         return "must not be a DTensor; give its local tensor, tensor.to_local()"
     if tensor.layout != torch.strided:

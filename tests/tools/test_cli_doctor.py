@@ -41,7 +41,7 @@ def found(check, **context) -> list[tuple[str, str]]:
             None,
             "import horovod.torch fails: ModuleNotFoundError: No module named 'horovod'",
             {},
-            ["problem"],
+            ["note"],
             ["is not installed", "hvd-adaptive install-horovod"],
         ),
         (None, "import horovod.torch fails: undefined symbol", {}, ["problem"], ["--rebuild"]),

@@ -168,7 +168,11 @@ def run_codec(arguments: argparse.Namespace, parser: argparse.ArgumentParser) ->
         device=arguments.device,
     )
     try:
-        results = dict(codec.run(options))
+        results, size = {}, 4 * options.coordinates / 1e9
+        for label, times in codec.run(options):
+            results[label] = times
+            speeds = (f"{name} {size / times[name]:.2f} GB/s" for name in ("encode", "decode"))
+            errors().print(f"{label}: {', '.join(speeds)}", markup=False)
     except ValueError as error:  # bits that a scheme does not take
         parser.error(str(error))
     if arguments.output is not None or arguments.json:

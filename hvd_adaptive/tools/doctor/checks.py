@@ -75,10 +75,10 @@ def check_horovod(context: Context) -> Iterator[Finding]:
     """Check that Horovod imports, what it was built for, and with what."""
     seen, trouble = probe()
     if seen is None:
-        missing = "No module named 'horovod'" in trouble
-        more = () if missing else tuple(diagnose(trouble))
-        text = "is not installed" if missing else trouble
-        yield Finding("Horovod", PROBLEM, text, (INSTALL if missing else REBUILD, *more))
+        if "No module named 'horovod'" in trouble:
+            yield Finding("Horovod", NOTE, "is not installed; DDP and FSDP2 need none", (INSTALL,))
+        else:
+            yield Finding("Horovod", PROBLEM, trouble, (REBUILD, *diagnose(trouble)))
         return
     context.horovod = seen
     built = ", ".join(name for name in ("mpi", "gloo", "nccl") if seen[name])
@@ -129,7 +129,7 @@ def _read_only_caches() -> list[Path]:
 def check_ranks(context: Context) -> Iterator[Finding]:
     """Exchange compressed gradients between two ranks on this machine, by each launcher here."""
     if context.horovod is None:
-        yield Finding("ranks", NOTE, "not started: Horovod does not work")
+        yield Finding("ranks", NOTE, "not started: this check needs Horovod")
         return
     built = [name for name in available() if context.horovod[name]]
     if not built:
